@@ -1,0 +1,49 @@
+# Options, build types, warnings and sanitizers.
+option(REKINDLE_WERROR "Treat compiler warnings as errors" OFF)
+option(REKINDLE_FUZZ "Build the libFuzzer targets (clang only)" OFF)
+option(REKINDLE_TESTS "Build the tests" ON)
+set(REKINDLE_SANITIZE "" CACHE STRING "Sanitizers to build with, e.g. address,undefined or thread")
+set(REKINDLE_CUDA AUTO CACHE STRING "GPU support: AUTO, ON or OFF")
+set(REKINDLE_VERBS AUTO CACHE STRING "RDMA support: AUTO, ON or OFF")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_DEV "-O1 -g1")
+set(CMAKE_C_FLAGS_DEV "-O1 -g1")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  # Hits across clones and worktrees: paths are hashed relative to the source directory.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+endif()
+
+add_library(rekindle_flags INTERFACE)
+target_include_directories(
+  rekindle_flags INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
+                           $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}>)
+target_compile_options(rekindle_flags INTERFACE -Wall -Wextra -Wconversion -Wshadow
+                                                -Wno-missing-field-initializers)
+if(REKINDLE_WERROR)
+  target_compile_options(rekindle_flags INTERFACE -Werror)
+endif()
+if(REKINDLE_SANITIZE)
+  target_compile_options(rekindle_flags INTERFACE -fsanitize=${REKINDLE_SANITIZE}
+                                                  -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(rekindle_flags INTERFACE -fsanitize=${REKINDLE_SANITIZE})
+  if(REKINDLE_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    # g++ warns that it cannot see atomic_thread_fence under TSan (Asio uses it).
+    target_compile_options(rekindle_flags INTERFACE -Wno-tsan)
+  endif()
+endif()
