@@ -38,12 +38,15 @@ target_compile_options(rekindle_flags INTERFACE -Wall -Wextra -Wconversion -Wsha
 if(REKINDLE_WERROR)
   target_compile_options(rekindle_flags INTERFACE -Werror)
 endif()
+# Generated code takes the sanitizers, but not the warnings.
+add_library(rekindle_sanitize INTERFACE)
+target_link_libraries(rekindle_flags INTERFACE rekindle_sanitize)
 if(REKINDLE_SANITIZE)
-  target_compile_options(rekindle_flags INTERFACE -fsanitize=${REKINDLE_SANITIZE}
-                                                  -fno-omit-frame-pointer -fno-sanitize-recover=all)
-  target_link_options(rekindle_flags INTERFACE -fsanitize=${REKINDLE_SANITIZE})
+  target_compile_options(rekindle_sanitize INTERFACE -fsanitize=${REKINDLE_SANITIZE}
+                                                     -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(rekindle_sanitize INTERFACE -fsanitize=${REKINDLE_SANITIZE})
   if(REKINDLE_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # g++ warns that it cannot see atomic_thread_fence under TSan (Asio uses it).
-    target_compile_options(rekindle_flags INTERFACE -Wno-tsan)
+    target_compile_options(rekindle_sanitize INTERFACE -Wno-tsan)
   endif()
 endif()

@@ -1,0 +1,151 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "src/tensor/checkpoint.h"
+
+// The segment store: committed copies of checkpoints as safetensors files under one directory,
+// usually on tmpfs. On disk (docs/store.md):
+//
+//   DIR/.rekindle-store                      format version; a directory without it and not empty
+//   is refused DIR/lock                                 flock: one process owns a store
+//   DIR/models/MODEL@VERSION/LAYOUT/         MODEL with '/' as "%2F", LAYOUT the first 16 hex
+//   digits
+//       model-….safetensors                  segments, valid safetensors files
+//       rekindle.manifest                    renamed into place last: its presence is the commit
+//       rekindle.manifest.partial, rekindle.resume, *.safetensors.partial      while it is being
+//       filled
+namespace rekindle::store {
+
+// One mapped segment file. The mapping is shared and stays valid after the file was unlinked.
+class MappedSegment {
+ public:
+  static Result<std::unique_ptr<MappedSegment>> open_read(const std::filesystem::path& path,
+                                                          std::uint64_t expected_bytes);
+  // Creates (or reopens) the file with all its pages allocated: ENOSPC comes here, not as SIGBUS
+  // later.
+  static Result<std::unique_ptr<MappedSegment>> create(const std::filesystem::path& path,
+                                                       std::uint64_t size_bytes);
+  ~MappedSegment();
+  MappedSegment(const MappedSegment&) = delete;
+  MappedSegment& operator=(const MappedSegment&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::span<std::byte> writable() { return {data_, size_}; }  // of create() only
+  int fd() const { return fd_.get(); }
+  const std::filesystem::path& path() const { return path_; }
+  // The file still has all its bytes (kCorrupt "truncated …" when not).
+  Result<void> check_size() const;
+
+ private:
+  MappedSegment() = default;
+  UniqueFd fd_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::filesystem::path path_;
+  friend class PendingVersion;
+};
+
+// A committed copy: immutable, shared by everyone who reads it.
+struct StoredVersion {
+  Manifest manifest;
+  std::vector<std::unique_ptr<MappedSegment>> segments;  // as in the layout
+  std::filesystem::path directory;
+
+  // The bytes of one layout entry.
+  std::span<const std::byte> array(const LayoutEntry& entry) const;
+};
+
+// A copy being filled. Thread-safe for distinct tiles.
+class PendingVersion {
+ public:
+  virtual ~PendingVersion() = default;  // what was not committed stays, to be resumed
+  virtual const Manifest& manifest() const = 0;
+  virtual std::span<std::byte> segment(std::uint32_t index) = 0;
+  // Tiles that a previous life has verified and that still verify; empty on a first try.
+  virtual const TileSet& verified() const = 0;
+  // Marks a verified tile in the resume bitmap (a shared mapping: survives SIGKILL). Any thread.
+  virtual void mark_verified(TileIndex tile) = 0;
+  virtual const std::filesystem::path& directory() const = 0;
+};
+
+struct StoreOptions {
+  std::filesystem::path directory = "/dev/shm/rekindle";
+  std::uint64_t budget_bytes = 0;  // 0: 90 % of the file system's size
+};
+
+// How publishing treats files.
+enum class Adopt { kLinkWhenPossible, kCopy };
+
+struct PublishProgress {
+  std::uint64_t bytes_done = 0;
+  std::uint64_t bytes_total = 0;
+};
+
+// Thread-safe. Blocking calls: run them on a worker pool.
+class SegmentStore {
+ public:
+  virtual ~SegmentStore() = default;
+  // Locks and re-adopts: every committed version is validated (manifest, sizes, headers; not the
+  // digests: see verify_version) and listed; what is half-done stays for a resume; what is not ours
+  // is refused or, inside a version's directory, skipped with a warning.
+  static Result<std::unique_ptr<SegmentStore>> open(const StoreOptions& options);
+
+  virtual std::vector<std::shared_ptr<const StoredVersion>> versions() const = 0;
+  // Any layout of this version.
+  virtual std::vector<std::shared_ptr<const StoredVersion>> find(const ModelVersion& id) const = 0;
+  virtual std::shared_ptr<const StoredVersion> find(const ModelVersion& id,
+                                                    const Digest128& layout) const = 0;
+
+  // Reserves budget, creates or re-opens the files of a pull. kExhausted names the bytes missing
+  // and retires nothing; kDenied when the version is here with another root. One PendingVersion per
+  // (version, layout) at a time (kUnavailable).
+  virtual Result<std::unique_ptr<PendingVersion>> begin(
+      std::shared_ptr<const Checkpoint> checkpoint, PackedLayout layout) = 0;
+  // All tiles of the layout must be marked. Syncs (on disk file systems), renames, manifest last.
+  virtual Result<std::shared_ptr<const StoredVersion>> commit(
+      std::unique_ptr<PendingVersion> pending) = 0;
+  // Deletes the files of a pull that will not be resumed.
+  virtual void discard(std::unique_ptr<PendingVersion> pending) = 0;
+
+  // Publishing in two steps, so that the fleet can refuse the root before it becomes visible:
+  // stage() links or copies (digesting in the same pass, in parallel) and commit_staged() renames
+  // the manifest.
+  struct Staged;
+  virtual Result<std::shared_ptr<Staged>> stage(
+      const ModelVersion& id, std::span<const std::filesystem::path> paths, Adopt adopt,
+      const std::function<void(const PublishProgress&)>& progress) = 0;
+  virtual const Manifest& staged_manifest(const Staged& staged) const = 0;
+  virtual Result<std::shared_ptr<const StoredVersion>> commit_staged(
+      std::shared_ptr<Staged> staged) = 0;
+  virtual void discard_staged(std::shared_ptr<Staged> staged) = 0;
+
+  // Unlinks all layouts of a version; memory goes when the last reader lets go. Returns bytes
+  // freed.
+  virtual Result<std::uint64_t> retire(const ModelVersion& id) = 0;
+
+  virtual std::uint64_t used_bytes() const = 0;
+  virtual std::uint64_t budget_bytes() const = 0;
+  virtual const std::filesystem::path& directory() const = 0;
+};
+
+// Digests every tile of the copy again. kCorrupt names the first bad tensor, tile and file offset,
+// and how many tiles are bad. Survives files that are truncated while it reads.
+Result<void> verify_version(const StoredVersion& version, std::size_t threads,
+                            const std::function<void(const PublishProgress&)>& progress);
+
+// `rekindle verify PATH`: a version's directory or its manifest, without a store around it.
+Result<StoredVersion> open_version(const std::filesystem::path& path);
+
+}  // namespace rekindle::store

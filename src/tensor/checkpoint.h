@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/base/digest.h"
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "src/tensor/layout.h"
+#include "src/tensor/tensor_set.h"
+#include "src/tensor/tile.h"
+
+namespace rekindle {
+
+// What is known of one (model, version) independent of where its bytes lie. Immutable, shared.
+struct Checkpoint {
+  ModelVersion id;
+  TensorSet tensors;
+  TileMap tiles;
+  std::vector<std::uint64_t> tile_digests;  // one per tile
+  Digest128 root;
+
+  // Checks the count of digests and that they hash to `root` (kCorrupt).
+  static Result<std::shared_ptr<const Checkpoint>> create(ModelVersion id, TensorSet tensors,
+                                                          std::vector<std::uint64_t> tile_digests,
+                                                          const Digest128& root);
+};
+
+// A checkpoint and one layout of it: the NAME.manifest file (proto/manifest.proto inside a checked
+// envelope, docs/formats.md).
+struct Manifest {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  Layout layout;
+  std::uint64_t generation = 0;
+
+  std::string serialize() const;
+  static Result<Manifest> parse(std::string_view bytes);
+};
+
+}  // namespace rekindle

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "src/base/digest.h"
+#include "src/base/result.h"
+#include "src/tensor/box.h"
+#include "src/tensor/dtype.h"
+
+namespace rekindle {
+
+inline constexpr std::size_t kMaxTensorNameBytes = 4096;
+inline constexpr std::size_t kMaxTensors = 4'000'000;
+
+// Small files that belong to a checkpoint (config.json, tokenizer.json) travel as U8 tensors with
+// this prefix, so that they are placed, pulled and verified like everything else.
+inline constexpr std::string_view kFileTensorPrefix = "__rekindle_file__/";
+inline bool is_file_tensor(std::string_view name) { return name.starts_with(kFileTensorPrefix); }
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kU8;
+  Shape shape;
+
+  std::uint64_t size_bytes() const { return shape.product() * dtype_size_bytes(dtype); }
+  bool operator==(const TensorInfo&) const = default;
+};
+
+using TensorIndex = std::uint32_t;
+
+// The tensors of a checkpoint, sorted by name, unique, immutable: its identity without its bytes.
+class TensorSet {
+ public:
+  // kInvalid for a duplicate, empty or over-long name, a size beyond 63 bits or too many tensors.
+  static Result<TensorSet> create(std::vector<TensorInfo> tensors);
+
+  std::span<const TensorInfo> tensors() const { return tensors_; }
+  const TensorInfo& operator[](TensorIndex index) const { return tensors_[index]; }
+  std::size_t size() const { return tensors_.size(); }
+  std::optional<TensorIndex> find(std::string_view name) const;
+  std::uint64_t total_bytes() const { return total_bytes_; }
+
+  // Canonical bytes (docs/formats.md) and their XXH3-128, which names this set.
+  std::string serialize() const;
+  static Result<TensorSet> parse(std::string_view canonical);
+  const Digest128& digest() const { return digest_; }
+
+ private:
+  TensorSet() = default;
+  std::vector<TensorInfo> tensors_;
+  std::unordered_map<std::string_view, TensorIndex> by_name_;  // views into tensors_
+  std::uint64_t total_bytes_ = 0;
+  Digest128 digest_;
+};
+
+}  // namespace rekindle

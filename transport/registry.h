@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/types.h"
+
+namespace rekindle::transport {
+
+// A registered region of this process: bytes that peers may read. `keep_alive` owns the mapping; it
+// is released only after remove() and after the last reader (socket page, queue pair) has let go.
+struct Region {
+  RegionKey key;
+  std::span<const std::byte> bytes;
+  int fd = -1;                  // file behind the mapping, for sendfile; -1 when none
+  std::uint64_t fd_offset = 0;  // of bytes[0] in that file
+  std::filesystem::path path;   // for same-host peers; empty when none
+  std::shared_ptr<const void> keep_alive;
+};
+
+// Who may read what: one puller's session, made by the control plane when it accepted a grant.
+struct Session {
+  SessionToken token;
+  std::string puller;                      // for messages and status
+  std::vector<RegionKey> regions;          // sorted
+  std::uint64_t max_bytes_per_second = 0;  // share of this source; 0 = no cap
+};
+
+// Registered regions by id and generation, and the sessions that may read them. Thread-safe.
+class SegmentRegistry {
+ public:
+  RegionKey add(std::span<const std::byte> bytes, int fd, std::uint64_t fd_offset,
+                std::filesystem::path path, std::shared_ptr<const void> keep_alive);
+  // Later lookups are kStale. Returns at once; `keep_alive` goes when the last reader lets go.
+  void remove(RegionKey key);
+
+  void admit(Session session);
+  void revoke(
+      const SessionToken& token);  // servers drop this session's connections (see generation())
+  std::optional<Session> find_session(const SessionToken& token) const;
+
+  // The region, held as long as the pointer lives; kStale, kDenied as errors.
+  Result<std::shared_ptr<const Region>> lookup(RegionKey key) const;
+  Result<std::shared_ptr<const Region>> lookup(const SessionToken& token, RegionKey key) const;
+
+  // Changes with every remove() and revoke(): servers re-check cached lookups when it moved.
+  std::uint64_t change_count() const;
+  // Readers of this region right now (held lookups).
+  std::size_t reader_count(RegionKey key) const;
+
+ private:
+  struct Slot {
+    std::uint32_t generation = 0;
+    std::shared_ptr<const Region> region;  // null when free
+  };
+  mutable std::mutex mutex_;
+  std::vector<Slot> slots_;                             // guarded by mutex_
+  std::unordered_map<SessionToken, Session> sessions_;  // guarded by mutex_
+  std::uint64_t change_count_ = 0;                      // guarded by mutex_
+};
+
+// The serving end of one transport: accepts paths of admitted sessions, answers reads.
+class Server {
+ public:
+  virtual ~Server() = default;  // stops, drains, joins
+  virtual std::string_view transport() const = 0;
+  // What PathTarget::endpoint must be for a peer that reaches us as `host` (an IP address or name).
+  virtual std::string endpoint(std::string_view host) const = 0;
+  // Ends the connections of a revoked session; returns when none of its reads can touch memory.
+  virtual void drop_session(const SessionToken& token) = 0;
+};
+
+}  // namespace rekindle::transport
