@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,18 +47,21 @@ class SegmentRegistry {
   // Later lookups are kStale. Returns at once; `keep_alive` goes when the last reader lets go.
   void remove(RegionKey key);
 
+  // Admitting a token again replaces its session: more regions, another rate.
   void admit(Session session);
-  void revoke(
-      const SessionToken& token);  // servers drop this session's connections (see generation())
+  // Later lookups are kDenied. Follow it with Server::drop_session() of every server.
+  void revoke(const SessionToken& token);
   std::optional<Session> find_session(const SessionToken& token) const;
 
-  // The region, held as long as the pointer lives; kStale, kDenied as errors.
+  // The region, held as long as the pointer lives. kStale: gone, or registered again since;
+  // kDenied: no such session, or the region is not one of its.
   Result<std::shared_ptr<const Region>> lookup(RegionKey key) const;
   Result<std::shared_ptr<const Region>> lookup(const SessionToken& token, RegionKey key) const;
 
-  // Changes with every remove() and revoke(): servers re-check cached lookups when it moved.
-  std::uint64_t change_count() const;
-  // Readers of this region right now (held lookups).
+  // Changes with every remove(), admit() and revoke(): servers re-check what they cached when it
+  // moved.
+  std::uint64_t change_count() const { return change_count_.load(std::memory_order_acquire); }
+  // Readers of this region right now (held lookups), also after remove(): 0 means drained.
   std::size_t reader_count(RegionKey key) const;
 
  private:
@@ -64,10 +69,15 @@ class SegmentRegistry {
     std::uint32_t generation = 0;
     std::shared_ptr<const Region> region;  // null when free
   };
+  Result<std::shared_ptr<const Region>> lookup_locked(RegionKey key) const;
+
   mutable std::mutex mutex_;
-  std::vector<Slot> slots_;                             // guarded by mutex_
+  std::vector<Slot> slots_;                // guarded by mutex_
+  std::vector<std::uint32_t> free_slots_;  // guarded by mutex_
+  // Removed regions that still have readers; guarded by mutex_.
+  mutable std::map<RegionKey, std::weak_ptr<const Region>> draining_;
   std::unordered_map<SessionToken, Session> sessions_;  // guarded by mutex_
-  std::uint64_t change_count_ = 0;                      // guarded by mutex_
+  std::atomic<std::uint64_t> change_count_ = 0;
 };
 
 // The serving end of one transport: accepts paths of admitted sessions, answers reads.

@@ -1,0 +1,105 @@
+#include "transport/registry.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace rekindle::transport {
+
+RegionKey SegmentRegistry::add(std::span<const std::byte> bytes, int fd, std::uint64_t fd_offset,
+                               std::filesystem::path path, std::shared_ptr<const void> keep_alive) {
+  const std::lock_guard lock(mutex_);
+  std::uint32_t index = 0;
+  if (free_slots_.empty()) {
+    index = static_cast<std::uint32_t>(slots_.size());
+    slots_.emplace_back();
+  } else {
+    index = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  Slot& slot = slots_[index];
+  const RegionKey key{index, ++slot.generation};
+  slot.region = std::make_shared<const Region>(
+      Region{key, bytes, fd, fd_offset, std::move(path), std::move(keep_alive)});
+  return key;
+}
+
+void SegmentRegistry::remove(RegionKey key) {
+  std::shared_ptr<const Region> last;  // released after the lock: unmapping may take long
+  const std::lock_guard lock(mutex_);
+  if (key.region >= slots_.size()) return;
+  Slot& slot = slots_[key.region];
+  if (slot.generation != key.generation || !slot.region) return;
+  last = std::move(slot.region);
+  slot.region = nullptr;
+  std::erase_if(draining_, [](const auto& entry) { return entry.second.expired(); });
+  if (last.use_count() > 1) draining_.emplace(key, last);
+  // A slot whose generations are used up is never handed out again.
+  if (slot.generation != std::numeric_limits<std::uint32_t>::max()) {
+    free_slots_.push_back(key.region);
+  }
+  change_count_.fetch_add(1, std::memory_order_release);
+}
+
+void SegmentRegistry::admit(Session session) {
+  std::sort(session.regions.begin(), session.regions.end());
+  const std::lock_guard lock(mutex_);
+  const SessionToken token = session.token;
+  sessions_.insert_or_assign(token, std::move(session));
+  change_count_.fetch_add(1, std::memory_order_release);
+}
+
+void SegmentRegistry::revoke(const SessionToken& token) {
+  const std::lock_guard lock(mutex_);
+  if (sessions_.erase(token) != 0) change_count_.fetch_add(1, std::memory_order_release);
+}
+
+std::optional<Session> SegmentRegistry::find_session(const SessionToken& token) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end()) return std::nullopt;
+  return found->second;
+}
+
+Result<std::shared_ptr<const Region>> SegmentRegistry::lookup_locked(RegionKey key) const {
+  if (key.region >= slots_.size() || slots_[key.region].generation != key.generation ||
+      !slots_[key.region].region) {
+    return fail(ErrorCode::kStale, "region {}.{} is not registered any more: look the source up",
+                key.region, key.generation);
+  }
+  return slots_[key.region].region;
+}
+
+Result<std::shared_ptr<const Region>> SegmentRegistry::lookup(RegionKey key) const {
+  const std::lock_guard lock(mutex_);
+  return lookup_locked(key);
+}
+
+Result<std::shared_ptr<const Region>> SegmentRegistry::lookup(const SessionToken& token,
+                                                              RegionKey key) const {
+  const std::lock_guard lock(mutex_);
+  const auto session = sessions_.find(token);
+  if (session == sessions_.end()) {
+    return fail(ErrorCode::kDenied, "this session was revoked or never admitted: ask for a grant");
+  }
+  TRY(auto region, lookup_locked(key));
+  const auto& allowed = session->second.regions;
+  if (!std::binary_search(allowed.begin(), allowed.end(), key)) {
+    return fail(ErrorCode::kDenied, "{} may not read region {}.{}", session->second.puller,
+                key.region, key.generation);
+  }
+  return region;
+}
+
+std::size_t SegmentRegistry::reader_count(RegionKey key) const {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = draining_.find(key); found != draining_.end()) {
+    return static_cast<std::size_t>(found->second.use_count());
+  }
+  if (auto region = lookup_locked(key)) {
+    return static_cast<std::size_t>(region->use_count()) - 2;  // the slot's and this one
+  }
+  return 0;
+}
+
+}  // namespace rekindle::transport
