@@ -28,12 +28,21 @@ struct Checkpoint {
                                                           const Digest128& root);
 };
 
+struct PartDigest {
+  TileIndex tile = 0;
+  std::uint64_t digest = 0;
+  bool operator==(const PartDigest&) const = default;
+};
+
 // A checkpoint and one layout of it: the NAME.manifest file (proto/manifest.proto inside a checked
 // envelope, docs/formats.md).
 struct Manifest {
   std::shared_ptr<const Checkpoint> checkpoint;
   Layout layout;
   std::uint64_t generation = 0;
+  // For tiles of which the layout holds a part only: part_digest() (held_tile.h) of that part, made
+  // when it was verified. Ascending tiles.
+  std::vector<PartDigest> part_digests = {};
 
   std::string serialize() const;
   static Result<Manifest> parse(std::string_view bytes);

@@ -58,6 +58,8 @@ class Layout {
   std::vector<SegmentSpec> segments_;
   std::vector<LayoutEntry> entries_;
   std::vector<std::uint32_t> first_entry_;  // per tensor, plus one past the end
+  std::vector<bool> whole_;                 // per entry: the box is the whole tensor
+  Digest128 tensor_set_;
   std::uint64_t payload_bytes_ = 0;
   Digest128 digest_;
 };
@@ -65,11 +67,15 @@ class Layout {
 // Lays `boxes` out as safetensors files of at most `max_segment_bytes` (a tensor is never split
 // over files), in the order of the tensor set, larger dtypes first inside a file so that everything
 // is aligned. Names are "model.safetensors" or "model-0000i-of-0000n.safetensors"; file tensors get
-// a segment of their own, "rekindle-files.safetensors". Also returns each file's header bytes.
+// a segment of their own, "rekindle-files.safetensors". A box that is not whole is the entry
+// box_entry_name() of a file; "__metadata__" has its tensor, full shape and offset
+// (docs/formats.md). Also returns each file's header bytes.
 struct PackedLayout {
   Layout layout;
   std::vector<std::string> headers;  // per segment: 8-byte length + JSON, padded to 4096 bytes
 };
+inline constexpr std::string_view kFilesSegmentName = "rekindle-files.safetensors";
+std::string box_entry_name(const TensorInfo& tensor, const Box& box);  // "w@0:512,128:256" or "w"
 Result<PackedLayout> pack_layout(const TensorSet& tensors, std::span<const TensorBox> boxes,
                                  std::uint64_t max_segment_bytes);
 

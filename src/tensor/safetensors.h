@@ -17,7 +17,6 @@
 namespace rekindle::safetensors {
 
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation
-inline constexpr int kMaxJsonDepth = 8;
 
 struct Entry {
   TensorInfo info;
@@ -33,9 +32,10 @@ struct Header {
 
 // `prefix` is the start of a file of `file_bytes` bytes and must hold the whole header. kInvalid,
 // with the offending name, for: a length beyond the file or the cap, JSON that is malformed, too
-// deep or has duplicate names, an unknown or sub-byte dtype, shape × dtype that overflows or
-// differs from the byte range, overlaps, holes, a tail.
+// deep, or has unknown keys or duplicate names, an unknown or sub-byte dtype, shape × dtype that
+// overflows or differs from the byte range, overlaps, holes, a tail.
 Result<Header> parse_header(std::span<const std::byte> prefix, std::uint64_t file_bytes);
+// Bytes of the prefix to read for parse_header: 8 + header length.
 Result<std::uint64_t> header_bytes(std::span<const std::byte> first_8_bytes,
                                    std::uint64_t file_bytes);
 Result<Header> read_header(const std::filesystem::path& path);
@@ -48,8 +48,9 @@ Result<std::string> make_header(std::span<const TensorInfo> tensors,
 
 // Which files make up the checkpoint at `path`: one .safetensors file, an index JSON, or a
 // directory (its model.safetensors.index.json when present, else every *.safetensors), sorted by
-// name; and the small files beside them (*.json, *.txt, *.model, *.jinja, one folder down, too; at
-// most 64 MiB each).
+// name; and, for an index or a directory, the small files beside them that a model needs to load
+// (*.json, *.txt, *.model, *.jinja, *.tiktoken, *.py, one folder down, too; at most 64 MiB each).
+// Index files are no extras: they describe one layout and are written anew for another.
 struct CheckpointFiles {
   std::vector<std::filesystem::path> weights;
   std::vector<std::pair<std::string, std::filesystem::path>> extras;  // relative name, path

@@ -5,7 +5,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "src/base/digest.h"
@@ -37,7 +36,8 @@ using TensorIndex = std::uint32_t;
 // The tensors of a checkpoint, sorted by name, unique, immutable: its identity without its bytes.
 class TensorSet {
  public:
-  // kInvalid for a duplicate, empty or over-long name, a size beyond 63 bits or too many tensors.
+  // kInvalid for a duplicate, empty, over-long, reserved or non-UTF-8 name, a file tensor that is
+  // not U8 or whose name is no plain relative path, a size beyond 63 bits or too many tensors.
   static Result<TensorSet> create(std::vector<TensorInfo> tensors);
 
   std::span<const TensorInfo> tensors() const { return tensors_; }
@@ -54,7 +54,6 @@ class TensorSet {
  private:
   TensorSet() = default;
   std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string_view, TensorIndex> by_name_;  // views into tensors_
   std::uint64_t total_bytes_ = 0;
   Digest128 digest_;
 };

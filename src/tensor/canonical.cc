@@ -1,0 +1,68 @@
+#include "src/tensor/canonical.h"
+
+#include <nlohmann/json.hpp>
+
+namespace rekindle::canonical {
+
+Dims Reader::dims(std::size_t rank) {
+  if (rank > kMaxRank) {
+    ok_ = false;
+    return {};
+  }
+  Dims dims = Dims::zeros(rank);
+  for (std::size_t i = 0; i < rank; ++i) dims[i] = u64();
+  return dims;
+}
+
+bool is_utf8(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
+  for (std::size_t i = 0; i < text.size();) {
+    const std::uint8_t first = byte(i);
+    if (first < 0x80) {
+      ++i;
+      continue;
+    }
+    std::size_t size = 0;
+    std::uint32_t code = 0;
+    if (first >= 0xC2 && first <= 0xDF) {
+      size = 2;
+      code = first & 0x1Fu;
+    } else if ((first & 0xF0) == 0xE0) {
+      size = 3;
+      code = first & 0x0Fu;
+    } else if (first >= 0xF0 && first <= 0xF4) {
+      size = 4;
+      code = first & 0x07u;
+    } else {
+      return false;
+    }
+    if (size > text.size() - i) return false;
+    for (std::size_t k = 1; k < size; ++k) {
+      if ((byte(i + k) & 0xC0) != 0x80) return false;
+      code = code << 6 | (byte(i + k) & 0x3Fu);
+    }
+    const bool overlong = (size == 3 && code < 0x800) || (size == 4 && code < 0x10000);
+    if (overlong || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) return false;
+    i += size;
+  }
+  return true;
+}
+
+std::string printable(std::string_view text) {
+  constexpr std::size_t kMaxBytes = 80;
+  std::string result;
+  for (const char c : text.substr(0, kMaxBytes)) {
+    const auto byte = static_cast<std::uint8_t>(c);
+    result += byte < 0x20 || byte == 0x7F ? '?' : c;
+  }
+  // A cut may have split a character.
+  while (!result.empty() && !is_utf8(result)) result.pop_back();
+  if (text.size() > kMaxBytes) result += "…";
+  return result;
+}
+
+std::string json_string(std::string_view utf8) {
+  return nlohmann::json(utf8).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace rekindle::canonical

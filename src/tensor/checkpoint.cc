@@ -1,0 +1,102 @@
+#include "src/tensor/checkpoint.h"
+
+#include "proto/manifest.pb.h"
+#include "src/tensor/canonical.h"
+
+namespace rekindle {
+
+namespace {
+
+// The envelope: magic, body length, body, XXH3-128 of the body.
+constexpr std::string_view kMagic = "RKMANI01";
+constexpr std::size_t kEnvelopeBytes = 8 + 8 + 16;
+
+Failure corrupt(std::string_view why) { return fail(ErrorCode::kCorrupt, "manifest: {}", why); }
+
+Result<std::string_view> open_envelope(std::string_view bytes) {
+  canonical::Reader in(bytes);
+  if (in.raw(kMagic.size()) != kMagic) return corrupt("not a manifest of a known format");
+  const std::uint64_t size = in.u64();
+  if (bytes.size() < kEnvelopeBytes || size != bytes.size() - kEnvelopeBytes) {
+    return corrupt("cut short, or has a tail");
+  }
+  const std::string_view body = in.raw(size);
+  if (in.digest() != xxh3_128(as_bytes(body))) return corrupt("its digest does not match");
+  return body;
+}
+
+Result<std::vector<PartDigest>> parse_parts(const proto::Manifest& message, TileIndex tile_count) {
+  std::vector<PartDigest> parts;
+  parts.reserve(static_cast<std::size_t>(message.part_digests_size()));
+  for (const auto& part : message.part_digests()) {
+    if (part.tile() >= tile_count || (!parts.empty() && part.tile() <= parts.back().tile)) {
+      return corrupt("its part digests are not in order");
+    }
+    parts.push_back({part.tile(), part.digest()});
+  }
+  return parts;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(
+    ModelVersion id, TensorSet tensors, std::vector<std::uint64_t> tile_digests,
+    const Digest128& root) {
+  TRY_VOID(check_model_name(id.model));
+  TRY(TileMap tiles, TileMap::create(tensors));
+  if (tile_digests.size() != tiles.tile_count()) {
+    return fail(ErrorCode::kCorrupt, "{}: {} tile digests for {} tiles", id.to_string(),
+                tile_digests.size(), tiles.tile_count());
+  }
+  const Digest128 actual = checkpoint_root(tensors, tile_digests);
+  if (actual != root) {
+    return fail(ErrorCode::kCorrupt, "{}: the tile digests hash to {}, not to the root {}",
+                id.to_string(), actual.hex(), root.hex());
+  }
+  return std::make_shared<const Checkpoint>(Checkpoint{
+      std::move(id), std::move(tensors), std::move(tiles), std::move(tile_digests), root});
+}
+
+std::string Manifest::serialize() const {
+  proto::Manifest message;
+  message.mutable_id()->set_model(checkpoint->id.model);
+  message.mutable_id()->set_version(checkpoint->id.version);
+  message.set_tensor_set(checkpoint->tensors.serialize());
+  message.set_layout(layout.serialize());
+  message.mutable_tile_digests()->Add(checkpoint->tile_digests.begin(),
+                                      checkpoint->tile_digests.end());
+  message.mutable_root()->set_low(checkpoint->root.low);
+  message.mutable_root()->set_high(checkpoint->root.high);
+  message.set_generation(generation);
+  for (const PartDigest& part : part_digests) {
+    auto* added = message.add_part_digests();
+    added->set_tile(part.tile);
+    added->set_digest(part.digest);
+  }
+  const std::string body = message.SerializeAsString();
+  canonical::Writer out;
+  out.raw(kMagic);
+  out.u64(body.size());
+  out.raw(body);
+  out.digest(xxh3_128(as_bytes(body)));
+  return out.take();
+}
+
+Result<Manifest> Manifest::parse(std::string_view bytes) {
+  TRY(const std::string_view body, open_envelope(bytes));
+  proto::Manifest message;
+  if (body.size() > std::size_t{1} << 30 ||
+      !message.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
+    return corrupt("its body does not parse");
+  }
+  TRY(TensorSet tensors, TensorSet::parse(message.tensor_set()));
+  TRY(Layout layout, Layout::parse(tensors, message.layout()));
+  std::vector<std::uint64_t> digests(message.tile_digests().begin(), message.tile_digests().end());
+  TRY(auto checkpoint,
+      Checkpoint::create({message.id().model(), message.id().version()}, std::move(tensors),
+                         std::move(digests), {message.root().low(), message.root().high()}));
+  TRY(auto parts, parse_parts(message, checkpoint->tiles.tile_count()));
+  return Manifest{std::move(checkpoint), std::move(layout), message.generation(), std::move(parts)};
+}
+
+}  // namespace rekindle

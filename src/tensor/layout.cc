@@ -1,0 +1,239 @@
+#include "src/tensor/layout.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "src/base/units.h"
+#include "src/tensor/canonical.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::string_view kMagic = "RKLAYO01";
+constexpr std::size_t kMaxSegments = 1 << 20;
+// Boxes of one tensor are compared pairwise: bounds the work that a hostile layout can cause.
+constexpr std::size_t kMaxBoxesPerTensor = 1024;
+constexpr std::size_t kMaxSegmentNameBytes = 200;
+
+Result<void> check_segment_name(std::string_view name) {
+  bool ok = name.size() <= kMaxSegmentNameBytes && !name.starts_with('.') &&
+            name.ends_with(".safetensors") && canonical::is_utf8(name);
+  for (const char c : name)
+    ok = ok && static_cast<std::uint8_t>(c) >= 0x20 && c != '/' && c != '\\';
+  if (!ok) {
+    return fail(ErrorCode::kInvalid,
+                "segment name '{}' is not a plain file name that ends in .safetensors",
+                canonical::printable(name));
+  }
+  return {};
+}
+
+Result<void> check_segments(std::span<const SegmentSpec> segments) {
+  if (segments.size() > kMaxSegments) {
+    return fail(ErrorCode::kInvalid, "{} segments, the most supported is {}", segments.size(),
+                kMaxSegments);
+  }
+  std::unordered_set<std::string_view> names;
+  std::uint64_t total = 0;
+  for (const SegmentSpec& segment : segments) {
+    TRY_VOID(check_segment_name(segment.name));
+    if (!names.insert(segment.name).second) {
+      return fail(ErrorCode::kInvalid, "segment '{}' appears twice", segment.name);
+    }
+    if (!in_range(total, segment.size_bytes, std::uint64_t{1} << 62)) {
+      return fail(ErrorCode::kInvalid, "the segments together do not fit in 62 bits");
+    }
+    total += segment.size_bytes;
+  }
+  return {};
+}
+
+Result<void> check_entry(const TensorSet& tensors, std::span<const SegmentSpec> segments,
+                         const LayoutEntry& entry) {
+  if (entry.tensor >= tensors.size()) {
+    return fail(ErrorCode::kInvalid, "a layout entry names tensor {} of {}", entry.tensor,
+                tensors.size());
+  }
+  const TensorInfo& tensor = tensors[entry.tensor];
+  if (auto ok = check_box(entry.box, tensor.shape); !ok) {
+    return fail(std::move(ok).error().with_context(tensor.name));
+  }
+  if (entry.segment >= segments.size()) {
+    return fail(ErrorCode::kInvalid, "tensor '{}' lies in segment {} of {}", tensor.name,
+                entry.segment, segments.size());
+  }
+  const std::uint64_t bytes = entry.box.elements() * dtype_size_bytes(tensor.dtype);
+  if (!in_range(entry.offset_bytes, bytes, segments[entry.segment].size_bytes)) {
+    return fail(ErrorCode::kInvalid,
+                "{} bytes of tensor '{}' at offset {} leave segment '{}' of {}", bytes, tensor.name,
+                entry.offset_bytes, segments[entry.segment].name,
+                segments[entry.segment].size_bytes);
+  }
+  return {};
+}
+
+// `boxes` are the entries of one tensor in the order of their boxes.
+Result<void> check_boxes_disjoint(const TensorInfo& tensor, std::span<const LayoutEntry> boxes) {
+  if (boxes.size() > kMaxBoxesPerTensor) {
+    return fail(ErrorCode::kInvalid, "tensor '{}' is in {} boxes, the most supported is {}",
+                tensor.name, boxes.size(), kMaxBoxesPerTensor);
+  }
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const Box& box = boxes[i].box;
+    for (std::size_t j = i + 1; j < boxes.size(); ++j) {
+      const Box& other = boxes[j].box;
+      if (other.rank() > 0 && other.offset[0] >= box.offset[0] + box.extent[0] && !(other == box)) {
+        break;  // this and all later ones start behind the box
+      }
+      if (other == box || intersect(box, other)) {
+        return fail(ErrorCode::kInvalid, "boxes {} and {} of tensor '{}' overlap", box.to_string(),
+                    other.to_string(), tensor.name);
+      }
+    }
+  }
+  return {};
+}
+
+Result<void> check_ranges_disjoint(const TensorSet& tensors, std::span<const SegmentSpec> segments,
+                                   std::span<const LayoutEntry> entries) {
+  std::vector<std::uint32_t> order;
+  order.reserve(entries.size());
+  for (std::uint32_t i = 0; i < entries.size(); ++i) {
+    if (!entries[i].box.empty()) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return std::pair(entries[a].segment, entries[a].offset_bytes) <
+           std::pair(entries[b].segment, entries[b].offset_bytes);
+  });
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    const LayoutEntry& before = entries[order[i - 1]];
+    const LayoutEntry& entry = entries[order[i]];
+    const std::uint64_t bytes =
+        before.box.elements() * dtype_size_bytes(tensors[before.tensor].dtype);
+    if (before.segment == entry.segment && before.offset_bytes + bytes > entry.offset_bytes) {
+      return fail(ErrorCode::kInvalid, "tensors '{}' and '{}' overlap in segment '{}' at offset {}",
+                  tensors[before.tensor].name, tensors[entry.tensor].name,
+                  segments[entry.segment].name, entry.offset_bytes);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Layout> Layout::create(const TensorSet& tensors, std::vector<SegmentSpec> segments,
+                              std::vector<LayoutEntry> entries) {
+  TRY_VOID(check_segments(segments));
+  for (const LayoutEntry& entry : entries) TRY_VOID(check_entry(tensors, segments, entry));
+  const auto by_box = [](const LayoutEntry& a, const LayoutEntry& b) {
+    return a.tensor != b.tensor ? a.tensor < b.tensor : a.box < b.box;
+  };
+  if (!std::is_sorted(entries.begin(), entries.end(), by_box)) {
+    std::sort(entries.begin(), entries.end(), by_box);
+  }
+  Layout layout;
+  layout.first_entry_.reserve(tensors.size() + 1);
+  layout.whole_.resize(entries.size());
+  std::uint32_t next = 0;
+  for (TensorIndex t = 0; t < tensors.size(); ++t) {
+    const std::uint32_t first = next;
+    layout.first_entry_.push_back(first);
+    for (; next < entries.size() && entries[next].tensor == t; ++next) {
+      layout.whole_[next] = entries[next].box == Box::whole(tensors[t].shape);
+      layout.payload_bytes_ += entries[next].box.elements() * dtype_size_bytes(tensors[t].dtype);
+    }
+    TRY_VOID(check_boxes_disjoint(tensors[t], std::span(entries).subspan(first, next - first)));
+  }
+  layout.first_entry_.push_back(next);
+  TRY_VOID(check_ranges_disjoint(tensors, segments, entries));
+  layout.segments_ = std::move(segments);
+  layout.entries_ = std::move(entries);
+  layout.tensor_set_ = tensors.digest();
+  layout.digest_ = xxh3_128(as_bytes(layout.serialize()));
+  return layout;
+}
+
+std::span<const LayoutEntry> Layout::entries_of(TensorIndex tensor) const {
+  const std::uint32_t first = first_entry_[tensor];
+  return std::span(entries_).subspan(first, first_entry_[tensor + 1] - first);
+}
+
+std::vector<TensorBox> Layout::boxes() const {
+  std::vector<TensorBox> result;
+  result.reserve(entries_.size());
+  for (const LayoutEntry& entry : entries_) result.push_back({entry.tensor, entry.box});
+  return result;
+}
+
+std::uint64_t Layout::segment_bytes() const {
+  std::uint64_t total = 0;
+  for (const SegmentSpec& segment : segments_) total += segment.size_bytes;
+  return total;
+}
+
+std::string Layout::serialize() const {
+  canonical::Writer out;
+  out.raw(kMagic);
+  out.digest(tensor_set_);
+  out.u32(static_cast<std::uint32_t>(segments_.size()));
+  for (const SegmentSpec& segment : segments_) {
+    out.text(segment.name);
+    out.u64(segment.size_bytes);
+  }
+  out.u32(static_cast<std::uint32_t>(entries_.size()));
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const LayoutEntry& entry = entries_[i];
+    out.u32(entry.tensor);
+    out.u32(entry.segment);
+    out.u64(entry.offset_bytes);
+    out.u8(whole_[i] ? 1 : 0);
+    if (!whole_[i]) {
+      out.dims(entry.box.offset);
+      out.dims(entry.box.extent);
+    }
+  }
+  return out.take();
+}
+
+Result<Layout> Layout::parse(const TensorSet& tensors, std::string_view bytes) {
+  constexpr std::size_t kMinSegmentBytes = 4 + 8;
+  constexpr std::size_t kMinEntryBytes = 4 + 4 + 8 + 1;
+  const auto bad = [](std::string_view why) {
+    return fail(ErrorCode::kInvalid, "layout: {}", why);
+  };
+  canonical::Reader in(bytes);
+  if (in.raw(kMagic.size()) != kMagic) return bad("not a layout of a known format");
+  if (in.digest() != tensors.digest()) return bad("belongs to another tensor set");
+  const std::uint32_t segment_count = in.u32();
+  if (!in.ok() || segment_count > in.left() / kMinSegmentBytes) return bad("cut short");
+  std::vector<SegmentSpec> segments(segment_count);
+  for (SegmentSpec& segment : segments) {
+    segment.name = in.text();
+    segment.size_bytes = in.u64();
+  }
+  const std::uint32_t entry_count = in.u32();
+  if (!in.ok() || entry_count > in.left() / kMinEntryBytes) return bad("cut short");
+  std::vector<LayoutEntry> entries(entry_count);
+  for (LayoutEntry& entry : entries) {
+    entry.tensor = in.u32();
+    entry.segment = in.u32();
+    entry.offset_bytes = in.u64();
+    const bool whole = in.u8() == 1;
+    if (!in.ok()) return bad("cut short");
+    if (entry.tensor >= tensors.size()) return bad("names a tensor that is not there");
+    const Shape& shape = tensors[entry.tensor].shape;
+    if (whole) {
+      entry.box = Box::whole(shape);
+    } else {
+      entry.box.offset = in.dims(shape.rank());
+      entry.box.extent = in.dims(shape.rank());
+    }
+  }
+  if (!in.at_end()) return bad("cut short, or has a tail");
+  TRY(Layout layout, create(tensors, std::move(segments), std::move(entries)));
+  if (layout.serialize() != bytes) return bad("not in canonical form");
+  return layout;
+}
+
+}  // namespace rekindle

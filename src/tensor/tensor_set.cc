@@ -1,0 +1,128 @@
+#include "src/tensor/tensor_set.h"
+
+#include <algorithm>
+
+#include "src/tensor/canonical.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::string_view kMagic = "RKTSET01";
+
+// Names of file tensors become paths on the puller's disk: one folder down at most, nothing hidden
+// behind "..", no absolute path.
+Result<void> check_file_name(std::string_view path) {
+  std::size_t parts = 0;
+  bool ok = !path.empty();
+  for (std::string_view rest = path; ok;) {
+    const auto slash = rest.find('/');
+    const auto part = rest.substr(0, slash);
+    ok = !part.empty() && part != "." && part != ".." && part.size() <= 255 && ++parts <= 2;
+    if (slash == std::string_view::npos) break;
+    rest.remove_prefix(slash + 1);
+  }
+  for (const char c : path) ok = ok && static_cast<std::uint8_t>(c) >= 0x20 && c != '\\';
+  if (!ok) {
+    return fail(ErrorCode::kInvalid, "file tensor '{}' is not a plain relative path",
+                canonical::printable(path));
+  }
+  return {};
+}
+
+Result<void> check_tensor(const TensorInfo& tensor) {
+  const auto bad = [&](std::string_view why) {
+    return fail(ErrorCode::kInvalid, "tensor '{}' {}", canonical::printable(tensor.name), why);
+  };
+  if (tensor.name.empty()) return bad("has an empty name");
+  if (tensor.name.size() > kMaxTensorNameBytes) return bad("has a name longer than 4096 bytes");
+  if (tensor.name == "__metadata__") return bad("has a name that safetensors reserves");
+  if (!canonical::is_utf8(tensor.name)) return bad("has a name that is not UTF-8");
+  if (is_file_tensor(tensor.name)) {
+    TRY_VOID(check_file_name(std::string_view(tensor.name).substr(kFileTensorPrefix.size())));
+    if (tensor.dtype != DType::kU8 || tensor.shape.rank() != 1) {
+      return bad("carries a file and must be U8 of rank 1");
+    }
+  }
+  auto size = checked_size_bytes(tensor.shape, dtype_size_bytes(tensor.dtype));
+  if (!size) return bad(size.error().message());
+  return {};
+}
+
+}  // namespace
+
+Result<TensorSet> TensorSet::create(std::vector<TensorInfo> tensors) {
+  if (tensors.size() > kMaxTensors) {
+    return fail(ErrorCode::kInvalid, "{} tensors, the most supported is {}", tensors.size(),
+                kMaxTensors);
+  }
+  TensorSet set;
+  for (const TensorInfo& tensor : tensors) {
+    TRY_VOID(check_tensor(tensor));
+    set.total_bytes_ += tensor.size_bytes();
+    if (set.total_bytes_ >> 63 != 0) {
+      return fail(ErrorCode::kInvalid, "the tensors together do not fit in 63 bits");
+    }
+  }
+  const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
+  if (!std::is_sorted(tensors.begin(), tensors.end(), by_name)) {
+    std::sort(tensors.begin(), tensors.end(), by_name);
+  }
+  const auto same =
+      std::adjacent_find(tensors.begin(), tensors.end(),
+                         [](const TensorInfo& a, const TensorInfo& b) { return a.name == b.name; });
+  if (same != tensors.end()) {
+    return fail(ErrorCode::kInvalid, "tensor '{}' appears twice", canonical::printable(same->name));
+  }
+  set.tensors_ = std::move(tensors);
+  set.digest_ = xxh3_128(as_bytes(set.serialize()));
+  return set;
+}
+
+std::optional<TensorIndex> TensorSet::find(std::string_view name) const {
+  const auto at = std::lower_bound(
+      tensors_.begin(), tensors_.end(), name,
+      [](const TensorInfo& tensor, std::string_view wanted) { return tensor.name < wanted; });
+  if (at == tensors_.end() || at->name != name) return std::nullopt;
+  return static_cast<TensorIndex>(at - tensors_.begin());
+}
+
+std::string TensorSet::serialize() const {
+  canonical::Writer out;
+  out.raw(kMagic);
+  out.u64(tensors_.size());
+  for (const TensorInfo& tensor : tensors_) {
+    out.text(tensor.name);
+    out.u8(static_cast<std::uint8_t>(tensor.dtype));
+    out.u8(static_cast<std::uint8_t>(tensor.shape.rank()));
+    out.dims(tensor.shape);
+  }
+  return out.take();
+}
+
+Result<TensorSet> TensorSet::parse(std::string_view bytes) {
+  constexpr std::size_t kMinTensorBytes = 4 + 1 + 1 + 1;
+  const auto bad = [](std::string_view why) {
+    return fail(ErrorCode::kInvalid, "tensor set: {}", why);
+  };
+  canonical::Reader in(bytes);
+  if (in.raw(kMagic.size()) != kMagic) return bad("not a tensor set of a known format");
+  const std::uint64_t count = in.u64();
+  if (!in.ok() || count > in.left() / kMinTensorBytes) return bad("cut short");
+  std::vector<TensorInfo> tensors;
+  tensors.reserve(count);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    TensorInfo tensor;
+    tensor.name = in.text();
+    const std::uint8_t dtype = in.u8();
+    tensor.shape = in.dims(in.u8());
+    if (!in.ok()) return bad("cut short, or a rank above 8");
+    TRY(tensor.dtype, dtype_from_wire(dtype));
+    if (i > 0 && !(tensors.back().name < tensor.name)) return bad("names are not in order");
+    tensors.push_back(std::move(tensor));
+  }
+  if (!in.at_end()) return bad("has a tail");
+  return create(std::move(tensors));
+}
+
+}  // namespace rekindle

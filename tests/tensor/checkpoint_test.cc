@@ -1,0 +1,72 @@
+#include "src/tensor/checkpoint.h"
+
+#include <gmock/gmock.h>
+
+namespace rekindle {
+namespace {
+
+using ::testing::HasSubstr;
+
+Manifest make_manifest() {
+  TensorSet set = *TensorSet::create({{"a", DType::kU8, {3 << 20}}, {"b", DType::kF32, {2, 2}}});
+  const std::vector<std::uint64_t> digests = {1, 2, 3, ~std::uint64_t{0}};
+  const Digest128 root = checkpoint_root(set, digests);
+  Layout layout =
+      pack_layout(set, std::vector<TensorBox>{{0, {{5}, {2 << 20}}}, {1, Box::whole({2, 2})}},
+                  1 << 30)
+          ->layout;
+  auto checkpoint = Checkpoint::create({"org/model", 41}, std::move(set), digests, root);
+  EXPECT_TRUE(checkpoint) << checkpoint.error().message();
+  return {*checkpoint, std::move(layout), 7, {{0, 11}, {2, 13}}};
+}
+
+TEST(CheckpointTest, DigestsMustMatchTheRoot) {
+  const TensorSet set = *TensorSet::create({{"a", DType::kU8, {3 << 20}}});
+  const std::vector<std::uint64_t> digests = {1, 2, 3};
+  const Digest128 root = checkpoint_root(set, digests);
+  EXPECT_TRUE(Checkpoint::create({"m", 1}, set, digests, root));
+  for (const auto& wrong :
+       std::vector<std::vector<std::uint64_t>>{{1, 2}, {1, 2, 4}, {2, 1, 3}, {1, 2, 3, 0}}) {
+    const auto checkpoint = Checkpoint::create({"m", 1}, set, wrong, root);
+    ASSERT_FALSE(checkpoint);
+    EXPECT_EQ(checkpoint.error().code(), ErrorCode::kCorrupt);
+  }
+  EXPECT_FALSE(Checkpoint::create({"../m", 1}, set, digests, root));
+}
+
+TEST(ManifestTest, SurvivesSerialization) {
+  const Manifest manifest = make_manifest();
+  const auto parsed = Manifest::parse(manifest.serialize());
+  ASSERT_TRUE(parsed) << parsed.error().message();
+  EXPECT_EQ(parsed->checkpoint->id, manifest.checkpoint->id);
+  EXPECT_EQ(parsed->checkpoint->root, manifest.checkpoint->root);
+  EXPECT_EQ(parsed->checkpoint->tile_digests, manifest.checkpoint->tile_digests);
+  EXPECT_EQ(parsed->layout.digest(), manifest.layout.digest());
+  EXPECT_EQ(parsed->generation, 7u);
+  EXPECT_EQ(parsed->part_digests, manifest.part_digests);
+}
+
+TEST(ManifestTest, EveryDamagedByteIsNoticed) {
+  const std::string bytes = make_manifest().serialize();
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x10);
+    const auto flipped = Manifest::parse(damaged);
+    ASSERT_FALSE(flipped) << "byte " << i;
+    EXPECT_EQ(flipped.error().code(), ErrorCode::kCorrupt);
+    EXPECT_FALSE(Manifest::parse(std::string_view(bytes).substr(0, i)));
+  }
+  EXPECT_THAT(Manifest::parse(bytes + "x").error().message(), HasSubstr("tail"));
+  EXPECT_FALSE(Manifest::parse(""));
+}
+
+TEST(ManifestTest, PartDigestsMustBeAscendingTilesOfTheCheckpoint) {
+  Manifest manifest = make_manifest();
+  manifest.part_digests = {{2, 1}, {0, 1}};
+  EXPECT_FALSE(Manifest::parse(manifest.serialize()));
+  manifest.part_digests = {{4, 1}};
+  EXPECT_FALSE(Manifest::parse(manifest.serialize()));
+}
+
+}  // namespace
+}  // namespace rekindle
