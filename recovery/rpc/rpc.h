@@ -78,6 +78,8 @@ class RpcServer {
   // In a directory of mode 0700 that we own; a dead socket file is replaced, a live one is an
   // error.
   virtual Result<void> listen_unix(const std::string& path) = 0;
+  // Before listen(). Called when a connection whose hello was accepted has ended.
+  virtual void on_peer_closed(std::function<void(const Peer& peer)> callback) = 0;
   virtual std::size_t connection_count() const = 0;
   // Stops accepting, cancels handlers, waits until all have ended (bounded by deadline).
   virtual Task<void> close(std::chrono::milliseconds deadline) = 0;

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/asio/generic/stream_protocol.hpp>
+
+#include "src/base/result.h"
+
+namespace rekindle::rpc {
+
+using Endpoint = boost::asio::generic::stream_protocol::endpoint;
+
+// "host:port", "10.0.0.3:7400" or "[fd00::3]:7400".
+struct HostPort {
+  std::string host;  // without brackets
+  std::uint16_t port = 0;
+
+  static Result<HostPort> parse(std::string_view text);
+  std::string to_string() const;  // brackets where the host has a colon
+};
+
+inline constexpr std::string_view kUnixPrefix = "unix:";
+
+// An endpoint from a socket call: "10.0.0.3:51234", "[fd00::3]:7400"; a v4-mapped address as v4.
+std::string to_string(const Endpoint& endpoint);
+// Addresses written as numbers, without asking a name server; empty when `host` is a name.
+std::vector<Endpoint> numeric_endpoints(const HostPort& address);
+
+}  // namespace rekindle::rpc

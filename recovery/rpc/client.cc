@@ -1,0 +1,317 @@
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "recovery/rpc/connection.h"
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/handshake.h"
+#include "recovery/rpc/resolve.h"
+#include "recovery/rpc/rpc.h"
+#include "recovery/rpc/socket_options.h"
+#include "recovery/rpc/unix_socket.h"
+#include "src/base/log.h"
+
+namespace rekindle::rpc {
+
+namespace asio = boost::asio;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
+constexpr std::size_t kMaxOpenCalls = 1024;
+
+// One call that waits for its response.
+struct OpenCall {
+  explicit OpenCall(const asio::any_io_executor& executor, TimePoint deadline)
+      : timer(executor, deadline) {}
+  asio::steady_timer timer;  // cancelled when `result` is there
+  std::optional<Result<std::string>> result;
+  std::function<void(std::string)> on_event;
+};
+
+// What the reader and the open calls share; outlives the RpcClient while they end.
+class ClientCore : public std::enable_shared_from_this<ClientCore> {
+ public:
+  ClientCore(std::shared_ptr<Connection> connection, Peer peer, std::string name)
+      : connection_(std::move(connection)), peer_(std::move(peer)), name_(std::move(name)) {}
+
+  void start() {
+    asio::co_spawn(connection_->executor(), read_loop(shared_from_this()), asio::detached);
+  }
+  Task<Result<std::string>> call(proto::Method method, std::string body,
+                                 std::chrono::milliseconds timeout,
+                                 std::function<void(std::string)> on_event);
+  void close(Error reason);
+  const Peer& peer() const { return peer_; }
+  bool connected() const { return connection_->is_open(); }
+
+ private:
+  static Task<void> read_loop(std::shared_ptr<ClientCore> self);
+  void on_frame(proto::Frame frame);
+  void finish(std::uint64_t call_id, Result<std::string> result);
+  void send_cancel(std::uint64_t call_id);
+  Error lost() const;
+
+  std::shared_ptr<Connection> connection_;
+  Peer peer_;
+  std::string name_;  // for messages: "agent a at 10.0.0.3:7400"
+  std::uint64_t next_call_id_ = 1;
+  std::unordered_map<std::uint64_t, std::shared_ptr<OpenCall>> calls_;
+};
+
+Error ClientCore::lost() const {
+  return connection_->close_reason().with_context(fmt::format("connection to {} is lost", name_));
+}
+
+Task<void> ClientCore::read_loop(std::shared_ptr<ClientCore> self) {
+  for (;;) {
+    auto frame = co_await self->connection_->read();
+    if (!frame) {
+      self->close(frame.error());
+      co_return;
+    }
+    self->on_frame(std::move(*frame));
+  }
+}
+
+void ClientCore::on_frame(proto::Frame frame) {
+  switch (frame.kind_case()) {
+    case proto::Frame::kResponse: {
+      auto& response = *frame.mutable_response();
+      if (auto status = from_status(response.status()); !status) {
+        finish(response.call_id(), fail(std::move(status).error()));
+      } else {
+        finish(response.call_id(), std::move(*response.mutable_body()));
+      }
+      return;
+    }
+    case proto::Frame::kEvent: {
+      const auto found = calls_.find(frame.event().call_id());
+      if (found == calls_.end() || !found->second->on_event) return;
+      const auto call = found->second;  // the callback may end the call
+      call->on_event(std::move(*frame.mutable_event()->mutable_body()));
+      return;
+    }
+    case proto::Frame::kProof:  // why the server is about to close
+      if (auto status = from_status(frame.proof().refusal()); !status) {
+        connection_->close(std::move(status).error());
+        return;
+      }
+      [[fallthrough]];
+    default:
+      connection_->close({ErrorCode::kInvalid, "the peer sent a frame that only callers send"});
+  }
+}
+
+void ClientCore::finish(std::uint64_t call_id, Result<std::string> result) {
+  const auto found = calls_.find(call_id);
+  if (found == calls_.end()) return;  // it timed out here before the response came
+  found->second->result = std::move(result);
+  found->second->timer.cancel();
+  calls_.erase(found);
+}
+
+void ClientCore::close(Error reason) {
+  connection_->close(std::move(reason));
+  const auto calls = std::exchange(calls_, {});
+  for (const auto& [id, call] : calls) {
+    call->result = fail(Error(ErrorCode::kPeerLost, lost().message()));
+    call->timer.cancel();
+  }
+}
+
+void ClientCore::send_cancel(std::uint64_t call_id) {
+  proto::Frame frame;
+  frame.mutable_cancel()->set_call_id(call_id);
+  (void)connection_->send(frame);
+}
+
+Task<Result<std::string>> ClientCore::call(proto::Method method, std::string body,
+                                           std::chrono::milliseconds timeout,
+                                           std::function<void(std::string)> on_event) {
+  const auto self = shared_from_this();
+  const std::string what = fmt::format("{} to {}", proto::Method_Name(method), name_);
+  timeout = std::clamp<std::chrono::milliseconds>(timeout, std::chrono::milliseconds(1),
+                                                  std::chrono::hours(24 * 30));
+  const TimePoint deadline = steady_clock::now() + timeout;
+  if (calls_.size() >= kMaxOpenCalls) {
+    co_return fail(ErrorCode::kExhausted, "{}: {} calls are open already", what, kMaxOpenCalls);
+  }
+  const bool has_room = co_await connection_->wait_for_room(deadline);
+  if (!connected()) co_return fail(ErrorCode::kPeerLost, "{}: {}", what, lost().message());
+  if (!has_room) {
+    co_return fail(ErrorCode::kTimeout, "{}: the peer does not read its requests", what);
+  }
+  const std::uint64_t call_id = next_call_id_++;
+  proto::Frame frame;
+  frame.mutable_request()->set_call_id(call_id);
+  frame.mutable_request()->set_method(static_cast<std::uint32_t>(method));
+  frame.mutable_request()->set_body(std::move(body));
+  frame.mutable_request()->set_deadline_ms(static_cast<std::uint32_t>(timeout.count()));
+  if (auto sent = connection_->send(frame); !sent) {
+    co_return fail(std::move(sent).error().with_context(what));
+  }
+  const auto call = std::make_shared<OpenCall>(connection_->executor(), deadline);
+  call->on_event = std::move(on_event);
+  calls_.emplace(call_id, call);
+  // Also when this coroutine is cancelled or destroyed while it waits.
+  struct Leave {
+    std::shared_ptr<ClientCore> core;
+    std::uint64_t call_id;
+    ~Leave() { core->calls_.erase(call_id); }
+  } leave{self, call_id};
+  while (!call->result) {
+    const auto [error] = co_await call->timer.async_wait(kUseTuple);
+    if (call->result) break;
+    send_cancel(call_id);
+    if (error) co_return fail(ErrorCode::kUnavailable, "{}: cancelled", what);
+    co_return fail(ErrorCode::kTimeout, "{}: no answer within {} ms", what, timeout.count());
+  }
+  if (!*call->result) co_return fail(std::move(*call->result).error());
+  co_return std::move(**call->result);
+}
+
+class Client final : public RpcClient {
+ public:
+  explicit Client(std::shared_ptr<ClientCore> core) : core_(std::move(core)) {}
+  ~Client() override { close(); }
+
+  const Peer& peer() const override { return core_->peer(); }
+  bool connected() const override { return core_->connected(); }
+  Task<Result<std::string>> call_raw(proto::Method method, std::string body,
+                                     std::chrono::milliseconds deadline,
+                                     std::function<void(std::string)> on_event) override {
+    return core_->call(method, std::move(body), deadline, std::move(on_event));
+  }
+  void close() override { core_->close({ErrorCode::kPeerLost, "closed by this side"}); }
+
+ private:
+  std::shared_ptr<ClientCore> core_;
+};
+
+// Runs `step` of the handshake: a frame of the wanted kind, or the peer's refusal as an error.
+Task<Result<proto::Frame>> read_handshake(std::shared_ptr<Connection> connection,
+                                          proto::Frame::KindCase wanted) {
+  CO_TRY(proto::Frame frame, co_await connection->read());
+  if (frame.kind_case() == proto::Frame::kProof && frame.proof().has_refusal() &&
+      frame.proof().refusal().code() != proto::STATUS_OK) {
+    CO_TRY_VOID(from_status(frame.proof().refusal()));
+  }
+  if (frame.kind_case() != wanted) {
+    co_return fail(ErrorCode::kInvalid, "the peer sent another frame than its hello or proof");
+  }
+  co_return frame;
+}
+
+Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Identity identity, bool is_unix,
+                         std::optional<Incarnation> expected) {
+  const std::string secret = is_unix ? std::string() : identity.secret;
+  proto::Frame own;
+  *own.mutable_hello() = make_hello(identity, secret, expected);
+  CO_TRY_VOID(connection->send(own));
+  CO_TRY(const proto::Frame answer, co_await read_handshake(connection, proto::Frame::kHello));
+  CO_TRY(Peer peer, check_hello(own.hello(), answer.hello()));
+  CO_TRY_VOID(check_expected(expected, peer));
+  if (!secret.empty()) {
+    proto::Frame proof;
+    proof.mutable_proof()->set_mac(make_proof(secret, Side::kCaller, own.hello(), answer.hello()));
+    CO_TRY_VOID(connection->send(proof));
+    CO_TRY(const proto::Frame theirs, co_await read_handshake(connection, proto::Frame::kProof));
+    CO_TRY_VOID(check_proof(theirs.proof(), secret, Side::kServer, answer.hello(), own.hello()));
+  }
+  co_return peer;
+}
+
+Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
+  const auto executor = co_await asio::this_coro::executor;
+  const auto socket = std::make_shared<Socket>(executor);
+  boost::system::error_code error;
+  socket->open(endpoint.protocol(), error);
+  if (error) co_return fail(socket_error(error, "open a socket"));
+  asio::steady_timer timer(executor, deadline);
+  const auto timed_out = std::make_shared<bool>(false);
+  timer.async_wait([socket, timed_out](const boost::system::error_code& cancelled) {
+    if (cancelled) return;
+    *timed_out = true;
+    socket->close();
+  });
+  const auto [failure] = co_await socket->async_connect(endpoint, kUseTuple);
+  timer.cancel();
+  if (*timed_out) co_return fail(ErrorCode::kTimeout, "no answer in time");
+  if (failure == asio::error::connection_refused || failure == asio::error::connection_reset) {
+    co_return fail(ErrorCode::kPeerLost, "connection refused; is it running there?");
+  }
+  if (failure) co_return fail(socket_error(failure, "connect"));
+  co_return std::move(*socket);
+}
+
+// Each address gets an equal part of what is left.
+Task<Result<Socket>> connect_any(std::vector<Endpoint> endpoints, TimePoint deadline) {
+  Error last(ErrorCode::kInternal, "no address");
+  for (std::size_t i = 0; i < endpoints.size(); ++i) {
+    const TimePoint now = steady_clock::now();
+    const auto part = (deadline - now) / static_cast<long>(endpoints.size() - i);
+    auto socket = co_await connect_one(endpoints[i], now + part);
+    if (socket) co_return std::move(*socket);
+    last = std::move(socket).error();
+  }
+  co_return fail(std::move(last));
+}
+
+Task<Result<Socket>> open_socket(std::string address, TimePoint deadline) {
+  if (address.starts_with(kUnixPrefix)) {
+    const std::string path = address.substr(kUnixPrefix.size());
+    CO_TRY(const Endpoint endpoint, unix_endpoint(path));
+    CO_TRY_VOID(check_unix_path(path));
+    CO_TRY(Socket socket, co_await connect_one(endpoint, deadline));
+    CO_TRY_VOID(check_peer_uid(socket.native_handle(), path));
+    co_return socket;
+  }
+  CO_TRY(const HostPort parsed, HostPort::parse(address));
+  CO_TRY(std::vector<Endpoint> endpoints, co_await resolve(parsed, deadline));
+  CO_TRY(Socket socket, co_await connect_any(std::move(endpoints), deadline));
+  set_tcp_options(socket);
+  co_return socket;
+}
+
+}  // namespace
+
+Task<Result<std::shared_ptr<RpcClient>>> RpcClient::connect(std::string address, Identity identity,
+                                                            std::chrono::milliseconds deadline,
+                                                            std::optional<Incarnation> expected) {
+  const std::string context = fmt::format("connect {}", address);
+  const bool is_unix = address.starts_with(kUnixPrefix);
+  const TimePoint until = steady_clock::now() + deadline;
+  auto socket = co_await open_socket(address, until);
+  if (!socket) co_return fail(std::move(socket).error().with_context(context));
+  auto connection = Connection::create(std::move(*socket));
+  connection->set_handshake_deadline(until);
+  auto peer = co_await greet(connection, std::move(identity), is_unix, expected);
+  if (!peer) {
+    connection->close(peer.error());
+    co_return fail(std::move(peer).error().with_context(context));
+  }
+  connection->set_handshake_deadline(std::nullopt);
+  connection->raise_frame_cap();
+  peer->address = is_unix ? "unix" : address;
+  peer->local_user = is_unix;
+  std::string name =
+      peer->node_id.empty() ? address : fmt::format("{} at {}", peer->node_id, address);
+  auto core =
+      std::make_shared<ClientCore>(std::move(connection), std::move(*peer), std::move(name));
+  core->start();
+  co_return std::make_shared<Client>(std::move(core));
+}
+
+}  // namespace rekindle::rpc

@@ -1,0 +1,273 @@
+#include "recovery/rpc/connection.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+
+#include "recovery/rpc/handshake.h"
+
+namespace rekindle::rpc {
+
+namespace asio = boost::asio;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
+constexpr std::size_t kSmallChunkBytes = 4096;  // idle connections stay small
+constexpr std::size_t kLargeChunkBytes = 64u << 10;
+constexpr std::size_t kJoinWritesBytes = 16u << 10;  // small frames share one write
+constexpr std::chrono::milliseconds kRefusalLinger{1000};
+// A watch that fires this late was asleep with its whole process (SIGSTOP, a suspended machine):
+// the peer is not to blame, deadlines move by as much and a little more.
+constexpr std::chrono::milliseconds kOwnPause{500};
+
+}  // namespace
+
+Error socket_error(const boost::system::error_code& error, std::string_view what) {
+  if (error == asio::error::eof) {
+    return {ErrorCode::kPeerLost, fmt::format("{}: the peer closed the connection", what)};
+  }
+  if (error == asio::error::operation_aborted) {
+    return {ErrorCode::kPeerLost, fmt::format("{}: connection closed", what)};
+  }
+  return errno_error(error.value(), what);
+}
+
+std::shared_ptr<Connection> Connection::create(Socket socket) {
+  return std::shared_ptr<Connection>(new Connection(std::move(socket)));
+}
+
+Connection::Connection(Socket socket)
+    : socket_(std::move(socket)),
+      chunk_(kSmallChunkBytes),
+      read_watch_(socket_.get_executor()),
+      last_frame_(steady_clock::now()),
+      write_watch_(socket_.get_executor()) {}
+
+Connection::~Connection() = default;
+
+Failure Connection::failed(Error error) {
+  close(std::move(error));
+  return fail(close_reason_);
+}
+
+Task<Result<proto::Frame>> Connection::read() {
+  const auto self = shared_from_this();
+  for (;;) {
+    if (closed_) co_return fail(close_reason_);
+    auto body = decoder_.next();
+    if (!body) co_return fail(std::move(body).error());
+    if (*body) {
+      frame_began_.reset();
+      last_frame_ = steady_clock::now();
+      co_return decode_frame(**body);
+    }
+    if (decoder_.mid_frame() && !frame_began_) frame_began_ = steady_clock::now();
+    if (decoder_.buffered_bytes() > kSmallChunkBytes && chunk_.size() < kLargeChunkBytes) {
+      chunk_.resize(kLargeChunkBytes);
+    }
+    watch_reads();
+    auto [error, size] = co_await socket_.async_read_some(asio::buffer(chunk_), kUseTuple);
+    if (closed_) co_return fail(close_reason_);
+    if (error) co_return failed(socket_error(error, "read"));
+    decoder_.feed({chunk_.data(), size});
+  }
+}
+
+Result<void> Connection::send(const proto::Frame& frame) {
+  TRY(std::string bytes, encode_frame(frame));
+  if (closed_) return {};
+  queued_bytes_ += bytes.size();
+  // The front is being written; what waits behind it may still grow.
+  if (queue_.size() > 1 && queue_.back().size() + bytes.size() <= kJoinWritesBytes) {
+    queue_.back() += bytes;
+  } else {
+    queue_.push_back(std::move(bytes));
+  }
+  if (!writing_) write_next();
+  return {};
+}
+
+void Connection::write_next() {
+  writing_ = true;
+  write_deadline_ = steady_clock::now() + kFrameDeadline;
+  watch_writes();
+  asio::async_write(socket_, asio::buffer(queue_.front()),
+                    [self = shared_from_this()](const boost::system::error_code& error,
+                                                std::size_t) { self->on_written(error); });
+}
+
+void Connection::on_written(const boost::system::error_code& error) {
+  writing_ = false;
+  if (closed_) {
+    queue_.clear();  // kept until now: the write used the front
+    return;
+  }
+  if (error) {
+    // In a handshake the peer may have said why before it closed: the reader finds that, or the
+    // end.
+    if (!handshake_deadline_) close(socket_error(error, "write"));
+    return;
+  }
+  queued_bytes_ -= queue_.front().size();
+  queue_.pop_front();
+  if (queued_bytes_ < kHighWaterBytes) wake_waiters();
+  if (!queue_.empty()) write_next();
+}
+
+void Connection::wake_waiters() {
+  for (auto* waiter : waiters_) waiter->cancel();
+}
+
+Task<void> Connection::sleep_until_woken(TimePoint deadline) {
+  const auto self = shared_from_this();
+  asio::steady_timer timer(socket_.get_executor(), deadline);
+  waiters_.push_back(&timer);
+  struct Leave {
+    Connection* connection;
+    asio::steady_timer* timer;
+    ~Leave() { std::erase(connection->waiters_, timer); }
+  } leave{this, &timer};
+  co_await timer.async_wait(kUseTuple);
+}
+
+Task<bool> Connection::wait_for_room(TimePoint deadline) {
+  const auto self = shared_from_this();
+  while (!closed_ && queued_bytes_ >= kHighWaterBytes) {
+    if (steady_clock::now() >= deadline) co_return false;
+    co_await sleep_until_woken(deadline);
+  }
+  co_return !closed_;
+}
+
+Task<void> Connection::refuse(Error error) {
+  const auto self = shared_from_this();
+  (void)send(refusal_frame(error));
+  const TimePoint deadline = steady_clock::now() + kRefusalLinger;
+  set_handshake_deadline(deadline);
+  while (!closed_ && !queue_.empty()) co_await sleep_until_woken(deadline);
+  boost::system::error_code ignored;
+  if (!closed_) socket_.shutdown(Socket::shutdown_send, ignored);
+  // Closing with unread bytes would reset the connection under the refusal.
+  while (!closed_) {
+    const auto [failure, size] = co_await socket_.async_read_some(asio::buffer(chunk_), kUseTuple);
+    if (failure) break;
+  }
+  close(std::move(error));
+}
+
+void Connection::refuse_now(const Error& error) {
+  if (const auto bytes = encode_frame(refusal_frame(error))) {
+    boost::system::error_code ignored;
+    socket_.non_blocking(true, ignored);
+    socket_.send(asio::buffer(*bytes), 0, ignored);
+    socket_.shutdown(Socket::shutdown_send, ignored);
+  }
+  close(error);
+}
+
+void Connection::close(Error reason) {
+  if (closed_) return;
+  closed_ = true;
+  close_reason_ = std::move(reason);
+  boost::system::error_code ignored;
+  socket_.close(ignored);
+  read_watch_.cancel();
+  write_watch_.cancel();
+  if (!writing_) queue_.clear();
+  queued_bytes_ = 0;
+  busy_ = {};  // may own what owns us
+  wake_waiters();
+}
+
+void Connection::set_handshake_deadline(std::optional<TimePoint> deadline) {
+  handshake_deadline_ = deadline;
+  if (read_watch_armed_) read_watch_.cancel();  // looks at the new deadlines and arms again
+  watch_reads();
+}
+
+void Connection::set_idle_timeout(std::chrono::milliseconds timeout, std::function<bool()> busy) {
+  idle_timeout_ = timeout;
+  busy_ = std::move(busy);
+}
+
+TimePoint Connection::read_deadline() const {
+  TimePoint deadline = TimePoint::max();
+  if (handshake_deadline_) deadline = std::min(deadline, *handshake_deadline_);
+  if (frame_began_) deadline = std::min(deadline, *frame_began_ + kFrameDeadline);
+  if (idle_timeout_.count() > 0) deadline = std::min(deadline, last_frame_ + idle_timeout_);
+  return deadline;
+}
+
+// The timer is armed for the earliest deadline known and looks again when it fires: most deadlines
+// only move later, so frames do not touch it.
+void Connection::watch_reads() {
+  if (closed_) return;
+  const TimePoint deadline = read_deadline();
+  if (deadline == TimePoint::max()) return;
+  if (read_watch_armed_) {
+    if (read_watch_.expiry() > deadline) read_watch_.cancel();
+    return;
+  }
+  read_watch_armed_ = true;
+  read_watch_.expires_at(deadline);
+  read_watch_.async_wait([self = shared_from_this()](const boost::system::error_code&) {
+    self->read_watch_armed_ = false;
+    self->on_read_watch();
+  });
+}
+
+void Connection::on_read_watch() {
+  if (closed_) return;
+  const TimePoint now = steady_clock::now();
+  const TimePoint deadline = read_deadline();
+  if (now < deadline) return watch_reads();
+  if (const auto late = now - deadline; late > kOwnPause) {
+    const auto moved = late + kOwnPause;
+    if (handshake_deadline_) *handshake_deadline_ += moved;
+    if (frame_began_) *frame_began_ += moved;
+    last_frame_ += moved;
+    return watch_reads();
+  }
+  if (handshake_deadline_ && now >= *handshake_deadline_) {
+    return close({ErrorCode::kTimeout, "the peer did not finish its hello in time"});
+  }
+  if (frame_began_ && now >= *frame_began_ + kFrameDeadline) {
+    return close({ErrorCode::kTimeout, fmt::format("the peer did not finish a frame within {} ms",
+                                                   kFrameDeadline.count())});
+  }
+  if (busy_ && busy_()) {
+    last_frame_ = now;
+    return watch_reads();
+  }
+  close({ErrorCode::kTimeout, fmt::format("idle for {} ms", idle_timeout_.count())});
+}
+
+void Connection::watch_writes() {
+  if (closed_ || write_watch_armed_) return;
+  write_watch_armed_ = true;
+  write_watch_.expires_at(write_deadline_);
+  write_watch_.async_wait([self = shared_from_this()](const boost::system::error_code&) {
+    self->write_watch_armed_ = false;
+    self->on_write_watch();
+  });
+}
+
+void Connection::on_write_watch() {
+  if (closed_ || !writing_) return;
+  const TimePoint now = steady_clock::now();
+  if (now < write_deadline_) return watch_writes();
+  if (const auto late = now - write_deadline_; late > kOwnPause) {
+    write_deadline_ += late + kOwnPause;
+    return watch_writes();
+  }
+  close({ErrorCode::kTimeout,
+         fmt::format("the peer did not read a frame within {} ms", kFrameDeadline.count())});
+}
+
+}  // namespace rekindle::rpc

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "proto/common.pb.h"
+#include "src/base/digest.h"
+#include "src/base/ids.h"
+#include "src/base/result.h"
+
+// Between wire messages and our own types. What comes from the wire is checked here.
+namespace rekindle::rpc {
+
+proto::Digest128 to_proto(const Digest128& digest);
+Digest128 from_proto(const proto::Digest128& digest);
+
+proto::ModelVersion to_proto(const ModelVersion& id);
+Result<ModelVersion> from_proto(const proto::ModelVersion& id);  // checks the name
+
+proto::StatusCode to_proto(ErrorCode code);
+proto::Status to_status(const Error& error);
+proto::Status ok_status();
+// Nothing for STATUS_OK; an unknown code is kInternal. The message is cut to one line.
+Result<void> from_status(const proto::Status& status);
+
+// Ascending disjoint runs [begin, end), as TileSet::ranges() returns them.
+using TileRuns = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+proto::TileRanges to_proto(std::span<const std::pair<std::uint32_t, std::uint32_t>> runs);
+// kInvalid unless every run is non-empty, ascending, disjoint and ends by `tile_limit`.
+Result<TileRuns> from_proto(const proto::TileRanges& ranges, std::uint64_t tile_limit);
+
+}  // namespace rekindle::rpc

@@ -1,0 +1,150 @@
+#include "recovery/rpc/handshake.h"
+
+#include <algorithm>
+
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
+#include "recovery/rpc/mac_text.h"
+
+namespace rekindle::rpc {
+
+namespace {
+
+constexpr std::size_t kMaxNodeIdBytes = 255;
+constexpr std::string_view kSoftware = "rekindle 0.1.0";
+
+Result<void> check_shape(const proto::Hello& hello) {
+  if (hello.nonce().size() != kNonceBytes) {
+    return fail(ErrorCode::kInvalid, "the hello has a nonce of {} bytes instead of {}",
+                hello.nonce().size(), kNonceBytes);
+  }
+  if (hello.node_id().size() > kMaxNodeIdBytes ||
+      std::any_of(hello.node_id().begin(), hello.node_id().end(),
+                  [](char c) { return c <= 0x20 || c == 0x7f; })) {
+    return fail(ErrorCode::kInvalid,
+                "the hello's node id is not 0 to {} printable ASCII characters without spaces",
+                kMaxNodeIdBytes);
+  }
+  if (hello.protocol_min() == 0 || hello.protocol_min() > hello.protocol_max()) {
+    return fail(ErrorCode::kInvalid, "the hello's protocol range {}..{} is empty",
+                hello.protocol_min(), hello.protocol_max());
+  }
+  return {};
+}
+
+std::string describe(const proto::Hello& hello) {
+  return hello.node_id().empty() ? std::string(role_name(hello.role()))
+                                 : fmt::format("{} {}", role_name(hello.role()), hello.node_id());
+}
+
+Result<void> check_protocol(const proto::Hello& own, const proto::Hello& peer) {
+  if (peer.protocol_max() >= own.protocol_min() && peer.protocol_min() <= own.protocol_max()) {
+    return {};
+  }
+  const bool peer_is_older = peer.protocol_max() < own.protocol_min();
+  return fail(ErrorCode::kDenied,
+              "{} ({}) speaks protocol {}..{}, {} ({}) speaks {}..{}; upgrade {}", describe(peer),
+              peer.software().substr(0, 64), peer.protocol_min(), peer.protocol_max(),
+              describe(own), own.software(), own.protocol_min(), own.protocol_max(),
+              describe(peer_is_older ? peer : own));
+}
+
+Result<void> check_secrets(const proto::Hello& own, const proto::Hello& peer) {
+  if (own.authenticated() == peer.authenticated()) return {};
+  const proto::Hello& without = own.authenticated() ? peer : own;
+  const proto::Hello& with = own.authenticated() ? own : peer;
+  return fail(ErrorCode::kDenied,
+              "{} has a cluster secret and {} has none; start both with the same --secret-file",
+              describe(with), describe(without));
+}
+
+}  // namespace
+
+std::string_view role_name(proto::Role role) {
+  switch (role) {
+    case proto::ROLE_COORDINATOR:
+      return "coordinator";
+    case proto::ROLE_AGENT:
+      return "agent";
+    case proto::ROLE_PULLER:
+      return "puller";
+    case proto::ROLE_CLIENT:
+      return "client";
+    default:
+      return "unknown role";
+  }
+}
+
+proto::Hello make_hello(const Identity& identity, std::string_view secret,
+                        const std::optional<Incarnation>& expected) {
+  proto::Hello hello;
+  hello.set_protocol_min(kProtocolMin);
+  hello.set_protocol_max(kProtocolMax);
+  hello.set_role(identity.role);
+  hello.set_node_id(identity.node_id);
+  hello.set_incarnation(identity.incarnation.to_bytes());
+  hello.set_epoch(identity.epoch ? identity.epoch() : 0);
+  std::string nonce(kNonceBytes, '\0');
+  fill_random(nonce.data(), nonce.size());
+  hello.set_nonce(std::move(nonce));
+  hello.set_software(std::string(kSoftware));
+  if (expected) hello.set_expected_incarnation(expected->to_bytes());
+  hello.set_authenticated(!secret.empty());
+  return hello;
+}
+
+Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer) {
+  TRY_VOID(check_shape(peer));
+  TRY_VOID(check_protocol(own, peer));
+  TRY_VOID(check_secrets(own, peer));
+  TRY(const auto incarnation, Incarnation::from_bytes(peer.incarnation()));
+  if (!peer.expected_incarnation().empty() && peer.expected_incarnation() != own.incarnation()) {
+    return fail(ErrorCode::kStale,
+                "{} has restarted since it was looked up (another incarnation answers); look it "
+                "up again",
+                describe(own));
+  }
+  Peer result;
+  result.role = peer.role();
+  result.node_id = peer.node_id();
+  result.incarnation = incarnation;
+  result.epoch = peer.epoch();
+  return result;
+}
+
+Result<void> check_expected(const std::optional<Incarnation>& expected, const Peer& peer) {
+  if (!expected || *expected == peer.incarnation) return {};
+  return fail(ErrorCode::kStale,
+              "another incarnation answers than the one that was looked up; look it up again");
+}
+
+std::string make_proof(std::string_view secret, Side speaker, const proto::Hello& speaker_hello,
+                       const proto::Hello& listener_hello) {
+  MacText text("rekindle hello v1");
+  text.u64(static_cast<std::uint64_t>(speaker));
+  text.bytes(speaker_hello.nonce()).bytes(listener_hello.nonce());
+  text.u64(static_cast<std::uint64_t>(speaker_hello.role())).bytes(speaker_hello.node_id());
+  text.bytes(speaker_hello.incarnation()).bytes(speaker_hello.expected_incarnation());
+  text.u64(speaker_hello.epoch());
+  text.u64(speaker_hello.protocol_min()).u64(speaker_hello.protocol_max());
+  return hmac_sha256(secret, std::move(text).take());
+}
+
+Result<void> check_proof(const proto::HelloProof& proof, std::string_view secret, Side speaker,
+                         const proto::Hello& speaker_hello, const proto::Hello& listener_hello) {
+  if (equal_constant_time(proof.mac(),
+                          make_proof(secret, speaker, speaker_hello, listener_hello))) {
+    return {};
+  }
+  return fail(ErrorCode::kDenied,
+              "{} and {} have different cluster secrets; give both the same --secret-file",
+              describe(speaker_hello), describe(listener_hello));
+}
+
+proto::Frame refusal_frame(const Error& error) {
+  proto::Frame frame;
+  *frame.mutable_proof()->mutable_refusal() = to_status(error);
+  return frame;
+}
+
+}  // namespace rekindle::rpc

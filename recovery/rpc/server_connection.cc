@@ -1,0 +1,242 @@
+#include "recovery/rpc/server_connection.h"
+
+#include <utility>
+
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/handshake.h"
+#include "recovery/rpc/socket_options.h"
+#include "recovery/rpc/unix_socket.h"
+
+namespace rekindle::rpc {
+
+namespace asio = boost::asio;
+using std::chrono::steady_clock;
+
+// One call that is being served. Its id stays taken until the handler has ended, also when the
+// caller has been answered before (deadline) or is gone.
+struct ServerConnection::Call {
+  Call(const asio::any_io_executor& executor, std::uint64_t call_id)
+      : id(call_id), timer(executor) {}
+  void cancel() {
+    cancelled = true;
+    signal.emit(asio::cancellation_type::terminal);
+  }
+  std::uint64_t id;
+  std::string what;
+  asio::cancellation_signal signal;  // of the handler
+  asio::steady_timer timer;
+  bool answered = false;
+  bool cancelled = false;
+};
+
+class ServerConnection::Events final : public EventSink {
+ public:
+  Events(std::shared_ptr<Connection> connection, std::shared_ptr<Call> call)
+      : connection_(std::move(connection)), call_(std::move(call)) {}
+
+  void send(const google::protobuf::MessageLite& body) override {
+    if (cancelled() || connection_->queued_bytes() > Connection::kEventDropBytes) return;
+    proto::Frame frame;
+    frame.mutable_event()->set_call_id(call_->id);
+    body.SerializeToString(frame.mutable_event()->mutable_body());
+    (void)connection_->send(frame);  // one that does not fit a frame is dropped, too
+  }
+  bool cancelled() const override {
+    return call_->cancelled || call_->answered || !connection_->is_open();
+  }
+
+ private:
+  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<Call> call_;
+};
+
+ServerConnection::ServerConnection(std::shared_ptr<ServerShared> shared, Socket socket,
+                                   std::string address, std::string unix_path)
+    : shared_(std::move(shared)),
+      connection_(Connection::create(std::move(socket))),
+      unix_path_(std::move(unix_path)) {
+  peer_.address = std::move(address);
+}
+
+Task<Result<void>> ServerConnection::greet() {
+  const bool is_unix = !unix_path_.empty();
+  if (is_unix) CO_TRY_VOID(check_peer_uid(connection_->socket().native_handle(), unix_path_));
+  const std::string secret = is_unix ? std::string() : shared_->identity.secret;
+  CO_TRY(const proto::Frame theirs, co_await connection_->read());
+  if (theirs.kind_case() != proto::Frame::kHello) {
+    co_return fail(ErrorCode::kInvalid, "a connection must begin with a hello");
+  }
+  proto::Frame own;
+  *own.mutable_hello() = make_hello(shared_->identity, secret, std::nullopt);
+  CO_TRY(Peer peer, check_hello(own.hello(), theirs.hello()));
+  if (!secret.empty()) {
+    CO_TRY_VOID(connection_->send(own));
+    CO_TRY(const proto::Frame proof, co_await connection_->read());
+    if (proof.kind_case() != proto::Frame::kProof) {
+      co_return fail(ErrorCode::kInvalid, "the proof of the cluster secret must follow the hello");
+    }
+    CO_TRY_VOID(check_proof(proof.proof(), secret, Side::kCaller, theirs.hello(), own.hello()));
+    proto::Frame answer;
+    answer.mutable_proof()->set_mac(make_proof(secret, Side::kServer, own.hello(), theirs.hello()));
+    CO_TRY_VOID(connection_->send(answer));
+  } else {
+    CO_TRY_VOID(connection_->send(own));
+  }
+  peer.address = peer_.address;
+  peer.local_user = is_unix;
+  peer_ = std::move(peer);
+  co_return Result<void>();
+}
+
+Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self,
+                                   std::function<void()> on_end) {
+  struct AtEnd {
+    ServerConnection* connection;
+    std::function<void()> on_end;
+    ~AtEnd() {
+      connection->end();
+      on_end();
+    }
+  } at_end{self.get(), std::move(on_end)};
+  auto& connection = *self->connection_;
+  if (self->unix_path_.empty()) set_tcp_options(connection.socket());
+  connection.set_handshake_deadline(steady_clock::now() + kFrameDeadline);
+  if (auto greeted = co_await self->greet(); !greeted) {
+    if (connection.is_open()) {
+      log::warn("rpc.refused", "peer", self->peer_.address, "error", greeted.error());
+      co_await connection.refuse(std::move(greeted).error());
+    }
+    co_return;
+  }
+  self->greeted_ = true;
+  connection.set_handshake_deadline(std::nullopt);
+  connection.set_idle_timeout(self->shared_->limits.idle_timeout,
+                              [raw = self.get()] { return !raw->calls_.empty(); });
+  connection.raise_frame_cap();
+  for (;;) {
+    // A peer that does not read its responses gets no new work; the write deadline ends it.
+    if (!co_await connection.wait_for_room(TimePoint::max())) co_return;
+    auto frame = co_await connection.read();
+    if (!frame) {
+      if (connection.is_open()) co_await connection.refuse(std::move(frame).error());
+      co_return;
+    }
+    if (frame->kind_case() == proto::Frame::kRequest) {
+      self->on_request(std::move(*frame->mutable_request()));
+    } else if (frame->kind_case() == proto::Frame::kCancel) {
+      const auto found = self->calls_.find(frame->cancel().call_id());
+      if (found != self->calls_.end()) {
+        found->second->answered = true;  // nobody waits for it
+        found->second->cancel();
+      }
+    } else {
+      co_await connection.refuse({ErrorCode::kInvalid, "only calls may follow the hello"});
+      co_return;
+    }
+  }
+}
+
+void ServerConnection::end() {
+  connection_->close({ErrorCode::kPeerLost, "connection closed"});
+  cancel_calls();
+  if (std::exchange(greeted_, false) && shared_->on_peer_closed) shared_->on_peer_closed(peer_);
+}
+
+void ServerConnection::cancel_calls() {
+  const auto calls = calls_;  // a handler may end inside cancel()
+  for (const auto& [id, call] : calls) call->cancel();
+}
+
+void ServerConnection::on_request(proto::Request request) {
+  const std::uint64_t id = request.call_id();
+  const auto found = shared_->methods.find(request.method());
+  if (calls_.contains(id)) {
+    return connection_->close({ErrorCode::kInvalid, fmt::format("call id {} is in use", id)});
+  }
+  if (found == shared_->methods.end()) {
+    return respond(id, fail(ErrorCode::kInvalid, "{} does not serve method {} (another version?)",
+                            role_name(shared_->identity.role), request.method()));
+  }
+  if (found->second.local_only && !peer_.local_user) {
+    return respond(id, fail(ErrorCode::kDenied,
+                            "this call is served on the unix socket only, to the same user"));
+  }
+  if (request.deadline_ms() == 0) {
+    return respond(id, fail(ErrorCode::kInvalid, "a call needs a deadline"));
+  }
+  if (calls_.size() >= shared_->limits.max_calls_per_connection) {
+    return respond(id, fail(ErrorCode::kExhausted, "{} calls are open on this connection; wait",
+                            calls_.size()));
+  }
+  const auto call = std::make_shared<Call>(connection_->executor(), id);
+  call->what = proto::Method_Name(static_cast<proto::Method>(request.method()));
+  calls_.emplace(id, call);
+  call->timer.expires_after(std::chrono::milliseconds(request.deadline_ms()));
+  call->timer.async_wait([self = shared_from_this(), call](const boost::system::error_code& error) {
+    if (!error) self->on_call_deadline(call);
+  });
+  shared_->tasks.spawn("rpc.call", run_call(shared_from_this(), call, found->second,
+                                            std::move(*request.mutable_body())));
+}
+
+void ServerConnection::on_call_deadline(const std::shared_ptr<Call>& call) {
+  respond_once(*call,
+               fail(ErrorCode::kTimeout, "{}: not done by the caller's deadline", call->what));
+  call->cancel();
+}
+
+Task<Result<std::string>> ServerConnection::invoke(std::shared_ptr<ServerConnection> self,
+                                                   std::shared_ptr<Call> call,
+                                                   const ServerShared::Method& method,
+                                                   std::string body) {
+  auto events = std::make_shared<Events>(self->connection_, call);
+  co_return co_await method.handler(self->peer_, std::move(body), std::move(events));
+}
+
+Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> self,
+                                      std::shared_ptr<Call> call,
+                                      const ServerShared::Method& method, std::string body) {
+  // The handler has its own cancellation: it may be told to stop while this waits for its end.
+  auto [exception, result] = co_await asio::co_spawn(
+      self->connection_->executor(), invoke(self, call, method, std::move(body)),
+      asio::bind_cancellation_slot(call->signal.slot(), asio::as_tuple(asio::use_awaitable)));
+  call->timer.cancel();
+  self->calls_.erase(call->id);
+  if (exception) {
+    std::string why = "unknown exception";
+    try {
+      std::rethrow_exception(exception);
+    } catch (const std::exception& error) {
+      why = error.what();
+    } catch (...) {  // only its text is wanted
+    }
+    if (!call->cancelled) log::error("rpc.handler_failed", "call", call->what, "error", why);
+    result = fail(ErrorCode::kInternal, "{} failed: {}", call->what, why);
+  }
+  self->respond_once(*call, std::move(result));
+}
+
+void ServerConnection::respond_once(Call& call, Result<std::string> result) {
+  if (!std::exchange(call.answered, true)) respond(call.id, std::move(result));
+}
+
+void ServerConnection::respond(std::uint64_t call_id, Result<std::string> result) {
+  proto::Frame frame;
+  auto& response = *frame.mutable_response();
+  response.set_call_id(call_id);
+  if (result) {
+    *response.mutable_status() = ok_status();
+    response.set_body(std::move(*result));
+  } else {
+    *response.mutable_status() = to_status(result.error());
+  }
+  if (const auto sent = connection_->send(frame); !sent) {
+    response.clear_body();
+    *response.mutable_status() =
+        to_status(Error(ErrorCode::kInternal,
+                        fmt::format("the response is too large: {}", sent.error().message())));
+    (void)connection_->send(frame);
+  }
+}
+
+}  // namespace rekindle::rpc

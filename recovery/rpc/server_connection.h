@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "recovery/rpc/connection.h"
+#include "recovery/rpc/rpc.h"
+#include "recovery/rpc/task_group.h"
+
+namespace rekindle::rpc {
+
+// What all connections of a server share. On the executor's one thread.
+struct ServerShared {
+  struct Method {
+    Handler handler;
+    bool local_only = false;
+  };
+  ServerShared(boost::asio::any_io_executor executor, Identity who, ServerLimits server_limits)
+      : identity(std::move(who)), limits(server_limits), tasks(std::move(executor)) {}
+
+  Identity identity;
+  ServerLimits limits;
+  std::unordered_map<std::uint32_t, Method> methods;  // fixed once it listens
+  std::function<void(const Peer&)> on_peer_closed;
+  TaskGroup tasks;  // connections and calls
+};
+
+// The server's end of one connection: hello, then calls.
+class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
+ public:
+  ServerConnection(std::shared_ptr<ServerShared> shared, Socket socket, std::string address,
+                   std::string unix_path);
+
+  // Runs until the connection ends; `on_end` is called once, also on cancellation.
+  static Task<void> serve(std::shared_ptr<ServerConnection> self, std::function<void()> on_end);
+  void cancel_calls();
+  void close(Error reason) { connection_->close(std::move(reason)); }
+  void refuse_now(const Error& error) { connection_->refuse_now(error); }
+  bool greeted() const { return greeted_; }
+  const Peer& peer() const { return peer_; }
+
+ private:
+  struct Call;
+  class Events;
+
+  Task<Result<void>> greet();
+  void on_request(proto::Request request);
+  void on_call_deadline(const std::shared_ptr<Call>& call);
+  static Task<void> run_call(std::shared_ptr<ServerConnection> self, std::shared_ptr<Call> call,
+                             const ServerShared::Method& method, std::string body);
+  static Task<Result<std::string>> invoke(std::shared_ptr<ServerConnection> self,
+                                          std::shared_ptr<Call> call,
+                                          const ServerShared::Method& method, std::string body);
+  void respond(std::uint64_t call_id, Result<std::string> result);
+  void respond_once(Call& call, Result<std::string> result);
+  void end();
+
+  std::shared_ptr<ServerShared> shared_;
+  std::shared_ptr<Connection> connection_;
+  std::string unix_path_;  // "" for TCP
+  Peer peer_;
+  bool greeted_ = false;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Call>> calls_;
+};
+
+}  // namespace rekindle::rpc

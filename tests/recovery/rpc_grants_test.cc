@@ -1,0 +1,119 @@
+#include <fstream>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
+
+namespace rekindle::rpc {
+namespace {
+
+TEST(Grants, HmacMatchesRfc4231) {
+  const auto hex = [](const std::string& mac) {
+    return to_hex(reinterpret_cast<const std::uint8_t*>(mac.data()), mac.size());
+  };
+  EXPECT_EQ(hex(hmac_sha256("Jefe", "what do ya want for nothing?")),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(hex(hmac_sha256(std::string(20, '\x0b'), "Hi There")),
+            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+}
+
+struct Signed {
+  Incarnation puller = Incarnation::random();
+  Incarnation source = Incarnation::random();
+  Digest128 root{1, 2};
+  proto::Grant grant;
+
+  explicit Signed(std::string_view secret) {
+    grant.set_puller_incarnation(puller.to_bytes());
+    grant.set_source_incarnation(source.to_bytes());
+    *grant.mutable_root() = to_proto(root);
+    grant.set_issuer(Incarnation::random().to_bytes());
+    grant.set_expiry_ms(1000);
+    grant.set_serial(7);
+    sign_grant(grant, secret);
+  }
+  ErrorCode code(std::string_view secret) const {
+    const auto checked = check_grant(grant, secret, {puller, source, root});
+    return checked ? ErrorCode::kInternal : checked.error().code();
+  }
+};
+
+TEST(Grants, ASignedGrantIsAccepted) {
+  const Signed it("secret");
+  EXPECT_TRUE(check_grant(it.grant, "secret", {it.puller, it.source, it.root}));
+}
+
+TEST(Grants, AnyChangedFieldBreaksTheSignature) {
+  const auto tampered = [](auto change) {
+    Signed it("secret");
+    change(it.grant);
+    return it.code("secret");
+  };
+  EXPECT_EQ(tampered([](auto& g) { g.set_expiry_ms(2000); }), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.set_serial(8); }), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.set_max_bytes_per_second(1); }), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.set_issuer(std::string(16, 'x')); }), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.mutable_root()->set_low(9); }), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.set_puller_incarnation(std::string(16, 'x')); }),
+            ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.clear_mac(); }), ErrorCode::kDenied);
+  EXPECT_EQ(Signed("secret").code("another"), ErrorCode::kDenied);
+}
+
+TEST(Grants, AGrantOfAnotherLifeIsStaleAndOfAnotherPullerDenied) {
+  Signed it("");
+  it.source = Incarnation::random();
+  EXPECT_EQ(it.code(""), ErrorCode::kStale);
+  Signed other("");
+  other.puller = Incarnation::random();
+  EXPECT_EQ(other.code(""), ErrorCode::kDenied);
+  Signed root("");
+  root.root = {3, 4};
+  EXPECT_EQ(root.code(""), ErrorCode::kDenied);
+}
+
+class SecretFile : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/rekindle-secret-XXXXXX";
+    const int fd = ::mkstemp(name);
+    ASSERT_GE(fd, 0);
+    ::close(fd);
+    path_ = name;
+  }
+  void TearDown() override { ::unlink(path_.c_str()); }
+  void write(const std::string& text) { std::ofstream(path_) << text; }
+  std::string path_;
+};
+
+TEST_F(SecretFile, WhiteSpaceAroundItIsCut) {
+  write("  0123456789abcdef\n");
+  EXPECT_EQ(*read_secret(path_), "0123456789abcdef");
+  EXPECT_EQ(*read_secret(""), "");
+}
+
+TEST_F(SecretFile, OneThatOthersCanReadIsRefused) {
+  write("0123456789abcdef");
+  ::chmod(path_.c_str(), 0640);
+  const auto secret = read_secret(path_);
+  ASSERT_FALSE(secret);
+  EXPECT_EQ(secret.error().code(), ErrorCode::kDenied);
+  EXPECT_NE(secret.error().message().find("chmod 600"), std::string::npos);
+  EXPECT_EQ(secret.error().message().find("0123456789abcdef"), std::string::npos);
+}
+
+TEST_F(SecretFile, TooShortTooLongAndMissingAreRefused) {
+  write("short");
+  EXPECT_EQ(read_secret(path_).error().code(), ErrorCode::kInvalid);
+  write(std::string(5000, 'x'));
+  EXPECT_EQ(read_secret(path_).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(read_secret("/nonexistent/secret").error().code(), ErrorCode::kNotFound);
+  EXPECT_EQ(read_secret("/tmp").error().code(), ErrorCode::kInvalid);
+}
+
+}  // namespace
+}  // namespace rekindle::rpc
