@@ -35,13 +35,17 @@ struct PlanOptions {
   // Wanting a part of a tile means fetching the whole tile, unless that more than doubles the bytes
   // of the tensor: then the part is fetched alone and the source vouches for it (kRange).
   double max_partial_overhead = 2.0;
+  // Tensors whose tiles are at most this are fetched in whole tiles at any overhead: a few KiB cost
+  // less than asking the source for a digest, and carry the publisher's own.
+  std::uint64_t small_tile_bytes = kWholeTensorTileBytes;
 };
 
 struct PlanRequest {
   const Checkpoint* checkpoint = nullptr;
   const Layout* destination = nullptr;  // its boxes are what is wanted
-  std::span<const SourceView> sources;  // at most transport::kMaxSources
-  const TileSet* have = nullptr;        // tiles already verified at the destination; may be null
+  std::span<const SourceView>
+      sources;                    // at most transport::kMaxSources; several may share a layout
+  const TileSet* have = nullptr;  // tiles already verified at the destination; may be null
 };
 
 enum class SliceKind : std::uint8_t {
@@ -51,8 +55,10 @@ enum class SliceKind : std::uint8_t {
            // source
 };
 
-// Where bytes are read from and to. In kDirect and kRange slices without covering reads
-// `to_staging` is false and `local_offset` is in destination segment `local_segment`.
+// Where bytes are read from and to. Staging offsets count from the start of the slice's staging
+// memory; the slices of one kStaged group share one such memory. In kDirect and kRange slices
+// without covering reads `to_staging` is false and `local_offset` is in destination segment
+// `local_segment`.
 struct PlannedRead {
   std::uint32_t remote_segment = 0;
   bool to_staging = false;
@@ -72,12 +78,15 @@ struct Expansion {
   std::uint64_t staging_bytes = 0;      // 0: none needed
 };
 
-// One tile (or part of one) that a slice completes.
+// One tile (or part of one) that a slice completes. In kRange a tile may be listed several times,
+// with disjoint boxes: it is complete when all of them are.
 struct TileWork {
   TileIndex tile = 0;
   TensorIndex tensor = 0;
   Box box;                           // what lands: the whole tile, or a part (kRange)
   std::uint64_t staging_offset = 0;  // kStaged: where the tile starts in staging, packed row-major
+  // kRange: the slice that brought this part, whose source digests it. Otherwise the slice asked.
+  SliceIndex brought_by = 0;
 };
 
 struct MissingBox {
@@ -85,20 +94,23 @@ struct MissingBox {
   Box box;
 };
 
+// Refers to the checkpoint and the layouts of its request (not to `have` and `held`): they must
+// outlive it.
 class Plan {
  public:
   virtual ~Plan() = default;
   virtual SliceIndex slice_count() const = 0;
-  virtual std::uint64_t slice_bytes(SliceIndex slice) const = 0;  // on the wire
+  virtual std::uint64_t slice_bytes(SliceIndex slice) const = 0;  // on the wire (without covering)
   virtual SliceKind kind(SliceIndex slice) const = 0;
   virtual SourceMask candidates(SliceIndex slice) const = 0;
   virtual std::uint32_t bucket(SliceIndex slice) const = 0;
   virtual std::uint32_t bucket_count() const = 0;
-  // Deterministic; `source` must be a candidate.
+  // Replaces `out`. Deterministic; `source` must be a candidate.
   virtual void expand(SliceIndex slice, SourceIndex source, Expansion& out) const = 0;
-  // The tiles that are complete when this slice has landed. A tile that several sources hold only
-  // in parts is spread over several slices of one group: it is listed by the last slice of the
-  // group, and group_size/group_first say which slices must have landed before.
+  // Replaces `out`: the tiles that are complete when this slice has landed. A tile that several
+  // sources hold only in parts, or a row of tiles wider than a slice, is spread over several slices
+  // of one group: it is listed by the last slice of the group, and group_size/group_first say which
+  // slices must have landed, too, in whatever order. A group lies in one bucket.
   virtual void tiles(SliceIndex slice, std::vector<TileWork>& out) const = 0;
   virtual SliceIndex group_first(SliceIndex slice) const = 0;
   virtual SliceIndex group_size(SliceIndex slice) const = 0;

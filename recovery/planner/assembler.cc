@@ -1,0 +1,138 @@
+#include "recovery/planner/assembler.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace rekindle::planner {
+
+namespace {
+
+constexpr std::size_t kMaxOpenSlices = 32;
+
+}  // namespace
+
+std::optional<Box> joined(const Box& a, const Box& b) {
+  std::optional<std::size_t> along;
+  for (std::size_t i = 0; i < a.rank(); ++i) {
+    if (a.offset[i] == b.offset[i] && a.extent[i] == b.extent[i]) continue;
+    if (along || a.offset[i] + a.extent[i] != b.offset[i]) return std::nullopt;
+    along = i;
+  }
+  if (!along) return std::nullopt;
+  Box both = a;
+  both.extent[*along] += b.extent[*along];
+  return both;
+}
+
+void cut_box(const Box& box, std::uint64_t element_bytes, std::uint64_t max_bytes,
+             std::vector<Box>& out) {
+  const std::uint64_t bytes = box.elements() * element_bytes;
+  if (bytes <= max_bytes) {
+    out.push_back(box);
+    return;
+  }
+  std::size_t axis = 0;
+  while (box.extent[axis] == 1) ++axis;
+  const std::uint64_t parts =
+      std::min(box.extent[axis], bytes / max_bytes + (bytes % max_bytes != 0));
+  std::uint64_t done = 0;
+  for (std::uint64_t part = 0; part < parts; ++part) {
+    const std::uint64_t step = box.extent[axis] / parts + (part < box.extent[axis] % parts);
+    Box piece = box;
+    piece.offset[axis] += done;
+    piece.extent[axis] = step;
+    done += step;
+    // Rounding up, or one index that is too large by itself, may leave too much: cut again.
+    cut_box(piece, element_bytes, max_bytes, out);
+  }
+}
+
+void Assembler::make_room(std::uint64_t bytes) {
+  if (bucket_used_ > 0 && bucket_used_ + bytes > bucket_bytes_) close_bucket();
+  bucket_used_ += bytes;
+}
+
+void Assembler::add(SliceKind kind, SourceMask sources, std::span<const Piece> pieces,
+                    std::uint64_t bytes) {
+  make_room(bytes);
+  const std::size_t oldest = slices_.size() > kMaxOpenSlices ? slices_.size() - kMaxOpenSlices : 0;
+  Open* target = nullptr;
+  for (std::size_t i = slices_.size(); i-- > oldest;) {
+    Open& open = slices_[i];
+    if (open.full || open.kind != kind || open.sources != sources) continue;
+    if (bytes > slice_bytes_ - std::min(open.bytes, slice_bytes_)) {
+      open.full = true;
+      continue;
+    }
+    target = &open;
+    break;
+  }
+  if (target == nullptr) {
+    target = &slices_.emplace_back(Open{kind, sources, 0, {}, -1, false});
+  }
+  target->bytes += bytes;
+  for (const Piece& piece : pieces) {
+    if (!target->pieces.empty()) {
+      Piece& last = target->pieces.back();
+      if (last.tensor == piece.tensor && last.entry == piece.entry) {
+        if (const auto both = joined(last.region, piece.region)) {
+          last.region = *both;
+          continue;
+        }
+      }
+    }
+    target->pieces.push_back(piece);
+  }
+}
+
+void Assembler::add_group(SliceKind kind, std::span<const Part> parts, std::vector<Piece> blocks,
+                          std::uint64_t element_bytes) {
+  std::uint64_t total = 0;
+  for (const Part& part : parts) total += part.piece.region.elements() * element_bytes;
+  make_room(total);
+  const auto group = static_cast<std::int64_t>(groups_.size());
+  groups_.push_back(Group{0, 0, std::move(blocks)});
+  const std::size_t begin = slices_.size();
+  std::vector<Box> cuts;
+  for (const Part& part : parts) {
+    cuts.clear();
+    cut_box(part.piece.region, element_bytes, slice_bytes_, cuts);
+    for (const Box& cut : cuts) {
+      const std::uint64_t bytes = cut.elements() * element_bytes;
+      if (slices_.size() == begin || slices_.back().sources != part.sources ||
+          slices_.back().bytes + bytes > slice_bytes_) {
+        slices_.push_back(Open{kind, part.sources, 0, {}, group, true});
+      }
+      slices_.back().bytes += bytes;
+      slices_.back().pieces.push_back({cut, part.piece.tensor, part.piece.entry});
+    }
+  }
+}
+
+void Assembler::close_bucket() {
+  const auto first_group = static_cast<std::uint32_t>(plan_.groups.size());
+  for (Open& open : slices_) {
+    Slice slice;
+    slice.bytes = open.bytes;
+    slice.sources = open.sources;
+    slice.first_piece = plan_.pieces.size();
+    slice.piece_count = static_cast<std::uint32_t>(open.pieces.size());
+    slice.bucket = plan_.buckets;
+    slice.kind = open.kind;
+    if (open.group >= 0) {
+      slice.group = first_group + static_cast<std::uint32_t>(open.group);
+      Group& group = groups_[static_cast<std::size_t>(open.group)];
+      if (group.count++ == 0) group.first = static_cast<SliceIndex>(plan_.slices.size());
+    }
+    plan_.total_wire_bytes += open.bytes;
+    plan_.pieces.insert(plan_.pieces.end(), open.pieces.begin(), open.pieces.end());
+    plan_.slices.push_back(slice);
+  }
+  std::move(groups_.begin(), groups_.end(), std::back_inserter(plan_.groups));
+  if (!slices_.empty()) ++plan_.buckets;
+  slices_.clear();
+  groups_.clear();
+  bucket_used_ = 0;
+}
+
+}  // namespace rekindle::planner

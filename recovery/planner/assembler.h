@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "recovery/planner/plan_table.h"
+
+namespace rekindle::planner {
+
+// Packs pieces into slices and slices into buckets. Within a bucket one slice per (kind, sources)
+// is open at a time, so that small tensors between large ones share slices; a bucket's slices come
+// in the order of their first piece.
+class Assembler {
+ public:
+  Assembler(PlanTable& plan, std::uint64_t slice_bytes, std::uint64_t bucket_bytes)
+      : plan_(plan), slice_bytes_(slice_bytes), bucket_bytes_(bucket_bytes) {}
+
+  // Pieces that must share a slice; together at most slice_bytes.
+  void add(SliceKind kind, SourceMask sources, std::span<const Piece> pieces, std::uint64_t bytes);
+
+  struct Part {
+    Piece piece;
+    SourceMask sources;
+  };
+  // Slices that complete `blocks` together; parts are cut to slice_bytes here.
+  void add_group(SliceKind kind, std::span<const Part> parts, std::vector<Piece> blocks,
+                 std::uint64_t element_bytes);
+  void finish() { close_bucket(); }
+
+ private:
+  struct Open {
+    SliceKind kind;
+    SourceMask sources;
+    std::uint64_t bytes = 0;
+    std::vector<Piece> pieces;
+    std::int64_t group = -1;  // index into groups_
+    bool full = false;
+  };
+
+  void make_room(std::uint64_t bytes);
+  void close_bucket();
+
+  PlanTable& plan_;
+  const std::uint64_t slice_bytes_;
+  const std::uint64_t bucket_bytes_;
+  std::vector<Open> slices_;  // of the bucket being filled, in the order they were begun
+  std::vector<Group> groups_;
+  std::uint64_t bucket_used_ = 0;
+};
+
+// The box of both when `b` follows `a` along one dimension and they are equal in all others.
+std::optional<Box> joined(const Box& a, const Box& b);
+
+// Cuts `box` into boxes of at most `max_bytes` and nearly equal size, along its outermost dimension
+// first, so that each stays contiguous where the box is.
+void cut_box(const Box& box, std::uint64_t element_bytes, std::uint64_t max_bytes,
+             std::vector<Box>& out);
+
+}  // namespace rekindle::planner

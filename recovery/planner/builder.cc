@@ -1,0 +1,298 @@
+#include "recovery/planner/builder.h"
+
+#include <algorithm>
+
+namespace rekindle::planner {
+
+namespace {
+
+// Every index before the last dimension's is fixed: a run of it is contiguous in its tensor.
+bool is_one_row(const Box& box) {
+  for (std::size_t i = 0; i + 1 < box.rank(); ++i) {
+    if (box.extent[i] > 1) return false;
+  }
+  return true;
+}
+
+// `next` continues `block` along the last dimension.
+bool continues(const Box& block, const Box& next) {
+  if (block.rank() == 0) return false;
+  const std::size_t last = block.rank() - 1;
+  for (std::size_t i = 0; i < last; ++i) {
+    if (block.offset[i] != next.offset[i]) return false;
+  }
+  return block.offset[last] + block.extent[last] == next.offset[last];
+}
+
+}  // namespace
+
+Builder::Builder(const PlanRequest& request, PlanTable& plan)
+    : request_(request),
+      plan_(plan),
+      options_(plan.options),
+      holders_(request.sources),
+      assembler_(plan, options_.slice_bytes, options_.bucket_bytes) {}
+
+void Builder::run() {
+  const auto count = static_cast<TensorIndex>(request_.checkpoint->tensors.size());
+  for (TensorIndex tensor = 0; tensor < count; ++tensor) plan_tensor(tensor);
+  assembler_.finish();
+  coalesce(plan_.missing_boxes);
+}
+
+const Box& Builder::entry_box(std::uint32_t entry) const {
+  return request_.destination->entries()[entry].box;
+}
+
+void Builder::collect_touches(std::uint32_t first_entry, std::uint32_t last_entry) {
+  touches_.clear();
+  const TileIndex base = request_.checkpoint->tiles.first_tile(tensor_);
+  for (std::uint32_t entry = first_entry; entry < last_entry; ++entry) {
+    const Box& box = entry_box(entry);
+    if (box.empty()) continue;
+    scratch_tiles_.clear();
+    grid_->tiles_of(box, scratch_tiles_);
+    for (const std::uint64_t tile : scratch_tiles_) {
+      if (request_.have != nullptr && request_.have->test(base + static_cast<TileIndex>(tile))) {
+        continue;
+      }
+      Touch& touch = touches_.emplace_back();
+      touch.tile = tile;
+      touch.entry = entry;
+      touch.box = grid_->tile_box(tile);
+      touch.whole = contains(box, touch.box);
+    }
+  }
+  if (last_entry - first_entry > 1) {
+    std::sort(touches_.begin(), touches_.end(), [](const Touch& a, const Touch& b) {
+      return a.tile != b.tile ? a.tile < b.tile : a.entry < b.entry;
+    });
+  }
+}
+
+// kStaged, unless that more than doubles the bytes of this tensor. Also sums up what is wanted.
+SliceKind Builder::kind_of_partial_tiles() const {
+  std::uint64_t fetched = 0;
+  std::uint64_t wanted = 0;
+  std::uint64_t previous = grid_->tile_count();
+  for (const Touch& touch : touches_) {
+    const std::uint64_t tile_elements = touch.box.elements();
+    if (touch.tile != previous) fetched += tile_elements;
+    previous = touch.tile;
+    wanted +=
+        touch.whole ? tile_elements : intersect(touch.box, entry_box(touch.entry))->elements();
+  }
+  plan_.total_wanted_bytes += wanted * element_bytes_;
+  if (grid_->tile_extent().product() * element_bytes_ <= options_.small_tile_bytes) {
+    return SliceKind::kStaged;
+  }
+  const bool too_much =
+      static_cast<double>(fetched) > options_.max_partial_overhead * static_cast<double>(wanted);
+  return too_much ? SliceKind::kRange : SliceKind::kStaged;
+}
+
+void Builder::plan_tensor(TensorIndex tensor) {
+  const std::span<const LayoutEntry> wanted = request_.destination->entries_of(tensor);
+  if (wanted.empty()) return;
+  const TileMap& map = request_.checkpoint->tiles;
+  tensor_ = tensor;
+  grid_ = &map.grid(tensor);
+  element_bytes_ = dtype_size_bytes(request_.checkpoint->tensors[tensor].dtype);
+  const auto first =
+      static_cast<std::uint32_t>(&wanted.front() - request_.destination->entries().data());
+  collect_touches(first, first + static_cast<std::uint32_t>(wanted.size()));
+  if (touches_.empty()) return;
+  holders_.select(tensor, map.first_tile(tensor), map.first_tile(tensor + 1));
+
+  const SliceKind partial = kind_of_partial_tiles();
+  for (std::size_t i = 0; i < touches_.size();) {
+    const auto kind_at = [&](std::size_t at) {
+      return touches_[at].whole ? SliceKind::kDirect : partial;
+    };
+    Run run{kind_at(i), touches_[i].tile, touches_[i].tile + 1, touches_[i].box, {}, false};
+    std::size_t end = i + 1;
+    while (end < touches_.size() && touches_[end].tile == touches_[i].tile) ++end;
+    run.shared = end - i > 1;
+    while (!run.shared && end < touches_.size()) {
+      const Touch& next = touches_[end];
+      const bool next_shared = end + 1 < touches_.size() && touches_[end + 1].tile == next.tile;
+      if (next_shared || next.tile != run.last || next.entry != touches_[i].entry ||
+          kind_at(end) != run.kind || !continues(run.block, next.box)) {
+        break;
+      }
+      run.block.extent[run.block.rank() - 1] += next.box.extent[run.block.rank() - 1];
+      ++run.last;
+      ++end;
+    }
+    run.touches = std::span(touches_).subspan(i, end - i);
+    plan_run(run);
+    i = end;
+  }
+}
+
+Builder::Run Builder::sub_run(const Run& run, std::uint64_t first, std::uint64_t last) const {
+  if (run.shared) return run;
+  Run part = run;
+  part.first = first;
+  part.last = last;
+  part.touches = run.touches.subspan(first - run.first, last - first);
+  part.block = part.touches.front().box;
+  for (const Touch& touch : part.touches.subspan(1)) {
+    part.block.extent[part.block.rank() - 1] += touch.box.extent[part.block.rank() - 1];
+  }
+  return part;
+}
+
+void Builder::regions_of(const Run& run, std::vector<Piece>& out) const {
+  out.clear();
+  if (run.kind != SliceKind::kRange) {
+    out.push_back({run.block, tensor_, run.touches.front().entry});
+    return;
+  }
+  if (!run.shared) {
+    const std::uint32_t entry = run.touches.front().entry;
+    out.push_back({*intersect(run.block, entry_box(entry)), tensor_, entry});
+    return;
+  }
+  for (const Touch& touch : run.touches) {
+    out.push_back({*intersect(run.block, entry_box(touch.entry)), tensor_, touch.entry});
+  }
+}
+
+SourceMask Builder::sources_of(const Run& run, bool& uniform) {
+  regions_of(run, scratch_regions_);
+  SourceMask sources = ~SourceMask();
+  for (const Piece& region : scratch_regions_) {
+    sources = sources & holders_.covering(region.region, run.first, run.last, uniform);
+  }
+  return sources;
+}
+
+void Builder::plan_run(const Run& run) {
+  if (!holders_.any_overlap(run.block)) {
+    if (run.kind == SliceKind::kDirect) {
+      add_missing(run.block);
+    } else {
+      for (const Touch& touch : run.touches) {
+        add_missing(*intersect(touch.box, entry_box(touch.entry)));
+      }
+    }
+    return;
+  }
+  const bool one_tile = run.last - run.first == 1;
+  bool uniform = true;
+  const SourceMask sources = sources_of(run, uniform);
+  if (!sources.empty() && (one_tile || uniform)) {
+    plan_covered(run, sources);
+  } else if (one_tile) {
+    plan_assembled(run);
+  } else {
+    plan_each_tile(run);
+  }
+}
+
+// Splits the run where the set of sources changes.
+void Builder::plan_each_tile(const Run& run) {
+  std::uint64_t begin = run.first;
+  std::optional<SourceMask> sources;
+  const auto emit = [&](std::uint64_t end) {
+    const Run part = sub_run(run, begin, end);
+    if (!sources->empty()) {
+      plan_covered(part, *sources);
+    } else {
+      plan_assembled(part);
+    }
+    begin = end;
+  };
+  for (std::uint64_t tile = run.first; tile < run.last; ++tile) {
+    bool uniform = true;
+    const SourceMask of_tile = sources_of(sub_run(run, tile, tile + 1), uniform);
+    if (sources && of_tile != *sources) emit(tile);
+    sources = of_tile;
+  }
+  emit(run.last);
+}
+
+void Builder::plan_covered(const Run& run, SourceMask sources) {
+  regions_of(run, scratch_pieces_);
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : scratch_pieces_) bytes += piece.region.elements() * element_bytes_;
+  if (bytes <= options_.slice_bytes) {
+    assembler_.add(run.kind, sources, scratch_pieces_, bytes);
+  } else if (run.kind != SliceKind::kDirect || is_one_row(run.block)) {
+    plan_chunks(run, sources, options_.slice_bytes);
+  } else if (bytes > options_.bucket_bytes) {
+    plan_chunks(run, sources, options_.bucket_bytes);
+  } else {
+    // A row of tiles wider than a slice: bands of rows stay contiguous, columns of tiles would not.
+    const Piece block = scratch_pieces_.front();
+    const Assembler::Part part{block, sources};
+    assembler_.add_group(run.kind, std::span(&part, 1), {block}, element_bytes_);
+  }
+}
+
+// As many tiles at a time as fit in `chunk_bytes`; a single tile always does.
+void Builder::plan_chunks(const Run& run, SourceMask sources, std::uint64_t chunk_bytes) {
+  std::uint64_t begin = run.first;
+  std::uint64_t used = 0;
+  for (std::uint64_t tile = run.first; tile < run.last; ++tile) {
+    regions_of(sub_run(run, tile, tile + 1), scratch_regions_);
+    const std::uint64_t tile_bytes = scratch_regions_.front().region.elements() * element_bytes_;
+    if (used + tile_bytes > chunk_bytes) {
+      plan_covered(sub_run(run, begin, tile), sources);
+      begin = tile;
+      used = 0;
+    }
+    used += tile_bytes;
+  }
+  plan_covered(sub_run(run, begin, run.last), sources);
+}
+
+// No source holds all of it: put it together from several, in slices of one group.
+void Builder::plan_assembled(const Run& run) {
+  if (run.kind == SliceKind::kStaged && run.last - run.first > 1 &&
+      run.block.elements() * element_bytes_ > options_.slice_bytes) {
+    // The staging memory of a group is one: keep it small.
+    const std::uint64_t middle = run.first + (run.last - run.first) / 2;
+    plan_assembled(sub_run(run, run.first, middle));
+    plan_assembled(sub_run(run, middle, run.last));
+    return;
+  }
+  std::vector<Piece> blocks;
+  regions_of(run, blocks);
+  std::vector<Assembler::Part> parts;
+  std::vector<Box> leftover;
+  std::vector<Holders::Cell> cells;
+  for (const Piece& block : blocks) {
+    cells.clear();
+    holders_.decompose(block.region, run.first, run.last, cells, leftover);
+    for (const Holders::Cell& cell : cells) {
+      parts.push_back({{cell.box, tensor_, block.entry}, cell.sources});
+    }
+  }
+  if (leftover.empty()) {
+    if (run.kind == SliceKind::kRange) {
+      blocks.clear();  // each part is vouched for by the source that brings it
+      for (const Assembler::Part& part : parts) blocks.push_back(part.piece);
+    }
+    assembler_.add_group(run.kind, parts, std::move(blocks), element_bytes_);
+    return;
+  }
+  if (run.last - run.first > 1) {
+    for (std::uint64_t tile = run.first; tile < run.last; ++tile) {
+      plan_assembled(sub_run(run, tile, tile + 1));
+    }
+  } else if (run.kind == SliceKind::kStaged) {
+    Run wanted = run;
+    wanted.kind = SliceKind::kRange;
+    bool uniform = true;
+    const SourceMask sources = sources_of(wanted, uniform);
+    sources.empty() ? plan_assembled(wanted) : plan_covered(wanted, sources);
+  } else {
+    for (const Box& box : leftover) add_missing(box);
+  }
+}
+
+void Builder::add_missing(const Box& box) { plan_.missing_boxes.push_back({tensor_, box}); }
+
+}  // namespace rekindle::planner

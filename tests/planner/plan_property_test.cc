@@ -1,0 +1,94 @@
+// Random checkpoints, layouts, holdings and options; every plan is carried out on memory and held
+// against a look at each element. REKINDLE_SEED and REKINDLE_CASES repeat or extend a run.
+#include <cstdlib>
+#include <random>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/planner/plan_oracle.h"
+
+namespace rekindle::planner::testing {
+namespace {
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+struct Coverage {
+  std::uint64_t direct = 0, staged = 0, range = 0, grouped = 0, missing = 0, covering = 0;
+};
+
+void count_kinds(const Plan& plan, Coverage& seen) {
+  seen.missing += !plan.missing().empty();
+  for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
+    seen.direct += plan.kind(slice) == SliceKind::kDirect;
+    seen.staged += plan.kind(slice) == SliceKind::kStaged;
+    seen.range += plan.kind(slice) == SliceKind::kRange;
+    seen.grouped += plan.group_size(slice) > 1;
+    if (plan.kind(slice) == SliceKind::kStaged) continue;
+    Expansion expansion;
+    const auto source = static_cast<SourceIndex>(std::countr_zero(plan.candidates(slice).bits()));
+    plan.expand(slice, source, expansion);
+    seen.covering += expansion.staging_bytes > 0;
+  }
+}
+
+Coverage run_cases(Size size, std::uint64_t cases) {
+  const std::uint64_t base = from_environment("REKINDLE_SEED", std::random_device{}());
+  const std::uint64_t count = from_environment("REKINDLE_CASES", cases);
+  fmt::print("seed {}\n", base);
+  Coverage seen;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t seed = base + i;
+    Random random(seed);
+    const Scenario scenario = random_scenario(random, size);
+    const std::vector<SourceView> views = scenario.views();
+    const PlanRequest request{scenario.checkpoint.get(), scenario.destination.get(), views,
+                              scenario.have.get()};
+    const auto plan = plan_pull(request, scenario.options);
+    if (!plan) {
+      ADD_FAILURE() << "seed " << seed << ": " << plan.error().message();
+      break;
+    }
+    const auto failures = check_plan(scenario, **plan, random);
+    for (const std::string& failure : failures) ADD_FAILURE() << "seed " << seed << ": " << failure;
+    if (!failures.empty()) break;
+    const auto again = plan_pull(request, scenario.options);
+    if (digest_plan(**plan) != digest_plan(**again)) {
+      ADD_FAILURE() << "seed " << seed << ": the same request gave two plans";
+      break;
+    }
+    count_kinds(**plan, seen);
+  }
+  return seen;
+}
+
+TEST(PlanProperty, SmallTensorsArriveOnceAndRight) {
+  const Coverage seen = run_cases(Size::kTiny, 4000);
+  EXPECT_GT(seen.direct, 0u);
+  EXPECT_GT(seen.staged, 0u);
+  EXPECT_GT(seen.range, 0u);
+  EXPECT_GT(seen.grouped, 0u);
+  EXPECT_GT(seen.missing, 0u);
+}
+
+TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
+  const Coverage seen = run_cases(Size::kTiled, 400);
+  EXPECT_GT(seen.direct, 0u);
+  EXPECT_GT(seen.staged, 0u);
+  EXPECT_GT(seen.range, 0u);
+  EXPECT_GT(seen.grouped, 0u);
+  EXPECT_GT(seen.missing, 0u);
+  EXPECT_GT(seen.covering, 0u);
+}
+
+TEST(PlanProperty, LargeTensorsArriveOnceAndRight) {
+  const Coverage seen = run_cases(Size::kBanded, 40);
+  EXPECT_GT(seen.direct, 0u);
+  EXPECT_GT(seen.grouped, 0u);
+}
+
+}  // namespace
+}  // namespace rekindle::planner::testing

@@ -1,0 +1,295 @@
+// What plans look like for layouts that matter: known answers.
+#include "recovery/planner/plan.h"
+
+#include <algorithm>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/planner/plan_oracle.h"
+
+namespace rekindle::planner::testing {
+namespace {
+
+Layout make_layout(const Checkpoint& checkpoint, const std::vector<TensorBox>& boxes) {
+  auto packed = pack_layout(checkpoint.tensors, boxes, std::uint64_t{1} << 40);
+  EXPECT_TRUE(packed) << packed.error().message();
+  return std::move(packed->layout);
+}
+
+std::vector<TensorBox> whole(const Checkpoint& checkpoint) {
+  std::vector<TensorBox> boxes;
+  for (TensorIndex i = 0; i < checkpoint.tensors.size(); ++i) {
+    boxes.push_back({i, Box::whole(checkpoint.tensors[i].shape)});
+  }
+  return boxes;
+}
+
+std::unique_ptr<Plan> make_plan(const Checkpoint& checkpoint, const Layout& destination,
+                                const std::vector<SourceView>& sources,
+                                const PlanOptions& options = {}, const TileSet* have = nullptr) {
+  auto plan = plan_pull({&checkpoint, &destination, sources, have}, options);
+  EXPECT_TRUE(plan) << plan.error().message();
+  return std::move(*plan);
+}
+
+Expansion expand(const Plan& plan, SliceIndex slice, SourceIndex source = 0) {
+  Expansion expansion;
+  plan.expand(slice, source, expansion);
+  return expansion;
+}
+
+std::vector<SliceKind> kinds(const Plan& plan) {
+  std::vector<SliceKind> result;
+  for (SliceIndex i = 0; i < plan.slice_count(); ++i) result.push_back(plan.kind(i));
+  return result;
+}
+
+TEST(Plan, SmallNeighboursBecomeOneRead) {
+  std::vector<TensorInfo> tensors;
+  for (int i = 0; i < 100; ++i) tensors.push_back({fmt::format("t{:03}", i), DType::kBF16, {64}});
+  const auto checkpoint = make_checkpoint(tensors);
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(*checkpoint, layout, {{&layout, nullptr}});
+  ASSERT_EQ(plan->slice_count(), 1u);
+  EXPECT_EQ(plan->kind(0), SliceKind::kDirect);
+  const Expansion expansion = expand(*plan, 0);
+  ASSERT_EQ(expansion.reads.size(), 1u);
+  EXPECT_EQ(expansion.reads[0].copy.run_bytes, 100u * 128);
+  EXPECT_EQ(expansion.reads[0].copy.count, 1u);
+  EXPECT_EQ(plan->wire_bytes(), 12800u);
+}
+
+TEST(Plan, WholeTensorIsReadInContiguousBandsThatCompleteARowOfTilesTogether) {
+  // 16 tiles of 512 KiB side by side: 8 MiB, two slices of 4 MiB.
+  const auto checkpoint = make_checkpoint({{"w", DType::kBF16, {1024, 4096}}});
+  ASSERT_EQ(checkpoint->tiles.tile_count(), 16u);
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(*checkpoint, layout, {{&layout, nullptr}});
+  ASSERT_EQ(plan->slice_count(), 2u);
+  std::vector<TileWork> tiles;
+  for (SliceIndex slice = 0; slice < 2; ++slice) {
+    EXPECT_EQ(plan->kind(slice), SliceKind::kDirect);
+    EXPECT_EQ(plan->group_first(slice), 0u);
+    EXPECT_EQ(plan->group_size(slice), 2u);
+    const Expansion expansion = expand(*plan, slice);
+    ASSERT_EQ(expansion.reads.size(), 1u);
+    EXPECT_EQ(expansion.reads[0].copy.run_bytes, 4u << 20);
+    plan->tiles(slice, tiles);
+    EXPECT_EQ(tiles.size(), slice == 0 ? 0u : 16u);
+  }
+}
+
+TEST(Plan, RowParallelShardIsOneStridedReadOfWholeTiles) {
+  const auto checkpoint = make_checkpoint({{"down", DType::kF8E4M3, {7168, 2048}}});
+  const Layout source = make_layout(*checkpoint, whole(*checkpoint));
+  const Layout shard = make_layout(*checkpoint, {{0, {{0, 3 * 128}, {7168, 128}}}});
+  const auto plan = make_plan(*checkpoint, shard, {{&source, nullptr}});
+  ASSERT_EQ(plan->slice_count(), 1u);
+  EXPECT_EQ(plan->kind(0), SliceKind::kDirect);
+  const Expansion expansion = expand(*plan, 0);
+  ASSERT_EQ(expansion.reads.size(), 1u);
+  EXPECT_EQ(expansion.reads[0].copy.run_bytes, 128u);
+  EXPECT_EQ(expansion.reads[0].copy.count, 7168u);
+  EXPECT_EQ(expansion.reads[0].copy.src_stride, 2048u);
+  EXPECT_EQ(expansion.reads[0].copy.dst_stride, 128u);
+}
+
+TEST(Plan, PartThatWouldMoreThanDoubleTheBytesIsReadAlone) {
+  const auto checkpoint = make_checkpoint({{"up", DType::kF8E4M3, {2048, 7168}}});
+  const Layout source = make_layout(*checkpoint, whole(*checkpoint));
+  const Layout shard = make_layout(*checkpoint, {{0, {{128, 0}, {128, 7168}}}});  // tp=1/16
+  const auto plan = make_plan(*checkpoint, shard, {{&source, nullptr}});
+  ASSERT_EQ(plan->slice_count(), 1u);
+  EXPECT_EQ(plan->kind(0), SliceKind::kRange);
+  EXPECT_EQ(plan->wire_bytes(), 128u * 7168);
+  ASSERT_EQ(expand(*plan, 0).reads.size(), 1u);
+  EXPECT_EQ(expand(*plan, 0).reads[0].copy.run_bytes, 128u * 7168);
+  std::vector<TileWork> tiles;
+  plan->tiles(0, tiles);
+  ASSERT_EQ(tiles.size(), 16u);
+  EXPECT_EQ(tiles[1].box, (Box{{128, 448}, {128, 448}}));
+
+  PlanOptions generous;
+  generous.max_partial_overhead = 16;
+  const auto staged = make_plan(*checkpoint, shard, {{&source, nullptr}}, generous);
+  EXPECT_THAT(kinds(*staged), ::testing::Each(SliceKind::kStaged));
+  EXPECT_EQ(staged->wire_bytes(), 2048u * 7168);
+}
+
+TEST(Plan, PartOfATileIsStagedWholeAndScattered) {
+  const auto checkpoint = make_checkpoint({{"up", DType::kF8E4M3, {2048, 7168}}});
+  const Layout source = make_layout(*checkpoint, whole(*checkpoint));
+  const Layout shard = make_layout(*checkpoint, {{0, {{1024, 0}, {1024, 7168}}}});  // tp=1/2
+  const auto plan = make_plan(*checkpoint, shard, {{&source, nullptr}});
+  EXPECT_THAT(kinds(*plan), ::testing::Each(SliceKind::kStaged));
+  EXPECT_EQ(plan->wire_bytes(), 2 * plan->wanted_bytes());
+  std::vector<TileWork> tiles;
+  plan->tiles(0, tiles);
+  const Expansion expansion = expand(*plan, 0);
+  ASSERT_EQ(tiles.size(), 4u);  // of 896 KiB
+  EXPECT_EQ(tiles[1].staging_offset, 2048u * 448);
+  EXPECT_EQ(expansion.staging_bytes, 4u * 2048 * 448);
+  ASSERT_EQ(expansion.scatter.size(), 4u);
+  EXPECT_EQ(expansion.scatter[0].copy.src_offset, 1024u * 448);
+  EXPECT_EQ(expansion.scatter[0].copy.run_bytes, 448u);
+}
+
+TEST(Plan, ATinyPartOfASmallTensorIsVerifiedByThePublishersDigest) {
+  const auto checkpoint = make_checkpoint({{"scale", DType::kF32, {56, 16}}});
+  const Layout source = make_layout(*checkpoint, whole(*checkpoint));
+  const Layout shard = make_layout(*checkpoint, {{0, {{0, 3}, {56, 1}}}});
+  const auto plan = make_plan(*checkpoint, shard, {{&source, nullptr}});
+  EXPECT_THAT(kinds(*plan), ::testing::ElementsAre(SliceKind::kStaged));
+  PlanOptions strict;
+  strict.small_tile_bytes = 0;
+  const auto range = make_plan(*checkpoint, shard, {{&source, nullptr}}, strict);
+  EXPECT_THAT(kinds(*range), ::testing::ElementsAre(SliceKind::kRange));
+}
+
+TEST(Plan, TilesCutByTheBordersOfAllSourcesArePutTogetherInAGroup) {
+  const auto checkpoint = make_checkpoint({{"w", DType::kBF16, {96, 1024}}});
+  std::vector<Layout> thirds;
+  for (std::uint64_t r = 0; r < 3; ++r) {
+    thirds.push_back(make_layout(*checkpoint, {{0, {{32 * r, 0}, {32, 1024}}}}));
+  }
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(
+      *checkpoint, layout, {{&thirds[0], nullptr}, {&thirds[1], nullptr}, {&thirds[2], nullptr}});
+  ASSERT_EQ(plan->slice_count(), 3u);
+  EXPECT_TRUE(plan->missing().empty());
+  std::vector<TileWork> tiles;
+  for (SliceIndex slice = 0; slice < 3; ++slice) {
+    EXPECT_EQ(plan->candidates(slice), SourceMask(std::uint64_t{1} << slice));
+    EXPECT_EQ(plan->group_size(slice), 3u);
+    EXPECT_EQ(expand(*plan, slice, slice).reads.size(), 1u);
+    plan->tiles(slice, tiles);
+    EXPECT_EQ(tiles.size(), slice == 2 ? 16u : 0u);
+  }
+}
+
+TEST(Plan, ASourceWithSeveralBoxesOfATensorServesWhatTheyHoldTogether) {
+  const auto checkpoint = make_checkpoint({{"w", DType::kU8, {8, 100}}});
+  const Layout halves =
+      make_layout(*checkpoint, {{0, {{0, 0}, {4, 100}}}, {0, {{4, 0}, {4, 100}}}});
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(*checkpoint, layout, {{&halves, nullptr}});
+  ASSERT_EQ(plan->slice_count(), 1u);
+  EXPECT_EQ(plan->group_size(0), 1u);
+  EXPECT_EQ(plan->wire_bytes(), 800u);
+}
+
+TEST(Plan, HeldTilesLimitTheCandidates) {
+  const auto checkpoint = make_checkpoint({{"a", DType::kU8, {100}}, {"b", DType::kU8, {100}}});
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  TileSet only_b(2);
+  only_b.set(1);
+  const auto plan = make_plan(*checkpoint, layout, {{&layout, &only_b}, {&layout, nullptr}});
+  ASSERT_EQ(plan->slice_count(), 2u);
+  EXPECT_EQ(plan->candidates(0), SourceMask(0b10));
+  EXPECT_EQ(plan->candidates(1), SourceMask(0b11));
+  const auto alone = make_plan(*checkpoint, layout, {{&layout, &only_b}});
+  ASSERT_EQ(alone->missing().size(), 1u);
+  EXPECT_EQ(alone->missing()[0].tensor, 0u);
+}
+
+TEST(Plan, VerifiedTilesAreNotFetchedAgain) {
+  const auto checkpoint = make_checkpoint({{"w", DType::kBF16, {1024, 4096}}});
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  TileSet have(16);
+  have.set_range(0, 15);
+  const auto plan = make_plan(*checkpoint, layout, {{&layout, nullptr}}, {}, &have);
+  EXPECT_EQ(plan->wire_bytes(), 512u << 10);
+  EXPECT_EQ(plan->wanted_bytes(), 512u << 10);
+  have.set(15);
+  EXPECT_EQ(make_plan(*checkpoint, layout, {{&layout, nullptr}}, {}, &have)->slice_count(), 0u);
+}
+
+TEST(Plan, ShortDenseRunsAreReadAsOneRangeWhenTheSourceDoesNotGather) {
+  const auto checkpoint = make_checkpoint({{"w", DType::kBF16, {1024, 4096}}});
+  const Layout source = make_layout(*checkpoint, whole(*checkpoint));
+  const Layout half = make_layout(*checkpoint, {{0, {{0, 0}, {1024, 2048}}}});
+  PlanOptions options;
+  options.source_gathers = false;
+  options.short_run_bytes = 8192;
+  const auto plan = make_plan(*checkpoint, half, {{&source, nullptr}}, options);
+  const Expansion expansion = expand(*plan, 0);
+  ASSERT_EQ(expansion.reads.size(), 1u);
+  EXPECT_TRUE(expansion.reads[0].to_staging);
+  EXPECT_EQ(expansion.reads[0].copy.count, 1u);
+  EXPECT_EQ(expansion.reads[0].copy.run_bytes, 1023u * 8192 + 4096);
+  ASSERT_EQ(expansion.scatter.size(), 1u);
+  EXPECT_EQ(expansion.scatter[0].copy.count, 1024u);
+  EXPECT_EQ(expansion.staging_bytes, 1023u * 8192 + 4096);
+
+  const Layout quarter = make_layout(*checkpoint, {{0, {{0, 0}, {1024, 1024}}}});
+  const auto sparse = make_plan(*checkpoint, quarter, {{&source, nullptr}}, options);
+  EXPECT_EQ(expand(*sparse, 0).staging_bytes, 0u);
+  EXPECT_EQ(expand(*sparse, 0).reads[0].copy.count, 1024u);
+}
+
+TEST(Plan, SlicesAndBucketsKeepToTheirSizes) {
+  std::vector<TensorInfo> tensors;
+  for (int i = 0; i < 60; ++i) {
+    tensors.push_back({fmt::format("l{:02}.w", i), DType::kBF16, {1024, 1024}});  // 2 MiB
+    tensors.push_back({fmt::format("l{:02}.w.scale", i), DType::kF32, {8, 8}});
+  }
+  const auto checkpoint = make_checkpoint(tensors);
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(*checkpoint, layout, {{&layout, nullptr}});
+  std::vector<std::uint64_t> buckets(plan->bucket_count());
+  for (SliceIndex slice = 0; slice < plan->slice_count(); ++slice) {
+    EXPECT_LE(plan->slice_bytes(slice), 4u << 20);
+    buckets[plan->bucket(slice)] += plan->slice_bytes(slice);
+  }
+  EXPECT_THAT(buckets, ::testing::Each(::testing::Le(16u << 20)));
+  EXPECT_LE(plan->slice_count(), 60u);  // scales ride along
+}
+
+TEST(Plan, MissingNamesTensorsAndParts) {
+  const auto checkpoint = make_checkpoint({{"a", DType::kU8, {100}},
+                                           {"b", DType::kU8, {8, 100}},
+                                           {"c", DType::kU8, {100}},
+                                           {"d", DType::kU8, {100}}});
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const Layout some = make_layout(*checkpoint, {{1, {{0, 0}, {5, 100}}}});
+  const auto plan = make_plan(*checkpoint, layout, {{&some, nullptr}});
+  EXPECT_EQ(plan->slice_count(), 0u);
+  EXPECT_EQ(describe_missing(*checkpoint, plan->missing(), 2),
+            "a (100 B) is held by no source\n"
+            "b[5:8, 0:100] (300 B of 800 B) is held by no source\n"
+            "and 2 more");
+  EXPECT_EQ(describe_missing(*checkpoint, {}, 2), "");
+  const auto nobody = make_plan(*checkpoint, layout, {});
+  EXPECT_EQ(nobody->missing().size(), 4u);
+}
+
+TEST(Plan, OneMissingTensorOfManyTilesIsOneBox) {
+  const auto checkpoint = make_checkpoint({{"w", DType::kBF16, {8192, 4096}}});
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(*checkpoint, layout, {});
+  ASSERT_EQ(plan->missing().size(), 1u);
+  EXPECT_EQ(plan->missing()[0].box, Box::whole(checkpoint->tensors[0].shape));
+}
+
+TEST(Plan, RefusesWhatBelongsToAnotherCheckpoint) {
+  const auto one = make_checkpoint({{"a", DType::kU8, {100}}});
+  const auto two = make_checkpoint({{"a", DType::kU8, {100}}, {"b", DType::kU8, {100}}});
+  const Layout of_one = make_layout(*one, whole(*one));
+  const Layout of_two = make_layout(*two, whole(*two));
+  const std::vector<SourceView> sources{{&of_two, nullptr}};
+  EXPECT_EQ(plan_pull({one.get(), &of_one, sources, nullptr}, {}).error().code(),
+            ErrorCode::kInvalid);
+  EXPECT_EQ(plan_pull({one.get(), &of_two, {}, nullptr}, {}).error().code(), ErrorCode::kInvalid);
+  const TileSet wrong(7);
+  EXPECT_EQ(plan_pull({one.get(), &of_one, {}, &wrong}, {}).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(plan_pull({nullptr, &of_one, {}, nullptr}, {}).error().code(), ErrorCode::kInvalid);
+  const std::vector<SourceView> many(65, SourceView{&of_one, nullptr});
+  EXPECT_EQ(plan_pull({one.get(), &of_one, many, nullptr}, {}).error().code(), ErrorCode::kInvalid);
+  PlanOptions zero;
+  zero.slice_bytes = 0;
+  EXPECT_EQ(plan_pull({one.get(), &of_one, {}, nullptr}, zero).error().code(), ErrorCode::kInvalid);
+}
+
+}  // namespace
+}  // namespace rekindle::planner::testing
