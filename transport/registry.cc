@@ -61,6 +61,13 @@ std::optional<Session> SegmentRegistry::find_session(const SessionToken& token) 
   return found->second;
 }
 
+std::optional<std::uint64_t> SegmentRegistry::session_rate(const SessionToken& token) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end()) return std::nullopt;
+  return found->second.max_bytes_per_second;
+}
+
 Result<std::shared_ptr<const Region>> SegmentRegistry::lookup_locked(RegionKey key) const {
   if (key.region >= slots_.size() || slots_[key.region].generation != key.generation ||
       !slots_[key.region].region) {

@@ -52,6 +52,8 @@ class SegmentRegistry {
   // Later lookups are kDenied. Follow it with Server::drop_session() of every server.
   void revoke(const SessionToken& token);
   std::optional<Session> find_session(const SessionToken& token) const;
+  // Its max_bytes_per_second; nothing when there is no such session.
+  std::optional<std::uint64_t> session_rate(const SessionToken& token) const;
 
   // The region, held as long as the pointer lives. kStale: gone, or registered again since;
   // kDenied: no such session, or the region is not one of its.

@@ -1,0 +1,407 @@
+// Reads over real sockets: placement, strides, validation, keys, sessions.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "src/base/units.h"
+#include "tests/transport/transport_fixture.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace rekindle::transport::testing {
+namespace {
+
+class TcpPathTest : public ::testing::Test {
+ protected:
+  void SetUp() override { serve({.listen_host = "127.0.0.1"}); }
+
+  void serve(tcp::ServerOptions options) {
+    server_.reset();
+    auto server = tcp::TcpServer::create(options, registry_, incarnation_);
+    ASSERT_TRUE(server) << server.error().message();
+    server_ = std::move(*server);
+  }
+
+  SessionToken admit(std::vector<RegionKey> regions, std::uint64_t rate = 0) {
+    const SessionToken token = SessionToken::random();
+    registry_.admit(
+        {.token = token, .puller = "test", .regions = regions, .max_bytes_per_second = rate});
+    return token;
+  }
+
+  RegionKey add(const TestSegment& segment, bool with_file = true) {
+    return registry_.add(segment.bytes(), with_file ? segment.fd() : -1, 0, {}, nullptr);
+  }
+
+  Result<std::unique_ptr<Path>> try_connect(const SessionToken& token) {
+    return connector_->connect(target(token), test_deadline());
+  }
+  std::unique_ptr<Path> connect(const SessionToken& token) {
+    auto path = try_connect(token);
+    EXPECT_TRUE(path) << path.error().message();
+    return path ? std::move(*path) : nullptr;
+  }
+  PathTarget target(const SessionToken& token, std::string_view host = "127.0.0.1") {
+    return {"tcp", server_->endpoint(host), token, incarnation_};
+  }
+
+  SegmentRegistry registry_;
+  const Incarnation incarnation_ = Incarnation::random();
+  std::unique_ptr<tcp::TcpServer> server_;
+  std::unique_ptr<Connector> connector_ = tcp::make_connector();
+};
+
+TEST_F(TcpPathTest, AContiguousReadLandsByteForByte) {
+  for (const bool with_file : {true, false}) {
+    const TestSegment segment(9 * kMiB + 123);
+    const RegionKey key = add(segment, with_file);
+    const auto path = connect(admit({key}));
+    std::vector<std::byte> local(segment.bytes().size());
+    ASSERT_EQ(
+        read_one(*path,
+                 {.wr_id = 77, .remote = key, .local = local.data(), .run_bytes = local.size()}),
+        OpStatus::kOk);
+    EXPECT_EQ(std::memcmp(local.data(), segment.bytes().data(), local.size()), 0);
+    EXPECT_EQ(path->bytes_landed(), local.size());
+  }
+}
+
+TEST_F(TcpPathTest, RandomStridedReadsEqualANaiveCopy) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
+  };
+  const TestSegment segment(4 * kMiB);
+  const RegionKey keys[] = {add(segment, true), add(segment, false)};
+  const auto path = connect(admit({keys[0], keys[1]}));
+  constexpr std::size_t kOps = 300;
+  std::vector<ReadOp> ops;
+  std::vector<std::vector<std::byte>> local(kOps);
+  std::vector<std::vector<std::byte>> expected(kOps);
+  for (std::size_t i = 0; i < kOps; ++i) {
+    ReadOp op{.wr_id = i, .remote = keys[i % 2]};
+    op.count = pick(1, 600);
+    op.run_bytes = i % 7 == 0 ? pick(32 * kKiB, 64 * kKiB) : pick(1, 3000);
+    op.count = std::min(op.count, 2 * kMiB / op.run_bytes);
+    op.remote_stride = op.run_bytes + (i % 3 == 0 ? 0 : pick(0, 700));
+    op.local_stride = op.run_bytes + pick(0, 50);
+    const std::uint64_t extent = (op.count - 1) * op.remote_stride + op.run_bytes;
+    op.remote_offset = pick(0, segment.bytes().size() - extent);
+    local[i].assign((op.count - 1) * op.local_stride + op.run_bytes, std::byte{0xee});
+    expected[i] = local[i];
+    op.local = local[i].data();
+    for (std::uint64_t run = 0; run < op.count; ++run) {
+      std::memcpy(expected[i].data() + run * op.local_stride,
+                  segment.bytes().data() + op.remote_offset + run * op.remote_stride, op.run_bytes);
+    }
+    ops.push_back(op);
+  }
+  const auto completions = read_all(*path, ops);
+  EXPECT_EQ(sorted_ids(completions), first_ids(kOps));
+  for (const auto& completion : completions) EXPECT_EQ(completion.status, OpStatus::kOk);
+  for (std::size_t i = 0; i < kOps; ++i) EXPECT_EQ(local[i], expected[i]) << "op " << i;
+}
+
+TEST_F(TcpPathTest, ReadsOutsideTheRegionAreInvalidAndTheStreamGoesOn) {
+  const TestSegment segment(1 * kMiB);
+  const RegionKey key = add(segment);
+  const auto path = connect(admit({key}));
+  std::vector<std::byte> local(64);
+  const std::uint64_t size = segment.bytes().size();
+  constexpr std::uint64_t kMax = ~std::uint64_t{0};
+  const ReadOp bad[] = {
+      {.remote_offset = size, .run_bytes = 1},
+      {.remote_offset = size - 7, .run_bytes = 8},
+      {.remote_offset = kMax, .run_bytes = 8},
+      {.remote_offset = 8, .run_bytes = kMax},
+      {.remote_offset = kMax - 3, .run_bytes = 8},
+      {.remote_offset = 0, .run_bytes = 1 << 20, .count = std::uint64_t{1} << 50},
+      {.remote_offset = 0, .run_bytes = 8, .count = 2, .remote_stride = kMax},
+      {.remote_offset = 0, .run_bytes = 8, .count = std::uint64_t{1} << 61, .remote_stride = 8},
+      {.remote_offset = 0, .run_bytes = 1, .count = 3, .remote_stride = kMax / 2 + 1},
+      {.remote_offset = 0, .run_bytes = 8, .count = 2, .remote_stride = size - 7},
+      {.remote_offset = size + 1, .run_bytes = 0},
+  };
+  for (ReadOp op : bad) {
+    op.remote = key;
+    op.local = local.data();
+    EXPECT_EQ(read_one(*path, op), OpStatus::kInvalid)
+        << op.remote_offset << " " << op.run_bytes << " " << op.count << " " << op.remote_stride;
+  }
+  EXPECT_EQ(path->bytes_landed(), 0u);
+  EXPECT_EQ(read_one(*path, {.remote = key, .local = local.data(), .run_bytes = 64}),
+            OpStatus::kOk);
+}
+
+TEST_F(TcpPathTest, EmptyReadsComplete) {
+  const TestSegment segment(4096);
+  const RegionKey key = add(segment);
+  const auto path = connect(admit({key}));
+  EXPECT_EQ(read_one(*path, {.remote = key, .run_bytes = 0}), OpStatus::kOk);
+  EXPECT_EQ(read_one(*path, {.remote = key, .run_bytes = 8, .count = 0}), OpStatus::kOk);
+  EXPECT_EQ(read_one(*path, {.remote = key, .remote_offset = 4096, .run_bytes = 0}), OpStatus::kOk);
+}
+
+TEST_F(TcpPathTest, APathTakesAPrefixWhenFullAndTheRestLater) {
+  const TestSegment segment(1 * kMiB);
+  const RegionKey key = add(segment);
+  const auto path = connect(admit({key}));
+  std::vector<std::byte> local(5000 * 8);
+  std::vector<ReadOp> ops;
+  for (std::size_t i = 0; i < 5000; ++i) {
+    ops.push_back({.wr_id = i,
+                   .remote = key,
+                   .remote_offset = i * 16,
+                   .local = local.data() + i * 8,
+                   .run_bytes = 8});
+  }
+  const auto taken = path->post(ops);
+  ASSERT_TRUE(taken);
+  EXPECT_GT(*taken, 0u);
+  EXPECT_LT(*taken, ops.size());
+  EXPECT_EQ(path->in_flight(), *taken);
+  auto completions = drain(*path);
+  const auto rest = read_all(*path, {ops.begin() + static_cast<std::ptrdiff_t>(*taken), ops.end()});
+  completions.insert(completions.end(), rest.begin(), rest.end());
+  EXPECT_EQ(sorted_ids(completions), first_ids(5000));
+  for (std::size_t i = 0; i < 5000; ++i) {
+    ASSERT_EQ(std::memcmp(local.data() + i * 8, segment.bytes().data() + i * 16, 8), 0) << i;
+  }
+}
+
+TEST_F(TcpPathTest, AStaleOrForeignRegionFailsItsOpOnly) {
+  const TestSegment segment(64 * kKiB);
+  const RegionKey good = add(segment);
+  const RegionKey gone = add(segment);
+  const RegionKey foreign = add(segment);
+  const auto path = connect(admit({good, gone}));
+  registry_.remove(gone);
+  const RegionKey successor = add(segment);
+  ASSERT_EQ(successor.region, gone.region);
+  std::vector<std::byte> local(4096);
+  const auto read = [&](RegionKey key) {
+    return read_one(*path, {.remote = key, .local = local.data(), .run_bytes = 4096});
+  };
+  EXPECT_EQ(read(gone), OpStatus::kStale);
+  EXPECT_EQ(read(successor), OpStatus::kDenied);
+  EXPECT_EQ(read(foreign), OpStatus::kDenied);
+  EXPECT_EQ(read({99, 1}), OpStatus::kStale);
+  EXPECT_EQ(read(good), OpStatus::kOk);
+}
+
+TEST_F(TcpPathTest, AnotherIncarnationIsStaleAndAnUnknownTokenIsDenied) {
+  const TestSegment segment(4096);
+  const SessionToken token = admit({add(segment)});
+  PathTarget wrong = target(token);
+  wrong.incarnation = Incarnation::random();
+  EXPECT_EQ(connector_->connect(wrong, test_deadline()).error().code(), ErrorCode::kStale);
+  EXPECT_EQ(try_connect(SessionToken::random()).error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(TcpPathTest, ATruncatedFileFailsTheOpAndTheStreamGoesOn) {
+  TestSegment segment(8 * kMiB);
+  const RegionKey key = add(segment);
+  const auto path = connect(admit({key}));
+  segment.truncate(1 * kMiB);
+  std::vector<std::byte> local(8 * kMiB);
+  EXPECT_EQ(read_one(*path, {.remote = key,
+                             .remote_offset = 512 * kKiB,
+                             .local = local.data(),
+                             .run_bytes = 1 * kMiB}),
+            OpStatus::kFault);
+  EXPECT_EQ(read_one(*path, {.remote = key,
+                             .remote_offset = 0,
+                             .local = local.data(),
+                             .run_bytes = 100,
+                             .count = 8000,
+                             .remote_stride = 1000,
+                             .local_stride = 100}),
+            OpStatus::kFault);
+  EXPECT_EQ(read_one(*path, {.remote = key, .local = local.data(), .run_bytes = 1 * kMiB}),
+            OpStatus::kOk);
+}
+
+TEST_F(TcpPathTest, AMappingTruncatedUnseenBreaksTheStreamAndNotTheServer) {
+  TestSegment segment(8 * kMiB);
+  const RegionKey hidden = add(segment, false);  // the server cannot ask its file
+  const RegionKey good = add(segment);
+  const SessionToken token = admit({hidden, good});
+  auto path = connect(token);
+  segment.truncate(1 * kMiB);
+  std::vector<std::byte> local(8 * kMiB);
+  EXPECT_EQ(read_one(*path, {.remote = hidden, .local = local.data(), .run_bytes = 8 * kMiB}),
+            OpStatus::kPeerLost);
+  path = connect(token);
+  EXPECT_EQ(read_one(*path, {.remote = good, .local = local.data(), .run_bytes = 1 * kMiB}),
+            OpStatus::kOk);
+}
+
+TEST_F(TcpPathTest, AbortDrainsAtOnceAndReportsEveryOp) {
+  const TestSegment segment(16 * kMiB);
+  const RegionKey key = add(segment);
+  const auto path = connect(admit({key}));
+  std::vector<std::byte> local(16 * kMiB);
+  std::vector<ReadOp> ops;
+  for (std::size_t i = 0; i < 16; ++i) {
+    ops.push_back({.wr_id = i,
+                   .remote = key,
+                   .remote_offset = i * kMiB,
+                   .local = local.data() + i * kMiB,
+                   .run_bytes = kMiB});
+  }
+  ASSERT_EQ(path->post(ops).value(), ops.size());
+  std::vector<Completion> seen(1);
+  ASSERT_TRUE(eventually([&] { return path->poll(seen) == 1; }));
+  path->abort();
+  path->abort();
+  std::fill(local.begin() + static_cast<std::ptrdiff_t>(path->bytes_landed()), local.end(),
+            std::byte{0x11});
+  const auto guard = local;
+  std::vector<Completion> completions(64);
+  const std::size_t count = path->poll(completions);  // one poll, no waiting
+  completions.resize(count);
+  EXPECT_EQ(path->in_flight(), 0u);
+  completions.push_back(seen[0]);
+  EXPECT_EQ(sorted_ids(completions), first_ids(16));
+  EXPECT_EQ(local, guard) << "bytes landed after abort()";
+  EXPECT_EQ(path->post(ops).error().code(), ErrorCode::kPeerLost);
+}
+
+TEST_F(TcpPathTest, ARevokedSessionEndsMidReadAndCannotComeBack) {
+  const TestSegment segment(16 * kMiB);
+  const RegionKey key = add(segment);
+  const SessionToken revoked = admit({key});
+  const SessionToken other = admit({key});
+  const auto victim = connect(revoked);
+  const auto bystander = connect(other);
+  std::vector<std::byte> local(16 * kMiB);
+  std::vector<ReadOp> ops;
+  for (std::size_t i = 0; i < 100; ++i) {
+    ops.push_back({.wr_id = i, .remote = key, .local = local.data(), .run_bytes = local.size()});
+  }
+  ASSERT_EQ(victim->post(ops).value(), ops.size());
+  std::vector<Completion> early(1);
+  ASSERT_TRUE(eventually([&] { return victim->poll(early) == 1; }));
+  registry_.revoke(revoked);
+  server_->drop_session(revoked);
+  EXPECT_EQ(registry_.reader_count(key), 0u);
+  auto completions = drain(*victim);
+  completions.insert(completions.begin(), early[0]);
+  EXPECT_EQ(sorted_ids(completions), first_ids(100));
+  EXPECT_EQ(completions.back().status, OpStatus::kPeerLost);
+  EXPECT_EQ(try_connect(revoked).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(read_one(*bystander, {.remote = key, .local = local.data(), .run_bytes = kMiB}),
+            OpStatus::kOk);
+}
+
+TEST_F(TcpPathTest, ARemovedRegionStaysMappedUntilItsReaderIsDone) {
+  auto segment = std::make_shared<TestSegment>(64 * kMiB);
+  const std::weak_ptr<TestSegment> alive = segment;
+  const RegionKey key = registry_.add(segment->bytes(), segment->fd(), 0, {}, segment);
+  const auto path = connect(admit({key}));
+  std::vector<std::byte> local(64 * kMiB);
+  const ReadOp op{.wr_id = 0, .remote = key, .local = local.data(), .run_bytes = local.size()};
+  ASSERT_EQ(path->post({&op, 1}).value(), 1u);
+  ASSERT_TRUE(eventually([&] { return registry_.reader_count(key) == 1; }));
+  const auto expected = segment->bytes();
+  registry_.remove(key);
+  segment.reset();
+  EXPECT_FALSE(alive.expired());
+  const auto completions = drain(*path);
+  ASSERT_EQ(completions.size(), 1u);
+  EXPECT_EQ(completions[0].status, OpStatus::kOk);
+  (void)expected;
+  EXPECT_TRUE(eventually([&] { return alive.expired(); }));
+}
+
+TEST_F(TcpPathTest, TheSessionsRateCapHoldsOverAllItsStreams) {
+  const TestSegment segment(4 * kMiB);
+  const RegionKey key = add(segment);
+  constexpr std::uint64_t kRate = 40 * kMiB;
+  const SessionToken token = admit({key}, kRate);
+  std::vector<std::unique_ptr<Path>> paths;
+  for (int i = 0; i < 3; ++i) paths.push_back(connect(token));
+  std::vector<std::byte> local(4 * kMiB);
+  const TimePoint start = std::chrono::steady_clock::now();
+  for (auto& path : paths) {
+    const ReadOp op{.remote = key, .local = local.data(), .run_bytes = local.size()};
+    ASSERT_EQ(path->post({&op, 1}).value(), 1u);
+  }
+  for (auto& path : paths) ASSERT_EQ(drain(*path).size(), 1u);
+  const double took = seconds(std::chrono::steady_clock::now() - start);
+  // A lower bound of the time is a bound of the rate, not of the machine's speed.
+  EXPECT_GE(took, (12.0 * kMiB - kRate / 50.0) / kRate);
+  // Lifting the cap takes effect on open streams.
+  registry_.admit({.token = token, .puller = "test", .regions = {key}});
+  EXPECT_EQ(read_one(*paths[0], {.remote = key, .local = local.data(), .run_bytes = local.size()}),
+            OpStatus::kOk);
+}
+
+TEST_F(TcpPathTest, BothAddressFamiliesReachAServerOnEveryAddress) {
+  serve({});
+  const TestSegment segment(4096);
+  const RegionKey key = add(segment);
+  const SessionToken token = admit({key});
+  std::vector<std::byte> local(4096);
+  for (const char* host : {"127.0.0.1", "::1", "localhost"}) {
+    auto path = connector_->connect(target(token, host), test_deadline());
+    ASSERT_TRUE(path) << host << ": " << path.error().message();
+    EXPECT_EQ(read_one(**path, {.remote = key, .local = local.data(), .run_bytes = 4096}),
+              OpStatus::kOk);
+  }
+}
+
+TEST_F(TcpPathTest, APortInUseIsNamed) {
+  const auto second = tcp::TcpServer::create({.listen_host = "127.0.0.1", .port = server_->port()},
+                                             registry_, incarnation_);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), ErrorCode::kUnavailable);
+  EXPECT_NE(second.error().message().find(std::to_string(server_->port())), std::string::npos);
+}
+
+TEST_F(TcpPathTest, BadEndpointsAreRefusedWithTheirName) {
+  const SessionToken token = SessionToken::random();
+  for (const char* endpoint : {"", "127.0.0.1", "127.0.0.1:", ":80", "127.0.0.1:70000", "[::1]",
+                               "127.0.0.1:80x", "127.0.0.1:-1", "127.0.0.1:0"}) {
+    const auto path = connector_->connect({"tcp", endpoint, token, incarnation_}, test_deadline());
+    ASSERT_FALSE(path) << endpoint;
+    EXPECT_EQ(path.error().code(), ErrorCode::kInvalid) << path.error().message();
+  }
+  const auto nobody = connector_->connect({"tcp", "no-such-host.invalid:80", token, incarnation_},
+                                          std::chrono::steady_clock::now() + 2s);
+  ASSERT_FALSE(nobody);
+  EXPECT_NE(nobody.error().message().find("no-such-host.invalid"), std::string::npos);
+}
+
+TEST_F(TcpPathTest, ASessionHasALimitedNumberOfStreams) {
+  serve({.listen_host = "127.0.0.1", .max_streams_per_session = 2});
+  const TestSegment segment(4096);
+  const SessionToken token = admit({add(segment)});
+  auto first = connect(token);
+  auto second = connect(token);
+  EXPECT_EQ(try_connect(token).error().code(), ErrorCode::kUnavailable);
+  first.reset();
+  EXPECT_TRUE(eventually([&] { return try_connect(token).has_value(); }));
+}
+
+TEST_F(TcpPathTest, AServerThatEndsLeavesEveryOpReported) {
+  const TestSegment segment(16 * kMiB);
+  const RegionKey key = add(segment);
+  const auto path = connect(admit({key}));
+  std::vector<std::byte> local(16 * kMiB);
+  std::vector<ReadOp> ops;
+  for (std::size_t i = 0; i < 200; ++i) {
+    ops.push_back({.wr_id = i, .remote = key, .local = local.data(), .run_bytes = local.size()});
+  }
+  ASSERT_EQ(path->post(ops).value(), ops.size());
+  server_.reset();
+  const auto completions = drain(*path);
+  EXPECT_EQ(sorted_ids(completions), first_ids(200));
+  EXPECT_EQ(completions.back().status, OpStatus::kPeerLost);
+}
+
+}  // namespace
+}  // namespace rekindle::transport::testing

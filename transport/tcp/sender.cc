@@ -1,0 +1,168 @@
+#include "transport/tcp/sender.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "src/base/units.h"
+
+namespace rekindle::transport::tcp {
+namespace {
+
+// Below this, one sendmsg that carries header and payload beats send + sendfile.
+constexpr std::uint64_t kSendfileBytes = 32 << 10;
+constexpr std::size_t kMaxIovecs = 256;
+
+// The file must still hold what the request wants: the mapping alone cannot tell.
+bool file_covers(const Region& region, std::uint64_t end) {
+  if (region.fd < 0) return true;
+  struct stat info {};
+  if (::fstat(region.fd, &info) != 0) return false;
+  if (!S_ISREG(info.st_mode)) return true;
+  return in_range(region.fd_offset, end, static_cast<std::uint64_t>(info.st_size));
+}
+
+std::uint64_t end_of(const Request& request) {  // after fits(): cannot overflow
+  return request.offset + (request.count - 1) * request.stride + request.run_bytes;
+}
+
+}  // namespace
+
+void Sender::start(const Request& request, std::shared_ptr<const Region> region) {
+  if (!fits(request, region->bytes.size())) return start_error(request.wr_id, OpStatus::kInvalid);
+  const std::uint64_t total = *payload_bytes(request.run_bytes, request.count);
+  if (total != 0 && !file_covers(*region, end_of(request))) {
+    return start_error(request.wr_id, OpStatus::kFault);
+  }
+  encode(Response{request.wr_id, OpStatus::kOk, total}, header_);
+  header_sent_ = 0;
+  request_ = request;
+  if (request_.count > 1 && request_.stride == request_.run_bytes) {  // really one run
+    request_.run_bytes = total;
+    request_.count = 1;
+  }
+  region_ = std::move(region);
+  run_ = 0;
+  run_sent_ = 0;
+  payload_left_ = total;
+  active_ = true;
+}
+
+void Sender::start_error(std::uint64_t wr_id, OpStatus status) {
+  encode(Response{wr_id, status, 0}, header_);
+  header_sent_ = 0;
+  payload_left_ = 0;
+  active_ = true;
+}
+
+bool Sender::by_file() const {
+  return region_ && region_->fd >= 0 && request_.run_bytes >= kSendfileBytes;
+}
+
+Sender::Sent Sender::send(int socket, std::uint64_t budget, bool more) {
+  Sent sum;
+  while (true) {
+    const Sent sent = step(socket, budget - sum.payload, more);
+    sum.payload += sent.payload;
+    sum.outcome = sent.outcome;
+    if (sent.outcome != Outcome::kDone) return sum;
+    if (header_sent_ == header_.size() && payload_left_ == 0) {
+      region_.reset();
+      active_ = false;
+      return sum;
+    }
+    if (header_sent_ == header_.size() && sum.payload == budget) {
+      sum.outcome = Outcome::kBudget;
+      return sum;
+    }
+  }
+}
+
+Sender::Sent Sender::step(int socket, std::uint64_t budget, bool more) {
+  if (payload_left_ == 0 || !by_file()) return send_gathered(socket, budget, more);
+  if (header_sent_ < header_.size()) return send_header(socket);
+  return send_file(socket, budget);
+}
+
+Sender::Sent Sender::send_header(int socket) {
+  const ssize_t n = ::send(socket, header_.data() + header_sent_, header_.size() - header_sent_,
+                           MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
+  if (n < 0) return failed(errno, "send");
+  header_sent_ += static_cast<std::size_t>(n);
+  return {};
+}
+
+Sender::Sent Sender::send_file(int socket, std::uint64_t budget) {
+  auto offset =
+      static_cast<off_t>(region_->fd_offset + request_.offset + run_ * request_.stride + run_sent_);
+  const std::uint64_t wanted = std::min(request_.run_bytes - run_sent_, budget);
+  const ssize_t n = ::sendfile(socket, region_->fd, &offset, wanted);
+  if (n < 0) return failed(errno, "sendfile");
+  if (n == 0) return broken("the file ends before the bytes that were promised");
+  advance(static_cast<std::uint64_t>(n));
+  return {Outcome::kDone, static_cast<std::uint64_t>(n)};
+}
+
+Sender::Sent Sender::send_gathered(int socket, std::uint64_t budget, bool more) {
+  std::array<iovec, kMaxIovecs> parts;
+  std::size_t used = 0;
+  const std::size_t header_left = header_.size() - header_sent_;
+  if (header_left != 0) parts[used++] = {header_.data() + header_sent_, header_left};
+
+  std::uint64_t planned = 0;
+  std::uint64_t run = run_;
+  std::uint64_t skip = run_sent_;
+  const std::uint64_t limit = std::min(payload_left_, budget);
+  while (planned < limit && used < parts.size()) {
+    const std::uint64_t size = std::min(request_.run_bytes - skip, limit - planned);
+    const std::byte* from = region_->bytes.data() + request_.offset + run * request_.stride + skip;
+    parts[used++] = {const_cast<std::byte*>(from), size};
+    planned += size;
+    ++run;
+    skip = 0;
+  }
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = used;
+  const bool last = planned == payload_left_;
+  const int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (more || !last ? MSG_MORE : 0);
+  const ssize_t n = ::sendmsg(socket, &message, flags);
+  if (n < 0) return failed(errno, "sendmsg");
+  const auto moved = static_cast<std::size_t>(n);
+  const std::size_t of_header = std::min(moved, header_left);
+  header_sent_ += of_header;
+  advance(moved - of_header);
+  return {Outcome::kDone, moved - of_header};
+}
+
+void Sender::advance(std::uint64_t payload) {
+  payload_left_ -= payload;
+  while (payload != 0) {
+    const std::uint64_t here = std::min(payload, request_.run_bytes - run_sent_);
+    run_sent_ += here;
+    payload -= here;
+    if (run_sent_ == request_.run_bytes) {
+      ++run_;
+      run_sent_ = 0;
+    }
+  }
+}
+
+Sender::Sent Sender::broken(std::string why) {
+  broken_reason_ = std::move(why);
+  return {Outcome::kBroken, 0};
+}
+
+Sender::Sent Sender::failed(int error_number, const char* call) {
+  if (error_number == EAGAIN || error_number == EWOULDBLOCK) return {Outcome::kBlocked, 0};
+  if (error_number == EINTR) return {};
+  if (error_number == EFAULT) return broken("the file behind the mapping was truncated");
+  return broken(errno_error(error_number, call).message());
+}
+
+}  // namespace rekindle::transport::tcp

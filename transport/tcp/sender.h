@@ -1,0 +1,60 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "transport/registry.h"
+#include "transport/tcp/wire.h"
+
+namespace rekindle::transport::tcp {
+
+// Sends one response at a time straight from the segment: sendfile for a contiguous range of a
+// file, sendmsg from the mapping otherwise. Nothing is staged. Holds the region until the last byte
+// is in the socket. Used by one server thread.
+//
+// A file that shrank under us: before the header is out, the answer is kFault; after it, the bytes
+// that were promised do not exist and the stream can only be broken.
+class Sender {
+ public:
+  enum class Outcome { kDone, kBlocked, kBudget, kBroken };
+  struct Sent {
+    Outcome outcome = Outcome::kDone;
+    std::uint64_t payload = 0;  // bytes that this call put into the socket
+  };
+
+  // Answers `request` from `region`, or with an error.
+  void start(const Request& request, std::shared_ptr<const Region> region);
+  void start_error(std::uint64_t wr_id, OpStatus status);
+  bool active() const { return active_; }
+  std::uint64_t payload_left() const { return payload_left_; }
+
+  // Sends until the socket is full, `budget` payload bytes are out or all is sent. `more`: another
+  // response follows at once.
+  Sent send(int socket, std::uint64_t budget, bool more);
+  // Why the last send() was kBroken.
+  const std::string& broken_reason() const { return broken_reason_; }
+
+ private:
+  Sent step(int socket, std::uint64_t budget, bool more);
+  Sent send_header(int socket);
+  Sent send_file(int socket, std::uint64_t budget);
+  Sent send_gathered(int socket, std::uint64_t budget, bool more);
+  Sent broken(std::string why);
+  Sent failed(int error_number, const char* call);
+  void advance(std::uint64_t payload);
+  bool by_file() const;
+
+  std::array<std::byte, kResponseBytes> header_{};
+  std::size_t header_sent_ = 0;
+  Request request_;
+  std::shared_ptr<const Region> region_;
+  std::uint64_t run_ = 0;       // next run
+  std::uint64_t run_sent_ = 0;  // bytes of it that are out
+  std::uint64_t payload_left_ = 0;
+  bool active_ = false;
+  std::string broken_reason_;
+};
+
+}  // namespace rekindle::transport::tcp

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/path.h"
+#include "transport/registry.h"
+
+// Reads over TCP: striped streams, sendfile straight from the segment, receive straight into the
+// destination. docs/wire-tcp.md has the bytes.
+namespace rekindle::transport::tcp {
+
+struct ServerOptions {
+  // Address to listen on; empty: every address, IPv6 and IPv4. Port 0: the kernel chooses.
+  std::string listen_host;
+  std::uint16_t port = 0;
+  std::size_t threads = 0;  // 0: half of the cores, at least 1, at most 8
+  std::size_t max_connections = 4096;
+  std::size_t max_pending_hellos = 256;  // beyond it the oldest silent connection goes
+  std::size_t max_streams_per_session = 64;
+  std::chrono::milliseconds hello_timeout{5000};
+  // A peer that takes no byte for so long while an answer waits is dropped, with what it held.
+  std::chrono::milliseconds stall_timeout{30'000};
+};
+
+struct ServerStats {
+  std::uint64_t connections = 0;  // open now
+  std::uint64_t accepted = 0;
+  std::uint64_t shed = 0;  // closed at once: caps, no descriptors, no hello
+  std::uint64_t ops = 0;
+  std::uint64_t bytes_sent = 0;  // payload
+};
+
+class TcpServer : public Server {
+ public:
+  // kUnavailable naming the address when it is taken. `registry` outlives the server.
+  static Result<std::unique_ptr<TcpServer>> create(const ServerOptions& options,
+                                                   const SegmentRegistry& registry,
+                                                   const Incarnation& incarnation);
+  std::string_view transport() const override { return "tcp"; }
+  virtual std::uint16_t port() const = 0;
+  virtual ServerStats stats() const = 0;
+};
+
+// Endpoints are "HOST:PORT". connect(): kPeerLost (refused, closed), kTimeout, kDenied, kStale,
+// kUnavailable (too many streams), kNotFound (name).
+std::unique_ptr<Connector> make_connector();
+
+}  // namespace rekindle::transport::tcp
