@@ -14,6 +14,7 @@ function(rekindle_library name)
     target_include_directories(rekindle_${name} INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
   endif()
   add_library(rekindle::${name} ALIAS rekindle_${name})
+  set_property(GLOBAL APPEND PROPERTY REKINDLE_LIBRARIES rekindle::${name})
 endfunction()
 
 include(GoogleTest)
@@ -28,47 +29,23 @@ function(rekindle_test name)
                        DISCOVERY_MODE PRE_TEST)
 endfunction()
 
-# The allowed direction of includes between top-level directories:
-#   src <- transport <- recovery <- tools,   proto <- transport, recovery,   tests -> all.
-# The few src/ files that read or write a protobuf format may include proto/, too.
-function(rekindle_check_layering)
-  set(allowed_src src proto)
-  set(allowed_transport src proto transport)
-  set(allowed_recovery src proto transport recovery)
-  set(allowed_tools src proto transport recovery tools)
-  foreach(top src transport recovery tools)
-    file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${top}/*.h ${CMAKE_SOURCE_DIR}/${top}/*.cc)
-    foreach(file IN LISTS files)
-      file(STRINGS ${file} includes REGEX "^#include \"")
-      foreach(line IN LISTS includes)
-        string(REGEX REPLACE "^#include \"([a-z]+)/.*" "\\1" used "${line}")
-        if(NOT used IN_LIST allowed_${top})
-          message(SEND_ERROR "layering: ${file} must not include from ${used}/ (${line}); allowed: ${allowed_${top}}")
-        endif()
-      endforeach()
-    endforeach()
-  endforeach()
-  # Backends see the transport's interfaces, never each other.
-  foreach(backend tcp shm fake verbs)
-    file(GLOB files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/transport/${backend}/*.h
-         ${CMAKE_SOURCE_DIR}/transport/${backend}/*.cc)
-    foreach(file IN LISTS files)
-      file(STRINGS ${file} includes REGEX "^#include \"transport/(tcp|shm|fake|verbs)/")
-      foreach(line IN LISTS includes)
-        if(NOT line MATCHES "transport/${backend}/")
-          message(SEND_ERROR "layering: ${file}: a backend must not include another (${line})")
-        endif()
-      endforeach()
-    endforeach()
-  endforeach()
-  # Pure modules know neither sockets nor the real clock.
-  file(GLOB pure CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/recovery/planner/*.h ${CMAKE_SOURCE_DIR}/recovery/planner/*.cc
-       ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.h ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.cc
-       ${CMAKE_SOURCE_DIR}/transport/scheduler*.h ${CMAKE_SOURCE_DIR}/transport/scheduler*.cc)
-  foreach(file IN LISTS pure)
-    file(STRINGS ${file} bad REGEX "boost/asio|steady_clock::now|system_clock::now|<sys/socket")
-    if(bad)
-      message(SEND_ERROR "layering: ${file} is a pure module: ${bad}")
-    endif()
-  endforeach()
+# rekindle_fuzzer(NAME SOURCES ... DEPS ...): a libFuzzer program (clang preset only), run for
+# REKINDLE_FUZZ_SECONDS on tests/fuzz/corpus/NAME, which is kept; what it finds stays in the build.
+add_custom_target(rekindle_fuzzers)
+function(rekindle_fuzzer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  if(NOT REKINDLE_FUZZ)
+    return()
+  endif()
+  add_executable(fuzz_${name} EXCLUDE_FROM_ALL ${ARG_SOURCES})
+  target_link_libraries(fuzz_${name} PRIVATE rekindle_flags ${ARG_DEPS})
+  target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+  add_dependencies(rekindle_fuzzers fuzz_${name})
+  set(work ${CMAKE_CURRENT_BINARY_DIR}/${name})
+  file(MAKE_DIRECTORY ${work}/corpus ${work}/findings)
+  add_test(NAME fuzz.${name}
+           COMMAND fuzz_${name} -max_total_time=${REKINDLE_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
+                   -print_final_stats=1 -artifact_prefix=${work}/findings/ ${work}/corpus
+                   ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
+  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 300)
 endfunction()
