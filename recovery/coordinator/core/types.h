@@ -1,0 +1,110 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/digest.h"
+#include "src/base/ids.h"
+#include "src/base/result.h"
+
+// What the coordinator's core speaks: plain values, no protobuf, no I/O, no clock of its own.
+namespace rekindle::coordinator {
+
+struct Timing {
+  Duration heartbeat_interval = std::chrono::milliseconds(250);
+  Duration suspect_after = std::chrono::milliseconds(750);
+  Duration dead_after = std::chrono::milliseconds(2000);  // also the grace after a start or pause
+  Duration pull_lease = std::chrono::seconds(10);         // without progress
+  Duration grant_ttl = std::chrono::seconds(60);
+  Duration quarantine_first = std::chrono::seconds(10);  // doubles with each strike
+  Duration quarantine_max = std::chrono::minutes(10);
+  Duration lost_report = std::chrono::seconds(5);  // a source that a puller lost counts as suspect
+  Duration forget_dead_after = std::chrono::minutes(10);
+};
+
+struct Limits {
+  std::size_t max_pullers_per_source = 8;
+  std::size_t max_sources_per_pull = 16;
+  std::size_t max_members = 20000;
+  std::size_t max_holdings_per_member = 4096;
+  std::size_t max_pulls = 20000;
+};
+
+struct NodeInfo {
+  std::string node_id;
+  Incarnation incarnation;
+  std::string control_endpoint;
+  std::string host_id;
+};
+
+enum class NodeState { kAlive, kSuspect, kDead };
+
+// One (version, layout) that a node holds.
+struct Holding {
+  ModelVersion id;
+  Digest128 root;
+  Digest128 tensor_set;
+  Digest128 layout;
+  std::uint64_t payload_bytes = 0;
+  std::uint64_t checkpoint_bytes = 0;
+  bool complete = false;  // every tile of the layout is verified
+  bool whole = false;     // the layout covers every tensor
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> held;  // runs of tiles, when not complete
+};
+struct HoldingKey {
+  ModelVersion id;
+  Digest128 layout;
+  auto operator<=>(const HoldingKey&) const = default;
+};
+
+// The durable part: written before any answer that relies on it.
+struct DurableVersion {
+  Digest128 root;
+  Digest128 tensor_set;
+  std::uint64_t checkpoint_bytes = 0;
+  bool retiring = false;  // kept as a tombstone, so that a late copy cannot bring it back
+  bool operator==(const DurableVersion&) const = default;
+};
+struct DurableState {
+  std::uint64_t epoch = 0;
+  std::map<ModelVersion, DurableVersion> versions;
+  bool operator==(const DurableState&) const = default;
+};
+// Returns once `state` would survive a power loss; an error means that it may or may not.
+using Persist = std::function<Result<void>(const DurableState& state)>;
+
+struct GrantTerms {
+  Incarnation puller;
+  Incarnation source;
+  Digest128 root;
+  std::uint64_t expiry_ms = 0;  // on the coordinator's monotonic clock
+  std::uint64_t serial = 0;     // never reused in one life of the coordinator
+};
+struct SourceOffer {
+  NodeInfo node;
+  Digest128 layout;
+  bool complete = false;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> held;
+  std::uint64_t payload_bytes = 0;
+  GrantTerms grant;
+};
+
+struct SourceReport {
+  std::string node_id;
+  Incarnation incarnation;
+  std::uint64_t bytes = 0;
+  double goodput_bytes_per_second = 0;
+  std::uint32_t failures = 0;
+  bool lost = false;
+  bool quarantine = false;  // it served wrong bytes twice
+  std::string cause;
+};
+
+}  // namespace rekindle::coordinator

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+
+#include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/wire.h"
+#include "recovery/rpc/rpc.h"
+
+namespace rekindle::coordinator {
+
+// The coordinator's calls, served from a Core. On the executor's one thread; must outlive the
+// server's close().
+class Service {
+ public:
+  Service(Core& core, Issuer issuer, const Timing& timing);
+  void attach(rpc::RpcServer& server);
+
+ private:
+  Result<proto::RegisterResponse> enroll(const rpc::Peer& peer,
+                                         const proto::RegisterRequest& request);
+  Result<proto::HeartbeatResponse> heartbeat(const rpc::Peer& peer,
+                                             const proto::HeartbeatRequest& request);
+  Result<proto::AnnounceResponse> announce(const rpc::Peer& peer,
+                                           const proto::AnnounceRequest& request);
+  Result<proto::PublishResponse> publish(const rpc::Peer& peer,
+                                         const proto::PublishRequest& request);
+  Result<proto::OpenPullResponse> open_pull(const rpc::Peer& peer,
+                                            const proto::OpenPullRequest& request);
+  Result<proto::PullProgressResponse> pull_progress(const rpc::Peer& peer,
+                                                    const proto::PullProgressRequest& request);
+  Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
+                                              const proto::ClosePullRequest& request);
+  Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
+                                              const proto::ClusterStatusRequest& request);
+  Result<proto::RetireResponse> retire(const rpc::Peer& peer, const proto::RetireRequest& request);
+
+  template <typename Request, typename Response>
+  void serve(rpc::RpcServer& server, proto::Method method,
+             Result<Response> (Service::*handler)(const rpc::Peer&, const Request&));
+
+  Core& core_;
+  const Issuer issuer_;
+  const Timing timing_;
+};
+
+}  // namespace rekindle::coordinator

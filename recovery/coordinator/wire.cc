@@ -1,0 +1,227 @@
+#include "recovery/coordinator/wire.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "recovery/rpc/address.h"
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
+
+namespace rekindle::coordinator {
+
+namespace {
+
+constexpr std::size_t kMaxTextBytes = 512;
+constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
+
+Result<void> check_text(std::string_view what, std::string_view text) {
+  if (text.size() <= kMaxTextBytes) return {};
+  return fail(ErrorCode::kInvalid, "{} of {} bytes; {} are allowed", what, text.size(),
+              kMaxTextBytes);
+}
+
+proto::SourceReport to_proto(const SourceReport& report) {
+  proto::SourceReport message;
+  message.set_node_id(report.node_id);
+  message.set_incarnation(report.incarnation.to_bytes());
+  message.set_bytes(report.bytes);
+  message.set_goodput_bytes_per_second(report.goodput_bytes_per_second);
+  message.set_failures(report.failures);
+  message.set_lost(report.lost);
+  message.set_quarantine(report.quarantine);
+  message.set_cause(report.cause);
+  return message;
+}
+
+Result<SourceReport> from_proto(const proto::SourceReport& message) {
+  TRY_VOID(check_text("a source's name", message.node_id()));
+  SourceReport report;
+  report.node_id = message.node_id();
+  TRY(report.incarnation, Incarnation::from_bytes(message.incarnation()));
+  report.bytes = message.bytes();
+  report.goodput_bytes_per_second = message.goodput_bytes_per_second();
+  report.failures = message.failures();
+  report.lost = message.lost();
+  report.quarantine = message.quarantine();
+  report.cause = message.cause().substr(0, kMaxTextBytes);
+  return report;
+}
+
+std::string_view state_name(const Member& member, TimePoint now) {
+  if (member.state == NodeState::kDead) return "dead";
+  if (member.quarantined_until > now) return "quarantined";
+  if (member.state == NodeState::kSuspect || member.connection.empty()) return "suspect";
+  return "alive";
+}
+
+std::string_view state_name(VersionState state) {
+  switch (state) {
+    case VersionState::kStaging:
+      return "staging";
+    case VersionState::kReady:
+      return "ready";
+    case VersionState::kRetiring:
+      return "retiring";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+Result<NodeInfo> from_proto(const proto::NodeAddress& node) {
+  TRY_VOID(check_text("a node id", node.node_id()));
+  TRY_VOID(check_text("an address", node.control_endpoint()));
+  TRY_VOID(check_text("a host id", node.host_id()));
+  NodeInfo info;
+  info.node_id = node.node_id();
+  TRY(info.incarnation, Incarnation::from_bytes(node.incarnation()));
+  info.control_endpoint = node.control_endpoint();
+  info.host_id = node.host_id();
+  return info;
+}
+
+proto::NodeAddress to_proto(const NodeInfo& node) {
+  proto::NodeAddress message;
+  message.set_node_id(node.node_id);
+  message.set_incarnation(node.incarnation.to_bytes());
+  message.set_control_endpoint(node.control_endpoint);
+  message.set_host_id(node.host_id);
+  return message;
+}
+
+Result<Holding> from_proto(const proto::Holding& message) {
+  Holding holding;
+  TRY(holding.id, rpc::from_proto(message.id()));
+  holding.root = rpc::from_proto(message.root());
+  holding.tensor_set = rpc::from_proto(message.tensor_set());
+  holding.layout = rpc::from_proto(message.layout());
+  if (holding.root.is_nil() || holding.layout.is_nil()) {
+    return fail(ErrorCode::kInvalid, "a holding of {} without root or layout",
+                holding.id.to_string());
+  }
+  holding.payload_bytes = message.payload_bytes();
+  holding.checkpoint_bytes = message.checkpoint_bytes();
+  holding.complete = message.complete();
+  holding.whole = message.whole();
+  if (!holding.complete) {
+    TRY(holding.held, rpc::from_proto(message.held(), kMaxTiles));
+  }
+  return holding;
+}
+
+proto::Holding to_proto(const Holding& holding) {
+  proto::Holding message;
+  *message.mutable_id() = rpc::to_proto(holding.id);
+  *message.mutable_root() = rpc::to_proto(holding.root);
+  *message.mutable_tensor_set() = rpc::to_proto(holding.tensor_set);
+  *message.mutable_layout() = rpc::to_proto(holding.layout);
+  message.set_payload_bytes(holding.payload_bytes);
+  message.set_checkpoint_bytes(holding.checkpoint_bytes);
+  message.set_complete(holding.complete);
+  message.set_whole(holding.whole);
+  return message;  // without `held`: a status stays small
+}
+
+Result<OpenPullRequest> from_proto(const proto::OpenPullRequest& message) {
+  OpenPullRequest request;
+  TRY(request.puller, from_proto(message.puller()));
+  TRY_VOID(check_model_name(message.model()));
+  request.model = message.model();
+  if (!message.latest()) request.version = message.version();
+  request.shard = message.shard().substr(0, kMaxTextBytes);
+  return request;
+}
+
+Result<PullProgress> from_proto(const proto::PullProgressRequest& message) {
+  PullProgress progress;
+  TRY(progress.pull_id, PullId::from_bytes(message.pull_id()));
+  TRY(progress.puller, from_proto(message.puller()));
+  TRY(progress.id, rpc::from_proto(message.id()));
+  progress.bytes_done = message.bytes_done();
+  progress.bytes_total = message.bytes_total();
+  for (const auto& source : message.sources()) {
+    TRY(SourceReport report, from_proto(source));
+    progress.sources.push_back(std::move(report));
+  }
+  return progress;
+}
+
+proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer) {
+  proto::Source source;
+  *source.mutable_node() = to_proto(offer.node);
+  *source.mutable_layout() = rpc::to_proto(offer.layout);
+  source.set_complete(offer.complete);
+  if (!offer.complete) *source.mutable_held() = rpc::to_proto(offer.held);
+  source.set_payload_bytes(offer.payload_bytes);
+  proto::Grant& grant = *source.mutable_grant();
+  grant.set_puller_incarnation(offer.grant.puller.to_bytes());
+  grant.set_source_incarnation(offer.grant.source.to_bytes());
+  *grant.mutable_root() = rpc::to_proto(offer.grant.root);
+  grant.set_issuer(issuer.incarnation.to_bytes());
+  grant.set_expiry_ms(offer.grant.expiry_ms);
+  grant.set_serial(offer.grant.serial);
+  rpc::sign_grant(grant, issuer.secret);
+  return source;
+}
+
+proto::OpenPullResponse to_proto(const OpenedPull& opened, const Issuer& issuer) {
+  proto::OpenPullResponse response;
+  if (!opened.pull_id.is_nil()) response.set_pull_id(opened.pull_id.to_bytes());
+  *response.mutable_id() = rpc::to_proto(opened.id);
+  *response.mutable_root() = rpc::to_proto(opened.version.root);
+  *response.mutable_tensor_set() = rpc::to_proto(opened.version.tensor_set);
+  response.set_checkpoint_bytes(opened.version.checkpoint_bytes);
+  response.set_epoch(opened.epoch);
+  response.set_lease_ms(static_cast<std::uint32_t>(milliseconds(opened.lease)));
+  for (const auto& offer : opened.sources) *response.add_sources() = to_proto(offer, issuer);
+  response.set_retry_after_ms(static_cast<std::uint32_t>(milliseconds(opened.retry_after)));
+  return response;
+}
+
+proto::ClusterStatusResponse make_status(const Core& core, TimePoint now) {
+  proto::ClusterStatusResponse status;
+  status.set_epoch(core.epoch());
+  status.set_uptime_ms(static_cast<std::uint64_t>(milliseconds(now - core.started())));
+  status.set_grace(core.in_grace(now));
+  for (const auto& [node_id, member] : core.members().all()) {
+    auto& node = *status.add_nodes();
+    *node.mutable_node() = to_proto(member.info);
+    node.set_state(std::string(state_name(member, now)));
+    node.set_last_heartbeat_ms_ago(static_cast<std::uint64_t>(
+        std::max<std::int64_t>(milliseconds(now - member.last_heard), 0)));
+    for (const auto& [key, holding] : member.holdings) *node.add_holdings() = to_proto(holding);
+    node.set_failure_domain(member.failure_domain);
+  }
+  for (const auto& [id, version] : core.catalog().state().versions) {
+    auto& entry = *status.add_versions();
+    *entry.mutable_id() = rpc::to_proto(id);
+    *entry.mutable_root() = rpc::to_proto(version.root);
+    entry.set_checkpoint_bytes(version.checkpoint_bytes);
+    entry.set_state(std::string(state_name(core.catalog().state_of(id, core.members()))));
+    entry.set_whole_copies(core.catalog().whole_copies(id, core.members()));
+  }
+  for (const auto& [pull_id, pull] : core.pulls()) {
+    auto& entry = *status.add_pulls();
+    entry.set_pull_id(pull_id.to_bytes());
+    entry.set_puller(pull.puller.node_id);
+    *entry.mutable_id() = rpc::to_proto(pull.id);
+    entry.set_shard(pull.shard);
+    entry.set_bytes_done(pull.bytes_done);
+    entry.set_bytes_total(pull.bytes_total);
+    entry.set_bytes_per_second(pull.bytes_per_second);
+    for (const auto& report : pull.reports) *entry.add_sources() = to_proto(report);
+  }
+  return status;
+}
+
+Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation) {
+  if (peer.incarnation.to_bytes() == incarnation) return {};
+  return fail(ErrorCode::kDenied, "the call speaks for another process than the connection's");
+}
+
+std::string host_of(const std::string& address) {
+  const auto parsed = rpc::HostPort::parse(address);
+  return parsed ? parsed->host : std::string();
+}
+
+}  // namespace rekindle::coordinator

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "recovery/coordinator/core/core.h"
+
+namespace rekindle::coordinator::testing {
+
+using namespace std::chrono_literals;
+
+// A core under virtual time, its durable state in memory.
+class CoreWorld {
+ public:
+  explicit CoreWorld(Limits limits = {}, DurableState durable = {})
+      : limits_(limits), disk(std::move(durable)) {
+    restart();
+  }
+
+  // A new life of the coordinator from what is on "disk".
+  void restart() {
+    core.emplace(
+        timing, limits_, disk,
+        [this](const DurableState& state) -> Result<void> {
+          if (disk_fails) return fail(ErrorCode::kExhausted, "no space left");
+          disk = state;
+          ++writes;
+          return {};
+        },
+        [this] {
+          PullId id;
+          const std::uint64_t value = ++pull_ids_;
+          std::memcpy(id.bytes.data(), &value, sizeof value);
+          return id;
+        });
+    ASSERT_TRUE(core->start(now));
+  }
+
+  // Ticks as the daemon does; the nodes named stay silent unless `beat` has them.
+  void pass(Duration duration, const std::vector<NodeInfo>& beat = {}) {
+    for (const TimePoint end = now + duration; now < end;) {
+      now += 100ms;
+      core->tick(now);
+      for (const NodeInfo& node : beat) {
+        EXPECT_TRUE(core->heartbeat(node.node_id, node.incarnation, 0, 0, now));
+      }
+    }
+  }
+
+  NodeInfo node(const std::string& name) {
+    NodeInfo info;
+    info.node_id = name;
+    const std::uint64_t value = ++incarnations_;
+    std::memcpy(info.incarnation.bytes.data() + 8, &value, sizeof value);
+    info.control_endpoint = name + ":7400";
+    info.host_id = "host-" + name;
+    return info;
+  }
+  Result<Registered> enroll(const NodeInfo& info, std::uint64_t highest_epoch = 0) {
+    return core->enroll(info, "", highest_epoch, connection_of(info), now);
+  }
+  void disconnect(const NodeInfo& info) {
+    core->disconnected(info.node_id, info.incarnation, connection_of(info), now);
+  }
+  static std::string connection_of(const NodeInfo& info) { return info.incarnation.hex(); }
+
+  static Holding holding(const ModelVersion& id, std::uint64_t root = 1, std::uint64_t layout = 1,
+                         bool complete = true, bool whole = true) {
+    Holding result;
+    result.id = id;
+    result.root = {root, 7};
+    result.layout = {layout, 9};
+    result.tensor_set = {root, 8};
+    result.checkpoint_bytes = result.payload_bytes = 1000;
+    result.complete = complete;
+    result.whole = whole;
+    if (!complete) result.held = {{0, 5}};
+    return result;
+  }
+  Result<std::vector<AnnounceConflict>> announce(const NodeInfo& info, std::vector<Holding> add,
+                                                 bool full = false) {
+    return core->announce(info.node_id, info.incarnation, 0, full, std::move(add), {}, now);
+  }
+  // Registers and holds a whole copy.
+  NodeInfo holder(const std::string& name, const ModelVersion& id, std::uint64_t root = 1) {
+    const NodeInfo info = node(name);
+    EXPECT_TRUE(enroll(info));
+    EXPECT_TRUE(announce(info, {holding(id, root)}));
+    return info;
+  }
+  Result<OpenedPull> open(const NodeInfo& puller, const std::string& model,
+                          std::optional<std::uint64_t> version = {}, std::string shard = "") {
+    return core->open_pull({puller, model, version, std::move(shard)}, now);
+  }
+  Result<PullProgressAnswer> progress(const NodeInfo& puller, const OpenedPull& pull,
+                                      std::vector<SourceReport> reports = {},
+                                      std::uint64_t done = 0) {
+    return core->pull_progress({pull.pull_id, puller, pull.id, done, 1000, std::move(reports)},
+                               now);
+  }
+  static std::vector<std::string> names(const std::vector<SourceOffer>& offers) {
+    std::vector<std::string> result;
+    for (const auto& offer : offers) result.push_back(offer.node.node_id);
+    return result;
+  }
+
+  Timing timing;
+
+ private:
+  Limits limits_;
+  std::uint64_t pull_ids_ = 0;
+  std::uint64_t incarnations_ = 0;
+
+ public:
+  DurableState disk;
+  bool disk_fails = false;
+  int writes = 0;
+  TimePoint now{std::chrono::hours(1)};
+  std::optional<Core> core;
+};
+
+inline SourceReport report(const NodeInfo& source) {
+  SourceReport result;
+  result.node_id = source.node_id;
+  result.incarnation = source.incarnation;
+  return result;
+}
+
+}  // namespace rekindle::coordinator::testing
