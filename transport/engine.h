@@ -100,6 +100,9 @@ struct BatchOptions {
   // A slice in flight at a slow source is stolen when another source is idle and would have fetched
   // it `steal_factor` times over in the time the slow one still needs.
   double steal_factor = 2.0;
+  // Position in the slice order to begin at, modulo the count: pullers of the same thing begin at
+  // different places, so that they can feed each other.
+  SliceIndex first_slice = 0;
 };
 
 // A running batch; thread-safe. Destroying it cancels and waits for the drain.

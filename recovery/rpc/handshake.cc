@@ -5,13 +5,13 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/rpc/mac_text.h"
+#include "src/base/version.h"
 
 namespace rekindle::rpc {
 
 namespace {
 
 constexpr std::size_t kMaxNodeIdBytes = 255;
-constexpr std::string_view kSoftware = "rekindle 0.1.0";
 
 Result<void> check_shape(const proto::Hello& hello) {
   if (hello.nonce().size() != kNonceBytes) {
@@ -87,7 +87,7 @@ proto::Hello make_hello(const Identity& identity, std::string_view secret,
   std::string nonce(kNonceBytes, '\0');
   fill_random(nonce.data(), nonce.size());
   hello.set_nonce(std::move(nonce));
-  hello.set_software(std::string(kSoftware));
+  hello.set_software(std::string(software_version()));
   if (expected) hello.set_expected_incarnation(expected->to_bytes());
   hello.set_authenticated(!secret.empty());
   return hello;

@@ -1,0 +1,182 @@
+#include "transport/batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/log.h"
+
+namespace rekindle::transport {
+
+namespace {
+
+constexpr Duration kSnapshotInterval = std::chrono::milliseconds(50);
+
+}  // namespace
+
+BatchImpl::BatchImpl(std::uint64_t id, BatchHost& host, SliceSource& source,
+                     BatchObserver& observer, const BatchOptions& options)
+    : id_(id),
+      host_(host),
+      source_(source),
+      observer_(observer),
+      scheduler_(
+          source.slice_count(), [&source](SliceIndex slice) { return source.info(slice); }, options,
+          std::chrono::steady_clock::now()) {}
+
+void BatchImpl::add_paths(SourceIndex source, std::vector<std::unique_ptr<Path>> paths) {
+  {
+    const std::lock_guard lock(command_mutex_);
+    new_paths_.push_back({source, std::move(paths)});
+  }
+  host_.wake();
+}
+
+void BatchImpl::remove_source(SourceIndex source, Error cause) {
+  {
+    const std::lock_guard lock(command_mutex_);
+    removals_.emplace_back(source, std::move(cause));
+  }
+  host_.wake();
+}
+
+void BatchImpl::resolve(SliceIndex slice, Verdict verdict) {
+  {
+    const std::lock_guard lock(command_mutex_);
+    verdicts_.emplace_back(slice, verdict);
+  }
+  host_.wake();
+}
+
+void BatchImpl::cancel() {
+  {
+    const std::lock_guard lock(command_mutex_);
+    cancelled_ = true;
+  }
+  host_.wake();
+}
+
+BatchProgress BatchImpl::progress() const {
+  const std::lock_guard lock(command_mutex_);
+  return snapshot_;
+}
+
+bool BatchImpl::finished() const {
+  const std::lock_guard lock(command_mutex_);
+  return finished_;
+}
+
+bool BatchImpl::wait_finished(std::chrono::milliseconds deadline) {
+  std::unique_lock lock(command_mutex_);
+  return finished_changed_.wait_for(lock, deadline, [this] { return finished_; });
+}
+
+void BatchImpl::take_commands(TimePoint now) {
+  std::vector<NewPaths> new_paths;
+  std::vector<std::pair<SourceIndex, Error>> removals;
+  bool cancelled = false;
+  {
+    const std::lock_guard lock(command_mutex_);
+    new_paths.swap(new_paths_);
+    removals.swap(removals_);
+    verdicts_taken_.clear();
+    verdicts_taken_.swap(verdicts_);
+    cancelled = cancelled_;
+  }
+  for (auto& item : new_paths) {
+    for (auto& path : item.paths) {
+      Route route;
+      route.handle = std::make_shared<PathHandle>();
+      route.handle->batch = id_;
+      route.description = path->describe();
+      route.handle->id = scheduler_.add_path(item.source, route.description, now);
+      route.poller = &host_.least_loaded_poller();
+      route.poller->add_path(route.handle, std::move(path));
+      routes_.push_back(std::move(route));
+    }
+  }
+  for (const auto& [source, cause] : removals) scheduler_.remove_source(source, cause, now);
+  for (const auto& [slice, verdict] : verdicts_taken_) scheduler_.resolve(slice, verdict, now);
+  if (cancelled) scheduler_.cancel();
+}
+
+void BatchImpl::on_event(const PollerEvent& event, TimePoint now) {
+  const PathId path = event.path->id;
+  scheduler_.path_progress(path, event.path->bytes_landed.load(std::memory_order_relaxed), now);
+  if (event.kind == PollerEvent::Kind::kPathClosed) {
+    scheduler_.path_closed(path, "the connection broke", now);
+    return;
+  }
+  SliceWork* work = event.work;
+  const SliceIndex slice = work->slice;
+  const OpStatus status = work->worst;
+  host_.release_work(work);
+  const SourceIndex source = scheduler_.source_of(path);
+  if (status != OpStatus::kOk) source_.dropped(slice, source);
+  scheduler_.slice_done(path, slice, status, now);
+  if (status == OpStatus::kOk) source_.landed(slice, source);
+}
+
+void BatchImpl::step(TimePoint now, bool tick) {
+  take_commands(now);
+  for (const auto& route : routes_) {
+    scheduler_.path_progress(route.handle->id,
+                             route.handle->bytes_landed.load(std::memory_order_relaxed), now);
+  }
+  if (tick) scheduler_.tick(now);
+  post_slices(now);
+  for (const PathId path : scheduler_.take_aborts()) {
+    routes_[path].poller->abort_path(routes_[path].handle);
+  }
+  report(now);
+}
+
+void BatchImpl::post_slices(TimePoint now) {
+  while (!unsent_.empty()) {
+    SliceWork* work = unsent_.front();
+    if (!routes_[work->path->id].poller->post(work)) return;
+    unsent_.pop_front();
+  }
+  while (const auto post = scheduler_.next_post(now)) {
+    if (!post_one(*post)) return;
+  }
+}
+
+bool BatchImpl::post_one(const Scheduler::Post& post) {
+  SliceWork* work = host_.acquire_work();
+  work->path = routes_[post.path].handle;
+  work->slice = post.slice;
+  auto expanded = source_.expand(post.slice, post.source, work->ops);
+  if (!expanded) {
+    host_.release_work(work);
+    const bool waits = scheduler_.unpost(post.path, post.slice);
+    const bool exhausted = expanded.error().code() == ErrorCode::kExhausted;
+    if (!exhausted || !waits) scheduler_.fail_batch(std::move(expanded).error());
+    return false;
+  }
+  if (!routes_[post.path].poller->post(work)) {
+    unsent_.push_back(work);
+    return false;
+  }
+  return true;
+}
+
+void BatchImpl::report(TimePoint now) {
+  const auto outcome = scheduler_.outcome();
+  const bool ends = outcome && !reported_;
+  if (ends || now - last_snapshot_ >= kSnapshotInterval) {
+    last_snapshot_ = now;
+    auto progress = scheduler_.progress();
+    const std::lock_guard lock(command_mutex_);
+    snapshot_ = std::move(progress);
+  }
+  for (const auto& lost : scheduler_.take_lost()) observer_.on_source_lost(lost.source, lost.cause);
+  if (const auto starved = scheduler_.take_starved()) observer_.on_starved(*starved);
+  if (!ends) return;
+  reported_ = true;
+  observer_.on_finished(*outcome);
+  const std::lock_guard lock(command_mutex_);
+  finished_ = true;
+  finished_changed_.notify_all();
+}
+
+}  // namespace rekindle::transport

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "transport/engine.h"
+#include "transport/poller.h"
+#include "transport/scheduler.h"
+
+namespace rekindle::transport {
+
+// What a batch needs of its engine. The pollers and the work pool: engine thread only.
+class BatchHost {
+ public:
+  virtual ~BatchHost() = default;
+  virtual void wake() = 0;  // any thread
+  virtual Poller& least_loaded_poller() = 0;
+  virtual SliceWork* acquire_work() = 0;
+  virtual void release_work(SliceWork* work) = 0;
+  virtual void detach(
+      std::uint64_t batch_id) = 0;  // any thread; returns when the engine has let go
+};
+
+// One running batch: a scheduler, and the rings that carry out what it says.
+class BatchImpl final {
+ public:
+  BatchImpl(std::uint64_t id, BatchHost& host, SliceSource& source, BatchObserver& observer,
+            const BatchOptions& options);
+
+  // --- any thread
+  void add_paths(SourceIndex source, std::vector<std::unique_ptr<Path>> paths);
+  void remove_source(SourceIndex source, Error cause);
+  void resolve(SliceIndex slice, Verdict verdict);
+  void cancel();
+  BatchProgress progress() const;
+  bool finished() const;
+  bool wait_finished(std::chrono::milliseconds deadline);
+
+  // --- the engine thread
+  std::uint64_t id() const { return id_; }
+  void on_event(const PollerEvent& event, TimePoint now);
+  void step(TimePoint now, bool tick);
+
+ private:
+  struct NewPaths {
+    SourceIndex source = 0;
+    std::vector<std::unique_ptr<Path>> paths;
+  };
+  struct Route {
+    std::shared_ptr<PathHandle> handle;
+    Poller* poller = nullptr;
+    std::string description;
+  };
+
+  void take_commands(TimePoint now);
+  void post_slices(TimePoint now);
+  bool post_one(const Scheduler::Post& post);
+  void report(TimePoint now);
+
+  const std::uint64_t id_;
+  BatchHost& host_;
+  SliceSource& source_;
+  BatchObserver& observer_;
+
+  mutable std::mutex command_mutex_;
+  std::vector<NewPaths> new_paths_;                       // guarded by command_mutex_
+  std::vector<std::pair<SourceIndex, Error>> removals_;   // guarded by command_mutex_
+  std::vector<std::pair<SliceIndex, Verdict>> verdicts_;  // guarded by command_mutex_
+  bool cancelled_ = false;                                // guarded by command_mutex_
+  BatchProgress snapshot_;                                // guarded by command_mutex_
+  bool finished_ = false;                                 // guarded by command_mutex_
+  std::condition_variable finished_changed_;
+
+  // Engine thread only.
+  Scheduler scheduler_;
+  std::vector<Route> routes_;      // by PathId
+  std::deque<SliceWork*> unsent_;  // the poller's ring was full
+  std::vector<std::pair<SliceIndex, Verdict>> verdicts_taken_;
+  TimePoint last_snapshot_{};
+  bool reported_ = false;
+};
+
+}  // namespace rekindle::transport

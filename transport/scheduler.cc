@@ -1,0 +1,451 @@
+#include "transport/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/units.h"
+
+namespace rekindle::transport {
+
+namespace {
+
+constexpr Duration kSampleInterval = std::chrono::milliseconds(50);
+constexpr double kGoodputSmoothing = 0.3;
+constexpr double kWindowSeconds = 0.5;                  // of the measured goodput
+constexpr std::uint64_t kFirstWindowBytes = 16 * kMiB;  // before anything was measured
+constexpr Duration kStealGrace = std::chrono::milliseconds(100);
+
+}  // namespace
+
+Scheduler::Scheduler(SliceIndex slice_count, InfoOf info_of, const BatchOptions& options,
+                     TimePoint now)
+    : slice_count_(slice_count),
+      info_of_(std::move(info_of)),
+      options_(options),
+      slices_(slice_count),
+      sources_(kMaxSources),
+      last_tick_(now) {
+  for (SliceIndex slice = 0; slice < slice_count_; ++slice) open_bytes_ += info_of_(slice).bytes;
+  if (slice_count_ == 0) finish({});
+}
+
+// --- sources and paths
+
+PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoint now) {
+  const auto id = static_cast<PathId>(paths_.size());
+  PathState path;
+  path.source = source;
+  path.stats.description = description;
+  path.stats.source = source;
+  path.description = std::move(description);
+  path.last_progress = now;
+  paths_.push_back(std::move(path));
+  SourceState& state = sources_[source];
+  state.known = true;
+  state.lost = false;
+  state.cause.reset();
+  state.cursor = 0;
+  state.paths.push_back(id);
+  sources_changed_ = true;
+  if (verdict_) abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
+  return id;
+}
+
+void Scheduler::remove_source(SourceIndex source, const Error& cause, TimePoint) {
+  if (sources_[source].known && !sources_[source].lost) lose_source(source, cause);
+}
+
+void Scheduler::abort_path(PathId id, ErrorCode code, const std::string& why) {
+  PathState& path = paths_[id];
+  if (!path.alive) return;
+  path.alive = false;
+  path.why = why;
+  path.why_code = code;
+  SourceState& source = sources_[path.source];
+  std::erase(source.paths, id);
+  ++source.draining;
+  sources_changed_ = true;
+  aborts_.push_back(id);
+}
+
+void Scheduler::path_closed(PathId id, const std::string& why, TimePoint) {
+  PathState& path = paths_[id];
+  if (path.closed) return;
+  SourceState& source = sources_[path.source];
+  if (path.alive) {  // broke by itself
+    path.alive = false;
+    path.why = why;
+    std::erase(source.paths, id);
+    sources_changed_ = true;
+  } else {
+    --source.draining;
+  }
+  path.closed = true;
+  if (!source.cause) source.cause = Error(path.why_code, path.description + ": " + path.why);
+  last_cause_ = path.description + ": " + path.why;
+  maybe_report_lost(path.source);
+}
+
+void Scheduler::lose_source(SourceIndex index, const Error& cause) {
+  SourceState& source = sources_[index];
+  source.cause = cause;
+  last_cause_ = cause.message();
+  const auto paths = source.paths;
+  for (const PathId path : paths) abort_path(path, cause.code(), cause.message());
+  maybe_report_lost(index);
+}
+
+// A source is lost when its last path has drained: only then may it come back.
+void Scheduler::maybe_report_lost(SourceIndex index) {
+  SourceState& source = sources_[index];
+  if (source.lost || !source.known || !source.paths.empty() || source.draining > 0) return;
+  source.lost = true;
+  if (!verdict_) {
+    lost_.push_back(
+        {index, source.cause.value_or(Error(ErrorCode::kPeerLost, "its paths are gone"))});
+  }
+}
+
+SourceMask Scheduler::living() const {
+  SourceMask mask;
+  for (SourceIndex i = 0; i < kMaxSources; ++i) {
+    if (!sources_[i].paths.empty()) mask.set(i);
+  }
+  return mask;
+}
+
+// --- slices
+
+SliceIndex Scheduler::slice_at(SliceIndex position) const {
+  return static_cast<SliceIndex>((std::uint64_t{position} + options_.first_slice) % slice_count_);
+}
+
+SliceInfo Scheduler::info(SliceIndex slice) const { return info_of_(slice); }
+
+void Scheduler::detach(PathState& path, SliceIndex slice) {
+  const std::uint64_t bytes = info(slice).bytes;
+  std::erase(path.slices, slice);
+  path.bytes_in_flight -= bytes;
+  sources_[path.source].bytes_in_flight -= bytes;
+  --in_flight_slices_;
+}
+
+void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoint now) {
+  PathState& path = paths_[id];
+  detach(path, slice);
+  if (status == OpStatus::kOk) {
+    path.last_progress = now;
+    path.stats.bytes += info(slice).bytes;
+    ++path.stats.slices;
+    slices_[slice].state = State::kLanded;
+    landed_bytes_ += info(slice).bytes;
+    ++landed_slices_;
+    return;
+  }
+  ++path.stats.failures;
+  const std::string cause =
+      fmt::format("{}: slice {}: {}", path.description, slice, to_string(status));
+  const SourceIndex source = path.source;
+  // An abort is our own doing: it says nothing about the slice.
+  const bool ours = status == OpStatus::kAborted;
+  const bool at_fault = status == OpStatus::kFault || status == OpStatus::kInvalid;
+  reopen(slice, source, at_fault, !ours && status != OpStatus::kPeerLost, cause);
+  if (ours || verdict_) return;
+  ++sources_[source].stats.failures;
+  if (status == OpStatus::kStale || status == OpStatus::kDenied) {
+    lose_source(source, {to_error_code(status), cause});
+  } else if (at_fault) {
+    strike(source, cause);
+  } else if (status == OpStatus::kTimeout) {
+    abort_path(id, ErrorCode::kTimeout, cause);
+  }
+}
+
+void Scheduler::reopen(SliceIndex slice, SourceIndex source, bool exclude, bool count_attempt,
+                       const std::string& cause) {
+  Slice& state = slices_[slice];
+  state.state = State::kOpen;
+  open_bytes_ += info(slice).bytes;
+  retry_.push_back(slice);
+  ++retried_;
+  sources_changed_ = true;
+  if (exclude) excluded_[slice].set(source);
+  if (count_attempt && ++state.attempts >= options_.max_attempts) {
+    fail_batch({ErrorCode::kUnavailable, fmt::format("slice {} failed {} times, the last time: {}",
+                                                     slice, state.attempts, cause)});
+  }
+}
+
+void Scheduler::strike(SourceIndex index, const std::string& cause) {
+  SourceState& source = sources_[index];
+  if (++source.strikes < options_.strikes_to_quarantine) return;
+  lose_source(
+      index, {ErrorCode::kCorrupt,
+              fmt::format("quarantined after {} bad slices, the last: {}", source.strikes, cause)});
+}
+
+bool Scheduler::unpost(PathId id, SliceIndex slice) {
+  detach(paths_[id], slice);
+  slices_[slice].state = State::kOpen;
+  open_bytes_ += info(slice).bytes;
+  retry_.push_front(slice);
+  no_staging_ = true;
+  return in_flight_slices_ > 0 || landed_slices_ > 0;
+}
+
+void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint) {
+  if (slice >= slice_count_ || slices_[slice].state != State::kLanded) return;
+  const std::uint64_t bytes = info(slice).bytes;
+  const SourceIndex source = slices_[slice].source;
+  no_staging_ = false;
+  landed_bytes_ -= bytes;
+  --landed_slices_;
+  if (verdict == Verdict::kAccept) {
+    slices_[slice].state = State::kDone;
+    excluded_.erase(slice);
+    done_bytes_ += bytes;
+    sources_[source].stats.bytes += bytes;
+    ++sources_[source].stats.slices;
+    if (++done_ == slice_count_) finish({});
+    return;
+  }
+  const std::string cause = fmt::format("slice {} from source {} does not verify", slice, source);
+  ++sources_[source].stats.failures;
+  reopen(slice, source, true, true, cause);
+  if (!verdict_) strike(source, cause);
+}
+
+// --- what to post
+
+std::uint64_t Scheduler::window_of(const SourceState& source) const {
+  if (source.goodput <= 0) return std::min(kFirstWindowBytes, options_.window_bytes);
+  const auto wanted = static_cast<std::uint64_t>(source.goodput * kWindowSeconds);
+  return std::min(wanted, options_.window_bytes);
+}
+
+// The path with the least in flight; a slice always fits on an empty source.
+std::optional<PathId> Scheduler::path_for(const SourceState& source, std::uint64_t bytes) const {
+  if (source.bytes_in_flight > 0 && source.bytes_in_flight + bytes > window_of(source)) {
+    return std::nullopt;
+  }
+  const auto best = std::min_element(
+      source.paths.begin(), source.paths.end(),
+      [this](PathId a, PathId b) { return paths_[a].bytes_in_flight < paths_[b].bytes_in_flight; });
+  return best == source.paths.end() ? std::nullopt : std::optional(*best);
+}
+
+bool Scheduler::may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& slice_info) const {
+  if (!slice_info.candidates.test(source)) return false;
+  const auto excluded = excluded_.find(slice);
+  if (excluded == excluded_.end() || !excluded->second.test(source)) return true;
+  // Excluded, but better than nobody.
+  return (slice_info.candidates & living() & ~excluded->second).empty();
+}
+
+// Near the end: would the others fetch all that is open before this source had fetched one slice?
+bool Scheduler::worth_waiting_for_others(SourceIndex index, const SliceInfo& slice_info) const {
+  const SourceState& source = sources_[index];
+  if (source.goodput <= 0) return false;
+  double others = 0;
+  for (SourceIndex i = 0; i < kMaxSources; ++i) {
+    if (i != index && !sources_[i].paths.empty() && slice_info.candidates.test(i)) {
+      others += sources_[i].goodput;
+    }
+  }
+  if (others <= 0) return false;
+  const double ours_s = static_cast<double>(slice_info.bytes) / source.goodput;
+  const double theirs_s = static_cast<double>(open_bytes_) / others;
+  return ours_s > options_.steal_factor * theirs_s;
+}
+
+// Entries of retry_ that were posted meanwhile are dropped when they are come across.
+std::optional<SliceIndex> Scheduler::pick(SourceIndex index) {
+  for (auto it = retry_.begin(); it != retry_.end();) {
+    if (slices_[*it].state != State::kOpen) {
+      it = retry_.erase(it);
+      continue;
+    }
+    if (may_serve(index, *it, info(*it))) return *it;
+    ++it;
+  }
+  SourceState& source = sources_[index];
+  for (; source.cursor < slice_count_; ++source.cursor) {
+    const SliceIndex slice = slice_at(source.cursor);
+    if (slices_[slice].state == State::kOpen && may_serve(index, slice, info(slice))) return slice;
+  }
+  return std::nullopt;
+}
+
+std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
+  if (verdict_ || no_staging_ || open_bytes_ == 0) return std::nullopt;
+  if (landed_bytes_ > 2 * options_.window_bytes) return std::nullopt;  // verification lags behind
+  for (SourceIndex step = 0; step < kMaxSources; ++step) {
+    const SourceIndex index = (next_source_ + step) % kMaxSources;
+    SourceState& source = sources_[index];
+    if (source.paths.empty() || !path_for(source, 0)) continue;
+    const auto slice = pick(index);
+    if (!slice) continue;
+    const SliceInfo slice_info = info(*slice);
+    const auto path = path_for(source, slice_info.bytes);
+    if (!path || worth_waiting_for_others(index, slice_info)) continue;
+    slices_[*slice].state = State::kPosted;
+    slices_[*slice].source = static_cast<std::uint8_t>(index);
+    PathState& chosen = paths_[*path];
+    if (chosen.slices.empty()) chosen.last_progress = now;
+    chosen.slices.push_back(*slice);
+    chosen.bytes_in_flight += slice_info.bytes;
+    source.bytes_in_flight += slice_info.bytes;
+    open_bytes_ -= slice_info.bytes;
+    ++in_flight_slices_;
+    next_source_ = (index + 1) % kMaxSources;
+    return Post{*slice, index, *path};
+  }
+  return std::nullopt;
+}
+
+// --- time
+
+void Scheduler::path_progress(PathId id, std::uint64_t bytes_landed, TimePoint now) {
+  PathState& path = paths_[id];
+  if (bytes_landed <= path.bytes_landed) return;
+  sources_[path.source].landed_since_sample += bytes_landed - path.bytes_landed;
+  path.bytes_landed = bytes_landed;
+  path.last_progress = now;
+}
+
+void Scheduler::tick(TimePoint now) {
+  sample_goodput(now - last_tick_);
+  last_tick_ = now;
+  if (verdict_) return;
+  check_deadlines(now);
+  steal();
+  check_starvation(now);
+}
+
+void Scheduler::sample_goodput(Duration elapsed) {
+  for (auto& source : sources_) {
+    if (source.bytes_in_flight > 0 || source.landed_since_sample > 0)
+      source.busy_since_sample += elapsed;
+    if (source.busy_since_sample < kSampleInterval) continue;
+    const double sample =
+        static_cast<double>(source.landed_since_sample) / seconds(source.busy_since_sample);
+    source.goodput = source.goodput <= 0
+                         ? sample
+                         : source.goodput + kGoodputSmoothing * (sample - source.goodput);
+    source.landed_since_sample = 0;
+    source.busy_since_sample = {};
+  }
+}
+
+void Scheduler::check_deadlines(TimePoint now) {
+  for (PathId id = 0; id < paths_.size(); ++id) {
+    const PathState& path = paths_[id];
+    if (!path.alive || path.slices.empty()) continue;
+    if (now - path.last_progress < options_.progress_timeout) continue;
+    abort_path(
+        id, ErrorCode::kTimeout,
+        fmt::format("no byte for {} ms with {} in flight", milliseconds(now - path.last_progress),
+                    format_bytes(path.bytes_in_flight)));
+  }
+}
+
+// A fast source idles, a slow one holds the last slices: take them from it.
+void Scheduler::steal() {
+  if (open_bytes_ > 0) return;
+  for (SourceIndex idle = 0; idle < kMaxSources; ++idle) {
+    const SourceState& thief = sources_[idle];
+    if (thief.paths.empty() || thief.bytes_in_flight > 0 || thief.goodput <= 0) continue;
+    for (PathId id = 0; id < paths_.size(); ++id) {
+      const PathState& path = paths_[id];
+      if (!path.alive || path.slices.empty() || path.source == idle) continue;
+      const SourceState& victim = sources_[path.source];
+      if (victim.goodput <= 0) continue;
+      const bool can = std::all_of(path.slices.begin(), path.slices.end(), [&](SliceIndex slice) {
+        return may_serve(idle, slice, info(slice));
+      });
+      const double share = victim.goodput / static_cast<double>(victim.paths.size());
+      const double theirs_s = static_cast<double>(path.bytes_in_flight) / share;
+      const double ours_s = static_cast<double>(path.bytes_in_flight) / thief.goodput;
+      if (!can || theirs_s < options_.steal_factor * ours_s + seconds(kStealGrace)) continue;
+      stolen_ += path.slices.size();
+      abort_path(id, ErrorCode::kTimeout, "slower than an idle source: its last slices were taken");
+      return;
+    }
+  }
+}
+
+void Scheduler::check_starvation(TimePoint now) {
+  if (sources_changed_) {
+    sources_changed_ = false;
+    const SourceMask alive = living();
+    starving_slices_ = 0;
+    for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
+      if (slices_[slice].state == State::kOpen && (info(slice).candidates & alive).empty()) {
+        ++starving_slices_;
+      }
+    }
+    if (starving_slices_ == 0) starving_since_.reset();
+    if (starving_slices_ > 0 && !starving_since_) {
+      starving_since_ = now;
+      starved_pending_ = true;
+    }
+  }
+  if (starving_since_ && now - *starving_since_ >= options_.starvation_timeout) {
+    fail_batch({ErrorCode::kUnavailable,
+                fmt::format("no living source holds {} of {} slices; the last cause: {}",
+                            starving_slices_, slice_count_, last_cause_)});
+  }
+}
+
+// --- the end
+
+void Scheduler::cancel() { fail_batch({ErrorCode::kUnavailable, "cancelled"}); }
+
+void Scheduler::fail_batch(Error error) {
+  if (!verdict_) finish(fail(std::move(error)));
+}
+
+void Scheduler::finish(Result<void> outcome) {
+  verdict_ = std::move(outcome);
+  for (PathId id = 0; id < paths_.size(); ++id) {
+    abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
+  }
+}
+
+std::optional<Result<void>> Scheduler::outcome() const {
+  if (!verdict_ || in_flight_slices_ > 0) return std::nullopt;
+  const bool drained =
+      std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.closed; });
+  return drained ? verdict_ : std::nullopt;
+}
+
+std::vector<PathId> Scheduler::take_aborts() { return std::exchange(aborts_, {}); }
+std::vector<Scheduler::Lost> Scheduler::take_lost() { return std::exchange(lost_, {}); }
+
+std::optional<std::uint64_t> Scheduler::take_starved() {
+  if (!std::exchange(starved_pending_, false) || verdict_) return std::nullopt;
+  return starving_slices_;
+}
+
+BatchProgress Scheduler::progress() const {
+  BatchProgress progress;
+  progress.slices_done = done_;
+  progress.bytes_done = done_bytes_;
+  progress.retried_slices = retried_;
+  progress.stolen_slices = stolen_;
+  for (const auto& source : sources_) {
+    SourceStats stats = source.stats;
+    stats.goodput_bytes_per_second = source.paths.empty() ? 0 : source.goodput;
+    stats.paths = source.paths.size();
+    stats.lost = source.lost;
+    progress.bytes_in_flight += source.bytes_in_flight;
+    progress.sources.push_back(std::move(stats));
+  }
+  while (!progress.sources.empty() && !sources_[progress.sources.size() - 1].known) {
+    progress.sources.pop_back();
+  }
+  for (const auto& path : paths_) progress.paths.push_back(path.stats);
+  return progress;
+}
+
+}  // namespace rekindle::transport

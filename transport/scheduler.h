@@ -1,0 +1,156 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "transport/engine.h"
+#include "transport/types.h"
+
+// The engine's policy, without threads, sockets or a clock: events in, actions out. One per batch.
+//
+// Open slices are not assigned in advance. A source with room in its window takes the next open
+// slice that it holds, so that a fast source takes work from a slow one by itself. Windows follow
+// the measured goodput: a source at 1 % of the others' speed has one slice outstanding. Near the
+// end a source is given no slice that the others would finish sooner, and a slice that is stuck at
+// a slow source while a fast one idles is stolen: its path is aborted, and it is open again when
+// that path has drained. So a slice never has two writers.
+namespace rekindle::transport {
+
+using PathId = std::uint32_t;  // of one batch, never reused
+
+class Scheduler {
+ public:
+  using InfoOf = std::function<SliceInfo(SliceIndex)>;
+
+  Scheduler(SliceIndex slice_count, InfoOf info_of, const BatchOptions& options, TimePoint now);
+
+  // --- events
+  PathId add_path(SourceIndex source, std::string description, TimePoint now);
+  void remove_source(SourceIndex source, const Error& cause, TimePoint now);
+  // All ops of a slice on this path have been reported: kOk, or the worst status.
+  void slice_done(PathId path, SliceIndex slice, OpStatus status, TimePoint now);
+  // No op of this path is in flight and none will be: after an abort, or because it broke.
+  void path_closed(PathId path, const std::string& why, TimePoint now);
+  void path_progress(PathId path, std::uint64_t bytes_landed, TimePoint now);
+  // A posted slice could not be expanded for want of staging memory: it is open again, and nothing
+  // is posted until a slice is resolved. False when nothing is under way that could free any.
+  [[nodiscard]] bool unpost(PathId path, SliceIndex slice);
+  void resolve(SliceIndex slice, Verdict verdict, TimePoint now);
+  void cancel();
+  void fail_batch(Error error);
+  void tick(TimePoint now);
+
+  // --- actions; ask until there are none
+  struct Post {
+    SliceIndex slice = 0;
+    SourceIndex source = 0;
+    PathId path = 0;
+  };
+  std::optional<Post> next_post(TimePoint now);
+  std::vector<PathId> take_aborts();
+  struct Lost {
+    SourceIndex source = 0;
+    Error cause;
+  };
+  std::vector<Lost> take_lost();
+  std::optional<std::uint64_t> take_starved();
+  // Set once everything has drained.
+  std::optional<Result<void>> outcome() const;
+
+  BatchProgress progress() const;
+  SourceIndex source_of(PathId path) const { return paths_[path].source; }
+  bool idle() const { return in_flight_slices_ == 0; }
+
+ private:
+  enum class State : std::uint8_t { kOpen, kPosted, kLanded, kDone };
+  struct Slice {
+    State state = State::kOpen;
+    std::uint8_t attempts = 0;
+    std::uint8_t source = 0;  // where it is posted, or landed from
+  };
+  struct PathState {
+    SourceIndex source = 0;
+    std::string description;
+    bool alive = true;    // takes slices
+    bool closed = false;  // drained
+    std::string why;      // it is being aborted
+    ErrorCode why_code = ErrorCode::kPeerLost;
+    std::vector<SliceIndex> slices;  // in flight here
+    std::uint64_t bytes_in_flight = 0;
+    std::uint64_t bytes_landed = 0;
+    TimePoint last_progress{};
+    PathStats stats;
+  };
+  struct SourceState {
+    bool known = false;
+    bool lost = false;
+    std::vector<PathId> paths;  // alive
+    std::size_t draining = 0;   // aborted, not closed yet
+    SliceIndex cursor = 0;      // position in the batch's order up to which nothing is open for it
+    std::uint64_t bytes_in_flight = 0;
+    std::uint64_t landed_since_sample = 0;
+    Duration busy_since_sample{0};
+    double goodput = 0;  // bytes per second, 0 = not measured yet
+    int strikes = 0;
+    std::optional<Error> cause;
+    SourceStats stats;
+  };
+
+  SliceIndex slice_at(SliceIndex position) const;
+  SliceInfo info(SliceIndex slice) const;
+  SourceMask living() const;
+  std::optional<SliceIndex> pick(SourceIndex source);
+  bool may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& slice_info) const;
+  bool worth_waiting_for_others(SourceIndex source, const SliceInfo& slice_info) const;
+  std::uint64_t window_of(const SourceState& source) const;
+  std::optional<PathId> path_for(const SourceState& source, std::uint64_t bytes) const;
+  void reopen(SliceIndex slice, SourceIndex source, bool exclude, bool count_attempt,
+              const std::string& cause);
+  void strike(SourceIndex source, const std::string& cause);
+  void abort_path(PathId path, ErrorCode code, const std::string& why);
+  void lose_source(SourceIndex source, const Error& cause);
+  void maybe_report_lost(SourceIndex source);
+  void detach(PathState& path, SliceIndex slice);
+  void sample_goodput(Duration elapsed);
+  void check_deadlines(TimePoint now);
+  void check_starvation(TimePoint now);
+  void steal();
+  void finish(Result<void> outcome);
+
+  const SliceIndex slice_count_;
+  const InfoOf info_of_;
+  const BatchOptions options_;
+  std::vector<Slice> slices_;
+  std::deque<SliceIndex> retry_;                         // open again, first to be taken
+  std::unordered_map<SliceIndex, SourceMask> excluded_;  // of the few slices that failed somewhere
+  std::vector<SourceState> sources_;
+  std::vector<PathState> paths_;
+  SliceIndex done_ = 0;
+  std::uint64_t open_bytes_ = 0;
+  std::uint64_t done_bytes_ = 0;
+  std::uint64_t landed_bytes_ = 0;  // not resolved yet
+  std::uint64_t in_flight_slices_ = 0;
+  std::uint64_t landed_slices_ = 0;
+  std::uint64_t retried_ = 0;
+  std::uint64_t stolen_ = 0;
+  bool no_staging_ = false;
+  SourceIndex next_source_ = 0;
+  TimePoint last_tick_;
+  bool sources_changed_ = true;  // starvation is looked for again
+  std::optional<TimePoint> starving_since_;
+  std::uint64_t starving_slices_ = 0;
+  bool starved_pending_ = false;
+  std::string last_cause_ = "no source was connected";
+  std::vector<PathId> aborts_;
+  std::vector<Lost> lost_;
+  std::optional<Result<void>> verdict_;  // decided; outcome() once drained
+};
+
+}  // namespace rekindle::transport
