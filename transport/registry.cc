@@ -2,9 +2,29 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <utility>
 
+#include <sys/mman.h>
+
+#include "src/base/units.h"
+
 namespace rekindle::transport {
+
+SharedCounter::SharedCounter() {
+  UniqueFd fd(::memfd_create("rekindle-changes", MFD_CLOEXEC));
+  if (!fd || ::ftruncate(fd.get(), kPageBytes) != 0) return;
+  void* page = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (page == MAP_FAILED) return;
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+  value_ = new (page) std::atomic<std::uint64_t>(0);
+  page_ = page;
+  fd_ = std::move(fd);
+}
+
+SharedCounter::~SharedCounter() {
+  if (page_ != nullptr) ::munmap(page_, kPageBytes);
+}
 
 RegionKey SegmentRegistry::add(std::span<const std::byte> bytes, int fd, std::uint64_t fd_offset,
                                std::filesystem::path path, std::shared_ptr<const void> keep_alive) {
@@ -38,7 +58,7 @@ void SegmentRegistry::remove(RegionKey key) {
   if (slot.generation != std::numeric_limits<std::uint32_t>::max()) {
     free_slots_.push_back(key.region);
   }
-  change_count_.fetch_add(1, std::memory_order_release);
+  changes_.bump();
 }
 
 void SegmentRegistry::admit(Session session) {
@@ -46,12 +66,12 @@ void SegmentRegistry::admit(Session session) {
   const std::lock_guard lock(mutex_);
   const SessionToken token = session.token;
   sessions_.insert_or_assign(token, std::move(session));
-  change_count_.fetch_add(1, std::memory_order_release);
+  changes_.bump();
 }
 
 void SegmentRegistry::revoke(const SessionToken& token) {
   const std::lock_guard lock(mutex_);
-  if (sessions_.erase(token) != 0) change_count_.fetch_add(1, std::memory_order_release);
+  if (sessions_.erase(token) != 0) changes_.bump();
 }
 
 std::optional<Session> SegmentRegistry::find_session(const SessionToken& token) const {

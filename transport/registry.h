@@ -16,6 +16,7 @@
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
+#include "src/base/unique_fd.h"
 #include "transport/types.h"
 
 namespace rekindle::transport {
@@ -37,6 +38,25 @@ struct Session {
   std::string puller;                      // for messages and status
   std::vector<RegionKey> regions;          // sorted
   std::uint64_t max_bytes_per_second = 0;  // share of this source; 0 = no cap
+};
+
+// A counter in a page of its own, so that a process on the same host can watch it.
+class SharedCounter {
+ public:
+  SharedCounter();
+  ~SharedCounter();
+  SharedCounter(const SharedCounter&) = delete;
+  SharedCounter& operator=(const SharedCounter&) = delete;
+
+  void bump() { value_->fetch_add(1, std::memory_order_release); }
+  std::uint64_t value() const { return value_->load(std::memory_order_acquire); }
+  int fd() const { return fd_.get(); }  // -1 when the kernel gave no page to share
+
+ private:
+  UniqueFd fd_;
+  void* page_ = nullptr;  // null: own_ is used
+  std::atomic<std::uint64_t> own_ = 0;
+  std::atomic<std::uint64_t>* value_ = &own_;
 };
 
 // Registered regions by id and generation, and the sessions that may read them. Thread-safe.
@@ -62,7 +82,8 @@ class SegmentRegistry {
 
   // Changes with every remove(), admit() and revoke(): servers re-check what they cached when it
   // moved.
-  std::uint64_t change_count() const { return change_count_.load(std::memory_order_acquire); }
+  std::uint64_t change_count() const { return changes_.value(); }
+  const SharedCounter& changes() const { return changes_; }
   // Readers of this region right now (held lookups), also after remove(): 0 means drained.
   std::size_t reader_count(RegionKey key) const;
 
@@ -79,7 +100,7 @@ class SegmentRegistry {
   // Removed regions that still have readers; guarded by mutex_.
   mutable std::map<RegionKey, std::weak_ptr<const Region>> draining_;
   std::unordered_map<SessionToken, Session> sessions_;  // guarded by mutex_
-  std::atomic<std::uint64_t> change_count_ = 0;
+  SharedCounter changes_;
 };
 
 // The serving end of one transport: accepts paths of admitted sessions, answers reads.

@@ -38,10 +38,7 @@ TcpPath::~TcpPath() {
 void TcpPath::push(const ReadOp& op) {
   encode(Request{.wr_id = op.wr_id,
                  .region = op.remote,
-                 .offset = op.remote_offset,
-                 .run_bytes = op.run_bytes,
-                 .count = op.count,
-                 .stride = op.remote_stride},
+                 .range = {op.remote_offset, op.run_bytes, op.count, op.remote_stride}},
          std::span<std::byte, kRequestBytes>(out_.data() + out_end_, kRequestBytes));
   out_end_ += kRequestBytes;
   ring_[(head_ + count_) % kMaxInFlight] = {

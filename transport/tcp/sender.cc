@@ -27,24 +27,21 @@ bool file_covers(const Region& region, std::uint64_t end) {
   return in_range(region.fd_offset, end, static_cast<std::uint64_t>(info.st_size));
 }
 
-std::uint64_t end_of(const Request& request) {  // after fits(): cannot overflow
-  return request.offset + (request.count - 1) * request.stride + request.run_bytes;
-}
-
 }  // namespace
 
 void Sender::start(const Request& request, std::shared_ptr<const Region> region) {
-  if (!fits(request, region->bytes.size())) return start_error(request.wr_id, OpStatus::kInvalid);
-  const std::uint64_t total = *payload_bytes(request.run_bytes, request.count);
-  if (total != 0 && !file_covers(*region, end_of(request))) {
+  if (!fits(request.range, region->bytes.size()))
+    return start_error(request.wr_id, OpStatus::kInvalid);
+  const std::uint64_t total = *payload_bytes(request.range.run_bytes, request.range.count);
+  if (total != 0 && !file_covers(*region, end_of(request.range))) {
     return start_error(request.wr_id, OpStatus::kFault);
   }
   encode(Response{request.wr_id, OpStatus::kOk, total}, header_);
   header_sent_ = 0;
-  request_ = request;
-  if (request_.count > 1 && request_.stride == request_.run_bytes) {  // really one run
-    request_.run_bytes = total;
-    request_.count = 1;
+  range_ = request.range;
+  if (range_.count > 1 && range_.stride == range_.run_bytes) {  // really one run
+    range_.run_bytes = total;
+    range_.count = 1;
   }
   region_ = std::move(region);
   run_ = 0;
@@ -61,7 +58,7 @@ void Sender::start_error(std::uint64_t wr_id, OpStatus status) {
 }
 
 bool Sender::by_file() const {
-  return region_ && region_->fd >= 0 && request_.run_bytes >= kSendfileBytes;
+  return region_ && region_->fd >= 0 && range_.run_bytes >= kSendfileBytes;
 }
 
 Sender::Sent Sender::send(int socket, std::uint64_t budget, bool more) {
@@ -99,8 +96,8 @@ Sender::Sent Sender::send_header(int socket) {
 
 Sender::Sent Sender::send_file(int socket, std::uint64_t budget) {
   auto offset =
-      static_cast<off_t>(region_->fd_offset + request_.offset + run_ * request_.stride + run_sent_);
-  const std::uint64_t wanted = std::min(request_.run_bytes - run_sent_, budget);
+      static_cast<off_t>(region_->fd_offset + range_.offset + run_ * range_.stride + run_sent_);
+  const std::uint64_t wanted = std::min(range_.run_bytes - run_sent_, budget);
   const ssize_t n = ::sendfile(socket, region_->fd, &offset, wanted);
   if (n < 0) return failed(errno, "sendfile");
   if (n == 0) return broken("the file ends before the bytes that were promised");
@@ -119,8 +116,8 @@ Sender::Sent Sender::send_gathered(int socket, std::uint64_t budget, bool more) 
   std::uint64_t skip = run_sent_;
   const std::uint64_t limit = std::min(payload_left_, budget);
   while (planned < limit && used < parts.size()) {
-    const std::uint64_t size = std::min(request_.run_bytes - skip, limit - planned);
-    const std::byte* from = region_->bytes.data() + request_.offset + run * request_.stride + skip;
+    const std::uint64_t size = std::min(range_.run_bytes - skip, limit - planned);
+    const std::byte* from = region_->bytes.data() + range_.offset + run * range_.stride + skip;
     parts[used++] = {const_cast<std::byte*>(from), size};
     planned += size;
     ++run;
@@ -143,10 +140,10 @@ Sender::Sent Sender::send_gathered(int socket, std::uint64_t budget, bool more) 
 void Sender::advance(std::uint64_t payload) {
   payload_left_ -= payload;
   while (payload != 0) {
-    const std::uint64_t here = std::min(payload, request_.run_bytes - run_sent_);
+    const std::uint64_t here = std::min(payload, range_.run_bytes - run_sent_);
     run_sent_ += here;
     payload -= here;
-    if (run_sent_ == request_.run_bytes) {
+    if (run_sent_ == range_.run_bytes) {
       ++run_;
       run_sent_ = 0;
     }

@@ -48,7 +48,7 @@ class Sender {
 
   std::array<std::byte, kResponseBytes> header_{};
   std::size_t header_sent_ = 0;
-  Request request_;
+  StridedRange range_;
   std::shared_ptr<const Region> region_;
   std::uint64_t run_ = 0;       // next run
   std::uint64_t run_sent_ = 0;  // bytes of it that are out

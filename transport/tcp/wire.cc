@@ -2,9 +2,7 @@
 
 #include <bit>
 #include <cstring>
-#include <limits>
-
-#include "src/base/units.h"
+#include <type_traits>
 
 namespace rekindle::transport::tcp {
 namespace {
@@ -75,10 +73,10 @@ void encode(const Request& request, std::span<std::byte, kRequestBytes> out) {
   writer.put(request.wr_id);
   writer.put(request.region.region);
   writer.put(request.region.generation);
-  writer.put(request.offset);
-  writer.put(request.run_bytes);
-  writer.put(request.count);
-  writer.put(request.stride);
+  writer.put(request.range.offset);
+  writer.put(request.range.run_bytes);
+  writer.put(request.range.count);
+  writer.put(request.range.stride);
 }
 
 void encode(const Response& response, std::span<std::byte, kResponseBytes> out) {
@@ -135,10 +133,10 @@ Result<Request> decode_request(std::span<const std::byte, kRequestBytes> in) {
   request.wr_id = reader.get<std::uint64_t>();
   request.region.region = reader.get<std::uint32_t>();
   request.region.generation = reader.get<std::uint32_t>();
-  request.offset = reader.get<std::uint64_t>();
-  request.run_bytes = reader.get<std::uint64_t>();
-  request.count = reader.get<std::uint64_t>();
-  request.stride = reader.get<std::uint64_t>();
+  request.range.offset = reader.get<std::uint64_t>();
+  request.range.run_bytes = reader.get<std::uint64_t>();
+  request.range.count = reader.get<std::uint64_t>();
+  request.range.stride = reader.get<std::uint64_t>();
   return request;
 }
 
@@ -154,22 +152,6 @@ Result<Response> decode_response(std::span<const std::byte, kResponseBytes> in) 
   response.wr_id = reader.get<std::uint64_t>();
   response.bytes = reader.get<std::uint64_t>();
   return response;
-}
-
-std::optional<std::uint64_t> payload_bytes(std::uint64_t run_bytes, std::uint64_t count) {
-  std::uint64_t total = 0;
-  if (__builtin_mul_overflow(run_bytes, count, &total)) return std::nullopt;
-  return total;
-}
-
-bool fits(const Request& request, std::uint64_t region_bytes) {
-  const auto total = payload_bytes(request.run_bytes, request.count);
-  if (!total) return false;
-  if (*total == 0) return request.offset <= region_bytes;
-  std::uint64_t last = 0;  // where the last run starts
-  if (__builtin_mul_overflow(request.count - 1, request.stride, &last)) return false;
-  if (__builtin_add_overflow(last, request.offset, &last)) return false;
-  return in_range(last, request.run_bytes, region_bytes);
 }
 
 }  // namespace rekindle::transport::tcp

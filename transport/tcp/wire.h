@@ -3,12 +3,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "src/base/ids.h"
 #include "src/base/result.h"
-#include "transport/path.h"
+#include "transport/read_range.h"
 #include "transport/types.h"
 
 // The data-stream format (docs/wire-tcp.md): fixed-size little-endian frames. Encoding writes whole
@@ -44,10 +43,7 @@ struct ServerHello {
 struct Request {
   std::uint64_t wr_id = 0;
   RegionKey region;
-  std::uint64_t offset = 0;
-  std::uint64_t run_bytes = 0;
-  std::uint64_t count = 0;
-  std::uint64_t stride = 0;
+  StridedRange range;
 };
 
 struct Response {
@@ -67,10 +63,5 @@ Result<ClientHello> decode_client_hello(std::span<const std::byte, kClientHelloB
 Result<ServerHello> decode_server_hello(std::span<const std::byte, kServerHelloBytes> in);
 Result<Request> decode_request(std::span<const std::byte, kRequestBytes> in);
 Result<Response> decode_response(std::span<const std::byte, kResponseBytes> in);
-
-// run_bytes * count, or nothing when that overflows.
-std::optional<std::uint64_t> payload_bytes(std::uint64_t run_bytes, std::uint64_t count);
-// Whether every run of the request lies in a region of `region_bytes`; never overflows.
-bool fits(const Request& request, std::uint64_t region_bytes);
 
 }  // namespace rekindle::transport::tcp

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <thread>
+
+#include "src/base/unique_fd.h"
+#include "transport/path.h"
+#include "transport/shm/region_client.h"
+#include "transport/shm/spsc_ring.h"
+#include "transport/types.h"
+
+namespace rekindle::transport::shm {
+
+// The thread of one path: takes ops, copies, hands completions back. It looks at the side channel
+// between pieces of a megabyte and while it has nothing to do, so that an abort or the peer's end
+// takes effect within one piece, and an idle path lets go at once.
+class Copier {
+ public:
+  static constexpr std::size_t kMaxInFlight = 256;
+
+  explicit Copier(RegionClient& regions);
+  ~Copier();
+  Copier(const Copier&) = delete;
+  Copier& operator=(const Copier&) = delete;
+  Result<void> start();
+
+  // The owner's thread. At most kMaxInFlight ops that were not popped.
+  void push(std::span<const ReadOp> ops);
+  std::size_t pop(std::span<Completion> out);
+  void abort();
+  bool peer_gone() const { return peer_gone_.load(std::memory_order_acquire); }
+  std::uint64_t bytes_landed() const { return bytes_landed_.load(std::memory_order_relaxed); }
+  int done_fd() const { return done_fd_.get(); }
+
+ private:
+  void run();
+  void sleep();
+  OpStatus copy(const ReadOp& op);
+  OpStatus copy_pieces(const ReadOp& op, std::span<const std::byte> source);
+  void finish(const Completion& completion);
+  bool stopped() const { return abort_.load(std::memory_order_relaxed); }
+
+  RegionClient& regions_;
+  UniqueFd wake_fd_;  // to the thread: work, abort or stop
+  UniqueFd done_fd_;  // to the owner: completions
+  SpscRing<ReadOp, kMaxInFlight> work_;
+  SpscRing<Completion, kMaxInFlight> done_;
+  std::atomic<bool> sleeping_ = false;
+  std::atomic<bool> abort_ = false;
+  std::atomic<bool> stop_ = false;
+  std::atomic<bool> peer_gone_ = false;
+  std::atomic<std::uint64_t> bytes_landed_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace rekindle::transport::shm

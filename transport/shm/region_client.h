@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "transport/shm/protocol.h"
+#include "transport/types.h"
+
+namespace rekindle::transport::shm {
+
+// A read-only mapping of (the pages around) a region.
+class Mapping {
+ public:
+  // kFault as status when the file does not hold what the reply says.
+  static std::shared_ptr<const Mapping> create(const UniqueFd& fd, const RegionReply& reply);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  Mapping(void* base, std::size_t length, std::span<const std::byte> bytes)
+      : base_(base), length_(length), bytes_(bytes) {}
+  void* const base_;
+  const std::size_t length_;
+  const std::span<const std::byte> bytes_;
+};
+
+// The reader's end of the side channel: gets regions mapped, notices when keys go stale or the
+// session ends. The peer's change counter, mapped, says without a system call whether what was
+// learned before still holds. Thread-safe; a caller waits at most until its deadline.
+class RegionClient {
+ public:
+  // After the hello. `counter`: of the peer's registry, may be invalid.
+  RegionClient(UniqueFd socket, const UniqueFd& counter);
+  ~RegionClient();
+  RegionClient(const RegionClient&) = delete;
+  RegionClient& operator=(const RegionClient&) = delete;
+
+  struct Found {
+    OpStatus status = OpStatus::kOk;  // kTimeout: no answer by the deadline, or interrupted
+    std::shared_ptr<const Mapping> mapping;
+  };
+  Found find(RegionKey key, TimePoint deadline);
+
+  // The peer closed its end: it is gone, or it dropped the session. Cheap enough per megabyte.
+  bool peer_gone();
+  // Lets the peer know that nothing here touches its memory any more. find() fails from now on.
+  void close();
+  // Ends a find() that waits, on any thread; for good.
+  void interrupt();
+
+  // For a thread that waits for the peer's end and its own wake-ups.
+  int socket_fd() const { return socket_.get(); }
+
+ private:
+  struct Known {
+    std::shared_ptr<const Mapping> mapping;
+    std::uint64_t checked_at = 0;  // counter when the peer last said yes
+  };
+  Found ask(RegionKey key, bool want_fd, TimePoint deadline);
+  Io exchange(const RegionRequest& request, RegionReply& reply, UniqueFd& fd, TimePoint deadline);
+  std::uint64_t changes() const;
+  bool wait(TimePoint deadline);
+
+  UniqueFd socket_;
+  UniqueFd interrupt_;  // eventfd
+  void* counter_page_ = nullptr;
+  std::atomic<bool> gone_ = false;
+  std::timed_mutex mutex_;
+  std::map<RegionKey, Known> known_;  // guarded by mutex_
+  bool out_of_step_ = false;          // guarded by mutex_: an answer is still owed
+};
+
+}  // namespace rekindle::transport::shm
