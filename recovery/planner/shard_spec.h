@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,7 +44,7 @@ class ShardSpec {
   struct Rule;
 
  private:
-  std::vector<Rule> rules_;
+  std::shared_ptr<const std::vector<Rule>> rules_;  // shared, so that Rule may stay incomplete here
   std::string name_;
 };
 

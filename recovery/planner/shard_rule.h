@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "recovery/planner/shard_json.h"
+#include "recovery/planner/shard_pattern.h"
+#include "recovery/planner/shard_spec.h"
+
+namespace rekindle::planner {
+
+// One rule, as docs/shard-specs.md describes it.
+struct ShardSpec::Rule {
+  enum class Kind { kReplicate, kSplit, kHeads, kKvHeads, kQkv, kVocab, kExperts, kScale };
+  enum class Stage { kAll, kFirst, kLast, kEmbedding };  // of the pipeline, without {layer}
+
+  std::string label;  // "rule 3 ('model.norm.weight')", for errors
+  std::vector<Pattern> patterns;
+  Kind kind = Kind::kReplicate;
+  Stage stage = Stage::kAll;
+  bool optional = false;
+  std::optional<std::size_t> dim;         // that tp splits
+  std::uint64_t parts = 1;                // kSplit, kExperts: sub-blocks along dim, each split
+  std::uint64_t unit = 1;                 // kSplit, kExperts: elements that stay together
+  bool padded = false;                    // kSplit, kExperts: the last ranks may get less
+  ConfigValue heads;                      // kHeads, kKvHeads, kQkv
+  ConfigValue kv_heads;                   // kQkv
+  std::uint64_t pad_to = 64;              // kVocab
+  ConfigValue count;                      // kExperts
+  std::optional<std::size_t> expert_dim;  // kExperts: of a tensor that has all of them
+  std::string of;                         // kScale: last part of the name of the weight
+  std::vector<std::uint64_t> block;       // kScale: elements of the weight per scale, by dimension
+  std::string block_key;                  // kScale: the same from config.json
+};
+
+Result<ShardSpec::Rule> parse_rule(const nlohmann::json& json, std::size_t number);
+
+// Which part of one tensor a place needs: [begin, end) along one dimension.
+struct Range {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+// Applies rules to tensors for one place.
+class RuleApplier {
+ public:
+  RuleApplier(const TensorSet& tensors, const ModelConfig& config, const ShardPlace& place)
+      : tensors_(tensors), config_(config), place_(place) {}
+
+  // Reads what the pipeline axis needs of the config.
+  Result<void> prepare();
+  // Appends boxes of tensors_[tensor], disjoint; none when another place has it.
+  Result<void> apply(const ShardSpec::Rule& rule, const Pattern::Match& match, TensorIndex tensor,
+                     std::vector<Box>& out) const;
+  // Turns boxes of a weight into those of its block scales.
+  Result<void> apply_scale(const ShardSpec::Rule& rule, TensorIndex scale, TensorIndex weight,
+                           std::span<const Box> weight_boxes, std::vector<Box>& out) const;
+
+ private:
+  using Rule = ShardSpec::Rule;
+  Result<bool> on_this_stage(const Rule& rule, const Pattern::Match& match) const;
+  Result<std::vector<Range>> ranges(const Rule& rule, std::uint64_t extent) const;
+  Result<std::vector<Range>> even_ranges(const Rule& rule, std::uint64_t extent) const;
+  Result<Range> head_range(std::uint64_t extent, std::uint64_t heads, bool replicate) const;
+  Result<std::vector<Range>> qkv_ranges(const Rule& rule, std::uint64_t extent) const;
+  Result<void> apply_experts(const Rule& rule, const Pattern::Match& match, const Shape& shape,
+                             std::vector<Box>& out) const;
+  Result<void> cut(const Rule& rule, const Box& box, std::vector<Box>& out) const;
+
+  const TensorSet& tensors_;
+  const ModelConfig& config_;
+  const ShardPlace& place_;
+  std::uint64_t layers_ = 0;        // num_hidden_layers, with pp only
+  std::uint64_t extra_layers_ = 0;  // behind them: multi-token prediction
+};
+
+// Contiguous ranges: layers of a pipeline stage, experts of an expert-parallel rank.
+Range stage_layers(std::uint64_t layers, const ShardPlace::Axis& pp);
+Range rank_experts(std::uint64_t experts, const ShardPlace::Axis& ep);
+
+// The rules for a model_type as a JSON shard spec; "" when there are none.
+std::string builtin_spec(std::string_view model_type);
+
+}  // namespace rekindle::planner

@@ -1,0 +1,220 @@
+#include "recovery/planner/shard_spec.h"
+
+#include <algorithm>
+#include <regex>
+
+#include <fmt/format.h>
+
+#include "recovery/planner/shard_rule.h"
+
+namespace rekindle::planner {
+
+namespace {
+
+constexpr std::size_t kMaxSpecBytes = 1 << 20;
+constexpr int kMaxSpecDepth = 8;
+constexpr std::size_t kMaxRules = 1000;
+constexpr std::size_t kMaxRegexBytes = 1024;
+
+using Rule = ShardSpec::Rule;
+
+// A rule and what its pattern found in the name.
+struct Choice {
+  const Rule* rule = nullptr;
+  Pattern::Match match;
+};
+
+Choice choose(std::span<const Rule> rules, std::string_view name) {
+  for (const Rule& rule : rules) {
+    for (const Pattern& pattern : rule.patterns) {
+      if (const auto match = pattern.match(name)) return {&rule, *match};
+    }
+  }
+  return {};
+}
+
+Failure unnamed(const std::string& spec, const TensorInfo& tensor) {
+  for (const char* packed : {".qweight", ".qzeros", ".g_idx", ".scales"}) {
+    if (tensor.name.ends_with(packed)) {
+      return fail(
+          ErrorCode::kInvalid,
+          "shard spec {}: tensor '{}' is packed (GPTQ or AWQ) and no rule names it: how it "
+          "splits depends on its packing, so name it in a spec of your own, or pull it whole",
+          spec, tensor.name);
+    }
+  }
+  return fail(ErrorCode::kInvalid,
+              "shard spec {}: no rule names tensor '{}' {}: add one (docs/shard-specs.md), or pull "
+              "it whole",
+              spec, tensor.name, tensor.shape.to_string());
+}
+
+// "a.b.scale" and "weight" give "a.b.weight".
+std::string sibling(std::string_view name, std::string_view last) {
+  const auto dot = name.rfind('.');
+  return dot == std::string_view::npos ? std::string(last)
+                                       : fmt::format("{}.{}", name.substr(0, dot), last);
+}
+
+class BoxMaker {
+ public:
+  BoxMaker(const std::string& spec, std::span<const Rule> rules, const TensorSet& tensors,
+           const RuleApplier& applier)
+      : spec_(spec), rules_(rules), tensors_(tensors), applier_(applier), used_(rules.size()) {}
+
+  Result<std::vector<TensorBox>> run() {
+    std::vector<TensorBox> boxes;
+    std::vector<Box> own;
+    for (TensorIndex tensor = 0; tensor < tensors_.size(); ++tensor) {
+      own.clear();
+      if (is_file_tensor(tensors_[tensor].name)) {
+        own.push_back(Box::whole(tensors_[tensor].shape));
+      } else {
+        TRY_VOID(add(tensor, own));
+      }
+      std::sort(own.begin(), own.end());
+      for (const Box& box : own) boxes.push_back({tensor, box});
+    }
+    for (const Rule& rule : rules_) {
+      if (rule.optional || used_[index_of(rule)]) continue;
+      return fail(ErrorCode::kInvalid,
+                  "shard spec {}: {} matches no tensor of this checkpoint (that no rule before it "
+                  "took): correct it, or mark it \"optional\": true",
+                  spec_, rule.label);
+    }
+    return boxes;
+  }
+
+ private:
+  std::size_t index_of(const Rule& rule) const {
+    return static_cast<std::size_t>(&rule - rules_.data());
+  }
+
+  Result<void> add(TensorIndex tensor, std::vector<Box>& out) {
+    const TensorInfo& info = tensors_[tensor];
+    const Choice choice = choose(rules_, info.name);
+    if (choice.rule == nullptr) return unnamed(spec_, info);
+    used_[index_of(*choice.rule)] = true;
+    if (choice.rule->kind == Rule::Kind::kScale) return add_scale(*choice.rule, tensor, out);
+    auto done = applier_.apply(*choice.rule, choice.match, tensor, out);
+    if (!done) return fail(in_spec(std::move(done).error()));
+    return {};
+  }
+
+  Result<void> add_scale(const Rule& rule, TensorIndex scale, std::vector<Box>& out) {
+    const std::string name = sibling(tensors_[scale].name, rule.of);
+    const auto weight = tensors_.find(name);
+    const Choice choice = weight ? choose(rules_, name) : Choice{};
+    if (choice.rule == nullptr || choice.rule->kind == Rule::Kind::kScale) {
+      return fail(ErrorCode::kInvalid, "shard spec {}: {}: tensor '{}' scales '{}', which {}",
+                  spec_, rule.label, tensors_[scale].name, name,
+                  weight ? "no rule splits" : "is not in the checkpoint");
+    }
+    std::vector<Box> boxes;
+    auto done = applier_.apply(*choice.rule, choice.match, *weight, boxes);
+    if (done) done = applier_.apply_scale(rule, scale, *weight, boxes, out);
+    if (!done) return fail(in_spec(std::move(done).error()));
+    return {};
+  }
+
+  Error in_spec(Error error) const {
+    return std::move(error).with_context(fmt::format("shard spec {}", spec_));
+  }
+
+  const std::string& spec_;
+  std::span<const Rule> rules_;
+  const TensorSet& tensors_;
+  const RuleApplier& applier_;
+  std::vector<bool> used_;
+};
+
+}  // namespace
+
+Result<ShardSpec> ShardSpec::parse(std::string_view text) {
+  TRY(const nlohmann::json json, parse_json(text, "shard spec", kMaxSpecBytes, kMaxSpecDepth));
+  const auto bad = [](std::string_view why) {
+    return fail(ErrorCode::kInvalid, "shard spec: {}", why);
+  };
+  if (!json.is_object()) return bad("not a JSON object with 'name' and 'rules'");
+  for (const auto& [key, value] : json.items()) {
+    if (key != "name" && key != "rules" && key != "comment") {
+      return bad(fmt::format("there is no field {}", nlohmann::json(key).dump()));
+    }
+  }
+  const auto name = json.find("name");
+  if (name == json.end() || !name->is_string() || name->get_ref<const std::string&>().empty() ||
+      name->get_ref<const std::string&>().size() > 100) {
+    return bad("'name' must be a text of 1 to 100 bytes");
+  }
+  const auto rules = json.find("rules");
+  if (rules == json.end() || !rules->is_array() || rules->empty() || rules->size() > kMaxRules) {
+    return bad(fmt::format("'rules' must be a list of 1 to {} rules", kMaxRules));
+  }
+  ShardSpec spec;
+  spec.name_ = nlohmann::json(*name).dump();  // quoted, control characters escaped
+  auto parsed = std::make_shared<std::vector<Rule>>();
+  for (const nlohmann::json& rule : *rules) {
+    auto one = parse_rule(rule, parsed->size() + 1);
+    if (!one) {
+      return fail(std::move(one).error().with_context(fmt::format("shard spec {}", spec.name_)));
+    }
+    parsed->push_back(std::move(*one));
+  }
+  spec.rules_ = std::move(parsed);
+  return spec;
+}
+
+Result<ShardSpec> ShardSpec::builtin(std::string_view config_json) {
+  TRY(const ModelConfig config, ModelConfig::parse(config_json));
+  const std::string type = config.text("model_type");
+  const std::string text = builtin_spec(type);
+  if (!text.empty()) return parse(text);
+  return fail(ErrorCode::kNotFound,
+              "there is no built-in shard spec for model_type '{}' (there are: {}): give a file "
+              "with --spec, or pull whole tensors",
+              type.substr(0, 100), fmt::join(builtin_model_types(), ", "));
+}
+
+Result<std::vector<TensorBox>> ShardSpec::boxes(const TensorSet& tensors,
+                                                std::string_view config_json,
+                                                const ShardPlace& place) const {
+  TRY(const ModelConfig config, ModelConfig::parse(config_json));
+  RuleApplier applier(tensors, config, place);
+  TRY_VOID(applier.prepare());
+  return BoxMaker(name_, *rules_, tensors, applier).run();
+}
+
+Result<std::vector<TensorBox>> boxes_matching(const TensorSet& tensors, std::string_view regex) {
+  if (regex.size() > kMaxRegexBytes) {
+    return fail(ErrorCode::kInvalid, "a tensor expression of {} bytes, the most accepted is {}",
+                regex.size(), kMaxRegexBytes);
+  }
+  std::vector<TensorBox> boxes;
+  bool any = false;
+  try {
+    const std::regex expression(regex.begin(), regex.end(), std::regex::ECMAScript);
+    for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
+      const TensorInfo& info = tensors[tensor];
+      const bool file = is_file_tensor(info.name);
+      if (!file && !std::regex_search(info.name, expression)) continue;
+      any = any || !file;
+      boxes.push_back({tensor, Box::whole(info.shape)});
+    }
+  } catch (const std::regex_error& error) {
+    return fail(ErrorCode::kInvalid, "'{}' is no regular expression that can be used: {}", regex,
+                error.what());
+  }
+  if (!any) return fail(ErrorCode::kNotFound, "no tensor name matches '{}'", regex);
+  return boxes;
+}
+
+std::vector<TensorBox> whole_boxes(const TensorSet& tensors) {
+  std::vector<TensorBox> boxes;
+  boxes.reserve(tensors.size());
+  for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
+    boxes.push_back({tensor, Box::whole(tensors[tensor].shape)});
+  }
+  return boxes;
+}
+
+}  // namespace rekindle::planner
