@@ -1,0 +1,319 @@
+#include <sys/stat.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "recovery/coordinator/state_directory.h"
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/coordinator_client.h"
+#include "recovery/rpc/grants.h"
+#include "tests/recovery/rpc_fixture.h"
+#include "tests/support/process.h"
+
+// The real coordinator process over real sockets.
+namespace rekindle::coordinator {
+namespace {
+
+using rekindle::testing::eventually;
+using rekindle::testing::Process;
+using rekindle::testing::TempDir;
+using rpc::CoordinatorClient;
+using rpc::testing::Loop;
+using rpc::testing::make_identity;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+class CoordinatorDaemon : public ::testing::Test {
+ protected:
+  std::unique_ptr<Process> spawn(std::vector<std::string> extra = {},
+                                 const std::string& listen = "127.0.0.1:0") {
+    rekindle::testing::Spawn spawn;
+    spawn.argv = {COORDINATOR_MAIN, listen, (temp_ / "state").string()};
+    spawn.argv.insert(spawn.argv.end(), extra.begin(), extra.end());
+    return std::make_unique<Process>(std::move(spawn));
+  }
+  void start(std::vector<std::string> extra = {}) {
+    process_ = spawn(std::move(extra), address_.empty() ? "127.0.0.1:0" : address_);
+    address_ = process_->value_after("ready ");
+    ASSERT_FALSE(address_.empty()) << process_->err();
+  }
+
+  struct Agent {
+    rpc::Identity identity;
+    CoordinatorClient client;
+
+    proto::NodeAddress address() const {
+      proto::NodeAddress node;
+      node.set_node_id(identity.node_id);
+      node.set_incarnation(identity.incarnation.to_bytes());
+      node.set_control_endpoint("0.0.0.0:7400");
+      return node;
+    }
+  };
+  Result<void> connect(Agent& agent) {
+    TRY(agent.client, loop_.run(CoordinatorClient::connect(address_, agent.identity, 5s)));
+    return {};
+  }
+  Agent agent(const std::string& name, const std::string& secret = "") {
+    Agent agent{make_identity(proto::ROLE_AGENT, name, secret), {}};
+    const auto connected = connect(agent);
+    EXPECT_TRUE(connected) << connected.error().message();
+    return agent;
+  }
+  Result<proto::RegisterResponse> enroll(const Agent& agent, std::uint64_t epoch = 0) {
+    proto::RegisterRequest request;
+    *request.mutable_node() = agent.address();
+    request.set_highest_epoch(epoch);
+    return loop_.run(agent.client.register_node(std::move(request), 5s));
+  }
+  Result<proto::HeartbeatResponse> beat(const Agent& agent) {
+    proto::HeartbeatRequest request;
+    request.set_node_id(agent.identity.node_id);
+    request.set_incarnation(agent.identity.incarnation.to_bytes());
+    return loop_.run(agent.client.heartbeat(std::move(request), 5s));
+  }
+  Result<proto::PublishResponse> publish(const Agent& agent, const ModelVersion& id,
+                                         const Digest128& root) {
+    proto::PublishRequest request;
+    request.set_node_id(agent.identity.node_id);
+    request.set_incarnation(agent.identity.incarnation.to_bytes());
+    *request.mutable_id() = rpc::to_proto(id);
+    *request.mutable_root() = rpc::to_proto(root);
+    return loop_.run(agent.client.publish(std::move(request), 5s));
+  }
+  Result<proto::AnnounceResponse> announce(const Agent& agent, const ModelVersion& id,
+                                           const Digest128& root) {
+    proto::AnnounceRequest request;
+    request.set_node_id(agent.identity.node_id);
+    request.set_incarnation(agent.identity.incarnation.to_bytes());
+    request.set_full(true);
+    auto& holding = *request.add_add();
+    *holding.mutable_id() = rpc::to_proto(id);
+    *holding.mutable_root() = rpc::to_proto(root);
+    *holding.mutable_layout() = rpc::to_proto(Digest128{9, 9});
+    holding.set_complete(true);
+    holding.set_whole(true);
+    return loop_.run(agent.client.announce(std::move(request), 5s));
+  }
+  Result<proto::OpenPullResponse> open(const Agent& agent, const std::string& model) {
+    proto::OpenPullRequest request;
+    *request.mutable_puller() = agent.address();
+    request.set_model(model);
+    request.set_latest(true);
+    return loop_.run(agent.client.open_pull(std::move(request), 5s));
+  }
+
+  TempDir temp_;
+  Loop loop_;
+  std::string address_;
+  std::unique_ptr<Process> process_;
+};
+
+const ModelVersion kId{"qwen3", 41};
+const Digest128 kRoot{1, 2};
+
+TEST_F(CoordinatorDaemon, AnAgentRegistersPublishesAndIsFoundByAPuller) {
+  start();
+  const Agent a = agent("a");
+  const auto registered = enroll(a);
+  ASSERT_TRUE(registered) << registered.error().message();
+  EXPECT_EQ(registered->epoch(), 1u);
+  EXPECT_EQ(registered->heartbeat_interval_ms(), 250u);
+  EXPECT_EQ(registered->ttl_ms(), 2000u);
+  EXPECT_EQ(registered->seen_from(), "127.0.0.1");
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  const Agent p = agent("p");
+  const auto opened = open(p, "qwen3");
+  ASSERT_TRUE(opened) << opened.error().message();
+  ASSERT_EQ(opened->sources_size(), 1);
+  EXPECT_EQ(opened->sources(0).node().control_endpoint(), "127.0.0.1:7400")
+      << "an agent on every address is where it called from";
+  const auto& grant = opened->sources(0).grant();
+  EXPECT_TRUE(rpc::check_grant(grant, "", {p.identity.incarnation, a.identity.incarnation, kRoot}));
+  const auto beaten = beat(a);
+  ASSERT_TRUE(beaten);
+  EXPECT_GT(grant.expiry_ms(), beaten->coordinator_time_ms());
+  const auto status = loop_.run(p.client.status(5s));
+  ASSERT_TRUE(status);
+  ASSERT_EQ(status->nodes_size(), 1);
+  EXPECT_EQ(status->nodes(0).state(), "alive");
+  ASSERT_EQ(status->versions_size(), 1);
+  EXPECT_EQ(status->versions(0).state(), "ready");
+  EXPECT_EQ(status->pulls_size(), 1);
+}
+
+TEST_F(CoordinatorDaemon, ADuplicateNodeIdIsRefusedWhileTheHolderLives) {
+  start();
+  auto first = std::make_unique<Agent>(agent("a"));
+  ASSERT_TRUE(enroll(*first));
+  const Agent second = agent("a");
+  const auto refused = enroll(second);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
+  EXPECT_THAT(refused.error().message(),
+              HasSubstr("is in use by a live process at 127.0.0.1:7400"));
+  EXPECT_TRUE(beat(*first)) << "the live holder keeps it";
+  first.reset();  // its connection closes
+  EXPECT_TRUE(eventually([&] { return enroll(second).has_value(); }));
+}
+
+TEST_F(CoordinatorDaemon, NobodySpeaksForAnotherIncarnation) {
+  start();
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  Agent liar = agent("a");
+  const CoordinatorClient own = liar.client;
+  liar.identity.incarnation = a.identity.incarnation;  // in the bodies, not in its hello
+  EXPECT_EQ(beat(liar).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(enroll(liar).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(publish(liar, kId, kRoot).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(announce(liar, kId, kRoot).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(open(liar, "qwen3").error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(CoordinatorDaemon, AKilledCoordinatorComesBackWithAHigherEpochAndItsVersions) {
+  start();
+  Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  Agent p = agent("p");
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  const auto opened = open(p, "qwen3");
+  ASSERT_TRUE(opened);
+  process_->kill();
+  start();  // the same address
+  ASSERT_TRUE(connect(a));
+  ASSERT_TRUE(connect(p));
+  const auto registered = enroll(a, 1);
+  ASSERT_TRUE(registered);
+  EXPECT_GT(registered->epoch(), 1u);
+  EXPECT_EQ(publish(a, kId, {5, 5}).error().code(), ErrorCode::kDenied) << "the claim survived";
+  proto::PullProgressRequest progress;
+  progress.set_pull_id(opened->pull_id());
+  *progress.mutable_puller() = p.address();
+  *progress.mutable_id() = rpc::to_proto(kId);
+  const auto early = loop_.run(p.client.pull_progress(progress, 5s));
+  ASSERT_TRUE(early) << early.error().message();
+  EXPECT_TRUE(early->grace());
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  EXPECT_EQ(loop_.run(p.client.pull_progress(progress, 5s))->sources_size(), 1);
+}
+
+TEST_F(CoordinatorDaemon, KilledAtAnyDurableStepItComesBackBeforeOrAfterIt) {
+  for (const char* step :
+       {"half_written", "before_sync", "before_rename", "before_directory_sync", "saved"}) {
+    SCOPED_TRACE(step);
+    std::filesystem::remove_all(temp_ / "state");
+    address_.clear();
+    // The first save is the epoch of the start, the second the claim.
+    start({"--failpoints", fmt::format("coordinator.state.{}=kill@2", step)});
+    const Agent a = agent("a");
+    ASSERT_TRUE(enroll(a));
+    EXPECT_EQ(publish(a, kId, kRoot).error().code(), ErrorCode::kPeerLost);
+    const auto exit = process_->wait();
+    ASSERT_TRUE(exit);
+    EXPECT_EQ(exit->signal, SIGKILL);
+    {
+      const auto directory = StateDirectory::open(temp_ / "state");
+      ASSERT_TRUE(directory) << directory.error().message();
+      const auto state = directory->load();
+      ASSERT_TRUE(state) << state.error().message();
+      EXPECT_EQ(state->epoch, 1u);
+      if (!state->versions.empty()) {
+        EXPECT_EQ(state->versions.at(kId).root, kRoot);
+      }
+    }
+    address_.clear();
+    start();
+    Agent again{a.identity, {}};
+    ASSERT_TRUE(connect(again));
+    ASSERT_EQ(enroll(again, 1)->epoch(), 2u);
+    ASSERT_TRUE(publish(again, kId, kRoot)) << "the publisher tries again";
+    EXPECT_EQ(publish(again, kId, {5, 5}).error().code(), ErrorCode::kDenied);
+  }
+}
+
+TEST_F(CoordinatorDaemon, AFullDiskRefusesThePublishAndServingGoesOn) {
+  start({"--failpoints", "coordinator.state.before_sync=error:ENOSPC@2"});
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  const auto refused = publish(a, kId, kRoot);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kExhausted);
+  EXPECT_TRUE(beat(a));
+  EXPECT_TRUE(publish(a, kId, kRoot)) << "space is back";
+}
+
+TEST_F(CoordinatorDaemon, ASecondCoordinatorOnTheDirectoryIsRefused) {
+  start();
+  const auto second = spawn();
+  const auto exit = second->wait();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 1);
+  EXPECT_THAT(second->err(), HasSubstr("in use by another coordinator (pid "));
+  EXPECT_TRUE(enroll(agent("a"))) << "the first is unharmed";
+}
+
+TEST_F(CoordinatorDaemon, APortInUseIsNamed) {
+  start();
+  rekindle::testing::Spawn spawn;
+  spawn.argv = {COORDINATOR_MAIN, address_, (temp_ / "other").string()};
+  Process second(std::move(spawn));
+  ASSERT_TRUE(second.wait());
+  EXPECT_THAT(second.err(), HasSubstr(address_));
+  EXPECT_THAT(second.err(), HasSubstr("another process uses this port"));
+}
+
+TEST_F(CoordinatorDaemon, SigtermEndsItCleanlyWithCallersConnected) {
+  start();
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  process_->signal(SIGTERM);
+  const auto exit = process_->wait();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 0);
+  EXPECT_EQ(beat(a).error().code(), ErrorCode::kPeerLost);
+}
+
+TEST_F(CoordinatorDaemon, APausedCoordinatorKillsNobody) {
+  start();
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  process_->signal(SIGSTOP);
+  loop_.run(rpc::testing::sleep_for(3s));  // longer than the TTL
+  process_->signal(SIGCONT);
+  const auto status = loop_.run(a.client.status(5s));
+  ASSERT_TRUE(status) << status.error().message();
+  EXPECT_NE(status->nodes(0).state(), "dead");
+  EXPECT_TRUE(status->grace());
+  EXPECT_EQ(status->versions(0).state(), "ready");
+  EXPECT_TRUE(beat(a)) << "without registering again";
+}
+
+TEST_F(CoordinatorDaemon, TheSecretIsRequiredAndNeverShown) {
+  const std::string secret = "a secret of the cluster";
+  rekindle::testing::write_file(temp_ / "secret", secret);
+  ::chmod((temp_ / "secret").c_str(), 0600);
+  start({"--secret", (temp_ / "secret").string()});
+  Agent without{make_identity(proto::ROLE_AGENT, "a"), {}};
+  EXPECT_EQ(connect(without).error().code(), ErrorCode::kDenied);
+  Agent wrong{make_identity(proto::ROLE_AGENT, "a", "another secret, as long"), {}};
+  EXPECT_EQ(connect(wrong).error().code(), ErrorCode::kDenied);
+  const Agent right = agent("a", secret);
+  ASSERT_TRUE(enroll(right));
+  ASSERT_TRUE(announce(right, kId, kRoot));
+  const Agent p = agent("p", secret);
+  const auto opened = open(p, "qwen3");
+  ASSERT_TRUE(opened);
+  const rpc::GrantCheck check{p.identity.incarnation, right.identity.incarnation, kRoot};
+  EXPECT_TRUE(rpc::check_grant(opened->sources(0).grant(), secret, check));
+  EXPECT_FALSE(rpc::check_grant(opened->sources(0).grant(), "", check));
+  process_->signal(SIGTERM);
+  ASSERT_TRUE(process_->wait());
+  EXPECT_EQ(process_->err().find(secret), std::string::npos);
+}
+
+}  // namespace
+}  // namespace rekindle::coordinator

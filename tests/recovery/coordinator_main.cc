@@ -1,0 +1,29 @@
+// A coordinator for tests: coordinator_main LISTEN STATE_DIR [--secret FILE] [--failpoints SPEC]
+#include <cstdio>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "recovery/coordinator/coordinator.h"
+#include "src/base/failpoint.h"
+
+int main(int argc, char** argv) {
+  if (argc < 3 || argc % 2 == 0) return 2;
+  rekindle::coordinator::CoordinatorOptions options;
+  options.listen = argv[1];
+  options.state_directory = argv[2];
+  for (int i = 3; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    if (name == "--secret") options.secret_file = argv[i + 1];
+    if (name == "--failpoints") {
+      if (!rekindle::arm_failpoints(argv[i + 1])) return 2;
+    }
+  }
+  options.on_ready = [](const std::string& address) {
+    fmt::print("ready {}\n", address);
+    std::fflush(stdout);
+  };
+  const auto done = rekindle::coordinator::run_coordinator(options);
+  if (!done) fmt::print(stderr, "{}\n", done.error().message());
+  return done ? 0 : 1;
+}
