@@ -45,25 +45,8 @@ Failure lookup_failed(const std::string& host, int code, int error_number) {
               "resolve '{}': {}; check the name, or use an IP address", host, gai_strerror(code));
 }
 
-Result<std::vector<Endpoint>> look_up(const HostPort& address) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int code =
-      ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
-  if (code != 0) return lookup_failed(address.host, code, errno);
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, ::freeaddrinfo);
-  std::vector<Endpoint> endpoints;
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    if (entry->ai_family != AF_INET && entry->ai_family != AF_INET6) continue;
-    endpoints.emplace_back(entry->ai_addr, entry->ai_addrlen, IPPROTO_TCP);
-  }
-  if (endpoints.empty()) return lookup_failed(address.host, EAI_NODATA, 0);
-  return endpoints;
-}
-
-Result<void> start_lookup(const HostPort& address, const std::shared_ptr<Lookup>& lookup) {
+Result<void> start_lookup(const HostPort& address, const LookUp& look_up,
+                          const std::shared_ptr<Lookup>& lookup) {
   if (g_lookups.fetch_add(1) >= kMaxLookups) {
     g_lookups.fetch_sub(1);
     return fail(ErrorCode::kUnavailable,
@@ -71,7 +54,7 @@ Result<void> start_lookup(const HostPort& address, const std::shared_ptr<Lookup>
                 address.host, kMaxLookups);
   }
   try {
-    std::thread([address, lookup] {
+    std::thread([address, look_up, lookup] {
       auto result = look_up(address);
       g_lookups.fetch_sub(1);
       const std::lock_guard lock(lookup->mutex);
@@ -95,7 +78,25 @@ Failure timed_out(const HostPort& address) {
 
 }  // namespace
 
-Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline) {
+Result<std::vector<Endpoint>> system_look_up(const HostPort& address) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int code =
+      ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
+  if (code != 0) return lookup_failed(address.host, code, errno);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, ::freeaddrinfo);
+  std::vector<Endpoint> endpoints;
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family != AF_INET && entry->ai_family != AF_INET6) continue;
+    endpoints.emplace_back(entry->ai_addr, entry->ai_addrlen, IPPROTO_TCP);
+  }
+  if (endpoints.empty()) return lookup_failed(address.host, EAI_NODATA, 0);
+  return endpoints;
+}
+
+Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline, LookUp look_up) {
   if (auto numeric = numeric_endpoints(address); !numeric.empty()) co_return numeric;
   const auto lookup = std::make_shared<Lookup>();
   const auto executor = co_await asio::this_coro::executor;
@@ -110,7 +111,7 @@ Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline
       lookup->notify = {};
     }
   } abandon{lookup};
-  CO_TRY_VOID(start_lookup(address, lookup));
+  CO_TRY_VOID(start_lookup(address, look_up, lookup));
   for (;;) {
     {
       const std::lock_guard lock(lookup->mutex);
@@ -124,7 +125,7 @@ Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline
 Result<std::vector<Endpoint>> resolve_blocking(const HostPort& address) {
   if (auto numeric = numeric_endpoints(address); !numeric.empty()) return numeric;
   const auto lookup = std::make_shared<Lookup>();
-  TRY_VOID(start_lookup(address, lookup));
+  TRY_VOID(start_lookup(address, system_look_up, lookup));
   std::unique_lock lock(lookup->mutex);
   if (!lookup->done.wait_for(lock, kResolveDeadline, [&] { return lookup->result.has_value(); })) {
     return timed_out(address);

@@ -292,6 +292,32 @@ TEST_F(CoordinatorDaemon, APausedCoordinatorKillsNobody) {
   EXPECT_TRUE(beat(a)) << "without registering again";
 }
 
+TEST_F(CoordinatorDaemon, OutOfDescriptorsItShedsAndRecovers) {
+  rekindle::testing::Spawn spawn;
+  spawn.argv = {COORDINATOR_MAIN, "127.0.0.1:0", (temp_ / "state").string()};
+  spawn.limits = {{RLIMIT_NOFILE, {40, 40}}};
+  process_ = std::make_unique<Process>(std::move(spawn));
+  address_ = process_->value_after("ready ");
+  ASSERT_FALSE(address_.empty()) << process_->err();
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  {
+    // More greeted connections than it has descriptors: idle ones without a hello would make room.
+    std::vector<Agent> crowd;
+    bool refused = false;
+    for (int i = 0; i < 60 && !refused; ++i) {
+      crowd.push_back({make_identity(proto::ROLE_AGENT, fmt::format("n{}", i)), {}});
+      refused = !connect(crowd.back());
+    }
+    EXPECT_TRUE(refused);
+    EXPECT_TRUE(process_->wait_for_err("rpc.shed")) << process_->err();
+    EXPECT_TRUE(beat(a)) << "who is connected is served";
+  }
+  Agent b{make_identity(proto::ROLE_AGENT, "b"), {}};
+  EXPECT_TRUE(eventually([&] { return connect(b).has_value(); })) << "it recovers";
+  EXPECT_TRUE(enroll(b));
+}
+
 TEST_F(CoordinatorDaemon, TheSecretIsRequiredAndNeverShown) {
   const std::string secret = "a secret of the cluster";
   rekindle::testing::write_file(temp_ / "secret", secret);

@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <future>
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "recovery/rpc/handshake.h"
+#include "recovery/rpc/resolve.h"
 #include "recovery/rpc/rpc.h"
 #include "src/base/unique_fd.h"
 #include "tests/recovery/rpc_fixture.h"
@@ -192,6 +194,33 @@ TEST_F(RpcHello, NobodyThereAndUnknownNamesAreNamed) {
   const auto unknown = connect(make_identity(proto::ROLE_PULLER, "p"));
   ASSERT_FALSE(unknown);
   EXPECT_NE(unknown.error().message().find("no-such-host.invalid"), std::string::npos);
+}
+
+TEST(Resolve, ANameServerThatNeverAnswersIsGivenUpAndNamed) {
+  Loop loop;
+  std::promise<void> release;
+  const auto released = release.get_future().share();
+  const LookUp hangs = [released](const HostPort&) -> Result<std::vector<Endpoint>> {
+    released.wait();
+    return std::vector<Endpoint>();
+  };
+  const auto soon = std::chrono::steady_clock::now() + 50ms;
+  const auto endpoints = loop.run(resolve({"db.example", 7400}, soon, hangs));
+  ASSERT_FALSE(endpoints);
+  EXPECT_EQ(endpoints.error().code(), ErrorCode::kTimeout);
+  EXPECT_NE(endpoints.error().message().find("db.example"), std::string::npos);
+  release.set_value();  // the thread ends after everybody has gone
+}
+
+TEST(Resolve, AnAnswerFromTheLookupThreadReachesTheCaller) {
+  Loop loop;
+  const LookUp fixed = [](const HostPort& address) -> Result<std::vector<Endpoint>> {
+    return numeric_endpoints({"192.0.2.7", address.port});
+  };
+  const auto later = std::chrono::steady_clock::now() + kTestDeadline;
+  const auto endpoints = loop.run(resolve({"db.example", 7400}, later, fixed));
+  ASSERT_TRUE(endpoints) << endpoints.error().message();
+  EXPECT_EQ(to_string(endpoints->front()), "192.0.2.7:7400");
 }
 
 TEST_F(RpcHello, BadAddressesAreInvalid) {
