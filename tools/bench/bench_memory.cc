@@ -1,0 +1,54 @@
+#include "tools/bench/bench_memory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "src/base/digest.h"
+#include "src/base/units.h"
+
+namespace rekindle::bench {
+
+Result<Pool> Pool::create(std::uint64_t size) {
+  UniqueFd fd(::memfd_create("rekindle-bench", MFD_CLOEXEC));
+  if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
+    return fail_errno(errno, "bench: memory file");
+  }
+  void* address =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+  if (address == MAP_FAILED) {
+    return fail_errno(errno, fmt::format("bench: map {}", format_bytes(size)));
+  }
+  return Pool(std::move(fd), {static_cast<std::byte*>(address), static_cast<std::size_t>(size)});
+}
+
+Pool::Pool(Pool&& other) noexcept
+    : fd_(std::move(other.fd_)), bytes_(std::exchange(other.bytes_, {})) {}
+
+Pool::~Pool() {
+  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+}
+
+void fill_with_noise(std::span<std::byte> bytes) {
+  std::uint64_t state = 0x9e3779b97f4a7c15;
+  for (std::size_t at = 0; at + 8 <= bytes.size(); at += 8) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    std::memcpy(bytes.data() + at, &state, sizeof state);
+  }
+}
+
+std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes) {
+  std::vector<std::uint64_t> digests;
+  for (std::size_t at = 0; at < bytes.size(); at += kTileBytes) {
+    digests.push_back(xxh3_64(bytes.subspan(at, std::min(kTileBytes, bytes.size() - at)), at));
+  }
+  return digests;
+}
+
+}  // namespace rekindle::bench

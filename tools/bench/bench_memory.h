@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+
+namespace rekindle::bench {
+
+// A file in memory (tmpfs), mapped and faulted in.
+class Pool {
+ public:
+  static Result<Pool> create(std::uint64_t size);
+  Pool(Pool&& other) noexcept;
+  Pool& operator=(Pool&&) = delete;
+  ~Pool();
+
+  std::span<std::byte> bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }
+
+ private:
+  Pool(UniqueFd fd, std::span<std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
+  UniqueFd fd_;
+  std::span<std::byte> bytes_;
+};
+
+inline constexpr std::uint64_t kTileBytes = 1 << 20;
+
+void fill_with_noise(std::span<std::byte> bytes);
+// XXH3-64 of each tile.
+std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes);
+
+}  // namespace rekindle::bench

@@ -1,0 +1,169 @@
+#include "tools/bench/bench_source.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "transport/registry.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace rekindle::bench {
+namespace {
+
+// What the child tells its parent, through a pipe.
+struct Ready {
+  transport::RegionKey region;
+  std::uint16_t raw_port = 0;
+  char endpoint[200] = {};
+};
+
+bool send_all(int socket, const std::byte* data, std::uint64_t size) {
+  while (size != 0) {
+    const ssize_t n = ::send(socket, data, size, MSG_NOSIGNAL);
+    if (n <= 0) return false;
+    data += n;
+    size -= static_cast<std::uint64_t>(n);
+  }
+  return true;
+}
+
+// One plain stream: answers requests until the client hangs up.
+void serve_raw_stream(UniqueFd socket, std::span<const std::byte> pool) {
+  constexpr std::uint64_t kSendBytes = 1 << 20;
+  RawRequest request;
+  while (::recv(socket.get(), &request, sizeof request, MSG_WAITALL) ==
+         static_cast<ssize_t>(sizeof request)) {
+    std::uint64_t at = request.offset % pool.size();
+    while (request.bytes != 0) {
+      const std::uint64_t size = std::min({request.bytes, kSendBytes, pool.size() - at});
+      if (!send_all(socket.get(), pool.data() + at, size)) return;
+      at = (at + size) % pool.size();
+      request.bytes -= size;
+    }
+  }
+}
+
+Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool) {
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  if (!listener ||
+      ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(listener.get(), 128) != 0 ||
+      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return fail_errno(errno, "bench: listen for plain sockets");
+  }
+  std::thread([listener = std::move(listener), pool] {
+    while (true) {
+      UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!socket) return;
+      const int on = 1;
+      (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      std::thread(serve_raw_stream, std::move(socket), pool).detach();
+    }
+  }).detach();
+  return ntohs(address.sin_port);
+}
+
+// The child's life; never returns.
+[[noreturn]] void serve(const Pool& pool, std::string_view kind, std::size_t streams,
+                        const transport::PathTarget& target, int leash, int report) {
+  const auto give_up = [](const Error& error) {
+    ::dprintf(STDERR_FILENO, "rekindle bench: source process: %s\n", error.message().c_str());
+    ::_exit(1);
+  };
+  transport::SegmentRegistry registry;
+  Ready ready;
+  ready.region = registry.add(pool.bytes(), pool.fd(), 0, {}, nullptr);
+  registry.admit({.token = target.token, .puller = "bench", .regions = {ready.region}});
+
+  std::unique_ptr<transport::Server> server;
+  if (kind == "tcp") {
+    auto made = transport::tcp::TcpServer::create(
+        {.listen_host = "127.0.0.1", .max_streams_per_session = streams}, registry,
+        target.incarnation);
+    if (!made) give_up(made.error());
+    server = std::move(*made);
+  } else {
+    auto made = transport::shm::ShmServer::create({}, registry, target.incarnation);
+    if (!made) give_up(made.error());
+    server = std::move(*made);
+  }
+  const auto raw_port = start_raw_server(pool.bytes());
+  if (!raw_port) give_up(raw_port.error());
+  ready.raw_port = *raw_port;
+  const std::string endpoint = server->endpoint("127.0.0.1");
+  std::memcpy(ready.endpoint, endpoint.data(),
+              std::min(endpoint.size(), sizeof ready.endpoint - 1));
+  if (::write(report, &ready, sizeof ready) != sizeof ready) ::_exit(1);
+  char end = 0;
+  while (::read(leash, &end, 1) < 0 && errno == EINTR) {
+  }
+  ::_exit(0);
+}
+
+Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
+  int fds[2] = {-1, -1};
+  if (::pipe2(fds, O_CLOEXEC) != 0) return fail_errno(errno, "bench: pipe");
+  return std::pair{UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
+                                                            std::string_view transport,
+                                                            std::size_t streams) {
+  TRY(auto leash, make_pipe());
+  TRY(auto report, make_pipe());
+  std::unique_ptr<SourceProcess> source(new SourceProcess);
+  source->target_ = {std::string(transport), {}, SessionToken::random(), Incarnation::random()};
+  const pid_t parent = ::getpid();
+  source->pid_ = ::fork();
+  if (source->pid_ < 0) return fail_errno(errno, "bench: fork a source process");
+  if (source->pid_ == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+    leash.second.reset();
+    serve(pool, transport, streams, source->target_, leash.first.get(), report.second.get());
+  }
+  report.second.reset();
+  source->leash_ = std::move(leash.second);
+  Ready ready;
+  if (::read(report.first.get(), &ready, sizeof ready) != sizeof ready) {
+    return fail(ErrorCode::kUnavailable, "bench: a source process did not start");
+  }
+  source->region_ = ready.region;
+  source->raw_port_ = ready.raw_port;
+  source->target_.endpoint = ready.endpoint;
+  return source;
+}
+
+SourceProcess::~SourceProcess() {
+  if (pid_ <= 0) return;
+  leash_.reset();
+  ::kill(pid_, SIGKILL);  // it has nothing to save
+  ::waitpid(pid_, nullptr, 0);
+}
+
+double SourceProcess::cpu_seconds() const {
+  clockid_t clock = 0;
+  timespec used{};
+  if (::clock_getcpuclockid(pid_, &clock) != 0 || ::clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+}
+
+}  // namespace rekindle::bench

@@ -1,0 +1,203 @@
+#include "tools/bench/bench_transfer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "src/base/units.h"
+#include "tools/bench/bench_memory.h"
+#include "tools/bench/bench_run.h"
+#include "tools/bench/bench_source.h"
+
+namespace rekindle::bench {
+namespace {
+
+// Larger than the caches, small enough for a laptop; read over and over.
+constexpr std::uint64_t kPoolBytes = 512 * kMiB;
+constexpr std::uint64_t kSliceBytes = 4 * kMiB;
+
+struct Series {
+  std::string name;
+  bool integrity = false;
+  Result<Measured> (*measure)(const Setup&, bool) = nullptr;
+  std::vector<double> rates;  // bytes per second
+  std::vector<double> cpu_per_byte;
+  std::vector<double> slice_seconds;
+};
+
+double quantile(std::vector<double> values, double fraction) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto last = static_cast<double>(values.size() - 1);
+  return values[static_cast<std::size_t>(std::llround(fraction * last))];
+}
+
+Result<TransferOptions> complete(TransferOptions options) {
+  if (options.transport != "tcp" && options.transport != "shm") {
+    return fail(ErrorCode::kInvalid, "bench transfer: transport '{}' is not tcp or shm",
+                options.transport);
+  }
+  const std::size_t cpus = std::max(1u, std::thread::hardware_concurrency());
+  if (options.streams == 0) options.streams = std::clamp<std::size_t>(cpus, 1, 8);
+  if (options.sources == 0 || options.sources > 16 || options.streams > 64) {
+    return fail(ErrorCode::kInvalid, "bench transfer: 1 to 16 sources, 1 to 64 streams each");
+  }
+  if (options.rounds == 0 || options.rounds > 1000) {
+    return fail(ErrorCode::kInvalid, "bench transfer: 1 to 1000 rounds");
+  }
+  if (options.block_bytes < 64 * kKiB || options.block_bytes % (64 * kKiB) != 0 ||
+      options.block_bytes > kPoolBytes) {
+    return fail(ErrorCode::kInvalid,
+                "bench transfer: the block must be a multiple of 64K and at most 512M");
+  }
+  // Whole blocks, and the same for every stream's share.
+  const std::uint64_t unit = options.block_bytes;
+  options.total_bytes = std::max(options.total_bytes / unit, std::uint64_t{1}) * unit;
+  return options;
+}
+
+std::vector<Series> make_series(const std::string& transport) {
+  const bool tcp = transport == "tcp";
+  const auto raw = tcp ? measure_sockets : measure_memcpy;
+  const char* raw_name = tcp ? "plain sockets" : "parallel memcpy";
+  return {{.name = raw_name, .integrity = false, .measure = raw},
+          {.name = "rekindle", .integrity = false, .measure = measure_engine},
+          {.name = raw_name, .integrity = true, .measure = raw},
+          {.name = "rekindle", .integrity = true, .measure = measure_engine}};
+}
+
+Result<void> measure_once(const Setup& setup, Series& series) {
+  TRY(auto measured, series.measure(setup, series.integrity));
+  const auto bytes = static_cast<double>(setup.total_bytes);
+  series.rates.push_back(bytes / measured.wall_seconds);
+  series.cpu_per_byte.push_back(measured.cpu_seconds / bytes);
+  series.slice_seconds.insert(series.slice_seconds.end(), measured.slice_seconds.begin(),
+                              measured.slice_seconds.end());
+  return {};
+}
+
+TransferRow summarize(const Series& series) {
+  TransferRow row{.name = series.name,
+                  .integrity = series.integrity,
+                  .gb_per_second = quantile(series.rates, 0.5) / 1e9,
+                  .lowest = quantile(series.rates, 0) / 1e9,
+                  .highest = quantile(series.rates, 1) / 1e9,
+                  .cpu_seconds_per_gb = quantile(series.cpu_per_byte, 0.5) * 1e9};
+  if (!series.slice_seconds.empty()) {
+    row.p50_ms = quantile(series.slice_seconds, 0.5) * 1e3;
+    row.p99_ms = quantile(series.slice_seconds, 0.99) * 1e3;
+  }
+  return row;
+}
+
+// The median of the ratios of one round to the next: what disturbed a round disturbed both.
+double paired_ratio(const Series& over, const Series& under) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < over.rates.size(); ++i) {
+    ratios.push_back(over.rates[i] / under.rates[i]);
+  }
+  return quantile(std::move(ratios), 0.5);
+}
+
+}  // namespace
+
+Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
+  TRY(const TransferOptions options, complete(asked));
+  const std::uint64_t block = options.block_bytes;
+  const std::uint64_t pool_bytes =
+      std::min(options.total_bytes, std::max(kPoolBytes / block, std::uint64_t{1}) * block);
+  // Slices of equal size that fill a block.
+  std::uint64_t slice = std::min(kSliceBytes, block);
+  while (block % slice != 0) slice -= 64 * kKiB;
+
+  TRY(const Pool source_pool, Pool::create(pool_bytes));
+  TRY(const Pool destination, Pool::create(pool_bytes));
+  fill_with_noise(source_pool.bytes());
+  const auto digests = digest_tiles(source_pool.bytes());
+  std::vector<std::unique_ptr<SourceProcess>> sources;
+  for (std::size_t i = 0; i < options.sources; ++i) {
+    TRY(auto source, SourceProcess::start(source_pool, options.transport, options.streams));
+    sources.push_back(std::move(source));
+  }
+  const Setup setup{source_pool,     destination,         digests, sources, options.transport,
+                    options.streams, options.total_bytes, block,   slice};
+
+  std::vector<Series> all = make_series(options.transport);
+  // One warm-up of each: page tables, caches, socket buffers.
+  for (Series& series : all) TRY_VOID(series.measure(setup, series.integrity));
+  for (std::size_t round = 0; round < options.rounds; ++round) {
+    for (Series& series : all) TRY_VOID(measure_once(setup, series));
+  }
+
+  TransferReport report{.options = options,
+                        .cpus = std::thread::hardware_concurrency(),
+                        .pool_bytes = pool_bytes,
+                        .slice_bytes = slice};
+  for (const Series& series : all) report.rows.push_back(summarize(series));
+  report.ratio = paired_ratio(all[1], all[0]);
+  report.ratio_with_integrity = paired_ratio(all[3], all[2]);
+  report.integrity_cost = 1.0 / paired_ratio(all[3], all[1]) - 1.0;
+  return report;
+}
+
+std::string to_text(const TransferReport& report) {
+  const TransferOptions& options = report.options;
+  std::string text = fmt::format(
+      "bench transfer --transport {}: {} per run in blocks of {}, {} source{}, {} stream{} each, "
+      "{} rounds, {} CPUs\n\n",
+      options.transport, format_bytes(options.total_bytes), format_bytes(options.block_bytes),
+      options.sources, options.sources == 1 ? "" : "s", options.streams,
+      options.streams == 1 ? "" : "s", options.rounds, report.cpus);
+  text += fmt::format("{:<17} {:<10} {:>8} {:>15} {:>11} {:>9} {:>9}\n", "", "integrity", "GB/s",
+                      "lowest-highest", "CPU s/GB", "p50 ms", "p99 ms");
+  const auto cell = [](const std::optional<double>& value) {
+    return value ? fmt::format("{:.2f}", *value) : std::string("-");
+  };
+  for (const TransferRow& row : report.rows) {
+    text += fmt::format("{:<17} {:<10} {:>8.2f} {:>15} {:>11.3f} {:>9} {:>9}\n", row.name,
+                        row.integrity ? "on" : "off", row.gb_per_second,
+                        fmt::format("{:.2f}-{:.2f}", row.lowest, row.highest),
+                        row.cpu_seconds_per_gb, cell(row.p50_ms), cell(row.p99_ms));
+  }
+  text += fmt::format(
+      "\nrekindle / {}: {:.2f} (with integrity {:.2f}); integrity costs {:+.0f} % time\n",
+      report.rows.front().name, report.ratio, report.ratio_with_integrity,
+      report.integrity_cost * 100);
+  return text;
+}
+
+std::string to_json(const TransferReport& report) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const TransferRow& row : report.rows) {
+    nlohmann::ordered_json item{{"name", row.name},
+                                {"integrity", row.integrity},
+                                {"gb_per_second", row.gb_per_second},
+                                {"lowest", row.lowest},
+                                {"highest", row.highest},
+                                {"cpu_seconds_per_gb", row.cpu_seconds_per_gb}};
+    if (row.p50_ms) item["slice_p50_ms"] = *row.p50_ms;
+    if (row.p99_ms) item["slice_p99_ms"] = *row.p99_ms;
+    rows.push_back(std::move(item));
+  }
+  const nlohmann::ordered_json json{{"bench", "transfer"},
+                                    {"transport", report.options.transport},
+                                    {"block_bytes", report.options.block_bytes},
+                                    {"total_bytes", report.options.total_bytes},
+                                    {"streams", report.options.streams},
+                                    {"sources", report.options.sources},
+                                    {"rounds", report.options.rounds},
+                                    {"cpus", report.cpus},
+                                    {"pool_bytes", report.pool_bytes},
+                                    {"slice_bytes", report.slice_bytes},
+                                    {"rows", rows},
+                                    {"ratio", report.ratio},
+                                    {"ratio_with_integrity", report.ratio_with_integrity},
+                                    {"integrity_cost", report.integrity_cost}};
+  return json.dump(2) + "\n";
+}
+
+}  // namespace rekindle::bench
