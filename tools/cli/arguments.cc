@@ -1,0 +1,78 @@
+#include "tools/cli/arguments.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include <unistd.h>
+
+#include "src/base/units.h"
+#include "tools/cli/output.h"
+
+namespace rekindle::cli {
+
+Result<std::chrono::milliseconds> parse_duration(std::string_view option, std::string_view text) {
+  double value = 0;
+  const char* const last = text.data() + text.size();
+  auto [end, error] = std::from_chars(text.data(), last, value);
+  const std::string_view unit(end, static_cast<std::size_t>(last - end));
+  const double factor = unit == "ms"                   ? 1
+                        : unit == "s"                  ? 1e3
+                        : unit == "m" || unit == "min" ? 60e3
+                                                       : 0;
+  constexpr double kDay = 86'400'000;
+  if (error != std::errc() || factor == 0 || !(value >= 0) || value * factor > kDay) {
+    return fail(ErrorCode::kInvalid, "{}: '{}' is not a time; write for example 250ms, 2s or 5min",
+                option, text);
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(value * factor));
+}
+
+Result<std::uint64_t> parse_size(std::string_view option, std::string_view text) {
+  auto bytes = parse_bytes(text);
+  if (!bytes) return fail(std::move(bytes).error().with_context(option));
+  return bytes;
+}
+
+Result<std::string> read_text_file(const std::filesystem::path& path) {
+  constexpr std::size_t kMaxBytes = 16 << 20;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail_errno(errno, path.string());
+  std::string text(kMaxBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad()) return fail(ErrorCode::kInvalid, "{}: cannot be read", path.string());
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > kMaxBytes) {
+    return fail(ErrorCode::kInvalid, "{}: larger than {}", path.string(), format_bytes(kMaxBytes));
+  }
+  return text;
+}
+
+Result<ModelVersion> parse_model_version(std::string_view text) {
+  TRY(const ModelRef ref, ModelRef::parse(text));
+  if (!ref.version) {
+    return fail(ErrorCode::kInvalid, "'{}' names no version; write {}@1", text, ref.model);
+  }
+  return ModelVersion{ref.model, *ref.version};
+}
+
+std::filesystem::path default_state_directory() {
+  if (::geteuid() == 0) return "/var/lib/rekindle/coordinator";
+  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0') {
+    return std::filesystem::path(state) / "rekindle/coordinator";
+  }
+  const char* home = std::getenv("HOME");
+  return std::filesystem::path(home != nullptr ? home : "/tmp") /
+         ".local/state/rekindle/coordinator";
+}
+
+agent::HostOptions host_options(const Settings& settings) {
+  agent::HostOptions options;
+  options.store_directory = settings.store;
+  options.coordinator = settings.coordinator;
+  options.secret_file = settings.secret_file;
+  return options;
+}
+
+}  // namespace rekindle::cli

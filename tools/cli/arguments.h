@@ -1,0 +1,27 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "recovery/agent/host.h"
+#include "src/base/result.h"
+#include "tools/cli/session.h"
+
+namespace rekindle::cli {
+
+// Values of options; the error names the option.
+Result<std::chrono::milliseconds> parse_duration(std::string_view option, std::string_view text);
+Result<std::uint64_t> parse_size(std::string_view option, std::string_view text);
+// A text file of at most 16 MiB.
+Result<std::string> read_text_file(const std::filesystem::path& path);
+// MODEL@VERSION with the version required.
+Result<ModelVersion> parse_model_version(std::string_view text);
+// Where a coordinator keeps its state when nobody says so.
+std::filesystem::path default_state_directory();
+
+agent::HostOptions host_options(const Settings& settings);
+
+}  // namespace rekindle::cli

@@ -1,0 +1,56 @@
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "tools/bench/bench_transfer.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/session.h"
+
+namespace rekindle::cli {
+namespace {
+
+struct BenchArgs {
+  bench::TransferOptions options;
+  std::string block = "64M";
+  std::string total = "4G";
+};
+
+Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
+  TRY(args.options.block_bytes, parse_size("--block", args.block));
+  TRY(args.options.total_bytes, parse_size("--total", args.total));
+  TRY(const bench::TransferReport report, bench::run_bench_transfer(args.options));
+  print(settings.json ? bench::to_json(report) : bench::to_text(report));
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand("bench", "Measure this host.");
+  sub->require_subcommand(1);
+  CLI::App* transfer = sub->add_subcommand(
+      "transfer",
+      "The transfer engine between real processes, and next to it the raw limit of this host in\n"
+      "the same run: plain sockets with as many streams, or a parallel memcpy.");
+  auto args = std::make_shared<BenchArgs>();
+  transfer->add_option("--transport", args->options.transport, "tcp or shm [tcp]")
+      ->check(CLI::IsMember({"tcp", "shm"}))
+      ->type_name("NAME");
+  transfer->add_option("--block", args->block, "Contiguous bytes of a request [64M]")
+      ->type_name("SIZE");
+  transfer->add_option("--total", args->total, "Bytes of each measurement [4G]")->type_name("SIZE");
+  transfer->add_option("--streams", args->options.streams, "Per source [what suits the transport]")
+      ->type_name("N");
+  transfer->add_option("--sources", args->options.sources, "Processes that serve [1]")
+      ->type_name("N");
+  transfer->add_option("--rounds", args->options.rounds, "Figures are medians of so many [5]")
+      ->type_name("N");
+  transfer->callback([&session, args] {
+    session.choose("bench", [&session, args] { return bench_transfer(session.settings, *args); });
+  });
+}
+
+}  // namespace rekindle::cli

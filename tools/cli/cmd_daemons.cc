@@ -1,0 +1,155 @@
+#include <memory>
+#include <string>
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "recovery/agent/host.h"
+#include "recovery/coordinator/coordinator.h"
+#include "src/base/units.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/session.h"
+
+namespace rekindle::cli {
+namespace {
+
+// The first line that a daemon prints, for people and for scripts that wait for it.
+void announce(const Settings& settings, const char* what, const std::string& control,
+              const std::string& data) {
+  if (settings.json) {
+    Json line = {{"event", "ready"}, {"role", what}, {"listen", control}};
+    if (!data.empty()) line["data"] = data;
+    print_line(line.dump());
+  } else {
+    print_line(fmt::format("{} listening on {}", what, control));
+    if (!data.empty()) print_line(fmt::format("{} serving data on {}", what, data));
+  }
+  (void)flush_output();
+}
+
+struct CoordinatorArgs {
+  std::string listen = "0.0.0.0:7300";
+  std::string state;
+  std::string heartbeat = "250ms";
+  std::string suspect_after = "750ms";
+  std::string dead_after = "2s";
+  std::size_t max_pullers = 8;
+};
+
+Result<int> run_coordinator_command(const Settings& settings, const CoordinatorArgs& args) {
+  coordinator::CoordinatorOptions options;
+  options.listen = args.listen;
+  options.state_directory =
+      args.state.empty() ? default_state_directory() : std::filesystem::path(args.state);
+  options.secret_file = settings.secret_file;
+  TRY(options.heartbeat_interval, parse_duration("--heartbeat", args.heartbeat));
+  TRY(options.suspect_after, parse_duration("--suspect-after", args.suspect_after));
+  TRY(options.dead_after, parse_duration("--dead-after", args.dead_after));
+  if (options.heartbeat_interval.count() == 0 ||
+      options.suspect_after <= options.heartbeat_interval ||
+      options.dead_after <= options.suspect_after) {
+    return fail(ErrorCode::kInvalid, "need 0 < --heartbeat < --suspect-after < --dead-after");
+  }
+  options.max_pullers_per_source = args.max_pullers;
+  options.on_ready = [settings](const std::string& address) {
+    announce(settings, "coordinator", address, "");
+  };
+  TRY_VOID(coordinator::run_coordinator(options));
+  return kExitOk;
+}
+
+struct AgentArgs {
+  agent::AgentOptions options;
+  std::string budget;
+  std::string max_rate;
+};
+
+Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
+  agent::AgentOptions& options = args.options;
+  options.store_directory = settings.store;
+  options.coordinator = settings.coordinator;
+  options.secret_file = settings.secret_file;
+  if (!args.budget.empty()) {
+    TRY(options.store_budget_bytes, parse_size("--budget", args.budget));
+  }
+  if (!args.max_rate.empty()) {
+    TRY(options.max_bytes_per_second, parse_size("--max-rate", args.max_rate));
+  }
+  options.on_ready = [settings](const std::string& control, const std::string& data) {
+    announce(settings, "agent", control, data);
+  };
+  TRY_VOID(agent::run_agent(options));
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_coordinator(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "coordinator",
+      "Run the control plane: who is there, who holds what, who may pull from whom.\n"
+      "Carries no weight bytes. Stops on SIGTERM or SIGINT; may be restarted at any moment.");
+  auto args = std::make_shared<CoordinatorArgs>();
+  sub->add_option("--listen", args->listen, "Address to listen on; port 0 = any [0.0.0.0:7300]")
+      ->type_name("HOST:PORT");
+  sub->add_option("--state", args->state,
+                  "Directory of the durable state (epoch, version table)\n"
+                  "[/var/lib/rekindle/coordinator, or below ~/.local/state when not root]")
+      ->type_name("DIR");
+  sub->add_option("--heartbeat", args->heartbeat, "Interval of the agents' heartbeats [250ms]")
+      ->type_name("TIME");
+  sub->add_option("--suspect-after", args->suspect_after,
+                  "Silence after which no new pull is sent to an agent [750ms]")
+      ->type_name("TIME");
+  sub->add_option("--dead-after", args->dead_after, "Silence after which an agent is gone [2s]")
+      ->type_name("TIME");
+  sub->add_option("--max-pullers", args->max_pullers, "Pullers per source at the same time [8]")
+      ->type_name("N");
+  sub->callback([&session, args] {
+    session.daemon = true;
+    session.choose("coordinator",
+                   [&session, args] { return run_coordinator_command(session.settings, *args); });
+  });
+}
+
+void add_agent(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "agent",
+      "Run this host's agent: keeps checkpoints in the store, serves them to peers, pulls for "
+      "this\n"
+      "host. Committed checkpoints outlive the process. Stops on SIGTERM or SIGINT.");
+  auto args = std::make_shared<AgentArgs>();
+  agent::AgentOptions& options = args->options;
+  sub->add_option("--listen", options.listen,
+                  "Address of the control connection; port 0 = any [0.0.0.0:7400]")
+      ->type_name("HOST:PORT");
+  sub->add_option("--data-listen", options.data_listen,
+                  "Address of the data streams [as --listen, any port]")
+      ->type_name("HOST:PORT");
+  sub->add_option("--advertise", options.advertise,
+                  "Host name or address by which others reach this agent [found out]")
+      ->type_name("HOST");
+  sub->add_option("--node-id", options.node_id, "Name of this agent in the fleet [host name]")
+      ->type_name("NAME");
+  sub->add_option("--failure-domain", options.failure_domain,
+                  "What fails together: rack, power, zone")
+      ->type_name("NAME");
+  sub->add_option("--budget", args->budget,
+                  "Bytes that the store may use [90 % of its file system]")
+      ->type_name("SIZE");
+  sub->add_option("--max-rate", args->max_rate,
+                  "Bytes per second that all pullers together may take [half of line rate]")
+      ->type_name("SIZE");
+  sub->add_option("--max-pullers", options.max_pullers, "Pullers at the same time [64]")
+      ->type_name("N");
+  sub->callback([&session, args] {
+    session.daemon = true;
+    session.choose("agent",
+                   [&session, args] { return run_agent_command(session.settings, *args); });
+  });
+}
+
+}  // namespace rekindle::cli

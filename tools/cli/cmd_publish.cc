@@ -1,0 +1,101 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "src/base/units.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/progress.h"
+#include "tools/cli/session.h"
+
+namespace rekindle::cli {
+namespace {
+
+struct PublishArgs {
+  std::string id;
+  std::vector<std::string> paths;
+  bool copy = false;
+};
+
+Result<int> publish(const Settings& settings, const PublishArgs& args) {
+  agent::PublishRequest request;
+  TRY(request.id, parse_model_version(args.id));
+  for (const std::string& path : args.paths) {
+    std::error_code error;
+    const auto absolute = std::filesystem::canonical(path, error);
+    if (error) return fail_errno(error.value(), path);
+    request.paths.push_back(absolute);
+  }
+  request.copy = args.copy;
+  TRY(const auto host, agent::open_host(host_options(settings)));
+  agent::TransferSummary summary;
+  {
+    ProgressView view("publish", ProgressView::style_for_stderr(settings.quiet));
+    TRY(summary, host->publish(request, [&](const agent::Progress& p) { view.update(p); }));
+  }
+  if (settings.json) {
+    Json report = to_json(summary);
+    report["embedded"] = host->embedded();
+    print_json(report);
+    return kExitOk;
+  }
+  const double elapsed = std::chrono::duration<double>(summary.elapsed).count();
+  print_line(
+      fmt::format("published {}: {} tensors, {} in {:.2f} s ({})", summary.id.to_string(),
+                  summary.tensors, format_bytes(summary.bytes), elapsed,
+                  format_rate(static_cast<double>(summary.bytes) / std::max(elapsed, 1e-3))));
+  print_line(fmt::format("  root {}", summary.root.hex()));
+  print_line(fmt::format("  at   {}", printable(summary.path.string())));
+  if (settings.coordinator.empty() && host->embedded()) {
+    print_line("  kept in the local store only: no agent runs here and no --coordinator was given");
+  }
+  return kExitOk;
+}
+
+Result<int> retire(const Settings& settings, const std::string& text) {
+  TRY(const ModelVersion id, parse_model_version(text));
+  TRY(const auto host, agent::open_host(host_options(settings)));
+  TRY(const std::uint64_t freed, host->retire(id));
+  if (settings.json) {
+    print_json({{"model", id.model}, {"version", id.version}, {"freed_bytes", freed}});
+  } else {
+    print_line(
+        fmt::format("retired {} on this host: {} freed", id.to_string(), format_bytes(freed)));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_publish(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "publish",
+      "Give the fleet a checkpoint: safetensors files, or a directory of them with their index "
+      "and\n"
+      "config files. Files on the store's own file system are linked, not copied. Through this\n"
+      "host's agent when one runs, else straight into the store. A version is published once: "
+      "again\n"
+      "with other bytes is refused.");
+  auto args = std::make_shared<PublishArgs>();
+  sub->add_option("MODEL@VERSION", args->id, "Name and training step, e.g. qwen3@41")->required();
+  sub->add_option("PATH", args->paths, "One directory, or .safetensors files")->required();
+  sub->add_flag("--copy", args->copy, "Copy also where a link would do (the files will change)");
+  sub->callback([&session, args] {
+    session.choose("publish", [&session, args] { return publish(session.settings, *args); });
+  });
+}
+
+void add_retire(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "retire", "Let this host's copy of a version go. Running readers finish first.");
+  auto id = std::make_shared<std::string>();
+  sub->add_option("MODEL@VERSION", *id, "What to let go, e.g. qwen3@40")->required();
+  sub->callback([&session, id] {
+    session.choose("retire", [&session, id] { return retire(session.settings, *id); });
+  });
+}
+
+}  // namespace rekindle::cli

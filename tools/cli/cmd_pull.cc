@@ -1,0 +1,168 @@
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "src/base/units.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/progress.h"
+#include "tools/cli/session.h"
+
+namespace rekindle::cli {
+namespace {
+
+struct PullArgs {
+  std::string ref;
+  std::string to, shard, spec, tensors, transport, fallback;
+  std::vector<std::string> from;
+  bool dry_run = false;
+};
+
+Result<agent::PullRequest> to_request(PullArgs args) {
+  // `pull --from HOST:PORT MODEL`: --from takes several words; a model name has no colon.
+  if (args.ref.empty() && args.from.size() > 1 && args.from.back().find(':') == std::string::npos) {
+    args.ref = args.from.back();
+    args.from.pop_back();
+  }
+  if (args.ref.empty()) {
+    return fail(ErrorCode::kInvalid, "which model? rekindle pull MODEL[@VERSION]");
+  }
+  agent::PullRequest request;
+  TRY(request.ref, ModelRef::parse(args.ref));
+  if (!args.spec.empty()) {
+    TRY(request.spec_json, read_text_file(args.spec));
+    if (args.shard.empty()) {
+      return fail(ErrorCode::kInvalid,
+                  "--spec says how to cut; say which part with --shard, e.g. "
+                  "--shard tp=0/4");
+    }
+  }
+  request.shard = args.shard;
+  request.tensors_regex = args.tensors;
+  request.from = args.from;
+  request.transport = args.transport;
+  if (!args.to.empty()) request.to = std::filesystem::absolute(args.to);
+  if (!args.fallback.empty()) {
+    std::error_code error;
+    request.fallback = std::filesystem::canonical(args.fallback, error);
+    if (error) return fail_errno(error.value(), "--fallback " + args.fallback);
+  }
+  return request;
+}
+
+void print_plan(const agent::PlanSummary& plan) {
+  print_line(fmt::format("{}: {} tensors, {} wanted, {} over the wire in {} slices and {} buckets",
+                         plan.id.to_string(), plan.tensors, format_bytes(plan.wanted_bytes),
+                         format_bytes(plan.wire_bytes), plan.slices, plan.buckets));
+  print_line(fmt::format("root {}", plan.root.hex()));
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& source : plan.sources) {
+    rows.push_back(
+        {printable(source.name), printable(source.endpoint), format_bytes(source.bytes_available)});
+  }
+  print("\n" + table({{"SOURCE"}, {"ENDPOINT"}, {"HOLDS OF THE PLAN", true}}, rows));
+  rows.clear();
+  for (const auto& tensor : plan.wanted) {
+    rows.push_back({printable(tensor.name), tensor.dtype, tensor.shape, tensor.box,
+                    format_bytes(tensor.bytes)});
+  }
+  print("\n" + table({{"TENSOR"}, {"DTYPE"}, {"SHAPE"}, {"BOX"}, {"BYTES", true}}, rows));
+  for (const std::string& line : plan.missing) print_line("missing: " + printable(line));
+}
+
+Result<int> dry_run(const Settings& settings, agent::Host& host,
+                    const agent::PullRequest& request) {
+  TRY(const agent::PlanSummary plan, host.plan(request));
+  if (settings.json) {
+    print_json(to_json(plan));
+  } else {
+    print_plan(plan);
+  }
+  return plan.missing.empty() ? kExitOk : kExitNotFound;
+}
+
+void print_summary(const agent::TransferSummary& summary) {
+  const double elapsed = std::max(std::chrono::duration<double>(summary.elapsed).count(), 1e-3);
+  print_line(fmt::format("pulled {}: {} tensors, {} in {:.2f} s ({}), every byte verified",
+                         summary.id.to_string(), summary.tensors, format_bytes(summary.bytes),
+                         elapsed, format_rate(static_cast<double>(summary.bytes) / elapsed)));
+  print_line(fmt::format("  root {}", summary.root.hex()));
+  print_line(fmt::format("  into {}", printable(summary.path.string())));
+  if (!summary.sources.empty()) print_line("  from " + describe_sources(summary.sources));
+  if (summary.resumed_bytes > 0) {
+    print_line(fmt::format("  {} were here already", format_bytes(summary.resumed_bytes)));
+  }
+  if (summary.refetched_bytes > 0) {
+    print_line(fmt::format("  {} fetched again (wrong or unfinished)",
+                           format_bytes(summary.refetched_bytes)));
+  }
+}
+
+Result<int> pull(const Settings& settings, const PullArgs& args) {
+  TRY(const agent::PullRequest request, to_request(args));
+  TRY(const auto host, agent::open_host(host_options(settings)));
+  if (args.dry_run) return dry_run(settings, *host, request);
+  agent::TransferSummary summary;
+  {
+    ProgressView view("pull", ProgressView::style_for_stderr(settings.quiet));
+    TRY(summary, host->pull(request, [&](const agent::Progress& p) { view.update(p); }));
+  }
+  if (settings.json) {
+    Json report = to_json(summary);
+    report["embedded"] = host->embedded();
+    print_json(report);
+  } else {
+    print_summary(summary);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_pull(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "pull",
+      "Fetch a checkpoint, or exactly a shard of it, from the hosts that hold it. Into the store\n"
+      "(and this host serves it on), or with --to into a directory that any tool loads. Every "
+      "byte\n"
+      "is verified against the publisher's digests. A pull that was cut short resumes.");
+  auto args = std::make_shared<PullArgs>();
+  sub->add_option("MODEL[@VERSION]", args->ref, "e.g. qwen3@41; without version: the newest");
+  sub->add_option("--to", args->to, "Make a complete checkpoint directory here")->type_name("DIR");
+  CLI::Option* shard =
+      sub->add_option("--shard", args->shard,
+                      "One rank's part: tp=R/N, pp=R/N, ep=R/N or several: tp=3/8,pp=0/2")
+          ->type_name("PLACE");
+  sub->add_option("--spec", args->spec, "Sharding rules [built in, by config.json's model_type]")
+      ->type_name("FILE");
+  sub->add_option("--tensors", args->tensors, "Only whole tensors whose names match")
+      ->type_name("REGEX")
+      ->excludes(shard);
+  sub->add_option("--from", args->from,
+                  "Pull straight from these agents, without a coordinator; repeat or separate by "
+                  "commas")
+      ->type_name("HOST:PORT")
+      ->delimiter(',');
+  sub->add_option("--transport", args->transport, "tcp or shm (same host) [the best there is]")
+      ->check(CLI::IsMember({"tcp", "shm"}))
+      ->type_name("NAME");
+  sub->add_option("--fallback", args->fallback,
+                  "Directory of safetensors files to read when no source is left")
+      ->type_name("DIR");
+  sub->add_flag("-n,--dry-run", args->dry_run, "Show the plan, transfer nothing");
+  sub->footer(
+      "Examples:\n"
+      "  rekindle pull qwen3@41 --to /tmp/qwen3\n"
+      "  rekindle pull qwen3 --shard tp=3/8\n"
+      "  rekindle pull qwen3@41 --from 10.0.0.3:7400 --tensors '^model\\.layers\\.0\\.' "
+      "--dry-run\n");
+  sub->callback([&session, args] {
+    session.choose("pull", [&session, args] { return pull(session.settings, *args); });
+  });
+}
+
+}  // namespace rekindle::cli

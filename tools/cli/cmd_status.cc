@@ -1,0 +1,130 @@
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <time.h>
+
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/remote.h"
+#include "tools/cli/status_view.h"
+
+namespace rekindle::cli {
+namespace {
+
+struct StatusArgs {
+  std::string agent;
+  bool watch = false;
+  std::string interval = "1s";
+};
+
+struct Report {
+  Json json;
+  std::string text;
+};
+
+// What is asked: a given agent, the coordinator, or the agent of this host.
+class StatusSource {
+ public:
+  static Result<StatusSource> create(const Settings& settings, const StatusArgs& args) {
+    StatusSource source;
+    source.cluster_ = args.agent.empty() && !settings.coordinator.empty();
+    std::string address = source.cluster_ ? settings.coordinator : args.agent;
+    if (address.empty()) {
+      const std::filesystem::path socket = std::filesystem::path(settings.store) / "agent.sock";
+      std::error_code ignored;
+      if (!std::filesystem::exists(socket, ignored)) {
+        return fail(ErrorCode::kNotFound,
+                    "no agent runs here ({} does not exist); name a --coordinator or an --agent",
+                    socket.string());
+      }
+      address = "unix:" + socket.string();
+    }
+    TRY(source.remote_, Remote::create(settings, address));
+    return source;
+  }
+
+  Result<Report> fetch() {
+    if (cluster_) {
+      TRY(const auto status, (remote_->call<proto::ClusterStatusResponse>(
+                                 proto::COORDINATOR_STATUS, proto::ClusterStatusRequest())));
+      return Report{to_json(status), to_text(status)};
+    }
+    TRY(const auto status, (remote_->call<proto::AgentStatusResponse>(
+                               proto::AGENT_STATUS, proto::AgentStatusRequest())));
+    return Report{to_json(status), to_text(status)};
+  }
+
+ private:
+  std::unique_ptr<Remote> remote_;
+  bool cluster_ = false;
+};
+
+// Sleeps, or returns true when SIGINT or SIGTERM (blocked by the caller) came.
+bool interrupted_within(std::chrono::milliseconds pause, const sigset_t& signals) {
+  const timespec time{.tv_sec = pause.count() / 1000, .tv_nsec = pause.count() % 1000 * 1'000'000};
+  return ::sigtimedwait(&signals, nullptr, &time) > 0;
+}
+
+// In place on a terminal; one report after the other (one JSON document a line) elsewhere. A
+// coordinator that is away for a moment does not end the watch.
+Result<int> watch(const Settings& settings, StatusSource source,
+                  std::chrono::milliseconds interval) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  const bool in_place = terminal(STDOUT_FILENO) && !settings.json;
+  do {
+    const auto report = source.fetch();
+    if (in_place) print("\x1b[H\x1b[2J");
+    if (settings.json) {
+      print_line((report ? report->json : to_json(report.error()))
+                     .dump(-1, ' ', false, Json::error_handler_t::replace));
+    } else {
+      print(report ? report->text
+                   : "rekindle status: " + printable(report.error().message()) + "\n");
+      if (!in_place) print("\n");
+    }
+    TRY_VOID(flush_output());
+    if (std::ferror(stdout) != 0) return kExitOk;  // nobody reads any more
+  } while (!interrupted_within(interval, signals));
+  return kExitOk;
+}
+
+Result<int> status(const Settings& settings, const StatusArgs& args) {
+  TRY(const auto interval, parse_duration("--interval", args.interval));
+  TRY(StatusSource source, StatusSource::create(settings, args));
+  if (args.watch) return watch(settings, std::move(source), interval);
+  TRY(const Report report, source.fetch());
+  if (settings.json) {
+    print_json(report.json);
+  } else {
+    print(report.text);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_status(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "status",
+      "Show the fleet (with --coordinator): hosts, versions and running pulls; or one agent: the\n"
+      "one named with --agent, else this host's.");
+  auto args = std::make_shared<StatusArgs>();
+  sub->add_option("--agent", args->agent, "Ask this agent")->type_name("HOST:PORT");
+  sub->add_flag("-w,--watch", args->watch, "Again and again until interrupted");
+  sub->add_option("--interval", args->interval, "Of --watch [1s]")->type_name("TIME");
+  sub->callback([&session, args] {
+    session.choose("status", [&session, args] { return status(session.settings, *args); });
+  });
+}
+
+}  // namespace rekindle::cli

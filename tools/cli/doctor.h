@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace rekindle::cli::doctor {
+
+enum class Level { kOk, kWarn, kFail };
+std::string_view to_string(Level level);
+
+// One thing looked at: what was found, what it means, what to do about it.
+struct Check {
+  std::string name;
+  Level level = Level::kOk;
+  std::string found;
+  std::string advice;  // "" when there is nothing to do
+};
+using Checks = std::vector<Check>;
+
+// Where the kernel's files are; tests put their own tree there.
+struct Kernel {
+  std::filesystem::path root = "/";
+
+  std::filesystem::path operator/(std::string_view path) const { return root / path; }
+  // The file's text without surrounding white space; nullopt when it cannot be read.
+  std::optional<std::string> read(std::string_view path) const;
+  std::optional<std::uint64_t> read_number(std::string_view path) const;
+  // Names in a directory, sorted; empty when there is none.
+  std::vector<std::string> list(std::string_view path) const;
+};
+
+// doctor_host.cc
+Check check_kernel(const Kernel& kernel);
+Check check_cpu();
+Check check_memlock(std::uint64_t limit_bytes, bool may_lock_any);
+Check check_open_files(std::uint64_t soft, std::uint64_t hard);
+Check check_memory(const Kernel& kernel);
+Check check_huge_pages(const Kernel& kernel);
+Check check_store(const std::filesystem::path& directory);
+Check check_build();
+Checks host_checks(const Kernel& kernel, const std::filesystem::path& store);
+
+// doctor_devices.cc
+Check check_numa(const Kernel& kernel);
+Check check_network(const Kernel& kernel);
+Check check_rdma(const Kernel& kernel, bool compiled_in);
+Check check_gpus(const Kernel& kernel, bool compiled_in);
+Checks device_checks(const Kernel& kernel);
+
+// doctor_network.cc
+Check check_port(const std::string& what, std::uint16_t port);
+Check check_secret(const std::string& path);
+
+}  // namespace rekindle::cli::doctor

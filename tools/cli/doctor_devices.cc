@@ -1,0 +1,142 @@
+#include <algorithm>
+
+#include "src/base/units.h"
+#include "tools/cli/build_info.h"
+#include "tools/cli/doctor.h"
+#include "tools/cli/output.h"
+
+namespace rekindle::cli::doctor {
+namespace {
+
+constexpr std::string_view kNet = "sys/class/net/";
+constexpr std::string_view kInfiniband = "sys/class/infiniband/";
+
+void append(std::string& list, const std::string& item) {
+  list += (list.empty() ? "" : "; ") + item;
+}
+
+std::string after_colon(const std::string& text) {  // "4: ACTIVE" -> "ACTIVE"
+  const auto colon = text.find(": ");
+  return colon == std::string::npos ? text : text.substr(colon + 2);
+}
+
+// The GIDs in use and their kinds: "fe80::… (RoCE v2)".
+std::string gids_of(const Kernel& kernel, const std::string& port) {
+  std::string gids;
+  std::size_t more = 0;
+  constexpr std::size_t kShown = 4;
+  std::size_t shown = 0;
+  for (const std::string& index : kernel.list(port + "/gids")) {
+    const std::string gid = kernel.read(port + "/gids/" + index).value_or("");
+    if (gid.empty() || gid.find_first_not_of("0:") == std::string::npos) continue;
+    if (shown == kShown) {
+      ++more;
+      continue;
+    }
+    const std::string type = kernel.read(port + "/gid_attrs/types/" + index).value_or("");
+    gids += fmt::format("{}{} {}{}", shown == 0 ? "" : ", ", index, gid,
+                        type.empty() ? "" : " " + type);
+    ++shown;
+  }
+  if (more > 0) gids += fmt::format(" +{}", more);
+  return gids.empty() ? "no GID" : "GID " + gids;
+}
+
+}  // namespace
+
+Check check_numa(const Kernel& kernel) {
+  std::string nodes;
+  std::size_t count = 0;
+  for (const std::string& name : kernel.list("sys/devices/system/node")) {
+    if (!name.starts_with("node") || name.size() < 5 || name[4] < '0' || name[4] > '9') continue;
+    ++count;
+    append(nodes,
+           fmt::format("{} cpus {}", name,
+                       kernel.read("sys/devices/system/node/" + name + "/cpulist").value_or("?")));
+  }
+  Check check{"numa", Level::kOk, count == 0 ? "one node" : nodes, ""};
+  if (count > 1 && kernel.read_number("proc/sys/kernel/numa_balancing").value_or(0) != 0) {
+    check.level = Level::kWarn;
+    check.advice =
+        "automatic balancing moves pages of the store about; sysctl kernel.numa_balancing=0";
+  }
+  return check;
+}
+
+Check check_network(const Kernel& kernel) {
+  std::string up;
+  for (const std::string& name : kernel.list(kNet)) {
+    const std::string base = std::string(kNet) + name;
+    const std::string state = kernel.read(base + "/operstate").value_or("unknown");
+    if (name == "lo" || (state != "up" && state != "unknown")) continue;
+    // -1 or unreadable: a virtual interface.
+    const auto speed = kernel.read_number(base + "/speed");
+    std::string text = printable(name);
+    text += speed && *speed > 0 ? fmt::format(" {} Gbit/s", static_cast<double>(*speed) / 1e3)
+                                : " speed unknown";
+    text += fmt::format(", mtu {}", kernel.read(base + "/mtu").value_or("?"));
+    append(up, text);
+  }
+  if (up.empty()) {
+    return {"network", Level::kWarn, "no interface is up but loopback",
+            "other hosts cannot be reached; only pulls on this host work"};
+  }
+  return {"network", Level::kOk, up, ""};
+}
+
+Check check_rdma(const Kernel& kernel, bool compiled_in) {
+  std::string devices;
+  bool active = false;
+  for (const std::string& device : kernel.list(kInfiniband)) {
+    for (const std::string& port : kernel.list(std::string(kInfiniband) + device + "/ports")) {
+      const std::string base = std::string(kInfiniband) + device + "/ports/" + port;
+      const std::string state = after_colon(kernel.read(base + "/state").value_or("?"));
+      active |= state == "ACTIVE";
+      append(devices,
+             fmt::format("{} port {} {} {} {}, {}", printable(device), port, state,
+                         kernel.read(base + "/link_layer").value_or("?"),
+                         kernel.read(base + "/rate").value_or("?"), gids_of(kernel, base)));
+    }
+  }
+  if (devices.empty()) {
+    return {"rdma", Level::kOk, "no device: transfers between hosts use TCP", ""};
+  }
+  if (!active) {
+    return {"rdma", Level::kWarn, devices,
+            "no port is active: check the cable or the switch; transfers use TCP meanwhile"};
+  }
+  if (!compiled_in) {
+    return {"rdma", Level::kWarn, devices, "this build has no RDMA backend: transfers use TCP"};
+  }
+  return {"rdma", Level::kOk, devices, ""};
+}
+
+Check check_gpus(const Kernel& kernel, bool compiled_in) {
+  std::string gpus;
+  for (const std::string& name : kernel.list("proc/driver/nvidia/gpus")) {
+    const std::string text =
+        kernel.read("proc/driver/nvidia/gpus/" + name + "/information").value_or("");
+    const auto at = text.find("Model:");
+    const auto end = text.find('\n', at);
+    std::string model =
+        at == std::string::npos ? "unknown model" : text.substr(at + 6, end - at - 6);
+    model.erase(0, model.find_first_not_of(" \t"));
+    append(gpus, fmt::format("{} at {}", printable(model), printable(name)));
+  }
+  if (gpus.empty()) {
+    return {"gpu", Level::kOk, "none: weights stay in host memory", ""};
+  }
+  if (!compiled_in) {
+    return {"gpu", Level::kWarn, gpus,
+            "this build has no GPU backend: weights are handed over in host memory"};
+  }
+  return {"gpu", Level::kOk, gpus, ""};
+}
+
+Checks device_checks(const Kernel& kernel) {
+  const BuildInfo info = build_info();
+  return {check_numa(kernel), check_network(kernel), check_rdma(kernel, info.verbs),
+          check_gpus(kernel, info.cuda)};
+}
+
+}  // namespace rekindle::cli::doctor

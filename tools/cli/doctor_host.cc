@@ -1,0 +1,247 @@
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+
+#include <linux/capability.h>
+#include <linux/magic.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "src/base/digest.h"
+#include "src/base/units.h"
+#include "tools/cli/build_info.h"
+#include "tools/cli/doctor.h"
+
+namespace rekindle::cli::doctor {
+
+std::string_view to_string(Level level) {
+  switch (level) {
+    case Level::kOk:
+      return "ok";
+    case Level::kWarn:
+      return "warn";
+    case Level::kFail:
+      return "fail";
+  }
+  return "?";
+}
+
+std::optional<std::string> Kernel::read(std::string_view path) const {
+  std::ifstream file(root / path, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (file.bad()) return std::nullopt;
+  const auto is_space = [](char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\0'; };
+  text.erase(std::find_if_not(text.rbegin(), text.rend(), is_space).base(), text.end());
+  text.erase(text.begin(), std::ranges::find_if_not(text, is_space));
+  return text;
+}
+
+std::optional<std::uint64_t> Kernel::read_number(std::string_view path) const {
+  const auto text = read(path);
+  if (!text) return std::nullopt;
+  std::uint64_t value = 0;
+  auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc() || end == text->data()) return std::nullopt;
+  return value;
+}
+
+std::vector<std::string> Kernel::list(std::string_view path) const {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(root / path, error), end; !error && it != end;
+       it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+Check check_kernel(const Kernel& kernel) {
+  const std::string release = kernel.read("proc/sys/kernel/osrelease").value_or("unknown");
+  int major = 0;
+  int minor = 0;
+  const char* const last = release.data() + release.size();
+  auto [dot, error] = std::from_chars(release.data(), last, major);
+  if (error == std::errc() && dot != last) std::from_chars(dot + 1, last, minor);
+  Check check{"kernel", Level::kOk, "Linux " + release, ""};
+  if (major < 5 || (major == 5 && minor < 10)) {
+    check.level = Level::kFail;
+    check.advice = "needs Linux 5.10 or newer (pidfd, memfd)";
+  }
+  return check;
+}
+
+Check check_cpu() {
+  const std::string simd(digest_simd_level());
+  Check check{"cpu", Level::kOk,
+              fmt::format("{} cores, digests use {}", ::sysconf(_SC_NPROCESSORS_ONLN), simd), ""};
+  if (simd == "sse2") {
+    check.level = Level::kWarn;
+    check.advice =
+        "digesting runs at a third of its speed without AVX2: verification may slow pulls";
+  }
+  return check;
+}
+
+Check check_memlock(std::uint64_t limit_bytes, bool may_lock_any) {
+  Check check{"memlock", Level::kOk, "", ""};
+  if (limit_bytes == RLIM_INFINITY) {
+    check.found = "unlimited";
+  } else if (may_lock_any) {
+    check.found = fmt::format("{}, but this user may lock any amount", format_bytes(limit_bytes));
+  } else {
+    check.level = Level::kWarn;
+    check.found = format_bytes(limit_bytes);
+    check.advice =
+        "pinning weights for RDMA or CUDA fails beyond it; set LimitMEMLOCK=infinity in the unit, "
+        "or `ulimit -l unlimited`";
+  }
+  return check;
+}
+
+Check check_open_files(std::uint64_t soft, std::uint64_t hard) {
+  constexpr std::uint64_t kEnough = 4096;
+  Check check{"open files", Level::kOk, fmt::format("{} (at most {})", soft, hard), ""};
+  if (soft < kEnough) {
+    check.level = Level::kWarn;
+    check.advice = fmt::format(
+        "a busy agent or coordinator holds thousands of connections; raise it to {} or more "
+        "(`ulimit -n`, LimitNOFILE=)",
+        kEnough);
+  }
+  return check;
+}
+
+namespace {
+
+// A field of /proc/meminfo in bytes.
+std::uint64_t meminfo(const Kernel& kernel, std::string_view field) {
+  const std::string text = kernel.read("proc/meminfo").value_or("");
+  const auto at = text.find(fmt::format("{}:", field));
+  if (at == std::string::npos) return 0;
+  const char* begin = text.data() + at + field.size() + 1;
+  const char* const last = text.data() + text.size();
+  begin = std::find_if(begin, last, [](char c) { return c != ' '; });
+  std::uint64_t value = 0;
+  std::from_chars(begin, last, value);
+  return field.starts_with("HugePages_") ? value : value * kKiB;
+}
+
+bool may_lock_any() {
+  struct {
+    __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+    std::array<__user_cap_data_struct, 2> data{};
+  } caps;
+  if (::syscall(SYS_capget, &caps.header, caps.data.data()) != 0) return false;
+  return (caps.data[0].effective >> CAP_IPC_LOCK & 1U) != 0;
+}
+
+}  // namespace
+
+Check check_memory(const Kernel& kernel) {
+  const std::uint64_t total = meminfo(kernel, "MemTotal");
+  const std::uint64_t swap = meminfo(kernel, "SwapTotal");
+  Check check{"memory", Level::kOk,
+              fmt::format("{}, {} available", format_bytes(total),
+                          format_bytes(meminfo(kernel, "MemAvailable"))),
+              ""};
+  const auto limit = kernel.read_number("sys/fs/cgroup/memory.max");  // "max" is no number
+  if (limit && *limit < total) {
+    check.level = Level::kWarn;
+    check.found += fmt::format(", this container may use {}", format_bytes(*limit));
+    check.advice =
+        "the store counts against the container's memory: mount the host's /dev/shm and "
+        "give --budget";
+  } else if (swap > 0) {
+    check.level = Level::kWarn;
+    check.found += fmt::format(", {} of swap", format_bytes(swap));
+    check.advice =
+        "weights on tmpfs can be swapped out; turn swap off on inference hosts (swapoff -a)";
+  }
+  return check;
+}
+
+Check check_huge_pages(const Kernel& kernel) {
+  const std::string shmem =
+      kernel.read("sys/kernel/mm/transparent_hugepage/shmem_enabled").value_or("");
+  const auto begin = shmem.find('[');
+  const auto end = shmem.find(']');
+  const std::string mode = begin != std::string::npos && end != std::string::npos && end > begin
+                               ? shmem.substr(begin + 1, end - begin - 1)
+                               : "not supported";
+  const std::uint64_t reserved = meminfo(kernel, "HugePages_Total");
+  Check check{"huge pages", Level::kOk,
+              fmt::format("tmpfs: {}; hugetlb: {} reserved", mode, reserved), ""};
+  if (mode == "never" || mode == "deny" || mode == "not supported") {
+    check.level = Level::kWarn;
+    check.advice =
+        "faulting in and pinning 4 KiB pages takes minutes per TB; echo within_size > "
+        "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+  }
+  return check;
+}
+
+Check check_store(const std::filesystem::path& directory) {
+  Check check{"store", Level::kOk, "", ""};
+  std::filesystem::path existing = std::filesystem::absolute(directory);
+  std::error_code ignored;
+  while (!std::filesystem::exists(existing, ignored) && existing.has_relative_path()) {
+    existing = existing.parent_path();
+  }
+  struct statfs fs {};
+  if (::statfs(existing.c_str(), &fs) != 0) {
+    return {"store", Level::kFail, fmt::format("{} cannot be looked at", directory.string()),
+            "name another directory with --store"};
+  }
+  const auto block = static_cast<std::uint64_t>(fs.f_bsize);
+  const std::uint64_t total = fs.f_blocks * block;
+  const std::uint64_t free = fs.f_bavail * block;
+  const bool in_memory = fs.f_type == TMPFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC;
+  check.found = fmt::format("{}: {} on {}, {} free", directory.string(), format_bytes(total),
+                            in_memory ? "tmpfs" : "a disk", format_bytes(free));
+  if (::access(existing.c_str(), W_OK | X_OK) != 0) {
+    check.level = Level::kFail;
+    check.advice = fmt::format("{} is not writable for this user", existing.string());
+  } else if (!in_memory) {
+    check.level = Level::kWarn;
+    check.advice = "works, but weights on a disk are not in memory; use a tmpfs such as /dev/shm";
+  } else if (free < total / 10) {
+    check.level = Level::kWarn;
+    check.advice =
+        "less than a tenth is free: retire versions, or enlarge it: mount -o "
+        "remount,size=… the file system";
+  }
+  return check;
+}
+
+Check check_build() {
+  const BuildInfo info = build_info();
+  const auto on = [](bool value) { return value ? "yes" : "no"; };
+  return {"build", Level::kOk,
+          fmt::format("{} ({}, {}); verbs {}, CUDA {}, NCCL {}", info.version, info.build_type,
+                      info.compiler, on(info.verbs), on(info.cuda), on(info.nccl)),
+          ""};
+}
+
+Checks host_checks(const Kernel& kernel, const std::filesystem::path& store) {
+  rlimit memlock{};
+  ::getrlimit(RLIMIT_MEMLOCK, &memlock);
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  return {check_build(),
+          check_kernel(kernel),
+          check_cpu(),
+          check_memory(kernel),
+          check_store(store),
+          check_huge_pages(kernel),
+          check_memlock(memlock.rlim_cur, may_lock_any()),
+          check_open_files(files.rlim_cur, files.rlim_max)};
+}
+
+}  // namespace rekindle::cli::doctor

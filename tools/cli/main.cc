@@ -1,0 +1,149 @@
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "src/base/log.h"
+#include "src/base/version.h"
+#include "tools/cli/config_file.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/session.h"
+
+// The `rekindle` command: parses, reads the environment and the configuration file, runs one
+// subcommand and turns its result into an exit code.
+namespace rekindle::cli {
+namespace {
+
+constexpr const char* kAbout =
+    "Keeps an LLM inference fleet in weights: hosts hold copies of model checkpoints in memory, "
+    "and a\n"
+    "host that needs one pulls exactly its shard from its peers, verified byte for byte.\n";
+
+std::string epilogue() {
+  return std::string(exit_code_help()) +
+         "\nEnvironment (the command line wins; then these; then --config):\n"
+         "  REKINDLE_COORDINATOR  --coordinator\n"
+         "  REKINDLE_STORE        --store\n"
+         "  REKINDLE_SECRET_FILE  --secret-file\n"
+         "  REKINDLE_LOG          --log-level\n"
+         "  REKINDLE_CONFIG       --config\n"
+         "\nFirst steps:\n"
+         "  rekindle coordinator --listen 127.0.0.1:7300 &\n"
+         "  rekindle agent --coordinator 127.0.0.1:7300 &\n"
+         "  rekindle publish qwen3@41 /models/qwen3 --coordinator 127.0.0.1:7300\n"
+         "  rekindle pull qwen3 --to /tmp/qwen3 --coordinator 127.0.0.1:7300\n";
+}
+
+void add_global_options(CLI::App& app, Settings& settings) {
+  const auto add = [&](const char* name, std::string& value, const char* text, const char* env) {
+    CLI::Option* option = app.add_option(name, value, text)->group("Options of every command");
+    if (env != nullptr) option->envname(env);
+    return option;
+  };
+  add("--coordinator", settings.coordinator, "Where the coordinator listens",
+      "REKINDLE_COORDINATOR")
+      ->type_name("HOST:PORT");
+  add("--store", settings.store, "Directory of the segment store [/dev/shm/rekindle]",
+      "REKINDLE_STORE")
+      ->type_name("DIR");
+  add("--secret-file", settings.secret_file,
+      "Cluster secret: a file of mode 0600 with 16 to 4096 bytes, the same on all hosts",
+      "REKINDLE_SECRET_FILE")
+      ->type_name("FILE");
+  add("--log-level", settings.log_level,
+      "trace, debug, info, warn, error or off [info for daemons, else warn]", "REKINDLE_LOG")
+      ->type_name("LEVEL");
+  add("--log-format", settings.log_format, "text or json, on stderr [text]", nullptr)
+      ->check(CLI::IsMember({"text", "json"}))
+      ->type_name("FORMAT");
+  add("--config", settings.config,
+      "TOML file with option names as keys; [agent] and [coordinator] sections (daemons only)",
+      "REKINDLE_CONFIG")
+      ->type_name("FILE");
+  app.add_flag("--json", settings.json, "Report as JSON on stdout")
+      ->group("Options of every command");
+  app.add_flag("-q,--quiet", settings.quiet, "No progress")->group("Options of every command");
+}
+
+Result<void> start_logging(const Session& session) {
+  const Settings& settings = session.settings;
+  std::string level = settings.log_level;
+  if (level.empty()) level = session.daemon ? "info" : "warn";
+  TRY(const log::Level parsed, log::parse_level(level));
+  log::init(parsed, settings.log_format == "json" ? log::Format::kJson : log::Format::kText);
+  return {};
+}
+
+Result<int> run(CLI::App& app, Session& session) {
+  if (!session.run) {  // no subcommand
+    std::fputs(app.help().c_str(), stderr);
+    return kExitUsage;
+  }
+  if (session.daemon && !session.settings.config.empty()) {
+    TRY_VOID(apply_config_file(app, *app.get_subcommand(session.command), session.settings.config));
+  }
+  TRY_VOID(start_logging(session));
+  TRY(const int code, session.run());
+  TRY_VOID(flush_output());
+  return code;
+}
+
+int report(const Session& session, const Error& error) {
+  if (session.settings.json) {
+    print_json(to_json(error));
+    (void)flush_output();
+  }
+  std::string line = session.command.empty() ? "rekindle" : "rekindle " + session.command;
+  line += ": " + printable(error.message()) + "\n";
+  std::fputs(line.c_str(), stderr);
+  return exit_code(error.code());
+}
+
+int parse_error(CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  std::string name = "rekindle";
+  for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
+  std::fprintf(stderr, "%s: %s (see %s --help)\n", name.c_str(), printable(error.what()).c_str(),
+               name.c_str());
+  return kExitUsage;
+}
+
+int run_main(int argc, char** argv) {
+  // Peers and pipes that go away are errors of their call, not the end of the process.
+  std::signal(SIGPIPE, SIG_IGN);
+  CLI::App app(kAbout, "rekindle");
+  Session session;
+  app.fallthrough();  // global options may come after the subcommand
+  app.require_subcommand(0, 1);
+  app.set_version_flag("--version", std::string(software_version()));
+  app.footer(epilogue());
+  app.get_formatter()->column_width(34);
+  add_global_options(app, session.settings);
+  for (const auto add :
+       {add_coordinator, add_agent, add_publish, add_pull, add_status, add_inspect, add_verify,
+        add_retire, add_bench, add_doctor, add_completion, add_version}) {
+    add(app, session);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return parse_error(app, error);
+  }
+  const Result<int> code = run(app, session);
+  return code ? *code : report(session, code.error());
+}
+
+}  // namespace
+}  // namespace rekindle::cli
+
+int main(int argc, char** argv) {
+  try {
+    return rekindle::cli::run_main(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rekindle: internal error: %s\n", error.what());
+    return rekindle::cli::kExitFailed;
+  }
+}

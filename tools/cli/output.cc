@@ -1,0 +1,176 @@
+#include "tools/cli/output.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "src/base/units.h"
+
+namespace rekindle::cli {
+
+void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+void print_line(std::string_view line) {
+  print(line);
+  print("\n");
+}
+
+void print_json(const Json& value) {
+  print_line(
+      value.dump(terminal(STDOUT_FILENO) ? 2 : -1, ' ', false, Json::error_handler_t::replace));
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+Result<void> flush_output() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  if (errno == EPIPE) return {};
+  return fail_errno(errno == 0 ? EIO : errno, "write to standard output");
+}
+
+std::string table(const std::vector<Column>& columns,
+                  const std::vector<std::vector<std::string>>& rows) {
+  // Columns of UTF-8 text are as wide as their code points; close enough for names.
+  const auto width_of = [](std::string_view text) {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
+  };
+  std::vector<std::size_t> widths;
+  for (const Column& column : columns) widths.push_back(width_of(column.title));
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+  }
+  std::string text;
+  const auto add_row = [&](const auto& cell) {
+    std::string line;
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      const std::string& value = cell(i);
+      const std::string padding(widths[i] - width_of(value), ' ');
+      if (i > 0) line += "  ";
+      if (columns[i].right) line += padding;
+      line += value;
+      if (!columns[i].right) line += padding;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  };
+  add_row([&](std::size_t i) -> const std::string& { return columns[i].title; });
+  for (const auto& row : rows) {
+    add_row([&](std::size_t i) -> const std::string& { return row[i]; });
+  }
+  return text;
+}
+
+bool terminal(int fd) { return ::isatty(fd) == 1; }
+
+std::size_t terminal_width(int fd) {
+  constexpr std::size_t kDefault = 80;
+  winsize size{};
+  if (::ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kDefault;
+  return size.ws_col;
+}
+
+namespace {
+
+Json to_json(const std::vector<agent::SourceLine>& sources) {
+  Json result = Json::array();
+  for (const agent::SourceLine& source : sources) {
+    result.push_back({{"name", source.name},
+                      {"transport", source.transport},
+                      {"bytes", source.bytes},
+                      {"bytes_per_second", source.bytes_per_second},
+                      {"lost", source.lost},
+                      {"cause", source.cause}});
+  }
+  return result;
+}
+
+}  // namespace
+
+Json to_json(const agent::TransferSummary& summary) {
+  Json phases = Json::object();
+  for (const agent::Phase& phase : summary.phases) {
+    phases[phase.name] = static_cast<double>(phase.elapsed.count()) / 1e3;
+  }
+  const double elapsed = std::chrono::duration<double>(summary.elapsed).count();
+  return {{"model", summary.id.model},
+          {"version", summary.id.version},
+          {"root", summary.root.hex()},
+          {"layout", summary.layout.hex()},
+          {"path", summary.path.string()},
+          {"tensors", summary.tensors},
+          {"bytes", summary.bytes},
+          {"fetched_bytes", summary.fetched_bytes},
+          {"resumed_bytes", summary.resumed_bytes},
+          {"refetched_bytes", summary.refetched_bytes},
+          {"elapsed_ms", summary.elapsed.count()},
+          {"bytes_per_second", elapsed > 0 ? static_cast<double>(summary.bytes) / elapsed : 0.0},
+          {"phases_ms", phases},
+          {"sources", to_json(summary.sources)}};
+}
+
+Json to_json(const agent::PlanSummary& plan) {
+  Json sources = Json::array();
+  for (const auto& source : plan.sources) {
+    sources.push_back({{"name", source.name},
+                       {"endpoint", source.endpoint},
+                       {"bytes_available", source.bytes_available}});
+  }
+  Json wanted = Json::array();
+  for (const auto& tensor : plan.wanted) {
+    wanted.push_back({{"name", tensor.name},
+                      {"dtype", tensor.dtype},
+                      {"shape", tensor.shape},
+                      {"box", tensor.box},
+                      {"bytes", tensor.bytes}});
+  }
+  return {{"model", plan.id.model},
+          {"version", plan.id.version},
+          {"root", plan.root.hex()},
+          {"tensors", plan.tensors},
+          {"wanted_bytes", plan.wanted_bytes},
+          {"wire_bytes", plan.wire_bytes},
+          {"slices", plan.slices},
+          {"buckets", plan.buckets},
+          {"complete", plan.missing.empty()},
+          {"sources", sources},
+          {"missing", plan.missing},
+          {"wanted", wanted}};
+}
+
+Json to_json(const Error& error) {
+  return {{"error", {{"code", to_string(error.code())}, {"message", error.message()}}}};
+}
+
+std::string describe_sources(const std::vector<agent::SourceLine>& sources) {
+  std::string text;
+  for (const agent::SourceLine& source : sources) {
+    if (!text.empty()) text += ", ";
+    text += printable(source.name);
+    if (!source.transport.empty()) text += fmt::format(" {}", source.transport);
+    if (source.bytes > 0) text += fmt::format(" {}", format_bytes(source.bytes));
+    if (source.lost) {
+      text +=
+          source.cause.empty() ? " (lost)" : fmt::format(" (lost: {})", printable(source.cause));
+    }
+  }
+  return text;
+}
+
+}  // namespace rekindle::cli

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+
+#include "recovery/rpc/rpc.h"
+#include "tools/cli/session.h"
+
+namespace rekindle::cli {
+
+// Blocking calls to a coordinator or agent, over one connection that is made again when it broke.
+class Remote {
+ public:
+  static Result<std::unique_ptr<Remote>> create(const Settings& settings, std::string address);
+
+  template <typename Response, typename Request>
+  Result<Response> call(proto::Method method, Request request) {
+    TRY(const std::string body, call_raw(method, request.SerializeAsString()));
+    return rpc::parse_body<Response>(body);
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  Remote() = default;
+  Result<std::string> call_raw(proto::Method method, std::string body);
+  rpc::Task<Result<std::string>> exchange(proto::Method method, std::string body);
+
+  boost::asio::io_context io_;
+  rpc::Identity identity_;
+  std::string address_;
+  std::shared_ptr<rpc::RpcClient> client_;
+};
+
+}  // namespace rekindle::cli

@@ -1,0 +1,216 @@
+#include "tools/cli/status_view.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/base/units.h"
+
+namespace rekindle::cli {
+namespace {
+
+std::string hex(const proto::Digest128& digest) {
+  return Digest128{digest.low(), digest.high()}.hex();
+}
+
+std::string name_of(const proto::ModelVersion& id) {
+  return printable(fmt::format("{}@{}", id.model(), id.version()));
+}
+
+std::string duration(std::uint64_t ms) {
+  const std::uint64_t s = ms / 1000;
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{} min", s / 60);
+  if (s < 48 * 3600) return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
+  return fmt::format("{} days", s / 86400);
+}
+
+std::string percent(std::uint64_t done, std::uint64_t total) {
+  if (total == 0) return "-";
+  return fmt::format("{:.0f} %",
+                     std::floor(100.0 * static_cast<double>(done) / static_cast<double>(total)));
+}
+
+std::uint64_t held_tiles(const proto::TileRanges& ranges) {
+  std::uint64_t tiles = 0;
+  for (int i = 0; i < std::min(ranges.begin_size(), ranges.end_size()); ++i) {
+    if (ranges.end(i) > ranges.begin(i)) tiles += ranges.end(i) - ranges.begin(i);
+  }
+  return tiles;
+}
+
+Json to_json(const proto::Holding& holding) {
+  return {{"model", holding.id().model()},
+          {"version", holding.id().version()},
+          {"root", hex(holding.root())},
+          {"layout", hex(holding.layout())},
+          {"payload_bytes", holding.payload_bytes()},
+          {"checkpoint_bytes", holding.checkpoint_bytes()},
+          {"complete", holding.complete()},
+          {"whole", holding.whole()},
+          {"held_tiles", holding.complete() ? Json() : Json(held_tiles(holding.held()))}};
+}
+
+template <typename Holdings>
+Json holdings_json(const Holdings& holdings) {
+  Json result = Json::array();
+  for (const auto& holding : holdings) result.push_back(to_json(holding));
+  return result;
+}
+
+std::string describe(const proto::Holding& holding) {
+  std::string text = name_of(holding.id());
+  if (!holding.whole()) text += " " + percent(holding.payload_bytes(), holding.checkpoint_bytes());
+  if (!holding.complete()) text += " (arriving)";
+  return text;
+}
+
+std::string nodes_table(const proto::ClusterStatusResponse& status) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& node : status.nodes()) {
+    std::string held;
+    std::uint64_t bytes = 0;
+    for (const auto& holding : node.holdings()) {
+      held += (held.empty() ? "" : ", ") + describe(holding);
+      bytes += holding.complete() ? holding.payload_bytes() : 0;
+    }
+    rows.push_back(
+        {printable(node.node().node_id()), printable(node.state()),
+         printable(node.node().control_endpoint()),
+         fmt::format("{:.1f} s", static_cast<double>(node.last_heartbeat_ms_ago()) / 1e3),
+         format_bytes(bytes), held.empty() ? "-" : held});
+  }
+  return table({{"NODE"}, {"STATE"}, {"ADDRESS"}, {"SEEN", true}, {"HELD", true}, {"VERSIONS"}},
+               rows);
+}
+
+std::string versions_table(const proto::ClusterStatusResponse& status) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& version : status.versions()) {
+    rows.push_back({name_of(version.id()), printable(version.state()),
+                    format_bytes(version.checkpoint_bytes()),
+                    fmt::format("{}", version.whole_copies()), hex(version.root())});
+  }
+  return table({{"VERSION"}, {"STATE"}, {"SIZE", true}, {"WHOLE COPIES", true}, {"ROOT"}}, rows);
+}
+
+std::string pulls_table(const proto::ClusterStatusResponse& status) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& pull : status.pulls()) {
+    std::string sources;
+    for (const auto& source : pull.sources()) {
+      sources += (sources.empty() ? "" : ", ") + printable(source.node_id());
+      if (source.lost()) sources += " (lost)";
+    }
+    rows.push_back({printable(pull.puller()), name_of(pull.id()),
+                    pull.shard().empty() ? "whole" : printable(pull.shard()),
+                    percent(pull.bytes_done(), pull.bytes_total()),
+                    format_bytes(pull.bytes_total()), format_rate(pull.bytes_per_second()),
+                    sources});
+  }
+  return table({{"PULLER"},
+                {"VERSION"},
+                {"PART"},
+                {"DONE", true},
+                {"OF", true},
+                {"RATE", true},
+                {"SOURCES"}},
+               rows);
+}
+
+}  // namespace
+
+Json to_json(const proto::ClusterStatusResponse& status) {
+  Json nodes = Json::array();
+  for (const auto& node : status.nodes()) {
+    nodes.push_back({{"node", node.node().node_id()},
+                     {"state", node.state()},
+                     {"address", node.node().control_endpoint()},
+                     {"failure_domain", node.failure_domain()},
+                     {"last_heartbeat_ms_ago", node.last_heartbeat_ms_ago()},
+                     {"holdings", holdings_json(node.holdings())}});
+  }
+  Json versions = Json::array();
+  for (const auto& version : status.versions()) {
+    versions.push_back({{"model", version.id().model()},
+                        {"version", version.id().version()},
+                        {"state", version.state()},
+                        {"root", hex(version.root())},
+                        {"checkpoint_bytes", version.checkpoint_bytes()},
+                        {"whole_copies", version.whole_copies()}});
+  }
+  Json pulls = Json::array();
+  for (const auto& pull : status.pulls()) {
+    Json sources = Json::array();
+    for (const auto& source : pull.sources()) {
+      sources.push_back({{"node", source.node_id()},
+                         {"bytes", source.bytes()},
+                         {"bytes_per_second", source.goodput_bytes_per_second()},
+                         {"failures", source.failures()},
+                         {"lost", source.lost()},
+                         {"cause", source.cause()}});
+    }
+    pulls.push_back({{"puller", pull.puller()},
+                     {"model", pull.id().model()},
+                     {"version", pull.id().version()},
+                     {"shard", pull.shard()},
+                     {"bytes_done", pull.bytes_done()},
+                     {"bytes_total", pull.bytes_total()},
+                     {"bytes_per_second", pull.bytes_per_second()},
+                     {"sources", sources}});
+  }
+  return {{"epoch", status.epoch()}, {"uptime_ms", status.uptime_ms()},
+          {"grace", status.grace()}, {"nodes", nodes},
+          {"versions", versions},    {"pulls", pulls}};
+}
+
+std::string to_text(const proto::ClusterStatusResponse& status) {
+  std::string text =
+      fmt::format("coordinator up {}, epoch {}{}\n\n", duration(status.uptime_ms()), status.epoch(),
+                  status.grace() ? ", just started: agents still report in" : "");
+  text += nodes_table(status);
+  if (status.versions_size() > 0) text += "\n" + versions_table(status);
+  if (status.pulls_size() > 0) text += "\n" + pulls_table(status);
+  return text;
+}
+
+Json to_json(const proto::AgentStatusResponse& status) {
+  return {{"node", status.node().node_id()},
+          {"address", status.node().control_endpoint()},
+          {"software", status.software()},
+          {"uptime_ms", status.uptime_ms()},
+          {"store", status.store()},
+          {"store_bytes", status.store_bytes()},
+          {"store_budget_bytes", status.store_budget_bytes()},
+          {"sessions", status.sessions()},
+          {"bytes_served", status.bytes_served()},
+          {"coordinator", status.coordinator()},
+          {"coordinator_connected", status.coordinator_connected()},
+          {"holdings", holdings_json(status.holdings())}};
+}
+
+std::string to_text(const proto::AgentStatusResponse& status) {
+  std::string coordinator = "none";
+  if (!status.coordinator().empty()) {
+    coordinator = printable(status.coordinator()) +
+                  (status.coordinator_connected() ? " (connected)" : " (not reachable)");
+  }
+  std::string text = fmt::format(
+      "agent        {} at {}, {}, up {}\nstore        {}, {} of {}\ncoordinator  {}\n"
+      "serving      {} pullers, {} so far\n\n",
+      printable(status.node().node_id()), printable(status.node().control_endpoint()),
+      printable(status.software()), duration(status.uptime_ms()), printable(status.store()),
+      format_bytes(status.store_bytes()), format_bytes(status.store_budget_bytes()), coordinator,
+      status.sessions(), format_bytes(status.bytes_served()));
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& holding : status.holdings()) {
+    rows.push_back(
+        {name_of(holding.id()), holding.complete() ? "ready" : "arriving",
+         holding.whole() ? "whole" : percent(holding.payload_bytes(), holding.checkpoint_bytes()),
+         format_bytes(holding.payload_bytes()), hex(holding.root()),
+         hex(holding.layout()).substr(0, 16)});
+  }
+  return text +
+         table({{"VERSION"}, {"STATE"}, {"PART"}, {"BYTES", true}, {"ROOT"}, {"LAYOUT"}}, rows);
+}
+
+}  // namespace rekindle::cli
