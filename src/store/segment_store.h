@@ -18,14 +18,14 @@
 // The segment store: committed copies of checkpoints as safetensors files under one directory,
 // usually on tmpfs. On disk (docs/store.md):
 //
-//   DIR/.rekindle-store                      format version; a directory without it and not empty
-//   is refused DIR/lock                                 flock: one process owns a store
-//   DIR/models/MODEL@VERSION/LAYOUT/         MODEL with '/' as "%2F", LAYOUT the first 16 hex
-//   digits
-//       model-….safetensors                  segments, valid safetensors files
-//       rekindle.manifest                    renamed into place last: its presence is the commit
-//       rekindle.manifest.partial, rekindle.resume, *.safetensors.partial      while it is being
-//       filled
+//   DIR/.rekindle-store               format version; a directory without it and not empty is
+//   refused DIR/lock                          flock: one process owns a store DIR/staging/RANDOM/
+//   a publish that is not committed; removed at open DIR/models/MODEL@VERSION/LAYOUT/  MODEL with
+//   '/' as "%2F", LAYOUT the first 16 hex digits
+//       model-….safetensors           segments, valid safetensors files
+//       rekindle.manifest             renamed into place last: its presence is the commit
+//       rekindle.manifest.partial, rekindle.resume, *.safetensors.partial   while a pull fills it
+//       rekindle.retired              the manifest of a copy that is being deleted
 namespace rekindle::store {
 
 // One mapped segment file. The mapping is shared and stays valid after the file was unlinked.
@@ -54,7 +54,8 @@ class MappedSegment {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::filesystem::path path_;
-  friend class PendingVersion;
+  friend class PendingCopy;  // renames the file and makes the mapping read-only at commit
+  friend class StagedCopy;
 };
 
 // A committed copy: immutable, shared by everyone who reads it.
@@ -121,8 +122,10 @@ class SegmentStore {
 
   // Publishing in two steps, so that the fleet can refuse the root before it becomes visible:
   // stage() links or copies (digesting in the same pass, in parallel) and commit_staged() renames
-  // the manifest.
-  struct Staged;
+  // the copy with its manifest into place. The layout is that of the files. kDenied when the
+  // version is here with another root; when a full copy with the same root is here, that one is the
+  // result. kCorrupt when a source file changes meanwhile. A Staged that is dropped is discarded.
+  class Staged;
   virtual Result<std::shared_ptr<Staged>> stage(
       const ModelVersion& id, std::span<const std::filesystem::path> paths, Adopt adopt,
       const std::function<void(const PublishProgress&)>& progress) = 0;

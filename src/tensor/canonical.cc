@@ -1,5 +1,7 @@
 #include "src/tensor/canonical.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 namespace rekindle::canonical {
@@ -62,6 +64,14 @@ std::string printable(std::string_view text) {
 }
 
 std::string json_string(std::string_view utf8) {
+  const bool plain = std::all_of(utf8.begin(), utf8.end(), [](char c) {
+    return c >= 0x20 && c < 0x7F && c != '"' && c != '\\';
+  });
+  if (plain) {  // nearly every name; ten times as fast
+    std::string quoted;
+    quoted.reserve(utf8.size() + 2);
+    return quoted.append(1, '"').append(utf8).append(1, '"');
+  }
   return nlohmann::json(utf8).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

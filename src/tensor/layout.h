@@ -52,6 +52,7 @@ class Layout {
   std::string serialize() const;
   static Result<Layout> parse(const TensorSet& tensors, std::string_view canonical);
   const Digest128& digest() const { return digest_; }
+  const Digest128& tensor_set_digest() const { return tensor_set_; }
 
  private:
   Layout() = default;

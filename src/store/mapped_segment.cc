@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <cerrno>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "src/base/log.h"
+#include "src/base/units.h"
+#include "src/store/files.h"
+#include "src/store/segment_store.h"
+
+namespace rekindle::store {
+
+namespace {
+
+Failure fail_segment(int error_number, std::string_view what, const fs::path& path) {
+  return fail_errno(error_number, fmt::format("{} segment {}", what, path.string()));
+}
+
+Result<std::uint64_t> size_of(int fd, const fs::path& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return fail_segment(errno, "stat", path);
+  if (!S_ISREG(status.st_mode)) {
+    return fail(ErrorCode::kInvalid, "segment {} is not a regular file", path.string());
+  }
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+Failure no_space(int fd, const fs::path& path, std::uint64_t size_bytes) {
+  struct statvfs status {};
+  ::fstatvfs(fd, &status);
+  const std::uint64_t available = std::uint64_t{status.f_bavail} * status.f_frsize;
+  return fail(ErrorCode::kExhausted,
+              "segment {} needs {} bytes ({}), its file system has {} available ({}): retire "
+              "versions or enlarge it",
+              path.string(), size_bytes, format_bytes(size_bytes), available,
+              format_bytes(available));
+}
+
+// Allocates every page, in pieces, because tmpfs starts over when a signal interrupts it.
+Result<void> allocate(int fd, const fs::path& path, std::uint64_t size_bytes) {
+  constexpr std::uint64_t kPieceBytes = 256 * kMiB;
+  for (std::uint64_t offset = 0; offset < size_bytes;) {
+    const std::uint64_t piece = std::min(kPieceBytes, size_bytes - offset);
+    int error = 0;
+    if (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(piece)) != 0) {
+      error = errno;
+    }
+    if (error == EINTR) continue;
+    if (error == EOPNOTSUPP || error == ENOSYS) {
+      error = ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(piece));
+    }
+    if (error == ENOSPC || error == EDQUOT || error == ENOMEM || error == EFBIG) {
+      return no_space(fd, path, size_bytes);
+    }
+    if (error != 0) return fail_segment(error, "allocate", path);
+    offset += piece;
+  }
+  return {};
+}
+
+Result<std::byte*> map(int fd, const fs::path& path, std::uint64_t size_bytes, int protection) {
+  if (size_bytes == 0) return nullptr;
+  void* const data = ::mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return fail_segment(errno, "map", path);
+  // Advice only: a kernel that does not take it loses nothing but speed or a smaller core dump.
+  ::madvise(data, size_bytes, MADV_DONTDUMP);
+  ::madvise(data, size_bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MappedSegment>> MappedSegment::open_read(const fs::path& path,
+                                                                std::uint64_t expected_bytes) {
+  std::unique_ptr<MappedSegment> segment(new MappedSegment);
+  segment->path_ = path;
+  segment->fd_ = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!segment->fd_) return fail_segment(errno, "open", path);
+  TRY(const std::uint64_t actual, size_of(segment->fd_.get(), path));
+  if (actual != expected_bytes) {
+    return fail(ErrorCode::kCorrupt, "segment {} has {} bytes instead of {}: {}", path.string(),
+                actual, expected_bytes, actual < expected_bytes ? "truncated" : "changed");
+  }
+  TRY(segment->data_, map(segment->fd_.get(), path, expected_bytes, PROT_READ));
+  segment->size_ = expected_bytes;
+  return segment;
+}
+
+Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& path,
+                                                             std::uint64_t size_bytes) {
+  std::unique_ptr<MappedSegment> segment(new MappedSegment);
+  segment->path_ = path;
+  int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const bool is_new = fd >= 0;
+  if (!is_new && errno == EEXIST) fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return fail_segment(errno, "create", path);
+  segment->fd_ = UniqueFd(fd);
+
+  const auto size_file = [&]() -> Result<void> {
+    TRY(const std::uint64_t actual, size_of(fd, path));
+    if (actual != size_bytes && ::ftruncate(fd, static_cast<off_t>(size_bytes)) != 0) {
+      return errno == EFBIG ? Result<void>(no_space(fd, path, size_bytes))
+                            : Result<void>(fail_segment(errno, "size", path));
+    }
+    return allocate(fd, path, size_bytes);
+  };
+  if (auto sized = size_file(); !sized) {
+    if (is_new) ::unlink(path.c_str());  // gives back what was allocated
+    return fail(std::move(sized).error());
+  }
+  TRY(segment->data_, map(fd, path, size_bytes, PROT_READ | PROT_WRITE));
+  segment->size_ = size_bytes;
+  return segment;
+}
+
+MappedSegment::~MappedSegment() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+Result<void> MappedSegment::check_size() const {
+  TRY(const std::uint64_t actual, size_of(fd_.get(), path_));
+  if (actual < size_) {
+    return fail(ErrorCode::kCorrupt, "segment {} was truncated from {} to {} bytes", path_.string(),
+                size_, actual);
+  }
+  return {};
+}
+
+std::span<const std::byte> StoredVersion::array(const LayoutEntry& entry) const {
+  const TensorInfo& tensor = manifest.checkpoint->tensors[entry.tensor];
+  return segments[entry.segment]->bytes().subspan(
+      entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
+}
+
+}  // namespace rekindle::store

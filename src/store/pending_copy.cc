@@ -1,0 +1,253 @@
+#include "src/store/pending_copy.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include <sys/mman.h>
+
+#include "src/base/failpoint.h"
+#include "src/base/log.h"
+#include "src/base/worker_pool.h"
+#include "src/store/fault_guard.h"
+#include "src/store/files.h"
+#include "src/store/store_directory.h"
+
+namespace rekindle::store {
+
+std::size_t store_threads() {
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 32);
+}
+
+PendingCopy::PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::path directory)
+    : state_(std::move(state)),
+      manifest_(std::move(manifest)),
+      directory_(std::move(directory)),
+      tiles_(tiles_of_layout(*manifest_.checkpoint, manifest_.layout)),
+      array_of_([this](const LayoutEntry& entry) -> std::span<const std::byte> {
+        const TensorInfo& tensor = manifest_.checkpoint->tensors[entry.tensor];
+        return segments_[entry.segment]->bytes().subspan(
+            entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
+      }),
+      verified_(manifest_.checkpoint->tiles.tile_count()) {}
+
+PendingCopy::~PendingCopy() {
+  if (!released_) state_->release(directory_, manifest_.checkpoint->id, disk_bytes(directory_));
+}
+
+Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
+    std::shared_ptr<StoreState> state, std::shared_ptr<const Checkpoint> checkpoint,
+    PackedLayout packed) {
+  const ModelVersion& id = checkpoint->id;
+  if (packed.layout.tensor_set_digest() != checkpoint->tensors.digest() ||
+      packed.headers.size() != packed.layout.segments().size()) {
+    return fail(ErrorCode::kInvalid, "{}: the layout belongs to other tensors", id.to_string());
+  }
+  const fs::path directory = copy_directory(state->directory(), id, packed.layout.digest());
+  TRY_VOID(state->claim(directory, id, checkpoint->root, packed.layout.segment_bytes()));
+  Manifest manifest{std::move(checkpoint), std::move(packed.layout), state->next_generation(), {}};
+  std::unique_ptr<PendingCopy> copy(
+      new PendingCopy(std::move(state), std::move(manifest), directory));
+  if (auto prepared = copy->prepare(packed.headers); !prepared) {
+    // Give the space back at once, unless a previous life's bytes are in it.
+    if (!copy->resumed_) {
+      if (auto removed = remove_copy(directory); !removed) {
+        log::warn("store.clean", "directory", directory.string(), "error", removed.error());
+      }
+    }
+    return fail(std::move(prepared).error());
+  }
+  return copy;
+}
+
+ResumeIdentity PendingCopy::identity() const {
+  return {manifest_.checkpoint->root, manifest_.layout.digest(),
+          manifest_.checkpoint->tiles.tile_count(), tiles_.partial};
+}
+
+fs::path PendingCopy::partial_path(std::uint32_t segment) const {
+  return directory_ / (manifest_.layout.segments()[segment].name + std::string(kPartialSuffix));
+}
+
+Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
+  TRY_VOID(make_directory(directory_.parent_path()));
+  TRY_VOID(make_directory(directory_));
+  TRY_VOID(failpoint("store.begin.after_mkdir"));
+  resumed_ = ResumeFile::matches(directory_ / kResumeName, identity());
+  if (resumed_) {
+    TRY_VOID(reopen());
+  } else {
+    // Whatever is here belongs to another root, or was never begun properly.
+    TRY_VOID(remove_copy(directory_));
+    TRY_VOID(make_directory(directory_.parent_path()));
+    TRY_VOID(make_directory(directory_));
+  }
+  TRY_VOID(write_file_atomically(directory_ / kPartialManifestName, manifest_.serialize()));
+  TRY_VOID(failpoint("store.begin.after_manifest"));
+  for (std::uint32_t i = 0; i < headers.size(); ++i) TRY_VOID(create_segment(i, headers[i]));
+  TRY_VOID(failpoint("store.begin.after_segments"));
+  TRY(resume_, ResumeFile::open(directory_ / kResumeName, identity()));
+  TRY_VOID(failpoint("store.begin.after_resume"));
+  if (resumed_) verify_marked();
+  return {};
+}
+
+// Takes back the steps of a commit that did not finish.
+Result<void> PendingCopy::reopen() {
+  std::error_code ignored;
+  if (fs::exists(directory_ / kManifestName, ignored)) {
+    TRY_VOID(rename_file(directory_ / kManifestName, directory_ / kPartialManifestName));
+  }
+  for (std::uint32_t i = 0; i < manifest_.layout.segments().size(); ++i) {
+    const fs::path final_path = directory_ / manifest_.layout.segments()[i].name;
+    if (fs::exists(final_path, ignored)) TRY_VOID(rename_file(final_path, partial_path(i)));
+  }
+  return {};
+}
+
+Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view header) {
+  const SegmentSpec& spec = manifest_.layout.segments()[index];
+  if (header.size() > spec.size_bytes) {
+    return fail(ErrorCode::kInvalid, "segment '{}' has {} bytes, its header {}", spec.name,
+                spec.size_bytes, header.size());
+  }
+  TRY(auto segment, MappedSegment::create(partial_path(index), spec.size_bytes));
+  const auto bytes = segment->writable();
+  TRY_VOID(guard_mapping_access(spec.name.c_str(),
+                                [&] { std::memcpy(bytes.data(), header.data(), header.size()); }));
+  segments_.push_back(std::move(segment));
+  return failpoint("store.begin.after_segment");
+}
+
+bool PendingCopy::still_verifies(TileIndex tile) const {
+  const Checkpoint& checkpoint = *manifest_.checkpoint;
+  std::uint64_t expected = 0;
+  std::uint64_t actual = 0;
+  const auto read = guard_mapping_access("segment", [&] {
+    if (tiles_.is_partial(tile)) {
+      expected = resume_->partial_digest(tile);
+      actual = part_digest(checkpoint, manifest_.layout, tile, array_of_);
+    } else {
+      expected = checkpoint.tile_digests[tile];
+      const auto digest = whole_tile_digest(checkpoint, manifest_.layout, tile, array_of_);
+      actual = digest ? *digest : ~expected;
+    }
+  });
+  return read && expected == actual;
+}
+
+void PendingCopy::verify_marked() {
+  verified_ = resume_->marked();
+  std::vector<TileIndex> marked;
+  for (const auto& [begin, end] : verified_.ranges()) {
+    for (TileIndex tile = begin; tile < end; ++tile) marked.push_back(tile);
+  }
+  std::vector<char> good(marked.size());  // not vector<bool>: written from several threads
+  {
+    WorkerPool pool("rk-store", store_threads(), 64);
+    pool.parallel_for(marked.size(), [&](std::size_t i) {
+      good[i] = tiles_.held.test(marked[i]) && still_verifies(marked[i]);
+    });
+  }
+  std::size_t lost = 0;
+  for (std::size_t i = 0; i < marked.size(); ++i) {
+    if (good[i] != 0) continue;
+    verified_.reset(marked[i]);
+    resume_->clear(marked[i]);
+    ++lost;
+  }
+  log::info("store.resume", "version", manifest_.checkpoint->id.to_string(), "tiles_kept",
+            marked.size() - lost, "tiles_lost", lost);
+}
+
+void PendingCopy::mark_verified(TileIndex tile) {
+  if (tile >= tiles_.held.size() || !tiles_.held.test(tile)) return;
+  if (!tiles_.is_partial(tile)) {
+    resume_->mark(tile);
+    return;
+  }
+  std::uint64_t digest = 0;
+  const auto read = guard_mapping_access("segment", [&] {
+    digest = part_digest(*manifest_.checkpoint, manifest_.layout, tile, array_of_);
+  });
+  if (read) {
+    resume_->mark_partial(tile, digest);
+  } else {
+    log::warn("store.mark", "directory", directory_.string(), "tile", tile, "error", read.error());
+  }
+}
+
+Result<void> PendingCopy::check_complete() const {
+  const TileSet marked = resume_->marked();
+  TileIndex missing = 0;
+  for (std::size_t i = 0; i < marked.words().size(); ++i) {
+    missing +=
+        static_cast<TileIndex>(__builtin_popcountll(tiles_.held.words()[i] & ~marked.words()[i]));
+  }
+  if (missing == 0) return {};
+  return fail(ErrorCode::kInvalid, "{} cannot be committed: {} of {} tiles are not verified",
+              manifest_.checkpoint->id.to_string(), missing, tiles_.held.count());
+}
+
+Result<void> PendingCopy::sync_segments() const {
+  for (const auto& segment : segments_) {
+    TRY_VOID(segment->check_size());
+    if (!is_memory_backed(segment->fd()) && ::fdatasync(segment->fd()) != 0) {
+      return fail_errno(errno, fmt::format("sync {}", segment->path().string()));
+    }
+  }
+  return {};
+}
+
+// Up to the rename of the manifest a failure leaves a pull that can be resumed.
+Result<void> PendingCopy::put_in_place() {
+  TRY_VOID(write_file_atomically(directory_ / kPartialManifestName, manifest_.serialize()));
+  TRY_VOID(failpoint("store.commit.after_manifest"));
+  for (std::uint32_t i = 0; i < segments_.size(); ++i) {
+    TRY_VOID(rename_file(partial_path(i), directory_ / manifest_.layout.segments()[i].name));
+    TRY_VOID(failpoint("store.commit.between_segments"));
+  }
+  TRY_VOID(sync_directory(directory_));
+  TRY_VOID(failpoint("store.commit.before_manifest_rename"));
+  return rename_file(directory_ / kPartialManifestName, directory_ / kManifestName);
+}
+
+Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
+  TRY_VOID(check_complete());
+  TRY_VOID(failpoint("store.commit.start"));
+  TRY_VOID(sync_segments());
+  manifest_.part_digests.clear();
+  for (const TileIndex tile : tiles_.partial) {
+    manifest_.part_digests.push_back({tile, resume_->partial_digest(tile)});
+  }
+  TRY_VOID(put_in_place());
+  // Committed: what fails from here on is repaired by the next open.
+  const auto finish = [&]() -> Result<void> {
+    TRY_VOID(failpoint("store.commit.after_manifest_rename"));
+    TRY_VOID(sync_directory(directory_));
+    TRY_VOID(sync_directory(directory_.parent_path()));
+    TRY_VOID(sync_directory(state_->directory() / kModelsName));
+    return unlink_if_present(directory_ / kResumeName);
+  };
+  if (auto finished = finish(); !finished) {
+    log::warn("store.commit", "directory", directory_.string(), "error", finished.error());
+  }
+  auto version = std::make_shared<StoredVersion>(StoredVersion{manifest_, {}, directory_});
+  for (auto& segment : segments_) {
+    segment->path_.replace_extension();  // ".partial"
+    if (segment->size_ > 0) ::mprotect(segment->data_, segment->size_, PROT_READ);
+    version->segments.push_back(std::move(segment));
+  }
+  released_ = true;
+  state_->commit(version);
+  return version;
+}
+
+void PendingCopy::discard() {
+  if (auto removed = remove_copy(directory_); !removed) {
+    log::warn("store.discard", "directory", directory_.string(), "error", removed.error());
+  }
+}
+
+}  // namespace rekindle::store

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/store/resume_file.h"
+#include "src/store/segment_store.h"
+#include "src/store/store_state.h"
+#include "src/tensor/held_tile.h"
+
+namespace rekindle::store {
+
+// A pull's copy on its way. Owns the claim on its directory; dropped without commit or discard, the
+// files stay for the next begin().
+class PendingCopy final : public PendingVersion {
+ public:
+  static Result<std::unique_ptr<PendingCopy>> begin(std::shared_ptr<StoreState> state,
+                                                    std::shared_ptr<const Checkpoint> checkpoint,
+                                                    PackedLayout packed);
+  ~PendingCopy() override;
+
+  const Manifest& manifest() const override { return manifest_; }
+  std::span<std::byte> segment(std::uint32_t index) override {
+    return segments_[index]->writable();
+  }
+  const TileSet& verified() const override { return verified_; }
+  void mark_verified(TileIndex tile) override;
+  const std::filesystem::path& directory() const override { return directory_; }
+
+  Result<std::shared_ptr<const StoredVersion>> commit();
+  void discard();
+
+ private:
+  PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest,
+              std::filesystem::path directory);
+  Result<void> prepare(std::span<const std::string> headers);
+  Result<void> reopen();
+  Result<void> create_segment(std::uint32_t index, std::string_view header);
+  void verify_marked();
+  bool still_verifies(TileIndex tile) const;
+  Result<void> check_complete() const;
+  Result<void> sync_segments() const;
+  Result<void> put_in_place();
+  ResumeIdentity identity() const;
+  std::filesystem::path partial_path(std::uint32_t segment) const;
+
+  const std::shared_ptr<StoreState> state_;
+  Manifest manifest_;
+  const std::filesystem::path directory_;
+  const LayoutTiles tiles_;
+  const ArrayOf array_of_;
+  std::vector<std::unique_ptr<MappedSegment>> segments_;
+  std::unique_ptr<ResumeFile> resume_;
+  TileSet verified_;
+  bool resumed_ = false;   // a previous life left files that belong to this copy
+  bool released_ = false;  // the claim has ended
+};
+
+std::size_t store_threads();  // for work that is bound by memory and disks
+
+}  // namespace rekindle::store

@@ -1,0 +1,186 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "src/base/failpoint.h"
+#include "src/base/units.h"
+#include "src/base/worker_pool.h"
+#include "src/store/fault_guard.h"
+#include "src/store/files.h"
+#include "src/store/pending_copy.h"
+#include "src/store/publish_units.h"
+#include "src/store/staged_copy.h"
+
+// Publishing: every byte is read once. A thread copies a range of a file into its segment and
+// digests the tiles in it before it takes the next.
+namespace rekindle::store {
+
+namespace {
+
+constexpr std::uint64_t kUnitBytes = 4 * kMiB;
+
+// Counts bytes and keeps the first error of many threads.
+class Tally {
+ public:
+  Tally(std::uint64_t total, const std::function<void(const PublishProgress&)>& report)
+      : report_(report), progress_{0, total} {}
+
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  void fail_with(Error error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+    failed_ = true;
+  }
+  void add(std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    progress_.bytes_done += bytes;
+    if (report_) report_(progress_);
+  }
+  Result<void> result() {
+    if (error_) return fail(*std::move(error_));
+    return {};
+  }
+
+ private:
+  const std::function<void(const PublishProgress&)>& report_;
+  std::mutex mutex_;
+  PublishProgress progress_;    // guarded by mutex_
+  std::optional<Error> error_;  // guarded by mutex_ until the threads are done
+  std::atomic<bool> failed_ = false;
+};
+
+class Publisher {
+ public:
+  Publisher(const PublishSources& sources, const TileMap& tiles, StagedCopy& copy)
+      : sources_(sources), tiles_(tiles), copy_(copy), digests_(tiles.tile_count()) {}
+
+  Result<std::vector<std::uint64_t>> run(
+      Adopt adopt, const std::function<void(const PublishProgress&)>& progress) {
+    const auto specs = sources_.layout.segments();
+    for (std::uint32_t i = 0; i < specs.size(); ++i) {
+      const SourceFile* link = nullptr;
+      if (adopt == Adopt::kLinkWhenPossible && is_weights(i)) link = &sources_.weights[i];
+      TRY(const bool fill, copy_.add_segment(specs[i], link));
+      fill_.push_back(fill);
+      if (fill) TRY_VOID(fill_header(i));
+    }
+    map_files();
+    const auto units = publish_units(sources_.tensors, tiles_, sources_.layout, kUnitBytes);
+    Tally tally(sources_.layout.payload_bytes(), progress);
+    WorkerPool pool("rk-publish", store_threads(), 64);
+    pool.parallel_for(units.size(), [&](std::size_t i) {
+      if (tally.failed()) return;
+      if (auto done = run_unit(units[i]); !done) {
+        tally.fail_with(std::move(done).error());
+      } else {
+        tally.add(units[i].size_bytes);
+      }
+    });
+    TRY_VOID(tally.result());
+    for (const SourceFile& file : sources_.weights) TRY_VOID(file.check_unchanged());
+    for (const SourceFile& file : sources_.files) TRY_VOID(file.check_unchanged());
+    return std::move(digests_);
+  }
+
+ private:
+  bool is_weights(std::uint32_t segment) const { return segment < sources_.weights.size(); }
+
+  // What stands before the tensors.
+  Result<void> fill_header(std::uint32_t segment) {
+    const auto bytes = copy_.segment(segment).writable();
+    if (!is_weights(segment)) {
+      std::memcpy(bytes.data(), sources_.files_header.data(), sources_.files_header.size());
+      return {};
+    }
+    const SourceFile& source = sources_.weights[segment];
+    return read_exactly(source.fd.get(), bytes.first(source.data_offset_bytes), 0, source.path);
+  }
+
+  // Which small file an entry of the files segment comes from: both are sorted by name.
+  void map_files() {
+    const auto entries = sources_.layout.entries();
+    for (std::uint32_t i = 0; i < entries.size(); ++i) {
+      if (!is_weights(entries[i].segment)) file_of_entry_.emplace(i, file_of_entry_.size());
+    }
+  }
+
+  Result<void> fill_unit(const PublishUnit& unit) {
+    const auto segment = copy_.segment(unit.segment).writable();
+    if (is_weights(unit.segment)) {
+      const SourceFile& source = sources_.weights[unit.segment];
+      return read_exactly(source.fd.get(), segment.subspan(unit.offset_bytes, unit.size_bytes),
+                          unit.offset_bytes, source.path);
+    }
+    for (const UnitPiece& piece : unit.pieces) {
+      const LayoutEntry& entry = sources_.layout.entries()[piece.entry];
+      const SourceFile& source = sources_.files[file_of_entry_.at(piece.entry)];
+      // A file is U8 of rank 1: its tiles are consecutive ranges.
+      const std::uint64_t tile_bytes = tiles_.grid(entry.tensor).tile_extent()[0];
+      const std::uint64_t begin = piece.tile_begin * tile_bytes;
+      const std::uint64_t end = std::min(source.size_bytes(), piece.tile_end * tile_bytes);
+      TRY_VOID(read_exactly(source.fd.get(),
+                            segment.subspan(entry.offset_bytes + begin, end - begin), begin,
+                            source.path));
+    }
+    return {};
+  }
+
+  Result<void> run_unit(const PublishUnit& unit) {
+    if (fill_[unit.segment]) TRY_VOID(fill_unit(unit));
+    const MappedSegment& segment = copy_.segment(unit.segment);
+    return guard_mapping_access(segment.path().filename().c_str(), [&] {
+      for (const UnitPiece& piece : unit.pieces) digest(piece, segment.bytes());
+    });
+  }
+
+  void digest(const UnitPiece& piece, std::span<const std::byte> segment) {
+    const LayoutEntry& entry = sources_.layout.entries()[piece.entry];
+    const TensorInfo& tensor = sources_.tensors[entry.tensor];
+    const auto array = segment.subspan(entry.offset_bytes, tensor.size_bytes());
+    const TileIndex first = tiles_.first_tile(entry.tensor);
+    for (std::uint64_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
+      digests_[first + tile] =
+          digest_tile(tensor, entry.tensor, tiles_.grid(entry.tensor), tile, array, entry.box);
+    }
+  }
+
+  const PublishSources& sources_;
+  const TileMap& tiles_;
+  StagedCopy& copy_;
+  std::vector<std::uint64_t> digests_;
+  std::vector<char> fill_;  // per segment: to be copied, not linked
+  std::map<std::uint32_t, std::size_t> file_of_entry_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<SegmentStore::Staged>> stage_copy(
+    std::shared_ptr<StoreState> state, const ModelVersion& id, std::span<const fs::path> paths,
+    Adopt adopt, const std::function<void(const PublishProgress&)>& progress) {
+  TRY_VOID(check_model_name(id.model));
+  TRY(PublishSources sources, open_sources(paths));
+  TRY(const TileMap tiles, TileMap::create(sources.tensors));
+  TRY(auto copy, StagedCopy::create(state, id, sources.layout.segment_bytes()));
+  TRY_VOID(failpoint("store.stage.after_mkdir"));
+  TRY(auto digests, Publisher(sources, tiles, *copy).run(adopt, progress));
+  const Digest128 root = checkpoint_root(sources.tensors, digests);
+  TRY_VOID(state->check_root(id, root));
+  TRY(auto checkpoint,
+      Checkpoint::create(id, std::move(sources.tensors), std::move(digests), root));
+  for (auto& version : state->find(id)) {
+    if (version->manifest.layout.payload_bytes() == checkpoint->tensors.total_bytes()) {
+      const Manifest manifest = version->manifest;
+      return std::make_shared<SegmentStore::Staged>(
+          SegmentStore::Staged{manifest, nullptr, std::move(version)});
+    }
+  }
+  Manifest manifest{std::move(checkpoint), std::move(sources.layout), state->next_generation(), {}};
+  TRY_VOID(copy->write_manifest(manifest));
+  return std::make_shared<SegmentStore::Staged>(
+      SegmentStore::Staged{std::move(manifest), std::move(copy), nullptr});
+}
+
+}  // namespace rekindle::store

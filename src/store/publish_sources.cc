@@ -1,0 +1,186 @@
+#include "src/store/publish_sources.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <unordered_set>
+
+#include <fcntl.h>
+
+#include "src/base/units.h"
+#include "src/store/files.h"
+
+namespace rekindle::store {
+
+namespace {
+
+using safetensors::Header;
+
+Result<SourceFile> open_source(const fs::path& path) {
+  SourceFile file;
+  file.path = path;
+  file.fd = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.fd) return fail_errno(errno, fmt::format("open {}", path.string()));
+  if (::fstat(file.fd.get(), &file.opened) != 0) {
+    return fail_errno(errno, fmt::format("stat {}", path.string()));
+  }
+  if (!S_ISREG(file.opened.st_mode)) {
+    return fail(ErrorCode::kInvalid, "{} is not a regular file", path.string());
+  }
+  return file;
+}
+
+Result<Header> read_source_header(SourceFile& file) {
+  std::vector<std::byte> prefix(std::min<std::uint64_t>(8, file.size_bytes()));
+  TRY_VOID(read_exactly(file.fd.get(), prefix, 0, file.path));
+  const auto with_path = [&](Error error) {
+    return fail(std::move(error).with_context(file.path.string()));
+  };
+  auto needed = safetensors::header_bytes(prefix, file.size_bytes());
+  if (!needed) return with_path(std::move(needed).error());
+  prefix.resize(*needed);
+  TRY_VOID(read_exactly(file.fd.get(), std::span(prefix).subspan(8), 8, file.path));
+  auto header = safetensors::parse_header(prefix, file.size_bytes());
+  if (!header) return with_path(std::move(header).error());
+  file.data_offset_bytes = header->data_offset_bytes;
+  return header;
+}
+
+// A shard that was pulled: its entries are parts of tensors.
+Result<void> check_no_parts(const Header& header, const fs::path& path) {
+  for (const auto& entry : header.entries) {
+    const auto at = header.metadata.find(entry.info.name);
+    if (at != header.metadata.end() && at->second.starts_with(R"({"tensor":)")) {
+      return fail(ErrorCode::kInvalid,
+                  "{} is a shard ('{}' is a part of a tensor): publish a whole checkpoint",
+                  path.string(), entry.info.name);
+    }
+  }
+  return {};
+}
+
+std::string segment_name(const fs::path& path) {
+  std::string name = path.filename().string();
+  if (!name.ends_with(".safetensors")) name += ".safetensors";
+  return name;
+}
+
+// Where the tensors of one file lie, until the set of all tensors numbers them.
+struct Placed {
+  std::string name;
+  std::uint32_t segment;
+  std::uint64_t offset_bytes;
+};
+
+// Collects tensors, segments and places over all files.
+struct Collector {
+  std::vector<TensorInfo> tensors;
+  std::vector<SegmentSpec> segments;
+  std::vector<Placed> placed;
+  std::unordered_set<std::string> file_tensors;
+
+  void add(Header header, const fs::path& path) {
+    const auto segment = static_cast<std::uint32_t>(segments.size());
+    segments.push_back({segment_name(path), header.file_bytes});
+    for (auto& entry : header.entries) {
+      if (is_file_tensor(entry.info.name)) file_tensors.insert(entry.info.name);
+      placed.push_back({entry.info.name, segment, entry.offset_bytes});
+      tensors.push_back(std::move(entry.info));
+    }
+  }
+
+  // The small files; those that a weights file already carries are left out.
+  Result<void> add_files(std::span<const std::pair<std::string, fs::path>> extras,
+                         std::vector<SourceFile>& files, std::string& files_header) {
+    std::vector<TensorInfo> infos;
+    for (const auto& [name, path] : extras) {
+      std::string tensor = std::string(kFileTensorPrefix) + name;
+      if (!file_tensors.insert(tensor).second) continue;
+      TRY(SourceFile file, open_source(path));
+      infos.push_back({std::move(tensor), DType::kU8, {file.size_bytes()}});
+      files.push_back(std::move(file));
+    }
+    if (files.empty()) return {};
+    TRY(files_header, safetensors::make_header(infos, {}, kPageBytes));
+    const auto segment = static_cast<std::uint32_t>(segments.size());
+    std::uint64_t offset = files_header.size();
+    for (TensorInfo& info : infos) {
+      placed.push_back({info.name, segment, offset});
+      offset += info.size_bytes();
+      tensors.push_back(std::move(info));
+    }
+    std::string name(kFilesSegmentName);
+    const auto taken = [&] {
+      return std::any_of(segments.begin(), segments.end(),
+                         [&](const SegmentSpec& spec) { return spec.name == name; });
+    };
+    for (int i = 2; taken(); ++i) name = fmt::format("rekindle-files-{}.safetensors", i);
+    segments.push_back({std::move(name), offset});
+    return {};
+  }
+};
+
+Result<safetensors::CheckpointFiles> find_all(std::span<const fs::path> paths) {
+  safetensors::CheckpointFiles all;
+  std::map<std::string, fs::path> weights;  // by file name
+  std::map<std::string, fs::path> extras;
+  for (const fs::path& path : paths) {
+    TRY(auto found, safetensors::find_checkpoint(path));
+    for (const fs::path& file : found.weights) {
+      const auto [at, is_new] = weights.emplace(segment_name(file), file);
+      std::error_code ignored;
+      if (!is_new && !fs::equivalent(at->second, file, ignored)) {
+        return fail(ErrorCode::kInvalid, "{} and {} have the same file name: rename one",
+                    at->second.string(), file.string());
+      }
+    }
+    extras.insert(found.extras.begin(), found.extras.end());
+  }
+  for (auto& [name, path] : weights) all.weights.push_back(std::move(path));
+  all.extras.assign(extras.begin(), extras.end());
+  return all;
+}
+
+}  // namespace
+
+Result<void> SourceFile::check_unchanged() const {
+  struct stat now {};
+  if (::fstat(fd.get(), &now) != 0) return fail_errno(errno, fmt::format("stat {}", path.string()));
+  if (now.st_size == opened.st_size && now.st_mtim.tv_sec == opened.st_mtim.tv_sec &&
+      now.st_mtim.tv_nsec == opened.st_mtim.tv_nsec) {
+    return {};
+  }
+  return fail(ErrorCode::kCorrupt,
+              "{} {} while it was published: publish it again when its writer is done",
+              path.string(), now.st_size < opened.st_size ? "was truncated" : "changed");
+}
+
+Result<PublishSources> open_sources(std::span<const fs::path> paths) {
+  TRY(const auto found, find_all(paths));
+  std::vector<SourceFile> weights;
+  std::vector<SourceFile> files;
+  std::string files_header;
+  Collector collector;
+  for (const fs::path& path : found.weights) {
+    TRY(SourceFile file, open_source(path));
+    TRY(Header header, read_source_header(file));
+    TRY_VOID(check_no_parts(header, path));
+    collector.add(std::move(header), path);
+    weights.push_back(std::move(file));
+  }
+  if (weights.empty()) return fail(ErrorCode::kInvalid, "nothing to publish: name files");
+  TRY_VOID(collector.add_files(found.extras, files, files_header));
+  TRY(TensorSet tensors, TensorSet::create(std::move(collector.tensors)));
+  std::vector<LayoutEntry> entries;
+  entries.reserve(collector.placed.size());
+  for (const Placed& placed : collector.placed) {
+    const TensorIndex index = *tensors.find(placed.name);
+    entries.push_back(
+        {index, Box::whole(tensors[index].shape), placed.segment, placed.offset_bytes});
+  }
+  TRY(Layout layout, Layout::create(tensors, std::move(collector.segments), std::move(entries)));
+  return PublishSources{std::move(weights), std::move(files), std::move(files_header),
+                        std::move(tensors), std::move(layout)};
+}
+
+}  // namespace rekindle::store

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sys/stat.h>
+
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "src/tensor/layout.h"
+#include "src/tensor/safetensors.h"
+
+namespace rekindle::store {
+
+// One file that is published, held open from the moment its header was read.
+struct SourceFile {
+  std::filesystem::path path;
+  UniqueFd fd;
+  struct stat opened {};
+  std::uint64_t data_offset_bytes = 0;
+
+  std::uint64_t size_bytes() const { return static_cast<std::uint64_t>(opened.st_size); }
+  // kCorrupt when the file was written to or truncated since it was opened.
+  Result<void> check_unchanged() const;
+};
+
+// Everything that a publish reads: weights files become segments as they are; the small files
+// become one more segment, whose header is `files_header`.
+struct PublishSources {
+  std::vector<SourceFile> weights;
+  std::vector<SourceFile> files;  // in the order of the files segment
+  std::string files_header;       // empty when there is no files segment
+  TensorSet tensors;
+  Layout layout;
+};
+
+// Opens and checks the checkpoint files at `paths`. kInvalid names the file.
+Result<PublishSources> open_sources(std::span<const std::filesystem::path> paths);
+
+}  // namespace rekindle::store

@@ -1,0 +1,112 @@
+#include "src/store/resume_file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include "src/store/files.h"
+#include "src/tensor/canonical.h"
+
+namespace rekindle::store {
+
+namespace {
+
+// Little-endian: magic, root, layout, tile count, partial count, XXH3-64 of all before.
+constexpr std::string_view kMagic = "RKRESU01";
+constexpr std::size_t kHeaderBytes = 8 + 16 + 16 + 8 + 8 + 8;
+static_assert(kHeaderBytes % 8 == 0);
+
+std::string make_header(const ResumeIdentity& identity) {
+  canonical::Writer out;
+  out.raw(kMagic);
+  out.digest(identity.root);
+  out.digest(identity.layout);
+  out.u64(identity.tile_count);
+  out.u64(identity.partial.size());
+  std::string header = out.take();
+  const std::uint64_t check = xxh3_64(as_bytes(header), 0);
+  header.append(reinterpret_cast<const char*>(&check), sizeof check);
+  return header;
+}
+
+std::size_t bitmap_bytes(TileIndex tiles) { return (std::size_t{tiles} + 63) / 64 * 8; }
+
+std::size_t file_bytes(const ResumeIdentity& identity) {
+  return kHeaderBytes + bitmap_bytes(identity.tile_count) + identity.partial.size() * 8;
+}
+
+}  // namespace
+
+bool ResumeFile::matches(const std::filesystem::path& path, const ResumeIdentity& identity) {
+  const auto bytes = read_file(path, file_bytes(identity));
+  return bytes && bytes->size() == file_bytes(identity) &&
+         bytes->starts_with(make_header(identity));
+}
+
+Result<std::unique_ptr<ResumeFile>> ResumeFile::open(const std::filesystem::path& path,
+                                                     const ResumeIdentity& identity) {
+  const std::size_t size = file_bytes(identity);
+  if (!matches(path, identity)) {
+    std::string fresh = make_header(identity);
+    fresh.resize(size, '\0');
+    TRY_VOID(write_file_atomically(path, fresh));
+  }
+  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd) return fail_errno(errno, fmt::format("open {}", path.string()));
+  std::unique_ptr<ResumeFile> file(new ResumeFile);
+  void* const data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (data == MAP_FAILED) return fail_errno(errno, fmt::format("map {}", path.string()));
+  file->data_ = data;
+  file->size_ = size;
+  auto* const bytes = static_cast<std::byte*>(data);
+  file->words_ = reinterpret_cast<std::uint64_t*>(bytes + kHeaderBytes);
+  file->digests_ = file->words_ + bitmap_bytes(identity.tile_count) / 8;
+  file->tile_count_ = identity.tile_count;
+  file->partial_.assign(identity.partial.begin(), identity.partial.end());
+  return file;
+}
+
+ResumeFile::~ResumeFile() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+std::uint64_t* ResumeFile::slot(TileIndex tile) const {
+  const auto at = std::lower_bound(partial_.begin(), partial_.end(), tile);
+  return digests_ + (at - partial_.begin());
+}
+
+TileSet ResumeFile::marked() const {
+  TileSet tiles(tile_count_);
+  for (std::size_t i = 0; i < tiles.words().size(); ++i) {
+    tiles.words()[i] = std::atomic_ref(words_[i]).load(std::memory_order_acquire);
+  }
+  // Bits behind the last tile can only come from damage.
+  if (tile_count_ % 64 != 0) {
+    tiles.words().back() &= (std::uint64_t{1} << (tile_count_ % 64)) - 1;
+  }
+  return tiles;
+}
+
+void ResumeFile::mark(TileIndex tile) {
+  std::atomic_ref(*word(tile)).fetch_or(std::uint64_t{1} << (tile % 64), std::memory_order_release);
+}
+
+void ResumeFile::mark_partial(TileIndex tile, std::uint64_t digest) {
+  std::atomic_ref(*slot(tile)).store(digest, std::memory_order_relaxed);
+  mark(tile);
+}
+
+void ResumeFile::clear(TileIndex tile) {
+  std::atomic_ref(*word(tile))
+      .fetch_and(~(std::uint64_t{1} << (tile % 64)), std::memory_order_release);
+}
+
+std::uint64_t ResumeFile::partial_digest(TileIndex tile) const {
+  return std::atomic_ref(*slot(tile)).load(std::memory_order_relaxed);
+}
+
+}  // namespace rekindle::store

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/base/digest.h"
+#include "src/base/result.h"
+#include "src/tensor/tile.h"
+
+namespace rekindle::store {
+
+// What a resume file belongs to; another identity means starting over.
+struct ResumeIdentity {
+  Digest128 root;
+  Digest128 layout;
+  TileIndex tile_count = 0;
+  std::span<const TileIndex> partial;  // tiles that the layout holds in part, ascending
+};
+
+// rekindle.resume: which tiles of a pull are verified, and the digests of those that the layout
+// holds only in part. Mapped shared, so that what was marked survives the process. Not synced:
+// after a power loss the marked tiles are digested again anyway. Thread-safe for distinct tiles.
+class ResumeFile {
+ public:
+  // Reopens the file when it has this identity, else starts a new one.
+  static Result<std::unique_ptr<ResumeFile>> open(const std::filesystem::path& path,
+                                                  const ResumeIdentity& identity);
+  // The file is there, intact, and of this identity.
+  static bool matches(const std::filesystem::path& path, const ResumeIdentity& identity);
+  ~ResumeFile();
+  ResumeFile(const ResumeFile&) = delete;
+  ResumeFile& operator=(const ResumeFile&) = delete;
+
+  TileSet marked() const;
+  void mark(TileIndex tile);
+  void mark_partial(TileIndex tile, std::uint64_t digest);
+  void clear(TileIndex tile);
+  std::uint64_t partial_digest(TileIndex tile) const;
+
+ private:
+  ResumeFile() = default;
+  std::uint64_t* word(TileIndex tile) const { return words_ + tile / 64; }
+  std::uint64_t* slot(TileIndex tile) const;
+
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::uint64_t* words_ = nullptr;    // the bitmap, in the mapping
+  std::uint64_t* digests_ = nullptr;  // one per partial tile, behind it
+  TileIndex tile_count_ = 0;
+  std::vector<TileIndex> partial_;
+};
+
+}  // namespace rekindle::store

@@ -1,0 +1,111 @@
+#include <sys/statvfs.h>
+
+#include "src/base/failpoint.h"
+#include "src/base/log.h"
+#include "src/store/files.h"
+#include "src/store/pending_copy.h"
+#include "src/store/scan.h"
+#include "src/store/segment_store.h"
+#include "src/store/staged_copy.h"
+#include "src/store/store_directory.h"
+#include "src/store/store_state.h"
+
+namespace rekindle::store {
+
+namespace {
+
+class Store final : public SegmentStore {
+ public:
+  explicit Store(std::shared_ptr<StoreState> state) : state_(std::move(state)) {}
+
+  std::vector<std::shared_ptr<const StoredVersion>> versions() const override {
+    return state_->versions();
+  }
+  std::vector<std::shared_ptr<const StoredVersion>> find(const ModelVersion& id) const override {
+    return state_->find(id);
+  }
+  std::shared_ptr<const StoredVersion> find(const ModelVersion& id,
+                                            const Digest128& layout) const override {
+    return state_->find(id, layout);
+  }
+
+  Result<std::unique_ptr<PendingVersion>> begin(std::shared_ptr<const Checkpoint> checkpoint,
+                                                PackedLayout layout) override {
+    TRY(auto copy, PendingCopy::begin(state_, std::move(checkpoint), std::move(layout)));
+    return std::unique_ptr<PendingVersion>(std::move(copy));
+  }
+  Result<std::shared_ptr<const StoredVersion>> commit(
+      std::unique_ptr<PendingVersion> pending) override {
+    return static_cast<PendingCopy&>(*pending).commit();
+  }
+  void discard(std::unique_ptr<PendingVersion> pending) override {
+    static_cast<PendingCopy&>(*pending).discard();
+  }
+
+  Result<std::shared_ptr<Staged>> stage(
+      const ModelVersion& id, std::span<const fs::path> paths, Adopt adopt,
+      const std::function<void(const PublishProgress&)>& progress) override {
+    auto staged = stage_copy(state_, id, paths, adopt, progress);
+    if (!staged) return fail(std::move(staged).error().with_context("publish " + id.to_string()));
+    return staged;
+  }
+  const Manifest& staged_manifest(const Staged& staged) const override { return staged.manifest; }
+  Result<std::shared_ptr<const StoredVersion>> commit_staged(
+      std::shared_ptr<Staged> staged) override {
+    const Checkpoint& checkpoint = *staged->manifest.checkpoint;
+    if (staged->existing) return staged->existing;
+    TRY_VOID(state_->check_root(checkpoint.id, checkpoint.root));
+    // Staged twice at the same time: the first one counts.
+    if (auto same = state_->find(checkpoint.id, staged->manifest.layout.digest())) return same;
+    TRY(auto version, staged->copy->put_in_place(staged->manifest));
+    staged->copy.reset();
+    return version;
+  }
+  void discard_staged(std::shared_ptr<Staged> staged) override { staged->copy.reset(); }
+
+  Result<std::uint64_t> retire(const ModelVersion& id) override {
+    const StoreState::Retired retired = state_->retire(id);
+    if (retired.directories.empty()) {
+      return fail(ErrorCode::kNotFound, "{} is not in store {}", id.to_string(),
+                  state_->directory().string());
+    }
+    Result<void> result;
+    for (const fs::path& directory : retired.directories) {
+      auto removed = remove_copy(directory);
+      state_->release(directory, id, removed ? 0 : disk_bytes(directory));
+      if (!removed) result = std::move(removed);
+    }
+    TRY_VOID(result);
+    return retired.bytes;
+  }
+
+  std::uint64_t used_bytes() const override { return state_->used_bytes(); }
+  std::uint64_t budget_bytes() const override { return state_->budget_bytes(); }
+  const fs::path& directory() const override { return state_->directory(); }
+
+ private:
+  const std::shared_ptr<StoreState> state_;
+};
+
+Result<std::uint64_t> default_budget(const fs::path& directory) {
+  struct statvfs status {};
+  if (::statvfs(directory.c_str(), &status) != 0) return fail_errno(errno, directory.string());
+  return std::uint64_t{status.f_blocks} * status.f_frsize / 10 * 9;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<SegmentStore>> SegmentStore::open(const StoreOptions& options) {
+  std::error_code ignored;
+  const fs::path directory = fs::absolute(options.directory, ignored).lexically_normal();
+  TRY(UniqueFd lock, open_store_directory(directory));
+  std::uint64_t budget_bytes = options.budget_bytes;
+  if (budget_bytes == 0) {
+    TRY(budget_bytes, default_budget(directory));
+  }
+  auto state = std::make_shared<StoreState>(directory, std::move(lock), budget_bytes);
+  TRY_VOID(scan_store(*state));
+  return std::unique_ptr<SegmentStore>(std::make_unique<Store>(std::move(state)));
+}
+
+}  // namespace rekindle::store

@@ -1,0 +1,209 @@
+#include "src/store/store_directory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "src/base/failpoint.h"
+#include "src/base/log.h"
+#include "src/store/files.h"
+
+namespace rekindle::store {
+
+namespace {
+
+constexpr std::string_view kMarkerName = ".rekindle-store";
+constexpr std::string_view kMarker = "rekindle-store 1\n";
+constexpr std::string_view kLockName = "lock";
+
+std::vector<std::string> names_in(const fs::path& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::end(it);
+       it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Result<void> check_owner(int fd, const fs::path& directory) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return fail_errno(errno, directory.string());
+  if (status.st_uid != ::geteuid()) {
+    return fail(ErrorCode::kDenied,
+                "store {} belongs to user {}, this process runs as {}: choose another directory "
+                "with --store",
+                directory.string(), status.st_uid, ::geteuid());
+  }
+  if ((status.st_mode & 022) != 0) {
+    return fail(ErrorCode::kDenied,
+                "store {} can be written by others (mode {:o}): run chmod 700 on it",
+                directory.string(), status.st_mode & 07777u);
+  }
+  return {};
+}
+
+// A directory without a (whole) marker is taken only when nothing but our own first files is there.
+Result<void> check_marker(const fs::path& directory) {
+  const fs::path path = directory / kMarkerName;
+  std::error_code ignored;
+  if (fs::exists(path, ignored)) {
+    TRY(const std::string marker, read_file(path, 4096));
+    if (marker == kMarker) return {};
+    if (!kMarker.starts_with(marker)) {
+      return fail(ErrorCode::kDenied,
+                  "store {} has a format that this version does not know: use the rekindle that "
+                  "wrote it, or another directory",
+                  directory.string());
+    }
+  }
+  for (const std::string& name : names_in(directory)) {
+    if (name == kMarkerName || name == kLockName || name == std::string(kMarkerName) + ".new") {
+      continue;
+    }
+    return fail(ErrorCode::kDenied,
+                "{} is not empty and not a rekindle store (it has '{}'): choose an empty or new "
+                "directory with --store",
+                directory.string(), name);
+  }
+  return write_file_atomically(path, kMarker);
+}
+
+Result<UniqueFd> lock(const fs::path& directory) {
+  const fs::path path = directory / kLockName;
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd) return fail_errno(errno, fmt::format("open {}", path.string()));
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return fail_errno(errno, fmt::format("lock {}", path.string()));
+    char pid[32] = {};
+    const ssize_t size = ::pread(fd.get(), pid, sizeof pid - 1, 0);
+    return fail(ErrorCode::kUnavailable,
+                "store {} is in use by process {}: stop it, or choose another directory with "
+                "--store",
+                directory.string(), size > 0 ? pid : "(unknown)");
+  }
+  const std::string pid = std::to_string(::getpid());
+  if (::ftruncate(fd.get(), 0) != 0 ||
+      ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+    return fail_errno(errno, fmt::format("write {}", path.string()));
+  }
+  return fd;
+}
+
+}  // namespace
+
+Result<UniqueFd> open_store_directory(const fs::path& directory) {
+  std::error_code error;
+  if (directory.has_parent_path()) fs::create_directories(directory.parent_path(), error);
+  if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return fail_errno(errno, fmt::format("create store {}", directory.string()));
+  }
+  const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return fail_errno(errno, fmt::format("open store {}", directory.string()));
+  TRY_VOID(check_owner(fd.get(), directory));
+  TRY_VOID(check_marker(directory));
+  TRY(UniqueFd locked, lock(directory));
+  TRY_VOID(make_directory(directory / kModelsName));
+  TRY_VOID(make_directory(directory / kStagingName));
+  return locked;
+}
+
+std::string encode_version(const ModelVersion& id) {
+  std::string name;
+  for (const char c : id.to_string()) {
+    if (c == '/') {
+      name += "%2F";
+    } else {
+      name += c;
+    }
+  }
+  return name;
+}
+
+Result<ModelVersion> decode_version(std::string_view name) {
+  std::string text;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    if (name.substr(i).starts_with("%2F")) {
+      text += '/';
+      i += 2;
+    } else {
+      text += name[i];
+    }
+  }
+  TRY(ModelRef ref, ModelRef::parse(text));
+  ModelVersion id{std::move(ref.model), ref.version.value_or(0)};
+  if (!ref.version || encode_version(id) != name) {
+    return fail(ErrorCode::kInvalid, "'{}' is not MODEL@VERSION", name);
+  }
+  return id;
+}
+
+fs::path version_directory(const fs::path& store, const ModelVersion& id) {
+  return store / kModelsName / encode_version(id);
+}
+
+fs::path copy_directory(const fs::path& store, const ModelVersion& id, const Digest128& layout) {
+  return version_directory(store, id) / layout.hex().substr(0, 16);
+}
+
+bool is_layout_name(std::string_view name) {
+  return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+bool is_store_file(std::string_view name) {
+  if (name.ends_with(".new")) name.remove_suffix(4);
+  if (name == kManifestName || name == kPartialManifestName || name == kResumeName ||
+      name == kRetiredName) {
+    return true;
+  }
+  if (name.ends_with(kPartialSuffix)) name.remove_suffix(kPartialSuffix.size());
+  return name.ends_with(".safetensors");
+}
+
+Result<void> remove_copy(const fs::path& directory) {
+  const fs::path marker = directory / kRetiredName;
+  std::error_code ignored;
+  for (const std::string_view name : {kManifestName, kPartialManifestName}) {
+    if (fs::exists(directory / name, ignored)) TRY_VOID(rename_file(directory / name, marker));
+  }
+  TRY_VOID(sync_directory(directory));
+  TRY_VOID(failpoint("store.remove.after_marker"));
+  bool strays = false;
+  for (const std::string& name : names_in(directory)) {
+    if (name == kRetiredName) continue;
+    if (!is_store_file(name)) {
+      log::warn("store.stray_file", "file", (directory / name).string(), "action", "kept");
+      strays = true;
+      continue;
+    }
+    TRY_VOID(unlink_if_present(directory / name));
+    TRY_VOID(failpoint("store.remove.between_files"));
+  }
+  TRY_VOID(unlink_if_present(marker));
+  TRY_VOID(failpoint("store.remove.before_rmdir"));
+  if (!strays && ::rmdir(directory.c_str()) != 0 && errno != ENOENT) {
+    return fail_errno(errno, fmt::format("remove {}", directory.string()));
+  }
+  ::rmdir(directory.parent_path().c_str());  // the version's, when this was its last copy
+  return {};
+}
+
+std::uint64_t disk_bytes(const fs::path& directory) {
+  std::uint64_t total = 0;
+  for (const std::string& name : names_in(directory)) {
+    struct stat status {};
+    if (::lstat((directory / name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
+      total += static_cast<std::uint64_t>(status.st_blocks) * 512;
+    }
+  }
+  return total;
+}
+
+}  // namespace rekindle::store

@@ -1,0 +1,168 @@
+#include "src/store/store_state.h"
+
+#include <algorithm>
+
+#include "src/base/units.h"
+
+namespace rekindle::store {
+
+StoreState::StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes)
+    : directory_(std::move(directory)), lock_(std::move(lock)), budget_bytes_(budget_bytes) {}
+
+std::uint64_t StoreState::used_locked() const {
+  std::uint64_t used = reserved_;
+  for (const auto& [path, version] : committed_) used += version->manifest.layout.segment_bytes();
+  for (const auto& [path, busy] : busy_) used += busy.bytes;
+  for (const auto& [path, left] : left_) used += left.bytes;
+  for (const Lingering& lingering : lingering_) {
+    if (!lingering.version.expired()) used += lingering.bytes;
+  }
+  return used;
+}
+
+std::uint64_t StoreState::used_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return used_locked();
+}
+
+std::uint64_t StoreState::next_generation() {
+  const std::lock_guard lock(mutex_);
+  return ++generation_;
+}
+
+std::vector<std::shared_ptr<const StoredVersion>> StoreState::versions() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<const StoredVersion>> result;
+  for (const auto& [path, version] : committed_) result.push_back(version);
+  return result;
+}
+
+std::vector<std::shared_ptr<const StoredVersion>> StoreState::find(const ModelVersion& id) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<const StoredVersion>> result;
+  for (const auto& [path, version] : committed_) {
+    if (version->manifest.checkpoint->id == id) result.push_back(version);
+  }
+  return result;
+}
+
+std::shared_ptr<const StoredVersion> StoreState::find(const ModelVersion& id,
+                                                      const Digest128& layout) const {
+  for (auto& version : find(id)) {
+    if (version->manifest.layout.digest() == layout) return std::move(version);
+  }
+  return nullptr;
+}
+
+Result<void> StoreState::check_root(const ModelVersion& id, const Digest128& root) const {
+  const std::lock_guard lock(mutex_);
+  return check_root_locked(id, root);
+}
+
+Result<void> StoreState::check_root_locked(const ModelVersion& id, const Digest128& root) const {
+  const auto check = [&](const Digest128& other, std::string_view what) -> Result<void> {
+    if (other == root) return {};
+    return fail(
+        ErrorCode::kDenied,
+        "{} {} with root {}, not {}: a version never changes; use another version, or retire "
+        "that one first",
+        id.to_string(), what, other.hex(), root.hex());
+  };
+  for (const auto& [path, version] : committed_) {
+    const Checkpoint& checkpoint = *version->manifest.checkpoint;
+    if (checkpoint.id == id) TRY_VOID(check(checkpoint.root, "is in the store"));
+  }
+  for (const auto& [path, busy] : busy_) {
+    if (busy.id == id && !busy.root.is_nil()) TRY_VOID(check(busy.root, "is being written"));
+  }
+  return {};
+}
+
+Result<void> StoreState::check_budget_locked(std::uint64_t bytes, const ModelVersion& id) const {
+  const std::uint64_t used = used_locked();
+  if (bytes == 0 || in_range(used, bytes, budget_bytes_)) return {};
+  const std::uint64_t room = used < budget_bytes_ ? budget_bytes_ - used : 0;
+  return fail(ErrorCode::kExhausted,
+              "{} needs {} bytes ({}) in store {}, {} are missing: {} of a budget of {} are used; "
+              "retire versions or raise the budget",
+              id.to_string(), bytes, format_bytes(bytes), directory_.string(), bytes - room,
+              format_bytes(used), format_bytes(budget_bytes_));
+}
+
+Result<void> StoreState::claim(const std::filesystem::path& directory, const ModelVersion& id,
+                               const Digest128& root, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  TRY_VOID(check_root_locked(id, root));
+  if (busy_.contains(directory)) {
+    return fail(ErrorCode::kUnavailable, "{} is already being written in {}", id.to_string(),
+                directory.string());
+  }
+  if (committed_.contains(directory)) {
+    return fail(ErrorCode::kInvalid, "{} is already here, in {}", id.to_string(),
+                directory.string());
+  }
+  const auto left = left_.extract(directory);
+  if (auto room = check_budget_locked(bytes, id); !room) {
+    if (left) left_.emplace(directory, left.mapped());
+    return room;
+  }
+  busy_.emplace(directory, Busy{id, root, bytes});
+  return {};
+}
+
+void StoreState::commit(std::shared_ptr<const StoredVersion> version) {
+  const std::lock_guard lock(mutex_);
+  busy_.erase(version->directory);
+  generation_ = std::max(generation_, version->manifest.generation);
+  committed_.insert_or_assign(version->directory, version);
+}
+
+void StoreState::release(const std::filesystem::path& directory, const ModelVersion& id,
+                         std::uint64_t left_bytes) {
+  const std::lock_guard lock(mutex_);
+  busy_.erase(directory);
+  if (left_bytes > 0) left_.insert_or_assign(directory, Leftover{id, left_bytes});
+}
+
+Result<void> StoreState::reserve(std::uint64_t bytes, const ModelVersion& id) {
+  const std::lock_guard lock(mutex_);
+  TRY_VOID(check_budget_locked(bytes, id));
+  reserved_ += bytes;
+  return {};
+}
+
+void StoreState::unreserve(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  reserved_ -= bytes;
+}
+
+StoreState::Retired StoreState::retire(const ModelVersion& id) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(lingering_, [](const Lingering& l) { return l.version.expired(); });
+  Retired retired;
+  for (auto it = committed_.begin(); it != committed_.end();) {
+    if (it->second->manifest.checkpoint->id != id) {
+      ++it;
+      continue;
+    }
+    const std::uint64_t bytes = it->second->manifest.layout.segment_bytes();
+    lingering_.push_back({it->second, bytes});
+    busy_.emplace(it->first, Busy{id, {}, 0});
+    retired.directories.push_back(it->first);
+    retired.bytes += bytes;
+    it = committed_.erase(it);
+  }
+  for (auto it = left_.begin(); it != left_.end();) {
+    if (it->second.id != id) {
+      ++it;
+      continue;
+    }
+    busy_.emplace(it->first, Busy{id, {}, 0});
+    retired.directories.push_back(it->first);
+    retired.bytes += it->second.bytes;
+    it = left_.erase(it);
+  }
+  return retired;
+}
+
+}  // namespace rekindle::store

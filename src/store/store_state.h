@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "src/store/segment_store.h"
+
+namespace rekindle::store {
+
+// The books of one open store, shared by the store and by what it handed out. Every method locks;
+// none does I/O. A directory is at any time committed, busy (a pull, a commit or a removal works on
+// it) or left over, and its bytes count against the budget in each state.
+class StoreState {
+ public:
+  StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes);
+
+  const std::filesystem::path& directory() const { return directory_; }
+  std::uint64_t budget_bytes() const { return budget_bytes_; }
+  std::uint64_t used_bytes() const;
+  std::uint64_t next_generation();
+
+  std::vector<std::shared_ptr<const StoredVersion>> versions() const;
+  std::vector<std::shared_ptr<const StoredVersion>> find(const ModelVersion& id) const;
+  std::shared_ptr<const StoredVersion> find(const ModelVersion& id, const Digest128& layout) const;
+  // kDenied when a copy or a pull of `id` has another root.
+  Result<void> check_root(const ModelVersion& id, const Digest128& root) const;
+
+  // Makes a directory busy for a copy of `bytes`. What was left over there is counted off first.
+  // kUnavailable: busy already. kExhausted: beyond the budget. kDenied: another root.
+  Result<void> claim(const std::filesystem::path& directory, const ModelVersion& id,
+                     const Digest128& root, std::uint64_t bytes);
+  // The end of a claim: the copy is committed, or `left_bytes` of it stay (0: nothing does).
+  void commit(std::shared_ptr<const StoredVersion> version);
+  void release(const std::filesystem::path& directory, const ModelVersion& id,
+               std::uint64_t left_bytes);
+
+  // Counts bytes of a publish that has no directory of its own yet.
+  Result<void> reserve(std::uint64_t bytes, const ModelVersion& id);
+  void unreserve(std::uint64_t bytes);
+
+  struct Retired {
+    std::vector<std::filesystem::path> directories;  // now busy; release() each
+    std::uint64_t bytes = 0;
+  };
+  // Takes all copies and leftovers of a version off the list. Running pulls stay.
+  Retired retire(const ModelVersion& id);
+
+ private:
+  struct Busy {
+    ModelVersion id;
+    Digest128 root;
+    std::uint64_t bytes = 0;
+  };
+  struct Leftover {
+    ModelVersion id;
+    std::uint64_t bytes = 0;
+  };
+  struct Lingering {  // unlinked, but still mapped by a reader
+    std::weak_ptr<const StoredVersion> version;
+    std::uint64_t bytes = 0;
+  };
+
+  std::uint64_t used_locked() const;
+  Result<void> check_root_locked(const ModelVersion& id, const Digest128& root) const;
+  Result<void> check_budget_locked(std::uint64_t bytes, const ModelVersion& id) const;
+
+  const std::filesystem::path directory_;
+  const UniqueFd lock_;
+  const std::uint64_t budget_bytes_;
+  mutable std::mutex mutex_;  // guards all below
+  std::map<std::filesystem::path, std::shared_ptr<const StoredVersion>> committed_;
+  std::map<std::filesystem::path, Busy> busy_;
+  std::map<std::filesystem::path, Leftover> left_;
+  std::vector<Lingering> lingering_;
+  std::uint64_t reserved_ = 0;
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace rekindle::store

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+#include "src/base/worker_pool.h"
+#include "src/store/fault_guard.h"
+#include "src/store/segment_store.h"
+#include "src/tensor/held_tile.h"
+
+namespace rekindle::store {
+
+namespace {
+
+constexpr std::size_t kTilesPerJob = 8;
+
+std::vector<TileIndex> held_tiles(const Manifest& manifest) {
+  const LayoutTiles tiles = tiles_of_layout(*manifest.checkpoint, manifest.layout);
+  std::vector<TileIndex> list;
+  list.reserve(tiles.held.count());
+  for (const auto& [begin, end] : tiles.held.ranges()) {
+    for (TileIndex tile = begin; tile < end; ++tile) list.push_back(tile);
+  }
+  return list;
+}
+
+// Bad tiles of many threads; keeps the error of the first in the order of the checkpoint.
+class BadTiles {
+ public:
+  void add(TileIndex tile, Error error) {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+    if (first_ && first_->first <= tile) return;
+    first_.emplace(tile, std::move(error));
+  }
+  Result<void> result(std::size_t all) {
+    if (!first_) return {};
+    return fail(ErrorCode::kCorrupt, "{} ({} of {} tiles are bad)", first_->second.message(),
+                count_, all);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::size_t count_ = 0;                             // guarded by mutex_
+  std::optional<std::pair<TileIndex, Error>> first_;  // guarded by mutex_
+};
+
+}  // namespace
+
+Result<void> verify_version(const StoredVersion& version, std::size_t threads,
+                            const std::function<void(const PublishProgress&)>& progress) {
+  const Manifest& manifest = version.manifest;
+  const auto fail_here = [&](Error error) {
+    return fail(std::move(error).with_context(manifest.checkpoint->id.to_string()));
+  };
+  for (const auto& segment : version.segments) {
+    if (auto whole = segment->check_size(); !whole) return fail_here(std::move(whole).error());
+  }
+  const std::vector<TileIndex> tiles = held_tiles(manifest);
+  const ArrayOf array_of = [&](const LayoutEntry& entry) { return version.array(entry); };
+  BadTiles bad;
+  std::mutex progress_mutex;
+  PublishProgress done{0, manifest.layout.payload_bytes()};
+  std::size_t tiles_done = 0;
+  const std::size_t jobs = (tiles.size() + kTilesPerJob - 1) / kTilesPerJob;
+  WorkerPool pool("rk-verify", std::max<std::size_t>(1, threads), 64);
+  pool.parallel_for(jobs, [&](std::size_t job) {
+    const std::size_t begin = job * kTilesPerJob;
+    const std::size_t end = std::min(tiles.size(), begin + kTilesPerJob);
+    for (std::size_t i = begin; i < end; ++i) {
+      Result<void> verified;
+      const auto read = guard_mapping_access(
+          "segment", [&] { verified = verify_tile(manifest, tiles[i], array_of); });
+      if (!read) {
+        bad.add(tiles[i], read.error());
+      } else if (!verified) {
+        bad.add(tiles[i], std::move(verified).error());
+      }
+    }
+    if (!progress) return;
+    const std::lock_guard lock(progress_mutex);
+    tiles_done += end - begin;
+    done.bytes_done = tiles_done == tiles.size() ? done.bytes_total
+                                                 : done.bytes_total / tiles.size() * tiles_done;
+    progress(done);
+  });
+  if (auto result = bad.result(tiles.size()); !result) {
+    return fail_here(std::move(result).error());
+  }
+  return {};
+}
+
+}  // namespace rekindle::store

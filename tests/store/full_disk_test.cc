@@ -1,0 +1,89 @@
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+
+#include "tests/store/store_fixture.h"
+
+// A real full file system: a small tmpfs, mounted in a namespace of a child.
+namespace rekindle::store {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kCannotMount = 77;
+
+bool write_text(const char* path, const std::string& text) {
+  std::ofstream out(path);
+  out << text;
+  out.flush();
+  return out.good();
+}
+
+bool mount_small_tmpfs(const fs::path& at) {
+  const uid_t uid = ::getuid();
+  const gid_t gid = ::getgid();
+  if (::unshare(CLONE_NEWNS) != 0) {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    if (!write_text("/proc/self/setgroups", "deny") ||
+        !write_text("/proc/self/uid_map", fmt::format("{} {} 1", uid, uid)) ||
+        !write_text("/proc/self/gid_map", fmt::format("{} {} 1", gid, gid))) {
+      return false;
+    }
+  }
+  return ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount("tmpfs", at.c_str(), "tmpfs", 0, "size=20m,mode=0700") == 0;
+}
+
+class FullDiskTest : public StoreTest {
+ protected:
+  // Runs in a child that has a tmpfs of 20 MiB at small().
+  template <typename Body>
+  void on_small_tmpfs(Body body) {
+    fs::create_directory(small());
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (!mount_small_tmpfs(small())) ::_exit(kCannotMount);
+      body();
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+    if (WEXITSTATUS(status) == kCannotMount)
+      GTEST_SKIP() << "mount namespaces are not allowed here";
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+  }
+  fs::path small() const { return temp_.path() / "small"; }
+};
+
+TEST_F(FullDiskTest, AFullStoreIsAnErrorThatNamesTheBytesAndKeepsEarlierVersions) {
+  on_small_tmpfs([&] {
+    store_ = open_store(small() / "s", 1 << 30);  // the budget allows more than there is
+    auto first = pull(all_boxes(*checkpoint()));
+    ASSERT_NE(first, nullptr);
+    const std::uint64_t used = store_->used_bytes();
+
+    write_safetensors(temp_.path() / "large" / "a.safetensors", {{"w", DType::kU8, {15 << 20}}}, 5);
+    const auto published = publish(*store_, {"large", 1}, temp_.path() / "large");
+    ASSERT_FALSE(published);
+    EXPECT_EQ(published.error().code(), ErrorCode::kExhausted);
+    EXPECT_THAT(published.error().message(), HasSubstr("available"));
+    EXPECT_EQ(store_->used_bytes(), used);
+
+    const auto large = *publish(*source_store_, {"large", 1}, temp_.path() / "large");
+    const auto& checkpoint = large->manifest.checkpoint;
+    const auto pulled = store_->begin(checkpoint, pack(*checkpoint, all_boxes(*checkpoint)));
+    ASSERT_FALSE(pulled);
+    EXPECT_EQ(pulled.error().code(), ErrorCode::kExhausted);
+    EXPECT_EQ(store_->used_bytes(), used);
+
+    EXPECT_TRUE(verify_version(*first, 1, nullptr));
+    ASSERT_TRUE(store_->retire(id_));
+    EXPECT_FALSE(store_->begin(checkpoint, pack(*checkpoint, all_boxes(*checkpoint))));
+    first.reset();  // the last reader lets go of the memory
+    EXPECT_TRUE(store_->begin(checkpoint, pack(*checkpoint, all_boxes(*checkpoint))));
+  });
+}
+
+}  // namespace
+}  // namespace rekindle::store
