@@ -18,7 +18,10 @@ class Server final : public RpcServer {
  public:
   Server(asio::any_io_executor executor, Identity identity, ServerLimits limits)
       : core_(std::make_shared<Core>(std::move(executor), std::move(identity), limits)) {}
-  ~Server() override { core_->stop(); }
+  ~Server() override {
+    core_->stop();
+    core_->shared->on_peer_closed = {};  // connections may end after what it captured
+  }
 
   void handle(proto::Method method, Handler handler, bool local_only) override {
     core_->shared->methods[static_cast<std::uint32_t>(method)] = {std::move(handler), local_only};

@@ -58,6 +58,23 @@ ServerConnection::ServerConnection(std::shared_ptr<ServerShared> shared, Socket 
   peer_.address = std::move(address);
 }
 
+namespace {
+
+constexpr std::chrono::milliseconds kRefusalLogInterval{100};
+
+void log_refusal(ServerShared& shared, const std::string& address, const Error& error) {
+  const TimePoint now = steady_clock::now();
+  if (now < shared.next_refusal_log) {
+    ++shared.unlogged_refusals;
+    return;
+  }
+  shared.next_refusal_log = now + kRefusalLogInterval;
+  log::warn("rpc.refused", "peer", address, "error", error, "unlogged",
+            std::exchange(shared.unlogged_refusals, 0));
+}
+
+}  // namespace
+
 Task<Result<void>> ServerConnection::greet() {
   const bool is_unix = !unix_path_.empty();
   if (is_unix) CO_TRY_VOID(check_peer_uid(connection_->socket().native_handle(), unix_path_));
@@ -103,7 +120,7 @@ Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self,
   connection.set_handshake_deadline(steady_clock::now() + kFrameDeadline);
   if (auto greeted = co_await self->greet(); !greeted) {
     if (connection.is_open()) {
-      log::warn("rpc.refused", "peer", self->peer_.address, "error", greeted.error());
+      log_refusal(*self->shared_, self->peer_.address, greeted.error());
       co_await connection.refuse(std::move(greeted).error());
     }
     co_return;

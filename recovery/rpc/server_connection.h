@@ -25,6 +25,8 @@ struct ServerShared {
   ServerLimits limits;
   std::unordered_map<std::uint32_t, Method> methods;  // fixed once it listens
   std::function<void(const Peer&)> on_peer_closed;
+  TimePoint next_refusal_log{};  // strangers must not fill the log
+  std::uint64_t unlogged_refusals = 0;
   TaskGroup tasks;  // connections and calls
 };
 

@@ -102,6 +102,17 @@ TEST(CoordinatorMembership, TheEndOfAnOlderConnectionDoesNotCount) {
   EXPECT_TRUE(world.enroll(world.node("a")));
 }
 
+TEST(CoordinatorMembership, ANodeWithoutItsConnectionMustRegisterAgain) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  world.disconnect(a);
+  EXPECT_EQ(world.core->heartbeat("a", a.incarnation, 0, 0, world.now).error().code(),
+            ErrorCode::kStale);
+  ASSERT_TRUE(world.enroll(a));
+  EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, 0, 0, world.now));
+  EXPECT_EQ(world.core->members().all().at("a").holdings.size(), 1u) << "the same life";
+}
+
 TEST(CoordinatorMembership, APauseOfTheCoordinatorKillsNobody) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);

@@ -8,6 +8,7 @@
 #include "recovery/rpc/coordinator_client.h"
 #include "recovery/rpc/grants.h"
 #include "tests/recovery/rpc_fixture.h"
+#include "tests/recovery/rpc_raw.h"
 #include "tests/support/process.h"
 
 // The real coordinator process over real sockets.
@@ -290,6 +291,40 @@ TEST_F(CoordinatorDaemon, APausedCoordinatorKillsNobody) {
   EXPECT_TRUE(status->grace());
   EXPECT_EQ(status->versions(0).state(), "ready");
   EXPECT_TRUE(beat(a)) << "without registering again";
+}
+
+TEST_F(CoordinatorDaemon, AThousandAgentsJoinAtOnce) {
+  rpc::testing::allow_many_descriptors();
+  start();
+  const Agent source = agent("source");
+  ASSERT_TRUE(enroll(source));
+  ASSERT_TRUE(announce(source, kId, kRoot));
+  constexpr int kAgents = 1000;
+  std::vector<CoordinatorClient> clients(kAgents);
+  int joined = 0;
+  int answered = 0;
+  int ended = 0;
+  const auto join = [&](int i) -> rpc::Task<void> {
+    const Agent agent{make_identity(proto::ROLE_AGENT, fmt::format("n{}", i)), {}};
+    auto client = co_await CoordinatorClient::connect(address_, agent.identity, 20s);
+    if (!client) co_return;
+    clients[static_cast<std::size_t>(i)] = *client;
+    proto::RegisterRequest enroll_request;
+    *enroll_request.mutable_node() = agent.address();
+    if (co_await client->register_node(enroll_request, 20s)) ++joined;
+    proto::OpenPullRequest open_request;
+    *open_request.mutable_puller() = agent.address();
+    open_request.set_model("qwen3");
+    open_request.set_latest(true);
+    const auto opened = co_await client->open_pull(open_request, 20s);
+    if (opened && (opened->sources_size() > 0 || opened->retry_after_ms() > 0)) ++answered;
+  };
+  for (int i = 0; i < kAgents; ++i) {
+    boost::asio::co_spawn(loop_.executor(), join(i), [&](std::exception_ptr) { ++ended; });
+  }
+  loop_.run_until([&] { return ended == kAgents; });
+  EXPECT_EQ(joined, kAgents);
+  EXPECT_EQ(answered, kAgents);
 }
 
 TEST_F(CoordinatorDaemon, OutOfDescriptorsItShedsAndRecovers) {

@@ -10,6 +10,7 @@ namespace {
 // A gap between two looks at the clock that is longer than this was a pause of our own.
 constexpr Duration kMaxStep = std::chrono::milliseconds(500);
 constexpr std::size_t kMaxNodeIdBytes = 255;
+constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;
 
 }  // namespace
 
@@ -58,7 +59,10 @@ Result<Registered> Core::enroll(const NodeInfo& info, const std::string& failure
     return fail(ErrorCode::kInvalid, "node '{}' registers without incarnation or address",
                 info.node_id);
   }
-  if (highest_epoch == UINT64_MAX) return fail(ErrorCode::kInvalid, "epoch out of range");
+  if (highest_epoch >= kMaxEpoch) {
+    return fail(ErrorCode::kInvalid, "node '{}' reports the absurd epoch {}", info.node_id,
+                highest_epoch);
+  }
   // An earlier or other coordinator got further than our state knows: reign above it.
   if (highest_epoch > epoch()) TRY_VOID(catalog_.raise_epoch(highest_epoch + 1));
   TRY(const bool is_new, members_.enroll(info, failure_domain, connection, now));

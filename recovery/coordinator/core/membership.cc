@@ -33,7 +33,8 @@ Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure
 Result<Member*> Membership::hear(const std::string& node_id, const Incarnation& incarnation,
                                  TimePoint now) {
   Member* member = find(node_id, incarnation);
-  if (member == nullptr || member->state == NodeState::kDead) {
+  // Without the connection that registered it the id is free for others: it must ask for it again.
+  if (member == nullptr || member->state == NodeState::kDead || member->connection.empty()) {
     return fail(ErrorCode::kStale,
                 "node '{}' is not registered (or was taken for dead); register again", node_id);
   }
