@@ -83,20 +83,28 @@ void BatchImpl::take_commands(TimePoint now) {
     cancelled = cancelled_;
   }
   for (auto& item : new_paths) {
-    for (auto& path : item.paths) {
-      Route route;
-      route.handle = std::make_shared<PathHandle>();
-      route.handle->batch = id_;
-      route.description = path->describe();
-      route.handle->id = scheduler_.add_path(item.source, route.description, now);
-      route.poller = &host_.least_loaded_poller();
-      route.poller->add_path(route.handle, std::move(path));
-      routes_.push_back(std::move(route));
-    }
+    for (auto& path : item.paths) add_path(item.source, std::move(path), now);
   }
   for (const auto& [source, cause] : removals) scheduler_.remove_source(source, cause, now);
   for (const auto& [slice, verdict] : verdicts_taken_) scheduler_.resolve(slice, verdict, now);
   if (cancelled) scheduler_.cancel();
+}
+
+// After the end nothing would drain them any more: paths that come too late just go.
+void BatchImpl::add_path(SourceIndex source, std::unique_ptr<Path> path, TimePoint now) {
+  if (reported_ || path == nullptr) return;
+  if (source >= kMaxSources) {
+    log::error("engine.bad_source", "source", source, "most", kMaxSources);
+    return;
+  }
+  Route route;
+  route.handle = std::make_shared<PathHandle>();
+  route.handle->batch = id_;
+  route.handle->id = scheduler_.add_path(source, path->describe(), now);
+  route.poller = &host_.least_loaded_poller();
+  route.poller->add_path(route.handle, std::move(path));
+  open_.push_back(route.handle->id);
+  routes_.push_back(std::move(route));
 }
 
 void BatchImpl::on_event(const PollerEvent& event, TimePoint now) {
@@ -104,11 +112,15 @@ void BatchImpl::on_event(const PollerEvent& event, TimePoint now) {
   scheduler_.path_progress(path, event.path->bytes_landed.load(std::memory_order_relaxed), now);
   if (event.kind == PollerEvent::Kind::kPathClosed) {
     scheduler_.path_closed(path, "the connection broke", now);
+    std::erase(open_, path);
     return;
   }
-  SliceWork* work = event.work;
+  finish_slice(event.work, event.work->worst, now);
+}
+
+void BatchImpl::finish_slice(SliceWork* work, OpStatus status, TimePoint now) {
+  const PathId path = work->path->id;
   const SliceIndex slice = work->slice;
-  const OpStatus status = work->worst;
   host_.release_work(work);
   const SourceIndex source = scheduler_.source_of(path);
   if (status != OpStatus::kOk) source_.dropped(slice, source);
@@ -118,16 +130,33 @@ void BatchImpl::on_event(const PollerEvent& event, TimePoint now) {
 
 void BatchImpl::step(TimePoint now, bool tick) {
   take_commands(now);
-  for (const auto& route : routes_) {
-    scheduler_.path_progress(route.handle->id,
-                             route.handle->bytes_landed.load(std::memory_order_relaxed), now);
+  if (tick) {
+    for (const PathId path : open_) {
+      const auto landed = routes_[path].handle->bytes_landed.load(std::memory_order_relaxed);
+      scheduler_.path_progress(path, landed, now);
+    }
+    scheduler_.tick(now);
   }
-  if (tick) scheduler_.tick(now);
+  send_aborts(now);
   post_slices(now);
+  send_aborts(now);
+  report(now);
+}
+
+void BatchImpl::send_aborts(TimePoint now) {
   for (const PathId path : scheduler_.take_aborts()) {
+    // What the poller never saw has no writer: it ends here.
+    for (auto it = unsent_.begin(); it != unsent_.end();) {
+      SliceWork* work = *it;
+      if (work->path->id != path) {
+        ++it;
+        continue;
+      }
+      it = unsent_.erase(it);
+      finish_slice(work, OpStatus::kAborted, now);
+    }
     routes_[path].poller->abort_path(routes_[path].handle);
   }
-  report(now);
 }
 
 void BatchImpl::post_slices(TimePoint now) {
@@ -137,20 +166,20 @@ void BatchImpl::post_slices(TimePoint now) {
     unsent_.pop_front();
   }
   while (const auto post = scheduler_.next_post(now)) {
-    if (!post_one(*post)) return;
+    if (!post_one(*post, now)) return;
   }
 }
 
-bool BatchImpl::post_one(const Scheduler::Post& post) {
+bool BatchImpl::post_one(const Scheduler::Post& post, TimePoint now) {
   SliceWork* work = host_.acquire_work();
   work->path = routes_[post.path].handle;
   work->slice = post.slice;
   auto expanded = source_.expand(post.slice, post.source, work->ops);
   if (!expanded) {
     host_.release_work(work);
-    const bool waits = scheduler_.unpost(post.path, post.slice);
     const bool exhausted = expanded.error().code() == ErrorCode::kExhausted;
-    if (!exhausted || !waits) scheduler_.fail_batch(std::move(expanded).error());
+    scheduler_.unpost(post.path, post.slice, now);
+    if (!exhausted) scheduler_.fail_batch(std::move(expanded).error());
     return false;
   }
   if (!routes_[post.path].poller->post(work)) {

@@ -56,12 +56,14 @@ class BatchImpl final {
   struct Route {
     std::shared_ptr<PathHandle> handle;
     Poller* poller = nullptr;
-    std::string description;
   };
 
   void take_commands(TimePoint now);
+  void add_path(SourceIndex source, std::unique_ptr<Path> path, TimePoint now);
+  void send_aborts(TimePoint now);
   void post_slices(TimePoint now);
-  bool post_one(const Scheduler::Post& post);
+  bool post_one(const Scheduler::Post& post, TimePoint now);
+  void finish_slice(SliceWork* work, OpStatus status, TimePoint now);
   void report(TimePoint now);
 
   const std::uint64_t id_;
@@ -81,6 +83,7 @@ class BatchImpl final {
   // Engine thread only.
   Scheduler scheduler_;
   std::vector<Route> routes_;      // by PathId
+  std::vector<PathId> open_;       // routes that are not closed
   std::deque<SliceWork*> unsent_;  // the poller's ring was full
   std::vector<std::pair<SliceIndex, Verdict>> verdicts_taken_;
   TimePoint last_snapshot_{};

@@ -192,11 +192,13 @@ void EngineImpl::sleep(bool active) {
   pollfd waiting{event_.get(), POLLIN, 0};
   const int timeout_ms = active ? static_cast<int>(kTick.count()) : -1;
   const int ready = ::poll(&waiting, 1, stopping_ ? 0 : timeout_ms);
-  awake_ = false;  // before the read: a wake-up after this line writes again
   if (ready > 0) {
     std::uint64_t drained = 0;
     [[maybe_unused]] const ssize_t got = ::read(event_.get(), &drained, sizeof drained);
   }
+  // After the read: whoever saw awake_ set has published its news before, and they are looked at
+  // now; whoever comes later writes again.
+  awake_.exchange(false);
 }
 
 }  // namespace

@@ -19,8 +19,9 @@ namespace {
 
 constexpr std::size_t kRingSlots = 4096;
 constexpr std::size_t kCompletionsPerPoll = 64;
-constexpr int kSpins = 64;     // turns without news before the thread sleeps
-constexpr int kSleepMs = 100;  // while ops are in flight; a wake-up that got lost costs this
+constexpr int kSpins = 64;          // turns without news before the thread sleeps
+constexpr int kPolledSpins = 4096;  // the same for paths without a descriptor, then 1 ms naps
+constexpr int kSleepMs = 100;       // while ops are in flight; a wake-up that got lost costs this
 constexpr std::uint64_t kSlotShift = 32;
 
 }  // namespace
@@ -35,10 +36,12 @@ struct Poller::Owned {
   };
   std::vector<Slot> slots;
   std::vector<std::uint16_t> free_slots;
-  std::deque<std::uint16_t> pending;  // slots with ops that are not posted yet, in order
+  SliceWork* pending_head = nullptr;  // slices with ops that are not posted yet, in order
+  SliceWork* pending_tail = nullptr;
   std::size_t slices = 0;
   bool aborting = false;
   bool broken = false;
+  bool idle_event = true;  // its descriptor moved while nothing was in flight; look once at first
   std::uint32_t watched = 0;  // epoll events
   int watched_fd = -1;
 };
@@ -102,15 +105,13 @@ void Poller::run(const std::string& name) {
     bool busy = false;
     for (auto it = paths_.begin(); it != paths_.end();) {
       Owned& owned = *it->second;
-      if (stopping_ && !std::exchange(owned.aborting, true)) {
-        owned.path->abort();
-        fail_unposted(owned);
-      }
+      if (stopping_) end_path(owned, false);
       moved = drive(owned) || moved;
       if (owned.aborting && owned.slices == 0 && owned.path->in_flight() == 0) {
         emit({PollerEvent::Kind::kPathClosed, nullptr, owned.handle.get()});
-        if (owned.watched_fd >= 0)
+        if (owned.watched != 0) {
           epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, owned.watched_fd, nullptr);
+        }
         it = paths_.erase(it);
         path_count_.fetch_sub(1, std::memory_order_relaxed);
         moved = true;
@@ -122,7 +123,7 @@ void Poller::run(const std::string& name) {
     flush_events();
     idle_turns = moved ? 0 : idle_turns + 1;
     if (idle_turns < kSpins && busy) continue;
-    if (!stopping_) sleep(busy);
+    if (!stopping_) sleep(busy, idle_turns);
   }
 }
 
@@ -142,10 +143,7 @@ bool Poller::take_commands() {
       continue;
     }
     const auto found = paths_.find(command.handle.get());
-    if (found == paths_.end() || found->second->aborting) continue;
-    found->second->aborting = true;
-    found->second->path->abort();
-    fail_unposted(*found->second);
+    if (found != paths_.end()) end_path(*found->second, false);
   }
   return !commands.empty();
 }
@@ -172,53 +170,70 @@ bool Poller::take_work() {
     const std::uint16_t slot = owned.free_slots.back();
     owned.free_slots.pop_back();
     owned.slots[slot].work = work;
+    work->slot = slot;
+    work->next_pending = nullptr;
     const std::uint64_t high = std::uint64_t{owned.slots[slot].generation} << 16 | slot;
     for (std::size_t i = 0; i < work->ops.size(); ++i) work->ops[i].wr_id = high << kSlotShift | i;
-    owned.pending.push_back(slot);
+    (owned.pending_head == nullptr ? owned.pending_head : owned.pending_tail->next_pending) = work;
+    owned.pending_tail = work;
     ++owned.slices;
   }
   return any;
 }
 
 void Poller::post_pending(Owned& owned) {
-  while (!owned.pending.empty() && !owned.aborting) {
-    const std::uint16_t slot = owned.pending.front();
-    SliceWork& work = *owned.slots[slot].work;
+  while (owned.pending_head != nullptr && !owned.aborting) {
+    SliceWork& work = *owned.pending_head;
     const auto rest = std::span<const ReadOp>(work.ops).subspan(work.posted);
     const auto taken = owned.path->post(rest);
     if (!taken) {
-      owned.broken = true;
-      owned.aborting = true;
-      owned.path->abort();
-      fail_unposted(owned);
+      end_path(owned, true);
       return;
     }
     work.posted += *taken;
-    if (work.posted < work.ops.size()) return;
-    owned.pending.pop_front();
+    if (*taken == 0) return;
+    if (work.posted == work.ops.size()) owned.pending_head = work.next_pending;
   }
+}
+
+// Aborts a path; it stays until it has drained.
+void Poller::end_path(Owned& owned, bool broke) {
+  if (owned.aborting) return;
+  owned.aborting = true;
+  owned.broken = broke;
+  owned.path->abort();
+  fail_unposted(owned);
 }
 
 // Ops that never reached the path end here; the others are reported by it.
 void Poller::fail_unposted(Owned& owned) {
-  while (!owned.pending.empty()) {
-    const std::uint16_t slot = owned.pending.front();
-    owned.pending.pop_front();
-    SliceWork& work = *owned.slots[slot].work;
+  while (owned.pending_head != nullptr) {
+    SliceWork& work = *owned.pending_head;
+    owned.pending_head = work.next_pending;
     work.open -= work.ops.size() - work.posted;
     work.posted = work.ops.size();
     if (work.worst == OpStatus::kOk) {
       work.worst = owned.broken ? OpStatus::kPeerLost : OpStatus::kAborted;
     }
-    if (work.open == 0) finish_work(owned, slot);
+    if (work.open == 0) finish_work(owned, work.slot);
   }
+}
+
+// A peer that dies while nothing is asked of it is found out here, not by the next slice: an idle
+// source that is dead must not take work from a slow one that is alive.
+void Poller::probe_idle(Owned& owned) {
+  owned.idle_event = false;
+  std::array<Completion, 1> none;
+  [[maybe_unused]] const std::size_t count = owned.path->poll(none);
+  if (!owned.path->post({})) end_path(owned, true);
 }
 
 bool Poller::drive(Owned& owned) {
   post_pending(owned);
   if (owned.slices == 0 && !owned.aborting) {
+    if (owned.idle_event) probe_idle(owned);
     watch(owned);
-    return false;
+    return owned.aborting;
   }
   std::array<Completion, kCompletionsPerPoll> completions;
   const std::size_t count = owned.path->poll(completions);
@@ -246,12 +261,7 @@ void Poller::complete(Owned& owned, const Completion& completion) {
       (work.worst == OpStatus::kOk || work.worst == OpStatus::kAborted)) {
     work.worst = completion.status;
   }
-  if (completion.status == OpStatus::kPeerLost && !owned.aborting) {
-    owned.broken = true;
-    owned.aborting = true;
-    owned.path->abort();
-    fail_unposted(owned);
-  }
+  if (completion.status == OpStatus::kPeerLost) end_path(owned, true);
   if (owned.slots[slot].work == &work && --work.open == 0) finish_work(owned, slot);
 }
 
@@ -264,26 +274,30 @@ void Poller::finish_work(Owned& owned, std::uint32_t slot) {
   emit({PollerEvent::Kind::kSliceDone, work, owned.handle.get()});
 }
 
-// Descriptors are watched while something is in flight only: a closed peer is always readable.
+// An idle path is watched by edges: a closed peer is readable for ever.
 void Poller::watch(Owned& owned) {
   const int fd = owned.path->wait_fd();
   std::uint32_t wanted = 0;
-  if (fd >= 0 && (owned.slices > 0 || owned.aborting)) {
-    wanted = EPOLLIN;
-    if (owned.path->wants_write()) wanted |= EPOLLOUT;
+  if (fd >= 0) {
+    const bool idle = owned.slices == 0 && !owned.aborting;
+    wanted = idle ? EPOLLIN | EPOLLRDHUP | EPOLLET : EPOLLIN;
+    if (!idle && owned.path->wants_write()) wanted |= EPOLLOUT;
   }
   if (wanted == owned.watched && fd == owned.watched_fd) return;
-  if (owned.watched != 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, owned.watched_fd, nullptr);
-  owned.watched = 0;
-  owned.watched_fd = -1;
-  if (wanted == 0) return;
   epoll_event interest{};
   interest.events = wanted;
   interest.data.ptr = &owned;
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &interest) == 0) {
+  if (owned.watched != 0 && wanted != 0 && fd == owned.watched_fd) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &interest);
     owned.watched = wanted;
-    owned.watched_fd = fd;
+    return;
   }
+  if (owned.watched != 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, owned.watched_fd, nullptr);
+  owned.watched = 0;
+  owned.watched_fd = -1;
+  if (wanted == 0 || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &interest) != 0) return;
+  owned.watched = wanted;
+  owned.watched_fd = fd;
 }
 
 void Poller::emit(const PollerEvent& event) {
@@ -292,22 +306,29 @@ void Poller::emit(const PollerEvent& event) {
 }
 
 void Poller::flush_events() {
-  while (!overflow_.empty() && events_.push(overflow_.front())) overflow_.pop_front();
+  while (!overflow_.empty() && events_.push(overflow_.front())) {
+    overflow_.pop_front();
+    emitted_ = true;
+  }
   if (std::exchange(emitted_, false)) wake_engine_();
 }
 
-void Poller::sleep(bool busy) {
+void Poller::sleep(bool busy, int idle_turns) {
   const bool must_poll = std::any_of(paths_.begin(), paths_.end(), [](const auto& item) {
     const Owned& owned = *item.second;
     return (owned.slices > 0 || owned.aborting) && owned.path->wait_fd() < 0;
   });
   std::array<epoll_event, 16> ready;
   int timeout_ms = busy || !overflow_.empty() ? kSleepMs : -1;
-  if (must_poll) timeout_ms = 0;
+  if (must_poll) timeout_ms = idle_turns < kPolledSpins ? 0 : 1;
   const int count =
       epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), timeout_ms);
   for (int i = 0; i < count; ++i) {
-    if (ready[static_cast<std::size_t>(i)].data.ptr != nullptr) continue;
+    auto* owned = static_cast<Owned*>(ready[static_cast<std::size_t>(i)].data.ptr);
+    if (owned != nullptr) {
+      owned->idle_event = true;
+      continue;
+    }
     std::uint64_t drained = 0;
     [[maybe_unused]] const ssize_t got = ::read(event_.get(), &drained, sizeof drained);
   }

@@ -35,6 +35,8 @@ struct SliceWork {
   std::size_t posted = 0;
   std::size_t open = 0;
   OpStatus worst = OpStatus::kOk;
+  std::uint16_t slot = 0;
+  SliceWork* next_pending = nullptr;
 };
 
 // What a poller tells the engine thread.
@@ -74,12 +76,14 @@ class Poller {
   bool drive(Owned& owned);
   void post_pending(Owned& owned);
   void complete(Owned& owned, const Completion& completion);
+  void probe_idle(Owned& owned);
+  void end_path(Owned& owned, bool broke);
   void fail_unposted(Owned& owned);
   void finish_work(Owned& owned, std::uint32_t slot);
   void watch(Owned& owned);
   void emit(const PollerEvent& event);
   void flush_events();
-  void sleep(bool busy);
+  void sleep(bool busy, int idle_turns);
   void wake();
 
   const std::function<void()> wake_engine_;

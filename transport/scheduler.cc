@@ -9,11 +9,8 @@ namespace rekindle::transport {
 
 namespace {
 
-constexpr Duration kSampleInterval = std::chrono::milliseconds(50);
-constexpr double kGoodputSmoothing = 0.3;
 constexpr double kWindowSeconds = 0.5;                  // of the measured goodput
 constexpr std::uint64_t kFirstWindowBytes = 16 * kMiB;  // before anything was measured
-constexpr Duration kStealGrace = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -24,6 +21,7 @@ Scheduler::Scheduler(SliceIndex slice_count, InfoOf info_of, const BatchOptions&
       options_(options),
       slices_(slice_count),
       sources_(kMaxSources),
+      open_slices_(slice_count),
       last_tick_(now) {
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) open_bytes_ += info_of_(slice).bytes;
   if (slice_count_ == 0) finish({});
@@ -44,9 +42,9 @@ PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoin
   state.known = true;
   state.lost = false;
   state.cause.reset();
+  state.condemned = false;
   state.cursor = 0;
   state.paths.push_back(id);
-  sources_changed_ = true;
   if (verdict_) abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
   return id;
 }
@@ -64,7 +62,6 @@ void Scheduler::abort_path(PathId id, ErrorCode code, const std::string& why) {
   SourceState& source = sources_[path.source];
   std::erase(source.paths, id);
   ++source.draining;
-  sources_changed_ = true;
   aborts_.push_back(id);
 }
 
@@ -76,19 +73,19 @@ void Scheduler::path_closed(PathId id, const std::string& why, TimePoint) {
     path.alive = false;
     path.why = why;
     std::erase(source.paths, id);
-    sources_changed_ = true;
   } else {
     --source.draining;
   }
   path.closed = true;
-  if (!source.cause) source.cause = Error(path.why_code, path.description + ": " + path.why);
-  last_cause_ = path.description + ": " + path.why;
+  if (!verdict_) last_cause_ = path.description + ": " + path.why;
+  if (!source.condemned) source.cause = Error(path.why_code, path.description + ": " + path.why);
   maybe_report_lost(path.source);
 }
 
 void Scheduler::lose_source(SourceIndex index, const Error& cause) {
   SourceState& source = sources_[index];
   source.cause = cause;
+  source.condemned = true;
   last_cause_ = cause.message();
   const auto paths = source.paths;
   for (const PathId path : paths) abort_path(path, cause.code(), cause.message());
@@ -146,29 +143,37 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
   const std::string cause =
       fmt::format("{}: slice {}: {}", path.description, slice, to_string(status));
   const SourceIndex source = path.source;
-  // An abort is our own doing: it says nothing about the slice.
+  no_staging_ = false;  // its staging memory is free
+  // An abort is our own doing: it says nothing about the slice. But what was taken from a slow or
+  // frozen source goes to another one rather than to its next path.
   const bool ours = status == OpStatus::kAborted;
   const bool at_fault = status == OpStatus::kFault || status == OpStatus::kInvalid;
-  reopen(slice, source, at_fault, !ours && status != OpStatus::kPeerLost, cause);
+  const bool slow = status == OpStatus::kTimeout || (ours && path.why_code == ErrorCode::kTimeout);
+  reopen(slice, source, at_fault || slow, !ours && status != OpStatus::kPeerLost, cause);
   if (ours || verdict_) return;
   ++sources_[source].stats.failures;
   if (status == OpStatus::kStale || status == OpStatus::kDenied) {
     lose_source(source, {to_error_code(status), cause});
   } else if (at_fault) {
     strike(source, cause);
-  } else if (status == OpStatus::kTimeout) {
-    abort_path(id, ErrorCode::kTimeout, cause);
+  } else {  // the connection broke or stalled
+    abort_path(id, to_error_code(status), fmt::format("slice {}: {}", slice, to_string(status)));
   }
+}
+
+void Scheduler::set_open(SliceIndex slice) {
+  slices_[slice].state = State::kOpen;
+  open_bytes_ += info(slice).bytes;
+  ++open_slices_;
 }
 
 void Scheduler::reopen(SliceIndex slice, SourceIndex source, bool exclude, bool count_attempt,
                        const std::string& cause) {
   Slice& state = slices_[slice];
-  state.state = State::kOpen;
-  open_bytes_ += info(slice).bytes;
+  set_open(slice);
   retry_.push_back(slice);
   ++retried_;
-  sources_changed_ = true;
+  if ((info(slice).candidates & living()).empty()) look_for_starving_ = true;
   if (exclude) excluded_[slice].set(source);
   if (count_attempt && ++state.attempts >= options_.max_attempts) {
     fail_batch({ErrorCode::kUnavailable, fmt::format("slice {} failed {} times, the last time: {}",
@@ -184,13 +189,13 @@ void Scheduler::strike(SourceIndex index, const std::string& cause) {
               fmt::format("quarantined after {} bad slices, the last: {}", source.strikes, cause)});
 }
 
-bool Scheduler::unpost(PathId id, SliceIndex slice) {
+void Scheduler::unpost(PathId id, SliceIndex slice, TimePoint now) {
   detach(paths_[id], slice);
-  slices_[slice].state = State::kOpen;
-  open_bytes_ += info(slice).bytes;
+  set_open(slice);
   retry_.push_front(slice);
   no_staging_ = true;
-  return in_flight_slices_ > 0 || landed_slices_ > 0;
+  const bool nothing_under_way = in_flight_slices_ == 0 && landed_slices_ == 0;
+  if (nothing_under_way && !staging_stuck_since_) staging_stuck_since_ = now;
 }
 
 void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint) {
@@ -243,18 +248,22 @@ bool Scheduler::may_serve(SourceIndex source, SliceIndex slice, const SliceInfo&
 }
 
 // Near the end: would the others fetch all that is open before this source had fetched one slice?
-bool Scheduler::worth_waiting_for_others(SourceIndex index, const SliceInfo& slice_info) const {
+bool Scheduler::worth_waiting_for_others(SourceIndex index, SliceIndex slice,
+                                         const SliceInfo& slice_info) const {
   const SourceState& source = sources_[index];
   if (source.goodput <= 0) return false;
   double others = 0;
+  double best = 0;  // the fastest never waits, or all would wait for each other
   for (SourceIndex i = 0; i < kMaxSources; ++i) {
-    if (i != index && !sources_[i].paths.empty() && slice_info.candidates.test(i)) {
+    if (i != index && !sources_[i].paths.empty() && may_serve(i, slice, slice_info)) {
       others += sources_[i].goodput;
+      best = std::max(best, sources_[i].goodput);
     }
   }
-  if (others <= 0) return false;
-  const double ours_s = static_cast<double>(slice_info.bytes) / source.goodput;
-  const double theirs_s = static_cast<double>(open_bytes_) / others;
+  if (best <= 0) return false;
+  const auto slice_bytes = static_cast<double>(slice_info.bytes);
+  const double ours_s = slice_bytes / source.goodput;
+  const double theirs_s = std::max(static_cast<double>(open_bytes_) / others, slice_bytes / best);
   return ours_s > options_.steal_factor * theirs_s;
 }
 
@@ -277,7 +286,7 @@ std::optional<SliceIndex> Scheduler::pick(SourceIndex index) {
 }
 
 std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
-  if (verdict_ || no_staging_ || open_bytes_ == 0) return std::nullopt;
+  if (verdict_ || no_staging_ || open_slices_ == 0) return std::nullopt;
   if (landed_bytes_ > 2 * options_.window_bytes) return std::nullopt;  // verification lags behind
   for (SourceIndex step = 0; step < kMaxSources; ++step) {
     const SourceIndex index = (next_source_ + step) % kMaxSources;
@@ -287,7 +296,7 @@ std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
     if (!slice) continue;
     const SliceInfo slice_info = info(*slice);
     const auto path = path_for(source, slice_info.bytes);
-    if (!path || worth_waiting_for_others(index, slice_info)) continue;
+    if (!path || worth_waiting_for_others(index, *slice, slice_info)) continue;
     slices_[*slice].state = State::kPosted;
     slices_[*slice].source = static_cast<std::uint8_t>(index);
     PathState& chosen = paths_[*path];
@@ -296,105 +305,12 @@ std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
     chosen.bytes_in_flight += slice_info.bytes;
     source.bytes_in_flight += slice_info.bytes;
     open_bytes_ -= slice_info.bytes;
+    --open_slices_;
     ++in_flight_slices_;
     next_source_ = (index + 1) % kMaxSources;
     return Post{*slice, index, *path};
   }
   return std::nullopt;
-}
-
-// --- time
-
-void Scheduler::path_progress(PathId id, std::uint64_t bytes_landed, TimePoint now) {
-  PathState& path = paths_[id];
-  if (bytes_landed <= path.bytes_landed) return;
-  sources_[path.source].landed_since_sample += bytes_landed - path.bytes_landed;
-  path.bytes_landed = bytes_landed;
-  path.last_progress = now;
-}
-
-void Scheduler::tick(TimePoint now) {
-  sample_goodput(now - last_tick_);
-  last_tick_ = now;
-  if (verdict_) return;
-  check_deadlines(now);
-  steal();
-  check_starvation(now);
-}
-
-void Scheduler::sample_goodput(Duration elapsed) {
-  for (auto& source : sources_) {
-    if (source.bytes_in_flight > 0 || source.landed_since_sample > 0)
-      source.busy_since_sample += elapsed;
-    if (source.busy_since_sample < kSampleInterval) continue;
-    const double sample =
-        static_cast<double>(source.landed_since_sample) / seconds(source.busy_since_sample);
-    source.goodput = source.goodput <= 0
-                         ? sample
-                         : source.goodput + kGoodputSmoothing * (sample - source.goodput);
-    source.landed_since_sample = 0;
-    source.busy_since_sample = {};
-  }
-}
-
-void Scheduler::check_deadlines(TimePoint now) {
-  for (PathId id = 0; id < paths_.size(); ++id) {
-    const PathState& path = paths_[id];
-    if (!path.alive || path.slices.empty()) continue;
-    if (now - path.last_progress < options_.progress_timeout) continue;
-    abort_path(
-        id, ErrorCode::kTimeout,
-        fmt::format("no byte for {} ms with {} in flight", milliseconds(now - path.last_progress),
-                    format_bytes(path.bytes_in_flight)));
-  }
-}
-
-// A fast source idles, a slow one holds the last slices: take them from it.
-void Scheduler::steal() {
-  if (open_bytes_ > 0) return;
-  for (SourceIndex idle = 0; idle < kMaxSources; ++idle) {
-    const SourceState& thief = sources_[idle];
-    if (thief.paths.empty() || thief.bytes_in_flight > 0 || thief.goodput <= 0) continue;
-    for (PathId id = 0; id < paths_.size(); ++id) {
-      const PathState& path = paths_[id];
-      if (!path.alive || path.slices.empty() || path.source == idle) continue;
-      const SourceState& victim = sources_[path.source];
-      if (victim.goodput <= 0) continue;
-      const bool can = std::all_of(path.slices.begin(), path.slices.end(), [&](SliceIndex slice) {
-        return may_serve(idle, slice, info(slice));
-      });
-      const double share = victim.goodput / static_cast<double>(victim.paths.size());
-      const double theirs_s = static_cast<double>(path.bytes_in_flight) / share;
-      const double ours_s = static_cast<double>(path.bytes_in_flight) / thief.goodput;
-      if (!can || theirs_s < options_.steal_factor * ours_s + seconds(kStealGrace)) continue;
-      stolen_ += path.slices.size();
-      abort_path(id, ErrorCode::kTimeout, "slower than an idle source: its last slices were taken");
-      return;
-    }
-  }
-}
-
-void Scheduler::check_starvation(TimePoint now) {
-  if (sources_changed_) {
-    sources_changed_ = false;
-    const SourceMask alive = living();
-    starving_slices_ = 0;
-    for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
-      if (slices_[slice].state == State::kOpen && (info(slice).candidates & alive).empty()) {
-        ++starving_slices_;
-      }
-    }
-    if (starving_slices_ == 0) starving_since_.reset();
-    if (starving_slices_ > 0 && !starving_since_) {
-      starving_since_ = now;
-      starved_pending_ = true;
-    }
-  }
-  if (starving_since_ && now - *starving_since_ >= options_.starvation_timeout) {
-    fail_batch({ErrorCode::kUnavailable,
-                fmt::format("no living source holds {} of {} slices; the last cause: {}",
-                            starving_slices_, slice_count_, last_cause_)});
-  }
 }
 
 // --- the end

@@ -40,8 +40,8 @@ class Scheduler {
   void path_closed(PathId path, const std::string& why, TimePoint now);
   void path_progress(PathId path, std::uint64_t bytes_landed, TimePoint now);
   // A posted slice could not be expanded for want of staging memory: it is open again, and nothing
-  // is posted until a slice is resolved. False when nothing is under way that could free any.
-  [[nodiscard]] bool unpost(PathId path, SliceIndex slice);
+  // is posted until a slice is resolved or dropped, or the next tick when none is under way.
+  void unpost(PathId path, SliceIndex slice, TimePoint now);
   void resolve(SliceIndex slice, Verdict verdict, TimePoint now);
   void cancel();
   void fail_batch(Error error);
@@ -100,6 +100,7 @@ class Scheduler {
     double goodput = 0;  // bytes per second, 0 = not measured yet
     int strikes = 0;
     std::optional<Error> cause;
+    bool condemned = false;  // the cause is a verdict on the source, not the end of one path
     SourceStats stats;
   };
 
@@ -108,7 +109,8 @@ class Scheduler {
   SourceMask living() const;
   std::optional<SliceIndex> pick(SourceIndex source);
   bool may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& slice_info) const;
-  bool worth_waiting_for_others(SourceIndex source, const SliceInfo& slice_info) const;
+  bool worth_waiting_for_others(SourceIndex source, SliceIndex slice,
+                                const SliceInfo& slice_info) const;
   std::uint64_t window_of(const SourceState& source) const;
   std::optional<PathId> path_for(const SourceState& source, std::uint64_t bytes) const;
   void reopen(SliceIndex slice, SourceIndex source, bool exclude, bool count_attempt,
@@ -119,6 +121,12 @@ class Scheduler {
   void maybe_report_lost(SourceIndex source);
   void detach(PathState& path, SliceIndex slice);
   void sample_goodput(Duration elapsed);
+  double rate_now(const SourceState& source) const;
+  void check_staging(TimePoint now);
+  void count_starving(TimePoint now);
+  bool may_steal(PathId victim, SourceIndex thief) const;
+  void forgive_pause(Duration pause);
+  void set_open(SliceIndex slice);
   void check_deadlines(TimePoint now);
   void check_starvation(TimePoint now);
   void steal();
@@ -134,6 +142,7 @@ class Scheduler {
   std::vector<PathState> paths_;
   SliceIndex done_ = 0;
   std::uint64_t open_bytes_ = 0;
+  std::uint64_t open_slices_ = 0;
   std::uint64_t done_bytes_ = 0;
   std::uint64_t landed_bytes_ = 0;  // not resolved yet
   std::uint64_t in_flight_slices_ = 0;
@@ -141,9 +150,11 @@ class Scheduler {
   std::uint64_t retried_ = 0;
   std::uint64_t stolen_ = 0;
   bool no_staging_ = false;
+  std::optional<TimePoint> staging_stuck_since_;  // no staging, and nothing of ours that holds any
   SourceIndex next_source_ = 0;
   TimePoint last_tick_;
-  bool sources_changed_ = true;  // starvation is looked for again
+  bool look_for_starving_ = true;
+  SourceMask starving_looked_at_;  // the living when it was looked for
   std::optional<TimePoint> starving_since_;
   std::uint64_t starving_slices_ = 0;
   bool starved_pending_ = false;

@@ -1,0 +1,47 @@
+#include "tests/transport/path_conformance.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace rekindle::transport::testing {
+namespace {
+
+class TcpFixture final : public PathFixture {
+ public:
+  TcpFixture() {
+    auto server = tcp::TcpServer::create({.listen_host = "127.0.0.1"}, registry_, incarnation_);
+    if (!server) throw std::runtime_error(server.error().message());
+    server_ = std::move(*server);
+    endpoint_ = server_->endpoint("127.0.0.1");
+  }
+  RegionKey serve(const TestSegment& segment) override {
+    return registry_.add(segment.bytes(), segment.fd(), 0, {}, nullptr);
+  }
+  void withdraw(RegionKey key) override { registry_.remove(key); }
+  SessionToken admit(std::vector<RegionKey> regions) override {
+    const SessionToken token = SessionToken::random();
+    registry_.admit({.token = token, .puller = "test", .regions = std::move(regions)});
+    return token;
+  }
+  void revoke(const SessionToken& token) override {
+    registry_.revoke(token);
+    server_->drop_session(token);
+  }
+  Result<std::unique_ptr<Path>> connect(const SessionToken& token) override {
+    return connector_->connect({"tcp", endpoint_, token, incarnation_}, test_deadline());
+  }
+  void kill_peer() override { server_.reset(); }
+
+ private:
+  SegmentRegistry registry_;
+  const Incarnation incarnation_ = Incarnation::random();
+  std::unique_ptr<tcp::TcpServer> server_;
+  const std::unique_ptr<Connector> connector_ = tcp::make_connector();
+  std::string endpoint_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Tcp, PathConformance,
+                         ::testing::Values(PathBackend{
+                             "Tcp", [] { return std::make_unique<TcpFixture>(); }}),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+}  // namespace
+}  // namespace rekindle::transport::testing
