@@ -1,0 +1,43 @@
+#include "tools/cli/output.h"
+
+#include <gtest/gtest.h>
+
+namespace rekindle::cli {
+namespace {
+
+TEST(Output, ColumnsAreAsWideAsTheirWidestCell) {
+  EXPECT_EQ(
+      table({{"NAME"}, {"BYTES", true}, {"LAST"}}, {{"a", "1", "x"}, {"longer", "12345678", ""}}),
+      "NAME       BYTES  LAST\n"
+      "a              1  x\n"
+      "longer  12345678\n");
+}
+
+TEST(Output, NoControlCharacterPasses) {
+  EXPECT_EQ(printable("a\x1b[2Jb\n\x7f"), "a\\x1b[2Jb\\x0a\\x7f");
+  EXPECT_EQ(printable("gew\xc3\xb6hnlich"), "gew\xc3\xb6hnlich");
+}
+
+TEST(Output, ErrorsAsJsonHaveCodeAndMessage) {
+  const Json json = to_json(Error(ErrorCode::kNotFound, "no source"));
+  EXPECT_EQ(json["error"]["message"], "no source");
+  EXPECT_EQ(json["error"]["code"], std::string(to_string(ErrorCode::kNotFound)));
+}
+
+TEST(Output, SummariesCarryEveryFigure) {
+  agent::TransferSummary summary;
+  summary.id = {"m", 3};
+  summary.bytes = 2'000'000;
+  summary.elapsed = std::chrono::milliseconds(500);
+  summary.phases = {{"plan", std::chrono::microseconds(1500)}};
+  summary.sources = {{"b", "tcp", 7, 1.5, true, "gone"}};
+  const Json json = to_json(summary);
+  EXPECT_EQ(json["version"], 3);
+  EXPECT_DOUBLE_EQ(json["bytes_per_second"], 4e6);
+  EXPECT_DOUBLE_EQ(json["phases_ms"]["plan"], 1.5);
+  EXPECT_EQ(json["sources"][0]["cause"], "gone");
+  EXPECT_EQ(describe_sources(summary.sources), "b tcp 7 B (lost: gone)");
+}
+
+}  // namespace
+}  // namespace rekindle::cli
