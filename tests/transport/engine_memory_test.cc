@@ -1,0 +1,200 @@
+// What the engine costs: memory is O(in flight), and threads of the data path do not allocate.
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <optional>
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include "src/base/units.h"
+#include "tests/transport/transport_fixture.h"
+#include "transport/engine.h"
+
+namespace {
+
+std::atomic<std::int64_t> live_bytes = 0;
+std::atomic<std::int64_t> peak_bytes = 0;
+thread_local std::uint64_t thread_allocations = 0;
+
+void* counted(std::size_t size, std::size_t alignment) {
+  void* memory = alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__
+                     ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+                     : std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  ++thread_allocations;
+  const auto bytes = static_cast<std::int64_t>(::malloc_usable_size(memory));
+  const std::int64_t now = live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  std::int64_t peak = peak_bytes.load(std::memory_order_relaxed);
+  while (now > peak && !peak_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+  }
+  return memory;
+}
+
+void uncounted(void* memory) {
+  if (memory == nullptr) return;
+  live_bytes.fetch_sub(static_cast<std::int64_t>(::malloc_usable_size(memory)),
+                       std::memory_order_relaxed);
+  std::free(memory);
+}
+
+}  // namespace
+
+// All of this program's allocations; the array and nothrow forms end up here, too.
+void* operator new(std::size_t size) { return counted(size, 0); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return counted(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { uncounted(memory); }
+void operator delete(void* memory, std::size_t) noexcept { uncounted(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { uncounted(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { uncounted(memory); }
+
+namespace rekindle::transport::testing {
+namespace {
+
+constexpr std::uint64_t kSliceBytes = 2 * kMiB;
+constexpr auto kSlices = static_cast<SliceIndex>(500'000'000'000 / kSliceBytes);
+constexpr SourceIndex kSources = 4;
+constexpr std::size_t kPathsPerSource = 2;
+constexpr std::size_t kOpsPerSlice = 2;
+
+struct PollerCost {
+  std::atomic<std::uint64_t> allocations = 0;
+  std::atomic<std::uint64_t> turns = 0;  // that were looked at
+};
+
+// Completes what it takes without moving a byte, and looks at its poller's allocations.
+class NullPath final : public Path {
+ public:
+  explicit NullPath(PollerCost& cost) : cost_(cost) {}
+
+  Result<std::size_t> post(std::span<const ReadOp> ops) override {
+    if (aborted_) return fail(ErrorCode::kPeerLost, "aborted");
+    std::size_t taken = 0;
+    while (taken < ops.size() && count_ < ring_.size()) {
+      ring_[(head_ + count_++) % ring_.size()] = ops[taken].wr_id;
+      landed_ += ops[taken++].total_bytes();
+    }
+    note();
+    return taken;
+  }
+  std::size_t poll(std::span<Completion> out) override {
+    std::size_t filled = 0;
+    while (filled < out.size() && count_ > 0) {
+      out[filled++] = {ring_[head_++ % ring_.size()], OpStatus::kOk};
+      --count_;
+    }
+    note();
+    return filled;
+  }
+  void abort() override { aborted_ = true; }
+  std::size_t in_flight() const override { return count_; }
+  std::uint64_t bytes_landed() const override { return landed_; }
+  int wait_fd() const override { return -1; }
+  std::string_view transport() const override { return "null"; }
+  std::string describe() const override { return "null"; }
+
+ private:
+  // Between two calls with nothing to warm up any more, the poller must not have allocated.
+  void note() {
+    const std::uint64_t now = thread_allocations;
+    if (++calls_ > kWarmCalls) {
+      cost_.allocations.fetch_add(now - seen_, std::memory_order_relaxed);
+      cost_.turns.fetch_add(1, std::memory_order_relaxed);
+    }
+    seen_ = now;
+  }
+
+  static constexpr int kWarmCalls = 1000;
+  PollerCost& cost_;
+  std::array<std::uint64_t, 64> ring_{};
+  std::size_t head_ = 0;
+  std::size_t count_ = 0;
+  std::uint64_t landed_ = 0;
+  std::uint64_t seen_ = 0;
+  int calls_ = 0;
+  bool aborted_ = false;
+};
+
+// Half a terabyte that is nowhere.
+class HugePlan final : public SliceSource, public BatchObserver {
+ public:
+  SliceIndex slice_count() const override { return kSlices; }
+  SliceInfo info(SliceIndex) const override {
+    return {kSliceBytes, SourceMask((1 << kSources) - 1)};
+  }
+  Result<void> expand(SliceIndex, SourceIndex, std::vector<ReadOp>& out) override {
+    if (++expanded_ == kSlices / 10) warm_ = thread_allocations;
+    for (std::size_t i = 0; i < kOpsPerSlice; ++i) {
+      out.push_back({.run_bytes = kSliceBytes / kOpsPerSlice});
+    }
+    return {};
+  }
+  void landed(SliceIndex slice, SourceIndex) override {
+    batch.load()->resolve(slice, Verdict::kAccept);
+  }
+  void dropped(SliceIndex, SourceIndex) override {}
+
+  void on_source_lost(SourceIndex, const Error&) override {}
+  void on_starved(std::uint64_t) override {}
+  void on_finished(const Result<void>& outcome) override {
+    const std::lock_guard lock(mutex_);
+    engine_allocations = thread_allocations - warm_;
+    outcome_ = outcome;
+    ended_.notify_all();
+  }
+  Result<void> wait() {
+    std::unique_lock lock(mutex_);
+    if (!ended_.wait_for(lock, std::chrono::minutes(5), [this] { return outcome_.has_value(); })) {
+      return fail(ErrorCode::kTimeout, "the batch did not end");
+    }
+    return *outcome_;
+  }
+
+  std::atomic<Batch*> batch = nullptr;
+  std::uint64_t engine_allocations = 0;  // in the last nine tenths
+
+ private:
+  SliceIndex expanded_ = 0;
+  std::uint64_t warm_ = 0;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::optional<Result<void>> outcome_;  // guarded by mutex_
+};
+
+TEST(EngineMemory, HalfATerabyteInTwoMebibyteSlicesNeedsLittleMemoryAndNoAllocationPerSlice) {
+  PollerCost pollers;
+  peak_bytes = live_bytes.load();
+  const std::int64_t before = live_bytes;
+  HugePlan plan;
+  const auto engine = Engine::create({.poller_threads = 2});
+  const auto batch = engine->start(plan, plan, {});
+  plan.batch = batch.get();
+  for (SourceIndex source = 0; source < kSources; ++source) {
+    std::vector<std::unique_ptr<Path>> paths;
+    for (std::size_t i = 0; i < kPathsPerSource; ++i) {
+      paths.push_back(std::make_unique<NullPath>(pollers));
+    }
+    batch->add_paths(source, std::move(paths));
+  }
+  const auto outcome = plan.wait();
+  ASSERT_TRUE(outcome) << outcome.error().message();
+  EXPECT_EQ(batch->progress().slices_done, kSlices);
+  const std::int64_t peak = peak_bytes - before;
+  RecordProperty("peak_bytes", std::to_string(peak));
+  RecordProperty("engine_allocations", std::to_string(plan.engine_allocations));
+  EXPECT_LT(peak, static_cast<std::int64_t>(64 * kMiB));
+  EXPECT_LT(peak, static_cast<std::int64_t>(kSlices) * 8 + static_cast<std::int64_t>(8 * kMiB))
+      << "a few bytes per open slice, and what is in flight";
+  EXPECT_GT(pollers.turns, kSlices / 10);
+  EXPECT_EQ(pollers.allocations, 0u);
+  // The engine's thread takes a snapshot of the progress 20 times a second, whatever it moves.
+  EXPECT_LT(plan.engine_allocations, kSlices / 10);
+}
+
+}  // namespace
+}  // namespace rekindle::transport::testing
