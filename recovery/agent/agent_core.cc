@@ -1,0 +1,253 @@
+#include "recovery/agent/agent_core.h"
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include <unistd.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "recovery/agent/announced.h"
+#include "recovery/pull/offload.h"
+#include "recovery/rpc/convert.h"
+#include "src/base/log.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace rekindle::agent {
+
+using rpc::Task;
+
+namespace {
+
+constexpr std::chrono::milliseconds kCoordinatorWait{3000};
+constexpr std::chrono::milliseconds kClaimDeadline{3000};
+constexpr std::chrono::milliseconds kStopDeadline{2000};
+constexpr std::size_t kDigestQueue = 8192;
+constexpr std::size_t kBlockingQueue = 256;
+
+std::size_t digest_threads() {
+  return std::clamp(std::thread::hardware_concurrency() / 2, 1u, 16u);
+}
+
+std::size_t blocking_threads() { return std::clamp(std::thread::hardware_concurrency(), 4u, 16u); }
+
+}  // namespace
+
+std::string host_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+std::string default_node_id() {
+  char name[256] = {};
+  if (gethostname(name, sizeof name - 1) != 0 || name[0] == 0) return "localhost";
+  return name;
+}
+
+AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& options)
+    : executor_(std::move(executor)), options_(options) {}
+
+Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executor executor,
+                                                     const CoreOptions& options) {
+  auto core = std::unique_ptr<AgentCore>(new AgentCore(std::move(executor), options));
+  TRY(core->store_,
+      store::SegmentStore::open({options.store_directory, options.store_budget_bytes}));
+  core->identity_.role = options.role;
+  core->identity_.node_id = options.node_id.empty() ? default_node_id() : options.node_id;
+  core->identity_.incarnation = Incarnation::random();
+  core->identity_.secret = options.secret;
+  core->digest_pool_ = std::make_unique<WorkerPool>("rk-digest", digest_threads(), kDigestQueue);
+  core->blocking_pool_ =
+      std::make_unique<WorkerPool>("rk-blocking", blocking_threads(), kBlockingQueue);
+  core->registry_ = std::make_unique<transport::SegmentRegistry>();
+  core->served_ = std::make_unique<ServedVersions>(*core->registry_);
+  for (const auto& stored : core->store_->versions()) core->served_->add(stored);
+  core->connectors_.push_back(transport::shm::make_connector());
+  core->connectors_.push_back(transport::tcp::make_connector());
+  core->engine_ = transport::Engine::create({});
+
+  auto& environment = core->environment_;
+  environment.executor = core->executor_;
+  environment.identity = core->identity_;
+  environment.store = core->store_.get();
+  environment.engine = core->engine_.get();
+  environment.digest_pool = core->digest_pool_.get();
+  environment.blocking_pool = core->blocking_pool_.get();
+  for (const auto& connector : core->connectors_) environment.connectors.push_back(connector.get());
+  environment.coordinator = [raw = core.get()]() -> std::shared_ptr<rpc::RpcClient> {
+    return raw->link_ != nullptr ? raw->link_->client() : nullptr;
+  };
+  environment.has_coordinator = !options.coordinator.empty();
+  environment.self = core->address();
+  return core;
+}
+
+AgentCore::~AgentCore() = default;
+
+proto::NodeAddress AgentCore::address() const {
+  proto::NodeAddress address;
+  address.set_node_id(identity_.node_id);
+  address.set_incarnation(identity_.incarnation.to_bytes());
+  address.set_control_endpoint(control_endpoint_);
+  address.set_host_id(host_id());
+  return address;
+}
+
+void AgentCore::connect_coordinator(bool member, const std::string& failure_domain,
+                                    const std::string& control_endpoint) {
+  control_endpoint_ = control_endpoint;
+  environment_.self = address();
+  if (options_.coordinator.empty()) return;
+  CoordinatorLink::Callbacks callbacks;
+  callbacks.self = [this] { return address(); };
+  callbacks.holdings = [this] {
+    std::vector<proto::Holding> holdings;
+    for (const auto& [key, served] : served_->all())
+      holdings.push_back(make_holding(*served.stored));
+    return holdings;
+  };
+  callbacks.progress = [this] { return environment_.engine != nullptr ? std::uint64_t{1} : 0; };
+  callbacks.retire = [this](const ModelVersion& id) {
+    boost::asio::co_spawn(executor_, retire(id), boost::asio::detached);
+  };
+  link_ =
+      std::make_shared<CoordinatorLink>(executor_, options_.coordinator, identity_, failure_domain,
+                                        member, grant_clock_, std::move(callbacks));
+  identity_.epoch = [link = link_.get()] { return link->epoch(); };
+  link_running_ = true;
+  boost::asio::co_spawn(
+      executor_,
+      [](AgentCore* self, std::shared_ptr<CoordinatorLink> link) -> Task<void> {
+        co_await link->run();
+        self->link_running_ = false;
+      }(this, link_),
+      boost::asio::detached);
+}
+
+Task<void> AgentCore::stop() {
+  if (link_ != nullptr) link_->stop();
+  const auto give_up = std::chrono::steady_clock::now() + kStopDeadline;
+  while (link_running_ && std::chrono::steady_clock::now() < give_up) {
+    boost::asio::steady_timer timer(executor_, std::chrono::milliseconds(5));
+    co_await timer.async_wait(boost::asio::use_awaitable);
+  }
+}
+
+void AgentCore::changed() {
+  if (link_ != nullptr) link_->announce_soon();
+}
+
+Task<Result<void>> AgentCore::claim(const Manifest& manifest) {
+  if (link_ == nullptr) co_return Result<void>();
+  CO_TRY(const auto client, co_await link_->wait_connected(kCoordinatorWait));
+  const Checkpoint& checkpoint = *manifest.checkpoint;
+  proto::PublishRequest request;
+  request.set_node_id(identity_.node_id);
+  request.set_incarnation(identity_.incarnation.to_bytes());
+  *request.mutable_id() = rpc::to_proto(checkpoint.id);
+  *request.mutable_root() = rpc::to_proto(checkpoint.root);
+  *request.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
+  request.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
+  CO_TRY(const auto response,
+         co_await rpc::call<proto::PublishResponse>(client, proto::COORDINATOR_PUBLISH,
+                                                    std::move(request), kClaimDeadline));
+  (void)response;
+  co_return Result<void>();
+}
+
+Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgress progress) {
+  const auto started = std::chrono::steady_clock::now();
+  const std::string context = "publish " + request.id.to_string();
+  auto on_bytes = [this, &progress, &request, started](const store::PublishProgress& bytes) {
+    Progress update;
+    update.phase = "copy";
+    update.id = request.id;
+    update.bytes_done = bytes.bytes_done;
+    update.bytes_total = bytes.bytes_total;
+    const double elapsed = seconds(std::chrono::steady_clock::now() - started);
+    update.bytes_per_second = elapsed > 0 ? static_cast<double>(bytes.bytes_done) / elapsed : 0;
+    // Called on the copying threads; everything else here lives on the control thread.
+    boost::asio::post(executor_, [progress, update] {
+      if (progress) progress(update);
+    });
+  };
+  auto staged = co_await pull::offload(*blocking_pool_, [&] {
+    return store_->stage(request.id, request.paths,
+                         request.copy ? store::Adopt::kCopy : store::Adopt::kLinkWhenPossible,
+                         on_bytes);
+  });
+  if (!staged) co_return fail(std::move(staged).error().with_context(context));
+  auto claimed = co_await claim(store_->staged_manifest(**staged));
+  if (!claimed) {
+    co_await pull::offload(*blocking_pool_, [&] {
+      store_->discard_staged(*staged);
+      return true;
+    });
+    co_return fail(std::move(claimed).error().with_context(context));
+  }
+  auto stored =
+      co_await pull::offload(*blocking_pool_, [&] { return store_->commit_staged(*staged); });
+  if (!stored) co_return fail(std::move(stored).error().with_context(context));
+  served_->add(*stored);
+  changed();
+
+  const Manifest& manifest = (*stored)->manifest;
+  TransferSummary summary;
+  summary.id = request.id;
+  summary.root = manifest.checkpoint->root;
+  summary.layout = manifest.layout.digest();
+  summary.path = (*stored)->directory;
+  summary.bytes = manifest.layout.payload_bytes();
+  summary.tensors = static_cast<std::uint32_t>(manifest.checkpoint->tensors.size());
+  summary.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - started);
+  log::info("publish.ready", "version", request.id.to_string(), "root", summary.root.hex(), "bytes",
+            summary.bytes);
+  co_return summary;
+}
+
+Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProgress progress) {
+  if (link_ != nullptr && request.from.empty()) {
+    // Gives a coordinator that is just being reached a moment; without it the job decides what to
+    // do.
+    (void)co_await link_->wait_connected(kCoordinatorWait);
+  }
+  pull::PullJob job(environment_, std::move(request), std::move(progress));
+  auto outcome = co_await job.run();
+  if (outcome) {
+    served_->add(outcome->stored);
+    changed();
+  }
+  co_return outcome;
+}
+
+Task<Result<PlanSummary>> AgentCore::plan(PullRequest request) {
+  if (link_ != nullptr && request.from.empty())
+    (void)co_await link_->wait_connected(kCoordinatorWait);
+  pull::PullJob job(environment_, std::move(request), {});
+  co_return co_await job.plan_only();
+}
+
+Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
+  if (store_->find(id).empty()) {
+    co_return fail(ErrorCode::kNotFound, "retire {}: {} does not hold it", id.to_string(),
+                   identity_.node_id);
+  }
+  served_->remove(id);
+  changed();
+  if (service_ != nullptr) co_await service_->end_sessions_of(id);
+  auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire(id); });
+  if (freed) log::info("version.retired", "version", id.to_string(), "bytes", *freed);
+  co_return freed;
+}
+
+}  // namespace rekindle::agent

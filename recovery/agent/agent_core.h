@@ -1,0 +1,96 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "recovery/agent/coordinator_link.h"
+#include "recovery/agent/host.h"
+#include "recovery/agent/peer_service.h"
+#include "recovery/agent/served_versions.h"
+#include "recovery/pull/environment.h"
+#include "recovery/pull/pull.h"
+#include "src/base/worker_pool.h"
+#include "src/store/segment_store.h"
+#include "transport/engine.h"
+#include "transport/registry.h"
+
+namespace rekindle::agent {
+
+struct CoreOptions {
+  std::string node_id;  // "" = host name
+  std::filesystem::path store_directory;
+  std::uint64_t store_budget_bytes = 0;
+  std::string coordinator;
+  std::string secret;
+  proto::Role role = proto::ROLE_AGENT;
+};
+
+// What the daemon and a command's embedded agent have in common: store, engine, pools, the link to
+// the coordinator; publishing, pulling, retiring. Control thread only, except where it says
+// otherwise.
+class AgentCore {
+ public:
+  // Opens and locks the store (blocking).
+  static Result<std::unique_ptr<AgentCore>> create(boost::asio::any_io_executor executor,
+                                                   const CoreOptions& options);
+  ~AgentCore();
+  AgentCore(const AgentCore&) = delete;
+  AgentCore& operator=(const AgentCore&) = delete;
+
+  // Starts the link to the coordinator, if one is configured. A member registers and heartbeats.
+  void connect_coordinator(bool member, const std::string& failure_domain,
+                           const std::string& control_endpoint);
+  rpc::Task<void> stop();
+
+  rpc::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
+  rpc::Task<Result<pull::PullJob::Outcome>> pull(PullRequest request, OnProgress progress);
+  rpc::Task<Result<PlanSummary>> plan(PullRequest request);
+  // Ends its readers, then lets go of it.
+  rpc::Task<Result<std::uint64_t>> retire(ModelVersion id);
+
+  void serve_through(PeerService& service) { service_ = &service; }
+
+  const rpc::Identity& identity() const { return identity_; }
+  store::SegmentStore& store() { return *store_; }
+  ServedVersions& served() { return *served_; }
+  transport::SegmentRegistry& registry() { return *registry_; }
+  GrantClock& grant_clock() { return grant_clock_; }
+  WorkerPool& digest_pool() { return *digest_pool_; }
+  WorkerPool& blocking_pool() { return *blocking_pool_; }
+  const CoordinatorLink* link() const { return link_.get(); }
+  proto::NodeAddress address() const;
+  boost::asio::any_io_executor executor() const { return executor_; }
+
+ private:
+  AgentCore(boost::asio::any_io_executor executor, const CoreOptions& options);
+  rpc::Task<Result<void>> claim(const Manifest& manifest);
+  void changed();
+
+  const boost::asio::any_io_executor executor_;
+  const CoreOptions options_;
+  rpc::Identity identity_;
+  std::string control_endpoint_;
+  std::unique_ptr<WorkerPool> digest_pool_;
+  std::unique_ptr<WorkerPool> blocking_pool_;
+  std::unique_ptr<store::SegmentStore> store_;
+  std::unique_ptr<transport::SegmentRegistry> registry_;
+  std::unique_ptr<ServedVersions> served_;
+  std::vector<std::unique_ptr<transport::Connector>> connectors_;
+  std::unique_ptr<transport::Engine> engine_;
+  GrantClock grant_clock_;
+  std::shared_ptr<CoordinatorLink> link_;
+  bool link_running_ = false;
+  PeerService* service_ = nullptr;
+  pull::PullEnvironment environment_;
+};
+
+// The boot id: equal on two agents of one host.
+std::string host_id();
+std::string default_node_id();
+
+}  // namespace rekindle::agent

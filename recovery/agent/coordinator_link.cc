@@ -1,0 +1,183 @@
+#include "recovery/agent/coordinator_link.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "recovery/rpc/convert.h"
+#include "src/base/log.h"
+
+namespace rekindle::agent {
+
+using rpc::Task;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kConnectDeadline{2000};
+constexpr milliseconds kFirstBackoff{100};
+constexpr milliseconds kMaxBackoff{2000};
+constexpr milliseconds kStableAfter{2000};  // a connection that lived this long resets the back-off
+constexpr milliseconds kAnnounceDeadline{5000};
+
+milliseconds jittered(milliseconds backoff) {
+  static thread_local std::minstd_rand random(std::random_device{}());
+  return backoff / 2 + milliseconds(random() % static_cast<unsigned>(backoff.count() / 2 + 1));
+}
+
+}  // namespace
+
+CoordinatorLink::CoordinatorLink(boost::asio::any_io_executor executor, std::string address,
+                                 const rpc::Identity& identity, std::string failure_domain,
+                                 bool member, GrantClock& grant_clock, Callbacks callbacks)
+    : executor_(std::move(executor)),
+      address_(std::move(address)),
+      identity_(identity),
+      failure_domain_(std::move(failure_domain)),
+      member_(member),
+      grant_clock_(grant_clock),
+      callbacks_(std::move(callbacks)),
+      sleep_timer_(std::make_shared<boost::asio::steady_timer>(executor_)) {}
+
+Task<void> CoordinatorLink::run() {
+  milliseconds backoff = kFirstBackoff;
+  while (!stopping_) {
+    auto connected = co_await rpc::RpcClient::connect(address_, identity_, kConnectDeadline);
+    const auto began = std::chrono::steady_clock::now();
+    if (connected) {
+      client_ = std::move(*connected);
+      epoch_ = std::max(epoch_, client_->peer().epoch);
+      auto served = co_await serve_connection();
+      if (!served) last_error_ = served.error().message();
+      client_->close();
+      client_.reset();
+    } else {
+      last_error_ = connected.error().message();
+    }
+    if (stopping_) break;
+    if (std::chrono::steady_clock::now() - began > kStableAfter) backoff = kFirstBackoff;
+    if (backoff == kFirstBackoff) {
+      log::warn("coordinator.lost", "address", address_, "cause", last_error_);
+    }
+    co_await sleep(jittered(backoff));
+    backoff = std::min(backoff * 2, kMaxBackoff);
+  }
+}
+
+void CoordinatorLink::stop() {
+  stopping_ = true;
+  if (client_ != nullptr) client_->close();
+  sleep_timer_->cancel();
+}
+
+std::shared_ptr<rpc::RpcClient> CoordinatorLink::client() const {
+  return client_ != nullptr && client_->connected() ? client_ : nullptr;
+}
+
+Task<Result<std::shared_ptr<rpc::RpcClient>>> CoordinatorLink::wait_connected(
+    milliseconds deadline) {
+  const auto give_up = std::chrono::steady_clock::now() + deadline;
+  while (client() == nullptr) {
+    if (std::chrono::steady_clock::now() > give_up) {
+      co_return fail(ErrorCode::kUnavailable, "coordinator {} cannot be reached: {}", address_,
+                     last_error_);
+    }
+    boost::asio::steady_timer timer(executor_, milliseconds(20));
+    co_await timer.async_wait(boost::asio::use_awaitable);
+  }
+  co_return client();
+}
+
+void CoordinatorLink::announce_soon() {
+  announce_due_ = true;
+  sleep_timer_->cancel();
+}
+
+Task<void> CoordinatorLink::sleep(milliseconds duration) {
+  sleep_timer_->expires_after(duration);
+  boost::system::error_code woken;
+  co_await sleep_timer_->async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, woken));
+}
+
+Task<Result<void>> CoordinatorLink::serve_connection() {
+  if (member_) CO_TRY_VOID(co_await register_and_announce());
+  log::info("coordinator.connected", "address", address_, "epoch", epoch_);
+  while (!stopping_ && client_->connected()) {
+    if (member_) {
+      CO_TRY_VOID(co_await heartbeat());
+      if (announce_due_) CO_TRY_VOID(co_await announce(true));
+    }
+    co_await sleep(heartbeat_interval_);
+  }
+  co_return fail(ErrorCode::kPeerLost, "coordinator {} closed the connection", address_);
+}
+
+Task<Result<void>> CoordinatorLink::register_and_announce() {
+  proto::RegisterRequest request;
+  *request.mutable_node() = callbacks_.self();
+  request.set_failure_domain(failure_domain_);
+  request.set_highest_epoch(epoch_);
+  auto response = co_await rpc::call<proto::RegisterResponse>(client_, proto::COORDINATOR_REGISTER,
+                                                              std::move(request), kConnectDeadline);
+  if (!response) {
+    if (!std::exchange(refused_, true)) {
+      log::error("coordinator.refused", "address", address_, "error", response.error());
+    }
+    co_return fail(std::move(response).error());
+  }
+  refused_ = false;
+  if (response->epoch() < epoch_) {
+    co_return fail(
+        ErrorCode::kStale,
+        "coordinator {} has epoch {}, but {} was seen: an old coordinator still runs; stop it",
+        address_, response->epoch(), epoch_);
+  }
+  epoch_ = response->epoch();
+  heartbeat_interval_ =
+      milliseconds(std::clamp<std::uint32_t>(response->heartbeat_interval_ms(), 10, 10000));
+  ttl_ = milliseconds(std::clamp<std::uint32_t>(response->ttl_ms(), 100, 60000));
+  co_return co_await announce(true);
+}
+
+Task<Result<void>> CoordinatorLink::announce(bool full) {
+  announce_due_ = false;
+  proto::AnnounceRequest request;
+  request.set_node_id(identity_.node_id);
+  request.set_incarnation(identity_.incarnation.to_bytes());
+  request.set_epoch(epoch_);
+  request.set_full(full);
+  for (auto& holding : callbacks_.holdings()) *request.add_add() = std::move(holding);
+  auto response = co_await rpc::call<proto::AnnounceResponse>(
+      client_, proto::COORDINATOR_ANNOUNCE, std::move(request), kAnnounceDeadline);
+  if (!response) {
+    announce_due_ = true;
+    co_return fail(std::move(response).error());
+  }
+  co_return Result<void>();
+}
+
+Task<Result<void>> CoordinatorLink::heartbeat() {
+  proto::HeartbeatRequest request;
+  request.set_node_id(identity_.node_id);
+  request.set_incarnation(identity_.incarnation.to_bytes());
+  request.set_epoch(epoch_);
+  request.set_progress(callbacks_.progress());
+  CO_TRY(const auto response, co_await rpc::call<proto::HeartbeatResponse>(
+                                  client_, proto::COORDINATOR_HEARTBEAT, std::move(request), ttl_));
+  if (response.epoch() < epoch_) {
+    co_return fail(ErrorCode::kStale, "coordinator {} fell back to epoch {}", address_,
+                   response.epoch());
+  }
+  grant_clock_.observe(client_->peer().incarnation, response.coordinator_time_ms(),
+                       std::chrono::steady_clock::now());
+  for (const auto& retire : response.retire()) {
+    const auto id = rpc::from_proto(retire);
+    if (id) callbacks_.retire(*id);
+  }
+  co_return Result<void>();
+}
+
+}  // namespace rekindle::agent

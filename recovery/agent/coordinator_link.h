@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/steady_timer.hpp>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/agent/grant_clock.h"
+#include "recovery/rpc/rpc.h"
+
+namespace rekindle::agent {
+
+// Keeps one agent registered at its coordinator: connects with bounded, jittered back-off,
+// registers, announces everything anew, heartbeats. Losing the coordinator stops nothing here.
+// Control thread only.
+class CoordinatorLink {
+ public:
+  struct Callbacks {
+    std::function<proto::NodeAddress()> self;
+    std::function<std::vector<proto::Holding>()> holdings;
+    std::function<std::uint64_t()> progress;          // of the working threads
+    std::function<void(const ModelVersion&)> retire;  // the coordinator asks to let go
+  };
+
+  CoordinatorLink(boost::asio::any_io_executor executor, std::string address,
+                  const rpc::Identity& identity, std::string failure_domain, bool member,
+                  GrantClock& grant_clock, Callbacks callbacks);
+
+  // Runs until stop(). A non-member (a command's embedded agent) connects, but neither registers
+  // nor heartbeats.
+  rpc::Task<void> run();
+  void stop();
+
+  std::shared_ptr<rpc::RpcClient> client() const;  // nullptr while there is none
+  // Waits for a connection, at most `deadline`; the last error otherwise.
+  rpc::Task<Result<std::shared_ptr<rpc::RpcClient>>> wait_connected(
+      std::chrono::milliseconds deadline);
+  // What this agent holds has changed.
+  void announce_soon();
+  std::uint64_t epoch() const { return epoch_; }
+  const std::string& address() const { return address_; }
+
+ private:
+  rpc::Task<Result<void>> serve_connection();
+  rpc::Task<Result<void>> register_and_announce();
+  rpc::Task<Result<void>> announce(bool full);
+  rpc::Task<Result<void>> heartbeat();
+  rpc::Task<void> sleep(std::chrono::milliseconds duration);
+
+  const boost::asio::any_io_executor executor_;
+  const std::string address_;
+  const rpc::Identity& identity_;
+  const std::string failure_domain_;
+  const bool member_;
+  GrantClock& grant_clock_;
+  const Callbacks callbacks_;
+  std::shared_ptr<rpc::RpcClient> client_;
+  std::shared_ptr<boost::asio::steady_timer> sleep_timer_;
+  std::string last_error_ = "not tried yet";
+  std::uint64_t epoch_ = 0;
+  std::chrono::milliseconds heartbeat_interval_{250};
+  std::chrono::milliseconds ttl_{2000};
+  bool announce_due_ = false;
+  bool stopping_ = false;
+  bool refused_ = false;  // logged once per cause
+};
+
+}  // namespace rekindle::agent

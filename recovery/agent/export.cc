@@ -1,0 +1,163 @@
+#include "recovery/agent/export.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "src/store/fault_guard.h"
+
+namespace rekindle::agent {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view kManifest = "rekindle.manifest";
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+
+Result<void> write_file(const fs::path& path, std::string_view content) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  const fs::path temporary = path.string() + ".partial";
+  {
+    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+    file.write(content.data(), static_cast<std::streamsize>(content.size()));
+    file.close();
+    if (!file) return fail_errno(errno, fmt::format("write {}", temporary.string()));
+  }
+  fs::rename(temporary, path, error);
+  if (error) return fail_errno(error.value(), fmt::format("rename {}", path.string()));
+  return {};
+}
+
+// A name that came with the checkpoint must stay inside the directory.
+bool is_plain_relative(const fs::path& name) {
+  if (name.empty() || name.is_absolute()) return false;
+  for (const auto& part : name) {
+    if (part == ".." || part == "." || part.string().starts_with(".rekindle")) return false;
+  }
+  return true;
+}
+
+bool holds_files(const Checkpoint& checkpoint, const Layout& layout, std::uint32_t segment) {
+  for (const auto& entry : layout.entries()) {
+    if (entry.segment == segment) return is_file_tensor(checkpoint.tensors[entry.tensor].name);
+  }
+  return false;
+}
+
+Result<void> write_small_files(const store::StoredVersion& stored, const fs::path& directory) {
+  const Checkpoint& checkpoint = *stored.manifest.checkpoint;
+  for (const auto& entry : stored.manifest.layout.entries()) {
+    const std::string& tensor = checkpoint.tensors[entry.tensor].name;
+    if (!is_file_tensor(tensor)) continue;
+    const std::string name = tensor.substr(kFileTensorPrefix.size());
+    if (name.ends_with(kIndexSuffix)) continue;  // ours describes the files that are here
+    if (!is_plain_relative(name)) {
+      return fail(ErrorCode::kInvalid, "the checkpoint carries a file named '{}': refused", name);
+    }
+    const auto bytes = stored.array(entry);
+    std::string content;
+    TRY_VOID(store::guard_mapping_access(tensor.c_str(), [&] {
+      content.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }));
+    TRY_VOID(write_file(directory / name, content));
+  }
+  return {};
+}
+
+std::string make_index(const Manifest& manifest) {
+  const Checkpoint& checkpoint = *manifest.checkpoint;
+  std::map<std::string, std::string> weight_map;
+  std::uint64_t total = 0;
+  for (const auto& entry : manifest.layout.entries()) {
+    const TensorInfo& info = checkpoint.tensors[entry.tensor];
+    if (is_file_tensor(info.name)) continue;
+    total += entry.box.elements() * dtype_size_bytes(info.dtype);
+    weight_map[box_entry_name(info, entry.box)] = manifest.layout.segments()[entry.segment].name;
+  }
+  const nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+  return index.dump(2) + "\n";
+}
+
+// The manifest of what stays: the weights, without the segment of small files.
+Result<Manifest> weights_only(const Manifest& manifest, const std::set<std::uint32_t>& dropped) {
+  std::vector<SegmentSpec> segments;
+  std::map<std::uint32_t, std::uint32_t> renumbered;
+  for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
+    if (dropped.contains(i)) continue;
+    renumbered[i] = static_cast<std::uint32_t>(segments.size());
+    segments.push_back(manifest.layout.segments()[i]);
+  }
+  std::vector<LayoutEntry> entries;
+  for (LayoutEntry entry : manifest.layout.entries()) {
+    if (dropped.contains(entry.segment)) continue;
+    entry.segment = renumbered[entry.segment];
+    entries.push_back(std::move(entry));
+  }
+  TRY(auto layout,
+      Layout::create(manifest.checkpoint->tensors, std::move(segments), std::move(entries)));
+  Manifest result = manifest;
+  result.layout = std::move(layout);
+  return result;
+}
+
+}  // namespace
+
+fs::path export_store(const fs::path& directory) { return directory / ".rekindle"; }
+
+Result<void> check_export_target(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
+  if (fs::exists(directory / kManifest, error)) return {};
+  for (const auto& item : fs::directory_iterator(directory, error)) {
+    if (item.path().extension() == ".safetensors") {
+      return fail(ErrorCode::kDenied,
+                  "{} already holds {}, which no pull put there: choose another --to",
+                  directory.string(), item.path().filename().string());
+    }
+  }
+  return {};
+}
+
+Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::path& directory) {
+  const Manifest& manifest = stored.manifest;
+  std::error_code error;
+  fs::remove(directory / kManifest,
+             error);  // until the new one is there nothing vouches for the files
+  std::set<std::uint32_t> dropped;
+  std::set<std::string> kept;
+  for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
+    if (holds_files(*manifest.checkpoint, manifest.layout, i)) {
+      dropped.insert(i);
+      continue;
+    }
+    const std::string& name = manifest.layout.segments()[i].name;
+    kept.insert(name);
+    fs::rename(stored.segments[i]->path(), directory / name, error);
+    if (error)
+      return fail_errno(error.value(), fmt::format("move {} to {}", name, directory.string()));
+  }
+  // Weights of an earlier export that this version does not have would be loaded along.
+  for (const auto& item : fs::directory_iterator(directory, error)) {
+    const std::string name = item.path().filename().string();
+    if (name.ends_with(".safetensors") && !kept.contains(name)) fs::remove(item.path(), error);
+  }
+  TRY_VOID(write_small_files(stored, directory));
+  fs::remove(directory / "model.safetensors.index.json", error);
+  if (kept.size() > 1) {
+    TRY_VOID(write_file(directory / "model.safetensors.index.json", make_index(manifest)));
+  }
+  TRY(const Manifest weights, weights_only(manifest, dropped));
+  TRY_VOID(write_file(directory / kManifest, weights.serialize()));
+  fs::remove_all(export_store(directory), error);
+  return {};
+}
+
+}  // namespace rekindle::agent

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+
+#include "src/base/result.h"
+#include "src/store/segment_store.h"
+
+namespace rekindle::agent {
+
+// `pull --to DIR`: the directory is filled through a small store inside it (so that an interrupted
+// pull is resumed), and then turned into a plain checkpoint directory.
+std::filesystem::path export_store(const std::filesystem::path& directory);  // DIR/.rekindle
+
+// Refuses a directory that holds weights which are not ours to replace.
+Result<void> check_export_target(const std::filesystem::path& directory);
+
+// Moves the segments up, writes the small files (config.json, tokenizer…),
+// model.safetensors.index.json when there are several segments, and rekindle.manifest last; then
+// removes the inner store. The store must be closed. A directory that was exported before is
+// replaced file by file.
+Result<void> export_checkpoint(const store::StoredVersion& stored,
+                               const std::filesystem::path& directory);
+
+}  // namespace rekindle::agent

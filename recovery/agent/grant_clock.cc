@@ -1,0 +1,42 @@
+#include "recovery/agent/grant_clock.h"
+
+#include <algorithm>
+
+namespace rekindle::agent {
+
+namespace {
+
+constexpr std::size_t kIssuersKept = 8;
+
+}  // namespace
+
+void GrantClock::observe(const Incarnation& issuer, std::uint64_t issuer_ms, TimePoint now) {
+  const auto found = std::find_if(issuers_.begin(), issuers_.end(),
+                                  [&](const Issuer& known) { return known.id == issuer; });
+  if (found != issuers_.end()) {
+    // A late reply would set the clock back; the furthest reading is the right one.
+    const auto elapsed = static_cast<std::uint64_t>(milliseconds(now - found->at));
+    if (issuer_ms > found->issuer_ms + elapsed) *found = {issuer, issuer_ms, now};
+    return;
+  }
+  issuers_.push_back({issuer, issuer_ms, now});
+  if (issuers_.size() > kIssuersKept) issuers_.pop_front();
+}
+
+Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t expiry_ms,
+                               TimePoint now) const {
+  const auto found = std::find_if(issuers_.begin(), issuers_.end(),
+                                  [&](const Issuer& known) { return known.id == issuer; });
+  if (found == issuers_.end()) {
+    return fail(ErrorCode::kStale,
+                "the grant's issuer is not known here: ask the coordinator again");
+  }
+  const auto elapsed = static_cast<std::uint64_t>(milliseconds(now - found->at));
+  if (found->issuer_ms + elapsed > expiry_ms) {
+    return fail(ErrorCode::kDenied, "the grant expired {} ms ago: ask for a new one",
+                found->issuer_ms + elapsed - expiry_ms);
+  }
+  return {};
+}
+
+}  // namespace rekindle::agent

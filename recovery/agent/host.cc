@@ -1,0 +1,274 @@
+// open_host: the agent of this host over its unix socket, or one embedded in this process.
+#include "recovery/agent/host.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+
+#include "recovery/agent/agent_core.h"
+#include "recovery/agent/export.h"
+#include "recovery/agent/local_service.h"
+#include "recovery/agent/local_wire.h"
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
+
+namespace rekindle::agent {
+
+namespace {
+
+using rpc::Task;
+
+constexpr std::chrono::milliseconds kDialDeadline{2000};
+// A publish or pull reports progress and checks its own deadlines; this only bounds the call as
+// such.
+constexpr std::chrono::hours kTransferDeadline{24};
+constexpr std::chrono::milliseconds kShortDeadline{30000};
+
+// An io_context on a thread of its own, and blocking calls into it. Progress is handed to the
+// calling thread, in order.
+class ControlThread {
+ public:
+  ControlThread() : guard_(context_.get_executor()), thread_([this] { context_.run(); }) {}
+  ~ControlThread() {
+    guard_.reset();
+    context_.stop();
+    thread_.join();
+  }
+  ControlThread(const ControlThread&) = delete;
+  ControlThread& operator=(const ControlThread&) = delete;
+
+  boost::asio::any_io_executor executor() { return context_.get_executor(); }
+
+  // `start(on_progress)` makes the coroutine; `show` runs here, on the caller's thread.
+  template <typename T, typename Start>
+  T run(Start start, const OnProgress& show) {
+    struct Shared {
+      std::mutex mutex;
+      std::condition_variable changed;
+      std::deque<Progress> updates;
+      std::optional<T> result;
+      std::exception_ptr error;
+    };
+    auto shared = std::make_shared<Shared>();
+    OnProgress forward = [shared](const Progress& update) {
+      const std::lock_guard lock(shared->mutex);
+      // Only the newest matters, except for notes.
+      if (!shared->updates.empty() && shared->updates.back().note.empty())
+        shared->updates.pop_back();
+      shared->updates.push_back(update);
+      shared->changed.notify_one();
+    };
+    boost::asio::co_spawn(
+        context_, [&]() { return start(std::move(forward)); },
+        [shared](std::exception_ptr error, T result) {
+          const std::lock_guard lock(shared->mutex);
+          shared->error = std::move(error);
+          shared->result.emplace(std::move(result));
+          shared->changed.notify_one();
+        });
+    std::unique_lock lock(shared->mutex);
+    while (true) {
+      shared->changed.wait(lock, [&] { return shared->result || !shared->updates.empty(); });
+      while (!shared->updates.empty()) {
+        const Progress update = std::move(shared->updates.front());
+        shared->updates.pop_front();
+        lock.unlock();
+        if (show) show(update);
+        lock.lock();
+      }
+      if (shared->result) break;
+    }
+    if (shared->error) std::rethrow_exception(shared->error);
+    return std::move(*shared->result);
+  }
+
+ private:
+  boost::asio::io_context context_{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> guard_;
+  std::thread thread_;
+};
+
+class EmbeddedHost final : public Host {
+ public:
+  static Result<std::unique_ptr<Host>> open(const HostOptions& options) {
+    TRY(const auto secret, rpc::read_secret(options.secret_file));
+    auto host = std::make_unique<EmbeddedHost>();
+    host->options_ = options;
+    host->secret_ = secret;
+    return std::unique_ptr<Host>(std::move(host));
+  }
+  ~EmbeddedHost() override { close(); }
+
+  bool embedded() const override { return true; }
+
+  Result<TransferSummary> publish(const PublishRequest& request,
+                                  const OnProgress& progress) override {
+    TRY_VOID(ensure(options_.store_directory));
+    return thread_.run<Result<TransferSummary>>(
+        [&](OnProgress forward) { return core_->publish(request, std::move(forward)); }, progress);
+  }
+
+  Result<TransferSummary> pull(const PullRequest& request, const OnProgress& progress) override {
+    const bool to_directory = !request.to.empty();
+    if (to_directory) TRY_VOID(check_export_target(request.to));
+    TRY_VOID(ensure(to_directory ? export_store(request.to) : options_.store_directory));
+    TRY(auto outcome,
+        thread_.run<Result<pull::PullJob::Outcome>>(
+            [&](OnProgress forward) { return core_->pull(request, std::move(forward)); },
+            progress));
+    if (to_directory) {
+      close();
+      TRY_VOID(export_checkpoint(*outcome.stored, request.to));
+      outcome.summary.path = request.to;
+    }
+    return std::move(outcome.summary);
+  }
+
+  Result<PlanSummary> plan(const PullRequest& request) override {
+    TRY_VOID(ensure(options_.store_directory));
+    return thread_.run<Result<PlanSummary>>([&](const OnProgress&) { return core_->plan(request); },
+                                            {});
+  }
+
+  Result<std::uint64_t> retire(const ModelVersion& id) override {
+    TRY_VOID(ensure(options_.store_directory));
+    return thread_.run<Result<std::uint64_t>>([&](const OnProgress&) { return core_->retire(id); },
+                                              {});
+  }
+
+ private:
+  Result<void> ensure(const std::filesystem::path& store) {
+    if (core_ != nullptr && open_store_ == store) return {};
+    close();
+    CoreOptions options;
+    options.node_id = fmt::format("{}-{}", default_node_id(), ::getpid());
+    options.store_directory = store;
+    options.store_budget_bytes = options_.store_budget_bytes;
+    options.coordinator = options_.coordinator;
+    options.secret = secret_;
+    options.role = proto::ROLE_PULLER;
+    TRY(core_, AgentCore::create(thread_.executor(), options));
+    open_store_ = store;
+    thread_.run<bool>(
+        [this](const OnProgress&) -> Task<bool> {
+          core_->connect_coordinator(false, "", "");
+          co_return true;
+        },
+        {});
+    return {};
+  }
+
+  void close() {
+    if (core_ == nullptr) return;
+    thread_.run<bool>(
+        [this](const OnProgress&) -> Task<bool> {
+          co_await core_->stop();
+          co_return true;
+        },
+        {});
+    core_.reset();
+  }
+
+  HostOptions options_;
+  std::string secret_;
+  ControlThread thread_;
+  std::filesystem::path open_store_;
+  std::unique_ptr<AgentCore> core_;
+};
+
+// Commands to the agent that owns the store.
+class AgentHost final : public Host {
+ public:
+  bool embedded() const override { return false; }
+
+  Result<void> connect(const HostOptions& options) {
+    rpc::Identity identity;
+    identity.role = proto::ROLE_CLIENT;
+    identity.node_id = "cli";
+    identity.incarnation = Incarnation::random();
+    TRY(identity.secret, rpc::read_secret(options.secret_file));
+    const std::string address = "unix:" + agent_socket(options.store_directory).string();
+    TRY(client_, thread_.run<Result<std::shared_ptr<rpc::RpcClient>>>(
+                     [&](const OnProgress&) {
+                       return rpc::RpcClient::connect(address, identity, kDialDeadline);
+                     },
+                     {}));
+    return {};
+  }
+  ~AgentHost() override {
+    if (client_ == nullptr) return;
+    boost::asio::post(thread_.executor(), [client = client_] { client->close(); });
+  }
+
+  Result<TransferSummary> publish(const PublishRequest& request,
+                                  const OnProgress& progress) override {
+    return transfer(proto::LOCAL_PUBLISH, to_proto(request).SerializeAsString(), progress);
+  }
+  Result<TransferSummary> pull(const PullRequest& request, const OnProgress& progress) override {
+    return transfer(proto::LOCAL_PULL, to_proto(request).SerializeAsString(), progress);
+  }
+  Result<PlanSummary> plan(const PullRequest& request) override {
+    TRY(const auto body,
+        call(proto::LOCAL_PLAN, to_proto(request).SerializeAsString(), kShortDeadline, {}));
+    TRY(const auto response, rpc::parse_body<proto::LocalPlanResponse>(body));
+    return from_proto(response);
+  }
+  Result<std::uint64_t> retire(const ModelVersion& id) override {
+    proto::LocalRetireRequest request;
+    *request.mutable_id() = rpc::to_proto(id);
+    TRY(const auto body,
+        call(proto::LOCAL_RETIRE, request.SerializeAsString(), kShortDeadline, {}));
+    TRY(const auto response, rpc::parse_body<proto::LocalRetireResponse>(body));
+    return response.freed_bytes();
+  }
+
+ private:
+  Result<std::string> call(proto::Method method, std::string body,
+                           std::chrono::milliseconds deadline, const OnProgress& progress) {
+    return thread_.run<Result<std::string>>(
+        [&](OnProgress forward) {
+          return client_->call_raw(method, std::move(body), deadline,
+                                   [forward](const std::string& event) {
+                                     proto::TransferProgress update;
+                                     if (update.ParseFromString(event)) forward(from_proto(update));
+                                   });
+        },
+        progress);
+  }
+  Result<TransferSummary> transfer(proto::Method method, std::string body,
+                                   const OnProgress& progress) {
+    TRY(const auto response, call(method, std::move(body), kTransferDeadline, progress));
+    TRY(const auto result, rpc::parse_body<proto::TransferResult>(response));
+    return from_proto(result);
+  }
+
+  ControlThread thread_;
+  std::shared_ptr<rpc::RpcClient> client_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Host>> open_host(const HostOptions& options) {
+  std::error_code error;
+  if (!options.embedded_only &&
+      std::filesystem::exists(agent_socket(options.store_directory), error)) {
+    auto host = std::make_unique<AgentHost>();
+    auto connected = host->connect(options);
+    if (connected) return std::unique_ptr<Host>(std::move(host));
+    // A socket without a process behind it is what a killed agent leaves; anything else is worth
+    // saying.
+    if (connected.error().code() != ErrorCode::kPeerLost) return fail(std::move(connected).error());
+  }
+  return EmbeddedHost::open(options);
+}
+
+}  // namespace rekindle::agent

@@ -1,0 +1,191 @@
+#include "recovery/agent/local_wire.h"
+
+#include "recovery/rpc/convert.h"
+
+namespace rekindle::agent {
+
+namespace {
+
+template <typename Repeated>
+std::vector<std::string> strings(const Repeated& repeated) {
+  return {repeated.begin(), repeated.end()};
+}
+
+proto::TransferProgress::SourceLine line_to_proto(const SourceLine& line) {
+  proto::TransferProgress::SourceLine out;
+  out.set_name(line.name);
+  out.set_transport(line.transport);
+  out.set_bytes(line.bytes);
+  out.set_bytes_per_second(line.bytes_per_second);
+  out.set_lost(line.lost);
+  out.set_cause(line.cause);
+  return out;
+}
+
+SourceLine line_from_proto(const proto::TransferProgress::SourceLine& line) {
+  return {line.name(), line.transport(), line.bytes(), line.bytes_per_second(),
+          line.lost(), line.cause()};
+}
+
+ModelVersion id_from(const proto::ModelVersion& id) { return {id.model(), id.version()}; }
+
+}  // namespace
+
+proto::LocalPublishRequest to_proto(const PublishRequest& request) {
+  proto::LocalPublishRequest out;
+  *out.mutable_id() = rpc::to_proto(request.id);
+  for (const auto& path : request.paths) out.add_paths(std::filesystem::absolute(path).string());
+  out.set_copy(request.copy);
+  return out;
+}
+
+Result<PublishRequest> from_proto(const proto::LocalPublishRequest& request) {
+  PublishRequest out;
+  TRY(out.id, rpc::from_proto(request.id()));
+  for (const auto& path : request.paths()) out.paths.emplace_back(path);
+  if (out.paths.empty()) return fail(ErrorCode::kInvalid, "publish: no files were named");
+  out.copy = request.copy();
+  return out;
+}
+
+proto::LocalPullRequest to_proto(const PullRequest& request) {
+  proto::LocalPullRequest out;
+  out.set_model(request.ref.model);
+  out.set_latest(!request.ref.version.has_value());
+  out.set_version(request.ref.version.value_or(0));
+  out.set_shard(request.shard);
+  out.set_spec_json(request.spec_json);
+  out.set_tensors_regex(request.tensors_regex);
+  for (const auto& from : request.from) out.add_from(from);
+  out.set_transport(request.transport);
+  if (!request.fallback.empty()) {
+    out.set_fallback_dir(std::filesystem::absolute(request.fallback).string());
+  }
+  return out;
+}
+
+Result<PullRequest> from_proto(const proto::LocalPullRequest& request) {
+  PullRequest out;
+  TRY_VOID(check_model_name(request.model()));
+  out.ref.model = request.model();
+  if (!request.latest()) out.ref.version = request.version();
+  out.shard = request.shard();
+  out.spec_json = request.spec_json();
+  out.tensors_regex = request.tensors_regex();
+  out.from = strings(request.from());
+  out.transport = request.transport();
+  out.fallback = request.fallback_dir();
+  return out;
+}
+
+proto::TransferProgress to_proto(const Progress& progress) {
+  proto::TransferProgress out;
+  out.set_phase(progress.phase);
+  *out.mutable_id() = rpc::to_proto(progress.id);
+  out.set_bytes_done(progress.bytes_done);
+  out.set_bytes_total(progress.bytes_total);
+  out.set_bytes_per_second(progress.bytes_per_second);
+  for (const auto& line : progress.sources) *out.add_sources() = line_to_proto(line);
+  out.set_note(progress.note);
+  return out;
+}
+
+Progress from_proto(const proto::TransferProgress& progress) {
+  Progress out;
+  out.phase = progress.phase();
+  out.id = id_from(progress.id());
+  out.bytes_done = progress.bytes_done();
+  out.bytes_total = progress.bytes_total();
+  out.bytes_per_second = progress.bytes_per_second();
+  for (const auto& line : progress.sources()) out.sources.push_back(line_from_proto(line));
+  out.note = progress.note();
+  return out;
+}
+
+proto::TransferResult to_proto(const TransferSummary& summary) {
+  proto::TransferResult out;
+  *out.mutable_id() = rpc::to_proto(summary.id);
+  *out.mutable_root() = rpc::to_proto(summary.root);
+  *out.mutable_layout() = rpc::to_proto(summary.layout);
+  out.set_path(summary.path.string());
+  out.set_bytes(summary.bytes);
+  out.set_fetched_bytes(summary.fetched_bytes);
+  out.set_resumed_bytes(summary.resumed_bytes);
+  out.set_refetched_bytes(summary.refetched_bytes);
+  out.set_elapsed_ms(static_cast<std::uint64_t>(summary.elapsed.count()));
+  out.set_tensors(summary.tensors);
+  for (const auto& phase : summary.phases) {
+    auto* item = out.add_phases();
+    item->set_name(phase.name);
+    item->set_elapsed_us(static_cast<std::uint64_t>(phase.elapsed.count()));
+  }
+  for (const auto& line : summary.sources) *out.add_sources() = line_to_proto(line);
+  return out;
+}
+
+TransferSummary from_proto(const proto::TransferResult& result) {
+  TransferSummary out;
+  out.id = id_from(result.id());
+  out.root = rpc::from_proto(result.root());
+  out.layout = rpc::from_proto(result.layout());
+  out.path = result.path();
+  out.bytes = result.bytes();
+  out.fetched_bytes = result.fetched_bytes();
+  out.resumed_bytes = result.resumed_bytes();
+  out.refetched_bytes = result.refetched_bytes();
+  out.tensors = result.tensors();
+  out.elapsed = std::chrono::milliseconds(result.elapsed_ms());
+  for (const auto& phase : result.phases()) {
+    out.phases.push_back({phase.name(), std::chrono::microseconds(phase.elapsed_us())});
+  }
+  for (const auto& line : result.sources()) out.sources.push_back(line_from_proto(line));
+  return out;
+}
+
+proto::LocalPlanResponse to_proto(const PlanSummary& plan) {
+  proto::LocalPlanResponse out;
+  *out.mutable_id() = rpc::to_proto(plan.id);
+  *out.mutable_root() = rpc::to_proto(plan.root);
+  out.set_tensors(plan.tensors);
+  out.set_wanted_bytes(plan.wanted_bytes);
+  out.set_wire_bytes(plan.wire_bytes);
+  out.set_slices(plan.slices);
+  out.set_buckets(plan.buckets);
+  for (const auto& source : plan.sources) {
+    auto* item = out.add_sources();
+    item->set_name(source.name);
+    item->set_endpoint(source.endpoint);
+    item->set_bytes_available(source.bytes_available);
+  }
+  for (const auto& tensor : plan.wanted) {
+    auto* item = out.add_wanted();
+    item->set_name(tensor.name);
+    item->set_dtype(tensor.dtype);
+    item->set_shape(tensor.shape);
+    item->set_box(tensor.box);
+    item->set_bytes(tensor.bytes);
+  }
+  for (const auto& missing : plan.missing) out.add_missing(missing);
+  return out;
+}
+
+PlanSummary from_proto(const proto::LocalPlanResponse& response) {
+  PlanSummary out;
+  out.id = id_from(response.id());
+  out.root = rpc::from_proto(response.root());
+  out.tensors = response.tensors();
+  out.wanted_bytes = response.wanted_bytes();
+  out.wire_bytes = response.wire_bytes();
+  out.slices = response.slices();
+  out.buckets = response.buckets();
+  for (const auto& item : response.sources()) {
+    out.sources.push_back({item.name(), item.endpoint(), item.bytes_available()});
+  }
+  for (const auto& item : response.wanted()) {
+    out.wanted.push_back({item.name(), item.dtype(), item.shape(), item.box(), item.bytes()});
+  }
+  out.missing = strings(response.missing());
+  return out;
+}
+
+}  // namespace rekindle::agent

@@ -1,0 +1,361 @@
+#include "recovery/agent/peer_service.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/pull/offload.h"
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
+#include "src/base/log.h"
+#include "src/base/units.h"
+#include "src/store/fault_guard.h"
+
+namespace rekindle::agent {
+
+using rpc::Task;
+
+namespace {
+
+constexpr std::uint64_t kPageBytesMax = 4 * kMiB;
+constexpr std::uint64_t kDirectGrantMs = 3'600'000;
+constexpr int kMaxDigestItems = 4096;
+constexpr std::uint32_t kPathsOffered = 16;
+
+// Our own monotonic clock as a grant issuer (--from).
+std::uint64_t own_clock_ms() {
+  return static_cast<std::uint64_t>(
+      milliseconds(std::chrono::steady_clock::now().time_since_epoch()));
+}
+
+std::string connection_of(const rpc::Peer& peer) {
+  return peer.incarnation.hex() + " " + peer.address;
+}
+
+Result<Box> box_from(const proto::DigestBoxesRequest::Item& item) {
+  Box box;
+  TRY(box.offset, Dims::from({item.offset().data(), static_cast<std::size_t>(item.offset_size())}));
+  TRY(box.extent, Dims::from({item.extent().data(), static_cast<std::size_t>(item.extent_size())}));
+  return box;
+}
+
+// The digest of a part of a tile, after the whole tile was verified where this copy holds all of
+// it.
+Result<std::uint64_t> digest_part(const store::StoredVersion& stored,
+                                  const proto::DigestBoxesRequest::Item& item) {
+  const Checkpoint& checkpoint = *stored.manifest.checkpoint;
+  if (item.tile() >= checkpoint.tiles.tile_count()) {
+    return fail(ErrorCode::kInvalid, "tile {} of {}", item.tile(), checkpoint.tiles.tile_count());
+  }
+  TRY(const Box box, box_from(item));
+  const TensorIndex tensor = checkpoint.tiles.tensor_of(item.tile());
+  const TensorInfo& info = checkpoint.tensors[tensor];
+  TRY_VOID(check_box(box, info.shape));
+  const Box whole = checkpoint.tiles.tile_box(item.tile());
+  if (!contains(whole, box)) {
+    return fail(ErrorCode::kInvalid, "box {} is not inside tile {}", box.to_string(), item.tile());
+  }
+  const std::uint64_t local = item.tile() - checkpoint.tiles.first_tile(tensor);
+  for (const auto& entry : stored.manifest.layout.entries_of(tensor)) {
+    if (!contains(entry.box, box)) continue;
+    const auto array = stored.array(entry);
+    std::uint64_t digest = 0;
+    bool good = true;
+    TRY_VOID(store::guard_mapping_access(info.name.c_str(), [&] {
+      if (contains(entry.box, whole)) {
+        good = digest_tile(info, tensor, checkpoint.tiles.grid(tensor), local, array, entry.box) ==
+               checkpoint.tile_digests[item.tile()];
+      }
+      if (good) {
+        digest = digest_box(box, dtype_size_bytes(info.dtype), tile_seed(tensor, local), array,
+                            entry.box);
+      }
+    }));
+    if (!good) {
+      return fail(ErrorCode::kCorrupt, "tile {} of tensor {} no longer matches its digest here",
+                  item.tile(), info.name);
+    }
+    return digest;
+  }
+  return fail(ErrorCode::kNotFound, "box {} of tensor {} is not held here", box.to_string(),
+              info.name);
+}
+
+}  // namespace
+
+PeerService::PeerService(const rpc::Identity& identity, ServedVersions& served,
+                         GrantClock& grant_clock, transport::SegmentRegistry& registry,
+                         std::vector<transport::Server*> servers, WorkerPool& digest_pool,
+                         WorkerPool& blocking_pool, PeerServiceOptions options)
+    : identity_(identity),
+      served_(served),
+      grant_clock_(grant_clock),
+      registry_(registry),
+      servers_(std::move(servers)),
+      digest_pool_(digest_pool),
+      blocking_pool_(blocking_pool),
+      options_(std::move(options)) {}
+
+void PeerService::install(rpc::RpcServer& server) {
+  using Sink = std::shared_ptr<rpc::EventSink>;
+  server.handle(proto::AGENT_OPEN_DIRECT, [this](const rpc::Peer& peer, std::string body, Sink) {
+    return open_direct(peer, std::move(body));
+  });
+  server.handle(proto::AGENT_GET_PAGE, [this](const rpc::Peer&, std::string body, Sink) {
+    return get_page(std::move(body));
+  });
+  server.handle(proto::AGENT_OPEN_SESSION, [this](const rpc::Peer& peer, std::string body, Sink) {
+    return open_session(peer, std::move(body));
+  });
+  server.handle(proto::AGENT_CLOSE_SESSION, [this](const rpc::Peer& peer, std::string body, Sink) {
+    return close_session(peer, std::move(body));
+  });
+  server.handle(proto::AGENT_DIGEST_BOXES, [this](const rpc::Peer&, std::string body, Sink) {
+    return digest_boxes(std::move(body));
+  });
+  server.on_peer_closed([this](const rpc::Peer& peer) { on_disconnect(peer); });
+}
+
+Task<Result<std::string>> PeerService::open_direct(const rpc::Peer& peer, std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::OpenDirectRequest>(body));
+  CO_TRY_VOID(check_model_name(request.model()));
+  const auto newest = served_.newest_version(request.model());
+  const std::uint64_t version = request.latest() ? newest.value_or(0) : request.version();
+  const ModelVersion id{request.model(), version};
+  const auto copies = newest ? served_.find(id) : std::vector<const Served*>{};
+  if (copies.empty()) {
+    co_return fail(ErrorCode::kNotFound, "NO_SOURCE: {} does not hold {}{}", identity_.node_id,
+                   request.latest() ? request.model() : id.to_string(),
+                   newest ? fmt::format(" (newest here: {})", *newest) : "");
+  }
+  const Checkpoint& checkpoint = *copies.front()->stored->manifest.checkpoint;
+  proto::OpenDirectResponse response;
+  *response.mutable_id() = rpc::to_proto(id);
+  *response.mutable_root() = rpc::to_proto(checkpoint.root);
+  *response.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
+  response.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
+  grant_clock_.observe(identity_.incarnation, own_clock_ms(), std::chrono::steady_clock::now());
+  for (const Served* copy : copies) {
+    auto* source = response.add_sources();
+    source->mutable_node()->set_node_id(identity_.node_id);
+    source->mutable_node()->set_incarnation(identity_.incarnation.to_bytes());
+    *source->mutable_layout() = rpc::to_proto(copy->stored->manifest.layout.digest());
+    source->set_complete(true);
+    source->set_payload_bytes(copy->stored->manifest.layout.payload_bytes());
+    auto* grant = source->mutable_grant();
+    grant->set_puller_incarnation(peer.incarnation.to_bytes());
+    grant->set_source_incarnation(identity_.incarnation.to_bytes());
+    *grant->mutable_root() = rpc::to_proto(checkpoint.root);
+    grant->set_issuer(identity_.incarnation.to_bytes());
+    grant->set_expiry_ms(own_clock_ms() + kDirectGrantMs);
+    grant->set_serial(next_serial_++);
+    rpc::sign_grant(*grant, identity_.secret);
+  }
+  co_return response.SerializeAsString();
+}
+
+Result<std::string> PeerService::make_blob(const proto::GetPageRequest& request) const {
+  const Digest128 digest = rpc::from_proto(request.digest());
+  std::optional<std::string> blob;
+  if (request.kind() == proto::PAGE_TENSOR_SET) blob = served_.tensor_set_bytes(digest);
+  if (request.kind() == proto::PAGE_LAYOUT) blob = served_.layout_bytes(digest);
+  if (request.kind() == proto::PAGE_TILE_DIGESTS) {
+    if (const auto checkpoint = served_.checkpoint(digest)) {
+      static_assert(std::endian::native == std::endian::little);
+      const auto& digests = checkpoint->tile_digests;
+      blob.emplace(reinterpret_cast<const char*>(digests.data()),
+                   digests.size() * sizeof(std::uint64_t));
+    }
+  }
+  if (request.kind() == proto::PAGE_FILE) {
+    for (const auto& [key, served] : served_.all()) {
+      if (key.first != digest || blob) continue;
+      const auto& manifest = served.stored->manifest;
+      const auto index =
+          manifest.checkpoint->tensors.find(std::string(kFileTensorPrefix) + request.name());
+      if (!index) break;
+      for (const auto& entry : manifest.layout.entries_of(*index)) {
+        const auto bytes = served.stored->array(entry);
+        std::string copy;
+        TRY_VOID(store::guard_mapping_access("small file", [&] {
+          copy.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+        }));
+        blob = std::move(copy);
+      }
+    }
+  }
+  if (!blob) {
+    return fail(ErrorCode::kNotFound, "{} does not hold {} {}{}", identity_.node_id,
+                proto::PageKind_Name(request.kind()), digest.hex(),
+                request.name().empty() ? "" : " " + request.name());
+  }
+  return std::move(*blob);
+}
+
+Task<Result<std::string>> PeerService::get_page(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::GetPageRequest>(body));
+  const PageCache::Key key{request.kind(), rpc::from_proto(request.digest()), request.name()};
+  auto blob = pages_.find(key);
+  if (blob == nullptr) {
+    CO_TRY(auto made, make_blob(request));
+    blob = pages_.insert(key, std::move(made));
+  }
+  if (request.offset() > blob->size()) {
+    co_return fail(ErrorCode::kInvalid, "page offset {} of {} bytes", request.offset(),
+                   blob->size());
+  }
+  proto::GetPageResponse response;
+  response.set_total_bytes(blob->size());
+  response.set_data(blob->substr(request.offset(), kPageBytesMax));
+  co_return response.SerializeAsString();
+}
+
+Result<void> PeerService::admit(const rpc::Peer& peer, const proto::OpenSessionRequest& request,
+                                const Served*& served) const {
+  TRY(const auto meant, Incarnation::from_bytes(request.source_incarnation()));
+  if (meant != identity_.incarnation) {
+    return fail(ErrorCode::kStale,
+                "{} has restarted: this is another incarnation; look it up again",
+                identity_.node_id);
+  }
+  const Digest128 root = rpc::from_proto(request.root());
+  TRY_VOID(rpc::check_grant(request.grant(), identity_.secret,
+                            {peer.incarnation, identity_.incarnation, root}));
+  TRY(const auto issuer, Incarnation::from_bytes(request.grant().issuer()));
+  TRY_VOID(
+      grant_clock_.check(issuer, request.grant().expiry_ms(), std::chrono::steady_clock::now()));
+  served = served_.find(root, rpc::from_proto(request.layout()));
+  if (served == nullptr) {
+    return fail(ErrorCode::kStale, "{} no longer holds {} in this layout: look it up again",
+                identity_.node_id, request.id().model());
+  }
+  if (sessions_.size() >= options_.max_pullers) {
+    return fail(ErrorCode::kUnavailable,
+                "{} serves {} pullers already: try another source, or again later",
+                identity_.node_id, sessions_.size());
+  }
+  return {};
+}
+
+Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string body) {
+  executor_ = co_await boost::asio::this_coro::executor;
+  CO_TRY(const auto request, rpc::parse_body<proto::OpenSessionRequest>(body));
+  const Served* served = nullptr;
+  CO_TRY_VOID(admit(peer, request, served));
+
+  transport::Session session;
+  session.token = SessionToken::random();
+  session.puller = peer.node_id;
+  session.regions = served->regions;
+  std::sort(session.regions.begin(), session.regions.end());
+  const std::uint64_t granted = request.grant().max_bytes_per_second();
+  const std::uint64_t own = options_.max_bytes_per_second;
+  session.max_bytes_per_second =
+      granted == 0 || own == 0 ? std::max(granted, own) : std::min(granted, own);
+
+  proto::OpenSessionResponse response;
+  response.set_token(session.token.to_bytes());
+  response.set_max_bytes_per_second(session.max_bytes_per_second);
+  for (std::size_t i = 0; i < served->regions.size(); ++i) {
+    auto* region = response.add_regions();
+    region->set_segment(static_cast<std::uint32_t>(i));
+    region->set_region(served->regions[i].region);
+    region->set_generation(served->regions[i].generation);
+    region->set_size_bytes(served->stored->segments[i]->bytes().size());
+  }
+  for (const auto& wanted : request.transports()) {
+    for (const auto* server : servers_) {
+      if (server->transport() != wanted) continue;
+      auto* offer = response.add_offers();
+      offer->set_transport(wanted);
+      const bool as_told = wanted == "tcp" && !options_.tcp_endpoint.empty();
+      offer->set_endpoint(as_told ? options_.tcp_endpoint
+                                  : server->endpoint(options_.advertised_host()));
+      offer->set_max_paths(kPathsOffered);
+    }
+  }
+  if (response.offers_size() == 0) {
+    co_return fail(ErrorCode::kUnavailable, "{} serves none of the transports asked for",
+                   identity_.node_id);
+  }
+  const ModelVersion id = served->stored->manifest.checkpoint->id;
+  log::info("session.open", "puller", peer.node_id, "address", peer.address, "version",
+            id.to_string());
+  sessions_[session.token] = {connection_of(peer), id, peer.node_id};
+  registry_.admit(std::move(session));
+  co_return response.SerializeAsString();
+}
+
+Task<Result<std::string>> PeerService::close_session(rpc::Peer peer, std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::CloseSessionRequest>(body));
+  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
+  const auto found = sessions_.find(token);
+  if (found != sessions_.end() && found->second.connection == connection_of(peer)) {
+    co_await end_session(token);
+  }
+  co_return proto::CloseSessionResponse().SerializeAsString();
+}
+
+// Revokes first, so that no new read starts, then drains what is under way: off the control thread.
+Task<void> PeerService::end_session(SessionToken token) {
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end()) co_return;
+  log::info("session.end", "puller", found->second.puller);
+  sessions_.erase(found);
+  registry_.revoke(token);
+  co_await pull::offload(blocking_pool_, [this, token] {
+    for (auto* server : servers_) server->drop_session(token);
+    return true;
+  });
+}
+
+Task<void> PeerService::end_sessions_of(ModelVersion id) {
+  std::vector<SessionToken> tokens;
+  for (const auto& [token, session] : sessions_) {
+    if (session.id == id) tokens.push_back(token);
+  }
+  for (const auto& token : tokens) co_await end_session(token);
+}
+
+void PeerService::on_disconnect(const rpc::Peer& peer) {
+  std::vector<SessionToken> tokens;
+  for (const auto& [token, session] : sessions_) {
+    if (session.connection == connection_of(peer)) tokens.push_back(token);
+  }
+  for (const auto& token : tokens) {
+    boost::asio::co_spawn(executor_, end_session(token), boost::asio::detached);
+  }
+}
+
+Task<Result<std::string>> PeerService::digest_boxes(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::DigestBoxesRequest>(body));
+  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
+  const Served* served =
+      served_.find(rpc::from_proto(request.root()), rpc::from_proto(request.layout()));
+  if (served == nullptr) {
+    co_return fail(ErrorCode::kStale, "{} no longer holds this layout: look it up again",
+                   identity_.node_id);
+  }
+  if (!sessions_.contains(token)) {
+    co_return fail(ErrorCode::kDenied, "no such session: open one first");
+  }
+  if (request.items_size() > kMaxDigestItems) {
+    co_return fail(ErrorCode::kInvalid, "{} ranges in one call, at most {}", request.items_size(),
+                   kMaxDigestItems);
+  }
+  const auto stored = served->stored;
+  co_return co_await pull::offload(digest_pool_, [stored, request]() -> Result<std::string> {
+    proto::DigestBoxesResponse response;
+    for (const auto& item : request.items()) {
+      TRY(const auto digest, digest_part(*stored, item));
+      response.add_digests(digest);
+    }
+    return response.SerializeAsString();
+  });
+}
+
+}  // namespace rekindle::agent

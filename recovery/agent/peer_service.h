@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proto/agent.pb.h"
+#include "recovery/agent/grant_clock.h"
+#include "recovery/agent/page_cache.h"
+#include "recovery/agent/served_versions.h"
+#include "recovery/rpc/rpc.h"
+#include "src/base/worker_pool.h"
+#include "transport/registry.h"
+
+namespace rekindle::agent {
+
+struct PeerServiceOptions {
+  std::uint64_t max_bytes_per_second = 0;  // per puller; 0 = what the grant says
+  std::size_t max_pullers = 64;
+  std::function<std::string()> advertised_host;  // for the transports' endpoints
+  std::string tcp_endpoint;                      // instead of the TCP server's own; "" = its own
+};
+
+// Answers other agents and pullers: pages of metadata, sessions, digests of ranges. Keys leave this
+// process only in open_session, against a grant. Control thread only.
+class PeerService {
+ public:
+  PeerService(const rpc::Identity& identity, ServedVersions& served, GrantClock& grant_clock,
+              transport::SegmentRegistry& registry, std::vector<transport::Server*> servers,
+              WorkerPool& digest_pool, WorkerPool& blocking_pool, PeerServiceOptions options);
+
+  void install(rpc::RpcServer& server);
+  std::size_t session_count() const { return sessions_.size(); }
+  // Ends every session that reads this version, and waits until none can touch its memory.
+  rpc::Task<void> end_sessions_of(ModelVersion id);
+
+ private:
+  struct OpenSession {
+    std::string connection;  // the session ends with the control connection that opened it
+    ModelVersion id;
+    std::string puller;
+  };
+
+  rpc::Task<Result<std::string>> open_direct(const rpc::Peer& peer, std::string body);
+  rpc::Task<Result<std::string>> get_page(std::string body);
+  rpc::Task<Result<std::string>> open_session(rpc::Peer peer, std::string body);
+  rpc::Task<Result<std::string>> close_session(rpc::Peer peer, std::string body);
+  rpc::Task<Result<std::string>> digest_boxes(std::string body);
+  Result<std::string> make_blob(const proto::GetPageRequest& request) const;
+  Result<void> admit(const rpc::Peer& peer, const proto::OpenSessionRequest& request,
+                     const Served*& served) const;
+  rpc::Task<void> end_session(SessionToken token);
+  void on_disconnect(const rpc::Peer& peer);
+
+  const rpc::Identity& identity_;
+  ServedVersions& served_;
+  GrantClock& grant_clock_;
+  transport::SegmentRegistry& registry_;
+  const std::vector<transport::Server*> servers_;
+  WorkerPool& digest_pool_;
+  WorkerPool& blocking_pool_;
+  const PeerServiceOptions options_;
+  boost::asio::any_io_executor executor_;
+  PageCache pages_;
+  std::map<SessionToken, OpenSession> sessions_;
+  std::uint64_t next_serial_ = 1;
+};
+
+}  // namespace rekindle::agent

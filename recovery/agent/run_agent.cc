@@ -1,0 +1,206 @@
+// The `rekindle agent` daemon: one control thread, the transports' servers, the listeners.
+#include <utility>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/udp.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "recovery/agent/agent_core.h"
+#include "recovery/agent/announced.h"
+#include "recovery/agent/host.h"
+#include "recovery/agent/local_service.h"
+#include "recovery/agent/peer_service.h"
+#include "recovery/rpc/address.h"
+#include "recovery/rpc/grants.h"
+#include "src/base/log.h"
+#include "src/base/version.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace rekindle::agent {
+
+namespace {
+
+using rpc::Task;
+
+constexpr std::chrono::milliseconds kCloseDeadline{2000};
+
+// The address that this host uses towards `remote`: connecting a UDP socket asks the routing table
+// and sends nothing.
+std::string local_host_towards(const rpc::HostPort& remote) {
+  boost::asio::io_context context;
+  boost::asio::ip::udp::resolver resolver(context);
+  boost::system::error_code error;
+  for (const auto& entry : resolver.resolve(remote.host, std::to_string(remote.port), error)) {
+    boost::asio::ip::udp::socket socket(context);
+    if (socket.connect(entry.endpoint(), error)) continue;
+    const auto local = socket.local_endpoint(error);
+    if (!error) return local.address().to_string();
+  }
+  return {};
+}
+
+bool is_wildcard(const std::string& host) {
+  return host.empty() || host == "0.0.0.0" || host == "::";
+}
+
+class Daemon {
+ public:
+  Daemon(boost::asio::io_context& context, const AgentOptions& options)
+      : context_(context), options_(options), signals_(context, SIGTERM, SIGINT) {}
+
+  Result<void> start();
+  Task<void> wait_and_stop();
+
+ private:
+  Result<void> start_servers(const rpc::HostPort& listen);
+  Result<void> listen_control();
+  std::string choose_host(const rpc::HostPort& listen) const;
+  void install_status();
+
+  boost::asio::io_context& context_;
+  const AgentOptions& options_;
+  boost::asio::signal_set signals_;
+  std::unique_ptr<AgentCore> core_;
+  std::unique_ptr<transport::tcp::TcpServer> tcp_;
+  std::unique_ptr<transport::shm::ShmServer> shm_;
+  std::unique_ptr<PeerService> peers_;
+  std::unique_ptr<LocalService> local_;
+  std::unique_ptr<rpc::RpcServer> server_;
+  std::unique_ptr<rpc::RpcServer> local_server_;
+  std::string host_;
+  std::string control_address_;
+  TimePoint started_ = std::chrono::steady_clock::now();
+};
+
+Result<void> Daemon::start() {
+  TRY(const auto secret, rpc::read_secret(options_.secret_file));
+  TRY(const auto listen, rpc::HostPort::parse(options_.listen));
+  CoreOptions core_options;
+  core_options.node_id = options_.node_id;
+  core_options.store_directory = options_.store_directory;
+  core_options.store_budget_bytes = options_.store_budget_bytes;
+  core_options.coordinator = options_.coordinator;
+  core_options.secret = secret;
+  TRY(core_, AgentCore::create(context_.get_executor(), core_options));
+  host_ = choose_host(listen);
+  TRY_VOID(start_servers(listen));
+  TRY_VOID(listen_control());
+  if (secret.empty() && !is_wildcard(host_) && host_ != "127.0.0.1" && host_ != "::1" &&
+      host_ != "localhost") {
+    log::warn(
+        "agent.unauthenticated", "address", control_address_, "hint",
+        "anyone who reaches this port can read the weights; give --secret-file to all members");
+  }
+  core_->connect_coordinator(true, options_.failure_domain, control_address_);
+  log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
+            tcp_->endpoint(host_), "store", options_.store_directory.string());
+  if (options_.on_ready) options_.on_ready(control_address_, tcp_->endpoint(host_));
+  return {};
+}
+
+std::string Daemon::choose_host(const rpc::HostPort& listen) const {
+  if (!options_.advertise.empty()) return options_.advertise;
+  if (!is_wildcard(listen.host)) return listen.host;
+  if (!options_.coordinator.empty()) {
+    if (const auto coordinator = rpc::HostPort::parse(options_.coordinator)) {
+      auto host = local_host_towards(*coordinator);
+      if (!host.empty()) return host;
+    }
+  }
+  return "127.0.0.1";
+}
+
+Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
+  transport::tcp::ServerOptions tcp_options;
+  tcp_options.listen_host = listen.host;
+  if (!options_.data_listen.empty()) {
+    TRY(const auto data, rpc::HostPort::parse(options_.data_listen));
+    tcp_options.listen_host = data.host;
+    tcp_options.port = data.port;
+  }
+  const Incarnation& incarnation = core_->identity().incarnation;
+  TRY(tcp_, transport::tcp::TcpServer::create(tcp_options, core_->registry(), incarnation));
+  TRY(shm_, transport::shm::ShmServer::create({}, core_->registry(), incarnation));
+  PeerServiceOptions peer_options;
+  peer_options.max_bytes_per_second = options_.max_bytes_per_second;
+  peer_options.max_pullers = options_.max_pullers;
+  peer_options.advertised_host = [this] { return host_; };
+  if (!options_.data_advertise.empty()) {
+    TRY(const auto endpoint, rpc::HostPort::parse(options_.data_advertise));
+    peer_options.tcp_endpoint = endpoint.to_string();
+  }
+  peers_ = std::make_unique<PeerService>(
+      core_->identity(), core_->served(), core_->grant_clock(), core_->registry(),
+      std::vector<transport::Server*>{shm_.get(), tcp_.get()}, core_->digest_pool(),
+      core_->blocking_pool(), std::move(peer_options));
+  core_->serve_through(*peers_);
+  return {};
+}
+
+Result<void> Daemon::listen_control() {
+  const auto executor = context_.get_executor();
+  server_ = rpc::RpcServer::create(executor, core_->identity());
+  local_server_ = rpc::RpcServer::create(executor, core_->identity());
+  local_ = std::make_unique<LocalService>(*core_);
+  local_->install(*local_server_);
+  peers_->install(*server_);
+  install_status();
+  TRY(const auto bound, server_->listen(options_.listen));
+  TRY(const auto bound_port, rpc::HostPort::parse(bound));
+  control_address_ = rpc::HostPort{host_, bound_port.port}.to_string();
+  return local_server_->listen_unix(agent_socket(options_.store_directory));
+}
+
+void Daemon::install_status() {
+  const auto handler = [this](const rpc::Peer&, const std::string&,
+                              const std::shared_ptr<rpc::EventSink>&) -> Task<Result<std::string>> {
+    proto::AgentStatusResponse response;
+    *response.mutable_node() = core_->address();
+    response.set_software(std::string(software_version()));
+    response.set_uptime_ms(
+        static_cast<std::uint64_t>(milliseconds(std::chrono::steady_clock::now() - started_)));
+    response.set_store(options_.store_directory.string());
+    response.set_store_bytes(core_->store().used_bytes());
+    response.set_store_budget_bytes(core_->store().budget_bytes());
+    for (const auto& [key, served] : core_->served().all()) {
+      *response.add_holdings() = make_holding(*served.stored);
+    }
+    response.set_sessions(static_cast<std::uint32_t>(peers_->session_count()));
+    response.set_bytes_served(tcp_->stats().bytes_sent);
+    response.set_coordinator(options_.coordinator);
+    response.set_coordinator_connected(core_->link() != nullptr &&
+                                       core_->link()->client() != nullptr);
+    co_return response.SerializeAsString();
+  };
+  server_->handle(proto::AGENT_STATUS, handler);
+  local_server_->handle(proto::AGENT_STATUS, handler);
+}
+
+Task<void> Daemon::wait_and_stop() {
+  boost::system::error_code error;
+  const int signal =
+      co_await signals_.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, error));
+  log::info("agent.stopping", "signal", signal);
+  co_await local_server_->close(kCloseDeadline);
+  co_await server_->close(kCloseDeadline);
+  co_await core_->stop();
+  context_.stop();
+}
+
+}  // namespace
+
+Result<void> run_agent(const AgentOptions& options) {
+  boost::asio::io_context context(1);
+  Daemon daemon(context, options);
+  TRY_VOID(daemon.start());
+  boost::asio::co_spawn(context, daemon.wait_and_stop(), boost::asio::detached);
+  context.run();
+  return {};
+}
+
+}  // namespace rekindle::agent

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/common.pb.h"
+#include "recovery/rpc/rpc.h"
+#include "src/base/worker_pool.h"
+#include "src/store/segment_store.h"
+#include "transport/engine.h"
+#include "transport/path.h"
+
+namespace rekindle::pull {
+
+// What a pull uses of the agent that runs it. Owned by the agent, outlives every pull.
+struct PullEnvironment {
+  boost::asio::any_io_executor executor;  // the control thread
+  rpc::Identity identity;
+  proto::NodeAddress self;
+  store::SegmentStore* store = nullptr;
+  transport::Engine* engine = nullptr;
+  WorkerPool* digest_pool = nullptr;
+  WorkerPool* blocking_pool = nullptr;
+  std::vector<transport::Connector*> connectors;
+  // The live connection to the coordinator, or nullptr while there is none.
+  std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
+  bool has_coordinator = false;  // one is configured
+};
+
+}  // namespace rekindle::pull

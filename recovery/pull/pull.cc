@@ -1,0 +1,253 @@
+#include "recovery/pull/pull.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "recovery/pull/offload.h"
+#include "src/base/log.h"
+#include "src/base/units.h"
+
+namespace rekindle::pull {
+
+namespace {
+
+constexpr std::chrono::milliseconds kRefreshDelay{250};
+constexpr std::chrono::milliseconds kReportInterval{1000};
+constexpr int kFruitlessTransfers = 5;  // in a row, without one more verified tile
+constexpr int kLossesToBan = 3;
+constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
+
+}  // namespace
+
+PullJob::PullJob(const PullEnvironment& environment, PullRequest request, OnProgress progress,
+                 PullTimes times)
+    : environment_(environment),
+      request_(std::move(request)),
+      wanted_spec_{request_.shard, request_.spec_json, request_.tensors_regex},
+      on_progress_(std::move(progress)),
+      times_(times),
+      finder_(environment, request_.ref, request_.from, wanted_spec_.to_string()),
+      sources_(std::make_shared<std::vector<ActiveSource>>()) {}
+
+rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  started_ = phase_started_ = std::chrono::steady_clock::now();
+  auto outcome = co_await run_phases();
+  Result<void> verdict;
+  if (!outcome) verdict = fail(outcome.error());
+  co_await finder_.close(verdict);
+  for (auto& source : *sources_) {
+    if (source.peer != nullptr) source.peer->close();
+  }
+  if (!outcome)
+    co_return fail(std::move(outcome).error().with_context("pull " + request_.ref.to_string()));
+  co_return outcome;
+}
+
+rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
+  CO_TRY_VOID(co_await resolve());
+  CO_TRY_VOID(co_await find_wanted());
+  auto stored = already_here();
+  if (stored != nullptr) {
+    summary_.resumed_bytes = stored->manifest.layout.payload_bytes();
+  } else {
+    CO_TRY_VOID(co_await begin());
+    auto transferred = co_await transfer_all();
+    if (!transferred) {
+      pending_.reset();  // stays on disk, to be resumed
+      co_return fail(std::move(transferred).error());
+    }
+    CO_TRY(stored, co_await commit());
+  }
+  enter_phase("ready");
+  CO_TRY(auto summary, summarize(*stored));
+  co_return Outcome{std::move(summary), std::move(stored)};
+}
+
+rpc::Task<Result<void>> PullJob::resolve() {
+  show({}, "");
+  auto resolved = co_await finder_.resolve(times_.resolve);
+  if (resolved) {
+    resolved_ = std::move(*resolved);
+    co_return Result<void>();
+  }
+  // Nobody to ask. A copy in the own store, or the fallback directory, may still do.
+  for (const auto& stored : environment_.store->versions()) {
+    const auto& known = *stored->manifest.checkpoint;
+    if (known.id.model != request_.ref.model || resolved.error().code() == ErrorCode::kDenied)
+      continue;
+    if (request_.ref.version ? known.id.version != *request_.ref.version
+                             : known.id.version < resolved_.id.version) {
+      continue;
+    }
+    resolved_ = {known.id, known.root, known.tensors.digest(), known.tensors.total_bytes()};
+  }
+  if (!resolved_.root.is_nil()) {
+    show({}, fmt::format("{}; using what this host holds", resolved.error().message()));
+    co_return Result<void>();
+  }
+  if (request_.fallback.empty() || !request_.ref.version)
+    co_return fail(std::move(resolved).error());
+  show({}, fmt::format("{}; reading {}", resolved.error().message(), request_.fallback.string()));
+  resolved_.id = {request_.ref.model, *request_.ref.version};
+  CO_TRY_VOID(add_fallback());
+  resolved_.root = checkpoint_->root;
+  resolved_.tensor_set = checkpoint_->tensors.digest();
+  resolved_.checkpoint_bytes = checkpoint_->tensors.total_bytes();
+  co_return Result<void>();
+}
+
+rpc::Task<Result<void>> PullJob::find_wanted() {
+  enter_phase("plan");
+  show({}, "");
+  CO_TRY_VOID(co_await learn_checkpoint());
+  std::string config;
+  if (wanted_spec_.needs_config()) {
+    CO_TRY(config, co_await read_config());
+  }
+  CO_TRY(wanted_, wanted_boxes(wanted_spec_, *checkpoint_, config));
+  CO_TRY(packed_, pack_layout(checkpoint_->tensors, wanted_, kMaxSegmentBytes));
+  bytes_total_ = packed_->layout.payload_bytes();
+  co_return Result<void>();
+}
+
+std::shared_ptr<const store::StoredVersion> PullJob::already_here() const {
+  for (const auto& stored : environment_.store->find(resolved_.id)) {
+    if (stored->manifest.checkpoint->root == resolved_.root &&
+        covers(stored->manifest.layout, wanted_)) {
+      return stored;
+    }
+  }
+  return nullptr;
+}
+
+rpc::Task<Result<void>> PullJob::begin() {
+  auto begun = co_await offload(*environment_.blocking_pool, [this] {
+    using Held = std::shared_ptr<std::unique_ptr<store::PendingVersion>>;
+    auto pending = environment_.store->begin(checkpoint_, *packed_);
+    if (!pending) return Result<Held>(fail(std::move(pending).error()));
+    return Result<Held>(
+        std::make_shared<std::unique_ptr<store::PendingVersion>>(std::move(*pending)));
+  });
+  CO_TRY(pending_, std::move(begun));
+  co_return Result<void>();
+}
+
+rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit() {
+  enter_phase("commit");
+  show({}, "");
+  // The last verification has given its verdict, but may still be on its way out.
+  while (pending_.use_count() > 1) {
+    boost::asio::steady_timer timer(environment_.executor, std::chrono::milliseconds(1));
+    co_await timer.async_wait(boost::asio::use_awaitable);
+  }
+  co_return co_await offload(*environment_.blocking_pool,
+                             [this] { return environment_.store->commit(std::move(*pending_)); });
+}
+
+rpc::Task<Result<void>> PullJob::transfer_all() {
+  enter_phase("connect");
+  int fruitless = 0;
+  bool first = true;
+  std::optional<TimePoint> starving_since;
+  while (true) {
+    co_await connect_peers();
+    add_local_sources();
+    CO_TRY(std::shared_ptr<const planner::Plan> plan, make_plan());
+    bytes_done_ = bytes_total_ - std::min(bytes_total_, plan->wanted_bytes());
+    if (std::exchange(first, false)) summary_.resumed_bytes = bytes_done_;
+    if (plan->slice_count() == 0 && plan->missing().empty()) co_return Result<void>();
+    const auto state = co_await boost::asio::this_coro::cancellation_state;
+    if (state.cancelled() != boost::asio::cancellation_type::none) {
+      co_return fail(ErrorCode::kUnavailable, "cancelled");
+    }
+    if (!plan->missing().empty()) {
+      if (!starving_since) starving_since = std::chrono::steady_clock::now();
+      CO_TRY_VOID(co_await find_more_sources(*plan, *starving_since));
+      continue;
+    }
+    const auto verified = (*pending_)->verified().count();
+    auto done = co_await transfer_once(plan);
+    if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
+    if ((*pending_)->verified().count() > verified) {
+      fruitless = 0;
+      starving_since.reset();
+    } else if (++fruitless == kFruitlessTransfers) {
+      co_return fail(
+          done ? Error(ErrorCode::kCorrupt,
+                       "bytes assembled from several sources do not verify: check each source with "
+                       "`rekindle verify`")
+               : std::move(done).error());
+    }
+    if (!done) co_await finder_.refresh();
+    forget_lost_sources();
+  }
+}
+
+rpc::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan,
+                                                   TimePoint starving_since) {
+  if (!request_.fallback.empty() && !fallback_used_) {
+    CO_TRY_VOID(add_fallback());
+    show({},
+         fmt::format("no source is left; reading the rest from {}", request_.fallback.string()));
+    co_return Result<void>();
+  }
+  if (std::chrono::steady_clock::now() - starving_since > times_.no_source) {
+    co_return fail(no_source_error(plan));
+  }
+  boost::asio::steady_timer timer(environment_.executor, kRefreshDelay);
+  co_await timer.async_wait(boost::asio::use_awaitable);
+  co_await finder_.refresh();
+  forget_lost_sources();
+  co_return Result<void>();
+}
+
+rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Plan> plan) {
+  enter_phase("transfer");
+  lines_before_ = lines_;
+  Transfer::Hooks hooks;
+  hooks.tick = [this](const transport::BatchProgress& batch) {
+    add_stats(batch);
+    show(batch, "");
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_report_ < kReportInterval) return;
+    last_report_ = now;
+    finder_.report(bytes_done_ + batch.bytes_done, bytes_total_, source_reports());
+  };
+  hooks.note = [this](std::string note) { show({}, std::move(note)); };
+  const std::shared_ptr<store::PendingVersion> destination(pending_, pending_->get());
+  Transfer transfer(environment_, resolved_.id, resolved_.root, std::move(plan), destination,
+                    sources_, request_.transport, counters_, std::move(hooks));
+  auto done = co_await transfer.run();
+  for (const auto& source : *sources_) {
+    if (source.peer == nullptr || !source.lost) continue;
+    const auto incarnation = source.peer->incarnation();
+    if (source.quarantined || ++losses_[incarnation] >= kLossesToBan) banned_.insert(incarnation);
+  }
+  finder_.report(bytes_total_, bytes_total_, source_reports());
+  co_return done;
+}
+
+Result<TransferSummary> PullJob::summarize(const store::StoredVersion& stored) {
+  const Manifest& manifest = stored.manifest;
+  summary_.id = resolved_.id;
+  summary_.root = manifest.checkpoint->root;
+  summary_.layout = manifest.layout.digest();
+  summary_.path = stored.directory;
+  summary_.bytes = manifest.layout.payload_bytes();
+  summary_.fetched_bytes = counters_->landed_bytes;
+  summary_.refetched_bytes = counters_->rejected_bytes;
+  std::set<TensorIndex> tensors;
+  for (const auto& entry : manifest.layout.entries()) tensors.insert(entry.tensor);
+  summary_.tensors = static_cast<std::uint32_t>(tensors.size());
+  summary_.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - started_);
+  for (const auto& [key, line] : lines_) summary_.sources.push_back(line);
+  return summary_;
+}
+
+}  // namespace rekindle::pull

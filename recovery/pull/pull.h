@@ -1,0 +1,104 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "recovery/pull/environment.h"
+#include "recovery/pull/source_finder.h"
+#include "recovery/pull/transfer.h"
+#include "recovery/pull/types.h"
+#include "recovery/pull/wanted.h"
+
+namespace rekindle::pull {
+
+struct PullTimes {
+  std::chrono::milliseconds resolve{4500};    // for a coordinator to answer
+  std::chrono::milliseconds no_source{4000};  // all sources lost: how long to look for new ones
+};
+
+// One pull, from a model's name to a committed copy in the store: resolve → plan → transfer →
+// commit, planning again with fresh sources when the old ones are gone. What has verified is never
+// fetched again, also not by a later job for the same thing. Control thread only.
+class PullJob {
+ public:
+  PullJob(const PullEnvironment& environment, PullRequest request, OnProgress progress,
+          PullTimes times = {});
+
+  struct Outcome {
+    TransferSummary summary;
+    std::shared_ptr<const store::StoredVersion> stored;
+  };
+  rpc::Task<Result<Outcome>> run();
+  rpc::Task<Result<PlanSummary>> plan_only();
+
+ private:
+  // pull.cc: the phases
+  rpc::Task<Result<Outcome>> run_phases();
+  rpc::Task<Result<void>> resolve();
+  rpc::Task<Result<void>> find_wanted();
+  rpc::Task<Result<void>> begin();
+  rpc::Task<Result<void>> transfer_all();
+  rpc::Task<Result<void>> find_more_sources(const planner::Plan& plan, TimePoint starving_since);
+  rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> commit();
+  rpc::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
+  std::shared_ptr<const store::StoredVersion> already_here() const;
+  Result<TransferSummary> summarize(const store::StoredVersion& stored);
+
+  // metadata.cc: what the version consists of, from the first source that can say
+  rpc::Task<Result<void>> learn_checkpoint();
+  rpc::Task<Result<void>> learn_from(std::shared_ptr<SourcePeer> peer);
+  rpc::Task<Result<std::string>> read_config();
+  Result<std::string> check_file(const std::string& name, std::string content) const;
+
+  // sources.cc: who is asked
+  rpc::Task<void> connect_peers();
+  rpc::Task<void> connect_peer(proto::Source source);
+  rpc::Task<Result<void>> add_layout_of(std::shared_ptr<SourcePeer> peer);
+  void add_local_sources();
+  Result<void> add_fallback();
+  void forget_lost_sources();
+  std::vector<planner::SourceView> views() const;
+  Result<std::unique_ptr<planner::Plan>> make_plan();
+  Error no_source_error(const planner::Plan& plan) const;
+
+  void enter_phase(std::string name);
+  void show(const transport::BatchProgress& batch, std::string note);
+  void add_stats(const transport::BatchProgress& batch);
+  std::vector<proto::SourceReport> source_reports() const;
+
+  const PullEnvironment& environment_;
+  const PullRequest request_;
+  const WantedSpec wanted_spec_;
+  const OnProgress on_progress_;
+  const PullTimes times_;
+  SourceFinder finder_;
+
+  Resolved resolved_;
+  std::shared_ptr<const Checkpoint> checkpoint_;
+  std::vector<TensorBox> wanted_;
+  std::optional<PackedLayout> packed_;
+  std::shared_ptr<std::unique_ptr<store::PendingVersion>> pending_;  // shared with verifications
+  std::shared_ptr<std::vector<ActiveSource>> sources_;
+  std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
+  std::map<Incarnation, int> losses_;  // of sources of this pull
+  std::set<Incarnation> banned_;       // served wrong bytes, or failed too often
+  bool fallback_used_ = false;
+  std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();
+
+  TransferSummary summary_;
+  std::string phase_ = "resolve";
+  std::map<std::string, SourceLine> lines_;         // by source and transport, over all transfers
+  std::map<std::string, SourceLine> lines_before_;  // when the current transfer began
+  TimePoint started_{};
+  TimePoint phase_started_{};
+  TimePoint last_report_{};
+  std::uint64_t bytes_total_ = 0;
+  std::uint64_t bytes_done_ = 0;  // of bytes_total_, verified
+};
+
+}  // namespace rekindle::pull

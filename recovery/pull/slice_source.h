@@ -1,0 +1,97 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "recovery/planner/plan.h"
+#include "recovery/pull/staging_pool.h"
+#include "src/base/worker_pool.h"
+#include "src/store/segment_store.h"
+#include "transport/engine.h"
+
+namespace rekindle::pull {
+
+// Bytes of one pull, for progress and the summary. Thread-safe.
+struct PullCounters {
+  std::atomic<std::uint64_t> verified_bytes = 0;  // of the plan, accepted
+  std::atomic<std::uint64_t> landed_bytes = 0;    // over the wire, accepted or not
+  std::atomic<std::uint64_t> rejected_bytes = 0;  // landed, did not verify
+  std::atomic<std::uint64_t> corrupt_tiles = 0;
+};
+
+// Asks source `source` for the digests of parts of tiles and calls back, from any thread, with one
+// digest per item, or an error.
+using RangeDigestItem = planner::TileWork;
+using RangeDigester =
+    std::function<void(transport::SourceIndex source, std::vector<RangeDigestItem> items,
+                       std::function<void(Result<std::vector<std::uint64_t>>)> done)>;
+
+// The bridge between a Plan and the engine: expands slices to reads into the destination (or
+// staging), and verifies what has landed on the digest pool. A verified tile is marked in the
+// destination's resume bitmap before its slice is accepted.
+//
+// Always in a shared_ptr: verifications that outlive a cancelled batch keep it (and the
+// destination, whose pages they read) alive.
+class PlanSliceSource final : public transport::SliceSource,
+                              public std::enable_shared_from_this<PlanSliceSource> {
+ public:
+  PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
+                  std::shared_ptr<store::PendingVersion> destination, WorkerPool& digest_pool,
+                  RangeDigester range_digester, std::shared_ptr<PullCounters> counters);
+
+  // Keys of a source's segments, in its layout's order. Before its paths are added; again after a
+  // reconnect. Any thread.
+  void set_regions(transport::SourceIndex source, std::vector<transport::RegionKey> regions);
+  // Whom to tell verdicts; nullptr before the batch is destroyed: later verdicts are dropped.
+  void bind(transport::Batch* batch);
+
+  transport::SliceIndex slice_count() const override { return plan_.slice_count(); }
+  transport::SliceInfo info(transport::SliceIndex slice) const override;
+  Result<void> expand(transport::SliceIndex slice, transport::SourceIndex source,
+                      std::vector<transport::ReadOp>& out) override;
+  void landed(transport::SliceIndex slice, transport::SourceIndex source) override;
+  void dropped(transport::SliceIndex slice, transport::SourceIndex source) override;
+
+ private:
+  bool verify_tile(const planner::TileWork& work, const std::byte* staging) const;
+  bool verify_part(const planner::TileWork& work, std::uint64_t expected) const;
+  std::span<const std::byte> array_of(const LayoutEntry& entry) const;
+  const LayoutEntry* entry_holding(TensorIndex tensor, const Box& box) const;
+
+  void verify(transport::SliceIndex slice, transport::SourceIndex source);
+  void verify_group(transport::SliceIndex slice);
+  void verify_range(transport::SliceIndex slice, transport::SourceIndex source);
+  void mark(TileIndex tile);
+  void finish(transport::SliceIndex slice, bool good);
+  void scatter(const planner::Expansion& expansion, const std::byte* staging);
+  std::byte* staging_of(transport::SliceIndex slice) const;
+  void release_staging(transport::SliceIndex slice);
+
+  const std::shared_ptr<const planner::Plan> plan_owner_;
+  const std::shared_ptr<store::PendingVersion> destination_owner_;
+  const planner::Plan& plan_;
+  store::PendingVersion& destination_;
+  const Checkpoint& checkpoint_;
+  const Layout& layout_;
+  WorkerPool& digest_pool_;
+  const RangeDigester range_digester_;
+  const std::shared_ptr<PullCounters> counters_;
+  StagingPool staging_;
+
+  std::mutex batch_mutex_;
+  transport::Batch* batch_ = nullptr;  // guarded by batch_mutex_
+  mutable std::mutex mutex_;
+  std::vector<std::vector<transport::RegionKey>> regions_;                 // guarded by mutex_
+  std::unordered_map<transport::SliceIndex, std::byte*> staged_;           // guarded by mutex_
+  std::unordered_map<transport::SliceIndex, std::uint32_t> group_landed_;  // guarded by mutex_
+  std::unordered_map<TileIndex, std::uint32_t> parts_open_;                // guarded by mutex_
+  planner::Expansion scratch_;                                             // engine thread only
+};
+
+}  // namespace rekindle::pull

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/pull/environment.h"
+#include "src/base/digest.h"
+#include "src/base/ids.h"
+
+namespace rekindle::pull {
+
+// What `model` or `model@version` stands for in one operation: resolved once.
+struct Resolved {
+  ModelVersion id;
+  Digest128 root;
+  Digest128 tensor_set;
+  std::uint64_t checkpoint_bytes = 0;
+};
+
+// Finds who holds a version: through the coordinator, or straight from the addresses of --from.
+// Control thread only.
+class SourceFinder {
+ public:
+  SourceFinder(const PullEnvironment& environment, ModelRef ref, std::vector<std::string> from,
+               std::string shard);
+
+  // Resolves the version and lists the sources. Waits out a coordinator that is starting, at most
+  // `patience`; then kNotFound (NO_SOURCE) or kUnavailable.
+  rpc::Task<Result<Resolved>> resolve(std::chrono::milliseconds patience);
+  // Asks again for sources of the resolved version; keeps the old list when nobody answers.
+  rpc::Task<void> refresh();
+  const std::vector<proto::Source>& sources() const { return sources_; }
+
+  // Tells the coordinator, beside the caller: its absence or slowness stops nothing.
+  void report(std::uint64_t bytes_done, std::uint64_t bytes_total,
+              std::vector<proto::SourceReport> reports) const;
+  rpc::Task<void> close(const Result<void>& outcome);
+
+ private:
+  rpc::Task<Result<Resolved>> resolve_once();
+  rpc::Task<Result<Resolved>> resolve_through_coordinator();
+  rpc::Task<Result<Resolved>> resolve_direct();
+  proto::PullProgressRequest progress_request() const;
+
+  const PullEnvironment& environment_;
+  const ModelRef ref_;
+  const std::vector<std::string> from_;
+  const std::string shard_;
+  Resolved resolved_;
+  std::string pull_id_;
+  std::vector<proto::Source> sources_;
+};
+
+}  // namespace rekindle::pull

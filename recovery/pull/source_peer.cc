@@ -1,0 +1,148 @@
+#include "recovery/pull/source_peer.h"
+
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "recovery/rpc/convert.h"
+#include "src/base/units.h"
+
+namespace rekindle::pull {
+
+namespace {
+
+constexpr std::chrono::milliseconds kPageDeadline{10000};
+constexpr std::chrono::milliseconds kSessionDeadline{5000};
+constexpr std::chrono::milliseconds kDigestDeadline{10000};
+constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
+
+}  // namespace
+
+SourcePeer::SourcePeer(proto::Source source, std::shared_ptr<rpc::RpcClient> client)
+    : source_(std::move(source)), client_(std::move(client)) {}
+
+rpc::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
+    proto::Source source, rpc::Identity identity, std::chrono::milliseconds deadline) {
+  CO_TRY(const Incarnation expected, Incarnation::from_bytes(source.node().incarnation()));
+  auto client = co_await rpc::RpcClient::connect(source.node().control_endpoint(),
+                                                 std::move(identity), deadline, expected);
+  if (!client) {
+    co_return fail(std::move(client).error().with_context(
+        fmt::format("source {} at {}", source.node().node_id(), source.node().control_endpoint())));
+  }
+  co_return std::make_shared<SourcePeer>(std::move(source), std::move(*client));
+}
+
+rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Digest128 digest,
+                                                       std::string name) {
+  std::string bytes;
+  std::uint64_t total = 0;
+  do {
+    proto::GetPageRequest request;
+    request.set_kind(kind);
+    *request.mutable_digest() = rpc::to_proto(digest);
+    request.set_offset(bytes.size());
+    request.set_name(name);
+    CO_TRY(const auto page, co_await rpc::call<proto::GetPageResponse>(
+                                client_, proto::AGENT_GET_PAGE, std::move(request), kPageDeadline));
+    if (bytes.empty()) {
+      total = page.total_bytes();
+      if (total > kMaxPagedBytes) {
+        co_return fail(ErrorCode::kInvalid, "source {} offers {} of metadata, the limit is {}",
+                       this->name(), format_bytes(total), format_bytes(kMaxPagedBytes));
+      }
+    }
+    const bool moves_on = !page.data().empty() || total == 0;
+    if (page.total_bytes() != total || !moves_on || page.data().size() > total - bytes.size()) {
+      co_return fail(ErrorCode::kCorrupt, "source {} sent pages that do not fit together",
+                     this->name());
+    }
+    bytes += page.data();
+  } while (bytes.size() < total);
+  co_return bytes;
+}
+
+rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest128 digest) {
+  CO_TRY(const std::string bytes, co_await fetch_pages(proto::PAGE_TENSOR_SET, digest, {}));
+  CO_TRY(auto tensors, TensorSet::parse(bytes));
+  if (tensors.digest() != digest) {
+    co_return fail(ErrorCode::kCorrupt, "source {} sent a tensor list with another digest", name());
+  }
+  co_return tensors;
+}
+
+rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::fetch_tile_digests(Digest128 root) {
+  CO_TRY(const std::string bytes, co_await fetch_pages(proto::PAGE_TILE_DIGESTS, root, {}));
+  static_assert(std::endian::native == std::endian::little);
+  std::vector<std::uint64_t> digests(bytes.size() / sizeof(std::uint64_t));
+  if (!digests.empty())
+    std::memcpy(digests.data(), bytes.data(), digests.size() * sizeof(std::uint64_t));
+  co_return digests;
+}
+
+rpc::Task<Result<std::string>> SourcePeer::fetch_layout(Digest128 digest) {
+  CO_TRY(std::string bytes, co_await fetch_pages(proto::PAGE_LAYOUT, digest, {}));
+  co_return bytes;
+}
+
+rpc::Task<Result<std::string>> SourcePeer::fetch_file(Digest128 root, std::string file) {
+  co_return co_await fetch_pages(proto::PAGE_FILE, root, std::move(file));
+}
+
+rpc::Task<Result<PeerSession>> SourcePeer::open_session(proto::NodeAddress self, ModelVersion id,
+                                                        Digest128 root,
+                                                        std::vector<std::string> transports) {
+  proto::OpenSessionRequest request;
+  *request.mutable_puller() = std::move(self);
+  request.set_source_incarnation(source_.node().incarnation());
+  *request.mutable_id() = rpc::to_proto(id);
+  *request.mutable_root() = rpc::to_proto(root);
+  *request.mutable_layout() = source_.layout();
+  *request.mutable_grant() = source_.grant();
+  for (auto& transport : transports) request.add_transports(std::move(transport));
+  CO_TRY(const auto response,
+         co_await rpc::call<proto::OpenSessionResponse>(client_, proto::AGENT_OPEN_SESSION,
+                                                        std::move(request), kSessionDeadline));
+  PeerSession session;
+  CO_TRY(session.token, SessionToken::from_bytes(response.token()));
+  for (const auto& region : response.regions()) {
+    if (region.segment() != session.regions.size()) {
+      co_return fail(ErrorCode::kInvalid, "source {} listed its segments out of order", name());
+    }
+    session.regions.push_back({region.region(), region.generation()});
+  }
+  for (const auto& offer : response.offers()) {
+    session.offers.push_back({offer.transport(), offer.endpoint(), offer.max_paths()});
+  }
+  co_return session;
+}
+
+rpc::Task<void> SourcePeer::close_session(SessionToken token) {
+  if (!client_->connected()) co_return;
+  proto::CloseSessionRequest request;
+  request.set_token(token.to_bytes());
+  // The source also ends the session when this connection closes: a failure here changes nothing.
+  (void)co_await rpc::call<proto::CloseSessionResponse>(client_, proto::AGENT_CLOSE_SESSION,
+                                                        std::move(request), kSessionDeadline);
+}
+
+rpc::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
+  auto answer = co_await rpc::call<proto::AgentStatusResponse>(
+      peer->client_, proto::AGENT_STATUS, proto::AgentStatusRequest(), kSessionDeadline);
+  if (!answer && answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
+}
+
+rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::digest_boxes(
+    proto::DigestBoxesRequest request) {
+  const int asked = request.items_size();
+  CO_TRY(const auto response,
+         co_await rpc::call<proto::DigestBoxesResponse>(client_, proto::AGENT_DIGEST_BOXES,
+                                                        std::move(request), kDigestDeadline));
+  if (response.digests_size() != asked) {
+    co_return fail(ErrorCode::kCorrupt, "source {} sent {} digests for {} ranges", name(),
+                   response.digests_size(), asked);
+  }
+  co_return std::vector<std::uint64_t>(response.digests().begin(), response.digests().end());
+}
+
+}  // namespace rekindle::pull

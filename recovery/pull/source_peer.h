@@ -1,0 +1,70 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/agent.pb.h"
+#include "proto/coordinator.pb.h"
+#include "recovery/rpc/rpc.h"
+#include "src/base/digest.h"
+#include "src/base/ids.h"
+#include "src/tensor/checkpoint.h"
+#include "transport/path.h"
+#include "transport/registry.h"
+
+namespace rekindle::pull {
+
+// One granted session at a source: keys, and how to connect paths.
+struct PeerSession {
+  SessionToken token;
+  std::vector<transport::RegionKey> regions;  // per segment of the layout
+  struct Offer {
+    std::string transport;
+    std::string endpoint;
+    std::uint32_t max_paths = 1;
+  };
+  std::vector<Offer> offers;
+};
+
+// The control connection to one source of a pull. Control thread only.
+class SourcePeer {
+ public:
+  // Connects and checks that the incarnation is the one that the coordinator meant (kStale).
+  static rpc::Task<Result<std::shared_ptr<SourcePeer>>> connect(proto::Source source,
+                                                                rpc::Identity identity,
+                                                                std::chrono::milliseconds deadline);
+  SourcePeer(proto::Source source, std::shared_ptr<rpc::RpcClient> client);
+
+  const proto::Source& source() const { return source_; }
+  const std::string& name() const { return source_.node().node_id(); }
+  bool connected() const { return client_->connected(); }
+  Incarnation incarnation() const { return client_->peer().incarnation; }
+  void close() { client_->close(); }
+
+  rpc::Task<Result<TensorSet>> fetch_tensor_set(Digest128 digest);
+  rpc::Task<Result<std::vector<std::uint64_t>>> fetch_tile_digests(Digest128 root);
+  rpc::Task<Result<std::string>> fetch_layout(Digest128 digest);  // canonical bytes, checked
+  // The content of a file tensor ("config.json"); the caller verifies it against the tile digests.
+  rpc::Task<Result<std::string>> fetch_file(Digest128 root, std::string name);
+
+  rpc::Task<Result<PeerSession>> open_session(proto::NodeAddress self, ModelVersion id,
+                                              Digest128 root, std::vector<std::string> transports);
+  rpc::Task<void> close_session(SessionToken token);
+  // Keeps the control connection (and with it the session) alive while only data flows. A peer that does
+  // not answer within 5 s is closed.
+  static rpc::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
+  rpc::Task<Result<std::vector<std::uint64_t>>> digest_boxes(proto::DigestBoxesRequest request);
+
+ private:
+  rpc::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest128 digest,
+                                             std::string name);
+
+  const proto::Source source_;
+  const std::shared_ptr<rpc::RpcClient> client_;
+};
+
+}  // namespace rekindle::pull

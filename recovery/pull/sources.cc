@@ -1,0 +1,208 @@
+// PullJob: who is asked, and the plan over them.
+#include <algorithm>
+#include <utility>
+
+#include "recovery/pull/concurrently.h"
+#include "recovery/pull/file_source.h"
+#include "recovery/pull/pull.h"
+#include "recovery/rpc/convert.h"
+#include "src/base/log.h"
+
+namespace rekindle::pull {
+
+namespace {
+
+constexpr std::chrono::milliseconds kDialDeadline{1500};
+constexpr std::size_t kMissingShown = 5;
+
+Result<TileSet> tiles_from(const proto::TileRanges& ranges, TileIndex count) {
+  TRY(const auto runs, rpc::from_proto(ranges, count));
+  TileSet set(count);
+  for (const auto& [begin, end] : runs) set.set_range(begin, end);
+  return set;
+}
+
+}  // namespace
+
+// Connects to every listed source that is not connected yet, all at once.
+rpc::Task<void> PullJob::connect_peers() {
+  std::vector<rpc::Task<void>> dials;
+  for (const auto& record : finder_.sources()) {
+    if (sources_->size() + dials.size() >= transport::kMaxSources) break;
+    const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
+    if (!incarnation || banned_.contains(*incarnation)) continue;
+    const bool known =
+        std::any_of(sources_->begin(), sources_->end(), [&](const ActiveSource& source) {
+          return source.peer != nullptr && source.peer->incarnation() == *incarnation &&
+                 rpc::from_proto(source.record.layout()) == rpc::from_proto(record.layout());
+        });
+    if (!known) dials.push_back(connect_peer(record));
+  }
+  co_await run_all(std::move(dials));
+  if (checkpoint_ == nullptr) co_return;
+  for (std::size_t i = sources_->size(); i-- > 0;) {
+    ActiveSource& source = (*sources_)[i];
+    if (source.peer == nullptr || source.layout != nullptr) continue;
+    auto added = co_await add_layout_of(source.peer);
+    if (added) {
+      source.layout = layouts_[rpc::from_proto(source.record.layout())];
+      if (!source.record.complete()) {
+        auto held = tiles_from(source.record.held(), checkpoint_->tiles.tile_count());
+        if (held) source.held = std::move(*held);
+      }
+    }
+    if (!added || (!source.record.complete() && !source.held)) {
+      log::warn("pull.layout", "source", source.name, "error",
+                added ? "malformed ranges" : added.error().message());
+      banned_.insert(source.peer->incarnation());
+      sources_->erase(sources_->begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+}
+
+rpc::Task<void> PullJob::connect_peer(proto::Source record) {
+  auto peer = co_await SourcePeer::connect(record, environment_.identity, kDialDeadline);
+  if (!peer) {
+    log::info("pull.dial", "source", record.node().node_id(), "error", peer.error());
+    const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
+    if (incarnation && peer.error().code() == ErrorCode::kStale) banned_.insert(*incarnation);
+    show({}, peer.error().message());
+    co_return;
+  }
+  ActiveSource source;
+  source.name = record.node().node_id();
+  source.record = std::move(record);
+  source.peer = std::move(*peer);
+  sources_->push_back(std::move(source));
+}
+
+rpc::Task<Result<void>> PullJob::add_layout_of(std::shared_ptr<SourcePeer> peer) {
+  const Digest128 digest = rpc::from_proto(peer->source().layout());
+  if (layouts_.contains(digest)) co_return Result<void>();
+  CO_TRY(const std::string bytes, co_await peer->fetch_layout(digest));
+  CO_TRY(auto layout, Layout::parse(checkpoint_->tensors, bytes));
+  if (layout.digest() != digest) {
+    co_return fail(ErrorCode::kCorrupt, "source {} sent a layout with another digest",
+                   peer->name());
+  }
+  layouts_[digest] = std::make_shared<const Layout>(std::move(layout));
+  co_return Result<void>();
+}
+
+// Copies of this version in the own store under other layouts.
+void PullJob::add_local_sources() {
+  for (const auto& stored : environment_.store->find(resolved_.id)) {
+    if (stored->manifest.checkpoint->root != resolved_.root) continue;
+    const std::string name = "store:" + stored->directory.filename().string();
+    const bool known = std::any_of(sources_->begin(), sources_->end(),
+                                   [&](const ActiveSource& source) { return source.name == name; });
+    if (known || sources_->size() >= transport::kMaxSources) continue;
+    ActiveSource source;
+    source.name = name;
+    source.layout = std::shared_ptr<const Layout>(stored, &stored->manifest.layout);
+    for (const auto& segment : stored->segments) source.local_segments.push_back(segment->bytes());
+    source.keep_alive = stored;
+    sources_->push_back(std::move(source));
+  }
+}
+
+Result<void> PullJob::add_fallback() {
+  fallback_used_ = true;
+  TRY(auto files, checkpoint_ != nullptr ? open_file_source(request_.fallback, checkpoint_)
+                                         : adopt_file_source(request_.fallback, resolved_.id,
+                                                             *environment_.blocking_pool));
+  if (!resolved_.root.is_nil() && files->checkpoint->root != resolved_.root) {
+    return fail(ErrorCode::kCorrupt, "{} holds other weights than {}: its root is {}, not {}",
+                request_.fallback.string(), resolved_.id.to_string(), files->checkpoint->root.hex(),
+                resolved_.root.hex());
+  }
+  checkpoint_ = files->checkpoint;
+  ActiveSource source;
+  source.name = request_.fallback.string();
+  source.layout = files->layout;
+  source.local_segments = files->segments();
+  source.keep_alive = files;
+  if (sources_->size() >= transport::kMaxSources) sources_->pop_back();
+  sources_->push_back(std::move(source));
+  return {};
+}
+
+void PullJob::forget_lost_sources() {
+  for (auto& source : *sources_) {
+    if (source.lost && source.peer != nullptr) source.peer->close();
+    // What is left starts afresh in the next transfer.
+    source.session.reset();
+    source.reconnects = 0;
+  }
+  std::erase_if(*sources_, [](const ActiveSource& source) { return source.lost; });
+}
+
+std::vector<planner::SourceView> PullJob::views() const {
+  std::vector<planner::SourceView> views;
+  for (const auto& source : *sources_) {
+    views.push_back({source.layout.get(), source.held ? &*source.held : nullptr});
+  }
+  return views;
+}
+
+Result<std::unique_ptr<planner::Plan>> PullJob::make_plan() {
+  const auto sources = views();
+  planner::PlanRequest request;
+  request.checkpoint = checkpoint_.get();
+  request.destination = &packed_->layout;
+  request.sources = sources;
+  request.have = pending_ != nullptr ? &(*pending_)->verified() : nullptr;
+  return planner::plan_pull(request, {});
+}
+
+Error PullJob::no_source_error(const planner::Plan& plan) const {
+  return {
+      ErrorCode::kNotFound,
+      fmt::format(
+          "NO_SOURCE: no living source holds {} part(s) of {}: {}; start an agent that holds it, "
+          "or give --fallback DIR",
+          plan.missing().size(), resolved_.id.to_string(),
+          planner::describe_missing(*checkpoint_, plan.missing(), kMissingShown))};
+}
+
+rpc::Task<Result<PlanSummary>> PullJob::plan_only() {
+  CO_TRY_VOID(co_await resolve());
+  CO_TRY_VOID(co_await find_wanted());
+  co_await connect_peers();
+  add_local_sources();
+  CO_TRY(const auto plan, make_plan());
+  PlanSummary summary;
+  summary.id = resolved_.id;
+  summary.root = resolved_.root;
+  summary.wanted_bytes = packed_->layout.payload_bytes();
+  summary.wire_bytes = plan->wire_bytes();
+  summary.slices = plan->slice_count();
+  summary.buckets = plan->bucket_count();
+  for (transport::SourceIndex i = 0; i < sources_->size(); ++i) {
+    const ActiveSource& source = (*sources_)[i];
+    PlanSummary::PerSource line{source.name, source.record.node().control_endpoint(), 0};
+    for (transport::SliceIndex slice = 0; slice < plan->slice_count(); ++slice) {
+      if (plan->candidates(slice).test(i)) line.bytes_available += plan->slice_bytes(slice);
+    }
+    summary.sources.push_back(std::move(line));
+  }
+  std::set<TensorIndex> tensors;
+  for (const auto& [tensor, box] : wanted_) {
+    const TensorInfo& info = checkpoint_->tensors[tensor];
+    tensors.insert(tensor);
+    summary.wanted.push_back({info.name, std::string(dtype_name(info.dtype)),
+                              info.shape.to_string(), box.to_string(),
+                              box.elements() * dtype_size_bytes(info.dtype)});
+  }
+  summary.tensors = static_cast<std::uint32_t>(tensors.size());
+  for (const auto& missing : plan->missing()) {
+    summary.missing.push_back(checkpoint_->tensors[missing.tensor].name + missing.box.to_string());
+  }
+  for (auto& source : *sources_) {
+    if (source.peer != nullptr) source.peer->close();
+  }
+  co_await finder_.close({});
+  co_return summary;
+}
+
+}  // namespace rekindle::pull

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/asio/steady_timer.hpp>
+
+#include "recovery/planner/plan.h"
+#include "recovery/pull/environment.h"
+#include "recovery/pull/slice_source.h"
+#include "recovery/pull/source_peer.h"
+#include "transport/engine.h"
+
+namespace rekindle::pull {
+
+// A source that a plan reads from: a peer, or bytes that are mapped here already.
+struct ActiveSource {
+  std::string name;
+  proto::Source record;              // of a peer
+  std::shared_ptr<SourcePeer> peer;  // null for local bytes
+  std::shared_ptr<const Layout> layout;
+  std::optional<TileSet> held;  // nullopt: all of the layout
+  std::vector<std::span<const std::byte>> local_segments;
+  std::shared_ptr<const void> keep_alive;  // of local_segments
+
+  // Filled while it runs.
+  std::string transport;
+  std::optional<PeerSession> session;
+  int reconnects = 0;
+  bool lost = false;
+  bool quarantined = false;
+  std::string cause;
+};
+
+// One run of one plan over the engine: connects the sources, feeds the batch, reconnects a lost
+// source once, and ends when every slice is accepted, when some slice has no source left
+// (kUnavailable: plan again with fresh sources), or on an error. Control thread only, but for the
+// observer's calls.
+class Transfer final : private transport::BatchObserver {
+ public:
+  struct Hooks {
+    std::function<void(const transport::BatchProgress&)> tick;  // about every 200 ms
+    std::function<void(std::string)> note;                      // one line worth showing
+  };
+
+  Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest128& root,
+           std::shared_ptr<const planner::Plan> plan,
+           std::shared_ptr<store::PendingVersion> destination,
+           std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
+           std::shared_ptr<PullCounters> counters, Hooks hooks);
+  ~Transfer() override;
+
+  // A cancelled coroutine ends the batch, waits for its drain and returns kUnavailable
+  // ("cancelled"); it must have been told not to throw (this_coro::throw_if_cancelled(false)).
+  rpc::Task<Result<void>> run();
+
+ private:
+  struct Event {
+    enum class Kind { kLost, kStarved } kind;
+    transport::SourceIndex source = 0;
+    std::optional<Error> cause;
+  };
+
+  // transport::BatchObserver, on the engine's thread.
+  void on_source_lost(transport::SourceIndex source, const Error& cause) override;
+  void on_starved(std::uint64_t open_slices) override;
+  void on_finished(const Result<void>& outcome) override;
+  void wake();
+
+  rpc::Task<void> connect_source(transport::SourceIndex index);
+  rpc::Task<Result<void>> open_paths(ActiveSource& source, transport::SourceIndex index);
+  rpc::Task<void> reconnect(transport::SourceIndex index);
+  rpc::Task<void> close_sessions();
+  void handle_events();
+  void keep_peers_alive();
+  void lose(transport::SourceIndex index, const std::string& cause);
+  std::vector<std::string> transports_for(const ActiveSource& source) const;
+  RangeDigester make_range_digester() const;
+
+  const PullEnvironment& environment_;
+  const ModelVersion id_;
+  const Digest128 root_;
+  const std::shared_ptr<std::vector<ActiveSource>> source_table_;
+  std::vector<ActiveSource>& sources_;  // *source_table_
+  const std::string forced_transport_;
+  const Hooks hooks_;
+  std::shared_ptr<PlanSliceSource> slices_;
+  std::unique_ptr<transport::Batch> batch_;
+  std::shared_ptr<boost::asio::steady_timer> timer_;
+  int connecting_ = 0;  // connects and reconnects under way
+  bool starved_ = false;
+  TimePoint last_keep_alive_{};
+
+  std::mutex mutex_;
+  std::deque<Event> events_;              // guarded by mutex_
+  std::optional<Result<void>> finished_;  // guarded by mutex_
+};
+
+}  // namespace rekindle::pull

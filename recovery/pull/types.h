@@ -1,0 +1,93 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "src/base/digest.h"
+#include "src/base/ids.h"
+
+// What a pull takes and gives, for the command line and the local channel.
+namespace rekindle::pull {
+
+struct PullRequest {
+  ModelRef ref;
+  std::string shard;          // "tp=3/8"; "" = whole
+  std::string spec_json;      // contents of --spec; "" = built in, by the checkpoint's config.json
+  std::string tensors_regex;  // instead of a shard
+  std::vector<std::string> from;
+  std::string transport;           // "", "tcp" or "shm"
+  std::filesystem::path to;        // "" = into the store; else a complete checkpoint directory
+  std::filesystem::path fallback;  // rung 4: a directory of safetensors files
+};
+
+struct SourceLine {
+  std::string name;
+  std::string transport;
+  std::uint64_t bytes = 0;
+  double bytes_per_second = 0;
+  bool lost = false;
+  std::string cause;
+};
+
+struct Progress {
+  std::string phase;  // resolve, plan, connect, transfer, verify, commit, copy
+  ModelVersion id;
+  std::uint64_t bytes_done = 0;
+  std::uint64_t bytes_total = 0;
+  double bytes_per_second = 0;
+  std::vector<SourceLine> sources;
+  std::string note;  // one line worth showing, "" most of the time
+};
+using OnProgress = std::function<void(const Progress&)>;
+
+struct Phase {
+  std::string name;
+  std::chrono::microseconds elapsed{0};
+};
+
+struct TransferSummary {
+  ModelVersion id;
+  Digest128 root;
+  Digest128 layout;
+  std::filesystem::path path;
+  std::uint64_t bytes = 0;            // of tensors now held
+  std::uint64_t fetched_bytes = 0;    // over the wire this time
+  std::uint64_t resumed_bytes = 0;    // verified by an earlier try
+  std::uint64_t refetched_bytes = 0;  // wrong or unfinished, fetched again
+  std::uint32_t tensors = 0;
+  std::chrono::milliseconds elapsed{0};
+  std::vector<Phase> phases;
+  std::vector<SourceLine> sources;
+};
+
+// pull --dry-run: the plan, nothing transferred.
+struct PlanSummary {
+  ModelVersion id;
+  Digest128 root;
+  std::uint32_t tensors = 0;
+  std::uint64_t wanted_bytes = 0;
+  std::uint64_t wire_bytes = 0;
+  std::uint32_t slices = 0;
+  std::uint32_t buckets = 0;
+  struct PerSource {
+    std::string name;
+    std::string endpoint;
+    std::uint64_t bytes_available = 0;  // of the plan
+  };
+  std::vector<PerSource> sources;
+  struct Tensor {
+    std::string name;
+    std::string dtype;
+    std::string shape;
+    std::string box;
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Tensor> wanted;
+  std::vector<std::string> missing;  // one line each
+};
+
+}  // namespace rekindle::pull
