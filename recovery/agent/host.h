@@ -64,9 +64,11 @@ struct AgentOptions {
   std::uint64_t store_budget_bytes = 0;
   std::string listen = "0.0.0.0:7400";  // control; port 0 = any
   std::string data_listen;              // "" = same address, any port
-  // Host that others reach us by; "" = the listen address, else the one used towards the coordinator.
+  // Host that others reach us by; "" = the listen address, else the one used towards the
+  // coordinator.
   std::string advertise;
-  std::string data_advertise;  // "host:port" of the data port as others reach it (NAT, proxies); "" = as is
+  std::string
+      data_advertise;  // "host:port" of the data port as others reach it (NAT, proxies); "" = as is
   std::string coordinator;
   std::filesystem::path secret_file;
   std::string failure_domain;

@@ -1,5 +1,8 @@
 // The `rekindle agent` daemon: one control thread, the transports' servers, the listeners.
+#include <cerrno>
 #include <utility>
+
+#include <sys/stat.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -153,7 +156,11 @@ Result<void> Daemon::listen_control() {
   TRY(const auto bound, server_->listen(options_.listen));
   TRY(const auto bound_port, rpc::HostPort::parse(bound));
   control_address_ = rpc::HostPort{host_, bound_port.port}.to_string();
-  return local_server_->listen_unix(agent_socket(options_.store_directory));
+  const auto socket = agent_socket(options_.store_directory);
+  if (mkdir(socket.parent_path().c_str(), 0700) != 0 && errno != EEXIST) {
+    return fail_errno(errno, fmt::format("create {}", socket.parent_path().string()));
+  }
+  return local_server_->listen_unix(socket);
 }
 
 void Daemon::install_status() {

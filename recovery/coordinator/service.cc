@@ -124,9 +124,13 @@ Result<proto::PublishResponse> Service::publish(const rpc::Peer& peer,
                                                 const proto::PublishRequest& request) {
   TRY_VOID(check_speaker(peer, request.incarnation()));
   TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  // A command that publishes into a store without an agent is no member; its claim counts all the
+  // same.
+  const bool member = peer.role == proto::ROLE_AGENT;
   TRY(const std::uint64_t epoch,
-      core_.publish(request.node_id(), peer.incarnation, id, rpc::from_proto(request.root()),
-                    rpc::from_proto(request.tensor_set()), request.checkpoint_bytes(), now()));
+      core_.publish(member ? request.node_id() : "", peer.incarnation, id,
+                    rpc::from_proto(request.root()), rpc::from_proto(request.tensor_set()),
+                    request.checkpoint_bytes(), now()));
   log::info("version.claimed", "version", id.to_string(), "by", request.node_id());
   proto::PublishResponse response;
   response.set_epoch(epoch);

@@ -134,6 +134,7 @@ rpc::Task<Result<void>> PullJob::begin() {
         std::make_shared<std::unique_ptr<store::PendingVersion>>(std::move(*pending)));
   });
   CO_TRY(pending_, std::move(begun));
+  verified_ = std::make_shared<VerifiedTiles>((*pending_)->verified());
   co_return Result<void>();
 }
 
@@ -170,10 +171,10 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
       CO_TRY_VOID(co_await find_more_sources(*plan, *starving_since));
       continue;
     }
-    const auto verified = (*pending_)->verified().count();
+    const auto verified = verified_->snapshot().count();
     auto done = co_await transfer_once(plan);
     if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
-    if ((*pending_)->verified().count() > verified) {
+    if (verified_->snapshot().count() > verified) {
       fruitless = 0;
       starving_since.reset();
     } else if (++fruitless == kFruitlessTransfers) {

@@ -83,6 +83,7 @@ class PullJob {
   std::vector<TensorBox> wanted_;
   std::optional<PackedLayout> packed_;
   std::shared_ptr<std::unique_ptr<store::PendingVersion>> pending_;  // shared with verifications
+  std::shared_ptr<VerifiedTiles> verified_;
   std::shared_ptr<std::vector<ActiveSource>> sources_;
   std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
   std::map<Incarnation, int> losses_;  // of sources of this pull

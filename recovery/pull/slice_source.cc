@@ -27,10 +27,12 @@ constexpr std::size_t kStagingBuffers = 8;
 
 PlanSliceSource::PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
                                  std::shared_ptr<store::PendingVersion> destination,
-                                 WorkerPool& digest_pool, RangeDigester range_digester,
+                                 std::shared_ptr<VerifiedTiles> verified, WorkerPool& digest_pool,
+                                 RangeDigester range_digester,
                                  std::shared_ptr<PullCounters> counters)
     : plan_owner_(std::move(plan)),
       destination_owner_(std::move(destination)),
+      verified_(std::move(verified)),
       plan_(*plan_owner_),
       destination_(*destination_owner_),
       checkpoint_(*destination_.manifest().checkpoint),
@@ -243,7 +245,10 @@ std::span<const std::byte> PlanSliceSource::array_of(const LayoutEntry& entry) c
   return destination_.segment(entry.segment).subspan(entry.offset_bytes, bytes);
 }
 
-void PlanSliceSource::mark(TileIndex tile) { destination_.mark_verified(tile); }
+void PlanSliceSource::mark(TileIndex tile) {
+  destination_.mark_verified(tile);
+  verified_->set(tile);
+}
 
 void PlanSliceSource::finish(SliceIndex slice, bool good) {
   const std::uint64_t bytes = plan_.slice_bytes(slice);

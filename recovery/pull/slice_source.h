@@ -7,6 +7,7 @@
 #include <mutex>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "recovery/planner/plan.h"
@@ -23,6 +24,24 @@ struct PullCounters {
   std::atomic<std::uint64_t> landed_bytes = 0;    // over the wire, accepted or not
   std::atomic<std::uint64_t> rejected_bytes = 0;  // landed, did not verify
   std::atomic<std::uint64_t> corrupt_tiles = 0;
+};
+
+// The tiles of a pull that have verified, in this life or an earlier one. Thread-safe.
+class VerifiedTiles {
+ public:
+  explicit VerifiedTiles(TileSet verified) : tiles_(std::move(verified)) {}
+  void set(TileIndex tile) {
+    const std::lock_guard lock(mutex_);
+    tiles_.set(tile);
+  }
+  TileSet snapshot() const {
+    const std::lock_guard lock(mutex_);
+    return tiles_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  TileSet tiles_;  // guarded by mutex_
 };
 
 // Asks source `source` for the digests of parts of tiles and calls back, from any thread, with one
@@ -42,7 +61,8 @@ class PlanSliceSource final : public transport::SliceSource,
                               public std::enable_shared_from_this<PlanSliceSource> {
  public:
   PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
-                  std::shared_ptr<store::PendingVersion> destination, WorkerPool& digest_pool,
+                  std::shared_ptr<store::PendingVersion> destination,
+                  std::shared_ptr<VerifiedTiles> verified, WorkerPool& digest_pool,
                   RangeDigester range_digester, std::shared_ptr<PullCounters> counters);
 
   // Keys of a source's segments, in its layout's order. Before its paths are added; again after a
@@ -75,6 +95,7 @@ class PlanSliceSource final : public transport::SliceSource,
 
   const std::shared_ptr<const planner::Plan> plan_owner_;
   const std::shared_ptr<store::PendingVersion> destination_owner_;
+  const std::shared_ptr<VerifiedTiles> verified_;
   const planner::Plan& plan_;
   store::PendingVersion& destination_;
   const Checkpoint& checkpoint_;

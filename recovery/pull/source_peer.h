@@ -54,8 +54,8 @@ class SourcePeer {
   rpc::Task<Result<PeerSession>> open_session(proto::NodeAddress self, ModelVersion id,
                                               Digest128 root, std::vector<std::string> transports);
   rpc::Task<void> close_session(SessionToken token);
-  // Keeps the control connection (and with it the session) alive while only data flows. A peer that does
-  // not answer within 5 s is closed.
+  // Keeps the control connection (and with it the session) alive while only data flows. A peer that
+  // does not answer within 5 s is closed.
   static rpc::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
   rpc::Task<Result<std::vector<std::uint64_t>>> digest_boxes(proto::DigestBoxesRequest request);
 

@@ -151,7 +151,8 @@ Result<std::unique_ptr<planner::Plan>> PullJob::make_plan() {
   request.checkpoint = checkpoint_.get();
   request.destination = &packed_->layout;
   request.sources = sources;
-  request.have = pending_ != nullptr ? &(*pending_)->verified() : nullptr;
+  const TileSet have = verified_ != nullptr ? verified_->snapshot() : TileSet();
+  request.have = verified_ != nullptr ? &have : nullptr;
   return planner::plan_pull(request, {});
 }
 

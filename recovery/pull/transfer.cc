@@ -32,6 +32,7 @@ constexpr int kReconnectsPerSource = 1;
 Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
                    const Digest128& root, std::shared_ptr<const planner::Plan> plan,
                    std::shared_ptr<store::PendingVersion> destination,
+                   std::shared_ptr<VerifiedTiles> verified,
                    std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
                    std::shared_ptr<PullCounters> counters, Hooks hooks)
     : environment_(environment),
@@ -42,8 +43,8 @@ Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
       forced_transport_(std::move(forced_transport)),
       hooks_(std::move(hooks)),
       slices_(std::make_shared<PlanSliceSource>(std::move(plan), std::move(destination),
-                                                *environment.digest_pool, make_range_digester(),
-                                                std::move(counters))),
+                                                std::move(verified), *environment.digest_pool,
+                                                make_range_digester(), std::move(counters))),
       timer_(std::make_shared<boost::asio::steady_timer>(environment.executor)) {}
 
 Transfer::~Transfer() {

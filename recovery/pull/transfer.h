@@ -54,6 +54,7 @@ class Transfer final : private transport::BatchObserver {
   Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest128& root,
            std::shared_ptr<const planner::Plan> plan,
            std::shared_ptr<store::PendingVersion> destination,
+           std::shared_ptr<VerifiedTiles> verified,
            std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
            std::shared_ptr<PullCounters> counters, Hooks hooks);
   ~Transfer() override;

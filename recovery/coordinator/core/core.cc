@@ -146,7 +146,7 @@ Result<std::uint64_t> Core::publish(const std::string& node_id, const Incarnatio
                                     const ModelVersion& id, const Digest128& root,
                                     const Digest128& tensor_set, std::uint64_t checkpoint_bytes,
                                     TimePoint now) {
-  TRY_VOID(hear(node_id, incarnation, 0, now));
+  if (!node_id.empty()) TRY_VOID(hear(node_id, incarnation, 0, now));
   if (root.is_nil()) return fail(ErrorCode::kInvalid, "publish {}: no root", id.to_string());
   TRY_VOID(catalog_.claim(id, root, tensor_set, checkpoint_bytes, /*revive=*/true));
   return epoch();

@@ -91,6 +91,7 @@ class Core {
   Result<std::vector<AnnounceConflict>> announce(
       const std::string& node_id, const Incarnation& incarnation, std::uint64_t epoch, bool full,
       std::vector<Holding> add, const std::vector<HoldingKey>& remove, TimePoint now);
+  // node_id "": not a member.
   Result<std::uint64_t> publish(const std::string& node_id, const Incarnation& incarnation,
                                 const ModelVersion& id, const Digest128& root,
                                 const Digest128& tensor_set, std::uint64_t checkpoint_bytes,
