@@ -347,15 +347,16 @@ Task<Result<std::string>> PeerService::digest_boxes(std::string body) {
     co_return fail(ErrorCode::kInvalid, "{} ranges in one call, at most {}", request.items_size(),
                    kMaxDigestItems);
   }
-  const auto stored = served->stored;
-  co_return co_await pull::offload(digest_pool_, [stored, request]() -> Result<std::string> {
+  // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
+  auto work = [stored = served->stored, request]() -> Result<std::string> {
     proto::DigestBoxesResponse response;
     for (const auto& item : request.items()) {
       TRY(const auto digest, digest_part(*stored, item));
       response.add_digests(digest);
     }
     return response.SerializeAsString();
-  });
+  };
+  co_return co_await pull::offload(digest_pool_, std::move(work));
 }
 
 }  // namespace rekindle::agent

@@ -107,12 +107,12 @@ std::string describe_missing(const Checkpoint& checkpoint, std::span<const Missi
     if (++tensors > limit) continue;
     std::size_t end = i + 1;
     while (end < missing.size() && missing[end].tensor == missing[i].tensor) ++end;
-    if (!text.empty()) text += '\n';
+    if (!text.empty()) text += "; ";
     text += name_missing(checkpoint, missing[i]);
     if (end - i > 1) text += fmt::format(" (and {} more parts of it)", end - i - 1);
   }
   if (tensors > limit) {
-    text += fmt::format("{}and {} more", text.empty() ? "" : "\n", tensors - limit);
+    text += fmt::format("{}and {} more", text.empty() ? "" : "; ", tensors - limit);
   }
   return text;
 }

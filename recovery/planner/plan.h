@@ -123,7 +123,7 @@ class Plan {
 
 Result<std::unique_ptr<Plan>> plan_pull(const PlanRequest& request, const PlanOptions& options);
 
-// One line per tensor that is missing, at most `limit`, then "and N more".
+// The tensors that are missing, on one line: at most `limit`, then "and N more".
 std::string describe_missing(const Checkpoint& checkpoint, std::span<const MissingBox> missing,
                              std::size_t limit);
 

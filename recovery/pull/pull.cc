@@ -222,7 +222,7 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
   hooks.note = [this](std::string note) { show({}, std::move(note)); };
   const std::shared_ptr<store::PendingVersion> destination(pending_, pending_->get());
   Transfer transfer(environment_, resolved_.id, resolved_.root, std::move(plan), destination,
-                    sources_, request_.transport, counters_, std::move(hooks));
+                    verified_, sources_, request_.transport, counters_, std::move(hooks));
   auto done = co_await transfer.run();
   for (const auto& source : *sources_) {
     if (source.peer == nullptr || !source.lost) continue;

@@ -256,8 +256,8 @@ TEST(Plan, MissingNamesTensorsAndParts) {
   const auto plan = make_plan(*checkpoint, layout, {{&some, nullptr}});
   EXPECT_EQ(plan->slice_count(), 0u);
   EXPECT_EQ(describe_missing(*checkpoint, plan->missing(), 2),
-            "a (100 B) is held by no source\n"
-            "b[5:8, 0:100] (300 B of 800 B) is held by no source\n"
+            "a (100 B) is held by no source; "
+            "b[5:8, 0:100] (300 B of 800 B) is held by no source; "
             "and 2 more");
   EXPECT_EQ(describe_missing(*checkpoint, {}, 2), "");
   const auto nobody = make_plan(*checkpoint, layout, {});
