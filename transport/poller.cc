@@ -99,6 +99,7 @@ bool Poller::post(SliceWork* work) {
 void Poller::run(const std::string& name) {
   set_thread_name(name);
   int idle_turns = 0;
+  unsigned turns = 0;
   while (!stopping_ || !paths_.empty()) {
     bool moved = take_commands();
     moved = take_work() || moved;
@@ -122,7 +123,11 @@ void Poller::run(const std::string& name) {
     }
     flush_events();
     idle_turns = moved ? 0 : idle_turns + 1;
-    if (idle_turns < kSpins && busy) continue;
+    if (idle_turns < kSpins && busy) {
+      // However busy: a look at the descriptors of idle paths now and then.
+      if (++turns % kSpins == 0) wait_events(0);
+      continue;
+    }
     if (!stopping_) sleep(busy, idle_turns);
   }
 }
@@ -318,9 +323,13 @@ void Poller::sleep(bool busy, int idle_turns) {
     const Owned& owned = *item.second;
     return (owned.slices > 0 || owned.aborting) && owned.path->wait_fd() < 0;
   });
-  std::array<epoll_event, 16> ready;
   int timeout_ms = busy || !overflow_.empty() ? kSleepMs : -1;
   if (must_poll) timeout_ms = idle_turns < kPolledSpins ? 0 : 1;
+  wait_events(timeout_ms);
+}
+
+void Poller::wait_events(int timeout_ms) {
+  std::array<epoll_event, 16> ready;
   const int count =
       epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), timeout_ms);
   for (int i = 0; i < count; ++i) {

@@ -84,6 +84,7 @@ class Poller {
   void emit(const PollerEvent& event);
   void flush_events();
   void sleep(bool busy, int idle_turns);
+  void wait_events(int timeout_ms);
   void wake();
 
   const std::function<void()> wake_engine_;

@@ -10,10 +10,6 @@ namespace rekindle::transport::fake {
 
 namespace {
 
-struct OwnedBytes {
-  std::vector<std::byte> bytes;
-};
-
 template <typename Visit>
 void for_each_run(const ReadOp& op, Visit visit) {
   for (std::uint64_t run = 0; run < op.count && op.run_bytes > 0; ++run) {
@@ -49,10 +45,7 @@ FakePeer::FakePeer(std::string name) : name_(std::move(name)) {}
 FakePeer::~FakePeer() { kill(); }
 
 RegionKey FakePeer::add_region(std::span<const std::byte> bytes) {
-  auto owned = std::make_shared<OwnedBytes>();
-  owned->bytes.assign(bytes.begin(), bytes.end());
-  const std::span<const std::byte> view = owned->bytes;
-  return registry_.add(view, -1, 0, {}, std::move(owned));
+  return registry_.add(bytes, -1, 0, {}, nullptr);
 }
 
 SessionToken FakePeer::admit(std::vector<RegionKey> regions) {

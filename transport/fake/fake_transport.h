@@ -64,7 +64,7 @@ class FakePeer {
   FakePeer(const FakePeer&) = delete;
   FakePeer& operator=(const FakePeer&) = delete;
 
-  RegionKey add_region(std::span<const std::byte> bytes);  // copies them
+  RegionKey add_region(std::span<const std::byte> bytes);  // they outlive the peer
   void remove_region(RegionKey key) { registry_.remove(key); }
   SessionToken admit(std::vector<RegionKey> regions);
   void revoke(const SessionToken& token);  // ops not begun yet are kDenied
