@@ -70,8 +70,9 @@ ProgressView::Style ProgressView::style_for_stderr(bool quiet) {
 }
 
 std::string ProgressView::line(std::string_view verb, const agent::Progress& progress) {
-  std::string text = fmt::format(
-      "{} {}: {}", verb, progress.id.model.empty() ? "" : progress.id.to_string(), progress.phase);
+  std::string text(verb);
+  if (!progress.id.model.empty()) text += " " + progress.id.to_string();
+  text += ": " + progress.phase;
   if (progress.bytes_total > 0) {
     text += fmt::format(" {:.0f} %, {}", std::floor(fraction(progress) * 100), amount(progress));
   }
@@ -86,8 +87,8 @@ std::string ProgressView::line(std::string_view verb, const agent::Progress& pro
 std::string ProgressView::bar(std::string_view verb, const agent::Progress& progress,
                               std::size_t width) {
   const double done = fraction(progress);
-  std::string head = fmt::format(
-      "{} {}", verb, progress.id.model.empty() ? progress.phase : progress.id.to_string());
+  std::string head(verb);
+  if (!progress.id.model.empty()) head += " " + progress.id.to_string();
   if (progress.bytes_total == 0) {
     head += fmt::format("  {} ...", progress.phase);
     return head.substr(0, width);
