@@ -20,6 +20,10 @@ void add_layout(const TensorSet& tensors, const Layout& layout, CheckpointView& 
   std::uint64_t whole_tensors = 0;
   for (const LayoutEntry& entry : layout.entries()) {
     const TensorInfo& info = tensors[entry.tensor];
+    if (is_file_tensor(info.name)) {
+      view.extras.push_back(info.name.substr(kFileTensorPrefix.size()));
+      continue;
+    }
     const std::uint64_t bytes = entry.box.elements() * dtype_size_bytes(info.dtype);
     const bool whole = entry.box == Box::whole(info.shape);
     whole_tensors += whole ? 1 : 0;
@@ -28,7 +32,9 @@ void add_layout(const TensorSet& tensors, const Layout& layout, CheckpointView& 
                             whole ? "" : entry.box.to_string(),
                             layout.segments()[entry.segment].name, bytes});
   }
-  view.whole = whole_tensors == tensors.size();
+  const auto model_tensors = std::ranges::count_if(
+      tensors.tensors(), [](const TensorInfo& info) { return !is_file_tensor(info.name); });
+  view.whole = whole_tensors == static_cast<std::uint64_t>(model_tensors);
   view.tensor_set = tensors.digest();
   view.layout = layout.digest();
 }

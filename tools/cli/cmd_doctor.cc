@@ -7,6 +7,7 @@
 
 #include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
+#include "recovery/agent/local_service.h"
 #include "tools/cli/doctor.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
@@ -40,7 +41,7 @@ Check check_coordinator(const Settings& settings) {
 }
 
 Check check_agent(const Settings& settings) {
-  const auto socket = std::filesystem::path(settings.store) / "agent.sock";
+  const auto socket = agent::agent_socket(settings.store);
   std::error_code ignored;
   if (!std::filesystem::exists(socket, ignored)) {
     return {"agent", Level::kOk, "none runs on this store: commands embed one", ""};

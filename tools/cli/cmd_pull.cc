@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "src/base/units.h"
+#include "src/tensor/tensor_set.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
@@ -66,11 +67,17 @@ void print_plan(const agent::PlanSummary& plan) {
   }
   print("\n" + table({{"SOURCE"}, {"ENDPOINT"}, {"HOLDS OF THE PLAN", true}}, rows));
   rows.clear();
+  std::size_t files = 0;
   for (const auto& tensor : plan.wanted) {
+    if (is_file_tensor(tensor.name)) {
+      ++files;
+      continue;
+    }
     rows.push_back({printable(tensor.name), tensor.dtype, tensor.shape, tensor.box,
                     format_bytes(tensor.bytes)});
   }
   print("\n" + table({{"TENSOR"}, {"DTYPE"}, {"SHAPE"}, {"BOX"}, {"BYTES", true}}, rows));
+  if (files > 0) print_line(fmt::format("and {} small files (configuration, tokenizer)", files));
   for (const std::string& line : plan.missing) print_line("missing: " + printable(line));
 }
 

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <time.h>
 
+#include "recovery/agent/local_service.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
@@ -36,7 +37,7 @@ class StatusSource {
     source.cluster_ = args.agent.empty() && !settings.coordinator.empty();
     std::string address = source.cluster_ ? settings.coordinator : args.agent;
     if (address.empty()) {
-      const std::filesystem::path socket = std::filesystem::path(settings.store) / "agent.sock";
+      const std::filesystem::path socket = agent::agent_socket(settings.store);
       std::error_code ignored;
       if (!std::filesystem::exists(socket, ignored)) {
         return fail(ErrorCode::kNotFound,

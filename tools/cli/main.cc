@@ -37,6 +37,17 @@ std::string epilogue() {
          "  rekindle pull qwen3 --to /tmp/qwen3 --coordinator 127.0.0.1:7300\n";
 }
 
+// The list of commands has their first sentence; `COMMAND --help` has the rest.
+class Formatter : public CLI::Formatter {
+ public:
+  std::string make_subcommand(const CLI::App* sub) const override {
+    std::string text = sub->get_description();
+    for (char& c : text) c = c == '\n' ? ' ' : c;
+    if (const auto end = text.find_first_of(".:"); end != std::string::npos) text.resize(end);
+    return fmt::format("  {:<12} {}\n", sub->get_name(), text);
+  }
+};
+
 void add_global_options(CLI::App& app, Settings& settings) {
   const auto add = [&](const char* name, std::string& value, const char* text, const char* env) {
     CLI::Option* option = app.add_option(name, value, text)->group("Options of every command");
@@ -96,8 +107,10 @@ int report(const Session& session, const Error& error) {
     print_json(to_json(error));
     (void)flush_output();
   }
-  std::string line = session.command.empty() ? "rekindle" : "rekindle " + session.command;
-  line += ": " + printable(error.message()) + "\n";
+  std::string line = "rekindle ";
+  // "rekindle pull m@1: …" also where the message already starts with what was done.
+  if (!error.message().starts_with(session.command + " ")) line += session.command + ": ";
+  line += printable(error.message()) + "\n";
   std::fputs(line.c_str(), stderr);
   return exit_code(error.code());
 }
@@ -106,6 +119,11 @@ int parse_error(CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
   std::string name = "rekindle";
   for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
+  if (app.get_subcommands().empty() && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    std::fprintf(stderr, "rekindle: no command or option '%s' (see rekindle --help)\n",
+                 printable(app.remaining().front()).c_str());
+    return kExitUsage;
+  }
   std::fprintf(stderr, "%s: %s (see %s --help)\n", name.c_str(), printable(error.what()).c_str(),
                name.c_str());
   return kExitUsage;
@@ -120,7 +138,9 @@ int run_main(int argc, char** argv) {
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string(software_version()));
   app.footer(epilogue());
-  app.get_formatter()->column_width(34);
+  const auto formatter = std::make_shared<Formatter>();
+  formatter->column_width(34);
+  app.formatter(formatter);
   add_global_options(app, session.settings);
   for (const auto add :
        {add_coordinator, add_agent, add_publish, add_pull, add_status, add_inspect, add_verify,

@@ -71,7 +71,7 @@ ProgressView::Style ProgressView::style_for_stderr(bool quiet) {
 
 std::string ProgressView::line(std::string_view verb, const agent::Progress& progress) {
   std::string text(verb);
-  if (!progress.id.model.empty()) text += " " + progress.id.to_string();
+  if (progress.bytes_total > 0) text += " " + progress.id.to_string();
   text += ": " + progress.phase;
   if (progress.bytes_total > 0) {
     text += fmt::format(" {:.0f} %, {}", std::floor(fraction(progress) * 100), amount(progress));
@@ -88,11 +88,11 @@ std::string ProgressView::bar(std::string_view verb, const agent::Progress& prog
                               std::size_t width) {
   const double done = fraction(progress);
   std::string head(verb);
-  if (!progress.id.model.empty()) head += " " + progress.id.to_string();
-  if (progress.bytes_total == 0) {
+  if (progress.bytes_total == 0) {  // the version may not be known yet
     head += fmt::format("  {} ...", progress.phase);
     return head.substr(0, width);
   }
+  head += " " + progress.id.to_string();
   std::string tail = fmt::format(" {:3.0f} %  {}", std::floor(done * 100), amount(progress));
   if (progress.bytes_per_second > 0) {
     tail += fmt::format("  {}", format_rate(progress.bytes_per_second));
@@ -120,6 +120,7 @@ void ProgressView::update(const agent::Progress& progress, TimePoint now) {
     finish();
     write_error_stream(fmt::format("{}: {}\n", verb_, printable(progress.note)));
   }
+  if (style_ == Style::kLines && progress.bytes_total == 0) return;  // nothing to tell yet
   const bool bar_style = style_ == Style::kBar;
   const milliseconds pause(bar_style ? 100 : 1000);
   if (written_ && now - last_ < pause && !(bar_style && news)) return;
