@@ -61,11 +61,13 @@ std::string bash_script(const CLI::App& app) {
     commands.insert(sub->get_name());
     collect(*sub, completion);
     std::set<std::string> names = option_names(*sub);
+    std::set<std::string> inner_commands;
     for (const CLI::App* inner : sub->get_subcommands({})) {
-      names.insert(inner->get_name());
+      inner_commands.insert(inner->get_name());
       names.merge(option_names(*inner));
     }
-    per_command += fmt::format("    {}) words=\"{}\" ;;\n", sub->get_name(), join(names));
+    per_command += fmt::format("    {}) words=\"{}\" inner=\"{}\" ;;\n", sub->get_name(),
+                               join(names), join(inner_commands));
   }
   std::string values;
   std::set<std::string> seen;
@@ -78,7 +80,7 @@ std::string bash_script(const CLI::App& app) {
   return fmt::format(
       R"(# bash completion for rekindle: source <(rekindle completion bash)
 _rekindle() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= word words=
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= word words= inner=
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     case " {0} " in *" $word "*) command=$word; break ;; esac
   done
@@ -93,9 +95,11 @@ _rekindle() {{
   words+=" {5}"
   if [[ $cur == -* || -z $command ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
+  elif [[ -n $inner ]]; then
+    mapfile -t COMPREPLY < <(compgen -W "$inner" -- "$cur")
   else
     compopt -o filenames 2>/dev/null
-    mapfile -t COMPREPLY < <(compgen -W "${{words//--*/}}" -- "$cur"; compgen -f -- "$cur")
+    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
   fi
 }}
 complete -F _rekindle rekindle

@@ -99,8 +99,9 @@ Result<int> run_doctor(const Settings& settings) {
 void add_doctor(CLI::App& app, Session& session) {
   CLI::App* sub = app.add_subcommand(
       "doctor",
-      "Check what this host needs (memory, limits, huge pages, NICs, RDMA, GPUs, ports, what is\n"
-      "compiled in) and say what to do about it. Exit code 1 when something must be fixed.");
+      "Check this host and say what to fix. Looks at memory, limits, huge pages, NICs, RDMA, "
+      "GPUs,\n"
+      "NUMA, ports, the store and what is compiled in. Exit code 1 when something must be fixed.");
   sub->callback([&session] {
     session.choose("doctor", [&session] { return run_doctor(session.settings); });
   });

@@ -4,11 +4,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include "proto/coordinator.pb.h"
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress.h"
+#include "tools/cli/remote.h"
 #include "tools/cli/session.h"
 
 namespace rekindle::cli {
@@ -55,8 +57,33 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
   return kExitOk;
 }
 
-Result<int> retire(const Settings& settings, const std::string& text) {
-  TRY(const ModelVersion id, parse_model_version(text));
+struct RetireArgs {
+  std::string id;
+  bool everywhere = false;
+};
+
+Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id) {
+  if (settings.coordinator.empty()) {
+    return fail(ErrorCode::kInvalid, "--everywhere needs a --coordinator");
+  }
+  TRY(const auto coordinator, Remote::create(settings, settings.coordinator));
+  proto::RetireRequest request;
+  request.mutable_id()->set_model(id.model);
+  request.mutable_id()->set_version(id.version);
+  TRY(const auto response,
+      (coordinator->call<proto::RetireResponse>(proto::COORDINATOR_RETIRE, std::move(request))));
+  if (settings.json) {
+    print_json({{"model", id.model}, {"version", id.version}, {"nodes", response.nodes()}});
+  } else {
+    print_line(fmt::format("retired {}: {} hosts were told to let it go", id.to_string(),
+                           response.nodes()));
+  }
+  return kExitOk;
+}
+
+Result<int> retire(const Settings& settings, const RetireArgs& args) {
+  TRY(const ModelVersion id, parse_model_version(args.id));
+  if (args.everywhere) return retire_everywhere(settings, id);
   TRY(const auto host, agent::open_host(host_options(settings)));
   TRY(const std::uint64_t freed, host->retire(id));
   if (settings.json) {
@@ -89,12 +116,15 @@ void add_publish(CLI::App& app, Session& session) {
 }
 
 void add_retire(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
-      "retire", "Let this host's copy of a version go. Running readers finish first.");
-  auto id = std::make_shared<std::string>();
-  sub->add_option("MODEL@VERSION", *id, "What to let go, e.g. qwen3@40")->required();
-  sub->callback([&session, id] {
-    session.choose("retire", [&session, id] { return retire(session.settings, *id); });
+  CLI::App* sub = app.add_subcommand("retire",
+                                     "Let a version go: this host's copy, or with --everywhere all "
+                                     "copies. Running readers finish\n"
+                                     "first; its memory is free when the last has let go.");
+  auto args = std::make_shared<RetireArgs>();
+  sub->add_option("MODEL@VERSION", args->id, "What to let go, e.g. qwen3@40")->required();
+  sub->add_flag("--everywhere", args->everywhere, "On all hosts, through the coordinator");
+  sub->callback([&session, args] {
+    session.choose("retire", [&session, args] { return retire(session.settings, *args); });
   });
 }
 

@@ -1,0 +1,194 @@
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/proc/cluster.h"
+
+// What a user meets before anything runs: help, arguments, exit codes, errors of one line.
+namespace rekindle::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr const char* kCommands[] = {"coordinator", "agent",   "publish",    "pull",
+                                     "status",      "inspect", "verify",     "retire",
+                                     "bench",       "doctor",  "completion", "version"};
+
+MATCHER(IsOneLine, "is one line") {
+  return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;
+}
+
+TEST(CliSurface, HelpNamesCommandsExitCodesAndEnvironment) {
+  const Finished done = rekindle({"--help"});
+  EXPECT_EQ(done.exit.code, 0);
+  EXPECT_EQ(done.err, "");
+  for (const char* command : kCommands) EXPECT_THAT(done.out, HasSubstr(command));
+  EXPECT_THAT(done.out, AllOf(HasSubstr("Exit codes:"), HasSubstr("REKINDLE_COORDINATOR"),
+                              HasSubstr("REKINDLE_STORE"), HasSubstr("REKINDLE_SECRET_FILE"),
+                              HasSubstr("REKINDLE_LOG"), HasSubstr("REKINDLE_CONFIG")));
+}
+
+TEST(CliSurface, EveryCommandHasHelp) {
+  for (const char* command : kCommands) {
+    const Finished done = rekindle({command, "--help"});
+    EXPECT_EQ(done.exit.code, 0) << command;
+    EXPECT_THAT(done.out, HasSubstr("Usage:")) << command;
+    EXPECT_EQ(done.err, "") << command;
+  }
+}
+
+TEST(CliSurface, WithoutACommandHelpGoesToStderr) {
+  const Finished done = rekindle({});
+  EXPECT_EQ(done.exit.code, 2);
+  EXPECT_EQ(done.out, "");
+  EXPECT_THAT(done.err, HasSubstr("Usage:"));
+}
+
+TEST(CliSurface, VersionsAgree) {
+  const Finished flag = rekindle({"--version"});
+  const Json json = json_of(rekindle({"version", "--json"}));
+  ASSERT_TRUE(json.is_object());
+  EXPECT_EQ(flag.out, "rekindle " + json["version"].get<std::string>() + "\n");
+  EXPECT_THAT(rekindle({"version"}).out, StartsWith(flag.out));
+}
+
+struct BadCall {
+  const char* name;
+  std::vector<std::string> arguments;
+  int code;
+  const char* says;
+};
+
+class BadArguments : public ::testing::TestWithParam<BadCall> {};
+
+TEST_P(BadArguments, EndInOneLineThatNamesThem) {
+  const Finished done = rekindle(GetParam().arguments);
+  EXPECT_EQ(done.exit.code, GetParam().code);
+  EXPECT_EQ(done.out, "");
+  EXPECT_THAT(done.err, AllOf(IsOneLine(), StartsWith("rekindle"), HasSubstr(GetParam().says)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BadArguments,
+    ::testing::Values(
+        BadCall{"UnknownCommand", {"frobnicate"}, 2, "frobnicate"},
+        BadCall{"UnknownOption", {"pull", "m@1", "--frob"}, 2, "--frob"},
+        BadCall{"MissingValue", {"pull", "m@1", "--shard"}, 2, "--shard"},
+        BadCall{"NoModel", {"pull"}, 2, "which model"},
+        BadCall{"BadVersion", {"pull", "m@latest"}, 2, "m@latest"},
+        BadCall{"BadModelName", {"pull", "../m@1"}, 2, "../m"},
+        BadCall{"PublishWithoutVersion", {"publish", "m", "/tmp"}, 2, "names no version"},
+        BadCall{"PublishNothing", {"publish", "m@1"}, 2, "PATH"},
+        BadCall{"PublishWhatIsNotThere", {"publish", "m@1", "/nonexistent/x"}, 3, "/nonexistent/x"},
+        BadCall{"ShardAndTensors",
+                {"pull", "m@1", "--shard", "tp=0/2", "--tensors", "x"},
+                2,
+                "--shard"},
+        BadCall{"SpecWithoutShard", {"pull", "m@1", "--spec", "/etc/hostname"}, 2, "--shard"},
+        BadCall{"SpecNotThere",
+                {"pull", "m@1", "--shard", "tp=0/2", "--spec", "/nonexistent"},
+                3,
+                "/nonexistent"},
+        BadCall{"UnknownTransport", {"pull", "m@1", "--transport", "pigeon"}, 2, "pigeon"},
+        BadCall{"BadLogLevel", {"version", "--log-level", "loud"}, 2, "loud"},
+        BadCall{"BadLogFormat", {"version", "--log-format", "xml"}, 2, "xml"},
+        BadCall{"BadDuration", {"coordinator", "--heartbeat", "5"}, 2, "--heartbeat"},
+        BadCall{"DeadBeforeSuspect", {"coordinator", "--dead-after", "500ms"}, 2, "--dead-after"},
+        BadCall{"BadBudget", {"agent", "--budget", "lots"}, 2, "--budget"},
+        BadCall{"RetireEverywhereAlone", {"retire", "m@1", "--everywhere"}, 2, "--coordinator"},
+        BadCall{"InspectNothing", {"inspect", "/nonexistent/x"}, 3, "/nonexistent/x"},
+        BadCall{"VerifyNothing", {"verify", "/nonexistent/x"}, 3, "/nonexistent/x"},
+        BadCall{"VerifyWithoutManifest", {"verify", "/etc"}, 2, "rekindle.manifest"},
+        BadCall{"BenchOfNothing", {"bench"}, 2, "subcommand"},
+        BadCall{"ControlCharacters", {"inspect", "/nonexistent/\x1b[2J"}, 3, "\\x1b[2J"}),
+    [](const auto& call) { return call.param.name; });
+
+TEST(CliSurface, PeersThatAreNotThereAreUnavailable) {
+  const std::string nobody = "127.0.0.1:1";
+  for (const std::vector<std::string>& call :
+       {std::vector<std::string>{"status", "--agent", nobody},
+        {"status", "--coordinator", nobody},
+        {"retire", "m@1", "--everywhere", "--coordinator", nobody}}) {
+    const Finished done = rekindle(call);
+    EXPECT_EQ(done.exit.code, 5) << done.err;
+    EXPECT_THAT(done.err, AllOf(IsOneLine(), HasSubstr(nobody)));
+  }
+}
+
+TEST(CliSurface, WithoutAnySourceAPullSaysWhatToGive) {
+  const TempDir dir;
+  const Finished done = rekindle({"pull", "m@1", "--store", dir / "store"});
+  EXPECT_NE(done.exit.code, 0);
+  EXPECT_THAT(done.err, AllOf(IsOneLine(), HasSubstr("--coordinator"), HasSubstr("--from")));
+}
+
+TEST(CliSurface, ErrorsAreJsonWhenAskedFor) {
+  const Finished done = rekindle({"inspect", "/nonexistent/x", "--json"});
+  EXPECT_EQ(done.exit.code, 3);
+  EXPECT_EQ(json_of(done)["error"]["code"], "NOT_FOUND");
+  EXPECT_THAT(json_of(done)["error"]["message"].get<std::string>(), HasSubstr("/nonexistent/x"));
+}
+
+TEST(CliSurface, AFullDiskUnderStdoutIsAnError) {
+  Spawn spawn;
+  spawn.argv = {"sh", "-c", rekindle_binary() + " version > /dev/full"};
+  const Finished done = run(std::move(spawn));
+  EXPECT_EQ(done.exit.code, 6);
+  EXPECT_THAT(done.err, HasSubstr("standard output"));
+}
+
+TEST(CliSurface, AReaderThatLeavesIsNoError) {
+  Spawn spawn;
+  spawn.argv = {"bash", "-c",
+                "set -o pipefail; for i in 1 2 3; do " + rekindle_binary() +
+                    " --help | true || exit 9; done"};
+  EXPECT_EQ(run(std::move(spawn)).exit.code, 0);
+}
+
+TEST(CliSurface, DoctorJsonNamesEveryCheck) {
+  const TempDir dir;
+  const Finished done = rekindle({"doctor", "--json", "--store", dir / "store"});
+  const Json json = json_of(done);
+  ASSERT_TRUE(json.is_object()) << done.out;
+  std::vector<std::string> names;
+  for (const Json& check : json["checks"]) {
+    names.push_back(check["name"]);
+    EXPECT_THAT(check["level"].get<std::string>(), ::testing::AnyOf("ok", "warn", "fail"));
+    EXPECT_NE(check["found"], "");
+  }
+  for (const char* name : {"memlock", "store", "huge pages", "network", "rdma", "gpu", "numa",
+                           "port 7300", "port 7400", "open files", "build", "secret"}) {
+    EXPECT_THAT(names, ::testing::Contains(name));
+  }
+}
+
+TEST(CliSurface, DoctorFailsOnWhatMustBeFixed) {
+  const TempDir dir;
+  write_file(dir / "secret", "0123456789abcdef0123456789abcdef");
+  std::filesystem::permissions(dir / "secret", std::filesystem::perms(0644));
+  const Finished done = rekindle({"doctor", "--secret-file", dir / "secret"});
+  EXPECT_EQ(done.exit.code, 1);
+  EXPECT_THAT(done.out, HasSubstr("fail  secret"));
+}
+
+TEST(CliSurface, CompletionCompletesCommandsOptionsAndValues) {
+  const std::string script = R"(
+    source <("$1" completion bash) || exit 9
+    try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rekindle 2>/dev/null; echo "${COMPREPLY[*]}"; }
+    try rekindle pu
+    try rekindle pull --sh
+    try rekindle pull --transport ''
+    try rekindle --log-level e
+    try rekindle bench tr
+    try rekindle pull --coor
+  )";
+  const Finished done = run({"bash", "-c", script, "bash", rekindle_binary()});
+  EXPECT_EQ(done.exit.code, 0) << done.err;
+  EXPECT_EQ(done.out, "publish pull\n--shard\ntcp shm\nerror\ntransfer\n--coordinator\n");
+}
+
+}  // namespace
+}  // namespace rekindle::testing
