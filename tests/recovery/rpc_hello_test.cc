@@ -30,7 +30,7 @@ class RpcHello : public ::testing::Test {
     identity_ = identity;
     server_ = RpcServer::create(loop_.executor(), std::move(identity));
     server_->handle(
-        proto::LOCAL_STATUS,
+        proto::LOCAL_PLAN,
         [](const Peer& peer, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
           co_return peer.node_id;
         },
@@ -238,7 +238,7 @@ TEST_F(RpcHello, TheUnixSocketServesTheSameUserWithoutASecret) {
   const auto client = connect(make_identity(proto::ROLE_CLIENT, "cli"));
   ASSERT_TRUE(client) << client.error().message();
   EXPECT_TRUE((*client)->peer().local_user);
-  EXPECT_EQ(*loop_.run((*client)->call_raw(proto::LOCAL_STATUS, "", 5s)), "cli");
+  EXPECT_EQ(*loop_.run((*client)->call_raw(proto::LOCAL_PLAN, "", 5s)), "cli");
 }
 
 TEST_F(RpcHello, AUnixSocketInADirectoryOpenToOthersIsRefusedByBothEnds) {
