@@ -72,7 +72,7 @@ struct AgentOptions {
   std::string coordinator;
   std::filesystem::path secret_file;
   std::string failure_domain;
-  std::uint64_t max_bytes_per_second = 0;  // egress share; 0 = half of line rate where it is known
+  std::uint64_t max_bytes_per_second = 0;  // that each puller may take; 0 = no cap
   std::size_t max_pullers = 64;
   // Called once when everything listens, with the addresses in use ("10.0.0.3:7400").
   std::function<void(const std::string& control, const std::string& data)> on_ready;

@@ -132,6 +132,9 @@ void add_agent(CLI::App& app, Session& session) {
   sub->add_option("--advertise", options.advertise,
                   "Host name or address by which others reach this agent [found out]")
       ->type_name("HOST");
+  sub->add_option("--data-advertise", options.data_advertise,
+                  "Address of the data streams as others reach it, behind NAT or a proxy [as it is]")
+      ->type_name("HOST:PORT");
   sub->add_option("--node-id", options.node_id, "Name of this agent in the fleet [host name]")
       ->type_name("NAME");
   sub->add_option("--failure-domain", options.failure_domain,
@@ -141,7 +144,7 @@ void add_agent(CLI::App& app, Session& session) {
                   "Bytes that the store may use [90 % of its file system]")
       ->type_name("SIZE");
   sub->add_option("--max-rate", args->max_rate,
-                  "Bytes per second that all pullers together may take [half of line rate]")
+                  "Bytes per second that each puller may take from here [no cap]")
       ->type_name("SIZE");
   sub->add_option("--max-pullers", options.max_pullers, "Pullers at the same time [64]")
       ->type_name("N");

@@ -1,10 +1,12 @@
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 
 #include <CLI/CLI.hpp>
 
+#include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
 #include "tools/cli/config_file.h"
@@ -132,6 +134,12 @@ int parse_error(CLI::App& app, const CLI::ParseError& error) {
 int run_main(int argc, char** argv) {
   // Peers and pipes that go away are errors of their call, not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
+  if (const char* failpoints = std::getenv("REKINDLE_FAILPOINTS")) {  // for tests of this binary
+    if (const auto armed = arm_failpoints(failpoints); !armed) {
+      std::fprintf(stderr, "rekindle: REKINDLE_FAILPOINTS: %s\n", armed.error().message().c_str());
+      return kExitUsage;
+    }
+  }
   CLI::App app(kAbout, "rekindle");
   Session session;
   app.fallthrough();  // global options may come after the subcommand

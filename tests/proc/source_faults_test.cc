@@ -1,0 +1,228 @@
+// What happens to a pull when its sources die, freeze, lie or crawl: real agents, real sockets.
+#include <fstream>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/fault_proxy.h"
+#include "tests/support/fleet.h"
+
+namespace rekindle::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+// 96 MiB through two sources at 24 MB/s each takes about two seconds: time to break something.
+const std::vector<std::string> kSlowly = {"--max-rate", "24MB"};
+
+class SourceFaults : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fleet_.start_coordinator();
+    total_bytes_ = make_checkpoint(fleet_.dir("model"), 12, 4096, 7);
+  }
+
+  void start_sources(const std::vector<std::string>& names,
+                     const std::vector<std::string>& options) {
+    for (const auto& name : names) {
+      fleet_.start_agent(name, options);
+      fleet_.publish(name, "m@1", fleet_.dir("model"));
+    }
+  }
+
+  std::unique_ptr<Process> start_pull(std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments = {"pull",        "m@1", "--to", fleet_.dir("out").string(),
+                                          "--transport", "tcp"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return std::make_unique<Process>(fleet_.command(arguments));
+  }
+
+  // Until some tiles are in: the fault then hits the middle of the transfer.
+  void wait_for_data(const std::string& source) {
+    ASSERT_TRUE(fleet_.agent(source).process->wait_for_err("session.open"));
+    std::this_thread::sleep_for(300ms);
+  }
+
+  Fleet::Answer finish(Process& pull) {
+    const auto exit = pull.wait(60'000ms);
+    Finished finished{exit.value_or(Exit{}), !exit, pull.out(), pull.err()};
+    return Fleet::answer_of(finished);
+  }
+
+  void expect_complete(const Fleet::Answer& answer) {
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+    EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("out")), "");
+  }
+
+  static nlohmann::json source_of(const Fleet::Answer& answer, const std::string& name) {
+    for (const auto& source : answer.json["sources"]) {
+      if (source["name"] == name) return source;
+    }
+    return {};
+  }
+
+  fs::path segment_of(const std::string& agent) {
+    for (const auto& item :
+         fs::recursive_directory_iterator(fleet_.agent(agent).store / "models")) {
+      if (item.path().filename() == "model.safetensors") return item.path();
+    }
+    throw std::runtime_error("no segment on " + agent);
+  }
+
+  // A copy of our own to spoil: the published file may be a hard link to the model.
+  void unlink_from_model(const fs::path& segment) {
+    if (fs::hard_link_count(segment) > 1) fs::remove(fleet_.dir("model") / "model.safetensors");
+  }
+
+  Fleet fleet_;
+  std::uint64_t total_bytes_ = 0;
+};
+
+// Row 1.
+TEST_F(SourceFaults, SourceKilledMidReadIsReplacedByTheOther) {
+  start_sources({"a", "b"}, kSlowly);
+  auto pull = start_pull();
+  wait_for_data("a");
+  fleet_.agent("a").process->kill();
+  const auto answer = finish(*pull);
+  expect_complete(answer);
+  EXPECT_GT(source_of(answer, "b")["bytes"], 0);
+  // What had landed from the dead source stays; only what was in flight there is fetched again.
+  EXPECT_EQ(answer.json["refetched_bytes"], 0);
+  EXPECT_EQ(answer.json["fetched_bytes"], answer.json["bytes"]);
+}
+
+// Row 3.
+TEST_F(SourceFaults, FrozenSourceDoesNotHoldThePullUp) {
+  start_sources({"a", "b"}, kSlowly);
+  auto pull = start_pull();
+  wait_for_data("a");
+  fleet_.agent("a").process->signal(SIGSTOP);
+  const auto answer = finish(*pull);
+  fleet_.agent("a").process->signal(SIGCONT);
+  expect_complete(answer);
+}
+
+// Row 4.
+TEST_F(SourceFaults, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
+  start_sources({"a"}, kSlowly);
+  const std::string address = fleet_.agent("a").control;
+  auto pull = start_pull();
+  wait_for_data("a");
+  fleet_.agent("a").process->kill();
+  fleet_.start_agent("a", kSlowly, address);
+  const auto answer = finish(*pull);
+  expect_complete(answer);
+  EXPECT_EQ(answer.json["refetched_bytes"], 0);
+}
+
+// Row 9.
+TEST_F(SourceFaults, BitFlippedOnTheWireIsFetchedAgain) {
+  auto& probe = fleet_.start_agent("probe");
+  const auto port = std::stoi(probe.data.substr(probe.data.rfind(':') + 1));
+  probe.process->kill();
+  FaultProxy proxy(static_cast<std::uint16_t>(port));
+  fleet_.start_agent("a", {"--data-listen", "127.0.0.1:" + std::to_string(port), "--data-advertise",
+                           proxy.address()});
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  proxy.flip_bits(1, 1 << 20);
+  auto pull = start_pull();
+  const auto answer = finish(*pull);
+  expect_complete(answer);
+  EXPECT_EQ(proxy.flipped(), 1);
+  EXPECT_GT(answer.json["refetched_bytes"], 0);
+}
+
+// Row 9, a second strike, and row 10.
+TEST_F(SourceFaults, SourceWithRottenMemoryIsQuarantined) {
+  start_sources({"a", "b"}, {});
+  const fs::path segment = segment_of("a");
+  fs::copy_file(fleet_.dir("model") / "model.safetensors", fleet_.dir("good.safetensors"));
+  unlink_from_model(segment);
+  if (!fs::exists(fleet_.dir("model") / "model.safetensors")) {
+    fs::copy_file(fleet_.dir("good.safetensors"), fleet_.dir("model") / "model.safetensors");
+  }
+  {
+    std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
+    for (std::streamoff at = 1 << 20; at < static_cast<std::streamoff>(total_bytes_);
+         at += 2 << 20) {
+      file.seekp(at);
+      file.put('!');
+    }
+  }
+  auto pull = start_pull();
+  const auto answer = finish(*pull);
+  expect_complete(answer);
+  EXPECT_TRUE(source_of(answer, "a")["lost"]) << answer.json;
+  EXPECT_NE(source_of(answer, "a")["cause"].dump().find("quarantined"), std::string::npos);
+}
+
+// Row 12.
+TEST_F(SourceFaults, CrawlingSourceIsLeftWithLittle) {
+  fleet_.start_agent("slow", {"--max-rate", "400KB"});
+  fleet_.publish("slow", "m@1", fleet_.dir("model"));
+  fleet_.start_agent("fast", {"--max-rate", "40MB"});
+  fleet_.publish("fast", "m@1", fleet_.dir("model"));
+  auto pull = start_pull();
+  const auto answer = finish(*pull);
+  expect_complete(answer);
+  EXPECT_GT(source_of(answer, "fast")["bytes"].get<std::uint64_t>(), total_bytes_ / 10 * 8);
+}
+
+// Row 13.
+TEST_F(SourceFaults, AllSourcesLostNamesWhatNobodyHolds) {
+  start_sources({"a"}, kSlowly);
+  auto pull = start_pull();
+  wait_for_data("a");
+  fleet_.agent("a").process->kill();
+  const auto answer = finish(*pull);
+  EXPECT_EQ(answer.exit_code, 3) << answer.err;
+  EXPECT_NE(answer.err.find("NO_SOURCE"), std::string::npos) << answer.err;
+  EXPECT_NE(answer.err.find("model.layers."), std::string::npos) << answer.err;
+}
+
+// Row 13 with a fallback directory: rung 4 of the ladder.
+TEST_F(SourceFaults, AllSourcesLostFallsBackToTheDirectory) {
+  start_sources({"a"}, kSlowly);
+  auto pull = start_pull({"--fallback", fleet_.dir("model").string()});
+  wait_for_data("a");
+  fleet_.agent("a").process->kill();
+  const auto answer = finish(*pull);
+  expect_complete(answer);
+  EXPECT_EQ(answer.json["fetched_bytes"], answer.json["bytes"]);  // nothing twice
+}
+
+// Row 25.
+TEST_F(SourceFaults, CoordinatorKilledMidPullChangesNothing) {
+  start_sources({"a"}, kSlowly);
+  auto pull = start_pull();
+  wait_for_data("a");
+  fleet_.coordinator().kill();
+  const auto answer = finish(*pull);
+  expect_complete(answer);
+  fleet_.start_coordinator();
+  EXPECT_TRUE(eventually([&] {
+    return fleet_.run_command({"pull", "m", "--to", fleet_.dir("again").string()}).exit_code == 0;
+  }));
+  EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("again")), "");
+}
+
+// Row 48.
+TEST_F(SourceFaults, SegmentTruncatedUnderItsMappingFailsReadsNotTheAgent) {
+  start_sources({"a", "b"}, kSlowly);
+  const fs::path segment = segment_of("a");
+  fs::copy_file(fleet_.dir("model") / "model.safetensors", fleet_.dir("good.safetensors"));
+  unlink_from_model(segment);
+  auto pull = start_pull();
+  wait_for_data("a");
+  fs::resize_file(segment, 4096);
+  const auto answer = finish(*pull);
+  if (!fs::exists(fleet_.dir("model") / "model.safetensors")) {
+    fs::copy_file(fleet_.dir("good.safetensors"), fleet_.dir("model") / "model.safetensors");
+  }
+  expect_complete(answer);
+  EXPECT_TRUE(fleet_.agent("a").process->running());
+}
+
+}  // namespace
+}  // namespace rekindle::testing
