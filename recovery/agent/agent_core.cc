@@ -86,6 +86,10 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   environment.coordinator = [raw = core.get()]() -> std::shared_ptr<rpc::RpcClient> {
     return raw->link_ != nullptr ? raw->link_->client() : nullptr;
   };
+  environment.coordinator_problem = [raw = core.get()] {
+    if (raw->link_ == nullptr) return Error(ErrorCode::kUnavailable, "no coordinator");
+    return Error(raw->link_->last_error()).with_context("coordinator " + raw->link_->address());
+  };
   environment.has_coordinator = !options.coordinator.empty();
   environment.self = core->address();
   return core;

@@ -51,16 +51,16 @@ Task<void> CoordinatorLink::run() {
       client_ = std::move(*connected);
       epoch_ = std::max(epoch_, client_->peer().epoch);
       auto served = co_await serve_connection();
-      if (!served) last_error_ = served.error().message();
+      if (!served) last_error_ = served.error();
       client_->close();
       client_.reset();
     } else {
-      last_error_ = connected.error().message();
+      last_error_ = connected.error();
     }
     if (stopping_) break;
     if (std::chrono::steady_clock::now() - began > kStableAfter) backoff = kFirstBackoff;
     if (backoff == kFirstBackoff) {
-      log::warn("coordinator.lost", "address", address_, "cause", last_error_);
+      log::warn("coordinator.lost", "address", address_, "cause", last_error_.message());
     }
     co_await sleep(jittered(backoff));
     backoff = std::min(backoff * 2, kMaxBackoff);
@@ -81,9 +81,12 @@ Task<Result<std::shared_ptr<rpc::RpcClient>>> CoordinatorLink::wait_connected(
     milliseconds deadline) {
   const auto give_up = std::chrono::steady_clock::now() + deadline;
   while (client() == nullptr) {
-    if (std::chrono::steady_clock::now() > give_up) {
-      co_return fail(ErrorCode::kUnavailable, "coordinator {} cannot be reached: {}", address_,
-                     last_error_);
+    // A wrong name or secret does not get better by waiting.
+    const ErrorCode code = last_error_.code();
+    const bool hopeless =
+        code == ErrorCode::kNotFound || code == ErrorCode::kDenied || code == ErrorCode::kInvalid;
+    if (hopeless || std::chrono::steady_clock::now() > give_up) {
+      co_return fail(Error(last_error_).with_context("coordinator " + address_));
     }
     boost::asio::steady_timer timer(executor_, milliseconds(20));
     co_await timer.async_wait(boost::asio::use_awaitable);

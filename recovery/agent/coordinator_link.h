@@ -42,6 +42,8 @@ class CoordinatorLink {
       std::chrono::milliseconds deadline);
   // What this agent holds has changed.
   void announce_soon();
+  // Why there is no connection.
+  const Error& last_error() const { return last_error_; }
   std::uint64_t epoch() const { return epoch_; }
   const std::string& address() const { return address_; }
 
@@ -61,7 +63,7 @@ class CoordinatorLink {
   const Callbacks callbacks_;
   std::shared_ptr<rpc::RpcClient> client_;
   std::shared_ptr<boost::asio::steady_timer> sleep_timer_;
-  std::string last_error_ = "not tried yet";
+  Error last_error_{ErrorCode::kUnavailable, "not tried yet"};
   std::uint64_t epoch_ = 0;
   std::chrono::milliseconds heartbeat_interval_{250};
   std::chrono::milliseconds ttl_{2000};

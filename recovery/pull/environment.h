@@ -29,6 +29,8 @@ struct PullEnvironment {
   // The live connection to the coordinator, or nullptr while there is none.
   std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
   bool has_coordinator = false;  // one is configured
+  // Why coordinator() is nullptr, naming its address.
+  std::function<Error()> coordinator_problem;
 };
 
 }  // namespace rekindle::pull

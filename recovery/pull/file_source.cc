@@ -50,8 +50,9 @@ Result<FoundFiles> find_tensors(const std::filesystem::path& directory) {
     if (std::filesystem::file_size(path, error) == 0 || error) continue;  // nothing to map
     TRY_VOID(map_file(path, found));
     const std::uint64_t bytes = found.specs.back().size_bytes;
-    // Segment names must differ; these are never files of a store.
-    found.specs.back().name = fmt::format("file-{}-{}", segment, found.specs.back().name);
+    // Layouts want distinct names of this form; these are never files of a store.
+    found.specs.back().name =
+        fmt::format("file-{}-{}.safetensors", segment, found.specs.back().name);
     found.tensors.push_back(
         {{std::string(kFileTensorPrefix) + name, DType::kU8, Shape{bytes}}, segment, 0});
   }

@@ -24,7 +24,7 @@ void PullJob::enter_phase(std::string name) {
 }
 
 void PullJob::show(const transport::BatchProgress& batch, std::string note) {
-  if (!on_progress_) return;
+  if (!on_progress_ || (resolved_.id.model.empty() && note.empty())) return;
   Progress progress;
   progress.phase = phase_;
   progress.id = resolved_.id.model.empty() ? ModelVersion{request_.ref.model, 0} : resolved_.id;

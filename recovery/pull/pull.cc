@@ -184,6 +184,8 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
                        "`rekindle verify`")
                : std::move(done).error());
     }
+    if (done)
+      ++suspicion_;  // all slices came, but not all tiles verified, or there would be no next round
     if (!done) co_await finder_.refresh();
     forget_lost_sources();
   }
@@ -222,7 +224,8 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
   hooks.note = [this](std::string note) { show({}, std::move(note)); };
   const std::shared_ptr<store::PendingVersion> destination(pending_, pending_->get());
   Transfer transfer(environment_, resolved_.id, resolved_.root, std::move(plan), destination,
-                    verified_, sources_, request_.transport, counters_, std::move(hooks));
+                    verified_, sources_, request_.transport, counters_, suspicion_,
+                    std::move(hooks));
   auto done = co_await transfer.run();
   for (const auto& source : *sources_) {
     if (source.peer == nullptr || !source.lost) continue;

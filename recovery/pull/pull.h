@@ -89,6 +89,7 @@ class PullJob {
   std::map<Incarnation, int> losses_;  // of sources of this pull
   std::set<Incarnation> banned_;       // served wrong bytes, or failed too often
   bool fallback_used_ = false;
+  std::uint32_t suspicion_ = 0;  // see PlanSliceSource
   std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();
 
   TransferSummary summary_;

@@ -29,7 +29,7 @@ PlanSliceSource::PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
                                  std::shared_ptr<store::PendingVersion> destination,
                                  std::shared_ptr<VerifiedTiles> verified, WorkerPool& digest_pool,
                                  RangeDigester range_digester,
-                                 std::shared_ptr<PullCounters> counters)
+                                 std::shared_ptr<PullCounters> counters, std::uint32_t suspicion)
     : plan_owner_(std::move(plan)),
       destination_owner_(std::move(destination)),
       verified_(std::move(verified)),
@@ -40,6 +40,7 @@ PlanSliceSource::PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
       digest_pool_(digest_pool),
       range_digester_(std::move(range_digester)),
       counters_(std::move(counters)),
+      suspicion_(suspicion),
       staging_(kStagingBufferBytes, kStagingBuffers),
       regions_(transport::kMaxSources) {
   std::vector<TileWork> works;
@@ -62,7 +63,28 @@ void PlanSliceSource::set_regions(SourceIndex source, std::vector<transport::Reg
 }
 
 transport::SliceInfo PlanSliceSource::info(SliceIndex slice) const {
-  return {plan_.slice_bytes(slice), plan_.candidates(slice)};
+  transport::SourceMask candidates = plan_.candidates(slice);
+  if (suspicion_ > 0 && plan_.group_size(slice) > 1)
+    candidates = chosen_for_group(slice, candidates);
+  return {plan_.slice_bytes(slice), candidates};
+}
+
+transport::SourceMask PlanSliceSource::chosen_for_group(SliceIndex slice,
+                                                        transport::SourceMask candidates) const {
+  // Only a source that holds every slice of the group can answer for all of it.
+  const SliceIndex first = plan_.group_first(slice);
+  transport::SourceMask common = candidates;
+  for (SliceIndex i = first; i < first + plan_.group_size(slice); ++i)
+    common = common & plan_.candidates(i);
+  if (common.empty()) return candidates;
+  auto skip = (first + suspicion_) % static_cast<std::uint32_t>(common.count());
+  for (SourceIndex source = 0; source < transport::kMaxSources; ++source) {
+    if (!common.test(source) || skip-- > 0) continue;
+    transport::SourceMask chosen;
+    chosen.set(source);
+    return chosen;
+  }
+  return candidates;
 }
 
 Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
@@ -141,9 +163,10 @@ void PlanSliceSource::verify(SliceIndex slice, SourceIndex source) {
   finish(slice, good);
 }
 
-// A tile whose parts come from several sources: its slices are accepted as they land, and the tile
-// is verified with the last of them. If it does not verify nobody can tell whose part was wrong: it
-// stays unmarked, and the next plan of this pull fetches it again.
+// Slices whose tiles are complete only together: they are accepted as they land, and the tiles are
+// verified with the last of them. When a tile does not verify and the slices came from different
+// sources, nobody can tell whose part was wrong: the tile stays unmarked, and the next plan of this
+// pull reads it from one.
 void PlanSliceSource::verify_group(SliceIndex slice) {
   const SliceIndex first = plan_.group_first(slice);
   const SliceIndex size = plan_.group_size(slice);
@@ -153,21 +176,24 @@ void PlanSliceSource::verify_group(SliceIndex slice) {
     complete = ++group_landed_[first] == size;
     if (complete) group_landed_.erase(first);
   }
+  bool good = true;
   if (complete) {
     std::vector<TileWork> works;
     for (SliceIndex i = first; i < first + size; ++i) plan_.tiles(i, works);
     for (const auto& work : works) {
       if (verify_tile(work, nullptr)) {
         mark(work.tile);
-      } else {
-        ++counters_->corrupt_tiles;
-        counters_->rejected_bytes += plan_.slice_bytes(slice);
-        log::warn("pull.tile_corrupt", "tensor", checkpoint_.tensors[work.tensor].name, "box",
-                  work.box.to_string(), "source", "several");
+        continue;
       }
+      good = false;
+      ++counters_->corrupt_tiles;
+      log::warn("pull.tile_corrupt", "tensor", checkpoint_.tensors[work.tensor].name, "box",
+                work.box.to_string(), "source", "a group of slices");
     }
   }
-  finish(slice, true);
+  const bool one_source = info(slice).candidates.count() == 1;
+  if (!good) counters_->rejected_bytes += plan_.slice_bytes(slice) * (one_source ? 0 : 1);
+  finish(slice, good || !one_source);
 }
 
 void PlanSliceSource::verify_range(SliceIndex slice, SourceIndex source) {

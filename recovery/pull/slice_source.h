@@ -63,7 +63,8 @@ class PlanSliceSource final : public transport::SliceSource,
   PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
                   std::shared_ptr<store::PendingVersion> destination,
                   std::shared_ptr<VerifiedTiles> verified, WorkerPool& digest_pool,
-                  RangeDigester range_digester, std::shared_ptr<PullCounters> counters);
+                  RangeDigester range_digester, std::shared_ptr<PullCounters> counters,
+                  std::uint32_t suspicion);
 
   // Keys of a source's segments, in its layout's order. Before its paths are added; again after a
   // reconnect. Any thread.
@@ -81,6 +82,8 @@ class PlanSliceSource final : public transport::SliceSource,
  private:
   bool verify_tile(const planner::TileWork& work, const std::byte* staging) const;
   bool verify_part(const planner::TileWork& work, std::uint64_t expected) const;
+  transport::SourceMask chosen_for_group(transport::SliceIndex slice,
+                                         transport::SourceMask candidates) const;
   std::span<const std::byte> array_of(const LayoutEntry& entry) const;
   const LayoutEntry* entry_holding(TensorIndex tensor, const Box& box) const;
 
@@ -103,6 +106,10 @@ class PlanSliceSource final : public transport::SliceSource,
   WorkerPool& digest_pool_;
   const RangeDigester range_digester_;
   const std::shared_ptr<PullCounters> counters_;
+  // How often tiles put together from several slices have failed in this pull. Above 0 each group
+  // of slices is read from one source only, another one each time, so that a bad source shows
+  // itself.
+  const std::uint32_t suspicion_;
   StagingPool staging_;
 
   std::mutex batch_mutex_;

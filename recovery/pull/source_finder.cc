@@ -62,8 +62,7 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator() {
   }
   const auto client = environment_.coordinator();
   if (client == nullptr) {
-    co_return fail(ErrorCode::kUnavailable,
-                   "the coordinator cannot be reached: check --coordinator, or pull with --from");
+    co_return fail(environment_.coordinator_problem());
   }
   proto::OpenPullRequest request;
   *request.mutable_puller() = environment_.self;

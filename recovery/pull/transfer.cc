@@ -34,7 +34,7 @@ Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
                    std::shared_ptr<store::PendingVersion> destination,
                    std::shared_ptr<VerifiedTiles> verified,
                    std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
-                   std::shared_ptr<PullCounters> counters, Hooks hooks)
+                   std::shared_ptr<PullCounters> counters, std::uint32_t suspicion, Hooks hooks)
     : environment_(environment),
       id_(id),
       root_(root),
@@ -42,9 +42,9 @@ Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
       sources_(*source_table_),
       forced_transport_(std::move(forced_transport)),
       hooks_(std::move(hooks)),
-      slices_(std::make_shared<PlanSliceSource>(std::move(plan), std::move(destination),
-                                                std::move(verified), *environment.digest_pool,
-                                                make_range_digester(), std::move(counters))),
+      slices_(std::make_shared<PlanSliceSource>(
+          std::move(plan), std::move(destination), std::move(verified), *environment.digest_pool,
+          make_range_digester(), std::move(counters), suspicion)),
       timer_(std::make_shared<boost::asio::steady_timer>(environment.executor)) {}
 
 Transfer::~Transfer() {
@@ -66,8 +66,9 @@ rpc::Task<Result<void>> Transfer::run() {
       const std::lock_guard lock(mutex_);
       outcome = finished_;
     }
-    // Connects under way refer to this object: they end by their own deadlines.
+    // Connects under way refer to this object: they are cut short, then waited for.
     if (outcome && connecting_ == 0) break;
+    if (outcome) stop_connecting();
     const auto cancellation = co_await boost::asio::this_coro::cancellation_state;
     const bool cancelled = cancellation.cancelled() != boost::asio::cancellation_type::none;
     if (cancelled || (starved_ && connecting_ == 0)) batch_->cancel();
@@ -164,9 +165,17 @@ void Transfer::lose(SourceIndex index, const std::string& cause) {
   }
 }
 
+void Transfer::stop_connecting() {
+  for (const auto& source : sources_) {
+    if (source.connecting && source.peer != nullptr) source.peer->close();
+  }
+}
+
 rpc::Task<void> Transfer::connect_source(SourceIndex index) {
   ActiveSource& source = sources_[index];
+  source.connecting = true;
   auto opened = co_await open_paths(source, index);
+  source.connecting = false;
   --connecting_;
   starved_ = starved_ && !opened;
   if (!opened) lose(index, opened.error().message());
@@ -175,6 +184,7 @@ rpc::Task<void> Transfer::connect_source(SourceIndex index) {
 
 rpc::Task<void> Transfer::reconnect(SourceIndex index) {
   ActiveSource& source = sources_[index];
+  source.connecting = true;
   Result<void> opened;
   if (!source.peer->connected()) {
     auto peer =
@@ -186,6 +196,7 @@ rpc::Task<void> Transfer::reconnect(SourceIndex index) {
     }
   }
   if (opened) opened = co_await open_paths(source, index);
+  source.connecting = false;
   --connecting_;
   starved_ = starved_ && !opened;
   if (!opened) lose(index, opened.error().message());

@@ -34,6 +34,7 @@ struct ActiveSource {
   // Filled while it runs.
   std::string transport;
   std::optional<PeerSession> session;
+  bool connecting = false;
   int reconnects = 0;
   bool lost = false;
   bool quarantined = false;
@@ -56,7 +57,7 @@ class Transfer final : private transport::BatchObserver {
            std::shared_ptr<store::PendingVersion> destination,
            std::shared_ptr<VerifiedTiles> verified,
            std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
-           std::shared_ptr<PullCounters> counters, Hooks hooks);
+           std::shared_ptr<PullCounters> counters, std::uint32_t suspicion, Hooks hooks);
   ~Transfer() override;
 
   // A cancelled coroutine ends the batch, waits for its drain and returns kUnavailable
@@ -82,6 +83,7 @@ class Transfer final : private transport::BatchObserver {
   rpc::Task<void> close_sessions();
   void handle_events();
   void keep_peers_alive();
+  void stop_connecting();
   void lose(transport::SourceIndex index, const std::string& cause);
   std::vector<std::string> transports_for(const ActiveSource& source) const;
   RangeDigester make_range_digester() const;

@@ -55,10 +55,10 @@ class SourceFaults : public ::testing::Test {
   }
 
   static nlohmann::json source_of(const Fleet::Answer& answer, const std::string& name) {
-    for (const auto& source : answer.json["sources"]) {
+    for (const auto& source : answer.json.value("sources", nlohmann::json::array())) {
       if (source["name"] == name) return source;
     }
-    return {};
+    return {{"bytes", 0}, {"lost", false}, {"cause", ""}};
   }
 
   fs::path segment_of(const std::string& agent) {
@@ -67,11 +67,6 @@ class SourceFaults : public ::testing::Test {
       if (item.path().filename() == "model.safetensors") return item.path();
     }
     throw std::runtime_error("no segment on " + agent);
-  }
-
-  // A copy of our own to spoil: the published file may be a hard link to the model.
-  void unlink_from_model(const fs::path& segment) {
-    if (fs::hard_link_count(segment) > 1) fs::remove(fleet_.dir("model") / "model.safetensors");
   }
 
   Fleet fleet_;
@@ -85,7 +80,7 @@ TEST_F(SourceFaults, SourceKilledMidReadIsReplacedByTheOther) {
   wait_for_data("a");
   fleet_.agent("a").process->kill();
   const auto answer = finish(*pull);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_GT(source_of(answer, "b")["bytes"], 0);
   // What had landed from the dead source stays; only what was in flight there is fetched again.
   EXPECT_EQ(answer.json["refetched_bytes"], 0);
@@ -100,7 +95,7 @@ TEST_F(SourceFaults, FrozenSourceDoesNotHoldThePullUp) {
   fleet_.agent("a").process->signal(SIGSTOP);
   const auto answer = finish(*pull);
   fleet_.agent("a").process->signal(SIGCONT);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
 }
 
 // Row 4.
@@ -112,7 +107,7 @@ TEST_F(SourceFaults, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
   fleet_.agent("a").process->kill();
   fleet_.start_agent("a", kSlowly, address);
   const auto answer = finish(*pull);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_EQ(answer.json["refetched_bytes"], 0);
 }
 
@@ -128,7 +123,7 @@ TEST_F(SourceFaults, BitFlippedOnTheWireIsFetchedAgain) {
   proxy.flip_bits(1, 1 << 20);
   auto pull = start_pull();
   const auto answer = finish(*pull);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_EQ(proxy.flipped(), 1);
   EXPECT_GT(answer.json["refetched_bytes"], 0);
 }
@@ -137,22 +132,17 @@ TEST_F(SourceFaults, BitFlippedOnTheWireIsFetchedAgain) {
 TEST_F(SourceFaults, SourceWithRottenMemoryIsQuarantined) {
   start_sources({"a", "b"}, {});
   const fs::path segment = segment_of("a");
-  fs::copy_file(fleet_.dir("model") / "model.safetensors", fleet_.dir("good.safetensors"));
-  unlink_from_model(segment);
-  if (!fs::exists(fleet_.dir("model") / "model.safetensors")) {
-    fs::copy_file(fleet_.dir("good.safetensors"), fleet_.dir("model") / "model.safetensors");
-  }
   {
     std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
     for (std::streamoff at = 1 << 20; at < static_cast<std::streamoff>(total_bytes_);
-         at += 2 << 20) {
+         at += 256 << 10) {
       file.seekp(at);
       file.put('!');
     }
   }
   auto pull = start_pull();
   const auto answer = finish(*pull);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_TRUE(source_of(answer, "a")["lost"]) << answer.json;
   EXPECT_NE(source_of(answer, "a")["cause"].dump().find("quarantined"), std::string::npos);
 }
@@ -165,7 +155,7 @@ TEST_F(SourceFaults, CrawlingSourceIsLeftWithLittle) {
   fleet_.publish("fast", "m@1", fleet_.dir("model"));
   auto pull = start_pull();
   const auto answer = finish(*pull);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_GT(source_of(answer, "fast")["bytes"].get<std::uint64_t>(), total_bytes_ / 10 * 8);
 }
 
@@ -188,7 +178,7 @@ TEST_F(SourceFaults, AllSourcesLostFallsBackToTheDirectory) {
   wait_for_data("a");
   fleet_.agent("a").process->kill();
   const auto answer = finish(*pull);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_EQ(answer.json["fetched_bytes"], answer.json["bytes"]);  // nothing twice
 }
 
@@ -199,7 +189,7 @@ TEST_F(SourceFaults, CoordinatorKilledMidPullChangesNothing) {
   wait_for_data("a");
   fleet_.coordinator().kill();
   const auto answer = finish(*pull);
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   fleet_.start_coordinator();
   EXPECT_TRUE(eventually([&] {
     return fleet_.run_command({"pull", "m", "--to", fleet_.dir("again").string()}).exit_code == 0;
@@ -211,16 +201,11 @@ TEST_F(SourceFaults, CoordinatorKilledMidPullChangesNothing) {
 TEST_F(SourceFaults, SegmentTruncatedUnderItsMappingFailsReadsNotTheAgent) {
   start_sources({"a", "b"}, kSlowly);
   const fs::path segment = segment_of("a");
-  fs::copy_file(fleet_.dir("model") / "model.safetensors", fleet_.dir("good.safetensors"));
-  unlink_from_model(segment);
   auto pull = start_pull();
   wait_for_data("a");
   fs::resize_file(segment, 4096);
   const auto answer = finish(*pull);
-  if (!fs::exists(fleet_.dir("model") / "model.safetensors")) {
-    fs::copy_file(fleet_.dir("good.safetensors"), fleet_.dir("model") / "model.safetensors");
-  }
-  expect_complete(answer);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_TRUE(fleet_.agent("a").process->running());
 }
 

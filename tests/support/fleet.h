@@ -47,7 +47,7 @@ class Fleet {
   };
   Answer run_command(std::vector<std::string> arguments) const;
   static Answer answer_of(const Finished& finished);
-  // Publishes a checkpoint on an agent and waits until the coordinator knows of it.
+  // Publishes a copy of a checkpoint on an agent and waits until the coordinator knows of it.
   void publish(const std::string& agent, const std::string& version,
                const std::filesystem::path& path);
 
