@@ -135,7 +135,7 @@ TEST_F(SourceFaults, SourceWithRottenMemoryIsQuarantined) {
   {
     std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
     for (std::streamoff at = 1 << 20; at < static_cast<std::streamoff>(total_bytes_);
-         at += 256 << 10) {
+         at += 200'003) {
       file.seekp(at);
       file.put('!');
     }
@@ -179,7 +179,9 @@ TEST_F(SourceFaults, AllSourcesLostFallsBackToTheDirectory) {
   fleet_.agent("a").process->kill();
   const auto answer = finish(*pull);
   ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
-  EXPECT_EQ(answer.json["fetched_bytes"], answer.json["bytes"]);  // nothing twice
+  // Nothing that had verified is read again; slices of a tile that was not complete yet may be.
+  EXPECT_LE(answer.json["fetched_bytes"].get<std::uint64_t>(),
+            answer.json["bytes"].get<std::uint64_t>() + (16 << 20));
 }
 
 // Row 25.
