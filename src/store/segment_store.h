@@ -89,6 +89,7 @@ struct StoreOptions {
 // How publishing treats files.
 enum class Adopt { kLinkWhenPossible, kCopy };
 
+// Reported from worker threads, one call at a time.
 struct PublishProgress {
   std::uint64_t bytes_done = 0;
   std::uint64_t bytes_total = 0;

@@ -44,6 +44,14 @@ class BadTiles {
   std::optional<std::pair<TileIndex, Error>> first_;  // guarded by mutex_
 };
 
+// What a fault in a mapping means, with the name of the file.
+Error truncated(const StoredVersion& version, Error fault) {
+  for (const auto& segment : version.segments) {
+    if (auto whole = segment->check_size(); !whole) return std::move(whole).error();
+  }
+  return fault;
+}
+
 }  // namespace
 
 Result<void> verify_version(const StoredVersion& version, std::size_t threads,
@@ -71,7 +79,7 @@ Result<void> verify_version(const StoredVersion& version, std::size_t threads,
       const auto read = guard_mapping_access(
           "segment", [&] { verified = verify_tile(manifest, tiles[i], array_of); });
       if (!read) {
-        bad.add(tiles[i], read.error());
+        bad.add(tiles[i], truncated(version, read.error()));
       } else if (!verified) {
         bad.add(tiles[i], std::move(verified).error());
       }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "src/base/digest.h"
 #include "src/tensor/canonical.h"
@@ -12,47 +13,107 @@ namespace rekindle {
 
 namespace {
 
-// Runs at least this long are hashed where they lie; shorter ones are gathered first, because each
-// streaming update costs more than copying them.
-constexpr std::uint64_t kGatherBelowBytes = 8 << 10;
+// Short runs are gathered into a buffer that stays in the cache, because each streaming update
+// costs more than copying them; runs at least this long are hashed where they lie.
+constexpr std::uint64_t kGatherBelowBytes = 4 << 10;
+constexpr std::uint64_t kBufferBytes = 32 << 10;
+// Rows of a strided tile lie in different pages, where the CPU's own prefetcher does not follow.
+constexpr std::uint64_t kPrefetchBytes = 4 << 10;
+constexpr std::uint64_t kCacheLineBytes = 64;
+
+// XXH3-64 of runs, one per thread.
+class RunHasher {
+ public:
+  void reset(std::uint64_t seed) {
+    hasher_.reset(seed);
+    seed_ = seed;
+    used_ = 0;
+    streamed_ = false;
+  }
+
+  void add(const StridedCopy& copy, const std::byte* src) {
+    const std::byte* run = src + copy.src_offset;
+    for (std::uint64_t left = copy.count; left > 0;) {
+      std::uint64_t taken = 1;
+      if (copy.run_bytes >= kGatherBelowBytes) {
+        flush();
+        update({run, copy.run_bytes});
+      } else {
+        if (copy.run_bytes > kBufferBytes - used_) flush();
+        taken = std::min(left, (kBufferBytes - used_) / copy.run_bytes);
+        gather(run, copy.run_bytes, taken, left, copy.src_stride);
+      }
+      run += taken * copy.src_stride;
+      left -= taken;
+    }
+  }
+
+  std::uint64_t digest() {
+    if (!streamed_) return xxh3_64({buffer_.get(), used_}, seed_);
+    flush();
+    return hasher_.digest();
+  }
+
+ private:
+  // Copies `count` of the `left` runs that are still to come. The short lengths that row-parallel
+  // shards make are constants, so that each copy is a few instructions.
+  void gather(const std::byte* run, std::uint64_t run_bytes, std::uint64_t count,
+              std::uint64_t left, std::uint64_t stride) {
+    std::byte* const to = buffer_.get() + used_;
+    const auto loop = [&](auto bytes) {
+      const std::uint64_t ahead = kPrefetchBytes / bytes + 1;
+      const std::uint64_t prefetched = left > ahead ? left - ahead : 0;
+      for (std::uint64_t i = 0; i < count; ++i) {
+        const std::byte* const from = run + i * stride;
+        if (i < prefetched) {
+          const std::byte* const later = from + ahead * stride;
+          for (std::uint64_t at = 0; at < bytes; at += kCacheLineBytes) {
+            __builtin_prefetch(later + at);
+          }
+        }
+        std::memcpy(to + i * bytes, from, bytes);
+      }
+    };
+    using std::integral_constant;
+    switch (run_bytes) {
+      case 64:
+        loop(integral_constant<std::uint64_t, 64>());
+        break;
+      case 128:
+        loop(integral_constant<std::uint64_t, 128>());
+        break;
+      case 256:
+        loop(integral_constant<std::uint64_t, 256>());
+        break;
+      default:
+        loop(run_bytes);
+    }
+    used_ += count * run_bytes;
+  }
+  void update(std::span<const std::byte> bytes) {
+    hasher_.update(bytes);
+    streamed_ = true;
+  }
+  void flush() {
+    if (used_ > 0) update({buffer_.get(), used_});
+    used_ = 0;
+  }
+
+  const std::unique_ptr<std::byte[]> buffer_ = std::make_unique<std::byte[]>(kBufferBytes);
+  Hasher64 hasher_{0};
+  std::uint64_t seed_ = 0;
+  std::uint64_t used_ = 0;
+  bool streamed_ = false;
+};
 
 struct Scratch {
-  std::unique_ptr<std::byte[]> bytes = std::make_unique<std::byte[]>(kMaxTileBytes);
-  Hasher64 hasher{0};
+  RunHasher hasher;
   std::vector<StridedCopy> copies;
 };
 
 Scratch& scratch() {
   thread_local Scratch instance;
   return instance;
-}
-
-template <std::size_t kRunBytes>
-std::byte* gather_fixed(const StridedCopy& copy, const std::byte* src, std::byte* dst) {
-  for (std::uint64_t i = 0; i < copy.count; ++i) {
-    std::memcpy(dst, src + copy.src_offset + i * copy.src_stride, kRunBytes);
-    dst += kRunBytes;
-  }
-  return dst;
-}
-
-std::byte* gather(const StridedCopy& copy, const std::byte* src, std::byte* dst) {
-  switch (copy.run_bytes) {
-    case 16:
-      return gather_fixed<16>(copy, src, dst);
-    case 64:
-      return gather_fixed<64>(copy, src, dst);
-    case 128:
-      return gather_fixed<128>(copy, src, dst);
-    case 256:
-      return gather_fixed<256>(copy, src, dst);
-    default:
-      for (std::uint64_t i = 0; i < copy.count; ++i) {
-        std::memcpy(dst, src + copy.src_offset + i * copy.src_stride, copy.run_bytes);
-        dst += copy.run_bytes;
-      }
-      return dst;
-  }
 }
 
 }  // namespace
@@ -82,18 +143,8 @@ std::uint64_t digest_box(const Box& box, std::uint64_t element_bytes, std::uint6
   if (local.copies.size() == 1 && first.count == 1) {
     return xxh3_64(array.subspan(first.src_offset, first.run_bytes), seed);
   }
-  const std::uint64_t total = box.elements() * element_bytes;
-  if (first.run_bytes < kGatherBelowBytes && total <= kMaxTileBytes) {
-    std::byte* end = local.bytes.get();
-    for (const StridedCopy& copy : local.copies) end = gather(copy, array.data(), end);
-    return xxh3_64({local.bytes.get(), total}, seed);
-  }
   local.hasher.reset(seed);
-  for (const StridedCopy& copy : local.copies) {
-    for (std::uint64_t i = 0; i < copy.count; ++i) {
-      local.hasher.update(array.subspan(copy.src_offset + i * copy.src_stride, copy.run_bytes));
-    }
-  }
+  for (const StridedCopy& copy : local.copies) local.hasher.add(copy, array.data());
   return local.hasher.digest();
 }
 
