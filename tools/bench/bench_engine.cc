@@ -7,7 +7,6 @@
 #include <optional>
 #include <thread>
 
-#include "src/base/digest.h"
 #include "src/base/worker_pool.h"
 #include "tools/bench/bench_run.h"
 #include "transport/engine.h"
@@ -87,13 +86,8 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
     return slice * setup_.slice_bytes % setup_.source_pool.bytes().size();
   }
   bool verify(transport::SliceIndex slice) const {
-    const std::uint64_t begin = offset(slice);
-    for (std::uint64_t at = begin; at < begin + setup_.slice_bytes; at += kTileBytes) {
-      const auto tile = setup_.destination.bytes().subspan(
-          at, std::min(kTileBytes, begin + setup_.slice_bytes - at));
-      if (xxh3_64(tile, at) != setup_.digests[at / kTileBytes]) return false;
-    }
-    return true;
+    return verify_slice(setup_.destination.bytes(), offset(slice), setup_.slice_bytes,
+                        setup_.digests);
   }
 
   const Setup& setup_;

@@ -43,12 +43,35 @@ void fill_with_noise(std::span<std::byte> bytes) {
   }
 }
 
-std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes) {
+namespace {
+
+std::uint64_t digest_tile(std::span<const std::byte> bytes, std::uint64_t at, std::uint64_t end) {
+  return xxh3_64(bytes.subspan(at, std::min(kTileBytes, end - at)), at);
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes,
+                                        std::uint64_t slice_bytes) {
   std::vector<std::uint64_t> digests;
-  for (std::size_t at = 0; at < bytes.size(); at += kTileBytes) {
-    digests.push_back(xxh3_64(bytes.subspan(at, std::min(kTileBytes, bytes.size() - at)), at));
+  for (std::uint64_t slice = 0; slice < bytes.size(); slice += slice_bytes) {
+    const std::uint64_t end = slice + slice_bytes;
+    for (std::uint64_t at = slice; at < end; at += kTileBytes) {
+      digests.push_back(digest_tile(bytes, at, end));
+    }
   }
   return digests;
+}
+
+bool verify_slice(std::span<const std::byte> bytes, std::uint64_t offset, std::uint64_t slice_bytes,
+                  std::span<const std::uint64_t> digests) {
+  const std::uint64_t tiles_per_slice = (slice_bytes + kTileBytes - 1) / kTileBytes;
+  std::size_t tile = offset / slice_bytes * tiles_per_slice;
+  const std::uint64_t end = offset + slice_bytes;
+  for (std::uint64_t at = offset; at < end; at += kTileBytes) {
+    if (digest_tile(bytes, at, end) != digests[tile++]) return false;
+  }
+  return true;
 }
 
 }  // namespace rekindle::bench

@@ -30,7 +30,11 @@ class Pool {
 inline constexpr std::uint64_t kTileBytes = 1 << 20;
 
 void fill_with_noise(std::span<std::byte> bytes);
-// XXH3-64 of each tile.
-std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes);
+// XXH3-64 of each tile; tiles do not cross the borders of slices.
+std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes,
+                                        std::uint64_t slice_bytes);
+// Whether the slice at `offset` has the digests that it had there.
+bool verify_slice(std::span<const std::byte> bytes, std::uint64_t offset, std::uint64_t slice_bytes,
+                  std::span<const std::uint64_t> digests);
 
 }  // namespace rekindle::bench

@@ -10,19 +10,13 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include "src/base/digest.h"
 #include "tools/bench/bench_run.h"
 
 namespace rekindle::bench {
 namespace {
 
-bool verify(const Setup& setup, std::uint64_t begin, std::uint64_t size) {
-  for (std::uint64_t at = begin; at < begin + size; at += kTileBytes) {
-    const auto tile =
-        setup.destination.bytes().subspan(at, std::min(kTileBytes, begin + size - at));
-    if (xxh3_64(tile, at) != setup.digests[at / kTileBytes]) return false;
-  }
-  return true;
+bool verify(const Setup& setup, std::uint64_t slice) {
+  return verify_slice(setup.destination.bytes(), slice, setup.slice_bytes, setup.digests);
 }
 
 Result<UniqueFd> connect_raw(std::uint16_t port) {
@@ -107,7 +101,7 @@ Result<Measured> measure_sockets(const Setup& setup, bool integrity) {
       bool good = ::send(socket, &request, sizeof request, MSG_NOSIGNAL) == sizeof request;
       for (std::uint64_t end = at + setup.block_bytes; good && at < end; at += setup.slice_bytes) {
         good = receive_all(socket, setup.destination.bytes().data() + at, setup.slice_bytes) &&
-               (!integrity || verify(setup, at, setup.slice_bytes));
+               (!integrity || verify(setup, at));
       }
       if (!good) failed = true;
     }

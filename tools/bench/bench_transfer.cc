@@ -117,7 +117,7 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
   TRY(const Pool source_pool, Pool::create(pool_bytes));
   TRY(const Pool destination, Pool::create(pool_bytes));
   fill_with_noise(source_pool.bytes());
-  const auto digests = digest_tiles(source_pool.bytes());
+  const auto digests = digest_tiles(source_pool.bytes(), slice);
   std::vector<std::unique_ptr<SourceProcess>> sources;
   for (std::size_t i = 0; i < options.sources; ++i) {
     TRY(auto source, SourceProcess::start(source_pool, options.transport, options.streams));
