@@ -1,0 +1,55 @@
+// `bench transfer` end to end with little data: every row is measured, every byte is verified.
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "src/base/units.h"
+#include "tools/bench/bench_transfer.h"
+
+namespace rekindle::bench {
+namespace {
+
+class BenchTransfer : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(BenchTransfer, ReportsRekindleAndTheRawLimitWithAndWithoutIntegrity) {
+  // Blocks that are no multiple of a tile or of a slice.
+  for (const std::uint64_t block : {64 * kKiB, 1536 * kKiB, 8 * kMiB}) {
+    const auto report = run_bench_transfer({.transport = GetParam(),
+                                            .block_bytes = block,
+                                            .total_bytes = 24 * kMiB,
+                                            .streams = 2,
+                                            .sources = 2,
+                                            .rounds = 1});
+    ASSERT_TRUE(report) << report.error().message();
+    ASSERT_EQ(report->rows.size(), 4u);
+    for (const auto& row : report->rows) EXPECT_GT(row.gb_per_second, 0);
+    EXPECT_FALSE(report->rows[0].p50_ms);
+    EXPECT_TRUE(report->rows[1].p50_ms && report->rows[1].p99_ms);
+    EXPECT_GT(report->ratio, 0);
+    EXPECT_NE(to_text(*report).find("rekindle / "), std::string::npos);
+    const auto json = nlohmann::json::parse(to_json(*report));
+    EXPECT_EQ(json["transport"], GetParam());
+    EXPECT_EQ(json["rows"].size(), 4u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, BenchTransfer, ::testing::Values("tcp", "shm"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(BenchTransferOptions, WrongOnesAreRefused) {
+  const TransferOptions bad[] = {{.transport = "carrier-pigeon"},
+                                 {.block_bytes = 1000},
+                                 {.block_bytes = 0},
+                                 {.block_bytes = 4 * kGiB},
+                                 {.streams = 65},
+                                 {.sources = 0},
+                                 {.sources = 17},
+                                 {.rounds = 0}};
+  for (const auto& options : bad) {
+    const auto report = run_bench_transfer(options);
+    ASSERT_FALSE(report);
+    EXPECT_EQ(report.error().code(), ErrorCode::kInvalid);
+  }
+}
+
+}  // namespace
+}  // namespace rekindle::bench
