@@ -90,7 +90,50 @@ void Assembler::add_group(SliceKind kind, std::span<const Part> parts, std::vect
   std::uint64_t total = 0;
   for (const Part& part : parts) total += part.piece.region.elements() * element_bytes;
   make_room(total);
-  const auto group = static_cast<std::int64_t>(groups_.size());
+  if (total > slice_bytes_) {
+    return add_large_group(kind, parts, std::move(blocks), element_bytes);
+  }
+  std::vector<std::uint64_t> masks;
+  for (const Part& part : parts) masks.push_back(part.sources.bits());
+  std::sort(masks.begin(), masks.end());
+  masks.erase(std::unique(masks.begin(), masks.end()), masks.end());
+
+  OpenGroup& group = open_group(kind, std::move(masks), total);
+  group.bytes += total;
+  for (const Part& part : parts) {
+    const auto at =
+        std::lower_bound(group.sources.begin(), group.sources.end(), part.sources.bits());
+    Open& slice = slices_[group.first_slice + static_cast<std::size_t>(at - group.sources.begin())];
+    slice.bytes += part.piece.region.elements() * element_bytes;
+    slice.pieces.push_back(part.piece);
+  }
+  std::vector<Piece>& all = groups_[group.group].blocks;
+  all.insert(all.end(), blocks.begin(), blocks.end());
+}
+
+// One that takes `bytes` more, or a new one.
+Assembler::OpenGroup& Assembler::open_group(SliceKind kind, std::vector<std::uint64_t> sources,
+                                            std::uint64_t bytes) {
+  const std::size_t oldest =
+      open_groups_.size() > kMaxOpenSlices ? open_groups_.size() - kMaxOpenSlices : 0;
+  for (std::size_t i = open_groups_.size(); i-- > oldest;) {
+    OpenGroup& group = open_groups_[i];
+    if (group.kind == kind && bytes <= slice_bytes_ - group.bytes && group.sources == sources) {
+      return group;
+    }
+  }
+  const auto number = static_cast<std::int64_t>(groups_.size());
+  OpenGroup group{kind, std::move(sources), 0, groups_.size(), slices_.size()};
+  groups_.emplace_back();
+  for (const std::uint64_t mask : group.sources) {
+    slices_.push_back(Open{kind, SourceMask(mask), 0, {}, number, true});
+  }
+  return open_groups_.emplace_back(std::move(group));
+}
+
+void Assembler::add_large_group(SliceKind kind, std::span<const Part> parts,
+                                std::vector<Piece> blocks, std::uint64_t element_bytes) {
+  const auto number = static_cast<std::int64_t>(groups_.size());
   groups_.push_back(Group{0, 0, std::move(blocks)});
   const std::size_t begin = slices_.size();
   std::vector<Box> cuts;
@@ -101,7 +144,7 @@ void Assembler::add_group(SliceKind kind, std::span<const Part> parts, std::vect
       const std::uint64_t bytes = cut.elements() * element_bytes;
       if (slices_.size() == begin || slices_.back().sources != part.sources ||
           slices_.back().bytes + bytes > slice_bytes_) {
-        slices_.push_back(Open{kind, part.sources, 0, {}, group, true});
+        slices_.push_back(Open{kind, part.sources, 0, {}, number, true});
       }
       slices_.back().bytes += bytes;
       slices_.back().pieces.push_back({cut, part.piece.tensor, part.piece.entry});
@@ -110,12 +153,17 @@ void Assembler::add_group(SliceKind kind, std::span<const Part> parts, std::vect
 }
 
 void Assembler::close_bucket() {
+  if (slices_.empty()) return;
   const auto first_group = static_cast<std::uint32_t>(plan_.groups.size());
+  std::size_t count = 0;
+  for (const Open& open : slices_) count += open.pieces.size();
+  std::vector<Piece>& pieces = plan_.pieces.emplace_back();
+  pieces.reserve(count);
   for (Open& open : slices_) {
     Slice slice;
     slice.bytes = open.bytes;
     slice.sources = open.sources;
-    slice.first_piece = plan_.pieces.size();
+    slice.first_piece = static_cast<std::uint32_t>(pieces.size());
     slice.piece_count = static_cast<std::uint32_t>(open.pieces.size());
     slice.bucket = plan_.buckets;
     slice.kind = open.kind;
@@ -125,13 +173,17 @@ void Assembler::close_bucket() {
       if (group.count++ == 0) group.first = static_cast<SliceIndex>(plan_.slices.size());
     }
     plan_.total_wire_bytes += open.bytes;
-    plan_.pieces.insert(plan_.pieces.end(), open.pieces.begin(), open.pieces.end());
+    pieces.insert(pieces.end(), open.pieces.begin(), open.pieces.end());
     plan_.slices.push_back(slice);
   }
-  std::move(groups_.begin(), groups_.end(), std::back_inserter(plan_.groups));
-  if (!slices_.empty()) ++plan_.buckets;
+  for (Group& group : groups_) {
+    group.blocks.shrink_to_fit();
+    plan_.groups.push_back(std::move(group));
+  }
+  ++plan_.buckets;
   slices_.clear();
   groups_.clear();
+  open_groups_.clear();
   bucket_used_ = 0;
 }
 

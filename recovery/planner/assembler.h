@@ -24,7 +24,9 @@ class Assembler {
     Piece piece;
     SourceMask sources;
   };
-  // Slices that complete `blocks` together; parts are cut to slice_bytes here.
+  // Slices that complete `blocks` together; parts are cut to slice_bytes here. Small groups with
+  // the same sources share their slices: a thousand tensors of a few KiB, each of which several
+  // sources hold in parts, become one group with a slice per source.
   void add_group(SliceKind kind, std::span<const Part> parts, std::vector<Piece> blocks,
                  std::uint64_t element_bytes);
   void finish() { close_bucket(); }
@@ -39,7 +41,18 @@ class Assembler {
     bool full = false;
   };
 
+  struct OpenGroup {
+    SliceKind kind;
+    std::vector<std::uint64_t> sources;  // distinct masks of its slices, ascending
+    std::uint64_t bytes = 0;
+    std::size_t group = 0;        // index into groups_
+    std::size_t first_slice = 0;  // index into slices_; one slice for each mask
+  };
+
   void make_room(std::uint64_t bytes);
+  void add_large_group(SliceKind kind, std::span<const Part> parts, std::vector<Piece> blocks,
+                       std::uint64_t element_bytes);
+  OpenGroup& open_group(SliceKind kind, std::vector<std::uint64_t> sources, std::uint64_t bytes);
   void close_bucket();
 
   PlanTable& plan_;
@@ -47,6 +60,7 @@ class Assembler {
   const std::uint64_t bucket_bytes_;
   std::vector<Open> slices_;  // of the bucket being filled, in the order they were begun
   std::vector<Group> groups_;
+  std::vector<OpenGroup> open_groups_;
   std::uint64_t bucket_used_ = 0;
 };
 

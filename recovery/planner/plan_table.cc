@@ -48,6 +48,14 @@ void append_copies(const Box& region, const Box& src, std::uint64_t src_offset, 
   }
 }
 
+// Pieces are made tensor by tensor.
+std::span<const Piece> of_tensor(std::span<const Piece> pieces, TensorIndex tensor) {
+  const auto [begin, end] =
+      std::equal_range(pieces.begin(), pieces.end(), Piece{{}, tensor, 0},
+                       [](const Piece& a, const Piece& b) { return a.tensor < b.tensor; });
+  return {begin, end};
+}
+
 bool continues(const StridedCopy& a, const StridedCopy& b) {
   return a.count == 1 && b.count == 1 && a.src_offset + a.run_bytes == b.src_offset &&
          a.dst_offset + a.run_bytes == b.dst_offset;
@@ -109,7 +117,8 @@ void cover_short_runs(const PlanOptions& options, Expansion& out) {
 }  // namespace
 
 std::span<const Piece> PlanTable::pieces_of(SliceIndex slice) const {
-  return std::span(pieces).subspan(slices[slice].first_piece, slices[slice].piece_count);
+  const Slice& of = slices[slice];
+  return std::span(pieces[of.bucket]).subspan(of.first_piece, of.piece_count);
 }
 
 std::span<const Piece> PlanTable::blocks_of(SliceIndex slice) const {
@@ -168,7 +177,7 @@ void PlanTable::expand_staged(SliceIndex slice, SourceIndex source, Expansion& o
   const auto visit = [&](const Piece& block, const Box& tile, std::uint64_t, std::uint64_t at) {
     const std::uint64_t element_bytes = element_bytes_of(*checkpoint, block.tensor);
     // Outside of a group a slice's pieces are its blocks.
-    for (const Piece& piece : grouped ? own : std::span(&block, 1)) {
+    for (const Piece& piece : grouped ? of_tensor(own, block.tensor) : std::span(&block, 1)) {
       const auto part = intersect(piece.region, tile);
       if (!part) continue;
       for (const LayoutEntry& remote : sources[source]->entries_of(block.tensor)) {

@@ -22,7 +22,7 @@ inline constexpr std::uint32_t kNoGroup = std::numeric_limits<std::uint32_t>::ma
 struct Slice {
   std::uint64_t bytes = 0;
   SourceMask sources;
-  std::uint64_t first_piece = 0;
+  std::uint32_t first_piece = 0;  // in its bucket's
   std::uint32_t piece_count = 0;
   std::uint32_t group = kNoGroup;
   std::uint32_t bucket = 0;
@@ -60,7 +60,7 @@ class PlanTable final : public Plan {
   std::vector<const Layout*> sources;
   PlanOptions options;
   std::vector<Slice> slices;
-  std::vector<Piece> pieces;
+  std::vector<std::vector<Piece>> pieces;  // per bucket: no large array has to grow
   std::vector<Group> groups;
   std::vector<MissingBox> missing_boxes;
   std::uint32_t buckets = 0;
