@@ -197,6 +197,10 @@ class Oracle {
     if (staging.empty()) staging = poison(landed.expansion.staging_bytes, 0xCC);
     if (staging.size() != landed.expansion.staging_bytes)
       failed("slice {}: staging differs", slice);
+    const bool last = slice + 1 == plan_.group_first(slice) + plan_.group_size(slice);
+    if (shared && !last && !landed.expansion.scatter.empty()) {
+      failed("slice {} scatters before its group is there", slice);
+    }
     std::uint64_t bytes = 0;
     std::uint64_t covered = 0;
     for (const PlannedRead& one : landed.expansion.reads) {
