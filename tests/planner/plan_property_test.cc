@@ -35,7 +35,8 @@ void count_kinds(const Plan& plan, Coverage& seen) {
   }
 }
 
-Coverage run_cases(Size size, std::uint64_t cases) {
+template <typename Make>
+Coverage run_cases(const Make& make, std::uint64_t cases) {
   const std::uint64_t base = from_environment("REKINDLE_SEED", std::random_device{}());
   const std::uint64_t count = from_environment("REKINDLE_CASES", cases);
   fmt::print("seed {}\n", base);
@@ -43,7 +44,7 @@ Coverage run_cases(Size size, std::uint64_t cases) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::uint64_t seed = base + i;
     Random random(seed);
-    const Scenario scenario = random_scenario(random, size);
+    const Scenario scenario = make(random);
     const std::vector<SourceView> views = scenario.views();
     const PlanRequest request{scenario.checkpoint.get(), scenario.destination.get(), views,
                               scenario.have.get()};
@@ -66,7 +67,8 @@ Coverage run_cases(Size size, std::uint64_t cases) {
 }
 
 TEST(PlanProperty, SmallTensorsArriveOnceAndRight) {
-  const Coverage seen = run_cases(Size::kTiny, 4000);
+  const Coverage seen =
+      run_cases([](Random& random) { return random_scenario(random, Size::kTiny); }, 4000);
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.staged, 0u);
   EXPECT_GT(seen.range, 0u);
@@ -75,7 +77,8 @@ TEST(PlanProperty, SmallTensorsArriveOnceAndRight) {
 }
 
 TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
-  const Coverage seen = run_cases(Size::kTiled, 400);
+  const Coverage seen =
+      run_cases([](Random& random) { return random_scenario(random, Size::kTiled); }, 400);
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.staged, 0u);
   EXPECT_GT(seen.range, 0u);
@@ -85,9 +88,19 @@ TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
 }
 
 TEST(PlanProperty, LargeTensorsArriveOnceAndRight) {
-  const Coverage seen = run_cases(Size::kBanded, 40);
+  const Coverage seen =
+      run_cases([](Random& random) { return random_scenario(random, Size::kBanded); }, 40);
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.grouped, 0u);
+}
+
+TEST(PlanProperty, ShardsBecomeShardsOfAnotherDegree) {
+  const Coverage seen = run_cases(sharded_scenario, 1500);
+  EXPECT_GT(seen.direct, 0u);
+  EXPECT_GT(seen.staged, 0u);
+  EXPECT_GT(seen.range, 0u);
+  EXPECT_GT(seen.grouped, 0u);
+  EXPECT_EQ(seen.missing, 0u);
 }
 
 }  // namespace

@@ -168,6 +168,30 @@ TEST(Plan, TilesCutByTheBordersOfAllSourcesArePutTogetherInAGroup) {
   }
 }
 
+TEST(Plan, SmallTensorsHeldInPartsByManySourcesShareOneGroup) {
+  std::vector<TensorInfo> tensors;
+  for (int i = 0; i < 1000; ++i) {
+    tensors.push_back({fmt::format("scale{:04}", i), DType::kF32, {56, 16}});
+  }
+  const auto checkpoint = make_checkpoint(tensors);
+  std::vector<Layout> eighths;
+  for (std::uint64_t r = 0; r < 8; ++r) {
+    std::vector<TensorBox> boxes = whole(*checkpoint);
+    for (TensorBox& box : boxes) box.box = {{0, 2 * r}, {56, 2}};
+    eighths.push_back(make_layout(*checkpoint, boxes));
+  }
+  std::vector<SourceView> sources;
+  for (const Layout& layout : eighths) sources.push_back({&layout, nullptr});
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(*checkpoint, layout, sources);
+  ASSERT_EQ(plan->slice_count(), 8u);
+  EXPECT_EQ(plan->group_size(7), 8u);
+  EXPECT_EQ(plan->slice_bytes(3), 1000u * 56 * 2 * 4);
+  std::vector<TileWork> tiles;
+  plan->tiles(7, tiles);
+  EXPECT_EQ(tiles.size(), 1000u);
+}
+
 TEST(Plan, ASourceWithSeveralBoxesOfATensorServesWhatTheyHoldTogether) {
   const auto checkpoint = make_checkpoint({{"w", DType::kU8, {8, 100}}});
   const Layout halves =

@@ -75,15 +75,9 @@ void random_boxes(Random& random, const Shape& shape, double keep, std::vector<B
   }
 }
 
-std::unique_ptr<Layout> random_layout(Random& random, const TensorSet& tensors, double presence,
-                                      double keep) {
-  std::vector<LayoutEntry> entries;
-  for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
-    if (!chance(random, presence)) continue;
-    std::vector<Box> boxes;
-    random_boxes(random, tensors[tensor].shape, keep, boxes);
-    for (const Box& box : boxes) entries.push_back({tensor, box, 0, 0});
-  }
+// At random places of random segments.
+std::unique_ptr<Layout> place_entries(Random& random, const TensorSet& tensors,
+                                      std::vector<LayoutEntry> entries) {
   if (chance(random, 0.3)) std::shuffle(entries.begin(), entries.end(), random);
   const auto files = static_cast<std::uint32_t>(pick(random, 1, 3));
   std::vector<SegmentSpec> segments;
@@ -102,6 +96,32 @@ std::unique_ptr<Layout> random_layout(Random& random, const TensorSet& tensors, 
   auto layout = Layout::create(tensors, std::move(segments), std::move(entries));
   if (!layout) ADD_FAILURE() << layout.error().message();
   return std::make_unique<Layout>(std::move(*layout));
+}
+
+std::unique_ptr<Layout> random_layout(Random& random, const TensorSet& tensors, double presence,
+                                      double keep) {
+  std::vector<LayoutEntry> entries;
+  for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
+    if (!chance(random, presence)) continue;
+    std::vector<Box> boxes;
+    random_boxes(random, tensors[tensor].shape, keep, boxes);
+    for (const Box& box : boxes) entries.push_back({tensor, box, 0, 0});
+  }
+  return place_entries(random, tensors, std::move(entries));
+}
+
+// Rank `rank` of `size`; tensor i is split along axis i % 2.
+std::unique_ptr<Layout> shard_layout(Random& random, const TensorSet& tensors, std::uint64_t rank,
+                                     std::uint64_t size) {
+  std::vector<LayoutEntry> entries;
+  for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
+    Box box = Box::whole(tensors[tensor].shape);
+    const std::uint64_t extent = box.extent[tensor % 2];
+    box.offset[tensor % 2] = extent * rank / size;
+    box.extent[tensor % 2] = extent * (rank + 1) / size - extent * rank / size;
+    entries.push_back({tensor, box, 0, 0});
+  }
+  return place_entries(random, tensors, std::move(entries));
 }
 
 std::unique_ptr<TileSet> random_tiles(Random& random, TileIndex count) {
@@ -175,6 +195,35 @@ Scenario random_scenario(Random& random, Size size) {
   options.source_gathers = chance(random, 0.5);
   options.max_partial_overhead = chance(random, 0.2) ? 1.0 : 2.0;
   if (chance(random, 0.5)) options.small_tile_bytes = 0;
+  return scenario;
+}
+
+Scenario sharded_scenario(Random& random) {
+  Scenario scenario;
+  std::vector<TensorInfo> tensors;
+  const std::uint64_t count = pick(random, 4, 60);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const Shape shape{pick(random, 1, 24), pick(random, 1, 24)};
+    tensors.push_back({"t" + std::to_string(100 + i), kTypes[i % std::size(kTypes)], shape});
+  }
+  if (chance(random, 0.2)) tensors.push_back({"w", DType::kBF16, {pick(random, 20, 60), 1024}});
+  scenario.checkpoint = make_checkpoint(std::move(tensors));
+  const TensorSet& set = scenario.checkpoint->tensors;
+  const std::uint64_t from = pick(random, 1, 6);
+  const std::uint64_t to = chance(random, 0.5) ? 1 : pick(random, 2, 6);
+  scenario.destination = shard_layout(random, set, pick(random, 0, to - 1), to);
+  for (std::uint64_t rank = 0; rank < from; ++rank) {
+    scenario.layouts.push_back(shard_layout(random, set, rank, from));
+    scenario.sources.push_back({rank, nullptr});
+    if (chance(random, 0.3)) {
+      scenario.sources.push_back(
+          {rank, random_tiles(random, scenario.checkpoint->tiles.tile_count())});
+    }
+  }
+  scenario.options.slice_bytes = pick(random, 1, 32 << 10);
+  scenario.options.bucket_bytes = pick(random, 1, 128 << 10);
+  scenario.options.source_gathers = chance(random, 0.5);
+  if (chance(random, 0.3)) scenario.options.small_tile_bytes = 0;
   return scenario;
 }
 

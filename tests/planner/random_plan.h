@@ -35,5 +35,7 @@ struct Scenario {
 
 enum class Size { kTiny, kTiled, kBanded };
 Scenario random_scenario(Random& random, Size size);
+// Many tensors in shards of one tensor-parallel degree, wanted as a shard of another.
+Scenario sharded_scenario(Random& random);
 
 }  // namespace rekindle::planner::testing
