@@ -7,6 +7,7 @@
 #include "recovery/planner/builder.h"
 #include "recovery/planner/plan_table.h"
 #include "src/base/units.h"
+#include "src/tensor/canonical.h"
 
 namespace rekindle::planner {
 
@@ -62,10 +63,11 @@ std::string name_missing(const Checkpoint& checkpoint, const MissingBox& missing
   const TensorInfo& info = checkpoint.tensors[missing.tensor];
   const std::uint64_t bytes = missing.box.elements() * dtype_size_bytes(info.dtype);
   if (missing.box == Box::whole(info.shape)) {
-    return fmt::format("{} ({}) is held by no source", info.name, format_bytes(bytes));
+    return fmt::format("{} ({}) is held by no source", canonical::printable(info.name),
+                       format_bytes(bytes));
   }
-  return fmt::format("{}{} ({} of {}) is held by no source", info.name, missing.box.to_string(),
-                     format_bytes(bytes), format_bytes(info.size_bytes()));
+  return fmt::format("{}{} ({} of {}) is held by no source", canonical::printable(info.name),
+                     missing.box.to_string(), format_bytes(bytes), format_bytes(info.size_bytes()));
 }
 
 }  // namespace

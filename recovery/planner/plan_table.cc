@@ -9,7 +9,7 @@ namespace rekindle::planner {
 
 namespace {
 
-constexpr std::uint64_t kStagingAlignBytes = 64;  // a cache line: tiles are digested there
+constexpr std::uint64_t kStagingAlignBytes = 16;
 
 std::uint64_t element_bytes_of(const Checkpoint& checkpoint, TensorIndex tensor) {
   return dtype_size_bytes(checkpoint.tensors[tensor].dtype);

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "src/tensor/canonical.h"
+
 namespace rekindle::planner {
 
 namespace {
@@ -25,6 +27,18 @@ Result<std::uint64_t> positive(const json& value, std::string_view key) {
 }
 
 }  // namespace
+
+Error one_line(Error error) {
+  constexpr std::size_t kMaxMessageBytes = 2000;
+  std::string text = error.message().substr(0, kMaxMessageBytes);
+  while (text.size() < error.message().size() && (text.back() & 0xC0) == 0x80) text.pop_back();
+  const bool utf8 = canonical::is_utf8(text);
+  for (char& c : text) {
+    const auto byte = static_cast<std::uint8_t>(c);
+    if (byte < 0x20 || byte == 0x7F || (byte >= 0x80 && !utf8)) c = '?';
+  }
+  return {error.code(), std::move(text)};
+}
 
 Result<json> parse_json(std::string_view text, std::string_view what, std::size_t max_bytes,
                         int max_depth) {
@@ -48,10 +62,7 @@ Result<json> parse_json(std::string_view text, std::string_view what, std::size_
   try {
     parsed = json::parse(text, check);
   } catch (const json::exception& error) {
-    std::string reason = error.what();
-    std::replace_if(
-        reason.begin(), reason.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; }, '?');
-    return fail(ErrorCode::kInvalid, "{}: {}", what, reason);
+    return fail(ErrorCode::kInvalid, "{}: {}", what, error.what());
   }
   if (!wrong.empty()) return fail(ErrorCode::kInvalid, "{}: {}", what, wrong);
   return parsed;

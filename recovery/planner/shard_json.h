@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -10,6 +11,14 @@
 #include "src/base/result.h"
 
 namespace rekindle::planner {
+
+// The message in one line of bounded length: names and patterns in it come from files and users.
+Error one_line(Error error);
+template <typename T>
+Result<T> one_line(Result<T> result) {
+  if (!result) return fail(one_line(std::move(result).error()));
+  return result;
+}
 
 // Strict: refuses more than `max_bytes`, deeper nesting than `max_depth` and duplicate keys. `what`
 // begins the error: "shard spec".

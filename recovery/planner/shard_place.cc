@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "recovery/planner/shard_json.h"
 #include "recovery/planner/shard_spec.h"
 
 namespace rekindle::planner {
@@ -15,9 +16,7 @@ bool parse_number(std::string_view text, std::uint32_t& value) {
   return error == std::errc() && end == text.data() + text.size() && !text.empty();
 }
 
-}  // namespace
-
-Result<ShardPlace> ShardPlace::parse(std::string_view text) {
+Result<ShardPlace> parse_place(std::string_view text) {
   const auto bad = [&](std::string_view why) {
     return fail(ErrorCode::kInvalid,
                 "shard '{}': {}; write tp=RANK/SIZE, pp=… or ep=…, e.g. tp=3/8", text, why);
@@ -34,7 +33,7 @@ Result<ShardPlace> ShardPlace::parse(std::string_view text) {
       return bad(fmt::format("'{}' is not AXIS=RANK/SIZE", one));
     }
     const std::string_view name = one.substr(0, equals);
-    Axis* axis = name == "tp" ? &place.tp : name == "pp" ? &place.pp : &place.ep;
+    ShardPlace::Axis* axis = name == "tp" ? &place.tp : name == "pp" ? &place.pp : &place.ep;
     if (axis == &place.ep && name != "ep") return bad(fmt::format("there is no axis '{}'", name));
     const std::string mark = fmt::format("{} ", name);
     if (seen.find(mark) != std::string::npos) return bad(fmt::format("{} is given twice", name));
@@ -53,6 +52,10 @@ Result<ShardPlace> ShardPlace::parse(std::string_view text) {
     rest.remove_prefix(comma + 1);
   }
 }
+
+}  // namespace
+
+Result<ShardPlace> ShardPlace::parse(std::string_view text) { return one_line(parse_place(text)); }
 
 std::string ShardPlace::to_string() const {
   std::string text;

@@ -130,7 +130,9 @@ class BoxMaker {
 
 }  // namespace
 
-Result<ShardSpec> ShardSpec::parse(std::string_view text) {
+Result<ShardSpec> ShardSpec::parse(std::string_view text) { return one_line(parse_rules(text)); }
+
+Result<ShardSpec> ShardSpec::parse_rules(std::string_view text) {
   TRY(const nlohmann::json json, parse_json(text, "shard spec", kMaxSpecBytes, kMaxSpecDepth));
   const auto bad = [](std::string_view why) {
     return fail(ErrorCode::kInvalid, "shard spec: {}", why);
@@ -165,26 +167,30 @@ Result<ShardSpec> ShardSpec::parse(std::string_view text) {
 }
 
 Result<ShardSpec> ShardSpec::builtin(std::string_view config_json) {
-  TRY(const ModelConfig config, ModelConfig::parse(config_json));
+  TRY(const ModelConfig config, one_line(ModelConfig::parse(config_json)));
   const std::string type = config.text("model_type");
   const std::string text = builtin_spec(type);
   if (!text.empty()) return parse(text);
-  return fail(ErrorCode::kNotFound,
-              "there is no built-in shard spec for model_type '{}' (there are: {}): give a file "
-              "with --spec, or pull whole tensors",
-              type.substr(0, 100), fmt::join(builtin_model_types(), ", "));
+  return fail(one_line(
+      Error(ErrorCode::kNotFound,
+            fmt::format(
+                "there is no built-in shard spec for model_type '{}' (there are: {}): give a file "
+                "with --spec, or pull whole tensors",
+                type.substr(0, 100), fmt::join(builtin_model_types(), ", ")))));
 }
 
 Result<std::vector<TensorBox>> ShardSpec::boxes(const TensorSet& tensors,
                                                 std::string_view config_json,
                                                 const ShardPlace& place) const {
-  TRY(const ModelConfig config, ModelConfig::parse(config_json));
+  TRY(const ModelConfig config, one_line(ModelConfig::parse(config_json)));
   RuleApplier applier(tensors, config, place);
-  TRY_VOID(applier.prepare());
-  return BoxMaker(name_, *rules_, tensors, applier).run();
+  TRY_VOID(one_line(applier.prepare()));
+  return one_line(BoxMaker(name_, *rules_, tensors, applier).run());
 }
 
-Result<std::vector<TensorBox>> boxes_matching(const TensorSet& tensors, std::string_view regex) {
+namespace {
+
+Result<std::vector<TensorBox>> match_names(const TensorSet& tensors, std::string_view regex) {
   if (regex.size() > kMaxRegexBytes) {
     return fail(ErrorCode::kInvalid, "a tensor expression of {} bytes, the most accepted is {}",
                 regex.size(), kMaxRegexBytes);
@@ -206,6 +212,12 @@ Result<std::vector<TensorBox>> boxes_matching(const TensorSet& tensors, std::str
   }
   if (!any) return fail(ErrorCode::kNotFound, "no tensor name matches '{}'", regex);
   return boxes;
+}
+
+}  // namespace
+
+Result<std::vector<TensorBox>> boxes_matching(const TensorSet& tensors, std::string_view regex) {
+  return one_line(match_names(tensors, regex));
 }
 
 std::vector<TensorBox> whole_boxes(const TensorSet& tensors) {

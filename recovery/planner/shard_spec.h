@@ -44,6 +44,8 @@ class ShardSpec {
   struct Rule;
 
  private:
+  static Result<ShardSpec> parse_rules(std::string_view json);
+
   std::shared_ptr<const std::vector<Rule>> rules_;  // shared, so that Rule may stay incomplete here
   std::string name_;
 };

@@ -370,6 +370,17 @@ TEST(ShardSpec, RefusesWhatIsNoSpec) {
   }
 }
 
+TEST(ShardSpec, ErrorsStayOneLineWhateverIsInThem) {
+  const auto lines = [](const Error& error) { return error.message().find('\n'); };
+  EXPECT_EQ(lines(ShardPlace::parse("tp=\n/\x01\xff").error()), std::string::npos);
+  EXPECT_EQ(lines(ShardSpec::builtin(R"({"model_type": "a\nb"})").error()), std::string::npos);
+  const TensorSet tensors = make_set({{"a\nb", DType::kU8, {3}}});
+  const ShardSpec rules = spec(R"({"match": "x\ny", "kind": "replicate"})");
+  EXPECT_EQ(lines(rules.boxes(tensors, "{}", {{0, 2}, {}, {}}).error()), std::string::npos);
+  EXPECT_EQ(lines(boxes_matching(tensors, "\n(").error()), std::string::npos);
+  EXPECT_LT(ShardPlace::parse(std::string(1 << 20, 'x')).error().message().size(), 2001u);
+}
+
 TEST(Selection, RegularExpressionsPickWholeTensors) {
   const TensorSet tensors = make_set({{"__rekindle_file__/config.json", DType::kU8, {10}},
                                       {"a.0.w", DType::kU8, {4}},
