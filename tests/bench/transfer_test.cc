@@ -33,7 +33,7 @@ TEST_P(BenchTransfer, ReportsRekindleAndTheRawLimitWithAndWithoutIntegrity) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, BenchTransfer, ::testing::Values("tcp", "shm"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& test) { return std::string(test.param); });
 
 TEST(BenchTransferOptions, WrongOnesAreRefused) {
   const TransferOptions bad[] = {{.transport = "carrier-pigeon"},

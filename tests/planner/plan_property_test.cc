@@ -89,7 +89,7 @@ TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
 
 TEST(PlanProperty, LargeTensorsArriveOnceAndRight) {
   const Coverage seen =
-      run_cases([](Random& random) { return random_scenario(random, Size::kBanded); }, 40);
+      run_cases([](Random& random) { return random_scenario(random, Size::kBanded); }, 160);
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.grouped, 0u);
 }
