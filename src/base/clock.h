@@ -8,7 +8,8 @@ namespace rekindle {
 using TimePoint = std::chrono::steady_clock::time_point;
 using Duration = std::chrono::nanoseconds;
 
-// Pure modules take a Clock (or the time as an argument), so that tests and the simulation own time.
+// Pure modules take a Clock (or the time as an argument), so that tests and the simulation own
+// time.
 class Clock {
  public:
   virtual ~Clock() = default;

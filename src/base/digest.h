@@ -19,7 +19,7 @@ struct Digest128 {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 
-  std::string hex() const;                                // 32 characters, high first
+  std::string hex() const;  // 32 characters, high first
   static Result<Digest128> from_hex(std::string_view text);
   bool is_nil() const { return low == 0 && high == 0; }
   auto operator<=>(const Digest128&) const = default;

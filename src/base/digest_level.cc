@@ -1,5 +1,6 @@
 // XXH3 for one SIMD level: CMake compiles this file once per level, with that level's flags and
-// names. Everything of xxhash is static inline here, so that the levels do not collide at link time.
+// names. Everything of xxhash is static inline here, so that the levels do not collide at link
+// time.
 #define XXH_INLINE_ALL
 #define XXH_VECTOR REKINDLE_XXH_VECTOR
 #include <xxhash.h>

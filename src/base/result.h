@@ -79,16 +79,16 @@ Error errno_error(int error_number, std::string_view what);
   if (!tmp) leave ::rekindle::fail(std::move(tmp).error());    \
   declaration = std::move(*tmp)
 #define TRY(declaration, expression) \
-  REKINDLE_TRY_IMPL(REKINDLE_CONCAT(try_result_, __LINE__), declaration, expression, return)
+  REKINDLE_TRY_IMPL(REKINDLE_CONCAT(try_result_, __LINE__), declaration, expression, return )
 #define CO_TRY(declaration, expression) \
-  REKINDLE_TRY_IMPL(REKINDLE_CONCAT(try_result_, __LINE__), declaration, expression, co_return)
-#define TRY_VOID(expression)                                                           \
-  do {                                                                                 \
-    if (auto&& try_result = (expression); !try_result)                                 \
-      return ::rekindle::fail(std::move(try_result).error());                          \
+  REKINDLE_TRY_IMPL(REKINDLE_CONCAT(try_result_, __LINE__), declaration, expression, co_return )
+#define TRY_VOID(expression)                                  \
+  do {                                                        \
+    if (auto&& try_result = (expression); !try_result)        \
+      return ::rekindle::fail(std::move(try_result).error()); \
   } while (false)
-#define CO_TRY_VOID(expression)                                                        \
-  do {                                                                                 \
-    auto&& try_result = (expression);                                                  \
-    if (!try_result) co_return ::rekindle::fail(std::move(try_result).error());        \
+#define CO_TRY_VOID(expression)                                                 \
+  do {                                                                          \
+    auto&& try_result = (expression);                                           \
+    if (!try_result) co_return ::rekindle::fail(std::move(try_result).error()); \
   } while (false)

@@ -11,8 +11,8 @@
 
 namespace rekindle {
 
-// A fixed number of threads and a bounded queue: digests, file copies, blocking calls. Jobs must not
-// throw. The destructor runs what is queued and joins.
+// A fixed number of threads and a bounded queue: digests, file copies, blocking calls. Jobs must
+// not throw. The destructor runs what is queued and joins.
 class WorkerPool {
  public:
   WorkerPool(std::string name, std::size_t threads, std::size_t max_queued);

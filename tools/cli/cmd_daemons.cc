@@ -132,8 +132,9 @@ void add_agent(CLI::App& app, Session& session) {
   sub->add_option("--advertise", options.advertise,
                   "Host name or address by which others reach this agent [found out]")
       ->type_name("HOST");
-  sub->add_option("--data-advertise", options.data_advertise,
-                  "Address of the data streams as others reach it, behind NAT or a proxy [as it is]")
+  sub->add_option(
+         "--data-advertise", options.data_advertise,
+         "Address of the data streams as others reach it, behind NAT or a proxy [as it is]")
       ->type_name("HOST:PORT");
   sub->add_option("--node-id", options.node_id, "Name of this agent in the fleet [host name]")
       ->type_name("NAME");
