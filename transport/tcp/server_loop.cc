@@ -268,7 +268,10 @@ void ServerLoop::check_deadlines(TimePoint now) {
     if (silent || connection.stalled(now)) doomed.push_back(id);
   }
   for (const Id id : doomed) close(id, true);
-  while (!pending_.empty() && !connections_.contains(pending_.front())) pending_.pop_front();
+  std::erase_if(pending_, [&](Id id) {
+    const auto found = connections_.find(id);
+    return found == connections_.end() || found->second.connection->admitted();
+  });
 }
 
 void ServerLoop::evict_oldest_pending() {
