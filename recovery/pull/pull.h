@@ -18,7 +18,7 @@ namespace rekindle::pull {
 
 struct PullTimes {
   std::chrono::milliseconds resolve{4500};    // for a coordinator to answer
-  std::chrono::milliseconds no_source{4000};  // all sources lost: how long to look for new ones
+  std::chrono::milliseconds no_source{2000};  // all sources lost: how long to look for new ones
 };
 
 // One pull, from a model's name to a committed copy in the store: resolve → plan → transfer →

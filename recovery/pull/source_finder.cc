@@ -17,6 +17,7 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kCallDeadline{3000};
+constexpr std::chrono::milliseconds kRefreshDeadline{1000};
 constexpr std::chrono::milliseconds kRetryDelay{200};
 
 bool worth_retrying(ErrorCode code) {
@@ -150,7 +151,7 @@ rpc::Task<void> SourceFinder::refresh() {
   auto request = progress_request();
   request.set_need_sources(true);
   auto response = co_await rpc::call<proto::PullProgressResponse>(
-      client, proto::COORDINATOR_PULL_PROGRESS, std::move(request), kCallDeadline);
+      client, proto::COORDINATOR_PULL_PROGRESS, std::move(request), kRefreshDeadline);
   if (!response) {
     log::debug("pull.refresh", "error", response.error());
     co_return;
@@ -189,7 +190,7 @@ rpc::Task<void> SourceFinder::close(const Result<void>& outcome) {
   request.set_pull_id(pull_id_);
   *request.mutable_outcome() = outcome ? rpc::ok_status() : rpc::to_status(outcome.error());
   (void)co_await rpc::call<proto::ClosePullResponse>(client, proto::COORDINATOR_CLOSE_PULL,
-                                                     std::move(request), kCallDeadline);
+                                                     std::move(request), kRefreshDeadline);
 }
 
 }  // namespace rekindle::pull

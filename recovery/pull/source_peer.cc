@@ -12,7 +12,8 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kPageDeadline{10000};
-constexpr std::chrono::milliseconds kSessionDeadline{5000};
+constexpr std::chrono::milliseconds kSessionDeadline{1500};
+constexpr std::chrono::milliseconds kKeepAliveDeadline{5000};
 constexpr std::chrono::milliseconds kDigestDeadline{10000};
 constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
 
@@ -128,7 +129,7 @@ rpc::Task<void> SourcePeer::close_session(SessionToken token) {
 
 rpc::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
   auto answer = co_await rpc::call<proto::AgentStatusResponse>(
-      peer->client_, proto::AGENT_STATUS, proto::AgentStatusRequest(), kSessionDeadline);
+      peer->client_, proto::AGENT_STATUS, proto::AgentStatusRequest(), kKeepAliveDeadline);
   if (!answer && answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
 }
 
