@@ -109,11 +109,13 @@ void Poller::run(const std::string& name) {
       if (stopping_) end_path(owned, false);
       moved = drive(owned) || moved;
       if (owned.aborting && owned.slices == 0 && owned.path->in_flight() == 0) {
-        emit({PollerEvent::Kind::kPathClosed, nullptr, owned.handle.get()});
         if (owned.watched != 0) {
           epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, owned.watched_fd, nullptr);
         }
+        // The path is gone before anybody hears of it: its peer may go right after.
+        const auto handle = owned.handle;
         it = paths_.erase(it);
+        emit({PollerEvent::Kind::kPathClosed, nullptr, handle.get()});
         path_count_.fetch_sub(1, std::memory_order_relaxed);
         moved = true;
         continue;
@@ -161,7 +163,9 @@ bool Poller::take_work() {
     work->posted = 0;
     work->open = work->ops.size();
     work->worst = OpStatus::kOk;
-    const auto found = paths_.find(work->path.get());
+    auto found = paths_.find(work->path.get());
+    // Work may overtake the command that added its path since we looked at the commands.
+    if (found == paths_.end() && take_commands()) found = paths_.find(work->path.get());
     if (found == paths_.end() || found->second->aborting || work->ops.empty()) {
       if (!work->ops.empty()) work->worst = OpStatus::kAborted;
       emit({PollerEvent::Kind::kSliceDone, work, work->path.get()});
