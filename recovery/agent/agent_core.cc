@@ -202,7 +202,7 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
       co_await pull::offload(*blocking_pool_, [&] { return store_->commit_staged(*staged); });
   if (!stored) co_return fail(std::move(stored).error().with_context(context));
   served_->add(*stored);
-  changed();
+  if (link_ != nullptr) co_await link_->announce_now();
 
   const Manifest& manifest = (*stored)->manifest;
   TransferSummary summary;
@@ -229,7 +229,7 @@ Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProg
   auto outcome = co_await job.run();
   if (outcome) {
     served_->add(outcome->stored);
-    changed();
+    if (link_ != nullptr) co_await link_->announce_now();
   }
   co_return outcome;
 }

@@ -99,6 +99,12 @@ void CoordinatorLink::announce_soon() {
   sleep_timer_->cancel();
 }
 
+Task<void> CoordinatorLink::announce_now() {
+  if (!member_ || epoch_ == 0 || client() == nullptr) co_return;
+  auto announced = co_await announce(true);
+  if (!announced) announce_soon();
+}
+
 Task<void> CoordinatorLink::sleep(milliseconds duration) {
   sleep_timer_->expires_after(duration);
   boost::system::error_code woken;

@@ -42,6 +42,9 @@ class CoordinatorLink {
       std::chrono::milliseconds deadline);
   // What this agent holds has changed.
   void announce_soon();
+  // The same, and waits until the coordinator knows (at most 5 s): who publishes and then pulls
+  // elsewhere must not be told that nobody holds it.
+  rpc::Task<void> announce_now();
   // Why there is no connection.
   const Error& last_error() const { return last_error_; }
   std::uint64_t epoch() const { return epoch_; }
