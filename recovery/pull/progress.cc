@@ -41,6 +41,7 @@ void PullJob::show(const transport::BatchProgress& batch, std::string note) {
 void PullJob::add_stats(const transport::BatchProgress& batch) {
   for (std::size_t i = 0; i < batch.sources.size() && i < sources_->size(); ++i) {
     const ActiveSource& source = (*sources_)[i];
+    if (source.transport.empty() && !source.lost) continue;  // still connecting
     const std::string key = source.name + " " + source.transport;
     SourceLine line;
     const auto before = lines_before_.find(key);
