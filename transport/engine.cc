@@ -94,7 +94,7 @@ class EngineImpl final : public Engine, public BatchHost {
   std::condition_variable detached_;
   std::vector<std::shared_ptr<BatchImpl>> added_;  // guarded by mutex_
   std::vector<std::uint64_t> removed_;             // guarded by mutex_
-  std::uint64_t next_batch_ = 1;                   // guarded by mutex_
+  std::atomic<std::uint64_t> next_batch_ = 1;
 
   // Engine thread only.
   std::unordered_map<std::uint64_t, std::shared_ptr<BatchImpl>> batches_;
@@ -135,10 +135,10 @@ class BatchHandle final : public Batch {
 
 std::unique_ptr<Batch> EngineImpl::start(SliceSource& source, BatchObserver& observer,
                                          const BatchOptions& options) {
-  std::shared_ptr<BatchImpl> batch;
+  // Looks at every slice: not under the lock, the other batches go on meanwhile.
+  auto batch = std::make_shared<BatchImpl>(next_batch_++, *this, source, observer, options);
   {
     const std::lock_guard lock(mutex_);
-    batch = std::make_shared<BatchImpl>(next_batch_++, *this, source, observer, options);
     added_.push_back(batch);
   }
   wake();

@@ -27,7 +27,8 @@ class PathFixture {
   virtual void revoke(const SessionToken& token) = 0;  // returns when it holds
   virtual Result<std::unique_ptr<Path>> connect(const SessionToken& token) = 0;
   virtual void kill_peer() = 0;
-  virtual void freeze_peer() {}  // of FreezablePathConformance
+  // As SIGSTOP and SIGCONT would; of FreezablePathConformance.
+  virtual void freeze_peer(bool /*frozen*/) {}
 };
 
 struct PathBackend {
@@ -144,6 +145,9 @@ TEST_P(PathConformance, ReadsOutsideTheRegionAreInvalidAndThePathGoesOn) {
       {.run_bytes = 8, .count = 2, .remote_stride = kMax, .local_stride = 8},
       {.run_bytes = 8, .count = std::uint64_t{1} << 61, .remote_stride = 8, .local_stride = 8},
       {.run_bytes = 8, .count = 2, .remote_stride = kSegmentBytes - 7, .local_stride = 8},
+      {.run_bytes = 1 << 20, .count = std::uint64_t{1} << 50},  // 2^70 bytes in all
+      {.run_bytes = 1, .count = 3, .remote_stride = kMax / 2 + 1, .local_stride = 1},
+      {.remote_offset = kSegmentBytes, .run_bytes = kMax, .count = kMax, .remote_stride = kMax},
   };
   for (ReadOp op : bad) {
     op.remote = key_;
@@ -332,14 +336,55 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FreezablePathConformance);
 
 TEST_P(FreezablePathConformance, AFrozenPeerCompletesNothingAndAbortStillDrains) {
   const auto path = connect();
-  ASSERT_NE(path, nullptr);
-  fixture_->freeze_peer();
+  const auto other = connect();
+  ASSERT_TRUE(path != nullptr && other != nullptr);
+  fixture_->freeze_peer(true);
   std::vector<std::byte> local;
   const std::size_t taken = path->post(reads(16, 100'000, local)).value_or(0);
   ASSERT_GT(taken, 0u);
   std::vector<Completion> some(16);
   for (int turn = 0; turn < 1000; ++turn) ASSERT_EQ(path->poll(some), 0u);
   EXPECT_EQ(path->bytes_landed(), 0u);
+  path->abort();
+  EXPECT_EQ(sorted_ids(drain(*path)), first_ids(taken));
+
+  // What was asked meanwhile is answered when the peer goes on.
+  std::vector<std::byte> late;
+  const auto ops = reads(4, 100'000, late);
+  ASSERT_EQ(other->post(ops).value_or(0), ops.size());
+  fixture_->freeze_peer(false);
+  for (const auto& completion : drain(*other)) EXPECT_EQ(completion.status, OpStatus::kOk);
+  for (const auto& op : ops) EXPECT_TRUE(landed(op)) << op.wr_id;
+}
+
+TEST_P(PathConformance, EmptyReadsCompleteAndTouchNothing) {
+  const auto path = connect();
+  ASSERT_NE(path, nullptr);
+  EXPECT_EQ(read_one(*path, read(1, 0, nullptr, 0)), OpStatus::kOk);
+  EXPECT_EQ(read_one(*path, read(2, kSegmentBytes, nullptr, 0)), OpStatus::kOk);
+  ReadOp no_runs = read(3, 0, nullptr, 8);
+  no_runs.count = 0;
+  EXPECT_EQ(read_one(*path, no_runs), OpStatus::kOk);
+  EXPECT_EQ(path->bytes_landed(), 0u);
+}
+
+TEST_P(PathConformance, AnyWrIdComesBackAsItWas) {
+  const auto path = connect();
+  ASSERT_NE(path, nullptr);
+  std::vector<std::byte> local(8);
+  for (const std::uint64_t id : {0ul, 1ul << 32, ~0ul >> 1, ~0ul}) {
+    // read_one() compares the ids.
+    EXPECT_EQ(read_one(*path, read(id, 0, local.data(), 8)), OpStatus::kOk);
+  }
+}
+
+TEST_P(PathConformance, ADeadPeersPathAbortsToo) {
+  const auto path = connect();
+  ASSERT_NE(path, nullptr);
+  std::vector<std::byte> local;
+  const std::size_t taken = path->post(reads(16, 300'001, local)).value_or(0);
+  ASSERT_GT(taken, 0u);
+  fixture_->kill_peer();
   path->abort();
   EXPECT_EQ(sorted_ids(drain(*path)), first_ids(taken));
 }

@@ -17,7 +17,7 @@ class FakeFixture final : public PathFixture {
     return peer_.connect(token, script_);
   }
   void kill_peer() override { peer_.kill(); }
-  void freeze_peer() override { peer_.freeze(true); }
+  void freeze_peer(bool frozen) override { peer_.freeze(frozen); }
 
  private:
   const fake::Script script_;

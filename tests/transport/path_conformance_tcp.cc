@@ -1,10 +1,11 @@
+#include "tests/support/fault_proxy.h"
 #include "tests/transport/path_conformance.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace rekindle::transport::testing {
 namespace {
 
-class TcpFixture final : public PathFixture {
+class TcpFixture : public PathFixture {
  public:
   TcpFixture() {
     auto server = tcp::TcpServer::create({.listen_host = "127.0.0.1"}, registry_, incarnation_);
@@ -30,7 +31,7 @@ class TcpFixture final : public PathFixture {
   }
   void kill_peer() override { server_.reset(); }
 
- private:
+ protected:
   SegmentRegistry registry_;
   const Incarnation incarnation_ = Incarnation::random();
   std::unique_ptr<tcp::TcpServer> server_;
@@ -38,9 +39,28 @@ class TcpFixture final : public PathFixture {
   std::string endpoint_;
 };
 
+// Behind a proxy that can hold the answers back: what a stopped peer looks like from here.
+class ProxiedTcpFixture final : public TcpFixture {
+ public:
+  ProxiedTcpFixture() : proxy_(server_->port()) { endpoint_ = proxy_.address(); }
+  void freeze_peer(bool frozen) override { proxy_.stall(frozen); }
+  void kill_peer() override {
+    TcpFixture::kill_peer();
+    proxy_.cut();
+  }
+
+ private:
+  rekindle::testing::FaultProxy proxy_;
+};
+
 INSTANTIATE_TEST_SUITE_P(Tcp, PathConformance,
                          ::testing::Values(PathBackend{
                              "Tcp", [] { return std::make_unique<TcpFixture>(); }}),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Tcp, FreezablePathConformance,
+                         ::testing::Values(PathBackend{
+                             "Proxied", [] { return std::make_unique<ProxiedTcpFixture>(); }}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace

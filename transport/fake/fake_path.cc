@@ -8,23 +8,13 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "transport/read_range.h"
+
 namespace rekindle::transport::fake {
 
 namespace {
 
 constexpr Duration kSlowestTurn = std::chrono::milliseconds(5);  // of a path with a speed
-
-// Offset of the last byte + 1, or nothing when that overflows.
-std::optional<std::uint64_t> end_of(const ReadOp& op) {
-  std::uint64_t extent = 0;
-  if (op.count == 0 || op.run_bytes == 0) return op.remote_offset;
-  if (__builtin_mul_overflow(op.count - 1, op.remote_stride, &extent) ||
-      __builtin_add_overflow(extent, op.run_bytes, &extent) ||
-      __builtin_add_overflow(extent, op.remote_offset, &extent)) {
-    return std::nullopt;
-  }
-  return extent;
-}
 
 }  // namespace
 
@@ -64,8 +54,9 @@ OpStatus FakePath::begin(Op& op) const {
   if (!region) {
     return region.error().code() == ErrorCode::kStale ? OpStatus::kStale : OpStatus::kDenied;
   }
-  const auto end = end_of(op.read);
-  if (!end || *end > (*region)->bytes.size()) return OpStatus::kInvalid;
+  const StridedRange range{op.read.remote_offset, op.read.run_bytes, op.read.count,
+                           op.read.remote_stride};
+  if (!fits(range, (*region)->bytes.size())) return OpStatus::kInvalid;
   op.region = std::move(*region);
   return OpStatus::kOk;
 }
