@@ -5,14 +5,18 @@ function(rekindle_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   if(ARG_SOURCES)
     add_library(rekindle_${name} STATIC ${ARG_SOURCES})
-    target_link_libraries(rekindle_${name} PUBLIC ${ARG_PUBLIC} PRIVATE rekindle_flags ${ARG_PRIVATE})
-    target_include_directories(rekindle_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
-                                                       $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}>)
+    target_link_libraries(rekindle_${name} PUBLIC ${ARG_PUBLIC}
+                          PRIVATE $<BUILD_INTERFACE:rekindle_flags> ${ARG_PRIVATE})
+    set(scope PUBLIC)
   else()
     add_library(rekindle_${name} INTERFACE)
     target_link_libraries(rekindle_${name} INTERFACE ${ARG_PUBLIC})
-    target_include_directories(rekindle_${name} INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
+    set(scope INTERFACE)
   endif()
+  target_include_directories(
+    rekindle_${name} ${scope} $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
+                              $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}>
+                              $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/rekindle>)
   add_library(rekindle::${name} ALIAS rekindle_${name})
   set_property(GLOBAL APPEND PROPERTY REKINDLE_LIBRARIES rekindle::${name})
 endfunction()

@@ -1,0 +1,61 @@
+# `cmake --install`: the command with its completion, and the static libraries with their headers for
+# programs that embed an agent (CMake package `rekindle`, pkg-config `rekindle`).
+include(CMakePackageConfigHelpers)
+
+function(rekindle_install)
+  if(REKINDLE_SANITIZE OR REKINDLE_FUZZ)
+    return()
+  endif()
+  # Lower layers first, as they were added; the command's own parts and the fake stay here.
+  get_property(libraries GLOBAL PROPERTY REKINDLE_LIBRARIES)
+  list(REMOVE_ITEM libraries rekindle::cli rekindle::bench rekindle::transport_fake)
+  list(PREPEND libraries rekindle::proto)
+  set(targets)
+  set(link_flags "")
+  foreach(library IN LISTS libraries)
+    string(REPLACE "::" "_" target ${library})
+    string(REPLACE "rekindle::" "" name ${library})
+    set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+    list(APPEND targets ${target})
+    string(PREPEND link_flags "-l${target} ")  # users before what they use
+  endforeach()
+
+  set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/rekindle)
+  install(TARGETS rekindle RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS ${targets} EXPORT rekindle ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT rekindle NAMESPACE rekindle:: FILE rekindle-targets.cmake DESTINATION ${package_dir})
+  foreach(top src transport recovery)
+    install(DIRECTORY ${CMAKE_SOURCE_DIR}/${top}/
+            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rekindle/${top}
+            FILES_MATCHING PATTERN "*.h" PATTERN "fake" EXCLUDE)
+  endforeach()
+  install(DIRECTORY ${CMAKE_BINARY_DIR}/proto/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rekindle/proto
+          FILES_MATCHING PATTERN "*.pb.h" PATTERN "CMakeFiles" EXCLUDE)
+
+  configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/rekindle-config.cmake.in
+                                ${CMAKE_BINARY_DIR}/rekindle-config.cmake
+                                INSTALL_DESTINATION ${package_dir}
+                                PATH_VARS CMAKE_INSTALL_BINDIR)
+  write_basic_package_version_file(${CMAKE_BINARY_DIR}/rekindle-config-version.cmake
+                                   COMPATIBILITY SameMinorVersion)
+  install(FILES ${CMAKE_BINARY_DIR}/rekindle-config.cmake
+                ${CMAKE_BINARY_DIR}/rekindle-config-version.cmake DESTINATION ${package_dir})
+
+  set(REKINDLE_LINK_FLAGS "${link_flags}")
+  # Relative to the file itself: the tree may be moved.
+  file(RELATIVE_PATH REKINDLE_PREFIX_FROM_PC ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/rekindle.pc.in ${CMAKE_BINARY_DIR}/rekindle.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/rekindle.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+  set(completion ${CMAKE_BINARY_DIR}/completion/rekindle)
+  add_custom_command(OUTPUT ${completion}
+                     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/completion
+                     COMMAND rekindle completion bash > ${completion}
+                     DEPENDS rekindle VERBATIM)
+  # What `cmake --install` needs, without the tests.
+  add_custom_target(rekindle_installed ALL DEPENDS ${completion})
+  add_dependencies(rekindle_installed rekindle ${targets})
+  install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md
+          DESTINATION ${CMAKE_INSTALL_DOCDIR})
+endfunction()
