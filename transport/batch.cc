@@ -198,11 +198,17 @@ void BatchImpl::report(TimePoint now) {
     const std::lock_guard lock(command_mutex_);
     snapshot_ = std::move(progress);
   }
-  for (const auto& lost : scheduler_.take_lost()) observer_.on_source_lost(lost.source, lost.cause);
-  if (const auto starved = scheduler_.take_starved()) observer_.on_starved(*starved);
-  if (!ends) return;
-  reported_ = true;
-  observer_.on_finished(*outcome);
+  if (!reported_) {
+    for (const auto& lost : scheduler_.take_lost()) {
+      observer_.on_source_lost(lost.source, lost.cause);
+    }
+    if (const auto starved = scheduler_.take_starved()) observer_.on_starved(*starved);
+  }
+  if (ends) {
+    reported_ = true;
+    observer_.on_finished(*outcome);
+  }
+  if (!reported_ || !open_.empty()) return;
   const std::lock_guard lock(command_mutex_);
   finished_ = true;
   finished_changed_.notify_all();

@@ -77,7 +77,7 @@ class BatchImpl final {
   std::vector<std::pair<SliceIndex, Verdict>> verdicts_;  // guarded by command_mutex_
   bool cancelled_ = false;                                // guarded by command_mutex_
   BatchProgress snapshot_;                                // guarded by command_mutex_
-  bool finished_ = false;                                 // guarded by command_mutex_
+  bool finished_ = false;  // reported, and all paths closed; guarded by command_mutex_
   std::condition_variable finished_changed_;
 
   // Engine thread only.

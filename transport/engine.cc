@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kTick{10};
 constexpr std::chrono::milliseconds kDrainPatience{10000};
 
 std::size_t default_pollers() {
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency() / 2, 1, 8);
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 8);
 }
 
 class EngineImpl final : public Engine, public BatchHost {

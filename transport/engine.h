@@ -120,7 +120,7 @@ class Batch {
 };
 
 struct EngineOptions {
-  std::size_t poller_threads = 0;  // 0: half of the cores, at least 1, at most 8
+  std::size_t poller_threads = 0;  // 0: as many as cores, at most 8
 };
 
 // Owns the pollers and the engine thread; several batches may run at once. Thread-safe.

@@ -329,10 +329,7 @@ void Scheduler::finish(Result<void> outcome) {
 }
 
 std::optional<Result<void>> Scheduler::outcome() const {
-  if (!verdict_ || in_flight_slices_ > 0) return std::nullopt;
-  const bool drained =
-      std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.closed; });
-  return drained ? verdict_ : std::nullopt;
+  return in_flight_slices_ == 0 ? verdict_ : std::nullopt;
 }
 
 std::vector<PathId> Scheduler::take_aborts() { return std::exchange(aborts_, {}); }

@@ -27,9 +27,10 @@ void signal(int fd) {
   (void)!::write(fd, &one, sizeof one);
 }
 
-void clear(int fd) {
+// Whether there was anything to clear.
+bool clear(int fd) {
   std::uint64_t value = 0;
-  (void)!::read(fd, &value, sizeof value);
+  return ::read(fd, &value, sizeof value) == sizeof value;
 }
 
 }  // namespace
@@ -60,14 +61,16 @@ void Copier::push(std::span<const ReadOp> ops) {
 }
 
 std::size_t Copier::pop(std::span<Completion> out) {
-  clear(done_fd_.get());  // before looking, so that nothing that comes later goes unnoticed
+  // A busy owner looks often: without a system call while there is no news. Cleared before looking,
+  // so that nothing that comes later goes unnoticed.
+  if (signalled_ && clear(done_fd_.get())) signalled_ = false;
   std::size_t filled = 0;
   while (filled < out.size()) {
     const auto completion = done_.pop();
     if (!completion) return filled;
     out[filled++] = *completion;
   }
-  if (!done_.empty()) signal(done_fd_.get());
+  if (!done_.empty()) notify();
   return filled;
 }
 
@@ -79,7 +82,13 @@ void Copier::abort() {
 
 void Copier::finish(const Completion& completion) {
   (void)done_.push(completion);
-  signal(done_fd_.get());
+  notify();
+}
+
+// The flag goes up first and comes down only with the descriptor: never is the descriptor readable
+// while the owner believes that it is not.
+void Copier::notify() {
+  if (!signalled_.exchange(true)) signal(done_fd_.get());
 }
 
 void Copier::run() {
@@ -106,7 +115,7 @@ void Copier::sleep() {
     // A peer that is gone stays readable: only the wake-up counts then.
     const nfds_t count = peer_gone_ || stopped() ? 1 : 2;
     ::poll(fds.data(), count, -1);
-    if ((fds[0].revents & POLLIN) != 0) clear(wake_fd_.get());
+    if ((fds[0].revents & POLLIN) != 0) (void)clear(wake_fd_.get());
   }
   sleeping_ = false;
 }

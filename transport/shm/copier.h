@@ -41,6 +41,7 @@ class Copier {
   OpStatus copy(const ReadOp& op);
   OpStatus copy_pieces(const ReadOp& op, std::span<const std::byte> source);
   void finish(const Completion& completion);
+  void notify();
   bool stopped() const { return abort_.load(std::memory_order_relaxed); }
 
   RegionClient& regions_;
@@ -49,6 +50,7 @@ class Copier {
   SpscRing<ReadOp, kMaxInFlight> work_;
   SpscRing<Completion, kMaxInFlight> done_;
   std::atomic<bool> sleeping_ = false;
+  std::atomic<bool> signalled_ = false;  // done_fd_ is readable, its owner has not looked
   std::atomic<bool> abort_ = false;
   std::atomic<bool> stop_ = false;
   std::atomic<bool> peer_gone_ = false;

@@ -17,7 +17,7 @@ namespace {
 
 std::size_t thread_count(std::size_t wanted) {
   if (wanted != 0) return wanted;
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency() / 2, 1, 8);
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 8);
 }
 
 class TcpServerImpl final : public TcpServer {
@@ -31,8 +31,10 @@ class TcpServerImpl final : public TcpServer {
 
   Result<void> start() {
     const std::size_t threads = thread_count(context_.options.threads);
+    const std::size_t pending =
+        std::max<std::size_t>(context_.options.max_pending_hellos / threads, 1);
     for (std::size_t i = 0; i < threads; ++i) {
-      loops_.push_back(std::make_unique<ServerLoop>(context_));
+      loops_.push_back(std::make_unique<ServerLoop>(context_, pending));
     }
     // The listening loop last: it deals to the others.
     for (std::size_t i = threads; i-- > 0;) {

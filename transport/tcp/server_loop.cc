@@ -158,7 +158,7 @@ void ServerLoop::take_inbox() {
 void ServerLoop::add(UniqueFd socket) {
   const TimePoint now = std::chrono::steady_clock::now();
   if (connections_.empty()) next_check_ = now;
-  if (pending_count_ >= context_.options.max_pending_hellos) evict_oldest_pending();
+  if (pending_count_ >= max_pending_hellos_) evict_oldest_pending();
   const Id id = next_id_++;
   const int fd = socket.get();
   auto connection = std::make_unique<ServerConnection>(std::move(socket), context_, now);

@@ -28,7 +28,9 @@ class ServerLoop {
  public:
   using Dealer = std::function<void(UniqueFd)>;
 
-  explicit ServerLoop(ServerContext& context) : context_(context) {}
+  // At most so many of its connections have not said hello; beyond it the oldest goes.
+  ServerLoop(ServerContext& context, std::size_t max_pending_hellos)
+      : context_(context), max_pending_hellos_(max_pending_hellos) {}
   ~ServerLoop() { stop(); }
   ServerLoop(const ServerLoop&) = delete;
   ServerLoop& operator=(const ServerLoop&) = delete;
@@ -66,6 +68,7 @@ class ServerLoop {
   void wake();
 
   ServerContext& context_;
+  const std::size_t max_pending_hellos_;
   Listener* listener_ = nullptr;
   Dealer deal_;
   UniqueFd epoll_;

@@ -19,9 +19,9 @@ struct ServerOptions {
   // Address to listen on; empty: every address, IPv6 and IPv4. Port 0: the kernel chooses.
   std::string listen_host;
   std::uint16_t port = 0;
-  std::size_t threads = 0;  // 0: half of the cores, at least 1, at most 8
+  std::size_t threads = 0;  // 0: as many as cores, at most 8
   std::size_t max_connections = 4096;
-  std::size_t max_pending_hellos = 256;  // beyond it the oldest silent connection goes
+  std::size_t max_pending_hellos = 256;  // of all threads; beyond it the oldest silent ones go
   std::size_t max_streams_per_session = 64;
   std::chrono::milliseconds hello_timeout{5000};
   // A peer that takes no byte for so long while an answer waits is dropped, with what it held.
