@@ -1,5 +1,6 @@
 #include "src/base/log.h"
 
+#include <algorithm>
 #include <memory>
 
 #include <nlohmann/json.hpp>
@@ -46,7 +47,13 @@ std::string json_string(std::string_view text) {
 }
 
 bool needs_quotes(std::string_view value) {
-  return value.empty() || value.find_first_of(" =\"\n\t\\") != std::string_view::npos;
+  // Control characters, too: values come from peers and must not drive a terminal.
+  return std::any_of(value.begin(), value.end(),
+                     [](char c) {
+                       return (c >= 0 && c <= ' ') || c == '=' || c == '"' || c == '\\' ||
+                              c == 0x7f;
+                     }) ||
+         value.empty();
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
     std::string_view name;
     double factor;
   };
-  constexpr std::array<Suffix, 16> kSuffixes = {{{"", 1},
+  constexpr std::array<Suffix, 19> kSuffixes = {{{"", 1},
                                                  {"B", 1},
                                                  {"K", 0x1p10},
                                                  {"KiB", 0x1p10},
@@ -43,8 +43,11 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
                                                  {"T", 0x1p40},
                                                  {"TiB", 0x1p40},
                                                  {"TB", 1e12},
+                                                 {"kB", 1e3},
                                                  {"k", 0x1p10},
-                                                 {"m", 0x1p20}}};
+                                                 {"m", 0x1p20},
+                                                 {"g", 0x1p30},
+                                                 {"t", 0x1p40}}};
   double value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view suffix(end, static_cast<std::size_t>(text.data() + text.size() - end));

@@ -7,9 +7,10 @@ namespace {
 
 TEST(UnitsTest, SizesParse) {
   const std::pair<const char*, std::uint64_t> known[] = {
-      {"0", 0},           {"4096", 4096},      {"64M", 64 << 20},
-      {"1.5G", 3u << 29}, {"16MiB", 16 << 20}, {"2GB", 2'000'000'000},
-      {"3k", 3072},       {"1TiB", 1ull << 40}};
+      {"0", 0},           {"4096", 4096},       {"64M", 64 << 20},
+      {"1.5G", 3u << 29}, {"16MiB", 16 << 20},  {"2GB", 2'000'000'000},
+      {"3k", 3072},       {"1TiB", 1ull << 40}, {"64g", 64ull << 30},
+      {"2t", 2ull << 40}, {"5kB", 5000}};
   for (const auto& [text, bytes] : known) EXPECT_EQ(parse_bytes(text).value(), bytes) << text;
 }
 

@@ -42,8 +42,12 @@ Check check_coordinator(const Settings& settings) {
 
 Check check_agent(const Settings& settings) {
   const auto socket = agent::agent_socket(settings.store);
-  std::error_code ignored;
-  if (!std::filesystem::exists(socket, ignored)) {
+  std::error_code error;
+  if (!std::filesystem::exists(socket, error)) {
+    if (error) {
+      return {"agent", Level::kFail, fmt::format("{}: {}", socket.string(), error.message()),
+              "the store belongs to another user; name your own with --store"};
+    }
     return {"agent", Level::kOk, "none runs on this store: commands embed one", ""};
   }
   auto remote = Remote::create(settings, "unix:" + socket.string());

@@ -111,7 +111,9 @@ void print_summary(const agent::TransferSummary& summary) {
 
 Result<int> pull(const Settings& settings, const PullArgs& args) {
   TRY(const agent::PullRequest request, to_request(args));
-  TRY(const auto host, agent::open_host(host_options(settings)));
+  agent::HostOptions options = host_options(settings);
+  options.embedded_only = !request.to.empty() && !args.dry_run;  // it leaves the store alone
+  TRY(const auto host, agent::open_host(options));
   if (args.dry_run) return dry_run(settings, *host, request);
   agent::TransferSummary summary;
   {

@@ -38,8 +38,10 @@ class StatusSource {
     std::string address = source.cluster_ ? settings.coordinator : args.agent;
     if (address.empty()) {
       const std::filesystem::path socket = agent::agent_socket(settings.store);
-      std::error_code ignored;
-      if (!std::filesystem::exists(socket, ignored)) {
+      std::error_code error;
+      const bool runs = std::filesystem::exists(socket, error);
+      if (error) return fail_errno(error.value(), socket.string());
+      if (!runs) {
         return fail(ErrorCode::kNotFound,
                     "no agent runs here ({} does not exist); name a --coordinator or an --agent",
                     socket.string());

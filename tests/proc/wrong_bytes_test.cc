@@ -1,0 +1,143 @@
+// Sources that serve other bytes than were published, over both transports: nothing of it is ever
+// taken, whatever the reason.
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/tensor/safetensors.h"
+#include "tests/support/fleet.h"
+
+namespace rekindle::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class WrongBytes : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    fleet_.start_coordinator();
+    make_checkpoint(fleet_.dir("model"), 48, 1024, 7);  // a tensor is a slice
+  }
+
+  void start_source(const std::string& name) {
+    fleet_.start_agent(name);
+    fleet_.publish(name, "m@1", fleet_.dir("model"));
+  }
+
+  fs::path segment_of(const std::string& agent) {
+    for (const auto& item :
+         fs::recursive_directory_iterator(fleet_.agent(agent).store / "models")) {
+      if (item.path().filename() == "model.safetensors") return item.path();
+    }
+    throw std::runtime_error("no segment on " + agent);
+  }
+
+  // In the memory that an agent serves: the file is its mapping.
+  void write_at(const std::string& agent, std::uint64_t offset, const std::string& bytes) {
+    std::fstream file(segment_of(agent), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(offset));
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    ASSERT_TRUE(file.flush());
+  }
+  void rot_everywhere(const std::string& agent) {
+    for (std::uint64_t at = 1 << 20; at < fs::file_size(segment_of(agent)); at += 200'003) {
+      write_at(agent, at, "!");
+    }
+  }
+  // Every tensor of this agent has the bytes of its neighbour: all of them right, none in its
+  // place.
+  void swap_tensors(const std::string& agent) {
+    const auto header = safetensors::read_header(segment_of(agent));
+    ASSERT_TRUE(header) << header.error().message();
+    const std::string bytes = read_file(segment_of(agent));
+    const auto& entries = header->entries;
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const auto& other = entries[i ^ 1];
+      write_at(agent, entries[i].offset_bytes,
+               bytes.substr(other.offset_bytes, other.info.size_bytes()));
+    }
+  }
+
+  Fleet::Answer pull() {
+    return fleet_.run_command(
+        {"pull", "m@1", "--to", fleet_.dir("out").string(), "--transport", GetParam()});
+  }
+  void expect_complete(const Fleet::Answer& answer) {
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+    EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("out")), "");
+  }
+  void expect_quarantined(const Fleet::Answer& answer, const std::string& name) {
+    for (const auto& source : answer.json["sources"]) {
+      if (source["name"] != name) continue;
+      EXPECT_TRUE(source["lost"]) << answer.json;
+      EXPECT_THAT(source["cause"].get<std::string>(), HasSubstr("quarantined"));
+      return;
+    }
+    FAIL() << name << " is not listed: " << answer.json;
+  }
+  void expect_nothing_activated(const Fleet::Answer& answer) {
+    EXPECT_NE(answer.exit_code, 0);
+    EXPECT_FALSE(fs::exists(fleet_.dir("out") / "rekindle.manifest"));
+    EXPECT_FALSE(fs::exists(fleet_.dir("out") / "model.safetensors"));
+  }
+
+  Fleet fleet_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, WrongBytes, ::testing::Values("tcp", "shm"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// Row 9, the first strike.
+TEST_P(WrongBytes, AFlippedBitIsFetchedAgainElsewhereAndForgiven) {
+  start_source("a");
+  const std::uint64_t at = fs::file_size(segment_of("a")) / 2;
+  const std::string good = read_file(segment_of("a")).substr(at, 1);
+  write_at("a", at, std::string(1, static_cast<char>(good[0] ^ 1)));
+  start_source("b");
+  const auto answer = pull();
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+  for (const auto& source : answer.json["sources"]) EXPECT_FALSE(source["lost"]) << answer.json;
+}
+
+// Row 10 (and the second strike of row 9).
+TEST_P(WrongBytes, ASourceWithRottenMemoryIsQuarantined) {
+  start_source("a");
+  start_source("b");
+  rot_everywhere("a");
+  const auto answer = pull();
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+  expect_quarantined(answer, "a");
+  EXPECT_GT(answer.json["refetched_bytes"], 0);
+}
+
+// Row 10 without another source: corrupt bytes are never handed over.
+TEST_P(WrongBytes, TheOnlySourceWithRottenMemoryIsAnErrorThatNamesIt) {
+  start_source("a");
+  rot_everywhere("a");
+  const auto answer = pull();
+  expect_nothing_activated(answer);
+  EXPECT_THAT(answer.err, HasSubstr("a")) << answer.err;
+  EXPECT_THAT(answer.err, HasSubstr("quarantined")) << answer.err;
+}
+
+// Row 11.
+TEST_P(WrongBytes, RightBytesInTheWrongPlaceAreNotTaken) {
+  start_source("a");
+  start_source("b");
+  ASSERT_NO_FATAL_FAILURE(swap_tensors("a"));
+  const auto answer = pull();
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+  expect_quarantined(answer, "a");
+}
+
+// Row 11.
+TEST_P(WrongBytes, RightBytesInTheWrongPlaceFromTheOnlySourceAreAnError) {
+  start_source("a");
+  ASSERT_NO_FATAL_FAILURE(swap_tensors("a"));
+  expect_nothing_activated(pull());
+}
+
+}  // namespace
+}  // namespace rekindle::testing
