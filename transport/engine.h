@@ -32,6 +32,9 @@ struct SliceInfo {
 enum class Verdict {
   kAccept,  // verified: done
   kRetry,   // bytes are wrong: fetch again, from another source when there is one
+  // Nobody could say (the check itself failed): fetch again as after kRetry, but nobody is to
+  // blame.
+  kUndecided,
 };
 
 // What a batch reads. Called on the engine thread only, except where it says otherwise.
@@ -74,6 +77,7 @@ struct BatchProgress {
   std::uint64_t bytes_in_flight = 0;
   std::uint64_t retried_slices = 0;
   std::uint64_t stolen_slices = 0;  // taken from a straggler after its path had drained
+  TimePoint last_byte{};            // when one landed, from anybody; the epoch: none has
   std::vector<SourceStats> sources;
   std::vector<PathStats> paths;
 };
@@ -83,7 +87,9 @@ class BatchObserver {
  public:
   virtual ~BatchObserver() = default;
   // Its last path is gone (or it was quarantined). The batch goes on with the others; add_paths()
-  // with the same index brings it back. The cause names path, slice and reason.
+  // with the same index brings it back. The cause names path, slice and reason. kUnavailable: it is
+  // alive, only slow, and its last slices were taken from it; worth having back when on_starved
+  // comes.
   virtual void on_source_lost(SourceIndex source, const Error& cause) = 0;
   // No living source holds some open slice: add one within starvation_timeout or the batch fails.
   virtual void on_starved(std::uint64_t open_slices) = 0;
@@ -92,7 +98,9 @@ class BatchObserver {
 };
 
 struct BatchOptions {
-  std::chrono::milliseconds progress_timeout{1000};    // no byte on a path with ops in flight
+  // No byte on a path with ops in flight; all paths of a source that sends nothing at all go at
+  // once.
+  std::chrono::milliseconds progress_timeout{1000};
   std::chrono::milliseconds starvation_timeout{5000};  // no source for an open slice
   std::uint64_t window_bytes = 32 << 20;               // in flight per source at most
   int max_attempts = 8;                                // per slice; then the batch fails

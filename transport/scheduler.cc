@@ -44,6 +44,8 @@ PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoin
   state.cause.reset();
   state.condemned = false;
   state.cursor = 0;
+  state.last_progress = now;
+  state.suspect = false;
   state.paths.push_back(id);
   if (verdict_) abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
   return id;
@@ -59,6 +61,7 @@ void Scheduler::abort_path(PathId id, ErrorCode code, const std::string& why) {
   path.alive = false;
   path.why = why;
   path.why_code = code;
+  path.slow = path.slow || code == ErrorCode::kTimeout;
   SourceState& source = sources_[path.source];
   std::erase(source.paths, id);
   ++source.draining;
@@ -131,7 +134,8 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
   PathState& path = paths_[id];
   detach(path, slice);
   if (status == OpStatus::kOk) {
-    path.last_progress = now;
+    path.last_progress = sources_[path.source].last_progress = now;
+    sources_[path.source].suspect = false;
     path.stats.bytes += info(slice).bytes;
     ++path.stats.slices;
     slices_[slice].state = State::kLanded;
@@ -148,7 +152,7 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
   // frozen source goes to another one rather than to its next path.
   const bool ours = status == OpStatus::kAborted;
   const bool at_fault = status == OpStatus::kFault || status == OpStatus::kInvalid;
-  const bool slow = status == OpStatus::kTimeout || (ours && path.why_code == ErrorCode::kTimeout);
+  const bool slow = status == OpStatus::kTimeout || (ours && path.slow);
   reopen(slice, source, at_fault || slow, !ours && status != OpStatus::kPeerLost, cause);
   if (ours || verdict_) return;
   ++sources_[source].stats.failures;
@@ -214,10 +218,12 @@ void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint) {
     if (++done_ == slice_count_) finish({});
     return;
   }
-  const std::string cause = fmt::format("slice {} from source {} does not verify", slice, source);
-  ++sources_[source].stats.failures;
+  const bool wrong = verdict == Verdict::kRetry;
+  const std::string cause = fmt::format("slice {} from source {} {}", slice, source,
+                                        wrong ? "does not verify" : "could not be verified");
+  if (wrong) ++sources_[source].stats.failures;
   reopen(slice, source, true, true, cause);
-  if (!verdict_) strike(source, cause);
+  if (wrong && !verdict_) strike(source, cause);
 }
 
 // --- what to post
@@ -301,6 +307,7 @@ std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
     slices_[*slice].source = static_cast<std::uint8_t>(index);
     PathState& chosen = paths_[*path];
     if (chosen.slices.empty()) chosen.last_progress = now;
+    if (source.bytes_in_flight == 0) begin_waiting(source, now);
     chosen.slices.push_back(*slice);
     chosen.bytes_in_flight += slice_info.bytes;
     source.bytes_in_flight += slice_info.bytes;
@@ -346,6 +353,7 @@ BatchProgress Scheduler::progress() const {
   progress.bytes_done = done_bytes_;
   progress.retried_slices = retried_;
   progress.stolen_slices = stolen_;
+  progress.last_byte = last_byte_;
   for (const auto& source : sources_) {
     SourceStats stats = source.stats;
     stats.goodput_bytes_per_second = source.paths.empty() ? 0 : source.goodput;

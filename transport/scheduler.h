@@ -80,6 +80,7 @@ class Scheduler {
     std::string description;
     bool alive = true;    // takes slices
     bool closed = false;  // drained
+    bool slow = false;    // aborted for want of speed: its slices go to other sources first
     std::string why;      // it is being aborted
     ErrorCode why_code = ErrorCode::kPeerLost;
     std::vector<SliceIndex> slices;  // in flight here
@@ -95,6 +96,8 @@ class Scheduler {
     std::size_t draining = 0;   // aborted, not closed yet
     SliceIndex cursor = 0;      // position in the batch's order up to which nothing is open for it
     std::uint64_t bytes_in_flight = 0;
+    TimePoint last_progress{};  // a byte from it, or its first slice in flight
+    bool suspect = false;       // a path was cut for its silence, and nothing has come since
     std::uint64_t landed_since_sample = 0;
     Duration busy_since_sample{0};
     double goodput = 0;  // bytes per second, 0 = not measured yet
@@ -128,6 +131,8 @@ class Scheduler {
   void forgive_pause(Duration pause);
   void set_open(SliceIndex slice);
   void check_deadlines(TimePoint now);
+  bool is_silent(const SourceState& source, TimePoint now) const;
+  void begin_waiting(SourceState& source, TimePoint now) const;
   void check_starvation(TimePoint now);
   void steal();
   void finish(Result<void> outcome);
@@ -147,6 +152,7 @@ class Scheduler {
   std::uint64_t landed_bytes_ = 0;  // not resolved yet
   std::uint64_t in_flight_slices_ = 0;
   std::uint64_t landed_slices_ = 0;
+  TimePoint last_byte_{};
   std::uint64_t retried_ = 0;
   std::uint64_t stolen_ = 0;
   bool no_staging_ = false;

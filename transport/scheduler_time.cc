@@ -21,7 +21,8 @@ void Scheduler::path_progress(PathId id, std::uint64_t bytes_landed, TimePoint n
   if (bytes_landed <= path.bytes_landed) return;
   sources_[path.source].landed_since_sample += bytes_landed - path.bytes_landed;
   path.bytes_landed = bytes_landed;
-  path.last_progress = now;
+  path.last_progress = sources_[path.source].last_progress = last_byte_ = now;
+  sources_[path.source].suspect = false;
 }
 
 void Scheduler::tick(TimePoint now) {
@@ -41,6 +42,7 @@ void Scheduler::tick(TimePoint now) {
 // We were stopped, not the peers: no deadline ran meanwhile.
 void Scheduler::forgive_pause(Duration pause) {
   for (auto& path : paths_) path.last_progress += pause;
+  for (auto& source : sources_) source.last_progress += pause;
   if (starving_since_) *starving_since_ += pause;
   if (staging_stuck_since_) *staging_stuck_since_ += pause;
 }
@@ -72,15 +74,32 @@ double Scheduler::rate_now(const SourceState& source) const {
   return source.goodput <= 0 ? current : std::min(current, source.goodput);
 }
 
+bool Scheduler::is_silent(const SourceState& source, TimePoint now) const {
+  return source.bytes_in_flight > 0 && now - source.last_progress >= options_.progress_timeout;
+}
+
+// What was cut from a silent path and goes to the next one of the same source does not get all the
+// time again.
+void Scheduler::begin_waiting(SourceState& source, TimePoint now) const {
+  const TimePoint since = source.suspect ? now - options_.progress_timeout / 2 : now;
+  source.last_progress = std::max(source.last_progress, since);
+}
+
+// A source that sends nothing on any path loses all of them, the idle ones, too: what was in flight
+// would only wait for the same silence again on the next path.
 void Scheduler::check_deadlines(TimePoint now) {
   for (PathId id = 0; id < paths_.size(); ++id) {
     const PathState& path = paths_[id];
-    if (!path.alive || path.slices.empty()) continue;
-    if (now - path.last_progress < options_.progress_timeout) continue;
-    abort_path(
-        id, ErrorCode::kTimeout,
-        fmt::format("no byte for {} ms with {} in flight", milliseconds(now - path.last_progress),
-                    format_bytes(path.bytes_in_flight)));
+    if (!path.alive) continue;
+    SourceState& source = sources_[path.source];
+    const bool stuck =
+        !path.slices.empty() && now - path.last_progress >= options_.progress_timeout;
+    if (!stuck && !is_silent(source, now)) continue;
+    source.suspect = true;
+    const TimePoint since = stuck ? path.last_progress : source.last_progress;
+    abort_path(id, ErrorCode::kTimeout,
+               fmt::format("no byte for {} ms with {} in flight", milliseconds(now - since),
+                           format_bytes(stuck ? path.bytes_in_flight : source.bytes_in_flight)));
   }
 }
 
@@ -95,7 +114,14 @@ void Scheduler::steal() {
     for (PathId id = 0; id < paths_.size(); ++id) {
       if (!may_steal(id, idle)) continue;
       stolen_ += paths_[id].slices.size();
-      abort_path(id, ErrorCode::kTimeout, "slower than an idle source: its last slices were taken");
+      paths_[id].slow = true;
+      // One that still sends is only slow. The other would have met its deadline soon.
+      const Duration quiet = last_tick_ - sources_[paths_[id].source].last_progress;
+      const bool sends = quiet < options_.progress_timeout / 2;
+      abort_path(id, sends ? ErrorCode::kUnavailable : ErrorCode::kTimeout,
+                 fmt::format(
+                     "{}: its last slices were taken",
+                     sends ? "slower than an idle source" : "silent while another source is idle"));
       return;
     }
   }
@@ -129,8 +155,12 @@ void Scheduler::check_staging(TimePoint now) {
   no_staging_ = false;
 }
 
+// A source that is still draining is not gone yet: first it is reported lost, then what that means.
 void Scheduler::count_starving(TimePoint now) {
-  const SourceMask alive = living();
+  SourceMask alive = living();
+  for (SourceIndex i = 0; i < kMaxSources; ++i) {
+    if (sources_[i].draining > 0) alive.set(i);
+  }
   if (!look_for_starving_ && alive == starving_looked_at_) return;
   look_for_starving_ = false;
   starving_looked_at_ = alive;

@@ -1,10 +1,10 @@
 // PullJob: what the version consists of, from the first source that can say.
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
-#include <boost/asio/steady_timer.hpp>
-#include <boost/asio/use_awaitable.hpp>
-
 #include "recovery/pull/pull.h"
+#include "recovery/pull/wait.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -12,6 +12,8 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::string_view kConfigFile = "config.json";
+constexpr std::chrono::milliseconds kRetryDelay{250};
+constexpr std::chrono::milliseconds kLeastPageTime{1000};
 
 }  // namespace
 
@@ -21,22 +23,25 @@ rpc::Task<Result<void>> PullJob::learn_checkpoint() {
       checkpoint_ = stored->manifest.checkpoint;
   }
   if (checkpoint_ != nullptr) co_return Result<void>();
-  const auto give_up = std::chrono::steady_clock::now() + times_.no_source;
   std::optional<Error> last_error;
+  co_await connect_peers();
   while (true) {
-    co_await connect_peers();
-    for (const auto& source : *sources_) {
+    for (ActiveSource& source : *sources_) {
       if (source.peer == nullptr) continue;
       auto learned = co_await learn_from(source.peer);
-      if (learned) co_return learned;
+      if (learned) {
+        forget_lost_sources();
+        co_return learned;
+      }
       last_error = std::move(learned).error();
       log::warn("pull.metadata", "source", source.name, "error", *last_error);
-      banned_.insert(source.peer->incarnation());
+      lose(source, *last_error);
     }
-    if (std::chrono::steady_clock::now() > give_up) break;
-    boost::asio::steady_timer timer(environment_.executor, std::chrono::milliseconds(250));
-    co_await timer.async_wait(boost::asio::use_awaitable);
-    co_await finder_.refresh();
+    forget_lost_sources();
+    const bool cancelled = co_await is_cancelled();
+    if (cancelled || silence_.over(std::chrono::steady_clock::now())) break;
+    co_await sleep_for(silence_.at_most(kRetryDelay, std::chrono::steady_clock::now()));
+    co_await look_for_sources();
   }
   if (!request_.fallback.empty()) co_return add_fallback();
   co_return fail(ErrorCode::kNotFound, "NO_SOURCE: nobody can say what {} consists of: {}",
@@ -44,9 +49,17 @@ rpc::Task<Result<void>> PullJob::learn_checkpoint() {
                  last_error ? last_error->message() : "no source can be reached");
 }
 
+// Who does not answer leaves time for the others to be asked.
+SourcePeer::Paging PullJob::paging() {
+  const TimePoint now = std::chrono::steady_clock::now();
+  const auto share = silence_.left(now) / std::max<std::int64_t>(1, std::ssize(*sources_));
+  return {silence_.at_most(std::max<std::chrono::milliseconds>(share, kLeastPageTime), now),
+          [this] { silence_.heard(std::chrono::steady_clock::now()); }};
+}
+
 rpc::Task<Result<void>> PullJob::learn_from(std::shared_ptr<SourcePeer> peer) {
-  CO_TRY(auto tensors, co_await peer->fetch_tensor_set(resolved_.tensor_set));
-  CO_TRY(auto digests, co_await peer->fetch_tile_digests(resolved_.root));
+  CO_TRY(auto tensors, co_await peer->fetch_tensor_set(resolved_.tensor_set, paging()));
+  CO_TRY(auto digests, co_await peer->fetch_tile_digests(resolved_.root, paging()));
   // Checks that they hash to the root that was resolved.
   CO_TRY(checkpoint_,
          Checkpoint::create(resolved_.id, std::move(tensors), std::move(digests), resolved_.root));
@@ -67,7 +80,8 @@ rpc::Task<Result<std::string>> PullJob::read_config() {
   std::optional<Error> last_error;
   for (const auto& source : *sources_) {
     if (source.peer == nullptr) continue;
-    auto content = co_await source.peer->fetch_file(resolved_.root, std::string(kConfigFile));
+    auto content =
+        co_await source.peer->fetch_file(resolved_.root, std::string(kConfigFile), paging());
     if (content) content = check_file(name, std::move(*content));
     if (content) co_return content;
     last_error = std::move(content).error();

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
-#include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -18,8 +17,14 @@ namespace {
 constexpr std::chrono::milliseconds kRefreshDelay{250};
 constexpr std::chrono::milliseconds kReportInterval{1000};
 constexpr int kFruitlessTransfers = 5;  // in a row, without one more verified tile
-constexpr int kLossesToBan = 3;
 constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
+
+TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+
+Error interrupted() {
+  return {ErrorCode::kUnavailable,
+          "cancelled; what has verified is kept, the same command goes on from there"};
+}
 
 }  // namespace
 
@@ -31,11 +36,12 @@ PullJob::PullJob(const PullEnvironment& environment, PullRequest request, OnProg
       on_progress_(std::move(progress)),
       times_(times),
       finder_(environment, request_.ref, request_.from, wanted_spec_.to_string()),
+      silence_(times.silence, clock_now()),
       sources_(std::make_shared<std::vector<ActiveSource>>()) {}
 
 rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  started_ = phase_started_ = std::chrono::steady_clock::now();
+  started_ = phase_started_ = clock_now();
   auto outcome = co_await run_phases();
   Result<void> verdict;
   if (!outcome) verdict = fail(outcome.error());
@@ -50,6 +56,7 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
 
 rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
   CO_TRY_VOID(co_await resolve());
+  if (co_await is_cancelled()) co_return fail(interrupted());
   CO_TRY_VOID(co_await find_wanted());
   auto stored = already_here();
   if (stored != nullptr) {
@@ -104,6 +111,7 @@ rpc::Task<Result<void>> PullJob::resolve() {
 rpc::Task<Result<void>> PullJob::find_wanted() {
   enter_phase("plan");
   show({}, "");
+  silence_.heard(clock_now());
   CO_TRY_VOID(co_await learn_checkpoint());
   std::string config;
   if (wanted_spec_.needs_config()) {
@@ -141,42 +149,33 @@ rpc::Task<Result<void>> PullJob::begin() {
 rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit() {
   enter_phase("commit");
   show({}, "");
-  // The last verification has given its verdict, but may still be on its way out.
-  while (pending_.use_count() > 1) {
-    boost::asio::steady_timer timer(environment_.executor, std::chrono::milliseconds(1));
-    co_await timer.async_wait(boost::asio::use_awaitable);
-  }
   co_return co_await offload(*environment_.blocking_pool,
                              [this] { return environment_.store->commit(std::move(*pending_)); });
 }
 
 rpc::Task<Result<void>> PullJob::transfer_all() {
   enter_phase("connect");
+  silence_.heard(clock_now());
+  co_await connect_peers();
   int fruitless = 0;
   bool first = true;
-  std::optional<TimePoint> starving_since;
   while (true) {
-    co_await connect_peers();
     add_local_sources();
     CO_TRY(std::shared_ptr<const planner::Plan> plan, make_plan());
     bytes_done_ = bytes_total_ - std::min(bytes_total_, plan->wanted_bytes());
     if (std::exchange(first, false)) summary_.resumed_bytes = bytes_done_;
     if (plan->slice_count() == 0 && plan->missing().empty()) co_return Result<void>();
-    const auto state = co_await boost::asio::this_coro::cancellation_state;
-    if (state.cancelled() != boost::asio::cancellation_type::none) {
-      co_return fail(ErrorCode::kUnavailable, "cancelled");
-    }
+    if (co_await is_cancelled()) co_return fail(interrupted());
     if (!plan->missing().empty()) {
-      if (!starving_since) starving_since = std::chrono::steady_clock::now();
-      CO_TRY_VOID(co_await find_more_sources(*plan, *starving_since));
+      CO_TRY_VOID(co_await find_more_sources(*plan));
       continue;
     }
     const auto verified = verified_->snapshot().count();
     auto done = co_await transfer_once(plan);
+    if (co_await is_cancelled()) co_return fail(interrupted());
     if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
     if (verified_->snapshot().count() > verified) {
       fruitless = 0;
-      starving_since.reset();
     } else if (++fruitless == kFruitlessTransfers) {
       co_return fail(
           done ? Error(ErrorCode::kCorrupt,
@@ -184,28 +183,26 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
                        "`rekindle verify`")
                : std::move(done).error());
     }
-    if (done)
-      ++suspicion_;  // all slices came, but not all tiles verified, or there would be no next round
-    if (!done) co_await finder_.refresh();
     forget_lost_sources();
+    if (done) {
+      ++suspicion_;  // counts when it was not the last round: all slices came, not all tiles
+                     // verified
+    } else {
+      co_await look_for_sources();
+    }
   }
 }
 
-rpc::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan,
-                                                   TimePoint starving_since) {
+rpc::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan) {
   if (!request_.fallback.empty() && !fallback_used_) {
     CO_TRY_VOID(add_fallback());
     show({},
          fmt::format("no source is left; reading the rest from {}", request_.fallback.string()));
     co_return Result<void>();
   }
-  if (std::chrono::steady_clock::now() - starving_since > times_.no_source) {
-    co_return fail(no_source_error(plan));
-  }
-  boost::asio::steady_timer timer(environment_.executor, kRefreshDelay);
-  co_await timer.async_wait(boost::asio::use_awaitable);
-  co_await finder_.refresh();
-  forget_lost_sources();
+  if (silence_.over(clock_now())) co_return fail(no_source_error(plan));
+  co_await sleep_for(silence_.at_most(kRefreshDelay, clock_now()));
+  co_await look_for_sources();
   co_return Result<void>();
 }
 
@@ -216,7 +213,7 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
   hooks.tick = [this](const transport::BatchProgress& batch) {
     add_stats(batch);
     show(batch, "");
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = clock_now();
     if (now - last_report_ < kReportInterval) return;
     last_report_ = now;
     finder_.report(bytes_done_ + batch.bytes_done, bytes_total_, source_reports());
@@ -224,7 +221,7 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
   hooks.note = [this](std::string note) { show({}, std::move(note)); };
   const std::shared_ptr<store::PendingVersion> destination(pending_, pending_->get());
   Transfer transfer(environment_, resolved_.id, resolved_.root, std::move(plan), destination,
-                    verified_, sources_, request_.transport, counters_, suspicion_,
+                    verified_, sources_, request_.transport, counters_, suspicion_, silence_,
                     std::move(hooks));
   auto done = co_await transfer.run();
   for (const auto& source : *sources_) {

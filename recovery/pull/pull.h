@@ -6,9 +6,11 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recovery/pull/environment.h"
+#include "recovery/pull/silence.h"
 #include "recovery/pull/source_finder.h"
 #include "recovery/pull/transfer.h"
 #include "recovery/pull/types.h"
@@ -16,9 +18,11 @@
 
 namespace rekindle::pull {
 
+inline constexpr int kLossesToBan = 3;  // of one source, in one pull
+
 struct PullTimes {
-  std::chrono::milliseconds resolve{4500};    // for a coordinator to answer
-  std::chrono::milliseconds no_source{2000};  // all sources lost: how long to look for new ones
+  std::chrono::milliseconds resolve{4500};  // for a coordinator to answer
+  std::chrono::milliseconds silence{4000};  // nobody sends a byte: how long to look for sources
 };
 
 // One pull, from a model's name to a committed copy in the store: resolve → plan → transfer →
@@ -43,7 +47,7 @@ class PullJob {
   rpc::Task<Result<void>> find_wanted();
   rpc::Task<Result<void>> begin();
   rpc::Task<Result<void>> transfer_all();
-  rpc::Task<Result<void>> find_more_sources(const planner::Plan& plan, TimePoint starving_since);
+  rpc::Task<Result<void>> find_more_sources(const planner::Plan& plan);
   rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> commit();
   rpc::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
   std::shared_ptr<const store::StoredVersion> already_here() const;
@@ -52,15 +56,21 @@ class PullJob {
   // metadata.cc: what the version consists of, from the first source that can say
   rpc::Task<Result<void>> learn_checkpoint();
   rpc::Task<Result<void>> learn_from(std::shared_ptr<SourcePeer> peer);
+  SourcePeer::Paging paging();
   rpc::Task<Result<std::string>> read_config();
   Result<std::string> check_file(const std::string& name, std::string content) const;
 
   // sources.cc: who is asked
   rpc::Task<void> connect_peers();
-  rpc::Task<void> connect_peer(proto::Source source);
-  rpc::Task<Result<void>> add_layout_of(std::shared_ptr<SourcePeer> peer);
+  rpc::Task<void> look_for_sources();
+  rpc::Task<void> ask_then_dial();
+  rpc::Task<void> dial_peers();
+  rpc::Task<void> dial_peer(proto::Source source);
+  rpc::Task<void> learn_layouts();
+  rpc::Task<Result<void>> learn_layout_of(ActiveSource& source);
   void add_local_sources();
   Result<void> add_fallback();
+  void lose(ActiveSource& source, const Error& cause);
   void forget_lost_sources();
   std::vector<planner::SourceView> views() const;
   Result<std::unique_ptr<planner::Plan>> make_plan();
@@ -77,6 +87,7 @@ class PullJob {
   const OnProgress on_progress_;
   const PullTimes times_;
   SourceFinder finder_;
+  Silence silence_;
 
   Resolved resolved_;
   std::shared_ptr<const Checkpoint> checkpoint_;
@@ -86,8 +97,10 @@ class PullJob {
   std::shared_ptr<VerifiedTiles> verified_;
   std::shared_ptr<std::vector<ActiveSource>> sources_;
   std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
-  std::map<Incarnation, int> losses_;  // of sources of this pull
-  std::set<Incarnation> banned_;       // served wrong bytes, or failed too often
+  std::map<Incarnation, int> losses_;                 // of sources of this pull
+  std::set<Incarnation> banned_;                      // served wrong bytes, or failed too often
+  using PeerKey = std::pair<Incarnation, Digest128>;  // and its layout
+  std::set<PeerKey> dialled_;                         // since it was begun to look for sources
   bool fallback_used_ = false;
   std::uint32_t suspicion_ = 0;  // see PlanSliceSource
   std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();

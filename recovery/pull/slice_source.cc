@@ -126,6 +126,7 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
 
 void PlanSliceSource::landed(SliceIndex slice, SourceIndex source) {
   counters_->landed_bytes += plan_.slice_bytes(slice);
+  verifying_.fetch_add(1, std::memory_order_relaxed);
   auto job = [self = shared_from_this(), slice, source] { self->verify(slice, source); };
   // The queue holds more than the engine has in flight; should it ever be full, verifying here only
   // slows the engine down.
@@ -279,8 +280,11 @@ void PlanSliceSource::mark(TileIndex tile) {
 void PlanSliceSource::finish(SliceIndex slice, bool good) {
   const std::uint64_t bytes = plan_.slice_bytes(slice);
   (good ? counters_->verified_bytes : counters_->rejected_bytes) += bytes;
-  const std::lock_guard lock(batch_mutex_);
-  if (batch_ != nullptr) batch_->resolve(slice, good ? Verdict::kAccept : Verdict::kRetry);
+  {
+    const std::lock_guard lock(batch_mutex_);
+    if (batch_ != nullptr) batch_->resolve(slice, good ? Verdict::kAccept : Verdict::kRetry);
+  }
+  verifying_.fetch_sub(1, std::memory_order_release);
 }
 
 void PlanSliceSource::scatter(const Expansion& expansion, const std::byte* staging) {

@@ -71,6 +71,9 @@ class PlanSliceSource final : public transport::SliceSource,
   void set_regions(transport::SourceIndex source, std::vector<transport::RegionKey> regions);
   // Whom to tell verdicts; nullptr before the batch is destroyed: later verdicts are dropped.
   void bind(transport::Batch* batch);
+  // True while a slice that landed has no verdict yet. Once the batch has ended and this is false,
+  // nothing here touches the destination, the plan or the sources any more. Any thread.
+  bool verifying() const { return verifying_.load(std::memory_order_acquire) > 0; }
 
   transport::SliceIndex slice_count() const override { return plan_.slice_count(); }
   transport::SliceInfo info(transport::SliceIndex slice) const override;
@@ -112,6 +115,7 @@ class PlanSliceSource final : public transport::SliceSource,
   const std::uint32_t suspicion_;
   StagingPool staging_;
 
+  std::atomic<std::uint64_t> verifying_ = 0;
   std::mutex batch_mutex_;
   transport::Batch* batch_ = nullptr;  // guarded by batch_mutex_
   mutable std::mutex mutex_;

@@ -5,10 +5,9 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <boost/asio/use_awaitable.hpp>
 
-#include "proto/agent.pb.h"
+#include "recovery/pull/concurrently.h"
+#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 
@@ -17,7 +16,7 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kCallDeadline{3000};
-constexpr std::chrono::milliseconds kRefreshDeadline{1000};
+constexpr std::chrono::milliseconds kCloseDeadline{1000};
 constexpr std::chrono::milliseconds kRetryDelay{200};
 
 bool worth_retrying(ErrorCode code) {
@@ -37,23 +36,28 @@ SourceFinder::SourceFinder(const PullEnvironment& environment, ModelRef ref,
 rpc::Task<Result<Resolved>> SourceFinder::resolve(std::chrono::milliseconds patience) {
   const auto give_up = std::chrono::steady_clock::now() + patience;
   while (true) {
-    auto resolved = co_await resolve_once();
-    if (resolved || !worth_retrying(resolved.error().code()) ||
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        give_up - std::chrono::steady_clock::now());
+    auto resolved = co_await resolve_once(std::min(kCallDeadline, left));
+    const bool cancelled = co_await is_cancelled();
+    if (resolved || cancelled || !worth_retrying(resolved.error().code()) ||
         std::chrono::steady_clock::now() + kRetryDelay > give_up) {
       if (resolved) resolved_ = *resolved;
       co_return resolved;
     }
-    boost::asio::steady_timer timer(environment_.executor, kRetryDelay);
-    co_await timer.async_wait(boost::asio::use_awaitable);
+    co_await sleep_for(kRetryDelay);
   }
 }
 
-rpc::Task<Result<Resolved>> SourceFinder::resolve_once() {
-  if (!from_.empty()) co_return co_await resolve_direct();
-  co_return co_await resolve_through_coordinator();
+rpc::Task<Result<Resolved>> SourceFinder::resolve_once(std::chrono::milliseconds deadline) {
+  if (from_.empty()) co_return co_await resolve_through_coordinator(deadline);
+  CO_TRY(auto found, co_await ask_peers(ref_.version, deadline));
+  sources_ = std::move(found.sources);
+  co_return std::move(found.resolved);
 }
 
-rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator() {
+rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
+    std::chrono::milliseconds deadline) {
   if (!environment_.has_coordinator) {
     co_return fail(
         ErrorCode::kInvalid,
@@ -71,9 +75,8 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator() {
   request.set_latest(!ref_.version.has_value());
   request.set_version(ref_.version.value_or(0));
   request.set_shard(shard_);
-  CO_TRY(auto response,
-         co_await rpc::call<proto::OpenPullResponse>(client, proto::COORDINATOR_OPEN_PULL,
-                                                     std::move(request), kCallDeadline));
+  CO_TRY(auto response, co_await rpc::call<proto::OpenPullResponse>(
+                            client, proto::COORDINATOR_OPEN_PULL, std::move(request), deadline));
   Resolved resolved;
   CO_TRY(resolved.id, rpc::from_proto(response.id()));
   resolved.root = rpc::from_proto(response.root());
@@ -84,75 +87,104 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator() {
   co_return resolved;
 }
 
-rpc::Task<Result<Resolved>> SourceFinder::resolve_direct() {
-  Resolved resolved;
-  std::vector<proto::Source> found;
-  std::optional<Error> last_error;
-  for (const auto& address : from_) {
-    auto client = co_await rpc::RpcClient::connect(address, environment_.identity, kCallDeadline);
-    if (!client) {
-      last_error = std::move(client).error();
-      continue;
-    }
-    proto::OpenDirectRequest request;
-    request.set_model(ref_.model);
-    // `latest` is resolved by the first source that answers; the others are asked for that version.
-    const bool fixed = ref_.version.has_value() || !found.empty() || !resolved_.root.is_nil();
-    request.set_latest(!fixed);
-    const std::uint64_t known =
-        !resolved_.root.is_nil() ? resolved_.id.version : resolved.id.version;
-    request.set_version(ref_.version.value_or(known));
-    request.set_puller_incarnation(environment_.identity.incarnation.to_bytes());
-    auto response = co_await rpc::call<proto::OpenDirectResponse>(
-        *client, proto::AGENT_OPEN_DIRECT, std::move(request), kCallDeadline);
-    (*client)->close();
-    if (!response) {
-      last_error = std::move(response).error().with_context(address);
-      continue;
-    }
-    const Digest128 root = rpc::from_proto(response->root());
-    if (!found.empty() && root != resolved.root) {
-      co_return fail(
-          ErrorCode::kCorrupt,
-          "{} and an earlier --from hold different bytes as {}: name only sources of one publish",
-          address, resolved.id.to_string());
-    }
-    CO_TRY(resolved.id, rpc::from_proto(response->id()));
-    resolved.root = root;
-    resolved.tensor_set = rpc::from_proto(response->tensor_set());
-    resolved.checkpoint_bytes = response->checkpoint_bytes();
-    for (auto& source : *response->mutable_sources()) {
-      source.mutable_node()->set_control_endpoint(address);
-      found.push_back(std::move(source));
-    }
+// `latest` is resolved by the first that answers; the others are asked for that version, all at
+// once.
+rpc::Task<Result<SourceFinder::Found>> SourceFinder::ask_peers(std::optional<std::uint64_t> version,
+                                                               std::chrono::milliseconds deadline) {
+  std::vector<std::optional<Answer>> answers(from_.size());
+  std::size_t next = 0;
+  while (!version && next < from_.size()) {
+    co_await ask_peer(from_[next], version, deadline, answers[next]);
+    if (answers[next] && *answers[next]) version = (*answers[next])->id().version();
+    ++next;
   }
-  if (found.empty()) {
-    co_return fail(last_error
-                       ? std::move(*last_error)
-                       : Error(ErrorCode::kNotFound, "NO_SOURCE: no --from address was given"));
+  std::vector<rpc::Task<void>> rest;
+  for (; next < from_.size(); ++next) {
+    rest.push_back(ask_peer(from_[next], version, deadline, answers[next]));
   }
-  sources_ = std::move(found);
-  co_return resolved;
+  co_await run_all(std::move(rest));
+  co_return put_together(std::move(answers));
 }
 
-rpc::Task<void> SourceFinder::refresh() {
+rpc::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std::uint64_t> version,
+                                       std::chrono::milliseconds deadline,
+                                       std::optional<Answer>& answer) {
+  const auto until = std::chrono::steady_clock::now() + deadline;
+  auto client = co_await rpc::RpcClient::connect(address, environment_.identity, deadline);
+  if (!client) {
+    answer = fail(std::move(client).error());
+    co_return;
+  }
+  proto::OpenDirectRequest request;
+  request.set_model(ref_.model);
+  request.set_latest(!version.has_value());
+  request.set_version(version.value_or(0));
+  request.set_puller_incarnation(environment_.identity.incarnation.to_bytes());
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+      until - std::chrono::steady_clock::now());
+  auto response = co_await rpc::call<proto::OpenDirectResponse>(*client, proto::AGENT_OPEN_DIRECT,
+                                                                std::move(request), left);
+  (*client)->close();
+  if (response) {
+    answer = std::move(response);
+  } else {
+    answer = fail(std::move(response).error().with_context(address));
+  }
+}
+
+Result<SourceFinder::Found> SourceFinder::put_together(
+    std::vector<std::optional<Answer>> answers) const {
+  Found found;
+  std::optional<Error> last_error;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i]) continue;  // it was cancelled
+    if (!*answers[i]) {
+      last_error = std::move(*answers[i]).error();
+      continue;
+    }
+    proto::OpenDirectResponse& response = **answers[i];
+    const Digest128 root = rpc::from_proto(response.root());
+    if (!found.sources.empty() && root != found.resolved.root) {
+      return fail(
+          ErrorCode::kCorrupt,
+          "{} and an earlier --from hold different bytes as {}: name only sources of one publish",
+          from_[i], found.resolved.id.to_string());
+    }
+    TRY(found.resolved.id, rpc::from_proto(response.id()));
+    found.resolved.root = root;
+    found.resolved.tensor_set = rpc::from_proto(response.tensor_set());
+    found.resolved.checkpoint_bytes = response.checkpoint_bytes();
+    for (auto& source : *response.mutable_sources()) {
+      source.mutable_node()->set_control_endpoint(from_[i]);
+      found.sources.push_back(std::move(source));
+    }
+  }
+  if (!found.sources.empty()) return found;
+  if (last_error) return fail(std::move(*last_error));
+  return fail(ErrorCode::kNotFound, "NO_SOURCE: no --from address was given");
+}
+
+rpc::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
   if (!from_.empty()) {
-    const auto before = sources_;
-    auto again = co_await resolve_direct();
-    if (again && again->root != resolved_.root) {
+    auto found = co_await ask_peers(resolved_.id.version, deadline);
+    if (!found) co_return;
+    if (found->resolved.root == resolved_.root) {
+      sources_ = std::move(found->sources);
+    } else {
       log::warn("pull.refresh", "error",
                 "a --from source now holds other bytes under this version");
-      sources_ = before;
     }
     co_return;
   }
   const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
+  coordinator_silent_ = client == nullptr;
   if (client == nullptr || pull_id_.empty()) co_return;
   auto request = progress_request();
   request.set_need_sources(true);
   auto response = co_await rpc::call<proto::PullProgressResponse>(
-      client, proto::COORDINATOR_PULL_PROGRESS, std::move(request), kRefreshDeadline);
+      client, proto::COORDINATOR_PULL_PROGRESS, std::move(request), deadline);
   if (!response) {
+    coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
     log::debug("pull.refresh", "error", response.error());
     co_return;
   }
@@ -189,8 +221,13 @@ rpc::Task<void> SourceFinder::close(const Result<void>& outcome) {
   proto::ClosePullRequest request;
   request.set_pull_id(pull_id_);
   *request.mutable_outcome() = outcome ? rpc::ok_status() : rpc::to_status(outcome.error());
-  (void)co_await rpc::call<proto::ClosePullResponse>(client, proto::COORDINATOR_CLOSE_PULL,
-                                                     std::move(request), kRefreshDeadline);
+  auto told = rpc::call<proto::ClosePullResponse>(client, proto::COORDINATOR_CLOSE_PULL,
+                                                  std::move(request), kCloseDeadline);
+  if (coordinator_silent_) {
+    boost::asio::co_spawn(environment_.executor, std::move(told), boost::asio::detached);
+  } else {
+    (void)co_await std::move(told);
+  }
 }
 
 }  // namespace rekindle::pull

@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
 #include "recovery/pull/environment.h"
 #include "src/base/digest.h"
@@ -31,18 +33,28 @@ class SourceFinder {
   // `patience`; then kNotFound (NO_SOURCE) or kUnavailable.
   rpc::Task<Result<Resolved>> resolve(std::chrono::milliseconds patience);
   // Asks again for sources of the resolved version; keeps the old list when nobody answers.
-  rpc::Task<void> refresh();
+  rpc::Task<void> refresh(std::chrono::milliseconds deadline);
   const std::vector<proto::Source>& sources() const { return sources_; }
 
   // Tells the coordinator, beside the caller: its absence or slowness stops nothing.
   void report(std::uint64_t bytes_done, std::uint64_t bytes_total,
               std::vector<proto::SourceReport> reports) const;
+  // Waits for the answer only where one is to be expected.
   rpc::Task<void> close(const Result<void>& outcome);
 
  private:
-  rpc::Task<Result<Resolved>> resolve_once();
-  rpc::Task<Result<Resolved>> resolve_through_coordinator();
-  rpc::Task<Result<Resolved>> resolve_direct();
+  using Answer = Result<proto::OpenDirectResponse>;
+  struct Found {
+    Resolved resolved;
+    std::vector<proto::Source> sources;
+  };
+  rpc::Task<Result<Resolved>> resolve_once(std::chrono::milliseconds deadline);
+  rpc::Task<Result<Resolved>> resolve_through_coordinator(std::chrono::milliseconds deadline);
+  rpc::Task<Result<Found>> ask_peers(std::optional<std::uint64_t> version,
+                                     std::chrono::milliseconds deadline);
+  rpc::Task<void> ask_peer(std::string address, std::optional<std::uint64_t> version,
+                           std::chrono::milliseconds deadline, std::optional<Answer>& answer);
+  Result<Found> put_together(std::vector<std::optional<Answer>> answers) const;
   proto::PullProgressRequest progress_request() const;
 
   const PullEnvironment& environment_;
@@ -52,6 +64,7 @@ class SourceFinder {
   Resolved resolved_;
   std::string pull_id_;
   std::vector<proto::Source> sources_;
+  bool coordinator_silent_ = false;  // it did not answer the last time
 };
 
 }  // namespace rekindle::pull

@@ -11,10 +11,9 @@ namespace rekindle::pull {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPageDeadline{10000};
-constexpr std::chrono::milliseconds kSessionDeadline{1500};
+constexpr std::chrono::milliseconds kCloseDeadline{500};
 constexpr std::chrono::milliseconds kKeepAliveDeadline{5000};
-constexpr std::chrono::milliseconds kDigestDeadline{10000};
+constexpr std::chrono::milliseconds kDigestDeadline{3000};
 constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
 
 }  // namespace
@@ -35,7 +34,7 @@ rpc::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
 }
 
 rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Digest128 digest,
-                                                       std::string name) {
+                                                       std::string name, Paging paging) {
   std::string bytes;
   std::uint64_t total = 0;
   do {
@@ -44,8 +43,10 @@ rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Dig
     *request.mutable_digest() = rpc::to_proto(digest);
     request.set_offset(bytes.size());
     request.set_name(name);
-    CO_TRY(const auto page, co_await rpc::call<proto::GetPageResponse>(
-                                client_, proto::AGENT_GET_PAGE, std::move(request), kPageDeadline));
+    CO_TRY(const auto page,
+           co_await rpc::call<proto::GetPageResponse>(client_, proto::AGENT_GET_PAGE,
+                                                      std::move(request), paging.page_deadline));
+    paging.on_page();
     if (bytes.empty()) {
       total = page.total_bytes();
       if (total > kMaxPagedBytes) {
@@ -63,8 +64,9 @@ rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Dig
   co_return bytes;
 }
 
-rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest128 digest) {
-  CO_TRY(const std::string bytes, co_await fetch_pages(proto::PAGE_TENSOR_SET, digest, {}));
+rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest128 digest, Paging paging) {
+  CO_TRY(const std::string bytes,
+         co_await fetch_pages(proto::PAGE_TENSOR_SET, digest, {}, std::move(paging)));
   CO_TRY(auto tensors, TensorSet::parse(bytes));
   if (tensors.digest() != digest) {
     co_return fail(ErrorCode::kCorrupt, "source {} sent a tensor list with another digest", name());
@@ -72,8 +74,10 @@ rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest128 digest) {
   co_return tensors;
 }
 
-rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::fetch_tile_digests(Digest128 root) {
-  CO_TRY(const std::string bytes, co_await fetch_pages(proto::PAGE_TILE_DIGESTS, root, {}));
+rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::fetch_tile_digests(Digest128 root,
+                                                                             Paging paging) {
+  CO_TRY(const std::string bytes,
+         co_await fetch_pages(proto::PAGE_TILE_DIGESTS, root, {}, std::move(paging)));
   static_assert(std::endian::native == std::endian::little);
   std::vector<std::uint64_t> digests(bytes.size() / sizeof(std::uint64_t));
   if (!digests.empty())
@@ -81,29 +85,28 @@ rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::fetch_tile_digests(Dig
   co_return digests;
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_layout(Digest128 digest) {
-  CO_TRY(std::string bytes, co_await fetch_pages(proto::PAGE_LAYOUT, digest, {}));
-  co_return bytes;
+rpc::Task<Result<std::string>> SourcePeer::fetch_layout(Digest128 digest, Paging paging) {
+  co_return co_await fetch_pages(proto::PAGE_LAYOUT, digest, {}, std::move(paging));
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_file(Digest128 root, std::string file) {
-  co_return co_await fetch_pages(proto::PAGE_FILE, root, std::move(file));
+rpc::Task<Result<std::string>> SourcePeer::fetch_file(Digest128 root, std::string file,
+                                                      Paging paging) {
+  co_return co_await fetch_pages(proto::PAGE_FILE, root, std::move(file), std::move(paging));
 }
 
-rpc::Task<Result<PeerSession>> SourcePeer::open_session(proto::NodeAddress self, ModelVersion id,
-                                                        Digest128 root,
-                                                        std::vector<std::string> transports) {
+rpc::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
+                                                        std::chrono::milliseconds deadline) {
   proto::OpenSessionRequest request;
-  *request.mutable_puller() = std::move(self);
+  *request.mutable_puller() = std::move(wanted.self);
   request.set_source_incarnation(source_.node().incarnation());
-  *request.mutable_id() = rpc::to_proto(id);
-  *request.mutable_root() = rpc::to_proto(root);
+  *request.mutable_id() = rpc::to_proto(wanted.id);
+  *request.mutable_root() = rpc::to_proto(wanted.root);
   *request.mutable_layout() = source_.layout();
   *request.mutable_grant() = source_.grant();
-  for (auto& transport : transports) request.add_transports(std::move(transport));
+  for (auto& transport : wanted.transports) request.add_transports(std::move(transport));
   CO_TRY(const auto response,
          co_await rpc::call<proto::OpenSessionResponse>(client_, proto::AGENT_OPEN_SESSION,
-                                                        std::move(request), kSessionDeadline));
+                                                        std::move(request), deadline));
   PeerSession session;
   CO_TRY(session.token, SessionToken::from_bytes(response.token()));
   for (const auto& region : response.regions()) {
@@ -118,13 +121,13 @@ rpc::Task<Result<PeerSession>> SourcePeer::open_session(proto::NodeAddress self,
   co_return session;
 }
 
-rpc::Task<void> SourcePeer::close_session(SessionToken token) {
-  if (!client_->connected()) co_return;
+rpc::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, SessionToken token) {
+  if (!peer->connected()) co_return;
   proto::CloseSessionRequest request;
   request.set_token(token.to_bytes());
   // The source also ends the session when this connection closes: a failure here changes nothing.
-  (void)co_await rpc::call<proto::CloseSessionResponse>(client_, proto::AGENT_CLOSE_SESSION,
-                                                        std::move(request), kSessionDeadline);
+  (void)co_await rpc::call<proto::CloseSessionResponse>(peer->client_, proto::AGENT_CLOSE_SESSION,
+                                                        std::move(request), kCloseDeadline);
 }
 
 rpc::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -45,15 +46,26 @@ class SourcePeer {
   Incarnation incarnation() const { return client_->peer().incarnation; }
   void close() { client_->close(); }
 
-  rpc::Task<Result<TensorSet>> fetch_tensor_set(Digest128 digest);
-  rpc::Task<Result<std::vector<std::uint64_t>>> fetch_tile_digests(Digest128 root);
-  rpc::Task<Result<std::string>> fetch_layout(Digest128 digest);  // canonical bytes, checked
+  // Metadata comes in pages; each has this long, and is reported.
+  struct Paging {
+    std::chrono::milliseconds page_deadline;
+    std::function<void()> on_page;
+  };
+  rpc::Task<Result<TensorSet>> fetch_tensor_set(Digest128 digest, Paging paging);
+  rpc::Task<Result<std::vector<std::uint64_t>>> fetch_tile_digests(Digest128 root, Paging paging);
+  rpc::Task<Result<std::string>> fetch_layout(Digest128 digest, Paging paging);  // canonical bytes
   // The content of a file tensor ("config.json"); the caller verifies it against the tile digests.
-  rpc::Task<Result<std::string>> fetch_file(Digest128 root, std::string name);
+  rpc::Task<Result<std::string>> fetch_file(Digest128 root, std::string name, Paging paging);
 
-  rpc::Task<Result<PeerSession>> open_session(proto::NodeAddress self, ModelVersion id,
-                                              Digest128 root, std::vector<std::string> transports);
-  rpc::Task<void> close_session(SessionToken token);
+  struct SessionRequest {
+    proto::NodeAddress self;
+    ModelVersion id;
+    Digest128 root;
+    std::vector<std::string> transports;
+  };
+  rpc::Task<Result<PeerSession>> open_session(SessionRequest wanted,
+                                              std::chrono::milliseconds deadline);
+  static rpc::Task<void> close_session(std::shared_ptr<SourcePeer> peer, SessionToken token);
   // Keeps the control connection (and with it the session) alive while only data flows. A peer that
   // does not answer within 5 s is closed.
   static rpc::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
@@ -61,7 +73,7 @@ class SourcePeer {
 
  private:
   rpc::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest128 digest,
-                                             std::string name);
+                                             std::string name, Paging paging);
 
   const proto::Source source_;
   const std::shared_ptr<rpc::RpcClient> client_;

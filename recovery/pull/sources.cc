@@ -13,6 +13,7 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kDialDeadline{1500};
+constexpr std::chrono::milliseconds kRefreshDeadline{1000};
 constexpr std::size_t kMissingShown = 5;
 
 Result<TileSet> tiles_from(const proto::TileRanges& ranges, TileIndex count) {
@@ -26,42 +27,47 @@ Result<TileSet> tiles_from(const proto::TileRanges& ranges, TileIndex count) {
 
 // Connects to every listed source that is not connected yet, all at once.
 rpc::Task<void> PullJob::connect_peers() {
+  dialled_.clear();
+  co_await dial_peers();
+  co_await learn_layouts();
+}
+
+// The coordinator may be as silent as the sources: it is asked while those that are known are
+// dialled again.
+rpc::Task<void> PullJob::look_for_sources() {
+  dialled_.clear();
+  std::vector<rpc::Task<void>> both;
+  both.push_back(dial_peers());
+  both.push_back(ask_then_dial());
+  co_await run_all(std::move(both));
+  co_await learn_layouts();
+}
+
+rpc::Task<void> PullJob::ask_then_dial() {
+  co_await finder_.refresh(silence_.at_most(kRefreshDeadline, std::chrono::steady_clock::now()));
+  co_await dial_peers();
+}
+
+rpc::Task<void> PullJob::dial_peers() {
   std::vector<rpc::Task<void>> dials;
   for (const auto& record : finder_.sources()) {
     if (sources_->size() + dials.size() >= transport::kMaxSources) break;
     const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
     if (!incarnation || banned_.contains(*incarnation)) continue;
-    const bool known =
+    const PeerKey key(*incarnation, rpc::from_proto(record.layout()));
+    const bool connected =
         std::any_of(sources_->begin(), sources_->end(), [&](const ActiveSource& source) {
-          return source.peer != nullptr && source.peer->incarnation() == *incarnation &&
-                 rpc::from_proto(source.record.layout()) == rpc::from_proto(record.layout());
+          return source.peer != nullptr && source.peer->incarnation() == key.first &&
+                 rpc::from_proto(source.record.layout()) == key.second;
         });
-    if (!known) dials.push_back(connect_peer(record));
+    if (!connected && dialled_.insert(key).second) dials.push_back(dial_peer(record));
   }
   co_await run_all(std::move(dials));
-  if (checkpoint_ == nullptr) co_return;
-  for (std::size_t i = sources_->size(); i-- > 0;) {
-    ActiveSource& source = (*sources_)[i];
-    if (source.peer == nullptr || source.layout != nullptr) continue;
-    auto added = co_await add_layout_of(source.peer);
-    if (added) {
-      source.layout = layouts_[rpc::from_proto(source.record.layout())];
-      if (!source.record.complete()) {
-        auto held = tiles_from(source.record.held(), checkpoint_->tiles.tile_count());
-        if (held) source.held = std::move(*held);
-      }
-    }
-    if (!added || (!source.record.complete() && !source.held)) {
-      log::warn("pull.layout", "source", source.name, "error",
-                added ? "malformed ranges" : added.error().message());
-      banned_.insert(source.peer->incarnation());
-      sources_->erase(sources_->begin() + static_cast<std::ptrdiff_t>(i));
-    }
-  }
 }
 
-rpc::Task<void> PullJob::connect_peer(proto::Source record) {
-  auto peer = co_await SourcePeer::connect(record, environment_.identity, kDialDeadline);
+rpc::Task<void> PullJob::dial_peer(proto::Source record) {
+  const auto deadline = silence_.at_most(kDialDeadline, std::chrono::steady_clock::now());
+  auto peer = co_await SourcePeer::connect(record, environment_.identity, deadline);
   if (!peer) {
     log::info("pull.dial", "source", record.node().node_id(), "error", peer.error());
     const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
@@ -69,6 +75,7 @@ rpc::Task<void> PullJob::connect_peer(proto::Source record) {
     show({}, peer.error().message());
     co_return;
   }
+  if (sources_->size() >= transport::kMaxSources) co_return;
   ActiveSource source;
   source.name = record.node().node_id();
   source.record = std::move(record);
@@ -76,17 +83,48 @@ rpc::Task<void> PullJob::connect_peer(proto::Source record) {
   sources_->push_back(std::move(source));
 }
 
-rpc::Task<Result<void>> PullJob::add_layout_of(std::shared_ptr<SourcePeer> peer) {
-  const Digest128 digest = rpc::from_proto(peer->source().layout());
-  if (layouts_.contains(digest)) co_return Result<void>();
-  CO_TRY(const std::string bytes, co_await peer->fetch_layout(digest));
-  CO_TRY(auto layout, Layout::parse(checkpoint_->tensors, bytes));
-  if (layout.digest() != digest) {
-    co_return fail(ErrorCode::kCorrupt, "source {} sent a layout with another digest",
-                   peer->name());
+// Not while anybody dials: it holds on to elements of sources_.
+rpc::Task<void> PullJob::learn_layouts() {
+  if (checkpoint_ == nullptr) co_return;
+  for (ActiveSource& source : *sources_) {
+    if (source.peer == nullptr || source.layout != nullptr) continue;
+    auto learned = co_await learn_layout_of(source);
+    if (learned) continue;
+    log::warn("pull.layout", "source", source.name, "error", learned.error());
+    lose(source, learned.error());
   }
-  layouts_[digest] = std::make_shared<const Layout>(std::move(layout));
+  forget_lost_sources();
+}
+
+rpc::Task<Result<void>> PullJob::learn_layout_of(ActiveSource& source) {
+  const Digest128 digest = rpc::from_proto(source.record.layout());
+  if (!layouts_.contains(digest)) {
+    CO_TRY(const std::string bytes, co_await source.peer->fetch_layout(digest, paging()));
+    CO_TRY(auto layout, Layout::parse(checkpoint_->tensors, bytes));
+    if (layout.digest() != digest) {
+      co_return fail(ErrorCode::kCorrupt, "source {} sent a layout with another digest",
+                     source.name);
+    }
+    layouts_[digest] = std::make_shared<const Layout>(std::move(layout));
+  }
+  if (!source.record.complete()) {
+    CO_TRY(auto held, tiles_from(source.record.held(), checkpoint_->tiles.tile_count()));
+    source.held = std::move(held);
+  }
+  source.layout = layouts_[digest];
   co_return Result<void>();
+}
+
+// A peer that did not answer in time may be asked again, a few times; one that answered nonsense is
+// not.
+void PullJob::lose(ActiveSource& source, const Error& cause) {
+  source.lost = true;
+  source.cause = cause.message();
+  const bool unreachable = cause.code() == ErrorCode::kTimeout ||
+                           cause.code() == ErrorCode::kPeerLost ||
+                           cause.code() == ErrorCode::kUnavailable;
+  const auto incarnation = source.peer->incarnation();
+  if (!unreachable || ++losses_[incarnation] >= kLossesToBan) banned_.insert(incarnation);
 }
 
 // Copies of this version in the own store under other layouts.
@@ -133,6 +171,7 @@ void PullJob::forget_lost_sources() {
     // What is left starts afresh in the next transfer.
     source.session.reset();
     source.reconnects = 0;
+    source.slow = false;
   }
   std::erase_if(*sources_, [](const ActiveSource& source) { return source.lost; });
 }
@@ -167,6 +206,7 @@ Error PullJob::no_source_error(const planner::Plan& plan) const {
 }
 
 rpc::Task<Result<PlanSummary>> PullJob::plan_only() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
   CO_TRY_VOID(co_await resolve());
   CO_TRY_VOID(co_await find_wanted());
   co_await connect_peers();

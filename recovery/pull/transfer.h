@@ -15,6 +15,7 @@
 
 #include "recovery/planner/plan.h"
 #include "recovery/pull/environment.h"
+#include "recovery/pull/silence.h"
 #include "recovery/pull/slice_source.h"
 #include "recovery/pull/source_peer.h"
 #include "transport/engine.h"
@@ -36,6 +37,7 @@ struct ActiveSource {
   std::optional<PeerSession> session;
   bool connecting = false;
   int reconnects = 0;
+  bool slow = false;  // alive, but its last slices were taken from it; not connected now
   bool lost = false;
   bool quarantined = false;
   std::string cause;
@@ -43,8 +45,8 @@ struct ActiveSource {
 
 // One run of one plan over the engine: connects the sources, feeds the batch, reconnects a lost
 // source once, and ends when every slice is accepted, when some slice has no source left
-// (kUnavailable: plan again with fresh sources), or on an error. Control thread only, but for the
-// observer's calls.
+// (kUnavailable: plan again with fresh sources), or on an error. Nothing of it runs on after its
+// end, verifications included. Control thread only, but for the observer's calls.
 class Transfer final : private transport::BatchObserver {
  public:
   struct Hooks {
@@ -57,7 +59,8 @@ class Transfer final : private transport::BatchObserver {
            std::shared_ptr<store::PendingVersion> destination,
            std::shared_ptr<VerifiedTiles> verified,
            std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
-           std::shared_ptr<PullCounters> counters, std::uint32_t suspicion, Hooks hooks);
+           std::shared_ptr<PullCounters> counters, std::uint32_t suspicion, Silence& silence,
+           Hooks hooks);
   ~Transfer() override;
 
   // A cancelled coroutine ends the batch, waits for its drain and returns kUnavailable
@@ -77,11 +80,21 @@ class Transfer final : private transport::BatchObserver {
   void on_finished(const Result<void>& outcome) override;
   void wake();
 
+  // transfer_connect.cc
+  void start_connecting(transport::SourceIndex index);
   rpc::Task<void> connect_source(transport::SourceIndex index);
+  rpc::Task<Result<void>> renew(ActiveSource& source);
   rpc::Task<Result<void>> open_paths(ActiveSource& source, transport::SourceIndex index);
-  rpc::Task<void> reconnect(transport::SourceIndex index);
+  rpc::Task<Result<void>> open_offer(ActiveSource& source, transport::SourceIndex index,
+                                     const PeerSession& session, const PeerSession::Offer& offer);
+  void open_local(ActiveSource& source, transport::SourceIndex index);
   rpc::Task<void> close_sessions();
+
+  rpc::Task<Result<void>> watch_batch();
+  rpc::Task<Result<void>> drain_verifications();
   void handle_events();
+  void handle_lost(transport::SourceIndex index, const Error& cause);
+  void note_progress();
   void keep_peers_alive();
   void stop_connecting();
   void lose(transport::SourceIndex index, const std::string& cause);
@@ -94,6 +107,7 @@ class Transfer final : private transport::BatchObserver {
   const std::shared_ptr<std::vector<ActiveSource>> source_table_;
   std::vector<ActiveSource>& sources_;  // *source_table_
   const std::string forced_transport_;
+  Silence& silence_;
   const Hooks hooks_;
   std::shared_ptr<PlanSliceSource> slices_;
   std::unique_ptr<transport::Batch> batch_;
@@ -101,6 +115,7 @@ class Transfer final : private transport::BatchObserver {
   int connecting_ = 0;  // connects and reconnects under way
   bool starved_ = false;
   TimePoint last_keep_alive_{};
+  TimePoint last_look_{};
 
   std::mutex mutex_;
   std::deque<Event> events_;              // guarded by mutex_

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two hosts joined by a veth cable: a pull over IPv4 through the coordinator, one over IPv6 straight from the
-# peer, and a cable that is pulled out in the middle: an error by its deadline, then a resume.
+# peer, and a cable that is pulled out in the middle: NO_SOURCE, then a resume; for a moment; with a fallback.
 #   two_hosts.sh REKINDLE-BINARY
 set -euo pipefail
 rekindle=$1
@@ -79,19 +79,42 @@ on_b "$rekindle" pull m@1 --from '[fd77::1]:7400' --to "$work/out6" --quiet >"$w
   fail "pull over IPv6"
 tensors_equal "$work/out6" || fail "bytes differ"
 
-echo "3. the cable is pulled out in the middle"
-on_b timeout 60 "$rekindle" pull m@1 --to "$work/cut" --coordinator 10.77.0.1:7300 --quiet \
-  >"$work/cut.log" 2>&1 &
-pull=$!
-for _ in $(seq 100); do [ "$(grep -c session.open "$work/a.log")" -ge 3 ] && break; sleep 0.05; done
-sleep 0.7
-ip link set a0 down
-cut=$SECONDS code=0
-wait "$pull" || code=$?
-case $code in 0 | 124) fail "a pull without a network ended with $code" ;; esac
-echo "   it ended after $((SECONDS - cut)) s: $(tail -n 1 "$work/cut.log" | cut -c1-160)"
-ip link set a0 up
-ip -6 addr add fd77::1/64 dev a0 nodad 2>/dev/null || true
+# A pull on host b into $work/NAME, past its first tiles. Its process is $pull.
+sessions=$(grep -c session.open "$work/a.log")
+start_pull() {
+  local name=$1
+  shift
+  on_b timeout 60 "$rekindle" pull m@1 --to "$work/$name" --coordinator 10.77.0.1:7300 --json --quiet \
+    --log-level info "$@" >"$work/$name.json" 2>"$work/$name.log" &
+  pull=$!
+  for _ in $(seq 200); do [ "$(grep -c session.open "$work/a.log")" -gt "$sessions" ] && break; sleep 0.05; done
+  sleep 0.7
+  sessions=$(grep -c session.open "$work/a.log")
+}
+pull_cable() { ip link set a0 down; cut_us=${EPOCHREALTIME/./}; }
+plug_cable() {
+  ip link set a0 up
+  ip -6 addr add fd77::1/64 dev a0 nodad 2>/dev/null || true
+}
+wait_pull() {
+  code=0
+  wait "$pull" || code=$?
+  took=$(printf '%d.%03d s' $(((${EPOCHREALTIME/./} - cut_us) / 1000000)) $(((${EPOCHREALTIME/./} - cut_us) / 1000 % 1000)))
+}
+# The line of a log where something stands first.
+line_of() { grep -n -m 1 -e "$1" "$2" | cut -d: -f1; }
+
+echo "3. the cable is pulled out in the middle, and coordinator and source are gone"
+start_pull cut
+pull_cable
+wait_pull
+[ "$code" = 3 ] || fail "a pull without a network ended with $code, not 3 (not found)"
+echo "   $took from the cut to: $(tail -n 1 "$work/cut.log" | cut -c1-200)"
+tail -n 1 "$work/cut.log" | grep -q 'NO_SOURCE.*model\.layers\.' || fail "the error does not name what nobody holds"
+reconnect=$(line_of 'pull.reconnect.*no byte for' "$work/cut.log") || fail "silence was not what ended the paths"
+lost=$(line_of pull.source_lost "$work/cut.log") || fail "the source was not reported lost"
+[ "$reconnect" -lt "$lost" ] || fail "the source was given up before it was tried again"
+plug_cable
 on_b "$rekindle" pull m@1 --to "$work/cut" --coordinator 10.77.0.1:7300 --json --quiet >"$work/again.json" 2>"$work/again.log" ||
   fail "the pull after the cut"
 python3 - "$work/again.json" <<'PY' || fail "nothing was resumed"
@@ -100,4 +123,27 @@ answer = json.load(open(sys.argv[1]))
 sys.exit(0 if answer["resumed_bytes"] > 0 and answer["resumed_bytes"] + answer["fetched_bytes"] == answer["bytes"] else 1)
 PY
 tensors_equal "$work/cut" || fail "bytes differ"
+
+echo "4. the cable is out for a second and a half"
+start_pull blip
+pull_cable
+sleep 1.5
+plug_cable
+wait_pull
+[ "$code" = 0 ] || fail "the pull did not survive it: $code"
+echo "   the pull went on and was done $took after the cut"
+tensors_equal "$work/blip" || fail "bytes differ"
+
+echo "5. the cable is pulled out, and a directory holds the rest"
+start_pull fallback --fallback "$work/model"
+pull_cable
+wait_pull
+[ "$code" = 0 ] || fail "the pull did not finish from the directory: $code"
+echo "   done from the directory $took after the cut"
+python3 - "$work/fallback.json" "$work/model" <<'PY' || fail "not finished from both"
+import json, sys
+sources = {source["name"]: source for source in json.load(open(sys.argv[1]))["sources"]}
+sys.exit(0 if sources["a"]["bytes"] > 0 and sources["a"]["lost"] and sources[sys.argv[2]]["bytes"] > 0 else 1)
+PY
+tensors_equal "$work/fallback" || fail "bytes differ"
 echo "all well"

@@ -157,6 +157,9 @@ TEST_F(SourceFaults, CrawlingSourceIsLeftWithLittle) {
   const auto answer = finish(*pull);
   ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_GT(source_of(answer, "fast")["bytes"].get<std::uint64_t>(), total_bytes_ / 10 * 8);
+  // Its last slice was taken from it. That is no fault, here or in the coordinator's eyes.
+  EXPECT_FALSE(source_of(answer, "slow")["lost"].get<bool>()) << answer.json;
+  EXPECT_EQ(pull->err().find("source_lost"), std::string::npos) << pull->err();
 }
 
 // Row 13.

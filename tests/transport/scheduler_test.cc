@@ -75,7 +75,7 @@ class Simulation {
       for (auto& lost : scheduler_.take_lost()) {
         // As a pull does: a source that was only slow is connected again after a while.
         SimSource& source = sources_[lost.source];
-        if (reconnect_ && lost.cause.code() == ErrorCode::kTimeout) {
+        if (reconnect_ && lost.cause.code() == ErrorCode::kUnavailable) {
           source.joins_at = elapsed_ + 500ms;
           joined_.erase(lost.source);
         }
@@ -425,6 +425,119 @@ TEST(Scheduler, StaleKeysLoseTheSourceAtOnce) {
     ASSERT_EQ(lost.size(), 1u);
     EXPECT_EQ(lost[0].cause.code(), to_error_code(status));
   }
+}
+
+// One batch of slices that sources 0 and 1 both hold, driven by hand.
+class Steps {
+ public:
+  explicit Steps(SliceIndex slices, SourceMask holders = SourceMask(3))
+      : scheduler(
+            slices,
+            [holders](SliceIndex) {
+              return SliceInfo{kSlice, holders};
+            },
+            {}, now) {}
+
+  void wait(Duration duration) {
+    for (Duration waited{0}; waited < duration; waited += kStep) scheduler.tick(now += kStep);
+  }
+  // What a poller would report of an aborted path.
+  void drain(PathId path, const std::vector<SliceIndex>& slices) {
+    for (const SliceIndex slice : slices) {
+      scheduler.slice_done(path, slice, OpStatus::kAborted, now);
+    }
+    scheduler.path_closed(path, "", now);
+  }
+
+  TimePoint now{1s};
+  Scheduler scheduler;
+};
+
+TEST(Scheduler, ASourceThatSendsNothingLosesItsIdlePathsWithTheOthers) {
+  Steps steps(1, SourceMask(1));
+  const PathId busy = steps.scheduler.add_path(0, "busy", steps.now);
+  const PathId idle = steps.scheduler.add_path(0, "idle", steps.now);
+  ASSERT_TRUE(steps.scheduler.next_post(steps.now));
+  steps.wait(1100ms);
+  EXPECT_EQ(steps.scheduler.take_aborts(), (std::vector<PathId>{busy, idle}));
+}
+
+TEST(Scheduler, OneStuckPathOfASourceThatSendsIsCutAlone) {
+  Steps steps(8, SourceMask(1));
+  const PathId first = steps.scheduler.add_path(0, "first", steps.now);
+  const PathId second = steps.scheduler.add_path(0, "second", steps.now);
+  ASSERT_TRUE(steps.scheduler.next_post(steps.now));
+  ASSERT_TRUE(steps.scheduler.next_post(steps.now));
+  for (std::uint64_t bytes = 1; bytes <= 12; ++bytes) {
+    steps.wait(100ms);
+    steps.scheduler.path_progress(second, bytes, steps.now);
+  }
+  EXPECT_EQ(steps.scheduler.take_aborts(), std::vector<PathId>{first});
+  EXPECT_EQ(steps.scheduler.progress().last_byte, steps.now);
+}
+
+TEST(Scheduler, ASourceIsReportedLostBeforeTheBatchStarvesForIt) {
+  Steps steps(2, SourceMask(1));
+  const PathId path = steps.scheduler.add_path(0, "path", steps.now);
+  const auto post = steps.scheduler.next_post(steps.now);
+  ASSERT_TRUE(post);
+  steps.wait(1500ms);  // silent, cut, and still draining
+  EXPECT_EQ(steps.scheduler.take_aborts().size(), 1u);
+  EXPECT_TRUE(steps.scheduler.take_lost().empty());
+  EXPECT_FALSE(steps.scheduler.take_starved());
+  steps.drain(path, {post->slice});
+  EXPECT_EQ(steps.scheduler.take_lost().size(), 1u);
+  steps.wait(kStep);
+  EXPECT_EQ(steps.scheduler.take_starved(), 2u);
+}
+
+TEST(Scheduler, ASourceWhoseLastSlicesWereTakenIsNotCalledSilent) {
+  std::vector<SimSource> sources = {{.bytes_per_second = 1e5}, {.bytes_per_second = 1e9}};
+  Simulation simulation(50, sources, {}, 1);
+  const SimResult result = simulation.run();
+  ASSERT_TRUE(result.outcome) << result.outcome.error().message();
+  ASSERT_EQ(result.lost.size(), 1u);
+  EXPECT_EQ(result.lost[0].source, 0u);
+  EXPECT_EQ(result.lost[0].cause.code(), ErrorCode::kUnavailable);
+  EXPECT_GT(result.progress.stolen_slices, 0u);
+}
+
+TEST(Scheduler, ASliceThatNobodyCouldVerifyIsFetchedElsewhereAndCostsNobodyAStrike) {
+  Steps steps(8);
+  PathId paths[] = {steps.scheduler.add_path(0, "a", steps.now),
+                    steps.scheduler.add_path(1, "b", steps.now)};
+  for (int round = 0; round < 4; ++round) {
+    const auto post = steps.scheduler.next_post(steps.now);
+    ASSERT_TRUE(post);
+    steps.scheduler.slice_done(paths[post->source], post->slice, OpStatus::kOk, steps.now);
+    steps.scheduler.resolve(post->slice, Verdict::kUndecided, steps.now);
+    const auto again = steps.scheduler.next_post(steps.now);
+    ASSERT_TRUE(again);
+    EXPECT_EQ(again->slice, post->slice);
+    EXPECT_NE(again->source, post->source);
+    steps.scheduler.slice_done(paths[again->source], again->slice, OpStatus::kOk, steps.now);
+    steps.scheduler.resolve(again->slice, Verdict::kAccept, steps.now);
+  }
+  EXPECT_TRUE(steps.scheduler.take_lost().empty());
+  EXPECT_TRUE(steps.scheduler.take_aborts().empty());
+  for (const auto& source : steps.scheduler.progress().sources) EXPECT_EQ(source.failures, 0u);
+}
+
+TEST(Scheduler, ASliceThatIsNeverVerifiedFailsTheBatchAfterItsAttempts) {
+  Steps steps(1, SourceMask(1));
+  const PathId path = steps.scheduler.add_path(0, "a", steps.now);
+  for (int attempt = 0; attempt < BatchOptions{}.max_attempts; ++attempt) {
+    const auto post = steps.scheduler.next_post(steps.now);
+    ASSERT_TRUE(post) << attempt;
+    steps.scheduler.slice_done(path, post->slice, OpStatus::kOk, steps.now);
+    steps.scheduler.resolve(post->slice, Verdict::kUndecided, steps.now);
+  }
+  EXPECT_FALSE(steps.scheduler.next_post(steps.now));
+  steps.scheduler.path_closed(path, "", steps.now);
+  ASSERT_TRUE(steps.scheduler.outcome());
+  ASSERT_FALSE(*steps.scheduler.outcome());
+  EXPECT_NE(steps.scheduler.outcome()->error().message().find("could not be verified"),
+            std::string::npos);
 }
 
 }  // namespace
