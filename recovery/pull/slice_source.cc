@@ -97,13 +97,7 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
   const std::lock_guard lock(mutex_);
   std::byte* staging = nullptr;
   if (scratch_.staging_bytes > 0) {
-    if (scratch_.staging_bytes > staging_.buffer_bytes()) {
-      return fail(ErrorCode::kInternal, "slice {} needs {} of staging, a buffer has {}", slice,
-                  format_bytes(scratch_.staging_bytes), format_bytes(staging_.buffer_bytes()));
-    }
-    staging = staging_.acquire();
-    if (staging == nullptr) return fail(ErrorCode::kExhausted, "no staging buffer is free");
-    staged_[slice] = staging;
+    TRY(staging, take_staging(slice, scratch_.staging_bytes));
   }
   const auto& regions = regions_[source];
   for (const auto& read : scratch_.reads) {
@@ -133,182 +127,36 @@ void PlanSliceSource::landed(SliceIndex slice, SourceIndex source) {
   if (!digest_pool_.try_submit(job)) job();
 }
 
-void PlanSliceSource::dropped(SliceIndex slice, SourceIndex) { release_staging(slice); }
-
-void PlanSliceSource::verify(SliceIndex slice, SourceIndex source) {
-  if (plan_.group_size(slice) > 1) return verify_group(slice);
-  if (plan_.kind(slice) == SliceKind::kRange) return verify_range(slice, source);
-
-  std::byte* staging = staging_of(slice);
-  Expansion expansion;
-  if (staging != nullptr) plan_.expand(slice, source, expansion);
-  const bool staged = plan_.kind(slice) == SliceKind::kStaged;
-  if (staging != nullptr && !staged) scatter(expansion, staging);
-
-  std::vector<TileWork> works;
-  plan_.tiles(slice, works);
-  bool good = true;
-  for (const auto& work : works) {
-    if (verify_tile(work, staged ? staging : nullptr)) continue;
-    good = false;
-    ++counters_->corrupt_tiles;
-    log::warn("pull.tile_corrupt", "tensor", checkpoint_.tensors[work.tensor].name, "box",
-              work.box.to_string(), "source", source);
-    break;
-  }
-  if (good && staged) scatter(expansion, staging);
-  if (good) {
-    for (const auto& work : works) mark(work.tile);
-  }
-  release_staging(slice);
-  finish(slice, good);
-}
-
-// Slices whose tiles are complete only together: they are accepted as they land, and the tiles are
-// verified with the last of them. When a tile does not verify and the slices came from different
-// sources, nobody can tell whose part was wrong: the tile stays unmarked, and the next plan of this
-// pull reads it from one.
-void PlanSliceSource::verify_group(SliceIndex slice) {
-  const SliceIndex first = plan_.group_first(slice);
-  const SliceIndex size = plan_.group_size(slice);
-  bool complete = false;
-  {
-    const std::lock_guard lock(mutex_);
-    complete = ++group_landed_[first] == size;
-    if (complete) group_landed_.erase(first);
-  }
-  bool good = true;
-  if (complete) {
-    std::vector<TileWork> works;
-    for (SliceIndex i = first; i < first + size; ++i) plan_.tiles(i, works);
-    for (const auto& work : works) {
-      if (verify_tile(work, nullptr)) {
-        mark(work.tile);
-        continue;
-      }
-      good = false;
-      ++counters_->corrupt_tiles;
-      log::warn("pull.tile_corrupt", "tensor", checkpoint_.tensors[work.tensor].name, "box",
-                work.box.to_string(), "source", "a group of slices");
-    }
-  }
-  const bool one_source = info(slice).candidates.count() == 1;
-  if (!good) counters_->rejected_bytes += plan_.slice_bytes(slice) * (one_source ? 0 : 1);
-  finish(slice, good || !one_source);
-}
-
-void PlanSliceSource::verify_range(SliceIndex slice, SourceIndex source) {
-  if (std::byte* staging = staging_of(slice)) {
-    Expansion expansion;
-    plan_.expand(slice, source, expansion);
-    scatter(expansion, staging);
-  }
-  std::vector<TileWork> works;
-  plan_.tiles(slice, works);
-  auto check = [this, self = shared_from_this(), slice, source,
-                works](Result<std::vector<std::uint64_t>> digests) {
-    bool good = digests && digests->size() == works.size();
-    if (!digests) {
-      log::warn("pull.range_digest_failed", "source", source, "error", digests.error());
-    }
-    for (std::size_t i = 0; good && i < works.size(); ++i)
-      good = verify_part(works[i], (*digests)[i]);
-    if (good) {
-      for (const auto& work : works) {
-        bool whole = false;
-        {
-          const std::lock_guard lock(mutex_);
-          whole = --parts_open_[work.tile] == 0;
-        }
-        if (whole) mark(work.tile);
-      }
-    }
-    release_staging(slice);
-    finish(slice, good);
-  };
-  range_digester_(source, works, [this, check](Result<std::vector<std::uint64_t>> digests) {
-    auto job = [check, digests = std::move(digests)] { check(digests); };
-    if (!digest_pool_.try_submit(job)) job();
-  });
-}
-
-bool PlanSliceSource::verify_tile(const TileWork& work, const std::byte* staging) const {
-  const TensorInfo& info = checkpoint_.tensors[work.tensor];
-  const TileGrid& grid = checkpoint_.tiles.grid(work.tensor);
-  const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
-  std::uint64_t digest = 0;
-  if (staging != nullptr) {
-    const std::uint64_t bytes = work.box.elements() * dtype_size_bytes(info.dtype);
-    digest =
-        digest_tile(info, work.tensor, grid, local_tile,
-                    {staging + work.staging_offset, static_cast<std::size_t>(bytes)}, work.box);
-  } else {
-    const LayoutEntry* entry = entry_holding(work.tensor, work.box);
-    if (entry == nullptr) return false;
-    digest = digest_tile(info, work.tensor, grid, local_tile, array_of(*entry), entry->box);
-  }
-  return digest == checkpoint_.tile_digests[work.tile];
-}
-
-bool PlanSliceSource::verify_part(const TileWork& work, std::uint64_t expected) const {
-  const TensorInfo& info = checkpoint_.tensors[work.tensor];
-  const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
-  const LayoutEntry* entry = entry_holding(work.tensor, work.box);
-  if (entry == nullptr) return false;
-  return digest_box(work.box, dtype_size_bytes(info.dtype), tile_seed(work.tensor, local_tile),
-                    array_of(*entry), entry->box) == expected;
-}
-
-const LayoutEntry* PlanSliceSource::entry_holding(TensorIndex tensor, const Box& box) const {
-  for (const auto& entry : layout_.entries_of(tensor)) {
-    if (contains(entry.box, box)) return &entry;
-  }
-  return nullptr;
-}
-
-std::span<const std::byte> PlanSliceSource::array_of(const LayoutEntry& entry) const {
-  const std::uint64_t bytes =
-      entry.box.elements() * dtype_size_bytes(checkpoint_.tensors[entry.tensor].dtype);
-  return destination_.segment(entry.segment).subspan(entry.offset_bytes, bytes);
-}
-
-void PlanSliceSource::mark(TileIndex tile) {
-  destination_.mark_verified(tile);
-  verified_->set(tile);
-}
-
-void PlanSliceSource::finish(SliceIndex slice, bool good) {
-  const std::uint64_t bytes = plan_.slice_bytes(slice);
-  (good ? counters_->verified_bytes : counters_->rejected_bytes) += bytes;
-  {
-    const std::lock_guard lock(batch_mutex_);
-    if (batch_ != nullptr) batch_->resolve(slice, good ? Verdict::kAccept : Verdict::kRetry);
-  }
-  verifying_.fetch_sub(1, std::memory_order_release);
-}
-
-void PlanSliceSource::scatter(const Expansion& expansion, const std::byte* staging) {
-  for (const auto& piece : expansion.scatter) {
-    std::byte* base = destination_.segment(piece.local_segment).data() + piece.copy.dst_offset;
-    for (std::uint64_t i = 0; i < piece.copy.count; ++i) {
-      std::memcpy(base + i * piece.copy.dst_stride,
-                  staging + piece.copy.src_offset + i * piece.copy.src_stride,
-                  piece.copy.run_bytes);
-    }
-  }
-}
-
-std::byte* PlanSliceSource::staging_of(SliceIndex slice) const {
+void PlanSliceSource::dropped(SliceIndex slice, SourceIndex) {
   const std::lock_guard lock(mutex_);
-  const auto found = staged_.find(slice);
-  return found == staged_.end() ? nullptr : found->second;
+  leave_staging(slice);
 }
 
-void PlanSliceSource::release_staging(SliceIndex slice) {
-  const std::lock_guard lock(mutex_);
-  const auto found = staged_.find(slice);
-  if (found == staged_.end()) return;
-  staging_.release(found->second);
+// The slices of a staged group share their staging memory: it holds what some of them have brought
+// while others are still to come.
+SliceIndex PlanSliceSource::staging_key(SliceIndex slice) const {
+  return plan_.kind(slice) == SliceKind::kStaged ? plan_.group_first(slice) : slice;
+}
+
+Result<std::byte*> PlanSliceSource::take_staging(SliceIndex slice, std::uint64_t bytes) {
+  if (bytes > staging_.buffer_bytes()) {
+    return fail(ErrorCode::kInternal, "slice {} needs {} of staging, a buffer has {}", slice,
+                format_bytes(bytes), format_bytes(staging_.buffer_bytes()));
+  }
+  Staged& staged = staged_[staging_key(slice)];
+  if (staged.buffer == nullptr) staged.buffer = staging_.acquire();
+  if (staged.buffer == nullptr) {
+    staged_.erase(staging_key(slice));
+    return fail(ErrorCode::kExhausted, "no staging buffer is free");
+  }
+  ++staged.slices;
+  return staged.buffer;
+}
+
+void PlanSliceSource::leave_staging(SliceIndex slice) {
+  const auto found = staged_.find(staging_key(slice));
+  if (found == staged_.end() || --found->second.slices > 0) return;
+  staging_.release(found->second.buffer);
   staged_.erase(found);
 }
 

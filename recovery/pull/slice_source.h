@@ -45,11 +45,12 @@ class VerifiedTiles {
 };
 
 // Asks source `source` for the digests of parts of tiles and calls back, from any thread, with one
-// digest per item, or an error.
+// digest per item, or an error: kCorrupt when its own copy is bad.
 using RangeDigestItem = planner::TileWork;
+using RangeDigests = Result<std::vector<std::uint64_t>>;
 using RangeDigester =
     std::function<void(transport::SourceIndex source, std::vector<RangeDigestItem> items,
-                       std::function<void(Result<std::vector<std::uint64_t>>)> done)>;
+                       std::function<void(RangeDigests)> done)>;
 
 // The bridge between a Plan and the engine: expands slices to reads into the destination (or
 // staging), and verifies what has landed on the digest pool. A verified tile is marked in the
@@ -90,14 +91,33 @@ class PlanSliceSource final : public transport::SliceSource,
   std::span<const std::byte> array_of(const LayoutEntry& entry) const;
   const LayoutEntry* entry_holding(TensorIndex tensor, const Box& box) const;
 
+  // slice_verify.cc, on the digest pool
+  struct RangeCheck;
   void verify(transport::SliceIndex slice, transport::SourceIndex source);
-  void verify_group(transport::SliceIndex slice);
+  bool verify_tiles(transport::SliceIndex slice, transport::SourceIndex source, bool keep_good);
+  void verify_group(transport::SliceIndex slice, transport::SourceIndex source);
   void verify_range(transport::SliceIndex slice, transport::SourceIndex source);
+  void ask_for_digests(std::shared_ptr<RangeCheck> check, transport::SourceIndex from);
+  void judge(const std::shared_ptr<RangeCheck>& check, transport::SourceIndex from,
+             const RangeDigests& digests);
   void mark(TileIndex tile);
-  void finish(transport::SliceIndex slice, bool good);
+  void mark_parts(const std::vector<planner::TileWork>& works);
+  void finish(transport::SliceIndex slice, transport::Verdict verdict);
   void scatter(const planner::Expansion& expansion, const std::byte* staging);
+  void scatter_own(transport::SliceIndex slice, transport::SourceIndex source);
+
+  struct Staged {
+    std::byte* buffer = nullptr;
+    std::uint32_t slices = 0;  // that are read into it or lie in it
+  };
+  struct Group {
+    std::uint32_t landed = 0;
+    bool spoiled = false;  // complete, and did not verify: left to the next plan
+  };
+  transport::SliceIndex staging_key(transport::SliceIndex slice) const;
   std::byte* staging_of(transport::SliceIndex slice) const;
-  void release_staging(transport::SliceIndex slice);
+  Result<std::byte*> take_staging(transport::SliceIndex slice, std::uint64_t bytes);  // locked
+  void leave_staging(transport::SliceIndex slice);                                    // locked
 
   const std::shared_ptr<const planner::Plan> plan_owner_;
   const std::shared_ptr<store::PendingVersion> destination_owner_;
@@ -119,11 +139,11 @@ class PlanSliceSource final : public transport::SliceSource,
   std::mutex batch_mutex_;
   transport::Batch* batch_ = nullptr;  // guarded by batch_mutex_
   mutable std::mutex mutex_;
-  std::vector<std::vector<transport::RegionKey>> regions_;                 // guarded by mutex_
-  std::unordered_map<transport::SliceIndex, std::byte*> staged_;           // guarded by mutex_
-  std::unordered_map<transport::SliceIndex, std::uint32_t> group_landed_;  // guarded by mutex_
-  std::unordered_map<TileIndex, std::uint32_t> parts_open_;                // guarded by mutex_
-  planner::Expansion scratch_;                                             // engine thread only
+  std::vector<std::vector<transport::RegionKey>> regions_;    // guarded by mutex_
+  std::unordered_map<transport::SliceIndex, Staged> staged_;  // guarded by mutex_
+  std::unordered_map<transport::SliceIndex, Group> groups_;   // by first slice, guarded by mutex_
+  std::unordered_map<TileIndex, std::uint32_t> parts_open_;   // guarded by mutex_
+  planner::Expansion scratch_;                                // engine thread only
 };
 
 }  // namespace rekindle::pull

@@ -10,7 +10,6 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/pull/wait.h"
-#include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -42,9 +41,14 @@ Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
       forced_transport_(std::move(forced_transport)),
       silence_(silence),
       hooks_(std::move(hooks)),
+      digests_(std::make_shared<DigestCalls>(environment.executor, source_table_, root)),
       slices_(std::make_shared<PlanSliceSource>(
           std::move(plan), std::move(destination), std::move(verified), *environment.digest_pool,
-          make_range_digester(), std::move(counters), suspicion)),
+          [calls = digests_](SourceIndex source, std::vector<RangeDigestItem> items,
+                             DigestCalls::Done done) {
+            calls->ask(source, std::move(items), std::move(done));
+          },
+          std::move(counters), suspicion)),
       timer_(std::make_shared<boost::asio::steady_timer>(environment.executor)) {}
 
 Transfer::~Transfer() {
@@ -104,6 +108,7 @@ rpc::Task<Result<void>> Transfer::drain_verifications() {
   for (const auto& source : sources_) {
     if (source.peer != nullptr && (cancelled || source.lost)) source.peer->close();
   }
+  digests_->close();
   const auto give_up = std::chrono::steady_clock::now() + kDrainDeadline;
   while (slices_->verifying()) {
     if (std::chrono::steady_clock::now() > give_up) {
@@ -205,42 +210,6 @@ void Transfer::stop_connecting() {
   for (const auto& source : sources_) {
     if (source.connecting && source.peer != nullptr) source.peer->close();
   }
-}
-
-namespace {
-
-rpc::Task<void> digest_ranges(std::shared_ptr<std::vector<ActiveSource>> sources, Digest128 root,
-                              SourceIndex index, std::vector<RangeDigestItem> items,
-                              std::function<void(Result<std::vector<std::uint64_t>>)> done) {
-  const ActiveSource& source = (*sources)[index];
-  if (source.peer == nullptr || !source.session) {
-    done(fail(ErrorCode::kUnavailable, "source {} has no session", source.name));
-    co_return;
-  }
-  proto::DigestBoxesRequest request;
-  *request.mutable_root() = rpc::to_proto(root);
-  *request.mutable_layout() = source.record.layout();
-  request.set_token(source.session->token.to_bytes());
-  for (const auto& item : items) {
-    auto* box = request.add_items();
-    box->set_tile(item.tile);
-    for (const auto value : item.box.offset.span()) box->add_offset(value);
-    for (const auto value : item.box.extent.span()) box->add_extent(value);
-  }
-  done(co_await source.peer->digest_boxes(std::move(request)));
-}
-
-}  // namespace
-
-// Captures no `this`: a verification may outlive a cancelled transfer.
-RangeDigester Transfer::make_range_digester() const {
-  return [executor = environment_.executor, sources = source_table_, root = root_](
-             SourceIndex source, std::vector<RangeDigestItem> items,
-             std::function<void(Result<std::vector<std::uint64_t>>)> done) {
-    boost::asio::co_spawn(executor,
-                          digest_ranges(sources, root, source, std::move(items), std::move(done)),
-                          boost::asio::detached);
-  };
 }
 
 }  // namespace rekindle::pull

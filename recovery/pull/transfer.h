@@ -14,6 +14,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "recovery/planner/plan.h"
+#include "recovery/pull/digest_calls.h"
 #include "recovery/pull/environment.h"
 #include "recovery/pull/silence.h"
 #include "recovery/pull/slice_source.h"
@@ -99,7 +100,6 @@ class Transfer final : private transport::BatchObserver {
   void stop_connecting();
   void lose(transport::SourceIndex index, const std::string& cause);
   std::vector<std::string> transports_for(const ActiveSource& source) const;
-  RangeDigester make_range_digester() const;
 
   const PullEnvironment& environment_;
   const ModelVersion id_;
@@ -109,6 +109,7 @@ class Transfer final : private transport::BatchObserver {
   const std::string forced_transport_;
   Silence& silence_;
   const Hooks hooks_;
+  const std::shared_ptr<DigestCalls> digests_;
   std::shared_ptr<PlanSliceSource> slices_;
   std::unique_ptr<transport::Batch> batch_;
   std::shared_ptr<boost::asio::steady_timer> timer_;

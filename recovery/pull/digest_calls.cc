@@ -1,0 +1,88 @@
+#include "recovery/pull/digest_calls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+
+#include "recovery/pull/transfer.h"
+#include "recovery/rpc/convert.h"
+
+namespace rekindle::pull {
+
+namespace {
+
+constexpr int kCallsAtOnce = 16;  // per source
+constexpr std::size_t kItemsPerCall = 1024;
+
+}  // namespace
+
+DigestCalls::DigestCalls(boost::asio::any_io_executor executor,
+                         std::shared_ptr<std::vector<ActiveSource>> sources, Digest128 root)
+    : executor_(std::move(executor)), sources_(std::move(sources)), root_(root) {}
+
+void DigestCalls::ask(transport::SourceIndex source, std::vector<RangeDigestItem> items,
+                      Done done) {
+  auto call = std::make_shared<Call>(Call{std::move(items), std::move(done)});
+  boost::asio::post(executor_, [self = shared_from_this(), source, call] {
+    self->lines_[source].waiting.push_back(std::move(*call));
+    self->start(source);
+  });
+}
+
+void DigestCalls::close() {
+  closed_ = true;
+  for (const auto& [source, line] : lines_) start(source);
+}
+
+void DigestCalls::start(transport::SourceIndex source) {
+  Line& line = lines_[source];
+  while (!line.waiting.empty() && (closed_ || line.under_way < kCallsAtOnce)) {
+    Call call = std::move(line.waiting.front());
+    line.waiting.pop_front();
+    if (closed_) {
+      call.done(fail(ErrorCode::kUnavailable, "the transfer has ended"));
+      continue;
+    }
+    ++line.under_way;
+    boost::asio::co_spawn(executor_, run(shared_from_this(), source, std::move(call)),
+                          boost::asio::detached);
+  }
+}
+
+rpc::Task<void> DigestCalls::run(std::shared_ptr<DigestCalls> self, transport::SourceIndex source,
+                                 Call call) {
+  call.done(co_await self->fetch(source, std::move(call.items)));
+  --self->lines_[source].under_way;
+  self->start(source);
+}
+
+rpc::Task<RangeDigests> DigestCalls::fetch(transport::SourceIndex index,
+                                           std::vector<RangeDigestItem> items) {
+  const ActiveSource& source = (*sources_)[index];
+  if (source.peer == nullptr || !source.session || source.lost) {
+    co_return fail(ErrorCode::kUnavailable, "source {} has no session", source.name);
+  }
+  const auto peer = source.peer;
+  std::vector<std::uint64_t> digests;
+  for (std::size_t begin = 0; begin < items.size(); begin += kItemsPerCall) {
+    proto::DigestBoxesRequest request;
+    *request.mutable_root() = rpc::to_proto(root_);
+    *request.mutable_layout() = peer->source().layout();
+    if (!source.session) co_return fail(ErrorCode::kUnavailable, "its session has ended");
+    request.set_token(source.session->token.to_bytes());
+    for (std::size_t i = begin; i < std::min(items.size(), begin + kItemsPerCall); ++i) {
+      auto* box = request.add_items();
+      box->set_tile(items[i].tile);
+      for (const auto value : items[i].box.offset.span()) box->add_offset(value);
+      for (const auto value : items[i].box.extent.span()) box->add_extent(value);
+    }
+    CO_TRY(auto part, co_await peer->digest_boxes(std::move(request)));
+    digests.insert(digests.end(), part.begin(), part.end());
+  }
+  co_return digests;
+}
+
+}  // namespace rekindle::pull

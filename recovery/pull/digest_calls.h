@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "recovery/pull/slice_source.h"
+#include "recovery/rpc/rpc.h"
+#include "src/base/digest.h"
+
+namespace rekindle::pull {
+
+struct ActiveSource;
+
+// Asks sources for digests of parts of tiles: a few calls at a time per source, the others wait
+// their turn, so that many small slices do not run into a source's limit of open calls. Always in a
+// shared_ptr. Control thread only, except ask().
+class DigestCalls : public std::enable_shared_from_this<DigestCalls> {
+ public:
+  using Done = std::function<void(RangeDigests)>;
+  DigestCalls(boost::asio::any_io_executor executor,
+              std::shared_ptr<std::vector<ActiveSource>> sources, Digest128 root);
+
+  void ask(transport::SourceIndex source, std::vector<RangeDigestItem> items, Done done);
+  // Those that wait, and those that come, end with kUnavailable; those under way by themselves.
+  void close();
+
+ private:
+  struct Call {
+    std::vector<RangeDigestItem> items;
+    Done done;
+  };
+  struct Line {
+    int under_way = 0;
+    std::deque<Call> waiting;
+  };
+  void start(transport::SourceIndex source);
+  static rpc::Task<void> run(std::shared_ptr<DigestCalls> self, transport::SourceIndex source,
+                             Call call);
+  rpc::Task<RangeDigests> fetch(transport::SourceIndex source, std::vector<RangeDigestItem> items);
+
+  const boost::asio::any_io_executor executor_;
+  const std::shared_ptr<std::vector<ActiveSource>> sources_;
+  const Digest128 root_;
+  std::map<transport::SourceIndex, Line> lines_;
+  bool closed_ = false;
+};
+
+}  // namespace rekindle::pull

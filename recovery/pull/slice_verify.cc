@@ -1,0 +1,248 @@
+// PlanSliceSource: verification, on the digest pool.
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "recovery/pull/slice_source.h"
+#include "src/base/log.h"
+
+namespace rekindle::pull {
+
+using planner::Expansion;
+using planner::SliceKind;
+using planner::TileWork;
+using transport::SliceIndex;
+using transport::SourceIndex;
+using transport::Verdict;
+
+namespace {
+
+constexpr int kDigestAsks = 3;  // for one slice that has landed
+
+}  // namespace
+
+// Parts of tiles whose digests a source has to tell, as they go from one source to the next.
+struct PlanSliceSource::RangeCheck {
+  SliceIndex slice = 0;
+  SourceIndex source = 0;  // that the bytes came from
+  std::vector<TileWork> works;
+  transport::SourceMask open;  // may still be asked
+  int asks = 0;
+};
+
+void PlanSliceSource::verify(SliceIndex slice, SourceIndex source) {
+  if (plan_.kind(slice) == SliceKind::kRange) return verify_range(slice, source);
+  if (plan_.group_size(slice) > 1) return verify_group(slice, source);
+  const bool good = verify_tiles(slice, source, false);
+  {
+    const std::lock_guard lock(mutex_);
+    leave_staging(slice);
+  }
+  finish(slice, good ? Verdict::kAccept : Verdict::kRetry);
+}
+
+// The tiles that `slice` completes: copied out of staging and marked when all of them are good.
+// keep_good: those that are good are marked even when others are not; only where the bytes are not
+// read again in this transfer, or a marked tile would be written to.
+bool PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source, bool keep_good) {
+  std::byte* staging = staging_of(slice);
+  const bool staged = plan_.kind(slice) == SliceKind::kStaged;
+  Expansion expansion;
+  if (staging != nullptr) plan_.expand(slice, source, expansion);
+  if (staging != nullptr && !staged) scatter(expansion, staging);
+  std::vector<TileWork> works;
+  plan_.tiles(slice, works);
+  std::vector<TileIndex> verified;
+  bool good = true;
+  for (const auto& work : works) {
+    if (verify_tile(work, staged ? staging : nullptr)) {
+      verified.push_back(work.tile);
+      continue;
+    }
+    good = false;
+    ++counters_->corrupt_tiles;
+    log::warn("pull.tile_corrupt", "tensor", checkpoint_.tensors[work.tensor].name, "box",
+              work.box.to_string(), "source",
+              plan_.group_size(slice) > 1 ? "a group of slices" : std::to_string(source));
+    if (!keep_good || staged) return false;
+  }
+  if (staged && staging != nullptr) scatter(expansion, staging);
+  for (const TileIndex tile : verified) mark(tile);
+  return good;
+}
+
+// Slices whose tiles are complete only together: they are accepted as they land, and the tiles are
+// verified with the last of them. When a tile does not verify and the slices came from different
+// sources, nobody can tell whose part was wrong: the tiles stay unmarked, and the next plan of this
+// pull reads them from one.
+void PlanSliceSource::verify_group(SliceIndex slice, SourceIndex source) {
+  const SliceIndex first = plan_.group_first(slice);
+  const SliceIndex last = first + plan_.group_size(slice) - 1;
+  if (plan_.kind(slice) == SliceKind::kDirect) scatter_own(slice, source);
+  bool complete = false;
+  bool spoiled = false;
+  {
+    const std::lock_guard lock(mutex_);
+    Group& group = groups_[first];
+    spoiled = group.spoiled;
+    complete = !spoiled && ++group.landed == plan_.group_size(slice);
+    if (spoiled) leave_staging(slice);  // what it was read again for is left to the next plan
+  }
+  const bool one_source = info(slice).candidates.count() == 1;
+  bool good = true;
+  if (complete) {
+    SourceIndex of_last = 0;
+    while (!plan_.candidates(last).test(of_last)) ++of_last;  // any will do: only where bytes go
+    good = verify_tiles(last, of_last, !one_source);
+    const std::lock_guard lock(mutex_);
+    for (SliceIndex i = first; i <= last; ++i) leave_staging(i);
+    if (good) {
+      groups_.erase(first);
+    } else {
+      groups_[first].spoiled = true;
+    }
+  }
+  if (!good && !one_source) counters_->rejected_bytes += plan_.slice_bytes(slice);
+  finish(slice, good || !one_source ? Verdict::kAccept : Verdict::kRetry);
+}
+
+// A slice whose covering reads landed in staging of its own.
+void PlanSliceSource::scatter_own(SliceIndex slice, SourceIndex source) {
+  std::byte* staging = staging_of(slice);
+  if (staging == nullptr) return;
+  Expansion expansion;
+  plan_.expand(slice, source, expansion);
+  scatter(expansion, staging);
+  const std::lock_guard lock(mutex_);
+  leave_staging(slice);
+}
+
+// Each part is vouched for on its own, also in a group.
+void PlanSliceSource::verify_range(SliceIndex slice, SourceIndex source) {
+  scatter_own(slice, source);
+  auto check = std::make_shared<RangeCheck>();
+  check->slice = slice;
+  check->source = source;
+  check->open = plan_.candidates(slice);
+  plan_.tiles(plan_.group_first(slice) + plan_.group_size(slice) - 1, check->works);
+  std::erase_if(check->works, [slice](const TileWork& work) { return work.brought_by != slice; });
+  ask_for_digests(std::move(check), source);
+}
+
+void PlanSliceSource::ask_for_digests(std::shared_ptr<RangeCheck> check, SourceIndex from) {
+  check->open.reset(from);
+  ++check->asks;
+  const auto& works = check->works;
+  range_digester_(from, works,
+                  [self = shared_from_this(), check, from](const RangeDigests& digests) {
+                    auto job = [self, check, from, digests] { self->judge(check, from, digests); };
+                    if (!self->digest_pool_.try_submit(job)) job();
+                  });
+}
+
+// A source that says its own copy is bad, or whose digests differ, has earned a strike. One that
+// cannot be asked has not: another one that holds the same may say as well.
+void PlanSliceSource::judge(const std::shared_ptr<RangeCheck>& check, SourceIndex from,
+                            const RangeDigests& digests) {
+  if (digests) {
+    bool good = digests->size() == check->works.size();
+    for (std::size_t i = 0; good && i < check->works.size(); ++i) {
+      good = verify_part(check->works[i], (*digests)[i]);
+    }
+    if (good) mark_parts(check->works);
+    return finish(check->slice, good ? Verdict::kAccept : Verdict::kRetry);
+  }
+  log::warn("pull.range_digest_failed", "source", from, "error", digests.error());
+  if (digests.error().code() == ErrorCode::kCorrupt && from == check->source) {
+    return finish(check->slice, Verdict::kRetry);
+  }
+  for (SourceIndex next = 0; check->asks < kDigestAsks && next < transport::kMaxSources; ++next) {
+    if (check->open.test(next)) return ask_for_digests(check, next);
+  }
+  finish(check->slice, Verdict::kUndecided);
+}
+
+void PlanSliceSource::mark_parts(const std::vector<TileWork>& works) {
+  for (const auto& work : works) {
+    bool whole = false;
+    {
+      const std::lock_guard lock(mutex_);
+      whole = --parts_open_[work.tile] == 0;
+    }
+    if (whole) mark(work.tile);
+  }
+}
+
+bool PlanSliceSource::verify_tile(const TileWork& work, const std::byte* staging) const {
+  const TensorInfo& info = checkpoint_.tensors[work.tensor];
+  const TileGrid& grid = checkpoint_.tiles.grid(work.tensor);
+  const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
+  std::uint64_t digest = 0;
+  if (staging != nullptr) {
+    const std::uint64_t bytes = work.box.elements() * dtype_size_bytes(info.dtype);
+    digest =
+        digest_tile(info, work.tensor, grid, local_tile,
+                    {staging + work.staging_offset, static_cast<std::size_t>(bytes)}, work.box);
+  } else {
+    const LayoutEntry* entry = entry_holding(work.tensor, work.box);
+    if (entry == nullptr) return false;
+    digest = digest_tile(info, work.tensor, grid, local_tile, array_of(*entry), entry->box);
+  }
+  return digest == checkpoint_.tile_digests[work.tile];
+}
+
+bool PlanSliceSource::verify_part(const TileWork& work, std::uint64_t expected) const {
+  const TensorInfo& info = checkpoint_.tensors[work.tensor];
+  const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
+  const LayoutEntry* entry = entry_holding(work.tensor, work.box);
+  if (entry == nullptr) return false;
+  return digest_box(work.box, dtype_size_bytes(info.dtype), tile_seed(work.tensor, local_tile),
+                    array_of(*entry), entry->box) == expected;
+}
+
+const LayoutEntry* PlanSliceSource::entry_holding(TensorIndex tensor, const Box& box) const {
+  for (const auto& entry : layout_.entries_of(tensor)) {
+    if (contains(entry.box, box)) return &entry;
+  }
+  return nullptr;
+}
+
+std::span<const std::byte> PlanSliceSource::array_of(const LayoutEntry& entry) const {
+  const std::uint64_t bytes =
+      entry.box.elements() * dtype_size_bytes(checkpoint_.tensors[entry.tensor].dtype);
+  return destination_.segment(entry.segment).subspan(entry.offset_bytes, bytes);
+}
+
+void PlanSliceSource::mark(TileIndex tile) {
+  destination_.mark_verified(tile);
+  verified_->set(tile);
+}
+
+void PlanSliceSource::finish(SliceIndex slice, Verdict verdict) {
+  const std::uint64_t bytes = plan_.slice_bytes(slice);
+  (verdict == Verdict::kAccept ? counters_->verified_bytes : counters_->rejected_bytes) += bytes;
+  {
+    const std::lock_guard lock(batch_mutex_);
+    if (batch_ != nullptr) batch_->resolve(slice, verdict);
+  }
+  verifying_.fetch_sub(1, std::memory_order_release);
+}
+
+void PlanSliceSource::scatter(const Expansion& expansion, const std::byte* staging) {
+  for (const auto& piece : expansion.scatter) {
+    std::byte* base = destination_.segment(piece.local_segment).data() + piece.copy.dst_offset;
+    for (std::uint64_t i = 0; i < piece.copy.count; ++i) {
+      std::memcpy(base + i * piece.copy.dst_stride,
+                  staging + piece.copy.src_offset + i * piece.copy.src_stride,
+                  piece.copy.run_bytes);
+    }
+  }
+}
+
+std::byte* PlanSliceSource::staging_of(SliceIndex slice) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = staged_.find(staging_key(slice));
+  return found == staged_.end() ? nullptr : found->second.buffer;
+}
+
+}  // namespace rekindle::pull

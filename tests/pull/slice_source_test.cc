@@ -1,0 +1,297 @@
+// Slices as they land and are verified, against a real store and the real planner: what becomes of
+// tiles that several sources bring, and of digests that cannot be had.
+#include "recovery/pull/slice_source.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "tests/store/store_fixture.h"
+
+namespace rekindle::pull {
+namespace {
+
+using transport::SliceIndex;
+using transport::SourceIndex;
+using transport::Verdict;
+
+// Keeps the verdicts.
+class Verdicts final : public transport::Batch {
+ public:
+  void add_paths(SourceIndex, std::vector<std::unique_ptr<transport::Path>>) override {}
+  void remove_source(SourceIndex, Error) override {}
+  void cancel() override {}
+  transport::BatchProgress progress() const override { return {}; }
+  void resolve(SliceIndex slice, Verdict verdict) override {
+    const std::lock_guard lock(mutex_);
+    verdicts_[slice] = verdict;
+    changed_.notify_all();
+  }
+  Verdict take(SliceIndex slice) {
+    std::unique_lock lock(mutex_);
+    const bool came = changed_.wait_for(lock, std::chrono::seconds(20),
+                                        [&] { return verdicts_.contains(slice); });
+    if (!came) throw std::runtime_error("no verdict");
+    const Verdict verdict = verdicts_[slice];
+    verdicts_.erase(slice);
+    return verdict;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<SliceIndex, Verdict> verdicts_;  // guarded by mutex_
+};
+
+// A tensor of 768 rows whose tiles are 768 × 192: every cut of rows goes through all tiles.
+constexpr std::uint64_t kRows = 768;
+constexpr std::uint64_t kColumns = 3072;
+
+class SliceSourceTest : public ::testing::Test {
+ protected:
+  struct Source {
+    PackedLayout packed;
+    std::vector<std::string> segments;
+  };
+
+  void SetUp() override {
+    store::write_safetensors(directory_.path() / "in" / "model.safetensors",
+                             {{"w", DType::kBF16, {kRows, kColumns}}}, 5);
+    whole_store_ = store::open_store(directory_.path() / "whole");
+    auto whole = store::publish(*whole_store_, {"m", 1}, directory_.path() / "in");
+    ASSERT_TRUE(whole) << whole.error().message();
+    whole_ = *whole;
+    store_ = store::open_store(directory_.path() / "store");
+  }
+
+  const Checkpoint& checkpoint() const { return *whole_->manifest.checkpoint; }
+  static Box rows(std::uint64_t begin, std::uint64_t end) {
+    return {{begin, 0}, {end - begin, kColumns}};
+  }
+  PackedLayout pack(const Box& box) const {
+    const TensorBox boxes[] = {{0, box}};
+    return *pack_layout(checkpoint().tensors, boxes, 1 << 30);
+  }
+
+  // A source that holds these rows.
+  void add_source(std::uint64_t begin, std::uint64_t end) {
+    Source source{pack(rows(begin, end)), {}};
+    const LayoutEntry& entry = source.packed.layout.entries()[0];
+    source.segments.emplace_back(source.packed.layout.segments()[0].size_bytes, '\0');
+    const auto from = whole_->array(whole_->manifest.layout.entries()[0]);
+    std::memcpy(source.segments[0].data() + entry.offset_bytes, from.data() + begin * kColumns * 2,
+                (end - begin) * kColumns * 2);
+    sources_.push_back(std::move(source));
+  }
+
+  // Plans a pull of these rows from all sources.
+  void want(std::uint64_t begin, std::uint64_t end) {
+    wanted_ = rows(begin, end);
+    packed_ = pack(wanted_);
+    auto pending = store_->begin(whole_->manifest.checkpoint, packed_);
+    ASSERT_TRUE(pending) << pending.error().message();
+    pending_ = std::move(*pending);
+    verified_ = std::make_shared<VerifiedTiles>(pending_->verified());
+    replan(0);
+  }
+  void replan(std::uint32_t suspicion) {
+    std::vector<planner::SourceView> views;
+    for (const auto& source : sources_) views.push_back({&source.packed.layout, nullptr});
+    const TileSet have = verified_->snapshot();
+    auto plan = planner::plan_pull({&checkpoint(), &packed_.layout, views, &have}, {});
+    ASSERT_TRUE(plan) << plan.error().message();
+    plan_ = std::move(*plan);
+    ASSERT_TRUE(plan_->missing().empty());
+    slices_ = std::make_shared<PlanSliceSource>(
+        plan_, pending_, verified_, pool_,
+        [this](SourceIndex source, const std::vector<RangeDigestItem>& items,
+               const std::function<void(RangeDigests)>& done) { done(digest(source, items)); },
+        counters_, suspicion);
+    for (SourceIndex i = 0; i < sources_.size(); ++i) slices_->set_regions(i, {{0, i}});
+    slices_->bind(&verdicts_);
+  }
+
+  // What a source answers: scripted errors first, then the truth of what it holds.
+  RangeDigests digest(SourceIndex index, const std::vector<RangeDigestItem>& items) {
+    asked_.push_back(index);
+    if (refusals_.contains(index)) return fail(Error(refusals_.at(index)));
+    std::vector<std::uint64_t> digests;
+    const LayoutEntry& entry = sources_[index].packed.layout.entries()[0];
+    const auto bytes = std::as_bytes(std::span(sources_[index].segments[0]));
+    for (const auto& item : items) {
+      EXPECT_TRUE(contains(entry.box, item.box)) << "source " << index << " does not hold that";
+      digests.push_back(digest_box(item.box, 2, tile_seed(0, item.tile),
+                                   bytes.subspan(entry.offset_bytes), entry.box));
+    }
+    return digests;
+  }
+
+  // Reads a slice from a source as a path would, with a wrong byte in it on demand.
+  Verdict fetch(SliceIndex slice, SourceIndex source, bool wrong = false) {
+    std::vector<transport::ReadOp> reads;
+    const auto expanded = slices_->expand(slice, source, reads);
+    if (!expanded) throw std::runtime_error(expanded.error().message());
+    for (const auto& read : reads) {
+      const std::string& from = sources_[read.remote.generation].segments[read.remote.region];
+      for (std::uint64_t i = 0; i < read.count; ++i) {
+        std::memcpy(read.local + i * read.local_stride,
+                    from.data() + read.remote_offset + i * read.remote_stride, read.run_bytes);
+      }
+      if (std::exchange(wrong, false)) read.local[0] ^= std::byte{1};
+    }
+    slices_->landed(slice, source);
+    return verdicts_.take(slice);
+  }
+  SourceIndex first_holder(SliceIndex slice) const {
+    SourceIndex source = 0;
+    while (!plan_->candidates(slice).test(source)) ++source;
+    return source;
+  }
+  void fetch_all() {
+    for (SliceIndex slice = 0; slice < plan_->slice_count(); ++slice) {
+      EXPECT_EQ(fetch(slice, first_holder(slice)), Verdict::kAccept) << slice;
+    }
+  }
+  std::set<planner::SliceKind> kinds() const {
+    std::set<planner::SliceKind> kinds;
+    for (SliceIndex i = 0; i < plan_->slice_count(); ++i) kinds.insert(plan_->kind(i));
+    return kinds;
+  }
+  bool grouped() const {
+    for (SliceIndex i = 0; i < plan_->slice_count(); ++i) {
+      if (plan_->group_size(i) > 1) return true;
+    }
+    return false;
+  }
+  void expect_done() {
+    EXPECT_TRUE(verified_->snapshot().all());
+    EXPECT_TRUE(eventually_idle());
+    const LayoutEntry& entry = packed_.layout.entries()[0];
+    const auto from = whole_->array(whole_->manifest.layout.entries()[0]);
+    EXPECT_EQ(std::memcmp(pending_->segment(0).data() + entry.offset_bytes,
+                          from.data() + wanted_.offset[0] * kColumns * 2, wanted_.elements() * 2),
+              0);
+  }
+  bool eventually_idle() const {
+    for (int i = 0; i < 2000 && slices_->verifying(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return !slices_->verifying();
+  }
+
+  store::TempDirectory directory_;
+  std::unique_ptr<store::SegmentStore> whole_store_, store_;
+  std::shared_ptr<const store::StoredVersion> whole_;
+  std::vector<Source> sources_;
+  Box wanted_;
+  PackedLayout packed_{*Layout::create(*TensorSet::create({}), {}, {}), {}};
+  std::shared_ptr<store::PendingVersion> pending_;
+  std::shared_ptr<VerifiedTiles> verified_;
+  std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();
+  WorkerPool pool_{"test-digest", 2, 64};
+  std::shared_ptr<const planner::Plan> plan_;
+  std::map<SourceIndex, Error> refusals_;
+  std::vector<SourceIndex> asked_;
+  Verdicts verdicts_;
+  std::shared_ptr<PlanSliceSource> slices_;
+};
+
+TEST_F(SliceSourceTest, TilesThatThreeSourcesHoldInPartsAreStagedTogetherAndVerified) {
+  for (const std::uint64_t i : {0, 1, 2}) add_source(i * 256, (i + 1) * 256);
+  want(0, kRows / 2);
+  ASSERT_TRUE(kinds().contains(planner::SliceKind::kStaged));
+  ASSERT_TRUE(grouped());
+  fetch_all();
+  expect_done();
+}
+
+TEST_F(SliceSourceTest, AStagedGroupWithAWrongByteIsNotMarkedAndReadAgain) {
+  for (const std::uint64_t i : {0, 1, 2}) add_source(i * 256, (i + 1) * 256);
+  want(0, kRows / 2);
+  ASSERT_TRUE(grouped());
+  for (SliceIndex slice = 0; slice < plan_->slice_count(); ++slice) {
+    fetch(slice, first_holder(slice), true);
+  }
+  EXPECT_EQ(verified_->snapshot().count(), 0u);
+  EXPECT_GT(counters_->corrupt_tiles, 0u);
+  replan(1);
+  fetch_all();
+  expect_done();
+}
+
+TEST_F(SliceSourceTest, StagingOfAbandonedSlicesIsFreeAgain) {
+  for (const std::uint64_t i : {0, 1, 2}) add_source(i * 256, (i + 1) * 256);
+  want(0, kRows / 2);
+  std::vector<transport::ReadOp> reads;
+  for (int round = 0; round < 100; ++round) {  // far more often than there are buffers
+    ASSERT_TRUE(slices_->expand(0, first_holder(0), reads)) << round;
+    slices_->dropped(0, first_holder(0));
+  }
+  fetch_all();
+  expect_done();
+}
+
+TEST_F(SliceSourceTest, PartsThatTwoSourcesHoldAreEachVouchedForByTheirOwn) {
+  add_source(0, 256);
+  add_source(256, 512);
+  want(208, 304);
+  ASSERT_EQ(kinds(), std::set{planner::SliceKind::kRange});
+  ASSERT_TRUE(grouped());
+  fetch_all();
+  expect_done();
+}
+
+TEST_F(SliceSourceTest, ADigestCallThatFailsIsNobodysFaultAnotherSourceIsAsked) {
+  add_source(0, kRows);
+  add_source(0, kRows);
+  want(96, 192);
+  ASSERT_EQ(kinds(), std::set{planner::SliceKind::kRange});
+  for (const ErrorCode code : {ErrorCode::kTimeout, ErrorCode::kPeerLost, ErrorCode::kExhausted,
+                               ErrorCode::kDenied, ErrorCode::kStale}) {
+    refusals_.insert_or_assign(0, Error(code, "scripted"));
+    asked_.clear();
+    EXPECT_EQ(fetch(0, 0), Verdict::kAccept);
+    EXPECT_EQ(asked_, (std::vector<SourceIndex>{0, 1}));
+    verified_ = std::make_shared<VerifiedTiles>(TileSet(checkpoint().tiles.tile_count()));
+    replan(0);
+  }
+}
+
+TEST_F(SliceSourceTest, DigestsThatNobodyGivesLeaveTheSliceUndecidedNotWrong) {
+  add_source(0, kRows);
+  add_source(0, kRows);
+  want(96, 192);
+  refusals_.insert_or_assign(0, Error(ErrorCode::kTimeout, "scripted"));
+  refusals_.insert_or_assign(1, Error(ErrorCode::kPeerLost, "scripted"));
+  EXPECT_EQ(fetch(0, 0), Verdict::kUndecided);
+  EXPECT_EQ(asked_, (std::vector<SourceIndex>{0, 1}));  // bounded: each once
+  EXPECT_EQ(verified_->snapshot().count(), 0u);
+  refusals_.clear();
+  fetch_all();
+  expect_done();
+}
+
+TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesDigests) {
+  add_source(0, kRows);
+  add_source(0, kRows);
+  want(96, 192);
+  EXPECT_EQ(fetch(0, 0, true), Verdict::kRetry);
+  refusals_.insert_or_assign(0, Error(ErrorCode::kTimeout, "scripted"));
+  EXPECT_EQ(fetch(0, 0, true), Verdict::kRetry);
+  EXPECT_EQ(verified_->snapshot().count(), 0u);
+}
+
+TEST_F(SliceSourceTest, ASourceThatFindsItsOwnCopyCorruptIsBelieved) {
+  add_source(0, kRows);
+  add_source(0, kRows);
+  want(96, 192);
+  refusals_.insert_or_assign(0, Error(ErrorCode::kCorrupt, "scripted"));
+  EXPECT_EQ(fetch(0, 0), Verdict::kRetry);
+  EXPECT_EQ(fetch(0, 1), Verdict::kAccept);
+}
+
+}  // namespace
+}  // namespace rekindle::pull
