@@ -33,8 +33,9 @@ Result<void> check_shape(const proto::Hello& hello) {
 }
 
 std::string describe(const proto::Hello& hello) {
-  return hello.node_id().empty() ? std::string(role_name(hello.role()))
-                                 : fmt::format("{} {}", role_name(hello.role()), hello.node_id());
+  const std::string role(role_name(hello.role()));
+  const bool named = !hello.node_id().empty() && hello.node_id() != role;
+  return named ? fmt::format("{} {}", role, hello.node_id()) : role;
 }
 
 Result<void> check_protocol(const proto::Hello& own, const proto::Hello& peer) {

@@ -171,8 +171,12 @@ void ServerConnection::on_request(proto::Request request) {
     return connection_->close({ErrorCode::kInvalid, fmt::format("call id {} is in use", id)});
   }
   if (found == shared_->methods.end()) {
-    return respond(id, fail(ErrorCode::kInvalid, "{} does not serve method {} (another version?)",
-                            role_name(shared_->identity.role), request.method()));
+    const std::string name = proto::Method_Name(static_cast<proto::Method>(request.method()));
+    return respond(id,
+                   fail(ErrorCode::kInvalid,
+                        "{} does not serve {}: is this the right address, and the same version?",
+                        role_name(shared_->identity.role),
+                        name.empty() ? fmt::format("method {}", request.method()) : name));
   }
   if (found->second.local_only && !peer_.local_user) {
     return respond(id, fail(ErrorCode::kDenied,

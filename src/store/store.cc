@@ -45,9 +45,7 @@ class Store final : public SegmentStore {
   Result<std::shared_ptr<Staged>> stage(
       const ModelVersion& id, std::span<const fs::path> paths, Adopt adopt,
       const std::function<void(const PublishProgress&)>& progress) override {
-    auto staged = stage_copy(state_, id, paths, adopt, progress);
-    if (!staged) return fail(std::move(staged).error().with_context("publish " + id.to_string()));
-    return staged;
+    return stage_copy(state_, id, paths, adopt, progress);
   }
   const Manifest& staged_manifest(const Staged& staged) const override { return staged.manifest; }
   Result<std::shared_ptr<const StoredVersion>> commit_staged(

@@ -16,6 +16,14 @@ TEST(Output, ColumnsAreAsWideAsTheirWidestCell) {
 TEST(Output, NoControlCharacterPasses) {
   EXPECT_EQ(printable("a\x1b[2Jb\n\x7f"), "a\\x1b[2Jb\\x0a\\x7f");
   EXPECT_EQ(printable("gew\xc3\xb6hnlich"), "gew\xc3\xb6hnlich");
+  EXPECT_EQ(printable("a\xc2\x9b"
+                      "2Jb\xc2\xa0"),
+            "a\\xc2\\x9b2Jb\xc2\xa0")
+      << "CSI in one character";
+  EXPECT_EQ(printable("\x9b"
+                      "2J\xc3"),
+            "\\x9b2J\\xc3")
+      << "no UTF-8";
 }
 
 TEST(Output, ErrorsAsJsonHaveCodeAndMessage) {

@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include "recovery/rpc/address.h"
 #include "src/base/units.h"
 #include "tools/cli/output.h"
 
@@ -33,6 +34,12 @@ Result<std::uint64_t> parse_size(std::string_view option, std::string_view text)
   auto bytes = parse_bytes(text);
   if (!bytes) return fail(std::move(bytes).error().with_context(option));
   return bytes;
+}
+
+Result<void> check_address(std::string_view option, const std::string& text) {
+  auto parsed = rpc::HostPort::parse(text);
+  if (!parsed) return fail(std::move(parsed).error().with_context(option));
+  return {};
 }
 
 Result<std::string> read_text_file(const std::filesystem::path& path) {

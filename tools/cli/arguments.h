@@ -15,6 +15,8 @@ namespace rekindle::cli {
 // Values of options; the error names the option.
 Result<std::chrono::milliseconds> parse_duration(std::string_view option, std::string_view text);
 Result<std::uint64_t> parse_size(std::string_view option, std::string_view text);
+// HOST:PORT.
+Result<void> check_address(std::string_view option, const std::string& text);
 // A text file of at most 16 MiB.
 Result<std::string> read_text_file(const std::filesystem::path& path);
 // MODEL@VERSION with the version required.

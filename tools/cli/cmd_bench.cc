@@ -22,7 +22,11 @@ Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
   TRY(args.options.block_bytes, parse_size("--block", args.block));
   TRY(args.options.total_bytes, parse_size("--total", args.total));
   TRY(const bench::TransferReport report, bench::run_bench_transfer(args.options));
-  print(settings.json ? bench::to_json(report) : bench::to_text(report));
+  if (settings.json) {
+    print_json(Json::parse(bench::to_json(report)));
+  } else {
+    print(bench::to_text(report));
+  }
   return kExitOk;
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cctype>
 #include <memory>
 #include <string>
 
@@ -7,6 +9,7 @@
 
 #include "recovery/agent/host.h"
 #include "recovery/coordinator/coordinator.h"
+#include "recovery/rpc/address.h"
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
@@ -39,8 +42,17 @@ struct CoordinatorArgs {
   std::size_t max_pullers = 8;
 };
 
+constexpr std::size_t kMostPullers = 65536;
+
+Result<void> check_max_pullers(std::size_t count) {
+  if (count >= 1 && count <= kMostPullers) return {};
+  return fail(ErrorCode::kInvalid, "--max-pullers: 1 to {} are possible", kMostPullers);
+}
+
 Result<int> run_coordinator_command(const Settings& settings, const CoordinatorArgs& args) {
   coordinator::CoordinatorOptions options;
+  TRY_VOID(check_address("--listen", args.listen));
+  TRY_VOID(check_max_pullers(args.max_pullers));
   options.listen = args.listen;
   options.state_directory =
       args.state.empty() ? default_state_directory() : std::filesystem::path(args.state);
@@ -67,13 +79,45 @@ struct AgentArgs {
   std::string max_rate;
 };
 
+// What others would refuse is refused here, before anything runs.
+Result<void> check_agent_options(const agent::AgentOptions& options) {
+  TRY_VOID(check_address("--listen", options.listen));
+  if (!options.data_listen.empty()) TRY_VOID(check_address("--data-listen", options.data_listen));
+  if (!options.data_advertise.empty()) {
+    TRY_VOID(check_address("--data-advertise", options.data_advertise));
+  }
+  TRY_VOID(check_max_pullers(options.max_pullers));
+  constexpr std::size_t kMaxNodeIdBytes = 255;
+  const auto plain = [](char c) { return c > ' ' && c < 0x7f; };
+  if (options.node_id.size() > kMaxNodeIdBytes || !std::ranges::all_of(options.node_id, plain)) {
+    return fail(ErrorCode::kInvalid,
+                "--node-id '{}': use at most {} printable ASCII characters without spaces",
+                options.node_id, kMaxNodeIdBytes);
+  }
+  const std::string& host = options.advertise;
+  const bool is_number = !rpc::numeric_endpoints({host, 1}).empty();
+  const auto in_name = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-' || c == '_';
+  };
+  if (!is_number && !std::ranges::all_of(host, in_name)) {
+    return fail(ErrorCode::kInvalid,
+                "--advertise '{}' is not a host name or address (the port is that of --listen)",
+                host);
+  }
+  return {};
+}
+
 Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
   agent::AgentOptions& options = args.options;
+  TRY_VOID(check_agent_options(options));
   options.store_directory = settings.store;
   options.coordinator = settings.coordinator;
   options.secret_file = settings.secret_file;
   if (!args.budget.empty()) {
     TRY(options.store_budget_bytes, parse_size("--budget", args.budget));
+    if (options.store_budget_bytes == 0) {
+      return fail(ErrorCode::kInvalid, "--budget 0: a store needs some bytes");
+    }
   }
   if (!args.max_rate.empty()) {
     TRY(options.max_bytes_per_second, parse_size("--max-rate", args.max_rate));
@@ -145,7 +189,7 @@ void add_agent(CLI::App& app, Session& session) {
                   "Bytes that the store may use [90 % of its file system]")
       ->type_name("SIZE");
   sub->add_option("--max-rate", args->max_rate,
-                  "Bytes per second that each puller may take from here [no cap]")
+                  "Bytes per second that each puller may take from here over the network [no cap]")
       ->type_name("SIZE");
   sub->add_option("--max-pullers", options.max_pullers, "Pullers at the same time [64]")
       ->type_name("N");

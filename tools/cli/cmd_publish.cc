@@ -118,8 +118,9 @@ void add_publish(CLI::App& app, Session& session) {
 void add_retire(CLI::App& app, Session& session) {
   CLI::App* sub = app.add_subcommand("retire",
                                      "Let a version go: this host's copy, or with --everywhere all "
-                                     "copies. Running readers finish\n"
-                                     "first; its memory is free when the last has let go.");
+                                     "copies. Pulls that read\n"
+                                     "it go on from other holders; its memory is free when the "
+                                     "last reader has let go.");
   auto args = std::make_shared<RetireArgs>();
   sub->add_option("MODEL@VERSION", args->id, "What to let go, e.g. qwen3@40")->required();
   sub->add_flag("--everywhere", args->everywhere, "On all hosts, through the coordinator");

@@ -36,6 +36,9 @@ Result<agent::PullRequest> to_request(PullArgs args) {
   TRY(request.ref, ModelRef::parse(args.ref));
   if (!args.spec.empty()) {
     TRY(request.spec_json, read_text_file(args.spec));
+    if (request.spec_json.empty()) {
+      return fail(ErrorCode::kInvalid, "--spec {}: the file is empty", args.spec);
+    }
     if (args.shard.empty()) {
       return fail(ErrorCode::kInvalid,
                   "--spec says how to cut; say which part with --shard, e.g. "
@@ -44,6 +47,7 @@ Result<agent::PullRequest> to_request(PullArgs args) {
   }
   request.shard = args.shard;
   request.tensors_regex = args.tensors;
+  for (const std::string& address : args.from) TRY_VOID(check_address("--from", address));
   request.from = args.from;
   request.transport = args.transport;
   if (!args.to.empty()) request.to = std::filesystem::absolute(args.to);

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "recovery/agent/local_service.h"
+#include "recovery/rpc/address.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
@@ -17,6 +18,8 @@
 
 namespace rekindle::cli {
 namespace {
+
+constexpr std::chrono::milliseconds kShortestInterval{10};
 
 struct StatusArgs {
   std::string agent;
@@ -103,6 +106,13 @@ Result<int> watch(const Settings& settings, StatusSource source,
 
 Result<int> status(const Settings& settings, const StatusArgs& args) {
   TRY(const auto interval, parse_duration("--interval", args.interval));
+  if (interval < kShortestInterval) {
+    return fail(ErrorCode::kInvalid, "--interval: {} is too short, 10ms is the shortest",
+                args.interval);
+  }
+  if (!args.agent.empty() && !args.agent.starts_with(rpc::kUnixPrefix)) {
+    TRY_VOID(check_address("--agent", args.agent));
+  }
   TRY(StatusSource source, StatusSource::create(settings, args));
   if (args.watch) return watch(settings, std::move(source), interval);
   TRY(const Report report, source.fetch());

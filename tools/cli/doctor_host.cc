@@ -208,6 +208,9 @@ Check check_store(const std::filesystem::path& directory) {
   if (::access(existing.c_str(), W_OK | X_OK) != 0) {
     check.level = Level::kFail;
     check.advice = fmt::format("{} is not writable for this user", existing.string());
+  } else if (total == 0) {
+    check.level = Level::kFail;
+    check.advice = "no files can be kept there; name another directory with --store";
   } else if (!in_memory) {
     check.level = Level::kWarn;
     check.advice = "works, but weights on a disk are not in memory; use a tmpfs such as /dev/shm";

@@ -5,10 +5,12 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <google/protobuf/stubs/logging.h>
 
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
+#include "tools/cli/arguments.h"
 #include "tools/cli/config_file.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
@@ -24,20 +26,24 @@ constexpr const char* kAbout =
     "and a\n"
     "host that needs one pulls exactly its shard from its peers, verified byte for byte.\n";
 
-std::string epilogue() {
+constexpr const char* kEveryCommand = "Options of every command";
+
+std::string reference() {
   return std::string(exit_code_help()) +
          "\nEnvironment (the command line wins; then these; then --config):\n"
          "  REKINDLE_COORDINATOR  --coordinator\n"
          "  REKINDLE_STORE        --store\n"
          "  REKINDLE_SECRET_FILE  --secret-file\n"
          "  REKINDLE_LOG          --log-level\n"
-         "  REKINDLE_CONFIG       --config\n"
-         "\nFirst steps:\n"
-         "  rekindle coordinator --listen 127.0.0.1:7300 &\n"
-         "  rekindle agent --coordinator 127.0.0.1:7300 &\n"
-         "  rekindle publish qwen3@41 /models/qwen3 --coordinator 127.0.0.1:7300\n"
-         "  rekindle pull qwen3 --to /tmp/qwen3 --coordinator 127.0.0.1:7300\n";
+         "  REKINDLE_CONFIG       --config\n";
 }
+
+constexpr const char* kFirstSteps =
+    "First steps:\n"
+    "  rekindle coordinator --listen 127.0.0.1:7300 &\n"
+    "  rekindle agent --coordinator 127.0.0.1:7300 &\n"
+    "  rekindle publish qwen3@41 /models/qwen3 --coordinator 127.0.0.1:7300\n"
+    "  rekindle pull qwen3 --to /tmp/qwen3 --coordinator 127.0.0.1:7300\n";
 
 // The list of commands has their first sentence; `COMMAND --help` has the rest.
 class Formatter : public CLI::Formatter {
@@ -48,11 +54,24 @@ class Formatter : public CLI::Formatter {
     if (const auto end = text.find_first_of(".:"); end != std::string::npos) text.resize(end);
     return fmt::format("  {:<12} {}\n", sub->get_name(), text);
   }
+
+  // Each command's help is complete: also the options that all have, exit codes, environment.
+  std::string make_footer(const CLI::App* app) const override {
+    const CLI::App* root = app;
+    while (root->get_parent() != nullptr) root = root->get_parent();
+    std::string text = app->get_footer();
+    if (!text.empty()) text += "\n";
+    if (root != app) {
+      const auto shared = [](const CLI::Option* o) { return o->get_group() == kEveryCommand; };
+      text += make_group(kEveryCommand, false, root->get_options(shared)).substr(1) + "\n";
+    }
+    return text + reference();
+  }
 };
 
 void add_global_options(CLI::App& app, Settings& settings) {
   const auto add = [&](const char* name, std::string& value, const char* text, const char* env) {
-    CLI::Option* option = app.add_option(name, value, text)->group("Options of every command");
+    CLI::Option* option = app.add_option(name, value, text)->group(kEveryCommand);
     if (env != nullptr) option->envname(env);
     return option;
   };
@@ -67,7 +86,7 @@ void add_global_options(CLI::App& app, Settings& settings) {
       "REKINDLE_SECRET_FILE")
       ->type_name("FILE");
   add("--log-level", settings.log_level,
-      "trace, debug, info, warn, error or off [info for daemons, else warn]", "REKINDLE_LOG")
+      "trace, debug, info, warn, error or off [info for daemons, else error]", "REKINDLE_LOG")
       ->type_name("LEVEL");
   add("--log-format", settings.log_format, "text or json, on stderr [text]", nullptr)
       ->check(CLI::IsMember({"text", "json"}))
@@ -76,16 +95,20 @@ void add_global_options(CLI::App& app, Settings& settings) {
       "TOML file with option names as keys; [agent] and [coordinator] sections (daemons only)",
       "REKINDLE_CONFIG")
       ->type_name("FILE");
-  app.add_flag("--json", settings.json, "Report as JSON on stdout")
-      ->group("Options of every command");
-  app.add_flag("-q,--quiet", settings.quiet, "No progress")->group("Options of every command");
+  app.add_flag("--json", settings.json, "Report as JSON on stdout")->group(kEveryCommand);
+  app.add_flag("-q,--quiet", settings.quiet, "No progress")->group(kEveryCommand);
 }
 
 Result<void> start_logging(const Session& session) {
   const Settings& settings = session.settings;
   std::string level = settings.log_level;
-  if (level.empty()) level = session.daemon ? "info" : "warn";
+  if (level.empty()) level = session.daemon ? "info" : "error";
   TRY(const log::Level parsed, log::parse_level(level));
+  // What hostile input makes protobuf say belongs into the log, not beside it.
+  google::protobuf::SetLogHandler(
+      [](google::protobuf::LogLevel, const char*, int, const std::string& text) {
+        log::debug("protobuf", "message", text);
+      });
   log::init(parsed, settings.log_format == "json" ? log::Format::kJson : log::Format::kText);
   return {};
 }
@@ -99,6 +122,9 @@ Result<int> run(CLI::App& app, Session& session) {
     TRY_VOID(apply_config_file(app, *app.get_subcommand(session.command), session.settings.config));
   }
   TRY_VOID(start_logging(session));
+  if (!session.settings.coordinator.empty()) {
+    TRY_VOID(check_address("--coordinator", session.settings.coordinator));
+  }
   TRY(const int code, session.run());
   TRY_VOID(flush_output());
   return code;
@@ -120,14 +146,21 @@ int report(const Session& session, const Error& error) {
 int parse_error(CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
   std::string name = "rekindle";
-  for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
-  if (app.get_subcommands().empty() && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    std::fprintf(stderr, "rekindle: no command or option '%s' (see rekindle --help)\n",
-                 printable(app.remaining().front()).c_str());
-    return kExitUsage;
+  const CLI::App* last = &app;
+  for (; !last->get_subcommands().empty(); last = last->get_subcommands().front()) {
+    name += " " + last->get_subcommands().front()->get_name();
   }
-  std::fprintf(stderr, "%s: %s (see %s --help)\n", name.c_str(), printable(error.what()).c_str(),
-               name.c_str());
+  std::string text = error.what();
+  // A word where a command should be: say which.
+  if (!last->get_subcommands({}).empty() && !app.remaining(true).empty()) {
+    text = fmt::format("no command or option '{}'", app.remaining(true).front());
+  }
+  text = printable(text);
+  if (app.get_option("--json")->count() > 0) {
+    print_json(to_json(Error(ErrorCode::kInvalid, text)));
+    (void)flush_output();
+  }
+  std::fprintf(stderr, "%s: %s (see %s --help)\n", name.c_str(), text.c_str(), name.c_str());
   return kExitUsage;
 }
 
@@ -145,7 +178,6 @@ int run_main(int argc, char** argv) {
   app.fallthrough();  // global options may come after the subcommand
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string(software_version()));
-  app.footer(epilogue());
   const auto formatter = std::make_shared<Formatter>();
   formatter->column_width(34);
   app.formatter(formatter);
@@ -155,6 +187,7 @@ int run_main(int argc, char** argv) {
         add_retire, add_bench, add_doctor, add_completion, add_version}) {
     add(app, session);
   }
+  app.footer(kFirstSteps);  // after the subcommands, which would inherit it
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "src/base/units.h"
+#include "src/tensor/canonical.h"
 
 namespace rekindle::cli {
 
@@ -24,14 +25,19 @@ void print_json(const Json& value) {
 }
 
 std::string printable(std::string_view text) {
+  const bool utf8 = canonical::is_utf8(text);
   std::string result;
   result.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    // Terminals take U+0080 to U+009F (C2 80 to C2 9F) for control characters, too.
+    const bool c1 =
+        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (byte < 0x20 || byte == 0x7f || (byte >= 0x80 && !utf8) || c1) {
       result += fmt::format("\\x{:02x}", byte);
+      if (c1) result += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[++i]));
     } else {
-      result += c;
+      result += text[i];
     }
   }
   return result;

@@ -17,7 +17,7 @@ struct Settings {
   std::string coordinator;
   std::string store = "/dev/shm/rekindle";
   std::string secret_file;
-  std::string log_level;  // "" = info for daemons, warn for commands
+  std::string log_level;  // "" = info for daemons, error for commands
   std::string log_format = "text";
   std::string config;
   bool json = false;

@@ -113,7 +113,7 @@ std::string Catalog::describe_versions(const std::string& model, const Membershi
     ++named;
   }
   if (it != begin && !text.empty()) text += ", …";
-  return text.empty() ? fmt::format("no version of {} is known", model) : text;
+  return text.empty() ? fmt::format("no version of {} is known", model) : "known are: " + text;
 }
 
 }  // namespace rekindle::coordinator

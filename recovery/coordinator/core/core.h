@@ -117,6 +117,7 @@ class Core {
                        std::uint64_t epoch, TimePoint now);
   Result<ModelVersion> resolve(const OpenPullRequest& request, TimePoint now) const;
   Failure no_source(const std::string& what, const std::string& model, TimePoint now) const;
+  Failure nobody_usable(const ModelVersion& id, TimePoint now) const;
   Result<void> accept_holding(Member& member, Holding holding,
                               std::vector<AnnounceConflict>& conflicts);
 

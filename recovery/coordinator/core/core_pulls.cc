@@ -43,6 +43,24 @@ Failure Core::no_source(const std::string& what, const std::string& model, TimeP
               catalog_.describe_versions(model, members_));
 }
 
+// Nobody was offered and nobody is busy: who holds it is kept away, or there is nobody.
+Failure Core::nobody_usable(const ModelVersion& id, TimePoint now) const {
+  std::string names;
+  Duration longest{};
+  for (const auto& [node_id, member] : members_.all()) {
+    if (member.state == NodeState::kDead || member.quarantined_until <= now) continue;
+    const auto it = member.holdings.lower_bound({id, {}});
+    if (it == member.holdings.end() || it->first.id != id) continue;
+    names += (names.empty() ? "" : ", ") + node_id;
+    longest = std::max<Duration>(longest, member.quarantined_until - now);
+  }
+  if (names.empty()) return no_source(id.to_string(), id.model, now);
+  return fail(ErrorCode::kUnavailable,
+              "{}: all that hold it have served wrong bytes and are quarantined for {} ms: {}; "
+              "run `rekindle verify` there, or retire and publish it again",
+              id.to_string(), milliseconds(longest), names);
+}
+
 Result<ModelVersion> Core::resolve(const OpenPullRequest& request, TimePoint now) const {
   if (!request.version) {
     const auto newest = catalog_.newest_ready(request.model, members_);
@@ -207,7 +225,7 @@ Result<OpenedPull> Core::open_pull(const OpenPullRequest& request, TimePoint now
   opened.lease = timing_.pull_lease;
   opened.sources = offer_sources(pull, now, all_busy);
   if (opened.sources.empty()) {
-    if (!all_busy) return no_source(id.to_string(), request.model, now);
+    if (!all_busy) return nobody_usable(id, now);
     opened.retry_after = queue_hint(now);
     return opened;
   }
