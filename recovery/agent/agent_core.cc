@@ -7,14 +7,15 @@
 
 #include <unistd.h>
 
+#include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/this_coro.hpp>
 
 #include "recovery/agent/announced.h"
 #include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 #include "transport/shm/shm_transport.h"
@@ -95,7 +96,13 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   return core;
 }
 
-AgentCore::~AgentCore() = default;
+// What the pools still run uses the store and the servers' tables: it ends first. The engine before
+// the pools: it gives them work.
+AgentCore::~AgentCore() {
+  engine_.reset();
+  blocking_pool_.reset();
+  digest_pool_.reset();
+}
 
 proto::NodeAddress AgentCore::address() const {
   proto::NodeAddress address;
@@ -131,18 +138,19 @@ void AgentCore::connect_coordinator(bool member, const std::string& failure_doma
   boost::asio::co_spawn(
       executor_,
       [](AgentCore* self, std::shared_ptr<CoordinatorLink> link) -> Task<void> {
+        co_await boost::asio::this_coro::throw_if_cancelled(false);
         co_await link->run();
         self->link_running_ = false;
       }(this, link_),
-      boost::asio::detached);
+      boost::asio::bind_cancellation_slot(link_cancel_.slot(), boost::asio::detached));
 }
 
 Task<void> AgentCore::stop() {
   if (link_ != nullptr) link_->stop();
+  if (link_running_) link_cancel_.emit(boost::asio::cancellation_type::terminal);
   const auto give_up = std::chrono::steady_clock::now() + kStopDeadline;
   while (link_running_ && std::chrono::steady_clock::now() < give_up) {
-    boost::asio::steady_timer timer(executor_, std::chrono::milliseconds(5));
-    co_await timer.async_wait(boost::asio::use_awaitable);
+    co_await pull::sleep_for(std::chrono::milliseconds(5));
   }
 }
 
@@ -220,6 +228,7 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
 }
 
 Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProgress progress) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
   if (link_ != nullptr && request.from.empty()) {
     // Gives a coordinator that is just being reached a moment; without it the job decides what to
     // do.
@@ -235,6 +244,7 @@ Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProg
 }
 
 Task<Result<PlanSummary>> AgentCore::plan(PullRequest request) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
   if (link_ != nullptr && request.from.empty())
     (void)co_await link_->wait_connected(kCoordinatorWait);
   pull::PullJob job(environment_, std::move(request), {});

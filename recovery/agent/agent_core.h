@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/cancellation_signal.hpp>
 
 #include "recovery/agent/coordinator_link.h"
 #include "recovery/agent/host.h"
@@ -84,6 +85,7 @@ class AgentCore {
   std::unique_ptr<transport::Engine> engine_;
   GrantClock grant_clock_;
   std::shared_ptr<CoordinatorLink> link_;
+  boost::asio::cancellation_signal link_cancel_;
   bool link_running_ = false;
   PeerService* service_ = nullptr;
   pull::PullEnvironment environment_;

@@ -7,6 +7,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 
@@ -85,11 +86,11 @@ Task<Result<std::shared_ptr<rpc::RpcClient>>> CoordinatorLink::wait_connected(
     const ErrorCode code = last_error_.code();
     const bool hopeless =
         code == ErrorCode::kNotFound || code == ErrorCode::kDenied || code == ErrorCode::kInvalid;
-    if (hopeless || std::chrono::steady_clock::now() > give_up) {
+    const bool cancelled = co_await pull::is_cancelled();
+    if (hopeless || cancelled || std::chrono::steady_clock::now() > give_up) {
       co_return fail(Error(last_error_).with_context("coordinator " + address_));
     }
-    boost::asio::steady_timer timer(executor_, milliseconds(20));
-    co_await timer.async_wait(boost::asio::use_awaitable);
+    co_await pull::sleep_for(milliseconds(20));
   }
   co_return client();
 }

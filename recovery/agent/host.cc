@@ -1,23 +1,20 @@
 // open_host: the agent of this host over its unix socket, or one embedded in this process.
 #include "recovery/agent/host.h"
 
-#include <condition_variable>
-#include <deque>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 
+#include "proto/agent.pb.h"
 #include "recovery/agent/agent_core.h"
+#include "recovery/agent/control_thread.h"
 #include "recovery/agent/export.h"
 #include "recovery/agent/local_service.h"
 #include "recovery/agent/local_wire.h"
+#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
 
@@ -32,70 +29,15 @@ constexpr std::chrono::milliseconds kDialDeadline{2000};
 // such.
 constexpr std::chrono::hours kTransferDeadline{24};
 constexpr std::chrono::milliseconds kShortDeadline{30000};
+constexpr std::chrono::milliseconds kAgentCheckInterval{2000};
+constexpr std::chrono::milliseconds kAgentAnswerDeadline{10000};
 
-// An io_context on a thread of its own, and blocking calls into it. Progress is handed to the
-// calling thread, in order.
-class ControlThread {
- public:
-  ControlThread() : guard_(context_.get_executor()), thread_([this] { context_.run(); }) {}
-  ~ControlThread() {
-    guard_.reset();
-    context_.stop();
-    thread_.join();
-  }
-  ControlThread(const ControlThread&) = delete;
-  ControlThread& operator=(const ControlThread&) = delete;
-
-  boost::asio::any_io_executor executor() { return context_.get_executor(); }
-
-  // `start(on_progress)` makes the coroutine; `show` runs here, on the caller's thread.
-  template <typename T, typename Start>
-  T run(Start start, const OnProgress& show) {
-    struct Shared {
-      std::mutex mutex;
-      std::condition_variable changed;
-      std::deque<Progress> updates;
-      std::optional<T> result;
-      std::exception_ptr error;
-    };
-    auto shared = std::make_shared<Shared>();
-    OnProgress forward = [shared](const Progress& update) {
-      const std::lock_guard lock(shared->mutex);
-      // Only the newest matters, except for notes.
-      if (!shared->updates.empty() && shared->updates.back().note.empty())
-        shared->updates.pop_back();
-      shared->updates.push_back(update);
-      shared->changed.notify_one();
-    };
-    boost::asio::co_spawn(
-        context_, [&]() { return start(std::move(forward)); },
-        [shared](std::exception_ptr error, T result) {
-          const std::lock_guard lock(shared->mutex);
-          shared->error = std::move(error);
-          shared->result.emplace(std::move(result));
-          shared->changed.notify_one();
-        });
-    std::unique_lock lock(shared->mutex);
-    while (true) {
-      shared->changed.wait(lock, [&] { return shared->result || !shared->updates.empty(); });
-      while (!shared->updates.empty()) {
-        const Progress update = std::move(shared->updates.front());
-        shared->updates.pop_front();
-        lock.unlock();
-        if (show) show(update);
-        lock.lock();
-      }
-      if (shared->result) break;
-    }
-    if (shared->error) std::rethrow_exception(shared->error);
-    return std::move(*shared->result);
-  }
-
- private:
-  boost::asio::io_context context_{1};
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> guard_;
-  std::thread thread_;
-};
+Error interrupted_error(const pull::PullRequest& request) {
+  return {ErrorCode::kUnavailable,
+          fmt::format("pull {}: interrupted; what has verified is kept, the same command goes on "
+                      "from there",
+                      request.ref.to_string())};
+}
 
 class EmbeddedHost final : public Host {
  public:
@@ -121,17 +63,23 @@ class EmbeddedHost final : public Host {
     const bool to_directory = !request.to.empty();
     if (to_directory) TRY_VOID(check_export_target(request.to));
     TRY_VOID(ensure(to_directory ? export_store(request.to) : options_.store_directory));
-    TRY(auto outcome,
-        thread_.run<Result<pull::PullJob::Outcome>>(
-            [&](OnProgress forward) { return core_->pull(request, std::move(forward)); },
-            progress));
+    const auto interruption = std::make_shared<Interruption>(thread_.executor());
+    auto outcome = thread_.run<Result<pull::PullJob::Outcome>>(
+        [&](OnProgress forward) { return core_->pull(request, std::move(forward)); }, progress,
+        interruption);
+    if (!outcome) {
+      interrupted_by_ = interruption->signal();
+      if (interrupted_by_ != 0) return fail(interrupted_error(request));
+      return fail(std::move(outcome).error());
+    }
     if (to_directory) {
       close();
-      TRY_VOID(export_checkpoint(*outcome.stored, request.to));
-      outcome.summary.path = request.to;
+      TRY_VOID(export_checkpoint(*outcome->stored, request.to));
+      outcome->summary.path = request.to;
     }
-    return std::move(outcome.summary);
+    return std::move(outcome->summary);
   }
+  int interrupted_by() const override { return interrupted_by_; }
 
   Result<PlanSummary> plan(const PullRequest& request) override {
     TRY_VOID(ensure(options_.store_directory));
@@ -183,6 +131,7 @@ class EmbeddedHost final : public Host {
   ControlThread thread_;
   std::filesystem::path open_store_;
   std::unique_ptr<AgentCore> core_;
+  int interrupted_by_ = 0;
 };
 
 // Commands to the agent that owns the store.
@@ -211,11 +160,17 @@ class AgentHost final : public Host {
 
   Result<TransferSummary> publish(const PublishRequest& request,
                                   const OnProgress& progress) override {
-    return transfer(proto::LOCAL_PUBLISH, to_proto(request).SerializeAsString(), progress);
+    return transfer(proto::LOCAL_PUBLISH, to_proto(request).SerializeAsString(), progress, nullptr);
   }
   Result<TransferSummary> pull(const PullRequest& request, const OnProgress& progress) override {
-    return transfer(proto::LOCAL_PULL, to_proto(request).SerializeAsString(), progress);
+    const auto interruption = std::make_shared<Interruption>(thread_.executor());
+    auto summary =
+        transfer(proto::LOCAL_PULL, to_proto(request).SerializeAsString(), progress, interruption);
+    if (!summary) interrupted_by_ = interruption->signal();
+    if (interrupted_by_ != 0) return fail(interrupted_error(request));
+    return summary;
   }
+  int interrupted_by() const override { return interrupted_by_; }
   Result<PlanSummary> plan(const PullRequest& request) override {
     TRY(const auto body,
         call(proto::LOCAL_PLAN, to_proto(request).SerializeAsString(), kShortDeadline, {}));
@@ -233,7 +188,8 @@ class AgentHost final : public Host {
 
  private:
   Result<std::string> call(proto::Method method, std::string body,
-                           std::chrono::milliseconds deadline, const OnProgress& progress) {
+                           std::chrono::milliseconds deadline, const OnProgress& progress,
+                           const std::shared_ptr<Interruption>& interruption = nullptr) {
     return thread_.run<Result<std::string>>(
         [&](OnProgress forward) {
           return client_->call_raw(method, std::move(body), deadline,
@@ -242,17 +198,35 @@ class AgentHost final : public Host {
                                      if (update.ParseFromString(event)) forward(from_proto(update));
                                    });
         },
-        progress);
+        progress, interruption);
   }
   Result<TransferSummary> transfer(proto::Method method, std::string body,
-                                   const OnProgress& progress) {
-    TRY(const auto response, call(method, std::move(body), kTransferDeadline, progress));
-    TRY(const auto result, rpc::parse_body<proto::TransferResult>(response));
+                                   const OnProgress& progress,
+                                   const std::shared_ptr<Interruption>& interruption) {
+    const auto busy = std::make_shared<bool>(true);
+    boost::asio::co_spawn(thread_.executor(), watch_agent(client_, busy), boost::asio::detached);
+    auto response = call(method, std::move(body), kTransferDeadline, progress, interruption);
+    boost::asio::post(thread_.executor(), [busy] { *busy = false; });
+    if (!response) return fail(std::move(response).error());
+    TRY(const auto result, rpc::parse_body<proto::TransferResult>(*response));
     return from_proto(result);
+  }
+
+  // An agent that is stopped or stuck does not hold its callers: the call ends with the connection.
+  static Task<void> watch_agent(std::shared_ptr<rpc::RpcClient> client,
+                                std::shared_ptr<bool> busy) {
+    while (*busy && client->connected()) {
+      co_await pull::sleep_for(kAgentCheckInterval);
+      if (!*busy) co_return;
+      const auto answer = co_await rpc::call<proto::AgentStatusResponse>(
+          client, proto::AGENT_STATUS, proto::AgentStatusRequest(), kAgentAnswerDeadline);
+      if (!answer && answer.error().code() == ErrorCode::kTimeout) client->close();
+    }
   }
 
   ControlThread thread_;
   std::shared_ptr<rpc::RpcClient> client_;
+  int interrupted_by_ = 0;
 };
 
 }  // namespace

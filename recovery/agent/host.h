@@ -47,7 +47,9 @@ class Host {
   virtual bool embedded() const = 0;
   virtual Result<TransferSummary> publish(const PublishRequest& request,
                                           const OnProgress& progress) = 0;
+  // SIGINT and SIGTERM cancel it: kUnavailable, and what has verified is kept.
   virtual Result<TransferSummary> pull(const PullRequest& request, const OnProgress& progress) = 0;
+  virtual int interrupted_by() const = 0;  // the signal that ended the last pull, 0 = none
   virtual Result<PlanSummary> plan(const PullRequest& request) = 0;
   virtual Result<std::uint64_t> retire(const ModelVersion& id) = 0;  // on this host; bytes freed
 };

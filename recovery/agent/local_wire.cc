@@ -27,6 +27,11 @@ SourceLine line_from_proto(const proto::TransferProgress::SourceLine& line) {
           line.lost(), line.cause()};
 }
 
+// What the lists of a plan may take of a frame, which takes 16 MiB.
+constexpr std::size_t kWantedBytesMax = 8u << 20;
+constexpr std::size_t kMissingBytesMax = 2u << 20;
+constexpr std::size_t kItemOverheadBytes = 32;  // tags, lengths, numbers
+
 ModelVersion id_from(const proto::ModelVersion& id) { return {id.model(), id.version()}; }
 
 }  // namespace
@@ -157,7 +162,13 @@ proto::LocalPlanResponse to_proto(const PlanSummary& plan) {
     item->set_endpoint(source.endpoint);
     item->set_bytes_available(source.bytes_available);
   }
+  out.set_wanted_total(plan.wanted_total);
+  out.set_missing_total(plan.missing_total);
+  std::size_t wanted_bytes = 0;
   for (const auto& tensor : plan.wanted) {
+    wanted_bytes += tensor.name.size() + tensor.dtype.size() + tensor.shape.size() +
+                    tensor.box.size() + kItemOverheadBytes;
+    if (wanted_bytes > kWantedBytesMax) break;
     auto* item = out.add_wanted();
     item->set_name(tensor.name);
     item->set_dtype(tensor.dtype);
@@ -165,7 +176,12 @@ proto::LocalPlanResponse to_proto(const PlanSummary& plan) {
     item->set_box(tensor.box);
     item->set_bytes(tensor.bytes);
   }
-  for (const auto& missing : plan.missing) out.add_missing(missing);
+  std::size_t missing_bytes = 0;
+  for (const auto& missing : plan.missing) {
+    missing_bytes += missing.size() + kItemOverheadBytes;
+    if (missing_bytes > kMissingBytesMax) break;
+    out.add_missing(missing);
+  }
   return out;
 }
 
@@ -185,6 +201,8 @@ PlanSummary from_proto(const proto::LocalPlanResponse& response) {
     out.wanted.push_back({item.name(), item.dtype(), item.shape(), item.box(), item.bytes()});
   }
   out.missing = strings(response.missing());
+  out.wanted_total = response.wanted_total();
+  out.missing_total = response.missing_total();
   return out;
 }
 

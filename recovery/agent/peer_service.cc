@@ -9,6 +9,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
 #include "src/base/log.h"
@@ -308,10 +309,20 @@ Task<void> PeerService::end_session(SessionToken token) {
   log::info("session.end", "puller", found->second.puller);
   sessions_.erase(found);
   registry_.revoke(token);
-  co_await pull::offload(blocking_pool_, [this, token] {
+  ++ending_;
+  auto drop = [this, token] {
     for (auto* server : servers_) server->drop_session(token);
     return true;
-  });
+  };
+  co_await pull::offload(blocking_pool_, std::move(drop));
+  --ending_;
+}
+
+Task<void> PeerService::drain(std::chrono::milliseconds deadline) {
+  const auto give_up = std::chrono::steady_clock::now() + deadline;
+  while (ending_ > 0 && std::chrono::steady_clock::now() < give_up) {
+    co_await pull::sleep_for(std::chrono::milliseconds(5));
+  }
 }
 
 Task<void> PeerService::end_sessions_of(ModelVersion id) {

@@ -36,6 +36,8 @@ class PeerService {
   std::size_t session_count() const { return sessions_.size(); }
   // Ends every session that reads this version, and waits until none can touch its memory.
   rpc::Task<void> end_sessions_of(ModelVersion id);
+  // Waits for sessions that are ending: the servers must live until then.
+  rpc::Task<void> drain(std::chrono::milliseconds deadline);
 
  private:
   struct OpenSession {
@@ -67,6 +69,7 @@ class PeerService {
   PageCache pages_;
   std::map<SessionToken, OpenSession> sessions_;
   std::uint64_t next_serial_ = 1;
+  int ending_ = 0;
 };
 
 }  // namespace rekindle::agent

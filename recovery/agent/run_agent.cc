@@ -31,6 +31,7 @@ namespace {
 using rpc::Task;
 
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
+constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};  // a cancelled pull drains
 
 // The address that this host uses towards `remote`: connecting a UDP socket asks the routing table
 // and sends nothing.
@@ -192,9 +193,11 @@ Task<void> Daemon::wait_and_stop() {
   boost::system::error_code error;
   const int signal =
       co_await signals_.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, error));
+  signals_.clear();  // the next one ends the process at once
   log::info("agent.stopping", "signal", signal);
-  co_await local_server_->close(kCloseDeadline);
+  co_await local_server_->close(kLocalCloseDeadline);
   co_await server_->close(kCloseDeadline);
+  co_await peers_->drain(kCloseDeadline);
   co_await core_->stop();
   context_.stop();
 }

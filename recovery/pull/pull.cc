@@ -43,6 +43,7 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   started_ = phase_started_ = clock_now();
   auto outcome = co_await run_phases();
+  if (!outcome && co_await is_cancelled()) outcome = fail(interrupted());
   Result<void> verdict;
   if (!outcome) verdict = fail(outcome.error());
   co_await finder_.close(verdict);

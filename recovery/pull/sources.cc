@@ -239,6 +239,8 @@ rpc::Task<Result<PlanSummary>> PullJob::plan_only() {
   for (const auto& missing : plan->missing()) {
     summary.missing.push_back(checkpoint_->tensors[missing.tensor].name + missing.box.to_string());
   }
+  summary.wanted_total = summary.wanted.size();
+  summary.missing_total = summary.missing.size();
   for (auto& source : *sources_) {
     if (source.peer != nullptr) source.peer->close();
   }

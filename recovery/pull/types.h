@@ -86,8 +86,11 @@ struct PlanSummary {
     std::string box;
     std::uint64_t bytes = 0;
   };
+  // Through an agent the lists may end early; the totals are exact.
   std::vector<Tensor> wanted;
   std::vector<std::string> missing;  // one line each
+  std::uint64_t wanted_total = 0;
+  std::uint64_t missing_total = 0;
 };
 
 }  // namespace rekindle::pull

@@ -16,6 +16,7 @@ class AgentFaults : public ::testing::Test {
  protected:
   void SetUp() override { fleet_.start_coordinator(); }
   Fleet fleet_;
+  std::size_t sessions_ = 0;
 };
 
 std::vector<UniqueFd> flood(const std::string& address, int count) {
@@ -55,6 +56,87 @@ TEST_F(AgentFaults, PullKilledHalfwayResumesWhereItWas) {
             answer.json["bytes"].get<std::uint64_t>());
   EXPECT_GE(answer.json["bytes"], total);
   EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("out")), "");
+}
+
+// Ctrl-C, and what service managers send.
+TEST_F(AgentFaults, InterruptedPullSaysSoAndKeepsWhatHasVerified) {
+  make_checkpoint(fleet_.dir("model"), 12, 4096, 3);
+  fleet_.start_agent("a", {"--max-rate", "24MB"});
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const auto out = fleet_.dir("out-" + std::to_string(signal)).string();
+    const std::vector<std::string> pull = {"pull", "m@1", "--to", out, "--transport", "tcp"};
+    Process first(fleet_.command(pull));
+    ASSERT_TRUE(eventually([&] { return fleet_.agent("a").sessions_opened() > sessions_; }));
+    sessions_ = fleet_.agent("a").sessions_opened();
+    std::this_thread::sleep_for(1200ms);
+    first.signal(signal);
+    const auto exit = first.wait();
+    ASSERT_TRUE(exit);
+    EXPECT_EQ(exit->code, 128 + signal) << first.err();
+    EXPECT_NE(first.err().find("interrupted; what has verified is kept"), std::string::npos)
+        << first.err();
+    EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(out) / "model.safetensors"));
+    const auto answer = fleet_.run_command(pull);
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+    sessions_ = fleet_.agent("a").sessions_opened();
+    EXPECT_GT(answer.json["resumed_bytes"], 0);
+    EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), out), "");
+  }
+}
+
+TEST_F(AgentFaults, PullInterruptedAtItsAgentStopsThereToo) {
+  make_checkpoint(fleet_.dir("model"), 12, 4096, 3);
+  fleet_.start_agent("a", {"--max-rate", "24MB"});
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  fleet_.start_agent("b");
+  const std::vector<std::string> pull = {"pull",        "m@1", "--store", fleet_.agent("b").store,
+                                         "--transport", "tcp"};
+  Process first(fleet_.command(pull));
+  ASSERT_TRUE(fleet_.agent("a").process->wait_for_err("session.open"));
+  std::this_thread::sleep_for(1200ms);
+  first.signal(SIGINT);
+  const auto exit = first.wait();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 128 + SIGINT) << first.err();
+  EXPECT_TRUE(fleet_.agent("a").process->wait_for_err("session.end"));
+  const auto answer = fleet_.run_command(pull);
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  EXPECT_GT(answer.json["resumed_bytes"], 0);
+}
+
+TEST_F(AgentFaults, AgentToldToStopDuringAPullEndsItAndExits) {
+  make_checkpoint(fleet_.dir("model"), 12, 4096, 3);
+  fleet_.start_agent("a", {"--max-rate", "24MB"});
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  fleet_.start_agent("b");
+  Process pull(
+      fleet_.command({"pull", "m@1", "--store", fleet_.agent("b").store, "--transport", "tcp"}));
+  ASSERT_TRUE(fleet_.agent("a").process->wait_for_err("session.open"));
+  std::this_thread::sleep_for(500ms);
+  // The source, too, while it serves.
+  for (const std::string name : {"b", "a"}) fleet_.agent(name).process->signal(SIGTERM);
+  for (const std::string name : {"b", "a"}) {
+    EXPECT_EQ(fleet_.agent(name).process->wait(), (Exit{.code = 0})) << name;
+  }
+  const auto exit = pull.wait();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 5) << pull.err();
+}
+
+TEST_F(AgentFaults, FrozenAgentDoesNotHoldItsCallers) {
+  make_checkpoint(fleet_.dir("model"), 12, 4096, 3);
+  fleet_.start_agent("a", {"--max-rate", "8MB"});
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  fleet_.start_agent("b");
+  Process pull(
+      fleet_.command({"pull", "m@1", "--store", fleet_.agent("b").store, "--transport", "tcp"}));
+  ASSERT_TRUE(fleet_.agent("a").process->wait_for_err("session.open"));
+  fleet_.agent("b").process->signal(SIGSTOP);
+  const auto exit = pull.wait();
+  fleet_.agent("b").process->signal(SIGCONT);
+  ASSERT_TRUE(exit) << "it hangs";
+  EXPECT_EQ(exit->code, 5) << pull.err();
 }
 
 // Row 52.

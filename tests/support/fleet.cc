@@ -32,6 +32,16 @@ std::map<std::string, std::string> read_tensors(const fs::path& dir) {
 
 }  // namespace
 
+std::size_t AgentProcess::sessions_opened() const {
+  constexpr std::string_view kOpened = "session.open";
+  const std::string log = process->err();
+  std::size_t count = 0;
+  for (auto at = log.find(kOpened); at != std::string::npos; at = log.find(kOpened, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
 Fleet::Fleet() = default;
 
 void Fleet::start_coordinator() {

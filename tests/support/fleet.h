@@ -21,6 +21,7 @@ struct AgentProcess {
   std::string control;  // "127.0.0.1:PORT"
   std::string data;
   std::unique_ptr<Process> process;
+  std::size_t sessions_opened() const;  // by its log
 };
 
 class Fleet {

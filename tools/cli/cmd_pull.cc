@@ -82,7 +82,14 @@ void print_plan(const agent::PlanSummary& plan) {
   }
   print("\n" + table({{"TENSOR"}, {"DTYPE"}, {"SHAPE"}, {"BOX"}, {"BYTES", true}}, rows));
   if (files > 0) print_line(fmt::format("and {} small files (configuration, tokenizer)", files));
+  if (plan.wanted_total > plan.wanted.size()) {
+    print_line(fmt::format("and {} more: choose some with --tensors",
+                           plan.wanted_total - plan.wanted.size()));
+  }
   for (const std::string& line : plan.missing) print_line("missing: " + printable(line));
+  if (plan.missing_total > plan.missing.size()) {
+    print_line(fmt::format("missing: and {} more", plan.missing_total - plan.missing.size()));
+  }
 }
 
 Result<int> dry_run(const Settings& settings, agent::Host& host,
@@ -93,7 +100,7 @@ Result<int> dry_run(const Settings& settings, agent::Host& host,
   } else {
     print_plan(plan);
   }
-  return plan.missing.empty() ? kExitOk : kExitNotFound;
+  return plan.missing_total == 0 ? kExitOk : kExitNotFound;
 }
 
 void print_summary(const agent::TransferSummary& summary) {
@@ -113,7 +120,8 @@ void print_summary(const agent::TransferSummary& summary) {
   }
 }
 
-Result<int> pull(const Settings& settings, const PullArgs& args) {
+Result<int> pull(Session& session, const PullArgs& args) {
+  const Settings& settings = session.settings;
   TRY(const agent::PullRequest request, to_request(args));
   agent::HostOptions options = host_options(settings);
   options.embedded_only = !request.to.empty() && !args.dry_run;  // it leaves the store alone
@@ -122,7 +130,10 @@ Result<int> pull(const Settings& settings, const PullArgs& args) {
   agent::TransferSummary summary;
   {
     ProgressView view("pull", ProgressView::style_for_stderr(settings.quiet));
-    TRY(summary, host->pull(request, [&](const agent::Progress& p) { view.update(p); }));
+    auto pulled = host->pull(request, [&](const agent::Progress& p) { view.update(p); });
+    session.interrupted_by = host->interrupted_by();
+    if (!pulled) return fail(std::move(pulled).error());
+    summary = std::move(*pulled);
   }
   if (settings.json) {
     Json report = to_json(summary);
@@ -174,7 +185,7 @@ void add_pull(CLI::App& app, Session& session) {
       "  rekindle pull qwen3@41 --from 10.0.0.3:7400 --tensors '^model\\.layers\\.0\\.' "
       "--dry-run\n");
   sub->callback([&session, args] {
-    session.choose("pull", [&session, args] { return pull(session.settings, *args); });
+    session.choose("pull", [&session, args] { return pull(session, *args); });
   });
 }
 

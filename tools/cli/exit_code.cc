@@ -34,7 +34,8 @@ const char* exit_code_help() {
          "  4  corrupt: bytes do not match their digests\n"
          "  5  unreachable or timed out: retry later\n"
          "  6  out of memory, space or quota\n"
-         "  7  not allowed: rights or secrets\n";
+         "  7  not allowed: rights or secrets\n"
+         "  130, 143  interrupted (SIGINT, SIGTERM): a pull keeps what has verified\n";
 }
 
 }  // namespace rekindle::cli

@@ -140,6 +140,7 @@ int report(const Session& session, const Error& error) {
   if (!error.message().starts_with(session.command + " ")) line += session.command + ": ";
   line += printable(error.message()) + "\n";
   std::fputs(line.c_str(), stderr);
+  if (session.interrupted_by != 0) return kExitSignal + session.interrupted_by;
   return exit_code(error.code());
 }
 

@@ -154,9 +154,11 @@ Json to_json(const agent::PlanSummary& plan) {
           {"wire_bytes", plan.wire_bytes},
           {"slices", plan.slices},
           {"buckets", plan.buckets},
-          {"complete", plan.missing.empty()},
+          {"complete", plan.missing_total == 0},
           {"sources", sources},
+          {"missing_total", plan.missing_total},
           {"missing", plan.missing},
+          {"wanted_total", plan.wanted_total},
           {"wanted", wanted}};
 }
 

@@ -28,6 +28,7 @@ struct Session {
   Settings settings;
   std::string command;               // the subcommand that was chosen: "pull"
   bool daemon = false;               // it logs at info and reads --config
+  int interrupted_by = 0;            // a signal that the body was ended by
   std::function<Result<int>()> run;  // its body; returns the exit code
 
   // The subcommand `name` was chosen on the command line.
