@@ -69,10 +69,11 @@ std::size_t open_descriptors(pid_t pid) {
   return count;
 }
 
+// Address space at its largest: also what was asked for and never touched.
 std::uint64_t peak_memory(pid_t pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) return std::stoull(line.substr(6)) * kKiB;
+    if (line.starts_with("VmPeak:")) return std::stoull(line.substr(7)) * kKiB;
   }
   return 0;
 }
@@ -153,7 +154,7 @@ TEST_F(Crowd, FramesThatPromiseGigabytesCostNothing) {
   for (const auto& fd : liars) {
     ASSERT_TRUE(eventually([&] { return closed_by_peer(fd); }));
   }
-  EXPECT_LT(peak_memory(agent()), before + 64 * kMiB);
+  EXPECT_LT(peak_memory(agent()), before + kGiB) << "each promised two";
   expect_a_pull("out");
 }
 

@@ -95,6 +95,34 @@ TEST_F(FullDisk, APublishThatDoesNotFitNamesTheBytes) {
   EXPECT_THAT(done.err, AllOf(IsOneLine(), HasSubstr("MiB")));
 }
 
+// Row 49: errors that only a bad device gives, at a step before and one after the bytes came.
+TEST(BadDevice, APullThatMeetsAnErrorSaysSoAndGoesOnLater) {
+  Fleet fleet;
+  fleet.start_agent("a");
+  make_checkpoint(fleet.dir("model"), 2, 1024, 5);
+  fleet.publish("a", "m@1", fleet.dir("model"));
+  for (const std::string step : {"store.begin.after_segments", "store.commit.start"}) {
+    for (const std::string error : {"ENOSPC", "EIO"}) {
+      SCOPED_TRACE(step + " " + error);
+      const std::string store = fleet.dir("store-" + step + error).string();
+      const std::vector<std::string> pull = {"pull",    "m@1", "--from", fleet.agent("a").control,
+                                             "--store", store};
+      Spawn spawn = fleet.command(pull);
+      spawn.env = {{"REKINDLE_FAILPOINTS", step + "=error:" + error}};
+      const auto refused = Fleet::answer_of(run(std::move(spawn)));
+      EXPECT_NE(refused.exit_code, 0);
+      EXPECT_EQ(refused.exit_code == 6, error == "ENOSPC") << refused.err;
+      EXPECT_THAT(refused.err, HasSubstr(step));
+      const auto again = fleet.run_command(pull);
+      ASSERT_EQ(again.exit_code, 0) << again.err;
+      if (step == "store.commit.start") {
+        EXPECT_EQ(again.json["fetched_bytes"], 0);
+      }
+      EXPECT_EQ(fleet.run_command({"verify", again.json["path"].get<std::string>()}).exit_code, 0);
+    }
+  }
+}
+
 // Row 50, at the other end.
 TEST(FewDescriptors, APullThatRunsOutOfThemSaysSo) {
   Fleet fleet;
@@ -145,6 +173,28 @@ TEST(Addresses, AnyPortInUseIsNamed) {
     EXPECT_THAT(refused.err, HasSubstr(taken.address));
     EXPECT_THAT(refused.err, AnyOf(HasSubstr("uses this port"), HasSubstr("port is in use")));
   }
+}
+
+// Everything over IPv6, ports chosen by the kernel.
+TEST(Addresses, Ipv6WorksFromEndToEnd) {
+  const TempDir dir(true);
+  Process coordinator(
+      {.argv = {REKINDLE_BINARY, "coordinator", "--listen", "[::1]:0", "--state", dir / "state"}});
+  const std::string cluster = coordinator.value_after("coordinator listening on ");
+  if (cluster.empty() && !fs::exists("/proc/net/if_inet6")) GTEST_SKIP() << "no IPv6 here";
+  ASSERT_THAT(cluster, HasSubstr("[::1]:"));
+  Process agent({.argv = {REKINDLE_BINARY, "agent", "--listen", "[::1]:0", "--store", dir / "a",
+                          "--coordinator", cluster}});
+  ASSERT_TRUE(agent.wait_for_err("coordinator.connected")) << agent.err();
+  EXPECT_THAT(agent.value_after("agent serving data on "), HasSubstr("[::1]:"));
+  make_checkpoint(dir / "model", 2, 1024, 5);
+  const auto published =
+      run({REKINDLE_BINARY, "publish", "m@1", dir / "model", "--store", dir / "a"});
+  ASSERT_EQ(published.exit.code, 0) << published.err;
+  const auto pulled = run({REKINDLE_BINARY, "pull", "m", "--to", dir / "out", "--transport", "tcp",
+                           "--coordinator", cluster});
+  ASSERT_EQ(pulled.exit.code, 0) << pulled.err;
+  EXPECT_EQ(compare_checkpoints(dir / "model", dir / "out"), "");
 }
 
 // Row 51: who asks for a host that nobody knows is told which.
