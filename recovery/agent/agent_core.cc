@@ -177,6 +177,7 @@ Task<Result<void>> AgentCore::claim(const Manifest& manifest) {
 }
 
 Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgress progress) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
   const auto started = std::chrono::steady_clock::now();
   const std::string context = "publish " + request.id.to_string();
   auto on_bytes = [this, &progress, &request, started](const store::PublishProgress& bytes) {
@@ -198,7 +199,10 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
                          on_bytes);
   });
   if (!staged) co_return fail(std::move(staged).error().with_context(context));
-  auto claimed = co_await claim(store_->staged_manifest(**staged));
+  // After the claim it is carried through: the fleet has been told.
+  Result<void> claimed = fail(ErrorCode::kUnavailable, "cancelled; nothing was published");
+  const bool cancelled = co_await pull::is_cancelled();
+  if (!cancelled) claimed = co_await claim(store_->staged_manifest(**staged));
   if (!claimed) {
     co_await pull::offload(*blocking_pool_, [&] {
       store_->discard_staged(*staged);
@@ -229,12 +233,16 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
 
 Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProgress progress) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
+  pull::PullTimes times;
   if (link_ != nullptr && request.from.empty()) {
     // Gives a coordinator that is just being reached a moment; without it the job decides what to
-    // do.
+    // do. One budget for both.
+    const auto began = std::chrono::steady_clock::now();
     (void)co_await link_->wait_connected(kCoordinatorWait);
+    times.resolve -= std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - began);
   }
-  pull::PullJob job(environment_, std::move(request), std::move(progress));
+  pull::PullJob job(environment_, std::move(request), std::move(progress), times);
   auto outcome = co_await job.run();
   if (outcome) {
     served_->add(outcome->stored);
@@ -252,6 +260,7 @@ Task<Result<PlanSummary>> AgentCore::plan(PullRequest request) {
 }
 
 Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
   if (store_->find(id).empty()) {
     co_return fail(ErrorCode::kNotFound, "retire {}: {} does not hold it", id.to_string(),
                    identity_.node_id);

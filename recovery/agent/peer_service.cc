@@ -304,6 +304,7 @@ Task<Result<std::string>> PeerService::close_session(rpc::Peer peer, std::string
 
 // Revokes first, so that no new read starts, then drains what is under way: off the control thread.
 Task<void> PeerService::end_session(SessionToken token) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
   const auto found = sessions_.find(token);
   if (found == sessions_.end()) co_return;
   log::info("session.end", "puller", found->second.puller);

@@ -40,7 +40,8 @@ void PullJob::show(const transport::BatchProgress& batch, std::string note) {
 
 void PullJob::add_stats(const transport::BatchProgress& batch) {
   for (std::size_t i = 0; i < batch.sources.size() && i < sources_->size(); ++i) {
-    const ActiveSource& source = (*sources_)[i];
+    ActiveSource& source = (*sources_)[i];
+    source.bytes = batch.sources[i].bytes;
     if (source.transport.empty() && !source.lost) continue;  // still connecting
     const std::string key = source.name + " " + source.transport;
     SourceLine line;

@@ -210,10 +210,13 @@ rpc::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan) {
 rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Plan> plan) {
   enter_phase("transfer");
   lines_before_ = lines_;
+  batch_bytes_ = 0;
+  for (auto& source : *sources_) source.bytes = 0;
   Transfer::Hooks hooks;
   hooks.tick = [this](const transport::BatchProgress& batch) {
     add_stats(batch);
     show(batch, "");
+    batch_bytes_ = batch.bytes_done;
     const auto now = clock_now();
     if (now - last_report_ < kReportInterval) return;
     last_report_ = now;
@@ -228,9 +231,11 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
   for (const auto& source : *sources_) {
     if (source.peer == nullptr || !source.lost) continue;
     const auto incarnation = source.peer->incarnation();
+    // Who delivers may be lost as often as the network likes: there is an end to that.
+    if (source.bytes > 0) losses_.erase(incarnation);
     if (source.quarantined || ++losses_[incarnation] >= kLossesToBan) banned_.insert(incarnation);
   }
-  finder_.report(bytes_total_, bytes_total_, source_reports());
+  finder_.report(done ? bytes_total_ : bytes_done_ + batch_bytes_, bytes_total_, source_reports());
   co_return done;
 }
 

@@ -113,7 +113,8 @@ class PullJob {
   TimePoint phase_started_{};
   TimePoint last_report_{};
   std::uint64_t bytes_total_ = 0;
-  std::uint64_t bytes_done_ = 0;  // of bytes_total_, verified
+  std::uint64_t bytes_done_ = 0;   // of bytes_total_, verified before the current transfer
+  std::uint64_t batch_bytes_ = 0;  // and in it
 };
 
 }  // namespace rekindle::pull

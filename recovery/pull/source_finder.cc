@@ -38,7 +38,8 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve(std::chrono::milliseconds pati
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         give_up - std::chrono::steady_clock::now());
-    auto resolved = co_await resolve_once(std::min(kCallDeadline, left));
+    auto resolved =
+        co_await resolve_once(std::clamp(left, std::chrono::milliseconds(1), kCallDeadline));
     const bool cancelled = co_await is_cancelled();
     if (resolved || cancelled || !worth_retrying(resolved.error().code()) ||
         std::chrono::steady_clock::now() + kRetryDelay > give_up) {

@@ -1,5 +1,6 @@
 #include "recovery/pull/source_peer.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -15,6 +16,7 @@ constexpr std::chrono::milliseconds kCloseDeadline{500};
 constexpr std::chrono::milliseconds kKeepAliveDeadline{5000};
 constexpr std::chrono::milliseconds kDigestDeadline{3000};
 constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
+constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;  // but for the last: bounds their number
 
 }  // namespace
 
@@ -54,8 +56,9 @@ rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Dig
                        this->name(), format_bytes(total), format_bytes(kMaxPagedBytes));
       }
     }
-    const bool moves_on = !page.data().empty() || total == 0;
-    if (page.total_bytes() != total || !moves_on || page.data().size() > total - bytes.size()) {
+    const std::uint64_t rest = total - bytes.size();
+    const bool moves_on = page.data().size() >= std::min(rest, kLeastPageBytes);
+    if (page.total_bytes() != total || !moves_on || page.data().size() > rest) {
       co_return fail(ErrorCode::kCorrupt, "source {} sent pages that do not fit together",
                      this->name());
     }

@@ -37,6 +37,7 @@ struct ActiveSource {
   std::string transport;
   std::optional<PeerSession> session;
   bool connecting = false;
+  std::uint64_t bytes = 0;  // verified, in this transfer
   int reconnects = 0;
   bool slow = false;  // alive, but its last slices were taken from it; not connected now
   bool lost = false;

@@ -147,6 +147,24 @@ TEST_F(SourceFaults, SourceWithRottenMemoryIsQuarantined) {
   EXPECT_NE(source_of(answer, "a")["cause"].dump().find("quarantined"), std::string::npos);
 }
 
+TEST_F(SourceFaults, FlappingSourceThatDeliversIsNotGivenUp) {
+  auto& probe = fleet_.start_agent("probe");
+  const auto port = std::stoi(probe.data.substr(probe.data.rfind(':') + 1));
+  probe.process->kill();
+  FaultProxy proxy(static_cast<std::uint16_t>(port));
+  fleet_.start_agent("a", {"--data-listen", "127.0.0.1:" + std::to_string(port), "--data-advertise",
+                           proxy.address(), "--max-rate", "24MB"});
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  auto pull = start_pull();
+  for (int cut = 0; cut < 8; ++cut) {  // each time after some more slices
+    const auto passed = proxy.bytes_passed();
+    ASSERT_TRUE(eventually([&] { return proxy.bytes_passed() > passed + (9 << 20); })) << cut;
+    proxy.cut();
+  }
+  const auto answer = finish(*pull);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+}
+
 // Row 12.
 TEST_F(SourceFaults, CrawlingSourceIsLeftWithLittle) {
   fleet_.start_agent("slow", {"--max-rate", "400KB"});
@@ -185,6 +203,14 @@ TEST_F(SourceFaults, AllSourcesLostFallsBackToTheDirectory) {
   // Nothing that had verified is read again; slices of a tile that was not complete yet may be.
   EXPECT_LE(answer.json["fetched_bytes"].get<std::uint64_t>(),
             answer.json["bytes"].get<std::uint64_t>() + (16 << 20));
+}
+
+// Row 13, from the beginning: nobody to ask, and nobody who holds it.
+TEST_F(SourceFaults, NobodyToAskFromTheStartFallsBackToTheDirectory) {
+  fleet_.coordinator().kill();
+  auto pull = start_pull({"--fallback", fleet_.dir("model").string()});
+  const auto answer = finish(*pull);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
 }
 
 // Row 25.
