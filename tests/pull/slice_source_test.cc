@@ -200,7 +200,7 @@ class SliceSourceTest : public ::testing::Test {
 };
 
 TEST_F(SliceSourceTest, TilesThatThreeSourcesHoldInPartsAreStagedTogetherAndVerified) {
-  for (const std::uint64_t i : {0, 1, 2}) add_source(i * 256, (i + 1) * 256);
+  for (const std::uint64_t i : {0u, 1u, 2u}) add_source(i * 256, (i + 1) * 256);
   want(0, kRows / 2);
   ASSERT_TRUE(kinds().contains(planner::SliceKind::kStaged));
   ASSERT_TRUE(grouped());
@@ -209,7 +209,7 @@ TEST_F(SliceSourceTest, TilesThatThreeSourcesHoldInPartsAreStagedTogetherAndVeri
 }
 
 TEST_F(SliceSourceTest, AStagedGroupWithAWrongByteIsNotMarkedAndReadAgain) {
-  for (const std::uint64_t i : {0, 1, 2}) add_source(i * 256, (i + 1) * 256);
+  for (const std::uint64_t i : {0u, 1u, 2u}) add_source(i * 256, (i + 1) * 256);
   want(0, kRows / 2);
   ASSERT_TRUE(grouped());
   for (SliceIndex slice = 0; slice < plan_->slice_count(); ++slice) {
@@ -223,7 +223,7 @@ TEST_F(SliceSourceTest, AStagedGroupWithAWrongByteIsNotMarkedAndReadAgain) {
 }
 
 TEST_F(SliceSourceTest, StagingOfAbandonedSlicesIsFreeAgain) {
-  for (const std::uint64_t i : {0, 1, 2}) add_source(i * 256, (i + 1) * 256);
+  for (const std::uint64_t i : {0u, 1u, 2u}) add_source(i * 256, (i + 1) * 256);
   want(0, kRows / 2);
   std::vector<transport::ReadOp> reads;
   for (int round = 0; round < 100; ++round) {  // far more often than there are buffers
