@@ -198,7 +198,10 @@ Result<std::vector<TensorBox>> match_names(const TensorSet& tensors, std::string
   std::vector<TensorBox> boxes;
   bool any = false;
   try {
-    const std::regex expression(regex.begin(), regex.end(), std::regex::ECMAScript);
+    // Breadth first (a libstdc++ extension): no expression takes exponential time or the stack,
+    // which an agent would share with everybody. Back-references are refused.
+    const std::regex expression(regex.begin(), regex.end(),
+                                std::regex::ECMAScript | std::regex_constants::__polynomial);
     for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
       const TensorInfo& info = tensors[tensor];
       const bool file = is_file_tensor(info.name);

@@ -395,5 +395,18 @@ TEST(Selection, RegularExpressionsPickWholeTensors) {
   EXPECT_EQ(whole_boxes(tensors).size(), 3u);
 }
 
+TEST(TensorsMatching, NoExpressionTakesForEver) {
+  const auto tensors =
+      TensorSet::create({{std::string(300, 'a'), DType::kU8, {4}}, {"b", DType::kU8, {4}}});
+  ASSERT_TRUE(tensors);
+  for (const char* evil : {"(.|a)*c", "(a*)*c", "(a|aa)+c", "((((a*)*)*)*)*c"}) {
+    const auto boxes = boxes_matching(*tensors, evil);
+    ASSERT_FALSE(boxes) << evil;
+    EXPECT_EQ(boxes.error().code(), ErrorCode::kNotFound) << boxes.error().message();
+  }
+  EXPECT_EQ(boxes_matching(*tensors, "^a+$|^x")->size(), 1u);
+  EXPECT_EQ(boxes_matching(*tensors, "(a)\\1").error().code(), ErrorCode::kInvalid);
+}
+
 }  // namespace
 }  // namespace rekindle::planner
