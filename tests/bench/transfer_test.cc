@@ -43,7 +43,8 @@ TEST(BenchTransferOptions, WrongOnesAreRefused) {
                                  {.streams = 65},
                                  {.sources = 0},
                                  {.sources = 17},
-                                 {.rounds = 0}};
+                                 {.rounds = 0},
+                                 {.transport = "shm", .link_bytes_per_second = 1}};
   for (const auto& options : bad) {
     const auto report = run_bench_transfer(options);
     ASSERT_FALSE(report);

@@ -40,7 +40,10 @@ bool send_all(int socket, const std::byte* data, std::uint64_t size) {
 }
 
 // One plain stream: answers requests until the client hangs up.
-void serve_raw_stream(UniqueFd socket, std::span<const std::byte> pool) {
+void serve_raw_stream(UniqueFd socket, std::span<const std::byte> pool, std::uint64_t pace) {
+  if (pace != 0) {
+    (void)::setsockopt(socket.get(), SOL_SOCKET, SO_MAX_PACING_RATE, &pace, sizeof pace);
+  }
   constexpr std::uint64_t kSendBytes = 1 << 20;
   RawRequest request;
   while (::recv(socket.get(), &request, sizeof request, MSG_WAITALL) ==
@@ -55,7 +58,7 @@ void serve_raw_stream(UniqueFd socket, std::span<const std::byte> pool) {
   }
 }
 
-Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool) {
+Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uint64_t pace) {
   UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -67,13 +70,13 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool) {
       ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     return fail_errno(errno, "bench: listen for plain sockets");
   }
-  std::thread([listener = std::move(listener), pool] {
+  std::thread([listener = std::move(listener), pool, pace] {
     while (true) {
       UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!socket) return;
       const int on = 1;
       (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      std::thread(serve_raw_stream, std::move(socket), pool).detach();
+      std::thread(serve_raw_stream, std::move(socket), pool, pace).detach();
     }
   }).detach();
   return ntohs(address.sin_port);
@@ -81,7 +84,8 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool) {
 
 // The child's life; never returns.
 [[noreturn]] void serve(const Pool& pool, std::string_view kind, std::size_t streams,
-                        const transport::PathTarget& target, int leash, int report) {
+                        std::uint64_t link_bytes_per_second, const transport::PathTarget& target,
+                        int leash, int report) {
   const auto give_up = [](const Error& error) {
     ::dprintf(STDERR_FILENO, "rekindle bench: source process: %s\n", error.message().c_str());
     ::_exit(1);
@@ -89,7 +93,10 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool) {
   transport::SegmentRegistry registry;
   Ready ready;
   ready.region = registry.add(pool.bytes(), pool.fd(), 0, {}, nullptr);
-  registry.admit({.token = target.token, .puller = "bench", .regions = {ready.region}});
+  registry.admit({.token = target.token,
+                  .puller = "bench",
+                  .regions = {ready.region},
+                  .max_bytes_per_second = link_bytes_per_second});
 
   std::unique_ptr<transport::Server> server;
   if (kind == "tcp") {
@@ -103,7 +110,7 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool) {
     if (!made) give_up(made.error());
     server = std::move(*made);
   }
-  const auto raw_port = start_raw_server(pool.bytes());
+  const auto raw_port = start_raw_server(pool.bytes(), link_bytes_per_second / streams);
   if (!raw_port) give_up(raw_port.error());
   ready.raw_port = *raw_port;
   const std::string endpoint = server->endpoint("127.0.0.1");
@@ -126,7 +133,8 @@ Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
 
 Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
                                                             std::string_view transport,
-                                                            std::size_t streams) {
+                                                            std::size_t streams,
+                                                            std::uint64_t link_bytes_per_second) {
   TRY(auto leash, make_pipe());
   TRY(auto report, make_pipe());
   std::unique_ptr<SourceProcess> source(new SourceProcess);
@@ -138,7 +146,8 @@ Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);
     leash.second.reset();
-    serve(pool, transport, streams, source->target_, leash.first.get(), report.second.get());
+    serve(pool, transport, streams, link_bytes_per_second, source->target_, leash.first.get(),
+          report.second.get());
   }
   report.second.reset();
   source->leash_ = std::move(leash.second);

@@ -20,8 +20,10 @@ namespace rekindle::bench {
 // ends when this object does, or when this process does.
 class SourceProcess {
  public:
+  // `link_bytes_per_second`: what it sends at most, 0 for no limit; plain streams share it equally.
   static Result<std::unique_ptr<SourceProcess>> start(const Pool& pool, std::string_view transport,
-                                                      std::size_t streams);
+                                                      std::size_t streams,
+                                                      std::uint64_t link_bytes_per_second);
   ~SourceProcess();
   SourceProcess(const SourceProcess&) = delete;
   SourceProcess& operator=(const SourceProcess&) = delete;

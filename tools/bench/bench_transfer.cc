@@ -41,6 +41,10 @@ Result<TransferOptions> complete(TransferOptions options) {
     return fail(ErrorCode::kInvalid, "bench transfer: transport '{}' is not tcp or shm",
                 options.transport);
   }
+  if (options.link_bytes_per_second != 0 && options.transport != "tcp") {
+    return fail(ErrorCode::kInvalid, "bench transfer: --link limits tcp, not {}",
+                options.transport);
+  }
   const std::size_t cpus = std::max(1u, std::thread::hardware_concurrency());
   if (options.streams == 0) options.streams = std::clamp<std::size_t>(cpus, 1, 8);
   if (options.sources == 0 || options.sources > 16 || options.streams > 64) {
@@ -120,7 +124,8 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
   const auto digests = digest_tiles(source_pool.bytes(), slice);
   std::vector<std::unique_ptr<SourceProcess>> sources;
   for (std::size_t i = 0; i < options.sources; ++i) {
-    TRY(auto source, SourceProcess::start(source_pool, options.transport, options.streams));
+    TRY(auto source, SourceProcess::start(source_pool, options.transport, options.streams,
+                                          options.link_bytes_per_second));
     sources.push_back(std::move(source));
   }
   const Setup setup{source_pool,     destination,         digests, sources, options.transport,
@@ -152,6 +157,10 @@ std::string to_text(const TransferReport& report) {
       options.transport, format_bytes(options.total_bytes), format_bytes(options.block_bytes),
       options.sources, options.sources == 1 ? "" : "s", options.streams,
       options.streams == 1 ? "" : "s", options.rounds, report.cpus);
+  if (options.link_bytes_per_second != 0) {
+    text.insert(text.size() - 2, fmt::format(", each source limited to {}/s",
+                                             format_bytes(options.link_bytes_per_second)));
+  }
   text += fmt::format("{:<17} {:<10} {:>8} {:>15} {:>11} {:>9} {:>9}\n", "", "integrity", "GB/s",
                       "lowest-highest", "CPU s/GB", "p50 ms", "p99 ms");
   const auto cell = [](const std::optional<double>& value) {
@@ -190,6 +199,7 @@ std::string to_json(const TransferReport& report) {
                                     {"streams", report.options.streams},
                                     {"sources", report.options.sources},
                                     {"rounds", report.options.rounds},
+                                    {"link_bytes_per_second", report.options.link_bytes_per_second},
                                     {"cpus", report.cpus},
                                     {"pool_bytes", report.pool_bytes},
                                     {"slice_bytes", report.slice_bytes},

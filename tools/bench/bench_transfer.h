@@ -19,6 +19,8 @@ struct TransferOptions {
   std::size_t streams = 0;  // per source; 0: what the transport does best here
   std::size_t sources = 1;  // processes that serve
   std::size_t rounds = 5;
+  // Of each source, as a link of that speed would have it; 0: as fast as it goes. tcp only.
+  std::uint64_t link_bytes_per_second = 0;
 };
 
 struct TransferRow {

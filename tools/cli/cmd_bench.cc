@@ -16,11 +16,13 @@ struct BenchArgs {
   bench::TransferOptions options;
   std::string block = "64M";
   std::string total = "4G";
+  std::string link = "0";
 };
 
 Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
   TRY(args.options.block_bytes, parse_size("--block", args.block));
   TRY(args.options.total_bytes, parse_size("--total", args.total));
+  TRY(args.options.link_bytes_per_second, parse_size("--link", args.link));
   TRY(const bench::TransferReport report, bench::run_bench_transfer(args.options));
   if (settings.json) {
     print_json(Json::parse(bench::to_json(report)));
@@ -52,6 +54,10 @@ void add_bench(CLI::App& app, Session& session) {
       ->type_name("N");
   transfer->add_option("--rounds", args->options.rounds, "Figures are medians of so many [5]")
       ->type_name("N");
+  transfer
+      ->add_option("--link", args->link,
+                   "Bytes per second of each source, as a slower link has it (tcp) [no limit]")
+      ->type_name("SIZE");
   transfer->callback([&session, args] {
     session.choose("bench", [&session, args] { return bench_transfer(session.settings, *args); });
   });
