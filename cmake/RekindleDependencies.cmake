@@ -10,6 +10,7 @@ find_package(nlohmann_json 3.11 REQUIRED)
 find_package(tl-expected REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash>=0.8.1)
+pkg_check_modules(re2 REQUIRED IMPORTED_TARGET re2)
 
 set(REKINDLE_HAVE_VERBS OFF)
 if(NOT REKINDLE_VERBS STREQUAL OFF)

@@ -50,8 +50,9 @@ class ShardSpec {
   std::string name_;
 };
 
-// Whole tensors whose names match an ECMAScript regular expression (searched, not anchored), plus
-// all file tensors. kInvalid for a bad expression, kNotFound when it matches nothing.
+// Whole tensors whose names match a regular expression in RE2's syntax (searched, not anchored),
+// plus all file tensors. Linear in the names' length. kInvalid for a bad expression, kNotFound when
+// it matches nothing.
 Result<std::vector<TensorBox>> boxes_matching(const TensorSet& tensors, std::string_view regex);
 std::vector<TensorBox> whole_boxes(const TensorSet& tensors);
 

@@ -163,7 +163,8 @@ void add_pull(CLI::App& app, Session& session) {
           ->type_name("PLACE");
   sub->add_option("--spec", args->spec, "Sharding rules [built in, by config.json's model_type]")
       ->type_name("FILE");
-  sub->add_option("--tensors", args->tensors, "Only whole tensors whose names match")
+  sub->add_option("--tensors", args->tensors,
+                  "Only whole tensors whose names match (RE2 syntax, anywhere)")
       ->type_name("REGEX")
       ->excludes(shard);
   sub->add_option("--from", args->from,
