@@ -19,8 +19,13 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
 endif()
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
-set(CMAKE_CXX_FLAGS_DEV "-O1 -g1")
-set(CMAKE_C_FLAGS_DEV "-O1 -g1")
+# Sanitizers: what takes long is compiling, not running.
+if(REKINDLE_SANITIZE MATCHES address)
+  set(CMAKE_CXX_FLAGS_DEV "-O0 -g1")
+else()
+  set(CMAKE_CXX_FLAGS_DEV "-O1 -g1")
+endif()
+set(CMAKE_C_FLAGS_DEV ${CMAKE_CXX_FLAGS_DEV})
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
@@ -50,6 +55,10 @@ if(REKINDLE_SANITIZE)
   target_compile_options(rekindle_sanitize INTERFACE -fsanitize=${REKINDLE_SANITIZE}
                                                      -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(rekindle_sanitize INTERFACE -fsanitize=${REKINDLE_SANITIZE})
+  if(REKINDLE_SANITIZE MATCHES undefined)
+    # A third of the build's time; ASan finds null pointers, too.
+    target_compile_options(rekindle_sanitize INTERFACE -fno-sanitize=vptr,null)
+  endif()
   if(REKINDLE_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # g++ warns that it cannot see atomic_thread_fence under TSan (Asio uses it).
     target_compile_options(rekindle_sanitize INTERFACE -Wno-tsan)
