@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/base/failpoint.h"
 #include "src/store/fault_guard.h"
 
 namespace rekindle::agent {
@@ -115,7 +116,11 @@ Result<void> check_export_target(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
-  if (fs::exists(directory / kManifest, error)) return {};
+  // A manifest, or the store of an export that was cut short: ours to write in.
+  if (fs::exists(directory / kManifest, error) ||
+      fs::exists(export_store(directory) / ".rekindle-store", error)) {
+    return {};
+  }
   for (const auto& item : fs::directory_iterator(directory, error)) {
     if (item.path().extension() == ".safetensors") {
       return fail(ErrorCode::kDenied,
@@ -140,10 +145,22 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
     }
     const std::string& name = manifest.layout.segments()[i].name;
     kept.insert(name);
-    fs::rename(stored.segments[i]->path(), directory / name, error);
+    // Linked, not moved: the store's copy stays whole until the export is done, so that one that is
+    // cut short here starts again without fetching anything.
+    const fs::path temporary = directory / (name + ".partial");
+    fs::remove(temporary, error);
+    fs::create_hard_link(stored.segments[i]->path(), temporary, error);
+    if (error) {
+      fs::rename(stored.segments[i]->path(), directory / name, error);
+    } else {
+      fs::rename(temporary, directory / name, error);
+      std::error_code ignored;
+      fs::remove(temporary, ignored);  // still there when both names were one file already
+    }
     if (error)
       return fail_errno(error.value(), fmt::format("move {} to {}", name, directory.string()));
   }
+  TRY_VOID(failpoint("export.after_weights"));
   // Weights of an earlier export that this version does not have would be loaded along.
   for (const auto& item : fs::directory_iterator(directory, error)) {
     const std::string name = item.path().filename().string();
@@ -154,8 +171,10 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
   if (kept.size() > 1) {
     TRY_VOID(write_file(directory / "model.safetensors.index.json", make_index(manifest)));
   }
+  TRY_VOID(failpoint("export.before_manifest"));
   TRY(const Manifest weights, weights_only(manifest, dropped));
   TRY_VOID(write_file(directory / kManifest, weights.serialize()));
+  TRY_VOID(failpoint("export.after_manifest"));
   fs::remove_all(export_store(directory), error);
   return {};
 }
