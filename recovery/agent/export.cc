@@ -20,11 +20,14 @@ namespace {
 
 constexpr std::string_view kManifest = "rekindle.manifest";
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+constexpr std::string_view kPartialSuffix = ".partial";
+// In the inner store from before the first file of DIR is touched: what DIR then holds is ours.
+constexpr std::string_view kExporting = "exporting";
 
 Result<void> write_file(const fs::path& path, std::string_view content) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
-  const fs::path temporary = path.string() + ".partial";
+  const fs::path temporary = path.string() + std::string(kPartialSuffix);
   {
     std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
     file.write(content.data(), static_cast<std::streamsize>(content.size()));
@@ -72,6 +75,41 @@ Result<void> write_small_files(const store::StoredVersion& stored, const fs::pat
   return {};
 }
 
+// Linked, not moved: the store's copy stays whole until the export is done, so that one that is cut
+// short here starts again without fetching anything.
+Result<void> link_weights(const fs::path& segment, const fs::path& target) {
+  const fs::path temporary = target.string() + std::string(kPartialSuffix);
+  std::error_code error;
+  fs::remove(temporary, error);
+  fs::create_hard_link(segment, temporary, error);
+  if (error) {  // a file system without links
+    fs::rename(segment, target, error);
+  } else {
+    fs::rename(temporary, target, error);
+    std::error_code ignored;
+    fs::remove(temporary, ignored);  // still there when both names were one file already
+  }
+  if (error) return fail_errno(error.value(), fmt::format("move weights to {}", target.string()));
+  return {};
+}
+
+// Weights of an earlier export that this version does not have would be loaded along.
+void remove_other_weights(const fs::path& directory, const std::set<std::string>& kept) {
+  std::vector<fs::path> others;
+  std::error_code error;
+  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::end(it);
+       it.increment(error)) {
+    std::string name = it->path().filename().string();
+    const bool partial = name.ends_with(kPartialSuffix);
+    if (partial) name.resize(name.size() - kPartialSuffix.size());
+    if (name.ends_with(".safetensors") && (partial || !kept.contains(name)))
+      others.push_back(it->path());
+  }
+  for (const auto& path : others) fs::remove(path, error);
+}
+
+fs::path used_store(const fs::path& directory) { return directory / ".rekindle.used"; }
+
 std::string make_index(const Manifest& manifest) {
   const Checkpoint& checkpoint = *manifest.checkpoint;
   std::map<std::string, std::string> weight_map;
@@ -116,9 +154,10 @@ Result<void> check_export_target(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
-  // A manifest, or the store of an export that was cut short: ours to write in.
+  fs::remove_all(used_store(directory), error);
+  // A manifest, or an export that was cut short: ours to write in.
   if (fs::exists(directory / kManifest, error) ||
-      fs::exists(export_store(directory) / ".rekindle-store", error)) {
+      fs::exists(export_store(directory) / kExporting, error)) {
     return {};
   }
   for (const auto& item : fs::directory_iterator(directory, error)) {
@@ -134,8 +173,9 @@ Result<void> check_export_target(const fs::path& directory) {
 Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::path& directory) {
   const Manifest& manifest = stored.manifest;
   std::error_code error;
-  fs::remove(directory / kManifest,
-             error);  // until the new one is there nothing vouches for the files
+  TRY_VOID(write_file(export_store(directory) / kExporting, ""));
+  // Until the new one is there nothing vouches for the files.
+  fs::remove(directory / kManifest, error);
   std::set<std::uint32_t> dropped;
   std::set<std::string> kept;
   for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
@@ -145,27 +185,10 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
     }
     const std::string& name = manifest.layout.segments()[i].name;
     kept.insert(name);
-    // Linked, not moved: the store's copy stays whole until the export is done, so that one that is
-    // cut short here starts again without fetching anything.
-    const fs::path temporary = directory / (name + ".partial");
-    fs::remove(temporary, error);
-    fs::create_hard_link(stored.segments[i]->path(), temporary, error);
-    if (error) {
-      fs::rename(stored.segments[i]->path(), directory / name, error);
-    } else {
-      fs::rename(temporary, directory / name, error);
-      std::error_code ignored;
-      fs::remove(temporary, ignored);  // still there when both names were one file already
-    }
-    if (error)
-      return fail_errno(error.value(), fmt::format("move {} to {}", name, directory.string()));
+    TRY_VOID(link_weights(stored.segments[i]->path(), directory / name));
   }
   TRY_VOID(failpoint("export.after_weights"));
-  // Weights of an earlier export that this version does not have would be loaded along.
-  for (const auto& item : fs::directory_iterator(directory, error)) {
-    const std::string name = item.path().filename().string();
-    if (name.ends_with(".safetensors") && !kept.contains(name)) fs::remove(item.path(), error);
-  }
+  remove_other_weights(directory, kept);
   TRY_VOID(write_small_files(stored, directory));
   fs::remove(directory / "model.safetensors.index.json", error);
   if (kept.size() > 1) {
@@ -175,7 +198,10 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
   TRY(const Manifest weights, weights_only(manifest, dropped));
   TRY_VOID(write_file(directory / kManifest, weights.serialize()));
   TRY_VOID(failpoint("export.after_manifest"));
-  fs::remove_all(export_store(directory), error);
+  // In one step: half a store would be in the way of the next pull.
+  fs::rename(export_store(directory), used_store(directory), error);
+  TRY_VOID(failpoint("export.before_clean"));
+  fs::remove_all(used_store(directory), error);
   return {};
 }
 
