@@ -56,8 +56,10 @@ TEST(FaultGuardTest, GuardsNest) {
   const CutMapping mapping;
   bool went_on = false;
   const auto outer = guard_mapping_access("outer", [&] {
-    const auto inner = guard_mapping_access("inner", [&] { mapping.read(4096); });
-    went_on = !inner;
+    {
+      const auto inner = guard_mapping_access("inner", [&] { mapping.read(4096); });
+      went_on = !inner;
+    }  // a fault runs no destructors
     mapping.read(4096);
   });
   EXPECT_TRUE(went_on);

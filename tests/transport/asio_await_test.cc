@@ -147,7 +147,8 @@ TEST_F(AsioAwaitTest, EventsArriveOnTheExecutor) {
                               EXPECT_FALSE(cause.message().empty());
                               lost.push_back(source);
                             },
-                        .starved = [&](std::uint64_t) { ++starved; }});
+                        // Before its first source has come the batch may say so, too.
+                        .starved = [&](std::uint64_t) { starved += lost.empty() ? 0 : 1; }});
   reads_.batch = batch.operator->();
   batch->add_paths(0, connect());
   std::optional<Result<void>> outcome;
