@@ -67,12 +67,13 @@ class CoordinatorDaemon : public ::testing::Test {
     request.set_highest_epoch(epoch);
     return loop_.run(agent.client.register_node(std::move(request), 5s));
   }
-  Result<proto::HeartbeatResponse> beat(const Agent& agent) {
+  static rpc::Task<Result<proto::HeartbeatResponse>> heartbeat(const Agent& agent) {
     proto::HeartbeatRequest request;
     request.set_node_id(agent.identity.node_id);
     request.set_incarnation(agent.identity.incarnation.to_bytes());
-    return loop_.run(agent.client.heartbeat(std::move(request), 5s));
+    return agent.client.heartbeat(std::move(request), 5s);
   }
+  Result<proto::HeartbeatResponse> beat(const Agent& agent) { return loop_.run(heartbeat(agent)); }
   Result<proto::PublishResponse> publish(const Agent& agent, const ModelVersion& id,
                                          const Digest128& root) {
     proto::PublishRequest request;
@@ -319,10 +320,20 @@ TEST_F(CoordinatorDaemon, AThousandAgentsJoinAtOnce) {
     const auto opened = co_await client->open_pull(open_request, 20s);
     if (opened && (opened->sources_size() > 0 || opened->retry_after_ms() > 0)) ++answered;
   };
+  // The source stays in good health for as long as this takes.
+  bool beating = true;
+  const auto live = [&]() -> rpc::Task<void> {
+    while (ended < kAgents) {
+      (void)co_await heartbeat(source);
+      co_await rpc::testing::sleep_for(100ms);
+    }
+    beating = false;
+  };
+  boost::asio::co_spawn(loop_.executor(), live(), boost::asio::detached);
   for (int i = 0; i < kAgents; ++i) {
     boost::asio::co_spawn(loop_.executor(), join(i), [&](std::exception_ptr) { ++ended; });
   }
-  loop_.run_until([&] { return ended == kAgents; });
+  loop_.run_until([&] { return ended == kAgents && !beating; });
   EXPECT_EQ(joined, kAgents);
   EXPECT_EQ(answered, kAgents);
 }
