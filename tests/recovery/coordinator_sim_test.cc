@@ -369,9 +369,14 @@ class Simulation {
   std::map<Incarnation, std::pair<std::uint64_t, TimePoint>> quarantined_;  // life, until
 };
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr std::uint64_t kFixed = 500;  // ten times slower
+#else
+constexpr std::uint64_t kFixed = 3000;
+#endif
+constexpr std::uint64_t kFresh = 500;
+
 TEST(CoordinatorSimulation, NoRuleBreaksInThousandsOfRuns) {
-  constexpr std::uint64_t kFixed = 3000;
-  constexpr std::uint64_t kFresh = 500;
   const std::uint64_t fresh = std::random_device()();
   long answers = 0;
   for (std::uint64_t i = 0; i < kFixed + kFresh; ++i) {
@@ -382,7 +387,7 @@ TEST(CoordinatorSimulation, NoRuleBreaksInThousandsOfRuns) {
     answers += simulation.answers();
     if (HasFailure()) break;
   }
-  EXPECT_GT(answers, 100'000) << "the world must not be all refusals";
+  EXPECT_GT(answers, 30 * (kFixed + kFresh)) << "the world must not be all refusals";
 }
 
 }  // namespace
