@@ -236,9 +236,10 @@ TEST_F(EngineTest, ARemovedSourceIsDrainedAndReported) {
   TestRun run(*engine_, 200, kSlice);
   run.start();
   run.add_source({.bytes_per_second = 30'000'000, .drain_delay = 20ms});
-  run.add_source({.bytes_per_second = 100'000'000, .drain_delay = 20ms});
   ASSERT_TRUE(eventually([&] { return run.batch->progress().slices_done > 5; }));
   run.batch->remove_source(0, Error(ErrorCode::kDenied, "its grant was revoked"));
+  ASSERT_TRUE(eventually([&] { return !run.observer.lost().empty(); }));
+  run.add_source({.bytes_per_second = 100'000'000, .drain_delay = 20ms});
   run.expect_complete();
   const auto lost = run.observer.lost();
   ASSERT_EQ(lost.size(), 1u);

@@ -75,9 +75,22 @@ void RegionClient::interrupt() {
   (void)!::write(interrupt_.get(), &one, sizeof one);
 }
 
+RegionClient::Turn::Turn(RegionClient& client, TimePoint deadline) : client_(client) {
+  std::unique_lock lock(client.mutex_);
+  mine_ = client.turn_over_.wait_until(lock, deadline, [&] { return !client.turn_taken_; });
+  if (mine_) client.turn_taken_ = true;
+}
+
+RegionClient::Turn::~Turn() {
+  if (!mine_) return;
+  const std::lock_guard lock(client_.mutex_);
+  client_.turn_taken_ = false;
+  client_.turn_over_.notify_one();
+}
+
 RegionClient::Found RegionClient::find(RegionKey key, TimePoint deadline) {
-  std::unique_lock lock(mutex_, deadline);
-  if (!lock) return {OpStatus::kTimeout, nullptr};
+  const Turn turn(*this, deadline);
+  if (!turn) return {OpStatus::kTimeout, nullptr};
   if (gone_.load(std::memory_order_relaxed)) return {OpStatus::kPeerLost, nullptr};
   // Before asking: a change while the answer is on its way is seen the next time.
   const std::uint64_t now = counter_page_ != nullptr ? changes() : 0;

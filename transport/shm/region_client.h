@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -62,6 +63,19 @@ class RegionClient {
   int socket_fd() const { return socket_.get(); }
 
  private:
+  // One thread at a time; false when it did not come by the deadline.
+  class Turn {
+   public:
+    Turn(RegionClient& client, TimePoint deadline);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    explicit operator bool() const { return mine_; }
+
+   private:
+    RegionClient& client_;
+    bool mine_ = false;
+  };
   struct Known {
     std::shared_ptr<const Mapping> mapping;
     std::uint64_t checked_at = 0;  // counter when the peer last said yes
@@ -75,9 +89,13 @@ class RegionClient {
   UniqueFd interrupt_;  // eventfd
   void* counter_page_ = nullptr;
   std::atomic<bool> gone_ = false;
-  std::timed_mutex mutex_;
-  std::map<RegionKey, Known> known_;  // guarded by mutex_
-  bool out_of_step_ = false;          // guarded by mutex_: an answer is still owed
+  // Whoever holds the turn asks and uses what follows. Not a timed mutex: ThreadSanitizer does not
+  // know its clocks.
+  std::mutex mutex_;
+  std::condition_variable turn_over_;
+  bool turn_taken_ = false;  // guarded by mutex_
+  std::map<RegionKey, Known> known_;
+  bool out_of_step_ = false;  // an answer is still owed
 };
 
 }  // namespace rekindle::transport::shm
