@@ -35,6 +35,7 @@ endfunction()
 
 # rekindle_fuzzer(NAME SOURCES ... DEPS ...): a libFuzzer program (clang preset only), run for
 # REKINDLE_FUZZ_SECONDS on tests/fuzz/corpus/NAME, which is kept; what it finds stays in the build.
+# With the same REKINDLE_FUZZ_SEED it tries the same inputs; 0 takes another seed each time.
 add_custom_target(rekindle_fuzzers)
 function(rekindle_fuzzer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
@@ -48,8 +49,9 @@ function(rekindle_fuzzer name)
   set(work ${CMAKE_CURRENT_BINARY_DIR}/${name})
   file(MAKE_DIRECTORY ${work}/corpus ${work}/findings)
   add_test(NAME fuzz.${name}
-           COMMAND fuzz_${name} -max_total_time=${REKINDLE_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
-                   -print_final_stats=1 -artifact_prefix=${work}/findings/ ${work}/corpus
+           COMMAND fuzz_${name} -max_total_time=${REKINDLE_FUZZ_SECONDS} -seed=${REKINDLE_FUZZ_SEED}
+                   -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
+                   -artifact_prefix=${work}/findings/ ${work}/corpus
                    ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
   set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 300)
 endfunction()

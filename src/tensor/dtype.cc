@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "src/tensor/canonical.h"
+
 namespace rekindle {
 
 namespace {
@@ -51,7 +53,8 @@ Result<DType> parse_dtype(std::string_view name) {
         "as U8",
         name);
   }
-  return fail(ErrorCode::kInvalid, "'{}' is not a safetensors dtype", name.substr(0, 32));
+  return fail(ErrorCode::kInvalid, "'{}' is not a safetensors dtype",
+              canonical::printable(name.substr(0, 32)));
 }
 
 Result<DType> dtype_from_wire(std::uint32_t value) {

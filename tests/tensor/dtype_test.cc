@@ -37,6 +37,7 @@ TEST(DTypeTest, SubByteTypesAreRefusedWithTheirOwnText) {
 
 TEST(DTypeTest, UnknownNamesAndNumbersAreRefused) {
   for (const char* name : {"", "bf16", "F128", "BF16 "}) EXPECT_FALSE(parse_dtype(name)) << name;
+  EXPECT_EQ(parse_dtype("a\nb").error().message().find('\n'), std::string::npos);
   for (const std::uint32_t number : {0u, 17u, 256u + 1u}) EXPECT_FALSE(dtype_from_wire(number));
 }
 

@@ -6,6 +6,7 @@
 
 #include "src/base/units.h"
 #include "tests/transport/source_process.h"
+#include "tests/transport/transport_fixture.h"
 #include "transport/shm/shm_transport.h"
 
 namespace rekindle::transport::testing {
