@@ -1,12 +1,12 @@
 // The built-in specs against tensors as the published checkpoints of each family have them.
 #include <algorithm>
 #include <map>
-#include <regex>
 #include <set>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <re2/re2.h>
 
 #include "recovery/planner/shard_rule.h"
 #include "tests/planner/model_tensors.h"
@@ -74,13 +74,13 @@ std::set<int> copies(const Shape& shape, const std::vector<Box>& boxes) {
 // The number of ranks that hold each element of a tensor under tp, said once more in the words of
 // the architectures, not of the rules.
 int expected_copies(const std::string& type, const std::string& name, int tp) {
-  static const std::regex replicated(
+  static const RE2 replicated(
       "norm|LayerNorm|\\.gate\\.weight|shared_expert_gate|e_score|router|q_a_proj|kv_a_proj|"
       "eh_proj|embeddings|position_ids|pooler|(o_proj|down_proj)[._]bias|output\\.dense\\.bias");
-  if (std::regex_search(name, replicated)) return tp;
-  static const std::regex kv("self_attn\\.[kv]_proj");
+  if (RE2::PartialMatch(name, replicated)) return tp;
+  static const RE2 kv("self_attn\\.[kv]_proj");
   const int kv_heads = type == "gpt_oss" ? 8 : 4;
-  if (std::regex_search(name, kv) && tp > kv_heads) return tp / kv_heads;
+  if (RE2::PartialMatch(name, kv) && tp > kv_heads) return tp / kv_heads;
   return 1;
 }
 
