@@ -170,7 +170,10 @@ void Scheduler::count_starving(TimePoint now) {
       ++starving_slices_;
     }
   }
-  if (starving_slices_ == 0) starving_since_.reset();
+  if (starving_slices_ == 0) {
+    starving_since_.reset();
+    starved_pending_ = false;
+  }
   if (starving_slices_ > 0 && !starving_since_) {
     starving_since_ = now;
     starved_pending_ = true;

@@ -1,4 +1,6 @@
 // A coordinator for tests: coordinator_main LISTEN STATE_DIR [--secret FILE] [--failpoints SPEC]
+// [--dead-after MS]
+#include <chrono>
 #include <cstdio>
 #include <string>
 
@@ -15,6 +17,10 @@ int main(int argc, char** argv) {
   for (int i = 3; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--secret") options.secret_file = argv[i + 1];
+    if (name == "--dead-after") {
+      options.dead_after = std::chrono::milliseconds(std::stoul(argv[i + 1]));
+      options.suspect_after = options.dead_after / 2;
+    }
     if (name == "--failpoints") {
       if (!rekindle::arm_failpoints(argv[i + 1])) return 2;
     }

@@ -491,6 +491,17 @@ TEST(Scheduler, ASourceIsReportedLostBeforeTheBatchStarvesForIt) {
   EXPECT_EQ(steps.scheduler.take_starved(), 2u);
 }
 
+TEST(Scheduler, ABatchStarvesAnewAfterASourceThatWasThereBetweenTwoTicks) {
+  Steps steps(2, SourceMask(1));
+  steps.wait(1500ms);
+  EXPECT_EQ(steps.scheduler.take_starved(), 2u);
+  const PathId path = steps.scheduler.add_path(0, "path", steps.now);
+  steps.drain(path, {});
+  EXPECT_EQ(steps.scheduler.take_lost().size(), 1u);
+  steps.wait(kStep);
+  EXPECT_EQ(steps.scheduler.take_starved(), 2u);
+}
+
 TEST(Scheduler, ASourceWhoseLastSlicesWereTakenIsNotCalledSilent) {
   std::vector<SimSource> sources = {{.bytes_per_second = 1e5}, {.bytes_per_second = 1e9}};
   Simulation simulation(50, sources, {}, 1);
