@@ -13,6 +13,11 @@ constexpr Duration kSnapshotInterval = std::chrono::milliseconds(50);
 
 }  // namespace
 
+Error SliceSource::local_fault(SliceIndex slice) {
+  return {to_error_code(OpStatus::kLocalFault),
+          fmt::format("slice {}: {}", slice, to_string(OpStatus::kLocalFault))};
+}
+
 BatchImpl::BatchImpl(std::uint64_t id, BatchHost& host, SliceSource& source,
                      BatchObserver& observer, const BatchOptions& options)
     : id_(id),
@@ -86,7 +91,10 @@ void BatchImpl::take_commands(TimePoint now) {
     for (auto& path : item.paths) add_path(item.source, std::move(path), now);
   }
   for (const auto& [source, cause] : removals) scheduler_.remove_source(source, cause, now);
-  for (const auto& [slice, verdict] : verdicts_taken_) scheduler_.resolve(slice, verdict, now);
+  for (const auto& [slice, verdict] : verdicts_taken_) {
+    if (verdict == Verdict::kLocalFault) scheduler_.fail_batch(source_.local_fault(slice));
+    scheduler_.resolve(slice, verdict, now);
+  }
   if (cancelled) scheduler_.cancel();
 }
 
@@ -124,6 +132,7 @@ void BatchImpl::finish_slice(SliceWork* work, OpStatus status, TimePoint now) {
   host_.release_work(work);
   const SourceIndex source = scheduler_.source_of(path);
   if (status != OpStatus::kOk) source_.dropped(slice, source);
+  if (status == OpStatus::kLocalFault) scheduler_.fail_batch(source_.local_fault(slice));
   scheduler_.slice_done(path, slice, status, now);
   if (status == OpStatus::kOk) source_.landed(slice, source);
 }

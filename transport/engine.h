@@ -35,6 +35,8 @@ enum class Verdict {
   // Nobody could say (the check itself failed): fetch again as after kRetry, but nobody is to
   // blame.
   kUndecided,
+  // This side's own destination cannot be read or written: the batch ends with local_fault().
+  kLocalFault,
 };
 
 // What a batch reads. Called on the engine thread only, except where it says otherwise.
@@ -52,6 +54,9 @@ class SliceSource {
   virtual void landed(SliceIndex slice, SourceIndex source) = 0;
   // Posted, failed and drained: the staging memory of this attempt is free.
   virtual void dropped(SliceIndex slice, SourceIndex source) = 0;
+  // What is wrong with the destination, which could not be written: the batch ends with this error,
+  // and no source is to blame.
+  virtual Error local_fault(SliceIndex slice);
 };
 
 struct SourceStats {

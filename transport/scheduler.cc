@@ -47,6 +47,7 @@ PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoin
   state.last_progress = now;
   state.suspect = false;
   state.paths.push_back(id);
+  count_starving(now);  // also where this source is gone again before the next tick
   if (verdict_) abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
   return id;
 }
@@ -148,6 +149,7 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
       fmt::format("{}: slice {}: {}", path.description, slice, to_string(status));
   const SourceIndex source = path.source;
   no_staging_ = false;  // its staging memory is free
+  if (status == OpStatus::kLocalFault) fail_batch({to_error_code(status), cause});
   // An abort is our own doing: it says nothing about the slice. But what was taken from a slow or
   // frozen source goes to another one rather than to its next path.
   const bool ours = status == OpStatus::kAborted;
@@ -219,6 +221,10 @@ void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint) {
     return;
   }
   const bool wrong = verdict == Verdict::kRetry;
+  if (verdict == Verdict::kLocalFault) {
+    fail_batch({to_error_code(OpStatus::kLocalFault),
+                fmt::format("slice {}: {}", slice, to_string(OpStatus::kLocalFault))});
+  }
   const std::string cause = fmt::format("slice {} from source {} {}", slice, source,
                                         wrong ? "does not verify" : "could not be verified");
   if (wrong) ++sources_[source].stats.failures;

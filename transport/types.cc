@@ -1,5 +1,7 @@
 #include "transport/types.h"
 
+#include <functional>
+
 namespace rekindle::transport {
 
 std::string_view to_string(OpStatus status) {
@@ -20,6 +22,8 @@ std::string_view to_string(OpStatus status) {
       return "aborted";
     case OpStatus::kFault:
       return "fault";
+    case OpStatus::kLocalFault:
+      return "the destination cannot be written";
   }
   return "unknown";
 }
@@ -42,8 +46,17 @@ ErrorCode to_error_code(OpStatus status) {
       return ErrorCode::kUnavailable;
     case OpStatus::kFault:
       return ErrorCode::kCorrupt;
+    case OpStatus::kLocalFault:
+      return ErrorCode::kInternal;
   }
   return ErrorCode::kInternal;
+}
+
+bool writes_to(const ReadOp& op, const void* address) {
+  if (op.count == 0) return false;
+  const auto* const at = static_cast<const std::byte*>(address);
+  const auto* const end = op.local + (op.count - 1) * op.local_stride + op.run_bytes;
+  return !std::less<>()(at, op.local) && std::less<>()(at, end);
 }
 
 }  // namespace rekindle::transport

@@ -44,6 +44,9 @@ enum class OpStatus : std::uint8_t {
   kTimeout,   // no progress by the deadline
   kAborted,   // abort() was called
   kFault,     // the source could not read its own bytes (truncated file, EIO)
+  // This side could not write its own memory (truncated file, full or failing device): no peer's
+  // doing, and never said by one.
+  kLocalFault,
 };
 std::string_view to_string(OpStatus status);
 ErrorCode to_error_code(OpStatus status);
@@ -52,6 +55,9 @@ struct Completion {
   std::uint64_t wr_id = 0;
   OpStatus status = OpStatus::kOk;
 };
+
+// Whether an address of a failed access lies in the op's destination.
+bool writes_to(const ReadOp& op, const void* address);
 
 // Indices into the engine's tables for one batch.
 using SourceIndex = std::uint32_t;

@@ -59,13 +59,14 @@ OpStatus MemoryPath::execute(const ReadOp& op) {
       !in_range(op.remote_offset, span_bytes, segment.size())) {
     return OpStatus::kInvalid;
   }
-  const auto copied = store::guard_mapping_access(name_.c_str(), [&] {
+  const auto fault = store::find_mapping_fault([&] {
     for (std::uint64_t i = 0; i < op.count; ++i) {
       std::memcpy(op.local + i * op.local_stride,
                   segment.data() + op.remote_offset + i * op.remote_stride, op.run_bytes);
     }
   });
-  return copied ? OpStatus::kOk : OpStatus::kFault;
+  if (fault && *fault == nullptr) return OpStatus::kOk;
+  return fault && transport::writes_to(op, *fault) ? OpStatus::kLocalFault : OpStatus::kFault;
 }
 
 }  // namespace rekindle::pull

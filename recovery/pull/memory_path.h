@@ -14,7 +14,7 @@ namespace rekindle::pull {
 
 // A Path over bytes that are already mapped in this process: the own store in another layout, or a
 // fallback directory. Region i is segments[i], generation 0. Copies in bounded steps inside poll();
-// a file that was truncated under its mapping ends in kFault.
+// a file that was truncated under its mapping ends in kFault, the destination's in kLocalFault.
 class MemoryPath final : public transport::Path {
  public:
   MemoryPath(std::string name, std::vector<std::span<const std::byte>> segments,

@@ -82,10 +82,13 @@ class PlanSliceSource final : public transport::SliceSource,
                       std::vector<transport::ReadOp>& out) override;
   void landed(transport::SliceIndex slice, transport::SourceIndex source) override;
   void dropped(transport::SliceIndex slice, transport::SourceIndex source) override;
+  Error local_fault(transport::SliceIndex slice) override;
 
  private:
-  bool verify_tile(const planner::TileWork& work, const std::byte* staging) const;
-  bool verify_part(const planner::TileWork& work, std::uint64_t expected) const;
+  transport::Verdict verify_tile(const planner::TileWork& work, const std::byte* staging) const;
+  transport::Verdict verify_part(const planner::TileWork& work, std::uint64_t expected) const;
+  transport::Verdict compare(std::uint64_t expected,
+                             const std::function<std::uint64_t()>& digest) const;
   transport::SourceMask chosen_for_group(transport::SliceIndex slice,
                                          transport::SourceMask candidates) const;
   std::span<const std::byte> array_of(const LayoutEntry& entry) const;
@@ -94,7 +97,8 @@ class PlanSliceSource final : public transport::SliceSource,
   // slice_verify.cc, on the digest pool
   struct RangeCheck;
   void verify(transport::SliceIndex slice, transport::SourceIndex source);
-  bool verify_tiles(transport::SliceIndex slice, transport::SourceIndex source, bool keep_good);
+  transport::Verdict verify_tiles(transport::SliceIndex slice, transport::SourceIndex source,
+                                  bool keep_good);
   void verify_group(transport::SliceIndex slice, transport::SourceIndex source);
   void verify_range(transport::SliceIndex slice, transport::SourceIndex source);
   void ask_for_digests(std::shared_ptr<RangeCheck> check, transport::SourceIndex from);
@@ -103,8 +107,9 @@ class PlanSliceSource final : public transport::SliceSource,
   void mark(TileIndex tile);
   void mark_parts(const std::vector<planner::TileWork>& works);
   void finish(transport::SliceIndex slice, transport::Verdict verdict);
-  void scatter(const planner::Expansion& expansion, const std::byte* staging);
-  void scatter_own(transport::SliceIndex slice, transport::SourceIndex source);
+  // False: the destination cannot be written.
+  bool scatter(const planner::Expansion& expansion, const std::byte* staging);
+  bool scatter_own(transport::SliceIndex slice, transport::SourceIndex source);
 
   struct Staged {
     std::byte* buffer = nullptr;

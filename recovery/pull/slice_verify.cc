@@ -5,6 +5,7 @@
 
 #include "recovery/pull/slice_source.h"
 #include "src/base/log.h"
+#include "src/store/fault_guard.h"
 
 namespace rekindle::pull {
 
@@ -33,42 +34,44 @@ struct PlanSliceSource::RangeCheck {
 void PlanSliceSource::verify(SliceIndex slice, SourceIndex source) {
   if (plan_.kind(slice) == SliceKind::kRange) return verify_range(slice, source);
   if (plan_.group_size(slice) > 1) return verify_group(slice, source);
-  const bool good = verify_tiles(slice, source, false);
+  const Verdict verdict = verify_tiles(slice, source, false);
   {
     const std::lock_guard lock(mutex_);
     leave_staging(slice);
   }
-  finish(slice, good ? Verdict::kAccept : Verdict::kRetry);
+  finish(slice, verdict);
 }
 
 // The tiles that `slice` completes: copied out of staging and marked when all of them are good.
 // keep_good: those that are good are marked even when others are not; only where the bytes are not
 // read again in this transfer, or a marked tile would be written to.
-bool PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source, bool keep_good) {
+Verdict PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source, bool keep_good) {
   std::byte* staging = staging_of(slice);
   const bool staged = plan_.kind(slice) == SliceKind::kStaged;
   Expansion expansion;
   if (staging != nullptr) plan_.expand(slice, source, expansion);
-  if (staging != nullptr && !staged) scatter(expansion, staging);
+  if (staging != nullptr && !staged && !scatter(expansion, staging)) return Verdict::kLocalFault;
   std::vector<TileWork> works;
   plan_.tiles(slice, works);
   std::vector<TileIndex> verified;
-  bool good = true;
+  Verdict verdict = Verdict::kAccept;
   for (const auto& work : works) {
-    if (verify_tile(work, staged ? staging : nullptr)) {
+    const Verdict tile = verify_tile(work, staged ? staging : nullptr);
+    if (tile == Verdict::kLocalFault) return tile;
+    if (tile == Verdict::kAccept) {
       verified.push_back(work.tile);
       continue;
     }
-    good = false;
+    verdict = tile;
     ++counters_->corrupt_tiles;
     log::warn("pull.tile_corrupt", "tensor", checkpoint_.tensors[work.tensor].name, "box",
               work.box.to_string(), "source",
               plan_.group_size(slice) > 1 ? "a group of slices" : std::to_string(source));
-    if (!keep_good || staged) return false;
+    if (!keep_good || staged) return verdict;
   }
-  if (staged && staging != nullptr) scatter(expansion, staging);
+  if (staged && staging != nullptr && !scatter(expansion, staging)) return Verdict::kLocalFault;
   for (const TileIndex tile : verified) mark(tile);
-  return good;
+  return verdict;
 }
 
 // Slices whose tiles are complete only together: they are accepted as they land, and the tiles are
@@ -78,7 +81,9 @@ bool PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source, bool ke
 void PlanSliceSource::verify_group(SliceIndex slice, SourceIndex source) {
   const SliceIndex first = plan_.group_first(slice);
   const SliceIndex last = first + plan_.group_size(slice) - 1;
-  if (plan_.kind(slice) == SliceKind::kDirect) scatter_own(slice, source);
+  if (plan_.kind(slice) == SliceKind::kDirect && !scatter_own(slice, source)) {
+    return finish(slice, Verdict::kLocalFault);
+  }
   bool complete = false;
   bool spoiled = false;
   {
@@ -89,37 +94,41 @@ void PlanSliceSource::verify_group(SliceIndex slice, SourceIndex source) {
     if (spoiled) leave_staging(slice);  // what it was read again for is left to the next plan
   }
   const bool one_source = info(slice).candidates.count() == 1;
-  bool good = true;
+  Verdict verdict = Verdict::kAccept;
   if (complete) {
     SourceIndex of_last = 0;
     while (!plan_.candidates(last).test(of_last)) ++of_last;  // any will do: only where bytes go
-    good = verify_tiles(last, of_last, !one_source);
+    verdict = verify_tiles(last, of_last, !one_source);
     const std::lock_guard lock(mutex_);
     for (SliceIndex i = first; i <= last; ++i) leave_staging(i);
-    if (good) {
+    if (verdict == Verdict::kAccept) {
       groups_.erase(first);
     } else {
       groups_[first].spoiled = true;
     }
   }
-  if (!good && !one_source) counters_->rejected_bytes += plan_.slice_bytes(slice);
-  finish(slice, good || !one_source ? Verdict::kAccept : Verdict::kRetry);
+  if (verdict == Verdict::kRetry && !one_source) {
+    counters_->rejected_bytes += plan_.slice_bytes(slice);
+    verdict = Verdict::kAccept;
+  }
+  finish(slice, verdict);
 }
 
 // A slice whose covering reads landed in staging of its own.
-void PlanSliceSource::scatter_own(SliceIndex slice, SourceIndex source) {
+bool PlanSliceSource::scatter_own(SliceIndex slice, SourceIndex source) {
   std::byte* staging = staging_of(slice);
-  if (staging == nullptr) return;
+  if (staging == nullptr) return true;
   Expansion expansion;
   plan_.expand(slice, source, expansion);
-  scatter(expansion, staging);
+  const bool written = scatter(expansion, staging);
   const std::lock_guard lock(mutex_);
   leave_staging(slice);
+  return written;
 }
 
 // Each part is vouched for on its own, also in a group.
 void PlanSliceSource::verify_range(SliceIndex slice, SourceIndex source) {
-  scatter_own(slice, source);
+  if (!scatter_own(slice, source)) return finish(slice, Verdict::kLocalFault);
   auto check = std::make_shared<RangeCheck>();
   check->slice = slice;
   check->source = source;
@@ -145,12 +154,12 @@ void PlanSliceSource::ask_for_digests(std::shared_ptr<RangeCheck> check, SourceI
 void PlanSliceSource::judge(const std::shared_ptr<RangeCheck>& check, SourceIndex from,
                             const RangeDigests& digests) {
   if (digests) {
-    bool good = digests->size() == check->works.size();
-    for (std::size_t i = 0; good && i < check->works.size(); ++i) {
-      good = verify_part(check->works[i], (*digests)[i]);
+    Verdict verdict = digests->size() == check->works.size() ? Verdict::kAccept : Verdict::kRetry;
+    for (std::size_t i = 0; verdict == Verdict::kAccept && i < check->works.size(); ++i) {
+      verdict = verify_part(check->works[i], (*digests)[i]);
     }
-    if (good) mark_parts(check->works);
-    return finish(check->slice, good ? Verdict::kAccept : Verdict::kRetry);
+    if (verdict == Verdict::kAccept) mark_parts(check->works);
+    return finish(check->slice, verdict);
   }
   log::warn("pull.range_digest_failed", "source", from, "error", digests.error());
   if (digests.error().code() == ErrorCode::kCorrupt && from == check->source) {
@@ -173,32 +182,49 @@ void PlanSliceSource::mark_parts(const std::vector<TileWork>& works) {
   }
 }
 
-bool PlanSliceSource::verify_tile(const TileWork& work, const std::byte* staging) const {
+// Bytes that differ because the destination lost them are nobody's fault: up to the end of its last
+// page a file that was cut short reads as zeros.
+Verdict PlanSliceSource::compare(std::uint64_t expected,
+                                 const std::function<std::uint64_t()>& digest) const {
+  bool good = false;
+  const auto read =
+      store::guard_mapping_access("the destination", [&] { good = digest() == expected; });
+  if (!read) return Verdict::kLocalFault;
+  if (good) return Verdict::kAccept;
+  return destination_.check_sizes() ? Verdict::kRetry : Verdict::kLocalFault;
+}
+
+Verdict PlanSliceSource::verify_tile(const TileWork& work, const std::byte* staging) const {
   const TensorInfo& info = checkpoint_.tensors[work.tensor];
   const TileGrid& grid = checkpoint_.tiles.grid(work.tensor);
   const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
-  std::uint64_t digest = 0;
+  const std::uint64_t expected = checkpoint_.tile_digests[work.tile];
   if (staging != nullptr) {
     const std::uint64_t bytes = work.box.elements() * dtype_size_bytes(info.dtype);
-    digest =
-        digest_tile(info, work.tensor, grid, local_tile,
-                    {staging + work.staging_offset, static_cast<std::size_t>(bytes)}, work.box);
-  } else {
-    const LayoutEntry* entry = entry_holding(work.tensor, work.box);
-    if (entry == nullptr) return false;
-    digest = digest_tile(info, work.tensor, grid, local_tile, array_of(*entry), entry->box);
+    const std::span array(staging + work.staging_offset, static_cast<std::size_t>(bytes));
+    return compare(expected, [&] {
+      return digest_tile(info, work.tensor, grid, local_tile, array, work.box);
+    });
   }
-  return digest == checkpoint_.tile_digests[work.tile];
+  const LayoutEntry* entry = entry_holding(work.tensor, work.box);
+  if (entry == nullptr) return Verdict::kRetry;
+  return compare(expected, [&] {
+    return digest_tile(info, work.tensor, grid, local_tile, array_of(*entry), entry->box);
+  });
 }
 
-bool PlanSliceSource::verify_part(const TileWork& work, std::uint64_t expected) const {
+Verdict PlanSliceSource::verify_part(const TileWork& work, std::uint64_t expected) const {
   const TensorInfo& info = checkpoint_.tensors[work.tensor];
   const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
   const LayoutEntry* entry = entry_holding(work.tensor, work.box);
-  if (entry == nullptr) return false;
-  return digest_box(work.box, dtype_size_bytes(info.dtype), tile_seed(work.tensor, local_tile),
-                    array_of(*entry), entry->box) == expected;
+  if (entry == nullptr) return Verdict::kRetry;
+  return compare(expected, [&] {
+    return digest_box(work.box, dtype_size_bytes(info.dtype), tile_seed(work.tensor, local_tile),
+                      array_of(*entry), entry->box);
+  });
 }
+
+Error PlanSliceSource::local_fault(SliceIndex) { return destination_.access_error(); }
 
 const LayoutEntry* PlanSliceSource::entry_holding(TensorIndex tensor, const Box& box) const {
   for (const auto& entry : layout_.entries_of(tensor)) {
@@ -228,15 +254,21 @@ void PlanSliceSource::finish(SliceIndex slice, Verdict verdict) {
   verifying_.fetch_sub(1, std::memory_order_release);
 }
 
-void PlanSliceSource::scatter(const Expansion& expansion, const std::byte* staging) {
-  for (const auto& piece : expansion.scatter) {
-    std::byte* base = destination_.segment(piece.local_segment).data() + piece.copy.dst_offset;
-    for (std::uint64_t i = 0; i < piece.copy.count; ++i) {
-      std::memcpy(base + i * piece.copy.dst_stride,
-                  staging + piece.copy.src_offset + i * piece.copy.src_stride,
-                  piece.copy.run_bytes);
-    }
-  }
+bool PlanSliceSource::scatter(const Expansion& expansion, const std::byte* staging) {
+  return store::guard_mapping_access(
+             "the destination",
+             [&] {
+               for (const auto& piece : expansion.scatter) {
+                 const auto& copy = piece.copy;
+                 std::byte* base =
+                     destination_.segment(piece.local_segment).data() + copy.dst_offset;
+                 for (std::uint64_t i = 0; i < copy.count; ++i) {
+                   std::memcpy(base + i * copy.dst_stride,
+                               staging + copy.src_offset + i * copy.src_stride, copy.run_bytes);
+                 }
+               }
+             })
+      .has_value();
 }
 
 std::byte* PlanSliceSource::staging_of(SliceIndex slice) const {

@@ -66,7 +66,8 @@ rpc::Task<Result<void>> Transfer::run() {
   batch_.reset();
   CO_TRY_VOID(co_await drain_verifications());
   co_await close_sessions();
-  if (outcome || !starved_) co_return outcome;
+  const bool tried_all = !outcome && outcome.error().code() == ErrorCode::kUnavailable && starved_;
+  if (!tried_all) co_return outcome;
   co_return fail(ErrorCode::kUnavailable, "no source is left for a part of {}", id_.to_string());
 }
 

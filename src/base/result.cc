@@ -65,6 +65,8 @@ ErrorCode code_of_errno(int error_number) {
     case ENETUNREACH:
     case ENOTCONN:
       return ErrorCode::kPeerLost;
+    case EIO:
+      return ErrorCode::kInternal;
     default:
       return ErrorCode::kUnavailable;
   }

@@ -21,7 +21,7 @@ enum class ErrorCode {
   kExhausted,    // out of memory, space, descriptors or quota: free some or wait
   kDenied,       // not allowed: fix rights or secrets
   kUnavailable,  // not now: retry with back-off
-  kInternal,     // a bug
+  kInternal,     // a bug, or a file or device of this host that fails: look at it
 };
 
 std::string_view to_string(ErrorCode code);

@@ -16,6 +16,7 @@ namespace {
 struct Guard {
   sigjmp_buf jump;
   Guard* outer;
+  const void* volatile address;  // whose access failed
 };
 
 // A plain pointer in static TLS: reading it is safe in a signal handler.
@@ -45,6 +46,7 @@ void on_sigbus(int signal_number, siginfo_t* info, void* context) {
     return;
   }
   t_guard = guard->outer;
+  guard->address = info->si_addr;
   ::siglongjmp(guard->jump, 1);
 }
 
@@ -73,13 +75,18 @@ struct RestoreGuard {  // also when the body throws
 
 }  // namespace
 
-Result<void> guard_mapping_access(const char* what, const std::function<void()>& body) {
+Result<const void*> find_mapping_fault(const std::function<void()>& body) {
   static const int install_error = install_handler();
   if (install_error != 0) return fail_errno(install_error, "install the SIGBUS handler");
   Guard guard{};
   guard.outer = t_guard;
   const RestoreGuard restore{guard.outer};
-  if (run_guarded(guard, body)) return {};
+  return run_guarded(guard, body) ? nullptr : guard.address;
+}
+
+Result<void> guard_mapping_access(const char* what, const std::function<void()>& body) {
+  TRY(const void* const fault, find_mapping_fault(body));
+  if (fault == nullptr) return {};
   return fail(
       ErrorCode::kCorrupt,
       "{}: truncated while it was mapped (an access beyond the end of its file): some other "

@@ -12,4 +12,8 @@ namespace rekindle::store {
 // old handler.
 Result<void> guard_mapping_access(const char* what, const std::function<void()>& body);
 
+// The same for a body that touches more than one mapping: the address whose access failed, nullptr
+// when none did.
+Result<const void*> find_mapping_fault(const std::function<void()>& body);
+
 }  // namespace rekindle::store

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
@@ -89,7 +90,7 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
   TRY_VOID(failpoint("store.begin.after_segments"));
   TRY(resume_, ResumeFile::open(directory_ / kResumeName, identity()));
   TRY_VOID(failpoint("store.begin.after_resume"));
-  if (resumed_) verify_marked();
+  if (resumed_) TRY_VOID(verify_marked());
   return {};
 }
 
@@ -137,8 +138,10 @@ bool PendingCopy::still_verifies(TileIndex tile) const {
   return read && expected == actual;
 }
 
-void PendingCopy::verify_marked() {
-  verified_ = resume_->marked();
+Result<void> PendingCopy::verify_marked() {
+  auto found = resume_->marked();
+  if (!found) return fail(cut_resume_file());
+  verified_ = std::move(*found);
   std::vector<TileIndex> marked;
   for (const auto& [begin, end] : verified_.ranges()) {
     for (TileIndex tile = begin; tile < end; ++tile) marked.push_back(tile);
@@ -159,27 +162,79 @@ void PendingCopy::verify_marked() {
   }
   log::info("store.resume", "version", manifest_.checkpoint->id.to_string(), "tiles_kept",
             marked.size() - lost, "tiles_lost", lost);
+  return {};
 }
 
 void PendingCopy::mark_verified(TileIndex tile) {
   if (tile >= tiles_.held.size() || !tiles_.held.test(tile)) return;
-  if (!tiles_.is_partial(tile)) {
-    resume_->mark(tile);
-    return;
-  }
-  std::uint64_t digest = 0;
-  const auto read = guard_mapping_access("segment", [&] {
-    digest = part_digest(*manifest_.checkpoint, manifest_.layout, tile, array_of_);
+  const auto marked = guard_mapping_access("a file of the copy", [&] {
+    if (tiles_.is_partial(tile)) {
+      resume_->mark_partial(tile,
+                            part_digest(*manifest_.checkpoint, manifest_.layout, tile, array_of_));
+    } else {
+      resume_->mark(tile);
+    }
   });
-  if (read) {
-    resume_->mark_partial(tile, digest);
-  } else {
-    log::warn("store.mark", "directory", directory_.string(), "tile", tile, "error", read.error());
+  if (!marked) {
+    log::warn("store.mark", "directory", directory_.string(), "tile", tile, "error",
+              marked.error());
   }
 }
 
+Result<void> PendingCopy::check_sizes() const {
+  for (const auto& segment : segments_) {
+    if (const auto whole = segment->check_size(); !whole) {
+      return fail(ErrorCode::kInternal,
+                  "{} while it was filled: another process changed it; leave {} alone and start "
+                  "the same command again",
+                  whole.error().message(), directory_.string());
+    }
+  }
+  return {};
+}
+
+Error PendingCopy::access_error() const {
+  if (const auto whole = check_sizes(); !whole) return whole.error();
+  struct statvfs status {};
+  if (::statvfs(directory_.c_str(), &status) == 0 && status.f_bavail == 0) {
+    return {ErrorCode::kExhausted,
+            fmt::format("the files in {} cannot be written: their file system is full, though the "
+                        "space was reserved; free some and start the same command again",
+                        directory_.string())};
+  }
+  return {ErrorCode::kInternal,
+          fmt::format("the files in {} cannot be read or written: their device fails; see dmesg, "
+                      "or choose another directory",
+                      directory_.string())};
+}
+
+Error PendingCopy::cut_resume_file() const {
+  return {ErrorCode::kInternal,
+          fmt::format("{} was truncated while {} was filled: another process changed it; leave {} "
+                      "alone and start the same command again",
+                      (directory_ / kResumeName).string(), manifest_.checkpoint->id.to_string(),
+                      directory_.string())};
+}
+
+Result<void> PendingCopy::read_part_digests() {
+  std::vector<std::uint64_t> digests(tiles_.partial.size());
+  const auto read = guard_mapping_access(kResumeName.data(), [&] {
+    for (std::size_t i = 0; i < digests.size(); ++i) {
+      digests[i] = resume_->partial_digest(tiles_.partial[i]);
+    }
+  });
+  if (!read) return fail(cut_resume_file());
+  manifest_.part_digests.clear();
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    manifest_.part_digests.push_back({tiles_.partial[i], digests[i]});
+  }
+  return {};
+}
+
 Result<void> PendingCopy::check_complete() const {
-  const TileSet marked = resume_->marked();
+  const auto found = resume_->marked();
+  if (!found) return fail(cut_resume_file());
+  const TileSet& marked = *found;
   TileIndex missing = 0;
   for (std::size_t i = 0; i < marked.words().size(); ++i) {
     missing +=
@@ -191,8 +246,8 @@ Result<void> PendingCopy::check_complete() const {
 }
 
 Result<void> PendingCopy::sync_segments() const {
+  TRY_VOID(check_sizes());
   for (const auto& segment : segments_) {
-    TRY_VOID(segment->check_size());
     if (!is_memory_backed(segment->fd()) && ::fdatasync(segment->fd()) != 0) {
       return fail_errno(errno, fmt::format("sync {}", segment->path().string()));
     }
@@ -217,10 +272,7 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   TRY_VOID(check_complete());
   TRY_VOID(failpoint("store.commit.start"));
   TRY_VOID(sync_segments());
-  manifest_.part_digests.clear();
-  for (const TileIndex tile : tiles_.partial) {
-    manifest_.part_digests.push_back({tile, resume_->partial_digest(tile)});
-  }
+  TRY_VOID(read_part_digests());
   TRY_VOID(put_in_place());
   // Committed: what fails from here on is repaired by the next open.
   const auto finish = [&]() -> Result<void> {

@@ -27,6 +27,8 @@ class PendingCopy final : public PendingVersion {
   }
   const TileSet& verified() const override { return verified_; }
   void mark_verified(TileIndex tile) override;
+  Result<void> check_sizes() const override;
+  Error access_error() const override;
   const std::filesystem::path& directory() const override { return directory_; }
 
   Result<std::shared_ptr<const StoredVersion>> commit();
@@ -38,8 +40,10 @@ class PendingCopy final : public PendingVersion {
   Result<void> prepare(std::span<const std::string> headers);
   Result<void> reopen();
   Result<void> create_segment(std::uint32_t index, std::string_view header);
-  void verify_marked();
+  Result<void> verify_marked();
   bool still_verifies(TileIndex tile) const;
+  Error cut_resume_file() const;
+  Result<void> read_part_digests();
   Result<void> check_complete() const;
   Result<void> sync_segments() const;
   Result<void> put_in_place();

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include "src/store/fault_guard.h"
 #include "src/store/files.h"
 #include "src/tensor/canonical.h"
 
@@ -79,11 +80,13 @@ std::uint64_t* ResumeFile::slot(TileIndex tile) const {
   return digests_ + (at - partial_.begin());
 }
 
-TileSet ResumeFile::marked() const {
+Result<TileSet> ResumeFile::marked() const {
   TileSet tiles(tile_count_);
-  for (std::size_t i = 0; i < tiles.words().size(); ++i) {
-    tiles.words()[i] = std::atomic_ref(words_[i]).load(std::memory_order_acquire);
-  }
+  TRY_VOID(guard_mapping_access("the resume file", [&] {
+    for (std::size_t i = 0; i < tiles.words().size(); ++i) {
+      tiles.words()[i] = std::atomic_ref(words_[i]).load(std::memory_order_acquire);
+    }
+  }));
   // Bits behind the last tile can only come from damage.
   if (tile_count_ % 64 != 0) {
     tiles.words().back() &= (std::uint64_t{1} << (tile_count_ % 64)) - 1;

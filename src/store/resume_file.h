@@ -35,7 +35,7 @@ class ResumeFile {
   ResumeFile(const ResumeFile&) = delete;
   ResumeFile& operator=(const ResumeFile&) = delete;
 
-  TileSet marked() const;
+  Result<TileSet> marked() const;  // kCorrupt: the file was cut short
   void mark(TileIndex tile);
   void mark_partial(TileIndex tile, std::uint64_t digest);
   void clear(TileIndex tile);

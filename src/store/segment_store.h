@@ -78,6 +78,10 @@ class PendingVersion {
   virtual const TileSet& verified() const = 0;
   // Marks a verified tile in the resume bitmap (a shared mapping: survives SIGKILL). Any thread.
   virtual void mark_verified(TileIndex tile) = 0;
+  // The files still have all their bytes; kInternal, what to do, when somebody cut one short.
+  virtual Result<void> check_sizes() const = 0;
+  // After an access to segment() failed (SIGBUS, EFAULT): why, and what to do.
+  virtual Error access_error() const = 0;
   virtual const std::filesystem::path& directory() const = 0;
 };
 

@@ -131,6 +131,11 @@ class SliceSourceTest : public ::testing::Test {
 
   // Reads a slice from a source as a path would, with a wrong byte in it on demand.
   Verdict fetch(SliceIndex slice, SourceIndex source, bool wrong = false) {
+    land(slice, source, wrong);
+    slices_->landed(slice, source);
+    return verdicts_.take(slice);
+  }
+  void land(SliceIndex slice, SourceIndex source, bool wrong = false) {
     std::vector<transport::ReadOp> reads;
     const auto expanded = slices_->expand(slice, source, reads);
     if (!expanded) throw std::runtime_error(expanded.error().message());
@@ -142,8 +147,11 @@ class SliceSourceTest : public ::testing::Test {
       }
       if (std::exchange(wrong, false)) read.local[0] ^= std::byte{1};
     }
-    slices_->landed(slice, source);
-    return verdicts_.take(slice);
+  }
+  // Somebody cuts the file of the destination short.
+  void cut_destination(std::uint64_t bytes) const {
+    const auto file = pending_->directory() / (packed_.layout.segments()[0].name + ".partial");
+    std::filesystem::resize_file(file, bytes);
   }
   SourceIndex first_holder(SliceIndex slice) const {
     SourceIndex source = 0;

@@ -31,6 +31,7 @@ class CutMapping {
   CutMapping& operator=(const CutMapping&) = delete;
   char read(int at) const { return data_[at]; }
   void write(int at) const { data_[at] = 1; }
+  const void* address(int at) const { return const_cast<const char*>(data_ + at); }
 
  private:
   volatile char* data_;
@@ -50,6 +51,20 @@ TEST(FaultGuardTest, ReadsAndWritesBeyondTheFileAreErrors) {
     EXPECT_THAT(read.error().message(), HasSubstr("a.safetensors: truncated"));
     EXPECT_FALSE(guard_mapping_access("a", [&] { mapping.write(4096); }));
   }
+}
+
+TEST(FaultGuardTest, TheAddressTellsWhichOfTwoMappingsFailed) {
+  const CutMapping from;
+  const CutMapping to;
+  const auto copy = [&](int source, int target) {
+    return find_mapping_fault([&] {
+      (void)from.read(source);
+      to.write(target);
+    });
+  };
+  EXPECT_EQ(copy(0, 0), nullptr);
+  EXPECT_EQ(copy(5000, 0), from.address(5000));
+  EXPECT_EQ(copy(0, 6000), to.address(6000));
 }
 
 TEST(FaultGuardTest, GuardsNest) {

@@ -141,6 +141,19 @@ TEST_F(EngineTest, OneFaultyReadIsRetriedAndDoesNotCostTheSource) {
   EXPECT_EQ(run.batch->progress().retried_slices, 1u);
 }
 
+TEST_F(EngineTest, ADestinationThatCannotBeWrittenEndsTheBatchAndBlamesNobody) {
+  TestRun run(*engine_, 50, kSlice);
+  run.start();
+  run.add_source({.fail_at = 7, .fail_status = OpStatus::kLocalFault});
+  run.add_source({.delay = 1ms});
+  const auto outcome = run.observer.wait();
+  ASSERT_FALSE(outcome);
+  EXPECT_EQ(outcome.error().code(), ErrorCode::kInternal);
+  EXPECT_NE(outcome.error().message().find("destination"), std::string::npos);
+  EXPECT_TRUE(run.observer.lost().empty());
+  for (const auto& source : run.batch->progress().sources) EXPECT_EQ(source.failures, 0u);
+}
+
 TEST_F(EngineTest, AStaleKeyLosesTheSourceWithThatCause) {
   TestRun run(*engine_, 50, kSlice);
   run.add_peer();

@@ -368,6 +368,24 @@ TEST_P(PathConformance, EmptyReadsCompleteAndTouchNothing) {
   EXPECT_EQ(path->bytes_landed(), 0u);
 }
 
+// A destination file that somebody cut short: not the peer's doing, and no crash.
+TEST_P(PathConformance, ADestinationThatCannotBeWrittenIsALocalFault) {
+  TestSegment destination(kSegmentBytes);
+  auto* const local = const_cast<std::byte*>(destination.bytes().data());
+  destination.truncate(1 * kMiB);
+  for (const std::uint64_t offset : {0ul, 3 * kMiB}) {
+    const auto path = connect();
+    ASSERT_NE(path, nullptr);
+    EXPECT_EQ(read_one(*path, read(1, offset, local + offset, 1 * kMiB)),
+              offset == 0 ? OpStatus::kOk : OpStatus::kLocalFault);
+    ReadOp strided = read(2, 0, local + offset, 1000);
+    strided.count = 200;
+    strided.remote_stride = strided.local_stride = 5000;
+    EXPECT_EQ(read_one(*connect(), strided), offset == 0 ? OpStatus::kOk : OpStatus::kLocalFault);
+    path->abort();
+  }
+}
+
 TEST_P(PathConformance, AnyWrIdComesBackAsItWas) {
   const auto path = connect();
   ASSERT_NE(path, nullptr);

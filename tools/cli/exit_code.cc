@@ -28,7 +28,7 @@ int exit_code(ErrorCode code) {
 const char* exit_code_help() {
   return "Exit codes:\n"
          "  0  done\n"
-         "  1  failed (a check of `doctor` failed, or a bug)\n"
+         "  1  failed: a check of `doctor`, a file or device of this host, or a bug\n"
          "  2  wrong arguments or input: fix them, do not retry\n"
          "  3  not found: no such file, model or version, or no source holds it\n"
          "  4  corrupt: bytes do not match their digests\n"

@@ -8,6 +8,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "src/store/fault_guard.h"
 #include "transport/read_range.h"
 
 namespace rekindle::transport::fake {
@@ -68,8 +69,15 @@ void FakePath::copy(Op& op, std::uint64_t bytes) {
     const std::uint64_t run = op.landed / read.run_bytes;
     const std::uint64_t at = op.landed % read.run_bytes;
     const std::uint64_t part = std::min(bytes, read.run_bytes - at);
-    std::memcpy(read.local + run * read.local_stride + at,
-                op.region->bytes.data() + read.remote_offset + run * read.remote_stride + at, part);
+    const auto fault = store::find_mapping_fault([&] {
+      std::memcpy(read.local + run * read.local_stride + at,
+                  op.region->bytes.data() + read.remote_offset + run * read.remote_stride + at,
+                  part);
+    });
+    if (!fault || *fault != nullptr) {
+      op.status = fault && writes_to(read, *fault) ? OpStatus::kLocalFault : OpStatus::kFault;
+      break;
+    }
     op.landed += part;
     bytes -= part;
   }
@@ -101,7 +109,7 @@ void FakePath::move_bytes(TimePoint now) {
     const std::uint64_t part = std::min(op.read.total_bytes() - op.landed, budget);
     copy(op, part);
     budget -= script_.bytes_per_second > 0 ? part : 0;
-    if (op.landed < op.read.total_bytes()) return;
+    if (op.status == OpStatus::kOk && op.landed < op.read.total_bytes()) return;
   }
 }
 

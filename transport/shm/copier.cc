@@ -146,7 +146,7 @@ OpStatus Copier::copy_pieces(const ReadOp& op, std::span<const std::byte> source
       return OpStatus::kPeerLost;
     }
     std::uint64_t moved = 0;
-    const auto guarded = store::guard_mapping_access("shm source", [&] {
+    const auto fault = store::find_mapping_fault([&] {
       for (std::uint64_t runs = 0; run < op.count && moved < kPieceBytes && runs < kPieceRuns;
            ++runs) {
         const std::uint64_t size = std::min(op.run_bytes - skip, kPieceBytes - moved);
@@ -160,7 +160,9 @@ OpStatus Copier::copy_pieces(const ReadOp& op, std::span<const std::byte> source
         }
       }
     });
-    if (!guarded) return OpStatus::kFault;
+    if (!fault || *fault != nullptr) {
+      return fault && writes_to(op, *fault) ? OpStatus::kLocalFault : OpStatus::kFault;
+    }
     bytes_landed_.fetch_add(moved, std::memory_order_relaxed);
   }
   return OpStatus::kOk;

@@ -146,7 +146,7 @@ bool TcpPath::receive() {
     return true;
   } else if (errno == EFAULT) {
     // The destination is not writable memory any more: the caller's file was truncated.
-    break_path(OpStatus::kFault, "the destination cannot be written");
+    break_path(OpStatus::kLocalFault, "the destination cannot be written");
   } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
     break_path(OpStatus::kPeerLost, errno_error(errno, "receive").message());
   }
