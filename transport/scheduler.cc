@@ -149,7 +149,6 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
       fmt::format("{}: slice {}: {}", path.description, slice, to_string(status));
   const SourceIndex source = path.source;
   no_staging_ = false;  // its staging memory is free
-  if (status == OpStatus::kLocalFault) fail_batch({to_error_code(status), cause});
   // An abort is our own doing: it says nothing about the slice. But what was taken from a slow or
   // frozen source goes to another one rather than to its next path.
   const bool ours = status == OpStatus::kAborted;
@@ -221,10 +220,6 @@ void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint) {
     return;
   }
   const bool wrong = verdict == Verdict::kRetry;
-  if (verdict == Verdict::kLocalFault) {
-    fail_batch({to_error_code(OpStatus::kLocalFault),
-                fmt::format("slice {}: {}", slice, to_string(OpStatus::kLocalFault))});
-  }
   const std::string cause = fmt::format("slice {} from source {} {}", slice, source,
                                         wrong ? "does not verify" : "could not be verified");
   if (wrong) ++sources_[source].stats.failures;

@@ -34,7 +34,8 @@ class Scheduler {
   // --- events
   PathId add_path(SourceIndex source, std::string description, TimePoint now);
   void remove_source(SourceIndex source, const Error& cause, TimePoint now);
-  // All ops of a slice on this path have been reported: kOk, or the worst status.
+  // All ops of a slice on this path have been reported: kOk, or the worst status. A local fault,
+  // here or as a verdict, comes after fail_batch().
   void slice_done(PathId path, SliceIndex slice, OpStatus status, TimePoint now);
   // No op of this path is in flight and none will be: after an abort, or because it broke.
   void path_closed(PathId path, const std::string& why, TimePoint now);

@@ -154,12 +154,15 @@ Result<void> PendingCopy::verify_marked() {
     });
   }
   std::size_t lost = 0;
-  for (std::size_t i = 0; i < marked.size(); ++i) {
-    if (good[i] != 0) continue;
-    verified_.reset(marked[i]);
-    resume_->clear(marked[i]);
-    ++lost;
-  }
+  const auto cleared = guard_mapping_access(kResumeName.data(), [&] {
+    for (std::size_t i = 0; i < marked.size(); ++i) {
+      if (good[i] != 0) continue;
+      verified_.reset(marked[i]);
+      resume_->clear(marked[i]);
+      ++lost;
+    }
+  });
+  if (!cleared) return fail(cut_resume_file());
   log::info("store.resume", "version", manifest_.checkpoint->id.to_string(), "tiles_kept",
             marked.size() - lost, "tiles_lost", lost);
   return {};
@@ -241,6 +244,7 @@ Result<void> PendingCopy::check_complete() const {
         static_cast<TileIndex>(__builtin_popcountll(tiles_.held.words()[i] & ~marked.words()[i]));
   }
   if (missing == 0) return {};
+  if (!ResumeFile::matches(directory_ / kResumeName, identity())) return fail(cut_resume_file());
   return fail(ErrorCode::kInvalid, "{} cannot be committed: {} of {} tiles are not verified",
               manifest_.checkpoint->id.to_string(), missing, tiles_.held.count());
 }

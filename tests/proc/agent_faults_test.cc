@@ -34,6 +34,13 @@ std::vector<UniqueFd> flood(const std::string& address, int count) {
   return sockets;
 }
 
+std::filesystem::path find_file(const std::filesystem::path& below, const std::string& name) {
+  for (const auto& item : std::filesystem::recursive_directory_iterator(below)) {
+    if (item.path().filename() == name) return item.path();
+  }
+  throw std::runtime_error("no " + name + " below " + below.string());
+}
+
 // Row 52, and invariant 3: a verified tile is never fetched again.
 TEST_F(AgentFaults, PullKilledHalfwayResumesWhereItWas) {
   const auto total = make_checkpoint(fleet_.dir("model"), 12, 4096, 3);
@@ -103,6 +110,34 @@ TEST_F(AgentFaults, PullInterruptedAtItsAgentStopsThereToo) {
   const auto answer = fleet_.run_command(pull);
   ASSERT_EQ(answer.exit_code, 0) << answer.err;
   EXPECT_GT(answer.json["resumed_bytes"], 0);
+}
+
+// By another process: a fault of this host, not of the source.
+TEST_F(AgentFaults, DestinationTruncatedEndsThatPullOnly) {
+  make_checkpoint(fleet_.dir("model"), 12, 4096, 3);
+  fleet_.start_agent("a", {"--max-rate", "24MB"});
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  auto& agent = fleet_.start_agent("b");
+  const std::vector<std::string> pull = {"pull",      "m@1",         "--store",
+                                         agent.store, "--transport", "tcp"};
+  Process first(fleet_.command(pull));
+  ASSERT_TRUE(fleet_.agent("a").process->wait_for_err("session.open"));
+  std::this_thread::sleep_for(500ms);
+  const auto partial = find_file(agent.store, "model.safetensors.partial");
+  std::filesystem::resize_file(partial, 1 << 20);
+  const auto exit = first.wait();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 1) << first.err();
+  for (const auto& part : {partial.string(), std::string("start the same command again")}) {
+    EXPECT_NE(first.err().find(part), std::string::npos) << first.err();
+  }
+  EXPECT_TRUE(agent.process->running());
+  const auto answer = fleet_.run_command(pull);
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  EXPECT_EQ(answer.json["sources"][0]["name"], "a") << answer.json;
+  EXPECT_FALSE(answer.json["sources"][0]["lost"]) << answer.json;
+  EXPECT_EQ(fleet_.run_command({"verify", answer.json["path"]}).exit_code, 0);
+  EXPECT_EQ(agent.process->err().find("source_lost"), std::string::npos) << agent.process->err();
 }
 
 TEST_F(AgentFaults, AgentToldToStopDuringAPullEndsItAndExits) {

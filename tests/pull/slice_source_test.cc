@@ -292,6 +292,58 @@ TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesDigests) 
   EXPECT_EQ(verified_->snapshot().count(), 0u);
 }
 
+// Somebody truncates the file that is filled: what is read back then is nobody's wrong byte.
+TEST_F(SliceSourceTest, ADestinationThatWasCutShortIsALocalFaultWhereverItIsTouched) {
+  struct Case {
+    std::vector<std::uint64_t> holders;  // of the rows between these
+    std::uint64_t begin, end;
+    planner::SliceKind kind;
+  };
+  for (const Case& c : {Case{{0, kRows}, 0, kRows, planner::SliceKind::kDirect},
+                        Case{{0, 256, 512, kRows}, 0, kRows / 2, planner::SliceKind::kStaged},
+                        Case{{0, 256, 512}, 208, 304, planner::SliceKind::kRange}}) {
+    SCOPED_TRACE(static_cast<int>(c.kind));
+    sources_.clear();
+    for (std::size_t i = 1; i < c.holders.size(); ++i) add_source(c.holders[i - 1], c.holders[i]);
+    want(c.begin, c.end);
+    ASSERT_TRUE(kinds().contains(c.kind));
+    for (SliceIndex slice = 0; slice < plan_->slice_count(); ++slice) {
+      land(slice, first_holder(slice));
+    }
+    cut_destination(100);
+    std::set<Verdict> verdicts;
+    for (SliceIndex slice = 0; slice < plan_->slice_count(); ++slice) {
+      slices_->landed(slice, first_holder(slice));
+      verdicts.insert(verdicts_.take(slice));
+    }
+    EXPECT_TRUE(verdicts.contains(Verdict::kLocalFault));
+    EXPECT_FALSE(verdicts.contains(Verdict::kRetry));
+    EXPECT_EQ(verified_->snapshot().count(), 0u);
+    EXPECT_EQ(counters_->corrupt_tiles, 0u);
+    const Error error = slices_->local_fault(0);
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    EXPECT_NE(error.message().find(".safetensors.partial"), std::string::npos) << error.message();
+    slices_.reset();
+    pending_.reset();
+  }
+}
+
+// No access fails then: up to the end of its last page the file reads as zeros.
+TEST_F(SliceSourceTest, ADestinationThatLostItsLastBytesIsALocalFaultToo) {
+  add_source(0, kRows);
+  want(0, kRows);
+  const LayoutEntry& entry = packed_.layout.entries()[0];
+  std::map<SliceIndex, Verdict> verdicts;
+  for (SliceIndex slice = 0; slice < plan_->slice_count(); ++slice) land(slice, 0);
+  cut_destination(entry.offset_bytes + kRows * kColumns * 2 - 10);
+  for (SliceIndex slice = 0; slice < plan_->slice_count(); ++slice) {
+    slices_->landed(slice, 0);
+    verdicts[slice] = verdicts_.take(slice);
+  }
+  EXPECT_EQ(verdicts[plan_->slice_count() - 1], Verdict::kLocalFault);
+  for (const auto& [slice, verdict] : verdicts) EXPECT_NE(verdict, Verdict::kRetry) << slice;
+}
+
 TEST_F(SliceSourceTest, ASourceThatFindsItsOwnCopyCorruptIsBelieved) {
   add_source(0, kRows);
   add_source(0, kRows);

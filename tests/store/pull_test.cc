@@ -116,6 +116,43 @@ TEST_F(PullTest, ADamagedResumeFileMeansStartingOver) {
   }
 }
 
+// By another process, to any length.
+TEST_F(PullTest, ASegmentCutShortWhileItIsFilledIsNamedAndTheNextTryGoesOn) {
+  for (const std::uint64_t left : {0, 5000}) {
+    auto pending = begin(all_boxes(*checkpoint()));
+    fill_all(*pending, *source_);
+    EXPECT_TRUE(pending->check_sizes());
+    const std::string name = pending->manifest().layout.segments()[0].name + ".partial";
+    fs::resize_file(pending->directory() / name, left);
+    EXPECT_EQ(pending->check_sizes().error().code(), ErrorCode::kInternal);
+    EXPECT_THAT(pending->access_error().message(), HasSubstr(name));
+    const auto early = store_->commit(std::move(pending));
+    ASSERT_FALSE(early);
+    EXPECT_EQ(early.error().code(), ErrorCode::kInternal);
+    EXPECT_THAT(early.error().message(), HasSubstr(name));
+    EXPECT_THAT(early.error().message(), HasSubstr("start the same command again"));
+  }
+  auto pending = begin(all_boxes(*checkpoint()));
+  EXPECT_LT(pending->verified().count(), checkpoint()->tiles.tile_count());
+  fill_all(*pending, *source_);
+  EXPECT_TRUE(store_->commit(std::move(pending)));
+}
+
+TEST_F(PullTest, AResumeFileCutShortWhileItIsInUseIsNamedAndNobodyCrashes) {
+  for (const std::uint64_t left : {0, 10}) {
+    auto pending = begin(shard_boxes(*checkpoint()));
+    const fs::path resume = pending->directory() / "rekindle.resume";
+    fill_all(*pending, *source_);
+    fs::resize_file(resume, left);
+    fill_tiles(*pending, *source_, 0, 1);  // marks one more
+    const auto early = store_->commit(std::move(pending));
+    ASSERT_FALSE(early);
+    EXPECT_EQ(early.error().code(), ErrorCode::kInternal);
+    EXPECT_THAT(early.error().message(), HasSubstr(resume.string()));
+  }
+  pull(shard_boxes(*checkpoint()));
+}
+
 TEST_F(PullTest, AnIncompletePullIsNotCommittedAndCanGoOn) {
   auto pending = begin(all_boxes(*checkpoint()));
   fill_tiles(*pending, *source_, 1, checkpoint()->tiles.tile_count());

@@ -71,7 +71,8 @@ class TestSlices final : public SliceSource {
   void landed(SliceIndex slice, SourceIndex source) override {
     const std::lock_guard lock(mutex_);
     release(slice);
-    const Verdict verdict = holds(slice) ? Verdict::kAccept : Verdict::kRetry;
+    const Verdict verdict =
+        scripted_verdict.value_or(holds(slice) ? Verdict::kAccept : Verdict::kRetry);
     if (verdict == Verdict::kRetry) ++rejected;
     if (verdict == Verdict::kAccept) ++accepted_from[source];
     if (on_landed) on_landed(slice, source);
@@ -102,6 +103,7 @@ class TestSlices final : public SliceSource {
   // Set before the batch starts; counters are read after it has finished.
   std::function<SourceMask(SliceIndex)> candidates;
   std::function<void(SliceIndex, SourceIndex)> on_landed;
+  std::optional<Verdict> scripted_verdict;
   bool hold_verdicts = false;
   std::vector<std::pair<SliceIndex, Verdict>> held;
   int staging_left = -1;  // -1: no bound

@@ -154,6 +154,18 @@ TEST_F(EngineTest, ADestinationThatCannotBeWrittenEndsTheBatchAndBlamesNobody) {
   for (const auto& source : run.batch->progress().sources) EXPECT_EQ(source.failures, 0u);
 }
 
+TEST_F(EngineTest, ADestinationThatCannotBeReadBackEndsTheBatchAndBlamesNobody) {
+  TestRun run(*engine_, 50, kSlice);
+  run.slices.scripted_verdict = Verdict::kLocalFault;
+  run.start();
+  run.add_source();
+  const auto outcome = run.observer.wait();
+  ASSERT_FALSE(outcome);
+  EXPECT_EQ(outcome.error().code(), ErrorCode::kInternal);
+  EXPECT_TRUE(run.observer.lost().empty());
+  EXPECT_EQ(run.batch->progress().sources[0].failures, 0u);
+}
+
 TEST_F(EngineTest, AStaleKeyLosesTheSourceWithThatCause) {
   TestRun run(*engine_, 50, kSlice);
   run.add_peer();
