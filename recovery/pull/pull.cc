@@ -172,16 +172,18 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
       continue;
     }
     const auto verified = verified_->snapshot().count();
+    const auto quarantined = quarantined_.size();
     auto done = co_await transfer_once(plan);
     if (co_await is_cancelled()) co_return fail(interrupted());
     if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
-    if (verified_->snapshot().count() > verified) {
+    if (verified_->snapshot().count() > verified || quarantined_.size() > quarantined) {
       fruitless = 0;
     } else if (++fruitless == kFruitlessTransfers) {
       co_return fail(
           done ? Error(ErrorCode::kCorrupt,
-                       "bytes assembled from several sources do not verify: check each source with "
-                       "`rekindle verify`")
+                       fmt::format("bytes of {}, put together from several sources, do not verify: "
+                                   "check each source's copy with `rekindle verify`",
+                                   wrong_together_))
                : std::move(done).error());
     }
     forget_lost_sources();
@@ -228,13 +230,8 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
                     verified_, sources_, request_.transport, counters_, suspicion_, silence_,
                     std::move(hooks));
   auto done = co_await transfer.run();
-  for (const auto& source : *sources_) {
-    if (source.peer == nullptr || !source.lost) continue;
-    const auto incarnation = source.peer->incarnation();
-    // Who delivers may be lost as often as the network likes: there is an end to that.
-    if (source.bytes > 0) losses_.erase(incarnation);
-    if (source.quarantined || ++losses_[incarnation] >= kLossesToBan) banned_.insert(incarnation);
-  }
+  if (auto wrong = transfer.wrong_together(); wrong.slices > 0) wrong_together_ = wrong.where;
+  judge_sources();
   finder_.report(done ? bytes_total_ : bytes_done_ + batch_bytes_, bytes_total_, source_reports());
   co_return done;
 }

@@ -18,7 +18,8 @@
 
 namespace rekindle::pull {
 
-inline constexpr int kLossesToBan = 3;  // of one source, in one pull
+inline constexpr int kLossesToBan = 3;                        // of one source, in one pull
+inline constexpr std::uint32_t kWrongSlicesToQuarantine = 2;  // likewise
 
 struct PullTimes {
   std::chrono::milliseconds resolve{4500};  // for a coordinator to answer
@@ -71,6 +72,7 @@ class PullJob {
   void add_local_sources();
   Result<void> add_fallback();
   void lose(ActiveSource& source, const Error& cause);
+  void judge_sources();
   void forget_lost_sources();
   std::vector<planner::SourceView> views() const;
   Result<std::unique_ptr<planner::Plan>> make_plan();
@@ -97,10 +99,13 @@ class PullJob {
   std::shared_ptr<VerifiedTiles> verified_;
   std::shared_ptr<std::vector<ActiveSource>> sources_;
   std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
-  std::map<Incarnation, int> losses_;                 // of sources of this pull
-  std::set<Incarnation> banned_;                      // served wrong bytes, or failed too often
-  using PeerKey = std::pair<Incarnation, Digest128>;  // and its layout
-  std::set<PeerKey> dialled_;                         // since it was begun to look for sources
+  std::map<Incarnation, int> losses_;                  // of sources of this pull
+  std::set<Incarnation> banned_;                       // served wrong bytes, or failed too often
+  std::map<std::string, std::uint32_t> wrong_slices_;  // by source
+  std::map<std::string, std::string> quarantined_;     // by source: why
+  std::string wrong_together_;                         // what several sources brought, last time
+  using PeerKey = std::pair<Incarnation, Digest128>;   // and its layout
+  std::set<PeerKey> dialled_;                          // since it was begun to look for sources
   bool fallback_used_ = false;
   std::uint32_t suspicion_ = 0;  // see PlanSliceSource
   std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();

@@ -3,9 +3,12 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -44,6 +47,12 @@ class VerifiedTiles {
   TileSet tiles_;  // guarded by mutex_
 };
 
+// Slices that landed and did not verify.
+struct WrongBytes {
+  std::uint32_t slices = 0;
+  std::string where;  // in the last of them: TENSOR[BOX]
+};
+
 // Asks source `source` for the digests of parts of tiles and calls back, from any thread, with one
 // digest per item, or an error: kCorrupt when its own copy is bad.
 using RangeDigestItem = planner::TileWork;
@@ -75,6 +84,9 @@ class PlanSliceSource final : public transport::SliceSource,
   // True while a slice that landed has no verdict yet. Once the batch has ended and this is false,
   // nothing here touches the destination, the plan or the sources any more. Any thread.
   bool verifying() const { return verifying_.load(std::memory_order_acquire) > 0; }
+  // What a source sent; nullopt: what several did together, so that nobody can tell whose is wrong.
+  // Any thread.
+  WrongBytes wrong_bytes(std::optional<transport::SourceIndex> source) const;
 
   transport::SliceIndex slice_count() const override { return plan_.slice_count(); }
   transport::SliceInfo info(transport::SliceIndex slice) const override;
@@ -98,7 +110,10 @@ class PlanSliceSource final : public transport::SliceSource,
   struct RangeCheck;
   void verify(transport::SliceIndex slice, transport::SourceIndex source);
   transport::Verdict verify_tiles(transport::SliceIndex slice, transport::SourceIndex source,
-                                  bool keep_good);
+                                  std::optional<transport::SourceIndex> sender);
+  std::optional<transport::SourceIndex> only_source(transport::SliceIndex first,
+                                                    transport::SliceIndex last) const;
+  void note_wrong(const planner::TileWork& work, std::optional<transport::SourceIndex> sender);
   void verify_group(transport::SliceIndex slice, transport::SourceIndex source);
   void verify_range(transport::SliceIndex slice, transport::SourceIndex source);
   void ask_for_digests(std::shared_ptr<RangeCheck> check, transport::SourceIndex from);
@@ -148,7 +163,8 @@ class PlanSliceSource final : public transport::SliceSource,
   std::unordered_map<transport::SliceIndex, Staged> staged_;  // guarded by mutex_
   std::unordered_map<transport::SliceIndex, Group> groups_;   // by first slice, guarded by mutex_
   std::unordered_map<TileIndex, std::uint32_t> parts_open_;   // guarded by mutex_
-  planner::Expansion scratch_;                                // engine thread only
+  std::map<std::optional<transport::SourceIndex>, WrongBytes> wrong_;  // guarded by mutex_
+  planner::Expansion scratch_;                                         // engine thread only
 };
 
 }  // namespace rekindle::pull

@@ -1,4 +1,5 @@
 // PlanSliceSource: verification, on the digest pool.
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -6,6 +7,7 @@
 #include "recovery/pull/slice_source.h"
 #include "src/base/log.h"
 #include "src/store/fault_guard.h"
+#include "src/tensor/canonical.h"
 
 namespace rekindle::pull {
 
@@ -34,7 +36,7 @@ struct PlanSliceSource::RangeCheck {
 void PlanSliceSource::verify(SliceIndex slice, SourceIndex source) {
   if (plan_.kind(slice) == SliceKind::kRange) return verify_range(slice, source);
   if (plan_.group_size(slice) > 1) return verify_group(slice, source);
-  const Verdict verdict = verify_tiles(slice, source, false);
+  const Verdict verdict = verify_tiles(slice, source, source);
   {
     const std::lock_guard lock(mutex_);
     leave_staging(slice);
@@ -43,9 +45,10 @@ void PlanSliceSource::verify(SliceIndex slice, SourceIndex source) {
 }
 
 // The tiles that `slice` completes: copied out of staging and marked when all of them are good.
-// keep_good: those that are good are marked even when others are not; only where the bytes are not
-// read again in this transfer, or a marked tile would be written to.
-Verdict PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source, bool keep_good) {
+// Without a sender whom all bytes are from, those that are good are marked even when others are
+// not: the bytes are not read again in this transfer, or a marked tile would be written to.
+Verdict PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source,
+                                      std::optional<SourceIndex> sender) {
   std::byte* staging = staging_of(slice);
   const bool staged = plan_.kind(slice) == SliceKind::kStaged;
   Expansion expansion;
@@ -63,11 +66,8 @@ Verdict PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source, bool
       continue;
     }
     verdict = tile;
-    ++counters_->corrupt_tiles;
-    log::warn("pull.tile_corrupt", "tensor", checkpoint_.tensors[work.tensor].name, "box",
-              work.box.to_string(), "source",
-              plan_.group_size(slice) > 1 ? "a group of slices" : std::to_string(source));
-    if (!keep_good || staged) return verdict;
+    note_wrong(work, sender);
+    if (sender || staged) return verdict;
   }
   if (staged && staging != nullptr && !scatter(expansion, staging)) return Verdict::kLocalFault;
   for (const TileIndex tile : verified) mark(tile);
@@ -93,12 +93,12 @@ void PlanSliceSource::verify_group(SliceIndex slice, SourceIndex source) {
     complete = !spoiled && ++group.landed == plan_.group_size(slice);
     if (spoiled) leave_staging(slice);  // what it was read again for is left to the next plan
   }
-  const bool one_source = info(slice).candidates.count() == 1;
+  const auto sender = only_source(first, last);
   Verdict verdict = Verdict::kAccept;
   if (complete) {
     SourceIndex of_last = 0;
     while (!plan_.candidates(last).test(of_last)) ++of_last;  // any will do: only where bytes go
-    verdict = verify_tiles(last, of_last, !one_source);
+    verdict = verify_tiles(last, of_last, sender);
     const std::lock_guard lock(mutex_);
     for (SliceIndex i = first; i <= last; ++i) leave_staging(i);
     if (verdict == Verdict::kAccept) {
@@ -107,11 +107,37 @@ void PlanSliceSource::verify_group(SliceIndex slice, SourceIndex source) {
       groups_[first].spoiled = true;
     }
   }
-  if (verdict == Verdict::kRetry && !one_source) {
+  if (verdict == Verdict::kRetry && !sender) {
     counters_->rejected_bytes += plan_.slice_bytes(slice);
     verdict = Verdict::kAccept;
   }
   finish(slice, verdict);
+}
+
+// The source that all slices of a group come from.
+std::optional<SourceIndex> PlanSliceSource::only_source(SliceIndex first, SliceIndex last) const {
+  transport::SourceMask all;
+  for (SliceIndex i = first; i <= last; ++i) all = all | info(i).candidates;
+  if (all.count() != 1) return std::nullopt;
+  return static_cast<SourceIndex>(std::countr_zero(all.bits()));
+}
+
+void PlanSliceSource::note_wrong(const TileWork& work, std::optional<SourceIndex> sender) {
+  const TensorInfo& info = checkpoint_.tensors[work.tensor];
+  const std::string where = canonical::printable(info.name) + work.box.to_string();
+  ++counters_->corrupt_tiles;
+  log::warn("pull.tile_corrupt", "tile", where, "source",
+            sender ? std::to_string(*sender) : "several together");
+  const std::lock_guard lock(mutex_);
+  WrongBytes& wrong = wrong_[sender];
+  ++wrong.slices;
+  wrong.where = where;
+}
+
+WrongBytes PlanSliceSource::wrong_bytes(std::optional<SourceIndex> source) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = wrong_.find(source);
+  return found == wrong_.end() ? WrongBytes() : found->second;
 }
 
 // A slice whose covering reads landed in staging of its own.
@@ -157,12 +183,14 @@ void PlanSliceSource::judge(const std::shared_ptr<RangeCheck>& check, SourceInde
     Verdict verdict = digests->size() == check->works.size() ? Verdict::kAccept : Verdict::kRetry;
     for (std::size_t i = 0; verdict == Verdict::kAccept && i < check->works.size(); ++i) {
       verdict = verify_part(check->works[i], (*digests)[i]);
+      if (verdict == Verdict::kRetry) note_wrong(check->works[i], check->source);
     }
     if (verdict == Verdict::kAccept) mark_parts(check->works);
     return finish(check->slice, verdict);
   }
   log::warn("pull.range_digest_failed", "source", from, "error", digests.error());
   if (digests.error().code() == ErrorCode::kCorrupt && from == check->source) {
+    if (!check->works.empty()) note_wrong(check->works.front(), from);
     return finish(check->slice, Verdict::kRetry);
   }
   for (SourceIndex next = 0; check->asks < kDigestAsks && next < transport::kMaxSources; ++next) {

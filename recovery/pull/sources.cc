@@ -134,7 +134,8 @@ void PullJob::add_local_sources() {
     const std::string name = "store:" + stored->directory.filename().string();
     const bool known = std::any_of(sources_->begin(), sources_->end(),
                                    [&](const ActiveSource& source) { return source.name == name; });
-    if (known || sources_->size() >= transport::kMaxSources) continue;
+    if (known || quarantined_.contains(name) || sources_->size() >= transport::kMaxSources)
+      continue;
     ActiveSource source;
     source.name = name;
     source.layout = std::shared_ptr<const Layout>(stored, &stored->manifest.layout);
@@ -163,6 +164,26 @@ Result<void> PullJob::add_fallback() {
   if (sources_->size() >= transport::kMaxSources) sources_->pop_back();
   sources_->push_back(std::move(source));
   return {};
+}
+
+// After a transfer. Wrong bytes add up over all transfers of this pull.
+void PullJob::judge_sources() {
+  for (auto& source : *sources_) {
+    auto& wrong = wrong_slices_[source.name];
+    wrong += source.wrong.slices;
+    if (!source.quarantined && source.wrong.slices > 0 && wrong >= kWrongSlicesToQuarantine) {
+      source.lost = source.quarantined = true;
+      source.cause = wrong_bytes_cause(source.wrong.where);
+      log::warn("pull.source_lost", "source", source.name, "cause", source.cause);
+      show({}, fmt::format("source {} lost: {}", source.name, source.cause));
+    }
+    if (source.quarantined) quarantined_[source.name] = source.cause;
+    if (source.peer == nullptr || !source.lost) continue;
+    const auto incarnation = source.peer->incarnation();
+    // Who delivers may be lost as often as the network likes: there is an end to that.
+    if (source.bytes > 0) losses_.erase(incarnation);
+    if (source.quarantined || ++losses_[incarnation] >= kLossesToBan) banned_.insert(incarnation);
+  }
 }
 
 void PullJob::forget_lost_sources() {
@@ -196,13 +217,17 @@ Result<std::unique_ptr<planner::Plan>> PullJob::make_plan() {
 }
 
 Error PullJob::no_source_error(const planner::Plan& plan) const {
-  return {
-      ErrorCode::kNotFound,
-      fmt::format(
-          "NO_SOURCE: no living source holds {} part(s) of {}: {}; start an agent that holds it, "
-          "or give --fallback DIR",
-          plan.missing().size(), resolved_.id.to_string(),
-          planner::describe_missing(*checkpoint_, plan.missing(), kMissingShown))};
+  std::string quarantined;
+  for (const auto& [name, why] : quarantined_) {
+    quarantined += fmt::format("source {} is {}; ", name, why);
+  }
+  if (!quarantined.empty()) quarantined += "check its copy with `rekindle verify`; ";
+  return {ErrorCode::kNotFound,
+          fmt::format(
+              "NO_SOURCE: no living source holds {} part(s) of {}: {}; {}start an agent that "
+              "holds it, or give --fallback DIR",
+              plan.missing().size(), resolved_.id.to_string(),
+              planner::describe_missing(*checkpoint_, plan.missing(), kMissingShown), quarantined)};
 }
 
 rpc::Task<Result<PlanSummary>> PullJob::plan_only() {

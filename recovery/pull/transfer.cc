@@ -66,6 +66,7 @@ rpc::Task<Result<void>> Transfer::run() {
   batch_.reset();
   CO_TRY_VOID(co_await drain_verifications());
   co_await close_sessions();
+  for (SourceIndex i = 0; i < sources_.size(); ++i) sources_[i].wrong = slices_->wrong_bytes(i);
   const bool tried_all = !outcome && outcome.error().code() == ErrorCode::kUnavailable && starved_;
   if (!tried_all) co_return outcome;
   co_return fail(ErrorCode::kUnavailable, "no source is left for a part of {}", id_.to_string());
@@ -176,7 +177,8 @@ void Transfer::handle_lost(SourceIndex index, const Error& cause) {
   }
   source.quarantined = cause.code() == ErrorCode::kCorrupt;
   if (source.quarantined || source.peer == nullptr || source.reconnects >= kReconnectsPerSource) {
-    return lose(index, cause.message());
+    const std::string where = source.quarantined ? slices_->wrong_bytes(index).where : "";
+    return lose(index, where.empty() ? cause.message() : wrong_bytes_cause(where));
   }
   ++source.reconnects;
   log::info("pull.reconnect", "source", source.name, "cause", cause);

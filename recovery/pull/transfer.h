@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
 
 #include "recovery/planner/plan.h"
 #include "recovery/pull/digest_calls.h"
@@ -42,8 +43,14 @@ struct ActiveSource {
   bool slow = false;  // alive, but its last slices were taken from it; not connected now
   bool lost = false;
   bool quarantined = false;
+  WrongBytes wrong;  // of this transfer, when it has ended
   std::string cause;
 };
+
+// Why a source is lost that sent wrong bytes twice.
+inline std::string wrong_bytes_cause(const std::string& where) {
+  return fmt::format("quarantined: it sent wrong bytes of {}", where);
+}
 
 // One run of one plan over the engine: connects the sources, feeds the batch, reconnects a lost
 // source once, and ends when every slice is accepted, when some slice has no source left
@@ -68,6 +75,8 @@ class Transfer final : private transport::BatchObserver {
   // A cancelled coroutine ends the batch, waits for its drain and returns kUnavailable
   // ("cancelled"); it must have been told not to throw (this_coro::throw_if_cancelled(false)).
   rpc::Task<Result<void>> run();
+  // After it: what several sources brought together and nobody can be blamed for.
+  WrongBytes wrong_together() const { return slices_->wrong_bytes(std::nullopt); }
 
  private:
   struct Event {

@@ -21,9 +21,9 @@ class WrongBytes : public ::testing::TestWithParam<const char*> {
     make_checkpoint(fleet_.dir("model"), 48, 1024, 7);  // a tensor is a slice
   }
 
-  void start_source(const std::string& name) {
+  void start_source(const std::string& name, const std::string& version = "m@1") {
     fleet_.start_agent(name);
-    fleet_.publish(name, "m@1", fleet_.dir("model"));
+    fleet_.publish(name, version, fleet_.dir("model"));
   }
 
   fs::path segment_of(const std::string& agent) {
@@ -60,9 +60,9 @@ class WrongBytes : public ::testing::TestWithParam<const char*> {
     }
   }
 
-  Fleet::Answer pull() {
+  Fleet::Answer pull(const std::string& version = "m@1") {
     return fleet_.run_command(
-        {"pull", "m@1", "--to", fleet_.dir("out").string(), "--transport", GetParam()});
+        {"pull", version, "--to", fleet_.dir("out").string(), "--transport", GetParam()});
   }
   void expect_complete(const Fleet::Answer& answer) {
     ASSERT_EQ(answer.exit_code, 0) << answer.err;
@@ -112,14 +112,23 @@ TEST_P(WrongBytes, ASourceWithRottenMemoryIsQuarantined) {
   EXPECT_GT(answer.json["refetched_bytes"], 0);
 }
 
-// Row 10 without another source: corrupt bytes are never handed over.
-TEST_P(WrongBytes, TheOnlySourceWithRottenMemoryIsAnErrorThatNamesIt) {
-  start_source("a");
-  rot_everywhere("a");
-  const auto answer = pull();
-  expect_nothing_activated(answer);
-  EXPECT_THAT(answer.err, HasSubstr("a")) << answer.err;
-  EXPECT_THAT(answer.err, HasSubstr("quarantined")) << answer.err;
+// Row 10 without another source: corrupt bytes are never handed over. A tensor is a slice, or
+// several.
+TEST_P(WrongBytes, TheOnlySourceWithRottenMemoryIsAnErrorThatNamesItAndWhatToDo) {
+  for (const bool one_large : {false, true}) {
+    SCOPED_TRACE(one_large);
+    if (one_large) make_checkpoint(fleet_.dir("model"), 1, 4096, 7);
+    start_source(one_large ? "b" : "a", one_large ? "large@1" : "m@1");
+    rot_everywhere(one_large ? "b" : "a");
+    const auto answer = pull(one_large ? "large@1" : "m@1");
+    expect_nothing_activated(answer);
+    EXPECT_EQ(answer.exit_code, 3) << answer.err;
+    const std::string error = answer.err.substr(answer.err.find("NO_SOURCE"));
+    EXPECT_THAT(error, HasSubstr(one_large ? "source b is quarantined: it sent wrong bytes of"
+                                           : "source a is quarantined: it sent wrong bytes of"));
+    EXPECT_THAT(error, HasSubstr("model.layers."));
+    EXPECT_THAT(error, HasSubstr("`rekindle verify`"));
+  }
 }
 
 // Row 11.

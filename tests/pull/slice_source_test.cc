@@ -225,6 +225,8 @@ TEST_F(SliceSourceTest, AStagedGroupWithAWrongByteIsNotMarkedAndReadAgain) {
   }
   EXPECT_EQ(verified_->snapshot().count(), 0u);
   EXPECT_GT(counters_->corrupt_tiles, 0u);
+  EXPECT_EQ(slices_->wrong_bytes(std::nullopt).slices, counters_->corrupt_tiles);
+  for (const SourceIndex i : {0u, 1u, 2u}) EXPECT_EQ(slices_->wrong_bytes(i).slices, 0u) << i;
   replan(1);
   fetch_all();
   expect_done();
@@ -287,6 +289,8 @@ TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesDigests) 
   add_source(0, kRows);
   want(96, 192);
   EXPECT_EQ(fetch(0, 0, true), Verdict::kRetry);
+  EXPECT_EQ(slices_->wrong_bytes(0).slices, 1u);
+  EXPECT_EQ(slices_->wrong_bytes(0).where.rfind("w[", 0), 0u) << slices_->wrong_bytes(0).where;
   refusals_.insert_or_assign(0, Error(ErrorCode::kTimeout, "scripted"));
   EXPECT_EQ(fetch(0, 0, true), Verdict::kRetry);
   EXPECT_EQ(verified_->snapshot().count(), 0u);
