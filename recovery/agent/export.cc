@@ -150,6 +150,20 @@ Result<Manifest> weights_only(const Manifest& manifest, const std::set<std::uint
 
 fs::path export_store(const fs::path& directory) { return directory / ".rekindle"; }
 
+void drop_unused_store(const fs::path& directory) {
+  const fs::path store = export_store(directory);
+  std::error_code error;
+  for (const std::string_view used : {"models", "staging"}) {
+    for (auto it = fs::recursive_directory_iterator(store / used, error);
+         !error && it != fs::end(it); it.increment(error)) {
+      if (!it->is_directory(error)) return;
+    }
+    if (error && error != std::errc::no_such_file_or_directory) return;
+  }
+  if (fs::exists(store / kExporting, error)) return;
+  fs::remove_all(store, error);
+}
+
 Result<void> check_export_target(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);

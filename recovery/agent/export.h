@@ -11,6 +11,10 @@ namespace rekindle::agent {
 // pull is resumed), and then turned into a plain checkpoint directory.
 std::filesystem::path export_store(const std::filesystem::path& directory);  // DIR/.rekindle
 
+// After a pull that failed: removes the inner store unless there is something in it to go on from.
+// The store is still open, so that nobody else uses it.
+void drop_unused_store(const std::filesystem::path& directory);
+
 // Refuses a directory that holds weights which are not ours to replace.
 Result<void> check_export_target(const std::filesystem::path& directory);
 

@@ -1,8 +1,11 @@
 // open_host: the agent of this host over its unix socket, or one embedded in this process.
 #include "recovery/agent/host.h"
 
+#include <cstdlib>
 #include <optional>
 #include <utility>
+
+#include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -39,6 +42,25 @@ Error interrupted_error(const pull::PullRequest& request) {
                       request.ref.to_string())};
 }
 
+// A place for the store of a process that only asks: gone with it.
+class ScratchDirectory {
+ public:
+  ~ScratchDirectory() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  Result<std::filesystem::path> make() {
+    std::error_code error;
+    std::string name = (std::filesystem::temp_directory_path(error) / "rekindle-XXXXXX").string();
+    if (error || ::mkdtemp(name.data()) == nullptr) return fail_errno(errno, "create " + name);
+    path_ = name;
+    return path_;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
 class EmbeddedHost final : public Host {
  public:
   static Result<std::unique_ptr<Host>> open(const HostOptions& options) {
@@ -61,6 +83,8 @@ class EmbeddedHost final : public Host {
 
   Result<TransferSummary> pull(const PullRequest& request, const OnProgress& progress) override {
     const bool to_directory = !request.to.empty();
+    std::error_code ignored;
+    const bool is_new = to_directory && !std::filesystem::exists(request.to, ignored);
     if (to_directory) TRY_VOID(check_export_target(request.to));
     TRY_VOID(ensure(to_directory ? export_store(request.to) : options_.store_directory));
     const auto interruption = std::make_shared<Interruption>(thread_.executor());
@@ -68,6 +92,8 @@ class EmbeddedHost final : public Host {
         [&](OnProgress forward) { return core_->pull(request, std::move(forward)); }, progress,
         interruption);
     if (!outcome) {
+      if (to_directory) drop_unused_store(request.to);
+      if (is_new) std::filesystem::remove(request.to, ignored);  // when nothing is in it
       interrupted_by_ = interruption->signal();
       if (interrupted_by_ != 0) return fail(interrupted_error(request));
       return fail(std::move(outcome).error());
@@ -81,10 +107,19 @@ class EmbeddedHost final : public Host {
   }
   int interrupted_by() const override { return interrupted_by_; }
 
+  // Leaves nothing behind: a store that is not there is not made.
   Result<PlanSummary> plan(const PullRequest& request) override {
-    TRY_VOID(ensure(options_.store_directory));
-    return thread_.run<Result<PlanSummary>>([&](const OnProgress&) { return core_->plan(request); },
-                                            {});
+    ScratchDirectory scratch;
+    std::filesystem::path store = options_.store_directory;
+    std::error_code ignored;
+    if (!request.to.empty() || !std::filesystem::exists(store, ignored)) {
+      TRY(store, scratch.make());
+    }
+    TRY_VOID(ensure(store));
+    auto plan = thread_.run<Result<PlanSummary>>(
+        [&](const OnProgress&) { return core_->plan(request); }, {});
+    close();
+    return plan;
   }
 
   Result<std::uint64_t> retire(const ModelVersion& id) override {

@@ -66,7 +66,7 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
     CO_TRY_VOID(co_await begin());
     auto transferred = co_await transfer_all();
     if (!transferred) {
-      pending_.reset();  // stays on disk, to be resumed
+      leave_pending();
       co_return fail(std::move(transferred).error());
     }
     CO_TRY(stored, co_await commit());
@@ -145,6 +145,15 @@ rpc::Task<Result<void>> PullJob::begin() {
   CO_TRY(pending_, std::move(begun));
   verified_ = std::make_shared<VerifiedTiles>((*pending_)->verified());
   co_return Result<void>();
+}
+
+// What has verified stays on disk, to be resumed; files without any of it do not.
+void PullJob::leave_pending() {
+  const bool in_use = pending_.use_count() > 1;  // by verifications that did not end
+  if (!in_use && verified_->snapshot().count() == 0) {
+    environment_.store->discard(std::move(*pending_));
+  }
+  pending_.reset();
 }
 
 rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit() {
@@ -246,7 +255,10 @@ Result<TransferSummary> PullJob::summarize(const store::StoredVersion& stored) {
   summary_.fetched_bytes = counters_->landed_bytes;
   summary_.refetched_bytes = counters_->rejected_bytes;
   std::set<TensorIndex> tensors;
-  for (const auto& entry : manifest.layout.entries()) tensors.insert(entry.tensor);
+  for (const auto& entry : manifest.layout.entries()) {
+    if (!is_file_tensor(manifest.checkpoint->tensors[entry.tensor].name))
+      tensors.insert(entry.tensor);
+  }
   summary_.tensors = static_cast<std::uint32_t>(tensors.size());
   summary_.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - started_);

@@ -47,6 +47,7 @@ class PullJob {
   rpc::Task<Result<void>> resolve();
   rpc::Task<Result<void>> find_wanted();
   rpc::Task<Result<void>> begin();
+  void leave_pending();
   rpc::Task<Result<void>> transfer_all();
   rpc::Task<Result<void>> find_more_sources(const planner::Plan& plan);
   rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> commit();

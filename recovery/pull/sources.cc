@@ -255,7 +255,7 @@ rpc::Task<Result<PlanSummary>> PullJob::plan_only() {
   std::set<TensorIndex> tensors;
   for (const auto& [tensor, box] : wanted_) {
     const TensorInfo& info = checkpoint_->tensors[tensor];
-    tensors.insert(tensor);
+    if (!is_file_tensor(info.name)) tensors.insert(tensor);
     summary.wanted.push_back({info.name, std::string(dtype_name(info.dtype)),
                               info.shape.to_string(), box.to_string(),
                               box.elements() * dtype_size_bytes(info.dtype)});

@@ -54,11 +54,11 @@ struct TransferSummary {
   Digest128 root;
   Digest128 layout;
   std::filesystem::path path;
-  std::uint64_t bytes = 0;            // of tensors now held
+  std::uint64_t bytes = 0;            // now held
   std::uint64_t fetched_bytes = 0;    // over the wire this time
   std::uint64_t resumed_bytes = 0;    // verified by an earlier try
   std::uint64_t refetched_bytes = 0;  // wrong or unfinished, fetched again
-  std::uint32_t tensors = 0;
+  std::uint32_t tensors = 0;          // without the small files
   std::chrono::milliseconds elapsed{0};
   std::vector<Phase> phases;
   std::vector<SourceLine> sources;
@@ -68,7 +68,7 @@ struct TransferSummary {
 struct PlanSummary {
   ModelVersion id;
   Digest128 root;
-  std::uint32_t tensors = 0;
+  std::uint32_t tensors = 0;  // without the small files
   std::uint64_t wanted_bytes = 0;
   std::uint64_t wire_bytes = 0;
   std::uint32_t slices = 0;

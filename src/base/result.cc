@@ -43,6 +43,8 @@ ErrorCode code_of_errno(int error_number) {
     case ENAMETOOLONG:
     case ENOTDIR:
     case EISDIR:
+    case ELOOP:
+    case ENOTEMPTY:
       return ErrorCode::kInvalid;
     case EACCES:
     case EPERM:
@@ -51,6 +53,7 @@ ErrorCode code_of_errno(int error_number) {
     case ENOMEM:
     case ENOSPC:
     case EDQUOT:
+    case EFBIG:
     case EMFILE:
     case ENFILE:
     case ENOBUFS:
@@ -66,6 +69,7 @@ ErrorCode code_of_errno(int error_number) {
     case ENOTCONN:
       return ErrorCode::kPeerLost;
     case EIO:
+    case EUCLEAN:
       return ErrorCode::kInternal;
     default:
       return ErrorCode::kUnavailable;

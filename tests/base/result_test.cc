@@ -43,6 +43,9 @@ TEST(ResultTest, ContextStandsInFront) {
 
 TEST(ResultTest, ErrnoChoosesTheCode) {
   EXPECT_EQ(errno_error(ENOSPC, "x").code(), ErrorCode::kExhausted);
+  EXPECT_EQ(errno_error(EFBIG, "x").code(), ErrorCode::kExhausted);
+  EXPECT_EQ(errno_error(EIO, "x").code(), ErrorCode::kInternal);
+  EXPECT_EQ(errno_error(ELOOP, "x").code(), ErrorCode::kInvalid);
   EXPECT_EQ(errno_error(ENOENT, "x").code(), ErrorCode::kNotFound);
   EXPECT_EQ(errno_error(EACCES, "x").code(), ErrorCode::kDenied);
   EXPECT_EQ(errno_error(ECONNRESET, "x").code(), ErrorCode::kPeerLost);

@@ -35,6 +35,9 @@ TEST_F(CliSession, PublishedOnOneHostPulledOnAnotherAndIntoADirectory) {
   ASSERT_EQ(pulled.exit.code, 0) << pulled.err;
   EXPECT_EQ(json_of(pulled)["root"], json_of(published)["root"]);
   EXPECT_EQ(json_of(pulled)["version"], 3);
+  // config.json is no tensor.
+  EXPECT_EQ(json_of(published)["tensors"], 2);
+  EXPECT_EQ(json_of(pulled)["tensors"], 2);
 
   const Finished copied = rekindle(
       {"pull", "m@3", "--to", dir_ / "out", "--coordinator", coordinator_->address(), "--json"});
@@ -77,7 +80,12 @@ TEST_F(CliSession, ADryRunTransfersNothing) {
   ASSERT_TRUE(json.is_object());
   EXPECT_EQ(json["complete"], true);
   EXPECT_GE(json["wanted_bytes"].get<std::uint64_t>(), 1U << 20);
-  EXPECT_FALSE(std::filesystem::exists(dir_ / "c/models/m@3"));
+  EXPECT_EQ(json["tensors"], 1);
+  std::vector<std::string> into = with_json;
+  into.insert(into.end(), {"--to", dir_ / "out"});
+  EXPECT_EQ(json_of(rekindle(into))["complete"], true);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "c"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }
 
 TEST_F(CliSession, WhatNobodyHoldsIsNotFound) {
@@ -85,6 +93,19 @@ TEST_F(CliSession, WhatNobodyHoldsIsNotFound) {
       {"pull", "absent@1", "--to", dir_ / "out", "--coordinator", coordinator_->address()});
   EXPECT_EQ(done.exit.code, 3) << done.err;
   EXPECT_THAT(done.err, HasSubstr("absent@1"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
+  // A directory that was there before stays as it was.
+  EXPECT_EQ(
+      rekindle({"pull", "absent@1", "--to", dir_ / "in", "--coordinator", coordinator_->address()})
+          .exit.code,
+      7);
+  write_file(dir_ / "mine/notes", "mine");
+  EXPECT_EQ(rekindle({"pull", "absent@1", "--to", dir_ / "mine", "--coordinator",
+                      coordinator_->address()})
+                .exit.code,
+            3);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "mine/.rekindle"));
+  EXPECT_EQ(read_file(dir_ / "mine/notes"), "mine");
 }
 
 TEST_F(CliSession, TheSameVersionWithOtherBytesIsRefused) {

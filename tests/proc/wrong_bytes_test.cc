@@ -117,7 +117,11 @@ TEST_P(WrongBytes, ASourceWithRottenMemoryIsQuarantined) {
 TEST_P(WrongBytes, TheOnlySourceWithRottenMemoryIsAnErrorThatNamesItAndWhatToDo) {
   for (const bool one_large : {false, true}) {
     SCOPED_TRACE(one_large);
-    if (one_large) make_checkpoint(fleet_.dir("model"), 1, 4096, 7);
+    if (one_large) {
+      make_checkpoint(fleet_.dir("model"), 1, 4096, 7);
+      fs::remove(fleet_.dir("model") / "config.json");
+      fs::remove_all(fleet_.dir("out"));
+    }
     start_source(one_large ? "b" : "a", one_large ? "large@1" : "m@1");
     rot_everywhere(one_large ? "b" : "a");
     const auto answer = pull(one_large ? "large@1" : "m@1");
@@ -128,6 +132,8 @@ TEST_P(WrongBytes, TheOnlySourceWithRottenMemoryIsAnErrorThatNamesItAndWhatToDo)
                                            : "source a is quarantined: it sent wrong bytes of"));
     EXPECT_THAT(error, HasSubstr("model.layers."));
     EXPECT_THAT(error, HasSubstr("`rekindle verify`"));
+    // Nothing of the large tensor has verified: there is nothing to go on from.
+    EXPECT_TRUE(!one_large || !fs::exists(fleet_.dir("out")));
   }
 }
 

@@ -83,7 +83,7 @@ void print_plan(const agent::PlanSummary& plan) {
   print("\n" + table({{"TENSOR"}, {"DTYPE"}, {"SHAPE"}, {"BOX"}, {"BYTES", true}}, rows));
   if (files > 0) print_line(fmt::format("and {} small files (configuration, tokenizer)", files));
   if (plan.wanted_total > plan.wanted.size()) {
-    print_line(fmt::format("and {} more: choose some with --tensors",
+    print_line(fmt::format("and {} more parts or files: choose some with --tensors",
                            plan.wanted_total - plan.wanted.size()));
   }
   for (const std::string& line : plan.missing) print_line("missing: " + printable(line));
@@ -124,7 +124,7 @@ Result<int> pull(Session& session, const PullArgs& args) {
   const Settings& settings = session.settings;
   TRY(const agent::PullRequest request, to_request(args));
   agent::HostOptions options = host_options(settings);
-  options.embedded_only = !request.to.empty() && !args.dry_run;  // it leaves the store alone
+  options.embedded_only = !request.to.empty();  // it leaves the store alone
   TRY(const auto host, agent::open_host(options));
   if (args.dry_run) return dry_run(settings, *host, request);
   agent::TransferSummary summary;
