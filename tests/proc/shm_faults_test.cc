@@ -211,6 +211,23 @@ TEST_F(ShmFaults, TheOnlySegmentTruncatedIsAnErrorNotACrash) {
   EXPECT_FALSE(fs::exists(fleet_.dir("out") / "rekindle.manifest"));
 }
 
+// Row 48 at the puller's end: nobody is to blame but who cut the file, and the same command goes
+// on.
+TEST_F(ShmFaults, ADestinationCutShortEndsThePullAndBlamesNoSource) {
+  start_sources({"a"});
+  const auto pull = stopped_pull();
+  ASSERT_NE(pull, nullptr);
+  fs::resize_file(partial_under(fleet_.dir("out")), 4096);
+  const auto answer = go_on(*pull);
+  EXPECT_EQ(answer.exit_code, 1) << answer.err;
+  EXPECT_THAT(answer.err, HasSubstr("another process changed it"));
+  EXPECT_THAT(answer.err, ::testing::Not(HasSubstr("quarantine")));
+  EXPECT_FALSE(fs::exists(fleet_.dir("out") / "rekindle.manifest"));
+  const auto again = fleet_.run_command(pull_arguments());
+  ASSERT_NO_FATAL_FAILURE(expect_complete(again));
+  EXPECT_EQ(again.json["refetched_bytes"], 0);
+}
+
 // Row 52.
 TEST_F(ShmFaults, PullKilledHalfwayResumesWhereItWas) {
   start_sources({"a"});

@@ -240,5 +240,20 @@ TEST_F(SourceFaults, SegmentTruncatedUnderItsMappingFailsReadsNotTheAgent) {
   EXPECT_TRUE(fleet_.agent("a").process->running());
 }
 
+// Row 48 at the puller's end.
+TEST_F(SourceFaults, ADestinationCutShortEndsThePullAndBlamesNoSource) {
+  start_sources({"a"}, kSlowly);
+  auto pull = start_pull();
+  wait_for_data("a");
+  fs::resize_file(partial_under(fleet_.dir("out")), 4096);
+  const auto answer = finish(*pull);
+  EXPECT_EQ(answer.exit_code, 1) << answer.err;
+  EXPECT_NE(answer.err.find("another process changed it"), std::string::npos) << answer.err;
+  auto again = start_pull();
+  const auto second = finish(*again);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(second));
+  EXPECT_EQ(second.json["refetched_bytes"], 0);
+}
+
 }  // namespace
 }  // namespace rekindle::testing

@@ -157,6 +157,13 @@ std::uint64_t make_checkpoint(const fs::path& dir, int tensors, std::uint64_t ro
   return total;
 }
 
+fs::path partial_under(const fs::path& dir) {
+  for (const auto& item : fs::recursive_directory_iterator(dir)) {
+    if (item.path().filename() == "model.safetensors.partial") return item.path();
+  }
+  throw std::runtime_error("nothing is pulled into " + dir.string());
+}
+
 std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
   const auto left = read_tensors(a);
   const auto right = read_tensors(b);
