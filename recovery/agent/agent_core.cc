@@ -223,10 +223,7 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
   summary.layout = manifest.layout.digest();
   summary.path = (*stored)->directory;
   summary.bytes = manifest.layout.payload_bytes();
-  const auto& tensors = manifest.checkpoint->tensors.tensors();
-  summary.tensors = static_cast<std::uint32_t>(
-      std::count_if(tensors.begin(), tensors.end(),
-                    [](const TensorInfo& info) { return !is_file_tensor(info.name); }));
+  summary.tensors = count_tensors(manifest.checkpoint->tensors, manifest.layout);
   summary.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - started);
   log::info("publish.ready", "version", request.id.to_string(), "root", summary.root.hex(), "bytes",

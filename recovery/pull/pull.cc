@@ -254,12 +254,7 @@ Result<TransferSummary> PullJob::summarize(const store::StoredVersion& stored) {
   summary_.bytes = manifest.layout.payload_bytes();
   summary_.fetched_bytes = counters_->landed_bytes;
   summary_.refetched_bytes = counters_->rejected_bytes;
-  std::set<TensorIndex> tensors;
-  for (const auto& entry : manifest.layout.entries()) {
-    if (!is_file_tensor(manifest.checkpoint->tensors[entry.tensor].name))
-      tensors.insert(entry.tensor);
-  }
-  summary_.tensors = static_cast<std::uint32_t>(tensors.size());
+  summary_.tensors = count_tensors(manifest.checkpoint->tensors, manifest.layout);
   summary_.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - started_);
   for (const auto& [key, line] : lines_) summary_.sources.push_back(line);

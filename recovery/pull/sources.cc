@@ -252,15 +252,13 @@ rpc::Task<Result<PlanSummary>> PullJob::plan_only() {
     }
     summary.sources.push_back(std::move(line));
   }
-  std::set<TensorIndex> tensors;
   for (const auto& [tensor, box] : wanted_) {
     const TensorInfo& info = checkpoint_->tensors[tensor];
-    if (!is_file_tensor(info.name)) tensors.insert(tensor);
     summary.wanted.push_back({info.name, std::string(dtype_name(info.dtype)),
                               info.shape.to_string(), box.to_string(),
                               box.elements() * dtype_size_bytes(info.dtype)});
   }
-  summary.tensors = static_cast<std::uint32_t>(tensors.size());
+  summary.tensors = count_tensors(checkpoint_->tensors, packed_->layout);
   for (const auto& missing : plan->missing()) {
     summary.missing.push_back(checkpoint_->tensors[missing.tensor].name + missing.box.to_string());
   }

@@ -236,4 +236,12 @@ Result<Layout> Layout::parse(const TensorSet& tensors, std::string_view bytes) {
   return layout;
 }
 
+std::uint32_t count_tensors(const TensorSet& tensors, const Layout& layout) {
+  std::uint32_t count = 0;
+  for (TensorIndex i = 0; i < tensors.size(); ++i) {
+    if (!layout.entries_of(i).empty() && !is_file_tensor(tensors[i].name)) ++count;
+  }
+  return count;
+}
+
 }  // namespace rekindle

@@ -65,6 +65,9 @@ class Layout {
   Digest128 digest_;
 };
 
+// How many tensors have a box in the layout; a checkpoint's small files are not counted.
+std::uint32_t count_tensors(const TensorSet& tensors, const Layout& layout);
+
 // Lays `boxes` out as safetensors files of at most `max_segment_bytes` (a tensor is never split
 // over files), in the order of the tensor set, larger dtypes first inside a file so that everything
 // is aligned. Names are "model.safetensors" or "model-0000i-of-0000n.safetensors"; file tensors get
