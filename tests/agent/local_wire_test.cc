@@ -37,7 +37,7 @@ TEST(LocalWire, APlanThatFitsIsWhole) {
 
 // A layout like Kimi-K2's has 140,000 tensors. Names may be much longer than there.
 TEST(LocalWire, AVeryLargePlanFitsAFrameAndItsTotalsAreExact) {
-  for (const std::size_t name_bytes : {1, 60, 500}) {
+  for (const std::size_t name_bytes : {1ul, 60ul, 500ul}) {
     const auto response = to_proto(plan_of(140'000, 140'000, name_bytes));
     EXPECT_LT(response.ByteSizeLong(), rpc::kMaxFrameBytes / 4 * 3) << name_bytes;
     const PlanSummary got = from_proto(response);

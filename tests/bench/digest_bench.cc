@@ -32,7 +32,7 @@ void digest_tensor(benchmark::State& state, const Shape& shape) {
     }
     benchmark::DoNotOptimize(sum);
   }
-  state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * kBytes));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(kBytes));
   state.SetLabel(std::string(digest_simd_level()) + ", tile " + grid.tile_extent().to_string());
 }
 
@@ -51,7 +51,7 @@ void BM_Memcpy(benchmark::State& state) {
     benchmark::DoNotOptimize(to.data());
     benchmark::ClobberMemory();
   }
-  state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * kBytes));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(kBytes));
 }
 
 BENCHMARK(BM_Memcpy)->Unit(benchmark::kMillisecond);

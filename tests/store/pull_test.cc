@@ -118,7 +118,7 @@ TEST_F(PullTest, ADamagedResumeFileMeansStartingOver) {
 
 // By another process, to any length.
 TEST_F(PullTest, ASegmentCutShortWhileItIsFilledIsNamedAndTheNextTryGoesOn) {
-  for (const std::uint64_t left : {0, 5000}) {
+  for (const std::uint64_t left : {0ul, 5000ul}) {
     auto pending = begin(all_boxes(*checkpoint()));
     fill_all(*pending, *source_);
     EXPECT_TRUE(pending->check_sizes());
@@ -139,7 +139,7 @@ TEST_F(PullTest, ASegmentCutShortWhileItIsFilledIsNamedAndTheNextTryGoesOn) {
 }
 
 TEST_F(PullTest, AResumeFileCutShortWhileItIsInUseIsNamedAndNobodyCrashes) {
-  for (const std::uint64_t left : {0, 10}) {
+  for (const std::uint64_t left : {0ul, 10ul}) {
     auto pending = begin(shard_boxes(*checkpoint()));
     const fs::path resume = pending->directory() / "rekindle.resume";
     fill_all(*pending, *source_);

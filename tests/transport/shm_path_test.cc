@@ -371,7 +371,7 @@ TEST_F(ShmPathTest, SilentAndGarbledConnectionsAreClosed) {
   std::memcpy(address.sun_path + 1, endpoint.socket_name.data(), endpoint.socket_name.size());
   const auto length =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + endpoint.socket_name.size());
-  for (const std::size_t size : {0, 1, 47, 48, 49, 5000}) {
+  for (const std::size_t size : {0ul, 1ul, 47ul, 48ul, 49ul, 5000ul}) {
     const UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
     const std::vector<std::byte> garbage(size, std::byte{0x7f});
