@@ -361,7 +361,7 @@ BatchProgress Scheduler::progress() const {
     stats.paths = source.paths.size();
     stats.lost = source.lost;
     progress.bytes_in_flight += source.bytes_in_flight;
-    progress.sources.push_back(std::move(stats));
+    progress.sources.push_back(stats);
   }
   while (!progress.sources.empty() && !sources_[progress.sources.size() - 1].known) {
     progress.sources.pop_back();

@@ -137,7 +137,7 @@ Result<Manifest> weights_only(const Manifest& manifest, const std::set<std::uint
   for (LayoutEntry entry : manifest.layout.entries()) {
     if (dropped.contains(entry.segment)) continue;
     entry.segment = renumbered[entry.segment];
-    entries.push_back(std::move(entry));
+    entries.push_back(entry);
   }
   TRY(auto layout,
       Layout::create(manifest.checkpoint->tensors, std::move(segments), std::move(entries)));

@@ -10,7 +10,7 @@ ServedVersions::~ServedVersions() {
   }
 }
 
-void ServedVersions::add(std::shared_ptr<const store::StoredVersion> stored) {
+void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stored) {
   const auto key = std::pair(stored->manifest.checkpoint->root, stored->manifest.layout.digest());
   if (served_.contains(key)) return;
   Served served{stored, {}};

@@ -29,7 +29,7 @@ class ServedVersions {
   ServedVersions(const ServedVersions&) = delete;
   ServedVersions& operator=(const ServedVersions&) = delete;
 
-  void add(std::shared_ptr<const store::StoredVersion> stored);  // idempotent
+  void add(const std::shared_ptr<const store::StoredVersion>& stored);  // idempotent
   void remove(const ModelVersion& id);
 
   const Served* find(const Digest128& root, const Digest128& layout) const;

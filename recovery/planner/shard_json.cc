@@ -28,7 +28,7 @@ Result<std::uint64_t> positive(const json& value, std::string_view key) {
 
 }  // namespace
 
-Error one_line(Error error) {
+Error one_line(const Error& error) {
   constexpr std::size_t kMaxMessageBytes = 2000;
   std::string text = error.message().substr(0, kMaxMessageBytes);
   while (text.size() < error.message().size() && (text.back() & 0xC0) == 0x80) text.pop_back();

@@ -13,7 +13,7 @@
 namespace rekindle::planner {
 
 // The message in one line of bounded length: names and patterns in it come from files and users.
-Error one_line(Error error);
+Error one_line(const Error& error);
 template <typename T>
 Result<T> one_line(Result<T> result) {
   if (!result) return fail(one_line(std::move(result).error()));

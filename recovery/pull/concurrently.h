@@ -31,8 +31,8 @@ inline rpc::Task<void> told_of_cancellation(rpc::Task<void> task) {
 inline rpc::Task<void> run_all(std::vector<rpc::Task<void>> tasks) {
   auto executor = co_await boost::asio::this_coro::executor;
   struct State {
-    explicit State(boost::asio::any_io_executor where)
-        : done(std::move(where), boost::asio::steady_timer::time_point::max()) {}
+    explicit State(const boost::asio::any_io_executor& where)
+        : done(where, boost::asio::steady_timer::time_point::max()) {}
     std::size_t open = 0;
     boost::asio::steady_timer done;
     std::list<boost::asio::cancellation_signal> cancels;  // one per task

@@ -13,7 +13,7 @@ void set_thread_name(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
 }
 
-WorkerPool::WorkerPool(std::string name, std::size_t threads, std::size_t max_queued)
+WorkerPool::WorkerPool(const std::string& name, std::size_t threads, std::size_t max_queued)
     : max_queued_(max_queued) {
   threads_.reserve(threads);
   for (std::size_t i = 0; i < threads; ++i) {

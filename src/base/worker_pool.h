@@ -15,7 +15,7 @@ namespace rekindle {
 // not throw. The destructor runs what is queued and joins.
 class WorkerPool {
  public:
-  WorkerPool(std::string name, std::size_t threads, std::size_t max_queued);
+  WorkerPool(const std::string& name, std::size_t threads, std::size_t max_queued);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;

@@ -150,7 +150,7 @@ Result<void> PendingCopy::verify_marked() {
   {
     WorkerPool pool("rk-store", store_threads(), 64);
     pool.parallel_for(marked.size(), [&](std::size_t i) {
-      good[i] = tiles_.held.test(marked[i]) && still_verifies(marked[i]);
+      good[i] = tiles_.held.test(marked[i]) && still_verifies(marked[i]) ? 1 : 0;
     });
   }
   std::size_t lost = 0;

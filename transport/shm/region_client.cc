@@ -103,7 +103,7 @@ RegionClient::Found RegionClient::find(RegionKey key, TimePoint deadline) {
   if (counter_page_ != nullptr && known->second.checked_at == now) {
     return {OpStatus::kOk, known->second.mapping};
   }
-  const Found found = ask(key, false, deadline);
+  Found found = ask(key, false, deadline);
   if (found.status == OpStatus::kOk) {
     known->second.checked_at = now;
     return {OpStatus::kOk, known->second.mapping};
