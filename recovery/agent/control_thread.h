@@ -26,8 +26,8 @@ namespace rekindle::agent {
 // this were not here. Always in a shared_ptr. On its executor, but for signal().
 class Interruption : public std::enable_shared_from_this<Interruption> {
  public:
-  explicit Interruption(boost::asio::any_io_executor executor)
-      : signals_(std::move(executor), SIGINT, SIGTERM) {}
+  explicit Interruption(const boost::asio::any_io_executor& executor)
+      : signals_(executor, SIGINT, SIGTERM) {}
   void watch() {
     signals_.async_wait(
         [self = shared_from_this()](const boost::system::error_code& error, int number) {

@@ -64,7 +64,7 @@ class Publisher {
       const SourceFile* link = nullptr;
       if (adopt == Adopt::kLinkWhenPossible && is_weights(i)) link = &sources_.weights[i];
       TRY(const bool fill, copy_.add_segment(specs[i], link));
-      fill_.push_back(fill);
+      fill_.push_back(fill ? 1 : 0);
       if (fill) TRY_VOID(fill_header(i));
     }
     map_files();
