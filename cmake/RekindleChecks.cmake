@@ -1,5 +1,5 @@
 # What the structure of the tree promises, checked: the direction of includes at configure time, and
-# that each header compiles alone (target rekindle_headers).
+# that each header compiles alone (target rekindle_headers, which tools/clang-check goes through, too).
 
 # The allowed direction of includes between top-level directories:
 #   src <- transport <- recovery <- tools,   proto <- transport, recovery,   tests -> all.

@@ -1,7 +1,5 @@
 #include "transport/types.h"
 
-#include <functional>
-
 namespace rekindle::transport {
 
 std::string_view to_string(OpStatus status) {
@@ -50,13 +48,6 @@ ErrorCode to_error_code(OpStatus status) {
       return ErrorCode::kInternal;
   }
   return ErrorCode::kInternal;
-}
-
-bool writes_to(const ReadOp& op, const void* address) {
-  if (op.count == 0) return false;
-  const auto* const at = static_cast<const std::byte*>(address);
-  const auto* const end = op.local + (op.count - 1) * op.local_stride + op.run_bytes;
-  return !std::less<>()(at, op.local) && std::less<>()(at, end);
 }
 
 }  // namespace rekindle::transport

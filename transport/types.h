@@ -56,9 +56,6 @@ struct Completion {
   OpStatus status = OpStatus::kOk;
 };
 
-// Whether an address of a failed access lies in the op's destination.
-bool writes_to(const ReadOp& op, const void* address);
-
 // Indices into the engine's tables for one batch.
 using SourceIndex = std::uint32_t;
 using SliceIndex = std::uint32_t;

@@ -11,16 +11,17 @@
 
 #include "src/base/failpoint.h"
 #include "src/store/fault_guard.h"
+#include "src/store/store_directory.h"
 
 namespace rekindle::agent {
 
 namespace fs = std::filesystem;
+using store::kManifestName;
+using store::kPartialSuffix;
 
 namespace {
 
-constexpr std::string_view kManifest = "rekindle.manifest";
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
-constexpr std::string_view kPartialSuffix = ".partial";
 // In the inner store from before the first file of DIR is touched: what DIR then holds is ours.
 constexpr std::string_view kExporting = "exporting";
 
@@ -151,17 +152,17 @@ Result<Manifest> weights_only(const Manifest& manifest, const std::set<std::uint
 fs::path export_store(const fs::path& directory) { return directory / ".rekindle"; }
 
 void drop_unused_store(const fs::path& directory) {
-  const fs::path store = export_store(directory);
+  const fs::path inner = export_store(directory);
   std::error_code error;
-  for (const std::string_view used : {"models", "staging"}) {
-    for (auto it = fs::recursive_directory_iterator(store / used, error);
+  for (const std::string_view used : {store::kModelsName, store::kStagingName}) {
+    for (auto it = fs::recursive_directory_iterator(inner / used, error);
          !error && it != fs::end(it); it.increment(error)) {
       if (!it->is_directory(error)) return;
     }
     if (error && error != std::errc::no_such_file_or_directory) return;
   }
-  if (fs::exists(store / kExporting, error)) return;
-  fs::remove_all(store, error);
+  if (fs::exists(inner / kExporting, error)) return;
+  fs::remove_all(inner, error);
 }
 
 Result<void> check_export_target(const fs::path& directory) {
@@ -170,7 +171,7 @@ Result<void> check_export_target(const fs::path& directory) {
   if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
   fs::remove_all(used_store(directory), error);
   // A manifest, or an export that was cut short: ours to write in.
-  if (fs::exists(directory / kManifest, error) ||
+  if (fs::exists(directory / kManifestName, error) ||
       fs::exists(export_store(directory) / kExporting, error)) {
     return {};
   }
@@ -189,7 +190,7 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
   std::error_code error;
   TRY_VOID(write_file(export_store(directory) / kExporting, ""));
   // Until the new one is there nothing vouches for the files.
-  fs::remove(directory / kManifest, error);
+  fs::remove(directory / kManifestName, error);
   std::set<std::uint32_t> dropped;
   std::set<std::string> kept;
   for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
@@ -210,7 +211,7 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
   }
   TRY_VOID(failpoint("export.before_manifest"));
   TRY(const Manifest weights, weights_only(manifest, dropped));
-  TRY_VOID(write_file(directory / kManifest, weights.serialize()));
+  TRY_VOID(write_file(directory / kManifestName, weights.serialize()));
   TRY_VOID(failpoint("export.after_manifest"));
   // In one step: half a store would be in the way of the next pull.
   fs::rename(export_store(directory), used_store(directory), error);

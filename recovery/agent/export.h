@@ -18,10 +18,10 @@ void drop_unused_store(const std::filesystem::path& directory);
 // Refuses a directory that holds weights which are not ours to replace.
 Result<void> check_export_target(const std::filesystem::path& directory);
 
-// Moves the segments up, writes the small files (config.json, tokenizer…),
-// model.safetensors.index.json when there are several segments, and rekindle.manifest last; then
-// removes the inner store. The store must be closed. A directory that was exported before is
-// replaced file by file.
+// Links the segments into DIR (where links are not to be had, moves them), writes the small files
+// (config.json, tokenizer…), model.safetensors.index.json when there are several segments, and
+// rekindle.manifest last; then removes the inner store. The store must be closed. A directory that
+// was exported before is replaced file by file; one that was cut short in between goes on.
 Result<void> export_checkpoint(const store::StoredVersion& stored,
                                const std::filesystem::path& directory);
 

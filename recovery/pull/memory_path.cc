@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "src/base/units.h"
-#include "src/store/fault_guard.h"
+#include "transport/guarded_op.h"
 
 namespace rekindle::pull {
 
@@ -59,14 +59,12 @@ OpStatus MemoryPath::execute(const ReadOp& op) {
       !in_range(op.remote_offset, span_bytes, segment.size())) {
     return OpStatus::kInvalid;
   }
-  const auto fault = store::find_mapping_fault([&] {
+  return transport::guard_op(op, [&] {
     for (std::uint64_t i = 0; i < op.count; ++i) {
       std::memcpy(op.local + i * op.local_stride,
                   segment.data() + op.remote_offset + i * op.remote_stride, op.run_bytes);
     }
   });
-  if (fault && *fault == nullptr) return OpStatus::kOk;
-  return fault && transport::writes_to(op, *fault) ? OpStatus::kLocalFault : OpStatus::kFault;
 }
 
 }  // namespace rekindle::pull

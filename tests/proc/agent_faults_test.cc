@@ -34,13 +34,6 @@ std::vector<UniqueFd> flood(const std::string& address, int count) {
   return sockets;
 }
 
-std::filesystem::path find_file(const std::filesystem::path& below, const std::string& name) {
-  for (const auto& item : std::filesystem::recursive_directory_iterator(below)) {
-    if (item.path().filename() == name) return item.path();
-  }
-  throw std::runtime_error("no " + name + " below " + below.string());
-}
-
 // Row 52, and invariant 3: a verified tile is never fetched again.
 TEST_F(AgentFaults, PullKilledHalfwayResumesWhereItWas) {
   const auto total = make_checkpoint(fleet_.dir("model"), 12, 4096, 3);

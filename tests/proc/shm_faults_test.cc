@@ -102,11 +102,7 @@ class ShmFaults : public ::testing::Test {
   }
 
   fs::path segment_of(const std::string& agent) {
-    for (const auto& item :
-         fs::recursive_directory_iterator(fleet_.agent(agent).store / "models")) {
-      if (item.path().filename() == "model.safetensors") return item.path();
-    }
-    throw std::runtime_error("no segment on " + agent);
+    return find_file(fleet_.agent(agent).store / "models", "model.safetensors");
   }
 
   Fleet fleet_;
@@ -217,7 +213,7 @@ TEST_F(ShmFaults, ADestinationCutShortEndsThePullAndBlamesNoSource) {
   start_sources({"a"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
-  fs::resize_file(partial_under(fleet_.dir("out")), 4096);
+  fs::resize_file(find_file(fleet_.dir("out"), "model.safetensors.partial"), 4096);
   const auto answer = go_on(*pull);
   EXPECT_EQ(answer.exit_code, 1) << answer.err;
   EXPECT_THAT(answer.err, HasSubstr("another process changed it"));

@@ -62,11 +62,7 @@ class SourceFaults : public ::testing::Test {
   }
 
   fs::path segment_of(const std::string& agent) {
-    for (const auto& item :
-         fs::recursive_directory_iterator(fleet_.agent(agent).store / "models")) {
-      if (item.path().filename() == "model.safetensors") return item.path();
-    }
-    throw std::runtime_error("no segment on " + agent);
+    return find_file(fleet_.agent(agent).store / "models", "model.safetensors");
   }
 
   Fleet fleet_;
@@ -245,7 +241,7 @@ TEST_F(SourceFaults, ADestinationCutShortEndsThePullAndBlamesNoSource) {
   start_sources({"a"}, kSlowly);
   auto pull = start_pull();
   wait_for_data("a");
-  fs::resize_file(partial_under(fleet_.dir("out")), 4096);
+  fs::resize_file(find_file(fleet_.dir("out"), "model.safetensors.partial"), 4096);
   const auto answer = finish(*pull);
   EXPECT_EQ(answer.exit_code, 1) << answer.err;
   EXPECT_NE(answer.err.find("another process changed it"), std::string::npos) << answer.err;

@@ -27,11 +27,7 @@ class WrongBytes : public ::testing::TestWithParam<const char*> {
   }
 
   fs::path segment_of(const std::string& agent) {
-    for (const auto& item :
-         fs::recursive_directory_iterator(fleet_.agent(agent).store / "models")) {
-      if (item.path().filename() == "model.safetensors") return item.path();
-    }
-    throw std::runtime_error("no segment on " + agent);
+    return find_file(fleet_.agent(agent).store / "models", "model.safetensors");
   }
 
   // In the memory that an agent serves: the file is its mapping.

@@ -157,11 +157,11 @@ std::uint64_t make_checkpoint(const fs::path& dir, int tensors, std::uint64_t ro
   return total;
 }
 
-fs::path partial_under(const fs::path& dir) {
-  for (const auto& item : fs::recursive_directory_iterator(dir)) {
-    if (item.path().filename() == "model.safetensors.partial") return item.path();
+fs::path find_file(const fs::path& below, const std::string& name) {
+  for (const auto& item : fs::recursive_directory_iterator(below)) {
+    if (item.path().filename() == name) return item.path();
   }
-  throw std::runtime_error("nothing is pulled into " + dir.string());
+  throw std::runtime_error("no " + name + " below " + below.string());
 }
 
 std::string compare_checkpoints(const fs::path& a, const fs::path& b) {

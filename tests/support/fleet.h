@@ -66,8 +66,9 @@ class Fleet {
 std::uint64_t make_checkpoint(const std::filesystem::path& dir, int tensors, std::uint64_t rows,
                               std::uint64_t seed);
 
-// The weights that a pull into `dir` is filling; throws when there is none.
-std::filesystem::path partial_under(const std::filesystem::path& dir);
+// The first file of that name below a directory; throws when there is none. A copy's weights are
+// model.safetensors, with .partial while they are filled.
+std::filesystem::path find_file(const std::filesystem::path& below, const std::string& name);
 
 // Compares every tensor of two checkpoint directories byte for byte; "" or the first difference.
 std::string compare_checkpoints(const std::filesystem::path& a, const std::filesystem::path& b);

@@ -8,7 +8,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "src/store/fault_guard.h"
+#include "transport/guarded_op.h"
 #include "transport/read_range.h"
 
 namespace rekindle::transport::fake {
@@ -69,13 +69,13 @@ void FakePath::copy(Op& op, std::uint64_t bytes) {
     const std::uint64_t run = op.landed / read.run_bytes;
     const std::uint64_t at = op.landed % read.run_bytes;
     const std::uint64_t part = std::min(bytes, read.run_bytes - at);
-    const auto fault = store::find_mapping_fault([&] {
+    const OpStatus status = guard_op(read, [&] {
       std::memcpy(read.local + run * read.local_stride + at,
                   op.region->bytes.data() + read.remote_offset + run * read.remote_stride + at,
                   part);
     });
-    if (!fault || *fault != nullptr) {
-      op.status = fault && writes_to(read, *fault) ? OpStatus::kLocalFault : OpStatus::kFault;
+    if (status != OpStatus::kOk) {
+      op.status = status;
       break;
     }
     op.landed += part;

@@ -10,7 +10,7 @@
 
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
-#include "src/store/fault_guard.h"
+#include "transport/guarded_op.h"
 #include "transport/read_range.h"
 #include "transport/shm/copy.h"
 
@@ -146,7 +146,7 @@ OpStatus Copier::copy_pieces(const ReadOp& op, std::span<const std::byte> source
       return OpStatus::kPeerLost;
     }
     std::uint64_t moved = 0;
-    const auto fault = store::find_mapping_fault([&] {
+    const OpStatus status = guard_op(op, [&] {
       for (std::uint64_t runs = 0; run < op.count && moved < kPieceBytes && runs < kPieceRuns;
            ++runs) {
         const std::uint64_t size = std::min(op.run_bytes - skip, kPieceBytes - moved);
@@ -160,9 +160,7 @@ OpStatus Copier::copy_pieces(const ReadOp& op, std::span<const std::byte> source
         }
       }
     });
-    if (!fault || *fault != nullptr) {
-      return fault && writes_to(op, *fault) ? OpStatus::kLocalFault : OpStatus::kFault;
-    }
+    if (status != OpStatus::kOk) return status;
     bytes_landed_.fetch_add(moved, std::memory_order_relaxed);
   }
   return OpStatus::kOk;
