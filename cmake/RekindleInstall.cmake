@@ -20,6 +20,11 @@ function(rekindle_install)
     string(PREPEND link_flags "-l${target} ")  # users before what they use
   endforeach()
 
+  set(REKINDLE_PC_VERBS "")
+  if(REKINDLE_HAVE_VERBS)
+    set(REKINDLE_PC_VERBS " libibverbs")
+  endif()
+
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/rekindle)
   install(TARGETS rekindle RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS ${targets} EXPORT rekindle ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
