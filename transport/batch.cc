@@ -109,7 +109,7 @@ void BatchImpl::add_path(SourceIndex source, std::unique_ptr<Path> path, TimePoi
   route.handle = std::make_shared<PathHandle>();
   route.handle->batch = id_;
   route.handle->id = scheduler_.add_path(source, path->describe(), now);
-  route.poller = &host_.least_loaded_poller();
+  route.poller = &host_.poller_for(path->home());
   route.poller->add_path(route.handle, std::move(path));
   open_.push_back(route.handle->id);
   routes_.push_back(std::move(route));
@@ -119,7 +119,8 @@ void BatchImpl::on_event(const PollerEvent& event, TimePoint now) {
   const PathId path = event.path->id;
   scheduler_.path_progress(path, event.path->bytes_landed.load(std::memory_order_relaxed), now);
   if (event.kind == PollerEvent::Kind::kPathClosed) {
-    scheduler_.path_closed(path, "the connection broke", now);
+    const std::string why = event.path->why();
+    scheduler_.path_closed(path, why.empty() ? "the connection broke" : why, now);
     std::erase(open_, path);
     return;
   }
@@ -129,11 +130,12 @@ void BatchImpl::on_event(const PollerEvent& event, TimePoint now) {
 void BatchImpl::finish_slice(SliceWork* work, OpStatus status, TimePoint now) {
   const PathId path = work->path->id;
   const SliceIndex slice = work->slice;
+  const std::string why = status == OpStatus::kPeerLost ? work->path->why() : "";
   host_.release_work(work);
   const SourceIndex source = scheduler_.source_of(path);
   if (status != OpStatus::kOk) source_.dropped(slice, source);
   if (status == OpStatus::kLocalFault) scheduler_.fail_batch(source_.local_fault(slice));
-  scheduler_.slice_done(path, slice, status, now);
+  scheduler_.slice_done(path, slice, status, now, why);
   if (status == OpStatus::kOk) source_.landed(slice, source);
 }
 

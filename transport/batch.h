@@ -21,7 +21,8 @@ class BatchHost {
  public:
   virtual ~BatchHost() = default;
   virtual void wake() = 0;  // any thread
-  virtual Poller& least_loaded_poller() = 0;
+  // nullptr: whichever has the fewest paths.
+  virtual Poller& poller_for(const PollerHome* home) = 0;
   virtual SliceWork* acquire_work() = 0;
   virtual void release_work(SliceWork* work) = 0;
   virtual void detach(

@@ -38,9 +38,10 @@ class EngineImpl final : public Engine, public BatchHost {
     const std::size_t count =
         options.poller_threads > 0 ? options.poller_threads : default_pollers();
     for (std::size_t i = 0; i < count; ++i) {
-      pollers_.push_back(
-          std::make_unique<Poller>(fmt::format("rk-poll-{}", i), [this] { wake(); }));
+      pollers_.push_back(std::make_unique<Poller>(fmt::format("rk-poll-{}", i), std::vector<int>(),
+                                                  [this] { wake(); }));
     }
+    shared_pollers_ = pollers_.size();
     thread_ = std::thread([this] { run(); });
   }
 
@@ -62,8 +63,18 @@ class EngineImpl final : public Engine, public BatchHost {
   void detach(std::uint64_t batch_id) override;
 
  private:
-  Poller& least_loaded_poller() override {
-    return **std::min_element(pollers_.begin(), pollers_.end(), [](const auto& a, const auto& b) {
+  Poller& poller_for(const PollerHome* home) override {
+    if (home != nullptr) {
+      auto& poller = homes_[home->name];
+      if (poller == nullptr) {
+        pollers_.push_back(
+            std::make_unique<Poller>("rk-nic-" + home->name, home->cpus, [this] { wake(); }));
+        poller = pollers_.back().get();
+      }
+      return *poller;
+    }
+    const auto end = pollers_.begin() + static_cast<std::ptrdiff_t>(shared_pollers_);
+    return **std::min_element(pollers_.begin(), end, [](const auto& a, const auto& b) {
       return a->path_count() < b->path_count();
     });
   }
@@ -89,7 +100,9 @@ class EngineImpl final : public Engine, public BatchHost {
   UniqueFd event_;
   std::atomic<bool> awake_ = false;
   std::atomic<bool> stopping_ = false;
-  std::vector<std::unique_ptr<Poller>> pollers_;
+  std::size_t shared_pollers_ = 0;                  // the first ones: for paths without a home
+  std::vector<std::unique_ptr<Poller>> pollers_;    // engine thread only once it runs
+  std::unordered_map<std::string, Poller*> homes_;  // made when first needed; engine thread only
   std::mutex mutex_;
   std::condition_variable detached_;
   std::vector<std::shared_ptr<BatchImpl>> added_;  // guarded by mutex_

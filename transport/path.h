@@ -4,8 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/ids.h"
@@ -13,6 +16,12 @@
 #include "transport/types.h"
 
 namespace rekindle::transport {
+
+// The thread that a path wants to be polled by: paths of the same name share one, near these CPUs.
+struct PollerHome {
+  std::string name;       // "mlx5_0"
+  std::vector<int> cpus;  // empty: any
+};
 
 // One connected route to one peer over one transport. Owned and used by one poller thread; only
 // wait_fd() and the destructor's contract matter to others.
@@ -41,11 +50,19 @@ class Path {
   virtual std::uint64_t bytes_landed() const = 0;
   // Readable (EPOLLIN) when poll() has something to do; -1 when the path must be polled.
   virtual int wait_fd() const = 0;
+  // Before waiting for wait_fd(): false when poll() has news already.
+  virtual bool arm() { return true; }
+  // poll() has something to do by then, whatever wait_fd() says (a rate to be kept).
+  virtual std::optional<TimePoint> wake_at() const { return std::nullopt; }
   // True when wait_fd() should be watched for EPOLLOUT, too (a request is stuck in the socket).
   virtual bool wants_write() const { return false; }
 
   virtual std::string_view transport() const = 0;  // "tcp", "shm", "verbs", "fake"
   virtual std::string describe() const = 0;  // "tcp 10.0.0.2:41234 -> 10.0.0.3:7401", for messages
+  // Why it broke: "port down", "nobody answered 8 times"; "" while it has not, or nobody knows.
+  virtual std::string why_broken() const { return {}; }
+  // nullptr: any poller. Valid as long as the path.
+  virtual const PollerHome* home() const { return nullptr; }
 };
 
 // Where and as whom to connect, out of a granted handshake over the agents' control connection.
@@ -56,12 +73,41 @@ struct PathTarget {
   Incarnation incarnation;  // of the peer's process: another one answers kStale
 };
 
+using Paths = std::vector<std::unique_ptr<Path>>;
+
+// A connection that takes a word with the peer's Server over the control connection.
+class Handshake {
+ public:
+  virtual ~Handshake() = default;
+  virtual const std::string& request() const = 0;  // for Server::accept() at the other end
+  // Once. Blocks for at most a second: never call it on a poller or the control thread. What does
+  // not work of it is left out, with why in the error when nothing does.
+  virtual Result<Paths> finish(std::string_view response) = 0;
+};
+
 // Makes paths; thread-safe. connect() blocks until `deadline` at most: never call it on a poller.
 class Connector {
  public:
   virtual ~Connector() = default;
   virtual std::string_view transport() const = 0;
   virtual Result<std::unique_ptr<Path>> connect(const PathTarget& target, TimePoint deadline) = 0;
+};
+
+// Makes paths by a handshake instead; thread-safe.
+class HandshakeConnector {
+ public:
+  virtual ~HandshakeConnector() = default;
+  virtual std::string_view transport() const = 0;
+  // Whether there is any use in asking a peer for an offer.
+  virtual bool usable() const = 0;
+  // Blocks for system calls only. `in_use`: homes of the paths to that peer that are alive; they
+  // are not made again. kUnavailable: no common fabric, or nothing is missing.
+  virtual Result<std::unique_ptr<Handshake>> begin(const PathTarget& target,
+                                                   std::span<const std::string> in_use) = 0;
+  // Memory that reads will land in, of any length: as long as the result lives, and longer than any
+  // path that reads into it. Returns at once.
+  virtual std::shared_ptr<const void> use_memory(std::span<std::byte> memory, int fd,
+                                                 std::uint64_t fd_offset) = 0;
 };
 
 }  // namespace rekindle::transport

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -46,7 +47,21 @@ struct Poller::Owned {
   int watched_fd = -1;
 };
 
-Poller::Poller(std::string name, std::function<void()> wake_engine)
+namespace {
+
+// Nothing is lost when the machine does not allow it.
+void keep_to(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) {
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(cpu), &set);
+  }
+  if (CPU_COUNT(&set) > 0) (void)::sched_setaffinity(0, sizeof set, &set);
+}
+
+}  // namespace
+
+Poller::Poller(std::string name, std::vector<int> cpus, std::function<void()> wake_engine)
     : wake_engine_(std::move(wake_engine)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -57,7 +72,10 @@ Poller::Poller(std::string name, std::function<void()> wake_engine)
   if (!epoll_ || !event_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, event_.get(), &interest) != 0) {
     throw std::runtime_error("poller: no descriptors left for epoll");
   }
-  thread_ = std::thread([this, name = std::move(name)] { run(name); });
+  thread_ = std::thread([this, name = std::move(name), cpus = std::move(cpus)] {
+    keep_to(cpus);
+    run(name);
+  });
 }
 
 Poller::~Poller() {
@@ -210,6 +228,10 @@ void Poller::end_path(Owned& owned, bool broke) {
   if (owned.aborting) return;
   owned.aborting = true;
   owned.broken = broke;
+  if (broke) {
+    owned.handle->why_broken = owned.path->why_broken();
+    owned.handle->broken.store(true, std::memory_order_release);
+  }
   owned.path->abort();
   fail_unposted(owned);
 }
@@ -322,15 +344,23 @@ void Poller::flush_events() {
   if (std::exchange(emitted_, false)) wake_engine_();
 }
 
-void Poller::sleep(bool busy, int idle_turns) {
-  const bool must_poll = std::any_of(paths_.begin(), paths_.end(), [](const auto& item) {
-    const Owned& owned = *item.second;
-    return (owned.slices > 0 || owned.aborting) && owned.path->wait_fd() < 0;
-  });
-  int timeout_ms = busy || !overflow_.empty() ? kSleepMs : -1;
-  if (must_poll) timeout_ms = idle_turns < kPolledSpins ? 0 : 1;
-  wait_events(timeout_ms);
+int Poller::longest_sleep_ms(bool busy, int idle_turns) {
+  int longest = busy || !overflow_.empty() ? kSleepMs : -1;
+  for (const auto& [handle, owned] : paths_) {
+    if (owned->slices == 0 && !owned->aborting) continue;
+    if (owned->path->wait_fd() < 0) longest = idle_turns < kPolledSpins ? 0 : 1;
+    if (!owned->path->arm()) return 0;
+    if (const auto at = owned->path->wake_at()) {
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(*at - std::chrono::steady_clock::now());
+      longest =
+          std::min(longest, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, kSleepMs)));
+    }
+  }
+  return longest;
 }
+
+void Poller::sleep(bool busy, int idle_turns) { wait_events(longest_sleep_ms(busy, idle_turns)); }
 
 void Poller::wait_events(int timeout_ms) {
   std::array<epoll_event, 16> ready;

@@ -23,6 +23,10 @@ struct PathHandle {
   std::uint64_t batch = 0;
   std::uint32_t id = 0;                         // PathId in its batch
   std::atomic<std::uint64_t> bytes_landed = 0;  // written by the poller
+  std::string why_broken;                       // written by the poller, once, before `broken`
+  std::atomic<bool> broken = false;
+
+  std::string why() const { return broken.load(std::memory_order_acquire) ? why_broken : ""; }
 };
 
 // The ops of one slice on one path. Recycled by the engine: nothing is allocated per slice once the
@@ -50,8 +54,9 @@ struct PollerEvent {
 // and events out; adding and aborting paths is rare and takes a lock.
 class Poller {
  public:
-  // `wake_engine` is called on the poller's thread after events were queued.
-  Poller(std::string name, std::function<void()> wake_engine);
+  // `wake_engine` is called on the poller's thread after events were queued. The thread keeps to
+  // `cpus` as far as the machine lets it; empty: anywhere.
+  Poller(std::string name, std::vector<int> cpus, std::function<void()> wake_engine);
   ~Poller();  // every path must have been closed
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
@@ -84,6 +89,7 @@ class Poller {
   void emit(const PollerEvent& event);
   void flush_events();
   void sleep(bool busy, int idle_turns);
+  int longest_sleep_ms(bool busy, int idle_turns);
   void wait_events(int timeout_ms);
   void wake();
 

@@ -28,7 +28,8 @@ SharedCounter::~SharedCounter() {
 
 RegionKey SegmentRegistry::add(std::span<const std::byte> bytes, int fd, std::uint64_t fd_offset,
                                std::filesystem::path path, std::shared_ptr<const void> keep_alive) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard observer_lock(observer_mutex_);
+  std::unique_lock lock(mutex_);
   std::uint32_t index = 0;
   if (free_slots_.empty()) {
     index = static_cast<std::uint32_t>(slots_.size());
@@ -39,14 +40,36 @@ RegionKey SegmentRegistry::add(std::span<const std::byte> bytes, int fd, std::ui
   }
   Slot& slot = slots_[index];
   const RegionKey key{index, ++slot.generation};
-  slot.region = std::make_shared<const Region>(
+  const auto region = std::make_shared<const Region>(
       Region{key, bytes, fd, fd_offset, std::move(path), std::move(keep_alive)});
+  slot.region = region;
+  lock.unlock();
+  if (observer_ != nullptr) observer_->region_added(region);
   return key;
+}
+
+void SegmentRegistry::observe(RegionObserver* observer) {
+  const std::lock_guard observer_lock(observer_mutex_);
+  observer_ = observer;
+  if (observer == nullptr) return;
+  std::vector<std::shared_ptr<const Region>> regions;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& slot : slots_) {
+      if (slot.region) regions.push_back(slot.region);
+    }
+  }
+  for (const auto& region : regions) observer->region_added(region);
+}
+
+Result<std::string> Server::accept(const SessionToken&, std::string_view) {
+  return fail(ErrorCode::kInvalid, "transport {} has no handshake", transport());
 }
 
 void SegmentRegistry::remove(RegionKey key) {
   std::shared_ptr<const Region> last;  // released after the lock: unmapping may take long
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard observer_lock(observer_mutex_);
+  std::unique_lock lock(mutex_);
   if (key.region >= slots_.size()) return;
   Slot& slot = slots_[key.region];
   if (slot.generation != key.generation || !slot.region) return;
@@ -59,6 +82,8 @@ void SegmentRegistry::remove(RegionKey key) {
     free_slots_.push_back(key.region);
   }
   changes_.bump();
+  lock.unlock();
+  if (observer_ != nullptr) observer_->region_removed(key);
 }
 
 void SegmentRegistry::admit(Session session) {

@@ -59,6 +59,14 @@ class SharedCounter {
   std::atomic<std::uint64_t>* value_ = &own_;
 };
 
+// Hears of regions, on the thread that adds or removes them: hand on, do not block.
+class RegionObserver {
+ public:
+  virtual ~RegionObserver() = default;
+  virtual void region_added(const std::shared_ptr<const Region>& region) = 0;
+  virtual void region_removed(RegionKey key) = 0;
+};
+
 // Registered regions by id and generation, and the sessions that may read them. Thread-safe.
 class SegmentRegistry {
  public:
@@ -80,6 +88,10 @@ class SegmentRegistry {
   Result<std::shared_ptr<const Region>> lookup(RegionKey key) const;
   Result<std::shared_ptr<const Region>> lookup(const SessionToken& token, RegionKey key) const;
 
+  // Tells it of every region there is, and of every change from now on; nullptr ends that, and
+  // returns when no call is under way. One observer.
+  void observe(RegionObserver* observer);
+
   // Changes with every remove(), admit() and revoke(): servers re-check what they cached when it
   // moved.
   std::uint64_t change_count() const { return changes_.value(); }
@@ -94,6 +106,8 @@ class SegmentRegistry {
   };
   Result<std::shared_ptr<const Region>> lookup_locked(RegionKey key) const;
 
+  std::mutex observer_mutex_;           // held during calls; taken before mutex_
+  RegionObserver* observer_ = nullptr;  // guarded by observer_mutex_
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;                // guarded by mutex_
   std::vector<std::uint32_t> free_slots_;  // guarded by mutex_
@@ -110,6 +124,9 @@ class Server {
   virtual std::string_view transport() const = 0;
   // What PathTarget::endpoint must be for a peer that reaches us as `host` (an IP address or name).
   virtual std::string endpoint(std::string_view host) const = 0;
+  // The answer to a Handshake's request, for transports that have one. Blocks for system calls: on
+  // a blocking pool. kDenied: no such session.
+  virtual Result<std::string> accept(const SessionToken& token, std::string_view request);
   // Ends the connections of a revoked session; returns when none of its reads can touch memory.
   virtual void drop_session(const SessionToken& token) = 0;
 };

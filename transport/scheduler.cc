@@ -131,7 +131,8 @@ void Scheduler::detach(PathState& path, SliceIndex slice) {
   --in_flight_slices_;
 }
 
-void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoint now) {
+void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoint now,
+                           const std::string& why) {
   PathState& path = paths_[id];
   detach(path, slice);
   if (status == OpStatus::kOk) {
@@ -145,8 +146,8 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
     return;
   }
   ++path.stats.failures;
-  const std::string cause =
-      fmt::format("{}: slice {}: {}", path.description, slice, to_string(status));
+  const std::string cause = fmt::format("{}: slice {}: {}", path.description, slice,
+                                        why.empty() ? to_string(status) : why);
   const SourceIndex source = path.source;
   no_staging_ = false;  // its staging memory is free
   // An abort is our own doing: it says nothing about the slice. But what was taken from a slow or
@@ -162,7 +163,8 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
   } else if (at_fault) {
     strike(source, cause);
   } else {  // the connection broke or stalled
-    abort_path(id, to_error_code(status), fmt::format("slice {}: {}", slice, to_string(status)));
+    abort_path(id, to_error_code(status),
+               why.empty() ? fmt::format("slice {}: {}", slice, to_string(status)) : why);
   }
 }
 

@@ -36,7 +36,9 @@ class Scheduler {
   void remove_source(SourceIndex source, const Error& cause, TimePoint now);
   // All ops of a slice on this path have been reported: kOk, or the worst status. A local fault,
   // here or as a verdict, comes after fail_batch().
-  void slice_done(PathId path, SliceIndex slice, OpStatus status, TimePoint now);
+  // `why`: of a path that broke, when it said so.
+  void slice_done(PathId path, SliceIndex slice, OpStatus status, TimePoint now,
+                  const std::string& why = {});
   // No op of this path is in flight and none will be: after an abort, or because it broke.
   void path_closed(PathId path, const std::string& why, TimePoint now);
   void path_progress(PathId path, std::uint64_t bytes_landed, TimePoint now);

@@ -35,6 +35,7 @@ struct RailAddress {
   std::uint16_t lid = 0;  // InfiniBand
   bool operator==(const RailAddress&) const = default;
 };
+std::string to_string(const RailAddress& address);  // "10.0.0.7", "fe80::1", "LID 12"
 
 // What of a device does not change while it is open.
 struct DeviceLimits {
@@ -53,13 +54,14 @@ class Device {
  public:
   // `name` as in /sys/class/infiniband.
   Device(Api& device_api, std::string name, ContextHandle context, PdHandle pd,
-         const DeviceLimits& limits);
+         const DeviceLimits& limits, const FabricOptions& options);
 
   Api& api() const { return api_; }
   const std::string& name() const { return name_; }
   ibv_context* context() const { return context_.get(); }
   ibv_pd* pd() const { return pd_.get(); }
   const DeviceLimits& limits() const { return limits_; }
+  const FabricOptions& fabric_options() const { return options_; }
   std::uint32_t index() const { return index_; }          // in Fabric::devices()
   int numa_node() const { return numa_node_; }            // -1: unknown
   const std::vector<int>& cpus() const { return cpus_; }  // near it; empty: any
@@ -73,6 +75,7 @@ class Device {
   const ContextHandle context_;
   const PdHandle pd_;
   const DeviceLimits limits_;
+  const FabricOptions options_;
   std::uint32_t index_ = 0;
   int numa_node_ = -1;
   std::vector<int> cpus_;
