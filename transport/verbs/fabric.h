@@ -11,6 +11,8 @@
 
 #include "src/base/result.h"
 #include "transport/verbs/api.h"
+#include "transport/verbs/gid.h"
+#include "transport/verbs/topology.h"
 
 // The RDMA devices of this host, opened once per process and shared by its server and its pulls. A
 // monitor thread follows their state. Thread-safe.
@@ -25,12 +27,10 @@ struct FabricOptions {
   std::uint8_t service_level = 0;
 };
 
-enum class LinkLayer : std::uint8_t { kInfiniBand = 1, kEthernet = 2 };
-
 // How others reach a port.
 struct RailAddress {
   LinkLayer link = LinkLayer::kEthernet;
-  std::array<std::uint8_t, 16> gid{};
+  Gid gid{};
   std::uint8_t gid_index = 0;
   std::uint16_t lid = 0;  // InfiniBand
   bool operator==(const RailAddress&) const = default;
@@ -127,6 +127,8 @@ class Fabric {
   virtual const std::vector<std::unique_ptr<Device>>& devices() const = 0;
   virtual const std::vector<std::unique_ptr<Rail>>& rails() const = 0;  // never changes
   virtual const FabricOptions& options() const = 0;
+  // Of all NICs of the host, used or not; the topology file is in it.
+  virtual const Topology& topology() const = 0;
   virtual std::string why_empty() const = 0;
   // Looks at every port now, as the monitor thread does by itself once a second. Any thread.
   virtual void refresh() = 0;
