@@ -1,0 +1,297 @@
+// The puller's side: pairs rails, makes queue pairs, proves each link with a read.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <future>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "src/base/log.h"
+#include "transport/verbs/path.h"
+#include "transport/verbs/rail_pairs.h"
+#include "transport/verbs/verbs_transport.h"
+#include "transport/verbs/wire.h"
+
+namespace rekindle::transport::verbs {
+namespace {
+
+constexpr auto kNap = std::chrono::microseconds(50);
+constexpr std::uint32_t kProbeBytes = 8;
+
+// What handshakes and paths share.
+struct Shared {
+  Fabric& fabric;
+  VerbsConnectorOptions options;
+  std::shared_ptr<LocalMemory> memory;
+
+  std::mutex mutex;
+  std::map<std::uint32_t, std::shared_ptr<BouncePool>> pools;  // by device; guarded by mutex
+  // Paths of one session share one rate, also those that are made later; guarded by mutex.
+  std::map<SessionToken, std::weak_ptr<RateLimiter>> limiters;
+
+  Result<std::shared_ptr<BouncePool>> pool_of(Device& device);
+  std::shared_ptr<RateLimiter> limiter_of(const SessionToken& token, std::uint64_t rate);
+};
+
+Result<std::shared_ptr<BouncePool>> Shared::pool_of(Device& device) {
+  const std::lock_guard lock(mutex);
+  auto& pool = pools[device.index()];
+  if (pool == nullptr) {
+    TRY(auto made, BouncePool::create(device, options.bounce_bytes));
+    pool = std::move(made);
+  }
+  return pool;
+}
+
+std::shared_ptr<RateLimiter> Shared::limiter_of(const SessionToken& token, std::uint64_t rate) {
+  if (rate == 0) return nullptr;
+  const std::lock_guard lock(mutex);
+  std::erase_if(limiters, [](const auto& entry) { return entry.second.expired(); });
+  auto limiter = limiters[token].lock();
+  if (limiter == nullptr) {
+    limiter = std::make_shared<RateLimiter>(rate);
+    limiters[token] = limiter;
+  }
+  limiter->set_rate(rate);
+  return limiter;
+}
+
+// This end of one link, until it is a path.
+struct Link {
+  std::unique_ptr<Connection> connection;
+  RailInfo remote;
+  std::shared_ptr<BouncePool> bounce;
+};
+
+class VerbsHandshake final : public Handshake {
+ public:
+  VerbsHandshake(std::shared_ptr<Shared> shared, PathTarget target, std::vector<Link> links)
+      : shared_(std::move(shared)), target_(std::move(target)), links_(std::move(links)) {
+    ConnectRequest request;
+    request.source = target_.incarnation;
+    for (const auto& link : links_) {
+      const Rail& rail = link.connection->rail();
+      request.links.push_back({rail_info(rail), link.remote.index, link.connection->mtu_bytes(),
+                               rail.device().limits().max_init_rd_atomic, link.connection->ends()});
+    }
+    request_ = request.to_bytes();
+  }
+
+  const std::string& request() const override { return request_; }
+  Result<Paths> finish(std::string_view bytes) override;
+
+ private:
+  Result<std::unique_ptr<Path>> finish_link(Link link, LinkResponse response,
+                                            const ConnectResponse& all,
+                                            std::shared_ptr<RateLimiter> limiter) const;
+  Result<void> probe(const Connection& connection, const RemoteWindows& windows,
+                     const LinkResponse& response, BouncePool& bounce) const;
+
+  const std::shared_ptr<Shared> shared_;
+  const PathTarget target_;
+  std::vector<Link> links_;
+  std::string request_;
+};
+
+Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
+  TRY(auto response, ConnectResponse::parse(bytes));
+  if (response.source != target_.incarnation) {
+    return fail(ErrorCode::kStale, "another incarnation answered: look the source up again");
+  }
+  if (response.links.size() != links_.size()) {
+    return fail(ErrorCode::kInvalid, "the source answers for {} links, asked for {}",
+                response.links.size(), links_.size());
+  }
+  const auto limiter = shared_->limiter_of(target_.token, response.max_bytes_per_second);
+  // At once: a rail that does not work takes its time to show it.
+  std::vector<std::future<Result<std::unique_ptr<Path>>>> results;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    auto work = [this, link = std::move(links_[i]), answer = std::move(response.links[i]),
+                 &response, limiter]() mutable {
+      return finish_link(std::move(link), std::move(answer), response, limiter);
+    };
+    results.push_back(std::async(std::launch::async, std::move(work)));
+  }
+  Paths paths;
+  std::optional<Error> problem;
+  for (auto& result : results) {
+    auto path = result.get();
+    if (path) {
+      paths.push_back(std::move(*path));
+    } else {
+      log::warn("verbs.link_failed", "error", path.error().message());
+      if (!problem) problem = std::move(path).error();
+    }
+  }
+  if (paths.empty() && problem) return fail(std::move(*problem));
+  return paths;
+}
+
+Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
+    Link link, LinkResponse response, const ConnectResponse& all,
+    std::shared_ptr<RateLimiter> limiter) const {
+  const Rail& rail = link.connection->rail();
+  std::string description =
+      fmt::format("verbs {} {} -> {} {}", rail.name(), to_string(rail.state().address),
+                  link.remote.name, to_string(link.remote.address));
+  if (!response.error.empty()) {
+    return fail(ErrorCode::kUnavailable, "{}: {}", description, response.error);
+  }
+  RemoteEnd remote;
+  remote.address = link.remote.address;
+  remote.mtu_bytes = std::min(response.mtu_bytes, link.connection->mtu_bytes());
+  remote.rd_atomic = std::min(response.rd_atomic, rail.device().limits().max_init_rd_atomic);
+  remote.queue_pairs = response.queue_pairs;
+  TRY_VOID(link.connection->connect(remote, ConnectionRole::kReads));
+  TRY(auto windows,
+      RemoteWindows::create(response.windows, all.stale, link.connection->queue_pair_count()));
+  TRY_VOID(probe(*link.connection, windows, response, *link.bounce));
+  VerbsPathParts parts{.connection = std::move(link.connection),
+                       .windows = std::move(windows),
+                       .bounce = std::move(link.bounce),
+                       .memory = shared_->memory,
+                       .limiter = std::move(limiter),
+                       .description = std::move(description),
+                       .limits = {}};
+  parts.limits.request_bytes = shared_->options.request_bytes;
+  parts.limits.bounce_bytes =
+      std::min<std::uint32_t>(BouncePool::kBlockBytes, shared_->options.request_bytes);
+  parts.limits.max_sge = std::min(kMaxSge, parts.connection->max_sge());
+  return std::make_unique<VerbsPath>(std::move(parts));
+}
+
+// A few bytes over each queue pair: what the handshake agreed on may still not work (no route back,
+// packets of this size dropped, a key that is not good).
+Result<void> VerbsHandshake::probe(const Connection& connection, const RemoteWindows& windows,
+                                   const LinkResponse& response, BouncePool& bounce) const {
+  if (response.windows.empty()) return {};
+  const RemoteWindow& window = windows.at(response.windows.front().region, 0);
+  const BouncePool::Block block = bounce.acquire();
+  if (block.data == nullptr) return {};  // all in use: the device works
+  ibv_sge sge{reinterpret_cast<std::uint64_t>(block.data),
+              static_cast<std::uint32_t>(std::min<std::uint64_t>(kProbeBytes, window.bytes)),
+              block.lkey};
+  Api& api = connection.api();
+  std::size_t missing = 0;
+  int error = 0;
+  for (std::size_t i = 0; i < connection.queue_pair_count() && error == 0; ++i) {
+    ibv_send_wr request{};
+    request.opcode = IBV_WR_RDMA_READ;
+    request.send_flags = IBV_SEND_SIGNALED;
+    request.sg_list = &sge;
+    request.num_sge = 1;
+    request.wr.rdma.remote_addr = window.address;
+    request.wr.rdma.rkey = window.key(i);
+    ibv_send_wr* bad = nullptr;
+    error = api.post_send(connection.queue_pair(i), &request, &bad);
+    if (error == 0) ++missing;
+  }
+  const TimePoint deadline = std::chrono::steady_clock::now() + shared_->options.probe_deadline;
+  ibv_wc_status worst = IBV_WC_SUCCESS;
+  bool late = false;
+  while (missing > 0) {
+    std::array<ibv_wc, kMaxQueuePairs> completions;
+    const int count =
+        api.poll_cq(connection.cq(), static_cast<int>(completions.size()), completions.data());
+    for (int i = 0; i < count; ++i) {
+      const auto status = completions[static_cast<std::size_t>(i)].status;
+      if (worst == IBV_WC_SUCCESS) worst = status;
+      --missing;
+    }
+    late = std::chrono::steady_clock::now() >= deadline;
+    if (count < 0 || late) break;
+    if (count == 0) std::this_thread::sleep_for(kNap);
+  }
+  if (missing == 0) {
+    bounce.release(block);
+  } else {
+    // The NIC may still write there: the block comes back when the queue pairs are gone, which the
+    // caller sees to by dropping the connection.
+    const_cast<Connection&>(connection).destroy_queue_pairs();
+    bounce.release(block);
+  }
+  if (error != 0) {
+    return fail(ErrorCode::kUnavailable, "{}: post: {}", connection.rail().name(),
+                std::strerror(error));
+  }
+  if (missing > 0) {
+    return fail(ErrorCode::kUnavailable, "{}: a first read was not answered within {} ms",
+                connection.rail().name(), shared_->options.probe_deadline.count());
+  }
+  if (worst != IBV_WC_SUCCESS) {
+    return fail(ErrorCode::kUnavailable, "{}: a first read failed: {}", connection.rail().name(),
+                ibv_wc_status_str(worst));
+  }
+  return {};
+}
+
+class VerbsConnector final : public HandshakeConnector {
+ public:
+  VerbsConnector(Fabric& fabric, MemoryRegistrar& registrar, const VerbsConnectorOptions& options)
+      : shared_(new Shared{.fabric = fabric,
+                           .options = options,
+                           .memory = std::make_shared<LocalMemory>(registrar)}) {}
+
+  std::string_view transport() const override { return "verbs"; }
+  bool usable() const override {
+    const auto& rails = shared_->fabric.rails();
+    return std::any_of(rails.begin(), rails.end(),
+                       [](const auto& rail) { return Rail::is_up(rail->epoch()); });
+  }
+  std::shared_ptr<const void> use_memory(std::span<std::byte> memory, int fd,
+                                         std::uint64_t fd_offset) override {
+    return shared_->memory->add(memory, fd, fd_offset);
+  }
+  Result<std::unique_ptr<Handshake>> begin(const PathTarget& target,
+                                           std::span<const std::string> in_use) override;
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+};
+
+Result<std::unique_ptr<Handshake>> VerbsConnector::begin(const PathTarget& target,
+                                                         std::span<const std::string> in_use) {
+  TRY(const Endpoint endpoint, Endpoint::parse(target.endpoint));
+  std::vector<RailInfo> local;
+  for (const auto& rail : shared_->fabric.rails()) {
+    if (rail->state().up) local.push_back(rail_info(*rail));
+  }
+  TRY(const auto pairs, choose_rail_pairs(local, endpoint.rails));
+  std::vector<Link> links;
+  std::optional<Error> problem;
+  for (const RailPair& pair : pairs) {
+    Rail& rail = *shared_->fabric.rails()[pair.local];
+    if (std::find(in_use.begin(), in_use.end(), rail.name()) != in_use.end()) continue;
+    ConnectionOptions options;
+    options.queue_pairs = std::min(shared_->options.queue_pairs, kMaxQueuePairs);
+    options.send_depth = shared_->options.send_depth;
+    options.max_sge = kMaxSge;
+    auto connection = Connection::create(rail, options);
+    auto bounce = shared_->pool_of(rail.device());
+    if (!connection || !bounce) {
+      problem = connection ? bounce.error() : connection.error();
+      continue;
+    }
+    const auto remote =
+        std::find_if(endpoint.rails.begin(), endpoint.rails.end(),
+                     [&](const RailInfo& info) { return info.index == pair.remote; });
+    links.push_back({std::move(*connection), *remote, std::move(*bounce)});
+  }
+  if (links.empty()) {
+    if (problem) return fail(std::move(*problem));
+    return fail(ErrorCode::kUnavailable, "every rail to that source is in use");
+  }
+  return std::make_unique<VerbsHandshake>(shared_, target, std::move(links));
+}
+
+}  // namespace
+
+std::unique_ptr<HandshakeConnector> make_connector(Fabric& fabric, MemoryRegistrar& registrar,
+                                                   const VerbsConnectorOptions& options) {
+  return std::make_unique<VerbsConnector>(fabric, registrar, options);
+}
+
+}  // namespace rekindle::transport::verbs

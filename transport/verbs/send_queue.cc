@@ -1,0 +1,72 @@
+#include "transport/verbs/send_queue.h"
+
+#include <algorithm>
+
+namespace rekindle::transport::verbs {
+namespace {
+
+constexpr int kTagShift = 32;
+
+}  // namespace
+
+SendQueue::SendQueue(std::uint32_t tag, std::uint32_t depth)
+    : tag_(tag), signal_every_(std::max(depth / 4, 1u)), sent_(depth) {}
+
+void SendQueue::add(const SentRequest& sent, const ReadRequest& request,
+                    std::uint64_t remote_address, std::uint32_t rkey, bool last) {
+  sent_[tail_ % sent_.size()] = sent;
+  auto& sges = sges_[chain_];
+  auto& wr = requests_[chain_];
+  wr = {};
+  if (sent.bounced) {
+    sges[0] = {reinterpret_cast<std::uint64_t>(sent.block.data), request.wire_bytes,
+               sent.block.lkey};
+    wr.num_sge = 1;
+  } else {
+    std::copy_n(request.sges.begin(), request.sge_count, sges.begin());
+    wr.num_sge = static_cast<int>(request.sge_count);
+  }
+  wr.sg_list = sges.data();
+  wr.wr_id = std::uint64_t{tag_} << kTagShift | tail_;
+  wr.opcode = IBV_WR_RDMA_READ;
+  wr.wr.rdma.remote_addr = remote_address;
+  wr.wr.rdma.rkey = rkey;
+  ++unsignalled_;
+  unsignalled_bytes_ += request.wire_bytes;
+  if (last || unsignalled_ >= signal_every_ || unsignalled_bytes_ >= kSignalledBytes) {
+    wr.send_flags = IBV_SEND_SIGNALED;
+    unsignalled_ = 0;
+    unsignalled_bytes_ = 0;
+  }
+  if (chain_ > 0) requests_[chain_ - 1].next = &wr;
+  ++chain_;
+  ++tail_;
+}
+
+int SendQueue::flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unposted) {
+  if (chain_ == 0) return 0;
+  ibv_send_wr* bad = nullptr;
+  const int error = api.post_send(queue_pair, requests_.data(), &bad);
+  if (error != 0) {
+    const std::size_t posted =
+        bad == nullptr ? 0 : static_cast<std::size_t>(bad - requests_.data());
+    for (; chain_ > posted; --chain_) unposted.push_back(sent_[--tail_ % sent_.size()]);
+  }
+  chain_ = 0;
+  return error;
+}
+
+std::optional<SentRequest> SendQueue::retire(std::uint64_t wr_id, bool& is_last) {
+  const auto position = static_cast<std::uint32_t>(wr_id);
+  // Outside of what is out: a completion of another life.
+  if (wr_id >> kTagShift != tag_ || position - head_ >= tail_ - head_) return std::nullopt;
+  is_last = position == head_;
+  return sent_[head_++ % sent_.size()];
+}
+
+std::optional<SentRequest> SendQueue::drop() {
+  if (head_ == tail_) return std::nullopt;
+  return sent_[head_++ % sent_.size()];
+}
+
+}  // namespace rekindle::transport::verbs

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "transport/verbs/bounce_pool.h"
+#include "transport/verbs/op_expander.h"
+
+// The requests that are out on one queue pair, in order. One thread.
+namespace rekindle::transport::verbs {
+
+// A request that was posted and not reported.
+struct SentRequest {
+  std::uint16_t op = 0;  // slot
+  bool bounced = false;
+  std::uint32_t wire_bytes = 0;
+  std::uint32_t payload_bytes = 0;
+  std::uint64_t payload_offset = 0;
+  BouncePool::Block block;
+};
+
+// Collects READs and posts them in chains. A completion names a position: everything up to it has
+// ended, and only it says how; what came before it went well, or it would have had one of its own.
+class SendQueue {
+ public:
+  // `tag`: in the upper half of every wr_id.
+  SendQueue(std::uint32_t tag, std::uint32_t depth);
+
+  bool full() const { return tail_ - head_ == sent_.size(); }
+  std::size_t outstanding() const { return tail_ - head_; }
+  bool chain_full() const { return chain_ == kChain; }
+
+  // Adds a request to the chain; neither full() nor chain_full(). `last`: of its op.
+  void add(const SentRequest& sent, const ReadRequest& request, std::uint64_t remote_address,
+           std::uint32_t rkey, bool last);
+  // Posts the chain. On an error (errno) what was not posted is gone from the queue and handed to
+  // `unposted`, the rest is out.
+  int flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unposted);
+
+  // The oldest request up to the position of a wr_id, in turn; nothing when there is none left.
+  // Sets `is_last` for the one that the completion is about.
+  std::optional<SentRequest> retire(std::uint64_t wr_id, bool& is_last);
+  // The oldest one, whatever it is: after the queue pair is gone.
+  std::optional<SentRequest> drop();
+
+ private:
+  static constexpr std::size_t kChain = 16;
+  static constexpr std::uint32_t kSignalledBytes = 1 << 20;  // at least this often
+
+  const std::uint32_t tag_;
+  const std::uint32_t signal_every_;
+  std::vector<SentRequest> sent_;  // a ring
+  std::uint32_t head_ = 0;         // positions, running
+  std::uint32_t tail_ = 0;
+  std::uint32_t unsignalled_ = 0;
+  std::uint64_t unsignalled_bytes_ = 0;
+  std::size_t chain_ = 0;
+  std::array<ibv_send_wr, kChain> requests_{};
+  std::array<std::array<ibv_sge, kMaxSge>, kChain> sges_{};
+};
+
+}  // namespace rekindle::transport::verbs

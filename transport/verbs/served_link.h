@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "transport/verbs/connection.h"
+#include "transport/verbs/memory_registrar.h"
+#include "transport/verbs/wire.h"
+
+namespace rekindle::transport::verbs {
+
+// Registered regions by key.
+using ServedRegions = std::map<RegionKey, std::shared_ptr<RegisteredMemory>>;
+
+// The source's end of one link: queue pairs that answer READs, and the windows through which they
+// may. Made, used and destroyed on blocking pools; one thread at a time.
+class ServedLink {
+ public:
+  // Connected, windows bound: the puller may read as soon as it knows the answer.
+  static Result<std::unique_ptr<ServedLink>> create(Rail& rail, const LinkRequest& request,
+                                                    std::size_t max_queue_pairs,
+                                                    ServedRegions regions);
+  ~ServedLink() { revoke(); }
+  ServedLink(const ServedLink&) = delete;
+  ServedLink& operator=(const ServedLink&) = delete;
+
+  const LinkResponse& response() const { return response_; }
+  bool rail_moved() const { return connection_->rail_moved(); }
+  bool serves_only(const ServedRegions& regions) const;
+  // Takes all rights away; when it returns, no read of it touches memory any more. Idempotent.
+  void revoke();
+
+ private:
+  ServedLink(std::unique_ptr<Connection> connection, ServedRegions regions)
+      : regions_(std::move(regions)), connection_(std::move(connection)) {}
+  struct Window {
+    MwHandle handle;
+    std::size_t queue_pair = 0;
+    std::uint32_t key = 0;
+  };
+
+  Result<void> open_windows();
+  Result<void> open_window(RegionKey key, const Piece& piece, RemoteWindow& out);
+  void invalidate_windows();
+  // Posts a signalled request on a queue pair; waits for room while its send queue is full.
+  Result<void> post(std::size_t queue_pair, ibv_send_wr& request, TimePoint deadline);
+  // Takes completions until at most `outstanding` are missing.
+  Result<void> collect(std::size_t outstanding, TimePoint deadline);
+
+  ServedRegions regions_;  // first: registered as long as a queue pair may read it
+  std::vector<Window> windows_;
+  LinkResponse response_;
+  std::unique_ptr<Connection> connection_;
+  std::vector<std::size_t> posted_;  // not completed yet, per queue pair
+  bool failed_ = false;
+  bool revoked_ = false;
+};
+
+}  // namespace rekindle::transport::verbs

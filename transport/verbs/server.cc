@@ -1,0 +1,265 @@
+// The source's side: registers regions, answers handshakes, takes rights away.
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "src/base/units.h"
+#include "src/base/worker_pool.h"
+#include "transport/verbs/served_link.h"
+#include "transport/verbs/verbs_transport.h"
+#include "transport/verbs/wire.h"
+
+namespace rekindle::transport::verbs {
+namespace {
+
+constexpr std::chrono::seconds kSweepInterval{1};
+
+class VerbsServerImpl final : public VerbsServer, private RegionObserver {
+ public:
+  VerbsServerImpl(Fabric& fabric, MemoryRegistrar& registrar, SegmentRegistry& registry,
+                  const Incarnation& incarnation, const VerbsServerOptions& options)
+      : fabric_(fabric),
+        registrar_(registrar),
+        registry_(registry),
+        incarnation_(incarnation),
+        options_(options) {
+    registry_.observe(this);
+    sweeper_ = std::thread([this] {
+      set_thread_name("rk-verbs-srv");
+      sweep();
+    });
+  }
+  ~VerbsServerImpl() override;
+
+  std::string endpoint(std::string_view) const override;
+  Result<std::string> accept(const SessionToken& token, std::string_view request) override;
+  void drop_session(const SessionToken& token) override;
+  std::vector<Error> registration_problems() const override;
+  std::size_t link_count() const override;
+
+ private:
+  using Links = std::vector<std::unique_ptr<ServedLink>>;
+
+  void region_added(const std::shared_ptr<const Region>& region) override;
+  void region_removed(RegionKey key) override;
+  Result<ServedRegions> regions_of(const Session& session, std::vector<RegionKey>& stale) const;
+  Result<std::unique_ptr<ServedLink>> make_link(const LinkRequest& request,
+                                                const ServedRegions& regions) const;
+  Result<void> check_complete(const ServedRegions& regions, const Device& device) const;
+  Result<void> keep(const SessionToken& token, Links links);
+  void sweep();
+  Links take_ended();  // locked
+
+  Fabric& fabric_;
+  MemoryRegistrar& registrar_;
+  SegmentRegistry& registry_;
+  const Incarnation incarnation_;
+  const VerbsServerOptions options_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  ServedRegions regions_;                                   // guarded by mutex_, as are the rest
+  std::vector<std::shared_ptr<RegisteredMemory>> removed_;  // deregistered by the sweeper
+  std::unordered_map<SessionToken, Links> sessions_;
+  bool stop_ = false;
+  std::thread sweeper_;
+};
+
+VerbsServerImpl::~VerbsServerImpl() {
+  registry_.observe(nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  sweeper_.join();
+  sessions_.clear();  // before the regions that they read
+}
+
+void VerbsServerImpl::region_added(const std::shared_ptr<const Region>& region) {
+  auto memory = registrar_.add(region->bytes, MemoryUse::kServe, region->fd, region->fd_offset,
+                               region->keep_alive);
+  const std::lock_guard lock(mutex_);
+  regions_.emplace(region->key, std::move(memory));
+}
+
+void VerbsServerImpl::region_removed(RegionKey key) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = regions_.find(key);
+    if (found == regions_.end()) return;
+    removed_.push_back(std::move(found->second));
+    regions_.erase(found);
+  }
+  wake_.notify_all();
+}
+
+std::string VerbsServerImpl::endpoint(std::string_view) const {
+  Endpoint endpoint;
+  for (const auto& rail : fabric_.rails()) {
+    if (rail->state().up) endpoint.rails.push_back(rail_info(*rail));
+  }
+  return endpoint.to_bytes();
+}
+
+Result<ServedRegions> VerbsServerImpl::regions_of(const Session& session,
+                                                  std::vector<RegionKey>& stale) const {
+  ServedRegions regions;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const RegionKey key : session.regions) {
+      const auto found = regions_.find(key);
+      if (found == regions_.end()) {
+        stale.push_back(key);
+      } else {
+        regions.insert(*found);
+      }
+    }
+  }
+  const TimePoint deadline = std::chrono::steady_clock::now() + options_.registration_patience;
+  for (const auto& [key, memory] : regions) {
+    if (memory->wait_settled(deadline)) continue;
+    return fail(ErrorCode::kUnavailable, "the source is still registering {} with its NICs",
+                format_bytes(memory->bytes().size()));
+  }
+  return regions;
+}
+
+// One-sided reads cannot be served in part: a region is registered whole with a device, or not
+// offered through it.
+Result<void> VerbsServerImpl::check_complete(const ServedRegions& regions,
+                                             const Device& device) const {
+  for (const auto& [key, memory] : regions) {
+    std::uint64_t bytes = 0;
+    for (const Piece& piece : memory->pieces(device)) bytes += piece.bytes;
+    if (bytes == memory->bytes().size()) continue;
+    auto problems = memory->problems();
+    if (!problems.empty()) return fail(std::move(problems.front()));
+    return fail(ErrorCode::kExhausted, "{}: {} of {} are registered", device.name(),
+                format_bytes(bytes), format_bytes(memory->bytes().size()));
+  }
+  return {};
+}
+
+Result<std::unique_ptr<ServedLink>> VerbsServerImpl::make_link(const LinkRequest& request,
+                                                               const ServedRegions& regions) const {
+  const auto& rails = fabric_.rails();
+  if (request.source_rail >= rails.size()) {
+    return fail(ErrorCode::kInvalid, "no rail {} here", request.source_rail);
+  }
+  Rail& rail = *rails[request.source_rail];
+  TRY_VOID(check_complete(regions, rail.device()));
+  return ServedLink::create(rail, request, options_.max_queue_pairs, regions);
+}
+
+Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::string_view bytes) {
+  TRY(const auto request, ConnectRequest::parse(bytes));
+  if (request.source != incarnation_) {
+    return fail(ErrorCode::kStale, "another incarnation serves here: look the source up again");
+  }
+  const auto session = registry_.find_session(token);
+  if (!session) {
+    return fail(ErrorCode::kDenied, "the session is not known here: ask for a new grant");
+  }
+  ConnectResponse response;
+  response.source = incarnation_;
+  response.max_bytes_per_second = session->max_bytes_per_second;
+  TRY(const ServedRegions regions, regions_of(*session, response.stale));
+
+  Links links;
+  for (const auto& wanted : request.links) {
+    auto link = make_link(wanted, regions);
+    if (link) {
+      response.links.push_back((*link)->response());
+      links.push_back(std::move(*link));
+    } else {
+      response.links.emplace_back().error = link.error().message();
+    }
+  }
+  TRY_VOID(keep(token, std::move(links)));
+  return response.to_bytes();
+}
+
+Result<void> VerbsServerImpl::keep(const SessionToken& token, Links links) {
+  const std::lock_guard lock(mutex_);
+  Links& kept = sessions_[token];
+  if (kept.size() + links.size() > options_.max_links_per_session) {
+    return fail(ErrorCode::kUnavailable, "the session has {} links already", kept.size());
+  }
+  for (auto& link : links) kept.push_back(std::move(link));
+  // drop_session() comes after the registry has forgotten the session: whichever of the two is
+  // later sees the other.
+  if (registry_.find_session(token)) return {};
+  links = std::move(kept);
+  sessions_.erase(token);
+  return fail(ErrorCode::kDenied, "the session was revoked meanwhile");
+}
+
+void VerbsServerImpl::drop_session(const SessionToken& token) {
+  Links links;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = sessions_.find(token);
+    if (found == sessions_.end()) return;
+    links = std::move(found->second);
+    sessions_.erase(found);
+  }
+  for (const auto& link : links) link->revoke();
+}
+
+VerbsServerImpl::Links VerbsServerImpl::take_ended() {
+  Links ended;
+  for (auto& [token, links] : sessions_) {
+    for (auto& link : links) {
+      if (!link->serves_only(regions_) || link->rail_moved()) ended.push_back(std::move(link));
+    }
+    std::erase(links, nullptr);
+  }
+  return ended;
+}
+
+// Links whose rail went down are of no use to anybody; links to removed regions must end before
+// these are deregistered.
+void VerbsServerImpl::sweep() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    wake_.wait_for(lock, kSweepInterval, [this] { return stop_ || !removed_.empty(); });
+    Links ended = take_ended();
+    auto removed = std::exchange(removed_, {});
+    lock.unlock();
+    ended.clear();
+    removed.clear();
+    lock.lock();
+  }
+}
+
+std::vector<Error> VerbsServerImpl::registration_problems() const {
+  std::vector<Error> problems;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, memory] : regions_) {
+    for (auto& problem : memory->problems()) problems.push_back(std::move(problem));
+  }
+  return problems;
+}
+
+std::size_t VerbsServerImpl::link_count() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t count = 0;
+  for (const auto& [token, links] : sessions_) count += links.size();
+  return count;
+}
+
+}  // namespace
+
+std::unique_ptr<VerbsServer> VerbsServer::create(Fabric& fabric, MemoryRegistrar& registrar,
+                                                 SegmentRegistry& registry,
+                                                 const Incarnation& incarnation,
+                                                 const VerbsServerOptions& options) {
+  return std::make_unique<VerbsServerImpl>(fabric, registrar, registry, incarnation, options);
+}
+
+}  // namespace rekindle::transport::verbs

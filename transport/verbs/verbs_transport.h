@@ -1,0 +1,50 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/path.h"
+#include "transport/registry.h"
+#include "transport/verbs/fabric.h"
+#include "transport/verbs/memory_registrar.h"
+
+// The two ends of the RDMA transport (docs/verbs.md).
+namespace rekindle::transport::verbs {
+
+struct VerbsServerOptions {
+  std::size_t max_queue_pairs = 8;  // of one link
+  std::size_t max_links_per_session = 64;
+  // A handshake waits this long for regions that are being registered; then the puller is told to
+  // come again (and uses another transport meanwhile).
+  std::chrono::milliseconds registration_patience{200};
+};
+
+class VerbsServer : public Server {
+ public:
+  // All outlive the server. Regions of the registry are registered in the background from now on.
+  static std::unique_ptr<VerbsServer> create(Fabric& fabric, MemoryRegistrar& registrar,
+                                             SegmentRegistry& registry,
+                                             const Incarnation& incarnation,
+                                             const VerbsServerOptions& options);
+  std::string_view transport() const override { return "verbs"; }
+  // Why regions are not (wholly) registered: bytes needed, the limit, what to do.
+  virtual std::vector<Error> registration_problems() const = 0;
+  virtual std::size_t link_count() const = 0;
+};
+
+struct VerbsConnectorOptions {
+  std::size_t queue_pairs = 2;  // per link
+  std::uint32_t send_depth = 128;
+  std::uint32_t request_bytes = 1 << 20;          // of one work request at most
+  std::uint64_t bounce_bytes = 8 << 20;           // per device
+  std::chrono::milliseconds probe_deadline{500};  // for the first read over a new link
+};
+
+// Both outlive the connector, which outlives its paths.
+std::unique_ptr<HandshakeConnector> make_connector(Fabric& fabric, MemoryRegistrar& registrar,
+                                                   const VerbsConnectorOptions& options);
+
+}  // namespace rekindle::transport::verbs

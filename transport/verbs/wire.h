@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/verbs/connection.h"
+#include "transport/verbs/fabric.h"
+#include "transport/verbs/remote_windows.h"
+
+// What the two ends of a handshake say (proto/verbs.proto), checked as it comes in.
+namespace rekindle::transport::verbs {
+
+inline constexpr std::uint32_t kVerbsProtocol = 1;
+inline constexpr std::size_t kMaxRails = 64;
+inline constexpr std::size_t kMaxQueuePairs = 16;  // of one link
+
+struct RailInfo {
+  std::uint32_t index = 0;  // at its own host
+  std::string name;
+  RailAddress address;
+  std::uint32_t mtu_bytes = 0;
+  std::uint64_t bytes_per_second = 0;  // 0: unknown
+};
+RailInfo rail_info(const Rail& rail);
+
+// What a source offers.
+struct Endpoint {
+  std::vector<RailInfo> rails;
+  std::string to_bytes() const;
+  static Result<Endpoint> parse(std::string_view bytes);
+};
+
+struct LinkRequest {
+  RailInfo puller_rail;
+  std::uint32_t source_rail = 0;
+  std::uint32_t mtu_bytes = 0;
+  std::uint8_t rd_atomic = 1;
+  std::vector<QueuePairEnd> queue_pairs;
+};
+struct ConnectRequest {
+  Incarnation source;
+  std::vector<LinkRequest> links;
+  std::string to_bytes() const;
+  static Result<ConnectRequest> parse(std::string_view bytes);
+};
+
+struct LinkResponse {
+  std::string error;  // "": it is ready
+  std::uint32_t mtu_bytes = 0;
+  std::uint8_t rd_atomic = 1;
+  std::vector<QueuePairEnd> queue_pairs;
+  std::vector<RemoteWindow> windows;
+};
+struct ConnectResponse {
+  Incarnation source;
+  std::uint64_t max_bytes_per_second = 0;
+  std::vector<LinkResponse> links;
+  std::vector<RegionKey> stale;
+  std::string to_bytes() const;
+  static Result<ConnectResponse> parse(std::string_view bytes);
+};
+
+}  // namespace rekindle::transport::verbs
