@@ -11,21 +11,13 @@
 
 #include "src/base/result.h"
 #include "transport/verbs/api.h"
+#include "transport/verbs/fabric_options.h"
 #include "transport/verbs/gid.h"
 #include "transport/verbs/topology.h"
 
 // The RDMA devices of this host, opened once per process and shared by its server and its pulls. A
 // monitor thread follows their state. Thread-safe.
 namespace rekindle::transport::verbs {
-
-struct FabricOptions {
-  std::string hca;                      // NCCL_IB_HCA's syntax; "" = all
-  int gid_index = -1;                   // of RoCE ports; -1 = chosen
-  std::filesystem::path topology_file;  // overrides what sysfs says (docs/verbs.md); "" = none
-  std::filesystem::path sysfs = "/sys";
-  std::uint8_t traffic_class = 0;  // of every packet (RoCE: DSCP << 2)
-  std::uint8_t service_level = 0;
-};
 
 // How others reach a port.
 struct RailAddress {

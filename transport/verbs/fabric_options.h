@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace rekindle::transport::verbs {
+
+struct FabricOptions {
+  std::string hca;                      // NCCL_IB_HCA's syntax; "" = all
+  int gid_index = -1;                   // of RoCE ports; -1 = chosen
+  std::filesystem::path topology_file;  // overrides what sysfs says (docs/verbs.md); "" = none
+  std::filesystem::path sysfs = "/sys";
+  std::uint8_t traffic_class = 0;  // of every packet (RoCE: DSCP << 2)
+  std::uint8_t service_level = 0;
+};
+
+}  // namespace rekindle::transport::verbs
