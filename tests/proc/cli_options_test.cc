@@ -34,19 +34,13 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-const std::vector<std::vector<std::string>> kCommands = {{"coordinator"},
-                                                         {"agent"},
-                                                         {"publish"},
-                                                         {"pull"},
-                                                         {"status"},
-                                                         {"inspect"},
-                                                         {"verify"},
-                                                         {"retire"},
-                                                         {"bench"},
-                                                         {"bench", "transfer"},
-                                                         {"doctor"},
-                                                         {"version"},
-                                                         {"completion", "bash"}};
+const std::vector<std::vector<std::string>> kCommands = {{"coordinator"}, {"agent"},
+                                                         {"publish"},     {"pull"},
+                                                         {"status"},      {"inspect"},
+                                                         {"verify"},      {"retire"},
+                                                         {"bench"},       {"bench", "transfer"},
+                                                         {"topo"},        {"doctor"},
+                                                         {"version"},     {"completion", "bash"}};
 
 std::string help_of(std::vector<std::string> command) {
   command.emplace_back("--help");

@@ -13,9 +13,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr const char* kCommands[] = {"coordinator", "agent",   "publish",    "pull",
-                                     "status",      "inspect", "verify",     "retire",
-                                     "bench",       "doctor",  "completion", "version"};
+constexpr const char* kCommands[] = {"coordinator", "agent",      "publish", "pull",  "status",
+                                     "inspect",     "verify",     "retire",  "bench", "topo",
+                                     "doctor",      "completion", "version"};
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;

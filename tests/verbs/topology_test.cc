@@ -294,7 +294,7 @@ TEST_F(TopologyTest, PortsAreReadWithTheirGids) {
   ASSERT_EQ(ports.size(), 2U);
   EXPECT_EQ(ports[0].state, "ACTIVE");
   EXPECT_EQ(ports[0].bytes_per_second, k400G);
-  EXPECT_EQ(ports[0].netdev, "eth0");
+  EXPECT_EQ(ports[0].netdevs.at(10), "eth0");
   ASSERT_EQ(ports[0].gids.size(), 2U);
   EXPECT_EQ(ports[0].gids[0].type, GidType::kRoceV1);
   EXPECT_EQ(ports[0].gids[1].index, 10U);

@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/cli/rdma_view.h"
+#include "transport/verbs/gpu_direct.h"
+
 namespace rekindle::cli::doctor {
 
 enum class Level { kOk, kWarn, kFail };
@@ -49,6 +52,12 @@ Check check_network(const Kernel& kernel);
 Check check_rdma(const Kernel& kernel, bool compiled_in);
 Check check_gpus(const Kernel& kernel, bool compiled_in);
 Checks device_checks(const Kernel& kernel);
+
+// doctor_rdma.cc: what the transport itself sees
+Check check_rail(const RailView& rail);
+Check check_gpu_direct(const RdmaView& view, const transport::verbs::GpuDirectFacts& facts);
+transport::verbs::GpuDirectFacts gpu_direct_facts(const Kernel& kernel, const RdmaView& view);
+Checks rdma_checks(const Kernel& kernel);  // a line for each port, and how NICs reach GPU memory
 
 // doctor_network.cc
 Check check_port(const std::string& what, std::uint16_t port);

@@ -135,8 +135,10 @@ Check check_gpus(const Kernel& kernel, bool compiled_in) {
 
 Checks device_checks(const Kernel& kernel) {
   const BuildInfo info = build_info();
-  return {check_numa(kernel), check_network(kernel), check_rdma(kernel, info.verbs),
-          check_gpus(kernel, info.cuda)};
+  Checks checks = {check_numa(kernel), check_network(kernel), check_rdma(kernel, info.verbs),
+                   check_gpus(kernel, info.cuda)};
+  for (Check& check : rdma_checks(kernel)) checks.push_back(std::move(check));
+  return checks;
 }
 
 }  // namespace rekindle::cli::doctor

@@ -185,7 +185,7 @@ int run_main(int argc, char** argv) {
   add_global_options(app, session.settings);
   for (const auto add :
        {add_coordinator, add_agent, add_publish, add_pull, add_status, add_inspect, add_verify,
-        add_retire, add_bench, add_doctor, add_completion, add_version}) {
+        add_retire, add_bench, add_topo, add_doctor, add_completion, add_version}) {
     add(app, session);
   }
   app.footer(kFirstSteps);  // after the subcommands, which would inherit it

@@ -48,6 +48,7 @@ void add_inspect(CLI::App& app, Session& session);
 void add_verify(CLI::App& app, Session& session);
 void add_retire(CLI::App& app, Session& session);
 void add_bench(CLI::App& app, Session& session);
+void add_topo(CLI::App& app, Session& session);
 void add_doctor(CLI::App& app, Session& session);
 void add_completion(CLI::App& app, Session& session);
 void add_version(CLI::App& app, Session& session);

@@ -101,7 +101,8 @@ void FabricImpl::open_devices() {
   errno = 0;
   ibv_device** const list = api_.get_device_list(&count);
   if (list == nullptr) {
-    why_empty_ = fmt::format("no RDMA device: {}", errno_error(errno, "list them").message());
+    why_empty_ = errno == ENOSYS ? "no RDMA device: the kernel's RDMA modules are not loaded"
+                                 : "no RDMA device: " + errno_error(errno, "list them").message();
     return;
   }
   std::vector<std::string> names;

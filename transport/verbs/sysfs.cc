@@ -41,8 +41,8 @@ void read_gids(const std::filesystem::path& base, PortView& view) {
     const bool infiniband = view.link == LinkLayer::kInfiniBand;
     view.gids.push_back(
         {index, infiniband ? GidType::kInfiniBand : type.value_or(GidType::kInfiniBand), *gid});
-    if (view.netdev.empty()) {
-      view.netdev = read_line(base / "gid_attrs/ndevs" / name).value_or("");
+    if (const auto netdev = read_line(base / "gid_attrs/ndevs" / name)) {
+      view.netdevs[index] = *netdev;
     }
   }
 }

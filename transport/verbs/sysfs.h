@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,8 +30,8 @@ struct PortView {
   LinkLayer link = LinkLayer::kEthernet;
   std::uint64_t bytes_per_second = 0;  // 0: unknown
   std::uint16_t lid = 0;
-  std::vector<GidEntry> gids;  // of those in use
-  std::string netdev;          // of the first GID
+  std::vector<GidEntry> gids;                    // of those in use
+  std::map<std::uint32_t, std::string> netdevs;  // of their interfaces, by index
 };
 std::vector<PortView> read_ports(const std::filesystem::path& sysfs);
 

@@ -1,0 +1,33 @@
+#include "tools/cli/fabric_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "transport/verbs/hca_filter.h"
+
+namespace rekindle::cli {
+
+void add_fabric_options(CLI::App& sub, transport::verbs::FabricOptions& options) {
+  constexpr const char* kGroup = "RDMA";
+  constexpr int kMaxGidIndex = 255;
+  sub.add_option(
+         "--hca", options.hca,
+         "RDMA ports to use, as NCCL_IB_HCA: NAME[:PORT],… (prefixes); = before the list for "
+         "whole names, ^ to exclude [all]")
+      ->type_name("LIST")
+      ->group(kGroup)
+      ->check([](const std::string& text) {
+        const auto filter = transport::verbs::HcaFilter::parse(text);
+        return filter ? std::string() : filter.error().message();
+      });
+  sub.add_option("--gid-index", options.gid_index,
+                 "GID of RoCE ports [RoCE v2, IPv4 before IPv6 before link-local]")
+      ->type_name("N")
+      ->group(kGroup)
+      ->check(CLI::Range(0, kMaxGidIndex));
+  sub.add_option("--topology", options.topology_file,
+                 "JSON file that overrides NUMA nodes and preferred ports (docs/verbs.md)")
+      ->type_name("FILE")
+      ->group(kGroup);
+}
+
+}  // namespace rekindle::cli

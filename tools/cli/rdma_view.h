@@ -1,0 +1,49 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/base/result.h"
+#include "transport/verbs/fabric_options.h"
+#include "transport/verbs/gid.h"
+#include "transport/verbs/topology.h"
+
+// The RDMA ports of this host for `topo` and `doctor`: through libibverbs where this build has it
+// and the devices can be opened, from sysfs alone where not.
+namespace rekindle::cli {
+
+struct RailView {
+  std::string device;
+  std::uint8_t port = 0;
+  bool up = false;
+  std::string why;  // why it is down; or why this GID
+  transport::verbs::LinkLayer link = transport::verbs::LinkLayer::kEthernet;
+  transport::verbs::Gid gid{};
+  int gid_index = -1;  // -1: none
+  std::uint16_t lid = 0;
+  std::uint64_t bytes_per_second = 0;
+  std::uint32_t mtu_bytes = 0;  // 0: unknown
+  std::string netdev;
+  // Asked of the device itself.
+  std::optional<bool> memory_windows;
+  std::optional<bool> dmabuf;
+
+  std::string name() const { return device + ":" + std::to_string(port); }
+  std::string address() const;  // "10.0.0.3", "LID 12"; "" = none
+};
+
+struct RdmaView {
+  bool compiled_in = false;
+  std::vector<RailView> rails;
+  transport::verbs::Topology topology;
+  std::string lacking;  // why this is sysfs only, or empty; "" = nothing
+};
+
+// kInvalid: a filter or topology file that cannot be understood.
+Result<RdmaView> look_at_rdma(const transport::verbs::FabricOptions& options);
+
+// sysfs only: what the rails would be.
+Result<RdmaView> look_at_sysfs(const transport::verbs::FabricOptions& options);
+
+}  // namespace rekindle::cli
