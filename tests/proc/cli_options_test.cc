@@ -141,7 +141,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{"CoordinatorPullers", {"coordinator", "--max-pullers", "0"}, "--max-pullers"},
         BadOption{"Suspect", {"coordinator", "--suspect-after", "now"}, "--suspect-after"},
         BadOption{"Block", {"bench", "transfer", "--block", "many"}, "--block"},
-        BadOption{"Streams", {"bench", "transfer", "--streams", "-1"}, "streams"}),
+        BadOption{"Streams", {"bench", "transfer", "--streams", "-1"}, "streams"},
+        BadOption{"Hca", {"topo", "--hca", "mlx5_0:x"}, "--hca: 'mlx5_0:x': 'x' is no port"},
+        BadOption{"GidIndex", {"topo", "--gid-index", "256"}, "--gid-index"},
+        BadOption{
+            "Topology", {"topo", "--topology", "/dev/null"}, "/dev/null: not JSON at line 1"}),
     [](const auto& test) { return test.param.name; });
 
 class CliReports : public ::testing::Test {
@@ -179,6 +183,7 @@ TEST_F(CliReports, AllOfThemAreOneJsonDocument) {
   EXPECT_EQ(report({"status", "--agent", agent_->address()})["node"], "a");
   EXPECT_EQ(report({"status", "--store", dir_ / "a"})["holdings"].size(), 1u);
   EXPECT_TRUE(report({"doctor", "--store", dir_ / "a"}).contains("checks"));
+  EXPECT_TRUE(report({"topo"})["rails"].is_array());
   EXPECT_TRUE(report({"version"}).contains("version"));
   EXPECT_EQ(report({"bench", "transfer", "--total", "4M", "--block", "1M", "--rounds", "1"})["rows"]
                 .size(),

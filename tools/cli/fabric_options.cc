@@ -9,15 +9,15 @@ namespace rekindle::cli {
 void add_fabric_options(CLI::App& sub, transport::verbs::FabricOptions& options) {
   constexpr const char* kGroup = "RDMA";
   constexpr int kMaxGidIndex = 255;
-  sub.add_option(
-         "--hca", options.hca,
-         "RDMA ports to use, as NCCL_IB_HCA: NAME[:PORT],… (prefixes); = before the list for "
-         "whole names, ^ to exclude [all]")
+  sub.add_option("--hca", options.hca,
+                 "RDMA ports to use, in the syntax of NCCL_IB_HCA: [^][=]NAME[:PORT],… [all]")
       ->type_name("LIST")
       ->group(kGroup)
       ->check([](const std::string& text) {
         const auto filter = transport::verbs::HcaFilter::parse(text);
-        return filter ? std::string() : filter.error().message();
+        if (filter) return std::string();
+        const std::string& message = filter.error().message();  // CLI11 says the option's name, too
+        return message.starts_with("--hca ") ? message.substr(6) : message;
       });
   sub.add_option("--gid-index", options.gid_index,
                  "GID of RoCE ports [RoCE v2, IPv4 before IPv6 before link-local]")

@@ -115,7 +115,8 @@ Result<RdmaView> look_at_rdma(const verbs::FabricOptions& options) {
 
 Result<RdmaView> look_at_rdma(const verbs::FabricOptions& options) {
   TRY(RdmaView view, look_at_sysfs(options));
-  if (view.lacking.empty()) view.lacking = "this build has no libibverbs: as sysfs has it";
+  view.lacking += view.lacking.empty() ? "" : "; ";
+  view.lacking += "this build has no libibverbs: only what sysfs has";
   return view;
 }
 
