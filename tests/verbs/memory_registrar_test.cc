@@ -1,7 +1,10 @@
 // Registration: pieces, rights, what devices refuse, what they have too little of, and the end.
 #include "transport/verbs/memory_registrar.h"
 
+#include <atomic>
 #include <cerrno>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <thread>
 
@@ -244,37 +247,60 @@ TEST_F(Registrar, ADeadDeviceGetsNothingNew) {
               ElementsAre(AllOf(HasSubstr("mlx5_0"), HasSubstr("the device is gone"))));
 }
 
+// Its thread sleeps: state 'S' in /proc.
+bool is_asleep(pid_t thread) {
+  std::ifstream stat(fmt::format("/proc/self/task/{}/stat", thread));
+  std::string text((std::istreambuf_iterator<char>(stat)), {});
+  const auto name_end = text.rfind(')');
+  return name_end != std::string::npos && text.compare(name_end, 3, ") S") == 0;
+}
+
 TEST_F(Registrar, GoingAwayWaitsForThePieceInProgressOnly) {
   open();
-  network.hold(FakeCall::kRegMr, names[0]);
+  network.hold(FakeCall::kRegMr);
   const MappedFile file(16 * kMiB, kReadWrite);
   auto keep_alive = std::make_shared<int>(1);
   const std::weak_ptr<int> alive = keep_alive;
   auto memory = add(file, MemoryUse::kServe, std::move(keep_alive));
-  ASSERT_TRUE(network.wait_held(FakeCall::kRegMr, 1, soon()));
+  ASSERT_TRUE(network.wait_held(FakeCall::kRegMr, 2, soon()));
   EXPECT_FALSE(memory->settled());
   EXPECT_FALSE(memory->wait_settled(SteadyClock().now()));
-  std::atomic<bool> gone = false;
+  const std::weak_ptr<RegisteredMemory> going = memory;
+  std::atomic<pid_t> id = 0;
   std::thread end([&] {
+    id = ::gettid();
     memory.reset();
-    gone = true;
   });
-  // The other device does not wait: nor does what others add there.
-  const MappedFile other(kMiB, kReadWrite);
-  auto others = add(other, MemoryUse::kServe);
   const TimePoint deadline = soon();
-  while (others->pieces(device(1)).empty() && SteadyClock().now() < deadline) {
+  while (!(going.expired() && is_asleep(id)) && SteadyClock().now() < deadline) {
     std::this_thread::yield();
   }
-  EXPECT_FALSE(others->pieces(device(1)).empty());
-  EXPECT_FALSE(gone);
+  ASSERT_TRUE(going.expired() && is_asleep(id)) << "it waits";
   EXPECT_FALSE(alive.expired());
-  network.let_go(FakeCall::kRegMr, names[0]);
+  network.let_go(FakeCall::kRegMr);
   end.join();
   EXPECT_TRUE(alive.expired());
-  ASSERT_TRUE(others->wait_settled(soon()));
-  // One piece of the region that went, and those of the other one.
-  EXPECT_EQ(network.calls(FakeCall::kRegMr, names[0]), 1 + others->pieces(device(0)).size());
+  EXPECT_EQ(network.calls(FakeCall::kRegMr), 2u) << "one piece on each device";
+  EXPECT_EQ(registrar->stats().bytes, 0u);
+}
+
+TEST_F(Registrar, ADeviceThatHangsHoldsNoOtherUp) {
+  open();
+  network.hold(FakeCall::kRegMr, names[0]);
+  const MappedFile file(4 * kMiB, kReadWrite);
+  const auto memory = add(file, MemoryUse::kServe);
+  const MappedFile other(kMiB, kReadWrite);
+  const auto others = add(other, MemoryUse::kServe);
+  const TimePoint deadline = soon();
+  while (total(others->pieces(device(1))) < kMiB && SteadyClock().now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(total(others->pieces(device(1))), kMiB);
+  EXPECT_THAT(others->pieces(device(0)), IsEmpty());
+  EXPECT_FALSE(others->settled());
+  network.let_go(FakeCall::kRegMr, names[0]);
+  EXPECT_TRUE(others->wait_settled(soon()));
+  EXPECT_TRUE(memory->wait_settled(soon()));
 }
 
 TEST_F(Registrar, DevicesRegisterAtTheSameTime) {
