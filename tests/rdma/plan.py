@@ -51,7 +51,7 @@ def plan(directory, arguments):
 
 class Outcome:
     def __init__(self, directory, skips_fail):
-        self.name = (directory / "name").read_text()
+        self.name = (directory / "name").read_text().strip()
         output = directory / "output"
         self.output = output.read_text(errors="replace") if output.exists() else ""
         seconds = directory / "seconds"
