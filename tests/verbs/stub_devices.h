@@ -148,6 +148,7 @@ class StubApi final : public Api {
   ssize_t query_gid_table(ibv_context* context, ibv_gid_entry* entries,
                           std::size_t capacity) override {
     const std::lock_guard lock(mutex);
+    if (capacity * sizeof *entries > 65535) return -EINVAL;  // as the kernel
     std::size_t count = 0;
     StubDevice& device = of(context);
     for (std::size_t i = 0; i < device.ports.size(); ++i) {

@@ -199,17 +199,13 @@ void FabricImpl::look_at(std::size_t index) {
     int error = 0;
   };
   std::vector<Seen> seen;
-  std::size_t gids = 0;
   for (const auto& rail : rails_) {
     if (&rail->device() != &device) continue;
     Seen& port = seen.emplace_back();
     port.rail = rail.get();
     port.error = api_.query_port(device.context(), rail->port(), &port.attr);
-    gids = std::max<std::size_t>(gids, positive(port.attr.gid_tbl_len));
   }
-  // The table is of all ports of the device, also those that are not ours.
-  constexpr std::size_t kPorts = 4;
-  const Result<GidTable> table = read_gids(device, std::max<std::size_t>(16, gids) * kPorts);
+  const Result<GidTable> table = read_gids(device);
   for (const Seen& port : seen) {
     if (port.error != 0) {
       take_down(*port.rail, errno_error(port.error, "query port").message());
@@ -219,8 +215,10 @@ void FabricImpl::look_at(std::size_t index) {
   }
 }
 
-Result<FabricImpl::GidTable> FabricImpl::read_gids(const Device& device, std::size_t capacity) {
-  GidTable table(capacity);
+Result<FabricImpl::GidTable> FabricImpl::read_gids(const Device& device) {
+  // Of all ports of the device. The kernel takes the size of an argument in 16 bits.
+  constexpr std::size_t kCapacity = 65535 / sizeof(ibv_gid_entry);
+  GidTable table(kCapacity);
   const ssize_t count = api_.query_gid_table(device.context(), table.data(), table.size());
   if (count < 0) return fail_errno(static_cast<int>(-count), "read the GID table");
   table.resize(std::min(table.size(), static_cast<std::size_t>(count)));

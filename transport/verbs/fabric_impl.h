@@ -44,7 +44,7 @@ class FabricImpl final : public Fabric, private FabricEvents {
   void on_device_lost(std::size_t device, std::string_view why) override;
   void look_at(std::size_t device) override;
 
-  Result<GidTable> read_gids(const Device& device, std::size_t capacity);
+  Result<GidTable> read_gids(const Device& device);
   Sight see(const Rail& rail, const ibv_port_attr& attr, const Result<GidTable>& gids);
   std::uint64_t speed_of(const Rail& rail, const ibv_port_attr& attr) const;
   static void publish(Rail& rail, const Sight& sight);
