@@ -135,9 +135,10 @@ Check check_gpus(const Kernel& kernel, bool compiled_in) {
 
 Checks device_checks(const Kernel& kernel) {
   const BuildInfo info = build_info();
-  Checks checks = {check_numa(kernel), check_network(kernel), check_rdma(kernel, info.verbs),
-                   check_gpus(kernel, info.cuda)};
+  Checks checks = {check_numa(kernel), check_network(kernel), check_rdma(kernel, info.verbs)};
   for (Check& check : rdma_checks(kernel)) checks.push_back(std::move(check));
+  checks.insert(std::prev(checks.end()),
+                check_gpus(kernel, info.cuda));  // how NICs reach them: last
   return checks;
 }
 
