@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <string>
 
 #include "tests/verbs/fake_network.h"
@@ -20,6 +21,10 @@ class FakeVerbs final : public Api {
 
   // Its name in the network's scripts: "HOST/NAME", or NAME where the host has none.
   std::string add_device(FakeDevice device);
+
+  // What make_fork_safe() returns from now on.
+  void set_fork_error(int error) { fork_error_ = error; }
+  int make_fork_safe() override { return fork_error_; }
 
   ibv_device** get_device_list(int* count) override;
   void free_device_list(ibv_device** list) override;
@@ -62,6 +67,7 @@ class FakeVerbs final : public Api {
  private:
   FakeState& state_;
   const std::string host_;
+  std::atomic<int> fork_error_ = 0;
 };
 
 }  // namespace rekindle::transport::verbs

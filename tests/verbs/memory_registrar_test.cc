@@ -320,6 +320,13 @@ TEST_F(Registrar, AnEmptyRegionIsSettled) {
   EXPECT_EQ(memory->find(device(0), 0), nullptr);
 }
 
+TEST_F(Registrar, WhereAForkWouldBreakRegistrationsNoDeviceIsUsed) {
+  api.set_fork_error(ENOSYS);
+  open();
+  EXPECT_THAT(fabric->devices(), IsEmpty());
+  EXPECT_THAT(fabric->why_empty(), AllOf(HasSubstr("fork"), HasSubstr("5.12")));
+}
+
 class NoDevices : public RegistrarFixture {
  protected:
   NoDevices() : RegistrarFixture(0) {}

@@ -5,6 +5,12 @@ namespace {
 
 class SystemApi final : public Api {
  public:
+  // Kernels that copy pinned pages for a child (5.12 and later) need nothing; for others every
+  // registration costs an madvise() from here on.
+  int make_fork_safe() override {
+    return ibv_is_fork_initialized() == IBV_FORK_DISABLED ? ibv_fork_init() : 0;
+  }
+
   ibv_device** get_device_list(int* count) override { return ibv_get_device_list(count); }
   void free_device_list(ibv_device** list) override { ibv_free_device_list(list); }
   const char* get_device_name(ibv_device* device) override { return ibv_get_device_name(device); }

@@ -15,6 +15,8 @@ class Api {
  public:
   virtual ~Api() = default;
 
+  // Before any device is opened: from now on fork() hurts no registration. 0 or a positive errno.
+  virtual int make_fork_safe() { return 0; }
   virtual ibv_device** get_device_list(int* count) = 0;
   virtual void free_device_list(ibv_device** list) = 0;
   virtual const char* get_device_name(ibv_device* device) = 0;

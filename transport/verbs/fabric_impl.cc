@@ -97,6 +97,12 @@ Result<void> FabricImpl::start() {
 }
 
 void FabricImpl::open_devices() {
+  if (const int error = api_.make_fork_safe(); error != 0) {
+    why_empty_ = fmt::format(
+        "RDMA is not used: {}; a fork would take memory from under the NICs: Linux 5.12 or later",
+        errno_error(error, "ibv_fork_init").message());
+    return;
+  }
   int count = 0;
   errno = 0;
   ibv_device** const list = api_.get_device_list(&count);
