@@ -320,10 +320,14 @@ void unbind(MwObject& mw) {
 }
 
 // They answer to no one any more, but the region stays busy until they are deallocated.
-void forget_queue_pair(FakeState& state, QpObject& qp) {
+std::size_t forget_queue_pair(FakeState& state, QpObject& qp) {
+  std::size_t count = 0;
   for (const auto& [handle, mw] : state.mws) {
-    if (mw->qp == &qp) mw->qp = nullptr;
+    if (mw->qp != &qp) continue;
+    mw->qp = nullptr;
+    ++count;
   }
+  return count;
 }
 
 }  // namespace rekindle::transport::verbs

@@ -219,9 +219,12 @@ int FakeVerbs::destroy_qp(ibv_qp* handle) {
     state_.problem("destroy_qp on {}: {} events are not acknowledged; a real one waits for ever",
                    context.owner->key, qp->unacked);
   }
+  if (forget_queue_pair(state_, *qp) > 0) {
+    state_.problem("destroy_qp on {}: windows are bound to it; soft-RoCE waits a minute then",
+                   context.owner->key);
+  }
   drop_events(context, static_cast<ibv_qp*>(qp));
   remove_head(state_, *qp);
-  forget_queue_pair(state_, *qp);
   // Completions that no one polled go with it.
   forget_completions(qp->send_queue(), *qp);
   forget_completions(qp->receive_queue(), *qp);

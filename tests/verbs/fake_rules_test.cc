@@ -179,6 +179,7 @@ TEST_F(FakeVerbsRules, ARegionIsBusyWhileAWindowIsBoundToIt) {
   ASSERT_EQ(do_at_b(bind(*mw, ibv_inc_rkey(mw->rkey), 0, 64)), IBV_WC_SUCCESS);
   EXPECT_EQ(b.api.dereg_mr(b.mr.get()), EBUSY);
   b.qp.reset();
+  EXPECT_THAT(network.take_problems(), ElementsAre(HasSubstr("windows are bound to it")));
   EXPECT_EQ(b.api.dereg_mr(b.mr.get()), EBUSY);
   mw.reset();
   b.mr.reset();

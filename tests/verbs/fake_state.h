@@ -205,7 +205,7 @@ const std::byte* remote_address(QpObject& qp, std::uint64_t address, std::uint64
 ibv_wc_status bind_window(FakeState& state, QpObject& qp, const ibv_send_wr& wr);
 ibv_wc_status invalidate_window(QpObject& qp, std::uint32_t rkey);
 void unbind(MwObject& window);
-void forget_queue_pair(FakeState& state, QpObject& qp);  // its windows end
+std::size_t forget_queue_pair(FakeState& state, QpObject& qp);  // its windows end; how many
 
 // fake_completions.cc
 void push_completion(FakeState& state, CqObject& cq, Completion completion, bool solicited);
