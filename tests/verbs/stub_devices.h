@@ -61,8 +61,6 @@ struct StubDevice {
 
 class StubApi final : public Api {
  public:
-  static constexpr std::size_t kPort = 0;
-
   StubDevice& add(std::string name, int ports = 1) {
     const std::lock_guard lock(mutex);
     auto& device = *devices.emplace_back(std::make_unique<StubDevice>(std::move(name)));

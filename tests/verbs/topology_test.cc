@@ -232,6 +232,16 @@ TEST_F(TopologyTest, PreferencesThatNameNothingHereAreAsIfNotWritten) {
   EXPECT_EQ(topology.order_rails(rails(topology), {}).preferred.size(), 8U);
 }
 
+TEST_F(TopologyTest, WithOneNodeEverythingIsOnIt) {
+  tree_.node(0, "0-15", "10");
+  tree_.gpu("pci0000:00/0000:00:06.0", -1);
+  tree_.virtual_nic("rxe0", "dummy0");
+  const Topology topology = read();
+  EXPECT_EQ(topology.gpus()[0].numa_node, 0);
+  EXPECT_EQ(topology.nic("rxe0")->cpus.size(), 16U);
+  EXPECT_EQ(between(topology, "rxe0", "0000:00:06.0"), Distance::kNode);
+}
+
 TEST_F(TopologyTest, InAVirtualMachineTheFileTellsNodesApart) {
   tree_.gpu("pci0000:00/0000:00:05.0", -1);
   tree_.nic("mlx5_0", "pci0000:00/0000:00:06.0", -1);

@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 
 namespace rekindle::transport::verbs {
@@ -84,6 +85,7 @@ int FabricMonitor::timeout_ms(TimePoint now) const {
 }
 
 void FabricMonitor::run() {
+  ::pthread_setname_np(::pthread_self(), "rk-fabric");
   while (!stopping_.load()) {
     const int timeout = timeout_ms(std::chrono::steady_clock::now());
     if (::poll(fds_.data(), fds_.size(), timeout) < 0 && errno != EINTR) {

@@ -5,7 +5,7 @@
 #include "src/base/result.h"
 #include "transport/verbs/fabric.h"
 
-// GPU memory on a NIC, by dmabuf. Not yet run on hardware.
+// GPU memory on a NIC, by dmabuf. Not yet run with a NIC that takes it.
 namespace rekindle::transport::verbs {
 
 // Asks the device's driver with a descriptor that cannot be right: one that knows the call

@@ -120,6 +120,10 @@ Topology Topology::read(const std::filesystem::path& sysfs) {
   Topology topology;
   topology.nodes_ = read_nodes(sysfs);
   topology.gpus_ = read_gpus(sysfs);
+  // Virtual machines say -1, also where there is one node only.
+  const auto& nodes = topology.nodes_;
+  const auto known = [&](int id) { return id < 0 && nodes.size() == 1 ? nodes[0].id : id; };
+  for (GpuPlace& gpu : topology.gpus_) gpu.numa_node = known(gpu.numa_node);
   for (const std::string& name : list_names(sysfs / "class/infiniband")) {
     NicPlace nic;
     nic.name = name;
@@ -128,6 +132,7 @@ Topology Topology::read(const std::filesystem::path& sysfs) {
       nic.numa_node = read_int(device / "numa_node").value_or(-1);
       nic.cpus = parse_cpu_list(read_line(device / "local_cpulist").value_or(""));
     }
+    nic.numa_node = known(nic.numa_node);
     if (const NumaNode* node = topology.node(nic.numa_node)) nic.cpus = node->cpus;
     topology.nics_.push_back(std::move(nic));
   }
