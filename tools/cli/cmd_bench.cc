@@ -6,8 +6,13 @@
 #include "tools/bench/bench_transfer.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
+#include "tools/cli/fabric_options.h"
 #include "tools/cli/output.h"
 #include "tools/cli/session.h"
+
+#if REKINDLE_WITH_VERBS
+#include "tools/bench/bench_register.h"
+#endif
 
 namespace rekindle::cli {
 namespace {
@@ -30,6 +35,60 @@ Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
     print(bench::to_text(report));
   }
   return kExitOk;
+}
+
+struct RegisterArgs {
+  transport::verbs::FabricOptions fabric;
+  std::string bytes = "1G";
+  bool huge = false;
+  std::size_t rounds = 5;
+};
+
+// Nothing is wrong with a host that has no device: it is said, and that is all.
+int not_possible(const Settings& settings, const std::string& why) {
+  if (settings.json) {
+    print_json(Json{{"bench", "register"}, {"possible", false}, {"why", why}});
+  } else {
+    print("bench register: not possible here: " + why + "\n");
+  }
+  return kExitOk;
+}
+
+#if REKINDLE_WITH_VERBS
+Result<int> bench_register(const Settings& settings, const RegisterArgs& args) {
+  bench::RegisterOptions options{.huge = args.huge, .rounds = args.rounds};
+  TRY(options.bytes, parse_size("--bytes", args.bytes));
+  const auto api = transport::verbs::make_system_api();
+  TRY(const auto fabric, transport::verbs::Fabric::open(*api, args.fabric));
+  if (fabric->devices().empty()) return not_possible(settings, fabric->why_empty());
+  TRY(const bench::RegisterReport report, bench::run_bench_register(*fabric, options));
+  if (settings.json) {
+    print_json(Json::parse(bench::to_json(report)));
+  } else {
+    print(bench::to_text(report));
+  }
+  return kExitOk;
+}
+#else
+Result<int> bench_register(const Settings& settings, const RegisterArgs& args) {
+  TRY([[maybe_unused]] const std::uint64_t bytes, parse_size("--bytes", args.bytes));
+  return not_possible(settings, "this build has no RDMA backend");
+}
+#endif
+
+void add_register(CLI::App& bench, Session& session) {
+  CLI::App* sub = bench.add_subcommand(
+      "register",
+      "Memory registered with the RDMA devices, and next to it the limit of this host in the same\n"
+      "run: as many fresh pages, touched or locked without a device.");
+  auto args = std::make_shared<RegisterArgs>();
+  sub->add_option("--bytes", args->bytes, "Of each measurement [1G]")->type_name("SIZE");
+  sub->add_flag("--huge", args->huge, "Huge pages, which the host has set aside (hugetlbfs)");
+  sub->add_option("--rounds", args->rounds, "Figures are medians of so many [5]")->type_name("N");
+  add_fabric_options(*sub, args->fabric);
+  sub->callback([&session, args] {
+    session.choose("bench", [&session, args] { return bench_register(session.settings, *args); });
+  });
 }
 
 }  // namespace
@@ -61,6 +120,7 @@ void add_bench(CLI::App& app, Session& session) {
   transfer->callback([&session, args] {
     session.choose("bench", [&session, args] { return bench_transfer(session.settings, *args); });
   });
+  add_register(*sub, session);
 }
 
 }  // namespace rekindle::cli

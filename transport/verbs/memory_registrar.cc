@@ -64,7 +64,8 @@ class MemoryRegistrarImpl final : public MemoryRegistrar {
 
   std::vector<std::unique_ptr<DeviceShare>> shares_;  // by Device::index()
   WorkerPool touchers_;
-  RegionPlan plan_;
+  std::atomic<std::int64_t> touching_ns_ = 0;
+  const RegionPlan plan_;
   mutable std::mutex mutex_;
   std::condition_variable has_work_;
   std::vector<Queue> queues_;  // guarded by mutex_, by Device::index()
@@ -78,7 +79,7 @@ std::size_t toucher_count() {
 
 MemoryRegistrarImpl::MemoryRegistrarImpl(Fabric& fabric, const RegistrarOptions& options)
     : touchers_("rk-touch", fabric.devices().empty() ? 1 : toucher_count(), 1024),
-      plan_{options.max_piece_bytes, has_several_numa_nodes(), &touchers_} {
+      plan_{options.max_piece_bytes, has_several_numa_nodes(), &touchers_, &touching_ns_} {
   for (const auto& device : fabric.devices()) {
     shares_.push_back(std::make_unique<DeviceShare>(*device, options.max_bytes_per_device));
   }
@@ -121,6 +122,7 @@ RegistrarStats MemoryRegistrarImpl::stats() const {
     stats.pieces += share->pieces.load();
     stats.failures += share->failures.load();
   }
+  stats.touching = Duration(touching_ns_.load());
   return stats;
 }
 

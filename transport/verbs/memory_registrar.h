@@ -68,6 +68,7 @@ struct RegistrarStats {
   std::uint64_t bytes = 0;  // registered now, summed over devices
   std::uint64_t pieces = 0;
   std::uint64_t failures = 0;
+  Duration touching{};  // faulting pages in, so far: wall time, each region's added up
 };
 
 class MemoryRegistrar {

@@ -112,7 +112,9 @@ int Region::touch(Stride& stride) {
   if (stride.state == Stride::State::kTouched) return stride.touch_error;
   stride.state = Stride::State::kTouching;
   lock.unlock();
+  const TimePoint begin = SteadyClock().now();
   const int error = fault_in(stride);
+  if (plan_.touching_ns != nullptr) *plan_.touching_ns += (SteadyClock().now() - begin).count();
   std::vector<int> nodes;
   if (error == 0 && plan_.several_nodes) {
     nodes = numa_nodes({memory_.latest() + stride.offset, stride.bytes}, kAlignment);

@@ -24,7 +24,8 @@ namespace rekindle::transport::verbs {
 struct RegionPlan {
   std::uint64_t max_piece_bytes = 0;
   bool several_nodes = false;
-  WorkerPool* touchers = nullptr;  // helpers of whoever faults a stride in
+  WorkerPool* touchers = nullptr;                    // helpers of whoever faults a stride in
+  std::atomic<std::int64_t>* touching_ns = nullptr;  // adds up the time that takes
 };
 
 class Region {

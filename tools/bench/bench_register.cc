@@ -1,0 +1,263 @@
+#include "tools/bench/bench_register.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/base/unique_fd.h"
+#include "src/base/units.h"
+#include "transport/verbs/memory_registrar.h"
+
+namespace rekindle::bench {
+namespace {
+
+namespace verbs = transport::verbs;
+
+constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
+constexpr std::size_t kMaxThreads = 8;  // as the registrar has
+constexpr const char* kTouch = "touched";
+constexpr const char* kLock = "mlock";
+constexpr const char* kFresh = "fresh, all devices";
+constexpr const char* kAgain = "resident, all devices";
+constexpr const char* kGone = "deregistered, all devices";
+
+// Rates of each row by round, bytes per second.
+using Rates = std::map<std::string, std::vector<double>>;
+
+// Of a size that no page is there yet.
+class FreshMemory {
+ public:
+  static Result<std::unique_ptr<FreshMemory>> create(const RegisterOptions& options) {
+    const unsigned flags = MFD_CLOEXEC | (options.huge ? MFD_HUGETLB : 0U);
+    UniqueFd fd(::memfd_create("rekindle-bench", flags));
+    if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(options.bytes)) != 0) {
+      return fail_errno(errno, "bench register: memory file");
+    }
+    void* const address =
+        ::mmap(nullptr, options.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    if (address == MAP_FAILED) {
+      return fail(
+          ErrorCode::kExhausted, "bench register: map {}{}: {}", format_bytes(options.bytes),
+          options.huge ? " of huge pages (sysctl vm.nr_hugepages)" : "", std::strerror(errno));
+    }
+    return std::unique_ptr<FreshMemory>(new FreshMemory(
+        std::move(fd),
+        {static_cast<std::byte*>(address), static_cast<std::size_t>(options.bytes)}));
+  }
+  ~FreshMemory() { ::munmap(bytes_.data(), bytes_.size()); }
+  FreshMemory(const FreshMemory&) = delete;
+  FreshMemory& operator=(const FreshMemory&) = delete;
+
+  std::span<std::byte> bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }
+
+ private:
+  FreshMemory(UniqueFd fd, std::span<std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
+  UniqueFd fd_;
+  std::span<std::byte> bytes_;
+};
+
+std::size_t thread_count() {
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, kMaxThreads);
+}
+
+double since(TimePoint begin) { return seconds(SteadyClock().now() - begin); }
+
+void touch(std::span<std::byte> bytes) {
+  std::vector<std::thread> threads;
+  const std::size_t share = round_up(bytes.size() / thread_count() + 1, kPageBytes);
+  for (std::size_t at = 0; at < bytes.size(); at += share) {
+    threads.emplace_back([part = bytes.subspan(at, std::min(share, bytes.size() - at))] {
+      for (std::size_t page = 0; page < part.size(); page += kPageBytes) {
+        *static_cast<volatile std::byte*>(&part[page]) = std::byte{1};
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+Result<void> measure_touch(const RegisterOptions& options, Rates& rates) {
+  TRY(const auto memory, FreshMemory::create(options));
+  const TimePoint begin = SteadyClock().now();
+  touch(memory->bytes());
+  rates[kTouch].push_back(static_cast<double>(options.bytes) / since(begin));
+  return {};
+}
+
+// Where the limit allows it: a row less is no failure.
+Result<void> measure_lock(const RegisterOptions& options, Rates& rates) {
+  TRY(const auto memory, FreshMemory::create(options));
+  const TimePoint begin = SteadyClock().now();
+  if (::mlock(memory->bytes().data(), memory->bytes().size()) != 0) return {};
+  rates[kLock].push_back(static_cast<double>(options.bytes) / since(begin));
+  return {};
+}
+
+class Registering {
+ public:
+  Registering(verbs::Fabric& fabric, const RegisterOptions& options)
+      : fabric_(fabric),
+        options_(options),
+        registrar_(verbs::MemoryRegistrar::create(fabric, {})) {}
+
+  Result<void> measure(Rates& rates) {
+    TRY(const auto memory, FreshMemory::create(options_));
+    const Duration touched_before = registrar_->stats().touching;
+    TRY(double fresh_seconds, add(*memory, rates, /*fresh=*/true));
+    touching_seconds_ += seconds(registrar_->stats().touching - touched_before);
+    seconds_ += fresh_seconds;
+    TRY_VOID(add(*memory, rates, /*fresh=*/false));
+    return {};
+  }
+  double touch_share() const { return seconds_ == 0 ? 0 : touching_seconds_ / seconds_; }
+
+ private:
+  // Seconds until all devices were ready.
+  Result<double> add(const FreshMemory& memory, Rates& rates, bool fresh) {
+    const auto bytes = static_cast<double>(options_.bytes);
+    const auto devices = static_cast<double>(fabric_.devices().size());
+    std::vector<double> ready(fabric_.devices().size(), 0);
+    TimePoint begin = SteadyClock().now();
+    auto region = registrar_->add(memory.bytes(), verbs::MemoryUse::kLand, memory.fd(), 0, nullptr);
+    // Pieces come in order: with the last one, the device has them all.
+    while (!region->settled()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      for (std::size_t i = 0; i < ready.size(); ++i) {
+        const bool last = region->find(*fabric_.devices()[i], options_.bytes - 1) != nullptr;
+        if (ready[i] == 0 && last) ready[i] = since(begin);
+      }
+    }
+    const double all = since(begin);
+    if (const auto problems = region->problems(); !problems.empty()) return fail(problems.front());
+    if (fresh) {
+      for (std::size_t i = 0; i < ready.size(); ++i) {
+        rates[fabric_.devices()[i]->name()].push_back(bytes / (ready[i] == 0 ? all : ready[i]));
+      }
+    }
+    rates[fresh ? kFresh : kAgain].push_back(bytes * devices / all);
+    begin = SteadyClock().now();
+    region.reset();
+    if (fresh) rates[kGone].push_back(bytes * devices / since(begin));
+    return all;
+  }
+
+  verbs::Fabric& fabric_;
+  const RegisterOptions& options_;
+  std::unique_ptr<verbs::MemoryRegistrar> registrar_;
+  double touching_seconds_ = 0;
+  double seconds_ = 0;
+};
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Of one round to the same round: what disturbed one has disturbed the other. `over` counts each
+// device's bytes.
+double paired(const std::vector<double>& over, const std::vector<double>& under, double devices) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(over.size(), under.size()); ++i) {
+    ratios.push_back(over[i] / devices / under[i]);
+  }
+  return median(std::move(ratios));
+}
+
+RegisterReport summarize(const verbs::Fabric& fabric, const RegisterOptions& options,
+                         const Rates& rates, double touch_share) {
+  RegisterReport report{.options = options, .cpus = std::thread::hardware_concurrency()};
+  std::vector<std::string> names{kTouch, kLock};
+  for (const auto& device : fabric.devices()) report.devices.push_back(device->name());
+  names.insert(names.end(), report.devices.begin(), report.devices.end());
+  names.insert(names.end(), {kFresh, kAgain, kGone});
+  for (const std::string& name : names) {
+    const auto found = rates.find(name);
+    if (found == rates.end()) continue;
+    const auto [low, high] = std::minmax_element(found->second.begin(), found->second.end());
+    report.rows.push_back({name, median(found->second) / 1e9, *low / 1e9, *high / 1e9});
+  }
+  const auto devices = static_cast<double>(fabric.devices().size());
+  report.touch_share = touch_share;
+  report.ratio_touch = paired(rates.at(kFresh), rates.at(kTouch), devices);
+  if (const auto lock = rates.find(kLock); lock != rates.end()) {
+    report.ratio_mlock = paired(rates.at(kFresh), lock->second, devices);
+  }
+  return report;
+}
+
+}  // namespace
+
+Result<RegisterReport> run_bench_register(verbs::Fabric& fabric, const RegisterOptions& asked) {
+  RegisterOptions options = asked;
+  if (fabric.devices().empty()) {
+    return fail(ErrorCode::kInvalid, "bench register: {}", fabric.why_empty());
+  }
+  if (options.bytes == 0 || options.rounds == 0 || options.rounds > 1000) {
+    return fail(ErrorCode::kInvalid, "bench register: at least a byte, 1 to 1000 rounds");
+  }
+  options.bytes = round_up(options.bytes, options.huge ? kHugePageBytes : kPageBytes);
+  Registering registering(fabric, options);
+  {
+    Rates warm_up;  // what devices learn by trying
+    TRY_VOID(registering.measure(warm_up));
+  }
+  Rates rates;
+  for (std::size_t round = 0; round < options.rounds; ++round) {
+    TRY_VOID(measure_touch(options, rates));
+    TRY_VOID(measure_lock(options, rates));
+    TRY_VOID(registering.measure(rates));
+  }
+  return summarize(fabric, options, rates, registering.touch_share());
+}
+
+std::string to_text(const RegisterReport& report) {
+  std::string text =
+      fmt::format("bench register: {} of fresh {}, {} device{}, {} rounds, {} CPUs\n\n",
+                  format_bytes(report.options.bytes),
+                  report.options.huge ? "huge pages" : "tmpfs pages", report.devices.size(),
+                  report.devices.size() == 1 ? "" : "s", report.options.rounds, report.cpus);
+  text += fmt::format("{:<26} {:>8} {:>15}\n", "", "GB/s", "lowest-highest");
+  for (const RegisterRow& row : report.rows) {
+    text += fmt::format("{:<26} {:>8.2f} {:>15}\n", row.name, row.gb_per_second,
+                        fmt::format("{:.2f}-{:.2f}", row.lowest, row.highest));
+  }
+  text += fmt::format(
+      "\nready on all devices / touched: {:.2f}{}; faulting pages in took {:.0f} % of it\n",
+      report.ratio_touch,
+      report.ratio_mlock ? fmt::format(", / mlock: {:.2f}", *report.ratio_mlock) : "",
+      report.touch_share * 100);
+  return text;
+}
+
+std::string to_json(const RegisterReport& report) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const RegisterRow& row : report.rows) {
+    rows.push_back({{"name", row.name},
+                    {"gb_per_second", row.gb_per_second},
+                    {"lowest", row.lowest},
+                    {"highest", row.highest}});
+  }
+  nlohmann::ordered_json json{{"bench", "register"},
+                              {"possible", true},
+                              {"bytes", report.options.bytes},
+                              {"huge", report.options.huge},
+                              {"rounds", report.options.rounds},
+                              {"cpus", report.cpus},
+                              {"devices", report.devices},
+                              {"rows", rows},
+                              {"touch_share", report.touch_share},
+                              {"ratio_touch", report.ratio_touch}};
+  if (report.ratio_mlock) json["ratio_mlock"] = *report.ratio_mlock;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace rekindle::bench
