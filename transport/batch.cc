@@ -108,8 +108,9 @@ void BatchImpl::add_path(SourceIndex source, std::unique_ptr<Path> path, TimePoi
   Route route;
   route.handle = std::make_shared<PathHandle>();
   route.handle->batch = id_;
-  route.handle->id = scheduler_.add_path(source, path->describe(), now);
-  route.poller = &host_.poller_for(path->home());
+  const PollerHome* home = path->home();
+  route.handle->id = scheduler_.add_path(source, path->describe(), now, home ? home->name : "");
+  route.poller = &host_.poller_for(home);
   route.poller->add_path(route.handle, std::move(path));
   open_.push_back(route.handle->id);
   routes_.push_back(std::move(route));

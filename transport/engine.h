@@ -70,6 +70,8 @@ struct SourceStats {
 
 struct PathStats {
   std::string description;
+  std::string home;    // of PollerHome: the NIC, ""
+  bool alive = false;  // takes slices
   SourceIndex source = 0;
   std::uint64_t bytes = 0;
   std::uint64_t slices = 0;

@@ -101,7 +101,7 @@ class HandshakeConnector {
   // Whether there is any use in asking a peer for an offer.
   virtual bool usable() const = 0;
   // Blocks for system calls only. `in_use`: homes of the paths to that peer that are alive; they
-  // are not made again. kUnavailable: no common fabric, or nothing is missing.
+  // are not made again. kUnavailable: no common fabric; kNotFound: nothing is missing.
   virtual Result<std::unique_ptr<Handshake>> begin(const PathTarget& target,
                                                    std::span<const std::string> in_use) = 0;
   // Memory that reads will land in, of any length: as long as the result lives, and longer than any

@@ -29,11 +29,13 @@ Scheduler::Scheduler(SliceIndex slice_count, InfoOf info_of, const BatchOptions&
 
 // --- sources and paths
 
-PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoint now) {
+PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoint now,
+                           std::string home) {
   const auto id = static_cast<PathId>(paths_.size());
   PathState path;
   path.source = source;
   path.stats.description = description;
+  path.stats.home = std::move(home);
   path.stats.source = source;
   path.description = std::move(description);
   path.last_progress = now;
@@ -368,7 +370,10 @@ BatchProgress Scheduler::progress() const {
   while (!progress.sources.empty() && !sources_[progress.sources.size() - 1].known) {
     progress.sources.pop_back();
   }
-  for (const auto& path : paths_) progress.paths.push_back(path.stats);
+  for (const auto& path : paths_) {
+    progress.paths.push_back(path.stats);
+    progress.paths.back().alive = path.alive;
+  }
   return progress;
 }
 

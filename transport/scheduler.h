@@ -32,7 +32,8 @@ class Scheduler {
   Scheduler(SliceIndex slice_count, InfoOf info_of, const BatchOptions& options, TimePoint now);
 
   // --- events
-  PathId add_path(SourceIndex source, std::string description, TimePoint now);
+  PathId add_path(SourceIndex source, std::string description, TimePoint now,
+                  std::string home = {});
   void remove_source(SourceIndex source, const Error& cause, TimePoint now);
   // All ops of a slice on this path have been reported: kOk, or the worst status. A local fault,
   // here or as a verdict, comes after fail_batch().

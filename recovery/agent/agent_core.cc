@@ -72,6 +72,7 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   core->registry_ = std::make_unique<transport::SegmentRegistry>();
   core->served_ = std::make_unique<ServedVersions>(*core->registry_);
   for (const auto& stored : core->store_->versions()) core->served_->add(stored);
+  TRY(core->rdma_, Rdma::open(options.rdma));
   core->connectors_.push_back(transport::shm::make_connector());
   core->connectors_.push_back(transport::tcp::make_connector());
   core->engine_ = transport::Engine::create({});
@@ -84,6 +85,7 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   environment.digest_pool = core->digest_pool_.get();
   environment.blocking_pool = core->blocking_pool_.get();
   for (const auto& connector : core->connectors_) environment.connectors.push_back(connector.get());
+  if (core->rdma_ != nullptr) environment.handshakes.push_back(&core->rdma_->connector());
   environment.coordinator = [raw = core.get()]() -> std::shared_ptr<rpc::RpcClient> {
     return raw->link_ != nullptr ? raw->link_->client() : nullptr;
   };
@@ -241,6 +243,11 @@ Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProg
     (void)co_await link_->wait_connected(kCoordinatorWait);
     times.resolve -= std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::steady_clock::now() - began);
+  }
+  if (request.transport == "verbs" && rdma_ == nullptr) {
+    co_return fail(ErrorCode::kUnavailable,
+                   "--transport verbs: this host has no RDMA device that can be used; `rekindle "
+                   "topo` shows why");
   }
   pull::PullJob job(environment_, std::move(request), std::move(progress), times);
   auto outcome = co_await job.run();

@@ -12,6 +12,7 @@
 #include "recovery/agent/coordinator_link.h"
 #include "recovery/agent/host.h"
 #include "recovery/agent/peer_service.h"
+#include "recovery/agent/rdma.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/pull/environment.h"
 #include "recovery/pull/pull.h"
@@ -29,6 +30,7 @@ struct CoreOptions {
   std::string coordinator;
   std::string secret;
   proto::Role role = proto::ROLE_AGENT;
+  RdmaOptions rdma;
 };
 
 // What the daemon and a command's embedded agent have in common: store, engine, pools, the link to
@@ -60,6 +62,7 @@ class AgentCore {
   store::SegmentStore& store() { return *store_; }
   ServedVersions& served() { return *served_; }
   transport::SegmentRegistry& registry() { return *registry_; }
+  Rdma* rdma() { return rdma_.get(); }  // nullptr: none here
   GrantClock& grant_clock() { return grant_clock_; }
   WorkerPool& digest_pool() { return *digest_pool_; }
   WorkerPool& blocking_pool() { return *blocking_pool_; }
@@ -80,6 +83,7 @@ class AgentCore {
   std::unique_ptr<WorkerPool> blocking_pool_;
   std::unique_ptr<store::SegmentStore> store_;
   std::unique_ptr<transport::SegmentRegistry> registry_;
+  std::unique_ptr<Rdma> rdma_;
   std::unique_ptr<ServedVersions> served_;
   std::vector<std::unique_ptr<transport::Connector>> connectors_;
   std::unique_ptr<transport::Engine> engine_;

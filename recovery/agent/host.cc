@@ -139,6 +139,7 @@ class EmbeddedHost final : public Host {
     options.coordinator = options_.coordinator;
     options.secret = secret_;
     options.role = proto::ROLE_PULLER;
+    options.rdma = options_.rdma;
     TRY(core_, AgentCore::create(thread_.executor(), options));
     open_store_ = store;
     thread_.run<bool>(

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "recovery/agent/rdma.h"
 #include "recovery/pull/types.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
@@ -23,8 +24,9 @@ struct HostOptions {
   std::filesystem::path store_directory = "/dev/shm/rekindle";
   std::uint64_t store_budget_bytes = 0;  // embedded only; 0: 90 % of the file system
   std::string coordinator;  // "host:port"; "" = none (publish stays local, pull needs --from)
-  std::filesystem::path secret_file;  // cluster secret, mode 0600; "" = none
-  bool embedded_only = false;         // leave the agent of this host alone (pull --to DIR)
+  std::filesystem::path secret_file;                 // cluster secret, mode 0600; "" = none
+  RdmaOptions rdma{.enabled = false, .fabric = {}};  // embedded only; for pulls
+  bool embedded_only = false;  // leave the agent of this host alone (pull --to DIR)
 };
 
 struct PublishRequest {
@@ -76,6 +78,7 @@ struct AgentOptions {
   std::string failure_domain;
   std::uint64_t max_bytes_per_second = 0;  // that each puller may take; 0 = no cap
   std::size_t max_pullers = 64;
+  RdmaOptions rdma;
   // Called once when everything listens, with the addresses in use ("10.0.0.3:7400").
   std::function<void(const std::string& control, const std::string& data)> on_ready;
 };

@@ -113,6 +113,9 @@ void PeerService::install(rpc::RpcServer& server) {
   server.handle(proto::AGENT_OPEN_SESSION, [this](const rpc::Peer& peer, std::string body, Sink) {
     return open_session(peer, std::move(body));
   });
+  server.handle(proto::AGENT_CONNECT_PATHS, [this](const rpc::Peer& peer, std::string body, Sink) {
+    return connect_paths(peer, std::move(body));
+  });
   server.handle(proto::AGENT_CLOSE_SESSION, [this](const rpc::Peer& peer, std::string body, Sink) {
     return close_session(peer, std::move(body));
   });
@@ -289,6 +292,30 @@ Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string 
             id.to_string());
   sessions_[session.token] = {connection_of(peer), id, peer.node_id};
   registry_.admit(std::move(session));
+  co_return response.SerializeAsString();
+}
+
+Task<Result<std::string>> PeerService::connect_paths(rpc::Peer peer, std::string body) {
+  CO_TRY(auto request, rpc::parse_body<proto::ConnectPathsRequest>(body));
+  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
+  const auto session = sessions_.find(token);
+  if (session == sessions_.end() || session->second.connection != connection_of(peer)) {
+    co_return fail(ErrorCode::kDenied, "no such session: open one first");
+  }
+  const auto server = std::find_if(
+      servers_.begin(), servers_.end(),
+      [&](const transport::Server* s) { return s->transport() == request.transport(); });
+  if (server == servers_.end()) {
+    co_return fail(ErrorCode::kUnavailable, "{} does not serve over {}", identity_.node_id,
+                   request.transport());
+  }
+  // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
+  auto work = [server = *server, token, asked = std::move(*request.mutable_request())] {
+    return server->accept(token, asked);
+  };
+  CO_TRY(auto answer, co_await pull::offload(blocking_pool_, std::move(work)));
+  proto::ConnectPathsResponse response;
+  response.set_response(std::move(answer));
   co_return response.SerializeAsString();
 }
 

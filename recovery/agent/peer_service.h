@@ -49,6 +49,7 @@ class PeerService {
   rpc::Task<Result<std::string>> open_direct(const rpc::Peer& peer, std::string body);
   rpc::Task<Result<std::string>> get_page(std::string body);
   rpc::Task<Result<std::string>> open_session(rpc::Peer peer, std::string body);
+  rpc::Task<Result<std::string>> connect_paths(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> close_session(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> digest_boxes(std::string body);
   Result<std::string> make_blob(const proto::GetPageRequest& request) const;

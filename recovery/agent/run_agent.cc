@@ -72,6 +72,7 @@ class Daemon {
   std::unique_ptr<AgentCore> core_;
   std::unique_ptr<transport::tcp::TcpServer> tcp_;
   std::unique_ptr<transport::shm::ShmServer> shm_;
+  std::unique_ptr<transport::Server> verbs_;  // null: no RDMA here
   std::unique_ptr<PeerService> peers_;
   std::unique_ptr<LocalService> local_;
   std::unique_ptr<rpc::RpcServer> server_;
@@ -90,6 +91,7 @@ Result<void> Daemon::start() {
   core_options.store_budget_bytes = options_.store_budget_bytes;
   core_options.coordinator = options_.coordinator;
   core_options.secret = secret;
+  core_options.rdma = options_.rdma;
   TRY(core_, AgentCore::create(context_.get_executor(), core_options));
   host_ = choose_host(listen);
   TRY_VOID(start_servers(listen));
@@ -130,6 +132,11 @@ Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
   const Incarnation& incarnation = core_->identity().incarnation;
   TRY(tcp_, transport::tcp::TcpServer::create(tcp_options, core_->registry(), incarnation));
   TRY(shm_, transport::shm::ShmServer::create({}, core_->registry(), incarnation));
+  std::vector<transport::Server*> servers{shm_.get(), tcp_.get()};
+  if (core_->rdma() != nullptr) {
+    verbs_ = core_->rdma()->serve(core_->registry(), incarnation);
+    servers.push_back(verbs_.get());
+  }
   PeerServiceOptions peer_options;
   peer_options.max_bytes_per_second = options_.max_bytes_per_second;
   peer_options.max_pullers = options_.max_pullers;
@@ -140,8 +147,7 @@ Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
   }
   peers_ = std::make_unique<PeerService>(
       core_->identity(), core_->served(), core_->grant_clock(), core_->registry(),
-      std::vector<transport::Server*>{shm_.get(), tcp_.get()}, core_->digest_pool(),
-      core_->blocking_pool(), std::move(peer_options));
+      std::move(servers), core_->digest_pool(), core_->blocking_pool(), std::move(peer_options));
   core_->serve_through(*peers_);
   return {};
 }

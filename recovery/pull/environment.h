@@ -26,6 +26,7 @@ struct PullEnvironment {
   WorkerPool* digest_pool = nullptr;
   WorkerPool* blocking_pool = nullptr;
   std::vector<transport::Connector*> connectors;
+  std::vector<transport::HandshakeConnector*> handshakes;
   // The live connection to the coordinator, or nullptr while there is none.
   std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
   bool has_coordinator = false;  // one is configured

@@ -65,6 +65,7 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
   } else {
     CO_TRY_VOID(co_await begin());
     auto transferred = co_await transfer_all();
+    co_await release_memory();
     if (!transferred) {
       leave_pending();
       co_return fail(std::move(transferred).error());
@@ -156,6 +157,25 @@ void PullJob::leave_pending() {
   pending_.reset();
 }
 
+// Registered once for all transfers of the pull, and only when a transport asks for it.
+void PullJob::use_memory(transport::HandshakeConnector& connector) {
+  if (!landing_used_by_.insert(&connector).second) return;
+  const std::size_t segments = (*pending_)->manifest().layout.segments().size();
+  for (std::uint32_t i = 0; i < segments; ++i) {
+    landing_->push_back(connector.use_memory((*pending_)->segment(i), -1, 0));
+  }
+}
+
+// Letting go of registered memory takes as long as pinning it.
+rpc::Task<void> PullJob::release_memory() {
+  landing_used_by_.clear();
+  auto work = [landing = std::exchange(landing_, std::make_shared<Landing>())] {
+    landing->clear();
+    return true;
+  };
+  co_await offload(*environment_.blocking_pool, std::move(work));
+}
+
 rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit() {
   enter_phase("commit");
   show({}, "");
@@ -233,6 +253,7 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
     last_report_ = now;
     finder_.report(bytes_done_ + batch.bytes_done, bytes_total_, source_reports());
   };
+  hooks.use_memory = [this](transport::HandshakeConnector& connector) { use_memory(connector); };
   hooks.note = [this](std::string note) { show({}, std::move(note)); };
   const std::shared_ptr<store::PendingVersion> destination(pending_, pending_->get());
   Transfer transfer(environment_, resolved_.id, resolved_.root, std::move(plan), destination,

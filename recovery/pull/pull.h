@@ -79,6 +79,8 @@ class PullJob {
   Result<std::unique_ptr<planner::Plan>> make_plan();
   Error no_source_error(const planner::Plan& plan) const;
 
+  void use_memory(transport::HandshakeConnector& connector);
+  rpc::Task<void> release_memory();
   void enter_phase(std::string name);
   void show(const transport::BatchProgress& batch, std::string note);
   void add_stats(const transport::BatchProgress& batch);
@@ -97,6 +99,9 @@ class PullJob {
   std::vector<TensorBox> wanted_;
   std::optional<PackedLayout> packed_;
   std::shared_ptr<std::unique_ptr<store::PendingVersion>> pending_;  // shared with verifications
+  using Landing = std::vector<std::shared_ptr<const void>>;          // the destination, registered
+  std::shared_ptr<Landing> landing_ = std::make_shared<Landing>();
+  std::set<const transport::HandshakeConnector*> landing_used_by_;
   std::shared_ptr<VerifiedTiles> verified_;
   std::shared_ptr<std::vector<ActiveSource>> sources_;
   std::map<Digest128, std::shared_ptr<const Layout>> layouts_;

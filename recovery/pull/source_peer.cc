@@ -124,6 +124,18 @@ rpc::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
   co_return session;
 }
 
+rpc::Task<Result<std::string>> SourcePeer::connect_paths(SessionToken token, std::string transport,
+                                                         std::string request,
+                                                         std::chrono::milliseconds deadline) {
+  proto::ConnectPathsRequest message;
+  message.set_token(token.to_bytes());
+  message.set_transport(std::move(transport));
+  message.set_request(std::move(request));
+  CO_TRY(auto response, co_await rpc::call<proto::ConnectPathsResponse>(
+                            client_, proto::AGENT_CONNECT_PATHS, std::move(message), deadline));
+  co_return std::move(*response.mutable_response());
+}
+
 rpc::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, SessionToken token) {
   if (!peer->connected()) co_return;
   proto::CloseSessionRequest request;

@@ -65,6 +65,10 @@ class SourcePeer {
   };
   rpc::Task<Result<PeerSession>> open_session(SessionRequest wanted,
                                               std::chrono::milliseconds deadline);
+  // The answer to a Handshake's request.
+  rpc::Task<Result<std::string>> connect_paths(SessionToken token, std::string transport,
+                                               std::string request,
+                                               std::chrono::milliseconds deadline);
   static rpc::Task<void> close_session(std::shared_ptr<SourcePeer> peer, SessionToken token);
   // Keeps the control connection (and with it the session) alive while only data flows. A peer that
   // does not answer within 5 s is closed.

@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::milliseconds kPause{500};  // beyond a tick: this process was stopped
 constexpr std::chrono::milliseconds kKeepAliveInterval{10000};
 constexpr std::chrono::milliseconds kDrainDeadline{10000};
-constexpr int kReconnectsPerSource = 1;
+constexpr int kReconnectsPerSource = 1;  // and one more over another transport
 
 }  // namespace
 
@@ -88,6 +88,7 @@ rpc::Task<Result<void>> Transfer::watch_batch() {
     if (outcome || cancelled) stop_connecting();
     if (cancelled || (starved_ && connecting_ == 0)) batch_->cancel();
     keep_peers_alive();
+    if (!outcome && !cancelled) join_missing_rails();
     timer_->expires_after(kTick);
     boost::system::error_code woken;
     co_await timer_->async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, woken));
@@ -169,6 +170,10 @@ void Transfer::handle_events() {
 
 void Transfer::handle_lost(SourceIndex index, const Error& cause) {
   ActiveSource& source = sources_[index];
+  if (source.joining) {
+    source.lost_meanwhile = cause;  // one connect at a time
+    return;
+  }
   if (cause.code() == ErrorCode::kUnavailable) {
     // Others finish sooner what it had. It has done nothing wrong, and may be needed again.
     log::info("pull.source_slow", "source", source.name, "cause", cause);
@@ -176,7 +181,13 @@ void Transfer::handle_lost(SourceIndex index, const Error& cause) {
     return;
   }
   source.quarantined = cause.code() == ErrorCode::kCorrupt;
-  if (source.quarantined || source.peer == nullptr || source.reconnects >= kReconnectsPerSource) {
+  const bool may_reconnect = source.peer != nullptr && !source.quarantined;
+  const bool has_another = forced_transport_.empty() && source.transport == "verbs";
+  if (may_reconnect && source.reconnects >= kReconnectsPerSource && has_another) {
+    // It broke, was made again and proved itself with a read, and broke again.
+    source.avoid.insert(source.transport);
+    warn_of_fallback(source, source.transport, cause);
+  } else if (!may_reconnect || source.reconnects >= kReconnectsPerSource) {
     const std::string where = source.quarantined ? slices_->wrong_bytes(index).where : "";
     return lose(index, where.empty() ? cause.message() : wrong_bytes_cause(where));
   }

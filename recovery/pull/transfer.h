@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,11 @@ struct ActiveSource {
   bool connecting = false;
   std::uint64_t bytes = 0;  // verified, in this transfer
   int reconnects = 0;
+  std::set<std::string> avoid;  // transports that broke again after a reconnect
+  bool joining = false;         // rails that are missing are being connected
+  TimePoint next_join{};
+  Duration join_pause{};  // doubles while it fails
+  std::optional<Error> lost_meanwhile;
   bool slow = false;  // alive, but its last slices were taken from it; not connected now
   bool lost = false;
   bool quarantined = false;
@@ -61,6 +67,8 @@ class Transfer final : private transport::BatchObserver {
   struct Hooks {
     std::function<void(const transport::BatchProgress&)> tick;  // about every 200 ms
     std::function<void(std::string)> note;                      // one line worth showing
+    // Before reads by such a connector land in the destination; again does nothing.
+    std::function<void(transport::HandshakeConnector&)> use_memory;
   };
 
   Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest128& root,
@@ -99,6 +107,17 @@ class Transfer final : private transport::BatchObserver {
   rpc::Task<Result<void>> open_offer(ActiveSource& source, transport::SourceIndex index,
                                      const PeerSession& session, const PeerSession::Offer& offer);
   void open_local(ActiveSource& source, transport::SourceIndex index);
+  void warn_of_fallback(const ActiveSource& source, const std::string& transport,
+                        const Error& cause);
+
+  // transfer_rails.cc
+  transport::HandshakeConnector* handshake_connector(const std::string& transport) const;
+  rpc::Task<Result<transport::Paths>> shake_hands(std::shared_ptr<SourcePeer> peer,
+                                                  PeerSession session, PeerSession::Offer offer,
+                                                  std::vector<std::string> in_use);
+  void join_missing_rails();
+  rpc::Task<void> join_rails(transport::SourceIndex index, PeerSession::Offer offer,
+                             std::vector<std::string> in_use);
   rpc::Task<void> close_sessions();
 
   rpc::Task<Result<void>> watch_batch();
@@ -125,6 +144,7 @@ class Transfer final : private transport::BatchObserver {
   std::shared_ptr<boost::asio::steady_timer> timer_;
   int connecting_ = 0;  // connects and reconnects under way
   bool starved_ = false;
+  std::set<std::string> warned_;  // transports whose failure was shown
   TimePoint last_keep_alive_{};
   TimePoint last_look_{};
 

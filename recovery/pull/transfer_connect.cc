@@ -81,10 +81,12 @@ std::vector<std::string> Transfer::transports_for(const ActiveSource& source) co
   const bool same_host = !environment_.self.host_id().empty() &&
                          environment_.self.host_id() == source.record.node().host_id();
   std::vector<std::string> names;
-  for (const auto* connector : environment_.connectors) {
-    if (connector->transport() == "shm" && !same_host) continue;
-    names.emplace_back(connector->transport());
+  if (same_host) names.emplace_back("shm");
+  for (const auto* connector : environment_.handshakes) {
+    if (connector->usable()) names.emplace_back(connector->transport());
   }
+  names.emplace_back("tcp");
+  std::erase_if(names, [&](const std::string& name) { return source.avoid.contains(name); });
   return names;
 }
 
@@ -103,8 +105,7 @@ rpc::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex i
     const auto opened = co_await open_offer(source, index, session, offer);
     if (opened) co_return Result<void>();
     last_error = opened.error();
-    log::warn("pull.transport_failed", "source", source.name, "transport", offer.transport, "error",
-              last_error->message());
+    warn_of_fallback(source, offer.transport, *last_error);
   }
   if (last_error) co_return fail(std::move(*last_error));
   co_return fail(ErrorCode::kUnavailable, "source {} offers no transport that this side can use{}",
@@ -112,9 +113,27 @@ rpc::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex i
                  forced_transport_.empty() ? "" : " (--transport " + forced_transport_ + ")");
 }
 
+// Once per transport: what is wrong with a fabric is wrong with it for every source.
+void Transfer::warn_of_fallback(const ActiveSource& source, const std::string& transport,
+                                const Error& cause) {
+  if (warned_.insert(transport).second) {
+    log::warn("pull.transport_failed", "source", source.name, "transport", transport, "error",
+              cause.message());
+  } else {
+    log::info("pull.transport_failed", "source", source.name, "transport", transport, "error",
+              cause.message());
+  }
+}
+
 rpc::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex index,
                                              const PeerSession& session,
                                              const PeerSession::Offer& offer) {
+  if (handshake_connector(offer.transport) != nullptr) {
+    CO_TRY(auto paths, co_await shake_hands(source.peer, session, offer, {}));
+    source.transport = offer.transport;
+    batch_->add_paths(index, std::move(paths));
+    co_return Result<void>();
+  }
   const auto found = std::find_if(
       environment_.connectors.begin(), environment_.connectors.end(),
       [&](const transport::Connector* c) { return c->transport() == offer.transport; });

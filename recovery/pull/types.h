@@ -19,7 +19,7 @@ struct PullRequest {
   std::string spec_json;      // contents of --spec; "" = built in, by the checkpoint's config.json
   std::string tensors_regex;  // instead of a shard
   std::vector<std::string> from;
-  std::string transport;           // "", "tcp" or "shm"
+  std::string transport;           // "", "tcp", "shm" or "verbs"
   std::filesystem::path to;        // "" = into the store; else a complete checkpoint directory
   std::filesystem::path fallback;  // rung 4: a directory of safetensors files
 };

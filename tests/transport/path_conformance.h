@@ -27,6 +27,10 @@ class PathFixture {
   virtual void revoke(const SessionToken& token) = 0;  // returns when it holds
   virtual Result<std::unique_ptr<Path>> connect(const SessionToken& token) = 0;
   virtual void kill_peer() = 0;
+  // Reads will land here, as long as the result lives; for transports that register memory.
+  virtual std::shared_ptr<const void> use_local(std::span<std::byte> /*memory*/) { return nullptr; }
+  // The machine lacks what it takes.
+  virtual bool skips() const { return false; }
   // As SIGSTOP and SIGCONT would; of FreezablePathConformance.
   virtual void freeze_peer(bool /*frozen*/) {}
 };
@@ -42,6 +46,9 @@ class PathConformance : public ::testing::TestWithParam<PathBackend> {
       : fixture_(GetParam().make()),
         key_(fixture_->serve(segment_)),
         token_(fixture_->admit({key_})) {}
+  void SetUp() override {
+    if (fixture_->skips()) GTEST_SKIP() << "this machine lacks the device";
+  }
 
   std::unique_ptr<Path> connect() { return connect(token_); }
   std::unique_ptr<Path> connect(const SessionToken& token) {
@@ -57,6 +64,7 @@ class PathConformance : public ::testing::TestWithParam<PathBackend> {
   // `count` reads of `bytes` each, one behind the other.
   std::vector<ReadOp> reads(std::size_t count, std::uint64_t bytes, std::vector<std::byte>& local) {
     local.assign(count * bytes, std::byte{0});
+    use(local);
     std::vector<ReadOp> ops;
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint64_t offset = i * bytes % (kSegmentBytes - bytes);
@@ -64,6 +72,7 @@ class PathConformance : public ::testing::TestWithParam<PathBackend> {
     }
     return ops;
   }
+  void use(std::span<std::byte> memory) { used_.push_back(fixture_->use_local(memory)); }
   bool landed(const ReadOp& op) const {
     for (std::uint64_t run = 0; run < op.count; ++run) {
       if (std::memcmp(op.local + run * op.local_stride,
@@ -80,6 +89,7 @@ class PathConformance : public ::testing::TestWithParam<PathBackend> {
   const std::unique_ptr<PathFixture> fixture_;
   const RegionKey key_;
   const SessionToken token_;
+  std::vector<std::shared_ptr<const void>> used_;
 };
 
 TEST_P(PathConformance, ContiguousReadsOfOddSizesLandByteForByte) {
@@ -88,11 +98,13 @@ TEST_P(PathConformance, ContiguousReadsOfOddSizesLandByteForByte) {
   for (const std::uint64_t bytes :
        {1ul, 2ul, 7ul, 4095ul, 4097ul, 65'537ul, 1'000'003ul, kSegmentBytes}) {
     std::vector<std::byte> local(bytes + 2, std::byte{0xee});
+    use(local);
     const ReadOp op = read(bytes, kSegmentBytes - bytes, local.data() + 1, bytes);
     ASSERT_EQ(read_one(*path, op), OpStatus::kOk) << bytes;
     EXPECT_TRUE(landed(op)) << bytes;
     EXPECT_EQ(local.front(), std::byte{0xee});
     EXPECT_EQ(local.back(), std::byte{0xee});
+    used_.clear();  // before the memory goes
   }
 }
 
@@ -118,6 +130,7 @@ TEST_P(PathConformance, RandomStridedReadsEqualANaiveCopy) {
     op.remote_offset = pick(0, kSegmentBytes - extent);
     local[i].assign((op.count - 1) * op.local_stride + op.run_bytes, std::byte{0xee});
     expected[i] = local[i];
+    use(local[i]);
     op.local = local[i].data();
     for (std::uint64_t run = 0; run < op.count; ++run) {
       std::memcpy(expected[i].data() + run * op.local_stride,
@@ -242,6 +255,7 @@ TEST_P(PathConformance, TheDescriptorIsReadableWhenThereIsSomethingToDo) {
     std::vector<Completion> done(4);
     const TimePoint deadline = test_deadline();
     while (path->poll(done) == 0) {
+      if (!path->arm()) continue;
       const auto events = static_cast<short>(POLLIN | (path->wants_write() ? POLLOUT : 0));
       pollfd entry{path->wait_fd(), events, 0};
       ASSERT_EQ(::poll(&entry, 1, 20'000), 1) << "nothing to wait for, but the read is not done";
@@ -299,8 +313,9 @@ TEST_P(PathConformance, EveryPostedReadCompletesOnceWhenThePeerDies) {
   for (const auto& completion : completions) {
     if (completion.status == OpStatus::kOk) {
       EXPECT_TRUE(landed(ops[completion.wr_id])) << completion.wr_id;
-    } else {
-      EXPECT_EQ(completion.status, OpStatus::kPeerLost);
+    } else {  // kStale: its keys went before its connection
+      EXPECT_TRUE(completion.status == OpStatus::kPeerLost || completion.status == OpStatus::kStale)
+          << to_string(completion.status);
     }
   }
   EXPECT_FALSE(fixture_->connect(token_));

@@ -76,10 +76,15 @@ inline std::vector<Completion> drain(Path& path, TimePoint deadline = test_deadl
       ADD_FAILURE() << path.describe() << ": " << path.in_flight() << " ops never completed";
       path.abort();
     }
-    if (path.wait_fd() < 0) continue;
+    if (path.wait_fd() < 0 || !path.arm()) continue;
     pollfd entry{path.wait_fd(), static_cast<short>(POLLIN | (path.wants_write() ? POLLOUT : 0)),
                  0};
-    ::poll(&entry, 1, static_cast<int>(milliseconds(kTestDeadline)));
+    auto patience = std::chrono::ceil<std::chrono::milliseconds>(kTestDeadline);
+    if (const auto at = path.wake_at()) {
+      patience =
+          std::chrono::ceil<std::chrono::milliseconds>(*at - std::chrono::steady_clock::now());
+    }
+    ::poll(&entry, 1, static_cast<int>(std::max<std::int64_t>(patience.count(), 0)));
   }
   return all;
 }
@@ -96,7 +101,7 @@ inline std::vector<Completion> read_all(Path& path, std::vector<ReadOp> ops) {
     posted += *taken;
     const std::size_t count = path.poll(some);
     all.insert(all.end(), some.begin(), some.begin() + static_cast<std::ptrdiff_t>(count));
-    if (*taken == 0 && count == 0) {
+    if (*taken == 0 && count == 0 && path.arm()) {
       pollfd entry{path.wait_fd(), POLLIN, 0};
       ::poll(&entry, 1, 100);
     }

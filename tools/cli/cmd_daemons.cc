@@ -13,6 +13,7 @@
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
+#include "tools/cli/fabric_options.h"
 #include "tools/cli/output.h"
 #include "tools/cli/session.h"
 
@@ -193,6 +194,7 @@ void add_agent(CLI::App& app, Session& session) {
       ->type_name("SIZE");
   sub->add_option("--max-pullers", options.max_pullers, "Pullers at the same time [64]")
       ->type_name("N");
+  add_fabric_options(*sub, options.rdma.fabric);
   sub->callback([&session, args] {
     session.daemon = true;
     session.choose("agent",

@@ -9,6 +9,7 @@
 #include "src/tensor/tensor_set.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
+#include "tools/cli/fabric_options.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress.h"
 #include "tools/cli/session.h"
@@ -21,6 +22,7 @@ struct PullArgs {
   std::string to, shard, spec, tensors, transport, fallback;
   std::vector<std::string> from;
   bool dry_run = false;
+  transport::verbs::FabricOptions fabric;
 };
 
 Result<agent::PullRequest> to_request(PullArgs args) {
@@ -125,6 +127,7 @@ Result<int> pull(Session& session, const PullArgs& args) {
   TRY(const agent::PullRequest request, to_request(args));
   agent::HostOptions options = host_options(settings);
   options.embedded_only = !request.to.empty();  // it leaves the store alone
+  options.rdma = {.enabled = !args.dry_run, .fabric = args.fabric};
   TRY(const auto host, agent::open_host(options));
   if (args.dry_run) return dry_run(settings, *host, request);
   agent::TransferSummary summary;
@@ -172,12 +175,14 @@ void add_pull(CLI::App& app, Session& session) {
                   "commas")
       ->type_name("HOST:PORT")
       ->delimiter(',');
-  sub->add_option("--transport", args->transport, "tcp or shm (same host) [the best there is]")
-      ->check(CLI::IsMember({"tcp", "shm"}))
+  sub->add_option("--transport", args->transport,
+                  "tcp, shm (same host) or verbs (RDMA) [the best there is]")
+      ->check(CLI::IsMember({"tcp", "shm", "verbs"}))
       ->type_name("NAME");
   sub->add_option("--fallback", args->fallback,
                   "Directory of safetensors files to read when no source is left")
       ->type_name("DIR");
+  add_fabric_options(*sub, args->fabric);
   sub->add_flag("-n,--dry-run", args->dry_run, "Show the plan, transfer nothing");
   sub->footer(
       "Examples:\n"

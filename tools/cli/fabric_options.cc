@@ -24,6 +24,18 @@ void add_fabric_options(CLI::App& sub, transport::verbs::FabricOptions& options)
       ->type_name("N")
       ->group(kGroup)
       ->check(CLI::Range(0, kMaxGidIndex));
+  constexpr int kMaxTrafficClass = 255;
+  constexpr int kMaxServiceLevel = 15;
+  sub.add_option("--traffic-class", options.traffic_class,
+                 "Traffic class of RDMA packets; on RoCE the DSCP times 4 [0]")
+      ->type_name("N")
+      ->group(kGroup)
+      ->check(CLI::Range(0, kMaxTrafficClass));
+  sub.add_option("--service-level", options.service_level,
+                 "Service level of RDMA packets; on RoCE the priority [0]")
+      ->type_name("N")
+      ->group(kGroup)
+      ->check(CLI::Range(0, kMaxServiceLevel));
   sub.add_option("--topology", options.topology_file,
                  "JSON file that overrides NUMA nodes and preferred ports (docs/verbs.md)")
       ->type_name("FILE")

@@ -10,10 +10,10 @@
 namespace rekindle::transport::verbs {
 namespace {
 
-// 4.096 µs * 2^14 = 67 ms without an answer, seven times over: about half a second until a peer
+// 4.096 µs * 2^14 = 67 ms without an answer, six times over: about half a second until a peer
 // that is not there is reported. The engine's progress deadline comes first where it is shorter.
 constexpr std::uint8_t kAckTimeout = 14;
-constexpr std::uint8_t kRetries = 7;
+constexpr std::uint8_t kRetries = 6;                  // 7 is for ever on soft-RoCE
 constexpr std::uint8_t kReceiverNotReadyRetries = 6;  // 7 would be for ever
 constexpr std::uint8_t kReceiverNotReadyTimer = 12;   // 0.64 ms
 constexpr std::uint32_t kNumberMask = 0xff'ffff;      // queue pair and packet numbers: 24 bits
@@ -136,7 +136,7 @@ Result<void> Connection::to_ready_to_receive(QueuePair& pair, const RemoteEnd& r
   attr.min_rnr_timer = kReceiverNotReadyTimer;
   attr.qp_access_flags = role == ConnectionRole::kServes ? IBV_ACCESS_REMOTE_READ : 0;
   attr.ah_attr.port_num = rail_.port();
-  attr.ah_attr.sl = options.service_level;
+  attr.ah_attr.sl = static_cast<std::uint8_t>(options.service_level);
   attr.ah_attr.dlid = remote.address.lid;
   const auto own = rail_.state().address;
   const bool routed = !std::equal(own.gid.begin(), own.gid.begin() + kSubnetPrefixBytes,
@@ -146,7 +146,7 @@ Result<void> Connection::to_ready_to_receive(QueuePair& pair, const RemoteEnd& r
     std::memcpy(attr.ah_attr.grh.dgid.raw, remote.address.gid.data(), remote.address.gid.size());
     attr.ah_attr.grh.sgid_index = gid_index_;
     attr.ah_attr.grh.hop_limit = kHopLimit;
-    attr.ah_attr.grh.traffic_class = options.traffic_class;
+    attr.ah_attr.grh.traffic_class = static_cast<std::uint8_t>(options.traffic_class);
   }
   const int error =
       api().modify_qp(pair.qp.get(), &attr,

@@ -19,7 +19,7 @@ namespace rekindle::transport::verbs {
 namespace {
 
 constexpr auto kNap = std::chrono::microseconds(50);
-constexpr std::uint32_t kProbeBytes = 8;
+constexpr std::uint32_t kProbeBytes = 16 << 10;  // several packets of the largest size
 
 // What handshakes and paths share.
 struct Shared {
@@ -27,10 +27,10 @@ struct Shared {
   VerbsConnectorOptions options;
   std::shared_ptr<LocalMemory> memory;
 
-  std::mutex mutex;
-  std::map<std::uint32_t, std::shared_ptr<BouncePool>> pools;  // by device; guarded by mutex
+  std::mutex mutex{};
+  std::map<std::uint32_t, std::shared_ptr<BouncePool>> pools{};  // by device; guarded by mutex
   // Paths of one session share one rate, also those that are made later; guarded by mutex.
-  std::map<SessionToken, std::weak_ptr<RateLimiter>> limiters;
+  std::map<SessionToken, std::weak_ptr<RateLimiter>> limiters{};
 
   Result<std::shared_ptr<BouncePool>> pool_of(Device& device);
   std::shared_ptr<RateLimiter> limiter_of(const SessionToken& token, std::uint64_t rate);
@@ -122,7 +122,7 @@ Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
     if (path) {
       paths.push_back(std::move(*path));
     } else {
-      log::warn("verbs.link_failed", "error", path.error().message());
+      log::info("verbs.link_failed", "error", path.error().message());
       if (!problem) problem = std::move(path).error();
     }
   }
@@ -282,7 +282,7 @@ Result<std::unique_ptr<Handshake>> VerbsConnector::begin(const PathTarget& targe
   }
   if (links.empty()) {
     if (problem) return fail(std::move(*problem));
-    return fail(ErrorCode::kUnavailable, "every rail to that source is in use");
+    return fail(ErrorCode::kNotFound, "every rail to that source is in use");
   }
   return std::make_unique<VerbsHandshake>(shared_, target, std::move(links));
 }

@@ -11,8 +11,8 @@ struct FabricOptions {
   int gid_index = -1;                   // of RoCE ports; -1 = chosen
   std::filesystem::path topology_file;  // overrides what sysfs says (docs/verbs.md); "" = none
   std::filesystem::path sysfs = "/sys";
-  std::uint8_t traffic_class = 0;  // of every packet (RoCE: DSCP << 2)
-  std::uint8_t service_level = 0;
+  int traffic_class = 0;  // of every packet (RoCE: DSCP << 2)
+  int service_level = 0;
 };
 
 }  // namespace rekindle::transport::verbs

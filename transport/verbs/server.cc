@@ -1,6 +1,7 @@
 // The source's side: registers regions, answers handshakes, takes rights away.
 #include <algorithm>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -170,9 +171,15 @@ Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::stri
   response.max_bytes_per_second = session->max_bytes_per_second;
   TRY(const ServedRegions regions, regions_of(*session, response.stale));
 
-  Links links;
+  // At once: resolving the address of a peer that is not there takes its time.
+  std::vector<std::future<Result<std::unique_ptr<ServedLink>>>> made;
   for (const auto& wanted : request.links) {
-    auto link = make_link(wanted, regions);
+    made.push_back(
+        std::async(std::launch::async, [&, wanted] { return make_link(wanted, regions); }));
+  }
+  Links links;
+  for (auto& future : made) {
+    auto link = future.get();
     if (link) {
       response.links.push_back((*link)->response());
       links.push_back(std::move(*link));

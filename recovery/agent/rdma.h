@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/path.h"
+#include "transport/registry.h"
+#include "transport/verbs/fabric_options.h"
+
+namespace rekindle::agent {
+
+struct RdmaOptions {
+  bool enabled = true;
+  transport::verbs::FabricOptions fabric;
+};
+
+// The RDMA devices of this host, their registered memory, and the two ends of the transport over
+// them; hides whether this build has it at all (rdma_verbs.cc, rdma_none.cc).
+class Rdma {
+ public:
+  virtual ~Rdma() = default;  // after its server and every path
+  // nullptr: not in this build, not enabled, or no device here. kInvalid: options that cannot be.
+  static Result<std::unique_ptr<Rdma>> open(const RdmaOptions& options);
+
+  virtual transport::HandshakeConnector& connector() = 0;
+  virtual std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,
+                                                   const Incarnation& incarnation) = 0;
+};
+
+}  // namespace rekindle::agent

@@ -1,0 +1,89 @@
+// What every Path promises, over the verbs backend: against the fake, and (label rdma) against the
+// devices of this machine.
+#include "tests/transport/path_conformance.h"
+#include "tests/verbs/fake_verbs.h"
+#include "tests/verbs/verbs_hosts.h"
+
+namespace rekindle::transport::testing {
+namespace {
+
+using verbs::FakeNetwork;
+using verbs::FakeVerbs;
+using verbs::VerbsPuller;
+using verbs::VerbsSource;
+
+struct FakeSetup {
+  std::size_t rails = 1;
+  bool registers_local = true;
+  bool late = false;    // by a thread, not at once
+  bool windows = true;  // memory windows 2B
+  std::uint32_t send_depth = 128;
+};
+
+class FakeVerbsFixture final : public PathFixture {
+ public:
+  explicit FakeVerbsFixture(const FakeSetup& setup) : setup_(setup) {
+    if (setup.late) give_up_silence();
+    for (auto* host : {&source_api_, &puller_api_}) {
+      for (std::size_t i = 0; i < setup.rails; ++i) {
+        verbs::FakeDevice device{.name = fmt::format("mlx5_{}", i)};
+        if (!setup.windows) device.attr.device_cap_flags &= ~IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        const std::string name = host->add_device(std::move(device));
+        if (host == &source_api_) source_devices_.push_back(name);
+      }
+    }
+    source_ = std::make_unique<VerbsSource>(source_api_, verbs::FabricOptions{});
+    puller_ =
+        std::make_unique<VerbsPuller>(puller_api_, verbs::FabricOptions{},
+                                      verbs::VerbsConnectorOptions{.send_depth = setup.send_depth});
+  }
+  RegionKey serve(const TestSegment& segment) override { return source_->serve(segment); }
+  void withdraw(RegionKey key) override { source_->registry().remove(key); }
+  SessionToken admit(std::vector<RegionKey> regions) override {
+    return source_->admit(std::move(regions));
+  }
+  void revoke(const SessionToken& token) override {
+    source_->revoke(token);
+    give_up_silence();
+  }
+  Result<std::unique_ptr<Path>> connect(const SessionToken& token) override {
+    if (killed_) return fail(ErrorCode::kUnavailable, "the source is gone");
+    TRY(auto paths, puller_->connect(*source_, token));
+    return std::move(paths.front());
+  }
+  void kill_peer() override {
+    killed_ = true;
+    for (const auto& device : source_devices_) network_.remove_device(device);
+    give_up_silence();
+  }
+  std::shared_ptr<const void> use_local(std::span<std::byte> memory) override {
+    return setup_.registers_local ? puller_->use(memory) : nullptr;
+  }
+
+ private:
+  // From now on a queue pair that is gone is noticed by the one at the other end.
+  void give_up_silence() { network_.deliver_by_thread(100us, 50ms); }
+
+  const FakeSetup setup_;
+  FakeNetwork network_;
+  FakeVerbs source_api_{network_, "source"}, puller_api_{network_, "puller"};
+  std::vector<std::string> source_devices_;
+  std::unique_ptr<VerbsSource> source_;
+  std::unique_ptr<VerbsPuller> puller_;
+  bool killed_ = false;
+};
+
+PathBackend backend(std::string name, const FakeSetup& setup) {
+  return {std::move(name), [setup] { return std::make_unique<FakeVerbsFixture>(setup); }};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    FakeVerbs, PathConformance,
+    ::testing::Values(backend("Registered", {}), backend("Bounced", {.registers_local = false}),
+                      backend("Late", {.late = true}),
+                      backend("WithoutWindows", {.windows = false}),
+                      backend("ShallowQueues", {.late = true, .send_depth = 4})),
+    [](const auto& parameter) { return parameter.param.name; });
+
+}  // namespace
+}  // namespace rekindle::transport::testing
