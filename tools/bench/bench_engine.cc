@@ -102,19 +102,8 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
   std::optional<WorkerPool> pool_;  // last: its jobs use the rest
 };
 
-}  // namespace
-
-Result<Measured> measure_engine(const Setup& setup, bool integrity) {
-  const auto connector = setup.transport == "tcp" ? transport::tcp::make_connector()
-                                                  : transport::shm::make_connector();
-  std::vector<std::vector<std::unique_ptr<transport::Path>>> paths(setup.sources.size());
-  for (std::size_t i = 0; i < setup.sources.size(); ++i) {
-    for (std::size_t stream = 0; stream < setup.streams; ++stream) {
-      TRY(auto path, connector->connect(setup.sources[i]->target(),
-                                        std::chrono::steady_clock::now() + kConnectTime));
-      paths[i].push_back(std::move(path));
-    }
-  }
+Result<Measured> run_engine(const Setup& setup, bool integrity,
+                            std::vector<transport::Paths> paths) {
   const auto engine = transport::Engine::create({});
   BenchReads reads(setup, integrity);
   const double cpu_before = cpu_seconds(setup);
@@ -128,6 +117,30 @@ Result<Measured> measure_engine(const Setup& setup, bool integrity) {
   return Measured{.wall_seconds = seconds(end - start),
                   .cpu_seconds = cpu_seconds(setup) - cpu_before,
                   .slice_seconds = reads.take_seconds()};
+}
+
+}  // namespace
+
+Result<Measured> measure_engine(const Setup& setup, bool integrity) {
+  if (setup.transport == "verbs") {
+    std::vector<transport::Paths> made;
+    for (const auto& source : setup.sources) {
+      TRY(auto links, setup.verbs->connect(*source));
+      made.push_back(std::move(links));
+    }
+    return run_engine(setup, integrity, std::move(made));
+  }
+  const auto connector = setup.transport == "tcp" ? transport::tcp::make_connector()
+                                                  : transport::shm::make_connector();
+  std::vector<std::vector<std::unique_ptr<transport::Path>>> paths(setup.sources.size());
+  for (std::size_t i = 0; i < setup.sources.size(); ++i) {
+    for (std::size_t stream = 0; stream < setup.streams; ++stream) {
+      TRY(auto path, connector->connect(setup.sources[i]->target(),
+                                        std::chrono::steady_clock::now() + kConnectTime));
+      paths[i].push_back(std::move(path));
+    }
+  }
+  return run_engine(setup, integrity, std::move(paths));
 }
 
 }  // namespace rekindle::bench

@@ -8,6 +8,7 @@
 #include "src/base/result.h"
 #include "tools/bench/bench_memory.h"
 #include "tools/bench/bench_source.h"
+#include "tools/bench/bench_verbs.h"
 
 namespace rekindle::bench {
 
@@ -22,6 +23,7 @@ struct Setup {
   std::uint64_t total_bytes = 0;
   std::uint64_t block_bytes = 0;
   std::uint64_t slice_bytes = 0;
+  VerbsPuller* verbs = nullptr;  // for that transport
 };
 
 struct Measured {

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tools/bench/bench_verbs.h"
 #include "transport/registry.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -26,7 +27,8 @@ namespace {
 struct Ready {
   transport::RegionKey region;
   std::uint16_t raw_port = 0;
-  char endpoint[200] = {};
+  std::uint32_t endpoint_bytes = 0;
+  char endpoint[4096] = {};
 };
 
 bool send_all(int socket, const std::byte* data, std::uint64_t size) {
@@ -83,9 +85,9 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uin
 }
 
 // The child's life; never returns.
-[[noreturn]] void serve(const Pool& pool, std::string_view kind, std::size_t streams,
-                        std::uint64_t link_bytes_per_second, const transport::PathTarget& target,
-                        int leash, int report) {
+[[noreturn]] void serve(const Pool& pool, const SourceOptions& options,
+                        const transport::PathTarget& target, int leash, int report,
+                        int handshakes) {
   const auto give_up = [](const Error& error) {
     ::dprintf(STDERR_FILENO, "rekindle bench: source process: %s\n", error.message().c_str());
     ::_exit(1);
@@ -96,27 +98,38 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uin
   registry.admit({.token = target.token,
                   .puller = "bench",
                   .regions = {ready.region},
-                  .max_bytes_per_second = link_bytes_per_second});
+                  .max_bytes_per_second = options.link_bytes_per_second});
 
   std::unique_ptr<transport::Server> server;
-  if (kind == "tcp") {
+  std::unique_ptr<VerbsSource> verbs;
+  if (options.transport == "tcp") {
     auto made = transport::tcp::TcpServer::create(
-        {.listen_host = "127.0.0.1", .max_streams_per_session = streams}, registry,
+        {.listen_host = "127.0.0.1", .max_streams_per_session = options.streams}, registry,
         target.incarnation);
     if (!made) give_up(made.error());
     server = std::move(*made);
+  } else if (options.transport == "verbs") {
+    auto made = VerbsSource::create(options.fabric, registry, target.incarnation);
+    if (!made) give_up(made.error());
+    verbs = std::move(*made);
   } else {
     auto made = transport::shm::ShmServer::create({}, registry, target.incarnation);
     if (!made) give_up(made.error());
     server = std::move(*made);
   }
-  const auto raw_port = start_raw_server(pool.bytes(), link_bytes_per_second / streams);
+  const auto raw_port =
+      start_raw_server(pool.bytes(), options.link_bytes_per_second / options.streams);
   if (!raw_port) give_up(raw_port.error());
   ready.raw_port = *raw_port;
-  const std::string endpoint = server->endpoint("127.0.0.1");
-  std::memcpy(ready.endpoint, endpoint.data(),
-              std::min(endpoint.size(), sizeof ready.endpoint - 1));
+  const std::string endpoint = (verbs != nullptr ? verbs->server() : *server).endpoint("127.0.0.1");
+  if (endpoint.size() > sizeof ready.endpoint) ::_exit(1);
+  ready.endpoint_bytes = static_cast<std::uint32_t>(endpoint.size());
+  std::memcpy(ready.endpoint, endpoint.data(), endpoint.size());
   if (::write(report, &ready, sizeof ready) != sizeof ready) ::_exit(1);
+  if (verbs != nullptr) {
+    answer_handshakes(verbs->server(), target.token, handshakes);
+    ::_exit(0);
+  }
   char end = 0;
   while (::read(leash, &end, 1) < 0 && errno == EINTR) {
   }
@@ -132,13 +145,17 @@ Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
 }  // namespace
 
 Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
-                                                            std::string_view transport,
-                                                            std::size_t streams,
-                                                            std::uint64_t link_bytes_per_second) {
+                                                            const SourceOptions& options) {
   TRY(auto leash, make_pipe());
   TRY(auto report, make_pipe());
   std::unique_ptr<SourceProcess> source(new SourceProcess);
-  source->target_ = {std::string(transport), {}, SessionToken::random(), Incarnation::random()};
+  int sockets[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
+    return fail_errno(errno, "bench: socketpair");
+  }
+  source->handshakes_.reset(sockets[0]);
+  const UniqueFd theirs(sockets[1]);
+  source->target_ = {options.transport, {}, SessionToken::random(), Incarnation::random()};
   const pid_t parent = ::getpid();
   source->pid_ = ::fork();
   if (source->pid_ < 0) return fail_errno(errno, "bench: fork a source process");
@@ -146,8 +163,8 @@ Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);
     leash.second.reset();
-    serve(pool, transport, streams, link_bytes_per_second, source->target_, leash.first.get(),
-          report.second.get());
+    source->handshakes_.reset();
+    serve(pool, options, source->target_, leash.first.get(), report.second.get(), theirs.get());
   }
   report.second.reset();
   source->leash_ = std::move(leash.second);
@@ -157,7 +174,7 @@ Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
   }
   source->region_ = ready.region;
   source->raw_port_ = ready.raw_port;
-  source->target_.endpoint = ready.endpoint;
+  source->target_.endpoint.assign(ready.endpoint, ready.endpoint_bytes);
   return source;
 }
 

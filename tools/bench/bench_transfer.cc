@@ -37,9 +37,18 @@ double quantile(std::vector<double> values, double fraction) {
 }
 
 Result<TransferOptions> complete(TransferOptions options) {
-  if (options.transport != "tcp" && options.transport != "shm") {
-    return fail(ErrorCode::kInvalid, "bench transfer: transport '{}' is not tcp or shm",
+  if (options.transport != "tcp" && options.transport != "shm" && options.transport != "verbs") {
+    return fail(ErrorCode::kInvalid, "bench transfer: transport '{}' is not tcp, shm or verbs",
                 options.transport);
+  }
+  if (options.transport == "verbs") {
+    constexpr std::size_t kQueuePairs = 2;  // as pulls have
+    if (options.streams == 0) options.streams = kQueuePairs;
+    if (options.block_bytes % kMiB != 0 || options.streams > 16) {
+      return fail(ErrorCode::kInvalid,
+                  "bench transfer: over verbs the block is a multiple of 1M, and streams (queue "
+                  "pairs) are 1 to 16");
+    }
   }
   if (options.link_bytes_per_second != 0 && options.transport != "tcp") {
     return fail(ErrorCode::kInvalid, "bench transfer: --link limits tcp, not {}",
@@ -65,9 +74,15 @@ Result<TransferOptions> complete(TransferOptions options) {
 }
 
 std::vector<Series> make_series(const std::string& transport) {
-  const bool tcp = transport == "tcp";
-  const auto raw = tcp ? measure_sockets : measure_memcpy;
-  const char* raw_name = tcp ? "plain sockets" : "parallel memcpy";
+  auto raw = measure_memcpy;
+  const char* raw_name = "parallel memcpy";
+  if (transport == "tcp") {
+    raw = measure_sockets;
+    raw_name = "plain sockets";
+  } else if (transport == "verbs") {
+    raw = measure_plain_reads;
+    raw_name = "plain reads";
+  }
   return {{.name = raw_name, .integrity = false, .measure = raw},
           {.name = "rekindle", .integrity = false, .measure = measure_engine},
           {.name = raw_name, .integrity = true, .measure = raw},
@@ -124,12 +139,17 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
   const auto digests = digest_tiles(source_pool.bytes(), slice);
   std::vector<std::unique_ptr<SourceProcess>> sources;
   for (std::size_t i = 0; i < options.sources; ++i) {
-    TRY(auto source, SourceProcess::start(source_pool, options.transport, options.streams,
-                                          options.link_bytes_per_second));
+    TRY(auto source,
+        SourceProcess::start(source_pool, {options.transport, options.streams,
+                                           options.link_bytes_per_second, options.verbs.source}));
     sources.push_back(std::move(source));
   }
+  std::unique_ptr<VerbsPuller> verbs;
+  if (options.transport == "verbs") {
+    TRY(verbs, VerbsPuller::create(options.verbs.puller, destination, options.streams));
+  }
   const Setup setup{source_pool,     destination,         digests, sources, options.transport,
-                    options.streams, options.total_bytes, block,   slice};
+                    options.streams, options.total_bytes, block,   slice,   verbs.get()};
 
   std::vector<Series> all = make_series(options.transport);
   // One warm-up of each: page tables, caches, socket buffers.

@@ -6,14 +6,15 @@
 #include <vector>
 
 #include "src/base/result.h"
+#include "tools/bench/bench_verbs.h"
 
 // `rekindle bench transfer`: the transfer engine between real processes, next to what plain sockets
-// (or a parallel memcpy) do in the same run. Rounds are interleaved and the figures are medians, so
-// that a machine that is busy with something else slows both alike.
+// (a parallel memcpy, plain READs) do in the same run. Rounds are interleaved and the figures are
+// medians, so that a machine that is busy with something else slows both alike.
 namespace rekindle::bench {
 
 struct TransferOptions {
-  std::string transport = "tcp";                        // or "shm"
+  std::string transport = "tcp";                        // "shm" or "verbs"
   std::uint64_t block_bytes = std::uint64_t{64} << 20;  // contiguous bytes per request
   std::uint64_t total_bytes = std::uint64_t{4} << 30;   // per measurement
   std::size_t streams = 0;  // per source; 0: what the transport does best here
@@ -21,10 +22,11 @@ struct TransferOptions {
   std::size_t rounds = 5;
   // Of each source, as a link of that speed would have it; 0: as fast as it goes. tcp only.
   std::uint64_t link_bytes_per_second = 0;
+  VerbsOptions verbs;
 };
 
 struct TransferRow {
-  std::string name;                // "rekindle", "plain sockets", "parallel memcpy"
+  std::string name;                // "rekindle", "plain sockets", …
   bool integrity = false;          // XXH3-64 of every 1 MiB tile, checked
   double gb_per_second = 0;        // decimal, median of the rounds
   double lowest = 0, highest = 0;  // of the rounds

@@ -28,6 +28,9 @@ Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
   TRY(args.options.block_bytes, parse_size("--block", args.block));
   TRY(args.options.total_bytes, parse_size("--total", args.total));
   TRY(args.options.link_bytes_per_second, parse_size("--link", args.link));
+  std::string source_hca = args.options.verbs.source.hca;
+  args.options.verbs.source = args.options.verbs.puller;
+  if (!source_hca.empty()) args.options.verbs.source.hca = std::move(source_hca);
   TRY(const bench::TransferReport report, bench::run_bench_transfer(args.options));
   if (settings.json) {
     print_json(Json::parse(bench::to_json(report)));
@@ -99,16 +102,22 @@ void add_bench(CLI::App& app, Session& session) {
   CLI::App* transfer = sub->add_subcommand(
       "transfer",
       "The transfer engine between real processes, and next to it the raw limit of this host in\n"
-      "the same run: plain sockets with as many streams, or a parallel memcpy.");
+      "the same run: plain sockets with as many streams, a parallel memcpy, or plain RDMA reads.");
   auto args = std::make_shared<BenchArgs>();
-  transfer->add_option("--transport", args->options.transport, "tcp or shm [tcp]")
-      ->check(CLI::IsMember({"tcp", "shm"}))
+  transfer->add_option("--transport", args->options.transport, "tcp, shm or verbs [tcp]")
+      ->check(CLI::IsMember({"tcp", "shm", "verbs"}))
       ->type_name("NAME");
   transfer->add_option("--block", args->block, "Contiguous bytes of a request [64M]")
       ->type_name("SIZE");
   transfer->add_option("--total", args->total, "Bytes of each measurement [4G]")->type_name("SIZE");
   transfer->add_option("--streams", args->options.streams, "Per source [what suits the transport]")
       ->type_name("N");
+  add_fabric_options(*transfer, args->options.verbs.puller);
+  transfer
+      ->add_option("--source-hca", args->options.verbs.source.hca,
+                   "RDMA ports of the serving processes [as --hca]")
+      ->type_name("LIST")
+      ->group("RDMA");
   transfer->add_option("--sources", args->options.sources, "Processes that serve [1]")
       ->type_name("N");
   transfer->add_option("--rounds", args->options.rounds, "Figures are medians of so many [5]")

@@ -10,9 +10,9 @@
 namespace rekindle::transport::verbs {
 namespace {
 
-// 4.096 µs * 2^14 = 67 ms without an answer, six times over: about half a second until a peer
+// 4.096 µs * 2^15 = 134 ms without an answer, six times over: about a second until a peer
 // that is not there is reported. The engine's progress deadline comes first where it is shorter.
-constexpr std::uint8_t kAckTimeout = 14;
+constexpr std::uint8_t kAckTimeout = 15;
 constexpr std::uint8_t kRetries = 6;                  // 7 is for ever on soft-RoCE
 constexpr std::uint8_t kReceiverNotReadyRetries = 6;  // 7 would be for ever
 constexpr std::uint8_t kReceiverNotReadyTimer = 12;   // 0.64 ms
