@@ -234,9 +234,15 @@ void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint) {
 // --- what to post
 
 std::uint64_t Scheduler::window_of(const SourceState& source) const {
-  if (source.goodput <= 0) return std::min(kFirstWindowBytes, options_.window_bytes);
-  const auto wanted = static_cast<std::uint64_t>(source.goodput * kWindowSeconds);
-  return std::min(wanted, options_.window_bytes);
+  // Streams share one link; each NIC needs a few slices of its own.
+  const auto nics = static_cast<std::uint64_t>(
+      std::count_if(source.paths.begin(), source.paths.end(),
+                    [this](PathId path) { return !paths_[path].stats.home.empty(); }));
+  const std::uint64_t most = std::max(options_.window_bytes, nics * options_.window_bytes_per_nic);
+  if (source.goodput <= 0) {
+    return std::min(most, std::max(kFirstWindowBytes, nics * options_.window_bytes_per_nic / 2));
+  }
+  return std::min(static_cast<std::uint64_t>(source.goodput * kWindowSeconds), most);
 }
 
 // The path with the least in flight; a slice always fits on an empty source.

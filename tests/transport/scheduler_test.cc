@@ -1,6 +1,7 @@
 // The engine's policy, event by event.
 #include "transport/scheduler.h"
 
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -49,6 +50,28 @@ TEST(Scheduler, APauseOfOurOwnProcessIsNotHeldAgainstThePeers) {
   EXPECT_TRUE(scheduler.take_aborts().empty());
   for (int i = 0; i < 150; ++i) scheduler.tick(now += 10ms);
   EXPECT_EQ(scheduler.take_aborts().size(), 1u);
+}
+
+// Bytes in flight at one source over eight paths that never land anything.
+std::uint64_t bytes_in_flight(bool over_nics) {
+  const TimePoint now{1s};
+  Scheduler scheduler(
+      1000,
+      [](SliceIndex) {
+        return SliceInfo{kSlice, SourceMask(1)};
+      },
+      {}, now);
+  for (int i = 0; i < 8; ++i) {
+    scheduler.add_path(0, "path", now, over_nics ? "mlx5_" + std::to_string(i) : "");
+  }
+  std::uint64_t bytes = 0;
+  while (scheduler.next_post(now)) bytes += kSlice;
+  return bytes;
+}
+
+TEST(Scheduler, EachNicOfASourceHasAWindowOfItsOwn) {
+  EXPECT_EQ(bytes_in_flight(false), 16 * kMiB);
+  EXPECT_EQ(bytes_in_flight(true), 64 * kMiB);
 }
 
 TEST(Scheduler, StaleKeysLoseTheSourceAtOnce) {
