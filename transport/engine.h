@@ -109,6 +109,8 @@ struct BatchOptions {
   // once.
   std::chrono::milliseconds progress_timeout{1000};
   std::chrono::milliseconds starvation_timeout{5000};  // no source for an open slice
+  // Nothing asked of a source: its paths are closed, and it is lost with kUnavailable.
+  std::chrono::milliseconds idle_timeout{60000};
   std::uint64_t window_bytes = 32 << 20;               // in flight per source at most
   std::uint64_t window_bytes_per_nic = 16 << 20;       // or this for each NIC that leads to it
   int max_attempts = 8;                                // per slice; then the batch fails

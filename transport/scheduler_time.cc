@@ -92,6 +92,11 @@ void Scheduler::check_deadlines(TimePoint now) {
     const PathState& path = paths_[id];
     if (!path.alive) continue;
     SourceState& source = sources_[path.source];
+    if (source.bytes_in_flight == 0 &&
+        now - std::max(path.last_progress, source.last_progress) >= options_.idle_timeout) {
+      abort_path(id, ErrorCode::kUnavailable, "not needed for a while: closed");
+      continue;
+    }
     const bool stuck =
         !path.slices.empty() && now - path.last_progress >= options_.progress_timeout;
     if (!stuck && !is_silent(source, now)) continue;

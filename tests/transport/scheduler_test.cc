@@ -74,6 +74,32 @@ TEST(Scheduler, EachNicOfASourceHasAWindowOfItsOwn) {
   EXPECT_EQ(bytes_in_flight(true), 64 * kMiB);
 }
 
+TEST(Scheduler, PathsOfASourceThatIsNotNeededAreClosed) {
+  TimePoint now{1s};
+  BatchOptions options;
+  options.idle_timeout = 5s;
+  Scheduler scheduler(
+      2,
+      [](SliceIndex) {
+        return SliceInfo{kSlice, SourceMask(1)};
+      },
+      options, now);
+  const PathId busy = scheduler.add_path(0, "busy", now);
+  const PathId idle = scheduler.add_path(1, "idle", now);
+  ASSERT_TRUE(scheduler.next_post(now));
+  std::uint64_t landed = 0;
+  for (int i = 0; i < 600; ++i) {
+    scheduler.path_progress(busy, ++landed, now);
+    scheduler.tick(now += kStep);
+  }
+  EXPECT_EQ(scheduler.take_aborts(), std::vector<PathId>{idle});
+  scheduler.path_closed(idle, "", now);
+  const auto lost = scheduler.take_lost();
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].source, 1u);
+  EXPECT_EQ(lost[0].cause.code(), ErrorCode::kUnavailable);  // worth having back when starved
+}
+
 TEST(Scheduler, StaleKeysLoseTheSourceAtOnce) {
   for (const OpStatus status : {OpStatus::kStale, OpStatus::kDenied}) {
     TimePoint now{1s};
