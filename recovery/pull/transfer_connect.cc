@@ -119,6 +119,10 @@ void Transfer::warn_of_fallback(const ActiveSource& source, const std::string& t
   if (warned_.insert(transport).second) {
     log::warn("pull.transport_failed", "source", source.name, "transport", transport, "error",
               cause.message());
+    if (hooks_.note && forced_transport_.empty()) {
+      hooks_.note(fmt::format("{} to {} does not work, trying the next transport: {}", transport,
+                              source.name, cause.message()));
+    }
   } else {
     log::info("pull.transport_failed", "source", source.name, "transport", transport, "error",
               cause.message());
