@@ -87,7 +87,7 @@ class VerbsHandshake final : public Handshake {
   Result<std::unique_ptr<Path>> finish_link(Link link, LinkResponse response,
                                             const ConnectResponse& all,
                                             std::shared_ptr<RateLimiter> limiter) const;
-  Result<void> probe(const Connection& connection, const RemoteWindows& windows,
+  Result<void> probe(Connection& connection, const RemoteWindows& windows,
                      const LinkResponse& response, BouncePool& bounce) const;
 
   const std::shared_ptr<Shared> shared_;
@@ -165,7 +165,7 @@ Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
 
 // A few bytes over each queue pair: what the handshake agreed on may still not work (no route back,
 // packets of this size dropped, a key that is not good).
-Result<void> VerbsHandshake::probe(const Connection& connection, const RemoteWindows& windows,
+Result<void> VerbsHandshake::probe(Connection& connection, const RemoteWindows& windows,
                                    const LinkResponse& response, BouncePool& bounce) const {
   if (response.windows.empty()) return {};
   const RemoteWindow& window = windows.at(response.windows.front().region, 0);
@@ -210,7 +210,7 @@ Result<void> VerbsHandshake::probe(const Connection& connection, const RemoteWin
   } else {
     // The NIC may still write there: the block comes back when the queue pairs are gone, which the
     // caller sees to by dropping the connection.
-    const_cast<Connection&>(connection).destroy_queue_pairs();
+    connection.destroy_queue_pairs();
     bounce.release(block);
   }
   if (error != 0) {

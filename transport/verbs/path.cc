@@ -116,9 +116,7 @@ void VerbsPath::accept(const ReadOp& op) {
 }
 
 Result<std::size_t> VerbsPath::post(std::span<const ReadOp> ops) {
-  if (stopped_ == OpStatus::kOk && connection_->rail_moved()) {
-    stop(OpStatus::kPeerLost, connection_->rail().state().why_down);
-  }
+  stop_if_rail_moved();
   if (stopped_ != OpStatus::kOk) {
     return fail(ErrorCode::kPeerLost, "{}: {}", description_,
                 why_broken_.empty() ? "aborted" : why_broken_);
@@ -172,7 +170,7 @@ bool VerbsPath::push_request(Queue& queue, std::size_t index) {
   if (limiter_ != nullptr) limiter_->give_back(waits ? granted : granted - request_.wire_bytes);
   if (waits) {
     op.cursor = before;
-    wake_at_ = std::chrono::steady_clock::now() + kBlockWait;
+    wake_by(std::chrono::steady_clock::now() + kBlockWait);
     return false;
   }
   ++op.outstanding;
@@ -187,13 +185,16 @@ bool VerbsPath::within_rate(ExpandLimits& limits, std::uint64_t wanted, std::uin
   const TimePoint now = std::chrono::steady_clock::now();
   granted = limiter_->take(std::min<std::uint64_t>(wanted, limits.request_bytes), now);
   if (granted == 0) {
-    wake_at_ = limiter_->ready_at(now);
+    wake_by(limiter_->ready_at(now));
     return false;
   }
   limits.request_bytes = static_cast<std::uint32_t>(granted);
   limits.bounce_bytes = std::min(limits.bounce_bytes, limits.request_bytes);
   return true;
 }
+
+// Whichever queue can go on first.
+void VerbsPath::wake_by(TimePoint at) { wake_at_ = std::min(wake_at_.value_or(at), at); }
 
 void VerbsPath::leave_queue(Queue& queue) {
   Op& op = ops_[queue.first];
@@ -204,9 +205,7 @@ void VerbsPath::leave_queue(Queue& queue) {
 // --- completions
 
 std::size_t VerbsPath::poll(std::span<Completion> out) {
-  if (stopped_ == OpStatus::kOk && connection_->rail_moved()) {
-    stop(OpStatus::kPeerLost, connection_->rail().state().why_down);
-  }
+  stop_if_rail_moved();
   (void)drain_completions();
   if (stopped_ == OpStatus::kOk) {
     pump();
@@ -252,7 +251,9 @@ void VerbsPath::complete(const ibv_wc& wc) {
       continue;
     }
     const bool flushed = wc.status == IBV_WC_WR_FLUSH_ERR && stopped_ != OpStatus::kOk;
-    retire(queue, *request, flushed ? stopped_ : to_op_status(wc.status));
+    // After abort() nobody asks any more why a read did not make it.
+    const bool ours = flushed || stopped_ == OpStatus::kAborted;
+    retire(queue, *request, ours ? stopped_ : to_op_status(wc.status));
     stop(OpStatus::kPeerLost, explain(wc.status));
   }
 }
@@ -295,6 +296,14 @@ void VerbsPath::finish_if_over(Queue& queue, std::uint16_t slot) {
 }
 
 // --- the end
+
+void VerbsPath::stop_if_rail_moved() {
+  if (stopped_ != OpStatus::kOk || !connection_->rail_moved()) return;
+  const Rail::State state = connection_->rail().state();
+  // It may be back already, but the queue pairs did not survive that.
+  stop(OpStatus::kPeerLost,
+       state.up ? "the port was down, or its address changed" : state.why_down);
+}
 
 void VerbsPath::abort() { stop(OpStatus::kAborted, {}); }
 

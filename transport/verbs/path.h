@@ -74,6 +74,8 @@ class VerbsPath final : public Path, private AddressBook {
   void pump(std::size_t index);
   bool push_request(Queue& queue, std::size_t index);
   bool within_rate(ExpandLimits& limits, std::uint64_t wanted, std::uint64_t& granted);
+  void wake_by(TimePoint at);
+  void stop_if_rail_moved();
   bool drain_completions();
   void complete(const ibv_wc& wc);
   void retire(Queue& queue, const SentRequest& request, OpStatus status);

@@ -11,13 +11,14 @@ namespace {
 
 constexpr std::size_t kSubnetPrefixBytes = 8;
 constexpr std::size_t kMappedPrefixBytes = 12;
+constexpr int kByteBits = 8;
 
 int common_prefix_bits(const RailAddress& a, const RailAddress& b) {
   int bits = 0;
   for (std::size_t i = 0; i < a.gid.size(); ++i) {
     const auto differs = static_cast<std::uint8_t>(a.gid[i] ^ b.gid[i]);
     if (differs != 0) return bits + std::countl_zero(differs);
-    bits += 8;
+    bits += kByteBits;
   }
   return bits;
 }
@@ -27,6 +28,13 @@ bool is_v4_mapped(const RailAddress& address) {
   return std::all_of(gid.begin(), gid.begin() + kMappedPrefixBytes - 2,
                      [](std::uint8_t byte) { return byte == 0; }) &&
          gid[kMappedPrefixBytes - 2] == 0xff && gid[kMappedPrefixBytes - 1] == 0xff;
+}
+
+// How much of a network two addresses share, as far as it can be told without masks: whole bytes of
+// an IPv4 address; of others the first half, the rest names the port.
+int common_network_bytes(const RailAddress& a, const RailAddress& b) {
+  const int bytes = common_prefix_bits(a, b) / kByteBits;
+  return is_v4_mapped(a) ? bytes : std::min(bytes, static_cast<int>(kSubnetPrefixBytes));
 }
 
 bool may_reach(const RailAddress& a, const RailAddress& b) {
@@ -54,7 +62,8 @@ std::vector<RailPair> pair_up(const std::vector<const RailInfo*>& local,
   for (const auto* mine : local) {
     const RailInfo* best = nullptr;
     const auto rank = [&](const RailInfo& theirs) {
-      return std::tuple(common_prefix_bits(mine->address, theirs.address), -uses[theirs.index]);
+      return std::tuple(common_network_bytes(mine->address, theirs.address), -uses[theirs.index],
+                        common_prefix_bits(mine->address, theirs.address));
     };
     for (const auto* theirs : remote) {
       if (!may_reach(mine->address, theirs->address)) continue;

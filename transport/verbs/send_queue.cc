@@ -1,6 +1,7 @@
 #include "transport/verbs/send_queue.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -9,12 +10,17 @@ constexpr int kTagShift = 32;
 
 }  // namespace
 
-SendQueue::SendQueue(std::uint32_t tag, std::uint32_t depth)
-    : tag_(tag), signal_every_(std::max(depth / 4, 1u)), sent_(depth) {}
+SendQueue::SendQueue(std::uint32_t tag, std::uint32_t depth, std::uint32_t first)
+    : tag_(tag),
+      depth_(depth),
+      mask_(std::bit_ceil(depth) - 1),
+      sent_(std::bit_ceil(depth)),
+      head_(first),
+      tail_(first) {}
 
 void SendQueue::add(const SentRequest& sent, const ReadRequest& request,
                     std::uint64_t remote_address, std::uint32_t rkey, bool last) {
-  sent_[tail_ % sent_.size()] = sent;
+  at(tail_) = sent;
   auto& sges = sges_[chain_];
   auto& wr = requests_[chain_];
   wr = {};
@@ -31,11 +37,9 @@ void SendQueue::add(const SentRequest& sent, const ReadRequest& request,
   wr.opcode = IBV_WR_RDMA_READ;
   wr.wr.rdma.remote_addr = remote_address;
   wr.wr.rdma.rkey = rkey;
-  ++unsignalled_;
   unsignalled_bytes_ += request.wire_bytes;
-  if (last || unsignalled_ >= signal_every_ || unsignalled_bytes_ >= kSignalledBytes) {
+  if (last || unsignalled_bytes_ >= kSignalledBytes) {
     wr.send_flags = IBV_SEND_SIGNALED;
-    unsignalled_ = 0;
     unsignalled_bytes_ = 0;
   }
   if (chain_ > 0) requests_[chain_ - 1].next = &wr;
@@ -45,12 +49,14 @@ void SendQueue::add(const SentRequest& sent, const ReadRequest& request,
 
 int SendQueue::flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unposted) {
   if (chain_ == 0) return 0;
+  requests_[chain_ - 1].send_flags = IBV_SEND_SIGNALED;
+  unsignalled_bytes_ = 0;
   ibv_send_wr* bad = nullptr;
   const int error = api.post_send(queue_pair, requests_.data(), &bad);
   if (error != 0) {
     const std::size_t posted =
         bad == nullptr ? 0 : static_cast<std::size_t>(bad - requests_.data());
-    for (; chain_ > posted; --chain_) unposted.push_back(sent_[--tail_ % sent_.size()]);
+    for (; chain_ > posted; --chain_) unposted.push_back(at(--tail_));
   }
   chain_ = 0;
   return error;
@@ -61,12 +67,12 @@ std::optional<SentRequest> SendQueue::retire(std::uint64_t wr_id, bool& is_last)
   // Outside of what is out: a completion of another life.
   if (wr_id >> kTagShift != tag_ || position - head_ >= tail_ - head_) return std::nullopt;
   is_last = position == head_;
-  return sent_[head_++ % sent_.size()];
+  return at(head_++);
 }
 
 std::optional<SentRequest> SendQueue::drop() {
   if (head_ == tail_) return std::nullopt;
-  return sent_[head_++ % sent_.size()];
+  return at(head_++);
 }
 
 }  // namespace rekindle::transport::verbs

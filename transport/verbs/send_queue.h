@@ -24,12 +24,14 @@ struct SentRequest {
 
 // Collects READs and posts them in chains. A completion names a position: everything up to it has
 // ended, and only it says how; what came before it went well, or it would have had one of its own.
+// The last request of a chain is signalled, whatever it is: nothing that is out waits for requests
+// that may never be posted (for want of the bounce blocks that it holds, or because of a rate).
 class SendQueue {
  public:
-  // `tag`: in the upper half of every wr_id.
-  SendQueue(std::uint32_t tag, std::uint32_t depth);
+  // `tag`: in the upper half of every wr_id. `first`: its first position, for tests.
+  SendQueue(std::uint32_t tag, std::uint32_t depth, std::uint32_t first = 0);
 
-  bool full() const { return tail_ - head_ == sent_.size(); }
+  bool full() const { return tail_ - head_ == depth_; }
   std::size_t outstanding() const { return tail_ - head_; }
   bool chain_full() const { return chain_ == kChain; }
 
@@ -50,12 +52,14 @@ class SendQueue {
   static constexpr std::size_t kChain = 16;
   static constexpr std::uint32_t kSignalledBytes = 1 << 20;  // at least this often
 
+  SentRequest& at(std::uint32_t position) { return sent_[position & mask_]; }
+
   const std::uint32_t tag_;
-  const std::uint32_t signal_every_;
+  const std::uint32_t depth_;
+  const std::uint32_t mask_;       // positions wrap around, which only powers of two survive
   std::vector<SentRequest> sent_;  // a ring
-  std::uint32_t head_ = 0;         // positions, running
-  std::uint32_t tail_ = 0;
-  std::uint32_t unsignalled_ = 0;
+  std::uint32_t head_;             // positions, running
+  std::uint32_t tail_;
   std::uint64_t unsignalled_bytes_ = 0;
   std::size_t chain_ = 0;
   std::array<ibv_send_wr, kChain> requests_{};

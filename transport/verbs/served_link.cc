@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -36,7 +35,8 @@ Result<std::unique_ptr<ServedLink>> ServedLink::create(Rail& rail, const LinkReq
   remote.queue_pairs.resize(connection->queue_pair_count());
   TRY_VOID(connection->connect(remote, ConnectionRole::kServes));
 
-  std::unique_ptr<ServedLink> link(new ServedLink(std::move(connection), std::move(regions)));
+  std::unique_ptr<ServedLink> link(
+      new ServedLink(std::move(connection), std::move(regions), request.puller_rail.index));
   link->posted_.resize(link->connection_->queue_pair_count());
   link->response_.mtu_bytes = remote.mtu_bytes;
   link->response_.rd_atomic = remote.rd_atomic;
@@ -58,7 +58,7 @@ Result<void> ServedLink::open_windows() {
       response_.windows.push_back(std::move(window));
     }
   }
-  return collect(0, std::chrono::steady_clock::now() + kBindDeadline);
+  return collect(std::chrono::steady_clock::now() + kBindDeadline);
 }
 
 // One per queue pair: a window of type 2B belongs to the queue pair that bound it.
@@ -89,7 +89,7 @@ Result<void> ServedLink::open_window(RegionKey key, const Piece& piece, RemoteWi
 }
 
 Result<void> ServedLink::post(std::size_t queue_pair, ibv_send_wr& request, TimePoint deadline) {
-  if (posted_[queue_pair] >= connection_->send_depth()) TRY_VOID(collect(0, deadline));
+  if (posted_[queue_pair] >= connection_->send_depth()) TRY_VOID(collect(deadline));
   ibv_send_wr* bad = nullptr;
   request.wr_id = queue_pair;
   const int error =
@@ -102,18 +102,16 @@ Result<void> ServedLink::post(std::size_t queue_pair, ibv_send_wr& request, Time
   return {};
 }
 
-Result<void> ServedLink::collect(std::size_t outstanding, TimePoint deadline) {
+Result<void> ServedLink::collect(TimePoint deadline) {
   std::array<ibv_wc, 16> completions;
-  while (std::accumulate(posted_.begin(), posted_.end(), std::size_t{0}) > outstanding) {
+  ibv_wc_status worst = IBV_WC_SUCCESS;
+  while (std::any_of(posted_.begin(), posted_.end(), [](std::size_t count) { return count > 0; })) {
     const int count = connection_->api().poll_cq(
         connection_->cq(), static_cast<int>(completions.size()), completions.data());
     for (int i = 0; i < count; ++i) {
       const ibv_wc& wc = completions[static_cast<std::size_t>(i)];
       if (wc.wr_id < posted_.size()) --posted_[wc.wr_id];
-      if (wc.status == IBV_WC_SUCCESS || failed_) continue;
-      failed_ = true;
-      return fail(ErrorCode::kUnavailable, "{}: bind a memory window: {}",
-                  connection_->rail().name(), ibv_wc_status_str(wc.status));
+      if (worst == IBV_WC_SUCCESS) worst = wc.status;
     }
     if (count > 0) continue;
     if (count < 0 || std::chrono::steady_clock::now() >= deadline) {
@@ -122,7 +120,9 @@ Result<void> ServedLink::collect(std::size_t outstanding, TimePoint deadline) {
     }
     std::this_thread::sleep_for(kNap);
   }
-  return {};
+  if (worst == IBV_WC_SUCCESS) return {};
+  return fail(ErrorCode::kUnavailable, "{}: bind a memory window: {}", connection_->rail().name(),
+              ibv_wc_status_str(worst));
 }
 
 bool ServedLink::serves_only(const ServedRegions& regions) const {
@@ -130,8 +130,7 @@ bool ServedLink::serves_only(const ServedRegions& regions) const {
                      [&](const auto& region) { return regions.contains(region.first); });
 }
 
-void ServedLink::invalidate_windows() {
-  const TimePoint deadline = std::chrono::steady_clock::now() + kInvalidateDeadline;
+void ServedLink::post_invalidations(TimePoint deadline) {
   for (const auto& window : windows_) {
     ibv_send_wr request{};
     request.opcode = IBV_WR_LOCAL_INV;
@@ -139,20 +138,38 @@ void ServedLink::invalidate_windows() {
     request.invalidate_rkey = window.key;
     if (!post(window.queue_pair, request, deadline)) return;  // the queue pair is down already
   }
-  (void)collect(0, deadline);
+}
+
+void ServedLink::release() {
+  windows_.clear();
+  connection_->destroy_queue_pairs();
+  regions_.clear();
+}
+
+void ServedLink::revoke() {
+  ServedLink* const self = this;
+  revoke_all({&self, 1});
 }
 
 // Windows first: reads fail from here on, also while the queue pairs take their time. Those that
 // could not be invalidated are deallocated before their queue pair is destroyed, which soft-RoCE
 // takes a minute for otherwise; destroying it ends what is left.
-void ServedLink::revoke() {
-  if (std::exchange(revoked_, true)) return;
-  invalidate_windows();
-  connection_->stop();
-  (void)collect(0, std::chrono::steady_clock::now() + kInvalidateDeadline);
-  windows_.clear();
-  connection_->destroy_queue_pairs();
-  regions_.clear();
+void ServedLink::revoke_all(std::span<ServedLink* const> links) {
+  std::vector<ServedLink*> open;
+  for (auto* link : links) {
+    if (!std::exchange(link->revoked_, true)) open.push_back(link);
+  }
+  const TimePoint invalidated_by = std::chrono::steady_clock::now() + kInvalidateDeadline;
+  for (auto* link : open) link->post_invalidations(invalidated_by);
+  for (auto* link : open) {
+    (void)link->collect(invalidated_by);
+    link->connection_->stop();
+  }
+  const TimePoint flushed_by = std::chrono::steady_clock::now() + kInvalidateDeadline;
+  for (auto* link : open) {
+    (void)link->collect(flushed_by);
+    link->release();
+  }
 }
 
 }  // namespace rekindle::transport::verbs

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "src/base/clock.h"
@@ -29,14 +30,21 @@ class ServedLink {
   ServedLink& operator=(const ServedLink&) = delete;
 
   const LinkResponse& response() const { return response_; }
+  std::uint32_t source_rail() const { return connection_->rail().index(); }
+  std::uint32_t puller_rail() const { return puller_rail_; }
   bool rail_moved() const { return connection_->rail_moved(); }
   bool serves_only(const ServedRegions& regions) const;
   // Takes all rights away; when it returns, no read of it touches memory any more. Idempotent.
   void revoke();
+  // Of all of these at once: a NIC that hangs is waited for once, not once for each.
+  static void revoke_all(std::span<ServedLink* const> links);
 
  private:
-  ServedLink(std::unique_ptr<Connection> connection, ServedRegions regions)
-      : regions_(std::move(regions)), connection_(std::move(connection)) {}
+  ServedLink(std::unique_ptr<Connection> connection, ServedRegions regions,
+             std::uint32_t puller_rail)
+      : regions_(std::move(regions)),
+        puller_rail_(puller_rail),
+        connection_(std::move(connection)) {}
   struct Window {
     MwHandle handle;
     std::size_t queue_pair = 0;
@@ -45,18 +53,19 @@ class ServedLink {
 
   Result<void> open_windows();
   Result<void> open_window(RegionKey key, const Piece& piece, RemoteWindow& out);
-  void invalidate_windows();
+  void post_invalidations(TimePoint deadline);
+  void release();
   // Posts a signalled request on a queue pair; waits for room while its send queue is full.
   Result<void> post(std::size_t queue_pair, ibv_send_wr& request, TimePoint deadline);
-  // Takes completions until at most `outstanding` are missing.
-  Result<void> collect(std::size_t outstanding, TimePoint deadline);
+  // Takes completions until none is missing; what went wrong first. Looks at least once.
+  Result<void> collect(TimePoint deadline);
 
   ServedRegions regions_;  // first: registered as long as a queue pair may read it
+  const std::uint32_t puller_rail_;
   std::vector<Window> windows_;
   LinkResponse response_;
   std::unique_ptr<Connection> connection_;
   std::vector<std::size_t> posted_;  // not completed yet, per queue pair
-  bool failed_ = false;
   bool revoked_ = false;
 };
 

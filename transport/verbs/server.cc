@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <condition_variable>
 #include <future>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "src/base/units.h"
@@ -44,6 +46,8 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
 
  private:
   using Links = std::vector<std::unique_ptr<ServedLink>>;
+  using Ending = std::vector<std::pair<SessionToken, std::unique_ptr<ServedLink>>>;
+  using Lock = std::unique_lock<std::mutex>;
 
   void region_added(const std::shared_ptr<const Region>& region) override;
   void region_removed(RegionKey key) override;
@@ -51,9 +55,13 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
   Result<std::unique_ptr<ServedLink>> make_link(const LinkRequest& request,
                                                 const ServedRegions& regions) const;
   Result<void> check_complete(const ServedRegions& regions, const Device& device) const;
-  Result<void> keep(const SessionToken& token, Links links);
+  Result<void> keep(const SessionToken& token, Links& links);
   void sweep();
-  Links take_ended();  // locked
+  // Called with the lock held; end_links() lets go of it meanwhile.
+  void make_room(const SessionToken& token, const ServedLink& link, Ending& ending);
+  void take_session(const SessionToken& token, Ending& ending);
+  void take_useless(Ending& ending);
+  void end_links(Lock& lock, Ending ending);
 
   Fabric& fabric_;
   MemoryRegistrar& registrar_;
@@ -65,7 +73,9 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
   std::condition_variable wake_;
   ServedRegions regions_;                                   // guarded by mutex_, as are the rest
   std::vector<std::shared_ptr<RegisteredMemory>> removed_;  // deregistered by the sweeper
-  std::unordered_map<SessionToken, Links> sessions_;
+  std::unordered_map<SessionToken, Links> sessions_;        // links in the order they were made
+  std::unordered_multiset<SessionToken> ending_;            // whose links are being revoked
+  std::condition_variable ended_;
   bool stop_ = false;
   std::thread sweeper_;
 };
@@ -78,7 +88,10 @@ VerbsServerImpl::~VerbsServerImpl() {
   }
   wake_.notify_all();
   sweeper_.join();
-  sessions_.clear();  // before the regions that they read
+  Lock lock(mutex_);
+  Ending all;
+  while (!sessions_.empty()) take_session(sessions_.begin()->first, all);
+  end_links(lock, std::move(all));  // before the regions that they read
 }
 
 void VerbsServerImpl::region_added(const std::shared_ptr<const Region>& region) {
@@ -187,58 +200,104 @@ Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::stri
       response.links.emplace_back().error = link.error().message();
     }
   }
-  TRY_VOID(keep(token, std::move(links)));
+  TRY_VOID(keep(token, links));
   return response.to_bytes();
 }
 
-Result<void> VerbsServerImpl::keep(const SessionToken& token, Links links) {
-  const std::lock_guard lock(mutex_);
-  Links& kept = sessions_[token];
-  if (kept.size() + links.size() > options_.max_links_per_session) {
-    return fail(ErrorCode::kUnavailable, "the session has {} links already", kept.size());
+// On an error `links` are left to the caller; no puller knows their keys.
+Result<void> VerbsServerImpl::keep(const SessionToken& token, Links& links) {
+  Lock lock(mutex_);
+  // drop_session() comes after the registry has forgotten the session: either this sees that, or
+  // drop_session() sees what is kept here.
+  if (!registry_.find_session(token)) {
+    return fail(ErrorCode::kDenied, "the session was revoked meanwhile: ask for a new grant");
   }
-  for (auto& link : links) kept.push_back(std::move(link));
-  // drop_session() comes after the registry has forgotten the session: whichever of the two is
-  // later sees the other.
-  if (registry_.find_session(token)) return {};
-  links = std::move(kept);
-  sessions_.erase(token);
-  return fail(ErrorCode::kDenied, "the session was revoked meanwhile");
+  Ending ending;
+  for (const auto& link : links) make_room(token, *link, ending);
+  const auto found = sessions_.find(token);
+  const std::size_t kept = found == sessions_.end() ? 0 : found->second.size();
+  if (kept + links.size() > options_.max_links_per_session) {
+    end_links(lock, std::move(ending));
+    return fail(ErrorCode::kUnavailable, "the session has {} links already, at most {}", kept,
+                options_.max_links_per_session);
+  }
+  if (!links.empty()) {
+    auto& all = sessions_[token];
+    std::move(links.begin(), links.end(), std::back_inserter(all));
+  }
+  end_links(lock, std::move(ending));
+  return {};
 }
 
-void VerbsServerImpl::drop_session(const SessionToken& token) {
-  Links links;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = sessions_.find(token);
-    if (found == sessions_.end()) return;
-    links = std::move(found->second);
-    sessions_.erase(found);
-  }
-  for (const auto& link : links) link->revoke();
+// A puller whose path has broken connects again, and nothing tells this side that the old link is
+// of no use any more.
+void VerbsServerImpl::make_room(const SessionToken& token, const ServedLink& link, Ending& ending) {
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end()) return;
+  auto& links = found->second;
+  const auto same = [&](const std::unique_ptr<ServedLink>& other) {
+    return other->source_rail() == link.source_rail() && other->puller_rail() == link.puller_rail();
+  };
+  const auto alive = static_cast<std::size_t>(std::count_if(links.begin(), links.end(), same));
+  if (alive < options_.max_links_per_rail_pair) return;
+  const auto oldest = std::find_if(links.begin(), links.end(), same);
+  ending.emplace_back(token, std::move(*oldest));
+  links.erase(oldest);
 }
 
-VerbsServerImpl::Links VerbsServerImpl::take_ended() {
-  Links ended;
-  for (auto& [token, links] : sessions_) {
-    for (auto& link : links) {
-      if (!link->serves_only(regions_) || link->rail_moved()) ended.push_back(std::move(link));
-    }
-    std::erase(links, nullptr);
-  }
-  return ended;
+void VerbsServerImpl::take_session(const SessionToken& token, Ending& ending) {
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end()) return;
+  for (auto& link : found->second) ending.emplace_back(found->first, std::move(link));
+  sessions_.erase(found);
 }
 
 // Links whose rail went down are of no use to anybody; links to removed regions must end before
 // these are deregistered.
+void VerbsServerImpl::take_useless(Ending& ending) {
+  for (auto& [token, links] : sessions_) {
+    for (auto& link : links) {
+      if (link->serves_only(regions_) && !link->rail_moved()) continue;
+      ending.emplace_back(token, std::move(link));
+    }
+    std::erase(links, nullptr);
+  }
+  std::erase_if(sessions_, [](const auto& session) { return session.second.empty(); });
+}
+
+void VerbsServerImpl::end_links(Lock& lock, Ending ending) {
+  if (ending.empty()) return;
+  std::vector<ServedLink*> links;
+  for (const auto& [token, link] : ending) {
+    ending_.insert(token);
+    links.push_back(link.get());
+  }
+  lock.unlock();
+  ServedLink::revoke_all(links);
+  for (auto& [token, link] : ending) link.reset();
+  lock.lock();
+  for (const auto& [token, link] : ending) ending_.erase(ending_.find(token));
+  ended_.notify_all();
+}
+
+void VerbsServerImpl::drop_session(const SessionToken& token) {
+  Lock lock(mutex_);
+  Ending ending;
+  take_session(token, ending);
+  end_links(lock, std::move(ending));
+  // Some of its links may be ending on another thread, which takes as long as it would here.
+  ended_.wait(lock, [&] { return !ending_.contains(token); });
+}
+
 void VerbsServerImpl::sweep() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (!stop_) {
     wake_.wait_for(lock, kSweepInterval, [this] { return stop_ || !removed_.empty(); });
-    Links ended = take_ended();
+    Ending ending;
+    take_useless(ending);
     auto removed = std::exchange(removed_, {});
+    end_links(lock, std::move(ending));
     lock.unlock();
-    ended.clear();
     removed.clear();
     lock.lock();
   }
