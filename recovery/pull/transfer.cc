@@ -222,7 +222,8 @@ void Transfer::lose(SourceIndex index, const std::string& cause) {
 
 void Transfer::stop_connecting() {
   for (const auto& source : sources_) {
-    if (source.connecting && source.peer != nullptr) source.peer->close();
+    const bool under_way = source.connecting || source.joining;
+    if (under_way && source.peer != nullptr) source.peer->close();
   }
 }
 

@@ -45,7 +45,7 @@ Result<std::size_t> FakePath::post(std::span<const ReadOp> ops) {
     if (ledger_ != nullptr) ledger_->enter(op.read);
     ops_.push_back(std::move(op));
   }
-  if (taken > 0) arm(now);
+  if (taken > 0) arm_timer(now);
   return taken;
 }
 
@@ -145,7 +145,7 @@ std::size_t FakePath::poll(std::span<Completion> out) {
     out[count++] = {op.read.wr_id, status};
     ops_.pop_front();
   }
-  arm(now);
+  arm_timer(now);
   return count;
 }
 
@@ -153,11 +153,11 @@ void FakePath::abort() {
   if (std::exchange(aborted_, true)) return;
   const TimePoint now = std::chrono::steady_clock::now();
   drained_at_ = now + script_.drain_delay;
-  arm(now);
+  arm_timer(now);
 }
 
 // Sets the timer to when poll() has something to do next.
-void FakePath::arm(TimePoint now) {
+void FakePath::arm_timer(TimePoint now) {
   if (ops_.empty() && !broken_) return;
   Duration wait = std::chrono::nanoseconds(1);
   const Op* front = ops_.empty() ? nullptr : &ops_.front();

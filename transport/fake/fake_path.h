@@ -46,7 +46,7 @@ class FakePath final : public Path {
   void copy(Op& op, std::uint64_t bytes);
   bool finished(const Op& op, TimePoint now) const;
   void scribble(const Op& op) const;
-  void arm(TimePoint now);
+  void arm_timer(TimePoint now);
 
   FakePeer& peer_;
   const SessionToken token_;
