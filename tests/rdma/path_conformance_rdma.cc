@@ -16,12 +16,24 @@ verbs::FabricOptions only(const std::vector<std::string>& devices) {
   return options;
 }
 
+struct RdmaSetup {
+  bool registers_local = true;
+  bool staged = false;  // no region is registered whole
+};
+
+verbs::RegistrarOptions registrar_options(const RdmaSetup& setup) {
+  verbs::RegistrarOptions options;
+  if (setup.staged) options.max_bytes_per_device = 4096;
+  return options;
+}
+
 class RdmaFixture final : public PathFixture {
  public:
-  explicit RdmaFixture(bool registers_local)
-      : registers_local_(registers_local),
+  explicit RdmaFixture(const RdmaSetup& setup)
+      : setup_(setup),
         api_(verbs::make_system_api()),
-        source_(std::make_unique<VerbsSource>(*api_, only(rekindle::testing::rdma_rails().b))),
+        source_(std::make_unique<VerbsSource>(*api_, only(rekindle::testing::rdma_rails().b),
+                                              registrar_options(setup))),
         puller_(std::make_unique<VerbsPuller>(*api_, only(rekindle::testing::rdma_rails().a))) {}
   RegionKey serve(const TestSegment& segment) override { return source_->serve(segment); }
   void withdraw(RegionKey key) override { source_->registry().remove(key); }
@@ -31,15 +43,16 @@ class RdmaFixture final : public PathFixture {
   void revoke(const SessionToken& token) override { source_->revoke(token); }
   Result<std::unique_ptr<Path>> connect(const SessionToken& token) override {
     TRY(auto paths, puller_->connect(*source_, token));
+    EXPECT_EQ(paths.front()->describe().ends_with("(staged)"), setup_.staged);
     return std::move(paths.front());
   }
   void kill_peer() override { source_->stop(); }
   std::shared_ptr<const void> use_local(std::span<std::byte> memory) override {
-    return registers_local_ ? puller_->use(memory) : nullptr;
+    return setup_.registers_local ? puller_->use(memory) : nullptr;
   }
 
  private:
-  const bool registers_local_;
+  const RdmaSetup setup_;
   const std::unique_ptr<verbs::Api> api_;
   const std::unique_ptr<VerbsSource> source_;
   const std::unique_ptr<VerbsPuller> puller_;
@@ -59,17 +72,19 @@ class NoDeviceFixture final : public PathFixture {
   bool skips() const override { return true; }
 };
 
-PathBackend backend(std::string name, bool registers_local) {
-  return {std::move(name), [registers_local]() -> std::unique_ptr<PathFixture> {
+PathBackend backend(std::string name, const RdmaSetup& setup) {
+  return {std::move(name), [setup]() -> std::unique_ptr<PathFixture> {
             if (rekindle::testing::rdma_rails().a.empty()) {
               return std::make_unique<NoDeviceFixture>();
             }
-            return std::make_unique<RdmaFixture>(registers_local);
+            return std::make_unique<RdmaFixture>(setup);
           }};
 }
 
 INSTANTIATE_TEST_SUITE_P(Rdma, PathConformance,
-                         ::testing::Values(backend("Registered", true), backend("Bounced", false)),
+                         ::testing::Values(backend("Registered", {}),
+                                           backend("Bounced", {.registers_local = false}),
+                                           backend("Staged", {.staged = true})),
                          [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace

@@ -18,6 +18,8 @@ struct FakeSetup {
   bool late = false;    // by a thread, not at once
   bool windows = true;  // memory windows 2B
   std::uint32_t send_depth = 128;
+  bool staged = false;                 // no region is registered whole
+  std::uint64_t source_registers = 0;  // bytes, at most, of its devices; 0: all
 };
 
 class FakeVerbsFixture final : public PathFixture {
@@ -27,12 +29,15 @@ class FakeVerbsFixture final : public PathFixture {
     for (auto* host : {&source_api_, &puller_api_}) {
       for (std::size_t i = 0; i < setup.rails; ++i) {
         verbs::FakeDevice device{.name = fmt::format("mlx5_{}", i)};
+        if (host == &source_api_) device.max_registered_bytes = setup.source_registers;
         if (!setup.windows) device.attr.device_cap_flags &= ~IBV_DEVICE_MEM_WINDOW_TYPE_2B;
         const std::string name = host->add_device(std::move(device));
         if (host == &source_api_) source_devices_.push_back(name);
       }
     }
-    source_ = std::make_unique<VerbsSource>(source_api_, verbs::FabricOptions{});
+    verbs::RegistrarOptions registrar;
+    if (setup.staged) registrar.max_bytes_per_device = 4096;
+    source_ = std::make_unique<VerbsSource>(source_api_, verbs::FabricOptions{}, registrar);
     puller_ =
         std::make_unique<VerbsPuller>(puller_api_, verbs::FabricOptions{},
                                       verbs::VerbsConnectorOptions{.send_depth = setup.send_depth});
@@ -49,6 +54,8 @@ class FakeVerbsFixture final : public PathFixture {
   Result<std::unique_ptr<Path>> connect(const SessionToken& token) override {
     if (killed_) return fail(ErrorCode::kUnavailable, "the source is gone");
     TRY(auto paths, puller_->connect(*source_, token));
+    const bool staged = paths.front()->describe().ends_with("(staged)");
+    EXPECT_EQ(staged, setup_.staged || setup_.source_registers != 0) << paths.front()->describe();
     return std::move(paths.front());
   }
   void kill_peer() override {
@@ -82,7 +89,13 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(backend("Registered", {}), backend("Bounced", {.registers_local = false}),
                       backend("Late", {.late = true}),
                       backend("WithoutWindows", {.windows = false}),
-                      backend("ShallowQueues", {.late = true, .send_depth = 4})),
+                      backend("ShallowQueues", {.late = true, .send_depth = 4}),
+                      backend("Staged", {.staged = true}),
+                      backend("StagedAndBounced", {.registers_local = false, .staged = true}),
+                      backend("StagedLate", {.late = true, .staged = true}),
+                      backend("StagedWithoutWindows", {.windows = false, .staged = true}),
+                      backend("StagedShallow", {.late = true, .send_depth = 3, .staged = true}),
+                      backend("StagedInLittle", {.source_registers = 1400 * kKiB})),
     [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace

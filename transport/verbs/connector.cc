@@ -12,6 +12,7 @@
 #include "src/base/log.h"
 #include "transport/verbs/path.h"
 #include "transport/verbs/rail_pairs.h"
+#include "transport/verbs/staged_path.h"
 #include "transport/verbs/verbs_transport.h"
 #include "transport/verbs/wire.h"
 
@@ -75,7 +76,8 @@ class VerbsHandshake final : public Handshake {
     for (const auto& link : links_) {
       const Rail& rail = link.connection->rail();
       request.links.push_back({rail_info(rail), link.remote.index, link.connection->mtu_bytes(),
-                               rail.device().limits().max_init_rd_atomic, link.connection->ends()});
+                               rail.device().limits().max_init_rd_atomic, link.connection->ends(),
+                               stage_blocks_for(link.connection->send_depth())});
     }
     request_ = request.to_bytes();
   }
@@ -146,6 +148,17 @@ Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
   remote.rd_atomic = std::min(response.rd_atomic, rail.device().limits().max_init_rd_atomic);
   remote.queue_pairs = response.queue_pairs;
   TRY_VOID(link.connection->connect(remote, ConnectionRole::kReads));
+  if (response.stage) {
+    TRY(auto path, StagedPath::create({.connection = std::move(link.connection),
+                                       .stage = std::move(*response.stage),
+                                       .stale = all.stale,
+                                       .bounce = std::move(link.bounce),
+                                       .memory = shared_->memory,
+                                       .limiter = std::move(limiter),
+                                       .description = std::move(description)}));
+    TRY_VOID(path->prove(std::chrono::steady_clock::now() + shared_->options.probe_deadline));
+    return path;
+  }
   TRY(auto windows,
       RemoteWindows::create(response.windows, all.stale, link.connection->queue_pair_count()));
   TRY_VOID(probe(*link.connection, windows, response, *link.bounce));
@@ -269,6 +282,7 @@ Result<std::unique_ptr<Handshake>> VerbsConnector::begin(const PathTarget& targe
     options.queue_pairs = std::min(shared_->options.queue_pairs, kMaxQueuePairs);
     options.send_depth = shared_->options.send_depth;
     options.max_sge = kMaxSge;
+    options.recv_depth = kMaxStageBlocks;  // answers of a source that stages
     auto connection = Connection::create(rail, options);
     auto bounce = shared_->pool_of(rail.device());
     if (!connection || !bounce) {

@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::uint32_t kSendDepth = 64;
 constexpr std::chrono::milliseconds kBindDeadline{1000};
-constexpr std::chrono::milliseconds kInvalidateDeadline{200};
 constexpr auto kNap = std::chrono::microseconds(50);
 
 }  // namespace
@@ -125,9 +124,10 @@ Result<void> ServedLink::collect(TimePoint deadline) {
               ibv_wc_status_str(worst));
 }
 
-bool ServedLink::serves_only(const ServedRegions& regions) const {
-  return std::all_of(regions_.begin(), regions_.end(),
-                     [&](const auto& region) { return regions.contains(region.first); });
+bool ServedLink::over(const ServedRegions& regions) const {
+  return connection_->rail_moved() ||
+         std::any_of(regions_.begin(), regions_.end(),
+                     [&](const auto& region) { return !regions.contains(region.first); });
 }
 
 void ServedLink::post_invalidations(TimePoint deadline) {
@@ -140,36 +140,16 @@ void ServedLink::post_invalidations(TimePoint deadline) {
   }
 }
 
-void ServedLink::release() {
+void ServedLink::stop(TimePoint deadline) {
+  (void)collect(deadline);
+  connection_->stop();
+}
+
+void ServedLink::release(TimePoint deadline) {
+  (void)collect(deadline);
   windows_.clear();
   connection_->destroy_queue_pairs();
   regions_.clear();
-}
-
-void ServedLink::revoke() {
-  ServedLink* const self = this;
-  revoke_all({&self, 1});
-}
-
-// Windows first: reads fail from here on, also while the queue pairs take their time. Those that
-// could not be invalidated are deallocated before their queue pair is destroyed, which soft-RoCE
-// takes a minute for otherwise; destroying it ends what is left.
-void ServedLink::revoke_all(std::span<ServedLink* const> links) {
-  std::vector<ServedLink*> open;
-  for (auto* link : links) {
-    if (!std::exchange(link->revoked_, true)) open.push_back(link);
-  }
-  const TimePoint invalidated_by = std::chrono::steady_clock::now() + kInvalidateDeadline;
-  for (auto* link : open) link->post_invalidations(invalidated_by);
-  for (auto* link : open) {
-    (void)link->collect(invalidated_by);
-    link->connection_->stop();
-  }
-  const TimePoint flushed_by = std::chrono::steady_clock::now() + kInvalidateDeadline;
-  for (auto* link : open) {
-    (void)link->collect(flushed_by);
-    link->release();
-  }
 }
 
 }  // namespace rekindle::transport::verbs

@@ -1,43 +1,35 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <span>
+#include <utility>
 #include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "transport/verbs/connection.h"
 #include "transport/verbs/memory_registrar.h"
+#include "transport/verbs/source_link.h"
 #include "transport/verbs/wire.h"
 
 namespace rekindle::transport::verbs {
 
-// Registered regions by key.
-using ServedRegions = std::map<RegionKey, std::shared_ptr<RegisteredMemory>>;
-
 // The source's end of one link: queue pairs that answer READs, and the windows through which they
 // may. Made, used and destroyed on blocking pools; one thread at a time.
-class ServedLink {
+class ServedLink final : public SourceLink {
  public:
   // Connected, windows bound: the puller may read as soon as it knows the answer.
   static Result<std::unique_ptr<ServedLink>> create(Rail& rail, const LinkRequest& request,
                                                     std::size_t max_queue_pairs,
                                                     ServedRegions regions);
-  ~ServedLink() { revoke(); }
+  ~ServedLink() override { revoke(); }
   ServedLink(const ServedLink&) = delete;
   ServedLink& operator=(const ServedLink&) = delete;
 
-  const LinkResponse& response() const { return response_; }
-  std::uint32_t source_rail() const { return connection_->rail().index(); }
-  std::uint32_t puller_rail() const { return puller_rail_; }
-  bool rail_moved() const { return connection_->rail_moved(); }
-  bool serves_only(const ServedRegions& regions) const;
-  // Takes all rights away; when it returns, no read of it touches memory any more. Idempotent.
-  void revoke();
-  // Of all of these at once: a NIC that hangs is waited for once, not once for each.
-  static void revoke_all(std::span<ServedLink* const> links);
+  const LinkResponse& response() const override { return response_; }
+  std::uint32_t source_rail() const override { return connection_->rail().index(); }
+  std::uint32_t puller_rail() const override { return puller_rail_; }
+  bool over(const ServedRegions& regions) const override;
 
  private:
   ServedLink(std::unique_ptr<Connection> connection, ServedRegions regions,
@@ -53,8 +45,10 @@ class ServedLink {
 
   Result<void> open_windows();
   Result<void> open_window(RegionKey key, const Piece& piece, RemoteWindow& out);
-  void post_invalidations(TimePoint deadline);
-  void release();
+  bool begin_revoke() override { return !std::exchange(revoked_, true); }
+  void post_invalidations(TimePoint deadline) override;
+  void stop(TimePoint deadline) override;
+  void release(TimePoint deadline) override;
   // Posts a signalled request on a queue pair; waits for room while its send queue is full.
   Result<void> post(std::size_t queue_pair, ibv_send_wr& request, TimePoint deadline);
   // Takes completions until none is missing; what went wrong first. Looks at least once.

@@ -5,14 +5,17 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "src/base/log.h"
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
 #include "transport/verbs/served_link.h"
+#include "transport/verbs/stage_service.h"
 #include "transport/verbs/verbs_transport.h"
 #include "transport/verbs/wire.h"
 
@@ -20,6 +23,7 @@ namespace rekindle::transport::verbs {
 namespace {
 
 constexpr std::chrono::seconds kSweepInterval{1};
+constexpr std::size_t kMostSaid = 64;
 
 class VerbsServerImpl final : public VerbsServer, private RegionObserver {
  public:
@@ -29,7 +33,8 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
         registrar_(registrar),
         registry_(registry),
         incarnation_(incarnation),
-        options_(options) {
+        options_(options),
+        stage_(fabric, registry, {options.staging_bytes, options.staging_idle_limit}) {
     registry_.observe(this);
     sweeper_ = std::thread([this] {
       set_thread_name("rk-verbs-srv");
@@ -45,20 +50,23 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
   std::size_t link_count() const override;
 
  private:
-  using Links = std::vector<std::unique_ptr<ServedLink>>;
-  using Ending = std::vector<std::pair<SessionToken, std::unique_ptr<ServedLink>>>;
+  using Links = std::vector<std::unique_ptr<SourceLink>>;
+  using Ending = std::vector<std::pair<SessionToken, std::unique_ptr<SourceLink>>>;
   using Lock = std::unique_lock<std::mutex>;
 
   void region_added(const std::shared_ptr<const Region>& region) override;
   void region_removed(RegionKey key) override;
   Result<ServedRegions> regions_of(const Session& session, std::vector<RegionKey>& stale) const;
-  Result<std::unique_ptr<ServedLink>> make_link(const LinkRequest& request,
-                                                const ServedRegions& regions) const;
+  Result<std::unique_ptr<SourceLink>> make_link(const LinkRequest& request, const Session& session,
+                                                const ServedRegions& regions);
+  Result<std::unique_ptr<SourceLink>> make_staged_link(Rail& rail, const LinkRequest& request,
+                                                       const Session& session,
+                                                       const ServedRegions& regions, Error why);
   Result<void> check_complete(const ServedRegions& regions, const Device& device) const;
   Result<void> keep(const SessionToken& token, Links& links);
   void sweep();
   // Called with the lock held; end_links() lets go of it meanwhile.
-  void make_room(const SessionToken& token, const ServedLink& link, Ending& ending);
+  void make_room(const SessionToken& token, const SourceLink& link, Ending& ending);
   void take_session(const SessionToken& token, Ending& ending);
   void take_useless(Ending& ending);
   void end_links(Lock& lock, Ending ending);
@@ -68,6 +76,7 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
   SegmentRegistry& registry_;
   const Incarnation incarnation_;
   const VerbsServerOptions options_;
+  StageService stage_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -76,6 +85,7 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
   std::unordered_map<SessionToken, Links> sessions_;        // links in the order they were made
   std::unordered_multiset<SessionToken> ending_;            // whose links are being revoked
   std::condition_variable ended_;
+  std::set<std::string> said_;  // why regions are staged
   bool stop_ = false;
   std::thread sweeper_;
 };
@@ -143,8 +153,7 @@ Result<ServedRegions> VerbsServerImpl::regions_of(const Session& session,
   return regions;
 }
 
-// One-sided reads cannot be served in part: a region is registered whole with a device, or not
-// offered through it.
+// One-sided reads cannot be served in part: a region is registered whole with a device, or staged.
 Result<void> VerbsServerImpl::check_complete(const ServedRegions& regions,
                                              const Device& device) const {
   for (const auto& [key, memory] : regions) {
@@ -159,15 +168,40 @@ Result<void> VerbsServerImpl::check_complete(const ServedRegions& regions,
   return {};
 }
 
-Result<std::unique_ptr<ServedLink>> VerbsServerImpl::make_link(const LinkRequest& request,
-                                                               const ServedRegions& regions) const {
+Result<std::unique_ptr<SourceLink>> VerbsServerImpl::make_link(const LinkRequest& request,
+                                                               const Session& session,
+                                                               const ServedRegions& regions) {
   const auto& rails = fabric_.rails();
   if (request.source_rail >= rails.size()) {
     return fail(ErrorCode::kInvalid, "no rail {} here", request.source_rail);
   }
   Rail& rail = *rails[request.source_rail];
-  TRY_VOID(check_complete(regions, rail.device()));
+  if (auto complete = check_complete(regions, rail.device()); !complete) {
+    return make_staged_link(rail, request, session, regions, std::move(complete).error());
+  }
   return ServedLink::create(rail, request, options_.max_queue_pairs, regions);
+}
+
+// `why` names the bytes needed and what to do: for the operator of this host, once, and for the
+// puller when nothing can be staged either.
+Result<std::unique_ptr<SourceLink>> VerbsServerImpl::make_staged_link(Rail& rail,
+                                                                      const LinkRequest& request,
+                                                                      const Session& session,
+                                                                      const ServedRegions& regions,
+                                                                      Error why) {
+  auto link = stage_.open(rail, request, session, regions);
+  const bool staged = link.has_value();
+  bool is_new = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_new = said_.size() < kMostSaid && said_.insert(why.message()).second;
+  }
+  if (is_new) {
+    log::warn("verbs.not_registered", "why", why, "served",
+              staged ? "through a staging window, slower" : "not over RDMA");
+  }
+  if (staged) return link;
+  return fail(why.code(), "{} (staged: {})", why.message(), link.error().message());
 }
 
 Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::string_view bytes) {
@@ -185,10 +219,10 @@ Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::stri
   TRY(const ServedRegions regions, regions_of(*session, response.stale));
 
   // At once: resolving the address of a peer that is not there takes its time.
-  std::vector<std::future<Result<std::unique_ptr<ServedLink>>>> made;
+  std::vector<std::future<Result<std::unique_ptr<SourceLink>>>> made;
   for (const auto& wanted : request.links) {
-    made.push_back(
-        std::async(std::launch::async, [&, wanted] { return make_link(wanted, regions); }));
+    made.push_back(std::async(std::launch::async,
+                              [&, wanted] { return make_link(wanted, *session, regions); }));
   }
   Links links;
   for (auto& future : made) {
@@ -231,11 +265,11 @@ Result<void> VerbsServerImpl::keep(const SessionToken& token, Links& links) {
 
 // A puller whose path has broken connects again, and nothing tells this side that the old link is
 // of no use any more.
-void VerbsServerImpl::make_room(const SessionToken& token, const ServedLink& link, Ending& ending) {
+void VerbsServerImpl::make_room(const SessionToken& token, const SourceLink& link, Ending& ending) {
   const auto found = sessions_.find(token);
   if (found == sessions_.end()) return;
   auto& links = found->second;
-  const auto same = [&](const std::unique_ptr<ServedLink>& other) {
+  const auto same = [&](const std::unique_ptr<SourceLink>& other) {
     return other->source_rail() == link.source_rail() && other->puller_rail() == link.puller_rail();
   };
   const auto alive = static_cast<std::size_t>(std::count_if(links.begin(), links.end(), same));
@@ -257,7 +291,7 @@ void VerbsServerImpl::take_session(const SessionToken& token, Ending& ending) {
 void VerbsServerImpl::take_useless(Ending& ending) {
   for (auto& [token, links] : sessions_) {
     for (auto& link : links) {
-      if (link->serves_only(regions_) && !link->rail_moved()) continue;
+      if (!link->over(regions_)) continue;
       ending.emplace_back(token, std::move(link));
     }
     std::erase(links, nullptr);
@@ -267,13 +301,13 @@ void VerbsServerImpl::take_useless(Ending& ending) {
 
 void VerbsServerImpl::end_links(Lock& lock, Ending ending) {
   if (ending.empty()) return;
-  std::vector<ServedLink*> links;
+  std::vector<SourceLink*> links;
   for (const auto& [token, link] : ending) {
     ending_.insert(token);
     links.push_back(link.get());
   }
   lock.unlock();
-  ServedLink::revoke_all(links);
+  SourceLink::revoke_all(links);
   for (auto& [token, link] : ending) link.reset();
   lock.lock();
   for (const auto& [token, link] : ending) ending_.erase(ending_.find(token));

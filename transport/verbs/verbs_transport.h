@@ -22,6 +22,9 @@ struct VerbsServerOptions {
   // A handshake waits this long for regions that are being registered; then the puller is told to
   // come again (and uses another transport meanwhile).
   std::chrono::milliseconds registration_patience{200};
+  // Registered at start with each device, for regions that cannot be registered whole; 0: none.
+  std::uint64_t staging_bytes = 8 << 20;
+  std::chrono::milliseconds staging_idle_limit{10'000};  // then blocks are lent to others
 };
 
 class VerbsServer : public Server {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "proto/verbs.pb.h"
+#include "transport/verbs/stage_wire.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -87,6 +88,49 @@ std::uint8_t to_rd_atomic(std::uint32_t value) {
   return static_cast<std::uint8_t>(std::clamp<std::uint32_t>(value, 1, 255));
 }
 
+Result<StageOffer> from_proto(const proto::VerbsStage& in) {
+  if (in.version() != kStageVersion) {
+    return fail(ErrorCode::kInvalid, "the source stages by version {}, this side by {}",
+                in.version(), kStageVersion);
+  }
+  StageOffer offer;
+  offer.block_bytes = in.block_bytes();
+  const bool sane = in.block_bytes() > 0 && in.block_bytes() <= kMaxStageBlockBytes &&
+                    in.blocks_size() > 0 &&
+                    static_cast<std::size_t>(in.blocks_size()) <= kMaxStageBlocks &&
+                    in.regions_size() <= kMaxWindows;
+  if (!sane) {
+    return fail(ErrorCode::kInvalid, "the source offers {} staging blocks of {} bytes, {} regions",
+                in.blocks_size(), in.block_bytes(), in.regions_size());
+  }
+  for (const auto& block : in.blocks()) {
+    if (block.address() > std::numeric_limits<std::uint64_t>::max() - in.block_bytes()) {
+      return fail(ErrorCode::kInvalid, "a staging block of the source ends beyond all addresses");
+    }
+    offer.blocks.push_back({block.address(), block.key()});
+  }
+  for (const auto& region : in.regions()) {
+    offer.regions.push_back({{region.region(), region.generation()}, region.bytes()});
+  }
+  return offer;
+}
+
+void to_proto(const StageOffer& offer, proto::VerbsStage& out) {
+  out.set_version(kStageVersion);
+  out.set_block_bytes(offer.block_bytes);
+  for (const auto& block : offer.blocks) {
+    auto* item = out.add_blocks();
+    item->set_address(block.address);
+    item->set_key(block.key);
+  }
+  for (const auto& region : offer.regions) {
+    auto* item = out.add_regions();
+    item->set_region(region.key.region);
+    item->set_generation(region.key.generation);
+    item->set_bytes(region.bytes);
+  }
+}
+
 Result<LinkResponse> from_proto(const proto::VerbsLinkResponse& in) {
   LinkResponse link;
   link.error = in.error();
@@ -103,6 +147,13 @@ Result<LinkResponse> from_proto(const proto::VerbsLinkResponse& in) {
                             window.bytes(),
                             window.address(),
                             {window.keys().begin(), window.keys().end()}});
+  }
+  if (in.has_stage()) {
+    TRY(link.stage, from_proto(in.stage()));
+    if (link.queue_pairs.size() != 1 || !link.windows.empty()) {
+      return fail(ErrorCode::kInvalid, "a staged link of {} queue pairs and {} windows",
+                  link.queue_pairs.size(), link.windows.size());
+    }
   }
   return link;
 }
@@ -143,6 +194,7 @@ std::string ConnectRequest::to_bytes() const {
     item->set_mtu_bytes(link.mtu_bytes);
     item->set_rd_atomic(link.rd_atomic);
     ends_to_proto(link.queue_pairs, item->mutable_queue_pairs());
+    item->set_stage_blocks(link.stage_blocks);
   }
   return out.SerializeAsString();
 }
@@ -165,6 +217,7 @@ Result<ConnectRequest> ConnectRequest::parse(std::string_view bytes) {
     if (link.queue_pairs.empty()) {
       return fail(ErrorCode::kInvalid, "the puller asks for a link without queue pairs");
     }
+    link.stage_blocks = item.stage_blocks();
     request.links.push_back(std::move(link));
   }
   return request;
@@ -181,6 +234,7 @@ std::string ConnectResponse::to_bytes() const {
     item->set_mtu_bytes(link.mtu_bytes);
     item->set_rd_atomic(link.rd_atomic);
     ends_to_proto(link.queue_pairs, item->mutable_queue_pairs());
+    if (link.stage) to_proto(*link.stage, *item->mutable_stage());
     for (const auto& window : link.windows) {
       auto* entry = item->add_windows();
       entry->set_region(window.region.region);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,7 @@ struct LinkRequest {
   std::uint32_t mtu_bytes = 0;
   std::uint8_t rd_atomic = 1;
   std::vector<QueuePairEnd> queue_pairs;
+  std::uint32_t stage_blocks = 0;  // of a staged link that the puller could have open
 };
 struct ConnectRequest {
   Incarnation source;
@@ -48,12 +50,27 @@ struct ConnectRequest {
   static Result<ConnectRequest> parse(std::string_view bytes);
 };
 
+// How a staged link is read (stage_wire.h).
+struct StageOffer {
+  struct Block {
+    std::uint64_t address = 0;
+    std::uint32_t key = 0;
+  };
+  struct Region {
+    RegionKey key;
+    std::uint64_t bytes = 0;
+  };
+  std::uint32_t block_bytes = 0;
+  std::vector<Block> blocks;
+  std::vector<Region> regions;
+};
 struct LinkResponse {
   std::string error;  // "": it is ready
   std::uint32_t mtu_bytes = 0;
   std::uint8_t rd_atomic = 1;
   std::vector<QueuePairEnd> queue_pairs;
   std::vector<RemoteWindow> windows;
+  std::optional<StageOffer> stage;
 };
 struct ConnectResponse {
   Incarnation source;
