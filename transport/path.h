@@ -83,6 +83,8 @@ class Handshake {
   // Once. Blocks for at most a second: never call it on a poller or the control thread. What does
   // not work of it is left out, with why in the error when nothing does.
   virtual Result<Paths> finish(std::string_view response) = 0;
+  // After it: what the peer offers now, for the next begin() of this session; "": as before.
+  virtual const std::string& endpoint() const = 0;
 };
 
 // Makes paths; thread-safe. connect() blocks until `deadline` at most: never call it on a poller.
@@ -101,7 +103,7 @@ class HandshakeConnector {
   // Whether there is any use in asking a peer for an offer.
   virtual bool usable() const = 0;
   // Blocks for system calls only. `in_use`: homes of the paths to that peer that are alive; they
-  // are not made again. kUnavailable: no common fabric; kNotFound: nothing is missing.
+  // are not made again. kUnavailable: no rail here; kNotFound: nothing is missing.
   virtual Result<std::unique_ptr<Handshake>> begin(const PathTarget& target,
                                                    std::span<const std::string> in_use) = 0;
   // Memory that reads will land in, of any length: as long as the result lives, and longer than any

@@ -245,14 +245,18 @@ std::uint64_t Scheduler::window_of(const SourceState& source) const {
   return std::min(static_cast<std::uint64_t>(source.goodput * kWindowSeconds), most);
 }
 
-// The path with the least in flight; a slice always fits on an empty source.
+// The path with the least in flight, in turn among equals: a source with room for one slice at a
+// time still uses all of its NICs, and finds out which of them work. A slice always fits on an
+// empty source.
 std::optional<PathId> Scheduler::path_for(const SourceState& source, std::uint64_t bytes) const {
   if (source.bytes_in_flight > 0 && source.bytes_in_flight + bytes > window_of(source)) {
     return std::nullopt;
   }
-  const auto best = std::min_element(
-      source.paths.begin(), source.paths.end(),
-      [this](PathId a, PathId b) { return paths_[a].bytes_in_flight < paths_[b].bytes_in_flight; });
+  const auto rank = [this](PathId path) {
+    return std::pair(paths_[path].bytes_in_flight, paths_[path].last_posted);
+  };
+  const auto best = std::min_element(source.paths.begin(), source.paths.end(),
+                                     [&](PathId a, PathId b) { return rank(a) < rank(b); });
   return best == source.paths.end() ? std::nullopt : std::optional(*best);
 }
 
@@ -318,6 +322,7 @@ std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
     slices_[*slice].source = static_cast<std::uint8_t>(index);
     PathState& chosen = paths_[*path];
     if (chosen.slices.empty()) chosen.last_progress = now;
+    chosen.last_posted = ++posts_;
     if (source.bytes_in_flight == 0) begin_waiting(source, now);
     chosen.slices.push_back(*slice);
     chosen.bytes_in_flight += slice_info.bytes;

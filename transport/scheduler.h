@@ -90,6 +90,7 @@ class Scheduler {
     std::vector<SliceIndex> slices;  // in flight here
     std::uint64_t bytes_in_flight = 0;
     std::uint64_t bytes_landed = 0;
+    std::uint64_t last_posted = 0;  // when: counted in posts of the batch
     TimePoint last_progress{};
     PathStats stats;
   };
@@ -157,6 +158,7 @@ class Scheduler {
   std::uint64_t in_flight_slices_ = 0;
   std::uint64_t landed_slices_ = 0;
   TimePoint last_byte_{};
+  std::uint64_t posts_ = 0;
   std::uint64_t retried_ = 0;
   std::uint64_t stolen_ = 0;
   bool no_staging_ = false;

@@ -255,6 +255,9 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
   };
   hooks.use_memory = [this](transport::HandshakeConnector& connector) { use_memory(connector); };
   hooks.note = [this](std::string note) { show({}, std::move(note)); };
+  hooks.first_failure_of = [this](const std::string& transport) {
+    return failed_transports_.insert(transport).second;
+  };
   const std::shared_ptr<store::PendingVersion> destination(pending_, pending_->get());
   Transfer transfer(environment_, resolved_.id, resolved_.root, std::move(plan), destination,
                     verified_, sources_, request_.transport, counters_, suspicion_, silence_,

@@ -107,6 +107,7 @@ class PullJob {
   std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
   std::map<Incarnation, int> losses_;                  // of sources of this pull
   std::set<Incarnation> banned_;                       // served wrong bytes, or failed too often
+  std::set<std::string> failed_transports_;            // shown to the user once
   std::map<std::string, std::uint32_t> wrong_slices_;  // by source
   std::map<std::string, std::string> quarantined_;     // by source: why
   std::string wrong_together_;                         // what several sources brought, last time

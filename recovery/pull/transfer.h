@@ -67,6 +67,7 @@ class Transfer final : private transport::BatchObserver {
   struct Hooks {
     std::function<void(const transport::BatchProgress&)> tick;  // about every 200 ms
     std::function<void(std::string)> note;                      // one line worth showing
+    std::function<bool(const std::string&)> first_failure_of;   // a transport, in this pull
     // Before reads by such a connector land in the destination; again does nothing.
     std::function<void(transport::HandshakeConnector&)> use_memory;
   };
@@ -112,9 +113,11 @@ class Transfer final : private transport::BatchObserver {
 
   // transfer_rails.cc
   transport::HandshakeConnector* handshake_connector(const std::string& transport) const;
-  rpc::Task<Result<transport::Paths>> shake_hands(std::shared_ptr<SourcePeer> peer,
-                                                  PeerSession session, PeerSession::Offer offer,
+  rpc::Task<Result<transport::Paths>> shake_hands(transport::SourceIndex index,
+                                                  PeerSession::Offer offer,
                                                   std::vector<std::string> in_use);
+  static void renew_offer(ActiveSource& source, const SessionToken& token,
+                          const std::string& transport, const std::string& endpoint);
   void join_missing_rails();
   rpc::Task<void> join_rails(transport::SourceIndex index, PeerSession::Offer offer,
                              std::vector<std::string> in_use);
@@ -144,7 +147,6 @@ class Transfer final : private transport::BatchObserver {
   std::shared_ptr<boost::asio::steady_timer> timer_;
   int connecting_ = 0;  // connects and reconnects under way
   bool starved_ = false;
-  std::set<std::string> warned_;  // transports whose failure was shown
   TimePoint last_keep_alive_{};
   TimePoint last_look_{};
 

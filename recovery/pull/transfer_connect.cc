@@ -113,27 +113,28 @@ rpc::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex i
                  forced_transport_.empty() ? "" : " (--transport " + forced_transport_ + ")");
 }
 
-// Once per transport: what is wrong with a fabric is wrong with it for every source.
+// Shown once per transport and pull: what is wrong with a fabric is wrong with it for every source.
+// A transport that was asked for has nothing to fall back to: the source is lost.
 void Transfer::warn_of_fallback(const ActiveSource& source, const std::string& transport,
                                 const Error& cause) {
-  if (warned_.insert(transport).second) {
-    log::warn("pull.transport_failed", "source", source.name, "transport", transport, "error",
-              cause.message());
-    if (hooks_.note && forced_transport_.empty()) {
-      hooks_.note(fmt::format("{} to {} does not work, trying the next transport: {}", transport,
-                              source.name, cause.message()));
-    }
-  } else {
+  const bool another = forced_transport_.empty() && transport != "tcp";
+  if (!another || !hooks_.first_failure_of || !hooks_.first_failure_of(transport)) {
     log::info("pull.transport_failed", "source", source.name, "transport", transport, "error",
               cause.message());
+    return;
   }
+  log::warn("pull.transport_failed", "source", source.name, "transport", transport, "error",
+            cause.message());
+  if (!hooks_.note) return;
+  hooks_.note(fmt::format("{} to {} does not work, trying the next transport: {}", transport,
+                          source.name, cause.message()));
 }
 
 rpc::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex index,
                                              const PeerSession& session,
                                              const PeerSession::Offer& offer) {
   if (handshake_connector(offer.transport) != nullptr) {
-    CO_TRY(auto paths, co_await shake_hands(source.peer, session, offer, {}));
+    CO_TRY(auto paths, co_await shake_hands(index, offer, {}));
     source.transport = offer.transport;
     batch_->add_paths(index, std::move(paths));
     co_return Result<void>();

@@ -33,15 +33,15 @@ HandshakeConnector* Transfer::handshake_connector(const std::string& transport) 
 
 // Making queue pairs takes system calls, and proving a link takes up to half a second: both on the
 // blocking pool. The word with the peer is an ordinary call: a peer that does not answer holds up
-// nobody else.
-rpc::Task<Result<transport::Paths>> Transfer::shake_hands(std::shared_ptr<SourcePeer> peer,
-                                                          PeerSession session,
+// nobody else. What the peer offers by then is kept for the next time.
+rpc::Task<Result<transport::Paths>> Transfer::shake_hands(SourceIndex index,
                                                           PeerSession::Offer offer,
                                                           std::vector<std::string> in_use) {
   HandshakeConnector* const connector = handshake_connector(offer.transport);
   if (hooks_.use_memory) hooks_.use_memory(*connector);
-  const transport::PathTarget target{offer.transport, offer.endpoint, session.token,
-                                     peer->incarnation()};
+  const std::shared_ptr<SourcePeer> peer = sources_[index].peer;
+  const SessionToken token = sources_[index].session->token;
+  const transport::PathTarget target{offer.transport, offer.endpoint, token, peer->incarnation()};
   // Named, not temporaries: g++ 12 destroys captures of a temporary inside co_await twice.
   auto begin = [connector, &target, &in_use]() -> Begun {
     TRY(auto handshake, connector->begin(target, in_use));
@@ -49,16 +49,26 @@ rpc::Task<Result<transport::Paths>> Transfer::shake_hands(std::shared_ptr<Source
   };
   CO_TRY(const auto handshake, co_await offload(*environment_.blocking_pool, std::move(begin)));
   const auto deadline = silence_.at_most(kHandshakeDeadline, std::chrono::steady_clock::now());
-  CO_TRY(const std::string answer, co_await peer->connect_paths(session.token, offer.transport,
-                                                                handshake->request(), deadline));
+  CO_TRY(const std::string answer,
+         co_await peer->connect_paths(token, offer.transport, handshake->request(), deadline));
   auto finish = [handshake, &answer] {
     auto paths = handshake->finish(answer);
     using Shared = std::shared_ptr<transport::Paths>;
     if (!paths) return Result<Shared>(fail(std::move(paths).error()));
     return Result<Shared>(std::make_shared<transport::Paths>(std::move(*paths)));
   };
-  CO_TRY(const auto paths, co_await offload(*environment_.blocking_pool, std::move(finish)));
-  co_return std::move(*paths);
+  const auto paths = co_await offload(*environment_.blocking_pool, std::move(finish));
+  renew_offer(sources_[index], token, offer.transport, handshake->endpoint());
+  if (!paths) co_return fail(paths.error());
+  co_return std::move(**paths);
+}
+
+void Transfer::renew_offer(ActiveSource& source, const SessionToken& token,
+                           const std::string& transport, const std::string& endpoint) {
+  if (!source.session || source.session->token != token || endpoint.empty()) return;
+  for (auto& offer : source.session->offers) {
+    if (offer.transport == transport) offer.endpoint = endpoint;
+  }
 }
 
 // Sources whose paths are fewer than their rails: a rail that was down may be back, a source that
@@ -94,7 +104,7 @@ void Transfer::join_missing_rails() {
 rpc::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer,
                                      std::vector<std::string> in_use) {
   ActiveSource& source = sources_[index];
-  auto paths = co_await shake_hands(source.peer, *source.session, offer, std::move(in_use));
+  auto paths = co_await shake_hands(index, offer, std::move(in_use));
   const TimePoint now = std::chrono::steady_clock::now();
   if (paths) {
     for (const auto& path : *paths) {

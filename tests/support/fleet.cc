@@ -44,8 +44,8 @@ std::size_t AgentProcess::sessions_opened() const {
 
 Fleet::Fleet() = default;
 
-void Fleet::start_coordinator() {
-  const std::string listen = coordinator_address_.empty() ? "127.0.0.1:0" : coordinator_address_;
+void Fleet::start_coordinator(const std::string& host) {
+  const std::string listen = coordinator_address_.empty() ? host + ":0" : coordinator_address_;
   coordinator_ = std::make_unique<Process>(Spawn{
       .argv = {kBinary, "coordinator", "--listen", listen, "--state", dir("state").string()}});
   coordinator_address_ = coordinator_->value_after("coordinator listening on ");
@@ -55,14 +55,15 @@ void Fleet::start_coordinator() {
 }
 
 AgentProcess& Fleet::start_agent(const std::string& name, std::vector<std::string> more,
-                                 const std::string& listen) {
+                                 const std::string& listen, std::vector<std::string> under) {
   std::erase_if(agents_, [&](const auto& known) { return known->name == name; });
   auto agent = std::make_unique<AgentProcess>();
   agent->name = name;
   agent->store = dir("store-" + name);
   Spawn spawn;
-  spawn.argv = {kBinary,    "agent", "--node-id", name,
-                "--listen", listen,  "--store",   agent->store.string()};
+  spawn.argv = std::move(under);
+  spawn.argv.insert(spawn.argv.end(), {kBinary, "agent", "--node-id", name, "--listen", listen,
+                                       "--store", agent->store.string()});
   if (coordinator_ != nullptr) {
     spawn.argv.insert(spawn.argv.end(), {"--coordinator", coordinator_address_});
   }

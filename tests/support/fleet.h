@@ -28,14 +28,16 @@ class Fleet {
  public:
   Fleet();
   // A fresh process on the same state directory, and on the same port after the first time.
-  void start_coordinator();
+  // On `host`, an address of this machine.
+  void start_coordinator(const std::string& host = "127.0.0.1");
   Process& coordinator() { return *coordinator_; }
   const std::string& coordinator_address() const { return coordinator_address_; }
 
   // Waits until the coordinator counts it as alive (when there is one). `listen` fixes the control
-  // port.
+  // port; `under` is a command that runs its arguments (prlimit, ip netns exec, …).
   AgentProcess& start_agent(const std::string& name, std::vector<std::string> more = {},
-                            const std::string& listen = "127.0.0.1:0");
+                            const std::string& listen = "127.0.0.1:0",
+                            std::vector<std::string> under = {});
   AgentProcess& agent(const std::string& name);
 
   // rekindle COMMAND… with --json and this fleet's coordinator; not --store.

@@ -69,8 +69,13 @@ struct Link {
 
 class VerbsHandshake final : public Handshake {
  public:
-  VerbsHandshake(std::shared_ptr<Shared> shared, PathTarget target, std::vector<Link> links)
-      : shared_(std::move(shared)), target_(std::move(target)), links_(std::move(links)) {
+  // Without links it only asks which rails the source has by now; `why` there are none.
+  VerbsHandshake(std::shared_ptr<Shared> shared, PathTarget target, std::vector<Link> links,
+                 std::optional<Error> why = std::nullopt)
+      : shared_(std::move(shared)),
+        target_(std::move(target)),
+        links_(std::move(links)),
+        why_no_links_(std::move(why)) {
     ConnectRequest request;
     request.source = target_.incarnation;
     for (const auto& link : links_) {
@@ -84,6 +89,7 @@ class VerbsHandshake final : public Handshake {
 
   const std::string& request() const override { return request_; }
   Result<Paths> finish(std::string_view bytes) override;
+  const std::string& endpoint() const override { return endpoint_; }
 
  private:
   Result<std::unique_ptr<Path>> finish_link(Link link, LinkResponse response,
@@ -95,7 +101,9 @@ class VerbsHandshake final : public Handshake {
   const std::shared_ptr<Shared> shared_;
   const PathTarget target_;
   std::vector<Link> links_;
+  const std::optional<Error> why_no_links_;
   std::string request_;
+  std::string endpoint_;
 };
 
 Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
@@ -107,6 +115,14 @@ Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
     return fail(ErrorCode::kInvalid, "the source answers for {} links, asked for {}",
                 response.links.size(), links_.size());
   }
+  endpoint_ = Endpoint{response.rails}.to_bytes();
+  for (Link& link : links_) {  // an address may have changed since the offer
+    const auto now =
+        std::find_if(response.rails.begin(), response.rails.end(),
+                     [&](const RailInfo& rail) { return rail.index == link.remote.index; });
+    if (now != response.rails.end()) link.remote = *now;
+  }
+  if (why_no_links_) return fail(*why_no_links_);
   const auto limiter = shared_->limiter_of(target_.token, response.max_bytes_per_second);
   // At once: a rail that does not work takes its time to show it.
   std::vector<std::future<Result<std::unique_ptr<Path>>>> results;
@@ -272,10 +288,15 @@ Result<std::unique_ptr<Handshake>> VerbsConnector::begin(const PathTarget& targe
   for (const auto& rail : shared_->fabric.rails()) {
     if (rail->state().up) local.push_back(rail_info(*rail));
   }
-  TRY(const auto pairs, choose_rail_pairs(local, endpoint.rails));
+  auto pairs = choose_rail_pairs(local, endpoint.rails);
+  if (!pairs && local.empty()) return fail(std::move(pairs).error());
+  if (!pairs) {
+    return std::make_unique<VerbsHandshake>(shared_, target, std::vector<Link>(),
+                                            std::move(pairs).error());
+  }
   std::vector<Link> links;
   std::optional<Error> problem;
-  for (const RailPair& pair : pairs) {
+  for (const RailPair& pair : *pairs) {
     Rail& rail = *shared_->fabric.rails()[pair.local];
     if (std::find(in_use.begin(), in_use.end(), rail.name()) != in_use.end()) continue;
     ConnectionOptions options;

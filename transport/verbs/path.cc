@@ -30,10 +30,9 @@ OpStatus to_op_status(ibv_wc_status status) {
       return OpStatus::kFault;
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_QP_OP_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
       return OpStatus::kLocalFault;
-    default:
+    default:  // also LOC_QP_OP_ERR: soft-RoCE has no route any more; the memory is well
       return OpStatus::kPeerLost;
   }
 }
@@ -46,6 +45,8 @@ std::string explain(ibv_wc_status status) {
       return "RNR retry exceeded: the peer takes no messages";
     case IBV_WC_REM_ACCESS_ERR:
       return "remote access error: the key is not good any more";
+    case IBV_WC_LOC_QP_OP_ERR:
+      return "the NIC cannot send: its address or route is gone";
     default:
       return ibv_wc_status_str(status);
   }

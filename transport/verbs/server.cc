@@ -123,11 +123,7 @@ void VerbsServerImpl::region_removed(RegionKey key) {
 }
 
 std::string VerbsServerImpl::endpoint(std::string_view) const {
-  Endpoint endpoint;
-  for (const auto& rail : fabric_.rails()) {
-    if (rail->state().up) endpoint.rails.push_back(rail_info(*rail));
-  }
-  return endpoint.to_bytes();
+  return Endpoint{rails_up(fabric_)}.to_bytes();
 }
 
 Result<ServedRegions> VerbsServerImpl::regions_of(const Session& session,
@@ -216,6 +212,8 @@ Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::stri
   ConnectResponse response;
   response.source = incarnation_;
   response.max_bytes_per_second = session->max_bytes_per_second;
+  response.rails = rails_up(fabric_);
+  if (request.links.empty()) return response.to_bytes();
   TRY(const ServedRegions regions, regions_of(*session, response.stale));
 
   // At once: resolving the address of a peer that is not there takes its time.

@@ -60,6 +60,17 @@ Result<RailInfo> from_proto(const proto::VerbsRail& in) {
 }
 
 template <typename Repeated>
+Result<std::vector<RailInfo>> rails_from_proto(const Repeated& in) {
+  std::vector<RailInfo> rails;
+  for (const auto& rail : in) {
+    if (rails.size() == kMaxRails) break;
+    TRY(auto info, from_proto(rail));
+    rails.push_back(std::move(info));
+  }
+  return rails;
+}
+
+template <typename Repeated>
 Result<std::vector<QueuePairEnd>> ends_from_proto(const Repeated& in) {
   std::vector<QueuePairEnd> ends;
   if (static_cast<std::size_t>(in.size()) > kMaxQueuePairs) {
@@ -165,6 +176,14 @@ RailInfo rail_info(const Rail& rail) {
   return {rail.index(), rail.name(), state.address, state.mtu_bytes, state.bytes_per_second};
 }
 
+std::vector<RailInfo> rails_up(const Fabric& fabric) {
+  std::vector<RailInfo> rails;
+  for (const auto& rail : fabric.rails()) {
+    if (rail->state().up) rails.push_back(rail_info(*rail));
+  }
+  return rails;
+}
+
 std::string Endpoint::to_bytes() const {
   proto::VerbsEndpoint out;
   out.set_protocol(kVerbsProtocol);
@@ -175,11 +194,7 @@ std::string Endpoint::to_bytes() const {
 Result<Endpoint> Endpoint::parse(std::string_view bytes) {
   TRY(const auto in, parse_message<proto::VerbsEndpoint>(bytes));
   Endpoint endpoint;
-  for (const auto& rail : in.rails()) {
-    if (endpoint.rails.size() == kMaxRails) break;
-    TRY(auto info, from_proto(rail));
-    endpoint.rails.push_back(std::move(info));
-  }
+  TRY(endpoint.rails, rails_from_proto(in.rails()));
   return endpoint;
 }
 
@@ -203,7 +218,7 @@ Result<ConnectRequest> ConnectRequest::parse(std::string_view bytes) {
   TRY(const auto in, parse_message<proto::VerbsConnectRequest>(bytes));
   ConnectRequest request;
   TRY(request.source, Incarnation::from_bytes(in.source_incarnation()));
-  if (in.links().empty() || static_cast<std::size_t>(in.links_size()) > kMaxRails) {
+  if (static_cast<std::size_t>(in.links_size()) > kMaxRails) {
     return fail(ErrorCode::kInvalid, "the puller asks for {} links, at most {}", in.links_size(),
                 kMaxRails);
   }
@@ -250,6 +265,7 @@ std::string ConnectResponse::to_bytes() const {
     item->set_region(key.region);
     item->set_generation(key.generation);
   }
+  for (const auto& rail : rails) to_proto(rail, *out.add_rails());
   return out.SerializeAsString();
 }
 
@@ -266,6 +282,7 @@ Result<ConnectResponse> ConnectResponse::parse(std::string_view bytes) {
     response.links.push_back(std::move(link));
   }
   for (const auto& key : in.stale()) response.stale.push_back({key.region(), key.generation()});
+  TRY(response.rails, rails_from_proto(in.rails()));
   return response;
 }
 

@@ -27,6 +27,7 @@ struct RailInfo {
   std::uint64_t bytes_per_second = 0;  // 0: unknown
 };
 RailInfo rail_info(const Rail& rail);
+std::vector<RailInfo> rails_up(const Fabric& fabric);
 
 // What a source offers.
 struct Endpoint {
@@ -45,7 +46,7 @@ struct LinkRequest {
 };
 struct ConnectRequest {
   Incarnation source;
-  std::vector<LinkRequest> links;
+  std::vector<LinkRequest> links;  // none: only asks for the source's rails
   std::string to_bytes() const;
   static Result<ConnectRequest> parse(std::string_view bytes);
 };
@@ -77,6 +78,7 @@ struct ConnectResponse {
   std::uint64_t max_bytes_per_second = 0;
   std::vector<LinkResponse> links;
   std::vector<RegionKey> stale;
+  std::vector<RailInfo> rails;  // that are up now: others, or with other addresses, than offered
   std::string to_bytes() const;
   static Result<ConnectResponse> parse(std::string_view bytes);
 };

@@ -130,6 +130,13 @@ cable_readdress() {
   if [ "$side" = a ]; then lab_wire "$n" "$address"; else lab_wire "$n" '' "$address"; fi
 }
 
+# cable_unroute N: side b is in another subnet (10.77.N.2), to which side a knows no route.
+cable_unroute() {
+  local there=10.77.$1.2
+  lab_undo "$1" ip route del unreachable "$there" table $lab_table && cable_readdress "$1" b "$there" &&
+    ip route replace unreachable "$there" table $lab_table
+}
+
 # cable_restore N|all: all of the above undone, ports active.
 cable_restore() {
   local n file command
@@ -148,25 +155,36 @@ cable_restore() {
 }
 
 # add_host NAME: a host of its own for processes: a network namespace with a control network, 10.1.0.1 for the
-# first, .2, …, that reaches the other hosts and 10.1.0.254, the initial namespace. It sees all devices.
+# first, .2, …, that reaches the other hosts and 10.1.0.254, the initial namespace. It sees all devices. Prints
+# its address; for a host that is there already does nothing else.
 add_host() {
   local index
   mkdir -p $lab_state/hosts
+  if [ -e "$lab_state/hosts/$1" ]; then
+    lab_address "$1"
+    return
+  fi
   if [ ! -e /sys/class/net/control ]; then
     ip link add control type bridge && ip addr add 10.1.0.254/24 dev control && ip link set control up || return
   fi
-  : >"$lab_state/hosts/$1"
+  cat /proc/sys/kernel/random/uuid >"$lab_state/hosts/$1"
   index=$(find $lab_state/hosts -type f | wc -l)
   ip netns add "$1" && ip link add "c$index" type veth peer name control netns "$1" || return
   ip link set "c$index" master control up
   ip -n "$1" link set lo up
   ip -n "$1" addr add "10.1.0.$index/24" dev control
   ip -n "$1" link set control up
+  lab_address "$1"
 }
-# on_host NAME COMMAND…: on that host.
-on_host() { ip netns exec "$@"; }
+lab_address() { ip -n "$1" -4 -o addr show dev control | sed -E 's/.* inet ([^/]*).*/\1/'; }
+# on_host NAME COMMAND…: on that host, which has a boot_id of its own, too.
+on_host() {
+  # shellcheck disable=SC2016  # the inner shell expands it
+  ${lab_exec-} ip netns exec "$1" sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' \
+    "$lab_state/hosts/$1" "${@:2}"
+}
 
 # with_memlock KIB COMMAND…: it may pin so much and no more, as a process of a user (root has no limit).
 with_memlock() {
-  prlimit --memlock="$(($1 * 1024))" setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock -- "${@:2}"
+  ${lab_exec-} prlimit --memlock="$(($1 * 1024))" setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock -- "${@:2}"
 }
