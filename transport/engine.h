@@ -111,10 +111,10 @@ struct BatchOptions {
   std::chrono::milliseconds starvation_timeout{5000};  // no source for an open slice
   // Nothing asked of a source: its paths are closed, and it is lost with kUnavailable.
   std::chrono::milliseconds idle_timeout{60000};
-  std::uint64_t window_bytes = 32 << 20;               // in flight per source at most
-  std::uint64_t window_bytes_per_nic = 16 << 20;       // or this for each NIC that leads to it
-  int max_attempts = 8;                                // per slice; then the batch fails
-  int strikes_to_quarantine = 2;                       // rejected slices of one source
+  std::uint64_t window_bytes = 32 << 20;          // in flight per source at most
+  std::uint64_t window_bytes_per_nic = 16 << 20;  // or this for each NIC that leads to it
+  int max_attempts = 8;                           // per slice; then the batch fails
+  int strikes_to_quarantine = 2;                  // rejected slices of one source
   // A slice in flight at a slow source is stolen when another source is idle and would have fetched
   // it `steal_factor` times over in the time the slow one still needs.
   double steal_factor = 2.0;

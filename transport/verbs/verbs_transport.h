@@ -17,7 +17,8 @@ namespace rekindle::transport::verbs {
 struct VerbsServerOptions {
   std::size_t max_queue_pairs = 8;  // of one link
   std::size_t max_links_per_session = 64;
-  // Of one session between the same two rails; a new one ends the oldest, which nobody uses any more.
+  // Of one session between the same two rails; a new one ends the oldest, which nobody uses any
+  // more.
   std::size_t max_links_per_rail_pair = 4;
   // A handshake waits this long for regions that are being registered; then the puller is told to
   // come again (and uses another transport meanwhile).
