@@ -177,6 +177,11 @@ Result<void> Connection::to_ready_to_send(QueuePair& pair, const RemoteEnd& remo
   return {};
 }
 
+std::string Connection::why_moved() const {
+  const Rail::State state = rail_.state();
+  return state.up ? "the port was down, or its address changed" : state.why_down;
+}
+
 void Connection::stop() {
   for (const auto& pair : queue_pairs_) {
     ibv_qp_attr attr{};

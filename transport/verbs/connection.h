@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "src/base/result.h"
@@ -46,6 +47,7 @@ class Connection {
   Rail& rail() const { return rail_; }
   std::uint32_t epoch() const { return epoch_; }  // of the rail when this was made
   bool rail_moved() const { return rail_.epoch() != epoch_; }
+  std::string why_moved() const;  // also when the rail is up again
   std::uint32_t mtu_bytes() const { return mtu_bytes_; }
   std::vector<QueuePairEnd> ends() const;
   std::uint32_t send_depth() const { return options_.send_depth; }

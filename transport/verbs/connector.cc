@@ -158,6 +158,9 @@ Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
   if (!response.error.empty()) {
     return fail(ErrorCode::kUnavailable, "{}: {}", description, response.error);
   }
+  if (link.connection->rail_moved()) {
+    return fail(ErrorCode::kUnavailable, "{}: {}", description, link.connection->why_moved());
+  }
   RemoteEnd remote;
   remote.address = link.remote.address;
   remote.mtu_bytes = std::min(response.mtu_bytes, link.connection->mtu_bytes());

@@ -299,11 +299,9 @@ void VerbsPath::finish_if_over(Queue& queue, std::uint16_t slot) {
 // --- the end
 
 void VerbsPath::stop_if_rail_moved() {
-  if (stopped_ != OpStatus::kOk || !connection_->rail_moved()) return;
-  const Rail::State state = connection_->rail().state();
-  // It may be back already, but the queue pairs did not survive that.
-  stop(OpStatus::kPeerLost,
-       state.up ? "the port was down, or its address changed" : state.why_down);
+  if (stopped_ == OpStatus::kOk && connection_->rail_moved()) {
+    stop(OpStatus::kPeerLost, connection_->why_moved());
+  }
 }
 
 void VerbsPath::abort() { stop(OpStatus::kAborted, {}); }

@@ -31,10 +31,11 @@ bool is_v4_mapped(const RailAddress& address) {
 }
 
 // How much of a network two addresses share, as far as it can be told without masks: whole bytes of
-// an IPv4 address; of others the first half, the rest names the port.
+// an IPv4 address but the last; of others the first half, the rest names the port.
 int common_network_bytes(const RailAddress& a, const RailAddress& b) {
   const int bytes = common_prefix_bits(a, b) / kByteBits;
-  return is_v4_mapped(a) ? bytes : std::min(bytes, static_cast<int>(kSubnetPrefixBytes));
+  const std::size_t most = is_v4_mapped(a) ? a.gid.size() - 1 : kSubnetPrefixBytes;
+  return std::min(bytes, static_cast<int>(most));
 }
 
 bool may_reach(const RailAddress& a, const RailAddress& b) {
