@@ -117,6 +117,17 @@ TEST_F(HandshakeTest, AnAnswerThatDoesNotFitTheRequestIsInvalid) {
   }
 }
 
+TEST_F(HandshakeTest, WhatThePeerSaysStaysOnOneShortLine) {
+  auto response = ask(request());
+  ASSERT_TRUE(response);
+  response->links.front().error =
+      "port down\n2026-01-01 forged\x1b[31m" + std::string(100'000, 'x');
+  const auto paths = handshake_->finish(response->to_bytes());
+  ASSERT_FALSE(paths);
+  EXPECT_THAT(paths.error().message(), HasSubstr("port down 2026-01-01 forged [31mxxx"));
+  EXPECT_LT(paths.error().message().size(), 1000u);
+}
+
 TEST_F(HandshakeTest, GarbageIsRefusedAndLeavesNothingBehind) {
   const std::string good = request().to_bytes();
   for (std::size_t length = 0; length < good.size(); ++length) {

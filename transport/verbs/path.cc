@@ -4,6 +4,7 @@
 #include <array>
 #include <cassert>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "src/base/log.h"
@@ -275,7 +276,8 @@ OpStatus VerbsPath::land(const SentRequest& request) {
     what.wire_bytes = request.wire_bytes;
     what.payload_bytes = request.payload_bytes;
     what.payload_offset = request.payload_offset;
-    const OpStatus status = guard_op(op.read, [&] { scatter(op.read, what, request.block.data); });
+    const auto copy = [&] { scatter(op.read, what, request.block.data); };
+    const OpStatus status = guard_op(op.read, std::cref(copy));  // a copy of it would be allocated
     if (status != OpStatus::kOk) return status;
   }
   bytes_landed_ += request.payload_bytes;

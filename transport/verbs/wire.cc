@@ -12,6 +12,16 @@ namespace {
 constexpr std::uint32_t kNumberLimit = 1 << 24;
 constexpr std::size_t kMaxNameBytes = 64;
 constexpr int kMaxWindows = 1 << 16;
+constexpr std::size_t kMaxErrorBytes = 500;
+
+// Text of a peer goes into logs and onto terminals: one line, no control characters.
+std::string one_line(std::string_view text) {
+  std::string line(text.substr(0, kMaxErrorBytes));
+  std::replace_if(
+      line.begin(), line.end(),
+      [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }, ' ');
+  return line;
+}
 
 Result<void> check_protocol(std::uint32_t protocol) {
   if (protocol == kVerbsProtocol) return {};
@@ -50,7 +60,7 @@ Result<RailInfo> from_proto(const proto::VerbsRail& in) {
     return fail(ErrorCode::kInvalid, "the peer describes a rail that makes no sense");
   }
   rail.index = in.index();
-  rail.name = in.name();
+  rail.name = one_line(in.name());
   rail.address.link = static_cast<LinkLayer>(in.link_layer());
   std::copy(in.gid().begin(), in.gid().end(), rail.address.gid.begin());
   rail.address.lid = static_cast<std::uint16_t>(in.lid());
@@ -144,7 +154,7 @@ void to_proto(const StageOffer& offer, proto::VerbsStage& out) {
 
 Result<LinkResponse> from_proto(const proto::VerbsLinkResponse& in) {
   LinkResponse link;
-  link.error = in.error();
+  link.error = one_line(in.error());
   link.mtu_bytes = in.mtu_bytes();
   link.rd_atomic = to_rd_atomic(in.rd_atomic());
   TRY(link.queue_pairs, ends_from_proto(in.queue_pairs()));
