@@ -239,7 +239,7 @@ TEST(HandshakeMemory, ARegionThatIsBeingRegisteredIsUnavailableAndThenServed) {
   LabOptions options;
   options.server.registration_patience = 1ms;
   VerbsLab lab(options);
-  ASSERT_TRUE(eventually([&] { return lab.network().registrations(kSourceNic) == 1; }));
+  ASSERT_TRUE(eventually([&] { return lab.connect().has_value(); }));
   lab.network().hold(FakeCall::kRegMr, kSourceNic);
   const testing::TestSegment late(2 * kMiB, 3);
   const RegionKey key = lab.source().serve(late);
@@ -252,9 +252,9 @@ TEST(HandshakeMemory, ARegionThatIsBeingRegisteredIsUnavailableAndThenServed) {
   ASSERT_TRUE(eventually([&] { return bool(lab.puller().connect(lab.source(), token)); }));
 }
 
-TEST(HandshakeMemory, ARegionThatCannotBeRegisteredWholeIsNotServedAndTheErrorSaysWhy) {
+TEST(HandshakeMemory, ARegionThatCanNeitherBeRegisteredNorStagedIsNotServedAndTheErrorSaysWhy) {
   LabOptions options;
-  options.source_devices[0].max_registered_bytes = 4 * kMiB;
+  options.source_devices[0].max_registered_bytes = kPageBytes;  // not even a window to stage it
   options.segment_bytes = 8 * kMiB;
   VerbsLab lab(options);
   const auto paths = lab.connect();

@@ -148,6 +148,7 @@ TEST(VerbsLinks, LinksToARemovedRegionEndBeforeItIsDeregistered) {
   lab.network().deliver_by_thread(100us, 20ms);
   const auto ops = lab.reads(256, 32 * kKiB, local.data());
   ASSERT_EQ(path->post(ops).value_or(0), ops.size());
+  const std::size_t registrations = lab.network().registrations(kSourceNic);
   lab.source().registry().remove(lab.key());
   std::size_t done = 0;
   for (const OpStatus status : statuses(testing::drain(*path), ops.size())) {
@@ -155,7 +156,7 @@ TEST(VerbsLinks, LinksToARemovedRegionEndBeforeItIsDeregistered) {
     EXPECT_TRUE(status != OpStatus::kOk || lab.landed(ops[done]));
     ++done;
   }
-  EXPECT_TRUE(eventually([&] { return lab.network().registrations(kSourceNic) == 1; }));
+  EXPECT_TRUE(eventually([&] { return lab.network().registrations(kSourceNic) < registrations; }));
   EXPECT_EQ(lab.source().server()->link_count(), 1u);
   std::vector<std::byte> bytes(kMiB);
   const ReadOp op{.wr_id = 1, .remote = stays, .local = bytes.data(), .run_bytes = kMiB};
