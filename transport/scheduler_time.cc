@@ -86,8 +86,13 @@ void Scheduler::begin_waiting(SourceState& source, TimePoint now) const {
 }
 
 // A source that sends nothing on any path loses all of them, the idle ones, too: what was in flight
-// would only wait for the same silence again on the next path.
+// would only wait for the same silence again on the next path. Where each path is a NIC of its own,
+// one of them may be silent alone: all go when a second one is.
 void Scheduler::check_deadlines(TimePoint now) {
+  SourceMask suspected;
+  for (SourceIndex i = 0; i < kMaxSources; ++i) {
+    if (sources_[i].suspect) suspected.set(i);
+  }
   for (PathId id = 0; id < paths_.size(); ++id) {
     const PathState& path = paths_[id];
     if (!path.alive) continue;
@@ -99,7 +104,8 @@ void Scheduler::check_deadlines(TimePoint now) {
     }
     const bool stuck =
         !path.slices.empty() && now - path.last_progress >= options_.progress_timeout;
-    if (!stuck && !is_silent(source, now)) continue;
+    const bool all_go = path.stats.home.empty() || suspected.test(path.source);
+    if (!stuck && !(all_go && is_silent(source, now))) continue;
     source.suspect = true;
     const TimePoint since = stuck ? path.last_progress : source.last_progress;
     abort_path(id, ErrorCode::kTimeout,

@@ -74,6 +74,33 @@ TEST(Scheduler, EachNicOfASourceHasAWindowOfItsOwn) {
   EXPECT_EQ(bytes_in_flight(true), 64 * kMiB);
 }
 
+// One slice in flight, on one of three NICs: the silence of one is not yet that of the source.
+TEST(Scheduler, ASilentNicIsCutAloneAndASecondOneTakesTheSourceWithIt) {
+  TimePoint now{1s};
+  Scheduler scheduler(
+      1,
+      [](SliceIndex) {
+        return SliceInfo{kSlice, SourceMask(1)};
+      },
+      {}, now);
+  for (int i = 0; i < 3; ++i) scheduler.add_path(0, "path", now, "mlx5_" + std::to_string(i));
+  const auto wait_for_aborts = [&] {
+    for (int i = 0; i < 200; ++i) {
+      scheduler.tick(now += kStep);
+      auto aborts = scheduler.take_aborts();
+      if (!aborts.empty()) return aborts;
+    }
+    return std::vector<PathId>{};
+  };
+  const auto first = scheduler.next_post(now);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(wait_for_aborts(), std::vector<PathId>{first->path});
+  scheduler.slice_done(first->path, first->slice, OpStatus::kAborted, now);
+  scheduler.path_closed(first->path, "", now);
+  ASSERT_TRUE(scheduler.next_post(now));
+  EXPECT_EQ(wait_for_aborts().size(), 2u);
+}
+
 TEST(Scheduler, PathsOfASourceThatIsNotNeededAreClosed) {
   TimePoint now{1s};
   BatchOptions options;
