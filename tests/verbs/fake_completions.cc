@@ -96,7 +96,7 @@ int FakeVerbs::destroy_cq(ibv_cq* handle) {
   const int error = begin_call(state_, lock, *context.owner, FakeCall::kDestroyCq);
   if (error != 0 && !context.owner->removed) return error;
   if (cq->users > 0) return EBUSY;
-  if (cq->unacked > 0) {
+  if (!wait_acked(state_, lock, cq->unacked)) {
     state_.problem("destroy_cq on {}: {} events are not acknowledged; a real one waits for ever",
                    context.owner->key, cq->unacked);
   }
@@ -156,6 +156,7 @@ void FakeVerbs::ack_cq_events(ibv_cq* handle, unsigned count) {
   if (cq == nullptr) return;
   if (cq->unacked < count) state_.problem("ack_cq_events: acknowledged more often than got");
   cq->unacked -= std::min<std::uint64_t>(cq->unacked, count);
+  state_.changed.notify_all();
 }
 
 int FakeVerbs::poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {

@@ -295,6 +295,11 @@ int begin_call(FakeState& state, Lock& lock, DeviceObject& device, FakeCall call
   return error;
 }
 
+bool wait_acked(FakeState& state, Lock& lock, const std::uint64_t& unacked) {
+  constexpr std::chrono::seconds kPatience{1};
+  return state.changed.wait_for(lock, kPatience, [&] { return unacked == 0; });
+}
+
 DeviceObject& device_of(FakeState& state, const std::string& key) {
   for (const auto& device : state.devices) {
     if (device->key == key) return *device;

@@ -215,7 +215,7 @@ int FakeVerbs::destroy_qp(ibv_qp* handle) {
   const int error = begin_call(state_, lock, *qp->owner, FakeCall::kDestroyQp);
   if (error != 0 && !qp->owner->removed) return error;
   auto& context = *static_cast<ContextObject*>(qp->context);
-  if (qp->unacked > 0) {
+  if (!wait_acked(state_, lock, qp->unacked)) {
     state_.problem("destroy_qp on {}: {} events are not acknowledged; a real one waits for ever",
                    context.owner->key, qp->unacked);
   }

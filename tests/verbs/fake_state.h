@@ -192,6 +192,8 @@ void push_event(ContextObject& context, const ibv_async_event& event);
 void push_event(FakeState& state, DeviceObject& device, const ibv_async_event& event);
 // Of a queue pair or completion queue: nullptr for events of ports and devices.
 std::uint64_t* unacked_of(FakeState& state, const ibv_async_event& event);
+// As destroying does, until what was got of the object is acknowledged; false: for ever, it seems.
+bool wait_acked(FakeState& state, Lock& lock, const std::uint64_t& unacked);
 // What no one got yet of an object that goes away.
 void drop_events(ContextObject& context, const void* object);
 

@@ -225,6 +225,7 @@ void FakeVerbs::ack_async_event(ibv_async_event* event) {
     return;
   }
   --*unacked;
+  state_.changed.notify_all();
 }
 
 std::uint64_t* unacked_of(FakeState& state, const ibv_async_event& event) {
