@@ -63,7 +63,7 @@ TEST(VerbsPathDrain, APostThatTakesSomeOfAChainEndsEveryOpOnceAndBreaksThePath) 
 }
 
 // Requests that were taken and done, but whose completion nobody asked for: the device has nothing
-// to say about them, so the queue pair goes.
+// to say about them, so the queue pair goes at once.
 TEST(VerbsPathDrain, WhatWasTakenUnsignalledBeforeAPostFailedIsDrainedByForce) {
   VerbsLab lab(one_queue_pair());
   const auto path = lab.path();
@@ -77,7 +77,9 @@ TEST(VerbsPathDrain, WhatWasTakenUnsignalledBeforeAPostFailedIsDrainedByForce) {
   op.remote_stride = 64 * kKiB;
   op.local_stride = 512;
   ASSERT_EQ(path->post({&op, 1}).value_or(0), 1u);
-  EXPECT_THAT(statuses(drain(*path), 1), ElementsAre(OpStatus::kPeerLost));
+  std::vector<Completion> completions(16);
+  completions.resize(path->poll(completions));  // one turn: there is nothing to wait for
+  EXPECT_THAT(statuses(completions, 1), ElementsAre(OpStatus::kPeerLost));
   EXPECT_EQ(lab.network().queue_pairs("puller/mlx5_0"), 0u);
 }
 

@@ -148,6 +148,7 @@ void VerbsPath::pump(std::size_t index) {
     if (error == 0) continue;
     for (const auto& request : unposted_) retire(queue, request, OpStatus::kPeerLost);
     stop(OpStatus::kPeerLost, fmt::format("post: {}", std::strerror(error)));
+    if (queue.sent.silent()) drain_by_ = {};
   }
 }
 
@@ -326,7 +327,7 @@ void VerbsPath::stop(OpStatus status, std::string why) {
 // The device does not say what became of the requests: without queue pairs there are none.
 void VerbsPath::force_drain() {
   log::warn("verbs.forced_drain", "path", description_, "hint",
-            "the NIC did not flush its queue; its queue pairs were destroyed");
+            "not all that was posted will be reported; its queue pairs were destroyed");
   connection_->destroy_queue_pairs();
   for (auto& queue : queues_) {
     while (const auto request = queue.sent.drop()) retire(queue, *request, stopped_);

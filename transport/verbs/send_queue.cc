@@ -56,6 +56,7 @@ int SendQueue::flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unp
   if (error != 0) {
     const std::size_t posted =
         bad == nullptr ? 0 : static_cast<std::size_t>(bad - requests_.data());
+    silent_ = posted > 0 && (requests_[posted - 1].send_flags & IBV_SEND_SIGNALED) == 0;
     for (; chain_ > posted; --chain_) unposted.push_back(at(--tail_));
   }
   chain_ = 0;

@@ -47,6 +47,8 @@ class SendQueue {
   std::optional<SentRequest> retire(std::uint64_t wr_id, bool& is_last);
   // The oldest one, whatever it is: after the queue pair is gone.
   std::optional<SentRequest> drop();
+  // A post that failed took requests that nobody will hear of when they go well.
+  bool silent() const { return silent_; }
 
  private:
   static constexpr std::size_t kChain = 16;
@@ -62,6 +64,7 @@ class SendQueue {
   std::uint32_t tail_;
   std::uint64_t unsignalled_bytes_ = 0;
   std::size_t chain_ = 0;
+  bool silent_ = false;
   std::array<ibv_send_wr, kChain> requests_{};
   std::array<std::array<ibv_sge, kMaxSge>, kChain> sges_{};
 };
