@@ -1,14 +1,21 @@
 // Which rails a puller connects, and what becomes of it when some, or all, do not work.
+#include <atomic>
+#include <thread>
+
 #include <gmock/gmock.h>
 
 #include "tests/verbs/verbs_lab.h"
+#include "transport/verbs/bounce_pool.h"
 
 namespace rekindle::transport::verbs {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
+
+constexpr std::size_t kQueuePairs = VerbsConnectorOptions{}.queue_pairs;
 
 std::vector<FakeDevice> devices(std::size_t count, const FakePort& port = {}) {
   std::vector<FakeDevice> result;
@@ -200,6 +207,57 @@ TEST(VerbsConnector, AnEndpointThatIsGarbageIsInvalid) {
   target.endpoint = "";  // protocol 0
   EXPECT_THAT(lab.puller().connector().begin(target, {}).error().message(),
               HasSubstr("speaks verbs protocol 0"));
+}
+
+TEST(VerbsConnector, ALinkIsProvenAlsoWhileAllBounceBlocksAreInUse) {
+  LabOptions options = rails(1, 1);
+  options.connector.bounce_bytes = BouncePool::kBlockBytes;  // one block
+  options.connector.probe_deadline = 20ms;
+  VerbsLab lab(options);
+  const auto busy = lab.path();
+  ASSERT_NE(busy, nullptr);
+  const auto handshake = lab.puller().connector().begin(lab.source().target(lab.token()), {});
+  ASSERT_TRUE(handshake);
+  const auto answer = lab.source().server()->accept(lab.token(), (*handshake)->request());
+  ASSERT_TRUE(answer) << answer.error().message();
+  lab.network().deliver_by_hand();
+  std::vector<std::byte> local(4096);
+  const ReadOp op = lab.read(0, 0, local.data(), local.size());
+  ASSERT_EQ(busy->post({&op, 1}).value_or(0), 1u);
+  const auto paths = (*handshake)->finish(*answer);  // nothing moves
+  ASSERT_FALSE(paths);
+  EXPECT_THAT(paths.error().message(), HasSubstr("a first read was not answered"));
+  lab.network().deliver_at_post();
+  lab.network().deliver();
+  EXPECT_EQ(testing::drain(*busy).size(), 1u);
+}
+
+TEST(VerbsConnector, ADeviceThatTakesItsTimeHoldsUpNoOtherDevice) {
+  for (const FakeCall slow : {FakeCall::kCreateQp, FakeCall::kRegMr}) {
+    VerbsLab lab(rails(2, 2));
+    lab.network().hold(slow, "puller/mlx5_0");
+    Result<Paths> both;
+    std::thread slow_one([&] { both = lab.connect(); });
+    EXPECT_TRUE(lab.network().wait_held(slow, 1, testing::test_deadline()));
+    // Its own other rail is ready, and so is a pull that does not use that device.
+    EXPECT_TRUE(testing::eventually(
+        [&] { return lab.network().queue_pairs("puller/mlx5_1") == kQueuePairs; }));
+    Result<Paths> other;
+    std::atomic<bool> connected = false;
+    std::thread fast_one([&] {
+      const std::vector<std::string> in_use{"mlx5_0:1"};
+      other = lab.puller().connect(lab.source(), lab.token(), in_use);
+      connected = true;
+    });
+    EXPECT_TRUE(testing::eventually([&] { return connected.load(); }));
+    lab.network().let_go(slow, "puller/mlx5_0");
+    slow_one.join();
+    fast_one.join();
+    ASSERT_TRUE(both && other);
+    EXPECT_THAT(homes(*other), ElementsAre("mlx5_1:1"));
+    EXPECT_THAT(homes(*both), ElementsAre("mlx5_0:1", "mlx5_1:1"));
+    expect_reads(lab, *both);
+  }
 }
 
 }  // namespace

@@ -5,10 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/base/units.h"
-#include "tests/verbs/fake_verbs.h"
-#include "tests/verbs/raw_puller.h"
-#include "tests/verbs/verbs_hosts.h"
+#include "tests/verbs/staged_fixture.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -18,62 +15,6 @@ using testing::eventually;
 using testing::read_all;
 using testing::read_one;
 using testing::TestSegment;
-using namespace std::chrono_literals;
-
-constexpr std::uint64_t kSegmentBytes = 2 * kMiB;
-
-class StagedLinkTest : public ::testing::Test {
- protected:
-  StagedLinkTest() {
-    device_ = source_api_.add_device({.name = "mlx5_0"});
-    puller_api_.add_device({.name = "mlx5_0"});
-    network_.deliver_by_thread(20us, 50ms);
-  }
-  void start(const VerbsServerOptions& options = {}) {
-    RegistrarOptions registrar;
-    registrar.max_bytes_per_device = 4096;  // none of the segment's registrations fits
-    source_ = std::make_unique<VerbsSource>(source_api_, FabricOptions{}, registrar, options);
-    puller_ = std::make_unique<VerbsPuller>(puller_api_, FabricOptions{});
-    key_ = source_->serve(segment_);
-    token_ = source_->admit({key_});
-  }
-  std::unique_ptr<Path> connect(const SessionToken& token) {
-    auto paths = puller_->connect(*source_, token);
-    if (paths) return std::move(paths->front());
-    ADD_FAILURE() << paths.error().message();
-    return nullptr;
-  }
-  ReadOp read(std::uint64_t offset, std::byte* local, std::uint64_t bytes) const {
-    return {.remote = key_, .remote_offset = offset, .local = local, .run_bytes = bytes};
-  }
-  StageRequest request() const {
-    return {.slot = 0, .sequence = 1, .region = key_, .run_bytes = 64, .count = 1};
-  }
-  // Says it on a link of its own, beside an honest one.
-  void expect_only_its_own_link_to_end(const std::vector<std::vector<std::byte>>& messages) {
-    const auto bystander = connect(token_);
-    ASSERT_NE(bystander, nullptr);
-    const auto links = source_->server()->link_count();
-    RawPuller raw(puller_api_);
-    const auto connected = raw.connect(*source_, source_->admit({key_}));
-    ASSERT_TRUE(connected) << connected.error().message();
-    EXPECT_EQ(source_->server()->link_count(), links + 1);
-    raw.say(messages);
-    EXPECT_TRUE(eventually([&] { return source_->server()->link_count() == links; }));
-    std::vector<std::byte> local(kSegmentBytes);
-    EXPECT_EQ(read_one(*bystander, read(0, local.data(), local.size())), OpStatus::kOk);
-    EXPECT_EQ(std::memcmp(local.data(), segment_.bytes().data(), local.size()), 0);
-  }
-
-  TestSegment segment_{kSegmentBytes};
-  FakeNetwork network_;
-  FakeVerbs source_api_{network_, "source"}, puller_api_{network_, "puller"};
-  std::string device_;
-  std::unique_ptr<VerbsSource> source_;
-  std::unique_ptr<VerbsPuller> puller_;
-  RegionKey key_;
-  SessionToken token_;
-};
 
 TEST_F(StagedLinkTest, APullerWhoseMessageIsCutShortLosesItsLinkOnly) {
   start();
@@ -117,7 +58,7 @@ TEST_F(StagedLinkTest, RunsOutsideTheRegionAndForeignRegionsAreAnsweredAndTheLin
     EXPECT_TRUE(answer) << answer.error().message();
     return answer ? answer->status : OpStatus::kAborted;
   };
-  asked.offset = kSegmentBytes - 63;
+  asked.offset = kStagedBytes - 63;
   EXPECT_EQ(status_of(asked), OpStatus::kInvalid);
   asked = request();
   asked.region = foreign;
@@ -176,7 +117,7 @@ TEST_F(StagedLinkTest, ASegmentCutShortIsAFaultThereAndThePathGoesOn) {
   const auto path = connect(token_);
   ASSERT_NE(path, nullptr);
   segment_.truncate(1 * kMiB);
-  std::vector<std::byte> local(kSegmentBytes, std::byte{0xee});
+  std::vector<std::byte> local(kStagedBytes, std::byte{0xee});
   EXPECT_EQ(read_one(*path, read(1 * kMiB, local.data(), 64)), OpStatus::kFault);
   EXPECT_EQ(read_one(*path, read(0, local.data(), local.size())), OpStatus::kFault);
   EXPECT_EQ(read_one(*path, read(0, local.data(), 1 * kMiB)), OpStatus::kOk);
@@ -187,23 +128,23 @@ TEST_F(StagedLinkTest, ASegmentCutShortIsAFaultThereAndThePathGoesOn) {
 TEST_F(StagedLinkTest, RevokeUnderLoadEndsEveryAccessBeforeItReturns) {
   start();
   auto* const bytes = const_cast<std::byte*>(segment_.bytes().data());
-  std::memset(bytes, 0x11, kSegmentBytes);
+  std::memset(bytes, 0x11, kStagedBytes);
   for (int round = 0; round < 20; ++round) {
     const SessionToken token = source_->admit({key_});
     const auto path = connect(token);
     ASSERT_NE(path, nullptr);
-    std::vector<std::byte> local(kSegmentBytes);
+    std::vector<std::byte> local(kStagedBytes);
     std::vector<ReadOp> ops;
     for (std::size_t i = 0; i < 16; ++i) {
       ops.push_back(
-          read(i * kSegmentBytes / 16, local.data() + i * kSegmentBytes / 16, kSegmentBytes / 16));
+          read(i * kStagedBytes / 16, local.data() + i * kStagedBytes / 16, kStagedBytes / 16));
       ops.back().wr_id = i;
     }
     std::atomic<bool> reading = false;
     std::thread revoker([&] {
       while (!reading) std::this_thread::yield();
       source_->revoke(token);
-      std::memset(bytes, 0x22, kSegmentBytes);
+      std::memset(bytes, 0x22, kStagedBytes);
     });
     ASSERT_EQ(path->post(ops).value_or(0), ops.size());
     reading = true;
@@ -211,7 +152,7 @@ TEST_F(StagedLinkTest, RevokeUnderLoadEndsEveryAccessBeforeItReturns) {
     revoker.join();
     ASSERT_EQ(testing::sorted_ids(completions), testing::first_ids(ops.size()));
     for (const auto& byte : local) ASSERT_NE(byte, std::byte{0x22}) << "round " << round;
-    std::memset(bytes, 0x11, kSegmentBytes);
+    std::memset(bytes, 0x11, kStagedBytes);
   }
 }
 
@@ -236,7 +177,7 @@ TEST_F(StagedLinkTest, AFrozenSourceCompletesNothingAndAbortDrains) {
   const auto path = connect(token_);
   ASSERT_NE(path, nullptr);
   network_.hold(FakeCall::kPostSend, device_);
-  std::vector<std::byte> local(kSegmentBytes, std::byte{0xee});
+  std::vector<std::byte> local(kStagedBytes, std::byte{0xee});
   const ReadOp op = read(0, local.data(), local.size());
   ASSERT_EQ(path->post({&op, 1}).value_or(0), 1u);
   ASSERT_TRUE(network_.wait_held(FakeCall::kPostSend, 1, testing::test_deadline()));
@@ -248,14 +189,14 @@ TEST_F(StagedLinkTest, AFrozenSourceCompletesNothingAndAbortDrains) {
   ASSERT_EQ(completions.size(), 1u);
   EXPECT_EQ(completions[0].status, OpStatus::kAborted);
   network_.let_go(FakeCall::kPostSend, device_);
-  EXPECT_EQ(local, std::vector<std::byte>(kSegmentBytes, std::byte{0xee}));
+  EXPECT_EQ(local, std::vector<std::byte>(kStagedBytes, std::byte{0xee}));
 }
 
 TEST_F(StagedLinkTest, TheRateOfTheSessionHoldsBackRequests) {
   start();
   const auto path = connect(source_->admit({key_}, 1));
   ASSERT_NE(path, nullptr);
-  std::vector<std::byte> local(kSegmentBytes);
+  std::vector<std::byte> local(kStagedBytes);
   const ReadOp op = read(0, local.data(), local.size());
   ASSERT_EQ(path->post({&op, 1}).value_or(0), 1u);
   Completion done;
@@ -263,7 +204,7 @@ TEST_F(StagedLinkTest, TheRateOfTheSessionHoldsBackRequests) {
     EXPECT_EQ(path->poll({&done, 1}), 0u);
     return path->wake_at() > std::chrono::steady_clock::now() + 1h;
   }));
-  EXPECT_LT(path->bytes_landed(), kSegmentBytes);
+  EXPECT_LT(path->bytes_landed(), kStagedBytes);
   path->abort();
   EXPECT_EQ(drain(*path).size(), 1u);
 }

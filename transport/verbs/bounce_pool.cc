@@ -13,8 +13,9 @@ namespace rekindle::transport::verbs {
 Result<std::unique_ptr<BouncePool>> BouncePool::create(Device& device, std::uint64_t bytes) {
   std::unique_ptr<BouncePool> pool(new BouncePool);
   int error = 0;
-  for (std::uint64_t size = std::max<std::uint64_t>(bytes / kBlockBytes, 1) * kBlockBytes;
-       size >= kBlockBytes; size = round_up(size / 2, kBlockBytes)) {
+  for (std::uint64_t blocks = std::max<std::uint64_t>(bytes / kBlockBytes, 1); blocks > 0;
+       blocks /= 2) {
+    const std::uint64_t size = blocks * kBlockBytes + kScratchBytes;
     void* memory =
         ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return fail_errno(errno, "bounce buffers: mmap");
@@ -29,14 +30,13 @@ Result<std::unique_ptr<BouncePool>> BouncePool::create(Device& device, std::uint
     }
     error = errno;
     ::munmap(memory, size);
-    if (size == kBlockBytes) break;
   }
   if (!pool->mr_) {
     return fail(ErrorCode::kExhausted,
                 "{}: not even {} of bounce buffers can be registered: {}; raise `ulimit -l`",
-                device.name(), format_bytes(kBlockBytes), std::strerror(error));
+                device.name(), format_bytes(kBlockBytes + kScratchBytes), std::strerror(error));
   }
-  for (std::size_t at = pool->bytes_; at > 0; at -= kBlockBytes) {
+  for (std::size_t at = pool->bytes_ - kScratchBytes; at > 0; at -= kBlockBytes) {
     pool->free_.push_back(pool->memory_ + at - kBlockBytes);
   }
   return pool;

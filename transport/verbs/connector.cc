@@ -3,7 +3,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -12,6 +11,7 @@
 #include "src/base/log.h"
 #include "transport/verbs/path.h"
 #include "transport/verbs/rail_pairs.h"
+#include "transport/verbs/run_together.h"
 #include "transport/verbs/staged_path.h"
 #include "transport/verbs/verbs_transport.h"
 #include "transport/verbs/wire.h"
@@ -20,31 +20,43 @@ namespace rekindle::transport::verbs {
 namespace {
 
 constexpr auto kNap = std::chrono::microseconds(50);
-constexpr std::uint32_t kProbeBytes = 16 << 10;  // several packets of the largest size
+// Several packets of the largest size.
+constexpr std::uint32_t kProbeBytes = BouncePool::kScratchBytes;
 
 // What handshakes and paths share.
 struct Shared {
-  Fabric& fabric;
-  VerbsConnectorOptions options;
-  std::shared_ptr<LocalMemory> memory;
+  Shared(Fabric& rails, const VerbsConnectorOptions& choice, MemoryRegistrar& registrar)
+      : fabric(rails),
+        options(choice),
+        memory(std::make_shared<LocalMemory>(registrar)),
+        pools(fabric.devices().size()) {}
 
-  std::mutex mutex{};
-  std::map<std::uint32_t, std::shared_ptr<BouncePool>> pools{};  // by device; guarded by mutex
+  Fabric& fabric;
+  const VerbsConnectorOptions options;
+  const std::shared_ptr<LocalMemory> memory;
+
+  // Of one device, made when first needed. Who needs that of another one does not wait for it.
+  struct Pool {
+    std::mutex mutex;
+    std::shared_ptr<BouncePool> pool;  // guarded by mutex
+  };
+  std::vector<Pool> pools;  // by Device::index()
+  std::mutex mutex;
   // Paths of one session share one rate, also those that are made later; guarded by mutex.
-  std::map<SessionToken, std::weak_ptr<RateLimiter>> limiters{};
+  std::map<SessionToken, std::weak_ptr<RateLimiter>> limiters;
 
   Result<std::shared_ptr<BouncePool>> pool_of(Device& device);
   std::shared_ptr<RateLimiter> limiter_of(const SessionToken& token, std::uint64_t rate);
 };
 
 Result<std::shared_ptr<BouncePool>> Shared::pool_of(Device& device) {
-  const std::lock_guard lock(mutex);
-  auto& pool = pools[device.index()];
-  if (pool == nullptr) {
+  Pool& entry = pools[device.index()];
+  const std::lock_guard lock(entry.mutex);
+  if (entry.pool == nullptr) {
     TRY(auto made, BouncePool::create(device, options.bounce_bytes));
-    pool = std::move(made);
+    entry.pool = std::move(made);
   }
-  return pool;
+  return entry.pool;
 }
 
 std::shared_ptr<RateLimiter> Shared::limiter_of(const SessionToken& token, std::uint64_t rate) {
@@ -96,7 +108,7 @@ class VerbsHandshake final : public Handshake {
                                             const ConnectResponse& all,
                                             std::shared_ptr<RateLimiter> limiter) const;
   Result<void> probe(Connection& connection, const RemoteWindows& windows,
-                     const LinkResponse& response, BouncePool& bounce) const;
+                     const LinkResponse& response, const BouncePool& bounce) const;
 
   const std::shared_ptr<Shared> shared_;
   const PathTarget target_;
@@ -125,18 +137,13 @@ Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
   if (why_no_links_) return fail(*why_no_links_);
   const auto limiter = shared_->limiter_of(target_.token, response.max_bytes_per_second);
   // At once: a rail that does not work takes its time to show it.
-  std::vector<std::future<Result<std::unique_ptr<Path>>>> results;
-  for (std::size_t i = 0; i < links_.size(); ++i) {
-    auto work = [this, link = std::move(links_[i]), answer = std::move(response.links[i]),
-                 &response, limiter]() mutable {
-      return finish_link(std::move(link), std::move(answer), response, limiter);
-    };
-    results.push_back(std::async(std::launch::async, std::move(work)));
-  }
+  std::vector<Result<std::unique_ptr<Path>>> results(links_.size());
+  run_together(links_.size(), [&](std::size_t i) {
+    results[i] = finish_link(std::move(links_[i]), std::move(response.links[i]), response, limiter);
+  });
   Paths paths;
   std::optional<Error> problem;
-  for (auto& result : results) {
-    auto path = result.get();
+  for (auto& path : results) {
     if (path) {
       paths.push_back(std::move(*path));
     } else {
@@ -198,11 +205,10 @@ Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
 // A few bytes over each queue pair: what the handshake agreed on may still not work (no route back,
 // packets of this size dropped, a key that is not good).
 Result<void> VerbsHandshake::probe(Connection& connection, const RemoteWindows& windows,
-                                   const LinkResponse& response, BouncePool& bounce) const {
+                                   const LinkResponse& response, const BouncePool& bounce) const {
   if (response.windows.empty()) return {};
   const RemoteWindow& window = windows.at(response.windows.front().region, 0);
-  const BouncePool::Block block = bounce.acquire();
-  if (block.data == nullptr) return {};  // all in use: the device works
+  const BouncePool::Block block = bounce.scratch();
   ibv_sge sge{reinterpret_cast<std::uint64_t>(block.data),
               static_cast<std::uint32_t>(std::min<std::uint64_t>(kProbeBytes, window.bytes)),
               block.lkey};
@@ -237,14 +243,6 @@ Result<void> VerbsHandshake::probe(Connection& connection, const RemoteWindows& 
     if (count < 0 || late) break;
     if (count == 0) std::this_thread::sleep_for(kNap);
   }
-  if (missing == 0) {
-    bounce.release(block);
-  } else {
-    // The NIC may still write there: the block comes back when the queue pairs are gone, which the
-    // caller sees to by dropping the connection.
-    connection.destroy_queue_pairs();
-    bounce.release(block);
-  }
   if (error != 0) {
     return fail(ErrorCode::kUnavailable, "{}: post: {}", connection.rail().name(),
                 std::strerror(error));
@@ -263,9 +261,7 @@ Result<void> VerbsHandshake::probe(Connection& connection, const RemoteWindows& 
 class VerbsConnector final : public HandshakeConnector {
  public:
   VerbsConnector(Fabric& fabric, MemoryRegistrar& registrar, const VerbsConnectorOptions& options)
-      : shared_(new Shared{.fabric = fabric,
-                           .options = options,
-                           .memory = std::make_shared<LocalMemory>(registrar)}) {}
+      : shared_(std::make_shared<Shared>(fabric, options, registrar)) {}
 
   std::string_view transport() const override { return "verbs"; }
   bool usable() const override {
@@ -281,6 +277,8 @@ class VerbsConnector final : public HandshakeConnector {
                                            std::span<const std::string> in_use) override;
 
  private:
+  Result<Link> begin_link(Rail& rail, const RailInfo& remote) const;
+
   const std::shared_ptr<Shared> shared_;
 };
 
@@ -297,32 +295,44 @@ Result<std::unique_ptr<Handshake>> VerbsConnector::begin(const PathTarget& targe
     return std::make_unique<VerbsHandshake>(shared_, target, std::vector<Link>(),
                                             std::move(pairs).error());
   }
-  std::vector<Link> links;
-  std::optional<Error> problem;
+  std::vector<RailPair> wanted;
   for (const RailPair& pair : *pairs) {
-    Rail& rail = *shared_->fabric.rails()[pair.local];
-    if (std::find(in_use.begin(), in_use.end(), rail.name()) != in_use.end()) continue;
-    ConnectionOptions options;
-    options.queue_pairs = std::min(shared_->options.queue_pairs, kMaxQueuePairs);
-    options.send_depth = shared_->options.send_depth;
-    options.max_sge = kMaxSge;
-    options.recv_depth = kMaxStageBlocks;  // answers of a source that stages
-    auto connection = Connection::create(rail, options);
-    auto bounce = shared_->pool_of(rail.device());
-    if (!connection || !bounce) {
-      problem = connection ? bounce.error() : connection.error();
-      continue;
-    }
+    const std::string& name = shared_->fabric.rails()[pair.local]->name();
+    if (std::find(in_use.begin(), in_use.end(), name) == in_use.end()) wanted.push_back(pair);
+  }
+  // At once: a device that takes its time is not waited for by the others.
+  std::vector<Result<Link>> made(wanted.size());
+  run_together(wanted.size(), [&](std::size_t i) {
     const auto remote =
         std::find_if(endpoint.rails.begin(), endpoint.rails.end(),
-                     [&](const RailInfo& info) { return info.index == pair.remote; });
-    links.push_back({std::move(*connection), *remote, std::move(*bounce)});
+                     [&](const RailInfo& info) { return info.index == wanted[i].remote; });
+    made[i] = begin_link(*shared_->fabric.rails()[wanted[i].local], *remote);
+  });
+  std::vector<Link> links;
+  std::optional<Error> problem;
+  for (auto& link : made) {
+    if (link) {
+      links.push_back(std::move(*link));
+    } else {
+      problem = std::move(link).error();
+    }
   }
   if (links.empty()) {
     if (problem) return fail(std::move(*problem));
     return fail(ErrorCode::kNotFound, "every rail to that source is in use");
   }
   return std::make_unique<VerbsHandshake>(shared_, target, std::move(links));
+}
+
+Result<Link> VerbsConnector::begin_link(Rail& rail, const RailInfo& remote) const {
+  ConnectionOptions options;
+  options.queue_pairs = std::min(shared_->options.queue_pairs, kMaxQueuePairs);
+  options.send_depth = shared_->options.send_depth;
+  options.max_sge = kMaxSge;
+  options.recv_depth = kMaxStageBlocks;  // answers of a source that stages
+  TRY(auto connection, Connection::create(rail, options));
+  TRY(auto bounce, shared_->pool_of(rail.device()));
+  return Link{std::move(connection), remote, std::move(bounce)};
 }
 
 }  // namespace

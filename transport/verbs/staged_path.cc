@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::size_t kCompletionsPerPoll = 16;
 constexpr Duration kDrainTime = std::chrono::seconds(2);
-constexpr std::uint64_t kProveBytes = 16 << 10;
+constexpr std::uint64_t kProveBytes = BouncePool::kScratchBytes;
+static_assert(BouncePool::kBlockBytes >= kMaxStageBlockBytes, "a part is bounced whole");
 constexpr auto kNap = std::chrono::microseconds(50);
 
 OpStatus read_status(ibv_wc_status status) {
@@ -97,8 +98,9 @@ StagedPath::~StagedPath() {
 Result<void> StagedPath::prove(TimePoint deadline) {
   if (stage_.regions.empty()) return {};
   const auto& region = stage_.regions.front();
-  std::vector<std::byte> bytes(std::min(kProveBytes, region.bytes));
-  const ReadOp op{.remote = region.key, .local = bytes.data(), .run_bytes = bytes.size()};
+  const ReadOp op{.remote = region.key,
+                  .local = bounce_->scratch().data,
+                  .run_bytes = std::min(kProveBytes, region.bytes)};
   proving_ = true;
   TRY_VOID(post({&op, 1}));
   Completion done;
@@ -150,7 +152,7 @@ void StagedPath::accept(const ReadOp& op) {
 
 Result<std::size_t> StagedPath::post(std::span<const ReadOp> ops) {
   if (stopped_ == OpStatus::kOk && connection_->rail_moved()) {
-    stop(OpStatus::kPeerLost, connection_->rail().state().why_down);
+    stop(OpStatus::kPeerLost, connection_->why_moved());
   }
   if (stopped_ != OpStatus::kOk) {
     return fail(ErrorCode::kPeerLost, "{}: {}", description_,
@@ -181,7 +183,7 @@ void StagedPath::pump() {
 
 std::size_t StagedPath::poll(std::span<Completion> out) {
   if (stopped_ == OpStatus::kOk && connection_->rail_moved()) {
-    stop(OpStatus::kPeerLost, connection_->rail().state().why_down);
+    stop(OpStatus::kPeerLost, connection_->why_moved());
   }
   (void)drain_completions();
   if (stopped_ == OpStatus::kOk) {
@@ -225,7 +227,9 @@ void StagedPath::complete(const ibv_wc& wc) {
   if (kind == Kind::kReceive && good) take_answer(index, wc.byte_len);
   if (kind == Kind::kRead && slot.state == Slot::State::kReading && slot.sequence == sequence) {
     const bool flushed = wc.status == IBV_WC_WR_FLUSH_ERR && stopped_ != OpStatus::kOk;
-    end_part(slot, good ? land(slot) : flushed ? stopped_ : read_status(wc.status));
+    // After abort() nobody asks any more why a read did not make it.
+    const bool ours = flushed || stopped_ == OpStatus::kAborted;
+    end_part(slot, good ? land(slot) : ours ? stopped_ : read_status(wc.status));
   }
   if (good) return;
   if (kind == Kind::kPing && stopped_ == OpStatus::kOk) {
@@ -332,6 +336,8 @@ bool StagedPath::arm() {
   }
   return !drain_completions() && done_count_ == 0;
 }
+
+void StagedPath::wake_by(TimePoint at) { wake_at_ = std::min(wake_at_.value_or(at), at); }
 
 std::optional<TimePoint> StagedPath::wake_at() const {
   if (stopped_ != OpStatus::kOk && in_flight() > 0) return drain_by_;

@@ -100,6 +100,7 @@ class StagedPath final : public Path, private AddressBook {
   void read_block(std::size_t index);
   void plan_landing(Slot& slot);
   void watch_silence();
+  void wake_by(TimePoint at);
   bool post_receive(std::size_t index);
   bool post_send(Kind kind, std::size_t index, std::uint32_t sequence, ibv_send_wr& request);
   bool drain_completions();

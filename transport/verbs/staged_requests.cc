@@ -29,7 +29,7 @@ bool StagedPath::ask(std::size_t index) {
   if (limited) {
     granted = limiter_->take(granted, now);
     if (granted == 0) {
-      wake_at_ = limiter_->ready_at(now);
+      wake_by(limiter_->ready_at(now));
       return false;
     }
   }
@@ -109,10 +109,16 @@ void StagedPath::plan_landing(Slot& slot) {
   ExpandLimits expand;
   expand.request_bytes = expand.bounce_bytes = limits_.block_bytes;
   expand.max_sge = std::min(kMaxSge, connection_->max_sge());
+  const auto total = static_cast<std::uint32_t>(packed.total_bytes());
+  if (proving_) {  // also while all bounce blocks are in use
+    slot.landing = {.wire_bytes = total, .payload_bytes = total, .sge_count = 1, .sges = {}};
+    slot.landing.sges[0] = {reinterpret_cast<std::uint64_t>(packed.local), total,
+                            bounce_->scratch().lkey};
+    return;
+  }
   OpCursor cursor(packed);
   cursor.next(packed, expand, *this, slot.landing);
   if (cursor.done()) return;
-  const auto total = static_cast<std::uint32_t>(packed.total_bytes());
   slot.landing.wire_bytes = slot.landing.payload_bytes = total;
   slot.landing.payload_offset = 0;
   slot.landing.bounced = true;
@@ -128,7 +134,7 @@ void StagedPath::read_block(std::size_t index) {
   if (slot.landing.bounced) {
     slot.bounce = bounce_->acquire();
     if (slot.bounce.data == nullptr) {
-      wake_at_ = std::chrono::steady_clock::now() + kBlockWait;
+      wake_by(std::chrono::steady_clock::now() + kBlockWait);
       return;
     }
     whole = {reinterpret_cast<std::uint64_t>(slot.bounce.data), slot.landing.wire_bytes,
@@ -167,9 +173,8 @@ void StagedPath::watch_silence() {
     wr.wr.rdma.rkey = stage_.blocks.front().key;
     pinging_ = post_send(Kind::kPing, 0, 0, wr);
   }
-  const TimePoint next = pinging_ ? oldest->asked_at + kAnswerDeadline
-                                  : std::max(heard_at_, oldest->asked_at) + kPingAfter;
-  wake_at_ = wake_at_ ? std::min(*wake_at_, next) : next;
+  wake_by(pinging_ ? oldest->asked_at + kAnswerDeadline
+                   : std::max(heard_at_, oldest->asked_at) + kPingAfter);
 }
 
 bool StagedPath::post_receive(std::size_t index) {
