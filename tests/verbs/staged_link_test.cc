@@ -1,11 +1,15 @@
 // Staged links on the fake: pullers that break the rules, sources that cannot read their own bytes,
 // rights that are taken away under load.
+#include <algorithm>
 #include <atomic>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
 
 #include "tests/verbs/staged_fixture.h"
+#include "transport/verbs/stage_pool.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -207,6 +211,97 @@ TEST_F(StagedLinkTest, TheRateOfTheSessionHoldsBackRequests) {
   EXPECT_LT(path->bytes_landed(), kStagedBytes);
   path->abort();
   EXPECT_EQ(drain(*path).size(), 1u);
+}
+
+TEST_F(StagedLinkTest, WithoutMemoryWindowsTheNextSessionReadsNoMessagesEither) {
+  network_.change(device_, [](FakeDevice& device) {
+    device.attr.device_cap_flags &= ~static_cast<unsigned>(IBV_DEVICE_MEM_WINDOW_TYPE_2B);
+  });
+  start({.staging_bytes = kMaxStageBlockBytes});  // a single block
+  {
+    RawPuller first(puller_api_);
+    ASSERT_TRUE(first.connect(*source_, token_));
+    first.say({RawPuller::bytes_of(request())});
+    ASSERT_TRUE(first.answer());
+    source_->revoke(token_);
+  }
+  RawPuller second(puller_api_);
+  const auto connected = second.connect(*source_, source_->admit({key_}));
+  ASSERT_TRUE(connected) << connected.error().message();
+  const std::size_t all = kMaxStageBlockBytes + kPageBytes;  // that the key is good for
+  EXPECT_EQ(second.read_block(all), std::vector<std::byte>(all));
+}
+
+TEST_F(StagedLinkTest, APullerThatConnectsAgainGetsTheBlocksOfItsOldLink) {
+  start({.staging_bytes = kMaxStageBlockBytes, .staging_idle_limit = 1h});
+  auto old = connect(token_);
+  ASSERT_NE(old, nullptr);
+  old->abort();
+  old.reset();
+  std::unique_ptr<Path> path;
+  EXPECT_TRUE(eventually([&] {
+    auto paths = puller_->connect(*source_, token_);
+    if (paths) path = std::move(paths->front());
+    return path != nullptr;
+  }));
+  ASSERT_NE(path, nullptr);
+  std::vector<std::byte> local(4096);
+  EXPECT_EQ(read_one(*path, read(0, local.data(), local.size())), OpStatus::kOk);
+}
+
+TEST_F(StagedLinkTest, ADeviceThatHangsWhileALinkOfItEndsHoldsUpNoOtherDevice) {
+  source_api_.add_device({.name = "mlx5_1"});
+  puller_api_.add_device({.name = "mlx5_1"});
+  start();
+  const auto paths = puller_->connect(*source_, token_);
+  ASSERT_TRUE(paths) << paths.error().message();
+  const auto other = std::find_if(paths->begin(), paths->end(), [](const auto& path) {
+    return path->describe().find("-> mlx5_1") != std::string::npos;
+  });
+  ASSERT_NE(other, paths->end());
+  RawPuller raw(puller_api_);
+  const auto connected = raw.connect(*source_, source_->admit({key_}));
+  ASSERT_TRUE(connected) << connected.error().message();
+  network_.hold(FakeCall::kModifyQp, device_);
+  raw.say({{std::byte{1}}});
+  EXPECT_TRUE(network_.wait_held(FakeCall::kModifyQp, 1, testing::test_deadline()));
+  std::vector<std::byte> local(kStagedBytes);
+  EXPECT_EQ(read_one(**other, read(0, local.data(), local.size())), OpStatus::kOk);
+  network_.let_go(FakeCall::kModifyQp, device_);
+}
+
+TEST_F(StagedLinkTest, TheWindowHasAsManyBlocksAsItsBytesHold) {
+  const auto fabric = VerbsSource::open(source_api_, {});
+  StagePool pool(*fabric->devices().front(), VerbsServerOptions{}.staging_bytes);
+  EXPECT_EQ(pool.block_bytes(), kMaxStageBlockBytes);
+  EXPECT_EQ(pool.size(), 32u);
+}
+
+// Lines of the log so far; stderr is being captured.
+std::size_t lines_about(const std::string& event) {
+  std::ifstream log("/proc/self/fd/2");
+  std::size_t lines = 0;
+  for (std::string line; std::getline(log, line);) lines += line.find(event) != std::string::npos;
+  return lines;
+}
+
+TEST_F(StagedLinkTest, WhatIsNotRegisteredIsSaidAtStartAndOnceAlthoughNobodyPulls) {
+  ::testing::internal::CaptureStderr();
+  start();
+  const bool said = eventually([] { return lines_about("verbs.not_registered") > 0; });
+  // Neither a puller nor a segment more makes it say the old ones again.
+  const auto path = connect(token_);
+  const TestSegment second(1 * kMiB, 2);
+  source_->serve(second);
+  const bool said_more = eventually([] { return lines_about("verbs.not_registered") > 1; });
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(said && said_more) << log;
+  EXPECT_NE(path, nullptr);
+  for (const auto* what :
+       {"segments=\"1 of 1\" missing=\"2.00 MiB\"", "segments=\"1 of 2\" missing=\"1.00 MiB\"",
+        "the limit set for each device is", "through a staging window"}) {
+    EXPECT_NE(log.find(what), std::string::npos) << what << " in\n" << log;
+  }
 }
 
 }  // namespace

@@ -191,6 +191,12 @@ void Connection::stop() {
   }
 }
 
+void Connection::close() {
+  destroy_queue_pairs();
+  cq_.reset();
+  channel_.reset();
+}
+
 bool Connection::take_event() {
   ibv_cq* cq = nullptr;
   void* context = nullptr;

@@ -59,6 +59,8 @@ class Connection {
   void stop();
   // Ends every access at once; nothing more completes.
   void destroy_queue_pairs() { queue_pairs_.clear(); }
+  // Everything of the device: only rail() and rail_moved() are left.
+  void close();
 
   ibv_qp* queue_pair(std::size_t index) const { return queue_pairs_[index].qp.get(); }
   Api& api() const { return rail_.device().api(); }

@@ -1,10 +1,10 @@
 // The source's side: registers regions, answers handshakes, takes rights away.
 #include <algorithm>
 #include <condition_variable>
-#include <future>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <unordered_map>
@@ -14,6 +14,7 @@
 #include "src/base/log.h"
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
+#include "transport/verbs/run_together.h"
 #include "transport/verbs/served_link.h"
 #include "transport/verbs/stage_service.h"
 #include "transport/verbs/verbs_transport.h"
@@ -23,7 +24,6 @@ namespace rekindle::transport::verbs {
 namespace {
 
 constexpr std::chrono::seconds kSweepInterval{1};
-constexpr std::size_t kMostSaid = 64;
 
 class VerbsServerImpl final : public VerbsServer, private RegionObserver {
  public:
@@ -34,7 +34,8 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
         registry_(registry),
         incarnation_(incarnation),
         options_(options),
-        stage_(fabric, registry, {options.staging_bytes, options.staging_idle_limit}) {
+        stage_(fabric, registry,
+               {options.staging_bytes, options.staging_idle_limit, [this] { sweep_soon(); }}) {
     registry_.observe(this);
     sweeper_ = std::thread([this] {
       set_thread_name("rk-verbs-srv");
@@ -64,28 +65,31 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
                                                        const ServedRegions& regions, Error why);
   Result<void> check_complete(const ServedRegions& regions, const Device& device) const;
   Result<void> keep(const SessionToken& token, Links& links);
+  void sweep_soon();
   void sweep();
   // Called with the lock held; end_links() lets go of it meanwhile.
   void make_room(const SessionToken& token, const SourceLink& link, Ending& ending);
   void take_session(const SessionToken& token, Ending& ending);
   void take_useless(Ending& ending);
   void end_links(Lock& lock, Ending ending);
+  void say_what_is_missing();
 
   Fabric& fabric_;
   MemoryRegistrar& registrar_;
   SegmentRegistry& registry_;
   const Incarnation incarnation_;
   const VerbsServerOptions options_;
-  StageService stage_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  ServedRegions regions_;                                   // guarded by mutex_, as are the rest
+  bool sweep_soon_ = false;  // guarded by mutex_
+  StageService stage_;       // calls sweep_soon(); its links are in sessions_
+  ServedRegions regions_;    // guarded by mutex_, as are the rest
   std::vector<std::shared_ptr<RegisteredMemory>> removed_;  // deregistered by the sweeper
   std::unordered_map<SessionToken, Links> sessions_;        // links in the order they were made
   std::unordered_multiset<SessionToken> ending_;            // whose links are being revoked
   std::condition_variable ended_;
-  std::set<std::string> said_;  // why regions are staged
+  std::set<RegionKey> told_;  // settled, and what is missing of them was said
   bool stop_ = false;
   std::thread sweeper_;
 };
@@ -118,6 +122,7 @@ void VerbsServerImpl::region_removed(RegionKey key) {
     if (found == regions_.end()) return;
     removed_.push_back(std::move(found->second));
     regions_.erase(found);
+    told_.erase(key);
   }
   wake_.notify_all();
 }
@@ -178,25 +183,14 @@ Result<std::unique_ptr<SourceLink>> VerbsServerImpl::make_link(const LinkRequest
   return ServedLink::create(rail, request, options_.max_queue_pairs, regions);
 }
 
-// `why` names the bytes needed and what to do: for the operator of this host, once, and for the
-// puller when nothing can be staged either.
+// `why` names the bytes needed and what to do: for the puller when nothing can be staged either.
 Result<std::unique_ptr<SourceLink>> VerbsServerImpl::make_staged_link(Rail& rail,
                                                                       const LinkRequest& request,
                                                                       const Session& session,
                                                                       const ServedRegions& regions,
                                                                       Error why) {
   auto link = stage_.open(rail, request, session, regions);
-  const bool staged = link.has_value();
-  bool is_new = false;
-  {
-    const std::lock_guard lock(mutex_);
-    is_new = said_.size() < kMostSaid && said_.insert(why.message()).second;
-  }
-  if (is_new) {
-    log::warn("verbs.not_registered", "why", why, "served",
-              staged ? "through a staging window, slower" : "not over RDMA");
-  }
-  if (staged) return link;
+  if (link) return link;
   return fail(why.code(), "{} (staged: {})", why.message(), link.error().message());
 }
 
@@ -217,14 +211,11 @@ Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::stri
   TRY(const ServedRegions regions, regions_of(*session, response.stale));
 
   // At once: resolving the address of a peer that is not there takes its time.
-  std::vector<std::future<Result<std::unique_ptr<SourceLink>>>> made;
-  for (const auto& wanted : request.links) {
-    made.push_back(std::async(std::launch::async,
-                              [&, wanted] { return make_link(wanted, *session, regions); }));
-  }
+  std::vector<Result<std::unique_ptr<SourceLink>>> made(request.links.size());
+  run_together(made.size(),
+               [&](std::size_t i) { made[i] = make_link(request.links[i], *session, regions); });
   Links links;
-  for (auto& future : made) {
-    auto link = future.get();
+  for (auto& link : made) {
     if (link) {
       response.links.push_back((*link)->response());
       links.push_back(std::move(*link));
@@ -321,10 +312,21 @@ void VerbsServerImpl::drop_session(const SessionToken& token) {
   ended_.wait(lock, [&] { return !ending_.contains(token); });
 }
 
+void VerbsServerImpl::sweep_soon() {
+  {
+    const std::lock_guard lock(mutex_);
+    sweep_soon_ = true;
+  }
+  wake_.notify_all();
+}
+
 void VerbsServerImpl::sweep() {
   Lock lock(mutex_);
   while (!stop_) {
-    wake_.wait_for(lock, kSweepInterval, [this] { return stop_ || !removed_.empty(); });
+    wake_.wait_for(lock, kSweepInterval,
+                   [this] { return stop_ || sweep_soon_ || !removed_.empty(); });
+    sweep_soon_ = false;
+    say_what_is_missing();
     Ending ending;
     take_useless(ending);
     auto removed = std::exchange(removed_, {});
@@ -333,6 +335,33 @@ void VerbsServerImpl::sweep() {
     removed.clear();
     lock.lock();
   }
+}
+
+// For the operator of this host, whether somebody pulls or not: in one line when all that was added
+// is settled, so usually once, at start. Called with the lock held.
+void VerbsServerImpl::say_what_is_missing() {
+  const auto is_open = [](const auto& region) { return !region.second->settled(); };
+  if (told_.size() == regions_.size() || std::any_of(regions_.begin(), regions_.end(), is_open)) {
+    return;
+  }
+  std::size_t lacking = 0;
+  std::uint64_t missing_bytes = 0;  // summed over devices, as memory is pinned
+  std::optional<Error> why;
+  for (const auto& [key, memory] : regions_) {
+    if (!told_.insert(key).second) continue;
+    auto problems = memory->problems();
+    if (problems.empty()) continue;
+    ++lacking;
+    if (!why) why = std::move(problems.front());
+    for (const auto& device : fabric_.devices()) {
+      missing_bytes += memory->bytes().size();
+      for (const Piece& piece : memory->pieces(*device)) missing_bytes -= piece.bytes;
+    }
+  }
+  if (!why) return;
+  log::warn("verbs.not_registered", "segments", fmt::format("{} of {}", lacking, regions_.size()),
+            "missing", format_bytes(missing_bytes), "why", *why, "served",
+            stage_.has_window() ? "through a staging window, slower" : "not over RDMA");
 }
 
 std::vector<Error> VerbsServerImpl::registration_problems() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -27,9 +28,10 @@ std::int64_t now_ns() {
 }  // namespace
 
 StageEnd::StageEnd(std::unique_ptr<Connection> connection, const Session& session,
-                   const SegmentRegistry& registry, StagePool& pool)
+                   const SegmentRegistry& registry, StagePool& pool, std::uint32_t puller_rail)
     : token_(session.token),
       puller_(session.puller),
+      puller_rail_(puller_rail),
       registry_(registry),
       pool_(pool),
       connection_(std::move(connection)),
@@ -61,7 +63,8 @@ Result<std::shared_ptr<StageEnd>> StageEnd::create(Rail& rail, const LinkRequest
     return fail(std::move(connection).error());
   }
   // From here on its destructor gives the blocks back.
-  std::shared_ptr<StageEnd> end(new StageEnd(std::move(*connection), session, registry, pool));
+  std::shared_ptr<StageEnd> end(
+      new StageEnd(std::move(*connection), session, registry, pool, request.puller_rail.index));
   for (const StageBlock& block : blocks) end->slots_.emplace_back().block = block;
   TRY_VOID(end->open(request));
   return end;
@@ -251,17 +254,24 @@ OpStatus StageEnd::gather(const StageRequest& request, std::byte* block) const {
   const StridedRange range{request.offset, request.run_bytes, request.count, request.stride};
   if (!fits(range, (*region)->bytes.size())) return OpStatus::kInvalid;
   const std::byte* const from = (*region)->bytes.data() + request.offset;
-  const auto copied = store::guard_mapping_access("a staged region", [&] {
+  const auto copy = [&] {
     for (std::uint32_t run = 0; run < request.count; ++run) {
       std::memcpy(block + std::size_t{run} * request.run_bytes, from + run * request.stride,
                   request.run_bytes);
     }
-  });
+  };
+  // By reference: a copy of it would be allocated.
+  const auto copied = store::guard_mapping_access("a staged region", std::cref(copy));
   return copied ? OpStatus::kOk : OpStatus::kFault;
 }
 
 Duration StageEnd::idle() const {
   return std::chrono::nanoseconds(now_ns() - last_request_ns_.load(std::memory_order_relaxed));
+}
+
+bool StageEnd::replaced_by(const Session& session, const Rail& other,
+                           const LinkRequest& request) const {
+  return session.token == token_ && &other == &rail() && request.puller_rail.index == puller_rail_;
 }
 
 // --- the end
@@ -271,12 +281,11 @@ void StageEnd::end(std::string_view why) {
   break_off(why);
 }
 
-// The sweeper collects it.
+// The sweeper collects it: queue pairs are not touched here, on a thread that serves all devices.
 void StageEnd::break_off(std::string_view why) {
   if (revoked_ || ended_.exchange(true)) return;
   log::info("verbs.staged_link_ended", "rail", connection_->rail().name(), "puller", puller_, "why",
             why);
-  connection_->stop();
 }
 
 bool StageEnd::begin_revoke() {
@@ -286,7 +295,7 @@ bool StageEnd::begin_revoke() {
 
 void StageEnd::post_invalidations() {
   const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < slots_.size() && !ended_; ++i) {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].window) continue;
     ibv_send_wr request{};
     request.opcode = IBV_WR_LOCAL_INV;
@@ -306,7 +315,7 @@ void StageEnd::release(TimePoint deadline) {
   const std::lock_guard lock(mutex_);
   (void)await_requests(deadline);
   for (Slot& slot : slots_) slot.window.reset();
-  connection_->destroy_queue_pairs();
+  connection_->close();  // here: the last to let go may be the thread that serves all devices
   std::vector<StageBlock> blocks;
   for (const Slot& slot : slots_) blocks.push_back(slot.block);
   slots_.clear();

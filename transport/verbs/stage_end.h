@@ -44,7 +44,10 @@ class StageEnd {
   enum class Turn { kIdle, kMore, kOver };
   Turn turn();
 
-  // Ends the link, as a puller that broke the rules does itself. Any thread.
+  // For the same rails of the same session: nobody uses this one any more.
+  bool replaced_by(const Session& session, const Rail& rail, const LinkRequest& request) const;
+  // Serves no more, as after a puller broke the rules; over() then. Any thread, no system call: the
+  // owner revokes it.
   void end(std::string_view why);
   // As SourceLink's. The first one waits for a turn under way, which is a copy of one block.
   bool begin_revoke();
@@ -64,7 +67,7 @@ class StageEnd {
   };
 
   StageEnd(std::unique_ptr<Connection> connection, const Session& session,
-           const SegmentRegistry& registry, StagePool& pool);
+           const SegmentRegistry& registry, StagePool& pool, std::uint32_t puller_rail);
   // All with mutex_ held (or before others know of it).
   Result<void> open(const LinkRequest& request);
   Result<void> bind_windows();
@@ -81,6 +84,7 @@ class StageEnd {
 
   const SessionToken token_;
   const std::string puller_;
+  const std::uint32_t puller_rail_;
   const SegmentRegistry& registry_;
   StagePool& pool_;
   const std::unique_ptr<Connection> connection_;

@@ -27,7 +27,7 @@ StagePool::StagePool(Device& device, std::uint64_t bytes) : device_(device) {
 
 bool StagePool::make(std::uint64_t bytes, std::uint32_t block_bytes) {
   const std::size_t step = block_bytes + kPageBytes;
-  const std::size_t wanted = bytes / step;
+  const std::size_t wanted = bytes / block_bytes;
   if (wanted == 0) return false;
   void* const memory =
       ::mmap(nullptr, wanted * step, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -80,8 +80,9 @@ std::vector<StageBlock> StagePool::acquire(std::size_t wanted) {
 }
 
 void StagePool::release(const std::vector<StageBlock>& blocks) {
-  // The next session must not read what this one was allowed to.
-  for (const StageBlock& block : blocks) std::memset(block.data, 0, block_bytes_);
+  // The next session must not read what this one was allowed to, nor asked for: where there are no
+  // memory windows the key is good for the messages, too.
+  for (const StageBlock& block : blocks) std::memset(block.data, 0, block_bytes_ + kPageBytes);
   const std::lock_guard lock(mutex_);
   free_.insert(free_.end(), blocks.begin(), blocks.end());
 }

@@ -23,7 +23,7 @@ struct StageBlock {
 // the segments may have taken all that the limits let through. Thread-safe.
 class StagePool {
  public:
-  // As much of `bytes` as can be registered.
+  // Blocks of `bytes` together, and a page of messages for each; as many as can be registered.
   StagePool(Device& device, std::uint64_t bytes);
   ~StagePool();
   StagePool(const StagePool&) = delete;

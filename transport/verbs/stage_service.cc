@@ -14,6 +14,7 @@
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
 #include "transport/verbs/registration_limit.h"
+#include "transport/verbs/run_together.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -73,9 +74,10 @@ StageService::StageService(Fabric& fabric, const SegmentRegistry& registry,
   const int error = !epoll_ || !wake_ ? errno : watch(epoll_.get(), wake_.get(), kWakeId);
   if (error != 0) throw std::system_error(error, std::generic_category(), "start staged serving");
   const std::uint64_t bytes = window_bytes(options, fabric.devices().size());
-  for (const auto& device : fabric.devices()) {
-    pools_.push_back(std::make_unique<StagePool>(*device, bytes));
-  }
+  pools_.resize(fabric.devices().size());
+  run_together(pools_.size(), [&](std::size_t i) {
+    pools_[i] = std::make_unique<StagePool>(*fabric.devices()[i], bytes);
+  });
   thread_ = std::thread([this] {
     set_thread_name("rk-verbs-stage");
     run();
@@ -87,13 +89,18 @@ StageService::~StageService() {
   thread_.join();
 }
 
+bool StageService::has_window() const {
+  return std::any_of(pools_.begin(), pools_.end(),
+                     [](const auto& pool) { return pool->size() > 0; });
+}
+
 Result<std::unique_ptr<SourceLink>> StageService::open(Rail& rail, const LinkRequest& request,
                                                        const Session& session,
                                                        const ServedRegions& regions) {
   StagePool& pool = *pools_[rail.device().index()];
   auto end = StageEnd::create(rail, request, session, registry_, pool);
   if (!end) {
-    if (end.error().code() == ErrorCode::kExhausted) end_idle_links(rail.device());
+    if (end.error().code() == ErrorCode::kExhausted) end_idle_links(rail, session, request);
     return fail(std::move(end).error());
   }
   for (const auto& [key, memory] : regions) {
@@ -129,16 +136,19 @@ std::shared_ptr<StageEnd> StageService::find(std::uint64_t id) const {
 }
 
 // A puller that is still there connects again when it wants something.
-void StageService::end_idle_links(const Device& device) {
+void StageService::end_idle_links(const Rail& rail, const Session& session,
+                                  const LinkRequest& request) {
   std::vector<std::shared_ptr<StageEnd>> idle;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [id, end] : ends_) {
-      if (&end->rail().device() == &device && end->idle() > options_.idle_limit)
-        idle.push_back(end);
+      const bool unused =
+          end->idle() > options_.idle_limit || end->replaced_by(session, rail, request);
+      if (&end->rail().device() == &rail.device() && unused) idle.push_back(end);
     }
   }
-  for (const auto& end : idle) end->end("idle, while others want its blocks");
+  for (const auto& end : idle) end->end("idle, or replaced, while others want its blocks");
+  if (!idle.empty() && options_.on_over) options_.on_over();
 }
 
 void StageService::run() {
@@ -171,6 +181,7 @@ void StageService::run() {
         break;
       case StageEnd::Turn::kOver:
         remove(id);
+        if (options_.on_over) options_.on_over();
         break;
     }
   }

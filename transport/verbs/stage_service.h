@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,18 +23,21 @@ struct StageOptions {
   std::uint64_t bytes_per_device = 8 << 20;  // registered at start; 0: nothing is staged
   // Blocks of links that asked for nothing so long are taken back when others want some.
   std::chrono::milliseconds idle_limit{10'000};
+  std::function<void()> on_over;  // some link is over(); any thread, without a lock of this class
 };
 
 // Serves regions that a device could not register whole, through a small window that it could. One
 // thread for all links; each gets a block's worth of copying in turn.
 class StageService {
  public:
-  // Both outlive it; it outlives its links. Throws when the kernel has no descriptors left.
+  // All, with what on_over uses, outlive it; it outlives its links. Throws when the kernel has no
+  // descriptors left.
   StageService(Fabric& fabric, const SegmentRegistry& registry, const StageOptions& options);
   ~StageService();
   StageService(const StageService&) = delete;
   StageService& operator=(const StageService&) = delete;
 
+  bool has_window() const;  // on some device
   // kExhausted: no window, or all of it is in use.
   Result<std::unique_ptr<SourceLink>> open(Rail& rail, const LinkRequest& request,
                                            const Session& session, const ServedRegions& regions);
@@ -44,7 +48,7 @@ class StageService {
   std::shared_ptr<StageEnd> find(std::uint64_t id) const;
   Result<std::uint64_t> add(std::shared_ptr<StageEnd> end);
   void remove(std::uint64_t id);
-  void end_idle_links(const Device& device);
+  void end_idle_links(const Rail& rail, const Session& session, const LinkRequest& request);
 
   const SegmentRegistry& registry_;
   const StageOptions options_;
