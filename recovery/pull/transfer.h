@@ -41,6 +41,7 @@ struct ActiveSource {
   bool connecting = false;
   std::uint64_t bytes = 0;  // verified, in this transfer
   int reconnects = 0;
+  std::set<std::string> used;   // transports by handshake that have worked
   std::set<std::string> avoid;  // transports that broke again after a reconnect
   bool joining = false;         // rails that are missing are being connected
   TimePoint next_join{};
@@ -131,7 +132,7 @@ class Transfer final : private transport::BatchObserver {
   void keep_peers_alive();
   void stop_connecting();
   void lose(transport::SourceIndex index, const std::string& cause);
-  std::vector<std::string> transports_for(const ActiveSource& source) const;
+  std::vector<std::string> transports_of(const ActiveSource& source) const;
 
   const PullEnvironment& environment_;
   const ModelVersion id_;

@@ -9,6 +9,7 @@
 #include "recovery/pull/memory_path.h"
 #include "recovery/pull/offload.h"
 #include "recovery/pull/transfer.h"
+#include "recovery/pull/transports.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -76,18 +77,14 @@ rpc::Task<Result<void>> Transfer::renew(ActiveSource& source) {
   co_return Result<void>();
 }
 
-std::vector<std::string> Transfer::transports_for(const ActiveSource& source) const {
-  if (!forced_transport_.empty()) return {forced_transport_};
+std::vector<std::string> Transfer::transports_of(const ActiveSource& source) const {
   const bool same_host = !environment_.self.host_id().empty() &&
                          environment_.self.host_id() == source.record.node().host_id();
-  std::vector<std::string> names;
-  if (same_host) names.emplace_back("shm");
-  for (const auto* connector : environment_.handshakes) {
-    if (connector->usable()) names.emplace_back(connector->transport());
-  }
-  names.emplace_back("tcp");
-  std::erase_if(names, [&](const std::string& name) { return source.avoid.contains(name); });
-  return names;
+  return transports_for({.forced = forced_transport_,
+                         .same_host = same_host,
+                         .used = source.used,
+                         .avoid = source.avoid},
+                        environment_.handshakes);
 }
 
 rpc::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex index) {
@@ -96,7 +93,7 @@ rpc::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex i
     co_return Result<void>();
   }
   const auto deadline = silence_.at_most(kSessionDeadline, std::chrono::steady_clock::now());
-  SourcePeer::SessionRequest wanted{environment_.self, id_, root_, transports_for(source)};
+  SourcePeer::SessionRequest wanted{environment_.self, id_, root_, transports_of(source)};
   CO_TRY(source.session, co_await source.peer->open_session(std::move(wanted), deadline));
   const PeerSession session = *source.session;
   slices_->set_regions(index, session.regions);
@@ -136,6 +133,7 @@ rpc::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex i
   if (handshake_connector(offer.transport) != nullptr) {
     CO_TRY(auto paths, co_await shake_hands(index, offer, {}));
     source.transport = offer.transport;
+    source.used.insert(offer.transport);
     batch_->add_paths(index, std::move(paths));
     co_return Result<void>();
   }

@@ -111,6 +111,7 @@ rpc::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer
       log::info("pull.rail_joined", "source", source.name, "path", path->describe());
     }
     source.transport = offer.transport;
+    source.used.insert(offer.transport);
     source.join_pause = kFirstJoinPause;
     // A source that was lost meanwhile gets its paths by the reconnect.
     if (!source.lost_meanwhile) batch_->add_paths(index, std::move(*paths));

@@ -194,6 +194,47 @@ TEST(VerbsConnector, ARailWhoseDeviceGivesNothingIsLeftOut) {
   EXPECT_THAT(none.error().message(), HasSubstr("create a completion queue"));
 }
 
+TEST(VerbsConnector, MemoryThatCannotBeRegisteredIsReadAllTheSameAndSaidOnce) {
+  LabOptions options = rails(1, 1);
+  options.connector.bounce_bytes = 256 * kKiB;
+  options.puller_devices[0].max_registered_bytes = kMiB;
+  VerbsLab lab(options);
+  std::vector<std::byte> local(4 * kMiB), more(4 * kMiB);
+  ::testing::internal::CaptureStderr();
+  auto used = lab.puller().connector().use_memory(local, -1, 0);
+  auto also_used = lab.puller().connector().use_memory(more, -1, 0);
+  EXPECT_TRUE(testing::eventually([&] { return lab.puller().registrar().stats().failures >= 2; }));
+  {
+    const auto path = lab.path();
+    const auto second = lab.path();
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(said, HasSubstr("not registered"));
+    EXPECT_THAT(said, HasSubstr("through bounce buffers"));
+    EXPECT_EQ(said.find("verbs.not_registered"), said.rfind("verbs.not_registered")) << said;
+    ASSERT_NE(path, nullptr);
+    const ReadOp op = lab.read(1, kMiB, local.data(), local.size());
+    EXPECT_EQ(testing::read_one(*path, op), OpStatus::kOk);
+    EXPECT_TRUE(lab.landed(op));
+  }
+  ::testing::internal::CaptureStderr();
+  used.reset();
+  also_used.reset();
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+// A pull that ends before its memory has settled says it, too.
+TEST(VerbsConnector, WhatCannotBeRegisteredIsSaidAtTheLatestWhenItIsLetGo) {
+  LabOptions options = rails(1, 1);
+  options.puller_devices[0].max_registered_bytes = kMiB;
+  VerbsLab lab(options);
+  std::vector<std::byte> local(4 * kMiB);
+  auto used = lab.puller().connector().use_memory(local, -1, 0);
+  EXPECT_TRUE(testing::eventually([&] { return lab.puller().registrar().stats().failures >= 1; }));
+  ::testing::internal::CaptureStderr();
+  used.reset();
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("verbs.not_registered"));
+}
+
 TEST(VerbsConnector, AnEndpointThatIsGarbageIsInvalid) {
   VerbsLab lab;
   auto target = lab.source().target(lab.token());

@@ -152,6 +152,7 @@ Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
     }
   }
   if (paths.empty() && problem) return fail(std::move(*problem));
+  shared_->memory->say_problems();  // of most memory it is known by now
   return paths;
 }
 

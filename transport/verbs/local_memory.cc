@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/log.h"
+
 namespace rekindle::transport::verbs {
 
 std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory, int fd,
@@ -28,10 +30,23 @@ std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory, int fd
 }
 
 void LocalMemory::remove(const RegisteredMemory* registered) {
+  say_problems();
   const std::lock_guard lock(mutex_);
   Entries entries = *entries_;
   std::erase_if(entries, [&](const Entry& entry) { return entry.registered == registered; });
   publish(std::move(entries));
+}
+
+// Under the lock: whoever removes an entry waits, so that what it points to is there.
+void LocalMemory::say_problems() {
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : *entries_) {
+    for (const Error& problem : entry.registered->problems()) {
+      const bool gone = problem.code() == ErrorCode::kUnavailable;  // the fabric has said so
+      if (gone || !said_.insert(problem.code()).second) continue;
+      log::warn("verbs.not_registered", "why", problem, "read", "through bounce buffers, slower");
+    }
+  }
 }
 
 void LocalMemory::publish(Entries entries) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,8 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
 
   // Registered as long as the result lives; paths that read into it must be gone before.
   std::shared_ptr<const void> add(std::span<std::byte> memory, int fd, std::uint64_t fd_offset);
+  // Warns of what could not be registered so far, and why: once for each kind of problem.
+  void say_problems();
 
  private:
   friend class LocalMemoryView;
@@ -37,6 +40,7 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
   MemoryRegistrar& registrar_;
   mutable std::mutex mutex_;
   std::shared_ptr<const Entries> entries_ = std::make_shared<Entries>();  // guarded by mutex_
+  std::set<ErrorCode> said_;                                              // guarded by mutex_
   std::atomic<std::uint64_t> version_ = 0;
 };
 

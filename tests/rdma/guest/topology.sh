@@ -130,11 +130,24 @@ cable_readdress() {
   if [ "$side" = a ]; then lab_wire "$n" "$address"; else lab_wire "$n" '' "$address"; fi
 }
 
-# cable_unroute N: side b is in another subnet (10.77.N.2), to which side a knows no route.
+# cable_unroute N: side b is in another subnet (10.77.N.2), and nobody carries packets between the two. RoCE asks for
+# a route by a given interface, and without one Linux takes every address to be on that link: so no one there answers.
 cable_unroute() {
-  local there=10.77.$1.2
-  lab_undo "$1" ip route del unreachable "$there" table $lab_table && cable_readdress "$1" b "$there" &&
-    ip route replace unreachable "$there" table $lab_table
+  local there=10.77.$1.2 table=lab_$1
+  lab_undo "$1" nft delete table arp "$table" && cable_readdress "$1" b "$there" &&
+    lab_undo "$1" ip neigh flush dev "a$1" && lab_undo "$1" ip neigh flush dev "b$1" || return
+  {
+    echo "add table arp $table"
+    echo "add chain arp $table input { type filter hook input priority 0; }"
+    echo "add rule arp $table input iifname { a$1, b$1 } drop"
+  } | nft -f - && ip neigh flush dev "a$1" && ip neigh flush dev "b$1"
+}
+
+# cable_all FAULT [ARGUMENT…]: to every cable.
+cable_all() {
+  local n count=0
+  read -r count <$lab_state/cables
+  for ((n = 0; n < count; n++)); do "cable_$1" "$n" "${@:2}" || return; done
 }
 
 # cable_restore N|all: all of the above undone, ports active.
