@@ -277,6 +277,14 @@ TEST_F(StagedLinkTest, TheWindowHasAsManyBlocksAsItsBytesHold) {
   EXPECT_EQ(pool.size(), 32u);
 }
 
+TEST_F(StagedLinkTest, AShareOfTheLockLimitThatHoldsNoBlockIsNamed) {
+  const auto fabric = VerbsSource::open(source_api_, {});
+  const StagePool pool(*fabric->devices().front(), 8 * kKiB);
+  EXPECT_EQ(pool.size(), 0u);
+  EXPECT_NE(pool.problem().find("8.00 KiB"), std::string::npos) << pool.problem();
+  EXPECT_NE(pool.problem().find("ulimit -l"), std::string::npos) << pool.problem();
+}
+
 // Lines of the log so far; stderr is being captured.
 std::size_t lines_about(const std::string& event) {
   std::ifstream log("/proc/self/fd/2");

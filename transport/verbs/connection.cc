@@ -38,6 +38,21 @@ ibv_mtu to_ibv_mtu(std::uint32_t bytes) {
   return bytes >= 512 ? IBV_MTU_512 : IBV_MTU_256;
 }
 
+std::string explain(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+      return "retry exceeded: the peer's NIC does not answer";
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+      return "RNR retry exceeded: the peer takes no messages";
+    case IBV_WC_REM_ACCESS_ERR:
+      return "remote access error: the key is not good any more";
+    case IBV_WC_LOC_QP_OP_ERR:
+      return "the NIC cannot send: its address or route is gone";
+    default:
+      return ibv_wc_status_str(status);
+  }
+}
+
 Result<std::unique_ptr<Connection>> Connection::create(Rail& rail,
                                                        const ConnectionOptions& options) {
   std::unique_ptr<Connection> connection(new Connection(rail, options));

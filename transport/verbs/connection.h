@@ -96,5 +96,7 @@ class Connection {
 
 // 256 … 4096 to the enumeration and back; the next smaller one when it is none of them.
 ibv_mtu to_ibv_mtu(std::uint32_t bytes);
+// For whoever reads logs.
+std::string explain(ibv_wc_status status);
 
 }  // namespace rekindle::transport::verbs

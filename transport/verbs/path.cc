@@ -38,21 +38,6 @@ OpStatus to_op_status(ibv_wc_status status) {
   }
 }
 
-std::string explain(ibv_wc_status status) {
-  switch (status) {
-    case IBV_WC_RETRY_EXC_ERR:
-      return "retry exceeded: the peer's NIC does not answer";
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-      return "RNR retry exceeded: the peer takes no messages";
-    case IBV_WC_REM_ACCESS_ERR:
-      return "remote access error: the key is not good any more";
-    case IBV_WC_LOC_QP_OP_ERR:
-      return "the NIC cannot send: its address or route is gone";
-    default:
-      return ibv_wc_status_str(status);
-  }
-}
-
 }  // namespace
 
 VerbsPath::VerbsPath(VerbsPathParts parts)

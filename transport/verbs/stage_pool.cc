@@ -22,7 +22,10 @@ StagePool::StagePool(Device& device, std::uint64_t bytes) : device_(device) {
   for (std::uint32_t block = kMaxStageBlockBytes; block >= kLeastBlockBytes; block /= 4) {
     if (make(bytes, block)) return;
   }
-  if (problem_.empty()) problem_ = "no staging window is configured";
+  if (!problem_.empty()) return;
+  problem_ = bytes == 0 ? "no staging window is configured"
+                        : fmt::format("{} are not enough for a staging window: raise `ulimit -l`",
+                                      format_bytes(bytes));
 }
 
 bool StagePool::make(std::uint64_t bytes, std::uint32_t block_bytes) {

@@ -24,19 +24,15 @@ OpStatus read_status(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_REM_ACCESS_ERR:  // its window was invalidated
     case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_INV_RD_REQ_ERR:
       return OpStatus::kStale;
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
       return OpStatus::kLocalFault;
     default:
       return OpStatus::kPeerLost;
   }
-}
-
-std::string explain(ibv_wc_status status) {
-  if (status == IBV_WC_RETRY_EXC_ERR) return "retry exceeded: the peer's NIC does not answer";
-  if (status == IBV_WC_REM_ACCESS_ERR) return "remote access error: the block is not ours any more";
-  return ibv_wc_status_str(status);
 }
 
 }  // namespace
@@ -108,7 +104,8 @@ Result<void> StagedPath::prove(TimePoint deadline) {
   while (poll({&done, 1}) == 0) {
     if (!late && std::chrono::steady_clock::now() >= deadline) {
       late = true;
-      abort();  // drains within kDrainTime
+      abort();
+      drain_by_ = {};  // nobody's memory is read into: no need to wait for the flush
     }
     std::this_thread::sleep_for(kNap);
   }
