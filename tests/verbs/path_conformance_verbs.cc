@@ -30,7 +30,8 @@ class FakeVerbsFixture final : public PathFixture {
       for (std::size_t i = 0; i < setup.rails; ++i) {
         verbs::FakeDevice device{.name = fmt::format("mlx5_{}", i)};
         if (host == &source_api_) device.max_registered_bytes = setup.source_registers;
-        if (!setup.windows) device.attr.device_cap_flags &= ~IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        if (!setup.windows)
+          device.attr.device_cap_flags &= ~unsigned{IBV_DEVICE_MEM_WINDOW_TYPE_2B};
         const std::string name = host->add_device(std::move(device));
         if (host == &source_api_) source_devices_.push_back(name);
       }

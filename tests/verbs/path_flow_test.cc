@@ -22,8 +22,8 @@ ReadOp scattered(const VerbsLab& lab, std::uint64_t id, std::byte* local, std::u
 
 // What is done but was not signalled must not keep its blocks: nothing else would ever free them.
 TEST(VerbsPathFlow, BouncedReadsOfTwoPathsEndHoweverFewBlocksThereAre) {
-  for (const std::uint64_t blocks : {1, 2, 5}) {
-    for (const std::size_t queue_pairs : {1, 4}) {
+  for (const std::uint64_t blocks : {1ul, 2ul, 5ul}) {
+    for (const std::size_t queue_pairs : {1ul, 4ul}) {
       LabOptions options;
       options.connector.bounce_bytes = blocks * BouncePool::kBlockBytes;
       options.connector.queue_pairs = queue_pairs;
@@ -35,7 +35,7 @@ TEST(VerbsPathFlow, BouncedReadsOfTwoPathsEndHoweverFewBlocksThereAre) {
         ops.push_back(scattered(lab, i, local.data() + i * 128 * kKiB, 200));
       }
       std::vector<Completion> done;
-      for (const std::size_t first : {0, 8}) {
+      for (const std::size_t first : {0ul, 8ul}) {
         paths.push_back(lab.path());
         ASSERT_NE(paths.back(), nullptr);
         ASSERT_EQ(paths.back()->post(std::span(ops).subspan(first, 8)).value_or(0), 8u);

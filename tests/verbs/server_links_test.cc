@@ -205,7 +205,7 @@ TEST(VerbsLinks, LinksOverARailThatWentDownAreGivenBack) {
 
 TEST(VerbsLinks, WithoutWindowsRevokingEndsReadsByTheQueuePairs) {
   LabOptions options;
-  options.source_devices[0].attr.device_cap_flags &= ~IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+  options.source_devices[0].attr.device_cap_flags &= ~unsigned{IBV_DEVICE_MEM_WINDOW_TYPE_2B};
   VerbsLab lab(options);
   const auto victim = lab.path();
   const auto bystander = lab.path(lab.source().admit({lab.key()}));
