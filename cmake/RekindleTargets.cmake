@@ -33,7 +33,7 @@ function(rekindle_test name)
                        DISCOVERY_MODE PRE_TEST)
 endfunction()
 
-# rekindle_fuzzer(NAME SOURCES ... DEPS ...): a libFuzzer program (clang preset only), run for
+# rekindle_fuzzer(NAME SOURCES ... DEPS ...): a libFuzzer program (preset asan only), run for
 # REKINDLE_FUZZ_SECONDS on tests/fuzz/corpus/NAME, which is kept; what it finds stays in the build.
 # With the same REKINDLE_FUZZ_SEED it tries the same inputs; 0 takes another seed each time.
 add_custom_target(rekindle_fuzzers)
