@@ -1,9 +1,10 @@
 // What the data path costs the CPU for a slice: posting, polling, reporting, on a device that does
 // every request at once and for nothing. Beside it the time that the slice takes on a NIC.
-//   verbs_slice_bench [--slices N]
+//   verbs_slice_bench [--slices N] [--row I]
 // Instructions instead of time, which no neighbour disturbs (twice, with different N: the
-// difference is the slices'):
-//   valgrind --tool=callgrind --callgrind-out-file=/dev/null build/.../verbs_slice_bench --slices N
+// difference is that of 5 N slices):
+//   valgrind --tool=callgrind --callgrind-out-file=/dev/null .../verbs_slice_bench --row 0 --slices
+//   N
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -102,8 +103,13 @@ struct Row {
   std::string_view name;
   std::uint64_t run = 0, gap = 0;
 };
+constexpr std::array<Row, 4> kRows{
+    {{"in one piece", kSlice, 0},
+     {"rows of 64 KiB, 64 KiB apart", 64 * kKiB, 64 * kKiB},
+     {"rows of 4 KiB, 16 KiB apart", 4 * kKiB, 16 * kKiB},
+     {"rows of 2 KiB, 2 KiB apart (read along)", 2 * kKiB, 2 * kKiB}}};
 
-int run(std::size_t slices) {
+int run(std::size_t slices, std::span<const Row> rows) {
   FakeNetwork network;
   FakeVerbs source_api(network, "source");
   FreeVerbs puller_api(network, "puller");
@@ -125,10 +131,7 @@ int run(std::size_t slices) {
              slices, kRounds, static_cast<double>(kSlice) / kNicBytesPerNanosecond);
   fmt::print("{:<44} {:>9} {:>9} {:>11} {:>10}\n", "slice", "requests", "ns/slice", "ns/request",
              "of a core");
-  for (const Row& row :
-       {Row{"in one piece", kSlice, 0}, Row{"rows of 64 KiB, 64 KiB apart", 64 * kKiB, 64 * kKiB},
-        Row{"rows of 4 KiB, 16 KiB apart", 4 * kKiB, 16 * kKiB},
-        Row{"rows of 2 KiB, 2 KiB apart (read along)", 2 * kKiB, 2 * kKiB}}) {
+  for (const Row& row : rows) {
     const auto ops = slices_of(key, local.data(), row.run, row.gap);
     std::vector<double> spent;
     std::uint64_t requests = 0;
@@ -154,13 +157,25 @@ int run(std::size_t slices) {
 }  // namespace rekindle::transport::verbs
 
 int main(int argc, char** argv) {
+  using namespace rekindle::transport::verbs;
   std::size_t slices = 2000;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::string_view(argv[i]) == "--slices") slices = std::strtoull(argv[i + 1], nullptr, 10);
+  std::size_t row = kRows.size();  // all
+  bool good = argc % 2 == 1;
+  for (int i = 1; good && i < argc; i += 2) {
+    const std::string_view name = argv[i];
+    const std::uint64_t value = std::strtoull(argv[i + 1], nullptr, 10);
+    if (name == "--slices" && value > 0) {
+      slices = value;
+    } else if (name == "--row" && value < kRows.size()) {
+      row = value;
+    } else {
+      good = false;
+    }
   }
-  if (argc % 2 == 0 || slices == 0) {
-    fmt::print(stderr, "usage: verbs_slice_bench [--slices N]\n");
+  if (!good) {
+    fmt::print(stderr, "usage: verbs_slice_bench [--slices N] [--row 0..{}]\n", kRows.size() - 1);
     return 2;
   }
-  return rekindle::transport::verbs::run(slices);
+  const std::span<const Row> rows(kRows);
+  return run(slices, row < rows.size() ? rows.subspan(row, 1) : rows);
 }
