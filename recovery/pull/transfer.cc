@@ -170,10 +170,6 @@ void Transfer::handle_events() {
 
 void Transfer::handle_lost(SourceIndex index, const Error& cause) {
   ActiveSource& source = sources_[index];
-  if (source.joining) {
-    source.lost_meanwhile = cause;  // one connect at a time
-    return;
-  }
   if (cause.code() == ErrorCode::kUnavailable) {
     // Others finish sooner what it had. It has done nothing wrong, and may be needed again.
     log::info("pull.source_slow", "source", source.name, "cause", cause);

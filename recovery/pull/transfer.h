@@ -46,8 +46,7 @@ struct ActiveSource {
   bool joining = false;         // rails that are missing are being connected
   TimePoint next_join{};
   Duration join_pause{};  // doubles while it fails
-  std::optional<Error> lost_meanwhile;
-  bool slow = false;  // alive, but its last slices were taken from it; not connected now
+  bool slow = false;      // alive, but its last slices were taken from it; not connected now
   bool lost = false;
   bool quarantined = false;
   WrongBytes wrong;  // of this transfer, when it has ended

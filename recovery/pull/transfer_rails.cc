@@ -104,26 +104,32 @@ void Transfer::join_missing_rails() {
 rpc::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer,
                                      std::vector<std::string> in_use) {
   ActiveSource& source = sources_[index];
+  const SessionToken token = source.session->token;
   auto paths = co_await shake_hands(index, offer, std::move(in_use));
   const TimePoint now = std::chrono::steady_clock::now();
-  if (paths) {
+  const bool same_session = source.session && source.session->token == token && !source.lost;
+  if (paths && !same_session) {
+    // The source was lost meanwhile, which waits for no join: it is being connected anew, or gone.
+    const auto late = std::make_shared<transport::Paths>(std::move(*paths));
+    auto drop = [late] {
+      late->clear();
+      return true;
+    };
+    (void)co_await offload(*environment_.blocking_pool, std::move(drop));
+  } else if (paths) {
     for (const auto& path : *paths) {
       log::info("pull.rail_joined", "source", source.name, "path", path->describe());
     }
     source.transport = offer.transport;
     source.used.insert(offer.transport);
     source.join_pause = kFirstJoinPause;
-    // A source that was lost meanwhile gets its paths by the reconnect.
-    if (!source.lost_meanwhile) batch_->add_paths(index, std::move(*paths));
+    batch_->add_paths(index, std::move(*paths));
   } else if (paths.error().code() != ErrorCode::kNotFound) {
     source.join_pause = std::min(source.join_pause * 2, kLongestJoinPause);
   }
   source.next_join = now + source.join_pause;
   source.joining = false;
   --connecting_;
-  if (const auto cause = std::exchange(source.lost_meanwhile, std::nullopt)) {
-    handle_lost(index, *cause);
-  }
   timer_->cancel();
 }
 
