@@ -74,7 +74,7 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
   Result<TimePoint> wait() {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, kPatience, [&] { return outcome_.has_value(); })) {
-      return fail(ErrorCode::kTimeout, "bench: the transfer did not end");
+      return fail(ErrorCode::kTimeout, "the transfer did not end");
     }
     if (!*outcome_) return fail(outcome_->error());
     return finished_at_;

@@ -16,12 +16,12 @@ namespace rekindle::bench {
 Result<Pool> Pool::create(std::uint64_t size) {
   UniqueFd fd(::memfd_create("rekindle-bench", MFD_CLOEXEC));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
-    return fail_errno(errno, "bench: memory file");
+    return fail_errno(errno, "memory file");
   }
   void* address =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
   if (address == MAP_FAILED) {
-    return fail_errno(errno, fmt::format("bench: map {}", format_bytes(size)));
+    return fail_errno(errno, fmt::format("map {}", format_bytes(size)));
   }
   return Pool(std::move(fd), {static_cast<std::byte*>(address), static_cast<std::size_t>(size)});
 }

@@ -27,7 +27,7 @@ Result<UniqueFd> connect_raw(std::uint16_t port) {
   address.sin_port = htons(port);
   if (!socket ||
       ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    return fail_errno(errno, "bench: connect a plain socket");
+    return fail_errno(errno, "connect a plain socket");
   }
   const int on = 1;
   (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -106,7 +106,7 @@ Result<Measured> measure_sockets(const Setup& setup, bool integrity) {
       if (!good) failed = true;
     }
   });
-  if (failed) return fail(ErrorCode::kPeerLost, "bench: a plain socket failed");
+  if (failed) return fail(ErrorCode::kPeerLost, "a plain socket failed");
   return measured;
 }
 
@@ -123,7 +123,7 @@ Result<Measured> measure_memcpy(const Setup& setup, bool integrity) {
       }
     }
   });
-  if (failed) return fail(ErrorCode::kCorrupt, "bench: memcpy gave wrong bytes");
+  if (failed) return fail(ErrorCode::kCorrupt, "memcpy gave wrong bytes");
   return measured;
 }
 

@@ -70,7 +70,7 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uin
       ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener.get(), 128) != 0 ||
       ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return fail_errno(errno, "bench: listen for plain sockets");
+    return fail_errno(errno, "listen for plain sockets");
   }
   std::thread([listener = std::move(listener), pool, pace] {
     while (true) {
@@ -138,7 +138,7 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uin
 
 Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
   int fds[2] = {-1, -1};
-  if (::pipe2(fds, O_CLOEXEC) != 0) return fail_errno(errno, "bench: pipe");
+  if (::pipe2(fds, O_CLOEXEC) != 0) return fail_errno(errno, "pipe");
   return std::pair{UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
@@ -151,14 +151,14 @@ Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
   std::unique_ptr<SourceProcess> source(new SourceProcess);
   int sockets[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
-    return fail_errno(errno, "bench: socketpair");
+    return fail_errno(errno, "socketpair");
   }
   source->handshakes_.reset(sockets[0]);
   const UniqueFd theirs(sockets[1]);
   source->target_ = {options.transport, {}, SessionToken::random(), Incarnation::random()};
   const pid_t parent = ::getpid();
   source->pid_ = ::fork();
-  if (source->pid_ < 0) return fail_errno(errno, "bench: fork a source process");
+  if (source->pid_ < 0) return fail_errno(errno, "fork a source process");
   if (source->pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);
@@ -170,7 +170,7 @@ Result<std::unique_ptr<SourceProcess>> SourceProcess::start(const Pool& pool,
   source->leash_ = std::move(leash.second);
   Ready ready;
   if (::read(report.first.get(), &ready, sizeof ready) != sizeof ready) {
-    return fail(ErrorCode::kUnavailable, "bench: a source process did not start");
+    return fail(ErrorCode::kUnavailable, "a source process did not start");
   }
   source->region_ = ready.region;
   source->raw_port_ = ready.raw_port;

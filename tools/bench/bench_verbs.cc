@@ -35,7 +35,7 @@ Result<std::unique_ptr<Fabric>> open_fabric(Api& api, const FabricOptions& optio
   const bool up = std::any_of(rails.begin(), rails.end(),
                               [](const auto& rail) { return Rail::is_up(rail->epoch()); });
   if (up) return fabric;
-  return fail(ErrorCode::kUnavailable, "bench: no RDMA port is up{}; `rekindle topo` shows more",
+  return fail(ErrorCode::kUnavailable, "no RDMA port is up{}; `rekindle topo` shows more",
               rails.empty() ? ": " + fabric->why_empty() : "");
 }
 
@@ -59,15 +59,15 @@ std::optional<std::string> receive_message(int socket) {
 
 Result<std::string> ask(const SourceProcess& source, std::string_view request) {
   if (!send_message(source.handshake_socket(), request)) {
-    return fail(ErrorCode::kPeerLost, "bench: the source process is gone");
+    return fail(ErrorCode::kPeerLost, "the source process is gone");
   }
   pollfd entry{source.handshake_socket(), POLLIN, 0};
   const auto patience = std::chrono::milliseconds(kAnswerTime).count();
   if (::poll(&entry, 1, static_cast<int>(patience)) != 1) {
-    return fail(ErrorCode::kTimeout, "bench: the source process does not answer a handshake");
+    return fail(ErrorCode::kTimeout, "the source process does not answer a handshake");
   }
   auto answer = receive_message(source.handshake_socket());
-  if (!answer || answer->empty()) return fail(ErrorCode::kPeerLost, "bench: no handshake");
+  if (!answer || answer->empty()) return fail(ErrorCode::kPeerLost, "no handshake");
   if (answer->front() != '+') return fail(ErrorCode::kUnavailable, "{}", answer->substr(1));
   return answer->substr(1);
 }
@@ -111,7 +111,7 @@ class VerbsPullerImpl final : public VerbsPuller {
     used_ = connector_->use_memory(destination.bytes(), -1, 0);
     const TimePoint deadline = std::chrono::steady_clock::now() + kRegistrationTime;
     if (!memory_->wait_settled(deadline)) {
-      return fail(ErrorCode::kTimeout, "bench: the destination is not registered in time");
+      return fail(ErrorCode::kTimeout, "the destination is not registered in time");
     }
     auto problems = memory_->problems();
     if (!problems.empty()) return fail(std::move(problems.front()));
@@ -167,7 +167,7 @@ Result<std::vector<PlainLink>> VerbsPullerImpl::connect_plain(const SourceProces
   TRY(const auto response, ConnectResponse::parse(answer));
   for (std::size_t i = 0; i < links.size(); ++i) {
     const LinkResponse& link = response.links.at(i);
-    if (!link.error.empty()) return fail(ErrorCode::kUnavailable, "bench: {}", link.error);
+    if (!link.error.empty()) return fail(ErrorCode::kUnavailable, "{}", link.error);
     const auto remote = std::find_if(
         endpoint.rails.begin(), endpoint.rails.end(),
         [&](const RailInfo& info) { return info.index == request.links[i].source_rail; });
@@ -197,7 +197,7 @@ Result<void> VerbsPullerImpl::post(PlainLink& link, std::size_t queue_pair, cons
   ibv_send_wr* bad = nullptr;
   const int error = api_->post_send(link.connection->queue_pair(queue_pair), &wr, &bad);
   if (error == 0) return {};
-  return fail(ErrorCode::kUnavailable, "bench: post a plain read: {}", std::strerror(error));
+  return fail(ErrorCode::kUnavailable, "post a plain read: {}", std::strerror(error));
 }
 
 Result<void> VerbsPullerImpl::read(PlainLink& link, const Setup& setup, transport::RegionKey region,
@@ -226,21 +226,21 @@ Result<void> VerbsPullerImpl::read(PlainLink& link, const Setup& setup, transpor
     if (count == 0) {
       pollfd entry{link.connection->event_fd(), POLLIN, 0};
       if (::poll(&entry, 1, 10'000) != 1) {
-        return fail(ErrorCode::kTimeout, "bench: plain reads do not complete");
+        return fail(ErrorCode::kTimeout, "plain reads do not complete");
       }
       (void)link.connection->take_event();
     }
     for (int i = 0; i < count; ++i) {
       const ibv_wc& wc = completions[static_cast<std::size_t>(i)];
       if (wc.status != IBV_WC_SUCCESS) {
-        return fail(ErrorCode::kUnavailable, "bench: plain read: {}", ibv_wc_status_str(wc.status));
+        return fail(ErrorCode::kUnavailable, "plain read: {}", ibv_wc_status_str(wc.status));
       }
       --open;
       TRY_VOID(post_next(wc.wr_id % kMaxQueuePairs));
       const std::uint64_t at =
           wc.wr_id / kMaxQueuePairs * kRequestBytes % setup.destination.bytes().size();
       if (integrity && !verify_slice(setup.destination.bytes(), at, kRequestBytes, setup.digests)) {
-        return fail(ErrorCode::kCorrupt, "bench: plain reads brought wrong bytes");
+        return fail(ErrorCode::kCorrupt, "plain reads brought wrong bytes");
       }
     }
   }

@@ -4,7 +4,7 @@
 namespace rekindle::bench {
 namespace {
 
-Error not_here() { return {ErrorCode::kUnavailable, "bench: this build has no RDMA backend"}; }
+Error not_here() { return {ErrorCode::kUnavailable, "this build has no RDMA backend"}; }
 
 }  // namespace
 
