@@ -1,3 +1,4 @@
+#include <ostream>
 #include <set>
 
 #include <arpa/inet.h>
@@ -97,6 +98,7 @@ struct BadOption {
   const char* name;
   std::vector<std::string> arguments;
   const char* says;
+  friend void PrintTo(const BadOption& what, std::ostream* out) { *out << what.name; }
 };
 
 class BadOptions : public ::testing::TestWithParam<BadOption> {};

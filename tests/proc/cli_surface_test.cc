@@ -1,3 +1,4 @@
+#include <ostream>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -60,6 +61,7 @@ struct BadCall {
   std::vector<std::string> arguments;
   int code;
   const char* says;
+  friend void PrintTo(const BadCall& what, std::ostream* out) { *out << what.name; }
 };
 
 class BadArguments : public ::testing::TestWithParam<BadCall> {};

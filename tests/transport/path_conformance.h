@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -38,6 +39,7 @@ class PathFixture {
 struct PathBackend {
   std::string name;
   std::function<std::unique_ptr<PathFixture>()> make;
+  friend void PrintTo(const PathBackend& what, std::ostream* out) { *out << what.name; }
 };
 
 class PathConformance : public ::testing::TestWithParam<PathBackend> {

@@ -169,9 +169,9 @@ void FakePath::arm_timer(TimePoint now) {
     if (!moving && front->begun) wait = front->posted + script_.delay - now;
     if (moving && script_.bytes_per_second > 0) {
       const double left = static_cast<double>(front->read.total_bytes() - front->landed);
-      const double left_s = left / static_cast<double>(script_.bytes_per_second);
-      wait = std::min<Duration>(kSlowestTurn,
-                                std::chrono::nanoseconds(static_cast<std::int64_t>(left_s * 1e9)));
+      const std::chrono::duration<double> time(left /
+                                               static_cast<double>(script_.bytes_per_second));
+      wait = time < kSlowestTurn ? std::chrono::duration_cast<Duration>(time) : kSlowestTurn;
     }
   }
   const std::int64_t ns = std::max<std::int64_t>(wait.count(), 1);
