@@ -62,6 +62,7 @@ struct BadHeader {
   std::string json;
   std::uint64_t data_bytes;
   const char* message;
+  friend void PrintTo(const BadHeader& what, std::ostream* out) { *out << what.name; }
 };
 
 class BadHeaderTest : public ::testing::TestWithParam<BadHeader> {};
