@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/planner/plan_oracle.h"
+#include "tests/support/effort.h"
 
 namespace rekindle::planner::testing {
 namespace {
@@ -68,7 +69,8 @@ Coverage run_cases(const Make& make, std::uint64_t cases) {
 
 TEST(PlanProperty, SmallTensorsArriveOnceAndRight) {
   const Coverage seen =
-      run_cases([](Random& random) { return random_scenario(random, Size::kTiny); }, 4000);
+      run_cases([](Random& random) { return random_scenario(random, Size::kTiny); },
+                rekindle::testing::effort(4000));
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.staged, 0u);
   EXPECT_GT(seen.range, 0u);
@@ -78,7 +80,8 @@ TEST(PlanProperty, SmallTensorsArriveOnceAndRight) {
 
 TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
   const Coverage seen =
-      run_cases([](Random& random) { return random_scenario(random, Size::kTiled); }, 400);
+      run_cases([](Random& random) { return random_scenario(random, Size::kTiled); },
+                rekindle::testing::effort(400));
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.staged, 0u);
   EXPECT_GT(seen.range, 0u);
@@ -89,13 +92,14 @@ TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
 
 TEST(PlanProperty, LargeTensorsArriveOnceAndRight) {
   const Coverage seen =
-      run_cases([](Random& random) { return random_scenario(random, Size::kBanded); }, 160);
+      run_cases([](Random& random) { return random_scenario(random, Size::kBanded); },
+                rekindle::testing::effort(160));
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.grouped, 0u);
 }
 
 TEST(PlanProperty, ShardsBecomeShardsOfAnotherDegree) {
-  const Coverage seen = run_cases(sharded_scenario, 1500);
+  const Coverage seen = run_cases(sharded_scenario, rekindle::testing::effort(1500));
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.staged, 0u);
   EXPECT_GT(seen.range, 0u);

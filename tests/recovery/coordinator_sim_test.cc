@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "recovery/coordinator/core/core.h"
+#include "tests/support/effort.h"
 
 // The real core in a world that crashes, restarts, pauses, repeats, delays and reorders. Each seed
 // is one run; what must never happen is checked after each answer.
@@ -369,12 +370,8 @@ class Simulation {
   std::map<Incarnation, std::pair<std::uint64_t, TimePoint>> quarantined_;  // life, until
 };
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr std::uint64_t kFixed = 500;  // ten times slower
-#else
-constexpr std::uint64_t kFixed = 3000;
-#endif
-constexpr std::uint64_t kFresh = 500;
+constexpr std::uint64_t kFixed = testing::effort(3000);
+constexpr std::uint64_t kFresh = testing::effort(500);
 
 TEST(CoordinatorSimulation, NoRuleBreaksInThousandsOfRuns) {
   const std::uint64_t fresh = std::random_device()();

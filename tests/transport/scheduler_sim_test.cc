@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/units.h"
+#include "tests/support/effort.h"
 #include "transport/scheduler.h"
 
 namespace rekindle::transport {
@@ -217,7 +218,7 @@ void expect_each_accepted_once(const Simulation& simulation, SliceIndex slices) 
 
 TEST(Scheduler, RandomFleetsFetchEverySliceOnceWhateverHappensToAllSourcesButOne) {
   const std::uint64_t base = std::random_device{}();
-  for (std::uint64_t seed = base; seed < base + 3000; ++seed) {
+  for (std::uint64_t seed = base; seed < base + testing::effort(3000); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
     const auto pick = [&](int low, int high) {
@@ -251,7 +252,7 @@ TEST(Scheduler, RandomFleetsFetchEverySliceOnceWhateverHappensToAllSourcesButOne
 
 TEST(Scheduler, RandomFleetsThatFailFailWithACauseAndDrain) {
   const std::uint64_t base = std::random_device{}();
-  for (std::uint64_t seed = base; seed < base + 1000; ++seed) {
+  for (std::uint64_t seed = base; seed < base + testing::effort(1000); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
     std::vector<SimSource> sources(1 + random() % 4);

@@ -7,6 +7,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/effort.h"
+
 namespace rekindle::transport::verbs {
 namespace {
 
@@ -173,7 +175,7 @@ TEST_F(OpExpander, RandomOpsLandAsANaiveCopyWould) {
   const auto pick = [&](std::uint64_t low, std::uint64_t high) {
     return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
   };
-  for (int round = 0; round < 300; ++round) {
+  for (std::uint64_t round = 0; round < testing::effort(300); ++round) {
     std::fill(local_.begin(), local_.end(), std::byte{0xee});
     limits_.request_bytes = static_cast<std::uint32_t>(pick(1, 300'000));
     limits_.bounce_bytes = static_cast<std::uint32_t>(pick(1, limits_.request_bytes));
