@@ -80,8 +80,7 @@ TEST(PlanProperty, SmallTensorsArriveOnceAndRight) {
 
 TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
   const Coverage seen =
-      run_cases([](Random& random) { return random_scenario(random, Size::kTiled); },
-                rekindle::testing::effort(400));
+      run_cases([](Random& random) { return random_scenario(random, Size::kTiled); }, 400);
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.staged, 0u);
   EXPECT_GT(seen.range, 0u);
@@ -92,8 +91,7 @@ TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
 
 TEST(PlanProperty, LargeTensorsArriveOnceAndRight) {
   const Coverage seen =
-      run_cases([](Random& random) { return random_scenario(random, Size::kBanded); },
-                rekindle::testing::effort(160));
+      run_cases([](Random& random) { return random_scenario(random, Size::kBanded); }, 160);
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.grouped, 0u);
 }
