@@ -16,7 +16,7 @@ namespace rekindle::bench {
 Result<Pool> Pool::create(std::uint64_t size) {
   UniqueFd fd(::memfd_create("rekindle-bench", MFD_CLOEXEC));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
-    return fail_errno(errno, "memory file");
+    return fail_errno(errno, "make a memory file");
   }
   void* address =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);

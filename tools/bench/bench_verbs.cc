@@ -67,7 +67,8 @@ Result<std::string> ask(const SourceProcess& source, std::string_view request) {
     return fail(ErrorCode::kTimeout, "the source process does not answer a handshake");
   }
   auto answer = receive_message(source.handshake_socket());
-  if (!answer || answer->empty()) return fail(ErrorCode::kPeerLost, "no handshake");
+  if (!answer || answer->empty())
+    return fail(ErrorCode::kPeerLost, "the source process ended during a handshake");
   if (answer->front() != '+') return fail(ErrorCode::kUnavailable, "{}", answer->substr(1));
   return answer->substr(1);
 }

@@ -38,6 +38,25 @@ ibv_mtu to_ibv_mtu(std::uint32_t bytes) {
   return bytes >= 512 ? IBV_MTU_512 : IBV_MTU_256;
 }
 
+OpStatus to_op_status(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_SUCCESS:
+      return OpStatus::kOk;
+    case IBV_WC_REM_ACCESS_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_INV_RD_REQ_ERR:
+      return OpStatus::kStale;
+    case IBV_WC_REM_OP_ERR:
+      return OpStatus::kFault;
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+      return OpStatus::kLocalFault;
+    default:  // also LOC_QP_OP_ERR: soft-RoCE has no route any more; the memory is well
+      return OpStatus::kPeerLost;
+  }
+}
+
 std::string explain(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:

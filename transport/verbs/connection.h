@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/base/result.h"
+#include "transport/types.h"
 #include "transport/verbs/fabric.h"
 
 namespace rekindle::transport::verbs {
@@ -96,6 +97,8 @@ class Connection {
 
 // 256 … 4096 to the enumeration and back; the next smaller one when it is none of them.
 ibv_mtu to_ibv_mtu(std::uint32_t bytes);
+// What became of the op whose READ ended so.
+OpStatus to_op_status(ibv_wc_status status);
 // For whoever reads logs.
 std::string explain(ibv_wc_status status);
 

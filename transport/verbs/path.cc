@@ -19,25 +19,6 @@ constexpr Duration kBlockWait = std::chrono::milliseconds(1);  // all bounce blo
 // A queue pair in ERR reports everything at once. One that does not is destroyed.
 constexpr Duration kDrainTime = std::chrono::seconds(2);
 
-OpStatus to_op_status(ibv_wc_status status) {
-  switch (status) {
-    case IBV_WC_SUCCESS:
-      return OpStatus::kOk;
-    case IBV_WC_REM_ACCESS_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_INV_RD_REQ_ERR:
-      return OpStatus::kStale;
-    case IBV_WC_REM_OP_ERR:
-      return OpStatus::kFault;
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-      return OpStatus::kLocalFault;
-    default:  // also LOC_QP_OP_ERR: soft-RoCE has no route any more; the memory is well
-      return OpStatus::kPeerLost;
-  }
-}
-
 }  // namespace
 
 VerbsPath::VerbsPath(VerbsPathParts parts)

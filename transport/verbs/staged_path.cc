@@ -20,19 +20,9 @@ constexpr std::uint64_t kProveBytes = BouncePool::kScratchBytes;
 static_assert(BouncePool::kBlockBytes >= kMaxStageBlockBytes, "a part is bounced whole");
 constexpr auto kNap = std::chrono::microseconds(50);
 
+// REM_OP_ERR is about a block of the window, not about the region: another path may do better.
 OpStatus read_status(ibv_wc_status status) {
-  switch (status) {
-    case IBV_WC_REM_ACCESS_ERR:  // its window was invalidated
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_INV_RD_REQ_ERR:
-      return OpStatus::kStale;
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-      return OpStatus::kLocalFault;
-    default:
-      return OpStatus::kPeerLost;
-  }
+  return status == IBV_WC_REM_OP_ERR ? OpStatus::kPeerLost : to_op_status(status);
 }
 
 }  // namespace
