@@ -1,13 +1,14 @@
 // The faults of source_faults_test.cc where puller and source share a host and the bytes go through
 // shared memory. A copy is over in a moment: the puller is stopped in the middle of it, then
 // something breaks, then it goes on.
+#include <bit>
 #include <csignal>
 #include <fstream>
+#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/base/units.h"
 #include "tests/support/fleet.h"
 
 namespace rekindle::testing {
@@ -16,29 +17,36 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kEnoughBytes = 32 * kMiB;  // landed when the puller is stopped
-constexpr int kTries = 20;                         // to catch it in the middle
+constexpr double kEnough = 0.08;  // of the tiles, verified, when the puller is stopped
+constexpr double kTooMuch = 0.75;
+constexpr int kTries = 20;  // to catch it in the middle
 
-// Bytes that a puller has touched of the segments that it fills.
-std::uint64_t landed_bytes(pid_t pid) {
-  std::ifstream maps("/proc/" + std::to_string(pid) + "/smaps");
-  std::uint64_t bytes = 0;
-  bool destination = false;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.starts_with("Rss:")) {
-      if (destination) bytes += std::stoull(line.substr(4)) * kKiB;
-    } else if (line.find('/') != std::string::npos) {
-      destination = line.ends_with(".safetensors.partial");
-    }
+// Empty while there is none: the pull that makes it is running.
+fs::path resume_file_below(const fs::path& destination) {
+  std::error_code gone;
+  for (fs::recursive_directory_iterator item(destination, gone), end; !gone && item != end;
+       item.increment(gone)) {
+    if (item->path().filename() == "rekindle.resume") return item->path();
   }
-  return bytes;
+  return {};
+}
+
+// The share of a pull's tiles that have verified: bits set behind the header of its resume file.
+double verified_share(const fs::path& destination) {
+  constexpr std::streamoff kHeaderBytes = 56;
+  std::ifstream file(resume_file_below(destination), std::ios::binary);
+  if (!file.seekg(kHeaderBytes)) return 0;
+  const std::string bitmap(std::istreambuf_iterator<char>(file), {});
+  int set = 0;
+  for (const char byte : bitmap) set += std::popcount(static_cast<unsigned char>(byte));
+  return bitmap.empty() ? 0 : set / (8.0 * static_cast<double>(bitmap.size()));
 }
 
 class ShmFaults : public ::testing::Test {
  protected:
   void SetUp() override {
     fleet_.start_coordinator();
-    total_bytes_ = make_checkpoint(fleet_.dir("model"), 192, 1024, 7);  // 384 MiB
+    make_checkpoint(fleet_.dir("model"), 192, 1024, 7);  // 384 MiB
   }
 
   void start_sources(const std::vector<std::string>& names) {
@@ -55,16 +63,16 @@ class ShmFaults : public ::testing::Test {
     return arguments;
   }
 
-  // A pull that is stopped with a part of its bytes there; nullptr when it was never caught.
+  // A pull that is stopped with a part of its bytes verified; nullptr when it was never caught.
   std::unique_ptr<Process> stopped_pull(const std::vector<std::string>& more = {}) {
     for (int i = 0; i < kTries; ++i) {
       fs::remove_all(fleet_.dir("out"));
       auto pull = std::make_unique<Process>(fleet_.command(pull_arguments(more)));
       (void)eventually(
-          [&] { return !pull->running() || landed_bytes(pull->pid()) >= kEnoughBytes; });
+          [&] { return !pull->running() || verified_share(fleet_.dir("out")) >= kEnough; });
       if (!pull->running()) continue;
       pull->signal(SIGSTOP);
-      if (landed_bytes(pull->pid()) <= total_bytes_ / 4 * 3) return pull;
+      if (verified_share(fleet_.dir("out")) <= kTooMuch) return pull;
     }
     ADD_FAILURE() << "no pull could be stopped in the middle";
     return nullptr;
@@ -106,7 +114,6 @@ class ShmFaults : public ::testing::Test {
   }
 
   Fleet fleet_;
-  std::uint64_t total_bytes_ = 0;
 };
 
 // Row 1.
