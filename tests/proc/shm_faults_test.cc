@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/store/store_directory.h"
 #include "tests/support/fleet.h"
 
 namespace rekindle::testing {
@@ -17,21 +18,23 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-constexpr double kEnough = 0.08;  // of the tiles, verified, when the puller is stopped
+constexpr double kEnough = 32.0 / 384;  // of the tiles, verified, when the puller is stopped
 constexpr double kTooMuch = 0.75;
 constexpr int kTries = 20;  // to catch it in the middle
 
-// Empty while there is none: the pull that makes it is running.
+// Unlike find_file(): empty while there is none, and files may come and go, for the pull is
+// running.
 fs::path resume_file_below(const fs::path& destination) {
   std::error_code gone;
   for (fs::recursive_directory_iterator item(destination, gone), end; !gone && item != end;
        item.increment(gone)) {
-    if (item->path().filename() == "rekindle.resume") return item->path();
+    if (item->path().filename() == store::kResumeName) return item->path();
   }
   return {};
 }
 
-// The share of a pull's tiles that have verified: bits set behind the header of its resume file.
+// The share of a pull's tiles that have verified: bits set behind the header of its resume file
+// (src/store/resume_file.cc).
 double verified_share(const fs::path& destination) {
   constexpr std::streamoff kHeaderBytes = 56;
   std::ifstream file(resume_file_below(destination), std::ios::binary);
