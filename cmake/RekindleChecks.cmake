@@ -37,6 +37,8 @@ function(rekindle_check_layering)
   # Pure modules know neither sockets nor the real clock.
   file(GLOB pure CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/recovery/planner/*.h ${CMAKE_SOURCE_DIR}/recovery/planner/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.h ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.cc
+       ${CMAKE_SOURCE_DIR}/recovery/swarm/*.h ${CMAKE_SOURCE_DIR}/recovery/swarm/*.cc
+       ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.h ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.cc
        ${CMAKE_SOURCE_DIR}/transport/scheduler*.h ${CMAKE_SOURCE_DIR}/transport/scheduler*.cc)
   foreach(file IN LISTS pure)
     file(STRINGS ${file} bad REGEX "boost/asio|steady_clock::now|system_clock::now|<sys/socket")

@@ -1,5 +1,6 @@
-# `cmake --install`: the command with its completion, and the static libraries with their headers for
-# programs that embed an agent (CMake package `rekindle`, pkg-config `rekindle`).
+# `cmake --install`: the command with its completion; librekindle with rekindle.h for workers (CMake
+# target `rekindle::client`, pkg-config `librekindle`); and the static libraries with their headers
+# for programs that embed an agent (CMake package `rekindle`, pkg-config `rekindle`).
 include(CMakePackageConfigHelpers)
 
 function(rekindle_install)
@@ -28,11 +29,15 @@ function(rekindle_install)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/rekindle)
   install(TARGETS rekindle RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS ${targets} EXPORT rekindle ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(TARGETS rekindle_client EXPORT rekindle LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES ${CMAKE_SOURCE_DIR}/src/client/rekindle.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(FILES ${CMAKE_SOURCE_DIR}/src/client/example/worker.c
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/rekindle/examples)
   install(EXPORT rekindle NAMESPACE rekindle:: FILE rekindle-targets.cmake DESTINATION ${package_dir})
   foreach(top src transport recovery)
     install(DIRECTORY ${CMAKE_SOURCE_DIR}/${top}/
             DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rekindle/${top}
-            FILES_MATCHING PATTERN "*.h" PATTERN "fake" EXCLUDE)
+            FILES_MATCHING PATTERN "*.h" PATTERN "fake" EXCLUDE PATTERN "client" EXCLUDE)
   endforeach()
   install(DIRECTORY ${CMAKE_BINARY_DIR}/proto/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rekindle/proto
           FILES_MATCHING PATTERN "*.pb.h" PATTERN "CMakeFiles" EXCLUDE)
@@ -50,7 +55,9 @@ function(rekindle_install)
   # Relative to the file itself: the tree may be moved.
   file(RELATIVE_PATH REKINDLE_PREFIX_FROM_PC ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
   configure_file(${CMAKE_SOURCE_DIR}/cmake/rekindle.pc.in ${CMAKE_BINARY_DIR}/rekindle.pc @ONLY)
-  install(FILES ${CMAKE_BINARY_DIR}/rekindle.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/librekindle.pc.in ${CMAKE_BINARY_DIR}/librekindle.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/rekindle.pc ${CMAKE_BINARY_DIR}/librekindle.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
   set(completion ${CMAKE_BINARY_DIR}/completion/rekindle)
   add_custom_command(OUTPUT ${completion}
@@ -59,7 +66,7 @@ function(rekindle_install)
                      DEPENDS rekindle VERBATIM)
   # What `cmake --install` needs, without the tests.
   add_custom_target(rekindle_installed ALL DEPENDS ${completion})
-  add_dependencies(rekindle_installed rekindle ${targets})
+  add_dependencies(rekindle_installed rekindle rekindle_client ${targets})
   install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
   install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md
           DESTINATION ${CMAKE_INSTALL_DOCDIR})

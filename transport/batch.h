@@ -39,6 +39,7 @@ class BatchImpl final {
   void add_paths(SourceIndex source, std::vector<std::unique_ptr<Path>> paths);
   void remove_source(SourceIndex source, Error cause);
   void resolve(SliceIndex slice, Verdict verdict);
+  void candidates_added(SourceIndex source, std::vector<SliceIndex> slices);
   void cancel();
   BatchProgress progress() const;
   bool finished() const;
@@ -76,9 +77,11 @@ class BatchImpl final {
   std::vector<NewPaths> new_paths_;                       // guarded by command_mutex_
   std::vector<std::pair<SourceIndex, Error>> removals_;   // guarded by command_mutex_
   std::vector<std::pair<SliceIndex, Verdict>> verdicts_;  // guarded by command_mutex_
-  bool cancelled_ = false;                                // guarded by command_mutex_
-  BatchProgress snapshot_;                                // guarded by command_mutex_
-  bool finished_ = false;  // reported, and all paths closed; guarded by command_mutex_
+  // Guarded by command_mutex_.
+  std::vector<std::pair<SourceIndex, std::vector<SliceIndex>>> gains_;
+  bool cancelled_ = false;  // guarded by command_mutex_
+  BatchProgress snapshot_;  // guarded by command_mutex_
+  bool finished_ = false;   // reported, and all paths closed; guarded by command_mutex_
   std::condition_variable finished_changed_;
 
   // Engine thread only.

@@ -138,6 +138,9 @@ class BatchHandle final : public Batch {
     batch_->remove_source(source, std::move(cause));
   }
   void resolve(SliceIndex slice, Verdict verdict) override { batch_->resolve(slice, verdict); }
+  void candidates_added(SourceIndex source, std::vector<SliceIndex> slices) override {
+    batch_->candidates_added(source, std::move(slices));
+  }
   void cancel() override { batch_->cancel(); }
   BatchProgress progress() const override { return batch_->progress(); }
 

@@ -27,6 +27,11 @@ namespace rekindle::transport {
 struct SliceInfo {
   std::uint64_t bytes = 0;
   SourceMask candidates;  // sources that hold all of it
+  // Sources that are still being filled and may hold it later: Batch::candidates_added() says when.
+  SourceMask prospects{};
+  // Slices that share staging memory, from the first that is posted until all have landed.
+  SliceIndex group_first = 0;
+  SliceIndex group_size = 1;
 };
 
 enum class Verdict {
@@ -121,6 +126,13 @@ struct BatchOptions {
   // Position in the slice order to begin at, modulo the count: pullers of the same thing begin at
   // different places, so that they can feed each other.
   SliceIndex first_slice = 0;
+  // Instead of first_slice: every slice once, in the order in which they are wanted. Empty: as
+  // numbered.
+  std::vector<SliceIndex> order{};
+  std::uint64_t salt = 0;  // of this puller: among equals it chooses otherwise than its neighbours
+  // Nothing is in flight, and what is open is held by nobody yet: how long to wait for a source
+  // that is being filled before that counts as having no source.
+  std::chrono::milliseconds prospect_timeout{2000};
 };
 
 // A running batch; thread-safe. Destroying it cancels and waits for the drain.
@@ -132,6 +144,10 @@ class Batch {
   // Drains and forgets a source (dead, drained or revoked by the control plane).
   virtual void remove_source(SourceIndex source, Error cause) = 0;
   virtual void resolve(SliceIndex slice, Verdict verdict) = 0;
+  // SliceSource::info() has gained this source as a candidate for these slices. Once before its
+  // paths are added, with none if need be: then it is known to be one that is being filled, its
+  // slices are taken from it first, rarest first, and others are asked for what such sources lack.
+  virtual void candidates_added(SourceIndex source, std::vector<SliceIndex> slices) = 0;
   // Asks for the end; on_finished(kUnavailable "cancelled") comes after the drain.
   virtual void cancel() = 0;
   virtual BatchProgress progress() const = 0;

@@ -49,6 +49,8 @@ PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoin
   state.last_progress = now;
   state.suspect = false;
   state.paths.push_back(id);
+  state.rare_cursor = 0;
+  if (filling_.test(source)) neighbours_.set(source);
   count_starving(now);  // also where this source is gone again before the next tick
   if (verdict_) abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
   return id;
@@ -67,6 +69,7 @@ void Scheduler::abort_path(PathId id, ErrorCode code, const std::string& why) {
   path.slow = path.slow || code == ErrorCode::kTimeout;
   SourceState& source = sources_[path.source];
   std::erase(source.paths, id);
+  if (source.paths.empty()) neighbour_gone(path.source);
   ++source.draining;
   aborts_.push_back(id);
 }
@@ -79,6 +82,7 @@ void Scheduler::path_closed(PathId id, const std::string& why, TimePoint) {
     path.alive = false;
     path.why = why;
     std::erase(source.paths, id);
+    if (source.paths.empty()) neighbour_gone(path.source);
   } else {
     --source.draining;
   }
@@ -119,10 +123,6 @@ SourceMask Scheduler::living() const {
 
 // --- slices
 
-SliceIndex Scheduler::slice_at(SliceIndex position) const {
-  return static_cast<SliceIndex>((std::uint64_t{position} + options_.first_slice) % slice_count_);
-}
-
 SliceInfo Scheduler::info(SliceIndex slice) const { return info_of_(slice); }
 
 void Scheduler::detach(PathState& path, SliceIndex slice) {
@@ -151,7 +151,7 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
   const std::string cause = fmt::format("{}: slice {}: {}", path.description, slice,
                                         why.empty() ? to_string(status) : why);
   const SourceIndex source = path.source;
-  no_staging_ = false;  // its staging memory is free
+  staging_freed();
   // An abort is our own doing: it says nothing about the slice. But what was taken from a slow or
   // frozen source goes to another one rather than to its next path.
   const bool ours = status == OpStatus::kAborted;
@@ -171,9 +171,30 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
 }
 
 void Scheduler::set_open(SliceIndex slice) {
+  const SliceInfo slice_info = info(slice);
   slices_[slice].state = State::kOpen;
-  open_bytes_ += info(slice).bytes;
+  open_bytes_ += slice_info.bytes;
   ++open_slices_;
+  note_group(slice_info);
+}
+
+// After one of its slices was posted, or is open again.
+void Scheduler::note_group(const SliceInfo& slice_info) {
+  const SliceIndex first = slice_info.group_first;
+  SliceIndex open = 0;
+  for (SliceIndex i = 0; i < slice_info.group_size; ++i) {
+    if (slices_[first + i].state == State::kOpen) ++open;
+  }
+  if (slice_info.group_size > 1 && open > 0 && open < slice_info.group_size) {
+    begun_groups_.insert(first);
+  } else if (slice_info.group_size > 1) {
+    begun_groups_.erase(first);
+  }
+}
+
+void Scheduler::staging_freed() {
+  no_staging_ = false;
+  no_staging_for_.clear();
 }
 
 void Scheduler::reopen(SliceIndex slice, SourceIndex source, bool exclude, bool count_attempt,
@@ -201,8 +222,9 @@ void Scheduler::strike(SourceIndex index, const std::string& cause) {
 void Scheduler::unpost(PathId id, SliceIndex slice, TimePoint now) {
   detach(paths_[id], slice);
   set_open(slice);
-  retry_.push_front(slice);
+  retry_.push_back(slice);
   no_staging_ = true;
+  no_staging_for_.insert(slice);
   const bool nothing_under_way = in_flight_slices_ == 0 && landed_slices_ == 0;
   if (nothing_under_way && !staging_stuck_since_) staging_stuck_since_ = now;
 }
@@ -211,7 +233,7 @@ void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint) {
   if (slice >= slice_count_ || slices_[slice].state != State::kLanded) return;
   const std::uint64_t bytes = info(slice).bytes;
   const SourceIndex source = slices_[slice].source;
-  no_staging_ = false;
+  staging_freed();
   landed_bytes_ -= bytes;
   --landed_slices_;
   if (verdict == Verdict::kAccept) {
@@ -258,82 +280,6 @@ std::optional<PathId> Scheduler::path_for(const SourceState& source, std::uint64
   const auto best = std::min_element(source.paths.begin(), source.paths.end(),
                                      [&](PathId a, PathId b) { return rank(a) < rank(b); });
   return best == source.paths.end() ? std::nullopt : std::optional(*best);
-}
-
-bool Scheduler::may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& slice_info) const {
-  if (!slice_info.candidates.test(source)) return false;
-  const auto excluded = excluded_.find(slice);
-  if (excluded == excluded_.end() || !excluded->second.test(source)) return true;
-  // Excluded, but better than nobody.
-  return (slice_info.candidates & living() & ~excluded->second).empty();
-}
-
-// Near the end: would the others fetch all that is open before this source had fetched one slice?
-bool Scheduler::worth_waiting_for_others(SourceIndex index, SliceIndex slice,
-                                         const SliceInfo& slice_info) const {
-  const SourceState& source = sources_[index];
-  if (source.goodput <= 0) return false;
-  double others = 0;
-  double best = 0;  // the fastest never waits, or all would wait for each other
-  for (SourceIndex i = 0; i < kMaxSources; ++i) {
-    if (i != index && !sources_[i].paths.empty() && may_serve(i, slice, slice_info)) {
-      others += sources_[i].goodput;
-      best = std::max(best, sources_[i].goodput);
-    }
-  }
-  if (best <= 0) return false;
-  const auto slice_bytes = static_cast<double>(slice_info.bytes);
-  const double ours_s = slice_bytes / source.goodput;
-  const double theirs_s = std::max(static_cast<double>(open_bytes_) / others, slice_bytes / best);
-  return ours_s > options_.steal_factor * theirs_s;
-}
-
-// Entries of retry_ that were posted meanwhile are dropped when they are come across.
-std::optional<SliceIndex> Scheduler::pick(SourceIndex index) {
-  for (auto it = retry_.begin(); it != retry_.end();) {
-    if (slices_[*it].state != State::kOpen) {
-      it = retry_.erase(it);
-      continue;
-    }
-    if (may_serve(index, *it, info(*it))) return *it;
-    ++it;
-  }
-  SourceState& source = sources_[index];
-  for (; source.cursor < slice_count_; ++source.cursor) {
-    const SliceIndex slice = slice_at(source.cursor);
-    if (slices_[slice].state == State::kOpen && may_serve(index, slice, info(slice))) return slice;
-  }
-  return std::nullopt;
-}
-
-std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
-  if (verdict_ || no_staging_ || open_slices_ == 0) return std::nullopt;
-  if (landed_bytes_ > 2 * options_.window_bytes) return std::nullopt;  // verification lags behind
-  for (SourceIndex step = 0; step < kMaxSources; ++step) {
-    const SourceIndex index = (next_source_ + step) % kMaxSources;
-    SourceState& source = sources_[index];
-    if (source.paths.empty() || !path_for(source, 0)) continue;
-    const auto slice = pick(index);
-    if (!slice) continue;
-    const SliceInfo slice_info = info(*slice);
-    const auto path = path_for(source, slice_info.bytes);
-    if (!path || worth_waiting_for_others(index, *slice, slice_info)) continue;
-    slices_[*slice].state = State::kPosted;
-    slices_[*slice].source = static_cast<std::uint8_t>(index);
-    PathState& chosen = paths_[*path];
-    if (chosen.slices.empty()) chosen.last_progress = now;
-    chosen.last_posted = ++posts_;
-    if (source.bytes_in_flight == 0) begin_waiting(source, now);
-    chosen.slices.push_back(*slice);
-    chosen.bytes_in_flight += slice_info.bytes;
-    source.bytes_in_flight += slice_info.bytes;
-    open_bytes_ -= slice_info.bytes;
-    --open_slices_;
-    ++in_flight_slices_;
-    next_source_ = (index + 1) % kMaxSources;
-    return Post{*slice, index, *path};
-  }
-  return std::nullopt;
 }
 
 // --- the end

@@ -4,6 +4,8 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -43,10 +45,13 @@ class Scheduler {
   // No op of this path is in flight and none will be: after an abort, or because it broke.
   void path_closed(PathId path, const std::string& why, TimePoint now);
   void path_progress(PathId path, std::uint64_t bytes_landed, TimePoint now);
-  // A posted slice could not be expanded for want of staging memory: it is open again, and nothing
-  // is posted until a slice is resolved or dropped, or the next tick when none is under way.
+  // A posted slice could not be expanded for want of staging memory: it is open again. Until a
+  // slice is resolved or dropped, or the next tick when none is under way, only those are posted
+  // whose group has its memory already: they free it.
   void unpost(PathId path, SliceIndex slice, TimePoint now);
   void resolve(SliceIndex slice, Verdict verdict, TimePoint now);
+  // These slices have a new candidate, a source that is being filled (see Batch).
+  void candidates_added(SourceIndex source, std::span<const SliceIndex> slices, TimePoint now);
   void cancel();
   void fail_batch(Error error);
   void tick(TimePoint now);
@@ -97,9 +102,11 @@ class Scheduler {
   struct SourceState {
     bool known = false;
     bool lost = false;
-    std::vector<PathId> paths;  // alive
-    std::size_t draining = 0;   // aborted, not closed yet
-    SliceIndex cursor = 0;      // position in the batch's order up to which nothing is open for it
+    std::vector<PathId> paths;   // alive
+    std::size_t draining = 0;    // aborted, not closed yet
+    SliceIndex cursor = 0;       // position in the batch's order up to which nothing is open for it
+    SliceIndex rare_cursor = 0;  // and up to which neighbours hold what is open
+    std::vector<SliceIndex> offered;  // of a neighbour: gained, perhaps taken meanwhile
     std::uint64_t bytes_in_flight = 0;
     TimePoint last_progress{};  // a byte from it, or its first slice in flight
     bool suspect = false;       // a path was cut for its silence, and nothing has come since
@@ -116,6 +123,16 @@ class Scheduler {
   SliceInfo info(SliceIndex slice) const;
   SourceMask living() const;
   std::optional<SliceIndex> pick(SourceIndex source);
+  std::optional<SliceIndex> pick_of_begun_group(SourceIndex source);
+  std::optional<SliceIndex> pick_retry(SourceIndex source);
+  std::optional<SliceIndex> pick_offered(SourceIndex source);
+  std::optional<SliceIndex> pick_rare(SourceIndex source);
+  std::optional<SliceIndex> pick_in_order(SourceIndex source);
+  std::optional<Post> post_from(SourceIndex source, TimePoint now);
+  int holders_of(const SliceInfo& slice_info) const {
+    return (slice_info.candidates & neighbours_).count();
+  }
+  void neighbour_gone(SourceIndex source);
   bool may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& slice_info) const;
   bool worth_waiting_for_others(SourceIndex source, SliceIndex slice,
                                 const SliceInfo& slice_info) const;
@@ -135,10 +152,13 @@ class Scheduler {
   bool may_steal(PathId victim, SourceIndex thief) const;
   void forgive_pause(Duration pause);
   void set_open(SliceIndex slice);
+  void note_group(const SliceInfo& slice_info);
+  void staging_freed();
   void check_deadlines(TimePoint now);
   bool is_silent(const SourceState& source, TimePoint now) const;
   void begin_waiting(SourceState& source, TimePoint now) const;
   void check_starvation(TimePoint now);
+  void check_prospects(TimePoint now);
   void steal();
   void finish(Result<void> outcome);
 
@@ -162,8 +182,13 @@ class Scheduler {
   std::uint64_t retried_ = 0;
   std::uint64_t stolen_ = 0;
   bool no_staging_ = false;
+  std::set<SliceIndex> no_staging_for_;           // since then
+  std::set<SliceIndex> begun_groups_;             // by first slice: some of it is open, some is not
   std::optional<TimePoint> staging_stuck_since_;  // no staging, and nothing of ours that holds any
   SourceIndex next_source_ = 0;
+  SourceMask filling_;                      // sources that are being filled
+  SourceMask neighbours_;                   // those of them that have paths
+  std::optional<TimePoint> waiting_since_;  // for prospects, with nothing under way
   TimePoint last_tick_;
   bool look_for_starving_ = true;
   SourceMask starving_looked_at_;  // the living when it was looked for

@@ -45,6 +45,7 @@ void Scheduler::forgive_pause(Duration pause) {
   for (auto& source : sources_) source.last_progress += pause;
   if (starving_since_) *starving_since_ += pause;
   if (staging_stuck_since_) *staging_stuck_since_ += pause;
+  if (waiting_since_) *waiting_since_ += pause;
 }
 
 // Nothing landed is no sample: a source that has yet to begin is unknown, not infinitely slow.
@@ -117,6 +118,7 @@ void Scheduler::check_deadlines(TimePoint now) {
 // A fast source idles, a slow one holds the last slices: take them from it.
 void Scheduler::steal() {
   if (no_staging_ || landed_bytes_ > 2 * options_.window_bytes) return;  // idle for another reason
+  if (!neighbours_.empty() && open_slices_ > 0) return;  // who trades waits for what is coming
   for (SourceIndex idle = 0; idle < kMaxSources; ++idle) {
     const SourceState& thief = sources_[idle];
     if (thief.paths.empty() || thief.bytes_in_flight > 0 || thief.goodput <= 0 || pick(idle)) {
@@ -160,10 +162,17 @@ void Scheduler::check_staging(TimePoint now) {
   if (!no_staging_ || in_flight_slices_ > 0 || landed_slices_ > 0) return;
   if (!staging_stuck_since_) staging_stuck_since_ = now;
   if (now - *staging_stuck_since_ >= options_.starvation_timeout) {
-    fail_batch({ErrorCode::kExhausted, "no staging memory for a single slice: raise its budget"});
+    // Begun groups hold it, and nobody brings the rest of them: other sources may.
+    fail_batch(
+        begun_groups_.empty()
+            ? Error(ErrorCode::kExhausted, "no staging memory for a single slice: raise its budget")
+            : Error(ErrorCode::kUnavailable,
+                    fmt::format("{} tiles that come in parts wait for a part that no source "
+                                "brings",
+                                begun_groups_.size())));
     return;
   }
-  no_staging_ = false;
+  staging_freed();
 }
 
 // A source that is still draining is not gone yet: first it is reported lost, then what that means.
@@ -177,9 +186,9 @@ void Scheduler::count_starving(TimePoint now) {
   starving_looked_at_ = alive;
   starving_slices_ = 0;
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
-    if (slices_[slice].state == State::kOpen && (info(slice).candidates & alive).empty()) {
-      ++starving_slices_;
-    }
+    if (slices_[slice].state != State::kOpen) continue;
+    const SliceInfo slice_info = info(slice);
+    if (((slice_info.candidates | slice_info.prospects) & alive).empty()) ++starving_slices_;
   }
   if (starving_slices_ == 0) {
     starving_since_.reset();
@@ -191,8 +200,27 @@ void Scheduler::count_starving(TimePoint now) {
   }
 }
 
+// Everything that somebody holds has come; the rest is held by nobody, but a source that is being
+// filled may get it. That it does is not certain: it may wait for us.
+void Scheduler::check_prospects(TimePoint now) {
+  const bool waiting = open_slices_ > 0 && in_flight_slices_ == 0 && landed_slices_ == 0 &&
+                       !no_staging_ && !neighbours_.empty() && starving_slices_ == 0;
+  if (!waiting) {
+    waiting_since_.reset();
+    return;
+  }
+  if (!waiting_since_) waiting_since_ = now;
+  if (now - *waiting_since_ < options_.prospect_timeout) return;
+  fail_batch(
+      {ErrorCode::kUnavailable,
+       fmt::format("{} of {} slices are held by nobody, and for {} ms no source has got more "
+                   "of them",
+                   open_slices_, slice_count_, milliseconds(now - *waiting_since_))});
+}
+
 void Scheduler::check_starvation(TimePoint now) {
   count_starving(now);
+  check_prospects(now);
   if (starving_since_ && now - *starving_since_ >= options_.starvation_timeout) {
     fail_batch({ErrorCode::kUnavailable,
                 fmt::format("no living source holds {} of {} slices; the last cause: {}",

@@ -16,6 +16,7 @@
 #include "recovery/agent/announced.h"
 #include "recovery/pull/offload.h"
 #include "recovery/pull/wait.h"
+#include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 #include "transport/shm/shm_transport.h"
@@ -30,6 +31,8 @@ namespace {
 constexpr std::chrono::milliseconds kCoordinatorWait{3000};
 constexpr std::chrono::milliseconds kClaimDeadline{3000};
 constexpr std::chrono::milliseconds kStopDeadline{2000};
+constexpr std::chrono::milliseconds kDutiesDeadline{10000};  // a cancelled pull drains
+constexpr std::chrono::milliseconds kGrowthLook{100};
 constexpr std::size_t kDigestQueue = 8192;
 constexpr std::size_t kBlockingQueue = 256;
 
@@ -125,16 +128,32 @@ void AgentCore::connect_coordinator(bool member, const std::string& failure_doma
   callbacks.self = [this] { return address(); };
   callbacks.holdings = [this] {
     std::vector<proto::Holding> holdings;
-    for (const auto& [key, served] : served_->all())
-      holdings.push_back(make_holding(*served.stored));
+    for (const auto& [key, served] : served_->all()) {
+      if (served.complete() || served.held->count() > 0) holdings.push_back(make_holding(served));
+    }
     return holdings;
   };
   callbacks.progress = [this] { return environment_.engine != nullptr ? std::uint64_t{1} : 0; };
-  callbacks.retire = [this](const ModelVersion& id) {
-    boost::asio::co_spawn(executor_, retire(id), boost::asio::detached);
+  FleetDuties::Hooks hooks;
+  hooks.free_bytes = [this] {
+    return store_->budget_bytes() - std::min(store_->used_bytes(), store_->budget_bytes());
   };
+  hooks.readers = [this](const ModelVersion& id) { return readers_of(id); };
+  hooks.retire = [this](ModelVersion id) -> Task<Result<void>> {
+    CO_TRY(const auto freed, co_await retire(std::move(id)));
+    (void)freed;
+    co_return Result<void>();
+  };
+  hooks.fetch = [this](ModelVersion id) { return fetch(std::move(id)); };
+  hooks.announce_soon = [this] { changed(); };
+  duties_ = std::make_unique<FleetDuties>(executor_, *served_, std::move(hooks));
+  callbacks.fill = [this](proto::HeartbeatRequest& request) { duties_->fill(request); };
+  callbacks.obey = [this](const proto::HeartbeatResponse& answer) { duties_->obey(answer); };
+  // One that is no address is told by the attempt to connect to it.
+  auto addresses = rpc::parse_addresses(options_.coordinator)
+                       .value_or(std::vector<std::string>{options_.coordinator});
   link_ =
-      std::make_shared<CoordinatorLink>(executor_, options_.coordinator, identity_, failure_domain,
+      std::make_shared<CoordinatorLink>(executor_, std::move(addresses), identity_, failure_domain,
                                         member, grant_clock_, std::move(callbacks));
   identity_.epoch = [link = link_.get()] { return link->epoch(); };
   link_running_ = true;
@@ -149,19 +168,84 @@ void AgentCore::connect_coordinator(bool member, const std::string& failure_doma
 }
 
 Task<void> AgentCore::stop() {
+  if (duties_ != nullptr) co_await duties_->stop(kDutiesDeadline);
+  stopping_ = true;
   if (link_ != nullptr) link_->stop();
   if (link_running_) link_cancel_.emit(boost::asio::cancellation_type::terminal);
   const auto give_up = std::chrono::steady_clock::now() + kStopDeadline;
-  while (link_running_ && std::chrono::steady_clock::now() < give_up) {
+  while ((link_running_ || announcing_growth_) && std::chrono::steady_clock::now() < give_up) {
     co_await pull::sleep_for(std::chrono::milliseconds(5));
   }
+}
+
+void AgentCore::serve_through(PeerService& service) {
+  service_ = &service;
+  environment_.share = [this](const store::PendingVersion& pending,
+                              std::shared_ptr<const swarm::HeldTiles> held) {
+    share(pending, std::move(held));
+  };
+  environment_.unshare = [this](ModelVersion id, Digest128 root, Digest128 layout) {
+    return unshare(std::move(id), root, layout);
+  };
+}
+
+void AgentCore::share(const store::PendingVersion& pending,
+                      std::shared_ptr<const swarm::HeldTiles> held) {
+  growing_[key_of(pending.manifest())] = {};
+  served_->add_pending(pending, std::move(held));
+  if (std::exchange(announcing_growth_, true)) return;
+  boost::asio::co_spawn(executor_, announce_growth(), boost::asio::detached);
+}
+
+// First nobody finds it, then nobody reads it, then the memory is let go of.
+Task<void> AgentCore::unshare(ModelVersion id, Digest128 root, Digest128 layout) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
+  const CopyKey key{id, root, layout};
+  growing_.erase(key);
+  const auto regions = served_->withdraw_pending(key);
+  changed();
+  if (service_ != nullptr) co_await service_->end_sessions_of(id, layout);
+  for (const auto& region : regions) registry_->remove(region);
+}
+
+// While any copy is being filled.
+Task<void> AgentCore::announce_growth() {
+  while (!growing_.empty() && !stopping_) {
+    const TimePoint now = std::chrono::steady_clock::now();
+    bool due = false;
+    for (auto& [key, policy] : growing_) {
+      const Served* served = served_->find(key);
+      if (served == nullptr || served->complete()) continue;
+      const TileIndex total = served->checkpoint().tiles.tile_count();
+      due = policy.due(served->held->count(), total, now) || due;
+    }
+    if (due) changed();
+    co_await pull::sleep_for(kGrowthLook);
+  }
+  announcing_growth_ = false;
 }
 
 void AgentCore::changed() {
   if (link_ != nullptr) link_->announce_soon();
 }
 
-Task<Result<void>> AgentCore::claim(const Manifest& manifest) {
+std::uint32_t AgentCore::readers_of(const ModelVersion& id) const {
+  return (service_ != nullptr ? service_->session_count(id) : 0) +
+         (other_readers_ ? other_readers_(id) : 0);
+}
+
+// A whole copy, because the coordinator wants one here; its grants keep the rate.
+Task<Result<void>> AgentCore::fetch(ModelVersion id) {
+  PullRequest request;
+  request.ref = {id.model, id.version};
+  CO_TRY(const auto outcome, co_await pull(std::move(request), {}));
+  log::info("replica.ready", "version", id.to_string(), "fetched_bytes",
+            outcome.summary.fetched_bytes);
+  co_return Result<void>();
+}
+
+Task<Result<void>> AgentCore::claim(const Manifest& manifest,
+                                    std::optional<std::uint32_t> replicas) {
   if (link_ == nullptr) co_return Result<void>();
   CO_TRY(const auto client, co_await link_->wait_connected(kCoordinatorWait));
   const Checkpoint& checkpoint = *manifest.checkpoint;
@@ -172,6 +256,7 @@ Task<Result<void>> AgentCore::claim(const Manifest& manifest) {
   *request.mutable_root() = rpc::to_proto(checkpoint.root);
   *request.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
   request.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
+  if (replicas) request.set_replicas(*replicas);
   CO_TRY(const auto response,
          co_await rpc::call<proto::PublishResponse>(client, proto::COORDINATOR_PUBLISH,
                                                     std::move(request), kClaimDeadline));
@@ -205,7 +290,7 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
   // After the claim it is carried through: the fleet has been told.
   Result<void> claimed = fail(ErrorCode::kUnavailable, "cancelled; nothing was published");
   const bool cancelled = co_await pull::is_cancelled();
-  if (!cancelled) claimed = co_await claim(store_->staged_manifest(**staged));
+  if (!cancelled) claimed = co_await claim(store_->staged_manifest(**staged), request.replicas);
   if (!claimed) {
     co_await pull::offload(*blocking_pool_, [&] {
       store_->discard_staged(*staged);
@@ -216,7 +301,10 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
   auto stored =
       co_await pull::offload(*blocking_pool_, [&] { return store_->commit_staged(*staged); });
   if (!stored) co_return fail(std::move(stored).error().with_context(context));
-  served_->add(*stored);
+  if (!serve(*stored)) {
+    co_return fail(ErrorCode::kStale, "{} was retired while it was published",
+                   request.id.to_string());
+  }
   if (link_ != nullptr) co_await link_->announce_now();
 
   const Manifest& manifest = (*stored)->manifest;
@@ -234,7 +322,17 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
   co_return summary;
 }
 
-Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProgress progress) {
+Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProgress progress,
+                                                     pull::PullWatch watch) {
+  SharedPulls::Run alone = [this](PullRequest what, OnProgress shown, pull::PullWatch watched) {
+    return pull_alone(std::move(what), std::move(shown), std::move(watched));
+  };
+  co_return co_await pulls_.pull(std::move(request), std::move(progress), std::move(watch),
+                                 std::move(alone));
+}
+
+Task<Result<pull::PullJob::Outcome>> AgentCore::pull_alone(PullRequest request, OnProgress progress,
+                                                           pull::PullWatch watch) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   pull::PullTimes times;
   if (link_ != nullptr && request.from.empty()) {
@@ -250,10 +348,13 @@ Task<Result<pull::PullJob::Outcome>> AgentCore::pull(PullRequest request, OnProg
                    "--transport verbs: this host has no RDMA device that can be used; `rekindle "
                    "topo` shows why");
   }
-  pull::PullJob job(environment_, std::move(request), std::move(progress), times);
+  pull::PullJob job(environment_, std::move(request), std::move(progress), times, std::move(watch));
   auto outcome = co_await job.run();
   if (outcome) {
-    served_->add(outcome->stored);
+    if (!serve(outcome->stored)) {
+      co_return fail(ErrorCode::kStale, "{} was retired while it was pulled",
+                     outcome->stored->manifest.checkpoint->id.to_string());
+    }
     if (link_ != nullptr) co_await link_->announce_now();
   }
   co_return outcome;
@@ -269,16 +370,51 @@ Task<Result<PlanSummary>> AgentCore::plan(PullRequest request) {
 
 Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
-  if (store_->find(id).empty()) {
-    co_return fail(ErrorCode::kNotFound, "retire {}: {} does not hold it", id.to_string(),
-                   identity_.node_id);
-  }
   served_->remove(id);
   changed();
   if (service_ != nullptr) co_await service_->end_sessions_of(id);
+  if (before_retire_) co_await before_retire_(id);
   auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire(id); });
+  co_await let_go_of_unlisted(id);
+  if (!freed && freed.error().code() == ErrorCode::kNotFound) {
+    co_return fail(ErrorCode::kNotFound, "retire {}: {} does not hold it", id.to_string(),
+                   identity_.node_id);
+  }
   if (freed) log::info("version.retired", "version", id.to_string(), "bytes", *freed);
   co_return freed;
+}
+
+Task<Result<std::uint64_t>> AgentCore::drop(std::shared_ptr<const store::StoredVersion> copy) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
+  const CopyKey key = key_of(copy->manifest);
+  served_->remove_copy(key);
+  changed();
+  auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire_copy(*copy); });
+  if (service_ != nullptr) co_await service_->end_sessions_of(key.id, key.layout);
+  co_await let_go_of_unlisted(key.id);
+  co_return freed;
+}
+
+// A pull or a publication may have ended, and been served, while its version was on the way out.
+Task<void> AgentCore::let_go_of_unlisted(ModelVersion id) {
+  std::vector<CopyKey> gone;
+  for (const Served* served : served_->find(id)) {
+    const CopyKey key = key_of(*served->manifest);
+    if (served->complete() && store_->find(id, key.layout) == nullptr) gone.push_back(key);
+  }
+  for (const CopyKey& key : gone) {
+    served_->remove_copy(key);
+    if (service_ != nullptr) co_await service_->end_sessions_of(key.id, key.layout);
+  }
+  changed();
+}
+
+bool AgentCore::serve(const std::shared_ptr<const store::StoredVersion>& stored) {
+  const Manifest& manifest = stored->manifest;
+  growing_.erase(key_of(manifest));
+  if (store_->find(manifest.checkpoint->id, manifest.layout.digest()) != stored) return false;
+  served_->add(stored);
+  return true;
 }
 
 }  // namespace rekindle::agent

@@ -2,20 +2,26 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 
 #include "recovery/agent/coordinator_link.h"
+#include "recovery/agent/fleet_duties.h"
 #include "recovery/agent/host.h"
 #include "recovery/agent/peer_service.h"
 #include "recovery/agent/rdma.h"
 #include "recovery/agent/served_versions.h"
+#include "recovery/agent/shared_pulls.h"
 #include "recovery/pull/environment.h"
 #include "recovery/pull/pull.h"
+#include "recovery/swarm/have_feed.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
@@ -51,12 +57,23 @@ class AgentCore {
   rpc::Task<void> stop();
 
   rpc::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
-  rpc::Task<Result<pull::PullJob::Outcome>> pull(PullRequest request, OnProgress progress);
+  rpc::Task<Result<pull::PullJob::Outcome>> pull(PullRequest request, OnProgress progress,
+                                                 pull::PullWatch watch = {});
   rpc::Task<Result<PlanSummary>> plan(PullRequest request);
   // Ends its readers, then lets go of it.
   rpc::Task<Result<std::uint64_t>> retire(ModelVersion id);
+  // The same of one copy, which does not verify; its readers are not waited for.
+  rpc::Task<Result<std::uint64_t>> drop(std::shared_ptr<const store::StoredVersion> copy);
 
-  void serve_through(PeerService& service) { service_ = &service; }
+  // Who else reads versions here, beside pullers: they are let go only when nobody does.
+  void count_readers_with(std::function<std::uint32_t(const ModelVersion&)> readers) {
+    other_readers_ = std::move(readers);
+  }
+  // From here on what pulls have verified is served while they still run.
+  void serve_through(PeerService& service);
+  // Before a version is let go: waits for the workers that use it, or ends them.
+  using BeforeRetire = std::function<rpc::Task<void>(ModelVersion)>;
+  void before_retire(BeforeRetire hook) { before_retire_ = std::move(hook); }
 
   const rpc::Identity& identity() const { return identity_; }
   store::SegmentStore& store() { return *store_; }
@@ -66,14 +83,24 @@ class AgentCore {
   GrantClock& grant_clock() { return grant_clock_; }
   WorkerPool& digest_pool() { return *digest_pool_; }
   WorkerPool& blocking_pool() { return *blocking_pool_; }
-  const CoordinatorLink* link() const { return link_.get(); }
+  CoordinatorLink* link() const { return link_.get(); }
   proto::NodeAddress address() const;
   boost::asio::any_io_executor executor() const { return executor_; }
 
  private:
   AgentCore(boost::asio::any_io_executor executor, const CoreOptions& options);
-  rpc::Task<Result<void>> claim(const Manifest& manifest);
+  rpc::Task<Result<void>> claim(const Manifest& manifest, std::optional<std::uint32_t> replicas);
   void changed();
+  std::uint32_t readers_of(const ModelVersion& id) const;
+  rpc::Task<Result<void>> fetch(ModelVersion id);
+  void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held);
+  rpc::Task<void> unshare(ModelVersion id, Digest128 root, Digest128 layout);
+  rpc::Task<void> let_go_of_unlisted(ModelVersion id);
+  // False: the store has let go of it meanwhile.
+  bool serve(const std::shared_ptr<const store::StoredVersion>& stored);
+  rpc::Task<void> announce_growth();
+  rpc::Task<Result<pull::PullJob::Outcome>> pull_alone(PullRequest request, OnProgress progress,
+                                                       pull::PullWatch watch);
 
   const boost::asio::any_io_executor executor_;
   const CoreOptions options_;
@@ -92,6 +119,13 @@ class AgentCore {
   boost::asio::cancellation_signal link_cancel_;
   bool link_running_ = false;
   PeerService* service_ = nullptr;
+  std::function<std::uint32_t(const ModelVersion&)> other_readers_;
+  std::unique_ptr<FleetDuties> duties_;
+  std::map<CopyKey, swarm::AnnouncePolicy> growing_;  // copies that are being filled
+  bool announcing_growth_ = false;
+  SharedPulls pulls_;
+  bool stopping_ = false;
+  BeforeRetire before_retire_;
   pull::PullEnvironment environment_;
 };
 

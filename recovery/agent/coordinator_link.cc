@@ -8,7 +8,6 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/pull/wait.h"
-#include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
@@ -20,9 +19,11 @@ namespace {
 
 constexpr milliseconds kConnectDeadline{2000};
 constexpr milliseconds kFirstBackoff{100};
-constexpr milliseconds kMaxBackoff{2000};
+constexpr milliseconds kConnectDeadlineOfSeveral{700};  // a dead host answers no SYN
+constexpr milliseconds kMaxBackoff{1000};
 constexpr milliseconds kStableAfter{2000};  // a connection that lived this long resets the back-off
 constexpr milliseconds kAnnounceDeadline{5000};
+constexpr milliseconds kAnnounceAgain{1000};  // what the coordinator could not make durable
 
 milliseconds jittered(milliseconds backoff) {
   static thread_local std::minstd_rand random(std::random_device{}());
@@ -31,11 +32,12 @@ milliseconds jittered(milliseconds backoff) {
 
 }  // namespace
 
-CoordinatorLink::CoordinatorLink(boost::asio::any_io_executor executor, std::string address,
-                                 const rpc::Identity& identity, std::string failure_domain,
-                                 bool member, GrantClock& grant_clock, Callbacks callbacks)
+CoordinatorLink::CoordinatorLink(boost::asio::any_io_executor executor,
+                                 std::vector<std::string> addresses, const rpc::Identity& identity,
+                                 std::string failure_domain, bool member, GrantClock& grant_clock,
+                                 Callbacks callbacks)
     : executor_(std::move(executor)),
-      address_(std::move(address)),
+      addresses_(std::move(addresses)),
       identity_(identity),
       failure_domain_(std::move(failure_domain)),
       member_(member),
@@ -45,8 +47,11 @@ CoordinatorLink::CoordinatorLink(boost::asio::any_io_executor executor, std::str
 
 Task<void> CoordinatorLink::run() {
   milliseconds backoff = kFirstBackoff;
+  // All that may lead are asked well within the grace of one that has just begun to.
+  const milliseconds deadline =
+      addresses_.size() > 1 ? kConnectDeadlineOfSeveral : kConnectDeadline;
   while (!stopping_) {
-    auto connected = co_await rpc::RpcClient::connect(address_, identity_, kConnectDeadline);
+    auto connected = co_await rpc::RpcClient::connect(address(), identity_, deadline);
     const auto began = std::chrono::steady_clock::now();
     if (connected) {
       client_ = std::move(*connected);
@@ -61,8 +66,11 @@ Task<void> CoordinatorLink::run() {
     if (stopping_) break;
     if (std::chrono::steady_clock::now() - began > kStableAfter) backoff = kFirstBackoff;
     if (backoff == kFirstBackoff) {
-      log::warn("coordinator.lost", "address", address_, "cause", last_error_.message());
+      log::warn("coordinator.lost", "address", address(), "cause", last_error_.message());
     }
+    current_ = (current_ + 1) % addresses_.size();
+    // All are asked before the next pause.
+    if (!connected && current_ != 0) continue;
     co_await sleep(jittered(backoff));
     backoff = std::min(backoff * 2, kMaxBackoff);
   }
@@ -88,7 +96,7 @@ Task<Result<std::shared_ptr<rpc::RpcClient>>> CoordinatorLink::wait_connected(
         code == ErrorCode::kNotFound || code == ErrorCode::kDenied || code == ErrorCode::kInvalid;
     const bool cancelled = co_await pull::is_cancelled();
     if (hopeless || cancelled || std::chrono::steady_clock::now() > give_up) {
-      co_return fail(Error(last_error_).with_context("coordinator " + address_));
+      co_return fail(Error(last_error_).with_context("coordinator " + address()));
     }
     co_await pull::sleep_for(milliseconds(20));
   }
@@ -114,15 +122,16 @@ Task<void> CoordinatorLink::sleep(milliseconds duration) {
 
 Task<Result<void>> CoordinatorLink::serve_connection() {
   if (member_) CO_TRY_VOID(co_await register_and_announce());
-  log::info("coordinator.connected", "address", address_, "epoch", epoch_);
+  log::info("coordinator.connected", "address", address(), "epoch", epoch_);
   while (!stopping_ && client_->connected()) {
     if (member_) {
       CO_TRY_VOID(co_await heartbeat());
-      if (announce_due_) CO_TRY_VOID(co_await announce(true));
+      const bool again = announce_again_ && std::chrono::steady_clock::now() >= *announce_again_;
+      if (announce_due_ || again) CO_TRY_VOID(co_await announce(true));
     }
     co_await sleep(heartbeat_interval_);
   }
-  co_return fail(ErrorCode::kPeerLost, "coordinator {} closed the connection", address_);
+  co_return fail(ErrorCode::kPeerLost, "coordinator {} closed the connection", address());
 }
 
 Task<Result<void>> CoordinatorLink::register_and_announce() {
@@ -134,7 +143,7 @@ Task<Result<void>> CoordinatorLink::register_and_announce() {
                                                               std::move(request), kConnectDeadline);
   if (!response) {
     if (!std::exchange(refused_, true)) {
-      log::error("coordinator.refused", "address", address_, "error", response.error());
+      log::error("coordinator.refused", "address", address(), "error", response.error());
     }
     co_return fail(std::move(response).error());
   }
@@ -143,7 +152,7 @@ Task<Result<void>> CoordinatorLink::register_and_announce() {
     co_return fail(
         ErrorCode::kStale,
         "coordinator {} has epoch {}, but {} was seen: an old coordinator still runs; stop it",
-        address_, response->epoch(), epoch_);
+        address(), response->epoch(), epoch_);
   }
   epoch_ = response->epoch();
   heartbeat_interval_ =
@@ -154,6 +163,7 @@ Task<Result<void>> CoordinatorLink::register_and_announce() {
 
 Task<Result<void>> CoordinatorLink::announce(bool full) {
   announce_due_ = false;
+  announce_again_.reset();
   proto::AnnounceRequest request;
   request.set_node_id(identity_.node_id);
   request.set_incarnation(identity_.incarnation.to_bytes());
@@ -166,6 +176,10 @@ Task<Result<void>> CoordinatorLink::announce(bool full) {
     announce_due_ = true;
     co_return fail(std::move(response).error());
   }
+  const auto& conflicts = response->conflicts();
+  if (std::ranges::any_of(conflicts, [](const auto& conflict) { return conflict.again(); })) {
+    announce_again_ = std::chrono::steady_clock::now() + kAnnounceAgain;
+  }
   co_return Result<void>();
 }
 
@@ -175,18 +189,16 @@ Task<Result<void>> CoordinatorLink::heartbeat() {
   request.set_incarnation(identity_.incarnation.to_bytes());
   request.set_epoch(epoch_);
   request.set_progress(callbacks_.progress());
+  callbacks_.fill(request);
   CO_TRY(const auto response, co_await rpc::call<proto::HeartbeatResponse>(
                                   client_, proto::COORDINATOR_HEARTBEAT, std::move(request), ttl_));
   if (response.epoch() < epoch_) {
-    co_return fail(ErrorCode::kStale, "coordinator {} fell back to epoch {}", address_,
+    co_return fail(ErrorCode::kStale, "coordinator {} fell back to epoch {}", address(),
                    response.epoch());
   }
   grant_clock_.observe(client_->peer().incarnation, response.coordinator_time_ms(),
                        std::chrono::steady_clock::now());
-  for (const auto& retire : response.retire()) {
-    const auto id = rpc::from_proto(retire);
-    if (id) callbacks_.retire(*id);
-  }
+  callbacks_.obey(response);
   co_return Result<void>();
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,17 +18,21 @@ namespace rekindle::agent {
 
 // Keeps one agent registered at its coordinator: connects with bounded, jittered back-off,
 // registers, announces everything anew, heartbeats. Losing the coordinator stops nothing here.
+// Several addresses ("a:7300,b:7300") are tried in turn: of several coordinators only the one that
+// leads listens.
 // Control thread only.
 class CoordinatorLink {
  public:
   struct Callbacks {
     std::function<proto::NodeAddress()> self;
     std::function<std::vector<proto::Holding>()> holdings;
-    std::function<std::uint64_t()> progress;          // of the working threads
-    std::function<void(const ModelVersion&)> retire;  // the coordinator asks to let go
+    std::function<std::uint64_t()> progress;  // of the working threads
+    // What a heartbeat says of this host beside its progress, and what its answer asks for.
+    std::function<void(proto::HeartbeatRequest&)> fill;
+    std::function<void(const proto::HeartbeatResponse&)> obey;
   };
 
-  CoordinatorLink(boost::asio::any_io_executor executor, std::string address,
+  CoordinatorLink(boost::asio::any_io_executor executor, std::vector<std::string> addresses,
                   const rpc::Identity& identity, std::string failure_domain, bool member,
                   GrantClock& grant_clock, Callbacks callbacks);
 
@@ -48,7 +53,7 @@ class CoordinatorLink {
   // Why there is no connection.
   const Error& last_error() const { return last_error_; }
   std::uint64_t epoch() const { return epoch_; }
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return addresses_[current_]; }
 
  private:
   rpc::Task<Result<void>> serve_connection();
@@ -58,7 +63,8 @@ class CoordinatorLink {
   rpc::Task<void> sleep(std::chrono::milliseconds duration);
 
   const boost::asio::any_io_executor executor_;
-  const std::string address_;
+  const std::vector<std::string> addresses_;
+  std::size_t current_ = 0;
   const rpc::Identity& identity_;
   const std::string failure_domain_;
   const bool member_;
@@ -71,6 +77,7 @@ class CoordinatorLink {
   std::chrono::milliseconds heartbeat_interval_{250};
   std::chrono::milliseconds ttl_{2000};
   bool announce_due_ = false;
+  std::optional<std::chrono::steady_clock::time_point> announce_again_;
   bool stopping_ = false;
   bool refused_ = false;  // logged once per cause
 };

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/types.h>
+
 #include "recovery/agent/rdma.h"
 #include "recovery/pull/types.h"
 #include "src/base/digest.h"
@@ -32,7 +34,8 @@ struct HostOptions {
 struct PublishRequest {
   ModelVersion id;
   std::vector<std::filesystem::path> paths;  // files or one directory
-  bool copy = false;  // do not adopt files that lie on the store's file system
+  bool copy = false;                      // do not adopt files that lie on the store's file system
+  std::optional<std::uint32_t> replicas;  // whole copies that the fleet keeps; nullopt: its default
 };
 
 using pull::OnProgress;
@@ -79,8 +82,13 @@ struct AgentOptions {
   std::uint64_t max_bytes_per_second = 0;  // that each puller may take; 0 = no cap
   std::size_t max_pullers = 64;
   RdmaOptions rdma;
+  std::string health;                               // "host:port" of the HTTP endpoint; "" = none
+  std::vector<uid_t> allowed_uids;                  // of workers, beside our own
+  std::chrono::milliseconds load_timeout{600'000};  // of a worker, from its last byte's arrival
   // Called once when everything listens, with the addresses in use ("10.0.0.3:7400").
-  std::function<void(const std::string& control, const std::string& data)> on_ready;
+  std::function<void(const std::string& control, const std::string& data,
+                     const std::string& health)>
+      on_ready;
 };
 // Runs until SIGTERM or SIGINT (drains, then returns) or a fatal error.
 Result<void> run_agent(const AgentOptions& options);

@@ -1,7 +1,6 @@
 #include "recovery/agent/peer_service.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include <boost/asio/co_spawn.hpp>
@@ -13,8 +12,6 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
 #include "src/base/log.h"
-#include "src/base/units.h"
-#include "src/store/fault_guard.h"
 
 namespace rekindle::agent {
 
@@ -22,69 +19,13 @@ using rpc::Task;
 
 namespace {
 
-constexpr std::uint64_t kPageBytesMax =
-    1 * kMiB;  // arrives within a page's deadline on a slow link
 constexpr std::uint64_t kDirectGrantMs = 3'600'000;
-constexpr int kMaxDigestItems = 4096;
 constexpr std::uint32_t kPathsOffered = 16;
 
 // Our own monotonic clock as a grant issuer (--from).
 std::uint64_t own_clock_ms() {
   return static_cast<std::uint64_t>(
       milliseconds(std::chrono::steady_clock::now().time_since_epoch()));
-}
-
-std::string connection_of(const rpc::Peer& peer) {
-  return peer.incarnation.hex() + " " + peer.address;
-}
-
-Result<Box> box_from(const proto::DigestBoxesRequest::Item& item) {
-  Box box;
-  TRY(box.offset, Dims::from({item.offset().data(), static_cast<std::size_t>(item.offset_size())}));
-  TRY(box.extent, Dims::from({item.extent().data(), static_cast<std::size_t>(item.extent_size())}));
-  return box;
-}
-
-// The digest of a part of a tile, after the whole tile was verified where this copy holds all of
-// it.
-Result<std::uint64_t> digest_part(const store::StoredVersion& stored,
-                                  const proto::DigestBoxesRequest::Item& item) {
-  const Checkpoint& checkpoint = *stored.manifest.checkpoint;
-  if (item.tile() >= checkpoint.tiles.tile_count()) {
-    return fail(ErrorCode::kInvalid, "tile {} of {}", item.tile(), checkpoint.tiles.tile_count());
-  }
-  TRY(const Box box, box_from(item));
-  const TensorIndex tensor = checkpoint.tiles.tensor_of(item.tile());
-  const TensorInfo& info = checkpoint.tensors[tensor];
-  TRY_VOID(check_box(box, info.shape));
-  const Box whole = checkpoint.tiles.tile_box(item.tile());
-  if (!contains(whole, box)) {
-    return fail(ErrorCode::kInvalid, "box {} is not inside tile {}", box.to_string(), item.tile());
-  }
-  const std::uint64_t local = item.tile() - checkpoint.tiles.first_tile(tensor);
-  for (const auto& entry : stored.manifest.layout.entries_of(tensor)) {
-    if (!contains(entry.box, box)) continue;
-    const auto array = stored.array(entry);
-    std::uint64_t digest = 0;
-    bool good = true;
-    TRY_VOID(store::guard_mapping_access(info.name.c_str(), [&] {
-      if (contains(entry.box, whole)) {
-        good = digest_tile(info, tensor, checkpoint.tiles.grid(tensor), local, array, entry.box) ==
-               checkpoint.tile_digests[item.tile()];
-      }
-      if (good) {
-        digest = digest_box(box, dtype_size_bytes(info.dtype), tile_seed(tensor, local), array,
-                            entry.box);
-      }
-    }));
-    if (!good) {
-      return fail(ErrorCode::kCorrupt, "tile {} of tensor {} no longer matches its digest here",
-                  item.tile(), info.name);
-    }
-    return digest;
-  }
-  return fail(ErrorCode::kNotFound, "box {} of tensor {} is not held here", box.to_string(),
-              info.name);
 }
 
 }  // namespace
@@ -122,7 +63,15 @@ void PeerService::install(rpc::RpcServer& server) {
   server.handle(proto::AGENT_DIGEST_BOXES, [this](const rpc::Peer&, std::string body, Sink) {
     return digest_boxes(std::move(body));
   });
+  server.handle(proto::AGENT_WATCH_HAVE,
+                [this](const rpc::Peer& peer, std::string body, Sink sink) {
+                  return watch_have(peer, std::move(body), std::move(sink));
+                });
   server.on_peer_closed([this](const rpc::Peer& peer) { on_disconnect(peer); });
+}
+
+std::string PeerService::connection_of(const rpc::Peer& peer) {
+  return peer.incarnation.hex() + " " + peer.address;
 }
 
 Task<Result<std::string>> PeerService::open_direct(const rpc::Peer& peer, std::string body) {
@@ -131,13 +80,14 @@ Task<Result<std::string>> PeerService::open_direct(const rpc::Peer& peer, std::s
   const auto newest = served_.newest_version(request.model());
   const std::uint64_t version = request.latest() ? newest.value_or(0) : request.version();
   const ModelVersion id{request.model(), version};
-  const auto copies = newest ? served_.find(id) : std::vector<const Served*>{};
+  const bool named = newest || !request.latest();
+  const auto copies = named ? served_.find(id) : std::vector<const Served*>{};
   if (copies.empty()) {
     co_return fail(ErrorCode::kNotFound, "NO_SOURCE: {} does not hold {}{}", identity_.node_id,
                    request.latest() ? request.model() : id.to_string(),
                    newest ? fmt::format(" (newest here: {})", *newest) : "");
   }
-  const Checkpoint& checkpoint = *copies.front()->stored->manifest.checkpoint;
+  const Checkpoint& checkpoint = copies.front()->checkpoint();
   proto::OpenDirectResponse response;
   *response.mutable_id() = rpc::to_proto(id);
   *response.mutable_root() = rpc::to_proto(checkpoint.root);
@@ -148,9 +98,12 @@ Task<Result<std::string>> PeerService::open_direct(const rpc::Peer& peer, std::s
     auto* source = response.add_sources();
     source->mutable_node()->set_node_id(identity_.node_id);
     source->mutable_node()->set_incarnation(identity_.incarnation.to_bytes());
-    *source->mutable_layout() = rpc::to_proto(copy->stored->manifest.layout.digest());
-    source->set_complete(true);
-    source->set_payload_bytes(copy->stored->manifest.layout.payload_bytes());
+    *source->mutable_layout() = rpc::to_proto(copy->manifest->layout.digest());
+    source->set_complete(copy->complete());
+    if (!copy->complete()) {
+      *source->mutable_held() = rpc::to_proto(copy->held->snapshot().ranges());
+    }
+    source->set_payload_bytes(copy->manifest->layout.payload_bytes());
     auto* grant = source->mutable_grant();
     grant->set_puller_incarnation(peer.incarnation.to_bytes());
     grant->set_source_incarnation(identity_.incarnation.to_bytes());
@@ -160,62 +113,6 @@ Task<Result<std::string>> PeerService::open_direct(const rpc::Peer& peer, std::s
     grant->set_serial(next_serial_++);
     rpc::sign_grant(*grant, identity_.secret);
   }
-  co_return response.SerializeAsString();
-}
-
-Result<std::string> PeerService::make_blob(const proto::GetPageRequest& request) const {
-  const Digest128 digest = rpc::from_proto(request.digest());
-  std::optional<std::string> blob;
-  if (request.kind() == proto::PAGE_TENSOR_SET) blob = served_.tensor_set_bytes(digest);
-  if (request.kind() == proto::PAGE_LAYOUT) blob = served_.layout_bytes(digest);
-  if (request.kind() == proto::PAGE_TILE_DIGESTS) {
-    if (const auto checkpoint = served_.checkpoint(digest)) {
-      static_assert(std::endian::native == std::endian::little);
-      const auto& digests = checkpoint->tile_digests;
-      blob.emplace(reinterpret_cast<const char*>(digests.data()),
-                   digests.size() * sizeof(std::uint64_t));
-    }
-  }
-  if (request.kind() == proto::PAGE_FILE) {
-    for (const auto& [key, served] : served_.all()) {
-      if (key.first != digest || blob) continue;
-      const auto& manifest = served.stored->manifest;
-      const auto index =
-          manifest.checkpoint->tensors.find(std::string(kFileTensorPrefix) + request.name());
-      if (!index) break;
-      for (const auto& entry : manifest.layout.entries_of(*index)) {
-        const auto bytes = served.stored->array(entry);
-        std::string copy;
-        TRY_VOID(store::guard_mapping_access("small file", [&] {
-          copy.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-        }));
-        blob = std::move(copy);
-      }
-    }
-  }
-  if (!blob) {
-    return fail(ErrorCode::kNotFound, "{} does not hold {} {}{}", identity_.node_id,
-                proto::PageKind_Name(request.kind()), digest.hex(),
-                request.name().empty() ? "" : " " + request.name());
-  }
-  return std::move(*blob);
-}
-
-Task<Result<std::string>> PeerService::get_page(std::string body) {
-  CO_TRY(const auto request, rpc::parse_body<proto::GetPageRequest>(body));
-  const PageCache::Key key{request.kind(), rpc::from_proto(request.digest()), request.name()};
-  auto blob = pages_.find(key);
-  if (blob == nullptr) {
-    CO_TRY(auto made, make_blob(request));
-    blob = pages_.insert(key, std::move(made));
-  }
-  if (request.offset() > blob->size()) {
-    co_return fail(ErrorCode::kInvalid, "page offset {} of {} bytes", request.offset(),
-                   blob->size());
-  }
-  proto::GetPageResponse response;
-  response.set_total_bytes(blob->size());
-  response.set_data(blob->substr(request.offset(), kPageBytesMax));
   co_return response.SerializeAsString();
 }
 
@@ -233,10 +130,15 @@ Result<void> PeerService::admit(const rpc::Peer& peer, const proto::OpenSessionR
   TRY(const auto issuer, Incarnation::from_bytes(request.grant().issuer()));
   TRY_VOID(
       grant_clock_.check(issuer, request.grant().expiry_ms(), std::chrono::steady_clock::now()));
-  served = served_.find(root, rpc::from_proto(request.layout()));
+  TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  served = served_.find({id, root, rpc::from_proto(request.layout())});
   if (served == nullptr) {
     return fail(ErrorCode::kStale, "{} no longer holds {} in this layout: look it up again",
-                identity_.node_id, request.id().model());
+                identity_.node_id, id.to_string());
+  }
+  if (served_.draining().contains(id)) {
+    return fail(ErrorCode::kStale, "{} is being retired on {}: pull another version",
+                id.to_string(), identity_.node_id);
   }
   if (sessions_.size() >= options_.max_pullers) {
     return fail(ErrorCode::kUnavailable,
@@ -244,6 +146,11 @@ Result<void> PeerService::admit(const rpc::Peer& peer, const proto::OpenSessionR
                 identity_.node_id, sessions_.size());
   }
   return {};
+}
+
+std::uint32_t PeerService::session_count(const ModelVersion& id) const {
+  return static_cast<std::uint32_t>(std::ranges::count_if(
+      sessions_, [&](const auto& session) { return session.second.copy.id == id; }));
 }
 
 Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string body) {
@@ -270,7 +177,7 @@ Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string 
     region->set_segment(static_cast<std::uint32_t>(i));
     region->set_region(served->regions[i].region);
     region->set_generation(served->regions[i].generation);
-    region->set_size_bytes(served->stored->segments[i]->bytes().size());
+    region->set_size_bytes(served->segments[i]->bytes().size());
   }
   for (const auto& wanted : request.transports()) {
     for (const auto* server : servers_) {
@@ -287,10 +194,10 @@ Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string 
     co_return fail(ErrorCode::kUnavailable, "{} serves none of the transports asked for",
                    identity_.node_id);
   }
-  const ModelVersion id = served->stored->manifest.checkpoint->id;
+  const CopyKey copy = key_of(*served->manifest);
   log::info("session.open", "puller", peer.node_id, "address", peer.address, "version",
-            id.to_string());
-  sessions_[session.token] = {connection_of(peer), id, peer.node_id};
+            copy.id.to_string());
+  sessions_[session.token] = {connection_of(peer), copy, peer.node_id, false};
   registry_.admit(std::move(session));
   co_return response.SerializeAsString();
 }
@@ -353,10 +260,11 @@ Task<void> PeerService::drain(std::chrono::milliseconds deadline) {
   }
 }
 
-Task<void> PeerService::end_sessions_of(ModelVersion id) {
+Task<void> PeerService::end_sessions_of(ModelVersion id, std::optional<Digest128> layout) {
   std::vector<SessionToken> tokens;
   for (const auto& [token, session] : sessions_) {
-    if (session.id == id) tokens.push_back(token);
+    if (session.copy.id == id && (!layout || session.copy.layout == *layout))
+      tokens.push_back(token);
   }
   for (const auto& token : tokens) co_await end_session(token);
 }
@@ -369,34 +277,6 @@ void PeerService::on_disconnect(const rpc::Peer& peer) {
   for (const auto& token : tokens) {
     boost::asio::co_spawn(executor_, end_session(token), boost::asio::detached);
   }
-}
-
-Task<Result<std::string>> PeerService::digest_boxes(std::string body) {
-  CO_TRY(const auto request, rpc::parse_body<proto::DigestBoxesRequest>(body));
-  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
-  const Served* served =
-      served_.find(rpc::from_proto(request.root()), rpc::from_proto(request.layout()));
-  if (served == nullptr) {
-    co_return fail(ErrorCode::kStale, "{} no longer holds this layout: look it up again",
-                   identity_.node_id);
-  }
-  if (!sessions_.contains(token)) {
-    co_return fail(ErrorCode::kDenied, "no such session: open one first");
-  }
-  if (request.items_size() > kMaxDigestItems) {
-    co_return fail(ErrorCode::kInvalid, "{} ranges in one call, at most {}", request.items_size(),
-                   kMaxDigestItems);
-  }
-  // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
-  auto work = [stored = served->stored, request]() -> Result<std::string> {
-    proto::DigestBoxesResponse response;
-    for (const auto& item : request.items()) {
-      TRY(const auto digest, digest_part(*stored, item));
-      response.add_digests(digest);
-    }
-    return response.SerializeAsString();
-  };
-  co_return co_await pull::offload(digest_pool_, std::move(work));
 }
 
 }  // namespace rekindle::agent

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,16 +35,19 @@ class PeerService {
 
   void install(rpc::RpcServer& server);
   std::size_t session_count() const { return sessions_.size(); }
-  // Ends every session that reads this version, and waits until none can touch its memory.
-  rpc::Task<void> end_sessions_of(ModelVersion id);
+  std::uint32_t session_count(const ModelVersion& id) const;
+  // Ends every session that reads this version (in this layout), and waits until none can touch its
+  // memory.
+  rpc::Task<void> end_sessions_of(ModelVersion id, std::optional<Digest128> layout = std::nullopt);
   // Waits for sessions that are ending: the servers must live until then.
   rpc::Task<void> drain(std::chrono::milliseconds deadline);
 
  private:
   struct OpenSession {
     std::string connection;  // the session ends with the control connection that opened it
-    ModelVersion id;
+    CopyKey copy;
     std::string puller;
+    bool watched = false;  // a call tells its puller what a copy that is being filled holds
   };
 
   rpc::Task<Result<std::string>> open_direct(const rpc::Peer& peer, std::string body);
@@ -51,11 +55,14 @@ class PeerService {
   rpc::Task<Result<std::string>> open_session(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> connect_paths(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> close_session(rpc::Peer peer, std::string body);
+  rpc::Task<Result<std::string>> watch_have(rpc::Peer peer, std::string body,
+                                            std::shared_ptr<rpc::EventSink> events);
   rpc::Task<Result<std::string>> digest_boxes(std::string body);
   Result<std::string> make_blob(const proto::GetPageRequest& request) const;
   Result<void> admit(const rpc::Peer& peer, const proto::OpenSessionRequest& request,
                      const Served*& served) const;
   rpc::Task<void> end_session(SessionToken token);
+  static std::string connection_of(const rpc::Peer& peer);
   void on_disconnect(const rpc::Peer& peer);
 
   const rpc::Identity& identity_;

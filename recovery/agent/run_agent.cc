@@ -17,8 +17,11 @@
 #include "recovery/agent/host.h"
 #include "recovery/agent/local_service.h"
 #include "recovery/agent/peer_service.h"
+#include "recovery/agent/worker_host.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/worker/health_server.h"
+#include "recovery/worker/service.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
 #include "transport/shm/shm_transport.h"
@@ -63,6 +66,7 @@ class Daemon {
  private:
   Result<void> start_servers(const rpc::HostPort& listen);
   Result<void> listen_control();
+  Result<void> start_workers();
   std::string choose_host(const rpc::HostPort& listen) const;
   void install_status();
 
@@ -77,6 +81,9 @@ class Daemon {
   std::unique_ptr<LocalService> local_;
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<rpc::RpcServer> local_server_;
+  std::unique_ptr<WorkerHost> worker_host_;
+  std::unique_ptr<worker::WorkerService> workers_;
+  std::unique_ptr<worker::HealthServer> health_;  // null: not wanted
   std::string host_;
   std::string control_address_;
   TimePoint started_ = std::chrono::steady_clock::now();
@@ -103,9 +110,12 @@ Result<void> Daemon::start() {
         "anyone who reaches this port can read the weights; give --secret-file to all members");
   }
   core_->connect_coordinator(true, options_.failure_domain, control_address_);
+  TRY_VOID(start_workers());
   log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
             tcp_->endpoint(host_), "store", options_.store_directory.string());
-  if (options_.on_ready) options_.on_ready(control_address_, tcp_->endpoint(host_));
+  if (options_.on_ready)
+    options_.on_ready(control_address_, tcp_->endpoint(host_),
+                      health_ != nullptr ? health_->address() : "");
   return {};
 }
 
@@ -170,10 +180,34 @@ Result<void> Daemon::listen_control() {
   return local_server_->listen_unix(socket);
 }
 
+// The links of the ladder are there: workers may come.
+Result<void> Daemon::start_workers() {
+  worker_host_ = std::make_unique<WorkerHost>(*core_);
+  worker::ServiceOptions service;
+  service.directory = agent_socket(options_.store_directory).parent_path();
+  service.incarnation = core_->identity().incarnation;
+  service.session_times.load = options_.load_timeout;
+  service.allowed_uids = options_.allowed_uids;
+  TRY(workers_,
+      worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
+  core_->count_readers_with([this](const ModelVersion& id) { return workers_->readers_of(id); });
+  core_->before_retire([this](ModelVersion id) { return workers_->before_retire(std::move(id)); });
+  if (options_.health.empty()) return {};
+  TRY(health_, worker::HealthServer::listen(
+                   context_.get_executor(), options_.health,
+                   [this](std::string_view target) { return workers_->board().get(target); }));
+  return {};
+}
+
 void Daemon::install_status() {
-  const auto handler = [this](const rpc::Peer&, const std::string&,
+  const auto handler = [this](const rpc::Peer&, std::string body,
                               const std::shared_ptr<rpc::EventSink>&) -> Task<Result<std::string>> {
+    CO_TRY(const auto request, rpc::parse_body<proto::AgentStatusRequest>(body));
     proto::AgentStatusResponse response;
+    if (request.has_events() && workers_ != nullptr) {
+      *response.mutable_events() = co_await workers_->events_after(request.events());
+      co_return response.SerializeAsString();
+    }
     *response.mutable_node() = core_->address();
     response.set_software(std::string(software_version()));
     response.set_uptime_ms(
@@ -182,13 +216,14 @@ void Daemon::install_status() {
     response.set_store_bytes(core_->store().used_bytes());
     response.set_store_budget_bytes(core_->store().budget_bytes());
     for (const auto& [key, served] : core_->served().all()) {
-      *response.add_holdings() = make_holding(*served.stored);
+      *response.add_holdings() = make_holding(served);
     }
     response.set_sessions(static_cast<std::uint32_t>(peers_->session_count()));
     response.set_bytes_served(tcp_->stats().bytes_sent);
     response.set_coordinator(options_.coordinator);
     response.set_coordinator_connected(core_->link() != nullptr &&
                                        core_->link()->client() != nullptr);
+    if (workers_ != nullptr) workers_->add_status(response);
     co_return response.SerializeAsString();
   };
   server_->handle(proto::AGENT_STATUS, handler);
@@ -202,6 +237,8 @@ Task<void> Daemon::wait_and_stop() {
   signals_.clear();  // the next one ends the process at once
   log::info("agent.stopping", "signal", signal);
   co_await local_server_->close(kLocalCloseDeadline);
+  if (health_ != nullptr) co_await health_->close(kCloseDeadline);
+  co_await workers_->close(kLocalCloseDeadline);  // a cancelled pull drains
   co_await server_->close(kCloseDeadline);
   co_await peers_->drain(kCloseDeadline);
   co_await core_->stop();

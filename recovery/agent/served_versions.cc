@@ -4,26 +4,69 @@
 
 namespace rekindle::agent {
 
+CopyKey key_of(const Manifest& manifest) {
+  return {manifest.checkpoint->id, manifest.checkpoint->root, manifest.layout.digest()};
+}
+
 ServedVersions::~ServedVersions() {
   for (const auto& [key, served] : served_) {
     for (const auto& region : served.regions) registry_.remove(region);
   }
 }
 
+std::span<const std::byte> Served::array(const LayoutEntry& entry) const {
+  const TensorInfo& tensor = checkpoint().tensors[entry.tensor];
+  return segments[entry.segment]->bytes().subspan(
+      entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
+}
+
 void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stored) {
-  const auto key = std::pair(stored->manifest.checkpoint->root, stored->manifest.layout.digest());
-  if (served_.contains(key)) return;
-  Served served{stored, {}};
+  const CopyKey key = key_of(stored->manifest);
+  const auto found = served_.find(key);
+  if (found != served_.end()) {
+    // The store hands on the segments of a pull as they are: regions and sessions stay.
+    found->second.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
+    found->second.held = nullptr;
+    return;
+  }
+  Served served;
+  served.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
   for (const auto& segment : stored->segments) {
+    served.segments.push_back(segment);
     served.regions.push_back(
         registry_.add(segment->bytes(), segment->fd(), 0, segment->path(), stored));
   }
   served_.emplace(key, std::move(served));
 }
 
+void ServedVersions::add_pending(const store::PendingVersion& pending,
+                                 std::shared_ptr<const swarm::HeldTiles> held) {
+  const Manifest& manifest = pending.manifest();
+  const CopyKey key = key_of(manifest);
+  if (served_.contains(key)) return;
+  Served served;
+  served.manifest = std::make_shared<const Manifest>(manifest);
+  served.held = std::move(held);
+  for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
+    auto segment = pending.mapped(i);
+    // Without a path: the commit renames the file.
+    served.regions.push_back(registry_.add(segment->bytes(), segment->fd(), 0, {}, segment));
+    served.segments.push_back(std::move(segment));
+  }
+  served_.emplace(key, std::move(served));
+}
+
+std::vector<transport::RegionKey> ServedVersions::withdraw_pending(const CopyKey& key) {
+  const auto found = served_.find(key);
+  if (found == served_.end() || found->second.complete()) return {};
+  auto regions = std::move(found->second.regions);
+  served_.erase(found);
+  return regions;
+}
+
 void ServedVersions::remove(const ModelVersion& id) {
   for (auto it = served_.begin(); it != served_.end();) {
-    if (it->second.stored->manifest.checkpoint->id != id) {
+    if (it->second.checkpoint().id != id) {
       ++it;
       continue;
     }
@@ -32,35 +75,42 @@ void ServedVersions::remove(const ModelVersion& id) {
   }
 }
 
-const Served* ServedVersions::find(const Digest128& root, const Digest128& layout) const {
-  const auto found = served_.find({root, layout});
+void ServedVersions::remove_copy(const CopyKey& key) {
+  const auto found = served_.find(key);
+  if (found == served_.end()) return;
+  for (const auto& region : found->second.regions) registry_.remove(region);
+  served_.erase(found);
+}
+
+const Served* ServedVersions::find(const CopyKey& key) const {
+  const auto found = served_.find(key);
   return found == served_.end() ? nullptr : &found->second;
 }
 
 std::vector<const Served*> ServedVersions::find(const ModelVersion& id) const {
   std::vector<const Served*> found;
   for (const auto& [key, served] : served_) {
-    if (served.stored->manifest.checkpoint->id == id) found.push_back(&served);
+    if (served.checkpoint().id == id) found.push_back(&served);
   }
   return found;
 }
 
 std::shared_ptr<const Checkpoint> ServedVersions::checkpoint(const Digest128& root) const {
-  const auto found = served_.lower_bound({root, Digest128{}});
-  if (found == served_.end() || found->first.first != root) return nullptr;
-  return found->second.stored->manifest.checkpoint;
+  const auto found =
+      std::ranges::find(served_, root, [](const auto& item) { return item.first.root; });
+  return found == served_.end() ? nullptr : found->second.manifest->checkpoint;
 }
 
 std::optional<std::string> ServedVersions::layout_bytes(const Digest128& digest) const {
   for (const auto& [key, served] : served_) {
-    if (key.second == digest) return served.stored->manifest.layout.serialize();
+    if (key.layout == digest) return served.manifest->layout.serialize();
   }
   return std::nullopt;
 }
 
 std::optional<std::string> ServedVersions::tensor_set_bytes(const Digest128& digest) const {
   for (const auto& [key, served] : served_) {
-    const auto& tensors = served.stored->manifest.checkpoint->tensors;
+    const auto& tensors = served.checkpoint().tensors;
     if (tensors.digest() == digest) return tensors.serialize();
   }
   return std::nullopt;
@@ -69,8 +119,8 @@ std::optional<std::string> ServedVersions::tensor_set_bytes(const Digest128& dig
 std::optional<std::uint64_t> ServedVersions::newest_version(const std::string& model) const {
   std::optional<std::uint64_t> newest;
   for (const auto& [key, served] : served_) {
-    const ModelVersion& id = served.stored->manifest.checkpoint->id;
-    if (id.model == model) newest = std::max(newest.value_or(0), id.version);
+    const ModelVersion& id = served.checkpoint().id;
+    if (served.complete() && id.model == model) newest = std::max(newest.value_or(0), id.version);
   }
   return newest;
 }

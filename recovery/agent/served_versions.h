@@ -4,10 +4,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "recovery/swarm/held_tiles.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/store/segment_store.h"
@@ -15,13 +17,33 @@
 
 namespace rekindle::agent {
 
-// A committed copy whose segments are registered with the transports.
+// Two versions with the same bytes are two copies: each is announced, served and let go of on its
+// own.
+struct CopyKey {
+  ModelVersion id;
+  Digest128 root;
+  Digest128 layout;
+  auto operator<=>(const CopyKey&) const = default;
+};
+CopyKey key_of(const Manifest& manifest);
+
+// A copy whose segments are registered with the transports: committed, or still being filled. Of
+// the latter only what `held` lists is ever offered, and that is final. Committing changes neither
+// the mappings nor the regions, so that sessions go on.
 struct Served {
-  std::shared_ptr<const store::StoredVersion> stored;
-  std::vector<transport::RegionKey> regions;  // as in the layout
+  std::shared_ptr<const Manifest> manifest;
+  std::vector<std::shared_ptr<const store::MappedSegment>> segments;
+  std::shared_ptr<const swarm::HeldTiles> held;  // null: complete
+  std::vector<transport::RegionKey> regions;     // as in the layout
+
+  bool complete() const { return held == nullptr; }
+  const Checkpoint& checkpoint() const { return *manifest->checkpoint; }
+  bool holds(TileIndex tile) const { return complete() || held->test(tile); }
+  // The bytes of one layout entry.
+  std::span<const std::byte> array(const LayoutEntry& entry) const;
 };
 
-// What this agent serves: committed copies and their registered regions. Control thread only.
+// What this agent serves, and the registered regions. Control thread only.
 class ServedVersions {
  public:
   explicit ServedVersions(transport::SegmentRegistry& registry) : registry_(registry) {}
@@ -29,21 +51,34 @@ class ServedVersions {
   ServedVersions(const ServedVersions&) = delete;
   ServedVersions& operator=(const ServedVersions&) = delete;
 
-  void add(const std::shared_ptr<const store::StoredVersion>& stored);  // idempotent
+  // Idempotent. A copy that was being filled is complete from here on.
+  void add(const std::shared_ptr<const store::StoredVersion>& stored);
+  void add_pending(const store::PendingVersion& pending,
+                   std::shared_ptr<const swarm::HeldTiles> held);
   void remove(const ModelVersion& id);
+  void remove_copy(const CopyKey& key);
+  // A copy that will not be completed: nobody finds it any more. Its regions are the caller's, to
+  // be removed from the registry when its sessions have ended.
+  std::vector<transport::RegionKey> withdraw_pending(const CopyKey& key);
 
-  const Served* find(const Digest128& root, const Digest128& layout) const;
+  // Versions that nobody new may read: they are let go when those that do are done.
+  void set_draining(std::set<ModelVersion> ids) { draining_ = std::move(ids); }
+  const std::set<ModelVersion>& draining() const { return draining_; }
+
+  const Served* find(const CopyKey& key) const;
   std::vector<const Served*> find(const ModelVersion& id) const;
   std::shared_ptr<const Checkpoint> checkpoint(const Digest128& root) const;
   // Canonical bytes of a layout or tensor set that some copy here uses.
   std::optional<std::string> layout_bytes(const Digest128& digest) const;
   std::optional<std::string> tensor_set_bytes(const Digest128& digest) const;
+  // That is complete here in some layout.
   std::optional<std::uint64_t> newest_version(const std::string& model) const;
-  const std::map<std::pair<Digest128, Digest128>, Served>& all() const { return served_; }
+  const std::map<CopyKey, Served>& all() const { return served_; }
 
  private:
   transport::SegmentRegistry& registry_;
-  std::map<std::pair<Digest128, Digest128>, Served> served_;  // by (root, layout)
+  std::map<CopyKey, Served> served_;
+  std::set<ModelVersion> draining_;
 };
 
 }  // namespace rekindle::agent

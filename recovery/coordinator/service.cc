@@ -31,13 +31,13 @@ Service::Service(Core& core, Issuer issuer, const Timing& timing)
 template <typename Request, typename Response>
 void Service::serve(rpc::RpcServer& server, proto::Method method,
                     Result<Response> (Service::*handler)(const rpc::Peer&, const Request&)) {
-  server.handle(method,
-                [this, handler](const rpc::Peer& peer, std::string body,
-                                std::shared_ptr<rpc::EventSink>) -> rpc::Task<Result<std::string>> {
-                  CO_TRY(const Request request, rpc::parse_body<Request>(body));
-                  CO_TRY(const Response response, (this->*handler)(peer, request));
-                  co_return response.SerializeAsString();
-                });
+  server.handle_at_once(
+      method,
+      [this, handler](const rpc::Peer& peer, const std::string& body) -> Result<std::string> {
+        TRY(const Request request, rpc::parse_body<Request>(body));
+        TRY(const Response response, (this->*handler)(peer, request));
+        return response.SerializeAsString();
+      });
 }
 
 void Service::attach(rpc::RpcServer& server) {
@@ -50,6 +50,9 @@ void Service::attach(rpc::RpcServer& server) {
   serve(server, proto::COORDINATOR_CLOSE_PULL, &Service::close_pull);
   serve(server, proto::COORDINATOR_STATUS, &Service::status);
   serve(server, proto::COORDINATOR_RETIRE, &Service::retire);
+  serve(server, proto::COORDINATOR_DRAIN, &Service::drain);
+  serve(server, proto::COORDINATOR_REPORT_RANK, &Service::report_rank);
+  serve(server, proto::COORDINATOR_RESOLVE, &Service::resolve);
   server.on_peer_closed([this](const rpc::Peer& peer) {
     core_.disconnected(peer.node_id, peer.incarnation, peer.address, now());
   });
@@ -85,13 +88,12 @@ Result<proto::RegisterResponse> Service::enroll(const rpc::Peer& peer,
 Result<proto::HeartbeatResponse> Service::heartbeat(const rpc::Peer& peer,
                                                     const proto::HeartbeatRequest& request) {
   TRY_VOID(check_speaker(peer, request.incarnation()));
-  TRY(const auto answer, core_.heartbeat(request.node_id(), peer.incarnation, request.epoch(),
-                                         request.progress(), now()));
-  proto::HeartbeatResponse response;
-  response.set_epoch(answer.epoch);
-  response.set_coordinator_time_ms(answer.coordinator_time_ms);
-  for (const auto& id : answer.retire) *response.add_retire() = rpc::to_proto(id);
-  return response;
+  TRY(const Heartbeat parsed, from_proto(request));
+  TRY(const auto answer, core_.heartbeat(request.node_id(), peer.incarnation, parsed, now()));
+  for (const auto& id : parsed.failed_fetches) {
+    log::warn("replica.failed", "version", id.to_string(), "node", request.node_id());
+  }
+  return to_proto(answer);
 }
 
 Result<proto::AnnounceResponse> Service::announce(const rpc::Peer& peer,
@@ -116,6 +118,7 @@ Result<proto::AnnounceResponse> Service::announce(const rpc::Peer& peer,
     auto& message = *response.add_conflicts();
     *message.mutable_id() = rpc::to_proto(conflict.id);
     message.set_why(conflict.why);
+    message.set_again(conflict.again);
   }
   return response;
 }
@@ -130,10 +133,20 @@ Result<proto::PublishResponse> Service::publish(const rpc::Peer& peer,
   TRY(const std::uint64_t epoch,
       core_.publish(member ? request.node_id() : "", peer.incarnation, id,
                     rpc::from_proto(request.root()), rpc::from_proto(request.tensor_set()),
-                    request.checkpoint_bytes(), now()));
+                    request.checkpoint_bytes(), now(),
+                    request.has_replicas() ? std::optional(request.replicas()) : std::nullopt));
   log::info("version.claimed", "version", id.to_string(), "by", request.node_id());
   proto::PublishResponse response;
   response.set_epoch(epoch);
+  return response;
+}
+
+Result<proto::ResolveResponse> Service::resolve(const rpc::Peer&,
+                                                const proto::ResolveRequest& request) {
+  TRY_VOID(check_model_name(request.model()));
+  TRY(const ModelVersion id, core_.latest(request.model(), now()));
+  proto::ResolveResponse response;
+  *response.mutable_id() = rpc::to_proto(id);
   return response;
 }
 
@@ -158,10 +171,10 @@ Result<proto::PullProgressResponse> Service::pull_progress(
   return response;
 }
 
-Result<proto::ClosePullResponse> Service::close_pull(const rpc::Peer&,
+Result<proto::ClosePullResponse> Service::close_pull(const rpc::Peer& peer,
                                                      const proto::ClosePullRequest& request) {
   TRY(const PullId id, PullId::from_bytes(request.pull_id()));
-  core_.close_pull(id, now());
+  TRY_VOID(core_.close_pull(id, peer.incarnation, now()));
   log::info("pull.closed", "pull", id.hex(), "outcome",
             request.outcome().code() == proto::STATUS_OK ? "ok" : request.outcome().message());
   return proto::ClosePullResponse();
@@ -182,6 +195,23 @@ Result<proto::RetireResponse> Service::retire(const rpc::Peer& peer,
   proto::RetireResponse response;
   response.set_nodes(nodes);
   return response;
+}
+
+Result<proto::DrainResponse> Service::drain(const rpc::Peer& peer,
+                                            const proto::DrainRequest& request) {
+  TRY_VOID(check_text("a node id", request.node_id()));
+  TRY(const Draining draining, core_.drain(request.node_id(), !request.undo(), now()));
+  log::info(request.undo() ? "node.undrained" : "node.drained", "node", request.node_id(), "by",
+            peer.address, "pullers", draining.readers);
+  return to_proto(draining);
+}
+
+Result<proto::RankResponse> Service::report_rank(const rpc::Peer& peer,
+                                                 const proto::RankReport& request) {
+  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY(const RankReport report, from_proto(request));
+  TRY(const InstanceAnswer answer, core_.report_rank(report, now()));
+  return to_proto(answer);
 }
 
 }  // namespace rekindle::coordinator

@@ -24,6 +24,8 @@ class Service {
                                            const proto::AnnounceRequest& request);
   Result<proto::PublishResponse> publish(const rpc::Peer& peer,
                                          const proto::PublishRequest& request);
+  Result<proto::ResolveResponse> resolve(const rpc::Peer& peer,
+                                         const proto::ResolveRequest& request);
   Result<proto::OpenPullResponse> open_pull(const rpc::Peer& peer,
                                             const proto::OpenPullRequest& request);
   Result<proto::PullProgressResponse> pull_progress(const rpc::Peer& peer,
@@ -32,6 +34,8 @@ class Service {
                                               const proto::ClosePullRequest& request);
   Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
                                               const proto::ClusterStatusRequest& request);
+  Result<proto::DrainResponse> drain(const rpc::Peer& peer, const proto::DrainRequest& request);
+  Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   Result<proto::RetireResponse> retire(const rpc::Peer& peer, const proto::RetireRequest& request);
 
   template <typename Request, typename Response>

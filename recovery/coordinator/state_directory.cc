@@ -93,7 +93,9 @@ std::string encode_state(const DurableState& state) {
     *entry.mutable_tensor_set() = rpc::to_proto(version.tensor_set);
     entry.set_checkpoint_bytes(version.checkpoint_bytes);
     entry.set_retiring(version.retiring);
+    if (version.replicas) entry.set_replicas(*version.replicas);
   }
+  for (const std::string& node_id : state.drained) message.add_drained(node_id);
   const std::string body = message.SerializeAsString();
   const Digest128 digest = xxh3_128(as_bytes(body));
   std::string bytes(kMagic);
@@ -118,10 +120,12 @@ Result<DurableState> decode_state(std::string_view bytes) {
   state.epoch = message.epoch();
   for (const auto& entry : message.versions()) {
     TRY(ModelVersion id, rpc::from_proto(entry.id()));
-    state.versions[std::move(id)] = {rpc::from_proto(entry.root()),
-                                     rpc::from_proto(entry.tensor_set()), entry.checkpoint_bytes(),
-                                     entry.retiring()};
+    state.versions[std::move(id)] = {
+        rpc::from_proto(entry.root()), rpc::from_proto(entry.tensor_set()),
+        entry.checkpoint_bytes(), entry.retiring(),
+        entry.has_replicas() ? std::optional(entry.replicas()) : std::nullopt};
   }
+  state.drained.insert(message.drained().begin(), message.drained().end());
   return state;
 }
 
@@ -141,7 +145,7 @@ Result<StateDirectory> StateDirectory::open(const std::filesystem::path& path) {
   return StateDirectory(path, std::move(directory), std::move(lock));
 }
 
-Result<DurableState> StateDirectory::load() const {
+Result<DurableState> StateDirectory::load() {
   const UniqueFd file(::openat(directory_.get(), kStateName, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   const std::string name = (path_ / kStateName).string();
   if (!file) {
@@ -160,7 +164,7 @@ Result<DurableState> StateDirectory::load() const {
   return state;
 }
 
-Result<void> StateDirectory::save(const DurableState& state) const {
+Result<void> StateDirectory::save(const DurableState& state) {
   const std::string context = fmt::format("save {}", (path_ / kStateName).string());
   const auto failed = [&](Error error) { return fail(std::move(error).with_context(context)); };
   const std::string bytes = encode_state(state);

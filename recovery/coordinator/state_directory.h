@@ -4,23 +4,23 @@
 #include <string>
 #include <string_view>
 
-#include "recovery/coordinator/core/types.h"
+#include "recovery/coordinator/durable_store.h"
 #include "src/base/unique_fd.h"
 
 namespace rekindle::coordinator {
 
 // The coordinator's directory: `state` (epoch and version table; replaced as a whole) and `lock`,
 // held while this object lives. Used from one thread.
-class StateDirectory {
+class StateDirectory : public DurableStore {
  public:
   // Creates the directory (0700). kUnavailable: another coordinator has it, named.
   static Result<StateDirectory> open(const std::filesystem::path& path);
 
   // An empty state when there is none yet. kCorrupt for a damaged one: it is never reset silently.
-  Result<DurableState> load() const;
+  Result<DurableState> load() override;
   // Write aside, fsync, rename, fsync the directory. After an error the old or the new state is
   // there, whole.
-  Result<void> save(const DurableState& state) const;
+  Result<void> save(const DurableState& state) override;
 
  private:
   StateDirectory(std::filesystem::path path, UniqueFd directory, UniqueFd lock)

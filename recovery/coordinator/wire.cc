@@ -14,6 +14,22 @@ namespace {
 constexpr std::size_t kMaxTextBytes = 512;
 constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
 
+Result<SourceReport> from_proto(const proto::SourceReport& message) {
+  TRY_VOID(check_text("a source's name", message.node_id()));
+  SourceReport report;
+  report.node_id = message.node_id();
+  TRY(report.incarnation, Incarnation::from_bytes(message.incarnation()));
+  report.bytes = message.bytes();
+  report.goodput_bytes_per_second = message.goodput_bytes_per_second();
+  report.failures = message.failures();
+  report.lost = message.lost();
+  report.quarantine = message.quarantine();
+  report.cause = message.cause().substr(0, kMaxTextBytes);
+  return report;
+}
+
+}  // namespace
+
 Result<void> check_text(std::string_view what, std::string_view text) {
   if (text.size() <= kMaxTextBytes) return {};
   return fail(ErrorCode::kInvalid, "{} of {} bytes; {} are allowed", what, text.size(),
@@ -32,41 +48,6 @@ proto::SourceReport to_proto(const SourceReport& report) {
   message.set_cause(report.cause);
   return message;
 }
-
-Result<SourceReport> from_proto(const proto::SourceReport& message) {
-  TRY_VOID(check_text("a source's name", message.node_id()));
-  SourceReport report;
-  report.node_id = message.node_id();
-  TRY(report.incarnation, Incarnation::from_bytes(message.incarnation()));
-  report.bytes = message.bytes();
-  report.goodput_bytes_per_second = message.goodput_bytes_per_second();
-  report.failures = message.failures();
-  report.lost = message.lost();
-  report.quarantine = message.quarantine();
-  report.cause = message.cause().substr(0, kMaxTextBytes);
-  return report;
-}
-
-std::string_view state_name(const Member& member, TimePoint now) {
-  if (member.state == NodeState::kDead) return "dead";
-  if (member.quarantined_until > now) return "quarantined";
-  if (member.state == NodeState::kSuspect || member.connection.empty()) return "suspect";
-  return "alive";
-}
-
-std::string_view state_name(VersionState state) {
-  switch (state) {
-    case VersionState::kStaging:
-      return "staging";
-    case VersionState::kReady:
-      return "ready";
-    case VersionState::kRetiring:
-      return "retiring";
-  }
-  return "unknown";
-}
-
-}  // namespace
 
 Result<NodeInfo> from_proto(const proto::NodeAddress& node) {
   TRY_VOID(check_text("a node id", node.node_id()));
@@ -159,6 +140,7 @@ proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer) {
   *grant.mutable_root() = rpc::to_proto(offer.grant.root);
   grant.set_issuer(issuer.incarnation.to_bytes());
   grant.set_expiry_ms(offer.grant.expiry_ms);
+  grant.set_max_bytes_per_second(offer.grant.max_bytes_per_second);
   grant.set_serial(offer.grant.serial);
   rpc::sign_grant(grant, issuer.secret);
   return source;
@@ -176,42 +158,6 @@ proto::OpenPullResponse to_proto(const OpenedPull& opened, const Issuer& issuer)
   for (const auto& offer : opened.sources) *response.add_sources() = to_proto(offer, issuer);
   response.set_retry_after_ms(static_cast<std::uint32_t>(milliseconds(opened.retry_after)));
   return response;
-}
-
-proto::ClusterStatusResponse make_status(const Core& core, TimePoint now) {
-  proto::ClusterStatusResponse status;
-  status.set_epoch(core.epoch());
-  status.set_uptime_ms(static_cast<std::uint64_t>(milliseconds(now - core.started())));
-  status.set_grace(core.in_grace(now));
-  for (const auto& [node_id, member] : core.members().all()) {
-    auto& node = *status.add_nodes();
-    *node.mutable_node() = to_proto(member.info);
-    node.set_state(std::string(state_name(member, now)));
-    node.set_last_heartbeat_ms_ago(static_cast<std::uint64_t>(
-        std::max<std::int64_t>(milliseconds(now - member.last_heard), 0)));
-    for (const auto& [key, holding] : member.holdings) *node.add_holdings() = to_proto(holding);
-    node.set_failure_domain(member.failure_domain);
-  }
-  for (const auto& [id, version] : core.catalog().state().versions) {
-    auto& entry = *status.add_versions();
-    *entry.mutable_id() = rpc::to_proto(id);
-    *entry.mutable_root() = rpc::to_proto(version.root);
-    entry.set_checkpoint_bytes(version.checkpoint_bytes);
-    entry.set_state(std::string(state_name(core.catalog().state_of(id, core.members()))));
-    entry.set_whole_copies(core.catalog().whole_copies(id, core.members()));
-  }
-  for (const auto& [pull_id, pull] : core.pulls()) {
-    auto& entry = *status.add_pulls();
-    entry.set_pull_id(pull_id.to_bytes());
-    entry.set_puller(pull.puller.node_id);
-    *entry.mutable_id() = rpc::to_proto(pull.id);
-    entry.set_shard(pull.shard);
-    entry.set_bytes_done(pull.bytes_done);
-    entry.set_bytes_total(pull.bytes_total);
-    entry.set_bytes_per_second(pull.bytes_per_second);
-    for (const auto& report : pull.reports) *entry.add_sources() = to_proto(report);
-  }
-  return status;
 }
 
 Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation) {

@@ -107,6 +107,13 @@ class Plan {
   virtual std::uint32_t bucket_count() const = 0;
   // Replaces `out`. Deterministic; `source` must be a candidate.
   virtual void expand(SliceIndex slice, SourceIndex source, Expansion& out) const = 0;
+  // For a source that came after the plan was made: whether boxes of its layout cover all that the
+  // slice reads, and then its reads.
+  virtual bool covered_by(SliceIndex slice, const Layout& source) const = 0;
+  virtual void expand_from(SliceIndex slice, const Layout& source, Expansion& out) const = 0;
+  // Replaces `out`: the tiles that the slice reads some of, ascending. Who holds what its layout
+  // has of all of these can serve the slice.
+  virtual void tiles_read(SliceIndex slice, std::vector<TileIndex>& out) const = 0;
   // Replaces `out`: the tiles that are complete when this slice has landed. A tile that several
   // sources hold only in parts, or a row of tiles wider than a slice, is spread over several slices
   // of one group: it is listed by the last slice of the group, and group_size/group_first say which

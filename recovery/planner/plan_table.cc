@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "recovery/planner/holders.h"
 #include "src/base/units.h"
 
 namespace rekindle::planner {
@@ -138,7 +139,7 @@ bool PlanTable::completes_tiles(SliceIndex slice) const {
   return slice + 1 == group_first(slice) + group_size(slice);
 }
 
-void PlanTable::expand(SliceIndex slice, SourceIndex source, Expansion& out) const {
+void PlanTable::expand_from(SliceIndex slice, const Layout& source, Expansion& out) const {
   out.reads.clear();
   out.scatter.clear();
   out.staging_bytes = 0;
@@ -149,12 +150,12 @@ void PlanTable::expand(SliceIndex slice, SourceIndex source, Expansion& out) con
   }
 }
 
-void PlanTable::expand_direct(SliceIndex slice, SourceIndex source, Expansion& out) const {
+void PlanTable::expand_direct(SliceIndex slice, const Layout& source, Expansion& out) const {
   std::vector<StridedCopy> copies;
   for (const Piece& piece : pieces_of(slice)) {
     const LayoutEntry& local = destination->entries()[piece.entry];
     const std::uint64_t element_bytes = element_bytes_of(*checkpoint, piece.tensor);
-    for (const LayoutEntry& remote : sources[source]->entries_of(piece.tensor)) {
+    for (const LayoutEntry& remote : source.entries_of(piece.tensor)) {
       const auto region = intersect(remote.box, piece.region);
       if (!region) continue;
       copies.clear();
@@ -169,7 +170,7 @@ void PlanTable::expand_direct(SliceIndex slice, SourceIndex source, Expansion& o
   if (!options.source_gathers) cover_short_runs(options, out);
 }
 
-void PlanTable::expand_staged(SliceIndex slice, SourceIndex source, Expansion& out) const {
+void PlanTable::expand_staged(SliceIndex slice, const Layout& source, Expansion& out) const {
   const std::span<const Piece> own = pieces_of(slice);
   const bool grouped = slices[slice].group != kNoGroup;
   const bool completes = completes_tiles(slice);
@@ -180,7 +181,7 @@ void PlanTable::expand_staged(SliceIndex slice, SourceIndex source, Expansion& o
     for (const Piece& piece : grouped ? of_tensor(own, block.tensor) : std::span(&block, 1)) {
       const auto part = intersect(piece.region, tile);
       if (!part) continue;
-      for (const LayoutEntry& remote : sources[source]->entries_of(block.tensor)) {
+      for (const LayoutEntry& remote : source.entries_of(block.tensor)) {
         const auto region = intersect(remote.box, *part);
         if (!region) continue;
         copies.clear();
@@ -202,6 +203,26 @@ void PlanTable::expand_staged(SliceIndex slice, SourceIndex source, Expansion& o
   out.staging_bytes = for_each_staged_tile(*checkpoint, blocks_of(slice), visit);
   merge_reads(out.reads);
   merge_scatter(out.scatter);
+}
+
+bool PlanTable::covered_by(SliceIndex slice, const Layout& source) const {
+  const auto read = pieces_of(slice);
+  return std::all_of(read.begin(), read.end(), [&](const Piece& piece) {
+    return entries_cover(source.entries_of(piece.tensor), piece.region) == Cover::kAll;
+  });
+}
+
+void PlanTable::tiles_read(SliceIndex slice, std::vector<TileIndex>& out) const {
+  out.clear();
+  std::vector<std::uint64_t> locals;
+  for (const Piece& piece : pieces_of(slice)) {
+    locals.clear();
+    checkpoint->tiles.grid(piece.tensor).tiles_of(piece.region, locals);
+    const TileIndex first = checkpoint->tiles.first_tile(piece.tensor);
+    for (const std::uint64_t local : locals) out.push_back(first + static_cast<TileIndex>(local));
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
 }
 
 void PlanTable::tiles(SliceIndex slice, std::vector<TileWork>& out) const {

@@ -46,7 +46,12 @@ class PlanTable final : public Plan {
   SourceMask candidates(SliceIndex slice) const override { return slices[slice].sources; }
   std::uint32_t bucket(SliceIndex slice) const override { return slices[slice].bucket; }
   std::uint32_t bucket_count() const override { return buckets; }
-  void expand(SliceIndex slice, SourceIndex source, Expansion& out) const override;
+  void expand(SliceIndex slice, SourceIndex source, Expansion& out) const override {
+    expand_from(slice, *sources[source], out);
+  }
+  bool covered_by(SliceIndex slice, const Layout& source) const override;
+  void expand_from(SliceIndex slice, const Layout& source, Expansion& out) const override;
+  void tiles_read(SliceIndex slice, std::vector<TileIndex>& out) const override;
   void tiles(SliceIndex slice, std::vector<TileWork>& out) const override;
   SliceIndex group_first(SliceIndex slice) const override;
   SliceIndex group_size(SliceIndex slice) const override;
@@ -71,8 +76,8 @@ class PlanTable final : public Plan {
   std::span<const Piece> pieces_of(SliceIndex slice) const;
   std::span<const Piece> blocks_of(SliceIndex slice) const;
   bool completes_tiles(SliceIndex slice) const;
-  void expand_direct(SliceIndex slice, SourceIndex source, Expansion& out) const;
-  void expand_staged(SliceIndex slice, SourceIndex source, Expansion& out) const;
+  void expand_direct(SliceIndex slice, const Layout& source, Expansion& out) const;
+  void expand_staged(SliceIndex slice, const Layout& source, Expansion& out) const;
   void range_tiles(SliceIndex slice, std::vector<TileWork>& out) const;
 };
 

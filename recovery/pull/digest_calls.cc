@@ -20,7 +20,7 @@ constexpr std::size_t kItemsPerCall = 1024;
 }  // namespace
 
 DigestCalls::DigestCalls(boost::asio::any_io_executor executor,
-                         std::shared_ptr<std::vector<ActiveSource>> sources, Digest128 root)
+                         std::shared_ptr<SourceTable> sources, Digest128 root)
     : executor_(std::move(executor)), sources_(std::move(sources)), root_(root) {}
 
 void DigestCalls::ask(transport::SourceIndex source, std::vector<RangeDigestItem> items,

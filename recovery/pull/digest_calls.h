@@ -16,6 +16,7 @@
 namespace rekindle::pull {
 
 struct ActiveSource;
+using SourceTable = std::deque<ActiveSource>;  // grows while coroutines refer to its elements
 
 // Asks sources for digests of parts of tiles: a few calls at a time per source, the others wait
 // their turn, so that many small slices do not run into a source's limit of open calls. Always in a
@@ -23,8 +24,8 @@ struct ActiveSource;
 class DigestCalls : public std::enable_shared_from_this<DigestCalls> {
  public:
   using Done = std::function<void(RangeDigests)>;
-  DigestCalls(boost::asio::any_io_executor executor,
-              std::shared_ptr<std::vector<ActiveSource>> sources, Digest128 root);
+  DigestCalls(boost::asio::any_io_executor executor, std::shared_ptr<SourceTable> sources,
+              Digest128 root);
 
   void ask(transport::SourceIndex source, std::vector<RangeDigestItem> items, Done done);
   // Those that wait, and those that come, end with kUnavailable; those under way by themselves.
@@ -45,7 +46,7 @@ class DigestCalls : public std::enable_shared_from_this<DigestCalls> {
   rpc::Task<RangeDigests> fetch(transport::SourceIndex source, std::vector<RangeDigestItem> items);
 
   const boost::asio::any_io_executor executor_;
-  const std::shared_ptr<std::vector<ActiveSource>> sources_;
+  const std::shared_ptr<SourceTable> sources_;
   const Digest128 root_;
   std::map<transport::SourceIndex, Line> lines_;
   bool closed_ = false;

@@ -9,6 +9,7 @@
 
 #include "proto/common.pb.h"
 #include "recovery/rpc/rpc.h"
+#include "recovery/swarm/held_tiles.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
@@ -30,6 +31,12 @@ struct PullEnvironment {
   // The live connection to the coordinator, or nullptr while there is none.
   std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
   bool has_coordinator = false;  // one is configured
+  // A copy is being filled: what `held` lists of it may be served from here on, also after its
+  // commit. Empty: nothing is served here.
+  std::function<void(const store::PendingVersion&, std::shared_ptr<const swarm::HeldTiles> held)>
+      share;
+  // It will not be committed: when this returns nobody reads it any more.
+  std::function<rpc::Task<void>(ModelVersion id, Digest128 root, Digest128 layout)> unshare;
   // Why coordinator() is nullptr, naming its address.
   std::function<Error()> coordinator_problem;
 };

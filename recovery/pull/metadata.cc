@@ -40,10 +40,13 @@ rpc::Task<Result<void>> PullJob::learn_checkpoint() {
     forget_lost_sources();
     const bool cancelled = co_await is_cancelled();
     if (cancelled || silence_.over(std::chrono::steady_clock::now())) break;
-    co_await sleep_for(silence_.at_most(kRetryDelay, std::chrono::steady_clock::now()));
+    co_await wait_to_ask_again(kRetryDelay);
     co_await look_for_sources();
   }
-  if (!request_.fallback.empty()) co_return add_fallback();
+  if (!request_.fallback.empty()) {
+    show({}, fmt::format("no source is left; reading {}", request_.fallback.string()));
+    co_return co_await add_fallback();
+  }
   co_return fail(ErrorCode::kNotFound, "NO_SOURCE: nobody can say what {} consists of: {}",
                  resolved_.id.to_string(),
                  last_error ? last_error->message() : "no source can be reached");

@@ -7,6 +7,7 @@
 
 #include "recovery/pull/offload.h"
 #include "recovery/pull/wait.h"
+#include "recovery/swarm/order.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -15,8 +16,9 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kRefreshDelay{250};
-constexpr std::chrono::milliseconds kReportInterval{1000};
-constexpr int kFruitlessTransfers = 5;  // in a row, without one more verified tile
+constexpr std::chrono::milliseconds kLongestAskDelay{1000};
+constexpr std::chrono::seconds kOffersFreshFor{20};  // a grant lives for a minute
+constexpr int kFruitlessTransfers = 5;               // in a row, without one more verified tile
 constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
 
 TimePoint clock_now() { return std::chrono::steady_clock::now(); }
@@ -29,15 +31,16 @@ Error interrupted() {
 }  // namespace
 
 PullJob::PullJob(const PullEnvironment& environment, PullRequest request, OnProgress progress,
-                 PullTimes times)
+                 PullTimes times, PullWatch watch)
     : environment_(environment),
       request_(std::move(request)),
-      wanted_spec_{request_.shard, request_.spec_json, request_.tensors_regex},
+      wanted_spec_{request_.shard, request_.spec_json, request_.tensors_regex, request_.boxes},
       on_progress_(std::move(progress)),
       times_(times),
+      watch_(std::move(watch)),
       finder_(environment, request_.ref, request_.from, wanted_spec_.to_string()),
       silence_(times.silence, clock_now()),
-      sources_(std::make_shared<std::vector<ActiveSource>>()) {}
+      sources_(std::make_shared<SourceTable>()) {}
 
 rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
@@ -67,10 +70,16 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
     auto transferred = co_await transfer_all();
     co_await release_memory();
     if (!transferred) {
+      co_await unshare();
       leave_pending();
       co_return fail(std::move(transferred).error());
     }
-    CO_TRY(stored, co_await commit());
+    auto committed = co_await commit();
+    if (!committed) {
+      co_await unshare();
+      co_return fail(std::move(committed).error());
+    }
+    stored = std::move(*committed);
   }
   enter_phase("ready");
   CO_TRY(auto summary, summarize(*stored));
@@ -103,7 +112,7 @@ rpc::Task<Result<void>> PullJob::resolve() {
     co_return fail(std::move(resolved).error());
   show({}, fmt::format("{}; reading {}", resolved.error().message(), request_.fallback.string()));
   resolved_.id = {request_.ref.model, *request_.ref.version};
-  CO_TRY_VOID(add_fallback());
+  CO_TRY_VOID(co_await add_fallback());
   resolved_.root = checkpoint_->root;
   resolved_.tensor_set = checkpoint_->tensors.digest();
   resolved_.checkpoint_bytes = checkpoint_->tensors.total_bytes();
@@ -145,7 +154,19 @@ rpc::Task<Result<void>> PullJob::begin() {
   });
   CO_TRY(pending_, std::move(begun));
   verified_ = std::make_shared<VerifiedTiles>((*pending_)->verified());
+  layouts_[packed_->layout.digest()] = std::make_shared<const Layout>(packed_->layout);
+  if (environment_.share) environment_.share(**pending_, verified_);
+  if (watch_.on_begun) {
+    watch_.on_begun(
+        {checkpoint_, (*pending_)->manifest().layout, (*pending_)->directory(), verified_});
+  }
   co_return Result<void>();
+}
+
+// Before what is pending is let go of: its bytes may be written again by whoever resumes it.
+rpc::Task<void> PullJob::unshare() {
+  if (!environment_.unshare) co_return;
+  co_await environment_.unshare(resolved_.id, resolved_.root, packed_->layout.digest());
 }
 
 // What has verified stays on disk, to be resumed; files without any of it do not.
@@ -186,7 +207,11 @@ rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit()
 rpc::Task<Result<void>> PullJob::transfer_all() {
   enter_phase("connect");
   silence_.heard(clock_now());
-  co_await connect_peers();
+  if (finder_.age(clock_now()) < kOffersFreshFor) {
+    co_await connect_peers();
+  } else {  // making room for the copy may take long
+    co_await look_for_sources();
+  }
   int fruitless = 0;
   bool first = true;
   while (true) {
@@ -196,7 +221,11 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
     if (std::exchange(first, false)) summary_.resumed_bytes = bytes_done_;
     if (plan->slice_count() == 0 && plan->missing().empty()) co_return Result<void>();
     if (co_await is_cancelled()) co_return fail(interrupted());
-    if (!plan->missing().empty()) {
+    // With sources that are being filled what there is is fetched first: meanwhile they get more.
+    const bool part_first = plan->slice_count() > 0 && any_growing();
+    bool nothing_yet = false;
+    if (part_first) (void)held_by_nobody(*plan, nothing_yet);
+    if (nothing_yet || (!plan->missing().empty() && !part_first)) {
       CO_TRY_VOID(co_await find_more_sources(*plan));
       continue;
     }
@@ -207,6 +236,8 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
     if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
     if (verified_->snapshot().count() > verified || quarantined_.size() > quarantined) {
       fruitless = 0;
+    } else if (grants_denied_ && !silence_.over(clock_now())) {
+      co_await sleep_for(kRefreshDelay);  // the coordinator has fresh ones, when it is back
     } else if (++fruitless == kFruitlessTransfers) {
       co_return fail(
           done ? Error(ErrorCode::kCorrupt,
@@ -216,26 +247,45 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
                : std::move(done).error());
     }
     forget_lost_sources();
-    if (done) {
+    if (done && plan->missing().empty()) {
       ++suspicion_;  // counts when it was not the last round: all slices came, not all tiles
                      // verified
-    } else {
+    } else if (!done) {
       co_await look_for_sources();
     }
   }
 }
 
 rpc::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan) {
-  if (!request_.fallback.empty() && !fallback_used_) {
-    CO_TRY_VOID(add_fallback());
+  // Sources that are only behind are waited for; so is a place at those that are busy.
+  const bool behind = any_growing() || finder_.queued();
+  const bool has_fallback = !request_.fallback.empty() && !fallback_used_;
+  if (has_fallback && (!behind || silence_.over(clock_now()))) {
+    CO_TRY_VOID(co_await add_fallback());
     show({},
          fmt::format("no source is left; reading the rest from {}", request_.fallback.string()));
     co_return Result<void>();
   }
   if (silence_.over(clock_now())) co_return fail(no_source_error(plan));
-  co_await sleep_for(silence_.at_most(kRefreshDelay, clock_now()));
+  co_await wait_to_ask_again(kRefreshDelay);
   co_await look_for_sources();
   co_return Result<void>();
+}
+
+// A place in the coordinator's queue is nobody's silence, unless there is something else to read.
+rpc::Task<void> PullJob::wait_to_ask_again(std::chrono::milliseconds delay) {
+  const auto queued = finder_.queued();
+  const bool has_fallback = !request_.fallback.empty() && !fallback_used_;
+  if (!queued || has_fallback) {
+    queue_shown_ = false;
+    co_await sleep_for(silence_.at_most(delay, clock_now()));
+    co_return;
+  }
+  if (!std::exchange(queue_shown_, true)) {
+    show({}, "all sources are busy; waiting for the first that has a place");
+  }
+  co_await sleep_for(std::clamp(*queued, delay, std::max(delay, kLongestAskDelay)));
+  silence_.heard(clock_now());
 }
 
 rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Plan> plan) {
@@ -248,10 +298,6 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
     add_stats(batch);
     show(batch, "");
     batch_bytes_ = batch.bytes_done;
-    const auto now = clock_now();
-    if (now - last_report_ < kReportInterval) return;
-    last_report_ = now;
-    finder_.report(bytes_done_ + batch.bytes_done, bytes_total_, source_reports());
   };
   hooks.use_memory = [this](transport::HandshakeConnector& connector) { use_memory(connector); };
   hooks.note = [this](std::string note) { show({}, std::move(note)); };
@@ -259,10 +305,15 @@ rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Pl
     return failed_transports_.insert(transport).second;
   };
   const std::shared_ptr<store::PendingVersion> destination(pending_, pending_->get());
+  const std::shared_ptr<const planner::Plan> order_of = plan;
   Transfer transfer(environment_, resolved_.id, resolved_.root, std::move(plan), destination,
                     verified_, sources_, request_.transport, counters_, suspicion_, silence_,
                     std::move(hooks));
-  auto done = co_await transfer.run();
+  if (environment_.share) {
+    const std::uint64_t salt = swarm::salt_of(environment_.identity.incarnation);
+    transfer.set_order(swarm::slice_order(*order_of, salt), salt);
+  }
+  auto done = co_await transfer_and_recruit(transfer);
   if (auto wrong = transfer.wrong_together(); wrong.slices > 0) wrong_together_ = wrong.where;
   judge_sources();
   finder_.report(done ? bytes_total_ : bytes_done_ + batch_bytes_, bytes_total_, source_reports());

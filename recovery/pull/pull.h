@@ -15,6 +15,7 @@
 #include "recovery/pull/transfer.h"
 #include "recovery/pull/types.h"
 #include "recovery/pull/wanted.h"
+#include "recovery/pull/watch.h"
 
 namespace rekindle::pull {
 
@@ -32,7 +33,7 @@ struct PullTimes {
 class PullJob {
  public:
   PullJob(const PullEnvironment& environment, PullRequest request, OnProgress progress,
-          PullTimes times = {});
+          PullTimes times = {}, PullWatch watch = {});
 
   struct Outcome {
     TransferSummary summary;
@@ -50,8 +51,10 @@ class PullJob {
   void leave_pending();
   rpc::Task<Result<void>> transfer_all();
   rpc::Task<Result<void>> find_more_sources(const planner::Plan& plan);
+  rpc::Task<void> wait_to_ask_again(std::chrono::milliseconds delay);
   rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> commit();
   rpc::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
+  rpc::Task<void> unshare();
   std::shared_ptr<const store::StoredVersion> already_here() const;
   Result<TransferSummary> summarize(const store::StoredVersion& stored);
 
@@ -71,13 +74,21 @@ class PullJob {
   rpc::Task<void> learn_layouts();
   rpc::Task<Result<void>> learn_layout_of(ActiveSource& source);
   void add_local_sources();
-  Result<void> add_fallback();
+  rpc::Task<Result<void>> add_fallback();
   void lose(ActiveSource& source, const Error& cause);
   void judge_sources();
   void forget_lost_sources();
-  std::vector<planner::SourceView> views() const;
   Result<std::unique_ptr<planner::Plan>> make_plan();
+  Result<std::unique_ptr<planner::Plan>> plan_over(const TileSet* growing_hold) const;
   Error no_source_error(const planner::Plan& plan) const;
+
+  // recruit.cc: sources that are being filled, and sources that come while a transfer runs
+  bool any_growing() const;
+  std::vector<planner::MissingBox> held_by_nobody(const planner::Plan& plan, bool& all) const;
+  void take_news_of_sources(Transfer* transfer = nullptr);
+  rpc::Task<Result<void>> transfer_and_recruit(Transfer& transfer);
+  rpc::Task<void> recruit(Transfer& transfer);
+  rpc::Task<void> recruit_peer(proto::Source record, Transfer& transfer);
 
   void use_memory(transport::HandshakeConnector& connector);
   rpc::Task<void> release_memory();
@@ -91,6 +102,7 @@ class PullJob {
   const WantedSpec wanted_spec_;
   const OnProgress on_progress_;
   const PullTimes times_;
+  const PullWatch watch_;
   SourceFinder finder_;
   Silence silence_;
 
@@ -103,7 +115,7 @@ class PullJob {
   std::shared_ptr<Landing> landing_ = std::make_shared<Landing>();
   std::set<const transport::HandshakeConnector*> landing_used_by_;
   std::shared_ptr<VerifiedTiles> verified_;
-  std::shared_ptr<std::vector<ActiveSource>> sources_;
+  std::shared_ptr<SourceTable> sources_;
   std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
   std::map<Incarnation, int> losses_;                  // of sources of this pull
   std::set<Incarnation> banned_;                       // served wrong bytes, or failed too often
@@ -113,7 +125,10 @@ class PullJob {
   std::string wrong_together_;                         // what several sources brought, last time
   using PeerKey = std::pair<Incarnation, Digest128>;   // and its layout
   std::set<PeerKey> dialled_;                          // since it was begun to look for sources
+  std::map<PeerKey, TimePoint> recruited_;             // when last, while a transfer runs
   bool fallback_used_ = false;
+  bool grants_denied_ = false;  // in the last transfer
+  bool queue_shown_ = false;
   std::uint32_t suspicion_ = 0;  // see PlanSliceSource
   std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();
 
@@ -123,7 +138,6 @@ class PullJob {
   std::map<std::string, SourceLine> lines_before_;  // when the current transfer began
   TimePoint started_{};
   TimePoint phase_started_{};
-  TimePoint last_report_{};
   std::uint64_t bytes_total_ = 0;
   std::uint64_t bytes_done_ = 0;   // of bytes_total_, verified before the current transfer
   std::uint64_t batch_bytes_ = 0;  // and in it

@@ -29,7 +29,8 @@ PlanSliceSource::PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
                                  std::shared_ptr<store::PendingVersion> destination,
                                  std::shared_ptr<VerifiedTiles> verified, WorkerPool& digest_pool,
                                  RangeDigester range_digester,
-                                 std::shared_ptr<PullCounters> counters, std::uint32_t suspicion)
+                                 std::shared_ptr<PullCounters> counters, std::uint32_t suspicion,
+                                 transport::SourceMask growing)
     : plan_owner_(std::move(plan)),
       destination_owner_(std::move(destination)),
       verified_(std::move(verified)),
@@ -42,6 +43,8 @@ PlanSliceSource::PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
       counters_(std::move(counters)),
       suspicion_(suspicion),
       staging_(kStagingBufferBytes, kStagingBuffers),
+      growing_(growing),
+      availability_(plan_, growing),
       regions_(transport::kMaxSources) {
   std::vector<TileWork> works;
   for (SliceIndex slice = 0; slice < plan_.slice_count(); ++slice) {
@@ -63,19 +66,30 @@ void PlanSliceSource::set_regions(SourceIndex source, std::vector<transport::Reg
 }
 
 transport::SliceInfo PlanSliceSource::info(SliceIndex slice) const {
-  transport::SourceMask candidates = plan_.candidates(slice);
-  if (suspicion_ > 0 && plan_.group_size(slice) > 1)
-    candidates = chosen_for_group(slice, candidates);
-  return {plan_.slice_bytes(slice), candidates};
+  transport::SliceInfo info{plan_.slice_bytes(slice), availability_.candidates(slice),
+                            availability_.prospects(slice)};
+  if (plan_.group_size(slice) == 1) return info;
+  if (plan_.kind(slice) == SliceKind::kStaged) {
+    info.group_first = plan_.group_first(slice);
+    info.group_size = plan_.group_size(slice);
+  }
+  const auto chosen = suspicion_ > 0 ? chosen_for_group(slice, plan_.candidates(slice) & ~growing_)
+                                     : transport::SourceMask();
+  if (!chosen.empty()) {
+    info.candidates = chosen;
+    info.prospects = {};
+  }
+  return info;
 }
 
 transport::SourceMask PlanSliceSource::chosen_for_group(SliceIndex slice,
                                                         transport::SourceMask candidates) const {
-  // Only a source that holds every slice of the group can answer for all of it.
+  // Only a source that holds every slice of the group can answer for all of it; sources that are
+  // being filled are left out: the choice must not change while the group is read.
   const SliceIndex first = plan_.group_first(slice);
   transport::SourceMask common = candidates;
   for (SliceIndex i = first; i < first + plan_.group_size(slice); ++i)
-    common = common & plan_.candidates(i);
+    common = common & plan_.candidates(i) & ~growing_;
   if (common.empty()) return candidates;
   auto skip = (first + suspicion_) % static_cast<std::uint32_t>(common.count());
   for (SourceIndex source = 0; source < transport::kMaxSources; ++source) {
@@ -92,7 +106,7 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
   scratch_.reads.clear();
   scratch_.scatter.clear();
   scratch_.staging_bytes = 0;
-  plan_.expand(slice, source, scratch_);
+  expand_plan(slice, source, scratch_);
 
   const std::lock_guard lock(mutex_);
   std::byte* staging = nullptr;
@@ -116,6 +130,39 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
                    .local_stride = read.copy.dst_stride});
   }
   return {};
+}
+
+void PlanSliceSource::expand_plan(SliceIndex slice, SourceIndex source, Expansion& out) const {
+  std::shared_ptr<const Layout> layout;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto added = added_.find(source); added != added_.end()) layout = added->second;
+  }
+  if (layout != nullptr) return plan_.expand_from(slice, *layout, out);
+  plan_.expand(slice, source, out);
+}
+
+void PlanSliceSource::add_source(SourceIndex source, std::shared_ptr<const Layout> layout) {
+  {
+    const std::lock_guard lock(mutex_);
+    added_[source] = layout;
+  }
+  availability_.add_source(source, *layout);
+  tell_gains(source, {});
+}
+
+void PlanSliceSource::extend(SourceIndex source, const swarm::TileRuns& held) {
+  auto gained = availability_.extend(source, held);
+  if (!gained.empty()) tell_gains(source, std::move(gained));
+}
+
+void PlanSliceSource::complete(SourceIndex source) {
+  tell_gains(source, availability_.complete(source));
+}
+
+void PlanSliceSource::tell_gains(SourceIndex source, std::vector<SliceIndex> slices) {
+  const std::lock_guard lock(batch_mutex_);
+  if (batch_ != nullptr) batch_->candidates_added(source, std::move(slices));
 }
 
 void PlanSliceSource::landed(SliceIndex slice, SourceIndex source) {

@@ -15,6 +15,8 @@
 
 #include "recovery/planner/plan.h"
 #include "recovery/pull/staging_pool.h"
+#include "recovery/swarm/availability.h"
+#include "recovery/swarm/held_tiles.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
@@ -29,23 +31,8 @@ struct PullCounters {
   std::atomic<std::uint64_t> corrupt_tiles = 0;
 };
 
-// The tiles of a pull that have verified, in this life or an earlier one. Thread-safe.
-class VerifiedTiles {
- public:
-  explicit VerifiedTiles(TileSet verified) : tiles_(std::move(verified)) {}
-  void set(TileIndex tile) {
-    const std::lock_guard lock(mutex_);
-    tiles_.set(tile);
-  }
-  TileSet snapshot() const {
-    const std::lock_guard lock(mutex_);
-    return tiles_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  TileSet tiles_;  // guarded by mutex_
-};
+// The tiles of a pull that have verified, in this life or an earlier one: what it serves on.
+using VerifiedTiles = swarm::HeldTiles;
 
 // Slices that landed and did not verify.
 struct WrongBytes {
@@ -74,11 +61,17 @@ class PlanSliceSource final : public transport::SliceSource,
                   std::shared_ptr<store::PendingVersion> destination,
                   std::shared_ptr<VerifiedTiles> verified, WorkerPool& digest_pool,
                   RangeDigester range_digester, std::shared_ptr<PullCounters> counters,
-                  std::uint32_t suspicion);
+                  std::uint32_t suspicion, transport::SourceMask growing = {});
 
   // Keys of a source's segments, in its layout's order. Before its paths are added; again after a
   // reconnect. Any thread.
   void set_regions(transport::SourceIndex source, std::vector<transport::RegionKey> regions);
+  // Sources that are being filled (`growing`, or unknown to the plan), once the batch is bound and
+  // before their paths are added; then what they are known to hold; then that they hold it all.
+  // Control thread.
+  void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout);
+  void extend(transport::SourceIndex source, const swarm::TileRuns& held);
+  void complete(transport::SourceIndex source);
   // Whom to tell verdicts; nullptr before the batch is destroyed: later verdicts are dropped.
   void bind(transport::Batch* batch);
   // True while a slice that landed has no verdict yet. Once the batch has ended and this is false,
@@ -103,6 +96,9 @@ class PlanSliceSource final : public transport::SliceSource,
                              const std::function<std::uint64_t()>& digest) const;
   transport::SourceMask chosen_for_group(transport::SliceIndex slice,
                                          transport::SourceMask candidates) const;
+  void expand_plan(transport::SliceIndex slice, transport::SourceIndex source,
+                   planner::Expansion& out) const;
+  void tell_gains(transport::SourceIndex source, std::vector<transport::SliceIndex> slices);
   std::span<const std::byte> array_of(const LayoutEntry& entry) const;
   const LayoutEntry* entry_holding(TensorIndex tensor, const Box& box) const;
 
@@ -154,15 +150,18 @@ class PlanSliceSource final : public transport::SliceSource,
   // itself.
   const std::uint32_t suspicion_;
   StagingPool staging_;
+  const transport::SourceMask growing_;  // in the plan, but they hold only what is said
+  swarm::Availability availability_;
 
   std::atomic<std::uint64_t> verifying_ = 0;
   std::mutex batch_mutex_;
   transport::Batch* batch_ = nullptr;  // guarded by batch_mutex_
   mutable std::mutex mutex_;
-  std::vector<std::vector<transport::RegionKey>> regions_;    // guarded by mutex_
-  std::unordered_map<transport::SliceIndex, Staged> staged_;  // guarded by mutex_
-  std::unordered_map<transport::SliceIndex, Group> groups_;   // by first slice, guarded by mutex_
-  std::unordered_map<TileIndex, std::uint32_t> parts_open_;   // guarded by mutex_
+  std::vector<std::vector<transport::RegionKey>> regions_;                 // guarded by mutex_
+  std::map<transport::SourceIndex, std::shared_ptr<const Layout>> added_;  // guarded by mutex_
+  std::unordered_map<transport::SliceIndex, Staged> staged_;               // guarded by mutex_
+  std::unordered_map<transport::SliceIndex, Group> groups_;  // by first slice, guarded by mutex_
+  std::unordered_map<TileIndex, std::uint32_t> parts_open_;  // guarded by mutex_
   std::map<std::optional<transport::SourceIndex>, WrongBytes> wrong_;  // guarded by mutex_
   planner::Expansion scratch_;                                         // engine thread only
 };

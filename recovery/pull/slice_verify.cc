@@ -52,7 +52,7 @@ Verdict PlanSliceSource::verify_tiles(SliceIndex slice, SourceIndex source,
   std::byte* staging = staging_of(slice);
   const bool staged = plan_.kind(slice) == SliceKind::kStaged;
   Expansion expansion;
-  if (staging != nullptr) plan_.expand(slice, source, expansion);
+  if (staging != nullptr) expand_plan(slice, source, expansion);
   if (staging != nullptr && !staged && !scatter(expansion, staging)) return Verdict::kLocalFault;
   std::vector<TileWork> works;
   plan_.tiles(slice, works);
@@ -145,7 +145,7 @@ bool PlanSliceSource::scatter_own(SliceIndex slice, SourceIndex source) {
   std::byte* staging = staging_of(slice);
   if (staging == nullptr) return true;
   Expansion expansion;
-  plan_.expand(slice, source, expansion);
+  expand_plan(slice, source, expansion);
   const bool written = scatter(expansion, staging);
   const std::lock_guard lock(mutex_);
   leave_staging(slice);
@@ -158,7 +158,7 @@ void PlanSliceSource::verify_range(SliceIndex slice, SourceIndex source) {
   auto check = std::make_shared<RangeCheck>();
   check->slice = slice;
   check->source = source;
-  check->open = plan_.candidates(slice);
+  check->open = info(slice).candidates;
   plan_.tiles(plan_.group_first(slice) + plan_.group_size(slice) - 1, check->works);
   std::erase_if(check->works, [slice](const TileWork& work) { return work.brought_by != slice; });
   ask_for_digests(std::move(check), source);

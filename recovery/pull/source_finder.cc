@@ -54,6 +54,7 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve_once(std::chrono::milliseconds
   if (from_.empty()) co_return co_await resolve_through_coordinator(deadline);
   CO_TRY(auto found, co_await ask_peers(ref_.version, deadline));
   sources_ = std::move(found.sources);
+  answered_ = std::chrono::steady_clock::now();
   co_return std::move(found.resolved);
 }
 
@@ -83,9 +84,18 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
   resolved.root = rpc::from_proto(response.root());
   resolved.tensor_set = rpc::from_proto(response.tensor_set());
   resolved.checkpoint_bytes = response.checkpoint_bytes();
+  take_offer(response);
+  co_return resolved;
+}
+
+void SourceFinder::take_offer(const proto::OpenPullResponse& response) {
   pull_id_ = response.pull_id();
   sources_.assign(response.sources().begin(), response.sources().end());
-  co_return resolved;
+  answered_ = std::chrono::steady_clock::now();
+  queued_.reset();
+  if (sources_.empty() && response.retry_after_ms() > 0) {
+    queued_ = std::chrono::milliseconds(response.retry_after_ms());
+  }
 }
 
 // `latest` is resolved by the first that answers; the others are asked for that version, all at
@@ -171,6 +181,7 @@ rpc::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
     if (!found) co_return;
     if (found->resolved.root == resolved_.root) {
       sources_ = std::move(found->sources);
+      answered_ = std::chrono::steady_clock::now();
     } else {
       log::warn("pull.refresh", "error",
                 "a --from source now holds other bytes under this version");
@@ -179,7 +190,11 @@ rpc::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
   }
   const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
   coordinator_silent_ = client == nullptr;
-  if (client == nullptr || pull_id_.empty()) co_return;
+  if (client == nullptr) {
+    queued_.reset();
+    co_return;
+  }
+  if (pull_id_.empty()) co_return co_await open_again(deadline);
   auto request = progress_request();
   request.set_need_sources(true);
   auto response = co_await rpc::call<proto::PullProgressResponse>(
@@ -190,6 +205,28 @@ rpc::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
     co_return;
   }
   sources_.assign(response->sources().begin(), response->sources().end());
+  answered_ = std::chrono::steady_clock::now();
+}
+
+// Nobody had a share for us when the pull was opened; pullers that were first may have some by now.
+rpc::Task<void> SourceFinder::open_again(std::chrono::milliseconds deadline) {
+  queued_.reset();  // until it says so again
+  if (resolved_.root.is_nil()) co_return;
+  const auto client = environment_.coordinator();
+  if (client == nullptr) co_return;
+  proto::OpenPullRequest request;
+  *request.mutable_puller() = environment_.self;
+  request.set_model(resolved_.id.model);
+  request.set_version(resolved_.id.version);
+  request.set_shard(shard_);
+  auto response = co_await rpc::call<proto::OpenPullResponse>(client, proto::COORDINATOR_OPEN_PULL,
+                                                              std::move(request), deadline);
+  if (!response) {
+    coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
+    co_return;
+  }
+  if (rpc::from_proto(response->root()) != resolved_.root) co_return;
+  take_offer(*response);
 }
 
 proto::PullProgressRequest SourceFinder::progress_request() const {
@@ -198,6 +235,26 @@ proto::PullProgressRequest SourceFinder::progress_request() const {
   *request.mutable_puller() = environment_.self;
   *request.mutable_id() = rpc::to_proto(resolved_.id);
   return request;
+}
+
+rpc::Task<void> SourceFinder::exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
+                                       std::vector<proto::SourceReport> reports) {
+  const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
+  if (client == nullptr || pull_id_.empty()) co_return;
+  auto request = progress_request();
+  request.set_bytes_done(bytes_done);
+  request.set_bytes_total(bytes_total);
+  request.set_need_sources(true);
+  for (auto& item : reports) *request.add_sources() = std::move(item);
+  auto response = co_await rpc::call<proto::PullProgressResponse>(
+      client, proto::COORDINATOR_PULL_PROGRESS, std::move(request), kCallDeadline);
+  if (!response) {
+    log::debug("pull.exchange", "error", response.error());
+    co_return;
+  }
+  if (response->sources_size() == 0) co_return;  // rather those that were known
+  sources_.assign(response->sources().begin(), response->sources().end());
+  answered_ = std::chrono::steady_clock::now();
 }
 
 void SourceFinder::report(std::uint64_t bytes_done, std::uint64_t bytes_total,

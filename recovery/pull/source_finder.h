@@ -35,7 +35,15 @@ class SourceFinder {
   // Asks again for sources of the resolved version; keeps the old list when nobody answers.
   rpc::Task<void> refresh(std::chrono::milliseconds deadline);
   const std::vector<proto::Source>& sources() const { return sources_; }
+  // Since somebody said who holds it.
+  Duration age(TimePoint now) const { return now - answered_; }
+  // All that hold it are busy, and the coordinator keeps a place for this pull that asks again:
+  // about when. nullopt: it has sources, or the coordinator does not answer.
+  std::optional<std::chrono::milliseconds> queued() const { return queued_; }
 
+  // Tells the coordinator how far the pull is, and takes its list of sources.
+  rpc::Task<void> exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
+                           std::vector<proto::SourceReport> reports);
   // Tells the coordinator, beside the caller: its absence or slowness stops nothing.
   void report(std::uint64_t bytes_done, std::uint64_t bytes_total,
               std::vector<proto::SourceReport> reports) const;
@@ -50,6 +58,8 @@ class SourceFinder {
   };
   rpc::Task<Result<Resolved>> resolve_once(std::chrono::milliseconds deadline);
   rpc::Task<Result<Resolved>> resolve_through_coordinator(std::chrono::milliseconds deadline);
+  void take_offer(const proto::OpenPullResponse& response);
+  rpc::Task<void> open_again(std::chrono::milliseconds deadline);
   rpc::Task<Result<Found>> ask_peers(std::optional<std::uint64_t> version,
                                      std::chrono::milliseconds deadline);
   rpc::Task<void> ask_peer(std::string address, std::optional<std::uint64_t> version,
@@ -64,6 +74,8 @@ class SourceFinder {
   Resolved resolved_;
   std::string pull_id_;
   std::vector<proto::Source> sources_;
+  std::optional<std::chrono::milliseconds> queued_;
+  TimePoint answered_{};
   bool coordinator_silent_ = false;  // it did not answer the last time
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "recovery/rpc/convert.h"
+#include "src/base/log.h"
 #include "src/base/units.h"
 
 namespace rekindle::pull {
@@ -15,6 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kCloseDeadline{500};
 constexpr std::chrono::milliseconds kKeepAliveDeadline{5000};
 constexpr std::chrono::milliseconds kDigestDeadline{3000};
+constexpr std::chrono::hours kWatchDeadline{24};  // it ends with the session
 constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
 constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;  // but for the last: bounds their number
 
@@ -105,7 +107,7 @@ rpc::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
   *request.mutable_id() = rpc::to_proto(wanted.id);
   *request.mutable_root() = rpc::to_proto(wanted.root);
   *request.mutable_layout() = source_.layout();
-  *request.mutable_grant() = source_.grant();
+  *request.mutable_grant() = std::move(wanted.grant);
   for (auto& transport : wanted.transports) request.add_transports(std::move(transport));
   CO_TRY(const auto response,
          co_await rpc::call<proto::OpenSessionResponse>(client_, proto::AGENT_OPEN_SESSION,
@@ -149,6 +151,28 @@ rpc::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
   auto answer = co_await rpc::call<proto::AgentStatusResponse>(
       peer->client_, proto::AGENT_STATUS, proto::AgentStatusRequest(), kKeepAliveDeadline);
   if (!answer && answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
+}
+
+rpc::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> peer, SessionToken token,
+                                               TileIndex tile_count, OnHave on_have) {
+  proto::WatchHaveRequest request;
+  request.set_token(token.to_bytes());
+  // An update that makes no sense is left out: the next full one corrects what it missed.
+  std::function<void(std::string)> on_event = [tile_count, on_have = std::move(on_have),
+                                               name = peer->name()](const std::string& body) {
+    const auto update = rpc::parse_body<proto::HaveUpdate>(body);
+    auto runs = update ? rpc::from_proto(update->held(), tile_count)
+                       : Result<rpc::TileRuns>(fail(update.error()));
+    if (!runs) {
+      log::warn("pull.have", "source", name, "error", runs.error());
+      return;
+    }
+    on_have(std::move(*runs), update->all());
+  };
+  auto ended = co_await peer->client_->call_raw(
+      proto::AGENT_WATCH_HAVE, request.SerializeAsString(), kWatchDeadline, std::move(on_event));
+  if (!ended) co_return fail(std::move(ended).error());
+  co_return Result<void>();
 }
 
 rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::digest_boxes(

@@ -11,6 +11,7 @@
 #include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
 #include "recovery/rpc/rpc.h"
+#include "recovery/swarm/have_feed.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/tensor/checkpoint.h"
@@ -61,6 +62,7 @@ class SourcePeer {
     proto::NodeAddress self;
     ModelVersion id;
     Digest128 root;
+    proto::Grant grant;
     std::vector<std::string> transports;
   };
   rpc::Task<Result<PeerSession>> open_session(SessionRequest wanted,
@@ -73,6 +75,11 @@ class SourcePeer {
   // Keeps the control connection (and with it the session) alive while only data flows. A peer that
   // does not answer within 5 s is closed.
   static rpc::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
+  // What the source holds of a copy that is being filled, until it is complete (success), the
+  // session ends, or the caller is cancelled. Runs are checked; `all` is not only what is new.
+  using OnHave = std::function<void(swarm::TileRuns held, bool all)>;
+  static rpc::Task<Result<void>> watch_have(std::shared_ptr<SourcePeer> peer, SessionToken token,
+                                            TileIndex tile_count, OnHave on_have);
   rpc::Task<Result<std::vector<std::uint64_t>>> digest_boxes(proto::DigestBoxesRequest request);
 
  private:

@@ -4,6 +4,7 @@
 
 #include "recovery/pull/concurrently.h"
 #include "recovery/pull/file_source.h"
+#include "recovery/pull/offload.h"
 #include "recovery/pull/pull.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
@@ -15,13 +16,8 @@ namespace {
 constexpr std::chrono::milliseconds kDialDeadline{1500};
 constexpr std::chrono::milliseconds kRefreshDeadline{1000};
 constexpr std::size_t kMissingShown = 5;
-
-Result<TileSet> tiles_from(const proto::TileRanges& ranges, TileIndex count) {
-  TRY(const auto runs, rpc::from_proto(ranges, count));
-  TileSet set(count);
-  for (const auto& [begin, end] : runs) set.set_range(begin, end);
-  return set;
-}
+constexpr std::uint64_t kSlicesToTrade = 1024;
+constexpr std::uint64_t kLeastSliceBytes = 1 << 20;
 
 }  // namespace
 
@@ -45,6 +41,7 @@ rpc::Task<void> PullJob::look_for_sources() {
 
 rpc::Task<void> PullJob::ask_then_dial() {
   co_await finder_.refresh(silence_.at_most(kRefreshDeadline, std::chrono::steady_clock::now()));
+  take_news_of_sources();
   co_await dial_peers();
 }
 
@@ -108,8 +105,10 @@ rpc::Task<Result<void>> PullJob::learn_layout_of(ActiveSource& source) {
     layouts_[digest] = std::make_shared<const Layout>(std::move(layout));
   }
   if (!source.record.complete()) {
-    CO_TRY(auto held, tiles_from(source.record.held(), checkpoint_->tiles.tile_count()));
-    source.held = std::move(held);
+    const TileIndex tiles = checkpoint_->tiles.tile_count();
+    CO_TRY(const auto runs, rpc::from_proto(source.record.held(), tiles));
+    source.held.emplace(tiles);
+    for (const auto& [begin, end] : runs) source.held->set_range(begin, end);
   }
   source.layout = layouts_[digest];
   co_return Result<void>();
@@ -145,15 +144,19 @@ void PullJob::add_local_sources() {
   }
 }
 
-Result<void> PullJob::add_fallback() {
+rpc::Task<Result<void>> PullJob::add_fallback() {
   fallback_used_ = true;
-  TRY(auto files, checkpoint_ != nullptr ? open_file_source(request_.fallback, checkpoint_)
-                                         : adopt_file_source(request_.fallback, resolved_.id,
-                                                             *environment_.blocking_pool));
+  // It may be a slow file system, and everything in it may have to be digested.
+  auto open = [this] {
+    return checkpoint_ != nullptr
+               ? open_file_source(request_.fallback, checkpoint_)
+               : adopt_file_source(request_.fallback, resolved_.id, *environment_.digest_pool);
+  };
+  CO_TRY(auto files, co_await offload(*environment_.blocking_pool, std::move(open)));
   if (!resolved_.root.is_nil() && files->checkpoint->root != resolved_.root) {
-    return fail(ErrorCode::kCorrupt, "{} holds other weights than {}: its root is {}, not {}",
-                request_.fallback.string(), resolved_.id.to_string(), files->checkpoint->root.hex(),
-                resolved_.root.hex());
+    co_return fail(ErrorCode::kCorrupt, "{} holds other weights than {}: its root is {}, not {}",
+                   request_.fallback.string(), resolved_.id.to_string(),
+                   files->checkpoint->root.hex(), resolved_.root.hex());
   }
   checkpoint_ = files->checkpoint;
   ActiveSource source;
@@ -163,11 +166,12 @@ Result<void> PullJob::add_fallback() {
   source.keep_alive = files;
   if (sources_->size() >= transport::kMaxSources) sources_->pop_back();
   sources_->push_back(std::move(source));
-  return {};
+  co_return Result<void>();
 }
 
 // After a transfer. Wrong bytes add up over all transfers of this pull.
 void PullJob::judge_sources() {
+  grants_denied_ = false;
   for (auto& source : *sources_) {
     auto& wrong = wrong_slices_[source.name];
     wrong += source.wrong.slices;
@@ -182,6 +186,10 @@ void PullJob::judge_sources() {
     const auto incarnation = source.peer->incarnation();
     // Who delivers may be lost as often as the network likes: there is an end to that.
     if (source.bytes > 0) losses_.erase(incarnation);
+    if (source.denied && !source.quarantined) {
+      grants_denied_ = true;
+      continue;
+    }
     if (source.quarantined || ++losses_[incarnation] >= kLossesToBan) banned_.insert(incarnation);
   }
 }
@@ -197,37 +205,53 @@ void PullJob::forget_lost_sources() {
   std::erase_if(*sources_, [](const ActiveSource& source) { return source.lost; });
 }
 
-std::vector<planner::SourceView> PullJob::views() const {
+// `growing_hold`: what sources that are being filled count as holding; null: all of their layout.
+Result<std::unique_ptr<planner::Plan>> PullJob::plan_over(const TileSet* growing_hold) const {
   std::vector<planner::SourceView> views;
   for (const auto& source : *sources_) {
-    views.push_back({source.layout.get(), source.held ? &*source.held : nullptr});
+    views.push_back({source.layout.get(), source.held ? growing_hold : nullptr});
   }
-  return views;
-}
-
-Result<std::unique_ptr<planner::Plan>> PullJob::make_plan() {
-  const auto sources = views();
   planner::PlanRequest request;
   request.checkpoint = checkpoint_.get();
   request.destination = &packed_->layout;
-  request.sources = sources;
+  request.sources = views;
   const TileSet have = verified_ != nullptr ? verified_->snapshot() : TileSet();
   request.have = verified_ != nullptr ? &have : nullptr;
-  return planner::plan_pull(request, {});
+  planner::PlanOptions options;
+  if (environment_.share) {
+    // What is small is traded in small pieces, or there would be too few of them.
+    options.slice_bytes = std::clamp(packed_->layout.payload_bytes() / kSlicesToTrade,
+                                     kLeastSliceBytes, options.slice_bytes);
+    options.bucket_bytes = 4 * options.slice_bytes;
+  }
+  return planner::plan_pull(request, options);
+}
+
+// Slices are cut by what is held completely: sources that are being filled join in where they can
+// (swarm::Availability). Only where those hold nothing that is left the others decide, by what they
+// are going to hold.
+Result<std::unique_ptr<planner::Plan>> PullJob::make_plan() {
+  const TileSet nothing(checkpoint_->tiles.tile_count());
+  TRY(auto plan, plan_over(&nothing));
+  if (!any_growing() || plan->missing().empty() || plan->slice_count() > 0) return plan;
+  return plan_over(nullptr);
 }
 
 Error PullJob::no_source_error(const planner::Plan& plan) const {
+  bool all = false;
+  auto missing = held_by_nobody(plan, all);
+  missing.insert(missing.begin(), plan.missing().begin(), plan.missing().end());
   std::string quarantined;
   for (const auto& [name, why] : quarantined_) {
     quarantined += fmt::format("source {} is {}; ", name, why);
   }
   if (!quarantined.empty()) quarantined += "check its copy with `rekindle verify`; ";
-  return {ErrorCode::kNotFound,
-          fmt::format(
-              "NO_SOURCE: no living source holds {} part(s) of {}: {}; {}start an agent that "
-              "holds it, or give --fallback DIR",
-              plan.missing().size(), resolved_.id.to_string(),
-              planner::describe_missing(*checkpoint_, plan.missing(), kMissingShown), quarantined)};
+  return {
+      ErrorCode::kNotFound,
+      fmt::format("NO_SOURCE: no living source holds {} part(s) of {}: {}; {}start an agent that "
+                  "holds it, or give --fallback DIR",
+                  missing.size(), resolved_.id.to_string(),
+                  planner::describe_missing(*checkpoint_, missing, kMissingShown), quarantined)};
 }
 
 rpc::Task<Result<PlanSummary>> PullJob::plan_only() {

@@ -24,15 +24,22 @@ constexpr std::chrono::milliseconds kKeepAliveInterval{10000};
 constexpr std::chrono::milliseconds kDrainDeadline{10000};
 constexpr int kReconnectsPerSource = 1;  // and one more over another transport
 
+transport::SourceMask being_filled(const SourceTable& sources) {
+  transport::SourceMask mask;
+  for (SourceIndex i = 0; i < sources.size(); ++i) {
+    if (sources[i].held) mask.set(i);
+  }
+  return mask;
+}
+
 }  // namespace
 
 Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
                    const Digest128& root, std::shared_ptr<const planner::Plan> plan,
                    std::shared_ptr<store::PendingVersion> destination,
-                   std::shared_ptr<VerifiedTiles> verified,
-                   std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
-                   std::shared_ptr<PullCounters> counters, std::uint32_t suspicion,
-                   Silence& silence, Hooks hooks)
+                   std::shared_ptr<VerifiedTiles> verified, std::shared_ptr<SourceTable> sources,
+                   std::string forced_transport, std::shared_ptr<PullCounters> counters,
+                   std::uint32_t suspicion, Silence& silence, Hooks hooks)
     : environment_(environment),
       id_(id),
       root_(root),
@@ -48,20 +55,28 @@ Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
                              DigestCalls::Done done) {
             calls->ask(source, std::move(items), std::move(done));
           },
-          std::move(counters), suspicion)),
+          std::move(counters), suspicion, being_filled(sources_))),
       timer_(std::make_shared<boost::asio::steady_timer>(environment.executor)) {}
 
 Transfer::~Transfer() {
+  stop_following();
   slices_->bind(nullptr);
   batch_.reset();  // cancels what still runs and waits for the drain
 }
 
 rpc::Task<Result<void>> Transfer::run() {
   last_look_ = std::chrono::steady_clock::now();
-  batch_ = environment_.engine->start(*slices_, *this, {});
+  transport::BatchOptions options;
+  options.order = order_;
+  options.salt = salt_;
+  batch_ = environment_.engine->start(*slices_, *this, options);
   slices_->bind(batch_.get());
-  for (SourceIndex i = 0; i < sources_.size(); ++i) start_connecting(i);
+  for (SourceIndex i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].held) take_in(i);
+    start_connecting(i);
+  }
   auto outcome = co_await watch_batch();
+  stop_following();
   slices_->bind(nullptr);
   batch_.reset();
   CO_TRY_VOID(co_await drain_verifications());
@@ -101,6 +116,7 @@ void Transfer::note_progress() {
   const Duration gap = now - std::exchange(last_look_, now);
   if (gap > kTick + kPause) silence_.forgive(gap);
   silence_.heard(progress.last_byte);
+  note_lost_rails(progress);
   if (hooks_.tick) hooks_.tick(progress);
 }
 
@@ -214,6 +230,8 @@ void Transfer::lose(SourceIndex index, const std::string& cause) {
     hooks_.note(fmt::format("source {} lost: {}{}", source.name, cause,
                             others ? "; continuing from the others" : ""));
   }
+  stop_following(index);
+  if (batch_ != nullptr) follow_another();
 }
 
 void Transfer::stop_connecting() {

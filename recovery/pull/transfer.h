@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,7 +32,8 @@ struct ActiveSource {
   proto::Source record;              // of a peer
   std::shared_ptr<SourcePeer> peer;  // null for local bytes
   std::shared_ptr<const Layout> layout;
-  std::optional<TileSet> held;  // nullopt: all of the layout
+  // What it is known to hold while it is being filled; nullopt: all of the layout.
+  std::optional<TileSet> held;
   std::vector<std::span<const std::byte>> local_segments;
   std::shared_ptr<const void> keep_alive;  // of local_segments
 
@@ -43,10 +45,12 @@ struct ActiveSource {
   int reconnects = 0;
   std::set<std::string> used;   // transports by handshake that have worked
   std::set<std::string> avoid;  // transports that broke again after a reconnect
+  std::set<std::string> rails;  // homes of the paths that live
   bool joining = false;         // rails that are missing are being connected
   TimePoint next_join{};
   Duration join_pause{};  // doubles while it fails
   bool slow = false;      // alive, but its last slices were taken from it; not connected now
+  bool denied = false;    // by a grant that has run out, which is not the source's fault
   bool lost = false;
   bool quarantined = false;
   WrongBytes wrong;  // of this transfer, when it has ended
@@ -75,11 +79,21 @@ class Transfer final : private transport::BatchObserver {
   Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest128& root,
            std::shared_ptr<const planner::Plan> plan,
            std::shared_ptr<store::PendingVersion> destination,
-           std::shared_ptr<VerifiedTiles> verified,
-           std::shared_ptr<std::vector<ActiveSource>> sources, std::string forced_transport,
-           std::shared_ptr<PullCounters> counters, std::uint32_t suspicion, Silence& silence,
-           Hooks hooks);
+           std::shared_ptr<VerifiedTiles> verified, std::shared_ptr<SourceTable> sources,
+           std::string forced_transport, std::shared_ptr<PullCounters> counters,
+           std::uint32_t suspicion, Silence& silence, Hooks hooks);
   ~Transfer() override;
+
+  // Before run(): the order in which slices are wanted; empty: as numbered.
+  void set_order(std::vector<transport::SliceIndex> order, std::uint64_t salt) {
+    order_ = std::move(order);
+    salt_ = salt;
+  }
+  // While it runs: the last element of the table is new.
+  void admit(transport::SourceIndex index);
+  // What a source that is being filled holds by now: by its own word, or the coordinator's.
+  void on_have(transport::SourceIndex index, const swarm::TileRuns& held);
+  void on_complete(transport::SourceIndex index);
 
   // A cancelled coroutine ends the batch, waits for its drain and returns kUnavailable
   // ("cancelled"); it must have been told not to throw (this_coro::throw_if_cancelled(false)).
@@ -118,10 +132,22 @@ class Transfer final : private transport::BatchObserver {
                                                   std::vector<std::string> in_use);
   static void renew_offer(ActiveSource& source, const SessionToken& token,
                           const std::string& transport, const std::string& endpoint);
+  void note_lost_rails(const transport::BatchProgress& progress);
   void join_missing_rails();
   rpc::Task<void> join_rails(transport::SourceIndex index, PeerSession::Offer offer,
                              std::vector<std::string> in_use);
   rpc::Task<void> close_sessions();
+
+  // transfer_swarm.cc
+  struct Following;
+  void take_in(transport::SourceIndex index);
+  void follow(transport::SourceIndex index);
+  static rpc::Task<void> watch(std::shared_ptr<Following> following,
+                               std::shared_ptr<SourcePeer> peer, SessionToken token,
+                               TileIndex tile_count);
+  void stop_following(transport::SourceIndex index);
+  void stop_following();
+  void follow_another();
 
   rpc::Task<Result<void>> watch_batch();
   rpc::Task<Result<void>> drain_verifications();
@@ -136,11 +162,13 @@ class Transfer final : private transport::BatchObserver {
   const PullEnvironment& environment_;
   const ModelVersion id_;
   const Digest128 root_;
-  const std::shared_ptr<std::vector<ActiveSource>> source_table_;
-  std::vector<ActiveSource>& sources_;  // *source_table_
+  const std::shared_ptr<SourceTable> source_table_;
+  SourceTable& sources_;  // *source_table_
   const std::string forced_transport_;
   Silence& silence_;
   const Hooks hooks_;
+  std::vector<transport::SliceIndex> order_;
+  std::uint64_t salt_ = 0;
   const std::shared_ptr<DigestCalls> digests_;
   std::shared_ptr<PlanSliceSource> slices_;
   std::unique_ptr<transport::Batch> batch_;
@@ -149,6 +177,8 @@ class Transfer final : private transport::BatchObserver {
   bool starved_ = false;
   TimePoint last_keep_alive_{};
   TimePoint last_look_{};
+  std::map<transport::SourceIndex, std::shared_ptr<Following>> following_;
+  std::set<transport::SourceIndex> unwatchable_;  // the watch ended, and not because it is complete
 
   std::mutex mutex_;
   std::deque<Event> events_;              // guarded by mutex_

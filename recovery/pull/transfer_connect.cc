@@ -58,6 +58,7 @@ rpc::Task<void> Transfer::connect_source(SourceIndex index) {
   source.connecting = false;
   --connecting_;
   starved_ = starved_ && !opened;
+  if (opened) follow(index);
   if (!opened) lose(index, opened.error().message());
   timer_->cancel();
 }
@@ -93,8 +94,11 @@ rpc::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex i
     co_return Result<void>();
   }
   const auto deadline = silence_.at_most(kSessionDeadline, std::chrono::steady_clock::now());
-  SourcePeer::SessionRequest wanted{environment_.self, id_, root_, transports_of(source)};
-  CO_TRY(source.session, co_await source.peer->open_session(std::move(wanted), deadline));
+  SourcePeer::SessionRequest wanted{environment_.self, id_, root_, source.record.grant(),
+                                    transports_of(source)};
+  auto session_opened = co_await source.peer->open_session(std::move(wanted), deadline);
+  source.denied = !session_opened && session_opened.error().code() == ErrorCode::kDenied;
+  CO_TRY(source.session, std::move(session_opened));
   const PeerSession session = *source.session;
   slices_->set_regions(index, session.regions);
   std::optional<Error> last_error;
@@ -173,8 +177,13 @@ void Transfer::open_local(ActiveSource& source, SourceIndex index) {
 rpc::Task<void> Transfer::close_sessions() {
   std::vector<rpc::Task<void>> closes;
   for (auto& source : sources_) {
-    if (source.peer == nullptr || !source.session || source.lost || source.slow) continue;
-    closes.push_back(SourcePeer::close_session(source.peer, source.session->token));
+    if (source.peer == nullptr || !source.session || source.lost) continue;
+    auto close = SourcePeer::close_session(source.peer, source.session->token);
+    if (source.slow) {  // nobody waits for it
+      boost::asio::co_spawn(environment_.executor, std::move(close), boost::asio::detached);
+    } else {
+      closes.push_back(std::move(close));
+    }
     source.session.reset();
   }
   co_await run_all(std::move(closes));

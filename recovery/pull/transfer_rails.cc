@@ -71,6 +71,22 @@ void Transfer::renew_offer(ActiveSource& source, const SessionToken& token,
   }
 }
 
+// A source that loses one of several rails goes on over the others: that is said, no more.
+void Transfer::note_lost_rails(const transport::BatchProgress& progress) {
+  std::vector<std::set<std::string>> alive(sources_.size());
+  for (const auto& path : progress.paths) {
+    if (path.alive && !path.home.empty()) alive[path.source].insert(path.home);
+  }
+  for (SourceIndex index = 0; index < sources_.size(); ++index) {
+    ActiveSource& source = sources_[index];
+    for (const std::string& rail : source.rails) {
+      if (alive[index].contains(rail) || alive[index].empty()) continue;
+      log::info("pull.rail_lost", "source", source.name, "rail", rail);
+    }
+    source.rails = std::move(alive[index]);
+  }
+}
+
 // Sources whose paths are fewer than their rails: a rail that was down may be back, a source that
 // was still registering its memory may have finished.
 void Transfer::join_missing_rails() {

@@ -9,9 +9,18 @@
 
 #include "src/base/digest.h"
 #include "src/base/ids.h"
+#include "src/tensor/box.h"
 
 // What a pull takes and gives, for the command line and the local channel.
 namespace rekindle::pull {
+
+// A part of a tensor, as a worker names it. Rank 0 of both: the whole tensor.
+struct NamedBox {
+  std::string tensor;
+  Dims offset;
+  Dims extent;
+  auto operator<=>(const NamedBox&) const = default;
+};
 
 struct PullRequest {
   ModelRef ref;
@@ -19,9 +28,10 @@ struct PullRequest {
   std::string spec_json;      // contents of --spec; "" = built in, by the checkpoint's config.json
   std::string tensors_regex;  // instead of a shard
   std::vector<std::string> from;
-  std::string transport;           // "", "tcp", "shm" or "verbs"
-  std::filesystem::path to;        // "" = into the store; else a complete checkpoint directory
-  std::filesystem::path fallback;  // rung 4: a directory of safetensors files
+  std::string transport;             // "", "tcp", "shm" or "verbs"
+  std::filesystem::path to;          // "" = into the store; else a complete checkpoint directory
+  std::filesystem::path fallback;    // rung 4: a directory of safetensors files
+  std::vector<NamedBox> boxes = {};  // instead of a shard
 };
 
 struct SourceLine {

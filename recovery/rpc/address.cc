@@ -52,6 +52,17 @@ std::string HostPort::to_string() const {
                                              : fmt::format("[{}]:{}", host, port);
 }
 
+Result<std::vector<std::string>> parse_addresses(std::string_view text) {
+  std::vector<std::string> addresses;
+  while (true) {
+    const auto comma = text.find(',');
+    TRY(const HostPort address, HostPort::parse(text.substr(0, comma)));
+    addresses.push_back(address.to_string());
+    if (comma == std::string_view::npos) return addresses;
+    text.remove_prefix(comma + 1);
+  }
+}
+
 std::string to_string(const Endpoint& endpoint) {
   tcp::endpoint inet;
   if (endpoint.size() == 0 || endpoint.size() > inet.capacity()) return "unknown";

@@ -22,6 +22,9 @@ struct HostPort {
   std::string to_string() const;  // brackets where the host has a colon
 };
 
+// "a:7300,b:7300": where a coordinator may be, in order. Each is checked; at least one.
+Result<std::vector<std::string>> parse_addresses(std::string_view text);
+
 inline constexpr std::string_view kUnixPrefix = "unix:";
 
 // An endpoint from a socket call: "10.0.0.3:51234", "[fd00::3]:7400"; a v4-mapped address as v4.

@@ -69,6 +69,15 @@ class CoordinatorClient {
     return call<proto::ClusterStatusResponse>(client_, proto::COORDINATOR_STATUS,
                                               proto::ClusterStatusRequest(), deadline);
   }
+  Task<Result<proto::DrainResponse>> drain(proto::DrainRequest request, Deadline deadline) const {
+    return call<proto::DrainResponse>(client_, proto::COORDINATOR_DRAIN, std::move(request),
+                                      deadline);
+  }
+  Task<Result<proto::RankResponse>> report_rank(proto::RankReport request,
+                                                Deadline deadline) const {
+    return call<proto::RankResponse>(client_, proto::COORDINATOR_REPORT_RANK, std::move(request),
+                                     deadline);
+  }
   Task<Result<proto::RetireResponse>> retire(proto::RetireRequest request,
                                              Deadline deadline) const {
     return call<proto::RetireResponse>(client_, proto::COORDINATOR_RETIRE, std::move(request),

@@ -24,7 +24,11 @@ class Server final : public RpcServer {
   }
 
   void handle(proto::Method method, Handler handler, bool local_only) override {
-    core_->shared->methods[static_cast<std::uint32_t>(method)] = {std::move(handler), local_only};
+    core_->shared->methods[static_cast<std::uint32_t>(method)] = {
+        std::move(handler), {}, local_only};
+  }
+  void handle_at_once(proto::Method method, InstantHandler handler) override {
+    core_->shared->methods[static_cast<std::uint32_t>(method)] = {{}, std::move(handler), false};
   }
   void on_peer_closed(std::function<void(const Peer&)> callback) override {
     core_->shared->on_peer_closed = std::move(callback);

@@ -62,6 +62,11 @@ namespace {
 
 constexpr std::chrono::milliseconds kRefusalLogInterval{100};
 
+Failure handler_failed(const std::string& call, const std::string& why, bool quiet = false) {
+  if (!quiet) log::error("rpc.handler_failed", "call", call, "error", why);
+  return fail(ErrorCode::kInternal, "{} failed: {}", call, why);
+}
+
 void log_refusal(ServerShared& shared, const std::string& address, const Error& error) {
   const TimePoint now = steady_clock::now();
   if (now < shared.next_refusal_log) {
@@ -185,6 +190,7 @@ void ServerConnection::on_request(proto::Request request) {
   if (request.deadline_ms() == 0) {
     return respond(id, fail(ErrorCode::kInvalid, "a call needs a deadline"));
   }
+  if (found->second.at_once) return respond(id, answer_at_once(found->second, request));
   if (calls_.size() >= shared_->limits.max_calls_per_connection) {
     return respond(id, fail(ErrorCode::kExhausted, "{} calls are open on this connection; wait",
                             calls_.size()));
@@ -198,6 +204,18 @@ void ServerConnection::on_request(proto::Request request) {
   });
   shared_->tasks.spawn("rpc.call", run_call(shared_from_this(), call, found->second,
                                             std::move(*request.mutable_body())));
+}
+
+Result<std::string> ServerConnection::answer_at_once(const ServerShared::Method& method,
+                                                     const proto::Request& request) const {
+  std::string why = "unknown exception";
+  try {
+    return method.at_once(peer_, request.body());
+  } catch (const std::exception& error) {
+    why = error.what();
+  } catch (...) {  // only its text is wanted
+  }
+  return handler_failed(proto::Method_Name(static_cast<proto::Method>(request.method())), why);
 }
 
 void ServerConnection::on_call_deadline(const std::shared_ptr<Call>& call) {
@@ -231,8 +249,7 @@ Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> self,
       why = error.what();
     } catch (...) {  // only its text is wanted
     }
-    if (!call->cancelled) log::error("rpc.handler_failed", "call", call->what, "error", why);
-    result = fail(ErrorCode::kInternal, "{} failed: {}", call->what, why);
+    result = handler_failed(call->what, why, /*quiet=*/call->cancelled);
   }
   self->respond_once(*call, std::move(result));
 }

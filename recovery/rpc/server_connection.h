@@ -16,6 +16,7 @@ namespace rekindle::rpc {
 struct ServerShared {
   struct Method {
     Handler handler;
+    InstantHandler at_once;  // instead
     bool local_only = false;
   };
   ServerShared(boost::asio::any_io_executor executor, Identity who, ServerLimits server_limits)
@@ -50,6 +51,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
 
   Task<Result<void>> greet();
   void on_request(proto::Request request);
+  Result<std::string> answer_at_once(const ServerShared::Method& method,
+                                     const proto::Request& request) const;
   void on_call_deadline(const std::shared_ptr<Call>& call);
   static Task<void> run_call(std::shared_ptr<ServerConnection> self, std::shared_ptr<Call> call,
                              const ServerShared::Method& method, std::string body);

@@ -25,6 +25,9 @@ class PendingCopy final : public PendingVersion {
   std::span<std::byte> segment(std::uint32_t index) override {
     return segments_[index]->writable();
   }
+  std::shared_ptr<const MappedSegment> mapped(std::uint32_t index) const override {
+    return segments_[index];
+  }
   const TileSet& verified() const override { return verified_; }
   void mark_verified(TileIndex tile) override;
   Result<void> check_sizes() const override;
@@ -55,7 +58,7 @@ class PendingCopy final : public PendingVersion {
   const std::filesystem::path directory_;
   const LayoutTiles tiles_;
   const ArrayOf array_of_;
-  std::vector<std::unique_ptr<MappedSegment>> segments_;
+  std::vector<std::shared_ptr<MappedSegment>> segments_;
   std::unique_ptr<ResumeFile> resume_;
   TileSet verified_;
   bool resumed_ = false;   // a previous life left files that belong to this copy

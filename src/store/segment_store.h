@@ -61,7 +61,8 @@ class MappedSegment {
 // A committed copy: immutable, shared by everyone who reads it.
 struct StoredVersion {
   Manifest manifest;
-  std::vector<std::unique_ptr<MappedSegment>> segments;  // as in the layout
+  // As in the layout. Those of a pull are the same ones that PendingVersion::mapped() gave.
+  std::vector<std::shared_ptr<MappedSegment>> segments;
   std::filesystem::path directory;
 
   // The bytes of one layout entry.
@@ -74,6 +75,9 @@ class PendingVersion {
   virtual ~PendingVersion() = default;  // what was not committed stays, to be resumed
   virtual const Manifest& manifest() const = 0;
   virtual std::span<std::byte> segment(std::uint32_t index) = 0;
+  // The mapping behind it, for whoever serves it: the same object and address before and after the
+  // commit, and valid for as long as the pointer lives. Its path() changes when it is committed.
+  virtual std::shared_ptr<const MappedSegment> mapped(std::uint32_t index) const = 0;
   // Tiles that a previous life has verified and that still verify; empty on a first try.
   virtual const TileSet& verified() const = 0;
   // Marks a verified tile in the resume bitmap (a shared mapping: survives SIGKILL). Any thread.
@@ -142,6 +146,8 @@ class SegmentStore {
   // Unlinks all layouts of a version; memory goes when the last reader lets go. Returns bytes
   // freed.
   virtual Result<std::uint64_t> retire(const ModelVersion& id) = 0;
+  // The same of one copy. kNotFound: it is not listed any more.
+  virtual Result<std::uint64_t> retire_copy(const StoredVersion& copy) = 0;
 
   virtual std::uint64_t used_bytes() const = 0;
   virtual std::uint64_t budget_bytes() const = 0;

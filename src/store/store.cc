@@ -62,7 +62,18 @@ class Store final : public SegmentStore {
   void discard_staged(std::shared_ptr<Staged> staged) override { staged->copy.reset(); }
 
   Result<std::uint64_t> retire(const ModelVersion& id) override {
-    const StoreState::Retired retired = state_->retire(id);
+    return unlink(id, state_->retire(id));
+  }
+
+  Result<std::uint64_t> retire_copy(const StoredVersion& copy) override {
+    return unlink(copy.manifest.checkpoint->id, state_->retire_copy(copy));
+  }
+  std::uint64_t used_bytes() const override { return state_->used_bytes(); }
+  std::uint64_t budget_bytes() const override { return state_->budget_bytes(); }
+  const fs::path& directory() const override { return state_->directory(); }
+
+ private:
+  Result<std::uint64_t> unlink(const ModelVersion& id, const StoreState::Retired& retired) {
     if (retired.directories.empty()) {
       return fail(ErrorCode::kNotFound, "{} is not in store {}", id.to_string(),
                   state_->directory().string());
@@ -77,11 +88,6 @@ class Store final : public SegmentStore {
     return retired.bytes;
   }
 
-  std::uint64_t used_bytes() const override { return state_->used_bytes(); }
-  std::uint64_t budget_bytes() const override { return state_->budget_bytes(); }
-  const fs::path& directory() const override { return state_->directory(); }
-
- private:
   const std::shared_ptr<StoreState> state_;
 };
 

@@ -136,6 +136,25 @@ void StoreState::unreserve(std::uint64_t bytes) {
   reserved_ -= bytes;
 }
 
+StoreState::Committed::iterator StoreState::retire_locked(Committed::iterator copy,
+                                                          Retired& retired) {
+  const Manifest& manifest = copy->second->manifest;
+  const std::uint64_t bytes = manifest.layout.segment_bytes();
+  lingering_.push_back({copy->second, bytes});
+  busy_.emplace(copy->first, Busy{manifest.checkpoint->id, {}, 0});
+  retired.directories.push_back(copy->first);
+  retired.bytes += bytes;
+  return committed_.erase(copy);
+}
+
+StoreState::Retired StoreState::retire_copy(const StoredVersion& version) {
+  const std::lock_guard lock(mutex_);
+  Retired retired;
+  const auto found = committed_.find(version.directory);
+  if (found != committed_.end() && found->second.get() == &version) retire_locked(found, retired);
+  return retired;
+}
+
 StoreState::Retired StoreState::retire(const ModelVersion& id) {
   const std::lock_guard lock(mutex_);
   std::erase_if(lingering_, [](const Lingering& l) { return l.version.expired(); });
@@ -145,12 +164,7 @@ StoreState::Retired StoreState::retire(const ModelVersion& id) {
       ++it;
       continue;
     }
-    const std::uint64_t bytes = it->second->manifest.layout.segment_bytes();
-    lingering_.push_back({it->second, bytes});
-    busy_.emplace(it->first, Busy{id, {}, 0});
-    retired.directories.push_back(it->first);
-    retired.bytes += bytes;
-    it = committed_.erase(it);
+    it = retire_locked(it, retired);
   }
   for (auto it = left_.begin(); it != left_.end();) {
     if (it->second.id != id) {

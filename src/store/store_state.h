@@ -52,8 +52,10 @@ class StoreState {
   };
   // Takes all copies and leftovers of a version off the list. Running pulls stay.
   Retired retire(const ModelVersion& id);
+  Retired retire_copy(const StoredVersion& version);
 
  private:
+  using Committed = std::map<std::filesystem::path, std::shared_ptr<const StoredVersion>>;
   struct Busy {
     ModelVersion id;
     Digest128 root;
@@ -69,6 +71,7 @@ class StoreState {
   };
 
   std::uint64_t used_locked() const;
+  Committed::iterator retire_locked(Committed::iterator copy, Retired& retired);
   Result<void> check_root_locked(const ModelVersion& id, const Digest128& root) const;
   Result<void> check_budget_locked(std::uint64_t bytes, const ModelVersion& id) const;
 
@@ -76,7 +79,7 @@ class StoreState {
   const UniqueFd lock_;
   const std::uint64_t budget_bytes_;
   mutable std::mutex mutex_;  // guards all below
-  std::map<std::filesystem::path, std::shared_ptr<const StoredVersion>> committed_;
+  Committed committed_;
   std::map<std::filesystem::path, Busy> busy_;
   std::map<std::filesystem::path, Leftover> left_;
   std::vector<Lingering> lingering_;

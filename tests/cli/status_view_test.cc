@@ -44,6 +44,36 @@ TEST(StatusView, ShowsNodesVersionsAndPulls) {
   EXPECT_THAT(text, ::testing::ContainsRegex("host-b +qwen3@41 +whole +75 % +4 B"));
 }
 
+TEST(StatusView, SaysWhatIsLeftOnADrainedNodeAndWhereACopyIsMade) {
+  proto::ClusterStatusResponse status = cluster();
+  auto& node = *status.mutable_nodes(0);
+  node.set_drained(true);
+  node.set_pullers(2);
+  *node.add_sole_copies() = status.versions(0).id();
+  auto& version = *status.mutable_versions(0);
+  version.set_replicas(3);
+  version.set_copying_to("host-c");
+  version.set_checkpoint_bytes(8);
+  version.set_copying_bytes_done(2);
+  auto& instance = *status.add_instances();
+  instance.set_instance("chat");
+  *instance.mutable_id() = version.id();
+  instance.set_state("unfit");
+  instance.set_loaded(1);
+  instance.set_world(2);
+  instance.set_why("rank 1 on b: the node died");
+  const std::string text = to_text(status);
+  EXPECT_THAT(text, HasSubstr("alive, draining: 2 readers, only copy of qwen3@41"));
+  EXPECT_THAT(text, HasSubstr("2 of 3, 25 % to host-c"));
+  EXPECT_THAT(text, HasSubstr("rank 1 on b: the node died"));
+  version.clear_copying_to();
+  version.set_short_of_copies("no node with room for it in another failure domain");
+  EXPECT_THAT(to_text(status), HasSubstr("2 of 3: no node with room"));
+  const Json json = to_json(status);
+  EXPECT_EQ(json["nodes"][0]["sole_copies"][0]["version"], 41);
+  EXPECT_EQ(json["instances"][0]["loaded"], 1);
+}
+
 TEST(StatusView, JsonHasTheSameFigures) {
   const Json json = to_json(cluster());
   EXPECT_EQ(json["epoch"], 4);
@@ -66,6 +96,33 @@ TEST(StatusView, BrokenTileRangesDoNotBreakTheReport) {
   holding.mutable_held()->add_end(3);
   EXPECT_EQ(to_json(status)["holdings"][0]["held_tiles"], 0);
   EXPECT_THAT(to_text(status), HasSubstr("coordinator  none"));
+}
+
+TEST(StatusView, ShowsInstancesAndTheirWorkers) {
+  proto::AgentStatusResponse status;
+  EXPECT_THAT(to_text(status), Not(HasSubstr("INSTANCE")));
+  auto& instance = *status.add_instances();
+  instance.set_name("i");
+  instance.set_state("UNFIT");
+  instance.set_world(2);
+  instance.set_why("rank 1 died\x1b[2J");
+  auto& session = *instance.add_sessions();
+  session.set_pid(77);
+  session.set_state("loaded");
+  session.set_rung("peers");
+  session.set_bytes_done(1);
+  session.set_bytes_total(4);
+  auto& phase = *session.add_phases();
+  phase.set_name("wire");
+  phase.set_elapsed_us(1500);
+  const std::string text = to_text(status);
+  EXPECT_THAT(text, ::testing::ContainsRegex("i +UNFIT +- +0 +2 +rank 1 died"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("i +0 +77 +loaded +peers +25 % of 4 B +wire 1.5 ms"));
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));
+  const Json json = to_json(status)["instances"][0];
+  EXPECT_EQ(json["why"], "rank 1 died\x1b[2J");
+  EXPECT_EQ(json["version"], nullptr);
+  EXPECT_EQ(json["sessions"][0]["phases_us"]["wire"], 1500);
 }
 
 }  // namespace

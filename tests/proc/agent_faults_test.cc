@@ -35,7 +35,7 @@ std::vector<UniqueFd> flood(const std::string& address, int count) {
 }
 
 // Row 52, and invariant 3: a verified tile is never fetched again.
-TEST_F(AgentFaults, PullKilledHalfwayResumesWhereItWas) {
+TEST_F(AgentFaults, Row52PullKilledHalfwayResumesWhereItWas) {
   const auto total = make_checkpoint(fleet_.dir("model"), 12, 4096, 3);
   fleet_.start_agent("a", {"--max-rate", "24MB"});
   fleet_.publish("a", "m@1", fleet_.dir("model"));
@@ -167,8 +167,7 @@ TEST_F(AgentFaults, FrozenAgentDoesNotHoldItsCallers) {
   EXPECT_EQ(exit->code, 5) << pull.err();
 }
 
-// Row 52.
-TEST_F(AgentFaults, KilledAgentReAdoptsItsStore) {
+TEST_F(AgentFaults, Row52KilledAgentReAdoptsItsStore) {
   make_checkpoint(fleet_.dir("model"), 2, 1024, 5);
   fleet_.start_agent("a");
   fleet_.publish("a", "m@1", fleet_.dir("model"));
@@ -181,7 +180,7 @@ TEST_F(AgentFaults, KilledAgentReAdoptsItsStore) {
 }
 
 // Row 8: at every step of the commit; the next try finds all bytes there.
-TEST_F(AgentFaults, PullKilledAtCommitIsOldOrNewNeverHalf) {
+TEST_F(AgentFaults, Row8PullKilledAtCommitIsOldOrNewNeverHalf) {
   make_checkpoint(fleet_.dir("model"), 2, 1024, 5);
   fleet_.start_agent("a");
   fleet_.publish("a", "m@1", fleet_.dir("model"));
@@ -201,8 +200,7 @@ TEST_F(AgentFaults, PullKilledAtCommitIsOldOrNewNeverHalf) {
   }
 }
 
-// Row 49.
-TEST_F(AgentFaults, FullStoreKeepsWhatItHasAndNamesTheBytes) {
+TEST_F(AgentFaults, Row49FullStoreKeepsWhatItHasAndNamesTheBytes) {
   make_checkpoint(fleet_.dir("small"), 2, 1024, 5);
   make_checkpoint(fleet_.dir("large"), 12, 4096, 6);
   fleet_.start_agent("a", {"--budget", "32M"});
@@ -214,8 +212,7 @@ TEST_F(AgentFaults, FullStoreKeepsWhatItHasAndNamesTheBytes) {
   EXPECT_EQ(fleet_.run_command({"pull", "m@1", "--to", fleet_.dir("out").string()}).exit_code, 0);
 }
 
-// Row 50.
-TEST_F(AgentFaults, AgentOutOfDescriptorsShedsLoadAndRecovers) {
+TEST_F(AgentFaults, Row50AgentOutOfDescriptorsShedsLoadAndRecovers) {
   make_checkpoint(fleet_.dir("model"), 2, 1024, 5);
   fleet_.start_agent("a");
   fleet_.publish("a", "m@1", fleet_.dir("model"));
@@ -233,8 +230,7 @@ TEST_F(AgentFaults, AgentOutOfDescriptorsShedsLoadAndRecovers) {
   }));
 }
 
-// Row 51.
-TEST_F(AgentFaults, PortInUseIsNamed) {
+TEST_F(AgentFaults, Row51PortInUseIsNamed) {
   auto& first = fleet_.start_agent("a");
   const auto second = run({REKINDLE_BINARY, "agent", "--listen", first.control, "--store",
                            fleet_.dir("other").string()});
@@ -243,8 +239,7 @@ TEST_F(AgentFaults, PortInUseIsNamed) {
   EXPECT_NE(second.err.find(first.control), std::string::npos) << second.err;
 }
 
-// Row 51.
-TEST_F(AgentFaults, UnknownCoordinatorHostIsNamed) {
+TEST_F(AgentFaults, Row51UnknownCoordinatorHostIsNamed) {
   const auto answer = run({REKINDLE_BINARY, "pull", "m@1", "--coordinator",
                            "no-such-host.invalid:7300", "--store", fleet_.dir("other").string()});
   EXPECT_FALSE(answer.timed_out);
@@ -252,8 +247,7 @@ TEST_F(AgentFaults, UnknownCoordinatorHostIsNamed) {
   EXPECT_NE(answer.err.find("coordinator"), std::string::npos) << answer.err;
 }
 
-// Row 33.
-TEST_F(AgentFaults, SecondAgentOfTheSameNameIsRefusedTheFirstKeepsIt) {
+TEST_F(AgentFaults, Row33SecondAgentOfTheSameNameIsRefusedTheFirstKeepsIt) {
   fleet_.start_agent("a");
   Process second(Spawn{.argv = {REKINDLE_BINARY, "agent", "--node-id", "a", "--listen",
                                 "127.0.0.1:0", "--store", fleet_.dir("other").string(),

@@ -41,6 +41,8 @@ const std::vector<std::vector<std::string>> kCommands = {{"coordinator"}, {"agen
                                                          {"verify"},      {"retire"},
                                                          {"bench"},       {"bench", "transfer"},
                                                          {"topo"},        {"doctor"},
+                                                         {"drain"},       {"run"},
+                                                         {"wait-ready"},  {"events"},
                                                          {"version"},     {"completion", "bash"}};
 
 std::string help_of(std::vector<std::string> command) {

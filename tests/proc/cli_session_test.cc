@@ -117,6 +117,25 @@ TEST_F(CliSession, TheSameVersionWithOtherBytesIsRefused) {
   EXPECT_THAT(again.err, HasSubstr("m@3"));
 }
 
+TEST_F(CliSession, TheSameBytesAsTwoVersionsAreReadyBothAndRetiredApart) {
+  ASSERT_EQ(publish("m@1").exit.code, 0);
+  ASSERT_EQ(publish("m@2").exit.code, 0);
+  const Json status =
+      json_of(rekindle({"status", "--json", "--coordinator", coordinator_->address()}));
+  ASSERT_EQ(status["versions"].size(), 2U);
+  for (const Json& version : status["versions"]) {
+    EXPECT_EQ(version["state"], "ready") << version.dump();
+  }
+  const auto pull = [&](const std::string& id) {
+    return rekindle({"pull", id, "--store", dir_ / "b", "--json"});
+  };
+  EXPECT_EQ(pull("m@1").exit.code, 0);
+  ASSERT_EQ(rekindle({"retire", "m@1", "--store", dir_ / "a"}).exit.code, 0);
+  const Finished newest = pull("m");
+  ASSERT_EQ(newest.exit.code, 0) << newest.err;
+  EXPECT_EQ(json_of(newest)["version"], 2);
+}
+
 TEST_F(CliSession, ATerminalShowsABarAndAPipeLines) {
   ASSERT_EQ(publish("m@3").exit.code, 0);
   Spawn spawn = rekindle_spawn(

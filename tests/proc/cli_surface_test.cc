@@ -14,9 +14,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr const char* kCommands[] = {"coordinator", "agent",      "publish", "pull",  "status",
-                                     "inspect",     "verify",     "retire",  "bench", "topo",
-                                     "doctor",      "completion", "version"};
+constexpr const char* kCommands[] = {"coordinator", "agent",  "publish",    "pull",   "status",
+                                     "inspect",     "verify", "retire",     "bench",  "topo",
+                                     "doctor",      "drain",  "completion", "version"};
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;
@@ -189,7 +189,7 @@ TEST(CliSurface, CompletionCompletesCommandsOptionsAndValues) {
   )";
   const Finished done = run({"bash", "-c", script, "bash", rekindle_binary()});
   EXPECT_EQ(done.exit.code, 0) << done.err;
-  EXPECT_EQ(done.out, "publish pull\n--shard\ntcp shm\nerror\ntransfer\n--coordinator\n");
+  EXPECT_EQ(done.out, "publish pull\n--shard\ntcp shm verbs\nerror\ntransfer\n--coordinator\n");
 }
 
 }  // namespace

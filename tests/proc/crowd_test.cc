@@ -13,6 +13,7 @@
 
 #include "src/base/units.h"
 #include "tests/proc/shm_socket.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/fleet.h"
 
 namespace rekindle::testing {
@@ -60,15 +61,6 @@ bool closed_by_peer(const UniqueFd& fd) {
   }
 }
 
-std::size_t open_descriptors(pid_t pid) {
-  std::size_t count = 0;
-  std::error_code gone;
-  for (const auto& fd : fs::directory_iterator(fmt::format("/proc/{}/fd", pid), gone)) {
-    count += fd.path().empty() ? 0 : 1;
-  }
-  return count;
-}
-
 // Address space at its largest: also what was asked for and never touched.
 std::uint64_t peak_memory(pid_t pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
@@ -107,7 +99,7 @@ class Crowd : public ::testing::Test {
   Fleet fleet_;
 };
 
-TEST_F(Crowd, AThousandIdleSocketsOnEachPortHinderNoPullAndAreClosed) {
+TEST_F(Crowd, Row46AThousandIdleSocketsOnEachPortHinderNoPullAndAreClosed) {
   const std::size_t before = open_descriptors(agent());
   Sockets idle;
   for (const auto& port : ports()) {
@@ -140,7 +132,7 @@ TEST_F(Crowd, WithoutDescriptorsForAllOfThemTheIdleOnesGo) {
 }
 
 // Sizes are refused as they are read, long before anything is allocated for them.
-TEST_F(Crowd, FramesThatPromiseGigabytesCostNothing) {
+TEST_F(Crowd, Row45FramesThatPromiseGigabytesCostNothing) {
   const std::uint64_t before = peak_memory(agent());
   Sockets liars;
   for (const auto& port : ports()) {
@@ -184,7 +176,7 @@ TEST_F(Crowd, GarbageEndsItsConnectionOnly) {
 }
 
 // The abstract socket of the shm transport: when it is crowded, a pull takes tcp.
-TEST_F(Crowd, AThousandIdleNeighboursHinderNoPullThroughSharedMemory) {
+TEST_F(Crowd, Row46AThousandIdleNeighboursHinderNoPullThroughSharedMemory) {
   const AbstractAddress address = shm_socket_of(agent());
   ASSERT_GT(address.length, 0u) << "no abstract socket found";
   Sockets idle;

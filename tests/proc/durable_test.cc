@@ -200,14 +200,14 @@ TEST_P(CoordinatorStep, KilledThereItComesBackWithWhatItPromised) {
   EXPECT_EQ(same.exit_code, other.exit_code == 0 ? 7 : 0) << same.err;
 }
 
-// Row 52: an agent that is killed, or stopped for an upgrade, while it pulls.
+// An agent that is killed, or stopped for an upgrade, while it pulls.
 class AgentAway : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Signals, AgentAway, ::testing::Values(SIGKILL, SIGTERM),
                          [](const auto& test) {
                            return std::string(test.param == SIGKILL ? "Killed" : "Upgraded");
                          });
 
-TEST_P(AgentAway, ThePullOfAnAgentThatWentAwayResumesFromItsBitmap) {
+TEST_P(AgentAway, Row52ThePullOfAnAgentThatWentAwayResumesFromItsBitmap) {
   Fleet fleet;
   fleet.start_coordinator();
   make_checkpoint(fleet.dir("model"), 12, 4096, 3);
@@ -221,7 +221,8 @@ TEST_P(AgentAway, ThePullOfAnAgentThatWentAwayResumesFromItsBitmap) {
     ASSERT_TRUE(eventually([&] {
       const auto status = fleet.run_command({"status"});
       for (const auto& running : status.json.value("pulls", nlohmann::json::array())) {
-        if (running["bytes_done"] > 0) return true;
+        // Tiles verify when the last of their slices is here: so many that some have.
+        if (running["bytes_done"] > (32 << 20)) return true;
       }
       return false;
     }));

@@ -22,7 +22,7 @@ MATCHER(IsOneLine, "is one line") {
 }
 
 // Row 47: each seed of the fuzz corpus, as a file.
-TEST(BadSafetensors, EachIsTakenOrRefusedInOneLineThatNamesTheFile) {
+TEST(BadSafetensors, Row47EachIsTakenOrRefusedInOneLineThatNamesTheFile) {
   const TempDir dir;
   int refused = 0;
   for (const auto& seed : fs::directory_iterator(SAFETENSORS_CORPUS)) {
@@ -96,7 +96,7 @@ TEST_F(FullDisk, APublishThatDoesNotFitNamesTheBytes) {
 }
 
 // Row 49: errors that only a bad device gives, at a step before and one after the bytes came.
-TEST(BadDevice, APullThatMeetsAnErrorSaysSoAndGoesOnLater) {
+TEST(BadDevice, Row49APullThatMeetsAnErrorSaysSoAndGoesOnLater) {
   Fleet fleet;
   fleet.start_agent("a");
   make_checkpoint(fleet.dir("model"), 2, 1024, 5);
@@ -124,7 +124,7 @@ TEST(BadDevice, APullThatMeetsAnErrorSaysSoAndGoesOnLater) {
 }
 
 // Row 50, at the other end.
-TEST(FewDescriptors, APullThatRunsOutOfThemSaysSo) {
+TEST(FewDescriptors, Row50APullThatRunsOutOfThemSaysSo) {
   Fleet fleet;
   fleet.start_agent("a");
   make_checkpoint(fleet.dir("model"), 2, 1024, 5);
@@ -149,8 +149,7 @@ TEST(FewDescriptors, APullThatRunsOutOfThemSaysSo) {
   EXPECT_EQ(compare_checkpoints(fleet.dir("model"), fleet.dir("out")), "");
 }
 
-// Row 51.
-TEST(Addresses, AnyPortInUseIsNamed) {
+TEST(Addresses, Row51AnyPortInUseIsNamed) {
   Fleet fleet;
   fleet.start_coordinator();
   fleet.start_agent("a");
@@ -198,7 +197,7 @@ TEST(Addresses, Ipv6WorksFromEndToEnd) {
 }
 
 // Row 51: who asks for a host that nobody knows is told which.
-TEST(Addresses, UnknownHostsAreNamed) {
+TEST(Addresses, Row51UnknownHostsAreNamed) {
   const TempDir dir;
   const std::string nowhere = "no-such-host.invalid:7300";
   for (const std::vector<std::string>& arguments :

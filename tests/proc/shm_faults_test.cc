@@ -119,8 +119,7 @@ class ShmFaults : public ::testing::Test {
   Fleet fleet_;
 };
 
-// Row 1.
-TEST_F(ShmFaults, SourceKilledMidCopyIsReplacedByTheOther) {
+TEST_F(ShmFaults, Row1SourceKilledMidCopyIsReplacedByTheOther) {
   start_sources({"a", "b"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
@@ -133,7 +132,7 @@ TEST_F(ShmFaults, SourceKilledMidCopyIsReplacedByTheOther) {
 }
 
 // Row 3: what is mapped can be read on, and what cannot goes elsewhere.
-TEST_F(ShmFaults, FrozenSourceDoesNotHoldThePullUp) {
+TEST_F(ShmFaults, Row3FrozenSourceDoesNotHoldThePullUp) {
   start_sources({"a", "b"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
@@ -144,8 +143,7 @@ TEST_F(ShmFaults, FrozenSourceDoesNotHoldThePullUp) {
   expect_no_waste(answer);
 }
 
-// Row 4.
-TEST_F(ShmFaults, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
+TEST_F(ShmFaults, Row4RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
   start_sources({"a"});
   const std::string address = fleet_.agent("a").control;
   const auto pull = stopped_pull();
@@ -157,8 +155,7 @@ TEST_F(ShmFaults, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
   expect_no_waste(answer);
 }
 
-// Row 13.
-TEST_F(ShmFaults, AllSourcesLostNamesWhatNobodyHolds) {
+TEST_F(ShmFaults, Row13AllSourcesLostNamesWhatNobodyHolds) {
   start_sources({"a"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
@@ -171,7 +168,7 @@ TEST_F(ShmFaults, AllSourcesLostNamesWhatNobodyHolds) {
 }
 
 // Row 13 with a fallback directory.
-TEST_F(ShmFaults, AllSourcesLostFallsBackToTheDirectory) {
+TEST_F(ShmFaults, Row13AllSourcesLostFallsBackToTheDirectory) {
   start_sources({"a"});
   const auto pull = stopped_pull({"--fallback", fleet_.dir("model").string()});
   ASSERT_NE(pull, nullptr);
@@ -181,8 +178,7 @@ TEST_F(ShmFaults, AllSourcesLostFallsBackToTheDirectory) {
   EXPECT_EQ(answer.json["refetched_bytes"], 0);
 }
 
-// Row 25.
-TEST_F(ShmFaults, CoordinatorKilledMidCopyChangesNothing) {
+TEST_F(ShmFaults, Row25CoordinatorKilledMidCopyChangesNothing) {
   start_sources({"a"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
@@ -192,8 +188,7 @@ TEST_F(ShmFaults, CoordinatorKilledMidCopyChangesNothing) {
   expect_no_waste(answer);
 }
 
-// Row 48.
-TEST_F(ShmFaults, SegmentTruncatedUnderTheMappingIsReadElsewhere) {
+TEST_F(ShmFaults, Row48SegmentTruncatedUnderTheMappingIsReadElsewhere) {
   start_sources({"a", "b"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
@@ -205,7 +200,7 @@ TEST_F(ShmFaults, SegmentTruncatedUnderTheMappingIsReadElsewhere) {
 }
 
 // Row 48 without another source: an error, and nobody crashes.
-TEST_F(ShmFaults, TheOnlySegmentTruncatedIsAnErrorNotACrash) {
+TEST_F(ShmFaults, Row48TheOnlySegmentTruncatedIsAnErrorNotACrash) {
   start_sources({"a"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
@@ -219,7 +214,7 @@ TEST_F(ShmFaults, TheOnlySegmentTruncatedIsAnErrorNotACrash) {
 
 // Row 48 at the puller's end: nobody is to blame but who cut the file, and the same command goes
 // on.
-TEST_F(ShmFaults, ADestinationCutShortEndsThePullAndBlamesNoSource) {
+TEST_F(ShmFaults, Row48ADestinationCutShortEndsThePullAndBlamesNoSource) {
   start_sources({"a"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);
@@ -234,8 +229,7 @@ TEST_F(ShmFaults, ADestinationCutShortEndsThePullAndBlamesNoSource) {
   EXPECT_EQ(again.json["refetched_bytes"], 0);
 }
 
-// Row 52.
-TEST_F(ShmFaults, PullKilledHalfwayResumesWhereItWas) {
+TEST_F(ShmFaults, Row52PullKilledHalfwayResumesWhereItWas) {
   start_sources({"a"});
   const auto pull = stopped_pull();
   ASSERT_NE(pull, nullptr);

@@ -104,7 +104,7 @@ class AgentSocket : public ::testing::Test {
   Fleet fleet_;
 };
 
-TEST_F(AgentSocket, OnlyItsUserMayReachIt) {
+TEST_F(AgentSocket, Row44OnlyItsUserMayReachIt) {
   EXPECT_EQ(mode_of(directory()), 0700u);
   EXPECT_EQ(mode_of(socket()), 0600u);
   EXPECT_EQ(status().exit.code, 0);
@@ -160,7 +160,7 @@ TEST_F(OtherUser, FileModesKeepItOut) {
             "Permission denied");
 }
 
-TEST_F(OtherUser, TheAgentTurnsItAwayByItsCredentials) {
+TEST_F(OtherUser, Row44TheAgentTurnsItAwayByItsCredentials) {
   open_all_doors();
   const auto address = path_address(socket());
   const std::string said = as_nobody([&] {
@@ -193,7 +193,7 @@ TEST_F(OtherUser, ItsCommandRefusesTheAgentOfAnotherUser) {
 }
 
 // Its file and directory are ours, but somebody else listens.
-TEST_F(OtherUser, AThiefOnTheSocketIsRecognised) {
+TEST_F(OtherUser, Row44AThiefOnTheSocketIsRecognised) {
   fleet_.agent("a").process->kill();
   fs::remove(socket());
   const auto address = path_address(socket());

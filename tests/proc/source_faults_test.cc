@@ -69,8 +69,7 @@ class SourceFaults : public ::testing::Test {
   std::uint64_t total_bytes_ = 0;
 };
 
-// Row 1.
-TEST_F(SourceFaults, SourceKilledMidReadIsReplacedByTheOther) {
+TEST_F(SourceFaults, Row1SourceKilledMidReadIsReplacedByTheOther) {
   start_sources({"a", "b"}, kSlowly);
   auto pull = start_pull();
   wait_for_data("a");
@@ -83,8 +82,7 @@ TEST_F(SourceFaults, SourceKilledMidReadIsReplacedByTheOther) {
   EXPECT_EQ(answer.json["fetched_bytes"], answer.json["bytes"]);
 }
 
-// Row 3.
-TEST_F(SourceFaults, FrozenSourceDoesNotHoldThePullUp) {
+TEST_F(SourceFaults, Row3FrozenSourceDoesNotHoldThePullUp) {
   start_sources({"a", "b"}, kSlowly);
   auto pull = start_pull();
   wait_for_data("a");
@@ -94,8 +92,7 @@ TEST_F(SourceFaults, FrozenSourceDoesNotHoldThePullUp) {
   ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
 }
 
-// Row 4.
-TEST_F(SourceFaults, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
+TEST_F(SourceFaults, Row4RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
   start_sources({"a"}, kSlowly);
   const std::string address = fleet_.agent("a").control;
   auto pull = start_pull();
@@ -107,8 +104,88 @@ TEST_F(SourceFaults, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
   EXPECT_EQ(answer.json["refetched_bytes"], 0);
 }
 
-// Row 9.
-TEST_F(SourceFaults, BitFlippedOnTheWireIsFetchedAgain) {
+// What is retired under a pull ends it; nothing of it is activated.
+TEST_F(SourceFaults, Row6RetiringAVersionUnderAPullEndsItAndActivatesNothing) {
+  start_sources({"a"}, kSlowly);
+  auto pull = start_pull();
+  wait_for_data("a");
+  const auto retired =
+      fleet_.run_command({"retire", "m@1", "--store", fleet_.agent("a").store.string()});
+  ASSERT_EQ(retired.exit_code, 0) << retired.err;
+  const auto answer = finish(*pull);
+  EXPECT_EQ(answer.exit_code, 3) << answer.err;
+  EXPECT_NE(answer.err.find("NO_SOURCE"), std::string::npos) << answer.err;
+  EXPECT_FALSE(fs::exists(fleet_.dir("out") / "model.safetensors"));
+  EXPECT_TRUE(fleet_.agent("a").process->running());
+}
+
+// `latest` is what it was when the pull began, to the last byte.
+TEST_F(SourceFaults, Row6AVersionThatComesUnderAPullIsNotMixedWithIt) {
+  start_sources({"a"}, kSlowly);
+  Process pull(
+      fleet_.command({"pull", "m", "--to", fleet_.dir("out").string(), "--transport", "tcp"}));
+  wait_for_data("a");
+  make_checkpoint(fleet_.dir("next"), 12, 4096, 8);
+  fleet_.publish("a", "m@2", fleet_.dir("next"));
+  const auto answer = finish(pull);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+  EXPECT_EQ(answer.json["version"], 1) << answer.json;
+}
+
+TEST_F(SourceFaults, Row7APullerThatIsKilledGivesItsPlaceBack) {
+  start_sources({"a"}, {"--max-rate", "24MB", "--max-pullers", "1"});
+  auto pull = start_pull();
+  wait_for_data("a");
+  pull->kill();
+  EXPECT_TRUE(fleet_.agent("a").process->wait_for_err("session.end"));
+  auto again = start_pull();
+  const auto answer = finish(*again);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+  EXPECT_GT(answer.json["resumed_bytes"], 0) << "what had verified was fetched again";
+}
+
+// The only place is taken for 12 s, which is longer than nobody's silence may last.
+class BusySource : public SourceFaults {
+ protected:
+  void SetUp() override {
+    fleet_.start_coordinator("127.0.0.1", {"--max-pullers", "1"});
+    total_bytes_ = make_checkpoint(fleet_.dir("model"), 12, 4096, 7);
+    start_sources({"a"}, {"--max-rate", "8MB"});
+    first_ = std::make_unique<Process>(fleet_.command(
+        {"pull", "m@1", "--to", fleet_.dir("first").string(), "--transport", "tcp"}));
+    wait_for_data("a");
+  }
+  std::unique_ptr<Process> first_;
+};
+
+TEST_F(BusySource, Row14APullThatFindsNoPlaceWaitsForOneAndSaysSo) {
+  auto second = start_pull();
+  EXPECT_TRUE(second->wait_for_err("all sources are busy"));
+  EXPECT_EQ(finish(*first_).exit_code, 0);
+  const auto answer = finish(*second);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+  EXPECT_EQ(source_of(answer, "a")["bytes"], answer.json["bytes"]) << answer.json;
+}
+
+TEST_F(BusySource, Row14ACoordinatorThatIsKilledEndsTheQueue) {
+  auto second = start_pull();
+  EXPECT_TRUE(second->wait_for_err("all sources are busy"));
+  fleet_.coordinator().kill();
+  const auto answer = finish(*second);
+  EXPECT_EQ(answer.exit_code, 3) << answer.err;
+  EXPECT_NE(answer.err.find("NO_SOURCE"), std::string::npos) << answer.err;
+  EXPECT_EQ(finish(*first_).exit_code, 0);
+}
+
+TEST_F(BusySource, Row14WhoHasAFallbackDoesNotWaitInTheQueue) {
+  auto second = start_pull({"--fallback", fleet_.dir("model").string()});
+  EXPECT_TRUE(second->wait_for_err(fleet_.dir("model").string())) << second->err();
+  EXPECT_TRUE(first_->running()) << "its place was not waited for";
+  const auto answer = finish(*second);
+  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
+}
+
+TEST_F(SourceFaults, Row9BitFlippedOnTheWireIsFetchedAgain) {
   auto& probe = fleet_.start_agent("probe");
   const auto port = std::stoi(probe.data.substr(probe.data.rfind(':') + 1));
   probe.process->kill();
@@ -125,7 +202,7 @@ TEST_F(SourceFaults, BitFlippedOnTheWireIsFetchedAgain) {
 }
 
 // Row 9, a second strike, and row 10.
-TEST_F(SourceFaults, SourceWithRottenMemoryIsQuarantined) {
+TEST_F(SourceFaults, Row9SourceWithRottenMemoryIsQuarantined) {
   start_sources({"a", "b"}, {});
   const fs::path segment = segment_of("a");
   {
@@ -143,7 +220,7 @@ TEST_F(SourceFaults, SourceWithRottenMemoryIsQuarantined) {
   EXPECT_NE(source_of(answer, "a")["cause"].dump().find("quarantined"), std::string::npos);
 }
 
-TEST_F(SourceFaults, FlappingSourceThatDeliversIsNotGivenUp) {
+TEST_F(SourceFaults, Row36FlappingSourceThatDeliversIsNotGivenUp) {
   auto& probe = fleet_.start_agent("probe");
   const auto port = std::stoi(probe.data.substr(probe.data.rfind(':') + 1));
   probe.process->kill();
@@ -161,8 +238,7 @@ TEST_F(SourceFaults, FlappingSourceThatDeliversIsNotGivenUp) {
   ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
 }
 
-// Row 12.
-TEST_F(SourceFaults, CrawlingSourceIsLeftWithLittle) {
+TEST_F(SourceFaults, Row12CrawlingSourceIsLeftWithLittle) {
   fleet_.start_agent("slow", {"--max-rate", "400KB"});
   fleet_.publish("slow", "m@1", fleet_.dir("model"));
   fleet_.start_agent("fast", {"--max-rate", "40MB"});
@@ -176,8 +252,7 @@ TEST_F(SourceFaults, CrawlingSourceIsLeftWithLittle) {
   EXPECT_EQ(pull->err().find("source_lost"), std::string::npos) << pull->err();
 }
 
-// Row 13.
-TEST_F(SourceFaults, AllSourcesLostNamesWhatNobodyHolds) {
+TEST_F(SourceFaults, Row13AllSourcesLostNamesWhatNobodyHolds) {
   start_sources({"a"}, kSlowly);
   auto pull = start_pull();
   wait_for_data("a");
@@ -189,7 +264,7 @@ TEST_F(SourceFaults, AllSourcesLostNamesWhatNobodyHolds) {
 }
 
 // Row 13 with a fallback directory: rung 4 of the ladder.
-TEST_F(SourceFaults, AllSourcesLostFallsBackToTheDirectory) {
+TEST_F(SourceFaults, Row13AllSourcesLostFallsBackToTheDirectory) {
   start_sources({"a"}, kSlowly);
   auto pull = start_pull({"--fallback", fleet_.dir("model").string()});
   wait_for_data("a");
@@ -202,15 +277,14 @@ TEST_F(SourceFaults, AllSourcesLostFallsBackToTheDirectory) {
 }
 
 // Row 13, from the beginning: nobody to ask, and nobody who holds it.
-TEST_F(SourceFaults, NobodyToAskFromTheStartFallsBackToTheDirectory) {
+TEST_F(SourceFaults, Row13NobodyToAskFromTheStartFallsBackToTheDirectory) {
   fleet_.coordinator().kill();
   auto pull = start_pull({"--fallback", fleet_.dir("model").string()});
   const auto answer = finish(*pull);
   ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
 }
 
-// Row 25.
-TEST_F(SourceFaults, CoordinatorKilledMidPullChangesNothing) {
+TEST_F(SourceFaults, Row25CoordinatorKilledMidPullChangesNothing) {
   start_sources({"a"}, kSlowly);
   auto pull = start_pull();
   wait_for_data("a");
@@ -224,8 +298,7 @@ TEST_F(SourceFaults, CoordinatorKilledMidPullChangesNothing) {
   EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("again")), "");
 }
 
-// Row 48.
-TEST_F(SourceFaults, SegmentTruncatedUnderItsMappingFailsReadsNotTheAgent) {
+TEST_F(SourceFaults, Row48SegmentTruncatedUnderItsMappingFailsReadsNotTheAgent) {
   start_sources({"a", "b"}, kSlowly);
   const fs::path segment = segment_of("a");
   auto pull = start_pull();
@@ -237,7 +310,7 @@ TEST_F(SourceFaults, SegmentTruncatedUnderItsMappingFailsReadsNotTheAgent) {
 }
 
 // Row 48 at the puller's end.
-TEST_F(SourceFaults, ADestinationCutShortEndsThePullAndBlamesNoSource) {
+TEST_F(SourceFaults, Row48ADestinationCutShortEndsThePullAndBlamesNoSource) {
   start_sources({"a"}, kSlowly);
   auto pull = start_pull();
   wait_for_data("a");

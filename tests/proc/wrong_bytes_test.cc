@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, WrongBytes, ::testing::Values("tcp", "shm")
                          [](const auto& test) { return std::string(test.param); });
 
 // Row 9, the first strike.
-TEST_P(WrongBytes, AFlippedBitIsFetchedAgainElsewhereAndForgiven) {
+TEST_P(WrongBytes, Row9AFlippedBitIsFetchedAgainElsewhereAndForgiven) {
   start_source("a");
   const std::uint64_t at = fs::file_size(segment_of("a")) / 2;
   const std::string good = read_file(segment_of("a")).substr(at, 1);
@@ -98,7 +98,7 @@ TEST_P(WrongBytes, AFlippedBitIsFetchedAgainElsewhereAndForgiven) {
 }
 
 // Row 10 (and the second strike of row 9).
-TEST_P(WrongBytes, ASourceWithRottenMemoryIsQuarantined) {
+TEST_P(WrongBytes, Row10ASourceWithRottenMemoryIsQuarantined) {
   start_source("a");
   start_source("b");
   rot_everywhere("a");
@@ -110,7 +110,7 @@ TEST_P(WrongBytes, ASourceWithRottenMemoryIsQuarantined) {
 
 // Row 10 without another source: corrupt bytes are never handed over. A tensor is a slice, or
 // several.
-TEST_P(WrongBytes, TheOnlySourceWithRottenMemoryIsAnErrorThatNamesItAndWhatToDo) {
+TEST_P(WrongBytes, Row10TheOnlySourceWithRottenMemoryIsAnErrorThatNamesItAndWhatToDo) {
   for (const bool one_large : {false, true}) {
     SCOPED_TRACE(one_large);
     if (one_large) {
@@ -133,8 +133,7 @@ TEST_P(WrongBytes, TheOnlySourceWithRottenMemoryIsAnErrorThatNamesItAndWhatToDo)
   }
 }
 
-// Row 11.
-TEST_P(WrongBytes, RightBytesInTheWrongPlaceAreNotTaken) {
+TEST_P(WrongBytes, Row11RightBytesInTheWrongPlaceAreNotTaken) {
   start_source("a");
   start_source("b");
   ASSERT_NO_FATAL_FAILURE(swap_tensors("a"));
@@ -143,8 +142,7 @@ TEST_P(WrongBytes, RightBytesInTheWrongPlaceAreNotTaken) {
   expect_quarantined(answer, "a");
 }
 
-// Row 11.
-TEST_P(WrongBytes, RightBytesInTheWrongPlaceFromTheOnlySourceAreAnError) {
+TEST_P(WrongBytes, Row11RightBytesInTheWrongPlaceFromTheOnlySourceAreAnError) {
   start_source("a");
   ASSERT_NO_FATAL_FAILURE(swap_tensors("a"));
   expect_nothing_activated(pull());

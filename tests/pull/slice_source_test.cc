@@ -23,6 +23,7 @@ class Verdicts final : public transport::Batch {
  public:
   void add_paths(SourceIndex, std::vector<std::unique_ptr<transport::Path>>) override {}
   void remove_source(SourceIndex, Error) override {}
+  void candidates_added(SourceIndex, std::vector<SliceIndex>) override {}
   void cancel() override {}
   transport::BatchProgress progress() const override { return {}; }
   void resolve(SliceIndex slice, Verdict verdict) override {

@@ -71,6 +71,8 @@ TEST_F(RdmaRails, ACutCableIsReplacedByTheOtherAndUsedAgainWhenItIsBack) {
 TEST_F(RdmaRails, ACableThatDropsRoceIsReplacedByTheOtherAndUsedAgain) {
   ASSERT_NO_FATAL_FAILURE(start());
   CableFault filter{"filter", "0"};
+  // The device tries for seconds before it gives up.
+  ASSERT_TRUE(pull_->wait_for_err("pull.rail_lost")) << pull_->err();
   ASSERT_TRUE(wait_for_cable(1)) << pull_->err();
   filter.repair();
   ASSERT_NO_FATAL_FAILURE(expect_rail_back());

@@ -34,7 +34,7 @@ TEST_F(RdmaSystem, APullReadsEveryByteOverVerbs) {
 }
 
 // Row 1.
-TEST_F(RdmaSystem, SourceKilledMidPullIsReplacedByTheOther) {
+TEST_F(RdmaSystem, Row1SourceKilledMidPullIsReplacedByTheOther) {
   start_source("a", kEachOfTwoSlowly);
   start_source("b", kEachOfTwoSlowly);
   auto pull = start_pull("verbs");
@@ -49,7 +49,7 @@ TEST_F(RdmaSystem, SourceKilledMidPullIsReplacedByTheOther) {
 }
 
 // Row 3.
-TEST_F(RdmaSystem, FrozenSourceDoesNotHoldThePullUp) {
+TEST_F(RdmaSystem, Row3FrozenSourceDoesNotHoldThePullUp) {
   start_source("a", kEachOfTwoSlowly);
   start_source("b", kEachOfTwoSlowly);
   auto pull = start_pull("verbs");
@@ -73,7 +73,7 @@ TEST_F(RdmaSystem, TheOnlySourceFrozenIsReadToTheEnd) {
 }
 
 // Row 7.
-TEST_F(RdmaSystem, APullerThatIsKilledLeavesNothingBehindAtTheSource) {
+TEST_F(RdmaSystem, Row7APullerThatIsKilledLeavesNothingBehindAtTheSource) {
   start_source("a", kOneSlowly);
   auto pull = start_pull("verbs");
   ASSERT_TRUE(wait_for_bytes(*pull)) << pull->err();
@@ -89,7 +89,7 @@ TEST_F(RdmaSystem, APullerThatIsKilledLeavesNothingBehindAtTheSource) {
 }
 
 // Rows 4 and 18.
-TEST_F(RdmaSystem, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
+TEST_F(RdmaSystem, Row4RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
   start_source("a", kOneSlowly);
   const std::string address = fleet_.agent("a").control;
   auto pull = start_pull("verbs");
@@ -104,7 +104,7 @@ TEST_F(RdmaSystem, RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
 }
 
 // Row 6.
-TEST_F(RdmaSystem, RetiringAVersionUnderAPullEndsItAndCommitsNothing) {
+TEST_F(RdmaSystem, Row6RetiringAVersionUnderAPullEndsItAndCommitsNothing) {
   start_source("a", kOneSlowly);
   auto pull = start_pull("verbs");
   ASSERT_TRUE(wait_for_bytes(*pull)) << pull->err();
@@ -119,7 +119,7 @@ TEST_F(RdmaSystem, RetiringAVersionUnderAPullEndsItAndCommitsNothing) {
 }
 
 // Row 14: what a puller may take is one share for all rails together.
-TEST_F(RdmaSystem, ARateCapHoldsForAllRailsTogether) {
+TEST_F(RdmaSystem, Row14ARateCapHoldsForAllRailsTogether) {
   start_source("a", {"--max-rate", "6MB"});
   auto pull = start_pull("verbs");
   const auto answer = finish(*pull);

@@ -39,17 +39,17 @@ TEST(CoordinatorMembership, SilenceMakesANodeSuspectThenDead) {
   EXPECT_EQ(state_of(world, "b"), NodeState::kAlive);
 }
 
-TEST(CoordinatorMembership, AHeartbeatClearsSuspicionAndADeadNodeMustRegisterAgain) {
+TEST(CoordinatorMembership, Row30AHeartbeatClearsSuspicionAndADeadNodeMustRegisterAgain) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   world.pass(3s, {a});
   world.pass(1s);
   ASSERT_EQ(state_of(world, "a"), NodeState::kSuspect);
-  EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, 0, 0, world.now));
+  EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, {.epoch = 0}, world.now));
   EXPECT_EQ(state_of(world, "a"), NodeState::kAlive);
   world.pass(3s);
   ASSERT_EQ(state_of(world, "a"), NodeState::kDead);
-  const auto late = world.core->heartbeat("a", a.incarnation, 0, 0, world.now);
+  const auto late = world.core->heartbeat("a", a.incarnation, {.epoch = 0}, world.now);
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code(), ErrorCode::kStale);
   EXPECT_FALSE(world.announce(a, {CoreWorld::holding(kV1)}));
@@ -58,7 +58,7 @@ TEST(CoordinatorMembership, AHeartbeatClearsSuspicionAndADeadNodeMustRegisterAga
   EXPECT_THAT(world.core->members().all().at("a").holdings, IsEmpty()) << "announced anew";
 }
 
-TEST(CoordinatorMembership, TheLiveHolderKeepsItsNodeId) {
+TEST(CoordinatorMembership, Row33TheLiveHolderKeepsItsNodeId) {
   CoreWorld world;
   const NodeInfo first = world.node("a");
   const NodeInfo second = world.node("a");
@@ -68,14 +68,14 @@ TEST(CoordinatorMembership, TheLiveHolderKeepsItsNodeId) {
   EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
   EXPECT_EQ(refused.error().message(),
             "node id 'a' is in use by a live process at a:7400; choose another --node-id");
-  EXPECT_TRUE(world.core->heartbeat("a", first.incarnation, 0, 0, world.now));
-  EXPECT_EQ(world.core->heartbeat("a", second.incarnation, 0, 0, world.now).error().code(),
+  EXPECT_TRUE(world.core->heartbeat("a", first.incarnation, {.epoch = 0}, world.now));
+  EXPECT_EQ(world.core->heartbeat("a", second.incarnation, {.epoch = 0}, world.now).error().code(),
             ErrorCode::kStale);
   world.pass(1s);  // suspect only: still the holder
   EXPECT_FALSE(world.enroll(second));
 }
 
-TEST(CoordinatorMembership, AClosedConnectionOrDeathFreesTheNodeId) {
+TEST(CoordinatorMembership, Row30AClosedConnectionOrDeathFreesTheNodeId) {
   CoreWorld world;
   const NodeInfo first = world.holder("a", kV1);
   const NodeInfo second = world.node("a");
@@ -106,14 +106,14 @@ TEST(CoordinatorMembership, ANodeWithoutItsConnectionMustRegisterAgain) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   world.disconnect(a);
-  EXPECT_EQ(world.core->heartbeat("a", a.incarnation, 0, 0, world.now).error().code(),
+  EXPECT_EQ(world.core->heartbeat("a", a.incarnation, {.epoch = 0}, world.now).error().code(),
             ErrorCode::kStale);
   ASSERT_TRUE(world.enroll(a));
-  EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, 0, 0, world.now));
+  EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, {.epoch = 0}, world.now));
   EXPECT_EQ(world.core->members().all().at("a").holdings.size(), 1u) << "the same life";
 }
 
-TEST(CoordinatorMembership, APauseOfTheCoordinatorKillsNobody) {
+TEST(CoordinatorMembership, Row31APauseOfTheCoordinatorKillsNobody) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
@@ -149,7 +149,7 @@ TEST(CoordinatorMembership, NobodyDiesInTheGraceAfterAStart) {
   EXPECT_NE(state_of(world, "a"), NodeState::kDead);
 }
 
-TEST(CoordinatorEpoch, EachReignIsAboveTheLastAndAboveWhatAgentsSaw) {
+TEST(CoordinatorEpoch, Row28EachReignIsAboveTheLastAndAboveWhatAgentsSaw) {
   CoreWorld world;
   EXPECT_EQ(world.core->epoch(), 1u);
   world.restart();
@@ -161,17 +161,36 @@ TEST(CoordinatorEpoch, EachReignIsAboveTheLastAndAboveWhatAgentsSaw) {
   EXPECT_EQ(world.enroll(world.node("b"), 42)->epoch, 42u);
 }
 
-TEST(CoordinatorEpoch, AnAgentFromALaterReignMustRegisterAgain) {
+TEST(CoordinatorEpoch, Row28AnAgentFromALaterReignMustRegisterAgain) {
   CoreWorld world;
   const NodeInfo a = world.node("a");
   ASSERT_TRUE(world.enroll(a));
-  EXPECT_EQ(world.core->heartbeat("a", a.incarnation, 9, 0, world.now).error().code(),
+  EXPECT_EQ(world.core->heartbeat("a", a.incarnation, {.epoch = 9}, world.now).error().code(),
             ErrorCode::kStale);
   EXPECT_EQ(world.enroll(a, 9)->epoch, 10u);
-  EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, 9, 0, world.now));
+  EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, {.epoch = 9}, world.now));
 }
 
-TEST(CoordinatorEpoch, WithoutADiskNoEpochIsTold) {
+TEST(CoordinatorEpoch, AnAgentCannotUseTheEpochsUp) {
+  CoreWorld world;
+  const std::uint64_t step = std::uint64_t{1} << 32;
+  EXPECT_EQ(world.enroll(world.node("far"), world.core->epoch() + step)->epoch, step + 2);
+  for (const std::uint64_t absurd : {2 * step + 3, (std::uint64_t{1} << 62) - 1, UINT64_MAX}) {
+    const auto refused = world.enroll(world.node("liar"), absurd);
+    ASSERT_FALSE(refused) << absurd;
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid);
+    EXPECT_THAT(refused.error().message(), HasSubstr(std::to_string(absurd)));
+  }
+  EXPECT_EQ(world.core->epoch(), step + 2);
+
+  DurableState last;
+  last.epoch = (std::uint64_t{1} << 62) - 4;
+  CoreWorld late({}, last);
+  EXPECT_FALSE(late.enroll(late.node("liar"), (std::uint64_t{1} << 62) - 1));
+  EXPECT_EQ(late.core->epoch(), (std::uint64_t{1} << 62) - 3);
+}
+
+TEST(CoordinatorEpoch, Row28WithoutADiskNoEpochIsTold) {
   CoreWorld world;
   world.disk_fails = true;
   EXPECT_FALSE(world.enroll(world.node("a"), 41));
@@ -203,9 +222,53 @@ TEST(CoordinatorCatalog, AClaimThatIsNotDurableIsNotMade) {
   world.disk_fails = true;
   EXPECT_FALSE(world.core->publish("a", a.incarnation, kV1, {1, 7}, {1, 8}, 1, world.now));
   EXPECT_EQ(world.core->catalog().find(kV1), nullptr);
-  EXPECT_FALSE(world.announce(a, {CoreWorld::holding(kV1)}));
+  const auto announced = world.announce(a, {CoreWorld::holding(kV1)});
+  ASSERT_TRUE(announced);
+  ASSERT_EQ(announced->size(), 1u);
+  EXPECT_TRUE(announced->front().again);
+  EXPECT_TRUE(world.core->members().all().at("a").holdings.empty());
   world.disk_fails = false;
   EXPECT_TRUE(world.core->publish("a", a.incarnation, kV1, {2, 7}, {2, 8}, 1, world.now));
+}
+
+TEST(CoordinatorCatalog, AClaimThatIsNotDurableLeavesTheRestOfTheAnnouncementWhole) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const Holding partial = CoreWorld::holding({"qwen3", 2}, 1, 1, /*complete=*/false);
+  ASSERT_TRUE(world.announce(a, {partial, CoreWorld::holding({"qwen3", 3})}));
+  world.disk_fails = true;
+  const auto announced = world.announce(
+      a,
+      {CoreWorld::holding({"other", 1}), CoreWorld::holding({"qwen3", 2}), CoreWorld::holding(kV1)},
+      /*full=*/true);
+  ASSERT_TRUE(announced) << announced.error().message();
+  ASSERT_EQ(announced->size(), 2u);
+  EXPECT_TRUE(announced->at(0).again && announced->at(1).again);
+  const auto& holdings = world.core->members().all().at("a").holdings;
+  ASSERT_EQ(holdings.size(), 2u) << "what it no longer names is gone";
+  EXPECT_TRUE(holdings.at({kV1, {1, 9}}).complete);
+  EXPECT_FALSE(holdings.at({{"qwen3", 2}, {1, 9}}).complete) << "as it was before";
+  world.disk_fails = false;
+  const auto again = world.announce(a, {CoreWorld::holding({"qwen3", 2})});
+  ASSERT_TRUE(again);
+  EXPECT_TRUE(again->empty());
+  EXPECT_TRUE(world.open(world.node("p"), "qwen3", 2));
+}
+
+TEST(CoordinatorCatalog, InTheGraceLatestIsNotKnownWhileItsHoldersHaveYetToReport) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", {"qwen3", 2});
+  EXPECT_EQ(world.core->latest("qwen3", world.now)->version, 2u);
+  world.restart();
+  ASSERT_TRUE(world.enroll(a));
+  ASSERT_TRUE(world.announce(a, {CoreWorld::holding(kV1)}));
+  EXPECT_EQ(world.core->latest("qwen3", world.now).error().code(), ErrorCode::kUnavailable);
+  ASSERT_TRUE(world.enroll(b));
+  ASSERT_TRUE(world.announce(b, {CoreWorld::holding({"qwen3", 2})}));
+  EXPECT_EQ(world.core->latest("qwen3", world.now)->version, 2u);
+  world.pass(3s, {a, b});
+  EXPECT_EQ(world.core->latest("absent", world.now).error().code(), ErrorCode::kNotFound);
 }
 
 TEST(CoordinatorCatalog, AVersionIsReadyWhenSomeoneHoldsEveryTensor) {
@@ -253,10 +316,15 @@ TEST(CoordinatorCatalog, RetiredVersionsAreToldInHeartbeatsUntilTheyAreGone) {
   const NodeInfo a = world.holder("a", kV1);
   world.holder("b", kV2);
   EXPECT_EQ(*world.core->retire(kV1, world.now), 1u);
-  EXPECT_THAT(world.core->heartbeat("a", a.incarnation, 0, 0, world.now)->retire, ElementsAre(kV1));
-  EXPECT_THAT(world.core->heartbeat("a", a.incarnation, 0, 0, world.now)->retire, ElementsAre(kV1));
+  for (int i = 0; i < 2; ++i) {
+    const auto told = world.beat_one(a);
+    EXPECT_THAT(told->retiring, ElementsAre(kV1));
+    EXPECT_THAT(told->retire, IsEmpty()) << "it does not say that nobody reads";
+  }
+  EXPECT_THAT(world.beat_with_readers(a, kV1, 0)->retire, ElementsAre(kV1));
+  EXPECT_THAT(world.beat_with_readers(a, kV1, 0)->retire, ElementsAre(kV1));
   ASSERT_TRUE(world.core->announce("a", a.incarnation, 0, false, {}, {{kV1, {1, 9}}}, world.now));
-  EXPECT_THAT(world.core->heartbeat("a", a.incarnation, 0, 0, world.now)->retire, IsEmpty());
+  EXPECT_THAT(world.beat_with_readers(a, kV1, 0)->retire, IsEmpty());
   EXPECT_EQ(world.core->retire({"qwen3", 77}, world.now).error().code(), ErrorCode::kNotFound);
 }
 
@@ -268,14 +336,35 @@ TEST(CoordinatorCatalog, ARetiredVersionStaysRetiredWhenALateCopyComes) {
   EXPECT_EQ(world.open(world.node("p"), "qwen3")->id, kV1) << "latest skips it";
   world.restart();
   const NodeInfo b = world.holder("b", kV2);
-  EXPECT_THAT(world.core->heartbeat("b", b.incarnation, 0, 0, world.now)->retire, ElementsAre(kV2));
+  EXPECT_THAT(world.beat_one(b)->retiring, ElementsAre(kV2));
   const auto pull = world.open(world.node("p"), "qwen3", 2);
   ASSERT_FALSE(pull);
   EXPECT_EQ(pull.error().code(), ErrorCode::kNotFound);
   EXPECT_THAT(pull.error().message(), HasSubstr("retired"));
   ASSERT_TRUE(world.core->publish("b", b.incarnation, kV2, {1, 7}, {1, 8}, 1000, world.now));
-  EXPECT_THAT(world.core->heartbeat("b", b.incarnation, 0, 0, world.now)->retire, IsEmpty())
-      << "published again on purpose";
+  EXPECT_THAT(world.beat_one(b)->retiring, IsEmpty()) << "published again on purpose";
+}
+
+// Row 27: a partition between one node and the coordinator is no death while others read from it.
+TEST(CoordinatorCore, Row27ASilentNodeThatPullersStillReadFromStaysSuspect) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo p = world.node("p");
+  ASSERT_TRUE(world.enroll(p));
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_TRUE(pull);
+  SourceReport read = report(a);
+  for (int second = 1; second <= 10; ++second) {
+    read.bytes = 100u * static_cast<unsigned>(second);
+    ASSERT_TRUE(world.progress(p, *pull, {read}));
+    world.pass(1s, {p});
+    ASSERT_EQ(world.core->members().all().at("a").state, NodeState::kSuspect) << second;
+  }
+  EXPECT_FALSE(world.core->members().all().at("a").holdings.empty());
+  // The same word again is none of new bytes.
+  ASSERT_TRUE(world.progress(p, *pull, {read}));
+  world.pass(5s, {p});
+  EXPECT_EQ(world.core->members().all().at("a").state, NodeState::kDead);
 }
 
 }  // namespace

@@ -174,7 +174,7 @@ TEST_F(CoordinatorDaemon, NobodySpeaksForAnotherIncarnation) {
   EXPECT_EQ(open(liar, "qwen3").error().code(), ErrorCode::kDenied);
 }
 
-TEST_F(CoordinatorDaemon, AKilledCoordinatorComesBackWithAHigherEpochAndItsVersions) {
+TEST_F(CoordinatorDaemon, Row25AKilledCoordinatorComesBackWithAHigherEpochAndItsVersions) {
   start();
   Agent a = agent("a");
   ASSERT_TRUE(enroll(a));
@@ -202,7 +202,7 @@ TEST_F(CoordinatorDaemon, AKilledCoordinatorComesBackWithAHigherEpochAndItsVersi
   EXPECT_EQ(loop_.run(p.client.pull_progress(progress, 5s))->sources_size(), 1);
 }
 
-TEST_F(CoordinatorDaemon, KilledAtAnyDurableStepItComesBackBeforeOrAfterIt) {
+TEST_F(CoordinatorDaemon, Row26KilledAtAnyDurableStepItComesBackBeforeOrAfterIt) {
   for (const char* step :
        {"half_written", "before_sync", "before_rename", "before_directory_sync", "saved"}) {
     SCOPED_TRACE(step);
@@ -217,7 +217,7 @@ TEST_F(CoordinatorDaemon, KilledAtAnyDurableStepItComesBackBeforeOrAfterIt) {
     ASSERT_TRUE(exit);
     EXPECT_EQ(exit->signal, SIGKILL);
     {
-      const auto directory = StateDirectory::open(temp_ / "state");
+      auto directory = StateDirectory::open(temp_ / "state");
       ASSERT_TRUE(directory) << directory.error().message();
       const auto state = directory->load();
       ASSERT_TRUE(state) << state.error().message();
@@ -247,7 +247,7 @@ TEST_F(CoordinatorDaemon, AFullDiskRefusesThePublishAndServingGoesOn) {
   EXPECT_TRUE(publish(a, kId, kRoot)) << "space is back";
 }
 
-TEST_F(CoordinatorDaemon, ASecondCoordinatorOnTheDirectoryIsRefused) {
+TEST_F(CoordinatorDaemon, Row28ASecondCoordinatorOnTheDirectoryIsRefused) {
   start();
   const auto second = spawn();
   const auto exit = second->wait();
@@ -278,7 +278,7 @@ TEST_F(CoordinatorDaemon, SigtermEndsItCleanlyWithCallersConnected) {
   EXPECT_EQ(beat(a).error().code(), ErrorCode::kPeerLost);
 }
 
-TEST_F(CoordinatorDaemon, APausedCoordinatorKillsNobody) {
+TEST_F(CoordinatorDaemon, Row31APausedCoordinatorKillsNobody) {
   start();
   const Agent a = agent("a");
   ASSERT_TRUE(enroll(a));
@@ -294,7 +294,73 @@ TEST_F(CoordinatorDaemon, APausedCoordinatorKillsNobody) {
   EXPECT_TRUE(beat(a)) << "without registering again";
 }
 
-TEST_F(CoordinatorDaemon, AThousandAgentsJoinAtOnce) {
+TEST_F(CoordinatorDaemon, ADrainedNodeStaysDrainedOverAKillAndItsReadersAreCounted) {
+  start();
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  const Agent p = agent("p");
+  ASSERT_EQ(open(p, "qwen3")->sources_size(), 1);
+  proto::DrainRequest request;
+  request.set_node_id("a");
+  const auto drained = loop_.run(p.client.drain(request, 5s));
+  ASSERT_TRUE(drained) << drained.error().message();
+  EXPECT_EQ(drained->pullers(), 1u);
+  ASSERT_EQ(drained->sole_copies_size(), 1);
+  EXPECT_EQ(drained->sole_copies(0).version(), 41u);
+  process_->kill();
+  start();
+  const Agent again = agent("a");
+  ASSERT_TRUE(enroll(again));
+  ASSERT_TRUE(announce(again, kId, kRoot));
+  EXPECT_TRUE(beat(again)->drained());
+  const Agent q = agent("q");
+  EXPECT_THAT(open(q, "qwen3").error().message(), HasSubstr("only drained nodes hold it: a"));
+  const auto status = loop_.run(q.client.status(5s));
+  ASSERT_TRUE(status);
+  EXPECT_TRUE(status->nodes(0).drained());
+  request.set_undo(true);
+  ASSERT_TRUE(loop_.run(q.client.drain(request, 5s)));
+  EXPECT_EQ(open(q, "qwen3")->sources_size(), 1);
+  request.set_node_id("nobody");
+  EXPECT_EQ(loop_.run(q.client.drain(request, 5s)).error().code(), ErrorCode::kNotFound);
+}
+
+TEST_F(CoordinatorDaemon, RanksOnTwoHostsAreCommittedTogether) {
+  start();
+  const Agent a = agent("a");
+  const Agent b = agent("b");
+  for (const Agent* node : {&a, &b}) {
+    ASSERT_TRUE(enroll(*node));
+    ASSERT_TRUE(announce(*node, kId, kRoot));
+  }
+  const auto say = [&](const Agent& node, std::uint32_t rank, proto::RankState state) {
+    proto::RankReport report;
+    report.set_node_id(node.identity.node_id);
+    report.set_incarnation(node.identity.incarnation.to_bytes());
+    report.set_instance("chat");
+    report.set_generation(1);
+    report.set_rank(rank);
+    report.set_world(2);
+    report.set_model("qwen3");
+    report.set_version(41);
+    if (state == proto::RANK_LOADED) *report.mutable_has() = rpc::to_proto(kId);
+    report.set_state(state);
+    return loop_.run(node.client.report_rank(std::move(report), 5s));
+  };
+  ASSERT_TRUE(say(a, 0, proto::RANK_ATTACHED));
+  EXPECT_EQ(say(a, 0, proto::RANK_LOADED)->state(), proto::INSTANCE_LOADING);
+  EXPECT_EQ(say(b, 1, proto::RANK_LOADED)->state(), proto::INSTANCE_COMMITTED);
+  EXPECT_EQ(say(a, 0, proto::RANK_LOADED)->state(), proto::INSTANCE_COMMITTED);
+  EXPECT_EQ(say(b, 1, proto::RANK_FAILED)->state(), proto::INSTANCE_UNFIT);
+  EXPECT_THAT(say(a, 0, proto::RANK_LOADED)->why(), HasSubstr("rank 1 on b"));
+  proto::RankReport theft;
+  theft.set_node_id("a");
+  theft.set_incarnation(a.identity.incarnation.to_bytes());
+  EXPECT_EQ(loop_.run(b.client.report_rank(theft, 5s)).error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(CoordinatorDaemon, Row34AThousandAgentsJoinAtOnce) {
   rpc::testing::allow_many_descriptors();
   start({"--dead-after", "60000"});  // nobody sends the source's heartbeats meanwhile
   const Agent source = agent("source");
@@ -328,7 +394,7 @@ TEST_F(CoordinatorDaemon, AThousandAgentsJoinAtOnce) {
   EXPECT_EQ(answered, kAgents);
 }
 
-TEST_F(CoordinatorDaemon, OutOfDescriptorsItShedsAndRecovers) {
+TEST_F(CoordinatorDaemon, Row50OutOfDescriptorsItShedsAndRecovers) {
   rekindle::testing::Spawn spawn;
   spawn.argv = {COORDINATOR_MAIN, "127.0.0.1:0", (temp_ / "state").string()};
   spawn.limits = {{RLIMIT_NOFILE, {40, 40}}};

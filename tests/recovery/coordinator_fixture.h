@@ -29,6 +29,7 @@ class CoreWorld {
           if (disk_fails) return fail(ErrorCode::kExhausted, "no space left");
           disk = state;
           ++writes;
+          if (fails_after_writing) return fail(ErrorCode::kUnavailable, "the directory's fsync");
           return {};
         },
         [this] {
@@ -46,9 +47,21 @@ class CoreWorld {
       now += 100ms;
       core->tick(now);
       for (const NodeInfo& node : beat) {
-        EXPECT_TRUE(core->heartbeat(node.node_id, node.incarnation, 0, 0, now));
+        EXPECT_TRUE(beat_one(node));
       }
     }
+  }
+
+  // As its agent would: with the room that its store has, and the readers it said last.
+  Result<HeartbeatAnswer> beat_one(const NodeInfo& node) {
+    Heartbeat heartbeat;
+    const auto free = free_bytes.find(node.node_id);
+    heartbeat.store_free_bytes = free == free_bytes.end() ? 0 : free->second;
+    return core->heartbeat(node.node_id, node.incarnation, heartbeat, now);
+  }
+  Result<HeartbeatAnswer> beat_with_readers(const NodeInfo& node, const ModelVersion& id,
+                                            std::uint32_t readers) {
+    return core->heartbeat(node.node_id, node.incarnation, {.readers = {{id, readers}}}, now);
   }
 
   NodeInfo node(const std::string& name) {
@@ -60,8 +73,9 @@ class CoreWorld {
     info.host_id = "host-" + name;
     return info;
   }
-  Result<Registered> enroll(const NodeInfo& info, std::uint64_t highest_epoch = 0) {
-    return core->enroll(info, "", highest_epoch, connection_of(info), now);
+  Result<Registered> enroll(const NodeInfo& info, std::uint64_t highest_epoch = 0,
+                            const std::string& domain = "") {
+    return core->enroll(info, domain, highest_epoch, connection_of(info), now);
   }
   void disconnect(const NodeInfo& info) {
     core->disconnected(info.node_id, info.incarnation, connection_of(info), now);
@@ -102,6 +116,10 @@ class CoreWorld {
     return core->pull_progress({pull.pull_id, puller, pull.id, done, 1000, std::move(reports)},
                                now);
   }
+  // By the one that opened it.
+  void close(const PullId& pull) {
+    EXPECT_TRUE(core->close_pull(pull, core->pulls().at(pull).puller.incarnation, now));
+  }
   static std::vector<std::string> names(const std::vector<SourceOffer>& offers) {
     std::vector<std::string> result;
     for (const auto& offer : offers) result.push_back(offer.node.node_id);
@@ -109,6 +127,7 @@ class CoreWorld {
   }
 
   Timing timing;
+  std::map<std::string, std::uint64_t> free_bytes;  // by node id
 
  private:
   Limits limits_;
@@ -118,6 +137,7 @@ class CoreWorld {
  public:
   DurableState disk;
   bool disk_fails = false;
+  bool fails_after_writing = false;
   int writes = 0;
   TimePoint now{std::chrono::hours(1)};
   std::optional<Core> core;

@@ -148,7 +148,7 @@ TEST(CoordinatorPulls, AWholeCopyIsOfferedAloneShardsTogether) {
   }
 }
 
-TEST(CoordinatorPulls, TooManyPullersWaitAndAreToldHowLong) {
+TEST(CoordinatorPulls, Row14TooManyPullersWaitAndAreToldHowLong) {
   Limits limits;
   limits.max_pullers_per_source = 2;
   CoreWorld world(limits);
@@ -156,18 +156,41 @@ TEST(CoordinatorPulls, TooManyPullersWaitAndAreToldHowLong) {
   const NodeInfo p = world.node("p");
   const auto first = world.open(p, "qwen3");
   const auto second = world.open(world.node("q"), "qwen3");
-  const auto third = world.open(world.node("r"), "qwen3");
+  const NodeInfo r = world.node("r");
+  const auto third = world.open(r, "qwen3");
   ASSERT_TRUE(first && second && third);
   EXPECT_FALSE(first->sources.empty());
   EXPECT_FALSE(second->sources.empty());
   EXPECT_TRUE(third->sources.empty());
-  EXPECT_GT(third->retry_after, Duration::zero());
-  world.pass(1s, {a});
-  ASSERT_TRUE(world.progress(p, *first, {}, 400));  // 400 B/s: 1.5 s to go
-  const auto again = world.open(world.node("r"), "qwen3");
-  EXPECT_EQ(again->retry_after, 1500ms);
-  world.core->close_pull(first->pull_id, world.now);
-  EXPECT_FALSE(world.open(world.node("r"), "qwen3")->sources.empty());
+  EXPECT_EQ(third->retry_after, 200ms) << "those who have just begun may serve in a moment";
+  world.pass(2s, {a});
+  ASSERT_TRUE(world.progress(p, *first, {}, 400));  // 200 B/s: 3 s to go
+  const auto again = world.open(r, "qwen3");
+  EXPECT_EQ(again->retry_after, 3s);
+  world.close(first->pull_id);
+  EXPECT_FALSE(world.open(r, "qwen3")->sources.empty());
+}
+
+TEST(CoordinatorPulls, WhoFillsUpItselfServesAsManyAsItReadsFrom) {
+  Limits limits;
+  limits.max_pullers_per_source = 2;
+  limits.max_sources_per_pull = 5;
+  CoreWorld world(limits);
+  world.holder("a", kV1);
+  const NodeInfo b = world.node("b");
+  ASSERT_TRUE(world.enroll(b));
+  ASSERT_TRUE(world.announce(b, {CoreWorld::holding(kV1, 1, 1, /*complete=*/false)}));
+  const auto open = [&](const std::string& name) {
+    return CoreWorld::names(world.open(world.node(name), "qwen3")->sources);
+  };
+  EXPECT_THAT(open("p1"), UnorderedElementsAre("a", "b"));
+  EXPECT_THAT(open("p2"), UnorderedElementsAre("a", "b"));
+  for (const char* name : {"p3", "p4", "p5"}) EXPECT_THAT(open(name), ElementsAre("b"));
+  EXPECT_THAT(open("p6"), IsEmpty());
+  EXPECT_EQ(world.core->pullers_of(b.incarnation), 5u);
+  ASSERT_TRUE(world.announce(b, {CoreWorld::holding(kV1)}));
+  EXPECT_THAT(open("p7"), IsEmpty()) << "it may have work by now: two, and it has more";
+  EXPECT_EQ(world.core->pullers_of(b.incarnation), 5u) << "those that read there go on";
 }
 
 TEST(CoordinatorPulls, AskingAgainDoesNotTakeASecondShare) {
@@ -191,10 +214,11 @@ TEST(CoordinatorPulls, APullWithoutProgressLosesItsLeaseAndItsShares) {
   ASSERT_TRUE(world.progress(p, *pull));
   world.pass(8s, {a});
   EXPECT_EQ(world.core->pulls().size(), 1u) << "progress renews it";
-  EXPECT_TRUE(world.open(world.node("q"), "qwen3")->sources.empty());
+  const NodeInfo q = world.node("q");
+  EXPECT_TRUE(world.open(q, "qwen3")->sources.empty());
   world.pass(3s, {a});
   EXPECT_THAT(world.core->pulls(), IsEmpty());
-  EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.size(), 1u);
+  EXPECT_EQ(world.open(q, "qwen3")->sources.size(), 1u);
 }
 
 TEST(CoordinatorPulls, ProgressBringsNewSourcesAndDropsDeadOnes) {
@@ -227,7 +251,40 @@ TEST(CoordinatorPulls, ARunningPullSurvivesARestartOfTheCoordinator) {
   EXPECT_EQ(world.progress(world.node("thief"), *pull).error().code(), ErrorCode::kDenied);
 }
 
-TEST(CoordinatorPulls, ASourceThatServedWrongBytesIsQuarantinedWithBackOff) {
+TEST(CoordinatorPulls, ALateWordOfAClosedPullBringsItNotBack) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  SourceReport bad = report(a);
+  bad.quarantine = true;
+  ASSERT_TRUE(world.progress(p, *pull, {bad}));
+  world.close(pull->pull_id);
+  world.pass(9s, {a});
+  EXPECT_EQ(world.progress(p, *pull, {bad}).error().code(), ErrorCode::kStale);
+  EXPECT_EQ(world.core->pullers_of(a.incarnation), 0u);
+  world.pass(1100ms, {a});
+  EXPECT_TRUE(world.open(world.node("q"), "qwen3")) << "its strike has not been counted again";
+}
+
+TEST(CoordinatorPulls, OnlyWhoOpenedAPullClosesIt) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  const Incarnation thief = world.node("thief").incarnation;
+  const auto refused = world.core->close_pull(pull->pull_id, thief, world.now);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
+  EXPECT_TRUE(world.progress(p, *pull)) << "it runs";
+  world.restart();
+  ASSERT_TRUE(world.core->close_pull(pull->pull_id, thief, world.now)) << "nobody's yet";
+  EXPECT_TRUE(world.progress(p, *pull)) << "and no word of its puller";
+  ASSERT_TRUE(world.core->close_pull(pull->pull_id, p.incarnation, world.now));
+  EXPECT_EQ(world.progress(p, *pull).error().code(), ErrorCode::kStale);
+}
+
+TEST(CoordinatorPulls, Row36ASourceThatServedWrongBytesIsQuarantinedWithBackOff) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
@@ -277,6 +334,37 @@ TEST(CoordinatorPulls, ALostSourceIsSuspectForOthersForAWhile) {
   old.quarantine = true;
   ASSERT_TRUE(world.progress(p, *pull, {old}));
   EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.size(), 2u);
+}
+
+// Three that fill up and lack the same tiles would wait for each other beside a whole copy.
+TEST(CoordinatorPulls, APullThatReadsOnlyFromThoseThatFillUpGetsACompleteSourceToo) {
+  Limits limits;
+  limits.max_sources_per_pull = 2;
+  CoreWorld world(limits);
+  for (const char* name : {"a", "b"}) {
+    const NodeInfo growing = world.node(name);
+    ASSERT_TRUE(world.enroll(growing));
+    ASSERT_TRUE(world.announce(growing, {CoreWorld::holding(kV1, 1, 1, /*complete=*/false)}));
+  }
+  const NodeInfo first = world.holder("w", kV1);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_TRUE(pull);
+  EXPECT_THAT(CoreWorld::names(pull->sources), ::testing::Contains("w"));
+  ASSERT_EQ(pull->sources.size(), 2u);
+
+  // It is gone, both places are taken by others; it comes back.
+  world.disconnect(first);
+  NodeInfo next = world.node("w");
+  SourceReport lost = report(first);
+  lost.lost = true;
+  ASSERT_TRUE(world.progress(p, *pull, {lost}));
+  ASSERT_TRUE(world.enroll(next));
+  ASSERT_TRUE(world.announce(next, {CoreWorld::holding(kV1)}));
+  const auto answer = world.progress(p, *pull);
+  ASSERT_TRUE(answer);
+  EXPECT_THAT(CoreWorld::names(answer->sources), ::testing::Contains("w"));
+  EXPECT_LE(answer->sources.size(), 2u);
 }
 
 }  // namespace

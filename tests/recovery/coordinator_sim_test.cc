@@ -205,12 +205,14 @@ class Simulation {
       send([this, index] {
         Agent& agent = agents_[index];
         const auto answer = core_->heartbeat(agent.info.node_id, agent.info.incarnation,
-                                             agent.highest_epoch, 0, now_);
+                                             {.epoch = agent.highest_epoch}, now_);
         if (!answer) return;
         told_epoch(answer->epoch);
         heard(agent);
-        for (const ModelVersion& id : answer->retire)
+        for (const ModelVersion& id : answer->retiring) {
           ASSERT_TRUE(core_->catalog().find(id)->retiring);
+        }
+        ASSERT_TRUE(answer->retire.empty()) << "it did not say that nobody reads";
       });
     }
   }
@@ -260,7 +262,16 @@ class Simulation {
     });
   }
 
-  void check_offers(const NodeInfo& puller, const Digest128& root,
+  // Somebody whom it may read from at any time has all of it.
+  bool has_good_copy(const NodeInfo& puller, const ModelVersion& id, const Digest128& root) const {
+    return std::ranges::any_of(core_->members().all(), [&](const auto& entry) {
+      const Member& member = entry.second;
+      return member.state != NodeState::kDead && member.quarantined_until <= now_ &&
+             member.info.incarnation != puller.incarnation && holds_whole(member, id, root);
+    });
+  }
+
+  void check_offers(const NodeInfo& puller, const ModelVersion& id, const Digest128& root,
                     const std::vector<SourceOffer>& offers) {
     ASSERT_LE(offers.size(), limits_.max_sources_per_pull);
     for (const SourceOffer& offer : offers) {
@@ -273,8 +284,9 @@ class Simulation {
       ASSERT_EQ(offer.grant.root, root);
       ASSERT_TRUE(serials_.insert(offer.grant.serial).second) << "a serial twice";
       const auto struck = quarantined_.find(offer.grant.source);
-      if (struck != quarantined_.end() && struck->second.first == life_) {
-        ASSERT_GE(now_, struck->second.second) << "offered in quarantine";
+      if (struck != quarantined_.end() && struck->second.first == life_ &&
+          now_ < struck->second.second) {
+        ASSERT_FALSE(has_good_copy(puller, id, root)) << "offered in quarantine";
       }
     }
   }
@@ -291,7 +303,7 @@ class Simulation {
       ++answers_;
       told_root(opened->id, opened->version.root);
       ASSERT_FALSE(retired_.contains(opened->id)) << "a retired version";
-      check_offers(agent.info, opened->version.root, opened->sources);
+      check_offers(agent.info, opened->id, opened->version.root, opened->sources);
       ASSERT_EQ(opened->sources.empty(), opened->retry_after > Duration::zero());
       if (!opened->pull_id.is_nil()) pulls_.push_back({opened->pull_id, opened->id, index});
     });
@@ -300,7 +312,11 @@ class Simulation {
   void send_progress() {
     if (pulls_.empty()) return;
     const OpenPull pull = pulls_[pick(pulls_.size())];
-    if (chance(20)) return send([this, pull] { core_->close_pull(pull.id, now_); });
+    if (chance(20)) {
+      const Incarnation& by =
+          agents_[chance(90) ? pull.agent : pick(agents_.size())].info.incarnation;
+      return send([this, pull, by] { (void)core_->close_pull(pull.id, by, now_); });
+    }
     PullProgress progress{pull.id, agents_[pull.agent].info, pull.version, pick(100), 100, {}};
     if (chance(20)) {
       const NodeInfo& source = agents_[pick(agents_.size())].info;
@@ -315,7 +331,8 @@ class Simulation {
       if (!answer) return;
       ++answers_;
       for (const SourceReport& report : progress.sources) note_strike(report, before);
-      check_offers(progress.puller, core_->catalog().find(progress.id)->root, answer->sources);
+      check_offers(progress.puller, progress.id, core_->catalog().find(progress.id)->root,
+                   answer->sources);
     });
   }
 
@@ -344,7 +361,9 @@ class Simulation {
     std::map<Incarnation, std::size_t> shares;
     for (const auto& [id, pull] : core_->pulls()) {
       for (const Incarnation& source : pull.sources) {
-        ASSERT_LE(++shares[source], limits_.max_pullers_per_source) << "too many pullers";
+        ASSERT_LE(++shares[source],
+                  std::max(limits_.max_pullers_per_source, limits_.max_sources_per_pull))
+            << "too many pullers";
       }
     }
   }

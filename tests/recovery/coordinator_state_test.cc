@@ -17,12 +17,16 @@ DurableState sample(std::uint64_t epoch) {
   state.epoch = epoch;
   state.versions[{"qwen3", 41}] = {{1, 2}, {3, 4}, 1000, false};
   state.versions[{"qwen3", 42}] = {{5, 6}, {7, 8}, 2000, true};
+  state.versions[{"qwen3", 43}] = {
+      {5, 9}, {7, 8}, 2000, false, 0};  // none, though others have some
+  state.versions[{"qwen3", 44}] = {{5, 10}, {7, 8}, 2000, false, 3};
+  state.drained = {"a", "b"};
   return state;
 }
 
 TEST(CoordinatorState, WhatWasSavedIsLoaded) {
   const rekindle::testing::TempDir temp;
-  const auto directory = StateDirectory::open(temp / "state");
+  auto directory = StateDirectory::open(temp / "state");
   ASSERT_TRUE(directory) << directory.error().message();
   EXPECT_EQ(*directory->load(), DurableState{}) << "nothing yet";
   ASSERT_TRUE(directory->save(sample(3)));
@@ -35,11 +39,11 @@ TEST(CoordinatorState, TheDirectoryIsOursAlone) {
   const rekindle::testing::TempDir temp;
   const auto path = temp / "state";
   {
-    const auto first = StateDirectory::open(path);
+    auto first = StateDirectory::open(path);
     ASSERT_TRUE(first);
     const auto mode = std::filesystem::status(path).permissions();
     EXPECT_EQ(mode, std::filesystem::perms::owner_all);
-    const auto second = StateDirectory::open(path);
+    auto second = StateDirectory::open(path);
     ASSERT_FALSE(second);
     EXPECT_EQ(second.error().code(), ErrorCode::kUnavailable);
     EXPECT_THAT(second.error().message(), HasSubstr(fmt::format("pid {}", ::getpid())));
@@ -66,7 +70,7 @@ TEST(CoordinatorState, EveryDamagedByteIsNoticed) {
 
 TEST(CoordinatorState, ADamagedFileIsAnErrorThatNamesItAndIsLeftAlone) {
   const rekindle::testing::TempDir temp;
-  const auto directory = StateDirectory::open(temp.path());
+  auto directory = StateDirectory::open(temp.path());
   ASSERT_TRUE(directory->save(sample(3)));
   rekindle::testing::write_file(temp / "state", "not a state");
   const auto state = directory->load();
@@ -84,7 +88,7 @@ constexpr const char* kSteps[] = {"coordinator.state.half_written", "coordinator
 TEST(CoordinatorState, AnErrorAtAnyStepLeavesTheOldOrTheNewState) {
   for (const char* step : kSteps) {
     const rekindle::testing::TempDir temp;
-    const auto directory = StateDirectory::open(temp.path());
+    auto directory = StateDirectory::open(temp.path());
     ASSERT_TRUE(directory->save(sample(3)));
     ASSERT_TRUE(arm_failpoints(fmt::format("{}=error:ENOSPC", step)));
     const auto saved = directory->save(sample(4));

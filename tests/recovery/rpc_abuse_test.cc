@@ -206,7 +206,7 @@ TEST_F(RpcAbuse, APeerThatDoesNotReadItsAnswersIsClosed) {
   }
 }
 
-TEST_F(RpcAbuse, AnIdleConnectionIsClosedAfterTheIdleTimeoutButNotDuringACall) {
+TEST_F(RpcAbuse, Row55AnIdleConnectionIsClosedAfterTheIdleTimeoutButNotDuringACall) {
   server_.emplace(make_identity(proto::ROLE_AGENT, "server"), ServerLimits{.idle_timeout = 200ms},
                   [](RpcServer& server) {
                     server.handle(proto::AGENT_STATUS,

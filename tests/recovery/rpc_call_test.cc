@@ -120,6 +120,26 @@ TEST_F(RpcCall, AHandlersExceptionIsAnInternalErrorAndTheServerLives) {
   EXPECT_EQ(*call(client, proto::AGENT_STATUS, "fine"), "fine");
 }
 
+TEST_F(RpcCall, AHandlerWithoutACoroutineAnswersInOrderAndItsFailuresAreItsCallers) {
+  before_listen_ = [](RpcServer& server) {
+    server.handle_at_once(proto::AGENT_STATUS,
+                          [](const Peer& peer, const std::string& body) -> Result<std::string> {
+                            if (body == "throw") throw std::runtime_error("out of paper");
+                            if (body == "fail") return fail(ErrorCode::kStale, "too late");
+                            return peer.node_id + " says " + body;
+                          });
+  };
+  serve();
+  const auto client = connect();
+  EXPECT_EQ(*call(client, proto::AGENT_STATUS, "hello"), "tester says hello");
+  EXPECT_EQ(call(client, proto::AGENT_STATUS, "fail").error().code(), ErrorCode::kStale);
+  const auto thrown = call(client, proto::AGENT_STATUS, "throw");
+  ASSERT_FALSE(thrown);
+  EXPECT_EQ(thrown.error().code(), ErrorCode::kInternal);
+  EXPECT_NE(thrown.error().message().find("out of paper"), std::string::npos);
+  EXPECT_EQ(*call(client, proto::AGENT_STATUS, "again"), "tester says again");
+}
+
 TEST_F(RpcCall, UnknownMethodsAndLocalOnesOverTcpAreRefused) {
   handle(proto::LOCAL_RETIRE, echo, /*local_only=*/true);
   serve();

@@ -95,13 +95,21 @@ void FaultProxy::run_link(Link& link) {
   bool open = true;
   while (open && !stopping_ && !link.cut) {
     pollfd waiting[2] = {{link.client.get(), POLLIN, 0}, {link.server.get(), POLLIN, 0}};
-    if (stalled_) waiting[1].events = 0;
+    const bool to_server = !requests_stalled_;
+    const bool to_client = !stalled_;
+    if (!to_server) waiting[0].events = 0;
+    if (!to_client) waiting[1].events = 0;
     if (poll(waiting, 2, kPollMs) <= 0) continue;
-    if (waiting[0].revents != 0) open = forward(link.client.get(), link.server.get(), false);
-    if (open && !stalled_ && waiting[1].revents != 0) {
+    if (to_server && waiting[0].revents != 0) {
+      open = forward(link.client.get(), link.server.get(), false);
+    }
+    if (open && to_client && waiting[1].revents != 0) {
       open = forward(link.server.get(), link.client.get(), true);
     }
-    if (stalled_ && (waiting[1].revents & (POLLERR | POLLHUP)) != 0) {
+    // An end that hung up stays readable: no turn of the loop without a pause.
+    const int ended = POLLERR | POLLHUP;
+    if ((!to_server && (waiting[0].revents & ended) != 0) ||
+        (!to_client && (waiting[1].revents & ended) != 0)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
     }
   }

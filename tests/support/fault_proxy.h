@@ -13,7 +13,7 @@
 namespace rekindle::testing {
 
 // A TCP proxy on 127.0.0.1 that does to the bytes what bad networks do. Faults concern the
-// direction from the server to the client and may be set at any time.
+// direction from the server to the client, where nothing else is said, and may be set at any time.
 class FaultProxy {
  public:
   explicit FaultProxy(std::uint16_t server_port);
@@ -25,7 +25,8 @@ class FaultProxy {
 
   // Flips one bit `count` times, each after another `every_bytes` have passed.
   void flip_bits(int count, std::uint64_t every_bytes);
-  void stall(bool on) { stalled_ = on; }  // nothing passes, nothing is closed
+  void stall(bool on) { stalled_ = on; }                    // nothing passes, nothing is closed
+  void stall_requests(bool on) { requests_stalled_ = on; }  // the same from client to server
   void limit(std::uint64_t bytes_per_second) { bytes_per_second_ = bytes_per_second; }  // 0 = none
   void cut();  // resets every connection
   std::uint64_t bytes_passed() const { return bytes_passed_; }
@@ -43,6 +44,7 @@ class FaultProxy {
   const std::uint16_t server_port_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> stalled_ = false;
+  std::atomic<bool> requests_stalled_ = false;
   std::atomic<std::uint64_t> bytes_per_second_ = 0;
   std::atomic<std::uint64_t> bytes_passed_ = 0;
   std::atomic<int> flips_left_ = 0;

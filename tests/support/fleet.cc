@@ -1,11 +1,13 @@
 #include "tests/support/fleet.h"
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <random>
 #include <stdexcept>
 
 #include "src/tensor/safetensors.h"
+#include "src/tensor/tensor_set.h"
 
 namespace rekindle::testing {
 
@@ -44,10 +46,12 @@ std::size_t AgentProcess::sessions_opened() const {
 
 Fleet::Fleet() = default;
 
-void Fleet::start_coordinator(const std::string& host) {
+void Fleet::start_coordinator(const std::string& host, std::vector<std::string> more) {
   const std::string listen = coordinator_address_.empty() ? host + ":0" : coordinator_address_;
-  coordinator_ = std::make_unique<Process>(Spawn{
-      .argv = {kBinary, "coordinator", "--listen", listen, "--state", dir("state").string()}});
+  Spawn spawn{
+      .argv = {kBinary, "coordinator", "--listen", listen, "--state", dir("state").string()}};
+  spawn.argv.insert(spawn.argv.end(), more.begin(), more.end());
+  coordinator_ = std::make_unique<Process>(std::move(spawn));
   coordinator_address_ = coordinator_->value_after("coordinator listening on ");
   if (coordinator_address_.empty()) {
     throw std::runtime_error("the coordinator did not start: " + coordinator_->err());
@@ -64,7 +68,8 @@ AgentProcess& Fleet::start_agent(const std::string& name, std::vector<std::strin
   spawn.argv = std::move(under);
   spawn.argv.insert(spawn.argv.end(), {kBinary, "agent", "--node-id", name, "--listen", listen,
                                        "--store", agent->store.string()});
-  if (coordinator_ != nullptr) {
+  const bool elsewhere = std::find(more.begin(), more.end(), "--coordinator") != more.end();
+  if (coordinator_ != nullptr && !elsewhere) {
     spawn.argv.insert(spawn.argv.end(), {"--coordinator", coordinator_address_});
   }
   spawn.argv.insert(spawn.argv.end(), more.begin(), more.end());
@@ -167,7 +172,18 @@ fs::path find_file(const fs::path& below, const std::string& name) {
 
 std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
   const auto left = read_tensors(a);
-  const auto right = read_tensors(b);
+  auto right = read_tensors(b);
+  // A store keeps the small files of a checkpoint beside its tensors.
+  for (auto it = right.begin(); it != right.end();) {
+    const auto& [name, bytes] = *it;
+    if (!name.starts_with(kFileTensorPrefix)) {
+      ++it;
+      continue;
+    }
+    const std::string file = name.substr(kFileTensorPrefix.size());
+    if (!fs::exists(a / file) || read_file(a / file) != bytes) return file + " differs";
+    it = right.erase(it);
+  }
   for (const auto& [name, bytes] : left) {
     const auto found = right.find(name);
     if (found == right.end()) return name + " is missing";

@@ -29,11 +29,12 @@ class Fleet {
   Fleet();
   // A fresh process on the same state directory, and on the same port after the first time.
   // On `host`, an address of this machine.
-  void start_coordinator(const std::string& host = "127.0.0.1");
+  void start_coordinator(const std::string& host = "127.0.0.1", std::vector<std::string> more = {});
   Process& coordinator() { return *coordinator_; }
   const std::string& coordinator_address() const { return coordinator_address_; }
 
-  // Waits until the coordinator counts it as alive (when there is one). `listen` fixes the control
+  // Waits until the coordinator counts it as alive (when there is one). `more` may have another way
+  // to the coordinator (--coordinator). `listen` fixes the control
   // port; `under` is a command that runs its arguments (prlimit, ip netns exec, …).
   AgentProcess& start_agent(const std::string& name, std::vector<std::string> more = {},
                             const std::string& listen = "127.0.0.1:0",
@@ -72,7 +73,8 @@ std::uint64_t make_checkpoint(const std::filesystem::path& dir, int tensors, std
 // model.safetensors, with .partial while they are filled.
 std::filesystem::path find_file(const std::filesystem::path& below, const std::string& name);
 
-// Compares every tensor of two checkpoint directories byte for byte; "" or the first difference.
+// Compares every tensor of two checkpoint directories byte for byte, and the small files where `b`
+// is a copy in a store; "" or the first difference.
 std::string compare_checkpoints(const std::filesystem::path& a, const std::filesystem::path& b);
 
 }  // namespace rekindle::testing

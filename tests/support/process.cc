@@ -6,14 +6,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -262,6 +266,33 @@ bool eventually(const std::function<bool()>& done, milliseconds deadline) {
     std::this_thread::sleep_for(5ms);
   }
   return true;
+}
+
+bool user_namespaces() { return run({"unshare", "-Urm", "true"}).exit.code == 0; }
+
+std::vector<std::string> on_host(const std::filesystem::path& directory, int number) {
+  const auto boot_id = directory / ("boot-id-" + std::to_string(number));
+  write_file(boot_id, fmt::format("5eed0000-0000-4000-8000-{:012}\n", number));
+  // New rights clear what Process has set for the death of its parent.
+  constexpr const char* kScript =
+      R"(mount --bind "$0" /proc/sys/kernel/random/boot_id && exec setpriv --pdeathsig KILL "$@")";
+  return {"unshare", "-Urm", "sh", "-c", kScript, boot_id.string()};
+}
+
+std::uint16_t free_port() {
+  static std::minstd_rand random{static_cast<unsigned>(::getpid())};
+  for (int i = 0; i < 1000; ++i) {
+    const auto port = static_cast<std::uint16_t>(20'000 + random() % 12'000);
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      return port;
+    }
+  }
+  throw std::runtime_error("no free port");
 }
 
 TempDir::TempDir(bool on_tmpfs) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -87,6 +88,15 @@ Finished run(std::vector<std::string> argv, milliseconds deadline = kPatience);
 
 // Polls `done` until it is true (true) or the deadline has passed (false).
 bool eventually(const std::function<bool()>& done, milliseconds deadline = kPatience);
+
+// A command prefix: what follows runs as if on another host, which Linux tells by the boot id that
+// `number` stands for, so that it shares no memory with others. Needs user_namespaces().
+std::vector<std::string> on_host(const std::filesystem::path& directory, int number);
+bool user_namespaces();
+
+// A TCP port of 127.0.0.1 that is free now, out of the range that outgoing connections take from:
+// for servers that have to have the same one in their next life.
+std::uint16_t free_port();
 
 // Removed with all its contents at the end. On tmpfs when `on_tmpfs`.
 class TempDir {

@@ -82,7 +82,7 @@ TEST_F(EngineTest, APathThatBreaksLeavesItsSourceAlive) {
   EXPECT_TRUE(run.observer.lost().empty());
 }
 
-TEST_F(EngineTest, AFrozenSourceIsDroppedByTheProgressDeadline) {
+TEST_F(EngineTest, Row3AFrozenSourceIsDroppedByTheProgressDeadline) {
   TestRun run(*engine_, 120, kSlice);
   BatchOptions options;
   options.progress_timeout = 150ms;

@@ -23,7 +23,7 @@ Session session_for(std::vector<RegionKey> regions) {
   return {.token = SessionToken::random(), .puller = "test", .regions = std::move(regions)};
 }
 
-TEST(SegmentRegistry, RegionIdsAreReusedOnlyUnderANewGeneration) {
+TEST(SegmentRegistry, Row5RegionIdsAreReusedOnlyUnderANewGeneration) {
   SegmentRegistry registry;
   std::set<RegionKey> seen;
   std::set<std::uint32_t> ids;

@@ -273,7 +273,7 @@ TEST(Scheduler, RandomFleetsThatFailFailWithACauseAndDrain) {
 }
 
 // faults row 12
-TEST(Scheduler, ASourceAtOnePercentSpeedCostsAtMostHalfOfTheOthersTime) {
+TEST(Scheduler, Row12ASourceAtOnePercentSpeedCostsAtMostHalfOfTheOthersTime) {
   for (const double fast : {2e8, 1e9, 5e9}) {
     for (const int others : {1, 3}) {
       for (const int paths : {1, 4}) {
@@ -315,7 +315,7 @@ TEST(Scheduler, AFrozenSourceIsLostByTheProgressDeadlineAndTheOthersFinish) {
   EXPECT_EQ(result.lost[0].cause.code(), ErrorCode::kTimeout);
 }
 
-TEST(Scheduler, TheSecondRejectedSliceQuarantinesItsSource) {
+TEST(Scheduler, Row9TheSecondRejectedSliceQuarantinesItsSource) {
   std::vector<SimSource> sources = {{.bytes_per_second = 1e8},
                                     {.bytes_per_second = 1e8, .paths = 2, .lies_first = 1000}};
   Simulation simulation(200, sources, {}, 1);

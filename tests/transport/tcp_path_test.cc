@@ -201,7 +201,7 @@ TEST_F(TcpPathTest, AnotherIncarnationIsStaleAndAnUnknownTokenIsDenied) {
   EXPECT_EQ(try_connect(SessionToken::random()).error().code(), ErrorCode::kDenied);
 }
 
-TEST_F(TcpPathTest, ATruncatedFileFailsTheOpAndTheStreamGoesOn) {
+TEST_F(TcpPathTest, Row48ATruncatedFileFailsTheOpAndTheStreamGoesOn) {
   TestSegment segment(8 * kMiB);
   const RegionKey key = add(segment);
   const auto path = connect(admit({key}));

@@ -1,11 +1,14 @@
 #include "tools/cli/arguments.h"
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 
 #include <unistd.h>
+
+#include <pwd.h>
 
 #include "recovery/rpc/address.h"
 #include "src/base/units.h"
@@ -36,8 +39,30 @@ Result<std::uint64_t> parse_size(std::string_view option, std::string_view text)
   return bytes;
 }
 
+Result<uid_t> parse_user(std::string_view option, const std::string& text) {
+  uid_t number = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  if (error == std::errc() && end == last && number != static_cast<uid_t>(-1)) return number;
+  passwd entry{};
+  passwd* found = nullptr;
+  std::array<char, 4096> buffer;
+  if (::getpwnam_r(text.c_str(), &entry, buffer.data(), buffer.size(), &found) == 0 &&
+      found != nullptr) {
+    return entry.pw_uid;
+  }
+  return fail(ErrorCode::kInvalid, "{}: there is no user '{}' here; give a name or a number",
+              option, text);
+}
+
 Result<void> check_address(std::string_view option, const std::string& text) {
   auto parsed = rpc::HostPort::parse(text);
+  if (!parsed) return fail(std::move(parsed).error().with_context(option));
+  return {};
+}
+
+Result<void> check_addresses(std::string_view option, const std::string& text) {
+  auto parsed = rpc::parse_addresses(text);
   if (!parsed) return fail(std::move(parsed).error().with_context(option));
   return {};
 }

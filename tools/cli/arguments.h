@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include <sys/types.h>
+
 #include "recovery/agent/host.h"
 #include "src/base/result.h"
 #include "tools/cli/session.h"
@@ -15,8 +17,11 @@ namespace rekindle::cli {
 // Values of options; the error names the option.
 Result<std::chrono::milliseconds> parse_duration(std::string_view option, std::string_view text);
 Result<std::uint64_t> parse_size(std::string_view option, std::string_view text);
+// The number of a user: 1000, or by name.
+Result<uid_t> parse_user(std::string_view option, const std::string& text);
 // HOST:PORT.
 Result<void> check_address(std::string_view option, const std::string& text);
+Result<void> check_addresses(std::string_view option, const std::string& text);  // with commas
 // A text file of at most 16 MiB.
 Result<std::string> read_text_file(const std::filesystem::path& path);
 // MODEL@VERSION with the version required.

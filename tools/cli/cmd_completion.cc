@@ -37,7 +37,7 @@ void collect(const CLI::App& app, Completion& completion) {
       const std::string type = option->get_type_name();
       if (type.starts_with("DIR")) completion.directories.insert("--" + name);
       if (type.starts_with("FILE")) completion.files.insert("--" + name);
-      if (name == "transport") completion.words.emplace_back("--transport", "tcp shm");
+      if (name == "transport") completion.words.emplace_back("--transport", "tcp shm verbs");
       if (name == "log-format") completion.words.emplace_back("--log-format", "text json");
       if (name == "log-level") {
         completion.words.emplace_back("--log-level", "trace debug info warn error off");

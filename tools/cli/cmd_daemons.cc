@@ -22,14 +22,16 @@ namespace {
 
 // The first line that a daemon prints, for people and for scripts that wait for it.
 void announce(const Settings& settings, const char* what, const std::string& control,
-              const std::string& data) {
+              const std::string& data, const std::string& health = "") {
   if (settings.json) {
     Json line = {{"event", "ready"}, {"role", what}, {"listen", control}};
     if (!data.empty()) line["data"] = data;
+    if (!health.empty()) line["health"] = health;
     print_line(line.dump());
   } else {
     print_line(fmt::format("{} listening on {}", what, control));
     if (!data.empty()) print_line(fmt::format("{} serving data on {}", what, data));
+    if (!health.empty()) print_line(fmt::format("{} answering health on {}", what, health));
   }
   (void)flush_output();
 }
@@ -37,10 +39,14 @@ void announce(const Settings& settings, const char* what, const std::string& con
 struct CoordinatorArgs {
   std::string listen = "0.0.0.0:7300";
   std::string state;
+  coordinator::etcd::EtcdOptions etcd;
+  std::string etcd_ttl = "5s";
   std::string heartbeat = "250ms";
   std::string suspect_after = "750ms";
   std::string dead_after = "2s";
   std::size_t max_pullers = 8;
+  std::uint32_t replicas = 0;
+  std::string recopy_rate = "256MiB";
 };
 
 constexpr std::size_t kMostPullers = 65536;
@@ -48,6 +54,19 @@ constexpr std::size_t kMostPullers = 65536;
 Result<void> check_max_pullers(std::size_t count) {
   if (count >= 1 && count <= kMostPullers) return {};
   return fail(ErrorCode::kInvalid, "--max-pullers: 1 to {} are possible", kMostPullers);
+}
+
+Result<coordinator::etcd::EtcdOptions> etcd_options(const CoordinatorArgs& args) {
+  coordinator::etcd::EtcdOptions options = args.etcd;
+  TRY(const auto ttl, parse_duration("--etcd-ttl", args.etcd_ttl));
+  options.ttl = std::chrono::duration_cast<std::chrono::seconds>(ttl);
+  if (options.ttl != ttl || options.ttl < std::chrono::seconds(2)) {
+    return fail(ErrorCode::kInvalid, "--etcd-ttl {}: whole seconds, 2 at least", args.etcd_ttl);
+  }
+  if (!options.urls.empty() && !args.state.empty()) {
+    return fail(ErrorCode::kInvalid, "--state and --etcd: the state lies in one of them, not both");
+  }
+  return options;
 }
 
 Result<int> run_coordinator_command(const Settings& settings, const CoordinatorArgs& args) {
@@ -58,6 +77,7 @@ Result<int> run_coordinator_command(const Settings& settings, const CoordinatorA
   options.state_directory =
       args.state.empty() ? default_state_directory() : std::filesystem::path(args.state);
   options.secret_file = settings.secret_file;
+  TRY(options.etcd, etcd_options(args));
   TRY(options.heartbeat_interval, parse_duration("--heartbeat", args.heartbeat));
   TRY(options.suspect_after, parse_duration("--suspect-after", args.suspect_after));
   TRY(options.dead_after, parse_duration("--dead-after", args.dead_after));
@@ -67,6 +87,8 @@ Result<int> run_coordinator_command(const Settings& settings, const CoordinatorA
     return fail(ErrorCode::kInvalid, "need 0 < --heartbeat < --suspect-after < --dead-after");
   }
   options.max_pullers_per_source = args.max_pullers;
+  options.replicas = args.replicas;
+  TRY(options.recopy_bytes_per_second, parse_size("--recopy-rate", args.recopy_rate));
   options.on_ready = [settings](const std::string& address) {
     announce(settings, "coordinator", address, "");
   };
@@ -78,6 +100,8 @@ struct AgentArgs {
   agent::AgentOptions options;
   std::string budget;
   std::string max_rate;
+  std::string load_timeout = "10min";
+  std::vector<std::string> allow_uids;
 };
 
 // What others would refuse is refused here, before anything runs.
@@ -87,6 +111,7 @@ Result<void> check_agent_options(const agent::AgentOptions& options) {
   if (!options.data_advertise.empty()) {
     TRY_VOID(check_address("--data-advertise", options.data_advertise));
   }
+  if (!options.health.empty()) TRY_VOID(check_address("--health", options.health));
   TRY_VOID(check_max_pullers(options.max_pullers));
   constexpr std::size_t kMaxNodeIdBytes = 255;
   const auto plain = [](char c) { return c > ' ' && c < 0x7f; };
@@ -123,8 +148,17 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
   if (!args.max_rate.empty()) {
     TRY(options.max_bytes_per_second, parse_size("--max-rate", args.max_rate));
   }
-  options.on_ready = [settings](const std::string& control, const std::string& data) {
-    announce(settings, "agent", control, data);
+  TRY(options.load_timeout, parse_duration("--load-timeout", args.load_timeout));
+  if (options.load_timeout.count() == 0) {
+    return fail(ErrorCode::kInvalid, "--load-timeout 0: no worker could ever load");
+  }
+  for (const auto& user : args.allow_uids) {
+    TRY(const uid_t uid, parse_user("--allow-uid", user));
+    options.allowed_uids.push_back(uid);
+  }
+  options.on_ready = [settings](const std::string& control, const std::string& data,
+                                const std::string& health) {
+    announce(settings, "agent", control, data, health);
   };
   TRY_VOID(agent::run_agent(options));
   return kExitOk;
@@ -144,6 +178,16 @@ void add_coordinator(CLI::App& app, Session& session) {
                   "Directory of the durable state (epoch, version table)\n"
                   "[/var/lib/rekindle/coordinator, or below ~/.local/state when not root]")
       ->type_name("DIR");
+  sub->add_option(
+         "--etcd", args->etcd.urls,
+         "The state lies in this etcd instead, and several coordinators stand by for each\n"
+         "other; agents and commands get all their addresses: --coordinator A:7300,B:7300")
+      ->type_name("URL,…");
+  sub->add_option("--etcd-prefix", args->etcd.prefix, "Of the keys; one per fleet [/rekindle/]")
+      ->type_name("PREFIX");
+  sub->add_option("--etcd-ttl", args->etcd_ttl,
+                  "Another coordinator leads so long after the death of one [5s]")
+      ->type_name("TIME");
   sub->add_option("--heartbeat", args->heartbeat, "Interval of the agents' heartbeats [250ms]")
       ->type_name("TIME");
   sub->add_option("--suspect-after", args->suspect_after,
@@ -151,8 +195,17 @@ void add_coordinator(CLI::App& app, Session& session) {
       ->type_name("TIME");
   sub->add_option("--dead-after", args->dead_after, "Silence after which an agent is gone [2s]")
       ->type_name("TIME");
-  sub->add_option("--max-pullers", args->max_pullers, "Pullers per source at the same time [8]")
+  sub->add_option("--max-pullers", args->max_pullers,
+                  "Pullers per source that holds all of a version at the same time [8]")
       ->type_name("N");
+  sub->add_option("--replicas", args->replicas,
+                  "Whole copies to keep of each version, in different failure domains;\n"
+                  "`rekindle publish --replicas` says it for one [0]")
+      ->type_name("R")
+      ->check(CLI::Range(0u, 1024u));
+  sub->add_option("--recopy-rate", args->recopy_rate,
+                  "Bytes per second that a copy made for --replicas may take; 0 = no cap [256MiB]")
+      ->type_name("SIZE");
   sub->callback([&session, args] {
     session.daemon = true;
     session.choose("coordinator",
@@ -194,6 +247,17 @@ void add_agent(CLI::App& app, Session& session) {
       ->type_name("SIZE");
   sub->add_option("--max-pullers", options.max_pullers, "Pullers at the same time [64]")
       ->type_name("N");
+  sub->add_option("--health", options.health,
+                  "Address of an HTTP endpoint for routers: GET /health, /ready, /ready/INSTANCE\n"
+                  "[none]")
+      ->type_name("HOST:PORT");
+  sub->add_option("--load-timeout", args->load_timeout,
+                  "Time for a worker to take its weights in once they are here [10min]")
+      ->type_name("TIME");
+  sub->add_option("--allow-uid", args->allow_uids,
+                  "Serve workers of this user, too, who may then pass through the store's\n"
+                  "directory (mode 0711); again for more. They trust an agent of root [own user]")
+      ->type_name("USER");
   add_fabric_options(*sub, options.rdma.fabric);
   sub->callback([&session, args] {
     session.daemon = true;

@@ -1,4 +1,5 @@
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct PublishArgs {
   std::string id;
   std::vector<std::string> paths;
   bool copy = false;
+  std::optional<std::uint32_t> replicas;
 };
 
 Result<int> publish(const Settings& settings, const PublishArgs& args) {
@@ -32,6 +34,7 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
     request.paths.push_back(absolute);
   }
   request.copy = args.copy;
+  request.replicas = args.replicas;
   TRY(const auto host, agent::open_host(host_options(settings)));
   agent::TransferSummary summary;
   {
@@ -109,6 +112,11 @@ void add_publish(CLI::App& app, Session& session) {
   auto args = std::make_shared<PublishArgs>();
   sub->add_option("MODEL@VERSION", args->id, "Name and training step, e.g. qwen3@41")->required();
   sub->add_option("PATH", args->paths, "One directory, or .safetensors files")->required();
+  sub->add_option("--replicas", args->replicas,
+                  "Whole copies that the fleet keeps, in different failure domains [the "
+                  "coordinator's --replicas]")
+      ->type_name("R")
+      ->check(CLI::Range(0u, 1024u));
   sub->add_flag("--copy", args->copy, "Copy also where a link would do (the files will change)");
   sub->callback([&session, args] {
     session.choose("publish", [&session, args] { return publish(session.settings, *args); });

@@ -35,6 +35,7 @@ const char* exit_code_help() {
          "  5  unreachable or timed out: retry later\n"
          "  6  out of memory, space or quota\n"
          "  7  not allowed: rights or secrets\n"
+         "  8  crash loop: the worker of `run` failed too often in a row\n"
          "  130, 143  interrupted (SIGINT, SIGTERM): a pull keeps what has verified\n";
 }
 

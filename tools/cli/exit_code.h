@@ -13,6 +13,7 @@ inline constexpr int kExitCorrupt = 4;
 inline constexpr int kExitUnavailable = 5;
 inline constexpr int kExitExhausted = 6;
 inline constexpr int kExitDenied = 7;
+inline constexpr int kExitCrashLoop = 8;
 inline constexpr int kExitSignal = 128;  // plus the signal's number
 
 int exit_code(ErrorCode code);

@@ -75,7 +75,8 @@ void add_global_options(CLI::App& app, Settings& settings) {
     if (env != nullptr) option->envname(env);
     return option;
   };
-  add("--coordinator", settings.coordinator, "Where the coordinator listens",
+  add("--coordinator", settings.coordinator,
+      "Where the coordinator listens; several, with commas, where others stand by",
       "REKINDLE_COORDINATOR")
       ->type_name("HOST:PORT");
   add("--store", settings.store, "Directory of the segment store [/dev/shm/rekindle]",
@@ -123,7 +124,7 @@ Result<int> run(CLI::App& app, Session& session) {
   }
   TRY_VOID(start_logging(session));
   if (!session.settings.coordinator.empty()) {
-    TRY_VOID(check_address("--coordinator", session.settings.coordinator));
+    TRY_VOID(check_addresses("--coordinator", session.settings.coordinator));
   }
   TRY(const int code, session.run());
   TRY_VOID(flush_output());
@@ -183,9 +184,9 @@ int run_main(int argc, char** argv) {
   formatter->column_width(34);
   app.formatter(formatter);
   add_global_options(app, session.settings);
-  for (const auto add :
-       {add_coordinator, add_agent, add_publish, add_pull, add_status, add_inspect, add_verify,
-        add_retire, add_bench, add_topo, add_doctor, add_completion, add_version}) {
+  for (const auto add : {add_coordinator, add_agent, add_publish, add_pull, add_run, add_wait_ready,
+                         add_status, add_events, add_inspect, add_verify, add_retire, add_drain,
+                         add_bench, add_topo, add_doctor, add_completion, add_version}) {
     add(app, session);
   }
   app.footer(kFirstSteps);  // after the subcommands, which would inherit it

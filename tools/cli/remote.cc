@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
 
 namespace rekindle::cli {
@@ -25,9 +26,24 @@ Result<std::unique_ptr<Remote>> Remote::create(const Settings& settings, std::st
   return remote;
 }
 
+// The first of several addresses that answers: of several coordinators only the leader listens.
+rpc::Task<Result<std::shared_ptr<rpc::RpcClient>>> Remote::connect() {
+  if (address_.starts_with(rpc::kUnixPrefix)) {
+    co_return co_await rpc::RpcClient::connect(address_, identity_, kConnectDeadline);
+  }
+  CO_TRY(const auto addresses, rpc::parse_addresses(address_));
+  std::optional<Error> problem;
+  for (const std::string& address : addresses) {
+    auto client = co_await rpc::RpcClient::connect(address, identity_, kConnectDeadline);
+    if (client) co_return client;
+    problem = client.error();
+  }
+  co_return fail(std::move(*problem));
+}
+
 rpc::Task<Result<std::string>> Remote::exchange(proto::Method method, std::string body) {
   if (client_ == nullptr || !client_->connected()) {
-    CO_TRY(client_, co_await rpc::RpcClient::connect(address_, identity_, kConnectDeadline));
+    CO_TRY(client_, co_await connect());
   }
   co_return co_await client_->call_raw(method, std::move(body), kCallDeadline);
 }

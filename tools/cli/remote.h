@@ -27,6 +27,7 @@ class Remote {
  private:
   Remote() = default;
   Result<std::string> call_raw(proto::Method method, std::string body);
+  rpc::Task<Result<std::shared_ptr<rpc::RpcClient>>> connect();
   rpc::Task<Result<std::string>> exchange(proto::Method method, std::string body);
 
   boost::asio::io_context io_;

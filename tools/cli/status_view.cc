@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "src/base/units.h"
+#include "tools/cli/workers_view.h"
 
 namespace rekindle::cli {
 namespace {
@@ -50,6 +51,13 @@ Json to_json(const proto::Holding& holding) {
           {"held_tiles", holding.complete() ? Json() : Json(held_tiles(holding.held()))}};
 }
 
+template <typename Ids>
+Json ids_json(const Ids& ids) {
+  Json result = Json::array();
+  for (const auto& id : ids) result.push_back({{"model", id.model()}, {"version", id.version()}});
+  return result;
+}
+
 template <typename Holdings>
 Json holdings_json(const Holdings& holdings) {
   Json result = Json::array();
@@ -64,6 +72,48 @@ std::string describe(const proto::Holding& holding) {
   return text;
 }
 
+std::string state_of(const proto::NodeStatus& node) {
+  std::string text = printable(node.state());
+  if (node.left_out_ms() > 0) text += fmt::format(" for {}", duration(node.left_out_ms()));
+  if (!node.drained()) return text;
+  text += node.pullers() == 0 ? ", drained" : fmt::format(", draining: {} readers", node.pullers());
+  for (const auto& id : node.sole_copies()) text += fmt::format(", only copy of {}", name_of(id));
+  return text;
+}
+
+std::string state_of(const proto::VersionStatus& version) {
+  std::string text = printable(version.state());
+  if (version.readers() > 0) text += fmt::format(", {} readers", version.readers());
+  return text;
+}
+
+std::string copies_of(const proto::VersionStatus& version) {
+  std::string text = fmt::format("{}", version.whole_copies());
+  if (version.replicas() == 0) return text;
+  text += fmt::format(" of {}", version.replicas());
+  if (!version.copying_to().empty()) {
+    text +=
+        fmt::format(", {} to {}", percent(version.copying_bytes_done(), version.checkpoint_bytes()),
+                    printable(version.copying_to()));
+  } else if (!version.short_of_copies().empty()) {
+    text += ": " + printable(version.short_of_copies());
+  }
+  return text;
+}
+
+std::string instances_table(const proto::ClusterStatusResponse& status) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& instance : status.instances()) {
+    rows.push_back({printable(instance.instance()), fmt::format("{}", instance.generation()),
+                    name_of(instance.id()), printable(instance.state()),
+                    fmt::format("{} of {}", instance.loaded(), instance.world()),
+                    printable(instance.why())});
+  }
+  return table(
+      {{"INSTANCE"}, {"GENERATION", true}, {"VERSION"}, {"STATE"}, {"LOADED", true}, {"WHY"}},
+      rows);
+}
+
 std::string nodes_table(const proto::ClusterStatusResponse& status) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& node : status.nodes()) {
@@ -74,7 +124,7 @@ std::string nodes_table(const proto::ClusterStatusResponse& status) {
       bytes += holding.complete() ? holding.payload_bytes() : 0;
     }
     rows.push_back(
-        {printable(node.node().node_id()), printable(node.state()),
+        {printable(node.node().node_id()), state_of(node),
          printable(node.node().control_endpoint()),
          fmt::format("{:.1f} s", static_cast<double>(node.last_heartbeat_ms_ago()) / 1e3),
          format_bytes(bytes), held.empty() ? "-" : held});
@@ -86,9 +136,9 @@ std::string nodes_table(const proto::ClusterStatusResponse& status) {
 std::string versions_table(const proto::ClusterStatusResponse& status) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& version : status.versions()) {
-    rows.push_back({name_of(version.id()), printable(version.state()),
-                    format_bytes(version.checkpoint_bytes()),
-                    fmt::format("{}", version.whole_copies()), hex(version.root())});
+    rows.push_back({name_of(version.id()), state_of(version),
+                    format_bytes(version.checkpoint_bytes()), copies_of(version),
+                    hex(version.root())});
   }
   return table({{"VERSION"}, {"STATE"}, {"SIZE", true}, {"WHOLE COPIES", true}, {"ROOT"}}, rows);
 }
@@ -126,6 +176,12 @@ Json to_json(const proto::ClusterStatusResponse& status) {
                      {"state", node.state()},
                      {"address", node.node().control_endpoint()},
                      {"failure_domain", node.failure_domain()},
+                     {"drained", node.drained()},
+                     {"pullers", node.pullers()},
+                     {"sole_copies", ids_json(node.sole_copies())},
+                     {"health", node.health()},
+                     {"left_out_ms", node.left_out_ms()},
+                     {"store_free_bytes", node.store_free_bytes()},
                      {"last_heartbeat_ms_ago", node.last_heartbeat_ms_ago()},
                      {"holdings", holdings_json(node.holdings())}});
   }
@@ -136,7 +192,12 @@ Json to_json(const proto::ClusterStatusResponse& status) {
                         {"state", version.state()},
                         {"root", hex(version.root())},
                         {"checkpoint_bytes", version.checkpoint_bytes()},
-                        {"whole_copies", version.whole_copies()}});
+                        {"whole_copies", version.whole_copies()},
+                        {"replicas", version.replicas()},
+                        {"short_of_copies", version.short_of_copies()},
+                        {"copying_to", version.copying_to()},
+                        {"copying_bytes_done", version.copying_bytes_done()},
+                        {"readers", version.readers()}});
   }
   Json pulls = Json::array();
   for (const auto& pull : status.pulls()) {
@@ -158,9 +219,21 @@ Json to_json(const proto::ClusterStatusResponse& status) {
                      {"bytes_per_second", pull.bytes_per_second()},
                      {"sources", sources}});
   }
+  Json instances = Json::array();
+  for (const auto& instance : status.instances()) {
+    instances.push_back({{"instance", instance.instance()},
+                         {"generation", instance.generation()},
+                         {"model", instance.id().model()},
+                         {"version", instance.id().version()},
+                         {"state", instance.state()},
+                         {"loaded", instance.loaded()},
+                         {"world", instance.world()},
+                         {"why", instance.why()}});
+  }
   return {{"epoch", status.epoch()}, {"uptime_ms", status.uptime_ms()},
           {"grace", status.grace()}, {"nodes", nodes},
-          {"versions", versions},    {"pulls", pulls}};
+          {"versions", versions},    {"pulls", pulls},
+          {"instances", instances},  {"waiting", status.waiting()}};
 }
 
 std::string to_text(const proto::ClusterStatusResponse& status) {
@@ -170,6 +243,8 @@ std::string to_text(const proto::ClusterStatusResponse& status) {
   text += nodes_table(status);
   if (status.versions_size() > 0) text += "\n" + versions_table(status);
   if (status.pulls_size() > 0) text += "\n" + pulls_table(status);
+  if (status.instances_size() > 0) text += "\n" + instances_table(status);
+  if (status.waiting() > 0) text += fmt::format("\n{} pulls wait for a source\n", status.waiting());
   return text;
 }
 
@@ -185,7 +260,8 @@ Json to_json(const proto::AgentStatusResponse& status) {
           {"bytes_served", status.bytes_served()},
           {"coordinator", status.coordinator()},
           {"coordinator_connected", status.coordinator_connected()},
-          {"holdings", holdings_json(status.holdings())}};
+          {"holdings", holdings_json(status.holdings())},
+          {"instances", instances_json(status)}};
 }
 
 std::string to_text(const proto::AgentStatusResponse& status) {
@@ -210,7 +286,8 @@ std::string to_text(const proto::AgentStatusResponse& status) {
          hex(holding.layout()).substr(0, 16)});
   }
   return text +
-         table({{"VERSION"}, {"STATE"}, {"PART"}, {"BYTES", true}, {"ROOT"}, {"LAYOUT"}}, rows);
+         table({{"VERSION"}, {"STATE"}, {"PART"}, {"BYTES", true}, {"ROOT"}, {"LAYOUT"}}, rows) +
+         instances_text(status);
 }
 
 }  // namespace rekindle::cli

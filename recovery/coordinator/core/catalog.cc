@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "recovery/coordinator/core/seeded_bugs.h"
+
 namespace rekindle::coordinator {
 
 namespace {
@@ -9,9 +11,16 @@ constexpr std::size_t kMaxNamedVersions = 8;
 }
 
 Result<void> Catalog::change(DurableState next) {
+  unsure_ = true;
   TRY_VOID(persist_(next));
+  unsure_ = false;
   state_ = std::move(next);
   return {};
+}
+
+Result<void> Catalog::keep() {
+  if (!unsure_) return {};
+  return change(state_);
 }
 
 Result<void> Catalog::raise_epoch(std::uint64_t epoch) {
@@ -22,7 +31,7 @@ Result<void> Catalog::raise_epoch(std::uint64_t epoch) {
 
 Result<void> Catalog::claim(const ModelVersion& id, const Digest128& root,
                             const Digest128& tensor_set, std::uint64_t checkpoint_bytes,
-                            bool revive) {
+                            bool revive, std::optional<std::uint32_t> replicas) {
   const auto found = state_.versions.find(id);
   if (found != state_.versions.end() && found->second.root != root) {
     return fail(ErrorCode::kDenied,
@@ -31,9 +40,14 @@ Result<void> Catalog::claim(const ModelVersion& id, const Digest128& root,
                 id.to_string(), found->second.root.hex(), root.hex());
   }
   const bool known = found != state_.versions.end();
-  if (known && !(revive && found->second.retiring)) return {};
+  const bool revives = known && revive && found->second.retiring;
+  const bool new_count = known && replicas && replicas != found->second.replicas;
+  // An agent that announces what was durable before does not wait for the disk.
+  if (known && !revives && !new_count) return revive ? keep() : Result<void>{};
   DurableState next = state_;
-  next.versions[id] = {root, tensor_set, checkpoint_bytes, false};
+  DurableVersion& version = next.versions[id];
+  if (!known || revives) version = {root, tensor_set, checkpoint_bytes, false, version.replicas};
+  if (replicas) version.replicas = replicas;
   return change(std::move(next));
 }
 
@@ -42,9 +56,24 @@ Result<void> Catalog::retire(const ModelVersion& id) {
   if (found == state_.versions.end()) {
     return fail(ErrorCode::kNotFound, "{} is not known to the coordinator", id.to_string());
   }
-  if (found->second.retiring) return {};
+  if (found->second.retiring) return keep();
   DurableState next = state_;
-  next.versions[id].retiring = true;
+  if (seeded(SeededBug::kTombstoneForgotten)) {
+    next.versions.erase(id);
+  } else {
+    next.versions[id].retiring = true;
+  }
+  return change(std::move(next));
+}
+
+Result<void> Catalog::set_drained(const std::string& node_id, bool drained) {
+  if (state_.drained.contains(node_id) == drained) return keep();
+  DurableState next = state_;
+  if (drained) {
+    next.drained.insert(node_id);
+  } else {
+    next.drained.erase(node_id);
+  }
   return change(std::move(next));
 }
 

@@ -25,8 +25,12 @@ class Catalog {
 
   // The same claim again is fine. kDenied: the version has another root.
   Result<void> claim(const ModelVersion& id, const Digest128& root, const Digest128& tensor_set,
-                     std::uint64_t checkpoint_bytes, bool revive);
+                     std::uint64_t checkpoint_bytes, bool revive,
+                     std::optional<std::uint32_t> replicas = {});
   Result<void> retire(const ModelVersion& id);
+  // A drained node stays drained over its own restarts and ours.
+  Result<void> set_drained(const std::string& node_id, bool drained);
+  bool drained(const std::string& node_id) const { return state_.drained.contains(node_id); }
 
   const DurableVersion* find(const ModelVersion& id) const;
   const DurableState& state() const { return state_; }
@@ -42,9 +46,12 @@ class Catalog {
 
  private:
   Result<void> change(DurableState next);
+  // Nothing to change, but what a failed write left on the disk may differ: write what holds.
+  Result<void> keep();
 
   DurableState state_;
   Persist persist_;
+  bool unsure_ = false;  // the last write failed; it may have reached the disk all the same
 };
 
 }  // namespace rekindle::coordinator

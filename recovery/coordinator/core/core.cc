@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "recovery/coordinator/core/seeded_bugs.h"
+
 namespace rekindle::coordinator {
 
 namespace {
@@ -11,6 +13,8 @@ namespace {
 constexpr Duration kMaxStep = std::chrono::milliseconds(500);
 constexpr std::size_t kMaxNodeIdBytes = 255;
 constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;
+// An agent's word may raise the epoch so far at once: one that lies must not use the epochs up.
+constexpr std::uint64_t kMaxEpochStep = std::uint64_t{1} << 32;
 
 }  // namespace
 
@@ -20,7 +24,9 @@ Core::Core(const Timing& timing, const Limits& limits, DurableState durable, Per
       limits_(limits),
       new_pull_id_(std::move(new_pull_id)),
       catalog_(std::move(durable), std::move(persist)),
-      members_(timing, limits.max_members) {}
+      members_(timing, limits.max_members),
+      replicas_(timing, limits),
+      instances_(timing, limits) {}
 
 Result<void> Core::start(TimePoint now) {
   TRY_VOID(catalog_.raise_epoch(catalog_.epoch() + 1));
@@ -39,12 +45,20 @@ void Core::tick(TimePoint now) {
   if (const Duration gap = now - last_tick_; gap > kMaxStep) {
     const Duration slept = gap - kMaxStep;
     members_.shift(slept);
+    replicas_.shift(slept);
+    instances_.shift(slept);
+    for (Waiting& waiting : waiting_) waiting.expires += slept;
     for (auto& [id, pull] : pulls_) pull.last_progress += slept;
     if (gap > timing_.dead_after) grace_until_ = std::max(grace_until_, now + timing_.dead_after);
   }
   last_tick_ = now;
   members_.advance(now, grace_until_);
   expire_pulls(now);
+  instances_.advance(members_, now);
+  // Who has not reported yet may hold what seems to be lost.
+  if (in_grace(now)) return;
+  replicas_.advance(
+      catalog_, members_, [this](const Incarnation& node) { return pullers_of(node); }, now);
 }
 
 Result<Registered> Core::enroll(const NodeInfo& info, const std::string& failure_domain,
@@ -59,12 +73,16 @@ Result<Registered> Core::enroll(const NodeInfo& info, const std::string& failure
     return fail(ErrorCode::kInvalid, "node '{}' registers without incarnation or address",
                 info.node_id);
   }
-  if (highest_epoch >= kMaxEpoch) {
-    return fail(ErrorCode::kInvalid, "node '{}' reports the absurd epoch {}", info.node_id,
-                highest_epoch);
+  const bool too_far = highest_epoch > epoch() && highest_epoch - epoch() > kMaxEpochStep;
+  if (too_far || highest_epoch >= kMaxEpoch - 1) {
+    return fail(ErrorCode::kInvalid,
+                "node '{}' reports the absurd epoch {} (this coordinator reigns in {}); restart it",
+                info.node_id, highest_epoch, epoch());
   }
   // An earlier or other coordinator got further than our state knows: reign above it.
-  if (highest_epoch > epoch()) TRY_VOID(catalog_.raise_epoch(highest_epoch + 1));
+  if (highest_epoch > epoch() && !seeded(SeededBug::kEpochNotRaised)) {
+    TRY_VOID(catalog_.raise_epoch(highest_epoch + 1));
+  }
   TRY(const bool is_new, members_.enroll(info, failure_domain, connection, now));
   (void)is_new;
   return Registered{epoch()};
@@ -79,7 +97,7 @@ void Core::disconnected(const std::string& node_id, const Incarnation& incarnati
 Result<Member*> Core::hear(const std::string& node_id, const Incarnation& incarnation,
                            std::uint64_t epoch_seen, TimePoint now) {
   tick(now);
-  if (epoch_seen > epoch()) {
+  if (epoch_seen > epoch() && !seeded(SeededBug::kEpochNotRaised)) {
     return fail(ErrorCode::kStale,
                 "node '{}' has seen epoch {}, this coordinator reigns in {}; register again",
                 node_id, epoch_seen, epoch());
@@ -87,22 +105,10 @@ Result<Member*> Core::hear(const std::string& node_id, const Incarnation& incarn
   return members_.hear(node_id, incarnation, now);
 }
 
-Result<HeartbeatAnswer> Core::heartbeat(const std::string& node_id, const Incarnation& incarnation,
-                                        std::uint64_t epoch_seen, std::uint64_t progress,
-                                        TimePoint now) {
-  TRY(Member * member, hear(node_id, incarnation, epoch_seen, now));
-  member->progress = progress;
-  HeartbeatAnswer answer{epoch(), clock_ms(now), {}};
-  for (const auto& [key, holding] : member->holdings) {
-    const DurableVersion* version = catalog_.find(key.id);
-    if (version == nullptr || !version->retiring) continue;
-    if (answer.retire.empty() || answer.retire.back() != key.id) answer.retire.push_back(key.id);
-  }
-  return answer;
-}
-
-Result<void> Core::accept_holding(Member& member, Holding holding,
-                                  std::vector<AnnounceConflict>& conflicts) {
+// `before`: what it held until this announcement replaced it all.
+void Core::accept_holding(Member& member, Holding holding,
+                          const std::map<HoldingKey, Holding>& before,
+                          std::vector<AnnounceConflict>& conflicts) {
   const HoldingKey key{holding.id, holding.layout};
   // A verified copy vouches for its version where the table does not know it (lost state, published
   // while no coordinator was there); a partial one does not.
@@ -116,28 +122,32 @@ Result<void> Core::accept_holding(Member& member, Holding holding,
   }
   if (claimed) {
     member.holdings[key] = std::move(holding);
-    return {};
+    return;
   }
-  member.holdings.erase(key);
-  if (claimed.error().code() != ErrorCode::kDenied) return claimed;  // not durable: announce again
-  conflicts.push_back({holding.id, claimed.error().message()});
-  return {};
+  // Not durable now: what it held of the same root before, it still does.
+  const bool again = claimed.error().code() != ErrorCode::kDenied;
+  if (const auto had = before.find(key); again && had != before.end()) member.holdings.insert(*had);
+  const auto kept = member.holdings.find(key);
+  const bool keep = again && kept != member.holdings.end() && kept->second.root == holding.root;
+  if (kept != member.holdings.end() && !keep) member.holdings.erase(kept);
+  conflicts.push_back({holding.id, claimed.error().message(), again});
 }
 
 Result<std::vector<AnnounceConflict>> Core::announce(
     const std::string& node_id, const Incarnation& incarnation, std::uint64_t epoch_seen, bool full,
     std::vector<Holding> add, const std::vector<HoldingKey>& remove, TimePoint now) {
   TRY(Member * member, hear(node_id, incarnation, epoch_seen, now));
-  const std::size_t before = full ? 0 : member->holdings.size();
-  if (before + add.size() > limits_.max_holdings_per_member) {
+  const std::size_t kept = full ? 0 : member->holdings.size();
+  if (kept + add.size() > limits_.max_holdings_per_member) {
     return fail(ErrorCode::kExhausted, "node '{}' announces more than {} holdings; retire versions",
                 node_id, limits_.max_holdings_per_member);
   }
-  if (full) member->holdings.clear();
+  std::map<HoldingKey, Holding> before;
+  if (full) before.swap(member->holdings);
   for (const HoldingKey& key : remove) member->holdings.erase(key);
   std::vector<AnnounceConflict> conflicts;
   for (Holding& holding : add) {
-    TRY_VOID(accept_holding(*member, std::move(holding), conflicts));
+    accept_holding(*member, std::move(holding), before, conflicts);
   }
   return conflicts;
 }
@@ -145,22 +155,11 @@ Result<std::vector<AnnounceConflict>> Core::announce(
 Result<std::uint64_t> Core::publish(const std::string& node_id, const Incarnation& incarnation,
                                     const ModelVersion& id, const Digest128& root,
                                     const Digest128& tensor_set, std::uint64_t checkpoint_bytes,
-                                    TimePoint now) {
+                                    TimePoint now, std::optional<std::uint32_t> replicas) {
   if (!node_id.empty()) TRY_VOID(hear(node_id, incarnation, 0, now));
   if (root.is_nil()) return fail(ErrorCode::kInvalid, "publish {}: no root", id.to_string());
-  TRY_VOID(catalog_.claim(id, root, tensor_set, checkpoint_bytes, /*revive=*/true));
+  TRY_VOID(catalog_.claim(id, root, tensor_set, checkpoint_bytes, /*revive=*/true, replicas));
   return epoch();
-}
-
-Result<std::uint32_t> Core::retire(const ModelVersion& id, TimePoint now) {
-  tick(now);
-  TRY_VOID(catalog_.retire(id));
-  std::uint32_t nodes = 0;
-  for (const auto& [node_id, member] : members_.all()) {
-    const auto first = member.holdings.lower_bound({id, {}});
-    if (first != member.holdings.end() && first->first.id == id) ++nodes;
-  }
-  return nodes;
 }
 
 }  // namespace rekindle::coordinator

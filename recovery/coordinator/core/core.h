@@ -8,65 +8,15 @@
 #include <vector>
 
 #include "recovery/coordinator/core/catalog.h"
+#include "recovery/coordinator/core/instances.h"
 #include "recovery/coordinator/core/membership.h"
+#include "recovery/coordinator/core/messages.h"
+#include "recovery/coordinator/core/replicas.h"
 #include "recovery/coordinator/core/types.h"
 
 // The coordinator as a deterministic state machine: every call takes the time and returns its
 // answer; the only effect is `persist`, called before an answer relies on it. One thread.
 namespace rekindle::coordinator {
-
-struct Registered {
-  std::uint64_t epoch = 0;
-};
-struct HeartbeatAnswer {
-  std::uint64_t epoch = 0;
-  std::uint64_t coordinator_time_ms = 0;
-  std::vector<ModelVersion> retire;
-};
-struct OpenPullRequest {
-  NodeInfo puller;
-  std::string model;
-  std::optional<std::uint64_t> version;  // nullopt: the newest READY one
-  std::string shard;
-};
-struct OpenedPull {
-  PullId pull_id;  // nil when queued
-  ModelVersion id;
-  DurableVersion version;
-  std::uint64_t epoch = 0;
-  Duration lease{};
-  std::vector<SourceOffer> sources;
-  Duration retry_after{};  // > 0: no source has a free share now
-};
-struct PullProgress {
-  PullId pull_id;
-  NodeInfo puller;
-  ModelVersion id;
-  std::uint64_t bytes_done = 0;
-  std::uint64_t bytes_total = 0;
-  std::vector<SourceReport> sources;
-};
-struct PullProgressAnswer {
-  std::vector<SourceOffer> sources;
-  bool grace = false;
-};
-struct Pull {
-  NodeInfo puller;
-  ModelVersion id;
-  Digest128 root;
-  std::string shard;
-  TimePoint opened;
-  TimePoint last_progress;
-  std::uint64_t bytes_done = 0;
-  std::uint64_t bytes_total = 0;
-  double bytes_per_second = 0;
-  std::vector<SourceReport> reports;
-  std::vector<Incarnation> sources;  // sorted; each has a share of its source
-};
-struct AnnounceConflict {
-  ModelVersion id;
-  std::string why;
-};
 
 class Core {
  public:
@@ -86,8 +36,9 @@ class Core {
   void disconnected(const std::string& node_id, const Incarnation& incarnation,
                     const std::string& connection, TimePoint now);
   Result<HeartbeatAnswer> heartbeat(const std::string& node_id, const Incarnation& incarnation,
-                                    std::uint64_t epoch, std::uint64_t progress, TimePoint now);
-  // Holdings whose version has another root are left out and returned.
+                                    const Heartbeat& heartbeat, TimePoint now);
+  // Holdings whose version has another root are left out and returned, and those that cannot be
+  // made durable now, to be announced again.
   Result<std::vector<AnnounceConflict>> announce(
       const std::string& node_id, const Incarnation& incarnation, std::uint64_t epoch, bool full,
       std::vector<Holding> add, const std::vector<HoldingKey>& remove, TimePoint now);
@@ -95,12 +46,19 @@ class Core {
   Result<std::uint64_t> publish(const std::string& node_id, const Incarnation& incarnation,
                                 const ModelVersion& id, const Digest128& root,
                                 const Digest128& tensor_set, std::uint64_t checkpoint_bytes,
-                                TimePoint now);
+                                TimePoint now, std::optional<std::uint32_t> replicas = {});
+  // The newest READY version. kUnavailable: who holds a newer one may have yet to report.
+  Result<ModelVersion> latest(const std::string& model, TimePoint now);
   Result<OpenedPull> open_pull(const OpenPullRequest& request, TimePoint now);
   Result<PullProgressAnswer> pull_progress(const PullProgress& progress, TimePoint now);
-  void close_pull(const PullId& pull_id, TimePoint now);
+  // kDenied: another process opened it.
+  Result<void> close_pull(const PullId& pull_id, const Incarnation& puller, TimePoint now);
   // How many live nodes will be told.
   Result<std::uint32_t> retire(const ModelVersion& id, TimePoint now);
+  // A drained node gets no new plans and no copies; pulls that read there finish. Durable.
+  Result<Draining> drain(const std::string& node_id, bool drained, TimePoint now);
+  Draining draining(const std::string& node_id) const;
+  Result<InstanceAnswer> report_rank(const RankReport& report, TimePoint now);
 
   std::uint64_t epoch() const { return catalog_.epoch(); }
   bool in_grace(TimePoint now) const { return now < grace_until_; }
@@ -108,6 +66,13 @@ class Core {
   const Membership& members() const { return members_; }
   const Catalog& catalog() const { return catalog_; }
   const std::map<PullId, Pull>& pulls() const { return pulls_; }
+  const Replicas& replicas() const { return replicas_; }
+  const Instances& instances() const { return instances_; }
+  const std::vector<Waiting>& waiting() const { return waiting_; }
+  // Pulls that have a share of this source.
+  std::size_t pullers_of(const Incarnation& source) const;
+  // Pulls of this version that read there.
+  std::size_t readers_of(const Incarnation& source, const ModelVersion& id) const;
   static std::uint64_t clock_ms(TimePoint now);
 
  private:
@@ -118,17 +83,28 @@ class Core {
   Result<ModelVersion> resolve(const OpenPullRequest& request, TimePoint now) const;
   Failure no_source(const std::string& what, const std::string& model, TimePoint now) const;
   Failure nobody_usable(const ModelVersion& id, TimePoint now) const;
-  Result<void> accept_holding(Member& member, Holding holding,
-                              std::vector<AnnounceConflict>& conflicts);
+  void accept_holding(Member& member, Holding holding, const std::map<HoldingKey, Holding>& before,
+                      std::vector<AnnounceConflict>& conflicts);
 
   // Sources for `pull`, those it has first; gives it shares of the new ones.
-  std::vector<SourceOffer> offer_sources(Pull& pull, TimePoint now, bool& all_busy);
+  std::vector<SourceOffer> offer_sources(Pull& pull, TimePoint now, std::size_t max_new,
+                                         bool& all_busy);
   std::vector<Candidate> candidates(const Pull& pull, TimePoint now, bool& all_busy) const;
+  std::vector<Candidate> ranked(const Pull& pull, TimePoint now, bool& all_busy) const;
+  std::optional<Candidate> consider(const Pull& pull, const Member& member, TimePoint now) const;
+  // New shares that the pull may take now, those that wait longer considered.
+  std::size_t fair_count(const Pull& pull, bool runs, TimePoint now) const;
+  void wait(const Pull& pull, Duration retry_after, TimePoint now);
+  void stop_waiting(const Incarnation& puller, const ModelVersion& id, const std::string& shard);
   SourceOffer make_offer(const Pull& pull, const Member& member, const Holding& holding,
                          TimePoint now);
-  Duration queue_hint(TimePoint now) const;
+  std::size_t puller_limit(const Member& source, const ModelVersion& id) const;
+  Duration queue_hint(const ModelVersion& id, TimePoint now) const;
   void take_reports(Pull& pull, const std::vector<SourceReport>& reports, TimePoint now);
+  // Compares the sources of one puller with each other, before the reports are taken.
+  void judge_sources(const Pull& pull, const std::vector<SourceReport>& reports, TimePoint now);
   void expire_pulls(TimePoint now);
+  void keep_shares(Pull& pull, const std::vector<SourceReport>& reports);
   void drop_pulls_like(const OpenPullRequest& request, const ModelVersion& id);
   Result<Pull*> find_or_adopt(const PullProgress& progress, TimePoint now);
 
@@ -137,15 +113,25 @@ class Core {
   std::function<PullId()> new_pull_id_;
   Catalog catalog_;
   Membership members_;
+  Replicas replicas_;
+  Instances instances_;
   std::map<PullId, Pull> pulls_;
+  struct Closed {
+    TimePoint at;
+    Incarnation by;
+  };
+  std::map<PullId, Closed> closed_;  // a late word of theirs brings them not back
+  std::vector<Waiting> waiting_;     // the longest first
   // How many open pulls have a share of each source; kept with `Pull::sources`.
   std::map<Incarnation, std::size_t> shares_;
   void take_share(Pull& pull, const Incarnation& source);
+  void drop_share(Pull& pull, const Incarnation& source);
   void drop_shares(Pull& pull);
 
   TimePoint started_{};
   TimePoint last_tick_{};
   TimePoint grace_until_{};
+  TimePoint next_expiry_{};
   std::uint64_t next_serial_ = 1;
   std::uint64_t rotation_ = 0;
 };

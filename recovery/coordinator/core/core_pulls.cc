@@ -1,36 +1,22 @@
 #include <algorithm>
-#include <tuple>
+#include <cmath>
 #include <utility>
 
 #include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/core/seeded_bugs.h"
 
-// Pulls: resolving, choosing sources, shares, reports, leases.
+// Pulls: resolving, reports, leases.
 namespace rekindle::coordinator {
 
 namespace {
 
-constexpr Duration kMinQueueHint = std::chrono::milliseconds(200);
-constexpr Duration kMaxQueueHint = std::chrono::seconds(10);
-constexpr Duration kDefaultQueueHint = std::chrono::seconds(1);
-constexpr std::size_t kMaxRunsPerOffer = 65536;  // a subset is still true, a frame stays in its cap
 constexpr std::size_t kMaxReports = 64;
+constexpr std::size_t kMaxStruckBy = 64;
 constexpr std::uint32_t kMaxStrikeShift = 16;
+constexpr Duration kExpireEvery = std::chrono::milliseconds(100);
+constexpr Duration kForgetClosed = std::chrono::seconds(60);
 
 }  // namespace
-
-struct Core::Candidate {
-  const Member* member = nullptr;
-  bool has_share = false;
-  bool suspect = false;
-  bool same_host = false;
-  std::size_t active = 0;
-  std::uint64_t rotation = 0;
-  bool operator<(const Candidate& other) const {
-    return std::tuple(!has_share, suspect, !same_host, active, rotation) <
-           std::tuple(!other.has_share, other.suspect, !other.same_host, other.active,
-                      other.rotation);
-  }
-};
 
 Failure Core::no_source(const std::string& what, const std::string& model, TimePoint now) const {
   if (in_grace(now)) {
@@ -46,13 +32,25 @@ Failure Core::no_source(const std::string& what, const std::string& model, TimeP
 // Nobody was offered and nobody is busy: who holds it is kept away, or there is nobody.
 Failure Core::nobody_usable(const ModelVersion& id, TimePoint now) const {
   std::string names;
+  std::string drained;
   Duration longest{};
   for (const auto& [node_id, member] : members_.all()) {
-    if (member.state == NodeState::kDead || member.quarantined_until <= now) continue;
+    if (member.state == NodeState::kDead) continue;
     const auto it = member.holdings.lower_bound({id, {}});
     if (it == member.holdings.end() || it->first.id != id) continue;
+    if (member.quarantined_until <= now) {
+      if (catalog_.drained(node_id)) drained += (drained.empty() ? "" : ", ") + node_id;
+      continue;
+    }
     names += (names.empty() ? "" : ", ") + node_id;
     longest = std::max<Duration>(longest, member.quarantined_until - now);
+  }
+  if (!drained.empty()) {
+    return fail(
+        ErrorCode::kUnavailable,
+        "{}: only drained nodes hold it: {}; end that with `rekindle drain NODE --undo`, or "
+        "keep more copies (`rekindle publish --replicas`)",
+        id.to_string(), drained);
   }
   if (names.empty()) return no_source(id.to_string(), id.model, now);
   return fail(ErrorCode::kUnavailable,
@@ -65,7 +63,8 @@ Result<ModelVersion> Core::resolve(const OpenPullRequest& request, TimePoint now
   if (!request.version) {
     const auto newest = catalog_.newest_ready(request.model, members_);
     // A restart must not turn `latest` back: its holders may not have reported yet.
-    const bool may_be_newer = in_grace(now) && newest != catalog_.newest_claimed(request.model);
+    const bool may_be_newer = in_grace(now) && !seeded(SeededBug::kLatestGoesBack) &&
+                              newest != catalog_.newest_claimed(request.model);
     if (newest && !may_be_newer) return *newest;
     return no_source(request.model, request.model, now);
   }
@@ -79,113 +78,9 @@ Result<ModelVersion> Core::resolve(const OpenPullRequest& request, TimePoint now
   return id;
 }
 
-std::vector<Core::Candidate> Core::candidates(const Pull& pull, TimePoint now,
-                                              bool& all_busy) const {
-  std::vector<Candidate> usable;
-  bool any_busy = false;
-  const std::uint64_t members = std::max<std::uint64_t>(members_.all().size(), 1);
-  std::uint64_t index = 0;
-  for (const auto& [node_id, member] : members_.all()) {
-    const std::uint64_t position = index++;
-    if (member.state == NodeState::kDead || member.info.incarnation == pull.puller.incarnation ||
-        member.quarantined_until > now) {
-      continue;
-    }
-    auto it = member.holdings.lower_bound({pull.id, {}});
-    while (it != member.holdings.end() && it->first.id == pull.id && it->second.root != pull.root) {
-      ++it;
-    }
-    if (it == member.holdings.end() || it->first.id != pull.id) continue;
-    const auto share = shares_.find(member.info.incarnation);
-    Candidate candidate;
-    candidate.member = &member;
-    candidate.active = share == shares_.end() ? 0 : share->second;
-    candidate.has_share =
-        std::binary_search(pull.sources.begin(), pull.sources.end(), member.info.incarnation);
-    if (!candidate.has_share && candidate.active >= limits_.max_pullers_per_source) {
-      any_busy = true;
-      continue;
-    }
-    candidate.suspect =
-        member.state == NodeState::kSuspect || member.connection.empty() || member.lost_until > now;
-    candidate.same_host =
-        !pull.puller.host_id.empty() && member.info.host_id == pull.puller.host_id;
-    candidate.rotation = (position + members - rotation_ % members) % members;
-    usable.push_back(candidate);
-  }
-  all_busy = usable.empty() && any_busy;
-  return usable;
-}
-
-SourceOffer Core::make_offer(const Pull& pull, const Member& member, const Holding& holding,
-                             TimePoint now) {
-  SourceOffer offer;
-  offer.node = member.info;
-  offer.layout = holding.layout;
-  offer.complete = holding.complete;
-  offer.payload_bytes = holding.payload_bytes;
-  if (!holding.complete) {
-    const std::size_t runs = std::min(holding.held.size(), kMaxRunsPerOffer);
-    offer.held.assign(holding.held.begin(),
-                      holding.held.begin() + static_cast<std::ptrdiff_t>(runs));
-  }
-  offer.grant = {pull.puller.incarnation, member.info.incarnation, pull.root,
-                 clock_ms(now + timing_.grant_ttl), next_serial_++};
-  return offer;
-}
-
-std::vector<SourceOffer> Core::offer_sources(Pull& pull, TimePoint now, bool& all_busy) {
-  std::vector<Candidate> usable = candidates(pull, now, all_busy);
-  std::sort(usable.begin(), usable.end());
-  ++rotation_;
-  std::vector<SourceOffer> offers;
-  for (const Candidate& candidate : usable) {
-    if (offers.size() >= limits_.max_sources_per_pull) break;
-    const auto& holdings = candidate.member->holdings;
-    const auto begin = holdings.lower_bound({pull.id, {}});
-    const Holding* whole = nullptr;
-    for (auto it = begin; it != holdings.end() && it->first.id == pull.id; ++it) {
-      const Holding& holding = it->second;
-      if (holding.root == pull.root && holding.whole && holding.complete) whole = &holding;
-    }
-    for (auto it = begin; it != holdings.end() && it->first.id == pull.id; ++it) {
-      if (it->second.root != pull.root || (whole != nullptr && whole != &it->second)) continue;
-      if (offers.size() >= limits_.max_sources_per_pull) break;
-      offers.push_back(make_offer(pull, *candidate.member, it->second, now));
-    }
-    take_share(pull, candidate.member->info.incarnation);
-  }
-  return offers;
-}
-
-void Core::take_share(Pull& pull, const Incarnation& source) {
-  const auto place = std::lower_bound(pull.sources.begin(), pull.sources.end(), source);
-  if (place != pull.sources.end() && *place == source) return;
-  pull.sources.insert(place, source);
-  ++shares_[source];
-}
-
-void Core::drop_shares(Pull& pull) {
-  for (const Incarnation& source : pull.sources) {
-    const auto share = shares_.find(source);
-    if (share != shares_.end() && --share->second == 0) shares_.erase(share);
-  }
-  pull.sources.clear();
-}
-
-// How long until a share may be free: the pull that will end first, by its own rate.
-Duration Core::queue_hint(TimePoint) const {
-  Duration shortest = kMaxQueueHint;
-  bool known = false;
-  for (const auto& [id, pull] : pulls_) {
-    if (pull.bytes_per_second <= 0 || pull.bytes_total <= pull.bytes_done) continue;
-    const double left = static_cast<double>(pull.bytes_total - pull.bytes_done);
-    const double seconds_left = left / pull.bytes_per_second;
-    known = true;
-    if (seconds_left >= seconds(shortest)) continue;
-    shortest = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds_left));
-  }
-  return std::max(known ? shortest : kDefaultQueueHint, kMinQueueHint);
+Result<ModelVersion> Core::latest(const std::string& model, TimePoint now) {
+  tick(now);
+  return resolve({{}, model, std::nullopt, ""}, now);
 }
 
 // The same process asking for the same thing again (its answer was lost) replaces its pull.
@@ -223,15 +118,43 @@ Result<OpenedPull> Core::open_pull(const OpenPullRequest& request, TimePoint now
   opened.version = version;
   opened.epoch = epoch();
   opened.lease = timing_.pull_lease;
-  opened.sources = offer_sources(pull, now, all_busy);
+  opened.sources = offer_sources(pull, now, fair_count(pull, /*runs=*/false, now), all_busy);
   if (opened.sources.empty()) {
     if (!all_busy) return nobody_usable(id, now);
-    opened.retry_after = queue_hint(now);
+    opened.retry_after = queue_hint(id, now);
+    wait(pull, opened.retry_after, now);
     return opened;
   }
+  stop_waiting(pull.puller.incarnation, id, pull.shard);
   opened.pull_id = new_pull_id_();
   pulls_.emplace(opened.pull_id, std::move(pull));
   return opened;
+}
+
+void Core::judge_sources(const Pull& pull, const std::vector<SourceReport>& reports,
+                         TimePoint now) {
+  std::vector<std::pair<Member*, double>> rates;
+  for (const SourceReport& report : reports) {
+    Member* member = members_.find(report.node_id, report.incarnation);
+    if (member == nullptr) continue;
+    const auto before = std::ranges::find_if(pull.reports, [&](const SourceReport& earlier) {
+      return earlier.incarnation == report.incarnation;
+    });
+    const bool known = before != pull.reports.end();
+    if (report.failures > (known ? before->failures : 0)) member->health.observe(0, now);
+    if (report.bytes <= (known ? before->bytes : 0)) continue;
+    if (!report.lost) member->last_vouched = now;
+    const double rate = report.goodput_bytes_per_second;
+    if (!std::isfinite(rate) || rate <= 0) continue;
+    // One that serves many gives each of them less: that is no fault of its own.
+    const auto pullers = std::max<std::size_t>(pullers_of(report.incarnation), 1);
+    rates.emplace_back(member, rate * static_cast<double>(pullers));
+  }
+  if (rates.size() < 2) return;
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::ranges::nth_element(rates, middle, {}, &std::pair<Member*, double>::second);
+  const double median = middle->second;
+  for (const auto& [member, rate] : rates) member->health.observe(rate / median, now);
 }
 
 void Core::take_reports(Pull& pull, const std::vector<SourceReport>& reports, TimePoint now) {
@@ -247,6 +170,10 @@ void Core::take_reports(Pull& pull, const std::vector<SourceReport>& reports, Ti
       member->lost_until = now + timing_.lost_report;
     }
     if (member != nullptr && report.quarantine && !(known && before->quarantine)) {
+      if (member->quarantined_until <= now) member->struck_by.clear();
+      if (member->struck_by.size() < kMaxStruckBy) {
+        member->struck_by.insert(pull.puller.incarnation);
+      }
       const Duration backoff =
           timing_.quarantine_first * (1L << std::min(member->strikes, kMaxStrikeShift));
       ++member->strikes;
@@ -263,6 +190,16 @@ void Core::take_reports(Pull& pull, const std::vector<SourceReport>& reports, Ti
   }
 }
 
+// What it says that it reads from it may go on reading from.
+void Core::keep_shares(Pull& pull, const std::vector<SourceReport>& reports) {
+  for (const SourceReport& report : reports) {
+    const Member* member = members_.find(report.node_id, report.incarnation);
+    if (member == nullptr || member->state == NodeState::kDead || report.lost) continue;
+    if (pullers_of(report.incarnation) >= puller_limit(*member, pull.id)) continue;
+    if (pull.sources.size() < limits_.max_sources_per_pull) take_share(pull, report.incarnation);
+  }
+}
+
 // After a restart the coordinator knows no pulls; their progress brings them back.
 Result<Pull*> Core::find_or_adopt(const PullProgress& progress, TimePoint now) {
   const auto found = pulls_.find(progress.pull_id);
@@ -273,6 +210,10 @@ Result<Pull*> Core::find_or_adopt(const PullProgress& progress, TimePoint now) {
     return &found->second;
   }
   if (progress.pull_id.is_nil()) return fail(ErrorCode::kInvalid, "progress without a pull id");
+  const auto closed = closed_.find(progress.pull_id);
+  if (closed != closed_.end() && closed->second.by == progress.puller.incarnation) {
+    return fail(ErrorCode::kStale, "{}: the pull has been closed", progress.id.to_string());
+  }
   const DurableVersion* version = catalog_.find(progress.id);
   if (version == nullptr) return no_source(progress.id.to_string(), progress.id.model, now);
   if (pulls_.size() >= limits_.max_pulls) {
@@ -284,6 +225,7 @@ Result<Pull*> Core::find_or_adopt(const PullProgress& progress, TimePoint now) {
   pull.root = version->root;
   pull.opened = pull.last_progress = now;
   pull.bytes_done = progress.bytes_done;
+  keep_shares(pull, progress.sources);
   return &pulls_.emplace(progress.pull_id, std::move(pull)).first->second;
 }
 
@@ -297,11 +239,13 @@ Result<PullProgressAnswer> Core::pull_progress(const PullProgress& progress, Tim
   pull->bytes_done = progress.bytes_done;
   pull->bytes_total = progress.bytes_total;
   pull->last_progress = now;
+  judge_sources(*pull, progress.sources, now);
   take_reports(*pull, progress.sources, now);
+  replicas_.progressed(pull->id, pull->puller.incarnation, progress.bytes_done, now);
   // Shares of sources that died or fell out are given back; the ones in use are kept first.
   bool all_busy = false;
   PullProgressAnswer answer;
-  answer.sources = offer_sources(*pull, now, all_busy);
+  answer.sources = offer_sources(*pull, now, fair_count(*pull, /*runs=*/true, now), all_busy);
   Pull kept;
   for (const SourceOffer& offer : answer.sources) take_share(kept, offer.node.incarnation);
   drop_shares(*pull);
@@ -310,15 +254,24 @@ Result<PullProgressAnswer> Core::pull_progress(const PullProgress& progress, Tim
   return answer;
 }
 
-void Core::close_pull(const PullId& pull_id, TimePoint now) {
+Result<void> Core::close_pull(const PullId& pull_id, const Incarnation& puller, TimePoint now) {
   tick(now);
   const auto found = pulls_.find(pull_id);
-  if (found == pulls_.end()) return;
-  drop_shares(found->second);
+  if (found != pulls_.end() && found->second.puller.incarnation != puller) {
+    return fail(ErrorCode::kDenied, "the pull belongs to another puller");
+  }
+  if (closed_.size() < limits_.max_pulls) closed_[pull_id] = {now, puller};
+  if (found == pulls_.end()) return {};
+  if (!seeded(SeededBug::kShareLeakedAtClose)) drop_shares(found->second);
   pulls_.erase(found);
+  return {};
 }
 
 void Core::expire_pulls(TimePoint now) {
+  if (now < next_expiry_) return;
+  next_expiry_ = now + kExpireEvery;
+  std::erase_if(closed_, [&](const auto& entry) { return now - entry.second.at >= kForgetClosed; });
+  std::erase_if(waiting_, [&](const Waiting& waiting) { return waiting.expires <= now; });
   for (auto it = pulls_.begin(); it != pulls_.end();) {
     if (now - it->second.last_progress >= timing_.pull_lease) {
       drop_shares(it->second);

@@ -1,19 +1,32 @@
 #include "recovery/coordinator/core/membership.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "recovery/coordinator/core/seeded_bugs.h"
+
 namespace rekindle::coordinator {
+
+std::string Member::domain() const {
+  if (!failure_domain.empty()) return "domain " + failure_domain;
+  if (!info.host_id.empty()) return "host " + info.host_id;
+  return "node " + info.node_id;
+}
 
 Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure_domain,
                                 const std::string& connection, TimePoint now) {
   auto found = members_.find(info.node_id);
+  Flapping past;
   if (found != members_.end() && found->second.info.incarnation != info.incarnation) {
     const Member& holder = found->second;
-    if (holder.state != NodeState::kDead && !holder.connection.empty()) {
+    if (holder.state != NodeState::kDead && !holder.connection.empty() &&
+        !seeded(SeededBug::kIdTaken)) {
       return fail(ErrorCode::kDenied,
                   "node id '{}' is in use by a live process at {}; choose another --node-id",
                   info.node_id, holder.info.control_endpoint);
     }
+    past = holder.flapping;
+    if (holder.state != NodeState::kDead) past.died(timing_, now);
     members_.erase(found);
     found = members_.end();
   }
@@ -21,12 +34,16 @@ Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure
     return fail(ErrorCode::kExhausted, "the coordinator has its {} members already", max_members_);
   }
   const bool is_new = found == members_.end() || found->second.state == NodeState::kDead;
+  const bool is_other = found == members_.end();
   Member& member = members_[info.node_id];
+  if (is_other) member.flapping = past;
+  if (is_new) member.flapping.returned(now);
   member.info = info;
   member.failure_domain = failure_domain;
   member.connection = connection;
   member.state = NodeState::kAlive;
   member.last_heard = now;
+  next_due_ = std::min(next_due_, now + timing_.suspect_after);
   return is_new;
 }
 
@@ -40,6 +57,7 @@ Result<Member*> Membership::hear(const std::string& node_id, const Incarnation& 
   }
   member->last_heard = now;
   member->state = NodeState::kAlive;
+  next_due_ = std::min(next_due_, now + timing_.suspect_after);
   return member;
 }
 
@@ -49,26 +67,49 @@ void Membership::disconnect(const std::string& node_id, const Incarnation& incar
   if (member != nullptr && member->connection == connection) member->connection.clear();
 }
 
+// Returns when it may change next.
+TimePoint Membership::advance_one(Member& member, TimePoint now, TimePoint no_death_before) const {
+  const Duration silence = now - member.last_heard;
+  const TimePoint dead_at = std::max({member.last_heard + timing_.dead_after,
+                                      member.last_vouched + timing_.vouched_for, no_death_before});
+  if (now >= dead_at) {
+    member.state = NodeState::kDead;
+    member.flapping.died(timing_, now);
+    member.readers.clear();
+    if (!seeded(SeededBug::kDeadOffered)) member.holdings.clear();
+    return now + timing_.forget_dead_after;
+  }
+  if (silence >= timing_.suspect_after) {
+    member.state = NodeState::kSuspect;
+    return dead_at;
+  }
+  return member.last_heard + timing_.suspect_after;
+}
+
 void Membership::advance(TimePoint now, TimePoint no_death_before) {
+  if (now < next_due_) return;
+  TimePoint due = now + timing_.suspect_after;
   for (auto it = members_.begin(); it != members_.end();) {
     Member& member = it->second;
-    const Duration silence = now - member.last_heard;
     if (member.state == NodeState::kDead) {
-      it = silence > timing_.forget_dead_after ? members_.erase(it) : std::next(it);
-      continue;
-    }
-    if (silence >= timing_.dead_after && now >= no_death_before) {
-      member.state = NodeState::kDead;
-      member.holdings.clear();
-    } else if (silence >= timing_.suspect_after) {
-      member.state = NodeState::kSuspect;
+      const TimePoint forget = member.last_heard + timing_.forget_dead_after;
+      if (now > forget) {
+        it = members_.erase(it);
+        continue;
+      }
+    } else {
+      due = std::min(due, advance_one(member, now, no_death_before));
     }
     ++it;
   }
+  next_due_ = due;
 }
 
 void Membership::shift(Duration by) {
-  for (auto& [id, member] : members_) member.last_heard += by;
+  for (auto& [id, member] : members_) {
+    member.last_heard += by;
+    member.last_vouched += by;
+  }
 }
 
 Member* Membership::find(const std::string& node_id, const Incarnation& incarnation) {

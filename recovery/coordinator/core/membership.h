@@ -1,8 +1,11 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 
+#include "recovery/coordinator/core/flapping.h"
+#include "recovery/coordinator/core/health.h"
 #include "recovery/coordinator/core/types.h"
 
 namespace rekindle::coordinator {
@@ -13,16 +16,30 @@ struct Member {
   std::string connection;  // names the connection that registered it; "" once that has closed
   NodeState state = NodeState::kAlive;
   TimePoint last_heard;
+  TimePoint last_vouched{};  // a puller said that bytes came from it
   std::uint64_t progress = 0;
   std::map<HoldingKey, Holding> holdings;
+  std::uint64_t store_free_bytes = 0;  // as it last said; 0 also when it does not say
+  // Of versions that it lets no new reader in to, as it said in its last heartbeat.
+  std::map<ModelVersion, std::uint32_t> readers;
+  Flapping flapping;
   // As pullers judge it.
   TimePoint lost_until{};
   TimePoint quarantined_until{};
+  std::set<Incarnation> struck_by;  // the pullers that said so, of this quarantine
   std::uint32_t strikes = 0;
+  SourceHealth health;
+
+  bool alive(TimePoint now) const {
+    return state == NodeState::kAlive && !connection.empty() && lost_until <= now;
+  }
+  // What fails together with it; nodes that do not say fail with their host.
+  std::string domain() const;
 };
 
 // Who is in the fleet and how alive. One node id, one live incarnation: the holder keeps it until
-// it is dead or its connection has closed.
+// it is dead or its connection has closed. One that is silent but from which pullers still read is
+// cut off from here, not dead: it stays suspect.
 class Membership {
  public:
   Membership(const Timing& timing, std::size_t max_members)
@@ -37,7 +54,7 @@ class Membership {
   // Its connection ended. Ignored when it has registered over a newer one.
   void disconnect(const std::string& node_id, const Incarnation& incarnation,
                   const std::string& connection);
-  // Moves states on. Nobody dies before `no_death_before`.
+  // Moves states on; cheap while nobody is due. Nobody dies before `no_death_before`.
   void advance(TimePoint now, TimePoint no_death_before);
   // Time during which the coordinator itself slept does not count against anyone.
   void shift(Duration by);
@@ -47,8 +64,11 @@ class Membership {
   std::map<std::string, Member>& all() { return members_; }
 
  private:
+  TimePoint advance_one(Member& member, TimePoint now, TimePoint no_death_before) const;
+
   const Timing timing_;
   const std::size_t max_members_;
+  TimePoint next_due_{};                   // no state changes before it
   std::map<std::string, Member> members_;  // by node id
 };
 

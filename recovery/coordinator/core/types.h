@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,12 +22,19 @@ struct Timing {
   Duration heartbeat_interval = std::chrono::milliseconds(250);
   Duration suspect_after = std::chrono::milliseconds(750);
   Duration dead_after = std::chrono::milliseconds(2000);  // also the grace after a start or pause
-  Duration pull_lease = std::chrono::seconds(10);         // without progress
+  Duration vouched_for = std::chrono::seconds(5);  // by a puller that had new bytes from a node
+  Duration pull_lease = std::chrono::seconds(10);  // without progress
   Duration grant_ttl = std::chrono::seconds(60);
   Duration quarantine_first = std::chrono::seconds(10);  // doubles with each strike
   Duration quarantine_max = std::chrono::minutes(10);
   Duration lost_report = std::chrono::seconds(5);  // a source that a puller lost counts as suspect
   Duration forget_dead_after = std::chrono::minutes(10);
+  Duration flap_window = std::chrono::minutes(1);       // two deaths within it are flapping
+  Duration recopy_after = std::chrono::seconds(10);     // too few copies for this long
+  Duration recopy_stalled = std::chrono::seconds(30);   // without progress another node gets it
+  Duration recopy_avoid = std::chrono::seconds(60);     // who failed at it is not asked so soon
+  Duration rank_silence = std::chrono::seconds(5);      // of a rank whose node is alive
+  Duration forget_instance = std::chrono::minutes(10);  // after its last rank is gone
 };
 
 struct Limits {
@@ -35,6 +43,11 @@ struct Limits {
   std::size_t max_members = 20000;
   std::size_t max_holdings_per_member = 4096;
   std::size_t max_pulls = 20000;
+  std::size_t max_waiting = 20000;
+  std::size_t max_instances = 4096;
+  std::uint32_t max_world = 4096;
+  std::uint32_t replicas = 0;  // whole copies that are kept of a version that does not say
+  std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;  // of one copy; 0 = no cap
 };
 
 struct NodeInfo {
@@ -70,11 +83,13 @@ struct DurableVersion {
   Digest128 tensor_set;
   std::uint64_t checkpoint_bytes = 0;
   bool retiring = false;  // kept as a tombstone, so that a late copy cannot bring it back
+  std::optional<std::uint32_t> replicas = std::nullopt;  // nullopt: as the coordinator says
   bool operator==(const DurableVersion&) const = default;
 };
 struct DurableState {
   std::uint64_t epoch = 0;
   std::map<ModelVersion, DurableVersion> versions;
+  std::set<std::string> drained;  // node ids
   bool operator==(const DurableState&) const = default;
 };
 // Returns once `state` would survive a power loss; an error means that it may or may not.
@@ -84,8 +99,9 @@ struct GrantTerms {
   Incarnation puller;
   Incarnation source;
   Digest128 root;
-  std::uint64_t expiry_ms = 0;  // on the coordinator's monotonic clock
-  std::uint64_t serial = 0;     // never reused in one life of the coordinator
+  std::uint64_t expiry_ms = 0;             // on the coordinator's monotonic clock
+  std::uint64_t serial = 0;                // never reused in one life of the coordinator
+  std::uint64_t max_bytes_per_second = 0;  // 0 = no cap
 };
 struct SourceOffer {
   NodeInfo node;

@@ -1,0 +1,206 @@
+// PeerService: what is asked beside sessions. Pages of metadata, digests of parts of tiles, and
+// what a copy that is being filled holds.
+#include <bit>
+#include <utility>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/agent/peer_service.h"
+#include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
+#include "recovery/rpc/convert.h"
+#include "recovery/swarm/have_feed.h"
+#include "src/base/units.h"
+#include "src/store/fault_guard.h"
+
+namespace rekindle::agent {
+
+using rpc::Task;
+
+namespace {
+
+constexpr std::uint64_t kPageBytesMax =
+    1 * kMiB;  // arrives within a page's deadline on a slow link
+constexpr int kMaxDigestItems = 4096;
+constexpr std::chrono::milliseconds kWatchInterval{100};
+
+Result<Box> box_from(const proto::DigestBoxesRequest::Item& item) {
+  Box box;
+  TRY(box.offset, Dims::from({item.offset().data(), static_cast<std::size_t>(item.offset_size())}));
+  TRY(box.extent, Dims::from({item.extent().data(), static_cast<std::size_t>(item.extent_size())}));
+  return box;
+}
+
+// The digest of a part of a tile, after the whole tile was verified where this copy holds all of
+// it.
+Result<std::uint64_t> digest_part(const Served& served,
+                                  const proto::DigestBoxesRequest::Item& item) {
+  const Checkpoint& checkpoint = served.checkpoint();
+  if (item.tile() >= checkpoint.tiles.tile_count()) {
+    return fail(ErrorCode::kInvalid, "tile {} of {}", item.tile(), checkpoint.tiles.tile_count());
+  }
+  if (!served.holds(item.tile())) {
+    return fail(ErrorCode::kNotFound, "tile {} has not verified here yet", item.tile());
+  }
+  TRY(const Box box, box_from(item));
+  const TensorIndex tensor = checkpoint.tiles.tensor_of(item.tile());
+  const TensorInfo& info = checkpoint.tensors[tensor];
+  TRY_VOID(check_box(box, info.shape));
+  const Box whole = checkpoint.tiles.tile_box(item.tile());
+  if (!contains(whole, box)) {
+    return fail(ErrorCode::kInvalid, "box {} is not inside tile {}", box.to_string(), item.tile());
+  }
+  const std::uint64_t local = item.tile() - checkpoint.tiles.first_tile(tensor);
+  for (const auto& entry : served.manifest->layout.entries_of(tensor)) {
+    if (!contains(entry.box, box)) continue;
+    const auto array = served.array(entry);
+    std::uint64_t digest = 0;
+    bool good = true;
+    TRY_VOID(store::guard_mapping_access(info.name.c_str(), [&] {
+      if (contains(entry.box, whole)) {
+        good = digest_tile(info, tensor, checkpoint.tiles.grid(tensor), local, array, entry.box) ==
+               checkpoint.tile_digests[item.tile()];
+      }
+      if (good) {
+        digest = digest_box(box, dtype_size_bytes(info.dtype), tile_seed(tensor, local), array,
+                            entry.box);
+      }
+    }));
+    if (!good) {
+      return fail(ErrorCode::kCorrupt, "tile {} of tensor {} no longer matches its digest here",
+                  item.tile(), info.name);
+    }
+    return digest;
+  }
+  return fail(ErrorCode::kNotFound, "box {} of tensor {} is not held here", box.to_string(),
+              info.name);
+}
+
+}  // namespace
+
+Result<std::string> PeerService::make_blob(const proto::GetPageRequest& request) const {
+  const Digest128 digest = rpc::from_proto(request.digest());
+  std::optional<std::string> blob;
+  if (request.kind() == proto::PAGE_TENSOR_SET) blob = served_.tensor_set_bytes(digest);
+  if (request.kind() == proto::PAGE_LAYOUT) blob = served_.layout_bytes(digest);
+  if (request.kind() == proto::PAGE_TILE_DIGESTS) {
+    if (const auto checkpoint = served_.checkpoint(digest)) {
+      static_assert(std::endian::native == std::endian::little);
+      const auto& digests = checkpoint->tile_digests;
+      blob.emplace(reinterpret_cast<const char*>(digests.data()),
+                   digests.size() * sizeof(std::uint64_t));
+    }
+  }
+  if (request.kind() == proto::PAGE_FILE) {
+    for (const auto& [key, served] : served_.all()) {
+      if (key.root != digest || blob) continue;
+      const auto& manifest = *served.manifest;
+      const auto index =
+          manifest.checkpoint->tensors.find(std::string(kFileTensorPrefix) + request.name());
+      if (!index) break;
+      const TileMap& tiles = manifest.checkpoint->tiles;
+      if (!served.complete() &&
+          !served.held->test_range(tiles.first_tile(*index), tiles.first_tile(*index + 1))) {
+        continue;
+      }
+      for (const auto& entry : manifest.layout.entries_of(*index)) {
+        const auto bytes = served.array(entry);
+        std::string copy;
+        TRY_VOID(store::guard_mapping_access("small file", [&] {
+          copy.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+        }));
+        blob = std::move(copy);
+      }
+    }
+  }
+  if (!blob) {
+    return fail(ErrorCode::kNotFound, "{} does not hold {} {}{}", identity_.node_id,
+                proto::PageKind_Name(request.kind()), digest.hex(),
+                request.name().empty() ? "" : " " + request.name());
+  }
+  return std::move(*blob);
+}
+
+Task<Result<std::string>> PeerService::get_page(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::GetPageRequest>(body));
+  const PageCache::Key key{request.kind(), rpc::from_proto(request.digest()), request.name()};
+  auto blob = pages_.find(key);
+  if (blob == nullptr) {
+    CO_TRY(auto made, make_blob(request));
+    blob = pages_.insert(key, std::move(made));
+  }
+  if (request.offset() > blob->size()) {
+    co_return fail(ErrorCode::kInvalid, "page offset {} of {} bytes", request.offset(),
+                   blob->size());
+  }
+  proto::GetPageResponse response;
+  response.set_total_bytes(blob->size());
+  response.set_data(blob->substr(request.offset(), kPageBytesMax));
+  co_return response.SerializeAsString();
+}
+
+// As long as the session lives and the copy is being filled.
+Task<Result<std::string>> PeerService::watch_have(rpc::Peer peer, std::string body,
+                                                  std::shared_ptr<rpc::EventSink> events) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  CO_TRY(const auto request, rpc::parse_body<proto::WatchHaveRequest>(body));
+  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
+  const auto opened = sessions_.find(token);
+  if (opened == sessions_.end() || opened->second.connection != connection_of(peer)) {
+    co_return fail(ErrorCode::kDenied, "no such session: open one first");
+  }
+  if (std::exchange(opened->second.watched, true)) {
+    co_return fail(ErrorCode::kExhausted, "this session is watched already");
+  }
+  const CopyKey copy = opened->second.copy;
+  swarm::HaveFeed feed;
+  while (!events->cancelled()) {
+    const Served* served = sessions_.contains(token) ? served_.find(copy) : nullptr;
+    if (served == nullptr) {
+      co_return fail(ErrorCode::kStale, "{} does not fill this copy any more: look it up again",
+                     identity_.node_id);
+    }
+    if (served->complete()) co_return proto::WatchHaveResponse().SerializeAsString();
+    if (auto update = feed.next(served->held->snapshot(), std::chrono::steady_clock::now())) {
+      proto::HaveUpdate message;
+      *message.mutable_held() = rpc::to_proto(update->held);
+      message.set_all(update->all);
+      events->send(message);
+    }
+    co_await pull::sleep_for(kWatchInterval);
+  }
+  const auto left = sessions_.find(token);
+  if (left != sessions_.end()) left->second.watched = false;
+  co_return fail(ErrorCode::kUnavailable, "cancelled");
+}
+
+Task<Result<std::string>> PeerService::digest_boxes(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::DigestBoxesRequest>(body));
+  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
+  const auto opened = sessions_.find(token);
+  if (opened == sessions_.end()) {
+    co_return fail(ErrorCode::kDenied, "no such session: open one first");
+  }
+  const Served* served = served_.find(
+      {opened->second.copy.id, rpc::from_proto(request.root()), rpc::from_proto(request.layout())});
+  if (served == nullptr) {
+    co_return fail(ErrorCode::kStale, "{} no longer holds this layout: look it up again",
+                   identity_.node_id);
+  }
+  if (request.items_size() > kMaxDigestItems) {
+    co_return fail(ErrorCode::kInvalid, "{} ranges in one call, at most {}", request.items_size(),
+                   kMaxDigestItems);
+  }
+  // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
+  auto work = [copy = *served, request]() -> Result<std::string> {
+    proto::DigestBoxesResponse response;
+    for (const auto& item : request.items()) {
+      TRY(const auto digest, digest_part(copy, item));
+      response.add_digests(digest);
+    }
+    return response.SerializeAsString();
+  };
+  co_return co_await pull::offload(digest_pool_, std::move(work));
+}
+
+}  // namespace rekindle::agent

@@ -1,0 +1,143 @@
+#include "recovery/agent/worker_host.h"
+
+#include <utility>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/pull/wait.h"
+#include "recovery/rpc/convert.h"
+#include "src/base/log.h"
+
+namespace rekindle::agent {
+
+using rpc::Task;
+
+namespace {
+
+constexpr std::chrono::milliseconds kConnectWait{1000};
+constexpr std::chrono::milliseconds kCallDeadline{3000};
+// A coordinator that has just started knows the newest version when its agents have reported.
+constexpr std::chrono::milliseconds kAskAgain{200};
+constexpr std::chrono::milliseconds kGraceWait{5000};
+
+bool is_away(const Error& error) {
+  return error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kTimeout;
+}
+
+proto::RankState to_proto(worker::RankWord::State state) {
+  switch (state) {
+    case worker::RankWord::State::kAttached:
+      return proto::RANK_ATTACHED;
+    case worker::RankWord::State::kLoaded:
+      return proto::RANK_LOADED;
+    case worker::RankWord::State::kFailed:
+      return proto::RANK_FAILED;
+    case worker::RankWord::State::kGone:
+      return proto::RANK_GONE;
+  }
+  return proto::RANK_FAILED;
+}
+
+proto::RankReport to_proto(const worker::RankWord& word, const rpc::Identity& self) {
+  proto::RankReport report;
+  report.set_node_id(self.node_id);
+  report.set_incarnation(self.incarnation.to_bytes());
+  report.set_instance(word.instance);
+  report.set_generation(word.generation);
+  report.set_rank(word.rank);
+  report.set_world(word.world);
+  report.set_model(word.model);
+  report.set_latest(!word.version);
+  if (word.version) report.set_version(*word.version);
+  if (word.has) *report.mutable_has() = rpc::to_proto(*word.has);
+  report.set_state(to_proto(word.state));
+  report.set_sequence(word.sequence);
+  report.set_why(word.why);
+  return report;
+}
+
+}  // namespace
+
+Result<ModelVersion> WorkerHost::newest_here(const std::string& model) const {
+  if (const auto version = core_.served().newest_version(model)) {
+    return ModelVersion{model, *version};
+  }
+  return fail(ErrorCode::kNotFound, "no version of {} is on this host, and no coordinator to ask",
+              model);
+}
+
+Result<ModelVersion> WorkerHost::newest_without_fleet(const std::string& model,
+                                                      const Error& why) const {
+  auto here = newest_here(model);
+  if (here) return here;
+  return fail(Error(why).with_context("newest version of " + model));
+}
+
+// A coordinator that is away does not keep a worker from what its host has; one that does not know
+// yet does: `latest` must not go back because it was restarted.
+Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
+  if (core_.link() == nullptr) co_return newest_here(model);
+  proto::ResolveRequest request;
+  request.set_model(model);
+  const auto give_up = std::chrono::steady_clock::now() + kGraceWait;
+  for (;;) {
+    const auto client = co_await core_.link()->wait_connected(kConnectWait);
+    if (!client) co_return newest_without_fleet(model, client.error());
+    const auto answer = co_await rpc::call<proto::ResolveResponse>(
+        *client, proto::COORDINATOR_RESOLVE, request, kCallDeadline);
+    if (answer) co_return rpc::from_proto(answer->id());
+    const Error& error = answer.error();
+    if (is_away(error)) co_return newest_without_fleet(model, error);
+    if (error.code() == ErrorCode::kNotFound) {
+      co_return fail(ErrorCode::kNotFound, "no version of {} is ready in the fleet; publish one",
+                     model);
+    }
+    const bool cancelled = co_await pull::is_cancelled();
+    if (error.code() != ErrorCode::kUnavailable || cancelled ||
+        std::chrono::steady_clock::now() > give_up) {
+      co_return fail(Error(error).with_context("newest version of " + model));
+    }
+    co_await pull::sleep_for(kAskAgain);
+  }
+}
+
+Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(
+    pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) {
+  CO_TRY(auto outcome,
+         co_await core_.pull(std::move(request), std::move(progress), std::move(watch)));
+  co_return std::move(outcome.stored);
+}
+
+Task<Result<Digest128>> WorkerHost::publish(ModelVersion id, std::filesystem::path directory) {
+  PublishRequest request;
+  request.id = std::move(id);
+  request.paths = {std::move(directory)};
+  CO_TRY(const auto summary, co_await core_.publish(std::move(request), {}));
+  co_return summary.root;
+}
+
+Task<Result<worker::FleetWord>> WorkerHost::report(worker::RankWord word) {
+  if (core_.link() == nullptr) co_return fail(ErrorCode::kPeerLost, "no coordinator");
+  const auto client = core_.link()->client();
+  if (client == nullptr) co_return fail(ErrorCode::kPeerLost, "the coordinator is away");
+  const auto request = to_proto(word, core_.identity());
+  CO_TRY(const auto response, co_await rpc::call<proto::RankResponse>(
+                                  client, proto::COORDINATOR_REPORT_RANK, request, kCallDeadline));
+  worker::FleetWord said;
+  CO_TRY(said.id, rpc::from_proto(response.id()));
+  said.why = response.why();
+  said.reign = core_.link()->epoch();
+  said.state = response.state() == proto::INSTANCE_COMMITTED ? worker::FleetWord::State::kCommitted
+               : response.state() == proto::INSTANCE_UNFIT   ? worker::FleetWord::State::kUnfit
+                                                             : worker::FleetWord::State::kLoading;
+  co_return said;
+}
+
+Task<void> WorkerHost::drop(std::shared_ptr<const store::StoredVersion> copy) {
+  const ModelVersion id = copy->manifest.checkpoint->id;
+  const auto freed = co_await core_.drop(std::move(copy));
+  if (!freed) {
+    log::error("worker.drop", "version", id.to_string(), "error", freed.error().message());
+  }
+}
+
+}  // namespace rekindle::agent

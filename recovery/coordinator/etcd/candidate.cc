@@ -1,0 +1,147 @@
+#include "recovery/coordinator/etcd/candidate.h"
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include <unistd.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "recovery/coordinator/etcd/etcd_state.h"
+#include "recovery/rpc/task_group.h"
+#include "src/base/log.h"
+
+namespace rekindle::coordinator {
+
+namespace asio = boost::asio;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kAsk{1000};  // of etcd
+constexpr milliseconds kBetweenTries{300};
+constexpr milliseconds kAfterFailure{1000};  // in which another one may lead
+constexpr milliseconds kStep{50};
+constexpr milliseconds kCloseDeadline{2000};
+
+std::string own_name(const CoordinatorOptions& options) {
+  std::array<char, 65> host{};
+  (void)::gethostname(host.data(), host.size() - 1);
+  return fmt::format("the coordinator of pid {} on {} ({}, {})", ::getpid(), host.data(),
+                     options.listen, Incarnation::random().hex());
+}
+
+rpc::Task<void> pause(milliseconds duration) {
+  asio::steady_timer timer(co_await asio::this_coro::executor, duration);
+  boost::system::error_code cancelled;
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+}
+
+rpc::Task<void> pause_unless(const Stop& told, milliseconds duration) {
+  for (milliseconds passed{}; passed < duration && !told.is_set(); passed += kStep) {
+    co_await pause(kStep);
+  }
+}
+
+// Calls of etcd block, so they have a thread of their own; answers come back to the caller's.
+class Etcd {
+ public:
+  Etcd(const CoordinatorOptions& options, std::vector<rpc::HostPort> endpoints)
+      : election_(options.etcd, std::move(endpoints), own_name(options)) {}
+  ~Etcd() { thread_.join(); }
+
+  rpc::Task<Result<etcd::Reign>> campaign() {
+    return on_thread<etcd::Reign>([this] { return election_.campaign(kAsk); });
+  }
+  rpc::Task<Result<bool>> keep(etcd::Reign reign) {
+    return on_thread<bool>([this, reign] { return election_.keep(reign, kAsk); });
+  }
+  rpc::Task<Result<bool>> resign(etcd::Reign reign) {
+    return on_thread<bool>([this, reign]() -> Result<bool> {
+      election_.resign(reign, kAsk);
+      return true;
+    });
+  }
+
+ private:
+  template <class T>
+  rpc::Task<Result<T>> on_thread(std::function<Result<T>()> call) {
+    auto there = [](std::function<Result<T>()> work) -> rpc::Task<Result<T>> { co_return work(); };
+    auto task = there(std::move(call));
+    co_return co_await asio::co_spawn(thread_, std::move(task), asio::use_awaitable);
+  }
+
+  etcd::Election election_;  // on thread_ only
+  asio::thread_pool thread_{1};
+};
+
+// Stops the reign when its lease is over. An etcd that does not answer ends no reign.
+rpc::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds ttl, Stop& over) {
+  bool away = false;
+  while (!over.is_set()) {
+    co_await pause(milliseconds(ttl) / 3);
+    const auto kept = co_await etcd.keep(reign);
+    if (!kept && !std::exchange(away, true)) {
+      log::warn("coordinator.etcd_away", "error", kept.error());
+    }
+    if (kept && std::exchange(away, false)) log::info("coordinator.etcd_back");
+    if (kept && !*kept) over.set("the lease in etcd has run out");
+  }
+}
+
+// Sets the second when the first is.
+rpc::Task<void> pass_on(Stop& told, Stop& over) {
+  co_await told.wait();
+  over.set(told.why());
+}
+
+rpc::Task<std::optional<etcd::Reign>> win(Etcd& etcd, Stop& told) {
+  std::string said;
+  while (!told.is_set()) {
+    const auto won = co_await etcd.campaign();
+    if (won) co_return *won;
+    if (std::exchange(said, won.error().message()) != won.error().message()) {
+      log::info("coordinator.standing_by", "why", won.error().message());
+    }
+    co_await pause(kBetweenTries);
+  }
+  co_return std::nullopt;
+}
+
+}  // namespace
+
+rpc::Task<Result<void>> stand_and_lead(const ReignOptions& options, Stop& told) {
+  const auto executor = co_await asio::this_coro::executor;
+  const etcd::EtcdOptions& where = options.options.etcd;
+  CO_TRY(const auto endpoints, etcd::parse_endpoints(where.urls));
+  Etcd etcd(options.options, endpoints);
+  while (!told.is_set()) {
+    const auto reign = co_await win(etcd, told);
+    if (!reign) break;
+    Stop over(executor);
+    rpc::TaskGroup tasks(executor);
+    tasks.spawn("coordinator.lease", keep_lease(etcd, *reign, where.ttl, over));
+    tasks.spawn("coordinator.told", pass_on(told, over));
+    etcd::EtcdState state(where, endpoints, *reign);
+    auto reigned = co_await reign_until(options, state, over);
+    over.set("the reign has ended");
+    co_await tasks.close(kCloseDeadline);
+    (void)co_await etcd.resign(*reign);
+    // Bad options, a damaged state: no other try ends otherwise. Etcd away: the next one may.
+    const bool again = reigned || reigned.error().code() == ErrorCode::kUnavailable ||
+                       reigned.error().code() == ErrorCode::kStale;
+    if (!again) co_return reigned;
+    if (reigned) continue;
+    log::warn("coordinator.reign_failed", "error", reigned.error());
+    co_await pause_unless(told, kAfterFailure);
+  }
+  co_return Result<void>();
+}
+
+}  // namespace rekindle::coordinator

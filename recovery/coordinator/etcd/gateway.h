@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <nlohmann/json.hpp>
+
+#include "recovery/rpc/address.h"
+#include "src/base/result.h"
+
+namespace rekindle::coordinator::etcd {
+
+// "http://10.0.0.1:2379,http://10.0.0.2:2379". kInvalid names what is wrong; TLS is not supported.
+Result<std::vector<rpc::HostPort>> parse_endpoints(std::string_view urls);
+
+// Keys and values in JSON are base64.
+std::string to_base64(std::string_view bytes);
+Result<std::string> from_base64(std::string_view text);
+
+// 64-bit numbers are strings in JSON; zeros are left out.
+std::int64_t number_in(const nlohmann::json& object, const char* field);
+
+// Calls of etcd's v3 API through its JSON gateway
+// (https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway): one connection, kept and made anew; the
+// next member is asked when one does not answer. Blocks, at most for the deadline. One thread. A
+// call may reach etcd twice when a connection breaks under it.
+class Gateway {
+ public:
+  explicit Gateway(std::vector<rpc::HostPort> endpoints);
+
+  // kUnavailable: no member answered, each named with its cause. kInvalid: etcd refuses the call.
+  Result<nlohmann::json> call(std::string_view path, const nlohmann::json& body,
+                              std::chrono::milliseconds deadline);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Result<nlohmann::json> ask(const rpc::HostPort& member, std::string_view path,
+                             const std::string& body, Clock::time_point deadline);
+  boost::asio::awaitable<Result<std::string>> exchange(rpc::HostPort member, std::string path,
+                                                       std::string body,
+                                                       Clock::time_point deadline);
+
+  const std::vector<rpc::HostPort> endpoints_;
+  std::size_t current_ = 0;
+  boost::asio::io_context io_{1};
+  std::optional<boost::beast::tcp_stream> stream_;
+};
+
+}  // namespace rekindle::coordinator::etcd

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "recovery/worker/core/session.h"
+#include "src/base/ids.h"
+#include "src/base/result.h"
+
+namespace rekindle::worker {
+
+enum class InstanceState { kAbsent, kLoading, kCommitted, kUnfit };
+std::string_view to_string(InstanceState state);
+
+// Instances name files and URLs: 1 to 128 bytes of [A-Za-z0-9._-], no dot first.
+Result<void> check_instance_name(std::string_view name);
+
+// The ranks that serve one model replica: fit to serve only while each of them has loaded every
+// byte of the same version. Pure. A rank may live on another host: what the coordinator says of it
+// comes through others_*().
+class Instance {
+ public:
+  explicit Instance(std::string name) : name_(std::move(name)) {}
+
+  struct Rank {
+    std::uint32_t rank = 0;
+    std::uint32_t world = 1;
+    std::uint64_t generation = 0;
+    std::string model;
+  };
+  // What follows from an event. The caller first takes back what says "ready" when the instance is
+  // no longer committed, then tells the sessions, then says "ready" when it is.
+  struct Change {
+    std::vector<SessionId> commit;                    // every rank has loaded: they may serve
+    std::vector<std::pair<SessionId, Error>> refuse;  // wait for a rank that has failed
+    std::vector<std::pair<SessionId, Error>> ended;   // are no longer a part of it
+  };
+
+  // A rank that is here already is replaced, its old session ended. A higher generation replaces
+  // all of them. kStale: of an older generation. kInvalid: contradicts the others.
+  Result<Change> attach(const Rank& rank, SessionId session);
+
+  // --- the version: chosen once for a generation, by whoever comes first
+  enum class Choice { kGiven, kChoose, kWait };
+  // kGiven: version() it is. kChoose: resolve, then chosen() or choice_failed(). kWait: somebody
+  // does; ask again. kInvalid: the generation has another version than `wanted`.
+  Result<Choice> choose(SessionId session, std::optional<std::uint64_t> wanted);
+  Result<void> chosen(SessionId session, const ModelVersion& id);
+  void choice_failed(SessionId session);
+  const std::optional<ModelVersion>& version() const { return version_; }
+
+  // --- what becomes of ranks. Unknown sessions (replaced ones) change nothing.
+  Change loaded(SessionId session);
+  Change failed(SessionId session, std::string why);  // died, hangs, was ended
+  Change left(SessionId session);                     // detached by itself
+  // What the coordinator answers to a report that says how all ranks here are: every rank that is
+  // not here has loaded version(), or no longer has (one has attached anew), or one has failed
+  // ("rank 3 on b: the node died").
+  Change others_loaded();
+  Change others_loading();
+  Change others_failed(std::string why);
+
+  // The ranks that have been here and have not been found elsewhere since.
+  struct RankView {
+    std::uint32_t rank = 0;
+    bool here = false;
+    bool loaded = false;
+    bool left = false;
+    std::string why;  // it is not here
+  };
+  std::vector<RankView> ranks() const;
+
+  InstanceState state() const;
+  const std::string& name() const { return name_; }
+  std::uint64_t generation() const { return generation_; }
+  std::uint32_t world() const { return world_; }
+  const std::string& model() const { return model_; }
+  bool has_sessions() const;
+  // Why it is not committed: "rank 1: died (SIGKILL)", "rank 2 has not attached"; "" when it is.
+  std::string why() const;
+  std::optional<std::uint32_t> unfit_rank() const;
+  bool is_current(SessionId session) const { return rank_of(session).has_value(); }
+
+ private:
+  struct Slot {
+    SessionId session = 0;  // 0: none here
+    bool loaded = false;
+    bool committed = false;  // was told that it may serve
+    bool failed = false;     // and the instance was not committed since
+    bool left = false;       // by itself
+    std::string why;         // of the failure
+  };
+  std::optional<std::uint32_t> rank_of(SessionId session) const;
+  bool all_loaded() const;
+  bool others_live(std::uint32_t rank) const;
+  void start_anew(const Rank& rank, Change& change);
+  Change fail_rank(std::uint32_t rank, std::string why);
+  Change commit_if_all_loaded();
+
+  const std::string name_;
+  std::uint64_t generation_ = 0;
+  std::uint32_t world_ = 0;  // 0: nobody has ever attached
+  std::string model_;
+  std::map<std::uint32_t, Slot> slots_;  // ranks that have been here
+  enum class Others { kUnknown, kLoading, kLoaded, kFailed };
+  Others others_ = Others::kUnknown;  // since anything changed here
+  std::string others_why_;
+  std::optional<ModelVersion> version_;
+  SessionId choosing_ = 0;
+};
+
+}  // namespace rekindle::worker

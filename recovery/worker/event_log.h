@@ -1,0 +1,58 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "recovery/worker/core/phases.h"
+#include "recovery/worker/core/session.h"
+#include "recovery/worker/notifier.h"
+#include "src/base/ids.h"
+
+namespace rekindle::worker {
+
+// Something that happened to a worker, or to an instance (then without a rank).
+struct Event {
+  // Of a worker: attach; register, wire, install, loaded (it has entered that phase); committed;
+  // died, failed, detached. Of an instance: ready, unfit, forgotten.
+  std::string kind;
+  std::string instance;
+  std::optional<std::uint32_t> rank;
+  SessionId session = 0;  // 0: of the instance
+  std::uint32_t pid = 0;
+  std::optional<ModelVersion> version;
+  std::string rung;  // once known
+  std::string why;
+  std::optional<std::array<Duration, kPhaseCount>> phases;  // how long each took up to now
+
+  std::uint64_t number = 0;                  // from 1 on, without gaps
+  std::chrono::system_clock::time_point at;  // for people: nothing is decided by it
+};
+
+// The newest events of this agent's life. Control thread only.
+class EventLog {
+ public:
+  static constexpr std::size_t kMost = 1024;
+
+  explicit EventLog(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
+
+  void add(Event event);  // its number and time are set here
+  // Those after `number`, oldest first, at most `most`. What is gone by then is left out.
+  std::vector<Event> after(std::uint64_t number, std::size_t most) const;
+  std::uint64_t last() const { return last_; }
+
+  Notifier changed;
+
+ private:
+  std::deque<Event> events_;
+  std::uint64_t last_ = 0;
+};
+
+}  // namespace rekindle::worker

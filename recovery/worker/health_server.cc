@@ -1,0 +1,126 @@
+#include "recovery/worker/health_server.h"
+
+#include <utility>
+
+#include <sys/socket.h>
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+
+namespace rekindle::worker {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+
+namespace {
+
+constexpr std::size_t kMaxHeaderBytes = 8192;
+constexpr std::size_t kMaxRequestBytes = 16384;  // buffered; requests here have no body
+constexpr int kRequestsPerConnection = 10'000;
+
+using Request = http::request<http::empty_body>;
+using Response = http::response<http::string_body>;
+
+Response make_response(const Request& request, HealthAnswer answer) {
+  Response response{static_cast<http::status>(answer.status), request.version()};
+  response.set(http::field::content_type, "application/json");
+  response.set(http::field::cache_control, "no-store");
+  response.keep_alive(request.keep_alive());
+  if (request.method() == http::verb::head) {
+    response.content_length(answer.body.size());
+  } else {
+    response.body() = std::move(answer.body);
+    response.prepare_payload();
+  }
+  return response;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HealthServer>> HealthServer::listen(asio::any_io_executor executor,
+                                                           const std::string& address,
+                                                           Answer answer, HealthOptions options) {
+  std::unique_ptr<HealthServer> server(
+      new HealthServer(std::move(executor), std::move(answer), options));
+  auto fd = rpc::listen_tcp(address, server->address_);
+  if (!fd) return fail(std::move(fd).error().with_context("--health"));
+  server->listener_ = std::make_shared<rpc::Listener>(
+      server->executor_, std::move(*fd), "",
+      [raw = server.get()](rpc::Socket socket, const std::string&) {
+        raw->accept(std::move(socket));
+      },
+      [] {});
+  server->listener_->start();
+  return server;
+}
+
+HealthServer::HealthServer(asio::any_io_executor executor, Answer answer, HealthOptions options)
+    : executor_(std::move(executor)),
+      answer_(std::move(answer)),
+      options_(options),
+      tasks_(executor_) {}
+
+HealthServer::~HealthServer() {
+  if (listener_ != nullptr) listener_->close();
+}
+
+rpc::Task<void> HealthServer::close(std::chrono::milliseconds deadline) {
+  listener_->close();
+  (void)co_await tasks_.close(deadline);
+}
+
+void HealthServer::accept(rpc::Socket socket) {
+  if (tasks_.size() >= options_.max_connections) return;  // closed at once: ask again
+  boost::system::error_code error;
+  const auto family = socket.local_endpoint(error).protocol().family();
+  if (error) return;
+  asio::ip::tcp::socket tcp(executor_);
+  const auto protocol = family == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
+  const int fd = socket.release(error);
+  if (error) return;
+  tcp.assign(protocol, fd, error);
+  if (error) {
+    ::close(fd);
+    return;
+  }
+  tasks_.spawn("health", serve(std::move(tcp)));
+}
+
+rpc::Task<void> HealthServer::serve(asio::ip::tcp::socket socket) {
+  beast::tcp_stream stream(std::move(socket));
+  beast::flat_buffer buffer(kMaxRequestBytes);
+  boost::system::error_code error;
+  for (int i = 0; i < kRequestsPerConnection; ++i) {
+    http::request_parser<http::empty_body> parser;
+    parser.header_limit(kMaxHeaderBytes);
+    stream.expires_after(options_.request_deadline);
+    co_await http::async_read(stream, buffer, parser,
+                              asio::redirect_error(asio::use_awaitable, error));
+    if (error) break;
+    const Request& request = parser.get();
+    const bool known = request.method() == http::verb::get || request.method() == http::verb::head;
+    const auto target = request.target();
+    Response response =
+        make_response(request, known ? answer_({target.data(), target.size()})
+                                     : HealthAnswer{405, "{\"error\":\"GET or HEAD\"}\n"});
+    http::response_serializer<http::string_body> serializer(response);
+    serializer.split(request.method() == http::verb::head);
+    stream.expires_after(options_.request_deadline);
+    if (request.method() == http::verb::head) {
+      co_await http::async_write_header(stream, serializer,
+                                        asio::redirect_error(asio::use_awaitable, error));
+    } else {
+      co_await http::async_write(stream, serializer,
+                                 asio::redirect_error(asio::use_awaitable, error));
+    }
+    if (error || !request.keep_alive()) break;
+  }
+  stream.socket().shutdown(asio::ip::tcp::socket::shutdown_both, error);
+}
+
+}  // namespace rekindle::worker

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#include "recovery/rpc/listener.h"
+#include "recovery/rpc/task_group.h"
+#include "recovery/worker/core/readiness.h"
+
+namespace rekindle::worker {
+
+struct HealthOptions {
+  std::size_t max_connections = 64;
+  std::chrono::milliseconds request_deadline{5000};  // for a request to come, and an answer to go
+};
+
+// HTTP for routers and probes: GET and HEAD of what ReadyBoard::get knows. A connection may ask
+// again and again; one that is idle or slow is closed. Control thread only.
+class HealthServer {
+ public:
+  using Answer = std::function<HealthAnswer(std::string_view target)>;
+
+  static Result<std::unique_ptr<HealthServer>> listen(boost::asio::any_io_executor executor,
+                                                      const std::string& address, Answer answer,
+                                                      HealthOptions options = {});
+  ~HealthServer();
+  const std::string& address() const { return address_; }  // in use, with its port
+  rpc::Task<void> close(std::chrono::milliseconds deadline);
+
+ private:
+  HealthServer(boost::asio::any_io_executor executor, Answer answer, HealthOptions options);
+  void accept(rpc::Socket socket);
+  rpc::Task<void> serve(boost::asio::ip::tcp::socket socket);
+
+  const boost::asio::any_io_executor executor_;
+  const Answer answer_;
+  const HealthOptions options_;
+  std::string address_;
+  std::shared_ptr<rpc::Listener> listener_;
+  rpc::TaskGroup tasks_;
+};
+
+}  // namespace rekindle::worker

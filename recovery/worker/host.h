@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "recovery/pull/types.h"
+#include "recovery/pull/watch.h"
+#include "recovery/rpc/rpc.h"
+#include "src/base/worker_pool.h"
+#include "src/store/segment_store.h"
+
+namespace rekindle::worker {
+
+// One rank here, told to the coordinator: the ranks of an instance may live on several hosts.
+struct RankWord {
+  enum class State { kAttached, kLoaded, kFailed, kGone };
+  std::string instance;
+  std::uint64_t generation = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  std::string model;
+  std::optional<std::uint64_t> version;  // asked for; nullopt: the newest
+  std::optional<ModelVersion> has;       // what it was resolved to
+  State state = State::kAttached;
+  std::uint64_t sequence = 0;
+  std::string why;  // of kFailed and kGone
+};
+// What the coordinator knows of all of them.
+struct FleetWord {
+  enum class State { kLoading, kCommitted, kUnfit };
+  ModelVersion id;
+  State state = State::kLoading;
+  std::string why;          // of kUnfit: "rank 3 on b: the node died"
+  std::uint64_t reign = 0;  // the epoch of the coordinator that says so
+};
+
+// What workers need of the agent. Control thread only; outlives the service.
+class Host {
+ public:
+  virtual ~Host() = default;
+
+  virtual store::SegmentStore& store() = 0;
+  virtual WorkerPool& blocking_pool() = 0;
+  virtual WorkerPool& digest_pool() = 0;
+  // The newest READY version of a model: the coordinator's, or, without one, this host's.
+  // kNotFound.
+  virtual rpc::Task<Result<ModelVersion>> newest(std::string model) = 0;
+  virtual rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
+      pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) = 0;
+  // Whether there is a coordinator, and its answer to a rank's word. kStale, kDenied, kInvalid:
+  // this rank is none of that instance. kUnavailable: it does not know yet, ask again. Anything
+  // else: it could not be asked.
+  virtual bool has_fleet() const = 0;
+  virtual rpc::Task<Result<FleetWord>> report(RankWord word) = 0;
+  // Adopts files that the caller will not touch again.
+  virtual rpc::Task<Result<Digest128>> publish(ModelVersion id,
+                                               std::filesystem::path directory) = 0;
+  // It does not verify: nobody shall read it any more. Other copies of its version stay.
+  virtual rpc::Task<void> drop(std::shared_ptr<const store::StoredVersion> copy) = 0;
+};
+
+}  // namespace rekindle::worker

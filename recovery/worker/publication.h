@@ -1,0 +1,39 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "src/tensor/layout.h"
+#include "src/tensor/tensor_set.h"
+
+namespace rekindle::worker {
+
+// A version that a trainer writes: files of the store's file system that it maps, adopted as they
+// are at its commit. Blocking calls.
+class Publication {
+ public:
+  // A directory of its own below `parent`, all pages there: kExhausted comes here, not as SIGBUS.
+  static Result<std::unique_ptr<Publication>> begin(const std::filesystem::path& parent,
+                                                    ModelVersion id, const TensorSet& tensors);
+  ~Publication();  // removes the files; what the store has linked stays
+  Publication(const Publication&) = delete;
+  Publication& operator=(const Publication&) = delete;
+
+  const ModelVersion& id() const { return id_; }
+  const Layout& layout() const { return layout_; }
+  const std::filesystem::path& directory() const { return directory_; }
+  Result<std::vector<UniqueFd>> open_segments() const;  // for writing
+
+ private:
+  Publication(ModelVersion id, Layout layout, std::filesystem::path directory)
+      : id_(std::move(id)), layout_(std::move(layout)), directory_(std::move(directory)) {}
+  const ModelVersion id_;
+  const Layout layout_;
+  const std::filesystem::path directory_;
+};
+
+}  // namespace rekindle::worker

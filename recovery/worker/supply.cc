@@ -1,0 +1,252 @@
+#include "recovery/worker/supply.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include <fcntl.h>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
+#include "recovery/pull/wanted.h"
+#include "src/base/log.h"
+#include "src/store/fault_guard.h"
+
+namespace rekindle::worker {
+
+namespace {
+
+constexpr std::chrono::milliseconds kTick{20};
+constexpr std::chrono::milliseconds kBusyRetry{200};
+
+// What the whole copy, or a part of it, carries of config.json; "" when it has none.
+std::string config_of(const store::StoredVersion& stored) {
+  const Checkpoint& checkpoint = *stored.manifest.checkpoint;
+  const auto tensor = checkpoint.tensors.find(std::string(kFileTensorPrefix) + "config.json");
+  if (!tensor) return {};
+  const Box whole = Box::whole(checkpoint.tensors[*tensor].shape);
+  for (const LayoutEntry& entry : stored.manifest.layout.entries_of(*tensor)) {
+    if (entry.box != whole) continue;
+    const auto bytes = stored.array(entry);
+    std::string text(bytes.size(), '\0');
+    const auto copied = store::guard_mapping_access("config.json", [&] {
+      std::transform(bytes.begin(), bytes.end(), text.begin(),
+                     [](std::byte byte) { return static_cast<char>(byte); });
+    });
+    return copied ? text : std::string();
+  }
+  return {};
+}
+
+struct Found {
+  std::shared_ptr<const store::StoredVersion> stored;
+  std::optional<Layout> view;     // the wanted boxes lie in one piece each, or
+  std::vector<TensorBox> wanted;  // they are parts of what the copy's own layout holds
+};
+
+// A committed copy that has every wanted box, best one that has them in one piece. Blocking: rules
+// over many tensors.
+Result<Found> find_copy(store::SegmentStore& store, const Wanted& wanted) {
+  const pull::WantedSpec spec{wanted.shard, wanted.spec_json, "", wanted.boxes};
+  Found second;
+  for (const auto& stored : store.find(wanted.id)) {
+    const Checkpoint& checkpoint = *stored->manifest.checkpoint;
+    auto boxes =
+        wanted_boxes(spec, checkpoint, spec.needs_config() ? config_of(*stored) : std::string());
+    if (!boxes) continue;  // of a shard without its config.json; the pull will say what is wrong
+    TRY(auto view, pull::view_of(checkpoint.tensors, stored->manifest.layout, *boxes));
+    if (view) return Found{stored, std::move(view), {}};
+    if (second.stored == nullptr && pull::covers(stored->manifest.layout, *boxes)) {
+      second = Found{stored, std::nullopt, std::move(*boxes)};
+    }
+  }
+  return second;
+}
+
+// Which tiles the boxes touch, and how many bytes they have.
+std::pair<TileSet, std::uint64_t> measure(const Checkpoint& checkpoint,
+                                          const std::vector<TensorBox>& boxes) {
+  TileSet tiles(checkpoint.tiles.tile_count());
+  std::uint64_t bytes = 0;
+  std::vector<std::uint64_t> touched;
+  for (const auto& [tensor, box] : boxes) {
+    bytes += box.elements() * dtype_size_bytes(checkpoint.tensors[tensor].dtype);
+    if (box.empty()) continue;
+    touched.clear();
+    checkpoint.tiles.grid(tensor).tiles_of(box, touched);
+    for (const auto tile : touched) {
+      tiles.set(checkpoint.tiles.first_tile(tensor) + static_cast<TileIndex>(tile));
+    }
+  }
+  return {std::move(tiles), bytes};
+}
+
+Result<UniqueFd> open_segment(const std::filesystem::path& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd) return fail_errno(errno, fmt::format("open {} for a worker", path.string()));
+  return fd;
+}
+
+// As the pull shows it.
+std::optional<Phase> phase_of(const std::string& pull_phase) {
+  if (pull_phase == "connect") return Phase::kRegister;
+  if (pull_phase == "transfer" || pull_phase == "commit") return Phase::kWire;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<void> Supply::set_view(View view, const std::filesystem::path& directory,
+                              const char* suffix) {
+  for (const SegmentSpec& segment : view.layout->segments()) {
+    TRY(auto fd, open_segment(directory / (segment.name + suffix)));
+    view.segments.push_back(std::move(fd));
+  }
+  std::tie(view.held, view.payload_bytes) =
+      measure(*view.checkpoint, view.wanted.empty() ? view.layout->boxes() : view.wanted);
+  view_ = std::move(view);
+  return {};
+}
+
+rpc::Task<void> Supply::run() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  auto local = co_await serve_local();
+  Result<void> outcome;
+  if (!local) {
+    outcome = fail(std::move(local).error());
+  } else if (!*local) {
+    outcome = co_await serve_pull();
+  }
+  if (outcome) {
+    complete_ = true;
+  } else if (!failed_) {
+    failed_ = std::move(outcome).error();
+  }
+  changed.notify();
+}
+
+// False: no copy here has it all.
+rpc::Task<Result<bool>> Supply::serve_local() {
+  auto found = co_await pull::offload(host_.blocking_pool(),
+                                      [this] { return find_copy(host_.store(), wanted_); });
+  if (!found) co_return fail(std::move(found).error());
+  if (found->stored == nullptr) co_return false;
+  const auto stored = found->stored;
+  const auto adopted = adopted_.find(*stored);
+  if (adopted != nullptr && adopted->bad) co_return false;
+  View view;
+  view.checkpoint = stored->manifest.checkpoint;
+  view.stored = stored;
+  view.layout = found->view ? std::move(found->view) : stored->manifest.layout;
+  view.wanted = std::move(found->wanted);
+  view.rung = adopted != nullptr ? Rung::kAdopted : Rung::kLocal;
+  if (adopted != nullptr) verified_ = adopted->verified;
+  if (auto set = set_view(std::move(view), stored->directory, ""); !set) {
+    if (set.error().code() == ErrorCode::kNotFound) co_return false;  // retired meanwhile
+    co_return fail(std::move(set).error());
+  }
+  changed.notify();
+  while (adopted != nullptr && !adopted->done) {
+    co_await adopted->changed.wait_until(std::chrono::steady_clock::now() + kTick);
+    changed.notify();
+    if (co_await pull::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "the agent stops");
+  }
+  if (adopted != nullptr && adopted->bad) {
+    // What was told verified; the worker comes back for a copy of which all of it does.
+    co_return fail(ErrorCode::kStale, "{}: {}; attach again, it is fetched anew",
+                   wanted_.id.to_string(), adopted->bad->message());
+  }
+  co_return true;
+}
+
+pull::PullRequest Supply::request() const {
+  pull::PullRequest request;
+  request.ref = {wanted_.id.model, wanted_.id.version};
+  request.shard = wanted_.shard;
+  request.spec_json = wanted_.spec_json;
+  request.boxes = wanted_.boxes;
+  request.fallback = wanted_.fallback_dir;
+  request.transport = wanted_.transport;
+  return request;
+}
+
+void Supply::on_begun(pull::Arriving arriving) {
+  if (view_ || failed_) return;  // begun again after another pull held the place: the same files
+  View view;
+  view.checkpoint = arriving.checkpoint;
+  view.layout = std::move(arriving.layout);
+  view.rung = from_fallback_ ? Rung::kFallback : Rung::kPeers;
+  verified_ = arriving.verified;
+  auto set = set_view(std::move(view), arriving.directory, ".partial");
+  if (!set) failed_ = std::move(set).error();  // the pull goes on, for those who attach later
+  changed.notify();
+}
+
+rpc::Task<Result<void>> Supply::serve_pull() {
+  while (true) {
+    auto pulled = co_await pull_once();
+    const bool busy =
+        !pulled && pulled.error().message().find("already being written") != std::string::npos;
+    const bool stop = co_await pull::is_cancelled();
+    if (!busy || view_ || failed_ || stop || interest_.use_count() == 1) co_return pulled;
+    held_up_ = std::move(pulled).error();
+    changed.notify();
+    co_await pull::sleep_for(kBusyRetry);
+  }
+}
+
+rpc::Task<Result<void>> Supply::pull_once() {
+  pull::PullWatch watch;
+  watch.on_begun = [this](pull::Arriving arriving) { on_begun(std::move(arriving)); };
+  const auto progress = [this](const pull::Progress& update) {
+    if (const auto phase = phase_of(update.phase)) phase_ = *phase;
+    if (update.note.find("reading ") != std::string::npos && !wanted_.fallback_dir.empty()) {
+      from_fallback_ = true;
+      if (view_) view_->rung = Rung::kFallback;
+    }
+    changed.notify();
+  };
+  auto stored = co_await host_.pull(request(), progress, std::move(watch));
+  if (!stored) co_return fail(std::move(stored).error());
+  if (view_) {
+    view_->stored = std::move(*stored);
+    co_return Result<void>();
+  }
+  if (failed_) co_return fail(*failed_);
+  // It was here all along, or another pull has brought it.
+  auto local = co_await serve_local();
+  if (!local) co_return fail(std::move(local).error());
+  if (!*local) {
+    co_return fail(ErrorCode::kStale, "{} was retired while a worker attached; attach again",
+                   wanted_.id.to_string());
+  }
+  co_return Result<void>();
+}
+
+Supplies::Supplies(Host& host, boost::asio::any_io_executor executor)
+    : host_(host), executor_(std::move(executor)), adopted_(host, executor_), tasks_(executor_) {}
+
+rpc::Task<void> Supplies::close(std::chrono::milliseconds deadline) {
+  (void)co_await tasks_.close(deadline);
+  (void)co_await adopted_.close(deadline);
+}
+
+std::shared_ptr<Supply> Supplies::get(const Wanted& wanted) {
+  const auto found = running_.find(wanted);
+  if (found != running_.end() && !found->second->failed()) return found->second;
+  auto supply = std::make_shared<Supply>(host_, adopted_, wanted, executor_);
+  running_[wanted] = supply;
+  tasks_.spawn("worker.supply", run(supply));
+  return supply;
+}
+
+rpc::Task<void> Supplies::run(std::shared_ptr<Supply> supply) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  co_await supply->run();
+  const auto found = running_.find(supply->wanted());
+  if (found != running_.end() && found->second == supply) running_.erase(found);
+}
+
+}  // namespace rekindle::worker

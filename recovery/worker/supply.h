@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "recovery/pull/types.h"
+#include "recovery/worker/adopted.h"
+#include "recovery/worker/core/session.h"
+#include "recovery/worker/host.h"
+#include "recovery/worker/notifier.h"
+#include "src/tensor/checkpoint.h"
+#include "src/tensor/layout.h"
+
+namespace rekindle::worker {
+
+// What a worker asks for. Two that ask for the same share one supply.
+struct Wanted {
+  ModelVersion id;
+  std::string shard;
+  std::string spec_json;
+  std::vector<pull::NamedBox> boxes;
+  std::string fallback_dir;
+  std::string transport;
+  auto operator<=>(const Wanted&) const = default;
+};
+
+// A copy that sessions are served from: here, or on its way. The ladder's rungs, one after the
+// other: local → adopted → peers → fallback. Control thread only.
+class Supply {
+ public:
+  struct View {
+    std::shared_ptr<const Checkpoint> checkpoint;
+    std::shared_ptr<const store::StoredVersion> stored;  // null while it arrives
+    std::optional<Layout> layout;
+    std::vector<TensorBox> wanted;    // parts of what the layout holds; empty: all that it holds
+    std::vector<UniqueFd> segments;   // opened for reading
+    TileSet held;                     // tiles that are wanted
+    std::uint64_t payload_bytes = 0;  // likewise
+    Rung rung = Rung::kLocal;
+  };
+  Supply(Host& host, AdoptedCopies& adopted, Wanted wanted,
+         const boost::asio::any_io_executor& executor)
+      : changed(executor), host_(host), adopted_(adopted), wanted_(std::move(wanted)) {}
+
+  // Until it is complete or has failed.
+  rpc::Task<void> run();
+
+  const View* view() const { return view_ ? &*view_ : nullptr; }  // null: not known yet
+  bool complete() const { return complete_; }
+  const std::optional<Error>& failed() const { return failed_; }
+  // Another pull fills the same files: it is tried again for as long as somebody has interest().
+  const std::optional<Error>& held_up() const { return held_up_; }
+  std::shared_ptr<const bool> interest() const { return interest_; }
+  TileSet verified() const { return verified_ ? verified_->snapshot() : TileSet(); }
+  Phase phase() const { return phase_; }
+  const Wanted& wanted() const { return wanted_; }
+
+  Notifier changed;
+
+ private:
+  rpc::Task<Result<bool>> serve_local();
+  rpc::Task<Result<void>> serve_pull();
+  rpc::Task<Result<void>> pull_once();
+  Result<void> set_view(View view, const std::filesystem::path& directory, const char* suffix);
+  pull::PullRequest request() const;
+  void on_begun(pull::Arriving arriving);
+
+  Host& host_;
+  AdoptedCopies& adopted_;
+  const Wanted wanted_;
+  std::optional<View> view_;
+  std::shared_ptr<const pull::VerifiedTiles> verified_;
+  bool complete_ = false;
+  std::optional<Error> failed_;
+  std::optional<Error> held_up_;
+  const std::shared_ptr<const bool> interest_ = std::make_shared<const bool>(true);
+  Phase phase_ = Phase::kPlan;
+  bool from_fallback_ = false;
+};
+
+// The supplies under way, by what is wanted.
+class Supplies {
+ public:
+  Supplies(Host& host, boost::asio::any_io_executor executor);
+  void start() { adopted_.start(); }
+  rpc::Task<void> close(std::chrono::milliseconds deadline);
+  std::shared_ptr<Supply> get(const Wanted& wanted);
+
+ private:
+  rpc::Task<void> run(std::shared_ptr<Supply> supply);
+
+  Host& host_;
+  const boost::asio::any_io_executor executor_;
+  AdoptedCopies adopted_;
+  std::map<Wanted, std::shared_ptr<Supply>> running_;
+  rpc::TaskGroup tasks_;
+};
+
+}  // namespace rekindle::worker

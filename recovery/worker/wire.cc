@@ -1,0 +1,192 @@
+#include "recovery/worker/wire.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "recovery/rpc/convert.h"
+
+namespace rekindle::worker {
+
+namespace {
+
+constexpr int kMostBoxes = 1 << 20;
+constexpr std::size_t kMostTextBytes = 4096;
+constexpr std::size_t kMostSpecBytes = 1 << 20;
+
+Result<void> check_text(std::string_view what, const std::string& text) {
+  if (text.size() <= kMostTextBytes && text.find('\0') == std::string::npos) return {};
+  return fail(ErrorCode::kInvalid, "attach: {} has {} bytes, {} are allowed", what, text.size(),
+              kMostTextBytes);
+}
+
+Result<std::vector<pull::NamedBox>> boxes_from(const proto::AttachRequest& request) {
+  if (request.boxes_size() > kMostBoxes) {
+    return fail(ErrorCode::kInvalid, "attach: {} boxes, {} are allowed", request.boxes_size(),
+                kMostBoxes);
+  }
+  std::vector<pull::NamedBox> boxes;
+  for (const auto& box : request.boxes()) {
+    if (box.offset_size() != box.extent_size()) {
+      return fail(ErrorCode::kInvalid, "attach: a box of '{}' has {} offsets and {} extents",
+                  box.tensor(), box.offset_size(), box.extent_size());
+    }
+    const std::vector<std::uint64_t> offset(box.offset().begin(), box.offset().end());
+    const std::vector<std::uint64_t> extent(box.extent().begin(), box.extent().end());
+    pull::NamedBox named;
+    named.tensor = box.tensor();
+    TRY(named.offset, Dims::from(offset));
+    TRY(named.extent, Dims::from(extent));
+    boxes.push_back(std::move(named));
+  }
+  return boxes;
+}
+
+std::uint64_t microseconds(Duration duration) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(duration).count());
+}
+
+template <typename Message>
+void add_phases(Message& message, const std::array<Duration, kPhaseCount>& took) {
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    auto* phase = message.add_phases();
+    phase->set_name(std::string(to_string(static_cast<Phase>(i))));
+    phase->set_elapsed_us(microseconds(took[i]));
+  }
+}
+
+}  // namespace
+
+Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
+  AttachOrder order;
+  TRY_VOID(check_model_name(request.model()));
+  TRY_VOID(check_text("the shard", request.shard()));
+  TRY_VOID(check_text("the fallback directory", request.fallback_dir()));
+  TRY_VOID(check_text("the transport", request.transport()));
+  if (request.spec_json().size() > kMostSpecBytes) {
+    return fail(ErrorCode::kInvalid, "attach: the spec has {} bytes, {} are allowed",
+                request.spec_json().size(), kMostSpecBytes);
+  }
+  if (!request.fallback_dir().empty() && request.fallback_dir().front() != '/') {
+    return fail(ErrorCode::kInvalid, "attach: the fallback directory '{}' is not absolute",
+                request.fallback_dir());
+  }
+  if (!request.instance().empty()) TRY_VOID(check_instance_name(request.instance()));
+  order.instance = request.instance();
+  order.rank = {request.rank(), std::max(1u, request.world()), request.generation(),
+                request.model()};
+  if (request.instance().empty() && order.rank.world > 1) {
+    return fail(ErrorCode::kInvalid, "attach: {} ranks need the name of their instance",
+                order.rank.world);
+  }
+  if (!request.latest()) order.version = request.version();
+  order.wanted.id.model = request.model();
+  order.wanted.shard = request.shard();
+  order.wanted.spec_json = request.spec_json();
+  TRY(order.wanted.boxes, boxes_from(request));
+  order.wanted.fallback_dir = request.fallback_dir();
+  order.wanted.transport = request.transport();
+  return order;
+}
+
+Result<TensorSet> tensors_from(const proto::PublishBegin& request) {
+  std::vector<TensorInfo> tensors;
+  for (const auto& tensor : request.tensors()) {
+    TensorInfo info;
+    info.name = tensor.name();
+    TRY(info.dtype, parse_dtype(tensor.dtype()));
+    const std::vector<std::uint64_t> shape(tensor.shape().begin(), tensor.shape().end());
+    TRY(info.shape, Dims::from(shape));
+    tensors.push_back(std::move(info));
+  }
+  return TensorSet::create(std::move(tensors));
+}
+
+proto::AgentFrame attached_frame(std::uint64_t call, SessionId session, const Supply::View& view) {
+  proto::AgentFrame frame;
+  frame.set_call(call);
+  frame.set_session(session);
+  frame.set_descriptors(static_cast<std::uint32_t>(view.segments.size()));
+  auto& attached = *frame.mutable_attached();
+  *attached.mutable_id() = rpc::to_proto(view.checkpoint->id);
+  *attached.mutable_root() = rpc::to_proto(view.checkpoint->root);
+  attached.set_layout(view.layout->serialize());
+  attached.set_tensor_set(view.checkpoint->tensors.serialize());
+  for (const auto& segment : view.layout->segments()) {
+    attached.add_segment_bytes(segment.size_bytes);
+  }
+  attached.set_rung(std::string(to_string(view.rung)));
+  for (const auto& [tensor, box] : view.wanted) {
+    auto* wanted = attached.add_wanted();
+    wanted->set_tensor(view.checkpoint->tensors[tensor].name);
+    for (const auto offset : box.offset.span()) wanted->add_offset(offset);
+    for (const auto extent : box.extent.span()) wanted->add_extent(extent);
+  }
+  return frame;
+}
+
+proto::AgentFrame error_frame(std::uint64_t call, SessionId session, const Error& error) {
+  proto::AgentFrame frame;
+  frame.set_call(call);
+  frame.set_session(session);
+  *frame.mutable_error() = rpc::to_status(error);
+  return frame;
+}
+
+proto::AgentFrame committed_frame(std::uint64_t call, const WorkerSession& session,
+                                  std::uint64_t generation, TimePoint now) {
+  proto::AgentFrame frame;
+  frame.set_call(call);
+  frame.set_session(session.id());
+  auto& committed = *frame.mutable_committed();
+  *committed.mutable_id() = rpc::to_proto(session.version());
+  committed.set_generation(generation);
+  add_phases(committed, session.phases().at(now));
+  return frame;
+}
+
+// In proportion to its tiles, which differ in size by little; exact at the end.
+std::uint64_t bytes_told(const WorkerSession& session) {
+  if (session.tiles_told() >= session.tiles_held()) {
+    return session.tiles_held() > 0 || session.is_complete() ? session.payload_bytes() : 0;
+  }
+  return static_cast<std::uint64_t>(static_cast<double>(session.payload_bytes()) *
+                                    static_cast<double>(session.tiles_told()) /
+                                    static_cast<double>(session.tiles_held()));
+}
+
+proto::WorkerSession status_of(const WorkerSession& session, std::uint32_t rank, std::uint32_t pid,
+                               TimePoint now) {
+  proto::WorkerSession status;
+  status.set_session(session.id());
+  status.set_rank(rank);
+  status.set_pid(pid);
+  status.set_state(std::string(to_string(session.state())));
+  if (session.state() != SessionState::kResolving) {
+    status.set_rung(std::string(to_string(session.rung())));
+    status.set_bytes_done(bytes_told(session));
+    status.set_bytes_total(session.payload_bytes());
+  }
+  add_phases(status, session.phases().at(now));
+  return status;
+}
+
+proto::AgentEvent to_proto(const Event& event) {
+  proto::AgentEvent message;
+  message.set_number(event.number);
+  message.set_unix_us(static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(event.at.time_since_epoch()).count()));
+  message.set_kind(event.kind);
+  message.set_instance(event.instance);
+  if (event.rank) message.set_rank(*event.rank);
+  message.set_session(event.session);
+  message.set_pid(event.pid);
+  if (event.version) *message.mutable_id() = rpc::to_proto(*event.version);
+  message.set_rung(event.rung);
+  message.set_why(event.why);
+  if (event.phases) add_phases(message, *event.phases);
+  return message;
+}
+
+}  // namespace rekindle::worker

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <new>
+#include <string_view>
+
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "src/client/rekindle.h"
+
+// What every function of the C ABI does at its edges.
+namespace rekindle::client {
+
+static_assert(static_cast<int>(ErrorCode::kInvalid) + 1 == RK_INVALID);
+static_assert(static_cast<int>(ErrorCode::kInternal) + 1 == RK_INTERNAL);
+
+inline std::int32_t to_rk(ErrorCode code) { return static_cast<std::int32_t>(code) + 1; }
+
+// Fills `error`, which may be null, with one line cut at a character. Returns the code.
+std::int32_t report(std::int32_t code, std::string_view message, rk_error* error) noexcept;
+
+// Runs `body`, which returns Result<void>; no exception leaves it.
+template <typename Body>
+std::int32_t guarded(rk_error* error, Body&& body) noexcept {
+  try {
+    const Result<void> result = body();
+    if (result) return report(RK_OK, "", error);
+    return report(to_rk(result.error().code()), result.error().message(), error);
+  } catch (const std::bad_alloc&) {
+    return report(RK_EXHAUSTED, "out of memory", error);
+  } catch (const std::exception& caught) {
+    return report(RK_INTERNAL, caught.what(), error);
+  } catch (...) {
+    return report(RK_INTERNAL, "an unknown exception", error);
+  }
+}
+
+// A structure of the caller, who may know fewer fields than we (the others are 0) or more (these
+// must be 0). Null gives all zeros.
+template <typename T>
+Result<T> read_options(const T* given) {
+  T options{};
+  if (given == nullptr) return options;
+  const std::size_t size = given->size;
+  if (size < sizeof given->size) {
+    return fail(ErrorCode::kInvalid, "the `size` of the options is {}: set it to their sizeof",
+                size);
+  }
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
+  if (size > sizeof(T) &&
+      !std::all_of(bytes + sizeof(T), bytes + size, [](unsigned char b) { return b == 0; })) {
+    return fail(ErrorCode::kInvalid, "the options have fields that this library does not know");
+  }
+  std::memcpy(static_cast<void*>(&options), given, std::min(size, sizeof(T)));
+  return options;
+}
+
+// `timeout_ms` of the ABI; kInvalid when negative. A month is for ever.
+inline Result<std::chrono::milliseconds> checked_timeout(std::int64_t timeout_ms) {
+  constexpr std::int64_t kMost = std::int64_t{30} * 24 * 3600 * 1000;
+  if (timeout_ms < 0) return fail(ErrorCode::kInvalid, "a time-out of {} ms", timeout_ms);
+  return std::chrono::milliseconds(std::min(timeout_ms, kMost));
+}
+
+inline TimePoint after(std::chrono::milliseconds timeout) { return SteadyClock().now() + timeout; }
+
+// The object behind a handle; kInvalid for a null one and in a child after fork().
+template <typename Handle>
+auto object_of(const Handle* handle, std::string_view what)
+    -> Result<std::remove_const_t<decltype(handle->object)>> {
+  if (handle == nullptr) return fail(ErrorCode::kInvalid, "the {} is null", what);
+  if (!handle->is_owner()) {
+    return fail(ErrorCode::kInvalid,
+                "the {} was opened before fork(): only the parent may use it; open another one",
+                what);
+  }
+  return handle->object;
+}
+
+}  // namespace rekindle::client

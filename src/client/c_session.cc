@@ -1,0 +1,159 @@
+#include <utility>
+
+#include "src/client/c_boundary.h"
+#include "src/client/c_handles.h"
+
+// rk_attach and what a session does.
+using namespace rekindle;          // NOLINT(google-build-using-namespace)
+using namespace rekindle::client;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+constexpr std::int64_t kAttachTimeoutMs = 10000;
+
+const char* text(const char* given) { return given == nullptr ? "" : given; }
+
+Result<WantedBox> box_of(const rk_box& box) {
+  if (box.tensor == nullptr) return fail(ErrorCode::kInvalid, "a box without a tensor's name");
+  WantedBox out{box.tensor, {}, {}};
+  if (box.dimensions == 0) return out;
+  if (box.dimensions > kMaxRank) {
+    return fail(ErrorCode::kInvalid, "a box of '{}' with {} dimensions, {} are supported",
+                box.tensor, box.dimensions, kMaxRank);
+  }
+  if (box.offset == nullptr || box.extent == nullptr) {
+    return fail(ErrorCode::kInvalid, "a box of '{}' without offset or extent", box.tensor);
+  }
+  out.offset.assign(box.offset, box.offset + box.dimensions);
+  out.extent.assign(box.extent, box.extent + box.dimensions);
+  return out;
+}
+
+Result<AttachRequest> request_of(const rk_attach_options& options) {
+  if (options.model == nullptr) return fail(ErrorCode::kInvalid, "attach without a model");
+  TRY(ModelRef model, ModelRef::parse(options.model));
+  AttachRequest request;
+  request.model = std::move(model.model);
+  request.version = model.version;
+  request.shard = text(options.shard);
+  request.spec_json = text(options.spec_json);
+  request.instance = text(options.instance);
+  request.generation = options.generation;
+  request.rank = options.rank;
+  request.world = std::max<std::uint32_t>(options.world, 1);
+  request.fallback_dir = text(options.fallback_dir);
+  if (request.rank >= request.world) {
+    return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
+                request.world);
+  }
+  if (options.box_count > 0 && options.boxes == nullptr) {
+    return fail(ErrorCode::kInvalid, "{} boxes at a null pointer", options.box_count);
+  }
+  if (options.box_count > 0 && !request.shard.empty()) {
+    return fail(ErrorCode::kInvalid, "both a shard and boxes are named: which one?");
+  }
+  for (std::size_t i = 0; i < options.box_count; ++i) {
+    TRY(WantedBox box, box_of(options.boxes[i]));
+    request.boxes.push_back(std::move(box));
+  }
+  return request;
+}
+
+Result<std::shared_ptr<Session>> session_of(const rk_session* handle) {
+  return object_of(handle, "session");
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
+                  rk_error* error) {
+  if (session != nullptr) *session = nullptr;
+  return guarded(error, [&]() -> Result<void> {
+    if (session == nullptr) return fail(ErrorCode::kInvalid, "`session` is null");
+    TRY(auto connection, object_of(agent, "agent"));
+    TRY(const rk_attach_options given, read_options(options));
+    TRY(const AttachRequest request, request_of(given));
+    const std::int64_t ms = given.timeout_ms == 0 ? kAttachTimeoutMs : given.timeout_ms;
+    TRY(const auto timeout, checked_timeout(ms));
+    auto handle = std::make_unique<rk_session>();
+    auto attached = Session::attach(std::move(connection), request, timeout);
+    if (!attached) {
+      return fail(std::move(attached).error().with_context(fmt::format("attach {}", given.model)));
+    }
+    handle->object = std::move(*attached);
+    *session = handle.release();
+    return {};
+  });
+}
+
+int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error) {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, session_of(session));
+    if (info == nullptr || info->size < sizeof info->size) {
+      return fail(ErrorCode::kInvalid, "`info` is null, or its `size` is not set");
+    }
+    rk_session_info filled{};
+    filled.size = info->size;
+    object->fill(filled);
+    std::memcpy(static_cast<void*>(info), &filled,
+                std::min<std::size_t>(filled.size, sizeof filled));
+    return {};
+  });
+}
+
+int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors, size_t* count,
+                rk_error* error) {
+  if (tensors != nullptr) *tensors = nullptr;
+  if (count != nullptr) *count = 0;
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, session_of(session));
+    if (tensors == nullptr || count == nullptr) {
+      return fail(ErrorCode::kInvalid, "`tensors` or `count` is null");
+    }
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    TRY(const auto batch, object->next(after(timeout)));
+    *tensors = batch.data();
+    *count = batch.size();
+    return {};
+  });
+}
+
+int32_t rk_loaded(rk_session* session, rk_error* error) {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, session_of(session));
+    return object->loaded();
+  });
+}
+
+int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error* error) {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, session_of(session));
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object->wait_commit(after(timeout));
+  });
+}
+
+int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
+                       rk_error* error) {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, session_of(session));
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    TRY(const std::uint64_t newer, object->wait_update(after(timeout)));
+    if (version != nullptr) *version = newer;
+    return {};
+  });
+}
+
+void rk_detach(rk_session* session) {
+  if (session == nullptr) return;
+  guarded(nullptr, [&]() -> Result<void> {
+    if (!session->is_owner()) return {};  // the parent's: its threads and locks are not here
+    session->object->end();
+    delete session;
+    return {};
+  });
+}
+
+}  // extern "C"

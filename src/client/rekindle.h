@@ -1,0 +1,177 @@
+/* librekindle: how a worker process gets model weights from the Rekindle agent of its host, and how
+ * a trainer publishes them. A stable C ABI; link with -lrekindle.
+ *
+ *   rk_error error;
+ *   rk_agent* agent;      rk_connect(NULL, &agent, &error);
+ *   rk_session* session;  rk_attach(agent, &(rk_attach_options){.size = sizeof(rk_attach_options),
+ *                             .model = "qwen3", .shard = "tp=3/8"}, &session, &error);
+ *   const rk_tensor* tensors; size_t count;
+ *   while (rk_next(session, 10000, &tensors, &count, &error) == RK_OK && count > 0) { copy them }
+ *   rk_loaded(session, &error);                 // this rank has everything
+ *   rk_wait_commit(session, 60000, &error);     // every rank of the instance has: serve
+ *
+ * Functions return RK_OK or the code of what went wrong; `error`, which may be NULL, then has the
+ * same code and one line for a human. All are thread-safe; a session may be detached while other
+ * threads' calls on it still run (they return RK_STALE). There is no global state. Structures begin
+ * with their size, so that later versions can grow them. Times are milliseconds; a time-out of 0
+ * asks and does not wait; there is no way to wait for ever.
+ *
+ * After fork() only the parent may use what it opened. When the agent dies, calls return
+ * RK_PEER_LOST; mapped tensors stay readable; rk_attach on a new connection finds the agent's next
+ * life and what was verified before.
+ */
+#ifndef REKINDLE_H
+#define REKINDLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define RK_API __attribute__((visibility("default")))
+#else
+#define RK_API
+#endif
+
+#define RK_API_VERSION 1
+
+typedef enum rk_code {
+  RK_OK = 0,
+  RK_INVALID = 1,     /* the input is wrong: fix it, do not retry */
+  RK_NOT_FOUND = 2,   /* no such model or version, or nobody holds it: the message names what */
+  RK_TIMEOUT = 3,     /* not by the deadline; the session goes on, ask again */
+  RK_PEER_LOST = 4,   /* the agent is gone: connect and attach again */
+  RK_STALE = 5,       /* the session has ended: its version retired, or its instance moved on */
+  RK_CORRUPT = 6,     /* bytes do not match their digest and nobody has better ones */
+  RK_EXHAUSTED = 7,   /* out of memory, space or descriptors */
+  RK_DENIED = 8,      /* not this user, or another root under that version */
+  RK_UNAVAILABLE = 9, /* not now: try again with back-off */
+  RK_INTERNAL = 10    /* a bug, or a file or device of this host that fails */
+} rk_code;
+
+typedef struct rk_error {
+  int32_t code;
+  char message[1020]; /* one line, UTF-8, ends with 0 */
+} rk_error;
+
+typedef struct rk_agent rk_agent;
+typedef struct rk_session rk_session;
+typedef struct rk_publication rk_publication;
+
+RK_API uint32_t rk_api_version(void);        /* RK_API_VERSION of the library */
+RK_API const char* rk_library_version(void); /* "0.1.0" */
+RK_API const char* rk_code_name(int32_t code);
+
+/* --- the agent of this host */
+
+typedef struct rk_connect_options {
+  uint32_t size;
+  const char* store;  /* the agent's store; NULL: /dev/shm/rekindle */
+  int64_t timeout_ms; /* 0: 5000 */
+} rk_connect_options;
+
+/* Waits for an agent that is away, being restarted for example.
+ * RK_UNAVAILABLE: no agent serves that store by then. RK_DENIED: it is another user's. */
+RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error);
+/* Ends its sessions, too. NULL is fine. */
+RK_API void rk_disconnect(rk_agent* agent);
+
+/* --- weights for a worker */
+
+/* A part of a tensor: offsets and extents in elements, one per dimension. */
+typedef struct rk_box {
+  const char* tensor;
+  uint32_t dimensions; /* 0: the whole tensor */
+  const uint64_t* offset;
+  const uint64_t* extent;
+} rk_box;
+
+typedef struct rk_attach_options {
+  uint32_t size;
+  const char* model;     /* "qwen3@41", or "qwen3": the newest version that is ready */
+  const char* shard;     /* "tp=3/8"; NULL: everything, or `boxes` */
+  const char* spec_json; /* contents of a shard spec; NULL: the built-in of the model's family */
+  const rk_box* boxes;   /* instead of a shard */
+  size_t box_count;
+  const char* instance; /* NULL: an instance of one rank by itself */
+  uint64_t generation;  /* same for all ranks of one start of the instance */
+  uint32_t rank;
+  uint32_t world;           /* 0: 1 */
+  const char* fallback_dir; /* of safetensors files, when nobody alive holds the version; or NULL */
+  int64_t timeout_ms;       /* until the version and its sources are known; 0: 10000 */
+} rk_attach_options;
+
+RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
+                         rk_error* error);
+
+typedef struct rk_session_info {
+  uint32_t size; /* set by the caller */
+  const char* model;
+  uint64_t version;
+  uint64_t bytes_done, bytes_total;
+  uint32_t tensors;
+  const char* rung; /* "local", "adopted", "peers", "fallback": the lowest so far */
+} rk_session_info;
+/* Strings live as long as the session. */
+RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error);
+
+/* A name that begins with "__rekindle_file__/" is a small file that was published beside the
+ * weights (config.json, tokenizer.json, …): U8, its bytes. */
+typedef struct rk_tensor {
+  const char* name;
+  const char* dtype; /* as in safetensors: "BF16", "F8_E4M3" */
+  uint32_t dimensions;
+  const uint64_t* shape;      /* of what is here */
+  const uint64_t* offset;     /* of it in the whole tensor */
+  const uint64_t* full_shape; /* of the whole tensor */
+  /* Row-major, contiguous, read-only; as long as the session lives. It is the agent's memory, but
+   * for a box that does not lie contiguously there (a copy, made when it is handed out). NULL for a
+   * tensor without elements. */
+  const void* data;
+  uint64_t bytes;
+} rk_tensor;
+
+/* The next tensors that are here in full and verified, each once; `*count` 0 with RK_OK: there are
+ * no more. The array lives as long as the session. RK_TIMEOUT: none came in time. */
+RK_API int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors,
+                       size_t* count, rk_error* error);
+/* Says that this rank has taken in every tensor; does not wait (RK_INVALID before rk_next has
+ * handed out all). */
+RK_API int32_t rk_loaded(rk_session* session, rk_error* error);
+/* Until every rank of the instance has loaded the same version: only now may it serve.
+ * RK_UNAVAILABLE names the rank that failed and why; call it again to wait for its next start. */
+RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error* error);
+/* Until the model has a newer version than this session's; attach again for it. */
+RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
+                              rk_error* error);
+/* Unmaps the tensors. NULL is fine. */
+RK_API void rk_detach(rk_session* session);
+
+/* --- weights from a trainer */
+
+typedef struct rk_tensor_spec {
+  const char* name;
+  const char* dtype;
+  uint32_t dimensions;
+  const uint64_t* shape;
+} rk_tensor_spec;
+
+/* "qwen3@42" with these tensors: memory of the agent's store, to be filled and committed. */
+RK_API int32_t rk_publish_begin(rk_agent* agent, const char* model_version,
+                                const rk_tensor_spec* tensors, size_t count,
+                                rk_publication** publication, rk_error* error);
+/* Where tensor `index` goes: writable, row-major, until commit or abandon. */
+RK_API int32_t rk_publish_data(rk_publication* publication, size_t index, void** data,
+                               uint64_t* bytes, rk_error* error);
+/* Digests and makes it READY; the publication is over, whatever the outcome. RK_DENIED: the version
+ * exists with other bytes. */
+RK_API int32_t rk_publish_commit(rk_publication* publication, int64_t timeout_ms, rk_error* error);
+RK_API void rk_publish_abandon(rk_publication* publication);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,279 @@
+#include "src/client/session.h"
+
+#include <new>
+#include <utility>
+
+namespace rekindle::client {
+
+namespace {
+
+constexpr std::chrono::milliseconds kNoDeadline{0};  // the agent answers when there is something
+
+std::vector<const std::byte*> data_of(std::span<const Mapping> segments) {
+  std::vector<const std::byte*> out;
+  for (const Mapping& segment : segments) out.push_back(segment.data());
+  return out;
+}
+
+// One caller of next() at a time; with the mutex held at both ends.
+class Turn {
+ public:
+  Turn(bool& taken, std::condition_variable& changed) : taken_(taken), changed_(changed) {
+    taken_ = true;
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    taken_ = false;
+    changed_.notify_all();
+  }
+
+ private:
+  bool& taken_;
+  std::condition_variable& changed_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> connection,
+                                                 const AttachRequest& request,
+                                                 std::chrono::milliseconds timeout) {
+  const auto inbox = std::make_shared<Inbox>();
+  TRY(Message answer, connection->call(request, 0, timeout, inbox));
+  auto* const attached = std::get_if<AttachedReply>(&answer.agent.reply);
+  if (attached == nullptr) {
+    return fail(ErrorCode::kInternal, "the agent answered an attach with something else");
+  }
+  const std::uint64_t id = answer.agent.session;
+  auto contents = Contents::create(attached->tensor_set, attached->layout, attached->wanted,
+                                   attached->segment_bytes);
+  auto segments = map_segments(answer.descriptors, attached->segment_bytes, false);
+  if (!contents || !segments) {
+    connection->forget_session(id, inbox);
+    (void)connection->send(DetachRequest{}, id, kNoDeadline, nullptr);
+    return fail(contents ? std::move(segments).error() : std::move(contents).error());
+  }
+  std::shared_ptr<Session> session(new Session(std::move(connection), inbox, id,
+                                               std::move(*attached), std::move(*contents),
+                                               std::move(*segments)));
+  const Lock lock(inbox->mutex);
+  TRY_VOID(session->check_alive());
+  return session;
+}
+
+Session::Session(std::shared_ptr<Connection> connection, std::shared_ptr<Inbox> inbox,
+                 std::uint64_t id, AttachedReply attached, Contents contents,
+                 std::vector<Mapping> segments)
+    : connection_(std::move(connection)),
+      inbox_(std::move(inbox)),
+      id_(id),
+      version_(std::move(attached.id)),
+      rung_(rungs_.insert(std::move(attached.rung)).first->c_str()),
+      contents_(std::move(contents)),
+      segments_(std::move(segments)),
+      segment_data_(data_of(segments_)) {
+  contents_.take_empty(complete_);
+  if (auto ok = contents_.mark_ready(attached.ready, complete_); !ok) ended_ = ok.error();
+}
+
+Session::~Session() {
+  connection_->forget_session(id_, inbox_);
+  segments_.clear();
+  (void)connection_->send(DetachRequest{}, id_, kNoDeadline, nullptr);
+}
+
+void Session::end() {
+  {
+    const Lock lock(inbox_->mutex);
+    ended_ = Error(ErrorCode::kStale, "the session was detached");
+  }
+  inbox_->changed.notify_all();
+}
+
+Result<void> Session::check_alive() const {
+  if (ended_) return fail(*ended_);
+  return {};
+}
+
+void Session::apply_messages() {
+  if (inbox_->messages.empty() && (!inbox_->closed || ended_)) return;
+  while (!inbox_->messages.empty()) {
+    AgentMessage message = std::move(inbox_->messages.front().agent);
+    inbox_->messages.pop_front();
+    apply(std::move(message));
+  }
+  if (inbox_->closed && !ended_) ended_ = inbox_->closed;
+  inbox_->changed.notify_all();  // other threads may wait for what this one applied
+}
+
+void Session::apply(AgentMessage message) {
+  if (message.call == 0) return apply_event(std::move(message));
+  if (message.call == loaded_call_) {
+    loaded_call_ = 0;
+    if (message.error) {
+      commit_error_ = std::move(message.error);
+    } else if (std::holds_alternative<CommittedReply>(message.reply)) {
+      committed_ = true;
+    }
+  } else if (message.call == watch_call_) {
+    watch_call_ = 0;
+    if (message.error) {
+      watch_error_ = std::move(message.error);
+    } else if (const auto* newer = std::get_if<NewVersion>(&message.reply)) {
+      newer_ = newer->id.version;
+    }
+  }
+}
+
+void Session::apply_event(AgentMessage message) {
+  if (message.error) {
+    if (!ended_) ended_ = std::move(message.error);
+  } else if (const auto* ready = std::get_if<TilesReady>(&message.reply)) {
+    if (auto ok = contents_.mark_ready(ready->ready, complete_); !ok && !ended_) {
+      ended_ = std::move(ok).error();
+    }
+    if (ready->complete) contents_.mark_all_ready(complete_);
+    if (!ready->rung.empty()) rung_ = rungs_.insert(ready->rung).first->c_str();
+  } else if (std::holds_alternative<CommittedReply>(message.reply)) {
+    committed_ = true;
+  } else if (const auto* newer = std::get_if<NewVersion>(&message.reply)) {
+    newer_ = newer->id.version;
+  }
+}
+
+template <typename Done>
+Result<bool> Session::wait(Lock& lock, TimePoint deadline, Done done) {
+  while (true) {
+    apply_messages();
+    TRY_VOID(check_alive());
+    if (done()) return true;
+    if (SteadyClock().now() >= deadline) return false;
+    inbox_->changed.wait_until(lock, deadline);
+  }
+}
+
+Result<std::span<const rk_tensor>> Session::next(TimePoint deadline) {
+  Lock lock(inbox_->mutex);
+  TRY(const bool my_turn, wait(lock, deadline, [this] { return !handing_out_; }));
+  if (!my_turn) return fail(ErrorCode::kTimeout, "another thread is waiting for tensors");
+  const Turn turn(handing_out_, inbox_->changed);
+  const std::size_t total = contents_.pieces().size();
+  TRY(const bool some,
+      wait(lock, deadline, [&] { return !complete_.empty() || handed_out_ == total; }));
+  if (!some) {
+    return fail(ErrorCode::kTimeout, "no further tensor of {} yet: {} of {} are here",
+                version_.to_string(), handed_out_, total);
+  }
+  if (complete_.empty()) return std::span<const rk_tensor>();
+  return hand_out(lock);
+}
+
+// Only one thread is here. What could not be handed out stays in complete_.
+Result<std::span<const rk_tensor>> Session::hand_out(Lock& lock) {
+  const std::vector<std::size_t> now = complete_;
+  std::vector<rk_tensor> tensors(now.size());
+  lock.unlock();  // copies may take a while
+  const std::size_t gathered = gathered_.size();
+  const auto made = materialize(now, tensors);
+  if (!made) gathered_.resize(gathered);
+  lock.lock();
+  TRY_VOID(made);
+  TRY_VOID(check_alive());
+  batches_.push_back(std::move(tensors));
+  complete_.erase(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(now.size()));
+  handed_out_ += now.size();
+  return std::span<const rk_tensor>(batches_.back());
+}
+
+Result<void> Session::materialize(std::span<const std::size_t> pieces,
+                                  std::span<rk_tensor> out) try {
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    TRY(out[i], materialize(contents_.pieces()[pieces[i]]));
+  }
+  return {};
+} catch (const std::bad_alloc&) {
+  return fail(ErrorCode::kExhausted, "out of memory");
+}
+
+Result<rk_tensor> Session::materialize(const Piece& piece) {
+  const void* data = nullptr;
+  if (piece.in_place) {
+    data = segment_data_[piece.segment] + piece.offset_bytes;
+  } else if (piece.bytes > 0) {
+    TRY(Mapping copy, Mapping::anonymous(piece.bytes));
+    contents_.gather(piece, segment_data_, copy.data());
+    data = copy.data();
+    gathered_.push_back(std::move(copy));
+  }
+  return rk_tensor{.name = piece.name.c_str(),
+                   .dtype = piece.dtype.c_str(),
+                   .dimensions = static_cast<std::uint32_t>(piece.shape.size()),
+                   .shape = piece.shape.data(),
+                   .offset = piece.offset.data(),
+                   .full_shape = piece.full_shape.data(),
+                   .data = data,
+                   .bytes = piece.bytes};
+}
+
+Result<void> Session::loaded() {
+  const Lock lock(inbox_->mutex);
+  apply_messages();
+  TRY_VOID(check_alive());
+  const std::size_t total = contents_.pieces().size();
+  if (handed_out_ != total) {
+    return fail(ErrorCode::kInvalid, "{} of {} tensors have not been taken with rk_next yet",
+                total - handed_out_, total);
+  }
+  if (loaded_) return {};
+  TRY(loaded_call_,
+      connection_->send(LoadedRequest{contents_.total_bytes()}, id_, kNoDeadline, inbox_));
+  loaded_ = true;
+  return {};
+}
+
+Result<void> Session::wait_commit(TimePoint deadline) {
+  Lock lock(inbox_->mutex);
+  apply_messages();
+  TRY_VOID(check_alive());
+  if (!loaded_) {
+    return fail(ErrorCode::kInvalid, "this rank has not loaded yet: call rk_loaded first");
+  }
+  if (!committed_ && loaded_call_ == 0 && !commit_error_) {  // the last one failed: ask again
+    TRY(loaded_call_,
+        connection_->send(LoadedRequest{contents_.total_bytes()}, id_, kNoDeadline, inbox_));
+  }
+  TRY(const bool decided, wait(lock, deadline, [this] { return committed_ || commit_error_; }));
+  if (committed_) return {};
+  if (!decided) {
+    return fail(ErrorCode::kTimeout, "not every rank has loaded {} yet", version_.to_string());
+  }
+  return fail(*std::exchange(commit_error_, std::nullopt));
+}
+
+Result<std::uint64_t> Session::wait_update(TimePoint deadline) {
+  Lock lock(inbox_->mutex);
+  apply_messages();
+  TRY_VOID(check_alive());
+  if (!newer_ && watch_call_ == 0 && !watch_error_) {
+    TRY(watch_call_, connection_->send(WatchRequest{version_}, id_, kNoDeadline, inbox_));
+  }
+  TRY(const bool decided, wait(lock, deadline, [this] { return newer_ || watch_error_; }));
+  if (newer_) return *newer_;
+  if (!decided) {
+    return fail(ErrorCode::kTimeout, "{} has no newer version yet", version_.to_string());
+  }
+  return fail(*std::exchange(watch_error_, std::nullopt));
+}
+
+void Session::fill(rk_session_info& info) {
+  const Lock lock(inbox_->mutex);
+  apply_messages();
+  info.model = version_.model.c_str();
+  info.version = version_.version;
+  info.bytes_done = contents_.ready_bytes();
+  info.bytes_total = contents_.total_bytes();
+  info.tensors = static_cast<std::uint32_t>(contents_.pieces().size());
+  info.rung = rung_;
+}
+
+}  // namespace rekindle::client

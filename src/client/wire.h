@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+
+// proto/worker.proto as plain structures, read and written without libprotobuf: a worker is often a
+// Python process that has another one loaded. Field numbers are those of the .proto file;
+// tests/client/wire_test.cc compares with the generated code.
+namespace rekindle::client {
+
+struct WantedBox {
+  std::string tensor;
+  std::vector<std::uint64_t> offset;  // empty: the whole tensor
+  std::vector<std::uint64_t> extent;
+  bool operator==(const WantedBox&) const = default;
+};
+
+// --- worker -> agent
+
+struct HelloRequest {
+  std::uint32_t protocol_min = 1;
+  std::uint32_t protocol_max = 1;
+  std::string software;
+  std::uint32_t pid = 0;
+};
+struct AttachRequest {
+  std::string model;
+  std::optional<std::uint64_t> version;  // nullopt: the latest
+  std::string shard;
+  std::string spec_json;
+  std::vector<WantedBox> boxes;
+  std::string instance;
+  std::uint64_t generation = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  std::string fallback_dir;
+};
+struct LoadedRequest {
+  std::uint64_t bytes = 0;
+};
+struct DetachRequest {};
+struct WatchRequest {
+  ModelVersion have;
+};
+struct PingRequest {};
+struct PublishTensor {
+  std::string name;
+  std::string dtype;
+  std::vector<std::uint64_t> shape;
+};
+struct PublishBeginRequest {
+  ModelVersion id;
+  std::vector<PublishTensor> tensors;
+};
+struct PublishCommitRequest {};
+struct PublishAbandonRequest {};
+
+using Request =
+    std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
+                 PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest>;
+
+struct RequestHeader {
+  std::uint64_t call = 0;
+  std::uint64_t session = 0;
+  std::uint32_t deadline_ms = 0;  // 0: none
+};
+std::string encode(const RequestHeader& header, const Request& request);
+
+// --- agent -> worker
+
+using TileRuns = std::vector<std::pair<std::uint32_t, std::uint32_t>>;  // [begin, end)
+
+struct HelloReply {
+  std::uint32_t protocol = 0;
+  std::uint64_t client = 0;
+  std::uint32_t ping_interval_ms = 0;
+  std::uint32_t silence_ms = 0;
+};
+struct AttachedReply {
+  ModelVersion id;
+  std::string layout;
+  std::string tensor_set;
+  std::vector<std::uint64_t> segment_bytes;
+  TileRuns ready;
+  std::string rung;
+  std::vector<WantedBox> wanted;
+};
+struct TilesReady {
+  TileRuns ready;
+  bool complete = false;
+  std::string rung;
+};
+struct CommittedReply {
+  ModelVersion id;
+};
+struct NewVersion {
+  ModelVersion id;
+};
+struct PongReply {};
+struct PublishBegunReply {
+  std::string layout;
+  std::vector<std::uint64_t> segment_bytes;
+};
+struct PublishedReply {
+  ModelVersion id;
+};
+struct DoneReply {};
+
+using Reply = std::variant<std::monostate, HelloReply, AttachedReply, TilesReady, CommittedReply,
+                           NewVersion, PongReply, PublishBegunReply, PublishedReply, DoneReply>;
+
+struct AgentMessage {
+  std::uint64_t call = 0;  // 0: an event of `session`
+  std::uint64_t session = 0;
+  std::uint32_t descriptors = 0;
+  std::optional<Error> error;  // else `reply` is set
+  Reply reply;
+};
+// kInvalid: malformed, or neither an error nor a reply that this library knows.
+Result<AgentMessage> decode(std::string_view frame);
+
+}  // namespace rekindle::client

@@ -1,0 +1,145 @@
+#include "recovery/agent/fleet_duties.h"
+
+#include <boost/asio/io_context.hpp>
+#include <gtest/gtest.h>
+
+#include "recovery/pull/wait.h"
+#include "recovery/rpc/convert.h"
+#include "tests/recovery/rpc_fixture.h"
+
+namespace rekindle::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using rpc::Task;
+
+const ModelVersion kV1{"m", 1};
+const ModelVersion kV2{"m", 2};
+
+class Duties : public ::testing::Test {
+ protected:
+  FleetDuties::Hooks hooks() {
+    FleetDuties::Hooks hooks;
+    hooks.free_bytes = [] { return std::uint64_t{77}; };
+    hooks.readers = [this](const ModelVersion&) { return readers_; };
+    hooks.retire = [this](ModelVersion) -> Task<Result<void>> {
+      ++retired_;
+      co_await pull::sleep_for(20ms);
+      co_return Result<void>();
+    };
+    hooks.fetch = [this](ModelVersion) -> Task<Result<void>> {
+      ++fetched_;
+      // Runs until it is cancelled, or let through.
+      while (!let_through_) {
+        const bool cancelled = co_await pull::is_cancelled();
+        if (cancelled) co_return fail(ErrorCode::kUnavailable, "cancelled");
+        co_await pull::sleep_for(2ms);
+      }
+      co_return fail(ErrorCode::kExhausted, "no room");
+    };
+    hooks.announce_soon = [this] { ++announced_; };
+    return hooks;
+  }
+  proto::HeartbeatRequest beat() {
+    proto::HeartbeatRequest request;
+    duties_.fill(request);
+    return request;
+  }
+  static proto::HeartbeatResponse answer(const std::vector<ModelVersion>& retiring,
+                                         const std::vector<ModelVersion>& retire = {}) {
+    proto::HeartbeatResponse response;
+    for (const auto& id : retiring) *response.add_retiring() = rpc::to_proto(id);
+    for (const auto& id : retire) *response.add_retire() = rpc::to_proto(id);
+    return response;
+  }
+  static proto::HeartbeatResponse fetch_of(const ModelVersion& id) {
+    proto::HeartbeatResponse response;
+    auto& fetch = *response.add_fetch();
+    *fetch.mutable_id() = rpc::to_proto(id);
+    *fetch.mutable_root() = rpc::to_proto(Digest128{1, 2});
+    return response;
+  }
+  static proto::HeartbeatResponse fetch_of_both() {
+    proto::HeartbeatResponse response = fetch_of(kV1);
+    response.MergeFrom(fetch_of(kV2));
+    return response;
+  }
+
+  rpc::testing::Loop loop_;
+  transport::SegmentRegistry registry_;
+  ServedVersions served_{registry_};
+  std::uint32_t readers_ = 2;
+  int retired_ = 0;
+  int fetched_ = 0;
+  int announced_ = 0;
+  bool let_through_ = false;
+  FleetDuties duties_{loop_.executor(), served_, hooks()};
+};
+
+TEST_F(Duties, ReadersAreSaidOfTheVersionsThatAreToBeLetGo) {
+  EXPECT_EQ(beat().readers_size(), 0);
+  EXPECT_EQ(beat().store_free_bytes(), 77u);
+  duties_.obey(answer({kV1}));
+  EXPECT_TRUE(served_.draining().contains(kV1)) << "nobody new reads it";
+  const auto said = beat();
+  ASSERT_EQ(said.readers_size(), 1);
+  EXPECT_EQ(said.readers(0).id().version(), 1u);
+  EXPECT_EQ(said.readers(0).readers(), 2u);
+  duties_.obey(answer({kV2}));
+  EXPECT_FALSE(served_.draining().contains(kV1)) << "it was published again";
+}
+
+TEST_F(Duties, AVersionIsLetGoOnceThoughItIsToldWithEachHeartbeat) {
+  for (int i = 0; i < 3; ++i) duties_.obey(answer({}, {kV1}));
+  loop_.run_until([&] { return announced_ > 0; });
+  EXPECT_EQ(retired_, 1);
+}
+
+TEST_F(Duties, AFetchRunsOnceAndItsFailureIsSaidUntilItWasHeard) {
+  for (int i = 0; i < 3; ++i) duties_.obey(fetch_of(kV1));
+  loop_.run_until([&] { return fetched_ > 0; });
+  let_through_ = true;
+  loop_.run_until([&] { return beat().failed_fetches_size() > 0; });
+  EXPECT_EQ(fetched_, 1);
+  EXPECT_EQ(beat().failed_fetches_size(), 1) << "the answer to the last one may be lost";
+  duties_.obey(answer({}));
+  EXPECT_EQ(beat().failed_fetches_size(), 0);
+}
+
+TEST_F(Duties, AFetchThatIsNotWantedAnyMoreIsCancelledAndIsNoFailure) {
+  duties_.obey(fetch_of_both());
+  loop_.run_until([&] { return fetched_ == 2; });
+  EXPECT_EQ(beat().fetching_size(), 2);
+  duties_.obey(fetch_of(kV2));
+  ASSERT_EQ(beat().fetching_size(), 1);
+  EXPECT_EQ(beat().fetching(0).version(), 2u);
+  // Once it has ended it may be asked for again.
+  loop_.run_until([&] {
+    duties_.obey(fetch_of_both());
+    return fetched_ == 3;
+  });
+  EXPECT_EQ(beat().failed_fetches_size(), 0);
+}
+
+TEST_F(Duties, ACoordinatorThatHasJustStartedCancelsNoFetch) {
+  auto wanted = fetch_of(kV1);
+  wanted.set_epoch(4);
+  duties_.obey(wanted);
+  loop_.run_until([&] { return fetched_ == 1; });
+  proto::HeartbeatResponse fresh;
+  fresh.set_epoch(5);
+  duties_.obey(fresh);
+  EXPECT_EQ(beat().fetching_size(), 1);
+}
+
+TEST_F(Duties, StoppingCancelsWhatRunsAndWaitsForIt) {
+  duties_.obey(fetch_of_both());
+  loop_.run_until([&] { return fetched_ == 2; });
+  loop_.run(duties_.stop(10s));
+  EXPECT_EQ(beat().failed_fetches_size(), 2);
+  duties_.obey(fetch_of(kV1));
+  EXPECT_EQ(fetched_, 2) << "nothing begins any more";
+}
+
+}  // namespace
+}  // namespace rekindle::agent

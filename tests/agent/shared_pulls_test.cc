@@ -1,0 +1,124 @@
+#include "recovery/agent/shared_pulls.h"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <gtest/gtest.h>
+
+#include "recovery/pull/wait.h"
+
+namespace rekindle::agent {
+namespace {
+
+using Outcome = SharedPulls::Outcome;
+using std::chrono::milliseconds;
+
+pull::PullRequest whole(std::uint64_t version) {
+  pull::PullRequest request;
+  request.ref = {"m", version};
+  return request;
+}
+
+Layout small_layout() {
+  const auto tensors = *TensorSet::create({{"w", DType::kU8, {4}}});
+  const std::vector<TensorBox> boxes{{0, Box::whole({4})}};
+  return pack_layout(tensors, boxes, 1 << 20)->layout;
+}
+
+class SharedPullsTest : public ::testing::Test {
+ protected:
+  // A pull that begins, then runs until it is told how it ends.
+  SharedPulls::Run run() {
+    return [this](pull::PullRequest request, pull::OnProgress progress,
+                  pull::PullWatch watch) -> rpc::Task<Result<Outcome>> {
+      ++runs_;
+      if (watch.on_begun) watch.on_begun({nullptr, small_layout(), {}, nullptr});
+      while (!end_) {
+        if (progress) progress({});
+        co_await pull::sleep_for(milliseconds(5));
+      }
+      if (*end_) co_return fail(Error(**end_));
+      Outcome outcome;
+      outcome.summary.id = {request.ref.model, *request.ref.version};
+      outcome.summary.fetched_bytes = 7;
+      co_return outcome;
+    };
+  }
+  struct Caller {
+    int begun = 0;
+    int updates = 0;
+    std::optional<Result<Outcome>> outcome;
+  };
+  void start(pull::PullRequest request, Caller& caller) {
+    auto task = [](SharedPullsTest* self, pull::PullRequest what, Caller* who) -> rpc::Task<void> {
+      pull::PullWatch watch;
+      watch.on_begun = [who](pull::Arriving) { ++who->begun; };
+      pull::OnProgress progress = [who](const pull::Progress&) { ++who->updates; };
+      who->outcome = co_await self->pulls_.pull(std::move(what), std::move(progress),
+                                                std::move(watch), self->run());
+    };
+    boost::asio::co_spawn(context_, task(this, std::move(request), &caller), boost::asio::detached);
+  }
+  // Until `done`, at most for as long as a test may wait.
+  void work_until(const std::function<bool()>& done) {
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!done() && std::chrono::steady_clock::now() < give_up) {
+      context_.run_one_for(milliseconds(10));
+      context_.restart();
+    }
+    ASSERT_TRUE(done());
+  }
+
+  boost::asio::io_context context_;
+  SharedPulls pulls_;
+  int runs_ = 0;
+  std::optional<std::optional<Error>> end_;  // of what runs: how
+};
+
+TEST_F(SharedPullsTest, WhoComesLaterSeesWhatTheFirstBringsAndHasItsCopy) {
+  Caller first, second;
+  start(whole(1), first);
+  work_until([&] { return first.begun == 1; });
+  start(whole(1), second);
+  work_until([&] { return second.begun == 1 && second.updates > 0; });
+  end_ = std::optional<Error>();
+  work_until([&] { return first.outcome && second.outcome; });
+  EXPECT_EQ(runs_, 1);
+  ASSERT_TRUE(*first.outcome && *second.outcome);
+  EXPECT_EQ((*second.outcome)->summary.id, (ModelVersion{"m", 1}));
+  EXPECT_EQ((*first.outcome)->summary.fetched_bytes, 7u);
+  EXPECT_EQ((*second.outcome)->summary.fetched_bytes, 0u) << "it fetched nothing itself";
+}
+
+TEST_F(SharedPullsTest, WhenTheFirstFailsTheNextRunsForItself) {
+  Caller first, second;
+  start(whole(1), first);
+  start(whole(1), second);
+  work_until([&] { return first.begun == 1; });
+  end_ = Error(ErrorCode::kUnavailable, "interrupted");
+  work_until([&] { return first.outcome.has_value(); });
+  EXPECT_FALSE(*first.outcome);
+  end_.reset();
+  work_until([&] { return runs_ == 2; });
+  end_ = std::optional<Error>();
+  work_until([&] { return second.outcome.has_value(); });
+  EXPECT_TRUE(*second.outcome);
+}
+
+TEST_F(SharedPullsTest, OtherVersionsShardsAndLatestAreNotShared) {
+  Caller callers[4];
+  start(whole(1), callers[0]);
+  start(whole(2), callers[1]);
+  auto shard = whole(1);
+  shard.shard = "tp=0/2";
+  start(shard, callers[2]);
+  auto direct = whole(1);
+  direct.from = {"a:1"};
+  start(direct, callers[3]);
+  work_until([&] { return runs_ == 4; });
+  end_ = std::optional<Error>();
+  for (const Caller& caller : callers) work_until([&] { return caller.outcome.has_value(); });
+}
+
+}  // namespace
+}  // namespace rekindle::agent

@@ -1,0 +1,215 @@
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
+#include <gtest/gtest.h>
+
+#include "recovery/coordinator/etcd/etcd_state.h"
+#include "recovery/coordinator/etcd/gateway.h"
+
+namespace rekindle::coordinator::etcd {
+namespace {
+
+TEST(EtcdEndpoints, AreUrlsWithoutTls) {
+  const auto two = parse_endpoints("http://10.0.0.1:2379,http://[fd00::3]:2379/");
+  ASSERT_TRUE(two) << two.error().message();
+  ASSERT_EQ(two->size(), 2u);
+  EXPECT_EQ((*two)[0].to_string(), "10.0.0.1:2379");
+  EXPECT_EQ((*two)[1].to_string(), "[fd00::3]:2379");
+  for (const char* bad : {"", "http://", "https://10.0.0.1:2379", "http://a:1,", "http://a:1/v3"}) {
+    const auto refused = parse_endpoints(bad);
+    ASSERT_FALSE(refused) << bad;
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid) << bad;
+  }
+}
+
+TEST(EtcdBase64, GivesBackEveryByteAndRefusesOtherText) {
+  std::string bytes;
+  for (int i = 0; i < 300; ++i) {
+    const auto back = from_base64(to_base64(bytes));
+    ASSERT_TRUE(back) << i;
+    EXPECT_EQ(*back, bytes) << i;
+    bytes.push_back(static_cast<char>(i * 7));
+  }
+  EXPECT_EQ(to_base64("leader"), "bGVhZGVy");
+  for (const char* bad : {"a", "abc", "ab*=", "ab c"}) EXPECT_FALSE(from_base64(bad)) << bad;
+}
+
+TEST(EtcdGateway, SaysWhichMembersDidNotAnswerAndWhy) {
+  auto members = parse_endpoints("http://127.0.0.1:1,http://127.0.0.1:2");
+  ASSERT_TRUE(members);
+  Gateway gateway(*members);
+  const auto answer = gateway.call("/v3/kv/range", {{"key", "YQ=="}}, std::chrono::seconds(1));
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), ErrorCode::kUnavailable);
+  for (const char* part : {"127.0.0.1:1", "127.0.0.1:2", "refused"}) {
+    EXPECT_NE(answer.error().message().find(part), std::string::npos) << answer.error().message();
+  }
+}
+
+// As much of etcd's transactions as EtcdState needs, on a thread of its own. It can keep a request
+// back, as a slow network does, and apply it later.
+class FakeEtcd {
+ public:
+  FakeEtcd() : thread_([this] { serve(); }) {}
+  ~FakeEtcd() {
+    stop_ = true;
+    boost::asio::ip::tcp::socket wake(io_);
+    boost::system::error_code ignored;
+    wake.connect(acceptor_.local_endpoint(), ignored);
+    wake.close(ignored);
+    thread_.join();
+  }
+  std::vector<rpc::HostPort> endpoints() const {
+    return *parse_endpoints(fmt::format("http://127.0.0.1:{}", acceptor_.local_endpoint().port()));
+  }
+  // A new life of the key.
+  std::int64_t elect(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    keys_[to_base64("/rekindle/leader")] = {to_base64(name), ++revision_, revision_};
+    return revision_;
+  }
+  void keep_back_the_next() { keep_back_ = true; }
+  void apply_what_was_kept_back() {
+    const std::lock_guard lock(mutex_);
+    (void)apply(kept_back_);
+  }
+
+ private:
+  struct Key {
+    std::string value;
+    std::int64_t created = 0;
+    std::int64_t changed = 0;
+  };
+  using json = nlohmann::json;
+
+  void serve() {
+    namespace http = boost::beast::http;
+    while (!stop_) {
+      boost::asio::ip::tcp::socket socket(io_);
+      boost::system::error_code error;
+      acceptor_.accept(socket, error);
+      boost::beast::flat_buffer buffer;
+      http::request<http::string_body> request;
+      http::read(socket, buffer, request, error);
+      if (error) continue;
+      http::response<http::string_body> response{http::status::ok, 11};
+      response.keep_alive(false);
+      const std::lock_guard lock(mutex_);
+      if (keep_back_.exchange(false)) {
+        kept_back_ = json::parse(request.body());
+        response.result(http::status::service_unavailable);
+      } else {
+        response.body() = apply(json::parse(request.body())).dump();
+      }
+      response.prepare_payload();
+      http::write(socket, response, error);
+    }
+  }
+
+  bool holds(const json& compare) const {
+    const auto found = keys_.find(compare["key"]);
+    const Key key = found == keys_.end() ? Key{} : found->second;
+    const bool created = compare["target"] == "CREATE";
+    const std::string wanted = compare[created ? "create_revision" : "mod_revision"];
+    return wanted == std::to_string(created ? key.created : key.changed);
+  }
+  json apply(const json& txn) {
+    bool succeeded = true;
+    for (const auto& compare : txn["compare"]) succeeded = succeeded && holds(compare);
+    json responses = json::array();
+    for (const auto& request : txn[succeeded ? "success" : "failure"]) {
+      responses.push_back(answer(request));
+    }
+    return {{"header", {{"revision", std::to_string(revision_)}}},
+            {"succeeded", succeeded},
+            {"responses", responses}};
+  }
+  json answer(const json& request) {
+    if (request.contains("request_put")) {
+      Key& key = keys_[request["request_put"]["key"]];
+      key.value = request["request_put"]["value"];
+      key.changed = ++revision_;
+      if (key.created == 0) key.created = revision_;
+      return {{"response_put", json::object()}};
+    }
+    const auto found = keys_.find(request["request_range"]["key"]);
+    if (found == keys_.end()) return {{"response_range", json::object()}};
+    const json pair = {{"value", found->second.value},
+                       {"create_revision", std::to_string(found->second.created)},
+                       {"mod_revision", std::to_string(found->second.changed)}};
+    return {{"response_range", {{"kvs", json::array({pair})}}}};
+  }
+
+  boost::asio::io_context io_;
+  boost::asio::ip::tcp::acceptor acceptor_{io_, {boost::asio::ip::address_v4::loopback(), 0}};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> keep_back_{false};
+  std::mutex mutex_;  // of what follows
+  std::map<std::string, Key> keys_;
+  std::int64_t revision_ = 10;
+  json kept_back_;
+  std::thread thread_;  // last: it uses all of them
+};
+
+class EtcdStateTest : public ::testing::Test {
+ protected:
+  static DurableState state_of(std::uint64_t epoch) {
+    DurableState state;
+    state.epoch = epoch;
+    return state;
+  }
+  // After an answer that did not come, the next second's calls fail at once.
+  static bool eventually_saves(EtcdState& state, std::uint64_t epoch) {
+    for (int i = 0; i < 500; ++i) {
+      if (state.save(state_of(epoch))) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return false;
+  }
+  EtcdState reign() { return {{}, etcd_.endpoints(), {1, etcd_.elect("me")}}; }
+  std::uint64_t stored_epoch() {
+    EtcdState next({}, etcd_.endpoints(), {1, etcd_.elect("next")});
+    return next.load()->epoch;
+  }
+  FakeEtcd etcd_;
+};
+
+TEST_F(EtcdStateTest, AWriteThatArrivesLateDoesNotUndoALaterOne) {
+  EtcdState state = reign();
+  EXPECT_EQ(state.load()->epoch, 0u);
+  ASSERT_TRUE(state.save(state_of(1)));
+  etcd_.keep_back_the_next();
+  EXPECT_EQ(state.save(state_of(2)).error().code(), ErrorCode::kUnavailable);
+  ASSERT_TRUE(eventually_saves(state, 3));
+  etcd_.apply_what_was_kept_back();
+  EXPECT_EQ(stored_epoch(), 3u);
+}
+
+TEST_F(EtcdStateTest, AWriteWhoseAnswerWasLostIsWrittenOver) {
+  EtcdState state = reign();
+  ASSERT_TRUE(state.load());
+  etcd_.keep_back_the_next();
+  EXPECT_FALSE(state.save(state_of(2)));
+  etcd_.apply_what_was_kept_back();
+  ASSERT_TRUE(eventually_saves(state, 3));
+  EXPECT_TRUE(state.save(state_of(4)));
+  EXPECT_EQ(stored_epoch(), 4u);
+}
+
+TEST_F(EtcdStateTest, WhoHasBeenReplacedNeitherReadsNorWrites) {
+  EtcdState state = reign();
+  ASSERT_TRUE(state.save(state_of(1)));
+  etcd_.elect("another");
+  EXPECT_EQ(state.save(state_of(2)).error().code(), ErrorCode::kStale);
+  EXPECT_EQ(state.load().error().code(), ErrorCode::kStale);
+  EXPECT_EQ(stored_epoch(), 1u);
+}
+
+}  // namespace
+}  // namespace rekindle::coordinator::etcd

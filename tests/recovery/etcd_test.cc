@@ -1,0 +1,208 @@
+// Rows 28 and 29: several coordinators on one etcd, and an etcd that goes away. Real processes.
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/fleet.h"
+
+namespace rekindle::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kRekindle = REKINDLE_BINARY;
+
+class Etcd : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists("/usr/bin/etcd")) GTEST_SKIP() << "no etcd here";
+    start_etcd();
+    make_checkpoint(dir("model"), 4, 1024, 5);
+    make_checkpoint(dir("model2"), 4, 1024, 6);
+  }
+
+  std::filesystem::path dir(std::string_view name) const { return tmp_ / name; }
+
+  void start_etcd() {
+    const std::string client = "http://127.0.0.1:" + std::to_string(etcd_port_);
+    const std::string peer = "http://127.0.0.1:" + std::to_string(peer_port_);
+    etcd_ = std::make_unique<Process>(
+        Spawn{.argv = {"/usr/bin/etcd", "--data-dir", dir("etcd").string(), "--listen-client-urls",
+                       client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
+                       "--initial-advertise-peer-urls", peer, "--initial-cluster",
+                       "default=" + peer, "--log-level", "warn"}});
+  }
+
+  // One of two that may lead.
+  std::unique_ptr<Process> coordinator(int number) {
+    return std::make_unique<Process>(
+        Spawn{.argv = {kRekindle, "coordinator", "--listen", address(number), "--etcd",
+                       "http://127.0.0.1:" + std::to_string(etcd_port_), "--etcd-ttl", "2s"}});
+  }
+  std::string address(int number) const {
+    return "127.0.0.1:" + std::to_string(number == 1 ? first_port_ : second_port_);
+  }
+  std::string both() const { return address(1) + "," + address(2); }
+
+  void start_agent(const std::string& name) {
+    agents_[name] = std::make_unique<Process>(
+        Spawn{.argv = {kRekindle, "agent", "--node-id", name, "--listen", "127.0.0.1:0", "--store",
+                       dir("store-" + name).string(), "--coordinator", both()}});
+    ASSERT_TRUE(agents_[name]->wait_for_err("coordinator.connected"))
+        << agents_[name]->out() << agents_[name]->err();
+  }
+  Finished publish(const std::string& version, const std::string& from = "model") {
+    return run({kRekindle, "publish", version, dir(from).string(), "--copy", "--store",
+                dir("store-a").string(), "--coordinator", both(), "--quiet"});
+  }
+  Finished pull(const std::string& to) {
+    return run(
+        {kRekindle, "pull", "m@1", "--to", dir(to).string(), "--coordinator", both(), "--quiet"},
+        milliseconds(60'000));
+  }
+  nlohmann::json status() {
+    return nlohmann::json::parse(run({kRekindle, "status", "--json", "--coordinator", both()}).out,
+                                 nullptr, false);
+  }
+  std::uint64_t epoch() {
+    const auto now = status();
+    return now.is_object() ? now.value("epoch", std::uint64_t{0}) : 0;
+  }
+  // With all that the fleet knew before.
+  bool eventually_leads_with_an_epoch_above(std::uint64_t before) {
+    return eventually([&] {
+      const auto now = status();
+      return now.is_object() && now.value("epoch", std::uint64_t{0}) > before &&
+             now.dump().find("\"ready\"") != std::string::npos;
+    });
+  }
+
+  TempDir tmp_{true};
+  const std::uint16_t etcd_port_ = free_port();
+  const std::uint16_t peer_port_ = free_port();
+  const std::uint16_t first_port_ = free_port();
+  const std::uint16_t second_port_ = free_port();
+  std::unique_ptr<Process> etcd_;
+  std::map<std::string, std::unique_ptr<Process>> agents_;
+};
+
+TEST_F(Etcd, Row28TheOtherCoordinatorLeadsWhenTheLeaderIsKilledAndKnowsItsVersions) {
+  auto first = coordinator(1);
+  ASSERT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+  const auto second = coordinator(2);
+  ASSERT_TRUE(second->wait_for_err("coordinator.standing_by")) << second->err();
+  start_agent("a");
+  const auto published = publish("m@1");
+  ASSERT_EQ(published.exit.code, 0) << published.err;
+  const std::uint64_t before = epoch();
+  EXPECT_GT(before, 0u);
+
+  first->kill();
+  ASSERT_TRUE(second->wait_for_out("coordinator listening on")) << second->err();
+  EXPECT_TRUE(eventually_leads_with_an_epoch_above(before)) << status();
+  const auto pulled = pull("out");
+  EXPECT_EQ(pulled.exit.code, 0) << pulled.err;
+  EXPECT_EQ(compare_checkpoints(dir("model"), dir("out")), "");
+  // What the first one wrote holds for the second: a version has one root for ever.
+  const auto other = publish("m@1", "model2");
+  EXPECT_EQ(other.exit.code, 7) << other.err;
+}
+
+TEST_F(Etcd, Row28AToldLeaderLetsTheOtherLeadAtOnce) {
+  auto first = coordinator(1);
+  ASSERT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+  const auto second = coordinator(2);
+  ASSERT_TRUE(second->wait_for_err("coordinator.standing_by"));
+  first->signal(SIGTERM);
+  const auto exit = first->wait();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 0) << first->err();
+  EXPECT_TRUE(second->wait_for_out("coordinator listening on")) << second->err();
+}
+
+TEST_F(Etcd, Row28ACoordinatorThatCannotListenLetsTheOtherLead) {
+  Process holder(Spawn{.argv = {kRekindle, "coordinator", "--listen", address(1), "--state",
+                                dir("other").string()}});
+  ASSERT_TRUE(holder.wait_for_out("coordinator listening on")) << holder.err();
+  const auto first = coordinator(1);
+  ASSERT_TRUE(first->wait_for_err("coordinator.reign_failed")) << first->err();
+  const auto second = coordinator(2);
+  EXPECT_TRUE(second->wait_for_out("coordinator listening on")) << second->err();
+  EXPECT_TRUE(first->wait_for_err("coordinator.standing_by")) << first->err();
+}
+
+TEST_F(Etcd, Row28APausedLeaderFindsThatItHasBeenReplacedAndStandsBy) {
+  const auto first = coordinator(1);
+  ASSERT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+  auto second = coordinator(2);
+  ASSERT_TRUE(second->wait_for_err("coordinator.standing_by"));
+  start_agent("a");
+  ASSERT_EQ(publish("m@1").exit.code, 0);
+  const std::uint64_t before = epoch();
+
+  first->signal(SIGSTOP);
+  ASSERT_TRUE(second->wait_for_out("coordinator listening on")) << second->err();
+  first->signal(SIGCONT);
+  EXPECT_TRUE(first->wait_for_err("coordinator.standing_by")) << first->err();
+  EXPECT_TRUE(eventually_leads_with_an_epoch_above(before)) << status();
+  EXPECT_EQ(publish("m@2", "model2").exit.code, 0);
+
+  // And back: nobody is lost for having been replaced once.
+  const std::uint64_t then = epoch();
+  second->kill();
+  EXPECT_TRUE(eventually_leads_with_an_epoch_above(then)) << status();
+}
+
+TEST_F(Etcd, Row29WhileItIsAwayServingGoesOnAndOnlyWhatIsDurableIsRefused) {
+  const auto leader = coordinator(1);
+  ASSERT_TRUE(leader->wait_for_out("coordinator listening on")) << leader->err();
+  start_agent("a");
+  ASSERT_EQ(publish("m@1").exit.code, 0);
+  const std::uint64_t before = epoch();
+
+  etcd_->signal(SIGSTOP);
+  EXPECT_TRUE(leader->wait_for_err("coordinator.etcd_away")) << leader->err();
+  const auto pulled = pull("out");
+  EXPECT_EQ(pulled.exit.code, 0) << pulled.err;
+  EXPECT_EQ(compare_checkpoints(dir("model"), dir("out")), "");
+  const auto refused = publish("m@2", "model2");
+  EXPECT_EQ(refused.exit.code, 5) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("etcd does not answer"));
+  EXPECT_EQ(epoch(), before) << "it still leads";
+
+  etcd_->signal(SIGCONT);
+  EXPECT_TRUE(eventually([&] { return publish("m@2", "model2").exit.code == 0; }));
+}
+
+TEST_F(Etcd, Row29ItComesBackFromItsDiskWithAllThatWasWritten) {
+  auto leader = coordinator(1);
+  ASSERT_TRUE(leader->wait_for_out("coordinator listening on")) << leader->err();
+  start_agent("a");
+  ASSERT_EQ(publish("m@1").exit.code, 0);
+  const std::uint64_t before = epoch();
+  etcd_->kill();
+  ASSERT_TRUE(leader->wait_for_err("coordinator.etcd_away")) << leader->err();
+  start_etcd();
+  EXPECT_TRUE(eventually([&] { return publish("m@2", "model2").exit.code == 0; }));
+  leader->kill();
+  leader = coordinator(1);
+  EXPECT_TRUE(eventually_leads_with_an_epoch_above(before)) << status();
+  EXPECT_EQ(publish("m@1", "model2").exit.code, 7) << "another root under a version that is taken";
+}
+
+TEST_F(Etcd, Row29ACoordinatorThatStartsWithoutItWaitsForIt) {
+  {
+    const auto before = coordinator(1);  // etcd is up
+    ASSERT_TRUE(before->wait_for_out("coordinator listening on")) << before->err();
+  }
+  etcd_->kill();
+  const auto leader = coordinator(1);
+  EXPECT_TRUE(leader->wait_for_err("coordinator.standing_by"));
+  EXPECT_THAT(leader->err(), HasSubstr("etcd does not answer"));
+  start_etcd();
+  EXPECT_TRUE(leader->wait_for_out("coordinator listening on")) << leader->err();
+}
+
+}  // namespace
+}  // namespace rekindle::testing

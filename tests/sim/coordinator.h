@@ -1,0 +1,141 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "recovery/coordinator/core/core.h"
+#include "tests/sim/world.h"
+
+namespace rekindle::sim {
+
+using namespace rekindle::coordinator;
+
+template <typename T>
+using Served = std::optional<Result<T>>;  // nothing: the coordinator died over it
+
+// The real core on a host that crashes, pauses, whose clock jumps and whose disk fails, and an
+// oracle beside it that checks each answer against what it was told itself.
+class SimCoordinator {
+ public:
+  SimCoordinator(World& world, const Limits& limits);
+
+  ProcessId process() const { return process_; }
+  void start();
+  void crash();
+  void lose_state();             // the next start finds an empty directory
+  void jump_clock(Duration by);  // ahead, as after a suspended machine
+  void set_disk_faults(int error_percent, int crash_percent);
+  bool state_was_lost() const { return state_was_lost_; }
+
+  Served<Registered> enroll(const NodeInfo& info, const std::string& domain,
+                            std::uint64_t highest_epoch, const std::string& connection);
+  void disconnected(const NodeInfo& info, const std::string& connection);
+  Served<HeartbeatAnswer> heartbeat(const NodeInfo& info, const Heartbeat& heartbeat);
+  Served<std::vector<AnnounceConflict>> announce(const NodeInfo& info, std::uint64_t epoch,
+                                                 std::vector<Holding> holdings);
+  Served<std::uint64_t> publish(const NodeInfo& info, const ModelVersion& id, const Digest128& root,
+                                std::uint64_t bytes, std::optional<std::uint32_t> replicas);
+  Served<OpenedPull> open_pull(const OpenPullRequest& request);
+  Served<PullProgressAnswer> pull_progress(const PullProgress& progress);
+  Served<bool> close_pull(const PullId& id, const Incarnation& puller);
+  Served<std::uint32_t> retire(const ModelVersion& id);
+  Served<Draining> drain(const std::string& node_id, bool drained);
+  Served<InstanceAnswer> report_rank(const RankReport& report);
+
+  // False: came late or twice on its connection.
+  bool in_order(const std::string& connection, std::uint64_t sequence) {
+    std::uint64_t& last = sequences_[connection];
+    return sequence > std::exchange(last, std::max(last, sequence));
+  }
+
+  // What must hold at any moment.
+  void check() const;
+  const Core* core() const { return core_ ? &*core_ : nullptr; }
+  TimePoint clock() const { return world_.now() + skew_; }
+  std::uint64_t answers() const { return answers_; }
+  // A worker of this rank has taken in all of `id`, in truth.
+  void note_loaded(const RankReport& report) {
+    loaded_.insert({report.instance, report.generation, report.rank, report.has->version});
+  }
+
+ private:
+  struct Heard {
+    Duration awake{};
+    std::string connection;  // open, as far as the coordinator can know
+  };
+  struct Fetching {
+    Incarnation node;
+    std::string node_id;
+    Digest128 root;
+    TimePoint since;
+  };
+  using Loaded = std::tuple<std::string, std::uint64_t, std::uint32_t, std::uint64_t>;
+
+  void tick();
+  TimePoint enter();  // the clock; what it did while we slept is no time awake
+  template <typename T>
+  Served<T> leave(Result<T> answer);
+  void heard(const NodeInfo& info, const std::string& connection = "");
+  // Refused for another reason than being nobody's: it was heard, too.
+  template <typename T>
+  void heard_by(const NodeInfo& info, const Result<T>& answer) {
+    if (answer || answer.error().code() != ErrorCode::kStale) heard(info);
+  }
+  bool is_drained(const std::string& node_id) const {
+    return drained_.contains(node_id) && !unsure_.contains(node_id);
+  }
+  bool silent(const NodeInfo& info, Duration at_least) const;
+  void told_epoch(std::uint64_t epoch);
+  void told_root(const ModelVersion& id, const Digest128& root);
+  void note_ready();
+  void check_offers(const NodeInfo& puller, const ModelVersion& id, const Digest128& root,
+                    const std::vector<SourceOffer>& offers, bool is_new);
+  bool has_good_copy(const NodeInfo& puller, const ModelVersion& id, const Digest128& root) const;
+  void check_latest(const std::string& model, std::uint64_t version) const;
+  void check_fetch(const NodeInfo& info, const Heartbeat& heartbeat, const HeartbeatAnswer& answer);
+  void forget_ended_fetches();
+  void note_strikes(const PullProgress& progress, const std::vector<SourceReport>& before);
+
+  World& world_;
+  const Limits limits_;
+  const Timing timing_;
+  const ProcessId process_;
+  std::optional<Core> core_;
+  DurableState disk_;
+  bool crash_now_ = false;
+  int error_percent_ = 0;
+  int crash_percent_ = 0;
+  Duration skew_{};
+  bool state_was_lost_ = false;
+  std::uint64_t answers_ = 0;
+
+  std::map<std::string, std::uint64_t> sequences_;  // by connection
+
+  // What the oracle knows. Of this life:
+  Duration awake_{};
+  TimePoint last_enter_{};
+  std::map<Incarnation, Heard> heard_;
+  std::set<std::uint64_t> serials_;
+  struct Quarantine {
+    TimePoint until;
+    std::set<Incarnation> struck_by;
+  };
+  std::map<Incarnation, Quarantine> quarantined_;
+  std::map<ModelVersion, Fetching> fetching_;
+  std::map<std::pair<std::string, std::uint64_t>, ModelVersion> resolved_;  // instance, generation
+  // Of all lives:
+  std::uint64_t highest_told_ = 0;
+  std::map<ModelVersion, Digest128> roots_;
+  std::set<ModelVersion> retired_;
+  std::set<std::string> drained_;
+  std::set<std::string> unsure_;                // the disk failed under a drain
+  std::map<std::string, std::uint64_t> ready_;  // newest READY version, when it was last seen
+  std::map<std::string, std::uint64_t> ready_before_start_;
+  std::set<Loaded> loaded_;
+};
+
+}  // namespace rekindle::sim

@@ -1,0 +1,230 @@
+#pragma once
+
+// The service behind a real socket, spoken to frame by frame.
+#include <future>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
+#include <gtest/gtest.h>
+
+#include "recovery/worker/service.h"
+#include "src/ipc/unix_socket.h"
+#include "tests/support/process.h"
+
+namespace rekindle::worker {
+
+using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
+using testing::eventually;
+using testing::TempDir;
+
+inline TimePoint soon() { return std::chrono::steady_clock::now() + 20s; }
+
+// Holds m@1 .. in a real store; nobody else does.
+class LonelyHost final : public Host {
+ public:
+  explicit LonelyHost(const std::filesystem::path& directory)
+      : store_(std::move(*store::SegmentStore::open({directory, 0}))) {}
+  store::SegmentStore& store() override { return *store_; }
+  WorkerPool& blocking_pool() override { return blocking_; }
+  WorkerPool& digest_pool() override { return digests_; }
+  rpc::Task<Result<ModelVersion>> newest(std::string model) override {
+    ModelVersion newest{model, 0};
+    for (const auto& stored : store_->versions()) {
+      newest.version = std::max(newest.version, stored->manifest.checkpoint->id.version);
+    }
+    if (newest.version == 0) co_return fail(ErrorCode::kNotFound, "no version of {}", model);
+    co_return newest;
+  }
+  rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
+      pull::PullRequest request, pull::OnProgress, pull::PullWatch watch) override {
+    if (on_pull) co_return co_await on_pull(std::move(watch));
+    co_return fail(ErrorCode::kNotFound, "NO_SOURCE for {}", request.ref.to_string());
+  }
+  rpc::Task<Result<Digest128>> publish(ModelVersion id, std::filesystem::path dir) override {
+    co_return publish_now(id, dir);
+  }
+  rpc::Task<void> drop(std::shared_ptr<const store::StoredVersion> copy) override {
+    (void)store_->retire_copy(*copy);
+    co_return;
+  }
+  bool has_fleet() const override { return fleet; }
+  rpc::Task<Result<FleetWord>> report(RankWord word) override {
+    const std::lock_guard lock(mutex_);
+    words_.push_back(std::move(word));
+    if (words_.back().rank == refuse_rank) co_return fail(ErrorCode::kDenied, "it lives on b");
+    co_return answer_;
+  }
+  // --- the coordinator, in the test's hands
+  std::atomic<bool> fleet = false;
+  std::atomic<std::uint32_t> refuse_rank = 1000;
+  using Pulled = rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>>;
+  std::function<Pulled(pull::PullWatch)> on_pull;  // set before anybody attaches
+  void answer(Result<FleetWord> answer) {
+    const std::lock_guard lock(mutex_);
+    answer_ = std::move(answer);
+  }
+  // The last word of each rank.
+  std::map<std::uint32_t, RankWord> words() {
+    const std::lock_guard lock(mutex_);
+    std::map<std::uint32_t, RankWord> last;
+    for (const auto& word : words_) last[word.rank] = word;
+    return last;
+  }
+
+  Result<Digest128> publish_now(const ModelVersion& id, const std::filesystem::path& dir) {
+    const std::vector<std::filesystem::path> paths{dir};
+    TRY(auto staged, store_->stage(id, paths, store::Adopt::kLinkWhenPossible, {}));
+    TRY(const auto stored, store_->commit_staged(staged));
+    return stored->manifest.checkpoint->root;
+  }
+
+ private:
+  std::unique_ptr<store::SegmentStore> store_;
+  WorkerPool blocking_{"t-blocking", 2, 64};
+  WorkerPool digests_{"t-digest", 2, 64};
+  std::mutex mutex_;
+  std::vector<RankWord> words_;                                       // guarded by mutex_
+  Result<FleetWord> answer_ = fail(ErrorCode::kUnavailable, "away");  // guarded by mutex_
+};
+
+// One end of the channel, in the test's hands.
+class Raw {
+ public:
+  explicit Raw(const std::string& path)
+      : channel_(*ipc::Channel::adopt(std::move(*ipc::connect_unix_socket(path, soon())), 1024)) {}
+
+  std::uint64_t send(proto::WorkerFrame frame) {
+    frame.set_call(++call_);
+    EXPECT_TRUE(channel_.send(frame.SerializeAsString(), {}, soon()));
+    return call_;
+  }
+  void send_bytes(std::string bytes) { EXPECT_TRUE(channel_.send(std::move(bytes), {}, soon())); }
+  // The next frame; nullopt: the connection has ended.
+  std::optional<proto::AgentFrame> next() {
+    auto frame = channel_.receive(soon());
+    if (!frame) return std::nullopt;
+    descriptors = std::move(frame->descriptors);
+    proto::AgentFrame parsed;
+    EXPECT_TRUE(parsed.ParseFromString(frame->body));
+    EXPECT_EQ(parsed.descriptors(), descriptors.size());
+    return parsed;
+  }
+  // The answer to the call; events before it are kept.
+  proto::AgentFrame answer(std::uint64_t call) {
+    while (auto frame = next()) {
+      if (frame->call() == call) return *frame;
+      events.push_back(*frame);
+    }
+    ADD_FAILURE() << "the connection ended";
+    return {};
+  }
+  proto::AgentFrame hello() {
+    proto::WorkerFrame frame;
+    frame.mutable_hello()->set_protocol_min(1);
+    frame.mutable_hello()->set_protocol_max(1);
+    return answer(send(frame));
+  }
+  proto::AgentFrame attach(const std::string& instance, std::uint32_t rank = 0,
+                           std::uint32_t world = 1, std::uint64_t version = 1) {
+    proto::WorkerFrame frame;
+    auto& attach = *frame.mutable_attach();
+    attach.set_model("m");
+    attach.set_version(version);
+    attach.set_instance(instance);
+    attach.set_rank(rank);
+    attach.set_world(world);
+    return answer(send(frame));
+  }
+  void wait_complete() {
+    while (true) {
+      for (const auto& event : events) {
+        if (event.ready().complete()) return;
+      }
+      const auto frame = next();
+      ASSERT_TRUE(frame) << "the connection ended";
+      events.push_back(*frame);
+    }
+  }
+  std::uint64_t say_loaded(std::uint64_t session, std::uint64_t bytes) {
+    proto::WorkerFrame frame;
+    frame.set_session(session);
+    frame.mutable_loaded()->set_bytes(bytes);
+    return send(frame);
+  }
+
+  std::vector<UniqueFd> descriptors;  // of the last frame
+  std::vector<proto::AgentFrame> events;
+
+ private:
+  ipc::Channel channel_;
+  std::uint64_t call_ = 0;
+};
+
+inline constexpr std::uint64_t kPayload = 8 * 1024 * 4;
+
+class WorkerServiceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directory(agent_);
+    std::filesystem::permissions(agent_, std::filesystem::perms::owner_all);
+    host_ = std::make_unique<LonelyHost>(dir_ / "store");
+    options.directory = agent_;
+    options.incarnation = Incarnation::random();
+    auto service = WorkerService::start(*host_, context_.get_executor(), options);
+    ASSERT_TRUE(service) << service.error().message();
+    service_ = std::move(*service);
+    thread_ = std::thread([this] { context_.run(); });
+    publish_m1();
+  }
+  void TearDown() override {
+    boost::asio::co_spawn(context_, service_->close(5s), boost::asio::use_future).get();
+    work_.reset();
+    thread_.join();
+    service_.reset();
+  }
+  void publish_m1() {
+    const auto tensors = *TensorSet::create({{"w", DType::kF32, {8, 1024}}});
+    const auto files = Publication::begin(dir_ / "made", {"m", 1}, tensors);
+    ASSERT_TRUE(files) << files.error().message();
+    const auto root = host_->publish_now({"m", 1}, (*files)->directory());
+    ASSERT_TRUE(root) << root.error().message();
+  }
+  std::string socket() const { return (agent_ / "worker.sock").string(); }
+  Raw greeted() {
+    Raw raw(socket());
+    EXPECT_TRUE(raw.hello().has_hello());
+    return raw;
+  }
+  HealthAnswer ready(const std::string& target) {
+    std::promise<HealthAnswer> answer;
+    boost::asio::post(context_, [&] { answer.set_value(service_->board().get(target)); });
+    return answer.get_future().get();
+  }
+
+  std::vector<std::string> event_kinds() {
+    proto::AgentEventsRequest all;
+    auto ask = service_->events_after(all);
+    const auto events =
+        boost::asio::co_spawn(context_, std::move(ask), boost::asio::use_future).get();
+    std::vector<std::string> kinds;
+    for (const auto& event : events.events()) kinds.push_back(event.kind());
+    return kinds;
+  }
+
+  ServiceOptions options;
+  TempDir dir_{true};
+  const std::filesystem::path agent_ = dir_ / "agent";
+  boost::asio::io_context context_{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{
+      context_.get_executor()};
+  std::unique_ptr<LonelyHost> host_;
+  std::unique_ptr<WorkerService> service_;
+  std::thread thread_;
+};
+
+}  // namespace rekindle::worker

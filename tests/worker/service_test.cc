@@ -1,0 +1,233 @@
+// The service behind a real socket, spoken to frame by frame: what a library would not send, too.
+#include "recovery/worker/service.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include "recovery/pull/wait.h"
+#include "tests/worker/service_fixture.h"
+
+namespace rekindle::worker {
+namespace {
+
+TEST_F(WorkerServiceTest, HandsOverACommittedCopyForReadingOnly) {
+  Raw raw = greeted();
+  EXPECT_EQ(raw.descriptors.size(), 1u) << "the life page";
+  const auto attached = raw.attach("");
+  ASSERT_TRUE(attached.has_attached()) << attached.ShortDebugString();
+  EXPECT_EQ(attached.attached().rung(), "local");
+  ASSERT_EQ(raw.descriptors.size(), 1u);
+  const int fd = raw.descriptors.front().get();
+  EXPECT_EQ(::fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+  const auto size = attached.attached().segment_bytes(0);
+  EXPECT_EQ(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  raw.wait_complete();
+  const auto committed = raw.answer(raw.say_loaded(attached.session(), kPayload));
+  EXPECT_TRUE(committed.has_committed()) << committed.ShortDebugString();
+  EXPECT_EQ(committed.committed().phases_size(), 6);
+}
+
+TEST_F(WorkerServiceTest, TilesAreToldOnceAndAllOfThemBeforeComplete) {
+  Raw raw = greeted();
+  const auto attached = raw.attach("");
+  raw.wait_complete();
+  std::uint64_t tiles = 0;
+  for (const auto& event : raw.events) {
+    ASSERT_EQ(event.session(), attached.session());
+    for (int i = 0; i < event.ready().ready().begin_size(); ++i) {
+      tiles += event.ready().ready().end(i) - event.ready().ready().begin(i);
+    }
+  }
+  const auto stored = host_->store().find({"m", 1}).front();
+  EXPECT_EQ(tiles, stored->manifest.checkpoint->tiles.tile_count());
+  EXPECT_EQ(raw.events.back().ready().bytes_done(), kPayload);
+}
+
+TEST_F(WorkerServiceTest, WhoSaysNoHelloOrNonsenseIsCutOffAlone) {
+  Raw fine = greeted();
+  Raw rude(socket());
+  proto::WorkerFrame ping;
+  ping.mutable_ping();
+  EXPECT_TRUE(rude.answer(rude.send(ping)).has_error());
+  EXPECT_FALSE(rude.next());
+  Raw garbage = greeted();
+  garbage.send_bytes("\xff\xff\xff\xff");
+  EXPECT_FALSE(garbage.next());
+  Raw old(socket());
+  proto::WorkerFrame hello;
+  hello.mutable_hello()->set_protocol_min(7);
+  hello.mutable_hello()->set_protocol_max(9);
+  EXPECT_EQ(old.answer(old.send(hello)).error().code(), proto::STATUS_INVALID);
+  EXPECT_FALSE(old.next());
+  EXPECT_TRUE(fine.answer(fine.send(ping)).has_pong());
+}
+
+TEST_F(WorkerServiceTest, OrdersThatContradictThemselvesAreRefused) {
+  Raw raw = greeted();
+  EXPECT_EQ(raw.attach("i", 2, 2).error().code(), proto::STATUS_INVALID);
+  EXPECT_EQ(raw.attach("../i").error().code(), proto::STATUS_INVALID);
+  EXPECT_EQ(raw.attach("", 0, 2).error().code(), proto::STATUS_INVALID);
+  proto::WorkerFrame nameless;
+  nameless.mutable_attach()->set_model("m@1");
+  EXPECT_EQ(raw.answer(raw.send(nameless)).error().code(), proto::STATUS_INVALID);
+  const auto nobody = raw.attach("", 0, 1, 9);
+  EXPECT_EQ(nobody.error().code(), proto::STATUS_NOT_FOUND);
+  EXPECT_NE(nobody.error().message().find("NO_SOURCE"), std::string::npos);
+  EXPECT_TRUE(raw.answer(raw.send({})).has_error());
+}
+
+TEST_F(WorkerServiceTest, AnotherWorkersSessionIsNobodysBusiness) {
+  Raw owner = greeted();
+  const auto session = owner.attach("").session();
+  owner.wait_complete();
+  Raw thief = greeted();
+  EXPECT_EQ(thief.answer(thief.say_loaded(session, kPayload)).error().code(), proto::STATUS_STALE);
+  proto::WorkerFrame detach;
+  detach.set_session(session);
+  detach.mutable_detach();
+  EXPECT_EQ(thief.answer(thief.send(detach)).error().code(), proto::STATUS_STALE);
+  EXPECT_TRUE(owner.answer(owner.say_loaded(session, kPayload)).has_committed());
+}
+
+TEST_F(WorkerServiceTest, LoadedWithTooFewBytesIsRefusedAndChangesNothing) {
+  Raw raw = greeted();
+  const auto session = raw.attach("i").session();
+  raw.wait_complete();
+  EXPECT_EQ(raw.answer(raw.say_loaded(session, kPayload - 1)).error().code(),
+            proto::STATUS_INVALID);
+  EXPECT_EQ(ready("/ready/i").status, 503);
+  EXPECT_TRUE(raw.answer(raw.say_loaded(session, kPayload)).has_committed());
+  EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 200; }));
+  EXPECT_TRUE(std::filesystem::exists(agent_ / "ready" / "i"));
+}
+
+TEST_F(WorkerServiceTest, ARankThatIsLostIsToldToThoseThatWaitAndMayComeBack) {
+  Raw first = greeted();
+  const auto one = first.attach("i", 0, 2).session();
+  first.wait_complete();
+  auto second = std::make_unique<Raw>(greeted());
+  (void)second->attach("i", 1, 2);
+  const auto waiting = first.say_loaded(one, kPayload);
+  proto::WorkerFrame ping;
+  ping.mutable_ping();
+  (void)first.answer(first.send(ping));  // it waits by now
+  second.reset();
+  const auto refused = first.answer(waiting);
+  EXPECT_EQ(refused.error().code(), proto::STATUS_UNAVAILABLE);
+  EXPECT_NE(refused.error().message().find("rank 1"), std::string::npos);
+  const auto again = first.say_loaded(one, kPayload);
+  Raw third = greeted();
+  const auto three = third.attach("i", 1, 2).session();
+  third.wait_complete();
+  EXPECT_TRUE(third.answer(third.say_loaded(three, kPayload)).has_committed());
+  EXPECT_TRUE(first.answer(again).has_committed());
+  EXPECT_TRUE(eventually([&] { return ready("/ready").status == 200; }));
+}
+
+TEST_F(WorkerServiceTest, AReplacedSessionHearsThatItIsStale) {
+  Raw first = greeted();
+  const auto one = first.attach("i").session();
+  first.wait_complete();
+  Raw second = greeted();
+  ASSERT_TRUE(second.attach("i").has_attached());
+  const auto event = first.next();
+  ASSERT_TRUE(event);
+  EXPECT_EQ(event->call(), 0u);
+  EXPECT_EQ(event->session(), one);
+  EXPECT_EQ(event->error().code(), proto::STATUS_STALE);
+}
+
+TEST_F(WorkerServiceTest, SegmentsThatCannotBeOpenedAreToldBeforeThePullEnds) {
+  host_->on_pull = [this](pull::PullWatch watch) -> LonelyHost::Pulled {
+    const auto stored = host_->store().find({"m", 1}).front();
+    const auto& manifest = stored->manifest;
+    watch.on_begun({manifest.checkpoint, manifest.layout, dir_ / "nowhere", nullptr});
+    co_await pull::sleep_for(1h);
+    co_return fail(ErrorCode::kTimeout, "ended");
+  };
+  Raw raw = greeted();
+  const auto refused = raw.attach("", 0, 1, 2);
+  EXPECT_NE(refused.error().message().find("nowhere"), std::string::npos)
+      << refused.ShortDebugString();
+}
+
+TEST_F(WorkerServiceTest, AnAttachThatAnotherPullHeldUpSaysSo) {
+  host_->on_pull = [](pull::PullWatch) -> LonelyHost::Pulled {
+    co_return fail(ErrorCode::kUnavailable, "m@2 is already being written in x");
+  };
+  Raw raw = greeted();
+  proto::WorkerFrame frame;
+  frame.set_deadline_ms(300);
+  frame.mutable_attach()->set_model("m");
+  frame.mutable_attach()->set_version(2);
+  const auto refused = raw.answer(raw.send(frame));
+  EXPECT_EQ(refused.error().code(), proto::STATUS_TIMEOUT);
+  EXPECT_NE(refused.error().message().find("already being written"), std::string::npos)
+      << refused.ShortDebugString();
+}
+
+TEST_F(WorkerServiceTest, OnlySoManyPublicationsOfOneWorkerAreUnderWay) {
+  Raw raw = greeted();
+  proto::WorkerFrame begin;
+  begin.mutable_publish_begin()->mutable_id()->set_model("m");
+  begin.mutable_publish_begin()->mutable_id()->set_version(5);
+  auto& tensor = *begin.mutable_publish_begin()->add_tensors();
+  tensor.set_name("w");
+  tensor.set_dtype("F32");
+  tensor.add_shape(1024);
+  proto::WorkerFrame abandon;
+  for (int i = 0; i < 4; ++i) {
+    const auto begun = raw.answer(raw.send(begin));
+    ASSERT_TRUE(begun.has_publish_begun()) << begun.ShortDebugString();
+    abandon.set_session(begun.session());
+  }
+  EXPECT_EQ(raw.answer(raw.send(begin)).error().code(), proto::STATUS_EXHAUSTED);
+  abandon.mutable_publish_abandon();
+  EXPECT_TRUE(raw.answer(raw.send(abandon)).has_done());
+  EXPECT_TRUE(raw.answer(raw.send(begin)).has_publish_begun());
+}
+
+TEST_F(WorkerServiceTest, OnlyOwnSessionsAreWatchedAndSpecsHaveASize) {
+  Raw raw = greeted();
+  proto::WorkerFrame watch;
+  watch.mutable_watch()->mutable_have()->set_model("m");
+  watch.mutable_watch()->mutable_have()->set_version(1);
+  watch.set_session(4711);
+  EXPECT_EQ(raw.answer(raw.send(watch)).error().code(), proto::STATUS_STALE);
+  proto::WorkerFrame big;
+  big.mutable_attach()->set_model("m");
+  big.mutable_attach()->set_version(1);
+  big.mutable_attach()->set_spec_json(std::string((1 << 20) + 1, ' '));
+  EXPECT_EQ(raw.answer(raw.send(big)).error().code(), proto::STATUS_INVALID);
+}
+
+TEST_F(WorkerServiceTest, AnAbandonedPublicationLeavesNothing) {
+  Raw raw = greeted();
+  proto::WorkerFrame begin;
+  begin.mutable_publish_begin()->mutable_id()->set_model("m");
+  begin.mutable_publish_begin()->mutable_id()->set_version(5);
+  auto& tensor = *begin.mutable_publish_begin()->add_tensors();
+  tensor.set_name("w");
+  tensor.set_dtype("F32");
+  tensor.add_shape(1024);
+  const auto begun = raw.answer(raw.send(begin));
+  ASSERT_TRUE(begun.has_publish_begun()) << begun.ShortDebugString();
+  EXPECT_EQ(raw.descriptors.size(), 1u);
+  EXPECT_FALSE(std::filesystem::is_empty(agent_ / "publish"));
+  proto::WorkerFrame abandon;
+  abandon.set_session(begun.session());
+  abandon.mutable_publish_abandon();
+  EXPECT_TRUE(raw.answer(raw.send(abandon)).has_done());
+  EXPECT_TRUE(std::filesystem::is_empty(agent_ / "publish"));
+  proto::WorkerFrame commit;
+  commit.set_session(begun.session());
+  commit.mutable_publish_commit();
+  EXPECT_EQ(raw.answer(raw.send(commit)).error().code(), proto::STATUS_STALE);
+  auto dying = std::make_unique<Raw>(greeted());
+  ASSERT_TRUE(dying->answer(dying->send(begin)).has_publish_begun());
+  dying.reset();
+  EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(agent_ / "publish"); }));
+}
+
+}  // namespace
+}  // namespace rekindle::worker

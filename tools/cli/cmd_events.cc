@@ -1,0 +1,133 @@
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+#include <time.h>
+
+#include "recovery/agent/local_service.h"
+#include "recovery/rpc/address.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/remote.h"
+#include "tools/cli/workers_view.h"
+
+namespace rekindle::cli {
+namespace {
+
+constexpr std::uint32_t kWaitMs = 1000;
+constexpr std::chrono::milliseconds kRetry{250};
+
+struct EventsArgs {
+  std::string agent;
+  bool follow = false;
+};
+
+// An agent's events, each once; a new life of the agent begins anew.
+class EventsSource {
+ public:
+  static Result<EventsSource> create(const Settings& settings, const EventsArgs& args) {
+    EventsSource source;
+    const std::string address =
+        args.agent.empty() ? "unix:" + agent::agent_socket(settings.store).string() : args.agent;
+    TRY(source.remote_, Remote::create(settings, address));
+    return source;
+  }
+
+  Result<proto::AgentEventsResponse> next(std::uint32_t wait_ms) {
+    proto::AgentStatusRequest request;
+    request.mutable_events()->set_after(after_);
+    request.mutable_events()->set_wait_ms(wait_ms);
+    TRY(auto status, (remote_->call<proto::AgentStatusResponse>(proto::AGENT_STATUS, request)));
+    if (!status.has_events()) {
+      return fail(ErrorCode::kUnavailable, "the agent at {} is older and tells no events",
+                  remote_->address());
+    }
+    proto::AgentEventsResponse response = std::move(*status.mutable_events());
+    if (response.incarnation() != incarnation_) {
+      const bool known = !incarnation_.empty();
+      incarnation_ = response.incarnation();
+      after_ = 0;
+      if (known) return next(0);
+    }
+    if (response.events_size() > 0) after_ = response.events().rbegin()->number();
+    return response;
+  }
+
+ private:
+  std::unique_ptr<Remote> remote_;
+  std::string incarnation_;
+  std::uint64_t after_ = 0;
+};
+
+Result<void> show(const Settings& settings, const proto::AgentEventsResponse& response) {
+  for (const auto& event : response.events()) {
+    if (settings.json) {
+      print_line(to_json(event).dump(-1, ' ', false, Json::error_handler_t::replace));
+    } else {
+      print_line(to_line(event));
+    }
+  }
+  return flush_output();
+}
+
+// Until a signal comes. An agent that is away for a moment does not end it.
+Result<int> follow(const Settings& settings, EventsSource source) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  const auto interrupted_within = [&signals](std::chrono::milliseconds pause) {
+    const timespec time{.tv_sec = 0, .tv_nsec = pause.count() * 1'000'000};
+    return ::sigtimedwait(&signals, nullptr, &time) > 0;
+  };
+  bool away = false;
+  while (true) {
+    const auto response = source.next(kWaitMs);
+    if (!response && !away && !settings.quiet) {
+      std::fprintf(stderr, "rekindle events: %s; waiting for it\n",
+                   printable(response.error().message()).c_str());
+    }
+    away = !response;
+    if (response) TRY_VOID(show(settings, *response));
+    if (std::ferror(stdout) != 0) return kExitOk;  // nobody reads any more
+    if (interrupted_within(away ? kRetry : std::chrono::milliseconds(0))) return kExitOk;
+  }
+}
+
+Result<int> events(const Settings& settings, const EventsArgs& args) {
+  if (!args.agent.empty() && !args.agent.starts_with(rpc::kUnixPrefix)) {
+    TRY_VOID(check_address("--agent", args.agent));
+  }
+  TRY(auto source, EventsSource::create(settings, args));
+  if (args.follow) return follow(settings, std::move(source));
+  while (true) {
+    TRY(const auto response, source.next(0));
+    TRY_VOID(show(settings, response));
+    if (response.events_size() == 0 || response.events().rbegin()->number() >= response.last()) {
+      return kExitOk;
+    }
+  }
+}
+
+}  // namespace
+
+void add_events(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "events",
+      "Show what happened to the workers of an agent: the one named with --agent, else this\n"
+      "host's. How long each phase of a recovery took is in the lines; --json has one object a "
+      "line.");
+  auto args = std::make_shared<EventsArgs>();
+  sub->add_option("--agent", args->agent, "Ask this agent")->type_name("HOST:PORT");
+  sub->add_flag("-f,--follow", args->follow, "And go on until interrupted");
+  sub->callback([&session, args] {
+    session.choose("events", [&session, args] { return events(session.settings, *args); });
+  });
+}
+
+}  // namespace rekindle::cli

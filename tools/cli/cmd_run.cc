@@ -1,0 +1,214 @@
+// `run` supervises a worker, `wait-ready` waits for an instance of workers.
+#include <charconv>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include "recovery/agent/local_service.h"
+#include "recovery/worker/core/instance.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/remote.h"
+#include "tools/cli/session.h"
+#include "tools/cli/supervisor.h"
+
+namespace rekindle::cli {
+namespace {
+
+struct RunArgs {
+  std::string model, shard, instance, rank;
+  std::uint64_t generation = 0;
+  std::string backoff = "100ms";
+  std::string max_backoff = "30s";
+  std::string healthy_after = "60s";
+  std::string kill_after = "60s";
+  int crash_loop = 5;
+  std::vector<std::string> command;
+};
+
+struct RankOf {
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+};
+
+Result<RankOf> parse_rank(const std::string& text) {
+  RankOf parsed;
+  if (text.empty()) return parsed;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, parsed.rank);
+  const bool slash = first.ec == std::errc() && first.ptr != end && *first.ptr == '/';
+  const auto second = slash ? std::from_chars(first.ptr + 1, end, parsed.world) : first;
+  if (!slash || second.ec != std::errc() || second.ptr != end || parsed.rank >= parsed.world) {
+    return fail(ErrorCode::kInvalid, "--rank '{}': write R/N with R below N, for example 0/8",
+                text);
+  }
+  return parsed;
+}
+
+Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& args) {
+  SupervisorOptions options;
+  TRY(const auto model, ModelRef::parse(args.model));
+  TRY(const auto rank, parse_rank(args.rank));
+  if (!args.instance.empty()) TRY_VOID(worker::check_instance_name(args.instance));
+  if (rank.world > 1 && args.instance.empty()) {
+    return fail(ErrorCode::kInvalid, "--rank {} needs the name of its --instance", args.rank);
+  }
+  TRY(options.restart.first_delay, parse_duration("--backoff", args.backoff));
+  TRY(options.restart.longest_delay, parse_duration("--max-backoff", args.max_backoff));
+  TRY(options.restart.healthy_after, parse_duration("--healthy-after", args.healthy_after));
+  TRY(options.kill_after, parse_duration("--kill-after", args.kill_after));
+  if (args.crash_loop < 0) {
+    return fail(ErrorCode::kInvalid, "--crash-loop: 0 (never) or a number of failures");
+  }
+  options.restart.crash_loop = args.crash_loop;
+  options.quiet = settings.quiet;
+  options.command = args.command;
+  std::error_code error;
+  const auto store = std::filesystem::absolute(settings.store, error);
+  const std::string store_path = error ? settings.store : store.string();
+  options.agent_socket = (agent::agent_socket(store_path).parent_path() / "worker.sock").string();
+  options.environment = {
+      {"REKINDLE_STORE", store_path},
+      {"REKINDLE_MODEL", model.to_string()},
+      {"REKINDLE_SHARD", args.shard},
+      {"REKINDLE_INSTANCE", args.instance},
+      {"REKINDLE_RANK", fmt::format("{}", rank.rank)},
+      {"REKINDLE_WORLD", fmt::format("{}", rank.world)},
+      {"REKINDLE_GENERATION", fmt::format("{}", args.generation)},
+  };
+  return options;
+}
+
+Result<int> run_command(const Settings& settings, const RunArgs& args) {
+  TRY(auto options, to_options(settings, args));
+  Supervisor supervisor(std::move(options));
+  return supervisor.run();
+}
+
+struct WaitArgs {
+  std::string instance;
+  std::string version;
+  std::string timeout = "5min";
+};
+
+constexpr std::chrono::milliseconds kLook{50};
+
+// nullopt: no such instance there.
+Result<std::optional<proto::WorkerInstance>> ask(Remote& agent, const std::string& name) {
+  TRY(const auto status,
+      (agent.call<proto::AgentStatusResponse>(proto::AGENT_STATUS, proto::AgentStatusRequest())));
+  for (const auto& instance : status.instances()) {
+    if (instance.name() == name) return std::optional(instance);
+  }
+  return std::optional<proto::WorkerInstance>();
+}
+
+bool is_ready(const proto::WorkerInstance& instance, const std::optional<ModelVersion>& wanted) {
+  if (instance.state() != to_string(worker::InstanceState::kCommitted)) return false;
+  return !wanted ||
+         (instance.id().model() == wanted->model && instance.id().version() == wanted->version);
+}
+
+std::string describe(const std::optional<proto::WorkerInstance>& instance) {
+  if (!instance) return "no rank has attached";
+  if (!instance->why().empty()) return instance->why();
+  return fmt::format("it serves {}@{}", instance->id().model(), instance->id().version());
+}
+
+Result<int> wait_ready(const Settings& settings, const WaitArgs& args) {
+  TRY_VOID(worker::check_instance_name(args.instance));
+  TRY(const auto timeout, parse_duration("--timeout", args.timeout));
+  std::optional<ModelVersion> wanted;
+  if (!args.version.empty()) {
+    TRY(wanted, parse_model_version(args.version));
+  }
+  TRY(const auto agent,
+      Remote::create(settings, "unix:" + agent::agent_socket(settings.store).string()));
+  const auto give_up = std::chrono::steady_clock::now() + timeout;
+  while (true) {
+    const auto instance = ask(*agent, args.instance);
+    if (instance && *instance && is_ready(**instance, wanted)) {
+      const auto& id = (*instance)->id();
+      if (settings.json) {
+        print_json({{"instance", args.instance},
+                    {"ready", true},
+                    {"model", id.model()},
+                    {"version", id.version()},
+                    {"generation", (*instance)->generation()},
+                    {"world", (*instance)->world()}});
+      } else if (!settings.quiet) {
+        print_line(printable(fmt::format("{} is ready: {}@{}, {} rank{}", args.instance, id.model(),
+                                         id.version(), (*instance)->world(),
+                                         (*instance)->world() == 1 ? "" : "s")));
+      }
+      return kExitOk;
+    }
+    if (!instance && instance.error().code() == ErrorCode::kDenied) return fail(instance.error());
+    if (std::chrono::steady_clock::now() + kLook > give_up) {
+      return fail(ErrorCode::kTimeout, "{} is not ready after {}: {}", args.instance, args.timeout,
+                  instance ? describe(*instance) : instance.error().message());
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "run",
+      "Run a worker and start it again when it fails: `rekindle run --model qwen3 -- CMD ARGS`.\n"
+      "It learns what to attach to from REKINDLE_STORE, _MODEL, _SHARD, _INSTANCE, _RANK, _WORLD\n"
+      "and _GENERATION; REKINDLE_FAILURES counts its failures in a row. Signals are passed on; it\n"
+      "does not outlive this command. Exit code 0 of the worker ends it, 8 is a crash loop; what\n"
+      "fails while the agent is away starts again when that is back.");
+  auto args = std::make_shared<RunArgs>();
+  sub->add_option("--model", args->model, "What it serves")
+      ->required()
+      ->type_name("MODEL[@VERSION]");
+  sub->add_option("--shard", args->shard, "Its part of it: tp=3/8")->type_name("SHARD");
+  sub->add_option("--instance", args->instance, "Name of the model replica that it belongs to")
+      ->type_name("NAME");
+  sub->add_option("--rank", args->rank, "Its number in the instance, of how many [0/1]")
+      ->type_name("R/N");
+  sub->add_option("--generation", args->generation,
+                  "Of the instance: ranks of one start have the same [0]")
+      ->type_name("N");
+  sub->add_option("--backoff", args->backoff,
+                  "Pause after the second failure in a row, doubling [100ms]")
+      ->type_name("TIME");
+  sub->add_option("--max-backoff", args->max_backoff, "Longest pause [30s]")->type_name("TIME");
+  sub->add_option("--healthy-after", args->healthy_after,
+                  "A run this long forgets earlier failures [60s]")
+      ->type_name("TIME");
+  sub->add_option("--crash-loop", args->crash_loop, "Failures in a row that end it; 0 = none [5]")
+      ->type_name("N");
+  sub->add_option("--kill-after", args->kill_after,
+                  "Time for the worker to stop when it is told to [60s]")
+      ->type_name("TIME");
+  sub->add_option("command", args->command, "The worker, after --")->required()->type_name("CMD");
+  sub->callback([&session, args] {
+    session.choose("run", [&session, args] { return run_command(session.settings, *args); });
+  });
+}
+
+void add_wait_ready(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "wait-ready",
+      "Wait until all ranks of an instance on this host have loaded the same version.\n"
+      "Routers can also watch DIR/agent/ready/INSTANCE, or ask the agent's --health endpoint.");
+  auto args = std::make_shared<WaitArgs>();
+  sub->add_option("instance", args->instance, "Its name")->required()->type_name("INSTANCE");
+  sub->add_option("--version", args->version, "This one, not any")->type_name("MODEL@VERSION");
+  sub->add_option("--timeout", args->timeout, "How long [5min]")->type_name("TIME");
+  sub->callback([&session, args] {
+    session.choose("wait-ready", [&session, args] { return wait_ready(session.settings, *args); });
+  });
+}
+
+}  // namespace rekindle::cli

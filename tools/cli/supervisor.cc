@@ -1,0 +1,231 @@
+#include "tools/cli/supervisor.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <time.h>
+
+#include "src/base/unique_fd.h"
+#include "src/ipc/unix_socket.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+
+extern char** environ;
+
+namespace rekindle::cli {
+namespace {
+
+constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
+constexpr int kOtherSignals[] = {SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH};
+constexpr std::chrono::milliseconds kLongestWait{60'000};
+constexpr std::chrono::milliseconds kLook{50};  // whether an agent that is away is back
+
+TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+
+std::function<double()> dice() {
+  return [engine = std::mt19937_64(std::random_device{}())]() mutable {
+    return std::uniform_real_distribution<double>(0.0, 1.0)(engine);
+  };
+}
+
+std::string describe(int status) {
+  if (WIFSIGNALED(status)) {
+    const char* const name = ::sigabbrev_np(WTERMSIG(status));
+    return fmt::format("died by SIG{}{}", name != nullptr ? name : "?",
+                       WCOREDUMP(status) ? " (core dumped)" : "");
+  }
+  return fmt::format("ended with exit code {}", WEXITSTATUS(status));
+}
+
+int exit_code_of(int status) {
+  return WIFSIGNALED(status) ? kExitSignal + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+// NAME=VALUE of ours with `more` on top.
+std::vector<std::string> environment_with(
+    const std::vector<std::pair<std::string, std::string>>& more) {
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const std::string name = text.substr(0, text.find('='));
+    if (std::ranges::none_of(more, [&](const auto& item) { return item.first == name; })) {
+      out.push_back(text);
+    }
+  }
+  for (const auto& [name, value] : more) out.push_back(name + "=" + value);
+  return out;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (auto& text : texts) out.push_back(text.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// In the child, between fork and exec: only what is safe there.
+[[noreturn]] void become(char** argv, char** environment, const sigset_t& mask, pid_t parent,
+                         int report_fd) {
+  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != parent) ::_exit(kExitFailed);
+  ::signal(SIGPIPE, SIG_DFL);
+  (void)::sigprocmask(SIG_SETMASK, &mask, nullptr);
+  ::execvpe(argv[0], argv, environment);
+  const int error = errno;
+  (void)!::write(report_fd, &error, sizeof error);
+  ::_exit(kExitFailed);
+}
+
+}  // namespace
+
+Supervisor::Supervisor(SupervisorOptions options)
+    : options_(std::move(options)), policy_(options_.restart, dice()) {
+  sigemptyset(&watched_);
+  for (const int number : kStopSignals) sigaddset(&watched_, number);
+  for (const int number : kOtherSignals) sigaddset(&watched_, number);
+  sigaddset(&watched_, SIGCHLD);
+  (void)::sigprocmask(SIG_BLOCK, &watched_, &before_);
+}
+
+Supervisor::~Supervisor() { (void)::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+void Supervisor::say(const std::string& line) const {
+  if (!options_.quiet) std::fprintf(stderr, "rekindle run: %s\n", printable(line).c_str());
+}
+
+Result<pid_t> Supervisor::start(int failures) {
+  auto words = options_.command;
+  auto extra = options_.environment;
+  extra.emplace_back("REKINDLE_FAILURES", fmt::format("{}", failures));
+  auto settings = environment_with(extra);
+  const auto argv = pointers(words);
+  const auto environment = pointers(settings);
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fail_errno(errno, "create a pipe");
+  UniqueFd read_end(ends[0]), write_end(ends[1]);
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) return fail_errno(errno, "fork");
+  if (child == 0) {
+    become(const_cast<char**>(argv.data()), const_cast<char**>(environment.data()), before_, parent,
+           write_end.get());
+  }
+  write_end.reset();
+  int error = 0;
+  if (::read(read_end.get(), &error, sizeof error) == sizeof error) {
+    (void)::waitpid(child, nullptr, 0);
+    return fail(error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kInvalid, "run {}: {}",
+                words.front(), std::strerror(error));
+  }
+  return child;
+}
+
+bool Supervisor::take_signal(siginfo_t& signal, TimePoint deadline) {
+  const auto left = std::clamp<Duration>(deadline - clock_now(), Duration(0), kLongestWait);
+  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(left);
+  const timespec time{.tv_sec = whole.count(), .tv_nsec = (left - whole).count()};
+  return ::sigtimedwait(&watched_, &signal, &time) > 0;
+}
+
+// What is typed at the terminal goes to its whole process group, the child's, too. A hang-up may
+// reach the leader of the session only.
+void Supervisor::pass_on(pid_t child, const siginfo_t& signal) {
+  const int number = signal.si_signo;
+  if (number == SIGCHLD) return;
+  if (stop_signal_ == 0 && std::ranges::find(kStopSignals, number) != std::end(kStopSignals)) {
+    stop_signal_ = number;
+    kill_at_ = clock_now() + options_.kill_after;
+  }
+  const bool everybodys = signal.si_code == SI_KERNEL && number != SIGHUP;
+  if (!everybodys && child > 0) (void)::kill(child, number);
+}
+
+Result<Supervisor::End> Supervisor::run_once(int failures) {
+  End end;
+  end.started = clock_now();
+  TRY(const pid_t child, start(failures));
+  while (true) {
+    const pid_t done = ::waitpid(child, &end.status, WNOHANG);
+    if (done == child) break;
+    if (done < 0) return fail_errno(errno, fmt::format("wait for pid {}", child));
+    if (clock_now() >= kill_at_) {
+      say(fmt::format(
+          "pid {} did not stop within {} s: killed", child,
+          std::chrono::duration_cast<std::chrono::seconds>(options_.kill_after).count()));
+      (void)::kill(child, SIGKILL);
+      kill_at_ = TimePoint::max();
+    }
+    siginfo_t signal{};
+    if (take_signal(signal, std::min(kill_at_, clock_now() + kLongestWait))) pass_on(child, signal);
+  }
+  end.ended = clock_now();
+  return end;
+}
+
+bool Supervisor::pause(std::chrono::milliseconds delay) {
+  const auto until = clock_now() + delay;
+  while (stop_signal_ == 0 && clock_now() < until) {
+    siginfo_t signal{};
+    if (take_signal(signal, until)) pass_on(0, signal);
+  }
+  return stop_signal_ == 0;
+}
+
+bool Supervisor::agent_listens() const {
+  const auto socket = ipc::connect_unix_socket(options_.agent_socket, clock_now() + kLook);
+  return socket || (socket.error().code() != ErrorCode::kUnavailable &&
+                    socket.error().code() != ErrorCode::kNotFound);
+}
+
+bool Supervisor::wait_for_agent() {
+  while (pause(kLook)) {
+    if (agent_listens()) return true;
+  }
+  return false;
+}
+
+Result<int> Supervisor::run() {
+  int failures = 0;
+  while (true) {
+    TRY(const End end, run_once(failures));
+    const bool fine = WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0;
+    if (fine || stop_signal_ != 0) return exit_code_of(end.status);
+    const double lived = seconds(end.ended - end.started);
+    if (!agent_listens()) {
+      say(fmt::format(
+          "{} {} after {:.1f} s, and no agent listens at {}; starting it again when "
+          "one does",
+          options_.command.front(), describe(end.status), lived, options_.agent_socket));
+      if (!wait_for_agent()) return kExitSignal + stop_signal_;
+      continue;
+    }
+    const auto decision = policy_.failed(end.started, end.ended);
+    failures = decision.failures;
+    if (!decision.restart) {
+      std::fprintf(stderr,
+                   "rekindle run: crash loop: %s failed %d times in a row, each within %.0f s of "
+                   "its start, and at last %s; not started again, see its own messages above\n",
+                   printable(options_.command.front()).c_str(), decision.failures,
+                   seconds(options_.restart.healthy_after), describe(end.status).c_str());
+      return kExitCrashLoop;
+    }
+    say(fmt::format("{} {} after {:.1f} s; starting it again{}", options_.command.front(),
+                    describe(end.status), lived,
+                    decision.delay.count() > 0
+                        ? fmt::format(" in {:.1f} s (failure {} in a row)", seconds(decision.delay),
+                                      decision.failures)
+                        : ""));
+    if (!pause(decision.delay)) return kExitSignal + stop_signal_;
+  }
+}
+
+}  // namespace rekindle::cli
