@@ -1,7 +1,9 @@
 #include "tests/chaos/leaks.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
+#include <sstream>
 
 #include <unistd.h>
 
@@ -31,7 +33,13 @@ Holdings holdings_of(pid_t pid) {
   all.descriptors = entries_of(process / "fd");
   all.threads = entries_of(process / "task");
   std::ifstream maps(process / "maps");
-  for (std::string line; std::getline(maps, line);) ++all.mappings;
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::string range, rights, offset, device;
+    std::uint64_t inode = 0;
+    fields >> range >> rights >> offset >> device >> inode;
+    if (inode != 0) ++all.mappings;
+  }
   return all;
 }
 

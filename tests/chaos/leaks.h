@@ -11,7 +11,7 @@ namespace rekindle::testing::chaos {
 // What a process holds.
 struct Holdings {
   int descriptors = 0;
-  int mappings = 0;
+  int mappings = 0;  // of files and memfds; the allocator's come and go by themselves
   int threads = 0;
 };
 Holdings holdings_of(pid_t pid);
