@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include "recovery/agent/rdma.h"
+#include "recovery/device/options.h"
 #include "recovery/pull/types.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
@@ -85,6 +86,7 @@ struct AgentOptions {
   std::string health;                               // "host:port" of the HTTP endpoint; "" = none
   std::vector<uid_t> allowed_uids;                  // of workers, beside our own
   std::chrono::milliseconds load_timeout{600'000};  // of a worker, from its last byte's arrival
+  device::GpuOptions gpu;                           // that workers get their weights on
   // Called once when everything listens, with the addresses in use ("10.0.0.3:7400").
   std::function<void(const std::string& control, const std::string& data,
                      const std::string& health)>

@@ -1,4 +1,5 @@
-// The `rekindle agent` daemon: one control thread, the transports' servers, the listeners.
+// The `rekindle agent` daemon: one control thread, the transports' servers, the listeners, and the
+// device process beside it.
 #include <cerrno>
 #include <utility>
 
@@ -18,6 +19,7 @@
 #include "recovery/agent/local_service.h"
 #include "recovery/agent/peer_service.h"
 #include "recovery/agent/worker_host.h"
+#include "recovery/device/link.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/worker/health_server.h"
@@ -55,6 +57,24 @@ bool is_wildcard(const std::string& host) {
   return host.empty() || host == "0.0.0.0" || host == "::";
 }
 
+proto::DeviceProcess to_proto(const device::LinkStatus& status) {
+  proto::DeviceProcess process;
+  process.set_state(std::string(to_string(status.state)));
+  for (const auto& info : status.devices) {
+    auto& device = *process.add_devices();
+    device.set_id(info.id);
+    device.set_name(info.name);
+    device.set_total_bytes(info.total_bytes);
+  }
+  process.set_held_bytes(status.held_bytes);
+  process.set_pinned_bytes(status.pinned_bytes);
+  process.set_sessions(static_cast<std::uint32_t>(status.sessions));
+  process.set_restarts(status.restarts);
+  process.set_pid(status.pid);
+  process.set_problem(status.problem);
+  return process;
+}
+
 class Daemon {
  public:
   Daemon(boost::asio::io_context& context, const AgentOptions& options)
@@ -81,6 +101,7 @@ class Daemon {
   std::unique_ptr<LocalService> local_;
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<rpc::RpcServer> local_server_;
+  std::unique_ptr<device::DeviceLink> devices_;
   std::unique_ptr<WorkerHost> worker_host_;
   std::unique_ptr<worker::WorkerService> workers_;
   std::unique_ptr<worker::HealthServer> health_;  // null: not wanted
@@ -182,7 +203,12 @@ Result<void> Daemon::listen_control() {
 
 // The links of the ladder are there: workers may come.
 Result<void> Daemon::start_workers() {
-  worker_host_ = std::make_unique<WorkerHost>(*core_);
+  device::LinkOptions devices;
+  devices.gpu = options_.gpu;
+  devices.release = options_.load_timeout;
+  devices_ = std::make_unique<device::DeviceLink>(context_.get_executor(), std::move(devices));
+  devices_->start();
+  worker_host_ = std::make_unique<WorkerHost>(*core_, devices_.get());
   worker::ServiceOptions service;
   service.directory = agent_socket(options_.store_directory).parent_path();
   service.incarnation = core_->identity().incarnation;
@@ -190,6 +216,7 @@ Result<void> Daemon::start_workers() {
   service.allowed_uids = options_.allowed_uids;
   TRY(workers_,
       worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
+  devices_->on_over([this](const device::DeviceOver& over) { workers_->device_over(over); });
   core_->count_readers_with([this](const ModelVersion& id) { return workers_->readers_of(id); });
   core_->before_retire([this](ModelVersion id) { return workers_->before_retire(std::move(id)); });
   if (options_.health.empty()) return {};
@@ -224,6 +251,7 @@ void Daemon::install_status() {
     response.set_coordinator_connected(core_->link() != nullptr &&
                                        core_->link()->client() != nullptr);
     if (workers_ != nullptr) workers_->add_status(response);
+    if (devices_ != nullptr) *response.mutable_devices() = to_proto(devices_->status());
     co_return response.SerializeAsString();
   };
   server_->handle(proto::AGENT_STATUS, handler);
@@ -239,6 +267,7 @@ Task<void> Daemon::wait_and_stop() {
   co_await local_server_->close(kLocalCloseDeadline);
   if (health_ != nullptr) co_await health_->close(kCloseDeadline);
   co_await workers_->close(kLocalCloseDeadline);  // a cancelled pull drains
+  co_await devices_->close(kCloseDeadline);
   co_await server_->close(kCloseDeadline);
   co_await peers_->drain(kCloseDeadline);
   co_await core_->stop();

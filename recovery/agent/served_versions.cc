@@ -36,7 +36,7 @@ void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stor
     served.regions.push_back(
         registry_.add(segment->bytes(), segment->fd(), 0, segment->path(), stored));
   }
-  served_.emplace(key, std::move(served));
+  emplace(key, std::move(served));
 }
 
 void ServedVersions::add_pending(const store::PendingVersion& pending,
@@ -53,14 +53,31 @@ void ServedVersions::add_pending(const store::PendingVersion& pending,
     served.regions.push_back(registry_.add(segment->bytes(), segment->fd(), 0, {}, segment));
     served.segments.push_back(std::move(segment));
   }
-  served_.emplace(key, std::move(served));
+  emplace(key, std::move(served));
+}
+
+void ServedVersions::emplace(const CopyKey& key, Served served) {
+  served.number = ++last_number_;
+  const auto at = served_.emplace(key, std::move(served)).first;
+  if (holder_ != nullptr) holder_->hold(at->second);
+}
+
+std::map<CopyKey, Served>::iterator ServedVersions::erase(std::map<CopyKey, Served>::iterator at) {
+  if (holder_ != nullptr) holder_->drop(at->second.number);
+  return served_.erase(at);
+}
+
+void ServedVersions::hold_with(Holder* holder) {
+  holder_ = holder;
+  if (holder_ == nullptr) return;
+  for (const auto& [key, served] : served_) holder_->hold(served);
 }
 
 std::vector<transport::RegionKey> ServedVersions::withdraw_pending(const CopyKey& key) {
   const auto found = served_.find(key);
   if (found == served_.end() || found->second.complete()) return {};
   auto regions = std::move(found->second.regions);
-  served_.erase(found);
+  erase(found);
   return regions;
 }
 
@@ -71,7 +88,7 @@ void ServedVersions::remove(const ModelVersion& id) {
       continue;
     }
     for (const auto& region : it->second.regions) registry_.remove(region);
-    it = served_.erase(it);
+    it = erase(it);
   }
 }
 
@@ -79,7 +96,7 @@ void ServedVersions::remove_copy(const CopyKey& key) {
   const auto found = served_.find(key);
   if (found == served_.end()) return;
   for (const auto& region : found->second.regions) registry_.remove(region);
-  served_.erase(found);
+  erase(found);
 }
 
 const Served* ServedVersions::find(const CopyKey& key) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,12 +36,21 @@ struct Served {
   std::vector<std::shared_ptr<const store::MappedSegment>> segments;
   std::shared_ptr<const swarm::HeldTiles> held;  // null: complete
   std::vector<transport::RegionKey> regions;     // as in the layout
+  std::uint64_t number = 0;                      // of this agent's life, for its Holder
 
   bool complete() const { return held == nullptr; }
   const Checkpoint& checkpoint() const { return *manifest->checkpoint; }
   bool holds(TileIndex tile) const { return complete() || held->test(tile); }
   // The bytes of one layout entry.
   std::span<const std::byte> array(const LayoutEntry& entry) const;
+};
+
+// Keeps the copies that are served at hand for something else than the transports.
+class Holder {
+ public:
+  virtual ~Holder() = default;
+  virtual void hold(const Served& served) = 0;  // once; those that are being filled, too
+  virtual void drop(std::uint64_t number) = 0;
 };
 
 // What this agent serves, and the registered regions. Control thread only.
@@ -61,6 +71,9 @@ class ServedVersions {
   // be removed from the registry when its sessions have ended.
   std::vector<transport::RegionKey> withdraw_pending(const CopyKey& key);
 
+  // Told of all that is here, and from here on of what comes and goes; null: nobody is any more.
+  void hold_with(Holder* holder);
+
   // Versions that nobody new may read: they are let go when those that do are done.
   void set_draining(std::set<ModelVersion> ids) { draining_ = std::move(ids); }
   const std::set<ModelVersion>& draining() const { return draining_; }
@@ -76,9 +89,14 @@ class ServedVersions {
   const std::map<CopyKey, Served>& all() const { return served_; }
 
  private:
+  void emplace(const CopyKey& key, Served served);
+  std::map<CopyKey, Served>::iterator erase(std::map<CopyKey, Served>::iterator at);
+
   transport::SegmentRegistry& registry_;
   std::map<CopyKey, Served> served_;
   std::set<ModelVersion> draining_;
+  Holder* holder_ = nullptr;
+  std::uint64_t last_number_ = 0;
 };
 
 }  // namespace rekindle::agent

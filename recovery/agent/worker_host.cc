@@ -1,6 +1,9 @@
 #include "recovery/agent/worker_host.h"
 
+#include <cerrno>
 #include <utility>
+
+#include <fcntl.h>
 
 #include "proto/coordinator.pb.h"
 #include "recovery/pull/wait.h"
@@ -55,7 +58,55 @@ proto::RankReport to_proto(const worker::RankWord& word, const rpc::Identity& se
   return report;
 }
 
+// An open file of its own, also of one that was unlinked. A device pins what may be written, and
+// maps the rest.
+Result<UniqueFd> reopen(int fd) {
+  const std::string path = fmt::format("/proc/self/fd/{}", fd);
+  UniqueFd again(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!again) again = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!again) return fail_errno(errno, "open a segment for the device process");
+  return again;
+}
+
 }  // namespace
+
+WorkerHost::WorkerHost(AgentCore& core, device::DeviceLink* devices)
+    : core_(core), devices_(devices) {
+  if (devices_ != nullptr) core_.served().hold_with(this);
+}
+
+WorkerHost::~WorkerHost() { core_.served().hold_with(nullptr); }
+
+void WorkerHost::hold(const Served& served) {
+  if (!devices_->wants_copies()) return;
+  std::vector<UniqueFd> files;
+  std::vector<std::uint64_t> bytes;
+  for (const auto& segment : served.segments) {
+    auto file = reopen(segment->fd());
+    if (!file) {  // sessions map it by themselves, and copy slower
+      log::warn("device.hold", "version", served.checkpoint().id.to_string(), "error",
+                file.error().message());
+      return;
+    }
+    files.push_back(std::move(*file));
+    bytes.push_back(segment->bytes().size());
+  }
+  devices_->hold(served.number, std::move(files), std::move(bytes));
+}
+
+Result<UniqueFd> WorkerHost::serve_device(device::DeviceOrder order) {
+  if (devices_ == nullptr) return worker::Host::serve_device(std::move(order));
+  return devices_->serve(std::move(order));
+}
+
+void WorkerHost::tell_device(std::uint64_t session, const bucket::TileRuns& verified,
+                             bool complete) {
+  if (devices_ != nullptr) devices_->tell(session, verified, complete);
+}
+
+void WorkerHost::end_device(std::uint64_t session) {
+  if (devices_ != nullptr) devices_->end(session);
+}
 
 Result<ModelVersion> WorkerHost::newest_here(const std::string& model) const {
   if (const auto version = core_.served().newest_version(model)) {

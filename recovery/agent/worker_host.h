@@ -4,14 +4,17 @@
 #include <string>
 
 #include "recovery/agent/agent_core.h"
+#include "recovery/device/link.h"
 #include "recovery/worker/host.h"
 
 namespace rekindle::agent {
 
 // What the workers' service takes from this agent. Control thread only.
-class WorkerHost final : public worker::Host {
+class WorkerHost final : public worker::Host, private Holder {
  public:
-  explicit WorkerHost(AgentCore& core) : core_(core) {}
+  // The device process, if any, holds what the core serves for as long as this lives.
+  explicit WorkerHost(AgentCore& core, device::DeviceLink* devices = nullptr);
+  ~WorkerHost() override;
 
   store::SegmentStore& store() override { return core_.store(); }
   WorkerPool& blocking_pool() override { return core_.blocking_pool(); }
@@ -23,11 +26,17 @@ class WorkerHost final : public worker::Host {
   rpc::Task<void> drop(std::shared_ptr<const store::StoredVersion> copy) override;
   bool has_fleet() const override { return core_.link() != nullptr; }
   rpc::Task<Result<worker::FleetWord>> report(worker::RankWord word) override;
+  Result<UniqueFd> serve_device(device::DeviceOrder order) override;
+  void tell_device(std::uint64_t session, const bucket::TileRuns& verified, bool complete) override;
+  void end_device(std::uint64_t session) override;
 
  private:
+  void hold(const Served& served) override;
+  void drop(std::uint64_t number) override { devices_->drop(number); }
   Result<ModelVersion> newest_here(const std::string& model) const;
   Result<ModelVersion> newest_without_fleet(const std::string& model, const Error& why) const;
   AgentCore& core_;
+  device::DeviceLink* const devices_;
 };
 
 }  // namespace rekindle::agent

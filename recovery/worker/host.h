@@ -8,10 +8,12 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/device/order.h"
 #include "recovery/pull/types.h"
 #include "recovery/pull/watch.h"
 #include "recovery/rpc/rpc.h"
 #include "src/base/worker_pool.h"
+#include "src/bucket/contents.h"
 #include "src/store/segment_store.h"
 
 namespace rekindle::worker {
@@ -62,6 +64,15 @@ class Host {
                                                std::filesystem::path directory) = 0;
   // It does not verify: nobody shall read it any more. Other copies of its version stay.
   virtual rpc::Task<void> drop(std::shared_ptr<const store::StoredVersion> copy) = 0;
+
+  // Has a session's buckets filled on a GPU: the worker's end of their channel. Otherwise the
+  // error says, in a line for the worker, why it fills them itself.
+  virtual Result<UniqueFd> serve_device(device::DeviceOrder order) {
+    return fail(ErrorCode::kNotFound, "this agent has no {}", order.device);
+  }
+  virtual void tell_device(std::uint64_t /*session*/, const bucket::TileRuns& /*verified*/,
+                           bool /*complete*/) {}
+  virtual void end_device(std::uint64_t /*session*/) {}
 };
 
 }  // namespace rekindle::worker

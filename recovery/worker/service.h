@@ -59,6 +59,8 @@ class WorkerService {
   void add_status(proto::AgentStatusResponse& status) const;
   // Sessions that may still read this version.
   std::uint32_t readers_of(const ModelVersion& id) const;
+  // The device process is done with a session that was not ended here.
+  void device_over(const device::DeviceOver& over);
   // What came after event `request.after`, waiting for it when there is none yet.
   rpc::Task<proto::AgentEventsResponse> events_after(proto::AgentEventsRequest request);
 
@@ -72,6 +74,9 @@ class WorkerService {
     std::uint32_t rank = 0;
     ModelVersion wanted;
     std::uint64_t attach_call = 0;
+    std::string device;  // that it wants buckets on
+    std::uint64_t bucket_bytes = 0;
+    bool on_device = false;        // the device process has it
     bool attached = false;         // the call was answered
     std::optional<Error> held_up;  // why it was not yet, when something is in the way
     Phase told = Phase::kPlan;     // the events know of it
@@ -115,6 +120,9 @@ class WorkerService {
   rpc::Task<Result<ModelVersion>> choose_version(SessionPtr session, AttachOrder order);
   rpc::Task<Result<void>> follow(SessionPtr session, std::shared_ptr<Supply> supply);
   Result<void> hand_over(Session& session, const Supply& supply);
+  Result<UniqueFd> give_device(Session& session, const Supply::View& view,
+                               const proto::AgentFrame& attached);
+  void leave_device(Session& session);
   void tell_ready(Session& session, const TileRuns& runs);
   Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);

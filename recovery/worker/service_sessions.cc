@@ -60,6 +60,8 @@ Result<void> WorkerService::begin_attach(const ClientPtr& client, const proto::W
   session->rank = order.rank.rank;
   session->wanted.model = order.wanted.id.model;
   session->attach_call = frame.call();
+  session->device = order.device;
+  session->bucket_bytes = order.bucket_bytes;
   sessions_[id] = session;
   ++client->sessions;
   log::info("worker.attach", "session", id, "pid", client->pid(), "instance", session->instance,
@@ -163,9 +165,57 @@ Result<void> WorkerService::hand_over(Session& session, const Supply& supply) {
   offer.payload_bytes = view.payload_bytes;
   TRY_VOID(session.state.serve(clock_now(), std::move(offer)));
   session.attached = true;
-  session.client->send(attached_frame(session.attach_call, session.state.id(), view),
-                       std::move(descriptors));
+  auto frame = attached_frame(session.attach_call, session.state.id(), view);
+  if (!session.device.empty()) {
+    if (auto channel = give_device(session, view, frame)) {
+      descriptors.push_back(std::move(*channel));
+      frame.set_descriptors(frame.descriptors() + 1);
+      frame.mutable_attached()->set_device_channel(true);
+    } else {
+      frame.mutable_attached()->set_no_device_channel(channel.error().message());
+      log::info("worker.no_device", "session", session.state.id(), "device", session.device, "why",
+                channel.error().message());
+    }
+  }
+  session.client->send(frame, std::move(descriptors));
   return {};
+}
+
+// The worker's end of the channel that its buckets come by.
+Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View& view,
+                                            const proto::AgentFrame& attached) {
+  device::DeviceOrder order;
+  order.session = session.state.id();
+  order.device = session.device;
+  order.attached = attached.SerializeAsString();
+  order.bucket_bytes = session.bucket_bytes;
+  for (const auto& segment : view.segments) {
+    order.segments.emplace_back(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0));
+    if (!order.segments.back()) return fail_errno(errno, "share a segment with the device process");
+  }
+  TRY(auto channel, host_.serve_device(std::move(order)));
+  session.on_device = true;
+  return channel;
+}
+
+void WorkerService::leave_device(Session& session) {
+  if (std::exchange(session.on_device, false)) host_.end_device(session.state.id());
+}
+
+// The worker hears of it on its own channel, and may fill its buckets itself.
+void WorkerService::device_over(const device::DeviceOver& over) {
+  const auto found = sessions_.find(over.session);
+  if (found == sessions_.end()) return;
+  Session& session = *found->second;
+  session.on_device = false;
+  if (!over.error) {
+    log::info("worker.device_done", "session", over.session, "device", session.device, "buckets",
+              over.buckets, "bytes", over.bytes, "us", over.elapsed.count());
+    return;
+  }
+  log::warn("worker.device_failed", "session", over.session, "pid", session.client->pid(), "device",
+            session.device, "buckets", over.buckets, "why", over.error->message());
+  note(session, "device_failed", over.error->message());
 }
 
 void WorkerService::tell_ready(Session& session, const TileRuns& runs) {
@@ -178,6 +228,9 @@ void WorkerService::tell_ready(Session& session, const TileRuns& runs) {
   ready.set_complete(session.state.is_complete());
   ready.set_rung(std::string(to_string(session.state.rung())));
   session.client->send(frame);
+  if (session.on_device) {
+    host_.tell_device(session.state.id(), runs, session.state.is_complete());
+  }
 }
 
 Result<void> WorkerService::loaded(const ClientPtr& client, const proto::WorkerFrame& frame) {
@@ -231,6 +284,7 @@ Result<void> WorkerService::detach(const ClientPtr& client, const proto::WorkerF
     ranks_changed(*entry);
   }
   session->state.end(clock_now(), Error(ErrorCode::kStale, "has detached"));
+  leave_device(*session);
   sessions_.erase(session->state.id());
   --client->sessions;
   forget_watch(session->state.id());
@@ -296,6 +350,7 @@ void WorkerService::end(const SessionPtr& session, const Error& why) {
   if (session->state.ended()) return;
   const SessionId id = session->state.id();
   session->state.end(clock_now(), why);
+  leave_device(*session);
   answer_waiting(*session, why);
   refuse(session->client, session->attached ? 0 : session->attach_call, id, why);
   sessions_.erase(id);

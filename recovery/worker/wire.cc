@@ -64,6 +64,7 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   TRY_VOID(check_text("the shard", request.shard()));
   TRY_VOID(check_text("the fallback directory", request.fallback_dir()));
   TRY_VOID(check_text("the transport", request.transport()));
+  TRY_VOID(check_text("the device", request.device()));
   if (request.spec_json().size() > kMostSpecBytes) {
     return fail(ErrorCode::kInvalid, "attach: the spec has {} bytes, {} are allowed",
                 request.spec_json().size(), kMostSpecBytes);
@@ -87,6 +88,8 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   TRY(order.wanted.boxes, boxes_from(request));
   order.wanted.fallback_dir = request.fallback_dir();
   order.wanted.transport = request.transport();
+  order.device = request.device();
+  order.bucket_bytes = request.bucket_bytes();
   return order;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@ struct AttachOrder {
   Instance::Rank rank;
   std::optional<std::uint64_t> version;  // nullopt: the newest
   Wanted wanted;                         // version 0 until it is chosen
+  std::string device;                    // that buckets are wanted on; "" = none
+  std::uint64_t bucket_bytes = 0;        // 0: the agent's choice
 };
 Result<AttachOrder> from_proto(const proto::AttachRequest& request);
 Result<TensorSet> tensors_from(const proto::PublishBegin& request);

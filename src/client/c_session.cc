@@ -56,7 +56,19 @@ Result<AttachRequest> request_of(const rk_attach_options& options) {
     TRY(WantedBox box, box_of(options.boxes[i]));
     request.boxes.push_back(std::move(box));
   }
+  if (options.bucket_bytes > bucket::kLargestBucket ||
+      (options.bucket_bytes > 0 && options.bucket_bytes < bucket::kPartAlignment)) {
+    return fail(ErrorCode::kInvalid, "buckets of {} bytes: {} to {} are possible",
+                options.bucket_bytes, bucket::kPartAlignment, bucket::kLargestBucket);
+  }
+  request.bucket_bytes = options.bucket_bytes;
   return request;
+}
+
+Result<std::optional<WorkerDevice>> device_of(const rk_attach_options& options) {
+  if (options.device == nullptr) return std::nullopt;
+  TRY(WorkerDevice device, open_worker_device(options.device, options.stream));
+  return device;
 }
 
 Result<std::shared_ptr<Session>> session_of(const rk_session* handle) {
@@ -74,11 +86,13 @@ int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session*
     if (session == nullptr) return fail(ErrorCode::kInvalid, "`session` is null");
     TRY(auto connection, object_of(agent, "agent"));
     TRY(const rk_attach_options given, read_options(options));
-    TRY(const AttachRequest request, request_of(given));
+    TRY(AttachRequest request, request_of(given));
     const std::int64_t ms = given.timeout_ms == 0 ? kAttachTimeoutMs : given.timeout_ms;
     TRY(const auto timeout, checked_timeout(ms));
     auto handle = std::make_unique<rk_session>();
-    auto attached = Session::attach(std::move(connection), request, timeout);
+    TRY(auto device, device_of(given));
+    if (device) request.device = device->device->id();
+    auto attached = Session::attach(std::move(connection), request, timeout, std::move(device));
     if (!attached) {
       return fail(std::move(attached).error().with_context(fmt::format("attach {}", given.model)));
     }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <system_error>
 
 #include <poll.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "src/client/connection.h"
+#include "src/client/signals.h"
 
 // What the connection's own thread does.
 namespace rekindle::client {
@@ -23,19 +23,13 @@ constexpr int kMaxReadsPerTurn = 16;
 Result<void> Connection::begin() {
   wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) return fail_errno(errno, "create an eventfd");
-  // Signals are the application's; none is delivered to this thread.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  Result<void> started;
+  const SignalsBlocked blocked;
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
-    started = fail(ErrorCode::kExhausted, "start a thread: {}", error.what());
+    return fail(ErrorCode::kExhausted, "start a thread: {}", error.what());
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return started;
+  return {};
 }
 
 void Connection::run() {

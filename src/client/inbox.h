@@ -1,10 +1,13 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
 #include <vector>
+
+#include <unistd.h>
 
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
@@ -25,18 +28,26 @@ struct Inbox {
       const std::lock_guard lock(mutex);
       messages.push_back(std::move(message));
     }
-    changed.notify_all();
+    notify();
   }
   void close(const Error& why) {
     {
       const std::lock_guard lock(mutex);
       if (!closed) closed = why;
     }
+    notify();
+  }
+  // Wakes those who wait for `changed` or poll `wake`.
+  void notify() {
     changed.notify_all();
+    const std::uint64_t one = 1;
+    if (wake) [[maybe_unused]]
+      const ssize_t written = ::write(wake.get(), &one, sizeof one);
   }
 
   std::mutex mutex;
   std::condition_variable changed;
+  UniqueFd wake;  // an eventfd, for who waits for other descriptors, too; set before the first call
   std::deque<Message> messages;  // guarded by mutex
   std::optional<Error> closed;   // guarded by mutex: nothing more will come, and why
 };

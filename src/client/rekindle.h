@@ -102,6 +102,12 @@ typedef struct rk_attach_options {
   uint32_t world;           /* 0: 1 */
   const char* fallback_dir; /* of safetensors files, when nobody alive holds the version; or NULL */
   int64_t timeout_ms;       /* until the version and its sources are known; 0: 10000 */
+  /* Where the weights shall land. NULL: nowhere, rk_next() hands out host memory. "cuda": the
+   * calling thread's current CUDA device; "cuda:1"; a UUID, "GPU-6f2c…"; "double:0": host memory
+   * that stands in for a GPU, on machines without one (`rekindle agent --gpu double:1`). */
+  const char* device;
+  void* stream; /* CUstream or cudaStream_t whose work reads the buckets; NULL: the default */
+  uint64_t bucket_bytes; /* 0: 64 MiB; at most 256 MiB */
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
@@ -114,6 +120,10 @@ typedef struct rk_session_info {
   uint64_t bytes_done, bytes_total;
   uint32_t tensors;
   const char* rung; /* "local", "adopted", "peers", "fallback": the lowest so far */
+  /* "ipc": the agent fills buckets that this process opens; "upload: WHY": this process uploads
+   * from the host map, because that is not possible here (as of now: before the first bucket it may
+   * fall to that); "": no device was asked for. */
+  const char* device_path;
 } rk_session_info;
 /* Strings live as long as the session. */
 RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error);
@@ -138,8 +148,42 @@ typedef struct rk_tensor {
  * no more. The array lives as long as the session. RK_TIMEOUT: none came in time. */
 RK_API int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors,
                        size_t* count, rk_error* error);
-/* Says that this rank has taken in every tensor; does not wait (RK_INVALID before rk_next has
- * handed out all). */
+
+/* --- the same on a device (rk_attach_options.device): these instead of rk_next() */
+
+/* Every tensor of the session, in a fixed order; `data` is NULL. As long as the session lives. */
+RK_API int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count,
+                          rk_error* error);
+/* A run of a tensor's row-major bytes. A tensor that is larger than a bucket comes in several. */
+typedef struct rk_part {
+  const rk_tensor* tensor;
+  uint64_t offset_bytes; /* in the tensor */
+  uint64_t bytes;        /* 0: a tensor without elements */
+  void* data;            /* device memory, 256-byte aligned */
+} rk_part;
+/* The next bucket that is filled, in the order in which their bytes arrive. What reads it must be
+ * queued on the session's stream before the next call, which gives the bucket back behind that.
+ * `*count` 0 with RK_OK: there are no more; the buckets' memory has been let go. RK_TIMEOUT: none
+ * came in time. RK_UNAVAILABLE: its device process is gone; detach and attach again. The array
+ * lives as long as the session. */
+RK_API int32_t rk_next_bucket(rk_session* session, int64_t timeout_ms, const rk_part** parts,
+                              size_t* count, rk_error* error);
+/* Where a tensor, or a box of one, shall be: device memory, contiguous, row-major. */
+typedef struct rk_target {
+  const char* tensor;
+  const uint64_t* offset; /* of the box, as rk_tensor.offset; NULL: the session has one of it */
+  void* data;
+  uint64_t bytes; /* RK_INVALID when it is not the tensor's */
+} rk_target;
+/* Takes every bucket and copies what the targets name to them, bucket by bucket in one batch, on
+ * the session's stream; returns when all copies are done. RK_NOT_FOUND: a target that the session
+ * does not have, named; tensors without a target are skipped. RK_TIMEOUT: no bucket for
+ * `timeout_ms`; call it again to go on. */
+RK_API int32_t rk_load_into(rk_session* session, const rk_target* targets, size_t count,
+                            int64_t timeout_ms, rk_error* error);
+
+/* Says that this rank has taken in every tensor; does not wait (RK_INVALID before rk_next or
+ * rk_next_bucket has handed out all). */
 RK_API int32_t rk_loaded(rk_session* session, rk_error* error);
 /* Until every rank of the instance has loaded the same version: only now may it serve.
  * RK_UNAVAILABLE names the rank that failed and why; call it again to wait for its next start. */

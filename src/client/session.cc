@@ -1,7 +1,10 @@
 #include "src/client/session.h"
 
+#include <cerrno>
 #include <new>
 #include <utility>
+
+#include <sys/eventfd.h>
 
 namespace rekindle::client {
 
@@ -15,69 +18,85 @@ std::vector<const std::byte*> data_of(std::span<const Mapping> segments) {
   return out;
 }
 
-// One caller of next() at a time; with the mutex held at both ends.
-class Turn {
- public:
-  Turn(bool& taken, std::condition_variable& changed) : taken_(taken), changed_(changed) {
-    taken_ = true;
+// Takes the descriptors.
+DeviceLoad::Source source_of(const AttachedReply& attached, std::vector<UniqueFd>& descriptors,
+                             std::uint64_t bucket_bytes) {
+  DeviceLoad::Source source{{}, {}, attached.no_device_channel, bucket_bytes};
+  if (attached.device_channel && !descriptors.empty()) {
+    source.channel = std::move(descriptors.back());
+    descriptors.pop_back();
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  ~Turn() {
-    taken_ = false;
-    changed_.notify_all();
-  }
+  source.segments = {std::move(descriptors), attached.segment_bytes};
+  return source;
+}
 
- private:
-  bool& taken_;
-  std::condition_variable& changed_;
-};
+rk_tensor tensor_of(const bucket::Piece& piece) {
+  return {.name = piece.name.c_str(),
+          .dtype = piece.dtype.c_str(),
+          .dimensions = static_cast<std::uint32_t>(piece.shape.size()),
+          .shape = piece.shape.data(),
+          .offset = piece.offset.data(),
+          .full_shape = piece.full_shape.data(),
+          .data = nullptr,
+          .bytes = piece.bytes};
+}
 
 }  // namespace
 
 Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> connection,
                                                  const AttachRequest& request,
-                                                 std::chrono::milliseconds timeout) {
+                                                 std::chrono::milliseconds timeout,
+                                                 std::optional<WorkerDevice> device) {
   const auto inbox = std::make_shared<Inbox>();
+  if (device) {
+    inbox->wake = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!inbox->wake) return fail_errno(errno, "create an eventfd");
+  }
   TRY(Message answer, connection->call(request, 0, timeout, inbox));
   auto* const attached = std::get_if<AttachedReply>(&answer.agent.reply);
   if (attached == nullptr) {
     return fail(ErrorCode::kInternal, "the agent answered an attach with something else");
   }
   const std::uint64_t id = answer.agent.session;
-  auto contents = Contents::create(attached->tensor_set, attached->layout, attached->wanted,
-                                   attached->segment_bytes);
-  auto segments = map_segments(answer.descriptors, attached->segment_bytes, false);
+  auto contents = bucket::Contents::create(attached->tensor_set, attached->layout, attached->wanted,
+                                           attached->segment_bytes);
+  // What a device reads is mapped where it is uploaded, if this process does that at all.
+  Result<std::vector<Mapping>> segments;
+  if (!device) segments = map_segments(answer.descriptors, attached->segment_bytes, false);
   if (!contents || !segments) {
     connection->forget_session(id, inbox);
     (void)connection->send(DetachRequest{}, id, kNoDeadline, nullptr);
     return fail(contents ? std::move(segments).error() : std::move(contents).error());
   }
+  DeviceLoad::Source source = source_of(*attached, answer.descriptors, request.bucket_bytes);
   std::shared_ptr<Session> session(new Session(std::move(connection), inbox, id,
                                                std::move(*attached), std::move(*contents),
                                                std::move(*segments)));
+  if (device) TRY_VOID(session->begin_device(std::move(*device), std::move(source)));
   const Lock lock(inbox->mutex);
   TRY_VOID(session->check_alive());
   return session;
 }
 
 Session::Session(std::shared_ptr<Connection> connection, std::shared_ptr<Inbox> inbox,
-                 std::uint64_t id, AttachedReply attached, Contents contents,
+                 std::uint64_t id, AttachedReply attached, bucket::Contents contents,
                  std::vector<Mapping> segments)
     : connection_(std::move(connection)),
       inbox_(std::move(inbox)),
       id_(id),
       version_(std::move(attached.id)),
-      rung_(rungs_.insert(std::move(attached.rung)).first->c_str()),
+      rung_(texts_.insert(std::move(attached.rung)).first->c_str()),
       contents_(std::move(contents)),
       segments_(std::move(segments)),
       segment_data_(data_of(segments_)) {
   contents_.take_empty(complete_);
   if (auto ok = contents_.mark_ready(attached.ready, complete_); !ok) ended_ = ok.error();
+  arrived_.ready = std::move(attached.ready);
 }
 
 Session::~Session() {
   connection_->forget_session(id_, inbox_);
+  device_.reset();
   segments_.clear();
   (void)connection_->send(DetachRequest{}, id_, kNoDeadline, nullptr);
 }
@@ -87,7 +106,7 @@ void Session::end() {
     const Lock lock(inbox_->mutex);
     ended_ = Error(ErrorCode::kStale, "the session was detached");
   }
-  inbox_->changed.notify_all();
+  inbox_->notify();
 }
 
 Result<void> Session::check_alive() const {
@@ -103,7 +122,7 @@ void Session::apply_messages() {
     apply(std::move(message));
   }
   if (inbox_->closed && !ended_) ended_ = inbox_->closed;
-  inbox_->changed.notify_all();  // other threads may wait for what this one applied
+  inbox_->notify();  // other threads may wait for what this one applied
 }
 
 void Session::apply(AgentMessage message) {
@@ -133,7 +152,11 @@ void Session::apply_event(AgentMessage message) {
       ended_ = std::move(ok).error();
     }
     if (ready->complete) contents_.mark_all_ready(complete_);
-    if (!ready->rung.empty()) rung_ = rungs_.insert(ready->rung).first->c_str();
+    if (device_ != nullptr) {
+      arrived_.ready.insert(arrived_.ready.end(), ready->ready.begin(), ready->ready.end());
+      arrived_.all = arrived_.all || ready->complete;
+    }
+    if (!ready->rung.empty()) rung_ = texts_.insert(ready->rung).first->c_str();
   } else if (std::holds_alternative<CommittedReply>(message.reply)) {
     committed_ = true;
   } else if (const auto* newer = std::get_if<NewVersion>(&message.reply)) {
@@ -141,22 +164,21 @@ void Session::apply_event(AgentMessage message) {
   }
 }
 
-template <typename Done>
-Result<bool> Session::wait(Lock& lock, TimePoint deadline, Done done) {
-  while (true) {
-    apply_messages();
-    TRY_VOID(check_alive());
-    if (done()) return true;
-    if (SteadyClock().now() >= deadline) return false;
-    inbox_->changed.wait_until(lock, deadline);
-  }
+Result<void> Session::wait_for_turn(Lock& lock, TimePoint deadline) {
+  TRY(const bool mine, wait(lock, deadline, [this] { return !handing_out_; }));
+  if (!mine) return fail(ErrorCode::kTimeout, "another thread is waiting for tensors");
+  return {};
 }
 
 Result<std::span<const rk_tensor>> Session::next(TimePoint deadline) {
+  if (device_ != nullptr) {
+    return fail(ErrorCode::kInvalid,
+                "this session's tensors come on {}: call rk_next_bucket or rk_load_into",
+                device_->id());
+  }
   Lock lock(inbox_->mutex);
-  TRY(const bool my_turn, wait(lock, deadline, [this] { return !handing_out_; }));
-  if (!my_turn) return fail(ErrorCode::kTimeout, "another thread is waiting for tensors");
-  const Turn turn(handing_out_, inbox_->changed);
+  TRY_VOID(wait_for_turn(lock, deadline));
+  const Turn turn(*this);
   const std::size_t total = contents_.pieces().size();
   TRY(const bool some,
       wait(lock, deadline, [&] { return !complete_.empty() || handed_out_ == total; }));
@@ -195,7 +217,7 @@ Result<void> Session::materialize(std::span<const std::size_t> pieces,
   return fail(ErrorCode::kExhausted, "out of memory");
 }
 
-Result<rk_tensor> Session::materialize(const Piece& piece) {
+Result<rk_tensor> Session::materialize(const bucket::Piece& piece) {
   const void* data = nullptr;
   if (piece.in_place) {
     data = segment_data_[piece.segment] + piece.offset_bytes;
@@ -205,14 +227,17 @@ Result<rk_tensor> Session::materialize(const Piece& piece) {
     data = copy.data();
     gathered_.push_back(std::move(copy));
   }
-  return rk_tensor{.name = piece.name.c_str(),
-                   .dtype = piece.dtype.c_str(),
-                   .dimensions = static_cast<std::uint32_t>(piece.shape.size()),
-                   .shape = piece.shape.data(),
-                   .offset = piece.offset.data(),
-                   .full_shape = piece.full_shape.data(),
-                   .data = data,
-                   .bytes = piece.bytes};
+  rk_tensor tensor = tensor_of(piece);
+  tensor.data = data;
+  return tensor;
+}
+
+std::span<const rk_tensor> Session::tensors() {
+  const Lock lock(inbox_->mutex);
+  if (tensors_.empty()) {
+    for (const bucket::Piece& piece : contents_.pieces()) tensors_.push_back(tensor_of(piece));
+  }
+  return tensors_;
 }
 
 Result<void> Session::loaded() {
@@ -221,8 +246,8 @@ Result<void> Session::loaded() {
   TRY_VOID(check_alive());
   const std::size_t total = contents_.pieces().size();
   if (handed_out_ != total) {
-    return fail(ErrorCode::kInvalid, "{} of {} tensors have not been taken with rk_next yet",
-                total - handed_out_, total);
+    return fail(ErrorCode::kInvalid, "{} of {} tensors have not been taken with {} yet",
+                total - handed_out_, total, device_ ? "rk_next_bucket" : "rk_next");
   }
   if (loaded_) return {};
   TRY(loaded_call_,
@@ -274,6 +299,7 @@ void Session::fill(rk_session_info& info) {
   info.bytes_total = contents_.total_bytes();
   info.tensors = static_cast<std::uint32_t>(contents_.pieces().size());
   info.rung = rung_;
+  info.device_path = device_path_;
 }
 
 }  // namespace rekindle::client

@@ -10,18 +10,15 @@
 
 #include "src/base/ids.h"
 #include "src/base/result.h"
+#include "src/bucket/contents.h"
 
 // proto/worker.proto as plain structures, read and written without libprotobuf: a worker is often a
 // Python process that has another one loaded. Field numbers are those of the .proto file;
 // tests/client/wire_test.cc compares with the generated code.
 namespace rekindle::client {
 
-struct WantedBox {
-  std::string tensor;
-  std::vector<std::uint64_t> offset;  // empty: the whole tensor
-  std::vector<std::uint64_t> extent;
-  bool operator==(const WantedBox&) const = default;
-};
+using WantedBox = bucket::NamedBox;
+using TileRuns = bucket::TileRuns;
 
 // --- worker -> agent
 
@@ -42,6 +39,8 @@ struct AttachRequest {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   std::string fallback_dir;
+  std::string device;              // id of the one that buckets shall land on; "": none
+  std::uint64_t bucket_bytes = 0;  // 0: the agent's choice
 };
 struct LoadedRequest {
   std::uint64_t bytes = 0;
@@ -76,8 +75,6 @@ std::string encode(const RequestHeader& header, const Request& request);
 
 // --- agent -> worker
 
-using TileRuns = std::vector<std::pair<std::uint32_t, std::uint32_t>>;  // [begin, end)
-
 struct HelloReply {
   std::uint32_t protocol = 0;
   std::uint64_t client = 0;
@@ -92,6 +89,8 @@ struct AttachedReply {
   TileRuns ready;
   std::string rung;
   std::vector<WantedBox> wanted;
+  bool device_channel = false;  // the last descriptor is a socket for src/bucket/wire.h
+  std::string no_device_channel;
 };
 struct TilesReady {
   TileRuns ready;

@@ -133,6 +133,12 @@ AttachedReply read_attached(pbf_reader in) {
       case tag_and_type(8, kBytes):
         attached.wanted.push_back(read_box(in.get_message()));
         break;
+      case tag_and_type(9, kVarint):
+        attached.device_channel = in.get_bool();
+        break;
+      case tag_and_type(10, kBytes):
+        attached.no_device_channel = text(in);
+        break;
       default:
         in.skip();
     }

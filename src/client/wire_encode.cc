@@ -44,6 +44,8 @@ void write(pbf_writer& out, const AttachRequest& attach) {
   out.add_uint32(9, attach.rank);
   out.add_uint32(10, attach.world);
   out.add_string(11, attach.fallback_dir);
+  if (!attach.device.empty()) out.add_string(13, attach.device);
+  if (attach.bucket_bytes > 0) out.add_uint64(14, attach.bucket_bytes);
 }
 
 void write(pbf_writer& out, const LoadedRequest& loaded) { out.add_uint64(1, loaded.bytes); }

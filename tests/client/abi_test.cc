@@ -38,6 +38,9 @@ TEST(Abi, NullsAreInvalidOrNothing) {
   EXPECT_EQ(rk_attach(nullptr, nullptr, &session, &error), RK_INVALID);
   EXPECT_EQ(rk_next(nullptr, 0, nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_info(nullptr, nullptr, &error), RK_INVALID);
+  EXPECT_EQ(rk_tensors(nullptr, nullptr, nullptr, &error), RK_INVALID);
+  EXPECT_EQ(rk_next_bucket(nullptr, 0, nullptr, nullptr, &error), RK_INVALID);
+  EXPECT_EQ(rk_load_into(nullptr, nullptr, 0, 0, &error), RK_INVALID);
   EXPECT_EQ(rk_loaded(nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_wait_commit(nullptr, 0, &error), RK_INVALID);
   EXPECT_EQ(rk_wait_update(nullptr, 0, nullptr, &error), RK_INVALID);
@@ -90,6 +93,35 @@ TEST(Abi, StructuresOfOtherReleasesAreUnderstood) {
   ASSERT_EQ(rk_info(old_one.handle, &info, nullptr), RK_OK);
   EXPECT_EQ(info.version, 41u);
   EXPECT_EQ(info.bytes_done, 0xeeeeeeeeeeeeeeeeu) << "beyond the caller's structure";
+}
+
+TEST(Abi, CallersFromBeforeDevicesGoOnWorking) {
+  const FakeModel model;
+  ScriptedAgent server([&](AgentEnd& agent) {
+    agent.hello();
+    const auto call = agent.expect(Kind::kAttach);
+    EXPECT_EQ(call.attach().device(), "");
+    EXPECT_EQ(call.attach().bucket_bytes(), 0u);
+    agent.send(model.attached(call.call(), kSession, true), model.segments());
+    agent.until_closed();
+  });
+  const Agent agent = connect_to(server.store());
+  rk_attach_options options;
+  std::memset(&options, 0xee, sizeof options);  // what an old caller has behind its structure
+  const rk_attach_options meant = attach_options();
+  constexpr std::size_t kOldOptions = offsetof(rk_attach_options, device);
+  std::memcpy(&options, &meant, kOldOptions);
+  options.size = kOldOptions;
+  Session session;
+  rk_error error{};
+  ASSERT_EQ(rk_attach(agent.handle, &options, &session.handle, &error), RK_OK) << error.message;
+  rk_session_info info;
+  std::memset(&info, 0xee, sizeof info);
+  info.size = offsetof(rk_session_info, device_path);
+  ASSERT_EQ(rk_info(session.handle, &info, nullptr), RK_OK);
+  EXPECT_STREQ(info.rung, "local");
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(info.device_path), 0xeeeeeeeeeeeeeeeeu);
+  EXPECT_EQ(all_tensors(session).size(), 5u);
 }
 
 TEST(Abi, LongTextsAreCutAtACharacterAndStayOneLine) {

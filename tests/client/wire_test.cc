@@ -45,7 +45,9 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
                         .generation = std::uint64_t{1} << 50,
                         .rank = 2,
                         .world = 4,
-                        .fallback_dir = "/f"};
+                        .fallback_dir = "/f",
+                        .device = "GPU-6f2c",
+                        .bucket_bytes = std::uint64_t{1} << 40};
   auto attach = parsed({2, 3, 4000}, request);
   EXPECT_EQ(attach.session(), 3u);
   EXPECT_EQ(attach.deadline_ms(), 4000u);
@@ -63,6 +65,8 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(attach.attach().rank(), 2u);
   EXPECT_EQ(attach.attach().world(), 4u);
   EXPECT_EQ(attach.attach().fallback_dir(), "/f");
+  EXPECT_EQ(attach.attach().device(), "GPU-6f2c");
+  EXPECT_EQ(attach.attach().bucket_bytes(), std::uint64_t{1} << 40);
   request.version = 9;
   attach = parsed({2, 3, 4000}, request);
   EXPECT_FALSE(attach.attach().latest());
@@ -102,6 +106,8 @@ TEST(Wire, RepliesOfTheGeneratedCodeAreRead) {
   wanted.set_tensor("w");
   wanted.add_offset(3);
   wanted.add_extent(4);
+  attached.set_device_channel(true);
+  attached.set_no_device_channel("a MIG slice");
   auto message = decode(frame.SerializeAsString());
   ASSERT_TRUE(message) << message.error().message();
   EXPECT_EQ(message->call, 11u);
@@ -115,6 +121,8 @@ TEST(Wire, RepliesOfTheGeneratedCodeAreRead) {
   EXPECT_THAT(reply.ready, ElementsAre(std::pair(1u, 200u)));
   EXPECT_EQ(reply.rung, "peers");
   EXPECT_THAT(reply.wanted, ElementsAre(WantedBox{"w", {3}, {4}}));
+  EXPECT_TRUE(reply.device_channel);
+  EXPECT_EQ(reply.no_device_channel, "a MIG slice");
 
   frame.mutable_hello()->set_protocol(1);
   frame.mutable_hello()->set_incarnation("0123456789abcdef");
@@ -170,6 +178,8 @@ TEST(Wire, EveryCutOfAMessageIsAnErrorOrAMessage) {
   frame.mutable_attached()->mutable_ready()->add_begin(1);
   frame.mutable_attached()->mutable_ready()->add_end(2);
   frame.mutable_attached()->add_segment_bytes(1 << 30);
+  frame.mutable_attached()->set_device_channel(true);
+  frame.mutable_attached()->set_no_device_channel("no GPU");
   const std::string bytes = frame.SerializeAsString();
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_FALSE(decode(std::string_view(bytes).substr(0, size))) << size;

@@ -259,6 +259,12 @@ Finished run(std::vector<std::string> argv, milliseconds deadline) {
   return run(std::move(spawn), deadline);
 }
 
+std::string program(const std::filesystem::path& built) {
+  const char* const elsewhere = std::getenv("REKINDLE_TEST_PROGRAMS");
+  if (elsewhere == nullptr || *elsewhere == 0) return built.string();
+  return (std::filesystem::path(elsewhere) / built.filename()).string();
+}
+
 bool eventually(const std::function<bool()>& done, milliseconds deadline) {
   const Deadline end = std::chrono::steady_clock::now() + deadline;
   while (!done()) {

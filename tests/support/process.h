@@ -86,6 +86,10 @@ struct Finished {
 Finished run(Spawn spawn, milliseconds deadline = kPatience);
 Finished run(std::vector<std::string> argv, milliseconds deadline = kPatience);
 
+// The program at `built`, or, where the tests run elsewhere than they were built, the one of that
+// name in $REKINDLE_TEST_PROGRAMS.
+std::string program(const std::filesystem::path& built);
+
 // Polls `done` until it is true (true) or the deadline has passed (false).
 bool eventually(const std::function<bool()>& done, milliseconds deadline = kPatience);
 

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include <sys/socket.h>
+
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -59,6 +61,30 @@ class LonelyHost final : public Host {
     if (words_.back().rank == refuse_rank) co_return fail(ErrorCode::kDenied, "it lives on b");
     co_return answer_;
   }
+  // --- the device process, in the test's hands
+  Result<UniqueFd> serve_device(device::DeviceOrder order) override {
+    const std::lock_guard lock(mutex_);
+    if (!has_device) return Host::serve_device(std::move(order));
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      return fail_errno(errno, "socketpair");
+    }
+    device_ends.emplace_back(ends[1]);
+    device_orders.push_back(std::move(order));
+    return UniqueFd(ends[0]);
+  }
+  void tell_device(std::uint64_t, const bucket::TileRuns& runs, bool complete) override {
+    for (const auto& [begin, end] : runs) tiles_told += end - begin;
+    if (complete) device_complete = true;
+  }
+  void end_device(std::uint64_t session) override { device_ended = session; }
+  std::atomic<bool> has_device = false;
+  std::vector<UniqueFd> device_ends;               // before the answer, by the service
+  std::vector<device::DeviceOrder> device_orders;  // likewise
+  std::atomic<std::uint64_t> tiles_told = 0;
+  std::atomic<bool> device_complete = false;
+  std::atomic<std::uint64_t> device_ended = 0;
+
   // --- the coordinator, in the test's hands
   std::atomic<bool> fleet = false;
   std::atomic<std::uint32_t> refuse_rank = 1000;

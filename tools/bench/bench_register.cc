@@ -1,19 +1,17 @@
 #include "tools/bench/bench_register.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <map>
 #include <memory>
 #include <thread>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
-#include "src/base/unique_fd.h"
 #include "src/base/units.h"
+#include "tools/bench/fresh_memory.h"
 #include "transport/verbs/memory_registrar.h"
 
 namespace rekindle::bench {
@@ -22,7 +20,6 @@ namespace {
 namespace verbs = transport::verbs;
 
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
-constexpr std::size_t kMaxThreads = 8;  // as the registrar has
 constexpr const char* kTouch = "touched";
 constexpr const char* kLock = "mlock";
 constexpr const char* kFresh = "fresh, all devices";
@@ -32,69 +29,19 @@ constexpr const char* kGone = "deregistered, all devices";
 // Rates of each row by round, bytes per second.
 using Rates = std::map<std::string, std::vector<double>>;
 
-// Of a size that no page is there yet.
-class FreshMemory {
- public:
-  static Result<std::unique_ptr<FreshMemory>> create(const RegisterOptions& options) {
-    const unsigned flags = MFD_CLOEXEC | (options.huge ? MFD_HUGETLB : 0U);
-    UniqueFd fd(::memfd_create("rekindle-bench", flags));
-    if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(options.bytes)) != 0) {
-      return fail_errno(errno, "bench register: memory file");
-    }
-    void* const address =
-        ::mmap(nullptr, options.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    if (address == MAP_FAILED) {
-      return fail(
-          ErrorCode::kExhausted, "bench register: map {}{}: {}", format_bytes(options.bytes),
-          options.huge ? " of huge pages (sysctl vm.nr_hugepages)" : "", std::strerror(errno));
-    }
-    return std::unique_ptr<FreshMemory>(new FreshMemory(
-        std::move(fd),
-        {static_cast<std::byte*>(address), static_cast<std::size_t>(options.bytes)}));
-  }
-  ~FreshMemory() { ::munmap(bytes_.data(), bytes_.size()); }
-  FreshMemory(const FreshMemory&) = delete;
-  FreshMemory& operator=(const FreshMemory&) = delete;
-
-  std::span<std::byte> bytes() const { return bytes_; }
-  int fd() const { return fd_.get(); }
-
- private:
-  FreshMemory(UniqueFd fd, std::span<std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
-  UniqueFd fd_;
-  std::span<std::byte> bytes_;
-};
-
-std::size_t thread_count() {
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, kMaxThreads);
-}
-
 double since(TimePoint begin) { return seconds(SteadyClock().now() - begin); }
 
-void touch(std::span<std::byte> bytes) {
-  std::vector<std::thread> threads;
-  const std::size_t share = round_up(bytes.size() / thread_count() + 1, kPageBytes);
-  for (std::size_t at = 0; at < bytes.size(); at += share) {
-    threads.emplace_back([part = bytes.subspan(at, std::min(share, bytes.size() - at))] {
-      for (std::size_t page = 0; page < part.size(); page += kPageBytes) {
-        *static_cast<volatile std::byte*>(&part[page]) = std::byte{1};
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 Result<void> measure_touch(const RegisterOptions& options, Rates& rates) {
-  TRY(const auto memory, FreshMemory::create(options));
+  TRY(const auto memory, FreshMemory::create(options.bytes, options.huge));
   const TimePoint begin = SteadyClock().now();
-  touch(memory->bytes());
+  touch_pages(memory->bytes());
   rates[kTouch].push_back(static_cast<double>(options.bytes) / since(begin));
   return {};
 }
 
 // Where the limit allows it: a row less is no failure.
 Result<void> measure_lock(const RegisterOptions& options, Rates& rates) {
-  TRY(const auto memory, FreshMemory::create(options));
+  TRY(const auto memory, FreshMemory::create(options.bytes, options.huge));
   const TimePoint begin = SteadyClock().now();
   if (::mlock(memory->bytes().data(), memory->bytes().size()) != 0) return {};
   rates[kLock].push_back(static_cast<double>(options.bytes) / since(begin));
@@ -109,7 +56,7 @@ class Registering {
         registrar_(verbs::MemoryRegistrar::create(fabric, {})) {}
 
   Result<void> measure(Rates& rates) {
-    TRY(const auto memory, FreshMemory::create(options_));
+    TRY(const auto memory, FreshMemory::create(options_.bytes, options_.huge));
     const Duration touched_before = registrar_->stats().touching;
     TRY(double fresh_seconds, add(*memory, rates, /*fresh=*/true));
     touching_seconds_ += seconds(registrar_->stats().touching - touched_before);

@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "recovery/device/devices.h"
+#include "tools/bench/bench_pin.h"
 #include "tools/bench/bench_transfer.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
@@ -45,6 +47,7 @@ struct RegisterArgs {
   std::string bytes = "1G";
   bool huge = false;
   std::size_t rounds = 5;
+  std::string gpu;
 };
 
 // Nothing is wrong with a host that has no device: it is said, and that is all.
@@ -53,6 +56,22 @@ int not_possible(const Settings& settings, const std::string& why) {
     print_json(Json{{"bench", "register"}, {"possible", false}, {"why", why}});
   } else {
     print("bench register: not possible here: " + why + "\n");
+  }
+  return kExitOk;
+}
+
+Result<int> bench_pin(const Settings& settings, const RegisterArgs& args) {
+  bench::PinOptions options{.huge = args.huge, .rounds = args.rounds};
+  TRY(options.bytes, parse_size("--bytes", args.bytes));
+  TRY(const auto gpu, device::parse_gpu(args.gpu));
+  auto devices = device::Devices::find(gpu.doubles);
+  bucket::Device* const first = devices.open_first();
+  if (first == nullptr) return not_possible(settings, devices.problem());
+  TRY(const bench::PinReport report, bench::run_bench_pin(*first, options));
+  if (settings.json) {
+    print_json(Json::parse(bench::to_json(report)));
+  } else {
+    print(bench::to_text(report));
   }
   return kExitOk;
 }
@@ -82,15 +101,22 @@ Result<int> bench_register(const Settings& settings, const RegisterArgs& args) {
 void add_register(CLI::App& bench, Session& session) {
   CLI::App* sub = bench.add_subcommand(
       "register",
-      "Memory registered with the RDMA devices, and next to it the limit of this host in the same\n"
-      "run: as many fresh pages, touched or locked without a device.");
+      "Memory registered with the RDMA devices, or pinned for GPUs, and next to it the limit of "
+      "this\n"
+      "host in the same run: as many fresh pages, touched or locked without a device.");
   auto args = std::make_shared<RegisterArgs>();
   sub->add_option("--bytes", args->bytes, "Of each measurement [1G]")->type_name("SIZE");
   sub->add_flag("--huge", args->huge, "Huge pages, which the host has set aside (hugetlbfs)");
   sub->add_option("--rounds", args->rounds, "Figures are medians of so many [5]")->type_name("N");
+  sub->add_option("--gpu", args->gpu,
+                  "Pin it for the GPUs instead: auto, or double:1 (a GPU made of host memory)")
+      ->type_name("GPU");
   add_fabric_options(*sub, args->fabric);
   sub->callback([&session, args] {
-    session.choose("bench", [&session, args] { return bench_register(session.settings, *args); });
+    session.choose("bench", [&session, args] {
+      if (!args->gpu.empty()) return bench_pin(session.settings, *args);
+      return bench_register(session.settings, *args);
+    });
   });
 }
 

@@ -58,6 +58,7 @@ std::string bash_script(const CLI::App& app) {
   std::set<std::string> commands;
   std::string per_command;
   for (const CLI::App* sub : app.get_subcommands({})) {
+    if (sub->get_group().empty()) continue;  // not for people
     commands.insert(sub->get_name());
     collect(*sub, completion);
     std::set<std::string> names = option_names(*sub);

@@ -9,8 +9,10 @@
 
 #include "recovery/agent/host.h"
 #include "recovery/coordinator/coordinator.h"
+#include "recovery/device/options.h"
 #include "recovery/rpc/address.h"
 #include "src/base/units.h"
+#include "src/bucket/plan.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/fabric_options.h"
@@ -102,7 +104,24 @@ struct AgentArgs {
   std::string max_rate;
   std::string load_timeout = "10min";
   std::vector<std::string> allow_uids;
+  std::string gpu = "auto";
+  std::string gpu_bucket;
 };
+
+Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs& args) {
+  auto options = device::parse_gpu(args.gpu);
+  if (!options) return fail(std::move(options).error().with_context("--gpu"));
+  if (!args.gpu_bucket.empty()) {
+    TRY(options->bucket_bytes, parse_size("--gpu-bucket", args.gpu_bucket));
+    if (options->bucket_bytes < kMiB || options->bucket_bytes > bucket::kLargestBucket) {
+      return fail(ErrorCode::kInvalid, "--gpu-bucket {}: 1MiB to {} are possible", args.gpu_bucket,
+                  format_bytes(bucket::kLargestBucket));
+    }
+  }
+  const std::string level = settings.log_level.empty() ? "info" : settings.log_level;
+  options->arguments = {"--log-level", level, "--log-format", settings.log_format};
+  return options;
+}
 
 // What others would refuse is refused here, before anything runs.
 Result<void> check_agent_options(const agent::AgentOptions& options) {
@@ -152,6 +171,7 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
   if (options.load_timeout.count() == 0) {
     return fail(ErrorCode::kInvalid, "--load-timeout 0: no worker could ever load");
   }
+  TRY(options.gpu, gpu_options(settings, args));
   for (const auto& user : args.allow_uids) {
     TRY(const uid_t uid, parse_user("--allow-uid", user));
     options.allowed_uids.push_back(uid);
@@ -258,6 +278,14 @@ void add_agent(CLI::App& app, Session& session) {
                   "Serve workers of this user, too, who may then pass through the store's\n"
                   "directory (mode 0711); again for more. They trust an agent of root [own user]")
       ->type_name("USER");
+  sub->add_option(
+         "--gpu", args->gpu,
+         "Fill workers' buckets on GPUs, in a process of its own: auto (if there are any),\n"
+         "none, or double:N[:BYTES], which are made of host memory, for tests [auto]")
+      ->type_name("WHICH");
+  sub->add_option("--gpu-bucket", args->gpu_bucket,
+                  "Bytes of a bucket when a worker does not say [64MiB]")
+      ->type_name("SIZE");
   add_fabric_options(*sub, options.rdma.fabric);
   sub->callback([&session, args] {
     session.daemon = true;

@@ -56,5 +56,6 @@ void add_topo(CLI::App& app, Session& session);
 void add_doctor(CLI::App& app, Session& session);
 void add_completion(CLI::App& app, Session& session);
 void add_version(CLI::App& app, Session& session);
+void add_device_process(CLI::App& app, Session& session);
 
 }  // namespace rekindle::cli

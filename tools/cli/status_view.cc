@@ -167,6 +167,43 @@ std::string pulls_table(const proto::ClusterStatusResponse& status) {
                rows);
 }
 
+Json to_json(const proto::DeviceProcess& process) {
+  Json devices = Json::array();
+  for (const auto& device : process.devices()) {
+    devices.push_back(
+        {{"id", device.id()}, {"name", device.name()}, {"total_bytes", device.total_bytes()}});
+  }
+  return {{"state", process.state()},
+          {"devices", devices},
+          {"held_bytes", process.held_bytes()},
+          {"pinned_bytes", process.pinned_bytes()},
+          {"sessions", process.sessions()},
+          {"restarts", process.restarts()},
+          {"pid", process.pid()},
+          {"problem", process.problem()}};
+}
+
+// Which there are, and how the process is that drives them.
+std::string devices_text(const proto::DeviceProcess& process) {
+  if (process.state().empty()) return {};  // of an agent that is older
+  if (process.devices().empty()) {
+    return fmt::format("devices      none, {}: {}\n", printable(process.state()),
+                       process.problem().empty() ? "-" : printable(process.problem()));
+  }
+  std::string list;
+  for (const auto& device : process.devices()) {
+    list += fmt::format("{}{} ({}, {})", list.empty() ? "" : ", ", printable(device.id()),
+                        printable(device.name()), format_bytes(device.total_bytes()));
+  }
+  std::string text =
+      fmt::format("devices      {}\n             {}, {} of {} pinned, {} sessions", list,
+                  printable(process.state()), format_bytes(process.pinned_bytes()),
+                  format_bytes(process.held_bytes()), process.sessions());
+  if (process.restarts() > 0) text += fmt::format(", {} restarts", process.restarts());
+  if (!process.problem().empty()) text += "; last problem: " + printable(process.problem());
+  return text + "\n";
+}
+
 }  // namespace
 
 Json to_json(const proto::ClusterStatusResponse& status) {
@@ -261,7 +298,8 @@ Json to_json(const proto::AgentStatusResponse& status) {
           {"coordinator", status.coordinator()},
           {"coordinator_connected", status.coordinator_connected()},
           {"holdings", holdings_json(status.holdings())},
-          {"instances", instances_json(status)}};
+          {"instances", instances_json(status)},
+          {"devices", to_json(status.devices())}};
 }
 
 std::string to_text(const proto::AgentStatusResponse& status) {
@@ -272,11 +310,12 @@ std::string to_text(const proto::AgentStatusResponse& status) {
   }
   std::string text = fmt::format(
       "agent        {} at {}, {}, up {}\nstore        {}, {} of {}\ncoordinator  {}\n"
-      "serving      {} pullers, {} so far\n\n",
+      "serving      {} pullers, {} so far\n",
       printable(status.node().node_id()), printable(status.node().control_endpoint()),
       printable(status.software()), duration(status.uptime_ms()), printable(status.store()),
       format_bytes(status.store_bytes()), format_bytes(status.store_budget_bytes()), coordinator,
       status.sessions(), format_bytes(status.bytes_served()));
+  text += devices_text(status.devices()) + "\n";
   std::vector<std::vector<std::string>> rows;
   for (const auto& holding : status.holdings()) {
     rows.push_back(

@@ -3,15 +3,24 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "src/base/result.h"
-#include "src/client/wire.h"
 #include "src/tensor/layout.h"
 #include "src/tensor/tile.h"
 
 // What a session hands out, where its bytes lie, and how much of it is here. Pure.
-namespace rekindle::client {
+namespace rekindle::bucket {
+
+struct NamedBox {
+  std::string tensor;
+  std::vector<std::uint64_t> offset;  // in elements; empty: the whole tensor
+  std::vector<std::uint64_t> extent;
+  bool operator==(const NamedBox&) const = default;
+};
+using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;  // [begin, end)
 
 // One box as the worker gets it. When the agent's copy holds it contiguously, it is used in place.
 struct Piece {
@@ -35,11 +44,15 @@ class Contents {
   // From Attached. `wanted` empty: every box of the layout. kInternal when the agent's words do not
   // fit together: a wanted box that the layout lacks, a segment that is too short.
   static Result<Contents> create(std::string_view tensor_set, std::string_view layout,
-                                 std::span<const WantedBox> wanted,
+                                 std::span<const NamedBox> wanted,
                                  std::span<const std::uint64_t> segment_bytes);
 
   // Sorted by tensor; they neither move nor change but for tiles_missing.
   std::span<const Piece> pieces() const { return pieces_; }
+  const TileMap& tiles() const { return tiles_; }
+  std::uint64_t element_bytes(const Piece& piece) const {
+    return dtype_size_bytes(tensors_[piece.tensor].dtype);
+  }
   std::uint64_t total_bytes() const { return total_bytes_; }
   std::uint64_t ready_bytes() const { return ready_bytes_; }
 
@@ -49,13 +62,20 @@ class Contents {
   // Those that need no tile at all; once, after create().
   void take_empty(std::vector<std::size_t>& complete);
 
+  // How to bring a part of a piece together, row-major, from the segments: appends copies whose
+  // destination offsets count from the part's first byte. `part` lies in the piece's box.
+  struct Gather {
+    std::uint32_t segment = 0;
+    StridedCopy copy;  // src_offset from the segment's start
+  };
+  void gather(const Piece& piece, const Box& part, std::vector<Gather>& out) const;
   // For a piece that is not in place: copies its elements together from the segments.
   void gather(const Piece& piece, std::span<const std::byte* const> segments, std::byte* out) const;
 
  private:
   Contents(TensorSet tensors, Layout layout, TileMap tiles)
       : tensors_(std::move(tensors)), layout_(std::move(layout)), tiles_(std::move(tiles)) {}
-  Result<void> add_wanted(const WantedBox& wanted);
+  Result<void> add_wanted(const NamedBox& wanted);
   Result<void> add_piece(TensorIndex tensor, const Box& box);
   void finish();
   void mark_tile(TileIndex tile, TensorIndex tensor, std::vector<std::size_t>& complete);
@@ -71,4 +91,4 @@ class Contents {
   std::uint64_t ready_bytes_ = 0;
 };
 
-}  // namespace rekindle::client
+}  // namespace rekindle::bucket

@@ -1,9 +1,9 @@
-#include "src/client/contents.h"
+#include "src/bucket/contents.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace rekindle::client {
+namespace rekindle::bucket {
 
 namespace {
 
@@ -16,7 +16,7 @@ std::vector<std::uint64_t> values(const Dims& dims) {
   return {dims.span().begin(), dims.span().end()};
 }
 
-Result<Box> box_of(const WantedBox& wanted, const TensorInfo& tensor) {
+Result<Box> box_of(const NamedBox& wanted, const TensorInfo& tensor) {
   if (wanted.offset.empty() && wanted.extent.empty()) return Box::whole(tensor.shape);
   TRY(const Dims offset, Dims::from(wanted.offset));
   TRY(const Dims extent, Dims::from(wanted.extent));
@@ -28,7 +28,7 @@ Result<Box> box_of(const WantedBox& wanted, const TensorInfo& tensor) {
 }  // namespace
 
 Result<Contents> Contents::create(std::string_view tensor_set, std::string_view layout,
-                                  std::span<const WantedBox> wanted,
+                                  std::span<const NamedBox> wanted,
                                   std::span<const std::uint64_t> segment_bytes) {
   auto tensors = TensorSet::parse(tensor_set);
   if (!tensors) return broken(std::move(tensors).error());
@@ -47,7 +47,7 @@ Result<Contents> Contents::create(std::string_view tensor_set, std::string_view 
                 segments[i].name, segments[i].size_bytes, segment_bytes[i]);
   }
   Contents contents(std::move(*tensors), std::move(*parsed), std::move(*tiles));
-  for (const WantedBox& box : wanted) TRY_VOID(contents.add_wanted(box));
+  for (const NamedBox& box : wanted) TRY_VOID(contents.add_wanted(box));
   if (wanted.empty()) {
     for (const LayoutEntry& entry : contents.layout_.entries()) {
       TRY_VOID(contents.add_piece(entry.tensor, entry.box));
@@ -57,7 +57,7 @@ Result<Contents> Contents::create(std::string_view tensor_set, std::string_view 
   return contents;
 }
 
-Result<void> Contents::add_wanted(const WantedBox& wanted) {
+Result<void> Contents::add_wanted(const NamedBox& wanted) {
   const auto tensor = tensors_.find(wanted.tensor);
   if (!tensor) {
     return fail(ErrorCode::kInternal, "the agent names a tensor '{}' that its set does not have",
@@ -167,23 +167,31 @@ void Contents::mark_all_ready(std::vector<std::size_t>& complete) {
   }
 }
 
-void Contents::gather(const Piece& piece, std::span<const std::byte* const> segments,
-                      std::byte* out) const {
-  const std::uint64_t element = dtype_size_bytes(tensors_[piece.tensor].dtype);
+void Contents::gather(const Piece& piece, const Box& part, std::vector<Gather>& out) const {
   std::vector<StridedCopy> copies;
   for (const LayoutEntry& entry : layout_.entries_of(piece.tensor)) {
-    const auto common = intersect(piece.box, entry.box);
+    const auto common = intersect(part, entry.box);
     if (!common) continue;
     copies.clear();
-    strided_copies(*common, entry.box, piece.box, element, copies);
-    const std::byte* const from = segments[entry.segment] + entry.offset_bytes;
-    for (const StridedCopy& copy : copies) {
-      for (std::uint64_t i = 0; i < copy.count; ++i) {
-        std::memcpy(out + copy.dst_offset + i * copy.dst_stride,
-                    from + copy.src_offset + i * copy.src_stride, copy.run_bytes);
-      }
+    strided_copies(*common, entry.box, part, element_bytes(piece), copies);
+    for (StridedCopy copy : copies) {
+      copy.src_offset += entry.offset_bytes;
+      out.push_back({entry.segment, copy});
     }
   }
 }
 
-}  // namespace rekindle::client
+void Contents::gather(const Piece& piece, std::span<const std::byte* const> segments,
+                      std::byte* out) const {
+  std::vector<Gather> all;
+  gather(piece, piece.box, all);
+  for (const auto& [segment, copy] : all) {
+    const std::byte* const from = segments[segment] + copy.src_offset;
+    for (std::uint64_t i = 0; i < copy.count; ++i) {
+      std::memcpy(out + copy.dst_offset + i * copy.dst_stride, from + i * copy.src_stride,
+                  copy.run_bytes);
+    }
+  }
+}
+
+}  // namespace rekindle::bucket

@@ -1,4 +1,4 @@
-#include "src/client/contents.h"
+#include "src/bucket/contents.h"
 
 #include <algorithm>
 #include <random>
@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace rekindle::client {
+namespace rekindle::bucket {
 namespace {
 
 struct Copy {
@@ -28,7 +28,7 @@ Copy copy_of(std::vector<TensorInfo> infos) {
   return {std::move(tensors), std::move(layout), std::move(bytes)};
 }
 
-Contents contents_of(const Copy& copy, const std::vector<WantedBox>& wanted) {
+Contents contents_of(const Copy& copy, const std::vector<NamedBox>& wanted) {
   auto contents = Contents::create(copy.tensors.serialize(), copy.layout.serialize(), wanted,
                                    copy.segment_bytes);
   if (!contents) throw std::runtime_error(contents.error().message());
@@ -49,10 +49,10 @@ TEST(Contents, PiecesAreCompleteExactlyWhenTheirTilesAre) {
     const Copy copy = copy_of({{"a", DType::kF32, random_dims(random, 1500)},
                                {"b", DType::kU8, random_dims(random, 3000)},
                                {"c", DType::kF64, Shape{}}});
-    std::vector<WantedBox> wanted{{"c", {}, {}}};
+    std::vector<NamedBox> wanted{{"c", {}, {}}};
     for (int i = 0; i < 6; ++i) {
       const TensorInfo& tensor = copy.tensors[static_cast<TensorIndex>(random() % 2)];
-      WantedBox box{tensor.name, {}, {}};
+      NamedBox box{tensor.name, {}, {}};
       for (const std::uint64_t size : tensor.shape.span()) {
         const std::uint64_t begin = random() % size;
         box.offset.push_back(begin);
@@ -106,10 +106,10 @@ TEST(Contents, RunsThatAreNoneAreRefusedAndChangeNothing) {
 
 TEST(Contents, BoxesThatLeaveTheirTensorAreRefused) {
   const Copy copy = copy_of({{"a", DType::kU8, Shape{10, 10}}});
-  const auto refused = [&](WantedBox box) {
+  const auto refused = [&](NamedBox box) {
     const auto contents =
         Contents::create(copy.tensors.serialize(), copy.layout.serialize(),
-                         std::vector<WantedBox>{std::move(box)}, copy.segment_bytes);
+                         std::vector<NamedBox>{std::move(box)}, copy.segment_bytes);
     return !contents && contents.error().code() == ErrorCode::kInternal;
   };
   EXPECT_TRUE(refused({"a", {0, 0}, {11, 10}}));
@@ -120,4 +120,4 @@ TEST(Contents, BoxesThatLeaveTheirTensorAreRefused) {
 }
 
 }  // namespace
-}  // namespace rekindle::client
+}  // namespace rekindle::bucket

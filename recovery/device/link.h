@@ -1,0 +1,113 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/device.pb.h"
+#include "recovery/device/child.h"
+#include "recovery/device/connection.h"
+#include "recovery/device/options.h"
+#include "recovery/device/order.h"
+#include "recovery/rpc/task_group.h"
+#include "src/bucket/contents.h"
+
+namespace rekindle::device {
+
+struct LinkOptions {
+  GpuOptions gpu;
+  std::string program = "/proc/self/exe";
+  std::chrono::milliseconds release{600'000};  // of a bucket, by a worker that lives
+  std::chrono::milliseconds first_pause{250};  // before a restart; doubles with each
+  std::chrono::milliseconds longest_pause{30'000};
+  std::chrono::milliseconds healthy{60'000};  // for so long: the next pause is the first again
+  std::chrono::milliseconds hello{120'000};   // many GPUs without a persistent driver take long
+};
+
+struct DeviceInfo {
+  std::string id;
+  std::string name;
+  std::uint64_t total_bytes = 0;
+};
+
+struct LinkStatus {
+  enum class State { kOff, kStarting, kServing, kRestarting };
+  State state = State::kOff;
+  std::vector<DeviceInfo> devices;
+  std::uint64_t held_bytes = 0;  // that should be pinned
+  std::uint64_t pinned_bytes = 0;
+  std::size_t sessions = 0;
+  std::uint64_t restarts = 0;
+  std::uint32_t pid = 0;  // 0: none runs
+  std::string problem;    // the last one; of kOff: why
+};
+std::string_view to_string(LinkStatus::State state);
+
+// The agent's side of the device process: starts it, starts it again when it ends, and has it hold
+// the copies that are here. Without GPUs it is there and says so. Control thread only.
+class DeviceLink {
+ public:
+  using OnOver = std::function<void(const DeviceOver&)>;
+
+  DeviceLink(boost::asio::any_io_executor executor, LinkOptions options);
+  void start();
+  // The process is asked to end, then killed.
+  rpc::Task<void> close(std::chrono::milliseconds deadline);
+  // Of sessions that were not ended here.
+  void on_over(OnOver on_over) { on_over_ = std::move(on_over); }
+
+  bool wants_copies() const { return status_.state != LinkStatus::State::kOff; }
+  // The files, held until drop(), also by the processes to come.
+  void hold(std::uint64_t copy, std::vector<UniqueFd> segments, std::vector<std::uint64_t> bytes);
+  void drop(std::uint64_t copy);
+
+  // The worker's end of the channel; kUnavailable or kNotFound: why there is none.
+  Result<UniqueFd> serve(DeviceOrder order);
+  void tell(std::uint64_t session, const bucket::TileRuns& runs, bool complete);
+  void end(std::uint64_t session);
+
+  LinkStatus status() const;
+
+ private:
+  struct Held {
+    std::vector<UniqueFd> segments;
+    std::vector<std::uint64_t> bytes;
+  };
+  rpc::Task<void> run();
+  rpc::Task<Error> live();
+  rpc::Task<std::string> reap(Child& child);
+  rpc::Task<void> look();
+  std::vector<std::string> command() const;
+  Result<void> on_frame(const std::string& body);
+  Result<void> on_hello(const proto::DevicesHello& hello);
+  void on_held(const proto::SegmentsHeld& held);
+  void on_served(const proto::DeviceServed& served);
+  void send_hold(std::uint64_t copy, const Held& held);
+  void lose_sessions(const Error& why);
+  Result<void> check_ready(const std::string& device) const;
+
+  const boost::asio::any_io_executor executor_;
+  const LinkOptions options_;
+  OnOver on_over_;
+  LinkStatus status_;
+  std::map<std::uint64_t, Held> held_;
+  std::set<std::uint64_t> sessions_;
+  std::shared_ptr<Connection> connection_;  // null: no process
+  TimePoint life_began_{};
+  std::optional<TimePoint> greeted_;  // in this life
+  bool had_devices_ = false;          // in some life
+  bool none_here_ = false;
+  bool running_ = false;
+  bool closing_ = false;
+  rpc::TaskGroup tasks_;
+};
+
+}  // namespace rekindle::device

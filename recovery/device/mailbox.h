@@ -1,0 +1,57 @@
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "recovery/device/bell.h"
+#include "src/bucket/contents.h"
+
+namespace rekindle::device {
+
+// What the control thread tells a session's thread.
+class Mailbox {
+ public:
+  struct News {
+    bucket::TileRuns ready;
+    bool complete = false;
+    std::optional<Error> ended;
+  };
+  explicit Mailbox(Bell bell) : bell_(std::move(bell)) {}
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  void tell(const bucket::TileRuns& runs, bool complete) {
+    {
+      const std::lock_guard lock(mutex_);
+      news_.ready.insert(news_.ready.end(), runs.begin(), runs.end());
+      news_.complete = news_.complete || complete;
+    }
+    bell_.ring();
+  }
+  void end(Error why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!news_.ended) news_.ended = std::move(why);
+    }
+    bell_.ring();
+  }
+
+  int fd() const { return bell_.fd(); }
+  // What was told since the last time; that it has ended stays.
+  News take() {
+    bell_.hear();
+    const std::lock_guard lock(mutex_);
+    News news = std::move(news_);
+    news_ = {};
+    news_.ended = news.ended;
+    return news;
+  }
+
+ private:
+  const Bell bell_;
+  std::mutex mutex_;
+  News news_;
+};
+
+}  // namespace rekindle::device

@@ -1,0 +1,322 @@
+#include "recovery/device/process.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include <poll.h>
+
+#include "proto/device.pb.h"
+#include "recovery/device/devices.h"
+#include "recovery/device/segment_cache.h"
+#include "recovery/device/session.h"
+#include "recovery/rpc/convert.h"
+#include "src/base/log.h"
+#include "src/ipc/channel.h"
+
+namespace rekindle::device {
+
+namespace {
+
+constexpr int kReadsAtOnce = 16;
+constexpr std::chrono::milliseconds kHoldLook{20};
+constexpr std::chrono::milliseconds kLastWords{500};
+constexpr std::chrono::hours kIdle{1};
+constexpr std::uint32_t kAnyTile = 0xffff'ffff;  // the session knows how many there are
+
+TimePoint clock_now() { return SteadyClock().now(); }
+
+std::uint64_t microseconds(Duration duration) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(duration).count());
+}
+
+class Process {
+ public:
+  Process(ipc::Channel agent, Bell bell, const DeviceProcessOptions& options)
+      : agent_(std::move(agent)), bell_(std::move(bell)), options_(options) {}
+
+  Result<void> run();
+
+ private:
+  struct Hold {
+    std::vector<Segment> segments;
+    TimePoint began;
+    bool settled = false;
+  };
+  Result<void> send(const proto::DevicesToAgent& frame);
+  Result<void> say_hello();
+  Result<bool> receive();
+  Result<void> on_frame(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors);
+  Result<void> hold(const proto::HoldSegments& order, const std::vector<UniqueFd>& descriptors);
+  void drop(const proto::DropSegments& order);
+  Result<void> serve(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
+  Result<void> begin(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
+  Result<std::vector<Segment>> map(const std::vector<UniqueFd>& files,
+                                   const std::vector<std::uint64_t>& bytes);
+  Result<void> tell_held();
+  Result<void> tell_pinned();
+  Result<void> tell_served(std::uint64_t session, const SessionEnd& end);
+  Result<void> bury_sessions();
+  void wait();
+
+  ipc::Channel agent_;
+  const Bell bell_;
+  const DeviceProcessOptions options_;
+  Devices devices_;
+  std::unique_ptr<bucket::Pinner> pinner_;  // null without devices
+  std::unique_ptr<SegmentCache> cache_;
+  std::map<std::uint64_t, Hold> holds_;
+  std::uint64_t told_pinned_ = 0;
+  std::mutex mutex_;
+  std::vector<std::pair<std::uint64_t, SessionEnd>> over_;  // under mutex_
+  std::map<std::uint64_t, std::unique_ptr<Session>> sessions_;
+};
+
+Result<void> Process::send(const proto::DevicesToAgent& frame) {
+  TRY_VOID(agent_.push(frame.SerializeAsString()));
+  return agent_.send_some(clock_now());
+}
+
+Result<void> Process::say_hello() {
+  devices_ = Devices::find(options_.doubles);
+  // What one has pinned, all can read.
+  if (bucket::Device* const first = devices_.open_first()) {
+    pinner_ = std::make_unique<bucket::Pinner>(*first, options_.pin_threads);
+    cache_ = std::make_unique<SegmentCache>(*pinner_);
+  }
+  proto::DevicesToAgent frame;
+  auto& hello = *frame.mutable_hello();
+  hello.set_problem(devices_.problem());
+  for (const auto& one : devices_.all()) {
+    auto& device = *hello.add_devices();
+    device.set_id(one.id);
+    device.set_name(one.name);
+    device.set_total_bytes(one.total_bytes);
+  }
+  return send(frame);
+}
+
+Result<void> Process::run() {
+  TRY_VOID(say_hello());
+  for (;;) {
+    TRY(const bool more, receive());
+    if (!more) break;
+    TRY_VOID(bury_sessions());
+    TRY_VOID(tell_held());
+    TRY_VOID(tell_pinned());
+    TRY_VOID(agent_.send_some(clock_now()));
+    TRY_VOID(agent_.check_deadline(clock_now()));
+    wait();
+  }
+  const Error gone(ErrorCode::kPeerLost, "the agent of this host has gone");
+  for (const auto& [number, session] : sessions_) session->end(gone);
+  sessions_.clear();  // waits for them
+  for (const auto& [number, end] : over_) {
+    if (end.device_lost) return fail(*end.error);
+  }
+  return {};
+}
+
+void Process::wait() {
+  const TimePoint now = clock_now();
+  TimePoint until = agent_.deadline().value_or(now + kIdle);
+  const bool pinning = std::ranges::any_of(holds_, [](const auto& h) { return !h.second.settled; });
+  if (pinning) until = std::min(until, now + kHoldLook);
+  const short send_too = agent_.wants_to_send() ? POLLOUT : 0;
+  pollfd entries[] = {{agent_.fd(), static_cast<short>(POLLIN | send_too), 0},
+                      {bell_.fd(), POLLIN, 0}};
+  (void)::poll(entries, 2, ipc::poll_timeout_ms(now, until));
+}
+
+// False: the agent's end.
+Result<bool> Process::receive() {
+  for (int i = 0; i < kReadsAtOnce; ++i) {
+    auto got = agent_.receive_some(clock_now());
+    if (!got && got.error().code() == ErrorCode::kPeerLost) return false;
+    if (!got) return fail(std::move(got).error());
+    if (*got == ipc::Received::kEnd) return false;
+    if (*got == ipc::Received::kNothing) break;
+    for (;;) {
+      TRY(auto frame, agent_.next());
+      if (!frame) break;
+      proto::AgentToDevices parsed;
+      if (!parsed.ParseFromString(frame->body)) {
+        return fail(ErrorCode::kInvalid, "a malformed frame of {} bytes from the agent",
+                    frame->body.size());
+      }
+      TRY_VOID(on_frame(parsed, std::move(frame->descriptors)));
+    }
+  }
+  return true;
+}
+
+Result<void> Process::on_frame(const proto::AgentToDevices& frame,
+                               std::vector<UniqueFd> descriptors) {
+  switch (frame.kind_case()) {
+    case proto::AgentToDevices::kHold:
+      return hold(frame.hold(), descriptors);
+    case proto::AgentToDevices::kDrop:
+      drop(frame.drop());
+      return {};
+    case proto::AgentToDevices::kServe:
+      return serve(frame.serve(), std::move(descriptors));
+    case proto::AgentToDevices::kTiles: {
+      const auto found = sessions_.find(frame.tiles().session());
+      if (found == sessions_.end()) return {};
+      TRY(const auto runs, rpc::from_proto(frame.tiles().ready(), kAnyTile));
+      found->second->tell(runs, frame.tiles().complete());
+      return {};
+    }
+    case proto::AgentToDevices::kEnd: {
+      const auto found = sessions_.find(frame.end().session());
+      if (found != sessions_.end()) {
+        found->second->end(Error(ErrorCode::kStale, "the worker's session has ended"));
+      }
+      return {};
+    }
+    default:
+      return fail(ErrorCode::kInvalid, "the agent says what this process does not know");
+  }
+}
+
+Result<std::vector<Segment>> Process::map(const std::vector<UniqueFd>& files,
+                                          const std::vector<std::uint64_t>& bytes) {
+  if (files.size() != bytes.size()) {
+    return fail(ErrorCode::kInvalid, "{} files for {} segments", files.size(), bytes.size());
+  }
+  if (cache_ == nullptr) return fail(ErrorCode::kNotFound, "there is no device here");
+  std::vector<Segment> segments;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    TRY(auto segment, cache_->get(files[i].get(), bytes[i]));
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+Result<void> Process::hold(const proto::HoldSegments& order,
+                           const std::vector<UniqueFd>& descriptors) {
+  auto segments = map(descriptors, {order.bytes().begin(), order.bytes().end()});
+  if (segments) {
+    holds_[order.copy()] = {std::move(*segments), clock_now(), false};
+    return {};
+  }
+  proto::DevicesToAgent frame;
+  frame.mutable_held()->set_copy(order.copy());
+  frame.mutable_held()->set_problem(segments.error().message());
+  return send(frame);
+}
+
+void Process::drop(const proto::DropSegments& order) { holds_.erase(order.copy()); }
+
+Result<void> Process::tell_pinned() {
+  const std::uint64_t bytes = pinner_ != nullptr ? pinner_->pinned_bytes() : 0;
+  if (bytes == told_pinned_) return {};
+  told_pinned_ = bytes;
+  proto::DevicesToAgent frame;
+  frame.mutable_pinned()->set_bytes(bytes);
+  return send(frame);
+}
+
+Result<void> Process::tell_held() {
+  for (auto& [copy, hold] : holds_) {
+    if (hold.settled) continue;
+    hold.settled = std::ranges::all_of(hold.segments, [this](const Segment& segment) {
+      return pinner_->settled(*segment, 0, segment->bytes());
+    });
+    if (!hold.settled) continue;
+    proto::DevicesToAgent frame;
+    auto& held = *frame.mutable_held();
+    held.set_copy(copy);
+    held.set_pinned_bytes(pinner_->pinned_bytes());
+    held.set_elapsed_us(microseconds(clock_now() - hold.began));
+    const auto failure = pinner_->last_failure();
+    if (failure && held.pinned_bytes() < cache_->mapped_bytes()) {
+      held.set_problem(failure->message());
+    }
+    TRY_VOID(send(frame));
+  }
+  return {};
+}
+
+Result<void> Process::serve(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors) {
+  const auto began = begin(order, std::move(descriptors));
+  if (began) return {};
+  SessionEnd end;
+  end.error = began.error();
+  return tell_served(order.session(), end);
+}
+
+Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors) {
+  SessionOrder session;
+  session.number = order.session();
+  session.pinner = pinner_.get();
+  TRY(session.device, devices_.open(order.device()));
+  if (descriptors.empty() || sessions_.contains(order.session())) {
+    return fail(ErrorCode::kInvalid, "session {} comes without a socket, or again",
+                order.session());
+  }
+  session.socket = std::move(descriptors.back());
+  descriptors.pop_back();
+  TRY(session.attached, parse_attached(order.attached()));
+  TRY(session.segments, map(descriptors, session.attached.segment_bytes));
+  if (order.bucket_bytes() != 0) session.slots.bucket_bytes = order.bucket_bytes();
+  session.slots.slots = options_.slots;
+  session.slots.free_fraction = options_.free_fraction;
+  session.times = options_.times;
+  const std::uint64_t number = order.session();
+  TRY(sessions_[number], Session::start(std::move(session), [this, number](SessionEnd end) {
+        const std::lock_guard lock(mutex_);
+        over_.emplace_back(number, std::move(end));
+        bell_.ring();
+      }));
+  return {};
+}
+
+Result<void> Process::tell_served(std::uint64_t session, const SessionEnd& end) {
+  proto::DevicesToAgent frame;
+  auto& served = *frame.mutable_served();
+  served.set_session(session);
+  if (end.error) *served.mutable_error() = rpc::to_status(*end.error);
+  served.set_buckets(end.buckets);
+  served.set_bytes(end.bytes);
+  served.set_elapsed_us(microseconds(end.elapsed));
+  return send(frame);
+}
+
+Result<void> Process::bury_sessions() {
+  bell_.hear();
+  std::vector<std::pair<std::uint64_t, SessionEnd>> over;
+  {
+    const std::lock_guard lock(mutex_);
+    over.swap(over_);
+  }
+  for (const auto& [number, end] : over) {
+    TRY_VOID(tell_served(number, end));
+    if (end.device_lost) {
+      const TimePoint until = clock_now() + kLastWords;
+      while (agent_.wants_to_send() && clock_now() < until) {
+        TRY_VOID(ipc::wait_for(agent_.fd(), POLLOUT, until));
+        TRY_VOID(agent_.send_some(clock_now()));
+      }
+      return fail(*end.error);
+    }
+    sessions_.erase(number);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> run_device_process(UniqueFd socket, const DeviceProcessOptions& options) {
+  TRY(auto agent, ipc::Channel::adopt(std::move(socket), ipc::kMaxFrameDescriptors));
+  TRY(auto bell, Bell::create());
+  auto process = std::make_unique<Process>(std::move(agent), std::move(bell), options);
+  auto ran = process->run();
+  if (!ran) (void)process.release();
+  return ran;
+}
+
+}  // namespace rekindle::device

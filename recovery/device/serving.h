@@ -1,0 +1,70 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "recovery/device/mailbox.h"
+#include "recovery/device/wire.h"
+#include "recovery/device/worker_deliver.h"
+#include "src/bucket/segment_fetch.h"
+
+namespace rekindle::device {
+
+struct SessionTimes {
+  std::chrono::milliseconds release{600'000};  // of each bucket, by a worker that lives
+  std::chrono::milliseconds drain{10'000};     // of what is queued, by the device
+  std::chrono::milliseconds close{5'000};  // of what it has opened, by a worker that was told all
+};
+
+struct SessionOrder {
+  std::uint64_t number = 0;
+  bucket::Device* device = nullptr;  // both outlive the session
+  const bucket::Pinner* pinner = nullptr;
+  AttachedWords attached;
+  bucket::SegmentFetch::Segments segments;
+  UniqueFd socket;  // to the worker
+  bucket::SlotOptions slots;
+  SessionTimes times;
+};
+
+struct SessionEnd {
+  std::optional<Error> error;  // nullopt: every bucket was delivered
+  // The device has failed for good: only the end of this process frees what the session has of it.
+  bool device_lost = false;
+  std::uint64_t buckets = 0;
+  std::uint64_t bytes = 0;
+  Duration elapsed{};  // first bucket queued → last one released
+};
+
+// The work of one session: from what the worker was attached to, to its last bucket. It polls while
+// the device is about to be done with a bucket and sleeps otherwise. One thread.
+class Serving {
+ public:
+  Serving(SessionOrder order, Mailbox& mailbox) : order_(std::move(order)), mailbox_(mailbox) {}
+
+  // When it ends with device_lost, this must not be destroyed.
+  SessionEnd run();
+
+ private:
+  Result<void> prepare();
+  Result<void> deliver_all();
+  Result<void> hear();
+  void wait(bucket::Pipeline::State state, TimePoint now);
+  bool all_settled();
+  std::optional<Error> let_go(bool hung);
+
+  SessionOrder order_;
+  Mailbox& mailbox_;
+  std::optional<bucket::Contents> contents_;
+  std::optional<bucket::Plan> plan_;
+  std::optional<bucket::Slots> slots_;
+  std::unique_ptr<bucket::SegmentFetch> fetch_;
+  std::unique_ptr<WorkerDeliver> deliver_;
+  std::unique_ptr<bucket::Pipeline> pipeline_;
+  std::optional<TimePoint> began_;
+  bool settled_ = false;
+};
+
+}  // namespace rekindle::device

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "recovery/device/mailbox.h"
+#include "recovery/device/serving.h"
+
+namespace rekindle::device {
+
+// A session of a worker on a device, on a thread of its own.
+class Session {
+ public:
+  using OnOver = std::function<void(SessionEnd)>;  // the thread's last act, once
+
+  static Result<std::unique_ptr<Session>> start(SessionOrder order, OnOver on_over);
+  ~Session();  // ends it, and waits for as long as the device needs to drain
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Tiles that have verified since. Any thread.
+  void tell(const bucket::TileRuns& runs, bool complete) { mailbox_.tell(runs, complete); }
+  void end(Error why) { mailbox_.end(std::move(why)); }
+
+ private:
+  explicit Session(Bell bell) : mailbox_(std::move(bell)) {}
+  void run(SessionOrder order, const OnOver& on_over);
+
+  Mailbox mailbox_;
+  std::thread thread_;
+};
+
+}  // namespace rekindle::device

@@ -1,0 +1,203 @@
+#include "src/bucket/double_device.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "src/bucket/double_stream.h"
+
+namespace rekindle::bucket {
+
+namespace {
+
+constexpr std::string_view kPrefix = "double:";
+constexpr std::string_view kMemoryHandle = "memory";
+constexpr std::string_view kEventHandle = "event";
+
+// Of fixed size, so that no process can make another's mapping fault.
+Result<UniqueFd> make_memfd(std::uint64_t bytes) {
+  UniqueFd fd(::memfd_create("rekindle-device", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return fail_errno(errno, "create a memfd for a double device");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return fail_errno(errno, "size a memfd for a double device");
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    return fail_errno(errno, "seal a memfd for a double device");
+  }
+  return fd;
+}
+
+Result<void> check_handle(const Handle& handle, std::string_view kind, std::uint64_t bytes) {
+  if (handle.bytes != kind || !handle.fd) {
+    return fail(ErrorCode::kInvalid, "this is no handle of a double device's {}", kind);
+  }
+  const int seals = ::fcntl(handle.fd.get(), F_GET_SEALS);
+  struct stat info {};
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(handle.fd.get(), &info) != 0 ||
+      info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes) {
+    return fail(ErrorCode::kInvalid, "the handle of a double device's {} has fewer than {} bytes",
+                kind, bytes);
+  }
+  return {};
+}
+
+Result<Handle> duplicate(const UniqueFd& fd, std::string_view kind) {
+  if (!fd) {
+    return fail(ErrorCode::kUnavailable, "share a double device's {}: it was opened from a handle",
+                kind);
+  }
+  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!copy) return fail_errno(errno, "share a double device's memory");
+  return Handle{std::string(kind), std::move(copy)};
+}
+
+// What was allocated, of all that there is.
+class Budget {
+ public:
+  explicit Budget(std::uint64_t total) : total_(total) {}
+  bool take(std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (bytes > total_ - used_) return false;
+    used_ += bytes;
+    return true;
+  }
+  void give_back(std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    used_ -= bytes;
+  }
+  DeviceMemory state() const {
+    const std::lock_guard lock(mutex_);
+    return {total_ - used_, total_};
+  }
+
+ private:
+  const std::uint64_t total_;
+  mutable std::mutex mutex_;
+  std::uint64_t used_ = 0;
+};
+
+class DoubleMemory final : public Memory {
+ public:
+  DoubleMemory(std::unique_ptr<Mapping> mapping, UniqueFd fd, std::shared_ptr<Budget> budget)
+      : mapping_(std::move(mapping)), fd_(std::move(fd)), budget_(std::move(budget)) {}
+  ~DoubleMemory() override {
+    if (budget_ != nullptr) budget_->give_back(mapping_->bytes());
+  }
+  DeviceAddress address() const override {
+    return reinterpret_cast<std::uintptr_t>(mapping_->data());
+  }
+  std::uint64_t bytes() const override { return mapping_->bytes(); }
+  const UniqueFd& fd() const { return fd_; }
+
+ private:
+  const std::unique_ptr<Mapping> mapping_;
+  const UniqueFd fd_;                     // none: opened
+  const std::shared_ptr<Budget> budget_;  // null: opened
+};
+
+class DoublePin final : public Pin {};
+
+class DoubleDevice final : public Device {
+ public:
+  DoubleDevice(std::string id, std::uint64_t memory_bytes)
+      : id_(std::move(id)), budget_(std::make_shared<Budget>(memory_bytes)) {}
+
+  const std::string& id() const override { return id_; }
+  const std::string& name() const override { return name_; }
+  Result<DeviceMemory> memory() const override { return budget_->state(); }
+  Result<std::unique_ptr<Memory>> allocate(std::uint64_t bytes) override;
+  Result<std::unique_ptr<Event>> make_event() override;
+  Result<std::unique_ptr<Stream>> make_stream() override {
+    return make_double_stream(std::make_shared<DoubleQueue>());
+  }
+  Result<std::unique_ptr<Stream>> borrow_stream(void* stream) override;
+  Result<bool> is_done(const Event& event) override {
+    const EventState& state = static_cast<const DoubleEvent&>(event).page().state();
+    return state.completed.load() >= state.recorded.load();
+  }
+  Result<std::unique_ptr<Pin>> pin(std::span<const std::byte> /*memory*/) override {
+    return std::make_unique<DoublePin>();
+  }
+  Result<Handle> share(Memory& memory) override {
+    return duplicate(static_cast<DoubleMemory&>(memory).fd(), kMemoryHandle);
+  }
+  Result<Handle> share(Event& event) override {
+    return duplicate(static_cast<DoubleEvent&>(event).fd(), kEventHandle);
+  }
+  Result<std::unique_ptr<Memory>> open_memory(const Handle& handle, std::uint64_t bytes) override;
+  Result<std::unique_ptr<Event>> open_event(const Handle& handle) override;
+
+ private:
+  const std::string id_;
+  const std::string name_ = "host memory";
+  const std::shared_ptr<Budget> budget_;
+  std::mutex mutex_;
+  std::weak_ptr<DoubleQueue> default_queue_;  // guarded by mutex_
+};
+
+Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {
+  if (bytes == 0) return fail(ErrorCode::kInvalid, "allocate 0 bytes on {}", id_);
+  if (!budget_->take(bytes)) {
+    const DeviceMemory now = budget_->state();
+    return fail(ErrorCode::kExhausted, "allocate {} bytes on {}: {} of {} are free", bytes, id_,
+                now.free_bytes, now.total_bytes);
+  }
+  auto make = [&]() -> Result<std::unique_ptr<Memory>> {
+    TRY(UniqueFd fd, make_memfd(bytes));
+    TRY(auto mapping, Mapping::of(fd.get(), bytes));
+    return std::make_unique<DoubleMemory>(std::move(mapping), std::move(fd), budget_);
+  };
+  auto memory = make();
+  if (!memory) budget_->give_back(bytes);
+  return memory;
+}
+
+Result<std::unique_ptr<Event>> DoubleDevice::make_event() {
+  TRY(UniqueFd fd, make_memfd(sizeof(EventState)));
+  TRY(auto mapping, Mapping::of(fd.get(), sizeof(EventState)));
+  return std::make_unique<DoubleEvent>(std::make_shared<EventPage>(std::move(mapping)),
+                                       std::move(fd));
+}
+
+Result<std::unique_ptr<Stream>> DoubleDevice::borrow_stream(void* stream) {
+  if (stream != nullptr) {
+    return fail(ErrorCode::kInvalid, "{} has no stream but the default one: pass null", id_);
+  }
+  const std::lock_guard lock(mutex_);
+  auto queue = default_queue_.lock();
+  if (queue == nullptr) default_queue_ = queue = std::make_shared<DoubleQueue>();
+  return make_double_stream(std::move(queue));
+}
+
+Result<std::unique_ptr<Memory>> DoubleDevice::open_memory(const Handle& handle,
+                                                          std::uint64_t bytes) {
+  if (bytes == 0) return fail(ErrorCode::kInvalid, "open 0 bytes on {}", id_);
+  TRY_VOID(check_handle(handle, kMemoryHandle, bytes));
+  TRY(auto mapping, Mapping::of(handle.fd.get(), bytes));
+  return std::make_unique<DoubleMemory>(std::move(mapping), UniqueFd(), nullptr);
+}
+
+Result<std::unique_ptr<Event>> DoubleDevice::open_event(const Handle& handle) {
+  TRY_VOID(check_handle(handle, kEventHandle, sizeof(EventState)));
+  TRY(auto mapping, Mapping::of(handle.fd.get(), sizeof(EventState)));
+  return std::make_unique<DoubleEvent>(std::make_shared<EventPage>(std::move(mapping)), UniqueFd());
+}
+
+}  // namespace
+
+std::unique_ptr<Device> make_double_device(std::string id, std::uint64_t memory_bytes) {
+  return std::make_unique<DoubleDevice>(std::move(id), memory_bytes);
+}
+
+bool is_double(std::string_view id) {
+  return id.size() > kPrefix.size() && id.starts_with(kPrefix) &&
+         std::all_of(id.begin() + kPrefix.size(), id.end(),
+                     [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace rekindle::bucket

@@ -1,0 +1,169 @@
+#include "src/bucket/double_stream.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include <sys/mman.h>
+
+namespace rekindle::bucket {
+
+namespace {
+
+using std::chrono::microseconds;
+
+// For a stream that waits for an event whose recorder has died, or for ever.
+constexpr std::chrono::seconds kPatience{2};
+constexpr microseconds kLongestSleep{100};
+constexpr std::uint64_t kCopyStep = 1 << 20;
+
+bool copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
+          const std::atomic<bool>& stop) {
+  for (std::uint64_t at = 0; at < bytes; at += kCopyStep) {
+    if (stop.load(std::memory_order_relaxed)) return false;
+    std::memcpy(to + at, from + at, std::min(kCopyStep, bytes - at));
+  }
+  return true;
+}
+
+std::byte* host_pointer(DeviceAddress address) {
+  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+}
+
+bool do_upload(const Upload& upload, const std::atomic<bool>& stop) {
+  for (std::uint64_t row = 0; row < upload.rows; ++row) {
+    if (stop.load(std::memory_order_relaxed)) return false;
+    if (!copy(host_pointer(upload.to) + row * upload.to_stride,
+              upload.from + row * upload.from_stride, upload.run_bytes, stop)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool wait_for(const EventState& state, std::uint64_t sequence, const std::atomic<bool>& stop) {
+  microseconds nap{1};
+  while (state.completed.load() < sequence) {
+    if (stop.load(std::memory_order_relaxed)) return false;
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kLongestSleep);
+  }
+  return true;
+}
+
+void complete(EventState& state, std::uint64_t sequence) {
+  std::uint64_t before = state.completed.load();
+  while (before < sequence && !state.completed.compare_exchange_weak(before, sequence)) {
+  }
+}
+
+class DoubleStream final : public Stream {
+ public:
+  explicit DoubleStream(std::shared_ptr<DoubleQueue> queue) : queue_(std::move(queue)) {}
+  ~DoubleStream() override { queue_->wait_empty(SteadyClock().now() + kPatience); }
+
+  Result<void> upload(std::span<const Upload> copies) override {
+    queue_->push([all = std::vector(copies.begin(), copies.end())](const auto& stop) {
+      return std::all_of(all.begin(), all.end(),
+                         [&](const Upload& c) { return do_upload(c, stop); });
+    });
+    return {};
+  }
+  Result<void> move(std::span<const Move> copies) override {
+    queue_->push([all = std::vector(copies.begin(), copies.end())](const auto& stop) {
+      return std::all_of(all.begin(), all.end(), [&](const Move& c) {
+        return copy(host_pointer(c.to), host_pointer(c.from), c.bytes, stop);
+      });
+    });
+    return {};
+  }
+  Result<void> download(std::span<const Download> copies) override {
+    queue_->push([all = std::vector(copies.begin(), copies.end())](const auto& stop) {
+      return std::all_of(all.begin(), all.end(), [&](const Download& c) {
+        return copy(c.to, host_pointer(c.from), c.bytes, stop);
+      });
+    });
+    return {};
+  }
+  Result<void> record(Event& event) override {
+    auto page = static_cast<DoubleEvent&>(event).shared_page();
+    const std::uint64_t sequence = page->state().recorded.fetch_add(1) + 1;
+    queue_->push([page = std::move(page), sequence](const auto& /*stop*/) {
+      complete(page->state(), sequence);
+      return true;
+    });
+    return {};
+  }
+  Result<void> wait(Event& event) override {
+    auto page = static_cast<DoubleEvent&>(event).shared_page();
+    const std::uint64_t sequence = page->state().recorded.load();
+    queue_->push([page = std::move(page), sequence](const auto& stop) {
+      return wait_for(page->state(), sequence, stop);
+    });
+    return {};
+  }
+  Result<void> finish(TimePoint deadline) override {
+    if (queue_->wait_empty(deadline)) return {};
+    return fail(ErrorCode::kTimeout, "the work of a double device's stream is not done yet");
+  }
+
+ private:
+  const std::shared_ptr<DoubleQueue> queue_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Mapping>> Mapping::of(int fd, std::uint64_t bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return fail_errno(errno, "map a memfd of a double device");
+  return std::unique_ptr<Mapping>(new Mapping(data, bytes));
+}
+
+Mapping::~Mapping() { ::munmap(data_, bytes_); }
+
+DoubleQueue::DoubleQueue() : thread_([this] { run(); }) {}
+
+DoubleQueue::~DoubleQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void DoubleQueue::push(Work work) {
+  {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+  }
+  changed_.notify_all();
+}
+
+bool DoubleQueue::wait_empty(TimePoint deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline, [this] { return work_.empty(); });
+}
+
+void DoubleQueue::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stop_ || !work_.empty(); });
+    if (stop_) return;
+    Work& work = work_.front();  // others push behind it: a deque's elements stay where they are
+    lock.unlock();
+    const bool done = work(stop_);
+    lock.lock();
+    if (!done) return;
+    work_.pop_front();
+    if (work_.empty()) changed_.notify_all();
+  }
+}
+
+std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue) {
+  return std::make_unique<DoubleStream>(std::move(queue));
+}
+
+}  // namespace rekindle::bucket

@@ -1,0 +1,133 @@
+#include "src/bucket/pinned.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+namespace rekindle::bucket {
+
+// Pieces are settled one by one; `pins` and `settled` are guarded by the pinner's mutex.
+struct Pinner::Segment final : PinnedSegment {
+  Segment(Pinner& owner, void* mapping, std::uint64_t size) : pinner(owner) {
+    data_ = static_cast<const std::byte*>(mapping);
+    bytes_ = size;
+    const std::size_t count = (size + kPieceBytes - 1) / kPieceBytes;
+    pins.resize(count);
+    settled.resize(count);
+  }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment() override {
+    std::uint64_t pinned = 0;
+    for (std::size_t i = 0; i < pins.size(); ++i) {
+      if (pins[i] != nullptr) pinned += piece(i).size();
+    }
+    pins.clear();
+    ::munmap(const_cast<std::byte*>(data_), bytes_);
+    const std::lock_guard lock(pinner.mutex_);
+    pinner.pinned_bytes_ -= pinned;
+  }
+  std::span<const std::byte> piece(std::size_t index) const {
+    const std::uint64_t begin = index * kPieceBytes;
+    return {data_ + begin, std::min(kPieceBytes, bytes_ - begin)};
+  }
+
+  Pinner& pinner;
+  std::vector<std::unique_ptr<Pin>> pins;  // null: not yet, or it could not be pinned
+  std::vector<bool> settled;
+};
+
+Pinner::Pinner(Device& device, unsigned threads) : device_(device) {
+  for (unsigned i = 0; i < std::max(threads, 1u); ++i) threads_.emplace_back([this] { run(); });
+}
+
+Pinner::~Pinner() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  work_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Result<std::shared_ptr<const PinnedSegment>> Pinner::add(int fd, std::uint64_t bytes) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return fail_errno(errno, "look at a segment");
+  if (static_cast<std::uint64_t>(status.st_size) < bytes || bytes == 0) {
+    return fail(ErrorCode::kInternal, "a segment of {} bytes is a file of {}", bytes,
+                status.st_size);
+  }
+  // A device registers what the process may write; what a worker has is read-only, and is not
+  // pinned.
+  const bool writable = (::fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
+  void* const mapping =
+      ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  if (mapping == MAP_FAILED) return fail_errno(errno, "map a segment");
+  const auto segment = std::make_shared<Segment>(*this, mapping, bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < segment->settled.size(); ++i) jobs_.push_back({segment, i});
+  }
+  work_.notify_all();
+  return segment;
+}
+
+void Pinner::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+    if (stopping_) return;
+    const Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    auto segment = job.segment.lock();
+    if (segment != nullptr) {
+      auto pin = device_.pin(segment->piece(job.piece));
+      const std::lock_guard held(mutex_);
+      if (pin) {
+        segment->pins[job.piece] = std::move(*pin);
+        pinned_bytes_ += segment->piece(job.piece).size();
+      } else {
+        last_failure_ = std::move(pin).error();
+      }
+      segment->settled[job.piece] = true;
+      settled_.notify_all();
+    }
+    segment.reset();  // perhaps the last reference: it locks
+    lock.lock();
+  }
+}
+
+bool Pinner::settled(const PinnedSegment& segment, std::uint64_t from, std::uint64_t bytes) const {
+  const auto& mine = static_cast<const Segment&>(segment);
+  if (bytes == 0) return true;
+  const std::lock_guard lock(mutex_);
+  for (std::uint64_t i = from / kPieceBytes; i <= (from + bytes - 1) / kPieceBytes; ++i) {
+    if (!mine.settled[i]) return false;
+  }
+  return true;
+}
+
+bool Pinner::wait(const PinnedSegment& segment, TimePoint deadline) const {
+  const auto& mine = static_cast<const Segment&>(segment);
+  std::unique_lock lock(mutex_);
+  return settled_.wait_until(lock, deadline, [&mine] {
+    return std::find(mine.settled.begin(), mine.settled.end(), false) == mine.settled.end();
+  });
+}
+
+std::uint64_t Pinner::pinned_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return pinned_bytes_;
+}
+
+std::optional<Error> Pinner::last_failure() const {
+  const std::lock_guard lock(mutex_);
+  return last_failure_;
+}
+
+}  // namespace rekindle::bucket

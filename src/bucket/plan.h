@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/bucket/contents.h"
+
+// How a session's contents are cut into buckets. Pure.
+namespace rekindle::bucket {
+
+inline constexpr std::uint64_t kPartAlignment = 256;  // of each part in its bucket
+inline constexpr std::uint64_t kSmallestBucket = 16ull << 20;
+inline constexpr std::uint64_t kDefaultBucket = 64ull << 20;
+inline constexpr std::uint64_t kLargestBucket = 256ull << 20;
+
+// A run of one piece's row-major bytes. Most pieces are one part; a piece that is larger than a
+// bucket is several, in order. A piece without elements is one part of 0 bytes.
+struct Part {
+  std::uint32_t piece = 0;         // index into Contents::pieces()
+  std::uint64_t offset_bytes = 0;  // in the piece
+  std::uint64_t bytes = 0;
+  std::uint64_t at = 0;  // in the bucket; a multiple of kPartAlignment
+  bool operator==(const Part&) const = default;
+};
+
+// `rows` runs that lie in a segment, and where they go in the bucket.
+struct SegmentCopy {
+  std::uint32_t segment = 0;
+  std::uint64_t from = 0;  // from the segment's start
+  std::uint64_t at = 0;    // in the bucket
+  std::uint64_t run_bytes = 0;
+  std::uint64_t rows = 1;
+  std::uint64_t from_stride = 0;
+  std::uint64_t to_stride = 0;
+  bool operator==(const SegmentCopy&) const = default;
+};
+
+// Buckets in the order in which their bytes lie in the segments, so that parts that lie side by
+// side there are one copy. Each element of each piece is in exactly one part.
+class Plan {
+ public:
+  // kInvalid: a bucket that is smaller than kPartAlignment.
+  static Result<Plan> create(const Contents& contents, std::uint64_t bucket_bytes);
+  // Only these pieces, in this order: the same parts whatever the layout.
+  static Result<Plan> in_order(const Contents& contents, std::span<const std::uint32_t> pieces,
+                               std::uint64_t bucket_bytes);
+
+  std::size_t size() const { return buckets_.size(); }
+  std::uint64_t bytes(std::size_t bucket) const { return buckets_[bucket].bytes; }  // with padding
+  std::span<const Part> parts(std::size_t bucket) const;
+  std::span<const SegmentCopy> copies(std::size_t bucket) const;
+  // Tiles that must have verified before it is filled; ascending, disjoint.
+  std::span<const std::pair<TileIndex, TileIndex>> tiles(std::size_t bucket) const;
+  std::uint64_t payload_bytes() const { return payload_bytes_; }
+
+ private:
+  friend class PlanBuilder;
+  struct Bucket {
+    std::uint64_t bytes = 0;
+    std::size_t first_part = 0;
+    std::size_t first_copy = 0;
+    std::size_t first_tiles = 0;
+  };
+  const Bucket& after(std::size_t bucket) const;
+  std::vector<Bucket> buckets_;
+  Bucket end_;  // as if one more came
+  std::vector<Part> parts_;
+  std::vector<SegmentCopy> copies_;
+  TileRuns tiles_;
+  std::uint64_t payload_bytes_ = 0;
+};
+
+}  // namespace rekindle::bucket

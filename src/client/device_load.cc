@@ -1,0 +1,152 @@
+#include "src/client/device_load.h"
+
+#include <algorithm>
+#include <new>
+#include <string_view>
+#include <utility>
+
+#include <poll.h>
+
+#include <time.h>
+
+namespace rekindle::client {
+
+namespace {
+
+constexpr std::string_view kNoReason = "the agent has no device process";
+
+std::uint64_t missing_at_first(const bucket::Piece& piece) {
+  return std::max<std::uint64_t>(piece.bytes, 1);
+}
+
+timespec to_timespec(Duration duration) {
+  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(duration);
+  timespec out{};
+  out.tv_sec = static_cast<time_t>(whole.count());
+  out.tv_nsec = static_cast<long>((duration - whole).count());
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceLoad>> DeviceLoad::create(WorkerDevice device,
+                                                       const bucket::Contents& contents,
+                                                       Source source) {
+  std::unique_ptr<DeviceLoad> load(new DeviceLoad(std::move(device), contents));
+  TRY_VOID(load->begin(std::move(source)));
+  return load;
+}
+
+DeviceLoad::DeviceLoad(WorkerDevice device, const bucket::Contents& contents)
+    : worker_(std::move(device)), contents_(contents) {
+  missing_.reserve(contents.pieces().size());
+  for (const bucket::Piece& piece : contents.pieces()) missing_.push_back(missing_at_first(piece));
+}
+
+DeviceLoad::~DeviceLoad() {
+  worker_.stream.reset();  // first: it waits for what reads the buckets
+  feed_.reset();
+}
+
+Result<void> DeviceLoad::begin(Source source) {
+  source_ = std::move(source);
+  if (source_.segments.files.size() != source_.segments.bytes.size()) {
+    return fail(ErrorCode::kInternal, "the agent sent {} descriptors for {} segments",
+                source_.segments.files.size(), source_.segments.bytes.size());
+  }
+  if (!source_.channel) {
+    return upload(source_.no_channel.empty() ? std::string(kNoReason) : source_.no_channel);
+  }
+  TRY(auto ipc, IpcFeed::create(*worker_.device, *worker_.stream, std::move(source_.channel)));
+  ipc_ = ipc.get();
+  feed_ = std::move(ipc);
+  path_ = "ipc";
+  return {};
+}
+
+Result<void> DeviceLoad::upload(std::string why) {
+  path_ = fmt::format("upload: {}", why);
+  TRY(auto uploads, UploadFeed::create(*worker_.device, *worker_.stream, contents_,
+                                       source_.segments, source_.bucket_bytes));
+  TRY_VOID(uploads->mark_ready(tiles_.ready, tiles_.all));
+  replace_nothing_more();
+  feed_ = std::move(uploads);
+  return {};
+}
+
+void DeviceLoad::replace_nothing_more() {
+  ipc_ = nullptr;
+  source_ = {};
+  tiles_ = {};
+}
+
+Result<void> DeviceLoad::mark_ready(const Tiles& tiles) {
+  if (ipc_ == nullptr) return feed_->mark_ready(tiles.ready, tiles.all);
+  tiles_.ready.insert(tiles_.ready.end(), tiles.ready.begin(), tiles.ready.end());
+  tiles_.all = tiles_.all || tiles.all;
+  return {};
+}
+
+Result<std::optional<FilledBucket>> DeviceLoad::take() {
+  if (failed_) return fail(*failed_);
+  auto taken = [this]() -> Result<std::optional<FilledBucket>> {
+    try {
+      return poll();
+    } catch (const std::bad_alloc&) {
+      return fail(ErrorCode::kExhausted, "out of memory");
+    }
+  }();
+  if (!taken) failed_ = taken.error();
+  return taken;
+}
+
+Result<std::optional<FilledBucket>> DeviceLoad::poll() {
+  if (std::exchange(holding_, false)) TRY_VOID(feed_->give_back());
+  auto polled = feed_->poll(SteadyClock().now());
+  if (!polled && ipc_ != nullptr && ipc_->untouched()) {
+    const Error why = polled.error();
+    if (auto ok = upload(why.message()); !ok) {
+      return fail(std::move(ok).error().with_context(fmt::format("upload ({})", why.message())));
+    }
+    polled = feed_->poll(SteadyClock().now());
+  }
+  if (!polled) return polled;
+  if (*polled) {
+    holding_ = true;
+    replace_nothing_more();
+    TRY_VOID(account(**polled));
+  } else if (feed_->ended() && whole_ != missing_.size()) {
+    return fail(ErrorCode::kInternal, "the buckets have ended, and {} of {} tensors are not whole",
+                missing_.size() - whole_, missing_.size());
+  }
+  return polled;
+}
+
+// What a feed says is checked before it becomes addresses.
+Result<void> DeviceLoad::account(const FilledBucket& bucket) {
+  for (const bucket::Part& part : bucket.parts) {
+    const bool known = part.piece < missing_.size();
+    const std::uint64_t size = known ? contents_.pieces()[part.piece].bytes : 0;
+    const std::uint64_t counts = size == 0 ? 1 : part.bytes;
+    if (!known || (part.bytes == 0) != (size == 0) || part.offset_bytes > size ||
+        part.bytes > size - part.offset_bytes || part.at % bucket::kPartAlignment != 0 ||
+        part.at > bucket.bytes || part.bytes > bucket.bytes - part.at ||
+        counts > missing_[part.piece]) {
+      return fail(ErrorCode::kInternal,
+                  "a bucket has bytes that do not fit: {} at {} of tensor {}, at {} of {}",
+                  part.bytes, part.offset_bytes, part.piece, part.at, bucket.bytes);
+    }
+    missing_[part.piece] -= counts;
+    if (missing_[part.piece] == 0) ++whole_;
+  }
+  return {};
+}
+
+void DeviceLoad::wait(int wake, TimePoint deadline) const {
+  const Duration left = deadline - SteadyClock().now();
+  const timespec most = to_timespec(std::max(std::min(left, feed_->patience()), Duration{0}));
+  pollfd entries[2] = {{wake, POLLIN, 0}, {feed_->fd(), POLLIN, 0}};  // -1 is passed over
+  (void)::ppoll(entries, 2, &most, nullptr);
+}
+
+}  // namespace rekindle::client

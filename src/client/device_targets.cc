@@ -1,0 +1,116 @@
+#include <algorithm>
+#include <new>
+#include <unordered_map>
+
+#include "src/client/device_load.h"
+
+// Where the pieces of a session shall go (rk_load_into).
+namespace rekindle::client {
+
+namespace {
+
+using Pieces = std::span<const bucket::Piece>;
+
+std::string place_of(const bucket::Piece& piece) {
+  if (piece.shape == piece.full_shape) return fmt::format("'{}'", piece.name);
+  return fmt::format("'{}' at [{}]", piece.name, fmt::join(piece.offset, ", "));
+}
+
+bool is_at(const bucket::Piece& piece, const std::uint64_t* offset) {
+  return offset == nullptr || std::equal(piece.offset.begin(), piece.offset.end(), offset);
+}
+
+// Finds the piece that a target means.
+class Finder {
+ public:
+  explicit Finder(Pieces pieces) : pieces_(pieces), taken_(pieces.size()) {
+    for (std::uint32_t i = 0; i < pieces.size(); ++i) by_name_[pieces[i].name].push_back(i);
+  }
+
+  Result<std::uint32_t> take(const rk_target& target) {
+    if (target.tensor == nullptr) return fail(ErrorCode::kInvalid, "a target without a name");
+    const auto named = by_name_.find(target.tensor);
+    if (named == by_name_.end()) {
+      return fail(ErrorCode::kNotFound, "the session has no tensor '{}'", target.tensor);
+    }
+    const std::vector<std::uint32_t>& all = named->second;
+    if (target.offset == nullptr && all.size() > 1) {
+      return fail(ErrorCode::kInvalid, "the session has {} boxes of '{}': name the offset of each",
+                  all.size(), target.tensor);
+    }
+    TRY(const std::uint32_t found, choose(all, target));
+    taken_[found] = true;
+    return found;
+  }
+
+ private:
+  // Boxes of one offset differ in size, or are the same.
+  Result<std::uint32_t> choose(const std::vector<std::uint32_t>& all, const rk_target& target) {
+    const bucket::Piece* other = nullptr;
+    bool twice = false;
+    for (const std::uint32_t i : all) {
+      if (!is_at(pieces_[i], target.offset)) continue;
+      other = &pieces_[i];
+      if (pieces_[i].bytes != target.bytes) continue;
+      if (!taken_[i]) return i;
+      twice = true;
+    }
+    if (other == nullptr) {
+      const std::span<const std::uint64_t> offset(target.offset, pieces_[all[0]].offset.size());
+      return fail(ErrorCode::kNotFound, "the session has no box of '{}' at [{}]", target.tensor,
+                  fmt::join(offset, ", "));
+    }
+    if (twice) {
+      return fail(ErrorCode::kInvalid, "{} has two targets: which one?", place_of(*other));
+    }
+    return fail(ErrorCode::kInvalid, "{} has {} bytes, its target {}", place_of(*other),
+                other->bytes, target.bytes);
+  }
+
+  const Pieces pieces_;
+  std::vector<bool> taken_;
+  std::unordered_map<std::string_view, std::vector<std::uint32_t>> by_name_;
+};
+
+}  // namespace
+
+Result<void> DeviceLoad::aim(std::span<const rk_target> targets) {
+  const Pieces pieces = contents_.pieces();
+  std::vector<bucket::DeviceAddress> next(pieces.size());
+  Finder finder(pieces);
+  for (const rk_target& target : targets) {
+    TRY(const std::uint32_t piece, finder.take(target));
+    if (pieces[piece].bytes == 0) continue;
+    if (target.data == nullptr) {
+      return fail(ErrorCode::kInvalid, "the target of {} is null", place_of(pieces[piece]));
+    }
+    next[piece] = reinterpret_cast<std::uintptr_t>(target.data);
+    const bool begun = missing_[piece] != pieces[piece].bytes;
+    if (begun && (targets_.empty() || targets_[piece] != next[piece])) {
+      return fail(ErrorCode::kInvalid,
+                  "{} was handed out before this call: name its target when the load begins",
+                  place_of(pieces[piece]));
+    }
+  }
+  targets_ = std::move(next);
+  return {};
+}
+
+Result<void> DeviceLoad::move(const FilledBucket& bucket) try {
+  std::vector<bucket::Move> moves;
+  moves.reserve(bucket.parts.size());
+  for (const bucket::Part& part : bucket.parts) {
+    const bucket::DeviceAddress target = targets_[part.piece];
+    if (target == 0) continue;
+    moves.push_back({bucket.at + part.at, target + part.offset_bytes, part.bytes});
+  }
+  if (moves.empty()) return {};
+  auto queued = worker_.stream->move(moves);
+  if (!queued) failed_ = queued.error();
+  return queued;
+} catch (const std::bad_alloc&) {
+  failed_ = Error(ErrorCode::kExhausted, "out of memory");  // the bucket is not taken again
+  return fail(*failed_);
+}
+
+}  // namespace rekindle::client

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "src/bucket/wire.h"
+#include "src/client/bucket_feed.h"
+#include "src/ipc/channel.h"
+
+namespace rekindle::client {
+
+// Buckets that the host's device process fills: memory and events of another process, opened here,
+// and the channel (src/bucket/wire.h) on which the two take turns.
+class IpcFeed final : public BucketFeed {
+ public:
+  static Result<std::unique_ptr<IpcFeed>> create(bucket::Device& device, bucket::Stream& stream,
+                                                 UniqueFd socket);
+
+  Result<void> mark_ready(const bucket::TileRuns&, bool) override { return {}; }  // told there
+  // kUnavailable: the device process is gone. Other errors are what it said.
+  Result<std::optional<FilledBucket>> poll(TimePoint now) override;
+  Result<void> give_back() override;
+  bool ended() const override { return ended_; }
+  int fd() const override { return channel_.fd(); }
+  Duration patience() const override;
+
+  // Nothing of what it brought has been seen by the worker: another feed may take its place.
+  bool untouched() const { return handed_out_ == 0; }
+
+ private:
+  struct Slot {
+    std::unique_ptr<bucket::Event> filled;
+    std::unique_ptr<bucket::Event> released;
+    bool filling = false;  // or filled: not ours to give back yet
+    bool held = false;
+  };
+  IpcFeed(bucket::Device& device, bucket::Stream& stream, ipc::Channel channel)
+      : device_(device), stream_(stream), channel_(std::move(channel)) {}
+  Result<void> receive(TimePoint now);
+  Result<void> apply(bucket::Message message);
+  Result<void> open(bucket::BuffersMessage buffers);
+  Result<bucket::OpenedMessage> open_slots(const bucket::BuffersMessage& buffers);
+  Result<void> add(bucket::FilledMessage filled);
+  Result<void> finish();
+  void send(bucket::Message message);
+
+  bucket::Device& device_;
+  bucket::Stream& stream_;
+  ipc::Channel channel_;
+  std::optional<TimePoint> open_by_;
+  std::uint64_t bucket_bytes_ = 0;
+  std::unique_ptr<bucket::Memory> memory_;  // null: not opened
+  std::vector<Slot> slots_;
+  std::deque<bucket::FilledMessage> filled_;  // in order, not handed out
+  bucket::ReleasedMessage current_;           // handed out last
+  std::uint64_t received_ = 0;
+  std::uint64_t handed_out_ = 0;
+  bool ended_ = false;
+};
+
+}  // namespace rekindle::client

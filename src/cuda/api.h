@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include <cuda.h>
+
+#include "src/base/result.h"
+
+// Private to src/cuda: the calls of the CUDA driver API that it makes, by pointers that
+// Driver::load() finds. Names on the left are ours, those on the right NVIDIA's.
+namespace rekindle::cuda {
+
+// CUmemcpyAttributes, which toolkits before 12.8 lack.
+struct BatchAttributes {
+  int source_order = 0;
+  int source_hint[2] = {};
+  int target_hint[2] = {};
+  unsigned flags = 0;
+};
+inline constexpr int kSourceInStreamOrder = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+#if CUDA_VERSION >= 12080
+static_assert(sizeof(BatchAttributes) == sizeof(CUmemcpyAttributes) &&
+              kSourceInStreamOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+#endif
+// cuMemcpyBatchAsync of 12.8, whatever the toolkit's own is.
+using BatchCopy = CUresult(CUDAAPI*)(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
+                                     std::size_t count, BatchAttributes* attributes,
+                                     std::size_t* attribute_starts, std::size_t attribute_count,
+                                     std::size_t* failed, CUstream stream);
+
+#define REKINDLE_CUDA_CALLS(CALL)                          \
+  CALL(init, cuInit)                                       \
+  CALL(driver_version, cuDriverGetVersion)                 \
+  CALL(error_name, cuGetErrorName)                         \
+  CALL(error_text, cuGetErrorString)                       \
+  CALL(device_count, cuDeviceGetCount)                     \
+  CALL(device_get, cuDeviceGet)                            \
+  CALL(device_name, cuDeviceGetName)                       \
+  CALL(device_uuid, cuDeviceGetUuid)                       \
+  CALL(device_total_memory, cuDeviceTotalMem)              \
+  CALL(device_attribute, cuDeviceGetAttribute)             \
+  CALL(primary_context_retain, cuDevicePrimaryCtxRetain)   \
+  CALL(primary_context_release, cuDevicePrimaryCtxRelease) \
+  CALL(context_push, cuCtxPushCurrent)                     \
+  CALL(context_pop, cuCtxPopCurrent)                       \
+  CALL(context_device, cuCtxGetDevice)                     \
+  CALL(memory_info, cuMemGetInfo)                          \
+  CALL(memory_allocate, cuMemAlloc)                        \
+  CALL(memory_free, cuMemFree)                             \
+  CALL(memory_range, cuMemGetAddressRange)                 \
+  CALL(host_register, cuMemHostRegister)                   \
+  CALL(host_unregister, cuMemHostUnregister)               \
+  CALL(stream_create, cuStreamCreate)                      \
+  CALL(stream_destroy, cuStreamDestroy)                    \
+  CALL(stream_query, cuStreamQuery)                        \
+  CALL(stream_wait_event, cuStreamWaitEvent)               \
+  CALL(event_create, cuEventCreate)                        \
+  CALL(event_destroy, cuEventDestroy)                      \
+  CALL(event_record, cuEventRecord)                        \
+  CALL(event_query, cuEventQuery)                          \
+  CALL(ipc_get_memory_handle, cuIpcGetMemHandle)           \
+  CALL(ipc_open_memory_handle, cuIpcOpenMemHandle)         \
+  CALL(ipc_close_memory_handle, cuIpcCloseMemHandle)       \
+  CALL(ipc_get_event_handle, cuIpcGetEventHandle)          \
+  CALL(ipc_open_event_handle, cuIpcOpenEventHandle)        \
+  CALL(copy_to_device, cuMemcpyHtoDAsync)                  \
+  CALL(copy_in_device, cuMemcpyDtoDAsync)                  \
+  CALL(copy_to_host, cuMemcpyDtoHAsync)                    \
+  CALL(copy_2d, cuMemcpy2DAsync)
+
+struct Api {
+#define REKINDLE_CUDA_MEMBER(member, function) decltype(&::function) member = nullptr;
+  REKINDLE_CUDA_CALLS(REKINDLE_CUDA_MEMBER)
+#undef REKINDLE_CUDA_MEMBER
+  // cuDeviceGetUuid as it was before 11.4: of the whole GPU, also for a MIG slice. May be null.
+  decltype(&::cuDeviceGetUuid) whole_device_uuid = nullptr;
+  BatchCopy copy_batch = nullptr;  // null: the driver is older than 12.8
+};
+
+// After these the context, and often the process, can do nothing more with the device.
+bool is_fatal(CUresult result);
+// "`what`: CUDA_ERROR_…: its text". kExhausted: out of memory; kInternal: whatever no code fits.
+Error error_of(const Api& api, CUresult result, std::string_view what);
+// The same, but kUnavailable where it is the kind of thing that does not work here.
+Error unavailable_of(const Api& api, CUresult result, std::string_view what);
+
+}  // namespace rekindle::cuda

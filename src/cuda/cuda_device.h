@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "src/cuda/device.h"
+#include "src/cuda/handles.h"
+
+namespace rekindle::cuda {
+
+// Private to src/cuda; device.h makes it.
+class CudaDevice final : public bucket::Device {
+ public:
+  CudaDevice(std::shared_ptr<const Context> context, DeviceSummary summary);
+
+  const std::string& id() const override { return summary_.id; }
+  const std::string& name() const override { return summary_.name; }
+  Result<bucket::DeviceMemory> memory() const override;
+  Result<std::unique_ptr<bucket::Memory>> allocate(std::uint64_t bytes) override;
+  Result<std::unique_ptr<bucket::Event>> make_event() override;
+  Result<std::unique_ptr<bucket::Stream>> make_stream() override;
+  Result<std::unique_ptr<bucket::Stream>> borrow_stream(void* stream) override;
+  Result<bool> is_done(const bucket::Event& event) override;
+  Result<std::unique_ptr<bucket::Pin>> pin(std::span<const std::byte> memory) override;
+
+  Result<bucket::Handle> share(bucket::Memory& memory) override;
+  Result<bucket::Handle> share(bucket::Event& event) override;
+  Result<std::unique_ptr<bucket::Memory>> open_memory(const bucket::Handle& handle,
+                                                      std::uint64_t bytes) override;
+  Result<std::unique_ptr<bucket::Event>> open_event(const bucket::Handle& handle) override;
+
+  const std::shared_ptr<const Context>& context() const { return context_; }
+  int ordinal() const { return summary_.ordinal; }
+
+ private:
+  const Api& api() const { return context_->api(); }
+  int attribute(CUdevice_attribute which) const;  // 0 when it is not known
+  Result<void> check_shareable() const;
+  Error error(CUresult result, std::string_view what) const;
+  Error ipc_error(CUresult result, std::string_view what) const;
+
+  const std::shared_ptr<const Context> context_;
+  const DeviceSummary summary_;
+  const std::uint64_t longest_pitch_;
+  const bool pins_read_only_;
+};
+
+}  // namespace rekindle::cuda

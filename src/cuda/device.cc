@@ -1,0 +1,208 @@
+#include "src/cuda/device.h"
+
+#include <cstring>
+
+#include "src/cuda/cuda_device.h"
+#include "src/cuda/objects.h"
+#include "src/cuda/stream.h"
+
+namespace rekindle::cuda {
+
+namespace {
+
+// What IPC shares is a whole block of this size: nothing else of ours may lie in it.
+constexpr std::uint64_t kSharedBlock = 2ull << 20;
+
+template <typename Native>
+bucket::Handle handle_of(const Native& native) {
+  return {std::string(reinterpret_cast<const char*>(&native), sizeof(native)), UniqueFd()};
+}
+
+template <typename Native>
+Result<Native> native_of(const bucket::Handle& handle, std::string_view kind) {
+  Native native{};
+  if (handle.bytes.size() != sizeof(native) || handle.fd) {
+    return fail(ErrorCode::kInvalid, "this is no CUDA handle of {}: it has {} bytes", kind,
+                handle.bytes.size());
+  }
+  std::memcpy(&native, handle.bytes.data(), sizeof(native));
+  return native;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Context>> Context::retain(std::shared_ptr<const Driver> driver,
+                                                       CUdevice device) {
+  CUcontext context = nullptr;
+  const CUresult result = driver->api().primary_context_retain(&context, device);
+  if (result != CUDA_SUCCESS) {
+    return fail(error_of(driver->api(), result, fmt::format("open GPU {}", device)));
+  }
+  return std::shared_ptr<const Context>(new Context(std::move(driver), device, context));
+}
+
+Result<std::unique_ptr<bucket::Device>> open_device(std::shared_ptr<const Driver> driver,
+                                                    int ordinal) {
+  TRY(auto devices, list_devices(*driver));
+  if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= devices.size()) {
+    return fail(ErrorCode::kNotFound, "there is no GPU {}: this process sees {}", ordinal,
+                devices.size());
+  }
+  CUdevice device = 0;
+  const CUresult result = driver->api().device_get(&device, ordinal);
+  if (result != CUDA_SUCCESS) {
+    return fail(error_of(driver->api(), result, fmt::format("find GPU {}", ordinal)));
+  }
+  TRY(auto context, Context::retain(std::move(driver), device));
+  return std::make_unique<CudaDevice>(std::move(context),
+                                      std::move(devices[static_cast<std::size_t>(ordinal)]));
+}
+
+CudaDevice::CudaDevice(std::shared_ptr<const Context> context, DeviceSummary summary)
+    : context_(std::move(context)),
+      summary_(std::move(summary)),
+      longest_pitch_(static_cast<std::uint64_t>(attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH))),
+      pins_read_only_(attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) != 0) {}
+
+int CudaDevice::attribute(CUdevice_attribute which) const {
+  int value = 0;
+  const CUresult result = api().device_attribute(&value, which, context_->device());
+  return result == CUDA_SUCCESS ? value : 0;
+}
+
+Error CudaDevice::error(CUresult result, std::string_view what) const {
+  return error_of(api(), result, fmt::format("{}: {}", summary_.id, what));
+}
+
+Error CudaDevice::ipc_error(CUresult result, std::string_view what) const {
+  return unavailable_of(api(), result, fmt::format("{}: {}", summary_.id, what));
+}
+
+Result<void> CudaDevice::check_shareable() const {
+  if (summary_.not_shareable.empty()) return {};
+  return fail(ErrorCode::kUnavailable, "{} cannot be shared with another process: {}", summary_.id,
+              summary_.not_shareable);
+}
+
+Result<bucket::DeviceMemory> CudaDevice::memory() const {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  const CUresult result =
+      context_->run([&] { return api().memory_info(&free_bytes, &total_bytes); });
+  if (result != CUDA_SUCCESS) return fail(error(result, "ask for free memory"));
+  return bucket::DeviceMemory{free_bytes, total_bytes};
+}
+
+Result<std::unique_ptr<bucket::Memory>> CudaDevice::allocate(std::uint64_t bytes) {
+  if (bytes == 0) return fail(ErrorCode::kInvalid, "allocate 0 bytes on {}", summary_.id);
+  if (bytes > summary_.total_bytes) {
+    return fail(ErrorCode::kExhausted, "allocate {} bytes on {}: it has {}", bytes, summary_.id,
+                summary_.total_bytes);
+  }
+  const std::uint64_t whole = (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock;
+  CUdeviceptr address = 0;
+  const CUresult result = context_->run([&] { return api().memory_allocate(&address, whole); });
+  if (result != CUDA_SUCCESS) return fail(error(result, fmt::format("allocate {} bytes", whole)));
+  return std::make_unique<CudaMemory<MemoryHandle>>(context_, address, bytes);
+}
+
+Result<std::unique_ptr<bucket::Event>> CudaDevice::make_event() {
+  unsigned flags = CU_EVENT_DISABLE_TIMING;
+  if (summary_.not_shareable.empty()) flags |= CU_EVENT_INTERPROCESS;
+  CUevent event = nullptr;
+  const CUresult result = context_->run([&] { return api().event_create(&event, flags); });
+  if (result != CUDA_SUCCESS) return fail(error(result, "make an event"));
+  return std::make_unique<CudaEvent>(context_, event);
+}
+
+Result<std::unique_ptr<bucket::Stream>> CudaDevice::make_stream() {
+  CUstream stream = nullptr;
+  const CUresult result =
+      context_->run([&] { return api().stream_create(&stream, CU_STREAM_NON_BLOCKING); });
+  if (result != CUDA_SUCCESS) return fail(error(result, "make a stream"));
+  return std::make_unique<CudaStream>(context_, stream, true, longest_pitch_);
+}
+
+Result<std::unique_ptr<bucket::Stream>> CudaDevice::borrow_stream(void* stream) {
+  return std::make_unique<CudaStream>(context_, static_cast<CUstream>(stream), false,
+                                      longest_pitch_);
+}
+
+Result<bool> CudaDevice::is_done(const bucket::Event& event) {
+  const CUevent asked = static_cast<const CudaEvent&>(event).get();
+  const CUresult result = context_->run([&] { return api().event_query(asked); });
+  if (result == CUDA_SUCCESS) return true;
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  return fail(error(result, "ask whether an event is done"));
+}
+
+Result<std::unique_ptr<bucket::Pin>> CudaDevice::pin(std::span<const std::byte> memory) {
+  void* const start = const_cast<std::byte*>(memory.data());
+  const CUresult result = context_->run([&] {
+    const CUresult writable =
+        api().host_register(start, memory.size(), CU_MEMHOSTREGISTER_PORTABLE);
+    const bool again = writable != CUDA_SUCCESS && writable != CUDA_ERROR_OUT_OF_MEMORY &&
+                       writable != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED && !is_fatal(writable);
+    if (!again || !pins_read_only_) return writable;
+    // Segments are mapped to be read only.
+    return api().host_register(start, memory.size(),
+                               CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY);
+  });
+  if (result != CUDA_SUCCESS) {
+    return fail(unavailable_of(
+        api(), result, fmt::format("{}: pin {} bytes of host memory", summary_.id, memory.size())));
+  }
+  return std::make_unique<CudaPin>(context_, memory);
+}
+
+Result<bucket::Handle> CudaDevice::share(bucket::Memory& memory) {
+  TRY_VOID(check_shareable());
+  CUipcMemHandle native{};
+  const CUresult result =
+      context_->run([&] { return api().ipc_get_memory_handle(&native, memory.address()); });
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "share memory with another process"));
+  return handle_of(native);
+}
+
+Result<bucket::Handle> CudaDevice::share(bucket::Event& event) {
+  TRY_VOID(check_shareable());
+  CUipcEventHandle native{};
+  const CUevent shared = static_cast<CudaEvent&>(event).get();
+  const CUresult result =
+      context_->run([&] { return api().ipc_get_event_handle(&native, shared); });
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "share an event with another process"));
+  return handle_of(native);
+}
+
+Result<std::unique_ptr<bucket::Memory>> CudaDevice::open_memory(const bucket::Handle& handle,
+                                                                std::uint64_t bytes) {
+  TRY_VOID(check_shareable());
+  TRY(const auto native, native_of<CUipcMemHandle>(handle, "memory"));
+  CUdeviceptr address = 0;
+  CUresult result = context_->run([&] {
+    return api().ipc_open_memory_handle(&address, native, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  });
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "open another process's memory"));
+  auto memory = std::make_unique<CudaMemory<OpenedMemoryHandle>>(context_, address, bytes);
+  CUdeviceptr start = 0;
+  std::size_t size = 0;
+  result = context_->run([&] { return api().memory_range(&start, &size, address); });
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "measure another process's memory"));
+  if (const std::uint64_t before = address - start; before > size || bytes > size - before) {
+    return fail(ErrorCode::kInvalid, "{}: another process's memory has fewer than {} bytes",
+                summary_.id, bytes);
+  }
+  return memory;
+}
+
+Result<std::unique_ptr<bucket::Event>> CudaDevice::open_event(const bucket::Handle& handle) {
+  TRY_VOID(check_shareable());
+  TRY(const auto native, native_of<CUipcEventHandle>(handle, "an event"));
+  CUevent event = nullptr;
+  const CUresult result =
+      context_->run([&] { return api().ipc_open_event_handle(&event, native); });
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "open another process's event"));
+  return std::make_unique<CudaEvent>(context_, event);
+}
+
+}  // namespace rekindle::cuda

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <memory>
+
+#include "src/cuda/api.h"
+#include "src/cuda/driver.h"
+
+// Private to src/cuda.
+namespace rekindle::cuda {
+
+// A device's primary context: the one that CUDA's runtime, and so the worker's framework, uses.
+// Thread-safe.
+class Context {
+ public:
+  static Result<std::shared_ptr<const Context>> retain(std::shared_ptr<const Driver> driver,
+                                                       CUdevice device);
+  ~Context() { api().primary_context_release(device_); }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  const Driver& driver() const { return *driver_; }
+  const Api& api() const { return driver_->api(); }
+  CUdevice device() const { return device_; }
+
+  // Calls with this context current, and leaves the thread's own as it was.
+  template <typename Call>
+  CUresult run(Call&& call) const {
+    if (const CUresult pushed = api().context_push(context_); pushed != CUDA_SUCCESS) return pushed;
+    const CUresult result = call();
+    CUcontext popped = nullptr;
+    api().context_pop(&popped);
+    return result;
+  }
+
+ private:
+  Context(std::shared_ptr<const Driver> driver, CUdevice device, CUcontext context)
+      : driver_(std::move(driver)), device_(device), context_(context) {}
+
+  const std::shared_ptr<const Driver> driver_;
+  const CUdevice device_;
+  const CUcontext context_;
+};
+
+// Owns one thing of a context's. That destroying it fails is not told: what came before has failed
+// then, or the context is lost.
+template <typename T, auto kDestroy>
+class Handle {
+ public:
+  Handle(std::shared_ptr<const Context> context, T object)
+      : context_(std::move(context)), object_(object) {}
+  ~Handle() {
+    if (object_ != T{}) context_->run([this] { return (context_->api().*kDestroy)(object_); });
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  T get() const { return object_; }
+  const Context& context() const { return *context_; }
+
+ private:
+  const std::shared_ptr<const Context> context_;
+  const T object_;
+};
+
+using StreamHandle = Handle<CUstream, &Api::stream_destroy>;
+using EventHandle = Handle<CUevent, &Api::event_destroy>;
+using MemoryHandle = Handle<CUdeviceptr, &Api::memory_free>;
+using OpenedMemoryHandle = Handle<CUdeviceptr, &Api::ipc_close_memory_handle>;
+using RegistrationHandle = Handle<void*, &Api::host_unregister>;
+
+}  // namespace rekindle::cuda

@@ -1,0 +1,196 @@
+#include "src/cuda/stream.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "src/cuda/objects.h"
+
+namespace rekindle::cuda {
+
+namespace {
+
+// A device that hangs must not hang who lets go of a stream.
+constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::microseconds kShortestNap{5};
+constexpr std::chrono::microseconds kLongestNap{500};
+constexpr std::size_t kSmallestBatch = 4;
+
+// The default streams are small numbers, and the legacy one refuses batches.
+bool is_default(CUstream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
+
+CUdeviceptr host_address(const std::byte* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer);
+}
+
+}  // namespace
+
+CudaStream::CudaStream(std::shared_ptr<const Context> context, CUstream stream, bool owned,
+                       std::uint64_t longest_pitch)
+    : context_(std::move(context)),
+      stream_(stream),
+      owner_(context_, owned ? stream : nullptr),
+      longest_pitch_(longest_pitch),
+      batches_(context_->api().copy_batch != nullptr && !is_default(stream)) {}
+
+CudaStream::~CudaStream() {
+  // An error: nothing of it will run. A timeout: the driver frees the stream when its work is done.
+  (void)finish(SteadyClock().now() + kPatience);
+}
+
+Result<void> CudaStream::upload(std::span<const bucket::Upload> copies) {
+  uploads_.clear();
+  context_->driver().registrations().cut(copies, uploads_);
+  const auto two_dimensional = std::partition(
+      uploads_.begin(), uploads_.end(), [](const bucket::Upload& copy) { return copy.rows == 1; });
+  const auto runs = static_cast<std::size_t>(two_dimensional - uploads_.begin());
+  const CUresult result = context_->run([&] {
+    if (const CUresult failed = copy_in(std::span(uploads_).first(runs)); failed != CUDA_SUCCESS) {
+      return failed;
+    }
+    for (const bucket::Upload& copy : std::span(uploads_).subspan(runs)) {
+      if (const CUresult failed = copy_rows(copy); failed != CUDA_SUCCESS) return failed;
+    }
+    return CUDA_SUCCESS;
+  });
+  if (result != CUDA_SUCCESS) return fail(error(result, "copy to the GPU"));
+  return {};
+}
+
+CUresult CudaStream::copy_in(std::span<const bucket::Upload> copies) {
+  if (begin_batch(copies.size())) {
+    for (const bucket::Upload& copy : copies) {
+      batch_.to.push_back(copy.to);
+      batch_.from.push_back(host_address(copy.from));
+      batch_.bytes.push_back(copy.run_bytes);
+    }
+    if (copy_batch()) return CUDA_SUCCESS;
+  }
+  for (const bucket::Upload& copy : copies) {
+    const CUresult result =
+        context_->api().copy_to_device(copy.to, copy.from, copy.run_bytes, stream_);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult CudaStream::copy_rows(const bucket::Upload& copy) {
+  const auto fits = [&](std::uint64_t stride) {
+    return stride >= copy.run_bytes && stride <= longest_pitch_;
+  };
+  if (fits(copy.from_stride) && fits(copy.to_stride)) {
+    CUDA_MEMCPY2D block{};
+    block.srcMemoryType = CU_MEMORYTYPE_HOST;
+    block.srcHost = copy.from;
+    block.srcPitch = copy.from_stride;
+    block.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    block.dstDevice = copy.to;
+    block.dstPitch = copy.to_stride;
+    block.WidthInBytes = copy.run_bytes;
+    block.Height = copy.rows;
+    return context_->api().copy_2d(&block, stream_);
+  }
+  for (std::uint64_t row = 0; row < copy.rows; ++row) {
+    const CUresult result =
+        context_->api().copy_to_device(copy.to + row * copy.to_stride,
+                                       copy.from + row * copy.from_stride, copy.run_bytes, stream_);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+Result<void> CudaStream::move(std::span<const bucket::Move> copies) {
+  const CUresult result = context_->run([&] {
+    if (begin_batch(copies.size())) {
+      for (const bucket::Move& copy : copies) {
+        if (copy.bytes == 0) continue;
+        batch_.to.push_back(copy.to);
+        batch_.from.push_back(copy.from);
+        batch_.bytes.push_back(copy.bytes);
+      }
+      if (copy_batch()) return CUDA_SUCCESS;
+    }
+    for (const bucket::Move& copy : copies) {
+      if (copy.bytes == 0) continue;
+      const CUresult failed =
+          context_->api().copy_in_device(copy.to, copy.from, copy.bytes, stream_);
+      if (failed != CUDA_SUCCESS) return failed;
+    }
+    return CUDA_SUCCESS;
+  });
+  if (result != CUDA_SUCCESS) return fail(error(result, "copy inside the GPU"));
+  return {};
+}
+
+bool CudaStream::begin_batch(std::size_t count) {
+  if (!batches_ || count < kSmallestBatch) return false;
+  batch_.to.clear();
+  batch_.from.clear();
+  batch_.bytes.clear();
+  return true;
+}
+
+// False: do them one by one, as was done before 12.8. Some may have been done: doing them again in
+// the same stream changes nothing.
+bool CudaStream::copy_batch() {
+  if (batch_.to.empty()) return true;
+  BatchAttributes attributes;
+  attributes.source_order = kSourceInStreamOrder;
+  std::size_t start = 0;
+  std::size_t failed = 0;
+  const CUresult result =
+      context_->api().copy_batch(batch_.to.data(), batch_.from.data(), batch_.bytes.data(),
+                                 batch_.to.size(), &attributes, &start, 1, &failed, stream_);
+  batches_ = result == CUDA_SUCCESS;
+  return batches_;
+}
+
+Result<void> CudaStream::download(std::span<const bucket::Download> copies) {
+  downloads_.clear();
+  context_->driver().registrations().cut(copies, downloads_);
+  const CUresult result = context_->run([&] {
+    for (const bucket::Download& copy : downloads_) {
+      const CUresult failed = context_->api().copy_to_host(copy.to, copy.from, copy.bytes, stream_);
+      if (failed != CUDA_SUCCESS) return failed;
+    }
+    return CUDA_SUCCESS;
+  });
+  if (result != CUDA_SUCCESS) return fail(error(result, "copy from the GPU"));
+  return {};
+}
+
+Result<void> CudaStream::record(bucket::Event& event) {
+  const CUevent recorded = static_cast<CudaEvent&>(event).get();
+  const CUresult result =
+      context_->run([&] { return context_->api().event_record(recorded, stream_); });
+  if (result != CUDA_SUCCESS) return fail(error(result, "record an event"));
+  return {};
+}
+
+Result<void> CudaStream::wait(bucket::Event& event) {
+  const CUevent awaited = static_cast<CudaEvent&>(event).get();
+  const CUresult result = context_->run(
+      [&] { return context_->api().stream_wait_event(stream_, awaited, CU_EVENT_WAIT_DEFAULT); });
+  if (result != CUDA_SUCCESS) return fail(error(result, "make a stream wait for an event"));
+  return {};
+}
+
+Result<void> CudaStream::finish(TimePoint deadline) {
+  // cuStreamSynchronize() has no deadline.
+  for (std::chrono::microseconds nap = kShortestNap;; nap = std::min(2 * nap, kLongestNap)) {
+    const CUresult result = context_->run([this] { return context_->api().stream_query(stream_); });
+    if (result == CUDA_SUCCESS) return {};
+    if (result != CUDA_ERROR_NOT_READY) return fail(error(result, "finish a stream's work"));
+    if (SteadyClock().now() >= deadline) {
+      return fail(ErrorCode::kTimeout, "GPU {}: a stream's work is not done yet",
+                  context_->device());
+    }
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+Error CudaStream::error(CUresult result, std::string_view what) const {
+  return error_of(context_->api(), result, fmt::format("GPU {}: {}", context_->device(), what));
+}
+
+}  // namespace rekindle::cuda

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "src/bucket/device.h"
+#include "src/cuda/handles.h"
+
+namespace rekindle::cuda {
+
+// Private to src/cuda. One thread at a time.
+class CudaStream final : public bucket::Stream {
+ public:
+  // Owns `stream`, or borrows it.
+  CudaStream(std::shared_ptr<const Context> context, CUstream stream, bool owned,
+             std::uint64_t longest_pitch);
+  ~CudaStream() override;
+  Result<void> upload(std::span<const bucket::Upload> copies) override;
+  Result<void> move(std::span<const bucket::Move> copies) override;
+  Result<void> download(std::span<const bucket::Download> copies) override;
+  Result<void> record(bucket::Event& event) override;
+  Result<void> wait(bucket::Event& event) override;
+  Result<void> finish(TimePoint deadline) override;
+
+  CUstream get() const { return stream_; }
+  const Context& context() const { return *context_; }
+
+ private:
+  CUresult copy_in(std::span<const bucket::Upload> copies);
+  CUresult copy_rows(const bucket::Upload& copy);
+  bool begin_batch(std::size_t count);
+  bool copy_batch();
+  Error error(CUresult result, std::string_view what) const;
+
+  const std::shared_ptr<const Context> context_;
+  const CUstream stream_;
+  const StreamHandle owner_;  // of nothing when the stream is borrowed
+  const std::uint64_t longest_pitch_;
+  bool batches_;  // one call for many copies has not been refused
+  std::vector<bucket::Upload> uploads_;
+  std::vector<bucket::Download> downloads_;
+  struct Batch {
+    std::vector<CUdeviceptr> to;
+    std::vector<CUdeviceptr> from;
+    std::vector<std::size_t> bytes;
+  } batch_;
+};
+
+}  // namespace rekindle::cuda

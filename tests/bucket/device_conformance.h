@@ -1,0 +1,332 @@
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include <gtest/gtest.h>
+
+#include "tests/bucket/device_child.h"
+
+// What every Device promises (src/bucket/device.h), for any backend: include this in one source
+// file per backend, instantiate DeviceConformance with it, and let main() run run_child().
+namespace rekindle::bucket::testing {
+
+struct DeviceBackend {
+  std::string name;
+  std::function<Result<std::unique_ptr<Device>>()> make;
+  friend void PrintTo(const DeviceBackend& what, std::ostream* out) { *out << what.name; }
+};
+
+// The test's value, or its end.
+template <typename T>
+T must(Result<T> result) {
+  if (!result) throw std::runtime_error(result.error().message());
+  if constexpr (!std::is_void_v<T>) return std::move(*result);
+}
+
+inline TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(20); }
+
+class DeviceConformance : public ::testing::TestWithParam<DeviceBackend> {
+ protected:
+  void SetUp() override {
+    auto made = GetParam().make();
+    if (made) {
+      device_ = std::move(*made);
+      stream_ = must(device_->make_stream());
+      return;
+    }
+    if (std::getenv("REKINDLE_REQUIRE_GPU") != nullptr) FAIL() << made.error().message();
+    GTEST_SKIP() << made.error().message();
+  }
+
+  std::unique_ptr<Memory> filled(const std::vector<std::byte>& bytes) {
+    auto memory = must(device_->allocate(bytes.size()));
+    const Upload upload{.from = bytes.data(), .to = memory->address(), .run_bytes = bytes.size()};
+    must(stream_->upload({&upload, 1}));
+    must(stream_->finish(soon()));
+    return memory;
+  }
+  std::vector<std::byte> read(DeviceAddress from, std::size_t bytes) {
+    return read(*stream_, from, bytes);
+  }
+  static std::vector<std::byte> read(Stream& stream, DeviceAddress from, std::size_t bytes) {
+    std::vector<std::byte> out(bytes);
+    const Download download{.from = from, .to = out.data(), .bytes = bytes};
+    must(stream.download({&download, 1}));
+    must(stream.finish(soon()));
+    return out;
+  }
+  bool done_soon(const Event& event) {
+    for (const TimePoint deadline = soon(); SteadyClock().now() < deadline;) {
+      if (must(device_->is_done(event))) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return false;
+  }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+};
+
+TEST_P(DeviceConformance, SaysWhatItIs) {
+  EXPECT_FALSE(device_->id().empty());
+  EXPECT_FALSE(device_->name().empty());
+  const DeviceMemory memory = must(device_->memory());
+  EXPECT_GT(memory.free_bytes, 0u);
+  EXPECT_LE(memory.free_bytes, memory.total_bytes);
+}
+
+TEST_P(DeviceConformance, RunsOfAnySizeAndAlignmentGoInAndComeBack) {
+  for (const std::size_t bytes : {1u, 3u, 255u, 4096u, (1u << 20) + 7}) {
+    for (const std::size_t shift : {0u, 1u, 13u}) {
+      const auto source = pattern(bytes + shift, bytes);
+      const auto memory = must(device_->allocate(bytes + shift));
+      const Upload upload{
+          .from = source.data() + shift, .to = memory->address() + shift, .run_bytes = bytes};
+      must(stream_->upload({&upload, 1}));
+      const std::vector<std::byte> expected(source.begin() + static_cast<std::ptrdiff_t>(shift),
+                                            source.end());
+      EXPECT_EQ(read(memory->address() + shift, bytes), expected) << bytes << " + " << shift;
+    }
+  }
+}
+
+TEST_P(DeviceConformance, RowsGoWhereTheirStridesSay) {
+  struct Case {
+    std::uint64_t run, rows, from_stride, to_stride;
+  };
+  for (const Case& one : {Case{13, 1000, 29, 17}, Case{256, 64, 512, 256}, Case{64, 64, 64, 128},
+                          Case{100, 10, 100, 100}, Case{8, 5, 0, 8}, Case{7, 1, 0, 0}}) {
+    const auto source = pattern(one.rows * one.from_stride + one.run, one.run);
+    std::vector<std::byte> expected(one.rows * one.to_stride + one.run, std::byte{0xee});
+    const auto memory = filled(expected);
+    const Upload upload{.from = source.data(),
+                        .to = memory->address(),
+                        .run_bytes = one.run,
+                        .rows = one.rows,
+                        .from_stride = one.from_stride,
+                        .to_stride = one.to_stride};
+    must(stream_->upload({&upload, 1}));
+    for (std::uint64_t row = 0; row < one.rows; ++row) {
+      std::memcpy(expected.data() + row * one.to_stride, source.data() + row * one.from_stride,
+                  one.run);
+    }
+    EXPECT_EQ(read(memory->address(), expected.size()), expected) << one.run << " * " << one.rows;
+  }
+}
+
+TEST_P(DeviceConformance, ManyCopiesGoInOneCall) {
+  constexpr std::size_t kCopies = 200;
+  const auto source = pattern(kCopies * 1000, 1);
+  std::vector<std::byte> expected(source.size(), std::byte{0xee});
+  const auto memory = filled(expected);
+  std::vector<Upload> uploads;
+  for (std::size_t i = 0; i < kCopies; ++i) {
+    const std::uint64_t bytes = i * 5;  // the first has none
+    uploads.push_back(
+        {.from = source.data() + i * 1000, .to = memory->address() + i * 1000, .run_bytes = bytes});
+    std::memcpy(expected.data() + i * 1000, source.data() + i * 1000, bytes);
+  }
+  must(stream_->upload(uploads));
+  EXPECT_EQ(read(memory->address(), expected.size()), expected);
+  must(stream_->upload({}));
+  must(stream_->finish(soon()));
+}
+
+TEST_P(DeviceConformance, BytesMoveInsideTheDevice) {
+  for (const std::size_t moves : {1u, 3u, 200u}) {
+    const auto source = pattern(moves * 777, moves);
+    const auto from = filled(source);
+    const auto to = filled(std::vector<std::byte>(source.size()));
+    std::vector<std::byte> expected(source.size());
+    std::vector<Move> all;
+    for (std::size_t i = 0; i < moves; ++i) {
+      const std::uint64_t bytes = i == 1 ? 0 : 1 + i * 3;
+      const std::size_t back = (moves - 1 - i) * 777;
+      all.push_back(
+          {.from = from->address() + i * 777, .to = to->address() + back, .bytes = bytes});
+      std::memcpy(expected.data() + back, source.data() + i * 777, bytes);
+    }
+    must(stream_->move(all));
+    EXPECT_EQ(read(to->address(), expected.size()), expected) << moves;
+  }
+}
+
+// Memory that was pinned piece by piece, and not all of it.
+TEST_P(DeviceConformance, CopiesCrossTheBordersOfPins) {
+  constexpr std::size_t kPiece = 1 << 20;
+  const auto source = pattern(4 * kPiece, 5);
+  const UniqueFd fd(::memfd_create("segment", MFD_CLOEXEC));
+  ASSERT_EQ(::write(fd.get(), source.data(), source.size()), static_cast<ssize_t>(source.size()));
+  void* const map = ::mmap(nullptr, source.size(), PROT_READ, MAP_SHARED, fd.get(), 0);
+  ASSERT_NE(map, MAP_FAILED);
+  const auto* const bytes = static_cast<const std::byte*>(map);
+  {
+    std::vector<std::unique_ptr<Pin>> pins;
+    for (const std::size_t piece : {0u, 1u, 3u}) {
+      pins.push_back(must(device_->pin({bytes + piece * kPiece, kPiece})));
+    }
+    const auto memory = must(device_->allocate(source.size()));
+    const Upload whole{.from = bytes, .to = memory->address(), .run_bytes = source.size()};
+    must(stream_->upload({&whole, 1}));
+    EXPECT_EQ(read(memory->address(), source.size()), source);
+
+    const auto rows = must(device_->allocate(source.size()));
+    const Upload strided{.from = bytes + 11,
+                         .to = rows->address(),
+                         .run_bytes = 5000,
+                         .rows = 400,
+                         .from_stride = 10'001,
+                         .to_stride = 5000};
+    must(stream_->upload({&strided, 1}));
+    std::vector<std::byte> expected(400 * 5000);
+    for (std::size_t row = 0; row < 400; ++row) {
+      std::memcpy(expected.data() + row * 5000, source.data() + 11 + row * 10'001, 5000);
+    }
+    EXPECT_EQ(read(rows->address(), expected.size()), expected);
+  }
+  ::munmap(map, source.size());
+}
+
+TEST_P(DeviceConformance, AnEventThatWasNeverRecordedIsDoneAndHoldsNothingUp) {
+  const auto event = must(device_->make_event());
+  EXPECT_TRUE(must(device_->is_done(*event)));
+  must(stream_->wait(*event));
+  must(stream_->finish(soon()));
+}
+
+TEST_P(DeviceConformance, AStreamWaitsForAnothersEventEachTimeItIsRecorded) {
+  constexpr std::size_t kBytes = 8 << 20;
+  const auto other = must(device_->make_stream());
+  const auto event = must(device_->make_event());
+  const auto first = must(device_->allocate(kBytes));
+  const auto second = must(device_->allocate(kBytes));
+  std::vector<std::byte> source;
+  for (std::uint64_t round = 0; round < 8; ++round) {
+    source = pattern(kBytes, round);
+    const Upload upload{.from = source.data(), .to = first->address(), .run_bytes = kBytes};
+    must(stream_->upload({&upload, 1}));
+    must(stream_->record(*event));
+    must(other->wait(*event));
+    const Move move{.from = first->address(), .to = second->address(), .bytes = kBytes};
+    must(other->move({&move, 1}));
+    ASSERT_EQ(read(*other, second->address(), kBytes), source) << round;
+    EXPECT_TRUE(must(device_->is_done(*event)));
+  }
+}
+
+TEST_P(DeviceConformance, AnEventIsDoneOnceTheWorkBeforeItIs) {
+  const auto source = pattern(4 << 20, 1);
+  const auto memory = must(device_->allocate(source.size()));
+  const auto event = must(device_->make_event());
+  const Upload upload{.from = source.data(), .to = memory->address(), .run_bytes = source.size()};
+  must(stream_->upload({&upload, 1}));
+  must(stream_->record(*event));
+  ASSERT_TRUE(done_soon(*event));
+  const auto other = must(device_->make_stream());
+  EXPECT_EQ(read(*other, memory->address(), source.size()), source);
+}
+
+TEST_P(DeviceConformance, AnEventMayGoWhileItIsAwaited) {
+  const auto source = pattern(4 << 20, 1);
+  const auto memory = must(device_->allocate(source.size()));
+  const auto other = must(device_->make_stream());
+  const Upload upload{.from = source.data(), .to = memory->address(), .run_bytes = source.size()};
+  must(stream_->upload({&upload, 1}));
+  {
+    const auto event = must(device_->make_event());
+    must(stream_->record(*event));
+    must(other->wait(*event));
+  }
+  EXPECT_EQ(read(*other, memory->address(), source.size()), source);
+}
+
+TEST_P(DeviceConformance, AStreamThatGoesHasDoneItsWork) {
+  const auto source = pattern(16 << 20, 1);
+  const auto memory = must(device_->allocate(source.size()));
+  {
+    const auto brief = must(device_->make_stream());
+    const Upload upload{.from = source.data(), .to = memory->address(), .run_bytes = source.size()};
+    must(brief->upload({&upload, 1}));
+  }
+  EXPECT_EQ(read(memory->address(), source.size()), source);
+}
+
+TEST_P(DeviceConformance, TheDefaultStreamIsBorrowed) {
+  const auto source = pattern(8 * 4096, 1);
+  const auto memory = must(device_->allocate(source.size()));
+  const auto stream = must(device_->borrow_stream(nullptr));
+  std::vector<Upload> uploads;
+  for (std::size_t at = 0; at < source.size(); at += 4096) {
+    uploads.push_back(
+        {.from = source.data() + at, .to = memory->address() + at, .run_bytes = 4096});
+  }
+  must(stream->upload(uploads));
+  EXPECT_EQ(read(*must(device_->borrow_stream(nullptr)), memory->address(), source.size()), source);
+}
+
+TEST_P(DeviceConformance, AnyThreadMayUseIt) {
+  const auto source = pattern(1 << 20, 1);
+  std::thread([&] {
+    const auto memory = filled(source);
+    EXPECT_EQ(read(memory->address(), source.size()), source);
+  }).join();
+}
+
+TEST_P(DeviceConformance, MemoryIsAlignedAndRunsOut) {
+  EXPECT_EQ(device_->allocate(0).error().code(), ErrorCode::kInvalid);
+  const std::uint64_t chunk = must(device_->memory()).total_bytes / 4;
+  std::vector<std::unique_ptr<Memory>> all;
+  auto next = device_->allocate(chunk);
+  while (next && all.size() < 8) {
+    EXPECT_EQ((*next)->address() % 256, 0u);
+    EXPECT_EQ((*next)->bytes(), chunk);
+    all.push_back(std::move(*next));
+    next = device_->allocate(chunk);
+  }
+  ASSERT_FALSE(next) << "more than there is";
+  EXPECT_EQ(next.error().code(), ErrorCode::kExhausted) << next.error().message();
+  ASSERT_FALSE(all.empty());
+  all.pop_back();
+  EXPECT_TRUE(device_->allocate(chunk));
+}
+
+TEST_P(DeviceConformance, TwoProcessesShareMemoryAndEvents) {
+  constexpr std::size_t kBytes = 4 << 20;
+  const auto memory = must(device_->allocate(kBytes));
+  const auto filling = must(device_->make_event());
+  DeviceChild child("exchange");
+  send_word(child.socket(), kBytes);
+  send_handle(child.socket(), must(device_->share(*memory)));
+  send_handle(child.socket(), must(device_->share(*filling)));
+  const auto released = must(device_->open_event(receive_handle(child.socket())));
+  EXPECT_TRUE(must(device_->is_done(*released)));
+  std::vector<std::byte> source;
+  for (std::uint64_t round = 1; round <= 4; ++round) {
+    source = pattern(kBytes, round);
+    const Upload upload{.from = source.data(), .to = memory->address(), .run_bytes = kBytes};
+    must(stream_->upload({&upload, 1}));
+    must(stream_->record(*filling));
+    send_word(child.socket(), round);
+    ASSERT_EQ(receive_word(child.socket()), round);
+    ASSERT_TRUE(done_soon(*released));
+    ASSERT_EQ(read(memory->address(), kBytes), pattern(kBytes, round + kAnswer)) << round;
+  }
+  send_word(child.socket(), 0);
+}
+
+TEST_P(DeviceConformance, WhatIsNoHandleIsNotOpened) {
+  const Handle wrong{"not a handle", UniqueFd()};
+  EXPECT_EQ(device_->open_memory(wrong, 4096).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(device_->open_event(wrong).error().code(), ErrorCode::kInvalid);
+}
+
+}  // namespace rekindle::bucket::testing

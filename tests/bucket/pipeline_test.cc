@@ -1,0 +1,280 @@
+#include "src/bucket/pipeline.h"
+
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "src/bucket/double_device.h"
+#include "src/bucket/segment_fetch.h"
+#include "tests/bucket/sample.h"
+
+namespace rekindle::bucket {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::random_boxes;
+using testing::random_sample;
+using testing::Sample;
+using testing::sample_of;
+
+constexpr std::uint64_t kDeviceBytes = 64ull << 20;
+
+TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+
+// A consumer in the same process: copies a slot out on a stream of its own, behind the event of its
+// filling, and gives it back when `willing`.
+class Consumer final : public Deliver {
+ public:
+  Consumer(Device& device, Slots& slots, const Plan& plan)
+      : slots_(slots), plan_(plan), device_(device), stream_(*device.make_stream()) {
+    for (std::uint32_t i = 0; i < slots.count(); ++i) read_.push_back(*device.make_event());
+    held_.resize(slots.count());
+  }
+
+  Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override {
+    EXPECT_FALSE(held_[slot]) << "a slot was filled that the consumer still has";
+    held_[slot] = true;
+    most_held =
+        std::max(most_held, static_cast<std::size_t>(std::count(held_.begin(), held_.end(), true)));
+    TRY_VOID(stream_->wait(*slots_.filled[slot]));
+    std::vector<Download> copies;
+    for (const Part& part : plan_.parts(bucket)) {
+      std::string& piece = pieces[part.piece];
+      if (piece.empty()) piece.resize(sizes.at(part.piece));
+      copies.push_back({slots_.at(slot) + part.at,
+                        reinterpret_cast<std::byte*>(piece.data()) + part.offset_bytes,
+                        part.bytes});
+    }
+    TRY_VOID(stream_->download(copies));
+    return stream_->record(*read_[slot]);
+  }
+
+  Result<bool> released(std::uint32_t slot) override {
+    if (!willing) return false;
+    TRY(const bool done, device_.is_done(*read_[slot]));
+    if (done) held_[slot] = false;
+    return done;
+  }
+
+  std::map<std::uint32_t, std::string> pieces;
+  std::vector<std::uint64_t> sizes;  // of all pieces
+  bool willing = true;
+  std::size_t most_held = 0;
+
+ private:
+  Slots& slots_;
+  const Plan& plan_;
+  Device& device_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<std::unique_ptr<Event>> read_;
+  std::vector<bool> held_;
+};
+
+struct Rig {
+  Rig(const Sample& from, const std::vector<NamedBox>& wanted, SlotOptions options,
+      Spread* spread = nullptr, PipelineOptions pipeline_options = {})
+      : sample(from),
+        device(make_double_device("double:0", kDeviceBytes)),
+        contents(sample.contents(wanted)),
+        slots(*allocate_slots(*device, options, contents.total_bytes())),
+        plan(*Plan::create(contents, slots.bucket_bytes)),
+        pinner(*device, 2),
+        fetch(plan, pinner, segments(), contents.tiles().tile_count()),
+        consumer(*device, slots, plan),
+        pipeline(*device, plan, slots, fetch, spread, consumer, pipeline_options) {
+    for (const Piece& piece : contents.pieces()) consumer.sizes.push_back(piece.bytes);
+    EXPECT_TRUE(pipeline.start());
+  }
+
+  SegmentFetch::Segments segments() {
+    SegmentFetch::Segments all;
+    const auto files = sample.files();
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      all.push_back(*pinner.add(files[i].get(), sample.segment_bytes[i]));
+    }
+    return all;
+  }
+
+  // Until it is in a state that only the test can end.
+  Pipeline::State run(Pipeline::State until) {
+    const TimePoint give_up = clock_now() + 60s;
+    for (;;) {
+      const auto state = pipeline.step(clock_now());
+      if (!state) throw std::runtime_error(state.error().message());
+      if (*state == until || *state == Pipeline::State::kDone) return *state;
+      if (clock_now() > give_up) throw std::runtime_error("the pipeline stands still");
+      std::this_thread::sleep_for(20us);
+    }
+  }
+
+  void expect_all_arrived() {
+    ASSERT_TRUE(pipeline.drain(clock_now() + 10s));
+    for (std::uint32_t i = 0; i < contents.pieces().size(); ++i) {
+      const Piece& piece = contents.pieces()[i];
+      ASSERT_EQ(consumer.pieces[i], sample.bytes_of(contents, piece)) << piece.name;
+    }
+  }
+
+  const Sample sample;
+  std::unique_ptr<Device> device;
+  Contents contents;
+  Slots slots;
+  Plan plan;
+  Pinner pinner;
+  SegmentFetch fetch;
+  Consumer consumer;
+  Pipeline pipeline;
+};
+
+TEST(Pipeline, EveryByteOfACopyThatIsHereArrives) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 10; ++round) {
+    const Sample sample = random_sample(random);
+    const auto wanted =
+        round % 2 == 0 ? std::vector<NamedBox>() : random_boxes(random, sample.tensors);
+    Rig rig(sample, wanted, {.bucket_bytes = 4096 + random() % 300'000});
+    rig.fetch.mark_all_ready();
+    EXPECT_EQ(rig.run(Pipeline::State::kDone), Pipeline::State::kDone);
+    EXPECT_EQ(rig.pipeline.delivered(), rig.plan.size());
+    rig.expect_all_arrived();
+  }
+}
+
+TEST(Pipeline, WhatAPullBringsGoesOnInAnyOrder) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 5; ++round) {
+    const Sample sample = random_sample(random);
+    Rig rig(sample, {}, {.bucket_bytes = 100'000});
+    std::vector<TileIndex> tiles(rig.contents.tiles().tile_count());
+    for (TileIndex i = 0; i < tiles.size(); ++i) tiles[i] = i;
+    std::shuffle(tiles.begin(), tiles.end(), random);
+    for (const TileIndex tile : tiles) {
+      rig.run(Pipeline::State::kFetching);
+      ASSERT_TRUE(rig.fetch.mark_ready({{tile, tile + 1}}));
+    }
+    EXPECT_EQ(rig.run(Pipeline::State::kDone), Pipeline::State::kDone);
+    rig.expect_all_arrived();
+  }
+}
+
+TEST(Pipeline, TilesThatDoNotExistAreRefused) {
+  Rig rig(sample_of({{"w", DType::kU8, {100}}}, 1), {}, {.bucket_bytes = 4096});
+  EXPECT_FALSE(rig.fetch.mark_ready({{0, 2}}));
+  EXPECT_FALSE(rig.fetch.mark_ready({{0, 0}}));
+  EXPECT_EQ(rig.run(Pipeline::State::kFetching), Pipeline::State::kFetching);
+}
+
+TEST(Pipeline, AConsumerHasAsManyBucketsAsThereAreSlotsAndNoMore) {
+  for (const std::uint32_t slots : {1u, 2u, 3u}) {
+    Rig rig(sample_of({{"w", DType::kU8, {100'000}}}, 1), {},
+            {.bucket_bytes = 4096, .slots = slots});
+    rig.consumer.willing = false;
+    rig.fetch.mark_all_ready();
+    EXPECT_EQ(rig.run(Pipeline::State::kReleasing), Pipeline::State::kReleasing);
+    EXPECT_EQ(rig.consumer.most_held, slots);
+    EXPECT_EQ(rig.pipeline.delivered(), 0u);
+    rig.consumer.willing = true;
+    EXPECT_EQ(rig.run(Pipeline::State::kDone), Pipeline::State::kDone);
+    EXPECT_EQ(rig.consumer.most_held, slots);
+    rig.expect_all_arrived();
+  }
+}
+
+TEST(Pipeline, AConsumerThatKeepsABucketEndsItByTheDeadline) {
+  Rig rig(sample_of({{"w", DType::kU8, {100'000}}}, 1), {}, {.bucket_bytes = 4096}, nullptr,
+          {.release_deadline = 200s});
+  rig.consumer.willing = false;
+  rig.fetch.mark_all_ready();
+  EXPECT_FALSE(rig.pipeline.deadline());
+  rig.run(Pipeline::State::kReleasing);
+  const auto deadline = rig.pipeline.deadline();
+  ASSERT_TRUE(deadline);
+  EXPECT_TRUE(rig.pipeline.step(*deadline - 1s));
+  const auto late = rig.pipeline.step(*deadline);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code(), ErrorCode::kTimeout);
+}
+
+// Stands for a broadcast: the bytes come from elsewhere on the device, behind the upload.
+class FromPeer final : public Spread {
+ public:
+  FromPeer(Device& device, std::uint64_t bytes) : bytes_(bytes), memory_(*device.allocate(bytes)) {
+    std::memset(reinterpret_cast<void*>(memory_->address()), 'x', bytes);  // the double's
+  }
+  Result<void> enqueue(std::size_t bucket, DeviceAddress at, Stream& stream) override {
+    order.push_back(bucket);
+    const Move move{memory_->address(), at, bytes_};
+    return stream.move({&move, 1});
+  }
+  std::vector<std::size_t> order;
+
+ private:
+  std::uint64_t bytes_;
+  std::unique_ptr<Memory> memory_;
+};
+
+TEST(Pipeline, ASpreadWorksOnWhatWasFetchedAndIsDeliveredAfterIt) {
+  const auto device = make_double_device("double:1", kDeviceBytes);
+  FromPeer peer(*device, 1000);
+  Rig rig(sample_of({{"w", DType::kU8, {50'000}}}, 1), {}, {.bucket_bytes = 4096}, &peer);
+  rig.fetch.mark_all_ready();
+  EXPECT_EQ(rig.run(Pipeline::State::kDone), Pipeline::State::kDone);
+  EXPECT_EQ(peer.order.size(), rig.plan.size());
+  std::string expected = rig.sample.bytes_of(rig.contents, rig.contents.pieces()[0]);
+  for (std::size_t bucket = 0; bucket < rig.plan.size(); ++bucket) {
+    const Part& part = rig.plan.parts(bucket).front();
+    const std::uint64_t bytes = std::min<std::uint64_t>(part.bytes, 1000);
+    expected.replace(part.offset_bytes, bytes, bytes, 'x');
+  }
+  EXPECT_EQ(rig.consumer.pieces[0], expected);
+}
+
+TEST(Slots, TakeLessWhereTheDeviceHasLess) {
+  constexpr std::uint64_t kMiB = 1 << 20;
+  const auto slots_with = [](std::uint64_t memory, SlotOptions options) {
+    const auto device = make_double_device("double:0", memory);
+    auto slots = allocate_slots(*device, options, 10'000 * kMiB);
+    struct Got {
+      std::uint64_t mib;
+      std::uint32_t count;
+      bool warned;
+      auto operator<=>(const Got&) const = default;
+    };
+    if (!slots) return Got{0, 0, slots.error().code() == ErrorCode::kExhausted};
+    return Got{slots->bucket_bytes / kMiB, slots->count(), !slots->warning.empty()};
+  };
+  const SlotOptions all{.bucket_bytes = 64 * kMiB, .slots = 3, .free_fraction = 1.0};
+  using Got = decltype(slots_with(0, all));
+  EXPECT_EQ(slots_with(400 * kMiB, all), (Got{64, 3, false}));
+  EXPECT_EQ(slots_with(191 * kMiB, all), (Got{32, 3, true}));
+  EXPECT_EQ(slots_with(48 * kMiB, all), (Got{16, 3, true}));
+  EXPECT_EQ(slots_with(47 * kMiB, all), (Got{16, 2, true}));
+  EXPECT_EQ(slots_with(16 * kMiB, all), (Got{16, 1, true}))
+      << "one after the other, with a warning";
+  EXPECT_EQ(slots_with(15 * kMiB, all), (Got{0, 0, true})) << "then an error";
+  SlotOptions capped = all;
+  capped.cap_bytes = 100 * kMiB;
+  EXPECT_EQ(slots_with(400 * kMiB, capped), (Got{32, 3, true}));
+  SlotOptions part = all;
+  part.free_fraction = 0.25;
+  EXPECT_EQ(slots_with(400 * kMiB, part), (Got{32, 3, true}));
+  const SlotOptions small{.bucket_bytes = 1 * kMiB, .slots = 2, .free_fraction = 1.0};
+  EXPECT_EQ(slots_with(3 * kMiB, small), (Got{1, 2, false})) << "who asks for small ones gets them";
+}
+
+TEST(Slots, OneIsEnoughForWhatFitsIt) {
+  const auto device = make_double_device("double:0", kDeviceBytes);
+  const auto slots = allocate_slots(*device, {.bucket_bytes = 1 << 20, .free_fraction = 1.0}, 1000);
+  ASSERT_TRUE(slots);
+  EXPECT_EQ(slots->count(), 1u);
+  EXPECT_EQ(slots->warning, "");
+}
+
+}  // namespace
+}  // namespace rekindle::bucket

@@ -1,0 +1,179 @@
+// Weights on a device, in buckets that another process (here: another thread) fills.
+#include <thread>
+
+#include <sys/socket.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/client/device_producer.h"
+#include "tests/client/device_worker.h"
+
+namespace rekindle::client::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Kind = proto::WorkerFrame;
+
+// An agent whose device process does what its script says.
+class Fleet {
+ public:
+  Fleet(const FakeModel& model, ProducerScript script, std::vector<TensorBox> boxes = {})
+      : server_([this, &model, script, boxes](AgentEnd& agent) {
+          proto::AgentFrame frame = attached_for(agent, model, true, boxes);
+          frame.mutable_attached()->set_device_channel(true);
+          producer_.emplace(model, frame, script);
+          std::vector<UniqueFd> descriptors = model.segments();
+          descriptors.push_back(producer_->take_worker_end());
+          agent.send(frame, std::move(descriptors));
+          agent.until_closed();
+        }),
+        agent_(connect_to(server_.store())) {}
+
+  const Agent& agent() const { return agent_; }
+  DeviceProducer& producer() { return *producer_; }  // once attached
+
+ private:
+  std::optional<DeviceProducer> producer_;
+  ScriptedAgent server_;
+  const Agent agent_;
+};
+
+TEST(DeviceIpc, EveryTensorArrivesWhole) {
+  const FakeModel model;
+  Fleet fleet(model, {});
+  const Session session = attach_device(fleet.agent());
+  EXPECT_EQ(device_path(session), "ipc");
+  Collected all(session);
+  EXPECT_GT(all.add_all(), 30u);
+  all.expect_whole(model);
+  EXPECT_EQ(device_path(session), "ipc");
+  const auto outcome = fleet.producer().outcome();
+  EXPECT_FALSE(outcome) << outcome->message();
+  EXPECT_TRUE(next_bucket(session, 0).parts.empty());
+}
+
+TEST(DeviceIpc, OneSlotIsEnough) {
+  const FakeModel model;
+  const TensorIndex big = *model.tensors().find("big");
+  Fleet fleet(model, {.slots = 1}, {{big, {{0, 512}, {1024, 512}}}, {big, {{3, 0}, {1, 1024}}}});
+  const Session session = attach_device(fleet.agent());
+  Collected all(session);
+  all.add_all();
+  all.expect_whole(model);
+  EXPECT_FALSE(fleet.producer().outcome());
+}
+
+TEST(DeviceIpc, ADeviceProcessThatDiesMidwayIsUnavailable) {
+  const FakeModel model;
+  Fleet fleet(model, {.dies_after = 7});
+  const Session session = attach_device(fleet.agent());
+  Parts last;
+  do last = next_bucket(session);
+  while (last.code == RK_OK && !last.parts.empty());
+  EXPECT_EQ(last.code, RK_UNAVAILABLE);
+  EXPECT_THAT(last.message, HasSubstr("the device process"));
+  EXPECT_THAT(last.message, HasSubstr("detach and attach again"));
+  EXPECT_EQ(next_bucket(session).code, RK_UNAVAILABLE) << "and stays so";
+  EXPECT_EQ(rk_loaded(session.handle, nullptr), RK_INVALID);
+}
+
+TEST(DeviceIpc, WhatTheDeviceProcessRefusesIsUploaded) {
+  const FakeModel model;
+  Fleet fleet(model, {.refuses = Error(ErrorCode::kUnavailable, "a MIG slice")});
+  const Session session = attach_device(fleet.agent());
+  Collected all(session);
+  all.add_all();
+  all.expect_whole(model);
+  EXPECT_EQ(device_path(session), "upload: the device process: a MIG slice");
+}
+
+TEST(DeviceIpc, WhatThisProcessCannotOpenIsUploadedAndTheOtherIsTold) {
+  const FakeModel model;
+  Fleet fleet(model, {.spoils_handles = true});
+  const Session session = attach_device(fleet.agent());
+  Collected all(session);
+  all.add_all();
+  all.expect_whole(model);
+  EXPECT_THAT(device_path(session), StartsWith("upload: "));
+  const auto outcome = fleet.producer().outcome();
+  ASSERT_TRUE(outcome);
+  EXPECT_THAT(outcome->message(), HasSubstr("no handle"));
+}
+
+TEST(DeviceIpc, ADeviceProcessThatDiesBeforeTheFirstBucketIsReplacedByUploads) {
+  const FakeModel model;
+  ScriptedAgent server([&](AgentEnd& agent) {
+    proto::AgentFrame frame = attached_for(agent, model, true);
+    frame.mutable_attached()->set_device_channel(true);
+    std::vector<UniqueFd> descriptors = model.segments();
+    {
+      DeviceProducer gone(model, frame, {.refuses = Error(ErrorCode::kInternal, "Xid 79")});
+      descriptors.push_back(gone.take_worker_end());
+    }
+    agent.send(frame, std::move(descriptors));
+    agent.until_closed();
+  });
+  const Agent agent = connect_to(server.store());
+  const Session session = attach_device(agent);
+  Collected all(session);
+  all.add_all();
+  all.expect_whole(model);
+  EXPECT_THAT(device_path(session), HasSubstr("Xid 79"));
+}
+
+TEST(DeviceIpc, PartsThatDoNotFitAreRefused) {
+  const FakeModel model;
+  Fleet fleet(model, {.spoils_parts = true});
+  const Session session = attach_device(fleet.agent());
+  Parts last;
+  do last = next_bucket(session);
+  while (last.code == RK_OK && !last.parts.empty());
+  EXPECT_EQ(last.code, RK_INTERNAL);
+  EXPECT_THAT(last.message, HasSubstr("do not fit"));
+}
+
+TEST(DeviceIpc, DetachingAmidTheBucketsEndsTheOtherSide) {
+  const FakeModel model;
+  Fleet fleet(model, {});
+  Session session = attach_device(fleet.agent());
+  EXPECT_EQ(next_bucket(session).code, RK_OK);
+  EXPECT_EQ(next_bucket(session).code, RK_OK);
+  rk_detach(std::exchange(session.handle, nullptr));
+  const auto outcome = fleet.producer().outcome();
+  ASSERT_TRUE(outcome);
+  EXPECT_EQ(outcome->code(), ErrorCode::kPeerLost);
+}
+
+TEST(DeviceIpc, WhoWaitsForABucketOfASessionThatIsDetachedIsTold) {
+  const FakeModel model;
+  Gate attached;
+  ScriptedAgent server([&](AgentEnd& agent) {
+    proto::AgentFrame frame = attached_for(agent, model, true);
+    frame.mutable_attached()->set_device_channel(true);
+    std::vector<UniqueFd> descriptors = model.segments();
+    int ends[2];  // of a socket where nobody speaks
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const UniqueFd mute(ends[0]);
+    descriptors.emplace_back(ends[1]);
+    agent.send(frame, std::move(descriptors));
+    agent.expect(Kind::kDetach);
+    agent.until_closed();
+  });
+  const Agent agent = connect_to(server.store());
+  Session session = attach_device(agent);
+  std::thread waiter([&attached, handle = session.handle] {
+    const rk_part* parts = nullptr;
+    std::size_t count = 0;
+    attached.open();
+    EXPECT_EQ(rk_next_bucket(handle, kPatienceMs, &parts, &count, nullptr), RK_STALE);
+  });
+  attached.wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call is inside
+  rk_detach(std::exchange(session.handle, nullptr));
+  waiter.join();
+}
+
+}  // namespace
+}  // namespace rekindle::client::testing
