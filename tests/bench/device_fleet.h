@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/base/unique_fd.h"
+#include "tests/support/process.h"
+
+// What the benchmarks of GPU workers have in common: a model, an agent, workers that are told what
+// to do.
+namespace rekindle::bench {
+
+using Json = nlohmann::json;
+
+inline constexpr testing::milliseconds kLong{300'000};
+
+[[noreturn]] void give_up(const std::string& why);
+
+// Files of at most 4 GiB with `count` tensors; word j of tensor i is i << 40 | j. Returns the bytes
+// of all tensors.
+std::uint64_t make_model(const std::filesystem::path& directory, std::uint64_t bytes,
+                         std::uint64_t count);
+
+// `rekindle agent`, listening, with these arguments beside those that it needs; `as`: what runs it,
+// testing::on_host() for example.
+std::unique_ptr<testing::Process> start_agent(const std::string& rekindle, const std::string& store,
+                                              const std::vector<std::string>& arguments,
+                                              const std::vector<std::string>& as = {});
+// Until the agent's device process has pinned so much.
+void wait_until_pinned(const std::string& rekindle, const std::string& store, std::uint64_t bytes);
+
+// A device_worker and both ends of what it says.
+class DeviceWorker {
+ public:
+  DeviceWorker(const std::string& program, const std::string& store, const std::string& device);
+  ~DeviceWorker();
+  DeviceWorker(const DeviceWorker&) = delete;
+  DeviceWorker& operator=(const DeviceWorker&) = delete;
+  void say(const std::string& word);
+  Json answer();
+  Json ask(const std::string& word) {
+    say(word);
+    return answer();
+  }
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  pid_t pid_ = -1;
+  UniqueFd in_;
+  std::unique_ptr<std::FILE, Close> out_;
+};
+
+double median(std::vector<double> values);
+
+}  // namespace rekindle::bench
