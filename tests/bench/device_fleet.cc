@@ -1,6 +1,7 @@
 #include "tests/bench/device_fleet.h"
 
 #include <algorithm>
+#include <csignal>
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -31,7 +32,7 @@ std::uint64_t make_model(const std::filesystem::path& directory, std::uint64_t b
           {"data_offsets", {(i - first) * each, (i - first + 1) * each}}};
     }
     std::string text = header.dump();
-    text.resize((text.size() + 7 + 248) / 256 * 256 - 8, ' ');  // so that tensors begin at 256
+    text.resize((text.size() + 8 + 255) / 256 * 256 - 8, ' ');  // so that tensors begin at 256
     const auto path = directory / fmt::format("model-{:05}.safetensors", first / per_file);
     const UniqueFd fd(::open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     const std::uint64_t size = text.size();
@@ -98,6 +99,8 @@ DeviceWorker::DeviceWorker(const std::string& program, const std::string& store,
   in_ = UniqueFd(in[1]);
   out_.reset(::fdopen(out[0], "r"));
 }
+
+void DeviceWorker::kill() { ::kill(pid_, SIGKILL); }
 
 DeviceWorker::~DeviceWorker() {
   in_ = UniqueFd();

@@ -46,6 +46,7 @@ class DeviceWorker {
   DeviceWorker& operator=(const DeviceWorker&) = delete;
   void say(const std::string& word);
   Json answer();
+  void kill();  // SIGKILL; nothing more can be asked
   Json ask(const std::string& word) {
     say(word);
     return answer();

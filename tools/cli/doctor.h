@@ -53,6 +53,10 @@ Check check_rdma(const Kernel& kernel, bool compiled_in);
 Check check_gpus(const Kernel& kernel, bool compiled_in);
 Checks device_checks(const Kernel& kernel);
 
+// doctor_cuda.cc: what the driver shows, each device and NCCL; `gpus`: the kernel has some. Nothing
+// in a build without CUDA.
+Checks cuda_checks(bool gpus);
+
 // doctor_rdma.cc: what the transport itself sees
 Check check_rail(const RailView& rail);
 Check check_gpu_direct(const RdmaView& view, const transport::verbs::GpuDirectFacts& facts);

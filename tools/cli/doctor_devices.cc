@@ -139,6 +139,8 @@ Checks device_checks(const Kernel& kernel) {
   for (Check& check : rdma_checks(kernel)) checks.push_back(std::move(check));
   checks.insert(std::prev(checks.end()),
                 check_gpus(kernel, info.cuda));  // how NICs reach them: last
+  const bool gpus = !kernel.list("proc/driver/nvidia/gpus").empty();
+  for (Check& check : cuda_checks(gpus)) checks.insert(std::prev(checks.end()), std::move(check));
   return checks;
 }
 
