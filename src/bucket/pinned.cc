@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -77,6 +78,7 @@ Result<std::shared_ptr<const PinnedSegment>> Pinner::add(int fd, std::uint64_t b
 }
 
 void Pinner::run() {
+  ::pthread_setname_np(::pthread_self(), "rk-pin");
   std::unique_lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
