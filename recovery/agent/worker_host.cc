@@ -104,8 +104,8 @@ void WorkerHost::tell_device(std::uint64_t session, const bucket::TileRuns& veri
   if (devices_ != nullptr) devices_->tell(session, verified, complete);
 }
 
-void WorkerHost::end_device(std::uint64_t session) {
-  if (devices_ != nullptr) devices_->end(session);
+void WorkerHost::end_device(std::uint64_t session, bool gone) {
+  if (devices_ != nullptr) devices_->end(session, gone);
 }
 
 Result<ModelVersion> WorkerHost::newest_here(const std::string& model) const {

@@ -28,7 +28,7 @@ class WorkerHost final : public worker::Host, private Holder {
   rpc::Task<Result<worker::FleetWord>> report(worker::RankWord word) override;
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;
   void tell_device(std::uint64_t session, const bucket::TileRuns& verified, bool complete) override;
-  void end_device(std::uint64_t session) override;
+  void end_device(std::uint64_t session, bool gone) override;
 
  private:
   void hold(const Served& served) override;

@@ -22,7 +22,7 @@ namespace rekindle::device {
 
 namespace {
 
-constexpr std::chrono::milliseconds kReapDeadline{5000};
+constexpr std::chrono::milliseconds kReapDeadline{50};  // then it goes with this process
 constexpr std::chrono::milliseconds kReapLook{2};
 
 std::string describe(int status) {

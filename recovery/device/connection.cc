@@ -57,15 +57,15 @@ Result<bool> Connection::read_some(const OnFrame& on_frame) {
   return true;
 }
 
-void Connection::send(std::string body, std::vector<UniqueFd> descriptors) {
-  if (closed_) return;
+Result<void> Connection::send(std::string body, std::vector<UniqueFd> descriptors) {
+  if (closed_) return {};
   if (channel_.queued_bytes() > kMostQueuedBytes) {
-    return close(Error(ErrorCode::kTimeout, "does not read what it is sent"));
+    close(Error(ErrorCode::kTimeout, "does not read what it is sent"));
+    return {};
   }
-  if (auto pushed = channel_.push(std::move(body), std::move(descriptors)); !pushed) {
-    return close(std::move(pushed).error());
-  }
+  TRY_VOID(channel_.push(std::move(body), std::move(descriptors)));
   flush();
+  return {};
 }
 
 void Connection::flush() {

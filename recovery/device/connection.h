@@ -27,7 +27,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // Reads until the connection ends or close(); then says why.
   rpc::Task<Error> run(OnFrame on_frame);
-  void send(std::string body, std::vector<UniqueFd> descriptors = {});
+  // An error: it cannot be sent from here (no descriptors, no memory); the connection goes on.
+  Result<void> send(std::string body, std::vector<UniqueFd> descriptors = {});
   void close(Error why);
   void check(TimePoint now);  // a frame that has begun and does not end: closes
 

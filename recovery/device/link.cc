@@ -23,6 +23,8 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::chrono::milliseconds kLook{250};
+constexpr std::chrono::milliseconds kAsk{1000};
+constexpr std::chrono::milliseconds kPause{2000};
 constexpr std::chrono::milliseconds kReapLook{5};
 constexpr std::chrono::milliseconds kEndsByItself{2000};
 constexpr std::chrono::seconds kSayAgain{30};
@@ -184,17 +186,44 @@ rpc::Task<std::string> DeviceLink::reap(Child& child) {
 
 rpc::Task<void> DeviceLink::look() {
   co_await asio::this_coro::throw_if_cancelled(false);
+  TimePoint last = clock_now();
   while (running_ && !closing_) {
-    if (connection_ != nullptr) {
-      connection_->check(clock_now());
-      if (!greeted_ && clock_now() - life_began_ > options_.hello) {
-        connection_->close(Error(ErrorCode::kTimeout, "did not say which GPUs it has"));
-      }
-    }
+    const TimePoint now = clock_now();
+    if (now - last > kPause) heard_ = now;  // we were stopped, or starved
+    last = now;
+    look_once(now);
     const bool cancelled = co_await is_cancelled();
     if (cancelled) break;
     co_await sleep_for(kLook);
   }
+}
+
+// A process that hangs in a driver keeps its socket open: it is asked.
+void DeviceLink::look_once(TimePoint now) {
+  if (connection_ == nullptr) return;
+  connection_->check(now);
+  if (!greeted_) {
+    if (now - life_began_ <= options_.hello) return;
+    return connection_->close(Error(ErrorCode::kTimeout, "did not say which GPUs it has"));
+  }
+  if (now - heard_ > options_.silence) {
+    return connection_->close(Error(
+        ErrorCode::kTimeout, fmt::format("has not answered for {} ms: it hangs, or is stopped",
+                                         options_.silence.count())));
+  }
+  if (now - asked_ < kAsk) return;
+  asked_ = now;
+  proto::AgentToDevices frame;
+  frame.mutable_ping();
+  (void)send(frame);
+}
+
+// False: it was not sent, and why is logged.
+bool DeviceLink::send(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors) {
+  if (connection_ == nullptr) return false;
+  auto sent = connection_->send(frame.SerializeAsString(), std::move(descriptors));
+  if (!sent) log::warn("device.send", "error", sent.error().message());
+  return sent.has_value();
 }
 
 Result<void> DeviceLink::on_frame(const std::string& body) {
@@ -202,7 +231,10 @@ Result<void> DeviceLink::on_frame(const std::string& body) {
   if (!frame.ParseFromString(body)) {
     return fail(ErrorCode::kInvalid, "sent a malformed frame of {} bytes", body.size());
   }
+  heard_ = clock_now();
   switch (frame.kind_case()) {
+    case proto::DevicesToAgent::kPong:
+      return {};
     case proto::DevicesToAgent::kHello:
       return on_hello(frame.hello());
     case proto::DevicesToAgent::kHeld:
@@ -295,14 +327,14 @@ void DeviceLink::send_hold(std::uint64_t copy, const Held& held) {
   proto::AgentToDevices frame;
   frame.mutable_hold()->set_copy(copy);
   for (const std::uint64_t size : held.bytes) frame.mutable_hold()->add_bytes(size);
-  connection_->send(frame.SerializeAsString(), std::move(*files));
+  (void)send(frame, std::move(*files));
 }
 
 void DeviceLink::drop(std::uint64_t copy) {
   if (held_.erase(copy) == 0 || connection_ == nullptr || !greeted_) return;
   proto::AgentToDevices frame;
   frame.mutable_drop()->set_copy(copy);
-  connection_->send(frame.SerializeAsString());
+  (void)send(frame);
 }
 
 Result<void> DeviceLink::check_ready(const std::string& device) const {
@@ -344,7 +376,7 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
   serve.set_device(order.device);
   serve.set_attached(std::move(order.attached));
   serve.set_bucket_bytes(order.bucket_bytes != 0 ? order.bucket_bytes : options_.gpu.bucket_bytes);
-  connection_->send(frame.SerializeAsString(), std::move(order.segments));
+  TRY_VOID(connection_->send(frame.SerializeAsString(), std::move(order.segments)));
   sessions_.insert(order.session);
   return workers;
 }
@@ -356,14 +388,16 @@ void DeviceLink::tell(std::uint64_t session, const bucket::TileRuns& runs, bool 
   tiles.set_session(session);
   *tiles.mutable_ready() = rpc::to_proto(runs);
   tiles.set_complete(complete);
-  connection_->send(frame.SerializeAsString());
+  // A session that misses tiles would wait for them for ever.
+  if (!send(frame)) end(session, false);
 }
 
-void DeviceLink::end(std::uint64_t session) {
+void DeviceLink::end(std::uint64_t session, bool gone) {
   if (sessions_.erase(session) == 0 || connection_ == nullptr) return;
   proto::AgentToDevices frame;
   frame.mutable_end()->set_session(session);
-  connection_->send(frame.SerializeAsString());
+  frame.mutable_end()->set_gone(gone);
+  (void)send(frame);
 }
 
 LinkStatus DeviceLink::status() const {

@@ -30,6 +30,7 @@ struct LinkOptions {
   std::chrono::milliseconds longest_pause{30'000};
   std::chrono::milliseconds healthy{60'000};  // for so long: the next pause is the first again
   std::chrono::milliseconds hello{120'000};   // many GPUs without a persistent driver take long
+  std::chrono::milliseconds silence{10'000};  // of one that has said hello: it is asked each second
 };
 
 struct DeviceInfo {
@@ -72,7 +73,8 @@ class DeviceLink {
   // The worker's end of the channel; kUnavailable or kNotFound: why there is none.
   Result<UniqueFd> serve(DeviceOrder order);
   void tell(std::uint64_t session, const bucket::TileRuns& runs, bool complete);
-  void end(std::uint64_t session);
+  // `gone`: the worker can read its buckets no more, they are freed at once.
+  void end(std::uint64_t session, bool gone);
 
   LinkStatus status() const;
 
@@ -85,6 +87,8 @@ class DeviceLink {
   rpc::Task<Error> live();
   rpc::Task<std::string> reap(Child& child);
   rpc::Task<void> look();
+  void look_once(TimePoint now);
+  bool send(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors = {});
   std::vector<std::string> command() const;
   Result<void> on_frame(const std::string& body);
   Result<void> on_hello(const proto::DevicesHello& hello);
@@ -103,7 +107,9 @@ class DeviceLink {
   std::shared_ptr<Connection> connection_;  // null: no process
   TimePoint life_began_{};
   std::optional<TimePoint> greeted_;  // in this life
-  bool had_devices_ = false;          // in some life
+  TimePoint heard_{};                 // of it
+  TimePoint asked_{};
+  bool had_devices_ = false;  // in some life
   bool none_here_ = false;
   bool running_ = false;
   bool closing_ = false;

@@ -16,6 +16,7 @@ class Mailbox {
     bucket::TileRuns ready;
     bool complete = false;
     std::optional<Error> ended;
+    bool gone = false;  // and nobody can read its buckets any more
   };
   explicit Mailbox(Bell bell) : bell_(std::move(bell)) {}
   Mailbox(const Mailbox&) = delete;
@@ -29,10 +30,11 @@ class Mailbox {
     }
     bell_.ring();
   }
-  void end(Error why) {
+  void end(Error why, bool gone) {
     {
       const std::lock_guard lock(mutex_);
       if (!news_.ended) news_.ended = std::move(why);
+      news_.gone = news_.gone || gone;
     }
     bell_.ring();
   }
@@ -45,6 +47,7 @@ class Mailbox {
     News news = std::move(news_);
     news_ = {};
     news_.ended = news.ended;
+    news_.gone = news.gone;
     return news;
   }
 

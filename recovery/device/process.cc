@@ -14,6 +14,7 @@
 #include "recovery/device/session.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
+#include "src/base/worker_pool.h"
 #include "src/ipc/channel.h"
 
 namespace rekindle::device {
@@ -68,6 +69,7 @@ class Process {
   Devices devices_;
   std::unique_ptr<bucket::Pinner> pinner_;  // null without devices
   std::unique_ptr<SegmentCache> cache_;
+  WorkerPool unpinner_{"rk-unpin", 1, 4096};  // before the pinner goes, it is done
   std::map<std::uint64_t, Hold> holds_;
   std::uint64_t told_pinned_ = 0;
   std::mutex mutex_;
@@ -112,7 +114,7 @@ Result<void> Process::run() {
     wait();
   }
   const Error gone(ErrorCode::kPeerLost, "the agent of this host has gone");
-  for (const auto& [number, session] : sessions_) session->end(gone);
+  for (const auto& [number, session] : sessions_) session->end(gone, true);
   sessions_.clear();  // waits for them
   for (const auto& [number, end] : over_) {
     if (end.device_lost) return fail(*end.error);
@@ -173,9 +175,15 @@ Result<void> Process::on_frame(const proto::AgentToDevices& frame,
     case proto::AgentToDevices::kEnd: {
       const auto found = sessions_.find(frame.end().session());
       if (found != sessions_.end()) {
-        found->second->end(Error(ErrorCode::kStale, "the worker's session has ended"));
+        found->second->end(Error(ErrorCode::kStale, "the worker's session has ended"),
+                           frame.end().gone());
       }
       return {};
+    }
+    case proto::AgentToDevices::kPing: {
+      proto::DevicesToAgent answer;
+      answer.mutable_pong();
+      return send(answer);
     }
     default:
       return fail(ErrorCode::kInvalid, "the agent says what this process does not know");
@@ -209,7 +217,13 @@ Result<void> Process::hold(const proto::HoldSegments& order,
   return send(frame);
 }
 
-void Process::drop(const proto::DropSegments& order) { holds_.erase(order.copy()); }
+// Elsewhere: to unpin and unmap all of it takes seconds.
+void Process::drop(const proto::DropSegments& order) {
+  auto node = holds_.extract(order.copy());
+  if (node.empty()) return;
+  const auto segments = std::make_shared<std::vector<Segment>>(std::move(node.mapped().segments));
+  unpinner_.submit([segments] { segments->clear(); });
+}
 
 Result<void> Process::tell_pinned() {
   const std::uint64_t bytes = pinner_ != nullptr ? pinner_->pinned_bytes() : 0;

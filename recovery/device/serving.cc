@@ -7,6 +7,8 @@
 
 #include <time.h>
 
+#include "src/base/log.h"
+
 namespace rekindle::device {
 
 namespace {
@@ -40,12 +42,15 @@ Result<void> Serving::prepare() {
   TRY(contents_,
       bucket::Contents::create(words.tensor_set, words.layout, words.wanted, words.segment_bytes));
   TRY(slots_, bucket::allocate_slots(*order_.device, order_.slots, contents_->total_bytes()));
+  if (!slots_->warning.empty()) {
+    log::warn("device.buckets", "session", order_.number, "warning", slots_->warning);
+  }
   TRY(plan_, bucket::Plan::create(*contents_, slots_->bucket_bytes));
   fetch_ = std::make_unique<bucket::SegmentFetch>(*plan_, *order_.pinner, order_.segments,
                                                   contents_->tiles().tile_count());
-  pipeline_ =
-      std::make_unique<bucket::Pipeline>(*order_.device, *plan_, *slots_, *fetch_, nullptr,
-                                         *deliver_, bucket::PipelineOptions{order_.times.release});
+  pipeline_ = std::make_unique<bucket::Pipeline>(
+      *order_.device, *plan_, *slots_, *fetch_, nullptr, *deliver_,
+      bucket::PipelineOptions{order_.times.release, order_.times.drain});
   TRY_VOID(pipeline_->start());
   return deliver_->offer(*plan_, *slots_);
 }
@@ -81,7 +86,7 @@ bool Serving::all_settled() {
 void Serving::wait(bucket::Pipeline::State state, TimePoint now) {
   Duration pause = kIdle;
   if (const auto due = pipeline_->deadline()) pause = std::min<Duration>(pause, *due - now);
-  if (const auto due = deliver_->channel().deadline()) {
+  if (const auto due = deliver_->channel().receive_deadline()) {
     pause = std::min<Duration>(pause, *due - now);
   }
   if (deliver_->awaits_device()) {
@@ -99,19 +104,24 @@ void Serving::wait(bucket::Pipeline::State state, TimePoint now) {
   (void)::ppoll(entries, 2, &timeout, nullptr);
 }
 
-// The device first, so that its buckets can be freed; then the worker, whose mappings must be gone
-// before them, unless it hangs. The error: the device is not to be had back.
-std::optional<Error> Serving::let_go(bool hung) {
+// Until the worker has closed what it opened, or is gone: it may still have reads queued. One that
+// was told all has given its last bucket back.
+void Serving::wait_for_worker(bool told_all) {
+  const TimePoint give_up = clock_now() + (told_all ? order_.times.close : order_.times.release);
+  while (clock_now() < give_up && !mailbox_.take().gone) {
+    if (deliver_->wait_closed(mailbox_.fd(), give_up)) return;
+  }
+}
+
+// The device first, so that its buckets can be freed; then the worker, unless it hangs. The error:
+// the device is not to be had back.
+std::optional<Error> Serving::let_go(bool told_all, bool hung) {
   if (pipeline_ != nullptr) {
     if (auto drained = pipeline_->drain(clock_now() + order_.times.drain); !drained) {
       return std::move(drained).error().with_context(order_.device->id());
     }
   }
-  const TimePoint give_up = clock_now() + order_.times.close;
-  while (!hung && deliver_ != nullptr && slots_ && clock_now() < give_up &&
-         !deliver_->wait_closed(mailbox_.fd(), give_up)) {
-    if (mailbox_.take().ended) break;
-  }
+  if (!hung && deliver_ != nullptr && slots_) wait_for_worker(told_all);
   pipeline_.reset();
   deliver_.reset();
   fetch_.reset();
@@ -139,7 +149,7 @@ SessionEnd Serving::run() {
     // A context that is broken says so to whatever is asked.
     if (auto memory = order_.device->memory(); !memory) lost = std::move(memory).error();
   }
-  if (!lost) lost = let_go(hung);
+  if (!lost) lost = let_go(!end.error, hung);
   if (lost) {
     end.device_lost = true;
     end.error = std::move(lost);

@@ -14,8 +14,8 @@ namespace rekindle::device {
 
 struct SessionTimes {
   std::chrono::milliseconds release{600'000};  // of each bucket, by a worker that lives
-  std::chrono::milliseconds drain{10'000};     // of what is queued, by the device
-  std::chrono::milliseconds close{5'000};  // of what it has opened, by a worker that was told all
+  std::chrono::milliseconds drain{10'000};  // of a bucket, and of all that is queued, by the device
+  std::chrono::milliseconds close{5'000};   // of what it has opened, by a worker that was told all
 };
 
 struct SessionOrder {
@@ -53,7 +53,8 @@ class Serving {
   Result<void> hear();
   void wait(bucket::Pipeline::State state, TimePoint now);
   bool all_settled();
-  std::optional<Error> let_go(bool hung);
+  void wait_for_worker(bool told_all);
+  std::optional<Error> let_go(bool told_all, bool hung);
 
   SessionOrder order_;
   Mailbox& mailbox_;

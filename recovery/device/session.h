@@ -21,7 +21,8 @@ class Session {
 
   // Tiles that have verified since. Any thread.
   void tell(const bucket::TileRuns& runs, bool complete) { mailbox_.tell(runs, complete); }
-  void end(Error why) { mailbox_.end(std::move(why)); }
+  // `gone`: nobody can read its buckets any more.
+  void end(Error why, bool gone) { mailbox_.end(std::move(why), gone); }
 
  private:
   explicit Session(Bell bell) : mailbox_(std::move(bell)) {}

@@ -56,7 +56,8 @@ Result<void> WorkerDeliver::receive(TimePoint now) {
       TRY_VOID(on_message(std::move(message), now));
     }
   }
-  return channel_.check_deadline(now);
+  // How long it may leave what it is sent is the pipeline's to say.
+  return channel_.check_receive_deadline(now);
 }
 
 Result<void> WorkerDeliver::on_message(bucket::Message message, TimePoint now) {

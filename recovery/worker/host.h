@@ -72,7 +72,7 @@ class Host {
   }
   virtual void tell_device(std::uint64_t /*session*/, const bucket::TileRuns& /*verified*/,
                            bool /*complete*/) {}
-  virtual void end_device(std::uint64_t /*session*/) {}
+  virtual void end_device(std::uint64_t /*session*/, bool /*gone*/) {}
 };
 
 }  // namespace rekindle::worker

@@ -199,7 +199,9 @@ Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View
 }
 
 void WorkerService::leave_device(Session& session) {
-  if (std::exchange(session.on_device, false)) host_.end_device(session.state.id());
+  if (!std::exchange(session.on_device, false)) return;
+  const bool gone = clients_.count(session.client->id()) == 0;
+  host_.end_device(session.state.id(), gone);
 }
 
 // The worker hears of it on its own channel, and may fill its buckets itself.

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "recovery/rpc/convert.h"
+#include "src/base/units.h"
+#include "src/bucket/plan.h"
 
 namespace rekindle::worker {
 
@@ -90,6 +92,11 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   order.wanted.transport = request.transport();
   order.device = request.device();
   order.bucket_bytes = request.bucket_bytes();
+  if (order.bucket_bytes != 0 &&
+      (order.bucket_bytes < kMiB || order.bucket_bytes > bucket::kLargestBucket)) {
+    return fail(ErrorCode::kInvalid, "buckets of {} bytes: 1 MiB to {} are possible",
+                order.bucket_bytes, format_bytes(bucket::kLargestBucket));
+  }
   return order;
 }
 

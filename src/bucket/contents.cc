@@ -47,6 +47,7 @@ Result<Contents> Contents::create(std::string_view tensor_set, std::string_view 
                 segments[i].name, segments[i].size_bytes, segment_bytes[i]);
   }
   Contents contents(std::move(*tensors), std::move(*parsed), std::move(*tiles));
+  contents.pieces_.reserve(wanted.empty() ? contents.layout_.entries().size() : wanted.size());
   for (const NamedBox& box : wanted) TRY_VOID(contents.add_wanted(box));
   if (wanted.empty()) {
     for (const LayoutEntry& entry : contents.layout_.entries()) {
@@ -109,8 +110,10 @@ Result<void> Contents::add_piece(TensorIndex tensor, const Box& box) {
 }
 
 void Contents::finish() {
-  std::stable_sort(pieces_.begin(), pieces_.end(),
-                   [](const Piece& a, const Piece& b) { return a.tensor < b.tensor; });
+  const auto before = [](const Piece& a, const Piece& b) { return a.tensor < b.tensor; };
+  if (!std::is_sorted(pieces_.begin(), pieces_.end(), before)) {
+    std::stable_sort(pieces_.begin(), pieces_.end(), before);
+  }
   first_piece_.assign(tensors_.size() + 1, 0);
   for (const Piece& piece : pieces_) {
     ++first_piece_[piece.tensor + 1];

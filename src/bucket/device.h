@@ -64,7 +64,7 @@ class Pin {
 // kInternal, and then for ever. One thread at a time.
 class Stream {
  public:
-  virtual ~Stream() = default;  // waits for what is queued
+  virtual ~Stream() = default;  // waits for what is queued, unless it is borrowed
   virtual Result<void> upload(std::span<const Upload> copies) = 0;
   virtual Result<void> move(std::span<const Move> copies) = 0;
   virtual Result<void> download(std::span<const Download> copies) = 0;

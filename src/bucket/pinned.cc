@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -43,7 +44,12 @@ struct Pinner::Segment final : PinnedSegment {
 };
 
 Pinner::Pinner(Device& device, unsigned threads) : device_(device) {
-  for (unsigned i = 0; i < std::max(threads, 1u); ++i) threads_.emplace_back([this] { run(); });
+  // As many as can be had: without any, nothing is pinned, and copies are slower.
+  try {
+    for (unsigned i = 0; i < std::max(threads, 1u); ++i) threads_.emplace_back([this] { run(); });
+  } catch (const std::system_error& error) {
+    last_failure_ = Error(ErrorCode::kExhausted, fmt::format("start a thread: {}", error.what()));
+  }
 }
 
 Pinner::~Pinner() {
@@ -71,7 +77,13 @@ Result<std::shared_ptr<const PinnedSegment>> Pinner::add(int fd, std::uint64_t b
   const auto segment = std::make_shared<Segment>(*this, mapping, bytes);
   {
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < segment->settled.size(); ++i) jobs_.push_back({segment, i});
+    for (std::size_t i = 0; i < segment->settled.size(); ++i) {
+      if (threads_.empty()) {
+        segment->settled[i] = true;
+      } else {
+        jobs_.push_back({segment, i});
+      }
+    }
   }
   work_.notify_all();
   return segment;

@@ -41,16 +41,26 @@ Result<bool> Pipeline::fill(std::uint32_t slot, TimePoint now) {
     last = spread_stream_.get();
   }
   TRY_VOID(last->record(*slots_.filled[slot]));
-  states_[slot] = {true, now + options_.release_deadline};
+  states_[slot] = {true, false, now + options_.fill_deadline, now + options_.release_deadline};
   ++filled_;
   TRY_VOID(deliver_.hand_over(*bucket, slot));
   return true;
+}
+
+// A device that hangs says nothing: only that its copies do not end.
+Result<void> Pipeline::check_filled(std::uint32_t slot, TimePoint now) {
+  if (states_[slot].filled) return {};
+  TRY(states_[slot].filled, device_.is_done(*slots_.filled[slot]));
+  if (states_[slot].filled || now < states_[slot].fill_by) return {};
+  return fail(ErrorCode::kInternal, "{} has not filled a bucket for {} ms", device_.name(),
+              options_.fill_deadline.count());
 }
 
 Result<bool> Pipeline::collect(TimePoint now) {
   bool any = false;
   for (std::uint32_t slot = 0; slot < states_.size(); ++slot) {
     if (!states_[slot].busy) continue;
+    TRY_VOID(check_filled(slot, now));
     TRY(const bool released, deliver_.released(slot));
     if (released) {
       states_[slot].busy = false;
@@ -83,7 +93,9 @@ Result<Pipeline::State> Pipeline::step(TimePoint now) {
 std::optional<TimePoint> Pipeline::deadline() const {
   std::optional<TimePoint> first;
   for (const Slot& slot : states_) {
-    if (slot.busy && (!first || slot.release_by < *first)) first = slot.release_by;
+    if (!slot.busy) continue;
+    const TimePoint due = slot.filled ? slot.release_by : std::min(slot.fill_by, slot.release_by);
+    if (!first || due < *first) first = due;
   }
   return first;
 }

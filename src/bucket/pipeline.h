@@ -45,6 +45,7 @@ class Deliver {
 
 struct PipelineOptions {
   std::chrono::milliseconds release_deadline{30'000};  // of a consumer, for each bucket
+  std::chrono::milliseconds fill_deadline{10'000};     // of the device: its copies, and a spread
 };
 
 // One device's producer. One thread at a time.
@@ -66,8 +67,8 @@ class Pipeline {
     kReleasing,  // every slot is with the consumer, or the last ones are
     kDone,       // every bucket was delivered and released
   };
-  // Does all that can be done now. kTimeout: the consumer kept a slot beyond its deadline. After
-  // any error: only the destructor.
+  // Does all that can be done now. kTimeout: the consumer kept a slot beyond its deadline;
+  // kInternal: the device did not fill one by then. After any error: only the destructor.
   Result<State> step(TimePoint now);
   // By when step() must be called again, however quiet it is.
   std::optional<TimePoint> deadline() const;
@@ -78,9 +79,12 @@ class Pipeline {
  private:
   Result<bool> fill(std::uint32_t slot, TimePoint now);
   Result<bool> collect(TimePoint now);
+  Result<void> check_filled(std::uint32_t slot, TimePoint now);
 
   struct Slot {
     bool busy = false;
+    bool filled = false;
+    TimePoint fill_by{};
     TimePoint release_by{};
   };
   Device& device_;

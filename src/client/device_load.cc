@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <poll.h>
@@ -13,6 +14,8 @@ namespace rekindle::client {
 
 namespace {
 
+constexpr std::chrono::seconds kReadsPatience{10};
+constexpr std::chrono::microseconds kReadsLook{50};
 constexpr std::string_view kNoReason = "the agent has no device process";
 
 std::uint64_t missing_at_first(const bucket::Piece& piece) {
@@ -44,8 +47,28 @@ DeviceLoad::DeviceLoad(WorkerDevice device, const bucket::Contents& contents)
 }
 
 DeviceLoad::~DeviceLoad() {
-  worker_.stream.reset();  // first: it waits for what reads the buckets
-  feed_.reset();
+  if (reads_are_done()) return;
+  // Memory that the device may still read is not let go, nor what it belongs to.
+  (void)feed_.release();
+  (void)worker_.stream.release();
+  (void)worker_.device.release();
+}
+
+// Of buckets that were handed out. Behind an event: the stream is the caller's, and may go on.
+bool DeviceLoad::reads_are_done() {
+  if (feed_ == nullptr || feed_->ended() || !handed_out_) return true;
+  auto event = worker_.device->make_event();
+  if (!event || !worker_.stream->record(**event)) return false;
+  const TimePoint give_up = SteadyClock().now() + kReadsPatience;
+  for (;;) {
+    const auto done = worker_.device->is_done(**event);
+    if (done && *done) return true;
+    if (!done || SteadyClock().now() >= give_up) {
+      (void)event->release();
+      return false;
+    }
+    std::this_thread::sleep_for(kReadsLook);
+  }
 }
 
 Result<void> DeviceLoad::begin(Source source) {
@@ -113,6 +136,7 @@ Result<std::optional<FilledBucket>> DeviceLoad::poll() {
   if (!polled) return polled;
   if (*polled) {
     holding_ = true;
+    handed_out_ = true;
     replace_nothing_more();
     TRY_VOID(account(**polled));
   } else if (feed_->ended() && whole_ != missing_.size()) {

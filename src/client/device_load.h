@@ -30,7 +30,8 @@ class DeviceLoad {
   static Result<std::unique_ptr<DeviceLoad>> create(WorkerDevice device,
                                                     const bucket::Contents& contents,
                                                     Source source);
-  ~DeviceLoad();  // waits for what reads the buckets
+  // Waits for what reads the buckets; where that does not end, their memory stays.
+  ~DeviceLoad();
   DeviceLoad(const DeviceLoad&) = delete;
   DeviceLoad& operator=(const DeviceLoad&) = delete;
 
@@ -53,7 +54,6 @@ class DeviceLoad {
   // Where pieces shall go from now on; others go nowhere. kInvalid, kNotFound: the line names it.
   Result<void> aim(std::span<const rk_target> targets);
   Result<void> move(const FilledBucket& bucket);  // queues
-  Result<void> finish(TimePoint deadline) { return worker_.stream->finish(deadline); }
 
  private:
   DeviceLoad(WorkerDevice device, const bucket::Contents& contents);
@@ -62,6 +62,7 @@ class DeviceLoad {
   void replace_nothing_more();
   Result<std::optional<FilledBucket>> poll();
   Result<void> account(const FilledBucket& bucket);
+  bool reads_are_done();
 
   WorkerDevice worker_;
   const bucket::Contents& contents_;
@@ -70,6 +71,7 @@ class DeviceLoad {
   const IpcFeed* ipc_ = nullptr;  // feed_, while it may be replaced by uploads
   Source source_;                 // for that
   Tiles tiles_;                   // for that: all so far
+  bool handed_out_ = false;       // any bucket
   bool holding_ = false;          // a bucket was handed out and not given back
   std::optional<Error> failed_;
   std::vector<std::uint64_t> missing_;  // per piece: bytes; 1 for one that has none

@@ -92,6 +92,13 @@ Result<void> DeviceLoad::aim(std::span<const rk_target> targets) {
                   place_of(pieces[piece]));
     }
   }
+  for (std::size_t i = 0; i < targets_.size(); ++i) {
+    const bool half_written = missing_[i] != 0 && missing_[i] != pieces[i].bytes;
+    if (targets_[i] != 0 && next[i] == 0 && half_written) {
+      return fail(ErrorCode::kInvalid, "{} is half written: name its target again",
+                  place_of(pieces[i]));
+    }
+  }
   targets_ = std::move(next);
   return {};
 }

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include <sys/socket.h>
+
 #include "src/client/signals.h"
 
 namespace rekindle::client {
@@ -173,6 +175,7 @@ Result<void> IpcFeed::finish() {
   ended_ = true;
   slots_.clear();
   memory_.reset();
+  (void)::shutdown(channel_.fd(), SHUT_RDWR);  // so that it frees its side
   return {};
 }
 

@@ -22,7 +22,7 @@ class IpcFeed final : public BucketFeed {
   Result<std::optional<FilledBucket>> poll(TimePoint now) override;
   Result<void> give_back() override;
   bool ended() const override { return ended_; }
-  int fd() const override { return channel_.fd(); }
+  int fd() const override { return ended_ ? -1 : channel_.fd(); }
   Duration patience() const override;
 
   // Nothing of what it brought has been seen by the worker: another feed may take its place.

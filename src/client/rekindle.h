@@ -107,7 +107,7 @@ typedef struct rk_attach_options {
    * that stands in for a GPU, on machines without one (`rekindle agent --gpu double:1`). */
   const char* device;
   void* stream; /* CUstream or cudaStream_t whose work reads the buckets; NULL: the default */
-  uint64_t bucket_bytes; /* 0: 64 MiB; at most 256 MiB */
+  uint64_t bucket_bytes; /* 0: the agent's choice, 64 MiB; else 1 to 256 MiB */
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
@@ -160,6 +160,7 @@ typedef struct rk_part {
   uint64_t offset_bytes; /* in the tensor */
   uint64_t bytes;        /* 0: a tensor without elements */
   void* data;            /* device memory, 256-byte aligned */
+  uint64_t reserved[2];  /* 0 */
 } rk_part;
 /* The next bucket that is filled, in the order in which their bytes arrive. What reads it must be
  * queued on the session's stream before the next call, which gives the bucket back behind that.
@@ -173,7 +174,8 @@ typedef struct rk_target {
   const char* tensor;
   const uint64_t* offset; /* of the box, as rk_tensor.offset; NULL: the session has one of it */
   void* data;
-  uint64_t bytes; /* RK_INVALID when it is not the tensor's */
+  uint64_t bytes;       /* RK_INVALID when it is not the tensor's */
+  uint64_t reserved[2]; /* 0 */
 } rk_target;
 /* Takes every bucket and copies what the targets name to them, bucket by bucket in one batch, on
  * the session's stream; returns when all copies are done. RK_NOT_FOUND: a target that the session

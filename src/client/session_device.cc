@@ -12,8 +12,6 @@ namespace rekindle::client {
 
 namespace {
 
-constexpr std::chrono::milliseconds kFinishStep{20};  // who detaches waits so long
-
 // Lets the mutex go for a while: copies and waits are not its matter.
 class Unlocked {
  public:
@@ -61,8 +59,11 @@ std::span<const rk_part> Session::hand_out(const FilledBucket& bucket) {
   std::vector<rk_part> parts;
   parts.reserve(bucket.parts.size());
   for (const bucket::Part& part : bucket.parts) {
-    parts.push_back({&tensors_[part.piece], part.offset_bytes, part.bytes,
-                     reinterpret_cast<void*>(static_cast<std::uintptr_t>(bucket.at + part.at))});
+    parts.push_back({&tensors_[part.piece],
+                     part.offset_bytes,
+                     part.bytes,
+                     reinterpret_cast<void*>(static_cast<std::uintptr_t>(bucket.at + part.at)),
+                     {}});
   }
   parts_.push_back(std::move(parts));
   return parts_.back();
@@ -113,23 +114,7 @@ Result<void> Session::load_into(std::span<const rk_target> targets,
     const Unlocked unlocked(lock);
     TRY_VOID(device_->move(*bucket));
   }
-  return finish_moves(lock, SteadyClock().now() + timeout);
-}
-
-Result<void> Session::finish_moves(Lock& lock, TimePoint deadline) {
-  while (true) {
-    apply_messages();
-    TRY_VOID(check_alive());
-    const TimePoint now = SteadyClock().now();
-    Result<void> finished;
-    {
-      const Unlocked unlocked(lock);
-      finished = device_->finish(std::min(deadline, now + kFinishStep));
-    }
-    if (finished || finished.error().code() != ErrorCode::kTimeout || now >= deadline) {
-      return finished;
-    }
-  }
+  return {};  // the last bucket is given back when the device has read it
 }
 
 }  // namespace rekindle::client

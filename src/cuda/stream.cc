@@ -29,13 +29,15 @@ CudaStream::CudaStream(std::shared_ptr<const Context> context, CUstream stream, 
                        std::uint64_t longest_pitch)
     : context_(std::move(context)),
       stream_(stream),
+      owned_(owned),
       owner_(context_, owned ? stream : nullptr),
       longest_pitch_(longest_pitch),
       batches_(context_->api().copy_batch != nullptr && !is_default(stream)) {}
 
 CudaStream::~CudaStream() {
-  // An error: nothing of it will run. A timeout: the driver frees the stream when its work is done.
-  (void)finish(SteadyClock().now() + kPatience);
+  // One that is borrowed is its owner's to wait for. An error: nothing of it will run. A timeout:
+  // the driver frees the stream when its work is done.
+  if (owned_) (void)finish(SteadyClock().now() + kPatience);
 }
 
 Result<void> CudaStream::upload(std::span<const bucket::Upload> copies) {

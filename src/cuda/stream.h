@@ -36,6 +36,7 @@ class CudaStream final : public bucket::Stream {
 
   const std::shared_ptr<const Context> context_;
   const CUstream stream_;
+  const bool owned_;
   const StreamHandle owner_;  // of nothing when the stream is borrowed
   const std::uint64_t longest_pitch_;
   bool batches_;  // one call for many copies has not been refused

@@ -76,11 +76,16 @@ std::optional<TimePoint> Channel::deadline() const {
   return in ? in : out;
 }
 
-Result<void> Channel::check_deadline(TimePoint now) const {
+Result<void> Channel::check_receive_deadline(TimePoint now) const {
   if (const auto in = reader_.deadline(); in && now >= *in) {
     return fail(ErrorCode::kPeerLost, "the other end began a frame and did not end it within {} s",
                 kFrameDeadline.count());
   }
+  return {};
+}
+
+Result<void> Channel::check_deadline(TimePoint now) const {
+  TRY_VOID(check_receive_deadline(now));
   if (const auto out = writer_.deadline(); out && now >= *out) {
     return fail(ErrorCode::kPeerLost, "the other end did not take a frame within {} s",
                 kFrameDeadline.count());

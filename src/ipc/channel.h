@@ -36,6 +36,9 @@ class Channel {
   std::optional<TimePoint> deadline() const;
   // kPeerLost when that deadline has passed.
   Result<void> check_deadline(TimePoint now) const;
+  // The same of what the other end has begun only.
+  std::optional<TimePoint> receive_deadline() const { return reader_.deadline(); }
+  Result<void> check_receive_deadline(TimePoint now) const;
 
   // kTimeout; then the channel may be amid a frame and is of no further use.
   Result<void> send(std::string body, std::vector<UniqueFd> descriptors, TimePoint deadline);

@@ -188,7 +188,7 @@ TEST(Pipeline, AConsumerHasAsManyBucketsAsThereAreSlotsAndNoMore) {
 
 TEST(Pipeline, AConsumerThatKeepsABucketEndsItByTheDeadline) {
   Rig rig(sample_of({{"w", DType::kU8, {100'000}}}, 1), {}, {.bucket_bytes = 4096}, nullptr,
-          {.release_deadline = 200s});
+          {.release_deadline = 200s, .fill_deadline = 400s});
   rig.consumer.willing = false;
   rig.fetch.mark_all_ready();
   EXPECT_FALSE(rig.pipeline.deadline());
@@ -199,6 +199,54 @@ TEST(Pipeline, AConsumerThatKeepsABucketEndsItByTheDeadline) {
   const auto late = rig.pipeline.step(*deadline);
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code(), ErrorCode::kTimeout);
+}
+
+// A device that hangs: its copies never end.
+class Hanging final : public Device {
+ public:
+  explicit Hanging(Device& device) : device_(device) {}
+  const std::string& id() const override { return device_.id(); }
+  const std::string& name() const override { return device_.name(); }
+  Result<DeviceMemory> memory() const override { return device_.memory(); }
+  Result<std::unique_ptr<Memory>> allocate(std::uint64_t bytes) override {
+    return device_.allocate(bytes);
+  }
+  Result<std::unique_ptr<Event>> make_event() override { return device_.make_event(); }
+  Result<std::unique_ptr<Stream>> make_stream() override { return device_.make_stream(); }
+  Result<std::unique_ptr<Stream>> borrow_stream(void* stream) override {
+    return device_.borrow_stream(stream);
+  }
+  Result<bool> is_done(const Event&) override { return false; }
+  Result<std::unique_ptr<Pin>> pin(std::span<const std::byte> memory) override {
+    return device_.pin(memory);
+  }
+  Result<Handle> share(Memory& memory) override { return device_.share(memory); }
+  Result<Handle> share(Event& event) override { return device_.share(event); }
+  Result<std::unique_ptr<Memory>> open_memory(const Handle& handle, std::uint64_t bytes) override {
+    return device_.open_memory(handle, bytes);
+  }
+  Result<std::unique_ptr<Event>> open_event(const Handle& handle) override {
+    return device_.open_event(handle);
+  }
+
+ private:
+  Device& device_;
+};
+
+TEST(Pipeline, Row38ADeviceThatDoesNotFillABucketEndsItByTheDeadline) {
+  Rig rig(sample_of({{"w", DType::kU8, {100'000}}}, 1), {}, {.bucket_bytes = 4096});
+  rig.fetch.mark_all_ready();
+  Hanging hanging(*rig.device);
+  Pipeline pipeline(hanging, rig.plan, rig.slots, rig.fetch, nullptr, rig.consumer,
+                    {.release_deadline = 400s, .fill_deadline = 200s});
+  ASSERT_TRUE(pipeline.start());
+  const TimePoint begin = clock_now();
+  ASSERT_TRUE(pipeline.step(begin));
+  ASSERT_TRUE(pipeline.deadline());
+  EXPECT_TRUE(pipeline.step(begin + 199s));
+  const auto late = pipeline.step(*pipeline.deadline());
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code(), ErrorCode::kInternal);
 }
 
 // Stands for a broadcast: the bytes come from elsewhere on the device, behind the upload.

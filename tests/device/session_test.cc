@@ -169,7 +169,8 @@ TEST_F(DeviceSessionTest, NonsenseEndsOnlyTheSession) {
     if (kind == 0) begun.worker->say(bucket::FinishedMessage{});
     if (kind == 1) begun.worker->say(bucket::ReleasedMessage{99, 0});
     if (kind == 2) begun.worker->say(bucket::OpenedMessage{});
-    const auto filled = begun.worker->next();
+    while (begun.worker->next()) {
+    }
     begun.worker->close();
     const auto end = begun.wait();
     ASSERT_TRUE(end.error) << kind;
@@ -211,7 +212,7 @@ TEST_F(DeviceSessionTest, WithLittleMemoryItTakesTurnsAndWithNoneItSaysSo) {
 TEST_F(DeviceSessionTest, EndedFromOutsideItTellsTheWorker) {
   auto begun = begin();
   begun.worker->open();
-  begun.session->end(Error(ErrorCode::kStale, "has detached"));
+  begun.session->end(Error(ErrorCode::kStale, "has detached"), true);
   while (begun.worker->next()) {
   }
   ASSERT_TRUE(begun.worker->failed());

@@ -77,7 +77,7 @@ class LonelyHost final : public Host {
     for (const auto& [begin, end] : runs) tiles_told += end - begin;
     if (complete) device_complete = true;
   }
-  void end_device(std::uint64_t session) override { device_ended = session; }
+  void end_device(std::uint64_t session, bool) override { device_ended = session; }
   std::atomic<bool> has_device = false;
   std::vector<UniqueFd> device_ends;               // before the answer, by the service
   std::vector<device::DeviceOrder> device_orders;  // likewise
