@@ -1,5 +1,6 @@
 # rekindle_library(NAME SOURCES ... [PUBLIC ...] [PRIVATE ...]): one static library per directory.
 # rekindle_test(NAME LABELS ... SOURCES ... DEPS ...): one GoogleTest program; each test is a ctest.
+# PREFIX: before their names, where two programs have the same tests.
 
 function(rekindle_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
@@ -23,7 +24,7 @@ endfunction()
 
 include(GoogleTest)
 function(rekindle_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;PREFIX" "LABELS;SOURCES;DEPS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -33,7 +34,7 @@ function(rekindle_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE rekindle_flags ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
-                       DISCOVERY_MODE PRE_TEST)
+                       TEST_PREFIX "${ARG_PREFIX}" DISCOVERY_MODE PRE_TEST)
 endfunction()
 
 # rekindle_fuzzer(NAME SOURCES ... DEPS ...): a libFuzzer program (preset asan only), run for

@@ -15,7 +15,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kBinary = REKINDLE_BINARY;
+const std::string& binary() {
+  static const std::string path = program(REKINDLE_BINARY);
+  return path;
+}
 
 std::map<std::string, std::string> read_tensors(const fs::path& dir) {
   std::map<std::string, std::string> tensors;
@@ -49,7 +52,7 @@ Fleet::Fleet() = default;
 void Fleet::start_coordinator(const std::string& host, std::vector<std::string> more) {
   const std::string listen = coordinator_address_.empty() ? host + ":0" : coordinator_address_;
   Spawn spawn{
-      .argv = {kBinary, "coordinator", "--listen", listen, "--state", dir("state").string()}};
+      .argv = {binary(), "coordinator", "--listen", listen, "--state", dir("state").string()}};
   spawn.argv.insert(spawn.argv.end(), more.begin(), more.end());
   coordinator_ = std::make_unique<Process>(std::move(spawn));
   coordinator_address_ = coordinator_->value_after("coordinator listening on ");
@@ -66,7 +69,7 @@ AgentProcess& Fleet::start_agent(const std::string& name, std::vector<std::strin
   agent->store = dir("store-" + name);
   Spawn spawn;
   spawn.argv = std::move(under);
-  spawn.argv.insert(spawn.argv.end(), {kBinary, "agent", "--node-id", name, "--listen", listen,
+  spawn.argv.insert(spawn.argv.end(), {binary(), "agent", "--node-id", name, "--listen", listen,
                                        "--store", agent->store.string()});
   const bool elsewhere = std::find(more.begin(), more.end(), "--coordinator") != more.end();
   if (coordinator_ != nullptr && !elsewhere) {
@@ -95,7 +98,7 @@ AgentProcess& Fleet::agent(const std::string& name) {
 
 Spawn Fleet::command(std::vector<std::string> arguments) const {
   Spawn spawn;
-  spawn.argv = {kBinary};
+  spawn.argv = {binary()};
   spawn.argv.insert(spawn.argv.end(), arguments.begin(), arguments.end());
   spawn.argv.push_back("--json");
   if (!coordinator_address_.empty()) {

@@ -1,0 +1,61 @@
+// Where a double's size and name can be chosen, and what it holds be seen.
+#include <csignal>
+
+#include "tests/gpu/gpu_workers.h"
+
+namespace rekindle::testing {
+namespace {
+
+using DoubleWorkers = GpuWorkers;
+
+TEST_F(DoubleWorkers, Row37WithLittleMemoryBucketsAreSmallerAndBytesRight) {
+  const auto checkpoint = plain_checkpoint(72, 13);
+  start_agent("a", {"--gpu", "double:1:512MiB"});
+  publish("m@1", checkpoint);
+  const auto one = worker();
+  ASSERT_TRUE(is_ok(one->ask("attach m@1")));
+  const auto taken = one->ask("take all");
+  ASSERT_TRUE(is_ok(taken)) << taken;
+  EXPECT_EQ(taken["path"], "ipc");
+  EXPECT_LE(taken["largest"], 16u << 20);
+  EXPECT_EQ(sums_of(*one), checkpoint.sums());
+}
+
+TEST_F(DoubleWorkers, Row37WithTooLittleTheWorkerUploadsAndSaysWhatWouldBeNeeded) {
+  const auto checkpoint = plain_checkpoint(72, 14);
+  start_agent("a", {"--gpu", "double:1:64MiB"});
+  publish("m@1", checkpoint);
+  const auto one = worker();
+  ASSERT_TRUE(is_ok(one->ask("attach m@1")));
+  const auto taken = one->ask("take all");
+  ASSERT_TRUE(is_ok(taken)) << taken;
+  const auto path = taken.value("path", "");
+  EXPECT_TRUE(path.starts_with("upload: ")) << path;
+  EXPECT_NE(path.find("one bucket takes 16"), std::string::npos) << path;
+  EXPECT_EQ(sums_of(*one), checkpoint.sums());
+  EXPECT_TRUE(eventually_no_sessions()) << devices();
+  expect_loads(*one, "attach m@1 bucket=1048576", checkpoint.sums());
+}
+
+TEST_F(DoubleWorkers, Row40AreFreedOfTheirBucketsWhileTheyAreStopped) {
+  start_agent("a", {"--load-timeout", "3s"});
+  publish("m@1", plain_checkpoint(32, 16));
+  const auto stopped = worker_in_the_middle();
+  EXPECT_GT(device_bytes_used(device_process()), 0u);
+  stopped->process().signal(SIGSTOP);
+  EXPECT_TRUE(eventually_no_sessions()) << devices();
+  EXPECT_TRUE(eventually_uses_at_most(0));
+}
+
+TEST_F(DoubleWorkers, OnADeviceThatTheAgentDoesNotSeeUploadByThemselves) {
+  const auto checkpoint = odd_checkpoint(15);
+  start_agent();
+  publish("m@1", checkpoint);
+  const auto one = worker();
+  expect_loads(*one, "attach m@1 device=double:7", checkpoint.sums(), "upload: ");
+  const auto path = one->ask("take 1").value("path", "");
+  EXPECT_NE(path.find("double:7"), std::string::npos) << path;
+}
+
+}  // namespace
+}  // namespace rekindle::testing
