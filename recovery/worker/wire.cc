@@ -92,10 +92,9 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   order.wanted.transport = request.transport();
   order.device = request.device();
   order.bucket_bytes = request.bucket_bytes();
-  if (order.bucket_bytes != 0 &&
-      (order.bucket_bytes < kMiB || order.bucket_bytes > bucket::kLargestBucket)) {
-    return fail(ErrorCode::kInvalid, "buckets of {} bytes: 1 MiB to {} are possible",
-                order.bucket_bytes, format_bytes(bucket::kLargestBucket));
+  if (order.bucket_bytes > bucket::kLargestBucket) {
+    return fail(ErrorCode::kInvalid, "buckets of {}: {} are the most",
+                format_bytes(order.bucket_bytes), format_bytes(bucket::kLargestBucket));
   }
   return order;
 }

@@ -100,7 +100,10 @@ void Pinner::run() {
     lock.unlock();
     auto segment = job.segment.lock();
     if (segment != nullptr) {
-      auto pin = device_.pin(segment->piece(job.piece));
+      // Page tables first: these threads fill them side by side, a device's driver takes turns.
+      const auto piece = segment->piece(job.piece);
+      (void)::madvise(const_cast<std::byte*>(piece.data()), piece.size(), MADV_POPULATE_WRITE);
+      auto pin = device_.pin(piece);
       const std::lock_guard held(mutex_);
       if (pin) {
         segment->pins[job.piece] = std::move(*pin);

@@ -34,7 +34,7 @@ class PinnedSegment {
 class Pinner {
  public:
   static constexpr std::uint64_t kPieceBytes = 256ull << 20;
-  static constexpr unsigned kThreads = 8;
+  static constexpr unsigned kThreads = 4;
 
   Pinner(Device& device, unsigned threads);
   ~Pinner();  // every segment must be gone

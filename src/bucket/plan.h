@@ -14,6 +14,8 @@ inline constexpr std::uint64_t kPartAlignment = 256;  // of each part in its buc
 inline constexpr std::uint64_t kSmallestBucket = 16ull << 20;
 inline constexpr std::uint64_t kDefaultBucket = 64ull << 20;
 inline constexpr std::uint64_t kLargestBucket = 256ull << 20;
+inline constexpr std::uint64_t kMostBuckets = 1
+                                              << 16;  // of one session: small ones are made larger
 
 // A run of one piece's row-major bytes. Most pieces are one part; a piece that is larger than a
 // bucket is several, in order. A piece without elements is one part of 0 bytes.

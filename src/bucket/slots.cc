@@ -46,7 +46,8 @@ std::string warning_of(const Device& device, const Size& wanted, const Size& had
 
 Result<Slots> allocate_slots(Device& device, const SlotOptions& options,
                              std::uint64_t payload_bytes) {
-  const std::uint64_t asked = std::clamp(options.bucket_bytes, kPartAlignment, kLargestBucket);
+  const std::uint64_t wished = std::max(options.bucket_bytes, payload_bytes / kMostBuckets);
+  const std::uint64_t asked = std::clamp(wished, kPartAlignment, kLargestBucket);
   const std::uint64_t least = std::min(asked, kSmallestBucket);
   Size wanted{round_up(asked, kPartAlignment), std::max(options.slots, 1u)};
   if (payload_bytes <= wanted.bucket_bytes) wanted.slots = 1;  // all of it is one bucket

@@ -107,7 +107,7 @@ typedef struct rk_attach_options {
    * that stands in for a GPU, on machines without one (`rekindle agent --gpu double:1`). */
   const char* device;
   void* stream; /* CUstream or cudaStream_t whose work reads the buckets; NULL: the default */
-  uint64_t bucket_bytes; /* 0: the agent's choice, 64 MiB; else 1 to 256 MiB */
+  uint64_t bucket_bytes; /* 0: the agent's choice, 64 MiB; at most 256 MiB */
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
