@@ -99,6 +99,11 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   };
   environment.has_coordinator = !options.coordinator.empty();
   environment.self = core->address();
+  core->room_ = std::make_unique<RoomMaker>(core->identity_, *core->store_, core->room_hooks());
+  environment.make_room = [room = core->room_.get()](ModelVersion wanted,
+                                                     RoomMaker::MissingBytes missing) {
+    return room->make(std::move(wanted), std::move(missing));
+  };
   return core;
 }
 
@@ -121,6 +126,7 @@ proto::NodeAddress AgentCore::address() const {
 
 void AgentCore::connect_coordinator(bool member, const std::string& failure_domain,
                                     const std::string& control_endpoint) {
+  member_ = member;
   control_endpoint_ = control_endpoint;
   environment_.self = address();
   if (options_.coordinator.empty()) return;
@@ -229,15 +235,11 @@ void AgentCore::changed() {
   if (link_ != nullptr) link_->announce_soon();
 }
 
-std::uint32_t AgentCore::readers_of(const ModelVersion& id) const {
-  return (service_ != nullptr ? service_->session_count(id) : 0) +
-         (other_readers_ ? other_readers_(id) : 0);
-}
-
 // A whole copy, because the coordinator wants one here; its grants keep the rate.
 Task<Result<void>> AgentCore::fetch(ModelVersion id) {
   PullRequest request;
   request.ref = {id.model, id.version};
+  request.make_room = false;  // a copy more in the fleet is not worth one less
   CO_TRY(const auto outcome, co_await pull(std::move(request), {}));
   log::info("replica.ready", "version", id.to_string(), "fetched_bytes",
             outcome.summary.fetched_bytes);
@@ -368,50 +370,10 @@ Task<Result<PlanSummary>> AgentCore::plan(PullRequest request) {
   co_return co_await job.plan_only();
 }
 
-Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
-  co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
-  served_->remove(id);
-  changed();
-  if (service_ != nullptr) co_await service_->end_sessions_of(id);
-  if (before_retire_) co_await before_retire_(id);
-  auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire(id); });
-  co_await let_go_of_unlisted(id);
-  if (!freed && freed.error().code() == ErrorCode::kNotFound) {
-    co_return fail(ErrorCode::kNotFound, "retire {}: {} does not hold it", id.to_string(),
-                   identity_.node_id);
-  }
-  if (freed) log::info("version.retired", "version", id.to_string(), "bytes", *freed);
-  co_return freed;
-}
-
-Task<Result<std::uint64_t>> AgentCore::drop(std::shared_ptr<const store::StoredVersion> copy) {
-  co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
-  const CopyKey key = key_of(copy->manifest);
-  served_->remove_copy(key);
-  changed();
-  auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire_copy(*copy); });
-  if (service_ != nullptr) co_await service_->end_sessions_of(key.id, key.layout);
-  co_await let_go_of_unlisted(key.id);
-  co_return freed;
-}
-
-// A pull or a publication may have ended, and been served, while its version was on the way out.
-Task<void> AgentCore::let_go_of_unlisted(ModelVersion id) {
-  std::vector<CopyKey> gone;
-  for (const Served* served : served_->find(id)) {
-    const CopyKey key = key_of(*served->manifest);
-    if (served->complete() && store_->find(id, key.layout) == nullptr) gone.push_back(key);
-  }
-  for (const CopyKey& key : gone) {
-    served_->remove_copy(key);
-    if (service_ != nullptr) co_await service_->end_sessions_of(key.id, key.layout);
-  }
-  changed();
-}
-
 bool AgentCore::serve(const std::shared_ptr<const store::StoredVersion>& stored) {
   const Manifest& manifest = stored->manifest;
   growing_.erase(key_of(manifest));
+  if (room_->leaving(manifest.checkpoint->id)) return false;
   if (store_->find(manifest.checkpoint->id, manifest.layout.digest()) != stored) return false;
   served_->add(stored);
   return true;

@@ -17,6 +17,7 @@
 #include "recovery/agent/host.h"
 #include "recovery/agent/peer_service.h"
 #include "recovery/agent/rdma.h"
+#include "recovery/agent/room_maker.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/agent/shared_pulls.h"
 #include "recovery/pull/environment.h"
@@ -92,6 +93,7 @@ class AgentCore {
   rpc::Task<Result<void>> claim(const Manifest& manifest, std::optional<std::uint32_t> replicas);
   void changed();
   std::uint32_t readers_of(const ModelVersion& id) const;
+  RoomMaker::Hooks room_hooks();
   rpc::Task<Result<void>> fetch(ModelVersion id);
   void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held);
   rpc::Task<void> unshare(ModelVersion id, Digest128 root, Digest128 layout);
@@ -118,9 +120,11 @@ class AgentCore {
   std::shared_ptr<CoordinatorLink> link_;
   boost::asio::cancellation_signal link_cancel_;
   bool link_running_ = false;
+  bool member_ = false;
   PeerService* service_ = nullptr;
   std::function<std::uint32_t(const ModelVersion&)> other_readers_;
   std::unique_ptr<FleetDuties> duties_;
+  std::unique_ptr<RoomMaker> room_;
   std::map<CopyKey, swarm::AnnouncePolicy> growing_;  // copies that are being filled
   bool announcing_growth_ = false;
   SharedPulls pulls_;

@@ -53,6 +53,7 @@ void Service::attach(rpc::RpcServer& server) {
   serve(server, proto::COORDINATOR_DRAIN, &Service::drain);
   serve(server, proto::COORDINATOR_REPORT_RANK, &Service::report_rank);
   serve(server, proto::COORDINATOR_RESOLVE, &Service::resolve);
+  serve(server, proto::COORDINATOR_LET_GO, &Service::let_go);
   server.on_peer_closed([this](const rpc::Peer& peer) {
     core_.disconnected(peer.node_id, peer.incarnation, peer.address, now());
   });
@@ -195,6 +196,15 @@ Result<proto::RetireResponse> Service::retire(const rpc::Peer& peer,
   proto::RetireResponse response;
   response.set_nodes(nodes);
   return response;
+}
+
+Result<proto::LetGoResponse> Service::let_go(const rpc::Peer& peer,
+                                             const proto::LetGoRequest& request) {
+  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  TRY_VOID(core_.let_go(request.node_id(), peer.incarnation, id, now()));
+  log::info("version.may_go", "version", id.to_string(), "from", request.node_id());
+  return proto::LetGoResponse();
 }
 
 Result<proto::DrainResponse> Service::drain(const rpc::Peer& peer,

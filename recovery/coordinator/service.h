@@ -37,6 +37,7 @@ class Service {
   Result<proto::DrainResponse> drain(const rpc::Peer& peer, const proto::DrainRequest& request);
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   Result<proto::RetireResponse> retire(const rpc::Peer& peer, const proto::RetireRequest& request);
+  Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
 
   template <typename Request, typename Response>
   void serve(rpc::RpcServer& server, proto::Method method,

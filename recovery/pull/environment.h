@@ -37,6 +37,10 @@ struct PullEnvironment {
       share;
   // It will not be committed: when this returns nobody reads it any more.
   std::function<rpc::Task<void>(ModelVersion id, Digest128 root, Digest128 layout)> unshare;
+  // Lets go of older versions of the model until `missing` is 0. An error says which stay, and why.
+  std::function<rpc::Task<Result<void>>(ModelVersion wanted,
+                                        std::function<std::uint64_t()> missing)>
+      make_room;
   // Why coordinator() is nullptr, naming its address.
   std::function<Error()> coordinator_problem;
 };

@@ -144,7 +144,23 @@ std::shared_ptr<const store::StoredVersion> PullJob::already_here() const {
   return nullptr;
 }
 
+// Where the budget is too small, room is made once.
 rpc::Task<Result<void>> PullJob::begin() {
+  auto begun = co_await begin_copy();
+  const auto missing = [this] {
+    return environment_.store->missing_bytes(resolved_.id, packed_->layout);
+  };
+  if (begun || begun.error().code() != ErrorCode::kExhausted || missing() == 0) co_return begun;
+  if (!request_.make_room || !environment_.make_room) co_return begun;
+  show({}, "the budget is too small for it beside older versions: making room");
+  if (auto made = co_await environment_.make_room(resolved_.id, missing); !made) {
+    co_return fail(ErrorCode::kExhausted, "{}; {}", begun.error().message(),
+                   made.error().message());
+  }
+  co_return co_await begin_copy();
+}
+
+rpc::Task<Result<void>> PullJob::begin_copy() {
   auto begun = co_await offload(*environment_.blocking_pool, [this] {
     using Held = std::shared_ptr<std::unique_ptr<store::PendingVersion>>;
     auto pending = environment_.store->begin(checkpoint_, *packed_);

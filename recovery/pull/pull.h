@@ -48,6 +48,7 @@ class PullJob {
   rpc::Task<Result<void>> resolve();
   rpc::Task<Result<void>> find_wanted();
   rpc::Task<Result<void>> begin();
+  rpc::Task<Result<void>> begin_copy();
   void leave_pending();
   rpc::Task<Result<void>> transfer_all();
   rpc::Task<Result<void>> find_more_sources(const planner::Plan& plan);

@@ -32,6 +32,7 @@ struct PullRequest {
   std::filesystem::path to;          // "" = into the store; else a complete checkpoint directory
   std::filesystem::path fallback;    // rung 4: a directory of safetensors files
   std::vector<NamedBox> boxes = {};  // instead of a shard
+  bool make_room = true;  // where the budget is too small, older versions may be let go of for it
 };
 
 struct SourceLine {

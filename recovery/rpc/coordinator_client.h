@@ -83,6 +83,10 @@ class CoordinatorClient {
     return call<proto::RetireResponse>(client_, proto::COORDINATOR_RETIRE, std::move(request),
                                        deadline);
   }
+  Task<Result<proto::LetGoResponse>> let_go(proto::LetGoRequest request, Deadline deadline) const {
+    return call<proto::LetGoResponse>(client_, proto::COORDINATOR_LET_GO, std::move(request),
+                                      deadline);
+  }
 
  private:
   std::shared_ptr<RpcClient> client_;

@@ -123,6 +123,8 @@ class SegmentStore {
   // (version, layout) at a time (kUnavailable).
   virtual Result<std::unique_ptr<PendingVersion>> begin(
       std::shared_ptr<const Checkpoint> checkpoint, PackedLayout layout) = 0;
+  // What the budget lacks for such a begin(); 0: nothing, a kExhausted was the file system's.
+  virtual std::uint64_t missing_bytes(const ModelVersion& id, const Layout& layout) const = 0;
   // All tiles of the layout must be marked. Syncs (on disk file systems), renames, manifest last.
   virtual Result<std::shared_ptr<const StoredVersion>> commit(
       std::unique_ptr<PendingVersion> pending) = 0;

@@ -34,6 +34,10 @@ class Store final : public SegmentStore {
     TRY(auto copy, PendingCopy::begin(state_, std::move(checkpoint), std::move(layout)));
     return std::unique_ptr<PendingVersion>(std::move(copy));
   }
+  std::uint64_t missing_bytes(const ModelVersion& id, const Layout& layout) const override {
+    return state_->missing_bytes(copy_directory(state_->directory(), id, layout.digest()),
+                                 layout.segment_bytes());
+  }
   Result<std::shared_ptr<const StoredVersion>> commit(
       std::unique_ptr<PendingVersion> pending) override {
     return static_cast<PendingCopy&>(*pending).commit();

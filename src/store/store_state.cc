@@ -78,14 +78,26 @@ Result<void> StoreState::check_root_locked(const ModelVersion& id, const Digest1
   return {};
 }
 
+std::uint64_t StoreState::missing_locked(std::uint64_t used, std::uint64_t bytes) const {
+  const std::uint64_t room = used < budget_bytes_ ? budget_bytes_ - used : 0;
+  return bytes > room ? bytes - room : 0;
+}
+
+std::uint64_t StoreState::missing_bytes(const std::filesystem::path& directory,
+                                        std::uint64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto left = left_.find(directory);
+  return missing_locked(used_locked() - (left != left_.end() ? left->second.bytes : 0), bytes);
+}
+
 Result<void> StoreState::check_budget_locked(std::uint64_t bytes, const ModelVersion& id) const {
   const std::uint64_t used = used_locked();
-  if (bytes == 0 || in_range(used, bytes, budget_bytes_)) return {};
-  const std::uint64_t room = used < budget_bytes_ ? budget_bytes_ - used : 0;
+  const std::uint64_t missing = missing_locked(used, bytes);
+  if (missing == 0) return {};
   return fail(ErrorCode::kExhausted,
               "{} needs {} bytes ({}) in store {}, {} are missing: {} of a budget of {} are used; "
               "retire versions or raise the budget",
-              id.to_string(), bytes, format_bytes(bytes), directory_.string(), bytes - room,
+              id.to_string(), bytes, format_bytes(bytes), directory_.string(), missing,
               format_bytes(used), format_bytes(budget_bytes_));
 }
 

@@ -42,6 +42,9 @@ class StoreState {
   void release(const std::filesystem::path& directory, const ModelVersion& id,
                std::uint64_t left_bytes);
 
+  // What the budget lacks for such a claim; 0: nothing.
+  std::uint64_t missing_bytes(const std::filesystem::path& directory, std::uint64_t bytes) const;
+
   // Counts bytes of a publish that has no directory of its own yet.
   Result<void> reserve(std::uint64_t bytes, const ModelVersion& id);
   void unreserve(std::uint64_t bytes);
@@ -73,6 +76,7 @@ class StoreState {
   std::uint64_t used_locked() const;
   Committed::iterator retire_locked(Committed::iterator copy, Retired& retired);
   Result<void> check_root_locked(const ModelVersion& id, const Digest128& root) const;
+  std::uint64_t missing_locked(std::uint64_t used, std::uint64_t bytes) const;
   Result<void> check_budget_locked(std::uint64_t bytes, const ModelVersion& id) const;
 
   const std::filesystem::path directory_;

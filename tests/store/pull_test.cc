@@ -209,6 +209,7 @@ TEST_F(PullTest, BeyondTheBudgetNamesTheBytesMissing) {
   EXPECT_THAT(pending.error().message(),
               HasSubstr(fmt::format("{} are missing", bytes - 1'000'000)));
   EXPECT_EQ(store_->used_bytes(), 0u);
+  EXPECT_EQ(store_->missing_bytes(checkpoint()->id, packed.layout), bytes - 1'000'000);
 }
 
 TEST_F(PullTest, PartialBytesCountAgainstTheBudgetAlsoAfterRestart) {
@@ -220,6 +221,11 @@ TEST_F(PullTest, PartialBytesCountAgainstTheBudgetAlsoAfterRestart) {
   store_ = open_store(store_path(), bytes + 10);
   EXPECT_GE(store_->used_bytes(), bytes);
   EXPECT_FALSE(store_->begin(checkpoint(), pack(*checkpoint(), shard_boxes(*checkpoint()))));
+  const auto missing = [&](const std::vector<TensorBox>& boxes) {
+    return store_->missing_bytes(checkpoint()->id, pack(*checkpoint(), boxes).layout);
+  };
+  EXPECT_GT(missing(shard_boxes(*checkpoint())), 0u);
+  EXPECT_EQ(missing(all_boxes(*checkpoint())), 0u);
   EXPECT_NE(begin(all_boxes(*checkpoint())), nullptr);  // going on needs nothing more
 }
 

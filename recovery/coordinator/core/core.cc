@@ -149,6 +149,9 @@ Result<std::vector<AnnounceConflict>> Core::announce(
   for (Holding& holding : add) {
     accept_holding(*member, std::move(holding), before, conflicts);
   }
+  std::erase_if(member->leaving, [&](const auto& entry) {
+    return entry.second <= now || !member->holds_any(entry.first);
+  });
   return conflicts;
 }
 

@@ -55,6 +55,12 @@ class Core {
   Result<void> close_pull(const PullId& pull_id, const Incarnation& puller, TimePoint now);
   // How many live nodes will be told.
   Result<std::uint32_t> retire(const ModelVersion& id, TimePoint now);
+  // May this node let go of its copies to make room? Only while another node that is alive, neither
+  // drained nor quarantined and without such leave itself has a whole copy, or when the version is
+  // retired. The leave lasts a minute, and ends when the node announces without it or registers.
+  // kDenied: who else holds it, and why that does not count.
+  Result<void> let_go(const std::string& node_id, const Incarnation& incarnation,
+                      const ModelVersion& id, TimePoint now);
   // A drained node gets no new plans and no copies; pulls that read there finish. Durable.
   Result<Draining> drain(const std::string& node_id, bool drained, TimePoint now);
   Draining draining(const std::string& node_id) const;
@@ -83,6 +89,7 @@ class Core {
   Result<ModelVersion> resolve(const OpenPullRequest& request, TimePoint now) const;
   Failure no_source(const std::string& what, const std::string& model, TimePoint now) const;
   Failure nobody_usable(const ModelVersion& id, TimePoint now) const;
+  std::string why_not_kept_by(const Member& holder, const ModelVersion& id, TimePoint now) const;
   void accept_holding(Member& member, Holding holding, const std::map<HoldingKey, Holding>& before,
                       std::vector<AnnounceConflict>& conflicts);
 

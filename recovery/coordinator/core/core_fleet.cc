@@ -58,10 +58,44 @@ Result<std::uint32_t> Core::retire(const ModelVersion& id, TimePoint now) {
   TRY_VOID(catalog_.retire(id));
   std::uint32_t nodes = 0;
   for (const auto& [node_id, member] : members_.all()) {
-    const auto first = member.holdings.lower_bound({id, {}});
-    if (first != member.holdings.end() && first->first.id == id) ++nodes;
+    if (member.holds_any(id)) ++nodes;
   }
   return nodes;
+}
+
+// Why this holder of a whole copy is not one that another node may rely on; "" when it is.
+std::string Core::why_not_kept_by(const Member& holder, const ModelVersion& id,
+                                  TimePoint now) const {
+  if (catalog_.drained(holder.info.node_id)) return "drained";
+  if (holder.quarantined_until > now) return "quarantined";
+  if (holder.leaves(id, now)) return "letting go of it, too";
+  return holder.alive(now) ? "" : "not heard of";
+}
+
+Result<void> Core::let_go(const std::string& node_id, const Incarnation& incarnation,
+                          const ModelVersion& id, TimePoint now) {
+  TRY(Member * member, hear(node_id, incarnation, 0, now));
+  const DurableVersion* version = catalog_.find(id);
+  if (version == nullptr || !member->holds_any(id)) {
+    return fail(ErrorCode::kDenied,
+                "{} must stay on {}: it is not announced to the coordinator; try again later",
+                id.to_string(), node_id);
+  }
+  if (version->retiring) return {};
+  std::string others;
+  for (const auto& [other_id, other] : members_.all()) {
+    if (other_id == node_id || !holds_whole(other, id, version->root)) continue;
+    const std::string why = why_not_kept_by(other, id, now);
+    if (why.empty()) {
+      member->leaving[id] = now + timing_.let_go_lasts;
+      return {};
+    }
+    others += fmt::format("{}{} ({})", others.empty() ? "" : ", ", other_id, why);
+  }
+  if (others.empty()) others = "none";
+  return fail(ErrorCode::kDenied,
+              "{} must stay on {}: it is the last copy to rely on; other holders: {}",
+              id.to_string(), node_id, others);
 }
 
 Draining Core::draining(const std::string& node_id) const {

@@ -41,6 +41,7 @@ Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure
   member.info = info;
   member.failure_domain = failure_domain;
   member.connection = connection;
+  member.leaving.clear();
   member.state = NodeState::kAlive;
   member.last_heard = now;
   next_due_ = std::min(next_due_, now + timing_.suspect_after);
@@ -76,6 +77,7 @@ TimePoint Membership::advance_one(Member& member, TimePoint now, TimePoint no_de
     member.state = NodeState::kDead;
     member.flapping.died(timing_, now);
     member.readers.clear();
+    member.leaving.clear();
     if (!seeded(SeededBug::kDeadOffered)) member.holdings.clear();
     return now + timing_.forget_dead_after;
   }
@@ -109,6 +111,7 @@ void Membership::shift(Duration by) {
   for (auto& [id, member] : members_) {
     member.last_heard += by;
     member.last_vouched += by;
+    for (auto& [version, until] : member.leaving) until += by;
   }
 }
 

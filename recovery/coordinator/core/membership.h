@@ -22,6 +22,9 @@ struct Member {
   std::uint64_t store_free_bytes = 0;  // as it last said; 0 also when it does not say
   // Of versions that it lets no new reader in to, as it said in its last heartbeat.
   std::map<ModelVersion, std::uint32_t> readers;
+  // Versions that it has leave to let go of, until when: these copies count for nobody else's
+  // leave.
+  std::map<ModelVersion, TimePoint> leaving;
   Flapping flapping;
   // As pullers judge it.
   TimePoint lost_until{};
@@ -32,6 +35,14 @@ struct Member {
 
   bool alive(TimePoint now) const {
     return state == NodeState::kAlive && !connection.empty() && lost_until <= now;
+  }
+  bool leaves(const ModelVersion& id, TimePoint now) const {
+    const auto found = leaving.find(id);
+    return found != leaving.end() && found->second > now;
+  }
+  bool holds_any(const ModelVersion& id) const {
+    const auto first = holdings.lower_bound({id, {}});
+    return first != holdings.end() && first->first.id == id;
   }
   // What fails together with it; nodes that do not say fail with their host.
   std::string domain() const;

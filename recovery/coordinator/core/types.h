@@ -33,6 +33,7 @@ struct Timing {
   Duration recopy_after = std::chrono::seconds(10);     // too few copies for this long
   Duration recopy_stalled = std::chrono::seconds(30);   // without progress another node gets it
   Duration recopy_avoid = std::chrono::seconds(60);     // who failed at it is not asked so soon
+  Duration let_go_lasts = std::chrono::minutes(1);      // leave to let go of a copy
   Duration rank_silence = std::chrono::seconds(5);      // of a rank whose node is alive
   Duration forget_instance = std::chrono::minutes(10);  // after its last rank is gone
 };
