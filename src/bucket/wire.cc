@@ -7,18 +7,20 @@
 #include <protozero/pbf_reader.hpp>
 #include <protozero/pbf_writer.hpp>
 
+#include "src/bucket/pbf.h"
+
 namespace rekindle::bucket {
 
 namespace {
 
 using protozero::pbf_reader;
 using protozero::pbf_tag_type;
-using protozero::pbf_wire_type;
 using protozero::pbf_writer;
 using protozero::tag_and_type;
 
-constexpr auto kVarint = pbf_wire_type::varint;
-constexpr auto kBytes = pbf_wire_type::length_delimited;
+using pbf::kBytes;
+using pbf::kVarint;
+using pbf::text;
 
 // Numbers of BucketFrame.kind.
 enum Kind : pbf_tag_type {
@@ -100,11 +102,6 @@ Kind write(pbf_writer& out, const ReleasedMessage& released, std::vector<UniqueF
 }
 
 // --- reading
-
-std::string text(pbf_reader& in) {
-  const protozero::data_view view = in.get_view();
-  return {view.data(), view.size()};
-}
 
 // A handle as it is on the wire; its descriptor is found once all are known.
 struct Opaque {

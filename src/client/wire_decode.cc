@@ -2,6 +2,7 @@
 
 #include <protozero/pbf_reader.hpp>
 
+#include "src/bucket/pbf.h"
 #include "src/client/wire.h"
 
 namespace rekindle::client {
@@ -9,16 +10,11 @@ namespace rekindle::client {
 namespace {
 
 using protozero::pbf_reader;
-using protozero::pbf_wire_type;
 using protozero::tag_and_type;
 
-constexpr auto kVarint = pbf_wire_type::varint;
-constexpr auto kBytes = pbf_wire_type::length_delimited;
-
-std::string text(pbf_reader& in) {
-  const protozero::data_view view = in.get_view();
-  return {view.data(), view.size()};
-}
+using pbf::kBytes;
+using pbf::kVarint;
+using pbf::text;
 
 template <typename Range, typename Out>
 void append(const Range& range, Out& out) {
