@@ -42,6 +42,7 @@ class Process {
   Result<void> run();
 
  private:
+  Result<void> obey_agent();
   struct Hold {
     std::vector<Segment> segments;
     TimePoint began;
@@ -102,17 +103,9 @@ Result<void> Process::say_hello() {
 }
 
 Result<void> Process::run() {
-  TRY_VOID(say_hello());
-  for (;;) {
-    TRY(const bool more, receive());
-    if (!more) break;
-    TRY_VOID(bury_sessions());
-    TRY_VOID(tell_held());
-    TRY_VOID(tell_pinned());
-    TRY_VOID(agent_.send_some(clock_now()));
-    TRY_VOID(agent_.check_deadline(clock_now()));
-    wait();
-  }
+  auto obeyed = obey_agent();
+  // Its end may also show when something is said to it.
+  if (!obeyed && obeyed.error().code() != ErrorCode::kPeerLost) return obeyed;
   const Error gone(ErrorCode::kPeerLost, "the agent of this host has gone");
   for (const auto& [number, session] : sessions_) session->end(gone, true);
   sessions_.clear();  // waits for them
@@ -120,6 +113,21 @@ Result<void> Process::run() {
     if (end.device_lost) return fail(*end.error);
   }
   return {};
+}
+
+// Until its end.
+Result<void> Process::obey_agent() {
+  TRY_VOID(say_hello());
+  for (;;) {
+    TRY(const bool more, receive());
+    if (!more) return {};
+    TRY_VOID(bury_sessions());
+    TRY_VOID(tell_held());
+    TRY_VOID(tell_pinned());
+    TRY_VOID(agent_.send_some(clock_now()));
+    TRY_VOID(agent_.check_deadline(clock_now()));
+    wait();
+  }
 }
 
 void Process::wait() {

@@ -83,6 +83,10 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
     return fail(ErrorCode::kInvalid, "attach: {} ranks need the name of their instance",
                 order.rank.world);
   }
+  if (order.rank.rank >= order.rank.world) {
+    return fail(ErrorCode::kInvalid, "attach: rank {} of {}: ranks are counted from 0",
+                order.rank.rank, order.rank.world);
+  }
   if (!request.latest()) order.version = request.version();
   order.wanted.id.model = request.model();
   order.wanted.shard = request.shard();

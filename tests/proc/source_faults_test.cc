@@ -106,7 +106,7 @@ TEST_F(SourceFaults, Row4RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
 
 // What is retired under a pull ends it; nothing of it is activated.
 TEST_F(SourceFaults, Row6RetiringAVersionUnderAPullEndsItAndActivatesNothing) {
-  start_sources({"a"}, kSlowly);
+  start_sources({"a"}, {"--max-rate", "4MB"});
   auto pull = start_pull();
   wait_for_data("a");
   const auto retired =

@@ -10,8 +10,8 @@
 #include <CLI/CLI.hpp>
 
 #include "recovery/device/process.h"
+#include "src/base/log.h"
 #include "tools/cli/exit_code.h"
-#include "tools/cli/output.h"
 #include "tools/cli/session.h"
 
 namespace rekindle::cli {
@@ -41,7 +41,7 @@ Result<int> run_device_process_command(const DeviceProcessArgs& args) {
   (void)::prctl(PR_SET_NAME, "rekindle-device");
   const auto ran = device::run_device_process(UniqueFd(args.fd), options);
   if (ran) return kExitOk;
-  std::fprintf(stderr, "rekindle device-process: %s\n", printable(ran.error().message()).c_str());
+  log::error("device.lost", "why", ran.error());
   std::fflush(nullptr);
   std::_Exit(device::kDeviceLostExit);
 }
