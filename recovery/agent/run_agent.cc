@@ -20,8 +20,11 @@
 #include "recovery/agent/peer_service.h"
 #include "recovery/agent/worker_host.h"
 #include "recovery/device/link.h"
+#include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/task_group.h"
 #include "recovery/worker/health_server.h"
 #include "recovery/worker/service.h"
 #include "src/base/log.h"
@@ -36,6 +39,7 @@ namespace {
 using rpc::Task;
 
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
+constexpr std::chrono::minutes kTrimInterval{1};
 constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};  // a cancelled pull drains
 
 // The address that this host uses towards `remote`: connecting a UDP socket asks the routing table
@@ -89,6 +93,7 @@ class Daemon {
   Result<void> start_workers();
   std::string choose_host(const rpc::HostPort& listen) const;
   void install_status();
+  Task<void> trim_memory();
 
   boost::asio::io_context& context_;
   const AgentOptions& options_;
@@ -107,6 +112,7 @@ class Daemon {
   std::unique_ptr<worker::HealthServer> health_;  // null: not wanted
   std::string host_;
   std::string control_address_;
+  rpc::TaskGroup tasks_{context_.get_executor()};
   TimePoint started_ = std::chrono::steady_clock::now();
 };
 
@@ -117,6 +123,7 @@ Result<void> Daemon::start() {
   core_options.node_id = options_.node_id;
   core_options.store_directory = options_.store_directory;
   core_options.store_budget_bytes = options_.store_budget_bytes;
+  core_options.keep_memory = true;
   core_options.coordinator = options_.coordinator;
   core_options.secret = secret;
   core_options.rdma = options_.rdma;
@@ -132,6 +139,7 @@ Result<void> Daemon::start() {
   }
   core_->connect_coordinator(true, options_.failure_domain, control_address_);
   TRY_VOID(start_workers());
+  tasks_.spawn("agent.trim", trim_memory());
   log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
             tcp_->endpoint(host_), "store", options_.store_directory.string());
   if (options_.on_ready)
@@ -216,7 +224,7 @@ Result<void> Daemon::start_workers() {
   service.allowed_uids = options_.allowed_uids;
   TRY(workers_,
       worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
-  devices_->on_over([this](const device::DeviceOver& over) { workers_->device_over(over); });
+  devices_->tell_events(workers_.get());
   core_->count_readers_with([this](const ModelVersion& id) { return workers_->readers_of(id); });
   core_->before_retire([this](ModelVersion id) { return workers_->before_retire(std::move(id)); });
   if (options_.health.empty()) return {};
@@ -258,6 +266,20 @@ void Daemon::install_status() {
   local_server_->handle(proto::AGENT_STATUS, handler);
 }
 
+// What a version that went has left and no other has taken, is given back after a while.
+Task<void> Daemon::trim_memory() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  while (!co_await pull::is_cancelled()) {
+    auto trim = [this] {
+      core_->store().trim_pool(std::chrono::steady_clock::now());
+      return true;
+    };
+    auto trimmed = pull::offload(core_->blocking_pool(), std::move(trim));
+    (void)co_await std::move(trimmed);
+    co_await pull::sleep_for(kTrimInterval);
+  }
+}
+
 Task<void> Daemon::wait_and_stop() {
   boost::system::error_code error;
   const int signal =
@@ -268,8 +290,10 @@ Task<void> Daemon::wait_and_stop() {
   if (health_ != nullptr) co_await health_->close(kCloseDeadline);
   co_await workers_->close(kLocalCloseDeadline);  // a cancelled pull drains
   co_await devices_->close(kCloseDeadline);
+  devices_->tell_events(nullptr);
   co_await server_->close(kCloseDeadline);
   co_await peers_->drain(kCloseDeadline);
+  (void)co_await tasks_.close(kCloseDeadline);
   co_await core_->stop();
   context_.stop();
 }

@@ -1,5 +1,6 @@
 #include "recovery/agent/shared_pulls.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -16,6 +17,10 @@ using rpc::Task;
 
 namespace {
 constexpr std::chrono::milliseconds kLook{50};
+}
+
+bool SharedPulls::is_held(const Running& running) {
+  return std::ranges::all_of(running.held, [](const auto& held) { return held && held(); });
 }
 
 std::optional<SharedPulls::Key> SharedPulls::key_of(const PullRequest& request) {
@@ -67,6 +72,8 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
     running->arriving = arriving;
     if (watch.on_begun) watch.on_begun(std::move(arriving));
   };
+  running->held.push_back(watch.held);
+  watched.held = [running] { return is_held(*running); };
   auto outcome = co_await run(std::move(request), std::move(noted), std::move(watched));
   if (outcome) running->outcome = *outcome;
   co_return outcome;
@@ -75,6 +82,11 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
 Task<Result<std::optional<SharedPulls::Outcome>>> SharedPulls::follow(
     std::shared_ptr<Running> running, OnProgress progress, PullWatch watch) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
+  struct Hold {  // what it refers to ends with this caller
+    Running& running;
+    std::list<std::function<bool()>>::iterator at;
+    ~Hold() { running.held.erase(at); }
+  } const hold{*running, running->held.insert(running->held.end(), watch.held)};
   bool told = false;
   std::uint64_t seen = 0;
   while (true) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,7 +41,10 @@ class SharedPulls {
     std::uint64_t updates = 0;  // of `progress`
     bool ended = false;
     std::optional<Outcome> outcome;
+    std::list<std::function<bool()>> held;  // of each that wants it; empty ones hold nothing
   };
+  // Fetches nothing only while everybody who wants it says so.
+  static bool is_held(const Running& running);
   // nullopt: `latest`, or not into the store from whoever has it.
   static std::optional<Key> key_of(const pull::PullRequest& request);
   rpc::Task<Result<Outcome>> lead(Key key, pull::PullRequest request, pull::OnProgress progress,

@@ -1,5 +1,6 @@
 #include "recovery/agent/worker_host.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kConnectWait{1000};
 constexpr std::chrono::milliseconds kCallDeadline{3000};
+constexpr std::chrono::milliseconds kLongestStatusWait{5000};
 // A coordinator that has just started knows the newest version when its agents have reported.
 constexpr std::chrono::milliseconds kAskAgain{200};
 constexpr std::chrono::milliseconds kGraceWait{5000};
@@ -108,6 +110,67 @@ void WorkerHost::end_device(std::uint64_t session, bool gone) {
   if (devices_ != nullptr) devices_->end(session, gone);
 }
 
+void WorkerHost::spread_device(const device::SpreadOrder& order) {
+  if (devices_ != nullptr) devices_->spread(order);
+}
+
+void WorkerHost::stop_spread(std::uint64_t session, const std::string& why) {
+  if (devices_ != nullptr) devices_->stop_spread(session, why);
+}
+
+void WorkerHost::make_meeting_id(std::uint64_t number) {
+  if (devices_ != nullptr) devices_->make_meeting_id(number);
+}
+
+std::string WorkerHost::device_life() const {
+  return devices_ != nullptr ? devices_->life() : std::string();
+}
+
+Result<std::shared_ptr<rpc::RpcClient>> WorkerHost::coordinator() const {
+  if (core_.link() == nullptr) {
+    return fail(ErrorCode::kUnavailable, "an update needs a coordinator; give the agent one");
+  }
+  auto client = core_.link()->client();
+  if (client == nullptr) {
+    return fail(ErrorCode::kUnavailable, "the coordinator {} is away: {}", core_.link()->address(),
+                core_.link()->last_error().message());
+  }
+  return client;
+}
+
+Task<Result<proto::RoundOrders>> WorkerHost::report_rounds(proto::RoundReport report) {
+  CO_TRY(const auto client, coordinator());
+  report.set_node_id(core_.identity().node_id);
+  report.set_incarnation(core_.identity().incarnation.to_bytes());
+  const auto deadline = std::chrono::milliseconds(report.wait_ms()) + kCallDeadline;
+  co_return co_await rpc::call<proto::RoundOrders>(client, proto::COORDINATOR_ROUND,
+                                                   std::move(report), deadline);
+}
+
+Task<Result<std::uint64_t>> WorkerHost::begin_update(ModelVersion id, std::string group,
+                                                     std::chrono::milliseconds gather) {
+  CO_TRY(const auto client, coordinator());
+  proto::BeginUpdateRequest request;
+  *request.mutable_id() = rpc::to_proto(id);
+  request.set_group(std::move(group));
+  request.set_gather_ms(static_cast<std::uint32_t>(gather.count()));
+  CO_TRY(const auto response,
+         co_await rpc::call<proto::BeginUpdateResponse>(client, proto::COORDINATOR_BEGIN_UPDATE,
+                                                        std::move(request), kCallDeadline));
+  co_return response.round();
+}
+
+Task<Result<proto::RoundStatus>> WorkerHost::update_status(std::uint64_t round,
+                                                           std::chrono::milliseconds wait) {
+  CO_TRY(const auto client, coordinator());
+  wait = std::clamp(wait, std::chrono::milliseconds(0), kLongestStatusWait);
+  proto::UpdateStatusRequest request;
+  request.set_round(round);
+  request.set_wait_ms(static_cast<std::uint32_t>(wait.count()));
+  co_return co_await rpc::call<proto::RoundStatus>(client, proto::COORDINATOR_UPDATE_STATUS,
+                                                   std::move(request), wait + kCallDeadline);
+}
+
 Result<ModelVersion> WorkerHost::newest_here(const std::string& model) const {
   if (const auto version = core_.served().newest_version(model)) {
     return ModelVersion{model, *version};
@@ -155,6 +218,8 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(
     pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) {
   CO_TRY(auto outcome,
          co_await core_.pull(std::move(request), std::move(progress), std::move(watch)));
+  log::info("worker.pulled", "version", outcome.summary.id.to_string(), "bytes",
+            outcome.summary.bytes, "fetched_bytes", outcome.summary.fetched_bytes);
   co_return std::move(outcome.stored);
 }
 

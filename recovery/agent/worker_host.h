@@ -29,10 +29,20 @@ class WorkerHost final : public worker::Host, private Holder {
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;
   void tell_device(std::uint64_t session, const bucket::TileRuns& verified, bool complete) override;
   void end_device(std::uint64_t session, bool gone) override;
+  void spread_device(const device::SpreadOrder& order) override;
+  void stop_spread(std::uint64_t session, const std::string& why) override;
+  void make_meeting_id(std::uint64_t number) override;
+  std::string device_life() const override;
+  rpc::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override;
+  rpc::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
+                                                std::chrono::milliseconds gather) override;
+  rpc::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
+                                                      std::chrono::milliseconds wait) override;
 
  private:
   void hold(const Served& served) override;
   void drop(std::uint64_t number) override { devices_->drop(number); }
+  Result<std::shared_ptr<rpc::RpcClient>> coordinator() const;
   Result<ModelVersion> newest_here(const std::string& model) const;
   Result<ModelVersion> newest_without_fleet(const std::string& model, const Error& why) const;
   AgentCore& core_;

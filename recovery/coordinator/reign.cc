@@ -22,12 +22,13 @@ constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
 constexpr std::chrono::hours kUnset{24};  // looked at again then
 
-rpc::Task<void> tick_forever(Core& core) {
+rpc::Task<void> tick_forever(Core& core, Service& service) {
   asio::steady_timer timer(co_await asio::this_coro::executor);
   for (;;) {
     timer.expires_after(kTick);
     co_await timer.async_wait(asio::use_awaitable);
     core.tick(std::chrono::steady_clock::now());
+    service.wake_waiters();
   }
 }
 
@@ -75,12 +76,12 @@ rpc::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& s
   identity.incarnation = Incarnation::random();
   identity.secret = options.secret;
   identity.epoch = [&core] { return core.epoch(); };
-  Service service(core, {identity.incarnation, options.secret}, options.timing);
+  Service service(executor, core, {identity.incarnation, options.secret}, options.timing);
   rpc::TaskGroup tasks(executor);
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   service.attach(*server);
   CO_TRY(const std::string address, server->listen(options.options.listen));
-  tasks.spawn("coordinator.tick", tick_forever(core));
+  tasks.spawn("coordinator.tick", tick_forever(core, service));
   log::info("coordinator.ready", "address", address, "epoch", core.epoch(), "versions",
             core.catalog().state().versions.size());
   if (options.options.on_ready) options.options.on_ready(address);

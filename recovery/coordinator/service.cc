@@ -25,8 +25,12 @@ void fill_host(NodeInfo& info, const rpc::Peer& peer) {
 
 }  // namespace
 
-Service::Service(Core& core, Issuer issuer, const Timing& timing)
-    : core_(core), issuer_(std::move(issuer)), timing_(timing) {}
+Service::Service(boost::asio::any_io_executor executor, Core& core, Issuer issuer,
+                 const Timing& timing)
+    : core_(core),
+      issuer_(std::move(issuer)),
+      timing_(timing),
+      rounds_changed_(std::move(executor)) {}
 
 template <typename Request, typename Response>
 void Service::serve(rpc::RpcServer& server, proto::Method method,
@@ -54,6 +58,15 @@ void Service::attach(rpc::RpcServer& server) {
   serve(server, proto::COORDINATOR_REPORT_RANK, &Service::report_rank);
   serve(server, proto::COORDINATOR_RESOLVE, &Service::resolve);
   serve(server, proto::COORDINATOR_LET_GO, &Service::let_go);
+  serve(server, proto::COORDINATOR_BEGIN_UPDATE, &Service::begin_update);
+  server.handle(proto::COORDINATOR_ROUND, [this](const rpc::Peer& peer, std::string body,
+                                                 const std::shared_ptr<rpc::EventSink>&) {  //
+    return report_round(peer, std::move(body));
+  });
+  server.handle(proto::COORDINATOR_UPDATE_STATUS,
+                [this](const rpc::Peer&, std::string body, const std::shared_ptr<rpc::EventSink>&) {
+                  return update_status(std::move(body));
+                });
   server.on_peer_closed([this](const rpc::Peer& peer) {
     core_.disconnected(peer.node_id, peer.incarnation, peer.address, now());
   });

@@ -1,9 +1,15 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
+
+#include <boost/asio/any_io_executor.hpp>
 
 #include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/round_log.h"
 #include "recovery/coordinator/wire.h"
+#include "recovery/rpc/notifier.h"
 #include "recovery/rpc/rpc.h"
 
 namespace rekindle::coordinator {
@@ -12,8 +18,10 @@ namespace rekindle::coordinator {
 // server's close().
 class Service {
  public:
-  Service(Core& core, Issuer issuer, const Timing& timing);
+  Service(boost::asio::any_io_executor executor, Core& core, Issuer issuer, const Timing& timing);
   void attach(rpc::RpcServer& server);
+  // After the core was told the time: who waits for a change of the rounds hears of it.
+  void wake_waiters();
 
  private:
   Result<proto::RegisterResponse> enroll(const rpc::Peer& peer,
@@ -38,6 +46,12 @@ class Service {
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   Result<proto::RetireResponse> retire(const rpc::Peer& peer, const proto::RetireRequest& request);
   Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
+  Result<proto::BeginUpdateResponse> begin_update(const rpc::Peer& peer,
+                                                  const proto::BeginUpdateRequest& request);
+  // These two wait, at most as long as their caller wants and 5 s.
+  rpc::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
+  rpc::Task<Result<std::string>> update_status(std::string body);
+  proto::RoundOrders orders_of(const std::string& node_id) const;
 
   template <typename Request, typename Response>
   void serve(rpc::RpcServer& server, proto::Method method,
@@ -46,6 +60,9 @@ class Service {
   Core& core_;
   const Issuer issuer_;
   const Timing timing_;
+  rpc::Notifier rounds_changed_;
+  std::uint64_t told_revision_ = 0;
+  RoundLog round_log_;
 };
 
 }  // namespace rekindle::coordinator

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "recovery/coordinator/wire.h"
+#include "recovery/coordinator/wire_rounds.h"
 #include "recovery/rpc/convert.h"
 
 // What `rekindle status` shows.
@@ -133,6 +134,9 @@ proto::ClusterStatusResponse make_status(const Core& core, TimePoint now) {
   for (const auto& [pull_id, pull] : core.pulls()) fill_pull(*status.add_pulls(), pull_id, pull);
   for (const auto& [name, instance] : core.instances().all()) {
     fill_instance(*status.add_instances(), name, instance);
+  }
+  for (const Round* round : rounds_to_show(core.rounds())) {
+    *status.add_rounds() = to_proto(*round, now);
   }
   status.set_waiting(static_cast<std::uint32_t>(core.waiting().size()));
   return status;

@@ -56,14 +56,12 @@ std::string_view to_string(LinkStatus::State state);
 // the copies that are here. Without GPUs it is there and says so. Control thread only.
 class DeviceLink {
  public:
-  using OnOver = std::function<void(const DeviceOver&)>;
-
   DeviceLink(boost::asio::any_io_executor executor, LinkOptions options);
   void start();
   // The process is asked to end, then killed.
   rpc::Task<void> close(std::chrono::milliseconds deadline);
-  // Of sessions that were not ended here.
-  void on_over(OnOver on_over) { on_over_ = std::move(on_over); }
+  // Whom the process' words are for; none: they are dropped.
+  void tell_events(DeviceEvents* events) { events_ = events; }
 
   bool wants_copies() const { return status_.state != LinkStatus::State::kOff; }
   // The files, held until drop(), also by the processes to come.
@@ -74,7 +72,16 @@ class DeviceLink {
   Result<UniqueFd> serve(DeviceOrder order);
   void tell(std::uint64_t session, const bucket::TileRuns& runs, bool complete);
   // `gone`: the worker can read its buckets no more, they are freed at once.
+  // One that spreads goes on with that, and discards, until it is stopped or done.
   void end(std::uint64_t session, bool gone);
+
+  // Rounds: of sessions that were ordered `in_round`.
+  void spread(const SpreadOrder& order);
+  void stop_spread(std::uint64_t session, const std::string& why);
+  // Answered by DeviceEvents::meeting_id, also when there is no process.
+  void make_meeting_id(std::uint64_t number);
+  // Names the process that runs now: another one, another name; "" when none serves.
+  std::string life() const;
 
   LinkStatus status() const;
 
@@ -94,16 +101,25 @@ class DeviceLink {
   Result<void> on_hello(const proto::DevicesHello& hello);
   void on_held(const proto::SegmentsHeld& held);
   void on_served(const proto::DeviceServed& served);
+  Result<void> on_joined(const proto::DeviceJoined& joined);
+  void on_progress(const proto::SpreadProgress& progress);
+  void on_spread_over(const proto::SpreadOver& over);
+  void on_id_made(const proto::MeetingIdMade& made);
+  void answer(std::function<void(DeviceEvents&)> words);
+  void answer_spread(std::uint64_t session, Error why);
   void send_hold(std::uint64_t copy, const Held& held);
   void lose_sessions(const Error& why);
   Result<void> check_ready(const std::string& device) const;
 
   const boost::asio::any_io_executor executor_;
   const LinkOptions options_;
-  OnOver on_over_;
+  DeviceEvents* events_ = nullptr;
   LinkStatus status_;
   std::map<std::uint64_t, Held> held_;
-  std::set<std::uint64_t> sessions_;
+  std::set<std::uint64_t> sessions_;                           // neither over nor ended
+  std::map<std::uint64_t, std::shared_ptr<const void>> lent_;  // also of sessions that were ended
+  std::set<std::uint64_t> spreading_;       // that were ordered to, ended or not; SpreadOver comes
+  std::set<std::uint64_t> ids_;             // of meetings, that were asked for
   std::shared_ptr<Connection> connection_;  // null: no process
   TimePoint life_began_{};
   std::optional<TimePoint> greeted_;  // in this life
@@ -113,6 +129,8 @@ class DeviceLink {
   bool none_here_ = false;
   bool running_ = false;
   bool closing_ = false;
+  // What is posted and finds it gone does nothing.
+  const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
   rpc::TaskGroup tasks_;
 };
 

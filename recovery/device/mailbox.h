@@ -2,9 +2,11 @@
 
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "recovery/device/bell.h"
+#include "recovery/device/order.h"
 #include "src/bucket/contents.h"
 
 namespace rekindle::device {
@@ -15,6 +17,8 @@ class Mailbox {
   struct News {
     bucket::TileRuns ready;
     bool complete = false;
+    std::optional<SpreadOrder> spread;
+    std::optional<std::string> stop;  // why it shall take no part in a round, or no more
     std::optional<Error> ended;
     bool gone = false;  // and nobody can read its buckets any more
   };
@@ -30,6 +34,20 @@ class Mailbox {
     }
     bell_.ring();
   }
+  void spread(SpreadOrder order) {
+    {
+      const std::lock_guard lock(mutex_);
+      news_.spread = std::move(order);
+    }
+    bell_.ring();
+  }
+  void stop(std::string why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!news_.stop) news_.stop = std::move(why);
+    }
+    bell_.ring();
+  }
   void end(Error why, bool gone) {
     {
       const std::lock_guard lock(mutex_);
@@ -40,20 +58,25 @@ class Mailbox {
   }
 
   int fd() const { return bell_.fd(); }
-  // What was told since the last time; that it has ended stays.
+  // What was told since the last time; that it has ended, or shall stop, stays.
   News take() {
     bell_.hear();
     const std::lock_guard lock(mutex_);
     News news = std::move(news_);
     news_ = {};
+    news_.stop = news.stop;
     news_.ended = news.ended;
     news_.gone = news.gone;
     return news;
   }
+  bool told_to_stop() const {
+    const std::lock_guard lock(mutex_);
+    return news_.stop.has_value();
+  }
 
  private:
   const Bell bell_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   News news_;
 };
 

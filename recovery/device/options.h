@@ -22,7 +22,9 @@ struct GpuOptions {
   enum class Use { kAuto, kNone, kDouble };
   Use use = Use::kAuto;
   Doubles doubles;
-  std::uint64_t bucket_bytes = 0;      // for workers that say nothing; 0: 64 MiB
+  std::uint64_t bucket_bytes = 0;  // for workers that say nothing; 0: 64 MiB
+  // Of what a broadcast brings, copied to a host that lacks it, by each device; 0: nothing.
+  std::uint64_t keep_bytes_per_second = 8'000'000'000;
   std::vector<std::string> arguments;  // of the device process beside its own: how it logs
 };
 Result<GpuOptions> parse_gpu(std::string_view text);  // "auto", "none", "double:2:512MiB"

@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include <poll.h>
 
 #include "proto/device.pb.h"
+#include "recovery/device/communicators.h"
 #include "recovery/device/devices.h"
+#include "recovery/device/lingering.h"
 #include "recovery/device/segment_cache.h"
-#include "recovery/device/session.h"
+#include "recovery/device/sessions.h"
+#include "recovery/device/wire.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 #include "src/base/worker_pool.h"
@@ -29,15 +31,13 @@ constexpr std::uint32_t kAnyTile = 0xffff'ffff;  // the session knows how many t
 
 TimePoint clock_now() { return SteadyClock().now(); }
 
-std::uint64_t microseconds(Duration duration) {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(duration).count());
-}
-
 class Process {
  public:
   Process(ipc::Channel agent, Bell bell, const DeviceProcessOptions& options)
-      : agent_(std::move(agent)), bell_(std::move(bell)), options_(options) {}
+      : agent_(std::move(agent)),
+        bell_(std::move(bell)),
+        options_(options),
+        communicators_(Communicators::loader(options.doubles.count > 0)) {}
 
   Result<void> run();
 
@@ -45,6 +45,7 @@ class Process {
   Result<void> obey_agent();
   struct Hold {
     std::vector<Segment> segments;
+    std::vector<UniqueFd> files;
     TimePoint began;
     bool settled = false;
   };
@@ -52,16 +53,18 @@ class Process {
   Result<void> say_hello();
   Result<bool> receive();
   Result<void> on_frame(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors);
-  Result<void> hold(const proto::HoldSegments& order, const std::vector<UniqueFd>& descriptors);
+  Result<void> hold(const proto::HoldSegments& order, std::vector<UniqueFd> descriptors);
   void drop(const proto::DropSegments& order);
+  void unpin(std::vector<Segment> segments);
   Result<void> serve(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
   Result<void> begin(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
+  void make_id(std::uint64_t number);
   Result<std::vector<Segment>> map(const std::vector<UniqueFd>& files,
                                    const std::vector<std::uint64_t>& bytes);
   Result<void> tell_held();
   Result<void> tell_pinned();
   Result<void> tell_served(std::uint64_t session, const SessionEnd& end);
-  Result<void> bury_sessions();
+  Result<void> hear_sessions();
   void wait();
 
   ipc::Channel agent_;
@@ -72,10 +75,11 @@ class Process {
   std::unique_ptr<SegmentCache> cache_;
   WorkerPool unpinner_{"rk-unpin", 1, 4096};  // before the pinner goes, it is done
   std::map<std::uint64_t, Hold> holds_;
+  Lingering lingering_{[this](std::vector<Segment> segments) { unpin(std::move(segments)); }};
   std::uint64_t told_pinned_ = 0;
-  std::mutex mutex_;
-  std::vector<std::pair<std::uint64_t, SessionEnd>> over_;  // under mutex_
-  std::map<std::uint64_t, std::unique_ptr<Session>> sessions_;
+  Communicators communicators_;
+  Sessions sessions_{bell_};
+  WorkerPool meeter_{"rk-meet", 1, 64};  // the first id may take seconds; pings are answered
 };
 
 Result<void> Process::send(const proto::DevicesToAgent& frame) {
@@ -107,11 +111,7 @@ Result<void> Process::run() {
   // Its end may also show when something is said to it.
   if (!obeyed && obeyed.error().code() != ErrorCode::kPeerLost) return obeyed;
   const Error gone(ErrorCode::kPeerLost, "the agent of this host has gone");
-  for (const auto& [number, session] : sessions_) session->end(gone, true);
-  sessions_.clear();  // waits for them
-  for (const auto& [number, end] : over_) {
-    if (end.device_lost) return fail(*end.error);
-  }
+  if (auto lost = sessions_.end_all(gone)) return fail(std::move(*lost));
   return {};
 }
 
@@ -121,7 +121,7 @@ Result<void> Process::obey_agent() {
   for (;;) {
     TRY(const bool more, receive());
     if (!more) return {};
-    TRY_VOID(bury_sessions());
+    TRY_VOID(hear_sessions());
     TRY_VOID(tell_held());
     TRY_VOID(tell_pinned());
     TRY_VOID(agent_.send_some(clock_now()));
@@ -135,6 +135,7 @@ void Process::wait() {
   TimePoint until = agent_.deadline().value_or(now + kIdle);
   const bool pinning = std::ranges::any_of(holds_, [](const auto& h) { return !h.second.settled; });
   if (pinning) until = std::min(until, now + kHoldLook);
+  if (const auto look = lingering_.look(now)) until = std::min(until, *look);
   const short send_too = agent_.wants_to_send() ? POLLOUT : 0;
   pollfd entries[] = {{agent_.fd(), static_cast<short>(POLLIN | send_too), 0},
                       {bell_.fd(), POLLIN, 0}};
@@ -167,27 +168,29 @@ Result<void> Process::on_frame(const proto::AgentToDevices& frame,
                                std::vector<UniqueFd> descriptors) {
   switch (frame.kind_case()) {
     case proto::AgentToDevices::kHold:
-      return hold(frame.hold(), descriptors);
+      return hold(frame.hold(), std::move(descriptors));
     case proto::AgentToDevices::kDrop:
       drop(frame.drop());
       return {};
     case proto::AgentToDevices::kServe:
       return serve(frame.serve(), std::move(descriptors));
     case proto::AgentToDevices::kTiles: {
-      const auto found = sessions_.find(frame.tiles().session());
-      if (found == sessions_.end()) return {};
       TRY(const auto runs, rpc::from_proto(frame.tiles().ready(), kAnyTile));
-      found->second->tell(runs, frame.tiles().complete());
+      sessions_.tell(frame.tiles().session(), runs, frame.tiles().complete());
       return {};
     }
-    case proto::AgentToDevices::kEnd: {
-      const auto found = sessions_.find(frame.end().session());
-      if (found != sessions_.end()) {
-        found->second->end(Error(ErrorCode::kStale, "the worker's session has ended"),
-                           frame.end().gone());
-      }
+    case proto::AgentToDevices::kEnd:
+      sessions_.end(frame.end().session(), frame.end().gone());
       return {};
-    }
+    case proto::AgentToDevices::kSpread:
+      sessions_.spread(frame.spread());
+      return {};
+    case proto::AgentToDevices::kStop:
+      sessions_.stop(frame.stop().session(), frame.stop().why());
+      return {};
+    case proto::AgentToDevices::kMakeId:
+      make_id(frame.make_id().number());
+      return {};
     case proto::AgentToDevices::kPing: {
       proto::DevicesToAgent answer;
       answer.mutable_pong();
@@ -212,11 +215,10 @@ Result<std::vector<Segment>> Process::map(const std::vector<UniqueFd>& files,
   return segments;
 }
 
-Result<void> Process::hold(const proto::HoldSegments& order,
-                           const std::vector<UniqueFd>& descriptors) {
+Result<void> Process::hold(const proto::HoldSegments& order, std::vector<UniqueFd> descriptors) {
   auto segments = map(descriptors, {order.bytes().begin(), order.bytes().end()});
   if (segments) {
-    holds_[order.copy()] = {std::move(*segments), clock_now(), false};
+    holds_[order.copy()] = {std::move(*segments), std::move(descriptors), clock_now(), false};
     return {};
   }
   proto::DevicesToAgent frame;
@@ -225,12 +227,16 @@ Result<void> Process::hold(const proto::HoldSegments& order,
   return send(frame);
 }
 
-// Elsewhere: to unpin and unmap all of it takes seconds.
 void Process::drop(const proto::DropSegments& order) {
   auto node = holds_.extract(order.copy());
   if (node.empty()) return;
-  const auto segments = std::make_shared<std::vector<Segment>>(std::move(node.mapped().segments));
-  unpinner_.submit([segments] { segments->clear(); });
+  lingering_.add(std::move(node.mapped().segments), std::move(node.mapped().files), clock_now());
+}
+
+// Elsewhere: to unpin and unmap all of it takes seconds.
+void Process::unpin(std::vector<Segment> segments) {
+  const auto doomed = std::make_shared<std::vector<Segment>>(std::move(segments));
+  unpinner_.submit([doomed] { doomed->clear(); });
 }
 
 Result<void> Process::tell_pinned() {
@@ -288,13 +294,19 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   session.slots.slots = options_.slots;
   session.slots.free_fraction = options_.free_fraction;
   session.times = options_.times;
-  const std::uint64_t number = order.session();
-  TRY(sessions_[number], Session::start(std::move(session), [this, number](SessionEnd end) {
-        const std::lock_guard lock(mutex_);
-        over_.emplace_back(number, std::move(end));
-        bell_.ring();
-      }));
-  return {};
+  session.in_round = order.in_round();
+  session.communicators = &communicators_;
+  return sessions_.begin(std::move(session));
+}
+
+void Process::make_id(std::uint64_t number) {
+  const auto answer = [this, number](const Result<std::string>& id) {
+    proto::DevicesToAgent frame;
+    *frame.mutable_id_made() = to_proto(number, id);
+    sessions_.post(std::move(frame));
+  };
+  const bool queued = meeter_.try_submit([this, answer] { answer(communicators_.make_id()); });
+  if (!queued) answer(fail(ErrorCode::kExhausted, "too many meetings are asked for at once"));
 }
 
 Result<void> Process::tell_served(std::uint64_t session, const SessionEnd& end) {
@@ -308,14 +320,11 @@ Result<void> Process::tell_served(std::uint64_t session, const SessionEnd& end) 
   return send(frame);
 }
 
-Result<void> Process::bury_sessions() {
+Result<void> Process::hear_sessions() {
   bell_.hear();
-  std::vector<std::pair<std::uint64_t, SessionEnd>> over;
-  {
-    const std::lock_guard lock(mutex_);
-    over.swap(over_);
-  }
-  for (const auto& [number, end] : over) {
+  const auto news = sessions_.take();
+  for (const auto& frame : news.frames) TRY_VOID(send(frame));
+  for (const auto& [number, end] : news.ended) {
     TRY_VOID(tell_served(number, end));
     if (end.device_lost) {
       const TimePoint until = clock_now() + kLastWords;
@@ -325,7 +334,7 @@ Result<void> Process::bury_sessions() {
       }
       return fail(*end.error);
     }
-    sessions_.erase(number);
+    sessions_.bury(number);
   }
   return {};
 }

@@ -3,33 +3,33 @@
 #include <algorithm>
 #include <utility>
 
-#include <poll.h>
-
-#include <time.h>
-
+#include "recovery/device/pause.h"
 #include "src/base/log.h"
 
 namespace rekindle::device {
 
 namespace {
 
-// A release is noticed within these of the device being done with it: at once at first, then with
-// pauses in proportion to how long it has taken already.
-constexpr std::chrono::microseconds kSpin{200};
-constexpr std::chrono::microseconds kShortestPause{20};
-constexpr std::chrono::microseconds kLongestPause{1000};
-constexpr int kPauseShare = 8;
 constexpr std::chrono::milliseconds kPinTick{1};
 constexpr std::chrono::hours kIdle{1};
 
 TimePoint clock_now() { return SteadyClock().now(); }
 
-timespec to_timespec(Duration duration) {
-  const auto ns = std::max<std::int64_t>(0, duration.count());
-  return {.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
-}
-
 }  // namespace
+
+Result<void> Serving::serve() {
+  TRY_VOID(prepare());
+  if (order_.in_round) {
+    say_joined();
+    TRY(auto ordered, await_orders());
+    if (ordered) {
+      TRY(const bool by_round, spread(std::move(*ordered)));
+      if (by_round) return {};
+    }
+  }
+  TRY_VOID(prepare_alone());
+  return deliver_all();
+}
 
 Result<void> Serving::prepare() {
   TRY(auto channel, ipc::Channel::adopt(std::move(order_.socket), 2 * order_.slots.slots));
@@ -45,18 +45,83 @@ Result<void> Serving::prepare() {
   if (!slots_->warning.empty()) {
     log::warn("device.buckets", "session", order_.number, "warning", slots_->warning);
   }
+  return deliver_->offer(*slots_);
+}
+
+void Serving::say_joined() {
+  order_.say(DeviceJoined{order_.number, slots_->bucket_bytes, bucket::digest_of(*contents_),
+                          contents_->total_bytes(),
+                          order_.communicators->kept(order_.device->id())});
+}
+
+// nullopt: it takes part in no round. The worker opens its buckets meanwhile.
+Result<std::optional<SpreadOrder>> Serving::await_orders() {
+  const TimePoint give_up = clock_now() + order_.times.orders;
+  for (;;) {
+    const TimePoint now = clock_now();
+    auto news = mailbox_.take();
+    told_.ready.insert(told_.ready.end(), news.ready.begin(), news.ready.end());
+    told_.complete = told_.complete || news.complete;
+    if (news.stop) {
+      if (news.spread) refuse(*news.spread, *news.stop);
+      return std::nullopt;
+    }
+    // The other ranks count on this one, whatever has become of its worker.
+    if (news.spread) return std::move(news.spread);
+    if (news.ended) return fail(std::move(*news.ended));
+    TRY_VOID(deliver_->receive(now));
+    TRY_VOID(deliver_->send(now));
+    if (now >= give_up) return std::nullopt;
+    Duration pause = give_up - now;
+    if (const auto due = deliver_->channel().receive_deadline()) {
+      pause = std::min<Duration>(pause, *due - now);
+    }
+    sleep_for(pause, deliver_.get(), mailbox_);
+  }
+}
+
+// False: nothing came of it.
+Result<bool> Serving::spread(SpreadOrder order) {
+  spreading_ = std::make_unique<Spreading>(
+      Spreading::Means{*order_.device, *order_.pinner, order_.segments, *contents_, *slots_,
+                       *deliver_, mailbox_, *order_.communicators, told_, order_.times, order_.say},
+      std::move(order));
+  TRY(const bool begun, spreading_->begin());
+  if (!begun) {
+    spreading_.reset();
+    return false;
+  }
+  began_ = spreading_->met();
+  TRY_VOID(spreading_->deliver_all());
+  return true;
+}
+
+void Serving::refuse(const SpreadOrder& order, std::string_view why) {
+  SpreadOver over;
+  over.session = order.session;
+  over.error = Error(ErrorCode::kStale, std::string(why));
+  order_.say(std::move(over));
+}
+
+Result<void> Serving::prepare_alone() {
   TRY(plan_, bucket::Plan::create(*contents_, slots_->bucket_bytes));
   fetch_ = std::make_unique<bucket::SegmentFetch>(*plan_, *order_.pinner, order_.segments,
                                                   contents_->tiles().tile_count());
+  TRY_VOID(fetch_->mark_ready(told_.ready));
+  if (told_.complete) fetch_->mark_all_ready();
+  deliver_->bring([this](std::size_t index) {
+    const auto parts = plan_->parts(index);
+    return std::vector<bucket::Part>(parts.begin(), parts.end());
+  });
   pipeline_ = std::make_unique<bucket::Pipeline>(
       *order_.device, *plan_, *slots_, *fetch_, nullptr, *deliver_,
       bucket::PipelineOptions{order_.times.release, order_.times.drain});
-  TRY_VOID(pipeline_->start());
-  return deliver_->offer(*plan_, *slots_);
+  return pipeline_->start();
 }
 
 Result<void> Serving::hear() {
   auto news = mailbox_.take();
+  if (news.spread) refuse(*news.spread, "the session goes on by itself already");
   if (news.ended) return fail(std::move(*news.ended));
   TRY_VOID(fetch_->mark_ready(news.ready));
   if (news.complete) fetch_->mark_all_ready();
@@ -76,11 +141,9 @@ Result<void> Serving::deliver_all() {
   }
 }
 
-bool Serving::all_settled() {
-  settled_ = settled_ || std::ranges::all_of(order_.segments, [this](const auto& segment) {
-               return order_.pinner->settled(*segment, 0, segment->bytes());
-             });
-  return settled_;
+bool Serving::all_pinned() {
+  pinned_ = pinned_ || all_settled(*order_.pinner, order_.segments);
+  return pinned_;
 }
 
 void Serving::wait(bucket::Pipeline::State state, TimePoint now) {
@@ -90,18 +153,17 @@ void Serving::wait(bucket::Pipeline::State state, TimePoint now) {
     pause = std::min<Duration>(pause, *due - now);
   }
   if (deliver_->awaits_device()) {
-    const Duration quiet = now - deliver_->last_release();
-    if (quiet < kSpin) return;
-    pause =
-        std::min(pause, std::clamp<Duration>(quiet / kPauseShare, kShortestPause, kLongestPause));
-  } else if (state == bucket::Pipeline::State::kFetching && !all_settled()) {
+    const auto asked = pause_before_asking(now - deliver_->last_release());
+    if (!asked) return;
+    pause = std::min(pause, *asked);
+  } else if (state == bucket::Pipeline::State::kFetching && !all_pinned()) {
     pause = std::min<Duration>(pause, kPinTick);
   }
-  const short send_too = deliver_->channel().wants_to_send() ? POLLOUT : 0;
-  pollfd entries[] = {{deliver_->channel().fd(), static_cast<short>(POLLIN | send_too), 0},
-                      {mailbox_.fd(), POLLIN, 0}};
-  const timespec timeout = to_timespec(pause);
-  (void)::ppoll(entries, 2, &timeout, nullptr);
+  sleep_for(pause, deliver_.get(), mailbox_);
+}
+
+bucket::Pipeline* Serving::pipeline() {
+  return spreading_ != nullptr ? spreading_->pipeline() : pipeline_.get();
 }
 
 // Until the worker has closed what it opened, or is gone: it may still have reads queued. One that
@@ -116,12 +178,13 @@ void Serving::wait_for_worker(bool told_all) {
 // The device first, so that its buckets can be freed; then the worker, unless it hangs. The error:
 // the device is not to be had back.
 std::optional<Error> Serving::let_go(bool told_all, bool hung) {
-  if (pipeline_ != nullptr) {
-    if (auto drained = pipeline_->drain(clock_now() + order_.times.drain); !drained) {
+  if (pipeline() != nullptr) {
+    if (auto drained = pipeline()->drain(clock_now() + order_.times.drain); !drained) {
       return std::move(drained).error().with_context(order_.device->id());
     }
   }
   if (!hung && deliver_ != nullptr && slots_) wait_for_worker(told_all);
+  spreading_.reset();
   pipeline_.reset();
   deliver_.reset();
   fetch_.reset();
@@ -132,10 +195,9 @@ std::optional<Error> Serving::let_go(bool told_all, bool hung) {
 
 SessionEnd Serving::run() {
   SessionEnd end;
-  auto served = prepare();
-  if (served) served = deliver_all();
+  auto served = serve();
   if (began_) end.elapsed = clock_now() - *began_;
-  if (pipeline_ != nullptr) end.buckets = pipeline_->delivered();
+  if (pipeline() != nullptr) end.buckets = pipeline()->delivered();
   if (deliver_ != nullptr) end.bytes = deliver_->bytes();
   if (deliver_ != nullptr && served) deliver_->say(bucket::FinishedMessage{});
   if (deliver_ != nullptr && !served) deliver_->say(bucket::FailedMessage{served.error()});

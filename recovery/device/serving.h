@@ -1,32 +1,30 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
 #include "recovery/device/mailbox.h"
+#include "recovery/device/spreading.h"
 #include "recovery/device/wire.h"
 #include "recovery/device/worker_deliver.h"
 #include "src/bucket/segment_fetch.h"
 
 namespace rekindle::device {
 
-struct SessionTimes {
-  std::chrono::milliseconds release{600'000};  // of each bucket, by a worker that lives
-  std::chrono::milliseconds drain{10'000};  // of a bucket, and of all that is queued, by the device
-  std::chrono::milliseconds close{5'000};   // of what it has opened, by a worker that was told all
-};
-
 struct SessionOrder {
   std::uint64_t number = 0;
-  bucket::Device* device = nullptr;  // both outlive the session
+  bucket::Device* device = nullptr;  // all three outlive the session
   const bucket::Pinner* pinner = nullptr;
+  Communicators* communicators = nullptr;  // in a round
   AttachedWords attached;
   bucket::SegmentFetch::Segments segments;
   UniqueFd socket;  // to the worker
   bucket::SlotOptions slots;
   SessionTimes times;
+  bool in_round = false;               // waits for what the round is to be
+  std::function<void(RoundNews)> say;  // in a round; called by the session's thread
 };
 
 struct SessionEnd {
@@ -48,24 +46,33 @@ class Serving {
   SessionEnd run();
 
  private:
+  Result<void> serve();
   Result<void> prepare();
+  void say_joined();
+  Result<std::optional<SpreadOrder>> await_orders();
+  Result<bool> spread(SpreadOrder order);
+  void refuse(const SpreadOrder& order, std::string_view why);
+  Result<void> prepare_alone();
   Result<void> deliver_all();
   Result<void> hear();
   void wait(bucket::Pipeline::State state, TimePoint now);
-  bool all_settled();
+  bool all_pinned();
+  bucket::Pipeline* pipeline();
   void wait_for_worker(bool told_all);
   std::optional<Error> let_go(bool told_all, bool hung);
 
   SessionOrder order_;
   Mailbox& mailbox_;
+  ToldTiles told_;  // while it is not alone
   std::optional<bucket::Contents> contents_;
-  std::optional<bucket::Plan> plan_;
   std::optional<bucket::Slots> slots_;
-  std::unique_ptr<bucket::SegmentFetch> fetch_;
   std::unique_ptr<WorkerDeliver> deliver_;
+  std::unique_ptr<Spreading> spreading_;  // in a round that has begun; else these:
+  std::optional<bucket::Plan> plan_;
+  std::unique_ptr<bucket::SegmentFetch> fetch_;
   std::unique_ptr<bucket::Pipeline> pipeline_;
   std::optional<TimePoint> began_;
-  bool settled_ = false;
+  bool pinned_ = false;
 };
 
 }  // namespace rekindle::device

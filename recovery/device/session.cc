@@ -28,6 +28,7 @@ Result<std::unique_ptr<Session>> Session::start(SessionOrder order, OnOver on_ov
 }
 
 Session::~Session() {
+  mailbox_.stop("the session has ended");
   mailbox_.end(Error(ErrorCode::kStale, "the session has ended"), true);
   if (thread_.joinable()) thread_.join();
 }

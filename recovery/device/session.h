@@ -2,7 +2,9 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "recovery/device/mailbox.h"
 #include "recovery/device/serving.h"
@@ -22,7 +24,11 @@ class Session {
   // Tiles that have verified since. Any thread.
   void tell(const bucket::TileRuns& runs, bool complete) { mailbox_.tell(runs, complete); }
   // `gone`: nobody can read its buckets any more.
+  // One that spreads goes on with that until it is done, or stopped.
   void end(Error why, bool gone) { mailbox_.end(std::move(why), gone); }
+  // Of one that is in a round.
+  void spread(SpreadOrder order) { mailbox_.spread(std::move(order)); }
+  void stop(std::string why) { mailbox_.stop(std::move(why)); }
 
  private:
   explicit Session(Bell bell) : mailbox_(std::move(bell)) {}

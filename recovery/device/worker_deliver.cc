@@ -20,8 +20,7 @@ Cases(F...) -> Cases<F...>;
 WorkerDeliver::WorkerDeliver(ipc::Channel channel, bucket::Device& device)
     : channel_(std::move(channel)), device_(device) {}
 
-Result<void> WorkerDeliver::offer(const bucket::Plan& plan, bucket::Slots& slots) {
-  plan_ = &plan;
+Result<void> WorkerDeliver::offer(bucket::Slots& slots) {
   bucket::BuffersMessage buffers;
   buffers.bucket_bytes = slots.bucket_bytes;
   buffers.memory_bytes = slots.memory->bytes();
@@ -101,12 +100,15 @@ Result<void> WorkerDeliver::on_released(const bucket::ReleasedMessage& message, 
 Result<void> WorkerDeliver::send(TimePoint now) {
   if (!channel_.wants_to_send()) return {};
   auto sent = channel_.send_some(now);
-  if (!sent && sent.error().code() == ErrorCode::kPeerLost) closed_ = true;
-  return sent;
+  if (sent || sent.error().code() != ErrorCode::kPeerLost) return sent;
+  auto last = closed_ ? sent : receive(now);  // it may have said why
+  closed_ = true;
+  return last ? sent : last;
 }
 
 void WorkerDeliver::say(bucket::Message last) {
-  if (closed_ || !push(std::move(last))) return;
+  if (closed_ || said_last_ || !push(std::move(last))) return;
+  said_last_ = true;
   (void)send(SteadyClock().now());
 }
 
@@ -133,12 +135,12 @@ bool WorkerDeliver::wait_closed(int stop, TimePoint deadline) {
 }
 
 Result<void> WorkerDeliver::hand_over(std::size_t bucket, std::uint32_t slot) {
-  const auto parts = plan_->parts(bucket);
+  auto parts = parts_of_(bucket);
   const std::uint64_t sequence = sequence_++;
   slots_[slot].state = Slot::State::kWorkers;
   slots_[slot].sequence = sequence;
   for (const auto& part : parts) bytes_ += part.bytes;
-  return push(bucket::FilledMessage{slot, sequence, {parts.begin(), parts.end()}});
+  return push(bucket::FilledMessage{slot, sequence, std::move(parts)});
 }
 
 Result<bool> WorkerDeliver::released(std::uint32_t slot) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "src/bucket/pipeline.h"
@@ -17,13 +19,16 @@ class WorkerDeliver final : public bucket::Deliver {
  public:
   WorkerDeliver(ipc::Channel channel, bucket::Device& device);
 
-  // Tells the worker where its buckets will be. Both outlive this, or are gone before any call.
-  Result<void> offer(const bucket::Plan& plan, bucket::Slots& slots);
+  // Tells the worker where its buckets will be.
+  Result<void> offer(bucket::Slots& slots);
+  // What is in the buckets that are handed over from now on.
+  using PartsOf = std::function<std::vector<bucket::Part>(std::size_t bucket)>;
+  void bring(PartsOf parts_of) { parts_of_ = std::move(parts_of); }
   // Reads what has come. kPeerLost: it has closed the channel; kInvalid: against the rules; its
   // own error when it has failed.
   Result<void> receive(TimePoint now);
   Result<void> send(TimePoint now);
-  void say(bucket::Message last);  // and no more; as far as the worker takes it
+  void say(bucket::Message last);  // and no more, once; as far as the worker takes it
   // Until it has closed its end; false: the deadline has passed, or `stop` can be read.
   bool wait_closed(int stop, TimePoint deadline);
 
@@ -50,10 +55,11 @@ class WorkerDeliver final : public bucket::Deliver {
 
   ipc::Channel channel_;
   bucket::Device& device_;
-  const bucket::Plan* plan_ = nullptr;
+  PartsOf parts_of_;
   std::vector<Slot> slots_;
   bool opened_ = false;
   bool closed_ = false;
+  bool said_last_ = false;
   std::uint64_t sequence_ = 0;
   std::uint32_t awaited_ = 0;
   std::uint64_t bytes_ = 0;

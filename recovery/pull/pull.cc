@@ -173,8 +173,13 @@ rpc::Task<Result<void>> PullJob::begin_copy() {
   layouts_[packed_->layout.digest()] = std::make_shared<const Layout>(packed_->layout);
   if (environment_.share) environment_.share(**pending_, verified_);
   if (watch_.on_begun) {
-    watch_.on_begun(
-        {checkpoint_, (*pending_)->manifest().layout, (*pending_)->directory(), verified_});
+    Arriving arriving{
+        checkpoint_, (*pending_)->manifest().layout, (*pending_)->directory(), verified_, {},
+        placing_};
+    for (std::uint32_t i = 0; i < arriving.layout.segments().size(); ++i) {
+      arriving.segments.push_back((*pending_)->mapped(i));
+    }
+    watch_.on_begun(std::move(arriving));
   }
   co_return Result<void>();
 }
@@ -221,11 +226,13 @@ rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit()
 }
 
 rpc::Task<Result<void>> PullJob::transfer_all() {
+  const bool waited = co_await wait_while_held();
+  if (co_await is_cancelled()) co_return fail(interrupted());
   enter_phase("connect");
   silence_.heard(clock_now());
-  if (finder_.age(clock_now()) < kOffersFreshFor) {
+  if (!waited && finder_.age(clock_now()) < kOffersFreshFor) {
     co_await connect_peers();
-  } else {  // making room for the copy may take long
+  } else {  // making room for the copy, or being held, may take long
     co_await look_for_sources();
   }
   int fruitless = 0;

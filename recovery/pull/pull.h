@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "recovery/pull/environment.h"
+#include "recovery/pull/placing.h"
 #include "recovery/pull/silence.h"
 #include "recovery/pull/source_finder.h"
 #include "recovery/pull/transfer.h"
@@ -58,6 +59,10 @@ class PullJob {
   rpc::Task<void> unshare();
   std::shared_ptr<const store::StoredVersion> already_here() const;
   Result<TransferSummary> summarize(const store::StoredVersion& stored);
+
+  // held.cc
+  rpc::Task<bool> wait_while_held();
+  rpc::Task<void> take_placed(Placing::TileRuns landed);
 
   // metadata.cc: what the version consists of, from the first source that can say
   rpc::Task<Result<void>> learn_checkpoint();
@@ -116,6 +121,7 @@ class PullJob {
   std::shared_ptr<Landing> landing_ = std::make_shared<Landing>();
   std::set<const transport::HandshakeConnector*> landing_used_by_;
   std::shared_ptr<VerifiedTiles> verified_;
+  const std::shared_ptr<Placing> placing_ = std::make_shared<Placing>();
   std::shared_ptr<SourceTable> sources_;
   std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
   std::map<Incarnation, int> losses_;                  // of sources of this pull

@@ -273,6 +273,12 @@ void SourceFinder::report(std::uint64_t bytes_done, std::uint64_t bytes_total,
       boost::asio::detached);
 }
 
+rpc::Task<void> SourceFinder::pause() {
+  co_await close({});
+  pull_id_.clear();
+  queued_.reset();
+}
+
 rpc::Task<void> SourceFinder::close(const Result<void>& outcome) {
   const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
   if (client == nullptr || pull_id_.empty()) co_return;

@@ -47,6 +47,8 @@ class SourceFinder {
   // Tells the coordinator, beside the caller: its absence or slowness stops nothing.
   void report(std::uint64_t bytes_done, std::uint64_t bytes_total,
               std::vector<proto::SourceReport> reports) const;
+  // Gives its place at the sources back; the next refresh() asks for another.
+  rpc::Task<void> pause();
   // Waits for the answer only where one is to be expected.
   rpc::Task<void> close(const Result<void>& outcome);
 

@@ -3,8 +3,11 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <vector>
 
+#include "recovery/pull/placing.h"
 #include "recovery/pull/slice_source.h"
+#include "src/store/segment_store.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
 
@@ -17,11 +20,17 @@ struct Arriving {
   Layout layout;
   std::filesystem::path directory;
   std::shared_ptr<const VerifiedTiles> verified;
+  std::vector<std::shared_ptr<const store::MappedSegment>> segments;  // as in the layout
+  std::shared_ptr<Placing> placing = {};  // for who may write to it while it is held
 };
 
 // For those who read a copy while it arrives. On the control thread.
 struct PullWatch {
   std::function<void(Arriving)> on_begun;
+  // Asked again and again between on_begun and the first byte that is fetched: while it says so the
+  // pull waits, without a place at its sources. None: it does not. It waits for who writes to its
+  // copy (Arriving::placing) in any case.
+  std::function<bool()> held;
 };
 
 }  // namespace rekindle::pull

@@ -8,6 +8,7 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "proto/coordinator.pb.h"
 #include "recovery/device/order.h"
 #include "recovery/pull/types.h"
 #include "recovery/pull/watch.h"
@@ -73,6 +74,26 @@ class Host {
   virtual void tell_device(std::uint64_t /*session*/, const bucket::TileRuns& /*verified*/,
                            bool /*complete*/) {}
   virtual void end_device(std::uint64_t /*session*/, bool /*gone*/) {}
+
+  // Broadcast rounds, docs/rounds.md. What the device process answers comes as
+  // device::DeviceEvents.
+  virtual void spread_device(const device::SpreadOrder& /*order*/) {}
+  virtual void stop_spread(std::uint64_t /*session*/, const std::string& /*why*/) {}
+  virtual void make_meeting_id(std::uint64_t /*number*/) {}
+  virtual std::string device_life() const { return {}; }
+  // kUnavailable: there is no coordinator, or it is away.
+  virtual rpc::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport /*report*/) {
+    co_return fail(ErrorCode::kUnavailable, "a round needs a coordinator");
+  }
+  virtual rpc::Task<Result<std::uint64_t>> begin_update(ModelVersion /*id*/, std::string /*group*/,
+                                                        std::chrono::milliseconds /*gather*/) {
+    co_return fail(ErrorCode::kUnavailable, "an update needs a coordinator");
+  }
+  // At the latest after `wait`, over or not.
+  virtual rpc::Task<Result<proto::RoundStatus>> update_status(std::uint64_t /*round*/,
+                                                              std::chrono::milliseconds /*wait*/) {
+    co_return fail(ErrorCode::kUnavailable, "an update needs a coordinator");
+  }
 };
 
 }  // namespace rekindle::worker

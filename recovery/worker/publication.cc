@@ -1,6 +1,7 @@
 #include "recovery/worker/publication.h"
 
 #include <cerrno>
+#include <cstring>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16,25 +17,10 @@ namespace {
 
 constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
 
-Result<void> write_segment(const std::filesystem::path& path, const std::string& header,
-                           std::uint64_t size_bytes) {
-  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!fd) return fail_errno(errno, fmt::format("create {}", path.string()));
-  const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(size_bytes));
-  if (error != 0) return fail_errno(error, fmt::format("allocate {} bytes", size_bytes));
-  std::size_t done = 0;
-  while (done < header.size()) {
-    const auto put =
-        ::pwrite(fd.get(), header.data() + done, header.size() - done, static_cast<off_t>(done));
-    if (put <= 0) return fail_errno(put < 0 ? errno : EIO, fmt::format("write {}", path.string()));
-    done += static_cast<std::size_t>(put);
-  }
-  return {};
-}
-
 }  // namespace
 
-Result<std::unique_ptr<Publication>> Publication::begin(const std::filesystem::path& parent,
+Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& store,
+                                                        const std::filesystem::path& parent,
                                                         ModelVersion id, const TensorSet& tensors) {
   std::vector<TensorBox> boxes;
   for (TensorIndex i = 0; i < tensors.size(); ++i) {
@@ -47,16 +33,22 @@ Result<std::unique_ptr<Publication>> Publication::begin(const std::filesystem::p
   std::string name = (parent / "XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) return fail_errno(errno, "create " + name);
   std::unique_ptr<Publication> publication(
-      new Publication(std::move(id), std::move(packed.layout), name));
+      new Publication(store, std::move(id), std::move(packed.layout), name));
   const auto segments = publication->layout_.segments();
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    TRY_VOID(write_segment(publication->directory_ / segments[i].name, packed.headers[i],
-                           segments[i].size_bytes));
+    TRY(auto segment,
+        store.create_segment(publication->directory_ / segments[i].name, segments[i].size_bytes));
+    std::memcpy(segment->writable().data(), packed.headers[i].data(), packed.headers[i].size());
+    publication->segments_.push_back(std::move(segment));
   }
   return publication;
 }
 
 Publication::~Publication() {
+  for (const auto& segment : segments_) {
+    if (left_mapped_) store_.never_reuse(*segment);
+    (void)store_.remove_segment(directory_ / segment->path().filename());
+  }
   std::error_code ignored;
   std::filesystem::remove_all(directory_, ignored);
 }

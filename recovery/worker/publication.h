@@ -7,6 +7,7 @@
 #include "src/base/ids.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
+#include "src/store/segment_store.h"
 #include "src/tensor/layout.h"
 #include "src/tensor/tensor_set.h"
 
@@ -17,7 +18,9 @@ namespace rekindle::worker {
 class Publication {
  public:
   // A directory of its own below `parent`, all pages there: kExhausted comes here, not as SIGBUS.
-  static Result<std::unique_ptr<Publication>> begin(const std::filesystem::path& parent,
+  // What is in them is anything.
+  static Result<std::unique_ptr<Publication>> begin(store::SegmentStore& store,
+                                                    const std::filesystem::path& parent,
                                                     ModelVersion id, const TensorSet& tensors);
   ~Publication();  // removes the files; what the store has linked stays
   Publication(const Publication&) = delete;
@@ -27,10 +30,19 @@ class Publication {
   const Layout& layout() const { return layout_; }
   const std::filesystem::path& directory() const { return directory_; }
   Result<std::vector<UniqueFd>> open_segments() const;  // for writing
+  // Its trainer lives and has not said that it is done: the files are written by nobody else later.
+  void left_mapped() { left_mapped_ = true; }
 
  private:
-  Publication(ModelVersion id, Layout layout, std::filesystem::path directory)
-      : id_(std::move(id)), layout_(std::move(layout)), directory_(std::move(directory)) {}
+  Publication(store::SegmentStore& store, ModelVersion id, Layout layout,
+              std::filesystem::path directory)
+      : store_(store),
+        id_(std::move(id)),
+        layout_(std::move(layout)),
+        directory_(std::move(directory)) {}
+  store::SegmentStore& store_;
+  std::vector<std::shared_ptr<store::MappedSegment>> segments_;
+  bool left_mapped_ = false;
   const ModelVersion id_;
   const Layout layout_;
   const std::filesystem::path directory_;

@@ -57,8 +57,10 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
       events_(executor_),
       instances_(std::move(files), events_),
       supplies_(host, executor_),
+      rounds_(*this),
       changed_(executor_),
       news_(executor_),
+      round_news_(executor_),
       tasks_(executor_) {}
 
 WorkerService::~WorkerService() {
@@ -149,6 +151,7 @@ void WorkerService::drop(const ClientPtr& client, const Error& why, const char* 
       ++it;
       continue;
     }
+    if (!client->dead) it->second.publication->left_mapped();
     tasks_.spawn("worker.discard", discard(std::move(it->second.publication)));
     it = publications_.erase(it);
   }
@@ -228,6 +231,12 @@ Result<void> WorkerService::begin_call(const ClientPtr& client, const proto::Wor
         return fail(ErrorCode::kExhausted, "this worker has {} calls under way", client->calls);
       }
       return begin_publish_call(client, frame);
+    case proto::WorkerFrame::kUpdate:
+      if (client->calls >= kMostCalls) {
+        return fail(ErrorCode::kExhausted, "this worker has {} calls under way", client->calls);
+      }
+      tasks_.spawn("worker.update", update(client, frame));
+      return {};
     default:
       return fail(ErrorCode::kInvalid, "this agent does not know that call; is it older?");
   }

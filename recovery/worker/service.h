@@ -21,6 +21,7 @@
 #include "recovery/worker/host.h"
 #include "recovery/worker/instances.h"
 #include "recovery/worker/publication.h"
+#include "recovery/worker/rounds.h"
 #include "recovery/worker/supply.h"
 #include "recovery/worker/wire.h"
 #include "src/ipc/life.h"
@@ -41,12 +42,12 @@ struct ServiceOptions {
 
 // The agent's side of the workers' channel: carries out what the state machines of core/ decide.
 // Control thread only; one that hangs, floods or dies is nobody else's matter.
-class WorkerService {
+class WorkerService final : public device::DeviceEvents, private RoundEffects {
  public:
   static Result<std::unique_ptr<WorkerService>> start(Host& host,
                                                       boost::asio::any_io_executor executor,
                                                       ServiceOptions options);
-  ~WorkerService();
+  ~WorkerService() override;
   WorkerService(const WorkerService&) = delete;
   WorkerService& operator=(const WorkerService&) = delete;
 
@@ -59,8 +60,12 @@ class WorkerService {
   void add_status(proto::AgentStatusResponse& status) const;
   // Sessions that may still read this version.
   std::uint32_t readers_of(const ModelVersion& id) const;
-  // The device process is done with a session that was not ended here.
-  void device_over(const device::DeviceOver& over);
+  // --- what the device process says
+  void device_over(const device::DeviceOver& over) override;
+  void device_joined(const device::DeviceJoined& joined) override;
+  void spread_progress(std::uint64_t session, std::uint64_t bytes) override;
+  void spread_over(const device::SpreadOver& over) override;
+  void meeting_id(std::uint64_t number, const Result<std::string>& id) override;
   // What came after event `request.after`, waiting for it when there is none yet.
   rpc::Task<proto::AgentEventsResponse> events_after(proto::AgentEventsRequest request);
 
@@ -74,10 +79,16 @@ class WorkerService {
     std::uint32_t rank = 0;
     ModelVersion wanted;
     std::uint64_t attach_call = 0;
+    std::string group;
     std::string device;  // that it wants buckets on
     std::uint64_t bucket_bytes = 0;
     bool on_device = false;        // the device process has it
-    bool attached = false;         // the call was answered
+    bool in_round = false;         // and had it wait for its party
+    std::shared_ptr<Supply> held;  // which fetches nothing as long as
+    std::shared_ptr<const bool> hold;
+    std::optional<proto::WorkerFrame> early_loaded;  // came before what makes it true
+    bool attached = false;                           // the call was answered
+    Supply::Files lent;            // that it may have mapped, while it has not detached
     std::optional<Error> held_up;  // why it was not yet, when something is in the way
     Phase told = Phase::kPlan;     // the events know of it
     struct Waiting {
@@ -119,10 +130,8 @@ class WorkerService {
   rpc::Task<Result<ModelVersion>> newest_for(SessionPtr session);
   rpc::Task<Result<ModelVersion>> choose_version(SessionPtr session, AttachOrder order);
   rpc::Task<Result<void>> follow(SessionPtr session, std::shared_ptr<Supply> supply);
-  Result<void> hand_over(Session& session, const Supply& supply);
-  Result<UniqueFd> give_device(Session& session, const Supply::View& view,
-                               const proto::AgentFrame& attached);
-  void leave_device(Session& session);
+  void take_supply(Session& session, const std::shared_ptr<Supply>& supply);
+  Result<void> hand_over(Session& session, Supply& supply);
   void tell_ready(Session& session, const TileRuns& runs);
   Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
@@ -135,6 +144,30 @@ class WorkerService {
   void time_out_waiting(Session& session, TimePoint now);
   Result<SessionPtr> session_of(const ClientPtr& client, const proto::WorkerFrame& frame) const;
   Instances::Entry* entry_of(const Session& session) const;
+
+  // service_device.cc: the device process
+  Result<UniqueFd> give_device(Session& session, const Supply::View& view,
+                               const proto::AgentFrame& attached);
+  void leave_device(Session& session);
+
+  // service_rounds.cc: broadcast rounds
+  void spread(const device::SpreadOrder& order) override;
+  void stop_spread(SessionId session, const std::string& why) override;
+  void make_meeting_id(std::uint64_t number) override;
+  bool begin_keeping(const device::SpreadOrder& order);
+  void end_keeping(const device::SpreadOver& over);
+  void await_end_of_keeping(SessionId session);
+  void check_keepers(TimePoint now);
+  void left_round(SessionId session, bool all, const std::string& why) override;
+  Rounds::Origin origin_of(const Session& session, const Instances::Entry& entry) const;
+  void loaded_early(Session& session, const proto::WorkerFrame& frame);
+  void retry_loaded(Session& session);
+  void rounds_changed();
+  rpc::Task<void> report_rounds();
+  rpc::Task<void> ask_for_orders(bool wait);
+  rpc::Task<void> update(ClientPtr client, proto::WorkerFrame frame);
+  rpc::Task<Result<proto::Updated>> update_and_wait(ClientPtr client, UpdateOrder order,
+                                                    TimePoint give_up);
 
   // service_fleet.cc: instances whose ranks live on several hosts
   bool spans(const Instances::Entry& entry) const;
@@ -153,6 +186,8 @@ class WorkerService {
   void watch(const ClientPtr& client, const proto::WorkerFrame& frame);
   void forget_watch(SessionId session);
   rpc::Task<void> watch_versions();
+  using Newest = std::map<std::string, ModelVersion>;  // by model
+  void answer_watchers(const Newest& newest);
   rpc::Task<void> begin_publish(ClientPtr client, proto::WorkerFrame frame);
   rpc::Task<void> commit_publish(ClientPtr client, std::uint64_t call, SessionId session);
   rpc::Task<void> abandon_publish(ClientPtr client, std::uint64_t call, SessionId session);
@@ -167,6 +202,13 @@ class WorkerService {
   Supplies supplies_;
   std::map<ClientId, ClientPtr> clients_;
   std::map<SessionId, SessionPtr> sessions_;  // that have not ended
+  struct Keeper {
+    std::shared_ptr<Supply> supply;
+    std::shared_ptr<const bool> writing;
+    std::string party;
+    TimePoint give_up = TimePoint::max();  // of a device that hangs; set when it is to end
+  };
+  std::map<SessionId, Keeper> keepers_;  // until their spread is over
   struct Publishing {
     ClientId client = 0;
     std::unique_ptr<Publication> publication;
@@ -176,6 +218,11 @@ class WorkerService {
   bool watching_ = false;
   bool sweeping_ = false;
   bool reporting_ = false;
+  Rounds rounds_;
+  bool reporting_rounds_ = false;
+  bool polling_rounds_ = false;  // an answer is waited for that comes when there are orders,
+  bool asking_rounds_ = false;   // and one that comes at once
+  TimePoint ask_rounds_after_{};
   bool ranks_changed_ = false;
   std::uint64_t last_report_ = 0;
   std::uint64_t last_change_ = 0;  // of any instance's ranks
@@ -183,6 +230,7 @@ class WorkerService {
   std::uint64_t last_number_ = 0;  // of clients, sessions and publications; never used again
   Notifier changed_;               // a session has ended, or an instance has its version
   Notifier news_;                  // for the coordinator
+  Notifier round_news_;            // likewise
   std::shared_ptr<rpc::Listener> listener_;
   rpc::TaskGroup tasks_;
   std::unique_ptr<ipc::LifeWatch> watch_;  // last: its thread posts to us

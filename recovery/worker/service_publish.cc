@@ -33,6 +33,7 @@ void WorkerService::watch(const ClientPtr& client, const proto::WorkerFrame& fra
   });
   watchers_.push_back({client, frame.call(), frame.session(), *id,
                        asked.count() > 0 ? clock_now() + asked : TimePoint::max()});
+  answer_watchers({});  // an update may have begun, or have been, while it did not watch
   if (!std::exchange(watching_, true)) tasks_.spawn("worker.watch", watch_versions());
 }
 
@@ -45,31 +46,15 @@ rpc::Task<void> WorkerService::watch_versions() {
   co_await asio::this_coro::throw_if_cancelled(false);
   while (!watchers_.empty() && !co_await pull::is_cancelled()) {
     std::set<std::string> models;
-    for (const auto& watcher : watchers_) models.insert(watcher.have.model);
-    std::map<std::string, ModelVersion> newest;
+    for (const auto& watcher : watchers_) {
+      if (!rounds_.is_member(watcher.session)) models.insert(watcher.have.model);
+    }
+    Newest newest;
     for (const auto& model : models) {
       if (auto id = co_await host_.newest(model)) newest[model] = std::move(*id);
     }
-    const auto now = clock_now();
-    std::erase_if(watchers_, [&](const Watcher& watcher) {
-      const auto client = watcher.client.lock();
-      if (client == nullptr || client->closed()) return true;
-      const auto found = newest.find(watcher.have.model);
-      if (found != newest.end() && found->second.version > watcher.have.version) {
-        proto::AgentFrame answer;
-        answer.set_call(watcher.call);
-        answer.set_session(watcher.session);
-        *answer.mutable_new_version()->mutable_id() = rpc::to_proto(found->second);
-        client->send(answer);
-        return true;
-      }
-      if (now < watcher.deadline) return false;
-      refuse(client, watcher.call, watcher.session,
-             Error(ErrorCode::kTimeout,
-                   fmt::format("{} is still the newest version", watcher.have.to_string())));
-      return true;
-    });
-    TimePoint next = now + kLook;
+    answer_watchers(newest);
+    TimePoint next = clock_now() + kLook;
     for (const auto& watcher : watchers_) next = std::min(next, watcher.deadline);
     if (!watchers_.empty()) {
       co_await pull::sleep_for(
@@ -80,6 +65,38 @@ rpc::Task<void> WorkerService::watch_versions() {
   watching_ = false;
 }
 
+// Members of a group hear of updates, the others of what is READY.
+void WorkerService::answer_watchers(const Newest& newest) {
+  const auto now = clock_now();
+  const auto news_for = [&](const Watcher& watcher) -> std::optional<ModelVersion> {
+    if (rounds_.is_member(watcher.session)) {
+      const auto version = rounds_.news_for(watcher.session, watcher.have);
+      if (!version) return std::nullopt;
+      return ModelVersion{watcher.have.model, *version};
+    }
+    const auto found = newest.find(watcher.have.model);
+    if (found == newest.end() || found->second.version <= watcher.have.version) return std::nullopt;
+    return found->second;
+  };
+  std::erase_if(watchers_, [&](const Watcher& watcher) {
+    const auto client = watcher.client.lock();
+    if (client == nullptr || client->closed()) return true;
+    if (const auto news = news_for(watcher)) {
+      proto::AgentFrame answer;
+      answer.set_call(watcher.call);
+      answer.set_session(watcher.session);
+      *answer.mutable_new_version()->mutable_id() = rpc::to_proto(*news);
+      client->send(answer);
+      return true;
+    }
+    if (now < watcher.deadline) return false;
+    refuse(client, watcher.call, watcher.session,
+           Error(ErrorCode::kTimeout,
+                 fmt::format("there is nothing newer than {} yet", watcher.have.to_string())));
+    return true;
+  });
+}
+
 rpc::Task<void> WorkerService::begin_publish(ClientPtr client, proto::WorkerFrame frame) {
   co_await asio::this_coro::throw_if_cancelled(false);
   ++client->calls;
@@ -88,7 +105,7 @@ rpc::Task<void> WorkerService::begin_publish(ClientPtr client, proto::WorkerFram
     TRY(auto id, rpc::from_proto(frame.publish_begin().id()));
     TRY(const auto tensors, tensors_from(frame.publish_begin()));
     TRY(auto publication,
-        Publication::begin(options_.directory / "publish", std::move(id), tensors));
+        Publication::begin(host_.store(), options_.directory / "publish", std::move(id), tensors));
     return std::make_shared<std::unique_ptr<Publication>>(std::move(publication));
   };
   auto begun = co_await pull::offload(host_.blocking_pool(), work);

@@ -60,6 +60,7 @@ Result<void> WorkerService::begin_attach(const ClientPtr& client, const proto::W
   session->rank = order.rank.rank;
   session->wanted.model = order.wanted.id.model;
   session->attach_call = frame.call();
+  session->group = order.group;
   session->device = order.device;
   session->bucket_bytes = order.bucket_bytes;
   sessions_[id] = session;
@@ -72,7 +73,10 @@ Result<void> WorkerService::begin_attach(const ClientPtr& client, const proto::W
   if (!entry->state.version()) entry->version.reset();  // an older generation's
   note(*session, "attach");
   ranks_changed(*entry);
+  const auto origin = origin_of(*session, *entry);
   apply(*entry, *joined);
+  rounds_.attach(id, origin);  // behind the end of the one that it replaces
+  rounds_changed();
   tasks_.spawn("worker.attach", attach(session, std::move(order)));
   return {};
 }
@@ -84,7 +88,9 @@ rpc::Task<void> WorkerService::attach(SessionPtr session, AttachOrder order) {
   if (id) {
     order.wanted.id = *id;
     session->wanted = *id;
-    served = co_await follow(session, supplies_.get(order.wanted));
+    const auto supply = supplies_.get(order.wanted);
+    take_supply(*session, supply);
+    served = co_await follow(session, supply);
   } else {
     served = fail(std::move(id).error());
   }
@@ -107,6 +113,14 @@ rpc::Task<Result<ModelVersion>> WorkerService::choose_version(SessionPtr session
     }
     if (choice == Instance::Choice::kWait) {
       co_await changed_.wait_until(clock_now() + kTick);
+      continue;
+    }
+    if (const auto gathers = rounds_.gathers(session->wanted.model, session->group)) {
+      const ModelVersion id{session->wanted.model, *gathers};
+      CO_TRY_VOID(entry->state.chosen(session->state.id(), id));
+      entry->version = *gathers;  // as if it was asked for: another host may know a newer one
+      ranks_changed(*entry);
+      changed_.notify();
       continue;
     }
     auto newest = co_await newest_for(session);
@@ -132,7 +146,10 @@ rpc::Task<Result<void>> WorkerService::follow(SessionPtr session, std::shared_pt
       CO_TRY_VOID(hand_over(*session, *supply));
     }
     note_phase(*session);
-    if (supply->failed()) co_return fail(*supply->failed());
+    if (supply->failed()) {
+      if (session->state.given_all()) co_return Result<void>();  // it needs no bytes of this host
+      co_return fail(*supply->failed());
+    }
     if (session->attached) {
       session->state.fall_to(supply->view()->rung);
       if (supply->complete()) {
@@ -148,7 +165,16 @@ rpc::Task<Result<void>> WorkerService::follow(SessionPtr session, std::shared_pt
   co_return Result<void>();
 }
 
-Result<void> WorkerService::hand_over(Session& session, const Supply& supply) {
+// What a round may bring is not fetched beside it.
+void WorkerService::take_supply(Session& session, const std::shared_ptr<Supply>& supply) {
+  if (session.state.ended()) return;
+  if (!rounds_.choose(session.state.id(), session.wanted)) return supply->want_now();
+  session.held = supply;
+  session.hold = supply->hold();
+  rounds_changed();
+}
+
+Result<void> WorkerService::hand_over(Session& session, Supply& supply) {
   const Supply::View& view = *supply.view();
   std::vector<UniqueFd> descriptors;
   for (const auto& segment : view.segments) {
@@ -165,6 +191,17 @@ Result<void> WorkerService::hand_over(Session& session, const Supply& supply) {
   offer.payload_bytes = view.payload_bytes;
   TRY_VOID(session.state.serve(clock_now(), std::move(offer)));
   session.attached = true;
+  session.lent = view.files;
+  session.in_round = rounds_.enters(session.state.id());
+  if (session.in_round) {
+    session.state.enter_round();
+  } else {
+    supply.want_now();
+    session.hold.reset();
+    session.held.reset();
+  }
+  std::optional<std::string> alone;
+  if (session.device.empty()) alone = "it wants its weights on no device";
   auto frame = attached_frame(session.attach_call, session.state.id(), view);
   if (!session.device.empty()) {
     if (auto channel = give_device(session, view, frame)) {
@@ -175,49 +212,13 @@ Result<void> WorkerService::hand_over(Session& session, const Supply& supply) {
       frame.mutable_attached()->set_no_device_channel(channel.error().message());
       log::info("worker.no_device", "session", session.state.id(), "device", session.device, "why",
                 channel.error().message());
+      alone = channel.error().message();
     }
   }
   session.client->send(frame, std::move(descriptors));
+  rounds_.hand_over(session.state.id(), view.checkpoint->root, std::move(alone));
+  rounds_changed();
   return {};
-}
-
-// The worker's end of the channel that its buckets come by.
-Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View& view,
-                                            const proto::AgentFrame& attached) {
-  device::DeviceOrder order;
-  order.session = session.state.id();
-  order.device = session.device;
-  order.attached = attached.SerializeAsString();
-  order.bucket_bytes = session.bucket_bytes;
-  for (const auto& segment : view.segments) {
-    order.segments.emplace_back(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0));
-    if (!order.segments.back()) return fail_errno(errno, "share a segment with the device process");
-  }
-  TRY(auto channel, host_.serve_device(std::move(order)));
-  session.on_device = true;
-  return channel;
-}
-
-void WorkerService::leave_device(Session& session) {
-  if (!std::exchange(session.on_device, false)) return;
-  const bool gone = clients_.count(session.client->id()) == 0;
-  host_.end_device(session.state.id(), gone);
-}
-
-// The worker hears of it on its own channel, and may fill its buckets itself.
-void WorkerService::device_over(const device::DeviceOver& over) {
-  const auto found = sessions_.find(over.session);
-  if (found == sessions_.end()) return;
-  Session& session = *found->second;
-  session.on_device = false;
-  if (!over.error) {
-    log::info("worker.device_done", "session", over.session, "device", session.device, "buckets",
-              over.buckets, "bytes", over.bytes, "us", over.elapsed.count());
-    return;
-  }
-  log::warn("worker.device_failed", "session", over.session, "pid", session.client->pid(), "device",
-            session.device, "buckets", over.buckets, "why", over.error->message());
-  note(session, "device_failed", over.error->message());
 }
 
 void WorkerService::tell_ready(Session& session, const TileRuns& runs) {
@@ -233,10 +234,15 @@ void WorkerService::tell_ready(Session& session, const TileRuns& runs) {
   if (session.on_device) {
     host_.tell_device(session.state.id(), runs, session.state.is_complete());
   }
+  retry_loaded(session);
 }
 
 Result<void> WorkerService::loaded(const ClientPtr& client, const proto::WorkerFrame& frame) {
   TRY(const auto session, session_of(client, frame));
+  if (session->in_round && session->on_device && !session->state.has_all()) {
+    loaded_early(*session, frame);
+    return {};
+  }
   TRY_VOID(session->state.loaded(clock_now(), frame.loaded().bytes()));
   note_phase(*session);
   auto* const entry = entry_of(*session);
@@ -267,6 +273,9 @@ void WorkerService::time_out_waiting(Session& session, TimePoint now) {
 }
 
 void WorkerService::answer_waiting(Session& session, const Error& error) {
+  if (const auto early = std::exchange(session.early_loaded, std::nullopt)) {
+    refuse(session.client, early->call(), session.state.id(), error);
+  }
   if (!session.waiting) return;
   refuse(session.client, session.waiting->call, session.state.id(), error);
   session.waiting.reset();
@@ -287,6 +296,8 @@ Result<void> WorkerService::detach(const ClientPtr& client, const proto::WorkerF
   }
   session->state.end(clock_now(), Error(ErrorCode::kStale, "has detached"));
   leave_device(*session);
+  rounds_.detach(session->state.id(), clock_now());
+  rounds_changed();
   sessions_.erase(session->state.id());
   --client->sessions;
   forget_watch(session->state.id());
@@ -335,6 +346,8 @@ void WorkerService::apply(Instances::Entry& entry, const Instance::Change& chang
     const auto session = find(id);
     if (session == nullptr) continue;
     session->state.commit(clock_now());
+    rounds_.commit(id);
+    rounds_changed();
     note(*session, "committed");
     log::info("worker.committed", "session", id, "pid", session->client->pid(), "instance",
               session->instance, "rank", session->rank, "version",
@@ -353,6 +366,12 @@ void WorkerService::end(const SessionPtr& session, const Error& why) {
   const SessionId id = session->state.id();
   session->state.end(clock_now(), why);
   leave_device(*session);
+  // It has not detached: unless it is dead, it may read what it has mapped for as long as it likes.
+  if (!session->client->dead) {
+    for (const auto& segment : session->lent) host_.store().never_reuse(*segment);
+  }
+  rounds_.fail(id, why.message(), clock_now());
+  rounds_changed();
   answer_waiting(*session, why);
   refuse(session->client, session->attached ? 0 : session->attach_call, id, why);
   sessions_.erase(id);

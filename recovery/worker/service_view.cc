@@ -34,8 +34,13 @@ void WorkerService::add_status(proto::AgentStatusResponse& status) const {
     instance.set_why(entry->state.why());
     for (const auto& [id, session] : sessions_) {
       if (session->instance != name) continue;
-      *instance.add_sessions() =
-          status_of(session->state, session->rank, session->client->pid(), now);
+      auto& shown = *instance.add_sessions();
+      shown = status_of(session->state, session->rank, session->client->pid(), now);
+      shown.set_group(session->group);
+      const auto in_round = rounds_.phase_of(id);
+      if (session->state.state() == SessionState::kServing && !in_round.empty()) {
+        shown.set_state(std::string(in_round));
+      }
     }
   }
 }

@@ -141,6 +141,7 @@ rpc::Task<Result<bool>> Supply::serve_local() {
   view.stored = stored;
   view.layout = found->view ? std::move(found->view) : stored->manifest.layout;
   view.wanted = std::move(found->wanted);
+  view.files.assign(stored->segments.begin(), stored->segments.end());
   view.rung = adopted != nullptr ? Rung::kAdopted : Rung::kLocal;
   if (adopted != nullptr) verified_ = adopted->verified;
   if (auto set = set_view(std::move(view), stored->directory, ""); !set) {
@@ -173,15 +174,28 @@ pull::PullRequest Supply::request() const {
 }
 
 void Supply::on_begun(pull::Arriving arriving) {
+  placing_ = arriving.placing;
   if (view_ || failed_) return;  // begun again after another pull held the place: the same files
   View view;
   view.checkpoint = arriving.checkpoint;
   view.layout = std::move(arriving.layout);
+  view.files = std::move(arriving.segments);
   view.rung = from_fallback_ ? Rung::kFallback : Rung::kPeers;
   verified_ = arriving.verified;
   auto set = set_view(std::move(view), arriving.directory, ".partial");
   if (!set) failed_ = std::move(set).error();  // the pull goes on, for those who attach later
   changed.notify();
+}
+
+std::shared_ptr<const bool> Supply::write() {
+  const bool fetches = complete_ || failed_ || wanted_now_;
+  return fetches || placing_ == nullptr ? nullptr : placing_->begin();
+}
+
+void Supply::landed(const std::string& party, std::span<const bucket::KeptTiles> kept) {
+  if (placing_ == nullptr || !view_) return;
+  if (!kept_parts_) kept_parts_.emplace(view_->checkpoint->tiles.tile_count());
+  placing_->landed(kept_parts_->add(party, kept));
 }
 
 rpc::Task<Result<void>> Supply::serve_pull() {
@@ -200,6 +214,7 @@ rpc::Task<Result<void>> Supply::serve_pull() {
 rpc::Task<Result<void>> Supply::pull_once() {
   pull::PullWatch watch;
   watch.on_begun = [this](pull::Arriving arriving) { on_begun(std::move(arriving)); };
+  watch.held = [this] { return !wanted_now_ && hold_.use_count() > 1; };
   const auto progress = [this](const pull::Progress& update) {
     if (const auto phase = phase_of(update.phase)) phase_ = *phase;
     if (update.note.find("reading ") != std::string::npos && !wanted_.fallback_dir.empty()) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "recovery/worker/adopted.h"
 #include "recovery/worker/core/session.h"
 #include "recovery/worker/host.h"
+#include "recovery/worker/kept_parts.h"
 #include "recovery/worker/notifier.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
@@ -32,12 +34,15 @@ struct Wanted {
 // other: local → adopted → peers → fallback. Control thread only.
 class Supply {
  public:
+  using Files = std::vector<std::shared_ptr<const store::MappedSegment>>;
   struct View {
     std::shared_ptr<const Checkpoint> checkpoint;
     std::shared_ptr<const store::StoredVersion> stored;  // null while it arrives
     std::optional<Layout> layout;
-    std::vector<TensorBox> wanted;    // parts of what the layout holds; empty: all that it holds
-    std::vector<UniqueFd> segments;   // opened for reading
+    std::vector<TensorBox> wanted;   // parts of what the layout holds; empty: all that it holds
+    std::vector<UniqueFd> segments;  // opened for reading
+    // The same; whoever they are lent to, their memory is not written anew while these are kept.
+    Files files;
     TileSet held;                     // tiles that are wanted
     std::uint64_t payload_bytes = 0;  // likewise
     Rung rung = Rung::kLocal;
@@ -55,6 +60,15 @@ class Supply {
   // Another pull fills the same files: it is tried again for as long as somebody has interest().
   const std::optional<Error>& held_up() const { return held_up_; }
   std::shared_ptr<const bool> interest() const { return interest_; }
+  // While somebody keeps what hold() gives, and nobody else wants it now, nothing is fetched for
+  // it: a broadcast may bring it. What is here, and how it is laid out, is known all the same.
+  std::shared_ptr<const bool> hold() const { return hold_; }
+  void want_now() { wanted_now_ = true; }
+  // For a device that writes to the copy's segments: until it lets go nothing is fetched, whoever
+  // wants it. Null: fetching has begun, or there is nothing to fetch.
+  std::shared_ptr<const bool> write();
+  // What it has kept of a party's buckets, before it lets go.
+  void landed(const std::string& party, std::span<const bucket::KeptTiles> kept);
   TileSet verified() const { return verified_ ? verified_->snapshot() : TileSet(); }
   Phase phase() const { return phase_; }
   const Wanted& wanted() const { return wanted_; }
@@ -78,6 +92,10 @@ class Supply {
   std::optional<Error> failed_;
   std::optional<Error> held_up_;
   const std::shared_ptr<const bool> interest_ = std::make_shared<const bool>(true);
+  const std::shared_ptr<const bool> hold_ = std::make_shared<const bool>(true);
+  bool wanted_now_ = false;
+  std::shared_ptr<pull::Placing> placing_;
+  std::optional<KeptParts> kept_parts_;
   Phase phase_ = Phase::kPlan;
   bool from_fallback_ = false;
 };

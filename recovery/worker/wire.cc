@@ -15,11 +15,19 @@ namespace {
 constexpr int kMostBoxes = 1 << 20;
 constexpr std::size_t kMostTextBytes = 4096;
 constexpr std::size_t kMostSpecBytes = 1 << 20;
+constexpr std::size_t kMostGroupBytes = 128;
+constexpr std::chrono::milliseconds kLongestGather{600'000};
 
 Result<void> check_text(std::string_view what, const std::string& text) {
   if (text.size() <= kMostTextBytes && text.find('\0') == std::string::npos) return {};
   return fail(ErrorCode::kInvalid, "attach: {} has {} bytes, {} are allowed", what, text.size(),
               kMostTextBytes);
+}
+
+Result<void> check_group(const std::string& group) {
+  if (group.size() <= kMostGroupBytes && group.find('\0') == std::string::npos) return {};
+  return fail(ErrorCode::kInvalid, "the name of a group has {} bytes, {} are allowed", group.size(),
+              kMostGroupBytes);
 }
 
 Result<std::vector<pull::NamedBox>> boxes_from(const proto::AttachRequest& request) {
@@ -67,6 +75,7 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   TRY_VOID(check_text("the fallback directory", request.fallback_dir()));
   TRY_VOID(check_text("the transport", request.transport()));
   TRY_VOID(check_text("the device", request.device()));
+  TRY_VOID(check_group(request.group()));
   if (request.spec_json().size() > kMostSpecBytes) {
     return fail(ErrorCode::kInvalid, "attach: the spec has {} bytes, {} are allowed",
                 request.spec_json().size(), kMostSpecBytes);
@@ -95,10 +104,24 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   order.wanted.fallback_dir = request.fallback_dir();
   order.wanted.transport = request.transport();
   order.device = request.device();
+  order.group = request.group();
   order.bucket_bytes = request.bucket_bytes();
   if (order.bucket_bytes > bucket::kLargestBucket) {
     return fail(ErrorCode::kInvalid, "buckets of {}: {} are the most",
                 format_bytes(order.bucket_bytes), format_bytes(bucket::kLargestBucket));
+  }
+  return order;
+}
+
+Result<UpdateOrder> from_proto(const proto::UpdateRequest& request) {
+  UpdateOrder order;
+  TRY(order.id, rpc::from_proto(request.id()));
+  TRY_VOID(check_group(request.group()));
+  order.group = request.group();
+  order.gather = std::chrono::milliseconds(request.gather_ms());
+  if (order.gather > kLongestGather) {
+    return fail(ErrorCode::kInvalid, "an update that waits {} ms for its workers: {} are the most",
+                request.gather_ms(), kLongestGather.count());
   }
   return order;
 }
@@ -161,6 +184,7 @@ proto::AgentFrame committed_frame(std::uint64_t call, const WorkerSession& sessi
 
 // In proportion to its tiles, which differ in size by little; exact at the end.
 std::uint64_t bytes_told(const WorkerSession& session) {
+  if (session.given_all()) return session.payload_bytes();
   if (session.tiles_told() >= session.tiles_held()) {
     return session.tiles_held() > 0 || session.is_complete() ? session.payload_bytes() : 0;
   }
@@ -183,6 +207,27 @@ proto::WorkerSession status_of(const WorkerSession& session, std::uint32_t rank,
   }
   add_phases(status, session.phases().at(now));
   return status;
+}
+
+proto::Updated updated_from(const proto::RoundStatus& round) {
+  proto::Updated updated;
+  updated.set_members(static_cast<std::uint32_t>(round.members_size()));
+  updated.set_elapsed_ms(round.elapsed_ms());
+  std::uint32_t ready = 0;
+  std::uint32_t by_broadcast = 0;
+  for (const auto& member : round.members()) {
+    if (member.state() == "ready") {
+      ++ready;
+      if (member.bytes() > 0 && member.spread_bytes() >= member.bytes()) ++by_broadcast;
+    } else if (updated.why().empty()) {
+      updated.set_why(fmt::format("rank {} of {} on {}: {}", member.rank(), member.instance(),
+                                  member.node_id(),
+                                  member.why().empty() ? member.state() : member.why()));
+    }
+  }
+  updated.set_ready(ready);
+  updated.set_by_broadcast(by_broadcast);
+  return updated;
 }
 
 proto::AgentEvent to_proto(const Event& event) {

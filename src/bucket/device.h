@@ -32,10 +32,13 @@ struct Move {  // inside the device
   DeviceAddress to = 0;
   std::uint64_t bytes = 0;
 };
-struct Download {
+struct Download {  // the other way; `bytes` of each row
   DeviceAddress from = 0;
   std::byte* to = nullptr;
   std::uint64_t bytes = 0;
+  std::uint64_t rows = 1;
+  std::uint64_t from_stride = 0;
+  std::uint64_t to_stride = 0;
 };
 
 // Lets another process of this host open memory or an event. For that process only; never logged.

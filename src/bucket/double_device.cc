@@ -6,8 +6,6 @@
 #include <mutex>
 
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "src/bucket/double_stream.h"
 
@@ -18,28 +16,13 @@ namespace {
 constexpr std::string_view kPrefix = "double:";
 constexpr std::string_view kMemoryHandle = "memory";
 constexpr std::string_view kEventHandle = "event";
-
-// Of fixed size, so that no process can make another's mapping fault.
-Result<UniqueFd> make_memfd(std::uint64_t bytes) {
-  UniqueFd fd(::memfd_create("rekindle-device", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) return fail_errno(errno, "create a memfd for a double device");
-  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return fail_errno(errno, "size a memfd for a double device");
-  }
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    return fail_errno(errno, "seal a memfd for a double device");
-  }
-  return fd;
-}
+constexpr const char* kFileName = "rekindle-device";
 
 Result<void> check_handle(const Handle& handle, std::string_view kind, std::uint64_t bytes) {
   if (handle.bytes != kind || !handle.fd) {
     return fail(ErrorCode::kInvalid, "this is no handle of a double device's {}", kind);
   }
-  const int seals = ::fcntl(handle.fd.get(), F_GET_SEALS);
-  struct stat info {};
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(handle.fd.get(), &info) != 0 ||
-      info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes) {
+  if (!has_fixed_size(handle.fd.get(), bytes)) {
     return fail(ErrorCode::kInvalid, "the handle of a double device's {} has fewer than {} bytes",
                 kind, bytes);
   }
@@ -148,7 +131,7 @@ Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {
                 now.free_bytes, now.total_bytes);
   }
   auto make = [&]() -> Result<std::unique_ptr<Memory>> {
-    TRY(UniqueFd fd, make_memfd(bytes));
+    TRY(UniqueFd fd, make_memfd(kFileName, bytes));
     TRY(auto mapping, Mapping::of(fd.get(), bytes));
     return std::make_unique<DoubleMemory>(std::move(mapping), std::move(fd), budget_);
   };
@@ -158,7 +141,7 @@ Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {
 }
 
 Result<std::unique_ptr<Event>> DoubleDevice::make_event() {
-  TRY(UniqueFd fd, make_memfd(sizeof(EventState)));
+  TRY(UniqueFd fd, make_memfd(kFileName, sizeof(EventState)));
   TRY(auto mapping, Mapping::of(fd.get(), sizeof(EventState)));
   return std::make_unique<DoubleEvent>(std::make_shared<EventPage>(std::move(mapping)),
                                        std::move(fd));

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 namespace rekindle::bucket {
 
@@ -43,12 +45,22 @@ bool do_upload(const Upload& upload, const std::atomic<bool>& stop) {
   return true;
 }
 
+bool do_download(const Download& download, const std::atomic<bool>& stop) {
+  for (std::uint64_t row = 0; row < download.rows; ++row) {
+    if (stop.load(std::memory_order_relaxed)) return false;
+    if (!copy(download.to + row * download.to_stride,
+              host_pointer(download.from) + row * download.from_stride, download.bytes, stop)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool wait_for(const EventState& state, std::uint64_t sequence, const std::atomic<bool>& stop) {
-  microseconds nap{1};
+  microseconds pause{1};
   while (state.completed.load() < sequence) {
     if (stop.load(std::memory_order_relaxed)) return false;
-    std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, kLongestSleep);
+    nap(pause);
   }
   return true;
 }
@@ -62,6 +74,7 @@ void complete(EventState& state, std::uint64_t sequence) {
 class DoubleStream final : public Stream {
  public:
   explicit DoubleStream(std::shared_ptr<DoubleQueue> queue) : queue_(std::move(queue)) {}
+  DoubleQueue& queue() { return *queue_; }
   ~DoubleStream() override { queue_->wait_empty(SteadyClock().now() + kPatience); }
 
   Result<void> upload(std::span<const Upload> copies) override {
@@ -81,9 +94,8 @@ class DoubleStream final : public Stream {
   }
   Result<void> download(std::span<const Download> copies) override {
     queue_->push([all = std::vector(copies.begin(), copies.end())](const auto& stop) {
-      return std::all_of(all.begin(), all.end(), [&](const Download& c) {
-        return copy(c.to, host_pointer(c.from), c.bytes, stop);
-      });
+      return std::all_of(all.begin(), all.end(),
+                         [&](const Download& c) { return do_download(c, stop); });
     });
     return {};
   }
@@ -114,6 +126,25 @@ class DoubleStream final : public Stream {
 };
 
 }  // namespace
+
+Result<UniqueFd> make_memfd(const char* name, std::uint64_t bytes) {
+  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return fail_errno(errno, "create a memfd for a double device");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return fail_errno(errno, "size a memfd for a double device");
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    return fail_errno(errno, "seal a memfd for a double device");
+  }
+  return fd;
+}
+
+bool has_fixed_size(int fd, std::uint64_t bytes) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  struct stat info {};
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(fd, &info) == 0 &&
+         info.st_size >= 0 && static_cast<std::uint64_t>(info.st_size) >= bytes;
+}
 
 Result<std::unique_ptr<Mapping>> Mapping::of(int fd, std::uint64_t bytes) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -164,6 +195,18 @@ void DoubleQueue::run() {
 
 std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue) {
   return std::make_unique<DoubleStream>(std::move(queue));
+}
+
+Result<void> push_work(Stream& stream, DoubleQueue::Work work) {
+  auto* const own = dynamic_cast<DoubleStream*>(&stream);
+  if (own == nullptr) return fail(ErrorCode::kInvalid, "this is no stream of a double device");
+  own->queue().push(std::move(work));
+  return {};
+}
+
+void nap(std::chrono::microseconds& length) {
+  std::this_thread::sleep_for(length);
+  length = std::min(2 * length, kLongestSleep);
 }
 
 }  // namespace rekindle::bucket

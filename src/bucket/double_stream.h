@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -12,8 +13,12 @@
 
 #include "src/bucket/device.h"
 
-// Private to the double device: its streams and events.
+// Private to the double device and what spreads among such: streams and events.
 namespace rekindle::bucket {
+
+// Of fixed size, so that no process can make another's mapping fault.
+Result<UniqueFd> make_memfd(const char* name, std::uint64_t bytes);
+bool has_fixed_size(int fd, std::uint64_t bytes);  // so much at least
 
 // Shared and writable.
 class Mapping {
@@ -86,5 +91,10 @@ class DoubleQueue {
 
 // Streams of one queue are one stream.
 std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue);
+// Work of the stream's, in order. kInvalid: it is no double's.
+Result<void> push_work(Stream& stream, DoubleQueue::Work work);
+
+// One turn of polling for what another process writes: sleeps, longer from time to time.
+void nap(std::chrono::microseconds& length);
 
 }  // namespace rekindle::bucket

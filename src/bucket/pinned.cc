@@ -14,8 +14,9 @@ namespace rekindle::bucket {
 
 // Pieces are settled one by one; `pins` and `settled` are guarded by the pinner's mutex.
 struct Pinner::Segment final : PinnedSegment {
-  Segment(Pinner& owner, void* mapping, std::uint64_t size) : pinner(owner) {
+  Segment(Pinner& owner, void* mapping, std::uint64_t size, bool may_write) : pinner(owner) {
     data_ = static_cast<const std::byte*>(mapping);
+    if (may_write) writable_ = static_cast<std::byte*>(mapping);
     bytes_ = size;
     const std::size_t count = (size + kPieceBytes - 1) / kPieceBytes;
     pins.resize(count);
@@ -74,7 +75,7 @@ Result<std::shared_ptr<const PinnedSegment>> Pinner::add(int fd, std::uint64_t b
   void* const mapping =
       ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
   if (mapping == MAP_FAILED) return fail_errno(errno, "map a segment");
-  const auto segment = std::make_shared<Segment>(*this, mapping, bytes);
+  const auto segment = std::make_shared<Segment>(*this, mapping, bytes, writable);
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < segment->settled.size(); ++i) {
@@ -125,6 +126,16 @@ bool Pinner::settled(const PinnedSegment& segment, std::uint64_t from, std::uint
   const std::lock_guard lock(mutex_);
   for (std::uint64_t i = from / kPieceBytes; i <= (from + bytes - 1) / kPieceBytes; ++i) {
     if (!mine.settled[i]) return false;
+  }
+  return true;
+}
+
+bool Pinner::pinned(const PinnedSegment& segment, std::uint64_t from, std::uint64_t bytes) const {
+  const auto& mine = static_cast<const Segment&>(segment);
+  if (bytes == 0) return true;
+  const std::lock_guard lock(mutex_);
+  for (std::uint64_t i = from / kPieceBytes; i <= (from + bytes - 1) / kPieceBytes; ++i) {
+    if (mine.pins[i] == nullptr) return false;
   }
   return true;
 }

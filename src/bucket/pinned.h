@@ -23,10 +23,13 @@ class PinnedSegment {
  public:
   virtual ~PinnedSegment() = default;
   const std::byte* data() const { return data_; }
+  // Null where the file was given to be read only.
+  std::byte* writable() const { return writable_; }
   std::uint64_t bytes() const { return bytes_; }
 
  protected:
   const std::byte* data_ = nullptr;
+  std::byte* writable_ = nullptr;
   std::uint64_t bytes_ = 0;
 };
 
@@ -41,12 +44,15 @@ class Pinner {
   Pinner(const Pinner&) = delete;
   Pinner& operator=(const Pinner&) = delete;
 
-  // Maps the first `bytes` of the file, to be read, and begins to pin them. kInternal when the file
+  // Maps the first `bytes` of the file, to be written too if it was opened so, and begins to pin
+  // them. kInternal when the file
   // is shorter. The last reference unmaps; no device may use it then.
   Result<std::shared_ptr<const PinnedSegment>> add(int fd, std::uint64_t bytes);
 
   // Whether [from, from + bytes) is pinned, or will not be: it can be read now.
   bool settled(const PinnedSegment& segment, std::uint64_t from, std::uint64_t bytes) const;
+  // Whether all of [from, from + bytes) is.
+  bool pinned(const PinnedSegment& segment, std::uint64_t from, std::uint64_t bytes) const;
   // Until all of it is settled; false: the deadline has passed.
   bool wait(const PinnedSegment& segment, TimePoint deadline) const;
   std::uint64_t pinned_bytes() const;

@@ -9,7 +9,7 @@ Pipeline::Pipeline(Device& device, std::size_t buckets, Slots& slots, Fetch& fet
     : device_(device),
       buckets_(buckets),
       slots_(slots),
-      fetch_(fetch),
+      fetch_(&fetch),
       spread_(spread),
       deliver_(deliver),
       options_(options),
@@ -28,11 +28,16 @@ Result<void> Pipeline::start() {
   return {};
 }
 
+// To queue a spread may wait for peers: what comes after it would begin with less time.
+TimePoint Pipeline::latest(TimePoint now) const {
+  return spread_ == nullptr ? now : std::max(now, SteadyClock().now());
+}
+
 // Slots go round: a bucket's successor never overtakes it on the way to the consumer.
 Result<bool> Pipeline::fill(std::uint32_t slot, TimePoint now) {
-  const auto bucket = fetch_.next();
+  const auto bucket = fetch_->next();
   if (!bucket) return false;
-  TRY_VOID(fetch_.enqueue(*bucket, slots_.at(slot), *fetch_stream_));
+  TRY_VOID(fetch_->enqueue(*bucket, slots_.at(slot), *fetch_stream_));
   Stream* last = fetch_stream_.get();
   if (spread_ != nullptr) {
     TRY_VOID(fetch_stream_->record(*fetched_[slot]));
@@ -41,10 +46,43 @@ Result<bool> Pipeline::fill(std::uint32_t slot, TimePoint now) {
     last = spread_stream_.get();
   }
   TRY_VOID(last->record(*slots_.filled[slot]));
-  states_[slot] = {true, false, now + options_.fill_deadline, now + options_.release_deadline};
-  ++filled_;
-  TRY_VOID(deliver_.hand_over(*bucket, slot));
+  states_[slot] = {.busy = true,
+                   .filled = false,
+                   .handed_over = false,
+                   .kept = keep_ == nullptr,
+                   .released = false,
+                   .bucket = *bucket,
+                   .fill_by = latest(now) + options_.fill_deadline,
+                   .release_by = {},
+                   .keep_by = {}};
+  next_slot_ = (next_slot_ + 1) % slots_.count();
+  ++queued_;
+  if (spread_ == nullptr) TRY_VOID(hand_over_next(now));
   return true;
+}
+
+Result<void> Pipeline::hand_over_next(TimePoint now) {
+  const std::uint32_t slot = next_hand_over_;
+  states_[slot].handed_over = true;
+  states_[slot].release_by = now + options_.release_deadline;
+  states_[slot].keep_by = now + options_.fill_deadline;
+  next_hand_over_ = (next_hand_over_ + 1) % slots_.count();
+  ++handed_over_;
+  return deliver_.hand_over(states_[slot].bucket, slot);
+}
+
+// What was spread: looked at before the consumer is told of it.
+Result<bool> Pipeline::hand_over_filled(TimePoint now) {
+  bool any = false;
+  for (;;) {
+    const std::uint32_t slot = next_hand_over_;
+    const Slot& next = states_[slot];
+    if (!next.busy || next.handed_over || !next.filled) return any;
+    TRY_VOID(spread_->check());
+    TRY_VOID(hand_over_next(now));
+    if (keep_ != nullptr) TRY_VOID(keep_->offer(next.bucket, slot, slots_.at(slot), now));
+    any = true;
+  }
 }
 
 // A device that hangs says nothing: only that its copies do not end.
@@ -52,8 +90,34 @@ Result<void> Pipeline::check_filled(std::uint32_t slot, TimePoint now) {
   if (states_[slot].filled) return {};
   TRY(states_[slot].filled, device_.is_done(*slots_.filled[slot]));
   if (states_[slot].filled || now < states_[slot].fill_by) return {};
+  if (!states_[slot].handed_over) {
+    return fail(ErrorCode::kTimeout,
+                "no progress for {} ms in the round on {}: a peer, or the device, is stopped",
+                options_.fill_deadline.count(), device_.name());
+  }
   return fail(ErrorCode::kInternal, "{} has not filled a bucket for {} ms", device_.name(),
               options_.fill_deadline.count());
+}
+
+// Of what was handed over: by the consumer, and by who keeps it.
+Result<bool> Pipeline::is_free(std::uint32_t slot, TimePoint now) {
+  Slot& state = states_[slot];
+  if (!state.kept) {
+    TRY(state.kept, keep_->done(slot));
+  }
+  if (!state.released) {
+    TRY(state.released, deliver_.released(slot));
+  }
+  if (!state.released && now >= state.release_by) {
+    return fail(ErrorCode::kTimeout,
+                "the consumer has kept a bucket for {} ms: it is stopped, or hangs",
+                options_.release_deadline.count());
+  }
+  if (!state.kept && now >= state.keep_by) {
+    return fail(ErrorCode::kInternal, "{} has not copied a bucket to host memory for {} ms",
+                device_.name(), options_.fill_deadline.count());
+  }
+  return state.released && state.kept;
 }
 
 Result<bool> Pipeline::collect(TimePoint now) {
@@ -61,49 +125,85 @@ Result<bool> Pipeline::collect(TimePoint now) {
   for (std::uint32_t slot = 0; slot < states_.size(); ++slot) {
     if (!states_[slot].busy) continue;
     TRY_VOID(check_filled(slot, now));
-    TRY(const bool released, deliver_.released(slot));
-    if (released) {
-      states_[slot].busy = false;
-      ++delivered_;
-      any = true;
-    } else if (now >= states_[slot].release_by) {
-      return fail(ErrorCode::kTimeout,
-                  "the consumer has kept a bucket for {} ms: it is stopped, or hangs",
-                  options_.release_deadline.count());
-    }
+    if (!states_[slot].handed_over) continue;
+    TRY(const bool free, is_free(slot, now));
+    if (!free) continue;
+    states_[slot].busy = false;
+    ++delivered_;
+    any = true;
   }
-  return any;
+  if (spread_ == nullptr) return any;
+  TRY(const bool handed_over, hand_over_filled(now));
+  return any || handed_over;
 }
 
 Result<Pipeline::State> Pipeline::step(TimePoint now) {
   for (bool progress = true; progress;) {
+    now = latest(now);
     TRY(progress, collect(now));
-    while (filled_ < buckets_ && !states_[next_slot_].busy) {
+    while (queued_ < buckets_ && !states_[next_slot_].busy) {
       TRY(const bool filled, fill(next_slot_, now));
       if (!filled) break;
-      next_slot_ = (next_slot_ + 1) % slots_.count();
       progress = true;
     }
   }
   if (delivered_ == buckets_) return State::kDone;
-  const bool room = filled_ < buckets_ && !states_[next_slot_].busy;
+  const bool room = queued_ < buckets_ && !states_[next_slot_].busy;
   return room ? State::kFetching : State::kReleasing;
+}
+
+TimePoint Pipeline::next_of(const Slot& slot) {
+  TimePoint due = TimePoint::max();
+  if (!slot.filled) due = slot.fill_by;
+  if (!slot.released) due = std::min(due, slot.release_by);
+  if (!slot.kept) due = std::min(due, slot.keep_by);
+  return due;
 }
 
 std::optional<TimePoint> Pipeline::deadline() const {
   std::optional<TimePoint> first;
   for (const Slot& slot : states_) {
     if (!slot.busy) continue;
-    const TimePoint due = slot.filled ? slot.release_by : std::min(slot.fill_by, slot.release_by);
+    TimePoint due = slot.fill_by;
+    if (slot.handed_over) due = next_of(slot);
     if (!first || due < *first) first = due;
   }
   return first;
+}
+
+bool Pipeline::awaits_spread() const {
+  return std::any_of(states_.begin(), states_.end(),
+                     [](const Slot& slot) { return slot.busy && !slot.handed_over; });
+}
+
+bool Pipeline::awaits_keep() const {
+  return std::any_of(states_.begin(), states_.end(),
+                     [](const Slot& slot) { return slot.busy && slot.handed_over && !slot.kept; });
+}
+
+Result<void> Pipeline::go_on_without_spread(std::size_t buckets, Fetch& fetch, TimePoint deadline) {
+  TRY_VOID(drain(deadline));
+  for (Slot& slot : states_) {
+    if (!slot.handed_over) slot.busy = false;
+    slot.kept = true;
+  }
+  keep_ = nullptr;
+  // Those that the consumer has come right before it: slots go round.
+  next_slot_ = next_hand_over_;
+  queued_ = handed_over_;
+  buckets_ = handed_over_ + buckets;
+  fetch_ = &fetch;
+  spread_ = nullptr;
+  spread_stream_.reset();
+  fetched_.clear();
+  return {};
 }
 
 Result<void> Pipeline::drain(TimePoint deadline) {
   for (Stream* stream : {fetch_stream_.get(), spread_stream_.get()}) {
     if (stream != nullptr) TRY_VOID(stream->finish(deadline));
   }
+  if (keep_ != nullptr) TRY_VOID(keep_->drain(deadline));
   return {};
 }
 

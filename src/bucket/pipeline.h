@@ -31,6 +31,10 @@ class Spread {
   virtual ~Spread() = default;
   // In place: the bucket's bytes at `at` go from their owner to all members.
   virtual Result<void> enqueue(std::size_t bucket, DeviceAddress at, Stream& stream) = 0;
+  // Whether all that was queued, and that the device has done, has gone well. What was aborted
+  // ends, too: so a bucket that was spread is handed over only once it has been filled and this is
+  // fine.
+  virtual Result<void> check() = 0;
 };
 
 class Deliver {
@@ -41,6 +45,19 @@ class Deliver {
   // Whether it has said that it queued its last read of the slot, and that read has been done.
   // Asked again and again: a consumer that is stopped must never hold up a stream.
   virtual Result<bool> released(std::uint32_t slot) = 0;
+};
+
+// Copies what passes to elsewhere, beside the delivery. Never waits.
+class Keep {
+ public:
+  virtual ~Keep() = default;
+  // The slot at `at` has been filled, and is fine. May queue copies of it.
+  virtual Result<void> offer(std::size_t bucket, std::uint32_t slot, DeviceAddress at,
+                             TimePoint now) = 0;
+  // Whether it needs the slot no more. Asked again and again.
+  virtual Result<bool> done(std::uint32_t slot) = 0;
+  // Until the device has done what was queued.
+  virtual Result<void> drain(TimePoint deadline) = 0;
 };
 
 struct PipelineOptions {
@@ -59,6 +76,8 @@ class Pipeline {
            Deliver& deliver, PipelineOptions options = {})
       : Pipeline(device, plan.size(), slots, fetch, spread, deliver, options) {}
   Result<void> start();  // makes its streams
+  // Is offered every bucket that was spread, and outlives the pipeline. Before the first step.
+  void keep_with(Keep& keep) { keep_ = &keep; }
   // Waits for what is queued on the device, not for the consumer.
   ~Pipeline();
 
@@ -67,39 +86,67 @@ class Pipeline {
     kReleasing,  // every slot is with the consumer, or the last ones are
     kDone,       // every bucket was delivered and released
   };
-  // Does all that can be done now. kTimeout: the consumer kept a slot beyond its deadline;
-  // kInternal: the device did not fill one by then. After any error: only the destructor.
+  // Does all that can be done now. kTimeout: the consumer kept a slot beyond its deadline, or a
+  // spread made no progress by its own; kInternal: the device did not fill one by then. After any
+  // error: only go_on_without_spread(), when it has one, and the destructor.
   Result<State> step(TimePoint now);
   // By when step() must be called again, however quiet it is.
   std::optional<TimePoint> deadline() const;
+  // Whether a bucket is to be handed over as soon as it has been spread: nobody tells that, so
+  // step() is called again after a short pause.
+  bool awaits_spread() const;
+  // The same of a bucket that is being kept.
+  bool awaits_keep() const;
   std::size_t delivered() const { return delivered_; }
+  // Whose hand_over() has been called: with a spread, of those that it has filled.
+  std::size_t handed_over() const { return handed_over_; }
+  // Goes on without its spread, after an error of it, or because it shall: buckets that were queued
+  // and not handed over are forgotten, those that the consumer has stay its own until it releases
+  // them. The numbers of `buckets` more then are `fetch`'s. What is queued on the device must end:
+  // the spread was aborted. kTimeout: it does not by `deadline`, and only drain() and the
+  // destructor are left.
+  Result<void> go_on_without_spread(std::size_t buckets, Fetch& fetch, TimePoint deadline);
   // Until the device has done what was queued: before memory that it reads is let go.
   Result<void> drain(TimePoint deadline);
 
  private:
   Result<bool> fill(std::uint32_t slot, TimePoint now);
+  Result<void> hand_over_next(TimePoint now);
+  Result<bool> hand_over_filled(TimePoint now);
   Result<bool> collect(TimePoint now);
+  Result<bool> is_free(std::uint32_t slot, TimePoint now);
   Result<void> check_filled(std::uint32_t slot, TimePoint now);
+  TimePoint latest(TimePoint now) const;
 
+  struct Slot;
+  static TimePoint next_of(const Slot& slot);
   struct Slot {
     bool busy = false;
     bool filled = false;
+    bool handed_over = false;
+    bool kept = true;       // or is not to be
+    bool released = false;  // by the consumer
+    std::size_t bucket = 0;
     TimePoint fill_by{};
-    TimePoint release_by{};
+    TimePoint release_by{};  // once it is handed over
+    TimePoint keep_by{};     // likewise
   };
   Device& device_;
-  const std::size_t buckets_;
+  std::size_t buckets_;  // to be handed over in all
   Slots& slots_;
-  Fetch& fetch_;
-  Spread* const spread_;
+  Fetch* fetch_;
+  Spread* spread_;
   Deliver& deliver_;
+  Keep* keep_ = nullptr;
   const PipelineOptions options_;
   std::unique_ptr<Stream> fetch_stream_;
   std::unique_ptr<Stream> spread_stream_;        // null without spread_
   std::vector<std::unique_ptr<Event>> fetched_;  // per slot; with spread_ only
   std::vector<Slot> states_;
-  std::uint32_t next_slot_ = 0;
-  std::size_t filled_ = 0;
+  std::uint32_t next_slot_ = 0;       // to be filled
+  std::uint32_t next_hand_over_ = 0;  // slot
+  std::size_t queued_ = 0;
+  std::size_t handed_over_ = 0;
   std::size_t delivered_ = 0;
 };
 

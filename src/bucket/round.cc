@@ -1,50 +1,111 @@
 #include "src/bucket/round.h"
 
 #include <algorithm>
+#include <string>
+#include <thread>
 
 #include "src/base/units.h"
 
 namespace rekindle::bucket {
 
-std::vector<std::uint32_t> share_out(const TensorSet& tensors, std::uint32_t ranks) {
-  std::uint64_t left = 0;
-  for (TensorIndex i = 0; i < tensors.size(); ++i) left += tensors[i].size_bytes();
-  std::vector<std::uint32_t> owner(tensors.size());
-  std::uint32_t rank = 0;
-  std::uint64_t mine = 0;
-  for (TensorIndex i = 0; i < tensors.size(); ++i) {
-    const std::uint64_t bytes = tensors[i].size_bytes();
-    const std::uint64_t fair = left / (ranks - rank);
-    // To whom it brings closer to a fair share of what is left.
-    if (rank + 1 < ranks && mine > 0 && mine + bytes / 2 > fair) {
-      left -= mine;
-      mine = 0;
-      ++rank;
-    }
-    owner[i] = rank;
-    mine += bytes;
-  }
-  return owner;
+namespace {
+
+constexpr std::chrono::microseconds kShortestNap{5};
+constexpr std::chrono::microseconds kLongestNap{1'000};
+
+void add(std::string& out, std::uint64_t number) {
+  for (int shift = 0; shift < 64; shift += 8) out.push_back(static_cast<char>(number >> shift));
 }
 
-Result<RoundPlan> RoundPlan::create(const Contents& contents, std::span<const std::uint32_t> owner,
-                                    std::uint32_t ranks, std::uint64_t bucket_bytes) {
-  std::vector<std::vector<std::uint32_t>> pieces(ranks);
-  for (std::uint32_t i = 0; i < contents.pieces().size(); ++i) {
-    const Piece& piece = contents.pieces()[i];
-    if (piece.shape != piece.full_shape) {
-      return fail(ErrorCode::kInvalid, "a broadcast brings whole tensors, not {} of '{}'",
-                  piece.box.to_string(), piece.name);
-    }
-    if (piece.tensor >= owner.size() || owner[piece.tensor] >= ranks) {
-      return fail(ErrorCode::kInvalid, "no rank of the round owns '{}'", piece.name);
-    }
-    pieces[owner[piece.tensor]].push_back(i);
+void add(std::string& out, std::string_view text) {
+  add(out, std::uint64_t{text.size()});
+  out.append(text);
+}
+
+void add(std::string& out, std::span<const std::uint64_t> numbers) {
+  add(out, std::uint64_t{numbers.size()});
+  for (const std::uint64_t number : numbers) add(out, number);
+}
+
+// The pieces of each share, in their order.
+Result<std::vector<std::vector<std::uint32_t>>> pieces_of_shares(
+    std::span<const Piece> pieces, std::span<const std::uint32_t> share_of, std::uint32_t shares) {
+  if (share_of.size() != pieces.size()) {
+    return fail(ErrorCode::kInvalid, "a round shares out {} pieces of {}", share_of.size(),
+                pieces.size());
   }
+  std::vector<std::vector<std::uint32_t>> of_shares(shares);
+  for (std::uint32_t i = 0; i < pieces.size(); ++i) {
+    if (share_of[i] >= shares) {
+      return fail(ErrorCode::kInvalid, "'{}' is in share {} of a round with {}", pieces[i].name,
+                  share_of[i], shares);
+    }
+    of_shares[share_of[i]].push_back(i);
+  }
+  return of_shares;
+}
+
+Failure too_many(std::uint64_t bytes, std::uint64_t share_bytes) {
+  return fail(ErrorCode::kInvalid,
+              "a share of {} bytes takes more than {} buckets of {} each: ask for larger buckets",
+              bytes, kMostBuckets, share_bytes);
+}
+
+}  // namespace
+
+Digest128 digest_of(const Contents& contents) {
+  std::string all;
+  for (const Piece& piece : contents.pieces()) {
+    add(all, piece.name);
+    add(all, piece.dtype);
+    add(all, piece.offset);
+    add(all, piece.shape);
+    add(all, piece.full_shape);
+  }
+  return xxh3_128(as_bytes(all));
+}
+
+std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares) {
+  shares = std::max(shares, 1u);  // a plan of none is refused
+  std::uint64_t left = 0;
+  for (const Piece& piece : pieces) left += piece.bytes;
+  std::vector<std::uint32_t> share_of(pieces.size());
+  std::uint32_t share = 0;
+  std::uint64_t taken = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const std::uint64_t bytes = pieces[i].bytes;
+    const std::uint64_t fair = left / (shares - share);
+    // To whom it brings closer to a fair share of what is left.
+    if (share + 1 < shares && taken > 0 && taken + bytes / 2 > fair) {
+      left -= taken;
+      taken = 0;
+      ++share;
+    }
+    share_of[i] = share;
+    taken += bytes;
+  }
+  return share_of;
+}
+
+Result<RoundPlan> RoundPlan::create(const Contents& contents,
+                                    std::span<const std::uint32_t> share_of, std::uint32_t shares,
+                                    std::uint64_t bucket_bytes) {
+  if (shares == 0) return fail(ErrorCode::kInvalid, "a round without owners brings nothing");
   RoundPlan round;
-  round.share_bytes_ = bucket_bytes / ranks / kPartAlignment * kPartAlignment;
+  round.share_bytes_ = bucket_bytes / shares / kPartAlignment * kPartAlignment;
+  if (round.share_bytes_ == 0) {
+    return fail(ErrorCode::kInvalid,
+                "buckets of {} bytes are too small for {} owners, {} is the least", bucket_bytes,
+                shares, shares * kPartAlignment);
+  }
+  TRY(const auto pieces, pieces_of_shares(contents.pieces(), share_of, shares));
   for (const auto& own : pieces) {
+    std::uint64_t bytes = 0;
+    for (const std::uint32_t piece : own) bytes += contents.pieces()[piece].bytes;
+    // Before a plan is made that nobody could keep in memory, and once it is known.
+    if (bytes / round.share_bytes_ > kMostBuckets) return too_many(bytes, round.share_bytes_);
     TRY(Plan plan, Plan::in_order(contents, own, round.share_bytes_));
+    if (plan.size() > kMostBuckets) return too_many(bytes, round.share_bytes_);
     round.size_ = std::max(round.size_, plan.size());
     round.plans_.push_back(std::move(plan));
   }
@@ -53,10 +114,10 @@ Result<RoundPlan> RoundPlan::create(const Contents& contents, std::span<const st
 
 std::vector<Part> RoundPlan::parts(std::size_t index) const {
   std::vector<Part> all;
-  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
-    if (index >= plans_[rank].size()) continue;
-    for (Part part : plans_[rank].parts(index)) {
-      part.at += rank * share_bytes_;
+  for (std::uint32_t share = 0; share < shares(); ++share) {
+    if (index >= plans_[share].size()) continue;
+    for (Part part : plans_[share].parts(index)) {
+      part.at += share * share_bytes_;
       all.push_back(part);
     }
   }
@@ -65,13 +126,75 @@ std::vector<Part> RoundPlan::parts(std::size_t index) const {
 
 std::optional<std::size_t> RoundFetch::next() {
   if (next_ == plan_.size()) return std::nullopt;
-  if (next_ < plan_.plan_of(rank_).size() && !own_.take(next_)) return std::nullopt;
+  const bool uploads = own_ && next_ < plan_.plan_of(own_->share).size();
+  if (uploads && !own_->fetch.take(next_)) return std::nullopt;
   return next_++;
 }
 
 Result<void> RoundFetch::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
-  if (bucket >= plan_.plan_of(rank_).size()) return {};
-  return own_.enqueue(bucket, to + rank_ * plan_.share_bytes(), stream);
+  if (!own_ || bucket >= plan_.plan_of(own_->share).size()) return {};
+  return own_->fetch.enqueue(bucket, to + own_->share * plan_.share_bytes(), stream);
+}
+
+RoundSpread::RoundSpread(Collective& collective, std::uint64_t share_bytes,
+                         std::vector<std::uint32_t> owners, Patience patience)
+    : collective_(collective),
+      share_bytes_(share_bytes),
+      owners_(std::move(owners)),
+      patience_(std::move(patience)) {}
+
+Result<void> RoundSpread::enqueue(std::size_t bucket, DeviceAddress at, Stream& stream) {
+  TRY_VOID(collective_.spread(at, share_bytes_, owners_, stream));
+  const TimePoint deadline = SteadyClock().now() + patience_.peers;
+  for (std::chrono::microseconds nap = kShortestNap;; nap = std::min(2 * nap, kLongestNap)) {
+    TRY(const bool settled, collective_.settled());
+    if (settled) return {};
+    if (patience_.stop && patience_.stop()) {
+      return fail(ErrorCode::kStale, "bucket {} of a round was not spread: it is to stop", bucket);
+    }
+    if (SteadyClock().now() >= deadline) {
+      return fail(ErrorCode::kTimeout,
+                  "rank {} of {} waited {} ms for the others to spread bucket {} of a round",
+                  collective_.rank(), collective_.ranks(), patience_.peers.count(), bucket);
+    }
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+Result<void> RoundSpread::check() {
+  TRY(const bool settled, collective_.settled());
+  if (settled) return {};
+  return fail(ErrorCode::kInternal, "rank {} of {} spread a bucket that its peers know nothing of",
+              collective_.rank(), collective_.ranks());
+}
+
+RoundTail::RoundTail(const RoundPlan& plan, Fetches& fetches, std::size_t first)
+    : plan_(plan), fetches_(fetches) {
+  for (std::uint32_t share = 0; share < plan.shares(); ++share) {
+    fetches[share]->skip(first);
+    size_ += plan.plan_of(share).size() - std::min(first, plan.plan_of(share).size());
+  }
+}
+
+std::optional<std::size_t> RoundTail::next() {
+  for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
+    const auto bucket = fetches_[share]->next();
+    if (!bucket) continue;
+    given_.emplace_back(share, *bucket);
+    return given_.size() - 1;
+  }
+  return std::nullopt;
+}
+
+Result<void> RoundTail::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
+  const auto& [share, of_share] = given_[bucket];
+  return fetches_[share]->enqueue(of_share, to, stream);
+}
+
+std::vector<Part> RoundTail::parts(std::size_t index) const {
+  const auto& [share, of_share] = given_[index];
+  const auto parts = plan_.plan_of(share).parts(of_share);
+  return {parts.begin(), parts.end()};
 }
 
 }  // namespace rekindle::bucket

@@ -60,6 +60,10 @@ bool SegmentFetch::take(std::size_t bucket) {
   return true;
 }
 
+void SegmentFetch::skip(std::size_t count) {
+  std::erase_if(waiting_, [count](std::size_t bucket) { return bucket < count; });
+}
+
 Result<void> SegmentFetch::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
   uploads_.clear();
   for (const SegmentCopy& copy : plan_.copies(bucket)) {

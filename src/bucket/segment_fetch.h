@@ -21,6 +21,8 @@ class SegmentFetch final : public Fetch {
   std::optional<std::size_t> next() override;
   // This one, when it can be filled now: false, not yet.
   bool take(std::size_t bucket);
+  // The first `count` of the plan are not wanted from here.
+  void skip(std::size_t count);
   Result<void> enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) override;
 
  private:

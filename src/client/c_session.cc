@@ -42,6 +42,7 @@ Result<AttachRequest> request_of(const rk_attach_options& options) {
   request.rank = options.rank;
   request.world = std::max<std::uint32_t>(options.world, 1);
   request.fallback_dir = text(options.fallback_dir);
+  request.group = text(options.group);
   if (request.rank >= request.world) {
     return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
                 request.world);

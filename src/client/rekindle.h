@@ -108,6 +108,10 @@ typedef struct rk_attach_options {
   const char* device;
   void* stream; /* CUstream or cudaStream_t whose work reads the buckets; NULL: the default */
   uint64_t bucket_bytes; /* 0: the agent's choice, 64 MiB; at most 256 MiB */
+  /* Workers of a group move to new versions together, when an update says so (rk_update, `rekindle
+   * update`): rk_wait_update returns then, and attaching to that version takes part. NULL: alone,
+   * as soon as a version is ready. */
+  const char* group;
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
@@ -190,7 +194,8 @@ RK_API int32_t rk_loaded(rk_session* session, rk_error* error);
 /* Until every rank of the instance has loaded the same version: only now may it serve.
  * RK_UNAVAILABLE names the rank that failed and why; call it again to wait for its next start. */
 RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error* error);
-/* Until the model has a newer version than this session's; attach again for it. */
+/* Until the model has a newer version than this session's, or an update has begun for its group;
+ * attach again for it, with the next generation when the instance has several ranks. */
 RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
                               rk_error* error);
 /* Unmaps the tensors. NULL is fine. */
@@ -209,13 +214,38 @@ typedef struct rk_tensor_spec {
 RK_API int32_t rk_publish_begin(rk_agent* agent, const char* model_version,
                                 const rk_tensor_spec* tensors, size_t count,
                                 rk_publication** publication, rk_error* error);
-/* Where tensor `index` goes: writable, row-major, until commit or abandon. */
+/* Where tensor `index` goes: writable, row-major, until commit or abandon. All of it is to be
+ * written: what is there at first may be of another version. */
 RK_API int32_t rk_publish_data(rk_publication* publication, size_t index, void** data,
                                uint64_t* bytes, rk_error* error);
 /* Digests and makes it READY; the publication is over, whatever the outcome. RK_DENIED: the version
  * exists with other bytes. */
 RK_API int32_t rk_publish_commit(rk_publication* publication, int64_t timeout_ms, rk_error* error);
 RK_API void rk_publish_abandon(rk_publication* publication);
+
+/* --- one version to all workers of a group, by broadcast where that is possible */
+
+typedef struct rk_update_options {
+  uint32_t size;
+  const char* model_version; /* "qwen3@42", published before */
+  const char* group;         /* NULL: all groups with workers of the model */
+  int64_t gather_ms; /* for the workers to attach to it; then it begins without the rest; 0: 5000 */
+  int64_t timeout_ms; /* for all of it; 0: 600000 */
+} rk_update_options;
+typedef struct rk_update_result {
+  uint32_t size;         /* set by the caller */
+  uint32_t members;      /* workers that were there at its start */
+  uint32_t ready;        /* of them, that serve the version or are fit to */
+  uint32_t by_broadcast; /* of those, that were given every byte by broadcast; others: by uploads or
+                            pulls */
+  uint64_t elapsed_ms;
+} rk_update_result;
+/* Waits for the end of the round. RK_NOT_FOUND: no such version, or no worker in the group.
+ * RK_UNAVAILABLE: another round of the group runs, there is no coordinator, or not every member is
+ * ready in the end: the message names one and why, `result` has how many are. Those that are not
+ * get there by themselves if they can. RK_TIMEOUT: the round goes on. */
+RK_API int32_t rk_update(rk_agent* agent, const rk_update_options* options,
+                         rk_update_result* result, rk_error* error);
 
 #ifdef __cplusplus
 }

@@ -41,6 +41,7 @@ struct AttachRequest {
   std::string fallback_dir;
   std::string device;              // id of the one that buckets shall land on; "": none
   std::uint64_t bucket_bytes = 0;  // 0: the agent's choice
+  std::string group;               // whose rounds it takes part in; "": none
 };
 struct LoadedRequest {
   std::uint64_t bytes = 0;
@@ -61,10 +62,15 @@ struct PublishBeginRequest {
 };
 struct PublishCommitRequest {};
 struct PublishAbandonRequest {};
+struct UpdateRequest {
+  ModelVersion id;
+  std::string group;  // "": all
+  std::uint32_t gather_ms = 0;
+};
 
-using Request =
-    std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
-                 PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest>;
+using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
+                             WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
+                             PublishAbandonRequest, UpdateRequest>;
 
 struct RequestHeader {
   std::uint64_t call = 0;
@@ -112,9 +118,17 @@ struct PublishedReply {
   ModelVersion id;
 };
 struct DoneReply {};
+struct UpdatedReply {
+  std::uint32_t members = 0;
+  std::uint32_t ready = 0;
+  std::uint32_t by_broadcast = 0;
+  std::uint64_t elapsed_ms = 0;
+  std::string why;  // of the first that is not ready
+};
 
-using Reply = std::variant<std::monostate, HelloReply, AttachedReply, TilesReady, CommittedReply,
-                           NewVersion, PongReply, PublishBegunReply, PublishedReply, DoneReply>;
+using Reply =
+    std::variant<std::monostate, HelloReply, AttachedReply, TilesReady, CommittedReply, NewVersion,
+                 PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply>;
 
 struct AgentMessage {
   std::uint64_t call = 0;  // 0: an event of `session`

@@ -179,6 +179,32 @@ PublishBegunReply read_begun(pbf_reader in) {
   return begun;
 }
 
+UpdatedReply read_updated(pbf_reader in) {
+  UpdatedReply updated;
+  while (in.next()) {
+    switch (in.tag_and_type()) {
+      case tag_and_type(1, kVarint):
+        updated.members = in.get_uint32();
+        break;
+      case tag_and_type(2, kVarint):
+        updated.ready = in.get_uint32();
+        break;
+      case tag_and_type(3, kVarint):
+        updated.by_broadcast = in.get_uint32();
+        break;
+      case tag_and_type(4, kVarint):
+        updated.elapsed_ms = in.get_uint64();
+        break;
+      case tag_and_type(5, kBytes):
+        updated.why = text(in);
+        break;
+      default:
+        in.skip();
+    }
+  }
+  return updated;
+}
+
 // Committed, NewVersion and Published begin with their ModelVersion.
 ModelVersion read_first_version(pbf_reader in) {
   ModelVersion id;
@@ -236,6 +262,8 @@ Reply read_kind(pbf_reader& in) {
     case 18:
       in.skip();
       return DoneReply{};
+    case 19:
+      return read_updated(in.get_message());
     default:
       in.skip();
       return std::monostate{};

@@ -46,6 +46,7 @@ void write(pbf_writer& out, const AttachRequest& attach) {
   out.add_string(11, attach.fallback_dir);
   if (!attach.device.empty()) out.add_string(13, attach.device);
   if (attach.bucket_bytes > 0) out.add_uint64(14, attach.bucket_bytes);
+  if (!attach.group.empty()) out.add_string(15, attach.group);
 }
 
 void write(pbf_writer& out, const LoadedRequest& loaded) { out.add_uint64(1, loaded.bytes); }
@@ -65,6 +66,12 @@ void write(pbf_writer&, const DetachRequest&) {}
 void write(pbf_writer&, const PingRequest&) {}
 void write(pbf_writer&, const PublishCommitRequest&) {}
 void write(pbf_writer&, const PublishAbandonRequest&) {}
+
+void write(pbf_writer& out, const UpdateRequest& update) {
+  add_version(out, 1, update.id);
+  out.add_string(2, update.group);
+  out.add_uint32(3, update.gather_ms);
+}
 
 // In the order of Request: the numbers of WorkerFrame.kind.
 constexpr protozero::pbf_tag_type kFirstKind = 10;

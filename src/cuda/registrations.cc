@@ -65,33 +65,43 @@ void Registrations::cut_rows(bucket::Upload copy, std::vector<bucket::Upload>& o
   }
 }
 
+void Registrations::cut_one(const bucket::Upload& copy, std::vector<bucket::Upload>& out) const {
+  if (copy.run_bytes == 0 || copy.rows == 0) return;
+  const bool one_run =
+      copy.rows == 1 || (copy.from_stride == copy.run_bytes && copy.to_stride == copy.run_bytes);
+  if (one_run) {
+    cut_run({.from = copy.from, .to = copy.to, .run_bytes = copy.rows * copy.run_bytes}, out);
+  } else {
+    cut_rows(copy, out);
+  }
+}
+
 void Registrations::cut(std::span<const bucket::Upload> copies,
                         std::vector<bucket::Upload>& out) const {
   const std::shared_lock lock(mutex_);
-  for (const bucket::Upload& copy : copies) {
-    if (copy.run_bytes == 0 || copy.rows == 0) continue;
-    const bool one_run =
-        copy.rows == 1 || (copy.from_stride == copy.run_bytes && copy.to_stride == copy.run_bytes);
-    if (one_run) {
-      cut_run({.from = copy.from, .to = copy.to, .run_bytes = copy.rows * copy.run_bytes}, out);
-    } else {
-      cut_rows(copy, out);
-    }
-  }
+  for (const bucket::Upload& copy : copies) cut_one(copy, out);
 }
 
 void Registrations::cut(std::span<const bucket::Download> copies,
                         std::vector<bucket::Download>& out) const {
   const std::shared_lock lock(mutex_);
-  for (bucket::Download copy : copies) {
-    while (copy.bytes > 0) {
-      const std::uint64_t bytes =
-          std::min<std::uint64_t>(copy.bytes, same_until(number(copy.to)) - number(copy.to));
-      out.push_back({.from = copy.from, .to = copy.to, .bytes = bytes});
-      copy.from += bytes;
-      copy.to += bytes;
-      copy.bytes -= bytes;
-    }
+  std::vector<bucket::Upload> turned;  // the borders are the same
+  for (const bucket::Download& copy : copies) {
+    cut_one({.from = copy.to,
+             .to = copy.from,
+             .run_bytes = copy.bytes,
+             .rows = copy.rows,
+             .from_stride = copy.to_stride,
+             .to_stride = copy.from_stride},
+            turned);
+  }
+  for (const bucket::Upload& copy : turned) {
+    out.push_back({.from = copy.to,
+                   .to = const_cast<std::byte*>(copy.from),
+                   .bytes = copy.run_bytes,
+                   .rows = copy.rows,
+                   .from_stride = copy.to_stride,
+                   .to_stride = copy.from_stride});
   }
 }
 

@@ -26,6 +26,7 @@ class Registrations {
  private:
   // How far the memory at `at` is all the same: registered as one, or not at all.
   std::uintptr_t same_until(std::uintptr_t at) const;
+  void cut_one(const bucket::Upload& copy, std::vector<bucket::Upload>& out) const;
   void cut_run(bucket::Upload run, std::vector<bucket::Upload>& out) const;
   void cut_rows(bucket::Upload copy, std::vector<bucket::Upload>& out) const;
 

@@ -152,13 +152,36 @@ Result<void> CudaStream::download(std::span<const bucket::Download> copies) {
   context_->driver().registrations().cut(copies, downloads_);
   const CUresult result = context_->run([&] {
     for (const bucket::Download& copy : downloads_) {
-      const CUresult failed = context_->api().copy_to_host(copy.to, copy.from, copy.bytes, stream_);
-      if (failed != CUDA_SUCCESS) return failed;
+      if (const CUresult failed = copy_out(copy); failed != CUDA_SUCCESS) return failed;
     }
     return CUDA_SUCCESS;
   });
   if (result != CUDA_SUCCESS) return fail(error(result, "copy from the GPU"));
   return {};
+}
+
+CUresult CudaStream::copy_out(const bucket::Download& copy) {
+  const auto fits = [&](std::uint64_t stride) {
+    return stride >= copy.bytes && stride <= longest_pitch_;
+  };
+  if (copy.rows > 1 && fits(copy.from_stride) && fits(copy.to_stride)) {
+    CUDA_MEMCPY2D block{};
+    block.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    block.srcDevice = copy.from;
+    block.srcPitch = copy.from_stride;
+    block.dstMemoryType = CU_MEMORYTYPE_HOST;
+    block.dstHost = copy.to;
+    block.dstPitch = copy.to_stride;
+    block.WidthInBytes = copy.bytes;
+    block.Height = copy.rows;
+    return context_->api().copy_2d(&block, stream_);
+  }
+  for (std::uint64_t row = 0; row < copy.rows; ++row) {
+    const CUresult result = context_->api().copy_to_host(
+        copy.to + row * copy.to_stride, copy.from + row * copy.from_stride, copy.bytes, stream_);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
 }
 
 Result<void> CudaStream::record(bucket::Event& event) {

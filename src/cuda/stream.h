@@ -30,6 +30,7 @@ class CudaStream final : public bucket::Stream {
  private:
   CUresult copy_in(std::span<const bucket::Upload> copies);
   CUresult copy_rows(const bucket::Upload& copy);
+  CUresult copy_out(const bucket::Download& copy);
   bool begin_batch(std::size_t count);
   bool copy_batch();
   Error error(CUresult result, std::string_view what) const;

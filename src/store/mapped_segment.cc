@@ -62,6 +62,14 @@ Result<void> allocate(int fd, const fs::path& path, std::uint64_t size_bytes) {
   return {};
 }
 
+// To allocate what is there already takes time: tmpfs looks at each page. Elsewhere the count
+// includes what is not data.
+bool is_allocated(int fd, std::uint64_t size_bytes) {
+  struct stat status {};
+  return is_memory_backed(fd) && ::fstat(fd, &status) == 0 &&
+         static_cast<std::uint64_t>(status.st_blocks) * 512 >= size_bytes;
+}
+
 Result<std::byte*> map(int fd, const fs::path& path, std::uint64_t size_bytes, int protection) {
   if (size_bytes == 0) return nullptr;
   void* const data = ::mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
@@ -106,7 +114,7 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
       return errno == EFBIG ? Result<void>(no_space(fd, path, size_bytes))
                             : Result<void>(fail_segment(errno, "size", path));
     }
-    return allocate(fd, path, size_bytes);
+    return is_allocated(fd, size_bytes) ? Result<void>() : allocate(fd, path, size_bytes);
   };
   if (auto sized = size_file(); !sized) {
     if (is_new) ::unlink(path.c_str());  // gives back what was allocated

@@ -53,7 +53,7 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   if (auto prepared = copy->prepare(packed.headers); !prepared) {
     // Give the space back at once, unless a previous life's bytes are in it.
     if (!copy->resumed_) {
-      if (auto removed = remove_copy(directory); !removed) {
+      if (auto removed = remove_copy(directory, &copy->state_->pool()); !removed) {
         log::warn("store.clean", "directory", directory.string(), "error", removed.error());
       }
     }
@@ -80,17 +80,35 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
     TRY_VOID(reopen());
   } else {
     // Whatever is here belongs to another root, or was never begun properly.
-    TRY_VOID(remove_copy(directory_));
+    TRY_VOID(remove_copy(directory_, &state_->pool()));
     TRY_VOID(make_directory(directory_.parent_path()));
     TRY_VOID(make_directory(directory_));
   }
-  TRY_VOID(write_file_atomically(directory_ / kPartialManifestName, manifest_.serialize()));
+  TRY_VOID(write_manifest());
   TRY_VOID(failpoint("store.begin.after_manifest"));
+  TRY_VOID(take_pooled());
   for (std::uint32_t i = 0; i < headers.size(); ++i) TRY_VOID(create_segment(i, headers[i]));
   TRY_VOID(failpoint("store.begin.after_segments"));
-  TRY(resume_, ResumeFile::open(directory_ / kResumeName, identity()));
+  // Without this file no tile counts, whatever bytes a pooled segment has.
+  TRY(resume_, state_->pool().with_room(
+                   0, [&] { return ResumeFile::open(directory_ / kResumeName, identity()); }));
   TRY_VOID(failpoint("store.begin.after_resume"));
   if (resumed_) TRY_VOID(verify_marked());
+  return {};
+}
+
+Result<void> PendingCopy::write_manifest() {
+  const std::string bytes = manifest_.serialize();
+  return state_->pool().with_room(bytes.size(), [&] {
+    return write_file_atomically(directory_ / kPartialManifestName, bytes);
+  });
+}
+
+// Before the first new file, which may need the room of what is in the pool.
+Result<void> PendingCopy::take_pooled() {
+  for (std::uint32_t i = 0; i < manifest_.layout.segments().size(); ++i) {
+    TRY_VOID(state_->pool().take(partial_path(i), manifest_.layout.segments()[i].size_bytes));
+  }
   return {};
 }
 
@@ -113,7 +131,8 @@ Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view h
     return fail(ErrorCode::kInvalid, "segment '{}' has {} bytes, its header {}", spec.name,
                 spec.size_bytes, header.size());
   }
-  TRY(auto segment, MappedSegment::create(partial_path(index), spec.size_bytes));
+  TRY(auto segment,
+      state_->pool().create(partial_path(index), spec.size_bytes, state_->room_bytes()));
   const auto bytes = segment->writable();
   TRY_VOID(guard_mapping_access(spec.name.c_str(),
                                 [&] { std::memcpy(bytes.data(), header.data(), header.size()); }));
@@ -261,7 +280,7 @@ Result<void> PendingCopy::sync_segments() const {
 
 // Up to the rename of the manifest a failure leaves a pull that can be resumed.
 Result<void> PendingCopy::put_in_place() {
-  TRY_VOID(write_file_atomically(directory_ / kPartialManifestName, manifest_.serialize()));
+  TRY_VOID(write_manifest());
   TRY_VOID(failpoint("store.commit.after_manifest"));
   for (std::uint32_t i = 0; i < segments_.size(); ++i) {
     TRY_VOID(rename_file(partial_path(i), directory_ / manifest_.layout.segments()[i].name));
@@ -301,7 +320,7 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
 }
 
 void PendingCopy::discard() {
-  if (auto removed = remove_copy(directory_); !removed) {
+  if (auto removed = remove_copy(directory_, &state_->pool()); !removed) {
     log::warn("store.discard", "directory", directory_.string(), "error", removed.error());
   }
 }

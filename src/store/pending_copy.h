@@ -42,6 +42,8 @@ class PendingCopy final : public PendingVersion {
               std::filesystem::path directory);
   Result<void> prepare(std::span<const std::string> headers);
   Result<void> reopen();
+  Result<void> write_manifest();
+  Result<void> take_pooled();
   Result<void> create_segment(std::uint32_t index, std::string_view header);
   Result<void> verify_marked();
   bool still_verifies(TileIndex tile) const;

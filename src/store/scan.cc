@@ -60,7 +60,7 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
   for (const fs::path& file : files) {
     if (!is_store_file(file.filename().string())) warn_stray(file);
   }
-  if (fs::exists(directory / kRetiredName, ignored)) return remove_copy(directory);
+  if (fs::exists(directory / kRetiredName, ignored)) return remove_copy(directory, nullptr);
   if (fs::exists(directory / kManifestName, ignored)) {
     auto version = adopt(directory, id);
     if (version) {
@@ -76,6 +76,16 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
     if (!fs::exists(directory, ignored)) return {};
   }
   state.release(directory, id, std::max<std::uint64_t>(1, disk_bytes(directory)));
+  return {};
+}
+
+Result<void> empty_directory(const fs::path& directory) {
+  TRY(const auto entries, entries_of(directory));
+  for (const fs::path& entry : entries) {
+    std::error_code error;
+    fs::remove_all(entry, error);  // does not follow links
+    if (error) return fail_errno(error.value(), fmt::format("remove {}", entry.string()));
+  }
   return {};
 }
 
@@ -102,12 +112,8 @@ Result<void> scan_version(StoreState& state, const fs::path& directory) {
 }  // namespace
 
 Result<void> scan_store(StoreState& state) {
-  TRY(const auto staged, entries_of(state.directory() / kStagingName));
-  for (const fs::path& directory : staged) {
-    std::error_code error;
-    fs::remove_all(directory, error);  // does not follow links
-    if (error) return fail_errno(error.value(), fmt::format("remove {}", directory.string()));
-  }
+  TRY_VOID(empty_directory(state.directory() / kStagingName));
+  TRY_VOID(empty_directory(state.directory() / kPoolName));  // others may still map what is there
   TRY(const auto versions, entries_of(state.directory() / kModelsName));
   for (const fs::path& directory : versions) TRY_VOID(scan_version(state, directory));
   return {};

@@ -10,25 +10,20 @@
 #include <string>
 #include <vector>
 
+#include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 #include "src/tensor/checkpoint.h"
 
 // The segment store: committed copies of checkpoints as safetensors files under one directory,
-// usually on tmpfs. On disk (docs/store.md):
-//
-//   DIR/.rekindle-store               format version; a directory without it and not empty is
-//   refused DIR/lock                          flock: one process owns a store DIR/staging/RANDOM/
-//   a publish that is not committed; removed at open DIR/models/MODEL@VERSION/LAYOUT/  MODEL with
-//   '/' as "%2F", LAYOUT the first 16 hex digits
-//       model-….safetensors           segments, valid safetensors files
-//       rekindle.manifest             renamed into place last: its presence is the commit
-//       rekindle.manifest.partial, rekindle.resume, *.safetensors.partial   while a pull fills it
-//       rekindle.retired              the manifest of a copy that is being deleted
+// usually on tmpfs. What lies where, and what a crash leaves: docs/store.md.
 namespace rekindle::store {
 
 // One mapped segment file. The mapping is shared and stays valid after the file was unlinked.
+// Whoever lends the file to another process (its descriptor, its path) keeps the shared_ptr for as
+// long as that process may have it mapped, or says never_reuse(): when the copy is gone and no
+// MappedSegment of the file lives, the next copy is written into it.
 class MappedSegment {
  public:
   static Result<std::unique_ptr<MappedSegment>> open_read(const std::filesystem::path& path,
@@ -58,7 +53,8 @@ class MappedSegment {
   friend class StagedCopy;
 };
 
-// A committed copy: immutable, shared by everyone who reads it.
+// A committed copy: immutable while a pointer to it or its segments is held, shared by everyone who
+// reads it.
 struct StoredVersion {
   Manifest manifest;
   // As in the layout. Those of a pull are the same ones that PendingVersion::mapped() gave.
@@ -92,6 +88,9 @@ class PendingVersion {
 struct StoreOptions {
   std::filesystem::path directory = "/dev/shm/rekindle";
   std::uint64_t budget_bytes = 0;  // 0: 90 % of the file system's size
+  // The most that the pool keeps of files whose copies are gone; nullopt: a quarter of the budget;
+  // 0: nothing, for whoever lends segments without keeping them (see MappedSegment).
+  std::optional<std::uint64_t> pool_bytes = 0;
 };
 
 // How publishing treats files.
@@ -145,12 +144,28 @@ class SegmentStore {
       std::shared_ptr<Staged> staged) = 0;
   virtual void discard_staged(std::shared_ptr<Staged> staged) = 0;
 
-  // Unlinks all layouts of a version; memory goes when the last reader lets go. Returns bytes
-  // freed.
+  // Unlinks or pools all layouts of a version; memory goes, or is used again, when the last reader
+  // lets go. Returns bytes freed.
   virtual Result<std::uint64_t> retire(const ModelVersion& id) = 0;
   // The same of one copy. kNotFound: it is not listed any more.
   virtual Result<std::uint64_t> retire_copy(const StoredVersion& copy) = 0;
 
+  // A file for a publication that links it (Adopt::kLinkWhenPossible), on the store's file system,
+  // all pages there; the bytes in it are anything. The budget does not count it. It stays ours:
+  // when the copy goes, its file is pooled as any, once the pointer is given up, too.
+  virtual Result<std::shared_ptr<MappedSegment>> create_segment(const std::filesystem::path& path,
+                                                                std::uint64_t size_bytes) = 0;
+  // Takes its name away again, linked or not.
+  virtual Result<void> remove_segment(const std::filesystem::path& path) = 0;
+  // For a segment that was lent to a process which may have it mapped for good: its file is not
+  // pooled, or not any more. The pointer need not be kept then.
+  virtual void never_reuse(const MappedSegment& segment) = 0;
+  // What the pool keeps, also of files that are still mapped.
+  virtual std::uint64_t pooled_bytes() const = 0;
+  // Deletes what the pool has had for ten minutes, as the times of these calls tell.
+  virtual void trim_pool(TimePoint now) = 0;
+
+  // Without the pool: that never keeps anything from being created.
   virtual std::uint64_t used_bytes() const = 0;
   virtual std::uint64_t budget_bytes() const = 0;
   virtual const std::filesystem::path& directory() const = 0;

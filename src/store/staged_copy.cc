@@ -33,6 +33,11 @@ Result<std::unique_ptr<StagedCopy>> StagedCopy::create(std::shared_ptr<StoreStat
 StagedCopy::~StagedCopy() {
   state_->unreserve(reserved_bytes_);
   if (moved_) return;
+  for (const auto& segment : segments_) {
+    if (auto put = state_->pool().put(segment->path()); !put) {
+      log::warn("store.clean", "file", segment->path().string(), "error", put.error());
+    }
+  }
   std::error_code error;
   fs::remove_all(directory_, error);
   if (error) {
@@ -54,7 +59,8 @@ Result<bool> StagedCopy::add_segment(const SegmentSpec& spec, const SourceFile* 
     // By descriptor: the very file whose header was read.
     const std::string opened = fmt::format("/proc/self/fd/{}", link_source->fd.get());
     if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
-      TRY(auto segment, MappedSegment::open_read(path, spec.size_bytes));
+      TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::open_read(path, spec.size_bytes));
+      state_->pool().linked(segment);
       segments_.push_back(std::move(segment));
       TRY_VOID(failpoint("store.stage.after_link"));
       return false;
@@ -62,7 +68,7 @@ Result<bool> StagedCopy::add_segment(const SegmentSpec& spec, const SourceFile* 
     log::info("store.copy_instead_of_link", "file", link_source->path.string(), "error",
               errno_error(errno, "link"));
   }
-  TRY(auto segment, MappedSegment::create(path, spec.size_bytes));
+  TRY(auto segment, state_->pool().create(path, spec.size_bytes, state_->room_bytes()));
   segments_.push_back(std::move(segment));
   TRY_VOID(failpoint("store.stage.after_create"));
   return true;
@@ -76,7 +82,9 @@ Result<void> StagedCopy::write_manifest(const Manifest& manifest) {
     if (segment->size_ > 0) ::mprotect(segment->data_, segment->size_, PROT_READ);
   }
   TRY_VOID(failpoint("store.stage.before_manifest"));
-  TRY_VOID(write_file_atomically(directory_ / kManifestName, manifest.serialize()));
+  const std::string bytes = manifest.serialize();
+  TRY_VOID(state_->pool().with_room(
+      bytes.size(), [&] { return write_file_atomically(directory_ / kManifestName, bytes); }));
   TRY_VOID(sync_directory(directory_));
   return failpoint("store.stage.after_manifest");
 }
@@ -89,7 +97,7 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   const auto move = [&]() -> Result<void> {
     std::error_code ignored;
     // A half-done pull or an unreadable copy of the same thing: this one replaces it.
-    if (fs::exists(target, ignored)) TRY_VOID(remove_copy(target));
+    if (fs::exists(target, ignored)) TRY_VOID(remove_copy(target, &state_->pool()));
     TRY_VOID(make_directory(target.parent_path()));
     TRY_VOID(failpoint("store.commit_staged.before_rename"));
     return rename_file(directory_, target);

@@ -38,7 +38,7 @@ class StagedCopy {
   const std::shared_ptr<StoreState> state_;
   const std::filesystem::path directory_;
   const std::uint64_t reserved_bytes_;
-  std::vector<std::unique_ptr<MappedSegment>> segments_;
+  std::vector<std::shared_ptr<MappedSegment>> segments_;
   bool moved_ = false;
 };
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <sys/statvfs.h>
 
 #include "src/base/failpoint.h"
@@ -72,6 +74,17 @@ class Store final : public SegmentStore {
   Result<std::uint64_t> retire_copy(const StoredVersion& copy) override {
     return unlink(copy.manifest.checkpoint->id, state_->retire_copy(copy));
   }
+
+  Result<std::shared_ptr<MappedSegment>> create_segment(const fs::path& path,
+                                                        std::uint64_t size_bytes) override {
+    const std::uint64_t room = state_->room_bytes();
+    return state_->pool().create(path, size_bytes, room - std::min(room, size_bytes));
+  }
+  Result<void> remove_segment(const fs::path& path) override { return state_->pool().put(path); }
+  void never_reuse(const MappedSegment& segment) override { state_->pool().give_up(segment); }
+  std::uint64_t pooled_bytes() const override { return state_->pool().bytes(); }
+  void trim_pool(TimePoint now) override { state_->pool().trim(now); }
+
   std::uint64_t used_bytes() const override { return state_->used_bytes(); }
   std::uint64_t budget_bytes() const override { return state_->budget_bytes(); }
   const fs::path& directory() const override { return state_->directory(); }
@@ -84,7 +97,7 @@ class Store final : public SegmentStore {
     }
     Result<void> result;
     for (const fs::path& directory : retired.directories) {
-      auto removed = remove_copy(directory);
+      auto removed = remove_copy(directory, &state_->pool());
       state_->release(directory, id, removed ? 0 : disk_bytes(directory));
       if (!removed) result = std::move(removed);
     }
@@ -111,7 +124,8 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(const StoreOptions& opt
   if (budget_bytes == 0) {
     TRY(budget_bytes, default_budget(directory));
   }
-  auto state = std::make_shared<StoreState>(directory, std::move(lock), budget_bytes);
+  auto state = std::make_shared<StoreState>(directory, std::move(lock), budget_bytes,
+                                            options.pool_bytes.value_or(budget_bytes / 4));
   TRY_VOID(scan_store(*state));
   return std::unique_ptr<SegmentStore>(std::make_unique<Store>(std::move(state)));
 }

@@ -12,6 +12,7 @@
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/store/files.h"
+#include "src/store/segment_pool.h"
 
 namespace rekindle::store {
 
@@ -112,6 +113,7 @@ Result<UniqueFd> open_store_directory(const fs::path& directory) {
   TRY(UniqueFd locked, lock(directory));
   TRY_VOID(make_directory(directory / kModelsName));
   TRY_VOID(make_directory(directory / kStagingName));
+  TRY_VOID(make_directory(directory / kPoolName));
   return locked;
 }
 
@@ -157,17 +159,21 @@ bool is_layout_name(std::string_view name) {
   return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+bool is_segment_name(std::string_view name) {
+  if (name.ends_with(kPartialSuffix)) name.remove_suffix(kPartialSuffix.size());
+  return name.ends_with(".safetensors");
+}
+
 bool is_store_file(std::string_view name) {
   if (name.ends_with(".new")) name.remove_suffix(4);
   if (name == kManifestName || name == kPartialManifestName || name == kResumeName ||
       name == kRetiredName) {
     return true;
   }
-  if (name.ends_with(kPartialSuffix)) name.remove_suffix(kPartialSuffix.size());
-  return name.ends_with(".safetensors");
+  return is_segment_name(name);
 }
 
-Result<void> remove_copy(const fs::path& directory) {
+Result<void> remove_copy(const fs::path& directory, SegmentPool* pool) {
   const fs::path marker = directory / kRetiredName;
   std::error_code ignored;
   for (const std::string_view name : {kManifestName, kPartialManifestName}) {
@@ -183,7 +189,11 @@ Result<void> remove_copy(const fs::path& directory) {
       strays = true;
       continue;
     }
-    TRY_VOID(unlink_if_present(directory / name));
+    if (pool != nullptr && is_segment_name(name)) {
+      TRY_VOID(pool->put(directory / name));
+    } else {
+      TRY_VOID(unlink_if_present(directory / name));
+    }
     TRY_VOID(failpoint("store.remove.between_files"));
   }
   TRY_VOID(unlink_if_present(marker));

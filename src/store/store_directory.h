@@ -13,6 +13,8 @@
 // Names and ownership of a store's directory.
 namespace rekindle::store {
 
+class SegmentPool;
+
 inline constexpr std::string_view kManifestName = "rekindle.manifest";
 inline constexpr std::string_view kPartialManifestName = "rekindle.manifest.partial";
 inline constexpr std::string_view kResumeName = "rekindle.resume";
@@ -20,6 +22,7 @@ inline constexpr std::string_view kRetiredName = "rekindle.retired";
 inline constexpr std::string_view kPartialSuffix = ".partial";
 inline constexpr std::string_view kModelsName = "models";
 inline constexpr std::string_view kStagingName = "staging";
+inline constexpr std::string_view kPoolName = "pool";
 
 // Creates the directory (0700) or checks that it is a store of ours that nobody else can write to,
 // and takes its lock. The descriptor that is returned holds the lock. kDenied for a directory that
@@ -34,11 +37,12 @@ std::filesystem::path copy_directory(const std::filesystem::path& store, const M
 bool is_layout_name(std::string_view name);  // 16 hexadecimal digits
 // A file that the store itself puts into a copy's directory.
 bool is_store_file(std::string_view name);
+bool is_segment_name(std::string_view name);  // "….safetensors", also with ".partial"
 
 // Deletes a copy's directory so that a crash in between is finished by the next open: the manifest
-// becomes rekindle.retired, then the segments go, then the marker. Files that are not ours stay,
-// with a warning.
-Result<void> remove_copy(const std::filesystem::path& directory);
+// becomes rekindle.retired, then the segments go (to the pool, if there is one), then the marker.
+// Files that are not ours stay, with a warning.
+Result<void> remove_copy(const std::filesystem::path& directory, SegmentPool* pool);
 // Bytes that the files of a copy's directory take.
 std::uint64_t disk_bytes(const std::filesystem::path& directory);
 

@@ -3,11 +3,16 @@
 #include <algorithm>
 
 #include "src/base/units.h"
+#include "src/store/store_directory.h"
 
 namespace rekindle::store {
 
-StoreState::StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes)
-    : directory_(std::move(directory)), lock_(std::move(lock)), budget_bytes_(budget_bytes) {}
+StoreState::StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
+                       std::uint64_t pool_bytes)
+    : directory_(std::move(directory)),
+      lock_(std::move(lock)),
+      budget_bytes_(budget_bytes),
+      pool_(directory_ / kPoolName, pool_bytes) {}
 
 std::uint64_t StoreState::used_locked() const {
   std::uint64_t used = reserved_;
@@ -23,6 +28,11 @@ std::uint64_t StoreState::used_locked() const {
 std::uint64_t StoreState::used_bytes() const {
   const std::lock_guard lock(mutex_);
   return used_locked();
+}
+
+std::uint64_t StoreState::room_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return budget_bytes_ - std::min(used_locked(), budget_bytes_);
 }
 
 std::uint64_t StoreState::next_generation() {

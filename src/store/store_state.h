@@ -11,20 +11,25 @@
 #include "src/base/ids.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
+#include "src/store/segment_pool.h"
 #include "src/store/segment_store.h"
 
 namespace rekindle::store {
 
 // The books of one open store, shared by the store and by what it handed out. Every method locks;
-// none does I/O. A directory is at any time committed, busy (a pull, a commit or a removal works on
-// it) or left over, and its bytes count against the budget in each state.
+// none does I/O (the pool does). A directory is at any time committed, busy (a pull, a commit or a
+// removal works on it) or left over, and its bytes count against the budget in each state.
 class StoreState {
  public:
-  StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes);
+  StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
+             std::uint64_t pool_bytes);
 
   const std::filesystem::path& directory() const { return directory_; }
   std::uint64_t budget_bytes() const { return budget_bytes_; }
-  std::uint64_t used_bytes() const;
+  std::uint64_t used_bytes() const;  // without the pool
+  // The segment files that come and go with copies. What it keeps has to fit into room_bytes().
+  SegmentPool& pool() { return pool_; }
+  std::uint64_t room_bytes() const;  // of the budget, the pool not counted
   std::uint64_t next_generation();
 
   std::vector<std::shared_ptr<const StoredVersion>> versions() const;
@@ -89,6 +94,7 @@ class StoreState {
   std::vector<Lingering> lingering_;
   std::uint64_t reserved_ = 0;
   std::uint64_t generation_ = 0;
+  SegmentPool pool_;  // deletes its files while the lock is held
 };
 
 }  // namespace rekindle::store

@@ -33,6 +33,7 @@ class SharedPullsTest : public ::testing::Test {
                   pull::PullWatch watch) -> rpc::Task<Result<Outcome>> {
       ++runs_;
       if (watch.on_begun) watch.on_begun({nullptr, small_layout(), {}, nullptr});
+      is_held_ = watch.held;
       while (!end_) {
         if (progress) progress({});
         co_await pull::sleep_for(milliseconds(5));
@@ -49,15 +50,18 @@ class SharedPullsTest : public ::testing::Test {
     int updates = 0;
     std::optional<Result<Outcome>> outcome;
   };
-  void start(pull::PullRequest request, Caller& caller) {
-    auto task = [](SharedPullsTest* self, pull::PullRequest what, Caller* who) -> rpc::Task<void> {
+  void start(pull::PullRequest request, Caller& caller, std::function<bool()> held = {}) {
+    auto task = [](SharedPullsTest* self, pull::PullRequest what, Caller* who,
+                   std::function<bool()> holds) -> rpc::Task<void> {
       pull::PullWatch watch;
+      watch.held = std::move(holds);
       watch.on_begun = [who](pull::Arriving) { ++who->begun; };
       pull::OnProgress progress = [who](const pull::Progress&) { ++who->updates; };
       who->outcome = co_await self->pulls_.pull(std::move(what), std::move(progress),
                                                 std::move(watch), self->run());
     };
-    boost::asio::co_spawn(context_, task(this, std::move(request), &caller), boost::asio::detached);
+    boost::asio::co_spawn(context_, task(this, std::move(request), &caller, std::move(held)),
+                          boost::asio::detached);
   }
   // Until `done`, at most for as long as a test may wait.
   void work_until(const std::function<bool()>& done) {
@@ -72,8 +76,41 @@ class SharedPullsTest : public ::testing::Test {
   boost::asio::io_context context_;
   SharedPulls pulls_;
   int runs_ = 0;
+  std::function<bool()> is_held_;            // what runs, as it asks
   std::optional<std::optional<Error>> end_;  // of what runs: how
 };
+
+TEST_F(SharedPullsTest, IsHeldOnlyWhileAllThatWantItSaySo) {
+  Caller first, second, third;
+  bool first_holds = true, second_holds = true;
+  start(whole(1), first, [&] { return first_holds; });
+  work_until([&] { return first.begun == 1; });
+  EXPECT_TRUE(is_held_());
+  start(whole(1), second, [&] { return second_holds; });
+  work_until([&] { return second.begun == 1; });
+  EXPECT_TRUE(is_held_());
+  second_holds = false;
+  EXPECT_FALSE(is_held_());
+  second_holds = true;
+  EXPECT_TRUE(is_held_());
+  start(whole(1), third);  // knows of nothing that would bring it
+  work_until([&] { return third.begun == 1; });
+  EXPECT_FALSE(is_held_());
+  end_ = std::optional<Error>();
+  work_until([&] { return first.outcome && second.outcome && third.outcome; });
+  EXPECT_EQ(runs_, 1);
+}
+
+TEST_F(SharedPullsTest, OneThatNobodyHoldsIsNotHeldByWhoComesLater) {
+  Caller first, second;
+  start(whole(1), first);
+  work_until([&] { return first.begun == 1; });
+  start(whole(1), second, [] { return true; });
+  work_until([&] { return second.begun == 1; });
+  EXPECT_FALSE(is_held_());
+  end_ = std::optional<Error>();
+  work_until([&] { return first.outcome && second.outcome; });
+}
 
 TEST_F(SharedPullsTest, WhoComesLaterSeesWhatTheFirstBringsAndHasItsCopy) {
   Caller first, second;

@@ -1,7 +1,7 @@
 // A broadcast round over the GPUs of this host: each owns an even part of the weights in pinned
 // host memory, all get everything, consumers copy every bucket out. Three ways in turn, in one run:
 //   limit      plain uploads of its own part by every GPU, all at once, and nothing else
-//   round      the pipeline of src/bucket with NCCL's all-gather
+//   round      the pipeline of src/bucket with NCCL's all-gather, as in docs/rounds.md
 //   schedule   as checkpoint-engine's ParameterServer goes about it: a communicator per update;
 //   upload
 //              into a buffer, copy on the device, broadcast, and the host waits before and after
@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,7 +30,8 @@
 #include "src/base/units.h"
 #include "src/bucket/round.h"
 #include "src/cuda/device.h"
-#include "src/cuda/gather_spread.h"
+#include "src/cuda/nccl.h"
+#include "src/cuda/nccl_collective.h"
 
 namespace {
 
@@ -120,8 +122,9 @@ struct Shared {
   const SegmentFetch::Segments& segments;
   std::shared_ptr<const cuda::Driver> driver;
   std::shared_ptr<const cuda::Nccl> nccl;
+  Collectives& collectives;
   std::barrier<>& barrier;
-  cuda::Nccl::UniqueId id;  // of the round's communicator, made once
+  std::string id;  // of the round's collective, made once
   cuda::Nccl::UniqueId schedule_id;
 };
 
@@ -180,10 +183,13 @@ class RankRun {
                                    contents_.total_bytes()))),
         consumer_(shared, *device_, slots_, contents_),
         stream_(must(device_->make_stream())),
-        communicator_(must(cuda::Communicator::start(
-            shared.nccl, *device_, {static_cast<int>(rank), static_cast<int>(shared.plan.ranks())},
-            shared.id))) {
-    must(communicator_->settle(soon()));
+        collective_(
+            must(shared.collectives.meet(*device_, rank, shared.plan.shares(), shared.id))) {
+    const TimePoint deadline = soon();
+    while (!must(collective_->settled())) {
+      if (clock_now() >= deadline) must(Result<void>(fail(ErrorCode::kTimeout, "nobody came")));
+      std::this_thread::sleep_for(1ms);
+    }
   }
 
   void limit() {
@@ -201,8 +207,10 @@ class RankRun {
 
   void round() {
     SegmentFetch own = fetch();
-    RoundFetch fetch(shared_.plan, rank_, own);
-    cuda::GatherSpread spread(*communicator_, shared_.plan.share_bytes(), 5s);
+    RoundFetch fetch(shared_.plan, RoundFetch::Own{rank_, own});
+    std::vector<std::uint32_t> owners(shared_.plan.shares());
+    std::iota(owners.begin(), owners.end(), 0u);
+    RoundSpread spread(*collective_, shared_.plan.share_bytes(), std::move(owners), {});
     Pipeline pipeline(*device_, shared_.plan.size(), slots_, fetch, &spread, consumer_);
     must(pipeline.start());
     while (must(pipeline.step(clock_now())) != Pipeline::State::kDone) {
@@ -211,7 +219,7 @@ class RankRun {
 
   void schedule() {
     const auto communicator = must(cuda::Communicator::start(
-        shared_.nccl, *device_, {static_cast<int>(rank_), static_cast<int>(shared_.plan.ranks())},
+        shared_.nccl, *device_, {static_cast<int>(rank_), static_cast<int>(shared_.plan.shares())},
         shared_.schedule_id));
     must(communicator->settle(soon()));
     const std::uint64_t share = shared_.plan.share_bytes();
@@ -220,7 +228,7 @@ class RankRun {
     std::uint64_t turn = 0;
     for (std::size_t k = 0; k < shared_.plan.size(); ++k) {
       if (k < plan().size()) must(own.enqueue(k, staging, *stream_));
-      for (std::uint32_t owner = 0; owner < shared_.plan.ranks(); ++owner, ++turn) {
+      for (std::uint32_t owner = 0; owner < shared_.plan.shares(); ++owner, ++turn) {
         if (k >= shared_.plan.plan_of(owner).size()) continue;
         const DeviceAddress buffer = slots_.at(1) + turn % 2 * share;
         if (owner == rank_) {
@@ -269,7 +277,7 @@ class RankRun {
   Slots slots_;
   Consumer consumer_;
   const std::unique_ptr<Stream> stream_;
-  const std::unique_ptr<cuda::Communicator> communicator_;
+  const std::unique_ptr<Collective> collective_;
 };
 
 struct Times {
@@ -326,7 +334,7 @@ int main(int argc, char** argv) {
   if (options.gpus == 0) options.gpus = static_cast<std::uint32_t>(found.size());
   const Model model = make_model(options);
   const Contents contents = model.contents();
-  const auto owner = share_out(model.tensors, options.gpus);
+  const auto owner = share_out(contents.pieces(), options.gpus);
   const auto plan =
       must(RoundPlan::create(contents, owner, options.gpus, options.bucket_mib << 20));
   const auto first = must(cuda::open_device(driver, 0));
@@ -338,9 +346,11 @@ int main(int argc, char** argv) {
   for (const auto& segment : segments) pinner.wait(*segment, soon());
   if (const auto failure = pinner.last_failure()) must(Result<void>(fail(*failure)));
   const auto nccl = must(cuda::Nccl::load());
+  const auto collectives = must(cuda::make_nccl_collectives());
   std::barrier<> barrier(static_cast<std::ptrdiff_t>(options.gpus));
-  Shared shared{
-      options, model, plan, pinner, segments, driver, nccl, barrier, must(nccl->make_id()), {}};
+  Shared shared{options, model, plan,         pinner,  segments,
+                driver,  nccl,  *collectives, barrier, must(collectives->make_id()),
+                {}};
   std::vector<Times> times(options.gpus);
   std::vector<std::uint64_t> wrong(options.gpus);
   std::vector<std::thread> threads;

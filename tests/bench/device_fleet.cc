@@ -91,6 +91,7 @@ DeviceWorker::DeviceWorker(const std::string& program, const std::string& store,
     ::setenv("REKINDLE_STORE", store.c_str(), 1);
     ::setenv("REKINDLE_MODEL", "m@1", 1);
     ::setenv("REKINDLE_DEVICE", device.c_str(), 1);
+    ::setenv("REKINDLE_INSTANCE", ("i" + device.substr(device.find(':') + 1)).c_str(), 1);
     ::execl(program.c_str(), program.c_str(), nullptr);
     ::_exit(127);
   }

@@ -1,8 +1,12 @@
 // A worker for device_bench, told what to do by lines on stdin; answers each with a line of JSON.
 //   limit   plain uploads of as many bytes as the model has, from pinned memory: {"seconds":…}
+//   share N the same of an N-th of it
 //   load    attach and rk_load_into: {"seconds":…,"attach_seconds":…,"path":"ipc"}
+//   join    load, as a member of the group "g", and stays attached
+//   update  waits for an update, then moves to its version: {"seconds":…,"version":2,…}
 //   check   compares every byte on the device with the model's pattern: {"wrong":0}
-// Its environment: REKINDLE_STORE, REKINDLE_MODEL, REKINDLE_DEVICE ("cuda:0", "double:0").
+// Its environment: REKINDLE_STORE, REKINDLE_MODEL, REKINDLE_DEVICE ("cuda:0", "double:0") and, of a
+// group's members, REKINDLE_INSTANCE.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -65,9 +69,21 @@ class Worker {
     must(rk_connect(&where, &agent_, &error), "connect", error);
   }
 
-  void load() {
+  void load() { rk_detach(load_from(std::getenv("REKINDLE_MODEL"), false)); }
+
+  void join() { member_ = load_from(std::getenv("REKINDLE_MODEL"), true); }
+
+  void update() {
+    rk_error error;
+    std::uint64_t version = 0;
+    must(rk_wait_update(member_, 60'000, &version, &error), "wait for an update", error);
+    rk_detach(member_);
+    member_ = load_from(fmt::format("m@{}", version), true);
+  }
+
+  rk_session* load_from(const std::string& model, bool in_group) {
     const double begin = now();
-    rk_session* const session = attach();
+    rk_session* const session = attach(model, in_group);
     const double attached = now();
     if (targets_.empty()) make_targets(session);
     const double from = now();
@@ -82,10 +98,10 @@ class Worker {
     // Without the time that making the targets took, the first time.
     fmt::print("{{\"seconds\":{:.6f},\"attach_seconds\":{:.6f},\"bytes\":{},\"path\":\"{}\"}}\n",
                attached - begin + end - from, attached - begin, bytes_, info.device_path);
-    rk_detach(session);
+    return session;
   }
 
-  void limit() {
+  void limit(std::uint64_t parts = 1) {
     if (targets_.empty()) give_up("load first: the limit is of as many bytes");
     constexpr std::uint64_t kHost = 2ull << 30;
     if (host_ == nullptr) {
@@ -95,8 +111,9 @@ class Worker {
       stream_ = must(device_->make_stream());
     }
     const double begin = now();
-    for (std::uint64_t done = 0; done < bytes_; done += kHost) {
-      const bucket::Upload piece{host_, memory_->address() + done, std::min(kHost, bytes_ - done)};
+    const std::uint64_t total = bytes_ / parts;
+    for (std::uint64_t done = 0; done < total; done += kHost) {
+      const bucket::Upload piece{host_, memory_->address() + done, std::min(kHost, total - done)};
       must(stream_->upload({&piece, 1}));
     }
     must(stream_->finish(soon()));
@@ -120,10 +137,15 @@ class Worker {
   }
 
  private:
-  rk_session* attach() {
+  rk_session* attach(const std::string& model, bool in_group) {
     rk_attach_options options{};
     options.size = sizeof options;
-    options.model = std::getenv("REKINDLE_MODEL");
+    options.model = model.c_str();
+    if (in_group) {
+      options.group = "g";
+      options.instance = std::getenv("REKINDLE_INSTANCE");
+      options.generation = generation_++;
+    }
     options.device = device_name_.c_str();
     options.timeout_ms = 60'000;
     rk_session* session = nullptr;
@@ -157,6 +179,8 @@ class Worker {
   const std::string device_name_;
   const std::unique_ptr<bucket::Device> device_;
   rk_agent* agent_ = nullptr;
+  rk_session* member_ = nullptr;
+  std::uint64_t generation_ = 0;
   std::unique_ptr<bucket::Memory> memory_;
   std::vector<std::string> names_;
   std::vector<rk_target> targets_;
@@ -175,6 +199,13 @@ int main() {
   std::fflush(stdout);
   for (std::string word; std::cin >> word; std::fflush(stdout)) {
     if (word == "limit") worker.limit();
+    if (word == "share") {
+      std::uint64_t parts = 1;
+      std::cin >> parts;
+      worker.limit(parts);
+    }
+    if (word == "join") worker.join();
+    if (word == "update") worker.update();
     if (word == "load") worker.load();
     if (word == "check") worker.check();
   }

@@ -196,6 +196,34 @@ TEST_P(DeviceConformance, CopiesCrossTheBordersOfPins) {
   ::munmap(map, source.size());
 }
 
+TEST_P(DeviceConformance, DownloadsOfRowsLieApartAndTouchNothingBetween) {
+  constexpr std::size_t kRows = 300;
+  constexpr std::size_t kRun = 700;
+  const auto source = pattern(kRows * 1000, 9);
+  const auto memory = must(device_->allocate(source.size()));
+  const Upload upload{.from = source.data(), .to = memory->address(), .run_bytes = source.size()};
+  must(stream_->upload({&upload, 1}));
+  std::vector<std::byte> seen(kRows * 1500, std::byte{'?'});
+  {
+    // Pinned in part, by pages.
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(seen.data()) % 4096;
+    const auto pin = must(device_->pin({seen.data() + 8192 - past, 65'536}));
+    const Download download{.from = memory->address() + 3,
+                            .to = seen.data() + 5,
+                            .bytes = kRun,
+                            .rows = kRows,
+                            .from_stride = 900,
+                            .to_stride = 1400};
+    must(stream_->download({&download, 1}));
+    must(stream_->finish(soon()));
+  }
+  std::vector<std::byte> expected(seen.size(), std::byte{'?'});
+  for (std::size_t row = 0; row < kRows; ++row) {
+    std::memcpy(expected.data() + 5 + row * 1400, source.data() + 3 + row * 900, kRun);
+  }
+  EXPECT_EQ(seen, expected);
+}
+
 TEST_P(DeviceConformance, AnEventThatWasNeverRecordedIsDoneAndHoldsNothingUp) {
   const auto event = must(device_->make_event());
   EXPECT_TRUE(must(device_->is_done(*event)));

@@ -1,9 +1,8 @@
 #include "src/bucket/round.h"
 
-#include <barrier>
 #include <map>
 #include <numeric>
-#include <thread>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -14,11 +13,30 @@ namespace rekindle::bucket {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::random_boxes;
 using testing::random_sample;
 using testing::Sample;
 using testing::sample_of;
 
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+std::vector<std::uint32_t> shares_of(const Contents& contents, std::uint32_t shares) {
+  return share_out(contents.pieces(), shares);
+}
+
+// The same bytes, packed otherwise.
+Sample repacked(const Sample& from, std::uint64_t most_segment_bytes) {
+  std::vector<TensorInfo> infos;
+  for (TensorIndex i = 0; i < from.tensors.size(); ++i) infos.push_back(from.tensors[i]);
+  Sample other = sample_of(std::move(infos), 1, most_segment_bytes);
+  const Contents theirs = from.contents();
+  const Contents ours = other.contents();
+  for (std::size_t i = 0; i < ours.pieces().size(); ++i) {
+    const Piece& piece = ours.pieces()[i];
+    if (piece.bytes == 0) continue;
+    other.segments[piece.segment].replace(piece.offset_bytes, piece.bytes,
+                                          from.bytes_of(theirs, theirs.pieces()[i]));
+  }
+  return other;
+}
 
 TEST(RoundPlan, OwnersHaveAboutAsManyBytes) {
   std::vector<TensorInfo> tensors;
@@ -26,171 +44,192 @@ TEST(RoundPlan, OwnersHaveAboutAsManyBytes) {
     tensors.push_back(
         {"t" + std::to_string(i), DType::kU8, {static_cast<std::uint64_t>(1000 + i)}});
   }
-  const Sample sample = sample_of(std::move(tensors), 1);
-  for (const std::uint32_t ranks : {1u, 2u, 4u, 7u}) {
-    const auto owner = share_out(sample.tensors, ranks);
-    std::vector<std::uint64_t> bytes(ranks);
-    for (TensorIndex i = 0; i < owner.size(); ++i)
-      bytes[owner[i]] += sample.tensors[i].size_bytes();
+  const Contents contents = sample_of(std::move(tensors), 1).contents();
+  for (const std::uint32_t shares : {1u, 2u, 4u, 7u}) {
+    const auto share_of = shares_of(contents, shares);
+    std::vector<std::uint64_t> bytes(shares);
+    for (std::size_t i = 0; i < share_of.size(); ++i) {
+      bytes[share_of[i]] += contents.pieces()[i].bytes;
+    }
     const std::uint64_t fair =
-        std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}) / ranks;
-    for (const std::uint64_t own : bytes) EXPECT_NEAR(double(own), double(fair), 1300) << ranks;
+        std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}) / shares;
+    for (const std::uint64_t own : bytes) EXPECT_NEAR(double(own), double(fair), 1300) << shares;
   }
 }
 
-TEST(RoundPlan, MoreRanksThanTensorsIsFine) {
+TEST(RoundPlan, MoreOwnersThanTensorsIsFine) {
   const Sample sample = sample_of({{"a", DType::kU8, {10}}, {"b", DType::kU8, {10}}}, 1);
-  const auto plan =
-      RoundPlan::create(sample.contents(), share_out(sample.tensors, 4), 4, 4 * kPartAlignment);
+  const Contents contents = sample.contents();
+  const auto plan = RoundPlan::create(contents, shares_of(contents, 4), 4, 4 * kPartAlignment);
   ASSERT_TRUE(plan);
   EXPECT_EQ(plan->size(), 1u);
   EXPECT_EQ(plan->parts(0).size(), 2u);
 }
 
-TEST(RoundPlan, OnlyWholeTensorsWithAnOwnerAreBroadcast) {
-  const Sample sample = sample_of({{"a", DType::kU8, {10, 10}}}, 1);
-  const std::vector<std::uint32_t> owner{0};
-  EXPECT_FALSE(RoundPlan::create(sample.contents({{"a", {0, 0}, {5, 10}}}), owner, 2, 1 << 20));
-  const std::vector<std::uint32_t> nobody{2};
-  EXPECT_FALSE(RoundPlan::create(sample.contents(), nobody, 2, 1 << 20));
-  EXPECT_TRUE(RoundPlan::create(sample.contents(), owner, 2, 1 << 20));
-}
-
-// An all-gather of the double's: all ranks meet at each bucket, then each fetches what it lacks.
-class Gathering {
- public:
-  explicit Gathering(std::uint32_t ranks) : ranks_(ranks), barrier_(static_cast<int>(ranks)) {
-    at_.resize(ranks);
-    uploaded_.resize(ranks);
-  }
-  class Member final : public Spread {
-   public:
-    Member(Gathering& all, std::uint32_t rank, std::uint64_t share_bytes, Device& device)
-        : all_(all), rank_(rank), share_bytes_(share_bytes), uploaded_(*device.make_event()) {}
-    Result<void> enqueue(std::size_t bucket, DeviceAddress at, Stream& stream) override {
-      order.push_back(bucket);
-      TRY_VOID(stream.record(*uploaded_));
-      all_.at_[rank_] = at;
-      all_.uploaded_[rank_] = uploaded_.get();
-      all_.barrier_.arrive_and_wait();
-      std::vector<Move> moves;
-      for (std::uint32_t peer = 0; peer < all_.ranks_; ++peer) {
-        if (peer == rank_) continue;
-        TRY_VOID(stream.wait(*all_.uploaded_[peer]));
-        const std::uint64_t share = peer * share_bytes_;
-        moves.push_back({all_.at_[peer] + share, at + share, share_bytes_});
-      }
-      TRY_VOID(stream.move(moves));
-      TRY_VOID(stream.finish(clock_now() + 30s));  // before a peer reuses its slot
-      all_.barrier_.arrive_and_wait();
-      return {};
-    }
-    std::vector<std::size_t> order;
-
-   private:
-    Gathering& all_;
-    const std::uint32_t rank_;
-    const std::uint64_t share_bytes_;
-    std::unique_ptr<Event> uploaded_;
+TEST(RoundPlan, WhatCannotBeSharedOutIsRefused) {
+  const Contents contents = sample_of({{"a", DType::kU8, {100, 1000}}}, 1).contents();
+  const auto refused = [&](const std::vector<std::uint32_t>& share_of, std::uint32_t shares,
+                           std::uint64_t bucket_bytes) {
+    const auto plan = RoundPlan::create(contents, share_of, shares, bucket_bytes);
+    return !plan && plan.error().code() == ErrorCode::kInvalid;
   };
-
- private:
-  const std::uint32_t ranks_;
-  std::barrier<> barrier_;
-  std::vector<DeviceAddress> at_;
-  std::vector<Event*> uploaded_;
-};
-
-// Copies every part out and gives the slot back.
-class Taker final : public Deliver {
- public:
-  Taker(const RoundPlan& plan, Slots& slots, const Contents& contents, Device& device)
-      : plan_(plan), slots_(slots), stream_(*device.make_stream()) {
-    for (const Piece& piece : contents.pieces()) pieces.emplace_back(piece.bytes, '\0');
-  }
-  Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override {
-    TRY_VOID(stream_->wait(*slots_.filled[slot]));
-    std::vector<Download> copies;
-    for (const Part& part : plan_.parts(bucket)) {
-      auto* const to = reinterpret_cast<std::byte*>(pieces[part.piece].data());
-      copies.push_back({slots_.at(slot) + part.at, to + part.offset_bytes, part.bytes});
-    }
-    TRY_VOID(stream_->download(copies));
-    return stream_->finish(clock_now() + 30s);
-  }
-  Result<bool> released(std::uint32_t) override { return true; }
-  std::vector<std::string> pieces;
-
- private:
-  const RoundPlan& plan_;
-  Slots& slots_;
-  std::unique_ptr<Stream> stream_;
-};
-
-// Each rank's host has its own part only: the rest of its memory is wrong.
-std::vector<std::string> run_rank(const Sample& sample, std::span<const std::uint32_t> owner,
-                                  std::uint32_t rank, Gathering& gathering, std::uint32_t ranks,
-                                  std::uint64_t bucket_bytes) {
-  const auto device = make_double_device("double:" + std::to_string(rank), 64 << 20);
-  const Contents contents = sample.contents();
-  const auto plan = RoundPlan::create(contents, owner, ranks, bucket_bytes);
-  if (!plan) throw std::runtime_error(plan.error().message());
-  Sample mine = sample;
-  for (const Piece& piece : contents.pieces()) {
-    if (owner[piece.tensor] == rank) continue;
-    mine.segments[piece.segment].replace(piece.offset_bytes, piece.bytes, piece.bytes, '?');
-  }
-  Pinner pinner(*device, 1);
-  SegmentFetch::Segments segments;
-  const auto files = mine.files();
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    segments.push_back(*pinner.add(files[i].get(), mine.segment_bytes[i]));
-  }
-  SegmentFetch own(plan->plan_of(rank), pinner, std::move(segments), contents.tiles().tile_count());
-  own.mark_all_ready();
-  Slots slots = *allocate_slots(
-      *device, {.bucket_bytes = plan->bucket_bytes(), .slots = 2, .free_fraction = 1.0},
-      contents.total_bytes() + plan->bucket_bytes());
-  RoundFetch fetch(*plan, rank, own);
-  Gathering::Member spread(gathering, rank, plan->share_bytes(), *device);
-  Taker taker(*plan, slots, contents, *device);
-  Pipeline pipeline(*device, plan->size(), slots, fetch, &spread, taker);
-  if (!pipeline.start()) throw std::runtime_error("no streams");
-  for (;;) {
-    const auto state = pipeline.step(clock_now());
-    if (!state) throw std::runtime_error(state.error().message());
-    if (*state == Pipeline::State::kDone) break;
-    std::this_thread::sleep_for(20us);
-  }
-  EXPECT_EQ(spread.order.size(), plan->size());
-  EXPECT_TRUE(std::is_sorted(spread.order.begin(), spread.order.end()));
-  return taker.pieces;
+  EXPECT_FALSE(refused({1}, 2, 1 << 20));
+  EXPECT_TRUE(refused({2}, 2, 1 << 20)) << "a share that is none";
+  EXPECT_TRUE(refused({}, 2, 1 << 20)) << "a piece without a share";
+  EXPECT_TRUE(refused({0, 0}, 2, 1 << 20)) << "a share of no piece";
+  EXPECT_TRUE(refused({0}, 0, 1 << 20)) << "no owners";
+  EXPECT_FALSE(refused({0}, 4, 4 * kPartAlignment));
+  EXPECT_TRUE(refused({0}, 4, 4 * kPartAlignment - 1)) << "shares of no bytes";
 }
 
-TEST(Round, EveryRankHasEveryTensorFromItsOwner) {
+TEST(RoundPlan, ARoundOfTooManyBucketsIsRefused) {
+  const std::uint64_t rows = kMostBuckets + 1;
+  const Contents contents =
+      sample_of({{"a", DType::kU8, {rows, kPartAlignment}}, {"b", DType::kU8, {1}}}, 1).contents();
+  const std::vector<std::uint32_t> apart{0, 1};
+  EXPECT_FALSE(RoundPlan::create(contents, apart, 2, 2 * kPartAlignment));
+  EXPECT_TRUE(RoundPlan::create(contents, apart, 2, 4 * kPartAlignment));
+  // Room for its bytes, but not once they are aligned.
+  std::vector<TensorInfo> infos;
+  for (std::uint64_t i = 0; i < rows; ++i) infos.push_back({std::to_string(i), DType::kU8, {2}});
+  const Contents small = sample_of(std::move(infos), 1).contents();
+  const std::vector<std::uint32_t> one(rows, 0);
+  EXPECT_FALSE(RoundPlan::create(small, one, 1, kPartAlignment));
+}
+
+// Ranks come to the same plan, whatever their copies look like, also of boxes; and each byte of
+// each piece is in it once.
+TEST(RoundPlan, IsTheSameAtEveryRankWhateverTheLayout) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  for (const std::uint32_t ranks : {1u, 2u, 3u}) {
+  for (int turn = 0; turn < 20; ++turn) {
     const Sample sample = random_sample(random);
-    const std::uint64_t bucket_bytes = ranks * kPartAlignment + random() % 100'000;
-    const auto owner = share_out(sample.tensors, ranks);
-    Gathering gathering(ranks);
-    std::vector<std::vector<std::string>> got(ranks);
-    std::vector<std::thread> threads;
-    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back(
-          [&, rank] { got[rank] = run_rank(sample, owner, rank, gathering, ranks, bucket_bytes); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    const Contents contents = sample.contents();
-    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      for (std::size_t i = 0; i < contents.pieces().size(); ++i) {
-        ASSERT_EQ(got[rank][i], sample.bytes_of(contents, contents.pieces()[i]))
-            << "rank " << rank << ", " << contents.pieces()[i].name;
+    const Sample other = repacked(sample, 200'000 + random() % 100'000'000);
+    const auto wanted =
+        turn % 2 == 0 ? std::vector<NamedBox>() : random_boxes(random, sample.tensors);
+    const Contents here = sample.contents(wanted);
+    const Contents there = other.contents(wanted);
+    EXPECT_EQ(digest_of(here), digest_of(there));
+    const auto shares = static_cast<std::uint32_t>(1 + random() % 5);
+    const std::uint64_t bucket_bytes = shares * (kPartAlignment + random() % 50'000);
+    ASSERT_EQ(shares_of(here, shares), shares_of(there, shares));
+    const auto one = RoundPlan::create(here, shares_of(here, shares), shares, bucket_bytes);
+    const auto two = RoundPlan::create(there, shares_of(there, shares), shares, bucket_bytes);
+    ASSERT_TRUE(one && two);
+    ASSERT_EQ(one->size(), two->size());
+    std::map<std::uint32_t, std::uint64_t> bytes;
+    for (std::size_t bucket = 0; bucket < one->size(); ++bucket) {
+      EXPECT_EQ(one->parts(bucket), two->parts(bucket));
+      for (const Part& part : one->parts(bucket)) {
+        EXPECT_EQ(part.offset_bytes, bytes[part.piece]) << "in order";
+        bytes[part.piece] += part.bytes;
+        EXPECT_LE(part.at + part.bytes, one->bucket_bytes());
       }
     }
+    for (std::uint32_t i = 0; i < here.pieces().size(); ++i) {
+      EXPECT_EQ(bytes[i], here.pieces()[i].bytes);
+    }
   }
+}
+
+TEST(RoundDigest, DiffersWithWhatIsWanted) {
+  const Sample sample = sample_of({{"a", DType::kF32, {8, 8}}, {"b", DType::kF32, {8, 8}}}, 1);
+  std::set<Digest128> all;
+  const auto is_new = [&all](const Sample& of, const std::vector<NamedBox>& wanted) {
+    return all.insert(digest_of(of.contents(wanted))).second;
+  };
+  EXPECT_TRUE(is_new(sample, {}));
+  EXPECT_FALSE(is_new(sample, {{"a", {}, {}}, {"b", {}, {}}})) << "the same, said otherwise";
+  EXPECT_TRUE(is_new(sample, {{"a", {}, {}}}));
+  EXPECT_TRUE(is_new(sample, {{"b", {}, {}}}));
+  EXPECT_TRUE(is_new(sample, {{"a", {0, 0}, {4, 8}}}));
+  EXPECT_TRUE(is_new(sample, {{"a", {4, 0}, {4, 8}}}));
+  EXPECT_TRUE(is_new(sample, {{"a", {0, 0}, {8, 4}}}));
+  EXPECT_TRUE(is_new(sample_of({{"a", DType::kI32, {8, 8}}}, 1), {}));
+  EXPECT_TRUE(is_new(sample_of({{"a", DType::kF32, {64}}}, 1), {}));
+}
+
+// What a tail gives out is what the round had left, each byte once.
+TEST(RoundTail, BringsWhatIsLeftAndNothingElse) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  const auto device = make_double_device("double:0", 64 << 20);
+  for (int turn = 0; turn < 10; ++turn) {
+    const Sample sample = random_sample(random);
+    const Contents contents = sample.contents();
+    const auto shares = static_cast<std::uint32_t>(1 + random() % 4);
+    const auto plan = *RoundPlan::create(contents, shares_of(contents, shares), shares,
+                                         shares * (kPartAlignment + random() % 50'000));
+    Pinner pinner(*device, 1);
+    SegmentFetch::Segments segments;
+    const auto files = sample.files();
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      segments.push_back(*pinner.add(files[i].get(), sample.segment_bytes[i]));
+      ASSERT_TRUE(pinner.wait(*segments.back(), std::chrono::steady_clock::now() + 30s));
+    }
+    RoundTail::Fetches fetches;
+    for (std::uint32_t share = 0; share < shares; ++share) {
+      fetches.push_back(std::make_unique<SegmentFetch>(plan.plan_of(share), pinner, segments,
+                                                       contents.tiles().tile_count()));
+    }
+    const std::size_t first = random() % (plan.size() + 1);
+    std::map<std::uint32_t, std::uint64_t> bytes;
+    for (std::size_t bucket = 0; bucket < first; ++bucket) {
+      for (const Part& part : plan.parts(bucket)) bytes[part.piece] += part.bytes;
+    }
+    RoundTail tail(plan, fetches, first);
+    for (const auto& fetch : fetches) fetch->mark_all_ready();
+    std::size_t given = 0;
+    while (const auto bucket = tail.next()) {
+      EXPECT_EQ(*bucket, given++);
+      for (const Part& part : tail.parts(*bucket)) {
+        bytes[part.piece] += part.bytes;
+        EXPECT_LE(part.at + part.bytes, plan.share_bytes());
+      }
+    }
+    EXPECT_EQ(given, tail.size());
+    for (std::uint32_t i = 0; i < contents.pieces().size(); ++i) {
+      EXPECT_EQ(bytes[i], contents.pieces()[i].bytes) << contents.pieces()[i].name;
+    }
+  }
+}
+
+// Ranks that do not come.
+class Unsettled final : public Collective {
+ public:
+  std::uint32_t rank() const override { return 0; }
+  std::uint32_t ranks() const override { return 2; }
+  Result<void> spread(DeviceAddress, std::uint64_t, std::span<const std::uint32_t>,
+                      Stream&) override {
+    return {};
+  }
+  Result<bool> settled() override { return false; }
+  void abort() override {}
+};
+
+TEST(RoundSpread, DoesNotWaitForPeersForEver) {
+  const auto device = make_double_device("double:0", 1 << 20);
+  const auto stream = *device->make_stream();
+  Unsettled collective;
+  RoundSpread spread(collective, kPartAlignment, {0}, {.peers = 20ms, .stop = nullptr});
+  const auto late = spread.enqueue(0, 0, *stream);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code(), ErrorCode::kTimeout);
+  EXPECT_FALSE(spread.check()) << "nor takes what is not settled for spread";
+}
+
+TEST(RoundSpread, StopsToWaitWhenItIsTold) {
+  const auto device = make_double_device("double:0", 1 << 20);
+  const auto stream = *device->make_stream();
+  Unsettled collective;
+  int asked = 0;
+  RoundSpread spread(collective, kPartAlignment, {0},
+                     {.peers = std::chrono::hours(1), .stop = [&asked] { return ++asked == 3; }});
+  const auto stopped = spread.enqueue(0, 0, *stream);
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(stopped.error().code(), ErrorCode::kStale);
 }
 
 }  // namespace

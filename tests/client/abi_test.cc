@@ -47,6 +47,7 @@ TEST(Abi, NullsAreInvalidOrNothing) {
   EXPECT_EQ(rk_publish_begin(nullptr, nullptr, nullptr, 0, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_publish_data(nullptr, 0, nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_publish_commit(nullptr, 0, &error), RK_INVALID);
+  EXPECT_EQ(rk_update(nullptr, nullptr, nullptr, &error), RK_INVALID);
   rk_disconnect(nullptr);
   rk_detach(nullptr);
   rk_publish_abandon(nullptr);
@@ -122,6 +123,27 @@ TEST(Abi, CallersFromBeforeDevicesGoOnWorking) {
   EXPECT_STREQ(info.rung, "local");
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(info.device_path), 0xeeeeeeeeeeeeeeeeu);
   EXPECT_EQ(all_tensors(session).size(), 5u);
+}
+
+TEST(Abi, CallersFromBeforeGroupsGoOnWorking) {
+  const FakeModel model;
+  ScriptedAgent server([&](AgentEnd& agent) {
+    agent.hello();
+    const auto call = agent.expect(Kind::kAttach);
+    EXPECT_EQ(call.attach().group(), "");
+    agent.send(model.attached(call.call(), kSession, true), model.segments());
+    agent.until_closed();
+  });
+  const Agent agent = connect_to(server.store());
+  rk_attach_options options;
+  std::memset(&options, 0xee, sizeof options);  // what an old caller has behind its structure
+  const rk_attach_options meant = attach_options();
+  constexpr std::size_t kOldOptions = offsetof(rk_attach_options, group);
+  std::memcpy(&options, &meant, kOldOptions);
+  options.size = kOldOptions;
+  Session session;
+  rk_error error{};
+  ASSERT_EQ(rk_attach(agent.handle, &options, &session.handle, &error), RK_OK) << error.message;
 }
 
 TEST(Abi, LongTextsAreCutAtACharacterAndStayOneLine) {

@@ -47,7 +47,8 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
                         .world = 4,
                         .fallback_dir = "/f",
                         .device = "GPU-6f2c",
-                        .bucket_bytes = std::uint64_t{1} << 40};
+                        .bucket_bytes = std::uint64_t{1} << 40,
+                        .group = "chat"};
   auto attach = parsed({2, 3, 4000}, request);
   EXPECT_EQ(attach.session(), 3u);
   EXPECT_EQ(attach.deadline_ms(), 4000u);
@@ -67,6 +68,7 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(attach.attach().fallback_dir(), "/f");
   EXPECT_EQ(attach.attach().device(), "GPU-6f2c");
   EXPECT_EQ(attach.attach().bucket_bytes(), std::uint64_t{1} << 40);
+  EXPECT_EQ(attach.attach().group(), "chat");
   request.version = 9;
   attach = parsed({2, 3, 4000}, request);
   EXPECT_FALSE(attach.attach().latest());
@@ -84,6 +86,11 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
   EXPECT_TRUE(parsed({6, 0, 0}, PingRequest{}).has_ping());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishCommitRequest{}).has_publish_commit());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishAbandonRequest{}).has_publish_abandon());
+  const auto update = parsed({7, 0, 9}, UpdateRequest{{"m", 7}, "chat", 1500});
+  EXPECT_EQ(update.update().id().model(), "m");
+  EXPECT_EQ(update.update().id().version(), 7u);
+  EXPECT_EQ(update.update().group(), "chat");
+  EXPECT_EQ(update.update().gather_ms(), 1500u);
 }
 
 TEST(Wire, RepliesOfTheGeneratedCodeAreRead) {
@@ -157,6 +164,17 @@ TEST(Wire, RepliesOfTheGeneratedCodeAreRead) {
   decoded<PongReply>(frame);
   frame.mutable_done();
   decoded<DoneReply>(frame);
+  frame.mutable_updated()->set_members(8);
+  frame.mutable_updated()->set_ready(7);
+  frame.mutable_updated()->set_by_broadcast(6);
+  frame.mutable_updated()->set_elapsed_ms(std::uint64_t{1} << 40);
+  frame.mutable_updated()->set_why("rank 1 of i on b: died");
+  const auto updated = decoded<UpdatedReply>(frame);
+  EXPECT_EQ(updated.members, 8u);
+  EXPECT_EQ(updated.ready, 7u);
+  EXPECT_EQ(updated.by_broadcast, 6u);
+  EXPECT_EQ(updated.elapsed_ms, std::uint64_t{1} << 40);
+  EXPECT_EQ(updated.why, "rank 1 of i on b: died");
 }
 
 TEST(Wire, ErrorsKeepTheirCode) {

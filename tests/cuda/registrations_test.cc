@@ -1,6 +1,7 @@
 #include "src/cuda/registrations.h"
 
 #include <cstring>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -110,6 +111,36 @@ TEST_F(RegistrationsTest, DownloadsAreCutLikewise) {
   out.clear();
   registrations_.cut({&copy, 1}, out);
   EXPECT_EQ(out.size(), 1u);
+}
+
+TEST_F(RegistrationsTest, RowsOfDownloadsAreCutWhereTheyLandAndKeepTheirStrides) {
+  registrations_.add(part(1000, 1000));
+  const Download copy{.from = 5000,
+                      .to = host_.data() + 800,
+                      .bytes = 100,
+                      .rows = 20,
+                      .from_stride = 128,
+                      .to_stride = 150};
+  std::vector<Download> out;
+  registrations_.cut({&copy, 1}, out);
+  std::map<std::size_t, std::uint64_t> seen;  // by where it lands, from where
+  for (const Download& one : out) {
+    for (std::uint64_t row = 0; row < one.rows; ++row) {
+      const auto at = static_cast<std::size_t>(one.to - host_.data()) + row * one.to_stride;
+      EXPECT_TRUE(at + one.bytes <= 1000 || at >= 2000 || (at >= 1000 && at + one.bytes <= 2000));
+      for (std::uint64_t i = 0; i < one.bytes; ++i) {
+        seen[at + i] = one.from + row * one.from_stride + i;
+      }
+    }
+  }
+  std::map<std::size_t, std::uint64_t> expected;
+  for (std::uint64_t row = 0; row < copy.rows; ++row) {
+    for (std::uint64_t i = 0; i < copy.bytes; ++i) {
+      expected[800 + row * 150 + i] = 5000 + row * 128 + i;
+    }
+  }
+  EXPECT_EQ(seen, expected);
+  EXPECT_LT(out.size(), 10u) << "not row by row";
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::BucketWorker;
 
-class DeviceLinkTest : public ::testing::Test {
+class DeviceLinkTest : public ::testing::Test, private DeviceEvents {
  protected:
   void start(std::vector<std::string> arguments = {}, std::string program = DEVICE_MAIN) {
     LinkOptions options;
@@ -28,7 +28,7 @@ class DeviceLinkTest : public ::testing::Test {
     options.first_pause = 10ms;
     options.hello = hello_;
     link_ = std::make_unique<DeviceLink>(context_.get_executor(), std::move(options));
-    link_->on_over([this](const DeviceOver& over) { over_.push_back(over); });
+    link_->tell_events(this);
     link_->start();
   }
   ~DeviceLinkTest() override {
@@ -54,6 +54,11 @@ class DeviceLinkTest : public ::testing::Test {
   bool serving() {
     return until([&] { return link_->status().state == LinkStatus::State::kServing; });
   }
+  void device_over(const DeviceOver& over) override { over_.push_back(over); }
+  void device_joined(const DeviceJoined&) override {}
+  void spread_progress(std::uint64_t, std::uint64_t) override {}
+  void spread_over(const SpreadOver&) override {}
+  void meeting_id(std::uint64_t, const Result<std::string>&) override {}
   DeviceOrder order(std::uint64_t session) {
     DeviceOrder order;
     order.session = session;

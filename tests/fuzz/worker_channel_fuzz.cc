@@ -28,7 +28,11 @@ struct Outcome {
 void check_request(const proto::WorkerFrame& frame) {
   if (frame.has_attach()) {
     const auto order = worker::from_proto(frame.attach());
-    if (order) FUZZ_CHECK(order->rank.rank < order->rank.world);
+    if (order) FUZZ_CHECK(order->rank.rank < order->rank.world && order->group.size() <= 128);
+  }
+  if (frame.has_update()) {
+    const auto order = worker::from_proto(frame.update());
+    if (order) FUZZ_CHECK(!order->id.model.empty() && order->group.size() <= 128);
   }
   if (frame.has_publish_begin()) {
     const auto tensors = worker::tensors_from(frame.publish_begin());

@@ -21,6 +21,14 @@ const Result<std::unique_ptr<bucket::Device>>& first() {
 std::string gpu_missing() { return first() ? "" : first().error().message(); }
 std::string agent_gpu() { return "auto"; }
 std::string worker_device() { return "cuda:0"; }
+std::string gpus_missing(int count) {
+  if (!first()) return first().error().message();
+  const auto driver = cuda::Driver::load();
+  if (driver && cuda::open_device(*driver, count - 1)) return {};
+  return "there are fewer than " + std::to_string(count) + " GPUs";
+}
+std::string agent_gpus(int /*count*/) { return "auto"; }
+std::string worker_device(int index) { return "cuda:" + std::to_string(index); }
 
 std::uint64_t device_bytes_used(pid_t /*device_process*/) {
   const auto memory = (*first())->memory();

@@ -1,12 +1,18 @@
 // A worker with a device, told what to do by lines of a FIFO; answers each with a line of JSON:
 //   {"did":"take","code":"OK",…}, of what failed {"did":"take","code":"PEER_LOST","message":…}
-// connect                    attach MODEL [shard=…] [bucket=BYTES] [device=…]
-// [box=NAME:OFFSETS:EXTENTS]… take N|all                 buckets, each copied out on a stream of
-// its own into                       rk_load_into            sums      XXH3-128 of each tensor on
-// the device loaded                     rk_loaded, rk_wait_commit hog BYTES                  takes
-// all memory of the device but so much; 0: gives it back detach device_client FIFO, with
-// REKINDLE_STORE and REKINDLE_DEVICE ("cuda:0", "double:0") set; WORKER_SPEC is the contents of a
-// shard spec.
+//   connect
+//   attach MODEL [shard=…] [bucket=BYTES] [device=…] [box=NAME:OFFSETS:EXTENTS]… [group=…]
+//          [instance=…] [rank=N] [world=N] [generation=N]
+//   take N|all           buckets, each copied out on a stream of its own
+//   into                 rk_load_into
+//   sums                 XXH3-128 of each tensor on the device
+//   loaded               rk_loaded, rk_wait_commit
+//   wait [MS]            rk_wait_update
+//   update MODEL [group=…] [gather=MS]   rk_update
+//   hog BYTES            takes all memory of the device but so much; 0: gives it back
+//   detach
+// device_client FIFO, with REKINDLE_STORE and REKINDLE_DEVICE ("cuda:0", "double:0") set;
+// WORKER_SPEC is the contents of a shard spec.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -65,6 +71,10 @@ std::vector<std::uint64_t> numbers(const std::string& text) {
   return all;
 }
 
+std::uint32_t number(const std::string& text) {
+  return static_cast<std::uint32_t>(std::stoul(text));
+}
+
 struct Box {
   std::string tensor;
   std::vector<std::uint64_t> offset, extent;
@@ -103,7 +113,7 @@ class Client {
     if (agent_ == nullptr) connect();
     rk_attach_options options{};
     options.size = sizeof options;
-    std::string model, shard, device = std::getenv("REKINDLE_DEVICE");
+    std::string model, shard, group, instance, device = std::getenv("REKINDLE_DEVICE");
     words >> model;
     std::vector<Box> named;
     for (std::string word; words >> word;) {
@@ -111,6 +121,11 @@ class Client {
       if (word.starts_with("shard=")) shard = value;
       if (word.starts_with("bucket=")) options.bucket_bytes = std::stoull(value);
       if (word.starts_with("device=")) device = value;
+      if (word.starts_with("group=")) group = value;
+      if (word.starts_with("instance=")) instance = value;
+      if (word.starts_with("rank=")) options.rank = number(value);
+      if (word.starts_with("world=")) options.world = number(value);
+      if (word.starts_with("generation=")) options.generation = std::stoull(value);
       if (word.starts_with("box=")) named.push_back(parse_box(value));
     }
     std::vector<rk_box> boxes;
@@ -126,6 +141,8 @@ class Client {
     options.timeout_ms = kPatience;
     options.device = device.c_str();
     options.stream = device_->native_stream();
+    options.group = group.empty() ? nullptr : group.c_str();
+    options.instance = instance.empty() ? nullptr : instance.c_str();
     rk_error error;
     must(rk_attach(agent_, &options, &session_, &error), error);
     return state();
@@ -187,6 +204,41 @@ class Client {
     rk_error error;
     must(rk_loaded(session_, &error), error);
     must(rk_wait_commit(session_, kPatience, &error), error);
+  }
+
+  Json wait(std::istream& words) {
+    std::int64_t patience = kPatience;
+    words >> patience;
+    std::uint64_t version = 0;
+    rk_error error;
+    must(rk_wait_update(session_, patience, &version, &error), error);
+    return {{"version", version}};
+  }
+
+  Json update(std::istream& words) {
+    if (agent_ == nullptr) connect();
+    rk_update_options options{};
+    options.size = sizeof options;
+    std::string model, group;
+    words >> model;
+    for (std::string word; words >> word;) {
+      const auto value = word.substr(word.find('=') + 1);
+      if (word.starts_with("group=")) group = value;
+      if (word.starts_with("gather=")) options.gather_ms = std::stoll(value);
+    }
+    options.model_version = model.c_str();
+    options.group = group.empty() ? nullptr : group.c_str();
+    options.timeout_ms = kPatience;
+    rk_update_result result{};
+    result.size = sizeof result;
+    rk_error error;
+    const std::int32_t code = rk_update(agent_, &options, &result, &error);
+    if (code != RK_OK && code != RK_UNAVAILABLE) must(code, error);
+    return {{"outcome", rk_code_name(code)},
+            {"why", code == RK_OK ? "" : error.message},
+            {"members", result.members},
+            {"ready", result.ready},
+            {"by_broadcast", result.by_broadcast}};
   }
 
   void hog(std::istream& words) {
@@ -290,6 +342,8 @@ Json obey(Client& client, const std::string& word, std::istream& words) {
   if (word == "take") return client.take(words);
   if (word == "into") return client.into();
   if (word == "sums") return client.sums();
+  if (word == "wait") return client.wait(words);
+  if (word == "update") return client.update(words);
   if (word == "connect") client.connect();
   if (word == "loaded") client.loaded();
   if (word == "hog") client.hog(words);

@@ -11,6 +11,9 @@ namespace fs = std::filesystem;
 std::string gpu_missing() { return {}; }
 std::string agent_gpu() { return "double:1"; }
 std::string worker_device() { return "double:0"; }
+std::string gpus_missing(int /*count*/) { return {}; }
+std::string agent_gpus(int count) { return "double:" + std::to_string(count); }
+std::string worker_device(int index) { return "double:" + std::to_string(index); }
 
 std::uint64_t device_bytes_used(pid_t device_process) {
   std::uint64_t bytes = 0;

@@ -1,6 +1,8 @@
 // Where a double's size and name can be chosen, and what it holds be seen.
 #include <csignal>
 
+#include <sys/stat.h>
+
 #include "tests/gpu/gpu_workers.h"
 
 namespace rekindle::testing {
@@ -45,6 +47,32 @@ TEST_F(DoubleWorkers, Row40AreFreedOfTheirBucketsWhileTheyAreStopped) {
   stopped->process().signal(SIGSTOP);
   EXPECT_TRUE(eventually_no_sessions()) << devices();
   EXPECT_TRUE(eventually_uses_at_most(0));
+}
+
+// Its library has mapped the files to upload from them.
+TEST_F(DoubleWorkers, MayReadWhatWasRetiredUnderThemForAsLongAsTheyLive) {
+  start_agent();
+  const auto publish_copy = [&](const std::string& version, std::uint64_t seed) {
+    plain_checkpoint(8, seed).write(fleet_.dir(version));
+    const auto done = fleet_.run_command(
+        {"publish", version, fleet_.dir(version), "--copy", "--store", fleet_.agent("a").store});
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+  };
+  const auto inode = [&] {
+    struct stat status {};
+    const auto path = find_file(fleet_.agent("a").store / "models", "model.safetensors");
+    EXPECT_EQ(::stat(path.c_str(), &status), 0);
+    return status.st_ino;
+  };
+  publish_copy("m@1", 61);
+  const auto one = worker();
+  ASSERT_TRUE(is_ok(one->ask("attach m@1 device=double:7")));
+  ASSERT_TRUE(is_ok(one->ask("take 1")));
+  const auto before = inode();
+  const auto retired = fleet_.run_command({"retire", "m@1", "--store", fleet_.agent("a").store});
+  ASSERT_EQ(retired.exit_code, 0) << retired.err;
+  publish_copy("m@2", 62);
+  EXPECT_NE(inode(), before);
 }
 
 TEST_F(DoubleWorkers, OnADeviceThatTheAgentDoesNotSeeUploadByThemselves) {

@@ -21,7 +21,10 @@ DeviceClient::DeviceClient(const std::filesystem::path& fifo, const std::filesys
   spawn.argv = {program(DEVICE_CLIENT), fifo.string()};
   spawn.env = std::move(env);
   spawn.env.emplace_back("REKINDLE_STORE", store.string());
-  spawn.env.emplace_back("REKINDLE_DEVICE", worker_device());
+  const auto names_device = [](const auto& entry) { return entry.first == "REKINDLE_DEVICE"; };
+  if (std::ranges::none_of(spawn.env, names_device)) {
+    spawn.env.emplace_back("REKINDLE_DEVICE", worker_device());
+  }
   process_ = std::make_unique<Process>(std::move(spawn));
 }
 

@@ -43,7 +43,8 @@ const std::vector<std::vector<std::string>> kCommands = {{"coordinator"}, {"agen
                                                          {"topo"},        {"doctor"},
                                                          {"drain"},       {"run"},
                                                          {"wait-ready"},  {"events"},
-                                                         {"version"},     {"completion", "bash"}};
+                                                         {"version"},     {"completion", "bash"},
+                                                         {"update"}};
 
 std::string help_of(std::vector<std::string> command) {
   command.emplace_back("--help");
@@ -131,6 +132,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{"EmptySpec", {"pull", "m", "--shard", "tp=0/2", "--spec", "/dev/null"}, "--spec"},
         BadOption{"Agent", {"status", "--agent", "[::1]"}, "--agent: '[::1]'"},
         BadOption{"Interval", {"status", "--watch", "--interval", "0s"}, "--interval"},
+        BadOption{"Gather", {"update", "m@1", "--gather", "0s"}, "--gather"},
+        BadOption{"GatherForHours", {"update", "m@1", "--gather", "11min"}, "--gather"},
+        BadOption{"UpdateTimeout", {"update", "m@1", "--timeout", "long"}, "--timeout"},
         BadOption{"AgentListen", {"agent", "--listen", "7400"}, "--listen: '7400'"},
         BadOption{"DataListen", {"agent", "--data-listen", "x"}, "--data-listen: 'x'"},
         BadOption{"DataAdvertise", {"agent", "--data-advertise", "x"}, "--data-advertise: 'x'"},

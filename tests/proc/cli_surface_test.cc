@@ -14,9 +14,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr const char* kCommands[] = {"coordinator", "agent",  "publish",    "pull",   "status",
-                                     "inspect",     "verify", "retire",     "bench",  "topo",
-                                     "doctor",      "drain",  "completion", "version"};
+constexpr const char* kCommands[] = {"coordinator", "agent",  "publish",    "pull",    "status",
+                                     "inspect",     "verify", "retire",     "bench",   "topo",
+                                     "doctor",      "drain",  "completion", "version", "update"};
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;
@@ -101,6 +101,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadCall{"DeadBeforeSuspect", {"coordinator", "--dead-after", "500ms"}, 2, "--dead-after"},
         BadCall{"BadBudget", {"agent", "--budget", "lots"}, 2, "--budget"},
         BadCall{"RetireEverywhereAlone", {"retire", "m@1", "--everywhere"}, 2, "--coordinator"},
+        BadCall{"UpdateWithoutVersion", {"update", "m"}, 2, "names no version"},
+        BadCall{"UpdateAlone", {"update", "m@1"}, 2, "--coordinator"},
         BadCall{"InspectNothing", {"inspect", "/nonexistent/x"}, 3, "/nonexistent/x"},
         BadCall{"VerifyNothing", {"verify", "/nonexistent/x"}, 3, "/nonexistent/x"},
         BadCall{"VerifyWithoutManifest", {"verify", "/etc"}, 2, "rekindle.manifest"},
@@ -113,6 +115,7 @@ TEST(CliSurface, PeersThatAreNotThereAreUnavailable) {
   for (const std::vector<std::string>& call :
        {std::vector<std::string>{"status", "--agent", nobody},
         {"status", "--coordinator", nobody},
+        {"update", "m@1", "--coordinator", nobody},
         {"retire", "m@1", "--everywhere", "--coordinator", nobody}}) {
     const Finished done = rekindle(call);
     EXPECT_EQ(done.exit.code, 5) << done.err;

@@ -420,6 +420,62 @@ TEST_F(CoordinatorDaemon, Row50OutOfDescriptorsItShedsAndRecovers) {
   EXPECT_TRUE(enroll(b));
 }
 
+TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
+  start();
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  proto::RoundReport report;
+  report.set_node_id("a");
+  report.set_incarnation(a.identity.incarnation.to_bytes());
+  auto& member = *report.add_members();
+  member.set_session(1);
+  member.set_group("g");
+  member.set_instance("i");
+  *member.mutable_id() = rpc::to_proto({"qwen3", 40});
+  const auto say = [&] {
+    report.set_sequence(report.sequence() + 1);
+    return rpc::call<proto::RoundOrders>(a.client.client(), proto::COORDINATOR_ROUND, report, 20s);
+  };
+  const auto first = loop_.run(say());
+  ASSERT_TRUE(first) << first.error().message();
+  EXPECT_EQ(first->rounds_size(), 0);
+  report.set_seen(first->revision());
+  report.set_wait_ms(5000);
+  std::optional<Result<proto::RoundOrders>> heard;
+  boost::asio::co_spawn(loop_.io(), say(),
+                        [&](const std::exception_ptr&, Result<proto::RoundOrders> answer) {
+                          heard = std::move(answer);
+                        });
+  proto::BeginUpdateRequest begin;
+  *begin.mutable_id() = rpc::to_proto(kId);
+  begin.set_gather_ms(50);
+  const Agent command = agent("c");
+  const auto begun = loop_.run(rpc::call<proto::BeginUpdateResponse>(
+      command.client.client(), proto::COORDINATOR_BEGIN_UPDATE, begin, 5s));
+  ASSERT_TRUE(begun) << begun.error().message();
+  loop_.run_until([&] { return heard.has_value(); });
+  ASSERT_TRUE(*heard);
+  ASSERT_EQ((*heard)->rounds_size(), 1) << "it is told because there is something to tell";
+  EXPECT_EQ((*heard)->rounds(0).round(), begun->round());
+  EXPECT_TRUE((*heard)->rounds(0).gathering());
+  proto::UpdateStatusRequest ask;
+  ask.set_round(begun->round());
+  ask.set_wait_ms(5000);
+  const auto over = loop_.run(rpc::call<proto::RoundStatus>(
+      command.client.client(), proto::COORDINATOR_UPDATE_STATUS, ask, 20s));
+  ASSERT_TRUE(over) << over.error().message();
+  EXPECT_EQ(over->phase(), "over");
+  EXPECT_EQ(over->members(0).state(), "left out");
+  ask.set_round(begun->round() + 1);
+  EXPECT_EQ(loop_
+                .run(rpc::call<proto::RoundStatus>(command.client.client(),
+                                                   proto::COORDINATOR_UPDATE_STATUS, ask, 5s))
+                .error()
+                .code(),
+            ErrorCode::kNotFound);
+}
+
 TEST_F(CoordinatorDaemon, TheSecretIsRequiredAndNeverShown) {
   const std::string secret = "a secret of the cluster";
   rekindle::testing::write_file(temp_ / "secret", secret);

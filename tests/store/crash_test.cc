@@ -19,7 +19,7 @@ class CrashTest : public StoreTest, public ::testing::WithParamInterface<const c
     store_.reset();
     const pid_t child = ::fork();
     if (child == 0) {
-      auto store = SegmentStore::open({store_path(), 1 << 30});
+      auto store = SegmentStore::open({store_path(), 1 << 30, std::nullopt});
       if (!store || !arm_failpoints(spec)) ::_exit(2);
       work(**store);
       ::_exit(0);
@@ -196,6 +196,61 @@ TEST_P(RetireCrashTest, KilledThereTheNextOpenFinishesTheRemoval) {
   EXPECT_EQ(store_->used_bytes(), 0u);
   EXPECT_TRUE(fs::is_empty(store_path() / "models"));
   EXPECT_NE(pull(shard_boxes(*checkpoint())), nullptr);
+}
+
+// Copies come and go, and each takes the files of the one before.
+class PoolCrashTest : public CrashTest {
+ protected:
+  Result<void> work_recycle(SegmentStore& store) {
+    for (int round = 0; round < 2; ++round) {
+      TRY(auto pending, store.begin(checkpoint(), pack(*checkpoint(), shard_boxes(*checkpoint()))));
+      fill_all(*pending, *source_);
+      TRY_VOID(store.commit(std::move(pending)));
+      TRY_VOID(store.retire(id_));
+    }
+    for (int round = 0; round < 2; ++round) {
+      TRY_VOID(publish(store, id_, source_path()));
+      TRY_VOID(store.retire(id_));
+    }
+    return {};
+  }
+  void expect_empty_pool() { EXPECT_TRUE(fs::is_empty(store_path() / "pool")); }
+};
+// Three files of a pull come and go twice, then three of a publish.
+INSTANTIATE_TEST_SUITE_P(Failpoints, PoolCrashTest,
+                         ::testing::Values("store.pool.after_put@1", "store.pool.after_put@2",
+                                           "store.pool.after_put@5", "store.pool.after_put@7",
+                                           "store.pool.after_take@1", "store.pool.after_take@2",
+                                           "store.pool.after_take@3", "store.pool.after_take@5"),
+                         test_name);
+
+TEST_P(PoolCrashTest, KilledThereNothingIsHalfDoneAndNoBytesAreTakenForVerified) {
+  ASSERT_TRUE(killed_at(with_action(GetParam(), "kill"),
+                        [&](SegmentStore& store) { (void)work_recycle(store); }));
+  EXPECT_EQ(expect_old_or_new(), Outcome::kOld);
+  expect_empty_pool();
+  EXPECT_EQ(begin(shard_boxes(*checkpoint()))->verified().count(), 0u);
+  expect_pull_succeeds();
+}
+
+TEST_P(PoolCrashTest, AnErrorThereIsReportedAndTheWorkCanBeDoneAgain) {
+  for (const char* action : {"error:ENOSPC", "error:EIO"}) {
+    store_.reset();
+    store_ = open_store(store_path(), 1 << 30, std::nullopt);
+    ASSERT_TRUE(arm_failpoints(with_action(GetParam(), action)));
+    const auto done = work_recycle(*store_);
+    ASSERT_TRUE(arm_failpoints(""));
+    ASSERT_FALSE(done);
+    EXPECT_THAT(done.error().message(), ::testing::HasSubstr("failpoint"));
+    for (const auto& version : store_->versions())
+      EXPECT_TRUE(verify_version(*version, 1, nullptr));
+    (void)store_->retire(id_);
+    EXPECT_EQ(store_->used_bytes(), 0u);
+    EXPECT_TRUE(work_recycle(*store_));
+    reopen();
+    EXPECT_EQ(expect_old_or_new(), Outcome::kOld);
+    expect_empty_pool();
+  }
 }
 
 class KillAnywhereTest : public CrashTest {};

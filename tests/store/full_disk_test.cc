@@ -85,5 +85,55 @@ TEST_F(FullDiskTest, AFullStoreIsAnErrorThatNamesTheBytesAndKeepsEarlierVersions
   });
 }
 
+TEST_F(FullDiskTest, ThePoolGoesBeforeAnythingIsRefused) {
+  write_safetensors(temp_.path() / "large" / "a.safetensors", {{"w", DType::kU8, {15 << 20}}}, 5);
+  const auto large = *publish(*source_store_, {"large", 1}, temp_.path() / "large");
+  on_small_tmpfs([&] {
+    store_ = open_store(small() / "s", 1 << 30, 1 << 30);
+    auto first = pull(all_boxes(*checkpoint()));
+    ASSERT_NE(first, nullptr);
+    const std::uint64_t bytes = first->manifest.layout.segment_bytes();
+    ASSERT_TRUE(store_->retire(id_));
+    const auto& other = large->manifest.checkpoint;
+    const auto begin_large = [&] { return store_->begin(other, pack(*other, all_boxes(*other))); };
+    const auto refused = begin_large();
+    ASSERT_FALSE(refused);  // what a reader has is no room
+    EXPECT_EQ(refused.error().code(), ErrorCode::kExhausted);
+    EXPECT_EQ(store_->pooled_bytes(), bytes);
+    EXPECT_TRUE(verify_version(*first, 1, nullptr));
+    first.reset();
+    auto pending = begin_large();
+    ASSERT_TRUE(pending) << pending.error().message();
+    EXPECT_LT(store_->pooled_bytes(), bytes);
+    fill_all(**pending, *large);
+    EXPECT_TRUE(store_->commit(std::move(*pending)));
+    // A manifest and a resume file need room, too.
+    ASSERT_TRUE(store_->retire({"large", 1}));
+    ASSERT_GT(store_->pooled_bytes(), 0u);
+    EXPECT_FALSE(write_text((small() / "filler").c_str(), std::string(20 << 20, 'f')));
+    EXPECT_TRUE(begin_large());
+  });
+}
+
+TEST_F(FullDiskTest, APublishAndATrainersFileHaveThePoolsRoom) {
+  write_safetensors(temp_.path() / "large" / "a.safetensors", {{"w", DType::kU8, {15 << 20}}}, 5);
+  on_small_tmpfs([&] {
+    store_ = open_store(small() / "s", 1 << 30, 1 << 30);
+    pull(all_boxes(*checkpoint()));
+    ASSERT_TRUE(store_->retire(id_));
+    ASSERT_GT(store_->pooled_bytes(), 5u << 20);
+    {
+      const auto published = publish(*store_, {"large", 1}, temp_.path() / "large");
+      ASSERT_TRUE(published) << published.error().message();
+    }
+    ASSERT_TRUE(store_->retire({"large", 1}));
+    ASSERT_GT(store_->pooled_bytes(), 14u << 20);
+    const auto segment = store_->create_segment(small() / "w.safetensors", 16 << 20);
+    ASSERT_TRUE(segment) << segment.error().message();
+    EXPECT_EQ(store_->create_segment(small() / "v.safetensors", 16 << 20).error().code(),
+              ErrorCode::kExhausted);
+  });
+}
+
 }  // namespace
 }  // namespace rekindle::store

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -90,8 +91,9 @@ inline void write_checkpoint(const fs::path& directory, std::uint64_t seed) {
 }
 
 inline std::unique_ptr<SegmentStore> open_store(const fs::path& directory,
-                                                std::uint64_t budget_bytes = 1 << 30) {
-  auto store = SegmentStore::open({directory, budget_bytes});
+                                                std::uint64_t budget_bytes = 1 << 30,
+                                                std::optional<std::uint64_t> pool_bytes = 0) {
+  auto store = SegmentStore::open({directory, budget_bytes, pool_bytes});
   EXPECT_TRUE(store) << store.error().message();
   return store ? std::move(*store) : nullptr;
 }

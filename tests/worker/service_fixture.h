@@ -14,6 +14,7 @@
 #include <boost/asio/use_future.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/pull/wait.h"
 #include "recovery/worker/service.h"
 #include "src/ipc/unix_socket.h"
 #include "tests/support/process.h"
@@ -78,6 +79,14 @@ class LonelyHost final : public Host {
     if (complete) device_complete = true;
   }
   void end_device(std::uint64_t session, bool) override { device_ended = session; }
+  void spread_device(const device::SpreadOrder& order) override {
+    keeping = order.keep_count;
+    spreading = order.session;
+  }
+  void stop_spread(std::uint64_t session, const std::string&) override { stopped = session; }
+  std::atomic<std::uint64_t> spreading = 0;
+  std::atomic<std::uint32_t> keeping = 0;  // of that
+  std::atomic<std::uint64_t> stopped = 0;
   std::atomic<bool> has_device = false;
   std::vector<UniqueFd> device_ends;               // before the answer, by the service
   std::vector<device::DeviceOrder> device_orders;  // likewise
@@ -90,6 +99,43 @@ class LonelyHost final : public Host {
   std::atomic<std::uint32_t> refuse_rank = 1000;
   using Pulled = rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>>;
   std::function<Pulled(pull::PullWatch)> on_pull;  // set before anybody attaches
+  // Rounds: the last report; what is ordered.
+  rpc::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override {
+    {
+      const std::lock_guard lock(mutex_);
+      report_ = std::move(report);
+    }
+    co_await pull::sleep_for(5ms);
+    const std::lock_guard lock(mutex_);
+    co_return orders_;
+  }
+  proto::RoundReport last_report() {
+    const std::lock_guard lock(mutex_);
+    return report_;
+  }
+  void order(const proto::RoundOrder& round) {
+    const std::lock_guard lock(mutex_);
+    orders_.set_revision(orders_.revision() + 1);
+    orders_.clear_rounds();
+    if (round.round() != 0) *orders_.add_rounds() = round;
+  }
+  rpc::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
+                                                std::chrono::milliseconds gather) override {
+    if (!fleet) co_return co_await Host::begin_update(id, group, gather);
+    if (id.version != 2) co_return fail(ErrorCode::kNotFound, "no {}", id.to_string());
+    co_return 7;
+  }
+  rpc::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
+                                                      std::chrono::milliseconds) override {
+    co_await pull::sleep_for(5ms);
+    const std::lock_guard lock(mutex_);
+    if (round != 7) co_return fail(ErrorCode::kInternal, "round {}", round);
+    co_return status_;
+  }
+  void show(proto::RoundStatus status) {
+    const std::lock_guard lock(mutex_);
+    status_ = std::move(status);
+  }
   void answer(Result<FleetWord> answer) {
     const std::lock_guard lock(mutex_);
     answer_ = std::move(answer);
@@ -114,6 +160,9 @@ class LonelyHost final : public Host {
   WorkerPool blocking_{"t-blocking", 2, 64};
   WorkerPool digests_{"t-digest", 2, 64};
   std::mutex mutex_;
+  proto::RoundReport report_;                                         // guarded by mutex_
+  proto::RoundOrders orders_;                                         // guarded by mutex_
+  proto::RoundStatus status_;                                         // guarded by mutex_
   std::vector<RankWord> words_;                                       // guarded by mutex_
   Result<FleetWord> answer_ = fail(ErrorCode::kUnavailable, "away");  // guarded by mutex_
 };
@@ -215,7 +264,7 @@ class WorkerServiceTest : public ::testing::Test {
   }
   void publish_m1() {
     const auto tensors = *TensorSet::create({{"w", DType::kF32, {8, 1024}}});
-    const auto files = Publication::begin(dir_ / "made", {"m", 1}, tensors);
+    const auto files = Publication::begin(host_->store(), dir_ / "made", {"m", 1}, tensors);
     ASSERT_TRUE(files) << files.error().message();
     const auto root = host_->publish_now({"m", 1}, (*files)->directory());
     ASSERT_TRUE(root) << root.error().message();

@@ -133,6 +133,42 @@ TEST_F(WorkerSessionTest, APauseOfTheAgentMovesDeadlines) {
   EXPECT_TRUE(session_.overdue(now_ + 160s));
 }
 
+TEST_F(WorkerSessionTest, WhatARoundHasGivenIsAllThoughNoTileIsHere) {
+  session_.enter_round();
+  serve();
+  EXPECT_FALSE(session_.has_all());
+  EXPECT_EQ(session_.loaded(now_, 4000).error().code(), ErrorCode::kInvalid);
+  session_.leave_round(now_, true);
+  EXPECT_TRUE(session_.has_all());
+  EXPECT_EQ(session_.phases().current(), Phase::kInstall);
+  EXPECT_FALSE(session_.loaded(now_, 3999));
+  ASSERT_TRUE(session_.loaded(now_, 4000));
+  EXPECT_EQ(session_.complete(now_), TileRuns{}) << "the copy here was completed later";
+  EXPECT_EQ(session_.state(), SessionState::kLoaded);
+}
+
+TEST_F(WorkerSessionTest, ARoundThatGaveNotAllLeavesTheRestToTiles) {
+  session_.enter_round();
+  serve();
+  session_.leave_round(now_, false);
+  EXPECT_EQ(session_.phases().current(), Phase::kWire);
+  EXPECT_FALSE(session_.loaded(now_, 4000));
+  (void)session_.complete(now_);
+  EXPECT_TRUE(session_.loaded(now_, 4000));
+}
+
+TEST_F(WorkerSessionTest, TheTimeToLoadBeginsWhenTheRoundIsOver) {
+  session_.enter_round();
+  serve();
+  EXPECT_EQ(session_.complete(now_), (TileRuns{{10, 50}})) << "its host has all of it";
+  EXPECT_EQ(session_.phases().current(), Phase::kWire);
+  EXPECT_FALSE(session_.overdue(now_ + 500s));
+  now_ += 100s;
+  session_.leave_round(now_, true);
+  EXPECT_FALSE(session_.overdue(now_ + 59s));
+  EXPECT_TRUE(session_.overdue(now_ + 60s));
+}
+
 TEST_F(WorkerSessionTest, PhasesAddUpToTheWholeTime) {
   now_ += 2s;
   session_.enter(Phase::kRegister, now_);

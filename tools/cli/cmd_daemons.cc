@@ -106,6 +106,7 @@ struct AgentArgs {
   std::vector<std::string> allow_uids;
   std::string gpu = "auto";
   std::string gpu_bucket;
+  std::string keep_rate;
 };
 
 Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs& args) {
@@ -117,6 +118,9 @@ Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs
       return fail(ErrorCode::kInvalid, "--gpu-bucket {}: 1MiB to {} are possible", args.gpu_bucket,
                   format_bytes(bucket::kLargestBucket));
     }
+  }
+  if (!args.keep_rate.empty()) {
+    TRY(options->keep_bytes_per_second, parse_size("--keep-rate", args.keep_rate));
   }
   const std::string level = settings.log_level.empty() ? "info" : settings.log_level;
   options->arguments = {"--log-level", level, "--log-format", settings.log_format};
@@ -285,6 +289,10 @@ void add_agent(CLI::App& app, Session& session) {
       ->type_name("WHICH");
   sub->add_option("--gpu-bucket", args->gpu_bucket,
                   "Bytes of a bucket when a worker does not say [64MiB]")
+      ->type_name("SIZE");
+  sub->add_option("--keep-rate", args->keep_rate,
+                  "Of a broadcast to a host that lacks the version, what each GPU copies to the\n"
+                  "host in a second, so that it is not fetched; 0: nothing [8GB]")
       ->type_name("SIZE");
   add_fabric_options(*sub, options.rdma.fabric);
   sub->callback([&session, args] {

@@ -21,6 +21,7 @@ struct DeviceProcessArgs {
   int fd = -1;
   std::string doubles;
   std::int64_t release_ms = 0;
+  std::uint64_t keep_rate = device::SessionTimes{}.keep_bytes_per_second;
 };
 
 Result<int> run_device_process_command(const DeviceProcessArgs& args) {
@@ -29,6 +30,7 @@ Result<int> run_device_process_command(const DeviceProcessArgs& args) {
     TRY(options.doubles, device::parse_doubles(args.doubles));
   }
   if (args.release_ms > 0) options.times.release = std::chrono::milliseconds(args.release_ms);
+  options.times.keep_bytes_per_second = args.keep_rate;
   if (::fcntl(args.fd, F_SETFD, FD_CLOEXEC) != 0) {
     return fail(ErrorCode::kInvalid,
                 "--fd {}: this command is started by an agent, which gives it a socket", args.fd);
@@ -57,6 +59,8 @@ void add_device_process(CLI::App& app, Session& session) {
   sub->add_option("--double", args->doubles, "GPUs made of host memory, for tests")
       ->type_name("N:BYTES");
   sub->add_option("--release-ms", args->release_ms, "Of a bucket, by a worker that lives");
+  sub->add_option("--keep-rate", args->keep_rate,
+                  "Bytes a second of a broadcast that each device copies to its host");
   sub->callback([&session, args] {
     session.choose("device-process", [args] { return run_device_process_command(*args); });
   });

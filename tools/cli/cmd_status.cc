@@ -129,8 +129,8 @@ Result<int> status(const Settings& settings, const StatusArgs& args) {
 void add_status(CLI::App& app, Session& session) {
   CLI::App* sub = app.add_subcommand(
       "status",
-      "Show the fleet (with --coordinator): hosts, versions and running pulls; or one agent: the\n"
-      "one named with --agent, else this host's.");
+      "Show the fleet (with --coordinator): hosts, versions, running pulls and updates; or one\n"
+      "agent: the one named with --agent, else this host's.");
   auto args = std::make_shared<StatusArgs>();
   sub->add_option("--agent", args->agent, "Ask this agent")->type_name("HOST:PORT");
   sub->add_flag("-w,--watch", args->watch, "Again and again until interrupted");

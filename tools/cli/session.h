@@ -51,6 +51,7 @@ void add_inspect(CLI::App& app, Session& session);
 void add_verify(CLI::App& app, Session& session);
 void add_retire(CLI::App& app, Session& session);
 void add_drain(CLI::App& app, Session& session);
+void add_update(CLI::App& app, Session& session);
 void add_bench(CLI::App& app, Session& session);
 void add_topo(CLI::App& app, Session& session);
 void add_doctor(CLI::App& app, Session& session);

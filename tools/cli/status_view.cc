@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "src/base/units.h"
+#include "tools/cli/rounds_view.h"
 #include "tools/cli/workers_view.h"
 
 namespace rekindle::cli {
@@ -267,10 +268,13 @@ Json to_json(const proto::ClusterStatusResponse& status) {
                          {"world", instance.world()},
                          {"why", instance.why()}});
   }
+  Json rounds = Json::array();
+  for (const auto& round : status.rounds()) rounds.push_back(to_json(round));
   return {{"epoch", status.epoch()}, {"uptime_ms", status.uptime_ms()},
           {"grace", status.grace()}, {"nodes", nodes},
           {"versions", versions},    {"pulls", pulls},
-          {"instances", instances},  {"waiting", status.waiting()}};
+          {"instances", instances},  {"waiting", status.waiting()},
+          {"rounds", rounds}};
 }
 
 std::string to_text(const proto::ClusterStatusResponse& status) {
@@ -281,6 +285,7 @@ std::string to_text(const proto::ClusterStatusResponse& status) {
   if (status.versions_size() > 0) text += "\n" + versions_table(status);
   if (status.pulls_size() > 0) text += "\n" + pulls_table(status);
   if (status.instances_size() > 0) text += "\n" + instances_table(status);
+  if (status.rounds_size() > 0) text += "\n" + rounds_table(status);
   if (status.waiting() > 0) text += fmt::format("\n{} pulls wait for a source\n", status.waiting());
   return text;
 }

@@ -47,6 +47,7 @@ void Core::tick(TimePoint now) {
     members_.shift(slept);
     replicas_.shift(slept);
     instances_.shift(slept);
+    rounds_.shift(slept);
     for (Waiting& waiting : waiting_) waiting.expires += slept;
     for (auto& [id, pull] : pulls_) pull.last_progress += slept;
     if (gap > timing_.dead_after) grace_until_ = std::max(grace_until_, now + timing_.dead_after);
@@ -55,6 +56,7 @@ void Core::tick(TimePoint now) {
   members_.advance(now, grace_until_);
   expire_pulls(now);
   instances_.advance(members_, now);
+  rounds_.advance(members_, now);
   // Who has not reported yet may hold what seems to be lost.
   if (in_grace(now)) return;
   replicas_.advance(

@@ -12,6 +12,7 @@
 #include "recovery/coordinator/core/membership.h"
 #include "recovery/coordinator/core/messages.h"
 #include "recovery/coordinator/core/replicas.h"
+#include "recovery/coordinator/core/rounds.h"
 #include "recovery/coordinator/core/types.h"
 
 // The coordinator as a deterministic state machine: every call takes the time and returns its
@@ -65,6 +66,13 @@ class Core {
   Result<Draining> drain(const std::string& node_id, bool drained, TimePoint now);
   Draining draining(const std::string& node_id) const;
   Result<InstanceAnswer> report_rank(const RankReport& report, TimePoint now);
+  // Brings a READY version to the workers of a group ("" = of every group). kNotFound: no such
+  // version, or no such worker. kUnavailable: nobody alive holds all of it, it is being retired, a
+  // round of the group runs, or who would know more has yet to report.
+  Result<RoundId> begin_update(const ModelVersion& id, const std::string& group,
+                               std::optional<Duration> gather, TimePoint now);
+  // kUnavailable: not registered (again) yet.
+  Result<void> report_round(const RoundReport& report, TimePoint now);
 
   std::uint64_t epoch() const { return catalog_.epoch(); }
   bool in_grace(TimePoint now) const { return now < grace_until_; }
@@ -74,6 +82,7 @@ class Core {
   const std::map<PullId, Pull>& pulls() const { return pulls_; }
   const Replicas& replicas() const { return replicas_; }
   const Instances& instances() const { return instances_; }
+  const Rounds& rounds() const { return rounds_; }
   const std::vector<Waiting>& waiting() const { return waiting_; }
   // Pulls that have a share of this source.
   std::size_t pullers_of(const Incarnation& source) const;
@@ -122,6 +131,7 @@ class Core {
   Membership members_;
   Replicas replicas_;
   Instances instances_;
+  Rounds rounds_;
   std::map<PullId, Pull> pulls_;
   struct Closed {
     TimePoint at;

@@ -1,6 +1,7 @@
 #include "recovery/worker/core/session.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace rekindle::worker {
 
@@ -88,20 +89,35 @@ TileRuns WorkerSession::complete(TimePoint now) {
   if (ended() || state_ == SessionState::kResolving || complete_) return {};
   complete_ = true;
   if (state_ != SessionState::kServing) return {};  // it has been told, and has loaded, all of it
-  load_by_ = now + times_.load;
-  phases_.enter(Phase::kInstall, now);
+  if (!in_round_ && !given_all_) begin_install(now);
   auto rest = untold_.ranges();
   told_count_ = held_count_;
   untold_ = TileSet(untold_.size());
   return rest;
 }
 
+void WorkerSession::begin_install(TimePoint now) {
+  load_by_ = now + times_.load;
+  phases_.enter(Phase::kInstall, now);
+}
+
+void WorkerSession::leave_round(TimePoint now, bool all) {
+  const bool news = std::exchange(in_round_, false) || (all && !given_all_);
+  given_all_ = given_all_ || all;
+  const bool all_here = complete_ || given_all_;
+  if (state_ == SessionState::kServing && all_here && news) begin_install(now);
+}
+
+bool WorkerSession::has_all() const {
+  // All of it has verified, though the copy may not be committed yet.
+  const bool all_told = state_ == SessionState::kServing && told_count_ == held_count_;
+  return complete_ || given_all_ || all_told;
+}
+
 Result<void> WorkerSession::loaded(TimePoint now, std::uint64_t bytes) {
   if (ended()) return fail(*why_);
   if (state_ == SessionState::kLoaded || state_ == SessionState::kCommitted) return {};
-  // All of it has verified, though the copy may not be committed yet.
-  const bool all_told = state_ == SessionState::kServing && told_count_ == held_count_;
-  if (!complete_ && !all_told) {
+  if (!has_all()) {
     return fail(ErrorCode::kInvalid,
                 "session {} says that it has loaded, but only {} of {} tiles are here", id_,
                 told_count_, held_count_);
@@ -130,7 +146,8 @@ void WorkerSession::end(TimePoint now, Error why) {
 
 std::optional<TimePoint> WorkerSession::next_deadline() const {
   if (state_ == SessionState::kResolving) return resolve_by_;
-  if (state_ == SessionState::kServing && complete_) return load_by_;
+  const bool all_here = (complete_ || given_all_) && !in_round_;
+  if (state_ == SessionState::kServing && all_here) return load_by_;
   return std::nullopt;  // a pull has deadlines of its own
 }
 

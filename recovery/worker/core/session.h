@@ -59,7 +59,13 @@ class WorkerSession {
   // A rung failed and the next one brings the rest; what was told stays true.
   void fall_to(Rung rung) { rung_ = rung; }
 
-  // --- what the worker says. kInvalid: before it was told of all tiles, or not all. Again is fine.
+  // --- a broadcast round, which may bring what has not verified here, or bring it later than that:
+  // the worker's time to load begins when the round is over for it. `all`: was given every byte.
+  void enter_round() { in_round_ = true; }
+  void leave_round(TimePoint now, bool all);
+
+  // --- what the worker says. kInvalid: before it was told of all tiles or given all bytes, or not
+  // all. Again is fine.
   Result<void> loaded(TimePoint now, std::uint64_t bytes);
 
   // --- what its instance decides
@@ -82,6 +88,9 @@ class WorkerSession {
   const ModelVersion& version() const { return version_; }
   Rung rung() const { return rung_; }
   bool is_complete() const { return complete_; }
+  bool given_all() const { return given_all_; }  // by a round or its device process
+  // It may say that it has loaded.
+  bool has_all() const;
   std::uint64_t payload_bytes() const { return payload_bytes_; }
   std::uint64_t tiles_told() const { return told_count_; }
   std::uint64_t tiles_held() const { return held_count_; }
@@ -89,6 +98,8 @@ class WorkerSession {
   const PhaseTimes& phases() const { return phases_; }
 
  private:
+  void begin_install(TimePoint now);
+
   const SessionId id_;
   const SessionTimes times_;
   TimePoint resolve_by_;
@@ -101,6 +112,8 @@ class WorkerSession {
   std::uint64_t told_count_ = 0;
   std::uint64_t payload_bytes_ = 0;
   bool complete_ = false;
+  bool given_all_ = false;
+  bool in_round_ = false;
   TimePoint load_by_{};
   PhaseTimes phases_;
 };

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <set>
+
+#include "recovery/coordinator/core/rounds.h"
+
+namespace rekindle::coordinator {
+
+// Logs what has become of the rounds since it was last asked to look.
+class RoundLog {
+ public:
+  void look(const Rounds& rounds);
+
+ private:
+  struct Said {
+    std::size_t parties = 0;
+    std::set<std::uint32_t> stopped;
+    bool over = false;
+  };
+  static void look(const Round& round, Said& said);
+
+  std::map<RoundId, Said> said_;
+};
+
+}  // namespace rekindle::coordinator

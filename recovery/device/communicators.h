@@ -1,0 +1,49 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "recovery/device/order.h"
+#include "src/bucket/collective.h"
+
+namespace rekindle::device {
+
+// The communicators of this process' devices, one kept for each between rounds. Thread-safe; the
+// devices live longer.
+class Communicators {
+ public:
+  using Load = std::function<Result<std::unique_ptr<bucket::Collectives>>()>;
+  // `load` is called at the first use, again while it fails.
+  explicit Communicators(Load load) : load_(std::move(load)) {}
+  // Of doubles, or of GPUs by NCCL.
+  static Load loader(bool doubles);
+
+  Result<std::string> make_id();
+  std::vector<std::string> kept(const std::string& device) const;
+  // The one that is kept, or, with an id, a new one that begins to meet the others; what the device
+  // kept is aborted then. kStale: there is none of that name, rank and size.
+  Result<std::unique_ptr<bucket::Collective>> take(bucket::Device& device,
+                                                   const SpreadOrder& order);
+  // After a round that went well.
+  void keep(const std::string& device, std::string name,
+            std::unique_ptr<bucket::Collective> collective);
+
+ private:
+  struct Kept {
+    std::string name;
+    std::unique_ptr<bucket::Collective> collective;
+  };
+  Result<bucket::Collectives*> loaded();
+
+  const Load load_;
+  std::mutex loading_;
+  std::unique_ptr<bucket::Collectives> collectives_;  // under loading_; set once
+  mutable std::mutex mutex_;
+  std::map<std::string, Kept> kept_;  // by device, under mutex_
+};
+
+}  // namespace rekindle::device

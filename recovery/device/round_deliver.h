@@ -1,0 +1,44 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "recovery/device/worker_deliver.h"
+
+namespace rekindle::device {
+
+// Hands a round's buckets to the session's worker, and to nobody once that is lost: the other ranks
+// wait for what this one queues. The session's thread only.
+class RoundDeliver final : public bucket::Deliver {
+ public:
+  // `patience`: for a worker to give a bucket back, where check() is asked.
+  RoundDeliver(WorkerDeliver& worker, std::uint32_t slots, std::chrono::milliseconds patience)
+      : worker_(worker), patience_(patience), kept_since_(slots) {}
+
+  Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override;
+  Result<bool> released(std::uint32_t slot) override;
+
+  // What goes wrong with the worker in any of these loses it.
+  void hear(TimePoint now);
+  void send(TimePoint now);
+  void check(TimePoint now);
+  // It is told, and then its buckets are overwritten.
+  void lose(Error why);
+
+  const std::optional<Error>& lost() const { return lost_; }
+  const WorkerDeliver* worker() const { return lost_ ? nullptr : &worker_; }
+  bool awaits_device() const { return !lost_ && worker_.awaits_device(); }
+  std::optional<TimePoint> deadline() const;  // when check() is to be asked
+  TimePoint last_change() const { return last_change_; }
+
+ private:
+  WorkerDeliver& worker_;
+  const std::chrono::milliseconds patience_;
+  std::vector<std::optional<TimePoint>> kept_since_;  // per slot; unset: not with the worker
+  std::optional<Error> lost_;
+  TimePoint last_change_{};
+};
+
+}  // namespace rekindle::device

@@ -1,0 +1,67 @@
+// Sessions whose weights go to a device: the orders of the device process, and its words on them.
+#include <utility>
+
+#include <fcntl.h>
+
+#include "recovery/worker/service.h"
+#include "src/base/log.h"
+
+namespace rekindle::worker {
+
+namespace {
+
+TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+
+}  // namespace
+
+// The worker's end of the channel that its buckets come by.
+Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View& view,
+                                            const proto::AgentFrame& attached) {
+  device::DeviceOrder order;
+  order.session = session.state.id();
+  order.device = session.device;
+  order.attached = attached.SerializeAsString();
+  order.bucket_bytes = session.bucket_bytes;
+  order.in_round = session.in_round;
+  order.keep = std::make_shared<const Supply::Files>(view.files);
+  for (const auto& segment : view.segments) {
+    order.segments.emplace_back(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0));
+    if (!order.segments.back()) return fail_errno(errno, "share a segment with the device process");
+  }
+  TRY(auto channel, host_.serve_device(std::move(order)));
+  session.on_device = true;
+  return channel;
+}
+
+void WorkerService::leave_device(Session& session) {
+  await_end_of_keeping(session.state.id());
+  session.hold.reset();
+  session.held.reset();
+  if (!std::exchange(session.on_device, false)) return;
+  const bool gone = !clients_.contains(session.client->id());
+  host_.end_device(session.state.id(), gone);
+}
+
+// The worker hears of it on its own channel, and may fill its buckets itself.
+void WorkerService::device_over(const device::DeviceOver& over) {
+  const auto found = sessions_.find(over.session);
+  const SessionPtr kept = found == sessions_.end() ? nullptr : found->second;
+  if (kept != nullptr) kept->on_device = false;
+  rounds_.device_over(over, clock_now());
+  rounds_changed();
+  if (kept == nullptr) return;
+  Session& session = *kept;
+  // With the buckets of a round not every tile has been here.
+  if (session.in_round && !over.error) session.state.leave_round(clock_now(), true);
+  retry_loaded(session);
+  if (!over.error) {
+    log::info("worker.device_done", "session", over.session, "device", session.device, "buckets",
+              over.buckets, "bytes", over.bytes, "us", over.elapsed.count());
+    return;
+  }
+  log::warn("worker.device_failed", "session", over.session, "pid", session.client->pid(), "device",
+            session.device, "buckets", over.buckets, "why", over.error->message());
+  note(session, "device_failed", over.error->message());
+}
+
+}  // namespace rekindle::worker

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "src/bucket/allowance.h"
+#include "src/bucket/pinned.h"
+#include "src/bucket/pipeline.h"
+#include "src/bucket/round.h"
+
+namespace rekindle::bucket {
+
+// Tiles of which `parts` of `of` parts lie in the segments: of each tile, of these in a run.
+struct KeptTiles {
+  TileIndex begin = 0;
+  TileIndex end = 0;
+  std::uint32_t parts = 0;
+  std::uint32_t of = 0;
+  bool operator==(const KeptTiles&) const = default;
+};
+
+// Copies a round's buckets into the segments of a copy that lacks them: those of each `count`th
+// bucket that the allowance has room for, that lie in pinned memory that can be written, and that
+// touch no tile that is final. Nobody else writes there meanwhile.
+class SegmentKeep final : public Keep {
+ public:
+  struct Which {
+    std::uint32_t index = 0;
+    std::uint32_t count = 1;
+  };
+  // All outlive this. `final_tiles`: of all that the contents have.
+  SegmentKeep(Device& device, const RoundPlan& plan, const Pinner& pinner,
+              SegmentFetch::Segments segments, TileSet final_tiles, Which which,
+              Allowance allowance, std::uint32_t slots);
+  Result<void> start();  // makes its stream
+
+  Result<void> offer(std::size_t bucket, std::uint32_t slot, DeviceAddress at,
+                     TimePoint now) override;
+  Result<bool> done(std::uint32_t slot) override;
+  Result<void> drain(TimePoint deadline) override;
+
+  // Of what has landed: once it was drained, of all.
+  std::vector<KeptTiles> kept() const;
+  std::uint64_t kept_bytes() const { return kept_bytes_; }
+
+ private:
+  bool fits(std::size_t bucket, std::uint64_t& bytes) const;
+  void land(std::uint32_t slot);
+
+  Device& device_;
+  const RoundPlan& plan_;
+  const Pinner& pinner_;
+  const SegmentFetch::Segments segments_;
+  const TileSet final_tiles_;
+  const Which which_;
+  Allowance allowance_;
+  std::unique_ptr<Stream> stream_;
+  struct Slot {
+    std::unique_ptr<Event> copied;
+    std::optional<std::size_t> bucket;  // on its way
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Slot> slots_;
+  bool failed_ = false;
+  std::vector<std::size_t> landed_;  // buckets
+  std::uint64_t kept_bytes_ = 0;
+  std::vector<Download> downloads_;  // of the bucket that is being queued
+};
+
+}  // namespace rekindle::bucket

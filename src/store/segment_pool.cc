@@ -1,0 +1,238 @@
+#include "src/store/segment_pool.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "src/base/failpoint.h"
+#include "src/base/log.h"
+#include "src/store/files.h"
+
+namespace rekindle::store {
+
+namespace {
+
+std::pair<std::uint64_t, std::uint64_t> inode_of(const struct stat& status) {
+  return {std::uint64_t{status.st_dev}, std::uint64_t{status.st_ino}};
+}
+
+std::uint64_t size_of(const struct stat& status) {
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+bool is_whole_file(const struct stat& status) {
+  return S_ISREG(status.st_mode) && status.st_size > 0 &&
+         static_cast<std::uint64_t>(status.st_blocks) * 512 >= size_of(status);
+}
+
+bool is_there(const fs::path& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0;
+}
+
+std::uint64_t room_on_file_system(const fs::path& path) {
+  struct statvfs status {};
+  if (::statvfs(path.c_str(), &status) != 0) return 0;
+  return std::uint64_t{status.f_bavail} * status.f_frsize;
+}
+
+bool none_lives(const std::vector<std::weak_ptr<const MappedSegment>>& mappings) {
+  return std::all_of(mappings.begin(), mappings.end(), [](const auto& m) { return m.expired(); });
+}
+
+}  // namespace
+
+SegmentPool::SegmentPool(fs::path directory, std::uint64_t max_bytes)
+    : directory_(std::move(directory)), max_bytes_(max_bytes) {}
+
+SegmentPool::~SegmentPool() {
+  while (!files_.empty()) remove(files_.begin());
+}
+
+Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
+                                                           std::uint64_t size_bytes,
+                                                           std::uint64_t keep_bytes) {
+  const bool was_there = is_there(path);
+  TRY(const bool taken, take(path, size_bytes));
+  if (!taken && !was_there) keep_at_most(keep_bytes);
+  TRY(std::shared_ptr<MappedSegment> segment,
+      with_room(size_bytes, [&] { return MappedSegment::create(path, size_bytes); }));
+  if (was_there || taken) {
+    reopened(segment);
+  } else {
+    made(segment);
+  }
+  return segment;
+}
+
+Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
+  const std::lock_guard lock(mutex_);
+  if (files_.empty() || is_there(path)) return false;
+  for (std::size_t i = files_.size(); i-- > 0;) {  // the newest: what nobody takes grows old
+    const File& file = files_[i];
+    if (file.size_bytes != size_bytes || !available(file)) continue;
+    if (!unchanged(file)) {
+      remove(files_.begin() + static_cast<std::ptrdiff_t>(i));
+      continue;
+    }
+    TRY(const bool moved, move_in(path, file));
+    if (!moved) return false;
+    files_.erase(files_.begin() + static_cast<std::ptrdiff_t>(i));
+    TRY_VOID(failpoint("store.pool.after_take"));
+    return true;
+  }
+  return false;
+}
+
+// Another file system is no error: a new file does.
+Result<bool> SegmentPool::move_in(const fs::path& path, const File& file) {
+  if (::rename(file.path.c_str(), path.c_str()) == 0) return true;
+  if (errno == EXDEV) return false;
+  return fail_errno(errno, fmt::format("rename {} to {}", file.path.string(), path.string()));
+}
+
+void SegmentPool::made(const std::shared_ptr<const MappedSegment>& segment) {
+  if (max_bytes_ == 0) return;
+  struct stat status {};
+  if (::fstat(segment->fd(), &status) != 0) return;
+  const std::lock_guard lock(mutex_);
+  own_[inode_of(status)] = {segment};  // what had this number before is gone
+}
+
+void SegmentPool::reopened(const std::shared_ptr<const MappedSegment>& segment) {
+  struct stat status {};
+  if (::fstat(segment->fd(), &status) != 0) return;
+  const std::lock_guard lock(mutex_);
+  const auto own = own_.find(inode_of(status));
+  if (own == own_.end()) return;
+  std::erase_if(own->second, [](const auto& mapping) { return mapping.expired(); });
+  own->second.push_back(segment);
+}
+
+void SegmentPool::linked(const std::shared_ptr<const MappedSegment>& segment) {
+  struct stat status {};
+  if (::fstat(segment->fd(), &status) != 0) return;
+  const std::lock_guard lock(mutex_);
+  const auto own = own_.find(inode_of(status));
+  if (own == own_.end()) return;
+  if (none_lives(own->second)) {
+    own_.erase(own);
+  } else {
+    own->second.push_back(segment);
+  }
+}
+
+Result<void> SegmentPool::put(const fs::path& path) {
+  const std::lock_guard lock(mutex_);
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) return {};
+    return fail_errno(errno, fmt::format("stat {}", path.string()));
+  }
+  const Inode inode = inode_of(status);
+  if (status.st_nlink > 1) return unlink_if_present(path);  // another name keeps the file
+  if (own_.contains(inode) && is_whole_file(status) && size_of(status) <= max_bytes_) {
+    while (bytes_locked() > max_bytes_ - size_of(status)) remove(files_.begin());
+    fs::path pooled = directory_ / fmt::format("{}", ++last_number_);
+    if (auto moved = rename_file(path, pooled); moved) {
+      files_.push_back({std::move(pooled), size_of(status), inode, std::nullopt});
+      return failpoint("store.pool.after_put");
+    } else {
+      log::warn("store.pool", "file", path.string(), "error", moved.error(), "action", "deleted");
+    }
+  }
+  own_.erase(inode);
+  return unlink_if_present(path);
+}
+
+void SegmentPool::give_up(const MappedSegment& segment) {
+  struct stat status {};
+  if (::fstat(segment.fd(), &status) != 0) return;
+  const std::lock_guard lock(mutex_);
+  const Inode inode = inode_of(status);
+  const auto file = std::find_if(files_.begin(), files_.end(),
+                                 [&](const File& one) { return one.inode == inode; });
+  if (file != files_.end()) remove(file);
+  own_.erase(inode);
+}
+
+void SegmentPool::trim(TimePoint now) {
+  const std::lock_guard lock(mutex_);
+  for (auto file = files_.begin(); file != files_.end();) {
+    if (!file->seen) file->seen = now;
+    file = now - *file->seen >= kMaxAge ? remove(file) : std::next(file);
+  }
+}
+
+std::uint64_t SegmentPool::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_locked();
+}
+
+std::uint64_t SegmentPool::evictions() const {
+  const std::lock_guard lock(mutex_);
+  return evictions_;
+}
+
+bool SegmentPool::make_room(std::uint64_t bytes, std::uint64_t evictions_before) {
+  const std::lock_guard lock(mutex_);
+  if (evictions_ != evictions_before) return true;  // another thread has made some meanwhile
+  do {
+    const auto file = largest_available();
+    if (file == files_.end()) break;
+    remove(file);
+    ++evictions_;
+  } while (room_on_file_system(directory_) < bytes);
+  return evictions_ != evictions_before;
+}
+
+void SegmentPool::keep_at_most(std::uint64_t available_bytes) {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t there = 0;
+  for (const File& file : files_) there += available(file) ? file.size_bytes : 0;
+  while (there > available_bytes) {
+    const auto file = largest_available();
+    if (file == files_.end()) break;
+    there -= file->size_bytes;
+    remove(file);
+  }
+}
+
+bool SegmentPool::available(const File& file) const {
+  const auto own = own_.find(file.inode);
+  return own != own_.end() && none_lives(own->second);
+}
+
+bool SegmentPool::unchanged(const File& file) const {
+  struct stat status {};
+  return ::lstat(file.path.c_str(), &status) == 0 && inode_of(status) == file.inode &&
+         size_of(status) == file.size_bytes && status.st_nlink == 1;
+}
+
+std::uint64_t SegmentPool::bytes_locked() const {
+  std::uint64_t bytes = 0;
+  for (const File& file : files_) bytes += file.size_bytes;
+  return bytes;
+}
+
+SegmentPool::Files::iterator SegmentPool::largest_available() {
+  auto largest = files_.end();
+  for (auto file = files_.begin(); file != files_.end(); ++file) {
+    if (!available(*file)) continue;
+    if (largest == files_.end() || file->size_bytes > largest->size_bytes) largest = file;
+  }
+  return largest;
+}
+
+SegmentPool::Files::iterator SegmentPool::remove(Files::iterator file) {
+  if (auto gone = unlink_if_present(file->path); !gone) {
+    log::warn("store.pool", "file", file->path.string(), "error", gone.error());
+  }
+  own_.erase(file->inode);
+  return files_.erase(file);
+}
+
+}  // namespace rekindle::store

@@ -1,0 +1,160 @@
+// Rounds in which a worker, a device process, an agent or the coordinator dies or stops.
+#include <csignal>
+
+#include "tests/gpu/round_workers.h"
+
+namespace rekindle::testing {
+namespace {
+
+class RoundFaults : public RoundWorkers {
+ protected:
+  // Two agents, each with the copy and a member of the group that is at its second bucket of the
+  // update: what fails, fails amid it.
+  void into_the_middle(std::vector<std::string> agents = {"a", "b"}) {
+    start_agents(agents);
+    if (agents.size() == 1) agents.push_back(agents[0]);
+    publish("m@1", old_, agents[0]);
+    for (int i = 0; i < 2; ++i) {
+      auto& member = add_member(agents[static_cast<std::size_t>(i)], i);
+      attach(member, 1);
+      ASSERT_TRUE(is_ok(member.client->ask("take all")));
+      ASSERT_TRUE(is_ok(member.client->ask("loaded")));
+    }
+    publish("m@2", new_, agents[0]);
+    for (auto& member : members_) wait(*member);
+    update_ = start_update("m@2");
+    for (auto& member : members_) {
+      expect_hears_of(*member, 2);
+      tell_attach(*member, 2);
+    }
+    for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
+    for (auto& member : members_) member->client->tell("take 2");
+    for (auto& member : members_) ASSERT_EQ(member->client->answer().value("more", false), true);
+  }
+  Member& one() { return *members_[0]; }
+  Member& other() { return *members_[1]; }
+  void expect_finishes(Member& member) {
+    expect_takes(member, new_.sums());
+    EXPECT_TRUE(is_ok(member.client->ask("loaded")));
+  }
+  const Checkpoint old_ = plain_checkpoint(32, 31);
+  const Checkpoint new_ = plain_checkpoint(32, 32);
+  std::unique_ptr<Process> update_;
+};
+
+TEST_F(RoundFaults, Row39AWorkerThatIsKilledDoesNotDisturbTheRound) {
+  into_the_middle({"a"});
+  other().client->process().kill();
+  expect_finishes(one());
+  const auto update = finish(*update_);
+  EXPECT_NE(update.exit_code, 0);
+  EXPECT_EQ(ready_in(update.json), 1) << update.json;
+  EXPECT_EQ(broadcast_in(update.json), 1) << update.json;
+  EXPECT_TRUE(eventually_no_sessions()) << devices();
+}
+
+TEST_F(RoundFaults, Row40AWorkerThatIsStoppedDoesNotDisturbTheRoundForLong) {
+  into_the_middle({"a"});
+  other().client->process().signal(SIGSTOP);
+  expect_finishes(one());
+  other().client->process().kill();
+  const auto update = finish(*update_);
+  EXPECT_NE(update.exit_code, 0);
+  EXPECT_EQ(ready_in(update.json), 1) << update.json;
+  EXPECT_EQ(broadcast_in(update.json), 1) << update.json;
+}
+
+TEST_F(RoundFaults, Row42AnInstanceWithARankThatDiedIsNotReady) {
+  start_agents({"a"});
+  publish("m@1", old_);
+  for (int i = 0; i < 2; ++i) {
+    auto& member = add_member("a", i, "instance=pair world=2 rank=" + std::to_string(i));
+    attach(member, 1);
+  }
+  for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->ask("take all")));
+  for (auto& member : members_) member->client->tell("loaded");
+  for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
+  publish("m@2", new_);
+  for (auto& member : members_) wait(*member);
+  const auto update = start_update("m@2");
+  for (auto& member : members_) expect_hears_of(*member, 2);
+  for (auto& member : members_) attach(*member, 2);
+  for (auto& member : members_) member->client->tell("take all");
+  for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
+  one().client->tell("loaded");
+  other().client->process().kill();
+  const auto loaded = one().client->answer();
+  EXPECT_EQ(loaded["code"], "UNAVAILABLE") << loaded;
+  const auto answer = finish(*update);
+  EXPECT_NE(answer.exit_code, 0);
+  EXPECT_EQ(ready_in(answer.json), 0) << answer.json;
+}
+
+TEST_F(RoundFaults, Row43ADeviceProcessThatIsKilledEndsTheRoundAndTheOthersFinishFromTheirCopies) {
+  into_the_middle();
+  ASSERT_EQ(::kill(device_process("b"), SIGKILL), 0);
+  expect_finishes(one());
+  const auto lost = other().client->ask("take all");
+  EXPECT_EQ(lost["code"], "UNAVAILABLE") << lost;
+  ASSERT_TRUE(eventually_serving(1, "b")) << devices("b");
+  attach(other(), 2);
+  expect_finishes(other());
+  const auto update = finish(*update_);
+  EXPECT_LT(broadcast_in(update.json), 2) << update.json;
+}
+
+TEST_F(RoundFaults, Row43ADeviceProcessThatIsStoppedEndsTheRoundAndTheOthersFinish) {
+  into_the_middle();
+  const pid_t stopped = device_process("b");
+  ASSERT_EQ(::kill(stopped, SIGSTOP), 0);
+  expect_finishes(one());
+  (void)::kill(stopped, SIGCONT);
+  // It goes on from its own copy, unless its agent has given its device process up by now.
+  if (!is_ok(other().client->ask("take all"))) {
+    ASSERT_TRUE(eventually_serving(1, "b")) << devices("b");
+    attach(other(), 2);
+    ASSERT_TRUE(is_ok(other().client->ask("take all")));
+  }
+  EXPECT_EQ(sums_of(*other().client), new_.sums());
+  EXPECT_TRUE(is_ok(other().client->ask("loaded")));
+  const auto update = finish(*update_);
+  EXPECT_LT(broadcast_in(update.json), 2) << update.json;
+}
+
+TEST_F(RoundFaults, Row43AnAgentThatIsKilledEndsTheRoundAndTheOthersFinish) {
+  into_the_middle();
+  fleet_.agent("b").process->kill();
+  expect_finishes(one());
+  const auto update = finish(*update_);
+  EXPECT_NE(update.exit_code, 0);
+  EXPECT_EQ(ready_in(update.json), 1) << update.json;
+}
+
+// The one without a copy, when the one that has it goes: it fetches from a third.
+TEST_F(RoundFaults, Row43SurvivorsWithoutACopyFetchWhatIsLeft) {
+  start_agents({"c"});
+  into_the_middle();
+  fleet_.publish("c", "m@2", [&] {
+    new_.write(fleet_.dir("again"));
+    return fleet_.dir("again");
+  }());
+  fleet_.agent("a").process->kill();
+  expect_finishes(other());
+}
+
+TEST_F(RoundFaults, ACoordinatorThatIsKilledTakesNothingAway) {
+  into_the_middle({"a"});
+  fleet_.coordinator().kill();
+  for (auto& member : members_) {
+    member->client->tell("take all");
+  }
+  for (auto& member : members_) {
+    const auto taken = member->client->answer();
+    ASSERT_TRUE(is_ok(taken)) << taken;
+    EXPECT_EQ(sums_of(*member->client), new_.sums());
+    EXPECT_TRUE(is_ok(member->client->ask("loaded")));
+  }
+}
+
+}  // namespace
+}  // namespace rekindle::testing

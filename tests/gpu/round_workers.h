@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/gpu_workers.h"
+
+namespace rekindle::testing {
+
+// Workers of a group "g" on several devices, and updates that move them on.
+class RoundWorkers : public GpuWorkers {
+ protected:
+  void SetUp() override;
+
+  // `devices` of this host for it.
+  void start_agents(const std::vector<std::string>& names, int devices = 2);
+  struct Member {
+    std::unique_ptr<DeviceClient> client;
+    std::string agent;
+    std::string attach;  // all but the version and the generation
+    int generation = 0;
+  };
+  // On m@1, ready. `more`: words of its attach ("shard=tp=0/2").
+  Member& add_member(const std::string& agent, int device, const std::string& more = {});
+  // It waits for an update from now on.
+  static void wait(Member& member) { member.client->tell("wait"); }
+  static void expect_hears_of(Member& member, int version);
+  void attach(Member& member, int version);
+  // Hears, attaches, takes all, says loaded; in the steps that all members can do at once.
+  static void tell_attach(Member& member, int version);
+
+  // `rekindle update`, in the background.
+  std::unique_ptr<Process> start_update(const std::string& version,
+                                        std::vector<std::string> more = {});
+  Fleet::Answer finish(Process& update);
+  // All of them, to a version, without faults: the update's answer.
+  Fleet::Answer move_all(int version, std::vector<std::string> more = {});
+  // Takes all, compares, is ready.
+  void expect_takes(Member& member, const Sums& sums);
+  // How many members the update says are ready, and how many of them by broadcast.
+  static int ready_in(const nlohmann::json& update);
+  static int broadcast_in(const nlohmann::json& update);
+
+  std::vector<std::unique_ptr<Member>> members_;
+};
+
+}  // namespace rekindle::testing

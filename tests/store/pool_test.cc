@@ -1,0 +1,391 @@
+#include <set>
+#include <thread>
+
+#include "tests/store/store_fixture.h"
+
+// Files of copies that are gone, which the next copy of the same layout takes.
+namespace rekindle::store {
+namespace {
+
+constexpr std::uint64_t kBudget = 1 << 30;
+
+ino_t inode_of(const fs::path& path) {
+  struct stat status {};
+  EXPECT_EQ(::stat(path.c_str(), &status), 0) << path;
+  return status.st_ino;
+}
+
+std::multiset<ino_t> inodes_of(const StoredVersion& version) {
+  std::multiset<ino_t> inodes;
+  for (const auto& segment : version.segments) inodes.insert(inode_of(segment->path()));
+  return inodes;
+}
+
+std::uint64_t bytes_of(const StoredVersion& version) {
+  return version.manifest.layout.segment_bytes();
+}
+
+class PoolTest : public StoreTest {
+ protected:
+  void SetUp() override {
+    StoreTest::SetUp();
+    store_.reset();
+    store_ = open_store(store_path(), kBudget, std::nullopt);
+    // The same tensors with other bytes.
+    fs::remove_all(source_path());
+    write_checkpoint(source_path(), 2);
+    auto published = publish(*source_store_, {"org/model", 2}, source_path());
+    ASSERT_TRUE(published) << published.error().message();
+    second_ = *published;
+  }
+  std::unique_ptr<PendingVersion> begin_from(const StoredVersion& source) {
+    const auto& checkpoint = source.manifest.checkpoint;
+    auto pending = store_->begin(checkpoint, pack(*checkpoint, all_boxes(*checkpoint)));
+    EXPECT_TRUE(pending) << pending.error().message();
+    return pending ? std::move(*pending) : nullptr;
+  }
+  std::shared_ptr<const StoredVersion> pull_from(const StoredVersion& source) {
+    auto pending = begin_from(source);
+    fill_all(*pending, source);
+    auto version = store_->commit(std::move(pending));
+    EXPECT_TRUE(version) << version.error().message();
+    return version ? *version : nullptr;
+  }
+  fs::path pool() const { return store_path() / "pool"; }
+
+  const ModelVersion second_id_{"org/model", 2};
+  std::shared_ptr<const StoredVersion> second_;
+};
+
+TEST_F(PoolTest, TheNextCopyOfTheLayoutTakesTheFiles) {
+  auto first = pull_from(*source_);
+  const auto inodes = inodes_of(*first);
+  const std::uint64_t bytes = bytes_of(*first);
+  first.reset();
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_EQ(store_->pooled_bytes(), bytes);
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  EXPECT_TRUE(fs::is_empty(store_path() / "models"));
+
+  const auto next = pull_from(*second_);
+  EXPECT_EQ(inodes_of(*next), inodes);
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_EQ(store_->used_bytes(), bytes);
+  EXPECT_TRUE(verify_version(*next, 2, nullptr));
+  store_.reset();
+  store_ = open_store(store_path(), kBudget, std::nullopt);
+  ASSERT_EQ(store_->versions().size(), 1u);
+  EXPECT_TRUE(verify_version(*store_->versions()[0], 2, nullptr));
+}
+
+TEST_F(PoolTest, NotWhileSomebodyHoldsASegment) {
+  auto first = pull_from(*source_);
+  std::shared_ptr<const MappedSegment> lent = first->segments[0];
+  const ino_t inode = inode_of(lent->path());
+  const std::string before(reinterpret_cast<const char*>(lent->bytes().data()),
+                           lent->bytes().size());
+  const std::uint64_t bytes = bytes_of(*first);
+  first.reset();
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_EQ(store_->pooled_bytes(), bytes);
+
+  auto next = pull_from(*second_);
+  EXPECT_EQ(inodes_of(*next).count(inode), 0u);
+  EXPECT_EQ(store_->pooled_bytes(), lent->bytes().size());
+  EXPECT_EQ(std::memcmp(lent->bytes().data(), before.data(), before.size()), 0);
+  lent.reset();
+  EXPECT_EQ(inodes_of(*pull_from(*source_)).count(inode), 1u);
+}
+
+TEST_F(PoolTest, BytesOfAnEarlierCopyAreNotTakenForVerified) {
+  pull_from(*source_);
+  ASSERT_TRUE(store_->retire(id_));
+  ASSERT_GT(store_->pooled_bytes(), 0u);
+  auto pending = begin_from(*source_);  // every byte would be right
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_EQ(pending->verified().count(), 0u);
+  const auto early = store_->commit(std::move(pending));
+  ASSERT_FALSE(early);
+  EXPECT_EQ(early.error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(begin_from(*source_)->verified().count(), 0u);
+
+  // Half of it is written when the process goes: only that half counts in the next life.
+  store_->retire(id_).value();
+  pending = begin_from(*second_);
+  const TileIndex half = checkpoint()->tiles.tile_count() / 2;
+  fill_tiles(*pending, *second_, 0, half);
+  pending.reset();
+  store_.reset();
+  store_ = open_store(store_path(), kBudget, std::nullopt);
+  EXPECT_EQ(begin_from(*second_)->verified().count(), half);
+}
+
+TEST_F(PoolTest, WhatIsDiscardedOrReplacedIsTakenToo) {
+  auto pending = begin_from(*source_);
+  const ino_t inode = inode_of(pending->mapped(0)->path());
+  store_->discard(std::move(pending));
+  EXPECT_GT(store_->pooled_bytes(), 0u);
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  pending = begin_from(*second_);
+  EXPECT_EQ(inode_of(pending->mapped(0)->path()), inode);
+  // Without its resume file it starts over, in the same memory.
+  const fs::path resume = pending->directory() / "rekindle.resume";
+  pending.reset();
+  fs::remove(resume);
+  pending = begin_from(*second_);
+  EXPECT_EQ(inode_of(pending->mapped(0)->path()), inode);
+  EXPECT_EQ(pending->verified().count(), 0u);
+}
+
+TEST_F(PoolTest, APublishTakesTheFilesOfAPublishThatIsGone) {
+  const fs::path paths[] = {source_path()};
+  { ASSERT_TRUE(store_->stage({"dropped", 1}, paths, Adopt::kCopy, nullptr)); }
+  const std::uint64_t bytes = store_->pooled_bytes();
+  EXPECT_GT(bytes, 0u);
+  auto first = *publish(*store_, {"m", 1}, source_path());
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_EQ(bytes_of(*first), bytes);
+  const auto inodes = inodes_of(*first);
+  first.reset();
+  ASSERT_TRUE(store_->retire({"m", 1}));
+
+  fs::remove_all(source_path());
+  write_checkpoint(source_path(), 3);
+  const auto next = *publish(*store_, {"m", 2}, source_path());
+  EXPECT_EQ(inodes_of(*next), inodes);
+  EXPECT_TRUE(verify_version(*next, 2, nullptr));
+  for (const char* name :
+       {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+    EXPECT_EQ(read_bytes(next->directory / name), read_bytes(source_path() / name));
+  }
+}
+
+TEST_F(PoolTest, FilesThatWereLinkedAreDeleted) {
+  auto version = *publish(*store_, {"m", 1}, source_path(), Adopt::kLinkWhenPossible);
+  fs::remove_all(source_path());  // the publisher may have them mapped nevertheless
+  const ino_t linked = inode_of(version->segments[0]->path());
+  const std::uint64_t size = version->segments[0]->bytes().size();
+  version.reset();
+  ASSERT_TRUE(store_->retire({"m", 1}));
+  for (const auto& file : fs::directory_iterator(pool())) {
+    EXPECT_NE(inode_of(file.path()), linked);
+    EXPECT_NE(file.file_size(), size);
+  }
+}
+
+TEST_F(PoolTest, FilesOfAnEarlierLifeAreDeleted) {
+  pull_from(*source_);
+  begin_from(*second_).reset();
+  store_.reset();
+  store_ = open_store(store_path(), kBudget, std::nullopt);
+  ASSERT_TRUE(store_->retire(id_));
+  store_->discard(begin_from(*second_));
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_TRUE(fs::is_empty(pool()));
+}
+
+TEST_F(PoolTest, FilesWithAnotherNameStayWithIt) {
+  const fs::path other = temp_.path() / "exported.safetensors";
+  auto version = pull_from(*source_);
+  const fs::path path = version->segments[0]->path();
+  fs::create_hard_link(path, other);
+  const std::string before = read_bytes(path);
+  const std::uint64_t bytes = bytes_of(*version);
+  version.reset();
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_EQ(store_->pooled_bytes(), bytes - before.size());
+  pull_from(*second_);
+  EXPECT_EQ(read_bytes(other), before);
+}
+
+// What a trainer writes, version after version.
+class PublicationPoolTest : public PoolTest {
+ protected:
+  void SetUp() override {
+    PoolTest::SetUp();
+    write_safetensors(temp_.path() / "w.safetensors", {{"w", DType::kF32, {100'000}}}, 9);
+    bytes_ = read_bytes(temp_.path() / "w.safetensors");
+    fs::create_directory(directory_ = temp_.path() / "publish");
+  }
+  fs::path file() const { return directory_ / "model.safetensors"; }
+  std::shared_ptr<MappedSegment> write_segment() {
+    auto segment = store_->create_segment(file(), bytes_.size());
+    EXPECT_TRUE(segment) << segment.error().message();
+    std::memcpy((*segment)->writable().data(), bytes_.data(), bytes_.size());
+    return *segment;
+  }
+  void commit(std::uint64_t version) {
+    const auto copy = publish(*store_, {"t", version}, directory_, Adopt::kLinkWhenPossible);
+    ASSERT_TRUE(copy) << copy.error().message();
+    EXPECT_EQ(inode_of((*copy)->segments[0]->path()), inode_of(file()));
+  }
+  std::string bytes_;
+  fs::path directory_;
+};
+
+TEST_F(PublicationPoolTest, ATrainersFilesComeBackToItOnceItHasLetGo) {
+  auto trainer = write_segment();
+  const ino_t inode = inode_of(file());
+  commit(1);
+  ASSERT_TRUE(store_->remove_segment(file()));
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  ASSERT_TRUE(store_->retire({"t", 1}));
+  EXPECT_EQ(store_->pooled_bytes(), bytes_.size());
+
+  auto second = write_segment();
+  EXPECT_NE(inode_of(file()), inode);  // the trainer still has the first one
+  ASSERT_TRUE(store_->remove_segment(file()));
+  second.reset();
+  trainer.reset();
+  EXPECT_EQ(store_->pooled_bytes(), 2 * bytes_.size());
+  std::set<ino_t> pooled;
+  for (const auto& at : fs::directory_iterator(pool())) pooled.insert(inode_of(at.path()));
+  EXPECT_EQ(pooled.count(inode), 1u);
+  trainer = write_segment();
+  EXPECT_EQ(pooled.count(inode_of(file())), 1u);
+  commit(2);
+  EXPECT_TRUE(verify_version(*store_->find({"t", 2})[0], 1, nullptr));
+}
+
+TEST_F(PublicationPoolTest, AFileThatNobodyHeldWhenItWasLinkedIsDeleted) {
+  write_segment().reset();
+  commit(1);
+  ASSERT_TRUE(store_->remove_segment(file()));
+  ASSERT_TRUE(store_->retire({"t", 1}));
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+}
+
+TEST_F(PoolTest, FilesGoWhereTheBudgetNeedsTheRoom) {
+  const std::uint64_t bytes = bytes_of(*pull_from(*source_));
+  store_.reset();
+  fs::remove_all(store_path());
+  store_ = open_store(store_path(), bytes + bytes / 2, bytes);
+  auto first = pull_from(*source_);
+  const auto packed = pack(*checkpoint(), shard_boxes(*checkpoint()));
+  const auto& next = second_->manifest.checkpoint;
+  // A reader's bytes are no room, pooled or not.
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_EQ(store_->pooled_bytes(), bytes);
+  EXPECT_GT(store_->missing_bytes(second_id_, pack(*next, all_boxes(*next)).layout), 0u);
+  const auto refused = store_->begin(next, pack(*next, all_boxes(*next)));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kExhausted);
+  EXPECT_TRUE(verify_version(*first, 1, nullptr));
+
+  first.reset();
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  EXPECT_EQ(store_->missing_bytes(second_id_, packed.layout), 0u);
+  write_safetensors(temp_.path() / "large" / "a.safetensors", {{"w", DType::kU8, {bytes}}}, 5);
+  const auto large = publish(*store_, {"large", 1}, temp_.path() / "large");
+  ASSERT_TRUE(large) << large.error().message();
+  EXPECT_LE(store_->used_bytes() + store_->pooled_bytes(), store_->budget_bytes());
+}
+
+TEST_F(PoolTest, ItKeepsNoMoreThanItMay) {
+  auto version = pull_from(*source_);
+  const std::uint64_t bytes = bytes_of(*version);
+  std::uint64_t largest = 0;
+  for (const auto& segment : version->segments) {
+    largest = std::max<std::uint64_t>(largest, segment->bytes().size());
+  }
+  version.reset();
+  ASSERT_GT(bytes, largest);
+  for (const std::uint64_t most : {std::uint64_t{0}, largest, bytes - 1}) {
+    store_.reset();
+    store_ = open_store(store_path(), kBudget, most);
+    for (const auto& old : store_->versions()) (void)store_->retire_copy(*old);
+    pull_from(*source_);
+    ASSERT_TRUE(store_->retire(id_));
+    EXPECT_LE(store_->pooled_bytes(), most);
+    EXPECT_EQ(store_->pooled_bytes() > 0, most > 0);
+    std::uint64_t on_disk = 0;
+    for (const auto& file : fs::directory_iterator(pool())) on_disk += file.file_size();
+    EXPECT_EQ(on_disk, store_->pooled_bytes());
+  }
+}
+
+TEST_F(PoolTest, OldFilesGo) {
+  pull_from(*source_);
+  ASSERT_TRUE(store_->retire(id_));
+  const std::uint64_t bytes = store_->pooled_bytes();
+  TimePoint now{};
+  store_->trim_pool(now);
+  pull(shard_boxes(*checkpoint()));  // another layout: it takes none of them
+  ASSERT_TRUE(store_->retire(id_));
+  const std::uint64_t younger = store_->pooled_bytes() - bytes;
+  ASSERT_GT(younger, 0u);
+  now += std::chrono::minutes(10) - std::chrono::nanoseconds(1);
+  store_->trim_pool(now);
+  EXPECT_EQ(store_->pooled_bytes(), bytes + younger);
+  now += std::chrono::nanoseconds(1);
+  store_->trim_pool(now);
+  EXPECT_EQ(store_->pooled_bytes(), younger);
+  now += std::chrono::minutes(10);
+  store_->trim_pool(now);
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_TRUE(fs::is_empty(pool()));
+}
+
+TEST_F(PoolTest, ItGoesWithTheStoreAndWhatACrashLeftGoesAtOpen) {
+  pull_from(*source_);
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_FALSE(fs::is_empty(pool()));
+  store_.reset();
+  EXPECT_TRUE(fs::is_empty(pool()));
+  write_bytes(pool() / "7", "x");
+  store_ = open_store(store_path(), kBudget, std::nullopt);
+  EXPECT_TRUE(fs::is_empty(pool()));
+}
+
+TEST_F(PoolTest, SomebodyDeletedOrChangedAFileOfIt) {
+  pull_from(*source_);
+  ASSERT_TRUE(store_->retire(id_));
+  bool first = true;
+  for (const auto& file : fs::directory_iterator(pool())) {
+    if (first) {
+      fs::remove(file.path());
+    } else {
+      fs::resize_file(file.path(), 100);
+    }
+    first = false;
+  }
+  EXPECT_TRUE(verify_version(*pull_from(*second_), 2, nullptr));
+}
+
+TEST_F(PoolTest, ThreadsPullAndRetireAtOnce) {
+  store_.reset();
+  store_ = open_store(store_path(), 6 * bytes_of(*source_), 3 * bytes_of(*source_));
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::uint64_t i = 0; i < 12; ++i) {
+        const StoredVersion& from = (t + i) % 2 == 0 ? *source_ : *second_;
+        const Checkpoint& like = *from.manifest.checkpoint;
+        const ModelVersion id{"t" + std::to_string(t), i + 1};
+        const auto checkpoint = *Checkpoint::create(id, like.tensors, like.tile_digests, like.root);
+        const auto boxes = i % 3 == 0 ? shard_boxes(*checkpoint) : all_boxes(*checkpoint);
+        auto pending = store_->begin(checkpoint, pack(*checkpoint, boxes));
+        ASSERT_TRUE(pending) << pending.error().message();
+        EXPECT_EQ((*pending)->verified().count(), 0u);
+        fill_all(**pending, from);
+        if (i % 5 == 4) {
+          store_->discard(std::move(*pending));
+          continue;
+        }
+        const auto version = store_->commit(std::move(*pending));
+        ASSERT_TRUE(version) << version.error().message();
+        store_->trim_pool(TimePoint{} + std::chrono::minutes(i));
+        EXPECT_TRUE(verify_version(**version, 1, nullptr));
+        ASSERT_TRUE(store_->retire(id));
+        EXPECT_TRUE(verify_version(**version, 1, nullptr));  // it is still held
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  EXPECT_LE(store_->pooled_bytes(), 3 * bytes_of(*source_));
+  EXPECT_TRUE(fs::is_empty(store_path() / "models"));
+}
+
+}  // namespace
+}  // namespace rekindle::store

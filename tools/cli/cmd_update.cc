@@ -1,0 +1,164 @@
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include "proto/coordinator.pb.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/exit_code.h"
+#include "tools/cli/output.h"
+#include "tools/cli/progress.h"
+#include "tools/cli/remote.h"
+#include "tools/cli/rounds_view.h"
+#include "tools/cli/session.h"
+
+namespace rekindle::cli {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAskAgain{500};  // one question waits so long for the end
+constexpr milliseconds kRetry{250};     // while the coordinator is away
+constexpr milliseconds kLongestGather{600'000};
+
+struct UpdateArgs {
+  std::string id;
+  std::string group;
+  std::string gather = "5s";
+  std::string timeout = "10min";
+};
+
+struct Round {
+  ModelVersion id;
+  std::uint64_t number = 0;
+  TimePoint deadline;
+  std::string timeout;  // as given
+};
+
+Result<milliseconds> parse_gather(const std::string& text) {
+  TRY(const milliseconds gather, parse_duration("--gather", text));
+  if (gather.count() > 0 && gather <= kLongestGather) return gather;
+  return fail(ErrorCode::kInvalid, "--gather: {} is no time to wait for workers; 1ms to 10min are",
+              text);
+}
+
+Result<std::uint64_t> begin(Remote& coordinator, const ModelVersion& id, const std::string& group,
+                            milliseconds gather) {
+  proto::BeginUpdateRequest request;
+  request.mutable_id()->set_model(id.model);
+  request.mutable_id()->set_version(id.version);
+  request.set_group(group);
+  request.set_gather_ms(static_cast<std::uint32_t>(gather.count()));
+  TRY(const auto response, (coordinator.call<proto::BeginUpdateResponse>(
+                               proto::COORDINATOR_BEGIN_UPDATE, std::move(request))));
+  return response.round();
+}
+
+agent::Progress progress_of(const Round& round, const proto::RoundStatus& status) {
+  const RoundCounts counts = count(status);
+  const bool gathers = status.phase() == "gathering";
+  agent::Progress progress;
+  progress.phase = fmt::format("{} {} of {}", printable(status.phase()),
+                               gathers ? counts.arrived : counts.ready, counts.members);
+  progress.id = round.id;
+  progress.bytes_done = counts.spread_bytes;
+  progress.bytes_total = counts.bytes;
+  return progress;
+}
+
+Failure unknown_outcome(const Round& round, const Error& why) {
+  return fail(
+      ErrorCode::kUnavailable,
+      "update {}: the outcome of round {} is unknown: {}; see `rekindle status`, and update "
+      "again: who has the version keeps it",
+      round.id.to_string(), round.number, why.message());
+}
+
+bool worth_asking_again(ErrorCode code) {
+  return code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost ||
+         code == ErrorCode::kTimeout || code == ErrorCode::kStale;
+}
+
+// Until the round is over. A coordinator that is away for a while does not end this: the round goes
+// on without it, and the same one may come back.
+Result<proto::RoundStatus> wait_for(Remote& coordinator, const Round& round, ProgressView& view) {
+  const SteadyClock clock;
+  std::optional<proto::RoundStatus> last;
+  std::optional<Error> problem;
+  while (clock.now() < round.deadline) {
+    const auto left = std::chrono::ceil<milliseconds>(round.deadline - clock.now());
+    proto::UpdateStatusRequest request;
+    request.set_round(round.number);
+    request.set_wait_ms(static_cast<std::uint32_t>(std::min(left, kAskAgain).count()));
+    auto status = coordinator.call<proto::RoundStatus>(proto::COORDINATOR_UPDATE_STATUS, request);
+    if (status) {
+      problem.reset();
+      last = *std::move(status);
+      view.update(progress_of(round, *last));
+      if (last->phase() == "over") return *std::move(last);
+      continue;
+    }
+    problem = std::move(status).error();
+    if (!worth_asking_again(problem->code())) break;
+    std::this_thread::sleep_for(std::min(left, kRetry));
+  }
+  if (problem) return unknown_outcome(round, *problem);
+  const RoundCounts counts = last ? count(*last) : RoundCounts();
+  return fail(ErrorCode::kTimeout,
+              "update {}: round {} is not over after {} ({} of {} workers ready); it goes on: see "
+              "`rekindle status`",
+              round.id.to_string(), round.number, round.timeout, counts.ready, counts.members);
+}
+
+Result<int> update(const Settings& settings, const UpdateArgs& args) {
+  TRY(const ModelVersion id, parse_model_version(args.id));
+  TRY(const milliseconds gather, parse_gather(args.gather));
+  TRY(const milliseconds timeout, parse_duration("--timeout", args.timeout));
+  if (timeout.count() == 0) {
+    return fail(ErrorCode::kInvalid, "--timeout: {} is no time for an update", args.timeout);
+  }
+  if (settings.coordinator.empty()) {
+    return fail(ErrorCode::kInvalid, "give the fleet's --coordinator HOST:PORT");
+  }
+  TRY(const auto coordinator, Remote::create(settings, settings.coordinator));
+  Round round{id, 0, SteadyClock().now() + timeout, args.timeout};
+  TRY(round.number, begin(*coordinator, id, args.group, gather));
+  ProgressView view("update", ProgressView::style_for_stderr(settings.quiet));
+  TRY(const proto::RoundStatus status, wait_for(*coordinator, round, view));
+  view.finish();
+  if (settings.json) {
+    print_json(to_json(status));
+  } else {
+    print(update_text(status));
+  }
+  const RoundCounts counts = count(status);
+  return counts.ready == counts.members ? kExitOk : kExitUnavailable;
+}
+
+}  // namespace
+
+void add_update(CLI::App& app, Session& session) {
+  CLI::App* sub = app.add_subcommand(
+      "update",
+      "Bring a published version to the workers of a group, all at once: by broadcast among their\n"
+      "devices where they want the same, else from their hosts' memory or peers. Ends when all of\n"
+      "them serve it, or have failed: exit code 5 then.");
+  auto args = std::make_shared<UpdateArgs>();
+  sub->add_option("MODEL@VERSION", args->id, "What to bring, e.g. qwen3@41")->required();
+  sub->add_option("--group", args->group, "Of workers [every group that has workers of the model]")
+      ->type_name("NAME");
+  sub->add_option("--gather", args->gather,
+                  "How long workers may take to attach to it; the late ones are left out [5s]")
+      ->type_name("TIME");
+  sub->add_option("--timeout", args->timeout, "How long to wait for the end [10min]")
+      ->type_name("TIME");
+  sub->callback([&session, args] {
+    session.choose("update", [&session, args] { return update(session.settings, *args); });
+  });
+}
+
+}  // namespace rekindle::cli
