@@ -1,8 +1,11 @@
 #include "recovery/device/lingering.h"
 
+#include <filesystem>
+#include <string>
+#include <system_error>
 #include <utility>
 
-#include <sys/stat.h>
+#include <fmt/format.h>
 
 namespace rekindle::device {
 
@@ -11,9 +14,13 @@ namespace {
 constexpr std::chrono::milliseconds kLook{200};
 constexpr std::chrono::minutes kLongest{10};
 
-bool has_a_name(const UniqueFd& file) {
-  struct stat status {};
-  return ::fstat(file.get(), &status) == 0 && status.st_nlink > 0;
+// The one that it was opened by, wherever that was moved: a file that was linked into the store has
+// others, which are none of our business.
+bool has_its_name(const UniqueFd& file) {
+  std::error_code error;
+  const std::string path =
+      std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", file.get()), error).string();
+  return !error && !path.ends_with(" (deleted)");
 }
 
 }  // namespace
@@ -27,7 +34,7 @@ void Lingering::add(std::vector<Segment> segments, std::vector<UniqueFd> files, 
 std::optional<TimePoint> Lingering::look(TimePoint now) {
   std::vector<Segment> over;
   std::erase_if(all_, [&](One& one) {
-    const bool stays = one.segment.use_count() == 1 && now < one.until && has_a_name(one.file);
+    const bool stays = one.segment.use_count() == 1 && now < one.until && has_its_name(one.file);
     if (!stays) over.push_back(std::move(one.segment));
     return !stays;
   });

@@ -11,8 +11,8 @@
 namespace rekindle::device {
 
 // Segments of copies that are gone. A store keeps their files for the next copy of the same layout
-// (docs/store.md): while a file has a name it stays mapped and pinned here, so that the copy which
-// takes it finds that done. One thread.
+// (docs/store.md): while a file has its name it stays mapped and pinned here, so that the copy
+// which takes it finds that done. One thread.
 class Lingering {
  public:
   // `let_go`: unpins; takes seconds, so elsewhere.
@@ -21,7 +21,7 @@ class Lingering {
 
   // `files[i]` is open on segments[i].
   void add(std::vector<Segment> segments, std::vector<UniqueFd> files, TimePoint now);
-  // Lets go of those whose file has no name any more, that somebody else has again, and that are
+  // Lets go of those whose file has lost its name, that somebody else has again, and that are
   // here for long. When to look next; nullopt: there are none.
   std::optional<TimePoint> look(TimePoint now);
 

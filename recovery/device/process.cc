@@ -290,6 +290,8 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   descriptors.pop_back();
   TRY(session.attached, parse_attached(order.attached()));
   TRY(session.segments, map(descriptors, session.attached.segment_bytes));
+  // A round's bucket is shared by its ranks: the larger it is, the less its collectives cost.
+  if (order.in_round()) session.slots.bucket_bytes = bucket::kLargestBucket;
   if (order.bucket_bytes() != 0) session.slots.bucket_bytes = order.bucket_bytes();
   session.slots.slots = options_.slots;
   session.slots.free_fraction = options_.free_fraction;

@@ -71,6 +71,16 @@ TEST_F(LingeringTest, WhatHasNoNameAnyMoreIsLetGo) {
   EXPECT_EQ(let_go_, 1u);
 }
 
+TEST_F(LingeringTest, AnotherNameDoesNotCount) {
+  auto file = make("linked");
+  ASSERT_EQ(::link((directory_ / "linked").c_str(), (directory_ / "theirs").c_str()), 0);
+  auto segment = map(file);
+  linger(std::move(segment), std::move(file));
+  EXPECT_TRUE(lingering_.look(now_));
+  ASSERT_EQ(::unlink((directory_ / "linked").c_str()), 0);
+  EXPECT_FALSE(lingering_.look(now_));
+}
+
 TEST_F(LingeringTest, NothingStaysForEver) {
   auto file = make("kept");
   auto segment = map(file);

@@ -179,6 +179,7 @@ TEST_F(WorkerRoundsTest, Row40APartyThatIsStoppedLeavesTheRestToTheHost) {
   EXPECT_TRUE(eventually([&] { return host_->stopped == session; }));
   EXPECT_TRUE(becomes(session, proto::ROUND_ALONE));
   EXPECT_EQ(member(session).why(), "rank 0 of i on b: died");
+  say_spread(session, Error(ErrorCode::kStale, "it was stopped"));
   EXPECT_TRUE(eventually([&] { return released_.load(); }));
   // The rest came from segments: the device process knows, the tiles that it took need not be all.
   const auto loaded = raw.say_loaded(session, kPayload);
@@ -252,9 +253,9 @@ TEST_F(WorkerRoundsTest, Row39AWorkerThatDiesAmidTheSpreadStaysAMemberUntilItIsO
   EXPECT_TRUE(eventually([&] { return member(session).worker_lost(); }));
   EXPECT_EQ(host_->device_ended, session);
   EXPECT_EQ(member(session).state(), proto::ROUND_SPREADING);
-  EXPECT_TRUE(eventually([&] { return released_.load(); })) << "nobody waits for the round";
   say_spread(session);
   EXPECT_TRUE(becomes(session, proto::ROUND_FAILED));
+  EXPECT_TRUE(eventually([&] { return released_.load(); })) << "nobody waits for the round";
 }
 
 TEST_F(WorkerRoundsTest, ARoundThatTheCoordinatorLostReleasesItsMembers) {
