@@ -138,7 +138,8 @@ TEST_F(NcclCollectiveTest, Row43WhatWaitsForARankEndsWhenItIsAborted) {
     rank.fill(owners);
     if (rank.collective->rank() == 0) {
       must(rank.collective->spread(rank.memory->address(), kShare, owners, *rank.stream));
-      // It waits on the device, or is not even queued there: the ranks connect with their first use.
+      // It waits on the device, or is not even queued there: the ranks connect with their first
+      // use.
       (void)rank.stream->finish(SteadyClock().now() + std::chrono::milliseconds(200));
     }
     rank.collective->abort();
