@@ -40,12 +40,13 @@ rpc::Task<Result<std::string>> Service::report_round(rpc::Peer peer, std::string
   report.wait = wait_of(request.wait_ms());
   const TimePoint until = now() + report.wait;
   const bool heard_all = core_.rounds().revision() == request.seen();
-  const std::string told = orders_of(report.node_id).SerializeAsString();
+  const bool waits = request.wait_ms() > 0;
+  const std::string told = waits ? orders_of(report.node_id).SerializeAsString() : std::string();
   CO_TRY_VOID(core_.report_round(report, now()));
   wake_waiters();
   proto::RoundOrders orders = orders_of(report.node_id);
   // What changes elsewhere is no reason to answer this node.
-  while (heard_all && now() < until && orders.SerializeAsString() == told) {
+  while (waits && heard_all && now() < until && orders.SerializeAsString() == told) {
     co_await rounds_changed_.wait_until(until);
     orders = orders_of(report.node_id);
   }

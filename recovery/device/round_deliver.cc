@@ -6,6 +6,9 @@
 namespace rekindle::device {
 
 namespace {
+constexpr std::chrono::milliseconds kLook{500};
+constexpr std::chrono::milliseconds kPause{2000};
+
 TimePoint clock_now() { return SteadyClock().now(); }
 }  // namespace
 
@@ -46,7 +49,14 @@ void RoundDeliver::send(TimePoint now) {
 }
 
 void RoundDeliver::check(TimePoint now) {
-  const auto due = deadline();
+  const Duration gap = checked_ ? now - *checked_ : Duration{0};
+  checked_ = now;
+  if (gap > kPause) {  // the worker could not be heard meanwhile
+    for (auto& since : kept_since_) {
+      if (since) *since += gap;
+    }
+  }
+  const auto due = first_due();
   if (!due || now < *due) return;
   lose(Error(ErrorCode::kTimeout,
              fmt::format("the worker has kept a bucket of a round for {} ms: it is stopped, or "
@@ -61,6 +71,11 @@ void RoundDeliver::lose(Error why) {
 }
 
 std::optional<TimePoint> RoundDeliver::deadline() const {
+  const auto due = first_due();
+  return due && checked_ ? std::min(*due, *checked_ + kLook) : due;
+}
+
+std::optional<TimePoint> RoundDeliver::first_due() const {
   if (lost_) return std::nullopt;
   std::optional<TimePoint> first;
   for (const auto& since : kept_since_) {

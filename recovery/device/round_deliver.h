@@ -23,6 +23,7 @@ class RoundDeliver final : public bucket::Deliver {
   // What goes wrong with the worker in any of these loses it.
   void hear(TimePoint now);
   void send(TimePoint now);
+  // Asked at least twice a second: a longer gap is taken for a pause of this process.
   void check(TimePoint now);
   // It is told, and then its buckets are overwritten.
   void lose(Error why);
@@ -30,13 +31,16 @@ class RoundDeliver final : public bucket::Deliver {
   const std::optional<Error>& lost() const { return lost_; }
   const WorkerDeliver* worker() const { return lost_ ? nullptr : &worker_; }
   bool awaits_device() const { return !lost_ && worker_.awaits_device(); }
-  std::optional<TimePoint> deadline() const;  // when check() is to be asked
+  std::optional<TimePoint> deadline() const;  // when check() is to be asked again
   TimePoint last_change() const { return last_change_; }
 
  private:
+  std::optional<TimePoint> first_due() const;
+
   WorkerDeliver& worker_;
   const std::chrono::milliseconds patience_;
   std::vector<std::optional<TimePoint>> kept_since_;  // per slot; unset: not with the worker
+  std::optional<TimePoint> checked_;
   std::optional<Error> lost_;
   TimePoint last_change_{};
 };

@@ -96,6 +96,7 @@ Result<void> Spreading::start() {
   for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
     if (order_.owners[share] != order_.rank) continue;
     TRY(auto fetch, fetch_of(share));
+    fetch->wait_for_no_pins();
     fetches_.push_back(std::move(fetch));
     own.emplace(bucket::RoundFetch::Own{share, *fetches_.back()});
   }

@@ -30,7 +30,7 @@ class Publication {
   const Layout& layout() const { return layout_; }
   const std::filesystem::path& directory() const { return directory_; }
   Result<std::vector<UniqueFd>> open_segments() const;  // for writing
-  // Its trainer lives and has not said that it is done: the files are written by nobody else later.
+  // Its trainer has not said that it is done: nobody else writes to the files later.
   void left_mapped() { left_mapped_ = true; }
 
  private:

@@ -46,7 +46,6 @@ bool Rounds::choose(SessionId session, const ModelVersion& id) {
     const bool its = round.group.empty() || round.group == member->origin.group;
     if (round.gathering && its && round.id == id) member->round = number;
   }
-  if (member->round == 0) member->id = id;
   changed_ = true;
   return member->round != 0 && !member->origin.device.empty();
 }
@@ -58,7 +57,6 @@ bool Rounds::enters(SessionId session) {
   const auto round = rounds_.find(member->round);
   if (round != rounds_.end() && round->second.gathering) return !member->origin.device.empty();
   member->round = 0;
-  member->id = member->chosen;
   changed_ = true;
   return false;
 }
@@ -161,6 +159,10 @@ void Rounds::commit(SessionId session) {
   Member* const member = find(session);
   if (member == nullptr) return;
   member->committed = true;
+  if (member->round == 0) {  // by itself: until now it served nothing
+    member->id = member->chosen;
+    changed_ = true;
+  }
   become_ready(*member);
 }
 
@@ -230,9 +232,7 @@ std::string_view Rounds::phase_of(SessionId session) const {
 
 void Rounds::check(TimePoint now) {
   if (silent_since_ && now - *silent_since_ >= times_.coordinator) {
-    rounds_.clear();
-    meetings_.clear();
-    seen_ = 0;
+    forget_orders();
     leave_ended_rounds("the coordinator does not answer");
   }
   for (auto it = members_.begin(); it != members_.end();) {
@@ -244,6 +244,18 @@ void Rounds::check(TimePoint now) {
     changed_ = true;
     it = members_.erase(it);
   }
+}
+
+void Rounds::forget_orders() {
+  rounds_.clear();
+  meetings_.clear();
+  seen_ = 0;
+}
+
+void Rounds::retired(const ModelVersion& id) {
+  std::erase_if(last_, [&](const auto& item) {
+    return item.first.first == id.model && item.second.version == id.version;
+  });
 }
 
 std::optional<TimePoint> Rounds::due() const {

@@ -79,6 +79,10 @@ class Rounds {
   void check(TimePoint now);
   bool has_members() const { return !members_.empty(); }
   // When there is something to report beside a question that waits; nullopt: nothing.
+  // Nobody asks for orders any more: those that are known grow old.
+  void forget_orders();
+  // Members are not told of it any more.
+  void retired(const ModelVersion& id);
   std::optional<TimePoint> due() const;
 
   // --- what sessions ask

@@ -151,7 +151,8 @@ void WorkerService::drop(const ClientPtr& client, const Error& why, const char* 
       ++it;
       continue;
     }
-    if (!client->dead) it->second.publication->left_mapped();
+    // Also of a dead one: its device may write there for a while.
+    it->second.publication->left_mapped();
     tasks_.spawn("worker.discard", discard(std::move(it->second.publication)));
     it = publications_.erase(it);
   }

@@ -194,6 +194,7 @@ rpc::Task<void> WorkerService::report_rounds() {
     if (due && *due > now) next = std::min(next, *due);
     co_await round_news_.wait_until(next);
   }
+  rounds_.forget_orders();  // who comes later hears of what runs then
   reporting_rounds_ = false;
 }
 

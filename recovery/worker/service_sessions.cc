@@ -381,6 +381,7 @@ void WorkerService::end(const SessionPtr& session, const Error& why) {
 }
 
 rpc::Task<void> WorkerService::before_retire(ModelVersion id) {
+  rounds_.retired(id);
   const auto users = [this, &id] {
     std::vector<SessionPtr> found;
     for (const auto& [number, session] : sessions_) {

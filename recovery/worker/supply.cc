@@ -175,7 +175,14 @@ pull::PullRequest Supply::request() const {
 
 void Supply::on_begun(pull::Arriving arriving) {
   placing_ = arriving.placing;
-  if (view_ || failed_) return;  // begun again after another pull held the place: the same files
+  if (failed_) return;
+  if (view_) {  // begun again after another pull held the place: the same files, unless it left
+                // none
+    if (arriving.segments == view_->files) return;
+    failed_ = Error(ErrorCode::kStale, fmt::format("the pull of {} was begun anew; attach again",
+                                                   wanted_.id.to_string()));
+    return changed.notify();
+  }
   View view;
   view.checkpoint = arriving.checkpoint;
   view.layout = std::move(arriving.layout);

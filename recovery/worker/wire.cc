@@ -12,6 +12,7 @@ namespace rekindle::worker {
 
 namespace {
 
+constexpr std::size_t kMostDeviceBytes = 128;
 constexpr int kMostBoxes = 1 << 20;
 constexpr std::size_t kMostTextBytes = 4096;
 constexpr std::size_t kMostSpecBytes = 1 << 20;
@@ -75,6 +76,10 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   TRY_VOID(check_text("the fallback directory", request.fallback_dir()));
   TRY_VOID(check_text("the transport", request.transport()));
   TRY_VOID(check_text("the device", request.device()));
+  if (request.device().size() > kMostDeviceBytes) {
+    return fail(ErrorCode::kInvalid, "attach: the device's name has {} bytes, {} are allowed",
+                request.device().size(), kMostDeviceBytes);
+  }
   TRY_VOID(check_group(request.group()));
   if (request.spec_json().size() > kMostSpecBytes) {
     return fail(ErrorCode::kInvalid, "attach: the spec has {} bytes, {} are allowed",

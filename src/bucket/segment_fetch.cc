@@ -37,6 +37,7 @@ bool SegmentFetch::is_ready(std::size_t bucket) {
       }
     }
   }
+  if (!waits_for_pins_) return true;
   const auto copies = plan_.copies(bucket);
   for (const SegmentCopy& copy : copies) {
     const std::uint64_t reach = (copy.rows - 1) * copy.from_stride + copy.run_bytes;

@@ -17,6 +17,8 @@ class SegmentFetch final : public Fetch {
   // Tiles that have verified; those told before are fine. kInternal beyond the tile count.
   Result<void> mark_ready(const TileRuns& runs);
   void mark_all_ready();
+  // What is not pinned yet is read all the same, slower: others wait for it.
+  void wait_for_no_pins() { waits_for_pins_ = false; }
 
   std::optional<std::size_t> next() override;
   // This one, when it can be filled now: false, not yet.
@@ -33,6 +35,7 @@ class SegmentFetch final : public Fetch {
   const Segments segments_;
   TileSet ready_;
   bool all_ready_ = false;
+  bool waits_for_pins_ = true;
   std::vector<std::size_t> waiting_;  // buckets that were not fetched yet, in order
   std::vector<Upload> uploads_;       // of the bucket that is being queued
 };

@@ -54,7 +54,7 @@ TEST(RoundsView, WhoIsNotReadyOrCameByOtherMeansHasALineWithWhy) {
   late.set_bytes(0);
   late.set_why("has not attached to m@2 in 5000 ms");
   auto& nameless = add_member(round, "e", "failed", 0);
-  nameless.set_instance("(session 3)");
+  nameless.set_instance("pid-3-GPU");
   nameless.set_bytes(0);
   const std::string text = update_text(round);
   EXPECT_THAT(text, HasSubstr("3 of 5 workers ready, 2 by broadcast, 96.0 GiB in"));
@@ -62,7 +62,7 @@ TEST(RoundsView, WhoIsNotReadyOrCameByOtherMeansHasALineWithWhy) {
       text,
       HasSubstr("\n  rank 1 of i on c: ready, 8.00 GiB of 32.0 GiB by broadcast: no progress"));
   EXPECT_THAT(text, HasSubstr(": left out: has not attached to m@2 in 5000 ms\n"));
-  EXPECT_THAT(text, HasSubstr("\n  (session 3) on e: failed\n"));
+  EXPECT_THAT(text, HasSubstr("\n  pid-3-GPU on e: failed\n"));
   EXPECT_THAT(text, Not(HasSubstr("\x1b")));
 }
 

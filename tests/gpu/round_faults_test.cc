@@ -82,6 +82,12 @@ TEST_F(RoundFaults, Row42AnInstanceWithARankThatDiedIsNotReady) {
   for (auto& member : members_) member->client->tell("take all");
   for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
   one().client->tell("loaded");
+  EXPECT_TRUE(eventually([&] {  // the agent has heard it
+    Process events(fleet_.command({"events", "--store", fleet_.agent("a").store.string()}));
+    EXPECT_TRUE(events.wait(kPatience));
+    const std::string said = events.out();
+    return said.find("\"event\":\"loaded\"", said.find("\"version\":2")) != std::string::npos;
+  }));
   other().client->process().kill();
   const auto loaded = one().client->answer();
   EXPECT_EQ(loaded["code"], "UNAVAILABLE") << loaded;
@@ -111,7 +117,7 @@ TEST_F(RoundFaults, Row43ADeviceProcessThatIsStoppedEndsTheRoundAndTheOthersFini
   (void)::kill(stopped, SIGCONT);
   // It goes on from its own copy, unless its agent has given its device process up by now.
   if (!is_ok(other().client->ask("take all"))) {
-    ASSERT_TRUE(eventually_serving(1, "b")) << devices("b");
+    ASSERT_TRUE(eventually([&] { return devices("b").value("state", "") == "serving"; }));
     attach(other(), 2);
     ASSERT_TRUE(is_ok(other().client->ask("take all")));
   }

@@ -147,17 +147,55 @@ TEST_F(ThreeWorkers, WhoHasTheVersionStaysAsItIs) {
   EXPECT_TRUE(round(number).over());
 }
 
-TEST_F(ThreeWorkers, WhoHasOnlyBegunToAttachHasNotArrived) {
+TEST_F(ThreeWorkers, WhoHasOnlyBegunToAttachHasNotArrived) {  // it serves nothing yet
   const RoundId number = begin();
   join("a", number);
   join("b", number);
   member("c").session += 100;
-  member("c").id = kV2;  // and takes part in no round yet
+  member("c").id.version = 0;
   say_all();
   EXPECT_EQ(round(number).phase, RoundPhase::kGathering);
   join("c", number);
   ASSERT_TRUE(say("c"));
   EXPECT_EQ(order("a", number).ranks, 3u);
+}
+
+// It keeps one communicator, which two parties could each take for theirs.
+TEST_F(ThreeWorkers, ADeviceIsInOnePartyAtATime) {
+  for (const char* name : {"a", "b"}) add_worker(name, std::string("second on ") + name);
+  say_all();
+  const RoundId number = begin();
+  all_join(number);
+  for (const char* name : {"a", "b"}) {
+    join(name, number, true, 1);
+    member(name, 1).contents = {6, 6};
+  }
+  say_all();
+  ASSERT_EQ(round(number).parties.size(), 1u);
+  EXPECT_EQ(order("a", number).ranks, 3u);
+  for (const char* name : {"a", "b"}) {
+    EXPECT_EQ(place(number, name, 1).party, 0u);
+    EXPECT_EQ(place(number, name, 1).aside, "its device is in another party");
+  }
+}
+
+TEST_F(ThreeWorkers, ARankWhoseMateIsLostIsNotWaitedFor) {
+  add_worker("a", "pair", 0);
+  add_worker("b", "pair", 1);
+  say_all();
+  const RoundId number = begin();
+  all_join(number);
+  join("a", number, true, 1);
+  member("a", 1).state = RoundMemberState::kAlone;  // it has no device
+  join("b", number, true, 1);
+  member("b", 1).state = RoundMemberState::kFailed;
+  member("b", 1).why = "died";
+  say_all();
+  make_id("a", number);
+  for (const char* name : {"a", "b", "c"}) set(name, RoundMemberState::kReady);
+  say_all();
+  EXPECT_TRUE(round(number).over());
+  EXPECT_NE(place(number, "a", 1).failed.find("its instance is not ready"), std::string::npos);
 }
 
 TEST_F(ThreeWorkers, ThatHaveItAllEndARoundAtOnce) {
@@ -244,12 +282,12 @@ TEST_F(ThreeWorkers, ANewOneIsWelcomeWhileItGathers) {
 }
 
 TEST_F(ThreeWorkers, WithoutAnInstanceAreKnownByTheirDevice) {
-  member("c").instance = "(session 3)";
+  member("c").instance = "pid-3-GPU";
   say_all();
   const RoundId number = begin();
   reports["c"].members.clear();
   ASSERT_TRUE(say("c"));
-  add_worker("c", "(session 9)");
+  add_worker("c", "pid-9-GPU");
   all_join(number);
   EXPECT_EQ(round(number).places.size(), 3u);
   EXPECT_EQ(order("a", number).ranks, 3u) << "all that were expected are there";

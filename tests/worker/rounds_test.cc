@@ -129,6 +129,8 @@ TEST_F(RoundsTest, SessionsWithoutAGroupAreNobodysMembers) {
 
 TEST_F(RoundsTest, AMemberIsReportedFromItsAttachToItsEnd) {
   attach(1, 1);
+  EXPECT_EQ(report().members(0).id().version(), 0u) << "it serves nothing yet";
+  rounds_.commit(1);
   ASSERT_TRUE(rounds_.due());
   auto said = report();
   EXPECT_FALSE(rounds_.due()) << "said";
@@ -219,8 +221,29 @@ TEST_F(RoundsTest, AnotherVersionOrALateOneDoesNotJoin) {
   EXPECT_FALSE(rounds_.enters(2)) << "its copy took too long";
   rounds_.hand_over(2, {1, 2}, std::nullopt);
   EXPECT_EQ(member(2).state(), proto::ROUND_SERVING);
+  EXPECT_EQ(member(2).id().version(), 0u) << "it serves nothing yet";
+  rounds_.commit(2);
   EXPECT_EQ(member(2).id().version(), 2u);
   EXPECT_THAT(effects_.left, IsEmpty());
+}
+
+TEST_F(RoundsTest, ARetiredVersionIsNoNewsAnyMore) {
+  attach(1, 1);
+  rounds_.commit(1);
+  order();
+  orders_.mutable_rounds(0)->set_gathering(false);
+  obey();
+  EXPECT_EQ(rounds_.news_for(1, {"m", 1}), 2u);
+  rounds_.retired({"m", 2});
+  EXPECT_EQ(rounds_.news_for(1, {"m", 1}), std::nullopt);
+}
+
+TEST_F(RoundsTest, OrdersThatNobodyAsksForAnyMoreAreForgotten) {
+  order();
+  obey();
+  EXPECT_EQ(rounds_.gathers("m", "g"), 2u);
+  rounds_.forget_orders();
+  EXPECT_EQ(rounds_.gathers("m", "g"), std::nullopt);
 }
 
 TEST_F(RoundsTest, WithoutADeviceOrItsChannelItIsAlone) {
@@ -459,6 +482,7 @@ TEST_F(RoundsTest, OneThatFailsBeforeItsPartyBeginsHasFailedForAWhile) {
 TEST_F(RoundsTest, WhoDetachesToAttachToTheRoundIsStillExpected) {
   rounds_.attach(1, {"g", "i", 0, "m", "double:0"});
   (void)rounds_.choose(1, {"m", 1});
+  rounds_.commit(1);
   order();
   obey();
   rounds_.detach(1, now_);

@@ -22,7 +22,7 @@ std::string name_of(const proto::RoundStatus& round) {
 
 // A worker without an instance has a name in brackets, and no rank worth naming.
 std::string name_of(const Member& member) {
-  if (member.instance().starts_with('(')) {
+  if (member.instance().starts_with("pid-")) {
     return printable(fmt::format("{} on {}", member.instance(), member.node_id()));
   }
   return printable(

@@ -6,6 +6,7 @@ namespace rekindle::coordinator {
 
 namespace {
 
+constexpr std::chrono::milliseconds kLook{50};
 constexpr std::size_t kMaxRounds = 64;    // that are over and remembered
 constexpr std::size_t kMaxRunning = 64;   // at a time
 constexpr unsigned kRoundsOfAReign = 20;  // bits
@@ -88,9 +89,6 @@ void Rounds::expect_members(Round& round) const {
       place.rank = member.rank;
       place.group = member.group;
       place.device = member.device;
-      const bool has_it = member.id == round.id && (member.state == RoundMemberState::kServing ||
-                                                    member.state == RoundMemberState::kReady);
-      if (has_it) place.had = member.session;
       round.places.push_back(std::move(place));
     }
   }
@@ -122,6 +120,8 @@ Result<void> Rounds::report(const RoundReport& report, TimePoint now) {
 }
 
 void Rounds::advance(const Membership& members, TimePoint now) {
+  if (now < next_look_) return;
+  next_look_ = now + kLook;
   std::vector<std::pair<std::string, std::string>> lost;
   for (const auto& [node_id, node] : nodes_) {
     const auto member = members.all().find(node_id);
@@ -142,6 +142,7 @@ void Rounds::advance(const Membership& members, TimePoint now) {
 }
 
 void Rounds::shift(Duration by) {
+  next_look_ += by;
   for (auto& [node_id, node] : nodes_) node.last_heard += by;
   for (auto& [number, round] : rounds_) {
     round.began += by;
@@ -192,13 +193,13 @@ void Rounds::evolve(Round& round, TimePoint now) {
 void Rounds::give_up_mates(Round& round) {
   std::map<std::string_view, const RoundPlace*> lost;  // by instance
   for (const RoundPlace& place : round.places) {
-    if (!place.failed.empty()) lost.emplace(place.instance, &place);
+    if (!place.failed.empty() && !place.nameless()) lost.emplace(place.instance, &place);
   }
   for (RoundPlace& place : round.places) {
     const auto mate = lost.find(place.instance);
-    if (place.settled() || !place.filled || mate == lost.end()) continue;
-    place.failed =
-        fmt::format("has every byte, but {}: {}", mate->second->to_string(), mate->second->failed);
+    if (place.settled() || mate == lost.end()) continue;
+    place.failed = fmt::format("its instance is not ready: {}: {}", mate->second->to_string(),
+                               mate->second->failed);
   }
 }
 

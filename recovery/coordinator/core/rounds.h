@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -96,6 +97,9 @@ struct RoundTiming {
   Duration remember = std::chrono::minutes(10);       // a round that is over
 };
 
+// What an agent calls a worker without an instance: after its process.
+inline bool is_nameless(std::string_view instance) { return instance.starts_with("pid-"); }
+
 // What becomes of one rank in a round.
 struct RoundPlace {
   std::string node_id;
@@ -103,11 +107,10 @@ struct RoundPlace {
   std::string instance;
   std::uint32_t rank = 0;
   std::string group;
-  std::string device;     // as last said
-  std::uint64_t had = 0;  // its session when the round began, if that had the version; else 0
-  bool arrived = false;   // attached to the round's version in time
-  bool left_out = false;  // did not
-  bool ready = false;     // and stays so, whatever becomes of it
+  std::string device;               // as last said
+  bool arrived = false;             // attached to the round's version in time
+  bool left_out = false;            // did not
+  bool ready = false;               // and stays so, whatever becomes of it
   std::optional<RoundMember> last;  // as last said, of the session that takes part
   std::string failed;               // why it will not be ready by this round; "" while it may
   std::string aside;                // why it has no party
@@ -118,6 +121,7 @@ struct RoundPlace {
   bool gone = false;       // its session is not reported any more
   std::string trouble;     // why its party cannot go on with it
 
+  bool nameless() const { return is_nameless(instance); }
   bool settled() const { return ready || left_out || !failed.empty(); }
   std::string to_string() const;  // "rank 1 of i on b"
 };
@@ -207,6 +211,7 @@ class Rounds {
   void form_party(Round& round, std::vector<std::size_t> same, TimePoint now);
   void judge(Round& round, Party& party, TimePoint now);
   void stop(Party& party, std::string why);
+  std::set<std::pair<std::string, std::string>> devices_in_parties() const;
   std::vector<std::string> signature_of(const Round& round, const Party& party) const;
   void name_communicator(const Round& round, Party& party);
   static PartyOrder order_for(const Round& round, const Party& party, const std::string& node_id);
@@ -218,6 +223,7 @@ class Rounds {
   std::map<RoundId, Round> rounds_;
   // Communicators by name, with the devices that met in each, the latest last.
   std::deque<std::pair<std::string, std::vector<std::string>>> communicators_;
+  TimePoint next_look_{};
   std::uint64_t epoch_ = 0;
   std::uint64_t last_round_ = 0;
   std::uint64_t last_communicator_ = 0;

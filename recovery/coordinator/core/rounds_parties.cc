@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kMaxCommunicators = 64;  // remembered
 
-std::pair<const std::string&, const std::string&> device_of(const RoundPlace& place) {
+std::pair<std::string, std::string> device_of(const RoundPlace& place) {
   return {place.node_id, place.device};
 }
 
@@ -40,9 +40,14 @@ void Rounds::form_party(Round& round, std::vector<std::size_t> same, TimePoint n
     return device_of(round.places[a]) < device_of(round.places[b]);
   };
   std::ranges::stable_sort(same, less);
+  const auto busy = devices_in_parties();
   Party party;
   for (const std::size_t i : same) {
     RoundPlace& place = round.places[i];
+    if (busy.contains(device_of(place))) {
+      place.aside = "its device is in another party";
+      continue;
+    }
     if (!party.ranks.empty() && device_of(round.places[party.ranks.back()]) == device_of(place)) {
       place.aside = fmt::format("{} wants the same on the same device",
                                 round.places[party.ranks.back()].to_string());
@@ -70,6 +75,18 @@ void Rounds::form_party(Round& round, std::vector<std::size_t> same, TimePoint n
   name_communicator(round, party);
   party.state = party.reuses ? PartyState::kSpreading : PartyState::kMeeting;
   round.parties.push_back(std::move(party));
+}
+
+// A device keeps one communicator: two parties at once could each take it for its own.
+std::set<std::pair<std::string, std::string>> Rounds::devices_in_parties() const {
+  std::set<std::pair<std::string, std::string>> devices;
+  for (const auto& [number, round] : rounds_) {
+    for (const Party& party : round.parties) {
+      if (!party.runs()) continue;
+      for (const std::size_t i : party.ranks) devices.insert(device_of(round.places[i]));
+    }
+  }
+  return devices;
 }
 
 // The devices that meet, of which processes, in which order.

@@ -14,9 +14,6 @@ bool has_it(const RoundMember& member, const ModelVersion& id) {
          (member.state == RoundMemberState::kServing || member.state == RoundMemberState::kReady);
 }
 
-// An agent gives a worker without an instance another such name with each attach.
-bool nameless(std::string_view instance) { return instance.starts_with('('); }
-
 bool same_rank(const RoundPlace& place, const RoundMember& member) {
   return place.instance == member.instance && place.rank == member.rank;
 }
@@ -24,7 +21,7 @@ bool same_rank(const RoundPlace& place, const RoundMember& member) {
 }  // namespace
 
 std::string RoundPlace::to_string() const {
-  if (nameless(instance)) return fmt::format("the worker {} on {}", instance, node_id);
+  if (nameless()) return fmt::format("the worker {} on {}", instance, node_id);
   return fmt::format("rank {} of {} on {}", rank, instance, node_id);
 }
 
@@ -66,8 +63,7 @@ std::span<const RoundPlace> Rounds::places_of(const Round& round, const std::str
   return {range.begin(), range.end()};
 }
 
-// The session of a rank that counts: the newest that takes part, else the one that had the version.
-// Another one that serves it has only begun to attach.
+// The session of a rank that counts: the newest that takes part, else one that serves the version.
 const RoundMember* Rounds::find_member(const Round& round, const RoundPlace& place,
                                        const Node& node) {
   const RoundMember* best = nullptr;
@@ -76,7 +72,7 @@ const RoundMember* Rounds::find_member(const Round& round, const RoundPlace& pla
     if (!same_rank(place, member) || member.id != round.id) continue;
     const bool takes_part =
         member.round == round.number && member.state >= RoundMemberState::kJoined;
-    const bool had_it = member.session == place.had && has_it(member, round.id);
+    const bool had_it = has_it(member, round.id);
     if (!takes_part && (best_takes_part || !had_it)) continue;
     if (best != nullptr && takes_part == best_takes_part && member.session < best->session) {
       continue;
@@ -165,11 +161,11 @@ bool Rounds::admit(Round& round, const std::string& node_id, const Node& node) {
     const auto is_it = [&](const RoundPlace& place) { return same_rank(place, member); };
     if (std::ranges::any_of(places, is_it)) continue;
     const auto free = std::ranges::find_if(places, [&](const RoundPlace& place) {
-      return nameless(place.instance) && !place.arrived && !place.settled() &&
+      return place.nameless() && !place.arrived && !place.settled() &&
              place.group == member.group && place.device == member.device;
     });
     changed = true;
-    if (nameless(member.instance) && free != places.end()) {
+    if (is_nameless(member.instance) && free != places.end()) {
       free->instance = member.instance;
       free->rank = member.rank;
       continue;
