@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "recovery/pull/slice_source.h"
+#include "recovery/rpc/notifier.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/task_group.h"
 #include "recovery/worker/host.h"
-#include "recovery/worker/notifier.h"
 #include "src/store/segment_store.h"
 
 namespace rekindle::worker {
@@ -24,7 +24,7 @@ struct AdoptedCopy {
   bool running = false;
   bool done = false;
   std::optional<Error> bad;  // the first tile that does not verify
-  Notifier changed;
+  rpc::Notifier changed;
 };
 
 // Verifies the copies of the last life, one after the other in the background, those that a worker

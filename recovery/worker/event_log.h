@@ -11,9 +11,9 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/rpc/notifier.h"
 #include "recovery/worker/core/phases.h"
 #include "recovery/worker/core/session.h"
-#include "recovery/worker/notifier.h"
 #include "src/base/ids.h"
 
 namespace rekindle::worker {
@@ -48,7 +48,7 @@ class EventLog {
   std::vector<Event> after(std::uint64_t number, std::size_t most) const;
   std::uint64_t last() const { return last_; }
 
-  Notifier changed;
+  rpc::Notifier changed;
 
  private:
   std::deque<Event> events_;

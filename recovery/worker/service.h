@@ -15,6 +15,7 @@
 
 #include "proto/agent.pb.h"
 #include "recovery/rpc/listener.h"
+#include "recovery/rpc/notifier.h"
 #include "recovery/rpc/task_group.h"
 #include "recovery/worker/client.h"
 #include "recovery/worker/event_log.h"
@@ -228,9 +229,9 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   std::uint64_t last_change_ = 0;  // of any instance's ranks
   bool closing_ = false;
   std::uint64_t last_number_ = 0;  // of clients, sessions and publications; never used again
-  Notifier changed_;               // a session has ended, or an instance has its version
-  Notifier news_;                  // for the coordinator
-  Notifier round_news_;            // likewise
+  rpc::Notifier changed_;          // a session has ended, or an instance has its version
+  rpc::Notifier news_;             // for the coordinator
+  rpc::Notifier round_news_;       // likewise
   std::shared_ptr<rpc::Listener> listener_;
   rpc::TaskGroup tasks_;
   std::unique_ptr<ipc::LifeWatch> watch_;  // last: its thread posts to us

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "recovery/pull/types.h"
+#include "recovery/rpc/notifier.h"
 #include "recovery/worker/adopted.h"
 #include "recovery/worker/core/session.h"
 #include "recovery/worker/host.h"
 #include "recovery/worker/kept_parts.h"
-#include "recovery/worker/notifier.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
 
@@ -73,7 +73,7 @@ class Supply {
   Phase phase() const { return phase_; }
   const Wanted& wanted() const { return wanted_; }
 
-  Notifier changed;
+  rpc::Notifier changed;
 
  private:
   rpc::Task<Result<bool>> serve_local();

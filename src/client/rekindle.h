@@ -107,7 +107,7 @@ typedef struct rk_attach_options {
    * that stands in for a GPU, on machines without one (`rekindle agent --gpu double:1`). */
   const char* device;
   void* stream; /* CUstream or cudaStream_t whose work reads the buckets; NULL: the default */
-  uint64_t bucket_bytes; /* 0: the agent's choice, 64 MiB; at most 256 MiB */
+  uint64_t bucket_bytes; /* 0: the agent's choice, 64 MiB, in an update 256 MiB; at most 256 MiB */
   /* Workers of a group move to new versions together, when an update says so (rk_update, `rekindle
    * update`): rk_wait_update returns then, and attaching to that version takes part. NULL: alone,
    * as soon as a version is ready. */

@@ -27,52 +27,11 @@ using namespace rekindle::testing;  // NOLINT(google-build-using-namespace)
 const std::string kRekindle = program(REKINDLE_BINARY);
 const std::string kWorker = program(DEVICE_WORKER);
 
-using Workers = std::vector<std::unique_ptr<DeviceWorker>>;
-
-struct Options {
-  double gib = 32;
-  std::uint64_t tensors = 512;
-  std::size_t gpus = 1;
-  std::size_t runs = 5;
-  std::string kind = "cuda";
-  std::string bucket = "64";
-};
-
-Options options_of(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    if (name == "--gib") options.gib = std::atof(argv[i + 1]);
-    if (name == "--tensors") options.tensors = static_cast<std::uint64_t>(std::atoll(argv[i + 1]));
-    if (name == "--gpus") options.gpus = static_cast<std::size_t>(std::atoi(argv[i + 1]));
-    if (name == "--runs") options.runs = static_cast<std::size_t>(std::atoi(argv[i + 1]));
-    if (name == "--device") options.kind = argv[i + 1];
-    if (name == "--bucket") options.bucket = argv[i + 1];
-  }
-  return options;
-}
+using Workers = DeviceWorkers;
+using Options = DeviceBenchOptions;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Of all at once: the slowest is what counts.
-double seconds_of(Workers& workers, const std::string& word, Json* last = nullptr) {
-  for (const auto& worker : workers) worker->say(word);
-  double slowest = 0;
-  for (const auto& worker : workers) {
-    const Json said = worker->answer();
-    slowest = std::max(slowest, said["seconds"].get<double>());
-    if (last != nullptr) *last = said;
-  }
-  return slowest;
-}
-
-std::uint64_t wrong_words(Workers& workers) {
-  std::uint64_t wrong = 0;
-  for (const auto& worker : workers) worker->say("check");
-  for (const auto& worker : workers) wrong += worker->answer()["wrong"].get<std::uint64_t>();
-  return wrong;
 }
 
 std::unique_ptr<DeviceWorker> start_worker(const Options& options, const std::string& store,
@@ -85,12 +44,12 @@ std::unique_ptr<DeviceWorker> start_worker(const Options& options, const std::st
 
 void compare_with_uploads(const Options& options, Workers& workers) {
   Json last;
-  const double first = seconds_of(workers, "load", &last);  // allocates, opens IPC
+  const double first = slowest(workers, "load", &last);  // allocates, opens IPC
   const std::uint64_t moved = last["bytes"].get<std::uint64_t>();
   std::vector<double> limits, loads, attaches;
   for (std::size_t i = 0; i < options.runs; ++i) {
-    limits.push_back(seconds_of(workers, "limit"));
-    loads.push_back(seconds_of(workers, "load", &last));
+    limits.push_back(slowest(workers, "limit"));
+    loads.push_back(slowest(workers, "load", &last));
     attaches.push_back(last["attach_seconds"].get<double>());
   }
   const auto rate = [&](double seconds) { return static_cast<double>(moved) / seconds / 1e9; };
@@ -134,7 +93,7 @@ void crash_and_come_back(const Options& options, const std::string& store, Worke
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options = options_of(argc, argv);
+  const Options options = options_of(argc, argv, {.bucket = "64"});
   const TempDir directory(true);
   const std::string store = directory / "store";
   const std::uint64_t payload = make_model(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -117,6 +118,37 @@ Json DeviceWorker::answer() {
   char line[4096];
   if (std::fgets(line, sizeof line, out_.get()) == nullptr) give_up("a worker has ended");
   return Json::parse(line);
+}
+
+double slowest(DeviceWorkers& workers, const std::string& word, Json* last) {
+  for (const auto& worker : workers) worker->say(word);
+  double seconds = 0;
+  for (const auto& worker : workers) {
+    const Json said = worker->answer();
+    seconds = std::max(seconds, said["seconds"].get<double>());
+    if (last != nullptr) *last = said;
+  }
+  return seconds;
+}
+
+std::uint64_t wrong_words(DeviceWorkers& workers) {
+  std::uint64_t wrong = 0;
+  for (const auto& worker : workers) worker->say("check");
+  for (const auto& worker : workers) wrong += worker->answer()["wrong"].get<std::uint64_t>();
+  return wrong;
+}
+
+DeviceBenchOptions options_of(int argc, char** argv, DeviceBenchOptions options) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    if (name == "--gib") options.gib = std::atof(argv[i + 1]);
+    if (name == "--tensors") options.tensors = static_cast<std::uint64_t>(std::atoll(argv[i + 1]));
+    if (name == "--gpus") options.gpus = static_cast<std::size_t>(std::atoi(argv[i + 1]));
+    if (name == "--runs") options.runs = static_cast<std::size_t>(std::atoi(argv[i + 1]));
+    if (name == "--device") options.kind = argv[i + 1];
+    if (name == "--bucket") options.bucket = argv[i + 1];
+  }
+  return options;
 }
 
 double median(std::vector<double> values) {

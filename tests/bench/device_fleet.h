@@ -61,6 +61,24 @@ class DeviceWorker {
   std::unique_ptr<std::FILE, Close> out_;
 };
 
+using DeviceWorkers = std::vector<std::unique_ptr<DeviceWorker>>;
+
+// Says it to all at once: the "seconds" of the slowest are what counts. `last`: of the last one.
+double slowest(DeviceWorkers& workers, const std::string& word, Json* last = nullptr);
+// On all devices, where they differ from what make_model() wrote.
+std::uint64_t wrong_words(DeviceWorkers& workers);
+
+// --gib, --tensors, --gpus, --runs, --device cuda|double, --bucket MIB
+struct DeviceBenchOptions {
+  double gib = 32;
+  std::uint64_t tensors = 512;
+  std::size_t gpus = 1;
+  std::size_t runs = 5;
+  std::string kind = "cuda";
+  std::string bucket;  // "": the agent's choice
+};
+DeviceBenchOptions options_of(int argc, char** argv, DeviceBenchOptions defaults);
+
 double median(std::vector<double> values);
 
 }  // namespace rekindle::bench

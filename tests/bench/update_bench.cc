@@ -3,6 +3,7 @@
 // shares the work evenly cannot be faster than; in the same run and in turn.
 //
 //   update_bench [--gib N] [--tensors N] [--gpus N] [--runs N] [--device cuda|double]
+//                [--bucket MIB]
 //
 // Prints the medians and their ratios, and whether every byte on the devices is right after the
 // last one: they are overwritten before each update.
@@ -24,45 +25,8 @@ using namespace rekindle::testing;  // NOLINT(google-build-using-namespace)
 const std::string kRekindle = program(REKINDLE_BINARY);
 const std::string kWorker = program(DEVICE_WORKER);
 
-using Workers = std::vector<std::unique_ptr<DeviceWorker>>;
-
-struct Options {
-  double gib = 32;
-  std::uint64_t tensors = 512;
-  std::size_t gpus = 2;
-  std::size_t runs = 5;
-  std::string kind = "cuda";
-};
-
-Options options_of(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    if (name == "--gib") options.gib = std::atof(argv[i + 1]);
-    if (name == "--tensors") options.tensors = static_cast<std::uint64_t>(std::atoll(argv[i + 1]));
-    if (name == "--gpus") options.gpus = static_cast<std::size_t>(std::atoi(argv[i + 1]));
-    if (name == "--runs") options.runs = static_cast<std::size_t>(std::atoi(argv[i + 1]));
-    if (name == "--device") options.kind = argv[i + 1];
-  }
-  return options;
-}
-
-// Of all at once: the slowest is what counts.
-double slowest(Workers& workers, const std::string& word) {
-  for (const auto& worker : workers) worker->say(word);
-  double seconds = 0;
-  for (const auto& worker : workers) {
-    seconds = std::max(seconds, worker->answer().value("seconds", 0.0));
-  }
-  return seconds;
-}
-
-std::uint64_t wrong_words(Workers& workers) {
-  std::uint64_t wrong = 0;
-  for (const auto& worker : workers) worker->say("check");
-  for (const auto& worker : workers) wrong += worker->answer()["wrong"].get<std::uint64_t>();
-  return wrong;
-}
+using Workers = DeviceWorkers;
+using Options = DeviceBenchOptions;
 
 std::unique_ptr<Process> start_coordinator(const std::string& state, std::string& address) {
   auto coordinator = std::make_unique<Process>(
@@ -99,7 +63,7 @@ void move_to(int version, const Options& options, const std::string& coordinator
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options = options_of(argc, argv);
+  const Options options = options_of(argc, argv, {.gpus = 2});
   const TempDir directory(true);
   const std::string store = directory / "store";
   const std::uint64_t payload = make_model(
@@ -108,7 +72,11 @@ int main(int argc, char** argv) {
       options.kind == "double" ? fmt::format("double:{}", options.gpus) : "auto";
   std::string coordinator;
   const auto running = start_coordinator(directory / "state", coordinator);
-  const auto agent = start_agent(kRekindle, store, {"--gpu", gpu, "--coordinator", coordinator});
+  std::vector<std::string> arguments{"--gpu", gpu, "--coordinator", coordinator};
+  if (!options.bucket.empty()) {
+    arguments.insert(arguments.end(), {"--gpu-bucket", options.bucket + "MiB"});
+  }
+  const auto agent = start_agent(kRekindle, store, arguments);
   for (const char* version : {"m@1", "m@2"}) {  // the same files, so the same memory
     const auto published = run({kRekindle, "publish", version, directory / "model", "--store",
                                 store, "--coordinator", coordinator, "--quiet"},
