@@ -58,11 +58,14 @@ void Service::attach(rpc::RpcServer& server) {
   serve(server, proto::COORDINATOR_REPORT_RANK, &Service::report_rank);
   serve(server, proto::COORDINATOR_RESOLVE, &Service::resolve);
   serve(server, proto::COORDINATOR_LET_GO, &Service::let_go);
-  serve(server, proto::COORDINATOR_BEGIN_UPDATE, &Service::begin_update);
   server.handle(proto::COORDINATOR_ROUND, [this](const rpc::Peer& peer, std::string body,
                                                  const std::shared_ptr<rpc::EventSink>&) {  //
     return report_round(peer, std::move(body));
   });
+  server.handle(proto::COORDINATOR_BEGIN_UPDATE,
+                [this](const rpc::Peer&, std::string body, const std::shared_ptr<rpc::EventSink>&) {
+                  return begin_update(std::move(body));
+                });
   server.handle(proto::COORDINATOR_UPDATE_STATUS,
                 [this](const rpc::Peer&, std::string body, const std::shared_ptr<rpc::EventSink>&) {
                   return update_status(std::move(body));

@@ -46,9 +46,8 @@ class Service {
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   Result<proto::RetireResponse> retire(const rpc::Peer& peer, const proto::RetireRequest& request);
   Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
-  Result<proto::BeginUpdateResponse> begin_update(const rpc::Peer& peer,
-                                                  const proto::BeginUpdateRequest& request);
-  // These two wait, at most as long as their caller wants and 5 s.
+  // These wait, at most as long as their caller wants and 5 s.
+  rpc::Task<Result<std::string>> begin_update(std::string body);
   rpc::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> update_status(std::string body);
   proto::RoundOrders orders_of(const std::string& node_id) const;

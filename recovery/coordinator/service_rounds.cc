@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestWait{5000};
 constexpr std::chrono::milliseconds kLongestGather{600'000};
+constexpr Duration kGraceWait = std::chrono::milliseconds(2500);  // of callers that say nothing
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -54,23 +55,29 @@ rpc::Task<Result<std::string>> Service::report_round(rpc::Peer peer, std::string
   co_return orders.SerializeAsString();
 }
 
-Result<proto::BeginUpdateResponse> Service::begin_update(const rpc::Peer&,
-                                                         const proto::BeginUpdateRequest& request) {
-  TRY(const ModelVersion id, rpc::from_proto(request.id()));
-  TRY_VOID(check_text("a group", request.group()));
+// Not before the agents had the grace to report: members that are not known would be missed.
+rpc::Task<Result<std::string>> Service::begin_update(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::BeginUpdateRequest>(body));
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  CO_TRY_VOID(check_text("a group", request.group()));
   const std::chrono::milliseconds gather(request.gather_ms());
   if (gather > kLongestGather) {
-    return fail(ErrorCode::kInvalid, "update {}: gathering for {} ms; at most {} ms are allowed",
-                id.to_string(), gather.count(), kLongestGather.count());
+    co_return fail(ErrorCode::kInvalid, "update {}: gathering for {} ms; at most {} ms are allowed",
+                   id.to_string(), gather.count(), kLongestGather.count());
   }
-  TRY(const RoundId round,
-      core_.begin_update(id, request.group(),
-                         gather.count() == 0 ? std::nullopt : std::optional<Duration>(gather),
-                         now()));
+  const Duration wait = request.wait_ms() == 0 ? kGraceWait : wait_of(request.wait_ms());
+  const TimePoint until = now() + wait;
+  while (core_.in_grace(now()) && now() < until) {
+    co_await rounds_changed_.wait_until(std::min(until, core_.grace_until()));
+  }
+  CO_TRY(const RoundId round,
+         core_.begin_update(id, request.group(),
+                            gather.count() == 0 ? std::nullopt : std::optional<Duration>(gather),
+                            now()));
   wake_waiters();
   proto::BeginUpdateResponse response;
   response.set_round(round);
-  return response;
+  co_return response.SerializeAsString();
 }
 
 rpc::Task<Result<std::string>> Service::update_status(std::string body) {

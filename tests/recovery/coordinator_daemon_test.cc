@@ -1,3 +1,7 @@
+#include <functional>
+#include <optional>
+#include <vector>
+
 #include <sys/stat.h>
 
 #include <gmock/gmock.h>
@@ -96,6 +100,41 @@ class CoordinatorDaemon : public ::testing::Test {
     holding.set_complete(true);
     holding.set_whole(true);
     return loop_.run(agent.client.announce(std::move(request), 5s));
+  }
+  // One worker, which serves qwen3@40.
+  static proto::RoundReport report_of(const Agent& agent) {
+    proto::RoundReport report;
+    report.set_node_id(agent.identity.node_id);
+    report.set_incarnation(agent.identity.incarnation.to_bytes());
+    auto& member = *report.add_members();
+    member.set_session(1);
+    member.set_group("g");
+    member.set_instance("i");
+    *member.mutable_id() = rpc::to_proto({"qwen3", 40});
+    return report;
+  }
+  // Waits for the end of the grace while these live. `meanwhile` is told whether it is over.
+  Result<proto::BeginUpdateResponse> begin_update(
+      const Agent& command, proto::BeginUpdateRequest request,
+      const std::vector<const Agent*>& living,
+      const std::function<void(const bool& over)>& meanwhile = {}) {
+    std::optional<Result<proto::BeginUpdateResponse>> begun;
+    bool over = false;
+    request.set_wait_ms(5000);
+    auto call = rpc::call<proto::BeginUpdateResponse>(
+        command.client.client(), proto::COORDINATOR_BEGIN_UPDATE, std::move(request), 20s);
+    boost::asio::co_spawn(
+        loop_.io(), std::move(call),
+        [&](const std::exception_ptr&, Result<proto::BeginUpdateResponse> answer) {
+          begun = std::move(answer);
+          over = true;
+        });
+    if (meanwhile) meanwhile(over);
+    while (!over) {
+      for (const Agent* const agent : living) (void)beat(*agent);
+      loop_.run(rpc::testing::sleep_for(20ms));
+    }
+    return *std::move(begun);
   }
   Result<proto::OpenPullResponse> open(const Agent& agent, const std::string& model) {
     proto::OpenPullRequest request;
@@ -425,14 +464,7 @@ TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
   const Agent a = agent("a");
   ASSERT_TRUE(enroll(a));
   ASSERT_TRUE(announce(a, kId, kRoot));
-  proto::RoundReport report;
-  report.set_node_id("a");
-  report.set_incarnation(a.identity.incarnation.to_bytes());
-  auto& member = *report.add_members();
-  member.set_session(1);
-  member.set_group("g");
-  member.set_instance("i");
-  *member.mutable_id() = rpc::to_proto({"qwen3", 40});
+  proto::RoundReport report = report_of(a);
   const auto say = [&] {
     report.set_sequence(report.sequence() + 1);
     return rpc::call<proto::RoundOrders>(a.client.client(), proto::COORDINATOR_ROUND, report, 20s);
@@ -451,8 +483,7 @@ TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
   *begin.mutable_id() = rpc::to_proto(kId);
   begin.set_gather_ms(50);
   const Agent command = agent("c");
-  const auto begun = loop_.run(rpc::call<proto::BeginUpdateResponse>(
-      command.client.client(), proto::COORDINATOR_BEGIN_UPDATE, begin, 5s));
+  const auto begun = begin_update(command, begin, {&a});
   ASSERT_TRUE(begun) << begun.error().message();
   loop_.run_until([&] { return heard.has_value(); });
   ASSERT_TRUE(*heard);
@@ -474,6 +505,36 @@ TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
                 .error()
                 .code(),
             ErrorCode::kNotFound);
+}
+
+TEST_F(CoordinatorDaemon, AnUpdateWaitsForAgentsThatHaveYetToReport) {
+  start();
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  const auto say = [&](const Agent& agent) {
+    return loop_.run(rpc::call<proto::RoundOrders>(agent.client.client(), proto::COORDINATOR_ROUND,
+                                                   report_of(agent), 5s));
+  };
+  ASSERT_TRUE(say(a));
+  proto::BeginUpdateRequest begin;
+  *begin.mutable_id() = rpc::to_proto(kId);
+  const Agent b = agent("b");
+  // Over the same connection: had it begun before b reports, that would be heard before.
+  bool too_late = false;
+  const auto begun = begin_update(b, begin, {&a, &b}, [&](const bool& over) {
+    ASSERT_TRUE(enroll(b));
+    ASSERT_TRUE(say(b));
+    too_late = over;
+  });
+  if (too_late) return;  // this machine is too slow to be as early
+  ASSERT_TRUE(begun) << begun.error().message();
+  proto::UpdateStatusRequest ask;
+  ask.set_round(begun->round());
+  const auto status = loop_.run(
+      rpc::call<proto::RoundStatus>(b.client.client(), proto::COORDINATOR_UPDATE_STATUS, ask, 5s));
+  ASSERT_TRUE(status) << status.error().message();
+  EXPECT_EQ(status->members_size(), 2);
 }
 
 TEST_F(CoordinatorDaemon, TheSecretIsRequiredAndNeverShown) {

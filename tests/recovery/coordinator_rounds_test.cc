@@ -255,6 +255,33 @@ TEST_F(ThreeWorkers, OnTheSameDeviceOneGoesOnAlone) {
   EXPECT_NE(orders.parties[0].members.at(0).session, orders.parties[1].members.at(0).session);
 }
 
+TEST_F(ThreeWorkers, OfTwoAgentsThatShareAGpuOneGoesOnAlone) {
+  for (const char* name : {"a", "b"}) member(name).device = "GPU-1";
+  member("c").device = "GPU-2";
+  say_all();
+  const RoundId number = begin();
+  for (const char* name : {"a", "b", "c"}) join(name, number);
+  say_all();
+  EXPECT_EQ(order("a", number).ranks, 2u);
+  EXPECT_EQ(place(number, "b").party, 0u);
+  EXPECT_THAT(place(number, "b").aside, AllOf(HasSubstr("on a"), HasSubstr("same device")));
+  EXPECT_EQ(order("b", number).state, PartyState::kStopped);
+  EXPECT_NE(place(number, "c").party, 0u);
+}
+
+TEST_F(ThreeWorkers, OfTwoAgentsThatShareAGpuAreInOnePartyAtATime) {
+  for (const char* name : {"a", "b"}) member(name).device = "GPU-1";
+  add_worker("c", "second on c", 0, "double:1");
+  say_all();
+  const RoundId number = begin();
+  for (const char* name : {"a", "b", "c"}) join(name, number);
+  join("c", number, true, 1);
+  member("b").contents = member("c", 1).contents = {6, 6};
+  say_all();
+  ASSERT_EQ(round(number).parties.size(), 1u);
+  EXPECT_EQ(place(number, "b").aside, "its device is in another party");
+}
+
 TEST_F(ThreeWorkers, MayComeAndGoWhileItGathers) {
   const RoundId number = begin();
   join("a", number);

@@ -72,6 +72,27 @@ TEST_F(Update, WithoutWorkersIsNotFoundOnceAllHaveReported) {
   EXPECT_EQ(begin(kV1).error().code(), ErrorCode::kUnavailable) << "they may have yet to report";
 }
 
+TEST_F(Update, BeginsAfterTheGraceSoThatNobodyIsMissed) {
+  const NodeInfo b = world_.holder("b", kV1);
+  world_.restart();
+  ASSERT_TRUE(world_.enroll(a_));
+  ASSERT_TRUE(world_.announce(a_, {CoreWorld::holding(kV1)}));
+  ASSERT_TRUE(world_.core->report_round(report(), world_.now));
+  const auto early = begin(kV1);
+  EXPECT_EQ(early.error().code(), ErrorCode::kUnavailable) << "b may have workers, too";
+  EXPECT_THAT(early.error().message(), HasSubstr("just started"));
+  ASSERT_TRUE(world_.enroll(b));
+  RoundReport late = report();
+  late.node_id = "b";
+  late.incarnation = b.incarnation;
+  ASSERT_TRUE(world_.core->report_round(late, world_.now));
+  world_.pass(world_.timing.dead_after, {a_, b});
+  EXPECT_FALSE(world_.core->in_grace(world_.now));
+  const auto begun = begin(kV1);
+  ASSERT_TRUE(begun) << begun.error().message();
+  EXPECT_EQ(world_.core->rounds().find(*begun)->places.size(), 2u);
+}
+
 TEST_F(Update, ReportsAreTakenFromRegisteredAgentsOnly) {
   RoundReport stranger = report();
   stranger.incarnation = world_.node("x").incarnation;

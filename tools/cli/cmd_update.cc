@@ -21,8 +21,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAskAgain{500};  // one question waits so long for the end
-constexpr milliseconds kRetry{250};     // while the coordinator is away
+constexpr milliseconds kAskAgain{500};    // one question waits so long for the end
+constexpr milliseconds kRetry{250};       // while the coordinator is away
+constexpr milliseconds kGraceWait{4000};  // less than a call may take
 constexpr milliseconds kLongestGather{600'000};
 
 struct UpdateArgs {
@@ -47,12 +48,13 @@ Result<milliseconds> parse_gather(const std::string& text) {
 }
 
 Result<std::uint64_t> begin(Remote& coordinator, const ModelVersion& id, const std::string& group,
-                            milliseconds gather) {
+                            milliseconds gather, milliseconds timeout) {
   proto::BeginUpdateRequest request;
   request.mutable_id()->set_model(id.model);
   request.mutable_id()->set_version(id.version);
   request.set_group(group);
   request.set_gather_ms(static_cast<std::uint32_t>(gather.count()));
+  request.set_wait_ms(static_cast<std::uint32_t>(std::min(timeout, kGraceWait).count()));
   TRY(const auto response, (coordinator.call<proto::BeginUpdateResponse>(
                                proto::COORDINATOR_BEGIN_UPDATE, std::move(request))));
   return response.round();
@@ -126,7 +128,7 @@ Result<int> update(const Settings& settings, const UpdateArgs& args) {
   }
   TRY(const auto coordinator, Remote::create(settings, settings.coordinator));
   Round round{id, 0, SteadyClock().now() + timeout, args.timeout};
-  TRY(round.number, begin(*coordinator, id, args.group, gather));
+  TRY(round.number, begin(*coordinator, id, args.group, gather, timeout));
   ProgressView view("update", ProgressView::style_for_stderr(settings.quiet));
   TRY(const proto::RoundStatus status, wait_for(*coordinator, round, view));
   view.finish();

@@ -68,7 +68,7 @@ class Core {
   Result<InstanceAnswer> report_rank(const RankReport& report, TimePoint now);
   // Brings a READY version to the workers of a group ("" = of every group). kNotFound: no such
   // version, or no such worker. kUnavailable: nobody alive holds all of it, it is being retired, a
-  // round of the group runs, or who would know more has yet to report.
+  // round of the group runs, or it is the grace: not every member is known.
   Result<RoundId> begin_update(const ModelVersion& id, const std::string& group,
                                std::optional<Duration> gather, TimePoint now);
   // kUnavailable: not registered (again) yet.
@@ -76,6 +76,7 @@ class Core {
 
   std::uint64_t epoch() const { return catalog_.epoch(); }
   bool in_grace(TimePoint now) const { return now < grace_until_; }
+  TimePoint grace_until() const { return grace_until_; }
   TimePoint started() const { return started_; }
   const Membership& members() const { return members_; }
   const Catalog& catalog() const { return catalog_; }

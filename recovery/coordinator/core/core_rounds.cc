@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "recovery/coordinator/core/core.h"
 
 // Broadcast rounds: what the core knows of versions and nodes that a round does not.
@@ -11,14 +13,13 @@ Result<RoundId> Core::begin_update(const ModelVersion& id, const std::string& gr
     return fail(ErrorCode::kUnavailable,
                 "update {}: the version is being retired; publish it again", id.to_string());
   }
+  if (in_grace(now)) {  // who has yet to report would be missed
+    return fail(ErrorCode::kUnavailable,
+                "update {}: the coordinator has just started, agents have yet to report their "
+                "workers; retry in {} ms",
+                id.to_string(), std::max<std::int64_t>(milliseconds(grace_until_ - now), 1));
+  }
   if (version == nullptr || catalog_.state_of(id, members_) != VersionState::kReady) {
-    if (in_grace(now)) {
-      return fail(
-          ErrorCode::kUnavailable,
-          "update {}: nobody alive holds it, but the coordinator has just started; retry in "
-          "{} ms",
-          id.to_string(), milliseconds(grace_until_ - now));
-    }
     const std::string known = catalog_.describe_versions(id.model, members_);
     if (version == nullptr) {
       return fail(ErrorCode::kNotFound, "update {}: there is no such version; {}", id.to_string(),
@@ -28,12 +29,7 @@ Result<RoundId> Core::begin_update(const ModelVersion& id, const std::string& gr
                 "update {}: nobody alive holds all of it; start a holder or publish it ({})",
                 id.to_string(), known);
   }
-  auto begun = rounds_.begin(id, version->root, group, gather, epoch(), now);
-  if (!begun && begun.error().code() == ErrorCode::kNotFound && in_grace(now)) {
-    return fail(ErrorCode::kUnavailable, "{} yet: the coordinator has just started; retry in {} ms",
-                begun.error().message(), milliseconds(grace_until_ - now));
-  }
-  return begun;
+  return rounds_.begin(id, version->root, group, gather, epoch(), now);
 }
 
 Result<void> Core::report_round(const RoundReport& report, TimePoint now) {

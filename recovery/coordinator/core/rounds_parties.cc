@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <iterator>
+#include <tuple>
 
 #include "recovery/coordinator/core/rounds.h"
 
@@ -10,8 +10,11 @@ namespace {
 
 constexpr std::size_t kMaxCommunicators = 64;  // remembered
 
-std::pair<std::string, std::string> device_of(const RoundPlace& place) {
-  return {place.node_id, place.device};
+// A UUID names its GPU whoever sees it: agents of one host may share it, and NCCL refuses one that
+// is there twice. A double lives in the device process of its node.
+std::string device_of(const RoundPlace& place) {
+  if (!place.device.starts_with("double:")) return place.device;
+  return fmt::format("{} of {}", place.device, place.node_id);
 }
 
 std::string why_alone(std::size_t members, std::size_t owners) {
@@ -36,21 +39,21 @@ void Rounds::form_parties(Round& round, TimePoint now) {
 }
 
 void Rounds::form_party(Round& round, std::vector<std::size_t> same, TimePoint now) {
-  const auto less = [&](std::size_t a, std::size_t b) {
-    return device_of(round.places[a]) < device_of(round.places[b]);
-  };
-  std::ranges::stable_sort(same, less);
+  std::ranges::stable_sort(same, {}, [&](std::size_t i) {
+    return std::tie(round.places[i].node_id, round.places[i].device);
+  });
   const auto busy = devices_in_parties();
+  std::map<std::string, const RoundPlace*> taken;  // by device
   Party party;
   for (const std::size_t i : same) {
     RoundPlace& place = round.places[i];
-    if (busy.contains(device_of(place))) {
+    const std::string device = device_of(place);
+    if (busy.contains(device)) {
       place.aside = "its device is in another party";
       continue;
     }
-    if (!party.ranks.empty() && device_of(round.places[party.ranks.back()]) == device_of(place)) {
-      place.aside = fmt::format("{} wants the same on the same device",
-                                round.places[party.ranks.back()].to_string());
+    if (const auto [other, is_free] = taken.try_emplace(device, &place); !is_free) {
+      place.aside = fmt::format("{} wants the same on the same device", other->second->to_string());
       continue;
     }
     const auto rank = static_cast<std::uint32_t>(party.ranks.size());
@@ -78,8 +81,8 @@ void Rounds::form_party(Round& round, std::vector<std::size_t> same, TimePoint n
 }
 
 // A device keeps one communicator: two parties at once could each take it for its own.
-std::set<std::pair<std::string, std::string>> Rounds::devices_in_parties() const {
-  std::set<std::pair<std::string, std::string>> devices;
+std::set<std::string> Rounds::devices_in_parties() const {
+  std::set<std::string> devices;
   for (const auto& [number, round] : rounds_) {
     for (const Party& party : round.parties) {
       if (!party.runs()) continue;
