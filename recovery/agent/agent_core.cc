@@ -64,9 +64,9 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
 Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executor executor,
                                                      const CoreOptions& options) {
   auto core = std::unique_ptr<AgentCore>(new AgentCore(std::move(executor), options));
-  TRY(core->store_,
-      store::SegmentStore::open({options.store_directory, options.store_budget_bytes,
-                                 options.keep_memory ? std::nullopt : std::optional(0ull)}));
+  TRY(core->store_, store::SegmentStore::open(
+                        {options.store_directory, options.store_budget_bytes,
+                         options.keep_memory ? std::nullopt : std::optional(0ull), options.numa}));
   core->identity_.role = options.role;
   core->identity_.node_id = options.node_id.empty() ? default_node_id() : options.node_id;
   core->identity_.incarnation = Incarnation::random();

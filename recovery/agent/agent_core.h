@@ -35,6 +35,7 @@ struct CoreOptions {
   std::filesystem::path store_directory;
   std::uint64_t store_budget_bytes = 0;
   bool keep_memory = false;  // of versions that go, for the next ones
+  store::NumaPolicy numa;    // where copies lie
   std::string coordinator;
   std::string secret;
   proto::Role role = proto::ROLE_AGENT;

@@ -17,6 +17,7 @@
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
+#include "src/store/numa.h"
 
 // What a command does on this host: through the agent that runs here, or, without one, through an
 // agent inside the command's own process. Blocking, one call at a time; progress comes on the
@@ -70,6 +71,7 @@ struct AgentOptions {
   std::string node_id;  // "" = host name
   std::filesystem::path store_directory = "/dev/shm/rekindle";
   std::uint64_t store_budget_bytes = 0;
+  store::NumaPolicy numa;               // where copies lie
   std::string listen = "0.0.0.0:7400";  // control; port 0 = any
   std::string data_listen;              // "" = same address, any port
   // Host that others reach us by; "" = the listen address, else the one used towards the

@@ -124,6 +124,7 @@ Result<void> Daemon::start() {
   core_options.store_directory = options_.store_directory;
   core_options.store_budget_bytes = options_.store_budget_bytes;
   core_options.keep_memory = true;
+  core_options.numa = options_.numa;
   core_options.coordinator = options_.coordinator;
   core_options.secret = secret;
   core_options.rdma = options_.rdma;

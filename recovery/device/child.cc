@@ -68,7 +68,7 @@ Result<std::unique_ptr<Child>> Child::start(const std::vector<std::string>& comm
   set_signals(attributes);
   pid_t pid = -1;
   if (error == 0) {
-    error = ::posix_spawn(&pid, program, &actions, &attributes, arguments.data(), environ);
+    error = ::posix_spawnp(&pid, program, &actions, &attributes, arguments.data(), environ);
   }
   (void)::posix_spawn_file_actions_destroy(&actions);
   (void)::posix_spawnattr_destroy(&attributes);

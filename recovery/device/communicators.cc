@@ -1,8 +1,10 @@
 #include "recovery/device/communicators.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "src/base/log.h"
 #include "src/bucket/double_collective.h"
 #if REKINDLE_WITH_CUDA
 #include "src/cuda/nccl_collective.h"
@@ -33,10 +35,11 @@ Result<std::string> Communicators::make_id() {
   return collectives->make_id();
 }
 
-std::vector<std::string> Communicators::kept(const std::string& device) const {
+std::vector<std::string> Communicators::kept(const std::string& device) {
   const std::lock_guard lock(mutex_);
   const auto found = kept_.find(device);
   if (found == kept_.end()) return {};
+  found->second.used = SteadyClock().now();
   return {found->second.name};
 }
 
@@ -62,9 +65,33 @@ Result<std::unique_ptr<bucket::Collective>> Communicators::take(bucket::Device& 
 
 void Communicators::keep(const std::string& device, std::string name,
                          std::unique_ptr<bucket::Collective> collective) {
-  Kept kept{std::move(name), std::move(collective)};
+  Kept kept{std::move(name), std::move(collective), SteadyClock().now()};
   const std::lock_guard lock(mutex_);
   std::swap(kept_[device], kept);  // what was there ends after the lock
+}
+
+std::optional<TimePoint> Communicators::idle_at() const {
+  std::optional<TimePoint> first;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [device, kept] : kept_) {
+    const TimePoint idle = kept.used + kIdle;
+    first = std::min(first.value_or(idle), idle);
+  }
+  return first;
+}
+
+void Communicators::drop_idle(TimePoint now) {
+  std::vector<Kept> dropped;  // end after the lock
+  const std::lock_guard lock(mutex_);
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    if (now - it->second.used < kIdle) {
+      ++it;
+      continue;
+    }
+    log::info("device.communicator_dropped", "device", it->first, "communicator", it->second.name);
+    dropped.push_back(std::move(it->second));
+    it = kept_.erase(it);
+  }
 }
 
 }  // namespace rekindle::device

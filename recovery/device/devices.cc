@@ -1,7 +1,9 @@
 #include "recovery/device/devices.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "src/base/failpoint.h"
 #include "src/bucket/double_device.h"
 #if REKINDLE_WITH_CUDA
 #include "src/cuda/device.h"
@@ -12,7 +14,7 @@ namespace rekindle::device {
 
 namespace {
 
-using Opener = std::function<Result<std::unique_ptr<bucket::Device>>(const Devices::One&)>;
+using Opener = Devices::Opener;
 
 #if REKINDLE_WITH_CUDA
 Result<Opener> find_cuda(std::vector<Devices::One>& all) {
@@ -38,36 +40,43 @@ bool built_with_cuda() {
 #endif
 }
 
-Devices Devices::find(const Doubles& doubles) {
-  Devices devices;
-  for (std::uint32_t i = 0; i < doubles.count; ++i) {
-    const std::string id = fmt::format("double:{}", i);
-    devices.all_.push_back({id, id, doubles.bytes});
-  }
-  if (doubles.count > 0) {
-    devices.opener_ = [](const One& one) -> Result<std::unique_ptr<bucket::Device>> {
-      return bucket::make_double_device(one.id, one.total_bytes);
-    };
-    return devices;
-  }
-  auto opener = find_cuda(devices.all_);
-  if (opener) {
-    devices.opener_ = std::move(*opener);
-  } else {
-    devices.problem_ = opener.error().message();
-  }
-  return devices;
+Devices::Devices(std::vector<One> all, Opener opener)
+    : all_(std::move(all)), opener_(std::move(opener)) {
+  for (const One& one : all_) places_[one.id] = std::make_unique<Place>();
 }
 
-Result<bucket::Device*> Devices::open(const std::string& id) {
-  for (const auto& device : open_) {
-    if (device->id() == id) return device.get();
+Devices Devices::find(const Doubles& doubles) {
+  std::vector<One> all;
+  for (std::uint32_t i = 0; i < doubles.count; ++i) {
+    const std::string id = fmt::format("double:{}", i);
+    all.push_back({id, id, doubles.bytes});
   }
+  if (doubles.count > 0) {
+    return {std::move(all), [](const One& one) -> Result<std::unique_ptr<bucket::Device>> {
+              return bucket::make_double_device(one.id, one.total_bytes);
+            }};
+  }
+  auto opener = find_cuda(all);
+  if (opener) return {std::move(all), std::move(*opener)};
+  Devices none;
+  none.problem_ = opener.error().message();
+  return none;
+}
+
+bool Devices::contains(const std::string& id) const {
+  return std::ranges::find(all_, id, &One::id) != all_.end();
+}
+
+Result<bucket::Device*> Devices::open(const std::string& id) const {
   const auto found = std::ranges::find(all_, id, &One::id);
   if (found == all_.end()) return fail(ErrorCode::kNotFound, "there is no device {}", id);
-  TRY(auto device, opener_(*found));
-  open_.push_back(std::move(device));
-  return open_.back().get();
+  Place& place = *places_.at(id);
+  const std::lock_guard lock(place.opening);
+  if (place.device == nullptr) {
+    TRY_VOID(failpoint("device.open"));
+    TRY(place.device, opener_(*found));
+  }
+  return place.device.get();
 }
 
 bucket::Device* Devices::open_first() {

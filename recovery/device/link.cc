@@ -1,6 +1,8 @@
 #include "recovery/device/link.h"
 
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -66,11 +68,19 @@ void DeviceLink::start() {
 }
 
 std::vector<std::string> DeviceLink::command() const {
-  std::vector<std::string> command{
-      options_.program, "device-process",
-      "--fd",           std::to_string(Child::kSocket),
-      "--release-ms",   std::to_string(options_.release.count()),
-      "--keep-rate",    std::to_string(options_.gpu.keep_bytes_per_second)};
+  std::vector<std::string> command = options_.gpu.wrapper;
+  // What wraps it would take itself for /proc/self/exe.
+  std::error_code unknown;
+  const auto program = std::filesystem::read_symlink(options_.program, unknown);
+  command.push_back(command.empty() || unknown ? options_.program : program.string());
+  const std::vector<std::string> own{"device-process",
+                                     "--fd",
+                                     std::to_string(Child::kSocket),
+                                     "--release-ms",
+                                     std::to_string(options_.release.count()),
+                                     "--keep-rate",
+                                     std::to_string(options_.gpu.keep_bytes_per_second)};
+  command.insert(command.end(), own.begin(), own.end());
   const auto& arguments = options_.gpu.arguments;
   command.insert(command.end(), arguments.begin(), arguments.end());
   const Doubles& doubles = options_.gpu.doubles;
@@ -217,6 +227,7 @@ void DeviceLink::spread(const SpreadOrder& order) {
 
 void DeviceLink::stop_spread(std::uint64_t session, const std::string& why) {
   if (!sessions_.contains(session) && !spreading_.contains(session)) return;
+  if (spreading_.contains(session)) stopping_.try_emplace(session, SteadyClock().now());
   proto::AgentToDevices frame;
   frame.mutable_stop()->set_session(session);
   frame.mutable_stop()->set_why(why);

@@ -31,6 +31,8 @@ struct LinkOptions {
   std::chrono::milliseconds healthy{60'000};  // for so long: the next pause is the first again
   std::chrono::milliseconds hello{120'000};   // many GPUs without a persistent driver take long
   std::chrono::milliseconds silence{10'000};  // of one that has said hello: it is asked each second
+  // From StopSpread to SpreadOver: longer than an abort and what is queued may take by themselves.
+  std::chrono::milliseconds stop{60'000};
 };
 
 struct DeviceInfo {
@@ -116,11 +118,13 @@ class DeviceLink {
   DeviceEvents* events_ = nullptr;
   LinkStatus status_;
   std::map<std::uint64_t, Held> held_;
-  std::set<std::uint64_t> sessions_;                           // neither over nor ended
-  std::map<std::uint64_t, std::shared_ptr<const void>> lent_;  // also of sessions that were ended
-  std::set<std::uint64_t> spreading_;       // that were ordered to, ended or not; SpreadOver comes
-  std::set<std::uint64_t> ids_;             // of meetings, that were asked for
-  std::shared_ptr<Connection> connection_;  // null: no process
+  std::set<std::uint64_t> sessions_;  // neither over nor ended
+  // Also of sessions that were ended; all of them until a process that ends was reaped.
+  std::map<std::uint64_t, std::shared_ptr<const void>> lent_;
+  std::set<std::uint64_t> spreading_;  // that were ordered to, ended or not; SpreadOver comes
+  std::map<std::uint64_t, TimePoint> stopping_;  // of spreading_: when they were told to stop
+  std::set<std::uint64_t> ids_;                  // of meetings, that were asked for
+  std::shared_ptr<Connection> connection_;       // null: no process
   TimePoint life_began_{};
   std::optional<TimePoint> greeted_;  // in this life
   TimePoint heard_{};                 // of it

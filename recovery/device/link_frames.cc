@@ -77,8 +77,8 @@ void DeviceLink::on_held(const proto::SegmentsHeld& held) {
 }
 
 void DeviceLink::on_served(const proto::DeviceServed& served) {
-  lent_.erase(served.session());
-  if (sessions_.erase(served.session()) == 0) return;  // it was ended here
+  if (!served.device_lost()) lent_.erase(served.session());  // else when the process is gone
+  if (sessions_.erase(served.session()) == 0) return;        // it was ended here
   if (events_ != nullptr) events_->device_over(from_proto(served));
 }
 
@@ -95,6 +95,7 @@ void DeviceLink::on_progress(const proto::SpreadProgress& progress) {
 
 // Also of a session that was ended here: it went on so that others were not disturbed.
 void DeviceLink::on_spread_over(const proto::SpreadOver& over) {
+  stopping_.erase(over.session());
   if (spreading_.erase(over.session()) == 0 || events_ == nullptr) return;
   events_->spread_over(from_proto(over));
 }
@@ -107,9 +108,9 @@ void DeviceLink::on_id_made(const proto::MeetingIdMade& made) {
 void DeviceLink::lose_sessions(const Error& why) {
   const Error ended(ErrorCode::kPeerLost, "the device process has ended: " + why.message());
   const auto spreading = std::exchange(spreading_, {});
+  stopping_.clear();
   const auto lost = std::exchange(sessions_, {});
   const auto ids = std::exchange(ids_, {});
-  lent_.clear();
   if (events_ == nullptr) return;
   for (const std::uint64_t session : spreading) {
     SpreadOver over;

@@ -100,13 +100,17 @@ rpc::Task<Error> DeviceLink::live() {
   co_return std::move(why).with_context("it " + how);
 }
 
-// A GPU process that was killed may be in its driver for long; another is not started meanwhile.
+// A GPU process that was killed may be in its driver for long, and its GPU may use what it was lent
+// until it is gone; another is not started meanwhile.
 rpc::Task<std::string> DeviceLink::reap(Child& child) {
   co_await asio::this_coro::throw_if_cancelled(false);
   const TimePoint began = clock_now();
   TimePoint say_at = began + kSayAgain;
   for (;;) {
-    if (auto how = child.ended()) co_return *how;
+    if (auto how = child.ended()) {
+      lent_.clear();
+      co_return *how;
+    }
     const bool cancelled = co_await is_cancelled();
     if (cancelled) break;
     if (clock_now() - began > kEndsByItself) child.kill();
@@ -125,7 +129,10 @@ rpc::Task<void> DeviceLink::look() {
   TimePoint last = clock_now();
   while (running_ && !closing_) {
     const TimePoint now = clock_now();
-    if (now - last > kPause) heard_ = now;  // we were stopped, or starved
+    if (now - last > kPause) {  // we were stopped, or starved
+      heard_ = now;
+      for (auto& [session, told] : stopping_) told = now;
+    }
     last = now;
     look_once(now);
     const bool cancelled = co_await is_cancelled();
@@ -146,6 +153,13 @@ void DeviceLink::look_once(TimePoint now) {
     return connection_->close(Error(
         ErrorCode::kTimeout, fmt::format("has not answered for {} ms: it hangs, or is stopped",
                                          options_.silence.count())));
+  }
+  // It may still write to a copy that is to be fetched: its end is waited for.
+  for (const auto& [session, told] : stopping_) {
+    if (now - told <= options_.stop) continue;
+    return connection_->close(Error(
+        ErrorCode::kTimeout,
+        fmt::format("has not ended a round in {} ms: its device hangs", options_.stop.count())));
   }
   if (now - asked_ < kAsk) return;
   asked_ = now;

@@ -26,6 +26,7 @@ struct GpuOptions {
   // Of what a broadcast brings, copied to a host that lacks it, by each device; 0: nothing.
   std::uint64_t keep_bytes_per_second = 8'000'000'000;
   std::vector<std::string> arguments;  // of the device process beside its own: how it logs
+  std::vector<std::string> wrapper;    // words before its command: a debugger or a sanitizer
 };
 Result<GpuOptions> parse_gpu(std::string_view text);  // "auto", "none", "double:2:512MiB"
 

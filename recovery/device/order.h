@@ -61,11 +61,12 @@ struct SpreadOver {
   std::optional<Error>
       error;  // nullopt: every bucket was spread; else the rest comes from segments
   std::uint64_t buckets = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;              // given to the worker
   std::chrono::microseconds elapsed{};  // the communicator was there → the last bucket was filled
   std::chrono::microseconds meet{};     // told to spread → the communicator was there
   std::vector<bucket::KeptTiles> kept = {};  // as they were ordered to be; nothing more is written
   std::uint64_t kept_bytes = 0;
+  std::optional<Error> worker_lost = {};  // why it was not given all, though all was spread
 };
 
 // What the device process says of its sessions, unasked.

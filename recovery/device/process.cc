@@ -1,13 +1,16 @@
 #include "recovery/device/process.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <poll.h>
 
 #include "proto/device.pb.h"
+#include "recovery/device/bounded_collectives.h"
 #include "recovery/device/communicators.h"
 #include "recovery/device/devices.h"
 #include "recovery/device/lingering.h"
@@ -27,6 +30,7 @@ constexpr int kReadsAtOnce = 16;
 constexpr std::chrono::milliseconds kHoldLook{20};
 constexpr std::chrono::milliseconds kLastWords{500};
 constexpr std::chrono::hours kIdle{1};
+constexpr std::chrono::seconds kDropAgain{1};    // while an id is being made
 constexpr std::uint32_t kAnyTile = 0xffff'ffff;  // the session knows how many there are
 
 TimePoint clock_now() { return SteadyClock().now(); }
@@ -37,11 +41,12 @@ class Process {
       : agent_(std::move(agent)),
         bell_(std::move(bell)),
         options_(options),
-        communicators_(Communicators::loader(options.doubles.count > 0)) {}
+        communicators_([this] { return load_collectives(); }) {}
 
   Result<void> run();
 
  private:
+  Result<std::unique_ptr<bucket::Collectives>> load_collectives();
   Result<void> obey_agent();
   struct Hold {
     std::vector<Segment> segments;
@@ -59,6 +64,7 @@ class Process {
   Result<void> serve(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
   Result<void> begin(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
   void make_id(std::uint64_t number);
+  std::optional<TimePoint> drop_communicators(TimePoint now);
   Result<std::vector<Segment>> map(const std::vector<UniqueFd>& files,
                                    const std::vector<std::uint64_t>& bytes);
   Result<void> tell_held();
@@ -77,6 +83,7 @@ class Process {
   std::map<std::uint64_t, Hold> holds_;
   Lingering lingering_{[this](std::vector<Segment> segments) { unpin(std::move(segments)); }};
   std::uint64_t told_pinned_ = 0;
+  std::atomic<bool> left_an_abort_ = false;
   Communicators communicators_;
   Sessions sessions_{bell_};
   WorkerPool meeter_{"rk-meet", 1, 64};  // the first id may take seconds; pings are answered
@@ -106,12 +113,24 @@ Result<void> Process::say_hello() {
   return send(frame);
 }
 
+Result<std::unique_ptr<bucket::Collectives>> Process::load_collectives() {
+  const auto load = options_.collectives ? options_.collectives
+                                         : Communicators::loader(options_.doubles.count > 0);
+  TRY(auto loaded, load());
+  return bound_aborts(std::move(loaded), options_.times.abort, [this](const Error& why) {
+    log::warn("device.abort_left", "why", why);
+    left_an_abort_ = true;
+  });
+}
+
 Result<void> Process::run() {
   auto obeyed = obey_agent();
   // Its end may also show when something is said to it.
   if (!obeyed && obeyed.error().code() != ErrorCode::kPeerLost) return obeyed;
   const Error gone(ErrorCode::kPeerLost, "the agent of this host has gone");
   if (auto lost = sessions_.end_all(gone)) return fail(std::move(*lost));
+  // Its thread is still in NCCL, which is not to be unloaded under it.
+  if (left_an_abort_) return fail(ErrorCode::kTimeout, "an abort of a communicator has not ended");
   return {};
 }
 
@@ -136,6 +155,7 @@ void Process::wait() {
   const bool pinning = std::ranges::any_of(holds_, [](const auto& h) { return !h.second.settled; });
   if (pinning) until = std::min(until, now + kHoldLook);
   if (const auto look = lingering_.look(now)) until = std::min(until, *look);
+  if (const auto look = drop_communicators(now)) until = std::min(until, *look);
   const short send_too = agent_.wants_to_send() ? POLLOUT : 0;
   pollfd entries[] = {{agent_.fd(), static_cast<short>(POLLIN | send_too), 0},
                       {bell_.fd(), POLLIN, 0}};
@@ -260,9 +280,9 @@ Result<void> Process::tell_held() {
     held.set_copy(copy);
     held.set_pinned_bytes(pinner_->pinned_bytes());
     held.set_elapsed_us(microseconds(clock_now() - hold.began));
-    const auto failure = pinner_->last_failure();
-    if (failure && held.pinned_bytes() < cache_->mapped_bytes()) {
-      held.set_problem(failure->message());
+    for (const Segment& segment : hold.segments) {
+      const auto failure = pinner_->failure(*segment);
+      if (failure) held.set_problem(failure->message());
     }
     TRY_VOID(send(frame));
   }
@@ -281,7 +301,10 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   SessionOrder session;
   session.number = order.session();
   session.pinner = pinner_.get();
-  TRY(session.device, devices_.open(order.device()));
+  if (!devices_.contains(order.device())) {
+    return fail(ErrorCode::kNotFound, "there is no device {}", order.device());
+  }
+  session.open = [this, id = order.device()] { return devices_.open(id); };
   if (descriptors.empty() || sessions_.contains(order.session())) {
     return fail(ErrorCode::kInvalid, "session {} comes without a socket, or again",
                 order.session());
@@ -311,6 +334,14 @@ void Process::make_id(std::uint64_t number) {
   if (!queued) answer(fail(ErrorCode::kExhausted, "too many meetings are asked for at once"));
 }
 
+// When to look next.
+std::optional<TimePoint> Process::drop_communicators(TimePoint now) {
+  const auto idle_at = communicators_.idle_at();
+  if (!idle_at || now < *idle_at) return idle_at;
+  (void)meeter_.try_submit([this, now] { communicators_.drop_idle(now); });
+  return now + kDropAgain;
+}
+
 Result<void> Process::tell_served(std::uint64_t session, const SessionEnd& end) {
   proto::DevicesToAgent frame;
   auto& served = *frame.mutable_served();
@@ -319,6 +350,7 @@ Result<void> Process::tell_served(std::uint64_t session, const SessionEnd& end) 
   served.set_buckets(end.buckets);
   served.set_bytes(end.bytes);
   served.set_elapsed_us(microseconds(end.elapsed));
+  served.set_device_lost(end.device_lost);
   return send(frame);
 }
 

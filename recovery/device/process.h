@@ -1,5 +1,6 @@
 #pragma once
 
+#include "recovery/device/communicators.h"
 #include "recovery/device/options.h"
 #include "recovery/device/serving.h"
 #include "src/base/unique_fd.h"
@@ -12,7 +13,8 @@ struct DeviceProcessOptions {
   unsigned pin_threads = bucket::Pinner::kThreads;
   SessionTimes times;
   std::uint32_t slots = 3;
-  double free_fraction = 0.1;  // of a device's free memory, for one session
+  double free_fraction = 0.1;       // of a device's free memory, for one session
+  Communicators::Load collectives;  // none: of doubles, or by NCCL
 };
 
 // What `rekindle device-process` exits with when a device has failed for good.

@@ -32,8 +32,9 @@ Result<void> Serving::serve() {
 }
 
 Result<void> Serving::prepare() {
+  TRY(device_, order_.open());
   TRY(auto channel, ipc::Channel::adopt(std::move(order_.socket), 2 * order_.slots.slots));
-  deliver_ = std::make_unique<WorkerDeliver>(std::move(channel), *order_.device);
+  deliver_ = std::make_unique<WorkerDeliver>(std::move(channel), *device_);
   const AttachedWords words = std::move(order_.attached);
   if (words.segment_bytes.size() != order_.segments.size()) {
     return fail(ErrorCode::kInternal, "{} segments came for {}", order_.segments.size(),
@@ -41,7 +42,7 @@ Result<void> Serving::prepare() {
   }
   TRY(contents_,
       bucket::Contents::create(words.tensor_set, words.layout, words.wanted, words.segment_bytes));
-  TRY(slots_, bucket::allocate_slots(*order_.device, order_.slots, contents_->total_bytes()));
+  TRY(slots_, bucket::allocate_slots(*device_, order_.slots, contents_->total_bytes()));
   if (!slots_->warning.empty()) {
     log::warn("device.buckets", "session", order_.number, "warning", slots_->warning);
   }
@@ -50,8 +51,7 @@ Result<void> Serving::prepare() {
 
 void Serving::say_joined() {
   order_.say(DeviceJoined{order_.number, slots_->bucket_bytes, bucket::digest_of(*contents_),
-                          contents_->total_bytes(),
-                          order_.communicators->kept(order_.device->id())});
+                          contents_->total_bytes(), order_.communicators->kept(device_->id())});
 }
 
 // nullopt: it takes part in no round. The worker opens its buckets meanwhile.
@@ -83,8 +83,8 @@ Result<std::optional<SpreadOrder>> Serving::await_orders() {
 // False: nothing came of it.
 Result<bool> Serving::spread(SpreadOrder order) {
   spreading_ = std::make_unique<Spreading>(
-      Spreading::Means{*order_.device, *order_.pinner, order_.segments, *contents_, *slots_,
-                       *deliver_, mailbox_, *order_.communicators, told_, order_.times, order_.say},
+      Spreading::Means{*device_, *order_.pinner, order_.segments, *contents_, *slots_, *deliver_,
+                       mailbox_, *order_.communicators, told_, order_.times, order_.say},
       std::move(order));
   TRY(const bool begun, spreading_->begin());
   if (!begun) {
@@ -114,7 +114,7 @@ Result<void> Serving::prepare_alone() {
     return std::vector<bucket::Part>(parts.begin(), parts.end());
   });
   pipeline_ = std::make_unique<bucket::Pipeline>(
-      *order_.device, *plan_, *slots_, *fetch_, nullptr, *deliver_,
+      *device_, *plan_, *slots_, *fetch_, nullptr, *deliver_,
       bucket::PipelineOptions{order_.times.release, order_.times.drain});
   return pipeline_->start();
 }
@@ -180,7 +180,7 @@ void Serving::wait_for_worker(bool told_all) {
 std::optional<Error> Serving::let_go(bool told_all, bool hung) {
   if (pipeline() != nullptr) {
     if (auto drained = pipeline()->drain(clock_now() + order_.times.drain); !drained) {
-      return std::move(drained).error().with_context(order_.device->id());
+      return std::move(drained).error().with_context(device_->id());
     }
   }
   if (!hung && deliver_ != nullptr && slots_) wait_for_worker(told_all);
@@ -208,9 +208,9 @@ SessionEnd Serving::run() {
     end.error = std::move(served).error();
   }
   std::optional<Error> lost;
-  if (end.error && end.error->code() == ErrorCode::kInternal) {
+  if (device_ != nullptr && end.error && end.error->code() == ErrorCode::kInternal) {
     // A context that is broken says so to whatever is asked.
-    if (auto memory = order_.device->memory(); !memory) lost = std::move(memory).error();
+    if (auto memory = device_->memory(); !memory) lost = std::move(memory).error();
   }
   if (!lost) lost = let_go(!end.error, hung);
   if (lost) {

@@ -15,7 +15,9 @@ namespace rekindle::device {
 
 struct SessionOrder {
   std::uint64_t number = 0;
-  bucket::Device* device = nullptr;  // all three outlive the session
+  // Its device: a GPU that is opened for the first time takes long, so the session's thread asks.
+  // All three outlive the session.
+  std::function<Result<bucket::Device*>()> open;
   const bucket::Pinner* pinner = nullptr;
   Communicators* communicators = nullptr;  // in a round
   AttachedWords attached;
@@ -63,7 +65,8 @@ class Serving {
 
   SessionOrder order_;
   Mailbox& mailbox_;
-  ToldTiles told_;  // while it is not alone
+  bucket::Device* device_ = nullptr;  // null: not opened
+  ToldTiles told_;                    // while it is not alone
   std::optional<bucket::Contents> contents_;
   std::optional<bucket::Slots> slots_;
   std::unique_ptr<WorkerDeliver> deliver_;

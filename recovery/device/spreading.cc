@@ -225,6 +225,7 @@ void Spreading::say_over(std::optional<Error> error) {
   over.error = std::move(error);
   if (pipeline_ != nullptr) over.buckets = pipeline_->handed_over();
   over.bytes = means_.worker.bytes();
+  over.worker_lost = deliver_.lost();
   const TimePoint now = clock_now();
   const bool met = met_ != TimePoint{};
   if (met) over.elapsed = between(met_, now);

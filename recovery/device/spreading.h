@@ -27,6 +27,7 @@ struct SessionTimes {
   // Of a bucket, by the device and the other ranks. Longer than round_release: until then a rank
   // whose worker hangs queues nothing more.
   std::chrono::milliseconds round_fill{8'000};
+  std::chrono::milliseconds abort{2'000};   // of a communicator; longer: it is left to itself
   std::chrono::milliseconds progress{200};  // between two words of it
   // Of what passes, by a device that is ordered to keep some; 0: nothing.
   std::uint64_t keep_bytes_per_second = 8'000'000'000;

@@ -173,7 +173,8 @@ SpreadOver from_proto(const proto::SpreadOver& over) {
           from_wire(over.elapsed_us()),
           from_wire(over.meet_us()),
           kept_of(over),
-          over.kept_bytes()};
+          over.kept_bytes(),
+          error_of(over.worker_lost())};
 }
 
 proto::SpreadOver to_proto(const SpreadOver& over) {
@@ -185,6 +186,7 @@ proto::SpreadOver to_proto(const SpreadOver& over) {
   message.set_elapsed_us(to_wire(over.elapsed));
   message.set_meet_us(to_wire(over.meet));
   message.set_kept_bytes(over.kept_bytes);
+  if (over.worker_lost) *message.mutable_worker_lost() = rpc::to_status(*over.worker_lost);
   const std::size_t told = std::min(over.kept.size(), kMostKeptRuns);
   for (const auto& run : std::span(over.kept).first(told)) {
     auto& kept = *message.add_kept();

@@ -76,11 +76,15 @@ Result<bool> Client::read_some(const OnFrame& on_frame) {
 }
 
 void Client::send(const proto::AgentFrame& frame, std::vector<UniqueFd> descriptors) {
+  send_encoded(frame.SerializeAsString(), std::move(descriptors));
+}
+
+void Client::send_encoded(std::string frame, std::vector<UniqueFd> descriptors) {
   if (closed_) return;
   if (channel_.queued_bytes() > kMostQueuedBytes) {
     return close(Error(ErrorCode::kPeerLost, "does not read what it is sent"));
   }
-  if (auto pushed = channel_.push(frame.SerializeAsString(), std::move(descriptors)); !pushed) {
+  if (auto pushed = channel_.push(std::move(frame), std::move(descriptors)); !pushed) {
     return close(std::move(pushed).error());
   }
   flush();

@@ -118,14 +118,23 @@ void Rounds::spread_over(const device::SpreadOver& over, TimePoint now) {
   if (member == nullptr) return;
   member->kept_bytes = over.kept_bytes;
   changed_ = true;
+  const bool given_all = !over.error && !over.worker_lost;
+  member->spread_bytes =
+      given_all ? member->joined.payload_bytes : std::max(member->spread_bytes, over.bytes);
   if (member->ended) return end_discarding(*member, over.error, now);
-  if (over.error) {
-    member->spread_bytes = std::max(member->spread_bytes, over.bytes);
-    if (takes_part(member->state)) go_alone(over.session, *member, over.error->message());
-    return;
-  }
-  member->spread_bytes = member->joined.payload_bytes;
-  fill(over.session, *member);
+  if (given_all) return fill(over.session, *member);
+  if (!takes_part(member->state)) return;
+  if (over.error) return go_alone(over.session, *member, over.error->message());
+  lose_worker(over.session, *member, over.worker_lost->message());
+}
+
+// Its device has been through the round without it: its party is well, and it has not every byte.
+void Rounds::lose_worker(SessionId session, Member& member, const std::string& why) {
+  member.state = proto::ROUND_FAILED;
+  member.worker_lost = true;
+  member.why = why;
+  changed_ = true;
+  effects_.left_round(session, false, why);
 }
 
 void Rounds::device_over(const device::DeviceOver& over, TimePoint now) {
@@ -149,7 +158,6 @@ void Rounds::device_over(const device::DeviceOver& over, TimePoint now) {
 void Rounds::end_discarding(Member& member, const std::optional<Error>& error, TimePoint now) {
   if (!member.worker_lost || member.state != proto::ROUND_SPREADING) return;
   member.worker_lost = !error;
-  if (!error) member.spread_bytes = member.joined.payload_bytes;
   member.state = proto::ROUND_FAILED;
   member.forget_at = now + times_.remember;
   changed_ = true;

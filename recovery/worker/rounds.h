@@ -109,7 +109,7 @@ class Rounds {
     std::string why;
     bool committed = false;
     bool ended = false;             // its session has
-    bool worker_lost = false;       // and its device goes on
+    bool worker_lost = false;       // and its device goes on, or has been through without it
     std::uint64_t reported_in = 0;  // the first report that says that it has joined
     TimePoint forget_at = TimePoint::max();
   };
@@ -127,6 +127,7 @@ class Rounds {
   Member* find(SessionId session);
   void go_alone(SessionId session, Member& member, const std::string& why);
   void fill(SessionId session, Member& member);
+  void lose_worker(SessionId session, Member& member, const std::string& why);
   void become_ready(Member& member);
   void end_discarding(Member& member, const std::optional<Error>& error, TimePoint now);
   void forget_predecessors_of(const Origin& origin);

@@ -184,6 +184,7 @@ void Rounds::leave_ended_rounds(const std::string& why) {
     }
     member.round = 0;
     member.state = proto::ROUND_SERVING;
+    member.worker_lost = false;
     member.why.clear();
     changed_ = true;
   }

@@ -147,8 +147,7 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   Instances::Entry* entry_of(const Session& session) const;
 
   // service_device.cc: the device process
-  Result<UniqueFd> give_device(Session& session, const Supply::View& view,
-                               const proto::AgentFrame& attached);
+  Result<UniqueFd> give_device(Session& session, const Supply::View& view, std::string attached);
   void leave_device(Session& session);
 
   // service_rounds.cc: broadcast rounds
@@ -157,8 +156,6 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   void make_meeting_id(std::uint64_t number) override;
   bool begin_keeping(const device::SpreadOrder& order);
   void end_keeping(const device::SpreadOver& over);
-  void await_end_of_keeping(SessionId session);
-  void check_keepers(TimePoint now);
   void left_round(SessionId session, bool all, const std::string& why) override;
   Rounds::Origin origin_of(const Session& session, const Instances::Entry& entry) const;
   void loaded_early(Session& session, const proto::WorkerFrame& frame);
@@ -207,7 +204,6 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
     std::shared_ptr<Supply> supply;
     std::shared_ptr<const bool> writing;
     std::string party;
-    TimePoint give_up = TimePoint::max();  // of a device that hangs; set when it is to end
   };
   std::map<SessionId, Keeper> keepers_;  // until their spread is over
   struct Publishing {

@@ -16,11 +16,11 @@ TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 // The worker's end of the channel that its buckets come by.
 Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View& view,
-                                            const proto::AgentFrame& attached) {
+                                            std::string attached) {
   device::DeviceOrder order;
   order.session = session.state.id();
   order.device = session.device;
-  order.attached = attached.SerializeAsString();
+  order.attached = std::move(attached);
   order.bucket_bytes = session.bucket_bytes;
   order.in_round = session.in_round;
   order.keep = std::make_shared<const Supply::Files>(view.files);
@@ -34,7 +34,6 @@ Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View
 }
 
 void WorkerService::leave_device(Session& session) {
-  await_end_of_keeping(session.state.id());
   session.hold.reset();
   session.held.reset();
   if (!std::exchange(session.on_device, false)) return;

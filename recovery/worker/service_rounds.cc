@@ -21,8 +21,6 @@ constexpr std::chrono::milliseconds kAskAgain{250};
 constexpr std::chrono::milliseconds kLook{250};
 constexpr std::chrono::milliseconds kStatusWait{1000};
 constexpr std::chrono::milliseconds kDefaultUpdate{600'000};
-// Longer than a device process that hangs, is asked and killed, takes to be gone.
-constexpr std::chrono::seconds kKeeperEnds{120};
 
 TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
@@ -63,6 +61,9 @@ void WorkerService::spread_over(const device::SpreadOver& over) {
   if (over.error) {
     log::warn("worker.spread_failed", "session", over.session, "buckets", over.buckets, "why",
               over.error->message());
+  } else if (over.worker_lost) {
+    log::warn("worker.spread_discarded", "session", over.session, "bytes", over.bytes, "why",
+              over.worker_lost->message(), "kept_bytes", over.kept_bytes);
   } else {
     log::info("worker.spread", "session", over.session, "buckets", over.buckets, "bytes",
               over.bytes, "us", over.elapsed.count(), "meet_us", over.meet.count(), "kept_bytes",
@@ -76,21 +77,6 @@ void WorkerService::spread_over(const device::SpreadOver& over) {
 void WorkerService::meeting_id(std::uint64_t number, const Result<std::string>& id) {
   rounds_.meeting_id(number, id);
   rounds_changed();
-}
-
-void WorkerService::await_end_of_keeping(SessionId session) {
-  const auto found = keepers_.find(session);
-  if (found == keepers_.end()) return;
-  found->second.give_up = std::min(found->second.give_up, clock_now() + kKeeperEnds);
-}
-
-void WorkerService::check_keepers(TimePoint now) {
-  std::erase_if(keepers_, [now](const auto& item) {
-    if (now < item.second.give_up) return false;
-    log::error("worker.keeper_lost", "session", item.first, "why",
-               "its device does not say that it writes no more; the copy is fetched");
-    return true;
-  });
 }
 
 void WorkerService::spread(const device::SpreadOrder& order) {
@@ -110,11 +96,12 @@ bool WorkerService::begin_keeping(const device::SpreadOrder& order) {
   const auto supply = found->second->held;
   auto writing = supply != nullptr ? supply->write() : nullptr;
   if (writing == nullptr) return false;
-  keepers_[order.session] = {supply, std::move(writing), order.communicator, TimePoint::max()};
+  keepers_[order.session] = {supply, std::move(writing), order.communicator};
   return true;
 }
 
-// Its device writes no more. Then the copy may be fetched.
+// Its device writes no more, or its process was reaped: however long that takes, the copy is not
+// fetched before.
 void WorkerService::end_keeping(const device::SpreadOver& over) {
   const auto node = keepers_.extract(over.session);
   if (!node.empty()) node.mapped().supply->landed(node.mapped().party, over.kept);
@@ -128,7 +115,6 @@ void WorkerService::make_meeting_id(std::uint64_t number) { host_.make_meeting_i
 
 // What it was not given comes from the copy here, now; else the copy may be completed for others.
 void WorkerService::left_round(SessionId id, bool all, const std::string& why) {
-  await_end_of_keeping(id);
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
   const SessionPtr kept = found->second;
@@ -164,7 +150,7 @@ void WorkerService::retry_loaded(Session& session) {
 
 void WorkerService::rounds_changed() {
   round_news_.notify();
-  const bool anything = rounds_.has_members() || rounds_.due() || !keepers_.empty();
+  const bool anything = rounds_.has_members() || rounds_.due();
   if (!anything || !host_.has_fleet() || std::exchange(reporting_rounds_, true)) return;
   tasks_.spawn("worker.rounds", report_rounds());
 }
@@ -175,11 +161,10 @@ rpc::Task<void> WorkerService::report_rounds() {
   while (!co_await pull::is_cancelled()) {
     const auto now = clock_now();
     rounds_.check(now);
-    check_keepers(now);
     const auto due = rounds_.due();
     const bool news = due && *due <= now;
     const bool under_way = polling_rounds_ || asking_rounds_;
-    if (!rounds_.has_members() && !due && !under_way && keepers_.empty()) break;
+    if (!rounds_.has_members() && !due && !under_way) break;
     if (now >= ask_rounds_after_) {
       if (!polling_rounds_ && (rounds_.has_members() || news)) {
         polling_rounds_ = true;

@@ -187,8 +187,8 @@ Result<void> WorkerService::hand_over(Session& session, Supply& supply) {
   WorkerSession::Offer offer;
   offer.id = view.checkpoint->id;
   offer.rung = view.rung;
-  offer.held = view.held;
-  offer.payload_bytes = view.payload_bytes;
+  offer.held = view.portion->held;
+  offer.payload_bytes = view.portion->payload_bytes;
   TRY_VOID(session.state.serve(clock_now(), std::move(offer)));
   session.attached = true;
   session.lent = view.files;
@@ -202,20 +202,21 @@ Result<void> WorkerService::hand_over(Session& session, Supply& supply) {
   }
   std::optional<std::string> alone;
   if (session.device.empty()) alone = "it wants its weights on no device";
-  auto frame = attached_frame(session.attach_call, session.state.id(), view);
+  const std::string& words = view.portion->words;
+  AttachedTo own{session.attach_call, session.state.id(), view.rung, descriptors.size()};
   if (!session.device.empty()) {
-    if (auto channel = give_device(session, view, frame)) {
+    if (auto channel = give_device(session, view, attached_frame(own, words))) {
       descriptors.push_back(std::move(*channel));
-      frame.set_descriptors(frame.descriptors() + 1);
-      frame.mutable_attached()->set_device_channel(true);
+      own.descriptors = descriptors.size();
+      own.device_channel = true;
     } else {
-      frame.mutable_attached()->set_no_device_channel(channel.error().message());
+      own.no_device_channel = channel.error().message();
       log::info("worker.no_device", "session", session.state.id(), "device", session.device, "why",
                 channel.error().message());
       alone = channel.error().message();
     }
   }
-  session.client->send(frame, std::move(descriptors));
+  session.client->send_encoded(attached_frame(own, words), std::move(descriptors));
   rounds_.hand_over(session.state.id(), view.checkpoint->root, std::move(alone));
   rounds_changed();
   return {};

@@ -1,7 +1,6 @@
 #include "recovery/worker/supply.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -10,9 +9,7 @@
 
 #include "recovery/pull/offload.h"
 #include "recovery/pull/wait.h"
-#include "recovery/pull/wanted.h"
 #include "src/base/log.h"
-#include "src/store/fault_guard.h"
 
 namespace rekindle::worker {
 
@@ -20,68 +17,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{20};
 constexpr std::chrono::milliseconds kBusyRetry{200};
-
-// What the whole copy, or a part of it, carries of config.json; "" when it has none.
-std::string config_of(const store::StoredVersion& stored) {
-  const Checkpoint& checkpoint = *stored.manifest.checkpoint;
-  const auto tensor = checkpoint.tensors.find(std::string(kFileTensorPrefix) + "config.json");
-  if (!tensor) return {};
-  const Box whole = Box::whole(checkpoint.tensors[*tensor].shape);
-  for (const LayoutEntry& entry : stored.manifest.layout.entries_of(*tensor)) {
-    if (entry.box != whole) continue;
-    const auto bytes = stored.array(entry);
-    std::string text(bytes.size(), '\0');
-    const auto copied = store::guard_mapping_access("config.json", [&] {
-      std::transform(bytes.begin(), bytes.end(), text.begin(),
-                     [](std::byte byte) { return static_cast<char>(byte); });
-    });
-    return copied ? text : std::string();
-  }
-  return {};
-}
-
-struct Found {
-  std::shared_ptr<const store::StoredVersion> stored;
-  std::optional<Layout> view;     // the wanted boxes lie in one piece each, or
-  std::vector<TensorBox> wanted;  // they are parts of what the copy's own layout holds
-};
-
-// A committed copy that has every wanted box, best one that has them in one piece. Blocking: rules
-// over many tensors.
-Result<Found> find_copy(store::SegmentStore& store, const Wanted& wanted) {
-  const pull::WantedSpec spec{wanted.shard, wanted.spec_json, "", wanted.boxes};
-  Found second;
-  for (const auto& stored : store.find(wanted.id)) {
-    const Checkpoint& checkpoint = *stored->manifest.checkpoint;
-    auto boxes =
-        wanted_boxes(spec, checkpoint, spec.needs_config() ? config_of(*stored) : std::string());
-    if (!boxes) continue;  // of a shard without its config.json; the pull will say what is wrong
-    TRY(auto view, pull::view_of(checkpoint.tensors, stored->manifest.layout, *boxes));
-    if (view) return Found{stored, std::move(view), {}};
-    if (second.stored == nullptr && pull::covers(stored->manifest.layout, *boxes)) {
-      second = Found{stored, std::nullopt, std::move(*boxes)};
-    }
-  }
-  return second;
-}
-
-// Which tiles the boxes touch, and how many bytes they have.
-std::pair<TileSet, std::uint64_t> measure(const Checkpoint& checkpoint,
-                                          const std::vector<TensorBox>& boxes) {
-  TileSet tiles(checkpoint.tiles.tile_count());
-  std::uint64_t bytes = 0;
-  std::vector<std::uint64_t> touched;
-  for (const auto& [tensor, box] : boxes) {
-    bytes += box.elements() * dtype_size_bytes(checkpoint.tensors[tensor].dtype);
-    if (box.empty()) continue;
-    touched.clear();
-    checkpoint.tiles.grid(tensor).tiles_of(box, touched);
-    for (const auto tile : touched) {
-      tiles.set(checkpoint.tiles.first_tile(tensor) + static_cast<TileIndex>(tile));
-    }
-  }
-  return {std::move(tiles), bytes};
-}
 
 Result<UniqueFd> open_segment(const std::filesystem::path& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
@@ -100,12 +35,10 @@ std::optional<Phase> phase_of(const std::string& pull_phase) {
 
 Result<void> Supply::set_view(View view, const std::filesystem::path& directory,
                               const char* suffix) {
-  for (const SegmentSpec& segment : view.layout->segments()) {
+  for (const SegmentSpec& segment : view.portion->layout.segments()) {
     TRY(auto fd, open_segment(directory / (segment.name + suffix)));
     view.segments.push_back(std::move(fd));
   }
-  std::tie(view.held, view.payload_bytes) =
-      measure(*view.checkpoint, view.wanted.empty() ? view.layout->boxes() : view.wanted);
   view_ = std::move(view);
   return {};
 }
@@ -129,18 +62,21 @@ rpc::Task<void> Supply::run() {
 
 // False: no copy here has it all.
 rpc::Task<Result<bool>> Supply::serve_local() {
-  auto found = co_await pull::offload(host_.blocking_pool(),
-                                      [this] { return find_copy(host_.store(), wanted_); });
-  if (!found) co_return fail(std::move(found).error());
-  if (found->stored == nullptr) co_return false;
-  const auto stored = found->stored;
+  const Copies copies = host_.store().find(wanted_.id);
+  Found found = recent_.find(copies, wanted_);
+  if (found.stored == nullptr) {
+    auto find = [this, copies] { return find_portion(copies, wanted_); };
+    CO_TRY(found, co_await pull::offload(host_.blocking_pool(), std::move(find)));
+    if (found.stored == nullptr) co_return false;
+    recent_.add(copies, wanted_, found);
+  }
+  const auto stored = found.stored;
   const auto adopted = adopted_.find(*stored);
   if (adopted != nullptr && adopted->bad) co_return false;
   View view;
   view.checkpoint = stored->manifest.checkpoint;
   view.stored = stored;
-  view.layout = found->view ? std::move(found->view) : stored->manifest.layout;
-  view.wanted = std::move(found->wanted);
+  view.portion = std::move(found.portion);
   view.files.assign(stored->segments.begin(), stored->segments.end());
   view.rung = adopted != nullptr ? Rung::kAdopted : Rung::kLocal;
   if (adopted != nullptr) verified_ = adopted->verified;
@@ -185,7 +121,7 @@ void Supply::on_begun(pull::Arriving arriving) {
   }
   View view;
   view.checkpoint = arriving.checkpoint;
-  view.layout = std::move(arriving.layout);
+  view.portion = Portion::make(*view.checkpoint, std::move(arriving.layout), {});
   view.files = std::move(arriving.segments);
   view.rung = from_fallback_ ? Rung::kFallback : Rung::kPeers;
   verified_ = arriving.verified;
@@ -258,7 +194,7 @@ rpc::Task<void> Supplies::close(std::chrono::milliseconds deadline) {
 std::shared_ptr<Supply> Supplies::get(const Wanted& wanted) {
   const auto found = running_.find(wanted);
   if (found != running_.end() && !found->second->failed()) return found->second;
-  auto supply = std::make_shared<Supply>(host_, adopted_, wanted, executor_);
+  auto supply = std::make_shared<Supply>(host_, adopted_, recent_, wanted, executor_);
   running_[wanted] = supply;
   tasks_.spawn("worker.supply", run(supply));
   return supply;

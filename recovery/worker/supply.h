@@ -8,27 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "recovery/pull/types.h"
 #include "recovery/rpc/notifier.h"
 #include "recovery/worker/adopted.h"
 #include "recovery/worker/core/session.h"
 #include "recovery/worker/host.h"
 #include "recovery/worker/kept_parts.h"
+#include "recovery/worker/portion.h"
 #include "src/tensor/checkpoint.h"
-#include "src/tensor/layout.h"
 
 namespace rekindle::worker {
-
-// What a worker asks for. Two that ask for the same share one supply.
-struct Wanted {
-  ModelVersion id;
-  std::string shard;
-  std::string spec_json;
-  std::vector<pull::NamedBox> boxes;
-  std::string fallback_dir;
-  std::string transport;
-  auto operator<=>(const Wanted&) const = default;
-};
 
 // A copy that sessions are served from: here, or on its way. The ladder's rungs, one after the
 // other: local → adopted → peers → fallback. Control thread only.
@@ -38,18 +26,19 @@ class Supply {
   struct View {
     std::shared_ptr<const Checkpoint> checkpoint;
     std::shared_ptr<const store::StoredVersion> stored;  // null while it arrives
-    std::optional<Layout> layout;
-    std::vector<TensorBox> wanted;   // parts of what the layout holds; empty: all that it holds
+    std::shared_ptr<const Portion> portion;
     std::vector<UniqueFd> segments;  // opened for reading
     // The same; whoever they are lent to, their memory is not written anew while these are kept.
     Files files;
-    TileSet held;                     // tiles that are wanted
-    std::uint64_t payload_bytes = 0;  // likewise
     Rung rung = Rung::kLocal;
   };
-  Supply(Host& host, AdoptedCopies& adopted, Wanted wanted,
+  Supply(Host& host, AdoptedCopies& adopted, RecentPortions& recent, Wanted wanted,
          const boost::asio::any_io_executor& executor)
-      : changed(executor), host_(host), adopted_(adopted), wanted_(std::move(wanted)) {}
+      : changed(executor),
+        host_(host),
+        adopted_(adopted),
+        recent_(recent),
+        wanted_(std::move(wanted)) {}
 
   // Until it is complete or has failed.
   rpc::Task<void> run();
@@ -85,6 +74,7 @@ class Supply {
 
   Host& host_;
   AdoptedCopies& adopted_;
+  RecentPortions& recent_;
   const Wanted wanted_;
   std::optional<View> view_;
   std::shared_ptr<const pull::VerifiedTiles> verified_;
@@ -114,6 +104,7 @@ class Supplies {
   Host& host_;
   const boost::asio::any_io_executor executor_;
   AdoptedCopies adopted_;
+  RecentPortions recent_;
   std::map<Wanted, std::shared_ptr<Supply>> running_;
   rpc::TaskGroup tasks_;
 };

@@ -58,6 +58,11 @@ std::uint64_t microseconds(Duration duration) {
       std::chrono::duration_cast<std::chrono::microseconds>(duration).count());
 }
 
+void append_varint(std::string& out, std::uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+
 template <typename Message>
 void add_phases(Message& message, const std::array<Duration, kPhaseCount>& took) {
   for (std::size_t i = 0; i < kPhaseCount; ++i) {
@@ -144,27 +149,40 @@ Result<TensorSet> tensors_from(const proto::PublishBegin& request) {
   return TensorSet::create(std::move(tensors));
 }
 
-proto::AgentFrame attached_frame(std::uint64_t call, SessionId session, const Supply::View& view) {
+std::string attached_words(const Checkpoint& checkpoint, const Layout& layout,
+                           std::span<const TensorBox> wanted) {
+  proto::Attached attached;
+  *attached.mutable_id() = rpc::to_proto(checkpoint.id);
+  *attached.mutable_root() = rpc::to_proto(checkpoint.root);
+  attached.set_layout(layout.serialize());
+  attached.set_tensor_set(checkpoint.tensors.serialize());
+  for (const auto& segment : layout.segments()) attached.add_segment_bytes(segment.size_bytes);
+  for (const auto& [tensor, box] : wanted) {
+    auto* part = attached.add_wanted();
+    part->set_tensor(checkpoint.tensors[tensor].name);
+    for (const auto offset : box.offset.span()) part->add_offset(offset);
+    for (const auto extent : box.extent.span()) part->add_extent(extent);
+  }
+  return attached.SerializeAsString();
+}
+
+// A message's encoding may be the concatenation of its parts'.
+std::string attached_frame(const AttachedTo& own, std::string_view words) {
+  constexpr std::uint64_t kTag = proto::AgentFrame::kAttachedFieldNumber << 3 | 2;  // of a message
   proto::AgentFrame frame;
-  frame.set_call(call);
-  frame.set_session(session);
-  frame.set_descriptors(static_cast<std::uint32_t>(view.segments.size()));
-  auto& attached = *frame.mutable_attached();
-  *attached.mutable_id() = rpc::to_proto(view.checkpoint->id);
-  *attached.mutable_root() = rpc::to_proto(view.checkpoint->root);
-  attached.set_layout(view.layout->serialize());
-  attached.set_tensor_set(view.checkpoint->tensors.serialize());
-  for (const auto& segment : view.layout->segments()) {
-    attached.add_segment_bytes(segment.size_bytes);
-  }
-  attached.set_rung(std::string(to_string(view.rung)));
-  for (const auto& [tensor, box] : view.wanted) {
-    auto* wanted = attached.add_wanted();
-    wanted->set_tensor(view.checkpoint->tensors[tensor].name);
-    for (const auto offset : box.offset.span()) wanted->add_offset(offset);
-    for (const auto extent : box.extent.span()) wanted->add_extent(extent);
-  }
-  return frame;
+  frame.set_call(own.call);
+  frame.set_session(own.session);
+  frame.set_descriptors(static_cast<std::uint32_t>(own.descriptors));
+  proto::Attached attached;
+  attached.set_rung(std::string(to_string(own.rung)));
+  attached.set_device_channel(own.device_channel);
+  attached.set_no_device_channel(own.no_device_channel);
+  const std::string rest = attached.SerializeAsString();
+  std::string out = frame.SerializeAsString();
+  out.reserve(out.size() + words.size() + rest.size() + 16);
+  append_varint(out, kTag);
+  append_varint(out, words.size() + rest.size());
+  return out.append(words).append(rest);
 }
 
 proto::AgentFrame error_frame(std::uint64_t call, SessionId session, const Error& error) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,7 +13,8 @@
 #include "recovery/worker/core/instance.h"
 #include "recovery/worker/core/session.h"
 #include "recovery/worker/event_log.h"
-#include "recovery/worker/supply.h"
+#include "recovery/worker/portion.h"
+#include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
 
 // Between the worker's frames and our own types. What comes from a worker is checked here.
@@ -36,7 +38,18 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request);
 Result<UpdateOrder> from_proto(const proto::UpdateRequest& request);
 Result<TensorSet> tensors_from(const proto::PublishBegin& request);
 
-proto::AgentFrame attached_frame(std::uint64_t call, SessionId session, const Supply::View& view);
+// Of Attached what is the same for all who get it, encoded; and a session's AgentFrame around it.
+std::string attached_words(const Checkpoint& checkpoint, const Layout& layout,
+                           std::span<const TensorBox> wanted);
+struct AttachedTo {
+  std::uint64_t call = 0;
+  SessionId session = 0;
+  Rung rung = Rung::kLocal;
+  std::size_t descriptors = 0;
+  bool device_channel = false;
+  std::string no_device_channel;
+};
+std::string attached_frame(const AttachedTo& own, std::string_view words);
 proto::AgentFrame error_frame(std::uint64_t call, SessionId session, const Error& error);
 proto::AgentFrame committed_frame(std::uint64_t call, const WorkerSession& session,
                                   std::uint64_t generation, TimePoint now);

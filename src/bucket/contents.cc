@@ -12,10 +12,6 @@ Failure broken(Error error) {
               error.message());
 }
 
-std::vector<std::uint64_t> values(const Dims& dims) {
-  return {dims.span().begin(), dims.span().end()};
-}
-
 Result<Box> box_of(const NamedBox& wanted, const TensorInfo& tensor) {
   if (wanted.offset.empty() && wanted.extent.empty()) return Box::whole(tensor.shape);
   TRY(const Dims offset, Dims::from(wanted.offset));
@@ -73,32 +69,36 @@ Result<void> Contents::add_piece(TensorIndex tensor, const Box& box) {
   const TensorInfo& info = tensors_[tensor];
   const std::uint64_t element = dtype_size_bytes(info.dtype);
   Piece piece{.name = info.name,
-              .dtype = std::string(dtype_name(info.dtype)),
-              .shape = values(box.extent),
-              .offset = values(box.offset),
-              .full_shape = values(info.shape),
+              .dtype = dtype_name(info.dtype),
+              .full_shape = info.shape.span(),
               .bytes = box.elements() * element,
               .tensor = tensor,
-              .box = box};
+              .box = box,
+              .whole = box == Box::whole(info.shape)};
   std::uint64_t found = 0;  // entries of one tensor do not overlap
+  std::vector<StridedCopy> copies;
   for (const LayoutEntry& entry : layout_.entries_of(tensor)) {
     const auto common = intersect(box, entry.box);
     if (!common) continue;
     found += common->elements();
     if (*common != box) continue;
-    std::vector<StridedCopy> copies;
-    strided_copies(box, entry.box, box, element, copies);
-    if (copies.size() != 1 || copies.front().count != 1) continue;
+    std::uint64_t inside = 0;
+    if (entry.box != box) {
+      copies.clear();
+      strided_copies(box, entry.box, box, element, copies);
+      if (copies.size() != 1 || copies.front().count != 1) continue;
+      inside = copies.front().src_offset;
+    }
     piece.in_place = true;
     piece.segment = entry.segment;
-    piece.offset_bytes = entry.offset_bytes + copies.front().src_offset;
+    piece.offset_bytes = entry.offset_bytes + inside;
   }
   if (found != box.elements()) {
     return fail(ErrorCode::kInternal,
                 "the agent's layout holds {} of the {} elements of '{}' {} that it promised", found,
                 box.elements(), info.name, box.to_string());
   }
-  if (box == Box::whole(info.shape)) {
+  if (piece.whole) {
     piece.tiles_missing = tiles_.grid(tensor).tile_count();
   } else if (!box.empty()) {
     std::vector<std::uint64_t> touched;
@@ -140,7 +140,7 @@ void Contents::mark_tile(TileIndex tile, TensorIndex tensor, std::vector<std::si
   for (std::size_t i = first_piece_[tensor]; i < first_piece_[tensor + 1]; ++i) {
     Piece& piece = pieces_[i];
     if (piece.tiles_missing == 0) continue;  // empty
-    if (piece.shape != piece.full_shape && !intersect(tiles_.tile_box(tile), piece.box)) continue;
+    if (!piece.whole && !intersect(tiles_.tile_box(tile), piece.box)) continue;
     if (--piece.tiles_missing == 0) complete_piece(i, complete);
   }
 }

@@ -23,16 +23,19 @@ struct NamedBox {
 using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;  // [begin, end)
 
 // One box as the worker gets it. When the agent's copy holds it contiguously, it is used in place.
+// What it refers to belongs to the Contents: there may be as many as there are tensors.
 struct Piece {
-  std::string name;
-  std::string dtype;
-  std::vector<std::uint64_t> shape;
-  std::vector<std::uint64_t> offset;
-  std::vector<std::uint64_t> full_shape;
+  std::string_view name;   // a zero follows
+  std::string_view dtype;  // likewise
+  std::span<const std::uint64_t> full_shape;
   std::uint64_t bytes = 0;
+
+  std::span<const std::uint64_t> shape() const { return box.extent.span(); }
+  std::span<const std::uint64_t> offset() const { return box.offset.span(); }
 
   TensorIndex tensor = 0;
   Box box;
+  bool whole = false;  // the box is all of the tensor
   std::uint64_t tiles_missing = 0;
   bool in_place = false;
   std::uint32_t segment = 0;       // in_place: where its first element is
@@ -41,13 +44,17 @@ struct Piece {
 
 class Contents {
  public:
+  Contents(Contents&&) = default;
+  Contents& operator=(Contents&&) = default;
+  ~Contents() = default;
+
   // From Attached. `wanted` empty: every box of the layout. kInternal when the agent's words do not
   // fit together: a wanted box that the layout lacks, a segment that is too short.
   static Result<Contents> create(std::string_view tensor_set, std::string_view layout,
                                  std::span<const NamedBox> wanted,
                                  std::span<const std::uint64_t> segment_bytes);
 
-  // Sorted by tensor; they neither move nor change but for tiles_missing.
+  // Sorted by tensor, and so by name; they neither move nor change but for tiles_missing.
   std::span<const Piece> pieces() const { return pieces_; }
   const TileMap& tiles() const { return tiles_; }
   std::uint64_t element_bytes(const Piece& piece) const {

@@ -12,7 +12,7 @@
 
 namespace rekindle::bucket {
 
-// Pieces are settled one by one; `pins` and `settled` are guarded by the pinner's mutex.
+// Pieces are settled one by one; all below `pinner` is guarded by its mutex.
 struct Pinner::Segment final : PinnedSegment {
   Segment(Pinner& owner, void* mapping, std::uint64_t size, bool may_write) : pinner(owner) {
     data_ = static_cast<const std::byte*>(mapping);
@@ -42,6 +42,7 @@ struct Pinner::Segment final : PinnedSegment {
   Pinner& pinner;
   std::vector<std::unique_ptr<Pin>> pins;  // null: not yet, or it could not be pinned
   std::vector<bool> settled;
+  std::optional<Error> failure;  // of the first piece that could not be
 };
 
 Pinner::Pinner(Device& device, unsigned threads) : device_(device) {
@@ -49,7 +50,9 @@ Pinner::Pinner(Device& device, unsigned threads) : device_(device) {
   try {
     for (unsigned i = 0; i < std::max(threads, 1u); ++i) threads_.emplace_back([this] { run(); });
   } catch (const std::system_error& error) {
-    last_failure_ = Error(ErrorCode::kExhausted, fmt::format("start a thread: {}", error.what()));
+    if (threads_.empty()) {
+      no_thread_ = Error(ErrorCode::kExhausted, fmt::format("start a thread: {}", error.what()));
+    }
   }
 }
 
@@ -78,6 +81,7 @@ Result<std::shared_ptr<const PinnedSegment>> Pinner::add(int fd, std::uint64_t b
   const auto segment = std::make_shared<Segment>(*this, mapping, bytes, writable);
   {
     const std::lock_guard lock(mutex_);
+    segment->failure = no_thread_;
     for (std::size_t i = 0; i < segment->settled.size(); ++i) {
       if (threads_.empty()) {
         segment->settled[i] = true;
@@ -109,8 +113,8 @@ void Pinner::run() {
       if (pin) {
         segment->pins[job.piece] = std::move(*pin);
         pinned_bytes_ += segment->piece(job.piece).size();
-      } else {
-        last_failure_ = std::move(pin).error();
+      } else if (!segment->failure) {
+        segment->failure = std::move(pin).error();
       }
       segment->settled[job.piece] = true;
       settled_.notify_all();
@@ -153,9 +157,9 @@ std::uint64_t Pinner::pinned_bytes() const {
   return pinned_bytes_;
 }
 
-std::optional<Error> Pinner::last_failure() const {
+std::optional<Error> Pinner::failure(const PinnedSegment& segment) const {
   const std::lock_guard lock(mutex_);
-  return last_failure_;
+  return static_cast<const Segment&>(segment).failure;
 }
 
 }  // namespace rekindle::bucket

@@ -56,7 +56,8 @@ class Pinner {
   // Until all of it is settled; false: the deadline has passed.
   bool wait(const PinnedSegment& segment, TimePoint deadline) const;
   std::uint64_t pinned_bytes() const;
-  std::optional<Error> last_failure() const;
+  // Why a piece of it could not be pinned, as far as that is settled.
+  std::optional<Error> failure(const PinnedSegment& segment) const;
 
  private:
   struct Segment;
@@ -72,7 +73,7 @@ class Pinner {
   mutable std::condition_variable settled_;
   std::deque<Job> jobs_;
   std::uint64_t pinned_bytes_ = 0;
-  std::optional<Error> last_failure_;
+  std::optional<Error> no_thread_;  // why there is none; set by the constructor
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

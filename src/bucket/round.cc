@@ -58,8 +58,8 @@ Digest128 digest_of(const Contents& contents) {
   for (const Piece& piece : contents.pieces()) {
     add(all, piece.name);
     add(all, piece.dtype);
-    add(all, piece.offset);
-    add(all, piece.shape);
+    add(all, piece.offset());
+    add(all, piece.shape());
     add(all, piece.full_shape);
   }
   return xxh3_128(as_bytes(all));

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <new>
-#include <unordered_map>
 
 #include "src/client/device_load.h"
 
@@ -12,28 +11,25 @@ namespace {
 using Pieces = std::span<const bucket::Piece>;
 
 std::string place_of(const bucket::Piece& piece) {
-  if (piece.shape == piece.full_shape) return fmt::format("'{}'", piece.name);
-  return fmt::format("'{}' at [{}]", piece.name, fmt::join(piece.offset, ", "));
+  if (piece.whole) return fmt::format("'{}'", piece.name);
+  return fmt::format("'{}' at [{}]", piece.name, fmt::join(piece.offset(), ", "));
 }
 
 bool is_at(const bucket::Piece& piece, const std::uint64_t* offset) {
-  return offset == nullptr || std::equal(piece.offset.begin(), piece.offset.end(), offset);
+  return offset == nullptr || std::equal(piece.offset().begin(), piece.offset().end(), offset);
 }
 
 // Finds the piece that a target means.
 class Finder {
  public:
-  explicit Finder(Pieces pieces) : pieces_(pieces), taken_(pieces.size()) {
-    for (std::uint32_t i = 0; i < pieces.size(); ++i) by_name_[pieces[i].name].push_back(i);
-  }
+  explicit Finder(Pieces pieces) : pieces_(pieces), taken_(pieces.size()) {}
 
   Result<std::uint32_t> take(const rk_target& target) {
     if (target.tensor == nullptr) return fail(ErrorCode::kInvalid, "a target without a name");
-    const auto named = by_name_.find(target.tensor);
-    if (named == by_name_.end()) {
+    const Pieces all = named(target.tensor);
+    if (all.empty()) {
       return fail(ErrorCode::kNotFound, "the session has no tensor '{}'", target.tensor);
     }
-    const std::vector<std::uint32_t>& all = named->second;
     if (target.offset == nullptr && all.size() > 1) {
       return fail(ErrorCode::kInvalid, "the session has {} boxes of '{}': name the offset of each",
                   all.size(), target.tensor);
@@ -44,19 +40,34 @@ class Finder {
   }
 
  private:
+  // Pieces are sorted by name, and targets mostly come in that order, too.
+  Pieces named(std::string_view name) {
+    if (next_ == pieces_.size() || pieces_[next_].name != name) {
+      const auto before = [](const bucket::Piece& piece, std::string_view wanted) {
+        return piece.name < wanted;
+      };
+      const auto at = std::lower_bound(pieces_.begin(), pieces_.end(), name, before);
+      next_ = static_cast<std::size_t>(at - pieces_.begin());
+    }
+    const std::size_t first = next_;
+    while (next_ < pieces_.size() && pieces_[next_].name == name) ++next_;
+    return pieces_.subspan(first, next_ - first);
+  }
+
   // Boxes of one offset differ in size, or are the same.
-  Result<std::uint32_t> choose(const std::vector<std::uint32_t>& all, const rk_target& target) {
+  Result<std::uint32_t> choose(Pieces all, const rk_target& target) {
     const bucket::Piece* other = nullptr;
     bool twice = false;
-    for (const std::uint32_t i : all) {
-      if (!is_at(pieces_[i], target.offset)) continue;
-      other = &pieces_[i];
-      if (pieces_[i].bytes != target.bytes) continue;
-      if (!taken_[i]) return i;
+    for (const bucket::Piece& piece : all) {
+      if (!is_at(piece, target.offset)) continue;
+      other = &piece;
+      if (piece.bytes != target.bytes) continue;
+      const auto index = static_cast<std::uint32_t>(&piece - pieces_.data());
+      if (!taken_[index]) return index;
       twice = true;
     }
     if (other == nullptr) {
-      const std::span<const std::uint64_t> offset(target.offset, pieces_[all[0]].offset.size());
+      const std::span<const std::uint64_t> offset(target.offset, all[0].offset().size());
       return fail(ErrorCode::kNotFound, "the session has no box of '{}' at [{}]", target.tensor,
                   fmt::join(offset, ", "));
     }
@@ -69,7 +80,7 @@ class Finder {
 
   const Pieces pieces_;
   std::vector<bool> taken_;
-  std::unordered_map<std::string_view, std::vector<std::uint32_t>> by_name_;
+  std::size_t next_ = 0;  // behind those that were asked for last
 };
 
 }  // namespace

@@ -169,8 +169,8 @@ typedef struct rk_part {
 /* The next bucket that is filled, in the order in which their bytes arrive. What reads it must be
  * queued on the session's stream before the next call, which gives the bucket back behind that.
  * `*count` 0 with RK_OK: there are no more; the buckets' memory has been let go. RK_TIMEOUT: none
- * came in time. RK_UNAVAILABLE: its device process is gone; detach and attach again. The array
- * lives as long as the session. */
+ * came in time. RK_UNAVAILABLE: its device process is gone and the agent is not (else it is
+ * RK_PEER_LOST); detach and attach again. The array lives as long as the session. */
 RK_API int32_t rk_next_bucket(rk_session* session, int64_t timeout_ms, const rk_part** parts,
                               size_t* count, rk_error* error);
 /* Where a tensor, or a box of one, shall be: device memory, contiguous, row-major. */

@@ -31,11 +31,11 @@ DeviceLoad::Source source_of(const AttachedReply& attached, std::vector<UniqueFd
 }
 
 rk_tensor tensor_of(const bucket::Piece& piece) {
-  return {.name = piece.name.c_str(),
-          .dtype = piece.dtype.c_str(),
-          .dimensions = static_cast<std::uint32_t>(piece.shape.size()),
-          .shape = piece.shape.data(),
-          .offset = piece.offset.data(),
+  return {.name = piece.name.data(),
+          .dtype = piece.dtype.data(),
+          .dimensions = static_cast<std::uint32_t>(piece.shape().size()),
+          .shape = piece.shape().data(),
+          .offset = piece.offset().data(),
           .full_shape = piece.full_shape.data(),
           .data = nullptr,
           .bytes = piece.bytes};
@@ -235,6 +235,7 @@ Result<rk_tensor> Session::materialize(const bucket::Piece& piece) {
 std::span<const rk_tensor> Session::tensors() {
   const Lock lock(inbox_->mutex);
   if (tensors_.empty()) {
+    tensors_.reserve(contents_.pieces().size());
     for (const bucket::Piece& piece : contents_.pieces()) tensors_.push_back(tensor_of(piece));
   }
   return tensors_;

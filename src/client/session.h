@@ -90,6 +90,7 @@ class Session {
   Result<void> check_has_device() const;
   Result<std::optional<FilledBucket>> take_bucket(Lock& lock, TimePoint deadline);
   Result<std::optional<FilledBucket>> look_for_bucket(Lock& lock);
+  void ask_agent(Lock& lock, const Error& device_error);
 
   // Without it, by the one thread whose turn it is.
   Result<void> materialize(std::span<const std::size_t> pieces, std::span<rk_tensor> out);

@@ -12,6 +12,8 @@ namespace rekindle::client {
 
 namespace {
 
+constexpr std::chrono::milliseconds kAgentPatience{1000};
+
 // Lets the mutex go for a while: copies and waits are not its matter.
 class Unlocked {
  public:
@@ -74,9 +76,10 @@ Result<std::optional<FilledBucket>> Session::take_bucket(Lock& lock, TimePoint d
   while (true) {
     apply_messages();
     TRY_VOID(check_alive());
-    TRY(auto bucket, look_for_bucket(lock));
+    auto bucket = look_for_bucket(lock);
+    if (!bucket) ask_agent(lock, bucket.error());
     TRY_VOID(check_alive());
-    if (bucket || device_->ended()) return bucket;
+    if (!bucket || *bucket || device_->ended()) return bucket;
     if (SteadyClock().now() >= deadline) {
       return fail(ErrorCode::kTimeout, "no further bucket of {} yet: {} of {} tensors are whole",
                   version_.to_string(), handed_out_, contents_.pieces().size());
@@ -86,6 +89,18 @@ Result<std::optional<FilledBucket>> Session::take_bucket(Lock& lock, TimePoint d
     std::uint64_t count;
     [[maybe_unused]] const ssize_t got = ::read(inbox_->wake.get(), &count, sizeof count);
   }
+}
+
+// An agent that dies takes its device process with it, and either may be missed first: what counts
+// is the agent. One that lives answers.
+void Session::ask_agent(Lock& lock, const Error& device_error) {
+  if (device_error.code() != ErrorCode::kUnavailable) return;
+  Result<Message> answer;
+  {
+    const Unlocked unlocked(lock);
+    answer = connection_->call(PingRequest{}, 0, kAgentPatience, std::make_shared<Inbox>());
+  }
+  if (!answer && answer.error().code() == ErrorCode::kPeerLost && !ended_) ended_ = answer.error();
 }
 
 Result<std::optional<FilledBucket>> Session::look_for_bucket(Lock& lock) {

@@ -51,6 +51,9 @@ using BatchCopy = CUresult(CUDAAPI*)(CUdeviceptr* to, CUdeviceptr* from, std::si
   CALL(memory_range, cuMemGetAddressRange)                 \
   CALL(host_register, cuMemHostRegister)                   \
   CALL(host_unregister, cuMemHostUnregister)               \
+  CALL(module_load, cuModuleLoadData)                      \
+  CALL(module_function, cuModuleGetFunction)               \
+  CALL(launch, cuLaunchKernel)                             \
   CALL(stream_create, cuStreamCreate)                      \
   CALL(stream_destroy, cuStreamDestroy)                    \
   CALL(stream_query, cuStreamQuery)                        \

@@ -5,6 +5,10 @@
 #include <thread>
 
 #include "src/cuda/objects.h"
+#if REKINDLE_CUDA_FAILPOINTS
+#include "src/base/failpoint.h"
+#include "src/cuda/trap.h"
+#endif
 
 namespace rekindle::cuda {
 
@@ -46,6 +50,12 @@ Result<void> CudaStream::upload(std::span<const bucket::Upload> copies) {
   const auto two_dimensional = std::partition(
       uploads_.begin(), uploads_.end(), [](const bucket::Upload& copy) { return copy.rows == 1; });
   const auto runs = static_cast<std::size_t>(two_dimensional - uploads_.begin());
+#if REKINDLE_CUDA_FAILPOINTS
+  if (!failpoint("cuda.upload")) {
+    const CUresult trapped = context_->run([&] { return trap(context_->api(), stream_); });
+    if (trapped != CUDA_SUCCESS) return fail(error(trapped, "trap, as a test asks"));
+  }
+#endif
   const CUresult result = context_->run([&] {
     if (const CUresult failed = copy_in(std::span(uploads_).first(runs)); failed != CUDA_SUCCESS) {
       return failed;

@@ -99,7 +99,8 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::open_read(const fs::path& 
 }
 
 Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& path,
-                                                             std::uint64_t size_bytes) {
+                                                             std::uint64_t size_bytes,
+                                                             const NumaPlacement& placement) {
   std::unique_ptr<MappedSegment> segment(new MappedSegment);
   segment->path_ = path;
   int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -114,14 +115,17 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
       return errno == EFBIG ? Result<void>(no_space(fd, path, size_bytes))
                             : Result<void>(fail_segment(errno, "size", path));
     }
-    return is_allocated(fd, size_bytes) ? Result<void>() : allocate(fd, path, size_bytes);
+    TRY(segment->data_, map(fd, path, size_bytes, PROT_READ | PROT_WRITE));
+    segment->size_ = size_bytes;
+    if (is_allocated(fd, size_bytes)) return {};
+    // First of all: the file's pages are placed when they are allocated.
+    if (is_memory_backed(fd)) placement.apply(segment->writable());
+    return allocate(fd, path, size_bytes);
   };
   if (auto sized = size_file(); !sized) {
     if (is_new) ::unlink(path.c_str());  // gives back what was allocated
     return fail(std::move(sized).error());
   }
-  TRY(segment->data_, map(fd, path, size_bytes, PROT_READ | PROT_WRITE));
-  segment->size_ = size_bytes;
   return segment;
 }
 

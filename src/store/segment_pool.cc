@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -45,11 +46,39 @@ bool none_lives(const std::vector<std::weak_ptr<const MappedSegment>>& mappings)
 
 }  // namespace
 
-SegmentPool::SegmentPool(fs::path directory, std::uint64_t max_bytes)
-    : directory_(std::move(directory)), max_bytes_(max_bytes) {}
+void SegmentPool::Doomed::add(fs::path path) {
+  paths_.push_back(std::move(path));
+  ++pool_.deleting_;
+}
+
+Result<void> SegmentPool::Doomed::unlink() {
+  Result<void> result;
+  for (const fs::path& path : std::exchange(paths_, {})) {
+    auto gone = failpoint("store.pool.delete");
+    if (gone) gone = unlink_if_present(path);
+    if (!gone && result) result = std::move(gone);
+    {
+      const std::lock_guard lock(pool_.mutex_);
+      --pool_.deleting_;
+      ++pool_.deleted_;
+    }
+    pool_.deletions_.notify_all();
+  }
+  return result;
+}
+
+SegmentPool::Doomed::~Doomed() {
+  if (auto gone = unlink(); !gone) log::warn("store.pool", "error", gone.error());
+}
+
+SegmentPool::SegmentPool(fs::path directory, std::uint64_t max_bytes,
+                         std::unique_ptr<const NumaPlacement> placement)
+    : directory_(std::move(directory)), max_bytes_(max_bytes), placement_(std::move(placement)) {}
 
 SegmentPool::~SegmentPool() {
-  while (!files_.empty()) remove(files_.begin());
+  Doomed doomed(*this);
+  const std::lock_guard lock(mutex_);
+  while (!files_.empty()) remove(files_.begin(), doomed);
 }
 
 Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
@@ -59,7 +88,7 @@ Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
   TRY(const bool taken, take(path, size_bytes));
   if (!taken && !was_there) keep_at_most(keep_bytes);
   TRY(std::shared_ptr<MappedSegment> segment,
-      with_room(size_bytes, [&] { return MappedSegment::create(path, size_bytes); }));
+      with_room(size_bytes, [&] { return MappedSegment::create(path, size_bytes, *placement_); }));
   if (was_there || taken) {
     reopened(segment);
   } else {
@@ -69,13 +98,14 @@ Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
 }
 
 Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
+  Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   if (files_.empty() || is_there(path)) return false;
   for (std::size_t i = files_.size(); i-- > 0;) {  // the newest: what nobody takes grows old
     const File& file = files_[i];
     if (file.size_bytes != size_bytes || !available(file)) continue;
     if (!unchanged(file)) {
-      remove(files_.begin() + static_cast<std::ptrdiff_t>(i));
+      remove(files_.begin() + static_cast<std::ptrdiff_t>(i), doomed);
       continue;
     }
     TRY(const bool moved, move_in(path, file));
@@ -126,44 +156,59 @@ void SegmentPool::linked(const std::shared_ptr<const MappedSegment>& segment) {
 }
 
 Result<void> SegmentPool::put(const fs::path& path) {
-  const std::lock_guard lock(mutex_);
+  Doomed older(*this);
+  Doomed itself(*this);
+  {
+    const std::lock_guard lock(mutex_);
+    TRY(const bool kept, keep(path, older));
+    if (kept) return {};
+    itself.add(path);
+  }
+  return itself.unlink();
+}
+
+// False: its name is to be taken away.
+Result<bool> SegmentPool::keep(const fs::path& path, Doomed& doomed) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) {
-    if (errno == ENOENT) return {};
+    if (errno == ENOENT) return true;
     return fail_errno(errno, fmt::format("stat {}", path.string()));
   }
   const Inode inode = inode_of(status);
-  if (status.st_nlink > 1) return unlink_if_present(path);  // another name keeps the file
+  if (status.st_nlink > 1) return false;  // another name keeps the file
   if (own_.contains(inode) && is_whole_file(status) && size_of(status) <= max_bytes_) {
-    while (bytes_locked() > max_bytes_ - size_of(status)) remove(files_.begin());
+    while (bytes_locked() > max_bytes_ - size_of(status)) remove(files_.begin(), doomed);
     fs::path pooled = directory_ / fmt::format("{}", ++last_number_);
     if (auto moved = rename_file(path, pooled); moved) {
       files_.push_back({std::move(pooled), size_of(status), inode, std::nullopt});
-      return failpoint("store.pool.after_put");
+      TRY_VOID(failpoint("store.pool.after_put"));
+      return true;
     } else {
       log::warn("store.pool", "file", path.string(), "error", moved.error(), "action", "deleted");
     }
   }
   own_.erase(inode);
-  return unlink_if_present(path);
+  return false;
 }
 
 void SegmentPool::give_up(const MappedSegment& segment) {
   struct stat status {};
   if (::fstat(segment.fd(), &status) != 0) return;
+  Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   const Inode inode = inode_of(status);
   const auto file = std::find_if(files_.begin(), files_.end(),
                                  [&](const File& one) { return one.inode == inode; });
-  if (file != files_.end()) remove(file);
+  if (file != files_.end()) remove(file, doomed);
   own_.erase(inode);
 }
 
 void SegmentPool::trim(TimePoint now) {
+  Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   for (auto file = files_.begin(); file != files_.end();) {
     if (!file->seen) file->seen = now;
-    file = now - *file->seen >= kMaxAge ? remove(file) : std::next(file);
+    file = now - *file->seen >= kMaxAge ? remove(file, doomed) : std::next(file);
   }
 }
 
@@ -172,24 +217,31 @@ std::uint64_t SegmentPool::bytes() const {
   return bytes_locked();
 }
 
-std::uint64_t SegmentPool::evictions() const {
+std::uint64_t SegmentPool::deleted() const {
   const std::lock_guard lock(mutex_);
-  return evictions_;
+  return deleted_;
 }
 
-bool SegmentPool::make_room(std::uint64_t bytes, std::uint64_t evictions_before) {
-  const std::lock_guard lock(mutex_);
-  if (evictions_ != evictions_before) return true;  // another thread has made some meanwhile
+bool SegmentPool::make_room(std::uint64_t bytes, std::uint64_t deleted_before) {
+  {
+    std::unique_lock lock(mutex_);
+    deletions_.wait(lock, [&] { return deleted_ != deleted_before || deleting_ == 0; });
+    if (deleted_ != deleted_before) return true;  // another thread has made some meanwhile
+  }
+  bool made = false;
   do {
+    Doomed doomed(*this);
+    const std::lock_guard lock(mutex_);
     const auto file = largest_available();
     if (file == files_.end()) break;
-    remove(file);
-    ++evictions_;
+    remove(file, doomed);
+    made = true;
   } while (room_on_file_system(directory_) < bytes);
-  return evictions_ != evictions_before;
+  return made;
 }
 
 void SegmentPool::keep_at_most(std::uint64_t available_bytes) {
+  Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   std::uint64_t there = 0;
   for (const File& file : files_) there += available(file) ? file.size_bytes : 0;
@@ -197,7 +249,7 @@ void SegmentPool::keep_at_most(std::uint64_t available_bytes) {
     const auto file = largest_available();
     if (file == files_.end()) break;
     there -= file->size_bytes;
-    remove(file);
+    remove(file, doomed);
   }
 }
 
@@ -227,10 +279,8 @@ SegmentPool::Files::iterator SegmentPool::largest_available() {
   return largest;
 }
 
-SegmentPool::Files::iterator SegmentPool::remove(Files::iterator file) {
-  if (auto gone = unlink_if_present(file->path); !gone) {
-    log::warn("store.pool", "file", file->path.string(), "error", gone.error());
-  }
+SegmentPool::Files::iterator SegmentPool::remove(Files::iterator file, Doomed& doomed) {
+  doomed.add(std::move(file->path));
   own_.erase(file->inode);
   return files_.erase(file);
 }

@@ -14,6 +14,7 @@
 #include "src/base/ids.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
+#include "src/store/numa.h"
 #include "src/tensor/checkpoint.h"
 
 // The segment store: committed copies of checkpoints as safetensors files under one directory,
@@ -29,9 +30,10 @@ class MappedSegment {
   static Result<std::unique_ptr<MappedSegment>> open_read(const std::filesystem::path& path,
                                                           std::uint64_t expected_bytes);
   // Creates (or reopens) the file with all its pages allocated: ENOSPC comes here, not as SIGBUS
-  // later.
+  // later. On tmpfs those that are not there yet come where `placement` says.
   static Result<std::unique_ptr<MappedSegment>> create(const std::filesystem::path& path,
-                                                       std::uint64_t size_bytes);
+                                                       std::uint64_t size_bytes,
+                                                       const NumaPlacement& placement = {});
   ~MappedSegment();
   MappedSegment(const MappedSegment&) = delete;
   MappedSegment& operator=(const MappedSegment&) = delete;
@@ -91,6 +93,7 @@ struct StoreOptions {
   // The most that the pool keeps of files whose copies are gone; nullopt: a quarter of the budget;
   // 0: nothing, for whoever lends segments without keeping them (see MappedSegment).
   std::optional<std::uint64_t> pool_bytes = 0;
+  NumaPolicy numa;  // kInvalid by open(): a node without memory
 };
 
 // How publishing treats files.

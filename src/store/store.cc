@@ -119,13 +119,16 @@ Result<std::uint64_t> default_budget(const fs::path& directory) {
 Result<std::unique_ptr<SegmentStore>> SegmentStore::open(const StoreOptions& options) {
   std::error_code ignored;
   const fs::path directory = fs::absolute(options.directory, ignored).lexically_normal();
+  auto placement = std::make_unique<NumaPlacement>();
+  TRY_VOID(placement->choose(options.numa, usable_memory_nodes()));
   TRY(UniqueFd lock, open_store_directory(directory));
   std::uint64_t budget_bytes = options.budget_bytes;
   if (budget_bytes == 0) {
     TRY(budget_bytes, default_budget(directory));
   }
   auto state = std::make_shared<StoreState>(directory, std::move(lock), budget_bytes,
-                                            options.pool_bytes.value_or(budget_bytes / 4));
+                                            options.pool_bytes.value_or(budget_bytes / 4),
+                                            std::move(placement));
   TRY_VOID(scan_store(*state));
   return std::unique_ptr<SegmentStore>(std::make_unique<Store>(std::move(state)));
 }

@@ -22,7 +22,7 @@ namespace rekindle::store {
 class StoreState {
  public:
   StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
-             std::uint64_t pool_bytes);
+             std::uint64_t pool_bytes, std::unique_ptr<const NumaPlacement> placement);
 
   const std::filesystem::path& directory() const { return directory_; }
   std::uint64_t budget_bytes() const { return budget_bytes_; }

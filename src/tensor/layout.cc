@@ -102,10 +102,13 @@ Result<void> check_ranges_disjoint(const TensorSet& tensors, std::span<const Seg
   for (std::uint32_t i = 0; i < entries.size(); ++i) {
     if (!entries[i].box.empty()) order.push_back(i);
   }
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+  const auto lies_before = [&](std::uint32_t a, std::uint32_t b) {
     return std::pair(entries[a].segment, entries[a].offset_bytes) <
            std::pair(entries[b].segment, entries[b].offset_bytes);
-  });
+  };
+  if (!std::is_sorted(order.begin(), order.end(), lies_before)) {
+    std::sort(order.begin(), order.end(), lies_before);
+  }
   for (std::size_t i = 1; i < order.size(); ++i) {
     const LayoutEntry& before = entries[order[i - 1]];
     const LayoutEntry& entry = entries[order[i]];
@@ -124,6 +127,14 @@ Result<void> check_ranges_disjoint(const TensorSet& tensors, std::span<const Seg
 
 Result<Layout> Layout::create(const TensorSet& tensors, std::vector<SegmentSpec> segments,
                               std::vector<LayoutEntry> entries) {
+  TRY(Layout layout, check(tensors, std::move(segments), std::move(entries)));
+  layout.digest_ = xxh3_128(as_bytes(layout.serialize()));
+  return layout;
+}
+
+// All but the digest.
+Result<Layout> Layout::check(const TensorSet& tensors, std::vector<SegmentSpec> segments,
+                             std::vector<LayoutEntry> entries) {
   TRY_VOID(check_segments(segments));
   for (const LayoutEntry& entry : entries) TRY_VOID(check_entry(tensors, segments, entry));
   const auto by_box = [](const LayoutEntry& a, const LayoutEntry& b) {
@@ -150,7 +161,6 @@ Result<Layout> Layout::create(const TensorSet& tensors, std::vector<SegmentSpec>
   layout.segments_ = std::move(segments);
   layout.entries_ = std::move(entries);
   layout.tensor_set_ = tensors.digest();
-  layout.digest_ = xxh3_128(as_bytes(layout.serialize()));
   return layout;
 }
 
@@ -231,8 +241,9 @@ Result<Layout> Layout::parse(const TensorSet& tensors, std::string_view bytes) {
     }
   }
   if (!in.at_end()) return bad("cut short, or has a tail");
-  TRY(Layout layout, create(tensors, std::move(segments), std::move(entries)));
+  TRY(Layout layout, check(tensors, std::move(segments), std::move(entries)));
   if (layout.serialize() != bytes) return bad("not in canonical form");
+  layout.digest_ = xxh3_128(as_bytes(bytes));
   return layout;
 }
 

@@ -56,6 +56,8 @@ class Layout {
 
  private:
   Layout() = default;
+  static Result<Layout> check(const TensorSet& tensors, std::vector<SegmentSpec> segments,
+                              std::vector<LayoutEntry> entries);
   std::vector<SegmentSpec> segments_;
   std::vector<LayoutEntry> entries_;
   std::vector<std::uint32_t> first_entry_;  // per tensor, plus one past the end

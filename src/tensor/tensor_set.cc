@@ -52,6 +52,13 @@ Result<void> check_tensor(const TensorInfo& tensor) {
 }  // namespace
 
 Result<TensorSet> TensorSet::create(std::vector<TensorInfo> tensors) {
+  TRY(TensorSet set, check(std::move(tensors)));
+  set.digest_ = xxh3_128(as_bytes(set.serialize()));
+  return set;
+}
+
+// All but the digest.
+Result<TensorSet> TensorSet::check(std::vector<TensorInfo> tensors) {
   if (tensors.size() > kMaxTensors) {
     return fail(ErrorCode::kInvalid, "{} tensors, the most supported is {}", tensors.size(),
                 kMaxTensors);
@@ -75,7 +82,6 @@ Result<TensorSet> TensorSet::create(std::vector<TensorInfo> tensors) {
     return fail(ErrorCode::kInvalid, "tensor '{}' appears twice", canonical::printable(same->name));
   }
   set.tensors_ = std::move(tensors);
-  set.digest_ = xxh3_128(as_bytes(set.serialize()));
   return set;
 }
 
@@ -122,7 +128,9 @@ Result<TensorSet> TensorSet::parse(std::string_view bytes) {
     tensors.push_back(std::move(tensor));
   }
   if (!in.at_end()) return bad("has a tail");
-  return create(std::move(tensors));
+  TRY(TensorSet set, check(std::move(tensors)));
+  set.digest_ = xxh3_128(as_bytes(bytes));  // in order and without a tail: they are canonical
+  return set;
 }
 
 }  // namespace rekindle

@@ -53,6 +53,7 @@ class TensorSet {
 
  private:
   TensorSet() = default;
+  static Result<TensorSet> check(std::vector<TensorInfo> tensors);
   std::vector<TensorInfo> tensors_;
   std::uint64_t total_bytes_ = 0;
   Digest128 digest_;

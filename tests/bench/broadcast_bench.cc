@@ -343,8 +343,10 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < model.files.size(); ++i) {
     segments.push_back(must(pinner.add(model.files[i].get(), model.segment_bytes[i])));
   }
-  for (const auto& segment : segments) pinner.wait(*segment, soon());
-  if (const auto failure = pinner.last_failure()) must(Result<void>(fail(*failure)));
+  for (const auto& segment : segments) {
+    pinner.wait(*segment, soon());
+    if (const auto failure = pinner.failure(*segment)) must(Result<void>(fail(*failure)));
+  }
   const auto nccl = must(cuda::Nccl::load());
   const auto collectives = must(cuda::make_nccl_collectives());
   std::barrier<> barrier(static_cast<std::ptrdiff_t>(options.gpus));

@@ -56,6 +56,16 @@ std::uint64_t make_model(const std::filesystem::path& directory, std::uint64_t b
   return each * count;
 }
 
+std::unique_ptr<testing::Process> start_coordinator(const std::string& rekindle,
+                                                    const std::string& state,
+                                                    std::string& address) {
+  auto coordinator = std::make_unique<testing::Process>(testing::Spawn{
+      .argv = {rekindle, "coordinator", "--listen", "127.0.0.1:0", "--state", state}});
+  address = coordinator->value_after("coordinator listening on ");
+  if (address.empty()) give_up("no coordinator: " + coordinator->err());
+  return coordinator;
+}
+
 std::unique_ptr<testing::Process> start_agent(const std::string& rekindle, const std::string& store,
                                               const std::vector<std::string>& arguments,
                                               const std::vector<std::string>& as) {
@@ -81,7 +91,7 @@ void wait_until_pinned(const std::string& rekindle, const std::string& store, st
 }
 
 DeviceWorker::DeviceWorker(const std::string& program, const std::string& store,
-                           const std::string& device) {
+                           const std::string& device, const std::string& group) {
   int in[2];
   int out[2];
   if (::pipe2(in, O_CLOEXEC) != 0 || ::pipe2(out, O_CLOEXEC) != 0) give_up("no pipes");
@@ -92,7 +102,9 @@ DeviceWorker::DeviceWorker(const std::string& program, const std::string& store,
     ::setenv("REKINDLE_STORE", store.c_str(), 1);
     ::setenv("REKINDLE_MODEL", "m@1", 1);
     ::setenv("REKINDLE_DEVICE", device.c_str(), 1);
-    ::setenv("REKINDLE_INSTANCE", ("i" + device.substr(device.find(':') + 1)).c_str(), 1);
+    ::setenv("REKINDLE_GROUP", group.c_str(), 1);
+    const std::string instance = fmt::format("{}-{}", group, device.substr(device.find(':') + 1));
+    ::setenv("REKINDLE_INSTANCE", instance.c_str(), 1);
     ::execl(program.c_str(), program.c_str(), nullptr);
     ::_exit(127);
   }
@@ -131,6 +143,18 @@ double slowest(DeviceWorkers& workers, const std::string& word, Json* last) {
   return seconds;
 }
 
+Json update_to(const std::string& rekindle, const std::string& coordinator, int version,
+               const std::string& group, DeviceWorkers& workers) {
+  for (const auto& worker : workers) worker->say("update");
+  const auto update = testing::run({rekindle, "update", fmt::format("m@{}", version), "--group",
+                                    group, "--json", "--coordinator", coordinator},
+                                   kLong);
+  const Json said = Json::parse(update.out, nullptr, false);
+  if (update.exit.code != 0 || said.is_discarded()) give_up("update: " + update.out + update.err);
+  for (const auto& worker : workers) (void)worker->answer();
+  return said;
+}
+
 std::uint64_t wrong_words(DeviceWorkers& workers) {
   std::uint64_t wrong = 0;
   for (const auto& worker : workers) worker->say("check");
@@ -139,14 +163,28 @@ std::uint64_t wrong_words(DeviceWorkers& workers) {
 }
 
 DeviceBenchOptions options_of(int argc, char** argv, DeviceBenchOptions options) {
-  for (int i = 1; i + 1 < argc; i += 2) {
+  for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];
-    if (name == "--gib") options.gib = std::atof(argv[i + 1]);
-    if (name == "--tensors") options.tensors = static_cast<std::uint64_t>(std::atoll(argv[i + 1]));
-    if (name == "--gpus") options.gpus = static_cast<std::size_t>(std::atoi(argv[i + 1]));
-    if (name == "--runs") options.runs = static_cast<std::size_t>(std::atoi(argv[i + 1]));
-    if (name == "--device") options.kind = argv[i + 1];
-    if (name == "--bucket") options.bucket = argv[i + 1];
+    if (i + 1 == argc) give_up(fmt::format("{}: no such option, or no value", name));
+    const std::string value = argv[i + 1];
+    if (name == "--gib") {
+      options.gib = std::atof(value.c_str());
+    } else if (name == "--tensors") {
+      options.tensors = static_cast<std::uint64_t>(std::atoll(value.c_str()));
+    } else if (name == "--gpus") {
+      options.gpus = static_cast<std::size_t>(std::atoi(value.c_str()));
+    } else if (name == "--runs") {
+      options.runs = static_cast<std::size_t>(std::atoi(value.c_str()));
+    } else if (name == "--device") {
+      options.kind = value;
+    } else if (name == "--bucket") {
+      options.bucket = value;
+    } else {
+      give_up(fmt::format("{}: no such option; see the head of its source", name));
+    }
+  }
+  if (options.gib <= 0 || options.tensors == 0 || options.gpus == 0 || options.runs == 0) {
+    give_up("--gib, --tensors, --gpus and --runs are above 0");
   }
   return options;
 }

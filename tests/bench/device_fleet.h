@@ -29,6 +29,9 @@ inline constexpr testing::milliseconds kLong{300'000};
 std::uint64_t make_model(const std::filesystem::path& directory, std::uint64_t bytes,
                          std::uint64_t count);
 
+// `address`: where it listens.
+std::unique_ptr<testing::Process> start_coordinator(const std::string& rekindle,
+                                                    const std::string& state, std::string& address);
 // `rekindle agent`, listening, with these arguments beside those that it needs; `as`: what runs it,
 // testing::on_host() for example.
 std::unique_ptr<testing::Process> start_agent(const std::string& rekindle, const std::string& store,
@@ -37,10 +40,12 @@ std::unique_ptr<testing::Process> start_agent(const std::string& rekindle, const
 // Until the agent's device process has pinned so much.
 void wait_until_pinned(const std::string& rekindle, const std::string& store, std::uint64_t bytes);
 
-// A device_worker and both ends of what it says.
+// A device_worker and both ends of what it says. `group`: of which it is a member; all members are
+// instances of their own.
 class DeviceWorker {
  public:
-  DeviceWorker(const std::string& program, const std::string& store, const std::string& device);
+  DeviceWorker(const std::string& program, const std::string& store, const std::string& device,
+               const std::string& group = {});
   ~DeviceWorker();
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
@@ -65,6 +70,9 @@ using DeviceWorkers = std::vector<std::unique_ptr<DeviceWorker>>;
 
 // Says it to all at once: the "seconds" of the slowest are what counts. `last`: of the last one.
 double slowest(DeviceWorkers& workers, const std::string& word, Json* last = nullptr);
+// `rekindle update m@VERSION` of their group; all are ready. What the command says.
+Json update_to(const std::string& rekindle, const std::string& coordinator, int version,
+               const std::string& group, DeviceWorkers& workers);
 // On all devices, where they differ from what make_model() wrote.
 std::uint64_t wrong_words(DeviceWorkers& workers);
 

@@ -2,11 +2,11 @@
 //   limit   plain uploads of as many bytes as the model has, from pinned memory: {"seconds":…}
 //   share N the same of an N-th of it
 //   load    attach and rk_load_into: {"seconds":…,"attach_seconds":…,"path":"ipc"}
-//   join    load, as a member of the group "g", and stays attached
+//   join    load, as a member of the group, and stays attached
 //   update  waits for an update, then moves to its version: {"seconds":…,"version":2,…}
 //   check   compares every byte on the device with the model's pattern: {"wrong":0}
 // Its environment: REKINDLE_STORE, REKINDLE_MODEL, REKINDLE_DEVICE ("cuda:0", "double:0") and, of a
-// group's members, REKINDLE_INSTANCE.
+// group's members, REKINDLE_GROUP, REKINDLE_INSTANCE.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -142,7 +142,7 @@ class Worker {
     options.size = sizeof options;
     options.model = model.c_str();
     if (in_group) {
-      options.group = "g";
+      options.group = std::getenv("REKINDLE_GROUP");
       options.instance = std::getenv("REKINDLE_INSTANCE");
       options.generation = generation_++;
     }

@@ -28,14 +28,6 @@ const std::string kWorker = program(DEVICE_WORKER);
 using Workers = DeviceWorkers;
 using Options = DeviceBenchOptions;
 
-std::unique_ptr<Process> start_coordinator(const std::string& state, std::string& address) {
-  auto coordinator = std::make_unique<Process>(
-      Spawn{.argv = {kRekindle, "coordinator", "--listen", "127.0.0.1:0", "--state", state}});
-  address = coordinator->value_after("coordinator listening on ");
-  if (address.empty()) give_up("no coordinator: " + coordinator->err());
-  return coordinator;
-}
-
 struct Times {
   std::vector<double> limit, spread, total;
   std::size_t by_broadcast = 0;
@@ -45,13 +37,7 @@ void move_to(int version, const Options& options, const std::string& coordinator
              Times& times) {
   (void)slowest(workers, "limit");  // overwrites what is there
   times.limit.push_back(slowest(workers, fmt::format("share {}", options.gpus)));
-  for (const auto& worker : workers) worker->say("update");
-  const auto update = run({kRekindle, "update", fmt::format("m@{}", version), "--group", "g",
-                           "--json", "--coordinator", coordinator},
-                          kLong);
-  const Json said = Json::parse(update.out, nullptr, false);
-  if (update.exit.code != 0 || said.is_discarded()) give_up("update: " + update.out + update.err);
-  for (const auto& worker : workers) (void)worker->answer();
+  const Json said = update_to(kRekindle, coordinator, version, "g", workers);
   times.spread.push_back(said["spread_ms"].get<double>() / 1e3);
   times.total.push_back(said["elapsed_ms"].get<double>() / 1e3);
   times.by_broadcast = 0;
@@ -71,7 +57,7 @@ int main(int argc, char** argv) {
   const std::string gpu =
       options.kind == "double" ? fmt::format("double:{}", options.gpus) : "auto";
   std::string coordinator;
-  const auto running = start_coordinator(directory / "state", coordinator);
+  const auto running = start_coordinator(kRekindle, directory / "state", coordinator);
   std::vector<std::string> arguments{"--gpu", gpu, "--coordinator", coordinator};
   if (!options.bucket.empty()) {
     arguments.insert(arguments.end(), {"--gpu-bucket", options.bucket + "MiB"});
@@ -87,7 +73,7 @@ int main(int argc, char** argv) {
   Workers workers;
   for (std::size_t i = 0; i < options.gpus; ++i) {
     workers.push_back(
-        std::make_unique<DeviceWorker>(kWorker, store, fmt::format("{}:{}", options.kind, i)));
+        std::make_unique<DeviceWorker>(kWorker, store, fmt::format("{}:{}", options.kind, i), "g"));
     (void)workers.back()->answer();
   }
   (void)slowest(workers, "join");

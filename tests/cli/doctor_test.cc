@@ -129,6 +129,18 @@ TEST_F(Doctor, NumaBalancingWarnsOnSeveralNodes) {
   EXPECT_EQ(check_numa(kernel_).level, Level::kWarn);
 }
 
+TEST_F(Doctor, NodesThatCopiesAreSpreadOverAreNamed) {
+  file("sys/devices/system/node/node0/cpulist", "0-31\n");
+  file("sys/devices/system/node/has_memory", "0\n");
+  file("sys/devices/system/node/has_cpu", "0\n");
+  EXPECT_THAT(check_numa(kernel_).found, ::testing::Not(HasSubstr("interleaves")));
+  file("sys/devices/system/node/node1/cpulist", "32-63\n");
+  file("sys/devices/system/node/has_memory", "0-2\n");
+  file("sys/devices/system/node/has_cpu", "0-1\n");
+  EXPECT_THAT(check_numa(kernel_).found,
+              HasSubstr("interleaves copies over the memory of nodes 0-1"));
+}
+
 TEST_F(Doctor, APortInUseIsFound) {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address{};

@@ -79,6 +79,27 @@ TEST(DeviceIpc, ADeviceProcessThatDiesMidwayIsUnavailable) {
   EXPECT_EQ(rk_loaded(session.handle, nullptr), RK_INVALID);
 }
 
+TEST(DeviceIpc, AnAgentThatDiesWithItsDeviceProcessIsLost) {
+  const FakeModel model;
+  ScriptedAgent server([&](AgentEnd& agent) {
+    proto::AgentFrame frame = attached_for(agent, model, true);
+    frame.mutable_attached()->set_device_channel(true);
+    DeviceProducer producer(model, frame, {.dies_after = 7});
+    std::vector<UniqueFd> descriptors = model.segments();
+    descriptors.push_back(producer.take_worker_end());
+    agent.send(frame, std::move(descriptors));
+    producer.outcome();  // it goes first
+    agent.close();
+  });
+  const Agent agent = connect_to(server.store());
+  const Session session = attach_device(agent);
+  Parts last;
+  do last = next_bucket(session);
+  while (last.code == RK_OK && !last.parts.empty());
+  EXPECT_EQ(last.code, RK_PEER_LOST) << last.message;
+  EXPECT_EQ(next_bucket(session).code, RK_PEER_LOST) << "and stays so";
+}
+
 TEST(DeviceIpc, WhatTheDeviceProcessRefusesIsUploaded) {
   const FakeModel model;
   Fleet fleet(model, {.refuses = Error(ErrorCode::kUnavailable, "a MIG slice")});

@@ -141,6 +141,28 @@ TEST_F(DeviceLinkTest, OneThatHangsIsKilled) {
       << link_->status().problem;
 }
 
+TEST_F(DeviceLinkTest, ADeviceThatIsBeingOpenedHoldsUpNobodyElse) {
+  start({"--failpoints", "device.open=sleep:3600000@2"});  // the first is open before it says hello
+  ASSERT_TRUE(serving()) << link_->status().problem;
+  ASSERT_TRUE(link_->serve(order(7)));
+  auto other = order(8);
+  other.device = "double:0";
+  auto socket = link_->serve(std::move(other));
+  ASSERT_TRUE(socket) << socket.error().message();
+  auto taken = std::async(std::launch::async, [&] {
+    BucketWorker worker(std::move(*socket));
+    worker.open();
+    worker.take_all();
+    return worker.compare(sample_);
+  });
+  link_->tell(8, {}, true);
+  ASSERT_TRUE(until([&] { return !over_.empty(); }));
+  EXPECT_EQ(over_.front().session, 8u);
+  EXPECT_FALSE(over_.front().error);
+  EXPECT_EQ(taken.get(), "");
+  EXPECT_EQ(link_->status().sessions, 1u);
+}
+
 TEST_F(DeviceLinkTest, ItSaysWhichDevicesThereAre) {
   start();
   ASSERT_TRUE(serving());

@@ -93,6 +93,7 @@ class RoundLinkTest : public ::testing::Test {
     order.attached = testing::attached_frame(sample_);
     order.segments = sample_.files();
     order.in_round = true;
+    order.keep = keep_;
     auto socket = agent.link.serve(std::move(order));
     if (!socket) throw std::runtime_error(socket.error().message());
     auto worker = std::make_unique<BucketWorker>(std::move(*socket));
@@ -146,6 +147,7 @@ class RoundLinkTest : public ::testing::Test {
 
   const bucket::testing::Sample sample_ = bucket::testing::sample_of(
       {{"a", DType::kBF16, Shape{1024, 512}}, {"b", DType::kF32, Shape{33, 77}}}, 7, 1 << 20);
+  std::shared_ptr<const void> keep_;  // of who joins
   boost::asio::io_context context_;
   std::array<std::unique_ptr<Agent>, 2> agents_;
 };
@@ -154,6 +156,78 @@ class ImpatientRoundLinkTest : public RoundLinkTest {
  protected:
   ImpatientRoundLinkTest() : RoundLinkTest({"--fill-ms", "500"}) {}
 };
+
+class StuckRoundLinkTest : public RoundLinkTest {
+ protected:
+  explicit StuckRoundLinkTest(std::vector<std::string> more = {})
+      : RoundLinkTest(with(std::move(more))) {}
+  static std::vector<std::string> with(std::vector<std::string> more) {
+    more.insert(more.end(), {"--stuck-aborts", "--abort-ms", "200", "--drain-ms", "500"});
+    return more;
+  }
+};
+
+// What it was given comes from the segments, as if the abort had ended.
+TEST_F(StuckRoundLinkTest, Row43AnAbortThatHangsCostsNoByteAndNoProcess) {
+  auto first = join(a(), 1, "double:0");
+  auto second = join(b(), 1, "double:0");
+  const auto id = make_id(a(), 5);
+  a().link.spread(order_for(1, 0, id));
+  b().link.spread(order_for(1, 1, id));
+  const auto kept = take_one(*first);
+  (void)take_one(*second);
+  a().link.stop_spread(1, "a rank has failed");
+  ASSERT_TRUE(until([&] { return a().spread.contains(1); }));
+  EXPECT_TRUE(a().spread.at(1).error);
+  first->release(kept);
+  auto taken = take_all(*first);
+  expect_all(a(), 1, *first, taken);
+  EXPECT_EQ(a().link.status().restarts, 0u);
+}
+
+// As NCCL's does until every process of the host has let go of what another has replaced.
+TEST_F(StuckRoundLinkTest, AnAbortThatHangsDoesNotHoldUpTheNextMeeting) {
+  for (const std::uint64_t session : {1u, 2u}) {
+    auto first = join(a(), session, "double:0");
+    auto second = join(b(), session, "double:0");
+    const auto id = make_id(a(), 4 + session);
+    a().link.spread(order_for(session, 0, id));
+    b().link.spread(order_for(session, 1, id));
+    auto first_taken = take_all(*first);
+    auto second_taken = take_all(*second);
+    expect_all_by_round(a(), session, *first, first_taken);
+    expect_all_by_round(b(), session, *second, second_taken);
+  }
+  EXPECT_EQ(a().link.status().restarts, 0u);
+  EXPECT_EQ(b().link.status().restarts, 0u);
+}
+
+class LostRoundLinkTest : public RoundLinkTest {
+ protected:
+  LostRoundLinkTest()
+      : RoundLinkTest({"--deaf-aborts", "--stay", "--fill-ms", "1000", "--drain-ms", "200",
+                       "--hang-ms", "3600000"}) {}
+};
+
+// Its GPU may use them while the process is in its driver.
+TEST_F(LostRoundLinkTest, Row38WhatALostDeviceWasLentIsKeptUntilItsProcessIsGone) {
+  auto segments = std::make_shared<const int>(0);
+  const std::weak_ptr<const int> lent = segments;
+  keep_ = std::move(segments);
+  auto first = join(a(), 1, "double:0");
+  keep_.reset();
+  auto second = join(b(), 1, "double:0");
+  const auto process = static_cast<pid_t>(a().link.status().pid);
+  const auto id = make_id(a(), 5);
+  a().link.spread(order_for(1, 0, id));
+  b().link.spread(order_for(1, 1, id));
+  first->release(take_one(*first));  // its next bucket is never filled: the other rank waits
+  ASSERT_TRUE(until([&] { return a().over.contains(1); }));
+  EXPECT_TRUE(a().over.at(1).error);
+  EXPECT_FALSE(lent.expired());
+  ASSERT_EQ(::kill(process, SIGKILL), 0);
+  EXPECT_TRUE(until([&] { return lent.expired(); }));
+}
 
 TEST_F(RoundLinkTest, TwoProcessesGetAllAndMeetOnce) {
   for (const std::uint64_t session : {1u, 2u}) {

@@ -103,7 +103,7 @@ class RoundSessionTest : public ::testing::Test {
     Member member;
     SessionOrder order;
     order.number = index + 1;
-    order.device = devices_[index].get();
+    order.open = [device = devices_[index].get()]() -> Result<bucket::Device*> { return device; };
     order.pinner = &*pinner_;
     order.communicators = communicators_[index].get();
     order.attached = *parse_attached(testing::attached_frame(sample_));
@@ -197,6 +197,7 @@ class RoundSessionTest : public ::testing::Test {
   void expect_all_by_round(Member& member) {
     const auto over = member.heard->over();
     EXPECT_FALSE(over.error) << over.error->message();
+    EXPECT_FALSE(over.worker_lost) << over.worker_lost->message();
     EXPECT_EQ(over.bytes, sample_.contents().total_bytes());
     EXPECT_GT(over.buckets, 3u);
     expect_all(member);
@@ -434,6 +435,8 @@ TEST_F(RoundSessionTest, Row39WorkerThatDiesInARoundDisturbsNobody) {
   for (const std::size_t i : survivors) expect_all_by_round(members[i]);
   const auto over = members[1].heard->over();
   EXPECT_FALSE(over.error) << over.error->message();
+  ASSERT_TRUE(over.worker_lost) << "not all that was spread was given";
+  EXPECT_EQ(over.worker_lost->code(), ErrorCode::kPeerLost);
   EXPECT_LT(over.bytes, sample_.contents().total_bytes());
   EXPECT_EQ(members[1].wait().error->code(), ErrorCode::kPeerLost);
   EXPECT_EQ(communicators_[1]->kept("double:1").size(), 1u);
@@ -450,6 +453,7 @@ TEST_F(RoundSessionTest, Row40WorkerThatHangsInARoundIsDoneWithoutByItsDeadline)
   members[0].take_all();
   expect_all_by_round(members[0]);
   EXPECT_FALSE(members[1].heard->over().error);
+  EXPECT_EQ(members[1].heard->over().worker_lost->code(), ErrorCode::kTimeout);
   while (members[1].worker->next()) {
   }
   EXPECT_TRUE(members[1].worker->failed());

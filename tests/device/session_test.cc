@@ -36,7 +36,7 @@ class DeviceSessionTest : public ::testing::Test {
   Begun begin(bucket::Device& device) {
     auto [ours, workers] = ipc::testing::socket_pair();
     SessionOrder order;
-    order.device = &device;
+    order.open = [&device]() -> Result<bucket::Device*> { return &device; };
     order.pinner = &pinner_;
     order.attached = *parse_attached(testing::attached_frame(sample_));
     const auto files = sample_.files();

@@ -106,6 +106,14 @@ TEST(DeviceWire, WhatASessionSaysComesAsItWasSaid) {
   ASSERT_TRUE(failed.error);
   EXPECT_EQ(failed.error->code(), ErrorCode::kPeerLost);
   EXPECT_EQ(failed.error->message(), "a rank has gone");
+  EXPECT_FALSE(failed.worker_lost);
+  over.error.reset();
+  over.worker_lost = Error(ErrorCode::kTimeout, "the worker hangs");
+  const auto discarded = from_proto(to_proto(over));
+  EXPECT_FALSE(discarded.error);
+  ASSERT_TRUE(discarded.worker_lost);
+  EXPECT_EQ(discarded.worker_lost->code(), ErrorCode::kTimeout);
+  EXPECT_EQ(discarded.worker_lost->message(), "the worker hangs");
 
   EXPECT_EQ(*from_proto(to_proto(1, std::string("id"))), "id");
   EXPECT_FALSE(from_proto(to_proto(1, std::string())));

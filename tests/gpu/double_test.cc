@@ -1,5 +1,7 @@
 // Where a double's size and name can be chosen, and what it holds be seen.
 #include <csignal>
+#include <fstream>
+#include <iterator>
 
 #include <sys/stat.h>
 
@@ -37,6 +39,17 @@ TEST_F(DoubleWorkers, Row37WithTooLittleTheWorkerUploadsAndSaysWhatWouldBeNeeded
   EXPECT_EQ(sums_of(*one), checkpoint.sums());
   EXPECT_TRUE(eventually_no_sessions()) << devices();
   expect_loads(*one, "attach m@1 bucket=1048576", checkpoint.sums());
+}
+
+TEST_F(DoubleWorkers, AreServedByAProcessThatIsWrapped) {
+  const auto checkpoint = plain_checkpoint(8, 17);
+  start_agent("a", {"--gpu", "double:1", "--gpu-wrapper", "env REKINDLE_TEST_WRAPPED=1"});
+  publish("m@1", checkpoint);
+  const auto one = worker();
+  expect_loads(*one, "attach m@1", checkpoint.sums());
+  std::ifstream environment("/proc/" + std::to_string(device_process()) + "/environ");
+  const std::string words(std::istreambuf_iterator<char>(environment), {});
+  EXPECT_NE(words.find("REKINDLE_TEST_WRAPPED=1"), std::string::npos);
 }
 
 TEST_F(DoubleWorkers, Row40AreFreedOfTheirBucketsWhileTheyAreStopped) {

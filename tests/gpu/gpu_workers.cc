@@ -1,6 +1,9 @@
 #include "tests/gpu/gpu_workers.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <sstream>
 #include <stdexcept>
 
 #include <fcntl.h>
@@ -11,14 +14,22 @@ namespace rekindle::testing {
 
 namespace {
 constexpr milliseconds kOrderPatience{180'000};  // gigabytes, under a sanitizer
+
+// Words before the commands of those that use a GPU, of tools/gpu-check --sanitizer.
+std::string gpu_wrapper() {
+  const char* const words = std::getenv("REKINDLE_TEST_GPU_WRAPPER");
+  return words != nullptr ? words : "";
 }
+}  // namespace
 
 DeviceClient::DeviceClient(const std::filesystem::path& fifo, const std::filesystem::path& store,
                            std::vector<std::pair<std::string, std::string>> env) {
   if (::mkfifo(fifo.c_str(), 0600) != 0) throw std::runtime_error("no " + fifo.string());
   orders_ = UniqueFd(::open(fifo.c_str(), O_RDWR | O_CLOEXEC));
   Spawn spawn;
-  spawn.argv = {program(DEVICE_CLIENT), fifo.string()};
+  std::istringstream wrapper(gpu_wrapper());
+  spawn.argv.assign(std::istream_iterator<std::string>(wrapper), {});
+  spawn.argv.insert(spawn.argv.end(), {program(DEVICE_CLIENT), fifo.string()});
   spawn.env = std::move(env);
   spawn.env.emplace_back("REKINDLE_STORE", store.string());
   const auto names_device = [](const auto& entry) { return entry.first == "REKINDLE_DEVICE"; };
@@ -67,6 +78,7 @@ AgentProcess& GpuWorkers::start_agent(const std::string& name, std::vector<std::
   if (std::ranges::find(more, "--gpu") == more.end()) {
     more.insert(more.end(), {"--gpu", agent_gpu()});
   }
+  if (!gpu_wrapper().empty()) more.insert(more.end(), {"--gpu-wrapper", gpu_wrapper()});
   const bool none = std::ranges::find(more, "none") != more.end();
   auto& agent = fleet_.start_agent(name, std::move(more));
   EXPECT_TRUE(none || eventually_serving(0, name)) << devices(name);

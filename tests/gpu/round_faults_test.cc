@@ -6,44 +6,18 @@
 namespace rekindle::testing {
 namespace {
 
-class RoundFaults : public RoundWorkers {
+class RoundFaults : public FaultyRounds {
  protected:
-  // Two agents, each with the copy and a member of the group that is at its second bucket of the
-  // update: what fails, fails amid it.
-  void into_the_middle(std::vector<std::string> agents = {"a", "b"}) {
-    start_agents(agents);
-    if (agents.size() == 1) agents.push_back(agents[0]);
-    publish("m@1", old_, agents[0]);
-    for (int i = 0; i < 2; ++i) {
-      auto& member = add_member(agents[static_cast<std::size_t>(i)], i);
-      attach(member, 1);
-      ASSERT_TRUE(is_ok(member.client->ask("take all")));
-      ASSERT_TRUE(is_ok(member.client->ask("loaded")));
-    }
-    publish("m@2", new_, agents[0]);
-    for (auto& member : members_) wait(*member);
-    update_ = start_update("m@2");
-    for (auto& member : members_) {
-      expect_hears_of(*member, 2);
-      tell_attach(*member, 2);
-    }
-    for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
-    for (auto& member : members_) member->client->tell("take 2");
-    for (auto& member : members_) ASSERT_EQ(member->client->answer().value("more", false), true);
-  }
   Member& one() { return *members_[0]; }
   Member& other() { return *members_[1]; }
   void expect_finishes(Member& member) {
     expect_takes(member, new_.sums());
     EXPECT_TRUE(is_ok(member.client->ask("loaded")));
   }
-  const Checkpoint old_ = plain_checkpoint(32, 31);
-  const Checkpoint new_ = plain_checkpoint(32, 32);
-  std::unique_ptr<Process> update_;
 };
 
 TEST_F(RoundFaults, Row39AWorkerThatIsKilledDoesNotDisturbTheRound) {
-  into_the_middle({"a"});
+  into_the_middle({"a", "a"});
   other().client->process().kill();
   expect_finishes(one());
   const auto update = finish(*update_);
@@ -54,7 +28,7 @@ TEST_F(RoundFaults, Row39AWorkerThatIsKilledDoesNotDisturbTheRound) {
 }
 
 TEST_F(RoundFaults, Row40AWorkerThatIsStoppedDoesNotDisturbTheRoundForLong) {
-  into_the_middle({"a"});
+  into_the_middle({"a", "a"});
   other().client->process().signal(SIGSTOP);
   expect_finishes(one());
   other().client->process().kill();
@@ -97,7 +71,7 @@ TEST_F(RoundFaults, Row42AnInstanceWithARankThatDiedIsNotReady) {
 }
 
 TEST_F(RoundFaults, Row43ADeviceProcessThatIsKilledEndsTheRoundAndTheOthersFinishFromTheirCopies) {
-  into_the_middle();
+  into_the_middle({"a", "b"});
   ASSERT_EQ(::kill(device_process("b"), SIGKILL), 0);
   expect_finishes(one());
   const auto lost = other().client->ask("take all");
@@ -110,7 +84,7 @@ TEST_F(RoundFaults, Row43ADeviceProcessThatIsKilledEndsTheRoundAndTheOthersFinis
 }
 
 TEST_F(RoundFaults, Row43ADeviceProcessThatIsStoppedEndsTheRoundAndTheOthersFinish) {
-  into_the_middle();
+  into_the_middle({"a", "b"});
   const pid_t stopped = device_process("b");
   ASSERT_EQ(::kill(stopped, SIGSTOP), 0);
   expect_finishes(one());
@@ -128,7 +102,7 @@ TEST_F(RoundFaults, Row43ADeviceProcessThatIsStoppedEndsTheRoundAndTheOthersFini
 }
 
 TEST_F(RoundFaults, Row43AnAgentThatIsKilledEndsTheRoundAndTheOthersFinish) {
-  into_the_middle();
+  into_the_middle({"a", "b"});
   fleet_.agent("b").process->kill();
   expect_finishes(one());
   const auto update = finish(*update_);
@@ -139,7 +113,7 @@ TEST_F(RoundFaults, Row43AnAgentThatIsKilledEndsTheRoundAndTheOthersFinish) {
 // The one without a copy, when the one that has it goes: it fetches from a third.
 TEST_F(RoundFaults, Row43SurvivorsWithoutACopyFetchWhatIsLeft) {
   start_agents({"c"});
-  into_the_middle();
+  into_the_middle({"a", "b"});
   fleet_.publish("c", "m@2", [&] {
     new_.write(fleet_.dir("again"));
     return fleet_.dir("again");
@@ -149,7 +123,7 @@ TEST_F(RoundFaults, Row43SurvivorsWithoutACopyFetchWhatIsLeft) {
 }
 
 TEST_F(RoundFaults, ACoordinatorThatIsKilledTakesNothingAway) {
-  into_the_middle({"a"});
+  into_the_middle({"a", "a"});
   fleet_.coordinator().kill();
   for (auto& member : members_) {
     member->client->tell("take all");

@@ -1,5 +1,6 @@
 #include "tests/gpu/round_workers.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace rekindle::testing {
@@ -9,7 +10,7 @@ constexpr milliseconds kRoundPatience{180'000};
 }
 
 void RoundWorkers::SetUp() {
-  const std::string why = gpus_missing(2);
+  const std::string why = gpus_missing(devices_);
   if (why.empty()) {
     fleet_.start_coordinator();
     return;
@@ -18,8 +19,8 @@ void RoundWorkers::SetUp() {
   GTEST_SKIP() << why;
 }
 
-void RoundWorkers::start_agents(const std::vector<std::string>& names, int devices) {
-  for (const auto& name : names) start_agent(name, {"--gpu", agent_gpus(devices)});
+void RoundWorkers::start_agents(const std::vector<std::string>& names) {
+  for (const auto& name : names) start_agent(name, {"--gpu", agent_gpus(devices_)});
 }
 
 RoundWorkers::Member& RoundWorkers::add_member(const std::string& agent, int device,
@@ -107,6 +108,43 @@ int RoundWorkers::broadcast_in(const nlohmann::json& update) {
     all += by ? 1 : 0;
   }
   return all;
+}
+
+void FaultyRounds::into_the_middle(const std::vector<std::string>& agents) {
+  std::vector<std::string> names = agents;  // those of an agent lie side by side
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  start_agents(names);
+  publish("m@1", old_, names[0]);
+  for (std::size_t i = 0; i < agents.size(); ++i) {
+    auto& member = add_member(agents[i], static_cast<int>(i));
+    attach(member, 1);
+    ASSERT_TRUE(is_ok(member.client->ask("take all")));
+    ASSERT_TRUE(is_ok(member.client->ask("loaded")));
+  }
+  publish("m@2", new_, names[0]);
+  for (auto& member : members_) wait(*member);
+  update_ = start_update("m@2");
+  for (auto& member : members_) {
+    expect_hears_of(*member, 2);
+    tell_attach(*member, 2);
+  }
+  for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
+  for (auto& member : members_) member->client->tell("take 2");
+  for (auto& member : members_) ASSERT_EQ(member->client->answer().value("more", false), true);
+}
+
+// At once: one that waits for another's turn would keep a bucket for too long.
+void FaultyRounds::expect_finish(const std::vector<std::size_t>& members) {
+  for (const std::size_t i : members) members_[i]->client->tell("take all");
+  for (const std::size_t i : members) {
+    const auto taken = members_[i]->client->answer();
+    ASSERT_TRUE(is_ok(taken)) << i << taken;
+    EXPECT_EQ(taken.value("path", ""), "ipc") << taken;
+  }
+  for (const std::size_t i : members) {
+    EXPECT_EQ(sums_of(*members_[i]->client), new_.sums()) << i;
+    EXPECT_TRUE(is_ok(members_[i]->client->ask("loaded"))) << i;
+  }
 }
 
 }  // namespace rekindle::testing

@@ -11,10 +11,11 @@ namespace rekindle::testing {
 // Workers of a group "g" on several devices, and updates that move them on.
 class RoundWorkers : public GpuWorkers {
  protected:
+  explicit RoundWorkers(int devices = 2) : devices_(devices) {}
   void SetUp() override;
 
-  // `devices` of this host for it.
-  void start_agents(const std::vector<std::string>& names, int devices = 2);
+  // Each with all devices of this host.
+  void start_agents(const std::vector<std::string>& names);
   struct Member {
     std::unique_ptr<DeviceClient> client;
     std::string agent;
@@ -42,7 +43,22 @@ class RoundWorkers : public GpuWorkers {
   static int ready_in(const nlohmann::json& update);
   static int broadcast_in(const nlohmann::json& update);
 
+  const int devices_;
   std::vector<std::unique_ptr<Member>> members_;
+};
+
+// Updates in which something fails.
+class FaultyRounds : public RoundWorkers {
+ protected:
+  explicit FaultyRounds(int devices = 2) : RoundWorkers(devices) {}
+  // A member of the group on each device, of these agents: each is at its second bucket of the
+  // update, so what fails, fails amid it. The first agent has the copy.
+  void into_the_middle(const std::vector<std::string>& agents);
+  void expect_finish(const std::vector<std::size_t>& members);
+
+  const Checkpoint old_ = plain_checkpoint(32, 31);
+  const Checkpoint new_ = plain_checkpoint(32, 32);
+  std::unique_ptr<Process> update_;
 };
 
 }  // namespace rekindle::testing

@@ -144,6 +144,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{"NoPullers", {"agent", "--max-pullers", "0"}, "--max-pullers"},
         BadOption{"NegativePullers", {"agent", "--max-pullers", "-1"}, "--max-pullers"},
         BadOption{"NoBudget", {"agent", "--budget", "0"}, "--budget"},
+        BadOption{"Numa", {"agent", "--numa", "near"}, "--numa: 'near'"},
+        BadOption{"NumaNode", {"agent", "--numa", "4095"}, "--numa: NUMA node 4095"},
         BadOption{"MaxRate", {"agent", "--max-rate", "fast"}, "--max-rate"},
         BadOption{"CoordinatorListen", {"coordinator", "--listen", ":1"}, "--listen: ':1'"},
         BadOption{"CoordinatorPullers", {"coordinator", "--max-pullers", "0"}, "--max-pullers"},

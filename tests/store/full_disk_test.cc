@@ -1,7 +1,10 @@
+#include <thread>
+
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 
+#include "src/base/failpoint.h"
 #include "tests/store/store_fixture.h"
 
 // A real full file system: a small tmpfs, mounted in a namespace of a child.
@@ -132,6 +135,25 @@ TEST_F(FullDiskTest, APublishAndATrainersFileHaveThePoolsRoom) {
     ASSERT_TRUE(segment) << segment.error().message();
     EXPECT_EQ(store_->create_segment(small() / "v.safetensors", 16 << 20).error().code(),
               ErrorCode::kExhausted);
+  });
+}
+
+// Files are deleted outside of the pool's lock: their room comes a while after they are off its
+// books.
+TEST_F(FullDiskTest, WhoLacksRoomWaitsForFilesThatAreBeingDeleted) {
+  on_small_tmpfs([&] {
+    store_ = open_store(small() / "s", 1 << 30, 1 << 30);
+    const fs::path pooled = small() / "pooled.safetensors";
+    ASSERT_TRUE(store_->create_segment(pooled, 15 << 20));
+    ASSERT_TRUE(store_->remove_segment(pooled));
+    ASSERT_EQ(store_->pooled_bytes(), 15u << 20);
+    store_->trim_pool(TimePoint{});
+    ASSERT_TRUE(arm_failpoints("store.pool.delete=sleep:300"));
+    std::thread deleting([&] { store_->trim_pool(TimePoint{} + std::chrono::minutes(10)); });
+    while (store_->pooled_bytes() != 0) std::this_thread::yield();
+    const auto segment = store_->create_segment(small() / "w.safetensors", 16 << 20);
+    EXPECT_TRUE(segment) << segment.error().message();
+    deleting.join();
   });
 }
 

@@ -447,6 +447,39 @@ TEST_F(RoundsTest, Row39AWorkerThatDiesAmidTheSpreadIsAMemberUntilItsDeviceIsDon
   EXPECT_FALSE(rounds_.has_members());
 }
 
+TEST_F(RoundsTest, Row39WhatItsDeviceDiscardsWasNotGivenByBroadcast) {
+  spreading();
+  rounds_.progress(1, 700);
+  rounds_.fail(1, "died (pid 7)", now_);
+  auto discarded = over();
+  discarded.bytes = 900;
+  discarded.worker_lost = Error(ErrorCode::kPeerLost, "it has gone");
+  rounds_.spread_over(discarded, now_);
+  EXPECT_EQ(member().spread_bytes(), 900u);
+  EXPECT_TRUE(member().worker_lost()) << "its party is none that failed";
+}
+
+TEST_F(RoundsTest, Row40AWorkerThatItsDeviceHasDoneWithoutIsNotFilled) {
+  spreading();
+  auto discarded = over();
+  discarded.bytes = 900;
+  discarded.worker_lost = Error(ErrorCode::kTimeout, "it hangs");
+  rounds_.spread_over(discarded, now_);
+  const auto said = member();
+  EXPECT_EQ(said.state(), proto::ROUND_FAILED);
+  EXPECT_TRUE(said.worker_lost()) << "its party is none that failed";
+  EXPECT_EQ(said.why(), "it hangs");
+  EXPECT_EQ(said.spread_bytes(), 900u);
+  ASSERT_EQ(effects_.left.size(), 1u);
+  EXPECT_FALSE(effects_.left[0].all) << "what it lacks comes from the copy here";
+  rounds_.device_over({.session = 1, .error = Error(ErrorCode::kTimeout, "it hangs")}, now_);
+  EXPECT_EQ(effects_.left.size(), 1u);
+  orders_.clear_rounds();
+  obey();
+  EXPECT_EQ(member().state(), proto::ROUND_SERVING) << "its session may yet load by itself";
+  EXPECT_FALSE(member().worker_lost());
+}
+
 TEST_F(RoundsTest, Row39ItsDeviceIsStoppedWithItsParty) {
   spreading();
   rounds_.fail(1, "died (pid 7)", now_);

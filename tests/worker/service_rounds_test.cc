@@ -258,6 +258,23 @@ TEST_F(WorkerRoundsTest, Row39AWorkerThatDiesAmidTheSpreadStaysAMemberUntilItIsO
   EXPECT_TRUE(eventually([&] { return released_.load(); })) << "nobody waits for the round";
 }
 
+TEST_F(WorkerRoundsTest, Row40WhatItsDeviceHasDiscardedIsFetched) {
+  Raw raw = greeted();
+  const auto session = join(raw);
+  order_party(session, proto::PARTY_SPREADING);
+  EXPECT_TRUE(becomes(session, proto::ROUND_SPREADING));
+  say([&](device::DeviceEvents& events) {
+    device::SpreadOver over;
+    over.session = session;
+    over.worker_lost = Error(ErrorCode::kTimeout, "it hangs");
+    events.spread_over(over);
+  });
+  EXPECT_TRUE(becomes(session, proto::ROUND_FAILED));
+  EXPECT_TRUE(member(session).worker_lost());
+  EXPECT_EQ(member(session).spread_bytes(), 0u);
+  EXPECT_TRUE(eventually([&] { return released_.load(); }));
+}
+
 TEST_F(WorkerRoundsTest, ARoundThatTheCoordinatorLostReleasesItsMembers) {
   Raw raw = greeted();
   const auto session = join(raw);

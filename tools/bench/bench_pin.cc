@@ -36,7 +36,7 @@ Result<double> pin_once(bucket::Pinner& pinner, const FreshMemory& memory, doubl
                 kPatience.count());
   }
   const double took = since(begin);
-  if (auto failure = pinner.last_failure()) return fail(std::move(*failure));
+  if (auto failure = pinner.failure(*segment)) return fail(std::move(*failure));
   const TimePoint end = SteadyClock().now();
   segment.reset();
   gone = since(end);

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 
 #include <unistd.h>
@@ -13,6 +15,7 @@
 #include "recovery/rpc/address.h"
 #include "src/base/units.h"
 #include "src/bucket/plan.h"
+#include "src/store/numa.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/fabric_options.h"
@@ -104,8 +107,10 @@ struct AgentArgs {
   std::string max_rate;
   std::string load_timeout = "10min";
   std::vector<std::string> allow_uids;
+  std::string numa = "interleave";
   std::string gpu = "auto";
   std::string gpu_bucket;
+  std::string gpu_wrapper;
   std::string keep_rate;
 };
 
@@ -122,9 +127,19 @@ Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs
   if (!args.keep_rate.empty()) {
     TRY(options->keep_bytes_per_second, parse_size("--keep-rate", args.keep_rate));
   }
+  std::istringstream words(args.gpu_wrapper);
+  options->wrapper.assign(std::istream_iterator<std::string>(words), {});
   const std::string level = settings.log_level.empty() ? "info" : settings.log_level;
   options->arguments = {"--log-level", level, "--log-format", settings.log_format};
   return options;
+}
+
+Result<store::NumaPolicy> numa_policy(const AgentArgs& args) {
+  auto policy = store::parse_numa(args.numa);
+  auto chosen = policy ? store::NumaPlacement().choose(*policy, store::usable_memory_nodes())
+                       : Result<void>(fail(policy.error()));
+  if (!chosen) return fail(std::move(chosen).error().with_context("--numa"));
+  return *policy;
 }
 
 // What others would refuse is refused here, before anything runs.
@@ -175,6 +190,7 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
   if (options.load_timeout.count() == 0) {
     return fail(ErrorCode::kInvalid, "--load-timeout 0: no worker could ever load");
   }
+  TRY(options.numa, numa_policy(args));
   TRY(options.gpu, gpu_options(settings, args));
   for (const auto& user : args.allow_uids) {
     TRY(const uid_t uid, parse_user("--allow-uid", user));
@@ -282,6 +298,10 @@ void add_agent(CLI::App& app, Session& session) {
                   "Serve workers of this user, too, who may then pass through the store's\n"
                   "directory (mode 0711); again for more. They trust an agent of root [own user]")
       ->type_name("USER");
+  sub->add_option("--numa", args->numa,
+                  "NUMA nodes that copies lie on: interleave (page by page over all that have\n"
+                  "CPUs), local (where they are touched first), or the number of one [interleave]")
+      ->type_name("WHICH");
   sub->add_option(
          "--gpu", args->gpu,
          "Fill workers' buckets on GPUs, in a process of its own: auto (if there are any),\n"
@@ -290,6 +310,10 @@ void add_agent(CLI::App& app, Session& session) {
   sub->add_option("--gpu-bucket", args->gpu_bucket,
                   "Bytes of a bucket when a worker does not say [64MiB]")
       ->type_name("SIZE");
+  sub->add_option("--gpu-wrapper", args->gpu_wrapper,
+                  "Words before the command of the process that fills them: a debugger's, a\n"
+                  "sanitizer's [none]")
+      ->type_name("WORDS");
   sub->add_option("--keep-rate", args->keep_rate,
                   "Of a broadcast to a host that lacks the version, what each GPU copies to the\n"
                   "host in a second, so that it is not fetched; 0: nothing [8GB]")

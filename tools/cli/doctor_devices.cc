@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "src/base/units.h"
+#include "src/store/numa.h"
 #include "tools/cli/build_info.h"
 #include "tools/cli/doctor.h"
 #include "tools/cli/output.h"
@@ -54,7 +55,12 @@ Check check_numa(const Kernel& kernel) {
            fmt::format("{} cpus {}", name,
                        kernel.read("sys/devices/system/node/" + name + "/cpulist").value_or("?")));
   }
+  const auto memory = store::read_memory_nodes(kernel.root / "sys");
   Check check{"numa", Level::kOk, count == 0 ? "one node" : nodes, ""};
+  if (memory.with_cpus.size() > 1) {
+    check.found += fmt::format("; an agent interleaves copies over the memory of nodes {}",
+                               store::node_list(memory.with_cpus));
+  }
   if (count > 1 && kernel.read_number("proc/sys/kernel/numa_balancing").value_or(0) != 0) {
     check.level = Level::kWarn;
     check.advice =

@@ -1,0 +1,105 @@
+#include "recovery/worker/portion.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "recovery/pull/wanted.h"
+#include "recovery/worker/wire.h"
+#include "src/store/fault_guard.h"
+
+namespace rekindle::worker {
+
+namespace {
+
+// What the whole copy, or a part of it, carries of config.json; "" when it has none.
+std::string config_of(const store::StoredVersion& stored) {
+  const Checkpoint& checkpoint = *stored.manifest.checkpoint;
+  const auto tensor = checkpoint.tensors.find(std::string(kFileTensorPrefix) + "config.json");
+  if (!tensor) return {};
+  const Box whole = Box::whole(checkpoint.tensors[*tensor].shape);
+  for (const LayoutEntry& entry : stored.manifest.layout.entries_of(*tensor)) {
+    if (entry.box != whole) continue;
+    const auto bytes = stored.array(entry);
+    std::string text(bytes.size(), '\0');
+    const auto copied = store::guard_mapping_access("config.json", [&] {
+      std::transform(bytes.begin(), bytes.end(), text.begin(),
+                     [](std::byte byte) { return static_cast<char>(byte); });
+    });
+    return copied ? text : std::string();
+  }
+  return {};
+}
+
+// Which tiles the boxes touch, and how many bytes they have.
+std::pair<TileSet, std::uint64_t> measure(const Checkpoint& checkpoint,
+                                          const std::vector<TensorBox>& boxes) {
+  TileSet tiles(checkpoint.tiles.tile_count());
+  std::uint64_t bytes = 0;
+  std::vector<std::uint64_t> touched;
+  for (const auto& [tensor, box] : boxes) {
+    bytes += box.elements() * dtype_size_bytes(checkpoint.tensors[tensor].dtype);
+    if (box.empty()) continue;
+    touched.clear();
+    checkpoint.tiles.grid(tensor).tiles_of(box, touched);
+    for (const auto tile : touched) {
+      tiles.set(checkpoint.tiles.first_tile(tensor) + static_cast<TileIndex>(tile));
+    }
+  }
+  return {std::move(tiles), bytes};
+}
+
+bool same(const std::weak_ptr<const store::StoredVersion>& before,
+          const std::shared_ptr<const store::StoredVersion>& now) {
+  return before.lock() == now;
+}
+
+}  // namespace
+
+std::shared_ptr<const Portion> Portion::make(const Checkpoint& checkpoint, Layout layout,
+                                             std::vector<TensorBox> wanted) {
+  auto [held, payload_bytes] = measure(checkpoint, wanted.empty() ? layout.boxes() : wanted);
+  std::string words = attached_words(checkpoint, layout, wanted);
+  return std::make_shared<const Portion>(Portion{std::move(layout), std::move(wanted),
+                                                 std::move(held), payload_bytes, std::move(words)});
+}
+
+Result<Found> find_portion(const Copies& copies, const Wanted& wanted) {
+  const pull::WantedSpec spec{wanted.shard, wanted.spec_json, "", wanted.boxes};
+  std::shared_ptr<const store::StoredVersion> second;
+  std::vector<TensorBox> parts;
+  for (const auto& stored : copies) {
+    const Checkpoint& checkpoint = *stored->manifest.checkpoint;
+    auto boxes =
+        wanted_boxes(spec, checkpoint, spec.needs_config() ? config_of(*stored) : std::string());
+    if (!boxes) continue;  // of a shard without its config.json; the pull will say what is wrong
+    TRY(auto view, pull::view_of(checkpoint.tensors, stored->manifest.layout, *boxes));
+    if (view) return Found{stored, Portion::make(checkpoint, std::move(*view), {})};
+    if (second == nullptr && pull::covers(stored->manifest.layout, *boxes)) {
+      second = stored;
+      parts = std::move(*boxes);
+    }
+  }
+  if (second == nullptr) return Found();
+  const Manifest& manifest = second->manifest;
+  return Found{second, Portion::make(*manifest.checkpoint, manifest.layout, std::move(parts))};
+}
+
+Found RecentPortions::find(const Copies& copies, const Wanted& wanted) const {
+  for (const Entry& entry : entries_) {
+    if (entry.wanted != wanted || !std::ranges::equal(entry.copies, copies, same)) continue;
+    if (auto stored = entry.stored.lock()) return {std::move(stored), entry.portion};
+  }
+  return {};
+}
+
+void RecentPortions::add(const Copies& copies, const Wanted& wanted, const Found& found) {
+  std::erase_if(entries_, [&](const Entry& entry) {
+    return entry.wanted == wanted || entry.stored.expired();
+  });
+  if (entries_.size() == kMost) entries_.pop_front();
+  entries_.push_back({wanted, {copies.begin(), copies.end()}, found.stored, found.portion});
+}
+
+}  // namespace rekindle::worker

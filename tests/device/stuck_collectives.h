@@ -1,0 +1,84 @@
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "src/bucket/double_collective.h"
+
+namespace rekindle::device::testing {
+
+// Holds up aborts until it is opened, as a driver that hangs does.
+class Gate {
+ public:
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+    --waiting_;
+    changed_.notify_all();
+  }
+  int waiting() {
+    const std::lock_guard lock(mutex_);
+    return waiting_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;  // these two under mutex_
+  int waiting_ = 0;
+};
+
+// Those of doubles, but for their aborts. Without a gate these return, and what is queued goes on.
+class StuckCollective final : public bucket::Collective {
+ public:
+  StuckCollective(std::unique_ptr<bucket::Collective> inner, std::shared_ptr<Gate> gate)
+      : inner_(std::move(inner)), gate_(std::move(gate)) {}
+  ~StuckCollective() override { abort(); }
+
+  std::uint32_t rank() const override { return inner_->rank(); }
+  std::uint32_t ranks() const override { return inner_->ranks(); }
+  Result<void> spread(bucket::DeviceAddress at, std::uint64_t share_bytes,
+                      std::span<const std::uint32_t> owners, bucket::Stream& stream) override {
+    return inner_->spread(at, share_bytes, owners, stream);
+  }
+  Result<bool> settled() override { return inner_->settled(); }
+  void abort() override {
+    if (gate_ == nullptr) {
+      (void)inner_.release();
+      return;
+    }
+    gate_->pass();
+    inner_->abort();
+  }
+
+ private:
+  std::unique_ptr<bucket::Collective> inner_;
+  const std::shared_ptr<Gate> gate_;
+};
+
+class StuckCollectives final : public bucket::Collectives {
+ public:
+  explicit StuckCollectives(std::shared_ptr<Gate> gate) : gate_(std::move(gate)) {}
+  Result<std::string> make_id() override { return inner_->make_id(); }
+  Result<std::unique_ptr<bucket::Collective>> meet(bucket::Device& device, std::uint32_t rank,
+                                                   std::uint32_t ranks,
+                                                   std::string_view id) override {
+    TRY(auto met, inner_->meet(device, rank, ranks, id));
+    return std::make_unique<StuckCollective>(std::move(met), gate_);
+  }
+
+ private:
+  const std::unique_ptr<bucket::Collectives> inner_ = bucket::make_double_collectives();
+  const std::shared_ptr<Gate> gate_;
+};
+
+}  // namespace rekindle::device::testing
