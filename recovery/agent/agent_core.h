@@ -99,6 +99,7 @@ class AgentCore {
   rpc::Task<Result<void>> fetch(ModelVersion id);
   void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held);
   rpc::Task<void> unshare(ModelVersion id, Digest128 root, Digest128 layout);
+  bool is_being_filled(const ModelVersion& id) const;
   rpc::Task<void> let_go_of_unlisted(ModelVersion id);
   // False: the store has let go of it meanwhile.
   bool serve(const std::shared_ptr<const store::StoredVersion>& stored);

@@ -18,14 +18,16 @@ std::uint32_t AgentCore::readers_of(const ModelVersion& id) const {
          (other_readers_ ? other_readers_(id) : 0);
 }
 
+bool AgentCore::is_being_filled(const ModelVersion& id) const {
+  return std::ranges::any_of(growing_, [&](const auto& entry) { return entry.first.id == id; });
+}
+
 RoomMaker::Hooks AgentCore::room_hooks() {
   RoomMaker::Hooks hooks;
   hooks.workers = [this](const ModelVersion& id) {
     return other_readers_ ? other_readers_(id) : 0;
   };
-  hooks.being_filled = [this](const ModelVersion& id) {
-    return std::ranges::any_of(growing_, [&](const auto& entry) { return entry.first.id == id; });
-  };
+  hooks.being_filled = [this](const ModelVersion& id) { return is_being_filled(id); };
   hooks.coordinator = [this]() -> std::shared_ptr<rpc::RpcClient> {
     return member_ && link_ != nullptr ? link_->client() : nullptr;
   };
@@ -39,12 +41,18 @@ RoomMaker::Hooks AgentCore::room_hooks() {
 
 Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
+  const bool filling = is_being_filled(id);
   served_->remove(id);
   changed();
   if (service_ != nullptr) co_await service_->end_sessions_of(id);
   if (before_retire_) co_await before_retire_(id);
   auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire(id); });
   co_await let_go_of_unlisted(id);
+  if (!freed && freed.error().code() == ErrorCode::kNotFound && filling) {
+    co_return fail(ErrorCode::kUnavailable,
+                   "retire {}: a pull of it is under way on {}; retry when that has ended",
+                   id.to_string(), identity_.node_id);
+  }
   if (!freed && freed.error().code() == ErrorCode::kNotFound) {
     co_return fail(ErrorCode::kNotFound, "retire {}: {} does not hold it", id.to_string(),
                    identity_.node_id);

@@ -56,6 +56,7 @@ class Contents {
 
   // Sorted by tensor, and so by name; they neither move nor change but for tiles_missing.
   std::span<const Piece> pieces() const { return pieces_; }
+  const TensorSet& tensors() const { return tensors_; }  // of the whole version
   const TileMap& tiles() const { return tiles_; }
   std::uint64_t element_bytes(const Piece& piece) const {
     return dtype_size_bytes(tensors_[piece.tensor].dtype);

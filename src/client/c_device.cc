@@ -5,9 +5,10 @@
 using namespace rekindle;          // NOLINT(google-build-using-namespace)
 using namespace rekindle::client;  // NOLINT(google-build-using-namespace)
 
-extern "C" {
+namespace {
 
-int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count, rk_error* error) {
+int32_t list(rk_session* session, std::span<const rk_tensor> (Session::*tensors_of)(),
+             const rk_tensor** tensors, size_t* count, rk_error* error) {
   if (tensors != nullptr) *tensors = nullptr;
   if (count != nullptr) *count = 0;
   return guarded(error, [&]() -> Result<void> {
@@ -15,11 +16,23 @@ int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count
     if (tensors == nullptr || count == nullptr) {
       return fail(ErrorCode::kInvalid, "`tensors` or `count` is null");
     }
-    const auto all = object->tensors();
+    const auto all = (object.get()->*tensors_of)();
     *tensors = all.data();
     *count = all.size();
     return {};
   });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count, rk_error* error) {
+  return list(session, &Session::tensors, tensors, count, error);
+}
+
+int32_t rk_catalog(rk_session* session, const rk_tensor** tensors, size_t* count, rk_error* error) {
+  return list(session, &Session::catalog, tensors, count, error);
 }
 
 int32_t rk_next_bucket(rk_session* session, int64_t timeout_ms, const rk_part** parts,

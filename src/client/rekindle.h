@@ -148,6 +148,11 @@ typedef struct rk_tensor {
   uint64_t bytes;
 } rk_tensor;
 
+/* Every tensor of the version, also those that the session has nothing of, by name; `data` is NULL.
+ * What it takes to choose boxes: attach to a small one of them first. As long as the session. */
+RK_API int32_t rk_catalog(rk_session* session, const rk_tensor** tensors, size_t* count,
+                          rk_error* error);
+
 /* The next tensors that are here in full and verified, each once; `*count` 0 with RK_OK: there are
  * no more. The array lives as long as the session. RK_TIMEOUT: none came in time. */
 RK_API int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors,

@@ -241,6 +241,26 @@ std::span<const rk_tensor> Session::tensors() {
   return tensors_;
 }
 
+std::span<const rk_tensor> Session::catalog() {
+  static const Dims kFirst = Dims::zeros(kMaxRank);
+  const Lock lock(inbox_->mutex);
+  if (!catalog_.empty()) return catalog_;
+  const auto tensors = contents_.tensors().tensors();
+  catalog_.reserve(tensors.size());
+  for (const TensorInfo& tensor : tensors) {
+    const std::uint64_t* const shape = tensor.shape.span().data();
+    catalog_.push_back({.name = tensor.name.c_str(),
+                        .dtype = dtype_name(tensor.dtype).data(),
+                        .dimensions = static_cast<std::uint32_t>(tensor.shape.rank()),
+                        .shape = shape,
+                        .offset = kFirst.span().data(),
+                        .full_shape = shape,
+                        .data = nullptr,
+                        .bytes = tensor.shape.product() * dtype_size_bytes(tensor.dtype)});
+  }
+  return catalog_;
+}
+
 Result<void> Session::loaded() {
   const Lock lock(inbox_->mutex);
   apply_messages();

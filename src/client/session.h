@@ -36,6 +36,8 @@ class Session {
   Result<std::span<const rk_tensor>> next(TimePoint deadline);
   // All, without their data, by piece. As long as the session.
   std::span<const rk_tensor> tensors();
+  // Of the whole version, likewise.
+  std::span<const rk_tensor> catalog();
   // With a device, instead of next(). Empty: there are no more. As long as the session; the bucket
   // itself is given back by the next call. Callers take turns.
   Result<std::span<const rk_part>> next_bucket(TimePoint deadline);
@@ -118,6 +120,7 @@ class Session {
   std::deque<std::vector<rk_tensor>> batches_;
   DeviceLoad::Tiles arrived_;  // with a device: that it was not told yet
   std::vector<rk_tensor> tensors_;
+  std::vector<rk_tensor> catalog_;
   std::deque<std::vector<rk_part>> parts_;
   bool loaded_ = false;
   bool committed_ = false;

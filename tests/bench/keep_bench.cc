@@ -58,13 +58,19 @@ void wait_until_whole(const std::string& store, int version) {
 }
 
 // All copies of a version go at once.
-void retire_all_but(const std::string& store, int version) {
+void retire_all_but(const Keeper& keeper, int version) {
   std::set<int> others;
-  for (const Json& one : holdings(store)) others.insert(one["version"].get<int>());
+  for (const Json& one : holdings(keeper.store)) others.insert(one["version"].get<int>());
   others.erase(version);
   for (const int other : others) {
-    const auto retired = run({kRekindle, "retire", fmt::format("m@{}", other), "--store", store});
-    if (retired.exit.code != 0) give_up("retire: " + retired.err);
+    const bool gone = eventually(  // it may still be committed
+        [&] {
+          const auto retired =
+              run({kRekindle, "retire", fmt::format("m@{}", other), "--store", keeper.store});
+          return retired.exit.code == 0;
+        },
+        kLong);
+    if (!gone) give_up("retire: " + keeper.agent->err());
   }
 }
 
@@ -74,7 +80,7 @@ void move_to(int version, const std::string& coordinator, Keeper& keeper, bool c
   const auto over = Clock::now();
   wait_until_whole(keeper.store, version);
   const double later = std::chrono::duration<double>(Clock::now() - over).count();
-  retire_all_but(keeper.store, version);
+  retire_all_but(keeper, version);
   if (!counts) return;
   keeper.spread.push_back(said["spread_ms"].get<double>() / 1e3);
   keeper.total.push_back(said["elapsed_ms"].get<double>() / 1e3);

@@ -142,6 +142,28 @@ TEST(Tensors, BoxesAreInPlaceWhereTheyLieContiguously) {
   }
 }
 
+TEST(Tensors, OfTheWholeVersionAreListedWhateverTheSessionHas) {
+  const FakeModel model;
+  ScriptedAgent server(wanting(model, {{*model.tensors().find("big"), {{100, 0}, {50, 1024}}}}));
+  const Agent agent = connect_to(server.store());
+  const Session session = attach_to(agent);
+  const rk_tensor* tensors = nullptr;
+  std::size_t count = 0;
+  ASSERT_EQ(rk_catalog(session.handle, &tensors, &count, nullptr), RK_OK);
+  ASSERT_EQ(count, model.tensors().size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const TensorInfo& info = model.tensors().tensors()[i];
+    EXPECT_EQ(tensors[i].name, info.name);
+    EXPECT_EQ(tensors[i].dtype, dtype_name(info.dtype));
+    EXPECT_EQ(*Dims::from({tensors[i].shape, tensors[i].dimensions}), info.shape);
+    EXPECT_EQ(*Dims::from({tensors[i].full_shape, tensors[i].dimensions}), info.shape);
+    EXPECT_EQ(*Dims::from({tensors[i].offset, tensors[i].dimensions}),
+              Dims::zeros(info.shape.rank()));
+    EXPECT_EQ(tensors[i].bytes, info.shape.product() * dtype_size_bytes(info.dtype));
+    EXPECT_EQ(tensors[i].data, nullptr);
+  }
+}
+
 TEST(Tensors, ABoxThatTheAgentHoldsInPartsIsPutTogether) {
   const std::vector<TensorInfo> info = {{"w", DType::kF32, Shape{64, 256}}};
   const FakeModel model(info, {{0, {{0, 0}, {64, 128}}}, {0, {{0, 128}, {64, 128}}}}, 1 << 20);

@@ -110,7 +110,7 @@ TEST_F(NumaTest, AFilesPolicyHoldsForEveryMappingOfIt) {
   const auto other = MappedSegment::open_read(path, 64 << 10);
   ASSERT_TRUE(other) << other.error().message();
   for (const auto* segment : {made->get(), other->get()}) {
-    for (const std::size_t at : {0, 32 << 10}) {
+    for (const std::size_t at : {std::size_t{0}, std::size_t{32} << 10}) {
       const auto policy = policy_at(segment->bytes().data() + at);
       ASSERT_TRUE(policy);
       EXPECT_EQ(policy->mode, MPOL_INTERLEAVE);
