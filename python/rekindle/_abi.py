@@ -1,0 +1,134 @@
+"""The C ABI of librekindle (rekindle.h, API version 1) in ctypes: structures and prototypes, no
+more. Pointers to structures that come in thousands are read with `struct` elsewhere; the formats
+here are checked against the structures when the library is loaded."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from ctypes import (
+    POINTER, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
+
+from . import _library
+from .errors import UnavailableError
+
+API_VERSION = 1
+OK = 0
+TIMEOUT = 3
+FILE_PREFIX = "__rekindle_file__/"
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("code", c_int32), ("message", c_char * 1020)]
+
+
+class ConnectOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("store", c_char_p), ("timeout_ms", c_int64)]
+
+
+class Box(ctypes.Structure):
+    _fields_ = [("tensor", c_void_p), ("dimensions", c_uint32), ("offset", c_void_p),
+                ("extent", c_void_p)]
+
+
+class AttachOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("model", c_char_p), ("shard", c_char_p),
+                ("spec_json", c_char_p), ("boxes", c_void_p), ("box_count", c_size_t),
+                ("instance", c_char_p), ("generation", c_uint64), ("rank", c_uint32),
+                ("world", c_uint32), ("fallback_dir", c_char_p), ("timeout_ms", c_int64),
+                ("device", c_char_p), ("stream", c_void_p), ("bucket_bytes", c_uint64),
+                ("group", c_char_p)]
+
+
+class SessionInfo(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("model", c_char_p), ("version", c_uint64),
+                ("bytes_done", c_uint64), ("bytes_total", c_uint64), ("tensors", c_uint32),
+                ("rung", c_char_p), ("device_path", c_char_p)]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("name", c_void_p), ("dtype", c_void_p), ("dimensions", c_uint32),
+                ("shape", c_void_p), ("offset", c_void_p), ("full_shape", c_void_p),
+                ("data", c_void_p), ("bytes", c_uint64)]
+
+
+class Part(ctypes.Structure):
+    _fields_ = [("tensor", c_void_p), ("offset_bytes", c_uint64), ("bytes", c_uint64),
+                ("data", c_void_p), ("reserved", c_uint64 * 2)]
+
+
+class Target(ctypes.Structure):
+    _fields_ = [("tensor", c_void_p), ("offset", c_void_p), ("data", c_void_p),
+                ("bytes", c_uint64), ("reserved", c_uint64 * 2)]
+
+
+class TensorSpec(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("dtype", c_char_p), ("dimensions", c_uint32),
+                ("shape", POINTER(c_uint64))]
+
+
+class UpdateOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("model_version", c_char_p), ("group", c_char_p),
+                ("gather_ms", c_int64), ("timeout_ms", c_int64)]
+
+
+class UpdateResult(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("members", c_uint32), ("ready", c_uint32),
+                ("by_broadcast", c_uint32), ("elapsed_ms", c_uint64)]
+
+
+# Of the structures that come as long arrays.
+BOX = struct.Struct("@PI4xPP")
+TENSOR = struct.Struct("@PPI4xPPPPQ")
+PART = struct.Struct("@PQQP16x")
+TARGET = struct.Struct("@PPPQ16x")
+
+_HANDLE = c_void_p
+_OUT_HANDLE = POINTER(c_void_p)
+_ERROR = POINTER(Error)
+_COUNT = POINTER(c_size_t)
+_PROTOTYPES = {
+    "rk_api_version": (c_uint32,),
+    "rk_library_version": (c_char_p,),
+    "rk_code_name": (c_char_p, c_int32),
+    "rk_connect": (c_int32, POINTER(ConnectOptions), _OUT_HANDLE, _ERROR),
+    "rk_disconnect": (None, _HANDLE),
+    "rk_attach": (c_int32, _HANDLE, POINTER(AttachOptions), _OUT_HANDLE, _ERROR),
+    "rk_info": (c_int32, _HANDLE, POINTER(SessionInfo), _ERROR),
+    "rk_next": (c_int32, _HANDLE, c_int64, _OUT_HANDLE, _COUNT, _ERROR),
+    "rk_tensors": (c_int32, _HANDLE, _OUT_HANDLE, _COUNT, _ERROR),
+    "rk_catalog": (c_int32, _HANDLE, _OUT_HANDLE, _COUNT, _ERROR),
+    "rk_next_bucket": (c_int32, _HANDLE, c_int64, _OUT_HANDLE, _COUNT, _ERROR),
+    "rk_load_into": (c_int32, _HANDLE, c_void_p, c_size_t, c_int64, _ERROR),
+    "rk_loaded": (c_int32, _HANDLE, _ERROR),
+    "rk_wait_commit": (c_int32, _HANDLE, c_int64, _ERROR),
+    "rk_wait_update": (c_int32, _HANDLE, c_int64, POINTER(c_uint64), _ERROR),
+    "rk_detach": (None, _HANDLE),
+    "rk_publish_begin": (c_int32, _HANDLE, c_char_p, POINTER(TensorSpec), c_size_t, _OUT_HANDLE,
+                         _ERROR),
+    "rk_publish_data": (c_int32, _HANDLE, c_size_t, POINTER(c_void_p), POINTER(c_uint64), _ERROR),
+    "rk_publish_commit": (c_int32, _HANDLE, c_int64, _ERROR),
+    "rk_publish_abandon": (None, _HANDLE),
+    "rk_update": (c_int32, _HANDLE, POINTER(UpdateOptions), POINTER(UpdateResult), _ERROR),
+}
+
+
+@functools.lru_cache(maxsize=None)
+def library() -> ctypes.CDLL:
+    """librekindle, loaded once. Raises UnavailableError when it is not there or another one."""
+    for layout, kind in ((BOX, Box), (TENSOR, Tensor), (PART, Part), (TARGET, Target)):
+        assert layout.size == ctypes.sizeof(kind), kind
+    path = _library.library_path()
+    try:
+        loaded = ctypes.CDLL(path)
+        for name, (result, *arguments) in _PROTOTYPES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as why:
+        raise UnavailableError(
+            f"librekindle cannot be loaded: {why}; install the wheel, or name it in "
+            "REKINDLE_LIBRARY") from None
+    if loaded.rk_api_version() != API_VERSION:
+        raise UnavailableError(
+            f"{path} has API version {loaded.rk_api_version()}, this package needs {API_VERSION}")
+    return loaded

@@ -1,0 +1,49 @@
+"""Where librekindle and the ``rekindle`` command are: in the wheel, unless the environment says."""
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+
+from .errors import UnavailableError
+
+LIBRARY = "librekindle.so.1"
+COMMAND = "rekindle"
+_NATIVE = pathlib.Path(__file__).resolve().parent / "_native"
+
+
+def library_path() -> str:
+    """What to give to dlopen(): ``$REKINDLE_LIBRARY``, the wheel's, or the system's by its name."""
+    named = os.environ.get("REKINDLE_LIBRARY")
+    if named:
+        return named
+    bundled = _NATIVE / "lib" / LIBRARY
+    return str(bundled) if bundled.is_file() else LIBRARY
+
+
+def command_path() -> str:
+    """The ``rekindle`` program: ``$REKINDLE_BINARY``, the wheel's, or the first in ``PATH``.
+
+    Raises UnavailableError when there is none."""
+    named = os.environ.get("REKINDLE_BINARY")
+    if named:
+        return named
+    bundled = _NATIVE / "bin" / COMMAND
+    if bundled.is_file():
+        return str(bundled)
+    for directory in os.get_exec_path():
+        found = shutil.which(COMMAND, path=directory)
+        if found and not _is_script(found):
+            return found
+    raise UnavailableError(
+        "the `rekindle` command is neither in this package nor in PATH: install the wheel, or name "
+        "it in REKINDLE_BINARY")
+
+
+def _is_script(path: str) -> bool:
+    """Such as this package's own console script, which would start itself again."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return True

@@ -1,0 +1,169 @@
+"""What a session has, read from the library's arrays, and which of it a name or a box means.
+
+Sessions have tens of thousands of tensors, and nothing is loaded before the names and shapes of all
+are known: they are read a column at a time, and what load_into does not need, when it is asked for.
+"""
+from __future__ import annotations
+
+import array
+import ctypes
+import functools
+import itertools
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _abi
+from .boxes import Box, TensorInfo
+from .errors import InvalidError, StaleError
+
+if TYPE_CHECKING:
+    from ._native import Native
+
+_UNPACK = [struct.Struct(f"@{rank}Q").unpack_from for rank in range(65)]
+_WORDS = _abi.TENSOR.size // 8
+_RANK = 0xffffffff  # of the word that has the number of dimensions, beside padding
+Dims = tuple[int, ...]
+
+
+class Columns:
+    """`count` rk_tensors at an address. What is a property is read from the library's memory when
+    it is first used, which must still be there then."""
+
+    def __init__(self, first: int, count: int, dtypes: dict[int, str]) -> None:
+        """`dtypes`: names by their addresses, as far as they are known; more are added."""
+        self.first, self.count = first, count
+        words = array.array("Q", ctypes.string_at(first, count * _abi.TENSOR.size))
+        self.name_pointers = words[0::_WORDS]
+        self._dtype_pointers = words[1::_WORDS]
+        self._ranks = [word & _RANK for word in words[2::_WORDS]]
+        self._shape_pointers = words[3::_WORDS]
+        self.offset_pointers = words[4::_WORDS]
+        self._full_pointers = words[5::_WORDS]
+        self.data = words[6::_WORDS]
+        self.nbytes = words[7::_WORDS]
+        self._dtypes = dtypes
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        if not self.count:
+            return []
+        pointers = (ctypes.c_char_p * self.count).from_buffer(self.name_pointers)
+        return b"\0".join(pointers[:]).decode().split("\0")
+
+    @functools.cached_property
+    def dtypes(self) -> list[str]:
+        different = set(self._dtype_pointers)
+        for pointer in different - self._dtypes.keys():
+            self._dtypes[pointer] = ctypes.string_at(pointer).decode()
+        if len(different) == 1:
+            return [self._dtypes[different.pop()]] * self.count
+        return list(map(self._dtypes.__getitem__, self._dtype_pointers))
+
+    @functools.cached_property
+    def shapes(self) -> list[Dims]:
+        return self._dims(self._shape_pointers)
+
+    @functools.cached_property
+    def offsets(self) -> list[Dims]:
+        return self._dims(self.offset_pointers)
+
+    @functools.cached_property
+    def full_shapes(self) -> list[Dims]:
+        return self._dims(self._full_pointers)
+
+    def infos(self) -> Iterator[TensorInfo]:
+        return map(TensorInfo, self.names, self.dtypes, self.shapes, self.offsets,
+                   self.full_shapes, self.nbytes)
+
+    def _dims(self, pointers: "array.array[int]") -> list[Dims]:
+        """A buffer spans them all: reading there takes no call into C."""
+        ranks = self._ranks
+        there = [pointer for pointer, rank in zip(pointers, ranks) if rank]
+        if not there:
+            return [()] * self.count
+        low = min(there)
+        size = max(there) - low + 8 * max(ranks)
+        span = memoryview((ctypes.c_char * size).from_address(low))
+        return [_UNPACK[rank](span, pointer - low) if rank else ()
+                for pointer, rank in zip(pointers, ranks)]
+
+
+class Listing:
+    """rk_tensors of a session. Entries are by their index; those that are files are apart."""
+
+    def __init__(self, columns: Columns, native: "Native") -> None:
+        """Within native.using(). Names, dtypes and shapes are read now; other columns when `infos`
+        or `offsets` are asked for."""
+        self.columns, self.first = columns, columns.first
+        self._native = weakref.ref(native)
+        columns.dtypes, columns.shapes
+        is_file = [name.startswith(_abi.FILE_PREFIX) for name in columns.names]
+        self.files = list(itertools.compress(range(columns.count), is_file))
+        self.tensors: Sequence[int] = range(columns.count)
+        if self.files:
+            self.tensors = [index for index in self.tensors if not is_file[index]]
+
+    @functools.cached_property
+    def infos(self) -> list[TensorInfo]:
+        """StaleError when they were not asked for before the session ended."""
+        with self._using():
+            return list(self.columns.infos())
+
+    @functools.cached_property
+    def offsets(self) -> list[Dims]:
+        """As `infos`."""
+        with self._using():
+            return self.columns.offsets
+
+    def _using(self) -> Any:
+        native = self._native()
+        if native is None:
+            raise StaleError("the session was closed")
+        return native.using()
+
+    @functools.cached_property
+    def repeated(self) -> set[str]:
+        """Names of tensors with several boxes."""
+        if len(set(self.columns.names)) == self.columns.count:
+            return set()
+        return {name for name, indices in self._by_name.items() if len(indices) > 1}
+
+    def find(self, key: str | Box) -> list[int]:
+        """Entries that a key of load_into means: one; more for boxes that were asked for twice;
+        none. InvalidError for the mere name of a tensor with several boxes."""
+        box = key if isinstance(key, Box) else Box(key)
+        named = self._by_name.get(box.tensor, [])
+        if box.offset or box.extent:
+            return [i for i in named if self._is(i, box)]
+        if len(named) > 1:
+            raise InvalidError(f"the session has {len(named)} boxes of '{box.tensor}': use a Box "
+                               "for each as the key")
+        return named
+
+    def _is(self, index: int, box: Box) -> bool:
+        info = self.infos[index]
+        return info.offset == tuple(box.offset) and info.shape == tuple(box.extent)
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index in self.tensors:
+            found.setdefault(self.columns.names[index], []).append(index)
+        return found
+
+
+class InfoReader:
+    """Reads rk_tensor arrays of one session, whose strings stay where they are."""
+
+    def __init__(self) -> None:
+        self._dtypes: dict[int, str] = {}
+
+    def columns(self, pointer: int, count: int) -> Columns:
+        return Columns(pointer, count, self._dtypes)
+
+    def read(self, pointer: int, count: int) -> Iterator[tuple[TensorInfo, int, int, int]]:
+        """(info, data, pointer to the name, pointer to the offset) of each."""
+        columns = self.columns(pointer, count)
+        return zip(columns.infos(), columns.data, columns.name_pointers, columns.offset_pointers)

@@ -1,0 +1,164 @@
+"""Tensors that load_into writes to."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from . import dtypes
+from ._device import Device
+from ._optional import module
+from .boxes import Box, TensorInfo
+from .errors import InvalidError
+
+_STATE = ("state_dict", "_save_to_state_dict", "get_extra_state")  # methods of a module
+
+
+def items_of(target: Any) -> dict[Any, Any]:
+    """What an nn.Module or a mapping names: tensors, or sequences of them."""
+    if hasattr(target, "state_dict") and not isinstance(target, Mapping):
+        found: dict[str, Any] = {}
+        if not _add_state(target, "", found, {}):
+            found = target.state_dict(keep_vars=True)
+        return {name: value for name, value in found.items()
+                if _is_torch(value)}  # not what get_extra_state() gives
+    if not isinstance(target, Mapping):
+        raise InvalidError(f"load into a {type(target).__name__}? Give a module, or a mapping of "
+                           "names to tensors")
+    return target if type(target) is dict else dict(target.items())
+
+
+def _add_state(module: Any, prefix: str, found: dict[str, Any], known: dict[type, bool]) -> bool:
+    """What state_dict() gives, which needs as long for thousands of modules as all the rest of a
+    load. False: of some module, it gives something else than parameters and buffers."""
+    kind = type(module)
+    if kind not in known:
+        known[kind] = _has_plain_state(kind)
+    held = module.__dict__
+    if (not known[kind] or held.get("_state_dict_hooks") or held.get("_state_dict_pre_hooks")
+            or any(name in held for name in _STATE)):
+        return False
+    transient = held["_non_persistent_buffers_set"]
+    for values in (held["_parameters"], held["_buffers"]):
+        for name, value in values.items():
+            if value is not None and name not in transient:
+                found[prefix + name] = value
+    return all(_add_state(child, f"{prefix}{name}.", found, known)
+               for name, child in held["_modules"].items() if child is not None)
+
+
+def _has_plain_state(kind: type) -> bool:
+    torch = module("torch")
+    if torch is None or not issubclass(kind, torch.nn.Module):
+        return False
+    plain = torch.nn.Module
+    return not issubclass(kind, torch.jit.ScriptModule) and all(
+        getattr(kind, name) is getattr(plain, name) for name in _STATE)
+
+
+def tensors_of(value: Any) -> list[Any]:
+    """Of one value of items_of()."""
+    several = isinstance(value, Sequence) and not hasattr(value, "shape")
+    return list(value) if several else [value]
+
+
+def check_key(key: Any) -> None:
+    if not isinstance(key, (str, Box)):
+        raise InvalidError(f"{key!r} is no name of a tensor and no Box")
+
+
+def key_text(key: str | Box) -> str:
+    if isinstance(key, str):
+        return f"'{key}'"
+    return f"'{key.tensor}'" + (f" at {list(key.offset)}" if key.offset else "")
+
+
+def _is_torch(value: Any) -> bool:
+    torch = module("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def has_no_memory(tensor: Any) -> bool:
+    """Whether a torch tensor only stands for others, as a DTensor or a quantized one does: it says
+    that it is contiguous, and that it begins at 0."""
+    torch = module("torch")
+    return type(tensor) not in (torch.Tensor, torch.nn.Parameter) and bool(
+        tensor.numel()) and not tensor.data_ptr()
+
+
+class Destination:
+    """One tensor to be written. `identity`: the same for two that are the same memory."""
+
+    __slots__ = ("name", "tensor", "address", "identity", "_torch")
+
+    def __init__(self, name: str, tensor: Any) -> None:
+        self.name, self.tensor = name, tensor
+        self._torch = _is_torch(tensor)
+        if self._torch:
+            if tensor.is_meta:
+                raise InvalidError(f"{name} is on the meta device: give it memory first, by "
+                                   "to_empty() for example")
+            if has_no_memory(tensor):
+                raise InvalidError(f"{name} is a {type(tensor).__name__}, which has no memory of "
+                                   "its own: give what it wraps, to_local() for example")
+            data = tensor.data_ptr() if tensor.numel() else 0
+            layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        elif hasattr(tensor, "__array_interface__"):
+            if not tensor.flags.writeable:
+                raise InvalidError(f"{name} is an array that may not be written to")
+            data = tensor.__array_interface__["data"][0] if tensor.size else 0
+            layout = (tensor.shape, tensor.strides, tensor.dtype, "cpu")
+        else:
+            raise InvalidError(f"{name} is a {type(tensor).__name__}, not a tensor")
+        self.address: int = data
+        self.identity: Any = (data, *layout) if data else None
+
+    def check(self, info: TensorInfo) -> None:
+        if tuple(self.tensor.shape) != info.shape:
+            raise InvalidError(f"{self.name} has shape {list(info.shape)}, its target "
+                               f"{list(self.tensor.shape)}")
+
+    def takes_bytes(self, dtype: str, device: Any) -> bool:
+        """Whether they may be written there as they are. InvalidError for elements of less than a
+        byte, which torch's shapes count in pairs."""
+        dtypes.itemsize(dtype)
+        tensor = self.tensor
+        return bool(self._torch and tensor.is_contiguous() and tensor.device == device
+                    and tensor.dtype is dtypes.torch_dtype(dtype) and not tensor.is_neg())
+
+    def copy(self, source: Any) -> None:
+        """With a conversion where dtypes differ. `source`: of torch, or of numpy where there is no
+        torch."""
+        if self._torch:
+            self.tensor.copy_(source)
+        elif _is_torch(source):
+            module("torch").from_numpy(self.tensor).copy_(source)
+        else:
+            _copy_numpy(self.tensor, source)
+
+
+@contextlib.contextmanager
+def copying(device: Device | None) -> Iterator[None]:
+    """Where Destination.copy() may be called: on the session's stream, and all are done after."""
+    torch = module("torch")
+    if torch is None:
+        yield
+        return
+    with torch.no_grad():
+        if device is None:
+            yield
+            return
+        with device.on_stream():
+            yield
+        device.synchronize()
+
+
+def _copy_numpy(target: Any, source: Any) -> None:
+    """`source` may be of a dtype that numpy does not know: opaque bytes."""
+    import numpy
+    if target.dtype == source.dtype or source.dtype.kind != "V":
+        numpy.copyto(target, source, casting="unsafe")
+    elif target.dtype.itemsize == source.dtype.itemsize:
+        target.view(source.dtype)[...] = source
+    else:
+        raise InvalidError(f"numpy converts no {source.dtype} to {target.dtype}")

@@ -1,0 +1,29 @@
+"""Parts of tensors, and what a session says of each that it has."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Box(NamedTuple):
+    """A part of a tensor: `offset` and `extent` in elements, one per dimension.
+
+    Without them, the whole tensor. Also a key of `Session.load_into`."""
+
+    tensor: str
+    offset: tuple[int, ...] = ()
+    extent: tuple[int, ...] = ()
+
+
+class TensorInfo(NamedTuple):
+    """A tensor, or a box of one, of a session."""
+
+    name: str
+    dtype: str  # as in safetensors: "BF16"
+    shape: tuple[int, ...]  # of what is here
+    offset: tuple[int, ...]  # of it in the whole tensor
+    full_shape: tuple[int, ...]  # of the whole tensor
+    nbytes: int  # of what is here
+
+    @property
+    def box(self) -> Box:
+        return Box(self.name, self.offset, self.shape)

@@ -1,0 +1,68 @@
+"""What a version consists of, for those who choose what to attach to."""
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import NamedTuple
+
+from . import _abi, _attaching, _files
+from ._attaching import Request, attach_native
+from ._native import Native
+from ._listing import InfoReader
+from .boxes import Box, TensorInfo
+from .errors import InvalidError, NotFoundError
+
+# Published beside most models, and small: a host that lacks the version fetches no more than this.
+_SMALL = (Box(_abi.FILE_PREFIX + "config.json"),)
+
+
+class Catalog(NamedTuple):
+    model: str
+    version: int
+    tensors: list[TensorInfo]  # whole ones, by name
+    file_names: list[str]  # of what was published beside them: "config.json"
+    agent: str | os.PathLike[str] | None
+
+    def files(self) -> dict[str, bytes]:
+        """Their contents. Raises as `catalog`."""
+        names = [_abi.FILE_PREFIX + name for name in self.file_names]
+        return _files.read(self.agent, f"{self.model}@{self.version}", names)
+
+
+def catalog(model: str | None = None, version: str | int | None = "latest", *,
+            fallback_dir: str | os.PathLike[str] | None = None,
+            agent: str | os.PathLike[str] | None = None, timeout: float | None = 10.0) -> Catalog:
+    """Every tensor of a version. It takes part in nothing: the environment that `rekindle run` sets
+    gives the model and the store only.
+
+    A version without a config.json is attached to as a whole for a moment: a host that lacks it
+    begins to pull it. Arguments and errors are `rekindle.attach`'s.
+    """
+    store = agent if agent is not None else _attaching.environment("STORE")
+    model = model if model is not None else _attaching.environment("MODEL")
+    if model is None:
+        raise InvalidError("the catalog of which model? Name it")
+    wanted = _attaching.model_version(model, version)
+    native = Native(store, timeout)
+    try:
+        try:
+            attach_native(native, Request(wanted, boxes=_SMALL, fallback_dir=fallback_dir), timeout)
+        except NotFoundError:  # of the file, or of the version, which is then said again
+            attach_native(native, Request(wanted, fallback_dir=fallback_dir), timeout)
+        return _read(native, store)
+    finally:
+        native.end()
+
+
+def _read(native: Native, store: str | os.PathLike[str] | None) -> Catalog:
+    first, count = ctypes.c_void_p(), ctypes.c_size_t()
+    info = _abi.SessionInfo(size=ctypes.sizeof(_abi.SessionInfo))
+    with native.using():
+        native.call("rk_info", ctypes.byref(info))
+        native.call("rk_catalog", ctypes.byref(first), ctypes.byref(count))
+        entries = [entry for entry, *_ in InfoReader().read(first.value or 0, count.value)]
+        name = info.model.decode()
+    files = [entry.name.removeprefix(_abi.FILE_PREFIX) for entry in entries
+             if entry.name.startswith(_abi.FILE_PREFIX)]
+    tensors = [entry for entry in entries if not entry.name.startswith(_abi.FILE_PREFIX)]
+    return Catalog(name, info.version, tensors, files, store)

@@ -1,0 +1,137 @@
+"""A trainer's weights into segments of the agent's store, straight from its tensors."""
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Union
+
+from . import _abi, command, dtypes
+from ._attaching import environment
+from ._native import Native, milliseconds, run_interruptibly, text
+from ._optional import module
+from ._targets import has_no_memory
+from ._views import memory
+from .errors import InvalidError
+
+PathLike = Union[str, "os.PathLike[str]"]
+CONNECT_S = 5.0
+MONTH_MS = 30 * 24 * 3600 * 1000
+
+
+class Published(NamedTuple):
+    model: str
+    version: int
+    tensors: int  # without files
+    bytes: int  # of them
+
+
+def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | None = None,
+            agent: PathLike | None = None, timeout: float | None = 600.0) -> Published:
+    """Publishes "qwen3@42" on the agent of this host; who attaches has it from then on.
+
+    `source`: a mapping of names to tensors (torch on any device, or numpy) or a module, copied
+    straight into segments; or a path, or several: a checkpoint directory or safetensors files.
+    `files`: small files to go beside tensors, {"config.json": b"…"}; a directory has its own.
+    `timeout`: seconds for the agent to digest it. A version is there in full or not at all.
+    Raises DeniedError (the version exists with other bytes), InvalidError (a tensor that has no
+    dtype in safetensors, no memory, or is not dense: named), ExhaustedError, UnavailableError.
+    """
+    if isinstance(source, str | os.PathLike) or (
+            isinstance(source, Sequence) and not hasattr(source, "shape")):
+        return _publish_paths(source, model_version, files, agent, timeout)
+    if not isinstance(source, Mapping) and hasattr(source, "state_dict"):
+        source = source.state_dict()
+    if not isinstance(source, Mapping):
+        raise InvalidError(f"publish a {type(source).__name__}? Give a mapping of names to "
+                           "tensors, a module or a path")
+    sources = [_Source(name, tensor) for name, tensor in source.items()]
+    file_sources = [_Source(_abi.FILE_PREFIX + name, memoryview(data).cast("B"))
+                    for name, data in (files or {}).items()]
+    if not sources:
+        raise InvalidError(f"publish {model_version} without a tensor")
+    _publish_tensors(sources + file_sources, model_version, agent, timeout)
+    model, _, version = model_version.rpartition("@")
+    return Published(model, int(version), len(sources), sum(one.nbytes for one in sources))
+
+
+def _publish_paths(source: Any, model_version: str, files: Mapping[str, bytes] | None,
+                   agent: PathLike | None, timeout: float | None) -> Published:
+    if files:
+        raise InvalidError("files go beside tensors: a directory has its own")
+    paths = [source] if isinstance(source, str | os.PathLike) else list(source)
+    agent = agent if agent is not None else environment("STORE")
+    store = ["--store", agent] if agent is not None else []
+    answer = command.run("publish", model_version, *paths, *store, timeout=timeout)
+    return Published(answer["model"], answer["version"], answer["tensors"], answer["bytes"])
+
+
+class _Source:
+    """A tensor to be copied, of torch, numpy, or a buffer of bytes (U8)."""
+
+    def __init__(self, name: str, tensor: Any) -> None:
+        self.name, self.tensor = name, tensor
+        torch = module("torch")
+        if torch is not None and isinstance(tensor, torch.Tensor):
+            self._check_torch(torch)
+            self.dtype = dtypes.dtype_name(tensor.dtype)
+        elif hasattr(tensor, "__array_interface__"):
+            self.dtype = dtypes.numpy_dtype_name(tensor.dtype)
+        elif isinstance(tensor, memoryview):
+            self.dtype = "U8"
+        else:
+            raise InvalidError(f"'{name}' is a {type(tensor).__name__}, not a tensor")
+        self.shape = tuple(int(extent) for extent in tensor.shape)
+        self.nbytes = dtypes.itemsize(self.dtype)
+        for extent in self.shape:
+            self.nbytes *= extent
+
+    def _check_torch(self, torch: Any) -> None:
+        if self.tensor.is_meta:
+            raise InvalidError(f"'{self.name}' is on the meta device: it has no bytes to publish")
+        if self.tensor.layout is not torch.strided or self.tensor.is_quantized:
+            raise InvalidError(f"'{self.name}' is not a dense tensor ({self.tensor.layout})")
+        if has_no_memory(self.tensor):
+            raise InvalidError(f"'{self.name}' is a {type(self.tensor).__name__}, which has no "
+                               "memory of its own: publish its full_tensor() or what it wraps")
+
+    def copy_to(self, address: int) -> None:
+        if not self.nbytes:
+            return
+        place = memory(address, self.nbytes)
+        if isinstance(self.tensor, memoryview):
+            ctypes.memmove(place, bytes(self.tensor), self.nbytes)
+        elif hasattr(self.tensor, "__array_interface__") and not hasattr(self.tensor, "data_ptr"):
+            import numpy
+            native = self.tensor.dtype.newbyteorder("=")  # of ">f4", too: the name does not say it
+            numpy.ndarray(self.shape, native, place)[...] = self.tensor
+        else:
+            import torch
+            flat = torch.frombuffer(place, dtype=self.tensor.dtype)
+            flat.view(self.shape).copy_(self.tensor.detach())
+
+
+def _specs(sources: Sequence[_Source]) -> Any:
+    array = (_abi.TensorSpec * len(sources))()
+    for spec, source in zip(array, sources):
+        spec.name, spec.dtype = text(source.name), text(source.dtype)
+        spec.dimensions = len(source.shape)
+        spec.shape = (ctypes.c_uint64 * len(source.shape))(*source.shape)
+    return array
+
+
+def _publish_tensors(sources: Sequence[_Source], model_version: str, agent: PathLike | None,
+                     timeout: float | None) -> None:
+    patience_ms = max(1, milliseconds(timeout, MONTH_MS))
+    native = Native(agent if agent is not None else environment("STORE"), CONNECT_S, "publication")
+    try:
+        native.open("rk_publish_begin", "rk_publish_abandon", text(model_version), _specs(sources),
+                    len(sources))
+        for index, source in enumerate(sources):
+            address, nbytes = ctypes.c_void_p(), ctypes.c_uint64()
+            native.call("rk_publish_data", index, ctypes.byref(address), ctypes.byref(nbytes))
+            assert nbytes.value == source.nbytes, source.name
+            source.copy_to(address.value or 0)
+        run_interruptibly(lambda: native.call_last("rk_publish_commit", patience_ms), native.cut)
+    finally:
+        native.end()  # abandons what was not committed

@@ -1,0 +1,55 @@
+"""A published version to all workers of a group, by broadcast where that is possible."""
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import NamedTuple
+
+from . import _abi
+from ._attaching import environment
+from ._native import Native, milliseconds, run_interruptibly, text
+from .errors import Error
+
+UNTIL_DONE_S = 600.0
+
+
+class UpdateResult(NamedTuple):
+    members: int  # workers that were there at the round's start
+    ready: int  # of them, that serve the version or are fit to
+    by_broadcast: int  # of those, that were given every byte by broadcast
+    elapsed: float  # seconds
+
+
+def update(model_version: str, *, group: str | None = None, gather: float | None = None,
+           timeout: float | None = UNTIL_DONE_S,
+           agent: str | os.PathLike[str] | None = None) -> UpdateResult:
+    """Brings "qwen3@42", published before, to the workers of `group` (None: all groups with workers
+    of the model), and returns when the round is over.
+
+    `gather`: seconds for the workers to attach to it, then it begins without the rest; None: 5.
+    `timeout`: seconds for all of it; None: a month.
+    Raises NotFoundError (no such version, or no worker in the group), UnavailableError (another
+    round runs, there is no coordinator, or not every member is ready: the line names one and why,
+    and the exception's `result` has how many are), TimeoutError (the round goes on).
+    """
+    native = Native(agent if agent is not None else environment("STORE"), 5.0, "connection")
+    options = _abi.UpdateOptions(
+        size=ctypes.sizeof(_abi.UpdateOptions), model_version=text(model_version),
+        group=text(group),
+        gather_ms=0 if gather is None else max(1, milliseconds(gather)),  # to C, 0 is the default
+        timeout_ms=max(1, milliseconds(timeout, 30 * 24 * 3600 * 1000)))
+    result = _abi.UpdateResult(size=ctypes.sizeof(_abi.UpdateResult))
+    try:
+        run_interruptibly(
+            lambda: native.call_agent("rk_update", ctypes.byref(options), ctypes.byref(result)),
+            native.cut)
+    except Error as why:
+        why.result = _result_of(result)  # type: ignore[attr-defined]
+        raise
+    finally:
+        native.end()
+    return _result_of(result)
+
+
+def _result_of(result: _abi.UpdateResult) -> UpdateResult:
+    return UpdateResult(result.members, result.ready, result.by_broadcast, result.elapsed_ms / 1e3)

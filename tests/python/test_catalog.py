@@ -1,0 +1,51 @@
+"""What a version consists of, known without taking it."""
+import pytest
+import torch
+
+import rekindle
+
+KNOWN = {"a.w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1, dtype=torch.int64),
+         "c": torch.zeros(0, 4).half(), "large": torch.ones(4 << 20)}
+
+
+@pytest.fixture(scope="module")
+def published(fleet, store):
+    rekindle.publish(KNOWN, "m@1", files={"config.json": b"{}", "notes.txt": b"n"}, agent=store)
+    rekindle.publish(KNOWN, "bare@1", agent=store)
+
+
+def listed(catalog):
+    return {info.name: (info.dtype, info.shape, info.full_shape, info.nbytes)
+            for info in catalog.tensors}
+
+
+EXPECTED = {"a.w": ("F32", (2, 3), (2, 3), 24), "b": ("I64", (), (), 8),
+            "c": ("F16", (0, 4), (0, 4), 0), "large": ("F32", (4 << 20,), (4 << 20,), 16 << 20)}
+
+
+def test_names_every_tensor_and_file(published, store):
+    found = rekindle.catalog("m", agent=store)
+    assert (found.model, found.version) == ("m", 1)
+    assert listed(found) == EXPECTED
+    assert found.file_names == ["config.json", "notes.txt"]
+    assert found.files() == {"config.json": b"{}", "notes.txt": b"n"}
+
+
+def test_a_host_without_the_version_fetches_a_file_and_no_more(published, fleet):
+    store = fleet.store("b")
+    assert listed(rekindle.catalog("m@1", agent=store)) == EXPECTED
+    held = fleet.run("status", "--store", store)["holdings"]
+    assert all(one["payload_bytes"] < 1000 for one in held), held
+
+
+def test_of_a_version_without_files(published, store):
+    found = rekindle.catalog("bare", 1, agent=store)
+    assert listed(found) == EXPECTED
+    assert found.file_names == [] and found.files() == {}
+
+
+def test_of_nothing_is_an_error(published, store):
+    with pytest.raises(rekindle.NotFoundError, match="m@7"):
+        rekindle.catalog("m", 7, agent=store)
+    with pytest.raises(rekindle.InvalidError):
+        rekindle.catalog(agent=store)

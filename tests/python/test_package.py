@@ -1,0 +1,157 @@
+"""What holds without an agent: errors, dtypes, names, and a package without torch and numpy."""
+import builtins
+import itertools
+import json
+
+import numpy
+import pytest
+import torch
+from conftest import run_python
+
+import rekindle
+from rekindle import _abi, _attaching, _library, _native, dtypes, errors
+
+
+@pytest.mark.parametrize("name, builtin", [
+    ("InvalidError", ValueError), ("NotFoundError", LookupError),
+    ("TimeoutError", builtins.TimeoutError), ("PeerLostError", ConnectionError),
+    ("StaleError", Exception), ("CorruptError", Exception), ("ExhaustedError", Exception),
+    ("DeniedError", PermissionError), ("UnavailableError", Exception),
+    ("InternalError", Exception)])
+def test_each_code_of_the_library_has_its_exception(name, builtin):
+    kind = getattr(rekindle, name)
+    assert issubclass(kind, rekindle.Error) and issubclass(kind, builtin)
+    assert _abi.library().rk_code_name(kind.code).decode() == kind.name
+    raised = errors.of_code(kind.code, "what and why")
+    assert type(raised) is kind and str(raised) == "what and why"
+    assert type(errors.of_name(kind.name, "x")) is kind
+
+
+def test_there_is_no_code_without_an_exception():
+    names = [_abi.library().rk_code_name(code) for code in range(1, 12)]
+    assert names.index(b"UNKNOWN") == 10
+    assert {kind.code for kind in errors._CLASSES} == set(range(1, 11))
+
+
+LIBRARY_DTYPES = ["BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "I16", "U16", "F16", "BF16",
+                  "I32", "U32", "F32", "I64", "U64", "F64"]
+
+
+@pytest.mark.parametrize("name", LIBRARY_DTYPES)
+def test_names_of_dtypes_lead_to_torch_and_numpy_and_back(name):
+    dtype = dtypes.torch_dtype(name)
+    assert dtypes.dtype_name(dtype) == name
+    assert dtype.itemsize == dtypes.itemsize(name) == dtypes.numpy_dtype(name).itemsize
+    known = dtypes.numpy_dtype(name)
+    if known.kind != "V":
+        assert dtypes.numpy_dtype_name(known) == name
+
+
+def test_dtypes_of_less_than_a_byte_are_refused_or_named():
+    if hasattr(torch, "float4_e2m1fn_x2"):
+        assert dtypes.dtype_name(torch.float4_e2m1fn_x2) == "F4"
+    with pytest.raises(rekindle.InvalidError, match="F6_E2M3"):
+        dtypes.torch_dtype("F6_E2M3")
+    with pytest.raises(rekindle.InvalidError, match="packed as U8"):
+        dtypes.itemsize("F4")
+    with pytest.raises(rekindle.InvalidError, match="'F7'"):
+        dtypes.torch_dtype("F7")
+    with pytest.raises(rekindle.InvalidError, match="complex128"):
+        dtypes.dtype_name(torch.complex128)
+    with pytest.raises(rekindle.InvalidError, match="datetime64"):
+        dtypes.numpy_dtype_name(numpy.dtype("datetime64[s]"))
+
+
+NO_PACKAGES = """
+import sys
+for name in ("torch", "numpy"): sys.modules[name] = None
+"""
+
+
+def test_importing_takes_neither_torch_nor_numpy():
+    run_python(NO_PACKAGES + "import rekindle; rekindle.errors.of_code(3, 'x')")
+    loaded = run_python("import sys, rekindle; print({'torch', 'numpy'} & set(sys.modules))")
+    assert loaded.strip() == "set()"
+
+
+def test_a_library_that_is_not_there_is_named():
+    done = run_python("import rekindle; rekindle.attach('m')", check=False,
+                      REKINDLE_LIBRARY="/nowhere/librekindle.so.1")
+    assert done.returncode == 1
+    assert "UnavailableError" in done.stderr and "/nowhere/librekindle.so.1" in done.stderr
+
+
+def test_no_command_is_an_error_and_a_script_of_that_name_is_none(monkeypatch, tmp_path):
+    script = tmp_path / "rekindle"
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.delenv("REKINDLE_BINARY")
+    monkeypatch.setattr(_library, "_NATIVE", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(rekindle.UnavailableError, match="REKINDLE_BINARY"):
+        _library.command_path()
+    monkeypatch.setenv("REKINDLE_BINARY", str(tmp_path / "absent"))
+    with pytest.raises(rekindle.UnavailableError, match="absent"):
+        rekindle.status()
+
+
+def test_models_and_versions():
+    assert _attaching.model_version("m", "latest") == _attaching.model_version("m", None) == "m"
+    assert _attaching.model_version("m@3") == "m@3"
+    assert _attaching.model_version("m", 41) == "m@41"
+    with pytest.raises(rekindle.InvalidError, match="has a version already"):
+        _attaching.model_version("m@3", 4)
+
+
+def test_specs_are_dicts_texts_or_files(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text('{"a": 1}')
+    assert json.loads(_attaching.spec_json({"a": 1})) == {"a": 1}
+    assert _attaching.spec_json(' {"a": 1}') == ' {"a": 1}'
+    assert _attaching.spec_json(path) == _attaching.spec_json(str(path)) == '{"a": 1}'
+    with pytest.raises(rekindle.InvalidError, match="absent"):
+        _attaching.spec_json(tmp_path / "absent")
+
+
+def test_waiting_goes_on_in_slices_until_the_deadline():
+    slices = []
+
+    def late(ms):
+        slices.append(ms)
+        if len(slices) < 3:
+            raise rekindle.TimeoutError("not yet")
+        return "here"
+
+    assert _native.wait_until(None, late) == "here"
+    assert slices == [1000, 1000, 1000]
+
+    def never(ms):
+        raise rekindle.TimeoutError("not yet")
+
+    with pytest.raises(rekindle.TimeoutError):
+        _native.wait_until(0, never)
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(rekindle.InvalidError, match="time-out"):
+            _native.wait_until(wrong, never)
+
+
+def test_an_interrupt_stops_a_long_call_and_waits_for_its_end(monkeypatch):
+    import threading
+    stopped, ended = threading.Event(), threading.Event()
+
+    def long_call():
+        stopped.wait()
+        ended.set()
+
+    joins = itertools.count()
+    join = threading.Thread.join
+
+    def interrupted(thread, timeout=None):
+        if next(joins) == 0:
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _native.run_interruptibly(long_call, stopped.set)
+    assert ended.is_set()

@@ -1,0 +1,98 @@
+"""`rekindle.update`: two workers on doubles of a GPU move to a new version together."""
+import threading
+
+import pytest
+import torch
+from conftest import PATIENCE_S, eventually
+
+import rekindle
+
+
+def weights(version):
+    generator = torch.Generator().manual_seed(version)
+    return {f"w{i}": torch.randn(300, 700, generator=generator) for i in range(6)}
+
+
+class Worker(threading.Thread):
+    """Serves version 1, then the one that an update brings."""
+
+    def __init__(self, rank, store):
+        super().__init__(daemon=True)
+        self.rank, self.store = rank, store
+        self.serves = threading.Event()
+        self.held = {name: torch.zeros_like(t) for name, t in weights(1).items()}
+        self.failed = None
+
+    def load(self, version, generation):
+        session = rekindle.attach("m", version, device=f"double:{self.rank}", group="actors",
+                                  instance=f"llm-{self.rank}", generation=generation,
+                                  agent=self.store, timeout=PATIENCE_S)
+        session.load_into(self.held)
+        session.commit(timeout=PATIENCE_S)
+        return session
+
+    def run(self):
+        try:
+            first = self.load(1, 0)
+            self.serves.set()
+            version = first.wait_for_update(timeout=PATIENCE_S)
+            first.close()
+            self.load(version, 1).close()
+        except BaseException as why:
+            self.failed = why
+
+
+@pytest.fixture(scope="module")
+def published(fleet, store):
+    for version in (1, 2):
+        rekindle.publish(weights(version), f"m@{version}", agent=store)
+
+
+def test_all_workers_of_a_group_get_the_new_version(fleet, store, published):
+    workers = [Worker(rank, store) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        assert worker.serves.wait(PATIENCE_S) and worker.failed is None
+        assert torch.equal(worker.held["w3"], weights(1)["w3"])
+    result = rekindle.update("m@2", group="actors", gather=PATIENCE_S, timeout=PATIENCE_S,
+                             agent=store)
+    for worker in workers:
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive() and worker.failed is None, worker.failed
+        for name, tensor in weights(2).items():
+            assert torch.equal(worker.held[name], tensor), name
+    assert (result.members, result.ready, result.by_broadcast) == (2, 2, 2)
+    assert result.elapsed >= 0
+
+
+def test_an_update_without_version_or_workers_says_so(fleet, store, published):
+    def knows():
+        """A coordinator that has just started does not, and says so."""
+        try:
+            rekindle.update("m@77", agent=store)
+        except rekindle.UnavailableError as why:
+            assert "just started" in str(why)
+        except rekindle.NotFoundError as why:
+            return str(why)
+
+    assert "m@77" in eventually(knows)
+    with pytest.raises(rekindle.NotFoundError, match="nobody-here"):
+        rekindle.update("m@2", group="nobody-here", agent=store)
+    with pytest.raises(rekindle.InvalidError, match="which version"):
+        rekindle.update("m", agent=store)
+
+
+def test_who_is_late_is_left_out_and_counted(fleet, store, published):
+    """A member that is there, and does not come."""
+    session = rekindle.attach("m", 1, device="double:0", group="sleepers", agent=store)
+    session.load_into({name: torch.zeros_like(t) for name, t in weights(1).items()})
+    session.commit(timeout=PATIENCE_S)
+    seen = threading.Thread(target=lambda: session.wait_for_update(timeout=PATIENCE_S))
+    seen.start()
+    with pytest.raises(rekindle.UnavailableError) as caught:
+        rekindle.update("m@2", group="sleepers", gather=0.2, timeout=PATIENCE_S, agent=store)
+    assert caught.value.result.members == 1 and caught.value.result.ready == 0
+    seen.join(PATIENCE_S)
+    assert not seen.is_alive()
+    session.close()
