@@ -1,0 +1,48 @@
+"""All of it in one call: the catalog, the plan, the session with the plan's boxes, the targets
+filled.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import session as sessions
+from ..catalog import catalog as rekindle_catalog
+from ..errors import InvalidError
+from .cache import cached, fingerprint
+from .execute import boxes, catalog_of, execute
+from .recorder import Load, record
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def attach(load: Load, targets: nn.Module | Mapping[str, torch.Tensor], key: Mapping[str, Any],
+           model: str | None = None, version: str | int | None = "latest", *,
+           loaders: Iterable[Any] = (), record_device: str | torch.device = "cpu",
+           load_timeout: float | None = 60.0, **options: Any) -> sessions.Session:
+    """Fills `targets` with what `load` reads of a version; the caller commits the session that it
+    gives.
+
+    `key`, `loaders`: of the plan's `fingerprint`; `load`'s own module is always in it.
+    `record_device`: where the loader is to believe that its tensors are. `options`: of
+    `rekindle.attach`, but for shard and spec, which the recording gives.
+
+    Raises what `rekindle.attach`, `record` and `execute` raise.
+    """
+    if options.get("shard") is not None or options.get("spec") is not None:
+        raise InvalidError("the recording says which shard to attach with: give no shard, no spec")
+    where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
+    whole = rekindle_catalog(model, version, **where)
+    catalog = catalog_of(whole.tensors)
+    plan = cached(fingerprint(catalog, targets, (load, *loaders), key),
+                  lambda: record(load, catalog, targets, device=record_device))
+    session = sessions.attach(whole.model, whole.version, **{**options, "shard": boxes(plan)})
+    try:
+        execute(plan, load, targets, session, timeout=load_timeout)
+    except BaseException:
+        session.close()
+        raise
+    return session

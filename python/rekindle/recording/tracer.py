@@ -1,0 +1,362 @@
+"""Tensors without storage that know which elements of the checkpoint they stand for.
+
+A `Traced` has the shape, strides, dtype and device of the real tensor. Each operation on it is run
+on a tensor on `meta`: if the result shares its storage, it is a view and torch itself has said
+which (offset, size, stride); so every view operation is followed exactly and none is named here.
+Copies, cat and stack are followed as `Composite`; a copy into a parameter is written down. Whatever
+else is done to a tensor makes it opaque. Operations on the parameters alone are watched, too.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .geometry import Ints
+from .targets import Targets, storage_key
+from .values import (Base, Composite, Flow, Source, Unknown, Untraceable, View, copied, joined,
+                     resolve, sources, write_piece)
+
+_aten = torch.ops.aten
+_COPIES = {_aten.clone.default, _aten._to_copy.default, _aten.lift_fresh_copy.default}
+_EMPTIES = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
+_FILLS = {_aten.fill_.Scalar, _aten.zero_.default}
+_MARKS = {_aten._conj.default, _aten._neg_view.default}  # views, of other values
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """An entry of a catalog: the whole tensor's shape and dtype."""
+    shape: Ints
+    dtype: torch.dtype
+
+
+class NeedsData(Exception):
+    """The loader asks for values of these tensors."""
+
+    def __init__(self, names: Iterable[str]):
+        self.names = frozenset(names)
+        super().__init__(f"values of {', '.join(sorted(self.names)[:3])} are needed")
+
+
+@dataclass(frozen=True)
+class Write:
+    """A copy into a parameter: what it is made of, or, when not all of it is followed, from which
+    tensors it came.
+    """
+    parameter: str  # "": memory of targets, but not within one
+    offset: int
+    size: Ints
+    stride: Ints
+    sources: frozenset[str]
+    flows: tuple[Flow, ...] | None
+
+
+@dataclass(frozen=True)
+class Fill:
+    """What the loader wrote to a parameter that is not of the checkpoint; `value` None: not a
+    constant.
+    """
+    parameter: str
+    offset: int
+    size: Ints
+    stride: Ints
+    value: float | int | bool | None
+
+
+class Traced(torch.Tensor):
+    """A stand-in for a tensor of the checkpoint, or for something made of them. Made by a Recorder.
+    """
+
+    _recorder: Recorder
+    _inner: torch.Tensor
+    _value: Base
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, recorder: Recorder, inner: torch.Tensor, base: Base,
+                device: torch.device) -> Traced:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
+            dtype=inner.dtype, device=device)
+        made._recorder, made._inner, made._value = recorder, inner, base
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        values = _traced(args, kwargs or {})
+        return values[0]._recorder.dispatch(func, args, kwargs or {}, values)
+
+    def view_of(self) -> View:
+        """Which elements of its base it is."""
+        inner = self._inner
+        return View(self._value, inner.dtype, inner.storage_offset(), tuple(inner.size()),
+                    tuple(inner.stride()))
+
+    def _needs_data(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._recorder.needs_data([self])
+
+    item = tolist = numpy = data_ptr = storage = untyped_storage = __array__ = _needs_data
+    __dlpack__ = __bool__ = __int__ = __float__ = __index__ = __contains__ = _needs_data
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return self.clone()
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return f"Traced({', '.join(sorted(set(sources(self._value)))[:3])}, {tuple(self.shape)})"
+
+
+def _traced(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Traced]:
+    found: list[Traced] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Traced):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += [v for v in value if isinstance(v, Traced)]
+    return found
+
+
+class Recorder(TorchDispatchMode):
+    """Hands out the catalog's tensors and writes down what becomes of them. As a context, also
+    watches the targets.
+    """
+
+    def __init__(self, targets: Mapping[str, torch.Tensor], device: torch.device):
+        super().__init__()
+        self.targets = Targets(targets)
+        self.device = device
+        self.opaque: set[str] = set()
+        self.asked: set[str] = set()  # for values
+        self.events: list[Write | Fill] = []
+        self.last: str | None = None
+        self._tainted: dict[int, tuple[torch.Tensor, frozenset[str]]] = {}
+        self._lock = threading.RLock()  # transformers reads tensors in threads
+
+    def tensor(self, name: str, meta: TensorMeta) -> Traced:
+        """The stand-in for one tensor of the catalog."""
+        with torch._C._DisableTorchDispatch():  # our own, when the loader's next() has called us
+            inner = torch.empty(meta.shape, dtype=meta.dtype, device="meta")
+        return Traced(self, inner, Source(name, tuple(meta.shape), meta.dtype), self.device)
+
+    def tensors(self, catalog: Mapping[str, TensorMeta]) -> Iterator[tuple[str, Traced]]:
+        """Stand-ins for the catalog, as a loader's iterable."""
+        for name, meta in catalog.items():
+            self.last = name
+            yield name, self.tensor(name, meta)
+
+    def adopt(self, parameter: str, value: Traced) -> None:
+        """The loader has made `value` the parameter itself."""
+        if value.numel():
+            self._write(parameter, 0, value.view_of(), tuple(value.stride()), value.dtype)
+
+    def needs_data(self, values: Iterable[Traced]) -> NoReturn:
+        """Ends this run of the loader: it cannot go on without real values."""
+        names = {name for value in values for name in sources(value._value)}
+        self.opaque |= names
+        self.asked |= names
+        raise NeedsData(names)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        values = _traced(args, kwargs)
+        if values:
+            return self.dispatch(func, args, kwargs, values)
+        if _is_mutable(func):
+            self._plain_write(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch would import its compiler for us, seconds
+
+    def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+                 values: list[Traced]) -> Any:
+        """An operation with at least one Traced."""
+        with self._lock:
+            if func is _aten.copy_.default:
+                return self._copy(args[0], args[1])
+            if _is_mutable(func):
+                return self._mutate(func, args, kwargs, values)
+            try:
+                if not kwargs and args[0] is values[0] and all(type(a) is int for a in args[1:]):
+                    result = func(values[0]._inner, *args[1:])  # the same, for the most frequent
+                else:
+                    result = _on_meta(func, args, kwargs)
+            except (RuntimeError, NotImplementedError):
+                self.needs_data(values)
+            device = kwargs.get("device") or values[0].device
+            if type(result) is torch.Tensor:
+                return self._result(func, args, values, result, device)
+            return _map(result, lambda out: self._result(func, args, values, out, device))
+
+    def _result(self, func: Any, args: Sequence[Any], values: list[Traced], out: torch.Tensor,
+                device: torch.device) -> Traced:
+        storage = storage_key(out)
+        for value in values:
+            if storage_key(value._inner) == storage:
+                same = (out.dtype.itemsize == value._inner.dtype.itemsize
+                        and func not in _MARKS)
+                base = value._value if same else self._unknown(values)
+                return Traced(self, out, base, value.device)
+        try:
+            base = self._made(func, args, values, out)
+        except Untraceable:
+            base = self._unknown(values)
+        return Traced(self, out, base, torch.device(device))
+
+    def _made(self, func: Any, args: Sequence[Any], values: list[Traced],
+              out: torch.Tensor) -> Base:
+        if func in _COPIES:
+            return copied(values[0].view_of(), out.dtype, out.stride())
+        if func in _EMPTIES and out.is_contiguous():
+            return Composite(tuple(out.shape), out.dtype)
+        if func in (_aten.cat.default, _aten.stack.default) and out.is_contiguous():
+            dim = (args[1] if len(args) > 1 else 0) % out.dim()
+            parts = [v.view_of() for v in values if v.numel()]
+            if len(values) != len(args[0]) or any(p.dtype != out.dtype for p in parts):
+                raise Untraceable
+            if func is _aten.stack.default:
+                parts = [_unsqueezed(part, dim) for part in parts]
+            return joined(parts, dim, tuple(out.shape), out.dtype)
+        raise Untraceable
+
+    def _unknown(self, values: Iterable[Traced]) -> Unknown:
+        names = frozenset(name for value in values for name in sources(value._value))
+        self.opaque |= names
+        return Unknown(names)
+
+    def _copy(self, to: torch.Tensor, value: Any) -> torch.Tensor:
+        if to.numel() == 0:
+            return to
+        if not isinstance(value, Traced):
+            assert isinstance(to, Traced)
+            self._spoil(to, [to])
+        elif isinstance(to, Traced):
+            try:
+                if not isinstance(to._value, Composite):
+                    raise Untraceable
+                write_piece(to.view_of(), _expanded(value, to))
+            except Untraceable:
+                self._spoil(to, [to, value])
+        else:
+            self._copy_out(to, value)
+        return to
+
+    def _copy_out(self, to: torch.Tensor, value: Traced) -> None:
+        """A copy into memory that is not ours: a parameter, or something unknown."""
+        found = self.targets.find(to)
+        if found is None:
+            self._taint(to, self._unknown([value]).sources)
+            return
+        name, offset = found
+        self._write(name, offset, _expanded(value, to), tuple(to.stride()), to.dtype)
+
+    def _write(self, parameter: str, offset: int, view: View, stride: Ints,
+               dtype: torch.dtype) -> None:
+        size, flows = view.size, None
+        try:
+            flows = tuple(resolve(view, offset, stride, dtype))
+            names = frozenset([flow.source.name for flow in flows])
+        except Untraceable:
+            names = frozenset(sources(view.base))
+            self.opaque |= names
+        self.events.append(Write(parameter, offset, size, stride, names, flows))
+
+    def _spoil(self, to: Traced, values: list[Traced]) -> None:
+        self._unknown(values)
+        if isinstance(to._value, Composite):
+            to._value.unknown = True
+
+    def _mutate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+                values: list[Traced]) -> Any:
+        names = self._unknown(values).sources
+        written = [v for v in (*args[:1], kwargs.get("out")) if isinstance(v, torch.Tensor)]
+        for tensor in written:
+            if isinstance(tensor, Traced):
+                self._spoil(tensor, [tensor])
+            else:
+                self._taint(tensor, names)
+        if len(written) != 1:
+            self.needs_data(values)
+        return written[0]
+
+    def _taint(self, tensor: torch.Tensor, names: frozenset[str]) -> None:
+        """Values that we do not follow went into memory of the loader's own, or into a target."""
+        if tensor.numel() and self.targets.shares(tensor):
+            name, offset = self.targets.find(tensor) or ("", 0)
+            self.events.append(Write(name, offset, tuple(tensor.size()), tuple(tensor.stride()),
+                                     names, None))
+            return
+        key = storage_key(tensor)
+        before = self._tainted.get(key, (tensor, frozenset()))[1]
+        self._tainted[key] = (tensor, before | names)
+
+    def _plain_write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """An operation without a Traced writes somewhere."""
+        to = args[0] if args else kwargs.get("out")
+        if isinstance(to, (list, tuple)):  # torch._foreach_…
+            for one in to:
+                self._plain_write(func, (one,), {})
+            return
+        if not isinstance(to, torch.Tensor) or not to.numel() or not self.targets.shares(to):
+            return
+        name, offset = self.targets.find(to) or ("", 0)
+        value = args[1] if len(args) > 1 else None
+        tainted = None
+        if isinstance(value, torch.Tensor):
+            tainted = self._tainted.get(storage_key(value))
+        place = (name, offset, tuple(to.size()), tuple(to.stride()))
+        if tainted is not None:
+            self.events.append(Write(*place, tainted[1], None))
+            return
+        constant: float | int | bool | None = None
+        if func in _FILLS:
+            constant = 0 if func is _aten.zero_.default else value
+        self.events.append(Fill(*place, constant))
+
+
+@functools.lru_cache(maxsize=None)
+def _is_mutable(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+def _on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def swap(value: Any) -> Any:
+        if isinstance(value, Traced):
+            return value._inner
+        if isinstance(value, torch.Tensor):
+            return value.to("meta")
+        if isinstance(value, (list, tuple)):
+            return type(value)(swap(v) for v in value)
+        return value
+    kept = {k: swap(v) for k, v in kwargs.items() if k not in ("device", "pin_memory")}
+    return func(*[swap(a) for a in args], **kept)
+
+
+def _map(result: Any, function: Callable[[torch.Tensor], Traced]) -> Any:
+    if isinstance(result, torch.Tensor):
+        return function(result)
+    if isinstance(result, (list, tuple)):
+        return type(result)(_map(r, function) for r in result)
+    return result
+
+
+def _unsqueezed(view: View, dim: int) -> View:
+    return View(view.base, view.dtype, view.offset, (*view.size[:dim], 1, *view.size[dim:]),
+                (*view.stride[:dim], 0, *view.stride[dim:]))
+
+
+def _expanded(value: Traced, to: torch.Tensor) -> View:
+    wide = value._inner
+    if wide.size() != to.size():
+        wide = wide.expand(to.size())
+    return View(value._value, wide.dtype, wide.storage_offset(), tuple(wide.size()),
+                tuple(wide.stride()))

@@ -1,0 +1,160 @@
+"""transformers' own loader, recorded: it knows a model's other names, merges experts, splits and
+transposes.
+
+It is given stand-ins as `state_dict`; the parameters that it leaves in the model are then stand-ins
+too, and say of which elements of which tensors they are made.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .. import session as sessions
+from ..errors import NotFoundError
+from ..recording import boxes, execute
+from ..recording.plan import Plan
+from ..recording.recorder import plan_of
+from ..recording.targets import named_targets
+from ..recording.tracer import Recorder, TensorMeta, Traced
+from . import memory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Catalog = Mapping[str, TensorMeta]
+
+
+class Recorded(NamedTuple):
+    """A model as transformers built it, with memory instead of stand-ins, and how to fill that."""
+    model: Any
+    plan: Plan
+    targets: dict[str, torch.Tensor]
+    missing: list[str]  # parameters without a tensor, which transformers has initialised
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Whether transformers' own loader is there for it."""
+    pretrained = ("transformers.modeling_utils", "PreTrainedModel")
+    return any((kind.__module__, kind.__name__) == pretrained for kind in type(model).__mro__)
+
+
+def record(kind: Any, config: Any, catalog: Catalog, **arguments: Any) -> Recorded | None:
+    """Runs `kind.from_pretrained` on stand-ins. None when it does more to tensors than we follow:
+    give it real ones.
+    """
+    recorder = Recorder({}, torch.device("cpu"))
+    state = {name: recorder.tensor(name, meta) for name, meta in catalog.items()}
+    try:
+        model, info = kind.from_pretrained(None, config=config, state_dict=state,
+                                           output_loading_info=True, **arguments)
+    except Exception:
+        if recorder.opaque:  # it asked for values; what it made of our answer says nothing
+            return None
+        raise
+    if recorder.opaque or info.get("error_msgs"):
+        return None
+    for name, value in _once(model).items():
+        recorder.adopt(name, value)
+    targets = memory.replace(model, lambda value: isinstance(value, Traced), _empty)
+    if recorder.opaque:
+        return None
+    missing = sorted(set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]})
+    return Recorded(model, plan_of(recorder.events, set(), catalog), targets, missing)
+
+
+def _once(model: nn.Module) -> dict[str, Traced]:
+    """Stand-ins that are parameters or buffers now, each under its first name."""
+    found: dict[int, tuple[str, Traced]] = {}
+    for name, value in named_targets(model).items():
+        if isinstance(value, Traced):
+            found.setdefault(id(value), (name, value))
+    return dict(found.values())
+
+
+def _empty(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+
+
+def shard_of(plan: Plan, catalog: Catalog) -> Any:
+    """None when the plan reads every tensor whole: then it is what other workers ask for, too."""
+    wanted = boxes(plan)
+    whole = {box.tensor for box in wanted
+             if not box.extent or box.extent == catalog[box.tensor].shape}
+    return None if len(whole) == len(wanted) == len(catalog) else wanted
+
+
+def attach(recorded: Recorded, name: str, version: int, catalog: Catalog,
+           options: Mapping[str, Any], targets: Mapping[str, torch.Tensor],
+           timeout: float | None) -> sessions.Session:
+    """A session that has filled the targets."""
+    session = sessions.attach(name, version,
+                              **{**options, "shard": shard_of(recorded.plan, catalog)})
+    try:
+        execute(recorded.plan, _never, targets, session, timeout=timeout)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _never(tensors: Any) -> None:
+    raise AssertionError("nothing is opaque here")
+
+
+def load(model: Any, name: str, version: int, catalog: Catalog, strict: bool,
+         timeout: float | None, options: dict[str, Any]) -> sessions.Session:
+    """Fills a transformers model that is there, by the plan of a twin."""
+    kind, arguments = type(model), {"dtype": model.dtype, "device_map": "cpu"}
+    twin = record(kind, model.config, catalog, **spelled(arguments))
+    if twin is None:
+        return _load_real(model, name, version, strict, timeout, options)
+    if strict and twin.missing:
+        raise NotFoundError(f"{name}@{version} has nothing for {memory.some(twin.missing)} of the "
+                            "model; strict=False leaves them as they are")
+    _take_buffers(model, twin.model, options.get("device"))
+    memory.materialize(model, options.get("device"))
+    own = named_targets(model)
+    targets = {key: own[key] for key in twin.targets}
+    options.setdefault("device", memory.common_device(targets.values()))
+    return attach(twin, name, version, catalog, options, targets, timeout)
+
+
+def _take_buffers(model: nn.Module, twin: nn.Module, device: Any) -> None:
+    """Values of the buffers that are not saved, where the model has none."""
+    values = dict(twin.named_buffers(remove_duplicate=False))
+    names = {id(b): n for n, b in model.named_buffers(remove_duplicate=False)}
+    saved = model.state_dict(keep_vars=True).keys()
+    to = memory.torch_device(device)
+    memory.replace(model, lambda b: b.is_meta and id(b) in names and names[id(b)] not in saved,
+                   lambda b: values[names[id(b)]].to(to))
+
+
+def _load_real(model: Any, name: str, version: int, strict: bool, timeout: float | None,
+               options: dict[str, Any]) -> sessions.Session:
+    session = sessions.attach(name, version, **{**options, "device": None})
+    try:
+        state = {info.name: tensor.clone() for info, tensor in session.entries(timeout)}
+        twin, info = type(model).from_pretrained(
+            None, config=model.config, state_dict=state, output_loading_info=True,
+            **spelled({"dtype": model.dtype}))
+        missing = sorted(info["missing_keys"])
+        if strict and missing:
+            raise NotFoundError(f"{name}@{version} has nothing for {memory.some(missing)} of the "
+                                "model; strict=False leaves them as they are")
+        _take_buffers(model, twin, options.get("device"))
+        memory.materialize(model, options.get("device"))
+        model.load_state_dict(twin.state_dict())
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def spelled(arguments: dict[str, Any]) -> dict[str, Any]:
+    """transformers 4 calls it torch_dtype."""
+    import transformers
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        return arguments
+    return {"torch_dtype" if key == "dtype" else key: value for key, value in arguments.items()}

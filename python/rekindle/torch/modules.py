@@ -1,0 +1,94 @@
+"""Filling a module that is there already."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import session as sessions
+from ..errors import InvalidError, NotFoundError
+from ..catalog import catalog as rekindle_catalog
+from ..recording import catalog_of
+from ..recording.tracer import TensorMeta
+from . import conversion, memory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Catalog = Mapping[str, TensorMeta]
+
+
+def load(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
+         strict: bool = True, convert: bool = False, load_timeout: float | None = 60.0,
+         **options: Any) -> sessions.Session:
+    """Fills a module's parameters and persistent buffers in place with a version's tensors of the
+    same names and shapes.
+
+    Parameters that share memory are filled once, by any of their names. What is on the meta device
+    gets memory on `options["device"]`. A transformers model whose checkpoint has other names or
+    other cuts (an expert a tensor, say) is filled as transformers' own loader would; so are its
+    buffers that are not saved, when they are on meta.
+
+    `strict`: NotFoundError when a parameter gets nothing; without it, it keeps its values.
+    `convert`: between dtypes; without it, InvalidError when they differ. `load_timeout`: seconds
+    without anything new. `options`: of `rekindle.attach`; without a device, that of the parameters
+    when all have the same one.
+
+    Returns the session, everything in: commit() it. Raises what `rekindle.attach` and
+    `Session.load_into` raise.
+    """
+    where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
+    whole = rekindle_catalog(name, version, **where)
+    catalog, name, number = catalog_of(whole.tensors), whole.model, whole.version
+    targets, missing = _by_name(model, catalog)
+    if conversion.is_pretrained(model) and (missing or _meta_buffers(model)):
+        return conversion.load(model, name, number, catalog, strict, load_timeout, options)
+    if strict and missing:
+        raise NotFoundError(f"{name}@{number} has nothing for {memory.some(missing)} of the model; "
+                            "strict=False leaves them as they are")
+    if _meta_buffers(model):
+        raise InvalidError(f"{memory.some(_meta_buffers(model))} is not saved with the model and "
+                           "on the meta device: build the model, or its buffers, on a real one")
+    _check(targets, catalog, convert)
+    if strict or not missing:
+        memory.materialize(model, options.get("device"))
+        targets, _ = _by_name(model, catalog)
+    options.setdefault("device", memory.common_device(targets.values()))
+    session = sessions.attach(name, number, **options)
+    try:
+        session.load_into(targets, strict=False, timeout=load_timeout)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _by_name(model: nn.Module, catalog: Catalog) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """What the model has by the catalog's names, and what it has by none of them."""
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items()
+             if isinstance(value, torch.Tensor)}
+    found: dict[int, str] = {}
+    for name, value in state.items():
+        if name in catalog:
+            found.setdefault(memory.identity(value), name)
+    targets = {name: state[name] for name in found.values()}
+    return targets, [name for name, value in state.items() if memory.identity(value) not in found]
+
+
+def _check(targets: Mapping[str, torch.Tensor], catalog: Catalog, convert: bool) -> None:
+    for name, value in targets.items():
+        meta = catalog[name]
+        if tuple(value.shape) != meta.shape:
+            raise InvalidError(f"{name} has shape {list(meta.shape)} there and "
+                               f"{list(value.shape)} in the model")
+        if value.dtype != meta.dtype and not convert:
+            raise InvalidError(f"{name} is {meta.dtype} there and {value.dtype} in the model: "
+                               "change the model's, or ask for convert=True")
+
+
+def _meta_buffers(model: nn.Module) -> list[str]:
+    """Buffers that are not saved and have no values yet."""
+    saved = model.state_dict(keep_vars=True).keys()
+    return [name for name, buffer in model.named_buffers(remove_duplicate=False)
+            if buffer.is_meta and name not in saved]
