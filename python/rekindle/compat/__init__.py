@@ -1,0 +1,1 @@
+"""Other systems' protocols and interfaces over Rekindle."""

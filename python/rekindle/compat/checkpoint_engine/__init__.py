@@ -1,0 +1,20 @@
+"""checkpoint-engine's protocol and `ParameterServer`, from Rekindle's copies.
+
+`send` feeds one worker of an engine that receives by checkpoint-engine's
+`update_weights_from_ipc`; `serve_to` feeds all workers of an engine on this host and asks the
+engine over HTTP to receive; `ParameterServer` stands in for `checkpoint_engine.ps.ParameterServer`.
+
+This is the one place where Rekindle uses pickle, because the protocol does: what is sent is
+pickled and the engine's worker unpickles it. Nothing that is received is unpickled. Sockets are
+files in directories that only this user can enter; see docs/python-checkpoint-engine.md.
+
+Needs torch and pyzmq (`pip install pyzmq`); `ParameterServer` needs safetensors, too.
+"""
+from .channel import ReceiverError, ReceiverLostError
+from .engines import request_inference_to_update
+from .parameter_server import ParameterServer
+from .sender import send
+from .serve import Served, serve_to
+
+__all__ = ["ParameterServer", "ReceiverError", "ReceiverLostError", "Served",
+           "request_inference_to_update", "send", "serve_to"]

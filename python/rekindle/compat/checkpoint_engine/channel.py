@@ -1,0 +1,204 @@
+"""The socket to one worker of an engine.
+
+checkpoint-engine's sender is a REQ socket. A DEALER that adds the empty delimiter is the same on
+the wire, and may also send while an answer is outstanding: that is how a worker is told to give
+up when this side fails. A monitor says when a worker comes and goes, so that one that dies is an
+error at once and not at a deadline.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ...errors import InvalidError, TimeoutError
+
+_SLICE_MS = 200  # how long a wait goes on before it looks whether it is still wanted
+_LINGER_MS = 2000
+_ABORT_GRACE = 5.0  # s
+_LONGEST_PATH = 107  # of a Unix socket
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class ReceiverError(RuntimeError):
+    """An engine's worker has failed. `text` is all that it said, with its traceback."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class ReceiverLostError(ReceiverError, ConnectionError):
+    """An engine's worker has gone, or has closed its socket, in the middle."""
+
+
+def private_directory(parent: str | os.PathLike[str] | None = None) -> tempfile.TemporaryDirectory:
+    """A directory of mode 0700 for sockets, gone when it is closed.
+
+    `parent`: a directory that the engine sees under the same path, when it runs in another mount
+    namespace; None: the system's directory for temporary files.
+    """
+    return tempfile.TemporaryDirectory(prefix="rekindle-", dir=parent, ignore_cleanup_errors=True)
+
+
+def socket_file(address: str) -> str:
+    """The path in `address` ("ipc:///run/x/0.sock", or a path); its directory is to be ours alone.
+
+    InvalidError: an abstract or network address, or a directory that others can enter. Whoever can
+    bind to the address or connect to it could hand pickles to the engine, or take the weights.
+    """
+    path = address.removeprefix("ipc://")
+    if path.startswith("@") or "://" in path:
+        raise InvalidError(f"'{address}' is no socket file: use ipc:///DIRECTORY/NAME, in a "
+                           f"directory of mode 0700")
+    path = os.path.abspath(path)
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise InvalidError(f"'{path}' is longer than the {_LONGEST_PATH} bytes of a socket's path")
+    directory = os.path.dirname(path)
+    try:
+        status = os.stat(directory)
+    except OSError as error:
+        raise InvalidError(f"'{directory}' for the socket: {error.strerror}") from None
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise InvalidError(f"'{directory}' is not this user's alone: chmod 0700 it, or use another")
+    return path
+
+
+class Channel:
+    """One bound socket. Used by one thread at a time; `address` goes to the engine.
+
+    `stop` is asked a few times a second during waits: an exception that it returns ends them.
+    """
+
+    def __init__(self, address: str, *,
+                 stop: Callable[[], Exception | None] = lambda: None) -> None:
+        path = self._path = socket_file(address)
+        self.address = f"ipc://{path}"
+        self.accepted = 0
+        self._stop = stop
+        self._connected = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = _LINGER_MS
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        try:
+            self._socket.bind(self.address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise InvalidError(f"cannot listen at '{path}': {error.strerror}") from None
+
+    def wait_for_receiver(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Until the next worker has connected; False: `until()` became true before.
+
+        TimeoutError: none came in `timeout` seconds.
+        """
+        before = self.accepted
+        deadline = time.monotonic() + timeout
+        while True:
+            self._take_events()
+            if self.accepted > before:
+                return True
+            if until():
+                return False
+            self._look(deadline, f"no receiver connected to {self.address}")
+            self._monitor.poll(_SLICE_MS)
+
+    def tell(self, message: object, timeout: float) -> None:
+        """Sends `message`, pickled. TimeoutError: the worker takes nothing."""
+        deadline = time.monotonic() + timeout
+        frames = [b"", pickle.dumps(message)]
+        while True:
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                self._check_connected()
+                self._look(deadline, f"the receiver at {self.address} takes no message")
+                self._socket.poll(_SLICE_MS, zmq.POLLOUT)
+
+    def answer(self, timeout: float) -> None:
+        """Waits for the worker's answer.
+
+        ReceiverError: it is an error. ReceiverLostError: the worker is gone. TimeoutError: there
+        is none in `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        while not self._socket.poll(0):
+            # Whatever it answered before it went is in the socket when this says that it went.
+            self._take_events()
+            if self._socket.poll(0):
+                break
+            self._check_connected()
+            self._look(deadline, f"the receiver at {self.address} does not answer")
+            poller.poll(_SLICE_MS)
+        text = self._socket.recv_multipart()[-1]
+        if text:
+            raise _receiver_error(self.address, text.decode("utf-8", "replace"))
+
+    def abort(self, reason: BaseException) -> None:
+        """Tells the worker, if one is there, to give up, and gives it 5 s to go: until then it may
+        still open the buffer, or read it. Never fails."""
+        # An exception of a class that every receiver has.
+        frames = [b"", pickle.dumps(RuntimeError(f"the sender failed: {reason}"))]
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            deadline = time.monotonic() + _ABORT_GRACE
+            while self._connected > 0 and time.monotonic() < deadline:
+                self._monitor.poll(_SLICE_MS)
+                self._take_events()
+
+    def close(self) -> None:
+        """Takes at most 2 s, for a last message."""
+        if self._context.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._context.term()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _look(self, deadline: float, what: str) -> None:
+        reason = self._stop()
+        if reason is not None:
+            raise reason
+        if time.monotonic() >= deadline:
+            raise TimeoutError(what)
+
+    def _take_events(self) -> None:
+        while self._monitor.poll(0):
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.accepted += 1
+                self._connected += 1
+            else:
+                self._connected -= 1
+
+    def _check_connected(self) -> None:
+        self._take_events()
+        if self._connected < 1:
+            raise ReceiverLostError(f"the receiver at {self.address} is gone")
+        if self._connected > 1:
+            raise InvalidError(f"two receivers at {self.address}: each device needs its own socket")
+
+
+def _receiver_error(address: str, text: str) -> ReceiverError:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ReceiverError(f"the receiver at {address} failed: {lines[-1] if lines else text}", text)

@@ -1,0 +1,91 @@
+"""What ranks of a `ParameterServer` tell each other, through torch.distributed's TCPStore."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+
+from ...errors import TimeoutError, UnavailableError
+from .update import Update
+
+_LONGEST_SETUP = timedelta(minutes=10)
+
+
+class Exchange:
+    """Every rank calls `gather` equally often with the same `what`, in the same order."""
+
+    def __init__(self, rank: int, world: int, address: str | None, port: int | None) -> None:
+        self._rank, self._world = rank, world
+        self.store: Any = torch.distributed.HashStore()
+        if world > 1:
+            self.store = torch.distributed.TCPStore(address, port, world, is_master=rank == 0,
+                                                    timeout=_LONGEST_SETUP)
+        self._counts: dict[str, int] = {}
+
+    def gather(self, what: str, value: Any, timeout: timedelta) -> list[Any]:
+        """Everybody's `value` (JSON), by rank, once all have called.
+
+        TimeoutError: not all have by then, and says who has not. UnavailableError: rank 0, which
+        holds the store, is gone.
+        """
+        count = self._counts[what] = self._counts.get(what, 0) + 1
+        keys = [f"{what}/{count}/{rank}" for rank in range(self._world)]
+        try:
+            self.store.set(keys[self._rank], json.dumps(value))
+            if count > 1:  # all have called, so all have read what was before
+                self.store.wait(keys, timeout)
+                self.store.delete_key(f"{what}/{count - 1}/{self._rank}")
+            self.store.wait(keys, timeout)
+            return [json.loads(self.store.get(key)) for key in keys]
+        except torch.distributed.DistNetworkError as error:
+            raise UnavailableError(f"the store of rank 0 is gone: {error}") from None
+        except RuntimeError as error:  # DistStoreError: a timeout
+            late = [rank for rank, key in enumerate(keys) if not self._has(key)]
+            raise TimeoutError(f"{what}: ranks {late} did not come in "
+                               f"{timeout.total_seconds():g} s: {error}") from None
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self.store.check([key]))
+        except RuntimeError:
+            return False
+
+
+class SharedUpdate(Update):
+    """An update of several ranks: the failure of one ends all, and it is answered when each rank's
+    request has returned."""
+
+    def __init__(self, exchange: Exchange, rank: int, ranks: list[int], name: str) -> None:
+        super().__init__()
+        self._store, self._rank = exchange.store, rank
+        self._failed = f"{name}/failed"
+        self._mine = f"{name}/answered/{rank}"
+        self._everyone = [f"{name}/answered/{other}" for other in ranks]
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        self._try(lambda: self._store.set(self._failed, f"rank {self._rank}: {error}"))
+
+    def failure(self) -> Exception | None:
+        mine = super().failure()
+        if mine is None and self._try(lambda: self._store.check([self._failed])):
+            other = self._try(lambda: self._store.get(self._failed))
+            super().fail(UnavailableError((other or b"another rank failed").decode()))
+        return super().failure()
+
+    def answer(self) -> None:
+        super().answer()
+        self._try(lambda: self._store.set(self._mine, ""))
+
+    def answered(self) -> bool:
+        return super().answered() and bool(self._try(lambda: self._store.check(self._everyone)))
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        """A store that is gone is for `gather` to report, which every rank calls in the end."""
+        try:
+            return call()
+        except RuntimeError:
+            return None

@@ -1,0 +1,179 @@
+"""Tensors from sessions to one worker, by checkpoint-engine's protocol.
+
+    handle of the buffer              → ""
+    [{name, dtype, shape, offset}] …  → "" each time, when the worker has read them
+    None                              → "": it has let the buffer go
+    None                              → "": it has run its post-processing
+
+An answer that is not empty is an error. An exception instead of a message ends the worker's part.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import InvalidError
+from .buffers import ALIGNMENT, DEFAULT_BYTES, Buffer, aligned, make_buffer
+from .channel import Channel
+
+Entry = tuple[str, torch.Tensor]
+ANSWER_TIMEOUT = 300.0  # s; a worker's post-processing may take long
+
+
+def send(session: Any, zmq_path: str, device: str | torch.device, *,
+         buffer_bytes: int = DEFAULT_BYTES, timeout: float = ANSWER_TIMEOUT) -> int:
+    """Feeds one worker with all tensors of `session`; returns how many bytes.
+
+    session: of whole tensors, attached with `device`.
+    zmq_path: a socket file, "ipc:///DIRECTORY/NAME" or a path, in a directory of mode 0700 of this
+        user; made here. The engine is told of it by the caller, as `zmq_handles[device_key]`,
+        before this or meanwhile.
+    device: "cuda:1", a torch.device; or "double:0".
+    buffer_bytes: of the buffer on the device; see docs/python-checkpoint-engine.md.
+    timeout: seconds for the worker to connect, for each of its answers, and for a bucket to come.
+
+    ReceiverError: the worker reports an error. ReceiverLostError: it died. TimeoutError: it did
+    not connect or answer. And what the session raises. In each case the worker, where there is
+    one, is told to give up; the engine's weights may be of two versions then.
+    """
+    with Channel(zmq_path) as channel:
+        largest, total = sizes(session)
+        buffer = make_buffer(device, largest, total, buffer_bytes)
+        channel.wait_for_receiver(timeout)
+        return transfer(channel, buffer, session.buckets(timeout), timeout=timeout)
+
+
+def sizes(session: Any) -> tuple[int, int]:
+    """Bytes of the largest tensor, and of all; aligned as in the buffer.
+
+    InvalidError: the session has parts of tensors only: engines cut whole ones up by themselves.
+    """
+    largest = total = 0
+    for info in session.tensors():
+        if tuple(info.shape) != tuple(info.full_shape):
+            raise InvalidError(f"the session has a part of '{info.name}' only: attach without a "
+                               f"shard, engines cut tensors up by themselves")
+        nbytes = aligned(info.nbytes)
+        largest, total = max(largest, nbytes), total + nbytes
+    return largest, total
+
+
+def transfer(channel: Channel, buffer: Buffer, buckets: Iterable[Sequence[Entry]], *,
+             timeout: float = ANSWER_TIMEOUT) -> int:
+    """One whole pass over a connected channel; returns the tensors' bytes. Releases the buffer.
+
+    Errors as of `send`; the worker has been told then.
+    """
+    try:
+        turn = _Turn(channel, buffer, timeout)
+        turn.tell(buffer.handle())
+        turn.fill(buckets)
+        turn.tell(None)
+        turn.take_answer()
+        buffer.release()
+        turn.tell(None)
+        turn.take_answer()
+        return turn.nbytes
+    except BaseException as error:
+        channel.abort(error)
+        raise
+    finally:
+        buffer.release()
+
+
+class Run:
+    """Tensors that lie one after the other in one piece of memory: one copy brings all of them."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.storage = tensor.untyped_storage()
+        self.begin = self.end = tensor.data_ptr()
+        self.items: list[tuple[str, torch.Tensor, int]] = []
+        self._base = self.storage.data_ptr()
+        self.append(name, tensor)
+
+    def append(self, name: str, tensor: torch.Tensor) -> None:
+        self.items.append((name, tensor, tensor.data_ptr() - self.begin))
+        self.end = tensor.data_ptr() + tensor.nbytes
+
+    def takes(self, tensor: torch.Tensor, limit: int) -> bool:
+        at = tensor.data_ptr()
+        return (0 <= at - self.end < ALIGNMENT and (at - self.begin) % ALIGNMENT == 0
+                and at + tensor.nbytes - self.begin <= limit
+                and tensor.untyped_storage().data_ptr() == self._base)
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+    def bytes(self) -> torch.Tensor:
+        """uint8 of shape [nbytes], on the tensors' memory."""
+        view = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
+        return view.set_(self.storage, self.begin - self._base, (self.nbytes,))
+
+
+def runs(entries: Iterable[Entry], limit: int) -> Iterator[Run]:
+    """Tensors side by side together, up to `limit` bytes."""
+    run: Run | None = None
+    for name, tensor in entries:
+        tensor = tensor.contiguous()
+        if run is not None and run.takes(tensor, limit):
+            run.append(name, tensor)
+            continue
+        if run is not None:
+            yield run
+        run = Run(name, tensor)
+    if run is not None:
+        yield run
+
+
+class _Turn:
+    """Fills one half while the worker has the other. At most one message is without an answer."""
+
+    def __init__(self, channel: Channel, buffer: Buffer, timeout: float) -> None:
+        self.nbytes = 0
+        self._channel, self._buffer, self._timeout = channel, buffer, timeout
+        self._outstanding = False
+        self._half = self._used = 0
+        self._items: list[dict[str, Any]] = []
+
+    def tell(self, message: object) -> None:
+        """Once the message before has been answered."""
+        self.take_answer()
+        self._channel.tell(message, self._timeout)
+        self._outstanding = True
+
+    def take_answer(self) -> None:
+        if self._outstanding:
+            self._channel.answer(self._timeout)
+            self._outstanding = False
+
+    def fill(self, buckets: Iterable[Sequence[Entry]]) -> None:
+        for entries in buckets:
+            for run in runs(entries, self._buffer.half_bytes):
+                self.add(run)
+        self.flush()
+
+    def add(self, run: Run) -> None:
+        if self._used + run.nbytes > self._buffer.half_bytes:
+            self.flush()
+        begin = self._half * self._buffer.half_bytes + self._used
+        if run.nbytes:
+            self._buffer.tensor[begin:begin + run.nbytes].copy_(run.bytes(), non_blocking=True)
+        for name, tensor, offset in run.items:
+            self._items.append({"name": name, "dtype": tensor.dtype, "shape": tensor.shape,
+                                "offset": begin + offset})
+            self.nbytes += tensor.nbytes
+        self._used += aligned(run.nbytes)
+
+    def flush(self) -> None:
+        """Hands over what was filled. The half that is next has been read by then."""
+        if not self._items:
+            return
+        self._buffer.synchronize()
+        self.tell(self._items)
+        self._items, self._used = [], 0
+        self._half = (self._half + 1) % self._buffer.halves
+        if self._buffer.halves == 1:
+            self.take_answer()

@@ -1,0 +1,103 @@
+"""All workers of an engine on this host."""
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import InvalidError
+from .buffers import DEFAULT_BYTES, is_cuda
+from .channel import private_directory
+from .engines import REQUEST_TIMEOUT, Request, engine_request
+from .sender import ANSWER_TIMEOUT
+from .update import Rank, Source, Update, deliver
+
+
+@dataclass(frozen=True)
+class Served:
+    """What an engine was given: `nbytes` to all devices together, in `elapsed` seconds from the
+    request on. `passes`: how often each device took it; more than once with a draft model."""
+
+    model: str
+    version: int
+    devices: int
+    passes: int
+    nbytes: int
+    elapsed: float
+
+
+def serve_to(target: str | Request, model: str, version: str | int = "latest", *,
+             devices: Sequence[str | torch.device] | None = None, engine: str = "sglang",
+             agent: str | os.PathLike[str] | None = None, buffer_bytes: int = DEFAULT_BYTES,
+             timeout: float = ANSWER_TIMEOUT, request_timeout: float = REQUEST_TIMEOUT,
+             attach_timeout: float = 10.0, directory: str | os.PathLike[str] | None = None,
+             headers: Mapping[str, str] | None = None, uds: str | None = None) -> Served:
+    """Gives an engine on this host all weights of a version, by checkpoint-engine's protocol.
+
+    target: the engine's URL; or a function that is given [(device key, address), …], one for each
+        of `devices`, makes the engine's workers receive there, and returns when they have.
+    devices: all GPUs of the engine, "cuda:0"…; None: all that this process sees.
+    engine: "sglang", "lmdeploy" or "vllm"; how a URL is asked.
+    buffer_bytes: of the buffer on each device; see docs/python-checkpoint-engine.md.
+    timeout: seconds for a worker to connect, for each of its answers, and for a bucket to come.
+        request_timeout: for the whole request. attach_timeout: until the version and its sources
+        are known.
+    directory: where a private directory with the sockets is made; the engine has to see it under
+        the same path. None: the system's for temporary files.
+    headers, uds: of the request; a Unix socket to connect to.
+
+    Nothing is asked of the engine before every device has found the version (NotFoundError, …).
+    ReceiverError: a worker reports an error or died; UnavailableError: the engine refuses or fails;
+    TimeoutError: one of the timeouts. All other workers are told to give up then; what the engine
+    holds may be of two versions: do it again before it serves.
+    """
+    names = _devices(devices)
+    with contextlib.ExitStack() as stack:
+        sources = _sources(stack, model, version, names, agent, attach_timeout, timeout)
+        sockets = stack.enter_context(private_directory(directory))
+        update = Update()
+        ranks = []
+        for index, source in enumerate(sources):
+            ranks.append(Rank(source, f"{sockets}/{index}.sock", update, buffer_bytes=buffer_bytes,
+                              timeout=timeout))
+            stack.callback(ranks[-1].close)
+        request = target if callable(target) else engine_request(
+            engine, target, str(sources[0].version), timeout=request_timeout, headers=headers,
+            uds=uds)
+        begin = time.monotonic()
+        deliver(ranks, lambda: request([rank.handle for rank in ranks]), update, timeout)
+        return Served(sources[0].model, sources[0].version, len(ranks), ranks[0].passes,
+                      sum(rank.nbytes for rank in ranks), time.monotonic() - begin)
+
+
+def _devices(devices: Sequence[str | torch.device] | None) -> list[str | torch.device]:
+    if devices is None:
+        devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    names = [f"cuda:{torch.cuda.current_device()}" if str(device) == "cuda" else device
+             for device in devices]
+    if not names:
+        raise InvalidError("no GPU is visible: name the engine's devices")
+    if len({str(name) for name in names}) != len(names):
+        raise InvalidError("a device is named twice: each worker of the engine has its own")
+    if any(not is_cuda(name) and not str(name).startswith("double:") for name in names):
+        raise InvalidError(f"devices are \"cuda:N\", not {', '.join(map(str, names))}")
+    return names
+
+
+def _sources(stack: contextlib.ExitStack, model: str, version: str | int,
+             devices: Sequence[str | torch.device], agent: str | os.PathLike[str] | None,
+             attach_timeout: float, timeout: float) -> list[Source]:
+    """One for each device, all attached, to the version that the first one has found."""
+    sources: list[Source] = []
+    for device in devices:
+        pinned = f"{model}@{sources[0].version if sources else version}"
+        source = Source([pinned], device, agent=None if agent is None else os.fspath(agent),
+                        attach_timeout=attach_timeout, timeout=timeout)
+        stack.callback(source.close)
+        source.prepare()
+        sources.append(source)
+    return sources
