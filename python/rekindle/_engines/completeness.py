@@ -1,0 +1,86 @@
+"""Whether every parameter has been written. Engines check less: one says that a fused parameter is
+loaded when a part of it is, and that a layer without weights keeps what it had."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import InvalidError
+
+if TYPE_CHECKING:
+    from ..recording import Plan
+
+# Scales of a KV cache have defaults; a checkpoint may leave them out.
+_WITH_DEFAULT = re.compile(r"(^|\.)(q_scale|k_scale|v_scale|prob_scale|input_scale_ub)$")
+_NAMED = 3
+
+
+def has_default(name: str) -> bool:
+    """Whether a checkpoint may leave this parameter out."""
+    return _WITH_DEFAULT.search(name) is not None
+
+
+def check_plan(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str]) -> None:
+    """After a plan was executed: what moves and constants have covered, and of what opaque tensors
+    went to, what the loader says. InvalidError names what is missing."""
+    written: dict[str, set[tuple[Any, ...]]] = {}
+    for move in plan.moves():
+        written.setdefault(move.parameter, set()).add((move.offset, move.size, move.stride))
+    for constant in plan.constants:
+        written.setdefault(constant.parameter, set()).add(
+            (constant.offset, constant.size, constant.stride))
+    elements = {name: sum(prod(size) for _, size, _ in runs) for name, runs in written.items()}
+    said = _said(returned) if plan.opaque else set()
+    if said is not None:  # else nothing is known of where the opaque tensors went
+        _refuse(_short(model, elements, said), allowed)
+
+
+def check_loaded(model: torch.nn.Module, returned: Any, allowed: Iterable[str]) -> None:
+    """After a loader was given whole tensors: what it says that it has loaded, if it says that."""
+    said = _said(returned)
+    if said is not None:
+        _refuse(_short(model, {}, said), allowed)
+
+
+def _said(returned: Any) -> set[str] | None:
+    if isinstance(returned, (set, frozenset)) and all(isinstance(name, str) for name in returned):
+        return set(returned)
+    return None
+
+
+def _short(model: torch.nn.Module, elements: Mapping[str, int], said: set[str]) -> dict[str, str]:
+    """Parameters that are not written, or not in full: how much is."""
+    short: dict[str, str] = {}
+    for memory in _by_memory(model):
+        size = memory[0][1].numel()
+        names = [name for name, _ in memory]
+        if not size or any(name in said or has_default(name) for name in names):
+            continue
+        count = max(elements.get(name, 0) for name in names)
+        if count < size:
+            short[names[0]] = f"{count} of {size} elements" if count else "nothing"
+    return short
+
+
+def _by_memory(model: torch.nn.Module) -> list[list[tuple[str, torch.Tensor]]]:
+    """Parameters with all of their names."""
+    groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            groups.setdefault(id(parameter), []).append((name, parameter))
+    return list(groups.values())
+
+
+def _refuse(short: Mapping[str, str], allowed: Iterable[str]) -> None:
+    patterns = [re.compile(pattern) for pattern in allowed]
+    left = {name: how for name, how in short.items()
+            if not any(pattern.search(name) for pattern in patterns)}
+    if left:
+        named = ", ".join(f"{name} ({how} written)" for name, how in list(left.items())[:_NAMED])
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        raise InvalidError(f"not every parameter has weights: {named}{more}; publish what is "
+                           "missing, or name what needs none in allow_unwritten")

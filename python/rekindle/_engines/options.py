@@ -1,0 +1,97 @@
+"""What a user says to an engine's loader, as one JSON object: `--model-loader-extra-config`."""
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..errors import InvalidError
+
+_SECONDS = ("attach_timeout", "load_timeout", "commit_timeout")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to reach the weights. Times are seconds; what is None is `rekindle.attach`'s default."""
+
+    model: str | None = None  # name in Rekindle; None: REKINDLE_MODEL
+    version: str | int = "latest"
+    draft_model: str | None = None  # of a speculative decoder whose weights are another model
+    draft_version: str | int = "latest"
+    agent: str | None = None  # the agent's store
+    instance: str | None = None
+    generation: int | None = None  # None: REKINDLE_GENERATION, or one that the ranks agree on
+    group: str | None = None
+    device: str | None = None  # None: where the parameters are
+    bucket_bytes: int = 0
+    fallback_dir: str | None = None
+    attach_timeout: float = 60.0
+    load_timeout: float = 600.0  # without anything arriving
+    commit_timeout: float = 600.0  # for the other ranks of the instance
+    record: bool = True  # fetch only what this rank's loader reads
+    fallback: str | None = None  # "default": the engine's own loader, when weights cannot be had
+    allow_unwritten: tuple[str, ...] = ()  # regular expressions of parameters without weights
+
+    @classmethod
+    def parse(cls, config: Any) -> "Options":
+        """From the engine's extra configuration.
+
+        InvalidError for an unknown key and for a value of the wrong kind, naming it."""
+        if config is None:
+            config = {}
+        if not isinstance(config, Mapping):
+            raise InvalidError(
+                f"extra configuration of load format rekindle must be an object, not {config!r}")
+        known = {field.name: field for field in fields(cls)}
+        unknown = sorted(set(config) - set(known))
+        if unknown:
+            raise InvalidError(f"unknown key '{unknown[0]}' in the extra configuration of load "
+                               f"format rekindle; it takes {', '.join(sorted(known))}")
+        options = cls(**{key: _checked(key, value) for key, value in config.items()})
+        if options.fallback not in (None, "default"):
+            raise InvalidError(f"fallback is 'default' or absent, not {options.fallback!r}")
+        return options
+
+    @property
+    def name(self) -> str:
+        """Name of the model in Rekindle, without a version."""
+        name = self.model or os.environ.get("REKINDLE_MODEL")
+        if not name:
+            raise InvalidError("no model: say {\"model\": \"NAME\"} in the extra configuration, or "
+                               "set REKINDLE_MODEL")
+        return name
+
+    def of_draft(self, same_checkpoint: bool) -> "Options":
+        """For the draft model of a speculative decoder, which attaches by itself.
+
+        `same_checkpoint`: its weights are in the target's checkpoint, as those of MTP are."""
+        if self.draft_model is None and not same_checkpoint:
+            raise InvalidError("the draft model is another checkpoint than the target: say its "
+                               "name as {\"draft_model\": \"NAME\"} in the extra configuration")
+        if self.draft_model is None:
+            return replace(self, group=None)
+        return replace(self, model=self.draft_model, version=self.draft_version, group=None)
+
+
+def _checked(key: str, value: Any) -> Any:
+    if key == "allow_unwritten":
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise InvalidError(f"{key} is a list of regular expressions, not {value!r}")
+        return tuple(value)
+    if key in _SECONDS:
+        valid = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        kind = "a positive number of seconds"
+    elif key == "record":
+        valid, kind = isinstance(value, bool), "true or false"
+    elif key in ("bucket_bytes", "generation"):
+        valid = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        kind = "a whole number"
+    elif key in ("version", "draft_version"):
+        valid = isinstance(value, (str, int)) and not isinstance(value, bool)
+        kind = "a version"
+    else:
+        valid, kind = isinstance(value, str) or value is None, "a string"
+    if not valid:
+        raise InvalidError(f"{key} is {kind}, not {value!r}")
+    return value

@@ -1,0 +1,99 @@
+"""Publishing tensors that come one by one: into segments as they come, once all are announced."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+
+from .. import _abi, dtypes
+from .._attaching import environment
+from .._native import Native, milliseconds, text
+from .._views import memory
+from ..errors import InvalidError
+
+CONNECT_S = 10.0
+
+
+class Spec(NamedTuple):
+    """A tensor to come."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Writer:
+    """A version of which every tensor in `specs` is written once, and then committed.
+
+    A context manager: what is not committed at its end is abandoned, and leaves nothing behind."""
+
+    def __init__(self, model_version: str, specs: Sequence[Spec], agent: str | None = None) -> None:
+        self._index = {spec.name: index for index, spec in enumerate(specs)}
+        if len(self._index) != len(specs):
+            raise InvalidError(f"publish {model_version}: a name comes twice")
+        self._specs = list(specs)
+        self._missing = set(self._index)
+        self._native = Native(agent if agent is not None else environment("STORE"), CONNECT_S,
+                              "publication")
+        self._open = True
+        self._native.open("rk_publish_begin", "rk_publish_abandon", text(model_version),
+                          _array(specs), len(specs))
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Copies a tensor, from any device. InvalidError when it is not as its spec says."""
+        index = self._index.get(name)
+        if index is None or name not in self._missing:
+            raise InvalidError(f"'{name}' was not announced" if index is None else
+                               f"'{name}' comes twice")
+        spec = self._specs[index]
+        if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.shape:
+            raise InvalidError(f"'{name}' is {tensor.dtype} {tuple(tensor.shape)}, announced were "
+                               f"{spec.dtype} {spec.shape}")
+        if spec.shape.count(0) == 0:
+            self._place(index).copy_(tensor.detach())
+        self._missing.discard(name)
+
+    def written(self, name: str) -> torch.Tensor:
+        """A copy of what was written, in host memory."""
+        spec = self._specs[self._index[name]]
+        if 0 in spec.shape:
+            return torch.empty(spec.shape, dtype=spec.dtype)
+        return self._place(self._index[name]).clone()
+
+    def _place(self, index: int) -> torch.Tensor:
+        data, size = ctypes.c_void_p(), ctypes.c_uint64()
+        self._native.call("rk_publish_data", index, ctypes.byref(data), ctypes.byref(size))
+        spec = self._specs[index]
+        place = torch.frombuffer(memory(data.value or 0, size.value), dtype=torch.uint8)
+        return place.view(spec.dtype).view(spec.shape)
+
+    def commit(self, timeout: float = 600.0) -> None:
+        """The version is there, for everybody, when this returns. InvalidError names a tensor that
+        was not written; DeniedError: it exists with other bytes."""
+        if self._missing:
+            raise InvalidError(f"'{min(self._missing)}' was announced and did not come "
+                               f"({len(self._missing)} in all)")
+        self._open = False
+        self._native.call_last("rk_publish_commit", max(1, milliseconds(timeout)))
+        self._native.end()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._open:
+            self._open = False
+            self._native.end()
+
+
+def _array(specs: Sequence[Spec]) -> ctypes.Array[_abi.TensorSpec]:
+    array = (_abi.TensorSpec * len(specs))()
+    for entry, spec in zip(array, specs):
+        entry.name, entry.dtype = text(spec.name), text(dtypes.dtype_name(spec.dtype))
+        entry.dimensions = len(spec.shape)
+        entry.shape = (ctypes.c_uint64 * len(spec.shape))(*spec.shape)
+    return array

@@ -1,0 +1,56 @@
+"""SGLang: load format `rekindle`, updates from disk's place, and a custom weight loader.
+
+    python -m sglang.launch_server --model-path MODEL --load-format rekindle \\
+        --model-loader-extra-config '{"model": "qwen3"}'
+
+SGLang finds `plugin` by the entry point group `sglang.srt.plugins`. A running server is updated by
+`POST /update_weights_from_disk {"model_path": …, "load_format": "rekindle"}`, or by
+`Engine.update_weights_from_tensor(version("qwen3", 42), load_format="rekindle.sglang.load")` when
+it was started with `--custom-weight-loader rekindle.sglang.load`. See docs/python-engines.md.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["load", "plugin", "version"]
+
+_SCHEME = "rekindle://"
+
+
+def plugin() -> None:
+    """Registers load format `rekindle`. Again: nothing. InvalidError for an unknown SGLang."""
+    from . import versions
+    versions.check()
+    from .hooks import register
+    register()
+
+
+def version(model: str, version: str | int = "latest") -> "list[tuple[str, torch.Tensor]]":
+    """What `Engine.update_weights_from_tensor` is to be given, so that `load` attaches to this."""
+    import torch
+    return [(f"{_SCHEME}{model}@{version}", torch.zeros(1))]
+
+
+def load(model: "torch.nn.Module", named_tensors: "list[tuple[str, torch.Tensor]]") -> None:
+    """SGLang calls this in every rank. Of what `version()` made, it attaches to the version, by the
+    options of the load format if that was used, else of the environment (REKINDLE_STORE, …), and
+    fills the model; other tensors go to the model's own loader.
+
+    Raises InvalidError naming parameters without weights, and what `attach` raises."""
+    others: list[tuple[str, Any]] = []
+    for name, tensor in named_tensors:
+        if name.startswith(_SCHEME):
+            from .updating import update
+            update(model, *_split(name[len(_SCHEME):]))
+        else:
+            others.append((name, tensor))
+    if others:
+        model.load_weights(others)
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, _, number = text.rpartition("@")
+    return (name, number) if name else (number, "latest")

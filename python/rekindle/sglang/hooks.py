@@ -1,0 +1,29 @@
+"""The plugin: `--load-format rekindle` in a SGLang that is not changed.
+
+SGLang takes a class in place of a load format; the name becomes it where it would be checked.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+LOAD_FORMAT = "rekindle"
+_TARGET = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
+
+
+def register() -> None:
+    from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    if LOAD_FORMAT in LOAD_FORMAT_CHOICES:
+        return
+    add_load_format_choices([LOAD_FORMAT])
+    HookRegistry.register(_TARGET, verify_load_format, HookType.AROUND)
+
+
+def verify_load_format(original: Callable[[Any], None], config: Any) -> None:
+    """Around `LoadConfig._verify_load_format`."""
+    if isinstance(config.load_format, str) and config.load_format.lower() == LOAD_FORMAT:
+        from .loader import RekindleModelLoader
+        config.load_format = RekindleModelLoader
+    else:
+        original(config)

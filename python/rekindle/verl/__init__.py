@@ -1,0 +1,13 @@
+"""verl: the checkpoint engine `rekindle`.
+
+    actor_rollout_ref.rollout.checkpoint_engine.backend=rekindle
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=rekindle.verl
+    +actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.rekindle.model=qwen3
+
+Importing this module registers it, so it needs verl. See docs/python-engines.md.
+"""
+from __future__ import annotations
+
+from .engine import RekindleCheckpointEngine
+
+__all__ = ["RekindleCheckpointEngine"]

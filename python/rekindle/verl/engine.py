@@ -1,0 +1,200 @@
+"""verl's CheckpointEngine over Rekindle: trainers publish, rollout workers attach.
+
+There is no process group. The trainer's first rank publishes a version, rollout workers attach to
+it on the agents of their hosts, which pull it from each other. So a replica that is added, lost or
+started again concerns nobody else, and one that comes back has its weights in its host's memory.
+"""
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
+
+import rekindle
+from rekindle import command
+from rekindle._engines.writer import Spec, Writer
+
+
+@CheckpointEngineRegistry.register("rekindle")
+class RekindleCheckpointEngine(CheckpointEngineWithCache):
+    """`model`: its name in Rekindle. `agent`: the store of this host's agent. `device`: where
+    rollout workers are given tensors: "cuda" (None: that, where there is one), "cpu" or a double.
+    `rollout_dtype`: what floating point weights are published as; None: as they come.
+    `keep`: versions to keep in the fleet, of those that this trainer has published; 0: all. Letting
+    go of the others asks `coordinator`, HOST:PORT, or REKINDLE_COORDINATOR.
+    `bucket_size` is verl's, in bytes; Rekindle's buckets are at most 256 MiB. Times are seconds."""
+
+    wire_format = "named_tensors"
+
+    def __init__(self, bucket_size: int, model: str, *, is_master: bool = False,
+                 agent: str | None = None, coordinator: str | None = None,
+                 device: str | None = None,
+                 rollout_dtype: str | torch.dtype | None = torch.bfloat16, keep: int = 2,
+                 timeout: float = 600.0, **unknown: Any) -> None:
+        if unknown:
+            raise rekindle.InvalidError(
+                f"unknown key '{min(unknown)}' in engine_kwargs of the checkpoint engine rekindle")
+        self._coordinator = coordinator or os.environ.get("REKINDLE_COORDINATOR")
+        if is_master and keep and not self._coordinator:
+            raise rekindle.InvalidError("old versions leave the fleet through its coordinator: say "
+                                        "coordinator, or keep=0 to keep them all")
+        self._model, self._agent, self._timeout, self._keep = model, agent, timeout, keep
+        self._bucket_bytes = min(bucket_size, 256 << 20)
+        self._device = device if device is not None else (
+            "cuda" if torch.cuda.is_available() else "cpu")
+        self._dtype = (getattr(torch, rollout_dtype) if isinstance(rollout_dtype, str)
+                       else rollout_dtype)
+        self._is_master = is_master
+        self._version = 0
+        self._sender = False
+        self._specs: list[Spec] = []  # of what was sent last
+        self._published: list[int] = []
+
+    # --- what verl's manager calls on every worker, in this order, at each update
+
+    def prepare(self) -> dict[str, Any]:
+        """The trainer's first rank says which version comes next: later than any before, also of a
+        trainer that was started again and repeats steps. So it is the time, in milliseconds."""
+        if not self._is_master:
+            return {}
+        return {"version": max(self._version + 1, time.time_ns() // 1_000_000)}
+
+    @classmethod
+    def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int,
+                       metadata: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Every worker is told the version; the trainer's first rank, that it sends."""
+        version = next((said["version"] for said in metadata[:actor_wg_world_size] if said), None)
+        if version is None:
+            raise rekindle.InvalidError("no trainer rank was made with is_master=True")
+        senders = [bool(said) for said in metadata[:actor_wg_world_size]]
+        return ({"version": [version] * actor_wg_world_size, "sender": senders},
+                {"version": [version] * rollout_world_size,
+                 "sender": [False] * rollout_world_size})
+
+    def init_process_group(self, version: int, sender: bool) -> None:
+        self._version, self._sender = version, sender
+
+    def finalize(self) -> None:
+        """Lets go of versions that are too old, of those that the trainer's first rank published."""
+        while self._keep and len(self._published) > self._keep:
+            old = self._published.pop(0)
+            with contextlib.suppress(rekindle.NotFoundError):  # somebody else has
+                command.run("retire", f"{self._model}@{old}", "--everywhere", "--coordinator",
+                            str(self._coordinator), timeout=self._timeout)
+
+    # --- the trainer
+
+    @torch.no_grad()
+    async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]],
+                           global_steps: int | None = None) -> dict[str, float]:
+        """Publishes what the generator gives. Other ranks than the first only run through it, for
+        its collectives.
+
+        Segments are laid out from names and shapes of all tensors, which the generator gives one
+        by one. So the first time they are gathered in host memory (once the model, besides the
+        segments); from then on they go into segments as they come, when they are what they were."""
+        if not self._sender:
+            for _ in weights:
+                pass
+            return {}
+        begun = time.perf_counter()
+        self._publish(self._converted(weights))  # in this thread, for the generator's collectives
+        return {"rekindle/publish_s": time.perf_counter() - begun,
+                "rekindle/version": float(self._version)}
+
+    def _converted(self, weights: Iterable[tuple[str, torch.Tensor]]
+                   ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            convert = self._dtype is not None and tensor.is_floating_point()
+            yield name, tensor.to(self._dtype) if convert else tensor
+
+    def _publish(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        model_version = f"{self._model}@{self._version}"
+        rest: list[tuple[str, torch.Tensor]] = []
+        if self._specs and self._stream(model_version, weights, rest):
+            self._published.append(self._version)
+            return
+        held = {name: tensor.to("cpu", copy=True) for name, tensor in chain(rest, weights)}
+        self._specs = [_spec(name, tensor) for name, tensor in held.items()]
+        rekindle.publish(held, model_version, agent=self._agent, timeout=self._timeout)
+        self._published.append(self._version)
+
+    def _stream(self, model_version: str, weights: Iterator[tuple[str, torch.Tensor]],
+                rest: list[tuple[str, torch.Tensor]]) -> bool:
+        """False when the tensors are not those of the last time; `rest` is what was taken."""
+        with Writer(model_version, self._specs, self._agent) as writer:
+            expected = iter(self._specs)
+            written: list[Spec] = []
+            for name, tensor in weights:
+                if next(expected, None) != _spec(name, tensor):
+                    rest.extend((spec.name, writer.written(spec.name)) for spec in written)
+                    rest.append((name, tensor))
+                    return False
+                writer.write(name, tensor)
+                written.append(self._specs[len(written)])
+            if len(written) == len(self._specs):
+                writer.commit(self._timeout)
+                return True
+            rest.extend((spec.name, writer.written(spec.name)) for spec in written)
+        return False
+
+    # --- rollout workers
+
+    async def receive_weights(self, global_steps: int | None = None
+                              ) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of the version, as they arrive. A tensor is to be read before the next one
+        is asked for, on the stream that was current here.
+
+        TimeoutError, when the trainer has not published it after `timeout` seconds."""
+        async for pair in self._read(self._version):
+            yield pair
+
+    async def get_weights(self) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """The newest version that is complete, from the memory of this host, or else of another:
+        for a worker that comes back between updates."""
+        async for pair in self._read("latest"):
+            yield pair
+
+    async def _read(self, version: int | str) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        device = None if self._device == "cpu" else self._device
+        stream = None
+        if device == "cuda":  # of this thread: others have a current device of their own
+            device = f"cuda:{torch.cuda.current_device()}"
+        if device and device.startswith("cuda"):
+            stream = torch.cuda.current_stream(device)
+        session = await asyncio.to_thread(self._attach, version, device, stream)
+        try:
+            buckets = session.buckets(self._timeout)
+            while (bucket := await asyncio.to_thread(next, buckets, None)) is not None:
+                for pair in bucket:
+                    yield pair
+            session.loaded()
+        finally:
+            session.close()
+
+    def _attach(self, version: int | str, device: str | None, stream: Any) -> rekindle.Session:
+        """Waits for a version that is still being published."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return rekindle.attach(
+                    self._model, version, device=device, stream=stream, agent=self._agent,
+                    bucket_bytes=self._bucket_bytes if device else 0,
+                    timeout=min(10.0, max(0.0, deadline - time.monotonic())))
+            except (rekindle.NotFoundError, rekindle.UnavailableError, TimeoutError) as why:
+                if time.monotonic() >= deadline:
+                    raise rekindle.TimeoutError(
+                        f"{self._model}@{version} has not come in {self._timeout} s: {why}"
+                    ) from why
+                time.sleep(0.02)  # an agent that says so at once
+
+
+def _spec(name: str, tensor: torch.Tensor) -> Spec:
+    return Spec(name, tensor.dtype, tuple(tensor.shape))

@@ -1,0 +1,32 @@
+"""vLLM: `--load-format rekindle`, updates of a running engine, and a weight transfer backend.
+
+    vllm serve MODEL --load-format rekindle --model-loader-extra-config '{"model": "qwen3"}' \\
+        --worker-extension-cls rekindle.vllm.WorkerExtension
+
+vLLM finds `register` by the entry point group `vllm.general_plugins`. See docs/python-engines.md.
+"""
+from __future__ import annotations
+
+import logging
+
+from .worker import WorkerExtension
+
+__all__ = ["WorkerExtension", "register"]
+
+
+def register() -> None:
+    """Registers load format and weight transfer backend `rekindle`. Again: nothing.
+
+    For a version of vLLM that is not known it logs why, and registers nothing: vLLM runs it
+    wherever this package is installed, and would end, also where nobody asks for Rekindle."""
+    from . import versions
+    from ..errors import InvalidError
+    try:
+        versions.check()
+    except InvalidError as why:
+        logging.getLogger("rekindle").error("load format rekindle is not there: %s", why)
+        return
+    from .loader import register_loader
+    from .transfer import register_transfer
+    register_loader()
+    register_transfer()

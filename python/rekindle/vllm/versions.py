@@ -1,0 +1,34 @@
+"""Which vLLM versions this works with, and what differs between them."""
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version as installed
+
+from ..errors import InvalidError
+
+# Loader and reload_weights: sources of both ends and 0.26 read, 0.33.0 run: docs/python-engines.md.
+OLDEST, NEWEST = (0, 23), (0, 33)
+CHECKED = "0.33.0"
+
+
+def check() -> str:
+    """The version of the vLLM that is installed.
+
+    InvalidError when there is none, or one outside the range: what it would do is not known."""
+    try:
+        found = installed("vllm")
+    except PackageNotFoundError:
+        raise InvalidError("vLLM is not installed") from None
+    if not supported(found):
+        raise InvalidError(
+            f"vLLM {found} is not known to rekindle.vllm, which is for {OLDEST[0]}.{OLDEST[1]} to "
+            f"{NEWEST[0]}.{NEWEST[1]}; use another version of one of them")
+    return found
+
+
+def supported(version: str) -> bool:
+    numbers = version.split("+")[0].split(".")
+    try:
+        release = int(numbers[0]), int(numbers[1])
+    except (IndexError, ValueError):
+        return False
+    return OLDEST <= release <= NEWEST

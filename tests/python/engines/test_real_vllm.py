@@ -1,0 +1,166 @@
+"""Load format rekindle under the real vLLM, on the CPU: every parameter bit-identical to what
+vLLM's own loader makes of the same checkpoint."""
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+
+HERE = pathlib.Path(__file__).parent
+PATIENCE_S = 300  # vLLM takes half a minute to import and configure
+
+
+def llama(tied=False):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=250, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=128,
+        tie_word_embeddings=tied))
+
+
+def qwen3_moe():
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+        vocab_size=250, hidden_size=64, intermediate_size=128, moe_intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+        num_experts=8, num_experts_per_tok=2, max_position_embeddings=128,
+        tie_word_embeddings=True))
+
+
+def deepseek_v3():
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(
+        vocab_size=250, hidden_size=64, intermediate_size=128, moe_intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8,
+        n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1, topk_method="noaux_tc",
+        q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16,
+        first_k_dense_replace=1, max_position_embeddings=128))
+
+
+MODELS = {"llama": llama, "llama-tied": lambda: llama(True), "qwen3-moe": qwen3_moe,
+          "deepseek-v3": deepseek_v3}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(rekindle, memory_directory):
+    """Name → directory, published as version 1 and, with other weights, as version 2."""
+    paths = {}
+    for name, make in MODELS.items():
+        for version in (1, 2):
+            torch.manual_seed(version)
+            path = memory_directory / f"{name}-{version}"
+            make().to(torch.bfloat16).save_pretrained(path)
+            rekindle.publish(f"{name}@{version}", path)
+            paths[name, version] = path
+    return paths
+
+
+def run_vllm(rekindle, path, options, world=1, **job):
+    """What each rank says."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        meeting = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    environment = {**os.environ, "REKINDLE_CACHE": str(rekindle.directory / "cache")}
+    options = {"agent": str(rekindle.store("a")), **options}
+    ranks = [subprocess.Popen(
+        [sys.executable, HERE / "vllm_worker.py", json.dumps({
+            "path": str(path), "world": world, "rank": rank, "meeting": meeting,
+            "options": options, **job})],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment) for rank in range(world)]
+    said = []
+    for process in ranks:
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, err[-4000:]
+        said.append(json.loads(out.splitlines()[-1]))
+    return said
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_rank_has_what_vllms_own_loader_gives(rekindle, checkpoints, name):
+    said, = run_vllm(rekindle, checkpoints[name, 1], {"model": name, "version": 1})
+    assert said.get("differ") == [], said
+    assert said["recorded"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_of_two_ranks_each_fetches_its_half_and_they_commit_together(rekindle, checkpoints, name):
+    """Twice: the second time from cached plans."""
+    options = {"model": name, "version": 1, "instance": f"{name}-tp2"}
+    for _ in range(2):
+        said = run_vllm(rekindle, checkpoints[name, 1], options, world=2)
+        assert [one.get("differ") for one in said] == [[], []], said
+        assert said[0]["generation"] == said[1]["generation"] > 0
+        whole, = run_vllm(rekindle, checkpoints[name, 1],
+                          {"model": name, "version": 1, "record": False})
+        assert whole["differ"] == [] and not whole["recorded"]
+        assert max(one["bytes"] for one in said) < 0.7 * whole["bytes"]
+
+
+def test_with_expert_parallelism_a_rank_fetches_its_experts_only(rekindle, checkpoints):
+    said = run_vllm(rekindle, checkpoints["qwen3-moe", 1], {"model": "qwen3-moe", "version": 1},
+                    world=2, experts=True)
+    assert [one.get("differ") for one in said] == [[], []], said
+    experts = [{n.split(".")[5] for n in one["names"] if ".experts." in n} for one in said]
+    assert experts == [set("0123"), set("4567")]
+
+
+def test_ranks_without_a_version_load_the_same_one_or_fail_alike(rekindle, checkpoints):
+    said = run_vllm(rekindle, checkpoints["llama", 2], {"model": "llama"}, world=2)
+    assert [one.get("differ") for one in said] == [[], []], said
+    assert [one["version"] for one in said] == [2, 2]
+    said = run_vllm(rekindle, checkpoints["llama", 2],
+                    {"model": "nobody-has-it", "attach_timeout": 0.5}, world=2)
+    assert said[0]["error"] == said[1]["error"] and "nobody-has-it" in said[0]["error"][1]
+
+
+def test_through_buckets_of_a_device(rekindle, checkpoints):
+    said, = run_vllm(rekindle, checkpoints["llama", 1],
+                     {"model": "llama", "version": 1, "device": "double:0"})
+    assert said.get("differ") == [], said
+
+
+@pytest.mark.parametrize("options", [{}, {"record": False}, {"device": "double:1"}],
+                         ids=["slices", "whole", "device"])
+def test_a_running_model_is_updated_layer_by_layer(rekindle, checkpoints, options):
+    instance = f"updated-{min(options, default='slices')}"
+    said, = run_vllm(
+        rekindle, checkpoints["llama", 1],
+        {"model": "llama", "version": 1, "instance": instance, **options}, update={"version": 2, "path": str(checkpoints["llama", 2])})
+    assert "error" not in said, said
+    assert said["version"] == 1 and said["differ"] == []
+    assert said["update"]["version"] == 2 and said["update"]["differ"] == []
+    status = said["update"]["status"]["target"]
+    assert status["version"] == 2 and status["generation"] > said["generation"]
+
+
+def test_a_parameter_that_no_tensor_is_for_is_an_error_that_names_it(
+        rekindle, checkpoints, memory_directory):
+    """vLLM says that a fused parameter is loaded when one of its three parts is."""
+    from safetensors.torch import load_file, save_file
+    path = checkpoints["llama", 1]
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.layers.1.self_attn.k_proj.weight"]
+    torn = memory_directory / "torn"
+    torn.mkdir()
+    save_file(tensors, torn / "model.safetensors")
+    (torn / "config.json").write_bytes((path / "config.json").read_bytes())
+    rekindle.publish("torn@1", torn)
+    said, = run_vllm(rekindle, path, {"model": "torn"})
+    kind, text = said["error"]
+    assert kind == "InvalidError"
+    assert "model.layers.1.self_attn.qkv_proj.weight (5120 of 6144 elements written)" in text
+
+
+def test_the_default_loader_takes_over_only_when_asked_to(rekindle, checkpoints):
+    path = checkpoints["llama", 1]
+    options = {"model": "nobody-has-it", "attach_timeout": 0.5}
+    said, = run_vllm(rekindle, path, options)
+    assert said["error"][0] in ("NotFoundError", "TimeoutError"), said
+    said, = run_vllm(rekindle, path, {**options, "fallback": "default"})
+    assert said.get("differ") == [], said
+    said, = run_vllm(rekindle, path, {"modle": "llama", "fallback": "default"})
+    assert said["error"][0] == "InvalidError" and "'modle'" in said["error"][1]
