@@ -50,7 +50,7 @@ void wait_until_whole(const std::string& store, int version) {
       [&] {
         const Json held = holdings(store);
         return std::ranges::any_of(held, [&](const Json& one) {
-          return one["version"] == version && one["whole"] == true;
+          return one["version"] == version && one["complete"] == true && one["whole"] == true;
         });
       },
       kLong);
