@@ -38,7 +38,8 @@ def boxes(plan: Plan) -> list[Box]:
 
 def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tensor],
             session: Session, *, timeout: float | None = 60.0) -> None:
-    """Fills `targets` from a session that was attached with `boxes(plan)`; the caller commits.
+    """Fills `targets` from a session that was attached with `boxes(plan)`; the caller commits. What
+    is queued on the devices' current streams has ended then.
 
     `load` is called with the opaque tensors, whole and in host memory, and only when there are
     some. Constants come first, then moves, then `load`. `timeout`: seconds without anything new
@@ -50,19 +51,26 @@ def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tens
     tensors = dict(targets) if isinstance(targets, Mapping) else named_targets(targets)
     _check(plan, session)
     with torch.no_grad():
-        if not len(plan):
+        if len(plan):
+            _carry_out(plan, load, tensors, session, timeout)
+        else:
             _fill(plan, tensors)
             load(_streamed(session, timeout))
-            return
-        wanted, scratches = _places(plan, tensors)
-        opaque = _buffers(plan)
-        wanted.update((Box(name), [buffer]) for name, buffer in opaque.items())
-        _fill(plan, tensors)
-        session.load_into(wanted, timeout=timeout)
-        for scratch in scratches:
-            scratch.to.copy_(scratch.part)
-        if opaque:
-            load(iter(opaque.items()))
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+
+
+def _carry_out(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], session: Session,
+               timeout: float | None) -> None:
+    wanted, scratches = _places(plan, tensors)
+    opaque = _buffers(plan)
+    wanted.update((Box(name), [buffer]) for name, buffer in opaque.items())
+    _fill(plan, tensors)
+    session.load_into(wanted, timeout=timeout)
+    for scratch in scratches:
+        scratch.to.copy_(scratch.part)
+    if opaque:
+        load(iter(opaque.items()))
 
 
 def _check(plan: Plan, session: Session) -> None:
