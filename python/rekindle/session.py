@@ -193,7 +193,7 @@ class Session:
     def _rest(self) -> Iterator[tuple[TensorInfo, Any]]:
         self._native.check()
         while True:
-            with self._turn:
+            with self._turn, self._native.using():  # views are made of the library's memory
                 entry = next(self._pending, None)
             if entry is None:
                 self._native.check()
