@@ -87,7 +87,8 @@ TEST_F(EngineTest, Row3AFrozenSourceIsDroppedByTheProgressDeadline) {
   BatchOptions options;
   options.progress_timeout = 150ms;
   run.start(options);
-  auto& frozen = run.add_source(kSlowDrain);
+  // Slow: it must not be done before it is frozen.
+  auto& frozen = run.add_source({.bytes_per_second = 1'000'000, .drain_delay = 20ms});
   frozen.freeze(true);
   run.add_source({.bytes_per_second = 60'000'000, .drain_delay = 20ms});
   run.expect_complete();
