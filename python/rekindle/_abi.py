@@ -114,11 +114,11 @@ _PROTOTYPES = {
 
 
 @functools.lru_cache(maxsize=None)
-def library() -> ctypes.CDLL:
+def load() -> ctypes.CDLL:
     """librekindle, loaded once. Raises UnavailableError when it is not there or another one."""
     for layout, kind in ((BOX, Box), (TENSOR, Tensor), (PART, Part), (TARGET, Target)):
         assert layout.size == ctypes.sizeof(kind), kind
-    path = _library.library_path()
+    path = _library.shared_object()
     try:
         loaded = ctypes.CDLL(path)
         for name, (result, *arguments) in _PROTOTYPES.items():

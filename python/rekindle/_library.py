@@ -12,7 +12,7 @@ COMMAND = "rekindle"
 _NATIVE = pathlib.Path(__file__).resolve().parent / "_native"
 
 
-def library_path() -> str:
+def shared_object() -> str:
     """What to give to dlopen(): ``$REKINDLE_LIBRARY``, the wheel's, or the system's by its name."""
     named = os.environ.get("REKINDLE_LIBRARY")
     if named:

@@ -73,8 +73,8 @@ def text(value: str | os.PathLike[str] | None) -> bytes | None:
 class _Handles:
     """Pointers of the C library. Not freed in a child of the process that opened them."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+    def __init__(self, abi: ctypes.CDLL) -> None:
+        self.abi = abi
         self.forks = _forks
         self.agent = ctypes.c_void_p()
         self.object = ctypes.c_void_p()
@@ -86,9 +86,9 @@ class _Handles:
         opened, self.object = self.object, ctypes.c_void_p()
         agent, self.agent = self.agent, ctypes.c_void_p()
         if opened:
-            getattr(self.library, self.end)(opened)
+            getattr(self.abi, self.end)(opened)
         if agent:
-            self.library.rk_disconnect(agent)
+            self.abi.rk_disconnect(agent)
 
 
 class Native:
@@ -98,8 +98,8 @@ class Native:
 
     def __init__(self, store: str | os.PathLike[str] | None, timeout: float | None,
                  what: str = "session") -> None:
-        self._library = _abi.library()
-        self._handles = _Handles(self._library)
+        self._abi = _abi.load()
+        self._handles = _Handles(self._abi)
         self._what = what
         self._lock = threading.Lock()
         self._running = 0
@@ -116,7 +116,7 @@ class Native:
             options = _abi.ConnectOptions(ctypes.sizeof(_abi.ConnectOptions), store,
                                           milliseconds(left))
             error = _abi.Error()
-            code = self._library.rk_connect(
+            code = self._abi.rk_connect(
                 ctypes.byref(options), ctypes.byref(self._handles.agent), ctypes.byref(error))
             if code == _abi.OK:
                 return
@@ -169,7 +169,7 @@ class Native:
     def _run(self, function: str, *arguments: Any) -> None:
         error = _abi.Error()
         with self.using():
-            code = getattr(self._library, function)(*arguments, ctypes.byref(error))
+            code = getattr(self._abi, function)(*arguments, ctypes.byref(error))
         if code != _abi.OK:
             raise _exception(code, error)
 
@@ -190,12 +190,12 @@ class Native:
         with self._lock:
             agent, self._handles.agent = self._handles.agent, ctypes.c_void_p()
         if agent and self._handles.forks == _forks:
-            self._library.rk_disconnect(agent)
+            self._abi.rk_disconnect(agent)
 
     def _leave_to_parent(self) -> None:
         agent, self._handles.agent = self._handles.agent, ctypes.c_void_p()
         if agent:  # once: a child of the child may have another file under the same descriptor
-            self._library.rk_disconnect(agent)
+            self._abi.rk_disconnect(agent)
 
 
 class Ended(Native):

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <climits>
 #include <fstream>
+#include <functional>
 #include <optional>
 
 #include <linux/mempolicy.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include "src/base/log.h"
+#include "src/base/number_list.h"
 
 namespace rekindle::store {
 
@@ -32,34 +34,15 @@ bool test(const NodeMask& mask, int node) {
   return (mask[at / kWordBits] >> (at % kWordBits) & 1ul) != 0;
 }
 
-// "0-1,4", as sysfs writes it; empty when it is something else.
-std::vector<int> parse_nodes(std::string_view text) {
-  std::vector<int> nodes;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  while (at != end) {
-    int first = 0;
-    auto read = std::from_chars(at, end, first);
-    int last = first;
-    if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
-      read = std::from_chars(read.ptr + 1, end, last);
-    }
-    const bool good = read.ec == std::errc() && first >= 0 && first <= last && last < kMostNodes &&
-                      (nodes.empty() || first > nodes.back()) &&
-                      (read.ptr == end || (*read.ptr == ',' && read.ptr + 1 != end));
-    if (!good) return {};
-    for (int node = first; node <= last; ++node) nodes.push_back(node);
-    at = read.ptr == end ? end : read.ptr + 1;
-  }
-  return nodes;
-}
-
 std::vector<int> read_nodes(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::string line;
   if (!file || !std::getline(file, line)) return {};
   line.erase(line.find_last_not_of(" \t\r\n") + 1);
-  return parse_nodes(line);
+  std::vector<int> nodes = parse_number_list(line, kMostNodes);
+  // They are looked for by bisection.
+  const bool ascending = std::ranges::adjacent_find(nodes, std::greater_equal()) == nodes.end();
+  return ascending ? nodes : std::vector<int>();
 }
 
 std::optional<NodeMask> allowed_nodes() {

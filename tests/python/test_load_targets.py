@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 from conftest import eventually
+from stand_in import StandIn
 
 import rekindle
 from rekindle import Box, _plain, _targets
@@ -200,18 +201,6 @@ def test_a_load_that_ran_out_of_time_goes_on(fleet, store):
         session.commit(timeout=60)
     same(into, known)
     assert into["w3"].dtype == torch.float64
-
-
-class StandIn(torch.Tensor):
-    """As DTensor is made: contiguous by its own account, without memory."""
-
-    @staticmethod
-    def __new__(cls, like):
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise NotImplementedError(func)
 
 
 def test_a_tensor_that_stands_for_others_is_refused_before_anything_is_written(session, published):

@@ -21,14 +21,14 @@ from rekindle import _abi, _attaching, _library, _native, dtypes, errors
 def test_each_code_of_the_library_has_its_exception(name, builtin):
     kind = getattr(rekindle, name)
     assert issubclass(kind, rekindle.Error) and issubclass(kind, builtin)
-    assert _abi.library().rk_code_name(kind.code).decode() == kind.name
+    assert _abi.load().rk_code_name(kind.code).decode() == kind.name
     raised = errors.of_code(kind.code, "what and why")
     assert type(raised) is kind and str(raised) == "what and why"
     assert type(errors.of_name(kind.name, "x")) is kind
 
 
 def test_there_is_no_code_without_an_exception():
-    names = [_abi.library().rk_code_name(code) for code in range(1, 12)]
+    names = [_abi.load().rk_code_name(code) for code in range(1, 12)]
     assert names.index(b"UNKNOWN") == 10
     assert {kind.code for kind in errors._CLASSES} == set(range(1, 11))
 

@@ -5,6 +5,7 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
+from stand_in import StandIn
 
 import rekindle
 from rekindle import dtypes
@@ -178,15 +179,3 @@ def test_arrays_of_the_other_byte_order_are_published_as_numbers(fleet, store):
 def test_a_tensor_that_stands_for_others_is_refused(fleet, store):
     with pytest.raises(rekindle.InvalidError, match="'w' is a StandIn, which has no memory"):
         rekindle.publish({"w": StandIn(torch.zeros(2))}, "stand-in@1", agent=store)
-
-
-class StandIn(torch.Tensor):
-    """As DTensor is made."""
-
-    @staticmethod
-    def __new__(cls, like):
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise NotImplementedError(func)

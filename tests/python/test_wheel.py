@@ -66,7 +66,7 @@ def test_it_works_by_itself(installed, fleet, store):
     code = """
 import sys, rekindle
 from rekindle import _library
-print(_library.library_path(), _library.command_path(), rekindle.__version__)
+print(_library.shared_object(), _library.command_path(), rekindle.__version__)
 with rekindle.attach("minimal", agent=sys.argv[1]) as session:
     print(session.tensor_count, rekindle.status(agent=sys.argv[1])["node"])
 """

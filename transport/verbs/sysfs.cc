@@ -4,6 +4,8 @@
 #include <charconv>
 #include <fstream>
 
+#include "src/base/number_list.h"
+
 namespace rekindle::transport::verbs {
 
 namespace {
@@ -104,23 +106,7 @@ std::vector<std::string> list_names(const std::filesystem::path& directory) {
 }
 
 std::vector<int> parse_cpu_list(std::string_view text) {
-  std::vector<int> cpus;
-  const char* at = text.data();
-  const char* const last = at + text.size();
-  while (at != last) {
-    int first = 0;
-    auto result = std::from_chars(at, last, first);
-    int final_cpu = first;
-    if (result.ec == std::errc() && result.ptr != last && *result.ptr == '-') {
-      result = std::from_chars(result.ptr + 1, last, final_cpu);
-    }
-    const bool good = result.ec == std::errc() && first >= 0 && first <= final_cpu &&
-                      final_cpu < kMaxCpus &&
-                      (result.ptr == last || (*result.ptr == ',' && result.ptr + 1 != last));
-    if (!good) return {};
-    for (int cpu = first; cpu <= final_cpu; ++cpu) cpus.push_back(cpu);
-    at = result.ptr == last ? last : result.ptr + 1;
-  }
+  std::vector<int> cpus = parse_number_list(text, kMaxCpus);
   std::ranges::sort(cpus);
   cpus.erase(std::ranges::unique(cpus).begin(), cpus.end());
   return cpus;
