@@ -96,6 +96,7 @@ class AgentCore {
   void changed();
   std::uint32_t readers_of(const ModelVersion& id) const;
   RoomMaker::Hooks room_hooks();
+  rpc::Task<Result<std::uint64_t>> discard_unfinished_before(ModelVersion id);
   rpc::Task<Result<void>> fetch(ModelVersion id);
   void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held);
   rpc::Task<void> unshare(ModelVersion id, Digest128 root, Digest128 layout);

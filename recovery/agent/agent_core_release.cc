@@ -36,6 +36,9 @@ RoomMaker::Hooks AgentCore::room_hooks() {
     changed();
   };
   hooks.retire = [this](ModelVersion id) { return retire(std::move(id)); };
+  hooks.discard_unfinished_before = [this](ModelVersion id) {
+    return discard_unfinished_before(std::move(id));
+  };
   return hooks;
 }
 
@@ -59,6 +62,11 @@ Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
   }
   if (freed) log::info("version.retired", "version", id.to_string(), "bytes", *freed);
   co_return freed;
+}
+
+Task<Result<std::uint64_t>> AgentCore::discard_unfinished_before(ModelVersion id) {
+  co_return co_await pull::offload(*blocking_pool_,
+                                   [&] { return store_->discard_unfinished_before(id); });
 }
 
 Task<Result<std::uint64_t>> AgentCore::drop(std::shared_ptr<const store::StoredVersion> copy) {

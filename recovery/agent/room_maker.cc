@@ -41,6 +41,8 @@ Task<Result<void>> RoomMaker::make(ModelVersion wanted, MissingBytes missing) {
 
 Task<Result<void>> RoomMaker::make_alone(ModelVersion wanted, MissingBytes missing) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
+  if (missing() == 0) co_return Result<void>();
+  CO_TRY_VOID(co_await hooks_.discard_unfinished_before(wanted));
   const std::uint64_t missing_bytes = missing();
   if (missing_bytes == 0) co_return Result<void>();
   const auto coordinator = hooks_.coordinator();

@@ -13,9 +13,10 @@
 
 namespace rekindle::agent {
 
-// Room for a newer version on a host whose budget is too small for both: older versions of the same
-// model are let go of, where no worker here uses them and the coordinator says that the fleet keeps
-// them. All that is needed goes, or nothing does. Control thread only; must outlive its calls.
+// Room for a newer version on a host whose budget is too small for both: what unfinished pulls of
+// older versions of the same model have left goes first; then older versions are let go of, where
+// no worker here uses them and the coordinator says that the fleet keeps them: all that is needed,
+// or nothing. Control thread only; must outlive its calls.
 class RoomMaker {
  public:
   struct Hooks {
@@ -26,6 +27,8 @@ class RoomMaker {
     std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
     std::function<void(const ModelVersion&)> hide;  // announced and served no more
     std::function<rpc::Task<Result<std::uint64_t>>(ModelVersion)> retire;
+    // SegmentStore::discard_unfinished_before().
+    std::function<rpc::Task<Result<std::uint64_t>>(ModelVersion)> discard_unfinished_before;
   };
   using MissingBytes = std::function<std::uint64_t()>;
 

@@ -133,7 +133,8 @@ typedef struct rk_session_info {
 RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error);
 
 /* A name that begins with "__rekindle_file__/" is a small file that was published beside the
- * weights (config.json, tokenizer.json, …): U8, its bytes. */
+ * weights (config.json, tokenizer.json, …): U8, its bytes. Equal shapes and offsets of an array's
+ * tensors are at one address: who reads very many reads each of them once. */
 typedef struct rk_tensor {
   const char* name;
   const char* dtype; /* as in safetensors: "BF16", "F8_E4M3" */

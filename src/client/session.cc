@@ -1,7 +1,9 @@
 #include "src/client/session.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <new>
+#include <set>
 #include <utility>
 
 #include <sys/eventfd.h>
@@ -39,6 +41,18 @@ rk_tensor tensor_of(const bucket::Piece& piece) {
           .full_shape = piece.full_shape.data(),
           .data = nullptr,
           .bytes = piece.bytes};
+}
+
+// Brings equal lists of dimensions to one address.
+void share_lists(std::span<rk_tensor> tensors) {
+  using List = std::span<const std::uint64_t>;
+  const auto less = [](List a, List b) { return std::ranges::lexicographical_compare(a, b); };
+  std::set<List, decltype(less)> seen(less);
+  for (rk_tensor& tensor : tensors) {
+    for (const std::uint64_t** list : {&tensor.shape, &tensor.offset, &tensor.full_shape}) {
+      *list = seen.insert(List(*list, tensor.dimensions)).first->data();
+    }
+  }
 }
 
 }  // namespace
@@ -212,6 +226,7 @@ Result<void> Session::materialize(std::span<const std::size_t> pieces,
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     TRY(out[i], materialize(contents_.pieces()[pieces[i]]));
   }
+  share_lists(out);
   return {};
 } catch (const std::bad_alloc&) {
   return fail(ErrorCode::kExhausted, "out of memory");
@@ -237,6 +252,7 @@ std::span<const rk_tensor> Session::tensors() {
   if (tensors_.empty()) {
     tensors_.reserve(contents_.pieces().size());
     for (const bucket::Piece& piece : contents_.pieces()) tensors_.push_back(tensor_of(piece));
+    share_lists(tensors_);
   }
   return tensors_;
 }
@@ -258,6 +274,7 @@ std::span<const rk_tensor> Session::catalog() {
                         .data = nullptr,
                         .bytes = tensor.shape.product() * dtype_size_bytes(tensor.dtype)});
   }
+  share_lists(catalog_);
   return catalog_;
 }
 

@@ -128,10 +128,15 @@ class SegmentStore {
   // What the budget lacks for such a begin(); 0: nothing, a kExhausted was the file system's.
   virtual std::uint64_t missing_bytes(const ModelVersion& id, const Layout& layout) const = 0;
   // All tiles of the layout must be marked. Syncs (on disk file systems), renames, manifest last.
+  // As every commit, it ends with discard_unfinished_before().
   virtual Result<std::shared_ptr<const StoredVersion>> commit(
       std::unique_ptr<PendingVersion> pending) = 0;
   // Deletes the files of a pull that will not be resumed.
   virtual void discard(std::unique_ptr<PendingVersion> pending) = 0;
+
+  // Deletes what pulls of older versions of the model have left over, unless one goes on there:
+  // nobody may ever come back for it. Returns bytes freed.
+  virtual Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id) = 0;
 
   // Publishing in two steps, so that the fleet can refuse the root before it becomes visible:
   // stage() links or copies (digesting in the same pass, in parallel) and commit_staged() renames

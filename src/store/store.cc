@@ -16,6 +16,14 @@ namespace rekindle::store {
 
 namespace {
 
+// Begun by a pull and not committed, as opposed to a copy that cannot be read or removed.
+bool is_unfinished(const fs::path& directory) {
+  std::error_code ignored;
+  return fs::exists(directory / kPartialManifestName, ignored) &&
+         !fs::exists(directory / kManifestName, ignored) &&
+         !fs::exists(directory / kRetiredName, ignored);
+}
+
 class Store final : public SegmentStore {
  public:
   explicit Store(std::shared_ptr<StoreState> state) : state_(std::move(state)) {}
@@ -42,10 +50,17 @@ class Store final : public SegmentStore {
   }
   Result<std::shared_ptr<const StoredVersion>> commit(
       std::unique_ptr<PendingVersion> pending) override {
-    return static_cast<PendingCopy&>(*pending).commit();
+    TRY(auto version, static_cast<PendingCopy&>(*pending).commit());
+    drop_unfinished_before(version->manifest.checkpoint->id);
+    return version;
   }
   void discard(std::unique_ptr<PendingVersion> pending) override {
     static_cast<PendingCopy&>(*pending).discard();
+  }
+  Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id) override {
+    std::vector<fs::path> unfinished = state_->left_before(id);
+    std::erase_if(unfinished, [](const fs::path& directory) { return !is_unfinished(directory); });
+    return unlink(state_->retire_left(unfinished));
   }
 
   Result<std::shared_ptr<Staged>> stage(
@@ -63,16 +78,17 @@ class Store final : public SegmentStore {
     if (auto same = state_->find(checkpoint.id, staged->manifest.layout.digest())) return same;
     TRY(auto version, staged->copy->put_in_place(staged->manifest));
     staged->copy.reset();
+    drop_unfinished_before(checkpoint.id);
     return version;
   }
   void discard_staged(std::shared_ptr<Staged> staged) override { staged->copy.reset(); }
 
   Result<std::uint64_t> retire(const ModelVersion& id) override {
-    return unlink(id, state_->retire(id));
+    return unlink_found(id, state_->retire(id));
   }
 
   Result<std::uint64_t> retire_copy(const StoredVersion& copy) override {
-    return unlink(copy.manifest.checkpoint->id, state_->retire_copy(copy));
+    return unlink_found(copy.manifest.checkpoint->id, state_->retire_copy(copy));
   }
 
   Result<std::shared_ptr<MappedSegment>> create_segment(const fs::path& path,
@@ -90,19 +106,30 @@ class Store final : public SegmentStore {
   const fs::path& directory() const override { return state_->directory(); }
 
  private:
-  Result<std::uint64_t> unlink(const ModelVersion& id, const StoreState::Retired& retired) {
+  Result<std::uint64_t> unlink_found(const ModelVersion& id, const StoreState::Retired& retired) {
     if (retired.directories.empty()) {
       return fail(ErrorCode::kNotFound, "{} is not in store {}", id.to_string(),
                   state_->directory().string());
     }
+    return unlink(retired);
+  }
+
+  Result<std::uint64_t> unlink(const StoreState::Retired& retired) {
     Result<void> result;
-    for (const fs::path& directory : retired.directories) {
+    for (const auto& [directory, id] : retired.directories) {
       auto removed = remove_copy(directory, &state_->pool());
       state_->release(directory, id, removed ? 0 : disk_bytes(directory));
       if (!removed) result = std::move(removed);
     }
     TRY_VOID(result);
     return retired.bytes;
+  }
+
+  // After a commit, which holds whatever comes of this.
+  void drop_unfinished_before(const ModelVersion& id) {
+    if (const auto freed = discard_unfinished_before(id); !freed) {
+      log::warn("store.clean", "before", id.to_string(), "error", freed.error());
+    }
   }
 
   const std::shared_ptr<StoreState> state_;

@@ -164,9 +164,17 @@ StoreState::Committed::iterator StoreState::retire_locked(Committed::iterator co
   const std::uint64_t bytes = manifest.layout.segment_bytes();
   lingering_.push_back({copy->second, bytes});
   busy_.emplace(copy->first, Busy{manifest.checkpoint->id, {}, 0});
-  retired.directories.push_back(copy->first);
+  retired.directories.emplace_back(copy->first, manifest.checkpoint->id);
   retired.bytes += bytes;
   return committed_.erase(copy);
+}
+
+StoreState::Leftovers::iterator StoreState::retire_locked(Leftovers::iterator left,
+                                                          Retired& retired) {
+  busy_.emplace(left->first, Busy{left->second.id, {}, 0});
+  retired.directories.emplace_back(left->first, left->second.id);
+  retired.bytes += left->second.bytes;
+  return left_.erase(left);
 }
 
 StoreState::Retired StoreState::retire_copy(const StoredVersion& version) {
@@ -193,10 +201,26 @@ StoreState::Retired StoreState::retire(const ModelVersion& id) {
       ++it;
       continue;
     }
-    busy_.emplace(it->first, Busy{id, {}, 0});
-    retired.directories.push_back(it->first);
-    retired.bytes += it->second.bytes;
-    it = left_.erase(it);
+    it = retire_locked(it, retired);
+  }
+  return retired;
+}
+
+std::vector<std::filesystem::path> StoreState::left_before(const ModelVersion& id) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::filesystem::path> found;
+  for (const auto& [path, left] : left_) {
+    if (left.id.model == id.model && left.id.version < id.version) found.push_back(path);
+  }
+  return found;
+}
+
+StoreState::Retired StoreState::retire_left(const std::vector<std::filesystem::path>& directories) {
+  const std::lock_guard lock(mutex_);
+  Retired retired;
+  for (const auto& path : directories) {
+    const auto found = left_.find(path);
+    if (found != left_.end()) retire_locked(found, retired);
   }
   return retired;
 }

@@ -55,12 +55,17 @@ class StoreState {
   void unreserve(std::uint64_t bytes);
 
   struct Retired {
-    std::vector<std::filesystem::path> directories;  // now busy; release() each
+    std::vector<std::pair<std::filesystem::path, ModelVersion>>
+        directories;  // busy; release() each
     std::uint64_t bytes = 0;
   };
   // Takes all copies and leftovers of a version off the list. Running pulls stay.
   Retired retire(const ModelVersion& id);
   Retired retire_copy(const StoredVersion& version);
+  // Directories of older versions of the model in which nobody works.
+  std::vector<std::filesystem::path> left_before(const ModelVersion& id) const;
+  // Those of them that still are.
+  Retired retire_left(const std::vector<std::filesystem::path>& directories);
 
  private:
   using Committed = std::map<std::filesystem::path, std::shared_ptr<const StoredVersion>>;
@@ -73,6 +78,7 @@ class StoreState {
     ModelVersion id;
     std::uint64_t bytes = 0;
   };
+  using Leftovers = std::map<std::filesystem::path, Leftover>;
   struct Lingering {  // unlinked, but still mapped by a reader
     std::weak_ptr<const StoredVersion> version;
     std::uint64_t bytes = 0;
@@ -80,6 +86,7 @@ class StoreState {
 
   std::uint64_t used_locked() const;
   Committed::iterator retire_locked(Committed::iterator copy, Retired& retired);
+  Leftovers::iterator retire_locked(Leftovers::iterator left, Retired& retired);
   Result<void> check_root_locked(const ModelVersion& id, const Digest128& root) const;
   std::uint64_t missing_locked(std::uint64_t used, std::uint64_t bytes) const;
   Result<void> check_budget_locked(std::uint64_t bytes, const ModelVersion& id) const;
@@ -90,7 +97,7 @@ class StoreState {
   mutable std::mutex mutex_;  // guards all below
   Committed committed_;
   std::map<std::filesystem::path, Busy> busy_;
-  std::map<std::filesystem::path, Leftover> left_;
+  Leftovers left_;
   std::vector<Lingering> lingering_;
   std::uint64_t reserved_ = 0;
   std::uint64_t generation_ = 0;

@@ -1,5 +1,7 @@
 // What a worker gets to see of a version: whole tensors, boxes, in pieces, and never wrong ones.
 #include <fstream>
+#include <map>
+#include <span>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -161,7 +163,32 @@ TEST(Tensors, OfTheWholeVersionAreListedWhateverTheSessionHas) {
               Dims::zeros(info.shape.rank()));
     EXPECT_EQ(tensors[i].bytes, info.shape.product() * dtype_size_bytes(info.dtype));
     EXPECT_EQ(tensors[i].data, nullptr);
+    EXPECT_EQ(tensors[i].full_shape, tensors[i].shape) << "equal lists are one";
   }
+}
+
+TEST(Tensors, EqualShapesAndOffsetsOfAnArrayAreAtOneAddress) {
+  std::vector<TensorInfo> infos;
+  for (const char* const name : {"a", "b", "c"}) infos.push_back({name, DType::kU8, {2, 3}});
+  infos.push_back({"d", DType::kU8, {2, 3, 1}});
+  infos.push_back({"e", DType::kU8, {}});
+  infos.push_back({"f", DType::kU8, {3, 2}});
+  const FakeModel model(infos, {}, 1 << 20);
+  ScriptedAgent server(wanting(model, {}));
+  const Agent agent = connect_to(server.store());
+  const Session session = attach_to(agent);
+  const rk_tensor* tensors = nullptr;
+  std::size_t count = 0;
+  ASSERT_EQ(rk_tensors(session.handle, &tensors, &count, nullptr), RK_OK);
+  ASSERT_EQ(count, infos.size());
+  std::map<std::vector<std::uint64_t>, const std::uint64_t*> address;
+  for (const rk_tensor& tensor : std::span(tensors, count)) {
+    for (const std::uint64_t* const list : {tensor.shape, tensor.offset, tensor.full_shape}) {
+      const std::vector<std::uint64_t> values(list, list + tensor.dimensions);
+      EXPECT_EQ(address.try_emplace(values, list).first->second, list) << tensor.name;
+    }
+  }
+  EXPECT_EQ(address.size(), 6u);
 }
 
 TEST(Tensors, ABoxThatTheAgentHoldsInPartsIsPutTogether) {

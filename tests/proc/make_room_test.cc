@@ -85,6 +85,23 @@ TEST_F(MakeRoom, AHostWithRoomForOneCopyMovesOnToANewerVersion) {
   EXPECT_THAT(held_by("b"), ElementsAre("m@2"));
 }
 
+TEST_F(MakeRoom, WhatAKilledPullOfAnOlderVersionHasLeftIsRoom) {
+  fleet_.start_coordinator();
+  fleet_.start_agent("a");
+  publish("a", 1);
+  const auto store = fleet_.dir("store-b");
+  Spawn killed = fleet_.command({"pull", name(1), "--store", store.string()});
+  killed.env = {{"REKINDLE_FAILPOINTS", "store.commit.start=kill"}};
+  ASSERT_EQ(run(std::move(killed)).exit.signal, SIGKILL);
+  find_file(store / "models" / name(1), "rekindle.resume");
+  ASSERT_EQ(fleet_.start_agent("b", budget(3)).store, store);
+  publish("a", 2);
+  const auto second = pull("b", 2);
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  expect_right("b", 2);
+  EXPECT_FALSE(std::filesystem::exists(store / "models" / name(1)));
+}
+
 TEST_F(MakeRoom, OnlyAsManyGoAsAreNeededTheOldestFirst) {
   fleet_.start_coordinator();
   fleet_.start_agent("a");

@@ -14,8 +14,6 @@ namespace rekindle::transport::testing {
 namespace {
 
 constexpr std::uint64_t kSlice = 256 * kKiB;
-// Aborted ops scribble over their destination until they have drained.
-constexpr fake::Script kSlowDrain{.drain_delay = 20ms};
 
 class EngineTest : public ::testing::Test {
  protected:
