@@ -53,6 +53,10 @@ Result<DType> parse_dtype(std::string_view name) {
         "as U8",
         name);
   }
+  if (name == "C64") {
+    return fail(ErrorCode::kInvalid,
+                "dtype C64 is not supported; store real and imaginary parts as F32");
+  }
   return fail(ErrorCode::kInvalid, "'{}' is not a safetensors dtype",
               canonical::printable(name.substr(0, 32)));
 }

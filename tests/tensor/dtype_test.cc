@@ -35,6 +35,13 @@ TEST(DTypeTest, SubByteTypesAreRefusedWithTheirOwnText) {
   }
 }
 
+TEST(DTypeTest, ComplexNumbersAreRefusedWithAWayOut) {
+  const auto dtype = parse_dtype("C64");
+  ASSERT_FALSE(dtype);
+  EXPECT_EQ(dtype.error().code(), ErrorCode::kInvalid);
+  EXPECT_NE(dtype.error().message().find("as F32"), std::string::npos) << dtype.error().message();
+}
+
 TEST(DTypeTest, UnknownNamesAndNumbersAreRefused) {
   for (const char* name : {"", "bf16", "F128", "BF16 "}) EXPECT_FALSE(parse_dtype(name)) << name;
   EXPECT_EQ(parse_dtype("a\nb").error().message().find('\n'), std::string::npos);

@@ -202,7 +202,8 @@ TEST(VerbsPathDrain, AbortReportsWhatHasArrivedAsDoneAndTheRestAsAborted) {
   lab.network().deliver_by_hand();
   const auto ops = lab.reads(4, kMiB, local.data());
   ASSERT_EQ(path->post(ops).value_or(0), 4u);
-  EXPECT_EQ(lab.network().deliver(2), 2u);
+  const std::size_t half = lab.network().in_flight() / 2;  // an op may be several requests
+  EXPECT_EQ(lab.network().deliver(half), half);
   path->abort();
   EXPECT_THAT(statuses(drain(*path), 4),
               ElementsAre(OpStatus::kOk, OpStatus::kOk, OpStatus::kAborted, OpStatus::kAborted));
