@@ -53,7 +53,8 @@ class TinyLm(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[batch, CONTEXT] → logits [batch, alphabet]."""
-        return self.head(torch.tanh(self.hidden(self.embedding(tokens).flatten(1))))
+        logits: torch.Tensor = self.head(torch.tanh(self.hidden(self.embedding(tokens).flatten(1))))
+        return logits
 
 
 def encode(text: str) -> torch.Tensor:
@@ -153,9 +154,10 @@ class Worker:
 
 
 @contextlib.contextmanager
-def fleet(gpu: str | None) -> Iterator[None]:
-    """A coordinator and an agent; workers and `rekindle` find them by the environment."""
-    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
+def fleet(gpu: str | None, parent: str | None) -> Iterator[None]:
+    """A coordinator and an agent; workers and `rekindle` find them by the environment.
+
+    `parent`: where the store is, while they run."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="rekindle-example.", dir=parent))
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -257,16 +259,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("double", "cuda", "cpu"), default="double")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--directory", default="/dev/shm" if os.path.isdir("/dev/shm") else None,
+                        help="where the store is, while this runs [%(default)s]")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--worker-device", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         run_worker(arguments.worker, arguments.worker_device)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # not without cleaning up
     kind = arguments.device
-    devices = [None, None] if kind == "cpu" else [f"{kind}:0", f"{kind}:1"]
+    devices = [None if kind == "cpu" else f"{kind}:{index}" for index in range(2)]
     gpu = {"double": "double:2", "cuda": None, "cpu": "none"}[kind]
-    with fleet(gpu):
+    with fleet(gpu, arguments.directory):
         loop(arguments.rounds, devices)
 
 

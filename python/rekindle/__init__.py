@@ -9,6 +9,7 @@ needs neither torch nor numpy; tensors come in torch where it is installed, else
 """
 from __future__ import annotations
 
+from . import _library
 from .boxes import Box, TensorInfo
 from .catalog import Catalog, catalog
 from .command import pull, status
@@ -19,9 +20,9 @@ from .publication import Published, publish
 from .session import Session, attach
 from .updating import UpdateResult, update
 
-__version__ = "0.1.0"
+__version__ = _library.version()
 __all__ = [
     "Box", "Catalog", "CorruptError", "DeniedError", "Error", "ExhaustedError", "InternalError",
     "InvalidError", "NotFoundError", "PeerLostError", "Published", "Session", "StaleError",
-    "TensorInfo", "TimeoutError", "UnavailableError", "UpdateResult", "attach", "catalog", "publish", "pull",
-    "status", "update"]
+    "TensorInfo", "TimeoutError", "UnavailableError", "UpdateResult", "attach", "catalog",
+    "publish", "pull", "status", "update"]

@@ -1,8 +1,11 @@
-"""Where librekindle and the ``rekindle`` command are: in the wheel, unless the environment says."""
+"""Where librekindle and the ``rekindle`` command are: in the wheel, unless the environment says.
+
+And which version of the package this is."""
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 
 from .errors import UnavailableError
@@ -38,6 +41,17 @@ def command_path() -> str:
     raise UnavailableError(
         "the `rekindle` command is neither in this package nor in PATH: install the wheel, or name "
         "it in REKINDLE_BINARY")
+
+
+def version() -> str:
+    """CMake's project version: as the wheel's build wrote it down, else of the tree around us."""
+    written = _NATIVE / "version"
+    if written.is_file():
+        return written.read_text(encoding="utf-8").strip()
+    project = _NATIVE.parents[2] / "CMakeLists.txt"
+    found = project.is_file() and re.search(
+        r"^project\(rekindle VERSION ([0-9.]+)", project.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else "0+unknown"
 
 
 def _is_script(path: str) -> bool:

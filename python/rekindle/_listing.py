@@ -12,7 +12,7 @@ import itertools
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import _abi
 from .boxes import Box, TensorInfo
@@ -21,7 +21,6 @@ from .errors import InvalidError, StaleError
 if TYPE_CHECKING:
     from ._native import Native
 
-_UNPACK = [struct.Struct(f"@{rank}Q").unpack_from for rank in range(65)]
 _WORDS = _abi.TENSOR.size // 8
 _RANK = 0xffffffff  # of the word that has the number of dimensions, beside padding
 Dims = tuple[int, ...]
@@ -50,7 +49,8 @@ class Columns:
         if not self.count:
             return []
         pointers = (ctypes.c_char_p * self.count).from_buffer(self.name_pointers)
-        return b"\0".join(pointers[:]).decode().split("\0")
+        names = cast("list[bytes]", pointers[:])  # none is null
+        return b"\0".join(names).decode().split("\0")
 
     @functools.cached_property
     def dtypes(self) -> list[str]:
@@ -78,16 +78,11 @@ class Columns:
                    self.full_shapes, self.nbytes)
 
     def _dims(self, pointers: "array.array[int]") -> list[Dims]:
-        """A buffer spans them all: reading there takes no call into C."""
-        ranks = self._ranks
-        there = [pointer for pointer, rank in zip(pointers, ranks) if rank]
-        if not there:
-            return [()] * self.count
-        low = min(there)
-        size = max(there) - low + 8 * max(ranks)
-        span = memoryview((ctypes.c_char * size).from_address(low))
-        return [_UNPACK[rank](span, pointer - low) if rank else ()
-                for pointer, rank in zip(pointers, ranks)]
+        """Equal ones are mostly at one address, and read once."""
+        lists = list(zip(pointers, self._ranks))
+        known = {one: struct.unpack(f"@{one[1]}Q", ctypes.string_at(one[0], 8 * one[1]))
+                 for one in set(lists)}
+        return list(map(known.__getitem__, lists))
 
 
 class Listing:
@@ -134,17 +129,22 @@ class Listing:
         """Entries that a key of load_into means: one; more for boxes that were asked for twice;
         none. InvalidError for the mere name of a tensor with several boxes."""
         box = key if isinstance(key, Box) else Box(key)
-        named = self._by_name.get(box.tensor, [])
         if box.offset or box.extent:
-            return [i for i in named if self._is(i, box)]
+            return self._by_box.get((box.tensor, tuple(box.offset), tuple(box.extent)), [])
+        named = self._by_name.get(box.tensor, [])
         if len(named) > 1:
             raise InvalidError(f"the session has {len(named)} boxes of '{box.tensor}': use a Box "
                                "for each as the key")
         return named
 
-    def _is(self, index: int, box: Box) -> bool:
-        info = self.infos[index]
-        return info.offset == tuple(box.offset) and info.shape == tuple(box.extent)
+    @functools.cached_property
+    def _by_box(self) -> dict[tuple[str, Dims, Dims], list[int]]:
+        found: dict[tuple[str, Dims, Dims], list[int]] = {}
+        columns, offsets = self.columns, self.offsets
+        for index in self.tensors:
+            key = (columns.names[index], offsets[index], columns.shapes[index])
+            found.setdefault(key, []).append(index)
+        return found
 
     @functools.cached_property
     def _by_name(self) -> dict[str, list[int]]:

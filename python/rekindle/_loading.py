@@ -39,22 +39,22 @@ def load_into(session: "Session", target: Any, strict: bool, timeout: float | No
     milliseconds(timeout)
     listing, device = session._catalog(), session._device
     batches = _unfinished.get(session)
-    at_once = device is not None and (not session._begun or batches is not None)
+    at_once = device if not session._begun or batches is not None else None
     with no_collections():
         plain, items = NOTHING, items_of(target)
         rest = items
         if at_once:
-            plain, rest = plain_targets(listing, items, device.torch_name)
+            plain, rest = plain_targets(listing, items, at_once.torch_name)
         aims = _find(listing, plain, rest)
         result = LoadResult(aims.missing, _unused(listing, aims))
         if strict:
             _refuse(session, result)
         aims.check(listing)
-        buffered = _to_buffer(listing, aims.places, device.torch_name) if at_once else None
+        buffered = _to_buffer(listing, aims.places, at_once.torch_name) if at_once else None
         if batches is not None and batches.memory != aims.memory():
             raise InvalidError("load_into has begun with other targets: go on with the same ones")
-        if batches is None and buffered is not None:
-            batches = _Batches(device, listing, aims, buffered)
+        if batches is None and at_once and buffered is not None:
+            batches = _Batches(at_once, listing, aims, buffered)
         elif batches is None and plain.indices:
             aims = _find(listing, NOTHING, items)
     if batches is None:
@@ -163,6 +163,8 @@ def _to_buffer(listing: Listing, places: dict[int, list[Destination]],
     torch = module("torch")
     if torch is None:
         return None
+    if not places:  # the infos of thousands of tensors are not made for nothing
+        return set()
     device, infos = torch.device(device_name), listing.infos
     found = {index for index, destinations in places.items()
              if destinations and not destinations[0].takes_bytes(infos[index].dtype, device)}

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from . import _abi, errors
 
@@ -223,7 +223,7 @@ def run_interruptibly(call: Callable[[], _T], stop: Callable[[], None]) -> _T:
     an effect: `stop`, and then the call's end is waited for before KeyboardInterrupt goes on."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    outcome: list[Any] = []
+    outcome: list[tuple[_T | None, BaseException | None]] = []
 
     def run() -> None:
         try:
@@ -243,4 +243,4 @@ def run_interruptibly(call: Callable[[], _T], stop: Callable[[], None]) -> _T:
     result, failed = outcome[0]
     if failed is not None:
         raise failed
-    return result
+    return cast(_T, result)

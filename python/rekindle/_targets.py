@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import dtypes
+from . import _numpy, dtypes
 from ._device import Device
 from ._optional import module
 from .boxes import Box, TensorInfo
@@ -117,6 +117,11 @@ class Destination:
         if tuple(self.tensor.shape) != info.shape:
             raise InvalidError(f"{self.name} has shape {list(info.shape)}, its target "
                                f"{list(self.tensor.shape)}")
+        if not self._torch:
+            _numpy.check(self.name, self.tensor, info.dtype)
+        elif not dtypes.converts(self.tensor.dtype):
+            raise InvalidError(f"{self.name} is {info.dtype}, its target {self.tensor.dtype}, to "
+                               "which torch does not convert")
 
     def takes_bytes(self, dtype: str, device: Any) -> bool:
         """Whether they may be written there as they are. InvalidError for elements of less than a
@@ -131,10 +136,8 @@ class Destination:
         torch."""
         if self._torch:
             self.tensor.copy_(source)
-        elif _is_torch(source):
-            module("torch").from_numpy(self.tensor).copy_(source)
         else:
-            _copy_numpy(self.tensor, source)
+            _numpy.copy(self.tensor, source)
 
 
 @contextlib.contextmanager
@@ -151,14 +154,3 @@ def copying(device: Device | None) -> Iterator[None]:
         with device.on_stream():
             yield
         device.synchronize()
-
-
-def _copy_numpy(target: Any, source: Any) -> None:
-    """`source` may be of a dtype that numpy does not know: opaque bytes."""
-    import numpy
-    if target.dtype == source.dtype or source.dtype.kind != "V":
-        numpy.copyto(target, source, casting="unsafe")
-    elif target.dtype.itemsize == source.dtype.itemsize:
-        target.view(source.dtype)[...] = source
-    else:
-        raise InvalidError(f"numpy converts no {source.dtype} to {target.dtype}")

@@ -13,7 +13,7 @@ from . import _abi, dtypes
 from ._device import Device
 from ._listing import InfoReader as InfoReader
 from ._optional import module
-from .boxes import TensorInfo
+from .boxes import TensorInfo, row_major
 from .errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _ROUND = 15  # of a base, so that it views as any dtype; nothing reads there
 def memory(address: int, nbytes: int, keep: object = None) -> "ctypes.Array[ctypes.c_char]":
     """Host memory of this process as a buffer; what views it keeps `keep`."""
     view = (ctypes.c_char * nbytes).from_address(address)
-    view._keep = keep
+    view._keep = keep  # type: ignore[attr-defined]  # an attribute of our own
     return view
 
 
@@ -50,23 +50,13 @@ def device_tensor(address: int, nbytes: int, device: "torch.device | str",
     return torch.as_tensor(_CudaMemory(address, nbytes, keep), device=torch.device(device))
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements."""
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
 class HostViews:
     """Tensors of the host map: torch's, or without torch numpy's, which are read-only."""
 
     def __init__(self, keep: object) -> None:
         self._keep = keep
         self._torch = module("torch")
-        self._numpy = None if self._torch else module("numpy")
-        if self._torch is None and self._numpy is None:
+        if self._torch is None and module("numpy") is None:
             raise UnavailableError("neither torch nor numpy is installed: tensors need one of them")
 
     def of(self, entries: list[tuple[TensorInfo, int]]) -> Iterator[tuple[TensorInfo, Any]]:
@@ -92,7 +82,8 @@ class HostViews:
 
     def _numpy_views(self, entries: list[tuple[TensorInfo, int]], span: Any,
                      low: int) -> Iterator[tuple[TensorInfo, Any]]:
-        array, numpy_dtype = self._numpy.ndarray, dtypes.numpy_dtype
+        import numpy
+        array, numpy_dtype = numpy.ndarray, dtypes.numpy_dtype
         read_only = memoryview(span).toreadonly()
         for info, data in entries:
             at = data - low if info.nbytes else 0
@@ -121,7 +112,9 @@ class BucketViews:
         low = min((begin for begin, _ in places), default=0)
         high = max((end for _, end in places), default=0)
         size = (high - low + _ROUND) & ~_ROUND
-        slot = device_tensor(low, size, self._device.torch_name, self._keep) if places else None
+        slot: Any = None
+        if places:
+            slot = device_tensor(low, size, self._device.torch_name, self._keep)
         typed: dict[str, tuple[Any, int]] = {}
         for tensor, offset, nbytes, data in parts:
             index = (tensor - self._first) // _abi.TENSOR.size

@@ -1,6 +1,7 @@
 """Parts of tensors, and what a session says of each that it has."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -27,3 +28,12 @@ class TensorInfo(NamedTuple):
     @property
     def box(self) -> Box:
         return Box(self.name, self.offset, self.shape)
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor of this shape, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))

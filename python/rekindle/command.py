@@ -18,7 +18,8 @@ def run(*arguments: PathLike, timeout: float | None = None) -> dict[str, Any]:
 
     Its error as the exception of its code; TimeoutError when it has not ended after `timeout`
     seconds: it is ended then, and what a pull has verified is kept."""
-    line = [_library.command_path(), *map(os.fspath, arguments), "--json", "--quiet"]
+    given = [os.fspath(argument) for argument in arguments]
+    line = [_library.command_path(), *given, "--json", "--quiet"]
     try:
         done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout,
                               check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ._optional import module
 from .errors import InvalidError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ _ENTRIES = {
     "BF16": _Entry(16, "bfloat16", "bfloat16"),
     "F32": _Entry(32, "float32", "float32"),
     "F64": _Entry(64, "float64", "float64"),
-    "C64": _Entry(64, "complex64", "complex64"),
     "F8_E4M3": _Entry(8, "float8_e4m3fn", "float8_e4m3fn"),
     "F8_E5M2": _Entry(8, "float8_e5m2", "float8_e5m2"),
     "F8_E8M0": _Entry(8, "float8_e8m0fnu", "float8_e8m0fnu"),
@@ -62,7 +62,7 @@ def torch_dtype(name: str) -> "torch.dtype":
     import torch
     attribute = _entry(name).torch
     found = getattr(torch, attribute, None) if attribute else None
-    if found is None:
+    if not isinstance(found, torch.dtype):
         raise InvalidError(f"torch {torch.__version__} has no dtype {name}")
     return found
 
@@ -74,7 +74,26 @@ def dtype_name(dtype: "torch.dtype") -> str:
     for name, entry in _ENTRIES.items():
         if entry.torch is not None and getattr(torch, entry.torch, None) is dtype:
             return name
-    raise InvalidError(f"{dtype} has no name in safetensors")
+    raise _unknown(str(dtype))
+
+
+@functools.lru_cache(maxsize=None)
+def short_name(dtype: "torch.dtype") -> str:
+    """torch.bfloat16 → "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.lru_cache(maxsize=None)
+def converts(dtype: "torch.dtype") -> bool:
+    """Whether torch copies numbers into tensors of this dtype: not into packed bits and quantized
+    ones."""
+    import torch
+    try:
+        # Whatever torch.device a caller's context says: on meta every dtype would do.
+        torch.empty(1, dtype=dtype, device="cpu").copy_(torch.zeros(1, device="cpu"))
+    except RuntimeError:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=None)
@@ -82,14 +101,12 @@ def numpy_dtype(name: str) -> "numpy.dtype[Any]":
     """`numpy.dtype` of a safetensors name. Those that numpy lacks (BF16, F8_…) are `ml_dtypes`'
     where that is installed, else opaque bytes (`V2`, `V1`), with which nothing can be computed."""
     import numpy
-    attribute, size = _entry(name).numpy, itemsize(name)
-    if attribute is not None and hasattr(numpy, attribute):
-        return numpy.dtype(getattr(numpy, attribute))
-    try:
-        import ml_dtypes
-        return numpy.dtype(getattr(ml_dtypes, str(attribute)))
-    except (ImportError, AttributeError):
-        return numpy.dtype(f"V{size}")
+    attribute, size = str(_entry(name).numpy), itemsize(name)
+    for package in (numpy, module("ml_dtypes")):
+        if hasattr(package, attribute):
+            known: numpy.dtype[Any] = numpy.dtype(getattr(package, attribute))
+            return known
+    return numpy.dtype(f"V{size}")
 
 
 def numpy_dtype_name(dtype: "numpy.dtype[Any]") -> str:
@@ -97,4 +114,10 @@ def numpy_dtype_name(dtype: "numpy.dtype[Any]") -> str:
     for name, entry in _ENTRIES.items():
         if entry.numpy is not None and entry.numpy.rstrip("_") == dtype.name:
             return name
-    raise InvalidError(f"numpy's {dtype} has no name in safetensors")
+    raise _unknown(f"numpy's {dtype}")
+
+
+def _unknown(dtype: str) -> InvalidError:
+    known = " ".join(name for name, entry in _ENTRIES.items() if entry.bits % 8 == 0)
+    return InvalidError(f"{dtype} is not a dtype that Rekindle keeps: convert it, or view it as "
+                        f"one of {known}")

@@ -2,21 +2,21 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
 from . import _abi, command, dtypes
 from ._attaching import environment
-from ._native import Native, milliseconds, run_interruptibly, text
+from ._native import milliseconds
 from ._optional import module
+from ._publishing import Announced, Publication
 from ._targets import has_no_memory
-from ._views import memory
 from .errors import InvalidError
 
 PathLike = Union[str, "os.PathLike[str]"]
 CONNECT_S = 5.0
-MONTH_MS = 30 * 24 * 3600 * 1000
 
 
 class Published(NamedTuple):
@@ -50,6 +50,7 @@ def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | Non
                     for name, data in (files or {}).items()]
     if not sources:
         raise InvalidError(f"publish {model_version} without a tensor")
+    milliseconds(timeout)
     _publish_tensors(sources + file_sources, model_version, agent, timeout)
     model, _, version = model_version.rpartition("@")
     return Published(model, int(version), len(sources), sum(one.nbytes for one in sources))
@@ -74,64 +75,59 @@ class _Source:
         torch = module("torch")
         if torch is not None and isinstance(tensor, torch.Tensor):
             self._check_torch(torch)
-            self.dtype = dtypes.dtype_name(tensor.dtype)
+            self.dtype = self._named(dtypes.dtype_name)
         elif hasattr(tensor, "__array_interface__"):
-            self.dtype = dtypes.numpy_dtype_name(tensor.dtype)
+            self.dtype = self._named(dtypes.numpy_dtype_name)
         elif isinstance(tensor, memoryview):
             self.dtype = "U8"
         else:
             raise InvalidError(f"'{name}' is a {type(tensor).__name__}, not a tensor")
         self.shape = tuple(int(extent) for extent in tensor.shape)
-        self.nbytes = dtypes.itemsize(self.dtype)
-        for extent in self.shape:
-            self.nbytes *= extent
+        self.nbytes = dtypes.itemsize(self.dtype) * math.prod(self.shape)
+
+    def _named(self, name_of: Callable[[Any], str]) -> str:
+        try:
+            found = name_of(self.tensor.dtype)
+            dtypes.itemsize(found)
+            return found
+        except InvalidError as why:
+            raise InvalidError(f"'{self.name}': {why}") from None
 
     def _check_torch(self, torch: Any) -> None:
         if self.tensor.is_meta:
             raise InvalidError(f"'{self.name}' is on the meta device: it has no bytes to publish")
-        if self.tensor.layout is not torch.strided or self.tensor.is_quantized:
+        if self.tensor.is_quantized:
+            raise InvalidError(f"'{self.name}' is quantized by torch ({self.tensor.dtype}): "
+                               "publish its int_repr() and its scales, or dequantize() it")
+        if self.tensor.layout is not torch.strided:
             raise InvalidError(f"'{self.name}' is not a dense tensor ({self.tensor.layout})")
         if has_no_memory(self.tensor):
             raise InvalidError(f"'{self.name}' is a {type(self.tensor).__name__}, which has no "
                                "memory of its own: publish its full_tensor() or what it wraps")
 
-    def copy_to(self, address: int) -> None:
+    def copy_to(self, place: "ctypes.Array[ctypes.c_char]") -> None:
+        assert len(place) == self.nbytes, self.name
         if not self.nbytes:
             return
-        place = memory(address, self.nbytes)
         if isinstance(self.tensor, memoryview):
             ctypes.memmove(place, bytes(self.tensor), self.nbytes)
         elif hasattr(self.tensor, "__array_interface__") and not hasattr(self.tensor, "data_ptr"):
             import numpy
             native = self.tensor.dtype.newbyteorder("=")  # of ">f4", too: the name does not say it
-            numpy.ndarray(self.shape, native, place)[...] = self.tensor
+            numpy.frombuffer(memoryview(place), native).reshape(self.shape)[...] = self.tensor
         else:
             import torch
             flat = torch.frombuffer(place, dtype=self.tensor.dtype)
             flat.view(self.shape).copy_(self.tensor.detach())
 
 
-def _specs(sources: Sequence[_Source]) -> Any:
-    array = (_abi.TensorSpec * len(sources))()
-    for spec, source in zip(array, sources):
-        spec.name, spec.dtype = text(source.name), text(source.dtype)
-        spec.dimensions = len(source.shape)
-        spec.shape = (ctypes.c_uint64 * len(source.shape))(*source.shape)
-    return array
-
-
 def _publish_tensors(sources: Sequence[_Source], model_version: str, agent: PathLike | None,
                      timeout: float | None) -> None:
-    patience_ms = max(1, milliseconds(timeout, MONTH_MS))
-    native = Native(agent if agent is not None else environment("STORE"), CONNECT_S, "publication")
+    announced = [Announced(one.name, one.dtype, one.shape) for one in sources]
+    publication = Publication(model_version, announced, agent, CONNECT_S)
     try:
-        native.open("rk_publish_begin", "rk_publish_abandon", text(model_version), _specs(sources),
-                    len(sources))
         for index, source in enumerate(sources):
-            address, nbytes = ctypes.c_void_p(), ctypes.c_uint64()
-            native.call("rk_publish_data", index, ctypes.byref(address), ctypes.byref(nbytes))
-            assert nbytes.value == source.nbytes, source.name
-            source.copy_to(address.value or 0)
-        run_interruptibly(lambda: native.call_last("rk_publish_commit", patience_ms), native.cut)
+            source.copy_to(publication.place(index))
+        publication.commit(timeout)
     finally:
-        native.end()  # abandons what was not committed
+        publication.end()

@@ -8,7 +8,8 @@ Prints medians: uploads of as many bytes from pinned memory, `Session.load_into`
 load_file and .to() from page cache; with --hf, of a Llama model of that size, also transformers'
 from_pretrained and ours. Then the time in Python, outside of librekindle, per tensor, and by how
 much load_into is slower than the uploads; whether every byte is right. --record N: only the plan of
-a loader of N tensors, two views and a copy each: recorded, and from the cache.
+a loader of N tensors, two views and a copy each, into targets of their own and into slices of fused
+ones: recorded, and from the cache.
 """
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -300,36 +301,69 @@ def torch_device(device: str) -> torch.device:
     return torch.device("cpu" if device.startswith("double:") else device)
 
 
+class Recorded(NamedTuple):
+    """What --record records: a loader that writes to `places`, by the catalog's names."""
+    label: str
+    places: dict[str, torch.Tensor]
+    targets: dict[str, torch.Tensor]
+
+
+def recorded(count: int) -> Iterator[Recorded]:
+    """The same plan, of as many targets; of slices of a few fused ones; of slices that are the
+    targets.
+    """
+    names = [f"model.layers.{i // 512}.experts.{i % 512}.weight" for i in range(count)]
+    apart = {name: torch.empty(16, 32, dtype=torch.bfloat16) for name in names}
+    yield Recorded("a target each", apart, apart)
+    fused = {f"model.layers.{layer}.experts": torch.empty(512, 16, 32, dtype=torch.bfloat16)
+             for layer in range(-(-count // 512))}
+    slices = {name: fused[f"model.layers.{i // 512}.experts"][i % 512]
+              for i, name in enumerate(names)}
+    yield Recorded(f"slices of {len(fused)} targets", slices, fused)
+    memory = torch.empty(count, 16, 32, dtype=torch.bfloat16)
+    views = dict(zip(names, memory))
+    yield Recorded("targets of one storage", views, views)
+
+
 def record(count: int, directory: pathlib.Path) -> None:
-    from rekindle import recording
-    from rekindle.recording import TensorMeta, cache
+    from rekindle.recording import TensorMeta
     os.environ["REKINDLE_CACHE"] = str(directory / "cache")
-    catalog = {f"model.layers.{i // 512}.experts.{i % 512}.weight":
-               TensorMeta((64, 32), torch.bfloat16) for i in range(count)}
-    targets = {name: torch.empty(16, 32, dtype=torch.bfloat16) for name in catalog}
+    for case in recorded(count):
+        catalog = {name: TensorMeta((64, 32), torch.bfloat16) for name in case.places}
+        _record(case, catalog)
+
+
+def _record(case: Recorded, catalog: dict[str, Any]) -> None:
+    from rekindle import recording
+    from rekindle.recording import cache
 
     def load(tensors: Any) -> None:
         for name, tensor in tensors:
-            targets[name].copy_(tensor.view(4, 16, 32)[1])
+            case.places[name].copy_(tensor.view(4, 16, 32)[1])
 
-    steps: dict[str, float] = {}
+    steps: dict[str, tuple[float, float]] = {}
 
     def timed(label: str, call: Callable[[], Any]) -> Any:
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         made = call()
-        steps[label] = time.perf_counter() - begun
+        steps[label] = time.perf_counter() - begun, time.process_time() - cpu
         return made
 
-    plan = timed("record", lambda: recording.record(load, catalog, targets))
-    key = timed("fingerprint", lambda: recording.fingerprint(catalog, targets, (load,), {}))
+    def mark() -> str:
+        return recording.fingerprint(catalog, case.targets, (load,), {})
+
+    plan = timed("record", lambda: recording.record(load, catalog, case.targets))
+    mark()  # what it keeps of this process
+    key = timed("fingerprint", mark)
     stored = timed("store", lambda: cache.store(key, plan))
     again = timed("load from the cache", lambda: cache.load(key))
     same = stored and again is not None and list(again.moves()) == list(plan.moves())
-    print(f"plan of {count} tensors, two views and a copy each: "
-          + ", ".join(f"{label} {seconds:.3f} s" for label, seconds in steps.items())
+    print(f"plan of {len(catalog)} tensors, {case.label}, two views and a copy each: "
+          + ", ".join(f"{label} {wall:.3f} s ({cpu:.3f} of CPU)"
+                      for label, (wall, cpu) in steps.items())
           + f"; {len(plan)} moves, {len(plan.opaque)} opaque, "
           + ("the same from the cache" if same else "ANOTHER ONE FROM THE CACHE"))
-    if not same:
+    if not same or plan.opaque:
         sys.exit(1)
 
 

@@ -1,6 +1,7 @@
 """A worker of an engine, as far as weights go: checkpoint-engine's own receiver.
 
     python checkpoint_engine_receiver.py ADDRESS [--device N] [--fault KIND] [--at N] [--passes N]
+        [--old]
 
 Without a GPU the module of the device (torch.cuda) is a stand-in whose calls do nothing; the
 protocol and the rebuilding of the buffer are checkpoint-engine's. Says one line of JSON: for each
@@ -58,8 +59,25 @@ class Worker:
         self.hook += 1
 
     def run(self):
+        if self.options.old:
+            return self.run_as_before_0_4()
         worker.update_weights_from_ipc(zmq.Context.instance(), self.options.address,
                                        self.options.device, run=self.take, post_hook=self.finish)
+
+    def run_as_before_0_4(self):
+        """Post-processes and ends at the first None."""
+        context = zmq.Context()
+        socket = context.socket(zmq.REP)
+        socket.connect(self.options.address)
+        buffer = worker._rebuild_ipc(socket.recv_pyobj(), self.options.device)
+        socket.send(b"")
+        while (payload := socket.recv_pyobj()) is not None:
+            self.take(worker._extract_weights(payload, buffer))
+            socket.send(b"")
+        self.finish()
+        socket.send(b"")
+        socket.close()
+        context.term()  # the answer is out before this process ends
 
     def report(self):
         return {"tensors": self.got, "buckets": self.buckets, "hook": self.hook,
@@ -74,6 +92,7 @@ def receive(arguments):
     parser.add_argument("--fault", choices=["error", "kill", "stop", "hook", "handle"])
     parser.add_argument("--at", type=int, default=0)
     parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--old", action="store_true")
     options = parser.parse_args([str(argument) for argument in arguments])
     if torch.cuda.is_available():
         torch.cuda.set_device(options.device)

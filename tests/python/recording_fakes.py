@@ -1,14 +1,18 @@
 """Sessions without agents, and the check that every test of the recorder makes."""
+import random
+import weakref
+
 import torch
 from rekindle import TensorInfo, dtypes, recording
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class FakeSession:
-    """The part of a Session that execute() uses, over tensors that are here. It counts what was
-    fetched.
+    """The part of a Session in host memory that execute() uses, over tensors that are here: what it
+    gives are views of these. It counts what was fetched.
     """
 
-    model, version = "fake", 1
+    model, version, device = "fake", 1, None
 
     def __init__(self, tensors, boxes):
         self._entries = []
@@ -28,22 +32,37 @@ class FakeSession:
         return [info for info, _ in self._entries]
 
     def entries(self, timeout=None):
-        return iter(self._entries)
-
-    def load_into(self, wanted, *, timeout=None):
-        left = dict(wanted)
-        for info, part in self._entries:
-            whole = info.shape == info.full_shape
-            key = info.box if info.box in left else info.box._replace(offset=(), extent=())
-            assert key in left and (whole or key == info.box), info
-            for place in left.pop(key):
-                assert place.shape == part.shape
-                place.copy_(part)
-        assert not left, f"{list(left)} are not in the session"
+        """As they arrive: in any order."""
+        return iter(random.Random(3).sample(self._entries, len(self._entries)))
 
 
 def catalog_of(tensors):
     return {name: recording.TensorMeta(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+
+
+class LiveBytes(TorchDispatchMode):
+    """As a context: how many bytes of tensors that were made in it live at once, at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self._known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor) and func.name().startswith("aten::empty"):
+            storage = result.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            assert key not in self._known
+            self._known.add(key)
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(result, self._gone, key, size)
+        return result
+
+    def _gone(self, key, size):
+        self._known.discard(key)
+        self.now -= size
 
 
 def garbage(like):

@@ -112,6 +112,16 @@ def test_a_receiver_whose_hook_fails(attached, sockets):
     assert worker.report()["error"] == "ValueError: the hook fails"
 
 
+def test_a_receiver_of_before_0_4(attached, published, sockets):
+    """It ends where others have their post-processing before them: who asked the engine knows."""
+    worker = Receiver(f"ipc://{sockets}/0.sock", "--old")
+    with pytest.raises(ce.ReceiverEndedError, match="has taken all weights") as caught:
+        ce.send(attached, f"{sockets}/0.sock", "double:0")
+    assert caught.value.nbytes == sum(tensor.nbytes for tensor in published.values())
+    [report] = worker.report()
+    assert report["tensors"] == expected(published) and report["hook"] == 1
+
+
 def test_a_receiver_that_dies(attached, sockets):
     """Known at once: the time-out is longer than the test's patience."""
     address = f"ipc://{sockets}/0.sock"

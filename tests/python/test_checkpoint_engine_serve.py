@@ -110,6 +110,30 @@ def test_a_draft_model_takes_the_weights_over_the_same_socket(store, published):
         assert [one["tensors"] for one in report] == [expected(published)] * 3
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_workers_of_before_0_4_are_done_when_their_engine_says_so(store, published, passes):
+    options = {device.replace(":", ""): ["--old", "--passes", passes] for device in DEVICES}
+    with Engine(lambda engine, path, body: engine.receive(body["zmq_handles"], **options)
+                ) as engine:
+        served = ce.serve_to(engine.url, "served", 7, devices=DEVICES, agent=store)
+    assert served.passes == passes
+    assert served.nbytes == 2 * passes * sum(tensor.nbytes for tensor in published.values())
+    for report in engine.reports.values():
+        assert [one["tensors"] for one in report] == [expected(published)] * passes
+        assert [one["hook"] for one in report] == [1] * passes
+
+
+@pytest.mark.parametrize("old", [[], ["--old"]])
+def test_post_processing_that_fails_is_the_engines_to_say(store, old):
+    def answer(engine, path, body):
+        return engine.receive(body["zmq_handles"], double1=["--fault", "hook", *old])
+
+    with Engine(answer) as engine:
+        with pytest.raises((rk.UnavailableError, ce.ReceiverLostError)):
+            ce.serve_to(engine.url, "served", 7, devices=DEVICES, agent=store)
+    assert engine.reports["double:1"]["error"] == "ValueError: the hook fails"
+
+
 def test_vllm_is_asked_by_collective_rpc(store, published):
     with Engine(lambda engine, path, body: engine.receive(body["args"][0])) as engine:
         ce.serve_to(engine.url, "served", 7, devices=DEVICES[:1], agent=store, engine="vllm",

@@ -33,3 +33,16 @@ def test_it_fails_when_a_worker_says_something_else():
     done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=180)
     assert done.returncode == 1 and "MISMATCH" in done.stdout, done.stdout + done.stderr
+
+
+def test_it_leaves_nothing_behind_when_it_is_terminated(memory_directory):
+    process = subprocess.Popen(
+        [sys.executable, EXAMPLES / "train_infer_loop.py", "--device", "cpu", "--directory",
+         memory_directory], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert process.stdout.readline().startswith("round 1")
+    (directory,) = memory_directory.iterdir()
+    process.terminate()
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 1 and "SIGTERM" in said
+    assert not directory.exists()

@@ -2,11 +2,11 @@
 import builtins
 import itertools
 import json
+import re
 
 import numpy
 import pytest
-import torch
-from conftest import run_python
+from conftest import ROOT, run_python
 
 import rekindle
 from rekindle import _abi, _attaching, _library, _native, dtypes, errors
@@ -39,27 +39,40 @@ LIBRARY_DTYPES = ["BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "I16", "U
 
 @pytest.mark.parametrize("name", LIBRARY_DTYPES)
 def test_names_of_dtypes_lead_to_torch_and_numpy_and_back(name):
-    dtype = dtypes.torch_dtype(name)
-    assert dtypes.dtype_name(dtype) == name
-    assert dtype.itemsize == dtypes.itemsize(name) == dtypes.numpy_dtype(name).itemsize
     known = dtypes.numpy_dtype(name)
+    assert known.itemsize == dtypes.itemsize(name)
     if known.kind != "V":
         assert dtypes.numpy_dtype_name(known) == name
+    pytest.importorskip("torch")
+    dtype = dtypes.torch_dtype(name)
+    assert dtypes.dtype_name(dtype) == name and dtype.itemsize == known.itemsize
 
 
 def test_dtypes_of_less_than_a_byte_are_refused_or_named():
+    with pytest.raises(rekindle.InvalidError, match="packed as U8"):
+        dtypes.itemsize("F4")
+    with pytest.raises(rekindle.InvalidError, match="datetime64"):
+        dtypes.numpy_dtype_name(numpy.dtype("datetime64[s]"))
+    torch = pytest.importorskip("torch")
     if hasattr(torch, "float4_e2m1fn_x2"):
         assert dtypes.dtype_name(torch.float4_e2m1fn_x2) == "F4"
     with pytest.raises(rekindle.InvalidError, match="F6_E2M3"):
         dtypes.torch_dtype("F6_E2M3")
-    with pytest.raises(rekindle.InvalidError, match="packed as U8"):
-        dtypes.itemsize("F4")
     with pytest.raises(rekindle.InvalidError, match="'F7'"):
         dtypes.torch_dtype("F7")
     with pytest.raises(rekindle.InvalidError, match="complex128"):
         dtypes.dtype_name(torch.complex128)
-    with pytest.raises(rekindle.InvalidError, match="datetime64"):
-        dtypes.numpy_dtype_name(numpy.dtype("datetime64[s]"))
+
+
+def test_the_version_is_the_projects(monkeypatch, tmp_path):
+    project = re.search(r"project\(rekindle VERSION ([0-9.]+)",
+                        (ROOT / "CMakeLists.txt").read_text())[1]
+    assert rekindle.__version__ == project
+    (tmp_path / "version").write_text("7.8.9\n")  # as a wheel has it
+    monkeypatch.setattr(_library, "_NATIVE", tmp_path)
+    assert _library.version() == "7.8.9"
+    monkeypatch.setattr(_library, "_NATIVE", tmp_path / "a/b/c")  # the package alone
+    assert _library.version() == "0+unknown"
 
 
 NO_PACKAGES = """

@@ -47,7 +47,7 @@ def test_every_dtype_of_torch_survives(fleet, store, device):
 
 def test_numpy_arrays_survive(fleet, store):
     known = {name: patterns(name).reshape(-1, 4) for name in LIBRARY_DTYPES
-             if dtypes.numpy_dtype(name).kind != "V" and dtypes.numpy_dtype(name).isbuiltin}
+             if dtypes.numpy_dtype(name).isbuiltin == 1 and dtypes.numpy_dtype(name).kind != "V"}
     assert len(known) >= 12
     arrays = {name: tensor.numpy() for name, tensor in known.items()}
     arrays["strided"] = numpy.arange(24, dtype="float32").reshape(4, 6)[::2, 1::2]
@@ -115,7 +115,7 @@ def test_the_same_bytes_again_are_fine_and_others_are_denied(fleet, store):
     ({"w": torch.zeros(2, device="meta")}, "meta device"),
     ({"w": torch.eye(3).to_sparse()}, "'w' is not a dense tensor"),
     ({"w": torch.zeros(2, dtype=torch.complex128)}, "complex128"),
-    ({"w": numpy.array(["x"])}, "no name in safetensors"),
+    ({"w": numpy.array(["x"])}, "'w': numpy's <U1"),
     ({"n\0": torch.zeros(1)}, "NUL")])
 def test_what_cannot_be_published_is_named(fleet, store, source, said):
     with pytest.raises(rekindle.InvalidError, match=said):

@@ -36,8 +36,8 @@ def key(**more):
     return {"architecture": "tiny", "tp": [0, 2], **more}
 
 
-def mark(catalog=CATALOG, targets=TARGETS, loaders=(load_weights,), **more):
-    return recording.fingerprint(catalog, targets, loaders, key(**more))
+def mark(catalog=CATALOG, targets=TARGETS, loaders=(load_weights,), device="cpu", **more):
+    return recording.fingerprint(catalog, targets, loaders, key(**more), record_device=device)
 
 
 def test_a_plan_comes_back_as_it_was():
@@ -61,9 +61,22 @@ def test_recorded_once():
     lambda: mark(targets={**TARGETS, "a": torch.empty(4, 2, dtype=torch.bfloat16)}),
     lambda: mark(targets={**TARGETS, "a": torch.empty(2, 4).t()}),
     lambda: mark(targets={**TARGETS, "b": TARGETS["a"].view(-1)[:3]}),
+    lambda: mark(targets={**TARGETS, "b": torch.empty(4)[1:]}),
+    lambda: mark(targets={**TARGETS, "b": torch.empty(3, device="meta")}),
+    lambda: mark(targets=dict(reversed(TARGETS.items()))), lambda: mark(device="cuda:0"),
+    lambda: mark(catalog=dict(reversed(CATALOG.items()))),
     lambda: mark(targets={"a": TARGETS["a"]}), lambda: mark(loaders=(recorded, json_like))])
 def test_anything_else_is_another_fingerprint(other):
     assert other() != mark()
+
+
+def test_the_same_in_other_memory_is_the_same_fingerprint():
+    memory = torch.empty(20)
+    for targets in (TARGETS, {"a": memory[:8].view(4, 2), "b": memory[8:11]}):
+        again = {name: torch.empty_like(tensor) for name, tensor in targets.items()}
+        shared = torch.empty(20)
+        again = again if targets is TARGETS else {"a": shared[:8].view(4, 2), "b": shared[8:11]}
+        assert mark(targets=again) == mark(targets=targets)
 
 
 def json_like():

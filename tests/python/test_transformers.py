@@ -171,15 +171,19 @@ import sys, time
 import rekindle, rekindle.torch
 from transformers_models import digest
 name, agent, device, stop = sys.argv[1:]
-def load_into(session, targets, **options):
-    for count, (info, tensor) in enumerate(session.entries(), 1):
-        for target in targets[info.box]:
-            target.copy_(tensor)
+one_by_one = rekindle.Session.entries
+def entries(session, *options):
+    for count, entry in enumerate(one_by_one(session, *options), 1):
+        yield entry
         if count == int(stop):
             print("loading", flush=True)
             time.sleep(3600)
+def load_into(session, targets, **options):
+    for info, tensor in session.entries():
+        for target in targets[info.box]:
+            target.copy_(tensor)
 if int(stop):
-    rekindle.Session.load_into = load_into
+    rekindle.Session.entries, rekindle.Session.load_into = entries, load_into
 model = rekindle.torch.from_pretrained(name, agent=agent, device=device or None)
 rekindle.torch.session_of(model).commit(timeout=60)
 while True:

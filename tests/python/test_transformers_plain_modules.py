@@ -108,3 +108,14 @@ def test_another_shape(agent):
     model.norm = nn.BatchNorm1d(5)
     with pytest.raises(rk.InvalidError, match="norm.weight has shape"):
         rekindle.torch.load(model, "both", agent=agent)
+
+
+def test_a_tied_weight_of_two_tensors_is_what_load_state_dict_makes_of_it(agent):
+    state = original().state_dict()
+    state["head.weight"] = state["embed.weight"] + 1
+    rk.publish(state, "untied@1", agent=agent)
+    theirs, model = Tied(), Tied()
+    theirs.load_state_dict(state)
+    rekindle.torch.load(model, "untied", agent=agent).close()
+    assert model.head.weight is model.embed.weight
+    assert torch.equal(model.embed.weight, theirs.embed.weight)

@@ -1,7 +1,10 @@
-"""What the engine integrations share, without an engine: options, the order of layers, whole
-tensors, what a loader does besides copying, and completeness. The engines themselves: engines/."""
+"""What the engine integrations share, without an engine: the order of layers, whole tensors, what a
+loader does besides copying, completeness, ranks. The engines themselves: engines/."""
+import inspect
 import json
 import pickle
+import sys
+import types
 
 import pytest
 import torch
@@ -9,69 +12,17 @@ from torch import nn
 
 import rekindle as rk
 from rekindle._engines.completeness import check_loaded
-from rekindle._engines.effects import EffectWatch, Unrecordable
 from rekindle._engines.layers import by_layer, layer_of
-from rekindle._engines.loading import ALONE, Place, fill, held, one_version
+from rekindle._engines.loading import ALONE, Place, fill, held, is_about_weights, one_version
 from rekindle._engines.options import Options
+from rekindle._engines.ranks import ONE, Ranks
 from rekindle._engines.reading import whole_tensors
 from rekindle._engines.writer import Spec, Writer
-from rekindle.sglang.versions import supported as sglang_supported
+from rekindle.recording.effects import Unrecordable
+from rekindle.recording.recorder import record_or_refuse
+from rekindle.recording.tracer import TensorMeta
 from rekindle.vllm import WorkerExtension
-from rekindle.vllm.versions import supported as vllm_supported
-
-
-# --- options
-
-
-def test_options_are_what_the_user_says_and_defaults():
-    options = Options.parse({"model": "qwen3", "version": 41, "record": False,
-                             "allow_unwritten": ["bias$"], "attach_timeout": 5})
-    assert (options.name, options.version, options.record) == ("qwen3", 41, False)
-    assert options.allow_unwritten == ("bias$",) and options.fallback is None
-
-
-@pytest.mark.parametrize("config, named", [
-    ({"modle": "x"}, "'modle'"), ({"model": 3}, "model"), ({"record": "yes"}, "record"),
-    ({"attach_timeout": 0}, "attach_timeout"), ({"fallback": "dummy"}, "fallback"),
-    ({"generation": -1}, "generation"), ({"version": True}, "version"), ([], "object"),
-    ({"allow_unwritten": "bias"}, "allow_unwritten")])
-def test_a_wrong_option_is_refused_by_name(config, named):
-    with pytest.raises(rk.InvalidError, match=named):
-        Options.parse(config)
-
-
-def test_a_draft_of_another_checkpoint_must_be_named(monkeypatch):
-    options = Options.parse({"model": "target", "group": "g"})
-    assert options.of_draft(same_checkpoint=True).name == "target"
-    assert options.of_draft(same_checkpoint=True).group is None
-    with pytest.raises(rk.InvalidError, match="draft_model"):
-        options.of_draft(same_checkpoint=False)
-    named = Options.parse({"model": "target", "draft_model": "eagle", "draft_version": 2})
-    assert (named.of_draft(False).name, named.of_draft(False).version) == ("eagle", 2)
-    monkeypatch.delenv("REKINDLE_MODEL", raising=False)
-    with pytest.raises(rk.InvalidError, match="no model"):
-        Options().name
-    monkeypatch.setenv("REKINDLE_MODEL", "from-run")
-    assert Options().name == "from-run"
-
-
-@pytest.mark.parametrize("version, is_supported", [
-    ("0.23.0", True), ("0.26.1", True), ("0.33.0+cu130", True), ("0.22.9", False),
-    ("0.34.0", False), ("1.0.0", False), ("dev", False)])
-def test_vllm_versions(version, is_supported):
-    assert vllm_supported(version) is is_supported
-
-
-@pytest.mark.parametrize("version, is_supported", [
-    ("0.5.23", True), ("0.5.23.post1", True), ("0.5.22", False), ("0.5.230", False), ("", False)])
-def test_sglang_versions(version, is_supported):
-    assert sglang_supported(version) is is_supported
-
-
-def test_a_worker_extension_has_prefixed_names_only_and_no_state():
-    names = [name for name in dir(WorkerExtension) if not name.startswith("__")]
-    assert names and all(name.startswith("rekindle_") for name in names)
-    assert "__init__" not in vars(WorkerExtension)
+from rekindle.vllm.reloading import reload
 
 
 # --- order
@@ -298,21 +249,60 @@ def test_what_a_loader_says_counts_where_nothing_was_recorded():
     check_loaded(model, {"qk"}, ["^norm$"])
 
 
-def test_the_watch_sees_reads_and_lets_views_and_constants_pass():
+def recorded(model, before):
+    """The plan of a loader that does something to the model first."""
+    def load(pairs):
+        before()
+        return model.load_weights(pairs)
+    return record_or_refuse(load, {"norm": TensorMeta((4,), torch.bfloat16),
+                                   "q": TensorMeta((8, 4), torch.float32)}, model)
+
+
+def test_a_recording_sees_reads_and_lets_views_and_constants_pass():
     model = Fused()
-    with EffectWatch(model) as watch:
+
+    def harmless():
         model.qk.data.narrow(0, 0, 2).fill_(0)
         model.qk.view(-1).shape
         torch.ones(3).sum()
-    assert watch.reads == {}
-    with EffectWatch(model) as watch:
-        model.qk[2:4].sum()
-    assert list(watch.reads) == ["qk"]
-    with pytest.raises(Unrecordable, match="it does mul_ with norm"), EffectWatch(model):
-        model.norm.data.mul_(2)
-    with pytest.raises(ZeroDivisionError), EffectWatch(model):
-        model.norm.sum()
-        raise ZeroDivisionError  # is not hidden
+
+    assert recorded(model, harmless).opaque == ()
+    with pytest.raises(Unrecordable, match="it does sum with qk"):
+        recorded(model, lambda: model.qk[2:4].sum())
+    with pytest.raises(Unrecordable, match="it does mul_ with norm"):
+        recorded(model, lambda: model.norm.data.mul_(2))
+    with pytest.raises(ZeroDivisionError):  # is not hidden
+        recorded(model, lambda: 1 // 0)
+
+
+def test_what_a_reload_leaves_out_is_named_unless_it_is_allowed_to(rekindle, tensors, monkeypatch):
+    """vLLM's bookkeeping is a stand-in here: of the one layer, a part of `qk` has come."""
+    layer = types.SimpleNamespace(can_load=lambda: True, load_numel=0, loaded_weights=[])
+
+    def rows(param, weight):
+        param.data[:4].copy_(weight)
+
+    class Reloaded(Fused):
+        def load_weights(self, weights):
+            list(weights)
+            bound = inspect.signature(rows).bind(self.qk, torch.ones(4, 4))
+            layer.load_numel, layer.loaded_weights = 16, [("qk", bound)]
+
+    name = "vllm.model_executor.model_loader.reload.layerwise"
+    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(
+        get_layerwise_info=lambda module: layer, _get_original_loader=lambda parameter: rows))
+
+    def run(*allowed):
+        layer.load_numel, layer.loaded_weights, model = 0, [], Reloaded()
+        with rk.attach("parts", 1, agent=rekindle.store("a")) as session:
+            reload(model, Options(allow_unwritten=allowed), session,
+                   lambda pairs: model.load_weights(pairs))
+
+    with pytest.raises(rk.InvalidError, match=r"qk \(16 of 24 elements written\), norm \(nothing"):
+        run()
+    with pytest.raises(rk.InvalidError, match=r"of norm \(nothing written\): the model must not"):
+        run("^qk$")
+    run("^qk$", "^norm$")
 
 
 def test_status_of_a_worker_is_json(rekindle, tensors):
@@ -329,18 +319,105 @@ def test_ranks_load_the_version_that_the_first_one_finds(rekindle, tensors):
     store = rekindle.store("a")
     said = []
 
-    def first(value):
-        said.append(value)
-        return value
+    def to_all(value):
+        said.append(pickle.dumps([value, None]))  # as on its way to others
+        return [value, None]
+    first, other = Ranks(0, 2, to_all), Ranks(1, 2, lambda _: pickle.loads(said[-1]))
     rk.publish(tensors, "ranks@1", agent=store)
     options = options_of(rekindle, model="ranks")
-    assert one_version(options, True, first).version == 1
+    assert one_version(options, first).version == 1
     rk.publish(tensors, "ranks@2", agent=store)
-    assert one_version(options, False, lambda _: said[-1]).version == 1
+    assert one_version(options, other).version == 1
     with pytest.raises(rk.NotFoundError):
-        one_version(options_of(rekindle, model="nobody-has-it", attach_timeout=0.2), True, first)
-    with pytest.raises(rk.NotFoundError, match="nobody-has-it"):  # pickled on its way to others
-        one_version(options, False, lambda _: pickle.loads(pickle.dumps(said[-1])))
+        one_version(options_of(rekindle, model="nobody-has-it", attach_timeout=0.2), first)
+    with pytest.raises(rk.NotFoundError, match="nobody-has-it"):
+        one_version(options, other)
+
+
+# --- ranks
+
+
+def together(work, size=2):
+    """What `work(ranks)` returns or raises on each rank; each is a thread."""
+    import threading
+    meeting, said, found = threading.Barrier(size, timeout=60), [None] * size, [None] * size
+
+    def gather(rank, value):
+        said[rank] = pickle.dumps(value)  # as on its way between processes
+        meeting.wait()
+        values = [pickle.loads(one) for one in said]
+        meeting.wait()
+        return values
+
+    def run(rank):
+        try:
+            found[rank] = work(Ranks(rank, size, lambda value: gather(rank, value)))
+        except Exception as why:
+            found[rank] = why
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def failing(ranks, errors, undone):
+    def step():
+        if ranks.rank in errors:
+            raise errors[ranks.rank]
+        return ranks.rank
+    return ranks.together(step, undone.append)
+
+
+def test_a_step_is_taken_by_all_ranks_or_has_failed_on_all():
+    undone = []
+    assert together(lambda ranks: failing(ranks, {}, undone), 3) == [0, 1, 2] and undone == []
+    lost = rk.PeerLostError("the agent is gone")
+    found = together(lambda ranks: failing(ranks, {1: lost}, undone), 3)
+    assert found[1] is lost and sorted(undone) == [0, 2]
+    for one in (found[0], found[2]):
+        assert isinstance(one, rk.PeerLostError) and str(one) == "rank 1 of 3: the agent is gone"
+
+
+def test_all_ranks_meet_the_failure_that_a_fall_back_would_not_mend():
+    found = together(lambda ranks: failing(
+        ranks, {0: rk.TimeoutError("late"), 1: RuntimeError("a bug")}, []))
+    assert [is_about_weights(one) for one in found] == [False, False]
+    assert isinstance(found[1], RuntimeError) and "a bug" in str(found[0])
+    assert str(found[0].__cause__) == "late"
+
+
+def test_a_rank_that_is_gone_ends_the_step_and_one_alone_asks_nobody():
+    undone = []
+
+    def gone(value):
+        raise ConnectionError("closed by peer")
+
+    with pytest.raises(rk.InternalError, match="is gone: closed by peer"):
+        Ranks(0, 2, gone).together(lambda: 1, undone.append)
+    assert undone == [1]
+    with pytest.raises(ZeroDivisionError):
+        Ranks(0, 2, gone).together(lambda: 1 // 0)
+    assert ONE.together(lambda: 5) == ONE.first(5) == 5
+
+
+def test_when_a_rank_cannot_be_filled_none_is(rekindle, tensors):
+    """At once: the others would wait for it to commit."""
+    class Breaks(Fused):
+        def load_weights(self, weights):
+            list(weights)
+            raise rk.CorruptError("rotten")
+
+    def rank(ranks):
+        model = (Breaks if ranks.rank == 1 else Fused)(ranks.rank)
+        return fill(model, model.load_weights, options_of(rekindle, version=1, record=False),
+                    Place("torn", 1, ranks.rank, 2), None, f"torn {ranks.rank}", ranks)
+
+    found = together(rank)
+    assert [type(one) for one in found] == [rk.CorruptError, rk.CorruptError]
+    assert held("torn 0") is None and held("torn 1") is None
 
 
 def test_the_plugin_lets_a_vllm_run_that_it_does_not_know(monkeypatch, caplog):

@@ -21,7 +21,8 @@ def wheel(tmp_path_factory):
     (prefix / "bin").mkdir()
     (prefix / "lib").mkdir()
     shutil.copy(BINARY, prefix / "bin/rekindle")
-    shutil.copy(os.environ["REKINDLE_LIBRARY"], prefix / "lib/librekindle.so.1")
+    shutil.copy(os.environ["REKINDLE_LIBRARY"], prefix / "lib/librekindle.so.1.9")
+    (prefix / "lib/librekindle.so.1").symlink_to("librekindle.so.1.9")  # as where it was built
     done = subprocess.run([ROOT / "tools/wheel", "--prefix", prefix, "--out", out],
                           capture_output=True, text=True, timeout=BUILD_S,
                           env={**os.environ, "PYTHON": sys.executable})
@@ -56,7 +57,7 @@ def test_it_has_all_modules_and_no_drivers_library(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT / "python"))
                for path in (ROOT / "python/rekindle").rglob("*.py")}
-    assert modules <= names
+    assert modules <= names and "rekindle/_native/version" in names
     assert not [name for name in names if re.search(r"lib(cuda|nccl|ibverbs)", name)]
     assert [name for name in names if "libprotobuf" in name]
 
@@ -80,6 +81,13 @@ with rekindle.attach("minimal", agent=sys.argv[1]) as session:
     assert (version, count, node) == (found.version, "1", "a")
     assert {one.group for one in found.entry_points} == {
         "console_scripts", "vllm.general_plugins", "sglang.srt.plugins"}
+
+
+def test_without_a_python_to_make_it_what_to_do_is_said():
+    done = subprocess.run([ROOT / "tools/wheel"], capture_output=True, text=True,
+                          timeout=PATIENCE_S, env={**os.environ, "PYTHON": "/nowhere/python"})
+    assert done.returncode == 1 and not done.stdout
+    assert "no /nowhere/python: run tools/install-deps --python" in done.stderr
 
 
 def test_its_script_is_the_bundled_command(installed):

@@ -27,26 +27,40 @@ def has_default(name: str) -> bool:
 def check_plan(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str]) -> None:
     """After a plan was executed: what moves and constants have covered, and of what opaque tensors
     went to, what the loader says. InvalidError names what is missing."""
-    written: dict[str, set[tuple[Any, ...]]] = {}
-    for move in plan.moves():
-        written.setdefault(move.parameter, set()).add((move.offset, move.size, move.stride))
-    for constant in plan.constants:
-        written.setdefault(constant.parameter, set()).add(
-            (constant.offset, constant.size, constant.stride))
-    elements = {name: sum(prod(size) for _, size, _ in runs) for name, runs in written.items()}
+    elements = written(plan)
+    for name, count in (_seen(returned) or {}).items():
+        elements[name] = elements.get(name, 0) + count
     said = _said(returned) if plan.opaque else set()
     if said is not None:  # else nothing is known of where the opaque tensors went
         _refuse(_short(model, elements, said), allowed)
 
 
+def written(plan: "Plan") -> dict[str, int]:
+    """Elements that moves and constants of a plan write, by parameter."""
+    runs: dict[str, set[tuple[Any, ...]]] = {}
+    for move in plan.moves():
+        runs.setdefault(move.parameter, set()).add((move.offset, move.size, move.stride))
+    for constant in plan.constants:
+        runs.setdefault(constant.parameter, set()).add(
+            (constant.offset, constant.size, constant.stride))
+    return {name: sum(prod(size) for _, size, _ in one) for name, one in runs.items()}
+
+
 def check_loaded(model: torch.nn.Module, returned: Any, allowed: Iterable[str]) -> None:
-    """After a loader was given whole tensors: what it says that it has loaded, if it says that."""
+    """After a loader was given whole tensors: what it says that it has loaded, or what was seen of
+    that (names, or elements by name), if there is either."""
     said = _said(returned)
     if said is not None:
-        _refuse(_short(model, {}, said), allowed)
+        _refuse(_short(model, _seen(returned) or {}, said), allowed)
+
+
+def _seen(returned: Any) -> Mapping[str, int] | None:
+    return returned if isinstance(returned, Mapping) else None
 
 
 def _said(returned: Any) -> set[str] | None:
+    if _seen(returned) is not None:
+        return set()
     if isinstance(returned, (set, frozenset)) and all(isinstance(name, str) for name in returned):
         return set(returned)
     return None
@@ -62,25 +76,36 @@ def _short(model: torch.nn.Module, elements: Mapping[str, int], said: set[str]) 
             continue
         count = max(elements.get(name, 0) for name in names)
         if count < size:
-            short[names[0]] = f"{count} of {size} elements" if count else "nothing"
+            short[names[0]] = amount(count, size)
     return short
+
+
+def amount(count: int, size: int) -> str:
+    """Of a parameter's elements."""
+    return f"{count} of {size} elements" if count else "nothing"
 
 
 def _by_memory(model: torch.nn.Module) -> list[list[tuple[str, torch.Tensor]]]:
     """Parameters with all of their names."""
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+        if not torch.nn.parameter.is_lazy(parameter):
             groups.setdefault(id(parameter), []).append((name, parameter))
     return list(groups.values())
 
 
-def _refuse(short: Mapping[str, str], allowed: Iterable[str]) -> None:
+def described(short: Mapping[str, str], allowed: Iterable[str]) -> str:
+    """The first of parameters that are not written in full, and how much of them is; "" when all
+    are allowed to be so. `allowed`: regular expressions of names."""
     patterns = [re.compile(pattern) for pattern in allowed]
     left = {name: how for name, how in short.items()
             if not any(pattern.search(name) for pattern in patterns)}
-    if left:
-        named = ", ".join(f"{name} ({how} written)" for name, how in list(left.items())[:_NAMED])
-        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        raise InvalidError(f"not every parameter has weights: {named}{more}; publish what is "
-                           "missing, or name what needs none in allow_unwritten")
+    named = ", ".join(f"{name} ({how} written)" for name, how in list(left.items())[:_NAMED])
+    return named + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
+
+
+def _refuse(short: Mapping[str, str], allowed: Iterable[str]) -> None:
+    lacking = described(short, allowed)
+    if lacking:
+        raise InvalidError(f"not every parameter has weights: {lacking}; publish what is missing, "
+                           "or name what needs none in allow_unwritten")

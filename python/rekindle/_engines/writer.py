@@ -1,17 +1,14 @@
 """Publishing tensors that come one by one: into segments as they come, once all are announced."""
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
 import torch
 
-from .. import _abi, dtypes
-from .._attaching import environment
-from .._native import Native, milliseconds, text
-from .._views import memory
+from .. import dtypes
+from .._publishing import Announced, Publication
 from ..errors import InvalidError
 
 CONNECT_S = 10.0
@@ -36,11 +33,9 @@ class Writer:
             raise InvalidError(f"publish {model_version}: a name comes twice")
         self._specs = list(specs)
         self._missing = set(self._index)
-        self._native = Native(agent if agent is not None else environment("STORE"), CONNECT_S,
-                              "publication")
-        self._open = True
-        self._native.open("rk_publish_begin", "rk_publish_abandon", text(model_version),
-                          _array(specs), len(specs))
+        announced = [Announced(name, dtypes.dtype_name(dtype), shape)
+                     for name, dtype, shape in specs]
+        self._publication = Publication(model_version, announced, agent, CONNECT_S)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Copies a tensor, from any device. InvalidError when it is not as its spec says."""
@@ -64,10 +59,8 @@ class Writer:
         return self._place(self._index[name]).clone()
 
     def _place(self, index: int) -> torch.Tensor:
-        data, size = ctypes.c_void_p(), ctypes.c_uint64()
-        self._native.call("rk_publish_data", index, ctypes.byref(data), ctypes.byref(size))
         spec = self._specs[index]
-        place = torch.frombuffer(memory(data.value or 0, size.value), dtype=torch.uint8)
+        place = torch.frombuffer(self._publication.place(index), dtype=torch.uint8)
         return place.view(spec.dtype).view(spec.shape)
 
     def commit(self, timeout: float = 600.0) -> None:
@@ -76,24 +69,11 @@ class Writer:
         if self._missing:
             raise InvalidError(f"'{min(self._missing)}' was announced and did not come "
                                f"({len(self._missing)} in all)")
-        self._open = False
-        self._native.call_last("rk_publish_commit", max(1, milliseconds(timeout)))
-        self._native.end()
+        self._publication.commit(timeout)
 
     def __enter__(self) -> "Writer":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
-        if self._open:
-            self._open = False
-            self._native.end()
-
-
-def _array(specs: Sequence[Spec]) -> ctypes.Array[_abi.TensorSpec]:
-    array = (_abi.TensorSpec * len(specs))()
-    for entry, spec in zip(array, specs):
-        entry.name, entry.dtype = text(spec.name), text(dtypes.dtype_name(spec.dtype))
-        entry.dimensions = len(spec.shape)
-        entry.shape = (ctypes.c_uint64 * len(spec.shape))(*spec.shape)
-    return array
+        self._publication.end()

@@ -37,9 +37,14 @@ def attach(load: Load, targets: nn.Module | Mapping[str, torch.Tensor], key: Map
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
     whole = rekindle_catalog(model, version, **where)
     catalog = catalog_of(whole.tensors)
-    plan = cached(fingerprint(catalog, targets, (load, *loaders), key),
-                  lambda: record(load, catalog, targets, device=record_device))
-    session = sessions.attach(whole.model, whole.version, **{**options, "shard": boxes(plan)})
+    mark = fingerprint(catalog, targets, (load, *loaders), key, record_device=record_device)
+    plan = cached(mark, lambda: record(load, catalog, targets, device=record_device))
+    wanted = boxes(plan)
+    if not wanted:
+        raise InvalidError(f"the loader reads none of the {len(catalog)} tensors of {whole.model}@"
+                           f"{whole.version}: is it this model's loader, and does it know these "
+                           f"names ({', '.join(list(catalog)[:2])}, …)?")
+    session = sessions.attach(whole.model, whole.version, **{**options, "shard": wanted})
     try:
         execute(plan, load, targets, session, timeout=load_timeout)
     except BaseException:

@@ -3,15 +3,19 @@ loader.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from .. import dtypes
-from ..boxes import Box, TensorInfo
+from .._attaching import Request
+from .._loading import MOST_BUFFERED
+from .._targets import copying
+from ..boxes import Box, TensorInfo, row_major
 from ..errors import InvalidError
-from .geometry import Ints, lattice, row_major, split
+from .geometry import Ints, lattice, split
 from .plan import Entry, Move, Plan
 from .recorder import Load
 from .targets import named_targets
@@ -41,50 +45,118 @@ def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tens
     """Fills `targets` from a session that was attached with `boxes(plan)`; the caller commits. What
     is queued on the devices' current streams has ended then.
 
-    `load` is called with the opaque tensors, whole and in host memory, and only when there are
-    some. Constants come first, then moves, then `load`. `timeout`: seconds without anything new
-    from the session.
+    `load` is called with the opaque tensors, whole, in host memory and in the plan's order, and
+    only when there are some: constants come first, then moves, then `load`. Each is copied when
+    `load` asks for it and let go of then; what is not asked for yet costs no memory besides the
+    agent's. `timeout`: seconds without anything new from the session.
 
     Raises InvalidError when the version's tensors are not those that the plan was recorded for, and
-    what `Session.load_into` and `load` raise.
+    what `Session.entries`, `Session.load_into` and `load` raise.
     """
     tensors = dict(targets) if isinstance(targets, Mapping) else named_targets(targets)
     _check(plan, session)
     with torch.no_grad():
-        if len(plan):
-            _carry_out(plan, load, tensors, session, timeout)
-        else:
+        if plan.replayable:  # else the recording's run has written them, and values of its own above
             _fill(plan, tensors)
-            load(_streamed(session, timeout))
+        if session.device is None:
+            _from_host(plan, load, tensors, session, timeout)
+        else:
+            _from_device(plan, load, tensors, session, timeout)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
 
 
-def _carry_out(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], session: Session,
+Key = tuple[str, Ints]  # a tensor, and where a box of it begins
+Entries = Iterator[tuple[TensorInfo, torch.Tensor]]
+Waiting = dict[str, torch.Tensor]
+
+
+def _from_host(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], session: Session,
                timeout: float | None) -> None:
-    wanted, scratches = _places(plan, tensors)
-    opaque = _buffers(plan)
-    wanted.update((Box(name), [buffer]) for name, buffer in opaque.items())
-    _fill(plan, tensors)
-    session.load_into(wanted, timeout=timeout)
-    for scratch in scratches:
-        scratch.to.copy_(scratch.part)
-    if opaque:
-        load(iter(opaque.items()))
+    """Entries are views of the host map: to keep those of opaque tensors takes no memory."""
+    entries, waiting = session.entries(timeout), Waiting()
+    if len(plan):
+        _move_each(_places(plan, tensors), entries, session, waiting)
+    if plan.opaque:
+        load(_in_order(plan.opaque, entries, waiting))
+    for _ in entries:  # a loader may stop before the end
+        pass
+
+
+def _from_device(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], session: Session,
+                 timeout: float | None) -> None:
+    """Opaque tensors are in this host's memory when all buckets have come: they are read there, in
+    a session of their own.
+    """
+    places = _places(plan, tensors)
+    if sum(place.buffer_bytes for place in places.values()) > MOST_BUFFERED:
+        with copying(session._device):
+            _move_each(places, session.entries(timeout), session, {})
+    else:
+        buffers = {key: place.buffer() for key, place in places.items() if place.parts}
+        wanted = {place.box: [*place.whole, *([buffers[key]] if key in buffers else ())]
+                  for key, place in places.items()}
+        _refuse(session.load_into(wanted, strict=False, timeout=timeout).missing, session)
+        for key, buffer in buffers.items():
+            places[key].copy_parts(buffer)
+    if plan.opaque:
+        with _again(session, plan.opaque, timeout) as host:
+            load(_in_order(plan.opaque, host.entries(timeout), {}))
+
+
+def _again(session: Session, names: Iterable[str], timeout: float | None) -> Session:
+    request = Request(f"{session.model}@{session.version}", boxes=tuple(Box(n) for n in names))
+    return type(session)(request, session._store, timeout)
+
+
+def _move_each(places: Mapping[Key, _Place], entries: Entries, session: Session,
+               waiting: Waiting) -> None:
+    left = dict(places)
+    for info, tensor in entries:
+        place = left.pop((info.name, info.offset), None)
+        if place is None:
+            waiting[info.name] = tensor
+            continue
+        for target in place.whole:
+            target.copy_(tensor)
+        place.copy_parts(tensor)
+    _refuse([place.box.tensor for place in left.values()], session)
+
+
+def _refuse(missing: Sequence[str], session: Session) -> None:
+    if missing:
+        raise InvalidError(f"the session of {session.model}@{session.version} is without "
+                           f"{missing[0]}, which the plan moves: attach with the plan's boxes, and "
+                           "iterate over nothing before")
+
+
+def _in_order(names: Iterable[str], entries: Entries,
+              waiting: Waiting) -> Iterator[tuple[str, torch.Tensor]]:
+    """Copies, because loaders keep tensors, and change them, while a session's are views."""
+    for name in names:
+        while name not in waiting:
+            info, tensor = next(entries, (None, None))
+            if info is None or tensor is None:
+                raise InvalidError(f"the session is without {name}, which the loader is to be "
+                                   "given")
+            waiting[info.name] = tensor
+            del tensor
+        yield name, _copy(waiting.pop(name))
+
+
+def _copy(view: torch.Tensor) -> torch.Tensor:
+    return torch.empty(view.shape, dtype=view.dtype).copy_(view)
 
 
 def _check(plan: Plan, session: Session) -> None:
     there = catalog_of(session.tensors())
     for name, shape, dtype in plan.entries:
         meta = there.get(name)
-        if meta is None or meta.shape != shape or _short(meta.dtype) != dtype:
-            now = "absent" if meta is None else f"{_short(meta.dtype)} {list(meta.shape)}"
+        found = meta and (meta.shape, dtypes.short_name(meta.dtype))
+        if found != (shape, dtype):
+            now = f"{found[1]} {list(found[0])}" if found else "absent"
             raise InvalidError(f"{name} is {now} in {session.model}@{session.version}, the plan "
                                f"was recorded for {dtype} {list(shape)}: record it again")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _fill(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -97,38 +169,42 @@ def _strided(tensor: torch.Tensor, offset: int, size: Ints, stride: Ints) -> tor
     return data.as_strided(size, stride, data.storage_offset() + offset)
 
 
-class _Scratch(NamedTuple):
-    to: torch.Tensor
-    part: torch.Tensor
+class _Place(NamedTuple):
+    """Where one box goes."""
+    box: Box
+    dtype: torch.dtype
+    whole: list[torch.Tensor]  # in the box's shape
+    parts: list[tuple[torch.Tensor, Move]]  # of which only some elements are wanted
+
+    @property
+    def buffer_bytes(self) -> int:
+        return prod(self.box.extent) * self.dtype.itemsize if self.parts else 0
+
+    def buffer(self) -> torch.Tensor:
+        return torch.empty(self.box.extent, dtype=self.dtype, device=self.parts[0][0].device)
+
+    def copy_parts(self, box: torch.Tensor) -> None:
+        for to, move in self.parts:
+            bits = box.view(getattr(torch, move.dtype))
+            to.copy_(_strided(bits, move.source_offset, move.size, move.source_stride))
 
 
-def _places(plan: Plan, tensors: Mapping[str, torch.Tensor]
-            ) -> tuple[dict[Box, list[torch.Tensor]], list[_Scratch]]:
-    """Where each box goes, in the box's shape; and what is copied on from boxes of which parts are
-    wanted.
-    """
+def _places(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[Key, _Place]:
     entries = {entry.name: entry for entry in plan.entries}
-    wanted: dict[Box, list[torch.Tensor]] = {}
-    held: dict[Box, torch.Tensor] = {}
-    scratches = []
+    places: dict[Key, _Place] = {}
     for move in plan.moves():
-        box = Box(move.name, move.box_offset, move.box_extent)
-        place = _whole_box(move, entries[move.name], tensors[move.parameter])
-        if place is None:
-            if box not in held:
-                held[box] = torch.empty(move.box_extent, device=tensors[move.parameter].device,
-                                        dtype=getattr(torch, entries[move.name].dtype))
-                wanted.setdefault(box, []).append(held[box])
-            scratches.append(_scratch(move, held[box], tensors[move.parameter]))
+        key, entry = (move.name, move.box_offset), entries[move.name]
+        tensor = tensors[move.parameter]
+        if key not in places:
+            places[key] = _Place(Box(move.name, move.box_offset, move.box_extent),
+                                 getattr(torch, entry.dtype), [], [])
+        whole = _whole_box(move, entry, tensor)
+        if whole is not None:
+            places[key].whole.append(whole)
         else:
-            wanted.setdefault(box, []).append(place)
-    return wanted, scratches
-
-
-def _scratch(move: Move, box: torch.Tensor, tensor: torch.Tensor) -> _Scratch:
-    bits = box.view(getattr(torch, move.dtype))
-    return _Scratch(_strided(tensor, move.offset, move.size, move.stride),
-                    bits.as_strided(move.size, move.source_stride, move.source_offset))
+            to = _strided(tensor, move.offset, move.size, move.stride)
+            places[key].parts.append((to, move))
+    return places
 
 
 def _whole_box(move: Move, entry: Entry, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -151,17 +227,6 @@ def _whole_box(move: Move, entry: Entry, tensor: torch.Tensor) -> torch.Tensor |
     place = _strided(tensor, move.offset, move.box_extent, stride)
     if move.dtype == entry.dtype:
         return place
-    return place.view(getattr(torch, entry.dtype)) if _short(tensor.dtype) == move.dtype else None
-
-
-def _buffers(plan: Plan) -> dict[str, torch.Tensor]:
-    entries = {entry.name: entry for entry in plan.entries}
-    return {name: torch.empty(entries[name].shape, dtype=getattr(torch, entries[name].dtype))
-            for name in plan.opaque}
-
-
-def _streamed(session: Session, timeout: float | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Copies, because loaders keep tensors, and change them, while a session's are views."""
-    for info, tensor in session.entries(timeout):
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        yield info.name, copy.copy_(tensor)
+    if dtypes.short_name(tensor.dtype) != move.dtype:
+        return None
+    return place.view(getattr(torch, entry.dtype))

@@ -10,17 +10,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
+from ..boxes import row_major
+
 Ints = tuple[int, ...]
 Dim = tuple[int, int, int]  # size, stride in one view, stride in another
-
-
-def row_major(size: Sequence[int]) -> Ints:
-    """Strides of a contiguous tensor of this size, in elements."""
-    strides, step = [0] * len(size), 1
-    for k in range(len(size) - 1, -1, -1):
-        strides[k] = step
-        step *= size[k]
-    return tuple(strides)
 
 
 class Atom(NamedTuple):

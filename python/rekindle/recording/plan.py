@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def opaque(self) -> tuple[str, ...]:
-        """Tensors to fetch whole and give to the engine's loader."""
+        """Tensors to fetch whole and give to the engine's loader, in this order."""
         return tuple(self.names[i] for i in self.opaque_rows)
 
     @property
@@ -139,7 +139,7 @@ def pack(moves: Iterable[Move], entries: Iterable[Entry], opaque: Iterable[str],
                      *m.source_stride, *m.stride))
     for entry in entries:
         entry_rows.extend((index(entry.name), index(entry.dtype), len(entry.shape), *entry.shape))
-    opaque_rows = array("q", map(index, sorted(opaque)))
+    opaque_rows = array("q", map(index, opaque))
     loaded_rows = None if loaded is None else array("q", map(index, sorted(loaded)))
     return Plan(tuple(names), rows, starts, entry_rows, opaque_rows, loaded_rows,
                 tuple(constants), replayable)

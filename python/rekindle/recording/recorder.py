@@ -1,23 +1,28 @@
 """Runs an engine's loader on stand-ins and makes a plan of what it did."""
 from __future__ import annotations
 
-import contextlib
-import gc
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from .._optional import no_collections
+from ..dtypes import short_name
+from .effects import Attributes, Unrecordable, require_memory, still_held
 from .geometry import Ints, Lattice, coalesce, inside, lattice, rows_around, split
 from .overlap import Event, demoted
 from .plan import Constant, Entry, Move, Plan, pack
-from .targets import named_targets
+from .targets import named_targets, storage_key
 from .tracer import Fill, NeedsData, Recorder, TensorMeta, Traced, Write
 from .values import Flow, sources
 
 if TYPE_CHECKING:
     from torch import nn
+
+logger = logging.getLogger("rekindle")
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 Catalog = Mapping[str, TensorMeta]
@@ -34,64 +39,131 @@ def record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch
     those of the same name but for numbers are made opaque, and it is run without them. Parameters
     keep their values, but for constants that the loader writes (padding).
 
+    A loader that does more than put tensors into targets (computes from what it fills, keeps
+    tensors, sets attributes that have some) gets a plan in which every tensor is opaque, so that it
+    is given all of them, whole; the log says why. What it does to objects that are neither targets
+    nor modules of `targets` (or of `load`, when that is a module's method) is seen as far as it
+    keeps stand-ins. All are opaque, too, when the loader, given the opaque ones alone, would put
+    them elsewhere, or constants into what it is not given. Where it writes an element twice, the
+    later tensor of the catalog wins.
+
     Raises what the loader raises when it fails before it has taken a tensor.
     """
-    with _without_collections():
+    try:
+        return record_or_refuse(load, catalog, targets, device=device)
+    except Unrecordable as why:
+        logger.info("rekindle: %s is given whole tensors: it does more than a recording can stand "
+                    "for: %s", getattr(load, "__qualname__", load), why)
+        return _all_opaque(catalog)
+
+
+def record_or_refuse(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch.Tensor],
+                     *, device: str | torch.device = "cpu") -> Plan:
+    """The same, but Unrecordable for a loader that does more than put tensors into targets."""
+    with no_collections():
         return _record(load, catalog, targets, torch.device(device))
+
+
+class _Run(NamedTuple):
+    recorder: Recorder
+    returned: frozenset[str] | None = None
+    left_out: frozenset[str] = frozenset()  # names, of another run, if there must be one
+    sets: str | None = None
+    effect: str | None = None
+
+
+class _Targets(NamedTuple):
+    tensors: dict[str, torch.Tensor]
+    module: nn.Module | None  # where the tensors can be replaced
+    watched: nn.Module | None  # whose attributes are compared
+
+
+def _targets(load: Load, targets: nn.Module | Mapping[str, torch.Tensor]) -> _Targets:
+    if not isinstance(targets, Mapping):
+        return _Targets(named_targets(targets), targets, targets)
+    owner = getattr(load, "__self__", None)
+    return _Targets(dict(targets), None, owner if isinstance(owner, torch.nn.Module) else None)
+
+
+def _all_opaque(catalog: Catalog, loaded: frozenset[str] | None = None) -> Plan:
+    return pack((), (), catalog, loaded=loaded)
 
 
 def _record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch.Tensor],
             device: torch.device) -> Plan:
-    tensors = dict(targets) if isinstance(targets, Mapping) else named_targets(targets)
-    module = None if isinstance(targets, Mapping) else targets
+    places = _targets(load, targets)
+    require_memory(places.tensors)
     left_out: set[str] = set()
     for _ in range(_MOST_RUNS):
         offered = {name: meta for name, meta in catalog.items() if name not in left_out}
-        recorder, returned, blamed = _run(load, offered, tensors, module, device)
-        if not blamed:
+        run = _run(load, offered, places, device)
+        if not run.left_out:
             break
-        left_out |= _families(blamed, offered)
+        left_out |= _families(run.left_out, offered)
+        if len(left_out) == len(catalog):
+            return _all_opaque(catalog)
     else:
-        left_out, recorder, returned = set(catalog), None, None
-    if recorder is None or len(left_out) == len(catalog):
-        return pack((), (), catalog, loaded=None)
-    opaque = demoted(recorder.events, tensors, recorder.opaque | left_out, catalog)
-    if opaque and not _repeatable(load, catalog, tensors, module, recorder, opaque, left_out):
-        return pack((), (), catalog, loaded=_names(returned))
-    return plan_of(recorder.events, opaque, catalog, _names(returned))
+        return _all_opaque(catalog)
+    events = run.recorder.events
+    opaque = demoted(events, places.tensors, run.recorder.opaque | left_out, catalog)
+    _refuse(run, places, bool(left_out))
+    if opaque and not _repeatable(load, catalog, places, run.recorder, opaque, left_out):
+        return _all_opaque(catalog, run.returned)
+    plan = plan_of(events, opaque, catalog, run.returned)
+    return plan if run.sets is None else replace(plan, replayable=False)
 
 
-def _run(load: Load, offered: Catalog, tensors: Mapping[str, torch.Tensor],
-         module: nn.Module | None, device: torch.device) -> tuple[Recorder, Any, set[str]]:
-    """One run; the names that are to be left out of the next one, if there must be one."""
-    recorder, returned = Recorder(tensors, device), None
+def _run(load: Load, offered: Catalog, places: _Targets, device: torch.device) -> _Run:
+    """One run of the loader, and what it has left behind."""
+    recorder, attributes = Recorder(places.tensors, device), Attributes(places.watched)
+    returned, left_out = None, frozenset[str]()
     try:
         with torch.no_grad(), recorder:
-            returned = load(recorder.tensors(offered))
+            returned = _names(load(recorder.tensors(offered)))
     except NeedsData as need:
-        return recorder, None, set(need.names)
+        left_out = need.names
     except Exception:
         if recorder.last is None:
             raise
-        return recorder, None, {recorder.last}
+        left_out = frozenset([recorder.last])
     finally:
-        if module is not None:
-            recorder.opaque |= _put_back(module, tensors)
-    return recorder, returned, set(recorder.asked)
+        if places.module is not None:
+            recorder.opaque |= _put_back(places.module, places.tensors)
+        recorder.end()
+    left_out = left_out or frozenset(recorder.asked)
+    if left_out:
+        attributes.put_back(Traced)
+        return _Run(recorder, left_out=left_out)
+    return _left_behind(_Run(recorder, returned), attributes)
 
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """A recording makes millions of objects and no cycles of them; looking for those would take
-    most of its time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
+def _left_behind(run: _Run, attributes: Attributes) -> _Run:
+    sets, effect = None, run.recorder.uses.changed
     try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+        sets = attributes.compare()
+    except Unrecordable as why:
+        effect = str(why)
+        attributes.put_back(Traced)
+    kept = still_held(Traced, run.recorder)
+    if effect is None and kept:
+        effect = f"it keeps {kept[0]!r}"
+    return run._replace(sets=sets, effect=effect)
+
+
+def _refuse(run: _Run, places: _Targets, something_unseen: bool) -> None:
+    """Unrecordable when the run did more than write to targets. To compute from targets that it
+    does not fill (maps of experts) is fine.
+    """
+    if run.effect is not None:
+        raise Unrecordable(run.effect)
+    filled = {storage_key(places.tensors[event.parameter]) for event in run.recorder.events
+              if event.parameter and (isinstance(event, Write) or event.value is None)}
+    for name, why in run.recorder.uses.reads.items():
+        tensor = places.tensors[name]
+        may_be = something_unseen and (places.module is None
+                                       or isinstance(tensor, torch.nn.Parameter))
+        if may_be or storage_key(tensor) in filled:
+            raise Unrecordable(why)
 
 
 def _put_back(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> set[str]:
@@ -116,17 +188,23 @@ def _families(names: Iterable[str], catalog: Catalog) -> set[str]:
             if (re.sub(r"\d+", "#", name), meta.dtype) in kinds}
 
 
-def _repeatable(load: Load, catalog: Catalog, tensors: Mapping[str, torch.Tensor],
-                module: nn.Module | None, full: Recorder, opaque: set[str],
+def _repeatable(load: Load, catalog: Catalog, places: _Targets, full: Recorder, opaque: set[str],
                 left_out: set[str]) -> bool:
-    """Whether the loader, given the opaque tensors alone, writes to the same places as when it was
-    given all.
+    """Whether the loader, given the opaque tensors alone, writes them to the same places as when it
+    was given all, and no constants to what it is not given.
     """
     alone = {name: meta for name, meta in catalog.items() if name in opaque - left_out}
-    if not alone:
-        return True
-    recorder, _, blamed = _run(load, alone, tensors, module, full.device)
-    return not blamed and _places(recorder.events, opaque) == _places(full.events, opaque)
+    try:
+        run = _run(load, alone, places, full.device)
+    except Exception:  # before it has taken a tensor; without any, that says nothing
+        return not alone
+    events = run.recorder.events
+    return (not run.left_out and _places(events, opaque) == _places(full.events, opaque)
+            and _constants(events) <= _constants(full.events))
+
+
+def _constants(events: Iterable[Event]) -> set[Event]:
+    return {event for event in events if isinstance(event, Fill)}
 
 
 def _places(events: Iterable[Event], names: set[str]) -> set[tuple[Any, ...]]:
@@ -155,14 +233,11 @@ def plan_of(events: Iterable[Event], opaque: set[str], catalog: Catalog,
         elif not event.sources & opaque:
             flows.update(dict.fromkeys((event.parameter, flow) for flow in event.flows or ()))
     moves = _moves(flows)
-    used = dict.fromkeys(move.name for move in moves) | dict.fromkeys(sorted(opaque))
-    entries = [Entry(name, tuple(catalog[name].shape), _short(catalog[name].dtype))
+    in_order = [name for name in catalog if name in opaque]
+    used = dict.fromkeys(move.name for move in moves) | dict.fromkeys(in_order)
+    entries = [Entry(name, tuple(catalog[name].shape), short_name(catalog[name].dtype))
                for name in used]
-    return pack(moves, entries, opaque, constants, loaded, replayable)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return pack(moves, entries, in_order, constants, loaded, replayable)
 
 
 def _moves(flows: Iterable[tuple[str, Flow]]) -> list[Move]:
@@ -210,4 +285,4 @@ def _move(parameter: str, flow: Flow, found: Lattice | None, start: Ints, extent
     merged = coalesce([(d[0], s, d[2]) for d, s in zip(dims, strides)])
     size, source_stride, stride = zip(*merged) if merged else ((), (), ())
     return Move(flow.source.name, start, extent, offset, source_stride, parameter, flow.to, size,
-                stride, _short(flow.dtype))
+                stride, short_name(flow.dtype))

@@ -1,8 +1,10 @@
 """The parameters that a loader writes to, found again from any view of them by their storage."""
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -27,37 +29,74 @@ def span(offset: int, size: Iterable[int], stride: Iterable[int]) -> tuple[int, 
     return offset, last + 1
 
 
+class _Place(NamedTuple):
+    """Sorted so that, from the end, tied targets come by their first name first."""
+    begin: int
+    limit: int
+    order: int  # negative
+    name: str
+
+
+class _Places:
+    """Targets of one storage and dtype, by where they begin."""
+
+    def __init__(self, places: list[_Place]) -> None:
+        self._places = sorted(places)
+        self._begins = [place.begin for place in self._places]
+        self._reach = list(accumulate((place.limit for place in self._places), max))
+
+    def find(self, first: int, end: int) -> _Place | None:
+        """The last one to begin that holds these elements."""
+        at = bisect_right(self._begins, first) - 1
+        while at >= 0 and self._reach[at] >= end:
+            if self._places[at].limit >= end:
+                return self._places[at]
+            at -= 1
+        return None
+
+
 class Targets:
     """Tensors by name, and by storage."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]):
         self.tensors = dict(tensors)
-        self._by_storage: dict[int, list[str]] = {}
-        for name, tensor in self.tensors.items():
+        found: dict[int, dict[torch.dtype, list[_Place]]] = {}
+        for order, (name, tensor) in enumerate(self.tensors.items()):
             if tensor.numel():
-                self._by_storage.setdefault(storage_key(tensor), []).append(name)
+                begin, limit = span(int(tensor.storage_offset()), tensor.size(),
+                                    tensor.stride())
+                found.setdefault(storage_key(tensor), {}).setdefault(tensor.dtype, []).append(
+                    _Place(begin, limit, -order, name))
+        self._by_storage = {storage: {dtype: _Places(places) for dtype, places in kinds.items()}
+                            for storage, kinds in found.items()}
+        self._names = {storage: next(iter(kinds.values()))[0].name
+                       for storage, kinds in found.items()}
 
     def find(self, view: torch.Tensor) -> tuple[str, int] | None:
         """(name, offset in elements from the target's first) of what a view that is not empty lies
         in, if any.
         """
-        names = self._by_storage.get(storage_key(view))
-        if names is None:
+        places = self._by_storage.get(storage_key(view), {}).get(view.dtype)
+        if places is None:
             return None
-        first, end = span(view.storage_offset(), view.size(), view.stride())
-        for name in names:
-            tensor = self.tensors[name]
-            begin, limit = span(tensor.storage_offset(), tensor.size(), tensor.stride())
-            if begin <= first and end <= limit and tensor.dtype == view.dtype:
-                return name, first - begin
-        return None
+        first, end = span(int(view.storage_offset()), view.size(), view.stride())
+        place = places.find(first, end)
+        return None if place is None else (place.name, first - place.begin)
 
     def shares(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage is that of a target."""
         return storage_key(tensor) in self._by_storage
 
+    def sharing(self, tensor: torch.Tensor) -> str | None:
+        """The first target in a tensor's storage, if there is one."""
+        try:
+            return self._names.get(storage_key(tensor))
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+            return None  # sparse, or a wrapper of several tensors
+
 
 def storage_key(tensor: torch.Tensor) -> int:
     """The identity of a tensor's storage, while the storage lives; tensors on meta have one, too.
     """
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -12,11 +12,12 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .effects import Uses
 from .geometry import Ints
 from .targets import Targets, storage_key
 from .values import (Base, Composite, Flow, Source, Unknown, Untraceable, View, copied, joined,
@@ -29,8 +30,7 @@ _FILLS = {_aten.fill_.Scalar, _aten.zero_.default}
 _MARKS = {_aten._conj.default, _aten._neg_view.default}  # views, of other values
 
 
-@dataclass(frozen=True)
-class TensorMeta:
+class TensorMeta(NamedTuple):
     """An entry of a catalog: the whole tensor's shape and dtype."""
     shape: Ints
     dtype: torch.dtype
@@ -77,7 +77,7 @@ class Traced(torch.Tensor):
     _inner: torch.Tensor
     _value: Base
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, recorder: Recorder, inner: torch.Tensor, base: Base,
@@ -89,15 +89,16 @@ class Traced(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
-        values = _traced(args, kwargs or {})
+    def __torch_dispatch__(  # type: ignore[override]  # of Tensor, whose first is self
+            cls, func: Any, types: Any, args: Sequence[Any] = (),
+            kwargs: Mapping[str, Any] | None = None) -> Any:
+        values = traced(args, kwargs or {})
         return values[0]._recorder.dispatch(func, args, kwargs or {}, values)
 
     def view_of(self) -> View:
         """Which elements of its base it is."""
         inner = self._inner
-        return View(self._value, inner.dtype, inner.storage_offset(), tuple(inner.size()),
+        return View(self._value, inner.dtype, int(inner.storage_offset()), tuple(inner.size()),
                     tuple(inner.stride()))
 
     def _needs_data(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -109,11 +110,12 @@ class Traced(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.clone()
 
-    def __repr__(self, **kwargs: Any) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return f"Traced({', '.join(sorted(set(sources(self._value)))[:3])}, {tuple(self.shape)})"
 
 
-def _traced(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Traced]:
+def traced(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Traced]:
+    """The stand-ins among an operation's arguments."""
     found: list[Traced] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Traced):
@@ -136,6 +138,8 @@ class Recorder(TorchDispatchMode):
         self.asked: set[str] = set()  # for values
         self.events: list[Write | Fill] = []
         self.last: str | None = None
+        self.uses = Uses(self.targets, Traced)
+        self._ended = False
         self._tainted: dict[int, tuple[torch.Tensor, frozenset[str]]] = {}
         self._lock = threading.RLock()  # transformers reads tensors in threads
 
@@ -151,6 +155,10 @@ class Recorder(TorchDispatchMode):
             self.last = name
             yield name, self.tensor(name, meta)
 
+    def end(self) -> None:
+        """Whoever still has a stand-in is told so when he uses it."""
+        self._ended = True
+
     def adopt(self, parameter: str, value: Traced) -> None:
         """The loader has made `value` the parameter itself."""
         if value.numel():
@@ -158,6 +166,8 @@ class Recorder(TorchDispatchMode):
 
     def needs_data(self, values: Iterable[Traced]) -> NoReturn:
         """Ends this run of the loader: it cannot go on without real values."""
+        values = list(values)
+        self._refuse_after_the_end(values)
         names = {name for value in values for name in sources(value._value)}
         self.opaque |= names
         self.asked |= names
@@ -166,9 +176,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        values = _traced(args, kwargs)
+        values = traced(args, kwargs)
         if values:
             return self.dispatch(func, args, kwargs, values)
+        self.uses.see(func, args, kwargs)
         if _is_mutable(func):
             self._plain_write(func, args, kwargs)
         return func(*args, **kwargs)
@@ -180,15 +191,19 @@ class Recorder(TorchDispatchMode):
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                  values: list[Traced]) -> Any:
         """An operation with at least one Traced."""
+        self._refuse_after_the_end(values)
         with self._lock:
             if func is _aten.copy_.default:
+                if not isinstance(args[1], Traced):
+                    self.uses.see(func, args, kwargs)
                 return self._copy(args[0], args[1])
             if _is_mutable(func):
                 return self._mutate(func, args, kwargs, values)
             try:
-                if not kwargs and args[0] is values[0] and all(type(a) is int for a in args[1:]):
+                if not kwargs and args[0] is values[0] and all(map(_is_number, args[1:])):
                     result = func(values[0]._inner, *args[1:])  # the same, for the most frequent
                 else:
+                    self.uses.see(func, args, kwargs)
                     result = _on_meta(func, args, kwargs)
             except (RuntimeError, NotImplementedError):
                 self.needs_data(values)
@@ -196,6 +211,11 @@ class Recorder(TorchDispatchMode):
             if type(result) is torch.Tensor:
                 return self._result(func, args, values, result, device)
             return _map(result, lambda out: self._result(func, args, values, out, device))
+
+    def _refuse_after_the_end(self, values: Sequence[Traced]) -> None:
+        if self._ended:
+            raise RuntimeError(f"{values[0]!r} stood for a tensor while a loader was recorded, and "
+                               "the loader has kept it: give this loader whole tensors")
 
     def _result(self, func: Any, args: Sequence[Any], values: list[Traced], out: torch.Tensor,
                 device: torch.device) -> Traced:
@@ -277,6 +297,7 @@ class Recorder(TorchDispatchMode):
 
     def _mutate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                 values: list[Traced]) -> Any:
+        self.uses.see(func, (None, *args[1:]), kwargs)  # what is written becomes opaque
         names = self._unknown(values).sources
         written = [v for v in (*args[:1], kwargs.get("out")) if isinstance(v, torch.Tensor)]
         for tensor in written:
@@ -323,6 +344,12 @@ class Recorder(TorchDispatchMode):
         self.events.append(Fill(*place, constant))
 
 
+def _is_number(argument: Any) -> bool:
+    """Or a list of them."""
+    return type(argument) is int or (type(argument) is list
+                                     and all([type(one) is int for one in argument]))
+
+
 @functools.lru_cache(maxsize=None)
 def _is_mutable(func: Any) -> bool:
     return bool(func._schema.is_mutable)
@@ -358,5 +385,5 @@ def _expanded(value: Traced, to: torch.Tensor) -> View:
     wide = value._inner
     if wide.size() != to.size():
         wide = wide.expand(to.size())
-    return View(value._value, wide.dtype, wide.storage_offset(), tuple(wide.size()),
+    return View(value._value, wide.dtype, int(wide.storage_offset()), tuple(wide.size()),
                 tuple(wide.stride()))

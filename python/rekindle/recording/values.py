@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import torch
 
-from .geometry import Dim, Ints, Lattice, lattice, row_major, split
+from ..boxes import row_major
+from .geometry import Dim, Ints, Lattice, lattice, split
 
 # No value is lost on the way: going on from there is the same as going straight.
 _WIDENS = {

@@ -4,9 +4,10 @@
         --model-loader-extra-config '{"model": "qwen3"}'
 
 SGLang finds `plugin` by the entry point group `sglang.srt.plugins`. A running server is updated by
-`POST /update_weights_from_disk {"model_path": …, "load_format": "rekindle"}`, or by
-`Engine.update_weights_from_tensor(version("qwen3", 42), load_format="rekindle.sglang.load")` when
-it was started with `--custom-weight-loader rekindle.sglang.load`. See docs/python-engines.md.
+`POST /update_weights_from_disk {"model_path": …, "load_format": "rekindle"}`, or when it was
+started with `--custom-weight-loader rekindle.sglang.load`, by
+`Engine.update_weights_from_tensor(version("qwen3", 42), load_format="rekindle.sglang.load")`
+between `begin_weight_update()` and `end_weight_update()`. See docs/python-engines.md.
 """
 from __future__ import annotations
 
@@ -35,16 +36,18 @@ def version(model: str, version: str | int = "latest") -> "list[tuple[str, torch
 
 
 def load(model: "torch.nn.Module", named_tensors: "list[tuple[str, torch.Tensor]]") -> None:
-    """SGLang calls this in every rank. Of what `version()` made, it attaches to the version, by the
-    options of the load format if that was used, else of the environment (REKINDLE_STORE, …), and
-    fills the model; other tensors go to the model's own loader.
+    """SGLang calls this in every rank, between its `begin_weight_update` and `end_weight_update`,
+    which post-process. Of what `version()` made, it attaches to the version, by the options of the
+    load format if that was used, else of the environment (REKINDLE_STORE, …), fills the model and
+    holds the session; other tensors go to the model's own loader.
 
-    Raises InvalidError naming parameters without weights, and what `attach` raises."""
+    Raises on all ranks when it fails on one, and names parameters without weights: the model must
+    not serve then."""
     others: list[tuple[str, Any]] = []
     for name, tensor in named_tensors:
         if name.startswith(_SCHEME):
-            from .updating import update
-            update(model, *_split(name[len(_SCHEME):]))
+            from .updating import update_to
+            update_to(model, *_split(name[len(_SCHEME):]))
         else:
             others.append((name, tensor))
     if others:

@@ -1,4 +1,4 @@
-"""A version into a SGLang that runs, as its own `/update_weights_from_disk` does it."""
+"""A version by name into a SGLang that runs: what `rekindle.sglang.load` does."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -6,37 +6,19 @@ from dataclasses import replace
 import torch
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
-from .._engines.loading import ALONE, Held, attached, device_of, hold, held
+from .._engines.loading import held
 from .._engines.options import Options
-from .._engines.reading import whole_tensors
-from .loader import of_one_version
+from . import filling
 
 
-def update(model: torch.nn.Module, name: str, version: str) -> None:
-    """Attaches with the instance's next generation, loads, commits, and holds the session."""
-    now = held("target")
-    if now is not None and now.options.name != name:
-        now = None
-    options = of_one_version(replace(now.options if now is not None else Options(), model=name,
-                                     version=version))
-    place = ALONE
-    if now is not None and now.place.instance:
-        place = replace(now.place, generation=(now.place.generation or 0) + 1)
-    boxes = now.boxes if now is not None else None
-    device = now.device if now is not None else device_of(model, options)
-    session = attached(options, place, device, boxes)
-    try:
-        pairs = whole_tensors(session, options.load_timeout)
-        on = next(model.parameters()).device
-        DefaultModelLoader.restore_weights_before_loading(model, on)
-        DefaultModelLoader.load_weights_and_postprocess(model, pairs, on)
-        for _ in pairs:  # a loader may stop before the end
-            pass
-        if on.type == "cuda":
-            torch.cuda.synchronize(on)  # before anybody is told that it may serve
-        session.commit(options.commit_timeout)
-    except BaseException:
-        session.close()
-        raise
-    names = frozenset(info.name for info in session.tensors())
-    hold("target", Held(options, place, device, session, boxes, names))
+def update_to(model: torch.nn.Module, name: str, version: str) -> None:
+    """Into the target, or into a draft model: one of another checkpoint than the target keeps what
+    its options name."""
+    role = filling.role_of(model)
+    now = held(role) or held("target")
+    options = replace(now.options if now is not None else Options(), model=name, version=version)
+    if role == "draft" and now is not None:
+        options = filling.as_draft(options, now.options.draft_model is None)
+    device = next(model.parameters()).device
+    filling.update(model, options, lambda pairs: DefaultModelLoader.load_weights_only(
+        model, pairs, device))

@@ -25,10 +25,11 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     """Fills a module's parameters and persistent buffers in place with a version's tensors of the
     same names and shapes.
 
-    Parameters that share memory are filled once, by any of their names. What is on the meta device
-    gets memory on `options["device"]`. A transformers model whose checkpoint has other names or
-    other cuts (an expert a tensor, say) is filled as transformers' own loader would; so are its
-    buffers that are not saved, when they are on meta.
+    Parameters that share memory are filled once, by any of their names; when the version has
+    tensors of several of these, by the last of them in the module's order, as `load_state_dict`
+    does. What is on the meta device gets memory on `options["device"]`. A transformers model whose
+    checkpoint has other names or other cuts (an expert a tensor, say) is filled as transformers'
+    own loader would; so are its buffers that are not saved, when they are on meta.
 
     `strict`: NotFoundError when a parameter gets nothing; without it, it keeps its values.
     `convert`: between dtypes; without it, InvalidError when they differ. `load_timeout`: seconds
@@ -71,7 +72,7 @@ def _by_name(model: nn.Module, catalog: Catalog) -> tuple[dict[str, torch.Tensor
     found: dict[int, str] = {}
     for name, value in state.items():
         if name in catalog:
-            found.setdefault(memory.identity(value), name)
+            found[memory.identity(value)] = name  # the last one, as load_state_dict has it
     targets = {name: state[name] for name in found.values()}
     return targets, [name for name, value in state.items() if memory.identity(value) not in found]
 

@@ -6,8 +6,6 @@ layout, quantization and backend works that works with safetensors files.
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,13 +17,17 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from .._engines.loading import (
-    ALONE, Place, attached, device_of, fill, held, is_about_weights, one_version)
+    Pairs, Place, again, fill, held, hold, is_about_weights, let_go, of_one_generation, one_version)
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
+from ..errors import InvalidError, NotFoundError
 from . import versions
+from .placing import place_of, ranks_of, role_of
 
 logger = logging.getLogger("rekindle")
 LOAD_FORMAT = "rekindle"
+# What vLLM lets a head that drafts have of the target, where its checkpoint has none.
+_OF_TARGET = (r"(^|\.)(embed_tokens|lm_head|shared_head\.head)\.weight$",)
 
 
 class RekindleModelLoader(BaseModelLoader):
@@ -41,84 +43,74 @@ class RekindleModelLoader(BaseModelLoader):
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Fills the model and waits until every rank of its instance has been filled.
 
-        InvalidError names parameters that no tensor was for. With "fallback": "default" vLLM's own
-        loader takes over when the weights cannot be had."""
-        role, options, place = self._of(model_config)
-        if _loads_online(model):
-            options = replace(options, record=False)  # its parameters are made while they load
+        When it fails on one rank, it does on all. InvalidError names parameters that no tensor was
+        for. With "fallback": "default" vLLM's own loader takes over, on all ranks, when the weights
+        cannot be had, unless the model quantizes while it loads and has begun to."""
+        role = role_of(model_config)
+        ranks = ranks_of(role)
+        online, begun = _loads_online(model), False
+
+        def load(pairs: Pairs) -> Any:
+            nonlocal begun
+            begun = True
+            return model.load_weights(pairs)
+
         try:
-            if role == "target":
-                options = of_one_version(options, get_current_vllm_config())
-            fill(model, model.load_weights, options, place, [type(model)], role)
+            options, place = ranks.together(lambda: self._of(model_config, role))
+            place = of_one_generation(place, ranks)
+            if online:
+                options = replace(options, record=False)  # its parameters are made while they load
+            options = one_version(options, ranks)
+            fill(model, load, options, place, [type(model)], role, ranks)
         except Exception as why:
-            if options.fallback != "default" or not is_about_weights(why):
+            if self.options.fallback != "default" or not is_about_weights(why):
                 raise
+            if any(ranks.gather(online and begun)):
+                raise InvalidError(
+                    f"{why}; vLLM's default loader cannot take over any more, as the model "
+                    "quantizes while it loads: start it again") from why
             logger.warning("rekindle: %s; vLLM's default loader takes over, as was asked for", why)
+            let_go(role)
             default = replace(self.load_config, load_format="auto", model_loader_extra_config={})
             DefaultModelLoader(default).load_weights(model, model_config)
 
     def get_all_weights(self, model_config: Any,
                         model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """The newest version, for vLLM's `reload_weights()` without arguments."""
-        role, options, _ = self._of(model_config)
-        if role == "target":
-            options = of_one_version(options, get_current_vllm_config())
-        with attached(options, ALONE, device_of(model, options)) as session:
-            yield from whole_tensors(session, options.load_timeout)
+        """The newest version, for vLLM's `reload_weights()` without arguments. Whether it reads all
+        of it, nobody looks; it is held from when the last tensor was taken."""
+        role = role_of(model_config)
+        ranks = ranks_of(role)
+        options, place = ranks.together(lambda: self._of(model_config, role))
+        options = one_version(options, ranks)
+        now = held(role)
+        place = of_one_generation(place, ranks, now)
+        found = ranks.together(lambda: again(model, options, place, now),
+                               lambda made: made.session.close())
+        try:
+            yield from whole_tensors(found.session, options.load_timeout)
+            found.session.loaded()
+        except BaseException:
+            found.session.close()
+            raise
+        hold(role, found)
 
-    def _of(self, model_config: Any) -> tuple[str, Options, Place]:
+    def _of(self, model_config: Any, role: str) -> tuple[Options, Place]:
         config = get_current_vllm_config()
-        place = place_of(config, self.options)
+        place = place_of(config.parallel_config, self.options, role)
         place = replace(place, key=_key(config, model_config))
-        if getattr(model_config, "runner_type", None) != "draft":
-            return "target", self.options, place
+        if role == "target":
+            self.options.name  # one must be said; InvalidError here
+            return self.options, place
         target = getattr(config.speculative_config, "target_model_config", None)
         same = target is not None and target.model == model_config.model
         options, now = self.options.of_draft(same), held("target")
+        if getattr(config.speculative_config, "method", None) != "draft_model":
+            options = replace(options, allow_unwritten=(*options.allow_unwritten, *_OF_TARGET))
         if now is not None and now.options.name == options.name:  # of the same checkpoint
             options = replace(options, version=now.options.version)
-        alone = f"{place.instance}.draft{place.rank}" if place.instance else ""
-        return "draft", options, replace(place, instance=alone, rank=0, world=1)
-
-
-def place_of(config: Any, options: Options) -> Place:
-    """This worker's rank in its instance, of which each data parallel replica is one."""
-    parallel = config.parallel_config
-    world, rank = parallel.world_size, parallel.rank
-    instance = options.instance or os.environ.get("REKINDLE_INSTANCE")
-    if instance is None:
-        return ALONE
-    if parallel.data_parallel_size > 1:
-        instance = f"{instance}.dp{parallel.data_parallel_index}"
-    return Place(instance, _generation(options, world), rank, world)
-
-
-def _generation(options: Options, world: int) -> int:
-    """Same on all ranks of one start, and later than that of any start before."""
-    if options.generation is not None:
-        return options.generation
-    said = os.environ.get("REKINDLE_GENERATION")
-    if said:
-        return int(said)
-    return agreed(time.time_ns() // 1_000_000, world)
-
-
-def agreed(value: int, world: int) -> int:
-    """What the first rank says."""
-    if world == 1:
-        return value
-    from vllm.distributed import get_world_group
-    return int(get_world_group().broadcast_object(value, src=0))
-
-
-def of_one_version(options: Options, config: Any) -> Options:
-    """The same on all ranks that hold a part of the model each; all of them call it."""
-    if config.parallel_config.world_size == 1:
-        return options
-    from vllm.distributed import get_world_group
-    group = get_world_group()
-    return one_version(options, group.rank_in_group == 0,
-                       lambda said: group.broadcast_object(said, src=0))
+        elif now is None and options.name == self.options.name and options.fallback:
+            raise NotFoundError("the target model's weights have not come through Rekindle")
+        return options, place
 
 
 _DECIDE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",

@@ -1,11 +1,12 @@
 """The weight transfer backend `rekindle`: `--weight-transfer-config '{"backend": "rekindle"}'`.
 
 Trainers use vLLM's own control plane (`/start_weight_update`, `/update_weights`, …); the update
-says which version, and workers attach to it. vLLM 0.23 runs the layerwise reload itself and hands over
-its `load_weights`; later ones leave both to the backend.
+says which version, and workers attach to it. vLLM 0.23 runs the layerwise reload itself; later ones
+leave it to the backend.
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,18 +16,20 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo)
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from .._engines.loading import ALONE, attached, device_of
+from .._engines.loading import held
 from .._engines.options import Options
-from .._engines.reading import whole_tensors
 from ..errors import InvalidError
+from .reloading import abandon
 from .updating import bring
 
+logger = logging.getLogger("rekindle")
 BACKEND = "rekindle"
 
 
 @dataclass
 class RekindleInitInfo(WeightTransferInitInfo):
-    """`options`: as in `--model-loader-extra-config` of the load format."""
+    """`options`: as in `--model-loader-extra-config` of the load format; None: those that the model
+    was loaded with."""
 
     options: dict[str, Any] | None = None
 
@@ -47,11 +50,12 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
 
     def __init__(self, config: Any, about: Any, *more: Any, **named: Any) -> None:
         super().__init__(config, about, *more, **named)
-        self._options = Options()
+        self._options: Options | None = None
         self._updated = False
 
     def init_transfer_engine(self, init_info: RekindleInitInfo) -> None:
-        self._options = Options.parse(init_info.options)
+        if init_info.options is not None:
+            self._options = Options.parse(init_info.options)
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -61,23 +65,31 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
         finalize_layerwise_reload(self.model, self.model_config)
-        if not self._updated:
-            raise InvalidError("the weight update ends and no version was loaded")
+        if not self._updated:  # an error here would leave vLLM in the update
+            logger.warning("rekindle: the weight update ends and no version was loaded")
 
     def receive_weights(self, update_info: RekindleUpdateInfo,
                         load_weights: Callable[[Any], Any] | None = None) -> None:
-        """Raises what `attach` raises, and InvalidError naming layers without weights."""
+        """`load_weights`: of vLLM 0.23, the model's, when the update is of checkpoint tensors.
+
+        Raises what `attach` raises, and InvalidError naming what has no weights."""
         model: torch.nn.Module = self.model
-        options = replace(self._options, model=update_info.model or self._options.model,
+        role = "target" if model is getattr(self, "_default_model", model) else "draft"
+        now = held(role)
+        options = self._options or (now.options if now is not None else Options())
+        options = replace(options, model=update_info.model or options.model,
                           version=update_info.version)
-        if load_weights is not None:
-            with attached(options, ALONE, device_of(model, options)) as session:
-                load_weights(whole_tensors(session, options.load_timeout))
-                session.loaded()
-        else:
-            draft = model is not getattr(self, "_default_model", model)
-            bring(self.vllm_config, model, options, model.load_weights,
-                  "draft" if draft else "target")
+        try:
+            if load_weights is not None and getattr(load_weights, "__self__", None) is None:
+                raise InvalidError("Rekindle has checkpoint tensors, and this update was started "
+                                   "for tensors in vLLM's own format: start it with "
+                                   "is_checkpoint_format=true")
+            # Looked up when it is called: `reload` puts its own in the place of load_weights.
+            bring(self.parallel_config, model, options, lambda pairs: model.load_weights(pairs),
+                  role)
+        except BaseException:
+            abandon(model)  # the update ends here, without finish_weight_update
+            raise
         self._updated = True
 
     def shutdown(self) -> None:

@@ -31,6 +31,6 @@ class WorkerExtension:
         `options`: keys of the extra configuration, for an engine that was not started with
         `--load-format rekindle`. A draft model is updated through the weight transfer backend.
         Returns {"model", "version", "tensors", "bytes", "rung", "seconds"}; InvalidError names the
-        layers that the version has nothing for."""
+        parameters that the version has not all weights of."""
         from .updating import update
         return update(self, version, options)

@@ -1,44 +1,9 @@
 """Load format rekindle under the real vLLM, on the CPU: every parameter bit-identical to what
 vLLM's own loader makes of the same checkpoint."""
-import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import pytest
-import torch
-import transformers
 
-
-HERE = pathlib.Path(__file__).parent
-PATIENCE_S = 300  # vLLM takes half a minute to import and configure
-
-
-def llama(tied=False):
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=250, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=128,
-        tie_word_embeddings=tied))
-
-
-def qwen3_moe():
-    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
-        vocab_size=250, hidden_size=64, intermediate_size=128, moe_intermediate_size=32,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
-        num_experts=8, num_experts_per_tok=2, max_position_embeddings=128,
-        tie_word_embeddings=True))
-
-
-def deepseek_v3():
-    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(
-        vocab_size=250, hidden_size=64, intermediate_size=128, moe_intermediate_size=32,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8,
-        n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1, topk_method="noaux_tc",
-        q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16,
-        first_k_dense_replace=1, max_position_embeddings=128))
-
+from .models import deepseek_v3, llama, qwen3_moe, saved, without
+from .run_vllm import run_vllm
 
 MODELS = {"llama": llama, "llama-tied": lambda: llama(True), "qwen3-moe": qwen3_moe,
           "deepseek-v3": deepseek_v3}
@@ -50,33 +15,10 @@ def checkpoints(rekindle, memory_directory):
     paths = {}
     for name, make in MODELS.items():
         for version in (1, 2):
-            torch.manual_seed(version)
-            path = memory_directory / f"{name}-{version}"
-            make().to(torch.bfloat16).save_pretrained(path)
+            path = saved(make, memory_directory / f"{name}-{version}", version)
             rekindle.publish(f"{name}@{version}", path)
             paths[name, version] = path
     return paths
-
-
-def run_vllm(rekindle, path, options, world=1, **job):
-    """What each rank says."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        meeting = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-    environment = {**os.environ, "REKINDLE_CACHE": str(rekindle.directory / "cache")}
-    options = {"agent": str(rekindle.store("a")), **options}
-    ranks = [subprocess.Popen(
-        [sys.executable, HERE / "vllm_worker.py", json.dumps({
-            "path": str(path), "world": world, "rank": rank, "meeting": meeting,
-            "options": options, **job})],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment) for rank in range(world)]
-    said = []
-    for process in ranks:
-        out, err = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, err[-4000:]
-        said.append(json.loads(out.splitlines()[-1]))
-    return said
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -129,7 +71,8 @@ def test_a_running_model_is_updated_layer_by_layer(rekindle, checkpoints, option
     instance = f"updated-{min(options, default='slices')}"
     said, = run_vllm(
         rekindle, checkpoints["llama", 1],
-        {"model": "llama", "version": 1, "instance": instance, **options}, update={"version": 2, "path": str(checkpoints["llama", 2])})
+        {"model": "llama", "version": 1, "instance": instance, **options},
+        update={"version": 2, "path": str(checkpoints["llama", 2])})
     assert "error" not in said, said
     assert said["version"] == 1 and said["differ"] == []
     assert said["update"]["version"] == 2 and said["update"]["differ"] == []
@@ -140,14 +83,8 @@ def test_a_running_model_is_updated_layer_by_layer(rekindle, checkpoints, option
 def test_a_parameter_that_no_tensor_is_for_is_an_error_that_names_it(
         rekindle, checkpoints, memory_directory):
     """vLLM says that a fused parameter is loaded when one of its three parts is."""
-    from safetensors.torch import load_file, save_file
     path = checkpoints["llama", 1]
-    tensors = load_file(path / "model.safetensors")
-    del tensors["model.layers.1.self_attn.k_proj.weight"]
-    torn = memory_directory / "torn"
-    torn.mkdir()
-    save_file(tensors, torn / "model.safetensors")
-    (torn / "config.json").write_bytes((path / "config.json").read_bytes())
+    torn = without(path, "model.layers.1.self_attn.k_proj.weight", memory_directory / "torn")
     rekindle.publish("torn@1", torn)
     said, = run_vllm(rekindle, path, {"model": "torn"})
     kind, text = said["error"]

@@ -2,7 +2,7 @@
 ours, and says where they differ. Its argument is JSON; its last line of output is JSON.
 
 vLLM's wheel from PyPI is built for CUDA: its Python runs without a GPU, its kernels do not. So
-models are made and filled here, and post-processed where that needs no kernel; nothing is generated."""
+models are made and filled here, and post-processed where that needs no kernel; none generates."""
 import json
 import os
 import sys
@@ -10,6 +10,10 @@ import sys
 job = json.loads(sys.argv[1])
 os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_PLUGINS="", HF_HUB_OFFLINE="1",
                   VLLM_LOGGING_LEVEL="ERROR")
+if job.get("replicas"):  # of one model, each a process here: vLLM's way for a launcher of one's own
+    os.environ.update(VLLM_DP_SIZE=str(job["world"]), VLLM_DP_RANK=str(job["rank"]),
+                      VLLM_DP_MASTER_IP="127.0.0.1",
+                      VLLM_DP_MASTER_PORT=job["meeting"].rsplit(":", 1)[1])
 
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -18,24 +22,45 @@ from vllm.distributed import (  # noqa: E402
     ensure_model_parallel_initialized, init_distributed_environment)
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.model_executor.model_loader import get_model_loader  # noqa: E402
-
 from vllm.model_executor.model_loader.reload.inplace import reload_weights  # noqa: E402
 from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
 
 import rekindle  # noqa: E402
 import rekindle.vllm  # noqa: E402
+from rekindle._engines import loading  # noqa: E402
 from rekindle._engines.loading import held  # noqa: E402
+
+TENSOR_PARALLEL = 1 if job.get("replicas") else job["world"]
+asked = []  # the versions whose catalog this rank has read
 
 
 def configuration():
-    ranks = {"distributed_executor_backend": "mp"} if job["world"] > 1 else {}
+    ranks = {"distributed_executor_backend": "mp"} if TENSOR_PARALLEL > 1 else {}
     arguments = EngineArgs(
         model=job["path"], skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
-        tensor_parallel_size=job["world"], enable_expert_parallel=job.get("experts", False),
-        load_format="rekindle", model_loader_extra_config=job["options"], **ranks)
+        tensor_parallel_size=TENSOR_PARALLEL, enable_expert_parallel=job.get("experts", False),
+        load_format="rekindle", model_loader_extra_config=job["options"],
+        speculative_config=job.get("speculative"),
+        weight_transfer_config={"backend": "rekindle"} if "transfer" in job else None, **ranks)
     config = arguments.create_engine_config()
-    config.parallel_config.rank = job["rank"]
+    config.parallel_config.rank = 0 if job.get("replicas") else job["rank"]
     return config
+
+
+def watch_and_break():
+    """Notes what is asked for, and makes a step fail where the job says so."""
+    catalog = loading.catalog
+
+    def noted(model, version, **more):
+        asked.append(version)
+        return catalog(model, version, **more)
+
+    def lost(*_, **__):
+        raise rekindle.PeerLostError("the agent is gone")
+
+    loading.catalog = noted
+    if job.get("break"):
+        setattr(loading, job["break"], lost)
 
 
 def fresh(config):
@@ -67,6 +92,9 @@ class Runner:
 
     def get_model(self):
         return self.model
+
+    def reset_lora_state(self):
+        pass
 
 
 class Worker(rekindle.vllm.WorkerExtension):
@@ -101,14 +129,25 @@ def main():
     config = configuration()
     with set_current_vllm_config(config), torch.device("cpu"):
         torch.set_default_dtype(torch.bfloat16)
-        init_distributed_environment(job["world"], job["rank"], job["meeting"], job["rank"], "gloo")
-        ensure_model_parallel_initialized(job["world"], 1)
+        init_distributed_environment(TENSOR_PARALLEL, config.parallel_config.rank, job["meeting"],
+                                     job["rank"], "gloo")
+        ensure_model_parallel_initialized(TENSOR_PARALLEL, 1)
+        watch_and_break()
         said = {}
         try:
+            if "speculative" in job:
+                said["draft"] = draft(config)
+                print("\n" + json.dumps(said), flush=True)
+                return
             model = load(config)
             said.update(describe(), differ=differences(by_default(config, job["path"]), model))
+            said["asked"] = asked
             if "update" in job:
                 said["update"] = update(config, model)
+            if "reload" in job:
+                said["reload"] = reload_by_itself(config, model)
+            if "transfer" in job:
+                said["transfer"] = transfer(config, model)
         except Exception as why:
             said["error"] = [type(why).__name__, str(why)]
     print("\n" + json.dumps(said), flush=True)
@@ -120,6 +159,84 @@ def update(config, model):
     said["differ"] = differences(by_default(config, job["update"]["path"]), model)
     said["status"] = worker.rekindle_status()
     return said
+
+
+def reload_by_itself(config, model):
+    """vLLM's reload without arguments asks the loader."""
+    config.load_config.model_loader_extra_config = {
+        **job["options"], "version": job["reload"]["version"]}
+    with set_current_vllm_config(config):
+        reload_weights(config, model, None, None, True)
+    return {"differ": differences(by_default(config, job["reload"]["path"]), model),
+            "status": rekindle.vllm.WorkerExtension().rekindle_status()}
+
+
+def transfer(config, model):
+    """vLLM's own worker class, without what needs a device, through the updates of the job."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.v1.worker.gpu_worker import Worker as Real
+    if not torch.accelerator.is_available():
+        torch.accelerator.synchronize = lambda *_: None
+    worker = object.__new__(type("Mixed", (rekindle.vllm.WorkerExtension, Real), {}))
+    worker.vllm_config, worker.model_runner = config, Runner(config, model)
+    worker.speculative_config = None
+    worker._weight_update_active = worker._weight_update_is_draft = False
+    worker.weight_transfer_engine = WeightTransferEngineFactory.create_engine(
+        config.weight_transfer_config, config, torch.device("cpu"), model)
+    worker.init_weight_transfer_engine(job["transfer"]["init"])
+    said = []
+    for step in job["transfer"]["updates"]:
+        one = {}
+        try:
+            worker.start_weight_update()
+            for info in step["infos"]:
+                if step.get("handed"):  # vLLM 0.23 hands over what loads, or copies
+                    engine = worker.weight_transfer_engine
+                    load = (model.load_weights if step["handed"] == "checkpoint"
+                            else lambda pairs: None)
+                    engine.receive_weights(engine.parse_update_info(info), load_weights=load)
+                else:
+                    worker.update_weights(info)
+            worker.finish_weight_update()
+        except Exception as why:
+            one["error"] = [type(why).__name__, str(why)]
+            worker._weight_update_active = False  # as vLLM does, before 0.33 as well
+        one["status"] = worker.rekindle_status().get("target")
+        one["active"] = worker._weight_update_active
+        one["differ"] = differences(by_default(config, step["path"]), model)
+        said.append(one)
+    worker.shutdown_weight_transfer_engine()
+    return said
+
+
+def draft(config):
+    """vLLM's own proposer makes and loads the draft: once by our loader, once by vLLM's own."""
+    from vllm.v1.spec_decode.draft_model import DraftModelProposer
+    from vllm.v1.spec_decode.eagle import EagleProposer
+    kind = EagleProposer if job["speculative"]["method"] == "eagle" else DraftModelProposer
+
+    def propose(load_format, options):
+        config.load_config.load_format = load_format
+        config.load_config.model_loader_extra_config = options
+        config.compilation_config.static_forward_context.clear()
+        target = get_model_loader(config.load_config).load_model(
+            vllm_config=config, model_config=config.model_config)
+        proposer = object.__new__(kind)
+        proposer.vllm_config = config
+        proposer.speculative_config = config.speculative_config
+        proposer.draft_model_config = config.speculative_config.draft_model_config
+        proposer.method = config.speculative_config.method
+        proposer.supports_mm_inputs = proposer.parallel_drafting = False
+        proposer.use_local_argmax_reduction = False
+        proposer.load_model(target)
+        return target, proposer.model
+
+    ours = propose("rekindle", job["options"])
+    status = rekindle.vllm.WorkerExtension().rekindle_status()
+    theirs = propose("auto", {})
+    return {"differ": [differences(one, other) for one, other in zip(theirs, ours)],
+            "kind": type(ours[1]).__name__, "status": status,
+            "parameters": len(list(ours[1].parameters()))}
 
 
 main()

@@ -10,11 +10,11 @@ files in directories that only this user can enter; see docs/python-checkpoint-e
 
 Needs torch and pyzmq (`pip install pyzmq`); `ParameterServer` needs safetensors, too.
 """
-from .channel import ReceiverError, ReceiverLostError
+from .channel import ReceiverEndedError, ReceiverError, ReceiverLostError
 from .engines import request_inference_to_update
 from .parameter_server import ParameterServer
 from .sender import send
 from .serve import Served, serve_to
 
-__all__ = ["ParameterServer", "ReceiverError", "ReceiverLostError", "Served",
+__all__ = ["ParameterServer", "ReceiverEndedError", "ReceiverError", "ReceiverLostError", "Served",
            "request_inference_to_update", "send", "serve_to"]

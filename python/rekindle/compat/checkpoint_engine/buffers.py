@@ -11,7 +11,7 @@ import gc
 import mmap
 import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -21,7 +21,7 @@ ALIGNMENT = 256  # of tensors in the buffer, as in checkpoint-engine
 DEFAULT_BYTES = 1 << 30  # of a buffer, both halves
 _FREE_SHARE = 4  # a buffer takes no more than a fourth of what is free, unless it has to
 
-Handle = tuple[Callable[..., torch.Tensor], tuple]
+Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
 def aligned(nbytes: int) -> int:
@@ -64,7 +64,8 @@ class CudaBuffer:
 
     def handle(self) -> Handle:
         from torch.multiprocessing.reductions import reduce_tensor
-        return reduce_tensor(self.tensor)
+        handle: Handle = reduce_tensor(self.tensor)
+        return handle
 
     def synchronize(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()

@@ -24,6 +24,7 @@ from ...errors import InvalidError, TimeoutError
 _SLICE_MS = 200  # how long a wait goes on before it looks whether it is still wanted
 _LINGER_MS = 2000
 _ABORT_GRACE = 5.0  # s
+_OVERLAP = 2.0  # s
 _LONGEST_PATH = 107  # of a Unix socket
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -40,7 +41,18 @@ class ReceiverLostError(ReceiverError, ConnectionError):
     """An engine's worker has gone, or has closed its socket, in the middle."""
 
 
-def private_directory(parent: str | os.PathLike[str] | None = None) -> tempfile.TemporaryDirectory:
+class ReceiverEndedError(ReceiverLostError):
+    """A worker has gone after it had taken every tensor, all `nbytes`, and let the buffer go, and
+    has not said that its post-processing is done: it died in it; or it is of checkpoint-engine
+    before 0.4, which says it with the last answer. The engine knows which."""
+
+    def __init__(self, message: str, nbytes: int) -> None:
+        super().__init__(message)
+        self.nbytes = nbytes
+
+
+def private_directory(parent: str | os.PathLike[str] | None = None
+                      ) -> tempfile.TemporaryDirectory[str]:
     """A directory of mode 0700 for sockets, gone when it is closed.
 
     `parent`: a directory that the engine sees under the same path, when it runs in another mount
@@ -82,10 +94,13 @@ class Channel:
                  stop: Callable[[], Exception | None] = lambda: None) -> None:
         path = self._path = socket_file(address)
         self.address = f"ipc://{path}"
-        self.accepted = 0
         self._stop = stop
-        self._connected = 0
         self._context = zmq.Context()
+        self._open()
+
+    def _open(self) -> None:
+        self.accepted = self._served = 0  # receivers
+        self._connected = 0
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = _LINGER_MS
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
@@ -93,18 +108,26 @@ class Channel:
             self._socket.bind(self.address)
         except zmq.ZMQError as error:
             self.close()
-            raise InvalidError(f"cannot listen at '{path}': {error.strerror}") from None
+            raise InvalidError(f"cannot listen at '{self._path}': {error.strerror}") from None
+
+    def reopen(self) -> None:
+        """For the next worker, after one that has gone: what that one did not take, and the way to
+        it, are gone as well. A worker that has come meanwhile connects again by itself."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+        self._open()
 
     def wait_for_receiver(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Until the next worker has connected; False: `until()` became true before.
 
         TimeoutError: none came in `timeout` seconds.
         """
-        before = self.accepted
         deadline = time.monotonic() + timeout
         while True:
             self._take_events()
-            if self.accepted > before:
+            if self.accepted > self._served:
+                self._served += 1
                 return True
             if until():
                 return False
@@ -115,6 +138,7 @@ class Channel:
         """Sends `message`, pickled. TimeoutError: the worker takes nothing."""
         deadline = time.monotonic() + timeout
         frames = [b"", pickle.dumps(message)]
+        self._check_connected()  # it is for this worker, not for one that came after it
         while True:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -193,7 +217,12 @@ class Channel:
 
     def _check_connected(self) -> None:
         self._take_events()
-        if self._connected < 1:
+        deadline = time.monotonic() + _OVERLAP  # that one has gone may be seen after the next came
+        while self._connected > 1 and time.monotonic() < deadline:
+            self._monitor.poll(_SLICE_MS)
+            self._take_events()
+        replaced = self._connected == 1 and self.accepted > self._served
+        if self._connected < 1 or replaced:
             raise ReceiverLostError(f"the receiver at {self.address} is gone")
         if self._connected > 1:
             raise InvalidError(f"two receivers at {self.address}: each device needs its own socket")

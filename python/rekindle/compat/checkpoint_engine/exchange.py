@@ -17,11 +17,12 @@ _LONGEST_SETUP = timedelta(minutes=10)
 class Exchange:
     """Every rank calls `gather` equally often with the same `what`, in the same order."""
 
-    def __init__(self, rank: int, world: int, address: str | None, port: int | None) -> None:
+    def __init__(self, rank: int, world: int, master: tuple[str, int] | None) -> None:
+        """`master`: address and port at which rank 0 holds the store; None: it is alone."""
         self._rank, self._world = rank, world
         self.store: Any = torch.distributed.HashStore()
-        if world > 1:
-            self.store = torch.distributed.TCPStore(address, port, world, is_master=rank == 0,
+        if master is not None:
+            self.store = torch.distributed.TCPStore(*master, world, is_master=rank == 0,
                                                     timeout=_LONGEST_SETUP)
         self._counts: dict[str, int] = {}
 

@@ -67,7 +67,7 @@ class ParameterServer:
         self._registered: dict[str, PartMeta | None] = {}
         self._metas: dict[int, PartMeta] = {}
         self._updates = self._groups = 0
-        self._exchange = Exchange(self._rank, self._world_size, *_master(
+        self._exchange = Exchange(self._rank, self._world_size, _master(
             self._world_size, master_addr, master_port))
 
     def register_checkpoint(self, checkpoint_name: str, *, files: list[str] | None = None,
@@ -236,9 +236,9 @@ def _environment_buffer() -> int:
     return DEFAULT_BYTES if gigabytes is None else int(2 * float(gigabytes) * _GIB)
 
 
-def _master(world: int, address: str | None, port: int | None) -> tuple[str | None, int | None]:
+def _master(world: int, address: str | None, port: int | None) -> tuple[str, int] | None:
     if world == 1:
-        return None, None
+        return None
     address = address or os.environ.get("MASTER_ADDR")
     if port is None and os.environ.get("MASTER_PORT"):
         port = int(os.environ["MASTER_PORT"]) + 1  # the port itself is torchrun's

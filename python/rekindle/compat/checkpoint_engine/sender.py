@@ -5,7 +5,8 @@
     None                              → "": it has let the buffer go
     None                              → "": it has run its post-processing
 
-An answer that is not empty is an error. An exception instead of a message ends the worker's part.
+Before its 0.4, a worker runs its post-processing at the first None, answers, and is gone. An
+answer that is not empty is an error. An exception instead of a message ends the worker's part.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import torch
 
 from ...errors import InvalidError
 from .buffers import ALIGNMENT, DEFAULT_BYTES, Buffer, aligned, make_buffer
-from .channel import Channel
+from .channel import Channel, ReceiverEndedError, ReceiverLostError
 
 Entry = tuple[str, torch.Tensor]
 ANSWER_TIMEOUT = 300.0  # s; a worker's post-processing may take long
@@ -34,9 +35,10 @@ def send(session: Any, zmq_path: str, device: str | torch.device, *,
     buffer_bytes: of the buffer on the device; see docs/python-checkpoint-engine.md.
     timeout: seconds for the worker to connect, for each of its answers, and for a bucket to come.
 
-    ReceiverError: the worker reports an error. ReceiverLostError: it died. TimeoutError: it did
-    not connect or answer. And what the session raises. In each case the worker, where there is
-    one, is told to give up; the engine's weights may be of two versions then.
+    ReceiverError: the worker reports an error. ReceiverLostError: it died; ReceiverEndedError: or
+    it is an old one, and took everything. TimeoutError: it did not connect or answer. And what the
+    session raises. In each case the worker, where there is one, is told to give up; the engine's
+    weights may be of two versions then.
     """
     with Channel(zmq_path) as channel:
         largest, total = sizes(session)
@@ -66,17 +68,21 @@ def transfer(channel: Channel, buffer: Buffer, buckets: Iterable[Sequence[Entry]
 
     Errors as of `send`; the worker has been told then.
     """
+    turn, taken = _Turn(channel, buffer, timeout), False
     try:
-        turn = _Turn(channel, buffer, timeout)
         turn.tell(buffer.handle())
         turn.fill(buckets)
         turn.tell(None)
         turn.take_answer()
         buffer.release()
+        taken = True
         turn.tell(None)
         turn.take_answer()
         return turn.nbytes
     except BaseException as error:
+        if taken and isinstance(error, ReceiverLostError):
+            raise ReceiverEndedError(f"{error}: it has taken all weights, but has not said that it "
+                                     f"is done with them", turn.nbytes) from error
         channel.abort(error)
         raise
     finally:
@@ -110,7 +116,8 @@ class Run:
     def bytes(self) -> torch.Tensor:
         """uint8 of shape [nbytes], on the tensors' memory."""
         view = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
-        return view.set_(self.storage, self.begin - self._base, (self.nbytes,))
+        view.set_(self.storage, self.begin - self._base, (self.nbytes,), (1,))
+        return view
 
 
 def runs(entries: Iterable[Entry], limit: int) -> Iterator[Run]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from ... import attach
 from ...errors import PeerLostError, UnavailableError
 from .buffers import DEFAULT_BYTES, device_key, is_cuda, make_buffer
-from .channel import Channel
+from .channel import Channel, ReceiverEndedError
 from .sender import ANSWER_TIMEOUT, Entry, sizes, transfer
 
 _LIVES = 3  # of an agent, in one pass
@@ -44,7 +44,7 @@ class Source:
         if not self._known:
             self.largest, self.total = sizes(session)
 
-    def buckets(self) -> Iterator[Sequence[Entry]]:
+    def buckets(self) -> Generator[Sequence[Entry], None, None]:
         """Lists of (name, tensor), to be read before the next; again from the start each time.
 
         When the agent or its device process dies, goes on with its next life."""
@@ -58,7 +58,7 @@ class Source:
                     if left == 0:
                         raise
 
-    def _rest(self, model: str, sent: set[str]) -> Iterator[Sequence[Entry]]:
+    def _rest(self, model: str, sent: set[str]) -> Generator[Sequence[Entry], None, None]:
         session, self._first = self._first or self._attach(model), None
         with session:
             for bucket in session.buckets(self._timeout):
@@ -143,7 +143,11 @@ class Rank:
             except Exception as error:
                 self._channel.abort(error)
                 raise
-            self.nbytes += transfer(self._channel, buffer, buckets, timeout=self._timeout)
+            try:
+                self.nbytes += transfer(self._channel, buffer, buckets, timeout=self._timeout)
+            except ReceiverEndedError as ended:  # whether it is a failure the engine's answer says
+                self.nbytes += ended.nbytes
+                self._channel.reopen()
         self.passes += 1
 
 

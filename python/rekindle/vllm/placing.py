@@ -1,0 +1,68 @@
+"""Where a worker stands in a vLLM: with whom it loads, and as which rank of which instance.
+
+What agreements need is in the groups of vLLM's own workers, which the two ends of the range of
+versions have alike.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from .._engines import loading
+from .._engines.loading import Place, said_place
+from .._engines.options import Options
+from .._engines.ranks import ONE, Ranks
+
+
+def role_of(model_config: Any) -> str:
+    """"draft" for the model of a speculative decoder, else "target"."""
+    return "draft" if getattr(model_config, "runner_type", None) == "draft" else "target"
+
+
+def ranks_of(role: str) -> Ranks:
+    """All workers whose models of this role are parts of one.
+
+    vLLM's world is all data parallel replicas of a mixture of experts, because these spread their
+    experts over replicas, by expert or by tensor parallelism; replicas of other models are worlds
+    of their own. Only the last pipeline stage has a draft."""
+    from vllm.distributed import parallel_state
+    if role == "target":
+        return _ranks(parallel_state.get_world_group())
+    try:
+        return _ranks(parallel_state.get_ep_group())
+    except AssertionError:  # there is none for a model without experts
+        return _ranks(parallel_state.get_tp_group())
+
+
+def _ranks(group: Any) -> Ranks:
+    if group.world_size == 1:
+        return ONE
+
+    def gather(value: Any) -> list[Any]:
+        import torch.distributed
+        if hasattr(group, "tcp_store_group"):  # elastic: not of torch's world
+            return list(group.tcp_store_group.all_gather_obj(value))
+        values: list[Any] = [None] * group.world_size
+        torch.distributed.all_gather_object(values, value, group=group.cpu_group)
+        return values
+
+    return Ranks(group.rank_in_group, group.world_size, gather)
+
+
+def place_of(parallel: Any, options: Options, role: str = "target") -> Place:
+    """This worker's rank in its instance, of which each data parallel replica is one; a draft is
+    an instance for each rank. Its generation is None where nobody says which."""
+    said = said_place(options)
+    if not said.instance:
+        return said
+    instance = said.instance
+    if parallel.data_parallel_index > 0:  # also of replicas that know nothing of each other
+        instance = f"{instance}.dp{parallel.data_parallel_index}"
+    world = (parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+             * parallel.prefill_context_parallel_size)
+    rank = parallel.rank % world  # an external launcher counts through all replicas
+    if role == "draft":
+        target = loading.held("target")  # a draft's own configuration may not tell replicas apart
+        if target is not None and target.place.instance:
+            instance = target.place.instance
+        return Place(f"{instance}.draft{rank}", said.generation, 0, 1)
+    return Place(instance, said.generation, rank, world)

@@ -1,0 +1,155 @@
+"""vLLM's layerwise reload, looked after: it takes a layer that was given nothing, or a part of its
+weights, for loaded, and what a load that failed has left in it for a part of the next one."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from inspect import BoundArguments
+from typing import Any
+
+import torch
+
+from .._engines.completeness import amount, described, has_default, written
+from .._engines.loading import Pairs
+from .._engines.options import Options
+from .._engines.reading import whole_tensors
+from ..errors import InvalidError
+from ..recording.recorder import record
+from ..recording.tracer import TensorMeta
+from ..session import Session
+
+
+def reload(model: torch.nn.Module, options: Options, session: Session,
+           apply: Callable[[Pairs], Any]) -> None:
+    """`apply` gives tensors to the model's `load_weights`, in a reload of vLLM's that it begins or
+    that has begun; then every tensor must have been taken and every parameter written.
+
+    InvalidError names what was not: the model then has weights of two versions."""
+    pairs = _Counted(whole_tensors(session, options.load_timeout))
+    with _Loads(model) as loads:
+        apply(pairs)
+    if not loads.ran:
+        raise InvalidError("vLLM has not called the model's load_weights: nothing was loaded")
+    if not pairs.finished:
+        raise InvalidError(f"the model's loader has stopped after {pairs.last or 'nothing'}: the "
+                           "model must not serve")
+    lacking = described(loads.lacking, options.allow_unwritten)
+    if lacking:
+        raise InvalidError(f"{session.model}@{session.version} has not all weights of {lacking}: "
+                           "the model must not serve")
+    session.loaded()
+
+
+def abandon(model: torch.nn.Module) -> None:
+    """After a reload that failed: layers that were not complete are what they were, and nothing of
+    it stays for the next one to count."""
+    from vllm.model_executor.model_loader.reload import layerwise
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load():
+            if info.kernel_tensors is not None:
+                layerwise._place_kernel_tensors(layer, info)
+            info.reset()
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload
+    layerwise.LOADING_LAYERS.clear()
+
+
+class _Counted:
+    """Pairs, and whether all were taken."""
+
+    def __init__(self, pairs: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self._pairs = pairs
+        self.last: str | None = None
+        self.finished = False
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._pairs:
+            self.last = name
+            yield name, tensor
+        self.finished = True
+
+
+class _Loads:
+    """Looks at the model before and after its `load_weights`, within vLLM's reload."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self.ran = False
+        self.lacking: dict[str, str] = {}  # parameters, and how much of them is written
+
+    def __enter__(self) -> "_Loads":
+        inner = self._model.load_weights
+
+        def load_weights(pairs: Pairs, *more: Any, **named: Any) -> Any:
+            _check_begun(self._model)
+            returned = inner(pairs, *more, **named)
+            self.ran = True
+            self.lacking = _lacking(self._model)
+            return returned
+
+        self._model.load_weights = load_weights
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        del self._model.load_weights
+
+
+def _loadable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, Any]]]:
+    """Layers with parameters that a checkpoint must have weights for."""
+    for name, layer in model.named_modules():
+        own = {key: parameter for key, parameter in layer._parameters.items()
+               if parameter is not None and parameter.numel() and not has_default(key)}
+        if own:
+            yield name, layer, own
+
+
+def _check_begun(model: torch.nn.Module) -> None:
+    """vLLM ignores what comes for a layer that is complete, or that it does not reload."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    for name, layer, _ in _loadable(model):
+        info = get_layerwise_info(layer)
+        if not info.can_load() or info.load_numel:
+            raise InvalidError(f"vLLM does not wait for weights of {name or type(model).__name__}: "
+                               "begin an update for each version, and finish it")
+
+
+def _lacking(model: torch.nn.Module) -> dict[str, str]:
+    """Parameters of layers that were given nothing, which vLLM leaves as they were, with a warning,
+    and those of which a part was not written, which it leaves as their memory was."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    short: dict[str, str] = {}
+    for name, layer, own in _loadable(model):
+        info = get_layerwise_info(layer)
+        if not info.can_load():  # every element has come
+            continue
+        counts = _written(own, info.loaded_weights) if info.load_numel else {}
+        for key, parameter in own.items():
+            count = counts.get(key, 0)
+            if count < parameter.numel():
+                short[f"{name}.{key}" if name else key] = amount(count, parameter.numel())
+    return short
+
+
+def _written(own: dict[str, torch.Tensor], loads: list[tuple[str, Any]]) -> dict[str, int]:
+    """How many elements of a layer's parameters are written by the loads that vLLM has put off,
+    with the padding that they fill."""
+    from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
+    given = {str(index): next(key for key, value in bound.arguments.items()
+                              if key != "param" and isinstance(value, torch.Tensor))
+             for index, (_, bound) in enumerate(loads)}
+    tensors = {index: loads[int(index)][1].arguments[key] for index, key in given.items()}
+
+    def load(pairs: Pairs) -> None:
+        for index, tensor in pairs:
+            name, bound = loads[int(index)]
+            again = BoundArguments(bound.signature, OrderedDict(bound.arguments))
+            again.arguments[given[index]] = tensor
+            _get_original_loader(own[name])(*again.args, **again.kwargs)
+
+    plan = record(load, {index: TensorMeta(tuple(tensor.shape), tensor.dtype)
+                         for index, tensor in tensors.items()}, own)
+    counts = written(plan)
+    for index in plan.opaque:  # where it goes is not followed: this does not doubt it
+        counts[loads[int(index)][0]] = own[loads[int(index)][0]].numel()
+    return counts
