@@ -1,4 +1,5 @@
 """Real daemons on loopback ports, and the command as a user calls it."""
+import contextlib
 import json
 import os
 import pathlib
@@ -115,6 +116,23 @@ class Rekindle:
                 process.kill()
                 process.wait()
             process.stdout.close()
+
+
+@contextlib.contextmanager
+def gpu_fleet(memory_directory, what):
+    """A Rekindle with this host's GPUs, for a module's fixture. Skips, saying `what` has not run,
+    where there is none; with REKINDLE_REQUIRE_GPU it fails."""
+    import torch
+    if not torch.cuda.is_available():
+        assert not os.environ.get("REKINDLE_REQUIRE_GPU"), "there is no GPU"
+        pytest.skip(f"no GPU: {what}")
+    directory = memory_directory / "gpu"
+    directory.mkdir()
+    running = Rekindle(directory, gpu="auto")
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 @pytest.fixture(scope="module")

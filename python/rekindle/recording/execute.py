@@ -46,7 +46,8 @@ def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tens
     is queued on the devices' current streams has ended then.
 
     `load` is called with the opaque tensors, whole, in host memory and in the plan's order, and
-    only when there are some: constants come first, then moves, then `load`. Each is copied when
+    only when there are some: constants come first (those of a plan that is not replayable have been
+    written by the recording), then moves, then `load`. Each is copied when
     `load` asks for it and let go of then; what is not asked for yet costs no memory besides the
     agent's. `timeout`: seconds without anything new from the session.
 

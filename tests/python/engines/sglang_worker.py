@@ -33,7 +33,7 @@ from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.utils import MultiprocessingSerializer  # noqa: E402
 
 import rekindle.sglang  # noqa: E402
-from rekindle._engines.loading import held  # noqa: E402
+from held_model import describe  # noqa: E402
 
 LOADER = "rekindle.sglang.load"
 
@@ -86,15 +86,6 @@ def tensors(model):
         for key, value in vars(module).items():
             if isinstance(value, torch.Tensor):
                 yield f"{name}.{key}", value
-
-
-def describe():
-    now = held("target")
-    if now is None:
-        return {}
-    return {"bytes": now.session.bytes_total, "instance": now.place.instance,
-            "generation": now.place.generation, "version": now.session.version,
-            "recorded": now.boxes is not None, "names": sorted(now.names), "torn": now.torn}
 
 
 class Runner:

@@ -6,11 +6,11 @@ import socket
 import threading
 
 import pytest
-import transformers
 
 import rekindle as rk
 
-from .models import llama, qwen3_moe, saved, without
+from . import models
+from .models import llama, qwen3_moe, without
 from .processes import run_ranks
 
 HERE = pathlib.Path(__file__).parent
@@ -18,16 +18,12 @@ PATIENCE_S = 300  # SGLang takes a while to import
 
 
 def deepseek_v3():
-    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(
-        vocab_size=250, hidden_size=64, intermediate_size=128, moe_intermediate_size=32,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8,
-        n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1, topk_method="noaux_tc",
-        q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16,
-        first_k_dense_replace=1, moe_layer_freq=1, scoring_func="sigmoid",
-        max_position_embeddings=128, rope_parameters={
+    """With what SGLang's own code needs of its configuration."""
+    return models.deepseek_v3(
+        moe_layer_freq=1, scoring_func="sigmoid", rope_parameters={
             "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0,
             "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
-            "original_max_position_embeddings": 32}))
+            "original_max_position_embeddings": 32})
 
 
 MODELS = {"llama": llama, "llama-tied": lambda: llama(True),
@@ -36,14 +32,7 @@ MODELS = {"llama": llama, "llama-tied": lambda: llama(True),
 
 @pytest.fixture(scope="module")
 def checkpoints(rekindle, memory_directory):
-    """Name → directory, published as version 1 and, with other weights, as version 2."""
-    paths = {}
-    for name, make in MODELS.items():
-        for version in (1, 2):
-            path = saved(make, memory_directory / f"{name}-{version}", version)
-            rekindle.publish(f"{name}@{version}", path)
-            paths[name, version] = path
-    return paths
+    return models.published(rekindle, memory_directory, MODELS)
 
 
 def run_sglang(rekindle, path, options, world=1, **job):

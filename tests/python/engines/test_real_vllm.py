@@ -2,7 +2,7 @@
 vLLM's own loader makes of the same checkpoint."""
 import pytest
 
-from .models import deepseek_v3, llama, qwen3_moe, saved, without
+from .models import deepseek_v3, llama, published, qwen3_moe, without
 from .run_vllm import run_vllm
 
 MODELS = {"llama": llama, "llama-tied": lambda: llama(True), "qwen3-moe": qwen3_moe,
@@ -11,14 +11,7 @@ MODELS = {"llama": llama, "llama-tied": lambda: llama(True), "qwen3-moe": qwen3_
 
 @pytest.fixture(scope="module")
 def checkpoints(rekindle, memory_directory):
-    """Name → directory, published as version 1 and, with other weights, as version 2."""
-    paths = {}
-    for name, make in MODELS.items():
-        for version in (1, 2):
-            path = saved(make, memory_directory / f"{name}-{version}", version)
-            rekindle.publish(f"{name}@{version}", path)
-            paths[name, version] = path
-    return paths
+    return published(rekindle, memory_directory, MODELS)
 
 
 @pytest.mark.parametrize("name", MODELS)

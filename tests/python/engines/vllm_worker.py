@@ -28,7 +28,7 @@ from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E40
 import rekindle  # noqa: E402
 import rekindle.vllm  # noqa: E402
 from rekindle._engines import loading  # noqa: E402
-from rekindle._engines.loading import held  # noqa: E402
+from held_model import describe  # noqa: E402
 
 TENSOR_PARALLEL = 1 if job.get("replicas") else job["world"]
 asked = []  # the versions whose catalog this rank has read
@@ -111,16 +111,6 @@ def load(config):
     model = fresh(config)
     loader.load_weights(model, config.model_config)
     return model
-
-
-def describe():
-    now = held("target")
-    if now is None:
-        return {}
-    return {"bytes": now.session.bytes_total, "instance": now.place.instance,
-            "generation": now.place.generation, "version": now.session.version,
-            "recorded": now.boxes is not None, "names": sorted(now.names),
-            "whole": sorted(i.name for i in now.session.tensors() if i.shape == i.full_shape)}
 
 
 def main():

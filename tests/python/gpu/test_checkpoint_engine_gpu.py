@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 from checkpoint_engine_receiver import Receiver, digest
-from conftest import PATIENCE_S, Rekindle
+from conftest import PATIENCE_S, gpu_fleet
 
 import rekindle as rk
 from rekindle.compat import checkpoint_engine as ce
@@ -22,14 +22,9 @@ PATIENCE_LONG_S = 3 * PATIENCE_S  # a first CUDA context takes seconds
 
 @pytest.fixture(scope="module")
 def fleet(memory_directory):
-    if not torch.cuda.is_available():
-        assert not os.environ.get("REKINDLE_REQUIRE_GPU"), "there is no GPU"
-        pytest.skip("no GPU: checkpoint-engine's receiver has not run over CUDA IPC")
-    directory = memory_directory / "gpu"
-    directory.mkdir()
-    running = Rekindle(directory, gpu="auto")
-    yield running
-    running.close()
+    with gpu_fleet(memory_directory,
+                   "checkpoint-engine's receiver has not run over CUDA IPC") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

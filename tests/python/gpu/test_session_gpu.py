@@ -4,11 +4,10 @@
 
 Without a GPU these are skipped, and fail when REKINDLE_REQUIRE_GPU is set.
 """
-import os
 
 import pytest
 import torch
-from conftest import PATIENCE_S, Rekindle
+from conftest import PATIENCE_S, gpu_fleet
 
 import rekindle as rk
 from rekindle import _loading
@@ -16,14 +15,8 @@ from rekindle import _loading
 
 @pytest.fixture(scope="module")
 def gpu_store(memory_directory):
-    if not torch.cuda.is_available():
-        assert not os.environ.get("REKINDLE_REQUIRE_GPU"), "there is no GPU"
-        pytest.skip("no GPU: sessions have not run on CUDA")
-    directory = memory_directory / "gpu"
-    directory.mkdir()
-    fleet = Rekindle(directory, gpu="auto")
-    yield fleet.store("a")
-    fleet.close()
+    with gpu_fleet(memory_directory, "sessions have not run on CUDA") as running:
+        yield running.store("a")
 
 
 @pytest.fixture(scope="module")
