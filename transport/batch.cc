@@ -52,6 +52,14 @@ void BatchImpl::resolve(SliceIndex slice, Verdict verdict) {
   host_.wake();
 }
 
+void BatchImpl::add_neighbour(SourceIndex source, std::uint64_t salt) {
+  {
+    const std::lock_guard lock(command_mutex_);
+    neighbours_.emplace_back(source, salt);
+  }
+  host_.wake();
+}
+
 void BatchImpl::candidates_added(SourceIndex source, std::vector<SliceIndex> slices) {
   {
     const std::lock_guard lock(command_mutex_);
@@ -86,17 +94,20 @@ bool BatchImpl::wait_finished(std::chrono::milliseconds deadline) {
 void BatchImpl::take_commands(TimePoint now) {
   std::vector<NewPaths> new_paths;
   std::vector<std::pair<SourceIndex, Error>> removals;
+  std::vector<std::pair<SourceIndex, std::uint64_t>> neighbours;
   std::vector<std::pair<SourceIndex, std::vector<SliceIndex>>> gains;
   bool cancelled = false;
   {
     const std::lock_guard lock(command_mutex_);
     new_paths.swap(new_paths_);
     removals.swap(removals_);
+    neighbours.swap(neighbours_);
     gains.swap(gains_);
     verdicts_taken_.clear();
     verdicts_taken_.swap(verdicts_);
     cancelled = cancelled_;
   }
+  for (const auto& [source, salt] : neighbours) scheduler_.add_neighbour(source, salt);
   for (const auto& [source, slices] : gains) scheduler_.candidates_added(source, slices, now);
   for (auto& item : new_paths) {
     for (auto& path : item.paths) add_path(item.source, std::move(path), now);

@@ -39,6 +39,7 @@ class BatchImpl final {
   void add_paths(SourceIndex source, std::vector<std::unique_ptr<Path>> paths);
   void remove_source(SourceIndex source, Error cause);
   void resolve(SliceIndex slice, Verdict verdict);
+  void add_neighbour(SourceIndex source, std::uint64_t salt);
   void candidates_added(SourceIndex source, std::vector<SliceIndex> slices);
   void cancel();
   BatchProgress progress() const;
@@ -74,9 +75,10 @@ class BatchImpl final {
   BatchObserver& observer_;
 
   mutable std::mutex command_mutex_;
-  std::vector<NewPaths> new_paths_;                       // guarded by command_mutex_
-  std::vector<std::pair<SourceIndex, Error>> removals_;   // guarded by command_mutex_
-  std::vector<std::pair<SliceIndex, Verdict>> verdicts_;  // guarded by command_mutex_
+  std::vector<NewPaths> new_paths_;                                // guarded by command_mutex_
+  std::vector<std::pair<SourceIndex, Error>> removals_;            // guarded by command_mutex_
+  std::vector<std::pair<SliceIndex, Verdict>> verdicts_;           // guarded by command_mutex_
+  std::vector<std::pair<SourceIndex, std::uint64_t>> neighbours_;  // guarded by command_mutex_
   // Guarded by command_mutex_.
   std::vector<std::pair<SourceIndex, std::vector<SliceIndex>>> gains_;
   bool cancelled_ = false;  // guarded by command_mutex_

@@ -32,6 +32,9 @@ struct SliceInfo {
   // Slices that share staging memory, from the first that is posted until all have landed.
   SliceIndex group_first = 0;
   SliceIndex group_size = 1;
+  // The same for all pullers of these bytes, whatever their plans: they agree by it on who asks the
+  // sources that hold everything (BatchOptions::salt).
+  std::uint64_t key = 0;
 };
 
 enum class Verdict {
@@ -129,7 +132,9 @@ struct BatchOptions {
   // Instead of first_slice: every slice once, in the order in which they are wanted. Empty: as
   // numbered.
   std::vector<SliceIndex> order{};
-  std::uint64_t salt = 0;  // of this puller: among equals it chooses otherwise than its neighbours
+  // This puller's name among its neighbours, see Batch::add_neighbour(): what several of them could
+  // ask for is split by it.
+  std::uint64_t salt = 0;
   // Nothing is in flight, and what is open is held by nobody yet: how long to wait for a source
   // that is being filled before that counts as having no source.
   std::chrono::milliseconds prospect_timeout{2000};
@@ -144,9 +149,10 @@ class Batch {
   // Drains and forgets a source (dead, drained or revoked by the control plane).
   virtual void remove_source(SourceIndex source, Error cause) = 0;
   virtual void resolve(SliceIndex slice, Verdict verdict) = 0;
-  // SliceSource::info() has gained this source as a candidate for these slices. Once before its
-  // paths are added, with none if need be: then it is known to be one that is being filled, its
-  // slices are taken from it first, rarest first, and others are asked for what such sources lack.
+  // Before its paths are added: this source is being filled, by the puller with this salt. What it
+  // has is taken from it first, rarest first; others are asked for what such sources lack.
+  virtual void add_neighbour(SourceIndex source, std::uint64_t salt) = 0;
+  // SliceSource::info() has gained this neighbour as a candidate for these slices.
   virtual void candidates_added(SourceIndex source, std::vector<SliceIndex> slices) = 0;
   // Asks for the end; on_finished(kUnavailable "cancelled") comes after the drain.
   virtual void cancel() = 0;

@@ -9,8 +9,8 @@ namespace rekindle::transport {
 
 namespace {
 
-constexpr double kWindowSeconds = 0.5;                  // of the measured goodput
-constexpr std::uint64_t kFirstWindowBytes = 16 * kMiB;  // before anything was measured
+constexpr double kWindowSeconds = 0.5;                 // of the measured goodput
+constexpr std::uint64_t kFirstWindowBytes = 4 * kMiB;  // before anything was measured
 
 }  // namespace
 
@@ -50,6 +50,7 @@ PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoin
   state.suspect = false;
   state.paths.push_back(id);
   state.rare_cursor = 0;
+  state.mine_cursor = 0;
   if (filling_.test(source)) neighbours_.set(source);
   count_starving(now);  // also where this source is gone again before the next tick
   if (verdict_) abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
@@ -261,8 +262,11 @@ std::uint64_t Scheduler::window_of(const SourceState& source) const {
       std::count_if(source.paths.begin(), source.paths.end(),
                     [this](PathId path) { return !paths_[path].stats.home.empty(); }));
   const std::uint64_t most = std::max(options_.window_bytes, nics * options_.window_bytes_per_nic);
+  // Not measured yet: a little, and one byte more for each that has come. Of a slow link, or of a
+  // source that many begin to pull from, not more is asked than it sends in a while.
   if (source.goodput <= 0) {
-    return std::min(most, std::max(kFirstWindowBytes, nics * options_.window_bytes_per_nic / 2));
+    const std::uint64_t first = kFirstWindowBytes + source.landed_since_sample;
+    return std::min(most, std::max(first, nics * options_.window_bytes_per_nic / 2));
   }
   return std::min(static_cast<std::uint64_t>(source.goodput * kWindowSeconds), most);
 }

@@ -50,7 +50,8 @@ class Scheduler {
   // whose group has its memory already: they free it.
   void unpost(PathId path, SliceIndex slice, TimePoint now);
   void resolve(SliceIndex slice, Verdict verdict, TimePoint now);
-  // These slices have a new candidate, a source that is being filled (see Batch).
+  // A source that is being filled, and the slices that have it as a new candidate (see Batch).
+  void add_neighbour(SourceIndex source, std::uint64_t salt);
   void candidates_added(SourceIndex source, std::span<const SliceIndex> slices, TimePoint now);
   void cancel();
   void fail_batch(Error error);
@@ -106,7 +107,9 @@ class Scheduler {
     std::size_t draining = 0;    // aborted, not closed yet
     SliceIndex cursor = 0;       // position in the batch's order up to which nothing is open for it
     SliceIndex rare_cursor = 0;  // and up to which neighbours hold what is open
-    std::vector<SliceIndex> offered;  // of a neighbour: gained, perhaps taken meanwhile
+    SliceIndex mine_cursor = 0;  // and up to which what they do not hold is theirs to fetch
+    std::uint64_t salt = 0;      // of a neighbour, as is the next:
+    std::vector<SliceIndex> offered;  // gained, perhaps taken meanwhile
     std::uint64_t bytes_in_flight = 0;
     TimePoint last_progress{};  // a byte from it, or its first slice in flight
     bool suspect = false;       // a path was cut for its silence, and nothing has come since
@@ -127,11 +130,13 @@ class Scheduler {
   std::optional<SliceIndex> pick_retry(SourceIndex source);
   std::optional<SliceIndex> pick_offered(SourceIndex source);
   std::optional<SliceIndex> pick_rare(SourceIndex source);
+  std::optional<SliceIndex> pick_unheld(SourceIndex source, bool only_mine);
   std::optional<SliceIndex> pick_in_order(SourceIndex source);
   std::optional<Post> post_from(SourceIndex source, TimePoint now);
   int holders_of(const SliceInfo& slice_info) const {
     return (slice_info.candidates & neighbours_).count();
   }
+  bool is_mine(const SliceInfo& slice_info) const;
   void neighbour_gone(SourceIndex source);
   bool may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& slice_info) const;
   bool worth_waiting_for_others(SourceIndex source, SliceIndex slice,

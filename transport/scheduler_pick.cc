@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "transport/scheduler.h"
@@ -7,9 +8,11 @@
 //
 // Without sources that are being filled the slices are taken in the batch's order. With them
 // (neighbours: pullers of the same thing) there is a trade: what a neighbour has gained is taken
-// from it, the slices that the fewest neighbours hold first; and of a source that holds everything
-// those slices are asked first that no neighbour holds, so that it sends each byte about once and
-// the pullers have something to give each other.
+// from it, the slices that the fewest neighbours hold first; and a source that holds everything is
+// asked for what no neighbour holds, so that it sends each byte about once and the pullers have
+// something to give each other. Two of them would still ask it for the same slice, as neither sees
+// what the other has under way: each begins with its own part of them. Whose a slice is follows
+// from its key and the pullers' salts alone (rendezvous hashing: Thaler and Ravishankar, 1998).
 namespace rekindle::transport {
 
 namespace {
@@ -31,11 +34,16 @@ SliceIndex Scheduler::slice_at(SliceIndex position) const {
   return static_cast<SliceIndex>((std::uint64_t{position} + options_.first_slice) % slice_count_);
 }
 
+void Scheduler::add_neighbour(SourceIndex source, std::uint64_t salt) {
+  filling_.set(source);
+  sources_[source].salt = salt;
+  if (!sources_[source].paths.empty()) neighbours_.set(source);
+  if (starving_slices_ > 0) look_for_starving_ = true;
+}
+
 void Scheduler::candidates_added(SourceIndex source, std::span<const SliceIndex> slices,
                                  TimePoint now) {
-  filling_.set(source);
   SourceState& state = sources_[source];
-  if (!state.paths.empty()) neighbours_.set(source);
   for (const SliceIndex slice : slices) {
     if (slice < slice_count_ && slices_[slice].state != State::kDone) {
       state.offered.push_back(slice);
@@ -45,11 +53,23 @@ void Scheduler::candidates_added(SourceIndex source, std::span<const SliceIndex>
   if (starving_slices_ > 0) look_for_starving_ = true;
 }
 
-// What it alone held is rare again.
+// What it alone held is rare again, and what it was to fetch is another's, perhaps ours.
 void Scheduler::neighbour_gone(SourceIndex source) {
   if (!neighbours_.test(source)) return;
   neighbours_.reset(source);
-  for (auto& other : sources_) other.rare_cursor = 0;
+  for (auto& other : sources_) other.rare_cursor = other.mine_cursor = 0;
+}
+
+// Of those who want it, the one whose salt gives the highest number.
+bool Scheduler::is_mine(const SliceInfo& slice_info) const {
+  const std::uint64_t key = mixed(slice_info.key + 1);
+  const std::uint64_t ours = mixed(key ^ options_.salt);
+  const SourceMask wanting = (slice_info.candidates | slice_info.prospects) & neighbours_;
+  for (std::uint64_t left = wanting.bits(); left != 0; left &= left - 1) {
+    const auto source = static_cast<std::size_t>(std::countr_zero(left));
+    if (mixed(key ^ sources_[source].salt) > ours) return false;
+  }
+  return true;
 }
 
 bool Scheduler::may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& slice_info) const {
@@ -150,16 +170,25 @@ std::optional<SliceIndex> Scheduler::pick_offered(SourceIndex index) {
   return best;
 }
 
-// Of a source that is not being filled: what no neighbour holds, in the batch's order. When there
-// is nothing of that left, the rarest of the next slices.
-std::optional<SliceIndex> Scheduler::pick_rare(SourceIndex index) {
+std::optional<SliceIndex> Scheduler::pick_unheld(SourceIndex index, bool only_mine) {
   SourceState& source = sources_[index];
-  for (; source.rare_cursor < slice_count_; ++source.rare_cursor) {
-    const SliceIndex slice = slice_at(source.rare_cursor);
+  SliceIndex& cursor = only_mine ? source.mine_cursor : source.rare_cursor;
+  for (; cursor < slice_count_; ++cursor) {
+    const SliceIndex slice = slice_at(cursor);
     if (slices_[slice].state != State::kOpen) continue;
     const SliceInfo slice_info = info(slice);
-    if (may_serve(index, slice, slice_info) && holders_of(slice_info) == 0) return slice;
+    if (!may_serve(index, slice, slice_info) || holders_of(slice_info) > 0) continue;
+    if (!only_mine || is_mine(slice_info)) return slice;
   }
+  return std::nullopt;
+}
+
+// Of a source that is not being filled: what no neighbour holds, in the batch's order, our own part
+// before that of others. When there is nothing of that left, the rarest of the next slices.
+std::optional<SliceIndex> Scheduler::pick_rare(SourceIndex index) {
+  if (auto slice = pick_unheld(index, true)) return slice;
+  if (auto slice = pick_unheld(index, false)) return slice;
+  SourceState& source = sources_[index];
   auto best = pick_in_order(index);  // leaves the cursor there
   if (!best) return std::nullopt;
   int best_holders = holders_of(info(*best));

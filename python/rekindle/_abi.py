@@ -7,7 +7,10 @@ import ctypes
 import functools
 import struct
 from ctypes import (
-    POINTER, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
+    POINTER, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64,
+    c_void_p)
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from . import _library
 from .errors import UnavailableError
@@ -15,6 +18,7 @@ from .errors import UnavailableError
 API_VERSION = 1
 OK = 0
 TIMEOUT = 3
+EXHAUSTED = 7
 FILE_PREFIX = "__rekindle_file__/"
 
 
@@ -77,12 +81,21 @@ class UpdateResult(ctypes.Structure):
                 ("by_broadcast", c_uint32), ("elapsed_ms", c_uint64)]
 
 
+class TensorLayout(ctypes.Structure):
+    _fields_ = [("data", c_uint64), ("device_type", c_int32), ("device_id", c_int32),
+                ("dtype_code", c_uint8), ("dtype_bits", c_uint8), ("dtype_lanes", c_uint16),
+                ("dimensions", c_uint32), ("first_dimension", c_uint64), ("contiguous", c_uint32),
+                ("reserved", c_uint32)]
+
+
 # Of the structures that come as long arrays.
 BOX = struct.Struct("@PI4xPP")
 TENSOR = struct.Struct("@PPI4xPPPPQ")
 PART = struct.Struct("@PQQP16x")
 TARGET = struct.Struct("@PPPQ16x")
+TENSOR_LAYOUT = struct.Struct("@QiiBBHIQII")
 
+_Library = TypeVar("_Library", bound=ctypes.CDLL)  # PyDLL is one
 _HANDLE = c_void_p
 _OUT_HANDLE = POINTER(c_void_p)
 _ERROR = POINTER(Error)
@@ -100,6 +113,7 @@ _PROTOTYPES = {
     "rk_catalog": (c_int32, _HANDLE, _OUT_HANDLE, _COUNT, _ERROR),
     "rk_next_bucket": (c_int32, _HANDLE, c_int64, _OUT_HANDLE, _COUNT, _ERROR),
     "rk_load_into": (c_int32, _HANDLE, c_void_p, c_size_t, c_int64, _ERROR),
+    "rk_prefetch": (c_int32, _HANDLE, c_uint64, c_int64, _ERROR),
     "rk_loaded": (c_int32, _HANDLE, _ERROR),
     "rk_wait_commit": (c_int32, _HANDLE, c_int64, _ERROR),
     "rk_wait_update": (c_int32, _HANDLE, c_int64, POINTER(c_uint64), _ERROR),
@@ -111,24 +125,42 @@ _PROTOTYPES = {
     "rk_publish_abandon": (None, _HANDLE),
     "rk_update": (c_int32, _HANDLE, POINTER(UpdateOptions), POINTER(UpdateResult), _ERROR),
 }
+# These call Python's API: by load_for_python().
+_PYTHON_PROTOTYPES = {
+    "rk_describe_tensors": (c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p,
+                            c_size_t, _COUNT, _ERROR),
+}
 
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
     """librekindle, loaded once. Raises UnavailableError when it is not there or another one."""
-    for layout, kind in ((BOX, Box), (TENSOR, Tensor), (PART, Part), (TARGET, Target)):
+    for layout, kind in ((BOX, Box), (TENSOR, Tensor), (PART, Part), (TARGET, Target),
+                         (TENSOR_LAYOUT, TensorLayout)):
         assert layout.size == ctypes.sizeof(kind), kind
-    path = _library.shared_object()
+    loaded = _load(ctypes.CDLL, _PROTOTYPES)
+    if loaded.rk_api_version() != API_VERSION:
+        raise UnavailableError(
+            f"{_library.shared_object()} has API version {loaded.rk_api_version()}, this package "
+            f"needs {API_VERSION}")
+    return loaded
+
+
+@functools.lru_cache(maxsize=None)
+def load_for_python() -> ctypes.PyDLL:
+    """The same library's functions that are called with the GIL held, and leave exceptions."""
+    load()
+    return _load(ctypes.PyDLL, _PYTHON_PROTOTYPES)
+
+
+def _load(kind: type[_Library], prototypes: Mapping[str, tuple[Any, ...]]) -> _Library:
     try:
-        loaded = ctypes.CDLL(path)
-        for name, (result, *arguments) in _PROTOTYPES.items():
+        loaded = kind(_library.shared_object())
+        for name, (result, *arguments) in prototypes.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as why:
         raise UnavailableError(
             f"librekindle cannot be loaded: {why}; install the wheel, or name it in "
             "REKINDLE_LIBRARY") from None
-    if loaded.rk_api_version() != API_VERSION:
-        raise UnavailableError(
-            f"{path} has API version {loaded.rk_api_version()}, this package needs {API_VERSION}")
     return loaded

@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import ctypes
 import functools
-import itertools
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ._native import Native
 
 _WORDS = _abi.TENSOR.size // 8
-_RANK = 0xffffffff  # of the word that has the number of dimensions, beside padding
 Dims = tuple[int, ...]
 
 
@@ -36,7 +34,7 @@ class Columns:
         words = array.array("Q", ctypes.string_at(first, count * _abi.TENSOR.size))
         self.name_pointers = words[0::_WORDS]
         self._dtype_pointers = words[1::_WORDS]
-        self._ranks = [word & _RANK for word in words[2::_WORDS]]
+        self.ranks = array.array("I", words[2::_WORDS].tobytes())[0::2]  # beside padding
         self._shape_pointers = words[3::_WORDS]
         self.offset_pointers = words[4::_WORDS]
         self._full_pointers = words[5::_WORDS]
@@ -45,12 +43,25 @@ class Columns:
         self._dtypes = dtypes
 
     @functools.cached_property
-    def names(self) -> list[str]:
-        if not self.count:
-            return []
+    def _text(self) -> str:
+        """Names, a NUL before each."""
         pointers = (ctypes.c_char_p * self.count).from_buffer(self.name_pointers)
         names = cast("list[bytes]", pointers[:])  # none is null
-        return b"\0".join(names).decode().split("\0")
+        return b"\0".join([b"", *names]).decode()
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        return self._text.split("\0")[1:]
+
+    def beginning_with(self, prefix: str) -> list[int]:
+        """Names that do, in one search of all: few are expected."""
+        found, prefix, text, last = [], f"\0{prefix}", self._text, 0
+        index, at = 0, text.find(prefix)
+        while at >= 0:
+            index += text.count("\0", last, at)
+            found.append(index)
+            last, at = at, text.find(prefix, at + 1)
+        return found
 
     @functools.cached_property
     def dtypes(self) -> list[str]:
@@ -79,10 +90,12 @@ class Columns:
 
     def _dims(self, pointers: "array.array[int]") -> list[Dims]:
         """Equal ones are mostly at one address, and read once."""
-        lists = list(zip(pointers, self._ranks))
         known = {one: struct.unpack(f"@{one[1]}Q", ctypes.string_at(one[0], 8 * one[1]))
-                 for one in set(lists)}
-        return list(map(known.__getitem__, lists))
+                 for one in set(zip(pointers, self.ranks))}
+        by_pointer = {one[0]: dims for one, dims in known.items()}
+        if len(by_pointer) == len(known):
+            return list(map(by_pointer.__getitem__, pointers))
+        return list(map(known.__getitem__, zip(pointers, self.ranks)))
 
 
 class Listing:
@@ -94,11 +107,11 @@ class Listing:
         self.columns, self.first = columns, columns.first
         self._native = weakref.ref(native)
         columns.dtypes, columns.shapes
-        is_file = [name.startswith(_abi.FILE_PREFIX) for name in columns.names]
-        self.files = list(itertools.compress(range(columns.count), is_file))
+        self.files = columns.beginning_with(_abi.FILE_PREFIX)
         self.tensors: Sequence[int] = range(columns.count)
         if self.files:
-            self.tensors = [index for index in self.tensors if not is_file[index]]
+            files = set(self.files)
+            self.tensors = [index for index in self.tensors if index not in files]
 
     @functools.cached_property
     def infos(self) -> list[TensorInfo]:

@@ -1,7 +1,8 @@
 """`Session.load_into`: which tensor goes where, and the two ways there.
 
 On a device, targets of the same dtype and place are given to rk_load_into all at once; they are
-found at once, too (`_plain`), before anything is written. A few others get a buffer there, which is
+found at once, too (`_plain`), before anything is written; meanwhile buckets are taken, so that the
+device's link does not stand still (`_prefetch`). A few others get a buffer there, which is
 copied to them afterwards; many would need the memory twice, so then, as in host memory, tensors are
 taken one by one, as iteration does.
 """
@@ -19,6 +20,7 @@ from ._listing import Listing
 from ._native import SLICE_S, milliseconds, run_interruptibly
 from ._optional import module, no_collections
 from ._plain import NOTHING, Plain, plain_targets
+from ._prefetch import Prefetch
 from ._targets import Destination, check_key, copying, items_of, key_text, tensors_of
 from .errors import InvalidError, NotFoundError, TimeoutError
 
@@ -37,9 +39,29 @@ class LoadResult(NamedTuple):
 
 def load_into(session: "Session", target: Any, strict: bool, timeout: float | None) -> LoadResult:
     milliseconds(timeout)
-    listing, device = session._catalog(), session._device
     batches = _unfinished.get(session)
-    at_once = device if not session._begun or batches is not None else None
+    at_once = session._device if not session._begun or batches is not None else None
+    with Prefetch(session._native, session._info().tensors if at_once else 0):
+        found = _prepare(session, target, strict, batches, at_once)
+    if found.batches is None:
+        _load_one_by_one(session, found.listing, found.aims.places, timeout)
+    else:
+        found.batches.load(session, timeout)
+    return found.result
+
+
+class _Prepared(NamedTuple):
+    listing: Listing
+    aims: "_Aims"
+    batches: "_Batches | None"  # None: tensors are taken one by one
+    result: LoadResult
+
+
+def _prepare(session: "Session", target: Any, strict: bool, batches: "_Batches | None",
+             at_once: Device | None) -> _Prepared:
+    """What is found out before anything is written. `batches`: of a load that has run out of time.
+    """
+    listing = session._catalog()
     with no_collections():
         plain, items = NOTHING, items_of(target)
         rest = items
@@ -57,11 +79,7 @@ def load_into(session: "Session", target: Any, strict: bool, timeout: float | No
             batches = _Batches(at_once, listing, aims, buffered)
         elif batches is None and plain.indices:
             aims = _find(listing, NOTHING, items)
-    if batches is None:
-        _load_one_by_one(session, listing, aims.places, timeout)
-    else:
-        batches.load(session, timeout)
-    return result
+    return _Prepared(listing, aims, batches, result)
 
 
 class _Aims(NamedTuple):
@@ -221,7 +239,7 @@ def _targets(listing: Listing, indices: list[int], addresses: list[int]) -> "arr
     """rk_targets, a column at a time."""
     columns, words = listing.columns, _abi.TARGET.size // 8
     everything = len(indices) == columns.count and indices == list(range(columns.count))
-    targets = array.array("Q", bytes(_abi.TARGET.size * len(indices)))
+    targets = array.array("Q", [0]) * (words * len(indices))
     for word, column in ((0, columns.name_pointers), (1, columns.offset_pointers),
                          (3, columns.nbytes)):
         targets[word::words] = column if everything else array.array(

@@ -10,10 +10,9 @@ from ._attaching import Request, attach_native
 from ._native import Native
 from ._listing import InfoReader
 from .boxes import Box, TensorInfo
-from .errors import InvalidError, NotFoundError
+from .errors import InvalidError
 
-# Published beside most models, and small: a host that lacks the version fetches no more than this.
-_SMALL = (Box(_abi.FILE_PREFIX + "config.json"),)
+_SMALLEST = (Box(""),)  # a host that lacks the version fetches no more than this
 
 
 class Catalog(NamedTuple):
@@ -33,10 +32,8 @@ def catalog(model: str | None = None, version: str | int | None = "latest", *,
             fallback_dir: str | os.PathLike[str] | None = None,
             agent: str | os.PathLike[str] | None = None, timeout: float | None = 10.0) -> Catalog:
     """Every tensor of a version. It takes part in nothing: the environment that `rekindle run` sets
-    gives the model and the store only.
-
-    A version without a config.json is attached to as a whole for a moment: a host that lacks it
-    begins to pull it. Arguments and errors are `rekindle.attach`'s.
+    gives the model and the store only. A host that lacks the version fetches its smallest tensor.
+    Arguments and errors are `rekindle.attach`'s.
     """
     store = agent if agent is not None else _attaching.environment("STORE")
     model = model if model is not None else _attaching.environment("MODEL")
@@ -45,10 +42,7 @@ def catalog(model: str | None = None, version: str | int | None = "latest", *,
     wanted = _attaching.model_version(model, version)
     native = Native(store, timeout)
     try:
-        try:
-            attach_native(native, Request(wanted, boxes=_SMALL, fallback_dir=fallback_dir), timeout)
-        except NotFoundError:  # of the file, or of the version, which is then said again
-            attach_native(native, Request(wanted, fallback_dir=fallback_dir), timeout)
+        attach_native(native, Request(wanted, boxes=_SMALLEST, fallback_dir=fallback_dir), timeout)
         return _read(native, store)
     finally:
         native.end()

@@ -236,6 +236,8 @@ class Session:
         InvalidError. `strict`: every target is found and every tensor used, else NotFoundError
         names the first and says how many; before anything is written. Without: the result names
         them. Tied targets are written once, and found by any of their names.
+        Of 2048 tensors and more, buckets are taken into device memory of its own while the targets
+        are looked at: 4 GiB and a quarter of what is free at most, until they are read.
         `timeout`: seconds without a new bucket; TimeoutError, call it again to go on.
         """
         return _loading.load_into(self, target, strict, timeout)
@@ -307,13 +309,14 @@ class Session:
         info = _abi.SessionInfo(size=ctypes.sizeof(_abi.SessionInfo))
         with self._native.using():
             self._native.call("rk_info", ctypes.byref(info))
-            return _Info(info.model.decode(), info.version, info.bytes_done, info.bytes_total,
-                         info.rung.decode(), info.device_path.decode())
+            return _Info(info.model.decode(), info.version, info.tensors, info.bytes_done,
+                         info.bytes_total, info.rung.decode(), info.device_path.decode())
 
 
 class _Info(NamedTuple):
     model: str
     version: int
+    tensors: int  # files too
     bytes_done: int
     bytes_total: int
     rung: str

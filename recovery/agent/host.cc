@@ -191,7 +191,8 @@ class AgentHost final : public Host {
   }
   ~AgentHost() override {
     if (client_ == nullptr) return;
-    boost::asio::post(thread_.executor(), [client = client_] { client->close(); });
+    // Closed and let go of where it is used.
+    boost::asio::post(thread_.executor(), [client = std::move(client_)] { client->close(); });
   }
 
   Result<TransferSummary> publish(const PublishRequest& request,

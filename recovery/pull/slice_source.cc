@@ -68,6 +68,7 @@ void PlanSliceSource::set_regions(SourceIndex source, std::vector<transport::Reg
 transport::SliceInfo PlanSliceSource::info(SliceIndex slice) const {
   transport::SliceInfo info{plan_.slice_bytes(slice), availability_.candidates(slice),
                             availability_.prospects(slice)};
+  info.key = availability_.key(slice);
   if (plan_.group_size(slice) == 1) return info;
   if (plan_.kind(slice) == SliceKind::kStaged) {
     info.group_first = plan_.group_first(slice);
@@ -142,13 +143,15 @@ void PlanSliceSource::expand_plan(SliceIndex slice, SourceIndex source, Expansio
   plan_.expand(slice, source, out);
 }
 
-void PlanSliceSource::add_source(SourceIndex source, std::shared_ptr<const Layout> layout) {
+void PlanSliceSource::add_source(SourceIndex source, std::shared_ptr<const Layout> layout,
+                                 std::uint64_t salt) {
   {
     const std::lock_guard lock(mutex_);
     added_[source] = layout;
   }
   availability_.add_source(source, *layout);
-  tell_gains(source, {});
+  const std::lock_guard lock(batch_mutex_);
+  if (batch_ != nullptr) batch_->add_neighbour(source, salt);
 }
 
 void PlanSliceSource::extend(SourceIndex source, const swarm::TileRuns& held) {

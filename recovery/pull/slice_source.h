@@ -68,8 +68,9 @@ class PlanSliceSource final : public transport::SliceSource,
   void set_regions(transport::SourceIndex source, std::vector<transport::RegionKey> regions);
   // Sources that are being filled (`growing`, or unknown to the plan), once the batch is bound and
   // before their paths are added; then what they are known to hold; then that they hold it all.
-  // Control thread.
-  void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout);
+  // `salt`: swarm::salt_of() of the host that fills it. Control thread.
+  void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout,
+                  std::uint64_t salt);
   void extend(transport::SourceIndex source, const swarm::TileRuns& held);
   void complete(transport::SourceIndex source);
   // Whom to tell verdicts; nullptr before the batch is destroyed: later verdicts are dropped.

@@ -8,6 +8,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/pull/transfer.h"
+#include "recovery/swarm/order.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -24,7 +25,8 @@ struct Transfer::Following {
 // The batch knows it from here on; its paths come later.
 void Transfer::take_in(SourceIndex index) {
   const ActiveSource& source = sources_[index];
-  slices_->add_source(index, source.layout);
+  const auto incarnation = Incarnation::from_bytes(source.record.node().incarnation());
+  slices_->add_source(index, source.layout, incarnation ? swarm::salt_of(*incarnation) : 0);
   if (source.held) {
     slices_->extend(index, source.held->ranges());
   } else {

@@ -1,6 +1,7 @@
 #include "recovery/pull/wanted.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "recovery/planner/shard_spec.h"
 
@@ -14,11 +15,26 @@ std::string WantedSpec::to_string() const {
 
 namespace {
 
+// Of those that have bytes, if there are any.
+std::optional<TensorIndex> smallest(const TensorSet& tensors) {
+  const auto all = tensors.tensors();
+  const auto found = std::ranges::min_element(all, {}, [](const TensorInfo& tensor) {
+    const std::uint64_t bytes = tensor.size_bytes();
+    return bytes > 0 ? bytes : std::numeric_limits<std::uint64_t>::max();
+  });
+  if (found == all.end()) return std::nullopt;
+  return static_cast<TensorIndex>(found - all.begin());
+}
+
 Result<std::vector<TensorBox>> named_boxes(const std::vector<NamedBox>& named,
                                            const Checkpoint& checkpoint) {
   std::vector<TensorBox> boxes;
   for (const auto& [tensor, offset, extent] : named) {
-    const auto index = checkpoint.tensors.find(tensor);
+    const auto index =
+        tensor.empty() ? smallest(checkpoint.tensors) : checkpoint.tensors.find(tensor);
+    if (!index && tensor.empty()) {
+      return fail(ErrorCode::kNotFound, "{} has no tensors", checkpoint.id.to_string());
+    }
     if (!index) {
       return fail(ErrorCode::kNotFound, "{} has no tensor '{}'", checkpoint.id.to_string(), tensor);
     }

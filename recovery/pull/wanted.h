@@ -13,10 +13,11 @@ namespace rekindle::pull {
 
 // What a pull asks for: all, a rank's shard, or tensors by name.
 struct WantedSpec {
-  std::string shard;                 // "tp=3/8"; "" = whole
-  std::string spec_json;             // rules; "" = built in by config.json's model_type
-  std::string tensors_regex;         // excludes the others
-  std::vector<NamedBox> boxes = {};  // likewise
+  std::string shard;          // "tp=3/8"; "" = whole
+  std::string spec_json;      // rules; "" = built in by config.json's model_type
+  std::string tensors_regex;  // excludes the others
+  // Likewise. One without a name is the smallest tensor: for who wants to know what there is.
+  std::vector<NamedBox> boxes = {};
 
   bool needs_config() const { return tensors_regex.empty() && boxes.empty() && !shard.empty(); }
   std::string to_string() const;  // for status: "tp=3/8", "tensors=…", "whole"

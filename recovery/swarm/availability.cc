@@ -9,9 +9,13 @@ Availability::Availability(const planner::Plan& plan, SourceMask growing)
       slice_count_(plan.slice_count()),
       candidates_(new std::atomic<std::uint64_t>[slice_count_]),
       prospects_(new std::atomic<std::uint64_t>[slice_count_]) {
+  std::vector<TileIndex> read;
+  first_tile_.reserve(slice_count_);
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
     candidates_[slice].store((plan.candidates(slice) & ~growing).bits());
     prospects_[slice].store(0);
+    plan.tiles_read(plan.group_first(slice), read);
+    first_tile_.push_back(read.empty() ? 0 : read.front());
   }
 }
 

@@ -22,7 +22,7 @@ using transport::SourceMask;
 // tile that the slice reads. The plan itself stays as it is. Candidates are never taken back: a
 // source that is gone is the scheduler's business.
 //
-// Changes come from one thread; candidates() and prospects() are for any. Pure.
+// Changes come from one thread; candidates(), prospects() and key() are for any. Pure.
 class Availability {
  public:
   // Candidates of the plan count, except those in `growing`: they hold nothing until told.
@@ -38,6 +38,8 @@ class Availability {
   SourceMask candidates(SliceIndex slice) const {
     return SourceMask(candidates_[slice].load(std::memory_order_acquire));
   }
+  // What pullers with other plans know the slice by, too (SliceInfo::key): the first tile it reads.
+  std::uint64_t key(SliceIndex slice) const { return first_tile_[slice]; }
   SourceMask prospects(SliceIndex slice) const {
     return SourceMask(prospects_[slice].load(std::memory_order_acquire));
   }
@@ -61,7 +63,8 @@ class Availability {
   const SliceIndex slice_count_;
   Bits candidates_;
   Bits prospects_;
-  Rows tiles_of_slice_;  // made when the first source is added
+  std::vector<TileIndex> first_tile_;  // by slice
+  Rows tiles_of_slice_;                // made when the first source is added
   Rows slices_of_tile_;
   std::map<Digest128, std::vector<bool>> covered_;  // by layout
   std::map<SourceIndex, TileSet> held_;

@@ -10,6 +10,7 @@
 
 #include "recovery/pull/wait.h"
 #include "recovery/rpc/unix_socket.h"
+#include "recovery/worker/wire.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
 #include "src/ipc/unix_socket.h"
@@ -20,7 +21,6 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::uint32_t kProtocol = 1;
 constexpr std::size_t kMostClients = 4096;
 constexpr std::size_t kMostCalls = 256;       // of one client, answered later
 constexpr std::size_t kMostSessions = 256;    // of one client

@@ -20,6 +20,8 @@
 // Between the worker's frames and our own types. What comes from a worker is checked here.
 namespace rekindle::worker {
 
+inline constexpr std::uint32_t kProtocol = 1;  // of WorkerHello; src/client has its own
+
 struct AttachOrder {
   std::string instance;  // "" = one of its own
   Instance::Rank rank;

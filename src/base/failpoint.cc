@@ -17,7 +17,7 @@ namespace rekindle {
 
 namespace {
 
-enum class Action { kKill, kError, kSleep };
+enum class Action { kKill, kError, kSleep, kHold };
 
 struct Armed {
   Action action = Action::kKill;
@@ -30,6 +30,7 @@ struct Armed {
 using Table = std::map<std::string, Armed, std::less<>>;
 
 std::atomic<bool> g_any_armed = false;
+std::atomic<std::uint64_t> g_armings = 0;  // changes under g_mutex
 std::mutex g_mutex;
 
 Table& table() {  // guarded by g_mutex
@@ -58,6 +59,10 @@ std::optional<Armed> parse_action(std::string_view text) {
     armed.error_number = text.ends_with("EIO") ? EIO : ENOSPC;
     return armed;
   }
+  if (text == "hold") {
+    armed.action = Action::kHold;
+    return armed;
+  }
   constexpr std::string_view kSleep = "sleep:";
   if (text.starts_with(kSleep)) {
     const auto sleep_ms = parse_number(text.substr(kSleep.size()));
@@ -83,8 +88,8 @@ Result<void> arm_failpoints(std::string_view spec) {
                            : parse_action(item.substr(equals + 1));
     if (!armed) {
       return fail(ErrorCode::kInvalid,
-                  "failpoint '{}' is not NAME=ACTION[@HIT] with kill, error:ENOSPC, error:EIO or "
-                  "sleep:MILLISECONDS",
+                  "failpoint '{}' is not NAME=ACTION[@HIT] with kill, error:ENOSPC, error:EIO, "
+                  "sleep:MILLISECONDS or hold",
                   item);
     }
     parsed.insert_or_assign(std::string(item.substr(0, equals)), *armed);
@@ -92,6 +97,8 @@ Result<void> arm_failpoints(std::string_view spec) {
   const std::lock_guard lock(g_mutex);
   g_any_armed = !parsed.empty();
   table() = std::move(parsed);
+  ++g_armings;
+  g_armings.notify_all();
   return {};
 }
 
@@ -101,8 +108,10 @@ bool any_armed() { return g_any_armed.load(std::memory_order_relaxed); }
 
 Result<void> pass(std::string_view name) {
   Armed armed;
+  std::uint64_t armings = 0;
   {
     const std::lock_guard lock(g_mutex);
+    armings = g_armings;
     const auto at = table().find(name);
     if (at == table().end()) return {};
     ++at->second.hits;
@@ -118,6 +127,9 @@ Result<void> pass(std::string_view name) {
       return fail_errno(armed.error_number, fmt::format("failpoint {}", name));
     case Action::kSleep:
       std::this_thread::sleep_for(std::chrono::milliseconds(armed.sleep_ms));
+      break;
+    case Action::kHold:
+      g_armings.wait(armings);
       break;
   }
   return {};

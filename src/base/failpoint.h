@@ -10,8 +10,9 @@
 namespace rekindle {
 
 // "NAME=ACTION[@HIT]" joined with ';'. Actions: kill (SIGKILL to this process), error:ENOSPC,
-// error:EIO, sleep:MILLISECONDS. HIT counts from 1 and limits the action to that passage. Replaces
-// what was armed before; "" disarms. kInvalid names what does not parse, and then arms nothing.
+// error:EIO, sleep:MILLISECONDS, hold (until arm_failpoints() is called again). HIT counts from 1
+// and limits the action to that passage. Replaces what was armed before; "" disarms. kInvalid names
+// what does not parse, and then arms nothing.
 Result<void> arm_failpoints(std::string_view spec);
 
 namespace failpoint_detail {

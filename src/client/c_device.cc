@@ -64,4 +64,12 @@ int32_t rk_load_into(rk_session* session, const rk_target* targets, size_t count
   });
 }
 
+int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_ms, rk_error* error) {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, object_of(session, "session"));
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object->prefetch(bytes, after(timeout));
+  });
+}
+
 }  // extern "C"

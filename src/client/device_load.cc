@@ -22,12 +22,29 @@ std::uint64_t missing_at_first(const bucket::Piece& piece) {
   return std::max<std::uint64_t>(piece.bytes, 1);
 }
 
+template <typename Call>
+auto or_out_of_memory(Call call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return fail(ErrorCode::kExhausted, "out of memory");
+  }
+}
+
 timespec to_timespec(Duration duration) {
   const auto whole = std::chrono::duration_cast<std::chrono::seconds>(duration);
   timespec out{};
   out.tv_sec = static_cast<time_t>(whole.count());
   out.tv_nsec = static_cast<long>((duration - whole).count());
   return out;
+}
+
+// -1 is passed over.
+void poll_for(int one, int other, Duration patience, TimePoint deadline) {
+  const Duration left = deadline - SteadyClock().now();
+  const timespec most = to_timespec(std::max(std::min(left, patience), Duration{0}));
+  pollfd entries[2] = {{one, POLLIN, 0}, {other, POLLIN, 0}};
+  (void)::ppoll(entries, 2, &most, nullptr);
 }
 
 }  // namespace
@@ -41,22 +58,23 @@ Result<std::unique_ptr<DeviceLoad>> DeviceLoad::create(WorkerDevice device,
 }
 
 DeviceLoad::DeviceLoad(WorkerDevice device, const bucket::Contents& contents)
-    : worker_(std::move(device)), contents_(contents) {
+    : worker_(std::move(device)), contents_(contents), stash_(*worker_.device, *worker_.stream) {
   missing_.reserve(contents.pieces().size());
   for (const bucket::Piece& piece : contents.pieces()) missing_.push_back(missing_at_first(piece));
 }
 
 DeviceLoad::~DeviceLoad() {
-  if (reads_are_done()) return;
+  if (wait_for_reads()) return;
   // Memory that the device may still read is not let go, nor what it belongs to.
   (void)feed_.release();
+  stash_.leak();
   (void)worker_.stream.release();
   (void)worker_.device.release();
 }
 
-// Of buckets that were handed out. Behind an event: the stream is the caller's, and may go on.
-bool DeviceLoad::reads_are_done() {
-  if (feed_ == nullptr || feed_->ended() || !handed_out_) return true;
+// Of buckets that were taken. Behind an event: the stream is the caller's, and may go on.
+bool DeviceLoad::wait_for_reads() {
+  if (!has_reads_ || ended_) return true;
   auto event = worker_.device->make_event();
   if (!event || !worker_.stream->record(**event)) return false;
   const TimePoint give_up = SteadyClock().now() + kReadsPatience;
@@ -112,19 +130,78 @@ Result<void> DeviceLoad::mark_ready(const Tiles& tiles) {
 
 Result<std::optional<FilledBucket>> DeviceLoad::take() {
   if (failed_) return fail(*failed_);
-  auto taken = [this]() -> Result<std::optional<FilledBucket>> {
-    try {
-      return poll();
-    } catch (const std::bad_alloc&) {
-      return fail(ErrorCode::kExhausted, "out of memory");
-    }
-  }();
+  auto taken = or_out_of_memory([this] { return poll(); });
   if (!taken) failed_ = taken.error();
   return taken;
 }
 
+Result<DeviceLoad::Prefetched> DeviceLoad::prefetch(std::uint64_t limit) {
+  if (failed_) return fail(*failed_);
+  auto taken = or_out_of_memory([this, limit] { return stash_one(limit); });
+  if (!taken) failed_ = taken.error();
+  return taken;
+}
+
+Result<DeviceLoad::Prefetched> DeviceLoad::stash_one(std::uint64_t limit) {
+  if (holder_ != Holder::kNone || kept_ || feed_->ended() || stash_.bytes() >= limit) {
+    return Prefetched::kNoMore;
+  }
+  TRY(auto bucket, poll_feed());
+  if (!bucket) return feed_->ended() ? Prefetched::kNoMore : Prefetched::kNothingYet;
+  TRY(const auto memory, worker_.device->memory());
+  const std::uint64_t most = std::min(limit, (memory.free_bytes + stash_.bytes()) / 4);
+  bool put = false;
+  if (stash_.bytes() + bucket->bytes <= most) {
+    TRY(put, stash_.put(*bucket));
+  }
+  if (!put) {
+    kept_ = std::move(bucket);
+    return Prefetched::kNoMore;
+  }
+  TRY_VOID(feed_->give_back());
+  return Prefetched::kOne;
+}
+
 Result<std::optional<FilledBucket>> DeviceLoad::poll() {
-  if (std::exchange(holding_, false)) TRY_VOID(feed_->give_back());
+  TRY_VOID(give_back());
+  TRY(const bool let_go, stash_.let_go());
+  TRY(auto bucket, next());
+  if (bucket) {
+    TRY_VOID(account(*bucket));
+    return bucket;
+  }
+  if (!feed_->ended() || !let_go) return bucket;
+  if (whole_ != missing_.size()) {
+    return fail(ErrorCode::kInternal, "the buckets have ended, and {} of {} tensors are not whole",
+                missing_.size() - whole_, missing_.size());
+  }
+  ended_ = true;
+  return bucket;
+}
+
+Result<void> DeviceLoad::give_back() {
+  const Holder holder = std::exchange(holder_, Holder::kNone);
+  if (holder == Holder::kStash) return stash_.give_back();
+  if (holder == Holder::kFeed) return feed_->give_back();
+  return {};
+}
+
+Result<std::optional<FilledBucket>> DeviceLoad::next() {
+  if (!stash_.empty()) {
+    auto bucket = stash_.take();
+    if (bucket && *bucket) holder_ = Holder::kStash;
+    return bucket;
+  }
+  if (kept_) {
+    holder_ = Holder::kFeed;
+    return std::exchange(kept_, std::nullopt);
+  }
+  TRY(auto bucket, poll_feed());
+  if (bucket) holder_ = Holder::kFeed;
+  return bucket;
+}
+
+Result<std::optional<FilledBucket>> DeviceLoad::poll_feed() {
   auto polled = feed_->poll(SteadyClock().now());
   if (!polled && ipc_ != nullptr && ipc_->untouched()) {
     const Error why = polled.error();
@@ -133,15 +210,9 @@ Result<std::optional<FilledBucket>> DeviceLoad::poll() {
     }
     polled = feed_->poll(SteadyClock().now());
   }
-  if (!polled) return polled;
-  if (*polled) {
-    holding_ = true;
-    handed_out_ = true;
+  if (polled && *polled) {
+    has_reads_ = true;
     replace_nothing_more();
-    TRY_VOID(account(**polled));
-  } else if (feed_->ended() && whole_ != missing_.size()) {
-    return fail(ErrorCode::kInternal, "the buckets have ended, and {} of {} tensors are not whole",
-                missing_.size() - whole_, missing_.size());
   }
   return polled;
 }
@@ -167,10 +238,12 @@ Result<void> DeviceLoad::account(const FilledBucket& bucket) {
 }
 
 void DeviceLoad::wait(int wake, TimePoint deadline) const {
-  const Duration left = deadline - SteadyClock().now();
-  const timespec most = to_timespec(std::max(std::min(left, feed_->patience()), Duration{0}));
-  pollfd entries[2] = {{wake, POLLIN, 0}, {feed_->fd(), POLLIN, 0}};  // -1 is passed over
-  (void)::ppoll(entries, 2, &most, nullptr);
+  if (!stash_.empty() || feed_->ended()) return poll_for(wake, -1, kEventPatience, deadline);
+  wait_for_feed(wake, deadline);
+}
+
+void DeviceLoad::wait_for_feed(int wake, TimePoint deadline) const {
+  poll_for(wake, feed_->fd(), feed_->patience(), deadline);
 }
 
 }  // namespace rekindle::client

@@ -8,6 +8,7 @@
 
 #include "src/bucket/contents.h"
 #include "src/client/bucket_feed.h"
+#include "src/client/bucket_stash.h"
 #include "src/client/ipc_feed.h"
 #include "src/client/rekindle.h"
 #include "src/client/upload_feed.h"
@@ -46,14 +47,22 @@ class DeviceLoad {
   Result<void> mark_ready(const Tiles& tiles);
   // Gives the bucket before it back. nullopt: none yet, or ended(). An error stays.
   Result<std::optional<FilledBucket>> take();
-  bool ended() const { return feed_->ended(); }
+  // Every bucket was handed out and read; what they lay in has been let go.
+  bool ended() const { return ended_; }
   std::size_t whole_pieces() const { return whole_; }
-  // Until take() may bring something, `wake` is readable, or the deadline.
+  enum class Prefetched { kOne, kNothingYet, kNoMore };
+  // Takes a bucket that take() will hand out later, from memory of its own on the device: as long
+  // as that is `limit` bytes at most, and a quarter of what the device had free without it.
+  Result<Prefetched> prefetch(std::uint64_t limit);
+  // Until take() may bring something, `wake` is readable, or the deadline; until prefetch() may.
   void wait(int wake, TimePoint deadline) const;
+  void wait_for_feed(int wake, TimePoint deadline) const;
 
   // Where pieces shall go from now on; others go nowhere. kInvalid, kNotFound: the line names it.
   Result<void> aim(std::span<const rk_target> targets);
   Result<void> move(const FilledBucket& bucket);  // queues
+  // Until the device has done what this has queued; false: it does not come to that.
+  bool wait_for_reads();
 
  private:
   DeviceLoad(WorkerDevice device, const bucket::Contents& contents);
@@ -61,8 +70,11 @@ class DeviceLoad {
   Result<void> upload(std::string why);
   void replace_nothing_more();
   Result<std::optional<FilledBucket>> poll();
+  Result<std::optional<FilledBucket>> poll_feed();
+  Result<std::optional<FilledBucket>> next();
+  Result<Prefetched> stash_one(std::uint64_t limit);
+  Result<void> give_back();
   Result<void> account(const FilledBucket& bucket);
-  bool reads_are_done();
 
   WorkerDevice worker_;
   const bucket::Contents& contents_;
@@ -71,8 +83,12 @@ class DeviceLoad {
   const IpcFeed* ipc_ = nullptr;  // feed_, while it may be replaced by uploads
   Source source_;                 // for that
   Tiles tiles_;                   // for that: all so far
-  bool handed_out_ = false;       // any bucket
-  bool holding_ = false;          // a bucket was handed out and not given back
+  BucketStash stash_;
+  std::optional<FilledBucket> kept_;  // of the feed's, that did not fit the stash: comes after it
+  enum class Holder { kNone, kStash, kFeed };
+  Holder holder_ = Holder::kNone;  // of the bucket that was handed out and not given back
+  bool has_reads_ = false;         // work on the stream that reads buckets
+  bool ended_ = false;
   std::optional<Error> failed_;
   std::vector<std::uint64_t> missing_;  // per piece: bytes; 1 for one that has none
   std::size_t whole_ = 0;

@@ -83,7 +83,7 @@ RK_API void rk_disconnect(rk_agent* agent);
 
 /* A part of a tensor: offsets and extents in elements, one per dimension. */
 typedef struct rk_box {
-  const char* tensor;
+  const char* tensor;  /* "": the smallest one, for who attaches to see rk_catalog() */
   uint32_t dimensions; /* 0: the whole tensor */
   const uint64_t* offset;
   const uint64_t* extent;
@@ -150,7 +150,7 @@ typedef struct rk_tensor {
 } rk_tensor;
 
 /* Every tensor of the version, also those that the session has nothing of, by name; `data` is NULL.
- * What it takes to choose boxes: attach to a small one of them first. As long as the session. */
+ * What it takes to choose boxes: attach to the smallest one first. As long as the session. */
 RK_API int32_t rk_catalog(rk_session* session, const rk_tensor** tensors, size_t* count,
                           rk_error* error);
 
@@ -188,11 +188,23 @@ typedef struct rk_target {
   uint64_t reserved[2]; /* 0 */
 } rk_target;
 /* Takes every bucket and copies what the targets name to them, bucket by bucket in one batch, on
- * the session's stream; returns when all copies are done. RK_NOT_FOUND: a target that the session
- * does not have, named; tensors without a target are skipped. RK_TIMEOUT: no bucket for
- * `timeout_ms`; call it again to go on. */
+ * the session's stream; returns when all copies that it has queued are done, also when it fails
+ * (but for a device that hangs for 10 s: the message says so). RK_NOT_FOUND: a target that the
+ * session does not have, named; tensors without a target are skipped. RK_TIMEOUT: no bucket for
+ * `timeout_ms`; call it again to go on, and keep the targets until then, or until rk_detach. */
 RK_API int32_t rk_load_into(rk_session* session, const rk_target* targets, size_t count,
                             int64_t timeout_ms, rk_error* error);
+
+/* For a thread of its own while another one finds out where tensors go, which for tens of thousands
+ * takes as long as gigabytes of them: takes buckets into memory of its own on the device, so that
+ * they go on being filled. At most `bytes`, and a quarter of what the device had free. Returns
+ * RK_OK when it has them, when there are no more, at the time-out, when another call of this
+ * session wants buckets, and at once while a bucket of rk_next_bucket is being read. Nothing is
+ * lost: rk_load_into and rk_next_bucket begin with what it has taken, and let that memory go when
+ * it has been read. RK_TIMEOUT: another call had the session all the time. Otherwise it fails as
+ * rk_next_bucket. */
+RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_ms,
+                           rk_error* error);
 
 /* Says that this rank has taken in every tensor; does not wait (RK_INVALID before rk_next or
  * rk_next_bucket has handed out all). */
@@ -252,6 +264,34 @@ typedef struct rk_update_result {
  * get there by themselves if they can. RK_TIMEOUT: the round goes on. */
 RK_API int32_t rk_update(rk_agent* agent, const rk_update_options* options,
                          rk_update_result* result, rk_error* error);
+
+/* --- thousands of tensors of Python described in one call */
+
+/* DLPackExchangeAPI.dltensor_from_py_object_no_sync of DLPack 1.3: fills a DLTensor that owns
+ * nothing; 0, or -1 with a Python exception set. */
+typedef int (*rk_dlpack_exporter)(void* py_object, void* dl_tensor);
+typedef struct rk_tensor_layout {
+  uint64_t data;       /* address of the first element; 0: the producer gives none */
+  int32_t device_type; /* a DLDeviceType */
+  int32_t device_id;
+  uint8_t dtype_code; /* a DLDataTypeCode */
+  uint8_t dtype_bits;
+  uint16_t dtype_lanes;
+  uint32_t dimensions;
+  uint64_t first_dimension; /* where they begin in `shapes` and in `strides` */
+  uint32_t contiguous;      /* 1: row-major without gaps; also a tensor without elements */
+  uint32_t reserved;        /* 0 */
+} rk_tensor_layout;
+
+/* What `count` objects of the exporter's type are, in their order; shapes and strides, in elements,
+ * one after another, `capacity` integers each. The caller holds the GIL and keeps the objects, of
+ * each of which three words at least can be read; the exporter is called in this thread.
+ * `*described` is how many were described before the first that could not be. RK_INVALID: the
+ * exporter has failed (its exception is left set), or has given no shape. RK_EXHAUSTED: `capacity`
+ * is too small. */
+RK_API int32_t rk_describe_tensors(rk_dlpack_exporter exporter, void* const* objects, size_t count,
+                                   rk_tensor_layout* layouts, int64_t* shapes, int64_t* strides,
+                                   size_t capacity, size_t* described, rk_error* error);
 
 #ifdef __cplusplus
 }

@@ -179,6 +179,8 @@ void Session::apply_event(AgentMessage message) {
 }
 
 Result<void> Session::wait_for_turn(Lock& lock, TimePoint deadline) {
+  const InLine in_line(*this);
+  if (handing_out_) inbox_->notify();  // a prefetch gives way
   TRY(const bool mine, wait(lock, deadline, [this] { return !handing_out_; }));
   if (!mine) return fail(ErrorCode::kTimeout, "another thread is waiting for tensors");
   return {};

@@ -42,6 +42,9 @@ class Session {
   // itself is given back by the next call. Callers take turns.
   Result<std::span<const rk_part>> next_bucket(TimePoint deadline);
   Result<void> load_into(std::span<const rk_target> targets, std::chrono::milliseconds timeout);
+  // Takes buckets into memory of their own until they have `bytes`, there are no more, another
+  // call wants buckets, or the deadline.
+  Result<void> prefetch(std::uint64_t bytes, TimePoint deadline);
   Result<void> loaded();
   Result<void> wait_commit(TimePoint deadline);
   Result<std::uint64_t> wait_update(TimePoint deadline);
@@ -86,12 +89,25 @@ class Session {
    private:
     Session& session_;
   };
+  class InLine {
+   public:
+    explicit InLine(Session& session) : session_(session) { ++session_.in_line_; }
+    InLine(const InLine&) = delete;
+    InLine& operator=(const InLine&) = delete;
+    ~InLine() { --session_.in_line_; }
+
+   private:
+    Session& session_;
+  };
   Result<void> wait_for_turn(Lock& lock, TimePoint deadline);
   Result<std::span<const rk_tensor>> hand_out(Lock& lock);
   std::span<const rk_part> hand_out(const FilledBucket& bucket);
   Result<void> check_has_device() const;
   Result<std::optional<FilledBucket>> take_bucket(Lock& lock, TimePoint deadline);
   Result<std::optional<FilledBucket>> look_for_bucket(Lock& lock);
+  void wait_for_device(Lock& lock, TimePoint deadline,
+                       void (DeviceLoad::*until)(int, TimePoint) const);
+  Result<void> move_all(Lock& lock, std::chrono::milliseconds timeout);
   void ask_agent(Lock& lock, const Error& device_error);
 
   // Without it, by the one thread whose turn it is.
@@ -117,6 +133,7 @@ class Session {
   std::vector<std::size_t> complete_;  // pieces that are here and were not handed out
   std::size_t handed_out_ = 0;
   bool handing_out_ = false;  // it is some thread's turn: it is in next() or the like
+  std::size_t in_line_ = 0;   // threads that wait for theirs
   std::deque<std::vector<rk_tensor>> batches_;
   DeviceLoad::Tiles arrived_;  // with a device: that it was not told yet
   std::vector<rk_tensor> tensors_;

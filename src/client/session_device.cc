@@ -84,11 +84,16 @@ Result<std::optional<FilledBucket>> Session::take_bucket(Lock& lock, TimePoint d
       return fail(ErrorCode::kTimeout, "no further bucket of {} yet: {} of {} tensors are whole",
                   version_.to_string(), handed_out_, contents_.pieces().size());
     }
-    const Unlocked unlocked(lock);
-    device_->wait(inbox_->wake.get(), deadline);
-    std::uint64_t count;
-    [[maybe_unused]] const ssize_t got = ::read(inbox_->wake.get(), &count, sizeof count);
+    wait_for_device(lock, deadline, &DeviceLoad::wait);
   }
+}
+
+void Session::wait_for_device(Lock& lock, TimePoint deadline,
+                              void (DeviceLoad::*until)(int, TimePoint) const) {
+  const Unlocked unlocked(lock);
+  (device_.get()->*until)(inbox_->wake.get(), deadline);
+  std::uint64_t count;
+  [[maybe_unused]] const ssize_t got = ::read(inbox_->wake.get(), &count, sizeof count);
 }
 
 // An agent that dies takes its device process with it, and either may be missed first: what counts
@@ -116,6 +121,34 @@ Result<std::optional<FilledBucket>> Session::look_for_bucket(Lock& lock) {
   return bucket;
 }
 
+Result<void> Session::prefetch(std::uint64_t bytes, TimePoint deadline) {
+  using Prefetched = DeviceLoad::Prefetched;
+  TRY_VOID(check_has_device());
+  Lock lock(inbox_->mutex);
+  TRY_VOID(wait_for_turn(lock, deadline));
+  const Turn turn(*this);
+  while (in_line_ == 0) {
+    apply_messages();
+    TRY_VOID(check_alive());
+    const DeviceLoad::Tiles arrived = std::exchange(arrived_, {});
+    Result<Prefetched> taken = Prefetched::kNoMore;
+    {
+      const Unlocked unlocked(lock);
+      TRY_VOID(device_->mark_ready(arrived));
+      taken = device_->prefetch(bytes);
+    }
+    device_path_ = texts_.insert(device_->path()).first->c_str();
+    if (!taken) ask_agent(lock, taken.error());
+    TRY_VOID(check_alive());
+    TRY(const Prefetched what, std::move(taken));
+    if (what == Prefetched::kNoMore || SteadyClock().now() >= deadline) break;
+    if (what == Prefetched::kNothingYet) {
+      wait_for_device(lock, deadline, &DeviceLoad::wait_for_feed);
+    }
+  }
+  return {};
+}
+
 Result<void> Session::load_into(std::span<const rk_target> targets,
                                 std::chrono::milliseconds timeout) {
   TRY_VOID(check_has_device());
@@ -123,13 +156,21 @@ Result<void> Session::load_into(std::span<const rk_target> targets,
   TRY_VOID(wait_for_turn(lock, SteadyClock().now() + timeout));
   const Turn turn(*this);
   TRY_VOID(device_->aim(targets));
+  auto moved = move_all(lock, timeout);
+  if (moved || moved.error().code() == ErrorCode::kTimeout) return moved;
+  const Unlocked unlocked(lock);
+  if (device_->wait_for_reads()) return moved;  // the targets are the caller's again
+  return fail(moved.error().code(), "{}; the device still copies to the targets: keep them",
+              moved.error().message());
+}
+
+Result<void> Session::move_all(Lock& lock, std::chrono::milliseconds timeout) {
   while (true) {
     TRY(const auto bucket, take_bucket(lock, SteadyClock().now() + timeout));
-    if (!bucket) break;
+    if (!bucket) return {};  // the last one is given back when the device has read it
     const Unlocked unlocked(lock);
     TRY_VOID(device_->move(*bucket));
   }
-  return {};  // the last bucket is given back when the device has read it
 }
 
 }  // namespace rekindle::client

@@ -49,9 +49,11 @@ using BatchCopy = CUresult(CUDAAPI*)(CUdeviceptr* to, CUdeviceptr* from, std::si
   CALL(memory_allocate, cuMemAlloc)                        \
   CALL(memory_free, cuMemFree)                             \
   CALL(memory_range, cuMemGetAddressRange)                 \
+  CALL(pointer_attribute, cuPointerGetAttribute)           \
   CALL(host_register, cuMemHostRegister)                   \
   CALL(host_unregister, cuMemHostUnregister)               \
   CALL(module_load, cuModuleLoadData)                      \
+  CALL(module_unload, cuModuleUnload)                      \
   CALL(module_function, cuModuleGetFunction)               \
   CALL(launch, cuLaunchKernel)                             \
   CALL(stream_create, cuStreamCreate)                      \

@@ -19,6 +19,7 @@ constexpr std::chrono::seconds kPatience{10};
 constexpr std::chrono::microseconds kShortestNap{5};
 constexpr std::chrono::microseconds kLongestNap{500};
 constexpr std::size_t kSmallestBatch = 4;
+constexpr std::uint64_t kLargestByKernel = 4u << 20;  // above, the driver's time for one is nothing
 
 // The default streams are small numbers, and the legacy one refuses batches.
 bool is_default(CUstream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
@@ -113,25 +114,68 @@ CUresult CudaStream::copy_rows(const bucket::Upload& copy) {
 
 Result<void> CudaStream::move(std::span<const bucket::Move> copies) {
   const CUresult result = context_->run([&] {
-    if (begin_batch(copies.size())) {
-      for (const bucket::Move& copy : copies) {
-        if (copy.bytes == 0) continue;
-        batch_.to.push_back(copy.to);
-        batch_.from.push_back(copy.from);
-        batch_.bytes.push_back(copy.bytes);
-      }
-      if (copy_batch()) return CUDA_SUCCESS;
-    }
+    if (copies.size() < kSmallestBatch) return move_few(copies);
+    small_.clear();
+    large_.clear();
+    Range from;
+    Range to;
     for (const bucket::Move& copy : copies) {
       if (copy.bytes == 0) continue;
-      const CUresult failed =
-          context_->api().copy_in_device(copy.to, copy.from, copy.bytes, stream_);
-      if (failed != CUDA_SUCCESS) return failed;
+      const bool by_kernel = copy.bytes <= kLargestByKernel &&
+                             is_here(from, copy.from, copy.bytes) &&
+                             is_here(to, copy.to, copy.bytes);
+      (by_kernel ? small_ : large_).push_back(copy);
     }
-    return CUDA_SUCCESS;
+    const CUresult failed = move_few(large_);
+    return failed == CUDA_SUCCESS ? move_small(small_) : failed;
   });
   if (result != CUDA_SUCCESS) return fail(error(result, "copy inside the GPU"));
   return {};
+}
+
+CUresult CudaStream::move_few(std::span<const bucket::Move> copies) {
+  for (const bucket::Move& copy : copies) {
+    if (copy.bytes == 0) continue;
+    const CUresult failed = context_->api().copy_in_device(copy.to, copy.from, copy.bytes, stream_);
+    if (failed != CUDA_SUCCESS) return failed;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult CudaStream::move_small(std::span<const bucket::Move> copies) {
+  if (copies.empty()) return CUDA_SUCCESS;
+  if (!has_looked_for_kernel_) kernel_ = MoveKernel::load(context_);
+  has_looked_for_kernel_ = true;
+  if (kernel_ != nullptr) return kernel_->launch(copies, stream_);
+  if (begin_batch(copies.size())) {
+    for (const bucket::Move& copy : copies) {
+      batch_.to.push_back(copy.to);
+      batch_.from.push_back(copy.from);
+      batch_.bytes.push_back(copy.bytes);
+    }
+    if (copy_batch()) return CUDA_SUCCESS;
+  }
+  return move_few(copies);
+}
+
+// A copy to or from an address that is nothing, or is elsewhere, is refused by the driver, or done;
+// a kernel would be the end of the context.
+bool CudaStream::is_here(Range& known, CUdeviceptr address, std::uint64_t bytes) const {
+  const auto inside = [&] { return address >= known.begin && bytes <= known.end - address; };
+  if (address < known.end && inside()) return true;
+  const Api& api = context_->api();
+  CUdeviceptr begin = 0;
+  std::size_t size = 0;
+  int device = -1;
+  unsigned kind = 0;
+  if (api.memory_range(&begin, &size, address) != CUDA_SUCCESS ||
+      api.pointer_attribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, begin) != CUDA_SUCCESS ||
+      api.pointer_attribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, begin) != CUDA_SUCCESS) {
+    return false;
+  }
+  if (kind != CU_MEMORYTYPE_DEVICE || device != context_->device()) return false;
+  known = {begin, begin + size};
+  return inside();
 }
 
 bool CudaStream::begin_batch(std::size_t count) {

@@ -7,6 +7,7 @@
 
 #include "src/bucket/device.h"
 #include "src/cuda/handles.h"
+#include "src/cuda/move_kernel.h"
 
 namespace rekindle::cuda {
 
@@ -31,6 +32,14 @@ class CudaStream final : public bucket::Stream {
   CUresult copy_in(std::span<const bucket::Upload> copies);
   CUresult copy_rows(const bucket::Upload& copy);
   CUresult copy_out(const bucket::Download& copy);
+  CUresult move_few(std::span<const bucket::Move> copies);
+  CUresult move_small(std::span<const bucket::Move> copies);
+  // Memory that was looked up last.
+  struct Range {
+    CUdeviceptr begin = 0;
+    CUdeviceptr end = 0;
+  };
+  bool is_here(Range& known, CUdeviceptr address, std::uint64_t bytes) const;
   bool begin_batch(std::size_t count);
   bool copy_batch();
   Error error(CUresult result, std::string_view what) const;
@@ -48,6 +57,10 @@ class CudaStream final : public bucket::Stream {
     std::vector<CUdeviceptr> from;
     std::vector<std::size_t> bytes;
   } batch_;
+  std::vector<bucket::Move> small_;
+  std::vector<bucket::Move> large_;
+  bool has_looked_for_kernel_ = false;
+  std::unique_ptr<MoveKernel> kernel_;  // null: not asked for yet, or it cannot be had
 };
 
 }  // namespace rekindle::cuda

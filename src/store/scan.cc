@@ -60,7 +60,9 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
   for (const fs::path& file : files) {
     if (!is_store_file(file.filename().string())) warn_stray(file);
   }
-  if (fs::exists(directory / kRetiredName, ignored)) return remove_copy(directory, nullptr);
+  if (fs::exists(directory / kRetiredName, ignored)) {
+    return remove_copy(directory, nullptr, Deletion::kNow);
+  }
   if (fs::exists(directory / kManifestName, ignored)) {
     auto version = adopt(directory, id);
     if (version) {

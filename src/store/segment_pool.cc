@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 #include <sys/stat.h>
@@ -46,23 +47,20 @@ bool none_lives(const std::vector<std::weak_ptr<const MappedSegment>>& mappings)
 
 }  // namespace
 
-void SegmentPool::Doomed::add(fs::path path) {
-  paths_.push_back(std::move(path));
+void SegmentPool::Doomed::add(fs::path path, std::uint64_t bytes) {
+  files_.emplace_back(std::move(path), bytes);
   ++pool_.deleting_;
+  pool_.deleting_bytes_ += bytes;
 }
 
 Result<void> SegmentPool::Doomed::unlink() {
   Result<void> result;
-  for (const fs::path& path : std::exchange(paths_, {})) {
-    auto gone = failpoint("store.pool.delete");
-    if (gone) gone = unlink_if_present(path);
-    if (!gone && result) result = std::move(gone);
-    {
-      const std::lock_guard lock(pool_.mutex_);
-      --pool_.deleting_;
-      ++pool_.deleted_;
+  for (const auto& [path, bytes] : std::exchange(files_, {})) {
+    if (when_ == Deletion::kLater) {
+      pool_.unlink_later(path, bytes);
+    } else if (auto gone = pool_.unlink(path, bytes); !gone && result) {
+      result = std::move(gone);
     }
-    pool_.deletions_.notify_all();
   }
   return result;
 }
@@ -76,9 +74,36 @@ SegmentPool::SegmentPool(fs::path directory, std::uint64_t max_bytes,
     : directory_(std::move(directory)), max_bytes_(max_bytes), placement_(std::move(placement)) {}
 
 SegmentPool::~SegmentPool() {
+  stopping_ = true;
   Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   while (!files_.empty()) remove(files_.begin(), doomed);
+}
+
+Result<void> SegmentPool::unlink(const fs::path& path, std::uint64_t bytes) {
+  auto gone = failpoint("store.pool.delete");
+  if (gone) gone = unlink_if_present(path);
+  {
+    const std::lock_guard lock(mutex_);
+    --deleting_;
+    deleting_bytes_ -= bytes;
+    ++deleted_;
+  }
+  deletions_.notify_all();
+  return gone;
+}
+
+void SegmentPool::unlink_later(const fs::path& path, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (!deleter_) {
+    deleter_ =
+        std::make_unique<WorkerPool>("rk-delete", 1, std::numeric_limits<std::size_t>::max());
+  }
+  deleter_->submit([this, path, bytes] {
+    (void)failpoint("store.pool.delete_later");  // to hold it, or to die there
+    if (stopping_) return;
+    if (auto gone = unlink(path, bytes); !gone) log::warn("store.pool", "error", gone.error());
+  });
 }
 
 Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
@@ -155,40 +180,49 @@ void SegmentPool::linked(const std::shared_ptr<const MappedSegment>& segment) {
   }
 }
 
-Result<void> SegmentPool::put(const fs::path& path) {
-  Doomed older(*this);
-  Doomed itself(*this);
+Result<void> SegmentPool::put(const fs::path& path, Deletion when) {
+  Doomed doomed(*this, when);
+  Doomed in_place(*this);
   {
     const std::lock_guard lock(mutex_);
-    TRY(const bool kept, keep(path, older));
-    if (kept) return {};
-    itself.add(path);
+    TRY_VOID(keep(path, doomed, in_place));
   }
-  return itself.unlink();
+  return in_place.unlink();
 }
 
-// False: its name is to be taken away.
-Result<bool> SegmentPool::keep(const fs::path& path, Doomed& doomed) {
+// Into the directory of the pool, kept or doomed there; `in_place` when it must not move.
+Result<void> SegmentPool::keep(const fs::path& path, Doomed& doomed, Doomed& in_place) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) {
-    if (errno == ENOENT) return true;
+    if (errno == ENOENT) return {};
     return fail_errno(errno, fmt::format("stat {}", path.string()));
   }
-  const Inode inode = inode_of(status);
-  if (status.st_nlink > 1) return false;  // another name keeps the file
-  if (own_.contains(inode) && is_whole_file(status) && size_of(status) <= max_bytes_) {
-    while (bytes_locked() > max_bytes_ - size_of(status)) remove(files_.begin(), doomed);
-    fs::path pooled = directory_ / fmt::format("{}", ++last_number_);
-    if (auto moved = rename_file(path, pooled); moved) {
-      files_.push_back({std::move(pooled), size_of(status), inode, std::nullopt});
-      TRY_VOID(failpoint("store.pool.after_put"));
-      return true;
-    } else {
-      log::warn("store.pool", "file", path.string(), "error", moved.error(), "action", "deleted");
-    }
+  if (status.st_nlink > 1) {  // another name keeps the bytes
+    in_place.add(path, 0);
+    return {};
   }
-  own_.erase(inode);
-  return false;
+  const Inode inode = inode_of(status);
+  const std::uint64_t size = size_of(status);
+  const bool wanted = own_.contains(inode) && is_whole_file(status) && size <= max_bytes_;
+  if (!wanted) own_.erase(inode);
+  if (!wanted && doomed.when() == Deletion::kNow) {
+    in_place.add(path, size);
+    return {};
+  }
+  while (wanted && bytes_locked() > max_bytes_ - size) remove(files_.begin(), doomed);
+  fs::path here = directory_ / fmt::format("{}", ++last_number_);
+  if (auto moved = rename_file(path, here); !moved) {
+    log::warn("store.pool", "file", path.string(), "error", moved.error(), "action", "deleted");
+    own_.erase(inode);
+    in_place.add(path, size);
+    return {};
+  }
+  if (!wanted) {
+    doomed.add(std::move(here), size);
+    return {};
+  }
+  files_.push_back({std::move(here), size, inode, std::nullopt});
+  return failpoint("store.pool.after_put");
 }
 
 void SegmentPool::give_up(const MappedSegment& segment) {
@@ -225,7 +259,10 @@ std::uint64_t SegmentPool::deleted() const {
 bool SegmentPool::make_room(std::uint64_t bytes, std::uint64_t deleted_before) {
   {
     std::unique_lock lock(mutex_);
-    deletions_.wait(lock, [&] { return deleted_ != deleted_before || deleting_ == 0; });
+    deletions_.wait(lock, [&] {
+      return deleting_ == 0 ||
+             (deleted_ != deleted_before && room_on_file_system(directory_) >= bytes);
+    });
     if (deleted_ != deleted_before) return true;  // another thread has made some meanwhile
   }
   bool made = false;
@@ -240,17 +277,21 @@ bool SegmentPool::make_room(std::uint64_t bytes, std::uint64_t deleted_before) {
   return made;
 }
 
-void SegmentPool::keep_at_most(std::uint64_t available_bytes) {
-  Doomed doomed(*this);
-  const std::lock_guard lock(mutex_);
+void SegmentPool::keep_at_most(std::uint64_t bytes) {
   std::uint64_t there = 0;
-  for (const File& file : files_) there += available(file) ? file.size_bytes : 0;
-  while (there > available_bytes) {
-    const auto file = largest_available();
-    if (file == files_.end()) break;
-    there -= file->size_bytes;
-    remove(file, doomed);
+  {
+    Doomed doomed(*this);
+    const std::lock_guard lock(mutex_);
+    for (const File& file : files_) there += available(file) ? file.size_bytes : 0;
+    while (there > bytes) {
+      const auto file = largest_available();
+      if (file == files_.end()) break;
+      there -= file->size_bytes;
+      remove(file, doomed);
+    }
   }
+  std::unique_lock lock(mutex_);
+  deletions_.wait(lock, [&] { return deleting_bytes_ == 0 || there + deleting_bytes_ <= bytes; });
 }
 
 bool SegmentPool::available(const File& file) const {
@@ -280,7 +321,7 @@ SegmentPool::Files::iterator SegmentPool::largest_available() {
 }
 
 SegmentPool::Files::iterator SegmentPool::remove(Files::iterator file, Doomed& doomed) {
-  doomed.add(std::move(file->path));
+  doomed.add(std::move(file->path), file->size_bytes);
   own_.erase(file->inode);
   return files_.erase(file);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -12,27 +13,35 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 
 namespace rekindle::store {
 
+// To free 100 GB takes many seconds (15 s of 4 KiB pages on tmpfs).
+enum class Deletion {
+  kNow,    // within the call
+  kLater,  // on a thread of the pool; a crash or its end leaves the rest to the next open
+};
+
 // Segment files of copies that are gone, in DIR/pool: the next copy of the same layout takes them,
 // with their pages, and with what other processes have mapped or pinned of them. Only files that
-// this process has made come here: of the others nobody knows who has them mapped. A file is
-// available once no MappedSegment of it lives. Thread-safe. Files are deleted outside of the lock
-// (to free 100 GB takes seconds); whoever lacks room waits for those who make some.
+// this process has made are kept: of the others nobody knows who has them mapped. A file is
+// available once no MappedSegment of it lives. Thread-safe. Files are deleted outside of the lock;
+// whoever lacks room waits for what is being deleted.
 class SegmentPool {
  public:
   // max_bytes 0: keeps nothing.
   SegmentPool(std::filesystem::path directory, std::uint64_t max_bytes,
               std::unique_ptr<const NumaPlacement> placement);
-  ~SegmentPool();  // deletes the files
+  ~SegmentPool();  // deletes the files, but not what has not begun of Deletion::kLater
   SegmentPool(const SegmentPool&) = delete;
   SegmentPool& operator=(const SegmentPool&) = delete;
 
   // The segment at `path`, writable: the file that is there, else an available one of exactly this
   // size, whose bytes are another version's, else a new one. For that, available files go, the
-  // largest first, until no more than `keep_bytes` are left and the file system has room.
+  // largest first, until no more than `keep_bytes` of them and of what is being deleted are left
+  // and the file system has room.
   Result<std::shared_ptr<MappedSegment>> create(const std::filesystem::path& path,
                                                 std::uint64_t size_bytes, std::uint64_t keep_bytes);
   // Only the second of these; false when something is at `path`, or nothing fits.
@@ -40,8 +49,9 @@ class SegmentPool {
   // Another name of a file, mapped. It is ours when a segment that maps it lives (a number alone
   // may have been given to another file since): then the file is available when both are gone.
   void linked(const std::shared_ptr<const MappedSegment>& segment);
-  // Takes away a segment's name. When it was the last one, and the file is ours, the pool has it.
-  Result<void> put(const std::filesystem::path& path);
+  // Takes away a segment's name. When it was the last one, and the file is ours, the pool has it;
+  // else it is deleted, as are those that it supersedes.
+  Result<void> put(const std::filesystem::path& path, Deletion when);
 
   // Somebody may have it mapped for good: it is deleted instead of pooled, also when it is here.
   void give_up(const MappedSegment& segment);
@@ -76,25 +86,29 @@ class SegmentPool {
   // Files that are off the books, to be deleted once the lock is not held.
   class Doomed {
    public:
-    explicit Doomed(SegmentPool& pool) : pool_(pool) {}
-    ~Doomed();  // deletes
+    explicit Doomed(SegmentPool& pool, Deletion when = Deletion::kNow) : pool_(pool), when_(when) {}
+    ~Doomed();  // as unlink()
     Doomed(const Doomed&) = delete;
     Doomed& operator=(const Doomed&) = delete;
-    void add(std::filesystem::path path);  // under the lock
-    Result<void> unlink();                 // outside of it; the first error
+    Deletion when() const { return when_; }
+    void add(std::filesystem::path path, std::uint64_t bytes);  // under the lock
+    Result<void> unlink();  // outside of it, now or later; the first error of now
 
    private:
     SegmentPool& pool_;
-    std::vector<std::filesystem::path> paths_;
+    const Deletion when_;
+    std::vector<std::pair<std::filesystem::path, std::uint64_t>> files_;
   };
 
   std::uint64_t deleted() const;
   bool make_room(std::uint64_t bytes, std::uint64_t deleted_before);
-  void keep_at_most(std::uint64_t available_bytes);
+  void keep_at_most(std::uint64_t bytes);
+  Result<void> unlink(const std::filesystem::path& path, std::uint64_t bytes);
+  void unlink_later(const std::filesystem::path& path, std::uint64_t bytes);
   void made(const std::shared_ptr<const MappedSegment>& segment);
   void reopened(const std::shared_ptr<const MappedSegment>& segment);
   Result<bool> move_in(const std::filesystem::path& path, const File& file);
-  Result<bool> keep(const std::filesystem::path& path, Doomed& doomed);
+  Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
   bool unchanged(const File& file) const;
   std::uint64_t bytes_locked() const;
@@ -110,8 +124,11 @@ class SegmentPool {
   // Files that this process has made, as long as they have a name that the store knows.
   std::map<Inode, Mappings> own_;
   std::uint64_t last_number_ = 0;
-  std::size_t deleting_ = 0;   // files, under way
-  std::uint64_t deleted_ = 0;  // in all
+  std::size_t deleting_ = 0;  // files, under way
+  std::uint64_t deleting_bytes_ = 0;
+  std::uint64_t deleted_ = 0;  // files, in all
+  std::atomic<bool> stopping_ = false;
+  std::unique_ptr<WorkerPool> deleter_;  // of one thread, which the first file for it starts
 };
 
 }  // namespace rekindle::store

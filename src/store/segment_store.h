@@ -128,10 +128,12 @@ class SegmentStore {
   // What the budget lacks for such a begin(); 0: nothing, a kExhausted was the file system's.
   virtual std::uint64_t missing_bytes(const ModelVersion& id, const Layout& layout) const = 0;
   // All tiles of the layout must be marked. Syncs (on disk file systems), renames, manifest last.
-  // As every commit, it ends with discard_unfinished_before().
+  // As every commit, it ends with discard_unfinished_before(), but the files are deleted on another
+  // thread: who lacks their room waits, and what is left when the store is closed the next open
+  // deletes.
   virtual Result<std::shared_ptr<const StoredVersion>> commit(
       std::unique_ptr<PendingVersion> pending) = 0;
-  // Deletes the files of a pull that will not be resumed.
+  // Gives up a pull that will not be resumed; its files are deleted as a commit does.
   virtual void discard(std::unique_ptr<PendingVersion> pending) = 0;
 
   // Deletes what pulls of older versions of the model have left over, unless one goes on there:

@@ -34,7 +34,7 @@ StagedCopy::~StagedCopy() {
   state_->unreserve(reserved_bytes_);
   if (moved_) return;
   for (const auto& segment : segments_) {
-    if (auto put = state_->pool().put(segment->path()); !put) {
+    if (auto put = state_->pool().put(segment->path(), Deletion::kNow); !put) {
       log::warn("store.clean", "file", segment->path().string(), "error", put.error());
     }
   }
@@ -97,7 +97,9 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   const auto move = [&]() -> Result<void> {
     std::error_code ignored;
     // A half-done pull or an unreadable copy of the same thing: this one replaces it.
-    if (fs::exists(target, ignored)) TRY_VOID(remove_copy(target, &state_->pool()));
+    if (fs::exists(target, ignored)) {
+      TRY_VOID(remove_copy(target, &state_->pool(), Deletion::kLater));
+    }
     TRY_VOID(make_directory(target.parent_path()));
     TRY_VOID(failpoint("store.commit_staged.before_rename"));
     return rename_file(directory_, target);

@@ -58,9 +58,7 @@ class Store final : public SegmentStore {
     static_cast<PendingCopy&>(*pending).discard();
   }
   Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id) override {
-    std::vector<fs::path> unfinished = state_->left_before(id);
-    std::erase_if(unfinished, [](const fs::path& directory) { return !is_unfinished(directory); });
-    return unlink(state_->retire_left(unfinished));
+    return discard_unfinished_before(id, Deletion::kNow);
   }
 
   Result<std::shared_ptr<Staged>> stage(
@@ -84,11 +82,11 @@ class Store final : public SegmentStore {
   void discard_staged(std::shared_ptr<Staged> staged) override { staged->copy.reset(); }
 
   Result<std::uint64_t> retire(const ModelVersion& id) override {
-    return unlink_found(id, state_->retire(id));
+    return remove_found(id, state_->retire(id));
   }
 
   Result<std::uint64_t> retire_copy(const StoredVersion& copy) override {
-    return unlink_found(copy.manifest.checkpoint->id, state_->retire_copy(copy));
+    return remove_found(copy.manifest.checkpoint->id, state_->retire_copy(copy));
   }
 
   Result<std::shared_ptr<MappedSegment>> create_segment(const fs::path& path,
@@ -96,7 +94,9 @@ class Store final : public SegmentStore {
     const std::uint64_t room = state_->room_bytes();
     return state_->pool().create(path, size_bytes, room - std::min(room, size_bytes));
   }
-  Result<void> remove_segment(const fs::path& path) override { return state_->pool().put(path); }
+  Result<void> remove_segment(const fs::path& path) override {
+    return state_->pool().put(path, Deletion::kNow);
+  }
   void never_reuse(const MappedSegment& segment) override { state_->pool().give_up(segment); }
   std::uint64_t pooled_bytes() const override { return state_->pool().bytes(); }
   void trim_pool(TimePoint now) override { state_->pool().trim(now); }
@@ -106,18 +106,18 @@ class Store final : public SegmentStore {
   const fs::path& directory() const override { return state_->directory(); }
 
  private:
-  Result<std::uint64_t> unlink_found(const ModelVersion& id, const StoreState::Retired& retired) {
+  Result<std::uint64_t> remove_found(const ModelVersion& id, const StoreState::Retired& retired) {
     if (retired.directories.empty()) {
       return fail(ErrorCode::kNotFound, "{} is not in store {}", id.to_string(),
                   state_->directory().string());
     }
-    return unlink(retired);
+    return remove(retired, Deletion::kNow);
   }
 
-  Result<std::uint64_t> unlink(const StoreState::Retired& retired) {
+  Result<std::uint64_t> remove(const StoreState::Retired& retired, Deletion when) {
     Result<void> result;
     for (const auto& [directory, id] : retired.directories) {
-      auto removed = remove_copy(directory, &state_->pool());
+      auto removed = remove_copy(directory, &state_->pool(), when);
       state_->release(directory, id, removed ? 0 : disk_bytes(directory));
       if (!removed) result = std::move(removed);
     }
@@ -125,9 +125,15 @@ class Store final : public SegmentStore {
     return retired.bytes;
   }
 
+  Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id, Deletion when) {
+    std::vector<fs::path> unfinished = state_->left_before(id);
+    std::erase_if(unfinished, [](const fs::path& directory) { return !is_unfinished(directory); });
+    return remove(state_->retire_left(unfinished), when);
+  }
+
   // After a commit, which holds whatever comes of this.
   void drop_unfinished_before(const ModelVersion& id) {
-    if (const auto freed = discard_unfinished_before(id); !freed) {
+    if (const auto freed = discard_unfinished_before(id, Deletion::kLater); !freed) {
       log::warn("store.clean", "before", id.to_string(), "error", freed.error());
     }
   }

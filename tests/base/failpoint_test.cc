@@ -1,6 +1,8 @@
 #include "src/base/failpoint.h"
 
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,9 +57,23 @@ TEST_F(FailpointTest, KillDiesBySigkill) {
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
 }
 
+TEST_F(FailpointTest, HoldEndsWithTheNextArming) {
+  ASSERT_TRUE(arm_failpoints("a=hold"));
+  std::atomic<bool> released = false;
+  bool released_before_it_passed = false;
+  std::thread held([&] {
+    EXPECT_TRUE(failpoint("a"));
+    released_before_it_passed = released;
+  });
+  released = true;
+  ASSERT_TRUE(arm_failpoints("b=hold"));
+  held.join();
+  EXPECT_TRUE(released_before_it_passed);
+}
+
 TEST_F(FailpointTest, WhatDoesNotParseArmsNothing) {
   for (const char* bad : {"a", "=kill", "a=", "a=explode", "a=error:EPERM", "a=sleep:", "a=sleep:x",
-                          "a=kill@0", "a=kill@x", "b=error:EIO;a=explode"}) {
+                          "a=kill@0", "a=kill@x", "a=hold:1", "b=error:EIO;a=explode"}) {
     const auto armed = arm_failpoints(bad);
     ASSERT_FALSE(armed) << bad;
     EXPECT_EQ(armed.error().code(), ErrorCode::kInvalid);

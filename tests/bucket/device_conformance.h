@@ -160,6 +160,50 @@ TEST_P(DeviceConformance, BytesMoveInsideTheDevice) {
   }
 }
 
+TEST_P(DeviceConformance, MovesOfAnySizeAndAlignmentTouchNothingBetween) {
+  constexpr std::size_t kRoom = (5 << 20) + 64;
+  constexpr std::size_t kEdge = 4 << 20;  // of what a kernel does
+  const std::size_t sizes[] = {1,      2,     15,        16,        17,     4095,
+                               65'537, kEdge, kEdge - 1, kEdge + 1, 5 << 20};
+  const std::pair<std::size_t, std::size_t> offsets[] = {{0, 0}, {16, 32}, {1, 1}, {2, 6}, {3, 4}};
+  const auto source = pattern(std::size(sizes) * kRoom, 3);
+  const auto from = filled(source);
+  for (const bool default_stream : {false, true}) {
+    const auto borrowed = must(device_->borrow_stream(nullptr));
+    Stream& stream = default_stream ? *borrowed : *stream_;
+    for (const auto& [there, here] : offsets) {
+      std::vector<std::byte> expected(source.size(), std::byte{0xaa});
+      const auto to = filled(expected);
+      std::vector<Move> all;
+      for (std::size_t i = 0; i < std::size(sizes); ++i) {
+        const std::size_t at = i * kRoom;
+        all.push_back({from->address() + at + there, to->address() + at + here, sizes[i]});
+        std::memcpy(expected.data() + at + here, source.data() + at + there, sizes[i]);
+      }
+      must(stream.move(all));
+      must(stream.finish(soon()));
+      EXPECT_EQ(read(to->address(), expected.size()), expected) << there << " to " << here;
+    }
+  }
+}
+
+TEST_P(DeviceConformance, ThousandsOfMovesGoInOneCall) {
+  constexpr std::size_t kMoves = 5000;
+  const auto source = pattern(kMoves * 48, 4);
+  const auto from = filled(source);
+  const auto to = filled(std::vector<std::byte>(source.size()));
+  std::vector<Move> all;
+  for (std::size_t i = 0; i < kMoves; ++i) {
+    all.push_back({from->address() + i * 48, to->address() + i * 48, i % 49});
+  }
+  std::vector<std::byte> expected(source.size());
+  for (std::size_t i = 0; i < kMoves; ++i) {
+    std::memcpy(expected.data() + i * 48, source.data() + i * 48, i % 49);
+  }
+  must(stream_->move(all));
+  EXPECT_EQ(read(to->address(), expected.size()), expected);
+}
+
 // Memory that was pinned piece by piece, and not all of it.
 TEST_P(DeviceConformance, CopiesCrossTheBordersOfPins) {
   constexpr std::size_t kPiece = 1 << 20;

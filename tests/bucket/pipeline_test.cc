@@ -106,6 +106,7 @@ class Hanging final : public testing::ForwardingDevice {
 TEST(Pipeline, Row38ADeviceThatDoesNotFillABucketEndsItByTheDeadline) {
   Rig rig(sample_of({{"w", DType::kU8, {100'000}}}, 1), {}, {.bucket_bytes = 4096});
   rig.fetch.mark_all_ready();
+  rig.consumer.willing = false;  // what is not filled it cannot give back
   Hanging hanging(*rig.device);
   Pipeline pipeline(hanging, rig.plan, rig.slots, rig.fetch, nullptr, rig.consumer,
                     {.release_deadline = 400s, .fill_deadline = 200s});

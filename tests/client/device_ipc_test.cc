@@ -6,8 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/client/device_producer.h"
-#include "tests/client/device_worker.h"
+#include "tests/client/device_fleet.h"
 
 namespace rekindle::client::testing {
 namespace {
@@ -15,30 +14,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Kind = proto::WorkerFrame;
-
-// An agent whose device process does what its script says.
-class Fleet {
- public:
-  Fleet(const FakeModel& model, ProducerScript script, std::vector<TensorBox> boxes = {})
-      : server_([this, &model, script, boxes](AgentEnd& agent) {
-          proto::AgentFrame frame = attached_for(agent, model, true, boxes);
-          frame.mutable_attached()->set_device_channel(true);
-          producer_.emplace(model, frame, script);
-          std::vector<UniqueFd> descriptors = model.segments();
-          descriptors.push_back(producer_->take_worker_end());
-          agent.send(frame, std::move(descriptors));
-          agent.until_closed();
-        }),
-        agent_(connect_to(server_.store())) {}
-
-  const Agent& agent() const { return agent_; }
-  DeviceProducer& producer() { return *producer_; }  // once attached
-
- private:
-  std::optional<DeviceProducer> producer_;
-  ScriptedAgent server_;
-  const Agent agent_;
-};
 
 TEST(DeviceIpc, EveryTensorArrivesWhole) {
   const FakeModel model;

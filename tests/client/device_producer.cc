@@ -74,11 +74,12 @@ class ByChannel final : public bucket::Deliver {
 
   Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override {
     const auto parts = plan_.parts(bucket);
-    bucket::FilledMessage filled{slot, filled_.load(), {parts.begin(), parts.end()}};
+    const std::size_t before = filled_.fetch_add(1);  // counted before the worker hears of it
+    bucket::FilledMessage filled{slot, before, {parts.begin(), parts.end()}};
     if (script_.spoils_parts && filled.sequence == 1) filled.parts[0].offset_bytes = 1ull << 60;
     said_[slot] = false;
     TRY_VOID(send(std::move(filled)));
-    if (filled_.fetch_add(1) + 1 == script_.dies_after) {
+    if (before + 1 == script_.dies_after) {
       return fail(ErrorCode::kPeerLost, "the producer dies");
     }
     return {};

@@ -4,8 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/client/device_producer.h"
-#include "tests/client/device_worker.h"
+#include "tests/client/device_fleet.h"
 
 namespace rekindle::client::testing {
 namespace {
@@ -17,43 +16,6 @@ ScriptedAgent::Script serving(const FakeModel& model, std::vector<TensorBox> box
     agent.send(attached_for(agent, model, true, boxes), model.segments());
     agent.until_closed();
   };
-}
-
-// The worker's own parameters: device memory, which a double has in the host's.
-struct Parameters {
-  explicit Parameters(const Session& session) : tensors(tensors_of(session)) {
-    for (const rk_tensor& tensor : tensors) memory.emplace_back(tensor.bytes + 1, '\x5a');
-  }
-  std::vector<rk_target> targets() {
-    std::vector<rk_target> all;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      all.push_back({tensors[i].name, tensors[i].offset, memory[i].data(), tensors[i].bytes});
-    }
-    return all;
-  }
-  void expect_loaded(const FakeModel& model) const {
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      EXPECT_EQ(memory[i].back(), '\x5a') << tensors[i].name << ": beyond its end";
-      EXPECT_TRUE(std::string_view(memory[i]).substr(0, tensors[i].bytes) ==
-                  model.bytes_of(tensors[i].name, box_of(tensors[i])))
-          << tensors[i].name;
-    }
-  }
-
-  std::vector<rk_tensor> tensors;
-  std::vector<std::string> memory;
-};
-
-struct Outcome {
-  std::int32_t code = RK_OK;
-  std::string message;
-};
-Outcome load_into(const Session& session, const std::vector<rk_target>& targets,
-                  std::int64_t timeout_ms = kPatienceMs) {
-  rk_error error{};
-  const std::int32_t code =
-      rk_load_into(session.handle, targets.data(), targets.size(), timeout_ms, &error);
-  return {code, error.message};
 }
 
 TEST(LoadInto, EveryTargetGetsItsTensor) {
@@ -69,23 +31,13 @@ TEST(LoadInto, EveryTargetGetsItsTensor) {
 
 TEST(LoadInto, BucketsOfTheDeviceProcessServeAsWell) {
   const FakeModel model;
-  std::optional<DeviceProducer> producer;
-  ScriptedAgent server([&](AgentEnd& agent) {
-    proto::AgentFrame frame = attached_for(agent, model, true);
-    frame.mutable_attached()->set_device_channel(true);
-    producer.emplace(model, frame);
-    std::vector<UniqueFd> descriptors = model.segments();
-    descriptors.push_back(producer->take_worker_end());
-    agent.send(frame, std::move(descriptors));
-    agent.until_closed();
-  });
-  const Agent agent = connect_to(server.store());
-  const Session session = attach_device(agent);
+  Fleet fleet(model, {});
+  const Session session = attach_device(fleet.agent());
   Parameters own(session);
   EXPECT_EQ(load_into(session, own.targets()).message, "");
   own.expect_loaded(model);
   EXPECT_EQ(device_path(session), "ipc");
-  EXPECT_FALSE(producer->outcome());
+  EXPECT_FALSE(fleet.producer().outcome());
 }
 
 TEST(LoadInto, BoxesAreToldApartByTheirOffset) {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "src/cuda/api.h"
+#include "src/cuda/move_kernel.h"
 #include "tests/bucket/device_conformance.h"
 #include "tests/cuda/gpu_test.h"
 
@@ -50,6 +51,16 @@ TEST_F(CudaDeviceTest, EachIsFoundByItsId) {
   EXPECT_EQ(none.error().code(), ErrorCode::kNotFound);
   EXPECT_EQ(open_device(driver_, static_cast<int>(devices_.size())).error().code(),
             ErrorCode::kNotFound);
+}
+
+TEST_F(CudaDeviceTest, TheDriverCompilesTheKernelOfMoves) {
+  const auto context = must(Context::retain(driver_, 0));
+  std::unique_ptr<MoveKernel> kernel;
+  context->run([&] {
+    kernel = MoveKernel::load(context);
+    return CUDA_SUCCESS;
+  });
+  EXPECT_NE(kernel, nullptr);
 }
 
 TEST_F(CudaDeviceTest, TheThreadsContextStaysAsItWas) {

@@ -67,12 +67,12 @@ heal() { on "$1" ip neigh del "10.78.0.$(($2 + 1))" dev eth0; }
 sent_by() { on "$1" cat /proc/self/net/dev | awk '$1 == "eth0:" { print $10 }'; }
 now_us() { echo "${EPOCHREALTIME/./}"; }
 
-# A checkpoint of $2 tensors of 8 MiB in directory $1.
+# A checkpoint of $2 tensors of $3 MiB, 8 if not said, in directory $1.
 make_model() {
-  python3 - "$1" "$2" <<'PY'
+  python3 - "$1" "$2" "${3:-8}" <<'PY'
 import json, os, struct, sys
 os.makedirs(sys.argv[1])
-rows, tensors = 4096, int(sys.argv[2])
+rows, tensors = 512 * int(sys.argv[3]), int(sys.argv[2])
 size = rows * 1024 * 2
 header = {f"model.layers.{i}.mlp.up_proj.weight": {"dtype": "BF16", "shape": [rows, 1024],
           "data_offsets": [i * size, (i + 1) * size]} for i in range(tensors)}
@@ -105,7 +105,7 @@ PY
 }
 
 # On host $1, with a fresh store, once it is registered; its process is ${agents[$1]}. Wants $rekindle and
-# $coordinator (an address) to be set.
+# $coordinator (an address) to be set. With $life the fleet knows it as hostN$life, a host like no other before.
 agents=()
 start_agent() {
   local host=$1
@@ -114,7 +114,7 @@ start_agent() {
   rm -rf "$work/store$host" "$work/done$host"
   : >"$work/agent$host.log"
   # Not by on(): its process must be the agent itself, to be killed.
-  nsenter --net="/proc/${holders[$host]}/ns/net" "$rekindle" agent --node-id "host$host" \
+  nsenter --net="/proc/${holders[$host]}/ns/net" "$rekindle" agent --node-id "host$host${life-}" \
     --listen "10.78.0.$((host + 1)):7400" --store "$work/store$host" --coordinator "$coordinator" --log-level info \
     "$@" >"$work/agent$host.log" 2>&1 &
   agents[host]=$!

@@ -174,6 +174,10 @@ TEST_F(Partition, Row35HalfAFleetOfFiftyRestartsAtOnceWhileOthersPull) {
 
   const auto pull = begin_pull("out");
   for (int i = 0; i < kAgents / 2; ++i) agents[static_cast<std::size_t>(i)]->signal(SIGKILL);
+  // Its store is a dying agent's until it is gone.
+  for (int i = 0; i < kAgents / 2; ++i) {
+    ASSERT_TRUE(agents[static_cast<std::size_t>(i)]->wait());
+  }
   for (int i = 0; i < kAgents / 2; ++i) start(i);
   ASSERT_NO_FATAL_FAILURE(expect_complete(*pull, "out"));
   EXPECT_TRUE(eventually([&] { return count_alive() == kAgents + 1; }, milliseconds(60'000)));

@@ -1,7 +1,11 @@
 // `rekindle run`: restarts, signals, crash loops.
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
+#include <thread>
+
+#include <sys/socket.h>
 
 #include <gtest/gtest.h>
 
@@ -77,6 +81,24 @@ TEST(RunCommand, AWorkerThatFailsWhileNoAgentListensIsNoCrashLoopAndCanBeStopped
   ASSERT_TRUE(exit);
   EXPECT_EQ(exit->code, 128 + SIGTERM);
   EXPECT_EQ(supervisor.out(), "x\n");
+}
+
+TEST(RunCommand, AnAgentThatHangsUpUnansweredIsTakenForOneThatDies) {
+  const TempDir directory;
+  std::filesystem::create_directory(directory / "agent");
+  std::filesystem::permissions(directory / "agent", std::filesystem::perms::owner_all);
+  const auto listener = ipc::listen_unix_socket((directory / "agent/worker.sock").string());
+  ASSERT_TRUE(listener) << listener.error().message();
+  std::atomic<bool> over = false;
+  std::thread hangs_up([&] {
+    while (!over) UniqueFd(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+  });
+  Process supervisor(
+      supervised({"--crash-loop", "1", "--store", directory.path().string()}, "exit 9"));
+  EXPECT_TRUE(supervisor.wait_for_err("no agent listens")) << supervisor.err();
+  EXPECT_TRUE(supervisor.running());
+  over = true;
+  hangs_up.join();
 }
 
 TEST(RunCommand, PassesSignalsOnAndDoesNotStartAStoppedWorkerAgain) {

@@ -93,10 +93,12 @@ TEST_F(Workers, GetTheBytesThatWerePublishedFromTheirHostAndFromPeers) {
 TEST_F(Workers, Row42InstanceIsReadyOnlyWhileAllItsRanksAre) {
   serving_agent();
   const auto first = rank(0, 2);
-  ASSERT_TRUE(first->wait_for_out("attached"));
-  const auto early = wait_ready("300ms");
-  EXPECT_EQ(early.exit.code, 5);
-  EXPECT_NE(early.err.find("rank 1 of 2 has not attached"), std::string::npos) << early.err;
+  ASSERT_TRUE(first->wait_for_out("took all"));
+  EXPECT_TRUE(eventually([&] {  // before it has said so, it is rank 0 that is waited for
+    const auto early = wait_ready("300ms");
+    EXPECT_EQ(early.exit.code, 5);
+    return early.err.find("rank 1 of 2 has not attached") != std::string::npos;
+  }));
   EXPECT_FALSE(std::filesystem::exists(ready_file()));
 
   auto second = rank(1, 2);

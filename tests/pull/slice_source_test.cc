@@ -23,6 +23,7 @@ class Verdicts final : public transport::Batch {
  public:
   void add_paths(SourceIndex, std::vector<std::unique_ptr<transport::Path>>) override {}
   void remove_source(SourceIndex, Error) override {}
+  void add_neighbour(SourceIndex source, std::uint64_t salt) override { neighbours[source] = salt; }
   void candidates_added(SourceIndex, std::vector<SliceIndex>) override {}
   void cancel() override {}
   transport::BatchProgress progress() const override { return {}; }
@@ -40,6 +41,8 @@ class Verdicts final : public transport::Batch {
     verdicts_.erase(slice);
     return verdict;
   }
+
+  std::map<SourceIndex, std::uint64_t> neighbours;  // and their salts
 
  private:
   std::mutex mutex_;
@@ -356,6 +359,13 @@ TEST_F(SliceSourceTest, ASourceThatFindsItsOwnCopyCorruptIsBelieved) {
   refusals_.insert_or_assign(0, Error(ErrorCode::kCorrupt, "scripted"));
   EXPECT_EQ(fetch(0, 0), Verdict::kRetry);
   EXPECT_EQ(fetch(0, 1), Verdict::kAccept);
+}
+
+TEST_F(SliceSourceTest, TheBatchHearsOfASourceThatFillsUpAndOfItsSalt) {
+  add_source(0, kRows);
+  want(0, kRows);
+  slices_->add_source(5, std::make_shared<const Layout>(sources_[0].packed.layout), 4711);
+  EXPECT_EQ(verdicts_.neighbours, (std::map<SourceIndex, std::uint64_t>{{5, 4711}}));
 }
 
 }  // namespace

@@ -31,9 +31,10 @@ def test_names_every_tensor_and_file(published, store):
     assert found.files() == {"config.json": b"{}", "notes.txt": b"n"}
 
 
-def test_a_host_without_the_version_fetches_a_file_and_no_more(published, fleet):
+@pytest.mark.parametrize("version", ["m@1", "bare@1"])
+def test_a_host_without_the_version_fetches_a_tensor_and_no_more(published, fleet, version):
     store = fleet.store("b")
-    assert listed(rekindle.catalog("m@1", agent=store)) == EXPECTED
+    assert listed(rekindle.catalog(version, agent=store)) == EXPECTED
     held = fleet.run("status", "--store", store)["holdings"]
     assert all(one["payload_bytes"] < 1000 for one in held), held
 

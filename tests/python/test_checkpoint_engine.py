@@ -140,7 +140,7 @@ def test_a_receiver_that_hangs_is_told_when_it_wakes(attached, sockets):
             from rekindle.compat.checkpoint_engine import buffers, sender
             buffer = buffers.make_buffer("double:0", *sender.sizes(attached), 1 << 18)
             with pytest.raises(rk.TimeoutError, match="does not answer"):
-                sender.transfer(open_channel, buffer, attached.buckets(), timeout=1)
+                sender.transfer(open_channel, buffer, attached.buckets(), timeout=5)
     finally:
         os.kill(worker.process.pid, signal.SIGCONT)
     assert "the sender failed" in worker.report()["error"]

@@ -1,4 +1,5 @@
 """What load_into finds at once, and what it looks at one by one, come to the same."""
+import ctypes
 import os
 import pathlib
 import signal
@@ -9,7 +10,7 @@ from conftest import eventually
 from stand_in import StandIn
 
 import rekindle
-from rekindle import Box, _plain, _targets
+from rekindle import Box, _abi, _listing, _plain, _targets
 from rekindle._targets import items_of
 
 
@@ -209,3 +210,31 @@ def test_a_tensor_that_stands_for_others_is_refused_before_anything_is_written(s
     with pytest.raises(rekindle.InvalidError, match="'l.001.w' is a StandIn, which has no memory"):
         session.load_into(into)
     assert torch.equal(into["head"], torch.full_like(into["head"], 9))
+
+
+def columns_of(entries):
+    """A session's rk_tensors, of (name, address of dimensions, rank); and what has to be kept."""
+    texts = [ctypes.create_string_buffer(name.encode()) for name, _, _ in entries]
+    dtype = ctypes.create_string_buffer(b"U8")
+    memory = bytearray(b"\xff" * _abi.TENSOR.size * len(entries))  # padding is anything
+    for at, (text, (_, dims, rank)) in enumerate(zip(texts, entries)):
+        whole = _abi.Tensor.from_buffer(memory, at * _abi.TENSOR.size)
+        whole.name, whole.dtype = ctypes.addressof(text), ctypes.addressof(dtype)
+        whole.dimensions, whole.shape, whole.offset, whole.full_shape = rank, dims, dims, dims
+    view = (ctypes.c_char * len(memory)).from_buffer(memory)
+    return _listing.Columns(ctypes.addressof(view), len(entries), {}), (texts, dtype, view)
+
+
+def test_files_and_shapes_are_found_wherever_they_are():
+    dims = (ctypes.c_uint64 * 2)(3, 4)
+    first, second = ctypes.addressof(dims), ctypes.addressof(dims) + 8
+    file = _abi.FILE_PREFIX
+    columns, kept = columns_of([
+        (f"{file}a", first, 1), ("x", first, 2), (f"x{file}", second, 1), (f"{file}b", first, 0),
+        (f"{file}é", second, 1), ("é", first, 2), (f"{file}z", second, 1)])
+    assert columns.beginning_with(file) == [0, 3, 4, 6]
+    assert columns.names[2] == f"x{file}" and len(columns.names) == 7
+    assert columns.shapes == [(3,), (3, 4), (4,), (), (4,), (3, 4), (4,)]
+    assert list(columns.ranks) == [1, 2, 1, 0, 1, 2, 1]
+    empty, kept = columns_of([])
+    assert (empty.names, empty.shapes, empty.beginning_with(file)) == ([], [], [])

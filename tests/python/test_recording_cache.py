@@ -110,7 +110,7 @@ def damages(data):
     yield "cut off", data[:-1]
     yield "longer", data + b"\0"
     yield "a bit", data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:]
-    yield "another version", data.replace(b"plan 1", b"plan 0", 1)
+    yield "another version", data.replace(b"plan 2", b"plan 1", 1)
     yield "another's", plans.to_bytes(recorded(), "f" * 32)
 
 
@@ -124,6 +124,22 @@ def test_a_damaged_file_is_recorded_anew(index):
     assert cache.load(mark()) is None
     assert recording.cached(mark(), recorded) == plan
     assert cache.load(mark()) == plan
+
+
+@pytest.mark.parametrize("offset", [5, 1 << 40])
+@pytest.mark.parametrize("name", ["w", "with\nnewline"])
+def test_wide_numbers_and_odd_names_come_back(offset, name):
+    move = plans.Move(name, (0,), (3,), 0, (1,), "a\tb", offset, (3,), (1,), "bfloat16")
+    plan = plans.pack([move], [plans.Entry(name, (3,), "bfloat16")], ())
+    assert cache.store(mark(), plan)
+    found = cache.load(mark())
+    assert found == plan and list(found.moves()) == [move]
+
+
+def test_a_name_that_the_file_cannot_have_is_not_stored():
+    plan = plans.pack((), [plans.Entry("a\0b", (3,), "bfloat16")], ("a\0b",))
+    assert not cache.store(mark(), plan)
+    assert list(recording.cache_directory().iterdir()) == []
 
 
 def test_what_only_the_loader_can_repeat_is_not_stored():

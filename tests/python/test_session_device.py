@@ -1,9 +1,11 @@
 """Sessions on a device: buckets, and copies into tensors, on doubles of a GPU."""
+import threading
+
 import pytest
 import torch
 
 import rekindle
-from rekindle import Box, _loading
+from rekindle import Box, _loading, _prefetch
 from rekindle._views import device_tensor
 
 MIB = 1 << 20
@@ -70,10 +72,17 @@ def test_files_come_by_their_own_way_before_and_after(published, store):
         assert session.files == {"config.json": b"{}"}
 
 
+@pytest.fixture(params=[_prefetch._FEWEST, 0], ids=["", "prefetched"])
+def prefetching(request, monkeypatch):
+    """Loads of few tensors take buckets while targets are found, too."""
+    monkeypatch.setattr(_prefetch, "_FEWEST", request.param)
+
+
 def targets(published):
     return {name: torch.full_like(tensor, 9) for name, tensor in published.items()}
 
 
+@pytest.mark.usefixtures("prefetching")
 def test_load_into_fills_tensors_in_place(published, store):
     into = targets(published)
     with attach(store) as session:
@@ -83,6 +92,7 @@ def test_load_into_fills_tensors_in_place(published, store):
 
 
 @pytest.mark.parametrize("most", [_loading.MOST_BUFFERED, 0], ids=["in-batches", "one-by-one"])
+@pytest.mark.usefixtures("prefetching")
 def test_what_does_not_take_bytes_as_they_are_goes_through_a_buffer(published, store, monkeypatch,
                                                                     most):
     monkeypatch.setattr(_loading, "MOST_BUFFERED", most)
@@ -110,6 +120,7 @@ def test_load_into_after_a_loop_takes_the_rest(published, store):
     same(rest, {name: published[name] for name in rest})
 
 
+@pytest.mark.usefixtures("prefetching")
 def test_strict_refuses_before_anything_is_written(published, store):
     into = targets(published)
     with attach(store) as session:
@@ -122,6 +133,48 @@ def test_strict_refuses_before_anything_is_written(published, store):
         assert all(torch.equal(tensor, torch.full_like(tensor, 9)) for tensor in into.values())
         session.load_into(into)
     same(into, published)
+
+
+def test_buckets_are_taken_while_targets_are_found(published, store, monkeypatch):
+    """And those that were taken for a load that is refused are handed out."""
+    monkeypatch.setattr(_prefetch, "_FEWEST", 0)
+    with attach(store) as session:
+        seen, taken = [], threading.Event()
+        call = session._native.call
+
+        def noted(function, *arguments):
+            call(function, *arguments)
+            if function == "rk_prefetch":
+                seen.append(arguments[0])
+                taken.set()
+
+        def prepare(*arguments):
+            assert taken.wait(60)  # by then it has all that it may
+            raise rekindle.InvalidError("refused")
+
+        session._native.call = noted
+        with monkeypatch.context() as patch:
+            patch.setattr(_loading, "_prepare", prepare)
+            patch.setattr(_prefetch, "_BYTES_A_TENSOR", MIB // 8)
+            with pytest.raises(rekindle.InvalidError, match="refused"):
+                session.load_into(targets(published))
+        assert seen[0] == (len(published) + 1) * MIB // 8
+        same({name: tensor.clone() for name, tensor in session}, published)
+        session.commit(timeout=60)
+
+
+def test_a_prefetch_ends_with_its_session(published, store, monkeypatch):
+    monkeypatch.setattr(_prefetch, "_FEWEST", 0)
+    session = attach(store)
+
+    def prepare(*arguments):
+        session.close()
+        raise rekindle.InvalidError("refused")
+
+    monkeypatch.setattr(_loading, "_prepare", prepare)
+    with pytest.raises(rekindle.InvalidError, match="refused"):
+        session.load_into(targets(published))
+    assert not [thread for thread in threading.enumerate() if thread.name == "rekindle-prefetch"]
 
 
 def test_boxes_are_keys(published, store):

@@ -1,136 +1,14 @@
-"""Our side of SGLang's interfaces, with a small stand-in for SGLang: what of it is used is written
-down here, from the sources of 0.5.23. It says nothing about SGLang itself."""
-import enum
-import sys
+"""Our side of SGLang's interfaces, with a small stand-in for SGLang."""
 import types
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import nn
 
 import rekindle as rk
-
-
-class LoadFormat(str, enum.Enum):
-    AUTO = "auto"
-
-
-@dataclass
-class LoadConfig:
-    load_format: object = "auto"
-    model_loader_extra_config: object = field(default_factory=dict)
-    draft_model_idx: object = None
-
-    def _verify_load_format(self):
-        self.load_format = LoadFormat(self.load_format)
-
-
-class DefaultModelLoader:
-    """Makes a model, and asks itself for weights in the two places where ours steps in."""
-
-    steps = []  # what was called, by static methods too
-
-    def __init__(self, load_config):
-        if load_config.model_loader_extra_config:
-            raise ValueError("unexpected extra config")
-        self.load_config = load_config
-
-    def load_model(self, *, model_config, device_config):
-        model = Model()
-        self.load_weights_and_postprocess(
-            model, self._get_all_weights(model_config, model), torch.device(device_config.device))
-        return model.eval()
-
-    def _get_all_weights(self, model_config, model):
-        return iter([("w", torch.full((4, 2), 7.0))])  # "files"
-
-    @staticmethod
-    def load_weights_and_postprocess(model, weights, target_device):
-        DefaultModelLoader.load_weights_only(model, weights, target_device)
-        DefaultModelLoader.postprocess_weights(model, target_device)
-
-    @staticmethod
-    def load_weights_only(model, weights, target_device):
-        model.load_weights(weights)
-
-    @staticmethod
-    def postprocess_weights(model, target_device):
-        DefaultModelLoader.steps.append("postprocess")
-
-    @staticmethod
-    def restore_weights_before_loading(model, target_device):
-        DefaultModelLoader.steps.append("restore")
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part = nn.Parameter(torch.full((2, 2), float("nan")), requires_grad=False)
-
-    def load_weights(self, weights):  # SGLang's return nothing
-        for name, weight in weights:
-            if name == "w":
-                self.part.data.copy_(weight.narrow(0, 2, 2))
-
-
-class Registry:
-    registered = []
-
-    @classmethod
-    def register(cls, target, hook, hook_type):
-        cls.registered.append((target, hook, hook_type))
-
-
-@pytest.fixture(autouse=True)
-def sglang(monkeypatch):
-    choices = ["auto"]
-    server = types.SimpleNamespace(model_path="m", model_loader_extra_config=None)
-    parallel = types.SimpleNamespace(pp_size=1, dp_rank=None, attn_dp_size=1)
-    parts = {
-        "arg_groups.choices": {"LOAD_FORMAT_CHOICES": choices,
-                               "add_load_format_choices": choices.extend},
-        "plugins.hook_registry": {"HookRegistry": Registry,
-                                  "HookType": types.SimpleNamespace(AROUND="around")},
-        "configs.load_config": {"LoadConfig": LoadConfig, "LoadFormat": LoadFormat},
-        "model_loader.loader": {"DefaultModelLoader": DefaultModelLoader,
-                                "BaseModelLoader": type("Base", (), {"__init__": base_init})},
-        "distributed.parallel_state": {"get_world_group": lambda: types.SimpleNamespace(
-            rank_in_group=0, world_size=1, all_gather_object=lambda value: [value])},
-        "runtime_context": {"get_model": lambda: server, "get_parallel": lambda: parallel}}
-    for name, contents in parts.items():
-        module = types.ModuleType(f"sglang.srt.{name}")
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    for ours in ("loader", "updating", "hooks", "filling", "ranks"):
-        monkeypatch.delitem(sys.modules, f"rekindle.sglang.{ours}", raising=False)
-        monkeypatch.delattr(f"rekindle.sglang.{ours}", raising=False)
-    monkeypatch.setattr("rekindle.sglang.versions.installed", lambda package: "0.5.23")
-    monkeypatch.setattr("rekindle._engines.loading._held", {})
-    DefaultModelLoader.steps, Registry.registered = [], []
-    return types.SimpleNamespace(choices=choices, server=server, parallel=parallel)
-
-
-def base_init(self, load_config):
-    self.load_config = load_config
-
-
-@pytest.fixture(scope="module")
-def published(rekindle):
-    every = {"w": torch.arange(8.0).view(4, 2), "unused": torch.ones(3)}
-    rk.publish(every, "sg@1", agent=rekindle.store("a"))
-    return every
-
-
-def load(rekindle, **options):
-    """As SGLang does: the configuration is checked, the loader made and run."""
-    from rekindle.sglang.hooks import verify_load_format
-    config = LoadConfig("rekindle", {"model": "sg", "agent": str(rekindle.store("a")), **options})
-    verify_load_format(LoadConfig._verify_load_format, config)
-    loader = config.load_format(config)
-    return loader, loader.load_model(
-        model_config=types.SimpleNamespace(model_path="m"),
-        device_config=types.SimpleNamespace(device="cpu"))
+from sglang_stand_in import (  # noqa: F401  (fixtures)
+    DefaultModelLoader, LoadConfig, LoadFormat, Model, Registry, from_disk, group, load, publish,
+    published, sglang, silent)
 
 
 def test_the_plugin_adds_the_format_once_and_leaves_others_alone(sglang):
@@ -139,7 +17,9 @@ def test_the_plugin_adds_the_format_once_and_leaves_others_alone(sglang):
     ours.plugin()
     ours.plugin()
     assert sglang.choices == ["auto", "rekindle"]
-    (target, hook, kind), = Registry.registered
+    (target, hook, kind), (adapters, _, _), (recovery, _, _) = Registry.registered
+    assert adapters == "sglang.srt.lora.lora.LoRAAdapter.initialize_weights"
+    assert recovery == "sglang.srt.eplb.eplb_manager.update_expert_location_with_recovery"
     assert target == "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
     assert (hook, kind) == (verify_load_format, "around")
     config = LoadConfig("auto")
@@ -168,25 +48,6 @@ def test_the_own_loader_takes_over_only_when_asked_to(rekindle, published):
         load(rekindle, **wrong)
     _, model = load(rekindle, **wrong, fallback="default")
     assert torch.equal(model.part, torch.full((2, 2), 7.0))
-
-
-def from_disk(model, **config):
-    """As `update_weights_from_disk`: a loader without options, asked for weights, then to load."""
-    from rekindle.sglang.loader import RekindleModelLoader
-    loader = RekindleModelLoader(LoadConfig(RekindleModelLoader))
-    source = types.SimpleNamespace(model_config=types.SimpleNamespace(model_path="m", **config))
-
-    def attempt():
-        weights = loader._get_weights_iterator(source)
-        DefaultModelLoader.restore_weights_before_loading(model, torch.device("cpu"))
-        loader.load_weights_and_postprocess(model, weights, torch.device("cpu"))
-    return attempt
-
-
-def publish(rekindle, name, factor):
-    later = {"w": torch.arange(8.0).view(4, 2) * factor, "unused": torch.ones(3)}
-    rk.publish(later, name, agent=rekindle.store("a"))
-    return later["w"][2:]
 
 
 def test_an_update_by_name_holds_the_new_session_and_lets_go_of_the_old_one(rekindle, published):
@@ -277,20 +138,178 @@ def test_a_loader_that_copies_by_way_of_a_buffer_is_recorded(rekindle, published
     assert [info.shape for info in held("target").session.tensors()] == [(2, 2)]
 
 
-def test_what_a_loader_writes_is_seen_in_its_threads_too():
-    """As DeepSeek's: tensors in host memory are copied by a pool."""
-    from concurrent.futures import ThreadPoolExecutor
+# --- ranks
 
-    from rekindle._engines.writes import WriteWatch
-    model = nn.ParameterDict({name: nn.Parameter(torch.empty(4, 2), requires_grad=False)
-                              for name in ("whole", "part", "other", "none")})
-    submit = ThreadPoolExecutor.submit
-    with WriteWatch(model) as watch, ThreadPoolExecutor() as pool:
-        done = pool.submit(lambda: (model["whole"].data[:3].copy_(torch.ones(3, 2)),
-                                    model["whole"].data[3:].fill_(0)))
-        model["part"].data[1:].copy_(torch.ones(3, 2))
-        model["part"].data[1:].copy_(torch.zeros(3, 2))
-        model["other"].data = torch.ones(4, 2)
-        done.result()
-    assert watch.elements() == {"whole": 8, "part": 6, "other": 8, "none": 0}
-    assert ThreadPoolExecutor.submit is submit
+
+def recover(model, load_format="rekindle", **filtered):
+    """As `update_expert_location_with_recovery` does for a rank that lacks experts."""
+    from rekindle.sglang.recovery import recovering
+
+    def update(path, load_format, weight_name_filter=None):  # SGLang's, as far as it matters here
+        from rekindle.sglang.loader import RekindleModelLoader
+        loader = RekindleModelLoader(LoadConfig(RekindleModelLoader))
+        pairs = loader._get_weights_iterator(types.SimpleNamespace(
+            model_config=types.SimpleNamespace(model_path=path)))
+        if weight_name_filter is not None:
+            pairs = (pair for pair in pairs if weight_name_filter(pair[0]))
+        try:
+            loader.load_weights_and_postprocess(model, pairs, torch.device("cpu"))
+        except Exception as why:
+            return False, str(why)
+        return True, "Succeeded"
+
+    def original(*, update_weights_from_disk_callable):
+        update_weights_from_disk_callable("m", load_format, **filtered)
+
+    recovering(original, update_weights_from_disk_callable=update)
+
+
+@pytest.mark.parametrize("filtered", [{"weight_name_filter": lambda name: name == "w"}, {}],
+                         ids=["some", "all"])
+def test_a_rank_that_lacks_experts_gets_those_of_the_version_held_and_asks_nobody(
+        rekindle, sglang, filtered, monkeypatch):
+    from rekindle._engines.loading import held
+    name = f"lacks-{len(filtered)}"
+    first = publish(rekindle, f"{name}@1", 1)
+    _, model = load(rekindle, model=name, instance=name)
+    sglang.server.model_loader_extra_config = {"model": name, "agent": str(rekindle.store("a"))}
+    publish(rekindle, f"{name}@2", 2)
+    model.part.data.fill_(float("nan"))
+    before, DefaultModelLoader.steps = held("target"), []
+    sglang.world.group = sglang.world.tensor_parallel = silent()
+    given, inner = [], model.load_weights
+    monkeypatch.setattr(model, "load_weights", lambda pairs: inner(
+        (given.append(pair[0]) or pair) for pair in pairs))
+    recover(model, **filtered)
+    assert torch.equal(model.part, first)
+    assert set(given) == ({"w"} if filtered else {"w", "unused"})
+    assert held("target") is before and not before.session.closed
+    assert DefaultModelLoader.steps == ["postprocess"]
+
+
+def test_experts_that_cannot_be_had_end_the_server(rekindle, published, sglang, monkeypatch):
+    """SGLang does not look at what its own update says."""
+    _, model = load(rekindle)
+    sglang.world.group = silent()
+    with pytest.raises(rk.InternalError, match="has none of the tensors that SGLang asks for"):
+        recover(model, weight_name_filter=lambda name: False)
+    from rekindle._engines.loading import let_go
+    let_go("target")
+    with pytest.raises(rk.InternalError, match="have not come through Rekindle"):
+        recover(model)
+    sglang.server.model_loader_extra_config = {"model": "sg", "fallback": "default"}
+    monkeypatch.setattr(DefaultModelLoader, "_get_weights_iterator", lambda self, source: iter(
+        [("w", torch.full((4, 2), 7.0))]), raising=False)
+    recover(model)
+    assert torch.equal(model.part, torch.full((2, 2), 7.0))
+
+
+@pytest.mark.parametrize("file_format", [False, True])
+def test_an_adapter_is_read_from_files_whatever_the_model_came_from(
+        rekindle, published, file_format):
+    from rekindle.sglang.hooks import adapter_from_files, verify_load_format
+
+    def initialize_weights(adapter):
+        own = DefaultModelLoader(adapter.load_config)
+        adapter.weights = dict(own._get_all_weights(None, None))
+
+    config = LoadConfig("auto" if file_format else "rekindle", {} if file_format else {
+        "model": "sg", "agent": str(rekindle.store("a"))})
+    verify_load_format(LoadConfig._verify_load_format, config)
+    adapter = types.SimpleNamespace(load_config=config)
+    adapter_from_files(initialize_weights, adapter)
+    assert torch.equal(adapter.weights["w"], torch.full((4, 2), 7.0))
+    assert (adapter.load_config is config) == file_format
+    if not file_format:  # the model's stays
+        assert config.model_loader_extra_config["model"] == "sg"
+
+
+def test_a_backup_of_experts_that_rekindle_does_not_fill_is_refused(rekindle, published, sglang):
+    from rekindle import sglang as ours
+    sglang.experts.enable_elastic_expert_backup = True
+    _, model = load(rekindle)  # without a backend SGLang makes none
+    sglang.experts.elastic_ep_backend = "mooncake"
+    with pytest.raises(rk.InvalidError, match="start the server without it"):
+        load(rekindle)
+    before = model.part.clone()
+    publish(rekindle, "sg@3", 3)
+    with pytest.raises(rk.InvalidError, match="--enable-elastic-expert-backup"):
+        ours.load(model, ours.version("sg", 3))
+    with pytest.raises(rk.InvalidError, match="--enable-elastic-expert-backup"):
+        from_disk(model)()
+    assert torch.equal(model.part, before)
+
+
+def test_ranks_that_share_a_draft_load_the_version_that_the_first_one_finds(rekindle, sglang):
+    from rekindle._engines.loading import held
+    publish(rekindle, "target@1", 1)
+    first = publish(rekindle, "draft@1", 1)
+    load(rekindle, model="target")
+    heard = []
+    sglang.world.tensor_parallel = group(lambda value: heard.append(value))  # and has not failed
+    sglang.world.group = silent()
+    _, model = load(rekindle, "d", True, model="target", draft_model="draft")
+    assert heard[0] == 1 and set(heard[1:]) == {None}
+    assert torch.equal(model.part, first) and held("draft").session.version == 1
+
+    publish(rekindle, "draft@2", 2)
+    said = iter([1])  # of the first rank, that has not seen the newest; then nothing fails
+    sglang.world.tensor_parallel = types.SimpleNamespace(
+        rank_in_group=1, world_size=2,
+        all_gather_object=lambda value: [next(said, value), value])
+    _, model = load(rekindle, "d", True, model="target", draft_model="draft")
+    assert torch.equal(model.part, first) and held("draft").session.version == 1
+
+
+def test_a_draft_that_fails_on_another_rank_fails_here(rekindle, published, sglang):
+    from rekindle._engines.loading import held
+    from rekindle._engines.ranks import _Failure
+    sglang.world.tensor_parallel = group(
+        lambda value: _Failure("CORRUPT", "rotten") if value is None else value)
+    with pytest.raises(rk.CorruptError, match="rank 1 of 2: rotten"):
+        load(rekindle, "d", True, draft_model="sg")
+    assert held("draft") is None
+
+
+def test_a_rank_that_joins_says_its_version_and_asks_nobody(rekindle, published, sglang):
+    from rekindle._engines.loading import held
+    sglang.experts.is_ep_joiner = True
+    sglang.world.group = sglang.world.tensor_parallel = silent()
+    with pytest.raises(rk.InvalidError, match="say which version"):
+        load(rekindle)
+    _, model = load(rekindle, version=1, instance="joined")
+    assert torch.equal(model.part, published["w"][2:])
+    assert held("target").place.world == 1
+
+
+def test_ranks_that_are_to_load_different_versions_do_not(rekindle, published, sglang):
+    from rekindle import sglang as ours
+    _, model = load(rekindle)
+    before = model.part.clone()
+    sglang.world.group = group(lambda value: "sg@7" if value == "sg@1" else value)
+    with pytest.raises(rk.InternalError, match="are to load sg@1, sg@7 at the same time"):
+        ours.load(model, ours.version("sg", 1))
+    assert torch.equal(model.part, before)
+
+
+@pytest.mark.parametrize("algorithm, lacks", [
+    ("EAGLE", None), ("EAGLE3", r"lm_head\.weight \(nothing"),
+    ("STANDALONE", r"embed_tokens\.weight \(nothing"),
+    ("DFLASH", r"embed_tokens\.weight \(nothing")])
+def test_a_draft_may_lack_what_sglang_gives_it_of_the_target(
+        rekindle, published, sglang, monkeypatch, algorithm, lacks):
+    class Draft(Model):
+        def __init__(self):
+            super().__init__()
+            self.embed_tokens, self.lm_head = nn.Embedding(2, 2), nn.Linear(2, 2, bias=False)
+
+    monkeypatch.setattr(DefaultModelLoader, "makes", Draft)
+    sglang.speculation.speculative_algorithm = algorithm
+    if lacks is None:
+        _, model = load(rekindle, "d", True, draft_model="sg", draft_version=1)
+        assert torch.equal(model.part, published["w"][2:])
+    else:
+        with pytest.raises(rk.InvalidError, match=lacks):
+            load(rekindle, "d", True, draft_model="sg")
+    with pytest.raises(rk.InvalidError, match="embed_tokens"):
+        load(rekindle)  # as a target

@@ -156,7 +156,7 @@ def test_the_real_model(fleet, real_model):
 
 def test_it_says_what_it_lacks(agent):
     with pytest.raises(rk.NotFoundError):
-        rekindle.torch.from_pretrained("nobody", agent=agent, timeout=0.5)
+        rekindle.torch.from_pretrained("nobody", agent=agent)
     with pytest.raises(rk.InvalidError, match="no shard"):
         rekindle.torch.from_pretrained("llama", agent=agent, shard="tp=0/2")
     with pytest.raises(rk.InvalidError, match="device_map"):

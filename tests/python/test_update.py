@@ -21,7 +21,7 @@ class Worker(threading.Thread):
         self.rank, self.store = rank, store
         self.serves = threading.Event()
         self.held = {name: torch.zeros_like(t) for name, t in weights(1).items()}
-        self.failed = None
+        self.failed = self.updated = None
 
     def load(self, version, generation):
         session = rekindle.attach("m", version, device=f"double:{self.rank}", group="actors",
@@ -37,7 +37,7 @@ class Worker(threading.Thread):
             self.serves.set()
             version = first.wait_for_update(timeout=PATIENCE_S)
             first.close()
-            self.load(version, 1).close()
+            self.updated = self.load(version, 1)  # a member of the update until that is over
         except BaseException as why:
             self.failed = why
 
@@ -62,6 +62,7 @@ def test_all_workers_of_a_group_get_the_new_version(fleet, store, published):
         assert not worker.is_alive() and worker.failed is None, worker.failed
         for name, tensor in weights(2).items():
             assert torch.equal(worker.held[name], tensor), name
+        worker.updated.close()
     assert (result.members, result.ready, result.by_broadcast) == (2, 2, 2)
     assert result.elapsed >= 0
 

@@ -329,7 +329,7 @@ def test_ranks_load_the_version_that_the_first_one_finds(rekindle, tensors):
     rk.publish(tensors, "ranks@2", agent=store)
     assert one_version(options, other).version == 1
     with pytest.raises(rk.NotFoundError):
-        one_version(options_of(rekindle, model="nobody-has-it", attach_timeout=0.2), first)
+        one_version(options_of(rekindle, model="nobody-has-it"), first)
     with pytest.raises(rk.NotFoundError, match="nobody-has-it"):
         one_version(options, other)
 

@@ -56,6 +56,7 @@ class Outcome:
         self.output = output.read_text(errors="replace") if output.exists() else ""
         seconds = directory / "seconds"
         self.seconds = seconds.read_text().strip() if seconds.exists() else "0"
+        self.again = (directory / "again").exists()
         self.failure, self.skip = self.judge(directory, skips_fail)
 
     def judge(self, directory, skips_fail):
@@ -63,7 +64,8 @@ class Outcome:
         status = directory / "status"
         if not status.exists() or not status.read_text().strip():
             begun = (directory / "begun").exists()
-            return ("the machine died under it" if begun else "it did not run", None)
+            again = " twice" if self.again else ""
+            return (f"the machine died under it{again}" if begun else "it did not run", None)
         status = int(status.read_text())
         skips = json.loads((directory / "skips").read_text())
         skip = None
@@ -109,8 +111,11 @@ def report(directory, xml, skips_fail):
         print(f"\n=== {outcome.name}: {outcome.failure}\n{outcome.output}")
     passed = len(outcomes) - len(failed) - len(skipped)
     print(f"rdma: {passed} passed, {len(failed)} failed, {len(skipped)} skipped ({xml})")
-    for outcome in failed:
-        print(f"  failed: {outcome.name}")
+    for outcome in outcomes:
+        if outcome.failure:
+            print(f"  failed: {outcome.name}")
+        elif outcome.again:
+            print(f"  tried twice, since a machine died under it: {outcome.name}")
     return 1 if failed or not outcomes else 0
 
 

@@ -84,8 +84,8 @@ void Puller::begin() {
   scheduler_ = std::make_unique<transport::Scheduler>(
       site_.chunks.count,
       [this](SliceIndex slice) {
-        return transport::SliceInfo{site_.chunks.bytes, SourceMask(candidates_[slice]) | whole_,
-                                    growing_};
+        return transport::SliceInfo{
+            site_.chunks.bytes, SourceMask(candidates_[slice]) | whole_, growing_, slice, 1, slice};
       },
       options, site_.events.now());
   next_hear_ = next_tick_ = site_.events.now();
@@ -131,7 +131,7 @@ void Puller::connected(SourceIndex index) {
   source.lost = false;
   if (first && source.growing) {
     growing_.set(index);
-    scheduler_->candidates_added(index, {}, now);
+    scheduler_->add_neighbour(index, swarm::salt_of(source.offer.node.incarnation));
     gain(index, source.offer.held);
   } else if (first) {
     whole_.set(index);

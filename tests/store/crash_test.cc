@@ -1,4 +1,5 @@
 #include <csignal>
+#include <thread>
 
 #include <sys/wait.h>
 
@@ -196,6 +197,31 @@ TEST_P(RetireCrashTest, KilledThereTheNextOpenFinishesTheRemoval) {
   EXPECT_EQ(store_->used_bytes(), 0u);
   EXPECT_TRUE(fs::is_empty(store_path() / "models"));
   EXPECT_NE(pull(shard_boxes(*checkpoint())), nullptr);
+}
+
+// A commit takes what a pull of an older version has left over off its place; then it is deleted.
+class LeftoverCrashTest : public CrashTest {};
+INSTANTIATE_TEST_SUITE_P(Failpoints, LeftoverCrashTest,
+                         ::testing::Values("store.remove.after_marker",
+                                           "store.remove.between_files@1",
+                                           "store.remove.between_files@2",
+                                           "store.remove.before_rmdir", "store.pool.delete_later@1",
+                                           "store.pool.delete_later@2"),
+                         test_name);
+
+TEST_P(LeftoverCrashTest, KilledThereTheCommitHoldsAndTheNextOpenFinishesTheDeletion) {
+  begin(all_boxes(*checkpoint())).reset();
+  const ModelVersion newer{id_.model, id_.version + 1};
+  ASSERT_TRUE(killed_at(with_action(GetParam(), "kill"), [&](SegmentStore& store) {
+    ASSERT_TRUE(publish(store, newer, source_path()));
+    while (!fs::is_empty(store_path() / "pool")) std::this_thread::yield();
+  }));
+  const auto version = store_->find(newer, source_->manifest.layout.digest());
+  ASSERT_NE(version, nullptr);
+  EXPECT_TRUE(verify_version(*version, 1, nullptr));
+  EXPECT_EQ(store_->used_bytes(), version->manifest.layout.segment_bytes());
+  EXPECT_FALSE(fs::exists(store_path() / "models" / "org%2Fmodel@1"));
+  EXPECT_TRUE(fs::is_empty(store_path() / "pool"));
 }
 
 // Copies come and go, and each takes the files of the one before.

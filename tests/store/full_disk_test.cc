@@ -157,5 +157,25 @@ TEST_F(FullDiskTest, WhoLacksRoomWaitsForFilesThatAreBeingDeleted) {
   });
 }
 
+TEST_F(FullDiskTest, WhoLacksRoomWaitsForWhatACommitHasDeleted) {
+  write_safetensors(temp_.path() / "large" / "a.safetensors", {{"w", DType::kU8, {8 << 20}}}, 5);
+  const auto older = *publish(*source_store_, {"large", 1}, temp_.path() / "large");
+  const auto newer = *publish(*source_store_, {"large", 2}, temp_.path() / "large");
+  on_small_tmpfs([&] {
+    store_ = open_store(small() / "s", 1 << 30);
+    const auto begin_like = [&](const StoredVersion& copy) {
+      const auto& checkpoint = copy.manifest.checkpoint;
+      return *store_->begin(checkpoint, pack(*checkpoint, all_boxes(*checkpoint)));
+    };
+    begin_like(*older).reset();
+    ASSERT_TRUE(arm_failpoints("store.pool.delete_later=sleep:300"));
+    auto pending = begin_like(*newer);
+    fill_all(*pending, *newer);
+    ASSERT_TRUE(store_->commit(std::move(pending)));
+    const auto segment = store_->create_segment(small() / "w.safetensors", 10 << 20);
+    EXPECT_TRUE(segment) << segment.error().message();
+  });
+}
+
 }  // namespace
 }  // namespace rekindle::store

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <random>
+#include <span>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -22,6 +24,15 @@ TileRuns random_runs(Random& random, TileIndex tiles) {
   return set.ranges();
 }
 
+planner::PlanRequest request_for(const planner::testing::Scenario& scenario,
+                                 std::span<const planner::SourceView> sources) {
+  planner::PlanRequest request;
+  request.checkpoint = scenario.checkpoint.get();
+  request.destination = scenario.destination.get();
+  request.sources = sources;
+  return request;
+}
+
 // Every element that the slice reads lies in a tile that the source holds.
 bool may_serve(const planner::Plan& plan, SliceIndex slice, const Layout& layout,
                const TileSet& held) {
@@ -38,10 +49,7 @@ TEST(Availability, ASourceIsACandidateExactlyWhenItsLayoutCoversTheSliceAndItHol
     Random random(seed);
     const auto scenario = planner::testing::random_scenario(random, planner::testing::Size::kTiny);
     auto views = scenario.views();
-    planner::PlanRequest request;
-    request.checkpoint = scenario.checkpoint.get();
-    request.destination = scenario.destination.get();
-    request.sources = views;
+    const auto request = request_for(scenario, views);
     const auto plan = planner::plan_pull(request, {});
     ASSERT_TRUE(plan);
     const TileIndex tile_count = scenario.checkpoint->tiles.tile_count();
@@ -88,14 +96,43 @@ TEST(Availability, ASourceIsACandidateExactlyWhenItsLayoutCoversTheSliceAndItHol
   }
 }
 
+// Pullers agree by keys on who asks a complete source: also one that has some of it already and so
+// another plan.
+TEST(Availability, AKeyIsATileThatTheSliceOrItsGroupReadsWhateverThePlan) {
+  const std::uint64_t base = std::random_device{}();
+  for (std::uint64_t seed = base; seed < base + 100; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    Random random(seed);
+    const auto scenario = planner::testing::random_scenario(random, planner::testing::Size::kTiny);
+    auto views = scenario.views();
+    auto request = request_for(scenario, views);
+    TileSet have(scenario.checkpoint->tiles.tile_count());
+    for (const auto& [begin, end] : random_runs(random, have.size())) have.set_range(begin, end);
+    for (const TileSet* resumed : {static_cast<const TileSet*>(nullptr), &std::as_const(have)}) {
+      request.have = resumed;
+      const auto plan = planner::plan_pull(request, {});
+      ASSERT_TRUE(plan);
+      const Availability availability(**plan, {});
+      std::vector<TileIndex> read;
+      for (SliceIndex slice = 0; slice < (*plan)->slice_count(); ++slice) {
+        const SliceIndex first = (*plan)->group_first(slice);
+        (*plan)->tiles_read(first, read);
+        ASSERT_FALSE(read.empty());
+        EXPECT_EQ(availability.key(slice), *std::min_element(read.begin(), read.end()));
+        EXPECT_EQ(availability.key(slice), availability.key(first));
+        if (resumed != nullptr && read.size() == 1) {
+          EXPECT_FALSE(have.test(read[0]));
+        }
+      }
+    }
+  }
+}
+
 TEST(Availability, AGrowingSourceOfThePlanIsNoCandidateUntilItIsToldToHoldSomething) {
   Random random(7);
   const auto scenario = planner::testing::random_scenario(random, planner::testing::Size::kTiny);
   const planner::SourceView view{scenario.destination.get(), nullptr};
-  planner::PlanRequest request;
-  request.checkpoint = scenario.checkpoint.get();
-  request.destination = scenario.destination.get();
-  request.sources = std::span(&view, 1);
+  const auto request = request_for(scenario, std::span(&view, 1));
   const auto plan = planner::plan_pull(request, {});
   ASSERT_TRUE(plan);
   ASSERT_TRUE((*plan)->missing().empty());
@@ -111,10 +148,7 @@ TEST(Availability, WhatASourceOutsideSaysOfTilesBehindTheLastIsIgnored) {
   Random random(9);
   const auto scenario = planner::testing::random_scenario(random, planner::testing::Size::kTiny);
   const planner::SourceView view{scenario.destination.get(), nullptr};
-  planner::PlanRequest request;
-  request.checkpoint = scenario.checkpoint.get();
-  request.destination = scenario.destination.get();
-  request.sources = std::span(&view, 1);
+  const auto request = request_for(scenario, std::span(&view, 1));
   const auto plan = planner::plan_pull(request, {});
   ASSERT_TRUE(plan);
   Availability availability(**plan, {});

@@ -34,8 +34,8 @@ TEST(Swarm, SevenJoinersAreDoneSoonAfterOneWouldBeAndTheSourceSendsLittleMoreTha
         static_cast<double>(world.sent_by_source()) / static_cast<double>(world.checkpoint_bytes());
     RecordProperty("times_of_a_single_pull_" + std::to_string(seed), std::to_string(times));
     RecordProperty("egress_" + std::to_string(seed), std::to_string(egress));
-    EXPECT_LE(times, 1.6) << world.states();
-    EXPECT_LE(egress, 1.5) << world.states();
+    EXPECT_LE(times, 1.2) << world.states();
+    EXPECT_LE(egress, 1.2) << world.states();
   }
 }
 

@@ -77,6 +77,7 @@ World::World(const WorldOptions& options) : options_(options), random_(options.s
   layout_ = std::make_unique<Layout>(std::move(packed->layout));
   bytes_ = checkpoint_->tensors.total_bytes();
   sent_.resize(static_cast<std::size_t>(options.joiners) + 1);
+  for (int host = 0; host <= options.joiners; ++host) salts_.push_back(random_());
   announced_.insert(0);
   for (int i = 0; i < options.joiners; ++i) {
     const planner::SourceView view{layout_.get(), nullptr};
@@ -98,14 +99,18 @@ World::~World() = default;
 
 void World::start(Joiner& joiner) {
   BatchOptions options;
-  options.salt = random_();
+  options.salt = salts_[static_cast<std::size_t>(joiner.host)];
   options.order = slice_order(*joiner.plan, options.salt);
   joiner.accepted.resize(joiner.plan->slice_count());
   joiner.scheduler = std::make_unique<Scheduler>(
       joiner.plan->slice_count(),
       [&joiner](SliceIndex slice) {
-        return SliceInfo{joiner.plan->slice_bytes(slice), joiner.availability.candidates(slice),
-                         joiner.availability.prospects(slice)};
+        return SliceInfo{joiner.plan->slice_bytes(slice),
+                         joiner.availability.candidates(slice),
+                         joiner.availability.prospects(slice),
+                         slice,
+                         1,
+                         joiner.availability.key(slice)};
       },
       options, now());
   if (joiner.host <= options_.source_serves) {
@@ -129,7 +134,7 @@ void World::connect(Joiner& joiner, int host) {
   if (host != 0) {
     source = static_cast<SourceIndex>(host);
     joiner.availability.add_source(source, *layout_);
-    joiner.scheduler->candidates_added(source, {}, now());
+    joiner.scheduler->add_neighbour(source, salts_[static_cast<std::size_t>(host)]);
     joiner.feeds.emplace(host, HaveFeed());
   }
   joiner.sources[host] = source;

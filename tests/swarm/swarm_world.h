@@ -84,6 +84,7 @@ class World {
   std::uint64_t bytes_ = 0;
   std::vector<std::unique_ptr<Joiner>> joiners_;  // host number is the index + 1
   std::vector<std::uint64_t> sent_;               // by host
+  std::vector<std::uint64_t> salts_;              // by host
   std::set<int> announced_;                       // hosts that the coordinator offers
   std::set<int> dead_;
   std::set<int> frozen_;

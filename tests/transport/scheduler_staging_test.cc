@@ -42,6 +42,7 @@ class StagedTiles {
       candidates_[slice].set(2);
       all.push_back(slice);
     }
+    scheduler_->add_neighbour(2, 0);
     scheduler_->candidates_added(2, all, now_);
   }
   void nobody_brings_second_halves_but_perhaps_the_neighbour() {
@@ -49,7 +50,7 @@ class StagedTiles {
       candidates_[slice] = {};
       prospects_[slice].set(2);
     }
-    scheduler_->candidates_added(2, {}, now_);
+    scheduler_->add_neighbour(2, 0);
   }
   // One look of the engine, and some of what is in flight lands.
   void step() {

@@ -1,5 +1,6 @@
 // The engine's policy with sources that are being filled: what is taken from whom, and when waiting
 // for them ends.
+#include <algorithm>
 #include <map>
 #include <set>
 #include <vector>
@@ -26,14 +27,14 @@ class SwarmScheduler : public ::testing::Test {
     scheduler_ = std::make_unique<Scheduler>(
         slices,
         [this](SliceIndex slice) {
-          return SliceInfo{kSlice, candidates_[slice], prospects_[slice]};
+          return SliceInfo{kSlice, candidates_[slice], prospects_[slice], slice, 1, slice};
         },
         options_, now_);
   }
   PathId connect(SourceIndex source) {
     if (source != 0) {
       for (auto& mask : prospects_) mask.set(source);
-      scheduler_->candidates_added(source, {}, now_);
+      scheduler_->add_neighbour(source, salts_[source]);
     }
     return scheduler_->add_path(source, "path of " + std::to_string(source), now_);
   }
@@ -60,6 +61,7 @@ class SwarmScheduler : public ::testing::Test {
 
   TimePoint now_{1s};
   BatchOptions options_;
+  std::map<SourceIndex, std::uint64_t> salts_;  // of neighbours; equal to ours: all is our part
   std::vector<SourceMask> candidates_;
   std::vector<SourceMask> prospects_;
   std::map<SliceIndex, PathId> path_of_;
@@ -94,6 +96,97 @@ TEST_F(SwarmScheduler, TheSourceIsAskedFirstForWhatNoNeighbourHolds) {
   EXPECT_EQ(all.at(0), (std::vector<SliceIndex>{20, 21}));
   ASSERT_EQ(all.at(1).size(), 2u);
   for (const SliceIndex slice : all.at(1)) EXPECT_LT(slice, 20u);
+}
+
+// What is asked of the source, in order, by a puller with this salt whose neighbour has another and
+// gains nothing.
+std::vector<SliceIndex> asked_by(std::uint64_t salt, std::uint64_t neighbours_salt,
+                                 SliceIndex slices) {
+  TimePoint now{1s};
+  BatchOptions options;
+  options.salt = salt;
+  Scheduler scheduler(
+      slices,
+      [](SliceIndex slice) {
+        return SliceInfo{kSlice, SourceMask(1), SourceMask(2), slice, 1, slice};
+      },
+      options, now);
+  scheduler.add_path(0, "source", now);
+  scheduler.add_neighbour(1, neighbours_salt);
+  scheduler.add_path(1, "neighbour", now);
+  std::vector<SliceIndex> asked;
+  while (const auto post = scheduler.next_post(now)) {
+    asked.push_back(post->slice);
+    scheduler.slice_done(post->path, post->slice, OpStatus::kOk, now);
+    scheduler.resolve(post->slice, Verdict::kAccept, now);
+  }
+  return asked;
+}
+
+TEST(SwarmParts, TwoPullersBeginWithPartsThatAreDifferentAndTogetherEverything) {
+  constexpr SliceIndex kSlices = 100;
+  const auto ours = asked_by(17, 4711, kSlices);
+  const auto theirs = asked_by(4711, 17, kSlices);
+  ASSERT_EQ(ours.size(), kSlices);
+  ASSERT_EQ(theirs.size(), kSlices);
+  std::vector<SliceIndex> sizes;  // of our part, with which it would be so
+  for (SliceIndex mine = 1; mine < kSlices; ++mine) {
+    std::set<SliceIndex> both(ours.begin(), ours.begin() + mine);
+    both.insert(theirs.begin(), theirs.end() - mine);
+    if (both.size() == kSlices) sizes.push_back(mine);
+  }
+  ASSERT_FALSE(sizes.empty());
+  EXPECT_GT(sizes.front(), kSlices / 4);
+  EXPECT_LT(sizes.back(), kSlices * 3 / 4);
+}
+
+TEST_F(SwarmScheduler, TheOrderOfTheBatchHoldsWithinOurPartAndForAllOfItOnceTheNeighbourIsGone) {
+  constexpr SliceIndex kSlices = 64;
+  options_.salt = 17;
+  salts_[1] = 4711;
+  start(kSlices, kSlice);
+  connect(0);
+  const PathId neighbour = connect(1);
+  std::vector<SliceIndex> asked;
+  const auto ask = [&] {
+    asked.push_back(posts().at(0).at(0));
+    finish(asked.back());
+  };
+  for (int i = 0; i < 10; ++i) ask();
+  EXPECT_TRUE(std::is_sorted(asked.begin(), asked.end()));
+  EXPECT_GT(asked.back(), 10u) << "some are the neighbour's";
+  scheduler_->path_closed(neighbour, "killed", now_);
+  std::set<SliceIndex> left;
+  for (SliceIndex slice = 0; slice < kSlices; ++slice) left.insert(slice);
+  for (const SliceIndex slice : asked) left.erase(slice);
+  asked.clear();
+  while (!scheduler_->outcome()) ask();
+  EXPECT_EQ(asked, std::vector<SliceIndex>(left.begin(), left.end()));
+}
+
+TEST(FirstWindow, GrowsByWhatHasComeUntilTheSourceIsMeasured) {
+  TimePoint now{1s};
+  Scheduler scheduler(
+      100,
+      [](SliceIndex) {
+        return SliceInfo{kSlice, SourceMask(1)};
+      },
+      {}, now);
+  const PathId path = scheduler.add_path(0, "source", now);
+  std::vector<SliceIndex> in_flight;
+  const auto ask = [&] {
+    while (const auto post = scheduler.next_post(now)) in_flight.push_back(post->slice);
+    return in_flight.size();
+  };
+  EXPECT_EQ(ask(), 4u);
+  EXPECT_EQ(ask(), 4u);
+  for (std::uint64_t landed = 1; landed <= 3; ++landed) {
+    scheduler.path_progress(path, landed * kSlice, now);
+    scheduler.slice_done(path, in_flight.back(), OpStatus::kOk, now);
+    scheduler.resolve(in_flight.back(), Verdict::kAccept, now);
+    in_flight.pop_back();
+    EXPECT_EQ(ask(), 4u + landed);
+  }
 }
 
 TEST_F(SwarmScheduler, TheRarestOfWhatANeighbourHasGoesFirst) {

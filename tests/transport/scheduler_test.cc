@@ -70,7 +70,7 @@ std::uint64_t bytes_in_flight(bool over_nics) {
 }
 
 TEST(Scheduler, EachNicOfASourceHasAWindowOfItsOwn) {
-  EXPECT_EQ(bytes_in_flight(false), 16 * kMiB);
+  EXPECT_EQ(bytes_in_flight(false), 4 * kMiB);
   EXPECT_EQ(bytes_in_flight(true), 64 * kMiB);
 }
 

@@ -47,6 +47,19 @@ TEST_F(PortionTest, TheFrameIsWhatProtobufWouldWrite) {
   EXPECT_EQ(found->portion->payload_bytes, 1000u * 256 * 2);
 }
 
+TEST_F(PortionTest, ABoxWithoutANameIsTheSmallestTensor) {
+  Wanted wanted = whole();
+  wanted.boxes.push_back({"", {}, {}});
+  const auto found = find_portion(copies(), wanted);
+  ASSERT_TRUE(found) << found.error().message();
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (const TensorInfo& tensor : checkpoint()->tensors.tensors()) {
+    if (tensor.size_bytes() > 0) least = std::min(least, tensor.size_bytes());
+  }
+  ASSERT_LT(least, 1u << 20);
+  EXPECT_EQ(found->portion->payload_bytes, least);
+}
+
 TEST_F(PortionTest, WhatWasFoundIsKnownForAsLongAsTheCopiesAreTheSame) {
   RecentPortions recent;
   EXPECT_EQ(recent.find(copies(), whole()).stored, nullptr);

@@ -15,7 +15,10 @@
 
 #include <time.h>
 
+#include "recovery/worker/wire.h"
 #include "src/base/unique_fd.h"
+#include "src/base/version.h"
+#include "src/ipc/channel.h"
 #include "src/ipc/unix_socket.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
@@ -28,7 +31,8 @@ namespace {
 constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
 constexpr int kOtherSignals[] = {SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH};
 constexpr std::chrono::milliseconds kLongestWait{60'000};
-constexpr std::chrono::milliseconds kLook{50};  // whether an agent that is away is back
+constexpr std::chrono::milliseconds kLook{50};     // whether an agent that is away is back
+constexpr std::chrono::milliseconds kAnswer{500};  // of an agent, to a hello
 
 TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
@@ -180,10 +184,24 @@ bool Supervisor::pause(std::chrono::milliseconds delay) {
   return stop_signal_ == 0;
 }
 
+// The kernel connects to an agent that is dying, too, which then ends what it never accepted. One
+// that is there and does not answer, listens.
 bool Supervisor::agent_listens() const {
-  const auto socket = ipc::connect_unix_socket(options_.agent_socket, clock_now() + kLook);
-  return socket || (socket.error().code() != ErrorCode::kUnavailable &&
-                    socket.error().code() != ErrorCode::kNotFound);
+  auto socket = ipc::connect_unix_socket(options_.agent_socket, clock_now() + kLook);
+  if (!socket) {
+    return socket.error().code() != ErrorCode::kUnavailable &&
+           socket.error().code() != ErrorCode::kNotFound;
+  }
+  proto::WorkerFrame hello;
+  hello.set_call(1);
+  hello.mutable_hello()->set_protocol_min(worker::kProtocol);
+  hello.mutable_hello()->set_protocol_max(worker::kProtocol);
+  hello.mutable_hello()->set_software(fmt::format("rekindle run {}", version()));
+  const TimePoint deadline = clock_now() + kAnswer;
+  auto channel = ipc::Channel::adopt(std::move(*socket), ipc::kMaxFrameDescriptors);
+  if (!channel || !channel->send(hello.SerializeAsString(), {}, deadline)) return false;
+  const auto answer = channel->receive(deadline);
+  return answer || answer.error().code() == ErrorCode::kTimeout;
 }
 
 bool Supervisor::wait_for_agent() {

@@ -149,16 +149,18 @@ int Region::fault_in(const Stride& stride) {
   return error;
 }
 
-std::vector<Cut> Region::plan(const Stride& stride, const Part& part) const {
+// `nodes`: as Stride::nodes; none: memory is not cut by them.
+std::vector<Cut> Region::plan(const Stride& stride, const Part& part,
+                              std::span<const int> nodes) const {
   const auto address = reinterpret_cast<std::uint64_t>(memory_.bytes().data()) + stride.offset;
   CutRules rules{.max_bytes = stride_bytes_, .alignment = kAlignment, .node_at = nullptr};
   const std::uint64_t device_max = part.share.device.limits().max_mr_bytes;
   if (device_max != 0) rules.max_bytes = std::min(rules.max_bytes, device_max);
-  if (!stride.nodes.empty()) {
+  if (!nodes.empty()) {
     rules.node_at = [&](std::uint64_t at) {
       // The sample in the block that begins at `at`, also where samples are not on borders.
       const std::uint64_t block = (at - address + kAlignment - 1) / kAlignment;
-      return stride.nodes[std::min<std::size_t>(block, stride.nodes.size() - 1)];
+      return nodes[std::min<std::size_t>(block, nodes.size() - 1)];
     };
   }
   std::vector<Cut> cuts = plan_pieces(address, stride.bytes, rules);
@@ -176,8 +178,11 @@ bool Region::hopeless(const Stride& stride, const Part& part) const {
 
 void Region::register_stride(Part& part, std::size_t index) {
   Stride& stride = strides_[index];
-  const int touch_error = hopeless(stride, part) ? 0 : touch(stride);
-  const std::vector<Cut> cuts = plan(stride, part);
+  // What another device's worker finds out while it touches is ours after our own touch() only.
+  const bool touched = !hopeless(stride, part);
+  const int touch_error = touched ? touch(stride) : 0;
+  const std::vector<Cut> cuts =
+      plan(stride, part, touched ? std::span<const int>(stride.nodes) : std::span<const int>());
   auto slots = std::make_unique<Slots>(cuts.size());
   for (std::size_t i = 0; i < cuts.size(); ++i) {
     slots->slots[i].piece.offset = cuts[i].offset;

@@ -95,7 +95,7 @@ class Region {
   // 0, or why there are no pages. The first one to come does it, others wait.
   int touch(Stride& stride);
   int fault_in(const Stride& stride);
-  std::vector<Cut> plan(const Stride& stride, const Part& part) const;
+  std::vector<Cut> plan(const Stride& stride, const Part& part, std::span<const int> nodes) const;
   void register_stride(Part& part, std::size_t index);
   void register_slot(Part& part, Slot& slot, int touch_error);
   void note_failure(Part& part, const Slot& slot, Cause cause, int error, const LockLimit& lock);

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import InvalidError
+from .coverage import Region, covered, in_bytes
 
 if TYPE_CHECKING:
     from ..recording import Plan
@@ -24,37 +24,37 @@ def has_default(name: str) -> bool:
     return _WITH_DEFAULT.search(name) is not None
 
 
+Regions = Mapping[str, Iterable[Region]]  # by parameter
+
+
 def check_plan(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str]) -> None:
     """After a plan was executed: what moves and constants have covered, and of what opaque tensors
-    went to, what the loader says. InvalidError names what is missing."""
-    elements = written(plan)
-    for name, count in (_seen(returned) or {}).items():
-        elements[name] = elements.get(name, 0) + count
+    went to, what the loader says, or what was seen of that. InvalidError names what is missing."""
     said = _said(returned) if plan.opaque else set()
     if said is not None:  # else nothing is known of where the opaque tensors went
-        _refuse(_short(model, elements, said), allowed)
+        _refuse(_short(model, written(plan), _seen(returned) or {}, said), allowed)
 
 
-def written(plan: "Plan") -> dict[str, int]:
-    """Elements that moves and constants of a plan write, by parameter."""
-    runs: dict[str, set[tuple[Any, ...]]] = {}
+def written(plan: "Plan") -> dict[str, set[Region]]:
+    """What moves and constants of a plan write of each parameter, in elements."""
+    found: dict[str, set[Region]] = {}
     for move in plan.moves():
-        runs.setdefault(move.parameter, set()).add((move.offset, move.size, move.stride))
+        found.setdefault(move.parameter, set()).add((move.offset, move.size, move.stride))
     for constant in plan.constants:
-        runs.setdefault(constant.parameter, set()).add(
+        found.setdefault(constant.parameter, set()).add(
             (constant.offset, constant.size, constant.stride))
-    return {name: sum(prod(size) for _, size, _ in one) for name, one in runs.items()}
+    return found
 
 
 def check_loaded(model: torch.nn.Module, returned: Any, allowed: Iterable[str]) -> None:
-    """After a loader was given whole tensors: what it says that it has loaded, or what was seen of
-    that (names, or elements by name), if there is either."""
+    """After a loader was given whole tensors: what it says that it has loaded (names), or what was
+    seen of that (`WriteWatch.regions()`), if there is either."""
     said = _said(returned)
     if said is not None:
-        _refuse(_short(model, _seen(returned) or {}, said), allowed)
+        _refuse(_short(model, {}, _seen(returned) or {}, said), allowed)
 
 
-def _seen(returned: Any) -> Mapping[str, int] | None:
+def _seen(returned: Any) -> Regions | None:
     return returned if isinstance(returned, Mapping) else None
 
 
@@ -66,15 +66,19 @@ def _said(returned: Any) -> set[str] | None:
     return None
 
 
-def _short(model: torch.nn.Module, elements: Mapping[str, int], said: set[str]) -> dict[str, str]:
-    """Parameters that are not written, or not in full: how much is."""
+def _short(model: torch.nn.Module, elements: Regions, seen: Regions,
+           said: set[str]) -> dict[str, str]:
+    """Parameters that are not written, or not in full: how much is. What is `seen` is in bytes: a
+    loader may write to a view of another dtype."""
     short: dict[str, str] = {}
-    for memory in _by_memory(model):
-        size = memory[0][1].numel()
-        names = [name for name, _ in memory]
+    for names, parameter in _by_memory(model):
+        size, width = parameter.numel(), parameter.element_size()
         if not size or any(name in said or has_default(name) for name in names):
             continue
-        count = max(elements.get(name, 0) for name in names)
+        regions = [region for name in names for region in seen.get(name, ())]
+        regions += [in_bytes(region, width) for name in names for region in elements.get(name, ())]
+        _, shape, stride = in_bytes((0, tuple(parameter.shape), parameter.stride()), width)
+        count = covered(shape, stride, regions) // width
         if count < size:
             short[names[0]] = amount(count, size)
     return short
@@ -85,13 +89,13 @@ def amount(count: int, size: int) -> str:
     return f"{count} of {size} elements" if count else "nothing"
 
 
-def _by_memory(model: torch.nn.Module) -> list[list[tuple[str, torch.Tensor]]]:
+def _by_memory(model: torch.nn.Module) -> Iterable[tuple[list[str], torch.Tensor]]:
     """Parameters with all of their names."""
-    groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    groups: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not torch.nn.parameter.is_lazy(parameter):
-            groups.setdefault(id(parameter), []).append((name, parameter))
-    return list(groups.values())
+            groups.setdefault(id(parameter), ([], parameter))[0].append(name)
+    return groups.values()
 
 
 def described(short: Mapping[str, str], allowed: Iterable[str]) -> str:

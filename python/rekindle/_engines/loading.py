@@ -77,12 +77,17 @@ class Held:
     torn: str | None = None  # why the model has weights of two versions, after an update failed
 
 
-_held: dict[str, Held] = {}  # by role: "target", "draft"
+_held: dict[str, Held] = {}  # by role: "target", "draft", "draft.1" of several
 
 
 def held(role: str) -> Held | None:
     """What this process' model has been filled from, None when it was not by Rekindle."""
     return _held.get(role)
+
+
+def every_held() -> dict[str, Held]:
+    """What the models of this process have been filled from, by role."""
+    return dict(_held)
 
 
 def hold(role: str, what: Held) -> None:

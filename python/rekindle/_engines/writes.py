@@ -2,14 +2,26 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from math import prod
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..recording.targets import span
 from ..recording.tracer import Traced
+from .coverage import Region, in_bytes
+
+
+class _Written(NamedTuple):
+    """Bytes of a storage, and the first and one past the last of them."""
+
+    begin: int
+    end: int
+    region: Region
 
 
 class WriteWatch:
@@ -19,8 +31,9 @@ class WriteWatch:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._lock = threading.Lock()
-        self._regions: dict[int, set[Any]] = {}
         self._before = _storages(model)
+        self._written: dict[int, set[_Written]] = {
+            key: set() for key in self._before.values() if key is not None}
         self._mode = _Mode(self)
 
     def __enter__(self) -> "WriteWatch":
@@ -41,28 +54,58 @@ class WriteWatch:
         with _Mode(self):
             return work(*args, **named)
 
-    def elements(self) -> dict[str, int]:
-        """How many elements of each parameter were written; all, of one that has other memory than
+    def regions(self) -> dict[str, set[Region]]:
+        """What of each parameter was written, in bytes; all, of one that has other memory than
         before."""
-        found: dict[str, int] = {}
+        found: dict[str, set[Region]] = {}
+        storages = {key: _Index(written) for key, written in self._written.items()}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             key = _storage(parameter)
             if key != self._before.get(name):
-                found[name] = parameter.numel()
+                found[name] = {_bytes(parameter, 0)}
             elif key is not None:
-                begin = parameter.storage_offset()
-                runs = {run for run in self._regions.get(key, ())
-                        if begin <= run[0] < begin + parameter.numel()}
-                found[name] = sum(prod(size) for _, size, _ in runs)
+                found[name] = set(_of_parameter(parameter, storages[key]))
         return found
 
     def note(self, tensor: torch.Tensor) -> None:
         """It has been written to."""
-        key = _storage(tensor)
-        if key is not None:
-            region = tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+        written = self._written.get(_storage(tensor) or 0)
+        if written is not None and tensor.numel():
             with self._lock:
-                self._regions.setdefault(key, set()).add(region)
+                written.add(_place(tensor))
+
+
+class _Index:
+    """What was written of one storage, found by where it is."""
+
+    def __init__(self, written: Iterable[_Written]) -> None:
+        self._sorted = sorted(written)
+        self._begins = [one.begin for one in self._sorted]
+        self._reach = list(accumulate((one.end for one in self._sorted), max))
+
+    def between(self, begin: int, end: int) -> Iterator[_Written]:
+        """Those that have bytes there, at most."""
+        at = bisect_left(self._begins, end) - 1
+        while at >= 0 and self._reach[at] > begin:
+            yield self._sorted[at]
+            at -= 1
+
+
+def _bytes(tensor: torch.Tensor, offset: int) -> Region:
+    return in_bytes((offset, tuple(tensor.shape), tuple(tensor.stride())), tensor.element_size())
+
+
+def _place(tensor: torch.Tensor) -> _Written:
+    begin, size, stride = region = _bytes(tensor, int(tensor.storage_offset()))
+    return _Written(begin, span(begin, size, stride)[1], region)
+
+
+def _of_parameter(parameter: torch.Tensor, storage: _Index) -> Iterator[Region]:
+    """From the parameter's first byte on."""
+    if parameter.numel():
+        begin, end, _ = _place(parameter)
+        for _, _, (offset, size, stride) in storage.between(begin, end):
+            yield offset - begin, size, stride
 
 
 class _Mode(TorchDispatchMode):
@@ -74,6 +117,8 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         done = func(*args, **(kwargs or {}))
+        if torch.Tag.inplace_view in func.tags:  # to it as a tensor, not to its memory
+            return done
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[position] if position < len(args) else (kwargs or {}).get(

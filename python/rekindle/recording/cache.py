@@ -6,26 +6,26 @@ import functools
 import hashlib
 import inspect
 import json
-import marshal
 import os
 import platform
 import sys
 import tempfile
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._optional import no_collections
 from ..errors import CorruptError
+from . import columns
 from .plan import Plan, from_bytes, to_bytes
-from .targets import named_targets, storage_key
-from .tracer import TensorMeta
+from .targets import named_targets
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from .tracer import TensorMeta
 
 _PACKAGES = ("rekindle", "torch", "transformers", "vllm", "sglang")
 
@@ -50,10 +50,11 @@ def fingerprint(catalog: Mapping[str, TensorMeta], targets: nn.Module | Mapping[
     quantization. `record_device`: what stand-ins claim to be on. Of each target count name, shape,
     stride, dtype, device, and with which others it shares memory, and where.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()  # CPUs have instructions for it
 
     def add(label: str, value: bytes) -> None:
-        digest.update(f"{label} {len(value)}\n".encode() + value)
+        digest.update(f"{label} {len(value)}\n".encode())
+        digest.update(value)
 
     def add_json(label: str, value: Any) -> None:
         add(label, json.dumps(value, sort_keys=True).encode())
@@ -63,44 +64,13 @@ def fingerprint(catalog: Mapping[str, TensorMeta], targets: nn.Module | Mapping[
     add_json("loaders", [_source(loader) for loader in loaders])
     add_json("key", dict(key))
     add_json("record device", str(record_device))
-    tensors = dict(targets) if isinstance(targets, Mapping) else named_targets(targets)
+    tensors = targets if isinstance(targets, Mapping) else named_targets(targets)
     with no_collections():
-        for column in _catalog_columns(catalog):
+        for column in columns.of_catalog(catalog):
             add("catalog", column)
-        for column in _target_columns(tensors):
+        for column in columns.of_targets(tensors):
             add("targets", column)
-    return digest.hexdigest()
-
-
-# A column at a time: 100,000 calls of json or hash would take seconds.
-
-def _catalog_columns(catalog: Mapping[str, TensorMeta]) -> Iterator[bytes]:
-    metas = catalog.values()
-    yield _packed(list(catalog))
-    yield _packed([tuple(meta.shape) for meta in metas])
-    yield _numbered([meta.dtype for meta in metas], str)
-
-
-def _target_columns(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
-    values = list(tensors.values())
-    yield _packed(list(tensors))
-    yield _packed([tuple(tensor.shape) for tensor in values])
-    yield _packed([tensor.stride() for tensor in values])
-    yield _numbered([tensor.dtype for tensor in values], str)
-    yield _numbered([tensor.device for tensor in values], str)
-    yield _numbered([storage_key(tensor) for tensor in values], lambda key: "")
-    yield _packed([tensor.storage_offset() for tensor in values])
-
-
-def _packed(values: list[Any]) -> bytes:
-    return marshal.dumps(values, 2)  # without references, which differ for equal values
-
-
-def _numbered(values: list[Any], text: Callable[[Any], str]) -> bytes:
-    """Each by the place of the first that is equal, and what the different ones are."""
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    places = array("Q", map(numbers.__getitem__, values))
-    return _packed([text(value) for value in numbers]) + places.tobytes()
+    return digest.hexdigest()[:32]
 
 
 @functools.lru_cache(maxsize=None)
@@ -150,8 +120,8 @@ def load(key: str) -> Plan | None:
 
 
 def store(key: str, plan: Plan) -> bool:
-    """Writes it at once or not at all. False when it may not be cached or the directory cannot be
-    written.
+    """Writes it at once or not at all. False when it may not or cannot be cached, or the directory
+    cannot be written.
     """
     if not plan.replayable:
         return False
@@ -164,7 +134,7 @@ def store(key: str, plan: Plan) -> bool:
             file.write(to_bytes(plan, key))
         os.replace(temporary, directory / f"{key}.plan")
         return True
-    except OSError:
+    except (OSError, ValueError):
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -86,7 +86,7 @@ def still_held(kind: Any, recorder: Any) -> list[Any]:
     """Stand-ins of a recorder that somebody refers to when its loader has ended."""
     def find() -> list[Any]:
         return [thing for thing in gc.get_objects()
-                if type(thing) is kind and thing._recorder is recorder]
+                if type(thing) is kind and getattr(thing, "_recorder", None) is recorder]
     if not find():
         return []
     gc.collect()  # those in cycles of objects are held by nobody

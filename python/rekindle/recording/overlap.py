@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from .events import Event, Fill, Write
 from .geometry import Ints, lattice
 from .targets import span, storage_key
-from .tracer import Fill, Write
 
-Event = Write | Fill
 _MOST_COMPARED = 256  # events that may all overlap, one by one
 
 
@@ -67,22 +66,25 @@ def _clashes(events: Sequence[Event],
     """Pairs (earlier, later) of events that may write the same elements; a loader that writes the
     same to them twice (a tied parameter by both of its names) is harmless.
     """
-    by_storage: dict[int, list[_Placed]] = {}
-    known: dict[str, tuple[int, int, int]] = {}
+    written = dict.fromkeys([event.parameter for event in events])
+    storages = {name: storage_key(targets[name]) for name in written}
+    by_storage: dict[int, list[tuple[int, Event]]] = {}
     for order, event in enumerate(events):
-        target = targets[event.parameter]
-        if event.parameter not in known:
-            known[event.parameter] = (storage_key(target), int(target.storage_offset()),
-                                      target.element_size())
-        storage, begin, width = known[event.parameter]
-        first, end = span(begin + event.offset, event.size, event.stride)
-        by_storage.setdefault(storage, []).append(
-            _Placed(order, event, target, (first * width, end * width)))
-    for placed in by_storage.values():
+        by_storage.setdefault(storages[event.parameter], []).append((order, event))
+    for together in by_storage.values():
+        if len(together) == 1:
+            continue
+        placed = [_placed(order, event, targets[event.parameter]) for order, event in together]
         for group in _runs(placed, lambda one: one.span):
             boxed = _boxed(group)
             for cluster in [group] if boxed is None else _clusters(boxed):
                 yield from _pairs(cluster)
+
+
+def _placed(order: int, event: Event, target: torch.Tensor) -> _Placed:
+    width = target.element_size()
+    first, end = span(int(target.storage_offset()) + event.offset, event.size, event.stride)
+    return _Placed(order, event, target, (first * width, end * width))
 
 
 def _runs(placed: Sequence[_Placed],

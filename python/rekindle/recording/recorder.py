@@ -1,6 +1,7 @@
 """Runs an engine's loader on stand-ins and makes a plan of what it did."""
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,11 +13,12 @@ import torch
 from .._optional import no_collections
 from ..dtypes import short_name
 from .effects import Attributes, Unrecordable, require_memory, still_held
-from .geometry import Ints, Lattice, coalesce, inside, lattice, rows_around, split
-from .overlap import Event, demoted
+from .events import Event, Fill, Write
+from .geometry import Dim, Ints, Lattice, coalesce, inside, lattice, rows_around, split
+from .overlap import demoted
 from .plan import Constant, Entry, Move, Plan, pack
 from .targets import named_targets, storage_key
-from .tracer import Fill, NeedsData, Recorder, TensorMeta, Traced, Write
+from .tracer import NeedsData, Recorder, TensorMeta, Traced
 from .values import Flow, sources
 
 if TYPE_CHECKING:
@@ -230,8 +232,9 @@ def plan_of(events: Iterable[Event], opaque: set[str], catalog: Catalog,
             if event.value is not None:
                 constants.append(Constant(event.parameter, event.offset, event.size, event.stride,
                                           event.value))
-        elif not event.sources & opaque:
-            flows.update(dict.fromkeys((event.parameter, flow) for flow in event.flows or ()))
+        elif opaque.isdisjoint(event.sources):
+            for flow in event.flows or ():
+                flows[event.parameter, flow] = None
     moves = _moves(flows)
     in_order = [name for name in catalog if name in opaque]
     used = dict.fromkeys(move.name for move in moves) | dict.fromkeys(in_order)
@@ -245,44 +248,69 @@ def _moves(flows: Iterable[tuple[str, Flow]]) -> list[Move]:
     where they begin.
     """
     flows = list(flows)
-    found = [lattice(f.source.shape, f.offset, [d[0] for d in f.dims], [d[1] for d in f.dims])
-             for _, f in flows]
     whole: set[str] = set()
     while True:
-        boxes = [_box(flow, at, whole) for (_, flow), at in zip(flows, found)]
+        boxes = [_box(flow, whole) for _, flow in flows]
         extents: dict[tuple[str, Ints], Ints] = {}
         for (_, flow), (start, extent) in zip(flows, boxes):
-            key = (flow.source.name, start)
-            before = extents.get(key)
-            extents[key] = extent if before is None else tuple(map(max, before, extent))
-        moves = [_move(parameter, flow, at, start, extents[flow.source.name, start])
-                 for (parameter, flow), at, (start, _) in zip(flows, found, boxes)]
+            before = extents.setdefault((flow.source.name, start), extent)
+            if before != extent:
+                extents[flow.source.name, start] = tuple(map(max, before, extent))
+        moves = [_move(parameter, flow, start, extents[flow.source.name, start])
+                 for (parameter, flow), (start, _) in zip(flows, boxes)]
         failed = {flow.source.name for (_, flow), move in zip(flows, moves) if move is None}
         if not failed:
             return [move for move in moves if move is not None]
         whole |= failed
 
 
-def _box(flow: Flow, found: Lattice | None, whole: set[str]) -> tuple[Ints, Ints]:
+def _box(flow: Flow, whole: set[str]) -> tuple[Ints, Ints]:
     shape = flow.source.shape
     if flow.source.name in whole:
         return (0,) * len(shape), shape
-    if found is not None:
-        return found.start, found.extent(len(shape))
-    return rows_around(shape, flow.offset, [d[0] for d in flow.dims], [d[1] for d in flow.dims])
+    return _smallest_box(shape, flow.offset, flow.dims)
 
 
-def _move(parameter: str, flow: Flow, found: Lattice | None, start: Ints, extent: Ints
-          ) -> Move | None:
+def _move(parameter: str, flow: Flow, start: Ints, extent: Ints) -> Move | None:
     """None when the flow is no lattice and its box has grown to one that does not have whole rows.
     """
-    dims = split(flow.dims, found) if found is not None else flow.dims
-    placed = inside(flow.source.shape, (start, extent), flow.offset, [d[0] for d in dims],
-                    [d[1] for d in dims])
+    placed = _placed(flow.source.shape, flow.offset, flow.dims, (start, extent))
     if placed is None:
         return None
-    offset, strides = placed
-    merged = coalesce([(d[0], s, d[2]) for d, s in zip(dims, strides)])
-    size, source_stride, stride = zip(*merged) if merged else ((), (), ())
+    offset, size, source_stride, stride = placed
     return Move(flow.source.name, start, extent, offset, source_stride, parameter, flow.to, size,
                 stride, short_name(flow.dtype))
+
+
+# A model has many tensors and few different ways to cut one up.
+_of_each_way = functools.lru_cache(maxsize=4096)
+
+
+@_of_each_way
+def _lattice(shape: Ints, offset: int, dims: tuple[Dim, ...]) -> Lattice | None:
+    return lattice(shape, offset, [d[0] for d in dims], [d[1] for d in dims])
+
+
+@_of_each_way
+def _smallest_box(shape: Ints, offset: int, dims: tuple[Dim, ...]) -> tuple[Ints, Ints]:
+    found = _lattice(shape, offset, dims)
+    if found is not None:
+        return found.start, found.extent(len(shape))
+    return rows_around(shape, offset, [d[0] for d in dims], [d[1] for d in dims])
+
+
+@_of_each_way
+def _placed(shape: Ints, offset: int, dims: tuple[Dim, ...], box: tuple[Ints, Ints]
+            ) -> tuple[int, Ints, Ints, Ints] | None:
+    """(offset in the box, size, stride in the box, in the parameter) of a flow, in as few
+    dimensions as there can be.
+    """
+    found = _lattice(shape, offset, dims)
+    parts = split(dims, found) if found is not None else dims
+    placed = inside(shape, box, offset, [d[0] for d in parts], [d[1] for d in parts])
+    if placed is None:
+        return None
+    at, strides = placed
+    merged = coalesce([(d[0], s, d[2]) for d, s in zip(parts, strides)])
+    size, source_stride, stride = zip(*merged) if merged else ((), (), ())
+    return at, size, source_stride, stride

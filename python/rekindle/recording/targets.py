@@ -16,9 +16,36 @@ def named_targets(module: "nn.Module") -> dict[str, torch.Tensor]:
     """Parameters and buffers by all of their names (a tied one has several), also buffers that are
     not saved.
     """
-    found: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    found.update(module.named_buffers(remove_duplicate=False))
-    return found
+    parameters: dict[str, torch.Tensor] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    if not _walks_as_torch(module) or not _add(module, "", parameters, buffers, {}):
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+    parameters.update(buffers)
+    return parameters
+
+
+def _walks_as_torch(module: "nn.Module") -> bool:
+    names, plain = ("named_parameters", "named_buffers", "_named_members"), torch.nn.Module
+    return all(getattr(type(module), name) is getattr(plain, name) and name not in module.__dict__
+               for name in names)
+
+
+def _add(module: "nn.Module", prefix: str, parameters: dict[str, torch.Tensor],
+         buffers: dict[str, torch.Tensor], known: dict[type, bool]) -> bool:
+    """In one walk, which takes less than half of the time of torch's two. False: some module names
+    its own in another way."""
+    kind, held = type(module), module.__dict__
+    if kind not in known:
+        known[kind] = getattr(kind, "named_modules", None) is torch.nn.Module.named_modules
+    if not known[kind] or "named_modules" in held or not isinstance(held.get("_modules"), dict):
+        return False
+    for found, members in (parameters, held["_parameters"]), (buffers, held["_buffers"]):
+        for name, value in members.items():
+            if value is not None:
+                found[prefix + name] = value
+    return all(_add(child, f"{prefix}{name}.", parameters, buffers, known)
+               for name, child in held["_modules"].items() if child is not None)
 
 
 def span(offset: int, size: Iterable[int], stride: Iterable[int]) -> tuple[int, int]:

@@ -2,27 +2,30 @@
 
 A `Traced` has the shape, strides, dtype and device of the real tensor. Each operation on it is run
 on a tensor on `meta`: if the result shares its storage, it is a view and torch itself has said
-which (offset, size, stride); so every view operation is followed exactly and none is named here.
-Copies, cat and stack are followed as `Composite`; a copy into a parameter is written down. Whatever
-else is done to a tensor makes it opaque. Operations on the parameters alone are watched, too.
+which (offset, size, stride); so every view operation is followed exactly and none is named here
+(the most frequent have a shorter way to the same: `shortcuts`). Copies, cat and stack are followed
+as `Composite`; a copy into a parameter is written down. Whatever else is done to a tensor makes it
+opaque. Operations on the parameters alone are watched, too.
 """
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .effects import Uses
+from .events import Event, Fill, Write
 from .geometry import Ints
+from .shortcuts import METHODS, shortcut
 from .targets import Targets, storage_key
-from .values import (Base, Composite, Flow, Source, Unknown, Untraceable, View, copied, joined,
+from .values import (Base, Composite, Source, Unknown, Untraceable, View, copied, joined,
                      resolve, sources, write_piece)
 
+_META = torch.device("meta")
 _aten = torch.ops.aten
 _COPIES = {_aten.clone.default, _aten._to_copy.default, _aten.lift_fresh_copy.default}
 _EMPTIES = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
@@ -44,31 +47,6 @@ class NeedsData(Exception):
         super().__init__(f"values of {', '.join(sorted(self.names)[:3])} are needed")
 
 
-@dataclass(frozen=True)
-class Write:
-    """A copy into a parameter: what it is made of, or, when not all of it is followed, from which
-    tensors it came.
-    """
-    parameter: str  # "": memory of targets, but not within one
-    offset: int
-    size: Ints
-    stride: Ints
-    sources: frozenset[str]
-    flows: tuple[Flow, ...] | None
-
-
-@dataclass(frozen=True)
-class Fill:
-    """What the loader wrote to a parameter that is not of the checkpoint; `value` None: not a
-    constant.
-    """
-    parameter: str
-    offset: int
-    size: Ints
-    stride: Ints
-    value: float | int | bool | None
-
-
 class Traced(torch.Tensor):
     """A stand-in for a tensor of the checkpoint, or for something made of them. Made by a Recorder.
     """
@@ -79,14 +57,8 @@ class Traced(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    @staticmethod
-    def __new__(cls, recorder: Recorder, inner: torch.Tensor, base: Base,
-                device: torch.device) -> Traced:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
-            dtype=inner.dtype, device=device)
-        made._recorder, made._inner, made._value = recorder, inner, base
-        return made
+    def __new__(cls, *args: Any, **kwargs: Any) -> Traced:
+        raise TypeError("only a Recorder makes stand-ins")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # of Tensor, whose first is self
@@ -97,15 +69,39 @@ class Traced(torch.Tensor):
 
     def view_of(self) -> View:
         """Which elements of its base it is."""
-        inner = self._inner
-        return View(self._value, inner.dtype, int(inner.storage_offset()), tuple(inner.size()),
-                    tuple(inner.stride()))
+        return _view_of(self._value, self._inner)
 
     def _needs_data(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._recorder.needs_data([self])
 
     item = tolist = numpy = data_ptr = storage = untyped_storage = __array__ = _needs_data
     __dlpack__ = __bool__ = __int__ = __float__ = __index__ = __contains__ = _needs_data
+
+    @property
+    def data(self) -> torch.Tensor:
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        self._needs_data()  # no operation, and `_inner` would stay what it was
+
+    def __len__(self) -> int:
+        # With __getitem__ it is a sequence to C: torch.tensor([stand_in]) asks for its length.
+        if self.dim() == 0:
+            self._needs_data()
+        return self.size(0)
+
+    def _made_views(self, result: Any) -> Any:
+        """What a method gives whose result on `_inner` is this; None where that is not views."""
+        inner = self._inner
+        if result is inner:
+            return self
+        if type(result) is tuple:
+            views = tuple(map(self._made_views, result))
+            return None if any(view is None for view in views) else views
+        if type(result) is not torch.Tensor or storage_key(result) != storage_key(inner):
+            return None
+        return _stand_in(self._recorder, result, self._value, self.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.clone()
@@ -114,14 +110,26 @@ class Traced(torch.Tensor):
         return f"Traced({', '.join(sorted(set(sources(self._value)))[:3])}, {tuple(self.shape)})"
 
 
+for _name in METHODS:
+    setattr(Traced, _name, shortcut(_name, Traced._made_views))
+
+
+def _stand_in(recorder: Recorder, inner: torch.Tensor, base: Base, device: torch.device) -> Traced:
+    made: Traced = torch.Tensor._make_wrapper_subclass(
+        Traced, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
+        dtype=inner.dtype, device=device)
+    made._recorder, made._inner, made._value = recorder, inner, base
+    return made
+
+
 def traced(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Traced]:
     """The stand-ins among an operation's arguments."""
     found: list[Traced] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Traced):
+        if type(value) is Traced:
             found.append(value)
         elif type(value) in (list, tuple):
-            found += [v for v in value if isinstance(v, Traced)]
+            found += [v for v in value if type(v) is Traced]
     return found
 
 
@@ -136,18 +144,18 @@ class Recorder(TorchDispatchMode):
         self.device = device
         self.opaque: set[str] = set()
         self.asked: set[str] = set()  # for values
-        self.events: list[Write | Fill] = []
+        self.events: list[Event] = []
         self.last: str | None = None
         self.uses = Uses(self.targets, Traced)
-        self._ended = False
+        self.ended = False
         self._tainted: dict[int, tuple[torch.Tensor, frozenset[str]]] = {}
         self._lock = threading.RLock()  # transformers reads tensors in threads
 
     def tensor(self, name: str, meta: TensorMeta) -> Traced:
         """The stand-in for one tensor of the catalog."""
         with torch._C._DisableTorchDispatch():  # our own, when the loader's next() has called us
-            inner = torch.empty(meta.shape, dtype=meta.dtype, device="meta")
-        return Traced(self, inner, Source(name, tuple(meta.shape), meta.dtype), self.device)
+            inner = torch.empty(meta.shape, dtype=meta.dtype, device=_META)
+        return _stand_in(self, inner, Source(name, tuple(meta.shape), meta.dtype), self.device)
 
     def tensors(self, catalog: Mapping[str, TensorMeta]) -> Iterator[tuple[str, Traced]]:
         """Stand-ins for the catalog, as a loader's iterable."""
@@ -157,7 +165,7 @@ class Recorder(TorchDispatchMode):
 
     def end(self) -> None:
         """Whoever still has a stand-in is told so when he uses it."""
-        self._ended = True
+        self.ended = True
 
     def adopt(self, parameter: str, value: Traced) -> None:
         """The loader has made `value` the parameter itself."""
@@ -213,7 +221,7 @@ class Recorder(TorchDispatchMode):
             return _map(result, lambda out: self._result(func, args, values, out, device))
 
     def _refuse_after_the_end(self, values: Sequence[Traced]) -> None:
-        if self._ended:
+        if self.ended:
             raise RuntimeError(f"{values[0]!r} stood for a tensor while a loader was recorded, and "
                                "the loader has kept it: give this loader whole tensors")
 
@@ -225,12 +233,12 @@ class Recorder(TorchDispatchMode):
                 same = (out.dtype.itemsize == value._inner.dtype.itemsize
                         and func not in _MARKS)
                 base = value._value if same else self._unknown(values)
-                return Traced(self, out, base, value.device)
+                return _stand_in(self, out, base, value.device)
         try:
             base = self._made(func, args, values, out)
         except Untraceable:
             base = self._unknown(values)
-        return Traced(self, out, base, torch.device(device))
+        return _stand_in(self, out, base, torch.device(device))
 
     def _made(self, func: Any, args: Sequence[Any], values: list[Traced],
               out: torch.Tensor) -> Base:
@@ -385,5 +393,9 @@ def _expanded(value: Traced, to: torch.Tensor) -> View:
     wide = value._inner
     if wide.size() != to.size():
         wide = wide.expand(to.size())
-    return View(value._value, wide.dtype, int(wide.storage_offset()), tuple(wide.size()),
-                tuple(wide.stride()))
+    return _view_of(value._value, wide)
+
+
+def _view_of(base: Base, inner: torch.Tensor) -> View:
+    return View(base, inner.dtype, int(inner.storage_offset()), tuple(inner.size()),
+                inner.stride())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -50,8 +50,7 @@ class Unknown:
 Base: TypeAlias = "Source | Composite | Unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Elements of a base, as torch.as_strided names them; `dtype` is what their bits are read as.
     """
     base: Base
@@ -61,8 +60,7 @@ class View:
     stride: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The box at `start` of a composite has the elements of `view`, which has one dimension for
     each of the box.
     """
@@ -70,8 +68,7 @@ class Piece:
     view: View
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """Elements that go from a tensor of the checkpoint (`offset`, dims[i][1]) to a parameter (`to`,
     dims[i][2]).
     """
@@ -159,6 +156,8 @@ def resolve(view: View, to: int, strides: Sequence[int], final: torch.dtype) -> 
     Untraceable when not all of them come from the checkpoint unchanged, but for one conversion.
     """
     dims = tuple(zip(view.size, view.stride, strides))
+    if isinstance(view.base, Source):
+        return [Flow(view.base, view.dtype, view.offset, to, dims)]
     flows = list(_resolve(view.base, (view.dtype,), view.offset, to, dims))
     for _, types in flows:
         _check_conversions((*reversed(types), final))

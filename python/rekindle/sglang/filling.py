@@ -1,64 +1,130 @@
 """A version into a model of SGLang's by the model's own loader: at the start, and later."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from sglang.srt.runtime_context import get_model
+from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.runtime_context import get_model, get_spec
 
-from .._engines.loading import ALONE, Load, Pairs, fill, held, one_version
+from .._engines.coverage import Region
+from .._engines.loading import ALONE, Load, Pairs, Place, fill, held, one_version
 from .._engines.options import Options
+from .._engines.ranks import ONE, Ranks
 from .._engines.writes import WriteWatch
-from ..errors import Error, of_name
-from .ranks import check_update, place_of, ranks_of
+from ..errors import Error, InternalError, InvalidError, of_name
+from .ranks import check_update, joins, place_of, ranks_of
+from .versions import KEEPING
 
-_roles: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-
-
-def role_of(model: torch.nn.Module) -> str:
-    """"target" or "draft". SGLang gives an update to its target first."""
-    return _roles.get(model) or ("draft" if "target" in _roles.values() else "target")
+_SHARING = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP")  # algorithms, that share with the target
+_EMBEDDINGS = r"(^|\.)(embed_tokens|word_embeddings)\.weight$"
+_HEAD = r"(^|\.)(lm_head|shared_head\.head)\.weight$"
 
 
-def options_of(model_config: Any, options: Options) -> tuple[str, Options]:
-    """The role of the model that this is the configuration of, and what it is to load."""
+@dataclass(frozen=True)
+class Part:
+    """Which of the models of this process one is. `role`: "target" or "draft"; of several layers
+    for multi-token prediction, which are a model each, "draft", "draft.1", …. `layer`: which of
+    several it is."""
+
+    role: str
+    layer: int | None = None
+
+    @classmethod
+    def draft(cls, layer: int | None = None) -> Part:
+        return cls(f"draft.{layer}" if layer else "draft", layer)
+
+    @property
+    def is_target(self) -> bool:
+        return self.role == "target"
+
+
+TARGET = Part("target")
+_parts: WeakKeyDictionary[torch.nn.Module, Part] = WeakKeyDictionary()
+
+
+def part_of(model: torch.nn.Module) -> Part:
+    """Of a model that is to be updated. SGLang gives an update to its target first.
+
+    InvalidError: it is one of several draft layers, and nothing says which."""
+    known = _parts.get(model)
+    if known is not None:
+        return known
+    if TARGET not in _parts.values():
+        return TARGET
+    _check_layers()
+    return Part.draft()
+
+
+def _check_layers() -> None:
+    """For a draft that did not come through Rekindle. InvalidError: it is one of several layers."""
+    if get_spec().enable_multi_layer_eagle:
+        raise InvalidError("nothing says which of several draft layers this model is, as it has "
+                           "not come through Rekindle: start the server with "
+                           "--load-format rekindle")
+
+
+def options_of(model_config: Any, options: Options,
+               layer: int | None = None) -> tuple[Part, Options]:
+    """What the model is that this is the configuration of, and what it is to load. `layer`: of a
+    draft of several, unless it is not known."""
     if not getattr(model_config, "is_draft_model", False):
-        return "target", options
-    return "draft", as_draft(options, get_model().model_path == model_config.model_path)
+        return TARGET, options
+    part = Part.draft(layer)
+    return part, as_draft(options, get_model().model_path == model_config.model_path, part)
 
 
-def as_draft(options: Options, same_checkpoint: bool) -> Options:
-    """Of the target's checkpoint it takes the version that the target has."""
-    options, now = options.of_draft(same_checkpoint), held("target")
-    if now is not None and now.options.name == options.name:
-        options = replace(options, version=now.options.version)
+def as_draft(options: Options, same_checkpoint: bool, part: Part) -> Options:
+    """Of the target's checkpoint it takes the version that the target has, and of the one of the
+    first draft layer that layer's."""
+    return as_others(options.of_draft(same_checkpoint), part)
+
+
+def as_others(options: Options, part: Part) -> Options:
+    """With the version that a model of this process before this one has of the same checkpoint: a
+    newer one may have been published since."""
+    for before in ("target", "draft"):
+        now = held(before)
+        if before == part.role:
+            break
+        if now is not None and now.options.name == options.name:
+            return replace(options, version=now.options.version)
     return options
 
 
-def newest(role: str, options: Options) -> Options:
+def newest(part: Part, options: Options) -> Options:
     """For an update: of the model that is held, else of `options`. All ranks call it.
 
     Raises, on all, when there is no such version."""
     check_update()
-    now = held(role)
-    if now is not None:
-        options = replace(now.options, version="latest")
-    if role == "draft":
-        return as_draft(options, True) if now is not None else options
-    return one_version(replace(options, version="latest"), ranks_of(role))
+    if not part.is_target and all(known.is_target for known in _parts.values()):
+        _check_layers()
+    now = held(part.role)
+    if part.is_target:
+        options = replace(now.options if now is not None else options, version="latest")
+    elif now is not None:
+        options = as_draft(replace(now.options, version="latest"), True, part)
+    return one_version(options, ranks_of(part.role))
 
 
-def start(model: torch.nn.Module, role: str, options: Options, load: Load) -> None:
-    """The first load of a model, on all ranks or, with an error on each, on none.
+def start(model: torch.nn.Module, part: Part, options: Options, load: Load) -> None:
+    """The first load of a model, on all ranks or, with an error on each, on none. A rank that joins
+    others loads by itself.
 
     InvalidError names parameters that are not written."""
-    _roles[model] = role
-    ranks = ranks_of(role)
-    place = place_of(options, ranks) if role == "target" else ALONE
-    fill(model, _watched(model, load), one_version(options, ranks), place, None, role, ranks)
+    _parts[model] = part
+    alone = joins()
+    if alone and options.version == "latest":
+        raise InvalidError(f"this rank joins others that serve {options.name}: say which version "
+                           'they have, as "version" (of a draft "draft_version") in the extra '
+                           "configuration")
+    ranks = ONE if alone else ranks_of(part.role)
+    place = place_of(options, ranks) if part.is_target and not alone else ALONE
+    _fill(model, one_version(options, ranks), load, place, part, ranks)
 
 
 def update(model: torch.nn.Module, options: Options, load: Load) -> None:
@@ -67,13 +133,14 @@ def update(model: torch.nn.Module, options: Options, load: Load) -> None:
 
     What it raises says that the model may have weights of two versions, and must not serve."""
     check_update()
-    role = role_of(model)
-    _roles[model] = role
-    ranks, now = ranks_of(role), held(role)
-    place = place_of(options, ranks, now) if role == "target" else ALONE
+    part = part_of(model)
+    _parts[model] = part
+    ranks, now = ranks_of(part.role), held(part.role)
     options = one_version(options, ranks)
+    _check_same(options, ranks)
+    place = place_of(options, ranks, now) if part.is_target else ALONE
     try:
-        fill(model, _watched(model, load), options, place, None, role, ranks)
+        _fill(model, options, load, place, part, ranks)
     except Exception as why:
         text = f"the update to {options.name}@{options.version} has failed: {why}"
         if now is not None:
@@ -83,10 +150,66 @@ def update(model: torch.nn.Module, options: Options, load: Load) -> None:
                             "serve before an update has succeeded") from why
 
 
-def _watched(model: torch.nn.Module, load: Load) -> Callable[[Pairs], dict[str, int]]:
+def _fill(model: torch.nn.Module, options: Options, load: Load, place: Place, part: Part,
+          ranks: Ranks) -> None:
+    if not part.is_target:
+        of_target = _of_target(model)
+        load = _without(of_target, load)
+        allowed = dict.fromkeys((*options.allow_unwritten, *_shared(model), *of_target))
+        options = replace(options, allow_unwritten=tuple(allowed))
+    if part.layer is not None:
+        load = _of_layer(part.layer, load)
+    fill(model, _watched(model, load), options, place, None, part.role, ranks)
+
+
+def _shared(model: torch.nn.Module) -> tuple[str, ...]:
+    """Parameters of a draft that SGLang lets be the target's after it was loaded: many checkpoints
+    are without them."""
+    algorithm = str(get_spec().speculative_algorithm).upper()
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    if algorithm not in _SHARING or not kinds.isdisjoint(KEEPING):
+        return ()
+    if algorithm != "EAGLE3" or getattr(model, "load_lm_head_from_target", False):
+        return _EMBEDDINGS, _HEAD
+    config = getattr(model, "config", None)
+    size = getattr(config, "hidden_size", None)
+    return (_EMBEDDINGS,) if getattr(config, "target_hidden_size", size) == size else ()
+
+
+def _of_target(model: torch.nn.Module) -> tuple[str, ...]:
+    """What of a draft is the target's by now: a checkpoint of the draft's own may have others."""
+    targets = [known for known, part in _parts.items() if part == TARGET]
+    theirs = {id(parameter) for target in targets for parameter in target.parameters()}
+    names = [name for name, parameter in model.named_parameters(remove_duplicate=False)
+             if id(parameter) in theirs]
+    in_checkpoints = [pattern for pattern in (_EMBEDDINGS, _HEAD)
+                      if any(re.search(pattern, name) for name in names)]
+    return (*in_checkpoints, *(f"^{re.escape(name)}$" for name in names))
+
+
+def _without(patterns: tuple[str, ...], load: Load) -> Load:
+    return lambda pairs: load(pair for pair in pairs if not any(
+        re.search(pattern, pair[0]) for pattern in patterns))
+
+
+def _of_layer(layer: int, load: Load) -> Load:
+    """SGLang's models of one layer of several take its tensors by the names of the first one's."""
+    return lambda pairs: load(DefaultModelLoader._filter_mtp_weights(pairs, "", layer))
+
+
+def _check_same(options: Options, ranks: Ranks) -> None:
+    """InternalError, on all ranks, when SGLang has one go back to the version of before, because of
+    an error of its own, while others go on."""
+    asked = ranks.gather(f"{options.name}@{options.version}")
+    if len(set(asked)) > 1:
+        raise InternalError(f"ranks are to load {', '.join(sorted(set(asked)))} at the same time: "
+                            "start the server again")
+
+
+def _watched(model: torch.nn.Module, load: Load) -> Callable[[Pairs], dict[str, set[Region]]]:
     """SGLang's loaders do not say what they have loaded: it is seen to."""
-    def watched(pairs: Pairs) -> dict[str, int]:
+    def watched(pairs: Pairs) -> dict[str, set[Region]]:
         with WriteWatch(model) as watch:
             load(pairs)
-        return watch.elements()
+        return watch.regions()
     return watched

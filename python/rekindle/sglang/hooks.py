@@ -7,8 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-LOAD_FORMAT = "rekindle"
+from .recovery import LOAD_FORMAT, recovering
+
 _TARGET = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
+_ADAPTER = "sglang.srt.lora.lora.LoRAAdapter.initialize_weights"
+_RECOVERY = "sglang.srt.eplb.eplb_manager.update_expert_location_with_recovery"
 
 
 def register() -> None:
@@ -18,6 +21,8 @@ def register() -> None:
         return
     add_load_format_choices([LOAD_FORMAT])
     HookRegistry.register(_TARGET, verify_load_format, HookType.AROUND)
+    HookRegistry.register(_ADAPTER, adapter_from_files, HookType.AROUND)
+    HookRegistry.register(_RECOVERY, recovering, HookType.AROUND)
 
 
 def verify_load_format(original: Callable[[Any], None], config: Any) -> None:
@@ -27,3 +32,12 @@ def verify_load_format(original: Callable[[Any], None], config: Any) -> None:
         config.load_format = RekindleModelLoader
     else:
         original(config)
+
+
+def adapter_from_files(original: Callable[[Any], None], adapter: Any) -> None:
+    """Around `LoRAAdapter.initialize_weights`: adapters are files beside a model of Rekindle's, and
+    SGLang would read them by the load configuration of the model, of which it takes no part."""
+    from .loader import RekindleModelLoader, of_files
+    if adapter.load_config.load_format is RekindleModelLoader:
+        adapter.load_config = of_files(adapter.load_config)
+    original(adapter)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,26 +16,27 @@ from sglang.srt.configs.load_config import LoadFormat
 from sglang.srt.model_loader.loader import BaseModelLoader, DefaultModelLoader
 from sglang.srt.runtime_context import get_model
 
-from .._engines.loading import ALONE, attached, held, is_about_weights, let_go
+from .._engines.loading import (
+    ALONE, attached, every_held, held, is_about_weights, let_go)
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
+from ..boxes import Box
+from ..catalog import catalog
 from ..errors import InvalidError
-from . import filling
+from . import filling, recovery
+from .ranks import check_backup
 
 logger = logging.getLogger("rekindle")
 
 
+@dataclass(frozen=True)
 class _Weights:
     """Stands for weights between SGLang's two calls of the loader: the first load's, or an update's
-    to `options`. Where something else takes them, it gets them whole."""
+    to `options`, or of a model to what it had before that."""
 
-    def __init__(self, loader: "RekindleModelLoader", model_config: Any,
-                 options: Options | None = None) -> None:
-        self.model_config, self.options = model_config, options
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._loader.whole(self.model_config)
+    model_config: Any
+    options: Options | None = None
+    back: bool = False
 
 
 class RekindleModelLoader(DefaultModelLoader):
@@ -46,32 +47,33 @@ class RekindleModelLoader(DefaultModelLoader):
         # For an update SGLang makes a loader without options: they are those of the server.
         given = load_config.model_loader_extra_config or get_model().model_loader_extra_config
         self.options = Options.parse(_parsed(given))
+        self._newest: Options | None = None  # once it has been asked for
         self._before: dict[str, Options] = {}  # by role: what an update finds, to go back to
 
     def download_model(self, model_config: Any) -> None:
         """Nothing: the agent of this host has the weights, or pulls them."""
 
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
+        check_backup()
         if getattr(model_config, "modelopt_quant", None):
             raise InvalidError("ModelOpt makes its model from files: load format rekindle cannot")
         return super().load_model(model_config=model_config, device_config=device_config)
 
     def _get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Any:
-        return _Weights(self, model_config)
+        return _Weights(model_config)
 
     def _get_weights_iterator(self, source: Any, **_: Any) -> Any:
         """Of `update_weights_from_disk`: the newest version. SGLang asks once more when that has
-        failed, to go back: it gets the version of before."""
-        role, options = filling.options_of(source.model_config, self.options)
-        if role in self._before:
-            logger.warning("rekindle: going back to %s@%s", self._before[role].name,
-                           self._before[role].version)
-            return _Weights(self, source.model_config, self._before[role])
-        options = filling.newest(role, options)
-        now = held(role)
-        if now is not None:
-            self._before[role] = now.options
-        return _Weights(self, source.model_config, options)
+        failed, to go back: it gets the version of before. Of a recovery: pairs."""
+        asked = recovery.current()
+        if asked is not None:
+            return asked.giving(self._of_held(source, asked))
+        if self._newest is not None:
+            return _Weights(source.model_config, self._newest, back=True)
+        part, options = filling.options_of(source.model_config, self.options)
+        self._newest = filling.newest(part, options)
+        self._before = {role: now.options for role, now in every_held().items()}
+        return _Weights(source.model_config, self._newest)
 
     def load_weights_and_postprocess(self, model: torch.nn.Module, weights: Any,
                                      target_device: torch.device) -> None:
@@ -80,42 +82,65 @@ class RekindleModelLoader(DefaultModelLoader):
             return
 
         def load(pairs: Any) -> None:
-            DefaultModelLoader.load_weights_only(model, self._renamed(pairs), target_device)
+            DefaultModelLoader.load_weights_only(model, pairs, target_device)
 
         if weights.options is None:
             self._start(model, weights.model_config, load, target_device)
         else:
-            filling.update(model, weights.options, load)
+            options = self._back(model, weights.options) if weights.back else (
+                filling.as_others(weights.options, filling.part_of(model)))
+            filling.update(model, options, load)
         DefaultModelLoader.postprocess_weights(model, target_device)
 
     def _start(self, model: torch.nn.Module, model_config: Any, load: Any,
                target_device: torch.device) -> None:
-        role, options = filling.options_of(model_config, self.options)
+        part, options = filling.options_of(
+            model_config, self.options, self.load_config.draft_model_idx)
         try:
-            filling.start(model, role, options, load)
+            filling.start(model, part, options, load)
         except Exception as why:
             if options.fallback != "default" or not is_about_weights(why):
                 raise
             logger.warning("rekindle: %s; SGLang's own loader takes over, as was asked for", why)
-            let_go(role)
-            files = DefaultModelLoader(replace(
-                self.load_config, load_format=LoadFormat.AUTO, model_loader_extra_config={}))
+            let_go(part.role)
             DefaultModelLoader.load_weights_only(
-                model, files._get_all_weights(model_config, model), target_device)
+                model, self._files()._get_all_weights(model_config, model), target_device)
 
-    def _renamed(self, pairs: Any) -> Any:
-        """Of several layers for multi-token prediction, the one that this draft model is."""
-        index = self.load_config.draft_model_idx
-        return pairs if index is None else self._filter_mtp_weights(pairs, "", index)
+    def _files(self) -> Any:
+        """SGLang's own loader."""
+        return DefaultModelLoader(of_files(self.load_config))
 
-    def whole(self, model_config: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of the version that is held, else of the newest: for a part of a model that SGLang moves
-        elsewhere (experts of a rank that is gone)."""
-        role, options = filling.options_of(model_config, self.options)
-        now = held(role)
-        options = now.options if now is not None else options
-        with attached(options, ALONE, options.device) as session:
-            yield from self._renamed(whole_tensors(session, options.load_timeout))
+    def _back(self, model: torch.nn.Module, newest: Options) -> Options:
+        """What a model had before an update; of one that had nothing of Rekindle, the update's."""
+        before = self._before.get(filling.part_of(model).role, newest)
+        logger.warning("rekindle: going back to %s@%s", before.name, before.version)
+        return before
+
+    def _of_held(self, source: Any,
+                 asked: recovery.Recovery) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a recovery wants of the version that is held, whole; of files when the model came
+        from there."""
+        now = held("target")
+        if now is None and self.options.fallback == "default":
+            yield from self._files()._get_weights_iterator(source)
+            return
+        if now is None:
+            raise InvalidError("the model's weights have not come through Rekindle: nothing says "
+                               "which version it has")
+        options = now.options
+        found = catalog(options.name, options.version, fallback_dir=options.fallback_dir,
+                        agent=options.agent, timeout=options.attach_timeout)
+        boxes = [Box(info.name) for info in found.tensors if asked.wanted(info.name)]
+        if not boxes:
+            raise InvalidError(f"{options.name}@{options.version} has none of the tensors that "
+                               "SGLang asks for in place of those of ranks that are gone")
+        with attached(options, ALONE, now.device, boxes) as session:
+            yield from whole_tensors(session, options.load_timeout)
+
+
+def of_files(load_config: Any) -> Any:
+    """As SGLang's own loader takes it."""
+    return replace(load_config, load_format=LoadFormat.AUTO, model_loader_extra_config={})
 
 
 def _parsed(given: Any) -> Any:

@@ -1,21 +1,27 @@
 """The ranks of a SGLang that serve a model together, and where they attach."""
 from __future__ import annotations
 
-from sglang.srt.distributed.parallel_state import get_world_group
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.distributed.parallel_state import get_tp_group, get_world_group
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 from .._engines.loading import Held, Place, of_one_generation, said_place
 from .._engines.options import Options
-from .._engines.ranks import ONE, Ranks
+from .._engines.ranks import Ranks
 from ..errors import InvalidError
 
 
 def ranks_of(role: str) -> Ranks:
-    """Tensor and pipeline parallel; a draft model may be on some of them only."""
-    if role != "target":
-        return ONE
-    group = get_world_group()
+    """All ranks that have a part of the model of this role, and load it when this one does.
+
+    A draft is on all ranks of a tensor parallel group: of the last pipeline stage, or, while one is
+    made that is sharded as attention is, those that share it."""
+    group = get_world_group() if role == "target" else get_tp_group()
     return Ranks(group.rank_in_group, group.world_size, group.all_gather_object)
+
+
+def joins() -> bool:
+    """Whether this process was started to join ranks that serve: until then they do not answer."""
+    return bool(get_exec().moe.is_ep_joiner)
 
 
 def place_of(options: Options, ranks: Ranks, now: Held | None = None) -> Place:
@@ -31,9 +37,22 @@ def place_of(options: Options, ranks: Ranks, now: Held | None = None) -> Place:
     return of_one_generation(place, ranks, now)
 
 
+def check_backup() -> None:
+    """InvalidError where SGLang keeps a copy of experts that is not Rekindle's: a process that is
+    no rank reads it from files, once, and dies unseen of load format rekindle; after an update it
+    would bring experts of the version before back."""
+    experts = get_exec().moe
+    if experts.enable_elastic_expert_backup and experts.elastic_ep_backend is not None:
+        raise InvalidError("--enable-elastic-expert-backup keeps experts of files, that Rekindle "
+                           "does not update: start the server without it, and experts of ranks "
+                           "that are gone come of the version that Rekindle holds")
+
+
 def check_update() -> None:
-    """InvalidError where ranks are told of an update one after another: SGLang's pipeline stages
-    pass a request on when they have carried it out, and could never agree."""
+    """InvalidError with a backup of experts, and where ranks are told of an update one after
+    another: SGLang's pipeline stages pass a request on when they have carried it out, and could
+    never agree."""
+    check_backup()
     stages = get_parallel().pp_size
     if stages > 1:
         raise InvalidError(f"{stages} pipeline stages take an update one after another, and would "

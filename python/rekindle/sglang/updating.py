@@ -14,11 +14,11 @@ from . import filling
 def update_to(model: torch.nn.Module, name: str, version: str) -> None:
     """Into the target, or into a draft model: one of another checkpoint than the target keeps what
     its options name."""
-    role = filling.role_of(model)
-    now = held(role) or held("target")
+    part = filling.part_of(model)
+    now = held(part.role) or held("target")
     options = replace(now.options if now is not None else Options(), model=name, version=version)
-    if role == "draft" and now is not None:
-        options = filling.as_draft(options, now.options.draft_model is None)
+    if not part.is_target and now is not None:
+        options = filling.as_draft(options, now.options.draft_model is None, part)
     device = next(model.parameters()).device
     filling.update(model, options, lambda pairs: DefaultModelLoader.load_weights_only(
         model, pairs, device))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._engines.completeness import amount, described, has_default, written
+from .._engines.coverage import covered
 from .._engines.loading import Pairs
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
@@ -149,7 +150,8 @@ def _written(own: dict[str, torch.Tensor], loads: list[tuple[str, Any]]) -> dict
 
     plan = record(load, {index: TensorMeta(tuple(tensor.shape), tensor.dtype)
                          for index, tensor in tensors.items()}, own)
-    counts = written(plan)
+    counts = {name: covered(own[name].shape, own[name].stride(), regions)
+              for name, regions in written(plan).items()}
     for index in plan.opaque:  # where it goes is not followed: this does not doubt it
         counts[loads[int(index)][0]] = own[loads[int(index)][0]].numel()
     return counts

@@ -2,8 +2,8 @@
 from rekindle._engines.loading import held
 
 
-def describe():
-    now = held("target")
+def describe(role="target"):
+    now = held(role)
     if now is None:
         return {}
     return {"bytes": now.session.bytes_total, "instance": now.place.instance,

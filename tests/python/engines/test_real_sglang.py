@@ -1,13 +1,19 @@
 """Load format rekindle under the real SGLang, on the CPU: every parameter bit-identical to what
 SGLang's own loader makes of the same checkpoint, at the start and after its own updates."""
+import ast
+import importlib.util
+import json
 import os
 import pathlib
+import re
 import socket
 import threading
 
 import pytest
+import torch
 
 import rekindle as rk
+from rekindle.sglang.versions import KEEPING
 
 from . import models
 from .models import llama, qwen3_moe, without
@@ -79,6 +85,114 @@ def test_of_two_ranks_each_fetches_its_half_and_they_update_together(
         assert found == [set("0123"), set("4567")]
 
 
+@pytest.mark.parametrize("name, missing", [("deepseek-v3", {"1": [2, 5]}),
+                                           ("qwen3-moe", {"0": [1], "1": [3, 7]})])
+def test_a_rank_that_lacks_experts_gets_them_while_the_other_does_nothing(
+        rekindle, checkpoints, memory_directory, name, missing):
+    """By SGLang's own recovery. It loads all of Qwen3-MoE, which names no part of itself."""
+    model = f"lacks-{name}"
+    first = str(checkpoints[name, 1])
+    rekindle.publish(f"{model}@1", first)
+    rekindle.publish(f"{model}@2", checkpoints[name, 2])
+    said = run_sglang(
+        rekindle, first, {"model": model, "version": 1, "instance": model}, world=2, updates=[
+            {"how": "recover", "rank": 1, "missing": missing, "path": first}])
+    assert [one.get("differ") for one in said] == [[], []], said
+    assert "updates" not in said[0] and "error" not in said[1], (said[1]["error"], said[1]["log"])
+    update, = said[1]["updates"]
+    assert update["differ"] == [] and update["version"] == 1, said
+    assert update["generation"] == said[1]["generation"]
+
+
+def test_two_ranks_that_share_a_draft_agree_on_its_version(rekindle, checkpoints):
+    """Also when one of them sees the newest version late."""
+    said = run_sglang(
+        rekindle, checkpoints["qwen3-moe", 1], {"model": "qwen3-moe", "version": 1}, world=2,
+        draft={"model": "llama", "path": str(checkpoints["llama", 2])}, late=["llama", 1])
+    assert [one.get("differ") for one in said] == [[], []], said
+    drafts = [one["draft"] for one in said]
+    assert [one["version"] for one in drafts] == [2, 2]
+    assert [one["differ"] for one in drafts] == [[], []]
+    whole = len([name for name in drafts[0]["names"] if "norm" not in name])
+    assert all(len(one["whole"]) < whole for one in drafts)  # sharded
+
+
+def save_layers(path, version):
+    """Two layers of MiMo-V2's for multi-token prediction, which are all that a draft reads."""
+    from safetensors.torch import save_file
+    torch.manual_seed(version)
+    shapes = {"model.embed_tokens.weight": (250, 64), "lm_head.weight": (250, 64)}
+    for layer in range(2):
+        name = f"model.mtp.layers.{layer}"
+        shapes.update({f"{name}.{norm}.weight": (64,) for norm in (
+            "enorm", "hnorm", "final_layernorm", "input_layernorm", "pre_mlp_layernorm")})
+        shapes.update({f"{name}.eh_proj.weight": (64, 128),
+                       f"{name}.self_attn.q_proj.weight": (64, 64),
+                       f"{name}.self_attn.k_proj.weight": (32, 64),
+                       f"{name}.self_attn.v_proj.weight": (32, 64),
+                       f"{name}.self_attn.o_proj.weight": (64, 64),
+                       f"{name}.mlp.gate_proj.weight": (128, 64),
+                       f"{name}.mlp.up_proj.weight": (128, 64),
+                       f"{name}.mlp.down_proj.weight": (64, 128)})
+    path.mkdir()
+    save_file({name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shapes.items()},
+              path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({
+        "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "qwen2", "vocab_size": 250,
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
+        "max_position_embeddings": 128, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "layernorm_epsilon": 1e-5, "attention_bias": False, "hybrid_layer_pattern": [1, 1],
+        "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16,
+        "swa_v_head_dim": 16, "swa_rope_theta": 10000, "sliding_window_size": 32,
+        "v_head_dim": 16, "rope_theta": 10000}))
+    return path
+
+
+def test_layers_of_a_draft_have_one_version_each_its_own_weights(
+        rekindle, checkpoints, memory_directory):
+    """Also when a version is published between them, and after an update, of which SGLang does not
+    say to its loader which layer it is for."""
+    first, later = (save_layers(memory_directory / f"layers-{version}", version)
+                    for version in (1, 2))
+    rekindle.publish("mtp@1", first)
+    rekindle.publish("mtp@2", later)
+    said, = run_sglang(
+        rekindle, checkpoints["llama", 1], {"model": "llama", "version": 1, "draft_model": "mtp"},
+        layers={"model": "mtp", "path": str(first), "later": str(later), "first": 1})
+    assert "error" not in said, (said["error"], said["log"])
+    for layer in said["layers"]:
+        assert layer["loaded"]["differ"] == [] and layer["loaded"]["version"] == 1
+        assert layer["answer"][0], layer
+        assert layer["updated"]["differ"] == [] and layer["updated"]["version"] == 2
+    names = [{name for name in layer["updated"]["names"] if ".mtp." in name}
+             for layer in said["layers"]]
+    assert names[0] and names[1]
+    assert all(f".{layer}." in name for layer in range(2) for name in names[layer])
+
+
+def test_a_server_with_sglangs_backup_of_experts_is_refused(rekindle, checkpoints):
+    """Its process would read files, by a load format that it does not know, and end unseen."""
+    said, = run_sglang(
+        rekindle, checkpoints["qwen3-moe", 1], {"model": "qwen3-moe"},
+        arguments={"enable_elastic_expert_backup": True, "elastic_ep_backend": "mooncake"})
+    kind, text = said["error"]
+    assert kind == "InvalidError" and "--enable-elastic-expert-backup" in text, said
+
+
+def test_drafts_that_keep_their_embeddings_are_those_that_we_know():
+    """Of SGLang's sources: where `set_embed_and_head` does not set a draft's own."""
+    models_of = pathlib.Path(importlib.util.find_spec("sglang").origin).parent / "srt" / "models"
+    keeping = set()
+    for path in models_of.glob("*.py"):
+        for made in ast.walk(ast.parse(path.read_text())):
+            for step in made.body if isinstance(made, ast.ClassDef) else ():
+                if getattr(step, "name", None) == "set_embed_and_head" and not re.search(
+                        r"_head\(|embed\w*\.weight = ", ast.unparse(ast.Module(step.body, []))):
+                    keeping.add(made.name)
+    assert keeping == set(KEEPING)
+
+
 K_PROJ = "model.layers.1.self_attn.k_proj.weight"
 
 
@@ -136,6 +250,40 @@ def test_a_parameter_that_no_tensor_is_for_is_an_error_that_names_it(
     said, = run_sglang(rekindle, checkpoints["llama", 1], {"model": name, "record": record})
     kind, text = said["error"]
     assert kind == "InvalidError" and TORN in text
+
+
+def save_adapter(path):
+    """Of the attention of llama's layers."""
+    from safetensors.torch import save_file
+    torch.manual_seed(7)
+    tensors = {}
+    for layer in range(2):
+        for part, rows in (("q_proj", 64), ("k_proj", 16), ("v_proj", 16)):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{part}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(4, 64, dtype=torch.bfloat16)
+            tensors[f"{name}.lora_B.weight"] = torch.randn(rows, 4, dtype=torch.bfloat16)
+    path.mkdir()
+    save_file(tensors, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [
+            "q_proj", "k_proj", "v_proj"]}))
+    return path
+
+
+def test_an_adapter_is_loaded_beside_a_model_which_then_is_updated(
+        rekindle, checkpoints, memory_directory):
+    """Adapters are files. SGLang's manager wraps layers of the model that it has of Rekindle."""
+    adapter = save_adapter(memory_directory / "adapter")
+    first, later = (str(checkpoints["llama", version]) for version in (1, 2))
+    said, = run_sglang(rekindle, first, {"model": "llama", "version": 1}, adapter=str(adapter),
+                       updates=[{"how": "disk", "path": later},
+                                {"how": "tensor", "version": ["llama", 1], "path": first}])
+    assert "error" not in said, (said["error"], said["log"])
+    assert said["differ"] == [] and said["adapter"]["differ"] == []
+    assert len(said["adapter"]["names"]) == 4  # of each layer A and B, stacked
+    for update, version in zip(said["updates"], (2, 1)):
+        assert update["answer"][0] and update["version"] == version, update
+        assert update["differ"] == [] and update["names"] == said["names"]
 
 
 def test_the_own_loader_takes_over_only_when_asked_to(rekindle, checkpoints):

@@ -17,6 +17,9 @@ def checkpoints(rekindle, memory_directory):
 @pytest.mark.parametrize("name", MODELS)
 def test_one_rank_has_what_vllms_own_loader_gives(rekindle, checkpoints, name):
     said, = run_vllm(rekindle, checkpoints[name, 1], {"model": name, "version": 1})
+    if name == "deepseek-v3" and said.get("error") == [
+            "NotImplementedError", "MLA is not supported on CPU."]:  # before 0.33
+        pytest.skip(f"this vLLM makes no {name} on a CPU: {said['error'][1]}")
     assert said.get("differ") == [], said
     assert said["recorded"]
 

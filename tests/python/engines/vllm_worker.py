@@ -3,6 +3,7 @@ ours, and says where they differ. Its argument is JSON; its last line of output 
 
 vLLM's wheel from PyPI is built for CUDA: its Python runs without a GPU, its kernels do not. So
 models are made and filled here, and post-processed where that needs no kernel; none generates."""
+import inspect
 import json
 import os
 import sys
@@ -16,14 +17,19 @@ if job.get("replicas"):  # of one model, each a process here: vLLM's way for a l
                       VLLM_DP_MASTER_PORT=job["meeting"].rsplit(":", 1)[1])
 
 import torch  # noqa: E402
+import vllm.platforms  # noqa: E402
+
+# Before VLLM_TARGET_DEVICE counted, only the wheel's name said that it is for CPUs.
+vllm.platforms.builtin_platform_plugins["cpu"] = lambda: "vllm.platforms.cpu.CpuPlatform"
+
 from safetensors.torch import load_file  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.distributed import (  # noqa: E402
     ensure_model_parallel_initialized, init_distributed_environment)
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.model_executor.model_loader import get_model_loader  # noqa: E402
-from vllm.model_executor.model_loader.reload.inplace import reload_weights  # noqa: E402
 from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
 
 import rekindle  # noqa: E402
 import rekindle.vllm  # noqa: E402
@@ -88,13 +94,20 @@ class Runner:
     """What of vLLM's model runner a worker extension uses, with its real reload."""
 
     def __init__(self, config, model):
-        self.config, self.model = config, model
+        self.vllm_config, self.model = config, model
+        self.load_config, self.model_config = config.load_config, config.model_config
 
     def get_model(self):
         return self.model
 
+    def reload_weights(self, iterator=None):
+        with set_current_vllm_config(self.vllm_config):
+            GPUModelRunner.reload_weights(self, iterator)
+
     def reset_lora_state(self):
         pass
+
+    reset_encoder_cache = reset_mm_cache = reset_lora_state
 
 
 class Worker(rekindle.vllm.WorkerExtension):
@@ -102,8 +115,7 @@ class Worker(rekindle.vllm.WorkerExtension):
         self.vllm_config, self.model_runner = config, Runner(config, model)
 
     def reload_weights(self, weights_iterator):
-        with set_current_vllm_config(self.vllm_config):
-            reload_weights(self.vllm_config, self.model_runner.model, weights_iterator, None, True)
+        self.model_runner.reload_weights(weights_iterator)
 
 
 def load(config):
@@ -155,8 +167,7 @@ def reload_by_itself(config, model):
     """vLLM's reload without arguments asks the loader."""
     config.load_config.model_loader_extra_config = {
         **job["options"], "version": job["reload"]["version"]}
-    with set_current_vllm_config(config):
-        reload_weights(config, model, None, None, True)
+    Runner(config, model).reload_weights()
     return {"differ": differences(by_default(config, job["reload"]["path"]), model),
             "status": rekindle.vllm.WorkerExtension().rekindle_status()}
 
@@ -171,8 +182,12 @@ def transfer(config, model):
     worker.vllm_config, worker.model_runner = config, Runner(config, model)
     worker.speculative_config = None
     worker._weight_update_active = worker._weight_update_is_draft = False
-    worker.weight_transfer_engine = WeightTransferEngineFactory.create_engine(
-        config.weight_transfer_config, config, torch.device("cpu"), model)
+    worker.device, worker.model_config = torch.device("cpu"), config.model_config
+    worker.parallel_config, worker._is_checkpoint_format = config.parallel_config, True
+    create = WeightTransferEngineFactory.create_engine
+    about = ((config.parallel_config, model) if "parallel_config" in inspect.signature(
+        create).parameters else (config, torch.device("cpu"), model))  # before 0.33, and since
+    worker.weight_transfer_engine = create(config.weight_transfer_config, *about)
     worker.init_weight_transfer_engine(job["transfer"]["init"])
     said = []
     for step in job["transfer"]["updates"]:
@@ -195,7 +210,7 @@ def transfer(config, model):
         one["active"] = worker._weight_update_active
         one["differ"] = differences(by_default(config, step["path"]), model)
         said.append(one)
-    worker.shutdown_weight_transfer_engine()
+    worker.weight_transfer_engine.shutdown()
     return said
 
 

@@ -1,6 +1,7 @@
 """What ranks of a `ParameterServer` tell each other, through torch.distributed's TCPStore."""
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,8 @@ from ...errors import TimeoutError, UnavailableError
 from .update import Update
 
 _LONGEST_SETUP = timedelta(minutes=10)
+_LONGEST_LEAVE = timedelta(seconds=10)
+_LEFT = "/left"
 
 
 class Exchange:
@@ -38,15 +41,30 @@ class Exchange:
             self.store.set(keys[self._rank], json.dumps(value))
             if count > 1:  # all have called, so all have read what was before
                 self.store.wait(keys, timeout)
-                self.store.delete_key(f"{what}/{count - 1}/{self._rank}")
+                self._forget(f"{what}/{count - 1}/{self._rank}")
             self.store.wait(keys, timeout)
-            return [json.loads(self.store.get(key)) for key in keys]
+            found = [json.loads(self.store.get(key)) for key in keys]
         except torch.distributed.DistNetworkError as error:
             raise UnavailableError(f"the store of rank 0 is gone: {error}") from None
         except RuntimeError as error:  # DistStoreError: a timeout
             late = [rank for rank, key in enumerate(keys) if not self._has(key)]
             raise TimeoutError(f"{what}: ranks {late} did not come in "
                                f"{timeout.total_seconds():g} s: {error}") from None
+        self._leave(keys)
+        return found
+
+    def _forget(self, key: str) -> None:
+        self.store.delete_key(key)
+        if self._rank:
+            self.store.delete_key(key + _LEFT)
+
+    def _leave(self, keys: list[str]) -> None:
+        """Rank 0 last: it holds the store, and may end as soon as it has returned."""
+        with contextlib.suppress(RuntimeError):
+            if self._rank:
+                self.store.set(keys[self._rank] + _LEFT, "")
+            elif self._world > 1:
+                self.store.wait([key + _LEFT for key in keys[1:]], _LONGEST_LEAVE)
 
     def _has(self, key: str) -> bool:
         try:

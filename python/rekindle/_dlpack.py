@@ -1,0 +1,140 @@
+"""What thousands of torch tensors are, asked for in one call.
+
+Python asks torch about one tensor in 100 to 300 ns, a question each; by DLPack's C exchange API
+(torch 2.10 and newer) C asks everything at once. Where that is not possible, callers ask torch.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from . import _abi
+from ._optional import module
+from .errors import UnavailableError
+
+_MAJOR = 1  # of DLPack
+_DLTENSOR_OF_OBJECT = 5  # word of a DLPackExchangeAPI, behind version, prev_api, three functions
+_BLOCK = 2048  # tensors: what is asked next finds them in the CPU's cache
+_DIMENSIONS = 4  # of a tensor, at first: they are given more room when that is too little
+
+
+class Layouts(NamedTuple):
+    """Columns: of each tensor one number, but for shapes and strides, in elements, which follow
+    one another."""
+
+    data: array[int]  # address of the first element; 0 where there is none
+    devices: array[int]  # equal where the devices are
+    dtypes: array[int]  # equal where the dtypes are, but for torch's integers of 8 bits and less
+    ranks: array[int]
+    contiguous: array[int]  # 1: as torch's is_contiguous()
+    shapes: array[int]
+    strides: array[int]
+    answers: list[Any]  # to `question`
+
+
+def kinds() -> set[type]:
+    """What describe() takes. Others may mean something else by what they say."""
+    torch = module("torch")
+    return {torch.Tensor, torch.nn.Parameter} if torch is not None else set()
+
+
+def describe(tensors: Sequence[Any], question: Callable[[Any], Any]) -> Layouts | None:
+    """Of tensors of exactly those kinds(). `question` is asked of each, too: `torch.Tensor.is_neg`.
+
+    None: this torch or this librekindle cannot, or one of them is nothing that DLPack has (sparse,
+    on meta, quantized)."""
+    exporter = _exporter()
+    if exporter is None:
+        return None
+    found = Layouts(array("Q"), array("Q"), array("I"), array("I"), array("I"), array("q"),
+                    array("q"), [])
+    for at in range(0, len(tensors), _BLOCK):
+        block = tensors[at:at + _BLOCK]
+        if not _add_block(found, exporter, block):
+            return None
+        found.answers.extend(map(question, block))
+    return found
+
+
+def _add_block(found: Layouts, exporter: int, block: Sequence[Any]) -> bool:
+    objects, done, size = array("Q", map(id, block)), ctypes.c_size_t(), _abi.TENSOR_LAYOUT.size
+    records, capacity, code = array("Q", bytes(size * len(block))), 0, _abi.EXHAUSTED
+    while code == _abi.EXHAUSTED:
+        capacity = 2 * capacity or _DIMENSIONS * len(block)
+        shapes, strides = array("q", bytes(8 * capacity)), array("q", bytes(8 * capacity))
+        try:
+            code = _abi.load_for_python().rk_describe_tensors(
+                exporter, objects.buffer_info()[0], len(block), records.buffer_info()[0],
+                shapes.buffer_info()[0], strides.buffer_info()[0], capacity, ctypes.byref(done),
+                None)
+        except Exception:  # torch's, whatever it is: callers ask it in another way
+            return False
+    if code != _abi.OK:
+        return False
+    words, halves = size // 8, array("I", records.tobytes())
+    found.data.extend(records[0::words])
+    found.devices.extend(records[1::words])
+    for column, half in ((found.dtypes, 4), (found.ranks, 5), (found.contiguous, 8)):
+        column.extend(halves[half::2 * words])
+    used = records[3 - words] + halves[5 - 2 * words]
+    found.shapes.extend(shapes[:used])
+    found.strides.extend(strides[:used])
+    return True
+
+
+@functools.lru_cache(maxsize=None)
+def _exporter() -> int | None:
+    torch = module("torch")
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if torch else None
+    try:
+        _abi.load_for_python()
+        return None if capsule is None else exporter_of(capsule)
+    except (UnavailableError, ValueError):
+        return None
+
+
+def exporter_of(capsule: Any) -> int | None:
+    """Address of dltensor_from_py_object_no_sync in a DLPackExchangeAPI, of our major version; None
+    when there is none. ValueError for another kind of capsule."""
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    pointer_of = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
+    table = pointer_of(capsule, b"dlpack_exchange_api")
+    while table:
+        major = ctypes.c_uint32.from_address(table).value
+        words = (ctypes.c_void_p * (_DLTENSOR_OF_OBJECT + 1)).from_address(table)
+        if major == _MAJOR:
+            return words[_DLTENSOR_OF_OBJECT]
+        table = words[1]  # prev_api
+    return None
+
+
+def _word(code: int, bits: int) -> int:
+    return int.from_bytes(struct.pack("=BBH", code, bits, 1), sys.byteorder)  # one lane
+
+
+# torch's integers of less than 8 bits are exported as if they were of 8.
+SHARED_WORDS = {_word(0, 8), _word(1, 8)}
+# A DLDataTypeCode and bits. Those of less than a byte are not here: nothing is written to them.
+_WORDS = {name: _word(*code) for name, code in {
+    "BOOL": (6, 8), "U8": (1, 8), "I8": (0, 8), "U16": (1, 16), "I16": (0, 16), "U32": (1, 32),
+    "I32": (0, 32), "U64": (1, 64), "I64": (0, 64), "F16": (2, 16), "BF16": (4, 16),
+    "F32": (2, 32), "F64": (2, 64), "F8_E4M3": (10, 8), "F8_E5M2": (12, 8), "F8_E8M0": (14, 8),
+}.items()}
+
+
+def dtype_words(names: list[str]) -> array[int]:
+    """Of safetensors names, as in Layouts.dtypes; no tensor has that of a name without one."""
+    words = {name: _WORDS.get(name, 0) for name in set(names)}
+    if len(words) == 1:
+        return array("I", words.values()) * len(names)
+    return array("I", map(words.__getitem__, names))
+
+
+def shares_word(name: str) -> bool:
+    """Whether other dtypes of torch have the same one, so that torch has to be asked which."""
+    return _WORDS.get(name) in SHARED_WORDS

@@ -1,0 +1,99 @@
+"""A catalog and targets as bytes that are the same in every process, for a plan's fingerprint.
+
+A column at a time: 100,000 calls of json or hash would take seconds.
+"""
+from __future__ import annotations
+
+import itertools
+import marshal
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from .. import _dlpack
+from .tracer import TensorMeta
+
+
+def of_catalog(catalog: Mapping[str, TensorMeta]) -> Iterator[bytes]:
+    """Names, shapes, dtypes, in the catalog's order."""
+    yield _names(list(catalog))
+    yield _numbered(catalog.values(), lambda meta: (tuple(meta.shape), str(meta.dtype)))
+
+
+def of_targets(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
+    """Names, shapes, strides, dtypes, devices; which share a storage, and where they begin in it.
+
+    Not the same by DLPack and without it, which is a matter of torch's version."""
+    values = list(tensors.values())
+    yield _names(list(tensors))
+    layouts = None
+    if set(map(type, values)) <= _dlpack.kinds():
+        layouts = _dlpack.describe(values, torch.Tensor.storage_offset)
+    yield from _asked(values) if layouts is None else _described(values, layouts)
+
+
+def _asked(values: list[torch.Tensor]) -> Iterator[bytes]:
+    yield _packed([tuple(tensor.shape) for tensor in values])
+    yield _packed([tensor.stride() for tensor in values])
+    yield _numbered([tensor.dtype for tensor in values], str)
+    yield _numbered([tensor.device for tensor in values], str)
+    yield _packed([tensor.storage_offset() for tensor in values])
+    yield _sharing(_storages(values))
+
+
+def _described(values: list[torch.Tensor], layouts: _dlpack.Layouts) -> Iterator[bytes]:
+    for column in layouts.ranks, layouts.shapes, layouts.strides, layouts.dtypes, layouts.devices:
+        yield column.tobytes()
+    shared = set(layouts.dtypes) & _dlpack.SHARED_WORDS
+    yield _numbered([tensor.dtype for tensor, word in zip(values, layouts.dtypes)
+                     if word in shared] if shared else (), str)
+    offsets = array("q", layouts.answers)
+    yield offsets.tobytes()
+    yield _ALL_DIFFERENT if _apart(layouts, offsets) else _sharing(_storages(values))
+
+
+_ALL_DIFFERENT, _ALL_ONE = b"each its own", b"one for all"
+
+
+def _apart(layouts: _dlpack.Layouts, offsets: array[int]) -> bool:
+    """Whether each surely has a storage of its own: storages that begin at different addresses are
+    different ones. Mostly that is so, and torch need not be asked for each."""
+    if any(offsets):
+        return False
+    begins = set(layouts.data)
+    return len(begins) == len(offsets) and 0 not in begins
+
+
+def _storages(values: list[torch.Tensor]) -> list[int]:
+    """storage_key() of each."""
+    return list(map(attrgetter("_cdata"), map(torch.Tensor.untyped_storage, values)))
+
+
+def _sharing(keys: Sequence[int]) -> bytes:
+    """Which are equal."""
+    different = len(set(keys))
+    if different == len(keys):
+        return _ALL_DIFFERENT
+    return _ALL_ONE if different == 1 else _numbered(keys, lambda key: "")
+
+
+def _names(names: list[str]) -> bytes:
+    joined = "\0".join(names)
+    if joined.count("\0") != len(names) - 1:  # one has a NUL inside, or there are none
+        return _packed(names)
+    return b"\0" + joined.encode("utf-8", "surrogatepass")  # marshal begins otherwise
+
+
+def _packed(values: list[Any]) -> bytes:
+    return marshal.dumps(values, 2)  # without references, which differ for equal values
+
+
+def _numbered(values: Iterable[Any], text: Callable[[Any], Any]) -> bytes:
+    """Each by the place of the first that is equal, and what the different ones are."""
+    numbers: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
+    places = array("I", map(numbers.__getitem__, values))
+    return _packed([text(value) for value in numbers]) + places.tobytes()

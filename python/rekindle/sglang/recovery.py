@@ -1,0 +1,64 @@
+"""Weights of experts whose ranks are gone, for SGLang's elastic expert parallelism.
+
+Each rank that is left finds for itself which experts it is to have and lacks, and asks for them, or
+for nothing, at a time of its own: no other rank may be waited for. It gets them of the version that
+is held, which all ranks have agreed on when it was loaded.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..errors import InternalError
+
+T = TypeVar("T")
+LOAD_FORMAT = "rekindle"
+
+
+@dataclass
+class Recovery:
+    """What is asked for. `given`: all of that was taken."""
+
+    wanted: Callable[[str], bool]  # by a tensor's name
+    given: bool = False
+
+    def giving(self, pairs: Iterable[T]) -> Iterator[T]:
+        """`pairs`, looked after."""
+        yield from pairs
+        self.given = True
+
+
+_current: ContextVar[Recovery | None] = ContextVar("rekindle_sglang_recovery", default=None)
+
+
+def current() -> Recovery | None:
+    """The one within which SGLang asks for weights, if it is within one."""
+    return _current.get()
+
+
+def recovering(original: Callable[..., None], **named: Any) -> None:
+    """Around `update_expert_location_with_recovery` of SGLang's eplb_manager.
+
+    InternalError when the experts could not be loaded: SGLang would not look at that, and serve
+    what their memory had."""
+    update = named["update_weights_from_disk_callable"]
+
+    def from_held(path: str, load_format: str,
+                  weight_name_filter: Callable[[str], bool] | None = None) -> tuple[bool, str]:
+        if load_format.lower() != LOAD_FORMAT:
+            return update(path, load_format, weight_name_filter=weight_name_filter)
+        recovery = Recovery(weight_name_filter or (lambda name: True))
+        token = _current.set(recovery)
+        try:
+            done: tuple[bool, str] = update(
+                path, load_format, weight_name_filter=weight_name_filter)
+        finally:
+            _current.reset(token)
+        if not done[0] and not recovery.given:  # a second attempt may have given it
+            raise InternalError(
+                f"weights of experts whose ranks are gone were not loaded: {done[1]}")
+        return done
+
+    original(**{**named, "update_weights_from_disk_callable": from_held})

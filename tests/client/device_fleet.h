@@ -1,0 +1,76 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/client/device_producer.h"
+#include "tests/client/device_worker.h"
+
+namespace rekindle::client::testing {
+
+// An agent whose device process does what its script says.
+class Fleet {
+ public:
+  Fleet(const FakeModel& model, ProducerScript script, std::vector<TensorBox> boxes = {})
+      : server_([this, &model, script, boxes](AgentEnd& agent) {
+          proto::AgentFrame frame = attached_for(agent, model, true, boxes);
+          frame.mutable_attached()->set_device_channel(true);
+          producer_.emplace(model, frame, script);
+          std::vector<UniqueFd> descriptors = model.segments();
+          descriptors.push_back(producer_->take_worker_end());
+          agent.send(frame, std::move(descriptors));
+          agent.until_closed();
+        }),
+        agent_(connect_to(server_.store())) {}
+
+  const Agent& agent() const { return agent_; }
+  DeviceProducer& producer() { return *producer_; }  // once attached
+
+ private:
+  std::optional<DeviceProducer> producer_;
+  ScriptedAgent server_;
+  const Agent agent_;
+};
+
+// The worker's own parameters: device memory, which a double has in the host's.
+struct Parameters {
+  explicit Parameters(const Session& session) : tensors(tensors_of(session)) {
+    for (const rk_tensor& tensor : tensors) memory.emplace_back(tensor.bytes + 1, '\x5a');
+  }
+  std::vector<rk_target> targets() {
+    std::vector<rk_target> all;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      all.push_back({tensors[i].name, tensors[i].offset, memory[i].data(), tensors[i].bytes});
+    }
+    return all;
+  }
+  void expect_loaded(const FakeModel& model) const {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_EQ(memory[i].back(), '\x5a') << tensors[i].name << ": beyond its end";
+      EXPECT_TRUE(std::string_view(memory[i]).substr(0, tensors[i].bytes) ==
+                  model.bytes_of(tensors[i].name, box_of(tensors[i])))
+          << tensors[i].name;
+    }
+  }
+
+  std::vector<rk_tensor> tensors;
+  std::vector<std::string> memory;
+};
+
+struct Outcome {
+  std::int32_t code = RK_OK;
+  std::string message;
+};
+inline Outcome load_into(const Session& session, const std::vector<rk_target>& targets,
+                         std::int64_t timeout_ms = kPatienceMs) {
+  rk_error error{};
+  const std::int32_t code =
+      rk_load_into(session.handle, targets.data(), targets.size(), timeout_ms, &error);
+  return {code, error.message};
+}
+
+}  // namespace rekindle::client::testing
