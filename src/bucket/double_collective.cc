@@ -23,7 +23,7 @@
 // Ranks meet in a memfd. Whoever made the id keeps it open until all have met, others open it
 // through /proc: so nothing is left of it when no process has it, however they ended. Bytes go
 // through a staging area per share, a chunk at a time: its owner writes chunk n when all ranks have
-// read chunk n - kTurns, the others read it when it has been written.
+// read chunk n - kDoubleChunksAhead, the others read it when it has been written.
 namespace rekindle::bucket {
 
 namespace {
@@ -31,7 +31,6 @@ namespace {
 constexpr const char* kFileName = "rekindle-meeting";
 constexpr std::uint32_t kMostRanks = 64;
 constexpr std::uint64_t kChunk = 512 << 10;
-constexpr std::uint64_t kTurns = 2;            // of one share's staging area
 constexpr std::chrono::minutes kUnmetKept{1};  // the ids that nobody came to meet by
 
 using Nonce = std::array<std::uint8_t, 16>;
@@ -51,7 +50,8 @@ struct Board {
   std::array<ShareState, kMostRanks> share;
 };
 constexpr std::uint64_t kStagingAt = (sizeof(Board) + 4095) / 4096 * 4096;
-constexpr std::uint64_t kFileBytes = kStagingAt + kMostRanks * kTurns * kChunk;  // as it is touched
+constexpr std::uint64_t kFileBytes =
+    kStagingAt + kMostRanks * kDoubleChunksAhead * kChunk;  // as it is touched
 
 // What an id says.
 struct Place {
@@ -105,7 +105,7 @@ class Meeting {
   Board& board() const { return *static_cast<Board*>(mapping_->data()); }
   std::byte* staging(std::uint64_t share, std::uint64_t chunk) const {
     return static_cast<std::byte*>(mapping_->data()) + kStagingAt +
-           (share * kTurns + chunk % kTurns) * kChunk;
+           (share * kDoubleChunksAhead + chunk % kDoubleChunksAhead) * kChunk;
   }
 
   Result<void> arrive(std::uint32_t rank, std::uint32_t ranks) {
@@ -173,7 +173,7 @@ struct Exchange {
       const auto room = [&] {
         return std::all_of(
             board.rank.begin(), board.rank.begin() + ranks,
-            [chunk](const RankState& one) { return one.read.load() + kTurns > chunk; });
+            [chunk](const RankState& one) { return one.read.load() + kDoubleChunksAhead > chunk; });
       };
       if (!wait(stop, room)) return false;
       std::memcpy(meeting->staging(share, chunk), place(share, offset), bytes(offset));
