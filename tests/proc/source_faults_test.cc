@@ -1,5 +1,4 @@
 // What happens to a pull when its sources die, freeze, lie or crawl: real agents, real sockets.
-#include <fstream>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -199,25 +198,6 @@ TEST_F(SourceFaults, Row9BitFlippedOnTheWireIsFetchedAgain) {
   ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
   EXPECT_EQ(proxy.flipped(), 1);
   EXPECT_GT(answer.json["refetched_bytes"], 0);
-}
-
-// Row 9, a second strike, and row 10.
-TEST_F(SourceFaults, Row9SourceWithRottenMemoryIsQuarantined) {
-  start_sources({"a", "b"}, {});
-  const fs::path segment = segment_of("a");
-  {
-    std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
-    for (std::streamoff at = 1 << 20; at < static_cast<std::streamoff>(total_bytes_);
-         at += 200'003) {
-      file.seekp(at);
-      file.put('!');
-    }
-  }
-  auto pull = start_pull();
-  const auto answer = finish(*pull);
-  ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
-  EXPECT_TRUE(source_of(answer, "a")["lost"]) << answer.json;
-  EXPECT_NE(source_of(answer, "a")["cause"].dump().find("quarantined"), std::string::npos);
 }
 
 TEST_F(SourceFaults, Row36FlappingSourceThatDeliversIsNotGivenUp) {

@@ -1,24 +1,35 @@
-"""vLLM's engine on a real GPU with load format rekindle: it generates what it does of files.
+"""vLLM on real GPUs with load format rekindle: it generates what it does of files, on one rank and
+on two, as an engine and as a server.
 
     python -m pytest tests/python/gpu/test_vllm_gpu.py
 
-Without vLLM or a GPU these are skipped, and fail when REKINDLE_REQUIRE_VLLM is set.
-REKINDLE_TEST_VLLM_ARGS: more arguments of vllm.LLM, as JSON: '{"attention_backend": "TRITON_ATTN"}'.
+Without vLLM or a GPU these are skipped, and fail when REKINDLE_REQUIRE_VLLM is set; those that need
+more GPUs than there are say so. REKINDLE_TEST_VLLM_ARGS: more arguments of vllm.LLM and of
+the server, as JSON: '{"attention_backend": "TRITON_ATTN"}'.
 """
+import configparser
+import importlib.metadata
 import importlib.util
 import json
 import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import tomllib
+import urllib.error
+import urllib.request
 
 import pytest
-from conftest import gpu_fleet
+from conftest import ROOT, eventually, gpu_fleet
 
 HERE = pathlib.Path(__file__).parent
 PATIENCE_S = 600  # the first one compiles kernels
 MORE = json.loads(os.environ.get("REKINDLE_TEST_VLLM_ARGS", "{}"))
+PROMPT = [1, 5, 9, 200, 31]
+PLUGINS = "vllm.general_plugins"
 
 if importlib.util.find_spec("vllm") is None:
     assert not os.environ.get("REKINDLE_REQUIRE_VLLM"), "vLLM is not installed"
@@ -29,13 +40,14 @@ class Engine:
     """One that says nothing for PATIENCE_S is killed."""
 
     def __init__(self, environment, **job):
+        job["more"] = {**MORE, **job.get("more", {})}
         self._process = subprocess.Popen(
-            [sys.executable, HERE / "vllm_engine.py", json.dumps({**job, "more": MORE})],
+            [sys.executable, HERE / "vllm_engine.py", json.dumps(job)], start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.says()["starts"]
 
     def says(self):
-        watch = threading.Timer(PATIENCE_S, self._process.kill)
+        watch = threading.Timer(PATIENCE_S, self._kill_all)
         watch.start()
         try:
             for line in self._process.stdout:
@@ -50,13 +62,71 @@ class Engine:
         self._process.stdin.flush()
         return self.says()
 
+    def _kill_all(self):
+        os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill(self):
-        self._process.kill()
+        """With its ranks, at once."""
+        self._kill_all()
         self._process.communicate()
 
     def end(self):
         self._process.communicate(timeout=PATIENCE_S)
         assert self._process.returncode == 0
+
+
+class Server:
+    """vLLM's OpenAI server, with the routes that are for trainers and tests."""
+
+    def __init__(self, environment, path, *arguments):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._at = f"http://127.0.0.1:{free.getsockname()[1]}"
+        more = [word for name, value in MORE.items()
+                for word in (f"--{name.replace('_', '-')}", str(value))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", path,
+             "--served-model-name", "llama", "--host", "127.0.0.1", "--port",
+             self._at.rpartition(":")[2], "--enforce-eager", "--dtype", "bfloat16",
+             "--max-model-len", "256", "--gpu-memory-utilization", "0.2", "--seed", "0", *more,
+             *arguments],
+            start_new_session=True, stdin=subprocess.DEVNULL, stdout=sys.stderr,
+            env={**environment, "VLLM_SERVER_DEV_MODE": "1"})
+        eventually(self._serves, PATIENCE_S)
+
+    def _serves(self):
+        assert self._process.poll() is None, "the server has ended"
+        try:
+            return self.get("/health") == b""
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+    def get(self, route):
+        with urllib.request.urlopen(self._at + route, timeout=PATIENCE_S) as answer:
+            return answer.read()
+
+    def post(self, route, **said):
+        request = urllib.request.Request(self._at + route, json.dumps(said).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            told = answer.read()
+        return json.loads(told) if told else None
+
+    def generate(self):
+        """Tokens, and how likely each was."""
+        choice, = self.post("/v1/completions", model="llama", prompt=PROMPT, max_tokens=24,
+                            temperature=0.0, logprobs=1, ignore_eos=True,
+                            return_tokens_as_token_ids=True)["choices"]
+        assert len(choice["logprobs"]["tokens"]) == 24
+        return choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+
+    def call(self, method, *arguments):
+        """Of every rank."""
+        return self.post("/collective_rpc", method=method, args=list(arguments))["results"]
+
+    def kill(self):
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +137,34 @@ def fleet(memory_directory):
 
 @pytest.fixture(scope="module")
 def environment(fleet):
-    return {**os.environ, "REKINDLE_CACHE": str(fleet.directory / "cache")}
+    """Where vLLM finds the plugin as an installed wheel's, in every process of its own."""
+    site = fleet.directory / "site"
+    installed = importlib.metadata.entry_points(group=PLUGINS)
+    if "rekindle" not in installed.names:
+        about = site / "rekindle-0.dist-info"
+        about.mkdir(parents=True)
+        project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
+        points = configparser.ConfigParser(delimiters="=")
+        points[PLUGINS] = project["entry-points"][PLUGINS]
+        with open(about / "entry_points.txt", "w") as file:
+            points.write(file)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rekindle\nVersion: 0\n")
+    return {**os.environ, "REKINDLE_CACHE": str(fleet.directory / "cache"),
+            "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(site)]),
+            "HF_HUB_OFFLINE": "1", "VLLM_PLUGINS": "rekindle", "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 
 
 @pytest.fixture(scope="module")
 def checkpoints(fleet, memory_directory):
-    """Version → directory of a model of 1.1 GiB."""
+    """Version → directory of a model of 1.1 GiB, with a tokenizer of numbers."""
+    import tokenizers
     import torch
     import transformers
     paths = {}
+    words = {f"t{number}": number for number in range(32000)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "t0")))
     for version in (1, 2):
         torch.manual_seed(version)
         config = transformers.LlamaConfig(
@@ -85,45 +174,96 @@ def checkpoints(fleet, memory_directory):
             model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
         paths[version] = memory_directory / f"llama-{version}"
         model.save_pretrained(paths[version])
+        tokenizer.save_pretrained(paths[version])
         fleet.publish(f"llama@{version}", paths[version])
         del model
     torch.cuda.empty_cache()
     return paths
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def ranks(request):
+    import torch
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} GPUs, there are {torch.cuda.device_count()}")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def outputs(checkpoints, environment):
+def more(ranks):
+    return {"tensor_parallel_size": ranks, "disable_custom_all_reduce": True}
+
+
+@pytest.fixture(scope="module")
+def outputs(checkpoints, environment, ranks, more):
     """Version → what vLLM generates when it has loaded the files by itself."""
     found = {}
     for version, path in checkpoints.items():
-        engine = Engine(environment, path=str(path), load_format="auto")
-        assert engine.says()["status"] == [{}]
+        engine = Engine(environment, path=str(path), load_format="auto", more=more)
+        assert engine.says()["status"] == [{}] * ranks
         found[version] = engine.ask("generate")["outputs"]
         engine.end()
     assert found[1] != found[2]
     return found
 
 
-def test_it_generates_the_same_is_updated_and_comes_back(fleet, checkpoints, environment, outputs):
-    options = {"model": "llama", "version": 1, "agent": str(fleet.store("a")), "instance": "llm"}
-    job = {"path": str(checkpoints[1]), "load_format": "rekindle", "options": options}
+def test_it_generates_the_same_is_updated_and_comes_back(fleet, checkpoints, environment, ranks,
+                                                         more, outputs):
+    options = {"model": "llama", "version": 1, "agent": str(fleet.store("a")),
+               "instance": f"llm-{ranks}"}
+    job = {"path": str(checkpoints[1]), "load_format": "rekindle", "options": options, "more": more}
     engine = Engine(environment, **job)
-    status, = engine.says()["status"]
-    assert (status["target"]["model"], status["target"]["version"]) == ("llama", 1), status
+    targets = [one["target"] for one in engine.says()["status"]]
+    assert [(one["model"], one["version"]) for one in targets] == [("llama", 1)] * ranks, targets
     assert engine.ask("generate")["outputs"] == outputs[1]
 
     updated = engine.ask("rekindle_update", 2)
-    assert [one["version"] for one in updated["rekindle_update"]] == [2], updated
+    assert [one["version"] for one in updated["rekindle_update"]] == [2] * ranks, updated
     assert engine.ask("forget") == {"forgotten": True}
     assert engine.ask("generate")["outputs"] == outputs[2]
     refused = engine.ask("rekindle_update", 7)
-    assert refused["error"][0] == "NotFoundError", refused
+    assert "llama@7" in refused["error"][1], refused
     assert engine.ask("generate")["outputs"] == outputs[2]
     engine.kill()
 
     Engine(environment, **job).kill()  # while it makes its model, or loads
     engine = Engine(environment, **{**job, "options": {**options, "version": "latest"}})
-    status, = engine.says()["status"]
-    assert (status["target"]["version"], status["target"]["rung"]) == (2, "local"), status
+    targets = [one["target"] for one in engine.says()["status"]]
+    assert [(one["version"], one["rung"]) for one in targets] == [(2, "local")] * ranks, targets
     assert engine.ask("generate")["outputs"] == outputs[2]
     engine.end()
+
+
+def test_a_server_answers_the_same_is_updated_and_comes_back(fleet, checkpoints, environment):
+    def serve(path, *arguments):
+        return Server(environment, path, "--worker-extension-cls",
+                      "rekindle.vllm.WorkerExtension", *arguments)
+
+    expected = {}
+    for version, path in checkpoints.items():
+        server = serve(path)
+        expected[version] = server.generate()
+        server.kill()
+    assert expected[1] != expected[2]
+
+    def rekindled(version):
+        options = {"model": "llama", "version": version, "agent": str(fleet.store("a")),
+                   "instance": "served"}
+        return serve(checkpoints[1], "--load-format", "rekindle", "--model-loader-extra-config",
+                     json.dumps(options))
+
+    server = rekindled(1)
+    assert server.generate() == expected[1]
+    server.post("/pause")
+    updated, = server.call("rekindle_update", 2)
+    assert updated["version"] == 2
+    server.post("/reset_prefix_cache")
+    server.post("/resume")
+    assert server.generate() == expected[2]
+    server.kill()
+
+    server = rekindled("latest")
+    status, = server.call("rekindle_status")
+    assert (status["target"]["version"], status["target"]["rung"]) == (2, "local"), status
+    assert server.generate() == expected[2]
+    server.kill()
