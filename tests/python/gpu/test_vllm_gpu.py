@@ -92,7 +92,11 @@ class Server:
              *arguments],
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=sys.stderr,
             env={**environment, "VLLM_SERVER_DEV_MODE": "1"})
-        eventually(self._serves, PATIENCE_S)
+        try:
+            eventually(self._serves, PATIENCE_S)
+        except BaseException:
+            self.kill()
+            raise
 
     def _serves(self):
         assert self._process.poll() is None, "the server has ended"
@@ -125,8 +129,9 @@ class Server:
         return self.post("/collective_rpc", method=method, args=list(arguments))["results"]
 
     def kill(self):
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -234,11 +239,21 @@ def test_it_generates_the_same_is_updated_and_comes_back(fleet, checkpoints, env
     engine.end()
 
 
-def test_a_server_answers_the_same_is_updated_and_comes_back(fleet, checkpoints, environment):
-    def serve(path, *arguments):
-        return Server(environment, path, "--worker-extension-cls",
-                      "rekindle.vllm.WorkerExtension", *arguments)
+@pytest.fixture
+def serve(environment):
+    started = []
 
+    def start(path, *arguments):
+        started.append(Server(environment, path, "--worker-extension-cls",
+                              "rekindle.vllm.WorkerExtension", *arguments))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+def test_a_server_answers_the_same_is_updated_and_comes_back(fleet, checkpoints, serve):
     expected = {}
     for version, path in checkpoints.items():
         server = serve(path)
@@ -266,4 +281,3 @@ def test_a_server_answers_the_same_is_updated_and_comes_back(fleet, checkpoints,
     status, = server.call("rekindle_status")
     assert (status["target"]["version"], status["target"]["rung"]) == (2, "local"), status
     assert server.generate() == expected[2]
-    server.kill()
