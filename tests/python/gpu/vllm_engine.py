@@ -1,11 +1,11 @@
-"""A real vLLM that generates, its engine in this process. Its argument is JSON; it answers each line
-of its input by one of its output that begins with SAID."""
+"""A real vLLM that generates, its engine in this process. Its argument is JSON; it answers each
+line of its input by one of its output that begins with SAID."""
 import json
 import os
 import sys
 
 job = json.loads(sys.argv[1])
-os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import vllm  # noqa: E402
 
