@@ -1,6 +1,8 @@
 #include "src/store/files.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <system_error>
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -86,6 +88,25 @@ Result<void> rename_file(const fs::path& from, const fs::path& to) {
 Result<void> unlink_if_present(const fs::path& path) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return fail_path(errno, "unlink", path);
   return {};
+}
+
+Result<void> remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) return fail_path(error.value(), "remove", path);
+  return {};
+}
+
+Result<std::vector<fs::path>> entries_of(const fs::path& directory) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::end(it);
+       it.increment(error)) {
+    entries.push_back(it->path());
+  }
+  if (error) return fail_errno(error.value(), directory.string());
+  std::sort(entries.begin(), entries.end());
+  return entries;
 }
 
 Result<void> sync_directory(const fs::path& path) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
@@ -24,6 +25,8 @@ Result<void> read_exactly(int fd, std::span<std::byte> out, std::uint64_t offset
 
 Result<void> rename_file(const fs::path& from, const fs::path& to);
 Result<void> unlink_if_present(const fs::path& path);
+Result<void> remove_tree(const fs::path& path);  // what is below, too; does not follow links
+Result<std::vector<fs::path>> entries_of(const fs::path& directory);  // sorted
 Result<void> sync_directory(const fs::path& path);
 Result<void> make_directory(const fs::path& path);  // mode 0700; an existing directory is fine
 

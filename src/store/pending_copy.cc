@@ -53,8 +53,7 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   if (auto prepared = copy->prepare(packed.headers); !prepared) {
     // Give the space back at once, unless a previous life's bytes are in it.
     if (!copy->resumed_) {
-      if (auto removed = remove_copy(directory, &copy->state_->pool(), Deletion::kLater);
-          !removed) {
+      if (auto removed = remove_copy(directory, copy->state_->pool(), Deletion::kLater); !removed) {
         log::warn("store.clean", "directory", directory.string(), "error", removed.error());
       }
     }
@@ -81,7 +80,7 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
     TRY_VOID(reopen());
   } else {
     // Whatever is here belongs to another root, or was never begun properly.
-    TRY_VOID(remove_copy(directory_, &state_->pool(), Deletion::kLater));
+    TRY_VOID(remove_copy(directory_, state_->pool(), Deletion::kLater));
     TRY_VOID(make_directory(directory_.parent_path()));
     TRY_VOID(make_directory(directory_));
   }
@@ -322,7 +321,7 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
 
 void PendingCopy::discard() {
   segments_.clear();  // the last one to let go of a file without a name frees its memory
-  if (auto removed = remove_copy(directory_, &state_->pool(), Deletion::kLater); !removed) {
+  if (auto removed = remove_copy(directory_, state_->pool(), Deletion::kLater); !removed) {
     log::warn("store.discard", "directory", directory_.string(), "error", removed.error());
   }
 }

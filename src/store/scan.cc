@@ -12,18 +12,6 @@ namespace rekindle::store {
 
 namespace {
 
-Result<std::vector<fs::path>> entries_of(const fs::path& directory) {
-  std::vector<fs::path> entries;
-  std::error_code error;
-  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::end(it);
-       it.increment(error)) {
-    entries.push_back(it->path());
-  }
-  if (error) return fail_errno(error.value(), directory.string());
-  std::sort(entries.begin(), entries.end());
-  return entries;
-}
-
 void warn_stray(const fs::path& path) {
   log::warn("store.stray_file", "file", path.string(), "action", "kept");
 }
@@ -61,7 +49,7 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
     if (!is_store_file(file.filename().string())) warn_stray(file);
   }
   if (fs::exists(directory / kRetiredName, ignored)) {
-    return remove_copy(directory, nullptr, Deletion::kNow);
+    return remove_copy(directory, state.pool(), Deletion::kLater);
   }
   if (fs::exists(directory / kManifestName, ignored)) {
     auto version = adopt(directory, id);
@@ -81,14 +69,16 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
   return {};
 }
 
-Result<void> empty_directory(const fs::path& directory) {
-  TRY(const auto entries, entries_of(directory));
-  for (const fs::path& entry : entries) {
-    std::error_code error;
-    fs::remove_all(entry, error);  // does not follow links
-    if (error) return fail_errno(error.value(), fmt::format("remove {}", entry.string()));
+// Segments by way of the pool, which frees their bytes behind the open.
+Result<void> discard_staged(StoreState& state, const fs::path& directory) {
+  if (is_real_directory(directory)) {
+    TRY(const auto files, entries_of(directory));
+    for (const fs::path& file : files) {
+      if (!is_segment_name(file.filename().string()) || is_real_directory(file)) continue;
+      TRY_VOID(state.pool().put(file, Deletion::kLater));
+    }
   }
-  return {};
+  return remove_tree(directory);
 }
 
 Result<void> scan_version(StoreState& state, const fs::path& directory) {
@@ -114,8 +104,9 @@ Result<void> scan_version(StoreState& state, const fs::path& directory) {
 }  // namespace
 
 Result<void> scan_store(StoreState& state) {
-  TRY_VOID(empty_directory(state.directory() / kStagingName));
-  TRY_VOID(empty_directory(state.directory() / kPoolName));  // others may still map what is there
+  TRY_VOID(state.pool().discard_leftovers());
+  TRY(const auto staged, entries_of(state.directory() / kStagingName));
+  for (const fs::path& directory : staged) TRY_VOID(discard_staged(state, directory));
   TRY(const auto versions, entries_of(state.directory() / kModelsName));
   for (const fs::path& directory : versions) TRY_VOID(scan_version(state, directory));
   return {};

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <limits>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include <sys/stat.h>
@@ -23,6 +26,14 @@ std::pair<std::uint64_t, std::uint64_t> inode_of(const struct stat& status) {
 
 std::uint64_t size_of(const struct stat& status) {
   return static_cast<std::uint64_t>(status.st_size);
+}
+
+// 0 for a file that the pool has not named.
+std::uint64_t number_of(const fs::path& file) {
+  const std::string name = file.filename().string();
+  std::uint64_t number = 0;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
+  return parsed.ec == std::errc{} && parsed.ptr == name.data() + name.size() ? number : 0;
 }
 
 bool is_whole_file(const struct stat& status) {
@@ -223,6 +234,25 @@ Result<void> SegmentPool::keep(const fs::path& path, Doomed& doomed, Doomed& in_
   }
   files_.push_back({std::move(here), size, inode, std::nullopt});
   return failpoint("store.pool.after_put");
+}
+
+Result<void> SegmentPool::discard_leftovers() {
+  TRY(const auto entries, entries_of(directory_));
+  Doomed doomed(*this, Deletion::kLater);
+  const std::lock_guard lock(mutex_);
+  for (const fs::path& entry : entries) {
+    struct stat status {};
+    if (::lstat(entry.c_str(), &status) != 0) {
+      return fail_errno(errno, fmt::format("stat {}", entry.string()));
+    }
+    if (S_ISDIR(status.st_mode)) {
+      TRY_VOID(remove_tree(entry));
+      continue;
+    }
+    last_number_ = std::max(last_number_, number_of(entry));  // so that no file takes its place
+    doomed.add(entry, status.st_nlink > 1 ? 0 : size_of(status));
+  }
+  return {};
 }
 
 void SegmentPool::give_up(const MappedSegment& segment) {

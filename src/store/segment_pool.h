@@ -53,6 +53,10 @@ class SegmentPool {
   // else it is deleted, as are those that it supersedes.
   Result<void> put(const std::filesystem::path& path, Deletion when);
 
+  // What an earlier process has left in the pool's directory, to be deleted later: others may still
+  // map it. To be called before any file is put there.
+  Result<void> discard_leftovers();
+
   // Somebody may have it mapped for good: it is deleted instead of pooled, also when it is here.
   void give_up(const MappedSegment& segment);
 

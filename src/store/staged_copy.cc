@@ -98,7 +98,7 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
     std::error_code ignored;
     // A half-done pull or an unreadable copy of the same thing: this one replaces it.
     if (fs::exists(target, ignored)) {
-      TRY_VOID(remove_copy(target, &state_->pool(), Deletion::kLater));
+      TRY_VOID(remove_copy(target, state_->pool(), Deletion::kLater));
     }
     TRY_VOID(make_directory(target.parent_path()));
     TRY_VOID(failpoint("store.commit_staged.before_rename"));

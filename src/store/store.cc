@@ -117,7 +117,7 @@ class Store final : public SegmentStore {
   Result<std::uint64_t> remove(const StoreState::Retired& retired, Deletion when) {
     Result<void> result;
     for (const auto& [directory, id] : retired.directories) {
-      auto removed = remove_copy(directory, &state_->pool(), when);
+      auto removed = remove_copy(directory, state_->pool(), when);
       state_->release(directory, id, removed ? 0 : disk_bytes(directory));
       if (!removed) result = std::move(removed);
     }

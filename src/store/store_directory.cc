@@ -173,7 +173,7 @@ bool is_store_file(std::string_view name) {
   return is_segment_name(name);
 }
 
-Result<void> remove_copy(const fs::path& directory, SegmentPool* pool, Deletion when) {
+Result<void> remove_copy(const fs::path& directory, SegmentPool& pool, Deletion when) {
   const fs::path marker = directory / kRetiredName;
   std::error_code ignored;
   for (const std::string_view name : {kManifestName, kPartialManifestName}) {
@@ -189,8 +189,8 @@ Result<void> remove_copy(const fs::path& directory, SegmentPool* pool, Deletion 
       strays = true;
       continue;
     }
-    if (pool != nullptr && is_segment_name(name)) {
-      TRY_VOID(pool->put(directory / name, when));
+    if (is_segment_name(name)) {
+      TRY_VOID(pool.put(directory / name, when));
     } else {
       TRY_VOID(unlink_if_present(directory / name));
     }

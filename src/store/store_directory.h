@@ -41,9 +41,9 @@ bool is_store_file(std::string_view name);
 bool is_segment_name(std::string_view name);  // "….safetensors", also with ".partial"
 
 // Deletes a copy's directory so that a crash in between is finished by the next open: the manifest
-// becomes rekindle.retired, then the segments go (to the pool, if there is one, which deletes what
-// it does not keep), then the marker. Files that are not ours stay, with a warning.
-Result<void> remove_copy(const std::filesystem::path& directory, SegmentPool* pool, Deletion when);
+// becomes rekindle.retired, then the segments go (to the pool, which deletes what it does not
+// keep), then the marker. Files that are not ours stay, with a warning.
+Result<void> remove_copy(const std::filesystem::path& directory, SegmentPool& pool, Deletion when);
 // Bytes that the files of a copy's directory take.
 std::uint64_t disk_bytes(const std::filesystem::path& directory);
 

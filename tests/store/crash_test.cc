@@ -1,5 +1,4 @@
 #include <csignal>
-#include <thread>
 
 #include <sys/wait.h>
 
@@ -214,14 +213,14 @@ TEST_P(LeftoverCrashTest, KilledThereTheCommitHoldsAndTheNextOpenFinishesTheDele
   const ModelVersion newer{id_.model, id_.version + 1};
   ASSERT_TRUE(killed_at(with_action(GetParam(), "kill"), [&](SegmentStore& store) {
     ASSERT_TRUE(publish(store, newer, source_path()));
-    while (!fs::is_empty(store_path() / "pool")) std::this_thread::yield();
+    wait_until_deleted();
   }));
   const auto version = store_->find(newer, source_->manifest.layout.digest());
   ASSERT_NE(version, nullptr);
   EXPECT_TRUE(verify_version(*version, 1, nullptr));
   EXPECT_EQ(store_->used_bytes(), version->manifest.layout.segment_bytes());
   EXPECT_FALSE(fs::exists(store_path() / "models" / "org%2Fmodel@1"));
-  EXPECT_TRUE(fs::is_empty(store_path() / "pool"));
+  wait_until_deleted();
 }
 
 // Copies come and go, and each takes the files of the one before.
@@ -240,7 +239,6 @@ class PoolCrashTest : public CrashTest {
     }
     return {};
   }
-  void expect_empty_pool() { EXPECT_TRUE(fs::is_empty(store_path() / "pool")); }
 };
 // Three files of a pull come and go twice, then three of a publish.
 INSTANTIATE_TEST_SUITE_P(Failpoints, PoolCrashTest,
@@ -254,7 +252,7 @@ TEST_P(PoolCrashTest, KilledThereNothingIsHalfDoneAndNoBytesAreTakenForVerified)
   ASSERT_TRUE(killed_at(with_action(GetParam(), "kill"),
                         [&](SegmentStore& store) { (void)work_recycle(store); }));
   EXPECT_EQ(expect_old_or_new(), Outcome::kOld);
-  expect_empty_pool();
+  wait_until_deleted();
   EXPECT_EQ(begin(shard_boxes(*checkpoint()))->verified().count(), 0u);
   expect_pull_succeeds();
 }
@@ -275,7 +273,7 @@ TEST_P(PoolCrashTest, AnErrorThereIsReportedAndTheWorkCanBeDoneAgain) {
     EXPECT_TRUE(work_recycle(*store_));
     reopen();
     EXPECT_EQ(expect_old_or_new(), Outcome::kOld);
-    expect_empty_pool();
+    wait_until_deleted();
   }
 }
 

@@ -71,7 +71,7 @@ TEST_F(DeletionTest, ACommitIsDoneBeforeWhatIsLeftOverIsDeleted) {
   // Nor does it keep the older version from being pulled after all.
   EXPECT_EQ(begin(all_boxes(*checkpoint()))->verified().count(), 0u);
   ASSERT_TRUE(arm_failpoints(""));
-  while (files_to_delete() > 0) std::this_thread::yield();
+  wait_until_deleted();
 }
 
 TEST_F(DeletionTest, APublishReplacesAPullWithoutWaitingForItsDeletion) {
@@ -118,9 +118,42 @@ TEST_F(DeletionTest, WhatIsNotDeletedWhenTheStoreIsClosedTheNextOpenDeletes) {
   closing.join();
   EXPECT_EQ(files_to_delete(), files_);
   reopen();
-  EXPECT_EQ(files_to_delete(), 0);
+  wait_until_deleted();
   EXPECT_EQ(store_->versions().size(), 1u);
   EXPECT_EQ(store_->used_bytes(), bytes_);
+}
+
+// Of publishes, of removals and of the pool.
+TEST_F(DeletionTest, WhatACrashHasLeftIsDeletedBehindTheOpen) {
+  store_.reset();
+  write_bytes(pool() / "1", "pooled");
+  write_bytes(pool() / "not a number", "x");
+  write_bytes(pool() / "directory" / "file", "x");
+  write_bytes(store_path() / "staging" / "0123456789abcdef" / "a.safetensors", "staged");
+  write_bytes(store_path() / "staging" / "0123456789abcdef" / "rekindle.manifest", "x");
+  const fs::path copy = fs::directory_iterator(left_over())->path();
+  fs::rename(copy / "rekindle.manifest.partial", copy / "rekindle.retired");
+  ASSERT_TRUE(arm_failpoints("store.pool.delete_later=hold"));
+  reopen();
+  EXPECT_FALSE(fs::exists(left_over()));
+  EXPECT_TRUE(fs::is_empty(store_path() / "staging"));
+  EXPECT_EQ(files_to_delete(), 3 + files_);
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_EQ(read_bytes(pool() / "1"), "pooled") << "another file has taken its name";
+  ASSERT_NO_FATAL_FAILURE(commit_newer());
+  ASSERT_TRUE(arm_failpoints(""));
+  wait_until_deleted();
+}
+
+// A budget of two copies and a half; two and a half are still to be deleted.
+TEST_F(DeletionTest, WhatACrashHasLeftIsWaitedForByWhoLacksItsRoom) {
+  store_.reset();
+  write_bytes(pool() / "1", std::string(bytes_ * 5 / 2, 'x'));
+  ASSERT_TRUE(arm_failpoints("store.pool.delete_later=sleep:100"));
+  open_again(bytes_ * 5 / 2, 0);
+  ASSERT_NO_FATAL_FAILURE(commit_newer());
+  EXPECT_LE(store_->used_bytes() + bytes_to_delete(), store_->budget_bytes());
 }
 
 TEST_F(DeletionTest, AFileWithAnotherNameStaysThere) {

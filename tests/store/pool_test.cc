@@ -181,7 +181,7 @@ TEST_F(PoolTest, FilesOfAnEarlierLifeAreDeleted) {
   ASSERT_TRUE(store_->retire(id_));
   store_->discard(begin_from(*second_));
   EXPECT_EQ(store_->pooled_bytes(), 0u);
-  while (!fs::is_empty(pool())) std::this_thread::yield();
+  wait_until_deleted();
 }
 
 TEST_F(PoolTest, FilesWithAnotherNameStayWithIt) {
@@ -326,7 +326,7 @@ TEST_F(PoolTest, OldFilesGo) {
   EXPECT_TRUE(fs::is_empty(pool()));
 }
 
-TEST_F(PoolTest, ItGoesWithTheStoreAndWhatACrashLeftGoesAtOpen) {
+TEST_F(PoolTest, ItGoesWithTheStoreAndWhatACrashLeftGoesAfterTheOpen) {
   pull_from(*source_);
   ASSERT_TRUE(store_->retire(id_));
   EXPECT_FALSE(fs::is_empty(pool()));
@@ -334,7 +334,7 @@ TEST_F(PoolTest, ItGoesWithTheStoreAndWhatACrashLeftGoesAtOpen) {
   EXPECT_TRUE(fs::is_empty(pool()));
   write_bytes(pool() / "7", "x");
   store_ = open_store(store_path(), kBudget, std::nullopt);
-  EXPECT_TRUE(fs::is_empty(pool()));
+  wait_until_deleted();
 }
 
 TEST_F(PoolTest, SomebodyDeletedOrChangedAFileOfIt) {

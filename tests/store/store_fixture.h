@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/stat.h>
@@ -178,6 +179,10 @@ class StoreTest : public ::testing::Test {
   fs::path store_path() const { return temp_.path() / "b"; }
   const std::shared_ptr<const Checkpoint>& checkpoint() const {
     return source_->manifest.checkpoint;
+  }
+  // What the store deletes later has gone, and nothing is pooled.
+  void wait_until_deleted() const {
+    while (!fs::is_empty(store_path() / "pool")) std::this_thread::yield();
   }
   void reopen() {
     store_.reset();
