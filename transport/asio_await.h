@@ -33,7 +33,7 @@ class AwaitableBatch {
  public:
   struct Events {
     std::function<void(SourceIndex, const Error&)> source_lost;
-    std::function<void(std::uint64_t)> starved;
+    std::function<void(const Starvation&)> starved;
   };
 
   // `engine` and `source` outlive this.
@@ -69,9 +69,9 @@ class AwaitableBatch {
         if (self.events.source_lost) self.events.source_lost(source, cause);
       });
     }
-    void on_starved(std::uint64_t open_slices) override {
-      post([open_slices](Bridge& self) {
-        if (self.events.starved) self.events.starved(open_slices);
+    void on_starved(const Starvation& starvation) override {
+      post([starvation](Bridge& self) {
+        if (self.events.starved) self.events.starved(starvation);
       });
     }
     void on_finished(const Result<void>& result) override {

@@ -109,6 +109,7 @@ void BatchImpl::take_commands(TimePoint now) {
   }
   for (const auto& [source, salt] : neighbours) scheduler_.add_neighbour(source, salt);
   for (const auto& [source, slices] : gains) scheduler_.candidates_added(source, slices, now);
+  additions_ += new_paths.size();
   for (auto& item : new_paths) {
     for (auto& path : item.paths) add_path(item.source, std::move(path), now);
   }
@@ -236,7 +237,9 @@ void BatchImpl::report(TimePoint now) {
     for (const auto& lost : scheduler_.take_lost()) {
       observer_.on_source_lost(lost.source, lost.cause);
     }
-    if (const auto starved = scheduler_.take_starved()) observer_.on_starved(*starved);
+    if (const auto open_slices = scheduler_.take_starved()) {
+      observer_.on_starved({*open_slices, additions_});
+    }
   }
   if (ends) {
     reported_ = true;

@@ -91,6 +91,7 @@ class BatchImpl final {
   std::vector<Route> routes_;      // by PathId
   std::vector<PathId> open_;       // routes that are not closed
   std::deque<SliceWork*> unsent_;  // the poller's ring was full
+  std::uint64_t additions_ = 0;    // add_paths() calls taken
   std::vector<std::pair<SliceIndex, Verdict>> verdicts_taken_;
   TimePoint last_snapshot_{};
   bool reported_ = false;

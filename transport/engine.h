@@ -97,6 +97,13 @@ struct BatchProgress {
   std::vector<PathStats> paths;
 };
 
+struct Starvation {
+  std::uint64_t open_slices = 0;
+  // add_paths() calls that the batch knew of. Out of date when there have been more: it is told
+  // again where they do not help.
+  std::uint64_t additions = 0;
+};
+
 // Events, on the engine thread: hand them on, do not block.
 class BatchObserver {
  public:
@@ -107,7 +114,7 @@ class BatchObserver {
   // comes.
   virtual void on_source_lost(SourceIndex source, const Error& cause) = 0;
   // No living source holds some open slice: add one within starvation_timeout or the batch fails.
-  virtual void on_starved(std::uint64_t open_slices) = 0;
+  virtual void on_starved(const Starvation& starvation) = 0;
   // Exactly once, after everything has drained. OK only when each slice was accepted.
   virtual void on_finished(const Result<void>& outcome) = 0;
 };

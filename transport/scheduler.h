@@ -70,6 +70,7 @@ class Scheduler {
     Error cause;
   };
   std::vector<Lost> take_lost();
+  // How many open slices nobody holds: when it begins, and after each path that did not change it.
   std::optional<std::uint64_t> take_starved();
   // Set once everything has drained.
   std::optional<Result<void>> outcome() const;

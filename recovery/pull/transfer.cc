@@ -82,7 +82,7 @@ rpc::Task<Result<void>> Transfer::run() {
   CO_TRY_VOID(co_await drain_verifications());
   co_await close_sessions();
   for (SourceIndex i = 0; i < sources_.size(); ++i) sources_[i].wrong = slices_->wrong_bytes(i);
-  const bool tried_all = !outcome && outcome.error().code() == ErrorCode::kUnavailable && starved_;
+  const bool tried_all = !outcome && outcome.error().code() == ErrorCode::kUnavailable && starved();
   if (!tried_all) co_return outcome;
   co_return fail(ErrorCode::kUnavailable, "no source is left for a part of {}", id_.to_string());
 }
@@ -101,7 +101,7 @@ rpc::Task<Result<void>> Transfer::watch_batch() {
     if (outcome && connecting_ == 0) co_return std::move(*outcome);
     const bool cancelled = co_await is_cancelled();
     if (outcome || cancelled) stop_connecting();
-    if (cancelled || (starved_ && connecting_ == 0)) batch_->cancel();
+    if (cancelled || (starved() && connecting_ == 0)) batch_->cancel();
     keep_peers_alive();
     if (!outcome && !cancelled) join_missing_rails();
     timer_->expires_after(kTick);
@@ -141,15 +141,15 @@ rpc::Task<Result<void>> Transfer::drain_verifications() {
 void Transfer::on_source_lost(SourceIndex source, const Error& cause) {
   {
     const std::lock_guard lock(mutex_);
-    events_.push_back({Event::Kind::kLost, source, cause});
+    events_.push_back({Event::Kind::kLost, source, cause, 0});
   }
   wake();
 }
 
-void Transfer::on_starved(std::uint64_t) {
+void Transfer::on_starved(const transport::Starvation& starvation) {
   {
     const std::lock_guard lock(mutex_);
-    events_.push_back({Event::Kind::kStarved, 0, std::nullopt});
+    events_.push_back({Event::Kind::kStarved, 0, std::nullopt, starvation.additions});
   }
   wake();
 }
@@ -177,7 +177,8 @@ void Transfer::handle_events() {
       handle_lost(event.source, *event.cause);
       continue;
     }
-    starved_ = true;
+    starved_at_ = event.additions;
+    if (!starved()) continue;  // paths are on their way to it
     for (SourceIndex i = 0; i < sources_.size(); ++i) {
       if (std::exchange(sources_[i].slow, false)) start_connecting(i);
     }

@@ -106,11 +106,12 @@ class Transfer final : private transport::BatchObserver {
     enum class Kind { kLost, kStarved } kind;
     transport::SourceIndex source = 0;
     std::optional<Error> cause;
+    std::uint64_t additions = 0;  // of Starvation
   };
 
   // transport::BatchObserver, on the engine's thread.
   void on_source_lost(transport::SourceIndex source, const Error& cause) override;
-  void on_starved(std::uint64_t open_slices) override;
+  void on_starved(const transport::Starvation& starvation) override;
   void on_finished(const Result<void>& outcome) override;
   void wake();
 
@@ -122,6 +123,7 @@ class Transfer final : private transport::BatchObserver {
   rpc::Task<Result<void>> open_offer(ActiveSource& source, transport::SourceIndex index,
                                      const PeerSession& session, const PeerSession::Offer& offer);
   void open_local(ActiveSource& source, transport::SourceIndex index);
+  void add_paths(transport::SourceIndex index, transport::Paths paths);
   void warn_of_fallback(const ActiveSource& source, const std::string& transport,
                         const Error& cause);
 
@@ -156,6 +158,7 @@ class Transfer final : private transport::BatchObserver {
   void note_progress();
   void keep_peers_alive();
   void stop_connecting();
+  bool starved() const { return starved_at_ == additions_; }
   void lose(transport::SourceIndex index, const std::string& cause);
   std::vector<std::string> transports_of(const ActiveSource& source) const;
 
@@ -173,8 +176,9 @@ class Transfer final : private transport::BatchObserver {
   std::shared_ptr<PlanSliceSource> slices_;
   std::unique_ptr<transport::Batch> batch_;
   std::shared_ptr<boost::asio::steady_timer> timer_;
-  int connecting_ = 0;  // connects and reconnects under way
-  bool starved_ = false;
+  int connecting_ = 0;                       // connects and reconnects under way
+  std::uint64_t additions_ = 0;              // add_paths() calls
+  std::optional<std::uint64_t> starved_at_;  // of them: no living source holds some slice
   TimePoint last_keep_alive_{};
   TimePoint last_look_{};
   std::map<transport::SourceIndex, std::shared_ptr<Following>> following_;

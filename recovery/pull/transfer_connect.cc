@@ -57,7 +57,6 @@ rpc::Task<void> Transfer::connect_source(SourceIndex index) {
   if (opened) opened = co_await open_paths(source, index);
   source.connecting = false;
   --connecting_;
-  starved_ = starved_ && !opened;
   if (opened) follow(index);
   if (!opened) lose(index, opened.error().message());
   timer_->cancel();
@@ -138,7 +137,7 @@ rpc::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex i
     CO_TRY(auto paths, co_await shake_hands(index, offer, {}));
     source.transport = offer.transport;
     source.used.insert(offer.transport);
-    batch_->add_paths(index, std::move(paths));
+    add_paths(index, std::move(paths));
     co_return Result<void>();
   }
   const auto found = std::find_if(
@@ -159,7 +158,7 @@ rpc::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex i
   auto made = co_await offload(*environment_.blocking_pool, std::move(work));
   if (made->paths.empty()) co_return fail(std::move(*made->error));
   source.transport = offer.transport;
-  batch_->add_paths(index, std::move(made->paths));
+  add_paths(index, std::move(made->paths));
   co_return Result<void>();
 }
 
@@ -168,9 +167,14 @@ void Transfer::open_local(ActiveSource& source, SourceIndex index) {
   std::vector<transport::RegionKey> keys;
   for (std::uint32_t i = 0; i < source.local_segments.size(); ++i) keys.push_back({i, 0});
   slices_->set_regions(index, std::move(keys));
-  std::vector<std::unique_ptr<transport::Path>> paths;
+  transport::Paths paths;
   paths.push_back(
       std::make_unique<MemoryPath>(source.name, source.local_segments, source.keep_alive));
+  add_paths(index, std::move(paths));
+}
+
+void Transfer::add_paths(SourceIndex index, transport::Paths paths) {
+  ++additions_;
   batch_->add_paths(index, std::move(paths));
 }
 

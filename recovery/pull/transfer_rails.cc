@@ -139,7 +139,7 @@ rpc::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer
     source.transport = offer.transport;
     source.used.insert(offer.transport);
     source.join_pause = kFirstJoinPause;
-    batch_->add_paths(index, std::move(*paths));
+    add_paths(index, std::move(*paths));
   } else if (paths.error().code() != ErrorCode::kNotFound) {
     source.join_pause = std::min(source.join_pause * 2, kLongestJoinPause);
   }

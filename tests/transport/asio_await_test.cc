@@ -148,7 +148,7 @@ TEST_F(AsioAwaitTest, EventsArriveOnTheExecutor) {
                               lost.push_back(source);
                             },
                         // Before its first source has come the batch may say so, too.
-                        .starved = [&](std::uint64_t) { starved += lost.empty() ? 0 : 1; }});
+                        .starved = [&](const Starvation&) { starved += lost.empty() ? 0 : 1; }});
   reads_.batch = batch.operator->();
   batch->add_paths(0, connect());
   std::optional<Result<void>> outcome;

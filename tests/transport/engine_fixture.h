@@ -139,9 +139,9 @@ class TestObserver final : public BatchObserver {
     lost_.emplace_back(source, cause);
     changed_.notify_all();
   }
-  void on_starved(std::uint64_t open_slices) override {
+  void on_starved(const Starvation& starvation) override {
     const std::lock_guard lock(mutex_);
-    starved_.push_back(open_slices);
+    starved_.push_back(starvation);
     changed_.notify_all();
   }
   void on_finished(const Result<void>& outcome) override {
@@ -172,7 +172,7 @@ class TestObserver final : public BatchObserver {
     const std::lock_guard lock(mutex_);
     return lost_;
   }
-  std::vector<std::uint64_t> starved() const {
+  std::vector<Starvation> starved() const {
     const std::lock_guard lock(mutex_);
     return starved_;
   }
@@ -182,7 +182,7 @@ class TestObserver final : public BatchObserver {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::pair<SourceIndex, Error>> lost_;
-  std::vector<std::uint64_t> starved_;
+  std::vector<Starvation> starved_;
   int finishes_ = 0;
   std::optional<Result<void>> outcome_;
 };

@@ -136,7 +136,7 @@ class HugePlan final : public SliceSource, public BatchObserver {
   void dropped(SliceIndex, SourceIndex) override {}
 
   void on_source_lost(SourceIndex, const Error&) override {}
-  void on_starved(std::uint64_t) override {}
+  void on_starved(const Starvation&) override {}
   void on_finished(const Result<void>& outcome) override {
     const std::lock_guard lock(mutex_);
     engine_allocations = thread_allocations - warm_;

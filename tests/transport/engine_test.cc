@@ -232,7 +232,9 @@ TEST_F(EngineTest, StarvationIsToldAndThenFailsTheBatchNamingItsSlices) {
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code(), ErrorCode::kUnavailable);
   EXPECT_NE(outcome.error().message().find("10 of 10 slices"), std::string::npos);
-  EXPECT_EQ(run.observer.starved(), std::vector<std::uint64_t>{10});
+  ASSERT_EQ(run.observer.starved().size(), 1u);
+  EXPECT_EQ(run.observer.starved()[0].open_slices, 10u);
+  EXPECT_EQ(run.observer.starved()[0].additions, 0u);
 }
 
 TEST_F(EngineTest, ASourceThatJoinsLaterRescuesAStarvingBatch) {
@@ -244,6 +246,24 @@ TEST_F(EngineTest, ASourceThatJoinsLaterRescuesAStarvingBatch) {
   run.add_source();
   run.expect_complete();
   EXPECT_EQ(run.slices.accepted_from[0] + run.slices.accepted_from[1], 40u);
+}
+
+// Who hears of it late can tell that paths have come since.
+TEST_F(EngineTest, StarvationIsToldAgainAfterASourceThatDoesNotHelp) {
+  TestRun run(*engine_, 40, kSlice);
+  run.slices.candidates = [](SliceIndex slice) { return SourceMask(slice < 20 ? 3 : 4); };
+  run.start();
+  for (std::uint64_t additions = 1; additions <= 2; ++additions) {
+    run.add_source();
+    ASSERT_TRUE(eventually([&] {
+      const auto starved = run.observer.starved();
+      return !starved.empty() && starved.back().additions == additions;
+    }));
+    EXPECT_EQ(run.observer.starved().back().open_slices, 20u);
+  }
+  run.add_source();
+  run.expect_complete();
+  EXPECT_LE(run.observer.starved().back().additions, 2u);
 }
 
 TEST_F(EngineTest, ALostSourceMayComeBack) {

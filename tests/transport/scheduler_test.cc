@@ -223,6 +223,18 @@ TEST(Scheduler, ABatchStarvesAnewAfterASourceThatWasThereBetweenTwoTicks) {
   EXPECT_EQ(steps.scheduler.take_starved(), 2u);
 }
 
+TEST(Scheduler, ABatchStarvesOnAfterAPathThatDoesNotHelpAndNoMoreAfterOneThatDoes) {
+  Steps steps(2, SourceMask(2));
+  steps.wait(kStep);
+  EXPECT_EQ(steps.scheduler.take_starved(), 2u);
+  steps.wait(kStep);
+  EXPECT_FALSE(steps.scheduler.take_starved()) << "nothing has changed";
+  steps.scheduler.add_path(0, "holds nothing of it", steps.now);
+  EXPECT_EQ(steps.scheduler.take_starved(), 2u);
+  steps.scheduler.add_path(1, "path", steps.now);
+  EXPECT_FALSE(steps.scheduler.take_starved());
+}
+
 TEST(Scheduler, ASliceThatNobodyCouldVerifyIsFetchedElsewhereAndCostsNobodyAStrike) {
   Steps steps(8);
   PathId paths[] = {steps.scheduler.add_path(0, "a", steps.now),

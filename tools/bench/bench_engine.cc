@@ -63,7 +63,7 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
   void dropped(transport::SliceIndex, transport::SourceIndex) override {}
 
   void on_source_lost(transport::SourceIndex, const Error&) override {}
-  void on_starved(std::uint64_t) override {}
+  void on_starved(const transport::Starvation&) override {}
   void on_finished(const Result<void>& outcome) override {
     const std::lock_guard lock(mutex_);
     finished_at_ = std::chrono::steady_clock::now();
