@@ -98,7 +98,7 @@ struct BatchProgress {
 };
 
 struct Starvation {
-  std::uint64_t open_slices = 0;
+  std::uint64_t open_slices = 0;  // that no living source holds
   // add_paths() calls that the batch knew of. Out of date when there have been more: it is told
   // again where they do not help.
   std::uint64_t additions = 0;

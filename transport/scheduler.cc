@@ -53,7 +53,7 @@ PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoin
   state.mine_cursor = 0;
   if (filling_.test(source)) neighbours_.set(source);
   count_starving(now);  // also where this source is gone again before the next tick
-  starved_pending_ = starving_since_.has_value();  // it did not help
+  starved_pending_ = starving_since_.has_value();  // told again where it did not help
   if (verdict_) abort_path(id, ErrorCode::kUnavailable, "the batch has ended");
   return id;
 }

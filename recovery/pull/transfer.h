@@ -178,7 +178,7 @@ class Transfer final : private transport::BatchObserver {
   std::shared_ptr<boost::asio::steady_timer> timer_;
   int connecting_ = 0;                       // connects and reconnects under way
   std::uint64_t additions_ = 0;              // add_paths() calls
-  std::optional<std::uint64_t> starved_at_;  // of them: no living source holds some slice
+  std::optional<std::uint64_t> starved_at_;  // how many when the batch last starved
   TimePoint last_keep_alive_{};
   TimePoint last_look_{};
   std::map<transport::SourceIndex, std::shared_ptr<Following>> following_;
