@@ -32,7 +32,8 @@ def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | Non
 
     `source`: a mapping of names to tensors (torch on any device, or numpy) or a module, copied
     straight into segments; or a path, or several: a checkpoint directory or safetensors files.
-    `files`: small files to go beside tensors, {"config.json": b"…"}; a directory has its own.
+    `files`: small files to go beside tensors, {"config.json": b"…"}; a directory has its own. Their
+    names end in .json .txt .model .jinja .tiktoken or .py, and lie at most one folder down.
     `timeout`: seconds for the agent to digest it. A version is there in full or not at all.
     Raises DeniedError (the version exists with other bytes), InvalidError (a tensor that has no
     dtype in safetensors, no memory, or is not dense: named), ExhaustedError, UnavailableError.

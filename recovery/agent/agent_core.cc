@@ -33,12 +33,13 @@ constexpr std::chrono::milliseconds kClaimDeadline{3000};
 constexpr std::chrono::milliseconds kStopDeadline{2000};
 constexpr std::chrono::milliseconds kDutiesDeadline{10000};  // a cancelled pull drains
 constexpr std::chrono::milliseconds kGrowthLook{100};
+constexpr std::chrono::hours kVerifyDeadline{1};  // 1 TB at 300 MB/s
 constexpr std::size_t kDigestQueue = 8192;
 constexpr std::size_t kBlockingQueue = 256;
 
-// 400 GB/s of NICs want 34 (docs/scale.md); without work they sleep.
+// 400 GB/s of NICs want 80 (docs/scale.md); without work they sleep.
 std::size_t digest_threads() {
-  return std::clamp(std::thread::hardware_concurrency() / 2, 1u, 48u);
+  return std::clamp(std::thread::hardware_concurrency() * 3 / 4, 1u, 96u);
 }
 
 std::size_t blocking_threads() { return std::clamp(std::thread::hardware_concurrency(), 4u, 16u); }
@@ -71,9 +72,20 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   core->identity_.node_id = options.node_id.empty() ? default_node_id() : options.node_id;
   core->identity_.incarnation = Incarnation::random();
   core->identity_.secret = options.secret;
+  core->identity_.epoch = [raw = core.get()] { return raw->grant_clock_.epochs().highest(); };
+  core->identity_.heard_epoch = [raw = core.get()](std::uint64_t epoch) {
+    raw->grant_clock_.epochs().hear(epoch, std::chrono::steady_clock::now());
+  };
   core->digest_pool_ = std::make_unique<WorkerPool>("rk-digest", digest_threads(), kDigestQueue);
   core->blocking_pool_ =
       std::make_unique<WorkerPool>("rk-blocking", blocking_threads(), kBlockingQueue);
+  core->verifier_ =
+      std::make_unique<worker::CopyVerifier>(core->executor_, *core->store_, *core->blocking_pool_,
+                                             *core->digest_pool_, core->verifier_hooks());
+  core->scrubber_ = std::make_unique<worker::Scrubber>(
+      core->executor_, *core->store_, *core->verifier_, *core->blocking_pool_, options.scrub);
+  core->mender_ = std::make_unique<CopyMender>(core->executor_, *core->store_,
+                                               *core->blocking_pool_, core->mender_hooks());
   core->registry_ = std::make_unique<transport::SegmentRegistry>();
   core->served_ = std::make_unique<ServedVersions>(*core->registry_);
   for (const auto& stored : core->store_->versions()) core->served_->add(stored);
@@ -100,6 +112,10 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   };
   environment.has_coordinator = !options.coordinator.empty();
   environment.self = core->address();
+  environment.require_verified =
+      [raw = core.get()](std::shared_ptr<const store::StoredVersion> stored) {
+        return raw->verifier_->require(std::move(stored), kVerifyDeadline);
+      };
   core->room_ = std::make_unique<RoomMaker>(core->identity_, *core->store_, core->room_hooks());
   environment.make_room = [room = core->room_.get()](ModelVersion wanted,
                                                      RoomMaker::MissingBytes missing) {
@@ -108,8 +124,8 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   return core;
 }
 
-// What the pools still run uses the store and the servers' tables: it ends first. The engine before
-// the pools: it gives them work.
+// What the pools still run uses the store, the servers' tables and the verifier: it ends first. The
+// engine before the pools: it gives them work.
 AgentCore::~AgentCore() {
   engine_.reset();
   blocking_pool_.reset();
@@ -136,6 +152,10 @@ void AgentCore::connect_coordinator(bool member, const std::string& failure_doma
   callbacks.holdings = [this] {
     std::vector<proto::Holding> holdings;
     for (const auto& [key, served] : served_->all()) {
+      if (served.stored != nullptr &&
+          served.stored->verification->state() == store::CopyState::kQuarantined) {
+        continue;
+      }
       if (served.complete() || served.held->count() > 0) holdings.push_back(make_holding(served));
     }
     return holdings;
@@ -156,13 +176,15 @@ void AgentCore::connect_coordinator(bool member, const std::string& failure_doma
   duties_ = std::make_unique<FleetDuties>(executor_, *served_, std::move(hooks));
   callbacks.fill = [this](proto::HeartbeatRequest& request) { duties_->fill(request); };
   callbacks.obey = [this](const proto::HeartbeatResponse& answer) { duties_->obey(answer); };
+  callbacks.other_root = [this](const ModelVersion& id, const std::string& why) {
+    for (const auto& stored : store_->find(id)) verifier_->reject(stored, why);
+  };
   // One that is no address is told by the attempt to connect to it.
   auto addresses = rpc::parse_addresses(options_.coordinator)
                        .value_or(std::vector<std::string>{options_.coordinator});
   link_ =
       std::make_shared<CoordinatorLink>(executor_, std::move(addresses), identity_, failure_domain,
                                         member, grant_clock_, std::move(callbacks));
-  identity_.epoch = [link = link_.get()] { return link->epoch(); };
   link_running_ = true;
   boost::asio::co_spawn(
       executor_,
@@ -177,6 +199,10 @@ void AgentCore::connect_coordinator(bool member, const std::string& failure_doma
 Task<void> AgentCore::stop() {
   if (duties_ != nullptr) co_await duties_->stop(kDutiesDeadline);
   stopping_ = true;
+  (void)co_await scrubber_->close(kStopDeadline);
+  (void)co_await mender_->close(kStopDeadline);
+  (void)co_await verifier_->close(kStopDeadline);
+  (void)co_await suspects_.close(kStopDeadline);
   if (link_ != nullptr) link_->stop();
   if (link_running_) link_cancel_.emit(boost::asio::cancellation_type::terminal);
   const auto give_up = std::chrono::steady_clock::now() + kStopDeadline;
@@ -191,7 +217,7 @@ void AgentCore::serve_through(PeerService& service) {
                               std::shared_ptr<const swarm::HeldTiles> held) {
     share(pending, std::move(held));
   };
-  environment_.unshare = [this](ModelVersion id, Digest128 root, Digest128 layout) {
+  environment_.unshare = [this](ModelVersion id, Digest root, Digest layout) {
     return unshare(std::move(id), root, layout);
   };
 }
@@ -205,7 +231,7 @@ void AgentCore::share(const store::PendingVersion& pending,
 }
 
 // First nobody finds it, then nobody reads it, then the memory is let go of.
-Task<void> AgentCore::unshare(ModelVersion id, Digest128 root, Digest128 layout) {
+Task<void> AgentCore::unshare(ModelVersion id, Digest root, Digest layout) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);  // once begun it is done
   const CopyKey key{id, root, layout};
   growing_.erase(key);
@@ -268,13 +294,35 @@ Task<Result<void>> AgentCore::claim(const Manifest& manifest,
 }
 
 Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgress progress) {
+  Stage stage = [this, id = request.id, paths = std::move(request.paths)](const auto& on_bytes) {
+    return store_->stage(id, paths, on_bytes);
+  };
+  auto published = publish_staged(std::move(request.id), request.replicas, std::move(stage),
+                                  std::move(progress));
+  co_return co_await std::move(published);
+}
+
+Task<Result<TransferSummary>> AgentCore::publish_filled(ModelVersion id,
+                                                        store::FilledSegments filled) {
+  // Once only: what it captured is handed on.
+  auto shared = std::make_shared<store::FilledSegments>(std::move(filled));
+  Stage stage = [this, id, shared](const auto& on_bytes) {
+    return store_->stage_segments(id, std::move(*shared), on_bytes);
+  };
+  auto published = publish_staged(id, std::nullopt, std::move(stage), {});
+  co_return co_await std::move(published);
+}
+
+Task<Result<TransferSummary>> AgentCore::publish_staged(ModelVersion id,
+                                                        std::optional<std::uint32_t> replicas,
+                                                        Stage stage, OnProgress progress) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const auto started = std::chrono::steady_clock::now();
-  const std::string context = "publish " + request.id.to_string();
-  auto on_bytes = [this, &progress, &request, started](const store::PublishProgress& bytes) {
+  const std::string context = "publish " + id.to_string();
+  auto on_bytes = [this, &progress, &id, started](const store::PublishProgress& bytes) {
     Progress update;
     update.phase = "copy";
-    update.id = request.id;
+    update.id = id;
     update.bytes_done = bytes.bytes_done;
     update.bytes_total = bytes.bytes_total;
     const double elapsed = seconds(std::chrono::steady_clock::now() - started);
@@ -284,16 +332,17 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
       if (progress) progress(update);
     });
   };
-  auto staged = co_await pull::offload(*blocking_pool_, [&] {
-    return store_->stage(request.id, request.paths,
-                         request.copy ? store::Adopt::kCopy : store::Adopt::kLinkWhenPossible,
-                         on_bytes);
-  });
+  auto refused = [&](Error error) { return fail(std::move(error).with_context(context)); };
+  if (auto free = check_not_retiring(id); !free) co_return refused(std::move(free).error());
+  auto work = [&] { return stage(on_bytes); };
+  auto staged = co_await pull::offload(*blocking_pool_, work);
   if (!staged) co_return fail(std::move(staged).error().with_context(context));
   // After the claim it is carried through: the fleet has been told.
+  // Nor is it begun while a retire of the same version would take the new copy along.
   Result<void> claimed = fail(ErrorCode::kUnavailable, "cancelled; nothing was published");
   const bool cancelled = co_await pull::is_cancelled();
-  if (!cancelled) claimed = co_await claim(store_->staged_manifest(**staged), request.replicas);
+  if (!cancelled) claimed = check_not_retiring(id);
+  if (claimed) claimed = co_await claim(store_->staged_manifest(**staged), replicas);
   if (!claimed) {
     co_await pull::offload(*blocking_pool_, [&] {
       store_->discard_staged(*staged);
@@ -305,14 +354,14 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
       co_await pull::offload(*blocking_pool_, [&] { return store_->commit_staged(*staged); });
   if (!stored) co_return fail(std::move(stored).error().with_context(context));
   if (!serve(*stored)) {
-    co_return fail(ErrorCode::kStale, "{} was retired while it was published",
-                   request.id.to_string());
+    co_await forget(*stored);
+    co_return fail(ErrorCode::kStale, "{} was retired while it was published", id.to_string());
   }
   if (link_ != nullptr) co_await link_->announce_now();
 
   const Manifest& manifest = (*stored)->manifest;
   TransferSummary summary;
-  summary.id = request.id;
+  summary.id = id;
   summary.root = manifest.checkpoint->root;
   summary.layout = manifest.layout.digest();
   summary.path = (*stored)->directory;
@@ -320,7 +369,7 @@ Task<Result<TransferSummary>> AgentCore::publish(PublishRequest request, OnProgr
   summary.tensors = count_tensors(manifest.checkpoint->tensors, manifest.layout);
   summary.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - started);
-  log::info("publish.ready", "version", request.id.to_string(), "root", summary.root.hex(), "bytes",
+  log::info("publish.ready", "version", id.to_string(), "root", summary.root.hex(), "bytes",
             summary.bytes);
   co_return summary;
 }
@@ -351,10 +400,14 @@ Task<Result<pull::PullJob::Outcome>> AgentCore::pull_alone(PullRequest request, 
                    "--transport verbs: this host has no RDMA device that can be used; `rekindle "
                    "topo` shows why");
   }
+  if (request.ref.version) {
+    CO_TRY_VOID(check_not_retiring({request.ref.model, *request.ref.version}));
+  }
   pull::PullJob job(environment_, std::move(request), std::move(progress), times, std::move(watch));
   auto outcome = co_await job.run();
   if (outcome) {
     if (!serve(outcome->stored)) {
+      co_await forget(outcome->stored);
       co_return fail(ErrorCode::kStale, "{} was retired while it was pulled",
                      outcome->stored->manifest.checkpoint->id.to_string());
     }
@@ -371,11 +424,27 @@ Task<Result<PlanSummary>> AgentCore::plan(PullRequest request) {
   co_return co_await job.plan_only();
 }
 
+// A copy that nobody was told of goes with those that are being retired.
+Task<void> AgentCore::forget(std::shared_ptr<const store::StoredVersion> stored) {
+  auto work = [this, stored] { return store_->retire_copy(*stored); };
+  (void)co_await pull::offload(*blocking_pool_, work);
+}
+
+// A copy that came now would be deleted with the others when the retire ends.
+Result<void> AgentCore::check_not_retiring(const ModelVersion& id) const {
+  if (!retiring_.contains(id)) return {};
+  return fail(
+      ErrorCode::kUnavailable,
+      "{} is being retired on {}, which waits for its readers: try again when that has ended",
+      id.to_string(), identity_.node_id);
+}
+
 bool AgentCore::serve(const std::shared_ptr<const store::StoredVersion>& stored) {
   const Manifest& manifest = stored->manifest;
   growing_.erase(key_of(manifest));
-  if (room_->leaving(manifest.checkpoint->id)) return false;
-  if (store_->find(manifest.checkpoint->id, manifest.layout.digest()) != stored) return false;
+  const ModelVersion& id = manifest.checkpoint->id;
+  if (room_->leaving(id) || retiring_.contains(id)) return false;
+  if (store_->find(id, manifest.layout.digest()) != stored) return false;
   served_->add(stored);
   return true;
 }

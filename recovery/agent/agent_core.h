@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <boost/asio/cancellation_signal.hpp>
 
 #include "recovery/agent/coordinator_link.h"
+#include "recovery/agent/copy_mender.h"
 #include "recovery/agent/fleet_duties.h"
 #include "recovery/agent/host.h"
 #include "recovery/agent/peer_service.h"
@@ -22,7 +24,10 @@
 #include "recovery/agent/shared_pulls.h"
 #include "recovery/pull/environment.h"
 #include "recovery/pull/pull.h"
+#include "recovery/rpc/task_group.h"
 #include "recovery/swarm/have_feed.h"
+#include "recovery/worker/copy_verifier.h"
+#include "recovery/worker/scrubber.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
@@ -36,6 +41,7 @@ struct CoreOptions {
   std::uint64_t store_budget_bytes = 0;
   bool keep_memory = false;  // of versions that go, for the next ones
   store::NumaPolicy numa;    // where copies lie
+  worker::ScrubOptions scrub;
   std::string coordinator;
   std::string secret;
   proto::Role role = proto::ROLE_AGENT;
@@ -60,6 +66,8 @@ class AgentCore {
   rpc::Task<void> stop();
 
   rpc::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
+  // What a worker has filled.
+  rpc::Task<Result<TransferSummary>> publish_filled(ModelVersion id, store::FilledSegments filled);
   rpc::Task<Result<pull::PullJob::Outcome>> pull(PullRequest request, OnProgress progress,
                                                  pull::PullWatch watch = {});
   rpc::Task<Result<PlanSummary>> plan(PullRequest request);
@@ -67,6 +75,17 @@ class AgentCore {
   rpc::Task<Result<std::uint64_t>> retire(ModelVersion id);
   // The same of one copy, which does not verify; its readers are not waited for.
   rpc::Task<Result<std::uint64_t>> drop(std::shared_ptr<const store::StoredVersion> copy);
+
+  // From here on copies are looked at, verified and read again in the background.
+  void watch_copies();
+  // Reads all copies of a version again, now, and mends what is wrong where peers can help.
+  // kNotFound: there is none.
+  rpc::Task<Result<std::vector<proto::CopyStatus>>> verify(ModelVersion id);
+  // Whole copies here, and those that are set aside.
+  std::vector<proto::CopyStatus> copies() const;
+  // Told of copies that are found wrong: CopyMender::Hooks::event.
+  using CopyEvent = std::function<void(std::string kind, const ModelVersion& id, std::string why)>;
+  void tell_copy_events(CopyEvent hook) { copy_event_ = std::move(hook); }
 
   // Who else reads versions here, beside pullers: they are let go only when nobody does.
   void count_readers_with(std::function<std::uint32_t(const ModelVersion&)> readers) {
@@ -84,6 +103,7 @@ class AgentCore {
   transport::SegmentRegistry& registry() { return *registry_; }
   Rdma* rdma() { return rdma_.get(); }  // nullptr: none here
   GrantClock& grant_clock() { return grant_clock_; }
+  worker::CopyVerifier& verifier() { return *verifier_; }
   WorkerPool& digest_pool() { return *digest_pool_; }
   WorkerPool& blocking_pool() { return *blocking_pool_; }
   CoordinatorLink* link() const { return link_.get(); }
@@ -99,11 +119,20 @@ class AgentCore {
   rpc::Task<Result<std::uint64_t>> discard_unfinished_before(ModelVersion id);
   rpc::Task<Result<void>> fetch(ModelVersion id);
   void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held);
-  rpc::Task<void> unshare(ModelVersion id, Digest128 root, Digest128 layout);
+  rpc::Task<void> unshare(ModelVersion id, Digest root, Digest layout);
   bool is_being_filled(const ModelVersion& id) const;
   rpc::Task<void> let_go_of_unlisted(ModelVersion id);
-  // False: the store has let go of it meanwhile.
+  using Staged = Result<std::shared_ptr<store::SegmentStore::Staged>>;
+  using Stage = std::function<Staged(const std::function<void(const store::PublishProgress&)>&)>;
+  rpc::Task<Result<TransferSummary>> publish_staged(ModelVersion id,
+                                                    std::optional<std::uint32_t> replicas,
+                                                    Stage stage, OnProgress progress);
+  worker::CopyVerifier::Hooks verifier_hooks();
+  CopyMender::Hooks mender_hooks();
+  Result<void> check_not_retiring(const ModelVersion& id) const;
+  // False: it is being let go of, or the store has let go of it meanwhile.
   bool serve(const std::shared_ptr<const store::StoredVersion>& stored);
+  rpc::Task<void> forget(std::shared_ptr<const store::StoredVersion> stored);
   rpc::Task<void> announce_growth();
   rpc::Task<Result<pull::PullJob::Outcome>> pull_alone(PullRequest request, OnProgress progress,
                                                        pull::PullWatch watch);
@@ -115,6 +144,10 @@ class AgentCore {
   std::unique_ptr<WorkerPool> digest_pool_;
   std::unique_ptr<WorkerPool> blocking_pool_;
   std::unique_ptr<store::SegmentStore> store_;
+  std::unique_ptr<worker::CopyVerifier> verifier_;
+  std::unique_ptr<worker::Scrubber> scrubber_;
+  std::unique_ptr<CopyMender> mender_;
+  CopyEvent copy_event_;
   std::unique_ptr<transport::SegmentRegistry> registry_;
   std::unique_ptr<Rdma> rdma_;
   std::unique_ptr<ServedVersions> served_;
@@ -133,7 +166,11 @@ class AgentCore {
   bool announcing_growth_ = false;
   SharedPulls pulls_;
   bool stopping_ = false;
+  rpc::TaskGroup suspects_{executor_};  // sessions that end because a file has changed
   BeforeRetire before_retire_;
+  // Versions that a retire() is letting go of: nobody is told that one of them is here. Once per
+  // call.
+  std::multiset<ModelVersion> retiring_;
   pull::PullEnvironment environment_;
 };
 

@@ -20,11 +20,16 @@ proto::Holding make_holding(const Served& served) {
   holding.set_payload_bytes(layout.payload_bytes());
   holding.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
   holding.set_complete(served.complete());
+  holding.set_verified(served.verified());
   if (!served.complete()) {
     *holding.mutable_held() =
         rpc::to_proto(swarm::summarize(served.held->snapshot().ranges(), kMaxRuns));
   }
   holding.set_whole(layout.payload_bytes() == checkpoint.tensors.total_bytes());
+  if (served.complete() && served.covers != nullptr) {
+    *holding.mutable_covers() = rpc::to_proto(*served.covers);
+  }
+  holding.set_checkpoint_tiles(checkpoint.tiles.tile_count());
   return holding;
 }
 

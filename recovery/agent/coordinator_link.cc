@@ -8,6 +8,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/pull/wait.h"
+#include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
@@ -55,9 +56,9 @@ Task<void> CoordinatorLink::run() {
     const auto began = std::chrono::steady_clock::now();
     if (connected) {
       client_ = std::move(*connected);
-      epoch_ = std::max(epoch_, client_->peer().epoch);
       auto served = co_await serve_connection();
       if (!served) last_error_ = served.error();
+      registered_ = false;
       client_->close();
       client_.reset();
     } else {
@@ -109,7 +110,7 @@ void CoordinatorLink::announce_soon() {
 }
 
 Task<void> CoordinatorLink::announce_now() {
-  if (!member_ || epoch_ == 0 || client() == nullptr) co_return;
+  if (!member_ || !registered_ || client() == nullptr) co_return;
   auto announced = co_await announce(true);
   if (!announced) announce_soon();
 }
@@ -122,7 +123,7 @@ Task<void> CoordinatorLink::sleep(milliseconds duration) {
 
 Task<Result<void>> CoordinatorLink::serve_connection() {
   if (member_) CO_TRY_VOID(co_await register_and_announce());
-  log::info("coordinator.connected", "address", address(), "epoch", epoch_);
+  log::info("coordinator.connected", "address", address(), "epoch", epoch());
   while (!stopping_ && client_->connected()) {
     if (member_) {
       CO_TRY_VOID(co_await heartbeat());
@@ -138,7 +139,7 @@ Task<Result<void>> CoordinatorLink::register_and_announce() {
   proto::RegisterRequest request;
   *request.mutable_node() = callbacks_.self();
   request.set_failure_domain(failure_domain_);
-  request.set_highest_epoch(epoch_);
+  request.set_highest_epoch(epoch());
   auto response = co_await rpc::call<proto::RegisterResponse>(client_, proto::COORDINATOR_REGISTER,
                                                               std::move(request), kConnectDeadline);
   if (!response) {
@@ -148,17 +149,21 @@ Task<Result<void>> CoordinatorLink::register_and_announce() {
     co_return fail(std::move(response).error());
   }
   refused_ = false;
-  if (response->epoch() < epoch_) {
-    co_return fail(
-        ErrorCode::kStale,
-        "coordinator {} has epoch {}, but {} was seen: an old coordinator still runs; stop it",
-        address(), response->epoch(), epoch_);
-  }
-  epoch_ = response->epoch();
+  CO_TRY_VOID(check_epoch(response->epoch()));
+  registered_ = true;
   heartbeat_interval_ =
       milliseconds(std::clamp<std::uint32_t>(response->heartbeat_interval_ms(), 10, 10000));
   ttl_ = milliseconds(std::clamp<std::uint32_t>(response->ttl_ms(), 100, 60000));
   co_return co_await announce(true);
+}
+
+Result<void> CoordinatorLink::check_epoch(std::uint64_t answered) {
+  grant_clock_.epochs().confirm(answered, std::chrono::steady_clock::now());
+  if (answered >= epoch()) return {};
+  return fail(ErrorCode::kStale,
+              "coordinator {} leads in epoch {}, but epoch {} was heard of: it has been replaced; "
+              "stop it if it goes on",
+              address(), answered, epoch());
 }
 
 Task<Result<void>> CoordinatorLink::announce(bool full) {
@@ -167,7 +172,7 @@ Task<Result<void>> CoordinatorLink::announce(bool full) {
   proto::AnnounceRequest request;
   request.set_node_id(identity_.node_id);
   request.set_incarnation(identity_.incarnation.to_bytes());
-  request.set_epoch(epoch_);
+  request.set_epoch(epoch());
   request.set_full(full);
   for (auto& holding : callbacks_.holdings()) *request.add_add() = std::move(holding);
   auto response = co_await rpc::call<proto::AnnounceResponse>(
@@ -180,6 +185,11 @@ Task<Result<void>> CoordinatorLink::announce(bool full) {
   if (std::ranges::any_of(conflicts, [](const auto& conflict) { return conflict.again(); })) {
     announce_again_ = std::chrono::steady_clock::now() + kAnnounceAgain;
   }
+  for (const auto& conflict : conflicts) {
+    const auto id = rpc::from_proto(conflict.id());
+    if (!conflict.again() && id && callbacks_.other_root)
+      callbacks_.other_root(*id, conflict.why());
+  }
   co_return Result<void>();
 }
 
@@ -187,15 +197,12 @@ Task<Result<void>> CoordinatorLink::heartbeat() {
   proto::HeartbeatRequest request;
   request.set_node_id(identity_.node_id);
   request.set_incarnation(identity_.incarnation.to_bytes());
-  request.set_epoch(epoch_);
+  request.set_epoch(epoch());
   request.set_progress(callbacks_.progress());
   callbacks_.fill(request);
   CO_TRY(const auto response, co_await rpc::call<proto::HeartbeatResponse>(
                                   client_, proto::COORDINATOR_HEARTBEAT, std::move(request), ttl_));
-  if (response.epoch() < epoch_) {
-    co_return fail(ErrorCode::kStale, "coordinator {} fell back to epoch {}", address(),
-                   response.epoch());
-  }
+  CO_TRY_VOID(check_epoch(response.epoch()));
   grant_clock_.observe(client_->peer().incarnation, response.coordinator_time_ms(),
                        std::chrono::steady_clock::now());
   callbacks_.obey(response);

@@ -30,6 +30,8 @@ class CoordinatorLink {
     // What a heartbeat says of this host beside its progress, and what its answer asks for.
     std::function<void(proto::HeartbeatRequest&)> fill;
     std::function<void(const proto::HeartbeatResponse&)> obey;
+    // The fleet knows a version by another root than the copies of it here.
+    std::function<void(const ModelVersion& id, const std::string& why)> other_root;
   };
 
   CoordinatorLink(boost::asio::any_io_executor executor, std::vector<std::string> addresses,
@@ -52,7 +54,8 @@ class CoordinatorLink {
   rpc::Task<void> announce_now();
   // Why there is no connection.
   const Error& last_error() const { return last_error_; }
-  std::uint64_t epoch() const { return epoch_; }
+  // The highest that was heard of.
+  std::uint64_t epoch() const { return grant_clock_.epochs().highest(); }
   const std::string& address() const { return addresses_[current_]; }
 
  private:
@@ -61,6 +64,8 @@ class CoordinatorLink {
   rpc::Task<Result<void>> announce(bool full);
   rpc::Task<Result<void>> heartbeat();
   rpc::Task<void> sleep(std::chrono::milliseconds duration);
+  // Notes the epoch of an answer. kStale: it is lower than one that was heard of.
+  Result<void> check_epoch(std::uint64_t epoch);
 
   const boost::asio::any_io_executor executor_;
   const std::vector<std::string> addresses_;
@@ -73,7 +78,7 @@ class CoordinatorLink {
   std::shared_ptr<rpc::RpcClient> client_;
   std::shared_ptr<boost::asio::steady_timer> sleep_timer_;
   Error last_error_{ErrorCode::kUnavailable, "not tried yet"};
-  std::uint64_t epoch_ = 0;
+  bool registered_ = false;  // on the connection that is open
   std::chrono::milliseconds heartbeat_interval_{250};
   std::chrono::milliseconds ttl_{2000};
   bool announce_due_ = false;

@@ -2,14 +2,17 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <set>
 #include <string>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include "src/base/failpoint.h"
+#include "src/base/unique_fd.h"
 #include "src/store/fault_guard.h"
 #include "src/store/store_directory.h"
 
@@ -21,32 +24,45 @@ using store::kPartialSuffix;
 
 namespace {
 
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 // In the inner store from before the first file of DIR is touched: what DIR then holds is ours.
 constexpr std::string_view kExporting = "exporting";
 
+// Whoever made a symbolic link here would choose which file is overwritten.
+Result<void> check_no_link(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_symlink(fs::symlink_status(path, ignored))) return {};
+  return fail(ErrorCode::kDenied,
+              "{} is a symbolic link, which a pull does not write through: remove it, or choose "
+              "another --to",
+              path.string());
+}
+
+// A new file that takes the place of what has its name; a link there is replaced, not followed.
 Result<void> write_file(const fs::path& path, std::string_view content) {
   std::error_code error;
-  fs::create_directories(path.parent_path(), error);
   const fs::path temporary = path.string() + std::string(kPartialSuffix);
-  {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    file.write(content.data(), static_cast<std::streamsize>(content.size()));
-    file.close();
-    if (!file) return fail_errno(errno, fmt::format("write {}", temporary.string()));
+  fs::remove(temporary, error);
+  const UniqueFd file(
+      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!file) return fail_errno(errno, fmt::format("create {}", temporary.string()));
+  while (!content.empty()) {
+    const ssize_t put = ::write(file.get(), content.data(), content.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return fail_errno(errno, fmt::format("write {}", temporary.string()));
+    content.remove_prefix(static_cast<std::size_t>(put));
   }
   fs::rename(temporary, path, error);
   if (error) return fail_errno(error.value(), fmt::format("rename {}", path.string()));
   return {};
 }
 
-// A name that came with the checkpoint must stay inside the directory.
-bool is_plain_relative(const fs::path& name) {
-  if (name.empty() || name.is_absolute()) return false;
-  for (const auto& part : name) {
-    if (part == ".." || part == "." || part.string().starts_with(".rekindle")) return false;
-  }
-  return true;
+// One folder down at most (is_checkpoint_file).
+Result<void> make_folder(const fs::path& folder) {
+  TRY_VOID(check_no_link(folder));
+  std::error_code error;
+  fs::create_directory(folder, error);
+  if (error) return fail_errno(error.value(), fmt::format("create {}", folder.string()));
+  return {};
 }
 
 bool holds_files(const Checkpoint& checkpoint, const Layout& layout, std::uint32_t segment) {
@@ -62,8 +78,7 @@ Result<void> write_small_files(const store::StoredVersion& stored, const fs::pat
     const std::string& tensor = checkpoint.tensors[entry.tensor].name;
     if (!is_file_tensor(tensor)) continue;
     const std::string name = tensor.substr(kFileTensorPrefix.size());
-    if (name.ends_with(kIndexSuffix)) continue;  // ours describes the files that are here
-    if (!is_plain_relative(name)) {
+    if (!is_checkpoint_file(name)) {
       return fail(ErrorCode::kInvalid, "the checkpoint carries a file named '{}': refused", name);
     }
     const auto bytes = stored.array(entry);
@@ -71,6 +86,9 @@ Result<void> write_small_files(const store::StoredVersion& stored, const fs::pat
     TRY_VOID(store::guard_mapping_access(tensor.c_str(), [&] {
       content.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     }));
+    if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) {
+      TRY_VOID(make_folder(directory / folder));
+    }
     TRY_VOID(write_file(directory / name, content));
   }
   return {};
@@ -169,6 +187,7 @@ Result<void> check_export_target(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
+  TRY_VOID(check_no_link(export_store(directory)));
   fs::remove_all(used_store(directory), error);
   // A manifest, or an export that was cut short: ours to write in.
   if (fs::exists(directory / kManifestName, error) ||

@@ -91,7 +91,7 @@ void FleetDuties::retire(const ModelVersion& id) {
       boost::asio::detached);
 }
 
-bool FleetDuties::has_whole(const ModelVersion& id, const Digest128& root) const {
+bool FleetDuties::has_whole(const ModelVersion& id, const Digest& root) const {
   return std::ranges::any_of(served_.find(id), [&](const Served* served) {
     return served->complete() && served->checkpoint().root == root && make_holding(*served).whole();
   });
@@ -100,7 +100,7 @@ bool FleetDuties::has_whole(const ModelVersion& id, const Digest128& root) const
 void FleetDuties::fetch(const proto::HeartbeatResponse::Fetch& task, std::uint64_t epoch) {
   const auto id = rpc::from_proto(task.id());
   if (!id) return;
-  const Digest128 root = rpc::from_proto(task.root());
+  const Digest root = rpc::from_proto(task.root());
   if (has_whole(*id, root)) {
     hooks_.announce_soon();  // it has not heard of it
     return;

@@ -46,7 +46,7 @@ class FleetDuties {
   void fetch(const proto::HeartbeatResponse::Fetch& task, std::uint64_t epoch);
   void run_fetch(const ModelVersion& id);
   void cancel_unwanted(const proto::HeartbeatResponse& response);
-  bool has_whole(const ModelVersion& id, const Digest128& root) const;
+  bool has_whole(const ModelVersion& id, const Digest& root) const;
 
   const boost::asio::any_io_executor executor_;
   ServedVersions& served_;
@@ -54,7 +54,7 @@ class FleetDuties {
   std::set<ModelVersion> letting_go_;
   struct Fetching {
     std::unique_ptr<boost::asio::cancellation_signal> cancel;
-    Digest128 root;
+    Digest root;
     std::uint64_t epoch = 0;  // of the coordinator that wanted it last
     bool unwanted = false;
   };

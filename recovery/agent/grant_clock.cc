@@ -1,12 +1,16 @@
 #include "recovery/agent/grant_clock.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace rekindle::agent {
 
 namespace {
 
 constexpr std::size_t kIssuersKept = 8;
+// Of a coordinator's grant (Timing::grant_ttl), and how far apart two readings of a clock may be.
+constexpr std::chrono::milliseconds kGrantLifetime{60'000};
+constexpr std::chrono::milliseconds kClockSlack{2'000};
 
 }  // namespace
 
@@ -23,8 +27,8 @@ void GrantClock::observe(const Incarnation& issuer, std::uint64_t issuer_ms, Tim
   if (issuers_.size() > kIssuersKept) issuers_.pop_front();
 }
 
-Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t expiry_ms,
-                               TimePoint now) const {
+Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
+                               std::uint64_t expiry_ms, TimePoint now) const {
   const auto found = std::find_if(issuers_.begin(), issuers_.end(),
                                   [&](const Issuer& known) { return known.id == issuer; });
   if (found == issuers_.end()) {
@@ -35,6 +39,15 @@ Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t expiry_m
   if (found->issuer_ms + elapsed > expiry_ms) {
     return fail(ErrorCode::kDenied, "the grant expired {} ms ago: ask for a new one",
                 found->issuer_ms + elapsed - expiry_ms);
+  }
+  const auto left = std::chrono::milliseconds(
+      std::min<std::uint64_t>(expiry_ms - found->issuer_ms - elapsed, 1u << 31));
+  const auto replaced_at = epoch == 0 ? std::nullopt : epochs_.replaced_at(epoch);
+  if (replaced_at && now + left > *replaced_at + kGrantLifetime + kClockSlack) {
+    return fail(ErrorCode::kStale,
+                "the grant is of epoch {}, whose coordinator was replaced before it was given "
+                "(epoch {} now): ask the new one",
+                epoch, epochs_.highest());
   }
   return {};
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 
+#include "recovery/agent/highest_epoch.h"
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
@@ -16,8 +17,13 @@ class GrantClock {
  public:
   // `issuer` said that its clock shows `issuer_ms` now.
   void observe(const Incarnation& issuer, std::uint64_t issuer_ms, TimePoint now);
-  // kStale for an issuer that was never heard of; kDenied when the grant has expired.
-  Result<void> check(const Incarnation& issuer, std::uint64_t expiry_ms, TimePoint now) const;
+  // kStale for an issuer that was never heard of, or a coordinator that has been replaced; kDenied
+  // when the grant has expired. A grant of an earlier epoch holds until it expires when it may have
+  // been given before this agent heard of the new one: a change of the coordinator ends no pull.
+  // `epoch` 0: its source gave it itself.
+  Result<void> check(const Incarnation& issuer, std::uint64_t epoch, std::uint64_t expiry_ms,
+                     TimePoint now) const;
+  HighestEpoch& epochs() { return epochs_; }
 
  private:
   struct Issuer {
@@ -26,6 +32,7 @@ class GrantClock {
     TimePoint at{};
   };
   std::deque<Issuer> issuers_;
+  HighestEpoch epochs_;
 };
 
 }  // namespace rekindle::agent

@@ -128,6 +128,12 @@ class EmbeddedHost final : public Host {
                                               {});
   }
 
+  Result<std::vector<proto::CopyStatus>> verify(const ModelVersion& id) override {
+    TRY_VOID(ensure(options_.store_directory));
+    return thread_.run<Result<std::vector<proto::CopyStatus>>>(
+        [&](const OnProgress&) { return core_->verify(id); }, {});
+  }
+
  private:
   Result<void> ensure(const std::filesystem::path& store) {
     if (core_ != nullptr && open_store_ == store) return {};
@@ -221,6 +227,14 @@ class AgentHost final : public Host {
         call(proto::LOCAL_RETIRE, request.SerializeAsString(), kShortDeadline, {}));
     TRY(const auto response, rpc::parse_body<proto::LocalRetireResponse>(body));
     return response.freed_bytes();
+  }
+  Result<std::vector<proto::CopyStatus>> verify(const ModelVersion& id) override {
+    proto::LocalVerifyRequest request;
+    *request.mutable_id() = rpc::to_proto(id);
+    TRY(const auto body,
+        call(proto::LOCAL_VERIFY, request.SerializeAsString(), kTransferDeadline, {}));
+    TRY(const auto response, rpc::parse_body<proto::LocalVerifyResponse>(body));
+    return std::vector(response.copies().begin(), response.copies().end());
   }
 
  private:

@@ -11,6 +11,7 @@
 
 #include <sys/types.h>
 
+#include "proto/common.pb.h"
 #include "recovery/agent/rdma.h"
 #include "recovery/device/options.h"
 #include "recovery/pull/types.h"
@@ -36,7 +37,6 @@ struct HostOptions {
 struct PublishRequest {
   ModelVersion id;
   std::vector<std::filesystem::path> paths;  // files or one directory
-  bool copy = false;                      // do not adopt files that lie on the store's file system
   std::optional<std::uint32_t> replicas;  // whole copies that the fleet keeps; nullopt: its default
 };
 
@@ -59,6 +59,8 @@ class Host {
   virtual int interrupted_by() const = 0;  // the signal that ended the last pull, 0 = none
   virtual Result<PlanSummary> plan(const PullRequest& request) = 0;
   virtual Result<std::uint64_t> retire(const ModelVersion& id) = 0;  // on this host; bytes freed
+  // Reads all copies of the version on this host again and mends them; what came of it.
+  virtual Result<std::vector<proto::CopyStatus>> verify(const ModelVersion& id) = 0;
 };
 
 // Connects to the agent that owns `store_directory` (its socket is DIR/agent/agent.sock); when
@@ -71,7 +73,9 @@ struct AgentOptions {
   std::string node_id;  // "" = host name
   std::filesystem::path store_directory = "/dev/shm/rekindle";
   std::uint64_t store_budget_bytes = 0;
-  store::NumaPolicy numa;               // where copies lie
+  store::NumaPolicy numa;  // where copies lie
+  std::chrono::milliseconds scrub{
+      std::chrono::hours(24)};          // how often copies are read again; 0: never
   std::string listen = "0.0.0.0:7400";  // control; port 0 = any
   std::string data_listen;              // "" = same address, any port
   // Host that others reach us by; "" = the listen address, else the one used towards the

@@ -50,6 +50,15 @@ Task<Result<std::string>> retire(AgentCore& core, std::string body) {
   co_return response.SerializeAsString();
 }
 
+Task<Result<std::string>> verify(AgentCore& core, std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::LocalVerifyRequest>(body));
+  CO_TRY(const auto id, rpc::from_proto(request.id()));
+  CO_TRY(auto copies, co_await core.verify(id));
+  proto::LocalVerifyResponse response;
+  for (auto& copy : copies) *response.add_copies() = std::move(copy);
+  co_return response.SerializeAsString();
+}
+
 }  // namespace
 
 void LocalService::install(rpc::RpcServer& server) {
@@ -73,6 +82,10 @@ void LocalService::install(rpc::RpcServer& server) {
   server.handle(
       proto::LOCAL_RETIRE,
       [this](const rpc::Peer&, std::string body, Sink) { return retire(core_, std::move(body)); },
+      kLocalOnly);
+  server.handle(
+      proto::LOCAL_VERIFY,
+      [this](const rpc::Peer&, std::string body, Sink) { return verify(core_, std::move(body)); },
       kLocalOnly);
 }
 

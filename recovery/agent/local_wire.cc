@@ -40,7 +40,6 @@ proto::LocalPublishRequest to_proto(const PublishRequest& request) {
   proto::LocalPublishRequest out;
   *out.mutable_id() = rpc::to_proto(request.id);
   for (const auto& path : request.paths) out.add_paths(std::filesystem::absolute(path).string());
-  out.set_copy(request.copy);
   if (request.replicas) out.set_replicas(*request.replicas);
   return out;
 }
@@ -50,7 +49,6 @@ Result<PublishRequest> from_proto(const proto::LocalPublishRequest& request) {
   TRY(out.id, rpc::from_proto(request.id()));
   for (const auto& path : request.paths()) out.paths.emplace_back(path);
   if (out.paths.empty()) return fail(ErrorCode::kInvalid, "publish: no files were named");
-  out.copy = request.copy();
   if (request.has_replicas()) out.replicas = request.replicas();
   return out;
 }

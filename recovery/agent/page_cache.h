@@ -16,7 +16,7 @@ class PageCache {
  public:
   struct Key {
     int kind = 0;
-    Digest128 digest;
+    Digest digest;
     std::string name;
     bool operator==(const Key&) const = default;
   };

@@ -1,7 +1,8 @@
-// PeerService: what is asked beside sessions. Pages of metadata, digests of parts of tiles, and
+// PeerService: what is asked beside sessions. Pages of metadata, proofs of parts of tiles, and
 // what a copy that is being filled holds.
-#include <bit>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include <boost/asio/this_coro.hpp>
 
@@ -12,6 +13,8 @@
 #include "recovery/swarm/have_feed.h"
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
+#include "src/tensor/held_tile.h"
+#include "src/tensor/tile_proof.h"
 
 namespace rekindle::agent {
 
@@ -21,20 +24,19 @@ namespace {
 
 constexpr std::uint64_t kPageBytesMax =
     1 * kMiB;  // arrives within a page's deadline on a slow link
-constexpr int kMaxDigestItems = 4096;
+constexpr int kMaxProofItems = 4096;
 constexpr std::chrono::milliseconds kWatchInterval{100};
 
-Result<Box> box_from(const proto::DigestBoxesRequest::Item& item) {
+Result<Box> box_from(const proto::ProveRangesRequest::Item& item) {
   Box box;
   TRY(box.offset, Dims::from({item.offset().data(), static_cast<std::size_t>(item.offset_size())}));
   TRY(box.extent, Dims::from({item.extent().data(), static_cast<std::size_t>(item.extent_size())}));
   return box;
 }
 
-// The digest of a part of a tile, after the whole tile was verified where this copy holds all of
-// it.
-Result<std::uint64_t> digest_part(const Served& served,
-                                  const proto::DigestBoxesRequest::Item& item) {
+// Proves a part of a tile that this copy holds whole. The tile is copied out first: what follows
+// owns memory, and a fault in the mapping leaves by longjmp.
+Result<std::string> prove_part(const Served& served, const proto::ProveRangesRequest::Item& item) {
   const Checkpoint& checkpoint = served.checkpoint();
   if (item.tile() >= checkpoint.tiles.tile_count()) {
     return fail(ErrorCode::kInvalid, "tile {} of {}", item.tile(), checkpoint.tiles.tile_count());
@@ -42,53 +44,48 @@ Result<std::uint64_t> digest_part(const Served& served,
   if (!served.holds(item.tile())) {
     return fail(ErrorCode::kNotFound, "tile {} has not verified here yet", item.tile());
   }
-  TRY(const Box box, box_from(item));
-  const TensorIndex tensor = checkpoint.tiles.tensor_of(item.tile());
-  const TensorInfo& info = checkpoint.tensors[tensor];
-  TRY_VOID(check_box(box, info.shape));
+  TRY(const Box part, box_from(item));
+  const TensorInfo& info = checkpoint.tensors[checkpoint.tiles.tensor_of(item.tile())];
+  TRY_VOID(check_box(part, info.shape));
   const Box whole = checkpoint.tiles.tile_box(item.tile());
-  if (!contains(whole, box)) {
-    return fail(ErrorCode::kInvalid, "box {} is not inside tile {}", box.to_string(), item.tile());
+  if (!contains(whole, part) || !is_one_run(part, whole)) {
+    return fail(ErrorCode::kInvalid, "box {} is not one run of tile {}", part.to_string(),
+                item.tile());
   }
-  const std::uint64_t local = item.tile() - checkpoint.tiles.first_tile(tensor);
-  for (const auto& entry : served.manifest->layout.entries_of(tensor)) {
-    if (!contains(entry.box, box)) continue;
-    const auto array = served.array(entry);
-    std::uint64_t digest = 0;
-    bool good = true;
-    TRY_VOID(store::guard_mapping_access(info.name.c_str(), [&] {
-      if (contains(entry.box, whole)) {
-        good = digest_tile(info, tensor, checkpoint.tiles.grid(tensor), local, array, entry.box) ==
-               checkpoint.tile_digests[item.tile()];
-      }
-      if (good) {
-        digest = digest_box(box, dtype_size_bytes(info.dtype), tile_seed(tensor, local), array,
-                            entry.box);
-      }
-    }));
-    if (!good) {
-      return fail(ErrorCode::kCorrupt, "tile {} of tensor {} no longer matches its digest here",
-                  item.tile(), info.name);
-    }
-    return digest;
+  const std::uint64_t element_bytes = dtype_size_bytes(info.dtype);
+  std::vector<std::byte> tile(whole.elements() * element_bytes);
+  bool held = false;
+  TRY_VOID(store::guard_mapping_access(info.name.c_str(), [&] {
+    held = read_tile(
+        checkpoint, served.manifest->layout, item.tile(),
+        [&](const LayoutEntry& entry) { return served.array(entry); }, tile);
+  }));
+  if (!held) {
+    return fail(ErrorCode::kNotFound, "tile {} of tensor {} is not held whole here", item.tile(),
+                info.name);
   }
-  return fail(ErrorCode::kNotFound, "box {} of tensor {} is not held here", box.to_string(),
-              info.name);
+  const TileRange range = range_in_tile(part, whole, element_bytes);
+  std::string proof = prove_range(tile, range);
+  const auto bytes = std::span(tile).subspan(range.begin, range.end - range.begin);
+  const auto leaf = leaf_by_proof(bytes, range, tile.size(), proof);
+  if (!leaf || *leaf != checkpoint.tile_digests[item.tile()]) {
+    return fail(ErrorCode::kCorrupt, "tile {} of tensor {} no longer matches its digest here",
+                item.tile(), info.name);
+  }
+  return proof;
 }
 
 }  // namespace
 
 Result<std::string> PeerService::make_blob(const proto::GetPageRequest& request) const {
-  const Digest128 digest = rpc::from_proto(request.digest());
+  const Digest digest = rpc::from_proto(request.digest());
   std::optional<std::string> blob;
   if (request.kind() == proto::PAGE_TENSOR_SET) blob = served_.tensor_set_bytes(digest);
   if (request.kind() == proto::PAGE_LAYOUT) blob = served_.layout_bytes(digest);
   if (request.kind() == proto::PAGE_TILE_DIGESTS) {
     if (const auto checkpoint = served_.checkpoint(digest)) {
-      static_assert(std::endian::native == std::endian::little);
-      const auto& digests = checkpoint->tile_digests;
-      blob.emplace(reinterpret_cast<const char*>(digests.data()),
-                   digests.size() * sizeof(std::uint64_t));
+      const auto leaves = std::as_bytes(std::span(checkpoint->tile_digests));
+      blob.emplace(reinterpret_cast<const char*>(leaves.data()), leaves.size());
     }
   }
   if (request.kind() == proto::PAGE_FILE) {
@@ -174,8 +171,8 @@ Task<Result<std::string>> PeerService::watch_have(rpc::Peer peer, std::string bo
   co_return fail(ErrorCode::kUnavailable, "cancelled");
 }
 
-Task<Result<std::string>> PeerService::digest_boxes(std::string body) {
-  CO_TRY(const auto request, rpc::parse_body<proto::DigestBoxesRequest>(body));
+Task<Result<std::string>> PeerService::prove_ranges(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::ProveRangesRequest>(body));
   CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
   const auto opened = sessions_.find(token);
   if (opened == sessions_.end()) {
@@ -187,16 +184,16 @@ Task<Result<std::string>> PeerService::digest_boxes(std::string body) {
     co_return fail(ErrorCode::kStale, "{} no longer holds this layout: look it up again",
                    identity_.node_id);
   }
-  if (request.items_size() > kMaxDigestItems) {
+  if (request.items_size() > kMaxProofItems) {
     co_return fail(ErrorCode::kInvalid, "{} ranges in one call, at most {}", request.items_size(),
-                   kMaxDigestItems);
+                   kMaxProofItems);
   }
   // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
   auto work = [copy = *served, request]() -> Result<std::string> {
-    proto::DigestBoxesResponse response;
+    proto::ProveRangesResponse response;
     for (const auto& item : request.items()) {
-      TRY(const auto digest, digest_part(copy, item));
-      response.add_digests(digest);
+      TRY(auto proof, prove_part(copy, item));
+      response.add_proofs(std::move(proof));
     }
     return response.SerializeAsString();
   };

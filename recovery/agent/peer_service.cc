@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::uint64_t kDirectGrantMs = 3'600'000;
 constexpr std::uint32_t kPathsOffered = 16;
+constexpr std::chrono::milliseconds kVerifyPatience{1000};  // a puller waits 1.5 s for a session
 
 // Our own monotonic clock as a grant issuer (--from).
 std::uint64_t own_clock_ms() {
@@ -60,8 +61,8 @@ void PeerService::install(rpc::RpcServer& server) {
   server.handle(proto::AGENT_CLOSE_SESSION, [this](const rpc::Peer& peer, std::string body, Sink) {
     return close_session(peer, std::move(body));
   });
-  server.handle(proto::AGENT_DIGEST_BOXES, [this](const rpc::Peer&, std::string body, Sink) {
-    return digest_boxes(std::move(body));
+  server.handle(proto::AGENT_PROVE_RANGES, [this](const rpc::Peer&, std::string body, Sink) {
+    return prove_ranges(std::move(body));
   });
   server.handle(proto::AGENT_WATCH_HAVE,
                 [this](const rpc::Peer& peer, std::string body, Sink sink) {
@@ -74,14 +75,36 @@ std::string PeerService::connection_of(const rpc::Peer& peer) {
   return peer.incarnation.hex() + " " + peer.address;
 }
 
-Task<Result<std::string>> PeerService::open_direct(const rpc::Peer& peer, std::string body) {
+Task<Result<std::string>> PeerService::open_direct(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::OpenDirectRequest>(body));
   CO_TRY_VOID(check_model_name(request.model()));
   const auto newest = served_.newest_version(request.model());
   const std::uint64_t version = request.latest() ? newest.value_or(0) : request.version();
   const ModelVersion id{request.model(), version};
   const bool named = newest || !request.latest();
-  const auto copies = named ? served_.find(id) : std::vector<const Served*>{};
+  auto copies = named ? served_.find(id) : std::vector<const Served*>{};
+  std::vector<CopyKey> keys;
+  for (const Served* copy : copies) keys.push_back(key_of(*copy->manifest));
+  // The verification of all of them begins; who asks waits for it where none can be read.
+  std::optional<Error> unfit;
+  bool verifying = false;
+  for (const CopyKey& key : keys) {
+    auto verified = co_await require_verified(key, std::chrono::milliseconds(0));
+    if (verified) continue;
+    verifying = verifying || verified.error().code() == ErrorCode::kUnavailable;
+    unfit = std::move(verified).error();
+  }
+  copies.clear();
+  for (const CopyKey& key : keys) {  // what came and went meanwhile
+    const Served* copy = served_.find(key);
+    if (copy != nullptr && (!copy->complete() || copy->verified())) copies.push_back(copy);
+  }
+  if (copies.empty() && verifying) {
+    proto::OpenDirectResponse response;
+    response.set_verifying(true);
+    co_return response.SerializeAsString();
+  }
+  if (copies.empty() && unfit) co_return fail(std::move(*unfit));
   if (copies.empty()) {
     co_return fail(ErrorCode::kNotFound, "NO_SOURCE: {} does not hold {}{}", identity_.node_id,
                    request.latest() ? request.model() : id.to_string(),
@@ -116,6 +139,15 @@ Task<Result<std::string>> PeerService::open_direct(const rpc::Peer& peer, std::s
   co_return response.SerializeAsString();
 }
 
+// What is being filled shows only what has verified.
+Task<Result<void>> PeerService::require_verified(CopyKey key, std::chrono::milliseconds patience) {
+  const Served* served = served_.find(key);
+  if (served == nullptr || !served->complete() || !options_.require_verified) {
+    co_return Result<void>();
+  }
+  co_return co_await options_.require_verified(served->stored, patience);
+}
+
 Result<void> PeerService::admit(const rpc::Peer& peer, const proto::OpenSessionRequest& request,
                                 const Served*& served) const {
   TRY(const auto meant, Incarnation::from_bytes(request.source_incarnation()));
@@ -124,12 +156,12 @@ Result<void> PeerService::admit(const rpc::Peer& peer, const proto::OpenSessionR
                 "{} has restarted: this is another incarnation; look it up again",
                 identity_.node_id);
   }
-  const Digest128 root = rpc::from_proto(request.root());
+  const Digest root = rpc::from_proto(request.root());
   TRY_VOID(rpc::check_grant(request.grant(), identity_.secret,
                             {peer.incarnation, identity_.incarnation, root}));
   TRY(const auto issuer, Incarnation::from_bytes(request.grant().issuer()));
-  TRY_VOID(
-      grant_clock_.check(issuer, request.grant().expiry_ms(), std::chrono::steady_clock::now()));
+  TRY_VOID(grant_clock_.check(issuer, request.grant().epoch(), request.grant().expiry_ms(),
+                              std::chrono::steady_clock::now()));
   TRY(const ModelVersion id, rpc::from_proto(request.id()));
   served = served_.find({id, root, rpc::from_proto(request.layout())});
   if (served == nullptr) {
@@ -158,6 +190,9 @@ Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string 
   CO_TRY(const auto request, rpc::parse_body<proto::OpenSessionRequest>(body));
   const Served* served = nullptr;
   CO_TRY_VOID(admit(peer, request, served));
+  const CopyKey wanted_copy = key_of(*served->manifest);
+  CO_TRY_VOID(co_await require_verified(wanted_copy, kVerifyPatience));
+  CO_TRY_VOID(admit(peer, request, served));  // again: it may have gone meanwhile
 
   transport::Session session;
   session.token = SessionToken::random();
@@ -260,7 +295,7 @@ Task<void> PeerService::drain(std::chrono::milliseconds deadline) {
   }
 }
 
-Task<void> PeerService::end_sessions_of(ModelVersion id, std::optional<Digest128> layout) {
+Task<void> PeerService::end_sessions_of(ModelVersion id, std::optional<Digest> layout) {
   std::vector<SessionToken> tokens;
   for (const auto& [token, session] : sessions_) {
     if (session.copy.id == id && (!layout || session.copy.layout == *layout))

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,6 +24,11 @@ struct PeerServiceOptions {
   std::size_t max_pullers = 64;
   std::function<std::string()> advertised_host;  // for the transports' endpoints
   std::string tcp_endpoint;                      // instead of the TCP server's own; "" = its own
+  // Waits so long for a copy that is not known to be right; an error refuses it. With 0 its
+  // verification begins all the same.
+  std::function<rpc::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>,
+                                        std::chrono::milliseconds)>
+      require_verified;
 };
 
 // Answers other agents and pullers: pages of metadata, sessions, digests of ranges. Keys leave this
@@ -38,7 +44,7 @@ class PeerService {
   std::uint32_t session_count(const ModelVersion& id) const;
   // Ends every session that reads this version (in this layout), and waits until none can touch its
   // memory.
-  rpc::Task<void> end_sessions_of(ModelVersion id, std::optional<Digest128> layout = std::nullopt);
+  rpc::Task<void> end_sessions_of(ModelVersion id, std::optional<Digest> layout = std::nullopt);
   // Waits for sessions that are ending: the servers must live until then.
   rpc::Task<void> drain(std::chrono::milliseconds deadline);
 
@@ -50,17 +56,18 @@ class PeerService {
     bool watched = false;  // a call tells its puller what a copy that is being filled holds
   };
 
-  rpc::Task<Result<std::string>> open_direct(const rpc::Peer& peer, std::string body);
+  rpc::Task<Result<std::string>> open_direct(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> get_page(std::string body);
   rpc::Task<Result<std::string>> open_session(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> connect_paths(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> close_session(rpc::Peer peer, std::string body);
   rpc::Task<Result<std::string>> watch_have(rpc::Peer peer, std::string body,
                                             std::shared_ptr<rpc::EventSink> events);
-  rpc::Task<Result<std::string>> digest_boxes(std::string body);
+  rpc::Task<Result<std::string>> prove_ranges(std::string body);
   Result<std::string> make_blob(const proto::GetPageRequest& request) const;
   Result<void> admit(const rpc::Peer& peer, const proto::OpenSessionRequest& request,
                      const Served*& served) const;
+  rpc::Task<Result<void>> require_verified(CopyKey key, std::chrono::milliseconds patience);
   rpc::Task<void> end_session(SessionToken token);
   static std::string connection_of(const rpc::Peer& peer);
   void on_disconnect(const rpc::Peer& peer);

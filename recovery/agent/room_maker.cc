@@ -23,9 +23,35 @@ constexpr std::chrono::seconds kWordCounts{30};  // the coordinator keeps it for
 constexpr milliseconds kMemoryGoes{5000};        // after the last reader was told
 constexpr milliseconds kLook{20};
 
+class Busy {
+ public:
+  explicit Busy(bool& busy) : busy_(busy) { busy_ = true; }
+  ~Busy() { busy_ = false; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  bool& busy_;
+};
+
 std::chrono::steady_clock::time_point clock_now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
+
+// Marks the chosen versions as leaving. What is still marked when the call ends, also by an
+// exception, stays after all.
+class RoomMaker::Leaving {
+ public:
+  Leaving(std::set<ModelVersion>& all, const std::vector<Old>& chosen) : all_(all) {
+    for (const Old& old : chosen) all_.insert(old.id);
+  }
+  ~Leaving() { all_.clear(); }  // one call at a time
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+
+ private:
+  std::set<ModelVersion>& all_;
+};
 
 Task<Result<void>> RoomMaker::make(ModelVersion wanted, MissingBytes missing) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
@@ -33,10 +59,8 @@ Task<Result<void>> RoomMaker::make(ModelVersion wanted, MissingBytes missing) {
     if (co_await pull::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "interrupted");
     co_await pull::sleep_for(kLook);
   }
-  busy_ = true;
-  auto made = co_await make_alone(std::move(wanted), std::move(missing));
-  busy_ = false;
-  co_return made;
+  const Busy turn(busy_);  // ends it also when what follows throws
+  co_return co_await make_alone(std::move(wanted), std::move(missing));
 }
 
 Task<Result<void>> RoomMaker::make_alone(ModelVersion wanted, MissingBytes missing) {
@@ -50,10 +74,8 @@ Task<Result<void>> RoomMaker::make_alone(ModelVersion wanted, MissingBytes missi
   CO_TRY(const auto chosen, co_await choose(wanted, missing_bytes, coordinator));
   CO_TRY_VOID(check_again(chosen, *coordinator, asked));
   // From the check to here nothing else runs: what is announced from now on is without them.
-  for (const Old& old : chosen) {
-    leaving_.insert(old.id);
-    hooks_.hide(old.id);
-  }
+  const Leaving leaving(leaving_, chosen);
+  for (const Old& old : chosen) hooks_.hide(old.id);
   Result<void> result;
   for (const Old& old : chosen) {
     log::info("version.let_go", "version", old.id.to_string(), "for", wanted.to_string(), "bytes",

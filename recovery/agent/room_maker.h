@@ -46,6 +46,7 @@ class RoomMaker {
     ModelVersion id;
     std::uint64_t bytes = 0;  // of the budget, all its copies
   };
+  class Leaving;
   std::vector<Old> older_than(const ModelVersion& wanted) const;  // the oldest first
   std::string why_needed_here(const ModelVersion& id) const;      // "": it is not
   // Those to let go of; nothing is done yet.

@@ -1,9 +1,6 @@
 // The `rekindle agent` daemon: one control thread, the transports' servers, the listeners, and the
 // device process beside it.
-#include <cerrno>
 #include <utility>
-
-#include <sys/stat.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -27,6 +24,7 @@
 #include "recovery/rpc/task_group.h"
 #include "recovery/worker/health_server.h"
 #include "recovery/worker/service.h"
+#include "src/base/durable_directory.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
 #include "transport/shm/shm_transport.h"
@@ -128,6 +126,7 @@ Result<void> Daemon::start() {
   core_options.coordinator = options_.coordinator;
   core_options.secret = secret;
   core_options.rdma = options_.rdma;
+  core_options.scrub.every = options_.scrub;
   TRY(core_, AgentCore::create(context_.get_executor(), core_options));
   host_ = choose_host(listen);
   TRY_VOID(start_servers(listen));
@@ -140,6 +139,7 @@ Result<void> Daemon::start() {
   }
   core_->connect_coordinator(true, options_.failure_domain, control_address_);
   TRY_VOID(start_workers());
+  core_->watch_copies();
   tasks_.spawn("agent.trim", trim_memory());
   log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
             tcp_->endpoint(host_), "store", options_.store_directory.string());
@@ -181,6 +181,10 @@ Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
   peer_options.max_bytes_per_second = options_.max_bytes_per_second;
   peer_options.max_pullers = options_.max_pullers;
   peer_options.advertised_host = [this] { return host_; };
+  peer_options.require_verified = [this](std::shared_ptr<const store::StoredVersion> stored,
+                                         std::chrono::milliseconds patience) {
+    return core_->verifier().require(std::move(stored), patience);
+  };
   if (!options_.data_advertise.empty()) {
     TRY(const auto endpoint, rpc::HostPort::parse(options_.data_advertise));
     peer_options.tcp_endpoint = endpoint.to_string();
@@ -204,9 +208,9 @@ Result<void> Daemon::listen_control() {
   TRY(const auto bound_port, rpc::HostPort::parse(bound));
   control_address_ = rpc::HostPort{host_, bound_port.port}.to_string();
   const auto socket = agent_socket(options_.store_directory);
-  if (mkdir(socket.parent_path().c_str(), 0700) != 0 && errno != EEXIST) {
-    return fail_errno(errno, fmt::format("create {}", socket.parent_path().string()));
-  }
+  TRY_VOID(make_directory_durably(socket.parent_path()));
+  TRY_VOID(core_->grant_clock().epochs().keep_in(socket.parent_path() / "epoch",
+                                                 std::chrono::steady_clock::now()));
   return local_server_->listen_unix(socket);
 }
 
@@ -227,6 +231,13 @@ Result<void> Daemon::start_workers() {
       worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
   devices_->tell_events(workers_.get());
   core_->count_readers_with([this](const ModelVersion& id) { return workers_->readers_of(id); });
+  core_->tell_copy_events([this](std::string kind, const ModelVersion& id, std::string why) {
+    worker::Event event;
+    event.kind = std::move(kind);
+    event.version = id;
+    event.why = std::move(why);
+    workers_->note(std::move(event));
+  });
   core_->before_retire([this](ModelVersion id) { return workers_->before_retire(std::move(id)); });
   if (options_.health.empty()) return {};
   TRY(health_, worker::HealthServer::listen(
@@ -254,6 +265,7 @@ void Daemon::install_status() {
     for (const auto& [key, served] : core_->served().all()) {
       *response.add_holdings() = make_holding(served);
     }
+    for (auto& copy : core_->copies()) *response.add_copies() = std::move(copy);
     response.set_sessions(static_cast<std::uint32_t>(peers_->session_count()));
     response.set_bytes_served(tcp_->stats().bytes_sent);
     response.set_coordinator(options_.coordinator);

@@ -2,16 +2,36 @@
 
 #include <algorithm>
 
+#include "src/tensor/held_tile.h"
+
 namespace rekindle::agent {
 
 CopyKey key_of(const Manifest& manifest) {
   return {manifest.checkpoint->id, manifest.checkpoint->root, manifest.layout.digest()};
 }
 
+namespace {
+
+constexpr std::size_t kMaxCoverRuns = 16'384;  // in one announcement: the longest
+
+std::shared_ptr<const swarm::TileRuns> covers_of(const Manifest& manifest) {
+  const Checkpoint& checkpoint = *manifest.checkpoint;
+  if (manifest.layout.payload_bytes() == checkpoint.tensors.total_bytes()) return nullptr;
+  LayoutTiles tiles = tiles_of_layout(checkpoint, manifest.layout);
+  for (const TileIndex tile : tiles.partial) tiles.held.reset(tile);
+  return std::make_shared<swarm::TileRuns>(swarm::summarize(tiles.held.ranges(), kMaxCoverRuns));
+}
+
+}  // namespace
+
 ServedVersions::~ServedVersions() {
   for (const auto& [key, served] : served_) {
     for (const auto& region : served.regions) registry_.remove(region);
   }
+}
+
+bool Served::verified() const {
+  return stored != nullptr && stored->verification->state() == store::CopyState::kVerified;
 }
 
 std::span<const std::byte> Served::array(const LayoutEntry& entry) const {
@@ -23,14 +43,23 @@ std::span<const std::byte> Served::array(const LayoutEntry& entry) const {
 void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stored) {
   const CopyKey key = key_of(stored->manifest);
   const auto found = served_.find(key);
-  if (found != served_.end()) {
+  const auto is_same = [&stored](const Served& served) {
+    return std::equal(served.segments.begin(), served.segments.end(), stored->segments.begin(),
+                      stored->segments.end());
+  };
+  if (found != served_.end() && is_same(found->second)) {
     // The store hands on the segments of a pull as they are: regions and sessions stay.
     found->second.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
+    found->second.stored = stored;
     found->second.held = nullptr;
+    found->second.covers = covers_of(stored->manifest);
     return;
   }
+  remove_copy(key);  // a copy that the store has replaced
   Served served;
   served.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
+  served.stored = stored;
+  served.covers = covers_of(stored->manifest);
   for (const auto& segment : stored->segments) {
     served.segments.push_back(segment);
     served.regions.push_back(
@@ -112,20 +141,20 @@ std::vector<const Served*> ServedVersions::find(const ModelVersion& id) const {
   return found;
 }
 
-std::shared_ptr<const Checkpoint> ServedVersions::checkpoint(const Digest128& root) const {
+std::shared_ptr<const Checkpoint> ServedVersions::checkpoint(const Digest& root) const {
   const auto found =
       std::ranges::find(served_, root, [](const auto& item) { return item.first.root; });
   return found == served_.end() ? nullptr : found->second.manifest->checkpoint;
 }
 
-std::optional<std::string> ServedVersions::layout_bytes(const Digest128& digest) const {
+std::optional<std::string> ServedVersions::layout_bytes(const Digest& digest) const {
   for (const auto& [key, served] : served_) {
     if (key.layout == digest) return served.manifest->layout.serialize();
   }
   return std::nullopt;
 }
 
-std::optional<std::string> ServedVersions::tensor_set_bytes(const Digest128& digest) const {
+std::optional<std::string> ServedVersions::tensor_set_bytes(const Digest& digest) const {
   for (const auto& [key, served] : served_) {
     const auto& tensors = served.checkpoint().tensors;
     if (tensors.digest() == digest) return tensors.serialize();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "recovery/swarm/have_feed.h"
 #include "recovery/swarm/held_tiles.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
@@ -22,8 +23,8 @@ namespace rekindle::agent {
 // own.
 struct CopyKey {
   ModelVersion id;
-  Digest128 root;
-  Digest128 layout;
+  Digest root;
+  Digest layout;
   auto operator<=>(const CopyKey&) const = default;
 };
 CopyKey key_of(const Manifest& manifest);
@@ -33,12 +34,16 @@ CopyKey key_of(const Manifest& manifest);
 // the mappings nor the regions, so that sessions go on.
 struct Served {
   std::shared_ptr<const Manifest> manifest;
+  std::shared_ptr<const store::StoredVersion> stored;  // null while it is being filled
   std::vector<std::shared_ptr<const store::MappedSegment>> segments;
   std::shared_ptr<const swarm::HeldTiles> held;  // null: complete
   std::vector<transport::RegionKey> regions;     // as in the layout
   std::uint64_t number = 0;                      // of this agent's life, for its Holder
+  // Of a complete copy that lacks tensors: the tiles that lie in it as a whole.
+  std::shared_ptr<const swarm::TileRuns> covers;
 
   bool complete() const { return held == nullptr; }
+  bool verified() const;  // complete, and known to be right as of now
   const Checkpoint& checkpoint() const { return *manifest->checkpoint; }
   bool holds(TileIndex tile) const { return complete() || held->test(tile); }
   // The bytes of one layout entry.
@@ -80,10 +85,10 @@ class ServedVersions {
 
   const Served* find(const CopyKey& key) const;
   std::vector<const Served*> find(const ModelVersion& id) const;
-  std::shared_ptr<const Checkpoint> checkpoint(const Digest128& root) const;
+  std::shared_ptr<const Checkpoint> checkpoint(const Digest& root) const;
   // Canonical bytes of a layout or tensor set that some copy here uses.
-  std::optional<std::string> layout_bytes(const Digest128& digest) const;
-  std::optional<std::string> tensor_set_bytes(const Digest128& digest) const;
+  std::optional<std::string> layout_bytes(const Digest& digest) const;
+  std::optional<std::string> tensor_set_bytes(const Digest& digest) const;
   // That is complete here in some layout.
   std::optional<std::uint64_t> newest_version(const std::string& model) const;
   const std::map<CopyKey, Served>& all() const { return served_; }

@@ -72,6 +72,7 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
     running->arriving = arriving;
     if (watch.on_begun) watch.on_begun(std::move(arriving));
   };
+  watched.on_place_taken = watch.on_place_taken;
   running->held.push_back(watch.held);
   watched.held = [running] { return is_held(*running); };
   auto outcome = co_await run(std::move(request), std::move(noted), std::move(watched));

@@ -60,12 +60,12 @@ proto::RankReport to_proto(const worker::RankWord& word, const rpc::Identity& se
   return report;
 }
 
-// An open file of its own, also of one that was unlinked. A device pins what may be written, and
-// maps the rest.
-Result<UniqueFd> reopen(int fd) {
+// An open file of its own, also of one that was unlinked. Only a copy that is being filled may be
+// written, by a round: pinning a writable mapping changes the times of its files, which of a
+// committed copy means that somebody may have changed its bytes.
+Result<UniqueFd> reopen(int fd, bool writable) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
-  UniqueFd again(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!again) again = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  UniqueFd again(::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (!again) return fail_errno(errno, "open a segment for the device process");
   return again;
 }
@@ -84,7 +84,7 @@ void WorkerHost::hold(const Served& served) {
   std::vector<UniqueFd> files;
   std::vector<std::uint64_t> bytes;
   for (const auto& segment : served.segments) {
-    auto file = reopen(segment->fd());
+    auto file = reopen(segment->fd(), !served.complete());
     if (!file) {  // sessions map it by themselves, and copy slower
       log::warn("device.hold", "version", served.checkpoint().id.to_string(), "error",
                 file.error().message());
@@ -214,6 +214,14 @@ Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
   }
 }
 
+// The coordinator has said so with a heartbeat; sessions that are there go on until they end.
+Result<void> WorkerHost::may_attach(const ModelVersion& id) const {
+  if (!core_.served().draining().contains(id)) return {};
+  return fail(ErrorCode::kStale,
+              "attach {}: it is being retired in the fleet; attach to another version",
+              id.to_string());
+}
+
 Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(
     pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) {
   CO_TRY(auto outcome,
@@ -223,11 +231,8 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(
   co_return std::move(outcome.stored);
 }
 
-Task<Result<Digest128>> WorkerHost::publish(ModelVersion id, std::filesystem::path directory) {
-  PublishRequest request;
-  request.id = std::move(id);
-  request.paths = {std::move(directory)};
-  CO_TRY(const auto summary, co_await core_.publish(std::move(request), {}));
+Task<Result<Digest>> WorkerHost::publish(ModelVersion id, store::FilledSegments filled) {
+  CO_TRY(const auto summary, co_await core_.publish_filled(std::move(id), std::move(filled)));
   co_return summary.root;
 }
 
@@ -246,14 +251,6 @@ Task<Result<worker::FleetWord>> WorkerHost::report(worker::RankWord word) {
                : response.state() == proto::INSTANCE_UNFIT   ? worker::FleetWord::State::kUnfit
                                                              : worker::FleetWord::State::kLoading;
   co_return said;
-}
-
-Task<void> WorkerHost::drop(std::shared_ptr<const store::StoredVersion> copy) {
-  const ModelVersion id = copy->manifest.checkpoint->id;
-  const auto freed = co_await core_.drop(std::move(copy));
-  if (!freed) {
-    log::error("worker.drop", "version", id.to_string(), "error", freed.error().message());
-  }
 }
 
 }  // namespace rekindle::agent

@@ -20,10 +20,11 @@ class WorkerHost final : public worker::Host, private Holder {
   WorkerPool& blocking_pool() override { return core_.blocking_pool(); }
   WorkerPool& digest_pool() override { return core_.digest_pool(); }
   rpc::Task<Result<ModelVersion>> newest(std::string model) override;
+  Result<void> may_attach(const ModelVersion& id) const override;
   rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) override;
-  rpc::Task<Result<Digest128>> publish(ModelVersion id, std::filesystem::path directory) override;
-  rpc::Task<void> drop(std::shared_ptr<const store::StoredVersion> copy) override;
+  rpc::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
+  worker::CopyVerifier& verifier() override { return core_.verifier(); }
   bool has_fleet() const override { return core_.link() != nullptr; }
   rpc::Task<Result<worker::FleetWord>> report(worker::RankWord word) override;
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;

@@ -6,8 +6,10 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/service.h"
+#include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/rpc/task_group.h"
 #include "src/base/log.h"
@@ -22,12 +24,13 @@ constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
 constexpr std::chrono::hours kUnset{24};  // looked at again then
 
-rpc::Task<void> tick_forever(Core& core, Service& service) {
+rpc::Task<void> tick_forever(Core& core, Committer& committer, Service& service) {
   asio::steady_timer timer(co_await asio::this_coro::executor);
   for (;;) {
     timer.expires_after(kTick);
     co_await timer.async_wait(asio::use_awaitable);
     core.tick(std::chrono::steady_clock::now());
+    committer.wake();
     service.wake_waiters();
   }
 }
@@ -38,6 +41,20 @@ Limits limits_of(const CoordinatorOptions& options) {
   limits.replicas = options.replicas;
   limits.recopy_bytes_per_second = options.recopy_bytes_per_second;
   return limits;
+}
+
+// From the moment at which the epoch is durable.
+rpc::Task<Result<void>> lead_until(const ReignOptions& options, Core& core, Committer& committer,
+                                   Service& service, rpc::RpcServer& server, rpc::TaskGroup& tasks,
+                                   Stop& stop) {
+  CO_TRY(const std::string address, server.listen(options.options.listen));
+  tasks.spawn("coordinator.tick", tick_forever(core, committer, service));
+  log::info("coordinator.ready", "address", address, "epoch", core.epoch(), "versions",
+            core.catalog().state().versions.size());
+  if (options.options.on_ready) options.options.on_ready(address);
+  co_await stop.wait();
+  log::info("coordinator.stopping", "why", stop.why());
+  co_return Result<void>();
 }
 
 }  // namespace
@@ -59,38 +76,38 @@ rpc::Task<void> Stop::wait() {
 }
 
 rpc::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& store, Stop& stop) {
-  CO_TRY(DurableState durable, store.load());
-  const auto persist = [&](const DurableState& state) -> Result<void> {
-    auto saved = store.save(state);
-    if (!saved && saved.error().code() == ErrorCode::kStale) stop.set(saved.error().message());
-    return saved;
-  };
+  asio::thread_pool thread(1);  // of the store; joined when all else has ended
+  CO_TRY(Records stored, co_await run_blocking<Records>(thread, [&store] { return store.load(); }));
+  CO_TRY(StateRecords records, StateRecords::parse(std::move(stored)));
   const auto new_pull = [] { return PullId::random(); };
-  Core core(options.timing, limits_of(options.options), std::move(durable), persist, new_pull);
-  CO_TRY_VOID(core.start(std::chrono::steady_clock::now()));
+  Core core(options.timing, limits_of(options.options), records.state(), new_pull);
 
   const auto executor = co_await asio::this_coro::executor;
+  const auto lost = [&stop](const Error& error) { stop.set(error.message()); };
+  Committer committer(executor, thread, core, std::move(records), store, lost);
+  rpc::TaskGroup tasks(executor);
+  tasks.spawn("coordinator.commit", committer.run());
+  auto begun = co_await committer.wait(core.start(std::chrono::steady_clock::now()));
+
   rpc::Identity identity;
   identity.role = proto::ROLE_COORDINATOR;
   identity.node_id = "coordinator";
   identity.incarnation = Incarnation::random();
   identity.secret = options.secret;
   identity.epoch = [&core] { return core.epoch(); };
-  Service service(executor, core, {identity.incarnation, options.secret}, options.timing);
-  rpc::TaskGroup tasks(executor);
+  Service service(executor, core, committer,
+                  {{identity.incarnation, options.secret}, options.timing, options.may_answer});
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   service.attach(*server);
-  CO_TRY(const std::string address, server->listen(options.options.listen));
-  tasks.spawn("coordinator.tick", tick_forever(core, service));
-  log::info("coordinator.ready", "address", address, "epoch", core.epoch(), "versions",
-            core.catalog().state().versions.size());
-  if (options.options.on_ready) options.options.on_ready(address);
-
-  co_await stop.wait();
-  log::info("coordinator.stopping", "why", stop.why());
+  if (begun) begun = co_await lead_until(options, core, committer, service, *server, tasks, stop);
   co_await server->close(kCloseDeadline);
-  co_await tasks.close(kCloseDeadline);
-  co_return Result<void>();
+  // A batch that is being written needs what is here until its write has ended, however long the
+  // store takes.
+  while (!co_await tasks.close(kCloseDeadline)) {
+    log::warn("coordinator.store_slow", "tasks", tasks.size());
+  }
+  if (begun && committer.broken()) begun = fail(Error(*committer.broken()));
+  co_return begun;
 }
 
 }  // namespace rekindle::coordinator

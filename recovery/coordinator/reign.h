@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -31,6 +32,8 @@ struct ReignOptions {
   const CoordinatorOptions& options;
   Timing timing;
   std::string secret;
+  // Asked before each answer; an error is the answer instead. Empty: nobody else can lead.
+  std::function<Result<void>()> may_answer = {};
 };
 
 // Leads from the state in `store`, with its epoch + 1, until `stop` is set. Sets it when a write

@@ -25,12 +25,23 @@ void fill_host(NodeInfo& info, const rpc::Peer& peer) {
 
 }  // namespace
 
-Service::Service(boost::asio::any_io_executor executor, Core& core, Issuer issuer,
-                 const Timing& timing)
+Service::Service(boost::asio::any_io_executor executor, Core& core, Committer& committer,
+                 Options options)
     : core_(core),
-      issuer_(std::move(issuer)),
-      timing_(timing),
+      committer_(committer),
+      options_(std::move(options)),
       rounds_changed_(std::move(executor)) {}
+
+Result<void> Service::may_answer() const {
+  return options_.may_answer ? options_.may_answer() : Result<void>();
+}
+
+rpc::Task<Result<std::string>> Service::gated(rpc::Task<Result<std::string>> answer) {
+  CO_TRY_VOID(may_answer());
+  auto body = co_await std::move(answer);
+  CO_TRY_VOID(may_answer());
+  co_return body;
+}
 
 template <typename Request, typename Response>
 void Service::serve(rpc::RpcServer& server, proto::Method method,
@@ -38,68 +49,97 @@ void Service::serve(rpc::RpcServer& server, proto::Method method,
   server.handle_at_once(
       method,
       [this, handler](const rpc::Peer& peer, const std::string& body) -> Result<std::string> {
+        TRY_VOID(may_answer());
         TRY(const Request request, rpc::parse_body<Request>(body));
         TRY(const Response response, (this->*handler)(peer, request));
         return response.SerializeAsString();
       });
 }
 
+void Service::serve_waiting(
+    rpc::RpcServer& server, proto::Method method,
+    std::function<rpc::Task<Result<std::string>>(rpc::Peer, std::string)> handler) {
+  server.handle(method,
+                [this, handler = std::move(handler)](const rpc::Peer& peer, std::string body,
+                                                     const std::shared_ptr<rpc::EventSink>&) {
+                  return gated(handler(peer, std::move(body)));
+                });
+}
+
+template <typename Request, typename Response>
+void Service::serve_durably(rpc::RpcServer& server, proto::Method method,
+                            rpc::Task<Result<Response>> (Service::*handler)(rpc::Peer, Request)) {
+  const auto run = [](Service* self, decltype(handler) call, rpc::Peer peer,
+                      std::string body) -> rpc::Task<Result<std::string>> {
+    CO_TRY(Request request, rpc::parse_body<Request>(body));
+    CO_TRY(const Response response, co_await (self->*call)(std::move(peer), std::move(request)));
+    co_return response.SerializeAsString();
+  };
+  serve_waiting(server, method, [this, handler, run](rpc::Peer peer, std::string body) {
+    return run(this, handler, std::move(peer), std::move(body));
+  });
+}
+
 void Service::attach(rpc::RpcServer& server) {
-  serve(server, proto::COORDINATOR_REGISTER, &Service::enroll);
+  serve_durably(server, proto::COORDINATOR_REGISTER, &Service::enroll);
+  serve_durably(server, proto::COORDINATOR_ANNOUNCE, &Service::announce);
+  serve_durably(server, proto::COORDINATOR_PUBLISH, &Service::publish);
+  serve_durably(server, proto::COORDINATOR_RETIRE, &Service::retire);
+  serve_durably(server, proto::COORDINATOR_DRAIN, &Service::drain);
   serve(server, proto::COORDINATOR_HEARTBEAT, &Service::heartbeat);
-  serve(server, proto::COORDINATOR_ANNOUNCE, &Service::announce);
-  serve(server, proto::COORDINATOR_PUBLISH, &Service::publish);
   serve(server, proto::COORDINATOR_OPEN_PULL, &Service::open_pull);
   serve(server, proto::COORDINATOR_PULL_PROGRESS, &Service::pull_progress);
   serve(server, proto::COORDINATOR_CLOSE_PULL, &Service::close_pull);
   serve(server, proto::COORDINATOR_STATUS, &Service::status);
-  serve(server, proto::COORDINATOR_RETIRE, &Service::retire);
-  serve(server, proto::COORDINATOR_DRAIN, &Service::drain);
   serve(server, proto::COORDINATOR_REPORT_RANK, &Service::report_rank);
   serve(server, proto::COORDINATOR_RESOLVE, &Service::resolve);
   serve(server, proto::COORDINATOR_LET_GO, &Service::let_go);
-  server.handle(proto::COORDINATOR_ROUND, [this](const rpc::Peer& peer, std::string body,
-                                                 const std::shared_ptr<rpc::EventSink>&) {  //
-    return report_round(peer, std::move(body));
+  serve_waiting(server, proto::COORDINATOR_ROUND, [this](rpc::Peer peer, std::string body) {
+    return report_round(std::move(peer), std::move(body));
   });
-  server.handle(proto::COORDINATOR_BEGIN_UPDATE,
-                [this](const rpc::Peer&, std::string body, const std::shared_ptr<rpc::EventSink>&) {
-                  return begin_update(std::move(body));
-                });
-  server.handle(proto::COORDINATOR_UPDATE_STATUS,
-                [this](const rpc::Peer&, std::string body, const std::shared_ptr<rpc::EventSink>&) {
-                  return update_status(std::move(body));
-                });
+  serve_waiting(
+      server, proto::COORDINATOR_BEGIN_UPDATE,
+      [this](const rpc::Peer&, std::string body) { return begin_update(std::move(body)); });
+  serve_waiting(
+      server, proto::COORDINATOR_UPDATE_STATUS,
+      [this](const rpc::Peer&, std::string body) { return update_status(std::move(body)); });
   server.on_peer_closed([this](const rpc::Peer& peer) {
     core_.disconnected(peer.node_id, peer.incarnation, peer.address, now());
   });
 }
 
-Result<proto::RegisterResponse> Service::enroll(const rpc::Peer& peer,
-                                                const proto::RegisterRequest& request) {
-  TRY_VOID(check_speaker(peer, request.node().incarnation()));
+rpc::Task<Result<proto::RegisterResponse>> Service::enroll(rpc::Peer peer,
+                                                           proto::RegisterRequest request) {
+  CO_TRY_VOID(check_speaker(peer, request.node().incarnation()));
   if (request.node().node_id() != peer.node_id) {
-    return fail(ErrorCode::kInvalid, "the connection says it is '{}', the registration '{}'",
-                peer.node_id, request.node().node_id());
+    co_return fail(ErrorCode::kInvalid, "the connection says it is '{}', the registration '{}'",
+                   peer.node_id, request.node().node_id());
   }
-  TRY(NodeInfo info, from_proto(request.node()));
+  CO_TRY(NodeInfo info, from_proto(request.node()));
   fill_host(info, peer);
-  auto registered =
-      core_.enroll(info, request.failure_domain(), request.highest_epoch(), peer.address, now());
-  if (!registered) {
+  const auto ask = [&] {
+    return core_.enroll(info, request.failure_domain(), request.highest_epoch(), peer.address,
+                        now());
+  };
+  auto registered = ask();
+  if (registered.commit != 0) {  // the epoch is raised first
+    CO_TRY_VOID(co_await committer_.wait(registered.commit));
+    registered = ask();
+  }
+  if (!registered.answer) {
     log::warn("node.refused", "node", info.node_id, "from", peer.address, "error",
-              registered.error());
-    return fail(std::move(registered).error());
+              registered.answer.error());
+    co_return fail(std::move(registered.answer).error());
   }
   log::info("node.registered", "node", info.node_id, "address", info.control_endpoint, "epoch",
-            registered->epoch);
+            registered.answer->epoch);
   proto::RegisterResponse response;
-  response.set_epoch(registered->epoch);
+  response.set_epoch(registered.answer->epoch);
   response.set_heartbeat_interval_ms(
-      static_cast<std::uint32_t>(milliseconds(timing_.heartbeat_interval)));
-  response.set_ttl_ms(static_cast<std::uint32_t>(milliseconds(timing_.dead_after)));
+      static_cast<std::uint32_t>(milliseconds(options_.timing.heartbeat_interval)));
+  response.set_ttl_ms(static_cast<std::uint32_t>(milliseconds(options_.timing.dead_after)));
   response.set_seen_from(host_of(peer.address));
-  return response;
+  co_return response;
 }
 
 Result<proto::HeartbeatResponse> Service::heartbeat(const rpc::Peer& peer,
@@ -113,23 +153,25 @@ Result<proto::HeartbeatResponse> Service::heartbeat(const rpc::Peer& peer,
   return to_proto(answer);
 }
 
-Result<proto::AnnounceResponse> Service::announce(const rpc::Peer& peer,
-                                                  const proto::AnnounceRequest& request) {
-  TRY_VOID(check_speaker(peer, request.incarnation()));
+rpc::Task<Result<proto::AnnounceResponse>> Service::announce(rpc::Peer peer,
+                                                             proto::AnnounceRequest request) {
+  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
   std::vector<Holding> add;
   for (const auto& message : request.add()) {
-    TRY(Holding holding, from_proto(message));
+    CO_TRY(Holding holding, from_proto(message));
     add.push_back(std::move(holding));
   }
   std::vector<HoldingKey> remove;
   for (const auto& message : request.remove()) {
-    TRY(ModelVersion id, rpc::from_proto(message.id()));
+    CO_TRY(ModelVersion id, rpc::from_proto(message.id()));
     remove.push_back({std::move(id), rpc::from_proto(message.layout())});
   }
-  TRY(const auto conflicts, core_.announce(request.node_id(), peer.incarnation, request.epoch(),
-                                           request.full(), std::move(add), remove, now()));
+  Announced announced = core_.announce(request.node_id(), peer.incarnation, request.epoch(),
+                                       request.full(), std::move(add), remove, now());
+  if (!announced.answer) co_return fail(std::move(announced.answer).error());
+  const auto committed = co_await committer_.wait(announced.commit);
   proto::AnnounceResponse response;
-  for (const auto& conflict : conflicts) {
+  for (const auto& conflict : core_.finish(std::move(announced), committed)) {
     log::warn("announce.conflict", "node", request.node_id(), "version", conflict.id.to_string(),
               "why", conflict.why);
     auto& message = *response.add_conflicts();
@@ -137,25 +179,26 @@ Result<proto::AnnounceResponse> Service::announce(const rpc::Peer& peer,
     message.set_why(conflict.why);
     message.set_again(conflict.again);
   }
-  return response;
+  co_return response;
 }
 
-Result<proto::PublishResponse> Service::publish(const rpc::Peer& peer,
-                                                const proto::PublishRequest& request) {
-  TRY_VOID(check_speaker(peer, request.incarnation()));
-  TRY(const ModelVersion id, rpc::from_proto(request.id()));
+rpc::Task<Result<proto::PublishResponse>> Service::publish(rpc::Peer peer,
+                                                           proto::PublishRequest request) {
+  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
   // A command that publishes into a store without an agent is no member; its claim counts all the
   // same.
   const bool member = peer.role == proto::ROLE_AGENT;
-  TRY(const std::uint64_t epoch,
-      core_.publish(member ? request.node_id() : "", peer.incarnation, id,
-                    rpc::from_proto(request.root()), rpc::from_proto(request.tensor_set()),
-                    request.checkpoint_bytes(), now(),
-                    request.has_replicas() ? std::optional(request.replicas()) : std::nullopt));
+  auto claimed = core_.publish(
+      member ? request.node_id() : "", peer.incarnation, id, rpc::from_proto(request.root()),
+      rpc::from_proto(request.tensor_set()), request.checkpoint_bytes(), now(),
+      request.has_replicas() ? std::optional(request.replicas()) : std::nullopt);
+  CO_TRY_VOID(co_await committer_.wait(claimed.commit));
+  CO_TRY(const std::uint64_t epoch, std::move(claimed.answer));
   log::info("version.claimed", "version", id.to_string(), "by", request.node_id());
   proto::PublishResponse response;
   response.set_epoch(epoch);
-  return response;
+  co_return response;
 }
 
 Result<proto::ResolveResponse> Service::resolve(const rpc::Peer&,
@@ -171,10 +214,18 @@ Result<proto::OpenPullResponse> Service::open_pull(const rpc::Peer& peer,
                                                    const proto::OpenPullRequest& request) {
   TRY_VOID(check_speaker(peer, request.puller().incarnation()));
   TRY(const OpenPullRequest parsed, from_proto(request));
-  TRY(const OpenedPull opened, core_.open_pull(parsed, now()));
+  auto answer = core_.open_pull(parsed, now());
+  if (!answer) {
+    const auto verifying = core_.yet_to_verify(parsed);
+    if (verifying.empty()) return fail(std::move(answer).error());
+    proto::OpenPullResponse response;
+    response.mutable_verifying()->Add(verifying.begin(), verifying.end());
+    return response;
+  }
+  const OpenedPull& opened = *answer;
   log::info("pull.opened", "puller", parsed.puller.node_id, "version", opened.id.to_string(),
             "sources", opened.sources.size(), "queued_ms", milliseconds(opened.retry_after));
-  return to_proto(opened, issuer_);
+  return to_proto(opened, options_.issuer);
 }
 
 Result<proto::PullProgressResponse> Service::pull_progress(
@@ -183,7 +234,8 @@ Result<proto::PullProgressResponse> Service::pull_progress(
   TRY(const PullProgress parsed, from_proto(request));
   TRY(const PullProgressAnswer answer, core_.pull_progress(parsed, now()));
   proto::PullProgressResponse response;
-  for (const auto& offer : answer.sources) *response.add_sources() = to_proto(offer, issuer_);
+  for (const auto& offer : answer.sources)
+    *response.add_sources() = to_proto(offer, options_.issuer);
   response.set_grace(answer.grace);
   return response;
 }
@@ -204,14 +256,18 @@ Result<proto::ClusterStatusResponse> Service::status(const rpc::Peer&,
   return make_status(core_, at);
 }
 
-Result<proto::RetireResponse> Service::retire(const rpc::Peer& peer,
-                                              const proto::RetireRequest& request) {
-  TRY(const ModelVersion id, rpc::from_proto(request.id()));
-  TRY(const std::uint32_t nodes, core_.retire(id, now()));
+rpc::Task<Result<proto::RetireResponse>> Service::retire(rpc::Peer peer,
+                                                         proto::RetireRequest request) {
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  std::optional<Duration> deadline;
+  if (request.has_deadline_ms()) deadline = std::chrono::milliseconds(request.deadline_ms());
+  auto retired = core_.retire(id, now(), deadline);
+  CO_TRY_VOID(co_await committer_.wait(retired.commit));
+  CO_TRY(const std::uint32_t nodes, std::move(retired.answer));
   log::info("version.retired", "version", id.to_string(), "by", peer.address, "nodes", nodes);
   proto::RetireResponse response;
   response.set_nodes(nodes);
-  return response;
+  co_return response;
 }
 
 Result<proto::LetGoResponse> Service::let_go(const rpc::Peer& peer,
@@ -223,13 +279,15 @@ Result<proto::LetGoResponse> Service::let_go(const rpc::Peer& peer,
   return proto::LetGoResponse();
 }
 
-Result<proto::DrainResponse> Service::drain(const rpc::Peer& peer,
-                                            const proto::DrainRequest& request) {
-  TRY_VOID(check_text("a node id", request.node_id()));
-  TRY(const Draining draining, core_.drain(request.node_id(), !request.undo(), now()));
+rpc::Task<Result<proto::DrainResponse>> Service::drain(rpc::Peer peer,
+                                                       proto::DrainRequest request) {
+  CO_TRY_VOID(check_text("a node id", request.node_id()));
+  auto drained = core_.drain(request.node_id(), !request.undo(), now());
+  CO_TRY_VOID(co_await committer_.wait(drained.commit));
+  CO_TRY(const Draining draining, std::move(drained.answer));
   log::info(request.undo() ? "node.undrained" : "node.drained", "node", request.node_id(), "by",
             peer.address, "pullers", draining.readers);
-  return to_proto(draining);
+  co_return to_proto(draining);
 }
 
 Result<proto::RankResponse> Service::report_rank(const rpc::Peer& peer,

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/round_log.h"
 #include "recovery/coordinator/wire.h"
@@ -18,20 +20,19 @@ namespace rekindle::coordinator {
 // server's close().
 class Service {
  public:
-  Service(boost::asio::any_io_executor executor, Core& core, Issuer issuer, const Timing& timing);
+  struct Options {
+    Issuer issuer;
+    Timing timing;
+    std::function<Result<void>()> may_answer;  // see ReignOptions
+  };
+  Service(boost::asio::any_io_executor executor, Core& core, Committer& committer, Options options);
   void attach(rpc::RpcServer& server);
   // After the core was told the time: who waits for a change of the rounds hears of it.
   void wake_waiters();
 
  private:
-  Result<proto::RegisterResponse> enroll(const rpc::Peer& peer,
-                                         const proto::RegisterRequest& request);
   Result<proto::HeartbeatResponse> heartbeat(const rpc::Peer& peer,
                                              const proto::HeartbeatRequest& request);
-  Result<proto::AnnounceResponse> announce(const rpc::Peer& peer,
-                                           const proto::AnnounceRequest& request);
-  Result<proto::PublishResponse> publish(const rpc::Peer& peer,
-                                         const proto::PublishRequest& request);
   Result<proto::ResolveResponse> resolve(const rpc::Peer& peer,
                                          const proto::ResolveRequest& request);
   Result<proto::OpenPullResponse> open_pull(const rpc::Peer& peer,
@@ -42,10 +43,15 @@ class Service {
                                               const proto::ClosePullRequest& request);
   Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
                                               const proto::ClusterStatusRequest& request);
-  Result<proto::DrainResponse> drain(const rpc::Peer& peer, const proto::DrainRequest& request);
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
-  Result<proto::RetireResponse> retire(const rpc::Peer& peer, const proto::RetireRequest& request);
   Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
+  // These wait until what they change is durable.
+  rpc::Task<Result<proto::RegisterResponse>> enroll(rpc::Peer peer, proto::RegisterRequest request);
+  rpc::Task<Result<proto::AnnounceResponse>> announce(rpc::Peer peer,
+                                                      proto::AnnounceRequest request);
+  rpc::Task<Result<proto::PublishResponse>> publish(rpc::Peer peer, proto::PublishRequest request);
+  rpc::Task<Result<proto::RetireResponse>> retire(rpc::Peer peer, proto::RetireRequest request);
+  rpc::Task<Result<proto::DrainResponse>> drain(rpc::Peer peer, proto::DrainRequest request);
   // These wait, at most as long as their caller wants and 5 s.
   rpc::Task<Result<std::string>> begin_update(std::string body);
   rpc::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
@@ -55,10 +61,18 @@ class Service {
   template <typename Request, typename Response>
   void serve(rpc::RpcServer& server, proto::Method method,
              Result<Response> (Service::*handler)(const rpc::Peer&, const Request&));
+  template <typename Request, typename Response>
+  void serve_durably(rpc::RpcServer& server, proto::Method method,
+                     rpc::Task<Result<Response>> (Service::*handler)(rpc::Peer, Request));
+  void serve_waiting(rpc::RpcServer& server, proto::Method method,
+                     std::function<rpc::Task<Result<std::string>>(rpc::Peer, std::string)> handler);
+  // An answer that has waited, if it may still be given.
+  rpc::Task<Result<std::string>> gated(rpc::Task<Result<std::string>> answer);
+  Result<void> may_answer() const;
 
   Core& core_;
-  const Issuer issuer_;
-  const Timing timing_;
+  Committer& committer_;
+  const Options options_;
   rpc::Notifier rounds_changed_;
   std::uint64_t told_revision_ = 0;
   RoundLog round_log_;

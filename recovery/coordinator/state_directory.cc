@@ -1,5 +1,6 @@
 #include "recovery/coordinator/state_directory.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -11,17 +12,23 @@
 #include <unistd.h>
 
 #include "proto/state.pb.h"
-#include "recovery/rpc/convert.h"
 #include "src/base/digest.h"
+#include "src/base/durable_directory.h"
 #include "src/base/failpoint.h"
+#include "src/base/log.h"
+#include "src/base/xxh3.h"
 
 namespace rekindle::coordinator {
 
 namespace {
 
-constexpr std::string_view kMagic = "RKSTATE1";
-constexpr std::size_t kHeaderBytes = 8 + 8 + 16;  // magic, body length, digest
+constexpr std::string_view kFormerMagic = "RKSTATE1";
+constexpr std::string_view kMagic = "RKSTATE2";
+constexpr std::size_t kHeaderBytes = 8 + 8 + 8 + 8;  // magic, sequence, body length, their digest
+constexpr std::size_t kTrailerBytes = 8;             // digest of the body
+constexpr std::size_t kSectorBytes = 512;
 constexpr std::uint64_t kMaxStateBytes = 1u << 30;
+constexpr std::uint64_t kLeastLogBytes = 1u << 20;  // before a log is begun anew for its size
 constexpr const char* kStateName = "state";
 constexpr const char* kTemporaryName = "state.tmp";
 constexpr const char* kLockName = "lock";
@@ -81,110 +88,228 @@ Result<UniqueFd> take_lock(int directory, const std::filesystem::path& path) {
   return lock;
 }
 
-}  // namespace
-
-std::string encode_state(const DurableState& state) {
-  proto::CoordinatorState message;
-  message.set_epoch(state.epoch);
-  for (const auto& [id, version] : state.versions) {
-    auto& entry = *message.add_versions();
-    *entry.mutable_id() = rpc::to_proto(id);
-    *entry.mutable_root() = rpc::to_proto(version.root);
-    *entry.mutable_tensor_set() = rpc::to_proto(version.tensor_set);
-    entry.set_checkpoint_bytes(version.checkpoint_bytes);
-    entry.set_retiring(version.retiring);
-    if (version.replicas) entry.set_replicas(*version.replicas);
+void apply_batch(const proto::StateBatch& batch, Records& records) {
+  for (const auto& entry : batch.entries()) {
+    if (entry.erased()) {
+      records.erase(entry.key());
+    } else {
+      records[entry.key()] = entry.value();
+    }
   }
-  for (const std::string& node_id : state.drained) message.add_drained(node_id);
-  const std::string body = message.SerializeAsString();
-  const Digest128 digest = xxh3_128(as_bytes(body));
-  std::string bytes(kMagic);
-  append_u64(bytes, body.size());
-  append_u64(bytes, digest.low);
-  append_u64(bytes, digest.high);
-  return bytes + body;
 }
 
-Result<DurableState> decode_state(std::string_view bytes) {
-  if (bytes.size() < kHeaderBytes) return corrupt("it is shorter than its header");
-  if (!bytes.starts_with(kMagic)) return corrupt("it does not begin as a state file of version 1");
-  const std::string_view body = bytes.substr(kHeaderBytes);
-  if (read_u64(bytes.substr(8)) != body.size()) return corrupt("its length is not what it says");
-  const Digest128 digest{read_u64(bytes.substr(16)), read_u64(bytes.substr(24))};
-  if (digest != xxh3_128(as_bytes(body))) return corrupt("its checksum does not match");
-  proto::CoordinatorState message;
-  if (!message.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
-    return corrupt("its protobuf is malformed");
+bool all_zero(std::string_view bytes) {
+  return bytes.find_first_not_of('\0') == std::string_view::npos;
+}
+
+// The number of the frame that begins here; nothing: its header does not hold.
+std::optional<std::uint64_t> frame_at(std::string_view rest) {
+  const bool holds = rest.size() >= kHeaderBytes && rest.starts_with(kMagic) &&
+                     read_u64(rest.substr(24)) == xxh3_64(as_bytes(rest.substr(0, 24)), 0);
+  return holds ? std::optional(read_u64(rest.substr(8))) : std::nullopt;
+}
+
+bool holds_later_frame(std::string_view rest, std::uint64_t sequence) {
+  for (auto at = rest.find(kMagic); at != std::string_view::npos; at = rest.find(kMagic, at + 1)) {
+    const auto found = frame_at(rest.substr(at));
+    if (found && *found > sequence) return true;
   }
-  DurableState state;
-  state.epoch = message.epoch();
-  for (const auto& entry : message.versions()) {
-    TRY(ModelVersion id, rpc::from_proto(entry.id()));
-    state.versions[std::move(id)] = {
-        rpc::from_proto(entry.root()), rpc::from_proto(entry.tensor_set()),
-        entry.checkpoint_bytes(), entry.retiring(),
-        entry.has_replicas() ? std::optional(entry.replicas()) : std::nullopt};
+  return false;
+}
+
+// What the frame has in one of the sectors of its header is zeros. `at`: where it begins.
+bool has_unwritten_header(std::string_view rest, std::size_t at) {
+  for (std::size_t begin = 0; begin < kHeaderBytes;) {
+    const std::size_t in_sector = kSectorBytes - (at + begin) % kSectorBytes;
+    if (all_zero(rest.substr(begin, in_sector))) return true;
+    begin += in_sector;
   }
-  state.drained.insert(message.drained().begin(), message.drained().end());
-  return state;
+  return false;
+}
+
+// A frame that was being written when the power went: the file ends within it, or sectors of it
+// were never written and read as zeros. It is the last one: no frame follows one that is not
+// durable.
+bool is_torn(std::string_view rest, std::size_t at_byte, std::uint64_t sequence,
+             std::uint64_t body_bytes, bool header_holds) {
+  if (rest.size() < kHeaderBytes) return true;
+  if (!header_holds) {
+    const bool unwritten =
+        has_unwritten_header(rest, at_byte) || all_zero(rest.substr(rest.size() - kTrailerBytes));
+    return unwritten && !holds_later_frame(rest, sequence);
+  }
+  const std::size_t room = rest.size() - kHeaderBytes;
+  if (room < kTrailerBytes || body_bytes > room - kTrailerBytes) return true;
+  if (body_bytes != room - kTrailerBytes) return false;
+  if (all_zero(rest.substr(rest.size() - kTrailerBytes))) return true;
+  for (std::size_t at = 0; at + kSectorBytes <= rest.size(); ++at) {
+    if (rest[at] != 0) continue;
+    const std::size_t next = rest.find_first_not_of('\0', at);
+    if (next == std::string_view::npos || next - at >= kSectorBytes) return true;
+    at = next;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string encode_frame(std::uint64_t sequence, const std::vector<RecordWrite>& writes) {
+  proto::StateBatch batch;
+  for (const RecordWrite& write : writes) {
+    auto& entry = *batch.add_entries();
+    entry.set_key(write.key);
+    if (write.value) {
+      entry.set_value(*write.value);
+    } else {
+      entry.set_erased(true);
+    }
+  }
+  const std::string body = batch.SerializeAsString();
+  std::string frame(kMagic);
+  append_u64(frame, sequence);
+  append_u64(frame, body.size());
+  append_u64(frame, xxh3_64(as_bytes(frame), 0));
+  frame += body;
+  append_u64(frame, xxh3_64(as_bytes(body), sequence));
+  return frame;
+}
+
+Result<Records> decode_log(std::string_view bytes, std::optional<std::size_t>* torn_at) {
+  if (bytes.starts_with(kFormerMagic)) {
+    return fail(ErrorCode::kInvalid, "it is of an earlier format, which is not read any more");
+  }
+  Records records;
+  std::size_t at = 0;
+  for (std::uint64_t sequence = 1; sequence == 1 || at < bytes.size(); ++sequence) {
+    const std::string_view rest = bytes.substr(at);
+    bool holds = frame_at(rest) == sequence;
+    const std::uint64_t body_bytes = holds ? read_u64(rest.substr(16)) : 0;
+    const bool header_holds = holds;
+    holds = holds && rest.size() - kHeaderBytes >= kTrailerBytes &&
+            body_bytes <= rest.size() - kHeaderBytes - kTrailerBytes;
+    proto::StateBatch batch;
+    if (holds) {
+      const std::string_view body = rest.substr(kHeaderBytes, body_bytes);
+      holds =
+          read_u64(rest.substr(kHeaderBytes + body_bytes)) == xxh3_64(as_bytes(body), sequence) &&
+          batch.ParseFromArray(body.data(), static_cast<int>(body.size()));
+    }
+    if (!holds) {
+      // The first frame was renamed into its place when it was durable.
+      if (sequence == 1 || !is_torn(rest, at, sequence, body_bytes, header_holds)) {
+        return corrupt(
+            fmt::format("frame {} at byte {} does not match its checksum", sequence, at));
+      }
+      if (torn_at != nullptr) *torn_at = at;
+      return records;
+    }
+    apply_batch(batch, records);
+    at += kHeaderBytes + body_bytes + kTrailerBytes;
+  }
+  return records;
 }
 
 Result<StateDirectory> StateDirectory::open(const std::filesystem::path& path) {
   if (path.empty()) {
     return fail(ErrorCode::kInvalid, "the coordinator needs a state directory (--state DIR)");
   }
-  std::error_code error;
-  const bool created = std::filesystem::create_directories(path, error);
-  if (error) return fail_errno(error.value(), fmt::format("create {}", path.string()));
-  if (created && ::chmod(path.c_str(), 0700) != 0) {
-    return fail_errno(errno, fmt::format("chmod {}", path.string()));
-  }
+  TRY_VOID(make_directory_durably(path));
   UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory) return fail_errno(errno, fmt::format("open {}", path.string()));
   TRY(UniqueFd lock, take_lock(directory.get(), path));
   return StateDirectory(path, std::move(directory), std::move(lock));
 }
 
-Result<DurableState> StateDirectory::load() {
+Result<Records> StateDirectory::load() {
   const UniqueFd file(::openat(directory_.get(), kStateName, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   const std::string name = (path_ / kStateName).string();
   if (!file) {
-    if (errno == ENOENT) return DurableState{};
+    if (errno == ENOENT) return Records{};
     return fail_errno(errno, fmt::format("open {}", name));
   }
   auto bytes = read_all(file.get());
   if (!bytes) return fail(std::move(bytes).error().with_context(name));
-  auto state = decode_state(*bytes);
-  if (!state) {
-    return fail(ErrorCode::kCorrupt,
+  std::optional<std::size_t> torn_at;
+  auto records = decode_log(*bytes, &torn_at);
+  if (!records) {
+    return fail(records.error().code(),
                 "the coordinator's state file {} is damaged: {}; restore it, or move it away to "
                 "begin anew (agents report what they hold)",
-                name, state.error().message());
+                name, records.error().message());
   }
-  return state;
+  if (torn_at) {
+    log::warn("coordinator.state_torn", "file", name, "at", *torn_at, "bytes", bytes->size());
+  }
+  records_ = *records;
+  return records;
 }
 
-Result<void> StateDirectory::save(const DurableState& state) {
+Result<void> StateDirectory::write(const std::vector<RecordWrite>& writes) {
   const std::string context = fmt::format("save {}", (path_ / kStateName).string());
-  const auto failed = [&](Error error) { return fail(std::move(error).with_context(context)); };
-  const std::string bytes = encode_state(state);
+  const auto apply_to = [&writes](Records& records) {
+    for (const RecordWrite& write : writes) {
+      if (write.value) {
+        records[write.key] = *write.value;
+      } else {
+        records.erase(write.key);
+      }
+    }
+  };
+  const bool grown = log_bytes_ > std::max(kLeastLogBytes, 3 * snapshot_bytes_);
+  Result<void> written;
+  if (!log_ || grown) {
+    Records next = records_;
+    apply_to(next);
+    written = begin_log(next);
+  } else {
+    written = append(encode_frame(next_sequence_, writes));
+  }
+  if (!written) {
+    log_.reset();  // nobody knows what its end is
+    return fail(std::move(written).error().with_context(context));
+  }
+  apply_to(records_);
+  return {};
+}
+
+Result<void> StateDirectory::append(const std::string& frame) {
+  // Written in two parts, so that a test can die between them.
+  const std::string_view text = frame;
+  TRY_VOID(write_all(log_.get(), text.substr(0, text.size() / 2)));
+  TRY_VOID(failpoint("coordinator.state.half_written"));
+  TRY_VOID(write_all(log_.get(), text.substr(text.size() / 2)));
+  TRY_VOID(failpoint("coordinator.state.before_sync"));
+  if (::fdatasync(log_.get()) != 0) return fail_errno(errno, "fdatasync");
+  TRY_VOID(failpoint("coordinator.state.saved"));
+  ++next_sequence_;
+  log_bytes_ += frame.size();
+  return {};
+}
+
+Result<void> StateDirectory::begin_log(const Records& records) {
+  std::vector<RecordWrite> all;
+  all.reserve(records.size());
+  for (const auto& [key, value] : records) all.push_back({key, value});
+  const std::string frame = encode_frame(1, all);
   UniqueFd file(::openat(directory_.get(), kTemporaryName,
                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file) return failed(errno_error(errno, kTemporaryName));
-  // Written in two parts, so that a test can die between them.
-  const std::string_view text = bytes;
-  if (auto r = write_all(file.get(), text.substr(0, text.size() / 2)); !r) return failed(r.error());
-  if (auto r = failpoint("coordinator.state.half_written"); !r) return failed(r.error());
-  if (auto r = write_all(file.get(), text.substr(text.size() / 2)); !r) return failed(r.error());
-  if (auto r = failpoint("coordinator.state.before_sync"); !r) return failed(r.error());
-  if (::fsync(file.get()) != 0) return failed(errno_error(errno, "fsync"));
-  if (auto r = failpoint("coordinator.state.before_rename"); !r) return failed(r.error());
+  if (!file) return fail_errno(errno, kTemporaryName);
+  const std::string_view text = frame;
+  TRY_VOID(write_all(file.get(), text.substr(0, text.size() / 2)));
+  TRY_VOID(failpoint("coordinator.state.half_written"));
+  TRY_VOID(write_all(file.get(), text.substr(text.size() / 2)));
+  TRY_VOID(failpoint("coordinator.state.before_sync"));
+  if (::fsync(file.get()) != 0) return fail_errno(errno, "fsync");
+  TRY_VOID(failpoint("coordinator.state.before_rename"));
   if (::renameat(directory_.get(), kTemporaryName, directory_.get(), kStateName) != 0) {
-    return failed(errno_error(errno, "rename"));
+    return fail_errno(errno, "rename");
   }
-  if (auto r = failpoint("coordinator.state.before_directory_sync"); !r) return failed(r.error());
-  if (::fsync(directory_.get()) != 0) return failed(errno_error(errno, "fsync the directory"));
-  if (auto r = failpoint("coordinator.state.saved"); !r) return failed(r.error());
+  TRY_VOID(failpoint("coordinator.state.before_directory_sync"));
+  if (::fsync(directory_.get()) != 0) return fail_errno(errno, "fsync the directory");
+  TRY_VOID(failpoint("coordinator.state.saved"));
+  log_ = std::move(file);
+  next_sequence_ = 2;
+  log_bytes_ = snapshot_bytes_ = frame.size();
   return {};
 }
 

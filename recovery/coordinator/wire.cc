@@ -12,6 +12,7 @@ namespace rekindle::coordinator {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 512;
+constexpr int kMaxCoverRuns = 16'384;
 constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
 
 Result<SourceReport> from_proto(const proto::SourceReport& message) {
@@ -84,9 +85,18 @@ Result<Holding> from_proto(const proto::Holding& message) {
   holding.checkpoint_bytes = message.checkpoint_bytes();
   holding.complete = message.complete();
   holding.whole = message.whole();
+  holding.verified = message.verified();
   if (!holding.complete) {
     TRY(holding.held, rpc::from_proto(message.held(), kMaxTiles));
   }
+  if (!holding.whole) {
+    if (message.covers().begin_size() > kMaxCoverRuns) {
+      return fail(ErrorCode::kInvalid, "a holding of {} with more than {} runs of tiles",
+                  holding.id.to_string(), kMaxCoverRuns);
+    }
+    TRY(holding.covers, rpc::from_proto(message.covers(), kMaxTiles));
+  }
+  holding.checkpoint_tiles = message.checkpoint_tiles();
   return holding;
 }
 
@@ -100,6 +110,7 @@ proto::Holding to_proto(const Holding& holding) {
   message.set_checkpoint_bytes(holding.checkpoint_bytes);
   message.set_complete(holding.complete);
   message.set_whole(holding.whole);
+  message.set_verified(holding.verified);
   return message;  // without `held`: a status stays small
 }
 
@@ -142,6 +153,7 @@ proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer) {
   grant.set_expiry_ms(offer.grant.expiry_ms);
   grant.set_max_bytes_per_second(offer.grant.max_bytes_per_second);
   grant.set_serial(offer.grant.serial);
+  grant.set_epoch(offer.grant.epoch);
   rpc::sign_grant(grant, issuer.secret);
   return source;
 }

@@ -150,7 +150,7 @@ Result<void> DeviceLink::check_ready(const std::string& device) const {
 
 Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
   TRY_VOID(check_ready(order.device));
-  if (order.segments.size() + 1 > ipc::kMaxFrameDescriptors) {
+  if (order.segments.size() + 2 > ipc::kMaxFrameDescriptors) {
     return fail(ErrorCode::kExhausted, "{} segments are too many for the device process",
                 order.segments.size());
   }
@@ -159,6 +159,7 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
     return fail_errno(errno, "make a socket for a worker's buckets");
   }
   UniqueFd workers(ends[0]);
+  if (order.leaves) order.segments.push_back(std::move(order.leaves));
   order.segments.emplace_back(ends[1]);
   proto::AgentToDevices frame;
   auto& serve = *frame.mutable_serve();
@@ -167,6 +168,7 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
   serve.set_attached(std::move(order.attached));
   serve.set_bucket_bytes(order.bucket_bytes != 0 ? order.bucket_bytes : options_.gpu.bucket_bytes);
   serve.set_in_round(order.in_round);
+  serve.set_leaves_bytes(order.leaves_bytes);
   TRY_VOID(connection_->send(frame.SerializeAsString(), std::move(order.segments)));
   sessions_.insert(order.session);
   lent_[order.session] = std::move(order.keep);

@@ -22,6 +22,8 @@ struct DeviceOrder {
   std::vector<UniqueFd> segments;    // of it
   std::shared_ptr<const void> keep;  // until the device process reads them no more
   std::uint64_t bucket_bytes = 0;    // 0: the agent's default
+  UniqueFd leaves;                   // of a session in a round: the version's, in a sealed memfd
+  std::uint64_t leaves_bytes = 0;
   bool in_round = false;  // waits for spread() or stop_spread() before it uploads anything
 };
 
@@ -39,7 +41,7 @@ struct DeviceOver {
 struct DeviceJoined {
   std::uint64_t session = 0;
   std::uint64_t bucket_bytes = 0;  // that there is room for
-  Digest128 contents;              // bucket::digest_of
+  Digest contents;                 // bucket::digest_of
   std::uint64_t payload_bytes = 0;
   std::vector<std::string> communicators;  // that its device keeps
 };

@@ -21,6 +21,8 @@
 #include "src/base/log.h"
 #include "src/base/worker_pool.h"
 #include "src/ipc/channel.h"
+#include "src/ipc/frame.h"
+#include "src/tensor/checkpoint.h"
 
 namespace rekindle::device {
 
@@ -297,6 +299,15 @@ Result<void> Process::serve(const proto::ServeDevice& order, std::vector<UniqueF
   return tell_served(order.session(), end);
 }
 
+// The last descriptor is theirs.
+Result<std::vector<Digest>> take_leaves(std::uint64_t bytes, std::vector<UniqueFd>& descriptors) {
+  if (descriptors.empty()) return fail(ErrorCode::kInvalid, "the digests of tiles did not come");
+  const UniqueFd file = std::move(descriptors.back());
+  descriptors.pop_back();
+  TRY(const std::string leaves, ipc::read_sealed_memfd(file.get(), bytes));
+  return parse_digests(leaves);
+}
+
 Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors) {
   SessionOrder session;
   session.number = order.session();
@@ -311,6 +322,9 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   }
   session.socket = std::move(descriptors.back());
   descriptors.pop_back();
+  if (order.leaves_bytes() > 0) {
+    TRY(session.leaves, take_leaves(order.leaves_bytes(), descriptors));
+  }
   TRY(session.attached, parse_attached(order.attached()));
   TRY(session.segments, map(descriptors, session.attached.segment_bytes));
   // A round's bucket is shared by its ranks: the larger it is, the less its collectives cost.

@@ -37,6 +37,12 @@ Result<bool> RoundDeliver::released(std::uint32_t slot) {
   return *done;
 }
 
+Result<void> RoundDeliver::spoil(std::size_t bucket, Error why) {
+  last_change_ = clock_now();
+  lose(std::move(why).with_context(fmt::format("{}, bucket {} of a round", version_, bucket)));
+  return {};
+}
+
 void RoundDeliver::hear(TimePoint now) {
   if (lost_) return;
   if (auto heard = worker_.receive(now); !heard) lose(std::move(heard).error());

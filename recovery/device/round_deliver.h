@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "recovery/device/worker_deliver.h"
@@ -14,11 +16,15 @@ namespace rekindle::device {
 class RoundDeliver final : public bucket::Deliver {
  public:
   // `patience`: for a worker to give a bucket back, where check() is asked.
-  RoundDeliver(WorkerDeliver& worker, std::uint32_t slots, std::chrono::milliseconds patience)
-      : worker_(worker), patience_(patience), kept_since_(slots) {}
+  // `version`: for messages.
+  RoundDeliver(WorkerDeliver& worker, std::uint32_t slots, std::chrono::milliseconds patience,
+               std::string version)
+      : worker_(worker), patience_(patience), version_(std::move(version)), kept_since_(slots) {}
 
   Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override;
   Result<bool> released(std::uint32_t slot) override;
+  // Loses the worker; the round goes on.
+  Result<void> spoil(std::size_t bucket, Error why) override;
 
   // What goes wrong with the worker in any of these loses it.
   void hear(TimePoint now);
@@ -39,6 +45,7 @@ class RoundDeliver final : public bucket::Deliver {
 
   WorkerDeliver& worker_;
   const std::chrono::milliseconds patience_;
+  const std::string version_;
   std::vector<std::optional<TimePoint>> kept_since_;  // per slot; unset: not with the worker
   std::optional<TimePoint> checked_;
   std::optional<Error> lost_;

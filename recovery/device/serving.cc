@@ -35,7 +35,8 @@ Result<void> Serving::prepare() {
   TRY(device_, order_.open());
   TRY(auto channel, ipc::Channel::adopt(std::move(order_.socket), 2 * order_.slots.slots));
   deliver_ = std::make_unique<WorkerDeliver>(std::move(channel), *device_);
-  const AttachedWords words = std::move(order_.attached);
+  AttachedWords words = std::move(order_.attached);
+  version_ = std::move(words.version);
   if (words.segment_bytes.size() != order_.segments.size()) {
     return fail(ErrorCode::kInternal, "{} segments came for {}", order_.segments.size(),
                 words.segment_bytes.size());
@@ -84,7 +85,8 @@ Result<std::optional<SpreadOrder>> Serving::await_orders() {
 Result<bool> Serving::spread(SpreadOrder order) {
   spreading_ = std::make_unique<Spreading>(
       Spreading::Means{*device_, *order_.pinner, order_.segments, *contents_, *slots_, *deliver_,
-                       mailbox_, *order_.communicators, told_, order_.times, order_.say},
+                       mailbox_, *order_.communicators, told_, order_.times, order_.leaves,
+                       version_, order_.say},
       std::move(order));
   TRY(const bool begun, spreading_->begin());
   if (!begun) {

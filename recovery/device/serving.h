@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "recovery/device/mailbox.h"
 #include "recovery/device/spreading.h"
@@ -22,7 +24,8 @@ struct SessionOrder {
   Communicators* communicators = nullptr;  // in a round
   AttachedWords attached;
   bucket::SegmentFetch::Segments segments;
-  UniqueFd socket;  // to the worker
+  UniqueFd socket;             // to the worker
+  std::vector<Digest> leaves;  // in a round: of all tiles of the version
   bucket::SlotOptions slots;
   SessionTimes times;
   bool in_round = false;               // waits for what the round is to be
@@ -67,6 +70,7 @@ class Serving {
   Mailbox& mailbox_;
   bucket::Device* device_ = nullptr;  // null: not opened
   ToldTiles told_;                    // while it is not alone
+  std::string version_;               // for messages
   std::optional<bucket::Contents> contents_;
   std::optional<bucket::Slots> slots_;
   std::unique_ptr<WorkerDeliver> deliver_;

@@ -30,7 +30,7 @@ bool all_settled(const bucket::Pinner& pinner, const bucket::SegmentFetch::Segme
 Spreading::Spreading(Means means, SpreadOrder order)
     : means_(means),
       order_(std::move(order)),
-      deliver_(means_.worker, means_.slots.count(), means_.times.round_release),
+      deliver_(means_.worker, means_.slots.count(), means_.times.round_release, means_.version),
       ordered_(clock_now()) {}
 
 // What is queued must end before the pipeline does.
@@ -57,7 +57,8 @@ Result<void> Spreading::plan() {
   }
   const auto shares = static_cast<std::uint32_t>(order_.owners.size());
   const auto share_of = bucket::share_out(means_.contents.pieces(), shares);
-  TRY(plan_, bucket::RoundPlan::create(means_.contents, share_of, shares, order_.bucket_bytes));
+  TRY(plan_, bucket::RoundPlan::create(means_.contents, share_of, shares, order_.bucket_bytes,
+                                       bucket::kSealRoom));
   return {};
 }
 
@@ -98,7 +99,9 @@ Result<void> Spreading::start() {
     TRY(auto fetch, fetch_of(share));
     fetch->wait_for_no_pins();
     fetches_.push_back(std::move(fetch));
-    own.emplace(bucket::RoundFetch::Own{share, *fetches_.back()});
+    TRY(seal_,
+        bucket::RoundSeal::create(means_.device, *plan_, means_.contents, means_.segments, share));
+    own.emplace(bucket::RoundFetch::Own{share, *fetches_.back(), seal_.get()});
   }
   fetch_.emplace(*plan_, own);
   spread_.emplace(*collective_, plan_->share_bytes(), order_.owners,
@@ -108,8 +111,26 @@ Result<void> Spreading::start() {
   pipeline_ = std::make_unique<bucket::Pipeline>(
       means_.device, plan_->size(), means_.slots, *fetch_, &*spread_, deliver_,
       bucket::PipelineOptions{means_.times.release, means_.times.round_fill});
+  TRY_VOID(start_verifying());
   TRY_VOID(pipeline_->start());
   return start_keeping();
+}
+
+Result<void> Spreading::start_verifying() {
+  TRY(verify_, bucket::RoundVerify::create({means_.device, *plan_, means_.contents, means_.leaves},
+                                           means_.slots.count(), [this] { return own_copy(); }));
+  pipeline_->verify_with(*verify_);
+  return {};
+}
+
+// What of each share is here now.
+Result<bucket::RoundTail::Fetches> Spreading::own_copy() const {
+  bucket::RoundTail::Fetches fetches;
+  for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
+    TRY(auto fetch, fetch_of(share));
+    fetches.push_back(std::move(fetch));
+  }
+  return fetches;
 }
 
 // What has verified is final, and may be read by others.
@@ -203,10 +224,7 @@ Result<void> Spreading::leave(Error why) {
   say_over(std::move(why));
   if (deliver_.lost()) return fail(*deliver_.lost());
   const auto own = std::exchange(fetches_, {});  // what it took and lost is to be had again
-  for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
-    TRY(auto fetch, fetch_of(share));
-    fetches_.push_back(std::move(fetch));
-  }
+  TRY(fetches_, own_copy());
   tail_.emplace(*plan_, fetches_, pipeline_->handed_over());
   means_.worker.bring([this](std::size_t index) { return tail_->parts(index); });
   auto alone =

@@ -12,6 +12,7 @@
 #include "recovery/device/order.h"
 #include "recovery/device/round_deliver.h"
 #include "src/bucket/round.h"
+#include "src/bucket/round_verify.h"
 #include "src/bucket/segment_keep.h"
 
 namespace rekindle::device {
@@ -62,6 +63,9 @@ class Spreading {
     Communicators& communicators;
     ToldTiles& told;
     const SessionTimes& times;
+    // Of all tiles of the contents, in their order: what a round brings is compared with them.
+    const std::vector<Digest>& leaves;
+    const std::string& version;  // for messages
     const std::function<void(RoundNews)>& say;
   };
   Spreading(Means means, SpreadOrder order);
@@ -82,6 +86,8 @@ class Spreading {
   Result<std::unique_ptr<bucket::SegmentFetch>> fetch_of(std::uint32_t share) const;
   Result<void> meet();
   Result<void> start();
+  Result<void> start_verifying();
+  Result<bucket::RoundTail::Fetches> own_copy() const;
   Result<void> start_keeping();
   Result<void> end_keeping();
   Result<void> hear(TimePoint now);
@@ -107,6 +113,8 @@ class Spreading {
   std::optional<bucket::RoundSpread> spread_;
   std::optional<bucket::RoundTail> tail_;
   std::optional<bucket::SegmentKeep> keep_;
+  std::unique_ptr<bucket::RoundSeal> seal_;  // of the own share, if it has one
+  std::unique_ptr<bucket::RoundVerify> verify_;
   std::unique_ptr<bucket::Pipeline> pipeline_;
 };
 

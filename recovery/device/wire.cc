@@ -9,7 +9,7 @@
 
 #include "proto/worker.pb.h"
 #include "recovery/rpc/convert.h"
-#include "src/bucket/plan.h"
+#include "src/bucket/round.h"
 
 namespace rekindle::device {
 
@@ -78,6 +78,7 @@ Result<AttachedWords> parse_attached(std::string_view frame) {
   }
   const auto& attached = parsed.attached();
   AttachedWords words;
+  if (const auto id = rpc::from_proto(attached.id()); id) words.version = id->to_string();
   words.tensor_set = attached.tensor_set();
   words.layout = attached.layout();
   words.segment_bytes.assign(attached.segment_bytes().begin(), attached.segment_bytes().end());
@@ -109,7 +110,7 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
   }
   const auto shares = static_cast<std::uint64_t>(order.owners_size());
   if (order.bucket_bytes() > bucket::kLargestBucket ||
-      order.bucket_bytes() / shares < bucket::kPartAlignment) {
+      order.bucket_bytes() / shares < bucket::kSmallestShare) {
     return fail(ErrorCode::kInvalid, "buckets of {} bytes for {} owners", order.bucket_bytes(),
                 shares);
   }

@@ -15,6 +15,7 @@ namespace rekindle::device {
 
 // What a worker was told of its session's bytes.
 struct AttachedWords {
+  std::string version;  // "model@41", for messages; "" when it is not named right
   std::string tensor_set;
   std::string layout;
   std::vector<bucket::NamedBox> wanted;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/tensor/tile_proof.h"
+
 namespace rekindle::planner {
 
 namespace {
@@ -70,8 +72,8 @@ void Builder::collect_touches(std::uint32_t first_entry, std::uint32_t last_entr
   }
 }
 
-// kStaged, unless that more than doubles the bytes of this tensor. Also sums up what is wanted.
-SliceKind Builder::kind_of_partial_tiles() const {
+// Whether whole tiles would more than double the bytes of this tensor. Also sums up what is wanted.
+bool Builder::reads_parts_alone() const {
   std::uint64_t fetched = 0;
   std::uint64_t wanted = 0;
   std::uint64_t previous = grid_->tile_count();
@@ -83,12 +85,17 @@ SliceKind Builder::kind_of_partial_tiles() const {
         touch.whole ? tile_elements : intersect(touch.box, entry_box(touch.entry))->elements();
   }
   plan_.total_wanted_bytes += wanted * element_bytes_;
-  if (grid_->tile_extent().product() * element_bytes_ <= options_.small_tile_bytes) {
-    return SliceKind::kStaged;
-  }
-  const bool too_much =
-      static_cast<double>(fetched) > options_.max_partial_overhead * static_cast<double>(wanted);
-  return too_much ? SliceKind::kRange : SliceKind::kStaged;
+  if (grid_->tile_extent().product() * element_bytes_ <= options_.small_tile_bytes) return false;
+  return static_cast<double>(fetched) > options_.max_partial_overhead * static_cast<double>(wanted);
+}
+
+SliceKind Builder::kind_of(std::span<const Touch> touches_of_one_tile, bool parts_alone) const {
+  if (touches_of_one_tile.front().whole) return SliceKind::kDirect;
+  const auto provable = [this](const Touch& touch) {
+    return is_one_run(*intersect(touch.box, entry_box(touch.entry)), touch.box);
+  };
+  return parts_alone && std::ranges::all_of(touches_of_one_tile, provable) ? SliceKind::kRange
+                                                                           : SliceKind::kStaged;
 }
 
 void Builder::plan_tensor(TensorIndex tensor) {
@@ -104,20 +111,24 @@ void Builder::plan_tensor(TensorIndex tensor) {
   if (touches_.empty()) return;
   holders_.select(tensor, map.first_tile(tensor), map.first_tile(tensor + 1));
 
-  const SliceKind partial = kind_of_partial_tiles();
+  const bool parts_alone = reads_parts_alone();
+  const auto end_of_tile = [&](std::size_t at) {
+    std::size_t end = at + 1;
+    while (end < touches_.size() && touches_[end].tile == touches_[at].tile) ++end;
+    return end;
+  };
+  const auto kind_at = [&](std::size_t begin, std::size_t end) {
+    return kind_of(std::span(touches_).subspan(begin, end - begin), parts_alone);
+  };
   for (std::size_t i = 0; i < touches_.size();) {
-    const auto kind_at = [&](std::size_t at) {
-      return touches_[at].whole ? SliceKind::kDirect : partial;
-    };
-    Run run{kind_at(i), touches_[i].tile, touches_[i].tile + 1, touches_[i].box, {}, false};
-    std::size_t end = i + 1;
-    while (end < touches_.size() && touches_[end].tile == touches_[i].tile) ++end;
+    std::size_t end = end_of_tile(i);
+    Run run{kind_at(i, end), touches_[i].tile, touches_[i].tile + 1, touches_[i].box, {}, false};
     run.shared = end - i > 1;
     while (!run.shared && end < touches_.size()) {
       const Touch& next = touches_[end];
-      const bool next_shared = end + 1 < touches_.size() && touches_[end + 1].tile == next.tile;
-      if (next_shared || next.tile != run.last || next.entry != touches_[i].entry ||
-          kind_at(end) != run.kind || !continues(run.block, next.box)) {
+      const std::size_t next_end = end_of_tile(end);
+      if (next_end - end > 1 || next.tile != run.last || next.entry != touches_[i].entry ||
+          kind_at(end, next_end) != run.kind || !continues(run.block, next.box)) {
         break;
       }
       run.block.extent[run.block.rank() - 1] += next.box.extent[run.block.rank() - 1];
@@ -160,25 +171,11 @@ void Builder::regions_of(const Run& run, std::vector<Piece>& out) const {
 }
 
 SourceMask Builder::sources_of(const Run& run, bool& uniform) {
-  regions_of(run, scratch_regions_);
-  SourceMask sources = ~SourceMask();
-  for (const Piece& region : scratch_regions_) {
-    sources = sources & holders_.covering(region.region, run.first, run.last, uniform);
-  }
-  return sources;
+  return holders_.covering(run.block, run.first, run.last, uniform);
 }
 
 void Builder::plan_run(const Run& run) {
-  if (!holders_.any_overlap(run.block)) {
-    if (run.kind == SliceKind::kDirect) {
-      add_missing(run.block);
-    } else {
-      for (const Touch& touch : run.touches) {
-        add_missing(*intersect(touch.box, entry_box(touch.entry)));
-      }
-    }
-    return;
-  }
+  if (!holders_.any_overlap(run.block)) return add_missing(run.block);
   const bool one_tile = run.last - run.first == 1;
   bool uniform = true;
   const SourceMask sources = sources_of(run, uniform);
@@ -248,8 +245,14 @@ void Builder::plan_chunks(const Run& run, SourceMask sources, std::uint64_t chun
   plan_covered(sub_run(run, begin, run.last), sources);
 }
 
-// No source holds all of it: put it together from several, in slices of one group.
+// No source holds all of it: put it together from several, in slices of one group. Nobody can prove
+// a part then: it is staged with the rest of its tile.
 void Builder::plan_assembled(const Run& run) {
+  if (run.kind == SliceKind::kRange) {
+    Run staged = run;
+    staged.kind = SliceKind::kStaged;
+    return plan_assembled(staged);
+  }
   if (run.kind == SliceKind::kStaged && run.last - run.first > 1 &&
       run.block.elements() * element_bytes_ > options_.slice_bytes) {
     // The staging memory of a group is one: keep it small.
@@ -258,36 +261,20 @@ void Builder::plan_assembled(const Run& run) {
     plan_assembled(sub_run(run, middle, run.last));
     return;
   }
-  std::vector<Piece> blocks;
-  regions_of(run, blocks);
+  const Piece block{run.block, tensor_, run.touches.front().entry};
   std::vector<Assembler::Part> parts;
   std::vector<Box> leftover;
   std::vector<Holders::Cell> cells;
-  for (const Piece& block : blocks) {
-    cells.clear();
-    holders_.decompose(block.region, run.first, run.last, cells, leftover);
-    for (const Holders::Cell& cell : cells) {
-      parts.push_back({{cell.box, tensor_, block.entry}, cell.sources});
-    }
+  holders_.decompose(block.region, run.first, run.last, cells, leftover);
+  for (const Holders::Cell& cell : cells) {
+    parts.push_back({{cell.box, tensor_, block.entry}, cell.sources});
   }
   if (leftover.empty()) {
-    if (run.kind == SliceKind::kRange) {
-      blocks.clear();  // each part is vouched for by the source that brings it
-      for (const Assembler::Part& part : parts) blocks.push_back(part.piece);
-    }
-    assembler_.add_group(run.kind, parts, std::move(blocks), element_bytes_);
-    return;
-  }
-  if (run.last - run.first > 1) {
+    assembler_.add_group(run.kind, parts, {block}, element_bytes_);
+  } else if (run.last - run.first > 1) {
     for (std::uint64_t tile = run.first; tile < run.last; ++tile) {
       plan_assembled(sub_run(run, tile, tile + 1));
     }
-  } else if (run.kind == SliceKind::kStaged) {
-    Run wanted = run;
-    wanted.kind = SliceKind::kRange;
-    bool uniform = true;
-    const SourceMask sources = sources_of(wanted, uniform);
-    sources.empty() ? plan_assembled(wanted) : plan_covered(wanted, sources);
   } else {
     for (const Box& box : leftover) add_missing(box);
   }

@@ -39,7 +39,8 @@ class Builder {
 
   void plan_tensor(TensorIndex tensor);
   void collect_touches(std::uint32_t first_entry, std::uint32_t last_entry);
-  SliceKind kind_of_partial_tiles() const;
+  bool reads_parts_alone() const;
+  SliceKind kind_of(std::span<const Touch> touches_of_one_tile, bool parts_alone) const;
   void plan_run(const Run& run);
   void plan_covered(const Run& run, SourceMask sources);
   void plan_assembled(const Run& run);

@@ -33,10 +33,11 @@ struct PlanOptions {
   bool source_gathers = true;
   std::uint64_t short_run_bytes = 4096;
   // Wanting a part of a tile means fetching the whole tile, unless that more than doubles the bytes
-  // of the tensor: then the part is fetched alone and the source vouches for it (kRange).
+  // of the tensor: then a part that is one run of its tile is fetched alone, and a source that
+  // holds the whole tile proves it (kRange).
   double max_partial_overhead = 2.0;
   // Tensors whose tiles are at most this are fetched in whole tiles at any overhead: a few KiB cost
-  // less than asking the source for a digest, and carry the publisher's own.
+  // less than asking a source for proofs.
   std::uint64_t small_tile_bytes = kWholeTensorTileBytes;
 };
 
@@ -51,8 +52,8 @@ struct PlanRequest {
 enum class SliceKind : std::uint8_t {
   kDirect,  // whole tiles, read straight into the destination, verified there
   kStaged,  // partial tiles: read whole into staging, verified there, wanted parts copied out
-  kRange,  // parts of tiles, read straight into the destination; digests of the parts come from the
-           // source
+  kRange,   // parts of tiles, read straight into the destination; a source proves that they belong
+            // to their tiles (src/tensor/tile_proof.h). Its candidates hold those tiles whole.
 };
 
 // Where bytes are read from and to. Staging offsets count from the start of the slice's staging
@@ -85,8 +86,6 @@ struct TileWork {
   TensorIndex tensor = 0;
   Box box;                           // what lands: the whole tile, or a part (kRange)
   std::uint64_t staging_offset = 0;  // kStaged: where the tile starts in staging, packed row-major
-  // kRange: the slice that brought this part, whose source digests it. Otherwise the slice asked.
-  SliceIndex brought_by = 0;
 };
 
 struct MissingBox {
@@ -124,7 +123,8 @@ class Plan {
 
   virtual std::uint64_t wire_bytes() const = 0;    // all slices
   virtual std::uint64_t wanted_bytes() const = 0;  // of the destination, without `have`
-  // What no source holds; empty means that the plan covers each wanted element exactly once.
+  // What no source holds of the tiles that are wanted, in whole or in part: a part is verified with
+  // the rest of its tile. Empty means that the plan covers each wanted element exactly once.
   virtual std::span<const MissingBox> missing() const = 0;
 };
 

@@ -206,9 +206,13 @@ void PlanTable::expand_staged(SliceIndex slice, const Layout& source, Expansion&
 }
 
 bool PlanTable::covered_by(SliceIndex slice, const Layout& source) const {
-  const auto read = pieces_of(slice);
-  return std::all_of(read.begin(), read.end(), [&](const Piece& piece) {
-    return entries_cover(source.entries_of(piece.tensor), piece.region) == Cover::kAll;
+  const auto own = pieces_of(slice);
+  return std::all_of(own.begin(), own.end(), [&](const Piece& piece) {
+    // Who proves a part of a tile holds all of the tile.
+    const bool proved = slices[slice].kind == SliceKind::kRange;
+    const Box needed =
+        proved ? checkpoint->tiles.grid(piece.tensor).align_out(piece.region) : piece.region;
+    return entries_cover(source.entries_of(piece.tensor), needed) == Cover::kAll;
   });
 }
 
@@ -230,15 +234,14 @@ void PlanTable::tiles(SliceIndex slice, std::vector<TileWork>& out) const {
   if (!completes_tiles(slice)) return;
   const TileMap& map = checkpoint->tiles;
   if (slices[slice].kind == SliceKind::kRange) {
-    for (SliceIndex s = group_first(slice); s <= slice; ++s) range_tiles(s, out);
-    return;
+    return range_tiles(slice, out);
   }
   const bool staged = slices[slice].kind == SliceKind::kStaged;
   for_each_staged_tile(
       *checkpoint, blocks_of(slice),
       [&](const Piece& block, const Box& tile, std::uint64_t local, std::uint64_t at) {
         const TileIndex index = map.first_tile(block.tensor) + static_cast<TileIndex>(local);
-        out.push_back({index, block.tensor, tile, staged ? at : 0, slice});
+        out.push_back({index, block.tensor, tile, staged ? at : 0});
       });
 }
 
@@ -251,8 +254,7 @@ void PlanTable::range_tiles(SliceIndex slice, std::vector<TileWork>& out) const 
     for (const std::uint64_t local : locals) {
       const TileIndex index =
           checkpoint->tiles.first_tile(piece.tensor) + static_cast<TileIndex>(local);
-      out.push_back(
-          {index, piece.tensor, *intersect(grid.tile_box(local), piece.region), 0, slice});
+      out.push_back({index, piece.tensor, *intersect(grid.tile_box(local), piece.region), 0});
     }
   }
 }

@@ -29,8 +29,8 @@ struct Slice {
   SliceKind kind = SliceKind::kDirect;
 };
 
-// Slices that complete their tiles together. `blocks` are boxes of whole tiles (kRange: the wanted
-// parts of tiles), whose bytes the slices bring piece by piece.
+// Slices that complete their tiles together. `blocks` are boxes of whole tiles, whose bytes
+// the slices bring piece by piece. kRange slices are never in a group.
 struct Group {
   SliceIndex first = 0;
   SliceIndex count = 0;

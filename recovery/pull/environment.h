@@ -36,11 +36,15 @@ struct PullEnvironment {
   std::function<void(const store::PendingVersion&, std::shared_ptr<const swarm::HeldTiles> held)>
       share;
   // It will not be committed: when this returns nobody reads it any more.
-  std::function<rpc::Task<void>(ModelVersion id, Digest128 root, Digest128 layout)> unshare;
+  std::function<rpc::Task<void>(ModelVersion id, Digest root, Digest layout)> unshare;
   // Lets go of older versions of the model until `missing` is 0. An error says which stay, and why.
   std::function<rpc::Task<Result<void>>(ModelVersion wanted,
                                         std::function<std::uint64_t()> missing)>
       make_room;
+  // Before a copy that is here already is used. kCorrupt: it does not verify, and is not to be
+  // used. Empty: nobody can tell.
+  std::function<rpc::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>)>
+      require_verified;
   // Why coordinator() is nullptr, naming its address.
   std::function<Error()> coordinator_problem;
 };

@@ -97,7 +97,7 @@ Result<std::shared_ptr<FileSource>> adopt_file_source(const std::filesystem::pat
   for (const auto& tensor : found.tensors) infos.push_back(tensor.info);
   TRY(auto tensors, TensorSet::create(std::move(infos)));
   TRY(const auto tiles, TileMap::create(tensors));
-  std::vector<std::uint64_t> digests(tiles.tile_count());
+  std::vector<Digest> digests(tiles.tile_count());
   std::mutex mutex;
   std::optional<Error> error;
   pool.parallel_for(found.tensors.size(), [&](std::size_t i) {
@@ -109,7 +109,7 @@ Result<std::shared_ptr<FileSource>> adopt_file_source(const std::filesystem::pat
     const auto read = store::guard_mapping_access(tensor.info.name.c_str(), [&] {
       for (std::uint64_t tile = 0; tile < grid.tile_count(); ++tile) {
         digests[tiles.first_tile(index) + tile] =
-            digest_tile(tensor.info, index, grid, tile, array, Box::whole(tensor.info.shape));
+            digest_tile(tensor.info, grid, tile, array, Box::whole(tensor.info.shape));
       }
     });
     if (!read) {
@@ -118,7 +118,7 @@ Result<std::shared_ptr<FileSource>> adopt_file_source(const std::filesystem::pat
     }
   });
   if (error) return fail(std::move(*error));
-  const Digest128 root = checkpoint_root(tensors, digests);
+  const Digest root = checkpoint_root(id, tensors, tiles, digests);
   TRY(auto checkpoint, Checkpoint::create(id, std::move(tensors), std::move(digests), root));
   return make_source(std::move(found), std::move(checkpoint));
 }

@@ -108,7 +108,7 @@ Result<std::string> PullJob::check_file(const std::string& name, std::string con
   const TileGrid& grid = checkpoint_->tiles.grid(index);
   bool good = content.size() == info.size_bytes();
   for (std::uint64_t tile = 0; good && tile < grid.tile_count(); ++tile) {
-    good = digest_tile(info, index, grid, tile, as_bytes(content), Box::whole(info.shape)) ==
+    good = digest_tile(info, grid, tile, as_bytes(content), Box::whole(info.shape)) ==
            checkpoint_->tile_digests[checkpoint_->tiles.first_tile(index) + tile];
   }
   if (!good) return fail(ErrorCode::kCorrupt, "{} does not match its digest", name);

@@ -62,7 +62,10 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
   CO_TRY_VOID(co_await resolve());
   if (co_await is_cancelled()) co_return fail(interrupted());
   CO_TRY_VOID(co_await find_wanted());
-  auto stored = already_here();
+  std::shared_ptr<const store::StoredVersion> stored;
+  if (request_.mend == nullptr) {
+    CO_TRY(stored, co_await verified_here());
+  }
   if (stored != nullptr) {
     summary_.resumed_bytes = stored->manifest.layout.payload_bytes();
   } else {
@@ -88,16 +91,22 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
 
 rpc::Task<Result<void>> PullJob::resolve() {
   show({}, "");
-  auto resolved = co_await finder_.resolve(times_.resolve);
+  // With something else to read from there is no reason to wait for holders.
+  const bool has_fallback = !request_.fallback.empty() && request_.ref.version;
+  const SourceFinder::Patience patience{times_.resolve,
+                                        has_fallback ? times_.resolve : times_.verifying};
+  const auto tell = [this](const Error& why) { show({}, "waiting: " + why.message()); };
+  auto resolved = co_await finder_.resolve(patience, tell);
   if (resolved) {
     resolved_ = std::move(*resolved);
     co_return Result<void>();
   }
-  // Nobody to ask. A copy in the own store, or the fallback directory, may still do.
+  // Who was asked and said no (that it is retired, say) knows better than the own store. Without
+  // anybody to ask a copy in the own store, or the fallback directory, may still do.
+  const bool asked = has_been_asked(resolved.error());
   for (const auto& stored : environment_.store->versions()) {
     const auto& known = *stored->manifest.checkpoint;
-    if (known.id.model != request_.ref.model || resolved.error().code() == ErrorCode::kDenied)
-      continue;
+    if (asked || known.id.model != request_.ref.model) continue;
     if (request_.ref.version ? known.id.version != *request_.ref.version
                              : known.id.version < resolved_.id.version) {
       continue;
@@ -119,10 +128,17 @@ rpc::Task<Result<void>> PullJob::resolve() {
   co_return Result<void>();
 }
 
+bool PullJob::has_been_asked(const Error& answer) const {
+  if (answer.code() == ErrorCode::kPeerLost || answer.code() == ErrorCode::kTimeout) return false;
+  if (answer.code() == ErrorCode::kDenied) return true;
+  return !request_.from.empty() || environment_.coordinator() != nullptr;
+}
+
 rpc::Task<Result<void>> PullJob::find_wanted() {
   enter_phase("plan");
   show({}, "");
   silence_.heard(clock_now());
+  if (request_.mend != nullptr) co_return take_layout(*request_.mend);
   CO_TRY_VOID(co_await learn_checkpoint());
   std::string config;
   if (wanted_spec_.needs_config()) {
@@ -134,9 +150,39 @@ rpc::Task<Result<void>> PullJob::find_wanted() {
   co_return Result<void>();
 }
 
+Result<void> PullJob::take_layout(const store::SetAside& copy) {
+  if (copy.checkpoint->root != resolved_.root) {
+    return fail(ErrorCode::kCorrupt, "{} has root {} in the fleet, the copy here has {}",
+                resolved_.id.to_string(), resolved_.root.hex(), copy.checkpoint->root.hex());
+  }
+  checkpoint_ = copy.checkpoint;
+  packed_ = copy.packed;
+  wanted_.clear();
+  for (const LayoutEntry& entry : packed_->layout.entries()) {
+    wanted_.push_back({entry.tensor, entry.box});
+  }
+  bytes_total_ = packed_->layout.payload_bytes();
+  return {};
+}
+
+// One that does not verify is left to whoever finds that out; the next one is tried, or it is
+// fetched anew.
+rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::verified_here() {
+  while (auto stored = already_here()) {
+    if (!environment_.require_verified) co_return stored;
+    auto verified = co_await environment_.require_verified(stored);
+    if (verified) co_return stored;
+    if (verified.error().code() != ErrorCode::kCorrupt) co_return fail(std::move(verified).error());
+    show({}, verified.error().message());
+    if (stored->verification->state() != store::CopyState::kQuarantined) break;  // retired
+  }
+  co_return nullptr;
+}
+
 std::shared_ptr<const store::StoredVersion> PullJob::already_here() const {
   for (const auto& stored : environment_.store->find(resolved_.id)) {
     if (stored->manifest.checkpoint->root == resolved_.root &&
+        stored->verification->state() != store::CopyState::kQuarantined &&
         covers(stored->manifest.layout, wanted_)) {
       return stored;
     }
@@ -168,14 +214,16 @@ rpc::Task<Result<void>> PullJob::begin_copy() {
     return Result<Held>(
         std::make_shared<std::unique_ptr<store::PendingVersion>>(std::move(*pending)));
   });
+  // All that the store calls unavailable is a copy that somebody else is writing.
+  if (!begun && begun.error().code() == ErrorCode::kUnavailable && watch_.on_place_taken) {
+    watch_.on_place_taken();
+  }
   CO_TRY(pending_, std::move(begun));
   verified_ = std::make_shared<VerifiedTiles>((*pending_)->verified());
   layouts_[packed_->layout.digest()] = std::make_shared<const Layout>(packed_->layout);
   if (environment_.share) environment_.share(**pending_, verified_);
   if (watch_.on_begun) {
-    Arriving arriving{
-        checkpoint_, (*pending_)->manifest().layout, (*pending_)->directory(), verified_, {},
-        placing_};
+    Arriving arriving{checkpoint_, (*pending_)->manifest().layout, verified_, {}, placing_};
     for (std::uint32_t i = 0; i < arriving.layout.segments().size(); ++i) {
       arriving.segments.push_back((*pending_)->mapped(i));
     }

@@ -26,6 +26,8 @@ inline constexpr std::uint32_t kWrongSlicesToQuarantine = 2;  // likewise
 struct PullTimes {
   std::chrono::milliseconds resolve{4500};  // for a coordinator to answer
   std::chrono::milliseconds silence{4000};  // nobody sends a byte: how long to look for sources
+  // For holders to verify copies that they have just found: terabytes, from a disk.
+  std::chrono::milliseconds verifying{600'000};
 };
 
 // One pull, from a model's name to a committed copy in the store: resolve → plan → transfer →
@@ -48,6 +50,7 @@ class PullJob {
   rpc::Task<Result<Outcome>> run_phases();
   rpc::Task<Result<void>> resolve();
   rpc::Task<Result<void>> find_wanted();
+  Result<void> take_layout(const store::SetAside& copy);
   rpc::Task<Result<void>> begin();
   rpc::Task<Result<void>> begin_copy();
   void leave_pending();
@@ -57,7 +60,9 @@ class PullJob {
   rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> commit();
   rpc::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
   rpc::Task<void> unshare();
+  rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> verified_here();
   std::shared_ptr<const store::StoredVersion> already_here() const;
+  bool has_been_asked(const Error& answer) const;  // somebody, who gave this answer
   Result<TransferSummary> summarize(const store::StoredVersion& stored);
 
   // held.cc
@@ -123,14 +128,14 @@ class PullJob {
   std::shared_ptr<VerifiedTiles> verified_;
   const std::shared_ptr<Placing> placing_ = std::make_shared<Placing>();
   std::shared_ptr<SourceTable> sources_;
-  std::map<Digest128, std::shared_ptr<const Layout>> layouts_;
+  std::map<Digest, std::shared_ptr<const Layout>> layouts_;
   std::map<Incarnation, int> losses_;                  // of sources of this pull
   std::set<Incarnation> banned_;                       // served wrong bytes, or failed too often
   std::set<std::string> failed_transports_;            // shown to the user once
   std::map<std::string, std::uint32_t> wrong_slices_;  // by source
   std::map<std::string, std::string> quarantined_;     // by source: why
   std::string wrong_together_;                         // what several sources brought, last time
-  using PeerKey = std::pair<Incarnation, Digest128>;   // and its layout
+  using PeerKey = std::pair<Incarnation, Digest>;      // and its layout
   std::set<PeerKey> dialled_;                          // since it was begun to look for sources
   std::map<PeerKey, TimePoint> recruited_;             // when last, while a transfer runs
   bool fallback_used_ = false;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -40,13 +41,12 @@ struct WrongBytes {
   std::string where;  // in the last of them: TENSOR[BOX]
 };
 
-// Asks source `source` for the digests of parts of tiles and calls back, from any thread, with one
-// digest per item, or an error: kCorrupt when its own copy is bad.
-using RangeDigestItem = planner::TileWork;
-using RangeDigests = Result<std::vector<std::uint64_t>>;
-using RangeDigester =
-    std::function<void(transport::SourceIndex source, std::vector<RangeDigestItem> items,
-                       std::function<void(RangeDigests)> done)>;
+// Asks source `source` for proofs of parts of tiles and calls back, from any thread, with one proof
+// per item, or an error: kCorrupt when its own copy is bad.
+using RangeProofs = Result<std::vector<std::string>>;
+using RangeProver =
+    std::function<void(transport::SourceIndex source, std::vector<planner::TileWork> items,
+                       std::function<void(RangeProofs)> done)>;
 
 // The bridge between a Plan and the engine: expands slices to reads into the destination (or
 // staging), and verifies what has landed on the digest pool. A verified tile is marked in the
@@ -60,7 +60,7 @@ class PlanSliceSource final : public transport::SliceSource,
   PlanSliceSource(std::shared_ptr<const planner::Plan> plan,
                   std::shared_ptr<store::PendingVersion> destination,
                   std::shared_ptr<VerifiedTiles> verified, WorkerPool& digest_pool,
-                  RangeDigester range_digester, std::shared_ptr<PullCounters> counters,
+                  RangeProver range_prover, std::shared_ptr<PullCounters> counters,
                   std::uint32_t suspicion, transport::SourceMask growing = {});
 
   // Keys of a source's segments, in its layout's order. Before its paths are added; again after a
@@ -92,9 +92,8 @@ class PlanSliceSource final : public transport::SliceSource,
 
  private:
   transport::Verdict verify_tile(const planner::TileWork& work, const std::byte* staging) const;
-  transport::Verdict verify_part(const planner::TileWork& work, std::uint64_t expected) const;
-  transport::Verdict compare(std::uint64_t expected,
-                             const std::function<std::uint64_t()>& digest) const;
+  transport::Verdict verify_part(const planner::TileWork& work, std::string_view proof) const;
+  transport::Verdict compare(const Digest& expected, const std::function<Digest()>& digest) const;
   transport::SourceMask chosen_for_group(transport::SliceIndex slice,
                                          transport::SourceMask candidates) const;
   void expand_plan(transport::SliceIndex slice, transport::SourceIndex source,
@@ -113,9 +112,9 @@ class PlanSliceSource final : public transport::SliceSource,
   void note_wrong(const planner::TileWork& work, std::optional<transport::SourceIndex> sender);
   void verify_group(transport::SliceIndex slice, transport::SourceIndex source);
   void verify_range(transport::SliceIndex slice, transport::SourceIndex source);
-  void ask_for_digests(std::shared_ptr<RangeCheck> check, transport::SourceIndex from);
+  void ask_for_proofs(std::shared_ptr<RangeCheck> check, transport::SourceIndex from);
   void judge(const std::shared_ptr<RangeCheck>& check, transport::SourceIndex from,
-             const RangeDigests& digests);
+             const RangeProofs& proofs);
   void mark(TileIndex tile);
   void mark_parts(const std::vector<planner::TileWork>& works);
   void finish(transport::SliceIndex slice, transport::Verdict verdict);
@@ -144,7 +143,7 @@ class PlanSliceSource final : public transport::SliceSource,
   const Checkpoint& checkpoint_;
   const Layout& layout_;
   WorkerPool& digest_pool_;
-  const RangeDigester range_digester_;
+  const RangeProver range_prover_;
   const std::shared_ptr<PullCounters> counters_;
   // How often tiles put together from several slices have failed in this pull. Above 0 each group
   // of slices is read from one source only, another one each time, so that a bad source shows

@@ -8,6 +8,7 @@
 #include "src/base/log.h"
 #include "src/store/fault_guard.h"
 #include "src/tensor/canonical.h"
+#include "src/tensor/tile_proof.h"
 
 namespace rekindle::pull {
 
@@ -20,11 +21,11 @@ using transport::Verdict;
 
 namespace {
 
-constexpr int kDigestAsks = 3;  // for one slice that has landed
+constexpr int kProofAsks = 3;  // for one slice that has landed
 
 }  // namespace
 
-// Parts of tiles whose digests a source has to tell, as they go from one source to the next.
+// Parts of tiles that wait for a proof, as the question goes from one source to the next.
 struct PlanSliceSource::RangeCheck {
   SliceIndex slice = 0;
   SourceIndex source = 0;  // that the bytes came from
@@ -152,49 +153,47 @@ bool PlanSliceSource::scatter_own(SliceIndex slice, SourceIndex source) {
   return written;
 }
 
-// Each part is vouched for on its own, also in a group.
+// The source is asked for the rest of the path from each part to its leaf.
 void PlanSliceSource::verify_range(SliceIndex slice, SourceIndex source) {
   if (!scatter_own(slice, source)) return finish(slice, Verdict::kLocalFault);
   auto check = std::make_shared<RangeCheck>();
   check->slice = slice;
   check->source = source;
   check->open = info(slice).candidates;
-  plan_.tiles(plan_.group_first(slice) + plan_.group_size(slice) - 1, check->works);
-  std::erase_if(check->works, [slice](const TileWork& work) { return work.brought_by != slice; });
-  ask_for_digests(std::move(check), source);
+  plan_.tiles(slice, check->works);
+  ask_for_proofs(std::move(check), source);
 }
 
-void PlanSliceSource::ask_for_digests(std::shared_ptr<RangeCheck> check, SourceIndex from) {
+void PlanSliceSource::ask_for_proofs(std::shared_ptr<RangeCheck> check, SourceIndex from) {
   check->open.reset(from);
   ++check->asks;
   const auto& works = check->works;
-  range_digester_(from, works,
-                  [self = shared_from_this(), check, from](const RangeDigests& digests) {
-                    auto job = [self, check, from, digests] { self->judge(check, from, digests); };
-                    if (!self->digest_pool_.try_submit(job)) job();
-                  });
+  range_prover_(from, works, [self = shared_from_this(), check, from](const RangeProofs& proofs) {
+    auto job = [self, check, from, proofs] { self->judge(check, from, proofs); };
+    if (!self->digest_pool_.try_submit(job)) job();
+  });
 }
 
-// A source that says its own copy is bad, or whose digests differ, has earned a strike. One that
-// cannot be asked has not: another one that holds the same may say as well.
+// A source whose bytes or proof are wrong, or that says its own copy is bad, has earned a strike.
+// One that cannot be asked has not: another one that holds the same may prove it as well.
 void PlanSliceSource::judge(const std::shared_ptr<RangeCheck>& check, SourceIndex from,
-                            const RangeDigests& digests) {
-  if (digests) {
-    Verdict verdict = digests->size() == check->works.size() ? Verdict::kAccept : Verdict::kRetry;
+                            const RangeProofs& proofs) {
+  if (proofs) {
+    Verdict verdict = proofs->size() == check->works.size() ? Verdict::kAccept : Verdict::kRetry;
     for (std::size_t i = 0; verdict == Verdict::kAccept && i < check->works.size(); ++i) {
-      verdict = verify_part(check->works[i], (*digests)[i]);
+      verdict = verify_part(check->works[i], (*proofs)[i]);
       if (verdict == Verdict::kRetry) note_wrong(check->works[i], check->source);
     }
     if (verdict == Verdict::kAccept) mark_parts(check->works);
     return finish(check->slice, verdict);
   }
-  log::warn("pull.range_digest_failed", "source", from, "error", digests.error());
-  if (digests.error().code() == ErrorCode::kCorrupt && from == check->source) {
+  log::warn("pull.range_proof_failed", "source", from, "error", proofs.error());
+  if (proofs.error().code() == ErrorCode::kCorrupt && from == check->source) {
     if (!check->works.empty()) note_wrong(check->works.front(), from);
     return finish(check->slice, Verdict::kRetry);
   }
-  for (SourceIndex next = 0; check->asks < kDigestAsks && next < transport::kMaxSources; ++next) {
-    if (check->open.test(next)) return ask_for_digests(check, next);
+  for (SourceIndex next = 0; check->asks < kProofAsks && next < transport::kMaxSources; ++next) {
+    if (check->open.test(next)) return ask_for_proofs(check, next);
   }
   finish(check->slice, Verdict::kUndecided);
 }
@@ -212,8 +211,8 @@ void PlanSliceSource::mark_parts(const std::vector<TileWork>& works) {
 
 // Bytes that differ because the destination lost them are nobody's fault: up to the end of its last
 // page a file that was cut short reads as zeros.
-Verdict PlanSliceSource::compare(std::uint64_t expected,
-                                 const std::function<std::uint64_t()>& digest) const {
+Verdict PlanSliceSource::compare(const Digest& expected,
+                                 const std::function<Digest()>& digest) const {
   bool good = false;
   const auto read =
       store::guard_mapping_access("the destination", [&] { good = digest() == expected; });
@@ -226,30 +225,33 @@ Verdict PlanSliceSource::verify_tile(const TileWork& work, const std::byte* stag
   const TensorInfo& info = checkpoint_.tensors[work.tensor];
   const TileGrid& grid = checkpoint_.tiles.grid(work.tensor);
   const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
-  const std::uint64_t expected = checkpoint_.tile_digests[work.tile];
+  const Digest& expected = checkpoint_.tile_digests[work.tile];
   if (staging != nullptr) {
     const std::uint64_t bytes = work.box.elements() * dtype_size_bytes(info.dtype);
     const std::span array(staging + work.staging_offset, static_cast<std::size_t>(bytes));
-    return compare(expected, [&] {
-      return digest_tile(info, work.tensor, grid, local_tile, array, work.box);
-    });
+    return compare(expected, [&] { return digest_tile(info, grid, local_tile, array, work.box); });
   }
   const LayoutEntry* entry = entry_holding(work.tensor, work.box);
   if (entry == nullptr) return Verdict::kRetry;
-  return compare(expected, [&] {
-    return digest_tile(info, work.tensor, grid, local_tile, array_of(*entry), entry->box);
-  });
+  return compare(expected,
+                 [&] { return digest_tile(info, grid, local_tile, array_of(*entry), entry->box); });
 }
 
-Verdict PlanSliceSource::verify_part(const TileWork& work, std::uint64_t expected) const {
-  const TensorInfo& info = checkpoint_.tensors[work.tensor];
-  const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
+Verdict PlanSliceSource::verify_part(const TileWork& work, std::string_view proof) const {
   const LayoutEntry* entry = entry_holding(work.tensor, work.box);
   if (entry == nullptr) return Verdict::kRetry;
-  return compare(expected, [&] {
-    return digest_box(work.box, dtype_size_bytes(info.dtype), tile_seed(work.tensor, local_tile),
-                      array_of(*entry), entry->box);
+  const std::uint64_t element_bytes = dtype_size_bytes(checkpoint_.tensors[work.tensor].dtype);
+  // Copied out first: what follows owns memory, and a fault in the mapping leaves by longjmp.
+  std::vector<std::byte> part(work.box.elements() * element_bytes);
+  const auto read = store::guard_mapping_access("the destination", [&] {
+    copy_box(work.box, array_of(*entry), entry->box, part, work.box, element_bytes);
   });
+  if (!read) return Verdict::kLocalFault;
+  const Box tile = checkpoint_.tiles.tile_box(work.tile);
+  const auto leaf = leaf_by_proof(part, range_in_tile(work.box, tile, element_bytes),
+                                  tile.elements() * element_bytes, proof);
+  if (leaf && *leaf == checkpoint_.tile_digests[work.tile]) return Verdict::kAccept;
+  return destination_.check_sizes() ? Verdict::kRetry : Verdict::kLocalFault;
 }
 
 Error PlanSliceSource::local_fault(SliceIndex) { return destination_.access_error(); }

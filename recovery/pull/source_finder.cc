@@ -5,6 +5,7 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <fmt/ranges.h>
 
 #include "recovery/pull/concurrently.h"
 #include "recovery/pull/wait.h"
@@ -33,14 +34,22 @@ SourceFinder::SourceFinder(const PullEnvironment& environment, ModelRef ref,
       from_(std::move(from)),
       shard_(std::move(shard)) {}
 
-rpc::Task<Result<Resolved>> SourceFinder::resolve(std::chrono::milliseconds patience) {
-  const auto give_up = std::chrono::steady_clock::now() + patience;
+rpc::Task<Result<Resolved>> SourceFinder::resolve(Patience patience,
+                                                  std::function<void(const Error&)> on_verifying) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto give_up = begin + patience.starting;
+  bool said = false;
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         give_up - std::chrono::steady_clock::now());
+    holders_verify_ = false;
     auto resolved =
         co_await resolve_once(std::clamp(left, std::chrono::milliseconds(1), kCallDeadline));
     const bool cancelled = co_await is_cancelled();
+    if (holders_verify_) {
+      give_up = begin + std::max(patience.starting, patience.verifying);
+      if (!std::exchange(said, true)) on_verifying(resolved.error());
+    }
     if (resolved || cancelled || !worth_retrying(resolved.error().code()) ||
         std::chrono::steady_clock::now() + kRetryDelay > give_up) {
       if (resolved) resolved_ = *resolved;
@@ -48,6 +57,13 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve(std::chrono::milliseconds pati
     }
     co_await sleep_for(kRetryDelay);
   }
+}
+
+Error SourceFinder::still_verifying(const std::string& who) {
+  holders_verify_ = true;
+  return {ErrorCode::kUnavailable,
+          fmt::format("{}: {} has yet to verify the copy that it holds; retry in a while",
+                      ref_.to_string(), who)};
 }
 
 rpc::Task<Result<Resolved>> SourceFinder::resolve_once(std::chrono::milliseconds deadline) {
@@ -79,6 +95,9 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
   request.set_shard(shard_);
   CO_TRY(auto response, co_await rpc::call<proto::OpenPullResponse>(
                             client, proto::COORDINATOR_OPEN_PULL, std::move(request), deadline));
+  if (response.verifying_size() > 0) {
+    co_return fail(still_verifying(fmt::format("{}", fmt::join(response.verifying(), ", "))));
+  }
   Resolved resolved;
   CO_TRY(resolved.id, rpc::from_proto(response.id()));
   resolved.root = rpc::from_proto(response.root());
@@ -106,7 +125,9 @@ rpc::Task<Result<SourceFinder::Found>> SourceFinder::ask_peers(std::optional<std
   std::size_t next = 0;
   while (!version && next < from_.size()) {
     co_await ask_peer(from_[next], version, deadline, answers[next]);
-    if (answers[next] && *answers[next]) version = (*answers[next])->id().version();
+    if (answers[next] && *answers[next] && !(*answers[next])->verifying()) {
+      version = (*answers[next])->id().version();
+    }
     ++next;
   }
   std::vector<rpc::Task<void>> rest;
@@ -143,8 +164,7 @@ rpc::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std::u
   }
 }
 
-Result<SourceFinder::Found> SourceFinder::put_together(
-    std::vector<std::optional<Answer>> answers) const {
+Result<SourceFinder::Found> SourceFinder::put_together(std::vector<std::optional<Answer>> answers) {
   Found found;
   std::optional<Error> last_error;
   for (std::size_t i = 0; i < answers.size(); ++i) {
@@ -154,7 +174,11 @@ Result<SourceFinder::Found> SourceFinder::put_together(
       continue;
     }
     proto::OpenDirectResponse& response = **answers[i];
-    const Digest128 root = rpc::from_proto(response.root());
+    if (response.verifying()) {
+      last_error = still_verifying(from_[i]);
+      continue;
+    }
+    const Digest root = rpc::from_proto(response.root());
     if (!found.sources.empty() && root != found.resolved.root) {
       return fail(
           ErrorCode::kCorrupt,

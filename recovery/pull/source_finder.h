@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,8 +18,8 @@ namespace rekindle::pull {
 // What `model` or `model@version` stands for in one operation: resolved once.
 struct Resolved {
   ModelVersion id;
-  Digest128 root;
-  Digest128 tensor_set;
+  Digest root;
+  Digest tensor_set;
   std::uint64_t checkpoint_bytes = 0;
 };
 
@@ -29,9 +30,14 @@ class SourceFinder {
   SourceFinder(const PullEnvironment& environment, ModelRef ref, std::vector<std::string> from,
                std::string shard);
 
-  // Resolves the version and lists the sources. Waits out a coordinator that is starting, at most
-  // `patience`; then kNotFound (NO_SOURCE) or kUnavailable.
-  rpc::Task<Result<Resolved>> resolve(std::chrono::milliseconds patience);
+  struct Patience {
+    std::chrono::milliseconds starting;   // with a coordinator that is away or has just started
+    std::chrono::milliseconds verifying;  // with holders that verify the only copies there are
+  };
+  // Resolves the version and lists the sources. Out of patience: kNotFound (NO_SOURCE) or
+  // kUnavailable. `on_verifying` is told once why this waits for holders.
+  rpc::Task<Result<Resolved>> resolve(Patience patience,
+                                      std::function<void(const Error&)> on_verifying);
   // Asks again for sources of the resolved version; keeps the old list when nobody answers.
   rpc::Task<void> refresh(std::chrono::milliseconds deadline);
   const std::vector<proto::Source>& sources() const { return sources_; }
@@ -66,7 +72,8 @@ class SourceFinder {
                                      std::chrono::milliseconds deadline);
   rpc::Task<void> ask_peer(std::string address, std::optional<std::uint64_t> version,
                            std::chrono::milliseconds deadline, std::optional<Answer>& answer);
-  Result<Found> put_together(std::vector<std::optional<Answer>> answers) const;
+  Result<Found> put_together(std::vector<std::optional<Answer>> answers);
+  Error still_verifying(const std::string& who);
   proto::PullProgressRequest progress_request() const;
 
   const PullEnvironment& environment_;
@@ -79,6 +86,7 @@ class SourceFinder {
   std::optional<std::chrono::milliseconds> queued_;
   TimePoint answered_{};
   bool coordinator_silent_ = false;  // it did not answer the last time
+  bool holders_verify_ = false;      // why nobody could be named as a source the last time
 };
 
 }  // namespace rekindle::pull

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kCloseDeadline{500};
 constexpr std::chrono::milliseconds kKeepAliveDeadline{5000};
-constexpr std::chrono::milliseconds kDigestDeadline{3000};
+constexpr std::chrono::milliseconds kProofDeadline{3000};
 constexpr std::chrono::hours kWatchDeadline{24};  // it ends with the session
 constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
 constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;  // but for the last: bounds their number
@@ -37,7 +37,7 @@ rpc::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
   co_return std::make_shared<SourcePeer>(std::move(source), std::move(*client));
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Digest128 digest,
+rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Digest digest,
                                                        std::string name, Paging paging) {
   std::string bytes;
   std::uint64_t total = 0;
@@ -69,7 +69,7 @@ rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Dig
   co_return bytes;
 }
 
-rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest128 digest, Paging paging) {
+rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest digest, Paging paging) {
   CO_TRY(const std::string bytes,
          co_await fetch_pages(proto::PAGE_TENSOR_SET, digest, {}, std::move(paging)));
   CO_TRY(auto tensors, TensorSet::parse(bytes));
@@ -79,22 +79,17 @@ rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest128 digest, Pagi
   co_return tensors;
 }
 
-rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::fetch_tile_digests(Digest128 root,
-                                                                             Paging paging) {
+rpc::Task<Result<std::vector<Digest>>> SourcePeer::fetch_tile_digests(Digest root, Paging paging) {
   CO_TRY(const std::string bytes,
          co_await fetch_pages(proto::PAGE_TILE_DIGESTS, root, {}, std::move(paging)));
-  static_assert(std::endian::native == std::endian::little);
-  std::vector<std::uint64_t> digests(bytes.size() / sizeof(std::uint64_t));
-  if (!digests.empty())
-    std::memcpy(digests.data(), bytes.data(), digests.size() * sizeof(std::uint64_t));
-  co_return digests;
+  co_return parse_digests(bytes);
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_layout(Digest128 digest, Paging paging) {
+rpc::Task<Result<std::string>> SourcePeer::fetch_layout(Digest digest, Paging paging) {
   co_return co_await fetch_pages(proto::PAGE_LAYOUT, digest, {}, std::move(paging));
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_file(Digest128 root, std::string file,
+rpc::Task<Result<std::string>> SourcePeer::fetch_file(Digest root, std::string file,
                                                       Paging paging) {
   co_return co_await fetch_pages(proto::PAGE_FILE, root, std::move(file), std::move(paging));
 }
@@ -175,17 +170,17 @@ rpc::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> peer,
   co_return Result<void>();
 }
 
-rpc::Task<Result<std::vector<std::uint64_t>>> SourcePeer::digest_boxes(
-    proto::DigestBoxesRequest request) {
+rpc::Task<Result<std::vector<std::string>>> SourcePeer::prove_ranges(
+    proto::ProveRangesRequest request) {
   const int asked = request.items_size();
   CO_TRY(const auto response,
-         co_await rpc::call<proto::DigestBoxesResponse>(client_, proto::AGENT_DIGEST_BOXES,
-                                                        std::move(request), kDigestDeadline));
-  if (response.digests_size() != asked) {
-    co_return fail(ErrorCode::kCorrupt, "source {} sent {} digests for {} ranges", name(),
-                   response.digests_size(), asked);
+         co_await rpc::call<proto::ProveRangesResponse>(client_, proto::AGENT_PROVE_RANGES,
+                                                        std::move(request), kProofDeadline));
+  if (response.proofs_size() != asked) {
+    co_return fail(ErrorCode::kCorrupt, "source {} sent {} proofs for {} ranges", name(),
+                   response.proofs_size(), asked);
   }
-  co_return std::vector<std::uint64_t>(response.digests().begin(), response.digests().end());
+  co_return std::vector<std::string>(response.proofs().begin(), response.proofs().end());
 }
 
 }  // namespace rekindle::pull

@@ -52,16 +52,16 @@ class SourcePeer {
     std::chrono::milliseconds page_deadline;
     std::function<void()> on_page;
   };
-  rpc::Task<Result<TensorSet>> fetch_tensor_set(Digest128 digest, Paging paging);
-  rpc::Task<Result<std::vector<std::uint64_t>>> fetch_tile_digests(Digest128 root, Paging paging);
-  rpc::Task<Result<std::string>> fetch_layout(Digest128 digest, Paging paging);  // canonical bytes
+  rpc::Task<Result<TensorSet>> fetch_tensor_set(Digest digest, Paging paging);
+  rpc::Task<Result<std::vector<Digest>>> fetch_tile_digests(Digest root, Paging paging);
+  rpc::Task<Result<std::string>> fetch_layout(Digest digest, Paging paging);  // canonical bytes
   // The content of a file tensor ("config.json"); the caller verifies it against the tile digests.
-  rpc::Task<Result<std::string>> fetch_file(Digest128 root, std::string name, Paging paging);
+  rpc::Task<Result<std::string>> fetch_file(Digest root, std::string name, Paging paging);
 
   struct SessionRequest {
     proto::NodeAddress self;
     ModelVersion id;
-    Digest128 root;
+    Digest root;
     proto::Grant grant;
     std::vector<std::string> transports;
   };
@@ -80,11 +80,12 @@ class SourcePeer {
   using OnHave = std::function<void(swarm::TileRuns held, bool all)>;
   static rpc::Task<Result<void>> watch_have(std::shared_ptr<SourcePeer> peer, SessionToken token,
                                             TileIndex tile_count, OnHave on_have);
-  rpc::Task<Result<std::vector<std::uint64_t>>> digest_boxes(proto::DigestBoxesRequest request);
+  // One proof per item, in order.
+  rpc::Task<Result<std::vector<std::string>>> prove_ranges(proto::ProveRangesRequest request);
 
  private:
-  rpc::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest128 digest,
-                                             std::string name, Paging paging);
+  rpc::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest digest, std::string name,
+                                             Paging paging);
 
   const proto::Source source_;
   const std::shared_ptr<rpc::RpcClient> client_;

@@ -94,7 +94,7 @@ rpc::Task<void> PullJob::learn_layouts() {
 }
 
 rpc::Task<Result<void>> PullJob::learn_layout_of(ActiveSource& source) {
-  const Digest128 digest = rpc::from_proto(source.record.layout());
+  const Digest digest = rpc::from_proto(source.record.layout());
   if (!layouts_.contains(digest)) {
     CO_TRY(const std::string bytes, co_await source.peer->fetch_layout(digest, paging()));
     CO_TRY(auto layout, Layout::parse(checkpoint_->tensors, bytes));

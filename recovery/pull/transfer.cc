@@ -34,8 +34,8 @@ transport::SourceMask being_filled(const SourceTable& sources) {
 
 }  // namespace
 
-Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
-                   const Digest128& root, std::shared_ptr<const planner::Plan> plan,
+Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest& root,
+                   std::shared_ptr<const planner::Plan> plan,
                    std::shared_ptr<store::PendingVersion> destination,
                    std::shared_ptr<VerifiedTiles> verified, std::shared_ptr<SourceTable> sources,
                    std::string forced_transport, std::shared_ptr<PullCounters> counters,
@@ -48,11 +48,11 @@ Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id,
       forced_transport_(std::move(forced_transport)),
       silence_(silence),
       hooks_(std::move(hooks)),
-      digests_(std::make_shared<DigestCalls>(environment.executor, source_table_, root)),
+      proofs_(std::make_shared<ProofCalls>(environment.executor, source_table_, root)),
       slices_(std::make_shared<PlanSliceSource>(
           std::move(plan), std::move(destination), std::move(verified), *environment.digest_pool,
-          [calls = digests_](SourceIndex source, std::vector<RangeDigestItem> items,
-                             DigestCalls::Done done) {
+          [calls = proofs_](SourceIndex source, std::vector<planner::TileWork> items,
+                            ProofCalls::Done done) {
             calls->ask(source, std::move(items), std::move(done));
           },
           std::move(counters), suspicion, being_filled(sources_))),
@@ -120,14 +120,14 @@ void Transfer::note_progress() {
   if (hooks_.tick) hooks_.tick(progress);
 }
 
-// They read the destination and mark its tiles, and may still wait for a source's digests: peers
+// They read the destination and mark its tiles, and may still wait for a source's proofs: peers
 // that are lost, or all after a cancel, are closed, which ends their calls.
 rpc::Task<Result<void>> Transfer::drain_verifications() {
   const bool cancelled = co_await is_cancelled();
   for (const auto& source : sources_) {
     if (source.peer != nullptr && (cancelled || source.lost)) source.peer->close();
   }
-  digests_->close();
+  proofs_->close();
   const auto give_up = std::chrono::steady_clock::now() + kDrainDeadline;
   while (slices_->verifying()) {
     if (std::chrono::steady_clock::now() > give_up) {

@@ -17,8 +17,8 @@
 #include <fmt/format.h>
 
 #include "recovery/planner/plan.h"
-#include "recovery/pull/digest_calls.h"
 #include "recovery/pull/environment.h"
+#include "recovery/pull/proof_calls.h"
 #include "recovery/pull/silence.h"
 #include "recovery/pull/slice_source.h"
 #include "recovery/pull/source_peer.h"
@@ -76,7 +76,7 @@ class Transfer final : private transport::BatchObserver {
     std::function<void(transport::HandshakeConnector&)> use_memory;
   };
 
-  Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest128& root,
+  Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest& root,
            std::shared_ptr<const planner::Plan> plan,
            std::shared_ptr<store::PendingVersion> destination,
            std::shared_ptr<VerifiedTiles> verified, std::shared_ptr<SourceTable> sources,
@@ -164,7 +164,7 @@ class Transfer final : private transport::BatchObserver {
 
   const PullEnvironment& environment_;
   const ModelVersion id_;
-  const Digest128 root_;
+  const Digest root_;
   const std::shared_ptr<SourceTable> source_table_;
   SourceTable& sources_;  // *source_table_
   const std::string forced_transport_;
@@ -172,7 +172,7 @@ class Transfer final : private transport::BatchObserver {
   const Hooks hooks_;
   std::vector<transport::SliceIndex> order_;
   std::uint64_t salt_ = 0;
-  const std::shared_ptr<DigestCalls> digests_;
+  const std::shared_ptr<ProofCalls> proofs_;
   std::shared_ptr<PlanSliceSource> slices_;
   std::unique_ptr<transport::Batch> batch_;
   std::shared_ptr<boost::asio::steady_timer> timer_;

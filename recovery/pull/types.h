@@ -4,12 +4,17 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/tensor/box.h"
+
+namespace rekindle::store {
+struct SetAside;
+}
 
 // What a pull takes and gives, for the command line and the local channel.
 namespace rekindle::pull {
@@ -33,6 +38,8 @@ struct PullRequest {
   std::filesystem::path fallback;    // rung 4: a directory of safetensors files
   std::vector<NamedBox> boxes = {};  // instead of a shard
   bool make_room = true;  // where the budget is too small, older versions may be let go of for it
+  // Instead of all that says what is wanted: exactly this copy of the own store is completed.
+  std::shared_ptr<const store::SetAside> mend = nullptr;
 };
 
 struct SourceLine {
@@ -62,8 +69,8 @@ struct Phase {
 
 struct TransferSummary {
   ModelVersion id;
-  Digest128 root;
-  Digest128 layout;
+  Digest root;
+  Digest layout;
   std::filesystem::path path;
   std::uint64_t bytes = 0;            // now held
   std::uint64_t fetched_bytes = 0;    // over the wire this time
@@ -78,7 +85,7 @@ struct TransferSummary {
 // pull --dry-run: the plan, nothing transferred.
 struct PlanSummary {
   ModelVersion id;
-  Digest128 root;
+  Digest root;
   std::uint32_t tensors = 0;  // without the small files
   std::uint64_t wanted_bytes = 0;
   std::uint64_t wire_bytes = 0;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -13,12 +12,11 @@
 
 namespace rekindle::pull {
 
-// A pull's copy once it has its place: its segments are DIRECTORY/NAME.partial until it is
-// committed, then DIRECTORY/NAME, the same files. What is in `verified` stays as it is.
+// A pull's copy once it has its place. Its files stay the same when it is committed, under other
+// names. What is in `verified` stays as it is.
 struct Arriving {
   std::shared_ptr<const Checkpoint> checkpoint;
   Layout layout;
-  std::filesystem::path directory;
   std::shared_ptr<const VerifiedTiles> verified;
   std::vector<std::shared_ptr<const store::MappedSegment>> segments;  // as in the layout
   std::shared_ptr<Placing> placing = {};  // for who may write to it while it is held
@@ -31,6 +29,9 @@ struct PullWatch {
   // pull waits, without a place at its sources. None: it does not. It waits for who writes to its
   // copy (Arriving::placing) in any case.
   std::function<bool()> held;
+  // Before the pull fails because somebody else fills the same files: it may be tried again when
+  // that has ended.
+  std::function<void()> on_place_taken;
 };
 
 }  // namespace rekindle::pull

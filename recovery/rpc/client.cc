@@ -230,6 +230,7 @@ Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Identity identi
     CO_TRY(const proto::Frame theirs, co_await read_handshake(connection, proto::Frame::kProof));
     CO_TRY_VOID(check_proof(theirs.proof(), secret, Side::kServer, answer.hello(), own.hello()));
   }
+  if (identity.heard_epoch) identity.heard_epoch(peer.epoch);
   co_return peer;
 }
 

@@ -20,14 +20,13 @@ std::string one_line(std::string_view text) {
 
 }  // namespace
 
-proto::Digest128 to_proto(const Digest128& digest) {
-  proto::Digest128 message;
-  message.set_low(digest.low);
-  message.set_high(digest.high);
+proto::Digest to_proto(const Digest& digest) {
+  proto::Digest message;
+  message.set_value(digest.to_bytes());
   return message;
 }
 
-Digest128 from_proto(const proto::Digest128& digest) { return {digest.low(), digest.high()}; }
+Digest from_proto(const proto::Digest& digest) { return Digest::from_bytes(digest.value()); }
 
 proto::ModelVersion to_proto(const ModelVersion& id) {
   proto::ModelVersion message;

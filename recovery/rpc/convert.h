@@ -12,8 +12,8 @@
 // Between wire messages and our own types. What comes from the wire is checked here.
 namespace rekindle::rpc {
 
-proto::Digest128 to_proto(const Digest128& digest);
-Digest128 from_proto(const proto::Digest128& digest);
+proto::Digest to_proto(const Digest& digest);
+Digest from_proto(const proto::Digest& digest);
 
 proto::ModelVersion to_proto(const ModelVersion& id);
 Result<ModelVersion> from_proto(const proto::ModelVersion& id);  // checks the name

@@ -23,11 +23,11 @@ constexpr std::size_t kMinSecretBytes = 16;
 constexpr std::size_t kMaxSecretBytes = 4096;
 
 std::string grant_text(const proto::Grant& grant) {
-  MacText text("rekindle grant v1");
+  MacText text("rekindle grant v2");
   text.bytes(grant.puller_incarnation()).bytes(grant.source_incarnation());
-  text.u64(grant.root().low()).u64(grant.root().high());
+  text.bytes(grant.root().value());
   text.bytes(grant.issuer()).u64(grant.expiry_ms());
-  text.u64(grant.max_bytes_per_second()).u64(grant.serial());
+  text.u64(grant.max_bytes_per_second()).u64(grant.serial()).u64(grant.epoch());
   return std::move(text).take();
 }
 

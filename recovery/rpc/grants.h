@@ -22,7 +22,7 @@ void sign_grant(proto::Grant& grant, std::string_view secret);
 struct GrantCheck {
   Incarnation puller;
   Incarnation source;
-  Digest128 root;
+  Digest root;
 };
 // kDenied with the reason: wrong mac, other puller, other root. kStale: meant for another
 // incarnation of this source. Expiry is the caller's, who knows the issuer's clock.

@@ -14,8 +14,8 @@
 //   server → proof            then calls may begin
 namespace rekindle::rpc {
 
-inline constexpr std::uint32_t kProtocolMin = 1;
-inline constexpr std::uint32_t kProtocolMax = 1;
+inline constexpr std::uint32_t kProtocolMin = 2;
+inline constexpr std::uint32_t kProtocolMax = 2;
 inline constexpr std::size_t kNonceBytes = 32;
 
 // Which end of the connection speaks; part of the MAC, so that a proof cannot be reflected.

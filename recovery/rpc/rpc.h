@@ -36,6 +36,8 @@ struct Identity {
   Incarnation incarnation;
   std::string secret;                    // cluster secret; "" = none
   std::function<std::uint64_t()> epoch;  // highest coordinator epoch seen; may be empty
+  // Told the epoch of each hello that was accepted; may be empty.
+  std::function<void(std::uint64_t epoch)> heard_epoch = {};
 };
 
 // Who is at the other end, from its hello.

@@ -107,6 +107,7 @@ Task<Result<void>> ServerConnection::greet() {
   peer.address = peer_.address;
   peer.local_user = is_unix;
   peer_ = std::move(peer);
+  if (shared_->identity.heard_epoch) shared_->identity.heard_epoch(peer_.epoch);
   co_return Result<void>();
 }
 

@@ -66,7 +66,7 @@ class Availability {
   std::vector<TileIndex> first_tile_;  // by slice
   Rows tiles_of_slice_;                // made when the first source is added
   Rows slices_of_tile_;
-  std::map<Digest128, std::vector<bool>> covered_;  // by layout
+  std::map<Digest, std::vector<bool>> covered_;  // by layout
   std::map<SourceIndex, TileSet> held_;
 };
 

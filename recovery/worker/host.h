@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 #include "recovery/pull/types.h"
 #include "recovery/pull/watch.h"
 #include "recovery/rpc/rpc.h"
+#include "recovery/worker/copy_verifier.h"
 #include "src/base/worker_pool.h"
 #include "src/bucket/contents.h"
 #include "src/store/segment_store.h"
@@ -53,6 +53,11 @@ class Host {
   // The newest READY version of a model: the coordinator's, or, without one, this host's.
   // kNotFound.
   virtual rpc::Task<Result<ModelVersion>> newest(std::string model) = 0;
+  // kStale: the version is being let go of, nobody new may have it.
+  virtual Result<void> may_attach(const ModelVersion& id) const {
+    (void)id;
+    return {};
+  }
   virtual rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) = 0;
   // Whether there is a coordinator, and its answer to a rank's word. kStale, kDenied, kInvalid:
@@ -60,11 +65,9 @@ class Host {
   // else: it could not be asked.
   virtual bool has_fleet() const = 0;
   virtual rpc::Task<Result<FleetWord>> report(RankWord word) = 0;
-  // Adopts files that the caller will not touch again.
-  virtual rpc::Task<Result<Digest128>> publish(ModelVersion id,
-                                               std::filesystem::path directory) = 0;
-  // It does not verify: nobody shall read it any more. Other copies of its version stay.
-  virtual rpc::Task<void> drop(std::shared_ptr<const store::StoredVersion> copy) = 0;
+  virtual rpc::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) = 0;
+  // Asked before a copy of the store is used, each time.
+  virtual CopyVerifier& verifier() = 0;
 
   // Has a session's buckets filled on a GPU: the worker's end of their channel. Otherwise the
   // error says, in a line for the worker, why it fills them itself.

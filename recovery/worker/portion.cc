@@ -73,7 +73,12 @@ Result<Found> find_portion(const Copies& copies, const Wanted& wanted) {
     const Checkpoint& checkpoint = *stored->manifest.checkpoint;
     auto boxes =
         wanted_boxes(spec, checkpoint, spec.needs_config() ? config_of(*stored) : std::string());
-    if (!boxes) continue;  // of a shard without its config.json; the pull will say what is wrong
+    if (!boxes) {
+      // Every copy of the version has these tensors: no other one has what is wrong here. A shard
+      // may lack config.json; the pull that follows finds it, or says so.
+      if (!spec.needs_config()) return fail(std::move(boxes).error());
+      continue;
+    }
     TRY(auto view, pull::view_of(checkpoint.tensors, stored->manifest.layout, *boxes));
     if (view) return Found{stored, Portion::make(checkpoint, std::move(*view), {})};
     if (second == nullptr && pull::covers(stored->manifest.layout, *boxes)) {

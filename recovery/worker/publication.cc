@@ -33,12 +33,13 @@ Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& sto
   std::string name = (parent / "XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) return fail_errno(errno, "create " + name);
   std::unique_ptr<Publication> publication(
-      new Publication(store, std::move(id), std::move(packed.layout), name));
-  const auto segments = publication->layout_.segments();
+      new Publication(store, std::move(id), tensors, std::move(packed), name));
+  const auto segments = publication->packed_.layout.segments();
+  const auto& headers = publication->packed_.headers;
   for (std::size_t i = 0; i < segments.size(); ++i) {
     TRY(auto segment,
         store.create_segment(publication->directory_ / segments[i].name, segments[i].size_bytes));
-    std::memcpy(segment->writable().data(), packed.headers[i].data(), packed.headers[i].size());
+    std::memcpy(segment->writable().data(), headers[i].data(), headers[i].size());
     publication->segments_.push_back(std::move(segment));
   }
   return publication;
@@ -46,8 +47,9 @@ Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& sto
 
 Publication::~Publication() {
   for (const auto& segment : segments_) {
+    if (segment->path().parent_path() != directory_) continue;  // taken over
     if (left_mapped_) store_.never_reuse(*segment);
-    (void)store_.remove_segment(directory_ / segment->path().filename());
+    (void)store_.remove_segment(segment->path());
   }
   std::error_code ignored;
   std::filesystem::remove_all(directory_, ignored);
@@ -55,7 +57,7 @@ Publication::~Publication() {
 
 Result<std::vector<UniqueFd>> Publication::open_segments() const {
   std::vector<UniqueFd> out;
-  for (const auto& segment : layout_.segments()) {
+  for (const auto& segment : packed_.layout.segments()) {
     const auto path = directory_ / segment.name;
     UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
     if (!fd) return fail_errno(errno, fmt::format("open {}", path.string()));

@@ -61,7 +61,7 @@ bool Rounds::enters(SessionId session) {
   return false;
 }
 
-void Rounds::hand_over(SessionId session, const Digest128& root, std::optional<std::string> alone) {
+void Rounds::hand_over(SessionId session, const Digest& root, std::optional<std::string> alone) {
   Member* const member = find(session);
   if (member == nullptr || member->round == 0) return;
   member->root = root;

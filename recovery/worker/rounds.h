@@ -57,7 +57,7 @@ class Rounds {
   // Just before it is handed over: whether it waits for its party on its device.
   bool enters(SessionId session);
   // It was handed over. `alone`: why it gets no buckets of a round.
-  void hand_over(SessionId session, const Digest128& root, std::optional<std::string> alone);
+  void hand_over(SessionId session, const Digest& root, std::optional<std::string> alone);
   void commit(SessionId session);
   void fail(SessionId session, const std::string& why, TimePoint now);
   void detach(SessionId session, TimePoint now);
@@ -101,7 +101,7 @@ class Rounds {
     ModelVersion chosen;
     proto::RoundMemberState state = proto::ROUND_SERVING;
     std::uint64_t round = 0;
-    Digest128 root;
+    Digest root;
     device::DeviceJoined joined;
     bool owner = false;
     std::uint64_t spread_bytes = 0;

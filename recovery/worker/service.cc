@@ -45,7 +45,6 @@ Result<std::unique_ptr<WorkerService>> WorkerService::start(Host& host,
         asio::post(raw->executor_, [raw, death] { raw->on_death(death); });
       }));
   TRY_VOID(service->listen());
-  service->supplies_.start();
   return service;
 }
 

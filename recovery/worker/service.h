@@ -59,6 +59,7 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
 
   const ReadyBoard& board() const { return instances_.board(); }
   void add_status(proto::AgentStatusResponse& status) const;
+  void note(Event event) { events_.add(std::move(event)); }  // of no session
   // Sessions that may still read this version.
   std::uint32_t readers_of(const ModelVersion& id) const;
   // --- what the device process says
@@ -89,6 +90,9 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
     std::shared_ptr<const bool> hold;
     std::optional<proto::WorkerFrame> early_loaded;  // came before what makes it true
     bool attached = false;                           // the call was answered
+    // That it loads from, and its files when it was handed over. Null: one that is still arriving.
+    std::shared_ptr<const store::StoredVersion> copy;
+    store::Verification::Stamps files;
     Supply::Files lent;            // that it may have mapped, while it has not detached
     std::optional<Error> held_up;  // why it was not yet, when something is in the way
     Phase told = Phase::kPlan;     // the events know of it
@@ -131,10 +135,14 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   rpc::Task<Result<ModelVersion>> newest_for(SessionPtr session);
   rpc::Task<Result<ModelVersion>> choose_version(SessionPtr session, AttachOrder order);
   rpc::Task<Result<void>> follow(SessionPtr session, std::shared_ptr<Supply> supply);
+  static void watch_copy(Session& session, const Supply::View& view);
   void take_supply(Session& session, const std::shared_ptr<Supply>& supply);
   Result<void> hand_over(Session& session, Supply& supply);
   void tell_ready(Session& session, const TileRuns& runs);
   Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
+  Result<void> take_loaded(const SessionPtr& session, const proto::WorkerFrame& frame);
+  rpc::Task<void> loaded_once_verified(SessionPtr session, proto::WorkerFrame frame);
+  static bool is_as_handed_over(const Session& session);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
   void fail_session(const SessionPtr& session, const Error& why, const char* kind = "failed");
   void note(const Session& session, std::string kind, std::string why = {});

@@ -1,16 +1,27 @@
 // Sessions whose weights go to a device: the orders of the device process, and its words on them.
+#include <span>
 #include <utility>
 
 #include <fcntl.h>
 
 #include "recovery/worker/service.h"
 #include "src/base/log.h"
+#include "src/ipc/frame.h"
 
 namespace rekindle::worker {
 
 namespace {
 
 TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+
+// What the device process compares a round's bytes with.
+Result<void> add_leaves(const Checkpoint& checkpoint, device::DeviceOrder& order) {
+  const auto bytes = std::as_bytes(std::span(checkpoint.tile_digests));
+  if (bytes.empty()) return {};
+  TRY(order.leaves, ipc::sealed_memfd({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+  order.leaves_bytes = bytes.size();
+  return {};
+}
 
 }  // namespace
 
@@ -28,6 +39,7 @@ Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View
     order.segments.emplace_back(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0));
     if (!order.segments.back()) return fail_errno(errno, "share a segment with the device process");
   }
+  if (session.in_round) TRY_VOID(add_leaves(*view.checkpoint, order));
   TRY(auto channel, host_.serve_device(std::move(order)));
   session.on_device = true;
   return channel;

@@ -158,7 +158,8 @@ rpc::Task<void> WorkerService::commit_publish(ClientPtr client, std::uint64_t ca
   if (!publication) co_return refuse(client, call, session, publication.error());
   ++client->calls;
   const ModelVersion id = (*publication)->id();
-  auto root = co_await host_.publish(id, (*publication)->directory());
+  auto filled = (*publication)->filled();
+  auto root = co_await host_.publish(id, std::move(filled));
   auto over = discard(std::move(*publication));
   co_await std::move(over);
   --client->calls;

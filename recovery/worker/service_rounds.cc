@@ -46,7 +46,10 @@ Rounds::Origin WorkerService::origin_of(const Session& session,
 
 void WorkerService::device_joined(const device::DeviceJoined& joined) {
   const auto found = sessions_.find(joined.session);
-  const bool owner = found != sessions_.end() && found->second->state.is_complete();
+  const auto owns = [](const Session& session) {
+    return session.state.is_complete() && (session.held == nullptr || !session.held->suspect());
+  };
+  const bool owner = found != sessions_.end() && owns(*found->second);
   rounds_.joined(joined, owner);
   if (found != sessions_.end()) note(*found->second, "joined");
   rounds_changed();

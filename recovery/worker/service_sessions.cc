@@ -84,14 +84,14 @@ Result<void> WorkerService::begin_attach(const ClientPtr& client, const proto::W
 rpc::Task<void> WorkerService::attach(SessionPtr session, AttachOrder order) {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto id = co_await choose_version(session, order);
-  Result<void> served;
-  if (id) {
+  Result<void> served = id ? host_.may_attach(*id) : Result<void>();
+  if (id && served) {
     order.wanted.id = *id;
     session->wanted = *id;
     const auto supply = supplies_.get(order.wanted);
     take_supply(*session, supply);
     served = co_await follow(session, supply);
-  } else {
+  } else if (!id) {
     served = fail(std::move(id).error());
   }
   if (!served && !session->state.ended()) fail_session(session, served.error());
@@ -153,6 +153,7 @@ rpc::Task<Result<void>> WorkerService::follow(SessionPtr session, std::shared_pt
     if (session->attached) {
       session->state.fall_to(supply->view()->rung);
       if (supply->complete()) {
+        watch_copy(*session, *supply->view());
         tell_ready(*session, session->state.complete(clock_now()));
         note_phase(*session);
         co_return Result<void>();
@@ -163,6 +164,14 @@ rpc::Task<Result<void>> WorkerService::follow(SessionPtr session, std::shared_pt
     co_await supply->changed.wait_until(clock_now() + kTick);
   }
   co_return Result<void>();
+}
+
+// Of one that has arrived just now: its files are those that were recorded at its commit. With
+// none recorded the worker is not told that it has loaded.
+void WorkerService::watch_copy(Session& session, const Supply::View& view) {
+  if (session.copy != nullptr || view.stored == nullptr) return;
+  session.copy = view.stored;
+  if (auto record = view.stored->verification->record()) session.files = std::move(record->files);
 }
 
 // What a round may bring is not fetched beside it.
@@ -192,6 +201,10 @@ Result<void> WorkerService::hand_over(Session& session, Supply& supply) {
   TRY_VOID(session.state.serve(clock_now(), std::move(offer)));
   session.attached = true;
   session.lent = view.files;
+  if (view.stored != nullptr) {
+    session.copy = view.stored;
+    if (auto files = view.stored->verification->stamp()) session.files = std::move(*files);
+  }
   session.in_round = rounds_.enters(session.state.id());
   if (session.in_round) {
     session.state.enter_round();
@@ -244,6 +257,43 @@ Result<void> WorkerService::loaded(const ClientPtr& client, const proto::WorkerF
     loaded_early(*session, frame);
     return {};
   }
+  if (!is_as_handed_over(*session)) {
+    tasks_.spawn("worker.loaded", loaded_once_verified(session, frame));
+    return {};
+  }
+  return take_loaded(session, frame);
+}
+
+// What it has read are the bytes that were verified.
+bool WorkerService::is_as_handed_over(const Session& session) {
+  if (session.copy == nullptr || session.state.given_all()) return true;
+  auto& verification = *session.copy->verification;
+  const auto record = verification.record();
+  return verification.state() == store::CopyState::kVerified && record &&
+         record->files == session.files;
+}
+
+// The copy is still being verified, or was changed while the worker read it.
+rpc::Task<void> WorkerService::loaded_once_verified(SessionPtr session, proto::WorkerFrame frame) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  Result<void> good = co_await host_.verifier().require(session->copy, options_.session_times.load);
+  if (session->state.ended()) co_return;
+  if (good && !is_as_handed_over(*session)) {
+    good = fail(ErrorCode::kStale, "a file of {} was changed while it was read; attach again",
+                session->wanted.to_string());
+  }
+  if (!good) {
+    refuse(session->client, frame.call(), session->state.id(), good.error());
+    co_return fail_session(session, good.error());
+  }
+  if (auto taken = take_loaded(session, frame); !taken) {
+    refuse(session->client, frame.call(), session->state.id(), taken.error());
+  }
+}
+
+Result<void> WorkerService::take_loaded(const SessionPtr& session,
+                                        const proto::WorkerFrame& frame) {
+  const ClientPtr& client = session->client;
   TRY_VOID(session->state.loaded(clock_now(), frame.loaded().bytes()));
   note_phase(*session);
   auto* const entry = entry_of(*session);

@@ -18,9 +18,10 @@ namespace {
 constexpr std::chrono::milliseconds kTick{20};
 constexpr std::chrono::milliseconds kBusyRetry{200};
 
-Result<UniqueFd> open_segment(const std::filesystem::path& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd) return fail_errno(errno, fmt::format("open {} for a worker", path.string()));
+// The file that is mapped here, whatever has its name by now.
+Result<UniqueFd> open_segment(const store::MappedSegment& segment) {
+  UniqueFd fd(::open(fmt::format("/proc/self/fd/{}", segment.fd()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return fail_errno(errno, fmt::format("open {} for a worker", segment.path().string()));
   return fd;
 }
 
@@ -33,14 +34,23 @@ std::optional<Phase> phase_of(const std::string& pull_phase) {
 
 }  // namespace
 
-Result<void> Supply::set_view(View view, const std::filesystem::path& directory,
-                              const char* suffix) {
-  for (const SegmentSpec& segment : view.portion->layout.segments()) {
-    TRY(auto fd, open_segment(directory / (segment.name + suffix)));
+Result<void> Supply::set_view(View view) {
+  const std::size_t segments = view.portion->layout.segments().size();
+  if (view.files.size() != segments) {
+    return fail(ErrorCode::kInternal, "{} of {} segments of {} are here", view.files.size(),
+                segments, wanted_.id.to_string());
+  }
+  for (const auto& segment : view.files) {
+    TRY(auto fd, open_segment(*segment));
     view.segments.push_back(std::move(fd));
   }
   view_ = std::move(view);
   return {};
+}
+
+bool Supply::suspect() const {
+  return view_ && view_->stored != nullptr &&
+         view_->stored->verification->state() != store::CopyState::kVerified;
 }
 
 rpc::Task<void> Supply::run() {
@@ -62,7 +72,10 @@ rpc::Task<void> Supply::run() {
 
 // False: no copy here has it all.
 rpc::Task<Result<bool>> Supply::serve_local() {
-  const Copies copies = host_.store().find(wanted_.id);
+  Copies copies = host_.store().find(wanted_.id);
+  std::erase_if(copies, [](const auto& copy) {
+    return copy->verification->state() == store::CopyState::kQuarantined;
+  });
   Found found = recent_.find(copies, wanted_);
   if (found.stored == nullptr) {
     auto find = [this, copies] { return find_portion(copies, wanted_); };
@@ -71,29 +84,30 @@ rpc::Task<Result<bool>> Supply::serve_local() {
     recent_.add(copies, wanted_, found);
   }
   const auto stored = found.stored;
-  const auto adopted = adopted_.find(*stored);
-  if (adopted != nullptr && adopted->bad) co_return false;
+  const auto check = host_.verifier().check(stored);
   View view;
   view.checkpoint = stored->manifest.checkpoint;
   view.stored = stored;
   view.portion = std::move(found.portion);
   view.files.assign(stored->segments.begin(), stored->segments.end());
-  view.rung = adopted != nullptr ? Rung::kAdopted : Rung::kLocal;
-  if (adopted != nullptr) verified_ = adopted->verified;
-  if (auto set = set_view(std::move(view), stored->directory, ""); !set) {
-    if (set.error().code() == ErrorCode::kNotFound) co_return false;  // retired meanwhile
-    co_return fail(std::move(set).error());
-  }
+  view.rung = check != nullptr ? Rung::kAdopted : Rung::kLocal;
+  if (check != nullptr) verified_ = check->verified;
+  CO_TRY_VOID(set_view(std::move(view)));
   changed.notify();
-  while (adopted != nullptr && !adopted->done) {
-    co_await adopted->changed.wait_until(std::chrono::steady_clock::now() + kTick);
+  while (check != nullptr && !check->over()) {
+    co_await check->changed.wait_until(std::chrono::steady_clock::now() + kTick);
     changed.notify();
     if (co_await pull::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "the agent stops");
   }
-  if (adopted != nullptr && adopted->bad) {
+  if (check != nullptr && check->state == CopyCheck::State::kBad) {
     // What was told verified; the worker comes back for a copy of which all of it does.
     co_return fail(ErrorCode::kStale, "{}: {}; attach again, it is fetched anew",
-                   wanted_.id.to_string(), adopted->bad->message());
+                   wanted_.id.to_string(), check->why->message());
+  }
+  if (check != nullptr && check->state == CopyCheck::State::kUndecided) {
+    // Tiles that were told may have been changed after they had verified.
+    co_return fail(ErrorCode::kStale, "{}: {}; attach again, it is verified again",
+                   wanted_.id.to_string(), check->why->message());
   }
   co_return true;
 }
@@ -125,7 +139,7 @@ void Supply::on_begun(pull::Arriving arriving) {
   view.files = std::move(arriving.segments);
   view.rung = from_fallback_ ? Rung::kFallback : Rung::kPeers;
   verified_ = arriving.verified;
-  auto set = set_view(std::move(view), arriving.directory, ".partial");
+  auto set = set_view(std::move(view));
   if (!set) failed_ = std::move(set).error();  // the pull goes on, for those who attach later
   changed.notify();
 }
@@ -143,9 +157,9 @@ void Supply::landed(const std::string& party, std::span<const bucket::KeptTiles>
 
 rpc::Task<Result<void>> Supply::serve_pull() {
   while (true) {
+    place_taken_ = false;
     auto pulled = co_await pull_once();
-    const bool busy =
-        !pulled && pulled.error().message().find("already being written") != std::string::npos;
+    const bool busy = !pulled && place_taken_;
     const bool stop = co_await pull::is_cancelled();
     if (!busy || view_ || failed_ || stop || interest_.use_count() == 1) co_return pulled;
     held_up_ = std::move(pulled).error();
@@ -157,6 +171,7 @@ rpc::Task<Result<void>> Supply::serve_pull() {
 rpc::Task<Result<void>> Supply::pull_once() {
   pull::PullWatch watch;
   watch.on_begun = [this](pull::Arriving arriving) { on_begun(std::move(arriving)); };
+  watch.on_place_taken = [this] { place_taken_ = true; };
   watch.held = [this] { return !wanted_now_ && hold_.use_count() > 1; };
   const auto progress = [this](const pull::Progress& update) {
     if (const auto phase = phase_of(update.phase)) phase_ = *phase;
@@ -184,17 +199,16 @@ rpc::Task<Result<void>> Supply::pull_once() {
 }
 
 Supplies::Supplies(Host& host, boost::asio::any_io_executor executor)
-    : host_(host), executor_(std::move(executor)), adopted_(host, executor_), tasks_(executor_) {}
+    : host_(host), executor_(std::move(executor)), tasks_(executor_) {}
 
 rpc::Task<void> Supplies::close(std::chrono::milliseconds deadline) {
   (void)co_await tasks_.close(deadline);
-  (void)co_await adopted_.close(deadline);
 }
 
 std::shared_ptr<Supply> Supplies::get(const Wanted& wanted) {
   const auto found = running_.find(wanted);
   if (found != running_.end() && !found->second->failed()) return found->second;
-  auto supply = std::make_shared<Supply>(host_, adopted_, recent_, wanted, executor_);
+  auto supply = std::make_shared<Supply>(host_, recent_, wanted, executor_);
   running_[wanted] = supply;
   tasks_.spawn("worker.supply", run(supply));
   return supply;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "recovery/rpc/notifier.h"
-#include "recovery/worker/adopted.h"
 #include "recovery/worker/core/session.h"
 #include "recovery/worker/host.h"
 #include "recovery/worker/kept_parts.h"
@@ -32,19 +31,17 @@ class Supply {
     Files files;
     Rung rung = Rung::kLocal;
   };
-  Supply(Host& host, AdoptedCopies& adopted, RecentPortions& recent, Wanted wanted,
+  Supply(Host& host, RecentPortions& recent, Wanted wanted,
          const boost::asio::any_io_executor& executor)
-      : changed(executor),
-        host_(host),
-        adopted_(adopted),
-        recent_(recent),
-        wanted_(std::move(wanted)) {}
+      : changed(executor), host_(host), recent_(recent), wanted_(std::move(wanted)) {}
 
   // Until it is complete or has failed.
   rpc::Task<void> run();
 
   const View* view() const { return view_ ? &*view_ : nullptr; }  // null: not known yet
   bool complete() const { return complete_; }
+  // A file of the copy has changed since it was verified.
+  bool suspect() const;
   const std::optional<Error>& failed() const { return failed_; }
   // Another pull fills the same files: it is tried again for as long as somebody has interest().
   const std::optional<Error>& held_up() const { return held_up_; }
@@ -68,12 +65,11 @@ class Supply {
   rpc::Task<Result<bool>> serve_local();
   rpc::Task<Result<void>> serve_pull();
   rpc::Task<Result<void>> pull_once();
-  Result<void> set_view(View view, const std::filesystem::path& directory, const char* suffix);
+  Result<void> set_view(View view);
   pull::PullRequest request() const;
   void on_begun(pull::Arriving arriving);
 
   Host& host_;
-  AdoptedCopies& adopted_;
   RecentPortions& recent_;
   const Wanted wanted_;
   std::optional<View> view_;
@@ -81,6 +77,7 @@ class Supply {
   bool complete_ = false;
   std::optional<Error> failed_;
   std::optional<Error> held_up_;
+  bool place_taken_ = false;  // by another pull, when the last try failed
   const std::shared_ptr<const bool> interest_ = std::make_shared<const bool>(true);
   const std::shared_ptr<const bool> hold_ = std::make_shared<const bool>(true);
   bool wanted_now_ = false;
@@ -94,7 +91,6 @@ class Supply {
 class Supplies {
  public:
   Supplies(Host& host, boost::asio::any_io_executor executor);
-  void start() { adopted_.start(); }
   rpc::Task<void> close(std::chrono::milliseconds deadline);
   std::shared_ptr<Supply> get(const Wanted& wanted);
 
@@ -103,7 +99,6 @@ class Supplies {
 
   Host& host_;
   const boost::asio::any_io_executor executor_;
-  AdoptedCopies adopted_;
   RecentPortions recent_;
   std::map<Wanted, std::shared_ptr<Supply>> running_;
   rpc::TaskGroup tasks_;

@@ -6,7 +6,9 @@
 #include <span>
 #include <string>
 
+#include "src/base/blake3_box.h"
 #include "src/base/clock.h"
+#include "src/base/digest.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 
@@ -14,6 +16,8 @@
 // streams whose work runs in order, events that order streams, also over processes. Behind it is
 // src/cuda, or a double in host memory (double_device.h).
 namespace rekindle::bucket {
+
+inline constexpr std::uint64_t kMostDigestedBytes = std::uint64_t{1} << 20;  // of a box
 
 // In a device's memory, as this process sees it; of the double: a plain pointer.
 using DeviceAddress = std::uint64_t;
@@ -63,6 +67,15 @@ class Pin {
   virtual ~Pin() = default;  // no work that uses it may be queued
 };
 
+// The results of Stream::digest(), in host memory.
+class Digests {
+ public:
+  virtual ~Digests() = default;  // no work that uses it may be queued
+  virtual std::size_t capacity() const = 0;
+  // Those of the last batch, in the order of its boxes, once the device has done it.
+  virtual std::span<const Digest> values() const = 0;
+};
+
 // Work in order. Calls queue and return; what fails on the device shows in a later call as
 // kInternal, and then for ever. One thread at a time.
 class Stream {
@@ -71,6 +84,9 @@ class Stream {
   virtual Result<void> upload(std::span<const Upload> copies) = 0;
   virtual Result<void> move(std::span<const Move> copies) = 0;
   virtual Result<void> download(std::span<const Download> copies) = 0;
+  // The BLAKE3 of boxes in this device's memory, of at most kMostDigestedBytes and one byte at
+  // least each. At most into.capacity() of them; the batch before in `into` has been done.
+  virtual Result<void> digest(std::span<const BoxBytes> boxes, Digests& into) = 0;
   virtual Result<void> record(Event& event) = 0;
   // Later work of this stream starts after what `event` was last recorded behind, as of now; an
   // event that was never recorded holds nothing up.
@@ -98,6 +114,9 @@ class Device {
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   // A CUstream or cudaStream_t of the caller's, who keeps it alive; null: the default stream.
   virtual Result<std::unique_ptr<Stream>> borrow_stream(void* stream) = 0;
+  // Room for the digests of `capacity` boxes. kUnavailable: this device cannot compute digests, say
+  // because its driver lacks the compiler; kExhausted.
+  virtual Result<std::unique_ptr<Digests>> make_digests(std::size_t capacity) = 0;
   // Whether what `event` was last recorded behind has been done; true when it never was.
   virtual Result<bool> is_done(const Event& event) = 0;
   // kExhausted; kUnavailable: this kind of memory cannot be pinned. Copies from it work, slower.

@@ -99,6 +99,9 @@ class DoubleDevice final : public Device {
     return make_double_stream(std::make_shared<DoubleQueue>());
   }
   Result<std::unique_ptr<Stream>> borrow_stream(void* stream) override;
+  Result<std::unique_ptr<Digests>> make_digests(std::size_t capacity) override {
+    return std::make_unique<DoubleDigests>(capacity);
+  }
   Result<bool> is_done(const Event& event) override {
     const EventState& state = static_cast<const DoubleEvent&>(event).page().state();
     return state.completed.load() >= state.recorded.load();

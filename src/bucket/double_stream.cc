@@ -99,6 +99,21 @@ class DoubleStream final : public Stream {
     });
     return {};
   }
+  Result<void> digest(std::span<const BoxBytes> boxes, Digests& into) override {
+    if (boxes.size() > into.capacity()) {
+      return fail(ErrorCode::kInvalid, "digest {} boxes with room for {}", boxes.size(),
+                  into.capacity());
+    }
+    const std::span<Digest> results = static_cast<DoubleDigests&>(into).begin(boxes.size());
+    queue_->push([all = std::vector(boxes.begin(), boxes.end()), results](const auto& stop) {
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        if (stop.load(std::memory_order_relaxed)) return false;
+        results[i] = blake3_of_box(all[i]);
+      }
+      return true;
+    });
+    return {};
+  }
   Result<void> record(Event& event) override {
     auto page = static_cast<DoubleEvent&>(event).shared_page();
     const std::uint64_t sequence = page->state().recorded.fetch_add(1) + 1;

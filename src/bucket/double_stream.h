@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "src/bucket/device.h"
 
@@ -64,6 +65,22 @@ class DoubleEvent final : public Event {
  private:
   const std::shared_ptr<EventPage> page_;  // queued work may outlive the event
   const UniqueFd fd_;
+};
+
+class DoubleDigests final : public Digests {
+ public:
+  explicit DoubleDigests(std::size_t capacity) : capacity_(capacity) {}
+  std::size_t capacity() const override { return capacity_; }
+  std::span<const Digest> values() const override { return values_; }
+  // The results of a batch of so many boxes; its stream writes them.
+  std::span<Digest> begin(std::size_t count) {
+    values_.assign(count, {});
+    return values_;
+  }
+
+ private:
+  const std::size_t capacity_;
+  std::vector<Digest> values_;
 };
 
 // A thread that does what it is given, in order. Thread-safe.

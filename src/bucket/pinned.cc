@@ -72,8 +72,7 @@ Result<std::shared_ptr<const PinnedSegment>> Pinner::add(int fd, std::uint64_t b
     return fail(ErrorCode::kInternal, "a segment of {} bytes is a file of {}", bytes,
                 status.st_size);
   }
-  // A device registers what the process may write; what a worker has is read-only, and is not
-  // pinned.
+  // What may be written is where a broadcast keeps what passes; the rest is pinned to be read.
   const bool writable = (::fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
   void* const mapping =
       ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
@@ -107,7 +106,9 @@ void Pinner::run() {
     if (segment != nullptr) {
       // Page tables first: these threads fill them side by side, a device's driver takes turns.
       const auto piece = segment->piece(job.piece);
-      (void)::madvise(const_cast<std::byte*>(piece.data()), piece.size(), MADV_POPULATE_WRITE);
+      // By reading: a write fault changes the times of the file, as if somebody had written to it.
+      // On tmpfs the entries of a writable mapping may be written all the same.
+      (void)::madvise(const_cast<std::byte*>(piece.data()), piece.size(), MADV_POPULATE_READ);
       auto pin = device_.pin(piece);
       const std::lock_guard held(mutex_);
       if (pin) {

@@ -4,6 +4,19 @@
 
 namespace rekindle::bucket {
 
+namespace {
+
+Result<void> make_events(Device& device, std::size_t count,
+                         std::vector<std::unique_ptr<Event>>& out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    TRY(auto event, device.make_event());
+    out.push_back(std::move(event));
+  }
+  return {};
+}
+
+}  // namespace
+
 Pipeline::Pipeline(Device& device, std::size_t buckets, Slots& slots, Fetch& fetch, Spread* spread,
                    Deliver& deliver, PipelineOptions options)
     : device_(device),
@@ -19,13 +32,22 @@ Pipeline::~Pipeline() = default;
 
 Result<void> Pipeline::start() {
   TRY(fetch_stream_, device_.make_stream());
-  if (spread_ == nullptr) return {};
-  TRY(spread_stream_, device_.make_stream());
-  for (std::size_t i = 0; i < states_.size(); ++i) {
-    TRY(auto event, device_.make_event());
-    fetched_.push_back(std::move(event));
+  if (spread_ != nullptr) {
+    TRY(spread_stream_, device_.make_stream());
+    TRY_VOID(make_events(device_, states_.size(), fetched_));
+  }
+  if (verify_ != nullptr) {
+    TRY(verify_stream_, device_.make_stream());
+    TRY_VOID(make_events(device_, states_.size(), brought_));
   }
   return {};
+}
+
+// Work of `after` from now on comes behind what `before` has.
+Result<Stream*> Pipeline::go_on(Stream& before, Event& event, Stream& after) {
+  TRY_VOID(before.record(event));
+  TRY_VOID(after.wait(event));
+  return &after;
 }
 
 // To queue a spread may wait for peers: what comes after it would begin with less time.
@@ -40,10 +62,12 @@ Result<bool> Pipeline::fill(std::uint32_t slot, TimePoint now) {
   TRY_VOID(fetch_->enqueue(*bucket, slots_.at(slot), *fetch_stream_));
   Stream* last = fetch_stream_.get();
   if (spread_ != nullptr) {
-    TRY_VOID(fetch_stream_->record(*fetched_[slot]));
-    TRY_VOID(spread_stream_->wait(*fetched_[slot]));
-    TRY_VOID(spread_->enqueue(*bucket, slots_.at(slot), *spread_stream_));
-    last = spread_stream_.get();
+    TRY(last, go_on(*last, *fetched_[slot], *spread_stream_));
+    TRY_VOID(spread_->enqueue(*bucket, slots_.at(slot), *last));
+  }
+  if (verify_ != nullptr) {
+    TRY(last, go_on(*last, *brought_[slot], *verify_stream_));
+    TRY_VOID(verify_->enqueue(*bucket, slot, slots_.at(slot), *last));
   }
   TRY_VOID(last->record(*slots_.filled[slot]));
   states_[slot] = {.busy = true,
@@ -57,7 +81,7 @@ Result<bool> Pipeline::fill(std::uint32_t slot, TimePoint now) {
                    .keep_by = {}};
   next_slot_ = (next_slot_ + 1) % slots_.count();
   ++queued_;
-  if (spread_ == nullptr) TRY_VOID(hand_over_next(now));
+  if (hands_over_at_once()) TRY_VOID(hand_over_next(now));
   return true;
 }
 
@@ -71,17 +95,46 @@ Result<void> Pipeline::hand_over_next(TimePoint now) {
   return deliver_.hand_over(states_[slot].bucket, slot);
 }
 
-// What was spread: looked at before the consumer is told of it.
+Result<Pipeline::Verdict> Pipeline::verify(std::uint32_t slot, TimePoint now) {
+  if (verify_ == nullptr) return Verdict::kRight;
+  TRY(const bool right, verify_->check(slot));
+  if (right) return Verdict::kRight;
+  TRY(const bool again, verify_->refill(slot, *verify_stream_));
+  if (!again) return Verdict::kWrong;
+  TRY_VOID(verify_stream_->record(*slots_.filled[slot]));
+  states_[slot].filled = false;
+  states_[slot].fill_by = latest(now) + options_.fill_deadline;
+  return Verdict::kAgain;
+}
+
+// Of a bucket that the consumer must not see.
+Result<void> Pipeline::pass_over_next(TimePoint now) {
+  const std::uint32_t slot = next_hand_over_;
+  states_[slot].handed_over = true;
+  states_[slot].kept = true;
+  states_[slot].release_by = now + options_.release_deadline;
+  next_hand_over_ = (next_hand_over_ + 1) % slots_.count();
+  ++handed_over_;
+  return deliver_.spoil(states_[slot].bucket, verify_->wrong(slot));
+}
+
+// What was spread, or is verified: looked at before the consumer is told of it.
 Result<bool> Pipeline::hand_over_filled(TimePoint now) {
   bool any = false;
   for (;;) {
     const std::uint32_t slot = next_hand_over_;
     const Slot& next = states_[slot];
     if (!next.busy || next.handed_over || !next.filled) return any;
-    TRY_VOID(spread_->check());
+    if (spread_ != nullptr) TRY_VOID(spread_->check());
+    TRY(const Verdict verdict, verify(slot, now));
+    if (verdict == Verdict::kAgain) return any;
+    any = true;
+    if (verdict == Verdict::kWrong) {
+      TRY_VOID(pass_over_next(now));
+      continue;
+    }
     TRY_VOID(hand_over_next(now));
     if (keep_ != nullptr) TRY_VOID(keep_->offer(next.bucket, slot, slots_.at(slot), now));
-    any = true;
   }
 }
 
@@ -132,7 +185,7 @@ Result<bool> Pipeline::collect(TimePoint now) {
     ++delivered_;
     any = true;
   }
-  if (spread_ == nullptr) return any;
+  if (hands_over_at_once()) return any;
   TRY(const bool handed_over, hand_over_filled(now));
   return any || handed_over;
 }
@@ -188,6 +241,7 @@ Result<void> Pipeline::go_on_without_spread(std::size_t buckets, Fetch& fetch, T
     slot.kept = true;
   }
   keep_ = nullptr;
+  verify_ = nullptr;
   // Those that the consumer has come right before it: slots go round.
   next_slot_ = next_hand_over_;
   queued_ = handed_over_;
@@ -195,12 +249,14 @@ Result<void> Pipeline::go_on_without_spread(std::size_t buckets, Fetch& fetch, T
   fetch_ = &fetch;
   spread_ = nullptr;
   spread_stream_.reset();
+  verify_stream_.reset();
   fetched_.clear();
+  brought_.clear();
   return {};
 }
 
 Result<void> Pipeline::drain(TimePoint deadline) {
-  for (Stream* stream : {fetch_stream_.get(), spread_stream_.get()}) {
+  for (Stream* stream : {fetch_stream_.get(), spread_stream_.get(), verify_stream_.get()}) {
     if (stream != nullptr) TRY_VOID(stream->finish(deadline));
   }
   if (keep_ != nullptr) TRY_VOID(keep_->drain(deadline));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "src/base/clock.h"
@@ -14,7 +15,7 @@
 // of device memory. A local re-attach, a pull and a broadcast differ in their stages only:
 //   local      fetch: upload from the segments   spread: none   deliver: to a worker by IPC
 //   pull       the same, as tiles verify         spread: none   deliver: the same
-//   broadcast  fetch: upload of what is owned    spread: NCCL   deliver: the same
+//   broadcast  fetch: upload of what is owned    spread: NCCL   deliver: the same, once verified
 // Stages queue work on streams and order it by events; nothing here waits.
 namespace rekindle::bucket {
 
@@ -37,6 +38,22 @@ class Spread {
   virtual Result<void> check() = 0;
 };
 
+// Compares what a slot was filled with with what it should be.
+class Verify {
+ public:
+  virtual ~Verify() = default;
+  // Queues what it takes of the device: the bucket is in the slot at `at`.
+  virtual Result<void> enqueue(std::size_t bucket, std::uint32_t slot, DeviceAddress at,
+                               Stream& stream) = 0;
+  // Once the device has done that. False: some bytes are wrong.
+  virtual Result<bool> check(std::uint32_t slot) = 0;
+  // Of one whose bytes are wrong: queues to fill it again from this host's memory, and to compare
+  // it again. False: that cannot be, or was done before.
+  virtual Result<bool> refill(std::uint32_t slot, Stream& stream) = 0;
+  // Names the device, and a tensor whose bytes are wrong.
+  virtual Error wrong(std::uint32_t slot) const = 0;
+};
+
 class Deliver {
  public:
   virtual ~Deliver() = default;
@@ -45,6 +62,10 @@ class Deliver {
   // Whether it has said that it queued its last read of the slot, and that read has been done.
   // Asked again and again: a consumer that is stopped must never hold up a stream.
   virtual Result<bool> released(std::uint32_t slot) = 0;
+  // The bucket's bytes are wrong, and right ones cannot be had: the consumer never gets them. Fine:
+  // it counts as handed over, and released() tells when its slot is free. An error ends the
+  // pipeline.
+  virtual Result<void> spoil(std::size_t /*bucket*/, Error why) { return fail(std::move(why)); }
 };
 
 // Copies what passes to elsewhere, beside the delivery. Never waits.
@@ -78,6 +99,9 @@ class Pipeline {
   Result<void> start();  // makes its streams
   // Is offered every bucket that was spread, and outlives the pipeline. Before the first step.
   void keep_with(Keep& keep) { keep_ = &keep; }
+  // Looks at every bucket before it is handed over, on a stream of its own, until the pipeline goes
+  // on without its spread; outlives the pipeline. Before start().
+  void verify_with(Verify& verify) { verify_ = &verify; }
   // Waits for what is queued on the device, not for the consumer.
   ~Pipeline();
 
@@ -113,6 +137,13 @@ class Pipeline {
   Result<bool> fill(std::uint32_t slot, TimePoint now);
   Result<void> hand_over_next(TimePoint now);
   Result<bool> hand_over_filled(TimePoint now);
+  // kAgain: the slot is being filled again.
+  enum class Verdict { kRight, kWrong, kAgain };
+  Result<Verdict> verify(std::uint32_t slot, TimePoint now);
+  Result<void> pass_over_next(TimePoint now);
+  // Told before the device has filled it, so that the consumer waits on the device.
+  bool hands_over_at_once() const { return spread_ == nullptr && verify_ == nullptr; }
+  Result<Stream*> go_on(Stream& before, Event& event, Stream& after);
   Result<bool> collect(TimePoint now);
   Result<bool> is_free(std::uint32_t slot, TimePoint now);
   Result<void> check_filled(std::uint32_t slot, TimePoint now);
@@ -138,10 +169,13 @@ class Pipeline {
   Spread* spread_;
   Deliver& deliver_;
   Keep* keep_ = nullptr;
+  Verify* verify_ = nullptr;
   const PipelineOptions options_;
   std::unique_ptr<Stream> fetch_stream_;
   std::unique_ptr<Stream> spread_stream_;        // null without spread_
+  std::unique_ptr<Stream> verify_stream_;        // null without verify_
   std::vector<std::unique_ptr<Event>> fetched_;  // per slot; with spread_ only
+  std::vector<std::unique_ptr<Event>> brought_;  // per slot; with verify_ only
   std::vector<Slot> states_;
   std::uint32_t next_slot_ = 0;       // to be filled
   std::uint32_t next_hand_over_ = 0;  // slot

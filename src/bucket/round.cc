@@ -4,6 +4,7 @@
 #include <string>
 #include <thread>
 
+#include "src/base/blake3.h"
 #include "src/base/units.h"
 
 namespace rekindle::bucket {
@@ -53,7 +54,7 @@ Failure too_many(std::uint64_t bytes, std::uint64_t share_bytes) {
 
 }  // namespace
 
-Digest128 digest_of(const Contents& contents) {
+Digest digest_of(const Contents& contents) {
   std::string all;
   for (const Piece& piece : contents.pieces()) {
     add(all, piece.name);
@@ -62,7 +63,7 @@ Digest128 digest_of(const Contents& contents) {
     add(all, piece.shape());
     add(all, piece.full_shape);
   }
-  return xxh3_128(as_bytes(all));
+  return blake3(as_bytes(all));
 }
 
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares) {
@@ -89,23 +90,24 @@ std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_
 
 Result<RoundPlan> RoundPlan::create(const Contents& contents,
                                     std::span<const std::uint32_t> share_of, std::uint32_t shares,
-                                    std::uint64_t bucket_bytes) {
+                                    std::uint64_t bucket_bytes, std::uint64_t seal_room) {
   if (shares == 0) return fail(ErrorCode::kInvalid, "a round without owners brings nothing");
   RoundPlan round;
   round.share_bytes_ = bucket_bytes / shares / kPartAlignment * kPartAlignment;
-  if (round.share_bytes_ == 0) {
+  if (round.share_bytes_ < seal_room + kPartAlignment) {
     return fail(ErrorCode::kInvalid,
                 "buckets of {} bytes are too small for {} owners, {} is the least", bucket_bytes,
-                shares, shares * kPartAlignment);
+                shares, shares * (seal_room + kPartAlignment));
   }
+  const std::uint64_t room = round.share_bytes_ - seal_room;
   TRY(const auto pieces, pieces_of_shares(contents.pieces(), share_of, shares));
   for (const auto& own : pieces) {
     std::uint64_t bytes = 0;
     for (const std::uint32_t piece : own) bytes += contents.pieces()[piece].bytes;
     // Before a plan is made that nobody could keep in memory, and once it is known.
-    if (bytes / round.share_bytes_ > kMostBuckets) return too_many(bytes, round.share_bytes_);
-    TRY(Plan plan, Plan::in_order(contents, own, round.share_bytes_));
-    if (plan.size() > kMostBuckets) return too_many(bytes, round.share_bytes_);
+    if (bytes / room > kMostBuckets) return too_many(bytes, room);
+    TRY(Plan plan, Plan::in_order(contents, own, room));
+    if (plan.size() > kMostBuckets) return too_many(bytes, room);
     round.size_ = std::max(round.size_, plan.size());
     round.plans_.push_back(std::move(plan));
   }
@@ -133,7 +135,10 @@ std::optional<std::size_t> RoundFetch::next() {
 
 Result<void> RoundFetch::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
   if (!own_ || bucket >= plan_.plan_of(own_->share).size()) return {};
-  return own_->fetch.enqueue(bucket, to + own_->share * plan_.share_bytes(), stream);
+  const DeviceAddress share = to + own_->share * plan_.share_bytes();
+  TRY_VOID(own_->fetch.enqueue(bucket, share, stream));
+  if (own_->seal == nullptr) return {};
+  return own_->seal->enqueue(bucket, share, stream);
 }
 
 RoundSpread::RoundSpread(Collective& collective, std::uint64_t share_bytes,

@@ -21,23 +21,31 @@
 namespace rekindle::bucket {
 
 // Who wants the same has the same: names, types and boxes of all pieces, in their order.
-Digest128 digest_of(const Contents& contents);
+Digest digest_of(const Contents& contents);
 
 // Spreads the pieces over `shares` owners, in their order, so that each has about as many bytes.
 // Returns the share of each piece.
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares);
 
+// At the end of a share there may be room for its seal (round_verify.h).
+inline constexpr std::uint64_t kSealRoom = kPartAlignment;
+// The least share that has room for a seal, and for something else.
+inline constexpr std::uint64_t kSmallestShare = kSealRoom + kPartAlignment;
+
 class RoundPlan {
  public:
-  // `share_of`: of each piece. The same for the same pieces, wherever their bytes lie. kInvalid:
-  // a share that is none.
+  // `share_of`: of each piece. The same for the same pieces, wherever their bytes lie. `seal_room`:
+  // bytes at the end of each share that no part lies in, 0 or kSealRoom. kInvalid: a share that is
+  // none.
   static Result<RoundPlan> create(const Contents& contents, std::span<const std::uint32_t> share_of,
-                                  std::uint32_t shares, std::uint64_t bucket_bytes);
+                                  std::uint32_t shares, std::uint64_t bucket_bytes,
+                                  std::uint64_t seal_room = 0);
 
   std::size_t size() const { return size_; }  // buckets
   std::uint32_t shares() const { return static_cast<std::uint32_t>(plans_.size()); }
   std::uint64_t share_bytes() const { return share_bytes_; }
   std::uint64_t bucket_bytes() const { return share_bytes_ * shares(); }
+  std::uint64_t seal_at() const { return share_bytes_ - kSealRoom; }  // in a share with a seal
   const Plan& plan_of(std::uint32_t share) const { return plans_[share]; }
   // All that bucket `index` brings; `at` counts from the bucket's start.
   std::vector<Part> parts(std::size_t index) const;
@@ -48,12 +56,21 @@ class RoundPlan {
   std::size_t size_ = 0;
 };
 
+// What an owner adds to each bucket of its share.
+class ShareSeal {
+ public:
+  virtual ~ShareSeal() = default;
+  // To the share's bucket at `to`, beside its parts.
+  virtual Result<void> enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) = 0;
+};
+
 // One rank's uploads into its share of each bucket, in order; without a share, nothing.
 class RoundFetch final : public Fetch {
  public:
   struct Own {
     std::uint32_t share = 0;
-    SegmentFetch& fetch;  // of plan_of(share)
+    SegmentFetch& fetch;        // of plan_of(share)
+    ShareSeal* seal = nullptr;  // or none
   };
   RoundFetch(const RoundPlan& plan, std::optional<Own> own) : plan_(plan), own_(own) {}
 

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "src/cuda/device.h"
+#include "src/cuda/digest_kernel.h"
 #include "src/cuda/handles.h"
 
 namespace rekindle::cuda {
@@ -20,6 +22,7 @@ class CudaDevice final : public bucket::Device {
   Result<std::unique_ptr<bucket::Event>> make_event() override;
   Result<std::unique_ptr<bucket::Stream>> make_stream() override;
   Result<std::unique_ptr<bucket::Stream>> borrow_stream(void* stream) override;
+  Result<std::unique_ptr<bucket::Digests>> make_digests(std::size_t capacity) override;
   Result<bool> is_done(const bucket::Event& event) override;
   Result<std::unique_ptr<bucket::Pin>> pin(std::span<const std::byte> memory) override;
 
@@ -34,7 +37,8 @@ class CudaDevice final : public bucket::Device {
 
  private:
   const Api& api() const { return context_->api(); }
-  int attribute(CUdevice_attribute which) const;  // 0 when it is not known
+  int attribute(CUdevice_attribute which) const;        // 0 when it is not known
+  std::shared_ptr<const DigestKernel> digest_kernel();  // null: it cannot be had
   Result<void> check_shareable() const;
   Error error(CUresult result, std::string_view what) const;
   Error ipc_error(CUresult result, std::string_view what) const;
@@ -43,6 +47,9 @@ class CudaDevice final : public bucket::Device {
   const DeviceSummary summary_;
   const std::uint64_t longest_pitch_;
   const bool pins_read_only_;
+  std::mutex kernel_mutex_;
+  bool has_looked_for_kernel_ = false;                 // guarded by kernel_mutex_
+  std::shared_ptr<const DigestKernel> digest_kernel_;  // likewise
 };
 
 }  // namespace rekindle::cuda

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "src/cuda/cuda_device.h"
+#include "src/cuda/digests.h"
 #include "src/cuda/objects.h"
 #include "src/cuda/stream.h"
 
@@ -126,6 +127,33 @@ Result<std::unique_ptr<bucket::Stream>> CudaDevice::make_stream() {
 Result<std::unique_ptr<bucket::Stream>> CudaDevice::borrow_stream(void* stream) {
   return std::make_unique<CudaStream>(context_, static_cast<CUstream>(stream), false,
                                       longest_pitch_);
+}
+
+std::shared_ptr<const DigestKernel> CudaDevice::digest_kernel() {
+  const std::lock_guard lock(kernel_mutex_);
+  if (!has_looked_for_kernel_) {
+    has_looked_for_kernel_ = true;
+    context_->run([this] {
+      digest_kernel_ = DigestKernel::load(context_);
+      return CUDA_SUCCESS;
+    });
+  }
+  return digest_kernel_;
+}
+
+Result<std::unique_ptr<bucket::Digests>> CudaDevice::make_digests(std::size_t capacity) {
+  auto kernel = digest_kernel();
+  if (kernel == nullptr) {
+    return fail(ErrorCode::kUnavailable,
+                "{} computes no digests: its driver cannot compile the kernels (is its JIT "
+                "compiler, libnvidia-ptxjitcompiler, installed?)",
+                summary_.id);
+  }
+  TRY(auto memory, allocate(CudaDigests::device_bytes(capacity)));
+  auto digests = std::make_unique<CudaDigests>(std::move(kernel), std::move(memory), capacity);
+  // Memory that is not pinned works, too, but makes the caller wait for the stream.
+  if (auto pinned = pin(digests->host_memory()); pinned) digests->keep(std::move(*pinned));
+  return digests;
 }
 
 Result<bool> CudaDevice::is_done(const bucket::Event& event) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "src/cuda/digests.h"
 #include "src/cuda/objects.h"
 #if REKINDLE_CUDA_FAILPOINTS
 #include "src/base/failpoint.h"
@@ -236,6 +237,18 @@ CUresult CudaStream::copy_out(const bucket::Download& copy) {
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
+}
+
+Result<void> CudaStream::digest(std::span<const BoxBytes> boxes, bucket::Digests& into) {
+  if (boxes.size() > into.capacity()) {
+    return fail(ErrorCode::kInvalid, "digest {} boxes with room for {}", boxes.size(),
+                into.capacity());
+  }
+  auto& digests = static_cast<CudaDigests&>(into);
+  const CUresult result =
+      context_->run([&] { return digests.queue(boxes, context_->api(), stream_); });
+  if (result != CUDA_SUCCESS) return fail(error(result, "digest memory of the GPU"));
+  return {};
 }
 
 Result<void> CudaStream::record(bucket::Event& event) {

@@ -21,6 +21,7 @@ class CudaStream final : public bucket::Stream {
   Result<void> upload(std::span<const bucket::Upload> copies) override;
   Result<void> move(std::span<const bucket::Move> copies) override;
   Result<void> download(std::span<const bucket::Download> copies) override;
+  Result<void> digest(std::span<const BoxBytes> boxes, bucket::Digests& into) override;
   Result<void> record(bucket::Event& event) override;
   Result<void> wait(bucket::Event& event) override;
   Result<void> finish(TimePoint deadline) override;

@@ -48,13 +48,15 @@ Result<std::string> read_file(const fs::path& path, std::uint64_t max_bytes) {
   return bytes;
 }
 
-Result<void> write_file_atomically(const fs::path& path, std::string_view bytes) {
+Result<void> write_file_atomically(const fs::path& path, std::string_view bytes,
+                                   AfterPowerCut after) {
   const fs::path fresh = path.string() + ".new";
   const UniqueFd fd(
       ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd) return fail_path(errno, "create", fresh);
   auto written = write_all(fd.get(), bytes, fresh);
-  if (written && !is_memory_backed(fd.get()) && ::fsync(fd.get()) != 0) {
+  const bool sync = after == AfterPowerCut::kWhole && !is_memory_backed(fd.get());
+  if (written && sync && ::fsync(fd.get()) != 0) {
     written = fail_path(errno, "sync", fresh);
   }
   if (written) written = rename_file(fresh, path);

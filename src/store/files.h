@@ -17,8 +17,15 @@ namespace fs = std::filesystem;
 
 // The whole file; kInvalid above `max_bytes`.
 Result<std::string> read_file(const fs::path& path, std::uint64_t max_bytes);
-// Writes PATH.new, syncs it and renames it to PATH: readers see the old bytes or the new ones.
-Result<void> write_file_atomically(const fs::path& path, std::string_view bytes);
+// What a file that was replaced is after a power cut.
+enum class AfterPowerCut {
+  kWhole,     // it has the old bytes or the new ones
+  kAnything,  // it may be empty or damaged, and whoever reads it finds that out
+};
+// Writes PATH.new, syncs it where it must be whole, and renames it to PATH: processes see the old
+// bytes or the new ones.
+Result<void> write_file_atomically(const fs::path& path, std::string_view bytes,
+                                   AfterPowerCut after = AfterPowerCut::kWhole);
 // pread until `out` is full; kCorrupt when the file ends before.
 Result<void> read_exactly(int fd, std::span<std::byte> out, std::uint64_t offset,
                           const fs::path& path);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -141,6 +142,46 @@ Result<void> MappedSegment::check_size() const {
   }
   return {};
 }
+
+Result<FileStamp> MappedSegment::stamp() const {
+  struct stat status {};
+  if (::fstat(fd_.get(), &status) != 0) return fail_segment(errno, "stat", path_);
+  return FileStamp::of(status);
+}
+
+Result<void> MappedSegment::make_read_only() {
+  // By descriptor: the very file, whatever its name is by now.
+  const std::string opened = fmt::format("/proc/self/fd/{}", fd_.get());
+  const UniqueFd reader(::open(opened.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!reader) return fail_segment(errno, "open for reading", path_);
+  if (size_ > 0) {
+    void* const data = ::mmap(data_, size_, PROT_READ, MAP_SHARED | MAP_FIXED, reader.get(), 0);
+    if (data == MAP_FAILED) return fail_segment(errno, "map for reading", path_);
+    ::madvise(data, size_, MADV_DONTDUMP);
+    ::madvise(data, size_, MADV_HUGEPAGE);
+  }
+  if (::dup3(reader.get(), fd_.get(), O_CLOEXEC) < 0) {
+    return fail_segment(errno, "close for writing", path_);
+  }
+  return {};
+}
+
+bool MappedSegment::lease() {
+  // The kernel tells the holder when somebody breaks the lease. leased() asks instead, so the
+  // signal is one that does nothing by default (SIGIO would end the process).
+  return ::fcntl(fd_.get(), F_SETSIG, SIGURG) == 0 && ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0;
+}
+
+bool MappedSegment::leased() const { return ::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK; }
+
+void MappedSegment::end_lease() { ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK); }
+
+StoredVersion::StoredVersion(Manifest of, std::vector<std::shared_ptr<MappedSegment>> files,
+                             std::filesystem::path in)
+    : manifest(std::move(of)),
+      segments(std::move(files)),
+      directory(std::move(in)),
+      verification(std::make_shared<Verification>(manifest.checkpoint->root, segments)) {}
 
 std::span<const std::byte> StoredVersion::array(const LayoutEntry& entry) const {
   const TensorInfo& tensor = manifest.checkpoint->tensors[entry.tensor];

@@ -13,11 +13,14 @@ constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 31;
 
 // The file's own header must say what the layout says; other tools go by it.
 Result<void> check_header(const Manifest& manifest, std::span<const LayoutEntry* const> entries,
-                          const fs::path& path) {
-  TRY(const auto header, safetensors::read_header(path));
+                          const MappedSegment& segment) {
+  const fs::path& path = segment.path();
+  // By descriptor: the mapped file, which may have no name any more.
+  auto header = safetensors::read_header(fmt::format("/proc/self/fd/{}", segment.fd()));
+  if (!header) return fail(std::move(header).error().with_context(path.string()));
   std::unordered_map<std::string_view, const safetensors::Entry*> by_name;
-  by_name.reserve(header.entries.size());
-  for (const auto& entry : header.entries) by_name.emplace(entry.info.name, &entry);
+  by_name.reserve(header->entries.size());
+  for (const auto& entry : header->entries) by_name.emplace(entry.info.name, &entry);
   for (const LayoutEntry* const wanted : entries) {
     const LayoutEntry& entry = *wanted;
     const TensorInfo& tensor = manifest.checkpoint->tensors[entry.tensor];
@@ -40,19 +43,26 @@ Result<StoredVersion> load_copy(const fs::path& directory) {
   TRY(const std::string bytes, read_file(path, kMaxManifestBytes));
   auto manifest = Manifest::parse(bytes);
   if (!manifest) return fail(std::move(manifest).error().with_context(path.string()));
-  StoredVersion version{std::move(*manifest), {}, directory};
-  const auto segments = version.manifest.layout.segments();
-  std::vector<std::vector<const LayoutEntry*>> by_segment(segments.size());
-  for (const LayoutEntry& entry : version.manifest.layout.entries()) {
-    by_segment[entry.segment].push_back(&entry);
-  }
+  const auto segments = manifest->layout.segments();
+  std::vector<std::shared_ptr<MappedSegment>> files;
   for (std::uint32_t i = 0; i < segments.size(); ++i) {
     const fs::path file = directory / segments[i].name;
     TRY(auto mapped, MappedSegment::open_read(file, segments[i].size_bytes));
-    TRY_VOID(check_header(version.manifest, by_segment[i], file));
-    version.segments.push_back(std::move(mapped));
+    files.push_back(std::move(mapped));
   }
+  StoredVersion version(std::move(*manifest), std::move(files), directory);
+  TRY_VOID(check_headers(version));
   return version;
+}
+
+Result<void> check_headers(const StoredVersion& version) {
+  const Layout& layout = version.manifest.layout;
+  std::vector<std::vector<const LayoutEntry*>> by_segment(layout.segments().size());
+  for (const LayoutEntry& entry : layout.entries()) by_segment[entry.segment].push_back(&entry);
+  for (std::uint32_t i = 0; i < layout.segments().size(); ++i) {
+    TRY_VOID(check_header(version.manifest, by_segment[i], *version.segments[i]));
+  }
+  return {};
 }
 
 Result<StoredVersion> open_version(const fs::path& path) {

@@ -84,7 +84,8 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
     TRY_VOID(make_directory(directory_.parent_path()));
     TRY_VOID(make_directory(directory_));
   }
-  TRY_VOID(write_manifest());
+  // Only its name counts until the commit, which writes it again.
+  TRY_VOID(write_manifest(AfterPowerCut::kAnything));
   TRY_VOID(failpoint("store.begin.after_manifest"));
   TRY_VOID(take_pooled());
   for (std::uint32_t i = 0; i < headers.size(); ++i) TRY_VOID(create_segment(i, headers[i]));
@@ -97,10 +98,10 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
   return {};
 }
 
-Result<void> PendingCopy::write_manifest() {
+Result<void> PendingCopy::write_manifest(AfterPowerCut after) {
   const std::string bytes = manifest_.serialize();
   return state_->pool().with_room(bytes.size(), [&] {
-    return write_file_atomically(directory_ / kPartialManifestName, bytes);
+    return write_file_atomically(directory_ / kPartialManifestName, bytes, after);
   });
 }
 
@@ -117,6 +118,8 @@ Result<void> PendingCopy::reopen() {
   std::error_code ignored;
   if (fs::exists(directory_ / kManifestName, ignored)) {
     TRY_VOID(rename_file(directory_ / kManifestName, directory_ / kPartialManifestName));
+    // Before the bytes below that manifest change.
+    TRY_VOID(sync_directory(directory_));
   }
   for (std::uint32_t i = 0; i < manifest_.layout.segments().size(); ++i) {
     const fs::path final_path = directory_ / manifest_.layout.segments()[i].name;
@@ -142,19 +145,17 @@ Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view h
 
 bool PendingCopy::still_verifies(TileIndex tile) const {
   const Checkpoint& checkpoint = *manifest_.checkpoint;
-  std::uint64_t expected = 0;
-  std::uint64_t actual = 0;
+  bool good = false;
   const auto read = guard_mapping_access("segment", [&] {
     if (tiles_.is_partial(tile)) {
-      expected = resume_->partial_digest(tile);
-      actual = part_digest(checkpoint, manifest_.layout, tile, array_of_);
+      good = resume_->partial_digest(tile) ==
+             part_digest(checkpoint, manifest_.layout, tile, array_of_);
     } else {
-      expected = checkpoint.tile_digests[tile];
       const auto digest = whole_tile_digest(checkpoint, manifest_.layout, tile, array_of_);
-      actual = digest ? *digest : ~expected;
+      good = digest && *digest == checkpoint.tile_digests[tile];
     }
   });
-  return read && expected == actual;
+  return read && good;
 }
 
 Result<void> PendingCopy::verify_marked() {
@@ -239,7 +240,7 @@ Error PendingCopy::cut_resume_file() const {
 }
 
 Result<void> PendingCopy::read_part_digests() {
-  std::vector<std::uint64_t> digests(tiles_.partial.size());
+  std::vector<Digest> digests(tiles_.partial.size());
   const auto read = guard_mapping_access(kResumeName.data(), [&] {
     for (std::size_t i = 0; i < digests.size(); ++i) {
       digests[i] = resume_->partial_digest(tiles_.partial[i]);
@@ -280,7 +281,7 @@ Result<void> PendingCopy::sync_segments() const {
 
 // Up to the rename of the manifest a failure leaves a pull that can be resumed.
 Result<void> PendingCopy::put_in_place() {
-  TRY_VOID(write_manifest());
+  TRY_VOID(write_manifest(AfterPowerCut::kWhole));
   TRY_VOID(failpoint("store.commit.after_manifest"));
   for (std::uint32_t i = 0; i < segments_.size(); ++i) {
     TRY_VOID(rename_file(partial_path(i), directory_ / manifest_.layout.segments()[i].name));
@@ -308,12 +309,13 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   if (auto finished = finish(); !finished) {
     log::warn("store.commit", "directory", directory_.string(), "error", finished.error());
   }
-  auto version = std::make_shared<StoredVersion>(StoredVersion{manifest_, {}, directory_});
-  for (auto& segment : segments_) {
+  for (const auto& segment : segments_) {
     segment->path_.replace_extension();  // ".partial"
     if (segment->size_ > 0) ::mprotect(segment->data_, segment->size_, PROT_READ);
-    version->segments.push_back(std::move(segment));
   }
+  auto version = std::make_shared<StoredVersion>(manifest_, std::move(segments_), directory_);
+  segments_.clear();
+  if (const auto now = version->verification->stamp()) (void)version->verification->record(*now);
   released_ = true;
   state_->commit(version);
   return version;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/store/files.h"
 #include "src/store/resume_file.h"
 #include "src/store/segment_store.h"
 #include "src/store/store_state.h"
@@ -42,7 +43,7 @@ class PendingCopy final : public PendingVersion {
               std::filesystem::path directory);
   Result<void> prepare(std::span<const std::string> headers);
   Result<void> reopen();
-  Result<void> write_manifest();
+  Result<void> write_manifest(AfterPowerCut after);
   Result<void> take_pooled();
   Result<void> create_segment(std::uint32_t index, std::string_view header);
   Result<void> verify_marked();

@@ -57,15 +57,21 @@ class Publisher {
   Publisher(const PublishSources& sources, const TileMap& tiles, StagedCopy& copy)
       : sources_(sources), tiles_(tiles), copy_(copy), digests_(tiles.tile_count()) {}
 
-  Result<std::vector<std::uint64_t>> run(
-      Adopt adopt, const std::function<void(const PublishProgress&)>& progress) {
+  // Of `filled` those are taken over that can be; `sources.weights` has them for reading, too.
+  Result<std::vector<Digest>> run(std::span<const std::shared_ptr<MappedSegment>> filled,
+                                  const std::function<void(const PublishProgress&)>& progress) {
     const auto specs = sources_.layout.segments();
     for (std::uint32_t i = 0; i < specs.size(); ++i) {
-      const SourceFile* link = nullptr;
-      if (adopt == Adopt::kLinkWhenPossible && is_weights(i)) link = &sources_.weights[i];
-      TRY(const bool fill, copy_.add_segment(specs[i], link));
-      fill_.push_back(fill ? 1 : 0);
-      if (fill) TRY_VOID(fill_header(i));
+      bool there = false;
+      if (i < filled.size()) {
+        TRY(there, copy_.take_over(specs[i], filled[i]));
+      } else if (is_weights(i)) {
+        TRY(there, copy_.add_clone(specs[i], sources_.weights[i]));
+      }
+      fill_.push_back(there ? 0 : 1);
+      if (there) continue;
+      TRY_VOID(copy_.add_segment(specs[i]));
+      TRY_VOID(fill_header(i));
     }
     map_files();
     const auto units = publish_units(sources_.tensors, tiles_, sources_.layout, kUnitBytes);
@@ -80,8 +86,6 @@ class Publisher {
       }
     });
     TRY_VOID(tally.result());
-    for (const SourceFile& file : sources_.weights) TRY_VOID(file.check_unchanged());
-    for (const SourceFile& file : sources_.files) TRY_VOID(file.check_unchanged());
     return std::move(digests_);
   }
 
@@ -143,44 +147,90 @@ class Publisher {
     const TileIndex first = tiles_.first_tile(entry.tensor);
     for (std::uint64_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
       digests_[first + tile] =
-          digest_tile(tensor, entry.tensor, tiles_.grid(entry.tensor), tile, array, entry.box);
+          digest_tile(tensor, tiles_.grid(entry.tensor), tile, array, entry.box);
     }
   }
 
   const PublishSources& sources_;
   const TileMap& tiles_;
   StagedCopy& copy_;
-  std::vector<std::uint64_t> digests_;
-  std::vector<char> fill_;  // per segment: to be copied, not linked
+  std::vector<Digest> digests_;
+  std::vector<char> fill_;  // per segment: to be copied
   std::map<std::uint32_t, std::size_t> file_of_entry_;
 };
 
-}  // namespace
-
-Result<std::shared_ptr<SegmentStore::Staged>> stage_copy(
-    std::shared_ptr<StoreState> state, const ModelVersion& id, std::span<const fs::path> paths,
-    Adopt adopt, const std::function<void(const PublishProgress&)>& progress) {
-  TRY_VOID(check_model_name(id.model));
-  TRY(PublishSources sources, open_sources(paths));
-  TRY(const TileMap tiles, TileMap::create(sources.tensors));
-  TRY(auto copy, StagedCopy::create(state, id, sources.layout.segment_bytes()));
-  TRY_VOID(failpoint("store.stage.after_mkdir"));
-  TRY(auto digests, Publisher(sources, tiles, *copy).run(adopt, progress));
-  const Digest128 root = checkpoint_root(sources.tensors, digests);
-  TRY_VOID(state->check_root(id, root));
+// What both ways of publishing end with: the copy's manifest, or the copy that is here already.
+Result<std::shared_ptr<SegmentStore::Staged>> finish(StoreState& state, const ModelVersion& id,
+                                                     std::unique_ptr<StagedCopy> copy,
+                                                     PublishSources sources, const TileMap& tiles,
+                                                     std::vector<Digest> digests) {
+  const Digest root = checkpoint_root(id, sources.tensors, tiles, digests);
+  TRY_VOID(state.check_root(id, root));
   TRY(auto checkpoint,
       Checkpoint::create(id, std::move(sources.tensors), std::move(digests), root));
-  for (auto& version : state->find(id)) {
-    if (version->manifest.layout.payload_bytes() == checkpoint->tensors.total_bytes()) {
+  for (auto& version : state.find(id)) {
+    if (version->verification->state() == CopyState::kVerified &&
+        version->manifest.layout.payload_bytes() == checkpoint->tensors.total_bytes()) {
       const Manifest manifest = version->manifest;
       return std::make_shared<SegmentStore::Staged>(
           SegmentStore::Staged{manifest, nullptr, std::move(version)});
     }
   }
-  Manifest manifest{std::move(checkpoint), std::move(sources.layout), state->next_generation(), {}};
+  Manifest manifest{std::move(checkpoint), std::move(sources.layout), state.next_generation(), {}};
   TRY_VOID(copy->write_manifest(manifest));
   return std::make_shared<SegmentStore::Staged>(
       SegmentStore::Staged{std::move(manifest), std::move(copy), nullptr});
+}
+
+// The header of a filled segment lay where its bytes were written.
+Result<void> check_headers(const FilledSegments& filled, StagedCopy& copy) {
+  for (std::uint32_t i = 0; i < filled.segments.size(); ++i) {
+    const std::string& header = filled.packed.headers[i];
+    const std::string& name = filled.packed.layout.segments()[i].name;
+    bool same = false;
+    TRY_VOID(guard_mapping_access(name.c_str(), [&] {
+      same = std::memcmp(copy.segment(i).bytes().data(), header.data(), header.size()) == 0;
+    }));
+    if (same) continue;
+    return fail(ErrorCode::kCorrupt,
+                "the header of segment {} was overwritten: write to the tensors' places only",
+                name);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<SegmentStore::Staged>> stage_files(
+    std::shared_ptr<StoreState> state, const ModelVersion& id, std::span<const fs::path> paths,
+    const std::function<void(const PublishProgress&)>& progress) {
+  TRY_VOID(check_model_name(id.model));
+  TRY(PublishSources sources, open_sources(paths));
+  TRY(const TileMap tiles, TileMap::create(sources.tensors));
+  TRY(auto copy, StagedCopy::create(state, id, sources.layout.segment_bytes()));
+  TRY_VOID(failpoint("store.stage.after_mkdir"));
+  TRY(auto digests, Publisher(sources, tiles, *copy).run({}, progress));
+  for (const SourceFile& file : sources.weights) TRY_VOID(file.check_unchanged());
+  for (const SourceFile& file : sources.files) TRY_VOID(file.check_unchanged());
+  return finish(*state, id, std::move(copy), std::move(sources), tiles, std::move(digests));
+}
+
+Result<std::shared_ptr<SegmentStore::Staged>> stage_filled(
+    std::shared_ptr<StoreState> state, const ModelVersion& id, FilledSegments filled,
+    const std::function<void(const PublishProgress&)>& progress) {
+  TRY_VOID(check_model_name(id.model));
+  TRY(const TileMap tiles, TileMap::create(filled.tensors));
+  TRY(auto copy, StagedCopy::create(state, id, filled.packed.layout.segment_bytes()));
+  TRY_VOID(failpoint("store.stage.after_mkdir"));
+  PublishSources sources{{}, {}, {}, filled.tensors, filled.packed.layout};
+  for (std::size_t i = 0; i < filled.segments.size(); ++i) {
+    TRY(SourceFile file, open_segment_as_source(*filled.segments[i]));
+    file.data_offset_bytes = filled.packed.headers[i].size();
+    sources.weights.push_back(std::move(file));
+  }
+  TRY(auto digests, Publisher(sources, tiles, *copy).run(filled.segments, progress));
+  TRY_VOID(check_headers(filled, *copy));
+  return finish(*state, id, std::move(copy), std::move(sources), tiles, std::move(digests));
 }
 
 }  // namespace rekindle::store

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <unordered_set>
 
 #include <fcntl.h>
 
 #include "src/base/units.h"
 #include "src/store/files.h"
+#include "src/store/segment_store.h"
 
 namespace rekindle::store {
 
@@ -65,6 +65,18 @@ std::string segment_name(const fs::path& path) {
   return name;
 }
 
+// Such a name would become a file on the disk of everyone who pulls the version.
+Result<void> check_no_file_tensors(const Header& header, const fs::path& path) {
+  for (const auto& entry : header.entries) {
+    if (!is_file_tensor(entry.info.name)) continue;
+    return fail(ErrorCode::kInvalid,
+                "{} has a tensor named '{}': names that begin with {} are kept for the small files "
+                "beside the weights; rename the tensor, or publish the file itself",
+                path.string(), entry.info.name, kFileTensorPrefix);
+  }
+  return {};
+}
+
 // Where the tensors of one file lie, until the set of all tensors numbers them.
 struct Placed {
   std::string name;
@@ -77,25 +89,22 @@ struct Collector {
   std::vector<TensorInfo> tensors;
   std::vector<SegmentSpec> segments;
   std::vector<Placed> placed;
-  std::unordered_set<std::string> file_tensors;
 
   void add(Header header, const fs::path& path) {
     const auto segment = static_cast<std::uint32_t>(segments.size());
     segments.push_back({segment_name(path), header.file_bytes});
     for (auto& entry : header.entries) {
-      if (is_file_tensor(entry.info.name)) file_tensors.insert(entry.info.name);
       placed.push_back({entry.info.name, segment, entry.offset_bytes});
       tensors.push_back(std::move(entry.info));
     }
   }
 
-  // The small files; those that a weights file already carries are left out.
+  // The small files.
   Result<void> add_files(std::span<const std::pair<std::string, fs::path>> extras,
                          std::vector<SourceFile>& files, std::string& files_header) {
     std::vector<TensorInfo> infos;
     for (const auto& [name, path] : extras) {
       std::string tensor = std::string(kFileTensorPrefix) + name;
-      if (!file_tensors.insert(tensor).second) continue;
       TRY(SourceFile file, open_source(path));
       infos.push_back({std::move(tensor), DType::kU8, {file.size_bytes()}});
       files.push_back(std::move(file));
@@ -155,6 +164,12 @@ Result<void> SourceFile::check_unchanged() const {
               path.string(), now.st_size < opened.st_size ? "was truncated" : "changed");
 }
 
+Result<SourceFile> open_segment_as_source(const MappedSegment& segment) {
+  TRY(SourceFile file, open_source(fmt::format("/proc/self/fd/{}", segment.fd())));
+  file.path = segment.path();
+  return file;
+}
+
 Result<PublishSources> open_sources(std::span<const fs::path> paths) {
   TRY(const auto found, find_all(paths));
   std::vector<SourceFile> weights;
@@ -165,6 +180,7 @@ Result<PublishSources> open_sources(std::span<const fs::path> paths) {
     TRY(SourceFile file, open_source(path));
     TRY(Header header, read_source_header(file));
     TRY_VOID(check_no_parts(header, path));
+    TRY_VOID(check_no_file_tensors(header, path));
     collector.add(std::move(header), path);
     weights.push_back(std::move(file));
   }

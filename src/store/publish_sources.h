@@ -15,6 +15,8 @@
 
 namespace rekindle::store {
 
+class MappedSegment;
+
 // One file that is published, held open from the moment its header was read.
 struct SourceFile {
   std::filesystem::path path;
@@ -36,6 +38,9 @@ struct PublishSources {
   TensorSet tensors;
   Layout layout;
 };
+
+// For reading only: this keeps nobody from taking the file over.
+Result<SourceFile> open_segment_as_source(const MappedSegment& segment);
 
 // Opens and checks the checkpoint files at `paths`. kInvalid names the file.
 Result<PublishSources> open_sources(std::span<const std::filesystem::path> paths);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include "src/base/blake3.h"
 #include "src/store/fault_guard.h"
 #include "src/store/files.h"
 #include "src/tensor/canonical.h"
@@ -16,10 +17,11 @@ namespace rekindle::store {
 
 namespace {
 
-// Little-endian: magic, root, layout, tile count, partial count, XXH3-64 of all before.
-constexpr std::string_view kMagic = "RKRESU01";
-constexpr std::size_t kHeaderBytes = 8 + 16 + 16 + 8 + 8 + 8;
+// Little-endian: magic, root, layout, tile count, partial count, BLAKE3 of all before.
+constexpr std::string_view kMagic = "RKRESU02";
+constexpr std::size_t kHeaderBytes = 8 + 32 + 32 + 8 + 8 + 32;
 static_assert(kHeaderBytes % 8 == 0);
+constexpr std::ptrdiff_t kWordsPerDigest = sizeof(Digest) / 8;
 
 std::string make_header(const ResumeIdentity& identity) {
   canonical::Writer out;
@@ -29,15 +31,15 @@ std::string make_header(const ResumeIdentity& identity) {
   out.u64(identity.tile_count);
   out.u64(identity.partial.size());
   std::string header = out.take();
-  const std::uint64_t check = xxh3_64(as_bytes(header), 0);
-  header.append(reinterpret_cast<const char*>(&check), sizeof check);
+  header += blake3(as_bytes(header)).to_bytes();
   return header;
 }
 
 std::size_t bitmap_bytes(TileIndex tiles) { return (std::size_t{tiles} + 63) / 64 * 8; }
 
 std::size_t file_bytes(const ResumeIdentity& identity) {
-  return kHeaderBytes + bitmap_bytes(identity.tile_count) + identity.partial.size() * 8;
+  return kHeaderBytes + bitmap_bytes(identity.tile_count) +
+         identity.partial.size() * sizeof(Digest);
 }
 
 }  // namespace
@@ -54,7 +56,7 @@ Result<std::unique_ptr<ResumeFile>> ResumeFile::open(const std::filesystem::path
   if (!matches(path, identity)) {
     std::string fresh = make_header(identity);
     fresh.resize(size, '\0');
-    TRY_VOID(write_file_atomically(path, fresh));
+    TRY_VOID(write_file_atomically(path, fresh, AfterPowerCut::kAnything));
   }
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!fd) return fail_errno(errno, fmt::format("open {}", path.string()));
@@ -77,7 +79,7 @@ ResumeFile::~ResumeFile() {
 
 std::uint64_t* ResumeFile::slot(TileIndex tile) const {
   const auto at = std::lower_bound(partial_.begin(), partial_.end(), tile);
-  return digests_ + (at - partial_.begin());
+  return digests_ + (at - partial_.begin()) * kWordsPerDigest;
 }
 
 Result<TileSet> ResumeFile::marked() const {
@@ -98,8 +100,13 @@ void ResumeFile::mark(TileIndex tile) {
   std::atomic_ref(*word(tile)).fetch_or(std::uint64_t{1} << (tile % 64), std::memory_order_release);
 }
 
-void ResumeFile::mark_partial(TileIndex tile, std::uint64_t digest) {
-  std::atomic_ref(*slot(tile)).store(digest, std::memory_order_relaxed);
+void ResumeFile::mark_partial(TileIndex tile, const Digest& digest) {
+  std::uint64_t* const to = slot(tile);
+  for (std::ptrdiff_t i = 0; i < kWordsPerDigest; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, digest.bytes.data() + i * 8, sizeof word);
+    std::atomic_ref(to[i]).store(word, std::memory_order_relaxed);
+  }
   mark(tile);
 }
 
@@ -108,8 +115,14 @@ void ResumeFile::clear(TileIndex tile) {
       .fetch_and(~(std::uint64_t{1} << (tile % 64)), std::memory_order_release);
 }
 
-std::uint64_t ResumeFile::partial_digest(TileIndex tile) const {
-  return std::atomic_ref(*slot(tile)).load(std::memory_order_relaxed);
+Digest ResumeFile::partial_digest(TileIndex tile) const {
+  std::uint64_t* const from = slot(tile);
+  Digest digest;
+  for (std::ptrdiff_t i = 0; i < kWordsPerDigest; ++i) {
+    const std::uint64_t word = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
+    std::memcpy(digest.bytes.data() + i * 8, &word, sizeof word);
+  }
+  return digest;
 }
 
 }  // namespace rekindle::store

@@ -15,8 +15,8 @@ namespace rekindle::store {
 
 // What a resume file belongs to; another identity means starting over.
 struct ResumeIdentity {
-  Digest128 root;
-  Digest128 layout;
+  Digest root;
+  Digest layout;
   TileIndex tile_count = 0;
   std::span<const TileIndex> partial;  // tiles that the layout holds in part, ascending
 };
@@ -37,9 +37,9 @@ class ResumeFile {
 
   Result<TileSet> marked() const;  // kCorrupt: the file was cut short
   void mark(TileIndex tile);
-  void mark_partial(TileIndex tile, std::uint64_t digest);
+  void mark_partial(TileIndex tile, const Digest& digest);
   void clear(TileIndex tile);
-  std::uint64_t partial_digest(TileIndex tile) const;
+  Digest partial_digest(TileIndex tile) const;
 
  private:
   ResumeFile() = default;
@@ -49,7 +49,7 @@ class ResumeFile {
   void* data_ = nullptr;
   std::size_t size_ = 0;
   std::uint64_t* words_ = nullptr;    // the bitmap, in the mapping
-  std::uint64_t* digests_ = nullptr;  // one per partial tile, behind it
+  std::uint64_t* digests_ = nullptr;  // four words per partial tile, behind it
   TileIndex tile_count_ = 0;
   std::vector<TileIndex> partial_;
 };

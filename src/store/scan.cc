@@ -24,7 +24,7 @@ bool is_real_directory(const fs::path& path) {
 Result<std::shared_ptr<const StoredVersion>> adopt(const fs::path& directory,
                                                    const ModelVersion& id) {
   TRY(StoredVersion version, load_copy(directory));
-  const Digest128& layout = version.manifest.layout.digest();
+  const Digest& layout = version.manifest.layout.digest();
   if (version.manifest.checkpoint->id != id ||
       layout.hex().substr(0, 16) != directory.filename().string()) {
     return fail(ErrorCode::kCorrupt, "{} holds the manifest of {} layout {}", directory.string(),
@@ -54,6 +54,8 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
   if (fs::exists(directory / kManifestName, ignored)) {
     auto version = adopt(directory, id);
     if (version) {
+      // The process that renamed the manifest may have been killed before it synced.
+      TRY_VOID(sync_directory(directory));
       clean_committed(directory);
       state.commit(*version);
       return {};
@@ -87,6 +89,7 @@ Result<void> scan_version(StoreState& state, const fs::path& directory) {
     warn_stray(directory);
     return {};
   }
+  TRY_VOID(sync_directory(directory));  // for the same reason, and models/ below
   TRY(const auto copies, entries_of(directory));
   for (const fs::path& copy : copies) {
     if (!is_layout_name(copy.filename().string()) || !is_real_directory(copy)) {
@@ -107,6 +110,7 @@ Result<void> scan_store(StoreState& state) {
   TRY_VOID(state.pool().discard_leftovers());
   TRY(const auto staged, entries_of(state.directory() / kStagingName));
   for (const fs::path& directory : staged) TRY_VOID(discard_staged(state, directory));
+  TRY_VOID(sync_directory(state.directory() / kModelsName));
   TRY(const auto versions, entries_of(state.directory() / kModelsName));
   for (const fs::path& directory : versions) TRY_VOID(scan_version(state, directory));
   return {};

@@ -178,19 +178,6 @@ void SegmentPool::reopened(const std::shared_ptr<const MappedSegment>& segment) 
   own->second.push_back(segment);
 }
 
-void SegmentPool::linked(const std::shared_ptr<const MappedSegment>& segment) {
-  struct stat status {};
-  if (::fstat(segment->fd(), &status) != 0) return;
-  const std::lock_guard lock(mutex_);
-  const auto own = own_.find(inode_of(status));
-  if (own == own_.end()) return;
-  if (none_lives(own->second)) {
-    own_.erase(own);
-  } else {
-    own->second.push_back(segment);
-  }
-}
-
 Result<void> SegmentPool::put(const fs::path& path, Deletion when) {
   Doomed doomed(*this, when);
   Doomed in_place(*this);

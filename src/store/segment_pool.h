@@ -46,9 +46,6 @@ class SegmentPool {
                                                 std::uint64_t size_bytes, std::uint64_t keep_bytes);
   // Only the second of these; false when something is at `path`, or nothing fits.
   Result<bool> take(const std::filesystem::path& path, std::uint64_t size_bytes);
-  // Another name of a file, mapped. It is ours when a segment that maps it lives (a number alone
-  // may have been given to another file since): then the file is available when both are gone.
-  void linked(const std::shared_ptr<const MappedSegment>& segment);
   // Takes away a segment's name. When it was the last one, and the file is ours, the pool has it;
   // else it is deleted, as are those that it supersedes.
   Result<void> put(const std::filesystem::path& path, Deletion when);

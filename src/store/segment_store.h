@@ -15,6 +15,7 @@
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 #include "src/store/numa.h"
+#include "src/store/verification.h"
 #include "src/tensor/checkpoint.h"
 
 // The segment store: committed copies of checkpoints as safetensors files under one directory,
@@ -44,6 +45,17 @@ class MappedSegment {
   const std::filesystem::path& path() const { return path_; }
   // The file still has all its bytes (kCorrupt "truncated …" when not).
   Result<void> check_size() const;
+  Result<FileStamp> stamp() const;
+
+  // This process lets go of its own ways to write to the file. The descriptor keeps its number, the
+  // mapping its address.
+  Result<void> make_read_only();
+  // After make_read_only(). True: no process has the file open or mapped for writing (a read lease
+  // of the kernel, which whoever opens it for writing breaks). False: somebody has, or the file
+  // system cannot tell.
+  bool lease();
+  bool leased() const;  // and nobody has opened it for writing since
+  void end_lease();
 
  private:
   MappedSegment() = default;
@@ -55,13 +67,19 @@ class MappedSegment {
   friend class StagedCopy;
 };
 
-// A committed copy: immutable while a pointer to it or its segments is held, shared by everyone who
-// reads it.
+// A committed copy, shared by everyone who reads it. The store never changes it while a pointer to
+// it or its segments is held; who else can, and how that is found out: docs/store.md.
 struct StoredVersion {
+  StoredVersion(Manifest of, std::vector<std::shared_ptr<MappedSegment>> files,
+                std::filesystem::path in);
+
   Manifest manifest;
   // As in the layout. Those of a pull are the same ones that PendingVersion::mapped() gave.
   std::vector<std::shared_ptr<MappedSegment>> segments;
   std::filesystem::path directory;
+  // Whether its bytes may be used. A copy whose bytes this process has digested at its commit is
+  // verified; one that it found at open is not.
+  const std::shared_ptr<Verification> verification;
 
   // The bytes of one layout entry.
   std::span<const std::byte> array(const LayoutEntry& entry) const;
@@ -96,8 +114,18 @@ struct StoreOptions {
   NumaPolicy numa;  // kInvalid by open(): a node without memory
 };
 
-// How publishing treats files.
-enum class Adopt { kLinkWhenPossible, kCopy };
+// Files of create_segment() that hold a whole checkpoint.
+struct FilledSegments {
+  TensorSet tensors;
+  PackedLayout packed;  // what the files hold; their headers must still be these
+  std::vector<std::shared_ptr<MappedSegment>> segments;
+};
+
+// A copy that lacks tiles and is off the list: what begin() needs to go on with it.
+struct SetAside {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  PackedLayout packed;
+};
 
 // Reported from worker threads, one call at a time.
 struct PublishProgress {
@@ -118,7 +146,7 @@ class SegmentStore {
   // Any layout of this version.
   virtual std::vector<std::shared_ptr<const StoredVersion>> find(const ModelVersion& id) const = 0;
   virtual std::shared_ptr<const StoredVersion> find(const ModelVersion& id,
-                                                    const Digest128& layout) const = 0;
+                                                    const Digest& layout) const = 0;
 
   // Reserves budget, creates or re-opens the files of a pull. kExhausted names the bytes missing
   // and retires nothing; kDenied when the version is here with another root. One PendingVersion per
@@ -141,13 +169,21 @@ class SegmentStore {
   virtual Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id) = 0;
 
   // Publishing in two steps, so that the fleet can refuse the root before it becomes visible:
-  // stage() links or copies (digesting in the same pass, in parallel) and commit_staged() renames
-  // the copy with its manifest into place. The layout is that of the files. kDenied when the
-  // version is here with another root; when a full copy with the same root is here, that one is the
-  // result. kCorrupt when a source file changes meanwhile. A Staged that is dropped is discarded.
+  // stage() copies the files (by reference where the file system can; digesting in the same pass,
+  // in parallel) and commit_staged() renames the copy with its manifest into place. The layout is
+  // that of the files. kDenied when the version is here with another root; when a full copy with
+  // the same root is here, that one is the result. kCorrupt when a source file changes meanwhile. A
+  // Staged that is dropped is discarded.
   class Staged;
   virtual Result<std::shared_ptr<Staged>> stage(
-      const ModelVersion& id, std::span<const std::filesystem::path> paths, Adopt adopt,
+      const ModelVersion& id, std::span<const std::filesystem::path> paths,
+      const std::function<void(const PublishProgress&)>& progress) = 0;
+  // The same for segments that somebody has filled. A file that no process can write to any more is
+  // taken over as it is, under another name; one that somebody still has open or mapped for writing
+  // is copied first, and never used again. kCorrupt: a header is not the one that belongs there, or
+  // somebody opened a file for writing meanwhile.
+  virtual Result<std::shared_ptr<Staged>> stage_segments(
+      const ModelVersion& id, FilledSegments filled,
       const std::function<void(const PublishProgress&)>& progress) = 0;
   virtual const Manifest& staged_manifest(const Staged& staged) const = 0;
   virtual Result<std::shared_ptr<const StoredVersion>> commit_staged(
@@ -160,12 +196,19 @@ class SegmentStore {
   // The same of one copy. kNotFound: it is not listed any more.
   virtual Result<std::uint64_t> retire_copy(const StoredVersion& copy) = 0;
 
-  // A file for a publication that links it (Adopt::kLinkWhenPossible), on the store's file system,
-  // all pages there; the bytes in it are anything. The budget does not count it. It stays ours:
-  // when the copy goes, its file is pooled as any, once the pointer is given up, too.
+  // Takes a copy off the list because the bytes of the tiles in `bad` are wrong. Its files stay as
+  // those of a pull that lacks these tiles, and begin() goes on there. kUnavailable: some process
+  // may write to a file (or the file system cannot tell), so nothing that is put there need stay.
+  // kCorrupt: a file is truncated, gone or replaced. kNotFound: it is not listed any more.
+  virtual Result<SetAside> set_aside(const StoredVersion& copy, std::span<const TileIndex> bad) = 0;
+  // Files of such a copy, or of a pull, are there and nobody works on them.
+  virtual bool is_left_over(const ModelVersion& id, const Digest& layout) const = 0;
+
+  // A file for stage_segments(), on the store's file system, all pages there; the bytes in it are
+  // anything. The budget does not count it.
   virtual Result<std::shared_ptr<MappedSegment>> create_segment(const std::filesystem::path& path,
                                                                 std::uint64_t size_bytes) = 0;
-  // Takes its name away again, linked or not.
+  // Takes its name away again, if it still has it.
   virtual Result<void> remove_segment(const std::filesystem::path& path) = 0;
   // For a segment that was lent to a process which may have it mapped for good: its file is not
   // pooled, or not any more. The pointer need not be kept then.
@@ -181,10 +224,19 @@ class SegmentStore {
   virtual const std::filesystem::path& directory() const = 0;
 };
 
+// What a copy in the same files would be made of. kCorrupt: its headers cannot be read.
+Result<SetAside> describe_copy(const StoredVersion& copy);
+
 // Digests every tile of the copy again. kCorrupt names the first bad tensor, tile and file offset,
 // and how many tiles are bad. Survives files that are truncated while it reads.
 Result<void> verify_version(const StoredVersion& version, std::size_t threads,
                             const std::function<void(const PublishProgress&)>& progress);
+
+// One tile: kCorrupt names tensor, tile and offset in the file, or the file that was truncated.
+// kInternal: its bytes cannot be read.
+Result<void> verify_stored_tile(const StoredVersion& version, TileIndex tile);
+// The headers of its files are those that the layout describes.
+Result<void> check_headers(const StoredVersion& version);
 
 // `rekindle verify PATH`: a version's directory or its manifest, without a store around it.
 Result<StoredVersion> open_version(const std::filesystem::path& path);

@@ -3,6 +3,8 @@
 #include <cerrno>
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,6 +34,7 @@ Result<std::unique_ptr<StagedCopy>> StagedCopy::create(std::shared_ptr<StoreStat
 
 StagedCopy::~StagedCopy() {
   state_->unreserve(reserved_bytes_);
+  for (const auto& segment : taken_over_) segment->end_lease();
   if (moved_) return;
   for (const auto& segment : segments_) {
     if (auto put = state_->pool().put(segment->path(), Deletion::kNow); !put) {
@@ -45,36 +48,66 @@ StagedCopy::~StagedCopy() {
   }
 }
 
-// A linked file must not change under us: only files of our own that nobody else may write to.
-// Their owner still can; docs/store.md says so.
-bool StagedCopy::may_link(const SourceFile& source) const {
-  struct stat staging {};
-  return ::stat(directory_.c_str(), &staging) == 0 && staging.st_dev == source.opened.st_dev &&
-         source.opened.st_uid == ::geteuid() && (source.opened.st_mode & 022) == 0;
+Result<void> StagedCopy::add_segment(const SegmentSpec& spec) {
+  TRY(auto segment,
+      state_->pool().create(directory_ / spec.name, spec.size_bytes, state_->room_bytes()));
+  segments_.push_back(std::move(segment));
+  return failpoint("store.stage.after_create");
 }
 
-Result<bool> StagedCopy::add_segment(const SegmentSpec& spec, const SourceFile* link_source) {
+Result<bool> StagedCopy::add_clone(const SegmentSpec& spec, const SourceFile& source) {
   const fs::path path = directory_ / spec.name;
-  if (link_source != nullptr && may_link(*link_source)) {
-    // By descriptor: the very file whose header was read.
-    const std::string opened = fmt::format("/proc/self/fd/{}", link_source->fd.get());
-    if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
-      TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::open_read(path, spec.size_bytes));
-      state_->pool().linked(segment);
-      segments_.push_back(std::move(segment));
-      TRY_VOID(failpoint("store.stage.after_link"));
+  {
+    const UniqueFd clone(
+        ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!clone) return fail_errno(errno, fmt::format("create {}", path.string()));
+    if (::ioctl(clone.get(), FICLONE, source.fd.get()) != 0) {
+      TRY_VOID(unlink_if_present(path));
       return false;
     }
-    log::info("store.copy_instead_of_link", "file", link_source->path.string(), "error",
-              errno_error(errno, "link"));
   }
-  TRY(auto segment, state_->pool().create(path, spec.size_bytes, state_->room_bytes()));
-  segments_.push_back(std::move(segment));
-  TRY_VOID(failpoint("store.stage.after_create"));
+  auto segment = MappedSegment::open_read(path, spec.size_bytes);
+  if (!segment) {  // the source was truncated or grew before it was cloned
+    TRY_VOID(unlink_if_present(path));
+    return fail(std::move(segment).error());
+  }
+  segments_.push_back(std::move(*segment));
   return true;
 }
 
+// First this process gives up its own ways to write, then the kernel says whether there are others.
+// From the lease on, whoever opens the file for writing breaks it, and is held up meanwhile.
+Result<bool> StagedCopy::take_over(const SegmentSpec& spec,
+                                   const std::shared_ptr<MappedSegment>& filled) {
+  TRY_VOID(filled->make_read_only());
+  if (!filled->lease()) {
+    log::info("store.copy_instead_of_take_over", "file", filled->path().string(), "error",
+              errno_error(errno, "lease"));
+    state_->pool().give_up(*filled);
+    return false;
+  }
+  taken_over_.push_back(filled);
+  const fs::path path = directory_ / spec.name;
+  TRY_VOID(rename_file(filled->path(), path));
+  filled->path_ = path;
+  segments_.push_back(filled);
+  TRY_VOID(failpoint("store.stage.after_take_over"));
+  return true;
+}
+
+Result<void> StagedCopy::check_taken_over() const {
+  for (const auto& segment : taken_over_) {
+    if (segment->leased()) continue;
+    return fail(ErrorCode::kCorrupt,
+                "segment {} was opened for writing while it was published: publish it again when "
+                "its writer is done",
+                segment->path().filename().string());
+  }
+  return {};
+}
+
 Result<void> StagedCopy::write_manifest(const Manifest& manifest) {
+  TRY_VOID(check_taken_over());
   for (const auto& segment : segments_) {
     if (!is_memory_backed(segment->fd()) && ::fdatasync(segment->fd()) != 0) {
       return fail_errno(errno, fmt::format("sync {}", segment->path().string()));
@@ -93,6 +126,7 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   const Checkpoint& checkpoint = *manifest.checkpoint;
   const fs::path target =
       copy_directory(state_->directory(), checkpoint.id, manifest.layout.digest());
+  TRY_VOID(check_taken_over());
   TRY_VOID(state_->claim(target, checkpoint.id, checkpoint.root, 0));
   const auto move = [&]() -> Result<void> {
     std::error_code ignored;
@@ -118,12 +152,14 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   if (auto finished = finish(); !finished) {
     log::warn("store.commit", "directory", target.string(), "error", finished.error());
   }
-  auto version = std::make_shared<StoredVersion>(StoredVersion{manifest, {}, target});
-  for (auto& segment : segments_) {
-    segment->path_ = target / segment->path_.filename();
-    version->segments.push_back(std::move(segment));
-  }
+  for (const auto& segment : segments_) segment->path_ = target / segment->path_.filename();
+  auto version = std::make_shared<StoredVersion>(manifest, std::move(segments_), target);
   segments_.clear();
+  // While the leases are held: what is recorded are the bytes that were digested.
+  if (const auto now = version->verification->stamp(); now && check_taken_over()) {
+    (void)version->verification->record(*now);
+  }
+  for (const auto& segment : taken_over_) segment->end_lease();
   state_->commit(version);
   return version;
 }

@@ -21,11 +21,19 @@ class StagedCopy {
   StagedCopy(const StagedCopy&) = delete;
   StagedCopy& operator=(const StagedCopy&) = delete;
 
-  // Makes the next segment: a link to the source where allowed and possible (false), else a new
-  // file of this size that has to be filled (true).
-  Result<bool> add_segment(const SegmentSpec& spec, const SourceFile* link_source);
+  // Each makes the next segment.
+  // A new file of this size, to be filled.
+  Result<void> add_segment(const SegmentSpec& spec);
+  // A file that shares the source's bytes until either is written to. False: the file system
+  // cannot, and nothing was made.
+  Result<bool> add_clone(const SegmentSpec& spec, const SourceFile& source);
+  // The file of `filled` itself, under a new name. False: somebody else can still write to it, so
+  // nothing was made.
+  Result<bool> take_over(const SegmentSpec& spec, const std::shared_ptr<MappedSegment>& filled);
   MappedSegment& segment(std::uint32_t index) { return *segments_[index]; }
 
+  // kCorrupt: somebody has opened a file that was taken over for writing.
+  Result<void> check_taken_over() const;
   Result<void> write_manifest(const Manifest& manifest);
   // Renames the directory with its manifest to where committed copies are.
   Result<std::shared_ptr<const StoredVersion>> put_in_place(const Manifest& manifest);
@@ -33,12 +41,12 @@ class StagedCopy {
  private:
   StagedCopy(std::shared_ptr<StoreState> state, std::filesystem::path directory,
              std::uint64_t reserved_bytes);
-  bool may_link(const SourceFile& source) const;
 
   const std::shared_ptr<StoreState> state_;
   const std::filesystem::path directory_;
   const std::uint64_t reserved_bytes_;
   std::vector<std::shared_ptr<MappedSegment>> segments_;
+  std::vector<std::shared_ptr<MappedSegment>> taken_over_;  // of those, with their leases
   bool moved_ = false;
 };
 
@@ -49,10 +57,13 @@ class SegmentStore::Staged {
   std::shared_ptr<const StoredVersion> existing;  // a full copy with the same root
 };
 
-// SegmentStore::stage.
-Result<std::shared_ptr<SegmentStore::Staged>> stage_copy(
+// SegmentStore::stage and stage_segments.
+Result<std::shared_ptr<SegmentStore::Staged>> stage_files(
     std::shared_ptr<StoreState> state, const ModelVersion& id,
-    std::span<const std::filesystem::path> paths, Adopt adopt,
+    std::span<const std::filesystem::path> paths,
+    const std::function<void(const PublishProgress&)>& progress);
+Result<std::shared_ptr<SegmentStore::Staged>> stage_filled(
+    std::shared_ptr<StoreState> state, const ModelVersion& id, FilledSegments filled,
     const std::function<void(const PublishProgress&)>& progress);
 
 }  // namespace rekindle::store

@@ -8,6 +8,7 @@
 #include "src/store/pending_copy.h"
 #include "src/store/scan.h"
 #include "src/store/segment_store.h"
+#include "src/store/set_aside.h"
 #include "src/store/staged_copy.h"
 #include "src/store/store_directory.h"
 #include "src/store/store_state.h"
@@ -35,7 +36,7 @@ class Store final : public SegmentStore {
     return state_->find(id);
   }
   std::shared_ptr<const StoredVersion> find(const ModelVersion& id,
-                                            const Digest128& layout) const override {
+                                            const Digest& layout) const override {
     return state_->find(id, layout);
   }
 
@@ -62,9 +63,14 @@ class Store final : public SegmentStore {
   }
 
   Result<std::shared_ptr<Staged>> stage(
-      const ModelVersion& id, std::span<const fs::path> paths, Adopt adopt,
+      const ModelVersion& id, std::span<const fs::path> paths,
       const std::function<void(const PublishProgress&)>& progress) override {
-    return stage_copy(state_, id, paths, adopt, progress);
+    return stage_files(state_, id, paths, progress);
+  }
+  Result<std::shared_ptr<Staged>> stage_segments(
+      const ModelVersion& id, FilledSegments filled,
+      const std::function<void(const PublishProgress&)>& progress) override {
+    return stage_filled(state_, id, std::move(filled), progress);
   }
   const Manifest& staged_manifest(const Staged& staged) const override { return staged.manifest; }
   Result<std::shared_ptr<const StoredVersion>> commit_staged(
@@ -72,8 +78,14 @@ class Store final : public SegmentStore {
     const Checkpoint& checkpoint = *staged->manifest.checkpoint;
     if (staged->existing) return staged->existing;
     TRY_VOID(state_->check_root(checkpoint.id, checkpoint.root));
-    // Staged twice at the same time: the first one counts.
-    if (auto same = state_->find(checkpoint.id, staged->manifest.layout.digest())) return same;
+    if (auto same = state_->find(checkpoint.id, staged->manifest.layout.digest())) {
+      // Staged twice at the same time: the first one counts. But one of which nobody knows whether
+      // its bytes are right gives way to the one that was just digested, if that is still as it
+      // was. Somebody else may have let it go meanwhile.
+      if (same->verification->state() == CopyState::kVerified) return same;
+      TRY_VOID(staged->copy->check_taken_over());
+      TRY_VOID(remove(state_->retire_copy(*same), Deletion::kLater));
+    }
     TRY(auto version, staged->copy->put_in_place(staged->manifest));
     staged->copy.reset();
     drop_unfinished_before(checkpoint.id);
@@ -87,6 +99,13 @@ class Store final : public SegmentStore {
 
   Result<std::uint64_t> retire_copy(const StoredVersion& copy) override {
     return remove_found(copy.manifest.checkpoint->id, state_->retire_copy(copy));
+  }
+
+  Result<SetAside> set_aside(const StoredVersion& copy, std::span<const TileIndex> bad) override {
+    return store::set_aside(*state_, copy, bad);
+  }
+  bool is_left_over(const ModelVersion& id, const Digest& layout) const override {
+    return state_->is_left(copy_directory(state_->directory(), id, layout));
   }
 
   Result<std::shared_ptr<MappedSegment>> create_segment(const fs::path& path,
@@ -116,6 +135,7 @@ class Store final : public SegmentStore {
 
   Result<std::uint64_t> remove(const StoreState::Retired& retired, Deletion when) {
     Result<void> result;
+    give_up_suspects(retired);
     for (const auto& [directory, id] : retired.directories) {
       auto removed = remove_copy(directory, state_->pool(), when);
       state_->release(directory, id, removed ? 0 : disk_bytes(directory));
@@ -123,6 +143,15 @@ class Store final : public SegmentStore {
     }
     TRY_VOID(result);
     return retired.bytes;
+  }
+
+  // Of a copy that is not verified nobody knows who writes to its files, or whether their memory is
+  // bad: no other copy gets them.
+  void give_up_suspects(const StoreState::Retired& retired) {
+    for (const auto& copy : retired.copies) {
+      if (copy->verification->state() == CopyState::kVerified) continue;
+      for (const auto& segment : copy->segments) state_->pool().give_up(*segment);
+    }
   }
 
   Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id, Deletion when) {

@@ -9,18 +9,24 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "src/base/durable_directory.h"
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/store/files.h"
 #include "src/store/segment_pool.h"
+#include "src/tensor/canonical.h"
 
 namespace rekindle::store {
 
 namespace {
 
 constexpr std::string_view kMarkerName = ".rekindle-store";
-constexpr std::string_view kMarker = "rekindle-store 1\n";
+constexpr std::string_view kMarker = "rekindle-store 2\n";
 constexpr std::string_view kLockName = "lock";
+
+std::string first_line(std::string_view text) {
+  return canonical::printable(text.substr(0, text.find('\n')));
+}
 
 std::vector<std::string> names_in(const fs::path& directory) {
   std::vector<std::string> names;
@@ -59,9 +65,9 @@ Result<void> check_marker(const fs::path& directory) {
     if (marker == kMarker) return {};
     if (!kMarker.starts_with(marker)) {
       return fail(ErrorCode::kDenied,
-                  "store {} has a format that this version does not know: use the rekindle that "
-                  "wrote it, or another directory",
-                  directory.string());
+                  "store {} has the format '{}', this rekindle reads '{}': publish or pull into "
+                  "another directory, or delete this one when no rekindle of its version needs it",
+                  directory.string(), first_line(marker), first_line(kMarker));
     }
   }
   for (const std::string& name : names_in(directory)) {
@@ -73,7 +79,9 @@ Result<void> check_marker(const fs::path& directory) {
                 "directory with --store",
                 directory.string(), name);
   }
-  return write_file_atomically(path, kMarker);
+  TRY_VOID(write_file_atomically(path, kMarker));
+  // Before the directories of a store: they alone would look like somebody else's.
+  return sync_directory(directory);
 }
 
 Result<UniqueFd> lock(const fs::path& directory) {
@@ -100,12 +108,7 @@ Result<UniqueFd> lock(const fs::path& directory) {
 }  // namespace
 
 Result<UniqueFd> open_store_directory(const fs::path& directory) {
-  std::error_code error;
-  if (directory.has_parent_path()) fs::create_directories(directory.parent_path(), error);
-  if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return fail_errno(errno, fmt::format("create store {}", directory.string()));
-  }
+  TRY_VOID(make_directory_durably(directory));
   const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return fail_errno(errno, fmt::format("open store {}", directory.string()));
   TRY_VOID(check_owner(fd.get(), directory));
@@ -114,6 +117,7 @@ Result<UniqueFd> open_store_directory(const fs::path& directory) {
   TRY_VOID(make_directory(directory / kModelsName));
   TRY_VOID(make_directory(directory / kStagingName));
   TRY_VOID(make_directory(directory / kPoolName));
+  TRY_VOID(sync_directory(directory));
   return locked;
 }
 
@@ -151,7 +155,7 @@ fs::path version_directory(const fs::path& store, const ModelVersion& id) {
   return store / kModelsName / encode_version(id);
 }
 
-fs::path copy_directory(const fs::path& store, const ModelVersion& id, const Digest128& layout) {
+fs::path copy_directory(const fs::path& store, const ModelVersion& id, const Digest& layout) {
   return version_directory(store, id) / layout.hex().substr(0, 16);
 }
 
@@ -176,10 +180,14 @@ bool is_store_file(std::string_view name) {
 Result<void> remove_copy(const fs::path& directory, SegmentPool& pool, Deletion when) {
   const fs::path marker = directory / kRetiredName;
   std::error_code ignored;
-  for (const std::string_view name : {kManifestName, kPartialManifestName}) {
-    if (fs::exists(directory / name, ignored)) TRY_VOID(rename_file(directory / name, marker));
+  if (fs::exists(directory / kPartialManifestName, ignored)) {
+    TRY_VOID(rename_file(directory / kPartialManifestName, marker));
   }
-  TRY_VOID(sync_directory(directory));
+  if (fs::exists(directory / kManifestName, ignored)) {
+    TRY_VOID(rename_file(directory / kManifestName, marker));
+    // Before anything of a committed copy goes or changes.
+    TRY_VOID(sync_directory(directory));
+  }
   TRY_VOID(failpoint("store.remove.after_marker"));
   bool strays = false;
   for (const std::string& name : names_in(directory)) {

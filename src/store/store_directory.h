@@ -34,7 +34,7 @@ std::string encode_version(const ModelVersion& id);  // "org%2Fname@41"
 Result<ModelVersion> decode_version(std::string_view name);
 std::filesystem::path version_directory(const std::filesystem::path& store, const ModelVersion& id);
 std::filesystem::path copy_directory(const std::filesystem::path& store, const ModelVersion& id,
-                                     const Digest128& layout);
+                                     const Digest& layout);
 bool is_layout_name(std::string_view name);  // 16 hexadecimal digits
 // A file that the store itself puts into a copy's directory.
 bool is_store_file(std::string_view name);

@@ -57,26 +57,24 @@ std::vector<std::shared_ptr<const StoredVersion>> StoreState::find(const ModelVe
 }
 
 std::shared_ptr<const StoredVersion> StoreState::find(const ModelVersion& id,
-                                                      const Digest128& layout) const {
+                                                      const Digest& layout) const {
   for (auto& version : find(id)) {
     if (version->manifest.layout.digest() == layout) return std::move(version);
   }
   return nullptr;
 }
 
-Result<void> StoreState::check_root(const ModelVersion& id, const Digest128& root) const {
+Result<void> StoreState::check_root(const ModelVersion& id, const Digest& root) const {
   const std::lock_guard lock(mutex_);
   return check_root_locked(id, root);
 }
 
-Result<void> StoreState::check_root_locked(const ModelVersion& id, const Digest128& root) const {
-  const auto check = [&](const Digest128& other, std::string_view what) -> Result<void> {
+Result<void> StoreState::check_root_locked(const ModelVersion& id, const Digest& root) const {
+  const auto check = [&](const Digest& other, std::string_view what) -> Result<void> {
     if (other == root) return {};
-    return fail(
-        ErrorCode::kDenied,
-        "{} {} with root {}, not {}: a version never changes; use another version, or retire "
-        "that one first",
-        id.to_string(), what, other.hex(), root.hex());
+    return fail(ErrorCode::kDenied,
+                "{} {} with root {}, not {}: a version never changes; publish under a new version",
+                id.to_string(), what, other.hex(), root.hex());
   };
   for (const auto& [path, version] : committed_) {
     const Checkpoint& checkpoint = *version->manifest.checkpoint;
@@ -112,7 +110,7 @@ Result<void> StoreState::check_budget_locked(std::uint64_t bytes, const ModelVer
 }
 
 Result<void> StoreState::claim(const std::filesystem::path& directory, const ModelVersion& id,
-                               const Digest128& root, std::uint64_t bytes) {
+                               const Digest& root, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   TRY_VOID(check_root_locked(id, root));
   if (busy_.contains(directory)) {
@@ -166,6 +164,7 @@ StoreState::Committed::iterator StoreState::retire_locked(Committed::iterator co
   busy_.emplace(copy->first, Busy{manifest.checkpoint->id, {}, 0});
   retired.directories.emplace_back(copy->first, manifest.checkpoint->id);
   retired.bytes += bytes;
+  retired.copies.push_back(copy->second);
   return committed_.erase(copy);
 }
 
@@ -183,6 +182,22 @@ StoreState::Retired StoreState::retire_copy(const StoredVersion& version) {
   const auto found = committed_.find(version.directory);
   if (found != committed_.end() && found->second.get() == &version) retire_locked(found, retired);
   return retired;
+}
+
+bool StoreState::take_off(const StoredVersion& version) {
+  const std::lock_guard lock(mutex_);
+  const auto found = committed_.find(version.directory);
+  if (found == committed_.end() || found->second.get() != &version) return false;
+  const Manifest& manifest = version.manifest;
+  busy_.emplace(version.directory, Busy{manifest.checkpoint->id, manifest.checkpoint->root,
+                                        manifest.layout.segment_bytes()});
+  committed_.erase(found);
+  return true;
+}
+
+bool StoreState::is_left(const std::filesystem::path& directory) const {
+  const std::lock_guard lock(mutex_);
+  return left_.contains(directory);
 }
 
 StoreState::Retired StoreState::retire(const ModelVersion& id) {

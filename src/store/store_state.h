@@ -34,14 +34,14 @@ class StoreState {
 
   std::vector<std::shared_ptr<const StoredVersion>> versions() const;
   std::vector<std::shared_ptr<const StoredVersion>> find(const ModelVersion& id) const;
-  std::shared_ptr<const StoredVersion> find(const ModelVersion& id, const Digest128& layout) const;
+  std::shared_ptr<const StoredVersion> find(const ModelVersion& id, const Digest& layout) const;
   // kDenied when a copy or a pull of `id` has another root.
-  Result<void> check_root(const ModelVersion& id, const Digest128& root) const;
+  Result<void> check_root(const ModelVersion& id, const Digest& root) const;
 
   // Makes a directory busy for a copy of `bytes`. What was left over there is counted off first.
   // kUnavailable: busy already. kExhausted: beyond the budget. kDenied: another root.
   Result<void> claim(const std::filesystem::path& directory, const ModelVersion& id,
-                     const Digest128& root, std::uint64_t bytes);
+                     const Digest& root, std::uint64_t bytes);
   // The end of a claim: the copy is committed, or `left_bytes` of it stay (0: nothing does).
   void commit(std::shared_ptr<const StoredVersion> version);
   void release(const std::filesystem::path& directory, const ModelVersion& id,
@@ -56,12 +56,17 @@ class StoreState {
 
   struct Retired {
     std::vector<std::pair<std::filesystem::path, ModelVersion>>
-        directories;  // busy; release() each
+        directories;                                           // busy; release() each
+    std::vector<std::shared_ptr<const StoredVersion>> copies;  // of those that were committed
     std::uint64_t bytes = 0;
   };
   // Takes all copies and leftovers of a version off the list. Running pulls stay.
   Retired retire(const ModelVersion& id);
   Retired retire_copy(const StoredVersion& version);
+  // Takes a copy off the list whose files stay: its directory is busy until it is released. False:
+  // it is not listed.
+  bool take_off(const StoredVersion& version);
+  bool is_left(const std::filesystem::path& directory) const;
   // Directories of older versions of the model in which nobody works.
   std::vector<std::filesystem::path> left_before(const ModelVersion& id) const;
   // Those of them that still are.
@@ -71,7 +76,7 @@ class StoreState {
   using Committed = std::map<std::filesystem::path, std::shared_ptr<const StoredVersion>>;
   struct Busy {
     ModelVersion id;
-    Digest128 root;
+    Digest root;
     std::uint64_t bytes = 0;
   };
   struct Leftover {
@@ -87,7 +92,7 @@ class StoreState {
   std::uint64_t used_locked() const;
   Committed::iterator retire_locked(Committed::iterator copy, Retired& retired);
   Leftovers::iterator retire_locked(Leftovers::iterator left, Retired& retired);
-  Result<void> check_root_locked(const ModelVersion& id, const Digest128& root) const;
+  Result<void> check_root_locked(const ModelVersion& id, const Digest& root) const;
   std::uint64_t missing_locked(std::uint64_t used, std::uint64_t bytes) const;
   Result<void> check_budget_locked(std::uint64_t bytes, const ModelVersion& id) const;
 

@@ -44,15 +44,26 @@ class BadTiles {
   std::optional<std::pair<TileIndex, Error>> first_;  // guarded by mutex_
 };
 
-// What a fault in a mapping means, with the name of the file.
-Error truncated(const StoredVersion& version, Error fault) {
+// What a fault in a mapping means.
+Error why_unreadable(const StoredVersion& version) {
   for (const auto& segment : version.segments) {
     if (auto whole = segment->check_size(); !whole) return std::move(whole).error();
   }
-  return fault;
+  return {ErrorCode::kInternal,
+          fmt::format("a file in {} cannot be read: its memory or its disk fails, see dmesg",
+                      version.directory.string())};
 }
 
 }  // namespace
+
+Result<void> verify_stored_tile(const StoredVersion& version, TileIndex tile) {
+  const ArrayOf array_of = [&](const LayoutEntry& entry) { return version.array(entry); };
+  Result<void> verified;
+  const auto read = guard_mapping_access(
+      "segment", [&] { verified = verify_tile(version.manifest, tile, array_of); });
+  if (!read) return fail(why_unreadable(version));
+  return verified;
+}
 
 Result<void> verify_version(const StoredVersion& version, std::size_t threads,
                             const std::function<void(const PublishProgress&)>& progress) {
@@ -63,8 +74,10 @@ Result<void> verify_version(const StoredVersion& version, std::size_t threads,
   for (const auto& segment : version.segments) {
     if (auto whole = segment->check_size(); !whole) return fail_here(std::move(whole).error());
   }
+  if (auto headers = check_headers(version); !headers) {
+    return fail_here(std::move(headers).error());
+  }
   const std::vector<TileIndex> tiles = held_tiles(manifest);
-  const ArrayOf array_of = [&](const LayoutEntry& entry) { return version.array(entry); };
   BadTiles bad;
   std::mutex progress_mutex;
   PublishProgress done{0, manifest.layout.payload_bytes()};
@@ -75,12 +88,7 @@ Result<void> verify_version(const StoredVersion& version, std::size_t threads,
     const std::size_t begin = job * kTilesPerJob;
     const std::size_t end = std::min(tiles.size(), begin + kTilesPerJob);
     for (std::size_t i = begin; i < end; ++i) {
-      Result<void> verified;
-      const auto read = guard_mapping_access(
-          "segment", [&] { verified = verify_tile(manifest, tiles[i], array_of); });
-      if (!read) {
-        bad.add(tiles[i], truncated(version, read.error()));
-      } else if (!verified) {
+      if (auto verified = verify_stored_tile(version, tiles[i]); !verified) {
         bad.add(tiles[i], std::move(verified).error());
       }
     }

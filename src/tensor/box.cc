@@ -1,6 +1,7 @@
 #include "src/tensor/box.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -193,6 +194,19 @@ void strided_copies(const Box& region, const Box& src, const Box& dst, std::uint
       step[level] = 0;
     }
     if (level >= depth) return;
+  }
+}
+
+void copy_box(const Box& region, std::span<const std::byte> from, const Box& src,
+              std::span<std::byte> to, const Box& dst, std::uint64_t element_bytes) {
+  thread_local std::vector<StridedCopy> copies;
+  copies.clear();
+  strided_copies(region, src, dst, element_bytes, copies);
+  for (const StridedCopy& copy : copies) {
+    for (std::uint64_t i = 0; i < copy.count; ++i) {
+      std::memcpy(to.data() + copy.dst_offset + i * copy.dst_stride,
+                  from.data() + copy.src_offset + i * copy.src_stride, copy.run_bytes);
+    }
   }
 }
 

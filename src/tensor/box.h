@@ -84,4 +84,9 @@ struct StridedCopy {
 void strided_copies(const Box& region, const Box& src, const Box& dst, std::uint64_t element_bytes,
                     std::vector<StridedCopy>& out);
 
+// Copies `region` from the array that holds the box `src` row-major to the one that holds `dst`.
+// May run inside store::guard_mapping_access: it owns nothing while it copies.
+void copy_box(const Box& region, std::span<const std::byte> from, const Box& src,
+              std::span<std::byte> to, const Box& dst, std::uint64_t element_bytes);
+
 }  // namespace rekindle

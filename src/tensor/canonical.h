@@ -24,9 +24,8 @@ class Writer {
     u32(static_cast<std::uint32_t>(text.size()));
     raw(text);
   }
-  void digest(const Digest128& digest) {
-    u64(digest.low);
-    u64(digest.high);
+  void digest(const Digest& digest) {
+    raw({reinterpret_cast<const char*>(digest.bytes.data()), digest.bytes.size()});
   }
   void dims(const Dims& dims) {
     for (const std::uint64_t value : dims.span()) u64(value);
@@ -60,10 +59,7 @@ class Reader {
     return taken;
   }
   std::string_view text() { return raw(u32()); }
-  Digest128 digest() {
-    const std::uint64_t low = u64();
-    return {low, u64()};
-  }
+  Digest digest() { return Digest::from_bytes(raw(sizeof(Digest))); }
   Dims dims(std::size_t rank);  // rank above kMaxRank: not ok
 
   bool ok() const { return ok_; }

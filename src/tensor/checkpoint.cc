@@ -1,15 +1,19 @@
 #include "src/tensor/checkpoint.h"
 
+#include <cstring>
+#include <span>
+
 #include "proto/manifest.pb.h"
+#include "src/base/blake3.h"
 #include "src/tensor/canonical.h"
 
 namespace rekindle {
 
 namespace {
 
-// The envelope: magic, body length, body, XXH3-128 of the body.
-constexpr std::string_view kMagic = "RKMANI01";
-constexpr std::size_t kEnvelopeBytes = 8 + 8 + 16;
+// The envelope: magic, body length, body, BLAKE3 of the body.
+constexpr std::string_view kMagic = "RKMANI02";
+constexpr std::size_t kEnvelopeBytes = 8 + 8 + sizeof(Digest);
 
 Failure corrupt(std::string_view why) { return fail(ErrorCode::kCorrupt, "manifest: {}", why); }
 
@@ -21,7 +25,7 @@ Result<std::string_view> open_envelope(std::string_view bytes) {
     return corrupt("cut short, or has a tail");
   }
   const std::string_view body = in.raw(size);
-  if (in.digest() != xxh3_128(as_bytes(body))) return corrupt("its digest does not match");
+  if (in.digest() != blake3(as_bytes(body))) return corrupt("its digest does not match");
   return body;
 }
 
@@ -32,23 +36,23 @@ Result<std::vector<PartDigest>> parse_parts(const proto::Manifest& message, Tile
     if (part.tile() >= tile_count || (!parts.empty() && part.tile() <= parts.back().tile)) {
       return corrupt("its part digests are not in order");
     }
-    parts.push_back({part.tile(), part.digest()});
+    parts.push_back({part.tile(), Digest::from_bytes(part.digest())});
   }
   return parts;
 }
 
 }  // namespace
 
-Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(
-    ModelVersion id, TensorSet tensors, std::vector<std::uint64_t> tile_digests,
-    const Digest128& root) {
+Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(ModelVersion id, TensorSet tensors,
+                                                             std::vector<Digest> tile_digests,
+                                                             const Digest& root) {
   TRY_VOID(check_model_name(id.model));
   TRY(TileMap tiles, TileMap::create(tensors));
   if (tile_digests.size() != tiles.tile_count()) {
     return fail(ErrorCode::kCorrupt, "{}: {} tile digests for {} tiles", id.to_string(),
                 tile_digests.size(), tiles.tile_count());
   }
-  const Digest128 actual = checkpoint_root(tensors, tile_digests);
+  const Digest actual = checkpoint_root(id, tensors, tiles, tile_digests);
   if (actual != root) {
     return fail(ErrorCode::kCorrupt, "{}: the tile digests hash to {}, not to the root {}",
                 id.to_string(), actual.hex(), root.hex());
@@ -57,28 +61,37 @@ Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(
       std::move(id), std::move(tensors), std::move(tiles), std::move(tile_digests), root});
 }
 
+Result<std::vector<Digest>> parse_digests(std::string_view bytes) {
+  if (bytes.size() % sizeof(Digest) != 0) {
+    return fail(ErrorCode::kCorrupt, "tile digests: {} bytes are not a multiple of {}",
+                bytes.size(), sizeof(Digest));
+  }
+  std::vector<Digest> digests(bytes.size() / sizeof(Digest));
+  if (!bytes.empty()) std::memcpy(digests.data(), bytes.data(), bytes.size());
+  return digests;
+}
+
 std::string Manifest::serialize() const {
   proto::Manifest message;
   message.mutable_id()->set_model(checkpoint->id.model);
   message.mutable_id()->set_version(checkpoint->id.version);
   message.set_tensor_set(checkpoint->tensors.serialize());
   message.set_layout(layout.serialize());
-  message.mutable_tile_digests()->Add(checkpoint->tile_digests.begin(),
-                                      checkpoint->tile_digests.end());
-  message.mutable_root()->set_low(checkpoint->root.low);
-  message.mutable_root()->set_high(checkpoint->root.high);
+  const auto leaves = std::as_bytes(std::span(checkpoint->tile_digests));
+  message.set_tile_digests(leaves.data(), leaves.size());
+  message.mutable_root()->set_value(checkpoint->root.to_bytes());
   message.set_generation(generation);
   for (const PartDigest& part : part_digests) {
     auto* added = message.add_part_digests();
     added->set_tile(part.tile);
-    added->set_digest(part.digest);
+    added->set_digest(part.digest.to_bytes());
   }
   const std::string body = message.SerializeAsString();
   canonical::Writer out;
   out.raw(kMagic);
   out.u64(body.size());
   out.raw(body);
-  out.digest(xxh3_128(as_bytes(body)));
+  out.digest(blake3(as_bytes(body)));
   return out.take();
 }
 
@@ -91,10 +104,10 @@ Result<Manifest> Manifest::parse(std::string_view bytes) {
   }
   TRY(TensorSet tensors, TensorSet::parse(message.tensor_set()));
   TRY(Layout layout, Layout::parse(tensors, message.layout()));
-  std::vector<std::uint64_t> digests(message.tile_digests().begin(), message.tile_digests().end());
+  TRY(auto digests, parse_digests(message.tile_digests()));
   TRY(auto checkpoint,
       Checkpoint::create({message.id().model(), message.id().version()}, std::move(tensors),
-                         std::move(digests), {message.root().low(), message.root().high()}));
+                         std::move(digests), Digest::from_bytes(message.root().value())));
   TRY(auto parts, parse_parts(message, checkpoint->tiles.tile_count()));
   return Manifest{std::move(checkpoint), std::move(layout), message.generation(), std::move(parts)};
 }

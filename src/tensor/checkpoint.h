@@ -19,18 +19,23 @@ struct Checkpoint {
   ModelVersion id;
   TensorSet tensors;
   TileMap tiles;
-  std::vector<std::uint64_t> tile_digests;  // one per tile
-  Digest128 root;
+  std::vector<Digest> tile_digests;  // one per tile: the leaves of the root
+  Digest root;
 
-  // Checks the count of digests and that they hash to `root` (kCorrupt).
+  // Checks the count of digests and that, with the id and the tensors, they hash to `root`
+  // (kCorrupt).
   static Result<std::shared_ptr<const Checkpoint>> create(ModelVersion id, TensorSet tensors,
-                                                          std::vector<std::uint64_t> tile_digests,
-                                                          const Digest128& root);
+                                                          std::vector<Digest> tile_digests,
+                                                          const Digest& root);
 };
+
+// Leaves as they travel and lie on disk: one after the other, 32 bytes each. kCorrupt: not a whole
+// number of them.
+Result<std::vector<Digest>> parse_digests(std::string_view bytes);
 
 struct PartDigest {
   TileIndex tile = 0;
-  std::uint64_t digest = 0;
+  Digest digest;
   bool operator==(const PartDigest&) const = default;
 };
 

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "src/base/blake3.h"
+
 namespace rekindle {
 
 namespace {
@@ -43,43 +45,36 @@ std::byte* scratch() {
   return bytes.get();
 }
 
-// A tile whose parts lie in several arrays is put together first.
-std::uint64_t digest_spread_tile(const Place& place, const ArrayOf& array_of) {
-  std::byte* const tile = scratch();
-  thread_local std::vector<StridedCopy> copies;
+void gather_tile(const Place& place, const ArrayOf& array_of, std::byte* out) {
   for (const LayoutEntry& entry : place.entries) {
     const auto part = intersect(entry.box, place.box);
     if (!part) continue;
-    copies.clear();
-    strided_copies(*part, entry.box, place.box, place.element_bytes(), copies);
-    const std::byte* const array = array_of(entry).data();
-    for (const StridedCopy& copy : copies) {
-      for (std::uint64_t i = 0; i < copy.count; ++i) {
-        std::memcpy(tile + copy.dst_offset + i * copy.dst_stride,
-                    array + copy.src_offset + i * copy.src_stride, copy.run_bytes);
-      }
-    }
+    const std::uint64_t bytes = place.box.elements() * place.element_bytes();
+    copy_box(*part, array_of(entry), entry.box, {out, bytes}, place.box, place.element_bytes());
   }
-  return xxh3_64({tile, place.box.elements() * place.element_bytes()},
-                 tile_seed(place.tensor, place.local));
 }
 
-std::uint64_t digest_parts(const Place& place, const ArrayOf& array_of) {
-  constexpr std::uint64_t kPartSeed = 0x7061727473656564;  // parts never look like whole tiles
-  std::uint64_t digest = tile_seed(place.tensor, place.local) ^ kPartSeed;
+// A tile whose parts lie in several arrays is put together first.
+Digest digest_spread_tile(const Place& place, const ArrayOf& array_of) {
+  gather_tile(place, array_of, scratch());
+  return blake3({scratch(), place.box.elements() * place.element_bytes()});
+}
+
+Digest digest_held(const Place& place, const ArrayOf& array_of) {
+  thread_local std::vector<HeldBox> parts;
+  parts.clear();
   for (const LayoutEntry& entry : place.entries) {
     if (const auto part = intersect(entry.box, place.box)) {
-      digest = digest_box(*part, place.element_bytes(), digest, array_of(entry), entry.box);
+      parts.push_back({*part, array_of(entry), entry.box});
     }
   }
-  return digest;
+  return digest_parts(parts, place.element_bytes());
 }
 
-std::optional<std::uint64_t> digest_whole(const Place& place, const ArrayOf& array_of) {
+std::optional<Digest> digest_whole(const Place& place, const ArrayOf& array_of) {
   for (const LayoutEntry& entry : place.entries) {
     if (contains(entry.box, place.box)) {
-      return digest_box(place.box, place.element_bytes(), tile_seed(place.tensor, place.local),
-                        array_of(entry), entry.box);
+      return digest_box(place.box, place.element_bytes(), array_of(entry), entry.box);
     }
   }
   if (held_elements(place) != place.box.elements()) return std::nullopt;
@@ -139,17 +134,25 @@ LayoutTiles tiles_of_layout(const Checkpoint& checkpoint, const Layout& layout) 
   return tiles;
 }
 
-std::uint64_t part_digest(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
-                          const ArrayOf& array_of) {
-  return digest_parts(place_of(checkpoint, layout, tile), array_of);
+Digest part_digest(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
+                   const ArrayOf& array_of) {
+  return digest_held(place_of(checkpoint, layout, tile), array_of);
 }
 
-Result<std::uint64_t> whole_tile_digest(const Checkpoint& checkpoint, const Layout& layout,
-                                        TileIndex tile, const ArrayOf& array_of) {
+Result<Digest> whole_tile_digest(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
+                                 const ArrayOf& array_of) {
   const Place place = place_of(checkpoint, layout, tile);
   if (const auto digest = digest_whole(place, array_of)) return *digest;
   return fail(ErrorCode::kNotFound, "tensor '{}' tile {} is not held whole", place.info->name,
               place.local);
+}
+
+bool read_tile(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
+               const ArrayOf& array_of, std::span<std::byte> out) {
+  const Place place = place_of(checkpoint, layout, tile);
+  if (held_elements(place) != place.box.elements()) return false;
+  gather_tile(place, array_of, out.data());
+  return true;
 }
 
 Result<void> verify_tile(const Manifest& manifest, TileIndex tile, const ArrayOf& array_of) {
@@ -165,30 +168,8 @@ Result<void> verify_tile(const Manifest& manifest, TileIndex tile, const ArrayOf
   if (known == manifest.part_digests.end() || known->tile != tile) {
     return corrupt_tile(manifest, place, "the manifest has no digest for this part of the tile");
   }
-  if (digest_parts(place, array_of) == known->digest) return {};
+  if (digest_held(place, array_of) == known->digest) return {};
   return corrupt_tile(manifest, place, "its bytes do not match the digest made when they came");
-}
-
-Result<std::uint64_t> digest_verified_box(const Manifest& manifest, TileIndex tile, const Box& box,
-                                          const ArrayOf& array_of) {
-  if (tile >= manifest.checkpoint->tiles.tile_count()) {
-    return fail(ErrorCode::kInvalid, "tile {} of {}", tile,
-                manifest.checkpoint->tiles.tile_count());
-  }
-  const Place place = place_of(*manifest.checkpoint, manifest.layout, tile);
-  TRY_VOID(check_box(box, place.info->shape));
-  if (box.empty() || !contains(place.box, box)) {
-    return fail(ErrorCode::kInvalid, "box {} of tensor '{}' is not inside tile {}", box.to_string(),
-                place.info->name, place.local);
-  }
-  for (const LayoutEntry& entry : place.entries) {
-    if (!contains(entry.box, box)) continue;
-    TRY_VOID(verify_tile(manifest, tile, array_of));
-    return digest_box(box, place.element_bytes(), tile_seed(place.tensor, place.local),
-                      array_of(entry), entry.box);
-  }
-  return fail(ErrorCode::kNotFound, "box {} of tensor '{}' is not held in one piece",
-              box.to_string(), place.info->name);
 }
 
 }  // namespace rekindle

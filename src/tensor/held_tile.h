@@ -28,20 +28,18 @@ LayoutTiles tiles_of_layout(const Checkpoint& checkpoint, const Layout& layout);
 
 // Digest of everything that the layout holds of the tile, in the order of its entries; differs from
 // the tile's own digest also when that is the whole tile.
-std::uint64_t part_digest(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
-                          const ArrayOf& array_of);
+Digest part_digest(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
+                   const ArrayOf& array_of);
 // The tile's digest as the publisher made it; kNotFound when the layout does not hold it whole.
-Result<std::uint64_t> whole_tile_digest(const Checkpoint& checkpoint, const Layout& layout,
-                                        TileIndex tile, const ArrayOf& array_of);
+Result<Digest> whole_tile_digest(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
+                                 const ArrayOf& array_of);
+
+// Copies the tile to `out`, row-major; false when the layout does not hold it whole.
+bool read_tile(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
+               const ArrayOf& array_of, std::span<std::byte> out);
 
 // Digests what is held of the tile and compares: kCorrupt names tensor, tile and the offset in the
 // file; kNotFound when the layout holds nothing of it.
 Result<void> verify_tile(const Manifest& manifest, TileIndex tile, const ArrayOf& array_of);
-
-// For a puller that reads only `box` of a tile: verifies what is held of the tile, then digests the
-// box seeded by tile_seed(). kInvalid when the box leaves the tile, kNotFound when no single entry
-// holds it.
-Result<std::uint64_t> digest_verified_box(const Manifest& manifest, TileIndex tile, const Box& box,
-                                          const ArrayOf& array_of);
 
 }  // namespace rekindle

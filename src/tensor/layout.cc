@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "src/base/blake3.h"
 #include "src/base/units.h"
 #include "src/tensor/canonical.h"
 
@@ -128,7 +129,7 @@ Result<void> check_ranges_disjoint(const TensorSet& tensors, std::span<const Seg
 Result<Layout> Layout::create(const TensorSet& tensors, std::vector<SegmentSpec> segments,
                               std::vector<LayoutEntry> entries) {
   TRY(Layout layout, check(tensors, std::move(segments), std::move(entries)));
-  layout.digest_ = xxh3_128(as_bytes(layout.serialize()));
+  layout.digest_ = blake3(as_bytes(layout.serialize()));
   return layout;
 }
 
@@ -243,7 +244,7 @@ Result<Layout> Layout::parse(const TensorSet& tensors, std::string_view bytes) {
   if (!in.at_end()) return bad("cut short, or has a tail");
   TRY(Layout layout, check(tensors, std::move(segments), std::move(entries)));
   if (layout.serialize() != bytes) return bad("not in canonical form");
-  layout.digest_ = xxh3_128(as_bytes(bytes));
+  layout.digest_ = blake3(as_bytes(bytes));
   return layout;
 }
 

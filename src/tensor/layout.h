@@ -48,11 +48,11 @@ class Layout {
   std::uint64_t payload_bytes() const { return payload_bytes_; }  // tensors only, no headers
   std::uint64_t segment_bytes() const;                            // whole files
 
-  // Canonical bytes (docs/formats.md) and their XXH3-128.
+  // Canonical bytes (docs/formats.md) and their BLAKE3.
   std::string serialize() const;
   static Result<Layout> parse(const TensorSet& tensors, std::string_view canonical);
-  const Digest128& digest() const { return digest_; }
-  const Digest128& tensor_set_digest() const { return tensor_set_; }
+  const Digest& digest() const { return digest_; }
+  const Digest& tensor_set_digest() const { return tensor_set_; }
 
  private:
   Layout() = default;
@@ -62,9 +62,9 @@ class Layout {
   std::vector<LayoutEntry> entries_;
   std::vector<std::uint32_t> first_entry_;  // per tensor, plus one past the end
   std::vector<bool> whole_;                 // per entry: the box is the whole tensor
-  Digest128 tensor_set_;
+  Digest tensor_set_;
   std::uint64_t payload_bytes_ = 0;
-  Digest128 digest_;
+  Digest digest_;
 };
 
 // How many tensors have a box in the layout; a checkpoint's small files are not counted.

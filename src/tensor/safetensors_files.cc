@@ -20,15 +20,6 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kMaxExtraBytes = 64 * kMiB;
 constexpr std::uint64_t kMaxIndexBytes = 512 * kMiB;
 constexpr std::size_t kMaxExtras = 4096;
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
-
-bool is_extra(const std::string& name) {
-  if (name.starts_with('.') || name.ends_with(kIndexSuffix)) return false;
-  constexpr std::string_view kSuffixes[] = {".json",  ".txt",      ".model",
-                                            ".jinja", ".tiktoken", ".py"};
-  return std::any_of(std::begin(kSuffixes), std::end(kSuffixes),
-                     [&](std::string_view suffix) { return name.ends_with(suffix); });
-}
 
 Failure filesystem_failure(const fs::path& path, const std::error_code& error) {
   return fail_errno(error.value(), path.string());
@@ -58,7 +49,7 @@ Result<void> add_extras(const fs::path& directory, const std::string& prefix,
       }
       continue;
     }
-    if (!is_extra(name) || !fs::is_regular_file(path, ignored)) continue;
+    if (!is_checkpoint_file(prefix + name) || !fs::is_regular_file(path, ignored)) continue;
     std::error_code error;
     const std::uintmax_t bytes = fs::file_size(path, error);
     if (error) return filesystem_failure(path, error);

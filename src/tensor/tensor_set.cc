@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/blake3.h"
 #include "src/tensor/canonical.h"
 
 namespace rekindle {
@@ -9,26 +10,6 @@ namespace rekindle {
 namespace {
 
 constexpr std::string_view kMagic = "RKTSET01";
-
-// Names of file tensors become paths on the puller's disk: one folder down at most, nothing hidden
-// behind "..", no absolute path.
-Result<void> check_file_name(std::string_view path) {
-  std::size_t parts = 0;
-  bool ok = !path.empty();
-  for (std::string_view rest = path; ok;) {
-    const auto slash = rest.find('/');
-    const auto part = rest.substr(0, slash);
-    ok = !part.empty() && part != "." && part != ".." && part.size() <= 255 && ++parts <= 2;
-    if (slash == std::string_view::npos) break;
-    rest.remove_prefix(slash + 1);
-  }
-  for (const char c : path) ok = ok && static_cast<std::uint8_t>(c) >= 0x20 && c != '\\';
-  if (!ok) {
-    return fail(ErrorCode::kInvalid, "file tensor '{}' is not a plain relative path",
-                canonical::printable(path));
-  }
-  return {};
-}
 
 Result<void> check_tensor(const TensorInfo& tensor) {
   const auto bad = [&](std::string_view why) {
@@ -39,7 +20,9 @@ Result<void> check_tensor(const TensorInfo& tensor) {
   if (tensor.name == "__metadata__") return bad("has a name that safetensors reserves");
   if (!canonical::is_utf8(tensor.name)) return bad("has a name that is not UTF-8");
   if (is_file_tensor(tensor.name)) {
-    TRY_VOID(check_file_name(std::string_view(tensor.name).substr(kFileTensorPrefix.size())));
+    if (!is_checkpoint_file(std::string_view(tensor.name).substr(kFileTensorPrefix.size()))) {
+      return bad("carries a file of a kind that checkpoints do not have: refused");
+    }
     if (tensor.dtype != DType::kU8 || tensor.shape.rank() != 1) {
       return bad("carries a file and must be U8 of rank 1");
     }
@@ -51,9 +34,26 @@ Result<void> check_tensor(const TensorInfo& tensor) {
 
 }  // namespace
 
+bool is_checkpoint_file(std::string_view path) {
+  constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+  constexpr std::string_view kSuffixes[] = {".json",  ".txt",      ".model",
+                                            ".jinja", ".tiktoken", ".py"};
+  constexpr std::size_t kMaxPartBytes = 255;
+  const auto is_part = [](std::string_view part) {
+    return !part.empty() && !part.starts_with('.') && part.size() <= kMaxPartBytes &&
+           part.find('/') == std::string_view::npos;
+  };
+  const auto is_odd = [](char c) { return static_cast<std::uint8_t>(c) < 0x20 || c == '\\'; };
+  const auto slash = path.find('/');
+  const auto file = slash == std::string_view::npos ? path : path.substr(slash + 1);
+  if (slash != std::string_view::npos && !is_part(path.substr(0, slash))) return false;
+  return is_part(file) && std::ranges::none_of(path, is_odd) && !file.ends_with(kIndexSuffix) &&
+         std::ranges::any_of(kSuffixes, [&](auto suffix) { return file.ends_with(suffix); });
+}
+
 Result<TensorSet> TensorSet::create(std::vector<TensorInfo> tensors) {
   TRY(TensorSet set, check(std::move(tensors)));
-  set.digest_ = xxh3_128(as_bytes(set.serialize()));
+  set.digest_ = blake3(as_bytes(set.serialize()));
   return set;
 }
 
@@ -129,7 +129,7 @@ Result<TensorSet> TensorSet::parse(std::string_view bytes) {
   }
   if (!in.at_end()) return bad("has a tail");
   TRY(TensorSet set, check(std::move(tensors)));
-  set.digest_ = xxh3_128(as_bytes(bytes));  // in order and without a tail: they are canonical
+  set.digest_ = blake3(as_bytes(bytes));  // in order and without a tail: they are canonical
   return set;
 }
 

@@ -21,6 +21,11 @@ inline constexpr std::size_t kMaxTensors = 4'000'000;
 // this prefix, so that they are placed, pulled and verified like everything else.
 inline constexpr std::string_view kFileTensorPrefix = "__rekindle_file__/";
 inline bool is_file_tensor(std::string_view name) { return name.starts_with(kFileTensorPrefix); }
+// What may follow the prefix, and what publishing takes along from a directory: *.json *.txt
+// *.model
+// *.jinja *.tiktoken *.py, at most one folder down, nothing hidden, no index of weights files. On a
+// puller's disk it becomes a path, so a source must not be able to name any other file.
+bool is_checkpoint_file(std::string_view path);
 
 struct TensorInfo {
   std::string name;
@@ -37,7 +42,7 @@ using TensorIndex = std::uint32_t;
 class TensorSet {
  public:
   // kInvalid for a duplicate, empty, over-long, reserved or non-UTF-8 name, a file tensor that is
-  // not U8 or whose name is no plain relative path, a size beyond 63 bits or too many tensors.
+  // not U8 or whose name is no is_checkpoint_file(), a size beyond 63 bits or too many tensors.
   static Result<TensorSet> create(std::vector<TensorInfo> tensors);
 
   std::span<const TensorInfo> tensors() const { return tensors_; }
@@ -46,17 +51,17 @@ class TensorSet {
   std::optional<TensorIndex> find(std::string_view name) const;
   std::uint64_t total_bytes() const { return total_bytes_; }
 
-  // Canonical bytes (docs/formats.md) and their XXH3-128, which names this set.
+  // Canonical bytes (docs/formats.md) and their BLAKE3, which names this set.
   std::string serialize() const;
   static Result<TensorSet> parse(std::string_view canonical);
-  const Digest128& digest() const { return digest_; }
+  const Digest& digest() const { return digest_; }
 
  private:
   TensorSet() = default;
   static Result<TensorSet> check(std::vector<TensorInfo> tensors);
   std::vector<TensorInfo> tensors_;
   std::uint64_t total_bytes_ = 0;
-  Digest128 digest_;
+  Digest digest_;
 };
 
 }  // namespace rekindle

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/base/digest.h"
+#include "src/base/ids.h"
 #include "src/tensor/box.h"
 #include "src/tensor/tensor_set.h"
 
@@ -60,19 +61,27 @@ class TileMap {
   std::vector<TileGrid> grids_;
 };
 
-// XXH3-64 of a tile's elements in row-major order, seeded by (tensor, tile), so that right bytes in
-// a wrong place do not verify. `array` holds `held` row-major and `held` contains the tile's box.
-std::uint64_t tile_seed(TensorIndex tensor, std::uint64_t local_tile);
-std::uint64_t digest_tile(const TensorInfo& info, TensorIndex tensor, const TileGrid& grid,
-                          std::uint64_t local_tile, std::span<const std::byte> array,
-                          const Box& held);
-// XXH3-64 of any box in row-major order, for ranges that a source digests on request.
-std::uint64_t digest_box(const Box& box, std::uint64_t element_bytes, std::uint64_t seed,
-                         std::span<const std::byte> array, const Box& held);
+// BLAKE3 of the elements of a box in row-major order. `array` holds `held` row-major, and `held`
+// contains the box. Of a tile this is its leaf: it depends on the bytes alone, so equal tiles of
+// two versions have equal leaves. checkpoint_root() binds it to its place.
+Digest digest_box(const Box& box, std::uint64_t element_bytes, std::span<const std::byte> array,
+                  const Box& held);
+Digest digest_tile(const TensorInfo& info, const TileGrid& grid, std::uint64_t local_tile,
+                   std::span<const std::byte> array, const Box& held);
+// Of several boxes one after the other, each in the array that holds it; never equal to the leaf of
+// a tile.
+struct HeldBox {
+  Box box;
+  std::span<const std::byte> array;
+  Box held;
+};
+Digest digest_parts(std::span<const HeldBox> parts, std::uint64_t element_bytes);
 
-// The root of a checkpoint: XXH3-128 over the tensor set's digest and every tile digest in order.
-// The same for all layouts.
-Digest128 checkpoint_root(const TensorSet& tensors, std::span<const std::uint64_t> tile_digests);
+// The root of a checkpoint (docs/integrity.md): a Merkle root over the model, the version, the
+// tensor set and, tensor by tensor, the leaves of its tiles. `leaves` has one digest per tile of
+// `tiles`. The same for all layouts.
+Digest checkpoint_root(const ModelVersion& id, const TensorSet& tensors, const TileMap& tiles,
+                       std::span<const Digest> leaves);
 
 // A set of tiles, as a bitmap; thread-compatible.
 class TileSet {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "src/base/digest.h"
+#include "src/base/blake3.h"
 #include "src/tensor/canonical.h"
 #include "src/tensor/tile.h"
 
@@ -21,14 +21,19 @@ constexpr std::uint64_t kBufferBytes = 32 << 10;
 constexpr std::uint64_t kPrefetchBytes = 4 << 10;
 constexpr std::uint64_t kCacheLineBytes = 64;
 
-// XXH3-64 of runs, one per thread.
+constexpr std::string_view kPartsContext = "rekindle 2026-11 parts of a tile";
+constexpr std::string_view kTensorContext = "rekindle 2026-11 tensor node";
+constexpr std::string_view kRootContext = "rekindle 2026-11 checkpoint root";
+
+// BLAKE3 of runs, one per thread.
 class RunHasher {
  public:
-  void reset(std::uint64_t seed) {
-    hasher_.reset(seed);
-    seed_ = seed;
+  RunHasher() = default;
+  explicit RunHasher(std::string_view derive_context) : hasher_(derive_context) {}
+
+  void reset() {
+    hasher_.reset();
     used_ = 0;
-    streamed_ = false;
   }
 
   void add(const StridedCopy& copy, const std::byte* src) {
@@ -37,7 +42,7 @@ class RunHasher {
       std::uint64_t taken = 1;
       if (copy.run_bytes >= kGatherBelowBytes) {
         flush();
-        update({run, copy.run_bytes});
+        hasher_.update({run, copy.run_bytes});
       } else {
         if (copy.run_bytes > kBufferBytes - used_) flush();
         taken = std::min(left, (kBufferBytes - used_) / copy.run_bytes);
@@ -48,10 +53,9 @@ class RunHasher {
     }
   }
 
-  std::uint64_t digest() {
-    if (!streamed_) return xxh3_64({buffer_.get(), used_}, seed_);
+  Digest digest() {
     flush();
-    return hasher_.digest();
+    return hasher_.finish();
   }
 
  private:
@@ -90,24 +94,19 @@ class RunHasher {
     }
     used_ += count * run_bytes;
   }
-  void update(std::span<const std::byte> bytes) {
-    hasher_.update(bytes);
-    streamed_ = true;
-  }
   void flush() {
-    if (used_ > 0) update({buffer_.get(), used_});
+    hasher_.update({buffer_.get(), used_});
     used_ = 0;
   }
 
   const std::unique_ptr<std::byte[]> buffer_ = std::make_unique<std::byte[]>(kBufferBytes);
-  Hasher64 hasher_{0};
-  std::uint64_t seed_ = 0;
+  Blake3 hasher_;
   std::uint64_t used_ = 0;
-  bool streamed_ = false;
 };
 
 struct Scratch {
-  RunHasher hasher;
+  RunHasher leaf;
+  RunHasher parts{kPartsContext};
   std::vector<StridedCopy> copies;
 };
 
@@ -118,43 +117,50 @@ Scratch& scratch() {
 
 }  // namespace
 
-std::uint64_t tile_seed(TensorIndex tensor, std::uint64_t local_tile) {
-  // splitmix64 of the position: neighbours get unrelated seeds.
-  std::uint64_t z = (std::uint64_t{tensor} << 32 ^ local_tile) + 0x9E3779B97F4A7C15u;
-  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-  return z ^ z >> 31;
-}
-
-std::uint64_t digest_tile(const TensorInfo& info, TensorIndex tensor, const TileGrid& grid,
-                          std::uint64_t local_tile, std::span<const std::byte> array,
-                          const Box& held) {
-  return digest_box(grid.tile_box(local_tile), dtype_size_bytes(info.dtype),
-                    tile_seed(tensor, local_tile), array, held);
-}
-
-std::uint64_t digest_box(const Box& box, std::uint64_t element_bytes, std::uint64_t seed,
-                         std::span<const std::byte> array, const Box& held) {
+Digest digest_box(const Box& box, std::uint64_t element_bytes, std::span<const std::byte> array,
+                  const Box& held) {
   Scratch& local = scratch();
   local.copies.clear();
   strided_copies(box, held, box, element_bytes, local.copies);
-  if (local.copies.empty()) return xxh3_64({}, seed);
+  if (local.copies.empty()) return blake3({});
   const StridedCopy& first = local.copies.front();
   if (local.copies.size() == 1 && first.count == 1) {
-    return xxh3_64(array.subspan(first.src_offset, first.run_bytes), seed);
+    return blake3(array.subspan(first.src_offset, first.run_bytes));
   }
-  local.hasher.reset(seed);
-  for (const StridedCopy& copy : local.copies) local.hasher.add(copy, array.data());
-  return local.hasher.digest();
+  local.leaf.reset();
+  for (const StridedCopy& copy : local.copies) local.leaf.add(copy, array.data());
+  return local.leaf.digest();
 }
 
-Digest128 checkpoint_root(const TensorSet& tensors, std::span<const std::uint64_t> tile_digests) {
+Digest digest_tile(const TensorInfo& info, const TileGrid& grid, std::uint64_t local_tile,
+                   std::span<const std::byte> array, const Box& held) {
+  return digest_box(grid.tile_box(local_tile), dtype_size_bytes(info.dtype), array, held);
+}
+
+Digest digest_parts(std::span<const HeldBox> parts, std::uint64_t element_bytes) {
+  Scratch& local = scratch();
+  local.parts.reset();
+  for (const HeldBox& part : parts) {
+    local.copies.clear();
+    strided_copies(part.box, part.held, part.box, element_bytes, local.copies);
+    for (const StridedCopy& copy : local.copies) local.parts.add(copy, part.array.data());
+  }
+  return local.parts.digest();
+}
+
+Digest checkpoint_root(const ModelVersion& id, const TensorSet& tensors, const TileMap& tiles,
+                       std::span<const Digest> leaves) {
   canonical::Writer out;
-  out.raw("RKROOT01");
+  out.text(id.model);
+  out.u64(id.version);
   out.digest(tensors.digest());
-  out.u64(tile_digests.size());
-  out.raw({reinterpret_cast<const char*>(tile_digests.data()), tile_digests.size_bytes()});
-  return xxh3_128(as_bytes(out.take()));
+  out.u64(tensors.size());
+  for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
+    const TileIndex first = tiles.first_tile(tensor);
+    const auto own = leaves.subspan(first, tiles.first_tile(tensor + 1) - first);
+    out.digest(blake3_derive(kTensorContext, std::as_bytes(own)));
+  }
+  return blake3_derive(kRootContext, as_bytes(out.take()));
 }
 
 }  // namespace rekindle

@@ -56,7 +56,7 @@ class Duties : public ::testing::Test {
     proto::HeartbeatResponse response;
     auto& fetch = *response.add_fetch();
     *fetch.mutable_id() = rpc::to_proto(id);
-    *fetch.mutable_root() = rpc::to_proto(Digest128{1, 2});
+    *fetch.mutable_root() = rpc::to_proto(Digest{1, 2});
     return response;
   }
   static proto::HeartbeatResponse fetch_of_both() {

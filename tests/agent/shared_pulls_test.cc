@@ -32,7 +32,7 @@ class SharedPullsTest : public ::testing::Test {
     return [this](pull::PullRequest request, pull::OnProgress progress,
                   pull::PullWatch watch) -> rpc::Task<Result<Outcome>> {
       ++runs_;
-      if (watch.on_begun) watch.on_begun({nullptr, small_layout(), {}, nullptr});
+      if (watch.on_begun) watch.on_begun({nullptr, small_layout(), nullptr, {}});
       is_held_ = watch.held;
       while (!end_) {
         if (progress) progress({});

@@ -63,8 +63,8 @@ rpc::Task<Result<void>> join(rpc::Identity identity, rpc::CoordinatorClient& cli
   announce.set_full(true);
   auto& holding = *announce.add_add();
   *holding.mutable_id() = rpc::to_proto(ModelVersion{"bench", 1});
-  *holding.mutable_root() = rpc::to_proto(Digest128{1, 2});
-  *holding.mutable_layout() = rpc::to_proto(Digest128{3, 4});
+  *holding.mutable_root() = rpc::to_proto(Digest{1, 2});
+  *holding.mutable_layout() = rpc::to_proto(Digest{3, 4});
   holding.set_complete(true);
   holding.set_whole(true);
   CO_TRY(const auto announced, co_await client.announce(std::move(announce), 30s));

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <ostream>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,7 +15,9 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/blake3.h"
 #include "tests/bucket/device_child.h"
+#include "tests/cuda/random_boxes.h"
 
 // What every Device promises (src/bucket/device.h), for any backend: include this in one source
 // file per backend, instantiate DeviceConformance with it, and let main() run run_child().
@@ -266,6 +270,36 @@ TEST_P(DeviceConformance, DownloadsOfRowsLieApartAndTouchNothingBetween) {
     std::memcpy(expected.data() + 5 + row * 1400, source.data() + 3 + row * 900, kRun);
   }
   EXPECT_EQ(seen, expected);
+}
+
+TEST_P(DeviceConformance, B7DigestsAreThoseOfTheBytesInTheDevicesMemory) {
+  std::mt19937_64 random(11);
+  const auto source = cuda::testing::noise(4 << 20, random);
+  const auto memory = filled(source);
+  constexpr std::size_t kMost = 700;
+  const auto digests = must(device_->make_digests(kMost));
+  EXPECT_EQ(digests->capacity(), kMost);
+  // Short ones before a long one, and so many long ones that they take several launches.
+  for (const std::size_t count : {std::size_t{1}, std::size_t{60}, kMost, std::size_t{0}}) {
+    std::vector<BoxBytes> boxes;
+    std::vector<Digest> expected;
+    for (std::size_t i = 0; i < count; ++i) {
+      BoxBytes box = cuda::testing::random_box(random, source.size());
+      if (i % 8 != 7) box = {.address = random() % 4096 * 16, .run_bytes = 1000};
+      if (count == kMost && i % 2 == 1) box.run_bytes = std::min(box.run_bytes, 100u);
+      if (cuda::testing::bytes_of_box(box) == 0) box.run_bytes = 1;
+      if (i > 400) box = {.address = i % 3 * 16, .run_bytes = 1u << 20};
+      if (i > 402) box.run_bytes = 1;
+      expected.push_back(blake3(cuda::testing::bytes_in(box, source)));
+      boxes.push_back(cuda::testing::box_at(box, memory->address()));
+    }
+    must(stream_->digest(boxes, *digests));
+    must(stream_->finish(soon()));
+    const auto values = digests->values();
+    ASSERT_TRUE(std::equal(values.begin(), values.end(), expected.begin(), expected.end()));
+  }
+  const std::vector<BoxBytes> too_many(kMost + 1, {.address = memory->address(), .run_bytes = 1});
+  EXPECT_EQ(stream_->digest(too_many, *digests).error().code(), ErrorCode::kInvalid);
 }
 
 TEST_P(DeviceConformance, AnEventThatWasNeverRecordedIsDoneAndHoldsNothingUp) {

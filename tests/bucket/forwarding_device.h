@@ -19,6 +19,9 @@ class ForwardingDevice : public Device {
   Result<std::unique_ptr<Stream>> borrow_stream(void* stream) override {
     return device_.borrow_stream(stream);
   }
+  Result<std::unique_ptr<Digests>> make_digests(std::size_t capacity) override {
+    return device_.make_digests(capacity);
+  }
   Result<bool> is_done(const Event& event) override { return device_.is_done(event); }
   Result<std::unique_ptr<Pin>> pin(std::span<const std::byte> memory) override {
     return device_.pin(memory);

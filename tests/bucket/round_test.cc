@@ -135,7 +135,7 @@ TEST(RoundPlan, IsTheSameAtEveryRankWhateverTheLayout) {
 
 TEST(RoundDigest, DiffersWithWhatIsWanted) {
   const Sample sample = sample_of({{"a", DType::kF32, {8, 8}}, {"b", DType::kF32, {8, 8}}}, 1);
-  std::set<Digest128> all;
+  std::set<Digest> all;
   const auto is_new = [&all](const Sample& of, const std::vector<NamedBox>& wanted) {
     return all.insert(digest_of(of.contents(wanted))).second;
   };

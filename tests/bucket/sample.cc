@@ -24,6 +24,20 @@ std::string Sample::bytes_of(const Contents& contents, const Piece& piece) const
   return out;
 }
 
+std::vector<Digest> Sample::leaves() const {
+  const Contents all = contents();
+  std::vector<Digest> leaves;
+  for (const Piece& piece : all.pieces()) {
+    const std::string held = bytes_of(all, piece);
+    const TileGrid& grid = all.tiles().grid(piece.tensor);
+    for (std::uint64_t tile = 0; tile < grid.tile_count(); ++tile) {
+      leaves.push_back(digest_tile(tensors[piece.tensor], grid, tile, as_bytes(held),
+                                   Box::whole(tensors[piece.tensor].shape)));
+    }
+  }
+  return leaves;
+}
+
 std::vector<UniqueFd> Sample::files() const {
   std::vector<UniqueFd> files;
   for (const std::string& segment : segments) {

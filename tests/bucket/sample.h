@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/digest.h"
 #include "src/base/unique_fd.h"
 #include "src/bucket/contents.h"
 
@@ -20,6 +21,8 @@ struct Sample {
   Contents contents(const std::vector<NamedBox>& wanted = {}) const;
   // The row-major bytes of a piece, as they must arrive.
   std::string bytes_of(const Contents& contents, const Piece& piece) const;
+  // Of all tiles, as a publisher makes them.
+  std::vector<Digest> leaves() const;
   std::vector<UniqueFd> files() const;  // each segment as a file, open for reading and writing
 };
 

@@ -5,9 +5,9 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "src/base/digest.h"
 #include "src/tensor/safetensors.h"
 #include "tests/support/fleet.h"
+#include "tests/support/worker_sum.h"
 
 namespace rekindle::testing::chaos {
 
@@ -23,8 +23,7 @@ constexpr std::uint64_t kRows = 1024;
 
 std::string at(std::uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
 
-// As tests/proc/worker_main.cc does it: names and bytes of all that it is handed, in the order of
-// names; small files come as tensors, too.
+// What a worker will say of it; small files come as tensors, too.
 std::string sum_of_checkpoint(const fs::path& directory) {
   const fs::path file = directory / "model.safetensors";
   const std::string config = read_file(directory / "config.json");
@@ -36,9 +35,7 @@ std::string sum_of_checkpoint(const fs::path& directory) {
     tensors[entry.info.name] =
         std::string_view(bytes).substr(entry.offset_bytes, entry.info.size_bytes());
   }
-  std::string joined;
-  for (const auto& [name, part] : tensors) joined.append(name).append(part);
-  return xxh3_128(as_bytes(joined)).hex();
+  return worker_sum(tensors);
 }
 
 }  // namespace
@@ -129,7 +126,7 @@ fs::path World::checkpoint(std::uint64_t version) {
 bool World::publish(std::uint64_t version, milliseconds patience) {
   const fs::path path = checkpoint(version);
   const auto done = run({kRekindle, "publish", "m@" + std::to_string(version), path.string(),
-                         "--copy", "--store", hosts_.front().store.string(), "--quiet"},
+                         "--store", hosts_.front().store.string(), "--quiet"},
                         patience);
   logs_["publish"] += done.err;
   return !done.timed_out && done.exit.code == 0;

@@ -14,7 +14,7 @@ TEST(Arguments, DurationsHaveAUnit) {
   EXPECT_EQ(parse_duration("--x", "250ms").value(), milliseconds(250));
   EXPECT_EQ(parse_duration("--x", "1.5s").value(), milliseconds(1500));
   EXPECT_EQ(parse_duration("--x", "2min").value(), milliseconds(120'000));
-  for (const char* bad : {"", "5", "s", "-1s", "1h", "1 s", "nan s", "nans", "1e99s", "inf s"}) {
+  for (const char* bad : {"", "5", "s", "-1s", "1d", "1 s", "nan s", "nans", "1e99s", "inf s"}) {
     const auto parsed = parse_duration("--x", bad);
     ASSERT_FALSE(parsed) << bad;
     EXPECT_EQ(parsed.error().code(), ErrorCode::kInvalid);

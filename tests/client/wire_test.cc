@@ -101,7 +101,7 @@ TEST(Wire, RepliesOfTheGeneratedCodeAreRead) {
   auto& attached = *frame.mutable_attached();
   attached.mutable_id()->set_model("qwen3");
   attached.mutable_id()->set_version(41);
-  attached.mutable_root()->set_low(1);
+  attached.mutable_root()->set_value(std::string(32, 'r'));
   attached.set_layout("layout");
   attached.set_tensor_set("tensors");
   attached.add_segment_bytes(std::uint64_t{5} << 32);

@@ -23,12 +23,21 @@ TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(20); }
 
 }  // namespace
 
-std::string attached_frame(const bucket::testing::Sample& sample) {
+std::string attached_frame(const bucket::testing::Sample& sample,
+                           const std::vector<bucket::NamedBox>& wanted) {
   proto::AgentFrame frame;
   auto& attached = *frame.mutable_attached();
   attached.set_tensor_set(sample.tensors.serialize());
   attached.set_layout(sample.layout.serialize());
+  attached.mutable_id()->set_model("m");
+  attached.mutable_id()->set_version(41);
   for (const auto bytes : sample.segment_bytes) attached.add_segment_bytes(bytes);
+  for (const auto& box : wanted) {
+    auto& one = *attached.add_wanted();
+    one.set_tensor(box.tensor);
+    for (const auto offset : box.offset) one.add_offset(offset);
+    for (const auto extent : box.extent) one.add_extent(extent);
+  }
   return frame.SerializeAsString();
 }
 
@@ -113,8 +122,9 @@ void BucketWorker::close() {
   channel_.reset();
 }
 
-std::string BucketWorker::compare(const bucket::testing::Sample& sample) const {
-  const auto contents = sample.contents();
+std::string BucketWorker::compare(const bucket::testing::Sample& sample,
+                                  const std::vector<bucket::NamedBox>& wanted) const {
+  const auto contents = sample.contents(wanted);
   std::string wrong;
   for (std::size_t i = 0; i < contents.pieces().size(); ++i) {
     const auto& piece = contents.pieces()[i];

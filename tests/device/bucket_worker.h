@@ -18,7 +18,8 @@
 namespace rekindle::device::testing {
 
 // AgentFrame with Attached.
-std::string attached_frame(const bucket::testing::Sample& sample);
+std::string attached_frame(const bucket::testing::Sample& sample,
+                           const std::vector<bucket::NamedBox>& wanted = {});
 
 class BucketWorker {
  public:
@@ -39,7 +40,8 @@ class BucketWorker {
   const bucket::BuffersMessage& buffers() const { return buffers_; }
   std::uint64_t buckets() const { return buckets_; }
   // The pieces that do not have the sample's bytes; "" when all have.
-  std::string compare(const bucket::testing::Sample& sample) const;
+  std::string compare(const bucket::testing::Sample& sample,
+                      const std::vector<bucket::NamedBox>& wanted = {}) const;
 
  private:
   std::optional<bucket::Message> receive();

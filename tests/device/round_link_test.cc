@@ -3,6 +3,7 @@
 #include <csignal>
 #include <future>
 #include <map>
+#include <span>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "recovery/device/link.h"
+#include "src/ipc/frame.h"
 #include "tests/device/bucket_worker.h"
 
 namespace rekindle::device {
@@ -93,6 +95,10 @@ class RoundLinkTest : public ::testing::Test {
     order.attached = testing::attached_frame(sample_);
     order.segments = sample_.files();
     order.in_round = true;
+    const auto leaves = sample_.leaves();
+    const auto bytes = std::as_bytes(std::span(leaves));
+    order.leaves_bytes = bytes.size();
+    order.leaves = *ipc::sealed_memfd({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
     order.keep = keep_;
     auto socket = agent.link.serve(std::move(order));
     if (!socket) throw std::runtime_error(socket.error().message());

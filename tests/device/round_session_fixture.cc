@@ -13,7 +13,11 @@ namespace rekindle::device::testing {
 RoundSessionTest::RoundSessionTest() {
   for (std::size_t i = 0; i < kRanks; ++i) {
     devices_.push_back(bucket::make_double_device(fmt::format("double:{}", i), 64 * kMiB));
-    communicators_.push_back(std::make_unique<Communicators>(Communicators::loader(true)));
+    communicators_.push_back(std::make_unique<Communicators>(
+        [this, i]() -> Result<std::unique_ptr<bucket::Collectives>> {
+          if (flip_ && flip_->rank == i) return std::make_unique<FlippingCollectives>(*flip_);
+          return Communicators::loader(true)();
+        }));
   }
   pinner_.emplace(*devices_.front(), 2);
   cache_.emplace(*pinner_);
@@ -28,8 +32,10 @@ Member RoundSessionTest::join(std::size_t index) {
   order.open = [device = devices_[index].get()]() -> Result<bucket::Device*> { return device; };
   order.pinner = &*pinner_;
   order.communicators = communicators_[index].get();
-  order.attached = *parse_attached(attached_frame(sample_));
-  const auto files = lacks_ && index >= owners_ ? blank_files() : sample_.files();
+  order.attached = *parse_attached(attached_frame(sample_, wanted_));
+  order.leaves = leaves_.value_or(sample_.leaves());
+  const bool blank = (lacks_ && index >= owners_) || index == wrong_copy_;
+  const auto files = blank ? blank_files() : sample_.files();
   lent_[index].clear();
   for (std::size_t i = 0; i < files.size(); ++i) {
     lent_[index].emplace_back(::dup(files[i].get()));

@@ -21,6 +21,7 @@
 #include "recovery/device/session.h"
 #include "src/base/units.h"
 #include "tests/device/bucket_worker.h"
+#include "tests/device/flipping_collectives.h"
 
 namespace rekindle::device::testing {
 
@@ -129,16 +130,16 @@ class RoundSessionTest : public ::testing::Test {
     const auto over = member.heard->over();
     EXPECT_FALSE(over.error) << over.error->message();
     EXPECT_FALSE(over.worker_lost) << over.worker_lost->message();
-    EXPECT_EQ(over.bytes, sample_.contents().total_bytes());
+    EXPECT_EQ(over.bytes, sample_.contents(wanted_).total_bytes());
     EXPECT_GT(over.buckets, 3u);
     expect_all(member);
   }
   void expect_all(Member& member) {
     member.taken.get();
-    EXPECT_EQ(member.worker->compare(sample_), "");
+    EXPECT_EQ(member.worker->compare(sample_, wanted_), "");
     const auto end = member.wait();
     EXPECT_FALSE(end.error) << end.error->message();
-    EXPECT_EQ(end.bytes, sample_.contents().total_bytes());
+    EXPECT_EQ(end.bytes, sample_.contents(wanted_).total_bytes());
   }
   void expect_nothing_used() const {
     for (const auto& device : devices_) {
@@ -154,6 +155,10 @@ class RoundSessionTest : public ::testing::Test {
                                   {"c", DType::kU8, Shape{9, 70'001}}},
                                  7, kMiB);
   SessionTimes times_;
+  std::vector<bucket::NamedBox> wanted_;               // of every session; none: all
+  std::optional<std::vector<Digest>> leaves_;          // unset: the right ones
+  std::optional<Flip> flip_;                           // before its rank joins
+  std::optional<std::size_t> wrong_copy_;              // the rank whose host has other bytes
   std::size_t owners_ = 2;                             // the first ranks
   bool lacks_ = false;                                 // the others' hosts have no copy
   std::map<std::size_t, std::vector<UniqueFd>> lent_;  // of ranks: what their segments are

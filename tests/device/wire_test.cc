@@ -84,7 +84,7 @@ TEST(DeviceWire, WhatASessionSaysComesAsItWasSaid) {
   ASSERT_TRUE(got);
   EXPECT_EQ(got->session, 7u);
   EXPECT_EQ(got->bucket_bytes, 1u << 20);
-  EXPECT_EQ(got->contents, (Digest128{1, 2}));
+  EXPECT_EQ(got->contents, (Digest{1, 2}));
   EXPECT_EQ(got->payload_bytes, 99u);
   EXPECT_EQ(got->communicators, joined.communicators);
 

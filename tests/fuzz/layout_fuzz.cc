@@ -22,10 +22,7 @@ const TensorSet& tensors() {
 
 void check_layout(const std::string& tail) {
   std::string bytes = "RKLAYO01";
-  for (const std::uint64_t half : {tensors().digest().low, tensors().digest().high}) {
-    bytes.append(reinterpret_cast<const char*>(&half), sizeof half);
-  }
-  bytes += tail;
+  bytes += tensors().digest().to_bytes() + tail;
   const auto layout = Layout::parse(tensors(), bytes);
   if (!layout) return;
   FUZZ_CHECK(layout->serialize() == bytes);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "proto/manifest.pb.h"
+#include "src/base/blake3.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/held_tile.h"
 #include "tests/fuzz/fuzz_check.h"
@@ -17,13 +18,10 @@ void append(std::string& bytes, std::uint64_t value) {
 }
 
 std::string in_envelope(const std::string& body) {
-  std::string bytes = "RKMANI01";
+  std::string bytes = "RKMANI02";
   append(bytes, body.size());
   bytes += body;
-  const Digest128 digest = xxh3_128(as_bytes(body));
-  append(bytes, digest.low);
-  append(bytes, digest.high);
-  return bytes;
+  return bytes + blake3(as_bytes(body)).to_bytes();
 }
 
 std::string with_right_root(const std::string& body) {
@@ -31,11 +29,11 @@ std::string with_right_root(const std::string& body) {
   if (!message.ParseFromString(body)) return body;
   const auto set = TensorSet::parse(message.tensor_set());
   if (!set) return body;
-  const std::vector<std::uint64_t> digests(message.tile_digests().begin(),
-                                           message.tile_digests().end());
-  const Digest128 root = checkpoint_root(*set, digests);
-  message.mutable_root()->set_low(root.low);
-  message.mutable_root()->set_high(root.high);
+  const auto tiles = TileMap::create(*set);
+  const auto digests = parse_digests(message.tile_digests());
+  if (!tiles || !digests || digests->size() != tiles->tile_count()) return body;
+  const ModelVersion id{message.id().model(), message.id().version()};
+  message.mutable_root()->set_value(checkpoint_root(id, *set, *tiles, *digests).to_bytes());
   return message.SerializeAsString();
 }
 
@@ -51,7 +49,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Checkpoint& checkpoint = *manifest->checkpoint;
   FUZZ_CHECK(check_model_name(checkpoint.id.model).has_value());
   FUZZ_CHECK(checkpoint.tile_digests.size() == checkpoint.tiles.tile_count());
-  FUZZ_CHECK(checkpoint_root(checkpoint.tensors, checkpoint.tile_digests) == checkpoint.root);
+  FUZZ_CHECK(checkpoint_root(checkpoint.id, checkpoint.tensors, checkpoint.tiles,
+                             checkpoint.tile_digests) == checkpoint.root);
   const LayoutTiles tiles = tiles_of_layout(checkpoint, manifest->layout);
   FUZZ_CHECK(tiles.held.size() == checkpoint.tiles.tile_count());
   const auto again = Manifest::parse(manifest->serialize());

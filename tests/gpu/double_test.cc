@@ -68,7 +68,7 @@ TEST_F(DoubleWorkers, MayReadWhatWasRetiredUnderThemForAsLongAsTheyLive) {
   const auto publish_copy = [&](const std::string& version, std::uint64_t seed) {
     plain_checkpoint(8, seed).write(fleet_.dir(version));
     const auto done = fleet_.run_command(
-        {"publish", version, fleet_.dir(version), "--copy", "--store", fleet_.agent("a").store});
+        {"publish", version, fleet_.dir(version), "--store", fleet_.agent("a").store});
     EXPECT_EQ(done.exit_code, 0) << done.err;
   };
   const auto inode = [&] {

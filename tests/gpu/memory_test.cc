@@ -12,7 +12,7 @@ class MemoryOfVersions : public GpuWorkers {
   void publish_copy(const std::string& version, const Checkpoint& checkpoint) {
     checkpoint.write(fleet_.dir(version));
     const auto done = fleet_.run_command(
-        {"publish", version, fleet_.dir(version), "--copy", "--store", fleet_.agent("a").store});
+        {"publish", version, fleet_.dir(version), "--store", fleet_.agent("a").store});
     ASSERT_EQ(done.exit_code, 0) << done.err;
     std::filesystem::remove_all(fleet_.dir(version));
   }

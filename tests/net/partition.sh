@@ -15,7 +15,7 @@ make_model "$work/model" 10  # about 7 s
 coordinator=10.78.0.1:7300
 on 0 "$rekindle" coordinator --listen "$coordinator" --state "$work/state" >"$work/coordinator.log" 2>&1 &
 start_agent 1
-"$rekindle" publish m@1 "$work/model" --copy --store "$work/store1" --quiet >"$work/publish.log" 2>&1 || fail publish
+"$rekindle" publish m@1 "$work/model" --store "$work/store1" --quiet >"$work/publish.log" 2>&1 || fail publish
 
 # How often a host has registered.
 registered() { grep -c "node.registered node=host$1 " "$work/coordinator.log" || true; }

@@ -20,7 +20,7 @@ bytes=$((tensors * 2 * 1024 * 1024))
 coordinator=10.78.0.1:7300
 on 0 "$rekindle" coordinator --listen "$coordinator" --state "$work/state" >"$work/coordinator.log" 2>&1 &
 start_agent 0
-"$rekindle" publish m@1 "$work/model" --copy --store "$work/store0" --quiet >"$work/publish.log" 2>&1 || fail publish
+"$rekindle" publish m@1 "$work/model" --store "$work/store0" --quiet >"$work/publish.log" 2>&1 || fail publish
 
 millis() { printf '%d.%03d s' $(($1 / 1000000)) $(($1 / 1000 % 1000)); }
 percent() { echo $(($1 * 100 / $2)); }

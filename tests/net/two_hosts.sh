@@ -51,7 +51,7 @@ PY
   --coordinator 10.77.0.1:7300 --max-rate 24MB >"$work/a.log" 2>&1 &
 for _ in $(seq 200); do grep -q coordinator.connected "$work/a.log" && break; sleep 0.05; done
 grep -q coordinator.connected "$work/a.log" || fail "agent a did not register"
-"$rekindle" publish m@1 "$work/model" --copy --store "$work/store-a" --coordinator 10.77.0.1:7300 --quiet \
+"$rekindle" publish m@1 "$work/model" --store "$work/store-a" --coordinator 10.77.0.1:7300 --quiet \
   >"$work/publish.log" 2>&1 || fail publish
 
 tensors_equal() {

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "src/base/blake3.h"
+
 namespace rekindle::planner::testing {
 
 namespace {
@@ -39,6 +41,20 @@ std::uint64_t index_in(const Box& array, const Dims& at) {
 }
 
 Bytes poison(std::uint64_t size, unsigned value) { return Bytes(size, std::byte(value)); }
+
+// Whether the elements of `part` follow each other in `array`, counted one by one.
+bool is_one_run_of_elements(const Box& part, const Box& array) {
+  std::uint64_t next = 0;
+  bool first = true;
+  bool run = true;
+  for_each_element(part, [&](const Dims& at) {
+    const std::uint64_t index = index_in(array, at);
+    run = run && (first || index == next);
+    first = false;
+    next = index + 1;
+  });
+  return run;
+}
 
 class Oracle {
  public:
@@ -143,12 +159,14 @@ class Oracle {
       const Box whole = Box::whole(tensors_[entry.tensor].shape);
       for_each_tile(entry.tensor, entry.box, [&](TileIndex tile, const Box& part) {
         if (scenario_.have != nullptr && scenario_.have->test(tile)) return;
-        mark(entry.tensor, part, whole, Want::kNobody);
+        // A part is verified with the rest of its tile, so all of the tile has to be held.
+        const Box tile_box = scenario_.checkpoint->tiles.tile_box(tile);
+        mark(entry.tensor, tile_box, whole, Want::kNobody);
         wanted_bytes_ += part.elements() * element_bytes(entry.tensor);
         for (const Scenario::Source& source : scenario_.sources) {
           if (!held(source, tile)) continue;
           for (const LayoutEntry& at : scenario_.layouts[source.layout]->entries_of(entry.tensor)) {
-            if (const auto shared = intersect(at.box, part)) {
+            if (const auto shared = intersect(at.box, tile_box)) {
               mark(entry.tensor, *shared, whole, Want::kHeld);
             }
           }
@@ -274,15 +292,14 @@ class Oracle {
     const Box whole = map.tile_box(work.tile);
     verified_[work.tile].push_back(work.box);
     if (plan_.kind(slice) == SliceKind::kRange) {
-      const Landed& by = landed_.at(work.brought_by);
-      const auto& source = scenario_.sources[by.source];
+      const auto& source = scenario_.sources[landed_.at(slice).source];
       std::uint64_t covered = 0;
       for (const LayoutEntry& e : scenario_.layouts[source.layout]->entries_of(work.tensor)) {
-        if (const auto shared = intersect(e.box, work.box)) covered += shared->elements();
+        if (const auto shared = intersect(e.box, whole)) covered += shared->elements();
       }
-      if (covered != work.box.elements() || !held(source, work.tile) ||
-          plan_.group_first(work.brought_by) != plan_.group_first(slice)) {
-        failed("tile {}: its source cannot vouch for {}", work.tile, work.box.to_string());
+      if (covered != whole.elements() || !held(source, work.tile) ||
+          !is_one_run_of_elements(work.box, whole) || plan_.group_size(slice) != 1) {
+        failed("tile {}: its source cannot prove {}", work.tile, work.box.to_string());
       }
       return;
     }
@@ -331,7 +348,7 @@ class Oracle {
     }
   }
 
-  // Something of it is wanted, and all that is wanted of it is held by somebody.
+  // Something of it is wanted, and all of it is held by somebody.
   bool tile_is_available(TensorIndex tensor, TileIndex tile) const {
     const Box whole = Box::whole(tensors_[tensor].shape);
     bool wanted = false;
@@ -423,8 +440,8 @@ std::vector<std::string> check_plan(const Scenario& scenario, const Plan& plan, 
   return Oracle(scenario, plan, random).run();
 }
 
-std::uint64_t digest_plan(const Plan& plan) {
-  Hasher64 hasher(0);
+Digest digest_plan(const Plan& plan) {
+  Blake3 hasher;
   const auto add = [&](std::string_view text) { hasher.update(as_bytes(text)); };
   Expansion expansion;
   std::vector<TileWork> tiles;
@@ -449,7 +466,7 @@ std::uint64_t digest_plan(const Plan& plan) {
   for (const MissingBox& missing : plan.missing()) {
     add(fmt::format("missing {} {}\n", missing.tensor, missing.box.to_string()));
   }
-  return hasher.digest();
+  return hasher.finish();
 }
 
 }  // namespace rekindle::planner::testing

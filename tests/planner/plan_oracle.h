@@ -14,6 +14,6 @@ namespace rekindle::planner::testing {
 std::vector<std::string> check_plan(const Scenario& scenario, const Plan& plan, Random& random);
 
 // XXH3 over all that a plan says of itself.
-std::uint64_t digest_plan(const Plan& plan);
+Digest digest_plan(const Plan& plan);
 
 }  // namespace rekindle::planner::testing

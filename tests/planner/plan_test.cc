@@ -138,7 +138,7 @@ TEST(Plan, PartOfATileIsStagedWholeAndScattered) {
 TEST(Plan, ATinyPartOfASmallTensorIsVerifiedByThePublishersDigest) {
   const auto checkpoint = make_checkpoint({{"scale", DType::kF32, {56, 16}}});
   const Layout source = make_layout(*checkpoint, whole(*checkpoint));
-  const Layout shard = make_layout(*checkpoint, {{0, {{0, 3}, {56, 1}}}});
+  const Layout shard = make_layout(*checkpoint, {{0, {{3, 0}, {1, 16}}}});
   const auto plan = make_plan(*checkpoint, shard, {{&source, nullptr}});
   EXPECT_THAT(kinds(*plan), ::testing::ElementsAre(SliceKind::kStaged));
   PlanOptions strict;

@@ -28,7 +28,7 @@ TEST(CliInspect, ShowsAFile) {
   EXPECT_EQ(json["tensor_count"], 2);
   EXPECT_EQ(json["tensor_bytes"], 76);
   EXPECT_EQ(json["tensors"][0]["dtype"], "BF16");
-  EXPECT_EQ(json["layout"].get<std::string>().size(), 32U);
+  EXPECT_EQ(json["layout"].get<std::string>().size(), 64U);
   EXPECT_EQ(json["whole"], true);
 }
 
@@ -76,7 +76,7 @@ class CliVerify : public ::testing::Test {
     write_safetensors(dir_ / "in/model.safetensors",
                       {{"a", DType::kU8, {3, 1 << 20}}, {"b", DType::kF32, {5}}}, 7);
     const Finished done =
-        rekindle({"publish", "m@1", dir_ / "in", "--copy", "--store", dir_ / "store", "--json"});
+        rekindle({"publish", "m@1", dir_ / "in", "--store", dir_ / "store", "--json"});
     ASSERT_EQ(done.exit.code, 0) << done.err;
     copy_ = json_of(done)["path"].get<std::string>();
   }
@@ -132,7 +132,7 @@ TEST_F(CliVerify, InspectOfAStoreCopyShowsItsRoot) {
   ASSERT_TRUE(json.is_object());
   EXPECT_EQ(json["kind"], "store copy");
   EXPECT_EQ(json["model"], "m");
-  EXPECT_EQ(json["root"].get<std::string>().size(), 32U);
+  EXPECT_EQ(json["root"].get<std::string>().size(), 64U);
 }
 
 TEST_F(CliVerify, RetireFreesTheStore) {
@@ -140,7 +140,11 @@ TEST_F(CliVerify, RetireFreesTheStore) {
   EXPECT_EQ(done.exit.code, 0) << done.err;
   EXPECT_GE(json_of(done)["freed_bytes"].get<std::uint64_t>(), 3U << 20);
   EXPECT_FALSE(std::filesystem::exists(copy_));
-  EXPECT_EQ(rekindle({"retire", "m@1", "--store", dir_ / "store"}).exit.code, 3);
+  const Finished again = rekindle({"retire", "m@1", "--store", dir_ / "store"});
+  EXPECT_EQ(again.exit.code, 3);
+  EXPECT_THAT(again.err, ::testing::HasSubstr((dir_ / "store").string()));
+  EXPECT_THAT(again.err, ::testing::HasSubstr("no agent runs on it"));
+  EXPECT_THAT(again.err, ::testing::HasSubstr("--everywhere"));
 }
 
 }  // namespace

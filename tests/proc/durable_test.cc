@@ -79,8 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Agent, PublishStep,
                          test_name);
 
 TEST_P(PublishStep, KilledThereTheAgentComesBackAndPublishingAgainSucceeds) {
-  const std::vector<std::string> publish = {"publish", "m@1", fleet_.dir("model").string(),
-                                            "--copy"};
+  const std::vector<std::string> publish = {"publish", "m@1", fleet_.dir("model").string()};
   {
     const auto agent = doomed_agent();
     expect_lost(*agent, on_x(publish));
@@ -92,7 +91,7 @@ TEST_P(PublishStep, KilledThereTheAgentComesBackAndPublishingAgainSucceeds) {
   expect_served_by_x();
   // What the coordinator may have promised before the kill binds the version to these bytes.
   make_checkpoint(fleet_.dir("other"), 2, 1024, 6);
-  EXPECT_EQ(on_x({"publish", "m@1", fleet_.dir("other").string(), "--copy"}).exit_code, 7);
+  EXPECT_EQ(on_x({"publish", "m@1", fleet_.dir("other").string()}).exit_code, 7);
 }
 
 class PullStep : public DurableStep {};
@@ -133,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(Agent, RetireStep,
 TEST_P(RetireStep, KilledThereTheAgentComesBackWithoutTheVersion) {
   {
     const auto agent = doomed_agent();
-    ASSERT_EQ(on_x({"publish", "m@1", fleet_.dir("model").string(), "--copy"}).exit_code, 0);
+    ASSERT_EQ(on_x({"publish", "m@1", fleet_.dir("model").string()}).exit_code, 0);
     expect_lost(*agent, on_x({"retire", "m@1"}));
   }
   fleet_.start_agent("x");
@@ -148,15 +147,20 @@ class CoordinatorStep : public ::testing::TestWithParam<std::tuple<const char*, 
   std::string step() const { return std::get<0>(GetParam()); }
   int save() const { return std::get<1>(GetParam()); }
 };
+std::string step_name(const ::testing::TestParamInfo<std::tuple<const char*, int>>& test) {
+  return std::string(std::get<0>(test.param)) + "_" + std::to_string(std::get<1>(test.param));
+}
 INSTANTIATE_TEST_SUITE_P(Coordinator, CoordinatorStep,
                          ::testing::Combine(::testing::Values("half_written", "before_sync",
-                                                              "before_rename",
-                                                              "before_directory_sync", "saved"),
+                                                              "saved"),
                                             ::testing::Values(1, 2, 3)),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)) + "_" +
-                                  std::to_string(std::get<1>(test.param));
-                         });
+                         step_name);
+// The first save of a process begins a new log.
+INSTANTIATE_TEST_SUITE_P(NewLog, CoordinatorStep,
+                         ::testing::Combine(::testing::Values("before_rename",
+                                                              "before_directory_sync"),
+                                            ::testing::Values(1)),
+                         step_name);
 
 TEST_P(CoordinatorStep, KilledThereItComesBackWithWhatItPromised) {
   Fleet fleet;

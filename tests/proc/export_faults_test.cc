@@ -57,8 +57,8 @@ TEST(Export, WeightsThatNoPullPutThereAreNotReplacedBecauseOfAnUnfinishedPull) {
   fleet.publish("a", "m@1", fleet.dir("model"));
   const fs::path out = fleet.dir("out");
   ASSERT_EQ(fleet
-                .run_command({"publish", "other@1", fleet.dir("model").string(), "--copy",
-                              "--store", (out / ".rekindle").string()})
+                .run_command({"publish", "other@1", fleet.dir("model").string(), "--store",
+                              (out / ".rekindle").string()})
                 .exit_code,
             0);
   std::ofstream(out / "model.safetensors") << "mine";
@@ -67,6 +67,38 @@ TEST(Export, WeightsThatNoPullPutThereAreNotReplacedBecauseOfAnUnfinishedPull) {
   EXPECT_EQ(refused.exit_code, 7) << refused.err;
   EXPECT_THAT(refused.err, ::testing::HasSubstr("model.safetensors"));
   EXPECT_EQ(read_file(out / "model.safetensors"), "mine");
+}
+
+// Whoever may write to DIR beforehand does not choose which of the puller's files is overwritten.
+TEST(Export, S8NothingIsWrittenThroughSymbolicLinks) {
+  Fleet fleet;
+  fleet.start_agent("a");
+  make_checkpoint(fleet.dir("model"), 2, 1024, 5);
+  write_file(fleet.dir("model") / "1_Pooling" / "config.json", "{}");
+  fleet.publish("a", "m@1", fleet.dir("model"));
+  const fs::path out = fleet.dir("out");
+  const fs::path mine = fleet.dir("mine");
+  write_file(mine / "precious", "mine");
+  fs::create_directory(out);
+  for (const char* name : {"config.json", "config.json.partial", "model.safetensors.partial",
+                           "rekindle.manifest.partial"}) {
+    fs::create_symlink(mine / "precious", out / name);
+  }
+  const std::vector<std::string> pull = {"pull", "m@1",       "--from", fleet.agent("a").control,
+                                         "--to", out.string()};
+  const auto pulled = fleet.run_command(pull);
+  ASSERT_EQ(pulled.exit_code, 0) << pulled.err;
+  EXPECT_EQ(read_file(mine / "precious"), "mine");
+  EXPECT_EQ(compare_checkpoints(fleet.dir("model"), out), "");
+  EXPECT_FALSE(fs::is_symlink(out / "config.json"));
+
+  fs::remove_all(out);
+  fs::create_directory(out);
+  fs::create_directory_symlink(mine, out / "1_Pooling");
+  const auto refused = fleet.run_command(pull);
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, ::testing::HasSubstr("1_Pooling is a symbolic link"));
+  EXPECT_FALSE(fs::exists(mine / "config.json"));
 }
 
 }  // namespace

@@ -193,9 +193,8 @@ TEST_F(MakeRoom, ACopyThatTheCoordinatorWantsMadePushesNothingOut) {
   fleet_.agent("b").process->kill();
   fleet_.start_agent(
       "b", {"--failure-domain", "elsewhere", "--budget", std::to_string(held + checkpoint)});
-  const auto published =
-      fleet_.run_command({"publish", "m@2", model(2).string(), "--copy", "--replicas", "2",
-                          "--store", fleet_.agent("a").store.string()});
+  const auto published = fleet_.run_command({"publish", "m@2", model(2).string(), "--replicas", "2",
+                                             "--store", fleet_.agent("a").store.string()});
   ASSERT_EQ(published.exit_code, 0) << published.err;
   ASSERT_TRUE(fleet_.agent("b").process->wait_for_err("replica.failed", 60'000ms))
       << fleet_.agent("b").process->err();

@@ -1,14 +1,17 @@
 // A worker as a user would write it: attaches as the environment says (rekindle run sets it), takes
 // every byte in, and says on stdout what it has:
 //   attached m@1 local        ready m@1 SUM        newer 2        lost PEER_LOST: …
-// SUM is the XXH3-128 of all names and bytes. It then serves until it is told to end; with another
-// word as argument it misbehaves: hang (does not load), crash (abort once ready), once FILE (abort
-// once ready when FILE is not there, and make it), leave (detach and stay), publish (makes m@7); or
-// it moves on to each newer version: follow.
+// SUM is worker_sum() of all that it was handed. It then serves until it is told to end; with
+// another word as argument it misbehaves: hang (does not load), crash (abort once ready), once FILE
+// (abort once ready when FILE is not there, and make it), leave (detach and stay), publish (makes
+// m@7); or it moves on to each newer version: follow; or it leaves its bytes in DIR, a file each
+// with % for / in its name, and ends: dump DIR.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <string>
 #include <thread>
@@ -17,7 +20,8 @@
 #include <unistd.h>
 
 #include <rekindle.h>
-#include <xxhash.h>
+
+#include "tests/support/worker_sum.h"
 
 namespace {
 
@@ -36,21 +40,6 @@ void say(const std::string& line) {
 [[noreturn]] void lose(const rk_error& error) {
   say(std::string("lost ") + rk_code_name(error.code) + ": " + error.message);
   std::_Exit(3);
-}
-
-std::string sum_of(const std::map<std::string, std::string>& tensors) {
-  XXH3_state_t* const state = XXH3_createState();
-  XXH3_128bits_reset(state);
-  for (const auto& [name, bytes] : tensors) {
-    XXH3_128bits_update(state, name.data(), name.size());
-    XXH3_128bits_update(state, bytes.data(), bytes.size());
-  }
-  const XXH128_hash_t sum = XXH3_128bits_digest(state);
-  XXH3_freeState(state);
-  char text[40];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(sum.high64),
-                static_cast<unsigned long long>(sum.low64));
-  return text;
 }
 
 int publish(rk_agent* agent) {
@@ -102,6 +91,15 @@ void serve(rk_session* session, const rk_session_info& info, bool follows) {
   }
 }
 
+void dump(const std::map<std::string, std::string>& taken, const std::string& directory) {
+  for (const auto& [name, bytes] : taken) {
+    std::string file = name;
+    std::replace(file.begin(), file.end(), '/', '%');
+    std::ofstream(directory + "/" + file, std::ios::binary)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  }
+}
+
 // Returns when it is to attach again, for a newer version.
 void attach_and_serve(rk_agent* agent, const rk_attach_options& options, const std::string& mode,
                       const char* marker) {
@@ -124,8 +122,10 @@ void attach_and_serve(rk_agent* agent, const rk_attach_options& options, const s
     code = rk_wait_commit(session, kPatience, &error);
   } while (code == RK_UNAVAILABLE || code == RK_TIMEOUT);
   if (code != RK_OK) lose(error);
-  say("ready " + name + " " + sum_of(taken));
+  if (mode == "dump") dump(taken, marker);
+  say("ready " + name + " " + rekindle::testing::worker_sum(taken));
 
+  if (mode == "dump") return rk_detach(session);
   if (mode == "crash") std::abort();
   if (mode == "once" && *marker != 0 && ::access(marker, F_OK) != 0) {
     ::close(::open(marker, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
@@ -169,5 +169,7 @@ int main(int argc, char** argv) {
   options.world = static_cast<std::uint32_t>(std::stoul(setting("REKINDLE_WORLD", "1")));
   options.fallback_dir = fallback.empty() ? nullptr : fallback.c_str();
   options.timeout_ms = kPatience;
-  while (true) attach_and_serve(agent, options, mode, argc > 2 ? argv[2] : "");
+  do {
+    attach_and_serve(agent, options, mode, argc > 2 ? argv[2] : "");
+  } while (mode != "dump");
 }

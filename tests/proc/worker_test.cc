@@ -1,8 +1,11 @@
 // Workers that attach to an agent, die, hang and come back. Real processes.
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <set>
+#include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/descriptors.h"
@@ -316,6 +319,51 @@ TEST_F(Workers, LearnOfNewVersionsAndOfTheEndOfTheirs) {
       fleet_.run_command({"retire", "m@1", "--store", fleet_.agent("a").store.string()});
   EXPECT_EQ(retired.exit_code, 0) << retired.err;
   EXPECT_TRUE(one->wait_for_out("lost STALE")) << one->out();
+}
+
+TEST_F(Workers, B2NothingThatWasReportedAsPublishedIsLostToARetireThatWaited) {
+  serving_agent();
+  const auto one = worker("a");  // the retire waits for it
+  ASSERT_TRUE(one->wait_for_out("ready m@1"));
+  const std::string store = fleet_.agent("a").store.string();
+  const std::vector<std::string> publish = {"publish", "m@1", fleet_.dir("model").string(),
+                                            "--store", store};
+  std::atomic<bool> retired = false;
+  std::thread retiring([&] {
+    EXPECT_EQ(fleet_.run_command({"retire", "m@1", "--store", store}).exit_code, 0);
+    retired = true;
+  });
+  bool refused = false;
+  EXPECT_TRUE(eventually([&] {
+    const bool over = retired;
+    const auto answer = fleet_.run_command(publish);
+    if (answer.exit_code != 0) {
+      EXPECT_THAT(answer.err, ::testing::HasSubstr("m@1 is being retired"));
+      refused = true;
+    }
+    return over && answer.exit_code == 0;
+  }));
+  retiring.join();
+  EXPECT_TRUE(refused);
+  const auto again = worker("a");
+  EXPECT_EQ(sum_of(*again).size(), 32u) << again->out() << again->err();
+}
+
+// Who was asked and said that it is retired is believed, whatever lies in the own store.
+TEST_F(Workers, B4ARetiredVersionIsNotTakenFromTheOwnStore) {
+  fleet_.start_coordinator();
+  serving_agent();
+  const std::vector<std::string> pull = {"pull", "m@1", "--store", fleet_.dir("own").string()};
+  const auto before = fleet_.run_command(pull);
+  ASSERT_EQ(before.exit_code, 0) << before.err;
+  ASSERT_EQ(fleet_.run_command({"retire", "m@1", "--everywhere"}).exit_code, 0);
+  const auto after = fleet_.run_command(pull);
+  EXPECT_EQ(after.exit_code, 3) << after.err;
+  EXPECT_THAT(after.err, ::testing::HasSubstr("retired"));
+  // Nobody can be asked: what is here may do.
+  fleet_.coordinator().kill();
+  const auto alone = fleet_.run_command(pull);
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
 }
 
 TEST_F(Workers, VersionOfAWorkersMemoryIsServedLikeAnyOther) {

@@ -1,7 +1,11 @@
 // Sources that serve other bytes than were published, over both transports: nothing of it is ever
 // taken, whatever the reason.
 #include <algorithm>
-#include <fstream>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,12 +35,19 @@ class WrongBytes : public ::testing::TestWithParam<const char*> {
     return find_file(fleet_.agent(agent).store / "models", "model.safetensors");
   }
 
-  // In the memory that an agent serves: the file is its mapping.
+  // In the memory that an agent serves, as a bad DIMM does it: nothing of the file says so. Pages
+  // of tmpfs that were faulted in by reading may be written without a change of its times.
   void write_at(const std::string& agent, std::uint64_t offset, const std::string& bytes) {
-    std::fstream file(segment_of(agent), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(offset));
-    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    ASSERT_TRUE(file.flush());
+    const auto path = segment_of(agent);
+    const int fd = ::open(path.c_str(), O_RDWR);
+    ASSERT_GE(fd, 0) << path;
+    const std::size_t size = fs::file_size(path);
+    void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    ASSERT_EQ(::madvise(memory, size, MADV_POPULATE_READ), 0);
+    std::memcpy(static_cast<char*>(memory) + offset, bytes.data(), bytes.size());
+    ::munmap(memory, size);
+    ::close(fd);
   }
   void rot_everywhere(const std::string& agent) {
     for (std::uint64_t at = 1 << 20; at < fs::file_size(segment_of(agent)); at += 200'003) {

@@ -1,5 +1,5 @@
 // Slices as they land and are verified, against a real store and the real planner: what becomes of
-// tiles that several sources bring, and of digests that cannot be had.
+// tiles that several sources bring, and of parts of tiles that a source has to prove.
 #include "recovery/pull/slice_source.h"
 
 #include <condition_variable>
@@ -9,7 +9,9 @@
 
 #include <gtest/gtest.h>
 
+#include "src/tensor/tile_proof.h"
 #include "tests/store/store_fixture.h"
+#include "tests/tensor/random_tensors.h"
 
 namespace rekindle::pull {
 namespace {
@@ -111,26 +113,29 @@ class SliceSourceTest : public ::testing::Test {
     ASSERT_TRUE(plan_->missing().empty());
     slices_ = std::make_shared<PlanSliceSource>(
         plan_, pending_, verified_, pool_,
-        [this](SourceIndex source, const std::vector<RangeDigestItem>& items,
-               const std::function<void(RangeDigests)>& done) { done(digest(source, items)); },
+        [this](SourceIndex source, const std::vector<planner::TileWork>& items,
+               const std::function<void(RangeProofs)>& done) { done(prove(source, items)); },
         counters_, suspicion);
     for (SourceIndex i = 0; i < sources_.size(); ++i) slices_->set_regions(i, {{0, i}});
     slices_->bind(&verdicts_);
   }
 
-  // What a source answers: scripted errors first, then the truth of what it holds.
-  RangeDigests digest(SourceIndex index, const std::vector<RangeDigestItem>& items) {
+  // What a source answers: scripted errors first, then proofs from the bytes that it holds.
+  RangeProofs prove(SourceIndex index, const std::vector<planner::TileWork>& items) {
     asked_.push_back(index);
     if (refusals_.contains(index)) return fail(Error(refusals_.at(index)));
-    std::vector<std::uint64_t> digests;
+    std::vector<std::string> proofs;
     const LayoutEntry& entry = sources_[index].packed.layout.entries()[0];
     const auto bytes = std::as_bytes(std::span(sources_[index].segments[0]));
     for (const auto& item : items) {
-      EXPECT_TRUE(contains(entry.box, item.box)) << "source " << index << " does not hold that";
-      digests.push_back(digest_box(item.box, 2, tile_seed(0, item.tile),
-                                   bytes.subspan(entry.offset_bytes), entry.box));
+      const Box tile = checkpoint().tiles.tile_box(item.tile);
+      EXPECT_TRUE(contains(entry.box, tile)) << "source " << index << " cannot prove that";
+      const auto packed =
+          test::naive_extract(tile, entry.box, bytes.subspan(entry.offset_bytes), 2);
+      proofs.push_back(prove_range(packed, range_in_tile(item.box, tile, 2)));
+      if (tamper_) tamper_(proofs.back());
     }
-    return digests;
+    return proofs;
   }
 
   // Reads a slice from a source as a path would, with a wrong byte in it on demand.
@@ -207,6 +212,7 @@ class SliceSourceTest : public ::testing::Test {
   std::shared_ptr<const planner::Plan> plan_;
   std::map<SourceIndex, Error> refusals_;
   std::vector<SourceIndex> asked_;
+  std::function<void(std::string&)> tamper_;  // with a proof
   Verdicts verdicts_;
   std::shared_ptr<PlanSliceSource> slices_;
 };
@@ -248,17 +254,54 @@ TEST_F(SliceSourceTest, StagingOfAbandonedSlicesIsFreeAgain) {
   expect_done();
 }
 
-TEST_F(SliceSourceTest, PartsThatTwoSourcesHoldAreEachVouchedForByTheirOwn) {
+TEST_F(SliceSourceTest, PartsOfTilesWhoseRestNobodyHoldsAreMissing) {
   add_source(0, 256);
   add_source(256, 512);
-  want(208, 304);
+  packed_ = pack(rows(208, 304));
+  std::vector<planner::SourceView> views;
+  for (const auto& source : sources_) views.push_back({&source.packed.layout, nullptr});
+  const auto plan = *planner::plan_pull({&checkpoint(), &packed_.layout, views, nullptr}, {});
+  EXPECT_EQ(plan->slice_count(), 0u);
+  ASSERT_EQ(plan->missing().size(), 1u);
+  EXPECT_EQ(plan->missing()[0].box, rows(512, kRows));
+}
+
+// S1: the source holds other bytes than those that were published and proves them consistently.
+TEST_F(SliceSourceTest, S1AForgedPartWithItsOwnProofIsRefused) {
+  add_source(0, kRows);
+  add_source(0, kRows);
+  want(96, 192);
   ASSERT_EQ(kinds(), std::set{planner::SliceKind::kRange});
-  ASSERT_TRUE(grouped());
+  const std::string honest = sources_[0].segments[0];
+  const LayoutEntry& entry = sources_[0].packed.layout.entries()[0];
+  sources_[0].segments[0][entry.offset_bytes + 100 * kColumns * 2 + 8] ^= 1;
+  EXPECT_EQ(fetch(0, 0), Verdict::kRetry);
+  EXPECT_EQ(verified_->snapshot().count(), 0u);
+  sources_[0].segments[0] = honest;
   fetch_all();
   expect_done();
 }
 
-TEST_F(SliceSourceTest, ADigestCallThatFailsIsNobodysFaultAnotherSourceIsAsked) {
+TEST_F(SliceSourceTest, AProofThatWasTamperedWithProvesNothing) {
+  add_source(0, kRows);
+  want(96, 192);
+  ASSERT_EQ(kinds(), std::set{planner::SliceKind::kRange});
+  const std::vector<std::function<void(std::string&)>> ways = {
+      [](std::string& proof) { proof.clear(); }, [](std::string& proof) { proof.pop_back(); },
+      [](std::string& proof) { proof += 'x'; },
+      [](std::string& proof) { proof.back() = static_cast<char>(proof.back() ^ 1); },
+      [](std::string& proof) { proof.resize(proof.size() + sizeof(Digest)); }};
+  for (const auto& way : ways) {
+    tamper_ = way;
+    EXPECT_EQ(fetch(0, 0), Verdict::kRetry);
+    EXPECT_EQ(verified_->snapshot().count(), 0u);
+  }
+  tamper_ = nullptr;
+  fetch_all();
+  expect_done();
+}
+
+TEST_F(SliceSourceTest, AProofThatCannotBeHadIsNobodysFaultAnotherSourceIsAsked) {
   add_source(0, kRows);
   add_source(0, kRows);
   want(96, 192);
@@ -274,7 +317,7 @@ TEST_F(SliceSourceTest, ADigestCallThatFailsIsNobodysFaultAnotherSourceIsAsked) 
   }
 }
 
-TEST_F(SliceSourceTest, DigestsThatNobodyGivesLeaveTheSliceUndecidedNotWrong) {
+TEST_F(SliceSourceTest, ProofsThatNobodyGivesLeaveTheSliceUndecidedNotWrong) {
   add_source(0, kRows);
   add_source(0, kRows);
   want(96, 192);
@@ -288,7 +331,7 @@ TEST_F(SliceSourceTest, DigestsThatNobodyGivesLeaveTheSliceUndecidedNotWrong) {
   expect_done();
 }
 
-TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesDigests) {
+TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesProof) {
   add_source(0, kRows);
   add_source(0, kRows);
   want(96, 192);
@@ -309,7 +352,7 @@ TEST_F(SliceSourceTest, ADestinationThatWasCutShortIsALocalFaultWhereverItIsTouc
   };
   for (const Case& c : {Case{{0, kRows}, 0, kRows, planner::SliceKind::kDirect},
                         Case{{0, 256, 512, kRows}, 0, kRows / 2, planner::SliceKind::kStaged},
-                        Case{{0, 256, 512}, 208, 304, planner::SliceKind::kRange}}) {
+                        Case{{0, kRows}, 96, 192, planner::SliceKind::kRange}}) {
     SCOPED_TRACE(static_cast<int>(c.kind));
     sources_.clear();
     for (std::size_t i = 1; i < c.holders.size(); ++i) add_source(c.holders[i - 1], c.holders[i]);

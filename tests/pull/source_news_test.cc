@@ -12,7 +12,7 @@ proto::Source record_of(const std::string& incarnation, std::uint64_t layout,
                         std::uint64_t serial) {
   proto::Source record;
   record.mutable_node()->set_incarnation(incarnation);
-  *record.mutable_layout() = rpc::to_proto(Digest128{layout, 0});
+  *record.mutable_layout() = rpc::to_proto(Digest{static_cast<std::uint8_t>(layout)});
   if (serial > 0) record.mutable_grant()->set_serial(serial);
   return record;
 }

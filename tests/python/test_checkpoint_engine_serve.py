@@ -271,3 +271,28 @@ def kill(rekindle, fault):
         rekindle.start_agent("a")
     else:
         os.kill(rk.status(agent=rekindle.store("a"))["devices"]["pid"], signal.SIGKILL)
+
+
+def test_e1_e2_an_update_of_other_tensors_is_refused_before_the_engine_is_asked(store, published):
+    other = dict(published)
+    name, tensor = next((key, value) for key, value in other.items()
+                        if value.dtype == torch.bfloat16 or value.dtype == torch.float32)
+    rk.publish({**other, "extra": torch.ones(2)}, "other@1", agent=store)
+    rk.publish({**other, name: tensor.to(torch.float8_e4m3fn)}, "other@2", agent=store)
+    rk.publish(other, "other@3", agent=store)
+    rk.publish(other, "other@4", agent=store)
+    with Engine(lambda engine, path, body: engine.receive(body["zmq_handles"])) as engine:
+        def serve(version, **more):
+            return ce.serve_to(engine.url, "other", version, devices=DEVICES[:1], agent=store,
+                               **more)
+
+        with pytest.raises(rk.InvalidError, match=r"other@1 .* which has other@4: extra is float32"):
+            serve(1, before=4)
+        assert engine.requests == []
+        serve(3)
+        with pytest.raises(rk.InvalidError, match=f"other@2 .* other@3: {name} is float8_e4m3fn"):
+            serve(2)
+        assert len(engine.requests) == 1
+        serve(4)
+        serve(1, before="any")
+        assert len(engine.requests) == 3

@@ -174,14 +174,16 @@ TEST(CoordinatorEpoch, Row28AnAgentFromALaterReignMustRegisterAgain) {
 TEST(CoordinatorEpoch, AnAgentCannotUseTheEpochsUp) {
   CoreWorld world;
   const std::uint64_t step = std::uint64_t{1} << 32;
-  EXPECT_EQ(world.enroll(world.node("far"), world.core->epoch() + step)->epoch, step + 2);
-  for (const std::uint64_t absurd : {2 * step + 3, (std::uint64_t{1} << 62) - 1, UINT64_MAX}) {
+  EXPECT_FALSE(world.enroll(world.node("liar"), world.core->epoch() + step));
+  EXPECT_EQ(world.enroll(world.node("far"), world.core->epoch() + step - 1)->epoch, step + 1);
+  for (const std::uint64_t absurd : {2 * step + 1, (std::uint64_t{1} << 62) - 1, UINT64_MAX}) {
     const auto refused = world.enroll(world.node("liar"), absurd);
     ASSERT_FALSE(refused) << absurd;
     EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid);
     EXPECT_THAT(refused.error().message(), HasSubstr(std::to_string(absurd)));
+    EXPECT_THAT(refused.error().message(), HasSubstr("agent/epoch"));
   }
-  EXPECT_EQ(world.core->epoch(), step + 2);
+  EXPECT_EQ(world.core->epoch(), step + 1);
 
   DurableState last;
   last.epoch = (std::uint64_t{1} << 62) - 4;
@@ -202,7 +204,8 @@ TEST(CoordinatorCatalog, AVersionHasOneRootForEver) {
   const NodeInfo a = world.node("a");
   ASSERT_TRUE(world.enroll(a));
   const auto publish = [&](const ModelVersion& id, std::uint64_t root) {
-    return world.core->publish("a", a.incarnation, id, {root, 7}, {root, 8}, 1000, world.now);
+    return world.core->publish("a", a.incarnation, id, test::numbered_digest(root, 7),
+                               test::numbered_digest(root, 8), 1000, world.now);
   };
   EXPECT_TRUE(publish(kV1, 1));
   EXPECT_TRUE(publish(kV1, 1)) << "the same claim again";

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "recovery/coordinator/state_directory.h"
+#include "recovery/coordinator/state_records.h"
 #include "tests/recovery/coordinator_daemon_fixture.h"
 #include "tests/recovery/rpc_raw.h"
 
@@ -49,8 +50,9 @@ TEST_F(CoordinatorDaemon, Row25AKilledCoordinatorComesBackWithAHigherEpochAndIts
 }
 
 TEST_F(CoordinatorDaemon, Row26KilledAtAnyDurableStepItComesBackBeforeOrAfterIt) {
-  for (const char* step :
-       {"half_written", "before_sync", "before_rename", "before_directory_sync", "saved"}) {
+  // The steps at which the claim's frame is appended; those of a new log come with a test of their
+  // own (CoordinatorState).
+  for (const char* step : {"half_written", "before_sync", "saved"}) {
     SCOPED_TRACE(step);
     std::filesystem::remove_all(temp_ / "state");
     address_.clear();
@@ -65,11 +67,21 @@ TEST_F(CoordinatorDaemon, Row26KilledAtAnyDurableStepItComesBackBeforeOrAfterIt)
     {
       auto directory = StateDirectory::open(temp_ / "state");
       ASSERT_TRUE(directory) << directory.error().message();
-      const auto state = directory->load();
-      ASSERT_TRUE(state) << state.error().message();
-      EXPECT_EQ(state->epoch, 1u);
-      if (!state->versions.empty()) {
-        EXPECT_EQ(state->versions.at(kId).root, kRoot);
+      const auto records = directory->load();
+      ASSERT_TRUE(records) << records.error().message();
+      const auto parsed = StateRecords::parse(*records);
+      ASSERT_TRUE(parsed) << parsed.error().message();
+      const DurableState& state = parsed->state();
+      EXPECT_EQ(state.epoch, 1u);
+      // Between the two the kernel has the whole frame, which may or may not be on the disk.
+      if (std::string_view(step) == "half_written") {
+        EXPECT_TRUE(state.versions.empty());
+      }
+      if (std::string_view(step) == "saved") {
+        ASSERT_TRUE(state.versions.contains(kId));
+      }
+      if (!state.versions.empty()) {
+        EXPECT_EQ(state.versions.at(kId).root, kRoot);
       }
     }
     address_.clear();

@@ -28,7 +28,7 @@ using rpc::testing::make_identity;
 using namespace std::chrono_literals;
 
 inline const ModelVersion kId{"qwen3", 41};
-inline const Digest128 kRoot{1, 2};
+inline const Digest kRoot{1, 2};
 
 // The real coordinator process over real sockets.
 class CoordinatorDaemon : public ::testing::Test {
@@ -77,7 +77,7 @@ class CoordinatorDaemon : public ::testing::Test {
   }
   Result<proto::HeartbeatResponse> beat(const Agent& agent) { return loop_.run(heartbeat(agent)); }
   Result<proto::PublishResponse> publish(const Agent& agent, const ModelVersion& id,
-                                         const Digest128& root) {
+                                         const Digest& root) {
     proto::PublishRequest request;
     request.set_node_id(agent.identity.node_id);
     request.set_incarnation(agent.identity.incarnation.to_bytes());
@@ -86,7 +86,7 @@ class CoordinatorDaemon : public ::testing::Test {
     return loop_.run(agent.client.publish(std::move(request), 5s));
   }
   Result<proto::AnnounceResponse> announce(const Agent& agent, const ModelVersion& id,
-                                           const Digest128& root) {
+                                           const Digest& root) {
     proto::AnnounceRequest request;
     request.set_node_id(agent.identity.node_id);
     request.set_incarnation(agent.identity.incarnation.to_bytes());
@@ -94,8 +94,9 @@ class CoordinatorDaemon : public ::testing::Test {
     auto& holding = *request.add_add();
     *holding.mutable_id() = rpc::to_proto(id);
     *holding.mutable_root() = rpc::to_proto(root);
-    *holding.mutable_layout() = rpc::to_proto(Digest128{9, 9});
+    *holding.mutable_layout() = rpc::to_proto(Digest{9, 9});
     holding.set_complete(true);
+    holding.set_verified(true);
     holding.set_whole(true);
     return loop_.run(agent.client.announce(std::move(request), 5s));
   }

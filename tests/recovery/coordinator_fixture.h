@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "recovery/coordinator/core/core.h"
+#include "tests/support/durable_core.h"
+#include "tests/support/numbered_digest.h"
 
 namespace rekindle::coordinator::testing {
 
@@ -25,9 +27,9 @@ class CoreWorld {
   void restart() {
     core.emplace(
         timing, limits_, disk,
-        [this](const DurableState& state) -> Result<void> {
+        [this](const StateChange& change) -> Result<void> {
           if (disk_fails) return fail(ErrorCode::kExhausted, "no space left");
-          disk = state;
+          change.apply_to(disk);
           ++writes;
           if (fails_after_writing) return fail(ErrorCode::kUnavailable, "the directory's fsync");
           return {};
@@ -86,12 +88,13 @@ class CoreWorld {
                          bool complete = true, bool whole = true) {
     Holding result;
     result.id = id;
-    result.root = {root, 7};
-    result.layout = {layout, 9};
-    result.tensor_set = {root, 8};
+    result.root = test::numbered_digest(root, 7);
+    result.layout = test::numbered_digest(layout, 9);
+    result.tensor_set = test::numbered_digest(root, 8);
     result.checkpoint_bytes = result.payload_bytes = 1000;
     result.complete = complete;
     result.whole = whole;
+    result.verified = complete;
     if (!complete) result.held = {{0, 5}};
     return result;
   }
@@ -140,7 +143,7 @@ class CoreWorld {
   bool fails_after_writing = false;
   int writes = 0;
   TimePoint now{std::chrono::hours(1)};
-  std::optional<Core> core;
+  std::optional<rekindle::testing::DurableCore> core;
 };
 
 inline SourceReport report(const NodeInfo& source) {

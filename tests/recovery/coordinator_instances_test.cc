@@ -196,5 +196,43 @@ TEST_F(TwoRanks, AnInstanceWithoutRanksIsForgotten) {
   EXPECT_TRUE(world_.core->instances().all().empty());
 }
 
+TEST(InstanceCaps, C5OnlyInstancesThatSpanNodesCountForTheCapOfTheFleet) {
+  CoreWorld world({.max_spanning_instances = 2, .max_instances_per_node = 4});
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", kV1);
+  world.pass(3s, {a, b});
+  std::uint64_t sequence = 0;
+  const auto say = [&](const NodeInfo& node, const std::string& name, std::uint32_t rank,
+                       RankState state = RankState::kAttached) {
+    RankReport report;
+    report.node_id = node.node_id;
+    report.incarnation = node.incarnation;
+    report.instance = name;
+    report.generation = 1;
+    report.rank = rank;
+    report.world = 2;
+    report.model = "qwen3";
+    report.state = state;
+    report.sequence = ++sequence;
+    return world.core->report_rank(report, world.now);
+  };
+  for (const char* name : {"1", "2", "3", "4"}) {
+    ASSERT_TRUE(say(a, name, 0));
+    ASSERT_TRUE(say(a, name, 1)) << "on the same node";
+  }
+  EXPECT_EQ(say(a, "5", 0).error().code(), ErrorCode::kExhausted);
+  for (const char* name : {"x", "y", "z"}) ASSERT_TRUE(say(b, name, 0));
+  EXPECT_TRUE(say(a, "x", 1));
+  EXPECT_TRUE(say(a, "y", 1));
+  EXPECT_EQ(say(a, "z", 1).error().code(), ErrorCode::kExhausted) << "two span nodes";
+  EXPECT_TRUE(say(b, "w", 0)) << "x and y do not count for b any more";
+  // One that has ended makes room.
+  for (const NodeInfo& node : {b, a}) {
+    ASSERT_TRUE(say(node, "x", node.node_id == "b" ? 0 : 1, RankState::kGone));
+  }
+  for (int i = 0; i < 11; ++i) world.pass(60s, {a, b});
+  EXPECT_FALSE(world.core->instances().all().contains("x"));
+}
+
 }  // namespace
 }  // namespace rekindle::coordinator

@@ -37,7 +37,12 @@ TEST(CoordinatorPulls, ARestartDoesNotTurnLatestBack) {
   ASSERT_FALSE(early) << "the holder of version 2 has not reported yet";
   EXPECT_EQ(early.error().code(), ErrorCode::kUnavailable);
   world.pass(3s, {a});
-  EXPECT_EQ(world.open(world.node("p"), "qwen3")->id, kV1) << "after the grace it is gone";
+  const auto late = world.open(world.node("p"), "qwen3");
+  ASSERT_FALSE(late) << "nor does the silence of its holder";
+  EXPECT_EQ(late.error().code(), ErrorCode::kUnavailable);
+  world.disconnect(b);
+  world.holder("b", kV2);
+  EXPECT_EQ(world.open(world.node("p"), "qwen3")->id, kV2);
 }
 
 TEST(CoordinatorPulls, NoSourceWaitsForTheGraceAndThenNamesWhatExists) {
@@ -140,7 +145,7 @@ TEST(CoordinatorPulls, AWholeCopyIsOfferedAloneShardsTogether) {
   ASSERT_EQ(opened->sources.size(), 3u);
   for (const auto& offer : opened->sources) {
     if (offer.node.node_id == "a") {
-      EXPECT_EQ(offer.layout, (Digest128{1, 9}));
+      EXPECT_EQ(offer.layout, (Digest{1, 9}));
     }
     if (!offer.complete) {
       EXPECT_THAT(offer.held, ElementsAre(std::pair{0u, 5u}));

@@ -56,7 +56,7 @@ TEST_F(Replicated, AVersionWithTooFewCopiesIsFetchedByANodeWithRoom) {
   const auto told = world_.beat_one(b)->fetch;
   ASSERT_EQ(told.size(), 1u);
   EXPECT_EQ(told[0].id, kV1);
-  EXPECT_EQ(told[0].root, (Digest128{1, 7}));
+  EXPECT_EQ(told[0].root, (Digest{1, 7}));
   EXPECT_EQ(told[0].max_bytes_per_second, kRate);
   EXPECT_TRUE(world_.beat_one(a)->fetch.empty());
   EXPECT_TRUE(world_.beat_one(small)->fetch.empty());

@@ -9,6 +9,7 @@
 
 #include "tests/recovery/rounds_fixture.h"
 #include "tests/support/effort.h"
+#include "tests/support/numbered_digest.h"
 
 // Rounds in a fleet where anything happens in any order: each seed is one run. What must hold is
 // checked after each step, and that every round ends once nothing happens any more.
@@ -101,7 +102,7 @@ class RandomRounds : protected RoundsWorld {
                             (order.group.empty() || order.group == list[i].group);
         if (!order.gathering || !wanted || list[i].round == order.round || pick(3) == 0) continue;
         join(node, order.round, pick(2) == 0, i);
-        list[i].contents = {1 + pick(2), 1};
+        list[i].contents = test::numbered_digest(1 + pick(2), 1);
         if (pick(20) == 0) list[i].root = {8, 8};
       }
       for (const PartyOrder& party : order.parties) obey(node, order, party);

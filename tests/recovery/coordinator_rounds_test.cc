@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/recovery/rounds_fixture.h"
+#include "tests/support/numbered_digest.h"
 
 // Broadcast rounds: who takes part, who meets whom, when it is over.
 namespace rekindle::coordinator {
@@ -362,7 +363,7 @@ TEST(TensorParallel, TwoInstancesMeetRankByRank) {
   for (const std::string name : {"a", "b"}) {
     for (const std::size_t rank : {0u, 1u}) {
       world.join(name, number, true, rank);
-      world.member(name, rank).contents = {rank + 1, 1};
+      world.member(name, rank).contents = test::numbered_digest(rank + 1, 1);
     }
   }
   world.say_all();

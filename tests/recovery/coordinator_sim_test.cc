@@ -9,7 +9,9 @@
 #include <gtest/gtest.h>
 
 #include "recovery/coordinator/core/core.h"
+#include "tests/support/durable_core.h"
 #include "tests/support/effort.h"
+#include "tests/support/numbered_digest.h"
 
 // The real core in a world that crashes, restarts, pauses, repeats, delays and reorders. Each seed
 // is one run; what must never happen is checked after each answer.
@@ -63,12 +65,12 @@ class Simulation {
     serials_.clear();
     core_.emplace(
         timing_, limits_, disk_,
-        [this](const DurableState& state) -> Result<void> {
+        [this](const StateChange& change) -> Result<void> {
           if (disk_fails_) {
-            if (chance(50)) disk_ = state;  // an error may come after the rename
+            if (chance(50)) change.apply_to(disk_);  // an error may come after the write
             return fail(ErrorCode::kUnavailable, "disk");
           }
-          disk_ = state;
+          change.apply_to(disk_);
           return {};
         },
         [this] {
@@ -219,24 +221,25 @@ class Simulation {
 
   ModelVersion some_version() { return {kModels[pick(2)], 1 + pick(4)}; }
 
-  void told_root(const ModelVersion& id, const Digest128& root) {
+  void told_root(const ModelVersion& id, const Digest& root) {
     const auto [known, is_new] = roots_.emplace(id, root);
     ASSERT_EQ(known->second, root) << id.to_string() << " has two roots";
   }
 
   void send_publish(std::size_t index) {
     const ModelVersion id = some_version();
-    const Digest128 root{1 + pick(2), 1};
+    const Digest root = test::numbered_digest(1 + pick(2), 1);
     send([this, index, id, root] {
       Agent& agent = agents_[index];
-      const auto answer = core_->publish(agent.info.node_id, agent.info.incarnation, id, root,
-                                         {root.low, 2}, 100, now_);
+      const auto answer =
+          core_->publish(agent.info.node_id, agent.info.incarnation, id, root,
+                         test::numbered_digest(test::first_number(root), 2), 100, now_);
       if (!answer) return;
       heard(agent);
       told_root(id, root);
       ASSERT_EQ(disk_.versions.at(id).root, root) << "told before it was durable";
       retired_.erase(id);
-      agent.holds[id] = root.low;
+      agent.holds[id] = test::first_number(root);
     });
   }
 
@@ -246,10 +249,11 @@ class Simulation {
     for (const auto& [id, root] : agents_[index].holds) {
       Holding holding;
       holding.id = id;
-      holding.root = {root, 1};
-      holding.tensor_set = {root, 2};
-      holding.layout = {1 + pick(2), 3};
+      holding.root = test::numbered_digest(root, 1);
+      holding.tensor_set = test::numbered_digest(root, 2);
+      holding.layout = test::numbered_digest(1 + pick(2), 3);
       holding.complete = chance(80);
+      holding.verified = holding.complete && chance(90);
       holding.whole = chance(80);
       add.push_back(std::move(holding));
     }
@@ -263,7 +267,7 @@ class Simulation {
   }
 
   // Somebody whom it may read from at any time has all of it.
-  bool has_good_copy(const NodeInfo& puller, const ModelVersion& id, const Digest128& root) const {
+  bool has_good_copy(const NodeInfo& puller, const ModelVersion& id, const Digest& root) const {
     return std::ranges::any_of(core_->members().all(), [&](const auto& entry) {
       const Member& member = entry.second;
       return member.state != NodeState::kDead && member.quarantined_until <= now_ &&
@@ -271,7 +275,7 @@ class Simulation {
     });
   }
 
-  void check_offers(const NodeInfo& puller, const ModelVersion& id, const Digest128& root,
+  void check_offers(const NodeInfo& puller, const ModelVersion& id, const Digest& root,
                     const std::vector<SourceOffer>& offers) {
     ASSERT_LE(offers.size(), limits_.max_sources_per_pull);
     for (const SourceOffer& offer : offers) {
@@ -304,7 +308,11 @@ class Simulation {
       told_root(opened->id, opened->version.root);
       ASSERT_FALSE(retired_.contains(opened->id)) << "a retired version";
       check_offers(agent.info, opened->id, opened->version.root, opened->sources);
-      ASSERT_EQ(opened->sources.empty(), opened->retry_after > Duration::zero());
+      if (opened->sources.empty() && opened->retry_after == Duration::zero()) {
+        ASSERT_TRUE(agent.holds.contains(opened->id)) << "nobody to read from, not even itself";
+      } else {
+        ASSERT_EQ(opened->sources.empty(), opened->retry_after > Duration::zero());
+      }
       if (!opened->pull_id.is_nil()) pulls_.push_back({opened->pull_id, opened->id, index});
     });
   }
@@ -374,7 +382,7 @@ class Simulation {
   TimePoint now_{1h};
   DurableState disk_;
   bool disk_fails_ = false;
-  std::optional<Core> core_;
+  std::optional<rekindle::testing::DurableCore> core_;
   std::uint64_t life_ = 0;
   std::vector<Agent> agents_;
   std::vector<Message> messages_;
@@ -383,7 +391,7 @@ class Simulation {
   int answers_ = 0;
 
   std::uint64_t highest_told_ = 0;
-  std::map<ModelVersion, Digest128> roots_;
+  std::map<ModelVersion, Digest> roots_;
   std::set<ModelVersion> retired_;
   std::set<std::uint64_t> serials_;
   std::map<Incarnation, std::pair<std::uint64_t, TimePoint>> quarantined_;  // life, until

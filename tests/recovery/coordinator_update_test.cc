@@ -159,8 +159,8 @@ proto::RoundReport wire_report() {
   member.set_device("double:0");
   member.set_state(proto::ROUND_FILLED);
   member.set_round(9);
-  *member.mutable_root() = rpc::to_proto(Digest128{1, 2});
-  *member.mutable_contents() = rpc::to_proto(Digest128{3, 4});
+  *member.mutable_root() = rpc::to_proto(Digest{1, 2});
+  *member.mutable_contents() = rpc::to_proto(Digest{3, 4});
   member.set_payload_bytes(100);
   member.set_bucket_bytes(10);
   member.set_owner(true);
@@ -186,8 +186,8 @@ TEST(RoundWire, AReportIsReadAsItWasWritten) {
   EXPECT_EQ(member.id, kV2);
   EXPECT_EQ(member.state, RoundMemberState::kFilled);
   EXPECT_EQ(member.round, 9u);
-  EXPECT_EQ(member.root, (Digest128{1, 2}));
-  EXPECT_EQ(member.contents, (Digest128{3, 4}));
+  EXPECT_EQ(member.root, (Digest{1, 2}));
+  EXPECT_EQ(member.contents, (Digest{3, 4}));
   EXPECT_TRUE(member.owner);
   EXPECT_THAT(member.communicators, ::testing::ElementsAre("1-1"));
   EXPECT_TRUE(member.worker_lost);

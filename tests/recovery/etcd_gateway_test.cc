@@ -138,12 +138,31 @@ class FakeEtcd {
       if (key.created == 0) key.created = revision_;
       return {{"response_put", json::object()}};
     }
-    const auto found = keys_.find(request["request_range"]["key"]);
-    if (found == keys_.end()) return {{"response_range", json::object()}};
-    const json pair = {{"value", found->second.value},
-                       {"create_revision", std::to_string(found->second.created)},
-                       {"mod_revision", std::to_string(found->second.changed)}};
-    return {{"response_range", {{"kvs", json::array({pair})}}}};
+    if (request.contains("request_delete_range")) {
+      keys_.erase(request["request_delete_range"]["key"]);
+      ++revision_;
+      return {{"response_delete_range", json::object()}};
+    }
+    const json& range = request["request_range"];
+    const std::string from = *from_base64(range["key"].get<std::string>());
+    const std::string end =
+        range.contains("range_end") ? *from_base64(range["range_end"].get<std::string>()) : "";
+    const std::size_t limit = std::stoul(range.value("limit", "1000000"));
+    std::map<std::string, const Key*> sorted;  // by name, as base64 does not
+    for (const auto& [name, key] : keys_) {
+      const std::string plain = *from_base64(name);
+      const bool in = end.empty() ? plain == from : plain >= from && plain < end;
+      if (in) sorted[plain] = &key;
+    }
+    json pairs = json::array();
+    for (const auto& [name, key] : sorted) {
+      if (pairs.size() == limit) break;
+      pairs.push_back({{"key", to_base64(name)},
+                       {"value", key->value},
+                       {"create_revision", std::to_string(key->created)},
+                       {"mod_revision", std::to_string(key->changed)}});
+    }
+    return {{"response_range", {{"kvs", pairs}, {"more", sorted.size() > limit}}}};
   }
 
   boost::asio::io_context io_;
@@ -159,56 +178,94 @@ class FakeEtcd {
 
 class EtcdStateTest : public ::testing::Test {
  protected:
-  static DurableState state_of(std::uint64_t epoch) {
-    DurableState state;
-    state.epoch = epoch;
-    return state;
+  static std::vector<RecordWrite> epoch_of(std::uint64_t epoch) {
+    return {{"meta", std::to_string(epoch)}, {"versions/m", "of " + std::to_string(epoch)}};
   }
   // After an answer that did not come, the next second's calls fail at once.
-  static bool eventually_saves(EtcdState& state, std::uint64_t epoch) {
+  static bool eventually_writes(EtcdState& state, std::uint64_t epoch) {
     for (int i = 0; i < 500; ++i) {
-      if (state.save(state_of(epoch))) return true;
+      if (state.write(epoch_of(epoch))) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     return false;
   }
   EtcdState reign() { return {{}, etcd_.endpoints(), {1, etcd_.elect("me")}}; }
-  std::uint64_t stored_epoch() {
+  Records stored() {
     EtcdState next({}, etcd_.endpoints(), {1, etcd_.elect("next")});
-    return next.load()->epoch;
+    return *next.load();
+  }
+  static Records records_of(std::uint64_t epoch) {
+    Records records;
+    for (const auto& write : epoch_of(epoch)) records[write.key] = *write.value;
+    return records;
   }
   FakeEtcd etcd_;
 };
 
 TEST_F(EtcdStateTest, AWriteThatArrivesLateDoesNotUndoALaterOne) {
   EtcdState state = reign();
-  EXPECT_EQ(state.load()->epoch, 0u);
-  ASSERT_TRUE(state.save(state_of(1)));
+  EXPECT_EQ(*state.load(), Records{});
+  ASSERT_TRUE(state.write(epoch_of(1)));
   etcd_.keep_back_the_next();
-  EXPECT_EQ(state.save(state_of(2)).error().code(), ErrorCode::kUnavailable);
-  ASSERT_TRUE(eventually_saves(state, 3));
+  EXPECT_EQ(state.write(epoch_of(2)).error().code(), ErrorCode::kUnavailable);
+  ASSERT_TRUE(eventually_writes(state, 3));
   etcd_.apply_what_was_kept_back();
-  EXPECT_EQ(stored_epoch(), 3u);
+  EXPECT_EQ(stored(), records_of(3));
 }
 
 TEST_F(EtcdStateTest, AWriteWhoseAnswerWasLostIsWrittenOver) {
   EtcdState state = reign();
   ASSERT_TRUE(state.load());
   etcd_.keep_back_the_next();
-  EXPECT_FALSE(state.save(state_of(2)));
+  EXPECT_FALSE(state.write(epoch_of(2)));
   etcd_.apply_what_was_kept_back();
-  ASSERT_TRUE(eventually_saves(state, 3));
-  EXPECT_TRUE(state.save(state_of(4)));
-  EXPECT_EQ(stored_epoch(), 4u);
+  ASSERT_TRUE(eventually_writes(state, 3));
+  EXPECT_TRUE(state.write(epoch_of(4)));
+  EXPECT_EQ(stored(), records_of(4));
+}
+
+TEST_F(EtcdStateTest, WhatSomebodyElseWroteIsNotWrittenOver) {
+  const Reign same{1, etcd_.elect("me")};
+  EtcdState state({}, etcd_.endpoints(), same);
+  EtcdState other({}, etcd_.endpoints(), same);
+  ASSERT_TRUE(state.load());
+  ASSERT_TRUE(other.load());
+  ASSERT_TRUE(state.write(epoch_of(1)));
+  const auto refused = other.write(epoch_of(2));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kStale);
+  EXPECT_EQ(*state.load(), records_of(1));
 }
 
 TEST_F(EtcdStateTest, WhoHasBeenReplacedNeitherReadsNorWrites) {
   EtcdState state = reign();
-  ASSERT_TRUE(state.save(state_of(1)));
+  ASSERT_TRUE(state.write(epoch_of(1)));
   etcd_.elect("another");
-  EXPECT_EQ(state.save(state_of(2)).error().code(), ErrorCode::kStale);
+  EXPECT_EQ(state.write(epoch_of(2)).error().code(), ErrorCode::kStale);
   EXPECT_EQ(state.load().error().code(), ErrorCode::kStale);
-  EXPECT_EQ(stored_epoch(), 1u);
+  EXPECT_EQ(stored(), records_of(1));
+}
+
+TEST_F(EtcdStateTest, C2AWriteOfManyRecordsIsSplitAndReadInPages) {
+  EtcdState state = reign();
+  ASSERT_TRUE(state.load());
+  std::vector<RecordWrite> writes{{"meta", "1"}};
+  Records expected{{"meta", "1"}};
+  for (int i = 0; i < 2500; ++i) {
+    const std::string key = fmt::format("versions/m@{:020}", i);
+    writes.push_back({key, fmt::format("record {}", i)});
+    expected[key] = *writes.back().value;
+  }
+  const auto written = state.write(writes);
+  ASSERT_TRUE(written) << written.error().message();
+  EXPECT_EQ(stored(), expected);
+}
+
+TEST_F(EtcdStateTest, AnEmptyWriteIsNoError) {
+  EtcdState state = reign();
+  ASSERT_TRUE(state.write(epoch_of(1)));
+  EXPECT_TRUE(state.write({}));
+  EXPECT_EQ(stored(), records_of(1));
 }
 
 }  // namespace

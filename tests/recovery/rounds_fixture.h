@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 inline const ModelVersion kV1{"m", 1};
 inline const ModelVersion kV2{"m", 2};
-inline constexpr Digest128 kRoot{2, 7};
+inline constexpr Digest kRoot{2, 7};
 inline constexpr std::uint64_t kPayload = 1000;
 
 // Agents that report to the rounds under virtual time. A node has one worker for each member.

@@ -24,7 +24,7 @@ TEST(Grants, HmacMatchesRfc4231) {
 struct Signed {
   Incarnation puller = Incarnation::random();
   Incarnation source = Incarnation::random();
-  Digest128 root{1, 2};
+  Digest root{1, 2};
   proto::Grant grant;
 
   explicit Signed(std::string_view secret) {
@@ -57,7 +57,8 @@ TEST(Grants, AnyChangedFieldBreaksTheSignature) {
   EXPECT_EQ(tampered([](auto& g) { g.set_serial(8); }), ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.set_max_bytes_per_second(1); }), ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.set_issuer(std::string(16, 'x')); }), ErrorCode::kDenied);
-  EXPECT_EQ(tampered([](auto& g) { g.mutable_root()->set_low(9); }), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.mutable_root()->set_value(std::string(32, 9)); }),
+            ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.set_puller_incarnation(std::string(16, 'x')); }),
             ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.clear_mac(); }), ErrorCode::kDenied);

@@ -9,6 +9,7 @@
 
 #include "recovery/coordinator/core/core.h"
 #include "tests/scale/meter.h"
+#include "tests/support/durable_core.h"
 
 namespace rekindle::scale {
 
@@ -54,7 +55,7 @@ class Control {
     const Meter::Scope scope(meter_, Duration::zero());
     core_.emplace(
         coordinator::Timing{}, limits, coordinator::DurableState{},
-        [](const coordinator::DurableState&) { return Result<void>{}; },
+        [](const coordinator::StateChange&) { return Result<void>{}; },
         [this] {
           PullId id;
           ++pulls_;
@@ -74,7 +75,7 @@ class Control {
 
   // There and back. `done` may be gone by then: it looks for itself.
   template <typename T>
-  void call(std::function<T(coordinator::Core&, TimePoint)> serve, std::function<void(T)> done) {
+  void call(std::function<T(testing::DurableCore&, TimePoint)> serve, std::function<void(T)> done) {
     events_.after(kOneWay, [this, serve = std::move(serve), done = std::move(done)] {
       std::optional<T> answer;
       {
@@ -100,7 +101,7 @@ class Control {
 
   Events& events_;
   Meter meter_;
-  std::optional<coordinator::Core> core_;
+  std::optional<testing::DurableCore> core_;
   TimePoint began_{};
   std::uint64_t pulls_ = 0;
 };

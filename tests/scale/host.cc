@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "tests/support/numbered_digest.h"
+
 namespace rekindle::scale {
 
 using coordinator::HeartbeatAnswer;
@@ -20,7 +22,7 @@ constexpr std::size_t kMaxRuns = 256;  // of an announced copy that fills up
 // it.
 constexpr Duration kLoadTail = 50ms;
 
-Digest128 root_of(const ModelVersion& id) { return {id.version, 7}; }
+Digest root_of(const ModelVersion& id) { return test::numbered_digest(id.version, 7); }
 
 }  // namespace
 
@@ -62,7 +64,7 @@ void Host::start(std::optional<Assignment> work) {
 // Refused while its earlier life is not known to be dead.
 void Host::enroll() {
   site_.control.call<Result<coordinator::Registered>>(
-      [info = info_, rack = rack_, epoch = epoch_](coordinator::Core& core, TimePoint now) {
+      [info = info_, rack = rack_, epoch = epoch_](testing::DurableCore& core, TimePoint now) {
         return core.enroll(info, rack, epoch, info.incarnation.hex(), now);
       },
       [this, alive = alive_](Result<coordinator::Registered> answer) {
@@ -110,18 +112,19 @@ Holding Host::holding(const ModelVersion& id) const {
   Holding holding;
   holding.id = id;
   holding.root = root_of(id);
-  holding.tensor_set = {id.version, 8};
+  holding.tensor_set = test::numbered_digest(id.version, 8);
   holding.layout = {1, 9};
   holding.payload_bytes = holding.checkpoint_bytes = site_.chunks.total();
   holding.complete = copy.complete;
   holding.whole = true;
+  holding.verified = copy.complete;
   if (!copy.complete) holding.held = swarm::summarize(copy.held.snapshot().ranges(), kMaxRuns);
   return holding;
 }
 
 void Host::announce(const ModelVersion& id) {
   site_.control.call<Result<std::vector<coordinator::AnnounceConflict>>>(
-      [info = info_, epoch = epoch_, add = holding(id)](coordinator::Core& core, TimePoint now) {
+      [info = info_, epoch = epoch_, add = holding(id)](testing::DurableCore& core, TimePoint now) {
         return core.announce(info.node_id, info.incarnation, epoch, false, {add}, {}, now);
       },
       [](const Result<std::vector<coordinator::AnnounceConflict>>&) {});
@@ -132,7 +135,7 @@ void Host::beat() {
   heartbeat.epoch = epoch_;
   heartbeat.store_free_bytes = free_bytes();
   site_.control.call<Result<HeartbeatAnswer>>(
-      [info = info_, heartbeat](coordinator::Core& core, TimePoint now) {
+      [info = info_, heartbeat](testing::DurableCore& core, TimePoint now) {
         return core.heartbeat(info.node_id, info.incarnation, heartbeat, now);
       },
       [this, alive = alive_](const Result<HeartbeatAnswer>& answer) {
@@ -196,7 +199,9 @@ void Host::report_ranks() {
     if (loaded_) report.has = work_->serve;
     report.sequence = rank_sequence_;
     site_.control.call<Result<InstanceAnswer>>(
-        [report](coordinator::Core& core, TimePoint now) { return core.report_rank(report, now); },
+        [report](testing::DurableCore& core, TimePoint now) {
+          return core.report_rank(report, now);
+        },
         [this, alive = alive_](const Result<InstanceAnswer>& answer) {
           if (!*alive || !answer || ready_after_) return;
           if (answer->state == coordinator::InstanceState::kCommitted) {

@@ -54,7 +54,7 @@ std::function<void()> Puller::mine(std::function<void()> run) const {
 
 void Puller::open() {
   site_.control.call<Result<OpenedPull>>(
-      [self = self_, id = id_](coordinator::Core& core, TimePoint now) {
+      [self = self_, id = id_](testing::DurableCore& core, TimePoint now) {
         return core.open_pull({self, id.model, id.version, ""}, now);
       },
       [this, alive = alive_](Result<OpenedPull> answer) {
@@ -257,7 +257,7 @@ void Puller::obey() {
     complete_ = outcome->has_value();
     if (!complete_) failure_ = outcome->error().message();
     site_.control.call<bool>(
-        [id = pull_id_, self = self_.incarnation](coordinator::Core& core, TimePoint at) {
+        [id = pull_id_, self = self_.incarnation](testing::DurableCore& core, TimePoint at) {
           return core.close_pull(id, self, at).has_value();
         },
         [](bool) {});
@@ -287,7 +287,7 @@ void Puller::exchange() {
 void Puller::report() {
   PullProgress progress{pull_id_, self_, id_, bytes_done(), site_.chunks.total(), reports()};
   site_.control.call<Result<PullProgressAnswer>>(
-      [progress = std::move(progress)](coordinator::Core& core, TimePoint now) {
+      [progress = std::move(progress)](testing::DurableCore& core, TimePoint now) {
         return core.pull_progress(progress, now);
       },
       [this, alive = alive_](Result<PullProgressAnswer> answer) {

@@ -37,7 +37,6 @@ void SimAgent::start() {
   info_.incarnation = world_.id<Incarnation>();
   info_.control_endpoint = fmt::format("10.0.0.{}:7400", process_);
   info_.host_id = fmt::format("host-{}", process_);
-  epoch_ = 0;
   registered_ = false;
   announce_due_ = false;
   failures_ = 0;
@@ -64,16 +63,18 @@ void SimAgent::lose_power() {
   pull_.reset();
   world_.kill(process_);
   store_.clear();
+  epoch_ = 0;  // it is kept in the store
 }
 
 void SimAgent::connect() {
   registered_ = false;
   connection_ = fmt::format("{}/{}", process_, ++link_);
   link_sequence_ = 0;
-  world_.call<Registered>(
+  world_.call_later<Registered>(
       process_, coordinator_.process(), kConnectDeadline,
-      [this, info = info_, epoch = epoch_, connection = connection_] {
-        return coordinator_.enroll(info, domain_, epoch, connection);
+      [this, info = info_, epoch = epoch_,
+       connection = connection_](const Reply<Registered>& reply) {
+        coordinator_.enroll(info, domain_, epoch, connection, reply);
       },
       [this, link = link_](Result<Registered> answer) {
         if (link != link_) return;
@@ -119,13 +120,20 @@ void SimAgent::go_on(std::uint64_t link) {
 
 void SimAgent::announce() {
   announce_due_ = false;
-  link_call<std::vector<AnnounceConflict>>(
-      5s,
-      [this, info = info_, epoch = epoch_, held = holdings()] {
-        return coordinator_.announce(info, epoch, held);
+  // What the coordinator could not make durable is announced again.
+  world_.call_later<std::vector<AnnounceConflict>>(
+      process_, coordinator_.process(), 5s,
+      [this, info = info_, epoch = epoch_, held = holdings(), connection = connection_,
+       sequence = ++link_sequence_](const Reply<std::vector<AnnounceConflict>>& reply) {
+        if (!coordinator_.in_order(connection, sequence)) return;
+        coordinator_.announce(info, epoch, held, reply);
       },
-      [this](Result<std::vector<AnnounceConflict>> answer) {
+      [this, link = link_](Result<std::vector<AnnounceConflict>> answer) {
+        if (link != link_) return;
         if (!answer) return lost();
+        for (const AnnounceConflict& conflict : *answer) {
+          announce_due_ = announce_due_ || conflict.again;
+        }
         beat();
       });
 }
@@ -183,10 +191,10 @@ std::vector<Holding> SimAgent::holdings() const {
     Holding holding;
     holding.id = id;
     holding.root = copy.root;
-    holding.tensor_set = {copy.root.low, 2};
+    holding.tensor_set = test::numbered_digest(test::first_number(copy.root), 2);
     holding.layout = {1, 3};
     holding.payload_bytes = holding.checkpoint_bytes = kVersionBytes;
-    holding.complete = copy.committed;
+    holding.complete = holding.verified = copy.committed;
     holding.whole = true;
     if (!copy.committed) {
       for (std::uint32_t i = 0; i < kTiles; ++i) {
@@ -240,11 +248,11 @@ void SimAgent::expire_sessions() {
 
 void SimAgent::publish(const ModelVersion& id, std::optional<std::uint32_t> replicas) {
   if (!registered_ || store_.contains(id) || free_bytes() < kVersionBytes) return;
-  const Digest128 root{1 + world_.pick(1000000), 1};
-  world_.call<std::uint64_t>(
+  const Digest root = test::numbered_digest(1 + world_.pick(1000000), 1);
+  world_.call_later<std::uint64_t>(
       process_, coordinator_.process(), kCallDeadline,
-      [this, info = info_, id, root, replicas] {
-        return coordinator_.publish(info, id, root, kVersionBytes, replicas);
+      [this, info = info_, id, root, replicas](const Reply<std::uint64_t>& reply) {
+        coordinator_.publish(info, id, root, kVersionBytes, replicas, reply);
       },
       [this, id, root](Result<std::uint64_t> claimed) {
         if (!claimed || store_.contains(id)) return;
@@ -260,15 +268,18 @@ void SimAgent::publish(const ModelVersion& id, std::optional<std::uint32_t> repl
 }
 
 void SimAgent::retire(const ModelVersion& id) {
-  world_.call<std::uint32_t>(
+  world_.call_later<std::uint32_t>(
       process_, coordinator_.process(), kCallDeadline,
-      [this, id] { return coordinator_.retire(id); }, [](const Result<std::uint32_t>&) {});
+      [this, id](const Reply<std::uint32_t>& reply) { coordinator_.retire(id, reply); },
+      [](const Result<std::uint32_t>&) {});
 }
 
 void SimAgent::drain(const std::string& node_id, bool drained) {
-  world_.call<Draining>(
+  world_.call_later<Draining>(
       process_, coordinator_.process(), kCallDeadline,
-      [this, node_id, drained] { return coordinator_.drain(node_id, drained); },
+      [this, node_id, drained](const Reply<Draining>& reply) {
+        coordinator_.drain(node_id, drained, reply);
+      },
       [](const Result<Draining>&) {});
 }
 

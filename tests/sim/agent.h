@@ -10,19 +10,20 @@
 
 #include "tests/sim/coordinator.h"
 #include "tests/sim/world.h"
+#include "tests/support/numbered_digest.h"
 
 namespace rekindle::sim {
 
 inline constexpr std::size_t kTiles = 6;
 inline constexpr std::uint64_t kVersionBytes = 600;
 
-inline std::uint64_t tile_of(const Digest128& root, std::size_t tile) {
-  return root.low * 1000003 + tile;
+inline std::uint64_t tile_of(const Digest& root, std::size_t tile) {
+  return test::first_number(root) * 1000003 + tile;
 }
 
 // What a store has of a version; outlives the process.
 struct Copy {
-  Digest128 root;
+  Digest root;
   std::vector<std::uint64_t> tiles = std::vector<std::uint64_t>(kTiles);
   std::vector<bool> verified = std::vector<bool>(kTiles);
   bool committed = false;

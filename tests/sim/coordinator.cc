@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tests/support/numbered_digest.h"
+
 namespace rekindle::sim {
 
 namespace {
@@ -21,30 +23,19 @@ void SimCoordinator::start() {
   quarantined_.clear();
   fetching_.clear();
   resolved_.clear();
-  ready_before_start_ = ready_;
   awake_ = {};
   last_enter_ = clock();
-  crash_now_ = false;
-  core_.emplace(
-      timing_, limits_, disk_,
-      [this](const DurableState& state) -> Result<void> {
-        if (world_.chance(crash_percent_)) {
-          crash_now_ = true;
-          if (world_.chance(50)) disk_ = state;
-          return fail(ErrorCode::kUnavailable, "power loss");
-        }
-        if (world_.chance(error_percent_)) {
-          if (world_.chance(50)) disk_ = state;  // an error may come after the rename
-          return fail(ErrorCode::kUnavailable, "disk");
-        }
-        disk_ = state;
-        return {};
-      },
-      [this] { return world_.id<PullId>(); });
-  if (!core_->start(clock()) || crash_now_) {
-    crash();
-    return;
+  core_.emplace(timing_, limits_, disk_, [this] { return world_.id<PullId>(); });
+  // It serves from the moment at which its epoch is durable.
+  const CommitNumber begun = core_->start(clock());
+  const auto batch = core_->take_batch();
+  require(batch && batch->number == begun, "a reign begins without its epoch");
+  if (world_.chance(error_percent_ + crash_percent_)) {
+    write_some_of(batch->change);
+    return crash();
   }
+  batch->change.apply_to(disk_);
+  (void)core_->committed(batch->number, true, clock());
   require(core_->epoch() > highest_told_, "a reign begins in epoch {}, {} was told before",
           core_->epoch(), highest_told_);
   told_epoch(core_->epoch());
@@ -52,14 +43,67 @@ void SimCoordinator::start() {
 }
 
 void SimCoordinator::crash() {
-  note_ready();
+  // What was on its way to the disk is there, or not.
+  if (writing_) write_some_of(writing_->change);
+  writing_.reset();
+  waiters_.clear();
+  for (const ModelVersion& id : publishing_) retired_.erase(id);
+  publishing_.clear();
   core_.reset();
   world_.kill(process_);
+}
+
+void SimCoordinator::write_some_of(const StateChange& change) {
+  if (world_.chance(50)) return;
+  StateChange some = change;
+  // A store may split a batch: any number of its versions, after what comes before them.
+  if (world_.chance(25)) {
+    some.drained.clear();
+    const std::uint64_t count = world_.pick(some.versions.size() + 1);
+    while (some.versions.size() > count) some.versions.erase(std::prev(some.versions.end()));
+  }
+  some.apply_to(disk_);
+}
+
+void SimCoordinator::when_ended(CommitNumber commit, std::function<void(const Result<void>&)> run) {
+  if (commit == 0) return run({});
+  waiters_.push_back({commit, std::move(run)});
+  write_next();
+}
+
+void SimCoordinator::write_next() {
+  if (!core_ || writing_) return;
+  writing_ = core_->take_batch();
+  if (!writing_) return;
+  const bool slow = !world_.calm() && world_.chance(5);
+  world_.in_process(process_, slow ? world_.between(100ms, 1500ms) : world_.between(200us, 20ms),
+                    [this, batch = *writing_] { written(batch); });
+}
+
+void SimCoordinator::written(const CommitBatch& batch) {
+  Result<void> outcome;
+  if (world_.chance(crash_percent_)) return crash();
+  if (world_.chance(error_percent_)) {
+    write_some_of(batch.change);  // an error may come after the write
+    outcome = fail(ErrorCode::kUnavailable, "disk");
+  } else {
+    batch.change.apply_to(disk_);
+  }
+  writing_.reset();
+  const CommitNumber through = core_->committed(batch.number, outcome.has_value(), enter());
+  forget_ended_fetches();
+  while (!waiters_.empty() && waiters_.front().commit <= through) {
+    const Waiter waiter = std::move(waiters_.front());
+    waiters_.pop_front();
+    waiter.run(outcome);
+  }
+  write_next();
 }
 
 void SimCoordinator::lose_state() {
   disk_ = {};
   highest_told_ = 0;
+  known_ready_.clear();
   state_was_lost_ = true;
 }
 
@@ -72,8 +116,7 @@ void SimCoordinator::set_disk_faults(int error_percent, int crash_percent) {
 
 void SimCoordinator::tick() {
   core_->tick(enter());
-  if (crash_now_) return crash();
-  note_ready();
+  write_next();
   forget_ended_fetches();
   world_.in_process(process_, kTick, [this] { tick(); });
 }
@@ -87,22 +130,20 @@ TimePoint SimCoordinator::enter() {
 
 template <typename T>
 Served<T> SimCoordinator::leave(Result<T> answer) {
-  if (crash_now_) {
-    crash();
-    return std::nullopt;
-  }
   if (answer) ++answers_;
-  note_ready();
+  write_next();
   forget_ended_fetches();
   return answer;
 }
 
-void SimCoordinator::note_ready() {
-  if (!core_) return;
-  for (const auto& [id, version] : core_->catalog().state().versions) {
-    if (core_->catalog().state_of(id, core_->members()) == VersionState::kReady) {
-      ready_[id.model] = id.version;
-    }
+// It was said that these copies count: `latest` may be no older from here on.
+void SimCoordinator::note_announced(const std::vector<Holding>& holdings,
+                                    const std::vector<AnnounceConflict>& conflicts) {
+  for (const Holding& holding : holdings) {
+    const bool left_out = std::ranges::any_of(
+        conflicts, [&](const AnnounceConflict& conflict) { return conflict.id == holding.id; });
+    if (left_out || !holding.whole || !holding.complete || !holding.verified) continue;
+    if (!maybe_retired_.contains(holding.id)) known_ready_.insert(holding.id);
   }
 }
 
@@ -124,15 +165,15 @@ void SimCoordinator::told_epoch(std::uint64_t epoch) {
   highest_told_ = epoch;
 }
 
-void SimCoordinator::told_root(const ModelVersion& id, const Digest128& root) {
+void SimCoordinator::told_root(const ModelVersion& id, const Digest& root) {
   if (state_was_lost_) return;
   const auto known = roots_.emplace(id, root).first;
   require(known->second == root, "{} has two roots", id.to_string());
 }
 
-Served<Registered> SimCoordinator::enroll(const NodeInfo& info, const std::string& domain,
-                                          std::uint64_t highest_epoch,
-                                          const std::string& connection) {
+void SimCoordinator::enroll(const NodeInfo& info, const std::string& domain,
+                            std::uint64_t highest_epoch, const std::string& connection,
+                            const Reply<Registered>& reply) {
   const TimePoint now = enter();
   const auto holder = core_->members().all().find(info.node_id);
   std::optional<Incarnation> replaced;
@@ -143,8 +184,16 @@ Served<Registered> SimCoordinator::enroll(const NodeInfo& info, const std::strin
     live = !silent(holder->second.info, timing_.dead_after) &&
            !heard_.at(*replaced).connection.empty();
   }
-  auto answer = core_->enroll(info, domain, highest_epoch, connection, now);
-  if (answer && !crash_now_) {
+  auto registered = core_->enroll(info, domain, highest_epoch, connection, now);
+  if (registered.commit != 0) {
+    const auto again = [=, this](const Result<void>& ended) {
+      if (!ended) return reply(fail(Error(ended.error())));
+      enroll(info, domain, highest_epoch, connection, reply);
+    };
+    return when_ended(registered.commit, again);
+  }
+  auto& answer = registered.answer;
+  if (answer) {
     // Its id went to another process: nothing is known of the one before.
     if (replaced) quarantined_.erase(*replaced);
     require(!live, "node id {} was taken from its live holder", info.node_id);
@@ -153,7 +202,7 @@ Served<Registered> SimCoordinator::enroll(const NodeInfo& info, const std::strin
     told_epoch(answer->epoch);
     heard(info, connection);
   }
-  return leave(std::move(answer));
+  reply(*leave(std::move(answer)));
 }
 
 void SimCoordinator::disconnected(const NodeInfo& info, const std::string& connection) {
@@ -219,29 +268,54 @@ void SimCoordinator::forget_ended_fetches() {
   });
 }
 
-Served<std::vector<AnnounceConflict>> SimCoordinator::announce(const NodeInfo& info,
-                                                               std::uint64_t epoch,
-                                                               std::vector<Holding> holdings) {
-  auto answer = core_->announce(info.node_id, info.incarnation, epoch, /*full=*/true,
-                                std::move(holdings), {}, enter());
-  heard_by(info, answer);
-  return leave(std::move(answer));
+void SimCoordinator::announce(const NodeInfo& info, std::uint64_t epoch,
+                              const std::vector<Holding>& holdings,
+                              const Reply<std::vector<AnnounceConflict>>& reply) {
+  auto announced =
+      core_->announce(info.node_id, info.incarnation, epoch, /*full=*/true, holdings, {}, enter());
+  heard_by(info, announced.answer);
+  if (!announced.answer) {
+    reply(*leave(std::move(announced.answer)));
+    return;
+  }
+  const CommitNumber commit = announced.commit;
+  std::map<ModelVersion, std::uint64_t> requests;
+  for (const Holding& holding : holdings) requests[holding.id] = retire_requests_[holding.id];
+  when_ended(commit, [=, this](const Result<void>& ended) {
+    const auto conflicts = core_->finish(announced, ended);
+    // What was asked to be retired meanwhile may be.
+    std::vector<Holding> kept;
+    for (const Holding& holding : holdings) {
+      if (requests.at(holding.id) == retire_requests_[holding.id]) kept.push_back(holding);
+    }
+    note_announced(kept, conflicts);
+    reply(*leave(Result<std::vector<AnnounceConflict>>(conflicts)));
+  });
 }
 
-Served<std::uint64_t> SimCoordinator::publish(const NodeInfo& info, const ModelVersion& id,
-                                              const Digest128& root, std::uint64_t bytes,
-                                              std::optional<std::uint32_t> replicas) {
-  auto answer = core_->publish(info.node_id, info.incarnation, id, root, {root.low, 2}, bytes,
-                               enter(), replicas);
-  heard_by(info, answer);
-  if (!answer) retired_.erase(id);  // it may have become durable all the same
-  if (answer && !crash_now_) {
+void SimCoordinator::publish(const NodeInfo& info, const ModelVersion& id, const Digest& root,
+                             std::uint64_t bytes, std::optional<std::uint32_t> replicas,
+                             const Reply<std::uint64_t>& reply) {
+  const auto claimed =
+      core_->publish(info.node_id, info.incarnation, id, root,
+                     test::numbered_digest(test::first_number(root), 2), bytes, enter(), replicas);
+  heard_by(info, claimed.answer);
+  publishing_.insert(id);
+  const std::uint64_t requests = retire_requests_[id];
+  when_ended(claimed.commit, [=, this](const Result<void>& ended) {
+    publishing_.erase(publishing_.find(id));
+    if (!ended || !claimed.answer) {
+      retired_.erase(id);  // it may have become durable all the same
+      reply(ended ? claimed.answer : fail(Error(ended.error())));
+      return;
+    }
     told_root(id, root);
     require(disk_.versions.at(id).root == root, "{} was told before it was durable",
             id.to_string());
     retired_.erase(id);
-  }
-  return leave(std::move(answer));
+    if (retire_requests_[id] == requests) maybe_retired_.erase(id);
+    reply(*leave(Result<std::uint64_t>(claimed.answer)));
+  });
 }
 
 Served<OpenedPull> SimCoordinator::open_pull(const OpenPullRequest& request) {
@@ -252,24 +326,28 @@ Served<OpenedPull> SimCoordinator::open_pull(const OpenPullRequest& request) {
             answer->id.to_string());
     if (!request.version) check_latest(request.model, answer->id.version);
     check_offers(request.puller, answer->id, answer->version.root, answer->sources, true);
-    require(answer->sources.empty() == (answer->retry_after > Duration::zero()),
-            "an answer without sources says when to ask again");
+    const bool waits = answer->retry_after > Duration::zero();
+    require(!waits || answer->sources.empty(), "an answer with sources says nothing of waiting");
+    const auto member = core_->members().all().find(request.puller.node_id);
+    const bool holds = member != core_->members().all().end() &&
+                       member->second.info.incarnation == request.puller.incarnation &&
+                       member->second.holds_any(answer->id);
+    require(waits || !answer->sources.empty() || holds,
+            "an answer without sources says when to ask again, but to who has it all");
   }
   return leave(std::move(answer));
 }
 
-// A restart does not turn `latest` back: in the grace the holders may have to report yet.
+// Neither a restart nor the silence of holders turns `latest` back.
 void SimCoordinator::check_latest(const std::string& model, std::uint64_t version) const {
-  if (state_was_lost_ || !core_->in_grace(clock())) return;
-  const auto before = ready_before_start_.find(model);
-  if (before == ready_before_start_.end() || before->second <= version) return;
-  const DurableVersion* newer = core_->catalog().find({model, before->second});
-  require(newer == nullptr || newer->retiring, "latest of {} went back from {} to {} by a restart",
-          model, before->second, version);
+  for (const ModelVersion& id : known_ready_) {
+    require(id.model != model || id.version <= version, "latest of {} went back from {} to {}",
+            model, id.version, version);
+  }
 }
 
 void SimCoordinator::check_offers(const NodeInfo& puller, const ModelVersion& id,
-                                  const Digest128& root, const std::vector<SourceOffer>& offers,
+                                  const Digest& root, const std::vector<SourceOffer>& offers,
                                   bool is_new) {
   require(offers.size() <= limits_.max_sources_per_pull, "{} sources", offers.size());
   for (const SourceOffer& offer : offers) {
@@ -303,7 +381,7 @@ void SimCoordinator::check_offers(const NodeInfo& puller, const ModelVersion& id
 
 // Somebody whom it may read from at any time has all of it.
 bool SimCoordinator::has_good_copy(const NodeInfo& puller, const ModelVersion& id,
-                                   const Digest128& root) const {
+                                   const Digest& root) const {
   return std::ranges::any_of(core_->members().all(), [&](const auto& entry) {
     const Member& member = entry.second;
     return member.state != NodeState::kDead && member.quarantined_until <= clock() &&
@@ -350,23 +428,33 @@ Served<bool> SimCoordinator::close_pull(const PullId& id, const Incarnation& pul
   return leave(Result<bool>(true));
 }
 
-Served<std::uint32_t> SimCoordinator::retire(const ModelVersion& id) {
-  auto answer = core_->retire(id, enter());
-  if (answer && !crash_now_) retired_.insert(id);
-  return leave(std::move(answer));
+void SimCoordinator::retire(const ModelVersion& id, const Reply<std::uint32_t>& reply) {
+  const auto retired = core_->retire(id, enter());
+  ++retire_requests_[id];
+  maybe_retired_.insert(id);
+  known_ready_.erase(id);
+  when_ended(retired.commit, [=, this](const Result<void>& ended) {
+    if (!ended) return reply(fail(Error(ended.error())));
+    // A claim that came after it may be durable, too.
+    if (retired.answer && !publishing_.contains(id)) retired_.insert(id);
+    reply(*leave(Result<std::uint32_t>(retired.answer)));
+  });
 }
 
-Served<Draining> SimCoordinator::drain(const std::string& node_id, bool drained) {
-  auto answer = core_->drain(node_id, drained, enter());
-  // Where the disk failed nobody knows which it is before the next start.
-  if (answer) {
-    if (drained) drained_.insert(node_id);
-    if (!drained) drained_.erase(node_id);
-    unsure_.erase(node_id);
-  } else {
-    unsure_.insert(node_id);
-  }
-  return leave(std::move(answer));
+void SimCoordinator::drain(const std::string& node_id, bool drained, const Reply<Draining>& reply) {
+  const auto answer = core_->drain(node_id, drained, enter());
+  // Until the answer, and where the disk failed before the next one, nobody knows which it is.
+  unsure_.insert(node_id);
+  const std::uint64_t number = ++drain_requests_[node_id];
+  when_ended(answer.commit, [=, this](const Result<void>& ended) {
+    if (!ended) return reply(fail(Error(ended.error())));
+    if (answer.answer) {
+      if (drained) drained_.insert(node_id);
+      if (!drained) drained_.erase(node_id);
+      if (drain_requests_[node_id] == number) unsure_.erase(node_id);
+    }
+    reply(*leave(Result<Draining>(answer.answer)));
+  });
 }
 
 Served<InstanceAnswer> SimCoordinator::report_rank(const RankReport& report) {

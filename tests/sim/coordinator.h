@@ -1,5 +1,7 @@
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -16,9 +18,13 @@ using namespace rekindle::coordinator;
 
 template <typename T>
 using Served = std::optional<Result<T>>;  // nothing: the coordinator died over it
+template <typename T>
+using Reply = World::Reply<T>;
 
-// The real core on a host that crashes, pauses, whose clock jumps and whose disk fails, and an
-// oracle beside it that checks each answer against what it was told itself.
+// The real core on a host that crashes, pauses, whose clock jumps and whose disk is slow and fails,
+// and an oracle beside it that checks each answer against what it was told itself. Calls that
+// change what is durable are answered when it is: a batch is on its way to the disk while others
+// come.
 class SimCoordinator {
  public:
   SimCoordinator(World& world, const Limits& limits);
@@ -31,19 +37,20 @@ class SimCoordinator {
   void set_disk_faults(int error_percent, int crash_percent);
   bool state_was_lost() const { return state_was_lost_; }
 
-  Served<Registered> enroll(const NodeInfo& info, const std::string& domain,
-                            std::uint64_t highest_epoch, const std::string& connection);
+  void enroll(const NodeInfo& info, const std::string& domain, std::uint64_t highest_epoch,
+              const std::string& connection, const Reply<Registered>& reply);
   void disconnected(const NodeInfo& info, const std::string& connection);
   Served<HeartbeatAnswer> heartbeat(const NodeInfo& info, const Heartbeat& heartbeat);
-  Served<std::vector<AnnounceConflict>> announce(const NodeInfo& info, std::uint64_t epoch,
-                                                 std::vector<Holding> holdings);
-  Served<std::uint64_t> publish(const NodeInfo& info, const ModelVersion& id, const Digest128& root,
-                                std::uint64_t bytes, std::optional<std::uint32_t> replicas);
+  void announce(const NodeInfo& info, std::uint64_t epoch, const std::vector<Holding>& holdings,
+                const Reply<std::vector<AnnounceConflict>>& reply);
+  void publish(const NodeInfo& info, const ModelVersion& id, const Digest& root,
+               std::uint64_t bytes, std::optional<std::uint32_t> replicas,
+               const Reply<std::uint64_t>& reply);
   Served<OpenedPull> open_pull(const OpenPullRequest& request);
   Served<PullProgressAnswer> pull_progress(const PullProgress& progress);
   Served<bool> close_pull(const PullId& id, const Incarnation& puller);
-  Served<std::uint32_t> retire(const ModelVersion& id);
-  Served<Draining> drain(const std::string& node_id, bool drained);
+  void retire(const ModelVersion& id, const Reply<std::uint32_t>& reply);
+  void drain(const std::string& node_id, bool drained, const Reply<Draining>& reply);
   Served<InstanceAnswer> report_rank(const RankReport& report);
 
   // False: came late or twice on its connection.
@@ -70,12 +77,18 @@ class SimCoordinator {
   struct Fetching {
     Incarnation node;
     std::string node_id;
-    Digest128 root;
+    Digest root;
     TimePoint since;
   };
   using Loaded = std::tuple<std::string, std::uint64_t, std::uint32_t, std::uint64_t>;
 
   void tick();
+  // When the commit has ended (0: at once), in the order of their calls.
+  void when_ended(CommitNumber commit, std::function<void(const Result<void>&)> run);
+  void write_next();
+  void written(const CommitBatch& batch);
+  // What of a batch is on the disk when its write fails or the power goes.
+  void write_some_of(const StateChange& change);
   TimePoint enter();  // the clock; what it did while we slept is no time awake
   template <typename T>
   Served<T> leave(Result<T> answer);
@@ -90,11 +103,12 @@ class SimCoordinator {
   }
   bool silent(const NodeInfo& info, Duration at_least) const;
   void told_epoch(std::uint64_t epoch);
-  void told_root(const ModelVersion& id, const Digest128& root);
-  void note_ready();
-  void check_offers(const NodeInfo& puller, const ModelVersion& id, const Digest128& root,
+  void told_root(const ModelVersion& id, const Digest& root);
+  void note_announced(const std::vector<Holding>& holdings,
+                      const std::vector<AnnounceConflict>& conflicts);
+  void check_offers(const NodeInfo& puller, const ModelVersion& id, const Digest& root,
                     const std::vector<SourceOffer>& offers, bool is_new);
-  bool has_good_copy(const NodeInfo& puller, const ModelVersion& id, const Digest128& root) const;
+  bool has_good_copy(const NodeInfo& puller, const ModelVersion& id, const Digest& root) const;
   void check_latest(const std::string& model, std::uint64_t version) const;
   void check_fetch(const NodeInfo& info, const Heartbeat& heartbeat, const HeartbeatAnswer& answer);
   void forget_ended_fetches();
@@ -106,7 +120,12 @@ class SimCoordinator {
   const ProcessId process_;
   std::optional<Core> core_;
   DurableState disk_;
-  bool crash_now_ = false;
+  std::optional<CommitBatch> writing_;
+  struct Waiter {
+    CommitNumber commit = 0;
+    std::function<void(const Result<void>&)> run;
+  };
+  std::deque<Waiter> waiters_;
   int error_percent_ = 0;
   int crash_percent_ = 0;
   Duration skew_{};
@@ -129,12 +148,17 @@ class SimCoordinator {
   std::map<std::pair<std::string, std::uint64_t>, ModelVersion> resolved_;  // instance, generation
   // Of all lives:
   std::uint64_t highest_told_ = 0;
-  std::map<ModelVersion, Digest128> roots_;
+  std::map<ModelVersion, Digest> roots_;
   std::set<ModelVersion> retired_;
   std::set<std::string> drained_;
-  std::set<std::string> unsure_;                // the disk failed under a drain
-  std::map<std::string, std::uint64_t> ready_;  // newest READY version, when it was last seen
-  std::map<std::string, std::uint64_t> ready_before_start_;
+  std::set<std::string> unsure_;  // a drain is under way, or the disk failed under it
+  std::map<std::string, std::uint64_t> drain_requests_;
+  // Versions of which somebody was told that its whole copy counts, and that nobody has asked to
+  // retire since: `latest` is never older.
+  std::set<ModelVersion> known_ready_;
+  std::map<ModelVersion, std::uint64_t> retire_requests_;
+  std::set<ModelVersion> maybe_retired_;
+  std::multiset<ModelVersion> publishing_;  // claims under way
   std::set<Loaded> loaded_;
 };
 

@@ -286,8 +286,9 @@ void Fleet::check_recovered() const {
           pulling);
   check_instance();
   // Whoever could get the newest version has it.
-  const auto newest = core.catalog().newest_ready("m", core.members());
+  const auto newest = core.catalog().latest("m");
   if (!newest || coordinator_.state_was_lost()) return;
+  if (core.catalog().state_of(*newest, core.members()) != VersionState::kReady) return;
   const bool good_source = std::ranges::any_of(core.members().all(), [&](const auto& entry) {
     return entry.second.quarantined_until <= coordinator_.clock() - 12s &&
            holds_whole(entry.second, *newest, core.catalog().find(*newest)->root);

@@ -51,8 +51,16 @@ void SimPull::open() {
           const bool retry = code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout;
           if (!retry) return self.finish(false);
           self.world_.in_process(agent.process_, 300ms, again);
-        } else if (answer->sources.empty()) {
+        } else if (answer->sources.empty() && answer->retry_after > Duration::zero()) {
           self.world_.in_process(agent.process_, answer->retry_after, again);
+        } else if (answer->sources.empty()) {  // it has it all itself, or had
+          const auto held = agent.store_.find(answer->id);
+          if (held != agent.store_.end() && held->second.committed) {
+            self.id_ = answer->id;
+            self.root_ = answer->version.root;
+            return self.finish(held->second.root == answer->version.root);
+          }
+          self.world_.in_process(agent.process_, 300ms, again);
         } else {
           self.opened(*answer);
         }

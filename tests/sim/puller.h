@@ -54,7 +54,7 @@ class SimPull {
   const std::uint64_t number_;  // an answer to an earlier pull is not for this one
   int opens_ = 0;
   ModelVersion id_;
-  Digest128 root_;
+  Digest root_;
   PullId pull_id_;
   std::map<Incarnation, Source> sources_;
   TimePoint last_byte_{};

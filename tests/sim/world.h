@@ -78,6 +78,13 @@ class World {
   void call(ProcessId from, ProcessId to, Duration deadline,
             std::function<std::optional<Result<T>>()> serve, std::function<void(Result<T>)> done);
 
+  // The same for a server that answers later: it is given a way to answer, and may never use it.
+  template <typename T>
+  using Reply = std::function<void(Result<T>)>;
+  template <typename T>
+  void call_later(ProcessId from, ProcessId to, Duration deadline,
+                  std::function<void(Reply<T>)> serve, std::function<void(Result<T>)> done);
+
   void cut(ProcessId from, ProcessId to, bool is_cut);
   void heal();  // the network is whole and calm, and stays so
   bool calm() const { return calm_; }
@@ -127,9 +134,8 @@ class World {
 };
 
 template <typename T>
-void World::call(ProcessId from, ProcessId to, Duration deadline,
-                 std::function<std::optional<Result<T>>()> serve,
-                 std::function<void(Result<T>)> done) {
+void World::call_later(ProcessId from, ProcessId to, Duration deadline,
+                       std::function<void(Reply<T>)> serve, std::function<void(Result<T>)> done) {
   const std::uint64_t life = processes_[from].life;
   auto finished = std::make_shared<bool>(false);
   auto finish = [finished, done = std::move(done)](Result<T> result) {
@@ -137,12 +143,24 @@ void World::call(ProcessId from, ProcessId to, Duration deadline,
   };
   in_process(from, deadline, [finish] { finish(fail(ErrorCode::kTimeout, "no answer")); });
   send(from, to, [this, from, to, life, serve = std::move(serve), finish] {
-    auto answer = serve();
-    if (!answer) return;
-    send(to, from, [this, from, life, finish, answer = std::move(*answer)] {
-      if (processes_[from].life == life) finish(answer);
+    serve([this, from, to, life, finish](Result<T> answer) {
+      send(to, from, [this, from, life, finish, answer = std::move(answer)] {
+        if (processes_[from].life == life) finish(answer);
+      });
     });
   });
+}
+
+template <typename T>
+void World::call(ProcessId from, ProcessId to, Duration deadline,
+                 std::function<std::optional<Result<T>>()> serve,
+                 std::function<void(Result<T>)> done) {
+  call_later<T>(
+      from, to, deadline,
+      [serve = std::move(serve)](const Reply<T>& reply) {
+        if (auto answer = serve()) reply(std::move(*answer));
+      },
+      std::move(done));
 }
 
 }  // namespace rekindle::sim

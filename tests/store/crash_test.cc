@@ -41,9 +41,7 @@ class CrashTest : public StoreTest, public ::testing::WithParamInterface<const c
     fill_all(**pending, *source_);
     (void)store.commit(std::move(*pending));
   }
-  void work_publish(SegmentStore& store, Adopt adopt) {
-    (void)publish(store, id_, source_path(), adopt);
-  }
+  void work_publish(SegmentStore& store) { (void)publish(store, id_, source_path()); }
 
   // Nothing is there, or one whole copy.
   Outcome expect_old_or_new() {
@@ -144,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(PublishCrashTest, KilledThereTheStoreIsOldOrNewAndPublishingAgainSucceeds) {
   ASSERT_TRUE(killed_at(with_action(GetParam(), "kill"),
-                        [&](SegmentStore& store) { work_publish(store, Adopt::kCopy); }));
+                        [&](SegmentStore& store) { work_publish(store); }));
   EXPECT_EQ(expect_old_or_new(), expected_outcome());
   const auto again = publish(*store_, id_, source_path());
   ASSERT_TRUE(again) << again.error().message();
@@ -163,21 +161,6 @@ TEST_P(PublishCrashTest, AnErrorThereLeavesTheStoreAsItWas) {
     }
   }
   EXPECT_TRUE(publish(*store_, id_, source_path()));
-}
-
-class LinkCrashTest : public CrashTest {};
-INSTANTIATE_TEST_SUITE_P(Failpoints, LinkCrashTest,
-                         ::testing::Values("store.stage.after_link@1", "store.stage.after_link@2"),
-                         test_name);
-
-TEST_P(LinkCrashTest, KilledThereTheSourceIsUntouched) {
-  const std::string before = read_bytes(source_path() / "model-00001-of-00002.safetensors");
-  ASSERT_TRUE(killed_at(with_action(GetParam(), "kill"), [&](SegmentStore& store) {
-    work_publish(store, Adopt::kLinkWhenPossible);
-  }));
-  EXPECT_EQ(expect_old_or_new(), Outcome::kOld);
-  EXPECT_EQ(read_bytes(source_path() / "model-00001-of-00002.safetensors"), before);
-  EXPECT_EQ(fs::hard_link_count(source_path() / "model-00001-of-00002.safetensors"), 1u);
 }
 
 class RetireCrashTest : public CrashTest {};

@@ -1,6 +1,8 @@
 #include <set>
 #include <thread>
 
+#include <fcntl.h>
+
 #include "tests/store/store_fixture.h"
 
 // Files of copies that are gone, which the next copy of the same layout takes.
@@ -78,6 +80,20 @@ TEST_F(PoolTest, TheNextCopyOfTheLayoutTakesTheFiles) {
   EXPECT_TRUE(verify_version(*store_->versions()[0], 2, nullptr));
 }
 
+// Who wrote to it may still have it open.
+TEST_F(PoolTest, FilesOfACopyThatIsNotVerifiedAreNotTaken) {
+  auto first = pull_from(*source_);
+  ASSERT_EQ(first->verification->state(), CopyState::kVerified);
+  ::usleep(20'000);  // past the clock tick of the file's time stamp
+  const UniqueFd writer(::open(first->segments[0]->path().c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_EQ(::pwrite(writer.get(), "x", 1, 5000), 1);
+  first.reset();
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  EXPECT_EQ(pull_from(*second_)->verification->state(), CopyState::kVerified);
+}
+
 TEST_F(PoolTest, NotWhileSomebodyHoldsASegment) {
   auto first = pull_from(*source_);
   std::shared_ptr<const MappedSegment> lent = first->segments[0];
@@ -139,7 +155,7 @@ TEST_F(PoolTest, WhatIsDiscardedOrReplacedIsTakenToo) {
 
 TEST_F(PoolTest, APublishTakesTheFilesOfAPublishThatIsGone) {
   const fs::path paths[] = {source_path()};
-  { ASSERT_TRUE(store_->stage({"dropped", 1}, paths, Adopt::kCopy, nullptr)); }
+  { ASSERT_TRUE(store_->stage({"dropped", 1}, paths, nullptr)); }
   const std::uint64_t bytes = store_->pooled_bytes();
   EXPECT_GT(bytes, 0u);
   auto first = *publish(*store_, {"m", 1}, source_path());
@@ -157,19 +173,6 @@ TEST_F(PoolTest, APublishTakesTheFilesOfAPublishThatIsGone) {
   for (const char* name :
        {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
     EXPECT_EQ(read_bytes(next->directory / name), read_bytes(source_path() / name));
-  }
-}
-
-TEST_F(PoolTest, FilesThatWereLinkedAreDeleted) {
-  auto version = *publish(*store_, {"m", 1}, source_path(), Adopt::kLinkWhenPossible);
-  fs::remove_all(source_path());  // the publisher may have them mapped nevertheless
-  const ino_t linked = inode_of(version->segments[0]->path());
-  const std::uint64_t size = version->segments[0]->bytes().size();
-  version.reset();
-  ASSERT_TRUE(store_->retire({"m", 1}));
-  for (const auto& file : fs::directory_iterator(pool())) {
-    EXPECT_NE(inode_of(file.path()), linked);
-    EXPECT_NE(file.file_size(), size);
   }
 }
 
@@ -191,6 +194,8 @@ TEST_F(PoolTest, FilesWithAnotherNameStayWithIt) {
   fs::create_hard_link(path, other);
   const std::string before = read_bytes(path);
   const std::uint64_t bytes = bytes_of(*version);
+  // The link has changed a stamp: without this it would be a copy that is not verified.
+  ASSERT_TRUE(version->verification->record(*version->verification->stamp()));
   version.reset();
   ASSERT_TRUE(store_->retire(id_));
   EXPECT_EQ(store_->pooled_bytes(), bytes - before.size());
@@ -203,55 +208,80 @@ class PublicationPoolTest : public PoolTest {
  protected:
   void SetUp() override {
     PoolTest::SetUp();
-    write_safetensors(temp_.path() / "w.safetensors", {{"w", DType::kF32, {100'000}}}, 9);
-    bytes_ = read_bytes(temp_.path() / "w.safetensors");
     fs::create_directory(directory_ = temp_.path() / "publish");
   }
-  fs::path file() const { return directory_ / "model.safetensors"; }
+  fs::path file() const { return directory_ / packed_.layout.segments()[0].name; }
   std::shared_ptr<MappedSegment> write_segment() {
-    auto segment = store_->create_segment(file(), bytes_.size());
+    const std::uint64_t bytes = packed_.layout.segments()[0].size_bytes;
+    auto segment = store_->create_segment(file(), bytes);
     EXPECT_TRUE(segment) << segment.error().message();
-    std::memcpy((*segment)->writable().data(), bytes_.data(), bytes_.size());
+    const std::string& header = packed_.headers[0];
+    std::memcpy((*segment)->writable().data(), header.data(), header.size());
     return *segment;
   }
-  void commit(std::uint64_t version) {
-    const auto copy = publish(*store_, {"t", version}, directory_, Adopt::kLinkWhenPossible);
-    ASSERT_TRUE(copy) << copy.error().message();
-    EXPECT_EQ(inode_of((*copy)->segments[0]->path()), inode_of(file()));
+  ino_t commit(std::uint64_t version, std::shared_ptr<MappedSegment> segment) {
+    auto staged =
+        store_->stage_segments({"t", version}, {tensors_, packed_, {std::move(segment)}}, nullptr);
+    EXPECT_TRUE(staged) << staged.error().message();
+    const auto copy = store_->commit_staged(*staged);
+    EXPECT_TRUE(copy) << copy.error().message();
+    EXPECT_TRUE(verify_version(**copy, 1, nullptr));
+    return inode_of((*copy)->segments[0]->path());
   }
-  std::string bytes_;
+  const TensorSet tensors_ = *TensorSet::create({{"w", DType::kF32, {100'000}}});
+  const PackedLayout packed_ =
+      *pack_layout(tensors_, std::vector<TensorBox>{{0, Box::whole({100'000})}}, 1 << 30);
   fs::path directory_;
 };
 
-TEST_F(PublicationPoolTest, ATrainersFilesComeBackToItOnceItHasLetGo) {
-  auto trainer = write_segment();
+TEST_F(PublicationPoolTest, ATrainersFilesComeBackToItOnceTheCopyIsGone) {
+  const std::uint64_t bytes = packed_.layout.segments()[0].size_bytes;
+  auto first = write_segment();
   const ino_t inode = inode_of(file());
-  commit(1);
-  ASSERT_TRUE(store_->remove_segment(file()));
+  EXPECT_EQ(commit(1, std::move(first)), inode);
+  ASSERT_TRUE(store_->remove_segment(file()));  // it has another name by now
   EXPECT_EQ(store_->pooled_bytes(), 0u);
-  ASSERT_TRUE(store_->retire({"t", 1}));
-  EXPECT_EQ(store_->pooled_bytes(), bytes_.size());
 
   auto second = write_segment();
-  EXPECT_NE(inode_of(file()), inode);  // the trainer still has the first one
-  ASSERT_TRUE(store_->remove_segment(file()));
-  second.reset();
-  trainer.reset();
-  EXPECT_EQ(store_->pooled_bytes(), 2 * bytes_.size());
-  std::set<ino_t> pooled;
-  for (const auto& at : fs::directory_iterator(pool())) pooled.insert(inode_of(at.path()));
-  EXPECT_EQ(pooled.count(inode), 1u);
-  trainer = write_segment();
-  EXPECT_EQ(pooled.count(inode_of(file())), 1u);
-  commit(2);
-  EXPECT_TRUE(verify_version(*store_->find({"t", 2})[0], 1, nullptr));
+  EXPECT_NE(inode_of(file()), inode);  // the copy still has the first one
+  EXPECT_NE(commit(2, std::move(second)), inode);
+  ASSERT_TRUE(store_->retire({"t", 1}));
+  EXPECT_EQ(store_->pooled_bytes(), bytes);
+  auto third = write_segment();
+  EXPECT_EQ(inode_of(file()), inode);
+  EXPECT_EQ(commit(3, std::move(third)), inode);
 }
 
-TEST_F(PublicationPoolTest, AFileThatNobodyHeldWhenItWasLinkedIsDeleted) {
-  write_segment().reset();
-  commit(1);
+TEST_F(PublicationPoolTest, ACopyIsNotReplacedByOneWhoseFileSomebodyHasOpenedForWriting) {
+  auto staged = store_->stage_segments({"t", 1}, {tensors_, packed_, {write_segment()}}, nullptr);
+  ASSERT_TRUE(staged) << staged.error().message();
+  fs::path staged_file;
+  for (const auto& at : fs::recursive_directory_iterator(store_path() / "staging")) {
+    if (at.path().extension() == ".safetensors") staged_file = at.path();
+  }
+  // The same bytes, committed before, and changed since.
+  auto twin = store_->stage_segments({"t", 1}, {tensors_, packed_, {write_segment()}}, nullptr);
+  ASSERT_TRUE(twin) << twin.error().message();
+  const auto copy = store_->commit_staged(*twin);
+  ASSERT_TRUE(copy) << copy.error().message();
+  ::usleep(20'000);  // past the clock tick of the file's time stamp
+  ASSERT_EQ(::chmod((*copy)->segments[0]->path().c_str(), 0600), 0);
+  ASSERT_EQ((*copy)->verification->state(), CopyState::kUnverified);
+
+  EXPECT_EQ(::open(staged_file.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC), -1);
+  const auto refused = store_->commit_staged(*staged);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kCorrupt);
+  EXPECT_EQ(store_->versions(), std::vector{*copy});
+}
+
+TEST_F(PublicationPoolTest, AFileThatSomebodyMayWriteToIsNeverUsedAgain) {
+  auto segment = write_segment();
+  const ino_t inode = inode_of(file());
+  const int kept = ::open(file().c_str(), O_RDWR);
+  EXPECT_NE(commit(1, std::move(segment)), inode);
   ASSERT_TRUE(store_->remove_segment(file()));
-  ASSERT_TRUE(store_->retire({"t", 1}));
+  ::close(kept);
   EXPECT_EQ(store_->pooled_bytes(), 0u);
 }
 
@@ -362,7 +392,8 @@ TEST_F(PoolTest, ThreadsPullAndRetireAtOnce) {
         const StoredVersion& from = (t + i) % 2 == 0 ? *source_ : *second_;
         const Checkpoint& like = *from.manifest.checkpoint;
         const ModelVersion id{"t" + std::to_string(t), i + 1};
-        const auto checkpoint = *Checkpoint::create(id, like.tensors, like.tile_digests, like.root);
+        const Digest root = checkpoint_root(id, like.tensors, like.tiles, like.tile_digests);
+        const auto checkpoint = *Checkpoint::create(id, like.tensors, like.tile_digests, root);
         const auto boxes = i % 3 == 0 ? shard_boxes(*checkpoint) : all_boxes(*checkpoint);
         auto pending = store_->begin(checkpoint, pack(*checkpoint, boxes));
         ASSERT_TRUE(pending) << pending.error().message();

@@ -1,5 +1,9 @@
-#include <fcntl.h>
+#include <algorithm>
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include "src/base/blake3.h"
 #include "tests/store/store_fixture.h"
 
 namespace rekindle::store {
@@ -7,12 +11,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class PublishTest : public ::testing::TestWithParam<Adopt> {
+class PublishTest : public ::testing::Test {
  protected:
   PublishTest() { store_ = open_store(temp_.path() / "store"); }
   fs::path source() const { return temp_.path() / "source"; }
   Result<std::shared_ptr<const StoredVersion>> publish_source(std::uint64_t version) {
-    return publish(*store_, {"m", version}, source(), GetParam());
+    return publish(*store_, {"m", version}, source());
   }
   bool nothing_staged() const { return fs::is_empty(temp_.path() / "store" / "staging"); }
 
@@ -20,11 +24,7 @@ class PublishTest : public ::testing::TestWithParam<Adopt> {
   std::unique_ptr<SegmentStore> store_;
 };
 
-INSTANTIATE_TEST_SUITE_P(CopyAndLink, PublishTest,
-                         ::testing::Values(Adopt::kCopy, Adopt::kLinkWhenPossible),
-                         [](const auto& p) { return p.param == Adopt::kCopy ? "Copy" : "Link"; });
-
-TEST_P(PublishTest, TheCopyIsTheFilesByteForByteAndVerifies) {
+TEST_F(PublishTest, TheCopyIsTheFilesByteForByteAndVerifies) {
   write_checkpoint(source(), 7);
   const auto version = publish_source(41);
   ASSERT_TRUE(version) << version.error().message();
@@ -52,7 +52,7 @@ TEST_P(PublishTest, TheCopyIsTheFilesByteForByteAndVerifies) {
   EXPECT_EQ(tensors.size(), 6u + 3u);
 }
 
-TEST_P(PublishTest, DigestsAreThoseOfEachTileInItsTensor) {
+TEST_F(PublishTest, DigestsAreThoseOfEachTileInItsTensor) {
   write_checkpoint(source(), 7);
   const auto version = *publish_source(41);
   const Checkpoint& checkpoint = *version->manifest.checkpoint;
@@ -62,12 +62,11 @@ TEST_P(PublishTest, DigestsAreThoseOfEachTileInItsTensor) {
     const auto bytes = version->array(version->manifest.layout.entries_of(tensor)[0]);
     const auto packed = test::naive_extract(checkpoint.tiles.tile_box(tile), Box::whole(info.shape),
                                             bytes, dtype_size_bytes(info.dtype));
-    EXPECT_EQ(checkpoint.tile_digests[tile],
-              xxh3_64(packed, tile_seed(tensor, tile - checkpoint.tiles.first_tile(tensor))));
+    EXPECT_EQ(checkpoint.tile_digests[tile], blake3(packed));
   }
 }
 
-TEST_P(PublishTest, TheSameVersionTwiceIsOneCopyAndAnotherRootIsDenied) {
+TEST_F(PublishTest, TheSameVersionTwiceIsOneCopyAndAnotherRootIsDenied) {
   write_checkpoint(source(), 7);
   const auto first = *publish_source(41);
   const auto again = publish_source(41);
@@ -86,44 +85,43 @@ TEST_P(PublishTest, TheSameVersionTwiceIsOneCopyAndAnotherRootIsDenied) {
   EXPECT_TRUE(nothing_staged());
 }
 
-TEST_P(PublishTest, WhatIsStagedAndDroppedLeavesNothing) {
+TEST_F(PublishTest, WhatIsStagedAndDroppedLeavesNothing) {
   write_checkpoint(source(), 7);
   const fs::path paths[] = {source()};
   {
-    const auto staged = store_->stage({"m", 1}, paths, GetParam(), nullptr);
+    const auto staged = store_->stage({"m", 1}, paths, nullptr);
     ASSERT_TRUE(staged);
     EXPECT_GT(store_->used_bytes(), 0u);
     EXPECT_TRUE(store_->find({"m", 1}).empty());
   }
   EXPECT_EQ(store_->used_bytes(), 0u);
   EXPECT_TRUE(nothing_staged());
-  auto staged = *store_->stage({"m", 1}, paths, GetParam(), nullptr);
+  auto staged = *store_->stage({"m", 1}, paths, nullptr);
   store_->discard_staged(staged);
   EXPECT_TRUE(nothing_staged());
   EXPECT_TRUE(fs::exists(source() / "model-00001-of-00002.safetensors"));
 }
 
-TEST_P(PublishTest, ProgressEndsAtTheTotal) {
+TEST_F(PublishTest, ProgressEndsAtTheTotal) {
   write_checkpoint(source(), 7);
   const fs::path paths[] = {source()};
   PublishProgress last;
   std::uint64_t calls = 0;
-  const auto staged =
-      store_->stage({"m", 1}, paths, GetParam(), [&](const PublishProgress& progress) {
-        EXPECT_GT(progress.bytes_done, last.bytes_done);
-        last = progress;
-        ++calls;
-      });
+  const auto staged = store_->stage({"m", 1}, paths, [&](const PublishProgress& progress) {
+    EXPECT_GT(progress.bytes_done, last.bytes_done);
+    last = progress;
+    ++calls;
+  });
   ASSERT_TRUE(staged);
   EXPECT_GT(calls, 1u);
   EXPECT_EQ(last.bytes_done, last.bytes_total);
   EXPECT_EQ(last.bytes_total, store_->staged_manifest(**staged).checkpoint->tensors.total_bytes());
 }
 
-TEST_P(PublishTest, ASourceThatIsTruncatedMeanwhileIsAnErrorNotACrash) {
+TEST_F(PublishTest, ASourceThatIsTruncatedMeanwhileIsAnErrorNotACrash) {
   write_safetensors(source() / "a.safetensors", {{"w", DType::kU8, {64 << 20}}}, 1);
   const fs::path paths[] = {source()};
-  const auto staged = store_->stage({"m", 1}, paths, GetParam(), [&](const PublishProgress&) {
+  const auto staged = store_->stage({"m", 1}, paths, [&](const PublishProgress&) {
     fs::resize_file(source() / "a.safetensors", 4096);
   });
   ASSERT_FALSE(staged);
@@ -133,11 +131,11 @@ TEST_P(PublishTest, ASourceThatIsTruncatedMeanwhileIsAnErrorNotACrash) {
   EXPECT_EQ(store_->used_bytes(), 0u);
 }
 
-TEST_P(PublishTest, ASourceThatIsWrittenToMeanwhileIsAnError) {
+TEST_F(PublishTest, ASourceThatIsWrittenToMeanwhileIsAnError) {
   write_safetensors(source() / "a.safetensors", {{"w", DType::kU8, {32 << 20}}}, 1);
   const fs::path paths[] = {source()};
   bool written = false;
-  const auto staged = store_->stage({"m", 1}, paths, GetParam(), [&](const PublishProgress&) {
+  const auto staged = store_->stage({"m", 1}, paths, [&](const PublishProgress&) {
     if (written) return;
     written = true;
     ::usleep(20'000);  // past the clock tick of the file's time stamp
@@ -150,7 +148,7 @@ TEST_P(PublishTest, ASourceThatIsWrittenToMeanwhileIsAnError) {
   EXPECT_THAT(staged.error().message(), HasSubstr("changed while it was published"));
 }
 
-TEST_P(PublishTest, BadFilesAreNamed) {
+TEST_F(PublishTest, BadFilesAreNamed) {
   EXPECT_THAT(publish_source(1).error().message(), HasSubstr("no such file"));
   write_bytes(source() / "bad.safetensors", std::string("\x10\0\0\0\0\0\0\0{}", 10));
   const auto bad = publish_source(1);
@@ -164,7 +162,7 @@ TEST_P(PublishTest, BadFilesAreNamed) {
   EXPECT_FALSE(publish(*store_, {"../m", 1}, source()));
 }
 
-TEST_P(PublishTest, AnIndexNamesTheFilesAndMissingOnesAreNamed) {
+TEST_F(PublishTest, AnIndexNamesTheFilesAndMissingOnesAreNamed) {
   write_checkpoint(source(), 7);
   write_safetensors(source() / "consolidated.safetensors", {{"other", DType::kU8, {4}}}, 1);
   write_bytes(source() / "model.safetensors.index.json",
@@ -188,7 +186,7 @@ TEST_P(PublishTest, AnIndexNamesTheFilesAndMissingOnesAreNamed) {
   }
 }
 
-TEST_P(PublishTest, BeyondTheBudgetNamesTheBytesMissingAndKeepsWhatIsThere) {
+TEST_F(PublishTest, BeyondTheBudgetNamesTheBytesMissingAndKeepsWhatIsThere) {
   write_checkpoint(source(), 7);
   store_.reset();
   store_ = open_store(temp_.path() / "store", 9'000'000);
@@ -202,7 +200,7 @@ TEST_P(PublishTest, BeyondTheBudgetNamesTheBytesMissingAndKeepsWhatIsThere) {
   EXPECT_EQ(store_->versions().size(), 1u);
 }
 
-TEST_P(PublishTest, AShardIsRefusedAsACheckpoint) {
+TEST_F(PublishTest, AShardIsRefusedAsACheckpoint) {
   write_checkpoint(source(), 7);
   const auto version = *publish_source(1);
   const Checkpoint& checkpoint = *version->manifest.checkpoint;
@@ -210,56 +208,284 @@ TEST_P(PublishTest, AShardIsRefusedAsACheckpoint) {
       *store_->begin(version->manifest.checkpoint, pack(checkpoint, shard_boxes(checkpoint)));
   fill_all(*pending, *version);
   const auto shard = *store_->commit(std::move(pending));
-  const auto refused = publish(*store_, {"m", 2}, shard->directory, GetParam());
+  const auto refused = publish(*store_, {"m", 2}, shard->directory);
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message(), HasSubstr("is a shard"));
 }
 
-TEST_P(PublishTest, APulledDirectoryPublishesAgainWithTheSameTensors) {
+// Its small files are tensors of a name that only the store may give.
+TEST_F(PublishTest, S8ATensorNamedLikeASmallFileIsRefused) {
+  const std::string name = std::string(kFileTensorPrefix) + "config.json";
   write_checkpoint(source(), 7);
-  const auto version = *publish_source(1);
-  const Checkpoint& checkpoint = *version->manifest.checkpoint;
-  TempDirectory other;
-  const auto second = open_store(other.path() / "s");
-  auto pending =
-      *second->begin(version->manifest.checkpoint, pack(checkpoint, all_boxes(checkpoint)));
-  fill_all(*pending, *version);
-  const auto pulled = *second->commit(std::move(pending));
-  const auto again = publish(*second, {"m", 2}, pulled->directory, GetParam());
-  ASSERT_TRUE(again) << again.error().message();
-  EXPECT_EQ((*again)->manifest.checkpoint->root, checkpoint.root);
+  write_safetensors(source() / "extra.safetensors",
+                    {{"w", DType::kU8, {4}}, {name, DType::kU8, {8}}}, 1);
+  const auto refused = publish_source(1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid);
+  EXPECT_THAT(refused.error().message(),
+              HasSubstr("extra.safetensors has a tensor named '" + name));
+  EXPECT_TRUE(store_->versions().empty());
+  EXPECT_TRUE(nothing_staged());
 }
 
-TEST(PublishLinkTest, OwnFilesOnTheSameFileSystemAreLinkedAndOthersCopied) {
-  TempDirectory temp;
-  const auto store = open_store(temp.path() / "store");
-  const fs::path file = temp.path() / "source" / "a.safetensors";
-  write_safetensors(file, {{"w", DType::kU8, {4}}}, 1);
-  const auto links = [&] { return fs::hard_link_count(file); };
-  ASSERT_TRUE(publish(*store, {"m", 1}, file, Adopt::kCopy));
-  EXPECT_EQ(links(), 1u);
-  ASSERT_TRUE(publish(*store, {"m", 2}, file, Adopt::kLinkWhenPossible));
-  EXPECT_EQ(links(), 2u);
-  ASSERT_EQ(::chmod(file.c_str(), 0664), 0);  // someone else may write to it
-  ASSERT_TRUE(publish(*store, {"m", 3}, file, Adopt::kLinkWhenPossible));
-  EXPECT_EQ(links(), 2u);
-  ASSERT_TRUE(store->retire({"m", 2}));
-  EXPECT_EQ(links(), 1u);
+TEST_F(PublishTest, B1WhatItsOwnerDoesToTheFilesLaterDoesNotReachTheCopy) {
+  write_checkpoint(source(), 7);
+  const fs::path file = source() / "model-00001-of-00002.safetensors";
+  const std::string published = read_bytes(file);
+  const int fd = ::open(file.c_str(), O_RDWR);
+  void* const before = ::mmap(nullptr, published.size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const auto version = publish_source(1);
+  ASSERT_TRUE(version) << version.error().message();
+  std::memset(before, 'x', published.size());
+  ASSERT_EQ(::pwrite(fd, "yyyy", 4, 100'000), 4);
+  ASSERT_EQ(::ftruncate(fd, 200'000), 0);
+  ::close(fd);
+  ::munmap(before, published.size());
+  EXPECT_EQ(read_bytes((*version)->directory / file.filename()), published);
+  EXPECT_TRUE(verify_version(**version, 2, nullptr));
+  EXPECT_EQ((*version)->verification->state(), CopyState::kVerified);
 }
 
-TEST(PublishLinkTest, FilesThroughSymbolicLinksKeepTheirName) {
+TEST(PublishNamesTest, FilesThroughSymbolicLinksKeepTheirName) {
   TempDirectory temp;  // as a hub cache: names are links to blobs
   const auto store = open_store(temp.path() / "store");
   write_safetensors(temp.path() / "blobs" / "abcdef", {{"w", DType::kU8, {4}}}, 1);
   fs::create_directories(temp.path() / "snapshot");
   fs::create_symlink("../blobs/abcdef", temp.path() / "snapshot" / "model.safetensors");
-  for (const Adopt adopt : {Adopt::kCopy, Adopt::kLinkWhenPossible}) {
-    const auto version =
-        publish(*store, {"m", static_cast<std::uint64_t>(adopt)}, temp.path() / "snapshot", adopt);
-    ASSERT_TRUE(version) << version.error().message();
-    EXPECT_TRUE(
-        fs::is_regular_file(fs::symlink_status((*version)->directory / "model.safetensors")));
+  const auto version = publish(*store, {"m", 1}, temp.path() / "snapshot");
+  ASSERT_TRUE(version) << version.error().message();
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status((*version)->directory / "model.safetensors")));
+}
+
+// What a trainer fills: files that the store made and that others may still write to.
+class FilledTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    store_ = open_store(temp_.path() / "store", 1 << 30, std::nullopt);
+    fs::create_directory(directory_);
+    tensors_ = *TensorSet::create(
+        {{"a", DType::kF32, {300, 1000}}, {"b", DType::kU8, {50'000}}, {"s", DType::kI64, {}}});
+    test::Rng rng(3);
+    for (TensorIndex i = 0; i < tensors_.size(); ++i) {
+      bytes_.push_back(test::random_bytes(rng, tensors_[i].size_bytes()));
+    }
   }
+  // Segments of the store with the bytes in them.
+  FilledSegments fill() {
+    std::vector<TensorBox> boxes;
+    for (TensorIndex i = 0; i < tensors_.size(); ++i) {
+      boxes.push_back({i, Box::whole(tensors_[i].shape)});
+    }
+    FilledSegments filled{tensors_, *pack_layout(tensors_, boxes, 1 << 30), {}};
+    const auto specs = filled.packed.layout.segments();
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      auto segment = *store_->create_segment(directory_ / specs[i].name, specs[i].size_bytes);
+      const std::string& header = filled.packed.headers[i];
+      std::memcpy(segment->writable().data(), header.data(), header.size());
+      filled.segments.push_back(std::move(segment));
+    }
+    for (const LayoutEntry& entry : filled.packed.layout.entries()) {
+      std::memcpy(filled.segments[entry.segment]->writable().data() + entry.offset_bytes,
+                  bytes_[entry.tensor].data(), bytes_[entry.tensor].size());
+    }
+    return filled;
+  }
+  Result<std::shared_ptr<const StoredVersion>> publish_filled(FilledSegments filled) {
+    TRY(auto staged, store_->stage_segments({"t", 1}, std::move(filled), nullptr));
+    return store_->commit_staged(std::move(staged));
+  }
+  void expect_published_bytes(const StoredVersion& version) {
+    for (const LayoutEntry& entry : version.manifest.layout.entries()) {
+      const auto array = version.array(entry);
+      EXPECT_TRUE(std::ranges::equal(array, bytes_[entry.tensor])) << tensors_[entry.tensor].name;
+    }
+    EXPECT_TRUE(verify_version(version, 2, nullptr));
+    EXPECT_EQ(version.verification->state(), CopyState::kVerified);
+  }
+  static ino_t inode_of(const fs::path& path) {
+    struct stat status {};
+    EXPECT_EQ(::stat(path.c_str(), &status), 0) << path;
+    return status.st_ino;
+  }
+
+  TempDirectory temp_;
+  const fs::path directory_ = temp_.path() / "filled";
+  std::unique_ptr<SegmentStore> store_;
+  TensorSet tensors_ = *TensorSet::create({});
+  std::vector<std::vector<std::byte>> bytes_;
+};
+
+TEST_F(FilledTest, AFileThatNobodyCanWriteToIsTakenOverWithoutACopy) {
+  auto filled = fill();
+  const fs::path path = filled.segments[0]->path();
+  const ino_t inode = inode_of(path);
+  const auto version = publish_filled(std::move(filled));
+  ASSERT_TRUE(version) << version.error().message();
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_EQ(inode_of((*version)->segments[0]->path()), inode);
+  expect_published_bytes(**version);
+  // Nothing of this process can write to it either.
+  EXPECT_TRUE((*version)->segments[0]->lease());
+  (*version)->segments[0]->end_lease();
+}
+
+TEST_F(FilledTest, S7WhoKeepsADescriptorCannotChangeWhatIsServed) {
+  auto filled = fill();
+  const fs::path path = filled.segments[0]->path();
+  const int kept = ::open(path.c_str(), O_RDWR);
+  const ino_t inode = inode_of(path);
+  const auto version = publish_filled(std::move(filled));
+  ASSERT_TRUE(version) << version.error().message();
+  EXPECT_NE(inode_of((*version)->segments[0]->path()), inode);
+  const std::string wrong(4096, 'w');
+  for (off_t at = 0; at < 1'000'000; at += 4096) ::pwrite(kept, wrong.data(), wrong.size(), at);
+  expect_published_bytes(**version);
+  ::close(kept);
+}
+
+TEST_F(FilledTest, S7WhoKeepsAMappingCannotChangeWhatIsServed) {
+  auto filled = fill();
+  const fs::path path = filled.segments[0]->path();
+  const std::uint64_t size = filled.segments[0]->bytes().size();
+  const int fd = ::open(path.c_str(), O_RDWR);
+  void* const kept = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  ASSERT_NE(kept, MAP_FAILED);
+  const auto version = publish_filled(std::move(filled));
+  ASSERT_TRUE(version) << version.error().message();
+  std::memset(kept, 'w', size);
+  expect_published_bytes(**version);
+  // Nor is the file used again, in which it would see the next version.
+  ASSERT_TRUE(store_->remove_segment(path));
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  ::munmap(kept, size);
+}
+
+TEST_F(FilledTest, B1WhoOpensTheFileForWritingMeanwhileEndsThePublish) {
+  auto filled = fill();
+  const ino_t inode = inode_of(filled.segments[0]->path());
+  bool opened = false;
+  const auto staged =
+      store_->stage_segments({"t", 1}, std::move(filled), [&](const PublishProgress&) {
+        for (const auto& at : fs::recursive_directory_iterator(temp_.path() / "store")) {
+          if (opened || !at.is_regular_file() || inode_of(at.path()) != inode) continue;
+          opened = true;
+          const int fd = ::open(at.path().c_str(), O_WRONLY | O_NONBLOCK);
+          EXPECT_EQ(fd, -1);  // the kernel asks the holder of the lease first
+        }
+      });
+  EXPECT_TRUE(opened);
+  ASSERT_FALSE(staged);
+  EXPECT_EQ(staged.error().code(), ErrorCode::kCorrupt);
+  EXPECT_THAT(staged.error().message(), HasSubstr("was opened for writing while it was published"));
+  EXPECT_TRUE(fs::is_empty(temp_.path() / "store" / "staging"));
+}
+
+TEST_F(FilledTest, AHeaderThatWasOverwrittenIsRefused) {
+  auto filled = fill();
+  filled.segments[0]->writable()[20] ^= std::byte{1};
+  const auto version = publish_filled(std::move(filled));
+  ASSERT_FALSE(version);
+  EXPECT_THAT(version.error().message(), HasSubstr("the header of segment"));
+}
+
+// The states of a copy, docs/integrity.md.
+class CopyStateTest : public StoreTest {
+ protected:
+  const StoredVersion& copy() const { return *source_; }
+  CopyState state() const { return copy().verification->state(); }
+  fs::path file() const { return copy().segments[0]->path(); }
+};
+
+TEST_F(CopyStateTest, WhatWasDigestedAtItsCommitIsVerifiedAndWhatWasFoundIsNot) {
+  EXPECT_EQ(state(), CopyState::kVerified);
+  const auto record = copy().verification->record();
+  ASSERT_TRUE(record);
+  EXPECT_EQ(record->root, copy().manifest.checkpoint->root);
+  EXPECT_EQ(record->files.size(), copy().segments.size());
+  EXPECT_EQ(pull(all_boxes(*checkpoint()))->verification->state(), CopyState::kVerified);
+  reopen();
+  const auto found = store_->versions().at(0);
+  EXPECT_EQ(found->verification->state(), CopyState::kUnverified);
+  const auto before = found->verification->stamp();
+  ASSERT_TRUE(before);
+  EXPECT_TRUE(found->verification->record(*before));
+  EXPECT_EQ(found->verification->state(), CopyState::kVerified);
+}
+
+TEST_F(CopyStateTest, B1AnyChangeThroughTheFileSystemMakesItUnverified) {
+  const auto expect_unverified = [&](const char* what, auto change) {
+    const auto now = copy().verification->stamp();
+    ASSERT_TRUE(now) << what;
+    ASSERT_TRUE(copy().verification->record(*now)) << what;
+    ASSERT_EQ(state(), CopyState::kVerified) << what;
+    ::usleep(20'000);  // past the clock tick of the file's time stamp
+    change();
+    EXPECT_EQ(state(), CopyState::kUnverified) << what;
+    EXPECT_FALSE(copy().verification->record()) << what;
+  };
+  expect_unverified("write", [&] {
+    const int fd = ::open(file().c_str(), O_WRONLY);
+    ASSERT_EQ(::pwrite(fd, "x", 1, 5000), 1);
+    ::close(fd);
+  });
+  expect_unverified("a time stamp that is set back", [&] {
+    struct stat status {};
+    ASSERT_EQ(::stat(file().c_str(), &status), 0);
+    const int fd = ::open(file().c_str(), O_WRONLY);
+    ASSERT_EQ(::pwrite(fd, "y", 1, 5000), 1);
+    const timespec times[] = {status.st_atim, status.st_mtim};
+    ASSERT_EQ(::futimens(fd, times), 0);
+    ::close(fd);
+  });
+  const std::string bytes = read_bytes(file());
+  expect_unverified("truncation", [&] { fs::resize_file(file(), bytes.size() - 1); });
+  fs::resize_file(file(), bytes.size());
+  expect_unverified("replacement", [&] {
+    write_bytes(file().string() + ".other", bytes);
+    fs::rename(file().string() + ".other", file());
+  });
+  // The file that is mapped is not the one that has the name.
+  const auto now = copy().verification->stamp();
+  ASSERT_FALSE(now);
+  EXPECT_EQ(now.error().code(), ErrorCode::kCorrupt);
+}
+
+TEST_F(CopyStateTest, WhatChangesWhileItIsReadIsNotRecorded) {
+  reopen();
+  const auto copy = publish(*store_, {"m", 2}, source_path());
+  ASSERT_TRUE(copy);
+  const auto before = *(*copy)->verification->stamp();
+  ::usleep(20'000);
+  const int fd = ::open((*copy)->segments[0]->path().c_str(), O_WRONLY);
+  ASSERT_EQ(::pwrite(fd, "x", 1, 5000), 1);
+  ::close(fd);
+  EXPECT_FALSE((*copy)->verification->record(before));
+  EXPECT_EQ((*copy)->verification->state(), CopyState::kUnverified);
+}
+
+TEST_F(CopyStateTest, AQuarantinedCopyStaysOne) {
+  copy().verification->quarantine("tile 3 of tensor w");
+  EXPECT_EQ(state(), CopyState::kQuarantined);
+  EXPECT_EQ(copy().verification->why_quarantined(), "tile 3 of tensor w");
+  const auto now = copy().verification->stamp();
+  ASSERT_TRUE(now);
+  EXPECT_FALSE(copy().verification->record(*now));
+  EXPECT_EQ(state(), CopyState::kQuarantined);
+}
+
+TEST_F(CopyStateTest, PublishingAgainReplacesACopyThatIsNotKnownToBeRight) {
+  const std::string good = read_bytes(file());
+  ::usleep(20'000);
+  const int fd = ::open(file().c_str(), O_WRONLY);
+  ASSERT_EQ(::pwrite(fd, "wrong", 5, 5000), 5);
+  ::close(fd);
+  const auto again = publish(*source_store_, id_, source_path());
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_NE(*again, source_);
+  EXPECT_EQ(read_bytes((*again)->segments[0]->path()), good);
+  EXPECT_EQ((*again)->verification->state(), CopyState::kVerified);
+  EXPECT_EQ(source_store_->versions().size(), 1u);
 }
 
 }  // namespace

@@ -175,9 +175,9 @@ TEST_F(PullTest, OneCopyIsFilledByOneAtATime) {
 
 TEST_F(PullTest, AVersionWithAnotherRootIsDenied) {
   pull(shard_boxes(*checkpoint()));
-  std::vector<std::uint64_t> digests = checkpoint()->tile_digests;
-  digests[0] ^= 1;
-  const Digest128 root = checkpoint_root(checkpoint()->tensors, digests);
+  std::vector<Digest> digests = checkpoint()->tile_digests;
+  digests[0].bytes[0] ^= 1;
+  const Digest root = checkpoint_root(id_, checkpoint()->tensors, checkpoint()->tiles, digests);
   const auto other = *Checkpoint::create(id_, checkpoint()->tensors, digests, root);
   const auto denied = store_->begin(other, pack(*other, all_boxes(*other)));
   ASSERT_FALSE(denied);
@@ -189,9 +189,9 @@ TEST_F(PullTest, AHalfDoneCopyOfAnotherRootIsReplaced) {
   auto pending = begin(all_boxes(*checkpoint()));
   fill_all(*pending, *source_);
   pending.reset();
-  std::vector<std::uint64_t> digests = checkpoint()->tile_digests;
-  digests[0] ^= 1;
-  const Digest128 root = checkpoint_root(checkpoint()->tensors, digests);
+  std::vector<Digest> digests = checkpoint()->tile_digests;
+  digests[0].bytes[0] ^= 1;
+  const Digest root = checkpoint_root(id_, checkpoint()->tensors, checkpoint()->tiles, digests);
   const auto other = *Checkpoint::create(id_, checkpoint()->tensors, digests, root);
   const auto fresh = store_->begin(other, pack(*other, all_boxes(*other)));
   ASSERT_TRUE(fresh) << fresh.error().message();

@@ -101,10 +101,9 @@ inline std::unique_ptr<SegmentStore> open_store(const fs::path& directory,
 
 inline Result<std::shared_ptr<const StoredVersion>> publish(SegmentStore& store,
                                                             const ModelVersion& id,
-                                                            const fs::path& path,
-                                                            Adopt adopt = Adopt::kCopy) {
+                                                            const fs::path& path) {
   const fs::path paths[] = {path};
-  TRY(auto staged, store.stage(id, paths, adopt, nullptr));
+  TRY(auto staged, store.stage(id, paths, nullptr));
   return store.commit_staged(std::move(staged));
 }
 

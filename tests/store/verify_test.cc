@@ -126,28 +126,6 @@ TEST_F(VerifyTest, AHeaderThatContradictsTheManifestIsCorrupt) {
   EXPECT_THAT(open_version(version->directory).error().message(), HasSubstr("'embed.weight'"));
 }
 
-TEST_F(VerifyTest, BoxesAreDigestedOnlyWhenTheirTileVerifies) {
-  const auto version = pull(shard_boxes(*checkpoint()));
-  const ArrayOf array_of = [&](const LayoutEntry& e) { return version->array(e); };
-  const LayoutEntry& e = entry(*version, "lm_head.weight");
-  const TileIndex tile = checkpoint()->tiles.first_tile(e.tensor);
-  const Box box{{3, 4}, {100, 600}};
-  const auto digest = digest_verified_box(version->manifest, tile, box, array_of);
-  ASSERT_TRUE(digest) << digest.error().message();
-  EXPECT_EQ(*digest, digest_box(box, 1, tile_seed(e.tensor, 0), version->array(e), e.box));
-  EXPECT_EQ(
-      digest_verified_box(version->manifest, tile, {{3, 4}, {100, 700}}, array_of).error().code(),
-      ErrorCode::kInvalid);
-  EXPECT_EQ(
-      digest_verified_box(version->manifest, tile, {{770, 4}, {100, 6}}, array_of).error().code(),
-      ErrorCode::kNotFound);
-  EXPECT_EQ(digest_verified_box(version->manifest, ~TileIndex{0}, box, array_of).error().code(),
-            ErrorCode::kInvalid);
-  damage(file_of(*version, e), e.offset_bytes);  // in the tile, not in the box
-  EXPECT_EQ(digest_verified_box(version->manifest, tile, box, array_of).error().code(),
-            ErrorCode::kCorrupt);
-}
-
 TEST_F(VerifyTest, ATileSpreadOverSeveralBoxesVerifiesByThePublishersDigest) {
   const TensorIndex tensor = *checkpoint()->tensors.find("lm_head.weight");
   const std::vector<TensorBox> boxes = {{tensor, {{0, 0}, {3000, 123}}},

@@ -120,8 +120,8 @@ Fleet::Answer Fleet::run_command(std::vector<std::string> arguments) const {
 }
 
 void Fleet::publish(const std::string& name, const std::string& version, const fs::path& path) {
-  const auto answer = run_command(
-      {"publish", version, path.string(), "--copy", "--store", agent(name).store.string()});
+  const auto answer =
+      run_command({"publish", version, path.string(), "--store", agent(name).store.string()});
   if (answer.exit_code != 0) throw std::runtime_error("publish failed: " + answer.err);
   if (coordinator_ == nullptr) return;
   const std::string model = version.substr(0, version.find('@'));

@@ -9,29 +9,32 @@ using ::testing::HasSubstr;
 
 Manifest make_manifest() {
   TensorSet set = *TensorSet::create({{"a", DType::kU8, {3 << 20}}, {"b", DType::kF32, {2, 2}}});
-  const std::vector<std::uint64_t> digests = {1, 2, 3, ~std::uint64_t{0}};
-  const Digest128 root = checkpoint_root(set, digests);
+  const std::vector<Digest> digests = {{1}, {2}, {3}, {255}};
+  const Digest root = checkpoint_root({"org/model", 41}, set, *TileMap::create(set), digests);
   Layout layout =
       pack_layout(set, std::vector<TensorBox>{{0, {{5}, {2 << 20}}}, {1, Box::whole({2, 2})}},
                   1 << 30)
           ->layout;
   auto checkpoint = Checkpoint::create({"org/model", 41}, std::move(set), digests, root);
   EXPECT_TRUE(checkpoint) << checkpoint.error().message();
-  return {*checkpoint, std::move(layout), 7, {{0, 11}, {2, 13}}};
+  return {*checkpoint, std::move(layout), 7, {{0, {11}}, {2, {13}}}};
 }
 
 TEST(CheckpointTest, DigestsMustMatchTheRoot) {
   const TensorSet set = *TensorSet::create({{"a", DType::kU8, {3 << 20}}});
-  const std::vector<std::uint64_t> digests = {1, 2, 3};
-  const Digest128 root = checkpoint_root(set, digests);
+  const std::vector<Digest> digests = {{1}, {2}, {3}};
+  const Digest root = checkpoint_root({"m", 1}, set, *TileMap::create(set), digests);
   EXPECT_TRUE(Checkpoint::create({"m", 1}, set, digests, root));
-  for (const auto& wrong :
-       std::vector<std::vector<std::uint64_t>>{{1, 2}, {1, 2, 4}, {2, 1, 3}, {1, 2, 3, 0}}) {
+  for (const auto& wrong : std::vector<std::vector<Digest>>{
+           {{1}, {2}}, {{1}, {2}, {4}}, {{2}, {1}, {3}}, {{1}, {2}, {3}, {0}}}) {
     const auto checkpoint = Checkpoint::create({"m", 1}, set, wrong, root);
     ASSERT_FALSE(checkpoint);
     EXPECT_EQ(checkpoint.error().code(), ErrorCode::kCorrupt);
   }
   EXPECT_FALSE(Checkpoint::create({"../m", 1}, set, digests, root));
+  // The root names its model and version, too.
+  EXPECT_FALSE(Checkpoint::create({"m", 2}, set, digests, root));
+  EXPECT_FALSE(Checkpoint::create({"n", 1}, set, digests, root));
 }
 
 TEST(ManifestTest, SurvivesSerialization) {
@@ -62,9 +65,9 @@ TEST(ManifestTest, EveryDamagedByteIsNoticed) {
 
 TEST(ManifestTest, PartDigestsMustBeAscendingTilesOfTheCheckpoint) {
   Manifest manifest = make_manifest();
-  manifest.part_digests = {{2, 1}, {0, 1}};
+  manifest.part_digests = {{2, {1}}, {0, {1}}};
   EXPECT_FALSE(Manifest::parse(manifest.serialize()));
-  manifest.part_digests = {{4, 1}};
+  manifest.part_digests = {{4, {1}}};
   EXPECT_FALSE(Manifest::parse(manifest.serialize()));
 }
 

@@ -68,12 +68,23 @@ TEST(TensorSetTest, BadTensorsAreInvalid) {
       {{"\xed\xa0\x80", DType::kU8, {1}}, "not UTF-8"},  // a surrogate
       {{"\xc0\xaf", DType::kU8, {1}}, "not UTF-8"},      // an overlong '/'
       {{"big", DType::kF64, {std::uint64_t{1} << 60}}, "63 bits"},
-      {{"__rekindle_file__/../etc/passwd", DType::kU8, {1}}, "plain relative path"},
-      {{"__rekindle_file__//etc/passwd", DType::kU8, {1}}, "plain relative path"},
-      {{"__rekindle_file__/a/b/c", DType::kU8, {1}}, "plain relative path"},
-      {{"__rekindle_file__/", DType::kU8, {1}}, "plain relative path"},
-      {{std::string("__rekindle_file__/a\0b", 21), DType::kU8, {1}}, "plain relative path"},
-      {{"__rekindle_file__/a", DType::kF32, {1}}, "must be U8"},
+      {{"__rekindle_file__/../etc/passwd", DType::kU8, {1}},
+       "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__//etc/passwd", DType::kU8, {1}},
+       "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/a/b/c", DType::kU8, {1}}, "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/", DType::kU8, {1}}, "of a kind that checkpoints do not have"},
+      {{std::string("__rekindle_file__/a\0b", 21), DType::kU8, {1}},
+       "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/.bashrc", DType::kU8, {1}}, "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/.ssh/authorized_keys.txt", DType::kU8, {1}},
+       "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/a/.hidden.py", DType::kU8, {1}},
+       "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/run.sh", DType::kU8, {1}}, "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/model.safetensors.index.json", DType::kU8, {1}},
+       "of a kind that checkpoints do not have"},
+      {{"__rekindle_file__/a.json", DType::kF32, {1}}, "must be U8"},
   };
   for (const auto& [tensor, why] : bad) {
     const auto set = TensorSet::create({tensor});

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/blake3.h"
 #include "tests/tensor/random_tensors.h"
 
 namespace rekindle {
@@ -113,13 +114,13 @@ TEST(TileDigestTest, IsTheSameInEveryArrayThatHoldsTheTile) {
     const std::uint64_t tile = test::below(rng, grid.tile_count());
     const Box box = grid.tile_box(tile);
     const auto packed = test::naive_extract(box, Box::whole(shape), bytes, element_bytes);
-    const std::uint64_t expected = xxh3_64(packed, tile_seed(5, tile));
-    EXPECT_EQ(digest_tile(info, 5, grid, tile, bytes, Box::whole(shape)), expected);
-    EXPECT_EQ(digest_tile(info, 5, grid, tile, packed, box), expected);
+    const Digest expected = blake3(packed);
+    EXPECT_EQ(digest_tile(info, grid, tile, bytes, Box::whole(shape)), expected);
+    EXPECT_EQ(digest_tile(info, grid, tile, packed, box), expected);
 
     const Box any = test::random_box(rng, shape);
-    EXPECT_EQ(digest_box(any, element_bytes, 7, bytes, Box::whole(shape)),
-              xxh3_64(test::naive_extract(any, Box::whole(shape), bytes, element_bytes), 7));
+    EXPECT_EQ(digest_box(any, element_bytes, bytes, Box::whole(shape)),
+              blake3(test::naive_extract(any, Box::whole(shape), bytes, element_bytes)));
   }
 }
 
@@ -129,29 +130,66 @@ TEST(TileDigestTest, LargeStridedBoxesAreStreamed) {
   const auto bytes = test::random_bytes(rng, shape.product());
   for (const Box& box :
        {Box{{0, 1}, {96, 39999}}, Box{{1, 5}, {95, 13000}}, Box{{0, 9}, {96, 7}}}) {
-    EXPECT_EQ(digest_box(box, 1, 3, bytes, Box::whole(shape)),
-              xxh3_64(test::naive_extract(box, Box::whole(shape), bytes, 1), 3));
+    EXPECT_EQ(digest_box(box, 1, bytes, Box::whole(shape)),
+              blake3(test::naive_extract(box, Box::whole(shape), bytes, 1)));
   }
 }
 
-TEST(TileDigestTest, EqualBytesAtAnotherPositionHaveAnotherDigest) {
-  const TensorInfo info{"w", DType::kU8, {2 << 20}};
-  const TileGrid grid(info.dtype, info.shape);
-  const std::vector<std::byte> zeros(info.size_bytes());
-  const Box whole = Box::whole(info.shape);
-  EXPECT_NE(digest_tile(info, 0, grid, 0, zeros, whole),
-            digest_tile(info, 0, grid, 1, zeros, whole));
-  EXPECT_NE(digest_tile(info, 0, grid, 0, zeros, whole),
-            digest_tile(info, 1, grid, 0, zeros, whole));
+TEST(TileDigestTest, PartsAreJoinedAndNeverLookLikeATile) {
+  Rng rng(2);
+  const Shape shape{8, 64};
+  const auto bytes = test::random_bytes(rng, shape.product());
+  const Box whole = Box::whole(shape);
+  const HeldBox top{{{0, 0}, {4, 64}}, bytes, whole};
+  const HeldBox bottom{{{4, 0}, {4, 64}}, bytes, whole};
+  const HeldBox both[] = {top, bottom};
+  EXPECT_EQ(digest_parts(both, 1), blake3_derive("rekindle 2026-11 parts of a tile", bytes));
+  EXPECT_NE(digest_parts(both, 1), digest_box(whole, 1, bytes, whole));
+  const HeldBox swapped[] = {bottom, top};
+  EXPECT_NE(digest_parts(swapped, 1), digest_parts(both, 1));
 }
 
-TEST(TileDigestTest, SeedsAndRootsNeverChange) {
-  EXPECT_EQ(tile_seed(0, 0), 0xe220a8397b1dcdafu);
+// The root by the description in docs/integrity.md, byte by byte.
+Digest naive_root(const ModelVersion& id, const TensorSet& tensors,
+                  const std::vector<std::vector<Digest>>& leaves) {
+  const auto u64 = [](std::uint64_t value) {
+    std::string out;
+    for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>(value >> (8 * i)));
+    return out;
+  };
+  std::string text = u64(id.model.size()).substr(0, 4) + id.model + u64(id.version) +
+                     tensors.digest().to_bytes() + u64(tensors.size());
+  for (const auto& of_tensor : leaves) {
+    std::string joined;
+    for (const Digest& leaf : of_tensor) joined += leaf.to_bytes();
+    text += blake3_derive("rekindle 2026-11 tensor node", as_bytes(joined)).to_bytes();
+  }
+  return blake3_derive("rekindle 2026-11 checkpoint root", as_bytes(text));
+}
+
+TEST(CheckpointRootTest, BindsEachLeafToItsTensorPositionModelAndVersion) {
+  const auto set = TensorSet::create(
+      {{"a", DType::kU8, {3 << 20}}, {"b", DType::kU8, {0}}, {"c", DType::kF32, {2, 2}}});
+  const auto tiles = *TileMap::create(*set);
+  const std::vector<Digest> leaves = {{1}, {2}, {3}, {4}};
+  const ModelVersion id{"org/model", 41};
+  const Digest root = checkpoint_root(id, *set, tiles, leaves);
+  EXPECT_EQ(root, naive_root(id, *set, {{{1}, {2}, {3}}, {}, {{4}}}));
+  EXPECT_NE(checkpoint_root({"org/model", 42}, *set, tiles, leaves), root);
+  EXPECT_NE(checkpoint_root({"org/mode", 41}, *set, tiles, leaves), root);
+  EXPECT_NE(checkpoint_root(id, *set, tiles, std::vector<Digest>{{2}, {1}, {3}, {4}}), root);
+  EXPECT_NE(checkpoint_root(id, *set, tiles, std::vector<Digest>{{1}, {2}, {4}, {3}}), root);
+  const auto renamed = TensorSet::create(
+      {{"a", DType::kU8, {3 << 20}}, {"b", DType::kU8, {0}}, {"d", DType::kF32, {2, 2}}});
+  EXPECT_NE(checkpoint_root(id, *renamed, *TileMap::create(*renamed), leaves), root);
+}
+
+// Stored checkpoints depend on it: a changed value needs a new format version.
+TEST(CheckpointRootTest, NeverChanges) {
   const auto set = TensorSet::create({{"w", DType::kBF16, {2, 3}}});
-  const std::uint64_t digest = 0x0123456789abcdef;
-  const Digest128 root = checkpoint_root(*set, {&digest, 1});
-  EXPECT_EQ(root.hex(), "4e8b0ef84e7070662257ef6fad81eaf8");
-  EXPECT_NE(checkpoint_root(*set, {}), root);
+  const std::vector<Digest> leaves = {blake3(as_bytes("twelve bytes"))};
+  EXPECT_EQ(checkpoint_root({"m", 1}, *set, *TileMap::create(*set), leaves).hex(),
+            "1901c1b646bb10b9403a34f8ddbb92c97139ba7873b42042bbf437badd91a6ca");
 }
 
 TEST(TileSetTest, RangesCountsAndWords) {

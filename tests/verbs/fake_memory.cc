@@ -39,17 +39,19 @@ Mapping mapping_at(std::uint64_t address, std::uint64_t bytes) {
   return at < address + bytes ? Mapping::kNone : result;
 }
 
-// Whether there is a page everywhere: not so beyond the end of a truncated file.
-bool populate(std::uint64_t address, std::uint64_t bytes) {
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+// Faults the pages in as a device's pinning does. False: there is not a page everywhere, as beyond
+// the end of a truncated file.
+bool pin(std::uint64_t address, std::uint64_t bytes, bool writable) {
   const std::uint64_t begin = address / kPageBytes * kPageBytes;
   const std::uint64_t end = round_up(address + bytes, kPageBytes);
-#ifdef MADV_POPULATE_READ
+  const int advice = writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
   // NOLINTNEXTLINE(performance-no-int-to-ptr)
-  if (::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ) != 0) {
-    return errno != EFAULT;
-  }
-#endif
-  return true;
+  return ::madvise(reinterpret_cast<void*>(begin), end - begin, advice) == 0 || errno != EFAULT;
 }
 
 int check_region(const DeviceObject& device, std::uint64_t address, std::uint64_t bytes,
@@ -77,7 +79,8 @@ int check_pages(const DeviceObject& device, std::uint64_t address, std::uint64_t
   if (mapping == Mapping::kNone) return EFAULT;
   const bool writes = (access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)) != 0;
   if (mapping == Mapping::kReadOnly && (writes || !device.spec.takes_read_only)) return EFAULT;
-  return !device.spec.pins_pages || populate(address, bytes) ? 0 : EFAULT;
+  const bool pins_for_writing = writes || !device.spec.takes_read_only;
+  return !device.spec.pins_pages || pin(address, bytes, pins_for_writing) ? 0 : EFAULT;
 }
 
 template <typename T>

@@ -108,6 +108,33 @@ TEST_F(Registrar, AReadOnlyMappingThatIsRefusedIsMappedOnceMore) {
   EXPECT_EQ(network.calls(FakeCall::kRegMr, names[0]), memory->pieces(device(0)).size() + 2);
 }
 
+// A copy whose file has another ctime counts as changed, and is verified again.
+TEST_F(Registrar, AMappingThatIsPinnedForWritingLeavesTheFileUnchanged) {
+  change([](FakeDevice& device) {
+    device.takes_read_only = false;
+    device.pins_pages = true;
+  });
+  open();
+  const MappedFile file(8 * kMiB, PROT_READ);
+  const auto changed = [&] {
+    struct stat status {};
+    EXPECT_EQ(::fstat(file.fd.get(), &status), 0);
+    return status.st_ctim;
+  };
+  const timespec before = changed();
+  // Until a change would be another time on the clock that files are stamped with.
+  timespec now = before;
+  while (now.tv_sec == before.tv_sec && now.tv_nsec == before.tv_nsec) {
+    ASSERT_EQ(::clock_gettime(CLOCK_REALTIME_COARSE, &now), 0);
+  }
+  for (int i = 0; i < 2; ++i) {  // the first finds out that it must be writable
+    const auto memory = add_settled(file, MemoryUse::kServe);
+    EXPECT_EQ(total(memory->pieces(device(0))), file.bytes.size());
+  }
+  EXPECT_EQ(changed().tv_sec, before.tv_sec);
+  EXPECT_EQ(changed().tv_nsec, before.tv_nsec);
+}
+
 TEST_F(Registrar, AReadOnlyMappingWithoutAFileIsSaidToNeedWriting) {
   change([](FakeDevice& device) { device.takes_read_only = false; });
   open({});

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "recovery/rpc/convert.h"
 #include "tests/worker/rounds_fixture.h"
 
 namespace rekindle::worker {
@@ -90,8 +91,8 @@ TEST_F(RoundsTest, ASessionJoinsWhenItHasItsBucketsAndNoSooner) {
   EXPECT_EQ(said.round(), kRound);
   EXPECT_EQ(said.id().version(), 2u);
   EXPECT_EQ(said.rank(), 3u);
-  EXPECT_EQ(said.root().low(), 1u);
-  EXPECT_EQ(said.contents().high(), 4u);
+  EXPECT_EQ(rekindle::rpc::from_proto(said.root()).bytes[0], 1u);
+  EXPECT_EQ(rekindle::rpc::from_proto(said.contents()).bytes[1], 4u);
   EXPECT_EQ(said.payload_bytes(), 5000u);
   EXPECT_EQ(said.bucket_bytes(), 64u);
   EXPECT_TRUE(said.owner());

@@ -30,8 +30,10 @@ inline TimePoint soon() { return std::chrono::steady_clock::now() + 20s; }
 // Holds m@1 .. in a real store; nobody else does.
 class LonelyHost final : public Host {
  public:
-  explicit LonelyHost(const std::filesystem::path& directory)
-      : store_(std::move(*store::SegmentStore::open({directory, 0}))) {}
+  LonelyHost(const std::filesystem::path& directory, const boost::asio::any_io_executor& executor)
+      : store_(std::move(*store::SegmentStore::open({directory, 0}))),
+        verifier_(std::make_unique<CopyVerifier>(executor, *store_, blocking_, digests_, hooks())) {
+  }
   store::SegmentStore& store() override { return *store_; }
   WorkerPool& blocking_pool() override { return blocking_; }
   WorkerPool& digest_pool() override { return digests_; }
@@ -48,13 +50,10 @@ class LonelyHost final : public Host {
     if (on_pull) co_return co_await on_pull(std::move(watch));
     co_return fail(ErrorCode::kNotFound, "NO_SOURCE for {}", request.ref.to_string());
   }
-  rpc::Task<Result<Digest128>> publish(ModelVersion id, std::filesystem::path dir) override {
-    co_return publish_now(id, dir);
+  rpc::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override {
+    co_return publish_now(id, std::move(filled));
   }
-  rpc::Task<void> drop(std::shared_ptr<const store::StoredVersion> copy) override {
-    (void)store_->retire_copy(*copy);
-    co_return;
-  }
+  CopyVerifier& verifier() override { return *verifier_; }
   bool has_fleet() const override { return fleet; }
   rpc::Task<Result<FleetWord>> report(RankWord word) override {
     const std::lock_guard lock(mutex_);
@@ -148,15 +147,25 @@ class LonelyHost final : public Host {
     return last;
   }
 
-  Result<Digest128> publish_now(const ModelVersion& id, const std::filesystem::path& dir) {
-    const std::vector<std::filesystem::path> paths{dir};
-    TRY(auto staged, store_->stage(id, paths, store::Adopt::kLinkWhenPossible, {}));
+  Result<Digest> publish_now(const ModelVersion& id, store::FilledSegments filled) {
+    TRY(auto staged, store_->stage_segments(id, std::move(filled), {}));
     TRY(const auto stored, store_->commit_staged(staged));
     return stored->manifest.checkpoint->root;
   }
 
  private:
+  CopyVerifier::Hooks hooks() {
+    CopyVerifier::Hooks hooks;
+    hooks.replace = [this](std::shared_ptr<const store::StoredVersion> copy,
+                           const CopyVerifier::BadCopy&) -> rpc::Task<void> {
+      (void)store_->retire_copy(*copy);
+      co_return;
+    };
+    return hooks;
+  }
+
   std::unique_ptr<store::SegmentStore> store_;
+  std::unique_ptr<CopyVerifier> verifier_;
   WorkerPool blocking_{"t-blocking", 2, 64};
   WorkerPool digests_{"t-digest", 2, 64};
   std::mutex mutex_;
@@ -247,7 +256,7 @@ class WorkerServiceTest : public ::testing::Test {
   void SetUp() override {
     std::filesystem::create_directory(agent_);
     std::filesystem::permissions(agent_, std::filesystem::perms::owner_all);
-    host_ = std::make_unique<LonelyHost>(dir_ / "store");
+    host_ = std::make_unique<LonelyHost>(dir_ / "store", context_.get_executor());
     options.directory = agent_;
     options.incarnation = Incarnation::random();
     auto service = WorkerService::start(*host_, context_.get_executor(), options);
@@ -266,7 +275,7 @@ class WorkerServiceTest : public ::testing::Test {
     const auto tensors = *TensorSet::create({{"w", DType::kF32, {8, 1024}}});
     const auto files = Publication::begin(host_->store(), dir_ / "made", {"m", 1}, tensors);
     ASSERT_TRUE(files) << files.error().message();
-    const auto root = host_->publish_now({"m", 1}, (*files)->directory());
+    const auto root = host_->publish_now({"m", 1}, (*files)->filled());
     ASSERT_TRUE(root) << root.error().message();
   }
   std::string socket() const { return (agent_ / "worker.sock").string(); }

@@ -60,15 +60,17 @@ class WorkerRoundsTest : public WorkerServiceTest {
       const auto stored = host_->store().find({"m", 1}).front();
       const auto& manifest = stored->manifest;
       std::filesystem::create_directories(dir_ / "arriving");
+      std::vector<std::shared_ptr<const store::MappedSegment>> segments;
       for (const auto& segment : manifest.layout.segments()) {
-        std::filesystem::copy_file(stored->directory / segment.name,
-                                   dir_ / "arriving" / (segment.name + ".partial"),
+        const auto file = dir_ / "arriving" / segment.name;
+        std::filesystem::copy_file(stored->directory / segment.name, file,
                                    std::filesystem::copy_options::overwrite_existing);
+        segments.push_back(*store::MappedSegment::open_read(file, segment.size_bytes));
       }
       const auto none =
           std::make_shared<pull::VerifiedTiles>(TileSet(manifest.checkpoint->tiles.tile_count()));
-      pull::Arriving arriving{
-          manifest.checkpoint, manifest.layout, dir_ / "arriving", none, {}, placing_};
+      pull::Arriving arriving{manifest.checkpoint, manifest.layout, none, std::move(segments),
+                              placing_};
       watch.on_begun(std::move(arriving));
       while ((placing_->busy() || watch.held()) && !co_await pull::is_cancelled()) {
         held_ = true;

@@ -137,23 +137,24 @@ TEST_F(WorkerServiceTest, AReplacedSessionHearsThatItIsStale) {
   EXPECT_EQ(event->error().code(), proto::STATUS_STALE);
 }
 
-TEST_F(WorkerServiceTest, SegmentsThatCannotBeOpenedAreToldBeforeThePullEnds) {
+TEST_F(WorkerServiceTest, SegmentsThatAreMissingAreToldBeforeThePullEnds) {
   host_->on_pull = [this](pull::PullWatch watch) -> LonelyHost::Pulled {
     const auto stored = host_->store().find({"m", 1}).front();
     const auto& manifest = stored->manifest;
-    watch.on_begun({manifest.checkpoint, manifest.layout, dir_ / "nowhere", nullptr});
+    watch.on_begun({manifest.checkpoint, manifest.layout, nullptr, {}});
     co_await pull::sleep_for(1h);
     co_return fail(ErrorCode::kTimeout, "ended");
   };
   Raw raw = greeted();
   const auto refused = raw.attach("", 0, 1, 2);
-  EXPECT_NE(refused.error().message().find("nowhere"), std::string::npos)
+  EXPECT_NE(refused.error().message().find("0 of 1 segments of m@2 are here"), std::string::npos)
       << refused.ShortDebugString();
 }
 
 TEST_F(WorkerServiceTest, AnAttachThatAnotherPullHeldUpSaysSo) {
-  host_->on_pull = [](pull::PullWatch) -> LonelyHost::Pulled {
-    co_return fail(ErrorCode::kUnavailable, "m@2 is already being written in x");
+  host_->on_pull = [](pull::PullWatch watch) -> LonelyHost::Pulled {
+    watch.on_place_taken();
+    co_return fail(ErrorCode::kUnavailable, "m@2 is filled by somebody else");
   };
   Raw raw = greeted();
   proto::WorkerFrame frame;
@@ -162,8 +163,44 @@ TEST_F(WorkerServiceTest, AnAttachThatAnotherPullHeldUpSaysSo) {
   frame.mutable_attach()->set_version(2);
   const auto refused = raw.answer(raw.send(frame));
   EXPECT_EQ(refused.error().code(), proto::STATUS_TIMEOUT);
-  EXPECT_NE(refused.error().message().find("already being written"), std::string::npos)
+  EXPECT_NE(refused.error().message().find("filled by somebody else"), std::string::npos)
       << refused.ShortDebugString();
+}
+
+// Whatever words the error has: only the store says that the place is taken.
+TEST_F(WorkerServiceTest, B8AnotherFailureOfAPullIsToldAtOnce) {
+  host_->on_pull = [](pull::PullWatch) -> LonelyHost::Pulled {
+    co_return fail(ErrorCode::kUnavailable, "m@2 is already being written in x");
+  };
+  Raw raw = greeted();
+  const auto refused = raw.attach("", 0, 1, 2);
+  EXPECT_EQ(refused.error().code(), proto::STATUS_UNAVAILABLE) << refused.ShortDebugString();
+}
+
+TEST_F(WorkerServiceTest, S7WhoKeepsItsDescriptorAfterTheCommitChangesNothing) {
+  Raw raw = greeted();
+  proto::WorkerFrame begin;
+  begin.mutable_publish_begin()->mutable_id()->set_model("m");
+  begin.mutable_publish_begin()->mutable_id()->set_version(5);
+  auto& tensor = *begin.mutable_publish_begin()->add_tensors();
+  tensor.set_name("w");
+  tensor.set_dtype("F32");
+  tensor.add_shape(100'000);
+  const auto begun = raw.answer(raw.send(begin));
+  ASSERT_TRUE(begun.has_publish_begun()) << begun.ShortDebugString();
+  ASSERT_EQ(raw.descriptors.size(), 1u);
+  const UniqueFd kept = std::move(raw.descriptors[0]);
+  proto::WorkerFrame commit;
+  commit.set_session(begun.session());
+  commit.mutable_publish_commit();
+  ASSERT_TRUE(raw.answer(raw.send(commit)).has_published());
+  const auto stored = host_->store().find({"m", 5}).front();
+  const auto served = stored->array(stored->manifest.layout.entries()[0]);
+  const std::vector<std::byte> before(served.begin(), served.end());
+  const std::string wrong(100'000, 'w');
+  ASSERT_EQ(::pwrite(kept.get(), wrong.data(), wrong.size(), 100'000), 100'000);
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), served.begin()));
+  EXPECT_EQ(stored->verification->state(), store::CopyState::kVerified);
 }
 
 TEST_F(WorkerServiceTest, OnlySoManyPublicationsOfOneWorkerAreUnderWay) {

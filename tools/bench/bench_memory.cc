@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "src/base/digest.h"
+#include "src/base/blake3.h"
 #include "src/base/units.h"
 
 namespace rekindle::bench {
@@ -45,15 +45,14 @@ void fill_with_noise(std::span<std::byte> bytes) {
 
 namespace {
 
-std::uint64_t digest_tile(std::span<const std::byte> bytes, std::uint64_t at, std::uint64_t end) {
-  return xxh3_64(bytes.subspan(at, std::min(kTileBytes, end - at)), at);
+Digest digest_tile(std::span<const std::byte> bytes, std::uint64_t at, std::uint64_t end) {
+  return blake3(bytes.subspan(at, std::min(kTileBytes, end - at)));
 }
 
 }  // namespace
 
-std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes,
-                                        std::uint64_t slice_bytes) {
-  std::vector<std::uint64_t> digests;
+std::vector<Digest> digest_tiles(std::span<const std::byte> bytes, std::uint64_t slice_bytes) {
+  std::vector<Digest> digests;
   for (std::uint64_t slice = 0; slice < bytes.size(); slice += slice_bytes) {
     const std::uint64_t end = slice + slice_bytes;
     for (std::uint64_t at = slice; at < end; at += kTileBytes) {
@@ -64,7 +63,7 @@ std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes,
 }
 
 bool verify_slice(std::span<const std::byte> bytes, std::uint64_t offset, std::uint64_t slice_bytes,
-                  std::span<const std::uint64_t> digests) {
+                  std::span<const Digest> digests) {
   const std::uint64_t tiles_per_slice = (slice_bytes + kTileBytes - 1) / kTileBytes;
   std::size_t tile = offset / slice_bytes * tiles_per_slice;
   const std::uint64_t end = offset + slice_bytes;

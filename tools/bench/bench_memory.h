@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "src/base/digest.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 
@@ -30,11 +31,10 @@ class Pool {
 inline constexpr std::uint64_t kTileBytes = 1 << 20;
 
 void fill_with_noise(std::span<std::byte> bytes);
-// XXH3-64 of each tile; tiles do not cross the borders of slices.
-std::vector<std::uint64_t> digest_tiles(std::span<const std::byte> bytes,
-                                        std::uint64_t slice_bytes);
+// BLAKE3 of each tile; tiles do not cross the borders of slices.
+std::vector<Digest> digest_tiles(std::span<const std::byte> bytes, std::uint64_t slice_bytes);
 // Whether the slice at `offset` has the digests that it had there.
 bool verify_slice(std::span<const std::byte> bytes, std::uint64_t offset, std::uint64_t slice_bytes,
-                  std::span<const std::uint64_t> digests);
+                  std::span<const Digest> digests);
 
 }  // namespace rekindle::bench

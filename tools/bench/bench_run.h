@@ -16,7 +16,7 @@ namespace rekindle::bench {
 struct Setup {
   const Pool& source_pool;  // also mapped here, for memcpy
   const Pool& destination;
-  std::span<const std::uint64_t> digests;  // of the source's tiles
+  std::span<const Digest> digests;  // of the source's tiles
   std::span<const std::unique_ptr<SourceProcess>> sources;
   std::string transport;
   std::size_t streams = 1;

@@ -27,7 +27,7 @@ struct TransferOptions {
 
 struct TransferRow {
   std::string name;                // "rekindle", "plain sockets", …
-  bool integrity = false;          // XXH3-64 of every 1 MiB tile, checked
+  bool integrity = false;          // BLAKE3 of every 1 MiB tile, checked
   double gb_per_second = 0;        // decimal, median of the rounds
   double lowest = 0, highest = 0;  // of the rounds
   double cpu_seconds_per_gb = 0;   // of all processes, user and system, median

@@ -24,9 +24,10 @@ Result<std::chrono::milliseconds> parse_duration(std::string_view option, std::s
   const double factor = unit == "ms"                   ? 1
                         : unit == "s"                  ? 1e3
                         : unit == "m" || unit == "min" ? 60e3
+                        : unit == "h"                  ? 3600e3
                                                        : 0;
-  constexpr double kDay = 86'400'000;
-  if (error != std::errc() || factor == 0 || !(value >= 0) || value * factor > kDay) {
+  constexpr double kLongest = 366 * 86'400e3;
+  if (error != std::errc() || factor == 0 || !(value >= 0) || value * factor > kLongest) {
     return fail(ErrorCode::kInvalid, "{}: '{}' is not a time; write for example 250ms, 2s or 5min",
                 option, text);
   }

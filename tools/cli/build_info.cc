@@ -1,6 +1,6 @@
 #include "tools/cli/build_info.h"
 
-#include "src/base/digest.h"
+#include "src/base/blake3.h"
 #include "src/base/version.h"
 
 // REKINDLE_… come from tools/cli/CMakeLists.txt.
@@ -14,7 +14,7 @@ BuildInfo build_info() {
   info.verbs = REKINDLE_WITH_VERBS != 0;
   info.cuda = REKINDLE_WITH_CUDA != 0;
   info.nccl = REKINDLE_WITH_NCCL != 0;
-  info.digest_simd = digest_simd_level();
+  info.digest_simd = blake3_simd_level();
   return info;
 }
 

@@ -26,12 +26,12 @@ struct CheckpointView {
   std::vector<Line> tensors;
   std::vector<std::pair<std::string, std::uint64_t>> files;  // name, size
   std::vector<std::string> extras;                           // config.json, …
-  Digest128 tensor_set;
-  Digest128 layout;
+  Digest tensor_set;
+  Digest layout;
   std::uint64_t tensor_bytes = 0;
   // Of a copy in a store only.
   std::optional<ModelVersion> id;
-  std::optional<Digest128> root;
+  std::optional<Digest> root;
   bool whole = true;  // every tensor of the checkpoint, completely
 };
 

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "recovery/device/devices.h"
+#include "tools/bench/bench_digest.h"
 #include "tools/bench/bench_pin.h"
 #include "tools/bench/bench_transfer.h"
 #include "tools/cli/arguments.h"
@@ -120,6 +121,42 @@ void add_register(CLI::App& bench, Session& session) {
   });
 }
 
+struct DigestArgs {
+  bench::DigestOptions options;
+  std::string bytes = "1G";
+  std::string gpu_bytes = "4G";
+};
+
+Result<int> bench_digest(const Settings& settings, DigestArgs args) {
+  TRY(args.options.bytes, parse_size("--bytes", args.bytes));
+  TRY(args.options.gpu_bytes, parse_size("--gpu-bytes", args.gpu_bytes));
+  TRY(const bench::DigestReport report, bench::run_bench_digest(args.options));
+  if (settings.json) {
+    print_json(Json::parse(bench::to_json(report)));
+  } else {
+    print(bench::to_text(report));
+  }
+  return kExitOk;
+}
+
+void add_digest(CLI::App& bench, Session& session) {
+  CLI::App* sub = bench.add_subcommand(
+      "digest",
+      "BLAKE3-256 of tiles on one core, on all cores and on the first GPU, and next to them their\n"
+      "limits in the same run: memcpy, XXH3, and a copy inside the GPU's memory.");
+  auto args = std::make_shared<DigestArgs>();
+  sub->add_option("--bytes", args->bytes,
+                  "Of memory, read by each measurement; needs twice that [1G]")
+      ->type_name("SIZE");
+  sub->add_option("--gpu-bytes", args->gpu_bytes, "Of the GPU's memory; 0 leaves the GPU out [4G]")
+      ->type_name("SIZE");
+  sub->add_option("--rounds", args->options.rounds, "Figures are medians of so many [5]")
+      ->type_name("N");
+  sub->callback([&session, args] {
+    session.choose("bench", [&session, args] { return bench_digest(session.settings, *args); });
+  });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Session& session) {
@@ -156,6 +193,7 @@ void add_bench(CLI::App& app, Session& session) {
     session.choose("bench", [&session, args] { return bench_transfer(session.settings, *args); });
   });
   add_register(*sub, session);
+  add_digest(*sub, session);
 }
 
 }  // namespace rekindle::cli

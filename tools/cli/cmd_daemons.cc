@@ -106,6 +106,7 @@ struct AgentArgs {
   std::string budget;
   std::string max_rate;
   std::string load_timeout = "10min";
+  std::string scrub = "24h";
   std::vector<std::string> allow_uids;
   std::string numa = "interleave";
   std::string gpu = "auto";
@@ -189,6 +190,10 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
   TRY(options.load_timeout, parse_duration("--load-timeout", args.load_timeout));
   if (options.load_timeout.count() == 0) {
     return fail(ErrorCode::kInvalid, "--load-timeout 0: no worker could ever load");
+  }
+  options.scrub = std::chrono::milliseconds(0);
+  if (args.scrub != "off") {
+    TRY(options.scrub, parse_duration("--scrub", args.scrub));
   }
   TRY(options.numa, numa_policy(args));
   TRY(options.gpu, gpu_options(settings, args));
@@ -298,6 +303,10 @@ void add_agent(CLI::App& app, Session& session) {
                   "Serve workers of this user, too, who may then pass through the store's\n"
                   "directory (mode 0711); again for more. They trust an agent of root [own user]")
       ->type_name("USER");
+  sub->add_option("--scrub", args->scrub,
+                  "How often each copy is read again in the background, at 1 % of a core, to find\n"
+                  "bytes that went wrong in memory; off: never [24h]")
+      ->type_name("TIME");
   sub->add_option("--numa", args->numa,
                   "NUMA nodes that copies lie on: interleave (page by page over all that have\n"
                   "CPUs), local (where they are touched first), or the number of one [interleave]")

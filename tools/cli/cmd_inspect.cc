@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -5,9 +6,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include "recovery/agent/host.h"
 #include "src/base/units.h"
 #include "src/store/segment_store.h"
+#include "tools/cli/arguments.h"
 #include "tools/cli/checkpoint_view.h"
+#include "tools/cli/copies_view.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress.h"
@@ -131,6 +135,32 @@ Result<int> verify(const Settings& settings, const std::string& path) {
   return kExitOk;
 }
 
+// `what`: MODEL@VERSION, or the path of a copy of it.
+Result<ModelVersion> version_meant(const std::string& what) {
+  std::error_code ignored;
+  if (std::filesystem::exists(what, ignored) && is_store_copy(what)) {
+    TRY(const store::StoredVersion version, store::open_version(what));
+    return version.manifest.checkpoint->id;
+  }
+  return parse_model_version(what);
+}
+
+Result<int> repair(const Settings& settings, const std::string& what) {
+  TRY(const ModelVersion id, version_meant(what));
+  TRY(const auto host, agent::open_host(host_options(settings)));
+  TRY(const auto copies, host->verify(id));
+  const bool all_right = std::ranges::all_of(
+      copies, [](const proto::CopyStatus& copy) { return copy.state() == "verified"; });
+  if (settings.json) {
+    Json list = Json::array();
+    for (const auto& copy : copies) list.push_back(cli::to_json(copy));
+    print_json({{"ok", all_right}, {"copies", std::move(list)}});
+  } else {
+    print(copies_text({copies.begin(), copies.end()}));
+  }
+  return all_right ? kExitOk : kExitCorrupt;
+}
+
 }  // namespace
 
 void add_inspect(CLI::App& app, Session& session) {
@@ -159,9 +189,18 @@ void add_verify(CLI::App& app, Session& session) {
       "Digest every byte of a copy again and compare with its manifest. Exit code 4 and the first\n"
       "bad tensor when something differs.");
   auto path = std::make_shared<std::string>();
-  sub->add_option("PATH", *path, "Directory with a rekindle.manifest, or that file")->required();
-  sub->callback([&session, path] {
-    session.choose("verify", [&session, path] { return verify(session.settings, *path); });
+  auto mend = std::make_shared<bool>(false);
+  sub->add_option("COPY", *path,
+                  "Directory with a rekindle.manifest, or that file; with --repair also "
+                  "MODEL@VERSION")
+      ->required();
+  sub->add_flag("--repair", *mend,
+                "All copies of the version in the --store, through its agent if one runs; wrong\n"
+                "tiles are fetched from peers");
+  sub->callback([&session, path, mend] {
+    session.choose("verify", [&session, path, mend] {
+      return *mend ? repair(session.settings, *path) : verify(session.settings, *path);
+    });
   });
 }
 

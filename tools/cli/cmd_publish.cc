@@ -20,7 +20,6 @@ namespace {
 struct PublishArgs {
   std::string id;
   std::vector<std::string> paths;
-  bool copy = false;
   std::optional<std::uint32_t> replicas;
 };
 
@@ -33,7 +32,6 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
     if (error) return fail_errno(error.value(), path);
     request.paths.push_back(absolute);
   }
-  request.copy = args.copy;
   request.replicas = args.replicas;
   TRY(const auto host, agent::open_host(host_options(settings)));
   agent::TransferSummary summary;
@@ -63,9 +61,12 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
 struct RetireArgs {
   std::string id;
   bool everywhere = false;
+  bool force = false;
+  std::optional<std::uint32_t> deadline_s;
 };
 
-Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id) {
+Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id,
+                              const RetireArgs& args) {
   if (settings.coordinator.empty()) {
     return fail(ErrorCode::kInvalid, "--everywhere needs a --coordinator");
   }
@@ -73,6 +74,9 @@ Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id) 
   proto::RetireRequest request;
   request.mutable_id()->set_model(id.model);
   request.mutable_id()->set_version(id.version);
+  constexpr std::uint32_t kMaxSeconds = 86400;
+  if (args.deadline_s) request.set_deadline_ms(std::min(*args.deadline_s, kMaxSeconds) * 1000);
+  if (args.force) request.set_deadline_ms(0);
   TRY(const auto response,
       (coordinator->call<proto::RetireResponse>(proto::COORDINATOR_RETIRE, std::move(request))));
   if (settings.json) {
@@ -86,7 +90,7 @@ Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id) 
 
 Result<int> retire(const Settings& settings, const RetireArgs& args) {
   TRY(const ModelVersion id, parse_model_version(args.id));
-  if (args.everywhere) return retire_everywhere(settings, id);
+  if (args.everywhere) return retire_everywhere(settings, id, args);
   TRY(const auto host, agent::open_host(host_options(settings)));
   TRY(const std::uint64_t freed, host->retire(id));
   if (settings.json) {
@@ -105,10 +109,11 @@ void add_publish(CLI::App& app, Session& session) {
       "publish",
       "Give the fleet a checkpoint: safetensors files, or a directory of them with their index "
       "and\n"
-      "config files. Files on the store's own file system are linked, not copied. Through this\n"
-      "host's agent when one runs, else straight into the store. A version is published once: "
-      "again\n"
-      "with other bytes is refused.");
+      "config files. The store keeps a copy of its own, so the files may change afterwards. "
+      "Through\n"
+      "this host's agent when one runs, else straight into the store. A version is published "
+      "once:\n"
+      "again with other bytes is refused.");
   auto args = std::make_shared<PublishArgs>();
   sub->add_option("MODEL@VERSION", args->id, "Name and training step, e.g. qwen3@41")->required();
   sub->add_option("PATH", args->paths, "One directory, or .safetensors files")->required();
@@ -117,7 +122,6 @@ void add_publish(CLI::App& app, Session& session) {
                   "coordinator's --replicas]")
       ->type_name("R")
       ->check(CLI::Range(0u, 1024u));
-  sub->add_flag("--copy", args->copy, "Copy also where a link would do (the files will change)");
   sub->callback([&session, args] {
     session.choose("publish", [&session, args] { return publish(session.settings, *args); });
   });
@@ -131,7 +135,17 @@ void add_retire(CLI::App& app, Session& session) {
                                      "last reader has let go.");
   auto args = std::make_shared<RetireArgs>();
   sub->add_option("MODEL@VERSION", args->id, "What to let go, e.g. qwen3@40")->required();
-  sub->add_flag("--everywhere", args->everywhere, "On all hosts, through the coordinator");
+  CLI::Option* everywhere =
+      sub->add_flag("--everywhere", args->everywhere, "On all hosts, through the coordinator");
+  CLI::Option* deadline =
+      sub->add_option("--deadline", args->deadline_s,
+                      "With --everywhere: seconds until sessions that still use it are ended "
+                      "(default 600)")
+          ->needs(everywhere);
+  sub->add_flag("--force", args->force,
+                "With --everywhere: do not wait for sessions that use it, end them")
+      ->needs(everywhere)
+      ->excludes(deadline);
   sub->callback([&session, args] {
     session.choose("retire", [&session, args] { return retire(session.settings, *args); });
   });

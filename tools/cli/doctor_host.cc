@@ -12,7 +12,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "src/base/digest.h"
+#include "src/base/blake3.h"
 #include "src/base/units.h"
 #include "tools/cli/build_info.h"
 #include "tools/cli/doctor.h"
@@ -78,13 +78,12 @@ Check check_kernel(const Kernel& kernel) {
 }
 
 Check check_cpu() {
-  const std::string simd(digest_simd_level());
+  const std::string simd(blake3_simd_level());
   Check check{"cpu", Level::kOk,
               fmt::format("{} cores, digests use {}", ::sysconf(_SC_NPROCESSORS_ONLN), simd), ""};
-  if (simd == "sse2") {
+  if (simd == "portable") {
     check.level = Level::kWarn;
-    check.advice =
-        "digesting runs at a third of its speed without AVX2: verification may slow pulls";
+    check.advice = "digesting is several times slower without AVX2: verification may slow pulls";
   }
   return check;
 }

@@ -7,6 +7,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <time.h>
+
 #include "src/base/units.h"
 #include "src/tensor/canonical.h"
 
@@ -41,6 +43,15 @@ std::string printable(std::string_view text) {
     }
   }
   return result;
+}
+
+std::string utc_time(std::uint64_t unix_us) {
+  const auto whole = static_cast<time_t>(unix_us / 1'000'000);
+  tm parts{};
+  ::gmtime_r(&whole, &parts);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z", parts.tm_year + 1900,
+                     parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+                     unix_us % 1'000'000);
 }
 
 Result<void> flush_output() {

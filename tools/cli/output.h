@@ -20,6 +20,7 @@ void print(std::string_view text);
 void print_line(std::string_view line);
 void print_json(const Json& value);  // one document, indented on a terminal
 std::string printable(std::string_view text);
+std::string utc_time(std::uint64_t unix_us);  // 2026-11-21T20:31:04.123456Z
 
 // kInternal when stdout could not take all that was written (full disk); a closed pipe is no error.
 Result<void> flush_output();

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "recovery/rpc/convert.h"
 #include "src/base/units.h"
+#include "tools/cli/copies_view.h"
 #include "tools/cli/rounds_view.h"
 #include "tools/cli/workers_view.h"
 
 namespace rekindle::cli {
 namespace {
 
-std::string hex(const proto::Digest128& digest) {
-  return Digest128{digest.low(), digest.high()}.hex();
-}
+std::string hex(const proto::Digest& digest) { return rpc::from_proto(digest).hex(); }
 
 std::string name_of(const proto::ModelVersion& id) {
   return printable(fmt::format("{}@{}", id.model(), id.version()));
@@ -290,6 +290,12 @@ std::string to_text(const proto::ClusterStatusResponse& status) {
   return text;
 }
 
+Json copies_json(const proto::AgentStatusResponse& status) {
+  Json copies = Json::array();
+  for (const auto& copy : status.copies()) copies.push_back(to_json(copy));
+  return copies;
+}
+
 Json to_json(const proto::AgentStatusResponse& status) {
   return {{"node", status.node().node_id()},
           {"address", status.node().control_endpoint()},
@@ -303,6 +309,7 @@ Json to_json(const proto::AgentStatusResponse& status) {
           {"coordinator", status.coordinator()},
           {"coordinator_connected", status.coordinator_connected()},
           {"holdings", holdings_json(status.holdings())},
+          {"copies", copies_json(status)},
           {"instances", instances_json(status)},
           {"devices", to_json(status.devices())}};
 }
@@ -331,7 +338,7 @@ std::string to_text(const proto::AgentStatusResponse& status) {
   }
   return text +
          table({{"VERSION"}, {"STATE"}, {"PART"}, {"BYTES", true}, {"ROOT"}, {"LAYOUT"}}, rows) +
-         instances_text(status);
+         copies_text({status.copies().begin(), status.copies().end()}) + instances_text(status);
 }
 
 }  // namespace rekindle::cli

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include <time.h>
-
 #include "src/base/units.h"
 
 namespace rekindle::cli {
@@ -58,15 +56,6 @@ std::string phases_of(const Message& message) {
                         static_cast<double>(phase.elapsed_us()) / 1e3);
   }
   return text.empty() ? "-" : text;
-}
-
-std::string time_of(std::uint64_t unix_us) {
-  const auto whole = static_cast<time_t>(unix_us / 1'000'000);
-  tm parts{};
-  ::gmtime_r(&whole, &parts);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z", parts.tm_year + 1900,
-                     parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
-                     unix_us % 1'000'000);
 }
 
 std::string arrived(const proto::WorkerSession& session) {
@@ -122,7 +111,7 @@ std::string instances_text(const proto::AgentStatusResponse& status) {
 
 Json to_json(const proto::AgentEvent& event) {
   Json json{{"number", event.number()},
-            {"time", time_of(event.unix_us())},
+            {"time", utc_time(event.unix_us())},
             {"unix_us", event.unix_us()},
             {"event", event.kind()},
             {"instance", event.instance()}};
@@ -142,7 +131,8 @@ Json to_json(const proto::AgentEvent& event) {
 }
 
 std::string to_line(const proto::AgentEvent& event) {
-  std::string line = time_of(event.unix_us()) + " " + event.instance();
+  std::string line = utc_time(event.unix_us());
+  if (!event.instance().empty()) line += " " + event.instance();
   if (event.has_rank()) line += fmt::format("/{} pid {}", event.rank(), event.pid());
   if (event.has_id()) line += fmt::format(" {}@{}", event.id().model(), event.id().version());
   if (!event.rung().empty()) line += " " + event.rung();

@@ -102,6 +102,12 @@ Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint
   Registration result;
   const auto attempt = [&](const std::byte* base) {
     result.address = base + offset;
+    // Kernels before 6.2 pin shared memory as if it were written to. A page that nobody has touched
+    // in this mapping would be faulted in by that write, which changes the file's ctime: the copy
+    // would count as changed by a stranger. A page that was read is taken as it is.
+    if (use == MemoryUse::kServe && base != memory.bytes().data()) {
+      (void)touch_pages({result.address, bytes}, TouchMode::kRead);  // the device says what fails
+    }
     result.error = try_place(share, {result.address, bytes}, access, result.mr);
   };
   const std::byte* const plain = memory.bytes().data();

@@ -27,12 +27,22 @@ def has_default(name: str) -> bool:
 Regions = Mapping[str, Iterable[Region]]  # by parameter
 
 
-def check_plan(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str]) -> None:
+def check_plan(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str],
+               version: str = "") -> None:
     """After a plan was executed: what moves and constants have covered, and of what opaque tensors
     went to, what the loader says, or what was seen of that. InvalidError names what is missing."""
+    lacking = unwritten(model, plan, returned, allowed)
+    if lacking:
+        raise _error(lacking, version)
+
+
+def unwritten(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str]) -> str:
+    """Of a plan that was, or is to be, executed: parameters that are not written in full, and how
+    much of them is, in words; "" when there are none."""
     said = _said(returned) if plan.opaque else set()
-    if said is not None:  # else nothing is known of where the opaque tensors went
-        _refuse(_short(model, written(plan), _seen(returned) or {}, said), allowed)
+    if said is None:  # nothing is known of where the opaque tensors went
+        return ""
+    return described(_short(model, written(plan), _seen(returned) or {}, said), allowed)
 
 
 def written(plan: "Plan") -> dict[str, set[Region]]:
@@ -46,12 +56,15 @@ def written(plan: "Plan") -> dict[str, set[Region]]:
     return found
 
 
-def check_loaded(model: torch.nn.Module, returned: Any, allowed: Iterable[str]) -> None:
+def check_loaded(model: torch.nn.Module, returned: Any, allowed: Iterable[str],
+                 version: str = "") -> None:
     """After a loader was given whole tensors: what it says that it has loaded (names), or what was
     seen of that (`WriteWatch.regions()`), if there is either."""
     said = _said(returned)
     if said is not None:
-        _refuse(_short(model, {}, _seen(returned) or {}, said), allowed)
+        lacking = described(_short(model, {}, _seen(returned) or {}, said), allowed)
+        if lacking:
+            raise _error(lacking, version)
 
 
 def _seen(returned: Any) -> Regions | None:
@@ -108,8 +121,7 @@ def described(short: Mapping[str, str], allowed: Iterable[str]) -> str:
     return named + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
 
 
-def _refuse(short: Mapping[str, str], allowed: Iterable[str]) -> None:
-    lacking = described(short, allowed)
-    if lacking:
-        raise InvalidError(f"not every parameter has weights: {lacking}; publish what is missing, "
-                           "or name what needs none in allow_unwritten")
+def _error(lacking: str, version: str) -> InvalidError:
+    of = f" in {version}" if version else ""
+    return InvalidError(f"not every parameter has weights{of}: {lacking}; publish what is "
+                        "missing, or name what needs none in allow_unwritten")

@@ -4,14 +4,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from .. import _attaching
+from .. import _abi, _attaching, _files
 from ..boxes import Box
-from ..catalog import catalog
+from ..catalog import Catalog, catalog
 from ..errors import Error, InternalError, InvalidError
 from ..recording.cache import cached, fingerprint
 from ..recording.effects import Unrecordable, require_memory
@@ -20,14 +21,16 @@ from ..recording.execute import catalog_of, execute
 from ..recording.plan import Plan
 from ..recording.recorder import record_or_refuse
 from ..recording.targets import named_targets
-from ..recording.tracer import TensorMeta
 from ..session import Session, attach
 from .completeness import check_loaded, check_plan
+from .fitting import CONFIGS, Contents, Fit, Handed, quantization_of
 from .options import Options
 from .ranks import ABOUT_WEIGHTS, ONE, Ranks
 from .reading import whole_tensors
+from .writes import ConversionWatch
 
 logger = logging.getLogger("rekindle")
+_ANSWER_S = 0.5  # for an agent of this host to answer
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 # An engine's loader: takes (name, tensor) pairs, may say which parameters it has loaded.
@@ -74,6 +77,7 @@ class Held:
     session: Session
     boxes: list[Box] | None  # None: whole tensors
     names: frozenset[str]  # of the tensors that were read
+    contents: Contents  # of the version: a plan for it is a plan for one that has the same
     torn: str | None = None  # why the model has weights of two versions, after an update failed
 
 
@@ -97,6 +101,25 @@ def hold(role: str, what: Held) -> None:
         before.session.close()
 
 
+def newer_version(now: Held, timeout: float) -> int | None:
+    """The version to move to: a newer one, or, in a group, that of an update that has begun; None
+    when there is none in `timeout` seconds.
+
+    The agent answers a session that waits, and never says that there is no news. An update of a
+    group is known on this host, so a moment is enough for its answer; for a newer version the
+    fleet is asked as well."""
+    group = now.options.group is not None
+    found = now.session.wait_for_update(max(timeout, _ANSWER_S) if group else timeout)
+    if found is not None or group:
+        return found
+    try:
+        newest = _catalog(replace(now.options, version="latest")).version
+    except Error as why:
+        logger.info("rekindle: the newest version of %s is not known: %s", now.options.name, why)
+        return None
+    return newest if newest > now.session.version else None
+
+
 def let_go(role: str) -> None:
     """The model has other weights now, that are not Rekindle's."""
     before = _held.pop(role, None)
@@ -115,17 +138,23 @@ def attached(options: Options, place: Place, device: str | None,
 
 
 def fill(model: torch.nn.Module, load: Load, options: Options, place: Place,
-         loaders: list[Any] | None, role: str = "target", ranks: Ranks = ONE) -> Held:
+         loaders: list[Any] | None, role: str = "target", ranks: Ranks = ONE,
+         update: "Update | None" = None) -> Held:
     """Fills `model` by what `load` does, checks that nothing is missing, and commits.
 
     `loaders`: things whose source decides what `load` does; None: plans are not cached, because
     `place.key` cannot say what else decides. `ranks`: all that call this for a part of the model;
-    when it fails on one, it does on all, and none is committed.
-    Raises InvalidError naming parameters that are not written, and what `attach` raises."""
-    plan, found = ranks.together(lambda: _prepared(model, load, options, place, loaders),
-                                 lambda made: made[1].session.close())
+    when it fails on one, it does on all, and none is committed. `update`: of a model that serves.
+    Raises InvalidError naming parameters that are not written, and tensors that do not fit, and
+    what `attach` raises."""
+    prepared = ranks.together(
+        lambda: _prepared(model, load, options, place, loaders, update),
+        lambda made: made.found.session.close())
+    found = prepared.found
     try:
-        ranks.together(lambda: _write(model, load, plan, found))
+        if update is not None:
+            update.begun = True
+        ranks.together(lambda: _write(model, load, prepared))
         ranks.together(lambda: found.session.commit(options.commit_timeout))
     except BaseException:
         found.session.close()
@@ -134,45 +163,103 @@ def fill(model: torch.nn.Module, load: Load, options: Options, place: Place,
     return found
 
 
+@dataclass
+class Update:
+    """Of a model that serves, by `fill`."""
+
+    before: Contents | None  # what the model has, where that is known
+    begun: bool = False  # something of the model may have been written
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What will be read, and the session for it."""
+
+    plan: Plan | None  # None: whole tensors
+    found: Held
+    fit: Fit
+    # Records again, with what the recording of a model that serves has not written.
+    again: Callable[[], Plan | None] | None = None
+
+
 def _prepared(model: torch.nn.Module, load: Load, options: Options, place: Place,
-              loaders: list[Any] | None) -> tuple[Plan | None, Held]:
-    """What will be read, and the session for it; None: whole tensors."""
+              loaders: list[Any] | None, update: Update | None) -> _Prepared:
     device = device_of(model, options)
-    catalog, version = _catalog(options)
-    options = _pinned(options, version)
-    plan = _plan(model, load, catalog, place, loaders) if options.record else None
+    contents = _contents(options)
+    options = _pinned(options, contents.version)
+    fit = _fit(model, contents, options, update is not None, update.before if update else None)
+    fitted = _fitted(load, fit, place, loaders, options.record)
+    plan = fitted if options.record else None
     boxes = boxes_of(plan) if plan is not None else None
     if boxes == []:
-        raise InvalidError(f"{options.name}@{version} has no tensor that this model's loader reads")
-    names = catalog.keys() if plan is None else [entry.name for entry in plan.entries]
+        raise InvalidError(f"{contents} has no tensor that this model's loader reads")
+    names = contents.tensors.keys() if plan is None else [entry.name for entry in plan.entries]
     session = attached(options, place, device, boxes)
-    return plan, Held(options, place, device, session, boxes, frozenset(names))
+    found = Held(options, place, device, session, boxes, frozenset(names), contents)
+    again = None
+    if update is not None and plan is not None and not plan.replayable:
+        again = lambda: _recorded(load, fit, place, loaders, {}, dry=False)  # noqa: E731
+    return _Prepared(plan, found, fit, again)
 
 
-def again(model: torch.nn.Module, options: Options, place: Place, now: Held | None) -> Held:
-    """A session for other weights of a model that is filled: of what `now` has of it, if that is
-    of the same name in Rekindle, else of all."""
+def again(model: torch.nn.Module, load: Load, options: Options, place: Place, now: Held | None,
+          layout: AbstractContextManager[Any] | None = None) -> Held:
+    """A session for other weights of a model that serves, of which nothing is touched here: of the
+    boxes that `now` has, if the version has the same tensors, else of those that a new recording
+    of `load` says. `layout`: the model is as `load` finds it within this.
+
+    InvalidError names a tensor of the version that does not fit the model, or what is missing."""
     if now is not None and now.options.name != options.name:
         now = None
     device = now.device if now is not None else device_of(model, options)
-    boxes = now.boxes if now is not None else None
-    session = attached(options, place, device, boxes)
-    try:
-        names = frozenset(info.name for info in session.tensors())
-    except BaseException:
-        session.close()
-        raise
-    return Held(options, place, device, session, boxes, names)
-
-
-def _write(model: torch.nn.Module, load: Load, plan: Plan | None, found: Held) -> None:
-    options, session = found.options, found.session
-    if plan is None:
-        _fill_whole(model, load, options, session)
+    contents = _contents(options)
+    options = _pinned(options, contents.version)
+    if now is not None and now.contents.same_as(contents):
+        boxes, names = now.boxes, now.names
     else:
-        opaque = _Returned(load)
+        fit = _fit(model, contents, options, True, now.contents if now is not None else None)
+        fit.check_quantization()
+        on = _record_device(model)
+        with layout or nullcontext():
+            plan = _fitted(load, fit, place, None, True, on)
+        if not options.record:
+            plan = None
+        boxes = boxes_of(plan) if plan is not None else None
+        names = frozenset(contents.tensors if plan is None else (
+            entry.name for entry in plan.entries))
+    return Held(options, place, device, attached(options, place, device, boxes), boxes, names,
+                contents)
+
+
+def _fit(model: torch.nn.Module, contents: Contents, options: Options, serving: bool,
+         before: Contents | None) -> Fit:
+    return Fit(model, contents, options.allow_unwritten, options.allow_unread, serving, before)
+
+
+def _fitted(load: Load, fit: Fit, place: Place, loaders: list[Any] | None, record: bool,
+            device: torch.device | None = None) -> Plan | None:
+    """The plan for a version that fits the model, None for whole tensors. The one rule for first
+    loads and updates: an update is checked where a first load would not record, too."""
+    failed: dict[str, str] = {}
+    same = fit.before is not None and fit.before.same_as(fit.new)
+    plan = None
+    if record or (fit.serving and not same):
+        plan = _recorded(load, fit, place, loaders, failed, dry=fit.serving, device=device)
+    if plan is not None or fit.serving:
+        fit.check(plan, failed)
+    return plan
+
+
+def _write(model: torch.nn.Module, load: Load, prepared: _Prepared) -> None:
+    plan, options, session = prepared.plan, prepared.found.options, prepared.found.session
+    if plan is not None and prepared.again is not None:
+        plan = prepared.again()
+    if plan is None:
+        _fill_whole(load, prepared.fit, options, session)
+    else:
+        opaque = _Opaque(load, prepared.fit)
         execute(plan, opaque, model, session, timeout=options.load_timeout)
-        check_plan(model, plan, opaque.returned, options.allow_unwritten)
+        check_plan(model, plan, opaque.returned, options.allow_unwritten, str(prepared.fit.new))
     session.loaded()
 
 
@@ -195,7 +282,7 @@ def one_version(options: Options, ranks: Ranks) -> Options:
     said: Any = None
     if ranks.rank == 0:
         try:
-            said = _catalog(options)[1]
+            said = _catalog(options).version
         except Error as why:
             said = why
         except Exception as why:  # the others wait for what is said here
@@ -223,25 +310,42 @@ def _pinned(options: Options, version: int) -> Options:
     return replace(options, version=version)
 
 
-def _catalog(options: Options) -> tuple[dict[str, TensorMeta], int]:
-    found = catalog(options.name, options.version, fallback_dir=options.fallback_dir,
-                    agent=options.agent, timeout=options.attach_timeout)
-    return catalog_of(found.tensors), found.version
+def _catalog(options: Options) -> Catalog:
+    return catalog(options.name, options.version, fallback_dir=options.fallback_dir,
+                   agent=options.agent, timeout=options.attach_timeout)
 
 
-def _plan(model: torch.nn.Module, load: Load, catalog: Mapping[str, TensorMeta],
-          place: Place, loaders: list[Any] | None) -> Plan | None:
+def _contents(options: Options) -> Contents:
+    found = _catalog(options)
+    return contents_of(found)
+
+
+def contents_of(found: Catalog) -> Contents:
+    """Of a version; raises what `attach` raises."""
+    names = [_abi.FILE_PREFIX + name for name in CONFIGS if name in found.file_names]
+    files = _files.read(found.agent, f"{found.model}@{found.version}", names)
+    return Contents(found.model, found.version, catalog_of(found.tensors), quantization_of(files))
+
+
+def _record_device(model: torch.nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _recorded(load: Load, fit: Fit, place: Place, loaders: list[Any] | None,
+              failed: dict[str, str], *, dry: bool,
+              device: torch.device | None = None) -> Plan | None:
     """None when the loader does more than a plan can say: it is given whole tensors then."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    model, catalog = fit.model, fit.new.tensors
+    on = device or _record_device(model)
 
     def make() -> Plan:
-        return record_or_refuse(load, catalog, model, device=device)
+        return record_or_refuse(load, catalog, model, device=on, dry=dry, failed=failed)
 
     try:
         if loaders is None:
             return make()
         require_memory(named_targets(model))  # a fingerprint needs their shapes
-        key = fingerprint(catalog, model, loaders, place.key, record_device=device)
+        key = fingerprint(catalog, model, loaders, place.key, record_device=on)
         return cached(key, make)
     except Unrecordable as why:
         logger.info("rekindle: %s is given whole tensors: its loader is more than a recording can "
@@ -249,24 +353,36 @@ def _plan(model: torch.nn.Module, load: Load, catalog: Mapping[str, TensorMeta],
         return None
 
 
-class _Returned:
-    """Calls a loader, and keeps what it returns."""
+class _Opaque:
+    """Calls a loader with the tensors that were not followed, and keeps what it returns."""
 
-    def __init__(self, load: Load) -> None:
-        self._load = load
+    def __init__(self, load: Load, fit: Fit) -> None:
+        self._load, self._fit = load, fit
         self.returned: Any = None
 
     def __call__(self, pairs: Pairs) -> Any:
-        self.returned = self._load(pairs)
+        self.returned, _ = _loaded(self._load, pairs, self._fit)
         return self.returned
 
 
-def _fill_whole(model: torch.nn.Module, load: Load, options: Options, session: Session) -> None:
-    pairs = whole_tensors(session, options.load_timeout)
-    returned = load(pairs)
-    for _ in pairs:  # a loader may stop before the end
+def _fill_whole(load: Load, fit: Fit, options: Options, session: Session) -> None:
+    returned, handed = _loaded(load, whole_tensors(session, options.load_timeout), fit)
+    for _ in handed:  # a loader may stop before the end
         pass
-    check_loaded(model, returned, options.allow_unwritten)
+    check_loaded(fit.model, returned, options.allow_unwritten, str(fit.new))
+
+
+def _loaded(load: Load, pairs: Pairs, fit: Fit) -> tuple[Any, Handed]:
+    """What a loader returns. InvalidError names the tensor at which it failed."""
+    handed = Handed(pairs)
+    try:
+        with ConversionWatch(fit.model):
+            return load(handed), handed
+    except Exception as why:
+        explained = handed.explained(why, fit)
+        if explained is why:
+            raise
+        raise explained from why
 
 
 def is_about_weights(error: BaseException) -> bool:

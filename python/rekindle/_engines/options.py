@@ -32,6 +32,7 @@ class Options:
     record: bool = True  # fetch only what this rank's loader reads
     fallback: str | None = None  # "default": the engine's own loader, when weights cannot be had
     allow_unwritten: tuple[str, ...] = ()  # regular expressions of parameters without weights
+    allow_unread: tuple[str, ...] = ()  # and of tensors that an update may bring for nobody
 
     @classmethod
     def parse(cls, config: Any) -> "Options":
@@ -75,7 +76,7 @@ class Options:
 
 
 def _checked(key: str, value: Any) -> Any:
-    if key == "allow_unwritten":
+    if key in ("allow_unwritten", "allow_unread"):
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise InvalidError(f"{key} is a list of regular expressions, not {value!r}")
         return tuple(value)

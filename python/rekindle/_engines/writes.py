@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..recording.targets import span
 from ..recording.tracer import Traced
 from .coverage import Region, in_bytes
+from .fitting import check_conversion
+
+_COPY = torch.ops.aten.copy_.default
 
 
 class _Written(NamedTuple):
@@ -67,6 +70,13 @@ class WriteWatch:
                 found[name] = set(_of_parameter(parameter, storages[key]))
         return found
 
+    def check(self, target: Any, source: Any) -> None:
+        """Of a copy that is about to be made. InvalidError: into a parameter, with a conversion that
+        would lose a scale."""
+        if isinstance(source, torch.Tensor) and not isinstance(target, Traced) and not isinstance(
+                source, Traced) and _storage(target) in self._written:
+            check_conversion(source, target)
+
     def note(self, tensor: torch.Tensor) -> None:
         """It has been written to."""
         written = self._written.get(_storage(tensor) or 0)
@@ -116,6 +126,8 @@ class _Mode(TorchDispatchMode):
         self._watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _COPY:
+            self._watch.check(args[0], args[1])
         done = func(*args, **(kwargs or {}))
         if torch.Tag.inplace_view in func.tags:  # to it as a tensor, not to its memory
             return done
@@ -128,6 +140,21 @@ class _Mode(TorchDispatchMode):
                     if isinstance(item, torch.Tensor) and not isinstance(item, Traced):
                         self._watch.note(item)
         return done
+
+
+class ConversionWatch(TorchDispatchMode):
+    """Around a loader that is given whole tensors: InvalidError when it copies between quantized
+    and plain dtypes into a parameter. In this thread."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._targets = {key for key in _storages(model).values() if key is not None}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _COPY and isinstance(args[1], torch.Tensor) and args[0].dtype != args[1].dtype:
+            if _storage(args[0]) in self._targets:
+                check_conversion(args[1], args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _storages(model: torch.nn.Module) -> dict[str, int | None]:

@@ -60,10 +60,16 @@ def record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch
 
 
 def record_or_refuse(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch.Tensor],
-                     *, device: str | torch.device = "cpu") -> Plan:
-    """The same, but Unrecordable for a loader that does more than put tensors into targets."""
+                     *, device: str | torch.device = "cpu", dry: bool = False,
+                     failed: dict[str, str] | None = None) -> Plan:
+    """The same, but Unrecordable for a loader that does more than put tensors into targets.
+
+    `dry`: parameters keep all of their values; constants that the loader writes are noted only, so
+    a plan that is not replayable must be recorded again before it is carried out. `failed` is
+    filled with the tensors at which the loader raised, and what it said."""
     with no_collections():
-        return _record(load, catalog, targets, torch.device(device))
+        return _record(load, catalog, targets, torch.device(device), dry,
+                       {} if failed is None else failed)
 
 
 class _Run(NamedTuple):
@@ -72,12 +78,14 @@ class _Run(NamedTuple):
     left_out: frozenset[str] = frozenset()  # names, of another run, if there must be one
     sets: str | None = None
     effect: str | None = None
+    raised: str | None = None  # what the loader raised at what is left out
 
 
 class _Targets(NamedTuple):
     tensors: dict[str, torch.Tensor]
     module: nn.Module | None  # where the tensors can be replaced
     watched: nn.Module | None  # whose attributes are compared
+    dry: bool = False  # the tensors keep their values
 
 
 def _targets(load: Load, targets: nn.Module | Mapping[str, torch.Tensor]) -> _Targets:
@@ -92,8 +100,8 @@ def _all_opaque(catalog: Catalog, loaded: frozenset[str] | None = None) -> Plan:
 
 
 def _record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch.Tensor],
-            device: torch.device) -> Plan:
-    places = _targets(load, targets)
+            device: torch.device, dry: bool, failed: dict[str, str]) -> Plan:
+    places = _targets(load, targets)._replace(dry=dry)
     require_memory(places.tensors)
     left_out: set[str] = set()
     for _ in range(_MOST_RUNS):
@@ -101,6 +109,8 @@ def _record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torc
         run = _run(load, offered, places, device)
         if not run.left_out:
             break
+        if run.raised is not None:
+            failed.update(dict.fromkeys(run.left_out, run.raised))
         left_out |= _families(run.left_out, offered)
         if len(left_out) == len(catalog):
             return _all_opaque(catalog)
@@ -117,17 +127,18 @@ def _record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torc
 
 def _run(load: Load, offered: Catalog, places: _Targets, device: torch.device) -> _Run:
     """One run of the loader, and what it has left behind."""
-    recorder, attributes = Recorder(places.tensors, device), Attributes(places.watched)
-    returned, left_out = None, frozenset[str]()
+    recorder = Recorder(places.tensors, device, dry=places.dry)
+    attributes = Attributes(places.watched)
+    returned, left_out, raised = None, frozenset[str](), None
     try:
         with torch.no_grad(), recorder:
             returned = _names(load(recorder.tensors(offered)))
     except NeedsData as need:
         left_out = need.names
-    except Exception:
+    except Exception as why:
         if recorder.last is None:
             raise
-        left_out = frozenset([recorder.last])
+        left_out, raised = frozenset([recorder.last]), f"{type(why).__name__}: {why}"
     finally:
         if places.module is not None:
             recorder.opaque |= _put_back(places.module, places.tensors)
@@ -135,7 +146,7 @@ def _run(load: Load, offered: Catalog, places: _Targets, device: torch.device) -
     left_out = left_out or frozenset(recorder.asked)
     if left_out:
         attributes.put_back(Traced)
-        return _Run(recorder, left_out=left_out)
+        return _Run(recorder, left_out=left_out, raised=raised)
     return _left_behind(_Run(recorder, returned), attributes)
 
 

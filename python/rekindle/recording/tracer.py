@@ -138,8 +138,11 @@ class Recorder(TorchDispatchMode):
     watches the targets.
     """
 
-    def __init__(self, targets: Mapping[str, torch.Tensor], device: torch.device):
+    def __init__(self, targets: Mapping[str, torch.Tensor], device: torch.device, *,
+                 dry: bool = False):
+        """`dry`: what the loader writes to targets is noted, and not written."""
         super().__init__()
+        self._dry = dry
         self.targets = Targets(targets)
         self.device = device
         self.opaque: set[str] = set()
@@ -190,7 +193,15 @@ class Recorder(TorchDispatchMode):
         self.uses.see(func, args, kwargs)
         if _is_mutable(func):
             self._plain_write(func, args, kwargs)
+            to = kwargs.get("out", args[0] if args else None)
+            if self._dry and self._is_target(to):
+                return to if isinstance(to, torch.Tensor) else None
         return func(*args, **kwargs)
+
+    def _is_target(self, to: Any) -> bool:
+        """Or a list with one."""
+        return any(isinstance(one, torch.Tensor) and self.targets.sharing(one) is not None
+                   for one in (to if isinstance(to, (list, tuple)) else (to,)))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -12,7 +12,7 @@ from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.runtime_context import get_model, get_spec
 
 from .._engines.coverage import Region
-from .._engines.loading import ALONE, Load, Pairs, Place, fill, held, one_version
+from .._engines.loading import ALONE, Load, Pairs, Place, Update, fill, held, one_version
 from .._engines.options import Options
 from .._engines.ranks import ONE, Ranks
 from .._engines.writes import WriteWatch
@@ -131,7 +131,8 @@ def update(model: torch.nn.Module, options: Options, load: Load) -> None:
     """A version into a model that serves, on all ranks or, with an error on each, on none. The
     session of before is let go of when the new one is held.
 
-    What it raises says that the model may have weights of two versions, and must not serve."""
+    InvalidError names what of the version does not fit the model, before anything is written; what
+    it raises later says that the model may have weights of two versions, and must not serve."""
     check_update()
     part = part_of(model)
     _parts[model] = part
@@ -139,19 +140,23 @@ def update(model: torch.nn.Module, options: Options, load: Load) -> None:
     options = one_version(options, ranks)
     _check_same(options, ranks)
     place = place_of(options, ranks, now) if part.is_target else ALONE
+    same = now is not None and now.options.name == options.name
+    begun = Update(now.contents if now is not None and same else None)
     try:
-        _fill(model, options, load, place, part, ranks)
+        _fill(model, options, load, place, part, ranks, begun)
     except Exception as why:
         text = f"the update to {options.name}@{options.version} has failed: {why}"
+        code = why.name if isinstance(why, Error) else "INTERNAL"
+        if not begun.begun:
+            raise of_name(code, text) from why
         if now is not None:
             now.torn = text
-        code = why.name if isinstance(why, Error) else "INTERNAL"
         raise of_name(code, f"{text}; the model may have weights of two versions, and must not "
                             "serve before an update has succeeded") from why
 
 
 def _fill(model: torch.nn.Module, options: Options, load: Load, place: Place, part: Part,
-          ranks: Ranks) -> None:
+          ranks: Ranks, begun: Update | None = None) -> None:
     if not part.is_target:
         of_target = _of_target(model)
         load = _without(of_target, load)
@@ -159,7 +164,7 @@ def _fill(model: torch.nn.Module, options: Options, load: Load, place: Place, pa
         options = replace(options, allow_unwritten=tuple(allowed))
     if part.layer is not None:
         load = _of_layer(part.layer, load)
-    fill(model, _watched(model, load), options, place, None, part.role, ranks)
+    fill(model, _watched(model, load), options, place, None, part.role, ranks, begun)
 
 
 def _shared(model: torch.nn.Module) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .. import session as sessions
-from ..errors import NotFoundError
+from .._engines.fitting import Fit
+from ..errors import Error, NotFoundError
 from ..recording import boxes, execute
 from ..recording.plan import Plan
 from ..recording.recorder import plan_of
@@ -32,6 +33,7 @@ class Recorded(NamedTuple):
     plan: Plan
     targets: dict[str, torch.Tensor]
     missing: list[str]  # parameters without a tensor, which transformers has initialised
+    unread: list[str]  # tensors that transformers has no place for, and says so
 
 
 def is_pretrained(model: nn.Module) -> bool:
@@ -61,7 +63,8 @@ def record(kind: Any, config: Any, catalog: Catalog, **arguments: Any) -> Record
     if recorder.opaque:
         return None
     missing = sorted(set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]})
-    return Recorded(model, plan_of(recorder.events, set(), catalog), targets, missing)
+    return Recorded(model, plan_of(recorder.events, set(), catalog), targets, missing,
+                    sorted(info["unexpected_keys"]))
 
 
 def _once(model: nn.Module) -> dict[str, Traced]:
@@ -103,16 +106,25 @@ def _never(tensors: Any) -> None:
     raise AssertionError("nothing is opaque here")
 
 
-def load(model: Any, name: str, version: int, catalog: Catalog, strict: bool,
+def load(model: Any, name: str, version: int, fit: Fit, strict: bool, convert: bool,
          timeout: float | None, options: dict[str, Any]) -> sessions.Session:
     """Fills a transformers model that is there, by the plan of a twin."""
     kind, arguments = type(model), {"dtype": model.dtype, "device_map": "cpu"}
-    twin = record(kind, model.config, catalog, **spelled(arguments))
+    catalog = fit.new.tensors
+    try:
+        twin = record(kind, model.config, catalog, **spelled(arguments))
+    except Error:
+        raise
+    except Exception as why:
+        raise fit.failed(why) from why
     if twin is None:
-        return _load_real(model, name, version, strict, timeout, options)
+        return _load_real(model, name, version, fit, strict, timeout, options)
     if strict and twin.missing:
         raise NotFoundError(f"{name}@{version} has nothing for {memory.some(twin.missing)} of the "
                             "model; strict=False leaves them as they are")
+    if not convert:
+        fit.check_conversions(twin.plan, twin.targets)
+    fit.check_unread(catalog.keys() - set(twin.unread))
     _take_buffers(model, twin.model, options.get("device"))
     memory.materialize(model, options.get("device"))
     own = named_targets(model)
@@ -131,8 +143,8 @@ def _take_buffers(model: nn.Module, twin: nn.Module, device: Any) -> None:
                    lambda b: values[names[id(b)]].to(to))
 
 
-def _load_real(model: Any, name: str, version: int, strict: bool, timeout: float | None,
-               options: dict[str, Any]) -> sessions.Session:
+def _load_real(model: Any, name: str, version: int, fit: Fit, strict: bool,
+               timeout: float | None, options: dict[str, Any]) -> sessions.Session:
     session = sessions.attach(name, version, **{**options, "device": None})
     try:
         state = {info.name: tensor.clone() for info, tensor in session.entries(timeout)}
@@ -143,6 +155,7 @@ def _load_real(model: Any, name: str, version: int, strict: bool, timeout: float
         if strict and missing:
             raise NotFoundError(f"{name}@{version} has nothing for {memory.some(missing)} of the "
                                 "model; strict=False leaves them as they are")
+        fit.check_unread(state.keys() - set(info["unexpected_keys"]))
         _take_buffers(model, twin, options.get("device"))
         memory.materialize(model, options.get("device"))
         model.load_state_dict(twin.state_dict())

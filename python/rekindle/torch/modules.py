@@ -3,13 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from .. import session as sessions
+from .._engines.fitting import Contents, Fit
+from .._engines.loading import contents_of
 from ..errors import InvalidError, NotFoundError
 from ..catalog import catalog as rekindle_catalog
-from ..recording import catalog_of
 from ..recording.tracer import TensorMeta
 from . import conversion, memory
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Catalog = Mapping[str, TensorMeta]
+_filled: WeakKeyDictionary[nn.Module, Contents] = WeakKeyDictionary()  # by load(), from what
 
 
 def load(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
@@ -31,7 +34,10 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     checkpoint has other names or other cuts (an expert a tensor, say) is filled as transformers'
     own loader would; so are its buffers that are not saved, when they are on meta.
 
-    `strict`: NotFoundError when a parameter gets nothing; without it, it keeps its values.
+    `strict`: NotFoundError when a parameter gets nothing; without it, it keeps its values. A module
+    that has been filled before is updated by the same rules, and with `strict` also InvalidError
+    for a tensor that the version before did not have and the module has no place for, and for other
+    quantization settings in its config.json; before anything is written.
     `convert`: between dtypes; without it, InvalidError when they differ. `load_timeout`: seconds
     without anything new. `options`: of `rekindle.attach`; without a device, that of the parameters
     when all have the same one.
@@ -41,17 +47,32 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     """
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
     whole = rekindle_catalog(name, version, **where)
-    catalog, name, number = catalog_of(whole.tensors), whole.model, whole.version
+    contents, name, number = contents_of(whole), whole.model, whole.version
+    before = _filled.get(model)
+    if before is not None and before.model != name:
+        before = None
+    fit = Fit(model, contents, serving=before is not None and strict, before=before,
+              pass_over="ask for strict=False")
+    fit.check_quantization()
+    session = _load(model, name, number, fit, strict, convert, load_timeout, options)
+    _filled[model] = contents
+    return session
+
+
+def _load(model: nn.Module, name: str, number: int, fit: Fit, strict: bool, convert: bool,
+          load_timeout: float | None, options: dict[str, Any]) -> sessions.Session:
+    catalog = fit.new.tensors
     targets, missing = _by_name(model, catalog)
     if conversion.is_pretrained(model) and (missing or _meta_buffers(model)):
-        return conversion.load(model, name, number, catalog, strict, load_timeout, options)
+        return conversion.load(model, name, number, fit, strict, convert, load_timeout, options)
     if strict and missing:
         raise NotFoundError(f"{name}@{number} has nothing for {memory.some(missing)} of the model; "
                             "strict=False leaves them as they are")
     if _meta_buffers(model):
         raise InvalidError(f"{memory.some(_meta_buffers(model))} is not saved with the model and "
                            "on the meta device: build the model, or its buffers, on a real one")
-    _check(targets, catalog, convert)
+    _check(targets, fit.new, convert)
+    fit.check_unread(model.state_dict(keep_vars=True))
     if strict or not missing:
         memory.materialize(model, options.get("device"))
         targets, _ = _by_name(model, catalog)
@@ -77,14 +98,14 @@ def _by_name(model: nn.Module, catalog: Catalog) -> tuple[dict[str, torch.Tensor
     return targets, [name for name, value in state.items() if memory.identity(value) not in found]
 
 
-def _check(targets: Mapping[str, torch.Tensor], catalog: Catalog, convert: bool) -> None:
+def _check(targets: Mapping[str, torch.Tensor], new: Contents, convert: bool) -> None:
     for name, value in targets.items():
-        meta = catalog[name]
+        meta = new.tensors[name]
         if tuple(value.shape) != meta.shape:
-            raise InvalidError(f"{name} has shape {list(meta.shape)} there and "
+            raise InvalidError(f"{name} has shape {list(meta.shape)} in {new} and "
                                f"{list(value.shape)} in the model")
         if value.dtype != meta.dtype and not convert:
-            raise InvalidError(f"{name} is {meta.dtype} there and {value.dtype} in the model: "
+            raise InvalidError(f"{name} is {meta.dtype} in {new} and {value.dtype} in the model: "
                                "change the model's, or ask for convert=True")
 
 

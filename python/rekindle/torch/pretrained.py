@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 from .. import session as sessions
 from ..catalog import catalog as rekindle_catalog
+from .._engines.fitting import Fit
+from .._engines.loading import contents_of
 from ..errors import InvalidError, NotFoundError
-from ..recording import catalog_of
 from . import conversion, memory
 
 _sessions: WeakKeyDictionary[Any, sessions.Session] = WeakKeyDictionary()
@@ -42,7 +43,8 @@ def from_pretrained(name: str | None = None, version: str | int | None = "latest
         raise InvalidError("a whole model is loaded: give no shard and no spec")
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
     whole = rekindle_catalog(name, version, **where)
-    catalog, name, number = catalog_of(whole.tensors), whole.model, whole.version
+    contents, name, number = contents_of(whole), whole.model, whole.version
+    catalog = contents.tensors
     with _directory(whole.files()) as directory:
         config = config or _config(transformers, directory)
         generation = _generation(transformers, directory)
@@ -57,6 +59,7 @@ def from_pretrained(name: str | None = None, version: str | int | None = "latest
     else:
         model, missing = recorded.model, recorded.missing
         targets = recorded.targets
+        Fit(model, contents).check_conversions(recorded.plan, targets)
         options["device"] = (device if device_map is None
                              else memory.common_device(targets.values()))
         session = conversion.attach(recorded, name, number, catalog, options, targets, load_timeout)

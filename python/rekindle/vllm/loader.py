@@ -17,11 +17,13 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from .._engines.loading import (
-    Pairs, Place, again, fill, held, hold, is_about_weights, let_go, of_one_generation, one_version)
+    Held, Pairs, Place, again, fill, held, hold, is_about_weights, let_go, of_one_generation,
+    one_version)
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
 from ..errors import InvalidError, NotFoundError
 from . import versions
+from .layout import load_layout
 from .placing import place_of, ranks_of, role_of
 
 logger = logging.getLogger("rekindle")
@@ -76,23 +78,20 @@ class RekindleModelLoader(BaseModelLoader):
 
     def get_all_weights(self, model_config: Any,
                         model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """The newest version, for vLLM's `reload_weights()` without arguments. Whether it reads all
-        of it, nobody looks; it is held from when the last tensor was taken."""
+        """The newest version, for vLLM's `reload_weights()` without arguments. That it fits the
+        model is checked before the reload begins; whether vLLM reads all of it then, nobody looks.
+        It is held from when the last tensor was taken."""
         role = role_of(model_config)
         ranks = ranks_of(role)
         options, place = ranks.together(lambda: self._of(model_config, role))
         options = one_version(options, ranks)
         now = held(role)
         place = of_one_generation(place, ranks, now)
-        found = ranks.together(lambda: again(model, options, place, now),
-                               lambda made: made.session.close())
-        try:
-            yield from whole_tensors(found.session, options.load_timeout)
-            found.session.loaded()
-        except BaseException:
-            found.session.close()
-            raise
-        hold(role, found)
+        # Here, not in the generator: vLLM begins its reload before it takes the first tensor.
+        found = ranks.together(
+            lambda: again(model, lambda pairs: model.load_weights(pairs), options, place, now,
+                          load_layout(model)), lambda made: made.session.close())
+        return _given(role, found)
 
     def _of(self, model_config: Any, role: str) -> tuple[Options, Place]:
         config = get_current_vllm_config()
@@ -111,6 +110,16 @@ class RekindleModelLoader(BaseModelLoader):
         elif now is None and options.name == self.options.name and options.fallback:
             raise NotFoundError("the target model's weights have not come through Rekindle")
         return options, place
+
+
+def _given(role: str, found: Held) -> Iterator[tuple[str, torch.Tensor]]:
+    try:
+        yield from whole_tensors(found.session, found.options.load_timeout)
+        found.session.loaded()
+    except BaseException:
+        found.session.close()
+        raise
+    hold(role, found)
 
 
 _DECIDE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",

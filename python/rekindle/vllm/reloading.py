@@ -11,6 +11,7 @@ import torch
 
 from .._engines.completeness import amount, described, has_default, written
 from .._engines.coverage import covered
+from .._engines.fitting import Contents, Fit, Handed
 from .._engines.loading import Pairs
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
@@ -21,14 +22,21 @@ from ..session import Session
 
 
 def reload(model: torch.nn.Module, options: Options, session: Session,
-           apply: Callable[[Pairs], Any]) -> None:
+           apply: Callable[[Pairs], Any], contents: Contents | None = None) -> None:
     """`apply` gives tensors to the model's `load_weights`, in a reload of vLLM's that it begins or
     that has begun; then every tensor must have been taken and every parameter written.
 
     InvalidError names what was not: the model then has weights of two versions."""
-    pairs = _Counted(whole_tensors(session, options.load_timeout))
+    pairs = Handed(whole_tensors(session, options.load_timeout))
+    fit = Fit(model, contents or Contents(session.model, session.version, {}))
     with _Loads(model) as loads:
-        apply(pairs)
+        try:
+            apply(pairs)
+        except Exception as why:
+            explained = pairs.explained(why, fit)
+            if explained is why:
+                raise
+            raise explained from why
     if not loads.ran:
         raise InvalidError("vLLM has not called the model's load_weights: nothing was loaded")
     if not pairs.finished:
@@ -54,21 +62,6 @@ def abandon(model: torch.nn.Module) -> None:
     if hasattr(model, "_original_do_torchao_reload"):
         model._do_torchao_reload = model._original_do_torchao_reload
     layerwise.LOADING_LAYERS.clear()
-
-
-class _Counted:
-    """Pairs, and whether all were taken."""
-
-    def __init__(self, pairs: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self._pairs = pairs
-        self.last: str | None = None
-        self.finished = False
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self._pairs:
-            self.last = name
-            yield name, tensor
-        self.finished = True
 
 
 class _Loads:
@@ -119,17 +112,23 @@ def _lacking(model: torch.nn.Module) -> dict[str, str]:
     """Parameters of layers that were given nothing, which vLLM leaves as they were, with a warning,
     and those of which a part was not written, which it leaves as their memory was."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-    short: dict[str, str] = {}
+    short: dict[str, tuple[str, int]] = {}  # and which parameter vLLM will put back for it
+    filled: set[int] = set()
     for name, layer, own in _loadable(model):
         info = get_layerwise_info(layer)
         if not info.can_load():  # every element has come
+            filled.update(map(id, own.values()))
             continue
         counts = _written(own, info.loaded_weights) if info.load_numel else {}
+        kept: dict[str, Any] = (getattr(info, "kernel_tensors", None) or ({}, {}))[0]
         for key, parameter in own.items():
-            count = counts.get(key, 0)
+            count, kernel = counts.get(key, 0), id(kept.get(key, parameter))
             if count < parameter.numel():
-                short[f"{name}.{key}" if name else key] = amount(count, parameter.numel())
-    return short
+                short[f"{name}.{key}" if name else key] = amount(count, parameter.numel()), kernel
+            else:
+                filled.add(kernel)
+    # Of tied parameters one is given the weights, and they have one memory.
+    return {name: how for name, (how, kernel) in short.items() if kernel not in filled}
 
 
 def _written(own: dict[str, torch.Tensor], loads: list[tuple[str, Any]]) -> dict[str, int]:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from .._engines.loading import (
-    Held, Pairs, again, held, hold, of_one_generation, one_version)
+    Held, Pairs, again, held, hold, newer_version, of_one_generation, one_version)
 from .._engines.options import Options
 from ..errors import InvalidError
 from ..session import Session
 from . import versions
+from .layout import load_layout
 from .placing import place_of, ranks_of
 from .reloading import abandon, reload
 
@@ -40,16 +41,19 @@ def wait_for_update(timeout: float) -> int | None:
     if now is None:
         raise InvalidError("this worker's weights have not come through Rekindle: nothing says "
                            "which model to wait for")
-    return now.session.wait_for_update(timeout)
+    return newer_version(now, timeout)
 
 
 def update(worker: Any, version: str | int, given: dict[str, Any] | None) -> dict[str, Any]:
     """Attaches, reloads, commits. Returns what it was and how long it took."""
+    from vllm.config import set_current_vllm_config
     begun = time.perf_counter()
     versions.check()
-    options = replace(_options(worker.vllm_config, held("target"), given), version=version)
-    session = bring(worker.vllm_config.parallel_config, worker.model_runner.get_model(), options,
-                    lambda pairs: worker.reload_weights(weights_iterator=pairs))
+    config = worker.vllm_config
+    options = replace(_options(config, held("target"), given), version=version)
+    with set_current_vllm_config(config):
+        session = bring(config.parallel_config, worker.model_runner.get_model(), options,
+                        lambda pairs: worker.reload_weights(weights_iterator=pairs))
     return {"model": session.model, "version": session.version, "tensors": session.tensor_count,
             "bytes": session.bytes_total, "rung": session.rung,
             "seconds": time.perf_counter() - begun}
@@ -60,13 +64,15 @@ def bring(parallel: Any, model: torch.nn.Module, options: Options, apply: Callab
     """A version into `model` by `apply`, which takes checkpoint tensors. The session is held.
 
     All ranks that have a part of the model call it. When it fails on one, it does on all: the model
-    is what it was, or, once the first tensor may have been written, it is held to be torn."""
+    is what it was, or, once the first tensor may have been written, it is held to be torn. Whether
+    the version fits the model is known before that: InvalidError names what does not."""
     ranks, now = ranks_of(role), held(role)
     options = one_version(options, ranks)
     place = ranks.together(lambda: place_of(parallel, options, role))
     place = of_one_generation(place, ranks, now)
-    found = ranks.together(lambda: again(model, options, place, now),
-                           lambda made: made.session.close())
+    found = ranks.together(
+        lambda: again(model, lambda pairs: model.load_weights(pairs), options, place, now,
+                      load_layout(model)), lambda made: made.session.close())
     try:
         ranks.together(lambda: _apply(model, found, apply))
         ranks.together(lambda: found.session.commit(options.commit_timeout))
@@ -81,7 +87,7 @@ def bring(parallel: Any, model: torch.nn.Module, options: Options, apply: Callab
 
 def _apply(model: torch.nn.Module, found: Held, apply: Callable[[Pairs], Any]) -> None:
     try:
-        reload(model, found.options, found.session, apply)
+        reload(model, found.options, found.session, apply, found.contents)
     except BaseException:
         abandon(model)
         raise

@@ -7,6 +7,10 @@
 // What nodes are told with their heartbeats: let go, fetch, drain; ranks of instances.
 namespace rekindle::coordinator {
 
+namespace {
+constexpr std::size_t kMaxRetireDeadlines = 4096;
+}
+
 std::size_t Core::pullers_of(const Incarnation& source) const {
   const auto share = shares_.find(source);
   return share == shares_.end() ? 0 : share->second;
@@ -36,14 +40,13 @@ Result<HeartbeatAnswer> Core::heartbeat(const std::string& node_id, const Incarn
   answer.drained = catalog_.drained(node_id);
   const ModelVersion* last = nullptr;
   for (const auto& [key, holding] : member->holdings) {
-    const DurableVersion* version = catalog_.find(key.id);
-    if (version == nullptr || !version->retiring || (last != nullptr && *last == key.id)) continue;
+    if ((last != nullptr && *last == key.id) || !catalog_.is_retired(key.id)) continue;
     last = &key.id;
     // "Nobody reads" counts from one that lets nobody new in; who was sent there may yet come.
     const auto readers = member->readers.find(key.id);
     const bool free = readers != member->readers.end() && readers->second == 0 &&
                       readers_of(incarnation, key.id) == 0;
-    const bool let_go = free || seeded(SeededBug::kRetiredUnderReaders);
+    const bool let_go = free || is_overdue(key.id, now) || seeded(SeededBug::kRetiredUnderReaders);
     (let_go ? answer.retire : answer.retiring).push_back(key.id);
   }
   const Recopy* task = replicas_.task_of(incarnation);
@@ -53,14 +56,28 @@ Result<HeartbeatAnswer> Core::heartbeat(const std::string& node_id, const Incarn
   return answer;
 }
 
-Result<std::uint32_t> Core::retire(const ModelVersion& id, TimePoint now) {
+bool Core::is_overdue(const ModelVersion& id, TimePoint now) const {
+  const auto found = retire_deadlines_.find(id);
+  return now >= (found == retire_deadlines_.end() ? retired_before_ : found->second);
+}
+
+Durably<std::uint32_t> Core::retire(const ModelVersion& id, TimePoint now,
+                                    std::optional<Duration> deadline) {
   tick(now);
-  TRY_VOID(catalog_.retire(id));
+  Durably<void> retired = catalog_.retire(id);
+  if (!retired.answer) return {fail(std::move(retired.answer).error()), retired.commit};
   std::uint32_t nodes = 0;
   for (const auto& [node_id, member] : members_.all()) {
     if (member.holds_any(id)) ++nodes;
   }
-  return nodes;
+  if (retire_deadlines_.size() >= kMaxRetireDeadlines) {
+    std::erase_if(retire_deadlines_, [&](const auto& entry) { return entry.second <= now; });
+  }
+  const bool anew = !catalog_.is_retired(id);
+  if (deadline || anew) {
+    retire_deadlines_[id] = now + deadline.value_or(timing_.retire_deadline);
+  }
+  return {nodes, retired.commit};
 }
 
 // Why this holder of a whole copy is not one that another node may rely on; "" when it is.
@@ -76,12 +93,12 @@ Result<void> Core::let_go(const std::string& node_id, const Incarnation& incarna
                           const ModelVersion& id, TimePoint now) {
   TRY(Member * member, hear(node_id, incarnation, 0, now));
   const DurableVersion* version = catalog_.find(id);
+  if (catalog_.is_retired(id)) return {};
   if (version == nullptr || !member->holds_any(id)) {
     return fail(ErrorCode::kDenied,
                 "{} must stay on {}: it is not announced to the coordinator; try again later",
                 id.to_string(), node_id);
   }
-  if (version->retiring) return {};
   std::string others;
   for (const auto& [other_id, other] : members_.all()) {
     if (other_id == node_id || !holds_whole(other, id, version->root)) continue;
@@ -103,27 +120,31 @@ Draining Core::draining(const std::string& node_id) const {
   const auto found = members_.all().find(node_id);
   if (found == members_.all().end()) return result;
   result.readers = pullers_of(found->second.info.incarnation);
-  for (const auto& [id, version] : catalog_.state().versions) {
-    if (version.retiring || !holds_whole(found->second, id, version.root)) continue;
+  for (const ModelVersion& id : catalog_.live()) {
+    const DurableVersion& version = *catalog_.find(id);
+    if (!holds_whole(found->second, id, version.root)) continue;
     bool elsewhere = false;
     for (const auto& [other_id, other] : members_.all()) {
-      elsewhere = elsewhere || (other.state != NodeState::kDead && !catalog_.drained(other_id) &&
-                                holds_whole(other, id, version.root));
+      elsewhere =
+          elsewhere || (other_id != node_id && other.state != NodeState::kDead &&
+                        !catalog_.drained(other_id) && holds_whole(other, id, version.root));
     }
     if (!elsewhere) result.sole_copies.push_back(id);
   }
   return result;
 }
 
-Result<Draining> Core::drain(const std::string& node_id, bool drained, TimePoint now) {
+Durably<Draining> Core::drain(const std::string& node_id, bool drained, TimePoint now) {
   tick(now);
   const bool known = members_.all().contains(node_id) || catalog_.drained(node_id);
   if (!known) {
-    return fail(ErrorCode::kNotFound,
-                "no node '{}' is or was here lately; `rekindle status` names them", node_id);
+    return {fail(ErrorCode::kNotFound,
+                 "no node '{}' is or was here lately; `rekindle status` names them", node_id)};
   }
-  TRY_VOID(catalog_.set_drained(node_id, drained));
-  return draining(node_id);
+  const CommitNumber commit = catalog_.set_drained(node_id, drained);
+  Draining left = draining(node_id);
+  if (!drained) left.sole_copies.clear();
+  return {std::move(left), commit};
 }
 
 Result<InstanceAnswer> Core::report_rank(const RankReport& report, TimePoint now) {

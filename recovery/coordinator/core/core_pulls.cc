@@ -2,6 +2,8 @@
 #include <cmath>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/core/seeded_bugs.h"
 
@@ -29,8 +31,59 @@ Failure Core::no_source(const std::string& what, const std::string& model, TimeP
               catalog_.describe_versions(model, members_));
 }
 
+std::vector<std::string> Core::yet_to_verify(const OpenPullRequest& request) const {
+  auto version = request.version;
+  if (!version) {
+    if (const auto newest = catalog_.latest(request.model)) version = newest->version;
+  }
+  const auto waits_for = [&](const ModelVersion& id, const Holding& holding) {
+    if (id.model != request.model || (version && id.version != *version)) return false;
+    if (!holding.complete || holding.verified || catalog_.is_retired(id)) return false;
+    const DurableVersion* const known = catalog_.find(id);
+    return known == nullptr || holding.root == known->root;
+  };
+  std::vector<std::string> names;
+  for (const auto& [node_id, member] : members_.all()) {
+    if (member.state == NodeState::kDead) continue;
+    if (member.info.incarnation == request.puller.incarnation) continue;
+    if (std::ranges::any_of(member.holdings, [&](const auto& held) {
+          return waits_for(held.first.id, held.second);
+        })) {
+      names.push_back(node_id);
+    }
+  }
+  return names;
+}
+
+std::optional<Error> Core::yet_to_verify(const ModelVersion& id, const Incarnation& puller) const {
+  OpenPullRequest request;
+  request.puller.incarnation = puller;
+  request.model = id.model;
+  request.version = id.version;
+  const auto names = yet_to_verify(request);
+  if (names.empty()) return std::nullopt;
+  return Error(ErrorCode::kUnavailable,
+               fmt::format("{}: its holder has yet to verify it: {}; retry in a while",
+                           id.to_string(), fmt::join(names, ", ")));
+}
+
+bool Core::holds_all_itself(const ModelVersion& id, const Digest& root,
+                            const Incarnation& puller) const {
+  for (const auto& [node_id, member] : members_.all()) {
+    if (member.info.incarnation != puller) continue;
+    return std::ranges::any_of(member.holdings, [&](const auto& held) {
+      const Holding& holding = held.second;
+      return held.first.id == id && holding.root == root && holding.whole && holding.complete &&
+             holding.verified;
+    });
+  }
+  return false;
+}
+
 // Nobody was offered and nobody is busy: who holds it is kept away, or there is nobody.
-Failure Core::nobody_usable(const ModelVersion& id, TimePoint now) const {
+Failure Core::nobody_usable(const ModelVersion& id, const Incarnation& puller,
+                            TimePoint now) const {
+  if (auto unverified = yet_to_verify(id, puller)) return fail(*std::move(unverified));
   std::string names;
   std::string drained;
   Duration longest{};
@@ -61,19 +114,30 @@ Failure Core::nobody_usable(const ModelVersion& id, TimePoint now) const {
 
 Result<ModelVersion> Core::resolve(const OpenPullRequest& request, TimePoint now) const {
   if (!request.version) {
-    const auto newest = catalog_.newest_ready(request.model, members_);
-    // A restart must not turn `latest` back: its holders may not have reported yet.
-    const bool may_be_newer = in_grace(now) && !seeded(SeededBug::kLatestGoesBack) &&
-                              newest != catalog_.newest_claimed(request.model);
-    if (newest && !may_be_newer) return *newest;
-    return no_source(request.model, request.model, now);
+    // What has been READY is durable: neither a restart nor the silence of its holders turns
+    // `latest` back.
+    const auto newest = seeded(SeededBug::kLatestGoesBack)
+                            ? catalog_.newest_ready(request.model, members_)
+                            : catalog_.latest(request.model);
+    if (!newest) return no_source(request.model, request.model, now);
+    if (catalog_.state_of(*newest, members_) == VersionState::kReady) return *newest;
+    return fail(ErrorCode::kUnavailable,
+                "{} is the newest version of {}, and the nodes that hold it are not heard of (or "
+                "have yet to verify it) now; retry, start one of them, or retire it to go back to "
+                "an older version",
+                newest->to_string(), request.model);
   }
   const ModelVersion id{request.model, *request.version};
-  const DurableVersion* version = catalog_.find(id);
-  if (version == nullptr) return no_source(id.to_string(), request.model, now);
-  if (version->retiring) {
+  if (catalog_.is_retired(id)) {
     return fail(ErrorCode::kNotFound, "{} is retired; {}", id.to_string(),
                 catalog_.describe_versions(request.model, members_));
+  }
+  if (catalog_.find(id) == nullptr) {
+    // An unverified copy does not vouch for its version: that comes with its verification.
+    if (auto unverified = yet_to_verify(id, request.puller.incarnation)) {
+      return fail(*std::move(unverified));
+    }
+    return no_source(id.to_string(), request.model, now);
   }
   return id;
 }
@@ -120,7 +184,10 @@ Result<OpenedPull> Core::open_pull(const OpenPullRequest& request, TimePoint now
   opened.lease = timing_.pull_lease;
   opened.sources = offer_sources(pull, now, fair_count(pull, /*runs=*/false, now), all_busy);
   if (opened.sources.empty()) {
-    if (!all_busy) return nobody_usable(id, now);
+    if (!all_busy) {
+      if (holds_all_itself(id, version.root, request.puller.incarnation)) return opened;
+      return nobody_usable(id, request.puller.incarnation, now);
+    }
     opened.retry_after = queue_hint(id, now);
     wait(pull, opened.retry_after, now);
     return opened;

@@ -9,7 +9,7 @@ Result<RoundId> Core::begin_update(const ModelVersion& id, const std::string& gr
                                    std::optional<Duration> gather, TimePoint now) {
   tick(now);
   const DurableVersion* version = catalog_.find(id);
-  if (version != nullptr && version->retiring) {
+  if (catalog_.is_retired(id)) {
     return fail(ErrorCode::kUnavailable,
                 "update {}: the version is being retired; publish it again", id.to_string());
   }

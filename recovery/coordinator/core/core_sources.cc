@@ -27,9 +27,15 @@ enum class LastResort { kNo, kFlapping, kQuarantined, kDrained };
 bool holds_all_of_a_layout(const Member& member, const ModelVersion& id) {
   for (auto it = member.holdings.lower_bound({id, {}});
        it != member.holdings.end() && it->first.id == id; ++it) {
-    if (it->second.complete) return true;
+    if (it->second.counts()) return true;
   }
   return false;
+}
+
+// Of this root, and read by nobody before it is verified: what is being filled is verified tile by
+// tile.
+bool is_readable(const Holding& holding, const Digest& root) {
+  return holding.root == root && (!holding.complete || holding.verified);
 }
 
 }  // namespace
@@ -69,7 +75,8 @@ std::optional<Core::Candidate> Core::consider(const Pull& pull, const Member& me
   // Who has found it bad itself does not get it again so soon.
   if (quarantined && member.struck_by.contains(pull.puller.incarnation)) return std::nullopt;
   auto it = member.holdings.lower_bound({pull.id, {}});
-  while (it != member.holdings.end() && it->first.id == pull.id && it->second.root != pull.root) {
+  while (it != member.holdings.end() && it->first.id == pull.id &&
+         !is_readable(it->second, pull.root)) {
     ++it;
   }
   if (it == member.holdings.end() || it->first.id != pull.id) return std::nullopt;
@@ -141,8 +148,13 @@ SourceOffer Core::make_offer(const Pull& pull, const Member& member, const Holdi
     offer.held.assign(holding.held.begin(),
                       holding.held.begin() + static_cast<std::ptrdiff_t>(runs));
   }
-  offer.grant = {pull.puller.incarnation,           member.info.incarnation, pull.root,
-                 clock_ms(now + timing_.grant_ttl), next_serial_++,          0};
+  offer.grant = {pull.puller.incarnation,
+                 member.info.incarnation,
+                 pull.root,
+                 clock_ms(now + timing_.grant_ttl),
+                 next_serial_++,
+                 epoch(),
+                 0};
   return offer;
 }
 
@@ -178,10 +190,11 @@ std::vector<SourceOffer> Core::offer_sources(Pull& pull, TimePoint now, std::siz
     const Holding* whole = nullptr;
     for (auto it = begin; it != holdings.end() && it->first.id == pull.id; ++it) {
       const Holding& holding = it->second;
-      if (holding.root == pull.root && holding.whole && holding.complete) whole = &holding;
+      if (holding.root == pull.root && holding.whole && holding.counts()) whole = &holding;
     }
     for (auto it = begin; it != holdings.end() && it->first.id == pull.id; ++it) {
-      if (it->second.root != pull.root || (whole != nullptr && whole != &it->second)) continue;
+      if (!is_readable(it->second, pull.root)) continue;
+      if (whole != nullptr && whole != &it->second) continue;
       if (offers.size() >= limits_.max_sources_per_pull) break;
       offers.push_back(make_offer(pull, *candidate.member, it->second, now));
     }

@@ -68,10 +68,6 @@ Result<Instance*> Instances::find_or_begin(const RankReport& report, const Resol
     return fail(ErrorCode::kNotFound, "instance '{}' generation {} is not known", report.instance,
                 report.generation);
   }
-  if (found == instances_.end() && instances_.size() >= limits_.max_instances) {
-    return fail(ErrorCode::kExhausted, "the coordinator has its {} instances",
-                limits_.max_instances);
-  }
   Instance fresh;
   if (report.has) {
     fresh.id = *report.has;  // an earlier life of ours resolved it
@@ -89,9 +85,33 @@ Result<Instance*> Instances::find_or_begin(const RankReport& report, const Resol
   fresh.last_heard = now;
   // Who contradicts itself neither begins an instance nor ends the generation before.
   TRY_VOID(check_same(fresh, report));
+  fresh.home = report.node_id;
+  TRY_VOID(enter(fresh.home));
+  if (found != instances_.end()) leave(found->second.home);
   Instance& instance = instances_[report.instance];
   instance = std::move(fresh);
   return &instance;
+}
+
+Result<void> Instances::enter(const std::string& home) {
+  const std::size_t limit =
+      home.empty() ? limits_.max_spanning_instances : limits_.max_instances_per_node;
+  const auto found = counts_.find(home);
+  if (found != counts_.end() && found->second >= limit) {
+    if (home.empty()) {
+      return fail(ErrorCode::kExhausted, "the coordinator has its {} instances that span nodes",
+                  limit);
+    }
+    return fail(ErrorCode::kExhausted, "the coordinator has its {} instances of node '{}'", limit,
+                home);
+  }
+  ++counts_[home];
+  return {};
+}
+
+void Instances::leave(const std::string& home) {
+  const auto found = counts_.find(home);
+  if (found != counts_.end() && --found->second == 0) counts_.erase(found);
 }
 
 Result<InstanceAnswer> Instances::report(const RankReport& report, const Resolve& resolve,
@@ -113,6 +133,10 @@ Result<InstanceAnswer> Instances::report(const RankReport& report, const Resolve
     }
   } else if (is_lost(report.state)) {
     return answer(*instance);
+  }
+  if (!instance->home.empty() && instance->home != report.node_id) {
+    TRY_VOID(enter(""));
+    leave(std::exchange(instance->home, ""));
   }
   if (seeded(SeededBug::kResolvedTwice) && !report.has && !report.version) {
     TRY(instance->id, resolve());
@@ -176,7 +200,9 @@ void Instances::advance(Membership& members, TimePoint now) {
   std::erase_if(instances_, [&](const auto& entry) {
     const bool lost = std::ranges::all_of(
         entry.second.ranks, [](const auto& rank) { return is_lost(rank.second.state); });
-    return lost && now - entry.second.last_heard >= timing_.forget_instance;
+    const bool forget = lost && now - entry.second.last_heard >= timing_.forget_instance;
+    if (forget) leave(entry.second.home);
+    return forget;
   });
 }
 

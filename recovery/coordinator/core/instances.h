@@ -51,6 +51,7 @@ struct Instance {
   std::uint64_t generation = 0;
   ModelVersion id;
   std::uint32_t world = 1;
+  std::string home;  // the only node that has reported ranks of it; "": it spans nodes
   std::map<std::uint32_t, Rank> ranks;
   InstanceState state = InstanceState::kLoading;
   std::optional<std::uint32_t> unfit_rank;
@@ -83,10 +84,14 @@ class Instances {
   Result<void> check(const RankReport& report) const;
   static Result<void> check_same(const Instance& instance, const RankReport& report);
   static void judge(Instance& instance);
+  // Counts it for its node, or among those that span nodes. kExhausted: there are too many.
+  Result<void> enter(const std::string& home);
+  void leave(const std::string& home);
 
   const Timing timing_;
   const Limits limits_;
   std::map<std::string, Instance> instances_;  // by name
+  std::map<std::string, std::size_t> counts_;  // by home; "": those that span nodes
   TimePoint next_look_{};
 };
 

@@ -78,6 +78,7 @@ TimePoint Membership::advance_one(Member& member, TimePoint now, TimePoint no_de
     member.flapping.died(timing_, now);
     member.readers.clear();
     member.leaving.clear();
+    member.unclaimed.clear();
     if (!seeded(SeededBug::kDeadOffered)) member.holdings.clear();
     return now + timing_.forget_dead_after;
   }

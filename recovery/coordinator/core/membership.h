@@ -19,6 +19,8 @@ struct Member {
   TimePoint last_vouched{};  // a puller said that bytes came from it
   std::uint64_t progress = 0;
   std::map<HoldingKey, Holding> holdings;
+  // Of versions whose claim is being made durable.
+  std::map<HoldingKey, Holding> unclaimed;
   std::uint64_t store_free_bytes = 0;  // as it last said; 0 also when it does not say
   // Of versions that it lets no new reader in to, as it said in its last heartbeat.
   std::map<ModelVersion, std::uint32_t> readers;

@@ -27,7 +27,7 @@ struct Heartbeat {
 struct HeartbeatAnswer {
   struct Fetch {
     ModelVersion id;
-    Digest128 root;
+    Digest root;
     std::uint64_t max_bytes_per_second = 0;  // 0 = no cap
   };
   std::uint64_t epoch = 0;
@@ -53,8 +53,8 @@ struct OpenedPull {
   DurableVersion version;
   std::uint64_t epoch = 0;
   Duration lease{};
-  std::vector<SourceOffer> sources;
-  Duration retry_after{};  // > 0: no source has a free share now
+  std::vector<SourceOffer> sources;  // empty, without retry_after: the puller has it all itself
+  Duration retry_after{};            // > 0: no source has a free share now
 };
 struct PullProgress {
   PullId pull_id;
@@ -71,7 +71,7 @@ struct PullProgressAnswer {
 struct Pull {
   NodeInfo puller;
   ModelVersion id;
-  Digest128 root;
+  Digest root;
   std::string shard;
   TimePoint opened;
   TimePoint last_progress;
@@ -90,7 +90,12 @@ struct Waiting {
 struct AnnounceConflict {
   ModelVersion id;
   std::string why;
-  bool again = false;  // no conflict: it could not be made durable now
+  bool again = false;  // no other root: it could not be made durable now
+};
+struct Announced {
+  Result<std::vector<AnnounceConflict>> answer;
+  CommitNumber commit = 0;                 // 0: the answer holds now
+  std::map<ModelVersion, Digest> waiting;  // for it, with their roots
 };
 
 }  // namespace rekindle::coordinator

@@ -15,10 +15,10 @@ constexpr Duration kMaxPreparation = std::chrono::minutes(10);
 
 }  // namespace
 
-bool holds_whole(const Member& member, const ModelVersion& id, const Digest128& root) {
+bool holds_whole(const Member& member, const ModelVersion& id, const Digest& root) {
   for (auto it = member.holdings.lower_bound({id, {}});
        it != member.holdings.end() && it->first.id == id; ++it) {
-    if (it->second.whole && it->second.complete && it->second.root == root) return true;
+    if (it->second.whole && it->second.counts() && it->second.root == root) return true;
   }
   return false;
 }
@@ -72,15 +72,15 @@ void Replicas::advance(const Catalog& catalog, Membership& members, const LoadOf
   if (now < next_look_) return;
   next_look_ = now + kLookEvery;
   std::erase_if(avoid_until_, [&](const auto& entry) { return entry.second <= now; });
-  const auto& versions = catalog.state().versions;
+  const auto& versions = catalog.live();  // nothing is to be done for tombstones
   const auto gone = [&](const auto& entry) { return !versions.contains(entry.first); };
   std::erase_if(tasks_, gone);
   std::erase_if(shortages_, gone);
   auto it = versions.upper_bound(cursor_);
   for (std::size_t i = 0; i < std::min(kVersionsPerLook, versions.size()); ++i) {
     if (it == versions.end()) it = versions.begin();
-    cursor_ = it->first;
-    look_at(it->first, it->second, catalog, members, load, now);
+    cursor_ = *it;
+    look_at(*it, *catalog.find(*it), catalog, members, load, now);
     ++it;
   }
 }

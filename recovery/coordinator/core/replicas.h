@@ -15,7 +15,7 @@ namespace rekindle::coordinator {
 // A node that shall pull a whole copy.
 struct Recopy {
   ModelVersion id;
-  Digest128 root;
+  Digest root;
   std::string node_id;
   Incarnation incarnation;
   TimePoint assigned;
@@ -82,6 +82,6 @@ class Replicas {
 };
 
 // A complete copy of every tensor.
-bool holds_whole(const Member& member, const ModelVersion& id, const Digest128& root);
+bool holds_whole(const Member& member, const ModelVersion& id, const Digest& root);
 
 }  // namespace rekindle::coordinator

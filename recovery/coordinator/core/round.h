@@ -67,7 +67,7 @@ struct Party {
 struct Round {
   RoundId number = 0;
   ModelVersion id;
-  Digest128 root;
+  Digest root;
   std::string group;
   RoundPhase phase = RoundPhase::kGathering;
   Duration gather{};

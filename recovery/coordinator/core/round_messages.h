@@ -25,8 +25,8 @@ struct RoundMember {
   std::string device;
   RoundMemberState state = RoundMemberState::kServing;
   RoundId round = 0;
-  Digest128 root;
-  Digest128 contents;
+  Digest root;
+  Digest contents;
   std::uint64_t payload_bytes = 0;
   std::uint64_t bucket_bytes = 0;
   bool owner = false;

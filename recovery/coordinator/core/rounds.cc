@@ -34,9 +34,8 @@ std::string_view to_string(RoundPhase phase) {
   return "unknown";
 }
 
-Result<RoundId> Rounds::begin(const ModelVersion& id, const Digest128& root,
-                              const std::string& group, std::optional<Duration> gather,
-                              std::uint64_t epoch, TimePoint now) {
+Result<RoundId> Rounds::begin(const ModelVersion& id, const Digest& root, const std::string& group,
+                              std::optional<Duration> gather, std::uint64_t epoch, TimePoint now) {
   std::size_t running = 0;
   for (const auto& [number, other] : rounds_) {
     if (other.over()) continue;

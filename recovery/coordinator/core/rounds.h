@@ -33,7 +33,7 @@ class Rounds {
 
   // The version is READY and somebody holds all of it: the caller's to see. kNotFound: no member
   // of the group. kUnavailable: a round of this model and group (or of all groups) runs.
-  Result<RoundId> begin(const ModelVersion& id, const Digest128& root, const std::string& group,
+  Result<RoundId> begin(const ModelVersion& id, const Digest& root, const std::string& group,
                         std::optional<Duration> gather, std::uint64_t epoch, TimePoint now);
   // kStale: older than what was heard of this incarnation.
   Result<void> report(const RoundReport& report, TimePoint now);

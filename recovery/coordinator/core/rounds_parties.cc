@@ -25,7 +25,7 @@ std::string why_alone(std::size_t members, std::size_t owners) {
 }  // namespace
 
 void Rounds::form_parties(Round& round, TimePoint now) {
-  std::map<Digest128, std::vector<std::size_t>> wanted;
+  std::map<Digest, std::vector<std::size_t>> wanted;
   for (std::size_t i = 0; i < round.places.size(); ++i) {
     RoundPlace& place = round.places[i];
     if (place.settled() || place.last->state != RoundMemberState::kJoined) continue;

@@ -1,6 +1,8 @@
 #include "recovery/coordinator/etcd/candidate.h"
 
+#include <algorithm>
 #include <array>
+#include <ctime>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -13,6 +15,7 @@
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/etcd/etcd_state.h"
 #include "recovery/rpc/task_group.h"
 #include "src/base/log.h"
@@ -59,8 +62,8 @@ class Etcd {
   rpc::Task<Result<etcd::Reign>> campaign() {
     return on_thread<etcd::Reign>([this] { return election_.campaign(kAsk); });
   }
-  rpc::Task<Result<bool>> keep(etcd::Reign reign) {
-    return on_thread<bool>([this, reign] { return election_.keep(reign, kAsk); });
+  rpc::Task<Result<bool>> keep(etcd::Reign reign, milliseconds deadline) {
+    return on_thread<bool>([this, reign, deadline] { return election_.keep(reign, deadline); });
   }
   rpc::Task<Result<bool>> resign(etcd::Reign reign) {
     return on_thread<bool>([this, reign]() -> Result<bool> {
@@ -72,25 +75,60 @@ class Etcd {
  private:
   template <class T>
   rpc::Task<Result<T>> on_thread(std::function<Result<T>()> call) {
-    auto there = [](std::function<Result<T>()> work) -> rpc::Task<Result<T>> { co_return work(); };
-    auto task = there(std::move(call));
-    co_return co_await asio::co_spawn(thread_, std::move(task), asio::use_awaitable);
+    return run_blocking<T>(thread_, std::move(call));
   }
 
   etcd::Election election_;  // on thread_ only
   asio::thread_pool thread_{1};
 };
 
-// Stops the reign when its lease is over. An etcd that does not answer ends no reign.
-rpc::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds ttl, Stop& over) {
+// Until when the lease in etcd is known to last. It is counted from before the request that kept it
+// was sent, on a clock that goes on while this host is suspended: when the lease is held by this
+// clock, it is held in etcd, and nobody else leads.
+class Lease {
+ public:
+  explicit Lease(std::chrono::seconds ttl) : ttl_(ttl) {}
+
+  static milliseconds now() {
+    timespec at{};
+    (void)::clock_gettime(CLOCK_BOOTTIME, &at);
+    return std::chrono::duration_cast<milliseconds>(std::chrono::seconds(at.tv_sec) +
+                                                    std::chrono::nanoseconds(at.tv_nsec));
+  }
+  void kept(milliseconds asked_at) { until_ = std::max(until_, asked_at + ttl_); }
+  milliseconds left() const { return until_ - now(); }
+  Result<void> check() const {
+    if (left() > milliseconds::zero()) return {};
+    return fail(ErrorCode::kUnavailable,
+                "this coordinator has not reached etcd for {} s and cannot know that it still "
+                "leads; retry, or ask the others",
+                ttl_.count());
+  }
+
+ private:
+  const std::chrono::seconds ttl_;
+  milliseconds until_{};
+};
+
+// Stops the reign when its lease is over, or may be: etcd has not confirmed it for as long as it
+// lasts.
+rpc::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds ttl, Lease& lease,
+                           Stop& over) {
   bool away = false;
   while (!over.is_set()) {
-    co_await pause(milliseconds(ttl) / 3);
-    const auto kept = co_await etcd.keep(reign);
+    const milliseconds interval = away ? kBetweenTries : milliseconds(ttl) / 3;
+    co_await pause(std::clamp(lease.left(), milliseconds::zero(), interval));
+    const milliseconds asked_at = Lease::now();
+    if (lease.left() <= milliseconds::zero()) {
+      over.set(lease.check().error().message());
+      break;
+    }
+    const auto kept = co_await etcd.keep(reign, std::clamp(lease.left(), kStep, kAsk));
     if (!kept && !std::exchange(away, true)) {
       log::warn("coordinator.etcd_away", "error", kept.error());
     }
     if (kept && std::exchange(away, false)) log::info("coordinator.etcd_back");
+    if (kept && *kept) lease.kept(asked_at);
     if (kept && !*kept) over.set("the lease in etcd has run out");
   }
 }
@@ -124,12 +162,23 @@ rpc::Task<Result<void>> stand_and_lead(const ReignOptions& options, Stop& told) 
   while (!told.is_set()) {
     const auto reign = co_await win(etcd, told);
     if (!reign) break;
+    Lease lease(where.ttl);
+    const milliseconds asked_at = Lease::now();
+    const auto kept = co_await etcd.keep(*reign, kAsk);
+    if (!kept || !*kept) {
+      (void)co_await etcd.resign(*reign);
+      co_await pause_unless(told, kBetweenTries);
+      continue;
+    }
+    lease.kept(asked_at);
     Stop over(executor);
     rpc::TaskGroup tasks(executor);
-    tasks.spawn("coordinator.lease", keep_lease(etcd, *reign, where.ttl, over));
+    tasks.spawn("coordinator.lease", keep_lease(etcd, *reign, where.ttl, lease, over));
     tasks.spawn("coordinator.told", pass_on(told, over));
     etcd::EtcdState state(where, endpoints, *reign);
-    auto reigned = co_await reign_until(options, state, over);
+    ReignOptions leased = options;
+    leased.may_answer = [&lease] { return lease.check(); };
+    auto reigned = co_await reign_until(leased, state, over);
     over.set("the reign has ended");
     co_await tasks.close(kCloseDeadline);
     (void)co_await etcd.resign(*reign);

@@ -8,17 +8,18 @@
 
 namespace rekindle::coordinator::etcd {
 
-// The durable state as the value of PREFIX/state, read and written only while PREFIX/leader is the
-// key of this reign: a coordinator that has been replaced can change nothing any more. Written only
-// over the revision of it that was read or written last: a write of ours that came to no answer and
-// arrives late changes nothing that has been written since. A call
-// blocks for a second at most; after one that etcd did not answer the next second's fail at once,
-// so that an etcd that is away costs those who publish, not those who serve.
+// The records as keys of etcd: PREFIX/KEY. They are read and written only while PREFIX/leader is
+// the key of this reign: a coordinator that has been replaced can change nothing any more. Each
+// write also writes PREFIX/meta, on the condition that it still has the modification revision that
+// was read or written last: a write of ours that came to no answer and arrives late changes nothing
+// that has been written since. More than one transaction can hold is split; the first ones may be
+// durable when a later one fails. A call blocks for a second for each transaction at most; after
+// one that etcd did not answer the next second's fail at once.
 class EtcdState : public DurableStore {
  public:
   EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints, const Reign& reign);
-  Result<DurableState> load() override;
-  Result<void> save(const DurableState& state) override;
+  Result<Records> load() override;
+  Result<void> write(const std::vector<RecordWrite>& writes) override;
 
  private:
   struct Answer {
@@ -28,15 +29,21 @@ class EtcdState : public DurableStore {
   using Clock = std::chrono::steady_clock;
   Result<Answer> transact(nlohmann::json compare, nlohmann::json success,
                           Clock::time_point give_up);
+  Result<void> put(const nlohmann::json& operations);
+  Result<void> check_no_former_state();
   nlohmann::json is_leader() const;
   void note_revision(const nlohmann::json& pairs);
+  std::string key_of(const std::string& name) const { return to_base64(prefix_ + name); }
 
   const Reign reign_;
+  const std::string prefix_;
   const std::string leader_key_;
-  const std::string state_name_;
-  const std::string state_key_;
+  const std::string meta_key_;
   Gateway gateway_;
-  std::int64_t revision_ = 0;  // of PREFIX/state when it last changed, as far as is known; 0: none
+  std::string meta_;           // its value, as it was read or written last
+  std::int64_t revision_ = 0;  // of PREFIX/meta when it last changed, as far as is known; 0: none
+  // A transaction of ours came to no answer: it may have been applied, or may be yet.
+  bool unsure_ = false;
   Clock::time_point away_until_;
   Error away_{ErrorCode::kUnavailable, ""};
 };

@@ -29,7 +29,11 @@ from vllm.distributed import (  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.model_executor.model_loader import get_model_loader  # noqa: E402
 from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
+
+if job.get("runner") == "v2":
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # noqa: E402
+else:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
 
 import rekindle  # noqa: E402
 import rekindle.vllm  # noqa: E402
@@ -43,11 +47,12 @@ asked = []  # the versions whose catalog this rank has read
 def configuration():
     ranks = {"distributed_executor_backend": "mp"} if TENSOR_PARALLEL > 1 else {}
     arguments = EngineArgs(
-        model=job["path"], skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
+        model=job.get("config", job["path"]), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
         tensor_parallel_size=TENSOR_PARALLEL, enable_expert_parallel=job.get("experts", False),
         load_format="rekindle", model_loader_extra_config=job["options"],
         speculative_config=job.get("speculative"),
-        weight_transfer_config={"backend": "rekindle"} if "transfer" in job else None, **ranks)
+        weight_transfer_config={"backend": "rekindle"} if (
+            "transfer" in job or "serve" in job) else None, **ranks)
     config = arguments.create_engine_config()
     config.parallel_config.rank = 0 if job.get("replicas") else job["rank"]
     return config
@@ -100,9 +105,9 @@ class Runner:
     def get_model(self):
         return self.model
 
-    def reload_weights(self, iterator=None):
+    def reload_weights(self, weights_iterator=None):
         with set_current_vllm_config(self.vllm_config):
-            GPUModelRunner.reload_weights(self, iterator)
+            GPUModelRunner.reload_weights(self, weights_iterator)
 
     def reset_lora_state(self):
         pass
@@ -146,10 +151,16 @@ def main():
             said["asked"] = asked
             if "update" in job:
                 said["update"] = update(config, model)
+            if "plan" in job:
+                said["plan"] = planned(config, model)
+            if "updates" in job:
+                said["updates"] = [attempt(config, model, step) for step in job["updates"]]
             if "reload" in job:
                 said["reload"] = reload_by_itself(config, model)
             if "transfer" in job:
                 said["transfer"] = transfer(config, model)
+            if "serve" in job:
+                said["serve"] = serve(config, model)
         except Exception as why:
             said["error"] = [type(why).__name__, str(why)]
     print("\n" + json.dumps(said), flush=True)
@@ -160,6 +171,34 @@ def update(config, model):
     said = worker.rekindle_update(job["update"]["version"])
     said["differ"] = differences(by_default(config, job["update"]["path"]), model)
     said["status"] = worker.rekindle_status()
+    return said
+
+
+def planned(config, model):
+    """What an update to a version would read, and whether the model is what it was."""
+    from rekindle.vllm.layout import load_layout
+    before, now = dict(model.named_parameters()), loading.held("target")
+    options = loading.replace(now.options, version=job["plan"]["version"])
+    found = loading.again(model, lambda pairs: model.load_weights(pairs), options, now.place, now,
+                          load_layout(model))
+    found.session.close()
+    after = dict(model.named_parameters())
+    return {"same_boxes": sorted(map(str, found.boxes)) == sorted(map(str, now.boxes)),
+            "same_parameters": before.keys() == after.keys() and all(
+                after[name] is value for name, value in before.items()),
+            "differ": differences(by_default(config, job["path"]), model)}
+
+
+def attempt(config, model, step):
+    """An update that may be refused: the error, and what the model has then."""
+    worker, said = Worker(config, model), {}
+    try:
+        worker.rekindle_update(step["version"])
+    except Exception as why:
+        said["error"] = [type(why).__name__, str(why)]
+    said["differ"] = differences(by_default(config, step["path"]), model)
+    said["status"] = worker.rekindle_status()["target"]
+    said["names"] = sorted(loading.held("target").names)
     return said
 
 
@@ -174,20 +213,7 @@ def reload_by_itself(config, model):
 
 def transfer(config, model):
     """vLLM's own worker class, without what needs a device, through the updates of the job."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-    from vllm.v1.worker.gpu_worker import Worker as Real
-    if not torch.accelerator.is_available():
-        torch.accelerator.synchronize = lambda *_: None
-    worker = object.__new__(type("Mixed", (rekindle.vllm.WorkerExtension, Real), {}))
-    worker.vllm_config, worker.model_runner = config, Runner(config, model)
-    worker.speculative_config = None
-    worker._weight_update_active = worker._weight_update_is_draft = False
-    worker.device, worker.model_config = torch.device("cpu"), config.model_config
-    worker.parallel_config, worker._is_checkpoint_format = config.parallel_config, True
-    create = WeightTransferEngineFactory.create_engine
-    about = ((config.parallel_config, model) if "parallel_config" in inspect.signature(
-        create).parameters else (config, torch.device("cpu"), model))  # before 0.33, and since
-    worker.weight_transfer_engine = create(config.weight_transfer_config, *about)
+    worker = real_worker(config, model)
     worker.init_weight_transfer_engine(job["transfer"]["init"])
     said = []
     for step in job["transfer"]["updates"]:
@@ -211,6 +237,91 @@ def transfer(config, model):
         one["differ"] = differences(by_default(config, step["path"]), model)
         said.append(one)
     worker.weight_transfer_engine.shutdown()
+    return said
+
+
+def real_worker(config, model):
+    """vLLM's, with our extension, and nothing that needs a device."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.v1.worker.gpu_worker import Worker as Real
+    if not torch.accelerator.is_available():
+        torch.accelerator.synchronize = lambda *_: None
+    worker = object.__new__(type("Mixed", (rekindle.vllm.WorkerExtension, Real), {}))
+    worker.vllm_config, worker.model_runner = config, Runner(config, model)
+    worker.speculative_config = None
+    worker._weight_update_active = worker._weight_update_is_draft = False
+    worker.device, worker.model_config = torch.device("cpu"), config.model_config
+    worker.parallel_config, worker._is_checkpoint_format = config.parallel_config, True
+    create = WeightTransferEngineFactory.create_engine
+    about = ((config.parallel_config, model) if "parallel_config" in inspect.signature(
+        create).parameters else (config, torch.device("cpu"), model))  # before 0.33, and since
+    worker.weight_transfer_engine = create(config.weight_transfer_config, *about)
+    return worker
+
+
+class Client:
+    """vLLM's engine client for its router, with one worker in this process. Each call must be one
+    that vLLM's own client takes."""
+
+    def __init__(self, worker):
+        self.worker, self.calls = worker, []
+
+    def __getattr__(self, name):
+        from vllm.v1.engine.async_llm import AsyncLLM
+        signature = inspect.signature(getattr(AsyncLLM, name))
+
+        async def call(*args, **named):
+            signature.bind(None, *args, **named)
+            self.calls.append(name)
+            return True
+        return call
+
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        self.calls.append(method)
+        return [getattr(self.worker, method)(*args, **(kwargs or {}))]
+
+    async def init_weight_transfer_engine(self, request):
+        await self.collective_rpc("init_weight_transfer_engine", args=(request.init_info,))
+
+    async def start_weight_update(self):
+        await self.collective_rpc("start_weight_update")
+
+    async def update_weights(self, request):
+        await self.collective_rpc("update_weights", args=(request.update_info,))
+
+    async def finish_weight_update(self, weight_version=None):
+        await self.collective_rpc("finish_weight_update")
+
+
+def serve(config, model):
+    """Shell scripts against vLLM's own routers of dev mode, and what the model has after each."""
+    import socket
+    import subprocess
+    import threading
+
+    import uvicorn
+    from fastapi import FastAPI
+    from vllm.entrypoints.rl.factories import register_rl_api_routers
+    from vllm.entrypoints.serve import register_vllm_dev_api_routers
+    app, client = FastAPI(), Client(real_worker(config, model))
+    app.state.engine_client = client
+    register_vllm_dev_api_routers(app)
+    register_rl_api_routers(app)
+    sockets = [socket.create_server(("127.0.0.1", 0))]
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, args=(sockets,))
+    thread.start()
+    said = []
+    for step in job["serve"]:
+        client.calls.clear()
+        done = subprocess.run(
+            ["bash", "-ec", step["script"]], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "SERVER": f"http://127.0.0.1:{sockets[0].getsockname()[1]}"})
+        said.append({"code": done.returncode, "log": done.stdout + done.stderr,
+                     "calls": list(client.calls), "status": client.worker.rekindle_status()[
+                         "target"], "differ": differences(by_default(config, step["path"]), model)})
+    server.should_exit = True
+    thread.join()
     return said
 
 

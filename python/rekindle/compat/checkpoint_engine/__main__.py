@@ -23,6 +23,8 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--url", required=True, help="of the engine")
     parser.add_argument("--engine", choices=ENGINES, default="sglang")
     parser.add_argument("--devices", help="the engine's GPUs: cuda:0,cuda:1 [all]")
+    parser.add_argument("--before", metavar="VERSION", help="that the engine has: one with other "
+                        "tensors is refused")
     parser.add_argument("--store", help="the agent's store [/dev/shm/rekindle]")
     parser.add_argument("--uds", help="connect to this Unix socket instead of the URL's host")
     parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE",
@@ -50,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         served = serve_to(
             options.url, model, version or "latest", engine=options.engine, agent=options.store,
             devices=options.devices.split(",") if options.devices else None, uds=options.uds,
-            headers={name.strip(): value.strip() for name, value in headers.items()},
+            before=options.before, headers={name.strip(): value.strip() for name, value in headers.items()},
             directory=options.socket_directory, buffer_bytes=options.buffer_mib << 20,
             timeout=options.timeout, request_timeout=options.request_timeout)
     except (Error, ReceiverError, OSError) as error:

@@ -9,12 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
+from ... import catalog
+from ..._engines.fitting import Contents, difference
+from ..._engines.loading import contents_of
 from ...errors import InvalidError
 from .buffers import DEFAULT_BYTES, is_cuda
 from .channel import private_directory
 from .engines import REQUEST_TIMEOUT, Request, engine_request
 from .sender import ANSWER_TIMEOUT
 from .update import Rank, Source, Update, deliver
+
+
+# What engines were given by this process, by their URL and the name of the model.
+_given: dict[tuple[str, str], Contents] = {}
+ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,8 @@ def serve_to(target: str | Request, model: str, version: str | int = "latest", *
              agent: str | os.PathLike[str] | None = None, buffer_bytes: int = DEFAULT_BYTES,
              timeout: float = ANSWER_TIMEOUT, request_timeout: float = REQUEST_TIMEOUT,
              attach_timeout: float = 10.0, directory: str | os.PathLike[str] | None = None,
-             headers: Mapping[str, str] | None = None, uds: str | None = None) -> Served:
+             headers: Mapping[str, str] | None = None, uds: str | None = None,
+             before: str | int | None = None) -> Served:
     """Gives an engine on this host all weights of a version, by checkpoint-engine's protocol.
 
     target: the engine's URL; or a function that is given [(device key, address), …], one for each
@@ -49,6 +58,10 @@ def serve_to(target: str | Request, model: str, version: str | int = "latest", *
     directory: where a private directory with the sockets is made; the engine has to see it under
         the same path. None: the system's for temporary files.
     headers, uds: of the request; a Unix socket to connect to.
+    before: the version that the engine has, of the same model; None: the one that this process has
+        given to this URL last, if it has; "any": whichever. A version of which names, shapes,
+        dtypes or quantization settings are others is refused, InvalidError: what the engine's
+        loader would make of it, nobody would see.
 
     Nothing is asked of the engine before every device has found the version (NotFoundError, …).
     ReceiverError: a worker reports an error or died; UnavailableError: the engine refuses or fails;
@@ -58,6 +71,9 @@ def serve_to(target: str | Request, model: str, version: str | int = "latest", *
     names = _devices(devices)
     with contextlib.ExitStack() as stack:
         sources = _sources(stack, model, version, names, agent, attach_timeout, timeout)
+        key = (str(target), sources[0].model)
+        contents = _contents(sources[0].model, sources[0].version, agent, attach_timeout)
+        _check_same(contents, before, _given.get(key), agent, attach_timeout)
         sockets = stack.enter_context(private_directory(directory))
         update = Update()
         ranks = []
@@ -70,8 +86,27 @@ def serve_to(target: str | Request, model: str, version: str | int = "latest", *
             uds=uds)
         begin = time.monotonic()
         deliver(ranks, lambda: request([rank.handle for rank in ranks]), update, timeout)
+        if not callable(target):
+            _given[key] = contents
         return Served(sources[0].model, sources[0].version, len(ranks), ranks[0].passes,
                       sum(rank.nbytes for rank in ranks), time.monotonic() - begin)
+
+
+def _contents(model: str, version: str | int, agent: str | os.PathLike[str] | None,
+              timeout: float) -> Contents:
+    return contents_of(catalog(model, version, agent=agent, timeout=timeout))
+
+
+def _check_same(new: Contents, before: str | int | None, given: Contents | None,
+                agent: str | os.PathLike[str] | None, timeout: float) -> None:
+    if before == ANY:
+        return
+    has = given if before is None else _contents(new.model, before, agent, timeout)
+    found = difference(has, new) if has is not None else ""
+    if found:
+        raise InvalidError(f"{new} does not fit the engine, which has {has}: {found}; publish the "
+                           "same tensors, or start the engine again with the configuration of "
+                           f"{new} and say before=\"any\"")
 
 
 def _devices(devices: Sequence[str | torch.device] | None) -> list[str | torch.device]:

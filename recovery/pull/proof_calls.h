@@ -18,22 +18,22 @@ namespace rekindle::pull {
 struct ActiveSource;
 using SourceTable = std::deque<ActiveSource>;  // grows while coroutines refer to its elements
 
-// Asks sources for digests of parts of tiles: a few calls at a time per source, the others wait
+// Asks sources for proofs of parts of tiles: a few calls at a time per source, the others wait
 // their turn, so that many small slices do not run into a source's limit of open calls. Always in a
 // shared_ptr. Control thread only, except ask().
-class DigestCalls : public std::enable_shared_from_this<DigestCalls> {
+class ProofCalls : public std::enable_shared_from_this<ProofCalls> {
  public:
-  using Done = std::function<void(RangeDigests)>;
-  DigestCalls(boost::asio::any_io_executor executor, std::shared_ptr<SourceTable> sources,
-              Digest128 root);
+  using Done = std::function<void(RangeProofs)>;
+  ProofCalls(boost::asio::any_io_executor executor, std::shared_ptr<SourceTable> sources,
+             Digest root);
 
-  void ask(transport::SourceIndex source, std::vector<RangeDigestItem> items, Done done);
+  void ask(transport::SourceIndex source, std::vector<planner::TileWork> items, Done done);
   // Those that wait, and those that come, end with kUnavailable; those under way by themselves.
   void close();
 
  private:
   struct Call {
-    std::vector<RangeDigestItem> items;
+    std::vector<planner::TileWork> items;
     Done done;
   };
   struct Line {
@@ -41,13 +41,13 @@ class DigestCalls : public std::enable_shared_from_this<DigestCalls> {
     std::deque<Call> waiting;
   };
   void start(transport::SourceIndex source);
-  static rpc::Task<void> run(std::shared_ptr<DigestCalls> self, transport::SourceIndex source,
+  static rpc::Task<void> run(std::shared_ptr<ProofCalls> self, transport::SourceIndex source,
                              Call call);
-  rpc::Task<RangeDigests> fetch(transport::SourceIndex source, std::vector<RangeDigestItem> items);
+  rpc::Task<RangeProofs> fetch(transport::SourceIndex source, std::vector<planner::TileWork> items);
 
   const boost::asio::any_io_executor executor_;
   const std::shared_ptr<SourceTable> sources_;
-  const Digest128 root_;
+  const Digest root_;
   std::map<transport::SourceIndex, Line> lines_;
   bool closed_ = false;
 };

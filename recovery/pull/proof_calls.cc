@@ -1,6 +1,7 @@
-#include "recovery/pull/digest_calls.h"
+#include "recovery/pull/proof_calls.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <boost/asio/co_spawn.hpp>
@@ -19,12 +20,12 @@ constexpr std::size_t kItemsPerCall = 1024;
 
 }  // namespace
 
-DigestCalls::DigestCalls(boost::asio::any_io_executor executor,
-                         std::shared_ptr<SourceTable> sources, Digest128 root)
+ProofCalls::ProofCalls(boost::asio::any_io_executor executor, std::shared_ptr<SourceTable> sources,
+                       Digest root)
     : executor_(std::move(executor)), sources_(std::move(sources)), root_(root) {}
 
-void DigestCalls::ask(transport::SourceIndex source, std::vector<RangeDigestItem> items,
-                      Done done) {
+void ProofCalls::ask(transport::SourceIndex source, std::vector<planner::TileWork> items,
+                     Done done) {
   auto call = std::make_shared<Call>(Call{std::move(items), std::move(done)});
   boost::asio::post(executor_, [self = shared_from_this(), source, call] {
     self->lines_[source].waiting.push_back(std::move(*call));
@@ -32,12 +33,12 @@ void DigestCalls::ask(transport::SourceIndex source, std::vector<RangeDigestItem
   });
 }
 
-void DigestCalls::close() {
+void ProofCalls::close() {
   closed_ = true;
   for (const auto& [source, line] : lines_) start(source);
 }
 
-void DigestCalls::start(transport::SourceIndex source) {
+void ProofCalls::start(transport::SourceIndex source) {
   Line& line = lines_[source];
   while (!line.waiting.empty() && (closed_ || line.under_way < kCallsAtOnce)) {
     Call call = std::move(line.waiting.front());
@@ -52,23 +53,23 @@ void DigestCalls::start(transport::SourceIndex source) {
   }
 }
 
-rpc::Task<void> DigestCalls::run(std::shared_ptr<DigestCalls> self, transport::SourceIndex source,
-                                 Call call) {
+rpc::Task<void> ProofCalls::run(std::shared_ptr<ProofCalls> self, transport::SourceIndex source,
+                                Call call) {
   call.done(co_await self->fetch(source, std::move(call.items)));
   --self->lines_[source].under_way;
   self->start(source);
 }
 
-rpc::Task<RangeDigests> DigestCalls::fetch(transport::SourceIndex index,
-                                           std::vector<RangeDigestItem> items) {
+rpc::Task<RangeProofs> ProofCalls::fetch(transport::SourceIndex index,
+                                         std::vector<planner::TileWork> items) {
   const ActiveSource& source = (*sources_)[index];
   if (source.peer == nullptr || !source.session || source.lost) {
     co_return fail(ErrorCode::kUnavailable, "source {} has no session", source.name);
   }
   const auto peer = source.peer;
-  std::vector<std::uint64_t> digests;
+  std::vector<std::string> proofs;
   for (std::size_t begin = 0; begin < items.size(); begin += kItemsPerCall) {
-    proto::DigestBoxesRequest request;
+    proto::ProveRangesRequest request;
     *request.mutable_root() = rpc::to_proto(root_);
     *request.mutable_layout() = peer->source().layout();
     if (!source.session) co_return fail(ErrorCode::kUnavailable, "its session has ended");
@@ -79,10 +80,10 @@ rpc::Task<RangeDigests> DigestCalls::fetch(transport::SourceIndex index,
       for (const auto value : items[i].box.offset.span()) box->add_offset(value);
       for (const auto value : items[i].box.extent.span()) box->add_extent(value);
     }
-    CO_TRY(auto part, co_await peer->digest_boxes(std::move(request)));
-    digests.insert(digests.end(), part.begin(), part.end());
+    CO_TRY(auto part, co_await peer->prove_ranges(std::move(request)));
+    std::move(part.begin(), part.end(), std::back_inserter(proofs));
   }
-  co_return digests;
+  co_return proofs;
 }
 
 }  // namespace rekindle::pull

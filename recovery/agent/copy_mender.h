@@ -1,0 +1,82 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proto/common.pb.h"
+#include "recovery/agent/served_versions.h"
+#include "recovery/pull/types.h"
+#include "recovery/rpc/notifier.h"
+#include "recovery/rpc/rpc.h"
+#include "recovery/rpc/task_group.h"
+#include "recovery/worker/copy_verifier.h"
+#include "src/base/worker_pool.h"
+#include "src/store/segment_store.h"
+
+namespace rekindle::agent {
+
+// Puts right what a verification has found wrong. The copy leaves the list, so that nobody reads
+// it; then a pull brings its wrong tiles from peers into the same files and commits it again. Where
+// that would not last (somebody may write to the files, their memory cannot be read, or the copy
+// has been mended before), the copy is dropped and all of it is pulled into new files. Without a
+// peer the rest of the copy is kept aside, and tried again. Control thread; must outlive its calls.
+class CopyMender {
+ public:
+  struct Hooks {
+    // Announced and served no more, and its readers' sessions have ended.
+    std::function<rpc::Task<void>(CopyKey)> hide;
+    std::function<rpc::Task<Result<std::uint64_t>>(std::shared_ptr<const store::StoredVersion>)>
+        drop;
+    // Completes the copy in PullRequest::mend; served when this returns.
+    std::function<rpc::Task<Result<void>>(pull::PullRequest)> pull;
+    // kind: copy_rotten, copy_mended, copy_lost.
+    std::function<void(std::string kind, const ModelVersion& id, std::string why)> event;
+  };
+  CopyMender(boost::asio::any_io_executor executor, store::SegmentStore& store,
+             WorkerPool& blocking_pool, Hooks hooks);
+
+  // Returns when nobody reads the copy any more; it is mended in the background.
+  rpc::Task<void> replace(std::shared_ptr<const store::StoredVersion> copy,
+                          worker::CopyVerifier::BadCopy bad);
+  // Tries at once what waits for its next try, and waits until each copy of the version is mended,
+  // or was found not to be mendable now.
+  rpc::Task<void> settle(ModelVersion id);
+  // Those that are off the list, and what was found in others.
+  void add_status(std::vector<proto::CopyStatus>& copies) const;
+  rpc::Task<bool> close(std::chrono::milliseconds deadline);
+
+ private:
+  struct Case {
+    enum class State { kMending, kWaiting, kMended, kLost };
+    State state = State::kMending;
+    std::string directory;
+    std::uint64_t bytes = 0;
+    std::string found;  // what was wrong
+    std::string outcome;
+    std::uint32_t tries = 0;
+    int times = 0;  // that this copy was found wrong, in this life
+  };
+  using CasePtr = std::shared_ptr<Case>;
+  rpc::Task<Result<store::SetAside>> set_aside(std::shared_ptr<const store::StoredVersion> copy,
+                                               std::vector<TileIndex> bad);
+  enum class Kept { kAside, kNothing };  // of the copy, while it waits
+  rpc::Task<void> mend(CopyKey key, CasePtr one, std::shared_ptr<const store::SetAside> rest,
+                       Kept kept);
+  void settle_as(const CopyKey& key, Case& one, Case::State state, std::string outcome);
+
+  const boost::asio::any_io_executor executor_;
+  store::SegmentStore& store_;
+  WorkerPool& blocking_pool_;
+  const Hooks hooks_;
+  std::map<CopyKey, CasePtr> cases_;  // the newest of each copy
+  rpc::Notifier changed_;
+  rpc::Notifier hurry_;
+  rpc::TaskGroup tasks_;
+};
+
+}  // namespace rekindle::agent

@@ -1,0 +1,366 @@
+#include "recovery/worker/copy_verifier.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
+#include "src/base/log.h"
+#include "src/tensor/held_tile.h"
+
+namespace rekindle::worker {
+
+namespace {
+
+constexpr std::size_t kTilesPerPiece = 32;  // of each thread; between pieces others get theirs
+constexpr int kTries = 3;                   // of a copy whose files change while it is read
+constexpr int kAtOnce = 2;
+constexpr std::chrono::seconds kLook{1};
+constexpr std::chrono::seconds kRetry{10};  // of what could not be decided, while nobody asks
+constexpr std::chrono::milliseconds kTick{20};
+
+TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+
+struct Verdict {
+  CopyCheck::State state = CopyCheck::State::kUndecided;
+  std::optional<Error> why;
+  std::vector<TileIndex> bad;
+};
+
+// Tiles that do not match, found by several threads.
+class BadTiles {
+ public:
+  void add(TileIndex tile, Error error) {
+    const std::lock_guard lock(mutex_);
+    bad_.insert_or_assign(tile, std::move(error));
+  }
+  // Once the threads are done.
+  Verdict verdict() && {
+    if (bad_.empty()) return {CopyCheck::State::kGood, std::nullopt, {}};
+    Verdict verdict{CopyCheck::State::kBad, bad_.begin()->second, {}};
+    for (auto& [tile, error] : bad_) {
+      // Right bytes would not help where none can be read.
+      if (error.code() != ErrorCode::kCorrupt) return {verdict.state, std::move(error), {}};
+      verdict.bad.push_back(tile);
+    }
+    return verdict;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<TileIndex, Error> bad_;  // guarded by mutex_
+};
+
+// Blocking; `stop` ends it early. What nobody waits for (`hurry` is false) leaves half of the
+// threads to others. `good` is told from any thread.
+Verdict verify_tiles(const store::StoredVersion& stored, WorkerPool& pool,
+                     const std::function<bool()>& stop, const std::atomic<bool>& hurry,
+                     const std::function<void(TileIndex)>& good) {
+  const auto held = tiles_of_layout(*stored.manifest.checkpoint, stored.manifest.layout).held;
+  std::vector<TileIndex> tiles;
+  for (const auto& [begin, end] : held.ranges()) {
+    for (TileIndex tile = begin; tile < end; ++tile) tiles.push_back(tile);
+  }
+  BadTiles bad;
+  std::size_t begin = 0;
+  while (begin < tiles.size() && !stop()) {
+    const std::size_t all = std::max<std::size_t>(1, pool.thread_count());
+    const std::size_t threads = hurry ? all : std::max<std::size_t>(1, all / 2);
+    const std::size_t end = std::min(tiles.size(), begin + threads * kTilesPerPiece);
+    std::atomic<std::size_t> next = begin;
+    pool.parallel_for(threads, [&](std::size_t) {
+      while (!stop()) {
+        const std::size_t i = next++;
+        if (i >= end) return;
+        auto verified = store::verify_stored_tile(stored, tiles[i]);
+        if (verified) {
+          good(tiles[i]);
+        } else {
+          bad.add(tiles[i], std::move(verified).error());
+        }
+      }
+    });
+    begin = end;
+  }
+  return std::move(bad).verdict();
+}
+
+// What is recorded are the files as they were before the first byte was read. Blocking.
+Verdict verify_copy(const store::StoredVersion& stored, WorkerPool& pool,
+                    const std::function<bool()>& stop, const CopyCheck& check) {
+  using State = CopyCheck::State;
+  const auto before = stored.verification->stamp();
+  if (!before) {
+    const bool bad = before.error().code() == ErrorCode::kCorrupt;
+    return {bad ? State::kBad : State::kUndecided, before.error(), {}};
+  }
+  if (auto headers = store::check_headers(stored); !headers) {
+    // kInvalid: it is no header at all. Other errors are those of the system.
+    const ErrorCode code = headers.error().code();
+    const bool bad = code == ErrorCode::kCorrupt || code == ErrorCode::kInvalid;
+    return {bad ? State::kBad : State::kUndecided, std::move(headers).error(), {}};
+  }
+  auto verdict = verify_tiles(stored, pool, stop, check.asked,
+                              [&](TileIndex tile) { check.verified->set(tile); });
+  if (verdict.state == State::kBad) return verdict;
+  if (stop()) return {State::kUndecided, Error(ErrorCode::kUnavailable, "it is let go of"), {}};
+  if (stored.verification->record(*before)) return verdict;
+  return {
+      State::kUndecided, Error(ErrorCode::kStale, "a file of it changed while it was read"), {}};
+}
+
+}  // namespace
+
+CopyCheck::CopyCheck(const std::shared_ptr<const store::StoredVersion>& of,
+                     const boost::asio::any_io_executor& executor)
+    : stored(of),
+      id(of->manifest.checkpoint->id),
+      verified(std::make_shared<pull::VerifiedTiles>(
+          TileSet(of->manifest.checkpoint->tiles.tile_count()))),
+      changed(executor) {}
+
+CopyVerifier::CopyVerifier(boost::asio::any_io_executor executor, store::SegmentStore& store,
+                           WorkerPool& blocking_pool, WorkerPool& digest_pool, Hooks hooks)
+    : executor_(std::move(executor)),
+      store_(store),
+      blocking_pool_(blocking_pool),
+      digest_pool_(digest_pool),
+      hooks_(std::move(hooks)),
+      tasks_(executor_) {}
+
+void CopyVerifier::start() { tasks_.spawn("copies.watch", watch()); }
+
+rpc::Task<bool> CopyVerifier::close(std::chrono::milliseconds deadline) {
+  closing_ = true;
+  return tasks_.close(deadline);
+}
+
+// It reads no bytes, so that a change of any copy is seen while others are verified.
+rpc::Task<void> CopyVerifier::watch() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  while (true) {
+    const bool cancelled = co_await pull::is_cancelled();
+    if (cancelled) co_return;
+    look();
+    co_await pull::sleep_for(kLook);
+  }
+}
+
+void CopyVerifier::look() {
+  for (const auto& stored : store_.versions()) {
+    if (stored->verification->state() == store::CopyState::kVerified) continue;
+    find_or_make(stored, Asker::kNobody);
+  }
+  let_go_of_unlisted();
+  start_next();
+}
+
+bool CopyVerifier::is_listed(const store::StoredVersion& stored) const {
+  const auto listed = store_.find(stored.manifest.checkpoint->id);
+  return std::ranges::any_of(listed, [&](const auto& copy) { return copy.get() == &stored; });
+}
+
+void CopyVerifier::let_go_of_unlisted() {
+  const auto listed = store_.versions();
+  std::set<const store::StoredVersion*> there;
+  for (const auto& stored : listed) there.insert(stored.get());
+  std::vector<CheckPtr> gone;
+  for (const auto& [stored, check] : checks_) {
+    if (!there.contains(stored)) gone.push_back(check);
+  }
+  for (const CheckPtr& check : gone) {
+    check->cancelled = true;
+    if (check->state == CopyCheck::State::kRunning) continue;  // settled when it has ended
+    const bool waits = check->state == CopyCheck::State::kWaiting;
+    if (waits) {
+      settle(check, CopyCheck::State::kUndecided, Error(ErrorCode::kStale, "it is let go of"));
+    }
+    std::erase_if(checks_, [&](const auto& entry) { return entry.second == check; });
+  }
+}
+
+CopyVerifier::CheckPtr CopyVerifier::find_or_make(
+    const std::shared_ptr<const store::StoredVersion>& stored, Asker asker) {
+  using State = CopyCheck::State;
+  const bool asked = asker == Asker::kUser;
+  if (const auto found = checks_.find(stored.get()); found != checks_.end()) {
+    const CheckPtr& check = found->second;
+    const bool is_due = asked || clock_now() - check->ended >= kRetry;
+    const bool again = check->state == State::kUndecided && is_due;
+    if (check->stored.lock() == stored && !again) {
+      if (asked) check->asked = true;
+      return check;
+    }
+  }
+  const auto check = std::make_shared<CopyCheck>(stored, executor_);
+  check->asked = asked;
+  checks_[stored.get()] = check;
+  if (stored->verification->state() == store::CopyState::kQuarantined) {
+    settle(check, State::kBad, Error(ErrorCode::kCorrupt, stored->verification->why_quarantined()));
+  } else if (hooks_.suspect) {
+    hooks_.suspect(stored);
+  }
+  return check;
+}
+
+std::shared_ptr<CopyCheck> CopyVerifier::check(
+    const std::shared_ptr<const store::StoredVersion>& stored) {
+  if (stored->verification->state() == store::CopyState::kVerified) return nullptr;
+  const CheckPtr check = find_or_make(stored, Asker::kUser);
+  start_next();
+  return check;
+}
+
+rpc::Task<Result<void>> CopyVerifier::require(std::shared_ptr<const store::StoredVersion> stored,
+                                              std::chrono::milliseconds patience) {
+  const std::weak_ptr<const store::StoredVersion> copy = stored;
+  auto check = this->check(stored);
+  const auto tiles = stored->manifest.checkpoint->tiles.tile_count();
+  stored.reset();  // one that is let go of meanwhile is not kept by who waits here
+  const auto give_up = clock_now() + patience;
+  for (int tries = 1; check != nullptr; ++tries) {
+    while (!check->over()) {
+      const auto now = clock_now();
+      const bool cancelled = co_await pull::is_cancelled();
+      if (now >= give_up || cancelled) {
+        co_return fail(ErrorCode::kUnavailable,
+                       "{} is being verified here, {} of {} tiles so far: try another source, or "
+                       "again later",
+                       check->id.to_string(), check->verified->count(), tiles);
+      }
+      co_await check->changed.wait_until(std::min(give_up, now + kTick));
+    }
+    if (check->state == CopyCheck::State::kGood) break;
+    if (check->state == CopyCheck::State::kBad) {
+      co_return fail(ErrorCode::kCorrupt, "{} does not verify here: {}", check->id.to_string(),
+                     check->why->message());
+    }
+    const auto again = copy.lock();
+    if (again == nullptr || check->cancelled || tries == kTries || clock_now() >= give_up) {
+      co_return fail(ErrorCode::kUnavailable,
+                     "{} could not be verified here: {}; try another source, or again later",
+                     check->id.to_string(), check->why->message());
+    }
+    check = this->check(again);
+  }
+  co_return Result<void>();
+}
+
+void CopyVerifier::reject(const std::shared_ptr<const store::StoredVersion>& stored,
+                          const std::string& why) {
+  if (stored->verification->state() == store::CopyState::kQuarantined) return;
+  log::error("copy.rejected", "directory", stored->directory.string(), "why", why, "action",
+             "it is not used; retire it here, or keep it under another version");
+  stored->verification->quarantine(why);
+  const CheckPtr check = find_or_make(stored, Asker::kNobody);
+  if (!check->over()) settle(check, CopyCheck::State::kBad, Error(ErrorCode::kCorrupt, why));
+  if (hooks_.suspect) hooks_.suspect(stored);
+}
+
+rpc::Task<Result<void>> CopyVerifier::read_again(std::shared_ptr<const store::StoredVersion> stored,
+                                                 std::chrono::milliseconds patience) {
+  if (stored->verification->state() == store::CopyState::kVerified) {
+    const auto work = [this, stored] {
+      const std::atomic<bool> hurry = true;
+      const auto stop = [this] { return closing_.load(); };
+      auto verdict = verify_tiles(*stored, digest_pool_, stop, hurry, [](TileIndex) {});
+      if (verdict.state == CopyCheck::State::kGood && !stop()) stored->verification->confirm();
+      return verdict;
+    };
+    const auto verdict = co_await pull::offload(blocking_pool_, work);
+    if (verdict.state == CopyCheck::State::kBad) stored->verification->doubt();
+  }
+  co_return co_await require(std::move(stored), patience);
+}
+
+// In the background one is verified at a time; what is asked for does not wait for it.
+CopyVerifier::CheckPtr CopyVerifier::next() const {
+  std::map<std::string, std::uint64_t> newest;
+  for (const auto& stored : store_.versions()) {
+    const ModelVersion& id = stored->manifest.checkpoint->id;
+    newest[id.model] = std::max(newest[id.model], id.version);
+  }
+  const auto rank = [&](const CopyCheck& check) {
+    const auto found = newest.find(check.id.model);
+    const bool is_newest = found != newest.end() && found->second == check.id.version;
+    return std::tuple(check.asked.load(), is_newest, check.id.version);
+  };
+  CheckPtr best;
+  for (const auto& [stored, check] : checks_) {
+    if (check->state != CopyCheck::State::kWaiting || (!check->asked && running_ > 0)) continue;
+    if (best == nullptr || rank(*check) > rank(*best)) best = check;
+  }
+  return best;
+}
+
+void CopyVerifier::start_next() {
+  while (!closing_ && running_ < kAtOnce) {
+    const CheckPtr check = next();
+    if (check == nullptr) return;
+    check->state = CopyCheck::State::kRunning;
+    ++running_;
+    tasks_.spawn("copies.verify", run(check));
+  }
+}
+
+void CopyVerifier::settle(const CheckPtr& check, CopyCheck::State state, std::optional<Error> why) {
+  check->state = state;
+  check->why = std::move(why);
+  check->ended = clock_now();
+  check->changed.notify();
+}
+
+rpc::Task<void> CopyVerifier::run(CheckPtr check) {
+  using State = CopyCheck::State;
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  const auto forget = [this, &check] {
+    std::erase_if(checks_, [&](const auto& entry) { return entry.second == check; });
+  };
+  const auto stored = check->stored.lock();
+  Verdict verdict{State::kUndecided, Error(ErrorCode::kStale, "it is let go of"), {}};
+  if (stored != nullptr && is_listed(*stored)) {
+    const auto work = [this, check, stored] {
+      const auto stop = [this, &check] { return closing_ || check->cancelled; };
+      return verify_copy(*stored, digest_pool_, stop, *check);
+    };
+    verdict = co_await pull::offload(blocking_pool_, work);
+  }
+  --running_;
+  const bool listed = stored != nullptr && is_listed(*stored);
+  const std::string id = check->id.to_string();
+  check->bad = verdict.bad;
+  if (verdict.state == State::kGood) {
+    forget();
+    log::info("copy.verified", "version", id, "bytes", stored->manifest.layout.payload_bytes());
+    settle(check, State::kGood);
+    if (hooks_.verified) hooks_.verified();
+  } else if (closing_ || !listed) {
+    forget();
+    settle(check, State::kUndecided, std::move(verdict.why));
+  } else if (verdict.state == State::kUndecided) {
+    log::warn("copy.undecided", "version", id, "directory", stored->directory.string(), "error",
+              verdict.why->message(), "action", "it is not used and verified again");
+    settle(check, State::kUndecided, std::move(verdict.why));
+  } else {
+    stored->verification->quarantine(verdict.why->message());
+    log::error("copy.quarantined", "version", id, "directory", stored->directory.string(), "tiles",
+               verdict.bad.size(), "error", verdict.why->message());
+    settle(check, State::kBad, std::move(verdict.why));
+  }
+  start_next();
+  if (check->state != State::kBad) co_return;
+  BadCopy bad{check->bad, *check->why};
+  co_await hooks_.replace(stored, std::move(bad));
+  // A bad one is known as such for as long as the store lists it.
+  if (!is_listed(*stored)) forget();
+}
+
+}  // namespace rekindle::worker

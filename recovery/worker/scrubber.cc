@@ -1,0 +1,125 @@
+#include "recovery/worker/scrubber.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/pull/offload.h"
+#include "recovery/pull/wait.h"
+#include "src/base/log.h"
+#include "src/tensor/held_tile.h"
+
+namespace rekindle::worker {
+
+namespace {
+
+constexpr std::chrono::milliseconds kShortestLook{100};
+constexpr std::chrono::seconds kLongestLook{60};
+
+std::vector<TileIndex> tiles_of(const store::StoredVersion& stored) {
+  const auto held = tiles_of_layout(*stored.manifest.checkpoint, stored.manifest.layout).held;
+  std::vector<TileIndex> tiles;
+  for (const auto& [begin, end] : held.ranges()) {
+    for (TileIndex tile = begin; tile < end; ++tile) tiles.push_back(tile);
+  }
+  return tiles;
+}
+
+struct OneTile {
+  Result<void> verified;
+  Duration busy{};
+};
+
+}  // namespace
+
+Scrubber::Scrubber(boost::asio::any_io_executor executor, store::SegmentStore& store,
+                   CopyVerifier& verifier, WorkerPool& pool, ScrubOptions options)
+    : executor_(std::move(executor)),
+      store_(store),
+      verifier_(verifier),
+      pool_(pool),
+      options_(options),
+      tasks_(executor_) {}
+
+void Scrubber::start() {
+  if (options_.every.count() > 0) tasks_.spawn("copies.scrub", run());
+}
+
+rpc::Task<bool> Scrubber::close(std::chrono::milliseconds deadline) {
+  return tasks_.close(deadline);
+}
+
+rpc::Task<void> Scrubber::run() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  const auto look =
+      std::clamp<std::chrono::milliseconds>(options_.every / 10, kShortestLook, kLongestLook);
+  while (true) {
+    const bool cancelled = co_await pull::is_cancelled();
+    if (cancelled) co_return;
+    if (Copy copy = most_due()) {
+      const std::weak_ptr<const store::StoredVersion> due = copy;
+      copy.reset();
+      co_await scrub(due);
+    } else {
+      co_await pull::sleep_for(look);
+    }
+  }
+}
+
+Scrubber::Copy Scrubber::most_due() const {
+  const TimePoint now = SteadyClock().now();
+  Copy due;
+  TimePoint oldest = now - options_.every;
+  for (const Copy& copy : store_.versions()) {
+    const auto record = copy->verification->record();
+    if (!record || record->read > oldest) continue;
+    oldest = record->read;
+    due = copy;
+  }
+  return due;
+}
+
+rpc::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::StoredVersion> copy,
+                                                  TileIndex tile) {
+  const Copy stored = copy.lock();
+  // One that has changed meanwhile is verified as a whole, by others.
+  if (stored == nullptr || stored->verification->state() != store::CopyState::kVerified) {
+    co_return std::nullopt;
+  }
+  const auto work = [stored, tile] {
+    const TimePoint begin = SteadyClock().now();
+    auto verified = store::verify_stored_tile(*stored, tile);
+    return OneTile{std::move(verified), SteadyClock().now() - begin};
+  };
+  const OneTile one = co_await pull::offload(pool_, work);
+  if (one.verified) co_return one.busy;
+  log::error("copy.rotten", "version", stored->manifest.checkpoint->id.to_string(), "directory",
+             stored->directory.string(), "error", one.verified.error().message());
+  stored->verification->doubt();
+  (void)verifier_.check(stored);  // what else of it is wrong, and what is done about it
+  co_return std::nullopt;
+}
+
+// The copy is kept only while one of its tiles is read: memory of one that is let go of is free.
+rpc::Task<void> Scrubber::scrub(std::weak_ptr<const store::StoredVersion> copy) {
+  std::vector<TileIndex> tiles;
+  if (const Copy stored = copy.lock()) tiles = tiles_of(*stored);
+  for (const TileIndex tile : tiles) {
+    const bool cancelled = co_await pull::is_cancelled();
+    if (cancelled) co_return;
+    const auto busy = co_await read(copy, tile);
+    if (!busy) co_return;
+    const double rest = seconds(*busy) * (1 / options_.core_share - 1);
+    co_await pull::sleep_for(
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(rest)));
+  }
+  if (const Copy stored = copy.lock()) {
+    stored->verification->confirm();
+    log::debug("copy.scrubbed", "version", stored->manifest.checkpoint->id.to_string(), "bytes",
+               stored->manifest.layout.payload_bytes());
+  }
+}
+
+}  // namespace rekindle::worker

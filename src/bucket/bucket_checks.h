@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/base/blake3_box.h"
+#include "src/base/digest.h"
+#include "src/bucket/plan.h"
+
+// What to compare so that every byte of some parts is compared. Pure.
+namespace rekindle::bucket {
+
+// Boxes that cover the parts, each byte once: tiles that lie whole in one part, which the
+// checkpoint has leaves for, and what is left of the parts.
+struct BucketChecks {
+  struct Tile {
+    TileIndex tile = 0;
+    std::uint32_t piece = 0;
+  };
+  struct Rest {  // at most 1 MiB of a tile
+    std::uint32_t piece = 0;
+    Box box;  // of its tensor
+  };
+  std::vector<Tile> tiles;
+  std::vector<Rest> rests;
+  // First of all tiles, then of all rests. Addresses count from where Part::at does.
+  std::vector<BoxBytes> boxes;
+
+  std::uint32_t piece_of(std::size_t box) const {
+    return box < tiles.size() ? tiles[box].piece : rests[box - tiles.size()].piece;
+  }
+};
+
+// Parts of one Plan: each is a box whose elements follow each other in its piece.
+BucketChecks checks_of(const Contents& contents, std::span<const Part> parts);
+
+// Of a rest, row-major, from the segments that hold it.
+Digest digest_of_rest(const Contents& contents, const BucketChecks::Rest& rest,
+                      std::span<const std::byte* const> segments);
+
+}  // namespace rekindle::bucket

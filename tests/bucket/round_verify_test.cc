@@ -1,0 +1,344 @@
+// Rounds of double devices in which bytes change on their way.
+#include "src/bucket/round_verify.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "src/base/blake3.h"
+#include "src/bucket/double_collective.h"
+#include "src/bucket/double_device.h"
+#include "src/bucket/double_stream.h"
+#include "tests/bucket/forwarding_device.h"
+#include "tests/bucket/sample.h"
+
+namespace rekindle::bucket {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Sample;
+using testing::sample_of;
+
+TimePoint clock_now() { return std::chrono::steady_clock::now(); }
+
+template <typename T>
+T must(Result<T> result) {
+  if (!result) throw std::runtime_error(result.error().message());
+  if constexpr (!std::is_void_v<T>) return std::move(*result);
+}
+
+// Changes a byte of one bucket behind its collective.
+class Flipping final : public Collective {
+ public:
+  Flipping(std::unique_ptr<Collective> inner, std::size_t bucket, std::uint64_t offset)
+      : inner_(std::move(inner)), bucket_(bucket), offset_(offset) {}
+  std::uint32_t rank() const override { return inner_->rank(); }
+  std::uint32_t ranks() const override { return inner_->ranks(); }
+  Result<void> spread(DeviceAddress at, std::uint64_t share_bytes,
+                      std::span<const std::uint32_t> owners, Stream& stream) override {
+    TRY_VOID(inner_->spread(at, share_bytes, owners, stream));
+    if (count_++ != bucket_) return {};
+    return push_work(stream, [byte = at + offset_](const auto& /*stop*/) {
+      *reinterpret_cast<unsigned char*>(static_cast<std::uintptr_t>(byte)) ^= 0x10;
+      return true;
+    });
+  }
+  Result<bool> settled() override { return inner_->settled(); }
+  void abort() override { inner_->abort(); }
+
+ private:
+  const std::unique_ptr<Collective> inner_;
+  const std::size_t bucket_;
+  const std::uint64_t offset_;
+  std::size_t count_ = 0;
+};
+
+class WithoutDigests final : public testing::ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  Result<std::unique_ptr<Digests>> make_digests(std::size_t /*capacity*/) override {
+    return fail(ErrorCode::kUnavailable, "no compiler here");
+  }
+};
+
+// The bytes of each piece, as they were when their slot was handed over; what was spoiled.
+class Consumer final : public Deliver {
+ public:
+  Consumer(const RoundPlan& plan, const Slots& slots, const Contents& contents)
+      : plan_(plan), slots_(slots) {
+    for (const Piece& piece : contents.pieces()) pieces.emplace_back(piece.bytes, '\0');
+  }
+  Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override {
+    for (const Part& part : plan_.parts(bucket)) {
+      const auto* from = reinterpret_cast<const char*>(slots_.at(slot) + part.at);
+      std::memcpy(pieces[part.piece].data() + part.offset_bytes, from, part.bytes);
+    }
+    return {};
+  }
+  Result<bool> released(std::uint32_t) override { return true; }
+  Result<void> spoil(std::size_t bucket, Error why) override {
+    spoiled.emplace_back(bucket, std::move(why));
+    return {};
+  }
+
+  std::vector<std::string> pieces;
+  std::vector<std::pair<std::size_t, Error>> spoiled;
+
+ private:
+  const RoundPlan& plan_;
+  const Slots& slots_;
+};
+
+struct Fault {
+  std::uint32_t rank = 0;
+  std::size_t bucket = 0;
+  std::uint64_t offset = 0;  // in the bucket
+};
+enum class HostCopy { kRight, kWrong, kNone };
+
+// Two ranks that own a share each, and a third one.
+struct Party {
+  Party(Sample from, std::vector<NamedBox> boxes, std::uint64_t bytes)
+      : sample(std::move(from)), wanted(std::move(boxes)), bucket_bytes(bytes) {}
+  RoundPlan plan_for(const Contents& contents) const {
+    return must(
+        RoundPlan::create(contents, share_out(contents.pieces(), 2), 2, bucket_bytes, kSealRoom));
+  }
+
+  const Sample sample;
+  const std::vector<NamedBox> wanted;
+  const std::uint64_t bucket_bytes;
+  const std::vector<Digest> leaves = sample.leaves();
+  const std::unique_ptr<Collectives> collectives = make_double_collectives();
+  const std::string id = must(collectives->make_id());
+  HostCopy copy = HostCopy::kRight;  // of the third rank's host
+  bool by_host = false;              // the devices compute no digests
+  std::optional<Fault> fault;
+};
+
+class Rank {
+ public:
+  Rank(const Party& party, std::uint32_t rank)
+      : party_(party),
+        inner_(make_double_device("double:" + std::to_string(rank), 64 << 20)),
+        without_(*inner_),
+        device_(party.by_host ? static_cast<Device&>(without_) : *inner_),
+        contents_(party.sample.contents(party.wanted)),
+        plan_(party.plan_for(contents_)),
+        pinner_(device_, 1),
+        slots_(must(allocate_slots(
+            device_, {.bucket_bytes = plan_.bucket_bytes(), .slots = 3, .free_fraction = 1.0},
+            4 * plan_.bucket_bytes()))),
+        consumer(plan_, slots_, contents_),
+        collective_(must(party.collectives->meet(*inner_, rank, 3, party.id))) {
+    Sample mine = party.sample;
+    if (rank == 2 && party.copy != HostCopy::kRight) {
+      for (std::string& segment : mine.segments) std::fill(segment.begin(), segment.end(), '?');
+    }
+    const auto files = mine.files();
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      segments_.push_back(must(pinner_.add(files[i].get(), mine.segment_bytes[i])));
+    }
+    has_copy_ = rank != 2 || party.copy != HostCopy::kNone;
+    if (party.fault && party.fault->rank == rank) {
+      collective_ = std::make_unique<Flipping>(std::move(collective_), party.fault->bucket,
+                                               party.fault->offset);
+    }
+    std::optional<RoundFetch::Own> own;
+    if (rank < 2) {
+      own_ = fetch_of(rank);
+      own_->wait_for_no_pins();
+      seal_ = must(RoundSeal::create(device_, plan_, contents_, segments_, rank));
+      own.emplace(RoundFetch::Own{rank, *own_, seal_.get()});
+    }
+    fetch_.emplace(plan_, own);
+    spread_.emplace(*collective_, plan_.share_bytes(), std::vector<std::uint32_t>{0, 1},
+                    RoundSpread::Patience{60s, {}});
+    verify_ = must(RoundVerify::create({device_, plan_, contents_, party.leaves}, slots_.count(),
+                                       [this]() -> Result<RoundTail::Fetches> {
+                                         RoundTail::Fetches all;
+                                         all.push_back(fetch_of(0));
+                                         all.push_back(fetch_of(1));
+                                         return all;
+                                       }));
+    pipeline_.emplace(device_, plan_.size(), slots_, *fetch_, &*spread_, consumer,
+                      PipelineOptions{60s, 60s});
+    pipeline_->verify_with(*verify_);
+    must(pipeline_->start());
+  }
+  ~Rank() { collective_->abort(); }
+
+  void run() {
+    for (;;) {
+      const auto state = pipeline_->step(clock_now());
+      if (!state) throw std::runtime_error(state.error().message());
+      if (*state == Pipeline::State::kDone) return;
+      std::this_thread::sleep_for(50us);
+    }
+  }
+  void expect_all_arrived() {
+    EXPECT_TRUE(consumer.spoiled.empty()) << consumer.spoiled.front().second.message();
+    for (std::size_t i = 0; i < contents_.pieces().size(); ++i) {
+      const Piece& piece = contents_.pieces()[i];
+      EXPECT_EQ(consumer.pieces[i], party_.sample.bytes_of(contents_, piece)) << piece.name;
+    }
+  }
+  std::uint64_t refilled() const { return verify_->refilled(); }
+
+ private:
+  std::unique_ptr<SegmentFetch> fetch_of(std::uint32_t share) {
+    auto fetch = std::make_unique<SegmentFetch>(plan_.plan_of(share), pinner_, segments_,
+                                                contents_.tiles().tile_count());
+    if (has_copy_) fetch->mark_all_ready();
+    return fetch;
+  }
+
+  const Party& party_;
+  const std::unique_ptr<Device> inner_;
+  WithoutDigests without_;
+  Device& device_;
+  const Contents contents_;
+  const RoundPlan plan_;
+  Pinner pinner_;
+  SegmentFetch::Segments segments_;
+  Slots slots_;
+
+ public:
+  Consumer consumer;
+
+ private:
+  std::unique_ptr<Collective> collective_;
+  bool has_copy_ = true;
+  std::unique_ptr<SegmentFetch> own_;
+  std::unique_ptr<RoundSeal> seal_;
+  std::optional<RoundFetch> fetch_;
+  std::optional<RoundSpread> spread_;
+  std::unique_ptr<RoundVerify> verify_;
+  std::optional<Pipeline> pipeline_;
+};
+
+// Of all three, to their end.
+std::vector<std::unique_ptr<Rank>> run(const Party& party) {
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (std::uint32_t i = 0; i < 3; ++i) ranks.push_back(std::make_unique<Rank>(party, i));
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) threads.emplace_back([&rank] { rank->run(); });
+  for (std::thread& thread : threads) thread.join();
+  return ranks;
+}
+
+Sample small_sample() {
+  return sample_of({{"a", DType::kU8, {60'000}},
+                    {"b", DType::kBF16, {300, 512}},
+                    {"c", DType::kF32, {33, 77}},
+                    {"d", DType::kBF16, {200, 512}}},
+                   5);
+}
+// A tensor-parallel shard: its border cuts through tiles.
+std::vector<NamedBox> shard() {
+  return {{"a", {100}, {50'000}}, {"b", {0, 256}, {300, 256}}, {"d", {50, 8}, {111, 401}}};
+}
+
+// Every bucket's first byte of each share, and its last one that is used.
+std::vector<Fault> faults_of(const Party& party, std::uint32_t rank) {
+  const Contents contents = party.sample.contents(party.wanted);
+  const RoundPlan plan = party.plan_for(contents);
+  std::vector<Fault> faults;
+  for (std::size_t bucket = 0; bucket < plan.size(); ++bucket) {
+    for (std::uint32_t share = 0; share < plan.shares(); ++share) {
+      if (bucket >= plan.plan_of(share).size()) continue;
+      const std::uint64_t at = share * plan.share_bytes();
+      faults.push_back({rank, bucket, at});
+      faults.push_back({rank, bucket, at + plan.plan_of(share).bytes(bucket) - 1});
+    }
+  }
+  return faults;
+}
+
+TEST(RoundVerify, B7WhatArrivesRightIsHandedOverOnce) {
+  for (const bool of_shard : {false, true}) {
+    for (const bool by_host : {false, true}) {
+      Party party(small_sample(), of_shard ? shard() : std::vector<NamedBox>(), 128 << 10);
+      party.by_host = by_host;
+      for (auto& rank : run(party)) {
+        rank->expect_all_arrived();
+        EXPECT_EQ(rank->refilled(), 0u);
+      }
+    }
+  }
+}
+
+TEST(RoundVerify, B7AByteThatChangesOnItsWayComesAgainFromTheHost) {
+  for (const bool of_shard : {false, true}) {
+    const auto boxes = of_shard ? shard() : std::vector<NamedBox>();
+    std::size_t turn = 0;
+    for (const Fault& fault : faults_of({small_sample(), boxes, 128 << 10}, 2)) {
+      Party party(small_sample(), boxes, 128 << 10);
+      party.fault = fault;
+      party.fault->rank = turn % 3 == 0 ? 0 : 2;  // an owner's own share, too
+      party.by_host = turn++ % 4 == 3;
+      auto ranks = run(party);
+      for (std::uint32_t i = 0; i < 3; ++i) {
+        ranks[i]->expect_all_arrived();
+        EXPECT_EQ(ranks[i]->refilled(), i == party.fault->rank ? 1u : 0u)
+            << "bucket " << fault.bucket << " at " << fault.offset;
+      }
+    }
+  }
+}
+
+TEST(RoundVerify, B7ASealThatChangesOnItsWayComesAgainToo) {
+  const Party shape(small_sample(), shard(), 128 << 10);
+  const Contents contents = shape.sample.contents(shape.wanted);
+  const RoundPlan plan = shape.plan_for(contents);
+  ASSERT_FALSE(checks_of(contents, plan.plan_of(1).parts(0)).rests.empty());
+  Party party(small_sample(), shard(), 128 << 10);
+  party.fault = Fault{2, 0, plan.share_bytes() + plan.seal_at() + 7};
+  auto ranks = run(party);
+  for (auto& rank : ranks) rank->expect_all_arrived();
+  EXPECT_EQ(ranks[2]->refilled(), 1u);
+}
+
+TEST(RoundVerify, B7WithoutRightBytesTheRankFailsAloneAndNamesDeviceAndTensor) {
+  for (const bool of_shard : {false, true}) {
+    for (const HostCopy copy : {HostCopy::kWrong, HostCopy::kNone}) {
+      Party party(small_sample(), of_shard ? shard() : std::vector<NamedBox>(), 128 << 10);
+      const Contents contents = party.sample.contents(party.wanted);
+      const RoundPlan plan = party.plan_for(contents);
+      const Part first = plan.plan_of(0).parts(0).front();
+      ASSERT_EQ(checks_of(contents, {&first, 1}).rests.empty(), !of_shard);
+      party.copy = copy;
+      party.fault = Fault{2, 0, first.at + 5};
+      auto ranks = run(party);
+      ranks[0]->expect_all_arrived();
+      ranks[1]->expect_all_arrived();
+      const auto& spoiled = ranks[2]->consumer.spoiled;
+      ASSERT_EQ(spoiled.size(), 1u);
+      EXPECT_EQ(spoiled.front().first, 0u);
+      EXPECT_EQ(spoiled.front().second.code(), ErrorCode::kCorrupt);
+      const std::string text = spoiled.front().second.message();
+      EXPECT_NE(text.find("double:2"), std::string::npos) << text;
+      const std::string tensor(contents.pieces()[first.piece].name);
+      EXPECT_NE(text.find("'" + tensor + "'"), std::string::npos) << text;
+      const char* const then = copy == HostCopy::kWrong ? "upload from host memory" : "no copy";
+      EXPECT_NE(text.find(then), std::string::npos) << text;
+    }
+  }
+}
+
+TEST(RoundVerify, B7LeavesOfAnotherVersionAreRefused) {
+  const Party party(small_sample(), {}, 128 << 10);
+  const Contents contents = party.sample.contents();
+  const RoundPlan plan = party.plan_for(contents);
+  const auto device = make_double_device("double:0", 64 << 20);
+  const auto made =
+      RoundVerify::create({*device, plan, contents, std::span(party.leaves).first(1)}, 3, {});
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code(), ErrorCode::kInvalid);
+}
+
+}  // namespace
+}  // namespace rekindle::bucket

@@ -1,0 +1,161 @@
+#include "recovery/worker/copy_verifier.h"
+
+#include <algorithm>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/asio/io_context.hpp>
+#include <gtest/gtest.h>
+
+#include "recovery/worker/publication.h"
+#include "tests/support/process.h"
+
+namespace rekindle::worker {
+namespace {
+
+namespace fs = std::filesystem;
+using State = CopyCheck::State;
+
+// Copies that an earlier life has left: none is verified.
+class CopyVerifierTest : public ::testing::Test {
+ protected:
+  void SetUp() override { open(); }
+  void open() {
+    store_.reset();
+    store_ = std::move(*store::SegmentStore::open({dir_ / "store", 0}));
+    CopyVerifier::Hooks hooks;
+    hooks.verified = [this] {
+      for (const auto& stored : store_->versions()) {
+        const auto id = stored->manifest.checkpoint->id.to_string();
+        const bool told = std::ranges::find(order_, id) != order_.end();
+        const bool good = stored->verification->state() == store::CopyState::kVerified;
+        if (good && !told) order_.push_back(id);
+      }
+      if (order_.size() == store_->versions().size()) context_.stop();
+    };
+    hooks.replace = [this](std::shared_ptr<const store::StoredVersion> copy,
+                           CopyVerifier::BadCopy bad) -> rpc::Task<void> {
+      bad_ = std::move(bad.tiles);
+      (void)store_->retire_copy(*copy);
+      context_.stop();
+      co_return;
+    };
+    verifier_ = std::make_unique<CopyVerifier>(context_.get_executor(), *store_, blocking_,
+                                               digests_, std::move(hooks));
+  }
+  void publish(const ModelVersion& id) {
+    const auto tensors = *TensorSet::create({{"w", DType::kF32, {8, 1024}}});
+    const auto files = Publication::begin(*store_, dir_ / "made", id, tensors);
+    ASSERT_TRUE(files) << files.error().message();
+    auto staged = store_->stage_segments(id, (*files)->filled(), {});
+    ASSERT_TRUE(staged) << staged.error().message();
+    ASSERT_TRUE(store_->commit_staged(*staged));
+  }
+  std::shared_ptr<const store::StoredVersion> copy() const { return store_->versions().at(0); }
+  void run() { context_.run_for(std::chrono::seconds(20)); }
+
+  testing::TempDir dir_{true};
+  boost::asio::io_context context_{1};
+  std::vector<std::string> order_;
+  std::vector<TileIndex> bad_;
+  std::unique_ptr<store::SegmentStore> store_;
+  std::unique_ptr<CopyVerifier> verifier_;
+  WorkerPool blocking_{"t-blocking", 2, 64};
+  WorkerPool digests_{"t-digest", 2, 64};
+};
+
+TEST_F(CopyVerifierTest, TheNewestOfEachModelIsVerifiedFirst) {
+  for (const auto& id : {ModelVersion{"a", 2}, {"a", 3}, {"a", 1}, {"b", 1}}) publish(id);
+  open();
+  verifier_->start();
+  run();
+  EXPECT_EQ(order_, (std::vector<std::string>{"a@3", "b@1", "a@2", "a@1"}));
+}
+
+TEST_F(CopyVerifierTest, ACheckKeepsNoCopyThatWasLetGoOf) {
+  publish({"m", 1});
+  open();
+  std::weak_ptr<const store::StoredVersion> gone = copy();
+  const auto running = verifier_->check(copy());
+  ASSERT_NE(running, nullptr);
+  ASSERT_TRUE(store_->retire({"m", 1}));
+  EXPECT_TRUE(gone.expired());
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  verifier_->let_go_of_unlisted();
+  while (!running->over()) ASSERT_GT(context_.run_one(), 0u);
+  EXPECT_EQ(running->state, State::kUndecided);
+}
+
+TEST_F(CopyVerifierTest, AQuarantinedCopyIsBadWithoutBeingReadAgain) {
+  publish({"m", 1});
+  open();
+  copy()->verification->quarantine("tile 3 of w");
+  const auto check = verifier_->check(copy());
+  ASSERT_NE(check, nullptr);
+  EXPECT_EQ(check->state, State::kBad);
+  EXPECT_EQ(check->why->message(), "tile 3 of w");
+}
+
+TEST_F(CopyVerifierTest, ATileThatDoesNotMatchIsTheEndOfTheCopy) {
+  publish({"m", 1});
+  open();
+  const auto bad = copy();
+  const int fd = ::open(bad->segments[0]->path().c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(::pwrite(fd, "wrong", 5, 8192), 5);
+  ::close(fd);
+  const auto check = verifier_->check(bad);
+  run();
+  EXPECT_EQ(check->state, State::kBad);
+  EXPECT_EQ(bad->verification->state(), store::CopyState::kQuarantined);
+  EXPECT_TRUE(store_->versions().empty());
+}
+
+TEST_F(CopyVerifierTest, AllTilesThatDoNotMatchAreNamed) {
+  const auto tensors = *TensorSet::create({{"w", DType::kF32, {4096, 1024}}});  // several tiles
+  const ModelVersion id{"m", 1};
+  const auto files = Publication::begin(*store_, dir_ / "made", id, tensors);
+  ASSERT_TRUE(files) << files.error().message();
+  auto staged = store_->stage_segments(id, (*files)->filled(), {});
+  ASSERT_TRUE(staged) << staged.error().message();
+  ASSERT_TRUE(store_->commit_staged(*staged));
+  open();
+  const auto& checkpoint = *copy()->manifest.checkpoint;
+  const TileIndex last = checkpoint.tiles.tile_count() - 1;
+  ASSERT_GE(last, 2u);
+  const fs::path file = copy()->segments[0]->path();
+  const int fd = ::open(file.c_str(), O_WRONLY | O_CLOEXEC);
+  const auto end = static_cast<off_t>(fs::file_size(file));
+  ASSERT_EQ(::pwrite(fd, "wrong", 5, 8192), 5);
+  ASSERT_EQ(::pwrite(fd, "wrong", 5, end - 5), 5);
+  ::close(fd);
+  verifier_->check(copy());
+  run();
+  EXPECT_EQ(bad_, (std::vector<TileIndex>{0, last}));
+}
+
+TEST_F(CopyVerifierTest, AWrongHeaderIsTheFaultOfNoTile) {
+  publish({"m", 1});
+  open();
+  const int fd = ::open(copy()->segments[0]->path().c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(::pwrite(fd, "[", 1, 8), 1);
+  ::close(fd);
+  const auto check = verifier_->check(copy());
+  run();
+  EXPECT_EQ(check->state, State::kBad);
+  EXPECT_TRUE(check->bad.empty());
+}
+
+// A copy of which nothing but a stamp has changed is used again.
+TEST_F(CopyVerifierTest, AChangeThatLeavesTheBytesAsTheyWereIsNotTheEndOfTheCopy) {
+  publish({"m", 1});
+  ::usleep(20'000);  // past the clock tick of the file's time stamp
+  ASSERT_EQ(::chmod(copy()->segments[0]->path().c_str(), 0600), 0);
+  EXPECT_NE(verifier_->check(copy()), nullptr);
+  run();
+  EXPECT_EQ(verifier_->check(copy()), nullptr);
+}
+
+}  // namespace
+}  // namespace rekindle::worker
