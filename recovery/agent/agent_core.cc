@@ -65,9 +65,18 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
 Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executor executor,
                                                      const CoreOptions& options) {
   auto core = std::unique_ptr<AgentCore>(new AgentCore(std::move(executor), options));
+  TRY(core->rdma_, Rdma::open(options.rdma));
+  // The store's own files under a read lease could not be mapped for writing.
+  const bool only_stamps = core->rdma_ != nullptr && core->rdma_->maps_files_for_writing();
+  if (only_stamps) {
+    log::info("store.no_leases", "why",
+              "this kernel lets RDMA devices register only what is mapped for writing", "effect",
+              "writes through a mapping to a copy's files may be found by the scrub only");
+  }
   TRY(core->store_, store::SegmentStore::open(
                         {options.store_directory, options.store_budget_bytes,
-                         options.keep_memory ? std::nullopt : std::optional(0ull), options.numa}));
+                         options.keep_memory ? std::nullopt : std::optional(0ull), options.numa,
+                         only_stamps ? store::Evidence::kStamps : store::Evidence::kLeases}));
   core->identity_.role = options.role;
   core->identity_.node_id = options.node_id.empty() ? default_node_id() : options.node_id;
   core->identity_.incarnation = Incarnation::random();
@@ -89,7 +98,6 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   core->registry_ = std::make_unique<transport::SegmentRegistry>();
   core->served_ = std::make_unique<ServedVersions>(*core->registry_);
   for (const auto& stored : core->store_->versions()) core->served_->add(stored);
-  TRY(core->rdma_, Rdma::open(options.rdma));
   core->connectors_.push_back(transport::shm::make_connector());
   core->connectors_.push_back(transport::tcp::make_connector());
   core->engine_ = transport::Engine::create({});

@@ -49,6 +49,20 @@ std::string describe(const Checkpoint& checkpoint, const std::vector<TileIndex>&
 
 }  // namespace
 
+// CopyStatus::state, of one that is off the list.
+std::string_view CopyMender::word_for(Case::State state) {
+  switch (state) {
+    case Case::State::kMending:
+      return "mending";
+    case Case::State::kWaiting:
+      return "quarantined";
+    case Case::State::kLost:
+    case Case::State::kMended:  // and retired since
+      return "lost";
+  }
+  return "?";
+}
+
 CopyMender::CopyMender(boost::asio::any_io_executor executor, store::SegmentStore& store,
                        WorkerPool& blocking_pool, Hooks hooks)
     : executor_(std::move(executor)),
@@ -217,7 +231,7 @@ void CopyMender::add_status(std::vector<proto::CopyStatus>& copies) const {
     *copy.mutable_layout() = layout;
     copy.set_directory(one->directory);
     copy.set_bytes(one->bytes);
-    copy.set_state(one->state == Case::State::kMending ? "mending" : "quarantined");
+    copy.set_state(std::string(word_for(one->state)));
     copy.set_found(found);
   }
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "proto/common.pb.h"
@@ -62,6 +63,7 @@ class CopyMender {
     int times = 0;  // that this copy was found wrong, in this life
   };
   using CasePtr = std::shared_ptr<Case>;
+  static std::string_view word_for(Case::State state);
   rpc::Task<Result<store::SetAside>> set_aside(std::shared_ptr<const store::StoredVersion> copy,
                                                std::vector<TileIndex> bad);
   enum class Kept { kAside, kNothing };  // of the copy, while it waits

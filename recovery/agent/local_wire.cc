@@ -63,6 +63,7 @@ proto::LocalPullRequest to_proto(const PullRequest& request) {
   out.set_tensors_regex(request.tensors_regex);
   for (const auto& from : request.from) out.add_from(from);
   out.set_transport(request.transport);
+  if (!request.root.is_nil()) *out.mutable_root() = rpc::to_proto(request.root);
   if (!request.fallback.empty()) {
     out.set_fallback_dir(std::filesystem::absolute(request.fallback).string());
   }
@@ -80,6 +81,10 @@ Result<PullRequest> from_proto(const proto::LocalPullRequest& request) {
   out.from = strings(request.from());
   out.transport = request.transport();
   out.fallback = request.fallback_dir();
+  if (request.has_root()) {
+    out.root = rpc::from_proto(request.root());
+    if (out.root.is_nil()) return fail(ErrorCode::kInvalid, "pull: the root is no digest");
+  }
   return out;
 }
 

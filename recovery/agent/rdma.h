@@ -23,6 +23,8 @@ class Rdma {
   // nullptr: not in this build, not enabled, or no device here. kInvalid: options that cannot be.
   static Result<std::unique_ptr<Rdma>> open(const RdmaOptions& options);
 
+  // MemoryRegistrar::maps_files_for_writing().
+  virtual bool maps_files_for_writing() const = 0;
   virtual transport::HandshakeConnector& connector() = 0;
   virtual std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,
                                                    const Incarnation& incarnation) = 0;

@@ -17,6 +17,7 @@ class VerbsRdma final : public Rdma {
         registrar_(MemoryRegistrar::create(*fabric_, {})),
         connector_(transport::verbs::make_connector(*fabric_, *registrar_, {})) {}
 
+  bool maps_files_for_writing() const override { return registrar_->maps_files_for_writing(); }
   transport::HandshakeConnector& connector() override { return *connector_; }
   std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,
                                            const Incarnation& incarnation) override {

@@ -30,7 +30,8 @@ std::optional<SharedPulls::Key> SharedPulls::key_of(const PullRequest& request) 
              request.spec_json,
              request.tensors_regex,
              request.transport,
-             request.boxes};
+             request.boxes,
+             request.root};
 }
 
 Task<Result<SharedPulls::Outcome>> SharedPulls::pull(PullRequest request, OnProgress progress,

@@ -33,6 +33,7 @@ class SharedPulls {
     ModelVersion id;
     std::string shard, spec_json, tensors_regex, transport;
     std::vector<pull::NamedBox> boxes;
+    Digest root;
     auto operator<=>(const Key&) const = default;
   };
   struct Running {

@@ -84,6 +84,7 @@ void WorkerHost::hold(const Served& served) {
   std::vector<UniqueFd> files;
   std::vector<std::uint64_t> bytes;
   for (const auto& segment : served.segments) {
+    if (!served.complete()) segment->lend_for_writing();
     auto file = reopen(segment->fd(), !served.complete());
     if (!file) {  // sessions map it by themselves, and copy slower
       log::warn("device.hold", "version", served.checkpoint().id.to_string(), "error",

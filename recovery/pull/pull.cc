@@ -60,6 +60,7 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
 
 rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
   CO_TRY_VOID(co_await resolve());
+  CO_TRY_VOID(check_root());
   if (co_await is_cancelled()) co_return fail(interrupted());
   CO_TRY_VOID(co_await find_wanted());
   std::shared_ptr<const store::StoredVersion> stored;
@@ -126,6 +127,12 @@ rpc::Task<Result<void>> PullJob::resolve() {
   resolved_.tensor_set = checkpoint_->tensors.digest();
   resolved_.checkpoint_bytes = checkpoint_->tensors.total_bytes();
   co_return Result<void>();
+}
+
+Result<void> PullJob::check_root() const {
+  if (request_.root.is_nil() || request_.root == resolved_.root) return {};
+  return fail(ErrorCode::kCorrupt, "{} has root {} there, and not {}: nothing was fetched",
+              resolved_.id.to_string(), resolved_.root.hex(), request_.root.hex());
 }
 
 bool PullJob::has_been_asked(const Error& answer) const {

@@ -49,6 +49,8 @@ class PullJob {
   // pull.cc: the phases
   rpc::Task<Result<Outcome>> run_phases();
   rpc::Task<Result<void>> resolve();
+  // kCorrupt: the version is not the one that was asked for by its root.
+  Result<void> check_root() const;
   rpc::Task<Result<void>> find_wanted();
   Result<void> take_layout(const store::SetAside& copy);
   rpc::Task<Result<void>> begin();

@@ -257,6 +257,7 @@ Error PullJob::no_source_error(const planner::Plan& plan) const {
 rpc::Task<Result<PlanSummary>> PullJob::plan_only() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   CO_TRY_VOID(co_await resolve());
+  CO_TRY_VOID(check_root());
   CO_TRY_VOID(co_await find_wanted());
   co_await connect_peers();
   add_local_sources();

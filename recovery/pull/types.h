@@ -29,6 +29,7 @@ struct NamedBox {
 
 struct PullRequest {
   ModelRef ref;
+  Digest root;                // that the version must have; nil: whichever it has
   std::string shard;          // "tp=3/8"; "" = whole
   std::string spec_json;      // contents of --spec; "" = built in, by the checkpoint's config.json
   std::string tensors_regex;  // instead of a shard

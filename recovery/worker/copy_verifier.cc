@@ -59,16 +59,16 @@ class BadTiles {
   std::map<TileIndex, Error> bad_;  // guarded by mutex_
 };
 
+// Verification::stamp() has said that another process may write to a file.
+bool is_open_for_writing(const Error& error) { return error.code() == ErrorCode::kUnavailable; }
+
 // Blocking; `stop` ends it early. What nobody waits for (`hurry` is false) leaves half of the
 // threads to others. `good` is told from any thread.
 Verdict verify_tiles(const store::StoredVersion& stored, WorkerPool& pool,
                      const std::function<bool()>& stop, const std::atomic<bool>& hurry,
                      const std::function<void(TileIndex)>& good) {
-  const auto held = tiles_of_layout(*stored.manifest.checkpoint, stored.manifest.layout).held;
-  std::vector<TileIndex> tiles;
-  for (const auto& [begin, end] : held.ranges()) {
-    for (TileIndex tile = begin; tile < end; ++tile) tiles.push_back(tile);
-  }
+  const std::vector<TileIndex> tiles =
+      tiles_of_layout(*stored.manifest.checkpoint, stored.manifest.layout).held.tiles();
   BadTiles bad;
   std::size_t begin = 0;
   while (begin < tiles.size() && !stop()) {
@@ -93,12 +93,13 @@ Verdict verify_tiles(const store::StoredVersion& stored, WorkerPool& pool,
   return std::move(bad).verdict();
 }
 
-// What is recorded are the files as they were before the first byte was read. Blocking.
+// What is recorded are the files as they were before the first byte was read. Of a copy that
+// somebody may write to wrong tiles can be found, and nothing recorded. Blocking.
 Verdict verify_copy(const store::StoredVersion& stored, WorkerPool& pool,
                     const std::function<bool()>& stop, const CopyCheck& check) {
   using State = CopyCheck::State;
   const auto before = stored.verification->stamp();
-  if (!before) {
+  if (!before && !is_open_for_writing(before.error())) {
     const bool bad = before.error().code() == ErrorCode::kCorrupt;
     return {bad ? State::kBad : State::kUndecided, before.error(), {}};
   }
@@ -112,6 +113,7 @@ Verdict verify_copy(const store::StoredVersion& stored, WorkerPool& pool,
                               [&](TileIndex tile) { check.verified->set(tile); });
   if (verdict.state == State::kBad) return verdict;
   if (stop()) return {State::kUndecided, Error(ErrorCode::kUnavailable, "it is let go of"), {}};
+  if (!before) return {State::kUndecided, before.error(), {}};
   if (stored.verification->record(*before)) return verdict;
   return {
       State::kUndecided, Error(ErrorCode::kStale, "a file of it changed while it was read"), {}};
@@ -187,14 +189,21 @@ void CopyVerifier::let_go_of_unlisted() {
   }
 }
 
+// Of one that is undecided. One whose files somebody may write to was read whole; as long as that
+// is so, to read it again would decide nothing.
+bool CopyVerifier::is_due(const CopyCheck& check, const store::StoredVersion& stored, bool asked) {
+  const bool was_open = check.why && is_open_for_writing(*check.why);
+  if (was_open && !stored.verification->stamp()) return false;
+  return asked || was_open || clock_now() - check.ended >= kRetry;
+}
+
 CopyVerifier::CheckPtr CopyVerifier::find_or_make(
     const std::shared_ptr<const store::StoredVersion>& stored, Asker asker) {
   using State = CopyCheck::State;
   const bool asked = asker == Asker::kUser;
   if (const auto found = checks_.find(stored.get()); found != checks_.end()) {
     const CheckPtr& check = found->second;
-    const bool is_due = asked || clock_now() - check->ended >= kRetry;
-    const bool again = check->state == State::kUndecided && is_due;
+    const bool again = check->state == State::kUndecided && is_due(*check, *stored, asked);
     if (check->stored.lock() == stored && !again) {
       if (asked) check->asked = true;
       return check;

@@ -87,6 +87,7 @@ class CopyVerifier {
   using CheckPtr = std::shared_ptr<CopyCheck>;
   enum class Asker { kNobody, kUser };
   CheckPtr find_or_make(const std::shared_ptr<const store::StoredVersion>& stored, Asker asker);
+  static bool is_due(const CopyCheck& check, const store::StoredVersion& stored, bool asked);
   bool is_listed(const store::StoredVersion& stored) const;
   rpc::Task<void> watch();
   void look();

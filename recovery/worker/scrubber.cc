@@ -19,12 +19,7 @@ constexpr std::chrono::milliseconds kShortestLook{100};
 constexpr std::chrono::seconds kLongestLook{60};
 
 std::vector<TileIndex> tiles_of(const store::StoredVersion& stored) {
-  const auto held = tiles_of_layout(*stored.manifest.checkpoint, stored.manifest.layout).held;
-  std::vector<TileIndex> tiles;
-  for (const auto& [begin, end] : held.ranges()) {
-    for (TileIndex tile = begin; tile < end; ++tile) tiles.push_back(tile);
-  }
-  return tiles;
+  return tiles_of_layout(*stored.manifest.checkpoint, stored.manifest.layout).held.tiles();
 }
 
 struct OneTile {

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -131,6 +130,7 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
 }
 
 MappedSegment::~MappedSegment() {
+  end_lease();
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
@@ -150,6 +150,7 @@ Result<FileStamp> MappedSegment::stamp() const {
 }
 
 Result<void> MappedSegment::make_read_only() {
+  if ((::fcntl(fd_.get(), F_GETFL) & O_ACCMODE) == O_RDONLY) return {};
   // By descriptor: the very file, whatever its name is by now.
   const std::string opened = fmt::format("/proc/self/fd/{}", fd_.get());
   const UniqueFd reader(::open(opened.c_str(), O_RDONLY | O_CLOEXEC));
@@ -166,22 +167,34 @@ Result<void> MappedSegment::make_read_only() {
   return {};
 }
 
-bool MappedSegment::lease() {
-  // The kernel tells the holder when somebody breaks the lease. leased() asks instead, so the
-  // signal is one that does nothing by default (SIGIO would end the process).
-  return ::fcntl(fd_.get(), F_SETSIG, SIGURG) == 0 && ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0;
+Result<std::uint64_t> MappedSegment::lease() {
+  const std::lock_guard lock(lease_mutex_);
+  if (lease_ != nullptr && lease_->held()) return lease_->number();
+  lease_.reset();
+  if ((::fcntl(fd_.get(), F_GETFL) & O_ACCMODE) != O_RDONLY) return 0;
+  auto taken = ReadLease::take(fd_.get());
+  if (taken) {
+    lease_ = std::move(*taken);
+    return lease_->number();
+  }
+  if (taken.error().code() != ErrorCode::kUnavailable || lent_for_writing_) return 0;
+  return fail(ErrorCode::kUnavailable,
+              "segment {} is open or mapped for writing in another process: nothing is believed of "
+              "it until that process lets go (`fuser -v` names it)",
+              path_.string());
 }
 
-bool MappedSegment::leased() const { return ::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK; }
-
-void MappedSegment::end_lease() { ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK); }
+void MappedSegment::end_lease() {
+  const std::lock_guard lock(lease_mutex_);
+  lease_.reset();
+}
 
 StoredVersion::StoredVersion(Manifest of, std::vector<std::shared_ptr<MappedSegment>> files,
-                             std::filesystem::path in)
+                             std::filesystem::path in, Evidence evidence)
     : manifest(std::move(of)),
       segments(std::move(files)),
       directory(std::move(in)),
-      verification(std::make_shared<Verification>(manifest.checkpoint->root, segments)) {}
+      verification(std::make_shared<Verification>(manifest.checkpoint->root, segments, evidence)) {}
 
 std::span<const std::byte> StoredVersion::array(const LayoutEntry& entry) const {
   const TensorInfo& tensor = manifest.checkpoint->tensors[entry.tensor];

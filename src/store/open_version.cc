@@ -38,7 +38,7 @@ Result<void> check_header(const Manifest& manifest, std::span<const LayoutEntry*
 
 }  // namespace
 
-Result<StoredVersion> load_copy(const fs::path& directory) {
+Result<StoredVersion> load_copy(const fs::path& directory, Evidence evidence) {
   const fs::path path = directory / kManifestName;
   TRY(const std::string bytes, read_file(path, kMaxManifestBytes));
   auto manifest = Manifest::parse(bytes);
@@ -50,7 +50,7 @@ Result<StoredVersion> load_copy(const fs::path& directory) {
     TRY(auto mapped, MappedSegment::open_read(file, segments[i].size_bytes));
     files.push_back(std::move(mapped));
   }
-  StoredVersion version(std::move(*manifest), std::move(files), directory);
+  StoredVersion version(std::move(*manifest), std::move(files), directory, evidence);
   TRY_VOID(check_headers(version));
   return version;
 }
@@ -72,13 +72,13 @@ Result<StoredVersion> open_version(const fs::path& path) {
       return fail(ErrorCode::kNotFound, "{} has no {}: it is not a copy in a rekindle store",
                   path.string(), kManifestName);
     }
-    return load_copy(path);
+    return load_copy(path, Evidence::kStamps);
   }
   if (path.filename() != kManifestName) {
     return fail(ErrorCode::kInvalid, "{} is neither a directory nor a {}", path.string(),
                 kManifestName);
   }
-  return load_copy(path.has_parent_path() ? path.parent_path() : fs::path("."));
+  return load_copy(path.has_parent_path() ? path.parent_path() : fs::path("."), Evidence::kStamps);
 }
 
 }  // namespace rekindle::store

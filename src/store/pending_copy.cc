@@ -162,10 +162,7 @@ Result<void> PendingCopy::verify_marked() {
   auto found = resume_->marked();
   if (!found) return fail(cut_resume_file());
   verified_ = std::move(*found);
-  std::vector<TileIndex> marked;
-  for (const auto& [begin, end] : verified_.ranges()) {
-    for (TileIndex tile = begin; tile < end; ++tile) marked.push_back(tile);
-  }
+  const std::vector<TileIndex> marked = verified_.tiles();
   std::vector<char> good(marked.size());  // not vector<bool>: written from several threads
   {
     WorkerPool pool("rk-store", store_threads(), 64);
@@ -311,9 +308,13 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   }
   for (const auto& segment : segments_) {
     segment->path_.replace_extension();  // ".partial"
-    if (segment->size_ > 0) ::mprotect(segment->data_, segment->size_, PROT_READ);
+    if (auto given_up = segment->make_read_only(); !given_up) {
+      log::warn("store.commit", "file", segment->path().string(), "error", given_up.error(),
+                "action", "this process keeps it open for writing");
+    }
   }
-  auto version = std::make_shared<StoredVersion>(manifest_, std::move(segments_), directory_);
+  auto version = std::make_shared<StoredVersion>(manifest_, std::move(segments_), directory_,
+                                                 state_->evidence());
   segments_.clear();
   if (const auto now = version->verification->stamp()) (void)version->verification->record(*now);
   released_ = true;

@@ -22,8 +22,8 @@ bool is_real_directory(const fs::path& path) {
 }
 
 Result<std::shared_ptr<const StoredVersion>> adopt(const fs::path& directory,
-                                                   const ModelVersion& id) {
-  TRY(StoredVersion version, load_copy(directory));
+                                                   const ModelVersion& id, Evidence evidence) {
+  TRY(StoredVersion version, load_copy(directory, evidence));
   const Digest& layout = version.manifest.layout.digest();
   if (version.manifest.checkpoint->id != id ||
       layout.hex().substr(0, 16) != directory.filename().string()) {
@@ -52,7 +52,7 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
     return remove_copy(directory, state.pool(), Deletion::kLater);
   }
   if (fs::exists(directory / kManifestName, ignored)) {
-    auto version = adopt(directory, id);
+    auto version = adopt(directory, id, state.evidence());
     if (version) {
       // The process that renamed the manifest may have been killed before it synced.
       TRY_VOID(sync_directory(directory));

@@ -12,7 +12,7 @@
 namespace rekindle::store {
 
 // Maps a committed copy and checks manifest, file sizes and headers (not the digests).
-Result<StoredVersion> load_copy(const std::filesystem::path& directory);
+Result<StoredVersion> load_copy(const std::filesystem::path& directory, Evidence evidence);
 
 // Fills the books from the disk: removes leftovers of publishes, finishes removals, adopts
 // committed copies, counts half-done pulls. What cannot be read is logged, counted and left alone.

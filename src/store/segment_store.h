@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 #include "src/store/numa.h"
+#include "src/store/read_lease.h"
 #include "src/store/verification.h"
 #include "src/tensor/checkpoint.h"
 
@@ -50,12 +52,15 @@ class MappedSegment {
   // This process lets go of its own ways to write to the file. The descriptor keeps its number, the
   // mapping its address.
   Result<void> make_read_only();
-  // After make_read_only(). True: no process has the file open or mapped for writing (a read lease
-  // of the kernel, which whoever opens it for writing breaks). False: somebody has, or the file
-  // system cannot tell.
-  bool lease();
-  bool leased() const;  // and nobody has opened it for writing since
+  // The number of a read lease on the file, which is taken unless one is held. While the number
+  // stays, nobody can have written to the file. 0: none can be had, because this process may write
+  // to the file itself, or nobody can tell whether others may (ReadLease::take). kUnavailable: some
+  // other process may.
+  Result<std::uint64_t> lease();
   void end_lease();
+  // A trusted process gets a writable descriptor and may keep it: from here on lease() is 0 where
+  // somebody may write to the file.
+  void lend_for_writing() const { lent_for_writing_ = true; }
 
  private:
   MappedSegment() = default;
@@ -63,6 +68,9 @@ class MappedSegment {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::filesystem::path path_;
+  std::mutex lease_mutex_;
+  std::unique_ptr<ReadLease> lease_;  // of fd_; guarded by lease_mutex_
+  mutable std::atomic<bool> lent_for_writing_ = false;
   friend class PendingCopy;  // renames the file and makes the mapping read-only at commit
   friend class StagedCopy;
 };
@@ -71,7 +79,7 @@ class MappedSegment {
 // it or its segments is held; who else can, and how that is found out: docs/store.md.
 struct StoredVersion {
   StoredVersion(Manifest of, std::vector<std::shared_ptr<MappedSegment>> files,
-                std::filesystem::path in);
+                std::filesystem::path in, Evidence evidence);
 
   Manifest manifest;
   // As in the layout. Those of a pull are the same ones that PendingVersion::mapped() gave.
@@ -112,6 +120,7 @@ struct StoreOptions {
   // 0: nothing, for whoever lends segments without keeping them (see MappedSegment).
   std::optional<std::uint64_t> pool_bytes = 0;
   NumaPolicy numa;  // kInvalid by open(): a node without memory
+  Evidence evidence = Evidence::kLeases;
 };
 
 // Files of create_segment() that hold a whole checkpoint.

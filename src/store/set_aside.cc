@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <fcntl.h>
-
 #include "src/base/failpoint.h"
 #include "src/store/fault_guard.h"
 #include "src/store/files.h"
@@ -16,22 +14,14 @@ namespace rekindle::store {
 
 namespace {
 
-// A pull leaves the copy with the mapping that it wrote through, which its readers know.
-Result<void> give_up_own_writing(MappedSegment& segment) {
-  if ((::fcntl(segment.fd(), F_GETFL) & O_ACCMODE) == O_RDONLY) return {};
-  return segment.make_read_only();
-}
-
-// The kernel grants a read lease only while nobody has the file open or mapped for writing.
+// Ends the leases: the pull that goes on there writes to the files.
 Result<void> check_nobody_writes(const StoredVersion& copy) {
   TRY_VOID(copy.verification->stamp());  // the files are there, under their names, and whole
   for (const auto& segment : copy.segments) {
-    TRY_VOID(give_up_own_writing(*segment));
-    const bool leased = segment->lease();
+    TRY(const std::uint64_t lease, segment->lease());
     segment->end_lease();
-    if (leased) continue;
-    return fail(ErrorCode::kUnavailable,
-                "{} may be written to by another process, or its file system cannot tell",
+    if (lease != 0) continue;
+    return fail(ErrorCode::kUnavailable, "nobody can tell whether another process may write to {}",
                 segment->path().string());
   }
   return {};
@@ -67,10 +57,8 @@ Result<void> write_resume_file(const StoredVersion& copy, std::span<const TileIn
                                                  checkpoint.tiles.tile_count(), tiles.partial}));
   const auto is_bad = [&](TileIndex tile) { return std::ranges::binary_search(bad, tile); };
   return guard_mapping_access(kResumeName.data(), [&] {
-    for (const auto& [begin, end] : tiles.held.ranges()) {
-      for (TileIndex tile = begin; tile < end; ++tile) {
-        if (!is_bad(tile) && !tiles.is_partial(tile)) resume->mark(tile);
-      }
+    for (const TileIndex tile : tiles.held.tiles()) {
+      if (!is_bad(tile) && !tiles.is_partial(tile)) resume->mark(tile);
     }
     for (const PartDigest& part : manifest.part_digests) {
       if (!is_bad(part.tile)) resume->mark_partial(part.tile, part.digest);

@@ -34,8 +34,8 @@ Result<std::unique_ptr<StagedCopy>> StagedCopy::create(std::shared_ptr<StoreStat
 
 StagedCopy::~StagedCopy() {
   state_->unreserve(reserved_bytes_);
-  for (const auto& segment : taken_over_) segment->end_lease();
   if (moved_) return;
+  for (const auto& one : taken_over_) one.segment->end_lease();
   for (const auto& segment : segments_) {
     if (auto put = state_->pool().put(segment->path(), Deletion::kNow); !put) {
       log::warn("store.clean", "file", segment->path().string(), "error", put.error());
@@ -80,13 +80,15 @@ Result<bool> StagedCopy::add_clone(const SegmentSpec& spec, const SourceFile& so
 Result<bool> StagedCopy::take_over(const SegmentSpec& spec,
                                    const std::shared_ptr<MappedSegment>& filled) {
   TRY_VOID(filled->make_read_only());
-  if (!filled->lease()) {
-    log::info("store.copy_instead_of_take_over", "file", filled->path().string(), "error",
-              errno_error(errno, "lease"));
+  const auto lease = filled->lease();
+  if (!lease || *lease == 0) {
+    log::info("store.copy_instead_of_take_over", "file", filled->path().string(), "why",
+              lease ? "nobody can tell whether another process may write to it"
+                    : lease.error().message());
     state_->pool().give_up(*filled);
     return false;
   }
-  taken_over_.push_back(filled);
+  taken_over_.push_back({filled, *lease});
   const fs::path path = directory_ / spec.name;
   TRY_VOID(rename_file(filled->path(), path));
   filled->path_ = path;
@@ -96,8 +98,9 @@ Result<bool> StagedCopy::take_over(const SegmentSpec& spec,
 }
 
 Result<void> StagedCopy::check_taken_over() const {
-  for (const auto& segment : taken_over_) {
-    if (segment->leased()) continue;
+  for (const auto& [segment, before] : taken_over_) {
+    const auto lease = segment->lease();
+    if (lease && *lease == before) continue;
     return fail(ErrorCode::kCorrupt,
                 "segment {} was opened for writing while it was published: publish it again when "
                 "its writer is done",
@@ -112,7 +115,10 @@ Result<void> StagedCopy::write_manifest(const Manifest& manifest) {
     if (!is_memory_backed(segment->fd()) && ::fdatasync(segment->fd()) != 0) {
       return fail_errno(errno, fmt::format("sync {}", segment->path().string()));
     }
-    if (segment->size_ > 0) ::mprotect(segment->data_, segment->size_, PROT_READ);
+    if (auto given_up = segment->make_read_only(); !given_up) {
+      log::warn("store.stage", "file", segment->path().string(), "error", given_up.error(),
+                "action", "this process keeps it open for writing");
+    }
   }
   TRY_VOID(failpoint("store.stage.before_manifest"));
   const std::string bytes = manifest.serialize();
@@ -153,13 +159,14 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
     log::warn("store.commit", "directory", target.string(), "error", finished.error());
   }
   for (const auto& segment : segments_) segment->path_ = target / segment->path_.filename();
-  auto version = std::make_shared<StoredVersion>(manifest, std::move(segments_), target);
+  auto version =
+      std::make_shared<StoredVersion>(manifest, std::move(segments_), target, state_->evidence());
   segments_.clear();
-  // While the leases are held: what is recorded are the bytes that were digested.
+  // Under the leases that were there from the take-over on: what is recorded are the bytes that
+  // were digested.
   if (const auto now = version->verification->stamp(); now && check_taken_over()) {
     (void)version->verification->record(*now);
   }
-  for (const auto& segment : taken_over_) segment->end_lease();
   state_->commit(version);
   return version;
 }

@@ -46,7 +46,11 @@ class StagedCopy {
   const std::filesystem::path directory_;
   const std::uint64_t reserved_bytes_;
   std::vector<std::shared_ptr<MappedSegment>> segments_;
-  std::vector<std::shared_ptr<MappedSegment>> taken_over_;  // of those, with their leases
+  struct TakenOver {
+    std::shared_ptr<MappedSegment> segment;
+    std::uint64_t lease;  // that it was under when it was taken over
+  };
+  std::vector<TakenOver> taken_over_;  // of those
   bool moved_ = false;
 };
 

@@ -190,7 +190,7 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(const StoreOptions& opt
   }
   auto state = std::make_shared<StoreState>(directory, std::move(lock), budget_bytes,
                                             options.pool_bytes.value_or(budget_bytes / 4),
-                                            std::move(placement));
+                                            std::move(placement), options.evidence);
   TRY_VOID(scan_store(*state));
   return std::unique_ptr<SegmentStore>(std::make_unique<Store>(std::move(state)));
 }

@@ -8,10 +8,12 @@
 namespace rekindle::store {
 
 StoreState::StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
-                       std::uint64_t pool_bytes, std::unique_ptr<const NumaPlacement> placement)
+                       std::uint64_t pool_bytes, std::unique_ptr<const NumaPlacement> placement,
+                       Evidence evidence)
     : directory_(std::move(directory)),
       lock_(std::move(lock)),
       budget_bytes_(budget_bytes),
+      evidence_(evidence),
       pool_(directory_ / kPoolName, pool_bytes, std::move(placement)) {}
 
 std::uint64_t StoreState::used_locked() const {

@@ -22,9 +22,11 @@ namespace rekindle::store {
 class StoreState {
  public:
   StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
-             std::uint64_t pool_bytes, std::unique_ptr<const NumaPlacement> placement);
+             std::uint64_t pool_bytes, std::unique_ptr<const NumaPlacement> placement,
+             Evidence evidence);
 
   const std::filesystem::path& directory() const { return directory_; }
+  Evidence evidence() const { return evidence_; }  // of every copy
   std::uint64_t budget_bytes() const { return budget_bytes_; }
   std::uint64_t used_bytes() const;  // without the pool
   // The segment files that come and go with copies. What it keeps has to fit into room_bytes().
@@ -99,6 +101,7 @@ class StoreState {
   const std::filesystem::path directory_;
   const UniqueFd lock_;
   const std::uint64_t budget_bytes_;
+  const Evidence evidence_;
   mutable std::mutex mutex_;  // guards all below
   Committed committed_;
   std::map<std::filesystem::path, Busy> busy_;

@@ -10,11 +10,12 @@ namespace rekindle::store {
 FileStamp FileStamp::of(const struct stat& status) {
   return {std::uint64_t{status.st_dev}, std::uint64_t{status.st_ino},
           static_cast<std::uint64_t>(status.st_size),
-          std::int64_t{status.st_ctim.tv_sec} * 1'000'000'000 + status.st_ctim.tv_nsec};
+          std::int64_t{status.st_ctim.tv_sec} * 1'000'000'000 + status.st_ctim.tv_nsec, 0};
 }
 
-Verification::Verification(const Digest& root, std::vector<std::shared_ptr<MappedSegment>> segments)
-    : root_(root), segments_(std::move(segments)) {}
+Verification::Verification(const Digest& root, std::vector<std::shared_ptr<MappedSegment>> segments,
+                           Evidence evidence)
+    : root_(root), segments_(std::move(segments)), evidence_(evidence) {}
 
 // The mapping is that of the open file; the next process to open the copy goes by its name. Both
 // must be the same file.
@@ -23,7 +24,12 @@ Result<Verification::Stamps> Verification::stamp() const {
   stamps.reserve(segments_.size());
   for (const auto& segment : segments_) {
     TRY_VOID(segment->check_size());
-    TRY(const FileStamp open, segment->stamp());
+    std::uint64_t lease = 0;
+    if (evidence_ == Evidence::kLeases) {
+      TRY(lease, segment->lease());
+    }
+    TRY(FileStamp open, segment->stamp());
+    open.lease = lease;
     struct stat named {};
     if (::lstat(segment->path().c_str(), &named) != 0) {
       if (errno == ENOENT) {

@@ -21,13 +21,23 @@ class MappedSegment;
 // docs/integrity.md, "States of a copy".
 enum class CopyState { kUnverified, kVerified, kQuarantined };
 
+// What tells that nobody has written to the files of a copy.
+enum class Evidence {
+  // A read lease on each, where the kernel grants one; elsewhere the stamps.
+  kLeases,
+  // The stamps alone: this process itself maps files for writing, as RDMA needs on old kernels.
+  kStamps,
+};
+
 // What a segment file was at one moment. Every write(), truncation, rename, link and chmod changes
-// it. A store through a mapping changes it only with the first write fault of a page.
+// it. A store through a mapping changes it with the first write fault of a page (on tmpfs not even
+// then, where the page was read before); but nobody makes such a mapping while the lease stays.
 struct FileStamp {
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
   std::uint64_t size_bytes = 0;
   std::int64_t changed_ns = 0;  // ctime
+  std::uint64_t lease = 0;      // MappedSegment::lease()
 
   static FileStamp of(const struct stat& status);
   auto operator<=>(const FileStamp&) const = default;
@@ -44,10 +54,12 @@ class Verification {
     Stamps files;                                // what they were then
   };
 
-  Verification(const Digest& root, std::vector<std::shared_ptr<MappedSegment>> segments);
+  Verification(const Digest& root, std::vector<std::shared_ptr<MappedSegment>> segments,
+               Evidence evidence);
 
   // What the files are now. kCorrupt names one that was truncated, or whose name is gone or another
-  // file's: this copy will not verify again. Any other error says nothing about the copy.
+  // file's: this copy will not verify again. kUnavailable names one that somebody may write to now.
+  // Any other error says nothing about the copy.
   Result<Stamps> stamp() const;
   // Every tile has matched between `before` and now. False: a file has changed meanwhile, so
   // nothing is recorded.
@@ -67,6 +79,7 @@ class Verification {
  private:
   const Digest root_;
   const std::vector<std::shared_ptr<MappedSegment>> segments_;
+  const Evidence evidence_;
   mutable std::mutex mutex_;  // guards all below
   CopyState state_ = CopyState::kUnverified;
   std::optional<Record> record_;  // of kVerified

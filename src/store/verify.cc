@@ -13,16 +13,6 @@ namespace {
 
 constexpr std::size_t kTilesPerJob = 8;
 
-std::vector<TileIndex> held_tiles(const Manifest& manifest) {
-  const LayoutTiles tiles = tiles_of_layout(*manifest.checkpoint, manifest.layout);
-  std::vector<TileIndex> list;
-  list.reserve(tiles.held.count());
-  for (const auto& [begin, end] : tiles.held.ranges()) {
-    for (TileIndex tile = begin; tile < end; ++tile) list.push_back(tile);
-  }
-  return list;
-}
-
 // Bad tiles of many threads; keeps the error of the first in the order of the checkpoint.
 class BadTiles {
  public:
@@ -77,7 +67,8 @@ Result<void> verify_version(const StoredVersion& version, std::size_t threads,
   if (auto headers = check_headers(version); !headers) {
     return fail_here(std::move(headers).error());
   }
-  const std::vector<TileIndex> tiles = held_tiles(manifest);
+  const std::vector<TileIndex> tiles =
+      tiles_of_layout(*manifest.checkpoint, manifest.layout).held.tiles();
   BadTiles bad;
   std::mutex progress_mutex;
   PublishProgress done{0, manifest.layout.payload_bytes()};

@@ -155,4 +155,13 @@ std::vector<std::pair<TileIndex, TileIndex>> TileSet::ranges() const {
   return result;
 }
 
+std::vector<TileIndex> TileSet::tiles() const {
+  std::vector<TileIndex> result;
+  result.reserve(count());
+  for (const auto& [begin, end] : ranges()) {
+    for (TileIndex tile = begin; tile < end; ++tile) result.push_back(tile);
+  }
+  return result;
+}
+
 }  // namespace rekindle

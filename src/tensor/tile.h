@@ -98,6 +98,7 @@ class TileSet {
   bool all() const { return count() == size_; }
   // Maximal runs [begin, end) in ascending order.
   std::vector<std::pair<TileIndex, TileIndex>> ranges() const;
+  std::vector<TileIndex> tiles() const;  // ascending
   std::span<std::uint64_t> words() { return words_; }
   std::span<const std::uint64_t> words() const { return words_; }
 

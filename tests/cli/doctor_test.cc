@@ -79,6 +79,15 @@ TEST_F(Doctor, AStoreOnDiskWarnsAndOneThatIsNotWritableFails) {
   EXPECT_FALSE(proc.advice.empty());
 }
 
+TEST_F(Doctor, LeasesAreTriedWhereTheStoreWillBe) {
+  const Check shm = check_leases("/dev/shm/rekindle-doctor-test/not/there");
+  EXPECT_EQ(shm.level, Level::kOk) << shm.found;
+  const Check proc = check_leases("/proc/self/not/there");
+  EXPECT_EQ(proc.level, Level::kWarn);
+  EXPECT_THAT(proc.found, HasSubstr("/proc/self/not/there"));
+  EXPECT_FALSE(proc.advice.empty());
+}
+
 TEST_F(Doctor, RdmaPortsAreListedWithTheirGids) {
   EXPECT_EQ(check_rdma(kernel_, true).level, Level::kOk);  // none
   const std::string port = "sys/class/infiniband/mlx5_0/ports/1/";

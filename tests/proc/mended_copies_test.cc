@@ -36,7 +36,8 @@ void flip_by_write(const fs::path& file, std::uint64_t at) {
 }
 
 // A mapping in which every page was written to before: what is stored through it afterwards stamps
-// nothing, as when the memory itself goes bad.
+// nothing, as when the memory itself goes bad. An agent without leases cannot tell that it is
+// there.
 class SilentFlips {
  public:
   explicit SilentFlips(const fs::path& file) {
@@ -154,7 +155,7 @@ TEST_F(MendedCopies, TheScrubberFindsWhatNoStampTells) {
   copy_to("b");
   fleet_.agent("b").process->kill();
   auto writer = std::make_unique<SilentFlips>(segment_of("b"));
-  fleet_.start_agent("b", {"--scrub", "100ms"});
+  fleet_.start_agent("b", {"--scrub", "100ms"}, "127.0.0.1:0", Fleet::without_leases());
   ASSERT_TRUE(eventually_copy("b", "verified", "")) << copy_at("b").dump();
   writer->flip(5 * kMiB);
   writer.reset();
@@ -167,7 +168,7 @@ TEST_F(MendedCopies, RepairOnDemandFindsWhatNoStampTells) {
   copy_to("b");
   fleet_.agent("b").process->kill();
   auto writer = std::make_unique<SilentFlips>(segment_of("b"));
-  fleet_.start_agent("b", {"--scrub", "off"});
+  fleet_.start_agent("b", {"--scrub", "off"}, "127.0.0.1:0", Fleet::without_leases());
   ASSERT_TRUE(eventually_copy("b", "verified", "")) << copy_at("b").dump();
   writer->flip(5 * kMiB);
   writer.reset();

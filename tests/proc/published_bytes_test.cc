@@ -4,6 +4,7 @@
 #include <map>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -117,6 +118,65 @@ TEST_F(PublishedBytes, B1ARewrittenSegmentIsServedToNoPeerAndItsNodeStaysInUse) 
     EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), out), "");
   }
   EXPECT_FALSE(any_node_is_quarantined());
+}
+
+// No time stamp of a file on tmpfs tells of such a store.
+TEST_F(PublishedBytes, B1AreHandedOutAfterSomebodyStoredThroughAMapping) {
+  fleet_.start_agent("b");
+  const auto copied =
+      fleet_.run_command({"pull", "m@1", "--store", fleet_.agent("b").store.string()});
+  ASSERT_EQ(copied.exit_code, 0) << copied.err;
+  const fs::path file = segment_of("b");
+  const std::size_t size = fs::file_size(file);
+  const int fd = ::open(file.c_str(), O_RDWR);
+  ASSERT_GE(fd, 0);
+  void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  ::close(fd);
+  ASSERT_EQ(::madvise(mapped, size, MADV_POPULATE_READ), 0);
+  {
+    // From now on its bytes may change at any moment: they are not used.
+    const auto one = worker("b");
+    EXPECT_TRUE(one->wait_for_out("lost")) << one->out() << one->err();
+    EXPECT_THAT(one->out(), HasSubstr(file.string() + " is open or mapped for writing"));
+    EXPECT_EQ(one->out().find("ready"), std::string::npos) << one->out();
+  }
+  for (std::size_t at = 1 << 20; at < size; at += 65'536) static_cast<char*>(mapped)[at] ^= 1;
+  ::munmap(mapped, size);
+  EXPECT_TRUE(eventually([&] {
+    const auto again = worker("b");
+    const std::string now = sum_of(*again);
+    EXPECT_TRUE(now.empty() || now == published_) << "wrong bytes were handed out as ready";
+    return now == published_;
+  }));
+}
+
+// Who knows the root needs to trust neither the coordinator nor a source.
+TEST_F(PublishedBytes, AreFetchedByTheirRootOrNotAtAll) {
+  const auto pull = [&](const std::string& root, std::vector<std::string> more) {
+    std::vector<std::string> words{"pull",   "m@1", "--to", fleet_.dir("out").string(),
+                                   "--root", root};
+    words.insert(words.end(), more.begin(), more.end());
+    return fleet_.run_command(words);
+  };
+  const auto known =
+      fleet_.run_command({"pull", "m@1", "--to", fleet_.dir("first").string()}).json["root"];
+  const auto right = pull(known, {});
+  ASSERT_EQ(right.exit_code, 0) << right.err;
+  EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("out")), "");
+  fs::remove_all(fleet_.dir("out"));
+
+  const std::string other(64, '7');
+  for (const auto& more :
+       {std::vector<std::string>{}, {"--from", fleet_.agent("a").control}, {"--dry-run"}}) {
+    const auto wrong = pull(other, more);
+    EXPECT_NE(wrong.exit_code, 0);
+    EXPECT_THAT(wrong.err,
+                HasSubstr("m@1 has root " + known.get<std::string>() + " there, and not " + other));
+    EXPECT_FALSE(fs::exists(fleet_.dir("out") / "model.safetensors"));
+  }
+  const auto nonsense = pull("12ab", {});
+  EXPECT_THAT(nonsense.err, HasSubstr("--root 12ab: "));
 }
 
 }  // namespace

@@ -4,8 +4,9 @@
 // SUM is worker_sum() of all that it was handed. It then serves until it is told to end; with
 // another word as argument it misbehaves: hang (does not load), crash (abort once ready), once FILE
 // (abort once ready when FILE is not there, and make it), leave (detach and stay), publish (makes
-// m@7); or it moves on to each newer version: follow; or it leaves its bytes in DIR, a file each
-// with % for / in its name, and ends: dump DIR.
+// m@7); or it leaves its bytes in DIR, a file each with % for / in its name, and ends: dump DIR; or
+// it moves on to each newer version: follow, or follow DIR, which leaves the bytes of each in
+// DIR/VERSION.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <rekindle.h>
@@ -123,6 +125,11 @@ void attach_and_serve(rk_agent* agent, const rk_attach_options& options, const s
   } while (code == RK_UNAVAILABLE || code == RK_TIMEOUT);
   if (code != RK_OK) lose(error);
   if (mode == "dump") dump(taken, marker);
+  if (mode == "follow" && *marker != 0) {
+    const std::string directory = std::string(marker) + "/" + std::to_string(info.version);
+    ::mkdir(directory.c_str(), 0700);
+    dump(taken, directory);
+  }
   say("ready " + name + " " + rekindle::testing::worker_sum(taken));
 
   if (mode == "dump") return rk_detach(session);

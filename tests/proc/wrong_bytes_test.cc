@@ -27,7 +27,7 @@ class WrongBytes : public ::testing::TestWithParam<const char*> {
   }
 
   void start_source(const std::string& name, const std::string& version = "m@1") {
-    fleet_.start_agent(name);
+    fleet_.start_agent(name, {}, "127.0.0.1:0", Fleet::without_leases());
     fleet_.publish(name, version, fleet_.dir("model"));
   }
 
@@ -36,7 +36,8 @@ class WrongBytes : public ::testing::TestWithParam<const char*> {
   }
 
   // In the memory that an agent serves, as a bad DIMM does it: nothing of the file says so. Pages
-  // of tmpfs that were faulted in by reading may be written without a change of its times.
+  // of tmpfs that were faulted in by reading may be written without a change of its times, and the
+  // agent has no lease that would tell of the mapping.
   void write_at(const std::string& agent, std::uint64_t offset, const std::string& bytes) {
     const auto path = segment_of(agent);
     const int fd = ::open(path.c_str(), O_RDWR);

@@ -1,6 +1,11 @@
 // The whole system over verbs: coordinator, agents and pulls as real processes that are killed,
 // frozen and restarted in the middle.
 #include <csignal>
+#include <filesystem>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -116,6 +121,45 @@ TEST_F(RdmaSystem, Row6RetiringAVersionUnderAPullEndsItAndCommitsNothing) {
   EXPECT_THAT(answer.err, HasSubstr("NO_SOURCE"));
   EXPECT_FALSE(std::filesystem::exists(fleet_.dir("out") / "model.safetensors"));
   EXPECT_TRUE(fleet_.agent("a").process->running());
+}
+
+// One bit in each 100 kB of the memory that the agent serves, as a bad DIMM does it: on tmpfs no
+// time stamp of the file tells.
+void flip_everywhere(const std::filesystem::path& file) {
+  const std::size_t size = std::filesystem::file_size(file);
+  const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(fd, 0) << file;
+  void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  ASSERT_NE(memory, MAP_FAILED);
+  volatile char* const bytes = static_cast<char*>(memory);
+  for (std::size_t at = 1 << 20; at < size; at += 100'003) {
+    bytes[at] = static_cast<char>(bytes[at] ^ 1);
+  }
+  ::munmap(memory, size);
+}
+
+// Row 9: a NIC reads whatever is there.
+TEST_F(RdmaSystem, Row9BytesThatFlipUnderAPullAreFetchedElsewhere) {
+  start_source("a", kEachOfTwoSlowly);
+  start_source("b", kEachOfTwoSlowly);
+  auto pull = start_pull("verbs");
+  ASSERT_TRUE(wait_for_bytes(*pull)) << pull->err();
+  flip_everywhere(find_file(fleet_.agent("a").store / "models", "model.safetensors"));
+  const auto answer = finish(*pull);
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("out")), "");
+  EXPECT_TRUE(answer.json["refetched_bytes"] > 0 || source_of(answer, "a")["lost"]) << answer.json;
+}
+
+TEST_F(RdmaSystem, Row10BytesThatFlipUnderAPullFromTheirOnlySourceAreNotHandedOver) {
+  start_source("a", kOneSlowly);
+  auto pull = start_pull("verbs");
+  ASSERT_TRUE(wait_for_bytes(*pull)) << pull->err();
+  flip_everywhere(find_file(fleet_.agent("a").store / "models", "model.safetensors"));
+  const auto answer = finish(*pull);
+  EXPECT_NE(answer.exit_code, 0) << answer.json;
+  EXPECT_FALSE(std::filesystem::exists(fleet_.dir("out") / "model.safetensors"));
 }
 
 // Row 14: what a puller may take is one share for all rails together.

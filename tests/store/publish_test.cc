@@ -325,7 +325,7 @@ TEST_F(FilledTest, AFileThatNobodyCanWriteToIsTakenOverWithoutACopy) {
   EXPECT_EQ(inode_of((*version)->segments[0]->path()), inode);
   expect_published_bytes(**version);
   // Nothing of this process can write to it either.
-  EXPECT_TRUE((*version)->segments[0]->lease());
+  EXPECT_NE(*(*version)->segments[0]->lease(), 0u);
   (*version)->segments[0]->end_lease();
 }
 

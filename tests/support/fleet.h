@@ -39,6 +39,11 @@ class Fleet {
   AgentProcess& start_agent(const std::string& name, std::vector<std::string> more = {},
                             const std::string& listen = "127.0.0.1:0",
                             std::vector<std::string> under = {});
+  // For `under`: the agent gets no read leases on the files of its copies, as on a file system that
+  // has none.
+  static std::vector<std::string> without_leases() {
+    return {"env", "REKINDLE_FAILPOINTS=store.lease=error:EIO"};
+  }
   AgentProcess& agent(const std::string& name);
 
   // rekindle COMMAND… with --json and this fleet's coordinator; not --store.

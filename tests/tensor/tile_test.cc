@@ -202,6 +202,8 @@ TEST(TileSetTest, RangesCountsAndWords) {
   set.reset(100);
   using Range = std::pair<TileIndex, TileIndex>;
   EXPECT_EQ(set.ranges(), (std::vector<Range>{{3, 5}, {60, 100}, {101, 195}, {199, 200}}));
+  EXPECT_EQ(set.tiles().size(), set.count());
+  for (const TileIndex tile : set.tiles()) EXPECT_TRUE(set.test(tile)) << tile;
   EXPECT_EQ(set.count(), 2u + 40u + 94u + 1u);
   EXPECT_TRUE(set.test(194));
   EXPECT_FALSE(set.test(195));

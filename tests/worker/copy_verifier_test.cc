@@ -6,10 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
-#include <gtest/gtest.h>
+#include <boost/asio/use_future.hpp>
+#include <gmock/gmock.h>
 
 #include "recovery/worker/publication.h"
+#include "src/base/unique_fd.h"
 #include "tests/support/process.h"
 
 namespace rekindle::worker {
@@ -155,6 +158,49 @@ TEST_F(CopyVerifierTest, AChangeThatLeavesTheBytesAsTheyWereIsNotTheEndOfTheCopy
   EXPECT_NE(verifier_->check(copy()), nullptr);
   run();
   EXPECT_EQ(verifier_->check(copy()), nullptr);
+}
+
+// What it reads may be overwritten the next moment.
+TEST_F(CopyVerifierTest, B1ACopyThatSomebodyMayWriteToIsNotUsed) {
+  publish({"m", 1});
+  const std::filesystem::path file = copy()->segments[0]->path();
+  UniqueFd writer(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(writer);
+  const auto require = [&] {
+    auto required = boost::asio::co_spawn(
+        context_, verifier_->require(copy(), std::chrono::seconds(20)), boost::asio::use_future);
+    while (required.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      context_.restart();
+      context_.run_for(std::chrono::milliseconds(10));
+    }
+    return required.get();
+  };
+  const auto refused = require();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(refused.error().message(), ::testing::HasSubstr(file.string()));
+  EXPECT_TRUE(bad_.empty());
+  EXPECT_EQ(store_->versions().size(), 1u) << "its bytes are right: it stays";
+
+  writer.reset();
+  const auto fine = require();
+  EXPECT_TRUE(fine) << fine.error().message();
+  EXPECT_EQ(copy()->verification->state(), store::CopyState::kVerified);
+}
+
+TEST_F(CopyVerifierTest, WrongTilesOfACopyThatSomebodyMayWriteToAreFound) {
+  publish({"m", 1});
+  const std::filesystem::path file = copy()->segments[0]->path();
+  const UniqueFd writer(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+  const auto last = static_cast<off_t>(std::filesystem::file_size(file)) - 1;
+  char byte = 0;
+  ASSERT_EQ(::pread(writer.get(), &byte, 1, last), 1);
+  byte = static_cast<char>(byte ^ 1);
+  ASSERT_EQ(::pwrite(writer.get(), &byte, 1, last), 1);
+  EXPECT_NE(verifier_->check(copy()), nullptr);
+  run();
+  EXPECT_EQ(bad_, (std::vector<TileIndex>{0}));
+  EXPECT_TRUE(store_->versions().empty());
 }
 
 }  // namespace

@@ -64,8 +64,8 @@ class ScrubberTest : public ::testing::Test {
 
   testing::TempDir dir_{true};
   boost::asio::io_context context_{1};
-  std::unique_ptr<store::SegmentStore> store_ =
-      std::move(*store::SegmentStore::open({dir_ / "store", 0}));
+  std::unique_ptr<store::SegmentStore> store_ = std::move(*store::SegmentStore::open(
+      {.directory = dir_ / "store", .evidence = store::Evidence::kStamps}));
   std::vector<ModelVersion> replaced_;
   std::vector<TileIndex> bad_;
   WorkerPool blocking_{"t-blocking", 2, 64};
@@ -88,6 +88,7 @@ TEST_F(ScrubberTest, EachCopyIsReadAgainAndAgain) {
 
 TEST_F(ScrubberTest, BytesThatHaveChangedWithoutAStampAreFound) {
   // As bad memory does it: through a mapping whose pages were read before, which stamps nothing.
+  // There are no leases that would tell of the mapping.
   const std::filesystem::path file = copy(1)->segments[0]->path();
   const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
   const auto size = std::filesystem::file_size(file);

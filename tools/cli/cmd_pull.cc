@@ -19,7 +19,7 @@ namespace {
 
 struct PullArgs {
   std::string ref;
-  std::string to, shard, spec, tensors, transport, fallback;
+  std::string to, shard, spec, tensors, transport, fallback, root;
   std::vector<std::string> from;
   bool dry_run = false;
   transport::verbs::FabricOptions fabric;
@@ -36,6 +36,11 @@ Result<agent::PullRequest> to_request(PullArgs args) {
   }
   agent::PullRequest request;
   TRY(request.ref, ModelRef::parse(args.ref));
+  if (!args.root.empty()) {
+    auto root = Digest::from_hex(args.root);
+    if (!root) return fail(std::move(root).error().with_context("--root " + args.root));
+    request.root = *root;
+  }
   if (!args.spec.empty()) {
     TRY(request.spec_json, read_text_file(args.spec));
     if (request.spec_json.empty()) {
@@ -170,6 +175,10 @@ void add_pull(CLI::App& app, Session& session) {
                   "Only whole tensors whose names match (RE2 syntax, anywhere)")
       ->type_name("REGEX")
       ->excludes(shard);
+  sub->add_option("--root", args->root,
+                  "Only the version with this root, as publish prints it: then no source and no\n"
+                  "coordinator has to be trusted")
+      ->type_name("HEX");
   sub->add_option("--from", args->from,
                   "Pull straight from these agents, without a coordinator; repeat or separate by "
                   "commas")

@@ -43,6 +43,7 @@ Check check_open_files(std::uint64_t soft, std::uint64_t hard);
 Check check_memory(const Kernel& kernel);
 Check check_huge_pages(const Kernel& kernel);
 Check check_store(const std::filesystem::path& directory);
+Check check_leases(const std::filesystem::path& directory);
 Check check_build();
 Checks host_checks(const Kernel& kernel, const std::filesystem::path& store);
 

@@ -14,6 +14,7 @@
 
 #include "src/base/blake3.h"
 #include "src/base/units.h"
+#include "src/store/read_lease.h"
 #include "tools/cli/build_info.h"
 #include "tools/cli/doctor.h"
 
@@ -186,13 +187,23 @@ Check check_huge_pages(const Kernel& kernel) {
   return check;
 }
 
-Check check_store(const std::filesystem::path& directory) {
-  Check check{"store", Level::kOk, "", ""};
+namespace {
+
+// The part of the path that is there.
+std::filesystem::path existing_part(const std::filesystem::path& directory) {
   std::filesystem::path existing = std::filesystem::absolute(directory);
   std::error_code ignored;
   while (!std::filesystem::exists(existing, ignored) && existing.has_relative_path()) {
     existing = existing.parent_path();
   }
+  return existing;
+}
+
+}  // namespace
+
+Check check_store(const std::filesystem::path& directory) {
+  Check check{"store", Level::kOk, "", ""};
+  const std::filesystem::path existing = existing_part(directory);
   struct statfs fs {};
   if (::statfs(existing.c_str(), &fs) != 0) {
     return {"store", Level::kFail, fmt::format("{} cannot be looked at", directory.string()),
@@ -222,6 +233,17 @@ Check check_store(const std::filesystem::path& directory) {
   return check;
 }
 
+Check check_leases(const std::filesystem::path& directory) {
+  if (auto can = store::check_read_leases(existing_part(directory)); !can) {
+    return {
+        "leases", Level::kWarn,
+        fmt::format("no read lease on files in {}: {}", directory.string(), can.error().message()),
+        "a process of the agent's user that maps a copy's file for writing is not noticed "
+        "before a scrub; use a tmpfs, ext4, XFS or Btrfs, and sysctl fs.leases-enable=1"};
+  }
+  return {"leases", Level::kOk, "whoever opens a copy's file for writing is noticed", ""};
+}
+
 Check check_build() {
   const BuildInfo info = build_info();
   const auto on = [](bool value) { return value ? "yes" : "no"; };
@@ -241,6 +263,7 @@ Checks host_checks(const Kernel& kernel, const std::filesystem::path& store) {
           check_cpu(),
           check_memory(kernel),
           check_store(store),
+          check_leases(store),
           check_huge_pages(kernel),
           check_memlock(memlock.rlim_cur, may_lock_any()),
           check_open_files(files.rlim_cur, files.rlim_max)};

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
@@ -127,6 +128,20 @@ Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint
   attempt(writable);
   if (result.mr) share.refuses_read_only.store(true, std::memory_order_relaxed);
   return result;
+}
+
+bool refuses_read_only(DeviceShare& share) {
+  const UniqueFd file(::memfd_create("rekindle-probe", MFD_CLOEXEC));
+  if (!file || ::ftruncate(file.get(), kPageBytes) != 0) return false;
+  void* const mapped = ::mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, file.get(), 0);
+  if (mapped == MAP_FAILED) return false;
+  RegionMemory memory({static_cast<const std::byte*>(mapped), kPageBytes}, -1, 0);
+  auto probe = register_memory(share, memory, 0, kPageBytes, MemoryUse::kServe);
+  const bool refused = !probe.mr && is_refusal(probe.error);
+  probe.mr.reset();
+  ::munmap(mapped, kPageBytes);
+  if (refused) share.refuses_read_only.store(true, std::memory_order_relaxed);
+  return refused;
 }
 
 }  // namespace rekindle::transport::verbs

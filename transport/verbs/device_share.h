@@ -70,4 +70,7 @@ struct Registration {
 Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint64_t offset,
                              std::uint64_t bytes, MemoryUse use);
 
+// Whether the device refuses a read-only mapping of a file, found out with one of its own.
+bool refuses_read_only(DeviceShare& share);
+
 }  // namespace rekindle::transport::verbs

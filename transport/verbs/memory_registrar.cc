@@ -52,6 +52,7 @@ class MemoryRegistrarImpl final : public MemoryRegistrar {
   std::shared_ptr<RegisteredMemory> add(std::span<const std::byte> bytes, MemoryUse use, int fd,
                                         std::uint64_t fd_offset,
                                         std::shared_ptr<const void> keep_alive) override;
+  bool maps_files_for_writing() const override;
   RegistrarStats stats() const override;
 
  private:
@@ -113,6 +114,10 @@ std::shared_ptr<RegisteredMemory> MemoryRegistrarImpl::add(std::span<const std::
     has_work_.notify_all();
   }
   return std::make_shared<RegisteredRegion>(std::move(region));
+}
+
+bool MemoryRegistrarImpl::maps_files_for_writing() const {
+  return std::ranges::any_of(shares_, [](const auto& share) { return refuses_read_only(*share); });
 }
 
 RegistrarStats MemoryRegistrarImpl::stats() const {

@@ -84,6 +84,9 @@ class MemoryRegistrar {
   virtual std::shared_ptr<RegisteredMemory> add(std::span<const std::byte> bytes, MemoryUse use,
                                                 int fd, std::uint64_t fd_offset,
                                                 std::shared_ptr<const void> keep_alive) = 0;
+  // A device refuses to register a read-only mapping of a file (before Linux 6.2 all do), so the
+  // files of served regions are mapped for writing. Found out by trying; blocks meanwhile.
+  virtual bool maps_files_for_writing() const = 0;
   virtual RegistrarStats stats() const = 0;
 };
 
