@@ -227,6 +227,7 @@ Result<void> Daemon::start_workers() {
   service.incarnation = core_->identity().incarnation;
   service.session_times.load = options_.load_timeout;
   service.allowed_uids = options_.allowed_uids;
+  service.verify_uploads = options_.gpu.verify_uploads;
   TRY(workers_,
       worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
   devices_->tell_events(workers_.get());

@@ -169,6 +169,7 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
   serve.set_bucket_bytes(order.bucket_bytes != 0 ? order.bucket_bytes : options_.gpu.bucket_bytes);
   serve.set_in_round(order.in_round);
   serve.set_leaves_bytes(order.leaves_bytes);
+  serve.set_verify_upload(order.verify_upload);
   TRY_VOID(connection_->send(frame.SerializeAsString(), std::move(order.segments)));
   sessions_.insert(order.session);
   lent_[order.session] = std::move(order.keep);

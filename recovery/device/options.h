@@ -23,6 +23,9 @@ struct GpuOptions {
   Use use = Use::kAuto;
   Doubles doubles;
   std::uint64_t bucket_bytes = 0;  // for workers that say nothing; 0: 64 MiB
+  // The device process verifies every bucket that it uploads, on the GPU, before the worker hears
+  // of it.
+  bool verify_uploads = false;
   // Of what a broadcast brings, copied to a host that lacks it, by each device; 0: nothing.
   std::uint64_t keep_bytes_per_second = 8'000'000'000;
   std::vector<std::string> arguments;  // of the device process beside its own: how it logs

@@ -22,9 +22,13 @@ struct DeviceOrder {
   std::vector<UniqueFd> segments;    // of it
   std::shared_ptr<const void> keep;  // until the device process reads them no more
   std::uint64_t bucket_bytes = 0;    // 0: the agent's default
-  UniqueFd leaves;                   // of a session in a round: the version's, in a sealed memfd
+  // The version's tile digests, in a sealed memfd. A session in a round needs them, and one that
+  // verifies uploads.
+  UniqueFd leaves;
   std::uint64_t leaves_bytes = 0;
   bool in_round = false;  // waits for spread() or stop_spread() before it uploads anything
+  // The session compares its own uploads with the leaves, on the device.
+  bool verify_upload = false;
 };
 
 struct DeviceOver {
@@ -33,6 +37,7 @@ struct DeviceOver {
   std::uint64_t buckets = 0;
   std::uint64_t bytes = 0;
   std::chrono::microseconds elapsed{};  // first bucket queued → last one released
+  std::uint64_t refilled = 0;           // buckets that did not match and were uploaded once more
 };
 
 // --- broadcast rounds, docs/rounds.md

@@ -334,6 +334,7 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   session.slots.free_fraction = options_.free_fraction;
   session.times = options_.times;
   session.in_round = order.in_round();
+  session.verify_upload = order.verify_upload();
   session.communicators = &communicators_;
   return sessions_.begin(std::move(session));
 }
@@ -365,6 +366,7 @@ Result<void> Process::tell_served(std::uint64_t session, const SessionEnd& end) 
   served.set_bytes(end.bytes);
   served.set_elapsed_us(microseconds(end.elapsed));
   served.set_device_lost(end.device_lost);
+  served.set_refilled(end.refilled);
   return send(frame);
 }
 

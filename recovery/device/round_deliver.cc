@@ -39,7 +39,8 @@ Result<bool> RoundDeliver::released(std::uint32_t slot) {
 
 Result<void> RoundDeliver::spoil(std::size_t bucket, Error why) {
   last_change_ = clock_now();
-  lose(std::move(why).with_context(fmt::format("{}, bucket {} of a round", version_, bucket)));
+  lose(std::move(why).with_context(
+      in_round_ ? fmt::format("{}, bucket {} of a round", version_, bucket) : version_));
   return {};
 }
 

@@ -25,6 +25,8 @@ class RoundDeliver final : public bucket::Deliver {
   Result<bool> released(std::uint32_t slot) override;
   // Loses the worker; the round goes on.
   Result<void> spoil(std::size_t bucket, Error why) override;
+  // The buckets from here on are uploads of this host's copy.
+  void leave_round() { in_round_ = false; }
 
   // What goes wrong with the worker in any of these loses it.
   void hear(TimePoint now);
@@ -49,6 +51,7 @@ class RoundDeliver final : public bucket::Deliver {
   std::vector<std::optional<TimePoint>> kept_since_;  // per slot; unset: not with the worker
   std::optional<TimePoint> checked_;
   std::optional<Error> lost_;
+  bool in_round_ = true;
   TimePoint last_change_{};
 };
 

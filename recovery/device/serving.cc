@@ -86,7 +86,7 @@ Result<bool> Serving::spread(SpreadOrder order) {
   spreading_ = std::make_unique<Spreading>(
       Spreading::Means{*device_, *order_.pinner, order_.segments, *contents_, *slots_, *deliver_,
                        mailbox_, *order_.communicators, told_, order_.times, order_.leaves,
-                       version_, order_.say},
+                       order_.verify_upload, version_, order_.say},
       std::move(order));
   TRY(const bool begun, spreading_->begin());
   if (!begun) {
@@ -111,14 +111,28 @@ Result<void> Serving::prepare_alone() {
                                                   contents_->tiles().tile_count());
   TRY_VOID(fetch_->mark_ready(told_.ready));
   if (told_.complete) fetch_->mark_all_ready();
-  deliver_->bring([this](std::size_t index) {
-    const auto parts = plan_->parts(index);
-    return std::vector<bucket::Part>(parts.begin(), parts.end());
-  });
+  deliver_->bring([this](std::size_t index) { return parts_of(index); });
   pipeline_ = std::make_unique<bucket::Pipeline>(
       *device_, *plan_, *slots_, *fetch_, nullptr, *deliver_,
       bucket::PipelineOptions{order_.times.release, order_.times.drain});
+  if (order_.verify_upload) TRY_VOID(start_verifying());
   return pipeline_->start();
+}
+
+std::vector<bucket::Part> Serving::parts_of(std::size_t index) const {
+  const auto parts = plan_->parts(index);
+  return {parts.begin(), parts.end()};
+}
+
+// The worker opens its buckets while the kernels are compiled.
+Result<void> Serving::start_verifying() {
+  TRY_VOID(deliver_->send(clock_now()));
+  auto verify = bucket::UploadVerify::create(
+      {*device_, *fetch_, *contents_, order_.leaves, order_.segments}, slots_->count(),
+      plan_->most_tiles(), [this](std::size_t index) { return parts_of(index); });
+  if (!verify) return fail(cannot_verify(*device_, verify.error()));
+  verify_ = std::move(*verify);
+  return pipeline_->verify_with(*verify_);
 }
 
 Result<void> Serving::hear() {
@@ -136,11 +150,21 @@ Result<void> Serving::deliver_all() {
     TRY_VOID(hear());
     TRY_VOID(deliver_->receive(now));
     TRY(const auto state, pipeline_->step(now));
-    if (!began_ && deliver_->bytes() > 0) began_ = now;
+    if (!began_ && (deliver_->bytes() > 0 || pipeline_->awaits_hand_over())) began_ = now;
+    note_change(now);
     TRY_VOID(deliver_->send(now));
     if (state == bucket::Pipeline::State::kDone) return {};
     wait(state, now);
   }
+}
+
+// The device says nothing when it has verified a bucket. The pauses between questions grow from the
+// last hand-over on, or from the first bucket that waits for one.
+void Serving::note_change(TimePoint now) {
+  const bool awaits = pipeline_->awaits_hand_over();
+  if (handed_over_ != pipeline_->handed_over() || awaits > awaited_) last_change_ = now;
+  handed_over_ = pipeline_->handed_over();
+  awaited_ = awaits;
 }
 
 bool Serving::all_pinned() {
@@ -154,8 +178,9 @@ void Serving::wait(bucket::Pipeline::State state, TimePoint now) {
   if (const auto due = deliver_->channel().receive_deadline()) {
     pause = std::min<Duration>(pause, *due - now);
   }
-  if (deliver_->awaits_device()) {
-    const auto asked = pause_before_asking(now - deliver_->last_release());
+  if (deliver_->awaits_device() || pipeline_->awaits_hand_over()) {
+    const TimePoint last_change = std::max(deliver_->last_release(), last_change_);
+    const auto asked = pause_before_asking(now - last_change);
     if (!asked) return;
     pause = std::min(pause, *asked);
   } else if (state == bucket::Pipeline::State::kFetching && !all_pinned()) {
@@ -166,6 +191,11 @@ void Serving::wait(bucket::Pipeline::State state, TimePoint now) {
 
 bucket::Pipeline* Serving::pipeline() {
   return spreading_ != nullptr ? spreading_->pipeline() : pipeline_.get();
+}
+
+std::uint64_t Serving::refilled() const {
+  const std::uint64_t alone = verify_ != nullptr ? verify_->refilled() : 0;
+  return alone + (spreading_ != nullptr ? spreading_->refilled() : 0);
 }
 
 // Until the worker has closed what it opened, or is gone: it may still have reads queued. One that
@@ -188,6 +218,7 @@ std::optional<Error> Serving::let_go(bool told_all, bool hung) {
   if (!hung && deliver_ != nullptr && slots_) wait_for_worker(told_all);
   spreading_.reset();
   pipeline_.reset();
+  verify_.reset();
   deliver_.reset();
   fetch_.reset();
   slots_.reset();
@@ -201,6 +232,7 @@ SessionEnd Serving::run() {
   if (began_) end.elapsed = clock_now() - *began_;
   if (pipeline() != nullptr) end.buckets = pipeline()->delivered();
   if (deliver_ != nullptr) end.bytes = deliver_->bytes();
+  end.refilled = refilled();
   if (deliver_ != nullptr && served) deliver_->say(bucket::FinishedMessage{});
   if (deliver_ != nullptr && !served) deliver_->say(bucket::FailedMessage{served.error()});
   bool hung = false;

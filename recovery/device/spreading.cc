@@ -21,6 +21,14 @@ std::chrono::microseconds between(TimePoint from, TimePoint to) {
 
 }  // namespace
 
+Error cannot_verify(const bucket::Device& device, const Error& why) {
+  return Error(
+      ErrorCode::kDenied,
+      fmt::format("uploads to {} cannot be verified, and the agent's --verify-gpu allows no "
+                  "others: {}",
+                  device.id(), why.message()));
+}
+
 bool all_settled(const bucket::Pinner& pinner, const bucket::SegmentFetch::Segments& segments) {
   return std::ranges::all_of(segments, [&pinner](const auto& segment) {
     return pinner.settled(*segment, 0, segment->bytes());
@@ -119,8 +127,7 @@ Result<void> Spreading::start() {
 Result<void> Spreading::start_verifying() {
   TRY(verify_, bucket::RoundVerify::create({means_.device, *plan_, means_.contents, means_.leaves},
                                            means_.slots.count(), [this] { return own_copy(); }));
-  pipeline_->verify_with(*verify_);
-  return {};
+  return pipeline_->verify_with(*verify_);
 }
 
 // What of each share is here now.
@@ -226,6 +233,7 @@ Result<void> Spreading::leave(Error why) {
   const auto own = std::exchange(fetches_, {});  // what it took and lost is to be had again
   TRY(fetches_, own_copy());
   tail_.emplace(*plan_, fetches_, pipeline_->handed_over());
+  deliver_.leave_round();
   means_.worker.bring([this](std::size_t index) { return tail_->parts(index); });
   auto alone =
       pipeline_->go_on_without_spread(tail_->size(), *tail_, clock_now() + means_.times.drain);
@@ -234,7 +242,29 @@ Result<void> Spreading::leave(Error why) {
                 means_.device.name(), alone.error().message());
   }
   collective_.reset();
+  if (means_.verify_upload) TRY_VOID(start_verifying_tail());
   return {};
+}
+
+// The round's digests go first: the device may lack memory for both.
+Result<void> Spreading::start_verifying_tail() {
+  refilled_in_round_ = verify_->refilled();
+  verify_.reset();
+  std::size_t tiles = 0;
+  for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
+    tiles = std::max(tiles, plan_->plan_of(share).most_tiles());
+  }
+  auto verify = bucket::UploadVerify::create(
+      {means_.device, *tail_, means_.contents, means_.leaves, means_.segments},
+      means_.slots.count(), tiles, [this](std::size_t index) { return tail_->parts(index); });
+  if (!verify) return fail(cannot_verify(means_.device, verify.error()));
+  tail_verify_ = std::move(*verify);
+  return pipeline_->verify_with(*tail_verify_);
+}
+
+std::uint64_t Spreading::refilled() const {
+  const std::uint64_t of_round = verify_ != nullptr ? verify_->refilled() : refilled_in_round_;
+  return of_round + (tail_verify_ != nullptr ? tail_verify_->refilled() : 0);
 }
 
 void Spreading::say_over(std::optional<Error> error) {
@@ -271,7 +301,7 @@ void Spreading::wait(bucket::Pipeline::State state, TimePoint now) const {
   at_most(pipeline_->deadline());
   if (spreading_) at_most(deliver_.deadline());
   if (deliver_.worker() != nullptr) at_most(means_.worker.channel().receive_deadline());
-  if (deliver_.awaits_device() || pipeline_->awaits_spread() || pipeline_->awaits_keep()) {
+  if (deliver_.awaits_device() || pipeline_->awaits_hand_over() || pipeline_->awaits_keep()) {
     const auto asked = pause_before_asking(now - deliver_.last_change());
     if (!asked) return;
     pause = std::min(pause, *asked);

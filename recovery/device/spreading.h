@@ -14,6 +14,7 @@
 #include "src/bucket/round.h"
 #include "src/bucket/round_verify.h"
 #include "src/bucket/segment_keep.h"
+#include "src/bucket/upload_verify.h"
 
 namespace rekindle::device {
 
@@ -65,6 +66,7 @@ class Spreading {
     const SessionTimes& times;
     // Of all tiles of the contents, in their order: what a round brings is compared with them.
     const std::vector<Digest>& leaves;
+    bool verify_upload;          // buckets that are uploaded after the round are verified, too
     const std::string& version;  // for messages
     const std::function<void(RoundNews)>& say;
   };
@@ -80,6 +82,7 @@ class Spreading {
 
   bucket::Pipeline* pipeline() { return pipeline_.get(); }  // null before it has begun
   TimePoint met() const { return met_; }
+  std::uint64_t refilled() const;  // buckets that did not match and were uploaded once more
 
  private:
   Result<void> plan();
@@ -93,6 +96,7 @@ class Spreading {
   Result<void> hear(TimePoint now);
   Result<bucket::Pipeline::State> advance(TimePoint now);
   Result<void> leave(Error why);
+  Result<void> start_verifying_tail();
   void finish();
   void say_over(std::optional<Error> error);
   void tell_progress(TimePoint now);
@@ -115,8 +119,14 @@ class Spreading {
   std::optional<bucket::SegmentKeep> keep_;
   std::unique_ptr<bucket::RoundSeal> seal_;  // of the own share, if it has one
   std::unique_ptr<bucket::RoundVerify> verify_;
+  std::uint64_t refilled_in_round_ = 0;                // once verify_ is gone
+  std::unique_ptr<bucket::UploadVerify> tail_verify_;  // of tail_; null: not wanted
   std::unique_ptr<bucket::Pipeline> pipeline_;
 };
+
+// Why a session that is to verify its uploads fails instead. kDenied: the worker must not replace
+// it by uploads that nobody verifies.
+Error cannot_verify(const bucket::Device& device, const Error& why);
 
 // Whether nothing of these is still to be pinned.
 bool all_settled(const bucket::Pinner& pinner, const bucket::SegmentFetch::Segments& segments);

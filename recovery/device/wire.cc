@@ -200,8 +200,8 @@ proto::SpreadOver to_proto(const SpreadOver& over) {
 }
 
 DeviceOver from_proto(const proto::DeviceServed& served) {
-  return {served.session(), error_of(served.error()), served.buckets(), served.bytes(),
-          from_wire(served.elapsed_us())};
+  return {served.session(), error_of(served.error()),       served.buckets(),
+          served.bytes(),   from_wire(served.elapsed_us()), served.refilled()};
 }
 
 Result<std::string> from_proto(const proto::MeetingIdMade& made) {

@@ -39,6 +39,7 @@ struct ServiceOptions {
   std::chrono::milliseconds retire_wait{5000};        // for workers to let go of a version
   std::chrono::milliseconds hear_ranks{5000};         // a new coordinator, of all ranks
   std::chrono::milliseconds forget_after{3'600'000};  // unfit instances without a rank
+  bool verify_uploads = false;                        // on the device, by the device process
 };
 
 // The agent's side of the workers' channel: carries out what the state machines of core/ decide.
@@ -84,8 +85,11 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
     std::string group;
     std::string device;  // that it wants buckets on
     std::uint64_t bucket_bytes = 0;
-    bool on_device = false;        // the device process has it
-    bool in_round = false;         // and had it wait for its party
+    bool on_device = false;  // the device process has it
+    bool in_round = false;   // and had it wait for its party
+    // A round brought every byte, and the device verified all of them: what becomes of this host's
+    // copy does not matter to the worker.
+    bool brought_by_round = false;
     std::shared_ptr<Supply> held;  // which fetches nothing as long as
     std::shared_ptr<const bool> hold;
     std::optional<proto::WorkerFrame> early_loaded;  // came before what makes it true

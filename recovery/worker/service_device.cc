@@ -14,7 +14,7 @@ namespace {
 
 TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
-// What the device process compares a round's bytes with.
+// The digests that the device process compares a device's bytes with.
 Result<void> add_leaves(const Checkpoint& checkpoint, device::DeviceOrder& order) {
   const auto bytes = std::as_bytes(std::span(checkpoint.tile_digests));
   if (bytes.empty()) return {};
@@ -39,7 +39,8 @@ Result<UniqueFd> WorkerService::give_device(Session& session, const Supply::View
     order.segments.emplace_back(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0));
     if (!order.segments.back()) return fail_errno(errno, "share a segment with the device process");
   }
-  if (session.in_round) TRY_VOID(add_leaves(*view.checkpoint, order));
+  order.verify_upload = options_.verify_uploads;
+  if (order.in_round || order.verify_upload) TRY_VOID(add_leaves(*view.checkpoint, order));
   TRY(auto channel, host_.serve_device(std::move(order)));
   session.on_device = true;
   return channel;
@@ -67,12 +68,20 @@ void WorkerService::device_over(const device::DeviceOver& over) {
   retry_loaded(session);
   if (!over.error) {
     log::info("worker.device_done", "session", over.session, "device", session.device, "buckets",
-              over.buckets, "bytes", over.bytes, "us", over.elapsed.count());
+              over.buckets, "bytes", over.bytes, "us", over.elapsed.count(), "verified",
+              options_.verify_uploads || session.brought_by_round, "refilled", over.refilled);
     return;
   }
   log::warn("worker.device_failed", "session", over.session, "pid", session.client->pid(), "device",
-            session.device, "buckets", over.buckets, "why", over.error->message());
+            session.device, "buckets", over.buckets, "refilled", over.refilled, "why",
+            over.error->message());
   note(session, "device_failed", over.error->message());
+  if (over.error->code() == ErrorCode::kCorrupt && session.copy != nullptr) {
+    // The copy itself may be wrong, although nothing has touched its files: nobody gets it before
+    // it has been read again.
+    session.copy->verification->doubt();
+    (void)host_.verifier().check(session.copy);
+  }
 }
 
 }  // namespace rekindle::worker

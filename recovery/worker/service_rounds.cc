@@ -123,6 +123,7 @@ void WorkerService::left_round(SessionId id, bool all, const std::string& why) {
   const SessionPtr kept = found->second;
   Session& session = *kept;
   session.state.leave_round(clock_now(), all);
+  session.brought_by_round = session.brought_by_round || all;
   if (session.held != nullptr && !all) session.held->want_now();
   session.hold.reset();
   session.held.reset();

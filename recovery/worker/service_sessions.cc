@@ -266,7 +266,7 @@ Result<void> WorkerService::loaded(const ClientPtr& client, const proto::WorkerF
 
 // What it has read are the bytes that were verified.
 bool WorkerService::is_as_handed_over(const Session& session) {
-  if (session.copy == nullptr || session.state.given_all()) return true;
+  if (session.copy == nullptr || session.brought_by_round) return true;
   auto& verification = *session.copy->verification;
   const auto record = verification.record();
   return verification.state() == store::CopyState::kVerified && record &&

@@ -1,7 +1,6 @@
 #include "src/bucket/bucket_checks.h"
 
 #include <cstring>
-#include <optional>
 
 #include "src/base/blake3.h"
 
@@ -143,6 +142,22 @@ Digest digest_of_rest(const Contents& contents, const BucketChecks::Rest& rest,
     }
   }
   return blake3(bytes);
+}
+
+std::vector<Digest> digests_of_rests(const Contents& contents, const BucketChecks& checks,
+                                     std::span<const std::byte* const> segments) {
+  std::vector<Digest> digests;
+  digests.reserve(checks.rests.size());
+  for (const auto& rest : checks.rests) digests.push_back(digest_of_rest(contents, rest, segments));
+  return digests;
+}
+
+std::optional<std::size_t> wrong_tile(const BucketChecks& checks, std::span<const Digest> values,
+                                      std::span<const Digest> leaves) {
+  for (std::size_t i = 0; i < checks.tiles.size(); ++i) {
+    if (values[i] != leaves[checks.tiles[i].tile]) return i;
+  }
+  return std::nullopt;
 }
 
 }  // namespace rekindle::bucket

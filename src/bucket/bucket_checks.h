@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,5 +40,13 @@ BucketChecks checks_of(const Contents& contents, std::span<const Part> parts);
 // Of a rest, row-major, from the segments that hold it.
 Digest digest_of_rest(const Contents& contents, const BucketChecks::Rest& rest,
                       std::span<const std::byte* const> segments);
+// The digests of all rests, in their order.
+std::vector<Digest> digests_of_rests(const Contents& contents, const BucketChecks& checks,
+                                     std::span<const std::byte* const> segments);
+
+// The first box whose digest is not its tile's leaf; nullopt: all tiles match. `values` begins with
+// the digests of the tiles' boxes. `leaves` has one for each tile of the contents.
+std::optional<std::size_t> wrong_tile(const BucketChecks& checks, std::span<const Digest> values,
+                                      std::span<const Digest> leaves);
 
 }  // namespace rekindle::bucket

@@ -36,11 +36,13 @@ Result<void> Pipeline::start() {
     TRY(spread_stream_, device_.make_stream());
     TRY_VOID(make_events(device_, states_.size(), fetched_));
   }
-  if (verify_ != nullptr) {
-    TRY(verify_stream_, device_.make_stream());
-    TRY_VOID(make_events(device_, states_.size(), brought_));
-  }
   return {};
+}
+
+Result<void> Pipeline::verify_with(Verify& verify) {
+  verify_ = &verify;
+  TRY(verify_stream_, device_.make_stream());
+  return make_events(device_, states_.size(), brought_);
 }
 
 // Work of `after` from now on comes behind what `before` has.
@@ -50,9 +52,10 @@ Result<Stream*> Pipeline::go_on(Stream& before, Event& event, Stream& after) {
   return &after;
 }
 
-// To queue a spread may wait for peers: what comes after it would begin with less time.
+// Queueing a spread may wait for peers, and verifying may compute on the host. The deadlines of
+// later work count from the time after that.
 TimePoint Pipeline::latest(TimePoint now) const {
-  return spread_ == nullptr ? now : std::max(now, SteadyClock().now());
+  return hands_over_at_once() ? now : std::max(now, SteadyClock().now());
 }
 
 // Slots go round: a bucket's successor never overtakes it on the way to the consumer.
@@ -143,7 +146,7 @@ Result<void> Pipeline::check_filled(std::uint32_t slot, TimePoint now) {
   if (states_[slot].filled) return {};
   TRY(states_[slot].filled, device_.is_done(*slots_.filled[slot]));
   if (states_[slot].filled || now < states_[slot].fill_by) return {};
-  if (!states_[slot].handed_over) {
+  if (spread_ != nullptr && !states_[slot].handed_over) {
     return fail(ErrorCode::kTimeout,
                 "no progress for {} ms in the round on {}: a peer, or the device, is stopped",
                 options_.fill_deadline.count(), device_.name());
@@ -224,7 +227,7 @@ std::optional<TimePoint> Pipeline::deadline() const {
   return first;
 }
 
-bool Pipeline::awaits_spread() const {
+bool Pipeline::awaits_hand_over() const {
   return std::any_of(states_.begin(), states_.end(),
                      [](const Slot& slot) { return slot.busy && !slot.handed_over; });
 }

@@ -16,6 +16,7 @@
 //   local      fetch: upload from the segments   spread: none   deliver: to a worker by IPC
 //   pull       the same, as tiles verify         spread: none   deliver: the same
 //   broadcast  fetch: upload of what is owned    spread: NCCL   deliver: the same, once verified
+// The first two verify before they deliver if the pipeline is given a Verify.
 // Stages queue work on streams and order it by events; nothing here waits.
 namespace rekindle::bucket {
 
@@ -99,9 +100,10 @@ class Pipeline {
   Result<void> start();  // makes its streams
   // Is offered every bucket that was spread, and outlives the pipeline. Before the first step.
   void keep_with(Keep& keep) { keep_ = &keep; }
-  // Looks at every bucket before it is handed over, on a stream of its own, until the pipeline goes
-  // on without its spread; outlives the pipeline. Before start().
-  void verify_with(Verify& verify) { verify_ = &verify; }
+  // Checks every bucket before it is handed over. It has a stream of its own, so that later buckets
+  // are fetched meanwhile. Ends with go_on_without_spread(). `verify` outlives its use. Call it
+  // before start(), or right after go_on_without_spread().
+  Result<void> verify_with(Verify& verify);
   // Waits for what is queued on the device, not for the consumer.
   ~Pipeline();
 
@@ -116,17 +118,18 @@ class Pipeline {
   Result<State> step(TimePoint now);
   // By when step() must be called again, however quiet it is.
   std::optional<TimePoint> deadline() const;
-  // Whether a bucket is to be handed over as soon as it has been spread: nobody tells that, so
-  // step() is called again after a short pause.
-  bool awaits_spread() const;
+  // Whether a bucket waits for the device to spread or verify it. The device does not signal that:
+  // call step() again after a short pause.
+  bool awaits_hand_over() const;
   // The same of a bucket that is being kept.
   bool awaits_keep() const;
   std::size_t delivered() const { return delivered_; }
-  // Whose hand_over() has been called: with a spread, of those that it has filled.
+  // Buckets for which hand_over() or spoil() was called. With a spread or a Verify that is after
+  // the device has filled and checked them.
   std::size_t handed_over() const { return handed_over_; }
   // Goes on without its spread, after an error of it, or because it shall: buckets that were queued
   // and not handed over are forgotten, those that the consumer has stay its own until it releases
-  // them. The numbers of `buckets` more then are `fetch`'s. What is queued on the device must end:
+  // them. The next `buckets` buckets have `fetch`'s numbers. What is queued on the device must end:
   // the spread was aborted. kTimeout: it does not by `deadline`, and only drain() and the
   // destructor are left.
   Result<void> go_on_without_spread(std::size_t buckets, Fetch& fetch, TimePoint deadline);

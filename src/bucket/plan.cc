@@ -242,4 +242,16 @@ std::span<const std::pair<TileIndex, TileIndex>> Plan::tiles(std::size_t bucket)
   return slice(tiles_, buckets_[bucket].first_tiles, after(bucket).first_tiles);
 }
 
+std::size_t Plan::tile_count(std::size_t bucket) const {
+  std::size_t count = 0;
+  for (const auto& [begin, end] : tiles(bucket)) count += end - begin;
+  return count;
+}
+
+std::size_t Plan::most_tiles() const {
+  std::size_t most = 0;
+  for (std::size_t bucket = 0; bucket < size(); ++bucket) most = std::max(most, tile_count(bucket));
+  return most;
+}
+
 }  // namespace rekindle::bucket

@@ -55,6 +55,8 @@ class Plan {
   std::span<const SegmentCopy> copies(std::size_t bucket) const;
   // Tiles that must have verified before it is filled; ascending, disjoint.
   std::span<const std::pair<TileIndex, TileIndex>> tiles(std::size_t bucket) const;
+  std::size_t tile_count(std::size_t bucket) const;  // of tiles(bucket)
+  std::size_t most_tiles() const;                    // the largest tile_count()
   std::uint64_t payload_bytes() const { return payload_bytes_; }
 
  private:

@@ -17,28 +17,13 @@ constexpr std::size_t kPage = 4096;
 
 Digest seal_of(std::span<const Digest> rests) { return blake3(std::as_bytes(rests)); }
 
-std::vector<const std::byte*> data_of(const SegmentFetch::Segments& segments) {
-  std::vector<const std::byte*> data;
-  for (const auto& segment : segments) data.push_back(segment->data());
-  return data;
-}
-
-std::vector<Digest> digests_of(const Contents& contents, std::span<const BucketChecks::Rest> rests,
-                               const SegmentFetch::Segments& segments) {
-  const auto data = data_of(segments);
-  std::vector<Digest> digests;
-  for (const auto& rest : rests) digests.push_back(digest_of_rest(contents, rest, data));
-  return digests;
-}
-
 // Of all shares; tiles that lie in several boxes are counted once for each bucket.
 std::size_t most_tiles(const RoundPlan& plan) {
   std::size_t most = 0;
   for (std::size_t bucket = 0; bucket < plan.size(); ++bucket) {
     std::size_t tiles = 0;
     for (std::uint32_t share = 0; share < plan.shares(); ++share) {
-      if (bucket >= plan.plan_of(share).size()) continue;
-      for (const auto& [begin, end] : plan.plan_of(share).tiles(bucket)) tiles += end - begin;
+      if (bucket < plan.plan_of(share).size()) tiles += plan.plan_of(share).tile_count(bucket);
     }
     most = std::max(most, tiles);
   }
@@ -84,7 +69,7 @@ Result<void> RoundSeal::enqueue(std::size_t bucket, DeviceAddress to, Stream& st
   const BucketChecks checks = checks_of(contents_, plan_.plan_of(share_).parts(bucket));
   if (checks.rests.empty()) return {};
   Digest& seal = seals_->all()[bucket];
-  seal = seal_of(digests_of(contents_, checks.rests, segments_));
+  seal = seal_of(digests_of_rests(contents_, checks, data_of(segments_)));
   const Upload upload{.from = reinterpret_cast<const std::byte*>(&seal),
                       .to = to + plan_.seal_at(),
                       .run_bytes = sizeof(seal)};
@@ -156,9 +141,7 @@ bool RoundVerify::is_right(const Share& share, std::span<const Digest> values, c
     wrong = means_.contents.pieces()[checks.piece_of(box)].name;
     return false;
   };
-  for (std::size_t i = 0; i < checks.tiles.size(); ++i) {
-    if (values[i] != means_.leaves[checks.tiles[i].tile]) return fails(i);
-  }
+  if (const auto box = wrong_tile(checks, values, means_.leaves)) return fails(*box);
   const auto rests = values.subspan(checks.tiles.size());
   if (rests.empty() || seal == seal_of(rests)) return true;
   if (!share.came) return fails(checks.tiles.size());

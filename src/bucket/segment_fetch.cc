@@ -75,4 +75,10 @@ Result<void> SegmentFetch::enqueue(std::size_t bucket, DeviceAddress to, Stream&
   return stream.upload(uploads_);
 }
 
+std::vector<const std::byte*> data_of(const SegmentFetch::Segments& segments) {
+  std::vector<const std::byte*> data;
+  for (const auto& segment : segments) data.push_back(segment->data());
+  return data;
+}
+
 }  // namespace rekindle::bucket

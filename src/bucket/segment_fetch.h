@@ -40,4 +40,7 @@ class SegmentFetch final : public Fetch {
   std::vector<Upload> uploads_;       // of the bucket that is being queued
 };
 
+// The start of each segment in this process's memory.
+std::vector<const std::byte*> data_of(const SegmentFetch::Segments& segments);
+
 }  // namespace rekindle::bucket

@@ -203,9 +203,11 @@ Result<std::optional<FilledBucket>> DeviceLoad::next() {
 
 Result<std::optional<FilledBucket>> DeviceLoad::poll_feed() {
   auto polled = feed_->poll(SteadyClock().now());
-  // Bytes that were found wrong on the device may be wrong in host memory, too.
-  const bool corrupt = !polled && polled.error().code() == ErrorCode::kCorrupt;
-  if (!polled && !corrupt && ipc_ != nullptr && ipc_->untouched()) {
+  // Bytes that were found wrong on the device may be wrong in host memory, too. An agent that
+  // verifies uploads allows none that it has not verified.
+  const bool is_final = !polled && (polled.error().code() == ErrorCode::kCorrupt ||
+                                    polled.error().code() == ErrorCode::kDenied);
+  if (!polled && !is_final && ipc_ != nullptr && ipc_->untouched()) {
     const Error why = polled.error();
     if (auto ok = upload(why.message()); !ok) {
       return fail(std::move(ok).error().with_context(fmt::format("upload ({})", why.message())));

@@ -39,4 +39,13 @@ class ForwardingDevice : public Device {
   Device& device_;
 };
 
+// A device whose digests the host computes.
+class WithoutDigests final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  Result<std::unique_ptr<Digests>> make_digests(std::size_t /*capacity*/) override {
+    return fail(ErrorCode::kUnavailable, "no compiler here");
+  }
+};
+
 }  // namespace rekindle::bucket::testing

@@ -73,13 +73,13 @@ TEST(PipelineSpread, WhatIsSpreadIsHandedOverOnceItIsHere) {
   EXPECT_EQ(rig.consumer.most_held, 0u);
   EXPECT_EQ(rig.pipeline.handed_over(), 0u);
   EXPECT_EQ(gated.spread.checked, 0);
-  EXPECT_TRUE(rig.pipeline.awaits_spread());
+  EXPECT_TRUE(rig.pipeline.awaits_hand_over());
   ASSERT_TRUE(rig.pipeline.deadline());
   gated.spread.open();
   EXPECT_EQ(rig.run(Pipeline::State::kDone), Pipeline::State::kDone);
   EXPECT_EQ(rig.pipeline.handed_over(), rig.plan.size());
   EXPECT_EQ(gated.spread.checked, static_cast<int>(rig.plan.size()));
-  EXPECT_FALSE(rig.pipeline.awaits_spread());
+  EXPECT_FALSE(rig.pipeline.awaits_hand_over());
   rig.expect_all_arrived();
 }
 
@@ -165,7 +165,7 @@ TEST(PipelineSpread, WithoutASpreadNothingAwaitsIt) {
   rig.consumer.willing = false;
   rig.fetch.mark_all_ready();
   rig.run(Pipeline::State::kReleasing);
-  EXPECT_FALSE(rig.pipeline.awaits_spread());
+  EXPECT_FALSE(rig.pipeline.awaits_hand_over());
   EXPECT_EQ(rig.pipeline.handed_over(), rig.consumer.most_held);
 }
 
@@ -192,7 +192,7 @@ TEST(PipelineSpread, Row43WhatASpreadThatFailedLeftIsNotHandedOver) {
   EXPECT_EQ(failed.error().code(), ErrorCode::kPeerLost);
   EXPECT_EQ(rig.pipeline.handed_over(), 0u);
   ASSERT_TRUE(gated.go_on());
-  EXPECT_FALSE(rig.pipeline.awaits_spread());
+  EXPECT_FALSE(rig.pipeline.awaits_hand_over());
   EXPECT_EQ(rig.run(Pipeline::State::kDone), Pipeline::State::kDone);
   EXPECT_EQ(rig.pipeline.delivered(), rig.plan.size());
   rig.expect_all_arrived();

@@ -103,20 +103,36 @@ class Hanging final : public testing::ForwardingDevice {
   Result<bool> is_done(const Event&) override { return false; }
 };
 
+// Is never asked, because the device does nothing of what is queued.
+class NeverAsked final : public Verify {
+ public:
+  Result<void> enqueue(std::size_t, std::uint32_t, DeviceAddress, Stream&) override { return {}; }
+  Result<bool> check(std::uint32_t) override { return fail(ErrorCode::kInvalid, "asked"); }
+  Result<bool> refill(std::uint32_t, Stream&) override { return false; }
+  Error wrong(std::uint32_t) const override { return Error(ErrorCode::kCorrupt, "asked"); }
+};
+
 TEST(Pipeline, Row38ADeviceThatDoesNotFillABucketEndsItByTheDeadline) {
-  Rig rig(sample_of({{"w", DType::kU8, {100'000}}}, 1), {}, {.bucket_bytes = 4096});
-  rig.fetch.mark_all_ready();
-  rig.consumer.willing = false;  // what is not filled it cannot give back
-  Hanging hanging(*rig.device);
-  Pipeline pipeline(hanging, rig.plan, rig.slots, rig.fetch, nullptr, rig.consumer,
-                    {.release_deadline = 400s, .fill_deadline = 200s});
-  ASSERT_TRUE(pipeline.start());
-  const TimePoint begin = clock_now();
-  while (!pipeline.deadline()) ASSERT_TRUE(pipeline.step(begin));  // the segment is being pinned
-  EXPECT_TRUE(pipeline.step(begin + 199s));
-  const auto late = pipeline.step(*pipeline.deadline());
-  ASSERT_FALSE(late);
-  EXPECT_EQ(late.error().code(), ErrorCode::kInternal);
+  for (const bool verifies : {false, true}) {
+    Rig rig(sample_of({{"w", DType::kU8, {100'000}}}, 1), {}, {.bucket_bytes = 4096});
+    rig.fetch.mark_all_ready();
+    rig.consumer.willing = false;  // what is not filled it cannot give back
+    Hanging hanging(*rig.device);
+    NeverAsked verify;
+    Pipeline pipeline(hanging, rig.plan, rig.slots, rig.fetch, nullptr, rig.consumer,
+                      {.release_deadline = 400s, .fill_deadline = 200s});
+    if (verifies) {
+      ASSERT_TRUE(pipeline.verify_with(verify));
+    }
+    ASSERT_TRUE(pipeline.start());
+    const TimePoint begin = clock_now();
+    while (!pipeline.deadline()) ASSERT_TRUE(pipeline.step(begin));  // the segment is being pinned
+    EXPECT_TRUE(pipeline.step(begin + 199s));
+    const auto late = pipeline.step(*pipeline.deadline());
+    ASSERT_FALSE(late);
+    EXPECT_EQ(late.error().code(), ErrorCode::kInternal) << late.error().message();
+    EXPECT_EQ(rig.consumer.most_held > 0, !verifies);
+  }
 }
 
 // Stands for a broadcast: the bytes come from elsewhere on the device, behind the upload.

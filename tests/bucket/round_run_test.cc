@@ -148,7 +148,7 @@ class Rank {
     tail_ = std::make_unique<RoundTail>(plan_, tail_fetches_, first);
     consumer.tail = tail_.get();
     must(pipeline.go_on_without_spread(tail_->size(), *tail_, clock_now() + 30s));
-    EXPECT_FALSE(pipeline.awaits_spread());
+    EXPECT_FALSE(pipeline.awaits_hand_over());
   }
   void get_all_tiles(std::mt19937_64& random) {
     for (std::size_t i = 0; i < files_.size(); ++i) {
@@ -347,7 +347,7 @@ TEST(Round, Row43ABucketQueuedBehindAnAbortIsNotHandedOver) {
   while (*one.pipeline.step(clock_now()) == Pipeline::State::kFetching) {
     ASSERT_LT(clock_now(), give_up);
   }
-  EXPECT_TRUE(one.pipeline.awaits_spread());
+  EXPECT_TRUE(one.pipeline.awaits_hand_over());
   one.collective->abort();
   ASSERT_TRUE(one.pipeline.drain(clock_now() + 30s)) << "what is queued ends";
   const auto state = one.pipeline.step(clock_now());

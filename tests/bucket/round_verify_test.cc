@@ -56,14 +56,6 @@ class Flipping final : public Collective {
   std::size_t count_ = 0;
 };
 
-class WithoutDigests final : public testing::ForwardingDevice {
- public:
-  using ForwardingDevice::ForwardingDevice;
-  Result<std::unique_ptr<Digests>> make_digests(std::size_t /*capacity*/) override {
-    return fail(ErrorCode::kUnavailable, "no compiler here");
-  }
-};
-
 // The bytes of each piece, as they were when their slot was handed over; what was spoiled.
 class Consumer final : public Deliver {
  public:
@@ -166,7 +158,7 @@ class Rank {
                                        }));
     pipeline_.emplace(device_, plan_.size(), slots_, *fetch_, &*spread_, consumer,
                       PipelineOptions{60s, 60s});
-    pipeline_->verify_with(*verify_);
+    must(pipeline_->verify_with(*verify_));
     must(pipeline_->start());
   }
   ~Rank() { collective_->abort(); }
@@ -198,7 +190,7 @@ class Rank {
 
   const Party& party_;
   const std::unique_ptr<Device> inner_;
-  WithoutDigests without_;
+  testing::WithoutDigests without_;
   Device& device_;
   const Contents contents_;
   const RoundPlan plan_;

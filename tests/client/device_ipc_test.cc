@@ -85,6 +85,20 @@ TEST(DeviceIpc, WhatTheDeviceProcessRefusesIsUploaded) {
   EXPECT_EQ(device_path(session), "upload: the device process: a MIG slice");
 }
 
+// An agent that verifies uploads: what it finds wrong, or cannot verify, is not replaced by uploads
+// that nobody verifies.
+TEST(DeviceIpc, WhatTheDeviceProcessCannotVerifyIsNotUploaded) {
+  const FakeModel model;
+  for (const auto& [code, expected] :
+       {std::pair{ErrorCode::kCorrupt, RK_CORRUPT}, std::pair{ErrorCode::kDenied, RK_DENIED}}) {
+    Fleet fleet(model, {.refuses = Error(code, "tensor 'big'")});
+    const Session session = attach_device(fleet.agent());
+    const Parts first = next_bucket(session);
+    EXPECT_EQ(first.code, expected) << first.message;
+    EXPECT_THAT(first.message, HasSubstr("tensor 'big'"));
+  }
+}
+
 TEST(DeviceIpc, WhatThisProcessCannotOpenIsUploadedAndTheOtherIsTold) {
   const FakeModel model;
   Fleet fleet(model, {.spoils_handles = true});

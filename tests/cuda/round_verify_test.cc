@@ -128,7 +128,7 @@ class GpuRoundVerify : public GpuTest {
           return all;
         }));
     bucket::Pipeline pipeline(*device, plan.size(), slots, fetch, &spread, consumer, {60s, 60s});
-    pipeline.verify_with(*verify);
+    must(pipeline.verify_with(*verify));
     must(pipeline.start());
     while (must(pipeline.step(clock_now())) != bucket::Pipeline::State::kDone) {
       std::this_thread::sleep_for(50us);

@@ -3,12 +3,14 @@
 
 #include <csignal>
 #include <future>
+#include <span>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
+#include "src/ipc/frame.h"
 #include "tests/device/bucket_worker.h"
 
 namespace rekindle::device {
@@ -161,6 +163,41 @@ TEST_F(DeviceLinkTest, ADeviceThatIsBeingOpenedHoldsUpNobodyElse) {
   EXPECT_FALSE(over_.front().error);
   EXPECT_EQ(taken.get(), "");
   EXPECT_EQ(link_->status().sessions, 1u);
+}
+
+TEST_F(DeviceLinkTest, ASessionThatVerifiesComparesItsUploadsWithTheLeaves) {
+  start();
+  ASSERT_TRUE(serving());
+  auto leaves = sample_.leaves();
+  leaves.back() = Digest{};  // of 'b', which no bytes fit
+  const auto bytes = std::as_bytes(std::span(leaves));
+  for (const bool verify : {false, true}) {
+    over_.clear();
+    auto ordered = order(verify ? 8 : 7);
+    ordered.verify_upload = verify;
+    ordered.leaves_bytes = bytes.size();
+    ordered.leaves =
+        *ipc::sealed_memfd({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    auto socket = link_->serve(std::move(ordered));
+    ASSERT_TRUE(socket) << socket.error().message();
+    auto taken = std::async(std::launch::async, [&] {
+      BucketWorker worker(std::move(*socket));
+      worker.open();
+      worker.take_all();
+      return worker.failed();
+    });
+    link_->tell(verify ? 8 : 7, {}, true);
+    ASSERT_TRUE(until([&] { return !over_.empty(); }));
+    const auto failed = taken.get();
+    EXPECT_EQ(over_.front().refilled, verify ? 1u : 0u);
+    ASSERT_EQ(over_.front().error.has_value(), verify);
+    if (!verify) continue;
+    EXPECT_EQ(over_.front().error->code(), ErrorCode::kCorrupt);
+    ASSERT_TRUE(failed);
+    for (const std::string part : {"double:1", "tensor 'b'"}) {
+      EXPECT_NE(failed->message().find(part), std::string::npos) << failed->message();
+    }
+  }
 }
 
 TEST_F(DeviceLinkTest, ItSaysWhichDevicesThereAre) {

@@ -50,6 +50,7 @@ Member RoundSessionTest::join(std::size_t index) {
   order.slots.free_fraction = 1;
   order.times = times_;
   order.in_round = true;
+  order.verify_upload = verify_upload_;
   order.say = [heard = member.heard](RoundNews news) { heard->say(std::move(news)); };
   auto promise = std::make_shared<std::promise<SessionEnd>>();
   member.end = promise->get_future();

@@ -157,6 +157,7 @@ class RoundSessionTest : public ::testing::Test {
   SessionTimes times_;
   std::vector<bucket::NamedBox> wanted_;               // of every session; none: all
   std::optional<std::vector<Digest>> leaves_;          // unset: the right ones
+  bool verify_upload_ = false;                         // of every session
   std::optional<Flip> flip_;                           // before its rank joins
   std::optional<std::size_t> wrong_copy_;              // the rank whose host has other bytes
   std::size_t owners_ = 2;                             // the first ranks

@@ -11,6 +11,7 @@ namespace {
 
 using testing::Flip;
 using testing::kBucket;
+using testing::Member;
 using testing::RoundSessionTest;
 
 class RoundSessionVerify : public RoundSessionTest {
@@ -72,6 +73,77 @@ TEST_F(RoundSessionVerify, B7WithoutTheDigestsOfTilesNothingIsSpread) {
     member.take_all();
   }
   for (auto& member : members) expect_all(member);
+}
+
+// Uploads after a round: verified only if the session asks for it.
+class RoundTailVerify : public RoundSessionTest {
+ protected:
+  // Makes the leaf of the last tile match no bytes.
+  void spoil_last_leaf() {
+    leaves_ = sample_.leaves();
+    leaves_->back() = Digest{};
+  }
+  // Stops the round when each worker has one bucket.
+  Members stop_midway() {
+    auto members = begin_round();
+    const auto kept = take_one_each(members);
+    for (auto& member : members) member.session->stop("another rank has failed");
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      EXPECT_TRUE(members[i].heard->over().error);
+      members[i].worker->release(kept[i]);
+      members[i].take_all();
+    }
+    return members;
+  }
+  void expect_wrong(Member& member) {
+    member.taken.get();
+    const auto end = member.wait();
+    ASSERT_TRUE(end.error);
+    EXPECT_EQ(end.error->code(), ErrorCode::kCorrupt) << end.error->message();
+    EXPECT_EQ(end.refilled, 1u);
+    ASSERT_TRUE(member.worker->failed());
+    EXPECT_NE(member.worker->failed()->message().find("tensor '"), std::string::npos)
+        << member.worker->failed()->message();
+  }
+};
+
+TEST_F(RoundTailVerify, StoppedBeforeItBeganASessionVerifiesWhatItUploads) {
+  for (const bool verify : {false, true}) {
+    verify_upload_ = verify;
+    spoil_last_leaf();
+    auto members = join_all(1);
+    members[0].session->stop("nobody else wants the same");
+    members[0].session->tell({}, true);
+    members[0].take_all();
+    if (verify) {
+      expect_wrong(members[0]);
+    } else {
+      expect_all(members[0]);
+    }
+  }
+}
+
+TEST_F(RoundTailVerify, StoppedMidwayTheRestIsVerifiedAndArrives) {
+  verify_upload_ = true;
+  auto members = stop_midway();
+  for (auto& member : members) expect_all(member);
+  expect_nothing_used();
+}
+
+TEST_F(RoundTailVerify, StoppedMidwayWhatDoesNotFitItsLeafNeverReachesTheWorker) {
+  for (const bool verify : {false, true}) {
+    verify_upload_ = verify;
+    spoil_last_leaf();
+    auto members = stop_midway();
+    for (auto& member : members) {
+      if (verify) {
+        expect_wrong(member);
+      } else {
+        expect_all(member);
+      }
+    }
+  }
+  expect_nothing_used();
 }
 
 }  // namespace

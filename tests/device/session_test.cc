@@ -2,12 +2,15 @@
 #include "recovery/device/session.h"
 
 #include <future>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "recovery/device/segment_cache.h"
 #include "src/base/units.h"
 #include "src/bucket/double_device.h"
+#include "tests/bucket/flipping_device.h"
 #include "tests/device/bucket_worker.h"
 #include "tests/ipc/socket_pair.h"
 
@@ -47,6 +50,8 @@ class DeviceSessionTest : public ::testing::Test {
     order.slots.bucket_bytes = kBucket;
     order.slots.free_fraction = 1;
     order.times = times_;
+    order.verify_upload = verify_upload_;
+    order.leaves = leaves_;
     auto promise = std::make_shared<std::promise<SessionEnd>>();
     Begun begun;
     begun.end = promise->get_future();
@@ -71,6 +76,8 @@ class DeviceSessionTest : public ::testing::Test {
                                   {"c", DType::kU8, Shape{3, 70'001}}},
                                  7, kMiB);
   SessionTimes times_;
+  bool verify_upload_ = false;
+  std::vector<Digest> leaves_;
   std::unique_ptr<bucket::Device> device_ = bucket::make_double_device("double:0", 64 * kMiB);
   bucket::Pinner pinner_{*device_, 2};
   SegmentCache cache_{pinner_};
@@ -219,6 +226,123 @@ TEST_F(DeviceSessionTest, EndedFromOutsideItTellsTheWorker) {
   EXPECT_EQ(begun.worker->failed()->code(), ErrorCode::kStale);
   begun.worker->close();
   EXPECT_EQ(begun.wait().error->code(), ErrorCode::kStale);
+  EXPECT_EQ(used(), 0u);
+}
+
+class VerifiedSessionTest : public DeviceSessionTest {
+ protected:
+  VerifiedSessionTest() {
+    verify_upload_ = true;
+    leaves_ = sample_.leaves();
+  }
+  // Runs a session in which the first `times` uploads of bucket 1 have a wrong bit.
+  SessionEnd flip(int times, std::string* seen) {
+    bucket::testing::FlippingDevice flipping(*device_,
+                                             {{.bucket = 1, .offset = 3, .times = times}});
+    auto begun = begin(flipping);
+    begun.session->tell({}, true);
+    begun.worker->open();
+    begun.worker->take_all();
+    *seen =
+        begun.worker->failed() ? begun.worker->failed()->message() : begun.worker->compare(sample_);
+    begun.worker->close();
+    return begun.wait();
+  }
+};
+
+TEST_F(VerifiedSessionTest, EveryByteArrivesAndTheMemoryIsFree) {
+  auto begun = begin_complete();
+  begun.worker->open();
+  begun.worker->take_all();
+  EXPECT_TRUE(begun.worker->finished());
+  EXPECT_EQ(begun.worker->compare(sample_), "");
+  begun.worker->close();
+  const auto end = begun.wait();
+  EXPECT_FALSE(end.error) << end.error->message();
+  EXPECT_EQ(end.bytes, sample_.contents().total_bytes());
+  EXPECT_EQ(end.refilled, 0u);
+  EXPECT_GT(end.elapsed, Duration{0});
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_F(VerifiedSessionTest, BucketsComeAsTheirTilesVerify) {
+  auto begun = begin();
+  begun.worker->open();
+  const auto tiles = sample_.contents().tiles().tile_count();
+  std::thread teller([&] {
+    for (TileIndex tile = tiles; tile-- > 0;) {
+      begun.session->tell({{tile, tile + 1}}, false);
+      std::this_thread::sleep_for(1ms);
+    }
+  });
+  begun.worker->take_all();
+  teller.join();
+  EXPECT_TRUE(begun.worker->finished());
+  EXPECT_EQ(begun.worker->compare(sample_), "");
+  begun.worker->close();
+  EXPECT_FALSE(begun.wait().error);
+}
+
+TEST_F(VerifiedSessionTest, AFlippedBitNeverReachesTheWorker) {
+  std::string seen;
+  const auto end = flip(1, &seen);
+  EXPECT_EQ(seen, "");
+  EXPECT_FALSE(end.error) << end.error->message();
+  EXPECT_EQ(end.refilled, 1u);
+}
+
+TEST_F(VerifiedSessionTest, WrongTwiceTheWorkerHearsOfDeviceAndTensor) {
+  std::string seen;
+  const auto end = flip(2, &seen);
+  ASSERT_TRUE(end.error);
+  EXPECT_EQ(end.error->code(), ErrorCode::kCorrupt);
+  EXPECT_FALSE(end.device_lost);
+  EXPECT_EQ(end.refilled, 1u);
+  for (const std::string& said : {end.error->message(), seen}) {
+    EXPECT_NE(said.find("double:0"), std::string::npos) << said;
+    EXPECT_NE(said.find("tensor '"), std::string::npos) << said;
+  }
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_F(VerifiedSessionTest, WithoutVerificationAFlippedBitIsNotNoticed) {
+  verify_upload_ = false;
+  std::string seen;
+  EXPECT_FALSE(flip(1, &seen).error);
+  EXPECT_NE(seen, "") << "the flips of this test change nothing";
+}
+
+TEST_F(VerifiedSessionTest, WithoutTheDigestsOfTilesNothingIsHandedOver) {
+  leaves_.clear();
+  auto begun = begin_complete();
+  begun.worker->open();
+  begun.worker->take_all();
+  EXPECT_EQ(begun.worker->buckets(), 0u);
+  begun.worker->close();
+  const auto end = begun.wait();
+  ASSERT_TRUE(end.error);
+  EXPECT_EQ(end.error->code(), ErrorCode::kDenied) << "the worker must not upload instead";
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_F(VerifiedSessionTest, OneThatNeverReleasesEndsByItsDeadline) {
+  times_.release = 300ms;
+  auto hung = begin_complete();
+  hung.worker->open();
+  ASSERT_TRUE(hung.worker->next());
+  const auto end = hung.wait();
+  ASSERT_TRUE(end.error);
+  EXPECT_EQ(end.error->code(), ErrorCode::kTimeout);
+}
+
+TEST_F(VerifiedSessionTest, AWorkerThatClosesInTheMiddleEndsIt) {
+  auto begun = begin_complete();
+  begun.worker->open();
+  ASSERT_TRUE(begun.worker->next());
+  begun.worker->close();
+  const auto end = begun.wait();
+  ASSERT_TRUE(end.error);
+  EXPECT_EQ(end.error->code(), ErrorCode::kPeerLost);
   EXPECT_EQ(used(), 0u);
 }
 

@@ -1,6 +1,14 @@
 // Every byte of what a worker loads, as it lies on the device.
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <vector>
 
+#include <fcntl.h>
+
+#include "src/base/unique_fd.h"
 #include "tests/gpu/gpu_workers.h"
 
 namespace rekindle::testing {
@@ -69,6 +77,27 @@ TEST_F(BytesOnDevices, OfAShardAreItsRowsAndColumns) {
   const auto one = worker("a", {{"WORKER_SPEC", kSpec}});
   expect_loads(*one, "attach m@1 shard=tp=1/2", sums);
   expect_loads(*one, "attach m@1 shard=tp=1/2 bucket=100000", sums);
+}
+
+TEST_F(BytesOnDevices, AreRightWhereTheDeviceVerifiesThem) {
+  const auto checkpoint = odd_checkpoint(11);
+  start_agent("a", {"--verify-gpu"});
+  publish("m@1", checkpoint);
+  auto sums = checkpoint.sums();
+  const auto one = worker("a", {{"WORKER_SPEC", kSpec}});
+  for (const char* bucket : {"", " bucket=1048576", " bucket=65536", " bucket=1000"}) {
+    SCOPED_TRACE(bucket);
+    expect_loads(*one, std::string("attach m@1") + bucket, sums);
+  }
+  sums.erase("cols");
+  sums.erase("rows");
+  sums["cols@[0,515]"] = checkpoint.sum_of("cols", 0, 515, 511, 515);
+  sums["rows@[257,0]"] = checkpoint.sum_of("rows", 257, 0, 257, 333);
+  expect_loads(*one, "attach m@1 shard=tp=1/2 bucket=100000", sums);
+  const auto log = [this] { return fleet_.agent("a").process->err(); };
+  EXPECT_TRUE(eventually([&] { return log().find("verified=true") != std::string::npos; }))
+      << log();
+  EXPECT_EQ(log().find("verified=false"), std::string::npos) << log();
 }
 
 TEST_F(BytesOnDevices, OfBoxesAreThoseOfTheBoxes) {
@@ -140,6 +169,33 @@ TEST_F(BytesOnDevices, ComeWhileThePullThatBringsThemRuns) {
   ASSERT_TRUE(is_ok(taken)) << taken;
   EXPECT_EQ(taken["path"], "ipc");
   EXPECT_EQ(sums_of(*one), checkpoint.sums());
+}
+
+std::vector<std::filesystem::path> files_below(const std::filesystem::path& directory,
+                                               std::string_view extension) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    if (entry.path().extension() == extension) files.push_back(entry.path());
+  }
+  return files;
+}
+
+TEST_F(BytesOnDevices, B1OfAPulledCopyStayClosedForWritingInTheDeviceProcess) {
+  const auto checkpoint = plain_checkpoint(40, 12);
+  fleet_.start_coordinator();
+  fleet_.start_agent("source", {"--gpu", "none"});
+  publish("m@1", checkpoint, "source");
+  start_agent("a");
+  const auto one = worker();
+  expect_loads(*one, "attach m@1", checkpoint.sums());
+  const auto copies = fleet_.dir("a") / "models";
+  ASSERT_TRUE(eventually([&] { return !files_below(copies, ".manifest").empty(); })) << "commits";
+  ASSERT_FALSE(files_below(copies, ".safetensors").empty());
+  for (const auto& file : files_below(copies, ".safetensors")) {
+    const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+    // The kernel gives a read lease only while nobody has the file open or mapped for writing.
+    EXPECT_EQ(::fcntl(fd.get(), F_SETLEASE, F_RDLCK), 0) << file << ": " << std::strerror(errno);
+  }
 }
 
 TEST_F(BytesOnDevices, AreUploadedByTheWorkerWhenTheAgentHasNoDevices) {

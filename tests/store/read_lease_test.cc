@@ -186,7 +186,8 @@ TEST_F(ReadLeaseTest, APullWhoseFilesAStrangerMayWriteToIsCommittedButNotVerifie
   ASSERT_TRUE(copy) << copy.error().message();
   EXPECT_EQ((*copy)->verification->state(), CopyState::kUnverified);
   stranger.reset();
-  EXPECT_TRUE((*copy)->verification->stamp());
+  const auto now = (*copy)->verification->stamp();
+  EXPECT_TRUE(now) << now.error().message();
 }
 
 TEST_F(ReadLeaseTest, AFileThatWasLentForWritingIsJudgedByItsStamps) {

@@ -1,4 +1,7 @@
 // Workers that want their buckets on a GPU: what they and the device process are told.
+#include <span>
+
+#include "src/ipc/frame.h"
 #include "tests/worker/service_fixture.h"
 
 namespace rekindle::worker {
@@ -32,6 +35,8 @@ TEST_F(WorkerDeviceTest, TheWorkersEndComesLastAndTheProcessHearsWhatTheWorkerHe
   EXPECT_EQ(order.device, "double:0");
   EXPECT_EQ(order.bucket_bytes, kBucket);
   EXPECT_EQ(order.segments.size(), 1u);
+  EXPECT_FALSE(order.verify_upload);
+  EXPECT_FALSE(order.leaves);
   proto::AgentFrame same;
   ASSERT_TRUE(same.ParseFromString(order.attached));
   EXPECT_EQ(same.attached().layout(), attached.attached().layout());
@@ -66,6 +71,48 @@ TEST_F(WorkerDeviceTest, WithoutADeviceTheWorkerHearsWhyAndGoesOn) {
   EXPECT_EQ(attached.attached().no_device_channel(), "this agent has no double:0");
   EXPECT_EQ(raw.descriptors.size(), 1u);
   raw.wait_complete();
+}
+
+class VerifyingDeviceService : public WorkerDeviceTest {
+ protected:
+  VerifyingDeviceService() { options.verify_uploads = true; }
+};
+
+TEST_F(VerifyingDeviceService, GivesTheProcessTheLeavesToVerifyUploadsWith) {
+  host_->has_device = true;
+  Raw raw = greeted();
+  ASSERT_TRUE(attach(raw).attached().device_channel());
+  ASSERT_EQ(host_->device_orders.size(), 1u);
+  const auto& order = host_->device_orders.front();
+  EXPECT_TRUE(order.verify_upload);
+  EXPECT_FALSE(order.in_round);
+  ASSERT_TRUE(order.leaves);
+  const auto leaves = ipc::read_sealed_memfd(order.leaves.get(), order.leaves_bytes);
+  ASSERT_TRUE(leaves) << leaves.error().message();
+  const auto stored = host_->store().find({"m", 1}).front();
+  const auto expected = std::as_bytes(std::span(stored->manifest.checkpoint->tile_digests));
+  EXPECT_EQ(*leaves, std::string(reinterpret_cast<const char*>(expected.data()), expected.size()));
+}
+
+TEST_F(VerifyingDeviceService, ACopyThatTheDeviceFoundWrongIsReadAgainBeforeAnybodyGetsIt) {
+  host_->has_device = true;
+  Raw raw = greeted();
+  const auto session = attach(raw).session();
+  raw.wait_complete();
+  const auto stored = host_->store().find({"m", 1}).front();
+  const auto before = stored->verification->record();
+  ASSERT_TRUE(before);
+  std::promise<store::CopyState> state;
+  boost::asio::post(context_, [&] {
+    static_cast<device::DeviceEvents&>(*service_).device_over(
+        {.session = session, .error = Error(ErrorCode::kCorrupt, "on double:0: tensor 'w'")});
+    state.set_value(stored->verification->state());
+  });
+  EXPECT_EQ(state.get_future().get(), store::CopyState::kUnverified);
+  EXPECT_TRUE(eventually([&] {
+    const auto now = stored->verification->record();
+    return now && now->read > before->read;
+  })) << "its bytes are right";
 }
 
 }  // namespace

@@ -263,7 +263,7 @@ class WorkerServiceTest : public ::testing::Test {
     ASSERT_TRUE(service) << service.error().message();
     service_ = std::move(*service);
     thread_ = std::thread([this] { context_.run(); });
-    publish_m1();
+    publish(1);
   }
   void TearDown() override {
     boost::asio::co_spawn(context_, service_->close(5s), boost::asio::use_future).get();
@@ -271,11 +271,12 @@ class WorkerServiceTest : public ::testing::Test {
     thread_.join();
     service_.reset();
   }
-  void publish_m1() {
+  void publish(std::uint64_t version) {
+    const ModelVersion id{"m", version};
     const auto tensors = *TensorSet::create({{"w", DType::kF32, {8, 1024}}});
-    const auto files = Publication::begin(host_->store(), dir_ / "made", {"m", 1}, tensors);
+    const auto files = Publication::begin(host_->store(), dir_ / "made", id, tensors);
     ASSERT_TRUE(files) << files.error().message();
-    const auto root = host_->publish_now({"m", 1}, (*files)->filled());
+    const auto root = host_->publish_now(id, (*files)->filled());
     ASSERT_TRUE(root) << root.error().message();
   }
   std::string socket() const { return (agent_ / "worker.sock").string(); }

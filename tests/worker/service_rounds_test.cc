@@ -1,6 +1,10 @@
 // Workers of a group: what their rounds make of attaches, watches and words of the device process.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 
+#include "src/base/unique_fd.h"
 #include "tests/worker/service_fixture.h"
 
 namespace rekindle::worker {
@@ -114,16 +118,19 @@ class WorkerRoundsTest : public WorkerServiceTest {
   bool becomes(std::uint64_t session, proto::RoundMemberState state) {
     return eventually([&] { return member(session).state() == state; });
   }
-  // A round gathers; a session on a host that lacks its version has joined.
-  std::uint64_t join(Raw& raw) {
-    arrive_without_bytes();
-    host_->order(round(true));
+  // The version that the first member hears of when it asks for news.
+  std::uint64_t told_of_new_version() {
     proto::WorkerFrame watch;
     watch.set_session(session_);
     watch.mutable_watch()->mutable_have()->set_model("m");
     watch.mutable_watch()->mutable_have()->set_version(1);
-    const auto news = first_->answer(first_->send(watch));
-    EXPECT_EQ(news.new_version().id().version(), 2u) << news.ShortDebugString();
+    return first_->answer(first_->send(watch)).new_version().id().version();
+  }
+  // A round gathers; a session on a host that lacks its version has joined.
+  std::uint64_t join(Raw& raw) {
+    arrive_without_bytes();
+    host_->order(round(true));
+    EXPECT_EQ(told_of_new_version(), 2u);
     const auto attached = attach(raw, "j", std::nullopt);
     EXPECT_TRUE(attached.attached().device_channel()) << attached.ShortDebugString();
     EXPECT_TRUE(host_->device_orders.back().in_round);
@@ -187,6 +194,27 @@ TEST_F(WorkerRoundsTest, Row40APartyThatIsStoppedLeavesTheRestToTheHost) {
   const auto loaded = raw.say_loaded(session, kPayload);
   say([&](device::DeviceEvents& events) { events.device_over({.session = session}); });
   EXPECT_TRUE(raw.answer(loaded).has_committed());
+}
+
+TEST_F(WorkerRoundsTest, B1AnUploadOfACopyThatHasChangedMeanwhileIsNotCommitted) {
+  publish(2);
+  host_->order(round(true));
+  EXPECT_EQ(told_of_new_version(), 2u);
+  Raw raw = greeted();
+  const auto attached = attach(raw, "j", std::nullopt);
+  ASSERT_TRUE(attached.attached().device_channel()) << attached.ShortDebugString();
+  ASSERT_TRUE(host_->device_orders.back().in_round);
+  const auto session = attached.session();
+  say_joined(session);
+  EXPECT_TRUE(becomes(session, proto::ROUND_JOINED));
+  order_party(session, proto::PARTY_STOPPED);
+  EXPECT_TRUE(becomes(session, proto::ROUND_ALONE));
+  const auto stored = host_->store().find({"m", 2}).front();
+  const UniqueFd fd(::open(stored->segments[0]->path().c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_EQ(::pwrite(fd.get(), "wrong", 5, 8192), 5);
+  say([&](device::DeviceEvents& events) { events.device_over({.session = session}); });
+  const auto answer = raw.answer(raw.say_loaded(session, kPayload));
+  EXPECT_TRUE(answer.has_error()) << answer.ShortDebugString();
 }
 
 TEST_F(WorkerRoundsTest, AWordOfHavingLoadedThatDoesNotComeTrueIsRefused) {

@@ -113,6 +113,7 @@ struct AgentArgs {
   std::string gpu_bucket;
   std::string gpu_wrapper;
   std::string keep_rate;
+  bool verify_gpu = false;
 };
 
 Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs& args) {
@@ -127,6 +128,10 @@ Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs
   }
   if (!args.keep_rate.empty()) {
     TRY(options->keep_bytes_per_second, parse_size("--keep-rate", args.keep_rate));
+  }
+  options->verify_uploads = args.verify_gpu;
+  if (args.verify_gpu && options->use == device::GpuOptions::Use::kNone) {
+    return fail(ErrorCode::kInvalid, "--verify-gpu: --gpu none leaves nothing to verify");
   }
   std::istringstream words(args.gpu_wrapper);
   options->wrapper.assign(std::istream_iterator<std::string>(words), {});
@@ -327,6 +332,9 @@ void add_agent(CLI::App& app, Session& session) {
                   "Of a broadcast to a host that lacks the version, what each GPU copies to the\n"
                   "host in a second, so that it is not fetched; 0: nothing [8GB]")
       ->type_name("SIZE");
+  sub->add_flag("--verify-gpu", args->verify_gpu,
+                "Verify each upload on the GPU before the worker gets it; broadcasts are\n"
+                "always verified [off]");
   add_fabric_options(*sub, options.rdma.fabric);
   sub->callback([&session, args] {
     session.daemon = true;
