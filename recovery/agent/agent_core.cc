@@ -222,18 +222,17 @@ Task<void> AgentCore::stop() {
 void AgentCore::serve_through(PeerService& service) {
   service_ = &service;
   environment_.share = [this](const store::PendingVersion& pending,
-                              std::shared_ptr<const swarm::HeldTiles> held) {
-    share(pending, std::move(held));
-  };
+                              std::shared_ptr<const swarm::HeldTiles> held,
+                              bool for_round) { share(pending, std::move(held), for_round); };
   environment_.unshare = [this](ModelVersion id, Digest root, Digest layout) {
     return unshare(std::move(id), root, layout);
   };
 }
 
 void AgentCore::share(const store::PendingVersion& pending,
-                      std::shared_ptr<const swarm::HeldTiles> held) {
+                      std::shared_ptr<const swarm::HeldTiles> held, bool for_round) {
   growing_[key_of(pending.manifest())] = {};
-  served_->add_pending(pending, std::move(held));
+  served_->add_pending(pending, std::move(held), for_round);
   if (std::exchange(announcing_growth_, true)) return;
   boost::asio::co_spawn(executor_, announce_growth(), boost::asio::detached);
 }

@@ -118,7 +118,8 @@ class AgentCore {
   RoomMaker::Hooks room_hooks();
   rpc::Task<Result<std::uint64_t>> discard_unfinished_before(ModelVersion id);
   rpc::Task<Result<void>> fetch(ModelVersion id);
-  void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held);
+  void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held,
+             bool for_round);
   rpc::Task<void> unshare(ModelVersion id, Digest root, Digest layout);
   bool is_being_filled(const ModelVersion& id) const;
   rpc::Task<void> let_go_of_unlisted(ModelVersion id);

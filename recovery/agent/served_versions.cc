@@ -69,13 +69,14 @@ void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stor
 }
 
 void ServedVersions::add_pending(const store::PendingVersion& pending,
-                                 std::shared_ptr<const swarm::HeldTiles> held) {
+                                 std::shared_ptr<const swarm::HeldTiles> held, bool for_round) {
   const Manifest& manifest = pending.manifest();
   const CopyKey key = key_of(manifest);
   if (served_.contains(key)) return;
   Served served;
   served.manifest = std::make_shared<const Manifest>(manifest);
   served.held = std::move(held);
+  served.for_round = for_round;
   for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
     auto segment = pending.mapped(i);
     // Without a path: the commit renames the file.

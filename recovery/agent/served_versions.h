@@ -37,6 +37,7 @@ struct Served {
   std::shared_ptr<const store::StoredVersion> stored;  // null while it is being filled
   std::vector<std::shared_ptr<const store::MappedSegment>> segments;
   std::shared_ptr<const swarm::HeldTiles> held;  // null: complete
+  bool for_round = false;                        // devices may write to it while it is incomplete
   std::vector<transport::RegionKey> regions;     // as in the layout
   std::uint64_t number = 0;                      // of this agent's life, for its Holder
   // Of a complete copy that lacks tensors: the tiles that lie in it as a whole.
@@ -69,7 +70,7 @@ class ServedVersions {
   // Idempotent. A copy that was being filled is complete from here on.
   void add(const std::shared_ptr<const store::StoredVersion>& stored);
   void add_pending(const store::PendingVersion& pending,
-                   std::shared_ptr<const swarm::HeldTiles> held);
+                   std::shared_ptr<const swarm::HeldTiles> held, bool for_round = false);
   void remove(const ModelVersion& id);
   void remove_copy(const CopyKey& key);
   // A copy that will not be completed: nobody finds it any more. Its regions are the caller's, to

@@ -60,9 +60,9 @@ proto::RankReport to_proto(const worker::RankWord& word, const rpc::Identity& se
   return report;
 }
 
-// An open file of its own, also of one that was unlinked. Only a copy that is being filled may be
-// written, by a round: pinning a writable mapping changes the times of its files, which of a
-// committed copy means that somebody may have changed its bytes.
+// An open file of its own, also of one that was unlinked. Only a copy that waits for a round is
+// opened for writing: whoever has a committed file open for writing keeps the agent from its read
+// lease, and pinning a writable mapping changes the times of the file.
 Result<UniqueFd> reopen(int fd, bool writable) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
   UniqueFd again(::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
@@ -84,8 +84,9 @@ void WorkerHost::hold(const Served& served) {
   std::vector<UniqueFd> files;
   std::vector<std::uint64_t> bytes;
   for (const auto& segment : served.segments) {
-    if (!served.complete()) segment->lend_for_writing();
-    auto file = reopen(segment->fd(), !served.complete());
+    const bool writable = served.for_round && !served.complete();
+    if (writable) segment->lend_for_writing();
+    auto file = reopen(segment->fd(), writable);
     if (!file) {  // sessions map it by themselves, and copy slower
       log::warn("device.hold", "version", served.checkpoint().id.to_string(), "error",
                 file.error().message());

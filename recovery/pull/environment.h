@@ -32,8 +32,10 @@ struct PullEnvironment {
   std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
   bool has_coordinator = false;  // one is configured
   // A copy is being filled: what `held` lists of it may be served from here on, also after its
-  // commit. Empty: nothing is served here.
-  std::function<void(const store::PendingVersion&, std::shared_ptr<const swarm::HeldTiles> held)>
+  // commit. `for_round`: devices may write to it before the pull fetches anything. Empty: nothing
+  // is served here.
+  std::function<void(const store::PendingVersion&, std::shared_ptr<const swarm::HeldTiles> held,
+                     bool for_round)>
       share;
   // It will not be committed: when this returns nobody reads it any more.
   std::function<rpc::Task<void>(ModelVersion id, Digest root, Digest layout)> unshare;

@@ -228,7 +228,9 @@ rpc::Task<Result<void>> PullJob::begin_copy() {
   CO_TRY(pending_, std::move(begun));
   verified_ = std::make_shared<VerifiedTiles>((*pending_)->verified());
   layouts_[packed_->layout.digest()] = std::make_shared<const Layout>(packed_->layout);
-  if (environment_.share) environment_.share(**pending_, verified_);
+  if (environment_.share) {
+    environment_.share(**pending_, verified_, watch_.held && watch_.held());
+  }
   if (watch_.on_begun) {
     Arriving arriving{checkpoint_, (*pending_)->manifest().layout, verified_, {}, placing_};
     for (std::uint32_t i = 0; i < arriving.layout.segments().size(); ++i) {
