@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "recovery/pull/pull.h"
+#include "recovery/pull/verified_file.h"
 #include "recovery/pull/wait.h"
 #include "src/base/log.h"
 
@@ -14,6 +15,15 @@ namespace {
 constexpr std::string_view kConfigFile = "config.json";
 constexpr std::chrono::milliseconds kRetryDelay{250};
 constexpr std::chrono::milliseconds kLeastPageTime{1000};
+
+// Keeps the reason that tells most: bytes that are wrong, rather than somebody who has none.
+void pass_over_config(const std::string& source, Error cause, std::optional<Error>& why) {
+  const bool wrong = cause.code() != ErrorCode::kNotFound;
+  if (wrong) log::warn("pull.config", "source", source, "error", cause);
+  if (!why || (wrong && why->code() == ErrorCode::kNotFound)) {
+    why = std::move(cause).with_context(source);
+  }
+}
 
 }  // namespace
 
@@ -69,50 +79,49 @@ rpc::Task<Result<void>> PullJob::learn_from(std::shared_ptr<SourcePeer> peer) {
   co_return Result<void>();
 }
 
+// From the own copies first, then from peers, then from the fallback. A copy of the file that
+// cannot be read or does not match its leaves is passed over.
 rpc::Task<Result<std::string>> PullJob::read_config() {
-  const std::string name = std::string(kFileTensorPrefix).append(kConfigFile);
-  const auto index = checkpoint_->tensors.find(name);
-  if (!index) co_return std::string();
+  const auto tensor = checkpoint_->tensors.find(std::string(kFileTensorPrefix).append(kConfigFile));
+  if (!tensor) co_return std::string();
+  std::optional<Error> why;
   for (const auto& stored : environment_.store->find(resolved_.id)) {
-    for (const auto& entry : stored->manifest.layout.entries_of(*index)) {
-      const auto bytes = stored->array(entry);
-      co_return check_file(name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    }
+    if (stored->manifest.checkpoint->root != resolved_.root) continue;
+    auto content =
+        read_verified_file(*checkpoint_, stored->manifest.layout, *tensor,
+                           [&](const LayoutEntry& entry) { return stored->array(entry); });
+    if (content) co_return content;
+    pass_over_config(stored->directory.string(), std::move(content).error(), why);
   }
   co_await connect_peers();
-  std::optional<Error> last_error;
   for (const auto& source : *sources_) {
     if (source.peer == nullptr) continue;
     auto content =
         co_await source.peer->fetch_file(resolved_.root, std::string(kConfigFile), paging());
-    if (content) content = check_file(name, std::move(*content));
-    if (content) co_return content;
-    last_error = std::move(content).error();
+    auto usable = content ? check_file(*checkpoint_, *tensor, *content)
+                          : Result<void>(fail(std::move(content).error()));
+    if (usable) co_return content;
+    pass_over_config(source.name, std::move(usable).error(), why);
+  }
+  if (!request_.fallback.empty() && !fallback_used_) {
+    if (auto added = co_await add_fallback(); !added) {
+      pass_over_config(request_.fallback.string(), std::move(added).error(), why);
+    }
   }
   for (const auto& source : *sources_) {
     if (source.local_segments.empty()) continue;
-    for (const auto& entry : source.layout->entries_of(*index)) {
-      const auto bytes = source.local_segments[entry.segment].subspan(
-          entry.offset_bytes, checkpoint_->tensors[*index].size_bytes());
-      co_return check_file(name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    }
+    const auto array_of = [&](const LayoutEntry& entry) {
+      const std::uint64_t element_bytes = dtype_size_bytes(checkpoint_->tensors[*tensor].dtype);
+      return source.local_segments[entry.segment].subspan(entry.offset_bytes,
+                                                          entry.box.elements() * element_bytes);
+    };
+    auto content = read_verified_file(*checkpoint_, *source.layout, *tensor, array_of);
+    if (content) co_return content;
+    pass_over_config(source.name, std::move(content).error(), why);
   }
   co_return fail(ErrorCode::kNotFound,
                  "NO_SOURCE: nobody has the config.json of {} that --shard needs: {}",
-                 resolved_.id.to_string(), last_error ? last_error->message() : "no source");
-}
-
-Result<std::string> PullJob::check_file(const std::string& name, std::string content) const {
-  const TensorIndex index = *checkpoint_->tensors.find(name);
-  const TensorInfo& info = checkpoint_->tensors[index];
-  const TileGrid& grid = checkpoint_->tiles.grid(index);
-  bool good = content.size() == info.size_bytes();
-  for (std::uint64_t tile = 0; good && tile < grid.tile_count(); ++tile) {
-    good = digest_tile(info, grid, tile, as_bytes(content), Box::whole(info.shape)) ==
-           checkpoint_->tile_digests[checkpoint_->tiles.first_tile(index) + tile];
-  }
-  if (!good) return fail(ErrorCode::kCorrupt, "{} does not match its digest", name);
-  return content;
+                 resolved_.id.to_string(), why ? why->message() : "no source");
 }
 
 }  // namespace rekindle::pull

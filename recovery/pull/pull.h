@@ -76,7 +76,6 @@ class PullJob {
   rpc::Task<Result<void>> learn_from(std::shared_ptr<SourcePeer> peer);
   SourcePeer::Paging paging();
   rpc::Task<Result<std::string>> read_config();
-  Result<std::string> check_file(const std::string& name, std::string content) const;
 
   // sources.cc: who is asked
   rpc::Task<void> connect_peers();

@@ -1,4 +1,5 @@
 // A whole pull in one process, with an engine that says what it says at an awkward moment.
+#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -69,6 +70,17 @@ class LateEngine final : public transport::Engine {
 class PullJobTest : public store::StoreTest {
  protected:
   Result<PullJob::Outcome> pull(transport::Engine& engine, PullRequest request) {
+    return run<PullJob::Outcome>(engine, std::move(request),
+                                 [](PullJob& job) { return job.run(); });
+  }
+  Result<PlanSummary> plan_only(transport::Engine& engine, PullRequest request) {
+    return run<PlanSummary>(engine, std::move(request),
+                            [](PullJob& job) { return job.plan_only(); });
+  }
+
+ private:
+  template <typename T, typename Work>
+  Result<T> run(transport::Engine& engine, PullRequest request, Work work) {
     boost::asio::io_context io;
     WorkerPool digests("digest", 2, 16), blocking("blocking", 2, 16);
     PullEnvironment environment;
@@ -80,9 +92,9 @@ class PullJobTest : public store::StoreTest {
     environment.coordinator = [] { return nullptr; };
     environment.coordinator_problem = [] { return Error(ErrorCode::kUnavailable, "nobody"); };
     PullJob job(environment, std::move(request), {});
-    std::optional<Result<PullJob::Outcome>> outcome;
+    std::optional<Result<T>> outcome;
     boost::asio::co_spawn(
-        io, [&]() -> rpc::Task<void> { outcome = co_await job.run(); }, boost::asio::detached);
+        io, [&]() -> rpc::Task<void> { outcome = co_await work(job); }, boost::asio::detached);
     io.run();
     return std::move(*outcome);
   }
@@ -98,6 +110,62 @@ TEST_F(PullJobTest, AWordOfStarvationFromBeforeTheLastPathsEndsNoTransfer) {
   ASSERT_TRUE(outcome) << outcome.error().message();
   EXPECT_EQ(outcome->stored->manifest.checkpoint->root, checkpoint()->root);
   EXPECT_EQ(engine.cancels, 0);
+}
+
+constexpr const char* kReplicate =
+    R"({"name":"t","rules":[{"match":["**","*"],"kind":"replicate"}]})";
+
+// An own copy whose config.json, which says how to cut, is wrong.
+class PullWithBadConfig : public PullJobTest {
+ protected:
+  void SetUp() override {
+    PullJobTest::SetUp();
+    const auto mine = StoreTest::pull(store::all_boxes(*checkpoint()));
+    const auto config = *checkpoint()->tensors.find("__rekindle_file__/config.json");
+    const LayoutEntry entry = mine->manifest.layout.entries_of(config)[0];
+    file_ = mine->segments[entry.segment]->path();
+    offset_bytes_ = entry.offset_bytes;
+  }
+  void flip() const {
+    std::fstream file(file_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(offset_bytes_));
+    file << 'X';
+    ASSERT_TRUE(file.flush());
+  }
+  Result<PlanSummary> plan_shard(const std::filesystem::path& fallback) {
+    const auto engine = transport::Engine::create({1});
+    PullRequest request;
+    request.ref = *ModelRef::parse("org/model@1");
+    request.shard = "tp=0/2";
+    request.spec_json = kReplicate;
+    request.fallback = fallback;
+    return plan_only(*engine, std::move(request));
+  }
+
+  std::filesystem::path file_;
+  std::uint64_t offset_bytes_ = 0;
+};
+
+TEST_F(PullWithBadConfig, B4OneThatIsCutOffIsReadFromTheFallback) {
+  std::filesystem::resize_file(file_, 0);
+  const auto plan = plan_shard(source_path());
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_EQ(plan->wanted_bytes, checkpoint()->tensors.total_bytes());
+}
+
+TEST_F(PullWithBadConfig, B4OneThatIsWrongIsReadFromTheFallback) {
+  flip();
+  const auto plan = plan_shard(source_path());
+  ASSERT_TRUE(plan) << plan.error().message();
+}
+
+TEST_F(PullWithBadConfig, B4AWrongOneInTheFallbackToo) {
+  flip();
+  store::write_bytes(source_path() / "config.json", R"({"model_type":"tesT"})");
+  const auto plan = plan_shard(source_path());
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().code(), ErrorCode::kNotFound);
+  EXPECT_THAT(plan.error().message(), ::testing::HasSubstr("does not match its digest"));
 }
 
 }  // namespace
