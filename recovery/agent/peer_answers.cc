@@ -8,6 +8,7 @@
 
 #include "recovery/agent/peer_service.h"
 #include "recovery/pull/offload.h"
+#include "recovery/pull/verified_file.h"
 #include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/swarm/have_feed.h"
@@ -75,6 +76,12 @@ Result<std::string> prove_part(const Served& served, const proto::ProveRangesReq
   return proof;
 }
 
+bool holds_tensor(const Served& served, TensorIndex tensor) {
+  const TileMap& tiles = served.checkpoint().tiles;
+  return served.complete() ||
+         served.held->test_range(tiles.first_tile(tensor), tiles.first_tile(tensor + 1));
+}
+
 }  // namespace
 
 Result<std::string> PeerService::make_blob(const proto::GetPageRequest& request) const {
@@ -88,40 +95,52 @@ Result<std::string> PeerService::make_blob(const proto::GetPageRequest& request)
       blob.emplace(reinterpret_cast<const char*>(leaves.data()), leaves.size());
     }
   }
-  if (request.kind() == proto::PAGE_FILE) {
-    for (const auto& [key, served] : served_.all()) {
-      if (key.root != digest || blob) continue;
-      const auto& manifest = *served.manifest;
-      const auto index =
-          manifest.checkpoint->tensors.find(std::string(kFileTensorPrefix) + request.name());
-      if (!index) break;
-      const TileMap& tiles = manifest.checkpoint->tiles;
-      if (!served.complete() &&
-          !served.held->test_range(tiles.first_tile(*index), tiles.first_tile(*index + 1))) {
-        continue;
-      }
-      for (const auto& entry : manifest.layout.entries_of(*index)) {
-        const auto bytes = served.array(entry);
-        std::string copy;
-        TRY_VOID(store::guard_mapping_access("small file", [&] {
-          copy.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-        }));
-        blob = std::move(copy);
-      }
-    }
-  }
-  if (!blob) {
-    return fail(ErrorCode::kNotFound, "{} does not hold {} {}{}", identity_.node_id,
-                proto::PageKind_Name(request.kind()), digest.hex(),
-                request.name().empty() ? "" : " " + request.name());
-  }
+  if (!blob) return fail(not_held(request));
   return std::move(*blob);
+}
+
+// From the first copy whose bytes match their leaves. It digests them on the pool: a file has up to
+// 64 MiB.
+Task<Result<std::string>> PeerService::read_file(proto::GetPageRequest request) {
+  const Digest root = rpc::from_proto(request.digest());
+  std::vector<Served> copies;
+  for (const auto& [key, served] : served_.all()) {
+    if (key.root == root) copies.push_back(served);
+  }
+  // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
+  auto work = [copies = std::move(copies), none = not_held(request),
+               name = std::string(kFileTensorPrefix) + request.name()]() -> Result<std::string> {
+    std::optional<Error> why;
+    for (const Served& copy : copies) {
+      const auto tensor = copy.checkpoint().tensors.find(name);
+      if (!tensor || !holds_tensor(copy, *tensor)) continue;
+      auto content =
+          pull::read_verified_file(copy.checkpoint(), copy.manifest->layout, *tensor,
+                                   [&](const LayoutEntry& entry) { return copy.array(entry); });
+      if (content) return content;
+      if (content.error().code() != ErrorCode::kNotFound) why = std::move(content).error();
+    }
+    return fail(why ? std::move(*why) : none);
+  };
+  co_return co_await pull::offload(digest_pool_, std::move(work));
+}
+
+Error PeerService::not_held(const proto::GetPageRequest& request) const {
+  return {ErrorCode::kNotFound,
+          fmt::format("{} does not hold {} {}{}", identity_.node_id,
+                      proto::PageKind_Name(request.kind()), rpc::from_proto(request.digest()).hex(),
+                      request.name().empty() ? "" : " " + request.name())};
 }
 
 Task<Result<std::string>> PeerService::get_page(std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::GetPageRequest>(body));
   const PageCache::Key key{request.kind(), rpc::from_proto(request.digest()), request.name()};
   auto blob = pages_.find(key);
+  if (blob == nullptr && request.kind() == proto::PAGE_FILE) {
+    CO_TRY(auto content, co_await read_file(request));
+    blob = pages_.find(key);  // another call may have been faster
+    if (blob == nullptr) blob = pages_.insert(key, std::move(content));
+  }
   if (blob == nullptr) {
     CO_TRY(auto made, make_blob(request));
     blob = pages_.insert(key, std::move(made));

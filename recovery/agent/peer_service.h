@@ -64,7 +64,10 @@ class PeerService {
   rpc::Task<Result<std::string>> watch_have(rpc::Peer peer, std::string body,
                                             std::shared_ptr<rpc::EventSink> events);
   rpc::Task<Result<std::string>> prove_ranges(std::string body);
+  // What a page is cut from. Only bytes that are known to be right: they are cached.
   Result<std::string> make_blob(const proto::GetPageRequest& request) const;
+  rpc::Task<Result<std::string>> read_file(proto::GetPageRequest request);
+  Error not_held(const proto::GetPageRequest& request) const;
   Result<void> admit(const rpc::Peer& peer, const proto::OpenSessionRequest& request,
                      const Served*& served) const;
   rpc::Task<Result<void>> require_verified(CopyKey key, std::chrono::milliseconds patience);

@@ -1,0 +1,144 @@
+// A small file of a checkpoint (config.json, …) that went wrong in one copy: no peer gets it, and a
+// pull takes it from somebody else.
+#include <algorithm>
+#include <fstream>
+
+#include "proto/agent.pb.h"
+#include "recovery/agent/grant_clock.h"
+#include "recovery/agent/peer_service.h"
+#include "recovery/pull/pull.h"
+#include "recovery/rpc/convert.h"
+#include "tests/recovery/rpc_fixture.h"
+#include "tests/store/store_fixture.h"
+
+namespace rekindle::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using rpc::testing::make_identity;
+
+constexpr const char* kConfig = R"({"model_type":"test"})";
+constexpr const char* kReplicate =
+    R"({"name":"t","rules":[{"match":["**","*"],"kind":"replicate"}]})";
+
+// An agent that serves the published copy, or others, on a port of its own.
+class PeerFilesTest : public store::StoreTest {
+ protected:
+  void SetUp() override {
+    StoreTest::SetUp();
+    service_.install(*server_);
+    address_ = *server_->listen("127.0.0.1:0");
+  }
+  void TearDown() override { loop_.run(server_->close(5s)); }
+
+  Result<std::string> get_config() {
+    return loop_.run([](PeerFilesTest* test) -> rpc::Task<Result<std::string>> {
+      CO_TRY(const auto client, co_await rpc::RpcClient::connect(
+                                    test->address_, make_identity(proto::ROLE_PULLER, "p"), 5s));
+      proto::GetPageRequest request;
+      request.set_kind(proto::PAGE_FILE);
+      *request.mutable_digest() = rpc::to_proto(test->checkpoint()->root);
+      request.set_name("config.json");
+      const auto page = co_await rpc::call<proto::GetPageResponse>(client, proto::AGENT_GET_PAGE,
+                                                                   std::move(request), 5s);
+      client->close();
+      if (!page) co_return fail(page.error());
+      co_return page->data();
+    }(this));
+  }
+  // Of a shard, whose rules need config.json.
+  Result<pull::PlanSummary> plan_shard() {
+    pull::PullEnvironment environment;
+    environment.executor = loop_.executor();
+    environment.identity = make_identity(proto::ROLE_PULLER, "p");
+    environment.store = store_.get();
+    environment.digest_pool = &digests_;
+    environment.blocking_pool = &blocking_;
+    environment.coordinator = [] { return nullptr; };
+    environment.coordinator_problem = [] { return Error(ErrorCode::kUnavailable, "nobody"); };
+    pull::PullRequest request;
+    request.ref = *ModelRef::parse("org/model@1");
+    request.from = {address_};
+    request.shard = "tp=0/2";
+    request.spec_json = kReplicate;
+    pull::PullJob job(environment, std::move(request), {});
+    return loop_.run(job.plan_only());
+  }
+
+  struct Place {
+    store::fs::path file;
+    std::uint64_t offset = 0;
+  };
+  Place config_in(const store::StoredVersion& copy) const {
+    const auto index = *checkpoint()->tensors.find("__rekindle_file__/config.json");
+    const LayoutEntry entry = copy.manifest.layout.entries_of(index)[0];
+    return {copy.segments[entry.segment]->path(), entry.offset_bytes};
+  }
+  void write_config(const store::StoredVersion& copy, std::string_view text) const {
+    const Place place = config_in(copy);
+    std::fstream file(place.file, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(place.offset));
+    file << text;
+    ASSERT_TRUE(file.flush());
+  }
+
+  rpc::testing::Loop loop_;
+  rpc::Identity identity_ = make_identity(proto::ROLE_AGENT, "a");
+  transport::SegmentRegistry registry_;
+  ServedVersions served_{registry_};
+  GrantClock grants_;
+  WorkerPool digests_{"t-digest", 2, 16};
+  WorkerPool blocking_{"t-blocking", 2, 16};
+  PeerService service_{identity_, served_,  grants_,   registry_,
+                       {},        digests_, blocking_, PeerServiceOptions{}};
+  std::unique_ptr<rpc::RpcServer> server_ = rpc::RpcServer::create(loop_.executor(), identity_);
+  std::string address_;
+};
+
+constexpr const char* kFlipped = R"({"model_type":"tesT"})";
+
+TEST_F(PeerFilesTest, B6AFileThatDoesNotMatchItsLeavesIsServedToNobody) {
+  served_.add(source_);
+  write_config(*source_, kFlipped);
+  const auto wrong = get_config();
+  ASSERT_FALSE(wrong) << *wrong;
+  EXPECT_EQ(wrong.error().code(), ErrorCode::kCorrupt) << wrong.error().message();
+  write_config(*source_, kConfig);
+  const auto right = get_config();
+  ASSERT_TRUE(right) << right.error().message();
+  EXPECT_EQ(*right, kConfig) << "what was wrong is remembered nowhere";
+}
+
+TEST_F(PeerFilesTest, B6AnotherCopyOfTheVersionIsReadInstead) {
+  const auto second = pull(store::all_boxes(*checkpoint()));
+  served_.add(source_);
+  served_.add(second);
+  write_config(*served_.all().begin()->second.stored, kFlipped);  // the one that is read first
+  EXPECT_EQ(get_config().value_or("none"), kConfig);
+}
+
+TEST_F(PeerFilesTest, B6AFileThatIsGoneIsAnErrorOfThatPage) {
+  served_.add(source_);
+  store::fs::resize_file(config_in(*source_).file, 0);
+  EXPECT_FALSE(get_config());
+}
+
+TEST_F(PeerFilesTest, B4APullWhoseOwnConfigIsWrongAsksItsPeers) {
+  served_.add(source_);
+  const auto mine = pull(store::all_boxes(*checkpoint()));
+  write_config(*mine, kFlipped);
+  const auto plan = plan_shard();
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_EQ(plan->wanted_bytes, checkpoint()->tensors.total_bytes());
+}
+
+TEST_F(PeerFilesTest, B4APullWhoseOwnConfigIsCutOffAsksItsPeers) {
+  served_.add(source_);
+  const auto mine = pull(store::all_boxes(*checkpoint()));
+  store::fs::resize_file(config_in(*mine).file, 0);
+  const auto plan = plan_shard();
+  ASSERT_TRUE(plan) << plan.error().message();
+}
+
+}  // namespace
+}  // namespace rekindle::agent
