@@ -44,6 +44,16 @@ std::size_t digest_threads() {
 
 std::size_t blocking_threads() { return std::clamp(std::thread::hardware_concurrency(), 4u, 16u); }
 
+// A copy that does not verify is being mended when the verifier says so, and its place is taken. A
+// pull goes on when that has ended: with the mended copy, or with the rest of it.
+Task<Result<void>> require_settled(worker::CopyVerifier& verifier, CopyMender& mender,
+                                   std::shared_ptr<const store::StoredVersion> stored) {
+  const ModelVersion id = stored->manifest.checkpoint->id;
+  auto verified = co_await verifier.require(std::move(stored), kVerifyDeadline);
+  if (!verified && verified.error().code() == ErrorCode::kCorrupt) co_await mender.settle(id);
+  co_return verified;
+}
+
 }  // namespace
 
 std::string host_id() {
@@ -122,7 +132,7 @@ Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executo
   environment.self = core->address();
   environment.require_verified =
       [raw = core.get()](std::shared_ptr<const store::StoredVersion> stored) {
-        return raw->verifier_->require(std::move(stored), kVerifyDeadline);
+        return require_settled(*raw->verifier_, *raw->mender_, std::move(stored));
       };
   core->room_ = std::make_unique<RoomMaker>(core->identity_, *core->store_, core->room_hooks());
   environment.make_room = [room = core->room_.get()](ModelVersion wanted,

@@ -5,15 +5,17 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
+#include "recovery/pull/verified_file.h"
 #include "src/base/failpoint.h"
 #include "src/base/unique_fd.h"
-#include "src/store/fault_guard.h"
 #include "src/store/store_directory.h"
 
 namespace rekindle::agent {
@@ -81,17 +83,63 @@ Result<void> write_small_files(const store::StoredVersion& stored, const fs::pat
     if (!is_checkpoint_file(name)) {
       return fail(ErrorCode::kInvalid, "the checkpoint carries a file named '{}': refused", name);
     }
-    const auto bytes = stored.array(entry);
-    std::string content;
-    TRY_VOID(store::guard_mapping_access(tensor.c_str(), [&] {
-      content.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    }));
+    TRY(const std::string content,
+        pull::read_verified_file(checkpoint, stored.manifest.layout, entry.tensor,
+                                 [&](const LayoutEntry& part) { return stored.array(part); }));
     if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) {
       TRY_VOID(make_folder(directory / folder));
     }
     TRY_VOID(write_file(directory / name, content));
   }
   return {};
+}
+
+// What the files were when their bytes matched: the evidence for everything that gets a name in
+// DIR. The leases and mappings outlive the store.
+Result<store::Verification::Stamps> verified_files(const store::StoredVersion& stored) {
+  if (stored.verification->state() == store::CopyState::kVerified) {
+    if (auto record = stored.verification->record()) return std::move(record->files);
+  }
+  // This names the file, where it can tell.
+  if (auto now = stored.verification->stamp(); !now) {
+    return fail(now.error().code(), "{}; run the same pull again", now.error().message());
+  }
+  return fail(ErrorCode::kCorrupt,
+              "a file in {} was changed after its bytes had verified; run the same pull again",
+              stored.directory.string());
+}
+
+Result<void> check_unchanged(const store::MappedSegment& segment,
+                             const store::FileStamp& verified) {
+  TRY(store::FileStamp now, segment.stamp());
+  now.lease = verified.lease;
+  if (now == verified) return {};
+  return fail(ErrorCode::kCorrupt,
+              "segment {} was changed after its bytes had verified; run the same pull again",
+              segment.path().string());
+}
+
+// The name in DIR is that of the file that has verified. Links change its ctime, so only the lease
+// tells whether somebody has written to it meanwhile.
+Result<void> check_linked(store::MappedSegment& segment, const store::FileStamp& verified,
+                          const fs::path& target) {
+  struct stat status {};
+  if (::lstat(target.c_str(), &status) != 0) {
+    return fail_errno(errno, fmt::format("stat {}", target.string()));
+  }
+  const store::FileStamp named = store::FileStamp::of(status);
+  if (named.device != verified.device || named.inode != verified.inode ||
+      named.size_bytes != verified.size_bytes) {
+    return fail(ErrorCode::kCorrupt,
+                "{} is another file than the one that has verified; run the same pull again",
+                target.string());
+  }
+  if (verified.lease == 0) return {};
+  const auto lease = segment.lease();
+  if (lease && *lease == verified.lease) return {};
+  return fail(ErrorCode::kCorrupt,
+              "{} was opened for writing after its bytes had verified; run the same pull again",
+              target.string());
 }
 
 // Linked, not moved: the store's copy stays whole until the export is done, so that one that is cut
@@ -109,6 +157,33 @@ Result<void> link_weights(const fs::path& segment, const fs::path& target) {
     fs::remove(temporary, ignored);  // still there when both names were one file already
   }
   if (error) return fail_errno(error.value(), fmt::format("move weights to {}", target.string()));
+  return {};
+}
+
+// Where a file is not the one that has verified, its name in DIR goes: nobody shall load it.
+Result<void> place_weights(const store::StoredVersion& stored,
+                           const store::Verification::Stamps& verified,
+                           const std::set<std::uint32_t>& dropped, const fs::path& directory) {
+  std::vector<std::uint32_t> weights;
+  for (std::uint32_t i = 0; i < stored.segments.size(); ++i) {
+    if (!dropped.contains(i)) weights.push_back(i);
+  }
+  const auto target = [&](std::uint32_t i) {
+    return directory / stored.manifest.layout.segments()[i].name;
+  };
+  for (const std::uint32_t i : weights) {
+    TRY_VOID(check_unchanged(*stored.segments[i], verified[i]));
+    TRY_VOID(failpoint("export.before_link"));
+    TRY_VOID(link_weights(stored.segments[i]->path(), target(i)));
+  }
+  TRY_VOID(failpoint("export.after_weights"));
+  for (const std::uint32_t i : weights) {
+    auto good = check_linked(*stored.segments[i], verified[i], target(i));
+    if (good) continue;
+    std::error_code ignored;
+    fs::remove(target(i), ignored);
+    return good;
+  }
   return {};
 }
 
@@ -207,6 +282,7 @@ Result<void> check_export_target(const fs::path& directory) {
 Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::path& directory) {
   const Manifest& manifest = stored.manifest;
   std::error_code error;
+  TRY(const auto verified, verified_files(stored));
   TRY_VOID(write_file(export_store(directory) / kExporting, ""));
   // Until the new one is there nothing vouches for the files.
   fs::remove(directory / kManifestName, error);
@@ -215,13 +291,11 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
   for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
     if (holds_files(*manifest.checkpoint, manifest.layout, i)) {
       dropped.insert(i);
-      continue;
+    } else {
+      kept.insert(manifest.layout.segments()[i].name);
     }
-    const std::string& name = manifest.layout.segments()[i].name;
-    kept.insert(name);
-    TRY_VOID(link_weights(stored.segments[i]->path(), directory / name));
   }
-  TRY_VOID(failpoint("export.after_weights"));
+  TRY_VOID(place_weights(stored, verified, dropped, directory));
   remove_other_weights(directory, kept);
   TRY_VOID(write_small_files(stored, directory));
   fs::remove(directory / "model.safetensors.index.json", error);

@@ -22,6 +22,8 @@ Result<void> check_export_target(const std::filesystem::path& directory);
 // (config.json, tokenizer…), model.safetensors.index.json when there are several segments, and
 // rekindle.manifest last; then removes the inner store. The store must be closed. A directory that
 // was exported before is replaced file by file; one that was cut short in between goes on.
+// kCorrupt: a file is not, or not any more, the one whose bytes have verified; then nothing vouches
+// for DIR.
 Result<void> export_checkpoint(const store::StoredVersion& stored,
                                const std::filesystem::path& directory);
 

@@ -44,7 +44,7 @@ struct PullEnvironment {
                                         std::function<std::uint64_t()> missing)>
       make_room;
   // Before a copy that is here already is used. kCorrupt: it does not verify, and is not to be
-  // used. Empty: nobody can tell.
+  // used; nobody is at work on its files any more. Empty: nobody can tell.
   std::function<rpc::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>)>
       require_verified;
   // Why coordinator() is nullptr, naming its address.

@@ -172,16 +172,19 @@ Result<void> PullJob::take_layout(const store::SetAside& copy) {
   return {};
 }
 
-// One that does not verify is left to whoever finds that out; the next one is tried, or it is
-// fetched anew.
+// One that does not verify is left to whoever finds that out, and not kept by this pull meanwhile.
+// What is there instead is tried next, or the version is fetched anew.
 rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::verified_here() {
   while (auto stored = already_here()) {
     if (!environment_.require_verified) co_return stored;
-    auto verified = co_await environment_.require_verified(stored);
-    if (verified) co_return stored;
+    const std::weak_ptr<const store::StoredVersion> copy = stored;
+    auto verified = co_await environment_.require_verified(std::move(stored));
+    auto left = copy.lock();
+    if (verified && left != nullptr) co_return left;
+    if (verified) continue;  // retired
     if (verified.error().code() != ErrorCode::kCorrupt) co_return fail(std::move(verified).error());
     show({}, verified.error().message());
-    if (stored->verification->state() != store::CopyState::kQuarantined) break;  // retired
+    if (left != nullptr && left->verification->state() != store::CopyState::kQuarantined) break;
   }
   co_return nullptr;
 }

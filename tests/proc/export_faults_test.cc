@@ -69,6 +69,36 @@ TEST(Export, WeightsThatNoPullPutThereAreNotReplacedBecauseOfAnUnfinishedPull) {
   EXPECT_EQ(read_file(out / "model.safetensors"), "mine");
 }
 
+// Between the commit and the export the files have names that others of this user can take.
+TEST(Export, B8AFileThatIsReplacedBeforeItIsLinkedIsAnErrorAndTheSamePullPutsItRight) {
+  Fleet fleet;
+  fleet.start_agent("a");
+  make_checkpoint(fleet.dir("model"), 2, 1024, 5);
+  fleet.publish("a", "m@1", fleet.dir("model"));
+  const fs::path out = fleet.dir("out");
+  const std::vector<std::string> pull = {"pull", "m@1",       "--from", fleet.agent("a").control,
+                                         "--to", out.string()};
+  Spawn spawn = fleet.command(pull);
+  spawn.env = {{"REKINDLE_FAILPOINTS", "export.before_link=sleep:2000"}};
+  Process pulling(std::move(spawn));
+  ASSERT_TRUE(eventually([&] { return fs::exists(out / ".rekindle" / "exporting"); }));
+  const fs::path segment = find_file(out / ".rekindle" / "models", "model.safetensors");
+  std::string bytes = read_file(segment);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_file(fleet.dir("other"), bytes);
+  fs::rename(fleet.dir("other"), segment);
+  const auto ended = pulling.wait();
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(ended->code, 4) << pulling.err();
+  EXPECT_THAT(pulling.err(), ::testing::HasSubstr("run the same pull again"));
+  EXPECT_FALSE(fs::exists(out / "rekindle.manifest"));
+  EXPECT_FALSE(fs::exists(out / "model.safetensors"));
+  const auto again = fleet.run_command(pull);
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(compare_checkpoints(fleet.dir("model"), out), "");
+  EXPECT_EQ(fleet.run_command({"verify", out.string()}).exit_code, 0);
+}
+
 // Whoever may write to DIR beforehand does not choose which of the puller's files is overwritten.
 TEST(Export, S8NothingIsWrittenThroughSymbolicLinks) {
   Fleet fleet;
