@@ -29,6 +29,13 @@ struct OneTile {
 
 }  // namespace
 
+std::chrono::milliseconds CoreShare::rest_after(Duration busy) {
+  owed_ += busy * rest_per_busy_;
+  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(owed_);
+  owed_ -= rest;
+  return rest;
+}
+
 Scrubber::Scrubber(boost::asio::any_io_executor executor, store::SegmentStore& store,
                    CopyVerifier& verifier, WorkerPool& pool, ScrubOptions options)
     : executor_(std::move(executor)),
@@ -36,6 +43,7 @@ Scrubber::Scrubber(boost::asio::any_io_executor executor, store::SegmentStore& s
       verifier_(verifier),
       pool_(pool),
       options_(options),
+      share_(options.core_share),
       tasks_(executor_) {}
 
 void Scrubber::start() {
@@ -78,15 +86,19 @@ Scrubber::Copy Scrubber::most_due() const {
 
 rpc::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::StoredVersion> copy,
                                                   TileIndex tile) {
+  const TimePoint begin = SteadyClock().now();
   const Copy stored = copy.lock();
   // One that has changed meanwhile is verified as a whole, by others.
   if (stored == nullptr || stored->verification->state() != store::CopyState::kVerified) {
     co_return std::nullopt;
   }
-  const auto work = [stored, tile] {
-    const TimePoint begin = SteadyClock().now();
+  // The stats of its files count: for a small tile they take longer than its digest. Waiting for
+  // the pool does not.
+  const Duration looked = SteadyClock().now() - begin;
+  const auto work = [stored, tile, looked] {
+    const TimePoint digesting = SteadyClock().now();
     auto verified = store::verify_stored_tile(*stored, tile);
-    return OneTile{std::move(verified), SteadyClock().now() - begin};
+    return OneTile{std::move(verified), looked + (SteadyClock().now() - digesting)};
   };
   const OneTile one = co_await pull::offload(pool_, work);
   if (one.verified) co_return one.busy;
@@ -106,9 +118,8 @@ rpc::Task<void> Scrubber::scrub(std::weak_ptr<const store::StoredVersion> copy) 
     if (cancelled) co_return;
     const auto busy = co_await read(copy, tile);
     if (!busy) co_return;
-    const double rest = seconds(*busy) * (1 / options_.core_share - 1);
-    co_await pull::sleep_for(
-        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(rest)));
+    const auto rest = share_.rest_after(*busy);
+    if (rest.count() > 0) co_await pull::sleep_for(rest);
   }
   if (const Copy stored = copy.lock()) {
     stored->verification->confirm();

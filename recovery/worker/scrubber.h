@@ -16,7 +16,21 @@ namespace rekindle::worker {
 
 struct ScrubOptions {
   std::chrono::milliseconds every{std::chrono::hours(24)};  // each copy; 0: never
-  double core_share = 0.01;                                 // of one core; from 0 to 1
+  double core_share = 0.01;                                 // of one core; above 0, at most 1
+};
+
+// How long a task that may use only a share of one core must rest after it was busy. Timers take
+// whole milliseconds, and reading a small tile takes microseconds: what is less is not forgotten
+// but owed.
+class CoreShare {
+ public:
+  explicit CoreShare(double share) : rest_per_busy_(1 / share - 1) {}
+  // The whole milliseconds of rest that are due now. The caller rests for that long.
+  std::chrono::milliseconds rest_after(Duration busy);
+
+ private:
+  const double rest_per_busy_;
+  std::chrono::duration<double, std::milli> owed_{};
 };
 
 // Reads verified copies again in the background, to find bytes that have changed although nobody
@@ -36,7 +50,8 @@ class Scrubber {
   rpc::Task<void> run();
   Copy most_due() const;
   rpc::Task<void> scrub(std::weak_ptr<const store::StoredVersion> copy);
-  // How long that took. Nothing: the copy is gone, has changed, or the tile is wrong.
+  // How long the host was busy with it. Nothing: the copy is gone, has changed, or the tile is
+  // wrong.
   rpc::Task<std::optional<Duration>> read(std::weak_ptr<const store::StoredVersion> copy,
                                           TileIndex tile);
 
@@ -45,6 +60,7 @@ class Scrubber {
   CopyVerifier& verifier_;
   WorkerPool& pool_;
   const ScrubOptions options_;
+  CoreShare share_;
   rpc::TaskGroup tasks_;
 };
 

@@ -124,5 +124,29 @@ TEST_F(ScrubberTest, KeepsNoCopyThatWasLetGoOf) {
   EXPECT_TRUE(gone.expired());
 }
 
+TEST(CoreShare, B9RestsOfLessThanAMillisecondAddUp) {
+  using namespace std::chrono_literals;
+  CoreShare share(0.01);
+  std::chrono::milliseconds rest{};
+  for (int tile = 0; tile < 100'000; ++tile) rest += share.rest_after(3us);
+  // Oracle: 300 ms of work, at 1 % of a core, need 29.7 s of rest.
+  EXPECT_GE(rest, 29'699ms);
+  EXPECT_LE(rest, 29'700ms);
+}
+
+TEST(CoreShare, B9NoRestIsOwedTwice) {
+  using namespace std::chrono_literals;
+  CoreShare share(0.25);
+  EXPECT_EQ(share.rest_after(500us), 1ms);
+  EXPECT_EQ(share.rest_after(500us), 2ms) << "half a millisecond was left";
+  EXPECT_EQ(share.rest_after(1s), 3s);
+  EXPECT_EQ(share.rest_after(0us), 0ms);
+}
+
+TEST(CoreShare, B9AWholeCoreNeedsNoRest) {
+  CoreShare share(1);
+  EXPECT_EQ(share.rest_after(std::chrono::hours(1)), std::chrono::milliseconds(0));
+}
+
 }  // namespace
 }  // namespace rekindle::worker
