@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "src/base/blake3.h"
 #include "src/base/log.h"
 #include "src/base/unique_fd.h"
 
@@ -22,6 +23,8 @@ namespace {
 constexpr std::uint64_t kMaxStep = std::uint64_t{1} << 32;
 constexpr std::size_t kRaisesKept = 16;
 constexpr std::string_view kPrefix = "rekindle-epoch ";
+constexpr std::string_view kDigestMark = " blake3:";
+constexpr std::size_t kDigestDigits = 16;
 
 std::optional<std::uint64_t> number_in(std::string_view digits) {
   std::uint64_t value = 0;
@@ -35,17 +38,34 @@ struct Kept {
   std::uint64_t confirmed = 0;
 };
 
-// "rekindle-epoch HIGHEST", and the one that was confirmed last where that is another.
-Result<Kept> parse(std::string_view text) {
-  if (text.starts_with(kPrefix) && text.ends_with('\n')) {
-    const std::string_view numbers = text.substr(kPrefix.size(), text.size() - kPrefix.size() - 1);
-    const std::size_t space = numbers.find(' ');
-    const auto highest = number_in(numbers.substr(0, space));
-    const auto confirmed =
-        space == std::string_view::npos ? highest : number_in(numbers.substr(space + 1));
-    if (highest && confirmed && *confirmed <= *highest) return Kept{*highest, *confirmed};
+std::string words_of(const Kept& kept) {
+  if (kept.confirmed == kept.highest) return fmt::format("{}{}", kPrefix, kept.highest);
+  return fmt::format("{}{} {}", kPrefix, kept.highest, kept.confirmed);
+}
+
+// "rekindle-epoch HIGHEST", then the one that was confirmed last where that is another, then
+// " blake3:" and the first digits of the digest of all that is before. Without it a changed digit
+// would be another epoch.
+std::string with_digest(const std::string& words) {
+  const Digest digest = blake3(as_bytes(words));
+  return fmt::format("{}{}{}\n", words, kDigestMark, digest.hex().substr(0, kDigestDigits));
+}
+
+// Nothing: the text is damaged. Earlier releases wrote it without the digest.
+std::optional<Kept> parse(std::string_view text) {
+  if (!text.starts_with(kPrefix) || !text.ends_with('\n')) return std::nullopt;
+  std::string_view words = text.substr(0, text.size() - 1);
+  if (const std::size_t mark = words.find(kDigestMark); mark != std::string_view::npos) {
+    words = words.substr(0, mark);
+    if (text != with_digest(std::string(words))) return std::nullopt;
   }
-  return fail(ErrorCode::kCorrupt, "it is not an epoch");
+  const std::string_view numbers = words.substr(kPrefix.size());
+  const std::size_t space = numbers.find(' ');
+  const auto highest = number_in(numbers.substr(0, space));
+  const auto confirmed =
+      space == std::string_view::npos ? highest : number_in(numbers.substr(space + 1));
+  if (!highest || !confirmed || *confirmed > *highest) return std::nullopt;
+  return Kept{*highest, *confirmed};
 }
 
 Result<void> sync_directory(const std::filesystem::path& directory) {
@@ -64,18 +84,30 @@ Result<void> HighestEpoch::keep_in(const std::filesystem::path& file, TimePoint 
     if (errno == ENOENT) return highest_ == 0 ? Result<void>() : save();
     return fail_errno(errno, fmt::format("open {}", file.string()));
   }
-  std::array<char, 64> text{};
-  const ssize_t got = ::read(fd.get(), text.data(), text.size());
+  std::array<char, 128> buffer{};
+  const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
   if (got < 0) return fail_errno(errno, fmt::format("read {}", file.string()));
-  const auto kept = parse({text.data(), static_cast<std::size_t>(got)});
-  if (!kept) {
-    return fail(ErrorCode::kCorrupt,
-                "the file {} is damaged: {}; delete it to trust any coordinator again",
-                file.string(), kept.error().message());
-  }
+  const std::string_view text(buffer.data(), static_cast<std::size_t>(got));
+  const auto kept = parse(text);
+  if (!kept) return put_damaged_aside();
   confirmed_ = std::max(confirmed_, kept->confirmed);
   raise(kept->highest, now);
-  return {};
+  // More was heard before, or an earlier release wrote it.
+  return text == with_digest(words_of({highest_, confirmed_})) ? Result<void>() : save();
+}
+
+// An agent that does not start serves no copy, and whoever deletes the file to make it start loses
+// just as much. So it goes on as with a new store, and says so.
+Result<void> HighestEpoch::put_damaged_aside() const {
+  const std::filesystem::path aside = file_.string() + ".damaged";
+  if (::rename(file_.c_str(), aside.c_str()) != 0) {
+    return fail_errno(errno, fmt::format("rename the damaged file {}", file_.string()));
+  }
+  log::warn("epoch.damaged", "file", file_.string(), "kept_as", aside.string(), "lost",
+            "which coordinators were replaced: until this agent hears of the present epoch it "
+            "follows one of any epoch",
+            "action", "check the disk; end every replaced coordinator that still runs");
+  return highest_ == 0 ? sync_directory(file_.parent_path()) : save();
 }
 
 std::optional<TimePoint> HighestEpoch::replaced_at(std::uint64_t epoch) const {
@@ -122,9 +154,7 @@ void HighestEpoch::keep() const {
 
 // Aside, fsync, rename, fsync the directory.
 Result<void> HighestEpoch::save() const {
-  const std::string text = confirmed_ == highest_
-                               ? fmt::format("{}{}\n", kPrefix, highest_)
-                               : fmt::format("{}{} {}\n", kPrefix, highest_, confirmed_);
+  const std::string text = with_digest(words_of({highest_, confirmed_}));
   const std::filesystem::path aside = file_.string() + ".new";
   const UniqueFd fd(
       ::open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));

@@ -15,7 +15,8 @@ namespace rekindle::agent {
 class HighestEpoch {
  public:
   // Reads what an earlier life kept in this file and keeps it there from here on; without it the
-  // epoch lives in memory only. kCorrupt names a damaged file.
+  // epoch lives in memory only. A damaged file is not believed: it is renamed to FILE.damaged, a
+  // warning says so, and the epochs of an earlier life are forgotten.
   Result<void> keep_in(const std::filesystem::path& file, TimePoint now);
 
   std::uint64_t highest() const { return highest_; }
@@ -32,6 +33,7 @@ class HighestEpoch {
   void raise(std::uint64_t epoch, TimePoint now);
   void keep() const;
   Result<void> save() const;
+  Result<void> put_damaged_aside() const;
 
   struct Raise {
     std::uint64_t to = 0;

@@ -11,6 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 const TimePoint kNow{1h};
 
@@ -37,9 +38,10 @@ TEST(HighestEpoch, C1WhatWasHeardBeforeTheFileIsKept) {
   HighestEpoch epoch;
   epoch.hear(9, kNow);
   ASSERT_TRUE(epoch.keep_in(temp / "epoch", kNow));
-  EXPECT_EQ(rekindle::testing::read_file(temp / "epoch"), "rekindle-epoch 9 0\n");
+  const auto kept = [&] { return rekindle::testing::read_file(temp / "epoch"); };
+  EXPECT_THAT(kept(), StartsWith("rekindle-epoch 9 0 blake3:"));
   epoch.confirm(9, kNow);
-  EXPECT_EQ(rekindle::testing::read_file(temp / "epoch"), "rekindle-epoch 9\n");
+  EXPECT_THAT(kept(), StartsWith("rekindle-epoch 9 blake3:"));
 }
 
 TEST(HighestEpoch, C1ManyHellosRaiseItNoFurtherThanACoordinatorMayFollow) {
@@ -83,16 +85,67 @@ TEST(HighestEpoch, TheFirstCoordinatorIsTheMeasure) {
   EXPECT_EQ(epoch.highest(), std::uint64_t{1} << 40);
 }
 
-TEST(HighestEpoch, ADamagedFileIsNamed) {
+TEST(HighestEpoch, B10ADamagedFileIsKeptAsideAndNotBelieved) {
   const rekindle::testing::TempDir temp;
   for (const char* text : {"", "7\n", "rekindle-epoch x\n", "rekindle-epoch 7",
                            "rekindle-epoch 7 \n", "rekindle-epoch 7 8\n"}) {
     rekindle::testing::write_file(temp / "epoch", text);
     HighestEpoch epoch;
     const auto kept = epoch.keep_in(temp / "epoch", kNow);
-    ASSERT_FALSE(kept) << text;
-    EXPECT_EQ(kept.error().code(), ErrorCode::kCorrupt);
-    EXPECT_THAT(kept.error().message(), HasSubstr((temp / "epoch").string()));
+    ASSERT_TRUE(kept) << text << ": " << kept.error().message();
+    EXPECT_EQ(epoch.highest(), 0u) << text;
+    EXPECT_FALSE(std::filesystem::exists(temp / "epoch"));
+    EXPECT_EQ(rekindle::testing::read_file(temp / "epoch.damaged"), text);
+  }
+}
+
+TEST(HighestEpoch, B10AfterADamagedFileTheNextEpochIsKeptAsInANewStore) {
+  const rekindle::testing::TempDir temp;
+  rekindle::testing::write_file(temp / "epoch", "rekindle-epoch x\n");
+  {
+    HighestEpoch epoch;
+    epoch.hear(3, kNow);
+    ASSERT_TRUE(epoch.keep_in(temp / "epoch", kNow));
+    EXPECT_EQ(epoch.highest(), 3u);
+    EXPECT_TRUE(std::filesystem::exists(temp / "epoch")) << "the one that was heard already";
+    epoch.confirm(7, kNow);
+  }
+  HighestEpoch next;
+  ASSERT_TRUE(next.keep_in(temp / "epoch", kNow));
+  EXPECT_EQ(next.highest(), 7u);
+}
+
+TEST(HighestEpoch, B10NoChangedByteOfTheFileLowersOrRaisesIt) {
+  const rekindle::testing::TempDir temp;
+  {
+    HighestEpoch epoch;
+    ASSERT_TRUE(epoch.keep_in(temp / "epoch", kNow));
+    epoch.confirm(41, kNow);
+    epoch.hear(42, kNow);
+  }
+  const std::string good = rekindle::testing::read_file(temp / "epoch");
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    for (const int bit : {0, 1, 2, 3, 4, 5, 6, 7}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << bit));
+      rekindle::testing::write_file(temp / "epoch", bad);
+      HighestEpoch epoch;
+      ASSERT_TRUE(epoch.keep_in(temp / "epoch", kNow));
+      EXPECT_EQ(epoch.highest(), 0u) << bad;
+      EXPECT_EQ(rekindle::testing::read_file(temp / "epoch.damaged"), bad);
+    }
+  }
+}
+
+TEST(HighestEpoch, AFileOfAnEarlierReleaseIsTakenAndGetsADigest) {
+  const rekindle::testing::TempDir temp;
+  for (const char* text : {"rekindle-epoch 9\n", "rekindle-epoch 9 4\n"}) {
+    rekindle::testing::write_file(temp / "epoch", text);
+    HighestEpoch epoch;
+    ASSERT_TRUE(epoch.keep_in(temp / "epoch", kNow));
+    EXPECT_EQ(epoch.highest(), 9u);
+    EXPECT_THAT(rekindle::testing::read_file(temp / "epoch"), HasSubstr(" blake3:"));
+    EXPECT_FALSE(std::filesystem::exists(temp / "epoch.damaged"));
   }
 }
 

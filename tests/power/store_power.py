@@ -198,7 +198,7 @@ class StorePower:
         if content is None:
             return f"no epoch is kept, {heard} was heard of" if heard else ""
         text = content.data.decode(errors="replace")
-        kept = re.search(r" (\d+)(?: (\d+))?\n$", text)
+        kept = re.search(r" (\d+)(?: (\d+))? blake3:[0-9a-f]{16}\n$", text)
         if not kept or int(kept[1]) < heard or int(kept[2] or kept[1]) < registered:
             return f"epoch {heard} was heard of, it was registered in {registered}, kept is {text!r}"
         return ""
