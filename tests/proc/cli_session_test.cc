@@ -117,6 +117,37 @@ TEST_F(CliSession, TheSameVersionWithOtherBytesIsRefused) {
   EXPECT_THAT(again.err, HasSubstr("m@3"));
 }
 
+// Its root is taken for ever, so nobody is sent to retire it once more.
+TEST_F(CliSession, ARetiredVersionWithOtherBytesIsRefusedWithTheOneWayOut) {
+  const auto retired_on_a = [&] { return !std::filesystem::exists(dir_ / "a/models/m@3"); };
+  ASSERT_EQ(publish("m@3").exit.code, 0);
+  ASSERT_EQ(rekindle({"retire", "m@3", "--everywhere", "--coordinator", coordinator_->address()})
+                .exit.code,
+            0);
+  ASSERT_TRUE(eventually(retired_on_a));
+  write_safetensors(dir_ / "other/model.safetensors", {{"w", DType::kBF16, {512, 1024}}}, 4);
+  const std::vector<std::string> call = {"publish", "m@3",      dir_ / "other",
+                                         "--store", dir_ / "a", "--quiet"};
+  const Finished refused = rekindle(call);
+  EXPECT_EQ(refused.exit.code, 7) << refused.err;
+  EXPECT_THAT(refused.err,
+              ContainsRegex("m@3 was published before with other contents \\(root [0-9a-f]+, this "
+                            "one [0-9a-f]+\\); publish under a new version"));
+  EXPECT_EQ(std::ranges::count(refused.err, '\n'), 1) << refused.err;
+  EXPECT_THAT(refused.err, ::testing::Not(HasSubstr("retire")));
+  EXPECT_TRUE(retired_on_a()) << "something of it was kept";
+  // Nor where the copies were let go of by hand, while the fleet still counts on the version.
+  ASSERT_EQ(publish("m@4").exit.code, 0);
+  ASSERT_EQ(rekindle({"retire", "m@4", "--store", dir_ / "a"}).exit.code, 0);
+  const Finished by_hand = rekindle({"publish", "m@4", dir_ / "other", "--store", dir_ / "a"});
+  EXPECT_EQ(by_hand.exit.code, 7) << by_hand.err;
+  EXPECT_THAT(by_hand.err, AllOf(HasSubstr("m@4 was published before with other contents"),
+                                 HasSubstr("publish under a new version")));
+  // What it says is so: the same bytes again, or others under a new version.
+  EXPECT_EQ(publish("m@3").exit.code, 0);
+  EXPECT_EQ(publish("m@5", "other").exit.code, 0);
+}
+
 TEST_F(CliSession, TheSameBytesAsTwoVersionsAreReadyBothAndRetiredApart) {
   ASSERT_EQ(publish("m@1").exit.code, 0);
   ASSERT_EQ(publish("m@2").exit.code, 0);
