@@ -1,4 +1,5 @@
 // Rows 28 and 29: several coordinators on one etcd, and an etcd that goes away. Real processes.
+#include <array>
 #include <csignal>
 
 #include <gmock/gmock.h>
@@ -7,6 +8,7 @@
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/etcd/election.h"
 #include "recovery/coordinator/etcd/etcd_state.h"
+#include "recovery/coordinator/etcd/gateway.h"
 #include "recovery/coordinator/state_records.h"
 #include "tests/support/fleet.h"
 #include "tests/support/numbered_digest.h"
@@ -186,67 +188,33 @@ TEST_F(Etcd, Row29C1WhileItIsAwayForLongerThanTheLeaseNobodyAnswersForTheCatalog
   EXPECT_EQ(compare_checkpoints(dir("model"), dir("out")), "");
 }
 
-// As CoordinatorState.C2… with twenty thousand in a directory.
-TEST_F(Etcd, C2TwoThousandVersionsPublishedAndRetiredLeaveASmallState) {
-  namespace co = coordinator;
-  const auto endpoints =
-      co::etcd::parse_endpoints("http://127.0.0.1:" + std::to_string(etcd_port_));
+// What was kept before a release that changed the format is neither misread nor overwritten.
+TEST_F(Etcd, AStateOfAnEarlierFormatIsRefusedByNameUntilItsKeyIsDeleted) {
+  namespace etcd = coordinator::etcd;
+  const auto endpoints = etcd::parse_endpoints("http://127.0.0.1:" + std::to_string(etcd_port_));
   ASSERT_TRUE(endpoints);
-  co::etcd::Election election({}, *endpoints, "test");
-  std::optional<co::etcd::Reign> reign;
-  ASSERT_TRUE(eventually([&] {
-    if (auto won = election.campaign(milliseconds(1000))) reign = *won;
-    return reign.has_value();
-  }));
-  co::etcd::EtcdState store({}, *endpoints, *reign);
-  auto loaded = store.load();
-  ASSERT_TRUE(loaded) << loaded.error().message();
-  auto records = co::StateRecords::parse(*loaded);
-  ASSERT_TRUE(records);
-  constexpr std::uint64_t kVersions = 2'000;
-  const TimePoint now{std::chrono::hours(1)};
-  co::Core core({}, {}, records->state(), [] { return PullId::random(); });
-  // As many at once as a busy coordinator gathers while one batch is being written.
-  const auto write_all = [&] {
-    while (const auto batch = core.take_batch()) {
-      (void)election.keep(*reign, milliseconds(1000));
-      const auto writes = records->encode(batch->change);
-      // A slow disk makes etcd answer late: the same is written again.
-      Result<void> written;
-      EXPECT_TRUE(eventually([&] {
-        written = store.write(writes);
-        return written || written.error().code() != ErrorCode::kUnavailable;
-      }));
-      ASSERT_TRUE(written) << written.error().message();
-      records->note(writes);
-      (void)core.committed(batch->number, true, now);
-    }
-  };
-  (void)core.start(now);
-  write_all();
-  for (std::uint64_t first = 1; first <= kVersions && !HasFailure(); first += 100) {
-    for (std::uint64_t version = first; version < first + 100; ++version) {
-      ASSERT_TRUE(
-          core.publish("", {}, {"m", version}, test::numbered_digest(version, 1), {1, 1}, 100, now)
-              .answer);
-    }
-    write_all();
-    for (std::uint64_t version = first; version < first + 100; ++version) {
-      ASSERT_TRUE(core.retire({"m", version}, now).answer);
-    }
-    write_all();
-  }
-  EXPECT_LT(core.catalog().state().versions.size(), 500u);
-  loaded = store.load();
-  ASSERT_TRUE(loaded) << loaded.error().message();
-  const auto again = co::StateRecords::parse(*loaded);
-  ASSERT_TRUE(again);
-  EXPECT_EQ(again->state(), core.catalog().state());
-  const co::Core next({}, {}, again->state(), [] { return PullId::random(); });
-  for (const std::uint64_t version : {1u, 7u, 1'000u, 1'990u, 2'000u}) {
-    EXPECT_TRUE(next.catalog().is_retired({"m", version})) << version;
-  }
-  EXPECT_FALSE(next.catalog().is_retired({"m", kVersions + 1}));
+  etcd::Gateway gateway(*endpoints);
+  const nlohmann::json key = {{"key", etcd::to_base64("/rekindle/state")}};
+  nlohmann::json former = key;
+  former["value"] = etcd::to_base64("{\"epoch\": 3}");
+  ASSERT_TRUE(eventually(
+      [&] { return gateway.call("/v3/kv/put", former, milliseconds(1000)).has_value(); }));
+
+  const auto refused = coordinator(1);
+  const auto exit = refused->wait();
+  ASSERT_TRUE(exit) << refused->out() << refused->err();
+  EXPECT_NE(exit->code, 0);
+  EXPECT_THAT(refused->err(),
+              HasSubstr("/rekindle/state in etcd is of an earlier format, which is not read any "
+                        "more; delete the key to begin anew (agents report what they hold)"));
+  EXPECT_EQ(refused->out(), "") << "it has led";
+  const auto kept = gateway.call("/v3/kv/range", key, milliseconds(1000));
+  ASSERT_TRUE(kept) << kept.error().message();
+  EXPECT_EQ(kept->value("/kvs/0/value"_json_pointer, ""), former["value"]);
+
+  ASSERT_TRUE(gateway.call("/v3/kv/deleterange", key, milliseconds(1000)));
+  const auto anew = coordinator(1);
+  EXPECT_TRUE(anew->wait_for_out("coordinator listening on")) << anew->err();
 }
 
 TEST_F(Etcd, Row29ItComesBackFromItsDiskWithAllThatWasWritten) {
@@ -276,6 +244,108 @@ TEST_F(Etcd, Row29ACoordinatorThatStartsWithoutItWaitsForIt) {
   EXPECT_THAT(leader->err(), HasSubstr("etcd does not answer"));
   start_etcd();
   EXPECT_TRUE(leader->wait_for_out("coordinator listening on")) << leader->err();
+}
+
+class EtcdMembers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists("/usr/bin/etcd")) GTEST_SKIP() << "no etcd here";
+    std::string cluster;
+    for (const Member& member : members_) {
+      cluster += (cluster.empty() ? "" : ",") + member.name + "=" + member.peer;
+      urls_ += (urls_.empty() ? "" : ",") + member.client;
+    }
+    for (Member& member : members_) {
+      member.process = std::make_unique<Process>(Spawn{
+          .argv = {"/usr/bin/etcd", "--name", member.name, "--data-dir", tmp_ / member.name,
+                   "--listen-client-urls", member.client, "--advertise-client-urls", member.client,
+                   "--listen-peer-urls", member.peer, "--initial-advertise-peer-urls", member.peer,
+                   "--initial-cluster", cluster, "--log-level", "error"}});
+    }
+  }
+
+  struct Member {
+    std::string name;
+    std::string client = "http://127.0.0.1:" + std::to_string(free_port());
+    std::string peer = "http://127.0.0.1:" + std::to_string(free_port());
+    std::unique_ptr<Process> process;
+  };
+  TempDir tmp_{true};
+  std::array<Member, 3> members_{Member{"e0"}, Member{"e1"}, Member{"e2"}};
+  std::string urls_;
+};
+
+// As CoordinatorState.C2… with a directory; one member dies in the middle.
+TEST_F(EtcdMembers, C2TwentyThousandVersionsPublishedAndRetiredLeaveASmallState) {
+  namespace co = coordinator;
+  const auto endpoints = co::etcd::parse_endpoints(urls_);
+  ASSERT_TRUE(endpoints);
+  co::etcd::EtcdOptions options;
+  options.ttl = std::chrono::seconds(60);  // nobody else stands, and the machine may be slow
+  co::etcd::Election election(options, *endpoints, "test");
+  std::optional<co::etcd::Reign> reign;
+  ASSERT_TRUE(eventually([&] {
+    if (auto won = election.campaign(milliseconds(1000))) reign = *won;
+    return reign.has_value();
+  }));
+  co::etcd::EtcdState store(options, *endpoints, *reign);
+  // An election among the members takes a moment, and a loaded machine makes etcd answer late.
+  Result<co::Records> loaded = fail(ErrorCode::kUnavailable, "not read");
+  const auto load = [&] {
+    return eventually([&] {
+      loaded = store.load();
+      return loaded || loaded.error().code() != ErrorCode::kUnavailable;
+    });
+  };
+  EXPECT_TRUE(load());
+  ASSERT_TRUE(loaded) << loaded.error().message();
+  auto records = co::StateRecords::parse(*loaded);
+  ASSERT_TRUE(records);
+  constexpr std::uint64_t kVersions = 20'000;
+  const TimePoint now{std::chrono::hours(1)};
+  co::Core core({}, {}, records->state(), [] { return PullId::random(); });
+  // As many at once as a busy coordinator gathers while one batch is being written.
+  const auto write_all = [&] {
+    while (const auto batch = core.take_batch()) {
+      (void)election.keep(*reign, milliseconds(1000));
+      const auto writes = records->encode(batch->change);
+      Result<void> written;
+      EXPECT_TRUE(eventually([&] {
+        written = store.write(writes);
+        return written || written.error().code() != ErrorCode::kUnavailable;
+      }));
+      ASSERT_TRUE(written) << written.error().message();
+      records->note(writes);
+      (void)core.committed(batch->number, true, now);
+    }
+  };
+  (void)core.start(now);
+  write_all();
+  for (std::uint64_t first = 1; first <= kVersions && !HasFailure(); first += 100) {
+    if (first > kVersions / 2 && members_[0].process->running()) members_[0].process->kill();
+    for (std::uint64_t version = first; version < first + 100; ++version) {
+      ASSERT_TRUE(
+          core.publish("", {}, {"m", version}, test::numbered_digest(version, 1), {1, 1}, 100, now)
+              .answer);
+    }
+    write_all();
+    for (std::uint64_t version = first; version < first + 100; ++version) {
+      ASSERT_TRUE(core.retire({"m", version}, now).answer);
+    }
+    write_all();
+  }
+  EXPECT_LT(core.catalog().state().versions.size(), 500u);
+  EXPECT_TRUE(load());
+  ASSERT_TRUE(loaded) << loaded.error().message();
+  EXPECT_LT(loaded->size(), 1'000u) << "keys";
+  const auto again = co::StateRecords::parse(*loaded);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->state(), core.catalog().state());
+  const co::Core next({}, {}, again->state(), [] { return PullId::random(); });
+  for (const std::uint64_t version : {1u, 7u, 10'000u, 19'990u, 20'000u}) {
+    EXPECT_TRUE(next.catalog().is_retired({"m", version})) << version;
+  }
+  EXPECT_FALSE(next.catalog().is_retired({"m", kVersions + 1}));
 }
 
 }  // namespace
