@@ -349,6 +349,44 @@ TEST_F(Workers, B2NothingThatWasReportedAsPublishedIsLostToARetireThatWaited) {
   EXPECT_EQ(sum_of(*again).size(), 32u) << again->out() << again->err();
 }
 
+// A fleet-wide retire waits for the workers that are there, so it lets no more come.
+TEST_F(Workers, B3ARetireInTheFleetRefusesNewWorkersAndEndsWithTheLastOneThatIsThere) {
+  fleet_.start_coordinator();
+  serving_agent();
+  const auto one = worker("a");
+  ASSERT_TRUE(one->wait_for_out("ready m@1")) << one->out() << one->err();
+  ASSERT_EQ(fleet_.run_command({"retire", "m@1", "--everywhere"}).exit_code, 0);
+  // The agent hears of it with a heartbeat.
+  std::string said;
+  EXPECT_TRUE(eventually([&] {
+    const auto late = worker("a", {}, {{"REKINDLE_MODEL", "m@1"}});
+    (void)eventually([&] {
+      said = late->out();
+      return said.find("ready m@1") != said.npos || said.find("lost ") != said.npos;
+    });
+    return said.find("lost ") != said.npos;
+  }));
+  EXPECT_THAT(said, ::testing::HasSubstr("lost STALE: attach m@1: "));
+  EXPECT_THAT(said, ::testing::HasSubstr("being retired in the fleet; attach to another version"));
+  EXPECT_TRUE(one->running()) << one->out();
+  EXPECT_EQ(one->out().find("lost"), std::string::npos) << one->out();
+  const auto copies = fleet_.agent("a").store / "models/m@1";
+  EXPECT_TRUE(std::filesystem::exists(copies)) << "it is being read";
+  one->kill();
+  EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(copies); }));
+}
+
+TEST_F(Workers, B3AForcedRetireEndsTheWorkersThatAreThere) {
+  fleet_.start_coordinator();
+  serving_agent();
+  const auto one = worker("a");
+  ASSERT_TRUE(one->wait_for_out("ready m@1")) << one->out() << one->err();
+  ASSERT_EQ(fleet_.run_command({"retire", "m@1", "--everywhere", "--force"}).exit_code, 0);
+  EXPECT_TRUE(one->wait_for_out("lost STALE")) << one->out();
+  const auto copies = fleet_.agent("a").store / "models/m@1";
+  EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(copies); }));
+}
+
 // Who was asked and said that it is retired is believed, whatever lies in the own store.
 TEST_F(Workers, B4ARetiredVersionIsNotTakenFromTheOwnStore) {
   fleet_.start_coordinator();
