@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "recovery/pull/wait.h"
 #include "tests/worker/service_fixture.h"
@@ -87,6 +88,56 @@ TEST_F(WorkerServiceTest, AnotherWorkersSessionIsNobodysBusiness) {
   detach.mutable_detach();
   EXPECT_EQ(thief.answer(thief.send(detach)).error().code(), proto::STATUS_STALE);
   EXPECT_TRUE(owner.answer(owner.say_loaded(session, kPayload)).has_committed());
+}
+
+// Whether the bytes are still right, the worker may have read others in between.
+TEST_F(WorkerServiceTest, AFileThatWasChangedWhileItWasReadCommitsNobodyUntilItAttachesAgain) {
+  Raw raw = greeted();
+  const auto attached = raw.attach("");
+  raw.wait_complete();
+  const auto file = host_->store().find({"m", 1}).front()->segments.front()->path();
+  const std::string bytes = testing::read_file(file);
+  {
+    const UniqueFd fd(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_TRUE(fd);
+    ASSERT_EQ(::pwrite(fd.get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  const auto refused = raw.answer(raw.say_loaded(attached.session(), kPayload));
+  ASSERT_TRUE(refused.has_error()) << refused.ShortDebugString();
+  EXPECT_EQ(refused.error().code(), proto::STATUS_STALE);
+  EXPECT_EQ(refused.error().message(), "a file of m@1 was changed while it was read; attach again");
+  const auto late = raw.answer(raw.say_loaded(attached.session(), kPayload));
+  EXPECT_TRUE(late.has_error()) << late.ShortDebugString();
+
+  raw.events.clear();
+  const auto again = raw.attach("");
+  ASSERT_TRUE(again.has_attached()) << again.ShortDebugString();
+  raw.wait_complete();
+  const auto committed = raw.answer(raw.say_loaded(again.session(), kPayload));
+  EXPECT_TRUE(committed.has_committed()) << committed.ShortDebugString();
+}
+
+TEST_F(WorkerServiceTest, ABitThatFlippedWhileAWorkerReadIsNamedAndCommitsNobody) {
+  Raw raw = greeted();
+  const auto attached = raw.attach("");
+  raw.wait_complete();
+  const auto file = host_->store().find({"m", 1}).front()->segments.front()->path();
+  {
+    const UniqueFd fd(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_TRUE(fd);
+    const auto at = static_cast<off_t>(std::filesystem::file_size(file) - 5000);
+    char byte = 0;
+    ASSERT_EQ(::pread(fd.get(), &byte, 1, at), 1);
+    byte = static_cast<char>(byte ^ 1);
+    ASSERT_EQ(::pwrite(fd.get(), &byte, 1, at), 1);
+  }
+  const auto refused = raw.answer(raw.say_loaded(attached.session(), kPayload));
+  ASSERT_TRUE(refused.has_error()) << refused.ShortDebugString();
+  EXPECT_EQ(refused.error().code(), proto::STATUS_CORRUPT);
+  EXPECT_NE(refused.error().message().find("m@1 does not verify here: tensor 'w'"),
+            std::string::npos)
+      << refused.error().message();
 }
 
 TEST_F(WorkerServiceTest, LoadedWithTooFewBytesIsRefusedAndChangesNothing) {
