@@ -1,13 +1,13 @@
 // Bytes of committed copies go wrong at rest. The agent finds them, keeps its readers away, and
 // puts them right with the help of peers; without any it says which tensor is lost.
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 
 #include "tests/proc/worker_fixture.h"
+#include "tests/support/rot.h"
 
 namespace rekindle::testing {
 namespace {
@@ -23,42 +23,6 @@ ino_t inode_of(const fs::path& file) {
   EXPECT_EQ(::stat(file.c_str(), &status), 0) << file;
   return status.st_ino;
 }
-
-// As any program may: the kernel stamps the file.
-void flip_by_write(const fs::path& file, std::uint64_t at) {
-  const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
-  ASSERT_GE(fd, 0) << file;
-  char byte = 0;
-  ASSERT_EQ(::pread(fd, &byte, 1, static_cast<off_t>(at)), 1);
-  byte = static_cast<char>(byte ^ 0x10);
-  ASSERT_EQ(::pwrite(fd, &byte, 1, static_cast<off_t>(at)), 1);
-  ::close(fd);
-}
-
-// A mapping in which every page was written to before: what is stored through it afterwards stamps
-// nothing, as when the memory itself goes bad. An agent without leases cannot tell that it is
-// there.
-class SilentFlips {
- public:
-  explicit SilentFlips(const fs::path& file) {
-    const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
-    EXPECT_GE(fd, 0) << file;
-    size_ = fs::file_size(file);
-    bytes_ = static_cast<volatile char*>(
-        ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-    EXPECT_NE(bytes_, MAP_FAILED);
-    for (std::size_t at = 0; at < size_; at += 4096) bytes_[at] = bytes_[at];
-    ::close(fd);
-  }
-  ~SilentFlips() { ::munmap(const_cast<char*>(bytes_), size_); }
-  SilentFlips(const SilentFlips&) = delete;
-  SilentFlips& operator=(const SilentFlips&) = delete;
-  void flip(std::uint64_t at) { bytes_[at] = static_cast<char>(bytes_[at] ^ 0x10); }
-
- private:
-  volatile char* bytes_ = nullptr;
-  std::size_t size_ = 0;
-};
 
 class MendedCopies : public WithWorkers {
  protected:

@@ -1,49 +1,19 @@
 // The faults of source_faults_test.cc where puller and source share a host and the bytes go through
 // shared memory. A copy is over in a moment: the puller is stopped in the middle of it, then
 // something breaks, then it goes on.
-#include <bit>
 #include <csignal>
-#include <fstream>
-#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/store/store_directory.h"
 #include "tests/support/fleet.h"
+#include "tests/support/rot.h"
 
 namespace rekindle::testing {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-constexpr double kEnough = 32.0 / 384;  // of the tiles, verified, when the puller is stopped
-constexpr double kTooMuch = 0.75;
-constexpr int kTries = 20;  // to catch it in the middle
-
-// Unlike find_file(): empty while there is none, and files may come and go, for the pull is
-// running.
-fs::path resume_file_below(const fs::path& destination) {
-  std::error_code gone;
-  for (fs::recursive_directory_iterator item(destination, gone), end; !gone && item != end;
-       item.increment(gone)) {
-    if (item->path().filename() == store::kResumeName) return item->path();
-  }
-  return {};
-}
-
-// The share of a pull's tiles that have verified: bits set behind the header of its resume file
-// (src/store/resume_file.cc).
-double verified_share(const fs::path& destination) {
-  constexpr std::streamoff kHeaderBytes = 56;
-  std::ifstream file(resume_file_below(destination), std::ios::binary);
-  if (!file.seekg(kHeaderBytes)) return 0;
-  const std::string bitmap(std::istreambuf_iterator<char>(file), {});
-  int set = 0;
-  for (const char byte : bitmap) set += std::popcount(static_cast<unsigned char>(byte));
-  return bitmap.empty() ? 0 : set / (8.0 * static_cast<double>(bitmap.size()));
-}
 
 class ShmFaults : public ::testing::Test {
  protected:
@@ -66,19 +36,8 @@ class ShmFaults : public ::testing::Test {
     return arguments;
   }
 
-  // A pull that is stopped with a part of its bytes verified; nullptr when it was never caught.
   std::unique_ptr<Process> stopped_pull(const std::vector<std::string>& more = {}) {
-    for (int i = 0; i < kTries; ++i) {
-      fs::remove_all(fleet_.dir("out"));
-      auto pull = std::make_unique<Process>(fleet_.command(pull_arguments(more)));
-      (void)eventually(
-          [&] { return !pull->running() || verified_share(fleet_.dir("out")) >= kEnough; });
-      if (!pull->running()) continue;
-      pull->signal(SIGSTOP);
-      if (verified_share(fleet_.dir("out")) <= kTooMuch) return pull;
-    }
-    ADD_FAILURE() << "no pull could be stopped in the middle";
-    return nullptr;
+    return testing::stopped_pull(fleet_.command(pull_arguments(more)), fleet_.dir("out"));
   }
 
   static Fleet::Answer go_on(Process& pull) {

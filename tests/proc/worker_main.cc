@@ -2,11 +2,11 @@
 // every byte in, and says on stdout what it has:
 //   attached m@1 local        ready m@1 SUM        newer 2        lost PEER_LOST: …
 // SUM is worker_sum() of all that it was handed. It then serves until it is told to end; with
-// another word as argument it misbehaves: hang (does not load), crash (abort once ready), once FILE
-// (abort once ready when FILE is not there, and make it), leave (detach and stay), publish (makes
-// m@7); or it leaves its bytes in DIR, a file each with % for / in its name, and ends: dump DIR; or
-// it moves on to each newer version: follow, or follow DIR, which leaves the bytes of each in
-// DIR/VERSION.
+// another word as argument it misbehaves: hang (does not load), wait FILE (loads once FILE is
+// there), crash (abort once ready), once FILE (abort once ready when FILE is not there, and make
+// it), leave (detach and stay), publish (makes m@7); or it leaves its bytes in DIR, a file each
+// with % for / in its name, and ends: dump DIR; or it moves on to each newer version: follow, or
+// follow DIR, which leaves the bytes of each in DIR/VERSION.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -118,6 +118,9 @@ void attach_and_serve(rk_agent* agent, const rk_attach_options& options, const s
   take_in(session, taken);
   say("took all");
   if (mode == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+  while (mode == "wait" && ::access(marker, F_OK) != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   if (rk_loaded(session, &error) != RK_OK) lose(error);
   std::int32_t code;
   do {  // a rank that failed comes back
