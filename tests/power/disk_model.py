@@ -297,10 +297,13 @@ class Trace:
         site `without` do nothing; disk.differs once there was one."""
         disk = Disk()
         disk.differs = without is None
+        rots = None  # the file in which bits flip on the disk itself
         for number, (_, operation, *words) in enumerate(self.lines, 1):
             said = None
             if operation == "say":
                 said = json.loads(words[0])
+                if "rots" in said:
+                    rots = disk.find(said["rots"]) if said["rots"] else None
             elif operation == "mkdir":
                 disk.add(words[0], words[1], Directory())
             elif operation == "create":
@@ -314,6 +317,8 @@ class Trace:
                 node = disk.nodes.get(words[0])
                 if node is not None:
                     node.written(self.content(words[1]))
+                    if node is rots:
+                        node.sync()
             elif operation in ("unlink", "rmdir"):
                 disk.remove(words[0])
             elif operation == "rename":

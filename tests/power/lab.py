@@ -150,11 +150,23 @@ class Recording:
         with open(self.trace / "trace", "ab", buffering=0) as trace:
             trace.write(f"0\tsay\t{json.dumps(words)}\n".encode())
 
-    def damage(self, path, size):
-        """Cuts a file short, as a failing disk would, in front of the recorder."""
-        code = "import os, sys; os.ftruncate(os.open(sys.argv[1], os.O_RDWR), int(sys.argv[2]))"
-        subprocess.run([sys.executable, "-c", code, path, str(size)], check=True, env=self.env())
+    def _damage(self, path, code):
+        """In front of the recorder, with the file open as `fd`."""
+        code = f"import os, sys; fd = os.open(sys.argv[1], os.O_RDWR); {code}"
+        subprocess.run([sys.executable, "-c", code, path], check=True, env=self.env())
         return Content.of(pathlib.Path(path).read_bytes())
+
+    def cut_short(self, path, size):
+        """As a failing disk would."""
+        return self._damage(path, f"os.ftruncate(fd, {size})")
+
+    def rot(self, path, offsets):
+        """Flips bits of a file that lies on the disk: nothing needs to be synced for them to stay."""
+        flip = "[os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 1]), at)"
+        self._say(rots=str(pathlib.Path(path).relative_to(self.disk)))
+        rotten = self._damage(path, f"{flip} for at in {offsets}]")
+        self._say(rots=None)
+        return rotten
 
     def begin(self, key):
         """From now on `key` may be as before or as it will be."""

@@ -1,4 +1,4 @@
-"""A store on a disk: publish, pull, resume, retire, reuse of files, and the epoch that its agent has heard of.
+"""A store on a disk: publish, pull, resume, retire, reuse of files, mending, and the epoch that its agent has heard of.
 
 The store's directory is given in docs/store.md.
 """
@@ -24,7 +24,8 @@ class StorePower:
         self.checkpoints = {}  # "a@1" -> Checkpoint
         self.pulled = set()  # names of those that come by a pull
         self.manifests = set()  # contents that a manifest had when it got its name
-        self.damaged = set()  # contents that cut_short() made
+        self.damaged = set()  # contents that cut_short() and rot() made
+        self.rotten = None  # the inode of the file in which rot() was last
         self.verdicts = {}
         self.store = recording.disk / self.below
 
@@ -79,6 +80,20 @@ class StorePower:
         self.die_in("store.commit.after_manifest_rename", "pull", "b@7")
         self.cut_short("b@7")
         self.with_agent(self.pull, "b@7")
+        # Tiles that have rotted are fetched from the source into the same file, at once or by the next life.
+        self.rot("b@7")
+        with self.begin_agent("--coordinator", coordinator, REKINDLE_TEST_DISK_TICK="5") as agent:
+            agent.connected()
+            self.mend("b@7")
+            agent.end()
+        self.rot("b@7")
+        with self.begin_agent(REKINDLE_FAILPOINTS="store.set_aside.after_resume=kill") as agent:
+            if agent.wait() == 0:
+                raise Failed("the agent did not die while it set the rest of b@7 aside")
+        with self.begin_agent("--coordinator", coordinator) as agent:
+            agent.connected()
+            self.mend("b@7")
+            agent.end()
 
     def begin_agent(self, *more, **env):
         agent = Daemon(
@@ -136,8 +151,27 @@ class StorePower:
     def cut_short(self, name):
         """The disk loses the end of a file; what was promised of it is void."""
         self.recording.begin(name)
+        self.damaged.add(self.recording.cut_short(self.weights_of(name), 1000))
+
+    def weights_of(self, name):
         (file,) = (self.store / "models" / name).glob("*/model.safetensors")
-        self.damaged.add(self.recording.damage(file, 1000))
+        return file
+
+    def rot(self, name):
+        """A bit flips in each tensor, at rest; what was promised of the copy is void."""
+        self.recording.begin(name)
+        file = self.weights_of(name)
+        sizes = [len(right) for _, _, right in self.checkpoint(name).tensors.values()]
+        ends = [sum(sizes[at:]) for at in range(len(sizes))]
+        self.damaged.add(self.recording.rot(file, [file.stat().st_size - end + 100 for end in ends]))
+        self.rotten = file.stat().st_ino
+
+    def mend(self, name):
+        """By an agent that has found the rot when it started; the same file is right again."""
+        self.lab.must("verify", "--repair", name, "--store", self.store)
+        if self.weights_of(name).stat().st_ino != self.rotten:
+            raise Failed(f"{name} was fetched anew, not mended")
+        self.recording.promise(name, "here")
 
     def retire(self, name):
         self.recording.begin(name)
