@@ -5,31 +5,24 @@
 #include <tuple>
 #include <utility>
 
+#include "recovery/pull/verified_file.h"
 #include "recovery/pull/wanted.h"
 #include "recovery/worker/wire.h"
-#include "src/store/fault_guard.h"
 
 namespace rekindle::worker {
 
 namespace {
 
-// What the whole copy, or a part of it, carries of config.json; "" when it has none.
+// The copy's config.json; "" if the copy has none, or none that matches its digest. The copy itself
+// need not have verified yet, and a wrong config.json would choose other boxes.
 std::string config_of(const store::StoredVersion& stored) {
   const Checkpoint& checkpoint = *stored.manifest.checkpoint;
   const auto tensor = checkpoint.tensors.find(std::string(kFileTensorPrefix) + "config.json");
   if (!tensor) return {};
-  const Box whole = Box::whole(checkpoint.tensors[*tensor].shape);
-  for (const LayoutEntry& entry : stored.manifest.layout.entries_of(*tensor)) {
-    if (entry.box != whole) continue;
-    const auto bytes = stored.array(entry);
-    std::string text(bytes.size(), '\0');
-    const auto copied = store::guard_mapping_access("config.json", [&] {
-      std::transform(bytes.begin(), bytes.end(), text.begin(),
-                     [](std::byte byte) { return static_cast<char>(byte); });
-    });
-    return copied ? text : std::string();
-  }
-  return {};
+  auto config =
+      pull::read_verified_file(checkpoint, stored.manifest.layout, *tensor,
+                               [&](const LayoutEntry& entry) { return stored.array(entry); });
+  return std::move(config).value_or(std::string());
 }
 
 // Which tiles the boxes touch, and how many bytes they have.

@@ -1,5 +1,8 @@
 #include "recovery/worker/portion.h"
 
+#include <fstream>
+#include <limits>
+
 #include "recovery/rpc/convert.h"
 #include "recovery/worker/wire.h"
 #include "tests/store/store_fixture.h"
@@ -58,6 +61,30 @@ TEST_F(PortionTest, ABoxWithoutANameIsTheSmallestTensor) {
   }
   ASSERT_LT(least, 1u << 20);
   EXPECT_EQ(found->portion->payload_bytes, least);
+}
+
+TEST_F(PortionTest, B4AConfigThatDoesNotMatchItsDigestChoosesNoBoxes) {
+  store::write_bytes(source_path() / "config.json", R"({"n":4})");
+  const ModelVersion id{id_.model, id_.version + 1};
+  ASSERT_TRUE(store::publish(*source_store_, id, source_path()));
+  Wanted half{id, "tp=1/2", "", {}, "", ""};
+  half.spec_json = R"({"name": "test", "rules": [
+    {"match": "lm_head.weight", "kind": "heads", "dim": 0, "heads": "n"},
+    {"match": "**", "kind": "replicate"}]})";
+  const auto found = [&] { return find_portion(source_store_->find(id), half); };
+  ASSERT_TRUE(found()) << found().error().message();
+  EXPECT_NE(found()->stored, nullptr);
+  const auto stored = source_store_->find(id).front();
+  const auto tensor = *stored->manifest.checkpoint->tensors.find(
+      std::string(kFileTensorPrefix).append("config.json"));
+  const LayoutEntry& entry = stored->manifest.layout.entries_of(tensor).front();
+  std::fstream file(stored->segments[entry.segment]->path(),
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(entry.offset_bytes + 5));
+  file.put('2');
+  file.close();
+  ASSERT_TRUE(found());
+  EXPECT_EQ(found()->stored, nullptr) << "a pull finds the right one";
 }
 
 TEST_F(PortionTest, WhatWasFoundIsKnownForAsLongAsTheCopiesAreTheSame) {
