@@ -177,7 +177,7 @@ Result<std::uint64_t> MappedSegment::lease() {
     lease_ = std::move(*taken);
     return lease_->number();
   }
-  if (taken.error().code() != ErrorCode::kUnavailable || lent_for_writing_) return 0;
+  if (taken.error().code() != ErrorCode::kUnavailable || lent_for_writing()) return 0;
   return fail(ErrorCode::kUnavailable,
               "segment {} is open or mapped for writing in another process: nothing is believed of "
               "it until that process lets go (`fuser -v` names it)",

@@ -160,22 +160,25 @@ Result<bool> SegmentPool::move_in(const fs::path& path, const File& file) {
   return fail_errno(errno, fmt::format("rename {} to {}", file.path.string(), path.string()));
 }
 
-void SegmentPool::made(const std::shared_ptr<const MappedSegment>& segment) {
+void SegmentPool::made(const std::shared_ptr<MappedSegment>& segment) {
   if (max_bytes_ == 0) return;
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return;
   const std::lock_guard lock(mutex_);
-  own_[inode_of(status)] = {segment};  // what had this number before is gone
+  // What had this number before is gone.
+  own_[inode_of(status)] = {{segment}, segment->lent_for_writing_};
 }
 
-void SegmentPool::reopened(const std::shared_ptr<const MappedSegment>& segment) {
+void SegmentPool::reopened(const std::shared_ptr<MappedSegment>& segment) {
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return;
   const std::lock_guard lock(mutex_);
   const auto own = own_.find(inode_of(status));
   if (own == own_.end()) return;
-  std::erase_if(own->second, [](const auto& mapping) { return mapping.expired(); });
-  own->second.push_back(segment);
+  segment->lent_for_writing_ = own->second.lent_for_writing;
+  Mappings& mappings = own->second.mappings;
+  std::erase_if(mappings, [](const auto& mapping) { return mapping.expired(); });
+  mappings.push_back(segment);
 }
 
 Result<void> SegmentPool::put(const fs::path& path, Deletion when) {
@@ -313,7 +316,7 @@ void SegmentPool::keep_at_most(std::uint64_t bytes) {
 
 bool SegmentPool::available(const File& file) const {
   const auto own = own_.find(file.inode);
-  return own != own_.end() && none_lives(own->second);
+  return own != own_.end() && none_lives(own->second.mappings);
 }
 
 bool SegmentPool::unchanged(const File& file) const {

@@ -77,6 +77,10 @@ class SegmentPool {
  private:
   using Inode = std::pair<std::uint64_t, std::uint64_t>;  // device, number
   using Mappings = std::vector<std::weak_ptr<const MappedSegment>>;
+  struct Own {
+    Mappings mappings;
+    std::shared_ptr<std::atomic<bool>> lent_for_writing;  // of every MappedSegment of the file
+  };
   struct File {
     std::filesystem::path path;
     std::uint64_t size_bytes = 0;
@@ -106,8 +110,8 @@ class SegmentPool {
   void keep_at_most(std::uint64_t bytes);
   Result<void> unlink(const std::filesystem::path& path, std::uint64_t bytes);
   void unlink_later(const std::filesystem::path& path, std::uint64_t bytes);
-  void made(const std::shared_ptr<const MappedSegment>& segment);
-  void reopened(const std::shared_ptr<const MappedSegment>& segment);
+  void made(const std::shared_ptr<MappedSegment>& segment);
+  void reopened(const std::shared_ptr<MappedSegment>& segment);
   Result<bool> move_in(const std::filesystem::path& path, const File& file);
   Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
@@ -123,7 +127,7 @@ class SegmentPool {
   std::condition_variable deletions_;
   Files files_;
   // Files that this process has made, as long as they have a name that the store knows.
-  std::map<Inode, Mappings> own_;
+  std::map<Inode, Own> own_;
   std::uint64_t last_number_ = 0;
   std::size_t deleting_ = 0;  // files, under way
   std::uint64_t deleting_bytes_ = 0;

@@ -59,8 +59,9 @@ class MappedSegment {
   Result<std::uint64_t> lease();
   void end_lease();
   // A trusted process gets a writable descriptor and may keep it: from here on lease() is 0 where
-  // somebody may write to the file.
-  void lend_for_writing() const { lent_for_writing_ = true; }
+  // somebody may write to the file. That holds for later copies in the same file, too.
+  void lend_for_writing() const { *lent_for_writing_ = true; }
+  bool lent_for_writing() const { return *lent_for_writing_; }
 
  private:
   MappedSegment() = default;
@@ -70,9 +71,11 @@ class MappedSegment {
   std::filesystem::path path_;
   std::mutex lease_mutex_;
   std::unique_ptr<ReadLease> lease_;  // of fd_; guarded by lease_mutex_
-  mutable std::atomic<bool> lent_for_writing_ = false;
+  // Of the file: SegmentPool hands it on to the next segment of the same file. Never null.
+  std::shared_ptr<std::atomic<bool>> lent_for_writing_ = std::make_shared<std::atomic<bool>>(false);
   friend class PendingCopy;  // renames the file and makes the mapping read-only at commit
   friend class StagedCopy;
+  friend class SegmentPool;
 };
 
 // A committed copy, shared by everyone who reads it. The store never changes it while a pointer to
@@ -85,8 +88,8 @@ struct StoredVersion {
   // As in the layout. Those of a pull are the same ones that PendingVersion::mapped() gave.
   std::vector<std::shared_ptr<MappedSegment>> segments;
   std::filesystem::path directory;
-  // Whether its bytes may be used. A copy whose bytes this process has digested at its commit is
-  // verified; one that it found at open is not.
+  // Whether its bytes may be used. A copy whose bytes this process has digested is verified at its
+  // commit, unless somebody else may have written to its files; one that it found at open is not.
   const std::shared_ptr<Verification> verification;
 
   // The bytes of one layout entry.
