@@ -34,7 +34,10 @@ PendingCopy::PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest, f
       verified_(manifest_.checkpoint->tiles.tile_count()) {}
 
 PendingCopy::~PendingCopy() {
-  if (!released_) state_->release(directory_, manifest_.checkpoint->id, disk_bytes(directory_));
+  if (released_) return;
+  // What is resumed must not go by digests of bytes that somebody else has written.
+  if (resume_ != nullptr && writers() == Writers::kOthers) distrust_all_parts();
+  state_->release(directory_, manifest_.checkpoint->id, disk_bytes(directory_));
 }
 
 Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
@@ -136,6 +139,7 @@ Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view h
   }
   TRY(auto segment,
       state_->pool().create(partial_path(index), spec.size_bytes, state_->room_bytes()));
+  watched_.push_back(state_->write_watch().add(segment->fd(), segment->path()));
   const auto bytes = segment->writable();
   TRY_VOID(guard_mapping_access(spec.name.c_str(),
                                 [&] { std::memcpy(bytes.data(), header.data(), header.size()); }));
@@ -199,6 +203,7 @@ void PendingCopy::mark_verified(TileIndex tile) {
     log::warn("store.mark", "directory", directory_.string(), "tile", tile, "error",
               marked.error());
   }
+  if (tiles_.is_partial(tile) && writers() == Writers::kOthers) distrust_part(tile);
 }
 
 Result<void> PendingCopy::check_sizes() const {
@@ -234,6 +239,60 @@ Error PendingCopy::cut_resume_file() const {
                       "alone and start the same command again",
                       (directory_ / kResumeName).string(), manifest_.checkpoint->id.to_string(),
                       directory_.string())};
+}
+
+// A process that the files were lent to closes them when it likes. Where stamps alone are the
+// evidence, this process itself may have opened them for writing.
+PendingCopy::Writers PendingCopy::writers() const {
+  const bool maybe_ours = state_->evidence() == Evidence::kStamps;
+  const auto seen = state_->write_watch().seen(watched_);
+  Writers all = Writers::kNone;
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    const bool closed = seen[i].closed && !segments_[i]->lent_for_writing();
+    if (seen[i].written || (closed && !maybe_ours)) return Writers::kOthers;
+    if (!seen[i].watched || closed) all = Writers::kUnknown;
+  }
+  return all;
+}
+
+void PendingCopy::close_for_writing() {
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    if (auto given_up = make_read_only(*segments_[i], *watched_[i]); !given_up) {
+      log::warn("store.commit", "file", segments_[i]->path().string(), "error", given_up.error(),
+                "action", "this process keeps it open for writing");
+    }
+  }
+}
+
+// False: somebody has a file open or mapped for writing.
+bool PendingCopy::take_leases() {
+  leases_.assign(segments_.size(), 0);
+  if (state_->evidence() == Evidence::kStamps) return true;
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    const auto lease = segments_[i]->lease();
+    if (!lease) return false;
+    leases_[i] = *lease;
+  }
+  return true;
+}
+
+// A part of a tile has only the digest that was made here from what the file held. Whoever wrote to
+// the file may have done so before: the digest may be that of wrong bytes.
+void PendingCopy::distrust_all_parts() { forget_digests(tiles_.partial); }
+
+// All of them only once: every later one comes here, too.
+void PendingCopy::distrust_part(TileIndex newest) {
+  if (!parts_distrusted_.exchange(true)) return distrust_all_parts();
+  forget_digests({&newest, 1});
+}
+
+void PendingCopy::forget_digests(std::span<const TileIndex> tiles) {
+  const auto forgotten = guard_mapping_access(kResumeName.data(), [&] {
+    for (const TileIndex tile : tiles) resume_->forget_partial_digest(tile);
+  });
+  if (!forgotten) {
+    log::warn("store.mark", "directory", directory_.string(), "error", forgotten.error());
+  }
 }
 
 Result<void> PendingCopy::read_part_digests() {
@@ -289,11 +348,23 @@ Result<void> PendingCopy::put_in_place() {
   return rename_file(directory_ / kPartialManifestName, directory_ / kManifestName);
 }
 
+// First this process gives up its own ways to write. With the leases nobody else has one. What
+// others have done before is then known, and what they do from then on ends a lease.
 Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   TRY_VOID(check_complete());
   TRY_VOID(failpoint("store.commit.start"));
   TRY_VOID(sync_segments());
+  close_for_writing();
+  const Writers before = take_leases() ? writers() : Writers::kOthers;
   TRY_VOID(read_part_digests());
+  if (before == Writers::kOthers) {
+    distrust_all_parts();
+    log::warn("store.commit", "directory", directory_.string(), "error",
+              "another process has opened its files for writing", "action",
+              "its tiles are read again before anybody uses them");
+    // Without a digest they do not verify, and are fetched again.
+    manifest_.part_digests.clear();
+  }
   TRY_VOID(put_in_place());
   // Committed: what fails from here on is repaired by the next open.
   const auto finish = [&]() -> Result<void> {
@@ -306,23 +377,32 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   if (auto finished = finish(); !finished) {
     log::warn("store.commit", "directory", directory_.string(), "error", finished.error());
   }
-  for (const auto& segment : segments_) {
-    segment->path_.replace_extension();  // ".partial"
-    if (auto given_up = segment->make_read_only(); !given_up) {
-      log::warn("store.commit", "file", segment->path().string(), "error", given_up.error(),
-                "action", "this process keeps it open for writing");
-    }
-  }
-  auto version = std::make_shared<StoredVersion>(manifest_, std::move(segments_), directory_,
-                                                 state_->evidence());
+  for (const auto& segment : segments_) segment->path_.replace_extension();  // ".partial"
+  auto version =
+      std::make_shared<StoredVersion>(manifest_, segments_, directory_, state_->evidence());
+  if (before == Writers::kNone) record(*version->verification);
   segments_.clear();
-  if (const auto now = version->verification->stamp()) (void)version->verification->record(*now);
+  watched_.clear();
   released_ = true;
   state_->commit(version);
   return version;
 }
 
+// What is recorded are the bytes that were digested, if nobody has written to them up to now.
+void PendingCopy::record(Verification& verification) const {
+  const auto now = verification.stamp();
+  if (!now || writers() != Writers::kNone) return;
+  for (std::size_t i = 0; i < leases_.size(); ++i) {
+    if (leases_[i] != 0 && (*now)[i].lease != leases_[i]) return;
+  }
+  (void)verification.record(*now);
+}
+
 void PendingCopy::discard() {
+  if (writers() == Writers::kOthers) {  // who may come back
+    for (const auto& segment : segments_) state_->pool().give_up(*segment);
+  }
+  watched_.clear();
   segments_.clear();  // the last one to let go of a file without a name frees its memory
   if (auto removed = remove_copy(directory_, state_->pool(), Deletion::kLater); !removed) {
     log::warn("store.discard", "directory", directory_.string(), "error", removed.error());

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "src/store/resume_file.h"
 #include "src/store/segment_store.h"
 #include "src/store/store_state.h"
+#include "src/store/write_watch.h"
 #include "src/tensor/held_tile.h"
 
 namespace rekindle::store {
@@ -49,6 +52,19 @@ class PendingCopy final : public PendingVersion {
   Result<void> verify_marked();
   bool still_verifies(TileIndex tile) const;
   Error cut_resume_file() const;
+  // Who else has written to the files since begin().
+  enum class Writers {
+    kNone,
+    kUnknown,  // nobody can tell
+    kOthers,   // or somebody may at this moment
+  };
+  Writers writers() const;
+  void close_for_writing();
+  bool take_leases();
+  void record(Verification& verification) const;
+  void distrust_all_parts();
+  void distrust_part(TileIndex newest);
+  void forget_digests(std::span<const TileIndex> tiles);
   Result<void> read_part_digests();
   Result<void> check_complete() const;
   Result<void> sync_segments() const;
@@ -62,8 +78,11 @@ class PendingCopy final : public PendingVersion {
   const LayoutTiles tiles_;
   const ArrayOf array_of_;
   std::vector<std::shared_ptr<MappedSegment>> segments_;
+  std::vector<std::unique_ptr<WatchedFile>> watched_;  // the file of each segment
+  std::vector<std::uint64_t> leases_;                  // of each segment; taken by commit()
   std::unique_ptr<ResumeFile> resume_;
   TileSet verified_;
+  std::atomic<bool> parts_distrusted_ = false;  // by distrust_part()
   bool resumed_ = false;   // a previous life left files that belong to this copy
   bool released_ = false;  // the claim has ended
 };

@@ -100,15 +100,21 @@ void ResumeFile::mark(TileIndex tile) {
   std::atomic_ref(*word(tile)).fetch_or(std::uint64_t{1} << (tile % 64), std::memory_order_release);
 }
 
-void ResumeFile::mark_partial(TileIndex tile, const Digest& digest) {
+void ResumeFile::set_partial_digest(TileIndex tile, const Digest& digest) {
   std::uint64_t* const to = slot(tile);
   for (std::ptrdiff_t i = 0; i < kWordsPerDigest; ++i) {
     std::uint64_t word = 0;
     std::memcpy(&word, digest.bytes.data() + i * 8, sizeof word);
     std::atomic_ref(to[i]).store(word, std::memory_order_relaxed);
   }
+}
+
+void ResumeFile::mark_partial(TileIndex tile, const Digest& digest) {
+  set_partial_digest(tile, digest);
   mark(tile);
 }
+
+void ResumeFile::forget_partial_digest(TileIndex tile) { set_partial_digest(tile, Digest{}); }
 
 void ResumeFile::clear(TileIndex tile) {
   std::atomic_ref(*word(tile))

@@ -39,12 +39,15 @@ class ResumeFile {
   void mark(TileIndex tile);
   void mark_partial(TileIndex tile, const Digest& digest);
   void clear(TileIndex tile);
+  // The tile stays marked, but no bytes match its digest: the next process fetches it again.
+  void forget_partial_digest(TileIndex tile);
   Digest partial_digest(TileIndex tile) const;
 
  private:
   ResumeFile() = default;
   std::uint64_t* word(TileIndex tile) const { return words_ + tile / 64; }
   std::uint64_t* slot(TileIndex tile) const;
+  void set_partial_digest(TileIndex tile, const Digest& digest);
 
   void* data_ = nullptr;
   std::size_t size_ = 0;

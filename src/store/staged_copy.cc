@@ -1,5 +1,6 @@
 #include "src/store/staged_copy.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include <fcntl.h>
@@ -35,7 +36,14 @@ Result<std::unique_ptr<StagedCopy>> StagedCopy::create(std::shared_ptr<StoreStat
 StagedCopy::~StagedCopy() {
   state_->unreserve(reserved_bytes_);
   if (moved_) return;
-  for (const auto& one : taken_over_) one.segment->end_lease();
+  // Nobody gets a file again that somebody else may write to.
+  const bool given_up = !check_unwritten() || std::ranges::any_of(segments_, [](const auto& one) {
+    return !one->lease();
+  });
+  for (const auto& segment : segments_) {
+    segment->end_lease();
+    if (given_up) state_->pool().give_up(*segment);
+  }
   for (const auto& segment : segments_) {
     if (auto put = state_->pool().put(segment->path(), Deletion::kNow); !put) {
       log::warn("store.clean", "file", segment->path().string(), "error", put.error());
@@ -51,27 +59,34 @@ StagedCopy::~StagedCopy() {
 Result<void> StagedCopy::add_segment(const SegmentSpec& spec) {
   TRY(auto segment,
       state_->pool().create(directory_ / spec.name, spec.size_bytes, state_->room_bytes()));
-  segments_.push_back(std::move(segment));
+  auto watched = state_->write_watch().add(segment->fd(), segment->path());
+  add_made(std::move(segment), std::move(watched));
   return failpoint("store.stage.after_create");
+}
+
+void StagedCopy::add_made(std::shared_ptr<MappedSegment> segment,
+                          std::unique_ptr<WatchedFile> watched) {
+  watched_.push_back(std::move(watched));
+  made_.push_back(segment);
+  segments_.push_back(std::move(segment));
 }
 
 Result<bool> StagedCopy::add_clone(const SegmentSpec& spec, const SourceFile& source) {
   const fs::path path = directory_ / spec.name;
-  {
-    const UniqueFd clone(
-        ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!clone) return fail_errno(errno, fmt::format("create {}", path.string()));
-    if (::ioctl(clone.get(), FICLONE, source.fd.get()) != 0) {
-      TRY_VOID(unlink_if_present(path));
-      return false;
-    }
+  UniqueFd clone(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!clone) return fail_errno(errno, fmt::format("create {}", path.string()));
+  if (::ioctl(clone.get(), FICLONE, source.fd.get()) != 0) {
+    TRY_VOID(unlink_if_present(path));
+    return false;
   }
+  auto watched = state_->write_watch().add(clone.get(), path);
+  watched->close_own(std::move(clone));
   auto segment = MappedSegment::open_read(path, spec.size_bytes);
   if (!segment) {  // the source was truncated or grew before it was cloned
     TRY_VOID(unlink_if_present(path));
     return fail(std::move(segment).error());
   }
-  segments_.push_back(std::move(*segment));
+  add_made(std::move(*segment), std::move(watched));
   return true;
 }
 
@@ -88,7 +103,7 @@ Result<bool> StagedCopy::take_over(const SegmentSpec& spec,
     state_->pool().give_up(*filled);
     return false;
   }
-  taken_over_.push_back({filled, *lease});
+  leased_.push_back({filled, *lease});
   const fs::path path = directory_ / spec.name;
   TRY_VOID(rename_file(filled->path(), path));
   filled->path_ = path;
@@ -97,29 +112,58 @@ Result<bool> StagedCopy::take_over(const SegmentSpec& spec,
   return true;
 }
 
-Result<void> StagedCopy::check_taken_over() const {
-  for (const auto& [segment, before] : taken_over_) {
+namespace {
+
+Failure opened_for_writing(const MappedSegment& segment) {
+  return fail(ErrorCode::kCorrupt,
+              "segment {} was opened for writing while it was published: publish it again when "
+              "its writer is done",
+              segment.path().filename().string());
+}
+
+}  // namespace
+
+// A file of the pool may have been lent for writing. Whoever has it closes it when he likes.
+Result<void> StagedCopy::check_unwritten() const {
+  for (const auto& [segment, before] : leased_) {
     const auto lease = segment->lease();
-    if (lease && *lease == before) continue;
-    return fail(ErrorCode::kCorrupt,
-                "segment {} was opened for writing while it was published: publish it again when "
-                "its writer is done",
-                segment->path().filename().string());
+    if (!lease || *lease != before) return opened_for_writing(*segment);
+  }
+  const auto seen = state_->write_watch().seen(watched_);
+  for (std::size_t i = 0; i < made_.size(); ++i) {
+    const bool closed = seen[i].closed && !made_[i]->lent_for_writing();
+    if (seen[i].written || closed) return opened_for_writing(*made_[i]);
   }
   return {};
 }
 
+bool StagedCopy::is_watched() const {
+  const auto seen = state_->write_watch().seen(watched_);
+  return std::ranges::all_of(seen, &WriteWatch::Seen::watched);
+}
+
+// As take_over(): first this process, then the kernel says whether there are others.
+Result<void> StagedCopy::close_for_writing() {
+  for (std::size_t i = 0; i < made_.size(); ++i) {
+    MappedSegment& segment = *made_[i];
+    if (auto given_up = make_read_only(segment, *watched_[i]); !given_up) {
+      log::warn("store.stage", "file", segment.path().string(), "error", given_up.error(), "action",
+                "this process keeps it open for writing");
+    }
+    const auto lease = segment.lease();
+    if (!lease) return opened_for_writing(segment);
+    if (*lease != 0) leased_.push_back({made_[i], *lease});
+  }
+  return check_unwritten();
+}
+
 Result<void> StagedCopy::write_manifest(const Manifest& manifest) {
-  TRY_VOID(check_taken_over());
   for (const auto& segment : segments_) {
     if (!is_memory_backed(segment->fd()) && ::fdatasync(segment->fd()) != 0) {
       return fail_errno(errno, fmt::format("sync {}", segment->path().string()));
     }
-    if (auto given_up = segment->make_read_only(); !given_up) {
-      log::warn("store.stage", "file", segment->path().string(), "error", given_up.error(),
-                "action", "this process keeps it open for writing");
-    }
   }
+  TRY_VOID(close_for_writing());
   TRY_VOID(failpoint("store.stage.before_manifest"));
   const std::string bytes = manifest.serialize();
   TRY_VOID(state_->pool().with_room(
@@ -132,7 +176,7 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   const Checkpoint& checkpoint = *manifest.checkpoint;
   const fs::path target =
       copy_directory(state_->directory(), checkpoint.id, manifest.layout.digest());
-  TRY_VOID(check_taken_over());
+  TRY_VOID(check_unwritten());
   TRY_VOID(state_->claim(target, checkpoint.id, checkpoint.root, 0));
   const auto move = [&]() -> Result<void> {
     std::error_code ignored;
@@ -162,9 +206,9 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   auto version =
       std::make_shared<StoredVersion>(manifest, std::move(segments_), target, state_->evidence());
   segments_.clear();
-  // Under the leases that were there from the take-over on: what is recorded are the bytes that
-  // were digested.
-  if (const auto now = version->verification->stamp(); now && check_taken_over()) {
+  // Nobody else could write from before the digests on: what is recorded are the bytes that were
+  // digested.
+  if (const auto now = version->verification->stamp(); now && check_unwritten() && is_watched()) {
     (void)version->verification->record(*now);
   }
   state_->commit(version);

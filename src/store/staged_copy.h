@@ -8,6 +8,7 @@
 #include "src/store/publish_sources.h"
 #include "src/store/segment_store.h"
 #include "src/store/store_state.h"
+#include "src/store/write_watch.h"
 
 namespace rekindle::store {
 
@@ -32,13 +33,17 @@ class StagedCopy {
   Result<bool> take_over(const SegmentSpec& spec, const std::shared_ptr<MappedSegment>& filled);
   MappedSegment& segment(std::uint32_t index) { return *segments_[index]; }
 
-  // kCorrupt: somebody has opened a file that was taken over for writing.
-  Result<void> check_taken_over() const;
+  // kCorrupt: somebody has opened a file for writing since it was taken over or made here.
+  Result<void> check_unwritten() const;
   Result<void> write_manifest(const Manifest& manifest);
   // Renames the directory with its manifest to where committed copies are.
   Result<std::shared_ptr<const StoredVersion>> put_in_place(const Manifest& manifest);
 
  private:
+  void add_made(std::shared_ptr<MappedSegment> segment, std::unique_ptr<WatchedFile> watched);
+  Result<void> close_for_writing();
+  bool is_watched() const;
+
   StagedCopy(std::shared_ptr<StoreState> state, std::filesystem::path directory,
              std::uint64_t reserved_bytes);
 
@@ -46,11 +51,16 @@ class StagedCopy {
   const std::filesystem::path directory_;
   const std::uint64_t reserved_bytes_;
   std::vector<std::shared_ptr<MappedSegment>> segments_;
-  struct TakenOver {
+  struct Leased {
     std::shared_ptr<MappedSegment> segment;
-    std::uint64_t lease;  // that it was under when it was taken over
+    std::uint64_t lease;
   };
-  std::vector<TakenOver> taken_over_;  // of those
+  // Those that were taken over, under the lease of that moment; from write_manifest() on the others
+  // too, where there are leases.
+  std::vector<Leased> leased_;
+  // Those that were made here: from before their digests nobody else may write to them.
+  std::vector<std::shared_ptr<MappedSegment>> made_;
+  std::vector<std::unique_ptr<WatchedFile>> watched_;  // the file of each of made_
   bool moved_ = false;
 };
 

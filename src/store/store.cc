@@ -83,7 +83,7 @@ class Store final : public SegmentStore {
       // its bytes are right gives way to the one that was just digested, if that is still as it
       // was. Somebody else may have let it go meanwhile.
       if (same->verification->state() == CopyState::kVerified) return same;
-      TRY_VOID(staged->copy->check_taken_over());
+      TRY_VOID(staged->copy->check_unwritten());
       TRY_VOID(remove(state_->retire_copy(*same), Deletion::kLater));
     }
     TRY(auto version, staged->copy->put_in_place(staged->manifest));

@@ -13,6 +13,7 @@
 #include "src/base/unique_fd.h"
 #include "src/store/segment_pool.h"
 #include "src/store/segment_store.h"
+#include "src/store/write_watch.h"
 
 namespace rekindle::store {
 
@@ -32,6 +33,8 @@ class StoreState {
   // The segment files that come and go with copies. What it keeps has to fit into room_bytes().
   SegmentPool& pool() { return pool_; }
   std::uint64_t room_bytes() const;  // of the budget, the pool not counted
+  // Of the files of copies on their way.
+  WriteWatch& write_watch() { return write_watch_; }
   std::uint64_t next_generation();
 
   std::vector<std::shared_ptr<const StoredVersion>> versions() const;
@@ -102,6 +105,7 @@ class StoreState {
   const UniqueFd lock_;
   const std::uint64_t budget_bytes_;
   const Evidence evidence_;
+  WriteWatch write_watch_;
   mutable std::mutex mutex_;  // guards all below
   Committed committed_;
   std::map<std::filesystem::path, Busy> busy_;
