@@ -103,6 +103,11 @@ Task<Result<std::vector<proto::CopyStatus>>> AgentCore::verify(ModelVersion id) 
   }
   here.clear();  // one that is replaced may need the room of the old one
   co_await mender_->settle(id);
+  // A copy that has come meanwhile is not verified yet if somebody had its files open when it was
+  // committed.
+  here = store_->find(id);
+  for (const auto& copy : here) (void)co_await verifier_->require(copy, kReadPatience);
+  here.clear();
   std::vector<proto::CopyStatus> found;
   for (auto& copy : copies()) {
     if (is_of_version(copy)) found.push_back(std::move(copy));
