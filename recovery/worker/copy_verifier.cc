@@ -193,7 +193,10 @@ void CopyVerifier::let_go_of_unlisted() {
 // is so, to read it again would decide nothing.
 bool CopyVerifier::is_due(const CopyCheck& check, const store::StoredVersion& stored, bool asked) {
   const bool was_open = check.why && is_open_for_writing(*check.why);
-  if (was_open && !stored.verification->stamp()) return false;
+  if (was_open) {
+    const auto now = stored.verification->stamp();
+    if (!now && is_open_for_writing(now.error())) return false;
+  }
   return asked || was_open || clock_now() - check.ended >= kRetry;
 }
 

@@ -203,5 +203,23 @@ TEST_F(CopyVerifierTest, WrongTilesOfACopyThatSomebodyMayWriteToAreFound) {
   EXPECT_TRUE(store_->versions().empty());
 }
 
+// Found by the tampering test: pulls waited for such a copy for as long as they wait for any.
+TEST_F(CopyVerifierTest, ACopyThatSomebodyWroteToAndCutShortDoesNotStayUndecided) {
+  publish({"m", 1});
+  const std::filesystem::path file = copy()->segments[0]->path();
+  UniqueFd writer(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(writer);
+  const auto check = verifier_->check(copy());
+  ASSERT_NE(check, nullptr);
+  while (!check->over()) ASSERT_GT(context_.run_one(), 0u);
+  ASSERT_EQ(check->state, State::kUndecided);
+  ASSERT_EQ(::ftruncate(writer.get(), 5000), 0);
+  writer.reset();
+  verifier_->start();
+  context_.restart();
+  run();
+  EXPECT_TRUE(store_->versions().empty()) << "nobody was told that it is lost";
+}
+
 }  // namespace
 }  // namespace rekindle::worker
