@@ -71,6 +71,8 @@ void WorkerService::spread_over(const device::SpreadOver& over) {
     log::info("worker.spread", "session", over.session, "buckets", over.buckets, "bytes",
               over.bytes, "us", over.elapsed.count(), "meet_us", over.meet.count(), "kept_bytes",
               over.kept_bytes);
+    const auto found = sessions_.find(over.session);
+    if (found != sessions_.end()) found->second->brought_by_round = true;
   }
   end_keeping(over);
   rounds_.spread_over(over, clock_now());
@@ -123,7 +125,6 @@ void WorkerService::left_round(SessionId id, bool all, const std::string& why) {
   const SessionPtr kept = found->second;
   Session& session = *kept;
   session.state.leave_round(clock_now(), all);
-  session.brought_by_round = session.brought_by_round || all;
   if (session.held != nullptr && !all) session.held->want_now();
   session.hold.reset();
   session.held.reset();
