@@ -219,9 +219,7 @@ Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
 // The coordinator has said so with a heartbeat; sessions that are there go on until they end.
 Result<void> WorkerHost::may_attach(const ModelVersion& id) const {
   if (!core_.served().draining().contains(id)) return {};
-  return fail(ErrorCode::kStale,
-              "attach {}: it is being retired in the fleet; attach to another version",
-              id.to_string());
+  return fail(ErrorCode::kStale, "it is being retired in the fleet; attach to another version");
 }
 
 Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(

@@ -253,15 +253,27 @@ void WorkerService::tell_ready(Session& session, const TileRuns& runs) {
 
 Result<void> WorkerService::loaded(const ClientPtr& client, const proto::WorkerFrame& frame) {
   TRY(const auto session, session_of(client, frame));
-  if (session->in_round && session->on_device && !session->state.has_all()) {
+  const bool has_all = session->state.has_all();
+  if (session->in_round && session->on_device && !has_all) {
     loaded_early(*session, frame);
     return {};
   }
-  if (!is_as_handed_over(*session)) {
+  // Only the commit says whether somebody has written to the files while the copy arrived.
+  if (has_all && is_arriving(*session)) {
+    loaded_early(*session, frame);
+    return {};
+  }
+  if (has_all && !is_as_handed_over(*session)) {
     tasks_.spawn("worker.loaded", loaded_once_verified(session, frame));
     return {};
   }
   return take_loaded(session, frame);
+}
+
+// The worker reads a copy that is not committed yet. Not so where a device got the first part of
+// the bytes by a round: the copy may lack tiles that this worker does not need any more.
+bool WorkerService::is_arriving(const Session& session) {
+  return session.copy == nullptr && !session.state.given_all();
 }
 
 // What it has read are the bytes that were verified.

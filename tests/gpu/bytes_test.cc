@@ -84,16 +84,17 @@ TEST_F(BytesOnDevices, AreRightWhereTheDeviceVerifiesThem) {
   start_agent("a", {"--verify-gpu"});
   publish("m@1", checkpoint);
   auto sums = checkpoint.sums();
-  const auto one = worker("a", {{"WORKER_SPEC", kSpec}});
+  const auto whole = worker();
   for (const char* bucket : {"", " bucket=1048576", " bucket=65536", " bucket=1000"}) {
     SCOPED_TRACE(bucket);
-    expect_loads(*one, std::string("attach m@1") + bucket, sums);
+    expect_loads(*whole, std::string("attach m@1") + bucket, sums);
   }
   sums.erase("cols");
   sums.erase("rows");
   sums["cols@[0,515]"] = checkpoint.sum_of("cols", 0, 515, 511, 515);
   sums["rows@[257,0]"] = checkpoint.sum_of("rows", 257, 0, 257, 333);
-  expect_loads(*one, "attach m@1 shard=tp=1/2 bucket=100000", sums);
+  const auto half = worker("a", {{"WORKER_SPEC", kSpec}});
+  expect_loads(*half, "attach m@1 shard=tp=1/2 bucket=100000", sums);
   const auto log = [this] { return fleet_.agent("a").process->err(); };
   EXPECT_TRUE(eventually([&] { return log().find("verified=true") != std::string::npos; }))
       << log();
@@ -188,7 +189,7 @@ TEST_F(BytesOnDevices, B1OfAPulledCopyStayClosedForWritingInTheDeviceProcess) {
   start_agent("a");
   const auto one = worker();
   expect_loads(*one, "attach m@1", checkpoint.sums());
-  const auto copies = fleet_.dir("a") / "models";
+  const auto copies = fleet_.agent("a").store / "models";
   ASSERT_TRUE(eventually([&] { return !files_below(copies, ".manifest").empty(); })) << "commits";
   ASSERT_FALSE(files_below(copies, ".safetensors").empty());
   for (const auto& file : files_below(copies, ".safetensors")) {

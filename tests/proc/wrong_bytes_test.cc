@@ -142,7 +142,9 @@ TEST_P(WrongBytes, Row10TheOnlySourceWithRottenMemoryIsAnErrorThatNamesItAndWhat
     const auto answer = pull(one_large ? "large@1" : "m@1");
     expect_nothing_activated(answer);
     EXPECT_EQ(answer.exit_code, 3) << answer.err;
-    const std::string error = answer.err.substr(answer.err.find("NO_SOURCE"));
+    const std::size_t at = answer.err.find("NO_SOURCE");
+    ASSERT_NE(at, std::string::npos) << answer.err;
+    const std::string error = answer.err.substr(at);
     EXPECT_THAT(error, HasSubstr(one_large ? "source b is quarantined: it sent wrong bytes of"
                                            : "source a is quarantined: it sent wrong bytes of"));
     EXPECT_THAT(error, HasSubstr("model.layers."));

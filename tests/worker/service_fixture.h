@@ -225,14 +225,13 @@ class Raw {
     return answer(send(frame));
   }
   void wait_complete() {
-    while (true) {
-      for (const auto& event : events) {
-        if (event.ready().complete()) return;
-      }
-      const auto frame = next();
-      ASSERT_TRUE(frame) << "the connection ended";
-      events.push_back(*frame);
-    }
+    wait_ready([](const proto::TilesReady& ready) { return ready.complete(); });
+  }
+  // All tiles have verified; the copy may not be committed yet.
+  void wait_all_told() {
+    wait_ready([](const proto::TilesReady& ready) {
+      return ready.bytes_total() > 0 && ready.bytes_done() == ready.bytes_total();
+    });
   }
   std::uint64_t say_loaded(std::uint64_t session, std::uint64_t bytes) {
     proto::WorkerFrame frame;
@@ -245,6 +244,16 @@ class Raw {
   std::vector<proto::AgentFrame> events;
 
  private:
+  void wait_ready(const std::function<bool(const proto::TilesReady&)>& is_it) {
+    while (true) {
+      for (const auto& event : events) {
+        if (event.has_ready() && is_it(event.ready())) return;
+      }
+      const auto frame = next();
+      ASSERT_TRUE(frame) << "the connection ended";
+      events.push_back(*frame);
+    }
+  }
   ipc::Channel channel_;
   std::uint64_t call_ = 0;
 };

@@ -90,6 +90,60 @@ TEST_F(WorkerServiceTest, AnotherWorkersSessionIsNobodysBusiness) {
   EXPECT_TRUE(owner.answer(owner.say_loaded(session, kPayload)).has_committed());
 }
 
+// A pull of m@2 that brings the bytes of m@1 and commits when it is told to.
+class ArrivingCopyTest : public WorkerServiceTest {
+ protected:
+  void SetUp() override {
+    WorkerServiceTest::SetUp();
+    stored_ = host_->store().find({"m", 1}).front();
+    host_->on_pull = [this](pull::PullWatch watch) -> LonelyHost::Pulled {
+      const Manifest& manifest = stored_->manifest;
+      TileSet all(manifest.checkpoint->tiles.tile_count());
+      all.set_range(0, all.size());
+      pull::Arriving arriving{manifest.checkpoint,
+                              manifest.layout,
+                              std::make_shared<pull::VerifiedTiles>(all),
+                              {stored_->segments.begin(), stored_->segments.end()},
+                              {}};
+      watch.on_begun(std::move(arriving));
+      while (!commits_ && !co_await pull::is_cancelled()) co_await pull::sleep_for(5ms);
+      co_return stored_;
+    };
+  }
+  // The call of a worker that has read all of it and says so.
+  std::uint64_t read_all(Raw& raw) {
+    const auto attached = raw.attach("", 0, 1, 2);
+    EXPECT_TRUE(attached.has_attached()) << attached.ShortDebugString();
+    raw.wait_all_told();
+    const auto loaded = raw.say_loaded(attached.session(), kPayload);
+    proto::WorkerFrame ping;
+    ping.mutable_ping();
+    (void)raw.answer(raw.send(ping));
+    return loaded;
+  }
+
+  std::shared_ptr<const store::StoredVersion> stored_;
+  std::atomic<bool> commits_ = false;
+};
+
+TEST_F(ArrivingCopyTest, AWorkerThatHasReadAllIsReadyAtTheCommit) {
+  Raw raw = greeted();
+  const auto loaded = read_all(raw);
+  commits_ = true;
+  EXPECT_TRUE(raw.answer(loaded).has_committed());
+}
+
+// Found by the tampering test: the commit noticed the writer after the worker was ready.
+TEST_F(ArrivingCopyTest, B1AWorkerIsNotReadyIfSomebodyMayHaveWrittenToTheFilesBeforeTheCommit) {
+  Raw raw = greeted();
+  const auto loaded = read_all(raw);
+  stored_->verification->doubt();  // as a commit does then
+  commits_ = true;
+  const auto refused = raw.answer(loaded);
+  ASSERT_TRUE(refused.has_error()) << refused.ShortDebugString();
+  EXPECT_EQ(refused.error().code(), proto::STATUS_STALE);
+}
+
 // Whether the bytes are still right, the worker may have read others in between.
 TEST_F(WorkerServiceTest, AFileThatWasChangedWhileItWasReadCommitsNobodyUntilItAttachesAgain) {
   Raw raw = greeted();
