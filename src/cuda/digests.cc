@@ -68,10 +68,14 @@ CUresult CudaDigests::queue(std::span<const BoxBytes> boxes, const Api& api, CUs
   count_ = boxes.size();
   if (boxes.empty()) return CUDA_SUCCESS;
   std::memcpy(host_.get(), boxes.data(), boxes.size_bytes());
-  const CUdeviceptr boxes_at = memory_->address();
+  const CUdeviceptr memory = memory_->address();
+  const CUdeviceptr scratch_at = memory + boxes_bytes(capacity_) + results_bytes(capacity_);
+  const CUdeviceptr boxes_at = is_mapped_ ? reinterpret_cast<CUdeviceptr>(host_.get()) : memory;
   const CUdeviceptr results_at = boxes_at + boxes_bytes(capacity_);
-  const CUdeviceptr scratch_at = results_at + results_bytes(capacity_);
-  CUresult result = api.copy_to_device(boxes_at, host_.get(), boxes.size_bytes(), stream);
+  CUresult result = CUDA_SUCCESS;
+  if (!is_mapped_) {
+    result = api.copy_to_device(boxes_at, host_.get(), boxes.size_bytes(), stream);
+  }
   for (std::size_t first = 0; result == CUDA_SUCCESS && first < boxes.size();) {
     const Batch batch = first_batch(boxes.subspan(first));
     result = kernel_->launch({.boxes = boxes_at + first * sizeof(BoxBytes),
@@ -82,7 +86,7 @@ CUresult CudaDigests::queue(std::span<const BoxBytes> boxes, const Api& api, CUs
                              stream);
     first += batch.count;
   }
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS || is_mapped_) return result;
   return api.copy_to_host(results(), results_at, boxes.size() * sizeof(Digest), stream);
 }
 

@@ -22,9 +22,14 @@ class CudaDigests final : public bucket::Digests {
   std::size_t capacity() const override { return capacity_; }
   std::span<const Digest> values() const override { return {results(), count_}; }
 
-  // For the device to pin, and the pin to keep.
+  // For the device to pin, and the pin to keep. `is_mapped`: kernels may use the host's addresses
+  // of it. Then they read the boxes and write the results there. A copy of its own would wait
+  // behind every upload that the copy engine has queued.
   std::span<const std::byte> host_memory() const { return {host_.get(), host_bytes_}; }
-  void keep(std::unique_ptr<bucket::Pin> pin) { pin_ = std::move(pin); }
+  void keep(std::unique_ptr<bucket::Pin> pin, bool is_mapped) {
+    pin_ = std::move(pin);
+    is_mapped_ = is_mapped;
+  }
 
   // With the context current.
   CUresult queue(std::span<const BoxBytes> boxes, const Api& api, CUstream stream);
@@ -41,6 +46,7 @@ class CudaDigests final : public bucket::Digests {
   const std::size_t host_bytes_;
   const std::unique_ptr<std::byte, Free> host_;  // boxes, then results
   std::unique_ptr<bucket::Pin> pin_;             // of host_; goes first
+  bool is_mapped_ = false;
   std::size_t count_ = 0;
 };
 
