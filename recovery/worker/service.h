@@ -146,7 +146,7 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> take_loaded(const SessionPtr& session, const proto::WorkerFrame& frame);
   rpc::Task<void> loaded_once_verified(SessionPtr session, proto::WorkerFrame frame);
-  static bool is_arriving(const Session& session);
+  static bool is_loaded_early(const Session& session);
   static bool is_as_handed_over(const Session& session);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
   void fail_session(const SessionPtr& session, const Error& why, const char* kind = "failed");

@@ -135,7 +135,7 @@ void WorkerService::left_round(SessionId id, bool all, const std::string& why) {
   retry_loaded(session);
 }
 
-// The worker's word may come before the device process', or before the commit of its copy.
+// Its turn comes with retry_loaded().
 void WorkerService::loaded_early(Session& session, const proto::WorkerFrame& frame) {
   if (session.early_loaded) {
     refuse(session.client, session.early_loaded->call(), session.state.id(),
@@ -145,8 +145,7 @@ void WorkerService::loaded_early(Session& session, const proto::WorkerFrame& fra
 }
 
 void WorkerService::retry_loaded(Session& session) {
-  if (!session.early_loaded || is_arriving(session)) return;
-  if (session.on_device && !session.state.has_all()) return;
+  if (!session.early_loaded || is_loaded_early(session)) return;
   const ClientPtr client = session.client;
   const auto frame = *std::exchange(session.early_loaded, std::nullopt);
   if (auto taken = loaded(client, frame); !taken) {

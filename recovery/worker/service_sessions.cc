@@ -253,26 +253,23 @@ void WorkerService::tell_ready(Session& session, const TileRuns& runs) {
 
 Result<void> WorkerService::loaded(const ClientPtr& client, const proto::WorkerFrame& frame) {
   TRY(const auto session, session_of(client, frame));
-  const bool has_all = session->state.has_all();
-  if (session->in_round && session->on_device && !has_all) {
+  if (is_loaded_early(*session)) {
     loaded_early(*session, frame);
     return {};
   }
-  // Only the commit says whether somebody has written to the files while the copy arrived.
-  if (has_all && is_arriving(*session)) {
-    loaded_early(*session, frame);
-    return {};
-  }
-  if (has_all && !is_as_handed_over(*session)) {
+  if (session->state.has_all() && !is_as_handed_over(*session)) {
     tasks_.spawn("worker.loaded", loaded_once_verified(session, frame));
     return {};
   }
   return take_loaded(session, frame);
 }
 
-// The worker reads a copy that is not committed yet. Not so where a device got the first part of
-// the bytes by a round: the copy may lack tiles that this worker does not need any more.
-bool WorkerService::is_arriving(const Session& session) {
+// The worker's word comes before the device process', or before the commit of the copy that it
+// reads: only the commit says whether somebody has written to the files while they arrived. A
+// device that got the first part of the bytes by a round waits for no commit: the copy may lack
+// tiles that its worker does not need any more.
+bool WorkerService::is_loaded_early(const Session& session) {
+  if (!session.state.has_all()) return session.in_round && session.on_device;
   return session.copy == nullptr && !session.state.given_all();
 }
 
@@ -290,6 +287,10 @@ rpc::Task<void> WorkerService::loaded_once_verified(SessionPtr session, proto::W
   co_await asio::this_coro::throw_if_cancelled(false);
   Result<void> good = co_await host_.verifier().require(session->copy, options_.session_times.load);
   if (session->state.ended()) co_return;
+  if (!good && good.error().code() == ErrorCode::kUnavailable) {
+    // The session ends. UNAVAILABLE would tell the worker to ask it again.
+    good = fail(ErrorCode::kStale, "{}; attach again", good.error().message());
+  }
   if (good && !is_as_handed_over(*session)) {
     good = fail(ErrorCode::kStale, "a file of {} was changed while it was read; attach again",
                 session->wanted.to_string());

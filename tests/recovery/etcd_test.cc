@@ -210,7 +210,7 @@ TEST_F(Etcd, AStateOfAnEarlierFormatIsRefusedByNameUntilItsKeyIsDeleted) {
   EXPECT_EQ(refused->out(), "") << "it has led";
   const auto kept = gateway.call("/v3/kv/range", key, milliseconds(1000));
   ASSERT_TRUE(kept) << kept.error().message();
-  EXPECT_EQ(kept->value("/kvs/0/value"_json_pointer, ""), former["value"]);
+  EXPECT_EQ(kept->value("/kvs/0/value"_json_pointer, ""), former["value"].get<std::string>());
 
   ASSERT_TRUE(gateway.call("/v3/kv/deleterange", key, milliseconds(1000)));
   const auto anew = coordinator(1);

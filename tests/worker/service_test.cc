@@ -90,6 +90,19 @@ TEST_F(WorkerServiceTest, AnotherWorkersSessionIsNobodysBusiness) {
   EXPECT_TRUE(owner.answer(owner.say_loaded(session, kPayload)).has_committed());
 }
 
+// Found by the tampering test: a worker that was told UNAVAILABLE asked its ended session for ever.
+TEST_F(WorkerServiceTest, WhoeverReadACopyThatSomebodyMayWriteToIsToldToAttachAgain) {
+  Raw raw = greeted();
+  const auto attached = raw.attach("");
+  raw.wait_complete();
+  const auto file = host_->store().find({"m", 1}).front()->segments.front()->path();
+  const UniqueFd writer(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(writer);
+  const auto refused = raw.answer(raw.say_loaded(attached.session(), kPayload));
+  ASSERT_TRUE(refused.has_error()) << refused.ShortDebugString();
+  EXPECT_EQ(refused.error().code(), proto::STATUS_STALE) << refused.error().message();
+}
+
 // A pull of m@2 that brings the bytes of m@1 and commits when it is told to.
 class ArrivingCopyTest : public WorkerServiceTest {
  protected:
