@@ -2,7 +2,6 @@
 #include "src/bucket/round_verify.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <thread>
 
@@ -13,12 +12,14 @@
 #include "src/bucket/double_device.h"
 #include "src/bucket/double_stream.h"
 #include "tests/bucket/forwarding_device.h"
+#include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 
 namespace rekindle::bucket {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::PieceConsumer;
 using testing::Sample;
 using testing::sample_of;
 
@@ -54,34 +55,6 @@ class Flipping final : public Collective {
   const std::size_t bucket_;
   const std::uint64_t offset_;
   std::size_t count_ = 0;
-};
-
-// The bytes of each piece, as they were when their slot was handed over; what was spoiled.
-class Consumer final : public Deliver {
- public:
-  Consumer(const RoundPlan& plan, const Slots& slots, const Contents& contents)
-      : plan_(plan), slots_(slots) {
-    for (const Piece& piece : contents.pieces()) pieces.emplace_back(piece.bytes, '\0');
-  }
-  Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override {
-    for (const Part& part : plan_.parts(bucket)) {
-      const auto* from = reinterpret_cast<const char*>(slots_.at(slot) + part.at);
-      std::memcpy(pieces[part.piece].data() + part.offset_bytes, from, part.bytes);
-    }
-    return {};
-  }
-  Result<bool> released(std::uint32_t) override { return true; }
-  Result<void> spoil(std::size_t bucket, Error why) override {
-    spoiled.emplace_back(bucket, std::move(why));
-    return {};
-  }
-
-  std::vector<std::string> pieces;
-  std::vector<std::pair<std::size_t, Error>> spoiled;
-
- private:
-  const RoundPlan& plan_;
-  const Slots& slots_;
 };
 
 struct Fault {
@@ -199,7 +172,7 @@ class Rank {
   Slots slots_;
 
  public:
-  Consumer consumer;
+  PieceConsumer consumer;
 
  private:
   std::unique_ptr<Collective> collective_;

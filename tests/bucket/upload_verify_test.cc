@@ -2,7 +2,6 @@
 #include "src/bucket/upload_verify.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -11,6 +10,7 @@
 
 #include "src/bucket/double_device.h"
 #include "tests/bucket/flipping_device.h"
+#include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 
 namespace rekindle::bucket {
@@ -18,6 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::FlippingDevice;
+using testing::PieceConsumer;
 using testing::Sample;
 using testing::sample_of;
 using testing::UploadFlip;
@@ -31,34 +32,6 @@ T must(Result<T> result) {
   if (!result) throw std::runtime_error(result.error().message());
   if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
-
-// The bytes of each piece, as they were when their slot was handed over; what was spoiled.
-class Consumer final : public Deliver {
- public:
-  Consumer(const Plan& plan, const Slots& slots, const Contents& contents)
-      : plan_(plan), slots_(slots) {
-    for (const Piece& piece : contents.pieces()) pieces.emplace_back(piece.bytes, '\0');
-  }
-  Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override {
-    for (const Part& part : plan_.parts(bucket)) {
-      const auto* from = reinterpret_cast<const char*>(slots_.at(slot) + part.at);
-      std::memcpy(pieces[part.piece].data() + part.offset_bytes, from, part.bytes);
-    }
-    return {};
-  }
-  Result<bool> released(std::uint32_t) override { return true; }
-  Result<void> spoil(std::size_t bucket, Error why) override {
-    spoiled.emplace_back(bucket, std::move(why));
-    return {};
-  }
-
-  std::vector<std::string> pieces;
-  std::vector<std::pair<std::size_t, Error>> spoiled;
-
- private:
-  const Plan& plan_;
-  const Slots& slots_;
-};
 
 struct Case {
   std::vector<NamedBox> wanted = {};
@@ -136,7 +109,7 @@ class Loading {
   Slots slots_;
 
  public:
-  Consumer consumer;
+  PieceConsumer consumer;
 
  private:
   std::optional<SegmentFetch> fetch_;

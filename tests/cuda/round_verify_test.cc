@@ -1,11 +1,11 @@
 // What a round brings to a GPU is verified there.
 #include "src/bucket/round_verify.h"
 
-#include <cstring>
 #include <stdexcept>
 #include <thread>
 
 #include "src/base/blake3.h"
+#include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 #include "tests/cuda/gpu_test.h"
 
@@ -16,6 +16,7 @@ using namespace std::chrono_literals;
 using bucket::DeviceAddress;
 using bucket::RoundPlan;
 using bucket::Stream;
+using bucket::testing::PieceConsumer;
 
 template <typename T>
 T must(Result<T> result) {
@@ -64,38 +65,6 @@ class Brings final : public bucket::Spread {
   std::vector<std::string> buckets_;
 };
 
-class Consumer final : public bucket::Deliver {
- public:
-  Consumer(const RoundPlan& plan, bucket::Slots& slots, const bucket::Contents& contents,
-           Stream& stream)
-      : plan_(plan), slots_(slots), stream_(stream) {
-    for (const auto& piece : contents.pieces()) pieces.emplace_back(piece.bytes, '\0');
-  }
-  Result<void> hand_over(std::size_t index, std::uint32_t slot) override {
-    std::vector<bucket::Download> copies;
-    for (const bucket::Part& part : plan_.parts(index)) {
-      copies.push_back(
-          {.from = slots_.at(slot) + part.at,
-           .to = reinterpret_cast<std::byte*>(pieces[part.piece].data()) + part.offset_bytes,
-           .bytes = part.bytes});
-    }
-    TRY_VOID(stream_.download(copies));
-    return stream_.finish(clock_now() + 20s);
-  }
-  Result<bool> released(std::uint32_t) override { return true; }
-  Result<void> spoil(std::size_t, Error why) override {
-    spoiled.push_back(std::move(why));
-    return {};
-  }
-  std::vector<std::string> pieces;
-  std::vector<Error> spoiled;
-
- private:
-  const RoundPlan& plan_;
-  bucket::Slots& slots_;
-  Stream& stream_;
-};
-
 class GpuRoundVerify : public GpuTest {
  protected:
   // A round of one rank; the host's copy is right, or there is none.
@@ -114,7 +83,7 @@ class GpuRoundVerify : public GpuTest {
     auto slots = must(bucket::allocate_slots(
         *device, {.bucket_bytes = plan.bucket_bytes(), .slots = 3}, 4 * plan.bucket_bytes()));
     const auto stream = must(device->make_stream());
-    Consumer consumer(plan, slots, contents, *stream);
+    PieceConsumer consumer(plan, slots, contents, stream.get());
     Brings spread(plan, sample_, contents, 1);
     bucket::RoundFetch fetch(plan, std::nullopt);
     const auto leaves = sample_.leaves();
@@ -136,7 +105,7 @@ class GpuRoundVerify : public GpuTest {
     EXPECT_EQ(verify->refilled(), with_copy ? 1u : 0u);
     ASSERT_EQ(consumer.spoiled.size(), with_copy ? 0u : 1u);
     if (!with_copy) {
-      const std::string text = consumer.spoiled.front().message();
+      const std::string text = consumer.spoiled.front().second.message();
       EXPECT_NE(text.find(device->id()), std::string::npos) << text;
       EXPECT_NE(text.find("tensor '"), std::string::npos) << text;
       return;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 #include "tests/cuda/gpu_test.h"
 
@@ -14,6 +15,7 @@ using namespace std::chrono_literals;
 using bucket::DeviceAddress;
 using bucket::Plan;
 using bucket::Stream;
+using bucket::testing::PieceConsumer;
 
 template <typename T>
 T must(Result<T> result) {
@@ -49,37 +51,6 @@ class Spoils final : public bucket::Fetch {
   std::uint64_t at_ = 0;
 };
 
-class Consumer final : public bucket::Deliver {
- public:
-  Consumer(const Plan& plan, bucket::Slots& slots, const bucket::Contents& contents, Stream& stream)
-      : plan_(plan), slots_(slots), stream_(stream) {
-    for (const auto& piece : contents.pieces()) pieces.emplace_back(piece.bytes, '\0');
-  }
-  Result<void> hand_over(std::size_t index, std::uint32_t slot) override {
-    std::vector<bucket::Download> copies;
-    for (const bucket::Part& part : plan_.parts(index)) {
-      copies.push_back(
-          {.from = slots_.at(slot) + part.at,
-           .to = reinterpret_cast<std::byte*>(pieces[part.piece].data()) + part.offset_bytes,
-           .bytes = part.bytes});
-    }
-    TRY_VOID(stream_.download(copies));
-    return stream_.finish(clock_now() + 20s);
-  }
-  Result<bool> released(std::uint32_t) override { return true; }
-  Result<void> spoil(std::size_t, Error why) override {
-    spoiled.push_back(std::move(why));
-    return {};
-  }
-  std::vector<std::string> pieces;
-  std::vector<Error> spoiled;
-
- private:
-  const Plan& plan_;
-  bucket::Slots& slots_;
-  Stream& stream_;
-};
-
 class GpuUploadVerify : public GpuTest {
  protected:
   // One bucket's upload is wrong so many times. 'a' is cut through its tiles, 'b' is not.
@@ -97,7 +68,7 @@ class GpuUploadVerify : public GpuTest {
     auto slots =
         must(bucket::allocate_slots(*device, {.bucket_bytes = 1 << 20, .slots = 3}, 4ull << 20));
     const auto stream = must(device->make_stream());
-    Consumer consumer(plan, slots, contents, *stream);
+    PieceConsumer consumer(plan, slots, contents, stream.get());
     bucket::SegmentFetch uploads(plan, pinner, segments, contents.tiles().tile_count());
     uploads.mark_all_ready();
     Spoils fetch(uploads, plan, sample_, 1, times);
@@ -117,7 +88,7 @@ class GpuUploadVerify : public GpuTest {
     EXPECT_EQ(verify->refilled(), times > 0 ? 1u : 0u);
     ASSERT_EQ(consumer.spoiled.size(), times > 1 ? 1u : 0u);
     if (times > 1) {
-      const std::string text = consumer.spoiled.front().message();
+      const std::string text = consumer.spoiled.front().second.message();
       EXPECT_NE(text.find(device->id()), std::string::npos) << text;
       EXPECT_NE(text.find("tensor '"), std::string::npos) << text;
       return;
