@@ -51,7 +51,7 @@ std::string with_digest(const std::string& words) {
   return fmt::format("{}{}{}\n", words, kDigestMark, digest.hex().substr(0, kDigestDigits));
 }
 
-// Nothing: the text is damaged. Earlier releases wrote it without the digest.
+// Nothing: the text is damaged. Earlier builds wrote it without the digest.
 std::optional<Kept> parse(std::string_view text) {
   if (!text.starts_with(kPrefix) || !text.ends_with('\n')) return std::nullopt;
   std::string_view words = text.substr(0, text.size() - 1);
@@ -92,7 +92,7 @@ Result<void> HighestEpoch::keep_in(const std::filesystem::path& file, TimePoint 
   if (!kept) return put_damaged_aside();
   confirmed_ = std::max(confirmed_, kept->confirmed);
   raise(kept->highest, now);
-  // More was heard before, or an earlier release wrote it.
+  // More was heard before, or an earlier build wrote it.
   return text == with_digest(words_of({highest_, confirmed_})) ? Result<void>() : save();
 }
 

@@ -135,7 +135,7 @@ void WorkerService::left_round(SessionId id, bool all, const std::string& why) {
   retry_loaded(session);
 }
 
-// Its turn comes with retry_loaded().
+// Keeps the worker's word until retry_loaded() finds that its time has come.
 void WorkerService::loaded_early(Session& session, const proto::WorkerFrame& frame) {
   if (session.early_loaded) {
     refuse(session.client, session.early_loaded->call(), session.state.id(),

@@ -123,7 +123,7 @@ Failure opened_for_writing(const MappedSegment& segment) {
 
 }  // namespace
 
-// A file of the pool may have been lent for writing. Whoever has it closes it when he likes.
+// A file of the pool may have been lent for writing: the device process closes it at any time.
 Result<void> StagedCopy::check_unwritten() const {
   for (const auto& [segment, before] : leased_) {
     const auto lease = segment->lease();
