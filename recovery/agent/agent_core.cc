@@ -14,17 +14,17 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/agent/announced.h"
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 
 namespace {
 
@@ -225,7 +225,7 @@ Task<void> AgentCore::stop() {
   if (link_running_) link_cancel_.emit(boost::asio::cancellation_type::terminal);
   const auto give_up = std::chrono::steady_clock::now() + kStopDeadline;
   while ((link_running_ || announcing_growth_) && std::chrono::steady_clock::now() < give_up) {
-    co_await pull::sleep_for(std::chrono::milliseconds(5));
+    co_await async::sleep_for(std::chrono::milliseconds(5));
   }
 }
 
@@ -270,7 +270,7 @@ Task<void> AgentCore::announce_growth() {
       due = policy.due(served->held->count(), total, now) || due;
     }
     if (due) changed();
-    co_await pull::sleep_for(kGrowthLook);
+    co_await async::sleep_for(kGrowthLook);
   }
   announcing_growth_ = false;
 }
@@ -352,23 +352,23 @@ Task<Result<TransferSummary>> AgentCore::publish_staged(ModelVersion id,
   auto refused = [&](Error error) { return fail(std::move(error).with_context(context)); };
   if (auto free = check_not_retiring(id); !free) co_return refused(std::move(free).error());
   auto work = [&] { return stage(on_bytes); };
-  auto staged = co_await pull::offload(*blocking_pool_, work);
+  auto staged = co_await async::offload(*blocking_pool_, work);
   if (!staged) co_return fail(std::move(staged).error().with_context(context));
   // After the claim it is carried through: the fleet has been told.
   // Nor is it begun while a retire of the same version would take the new copy along.
   Result<void> claimed = fail(ErrorCode::kUnavailable, "cancelled; nothing was published");
-  const bool cancelled = co_await pull::is_cancelled();
+  const bool cancelled = co_await async::is_cancelled();
   if (!cancelled) claimed = check_not_retiring(id);
   if (claimed) claimed = co_await claim(store_->staged_manifest(**staged), replicas);
   if (!claimed) {
-    co_await pull::offload(*blocking_pool_, [&] {
+    co_await async::offload(*blocking_pool_, [&] {
       store_->discard_staged(*staged);
       return true;
     });
     co_return fail(std::move(claimed).error().with_context(context));
   }
   auto stored =
-      co_await pull::offload(*blocking_pool_, [&] { return store_->commit_staged(*staged); });
+      co_await async::offload(*blocking_pool_, [&] { return store_->commit_staged(*staged); });
   if (!stored) co_return fail(std::move(stored).error().with_context(context));
   if (!serve(*stored)) {
     co_await forget(*stored);
@@ -444,7 +444,7 @@ Task<Result<PlanSummary>> AgentCore::plan(PullRequest request) {
 // A copy that nobody was told of goes with those that are being retired.
 Task<void> AgentCore::forget(std::shared_ptr<const store::StoredVersion> stored) {
   auto work = [this, stored] { return store_->retire_copy(*stored); };
-  (void)co_await pull::offload(*blocking_pool_, work);
+  (void)co_await async::offload(*blocking_pool_, work);
 }
 
 // A copy that came now would be deleted with the others when the retire ends.

@@ -24,10 +24,10 @@
 #include "recovery/agent/shared_pulls.h"
 #include "recovery/pull/environment.h"
 #include "recovery/pull/pull.h"
-#include "recovery/rpc/task_group.h"
 #include "recovery/swarm/have_feed.h"
 #include "recovery/worker/copy_verifier.h"
 #include "recovery/worker/scrubber.h"
+#include "src/async/task_group.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
@@ -63,24 +63,25 @@ class AgentCore {
   // Starts the link to the coordinator, if one is configured. A member registers and heartbeats.
   void connect_coordinator(bool member, const std::string& failure_domain,
                            const std::string& control_endpoint);
-  rpc::Task<void> stop();
+  async::Task<void> stop();
 
-  rpc::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
+  async::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
   // What a worker has filled.
-  rpc::Task<Result<TransferSummary>> publish_filled(ModelVersion id, store::FilledSegments filled);
-  rpc::Task<Result<pull::PullJob::Outcome>> pull(PullRequest request, OnProgress progress,
-                                                 pull::PullWatch watch = {});
-  rpc::Task<Result<PlanSummary>> plan(PullRequest request);
+  async::Task<Result<TransferSummary>> publish_filled(ModelVersion id,
+                                                      store::FilledSegments filled);
+  async::Task<Result<pull::PullJob::Outcome>> pull(PullRequest request, OnProgress progress,
+                                                   pull::PullWatch watch = {});
+  async::Task<Result<PlanSummary>> plan(PullRequest request);
   // Ends its readers, then lets go of it.
-  rpc::Task<Result<std::uint64_t>> retire(ModelVersion id);
+  async::Task<Result<std::uint64_t>> retire(ModelVersion id);
   // The same of one copy, which does not verify; its readers are not waited for.
-  rpc::Task<Result<std::uint64_t>> drop(std::shared_ptr<const store::StoredVersion> copy);
+  async::Task<Result<std::uint64_t>> drop(std::shared_ptr<const store::StoredVersion> copy);
 
   // From here on copies are looked at, verified and read again in the background.
   void watch_copies();
   // Reads all copies of a version again, now, and mends what is wrong where peers can help.
   // kNotFound: there is none.
-  rpc::Task<Result<std::vector<proto::CopyStatus>>> verify(ModelVersion id);
+  async::Task<Result<std::vector<proto::CopyStatus>>> verify(ModelVersion id);
   // Whole copies here, and those that are set aside.
   std::vector<proto::CopyStatus> copies() const;
   // Told of copies that are found wrong: CopyMender::Hooks::event.
@@ -94,7 +95,7 @@ class AgentCore {
   // From here on what pulls have verified is served while they still run.
   void serve_through(PeerService& service);
   // Before a version is let go: waits for the workers that use it, or ends them.
-  using BeforeRetire = std::function<rpc::Task<void>(ModelVersion)>;
+  using BeforeRetire = std::function<async::Task<void>(ModelVersion)>;
   void before_retire(BeforeRetire hook) { before_retire_ = std::move(hook); }
 
   const rpc::Identity& identity() const { return identity_; }
@@ -112,31 +113,31 @@ class AgentCore {
 
  private:
   AgentCore(boost::asio::any_io_executor executor, const CoreOptions& options);
-  rpc::Task<Result<void>> claim(const Manifest& manifest, std::optional<std::uint32_t> replicas);
+  async::Task<Result<void>> claim(const Manifest& manifest, std::optional<std::uint32_t> replicas);
   void changed();
   std::uint32_t readers_of(const ModelVersion& id) const;
   RoomMaker::Hooks room_hooks();
-  rpc::Task<Result<std::uint64_t>> discard_unfinished_before(ModelVersion id);
-  rpc::Task<Result<void>> fetch(ModelVersion id);
+  async::Task<Result<std::uint64_t>> discard_unfinished_before(ModelVersion id);
+  async::Task<Result<void>> fetch(ModelVersion id);
   void share(const store::PendingVersion& pending, std::shared_ptr<const swarm::HeldTiles> held,
              bool for_round);
-  rpc::Task<void> unshare(ModelVersion id, Digest root, Digest layout);
+  async::Task<void> unshare(ModelVersion id, Digest root, Digest layout);
   bool is_being_filled(const ModelVersion& id) const;
-  rpc::Task<void> let_go_of_unlisted(ModelVersion id);
+  async::Task<void> let_go_of_unlisted(ModelVersion id);
   using Staged = Result<std::shared_ptr<store::SegmentStore::Staged>>;
   using Stage = std::function<Staged(const std::function<void(const store::PublishProgress&)>&)>;
-  rpc::Task<Result<TransferSummary>> publish_staged(ModelVersion id,
-                                                    std::optional<std::uint32_t> replicas,
-                                                    Stage stage, OnProgress progress);
+  async::Task<Result<TransferSummary>> publish_staged(ModelVersion id,
+                                                      std::optional<std::uint32_t> replicas,
+                                                      Stage stage, OnProgress progress);
   worker::CopyVerifier::Hooks verifier_hooks();
   CopyMender::Hooks mender_hooks();
   Result<void> check_not_retiring(const ModelVersion& id) const;
   // False: it is being let go of, or the store has let go of it meanwhile.
   bool serve(const std::shared_ptr<const store::StoredVersion>& stored);
-  rpc::Task<void> forget(std::shared_ptr<const store::StoredVersion> stored);
-  rpc::Task<void> announce_growth();
-  rpc::Task<Result<pull::PullJob::Outcome>> pull_alone(PullRequest request, OnProgress progress,
-                                                       pull::PullWatch watch);
+  async::Task<void> forget(std::shared_ptr<const store::StoredVersion> stored);
+  async::Task<void> announce_growth();
+  async::Task<Result<pull::PullJob::Outcome>> pull_alone(PullRequest request, OnProgress progress,
+                                                         pull::PullWatch watch);
 
   const boost::asio::any_io_executor executor_;
   const CoreOptions options_;
@@ -167,7 +168,7 @@ class AgentCore {
   bool announcing_growth_ = false;
   SharedPulls pulls_;
   bool stopping_ = false;
-  rpc::TaskGroup suspects_{executor_};  // sessions that end because a file has changed
+  async::TaskGroup suspects_{executor_};  // sessions that end because a file has changed
   BeforeRetire before_retire_;
   // Versions that a retire() is letting go of: nobody is told that one of them is here. Once per
   // call.

@@ -5,14 +5,14 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/agent/agent_core.h"
-#include "recovery/pull/offload.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/offload.h"
 #include "src/base/log.h"
 
 // How versions and copies are let go of.
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 
 namespace {
 
@@ -156,7 +156,7 @@ Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
   changed();
   if (service_ != nullptr) co_await service_->end_sessions_of(id);
   if (before_retire_) co_await before_retire_(id);
-  auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire(id); });
+  auto freed = co_await async::offload(*blocking_pool_, [&] { return store_->retire(id); });
   co_await let_go_of_unlisted(id);
   if (!freed && freed.error().code() == ErrorCode::kNotFound && filling) {
     co_return fail(ErrorCode::kUnavailable,
@@ -175,8 +175,8 @@ Task<Result<std::uint64_t>> AgentCore::retire(ModelVersion id) {
 }
 
 Task<Result<std::uint64_t>> AgentCore::discard_unfinished_before(ModelVersion id) {
-  co_return co_await pull::offload(*blocking_pool_,
-                                   [&] { return store_->discard_unfinished_before(id); });
+  co_return co_await async::offload(*blocking_pool_,
+                                    [&] { return store_->discard_unfinished_before(id); });
 }
 
 Task<Result<std::uint64_t>> AgentCore::drop(std::shared_ptr<const store::StoredVersion> copy) {
@@ -186,7 +186,7 @@ Task<Result<std::uint64_t>> AgentCore::drop(std::shared_ptr<const store::StoredV
   changed();
   // Somebody writes to its files, or their memory is bad: no other copy gets them.
   for (const auto& segment : copy->segments) store_->never_reuse(*segment);
-  auto freed = co_await pull::offload(*blocking_pool_, [&] { return store_->retire_copy(*copy); });
+  auto freed = co_await async::offload(*blocking_pool_, [&] { return store_->retire_copy(*copy); });
   if (service_ != nullptr) co_await service_->end_sessions_of(key.id, key.layout);
   co_await let_go_of_unlisted(key.id);
   co_return freed;

@@ -4,16 +4,17 @@
 #include <random>
 #include <utility>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 using std::chrono::milliseconds;
 
 namespace {
@@ -95,11 +96,11 @@ Task<Result<std::shared_ptr<rpc::RpcClient>>> CoordinatorLink::wait_connected(
     const ErrorCode code = last_error_.code();
     const bool hopeless =
         code == ErrorCode::kNotFound || code == ErrorCode::kDenied || code == ErrorCode::kInvalid;
-    const bool cancelled = co_await pull::is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (hopeless || cancelled || std::chrono::steady_clock::now() > give_up) {
       co_return fail(Error(last_error_).with_context("coordinator " + address()));
     }
-    co_await pull::sleep_for(milliseconds(20));
+    co_await async::sleep_for(milliseconds(20));
   }
   co_return client();
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/steady_timer.hpp>
 
 #include "proto/coordinator.pb.h"
@@ -40,18 +41,18 @@ class CoordinatorLink {
 
   // Runs until stop(). A non-member (a command's embedded agent) connects, but neither registers
   // nor heartbeats.
-  rpc::Task<void> run();
+  async::Task<void> run();
   void stop();
 
   std::shared_ptr<rpc::RpcClient> client() const;  // nullptr while there is none
   // Waits for a connection, at most `deadline`; the last error otherwise.
-  rpc::Task<Result<std::shared_ptr<rpc::RpcClient>>> wait_connected(
+  async::Task<Result<std::shared_ptr<rpc::RpcClient>>> wait_connected(
       std::chrono::milliseconds deadline);
   // What this agent holds has changed.
   void announce_soon();
   // The same, and waits until the coordinator knows (at most 5 s): who publishes and then pulls
   // elsewhere must not be told that nobody holds it.
-  rpc::Task<void> announce_now();
+  async::Task<void> announce_now();
   // Why there is no connection.
   const Error& last_error() const { return last_error_; }
   // The highest that was heard of.
@@ -59,11 +60,11 @@ class CoordinatorLink {
   const std::string& address() const { return addresses_[current_]; }
 
  private:
-  rpc::Task<Result<void>> serve_connection();
-  rpc::Task<Result<void>> register_and_announce();
-  rpc::Task<Result<void>> announce(bool full);
-  rpc::Task<Result<void>> heartbeat();
-  rpc::Task<void> sleep(std::chrono::milliseconds duration);
+  async::Task<Result<void>> serve_connection();
+  async::Task<Result<void>> register_and_announce();
+  async::Task<Result<void>> announce(bool full);
+  async::Task<Result<void>> heartbeat();
+  async::Task<void> sleep(std::chrono::milliseconds duration);
   // Notes the epoch of an answer. kStale: it is lower than one that was heard of.
   Result<void> check_epoch(std::uint64_t epoch);
 

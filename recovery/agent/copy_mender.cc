@@ -3,16 +3,18 @@
 #include <algorithm>
 #include <utility>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 
 namespace {
 
@@ -22,8 +24,6 @@ constexpr std::chrono::milliseconds kTick{50};
 constexpr int kSetAsideTries = 10;
 constexpr std::chrono::milliseconds kSetAsideDelay{100};
 constexpr std::size_t kMostNamed = 3;
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 // "2 tiles of w, 1 tile of v and 7 of 3 other tensors".
 std::string describe(const Checkpoint& checkpoint, const std::vector<TileIndex>& bad) {
@@ -97,7 +97,7 @@ Task<void> CopyMender::replace(std::shared_ptr<const store::StoredVersion> copy,
   Result<store::SetAside> rest = fail(ErrorCode::kUnavailable, "its bytes cannot be read");
   const bool in_place = !bad.tiles.empty() && one->times == 1;
   if (!bad.tiles.empty()) {
-    rest = co_await pull::offload(blocking_pool_, [&] { return store::describe_copy(*copy); });
+    rest = co_await async::offload(blocking_pool_, [&] { return store::describe_copy(*copy); });
   }
   if (rest && in_place) {
     if (auto aside = co_await set_aside(copy, bad.tiles); aside) {
@@ -122,14 +122,14 @@ Task<Result<store::SetAside>> CopyMender::set_aside(
     std::shared_ptr<const store::StoredVersion> copy, std::vector<TileIndex> bad) {
   for (int tries = 1;; ++tries) {
     auto aside =
-        co_await pull::offload(blocking_pool_, [&] { return store_.set_aside(*copy, bad); });
-    const bool cancelled = co_await pull::is_cancelled();
+        co_await async::offload(blocking_pool_, [&] { return store_.set_aside(*copy, bad); });
+    const bool cancelled = co_await async::is_cancelled();
     const bool again = !aside && aside.error().code() == ErrorCode::kUnavailable;
     if (!again || cancelled || tries == kSetAsideTries) {
       if (!aside) log::info("copy.not_set_aside", "why", aside.error());
       co_return aside;
     }
-    co_await pull::sleep_for(kSetAsideDelay);
+    co_await async::sleep_for(kSetAsideDelay);
   }
 }
 
@@ -142,7 +142,7 @@ Task<void> CopyMender::mend(CopyKey key, CasePtr one, std::shared_ptr<const stor
     request.ref = {key.id.model, key.id.version};
     request.mend = rest;
     const auto done = co_await hooks_.pull(std::move(request));
-    const bool cancelled = co_await pull::is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     ++one->tries;
     if (done) {
       settle_as(key, *one, Case::State::kMended, "mended from peers");
@@ -170,8 +170,8 @@ Task<void> CopyMender::mend(CopyKey key, CasePtr one, std::shared_ptr<const stor
                           done.error().message()));
     // This ends with the version's retirement or with the agent; each try is a pull with its own
     // bounds, and one that finds no source has read nothing.
-    co_await hurry_.wait_until(clock_now() + kRetry);
-    const bool stopped = co_await pull::is_cancelled();
+    co_await hurry_.wait_until(steady_now() + kRetry);
+    const bool stopped = co_await async::is_cancelled();
     if (stopped) co_return;
   }
 }
@@ -208,9 +208,9 @@ Task<void> CopyMender::settle(ModelVersion id) {
       const bool tried = before == tries_before.end() || one.tries > before->second;
       return one.state == Case::State::kMending || (one.state == Case::State::kWaiting && !tried);
     });
-    const bool cancelled = co_await pull::is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (!busy || cancelled) co_return;
-    co_await changed_.wait_until(clock_now() + kTick);
+    co_await changed_.wait_until(steady_now() + kTick);
   }
 }
 

@@ -9,13 +9,15 @@
 #include <string_view>
 #include <vector>
 
+#include <boost/asio/any_io_executor.hpp>
+
 #include "proto/common.pb.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/pull/types.h"
-#include "recovery/rpc/notifier.h"
 #include "recovery/rpc/rpc.h"
-#include "recovery/rpc/task_group.h"
 #include "recovery/worker/copy_verifier.h"
+#include "src/async/notifier.h"
+#include "src/async/task_group.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 
@@ -30,11 +32,11 @@ class CopyMender {
  public:
   struct Hooks {
     // Announced and served no more, and its readers' sessions have ended.
-    std::function<rpc::Task<void>(CopyKey)> hide;
-    std::function<rpc::Task<Result<std::uint64_t>>(std::shared_ptr<const store::StoredVersion>)>
+    std::function<async::Task<void>(CopyKey)> hide;
+    std::function<async::Task<Result<std::uint64_t>>(std::shared_ptr<const store::StoredVersion>)>
         drop;
     // Completes the copy in PullRequest::mend; served when this returns.
-    std::function<rpc::Task<Result<void>>(pull::PullRequest)> pull;
+    std::function<async::Task<Result<void>>(pull::PullRequest)> pull;
     // kind: copy_rotten, copy_mended, copy_lost.
     std::function<void(std::string kind, const ModelVersion& id, std::string why)> event;
   };
@@ -42,14 +44,14 @@ class CopyMender {
              WorkerPool& blocking_pool, Hooks hooks);
 
   // Returns when nobody reads the copy any more; it is mended in the background.
-  rpc::Task<void> replace(std::shared_ptr<const store::StoredVersion> copy,
-                          worker::CopyVerifier::BadCopy bad);
+  async::Task<void> replace(std::shared_ptr<const store::StoredVersion> copy,
+                            worker::CopyVerifier::BadCopy bad);
   // Tries at once what waits for its next try, and waits until each copy of the version is mended,
   // or was found not to be mendable now.
-  rpc::Task<void> settle(ModelVersion id);
+  async::Task<void> settle(ModelVersion id);
   // Those that are off the list, and what was found in others.
   void add_status(std::vector<proto::CopyStatus>& copies) const;
-  rpc::Task<bool> close(std::chrono::milliseconds deadline);
+  async::Task<bool> close(std::chrono::milliseconds deadline);
 
  private:
   struct Case {
@@ -64,11 +66,11 @@ class CopyMender {
   };
   using CasePtr = std::shared_ptr<Case>;
   static std::string_view word_for(Case::State state);
-  rpc::Task<Result<store::SetAside>> set_aside(std::shared_ptr<const store::StoredVersion> copy,
-                                               std::vector<TileIndex> bad);
+  async::Task<Result<store::SetAside>> set_aside(std::shared_ptr<const store::StoredVersion> copy,
+                                                 std::vector<TileIndex> bad);
   enum class Kept { kAside, kNothing };  // of the copy, while it waits
-  rpc::Task<void> mend(CopyKey key, CasePtr one, std::shared_ptr<const store::SetAside> rest,
-                       Kept kept);
+  async::Task<void> mend(CopyKey key, CasePtr one, std::shared_ptr<const store::SetAside> rest,
+                         Kept kept);
   void settle_as(const CopyKey& key, Case& one, Case::State state, std::string outcome);
 
   const boost::asio::any_io_executor executor_;
@@ -76,9 +78,9 @@ class CopyMender {
   WorkerPool& blocking_pool_;
   const Hooks hooks_;
   std::map<CopyKey, CasePtr> cases_;  // the newest of each copy
-  rpc::Notifier changed_;
-  rpc::Notifier hurry_;
-  rpc::TaskGroup tasks_;
+  async::Notifier changed_;
+  async::Notifier hurry_;
+  async::TaskGroup tasks_;
 };
 
 }  // namespace rekindle::agent

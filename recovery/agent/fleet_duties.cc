@@ -10,13 +10,13 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/agent/announced.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 
 FleetDuties::FleetDuties(boost::asio::any_io_executor executor, ServedVersions& served, Hooks hooks)
     : executor_(std::move(executor)), served_(served), hooks_(std::move(hooks)) {}
@@ -141,7 +141,7 @@ Task<void> FleetDuties::stop(std::chrono::milliseconds deadline) {
   const auto give_up = std::chrono::steady_clock::now() + deadline;
   while (!(fetching_.empty() && letting_go_.empty()) &&
          std::chrono::steady_clock::now() < give_up) {
-    co_await pull::sleep_for(std::chrono::milliseconds(5));
+    co_await async::sleep_for(std::chrono::milliseconds(5));
   }
 }
 

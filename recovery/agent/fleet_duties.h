@@ -27,8 +27,8 @@ class FleetDuties {
     std::function<std::uint64_t()> free_bytes;  // of the store
     // Sessions of pullers and of workers on this version.
     std::function<std::uint32_t(const ModelVersion&)> readers;
-    std::function<rpc::Task<Result<void>>(ModelVersion)> retire;  // here, now
-    std::function<rpc::Task<Result<void>>(ModelVersion)> fetch;   // all of it, into the store
+    std::function<async::Task<Result<void>>(ModelVersion)> retire;  // here, now
+    std::function<async::Task<Result<void>>(ModelVersion)> fetch;   // all of it, into the store
     std::function<void()> announce_soon;
   };
 
@@ -39,7 +39,7 @@ class FleetDuties {
   void obey(const proto::HeartbeatResponse& response);
   bool drained() const { return drained_; }
   // Ends what runs, and waits for it at most that long.
-  rpc::Task<void> stop(std::chrono::milliseconds deadline);
+  async::Task<void> stop(std::chrono::milliseconds deadline);
 
  private:
   void retire(const ModelVersion& id);

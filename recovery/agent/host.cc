@@ -17,15 +17,15 @@
 #include "recovery/agent/export.h"
 #include "recovery/agent/local_service.h"
 #include "recovery/agent/local_wire.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
+#include "src/async/task.h"
 
 namespace rekindle::agent {
 
 namespace {
 
-using rpc::Task;
+using async::Task;
 
 constexpr std::chrono::milliseconds kDialDeadline{2000};
 // A publish or pull reports progress and checks its own deadlines; this only bounds the call as
@@ -267,7 +267,7 @@ class AgentHost final : public Host {
   static Task<void> watch_agent(std::shared_ptr<rpc::RpcClient> client,
                                 std::shared_ptr<bool> busy) {
     while (*busy && client->connected()) {
-      co_await pull::sleep_for(kAgentCheckInterval);
+      co_await async::sleep_for(kAgentCheckInterval);
       if (!*busy) co_return;
       const auto answer = co_await rpc::call<proto::AgentStatusResponse>(
           client, proto::AGENT_STATUS, proto::AgentStatusRequest(), kAgentAnswerDeadline);

@@ -7,7 +7,7 @@
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 using Sink = std::shared_ptr<rpc::EventSink>;
 
 std::filesystem::path agent_socket(const std::filesystem::path& store_directory) {

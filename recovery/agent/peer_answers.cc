@@ -7,11 +7,11 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/agent/peer_service.h"
-#include "recovery/pull/offload.h"
 #include "recovery/pull/verified_file.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/swarm/have_feed.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
 #include "src/tensor/held_tile.h"
@@ -19,7 +19,7 @@
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 
 namespace {
 
@@ -122,7 +122,7 @@ Task<Result<std::string>> PeerService::read_file(proto::GetPageRequest request) 
     }
     return fail(why ? std::move(*why) : none);
   };
-  co_return co_await pull::offload(digest_pool_, std::move(work));
+  co_return co_await async::offload(digest_pool_, std::move(work));
 }
 
 Error PeerService::not_held(const proto::GetPageRequest& request) const {
@@ -183,7 +183,7 @@ Task<Result<std::string>> PeerService::watch_have(rpc::Peer peer, std::string bo
       message.set_all(update->all);
       events->send(message);
     }
-    co_await pull::sleep_for(kWatchInterval);
+    co_await async::sleep_for(kWatchInterval);
   }
   const auto left = sessions_.find(token);
   if (left != sessions_.end()) left->second.watched = false;
@@ -216,7 +216,7 @@ Task<Result<std::string>> PeerService::prove_ranges(std::string body) {
     }
     return response.SerializeAsString();
   };
-  co_return co_await pull::offload(digest_pool_, std::move(work));
+  co_return co_await async::offload(digest_pool_, std::move(work));
 }
 
 }  // namespace rekindle::agent

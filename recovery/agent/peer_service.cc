@@ -7,15 +7,15 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 
 namespace {
 
@@ -255,7 +255,7 @@ Task<Result<std::string>> PeerService::connect_paths(rpc::Peer peer, std::string
   auto work = [server = *server, token, asked = std::move(*request.mutable_request())] {
     return server->accept(token, asked);
   };
-  CO_TRY(auto answer, co_await pull::offload(blocking_pool_, std::move(work)));
+  CO_TRY(auto answer, co_await async::offload(blocking_pool_, std::move(work)));
   proto::ConnectPathsResponse response;
   response.set_response(std::move(answer));
   co_return response.SerializeAsString();
@@ -284,14 +284,14 @@ Task<void> PeerService::end_session(SessionToken token) {
     for (auto* server : servers_) server->drop_session(token);
     return true;
   };
-  co_await pull::offload(blocking_pool_, std::move(drop));
+  co_await async::offload(blocking_pool_, std::move(drop));
   --ending_;
 }
 
 Task<void> PeerService::drain(std::chrono::milliseconds deadline) {
   const auto give_up = std::chrono::steady_clock::now() + deadline;
   while (ending_ > 0 && std::chrono::steady_clock::now() < give_up) {
-    co_await pull::sleep_for(std::chrono::milliseconds(5));
+    co_await async::sleep_for(std::chrono::milliseconds(5));
   }
 }
 

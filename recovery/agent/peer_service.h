@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <boost/asio/any_io_executor.hpp>
+
 #include "proto/agent.pb.h"
 #include "recovery/agent/grant_clock.h"
 #include "recovery/agent/page_cache.h"
@@ -26,8 +28,8 @@ struct PeerServiceOptions {
   std::string tcp_endpoint;                      // instead of the TCP server's own; "" = its own
   // Waits so long for a copy that is not known to be right; an error refuses it. With 0 its
   // verification begins all the same.
-  std::function<rpc::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>,
-                                        std::chrono::milliseconds)>
+  std::function<async::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>,
+                                          std::chrono::milliseconds)>
       require_verified;
 };
 
@@ -44,9 +46,9 @@ class PeerService {
   std::uint32_t session_count(const ModelVersion& id) const;
   // Ends every session that reads this version (in this layout), and waits until none can touch its
   // memory.
-  rpc::Task<void> end_sessions_of(ModelVersion id, std::optional<Digest> layout = std::nullopt);
+  async::Task<void> end_sessions_of(ModelVersion id, std::optional<Digest> layout = std::nullopt);
   // Waits for sessions that are ending: the servers must live until then.
-  rpc::Task<void> drain(std::chrono::milliseconds deadline);
+  async::Task<void> drain(std::chrono::milliseconds deadline);
 
  private:
   struct OpenSession {
@@ -56,22 +58,22 @@ class PeerService {
     bool watched = false;  // a call tells its puller what a copy that is being filled holds
   };
 
-  rpc::Task<Result<std::string>> open_direct(rpc::Peer peer, std::string body);
-  rpc::Task<Result<std::string>> get_page(std::string body);
-  rpc::Task<Result<std::string>> open_session(rpc::Peer peer, std::string body);
-  rpc::Task<Result<std::string>> connect_paths(rpc::Peer peer, std::string body);
-  rpc::Task<Result<std::string>> close_session(rpc::Peer peer, std::string body);
-  rpc::Task<Result<std::string>> watch_have(rpc::Peer peer, std::string body,
-                                            std::shared_ptr<rpc::EventSink> events);
-  rpc::Task<Result<std::string>> prove_ranges(std::string body);
+  async::Task<Result<std::string>> open_direct(rpc::Peer peer, std::string body);
+  async::Task<Result<std::string>> get_page(std::string body);
+  async::Task<Result<std::string>> open_session(rpc::Peer peer, std::string body);
+  async::Task<Result<std::string>> connect_paths(rpc::Peer peer, std::string body);
+  async::Task<Result<std::string>> close_session(rpc::Peer peer, std::string body);
+  async::Task<Result<std::string>> watch_have(rpc::Peer peer, std::string body,
+                                              std::shared_ptr<rpc::EventSink> events);
+  async::Task<Result<std::string>> prove_ranges(std::string body);
   // What a page is cut from. Only bytes that are known to be right: they are cached.
   Result<std::string> make_blob(const proto::GetPageRequest& request) const;
-  rpc::Task<Result<std::string>> read_file(proto::GetPageRequest request);
+  async::Task<Result<std::string>> read_file(proto::GetPageRequest request);
   Error not_held(const proto::GetPageRequest& request) const;
   Result<void> admit(const rpc::Peer& peer, const proto::OpenSessionRequest& request,
                      const Served*& served) const;
-  rpc::Task<Result<void>> require_verified(CopyKey key, std::chrono::milliseconds patience);
-  rpc::Task<void> end_session(SessionToken token);
+  async::Task<Result<void>> require_verified(CopyKey key, std::chrono::milliseconds patience);
+  async::Task<void> end_session(SessionToken token);
   static std::string connection_of(const rpc::Peer& peer);
   void on_disconnect(const rpc::Peer& peer);
 

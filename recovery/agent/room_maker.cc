@@ -7,13 +7,14 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "proto/coordinator.pb.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 using std::chrono::milliseconds;
 
 namespace {
@@ -33,8 +34,6 @@ class Busy {
  private:
   bool& busy_;
 };
-
-std::chrono::steady_clock::time_point clock_now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
@@ -56,8 +55,8 @@ class RoomMaker::Leaving {
 Task<Result<void>> RoomMaker::make(ModelVersion wanted, MissingBytes missing) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   while (busy_) {
-    if (co_await pull::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "interrupted");
-    co_await pull::sleep_for(kLook);
+    if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "interrupted");
+    co_await async::sleep_for(kLook);
   }
   const Busy turn(busy_);  // ends it also when what follows throws
   co_return co_await make_alone(std::move(wanted), std::move(missing));
@@ -70,7 +69,7 @@ Task<Result<void>> RoomMaker::make_alone(ModelVersion wanted, MissingBytes missi
   const std::uint64_t missing_bytes = missing();
   if (missing_bytes == 0) co_return Result<void>();
   const auto coordinator = hooks_.coordinator();
-  const auto asked = clock_now();
+  const auto asked = steady_now();
   CO_TRY(const auto chosen, co_await choose(wanted, missing_bytes, coordinator));
   CO_TRY_VOID(check_again(chosen, *coordinator, asked));
   // From the check to here nothing else runs: what is announced from now on is without them.
@@ -87,9 +86,9 @@ Task<Result<void>> RoomMaker::make_alone(ModelVersion wanted, MissingBytes missi
       result = fail(std::move(freed).error());
     }
   }
-  const auto give_up = clock_now() + kMemoryGoes;
-  while (result && missing() > 0 && clock_now() < give_up && !co_await pull::is_cancelled()) {
-    co_await pull::sleep_for(kLook);
+  const auto give_up = steady_now() + kMemoryGoes;
+  while (result && missing() > 0 && steady_now() < give_up && !co_await async::is_cancelled()) {
+    co_await async::sleep_for(kLook);
   }
   co_return result;
 }
@@ -178,7 +177,7 @@ Task<Result<void>> RoomMaker::ask(ModelVersion id,
 Result<void> RoomMaker::check_again(const std::vector<Old>& chosen,
                                     const rpc::RpcClient& coordinator,
                                     std::chrono::steady_clock::time_point asked) const {
-  if (hooks_.coordinator().get() != &coordinator || clock_now() - asked > kWordCounts) {
+  if (hooks_.coordinator().get() != &coordinator || steady_now() - asked > kWordCounts) {
     return fail(ErrorCode::kUnavailable,
                 "nothing was let go of: the coordinator was lost after it agreed; try again");
   }

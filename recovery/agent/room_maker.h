@@ -26,9 +26,9 @@ class RoomMaker {
     // Its word ends with the connection: on the next one all is announced anew.
     std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
     std::function<void(const ModelVersion&)> hide;  // announced and served no more
-    std::function<rpc::Task<Result<std::uint64_t>>(ModelVersion)> retire;
+    std::function<async::Task<Result<std::uint64_t>>(ModelVersion)> retire;
     // SegmentStore::discard_unfinished_before().
-    std::function<rpc::Task<Result<std::uint64_t>>(ModelVersion)> discard_unfinished_before;
+    std::function<async::Task<Result<std::uint64_t>>(ModelVersion)> discard_unfinished_before;
   };
   using MissingBytes = std::function<std::uint64_t()>;
 
@@ -37,7 +37,7 @@ class RoomMaker {
 
   // Until `missing` of the budget says 0, oldest first. The error is why nothing was let go of, one
   // clause for each version that stays.
-  rpc::Task<Result<void>> make(ModelVersion wanted, MissingBytes missing);
+  async::Task<Result<void>> make(ModelVersion wanted, MissingBytes missing);
   // It is on its way out: nobody is to find it here again.
   bool leaving(const ModelVersion& id) const { return leaving_.contains(id); }
 
@@ -50,13 +50,13 @@ class RoomMaker {
   std::vector<Old> older_than(const ModelVersion& wanted) const;  // the oldest first
   std::string why_needed_here(const ModelVersion& id) const;      // "": it is not
   // Those to let go of; nothing is done yet.
-  rpc::Task<Result<std::vector<Old>>> choose(ModelVersion wanted, std::uint64_t missing_bytes,
-                                             std::shared_ptr<rpc::RpcClient> coordinator) const;
-  rpc::Task<Result<void>> ask(ModelVersion id, std::shared_ptr<rpc::RpcClient> coordinator) const;
+  async::Task<Result<std::vector<Old>>> choose(ModelVersion wanted, std::uint64_t missing_bytes,
+                                               std::shared_ptr<rpc::RpcClient> coordinator) const;
+  async::Task<Result<void>> ask(ModelVersion id, std::shared_ptr<rpc::RpcClient> coordinator) const;
   // The word still counts and nobody has come to use one of them.
   Result<void> check_again(const std::vector<Old>& chosen, const rpc::RpcClient& coordinator,
                            std::chrono::steady_clock::time_point asked) const;
-  rpc::Task<Result<void>> make_alone(ModelVersion wanted, MissingBytes missing);
+  async::Task<Result<void>> make_alone(ModelVersion wanted, MissingBytes missing);
 
   const rpc::Identity& identity_;
   store::SegmentStore& store_;

@@ -8,6 +8,7 @@
 #include <boost/asio/ip/udp.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/agent/agent_core.h"
@@ -17,13 +18,13 @@
 #include "recovery/agent/peer_service.h"
 #include "recovery/agent/worker_host.h"
 #include "recovery/device/link.h"
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
-#include "recovery/rpc/task_group.h"
 #include "recovery/worker/health_server.h"
 #include "recovery/worker/service.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
+#include "src/async/task_group.h"
 #include "src/base/durable_directory.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
@@ -34,7 +35,7 @@ namespace rekindle::agent {
 
 namespace {
 
-using rpc::Task;
+using async::Task;
 
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
 constexpr std::chrono::minutes kTrimInterval{1};
@@ -110,7 +111,7 @@ class Daemon {
   std::unique_ptr<worker::HealthServer> health_;  // null: not wanted
   std::string host_;
   std::string control_address_;
-  rpc::TaskGroup tasks_{context_.get_executor()};
+  async::TaskGroup tasks_{context_.get_executor()};
   TimePoint started_ = std::chrono::steady_clock::now();
 };
 
@@ -283,14 +284,14 @@ void Daemon::install_status() {
 // What a version that went has left and no other has taken, is given back after a while.
 Task<void> Daemon::trim_memory() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  while (!co_await pull::is_cancelled()) {
+  while (!co_await async::is_cancelled()) {
     auto trim = [this] {
       core_->store().trim_pool(std::chrono::steady_clock::now());
       return true;
     };
-    auto trimmed = pull::offload(core_->blocking_pool(), std::move(trim));
+    auto trimmed = async::offload(core_->blocking_pool(), std::move(trim));
     (void)co_await std::move(trimmed);
-    co_await pull::sleep_for(kTrimInterval);
+    co_await async::sleep_for(kTrimInterval);
   }
 }
 

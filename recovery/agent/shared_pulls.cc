@@ -6,14 +6,14 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/wait.h"
+#include "src/async/task.h"
 
 namespace rekindle::agent {
 
+using async::Task;
 using pull::OnProgress;
 using pull::PullRequest;
 using pull::PullWatch;
-using rpc::Task;
 
 namespace {
 constexpr std::chrono::milliseconds kLook{50};
@@ -98,8 +98,8 @@ Task<Result<std::optional<SharedPulls::Outcome>>> SharedPulls::follow(
     if (running->updates != seen && progress) progress(*running->progress);
     seen = running->updates;
     if (running->ended) break;
-    if (co_await pull::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "interrupted");
-    co_await pull::sleep_for(kLook);
+    if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "interrupted");
+    co_await async::sleep_for(kLook);
   }
   if (!running->outcome) co_return std::nullopt;
   Outcome outcome = *running->outcome;

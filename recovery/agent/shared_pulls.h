@@ -20,13 +20,13 @@ namespace rekindle::agent {
 class SharedPulls {
  public:
   using Outcome = pull::PullJob::Outcome;
-  using Run = std::function<rpc::Task<Result<Outcome>>(pull::PullRequest, pull::OnProgress,
-                                                       pull::PullWatch)>;
+  using Run = std::function<async::Task<Result<Outcome>>(pull::PullRequest, pull::OnProgress,
+                                                         pull::PullWatch)>;
 
   // Runs the pull, or follows one like it. When that one fails it is run after all: it may have
   // been interrupted, or have other means (a fallback directory).
-  rpc::Task<Result<Outcome>> pull(pull::PullRequest request, pull::OnProgress progress,
-                                  pull::PullWatch watch, Run run);
+  async::Task<Result<Outcome>> pull(pull::PullRequest request, pull::OnProgress progress,
+                                    pull::PullWatch watch, Run run);
 
  private:
   struct Key {
@@ -48,12 +48,12 @@ class SharedPulls {
   static bool is_held(const Running& running);
   // nullopt: `latest`, or not into the store from whoever has it.
   static std::optional<Key> key_of(const pull::PullRequest& request);
-  rpc::Task<Result<Outcome>> lead(Key key, pull::PullRequest request, pull::OnProgress progress,
-                                  pull::PullWatch watch, Run run);
+  async::Task<Result<Outcome>> lead(Key key, pull::PullRequest request, pull::OnProgress progress,
+                                    pull::PullWatch watch, Run run);
   // nullopt: it has failed.
-  static rpc::Task<Result<std::optional<Outcome>>> follow(std::shared_ptr<Running> running,
-                                                          pull::OnProgress progress,
-                                                          pull::PullWatch watch);
+  static async::Task<Result<std::optional<Outcome>>> follow(std::shared_ptr<Running> running,
+                                                            pull::OnProgress progress,
+                                                            pull::PullWatch watch);
 
   std::map<Key, std::shared_ptr<Running>> running_;
 };

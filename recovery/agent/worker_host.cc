@@ -7,13 +7,13 @@
 #include <fcntl.h>
 
 #include "proto/coordinator.pb.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
 
-using rpc::Task;
+using async::Task;
 
 namespace {
 
@@ -207,12 +207,12 @@ Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
       co_return fail(ErrorCode::kNotFound, "no version of {} is ready in the fleet; publish one",
                      model);
     }
-    const bool cancelled = co_await pull::is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (error.code() != ErrorCode::kUnavailable || cancelled ||
         std::chrono::steady_clock::now() > give_up) {
       co_return fail(Error(error).with_context("newest version of " + model));
     }
-    co_await pull::sleep_for(kAskAgain);
+    co_await async::sleep_for(kAskAgain);
   }
 }
 

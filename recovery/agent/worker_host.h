@@ -19,14 +19,14 @@ class WorkerHost final : public worker::Host, private Holder {
   store::SegmentStore& store() override { return core_.store(); }
   WorkerPool& blocking_pool() override { return core_.blocking_pool(); }
   WorkerPool& digest_pool() override { return core_.digest_pool(); }
-  rpc::Task<Result<ModelVersion>> newest(std::string model) override;
+  async::Task<Result<ModelVersion>> newest(std::string model) override;
   Result<void> may_attach(const ModelVersion& id) const override;
-  rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
+  async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) override;
-  rpc::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
+  async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
   worker::CopyVerifier& verifier() override { return core_.verifier(); }
   bool has_fleet() const override { return core_.link() != nullptr; }
-  rpc::Task<Result<worker::FleetWord>> report(worker::RankWord word) override;
+  async::Task<Result<worker::FleetWord>> report(worker::RankWord word) override;
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;
   void tell_device(std::uint64_t session, const bucket::TileRuns& verified, bool complete) override;
   void end_device(std::uint64_t session, bool gone) override;
@@ -34,11 +34,11 @@ class WorkerHost final : public worker::Host, private Holder {
   void stop_spread(std::uint64_t session, const std::string& why) override;
   void make_meeting_id(std::uint64_t number) override;
   std::string device_life() const override;
-  rpc::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override;
-  rpc::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
-                                                std::chrono::milliseconds gather) override;
-  rpc::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
-                                                      std::chrono::milliseconds wait) override;
+  async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override;
+  async::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
+                                                  std::chrono::milliseconds gather) override;
+  async::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
+                                                        std::chrono::milliseconds wait) override;
 
  private:
   void hold(const Served& served) override;

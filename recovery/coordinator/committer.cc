@@ -36,7 +36,7 @@ Committer::Committer(const boost::asio::any_io_executor& executor, boost::asio::
       work_(executor),
       ended_(executor) {}
 
-rpc::Task<void> Committer::run() {
+async::Task<void> Committer::run() {
   try {
     co_await write_batches();
   } catch (const boost::system::system_error& error) {
@@ -51,7 +51,7 @@ rpc::Task<void> Committer::run() {
   lost_(*broken_);
 }
 
-rpc::Task<void> Committer::write_batches() {
+async::Task<void> Committer::write_batches() {
   for (;;) {
     const auto batch = core_.take_batch();
     if (!batch) {
@@ -90,7 +90,7 @@ void Committer::end(CommitNumber through, const Result<void>& outcome) {
   ended_.notify();
 }
 
-rpc::Task<Result<void>> Committer::wait(CommitNumber commit) {
+async::Task<Result<void>> Committer::wait(CommitNumber commit) {
   if (commit == 0) co_return Result<void>();
   if (broken_) co_return fail(Error(*broken_));
   const auto waiter = waiters_.insert(waiters_.end(), Waiter{commit, false, {}});

@@ -14,17 +14,17 @@
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/durable_store.h"
 #include "recovery/coordinator/state_records.h"
-#include "recovery/rpc/notifier.h"
 #include "recovery/rpc/rpc.h"
+#include "src/async/notifier.h"
 
 namespace rekindle::coordinator {
 
 // Runs a call that blocks on `thread`; the result comes back to the caller's executor. An exception
 // of the call (an answer of etcd that has another shape) becomes kInternal.
 template <typename T>
-rpc::Task<Result<T>> run_blocking(boost::asio::thread_pool& thread,
-                                  std::function<Result<T>()> call) {
-  auto there = [](std::function<Result<T>()> work) -> rpc::Task<Result<T>> {
+async::Task<Result<T>> run_blocking(boost::asio::thread_pool& thread,
+                                    std::function<Result<T>()> call) {
+  auto there = [](std::function<Result<T>()> work) -> async::Task<Result<T>> {
     try {
       co_return work();
     } catch (const std::exception& error) {
@@ -46,9 +46,9 @@ class Committer {
 
   // Until it is cancelled, or writing throws: then all that wait, and who comes later, get
   // kInternal. One at a time.
-  rpc::Task<void> run();
+  async::Task<void> run();
   // The end of a commit (0: success at once). An error: it may or may not have become durable.
-  rpc::Task<Result<void>> wait(CommitNumber commit);
+  async::Task<Result<void>> wait(CommitNumber commit);
   // Time has passed in the core: it may have staged a batch that no call waits for.
   void wake() { work_.notify(); }
   // Why nothing can be written any more.
@@ -60,7 +60,7 @@ class Committer {
     bool ended = false;
     Result<void> outcome;
   };
-  rpc::Task<void> write_batches();
+  async::Task<void> write_batches();
   void end(CommitNumber through, const Result<void>& outcome);
 
   boost::asio::thread_pool& thread_;
@@ -68,8 +68,8 @@ class Committer {
   StateRecords records_;
   DurableStore& store_;
   const std::function<void(const Error&)> lost_;
-  rpc::Notifier work_;
-  rpc::Notifier ended_;
+  async::Notifier work_;
+  async::Notifier ended_;
   std::list<Waiter> waiters_;
   std::optional<Error> broken_;  // why nothing is written any more
 };

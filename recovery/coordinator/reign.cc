@@ -11,7 +11,7 @@
 #include "recovery/coordinator/service.h"
 #include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/grants.h"
-#include "recovery/rpc/task_group.h"
+#include "src/async/task_group.h"
 #include "src/base/log.h"
 
 namespace rekindle::coordinator {
@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
 constexpr std::chrono::hours kUnset{24};  // looked at again then
 
-rpc::Task<void> tick_forever(Core& core, Committer& committer, Service& service) {
+async::Task<void> tick_forever(Core& core, Committer& committer, Service& service) {
   asio::steady_timer timer(co_await asio::this_coro::executor);
   for (;;) {
     timer.expires_after(kTick);
@@ -44,9 +44,9 @@ Limits limits_of(const CoordinatorOptions& options) {
 }
 
 // From the moment at which the epoch is durable.
-rpc::Task<Result<void>> lead_until(const ReignOptions& options, Core& core, Committer& committer,
-                                   Service& service, rpc::RpcServer& server, rpc::TaskGroup& tasks,
-                                   Stop& stop) {
+async::Task<Result<void>> lead_until(const ReignOptions& options, Core& core, Committer& committer,
+                                     Service& service, rpc::RpcServer& server,
+                                     async::TaskGroup& tasks, Stop& stop) {
   CO_TRY(const std::string address, server.listen(options.options.listen));
   tasks.spawn("coordinator.tick", tick_forever(core, committer, service));
   log::info("coordinator.ready", "address", address, "epoch", core.epoch(), "versions",
@@ -67,7 +67,7 @@ void Stop::set(std::string why) {
   timer_.cancel();
 }
 
-rpc::Task<void> Stop::wait() {
+async::Task<void> Stop::wait() {
   while (!set_) {
     boost::system::error_code woken;
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, woken));
@@ -75,7 +75,8 @@ rpc::Task<void> Stop::wait() {
   }
 }
 
-rpc::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& store, Stop& stop) {
+async::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& store,
+                                      Stop& stop) {
   asio::thread_pool thread(1);  // of the store; joined when all else has ended
   CO_TRY(Records stored, co_await run_blocking<Records>(thread, [&store] { return store.load(); }));
   CO_TRY(StateRecords records, StateRecords::parse(std::move(stored)));
@@ -85,7 +86,7 @@ rpc::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& s
   const auto executor = co_await asio::this_coro::executor;
   const auto lost = [&stop](const Error& error) { stop.set(error.message()); };
   Committer committer(executor, thread, core, std::move(records), store, lost);
-  rpc::TaskGroup tasks(executor);
+  async::TaskGroup tasks(executor);
   tasks.spawn("coordinator.commit", committer.run());
   auto begun = co_await committer.wait(core.start(std::chrono::steady_clock::now()));
 

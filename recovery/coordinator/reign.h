@@ -20,7 +20,7 @@ class Stop {
   void set(std::string why);
   bool is_set() const { return set_; }
   const std::string& why() const { return why_; }
-  rpc::Task<void> wait();
+  async::Task<void> wait();
 
  private:
   boost::asio::steady_timer timer_;
@@ -38,6 +38,6 @@ struct ReignOptions {
 
 // Leads from the state in `store`, with its epoch + 1, until `stop` is set. Sets it when a write
 // shows that another coordinator leads.
-rpc::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& store, Stop& stop);
+async::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& store, Stop& stop);
 
 }  // namespace rekindle::coordinator

@@ -38,12 +38,12 @@ Result<Timing> make_timing(const CoordinatorOptions& options) {
   return timing;
 }
 
-rpc::Task<void> stop_at_signal(asio::signal_set& signals, Stop& told) {
+async::Task<void> stop_at_signal(asio::signal_set& signals, Stop& told) {
   const auto [error, number] = co_await signals.async_wait(asio::as_tuple(asio::use_awaitable));
   if (!error) told.set(fmt::format("signal {}", number));
 }
 
-rpc::Task<Result<void>> lead(const ReignOptions& options, Stop& told) {
+async::Task<Result<void>> lead(const ReignOptions& options, Stop& told) {
   if (!options.options.etcd.urls.empty()) co_return co_await stand_and_lead(options, told);
   CO_TRY(StateDirectory directory, StateDirectory::open(options.options.state_directory));
   co_return co_await reign_until(options, directory, told);

@@ -36,7 +36,7 @@ Result<void> Service::may_answer() const {
   return options_.may_answer ? options_.may_answer() : Result<void>();
 }
 
-rpc::Task<Result<std::string>> Service::gated(rpc::Task<Result<std::string>> answer) {
+async::Task<Result<std::string>> Service::gated(async::Task<Result<std::string>> answer) {
   CO_TRY_VOID(may_answer());
   auto body = co_await std::move(answer);
   CO_TRY_VOID(may_answer());
@@ -58,7 +58,7 @@ void Service::serve(rpc::RpcServer& server, proto::Method method,
 
 void Service::serve_waiting(
     rpc::RpcServer& server, proto::Method method,
-    std::function<rpc::Task<Result<std::string>>(rpc::Peer, std::string)> handler) {
+    std::function<async::Task<Result<std::string>>(rpc::Peer, std::string)> handler) {
   server.handle(method,
                 [this, handler = std::move(handler)](const rpc::Peer& peer, std::string body,
                                                      const std::shared_ptr<rpc::EventSink>&) {
@@ -68,9 +68,9 @@ void Service::serve_waiting(
 
 template <typename Request, typename Response>
 void Service::serve_durably(rpc::RpcServer& server, proto::Method method,
-                            rpc::Task<Result<Response>> (Service::*handler)(rpc::Peer, Request)) {
+                            async::Task<Result<Response>> (Service::*handler)(rpc::Peer, Request)) {
   const auto run = [](Service* self, decltype(handler) call, rpc::Peer peer,
-                      std::string body) -> rpc::Task<Result<std::string>> {
+                      std::string body) -> async::Task<Result<std::string>> {
     CO_TRY(Request request, rpc::parse_body<Request>(body));
     CO_TRY(const Response response, co_await (self->*call)(std::move(peer), std::move(request)));
     co_return response.SerializeAsString();
@@ -108,8 +108,8 @@ void Service::attach(rpc::RpcServer& server) {
   });
 }
 
-rpc::Task<Result<proto::RegisterResponse>> Service::enroll(rpc::Peer peer,
-                                                           proto::RegisterRequest request) {
+async::Task<Result<proto::RegisterResponse>> Service::enroll(rpc::Peer peer,
+                                                             proto::RegisterRequest request) {
   CO_TRY_VOID(check_speaker(peer, request.node().incarnation()));
   if (request.node().node_id() != peer.node_id) {
     co_return fail(ErrorCode::kInvalid, "the connection says it is '{}', the registration '{}'",
@@ -153,8 +153,8 @@ Result<proto::HeartbeatResponse> Service::heartbeat(const rpc::Peer& peer,
   return to_proto(answer);
 }
 
-rpc::Task<Result<proto::AnnounceResponse>> Service::announce(rpc::Peer peer,
-                                                             proto::AnnounceRequest request) {
+async::Task<Result<proto::AnnounceResponse>> Service::announce(rpc::Peer peer,
+                                                               proto::AnnounceRequest request) {
   CO_TRY_VOID(check_speaker(peer, request.incarnation()));
   std::vector<Holding> add;
   for (const auto& message : request.add()) {
@@ -182,8 +182,8 @@ rpc::Task<Result<proto::AnnounceResponse>> Service::announce(rpc::Peer peer,
   co_return response;
 }
 
-rpc::Task<Result<proto::PublishResponse>> Service::publish(rpc::Peer peer,
-                                                           proto::PublishRequest request) {
+async::Task<Result<proto::PublishResponse>> Service::publish(rpc::Peer peer,
+                                                             proto::PublishRequest request) {
   CO_TRY_VOID(check_speaker(peer, request.incarnation()));
   CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
   // A command that publishes into a store without an agent is no member; its claim counts all the
@@ -256,8 +256,8 @@ Result<proto::ClusterStatusResponse> Service::status(const rpc::Peer&,
   return make_status(core_, at);
 }
 
-rpc::Task<Result<proto::RetireResponse>> Service::retire(rpc::Peer peer,
-                                                         proto::RetireRequest request) {
+async::Task<Result<proto::RetireResponse>> Service::retire(rpc::Peer peer,
+                                                           proto::RetireRequest request) {
   CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
   std::optional<Duration> deadline;
   if (request.has_deadline_ms()) deadline = std::chrono::milliseconds(request.deadline_ms());
@@ -279,8 +279,8 @@ Result<proto::LetGoResponse> Service::let_go(const rpc::Peer& peer,
   return proto::LetGoResponse();
 }
 
-rpc::Task<Result<proto::DrainResponse>> Service::drain(rpc::Peer peer,
-                                                       proto::DrainRequest request) {
+async::Task<Result<proto::DrainResponse>> Service::drain(rpc::Peer peer,
+                                                         proto::DrainRequest request) {
   CO_TRY_VOID(check_text("a node id", request.node_id()));
   auto drained = core_.drain(request.node_id(), !request.undo(), now());
   CO_TRY_VOID(co_await committer_.wait(drained.commit));

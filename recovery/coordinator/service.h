@@ -11,8 +11,8 @@
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/round_log.h"
 #include "recovery/coordinator/wire.h"
-#include "recovery/rpc/notifier.h"
 #include "recovery/rpc/rpc.h"
+#include "src/async/notifier.h"
 
 namespace rekindle::coordinator {
 
@@ -46,16 +46,18 @@ class Service {
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
   // These wait until what they change is durable.
-  rpc::Task<Result<proto::RegisterResponse>> enroll(rpc::Peer peer, proto::RegisterRequest request);
-  rpc::Task<Result<proto::AnnounceResponse>> announce(rpc::Peer peer,
-                                                      proto::AnnounceRequest request);
-  rpc::Task<Result<proto::PublishResponse>> publish(rpc::Peer peer, proto::PublishRequest request);
-  rpc::Task<Result<proto::RetireResponse>> retire(rpc::Peer peer, proto::RetireRequest request);
-  rpc::Task<Result<proto::DrainResponse>> drain(rpc::Peer peer, proto::DrainRequest request);
+  async::Task<Result<proto::RegisterResponse>> enroll(rpc::Peer peer,
+                                                      proto::RegisterRequest request);
+  async::Task<Result<proto::AnnounceResponse>> announce(rpc::Peer peer,
+                                                        proto::AnnounceRequest request);
+  async::Task<Result<proto::PublishResponse>> publish(rpc::Peer peer,
+                                                      proto::PublishRequest request);
+  async::Task<Result<proto::RetireResponse>> retire(rpc::Peer peer, proto::RetireRequest request);
+  async::Task<Result<proto::DrainResponse>> drain(rpc::Peer peer, proto::DrainRequest request);
   // These wait, at most as long as their caller wants and 5 s.
-  rpc::Task<Result<std::string>> begin_update(std::string body);
-  rpc::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
-  rpc::Task<Result<std::string>> update_status(std::string body);
+  async::Task<Result<std::string>> begin_update(std::string body);
+  async::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
+  async::Task<Result<std::string>> update_status(std::string body);
   proto::RoundOrders orders_of(const std::string& node_id) const;
 
   template <typename Request, typename Response>
@@ -63,17 +65,18 @@ class Service {
              Result<Response> (Service::*handler)(const rpc::Peer&, const Request&));
   template <typename Request, typename Response>
   void serve_durably(rpc::RpcServer& server, proto::Method method,
-                     rpc::Task<Result<Response>> (Service::*handler)(rpc::Peer, Request));
-  void serve_waiting(rpc::RpcServer& server, proto::Method method,
-                     std::function<rpc::Task<Result<std::string>>(rpc::Peer, std::string)> handler);
+                     async::Task<Result<Response>> (Service::*handler)(rpc::Peer, Request));
+  void serve_waiting(
+      rpc::RpcServer& server, proto::Method method,
+      std::function<async::Task<Result<std::string>>(rpc::Peer, std::string)> handler);
   // An answer that has waited, if it may still be given.
-  rpc::Task<Result<std::string>> gated(rpc::Task<Result<std::string>> answer);
+  async::Task<Result<std::string>> gated(async::Task<Result<std::string>> answer);
   Result<void> may_answer() const;
 
   Core& core_;
   Committer& committer_;
   const Options options_;
-  rpc::Notifier rounds_changed_;
+  async::Notifier rounds_changed_;
   std::uint64_t told_revision_ = 0;
   RoundLog round_log_;
 };

@@ -34,7 +34,7 @@ proto::RoundOrders Service::orders_of(const std::string& node_id) const {
   return to_proto(core_.rounds().orders_for(node_id));
 }
 
-rpc::Task<Result<std::string>> Service::report_round(rpc::Peer peer, std::string body) {
+async::Task<Result<std::string>> Service::report_round(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::RoundReport>(body));
   CO_TRY_VOID(check_speaker(peer, request.incarnation()));
   CO_TRY(RoundReport report, from_proto(request));
@@ -56,7 +56,7 @@ rpc::Task<Result<std::string>> Service::report_round(rpc::Peer peer, std::string
 }
 
 // Not before the agents had the grace to report: members that are not known would be missed.
-rpc::Task<Result<std::string>> Service::begin_update(std::string body) {
+async::Task<Result<std::string>> Service::begin_update(std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::BeginUpdateRequest>(body));
   CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
   CO_TRY_VOID(check_text("a group", request.group()));
@@ -80,7 +80,7 @@ rpc::Task<Result<std::string>> Service::begin_update(std::string body) {
   co_return response.SerializeAsString();
 }
 
-rpc::Task<Result<std::string>> Service::update_status(std::string body) {
+async::Task<Result<std::string>> Service::update_status(std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::UpdateStatusRequest>(body));
   const TimePoint until = now() + wait_of(request.wait_ms());
   for (;;) {

@@ -20,7 +20,7 @@ Connection::~Connection() {
   if (descriptor_.is_open()) (void)descriptor_.release();
 }
 
-rpc::Task<Error> Connection::run(OnFrame on_frame) {
+async::Task<Error> Connection::run(OnFrame on_frame) {
   const auto self = shared_from_this();
   boost::system::error_code assigned;
   descriptor_.assign(channel_.fd(), assigned);

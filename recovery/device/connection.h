@@ -26,7 +26,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection& operator=(const Connection&) = delete;
 
   // Reads until the connection ends or close(); then says why.
-  rpc::Task<Error> run(OnFrame on_frame);
+  async::Task<Error> run(OnFrame on_frame);
   // An error: it cannot be sent from here (no descriptors, no memory); the connection goes on.
   Result<void> send(std::string body, std::vector<UniqueFd> descriptors = {});
   void close(Error why);

@@ -17,7 +17,7 @@
 #include "recovery/device/connection.h"
 #include "recovery/device/options.h"
 #include "recovery/device/order.h"
-#include "recovery/rpc/task_group.h"
+#include "src/async/task_group.h"
 #include "src/bucket/contents.h"
 
 namespace rekindle::device {
@@ -61,7 +61,7 @@ class DeviceLink {
   DeviceLink(boost::asio::any_io_executor executor, LinkOptions options);
   void start();
   // The process is asked to end, then killed.
-  rpc::Task<void> close(std::chrono::milliseconds deadline);
+  async::Task<void> close(std::chrono::milliseconds deadline);
   // Whom the process' words are for; none: they are dropped.
   void tell_events(DeviceEvents* events) { events_ = events; }
 
@@ -92,10 +92,10 @@ class DeviceLink {
     std::vector<UniqueFd> segments;
     std::vector<std::uint64_t> bytes;
   };
-  rpc::Task<void> run();
-  rpc::Task<Error> live();
-  rpc::Task<std::string> reap(Child& child);
-  rpc::Task<void> look();
+  async::Task<void> run();
+  async::Task<Error> live();
+  async::Task<std::string> reap(Child& child);
+  async::Task<void> look();
   void look_once(TimePoint now);
   bool send(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors = {});
   std::vector<std::string> command() const;
@@ -135,7 +135,7 @@ class DeviceLink {
   bool closing_ = false;
   // What is posted and finds it gone does nothing.
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
-  rpc::TaskGroup tasks_;
+  async::TaskGroup tasks_;
 };
 
 }  // namespace rekindle::device

@@ -7,6 +7,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/device/link.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 // The life of the device process, as DeviceLink looks after it.
@@ -23,14 +24,12 @@ constexpr std::chrono::milliseconds kReapLook{5};
 constexpr std::chrono::milliseconds kEndsByItself{2000};
 constexpr std::chrono::seconds kSayAgain{30};
 
-TimePoint clock_now() { return SteadyClock().now(); }
-
-rpc::Task<bool> is_cancelled() {
+async::Task<bool> is_cancelled() {
   const auto state = co_await asio::this_coro::cancellation_state;
   co_return state.cancelled() != asio::cancellation_type::none;
 }
 
-rpc::Task<void> sleep_for(std::chrono::milliseconds pause) {  // less when cancelled
+async::Task<void> sleep_for(std::chrono::milliseconds pause) {  // less when cancelled
   asio::steady_timer timer(co_await asio::this_coro::executor, pause);
   boost::system::error_code woken;
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, woken));
@@ -38,25 +37,25 @@ rpc::Task<void> sleep_for(std::chrono::milliseconds pause) {  // less when cance
 
 }  // namespace
 
-rpc::Task<void> DeviceLink::close(std::chrono::milliseconds deadline) {
+async::Task<void> DeviceLink::close(std::chrono::milliseconds deadline) {
   closing_ = true;
-  const TimePoint give_up = clock_now() + deadline;
+  const TimePoint give_up = steady_now() + deadline;
   if (connection_ != nullptr) {
     connection_->close(Error(ErrorCode::kUnavailable, "the agent of this host stops"));
   }
-  while (running_ && clock_now() < give_up && !co_await is_cancelled()) {
+  while (running_ && steady_now() < give_up && !co_await is_cancelled()) {
     co_await sleep_for(kReapLook);
   }
   (void)co_await tasks_.close(std::chrono::milliseconds(500));  // a process that is left is killed
 }
 
 // One process after the other, until close() or until it says that there is no GPU.
-rpc::Task<void> DeviceLink::run() {
+async::Task<void> DeviceLink::run() {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto pause = options_.first_pause;
   while (!closing_) {
     Error why = co_await live();
-    const bool healthy = greeted_ && clock_now() - *greeted_ >= options_.healthy;
+    const bool healthy = greeted_ && steady_now() - *greeted_ >= options_.healthy;
     greeted_.reset();
     status_.pid = 0;
     status_.pinned_bytes = 0;
@@ -80,9 +79,9 @@ rpc::Task<void> DeviceLink::run() {
 }
 
 // One life of the process; why it is over.
-rpc::Task<Error> DeviceLink::live() {
+async::Task<Error> DeviceLink::live() {
   co_await asio::this_coro::throw_if_cancelled(false);
-  life_began_ = clock_now();
+  life_began_ = steady_now();
   auto child = Child::start(command());
   if (!child) co_return std::move(child).error();
   auto channel = ipc::Channel::adopt((*child)->take_socket(), 0);
@@ -102,9 +101,9 @@ rpc::Task<Error> DeviceLink::live() {
 
 // A GPU process that was killed may be in its driver for long, and its GPU may use what it was lent
 // until it is gone; another is not started meanwhile.
-rpc::Task<std::string> DeviceLink::reap(Child& child) {
+async::Task<std::string> DeviceLink::reap(Child& child) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  const TimePoint began = clock_now();
+  const TimePoint began = steady_now();
   TimePoint say_at = began + kSayAgain;
   for (;;) {
     if (auto how = child.ended()) {
@@ -113,8 +112,8 @@ rpc::Task<std::string> DeviceLink::reap(Child& child) {
     }
     const bool cancelled = co_await is_cancelled();
     if (cancelled) break;
-    if (clock_now() - began > kEndsByItself) child.kill();
-    if (clock_now() > say_at) {
+    if (steady_now() - began > kEndsByItself) child.kill();
+    if (steady_now() > say_at) {
       say_at += kSayAgain;
       log::warn("device.ending", "pid", child.pid(), "why", "it was killed and is in its driver");
     }
@@ -124,11 +123,11 @@ rpc::Task<std::string> DeviceLink::reap(Child& child) {
   co_return "does not end";
 }
 
-rpc::Task<void> DeviceLink::look() {
+async::Task<void> DeviceLink::look() {
   co_await asio::this_coro::throw_if_cancelled(false);
-  TimePoint last = clock_now();
+  TimePoint last = steady_now();
   while (running_ && !closing_) {
-    const TimePoint now = clock_now();
+    const TimePoint now = steady_now();
     if (now - last > kPause) {  // we were stopped, or starved
       heard_ = now;
       for (auto& [session, told] : stopping_) told = now;

@@ -18,6 +18,7 @@
 #include "recovery/device/sessions.h"
 #include "recovery/device/wire.h"
 #include "recovery/rpc/convert.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/worker_pool.h"
 #include "src/ipc/channel.h"
@@ -34,8 +35,6 @@ constexpr std::chrono::milliseconds kLastWords{500};
 constexpr std::chrono::hours kIdle{1};
 constexpr std::chrono::seconds kDropAgain{1};    // while an id is being made
 constexpr std::uint32_t kAnyTile = 0xffff'ffff;  // the session knows how many there are
-
-TimePoint clock_now() { return SteadyClock().now(); }
 
 class Process {
  public:
@@ -93,7 +92,7 @@ class Process {
 
 Result<void> Process::send(const proto::DevicesToAgent& frame) {
   TRY_VOID(agent_.push(frame.SerializeAsString()));
-  return agent_.send_some(clock_now());
+  return agent_.send_some(steady_now());
 }
 
 Result<void> Process::say_hello() {
@@ -145,14 +144,14 @@ Result<void> Process::obey_agent() {
     TRY_VOID(hear_sessions());
     TRY_VOID(tell_held());
     TRY_VOID(tell_pinned());
-    TRY_VOID(agent_.send_some(clock_now()));
-    TRY_VOID(agent_.check_deadline(clock_now()));
+    TRY_VOID(agent_.send_some(steady_now()));
+    TRY_VOID(agent_.check_deadline(steady_now()));
     wait();
   }
 }
 
 void Process::wait() {
-  const TimePoint now = clock_now();
+  const TimePoint now = steady_now();
   TimePoint until = agent_.deadline().value_or(now + kIdle);
   const bool pinning = std::ranges::any_of(holds_, [](const auto& h) { return !h.second.settled; });
   if (pinning) until = std::min(until, now + kHoldLook);
@@ -167,7 +166,7 @@ void Process::wait() {
 // False: the agent's end.
 Result<bool> Process::receive() {
   for (int i = 0; i < kReadsAtOnce; ++i) {
-    auto got = agent_.receive_some(clock_now());
+    auto got = agent_.receive_some(steady_now());
     if (!got && got.error().code() == ErrorCode::kPeerLost) return false;
     if (!got) return fail(std::move(got).error());
     if (*got == ipc::Received::kEnd) return false;
@@ -240,7 +239,7 @@ Result<std::vector<Segment>> Process::map(const std::vector<UniqueFd>& files,
 Result<void> Process::hold(const proto::HoldSegments& order, std::vector<UniqueFd> descriptors) {
   auto segments = map(descriptors, {order.bytes().begin(), order.bytes().end()});
   if (segments) {
-    holds_[order.copy()] = {std::move(*segments), std::move(descriptors), clock_now(), false};
+    holds_[order.copy()] = {std::move(*segments), std::move(descriptors), steady_now(), false};
     return {};
   }
   proto::DevicesToAgent frame;
@@ -252,7 +251,7 @@ Result<void> Process::hold(const proto::HoldSegments& order, std::vector<UniqueF
 void Process::drop(const proto::DropSegments& order) {
   auto node = holds_.extract(order.copy());
   if (node.empty()) return;
-  lingering_.add(std::move(node.mapped().segments), std::move(node.mapped().files), clock_now());
+  lingering_.add(std::move(node.mapped().segments), std::move(node.mapped().files), steady_now());
 }
 
 // Elsewhere: to unpin and unmap all of it takes seconds.
@@ -281,7 +280,7 @@ Result<void> Process::tell_held() {
     auto& held = *frame.mutable_held();
     held.set_copy(copy);
     held.set_pinned_bytes(pinner_->pinned_bytes());
-    held.set_elapsed_us(microseconds(clock_now() - hold.began));
+    held.set_elapsed_us(microseconds(steady_now() - hold.began));
     for (const Segment& segment : hold.segments) {
       const auto failure = pinner_->failure(*segment);
       if (failure) held.set_problem(failure->message());
@@ -377,10 +376,10 @@ Result<void> Process::hear_sessions() {
   for (const auto& [number, end] : news.ended) {
     TRY_VOID(tell_served(number, end));
     if (end.device_lost) {
-      const TimePoint until = clock_now() + kLastWords;
-      while (agent_.wants_to_send() && clock_now() < until) {
+      const TimePoint until = steady_now() + kLastWords;
+      while (agent_.wants_to_send() && steady_now() < until) {
         TRY_VOID(ipc::wait_for(agent_.fd(), POLLOUT, until));
-        TRY_VOID(agent_.send_some(clock_now()));
+        TRY_VOID(agent_.send_some(steady_now()));
       }
       return fail(*end.error);
     }

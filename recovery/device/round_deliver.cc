@@ -3,17 +3,18 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/clock.h"
+
 namespace rekindle::device {
 
 namespace {
 constexpr std::chrono::milliseconds kLook{500};
 constexpr std::chrono::milliseconds kPause{2000};
 
-TimePoint clock_now() { return SteadyClock().now(); }
 }  // namespace
 
 Result<void> RoundDeliver::hand_over(std::size_t bucket, std::uint32_t slot) {
-  last_change_ = clock_now();
+  last_change_ = steady_now();
   if (lost_) return {};
   if (auto handed = worker_.hand_over(bucket, slot); !handed) {
     lose(std::move(handed).error());
@@ -32,13 +33,13 @@ Result<bool> RoundDeliver::released(std::uint32_t slot) {
   }
   if (*done) {
     kept_since_[slot].reset();
-    last_change_ = clock_now();
+    last_change_ = steady_now();
   }
   return *done;
 }
 
 Result<void> RoundDeliver::spoil(std::size_t bucket, Error why) {
-  last_change_ = clock_now();
+  last_change_ = steady_now();
   lose(std::move(why).with_context(
       in_round_ ? fmt::format("{}, bucket {} of a round", version_, bucket) : version_));
   return {};

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "recovery/device/pause.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::device {
@@ -12,8 +13,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kPinTick{1};
 constexpr std::chrono::hours kIdle{1};
-
-TimePoint clock_now() { return SteadyClock().now(); }
 
 }  // namespace
 
@@ -57,9 +56,9 @@ void Serving::say_joined() {
 
 // nullopt: it takes part in no round. The worker opens its buckets meanwhile.
 Result<std::optional<SpreadOrder>> Serving::await_orders() {
-  const TimePoint give_up = clock_now() + order_.times.orders;
+  const TimePoint give_up = steady_now() + order_.times.orders;
   for (;;) {
-    const TimePoint now = clock_now();
+    const TimePoint now = steady_now();
     auto news = mailbox_.take();
     told_.ready.insert(told_.ready.end(), news.ready.begin(), news.ready.end());
     told_.complete = told_.complete || news.complete;
@@ -126,7 +125,7 @@ std::vector<bucket::Part> Serving::parts_of(std::size_t index) const {
 
 // The worker opens its buckets while the kernels are compiled.
 Result<void> Serving::start_verifying() {
-  TRY_VOID(deliver_->send(clock_now()));
+  TRY_VOID(deliver_->send(steady_now()));
   auto verify = bucket::UploadVerify::create(
       {*device_, *fetch_, *contents_, order_.leaves, order_.segments}, slots_->count(),
       plan_->most_tiles(), [this](std::size_t index) { return parts_of(index); });
@@ -146,7 +145,7 @@ Result<void> Serving::hear() {
 
 Result<void> Serving::deliver_all() {
   for (;;) {
-    const TimePoint now = clock_now();
+    const TimePoint now = steady_now();
     TRY_VOID(hear());
     TRY_VOID(deliver_->receive(now));
     TRY(const auto state, pipeline_->step(now));
@@ -201,8 +200,8 @@ std::uint64_t Serving::refilled() const {
 // Until the worker has closed what it opened, or is gone: it may still have reads queued. One that
 // was told all has given its last bucket back.
 void Serving::wait_for_worker(bool told_all) {
-  const TimePoint give_up = clock_now() + (told_all ? order_.times.close : order_.times.release);
-  while (clock_now() < give_up && !mailbox_.take().gone) {
+  const TimePoint give_up = steady_now() + (told_all ? order_.times.close : order_.times.release);
+  while (steady_now() < give_up && !mailbox_.take().gone) {
     if (deliver_->wait_closed(mailbox_.fd(), give_up)) return;
   }
 }
@@ -211,7 +210,7 @@ void Serving::wait_for_worker(bool told_all) {
 // the device is not to be had back.
 std::optional<Error> Serving::let_go(bool told_all, bool hung) {
   if (pipeline() != nullptr) {
-    if (auto drained = pipeline()->drain(clock_now() + order_.times.drain); !drained) {
+    if (auto drained = pipeline()->drain(steady_now() + order_.times.drain); !drained) {
       return std::move(drained).error().with_context(device_->id());
     }
   }
@@ -229,7 +228,7 @@ std::optional<Error> Serving::let_go(bool told_all, bool hung) {
 SessionEnd Serving::run() {
   SessionEnd end;
   auto served = serve();
-  if (began_) end.elapsed = clock_now() - *began_;
+  if (began_) end.elapsed = steady_now() - *began_;
   if (pipeline() != nullptr) end.buckets = pipeline()->delivered();
   if (deliver_ != nullptr) end.bytes = deliver_->bytes();
   end.refilled = refilled();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "recovery/device/pause.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::device {
@@ -12,8 +13,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kPinTick{1};
 constexpr std::chrono::hours kIdle{1};
-
-TimePoint clock_now() { return SteadyClock().now(); }
 
 std::chrono::microseconds between(TimePoint from, TimePoint to) {
   return std::chrono::duration_cast<std::chrono::microseconds>(to - from);
@@ -39,7 +38,7 @@ Spreading::Spreading(Means means, SpreadOrder order)
     : means_(means),
       order_(std::move(order)),
       deliver_(means_.worker, means_.slots.count(), means_.times.round_release, means_.version),
-      ordered_(clock_now()) {}
+      ordered_(steady_now()) {}
 
 // What is queued must end before the pipeline does.
 Spreading::~Spreading() {
@@ -83,7 +82,7 @@ Result<void> Spreading::meet() {
   TRY(collective_, means_.communicators.take(means_.device, order_));
   const TimePoint give_up = ordered_ + means_.times.meet;
   for (;;) {
-    const TimePoint now = clock_now();
+    const TimePoint now = steady_now();
     TRY_VOID(hear(now));
     TRY(const bool met, collective_->settled());
     if (met) break;
@@ -96,7 +95,7 @@ Result<void> Spreading::meet() {
       sleep_for(std::min<Duration>(*pause, give_up - now), deliver_.worker(), means_.mailbox);
     }
   }
-  met_ = clock_now();
+  met_ = steady_now();
   return {};
 }
 
@@ -160,7 +159,7 @@ Result<void> Spreading::start_keeping() {
 // Before the agent hears that the round is over: from then on others write there.
 Result<void> Spreading::end_keeping() {
   if (!keep_) return {};
-  auto drained = keep_->drain(clock_now() + means_.times.drain);
+  auto drained = keep_->drain(steady_now() + means_.times.drain);
   if (drained) return {};
   return fail(ErrorCode::kInternal, "{} does not end what it copies to host memory: {}",
               means_.device.name(), drained.error().message());
@@ -186,7 +185,7 @@ Result<void> Spreading::hear(TimePoint now) {
 
 Result<void> Spreading::deliver_all() {
   for (;;) {
-    const TimePoint now = clock_now();
+    const TimePoint now = steady_now();
     const bool had_worker = !deliver_.lost();
     auto state = advance(now);
     if (!state && !spreading_) return fail(std::move(state).error());
@@ -236,7 +235,7 @@ Result<void> Spreading::leave(Error why) {
   deliver_.leave_round();
   means_.worker.bring([this](std::size_t index) { return tail_->parts(index); });
   auto alone =
-      pipeline_->go_on_without_spread(tail_->size(), *tail_, clock_now() + means_.times.drain);
+      pipeline_->go_on_without_spread(tail_->size(), *tail_, steady_now() + means_.times.drain);
   if (!alone) {
     return fail(ErrorCode::kInternal, "{} does not end what a round has queued: {}",
                 means_.device.name(), alone.error().message());
@@ -274,7 +273,7 @@ void Spreading::say_over(std::optional<Error> error) {
   if (pipeline_ != nullptr) over.buckets = pipeline_->handed_over();
   over.bytes = means_.worker.bytes();
   over.worker_lost = deliver_.lost();
-  const TimePoint now = clock_now();
+  const TimePoint now = steady_now();
   const bool met = met_ != TimePoint{};
   if (met) over.elapsed = between(met_, now);
   over.meet = between(ordered_, met ? met_ : now);

@@ -38,14 +38,14 @@ struct PullEnvironment {
                      bool for_round)>
       share;
   // It will not be committed: when this returns nobody reads it any more.
-  std::function<rpc::Task<void>(ModelVersion id, Digest root, Digest layout)> unshare;
+  std::function<async::Task<void>(ModelVersion id, Digest root, Digest layout)> unshare;
   // Lets go of older versions of the model until `missing` is 0. An error says which stay, and why.
-  std::function<rpc::Task<Result<void>>(ModelVersion wanted,
-                                        std::function<std::uint64_t()> missing)>
+  std::function<async::Task<Result<void>>(ModelVersion wanted,
+                                          std::function<std::uint64_t()> missing)>
       make_room;
   // Before a copy that is here already is used. kCorrupt: it does not verify, and is not to be
   // used; nobody is at work on its files any more. Empty: nobody can tell.
-  std::function<rpc::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>)>
+  std::function<async::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>)>
       require_verified;
   // Why coordinator() is nullptr, naming its address.
   std::function<Error()> coordinator_problem;

@@ -5,7 +5,7 @@
 
 #include "recovery/pull/pull.h"
 #include "recovery/pull/verified_file.h"
-#include "recovery/pull/wait.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -27,7 +27,7 @@ void pass_over_config(const std::string& source, Error cause, std::optional<Erro
 
 }  // namespace
 
-rpc::Task<Result<void>> PullJob::learn_checkpoint() {
+async::Task<Result<void>> PullJob::learn_checkpoint() {
   for (const auto& stored : environment_.store->find(resolved_.id)) {
     if (stored->manifest.checkpoint->root == resolved_.root)
       checkpoint_ = stored->manifest.checkpoint;
@@ -48,7 +48,7 @@ rpc::Task<Result<void>> PullJob::learn_checkpoint() {
       lose(source, *last_error);
     }
     forget_lost_sources();
-    const bool cancelled = co_await is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (cancelled || silence_.over(std::chrono::steady_clock::now())) break;
     co_await wait_to_ask_again(kRetryDelay);
     co_await look_for_sources();
@@ -70,7 +70,7 @@ SourcePeer::Paging PullJob::paging() {
           [this] { silence_.heard(std::chrono::steady_clock::now()); }};
 }
 
-rpc::Task<Result<void>> PullJob::learn_from(std::shared_ptr<SourcePeer> peer) {
+async::Task<Result<void>> PullJob::learn_from(std::shared_ptr<SourcePeer> peer) {
   CO_TRY(auto tensors, co_await peer->fetch_tensor_set(resolved_.tensor_set, paging()));
   CO_TRY(auto digests, co_await peer->fetch_tile_digests(resolved_.root, paging()));
   // Checks that they hash to the root that was resolved.
@@ -81,7 +81,7 @@ rpc::Task<Result<void>> PullJob::learn_from(std::shared_ptr<SourcePeer> peer) {
 
 // From the own copies first, then from peers, then from the fallback. A copy of the file that
 // cannot be read or does not match its leaves is passed over.
-rpc::Task<Result<std::string>> PullJob::read_config() {
+async::Task<Result<std::string>> PullJob::read_config() {
   const auto tensor = checkpoint_->tensors.find(std::string(kFileTensorPrefix).append(kConfigFile));
   if (!tensor) co_return std::string();
   std::optional<Error> why;

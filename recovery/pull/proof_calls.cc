@@ -53,15 +53,15 @@ void ProofCalls::start(transport::SourceIndex source) {
   }
 }
 
-rpc::Task<void> ProofCalls::run(std::shared_ptr<ProofCalls> self, transport::SourceIndex source,
-                                Call call) {
+async::Task<void> ProofCalls::run(std::shared_ptr<ProofCalls> self, transport::SourceIndex source,
+                                  Call call) {
   call.done(co_await self->fetch(source, std::move(call.items)));
   --self->lines_[source].under_way;
   self->start(source);
 }
 
-rpc::Task<RangeProofs> ProofCalls::fetch(transport::SourceIndex index,
-                                         std::vector<planner::TileWork> items) {
+async::Task<RangeProofs> ProofCalls::fetch(transport::SourceIndex index,
+                                           std::vector<planner::TileWork> items) {
   const ActiveSource& source = (*sources_)[index];
   if (source.peer == nullptr || !source.session || source.lost) {
     co_return fail(ErrorCode::kUnavailable, "source {} has no session", source.name);

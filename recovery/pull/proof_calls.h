@@ -41,9 +41,10 @@ class ProofCalls : public std::enable_shared_from_this<ProofCalls> {
     std::deque<Call> waiting;
   };
   void start(transport::SourceIndex source);
-  static rpc::Task<void> run(std::shared_ptr<ProofCalls> self, transport::SourceIndex source,
-                             Call call);
-  rpc::Task<RangeProofs> fetch(transport::SourceIndex source, std::vector<planner::TileWork> items);
+  static async::Task<void> run(std::shared_ptr<ProofCalls> self, transport::SourceIndex source,
+                               Call call);
+  async::Task<RangeProofs> fetch(transport::SourceIndex source,
+                                 std::vector<planner::TileWork> items);
 
   const boost::asio::any_io_executor executor_;
   const std::shared_ptr<SourceTable> sources_;

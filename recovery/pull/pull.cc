@@ -5,9 +5,10 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
 #include "recovery/swarm/order.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -20,8 +21,6 @@ constexpr std::chrono::milliseconds kLongestAskDelay{1000};
 constexpr std::chrono::seconds kOffersFreshFor{20};  // a grant lives for a minute
 constexpr int kFruitlessTransfers = 5;               // in a row, without one more verified tile
 constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 Error interrupted() {
   return {ErrorCode::kUnavailable,
@@ -39,14 +38,14 @@ PullJob::PullJob(const PullEnvironment& environment, PullRequest request, OnProg
       times_(times),
       watch_(std::move(watch)),
       finder_(environment, request_.ref, request_.from, wanted_spec_.to_string()),
-      silence_(times.silence, clock_now()),
+      silence_(times.silence, steady_now()),
       sources_(std::make_shared<SourceTable>()) {}
 
-rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
+async::Task<Result<PullJob::Outcome>> PullJob::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  started_ = phase_started_ = clock_now();
+  started_ = phase_started_ = steady_now();
   auto outcome = co_await run_phases();
-  if (!outcome && co_await is_cancelled()) outcome = fail(interrupted());
+  if (!outcome && co_await async::is_cancelled()) outcome = fail(interrupted());
   Result<void> verdict;
   if (!outcome) verdict = fail(outcome.error());
   co_await finder_.close(verdict);
@@ -58,10 +57,10 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run() {
   co_return outcome;
 }
 
-rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
+async::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
   CO_TRY_VOID(co_await resolve());
   CO_TRY_VOID(check_root());
-  if (co_await is_cancelled()) co_return fail(interrupted());
+  if (co_await async::is_cancelled()) co_return fail(interrupted());
   CO_TRY_VOID(co_await find_wanted());
   std::shared_ptr<const store::StoredVersion> stored;
   if (request_.mend == nullptr) {
@@ -90,7 +89,7 @@ rpc::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
   co_return Outcome{std::move(summary), std::move(stored)};
 }
 
-rpc::Task<Result<void>> PullJob::resolve() {
+async::Task<Result<void>> PullJob::resolve() {
   show({}, "");
   // With something else to read from there is no reason to wait for holders.
   const bool has_fallback = !request_.fallback.empty() && request_.ref.version;
@@ -141,10 +140,10 @@ bool PullJob::has_been_asked(const Error& answer) const {
   return !request_.from.empty() || environment_.coordinator() != nullptr;
 }
 
-rpc::Task<Result<void>> PullJob::find_wanted() {
+async::Task<Result<void>> PullJob::find_wanted() {
   enter_phase("plan");
   show({}, "");
-  silence_.heard(clock_now());
+  silence_.heard(steady_now());
   if (request_.mend != nullptr) co_return take_layout(*request_.mend);
   CO_TRY_VOID(co_await learn_checkpoint());
   std::string config;
@@ -174,7 +173,7 @@ Result<void> PullJob::take_layout(const store::SetAside& copy) {
 
 // One that does not verify is left to whoever finds that out, and not kept by this pull meanwhile.
 // What is there instead is tried next, or the version is fetched anew.
-rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::verified_here() {
+async::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::verified_here() {
   while (auto stored = already_here()) {
     if (!environment_.require_verified) co_return stored;
     const std::weak_ptr<const store::StoredVersion> copy = stored;
@@ -201,7 +200,7 @@ std::shared_ptr<const store::StoredVersion> PullJob::already_here() const {
 }
 
 // Where the budget is too small, room is made once.
-rpc::Task<Result<void>> PullJob::begin() {
+async::Task<Result<void>> PullJob::begin() {
   auto begun = co_await begin_copy();
   const auto missing = [this] {
     return environment_.store->missing_bytes(resolved_.id, packed_->layout);
@@ -216,8 +215,8 @@ rpc::Task<Result<void>> PullJob::begin() {
   co_return co_await begin_copy();
 }
 
-rpc::Task<Result<void>> PullJob::begin_copy() {
-  auto begun = co_await offload(*environment_.blocking_pool, [this] {
+async::Task<Result<void>> PullJob::begin_copy() {
+  auto begun = co_await async::offload(*environment_.blocking_pool, [this] {
     using Held = std::shared_ptr<std::unique_ptr<store::PendingVersion>>;
     auto pending = environment_.store->begin(checkpoint_, *packed_);
     if (!pending) return Result<Held>(fail(std::move(pending).error()));
@@ -245,7 +244,7 @@ rpc::Task<Result<void>> PullJob::begin_copy() {
 }
 
 // Before what is pending is let go of: its bytes may be written again by whoever resumes it.
-rpc::Task<void> PullJob::unshare() {
+async::Task<void> PullJob::unshare() {
   if (!environment_.unshare) co_return;
   co_await environment_.unshare(resolved_.id, resolved_.root, packed_->layout.digest());
 }
@@ -269,28 +268,29 @@ void PullJob::use_memory(transport::HandshakeConnector& connector) {
 }
 
 // Letting go of registered memory takes as long as pinning it.
-rpc::Task<void> PullJob::release_memory() {
+async::Task<void> PullJob::release_memory() {
   landing_used_by_.clear();
   auto work = [landing = std::exchange(landing_, std::make_shared<Landing>())] {
     landing->clear();
     return true;
   };
-  co_await offload(*environment_.blocking_pool, std::move(work));
+  co_await async::offload(*environment_.blocking_pool, std::move(work));
 }
 
-rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit() {
+async::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullJob::commit() {
   enter_phase("commit");
   show({}, "");
-  co_return co_await offload(*environment_.blocking_pool,
-                             [this] { return environment_.store->commit(std::move(*pending_)); });
+  co_return co_await async::offload(*environment_.blocking_pool, [this] {
+    return environment_.store->commit(std::move(*pending_));
+  });
 }
 
-rpc::Task<Result<void>> PullJob::transfer_all() {
+async::Task<Result<void>> PullJob::transfer_all() {
   const bool waited = co_await wait_while_held();
-  if (co_await is_cancelled()) co_return fail(interrupted());
+  if (co_await async::is_cancelled()) co_return fail(interrupted());
   enter_phase("connect");
-  silence_.heard(clock_now());
-  if (!waited && finder_.age(clock_now()) < kOffersFreshFor) {
+  silence_.heard(steady_now());
+  if (!waited && finder_.age(steady_now()) < kOffersFreshFor) {
     co_await connect_peers();
   } else {  // making room for the copy, or being held, may take long
     co_await look_for_sources();
@@ -303,7 +303,7 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
     bytes_done_ = bytes_total_ - std::min(bytes_total_, plan->wanted_bytes());
     if (std::exchange(first, false)) summary_.resumed_bytes = bytes_done_;
     if (plan->slice_count() == 0 && plan->missing().empty()) co_return Result<void>();
-    if (co_await is_cancelled()) co_return fail(interrupted());
+    if (co_await async::is_cancelled()) co_return fail(interrupted());
     // With sources that are being filled what there is is fetched first: meanwhile they get more.
     const bool part_first = plan->slice_count() > 0 && any_growing();
     bool nothing_yet = false;
@@ -315,12 +315,12 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
     const auto verified = verified_->snapshot().count();
     const auto quarantined = quarantined_.size();
     auto done = co_await transfer_once(plan);
-    if (co_await is_cancelled()) co_return fail(interrupted());
+    if (co_await async::is_cancelled()) co_return fail(interrupted());
     if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
     if (verified_->snapshot().count() > verified || quarantined_.size() > quarantined) {
       fruitless = 0;
-    } else if (grants_denied_ && !silence_.over(clock_now())) {
-      co_await sleep_for(kRefreshDelay);  // the coordinator has fresh ones, when it is back
+    } else if (grants_denied_ && !silence_.over(steady_now())) {
+      co_await async::sleep_for(kRefreshDelay);  // the coordinator has fresh ones, when it is back
     } else if (++fruitless == kFruitlessTransfers) {
       co_return fail(
           done ? Error(ErrorCode::kCorrupt,
@@ -339,39 +339,39 @@ rpc::Task<Result<void>> PullJob::transfer_all() {
   }
 }
 
-rpc::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan) {
+async::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan) {
   // Sources that are only behind are waited for; so is a place at those that are busy.
   const bool behind = any_growing() || finder_.queued();
   const bool has_fallback = !request_.fallback.empty() && !fallback_used_;
-  if (has_fallback && (!behind || silence_.over(clock_now()))) {
+  if (has_fallback && (!behind || silence_.over(steady_now()))) {
     CO_TRY_VOID(co_await add_fallback());
     show({},
          fmt::format("no source is left; reading the rest from {}", request_.fallback.string()));
     co_return Result<void>();
   }
-  if (silence_.over(clock_now())) co_return fail(no_source_error(plan));
+  if (silence_.over(steady_now())) co_return fail(no_source_error(plan));
   co_await wait_to_ask_again(kRefreshDelay);
   co_await look_for_sources();
   co_return Result<void>();
 }
 
 // A place in the coordinator's queue is nobody's silence, unless there is something else to read.
-rpc::Task<void> PullJob::wait_to_ask_again(std::chrono::milliseconds delay) {
+async::Task<void> PullJob::wait_to_ask_again(std::chrono::milliseconds delay) {
   const auto queued = finder_.queued();
   const bool has_fallback = !request_.fallback.empty() && !fallback_used_;
   if (!queued || has_fallback) {
     queue_shown_ = false;
-    co_await sleep_for(silence_.at_most(delay, clock_now()));
+    co_await async::sleep_for(silence_.at_most(delay, steady_now()));
     co_return;
   }
   if (!std::exchange(queue_shown_, true)) {
     show({}, "all sources are busy; waiting for the first that has a place");
   }
-  co_await sleep_for(std::clamp(*queued, delay, std::max(delay, kLongestAskDelay)));
-  silence_.heard(clock_now());
+  co_await async::sleep_for(std::clamp(*queued, delay, std::max(delay, kLongestAskDelay)));
+  silence_.heard(steady_now());
 }
 
-rpc::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Plan> plan) {
+async::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Plan> plan) {
   enter_phase("transfer");
   lines_before_ = lines_;
   batch_bytes_ = 0;

@@ -42,51 +42,51 @@ class PullJob {
     TransferSummary summary;
     std::shared_ptr<const store::StoredVersion> stored;
   };
-  rpc::Task<Result<Outcome>> run();
-  rpc::Task<Result<PlanSummary>> plan_only();
+  async::Task<Result<Outcome>> run();
+  async::Task<Result<PlanSummary>> plan_only();
 
  private:
   // pull.cc: the phases
-  rpc::Task<Result<Outcome>> run_phases();
-  rpc::Task<Result<void>> resolve();
+  async::Task<Result<Outcome>> run_phases();
+  async::Task<Result<void>> resolve();
   // kCorrupt: the version is not the one that was asked for by its root.
   Result<void> check_root() const;
-  rpc::Task<Result<void>> find_wanted();
+  async::Task<Result<void>> find_wanted();
   Result<void> take_layout(const store::SetAside& copy);
-  rpc::Task<Result<void>> begin();
-  rpc::Task<Result<void>> begin_copy();
+  async::Task<Result<void>> begin();
+  async::Task<Result<void>> begin_copy();
   void leave_pending();
-  rpc::Task<Result<void>> transfer_all();
-  rpc::Task<Result<void>> find_more_sources(const planner::Plan& plan);
-  rpc::Task<void> wait_to_ask_again(std::chrono::milliseconds delay);
-  rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> commit();
-  rpc::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
-  rpc::Task<void> unshare();
-  rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> verified_here();
+  async::Task<Result<void>> transfer_all();
+  async::Task<Result<void>> find_more_sources(const planner::Plan& plan);
+  async::Task<void> wait_to_ask_again(std::chrono::milliseconds delay);
+  async::Task<Result<std::shared_ptr<const store::StoredVersion>>> commit();
+  async::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
+  async::Task<void> unshare();
+  async::Task<Result<std::shared_ptr<const store::StoredVersion>>> verified_here();
   std::shared_ptr<const store::StoredVersion> already_here() const;
   bool has_been_asked(const Error& answer) const;  // somebody, who gave this answer
   Result<TransferSummary> summarize(const store::StoredVersion& stored);
 
   // held.cc
-  rpc::Task<bool> wait_while_held();
-  rpc::Task<void> take_placed(Placing::TileRuns landed);
+  async::Task<bool> wait_while_held();
+  async::Task<void> take_placed(Placing::TileRuns landed);
 
   // metadata.cc: what the version consists of, from the first source that can say
-  rpc::Task<Result<void>> learn_checkpoint();
-  rpc::Task<Result<void>> learn_from(std::shared_ptr<SourcePeer> peer);
+  async::Task<Result<void>> learn_checkpoint();
+  async::Task<Result<void>> learn_from(std::shared_ptr<SourcePeer> peer);
   SourcePeer::Paging paging();
-  rpc::Task<Result<std::string>> read_config();
+  async::Task<Result<std::string>> read_config();
 
   // sources.cc: who is asked
-  rpc::Task<void> connect_peers();
-  rpc::Task<void> look_for_sources();
-  rpc::Task<void> ask_then_dial();
-  rpc::Task<void> dial_peers();
-  rpc::Task<void> dial_peer(proto::Source source);
-  rpc::Task<void> learn_layouts();
-  rpc::Task<Result<void>> learn_layout_of(ActiveSource& source);
+  async::Task<void> connect_peers();
+  async::Task<void> look_for_sources();
+  async::Task<void> ask_then_dial();
+  async::Task<void> dial_peers();
+  async::Task<void> dial_peer(proto::Source source);
+  async::Task<void> learn_layouts();
+  async::Task<Result<void>> learn_layout_of(ActiveSource& source);
   void add_local_sources();
-  rpc::Task<Result<void>> add_fallback();
+  async::Task<Result<void>> add_fallback();
   void lose(ActiveSource& source, const Error& cause);
   void judge_sources();
   void forget_lost_sources();
@@ -98,12 +98,12 @@ class PullJob {
   bool any_growing() const;
   std::vector<planner::MissingBox> held_by_nobody(const planner::Plan& plan, bool& all) const;
   void take_news_of_sources(Transfer* transfer = nullptr);
-  rpc::Task<Result<void>> transfer_and_recruit(Transfer& transfer);
-  rpc::Task<void> recruit(Transfer& transfer);
-  rpc::Task<void> recruit_peer(proto::Source record, Transfer& transfer);
+  async::Task<Result<void>> transfer_and_recruit(Transfer& transfer);
+  async::Task<void> recruit(Transfer& transfer);
+  async::Task<void> recruit_peer(proto::Source record, Transfer& transfer);
 
   void use_memory(transport::HandshakeConnector& connector);
-  rpc::Task<void> release_memory();
+  async::Task<void> release_memory();
   void enter_phase(std::string name);
   void show(const transport::BatchProgress& batch, std::string note);
   void add_stats(const transport::BatchProgress& batch);

@@ -7,12 +7,12 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/concurrently.h"
 #include "recovery/pull/pull.h"
 #include "recovery/pull/source_news.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/swarm/availability.h"
+#include "src/async/task.h"
+#include "src/async/task_group.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -96,7 +96,7 @@ void PullJob::take_news_of_sources(Transfer* transfer) {
 
 // Pullers of the same thing that begin at the same time do not know of each other: the coordinator
 // tells, while they run.
-rpc::Task<Result<void>> PullJob::transfer_and_recruit(Transfer& transfer) {
+async::Task<Result<void>> PullJob::transfer_and_recruit(Transfer& transfer) {
   if (!request_.from.empty()) co_return co_await transfer.run();
   struct Recruiting {
     boost::asio::cancellation_signal stop;
@@ -109,21 +109,21 @@ rpc::Task<Result<void>> PullJob::transfer_and_recruit(Transfer& transfer) {
                             [recruiting](const std::exception_ptr&) { recruiting->runs = false; }));
   auto done = co_await transfer.run();
   recruiting->stop.emit(boost::asio::cancellation_type::terminal);
-  while (recruiting->runs) co_await sleep_for(std::chrono::milliseconds(2));
+  while (recruiting->runs) co_await async::sleep_for(std::chrono::milliseconds(2));
   co_return done;
 }
 
 // Ends when it is cancelled.
-rpc::Task<void> PullJob::recruit(Transfer& transfer) {
+async::Task<void> PullJob::recruit(Transfer& transfer) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   for (int round = 0;; ++round) {
-    co_await sleep_for(round < kQuickExchanges ? kFirstExchanges : kExchangeInterval);
-    if (co_await is_cancelled()) co_return;
+    co_await async::sleep_for(round < kQuickExchanges ? kFirstExchanges : kExchangeInterval);
+    if (co_await async::is_cancelled()) co_return;
     co_await finder_.exchange(bytes_done_ + batch_bytes_, bytes_total_, source_reports());
-    if (co_await is_cancelled()) co_return;
+    if (co_await async::is_cancelled()) co_return;
     take_news_of_sources(&transfer);
     const TimePoint now = std::chrono::steady_clock::now();
-    std::vector<rpc::Task<void>> dials;
+    std::vector<async::Task<void>> dials;
     for (const auto& record : finder_.sources()) {
       if (sources_->size() + dials.size() >= transport::kMaxSources) break;
       const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
@@ -137,12 +137,12 @@ rpc::Task<void> PullJob::recruit(Transfer& transfer) {
       recruited_[key] = now;
       dials.push_back(recruit_peer(record, transfer));
     }
-    co_await run_all(std::move(dials));
+    co_await async::run_all(std::move(dials));
   }
 }
 
 // Into the table only when its layout is known: the transfer looks at all that is in there.
-rpc::Task<void> PullJob::recruit_peer(proto::Source record, Transfer& transfer) {
+async::Task<void> PullJob::recruit_peer(proto::Source record, Transfer& transfer) {
   auto peer = co_await SourcePeer::connect(record, environment_.identity, kDialDeadline);
   if (!peer) {
     log::info("pull.recruit", "source", record.node().node_id(), "error", peer.error());
@@ -153,7 +153,7 @@ rpc::Task<void> PullJob::recruit_peer(proto::Source record, Transfer& transfer) 
   source.record = std::move(record);
   source.peer = std::move(*peer);
   const auto learned = co_await learn_layout_of(source);
-  const bool cancelled = co_await is_cancelled();
+  const bool cancelled = co_await async::is_cancelled();
   if (!learned || cancelled || sources_->size() >= transport::kMaxSources) {
     if (!learned) log::info("pull.recruit", "source", source.name, "error", learned.error());
     source.peer->close();

@@ -7,9 +7,9 @@
 #include <boost/asio/detached.hpp>
 #include <fmt/ranges.h>
 
-#include "recovery/pull/concurrently.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/task.h"
+#include "src/async/task_group.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -34,8 +34,8 @@ SourceFinder::SourceFinder(const PullEnvironment& environment, ModelRef ref,
       from_(std::move(from)),
       shard_(std::move(shard)) {}
 
-rpc::Task<Result<Resolved>> SourceFinder::resolve(Patience patience,
-                                                  std::function<void(const Error&)> on_verifying) {
+async::Task<Result<Resolved>> SourceFinder::resolve(
+    Patience patience, std::function<void(const Error&)> on_verifying) {
   const auto begin = std::chrono::steady_clock::now();
   auto give_up = begin + patience.starting;
   bool said = false;
@@ -45,7 +45,7 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve(Patience patience,
     holders_verify_ = false;
     auto resolved =
         co_await resolve_once(std::clamp(left, std::chrono::milliseconds(1), kCallDeadline));
-    const bool cancelled = co_await is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (holders_verify_) {
       give_up = begin + std::max(patience.starting, patience.verifying);
       if (!std::exchange(said, true)) on_verifying(resolved.error());
@@ -55,7 +55,7 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve(Patience patience,
       if (resolved) resolved_ = *resolved;
       co_return resolved;
     }
-    co_await sleep_for(kRetryDelay);
+    co_await async::sleep_for(kRetryDelay);
   }
 }
 
@@ -66,7 +66,7 @@ Error SourceFinder::still_verifying(const std::string& who) {
                       ref_.to_string(), who)};
 }
 
-rpc::Task<Result<Resolved>> SourceFinder::resolve_once(std::chrono::milliseconds deadline) {
+async::Task<Result<Resolved>> SourceFinder::resolve_once(std::chrono::milliseconds deadline) {
   if (from_.empty()) co_return co_await resolve_through_coordinator(deadline);
   CO_TRY(auto found, co_await ask_peers(ref_.version, deadline));
   sources_ = std::move(found.sources);
@@ -74,7 +74,7 @@ rpc::Task<Result<Resolved>> SourceFinder::resolve_once(std::chrono::milliseconds
   co_return std::move(found.resolved);
 }
 
-rpc::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
+async::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
     std::chrono::milliseconds deadline) {
   if (!environment_.has_coordinator) {
     co_return fail(
@@ -119,8 +119,8 @@ void SourceFinder::take_offer(const proto::OpenPullResponse& response) {
 
 // `latest` is resolved by the first that answers; the others are asked for that version, all at
 // once.
-rpc::Task<Result<SourceFinder::Found>> SourceFinder::ask_peers(std::optional<std::uint64_t> version,
-                                                               std::chrono::milliseconds deadline) {
+async::Task<Result<SourceFinder::Found>> SourceFinder::ask_peers(
+    std::optional<std::uint64_t> version, std::chrono::milliseconds deadline) {
   std::vector<std::optional<Answer>> answers(from_.size());
   std::size_t next = 0;
   while (!version && next < from_.size()) {
@@ -130,17 +130,17 @@ rpc::Task<Result<SourceFinder::Found>> SourceFinder::ask_peers(std::optional<std
     }
     ++next;
   }
-  std::vector<rpc::Task<void>> rest;
+  std::vector<async::Task<void>> rest;
   for (; next < from_.size(); ++next) {
     rest.push_back(ask_peer(from_[next], version, deadline, answers[next]));
   }
-  co_await run_all(std::move(rest));
+  co_await async::run_all(std::move(rest));
   co_return put_together(std::move(answers));
 }
 
-rpc::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std::uint64_t> version,
-                                       std::chrono::milliseconds deadline,
-                                       std::optional<Answer>& answer) {
+async::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std::uint64_t> version,
+                                         std::chrono::milliseconds deadline,
+                                         std::optional<Answer>& answer) {
   const auto until = std::chrono::steady_clock::now() + deadline;
   auto client = co_await rpc::RpcClient::connect(address, environment_.identity, deadline);
   if (!client) {
@@ -199,7 +199,7 @@ Result<SourceFinder::Found> SourceFinder::put_together(std::vector<std::optional
   return fail(ErrorCode::kNotFound, "NO_SOURCE: no --from address was given");
 }
 
-rpc::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
+async::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
   if (!from_.empty()) {
     auto found = co_await ask_peers(resolved_.id.version, deadline);
     if (!found) co_return;
@@ -233,7 +233,7 @@ rpc::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
 }
 
 // Nobody had a share for us when the pull was opened; pullers that were first may have some by now.
-rpc::Task<void> SourceFinder::open_again(std::chrono::milliseconds deadline) {
+async::Task<void> SourceFinder::open_again(std::chrono::milliseconds deadline) {
   queued_.reset();  // until it says so again
   if (resolved_.root.is_nil()) co_return;
   const auto client = environment_.coordinator();
@@ -261,8 +261,8 @@ proto::PullProgressRequest SourceFinder::progress_request() const {
   return request;
 }
 
-rpc::Task<void> SourceFinder::exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
-                                       std::vector<proto::SourceReport> reports) {
+async::Task<void> SourceFinder::exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
+                                         std::vector<proto::SourceReport> reports) {
   const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
   if (client == nullptr || pull_id_.empty()) co_return;
   auto request = progress_request();
@@ -297,13 +297,13 @@ void SourceFinder::report(std::uint64_t bytes_done, std::uint64_t bytes_total,
       boost::asio::detached);
 }
 
-rpc::Task<void> SourceFinder::pause() {
+async::Task<void> SourceFinder::pause() {
   co_await close({});
   pull_id_.clear();
   queued_.reset();
 }
 
-rpc::Task<void> SourceFinder::close(const Result<void>& outcome) {
+async::Task<void> SourceFinder::close(const Result<void>& outcome) {
   const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
   if (client == nullptr || pull_id_.empty()) co_return;
   proto::ClosePullRequest request;

@@ -36,10 +36,10 @@ class SourceFinder {
   };
   // Resolves the version and lists the sources. Out of patience: kNotFound (NO_SOURCE) or
   // kUnavailable. `on_verifying` is told once why this waits for holders.
-  rpc::Task<Result<Resolved>> resolve(Patience patience,
-                                      std::function<void(const Error&)> on_verifying);
+  async::Task<Result<Resolved>> resolve(Patience patience,
+                                        std::function<void(const Error&)> on_verifying);
   // Asks again for sources of the resolved version; keeps the old list when nobody answers.
-  rpc::Task<void> refresh(std::chrono::milliseconds deadline);
+  async::Task<void> refresh(std::chrono::milliseconds deadline);
   const std::vector<proto::Source>& sources() const { return sources_; }
   // Since somebody said who holds it.
   Duration age(TimePoint now) const { return now - answered_; }
@@ -48,15 +48,15 @@ class SourceFinder {
   std::optional<std::chrono::milliseconds> queued() const { return queued_; }
 
   // Tells the coordinator how far the pull is, and takes its list of sources.
-  rpc::Task<void> exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
-                           std::vector<proto::SourceReport> reports);
+  async::Task<void> exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
+                             std::vector<proto::SourceReport> reports);
   // Tells the coordinator, beside the caller: its absence or slowness stops nothing.
   void report(std::uint64_t bytes_done, std::uint64_t bytes_total,
               std::vector<proto::SourceReport> reports) const;
   // Gives its place at the sources back; the next refresh() asks for another.
-  rpc::Task<void> pause();
+  async::Task<void> pause();
   // Waits for the answer only where one is to be expected.
-  rpc::Task<void> close(const Result<void>& outcome);
+  async::Task<void> close(const Result<void>& outcome);
 
  private:
   using Answer = Result<proto::OpenDirectResponse>;
@@ -64,14 +64,14 @@ class SourceFinder {
     Resolved resolved;
     std::vector<proto::Source> sources;
   };
-  rpc::Task<Result<Resolved>> resolve_once(std::chrono::milliseconds deadline);
-  rpc::Task<Result<Resolved>> resolve_through_coordinator(std::chrono::milliseconds deadline);
+  async::Task<Result<Resolved>> resolve_once(std::chrono::milliseconds deadline);
+  async::Task<Result<Resolved>> resolve_through_coordinator(std::chrono::milliseconds deadline);
   void take_offer(const proto::OpenPullResponse& response);
-  rpc::Task<void> open_again(std::chrono::milliseconds deadline);
-  rpc::Task<Result<Found>> ask_peers(std::optional<std::uint64_t> version,
-                                     std::chrono::milliseconds deadline);
-  rpc::Task<void> ask_peer(std::string address, std::optional<std::uint64_t> version,
-                           std::chrono::milliseconds deadline, std::optional<Answer>& answer);
+  async::Task<void> open_again(std::chrono::milliseconds deadline);
+  async::Task<Result<Found>> ask_peers(std::optional<std::uint64_t> version,
+                                       std::chrono::milliseconds deadline);
+  async::Task<void> ask_peer(std::string address, std::optional<std::uint64_t> version,
+                             std::chrono::milliseconds deadline, std::optional<Answer>& answer);
   Result<Found> put_together(std::vector<std::optional<Answer>> answers);
   Error still_verifying(const std::string& who);
   proto::PullProgressRequest progress_request() const;

@@ -25,7 +25,7 @@ constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;  // but for the last: bound
 SourcePeer::SourcePeer(proto::Source source, std::shared_ptr<rpc::RpcClient> client)
     : source_(std::move(source)), client_(std::move(client)) {}
 
-rpc::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
+async::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
     proto::Source source, rpc::Identity identity, std::chrono::milliseconds deadline) {
   CO_TRY(const Incarnation expected, Incarnation::from_bytes(source.node().incarnation()));
   auto client = co_await rpc::RpcClient::connect(source.node().control_endpoint(),
@@ -37,8 +37,8 @@ rpc::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
   co_return std::make_shared<SourcePeer>(std::move(source), std::move(*client));
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Digest digest,
-                                                       std::string name, Paging paging) {
+async::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Digest digest,
+                                                         std::string name, Paging paging) {
   std::string bytes;
   std::uint64_t total = 0;
   do {
@@ -69,7 +69,7 @@ rpc::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Dig
   co_return bytes;
 }
 
-rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest digest, Paging paging) {
+async::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest digest, Paging paging) {
   CO_TRY(const std::string bytes,
          co_await fetch_pages(proto::PAGE_TENSOR_SET, digest, {}, std::move(paging)));
   CO_TRY(auto tensors, TensorSet::parse(bytes));
@@ -79,23 +79,24 @@ rpc::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest digest, Paging 
   co_return tensors;
 }
 
-rpc::Task<Result<std::vector<Digest>>> SourcePeer::fetch_tile_digests(Digest root, Paging paging) {
+async::Task<Result<std::vector<Digest>>> SourcePeer::fetch_tile_digests(Digest root,
+                                                                        Paging paging) {
   CO_TRY(const std::string bytes,
          co_await fetch_pages(proto::PAGE_TILE_DIGESTS, root, {}, std::move(paging)));
   co_return parse_digests(bytes);
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_layout(Digest digest, Paging paging) {
+async::Task<Result<std::string>> SourcePeer::fetch_layout(Digest digest, Paging paging) {
   co_return co_await fetch_pages(proto::PAGE_LAYOUT, digest, {}, std::move(paging));
 }
 
-rpc::Task<Result<std::string>> SourcePeer::fetch_file(Digest root, std::string file,
-                                                      Paging paging) {
+async::Task<Result<std::string>> SourcePeer::fetch_file(Digest root, std::string file,
+                                                        Paging paging) {
   co_return co_await fetch_pages(proto::PAGE_FILE, root, std::move(file), std::move(paging));
 }
 
-rpc::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
-                                                        std::chrono::milliseconds deadline) {
+async::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
+                                                          std::chrono::milliseconds deadline) {
   proto::OpenSessionRequest request;
   *request.mutable_puller() = std::move(wanted.self);
   request.set_source_incarnation(source_.node().incarnation());
@@ -121,9 +122,10 @@ rpc::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
   co_return session;
 }
 
-rpc::Task<Result<std::string>> SourcePeer::connect_paths(SessionToken token, std::string transport,
-                                                         std::string request,
-                                                         std::chrono::milliseconds deadline) {
+async::Task<Result<std::string>> SourcePeer::connect_paths(SessionToken token,
+                                                           std::string transport,
+                                                           std::string request,
+                                                           std::chrono::milliseconds deadline) {
   proto::ConnectPathsRequest message;
   message.set_token(token.to_bytes());
   message.set_transport(std::move(transport));
@@ -133,7 +135,7 @@ rpc::Task<Result<std::string>> SourcePeer::connect_paths(SessionToken token, std
   co_return std::move(*response.mutable_response());
 }
 
-rpc::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, SessionToken token) {
+async::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, SessionToken token) {
   if (!peer->connected()) co_return;
   proto::CloseSessionRequest request;
   request.set_token(token.to_bytes());
@@ -142,14 +144,15 @@ rpc::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, Sess
                                                         std::move(request), kCloseDeadline);
 }
 
-rpc::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
+async::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
   auto answer = co_await rpc::call<proto::AgentStatusResponse>(
       peer->client_, proto::AGENT_STATUS, proto::AgentStatusRequest(), kKeepAliveDeadline);
   if (!answer && answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
 }
 
-rpc::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> peer, SessionToken token,
-                                               TileIndex tile_count, OnHave on_have) {
+async::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> peer,
+                                                 SessionToken token, TileIndex tile_count,
+                                                 OnHave on_have) {
   proto::WatchHaveRequest request;
   request.set_token(token.to_bytes());
   // An update that makes no sense is left out: the next full one corrects what it missed.
@@ -170,7 +173,7 @@ rpc::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> peer,
   co_return Result<void>();
 }
 
-rpc::Task<Result<std::vector<std::string>>> SourcePeer::prove_ranges(
+async::Task<Result<std::vector<std::string>>> SourcePeer::prove_ranges(
     proto::ProveRangesRequest request) {
   const int asked = request.items_size();
   CO_TRY(const auto response,

@@ -36,9 +36,8 @@ struct PeerSession {
 class SourcePeer {
  public:
   // Connects and checks that the incarnation is the one that the coordinator meant (kStale).
-  static rpc::Task<Result<std::shared_ptr<SourcePeer>>> connect(proto::Source source,
-                                                                rpc::Identity identity,
-                                                                std::chrono::milliseconds deadline);
+  static async::Task<Result<std::shared_ptr<SourcePeer>>> connect(
+      proto::Source source, rpc::Identity identity, std::chrono::milliseconds deadline);
   SourcePeer(proto::Source source, std::shared_ptr<rpc::RpcClient> client);
 
   const proto::Source& source() const { return source_; }
@@ -52,11 +51,11 @@ class SourcePeer {
     std::chrono::milliseconds page_deadline;
     std::function<void()> on_page;
   };
-  rpc::Task<Result<TensorSet>> fetch_tensor_set(Digest digest, Paging paging);
-  rpc::Task<Result<std::vector<Digest>>> fetch_tile_digests(Digest root, Paging paging);
-  rpc::Task<Result<std::string>> fetch_layout(Digest digest, Paging paging);  // canonical bytes
+  async::Task<Result<TensorSet>> fetch_tensor_set(Digest digest, Paging paging);
+  async::Task<Result<std::vector<Digest>>> fetch_tile_digests(Digest root, Paging paging);
+  async::Task<Result<std::string>> fetch_layout(Digest digest, Paging paging);  // canonical bytes
   // The content of a file tensor ("config.json"); the caller verifies it against the tile digests.
-  rpc::Task<Result<std::string>> fetch_file(Digest root, std::string name, Paging paging);
+  async::Task<Result<std::string>> fetch_file(Digest root, std::string name, Paging paging);
 
   struct SessionRequest {
     proto::NodeAddress self;
@@ -65,27 +64,27 @@ class SourcePeer {
     proto::Grant grant;
     std::vector<std::string> transports;
   };
-  rpc::Task<Result<PeerSession>> open_session(SessionRequest wanted,
-                                              std::chrono::milliseconds deadline);
+  async::Task<Result<PeerSession>> open_session(SessionRequest wanted,
+                                                std::chrono::milliseconds deadline);
   // The answer to a Handshake's request.
-  rpc::Task<Result<std::string>> connect_paths(SessionToken token, std::string transport,
-                                               std::string request,
-                                               std::chrono::milliseconds deadline);
-  static rpc::Task<void> close_session(std::shared_ptr<SourcePeer> peer, SessionToken token);
+  async::Task<Result<std::string>> connect_paths(SessionToken token, std::string transport,
+                                                 std::string request,
+                                                 std::chrono::milliseconds deadline);
+  static async::Task<void> close_session(std::shared_ptr<SourcePeer> peer, SessionToken token);
   // Keeps the control connection (and with it the session) alive while only data flows. A peer that
   // does not answer within 5 s is closed.
-  static rpc::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
+  static async::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
   // What the source holds of a copy that is being filled, until it is complete (success), the
   // session ends, or the caller is cancelled. Runs are checked; `all` is not only what is new.
   using OnHave = std::function<void(swarm::TileRuns held, bool all)>;
-  static rpc::Task<Result<void>> watch_have(std::shared_ptr<SourcePeer> peer, SessionToken token,
-                                            TileIndex tile_count, OnHave on_have);
+  static async::Task<Result<void>> watch_have(std::shared_ptr<SourcePeer> peer, SessionToken token,
+                                              TileIndex tile_count, OnHave on_have);
   // One proof per item, in order.
-  rpc::Task<Result<std::vector<std::string>>> prove_ranges(proto::ProveRangesRequest request);
+  async::Task<Result<std::vector<std::string>>> prove_ranges(proto::ProveRangesRequest request);
 
  private:
-  rpc::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest digest, std::string name,
-                                             Paging paging);
+  async::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest digest,
+                                               std::string name, Paging paging);
 
   const proto::Source source_;
   const std::shared_ptr<rpc::RpcClient> client_;

@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "recovery/pull/concurrently.h"
+#include <boost/asio/this_coro.hpp>
+
 #include "recovery/pull/file_source.h"
-#include "recovery/pull/offload.h"
 #include "recovery/pull/pull.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/offload.h"
+#include "src/async/task_group.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -22,7 +24,7 @@ constexpr std::uint64_t kLeastSliceBytes = 1 << 20;
 }  // namespace
 
 // Connects to every listed source that is not connected yet, all at once.
-rpc::Task<void> PullJob::connect_peers() {
+async::Task<void> PullJob::connect_peers() {
   dialled_.clear();
   co_await dial_peers();
   co_await learn_layouts();
@@ -30,23 +32,23 @@ rpc::Task<void> PullJob::connect_peers() {
 
 // The coordinator may be as silent as the sources: it is asked while those that are known are
 // dialled again.
-rpc::Task<void> PullJob::look_for_sources() {
+async::Task<void> PullJob::look_for_sources() {
   dialled_.clear();
-  std::vector<rpc::Task<void>> both;
+  std::vector<async::Task<void>> both;
   both.push_back(dial_peers());
   both.push_back(ask_then_dial());
-  co_await run_all(std::move(both));
+  co_await async::run_all(std::move(both));
   co_await learn_layouts();
 }
 
-rpc::Task<void> PullJob::ask_then_dial() {
+async::Task<void> PullJob::ask_then_dial() {
   co_await finder_.refresh(silence_.at_most(kRefreshDeadline, std::chrono::steady_clock::now()));
   take_news_of_sources();
   co_await dial_peers();
 }
 
-rpc::Task<void> PullJob::dial_peers() {
-  std::vector<rpc::Task<void>> dials;
+async::Task<void> PullJob::dial_peers() {
+  std::vector<async::Task<void>> dials;
   for (const auto& record : finder_.sources()) {
     if (sources_->size() + dials.size() >= transport::kMaxSources) break;
     const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
@@ -59,10 +61,10 @@ rpc::Task<void> PullJob::dial_peers() {
         });
     if (!connected && dialled_.insert(key).second) dials.push_back(dial_peer(record));
   }
-  co_await run_all(std::move(dials));
+  co_await async::run_all(std::move(dials));
 }
 
-rpc::Task<void> PullJob::dial_peer(proto::Source record) {
+async::Task<void> PullJob::dial_peer(proto::Source record) {
   const auto deadline = silence_.at_most(kDialDeadline, std::chrono::steady_clock::now());
   auto peer = co_await SourcePeer::connect(record, environment_.identity, deadline);
   if (!peer) {
@@ -81,7 +83,7 @@ rpc::Task<void> PullJob::dial_peer(proto::Source record) {
 }
 
 // Not while anybody dials: it holds on to elements of sources_.
-rpc::Task<void> PullJob::learn_layouts() {
+async::Task<void> PullJob::learn_layouts() {
   if (checkpoint_ == nullptr) co_return;
   for (ActiveSource& source : *sources_) {
     if (source.peer == nullptr || source.layout != nullptr) continue;
@@ -93,7 +95,7 @@ rpc::Task<void> PullJob::learn_layouts() {
   forget_lost_sources();
 }
 
-rpc::Task<Result<void>> PullJob::learn_layout_of(ActiveSource& source) {
+async::Task<Result<void>> PullJob::learn_layout_of(ActiveSource& source) {
   const Digest digest = rpc::from_proto(source.record.layout());
   if (!layouts_.contains(digest)) {
     CO_TRY(const std::string bytes, co_await source.peer->fetch_layout(digest, paging()));
@@ -144,7 +146,7 @@ void PullJob::add_local_sources() {
   }
 }
 
-rpc::Task<Result<void>> PullJob::add_fallback() {
+async::Task<Result<void>> PullJob::add_fallback() {
   fallback_used_ = true;
   // It may be a slow file system, and everything in it may have to be digested.
   auto open = [this] {
@@ -152,7 +154,7 @@ rpc::Task<Result<void>> PullJob::add_fallback() {
                ? open_file_source(request_.fallback, checkpoint_)
                : adopt_file_source(request_.fallback, resolved_.id, *environment_.digest_pool);
   };
-  CO_TRY(auto files, co_await offload(*environment_.blocking_pool, std::move(open)));
+  CO_TRY(auto files, co_await async::offload(*environment_.blocking_pool, std::move(open)));
   if (!resolved_.root.is_nil() && files->checkpoint->root != resolved_.root) {
     co_return fail(ErrorCode::kCorrupt, "{} holds other weights than {}: its root is {}, not {}",
                    request_.fallback.string(), resolved_.id.to_string(),
@@ -254,7 +256,7 @@ Error PullJob::no_source_error(const planner::Plan& plan) const {
                   planner::describe_missing(*checkpoint_, missing, kMissingShown), quarantined)};
 }
 
-rpc::Task<Result<PlanSummary>> PullJob::plan_only() {
+async::Task<Result<PlanSummary>> PullJob::plan_only() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   CO_TRY_VOID(co_await resolve());
   CO_TRY_VOID(check_root());

@@ -9,7 +9,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "recovery/pull/wait.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -64,7 +64,7 @@ Transfer::~Transfer() {
   batch_.reset();  // cancels what still runs and waits for the drain
 }
 
-rpc::Task<Result<void>> Transfer::run() {
+async::Task<Result<void>> Transfer::run() {
   last_look_ = std::chrono::steady_clock::now();
   transport::BatchOptions options;
   options.order = order_;
@@ -89,7 +89,7 @@ rpc::Task<Result<void>> Transfer::run() {
 
 // Until the batch has ended and no connect is under way: they refer to this object, so they are cut
 // short, then waited for.
-rpc::Task<Result<void>> Transfer::watch_batch() {
+async::Task<Result<void>> Transfer::watch_batch() {
   while (true) {
     handle_events();
     note_progress();
@@ -99,7 +99,7 @@ rpc::Task<Result<void>> Transfer::watch_batch() {
       outcome = finished_;
     }
     if (outcome && connecting_ == 0) co_return std::move(*outcome);
-    const bool cancelled = co_await is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (outcome || cancelled) stop_connecting();
     if (cancelled || (starved() && connecting_ == 0)) batch_->cancel();
     keep_peers_alive();
@@ -122,8 +122,8 @@ void Transfer::note_progress() {
 
 // They read the destination and mark its tiles, and may still wait for a source's proofs: peers
 // that are lost, or all after a cancel, are closed, which ends their calls.
-rpc::Task<Result<void>> Transfer::drain_verifications() {
-  const bool cancelled = co_await is_cancelled();
+async::Task<Result<void>> Transfer::drain_verifications() {
+  const bool cancelled = co_await async::is_cancelled();
   for (const auto& source : sources_) {
     if (source.peer != nullptr && (cancelled || source.lost)) source.peer->close();
   }
@@ -133,7 +133,7 @@ rpc::Task<Result<void>> Transfer::drain_verifications() {
     if (std::chrono::steady_clock::now() > give_up) {
       co_return fail(ErrorCode::kInternal, "verifications of {} do not end", id_.to_string());
     }
-    co_await sleep_for(std::chrono::milliseconds(2));
+    co_await async::sleep_for(std::chrono::milliseconds(2));
   }
   co_return Result<void>();
 }

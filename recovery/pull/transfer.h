@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <fmt/format.h>
 
 #include "recovery/planner/plan.h"
@@ -97,7 +98,7 @@ class Transfer final : private transport::BatchObserver {
 
   // A cancelled coroutine ends the batch, waits for its drain and returns kUnavailable
   // ("cancelled"); it must have been told not to throw (this_coro::throw_if_cancelled(false)).
-  rpc::Task<Result<void>> run();
+  async::Task<Result<void>> run();
   // After it: what several sources brought together and nobody can be blamed for.
   WrongBytes wrong_together() const { return slices_->wrong_bytes(std::nullopt); }
 
@@ -117,11 +118,11 @@ class Transfer final : private transport::BatchObserver {
 
   // transfer_connect.cc
   void start_connecting(transport::SourceIndex index);
-  rpc::Task<void> connect_source(transport::SourceIndex index);
-  rpc::Task<Result<void>> renew(ActiveSource& source);
-  rpc::Task<Result<void>> open_paths(ActiveSource& source, transport::SourceIndex index);
-  rpc::Task<Result<void>> open_offer(ActiveSource& source, transport::SourceIndex index,
-                                     const PeerSession& session, const PeerSession::Offer& offer);
+  async::Task<void> connect_source(transport::SourceIndex index);
+  async::Task<Result<void>> renew(ActiveSource& source);
+  async::Task<Result<void>> open_paths(ActiveSource& source, transport::SourceIndex index);
+  async::Task<Result<void>> open_offer(ActiveSource& source, transport::SourceIndex index,
+                                       const PeerSession& session, const PeerSession::Offer& offer);
   void open_local(ActiveSource& source, transport::SourceIndex index);
   void add_paths(transport::SourceIndex index, transport::Paths paths);
   void warn_of_fallback(const ActiveSource& source, const std::string& transport,
@@ -129,30 +130,30 @@ class Transfer final : private transport::BatchObserver {
 
   // transfer_rails.cc
   transport::HandshakeConnector* handshake_connector(const std::string& transport) const;
-  rpc::Task<Result<transport::Paths>> shake_hands(transport::SourceIndex index,
-                                                  PeerSession::Offer offer,
-                                                  std::vector<std::string> in_use);
+  async::Task<Result<transport::Paths>> shake_hands(transport::SourceIndex index,
+                                                    PeerSession::Offer offer,
+                                                    std::vector<std::string> in_use);
   static void renew_offer(ActiveSource& source, const SessionToken& token,
                           const std::string& transport, const std::string& endpoint);
   void note_lost_rails(const transport::BatchProgress& progress);
   void join_missing_rails();
-  rpc::Task<void> join_rails(transport::SourceIndex index, PeerSession::Offer offer,
-                             std::vector<std::string> in_use);
-  rpc::Task<void> close_sessions();
+  async::Task<void> join_rails(transport::SourceIndex index, PeerSession::Offer offer,
+                               std::vector<std::string> in_use);
+  async::Task<void> close_sessions();
 
   // transfer_swarm.cc
   struct Following;
   void take_in(transport::SourceIndex index);
   void follow(transport::SourceIndex index);
-  static rpc::Task<void> watch(std::shared_ptr<Following> following,
-                               std::shared_ptr<SourcePeer> peer, SessionToken token,
-                               TileIndex tile_count);
+  static async::Task<void> watch(std::shared_ptr<Following> following,
+                                 std::shared_ptr<SourcePeer> peer, SessionToken token,
+                                 TileIndex tile_count);
   void stop_following(transport::SourceIndex index);
   void stop_following();
   void follow_another();
 
-  rpc::Task<Result<void>> watch_batch();
-  rpc::Task<Result<void>> drain_verifications();
+  async::Task<Result<void>> watch_batch();
+  async::Task<Result<void>> drain_verifications();
   void handle_events();
   void handle_lost(transport::SourceIndex index, const Error& cause);
   void note_progress();

@@ -5,11 +5,11 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 
-#include "recovery/pull/concurrently.h"
 #include "recovery/pull/memory_path.h"
-#include "recovery/pull/offload.h"
 #include "recovery/pull/transfer.h"
 #include "recovery/pull/transports.h"
+#include "src/async/offload.h"
+#include "src/async/task_group.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -51,7 +51,7 @@ void Transfer::start_connecting(SourceIndex index) {
   boost::asio::co_spawn(environment_.executor, connect_source(index), boost::asio::detached);
 }
 
-rpc::Task<void> Transfer::connect_source(SourceIndex index) {
+async::Task<void> Transfer::connect_source(SourceIndex index) {
   ActiveSource& source = sources_[index];
   Result<void> opened = co_await renew(source);
   if (opened) opened = co_await open_paths(source, index);
@@ -63,7 +63,7 @@ rpc::Task<void> Transfer::connect_source(SourceIndex index) {
 }
 
 // What is left of an earlier connection in this transfer is given back, or made new.
-rpc::Task<Result<void>> Transfer::renew(ActiveSource& source) {
+async::Task<Result<void>> Transfer::renew(ActiveSource& source) {
   if (source.peer == nullptr) co_return Result<void>();
   if (source.session) {
     boost::asio::co_spawn(environment_.executor,
@@ -87,7 +87,7 @@ std::vector<std::string> Transfer::transports_of(const ActiveSource& source) con
                         environment_.handshakes);
 }
 
-rpc::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex index) {
+async::Task<Result<void>> Transfer::open_paths(ActiveSource& source, SourceIndex index) {
   if (source.peer == nullptr) {
     open_local(source, index);
     co_return Result<void>();
@@ -130,9 +130,9 @@ void Transfer::warn_of_fallback(const ActiveSource& source, const std::string& t
                           source.name, cause.message()));
 }
 
-rpc::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex index,
-                                             const PeerSession& session,
-                                             const PeerSession::Offer& offer) {
+async::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex index,
+                                               const PeerSession& session,
+                                               const PeerSession::Offer& offer) {
   if (handshake_connector(offer.transport) != nullptr) {
     CO_TRY(auto paths, co_await shake_hands(index, offer, {}));
     source.transport = offer.transport;
@@ -155,7 +155,7 @@ rpc::Task<Result<void>> Transfer::open_offer(ActiveSource& source, SourceIndex i
   auto work = [connector = *found, &target, wanted, deadline] {
     return std::make_shared<MadePaths>(make_paths(*connector, target, wanted, deadline));
   };
-  auto made = co_await offload(*environment_.blocking_pool, std::move(work));
+  auto made = co_await async::offload(*environment_.blocking_pool, std::move(work));
   if (made->paths.empty()) co_return fail(std::move(*made->error));
   source.transport = offer.transport;
   add_paths(index, std::move(made->paths));
@@ -178,8 +178,8 @@ void Transfer::add_paths(SourceIndex index, transport::Paths paths) {
   batch_->add_paths(index, std::move(paths));
 }
 
-rpc::Task<void> Transfer::close_sessions() {
-  std::vector<rpc::Task<void>> closes;
+async::Task<void> Transfer::close_sessions() {
+  std::vector<async::Task<void>> closes;
   for (auto& source : sources_) {
     if (source.peer == nullptr || !source.session || source.lost) continue;
     auto close = SourcePeer::close_session(source.peer, source.session->token);
@@ -190,7 +190,7 @@ rpc::Task<void> Transfer::close_sessions() {
     }
     source.session.reset();
   }
-  co_await run_all(std::move(closes));
+  co_await async::run_all(std::move(closes));
 }
 
 }  // namespace rekindle::pull

@@ -5,8 +5,8 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 
-#include "recovery/pull/offload.h"
 #include "recovery/pull/transfer.h"
+#include "src/async/offload.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -34,9 +34,9 @@ HandshakeConnector* Transfer::handshake_connector(const std::string& transport) 
 // Making queue pairs takes system calls, and proving a link takes up to half a second: both on the
 // blocking pool. The word with the peer is an ordinary call: a peer that does not answer holds up
 // nobody else. What the peer offers by then is kept for the next time.
-rpc::Task<Result<transport::Paths>> Transfer::shake_hands(SourceIndex index,
-                                                          PeerSession::Offer offer,
-                                                          std::vector<std::string> in_use) {
+async::Task<Result<transport::Paths>> Transfer::shake_hands(SourceIndex index,
+                                                            PeerSession::Offer offer,
+                                                            std::vector<std::string> in_use) {
   HandshakeConnector* const connector = handshake_connector(offer.transport);
   if (hooks_.use_memory) hooks_.use_memory(*connector);
   const std::shared_ptr<SourcePeer> peer = sources_[index].peer;
@@ -47,7 +47,8 @@ rpc::Task<Result<transport::Paths>> Transfer::shake_hands(SourceIndex index,
     TRY(auto handshake, connector->begin(target, in_use));
     return std::shared_ptr<transport::Handshake>(std::move(handshake));
   };
-  CO_TRY(const auto handshake, co_await offload(*environment_.blocking_pool, std::move(begin)));
+  CO_TRY(const auto handshake,
+         co_await async::offload(*environment_.blocking_pool, std::move(begin)));
   const auto deadline = silence_.at_most(kHandshakeDeadline, std::chrono::steady_clock::now());
   CO_TRY(const std::string answer,
          co_await peer->connect_paths(token, offer.transport, handshake->request(), deadline));
@@ -57,7 +58,7 @@ rpc::Task<Result<transport::Paths>> Transfer::shake_hands(SourceIndex index,
     if (!paths) return Result<Shared>(fail(std::move(paths).error()));
     return Result<Shared>(std::make_shared<transport::Paths>(std::move(*paths)));
   };
-  const auto paths = co_await offload(*environment_.blocking_pool, std::move(finish));
+  const auto paths = co_await async::offload(*environment_.blocking_pool, std::move(finish));
   renew_offer(sources_[index], token, offer.transport, handshake->endpoint());
   if (!paths) co_return fail(paths.error());
   co_return std::move(**paths);
@@ -117,8 +118,8 @@ void Transfer::join_missing_rails() {
   }
 }
 
-rpc::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer,
-                                     std::vector<std::string> in_use) {
+async::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer,
+                                       std::vector<std::string> in_use) {
   ActiveSource& source = sources_[index];
   const SessionToken token = source.session->token;
   auto paths = co_await shake_hands(index, offer, std::move(in_use));
@@ -131,7 +132,7 @@ rpc::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer
       late->clear();
       return true;
     };
-    (void)co_await offload(*environment_.blocking_pool, std::move(drop));
+    (void)co_await async::offload(*environment_.blocking_pool, std::move(drop));
   } else if (paths) {
     for (const auto& path : *paths) {
       log::info("pull.rail_joined", "source", source.name, "path", path->describe());

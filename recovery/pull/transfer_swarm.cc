@@ -60,9 +60,9 @@ void Transfer::follow(SourceIndex index) {
       boost::asio::bind_cancellation_slot(following->stop.slot(), boost::asio::detached));
 }
 
-rpc::Task<void> Transfer::watch(std::shared_ptr<Following> following,
-                                std::shared_ptr<SourcePeer> peer, SessionToken token,
-                                TileIndex tile_count) {
+async::Task<void> Transfer::watch(std::shared_ptr<Following> following,
+                                  std::shared_ptr<SourcePeer> peer, SessionToken token,
+                                  TileIndex tile_count) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   SourcePeer::OnHave on_have = [following](const swarm::TileRuns& held, bool) {
     if (following->transfer != nullptr) following->transfer->on_have(following->index, held);

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -49,15 +50,15 @@ class ClientCore : public std::enable_shared_from_this<ClientCore> {
   void start() {
     asio::co_spawn(connection_->executor(), read_loop(shared_from_this()), asio::detached);
   }
-  Task<Result<std::string>> call(proto::Method method, std::string body,
-                                 std::chrono::milliseconds timeout,
-                                 std::function<void(std::string)> on_event);
+  async::Task<Result<std::string>> call(proto::Method method, std::string body,
+                                        std::chrono::milliseconds timeout,
+                                        std::function<void(std::string)> on_event);
   void close(Error reason);
   const Peer& peer() const { return peer_; }
   bool connected() const { return connection_->is_open(); }
 
  private:
-  static Task<void> read_loop(std::shared_ptr<ClientCore> self);
+  static async::Task<void> read_loop(std::shared_ptr<ClientCore> self);
   void on_frame(proto::Frame frame);
   void finish(std::uint64_t call_id, Result<std::string> result);
   void send_cancel(std::uint64_t call_id);
@@ -74,7 +75,7 @@ Error ClientCore::lost() const {
   return connection_->close_reason().with_context(fmt::format("connection to {} is lost", name_));
 }
 
-Task<void> ClientCore::read_loop(std::shared_ptr<ClientCore> self) {
+async::Task<void> ClientCore::read_loop(std::shared_ptr<ClientCore> self) {
   for (;;) {
     auto frame = co_await self->connection_->read();
     if (!frame) {
@@ -137,9 +138,9 @@ void ClientCore::send_cancel(std::uint64_t call_id) {
   (void)connection_->send(frame);
 }
 
-Task<Result<std::string>> ClientCore::call(proto::Method method, std::string body,
-                                           std::chrono::milliseconds timeout,
-                                           std::function<void(std::string)> on_event) {
+async::Task<Result<std::string>> ClientCore::call(proto::Method method, std::string body,
+                                                  std::chrono::milliseconds timeout,
+                                                  std::function<void(std::string)> on_event) {
   const auto self = shared_from_this();
   const std::string what = fmt::format("{} to {}", proto::Method_Name(method), name_);
   timeout = std::clamp<std::chrono::milliseconds>(timeout, std::chrono::milliseconds(1),
@@ -189,9 +190,9 @@ class Client final : public RpcClient {
 
   const Peer& peer() const override { return core_->peer(); }
   bool connected() const override { return core_->connected(); }
-  Task<Result<std::string>> call_raw(proto::Method method, std::string body,
-                                     std::chrono::milliseconds deadline,
-                                     std::function<void(std::string)> on_event) override {
+  async::Task<Result<std::string>> call_raw(proto::Method method, std::string body,
+                                            std::chrono::milliseconds deadline,
+                                            std::function<void(std::string)> on_event) override {
     return core_->call(method, std::move(body), deadline, std::move(on_event));
   }
   void close() override { core_->close({ErrorCode::kPeerLost, "closed by this side"}); }
@@ -201,8 +202,8 @@ class Client final : public RpcClient {
 };
 
 // Runs `step` of the handshake: a frame of the wanted kind, or the peer's refusal as an error.
-Task<Result<proto::Frame>> read_handshake(std::shared_ptr<Connection> connection,
-                                          proto::Frame::KindCase wanted) {
+async::Task<Result<proto::Frame>> read_handshake(std::shared_ptr<Connection> connection,
+                                                 proto::Frame::KindCase wanted) {
   CO_TRY(proto::Frame frame, co_await connection->read());
   if (frame.kind_case() == proto::Frame::kProof && frame.proof().has_refusal() &&
       frame.proof().refusal().code() != proto::STATUS_OK) {
@@ -214,8 +215,8 @@ Task<Result<proto::Frame>> read_handshake(std::shared_ptr<Connection> connection
   co_return frame;
 }
 
-Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Identity identity, bool is_unix,
-                         std::optional<Incarnation> expected) {
+async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Identity identity,
+                                bool is_unix, std::optional<Incarnation> expected) {
   const std::string secret = is_unix ? std::string() : identity.secret;
   proto::Frame own;
   *own.mutable_hello() = make_hello(identity, secret, expected);
@@ -234,7 +235,7 @@ Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Identity identi
   co_return peer;
 }
 
-Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
+async::Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
   const auto executor = co_await asio::this_coro::executor;
   const auto socket = std::make_shared<Socket>(executor);
   boost::system::error_code error;
@@ -258,7 +259,7 @@ Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
 }
 
 // Each address gets an equal part of what is left.
-Task<Result<Socket>> connect_any(std::vector<Endpoint> endpoints, TimePoint deadline) {
+async::Task<Result<Socket>> connect_any(std::vector<Endpoint> endpoints, TimePoint deadline) {
   Error last(ErrorCode::kInternal, "no address");
   for (std::size_t i = 0; i < endpoints.size(); ++i) {
     const TimePoint now = steady_clock::now();
@@ -270,7 +271,7 @@ Task<Result<Socket>> connect_any(std::vector<Endpoint> endpoints, TimePoint dead
   co_return fail(std::move(last));
 }
 
-Task<Result<Socket>> open_socket(std::string address, TimePoint deadline) {
+async::Task<Result<Socket>> open_socket(std::string address, TimePoint deadline) {
   if (address.starts_with(kUnixPrefix)) {
     const std::string path = address.substr(kUnixPrefix.size());
     CO_TRY(const Endpoint endpoint, unix_endpoint(path));
@@ -288,9 +289,9 @@ Task<Result<Socket>> open_socket(std::string address, TimePoint deadline) {
 
 }  // namespace
 
-Task<Result<std::shared_ptr<RpcClient>>> RpcClient::connect(std::string address, Identity identity,
-                                                            std::chrono::milliseconds deadline,
-                                                            std::optional<Incarnation> expected) {
+async::Task<Result<std::shared_ptr<RpcClient>>> RpcClient::connect(
+    std::string address, Identity identity, std::chrono::milliseconds deadline,
+    std::optional<Incarnation> expected) {
   const std::string context = fmt::format("connect {}", address);
   const bool is_unix = address.starts_with(kUnixPrefix);
   const TimePoint until = steady_clock::now() + deadline;

@@ -56,7 +56,7 @@ Failure Connection::failed(Error error) {
   return fail(close_reason_);
 }
 
-Task<Result<proto::Frame>> Connection::read() {
+async::Task<Result<proto::Frame>> Connection::read() {
   const auto self = shared_from_this();
   for (;;) {
     if (closed_) co_return fail(close_reason_);
@@ -124,7 +124,7 @@ void Connection::wake_waiters() {
   for (auto* waiter : waiters_) waiter->cancel();
 }
 
-Task<void> Connection::sleep_until_woken(TimePoint deadline) {
+async::Task<void> Connection::sleep_until_woken(TimePoint deadline) {
   const auto self = shared_from_this();
   asio::steady_timer timer(socket_.get_executor(), deadline);
   waiters_.push_back(&timer);
@@ -136,7 +136,7 @@ Task<void> Connection::sleep_until_woken(TimePoint deadline) {
   co_await timer.async_wait(kUseTuple);
 }
 
-Task<bool> Connection::wait_for_room(TimePoint deadline) {
+async::Task<bool> Connection::wait_for_room(TimePoint deadline) {
   const auto self = shared_from_this();
   while (!closed_ && queued_bytes_ >= kHighWaterBytes) {
     if (steady_clock::now() >= deadline) co_return false;
@@ -145,7 +145,7 @@ Task<bool> Connection::wait_for_room(TimePoint deadline) {
   co_return !closed_;
 }
 
-Task<void> Connection::refuse(Error error) {
+async::Task<void> Connection::refuse(Error error) {
   const auto self = shared_from_this();
   (void)send(refusal_frame(error));
   const TimePoint deadline = steady_clock::now() + kRefusalLinger;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -35,14 +36,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // The next frame. kPeerLost when the peer closed, kTimeout when a deadline passed: the connection
   // is closed then. kInvalid for bytes that are not the protocol: refuse() or close() it.
-  Task<Result<proto::Frame>> read();
+  async::Task<Result<proto::Frame>> read();
   // Queues; drops silently once closed (the reader learns why). kInvalid: too large for a frame.
   Result<void> send(const proto::Frame& frame);
   // Waits until less than the high-water mark is queued; false when the deadline or an end of the
   // connection came first.
-  Task<bool> wait_for_room(TimePoint deadline);
+  async::Task<bool> wait_for_room(TimePoint deadline);
   // Tells the peer why, lets the bytes go out, waits a moment for its end, closes.
-  Task<void> refuse(Error error);
+  async::Task<void> refuse(Error error);
   // Sends what fits the socket buffer at once, then closes: for connections over the cap.
   void refuse_now(const Error& error);
   void close(Error reason);
@@ -69,7 +70,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void watch_writes();
   void on_write_watch();
   void wake_waiters();
-  Task<void> sleep_until_woken(TimePoint deadline);
+  async::Task<void> sleep_until_woken(TimePoint deadline);
   Failure failed(Error error);
 
   Socket socket_;

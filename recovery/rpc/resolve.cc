@@ -96,7 +96,8 @@ Result<std::vector<Endpoint>> system_look_up(const HostPort& address) {
   return endpoints;
 }
 
-Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline, LookUp look_up) {
+async::Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline,
+                                                   LookUp look_up) {
   if (auto numeric = numeric_endpoints(address); !numeric.empty()) co_return numeric;
   const auto lookup = std::make_shared<Lookup>();
   const auto executor = co_await asio::this_coro::executor;

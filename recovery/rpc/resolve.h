@@ -19,8 +19,8 @@ using LookUp = std::function<Result<std::vector<Endpoint>>(const HostPort& addre
 Result<std::vector<Endpoint>> system_look_up(const HostPort& address);  // getaddrinfo
 
 // kTimeout, kNotFound or kUnavailable, naming the host.
-Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline,
-                                            LookUp look_up = system_look_up);
+async::Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline,
+                                                   LookUp look_up = system_look_up);
 // For listen(), which runs before there is anything to serve.
 Result<std::vector<Endpoint>> resolve_blocking(const HostPort& address);
 

@@ -13,6 +13,7 @@
 #include <google/protobuf/message_lite.h>
 
 #include "proto/frame.pb.h"
+#include "src/async/task.h"
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
@@ -22,9 +23,6 @@
 // calls with deadlines. Everything of one connection runs on one executor; all waits have
 // deadlines.
 namespace rekindle::rpc {
-
-template <typename T>
-using Task = boost::asio::awaitable<T>;
 
 inline constexpr std::uint32_t kMaxFrameBytes = 16u << 20;
 inline constexpr std::chrono::milliseconds kFrameDeadline{5000};  // a frame that has begun must end
@@ -60,8 +58,8 @@ class EventSink {
 
 // Serves calls. A handler parses its body itself (see parse_body), runs as a coroutine on the
 // server's executor and returns the serialized response.
-using Handler = std::function<Task<Result<std::string>>(const Peer& peer, std::string body,
-                                                        std::shared_ptr<EventSink> events)>;
+using Handler = std::function<async::Task<Result<std::string>>(const Peer& peer, std::string body,
+                                                               std::shared_ptr<EventSink> events)>;
 
 // Has its answer at once: no waiting, no events, nothing to cancel. Costs a fraction of a
 // coroutine.
@@ -90,7 +88,7 @@ class RpcServer {
   virtual void on_peer_closed(std::function<void(const Peer& peer)> callback) = 0;
   virtual std::size_t connection_count() const = 0;
   // Stops accepting, cancels handlers, waits until all have ended (bounded by deadline).
-  virtual Task<void> close(std::chrono::milliseconds deadline) = 0;
+  virtual async::Task<void> close(std::chrono::milliseconds deadline) = 0;
 
   static std::unique_ptr<RpcServer> create(boost::asio::any_io_executor executor, Identity identity,
                                            ServerLimits limits = {});
@@ -103,16 +101,16 @@ class RpcClient {
   virtual const Peer& peer() const = 0;
   virtual bool connected() const = 0;
   // kTimeout after `deadline` (the server is told to cancel). on_event: for streaming calls.
-  virtual Task<Result<std::string>> call_raw(
+  virtual async::Task<Result<std::string>> call_raw(
       proto::Method method, std::string body, std::chrono::milliseconds deadline,
       std::function<void(std::string body)> on_event = {}) = 0;
   virtual void close() = 0;
 
   // DNS, connect and hello together within `deadline`. `expected`: kStale when another incarnation
   // answers. address: "host:port" or "unix:/path".
-  static Task<Result<std::shared_ptr<RpcClient>>> connect(std::string address, Identity identity,
-                                                          std::chrono::milliseconds deadline,
-                                                          std::optional<Incarnation> expected = {});
+  static async::Task<Result<std::shared_ptr<RpcClient>>> connect(
+      std::string address, Identity identity, std::chrono::milliseconds deadline,
+      std::optional<Incarnation> expected = {});
 };
 
 template <typename Message>
@@ -126,8 +124,8 @@ Result<Message> parse_body(std::string_view body) {
 }
 
 template <typename Response, typename Request>
-Task<Result<Response>> call(std::shared_ptr<RpcClient> client, proto::Method method,
-                            Request request, std::chrono::milliseconds deadline) {
+async::Task<Result<Response>> call(std::shared_ptr<RpcClient> client, proto::Method method,
+                                   Request request, std::chrono::milliseconds deadline) {
   CO_TRY(const std::string body,
          co_await client->call_raw(method, request.SerializeAsString(), deadline));
   co_return parse_body<Response>(body);

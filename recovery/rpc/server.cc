@@ -2,6 +2,8 @@
 #include <list>
 #include <utility>
 
+#include <boost/asio/any_io_executor.hpp>
+
 #include "recovery/rpc/listener.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/server_connection.h"
@@ -45,7 +47,7 @@ class Server final : public RpcServer {
     return {};
   }
   std::size_t connection_count() const override { return core_->connections.size(); }
-  Task<void> close(std::chrono::milliseconds deadline) override {
+  async::Task<void> close(std::chrono::milliseconds deadline) override {
     const auto core = core_;
     core->stop();
     const bool ended = co_await core->shared->tasks.close(deadline);

@@ -2,10 +2,19 @@
 
 #include <utility>
 
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/socket_options.h"
 #include "recovery/rpc/unix_socket.h"
+#include "src/base/log.h"
 
 namespace rekindle::rpc {
 
@@ -80,7 +89,7 @@ void log_refusal(ServerShared& shared, const std::string& address, const Error& 
 
 }  // namespace
 
-Task<Result<void>> ServerConnection::greet() {
+async::Task<Result<void>> ServerConnection::greet() {
   const bool is_unix = !unix_path_.empty();
   if (is_unix) CO_TRY_VOID(check_peer_uid(connection_->socket().native_handle(), unix_path_));
   const std::string secret = is_unix ? std::string() : shared_->identity.secret;
@@ -111,8 +120,8 @@ Task<Result<void>> ServerConnection::greet() {
   co_return Result<void>();
 }
 
-Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self,
-                                   std::function<void()> on_end) {
+async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self,
+                                          std::function<void()> on_end) {
   struct AtEnd {
     ServerConnection* connection;
     std::function<void()> on_end;
@@ -225,17 +234,17 @@ void ServerConnection::on_call_deadline(const std::shared_ptr<Call>& call) {
   call->cancel();
 }
 
-Task<Result<std::string>> ServerConnection::invoke(std::shared_ptr<ServerConnection> self,
-                                                   std::shared_ptr<Call> call,
-                                                   const ServerShared::Method& method,
-                                                   std::string body) {
+async::Task<Result<std::string>> ServerConnection::invoke(std::shared_ptr<ServerConnection> self,
+                                                          std::shared_ptr<Call> call,
+                                                          const ServerShared::Method& method,
+                                                          std::string body) {
   auto events = std::make_shared<Events>(self->connection_, call);
   co_return co_await method.handler(self->peer_, std::move(body), std::move(events));
 }
 
-Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> self,
-                                      std::shared_ptr<Call> call,
-                                      const ServerShared::Method& method, std::string body) {
+async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> self,
+                                             std::shared_ptr<Call> call,
+                                             const ServerShared::Method& method, std::string body) {
   // The handler has its own cancellation: it may be told to stop while this waits for its end.
   auto [exception, result] = co_await asio::co_spawn(
       self->connection_->executor(), invoke(self, call, method, std::move(body)),

@@ -6,9 +6,11 @@
 #include <string>
 #include <unordered_map>
 
+#include <boost/asio/any_io_executor.hpp>
+
 #include "recovery/rpc/connection.h"
 #include "recovery/rpc/rpc.h"
-#include "recovery/rpc/task_group.h"
+#include "src/async/task_group.h"
 
 namespace rekindle::rpc {
 
@@ -28,7 +30,7 @@ struct ServerShared {
   std::function<void(const Peer&)> on_peer_closed;
   TimePoint next_refusal_log{};  // strangers must not fill the log
   std::uint64_t unlogged_refusals = 0;
-  TaskGroup tasks;  // connections and calls
+  async::TaskGroup tasks;  // connections and calls
 };
 
 // The server's end of one connection: hello, then calls.
@@ -38,7 +40,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
                    std::string unix_path);
 
   // Runs until the connection ends; `on_end` is called once, also on cancellation.
-  static Task<void> serve(std::shared_ptr<ServerConnection> self, std::function<void()> on_end);
+  static async::Task<void> serve(std::shared_ptr<ServerConnection> self,
+                                 std::function<void()> on_end);
   void cancel_calls();
   void close(Error reason) { connection_->close(std::move(reason)); }
   void refuse_now(const Error& error) { connection_->refuse_now(error); }
@@ -49,16 +52,18 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   struct Call;
   class Events;
 
-  Task<Result<void>> greet();
+  async::Task<Result<void>> greet();
   void on_request(proto::Request request);
   Result<std::string> answer_at_once(const ServerShared::Method& method,
                                      const proto::Request& request) const;
   void on_call_deadline(const std::shared_ptr<Call>& call);
-  static Task<void> run_call(std::shared_ptr<ServerConnection> self, std::shared_ptr<Call> call,
-                             const ServerShared::Method& method, std::string body);
-  static Task<Result<std::string>> invoke(std::shared_ptr<ServerConnection> self,
-                                          std::shared_ptr<Call> call,
-                                          const ServerShared::Method& method, std::string body);
+  static async::Task<void> run_call(std::shared_ptr<ServerConnection> self,
+                                    std::shared_ptr<Call> call, const ServerShared::Method& method,
+                                    std::string body);
+  static async::Task<Result<std::string>> invoke(std::shared_ptr<ServerConnection> self,
+                                                 std::shared_ptr<Call> call,
+                                                 const ServerShared::Method& method,
+                                                 std::string body);
   void respond(std::uint64_t call_id, Result<std::string> result);
   void respond_once(Call& call, Result<std::string> result);
   void end();

@@ -7,6 +7,8 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "src/base/clock.h"
+
 namespace rekindle::worker {
 
 namespace asio = boost::asio;
@@ -15,8 +17,6 @@ namespace {
 
 constexpr int kReadsPerWake = 16;
 constexpr std::size_t kMostQueuedBytes = 8u << 20;  // beside one answer
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
@@ -27,13 +27,13 @@ Client::Client(const asio::any_io_executor& executor, ClientId id, ipc::Channel 
       channel_(std::move(channel)),
       peer_(std::move(peer)),
       pid_(static_cast<std::uint32_t>(peer_.pid)),
-      last_heard_(clock_now()) {}
+      last_heard_(steady_now()) {}
 
 Client::~Client() {
   if (descriptor_.is_open()) (void)descriptor_.release();
 }
 
-rpc::Task<Error> Client::run(OnFrame on_frame) {
+async::Task<Error> Client::run(OnFrame on_frame) {
   const auto self = shared_from_this();
   boost::system::error_code assigned;
   descriptor_.assign(channel_.fd(), assigned);
@@ -57,10 +57,10 @@ rpc::Task<Error> Client::run(OnFrame on_frame) {
 // False: the worker's end of the stream.
 Result<bool> Client::read_some(const OnFrame& on_frame) {
   for (int i = 0; i < kReadsPerWake; ++i) {
-    TRY(const auto received, channel_.receive_some(clock_now()));
+    TRY(const auto received, channel_.receive_some(steady_now()));
     if (received == ipc::Received::kEnd) return false;
     if (received == ipc::Received::kNothing) return true;
-    last_heard_ = clock_now();
+    last_heard_ = steady_now();
     while (!closed_) {
       TRY(auto frame, channel_.next());
       if (!frame) break;
@@ -92,7 +92,7 @@ void Client::send_encoded(std::string frame, std::vector<UniqueFd> descriptors) 
 
 void Client::flush() {
   if (writing_ || closed_) return;
-  if (auto sent = channel_.send_some(clock_now()); !sent) return close(std::move(sent).error());
+  if (auto sent = channel_.send_some(steady_now()); !sent) return close(std::move(sent).error());
   if (!channel_.wants_to_send()) return;
   writing_ = true;
   descriptor_.async_wait(asio::posix::stream_descriptor::wait_write,

@@ -31,7 +31,7 @@ class Client : public std::enable_shared_from_this<Client> {
   Client& operator=(const Client&) = delete;
 
   // Reads until the connection ends or close(); then says why. Frames come one by one.
-  rpc::Task<Error> run(OnFrame on_frame);
+  async::Task<Error> run(OnFrame on_frame);
   void send(const proto::AgentFrame& frame, std::vector<UniqueFd> descriptors = {});
   void send_encoded(std::string frame, std::vector<UniqueFd> descriptors);
   void close(Error why);

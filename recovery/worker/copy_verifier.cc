@@ -9,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/tensor/held_tile.h"
 
@@ -26,8 +28,6 @@ constexpr int kAtOnce = 2;
 constexpr std::chrono::seconds kLook{1};
 constexpr std::chrono::seconds kRetry{10};  // of what could not be decided, while nobody asks
 constexpr std::chrono::milliseconds kTick{20};
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 struct Verdict {
   CopyCheck::State state = CopyCheck::State::kUndecided;
@@ -140,19 +140,19 @@ CopyVerifier::CopyVerifier(boost::asio::any_io_executor executor, store::Segment
 
 void CopyVerifier::start() { tasks_.spawn("copies.watch", watch()); }
 
-rpc::Task<bool> CopyVerifier::close(std::chrono::milliseconds deadline) {
+async::Task<bool> CopyVerifier::close(std::chrono::milliseconds deadline) {
   closing_ = true;
   return tasks_.close(deadline);
 }
 
 // It reads no bytes, so that a change of any copy is seen while others are verified.
-rpc::Task<void> CopyVerifier::watch() {
+async::Task<void> CopyVerifier::watch() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   while (true) {
-    const bool cancelled = co_await pull::is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (cancelled) co_return;
     look();
-    co_await pull::sleep_for(kLook);
+    co_await async::sleep_for(kLook);
   }
 }
 
@@ -197,7 +197,7 @@ bool CopyVerifier::is_due(const CopyCheck& check, const store::StoredVersion& st
     const auto now = stored.verification->stamp();
     if (!now && is_open_for_writing(now.error())) return false;
   }
-  return asked || was_open || clock_now() - check.ended >= kRetry;
+  return asked || was_open || steady_now() - check.ended >= kRetry;
 }
 
 CopyVerifier::CheckPtr CopyVerifier::find_or_make(
@@ -231,17 +231,17 @@ std::shared_ptr<CopyCheck> CopyVerifier::check(
   return check;
 }
 
-rpc::Task<Result<void>> CopyVerifier::require(std::shared_ptr<const store::StoredVersion> stored,
-                                              std::chrono::milliseconds patience) {
+async::Task<Result<void>> CopyVerifier::require(std::shared_ptr<const store::StoredVersion> stored,
+                                                std::chrono::milliseconds patience) {
   const std::weak_ptr<const store::StoredVersion> copy = stored;
   auto check = this->check(stored);
   const auto tiles = stored->manifest.checkpoint->tiles.tile_count();
   stored.reset();  // one that is let go of meanwhile is not kept by who waits here
-  const auto give_up = clock_now() + patience;
+  const auto give_up = steady_now() + patience;
   for (int tries = 1; check != nullptr; ++tries) {
     while (!check->over()) {
-      const auto now = clock_now();
-      const bool cancelled = co_await pull::is_cancelled();
+      const auto now = steady_now();
+      const bool cancelled = co_await async::is_cancelled();
       if (now >= give_up || cancelled) {
         co_return fail(ErrorCode::kUnavailable,
                        "{} is being verified here, {} of {} tiles so far: try another source, or "
@@ -256,7 +256,7 @@ rpc::Task<Result<void>> CopyVerifier::require(std::shared_ptr<const store::Store
                      check->why->message());
     }
     const auto again = copy.lock();
-    if (again == nullptr || check->cancelled || tries == kTries || clock_now() >= give_up) {
+    if (again == nullptr || check->cancelled || tries == kTries || steady_now() >= give_up) {
       co_return fail(ErrorCode::kUnavailable,
                      "{} could not be verified here: {}; try another source, or again later",
                      check->id.to_string(), check->why->message());
@@ -277,8 +277,8 @@ void CopyVerifier::reject(const std::shared_ptr<const store::StoredVersion>& sto
   if (hooks_.suspect) hooks_.suspect(stored);
 }
 
-rpc::Task<Result<void>> CopyVerifier::read_again(std::shared_ptr<const store::StoredVersion> stored,
-                                                 std::chrono::milliseconds patience) {
+async::Task<Result<void>> CopyVerifier::read_again(
+    std::shared_ptr<const store::StoredVersion> stored, std::chrono::milliseconds patience) {
   if (stored->verification->state() == store::CopyState::kVerified) {
     const auto work = [this, stored] {
       const std::atomic<bool> hurry = true;
@@ -287,7 +287,7 @@ rpc::Task<Result<void>> CopyVerifier::read_again(std::shared_ptr<const store::St
       if (verdict.state == CopyCheck::State::kGood && !stop()) stored->verification->confirm();
       return verdict;
     };
-    const auto verdict = co_await pull::offload(blocking_pool_, work);
+    const auto verdict = co_await async::offload(blocking_pool_, work);
     if (verdict.state == CopyCheck::State::kBad) stored->verification->doubt();
   }
   co_return co_await require(std::move(stored), patience);
@@ -326,11 +326,11 @@ void CopyVerifier::start_next() {
 void CopyVerifier::settle(const CheckPtr& check, CopyCheck::State state, std::optional<Error> why) {
   check->state = state;
   check->why = std::move(why);
-  check->ended = clock_now();
+  check->ended = steady_now();
   check->changed.notify();
 }
 
-rpc::Task<void> CopyVerifier::run(CheckPtr check) {
+async::Task<void> CopyVerifier::run(CheckPtr check) {
   using State = CopyCheck::State;
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const auto forget = [this, &check] {
@@ -343,7 +343,7 @@ rpc::Task<void> CopyVerifier::run(CheckPtr check) {
       const auto stop = [this, &check] { return closing_ || check->cancelled; };
       return verify_copy(*stored, digest_pool_, stop, *check);
     };
-    verdict = co_await pull::offload(blocking_pool_, work);
+    verdict = co_await async::offload(blocking_pool_, work);
   }
   --running_;
   const bool listed = stored != nullptr && is_listed(*stored);

@@ -8,10 +8,12 @@
 #include <optional>
 #include <vector>
 
+#include <boost/asio/any_io_executor.hpp>
+
 #include "recovery/pull/slice_source.h"
-#include "recovery/rpc/notifier.h"
 #include "recovery/rpc/rpc.h"
-#include "recovery/rpc/task_group.h"
+#include "src/async/notifier.h"
+#include "src/async/task_group.h"
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/worker_pool.h"
@@ -40,7 +42,7 @@ struct CopyCheck {
   TimePoint ended{};                // of kUndecided
   std::atomic<bool> asked = false;  // somebody waits for it
   std::atomic<bool> cancelled = false;  // the store does not list the copy any more
-  rpc::Notifier changed;
+  async::Notifier changed;
 };
 
 // Keeps copies out of use that are not known to be right, and finds out whether they are. Every
@@ -56,7 +58,7 @@ class CopyVerifier {
     std::function<void(const std::shared_ptr<const store::StoredVersion>&)> suspect;
     std::function<void()> verified;  // a copy is usable (again)
     // It does not verify: nobody shall read it any more. Other copies of its version stay.
-    std::function<rpc::Task<void>(std::shared_ptr<const store::StoredVersion>, BadCopy)> replace;
+    std::function<async::Task<void>(std::shared_ptr<const store::StoredVersion>, BadCopy)> replace;
   };
   CopyVerifier(boost::asio::any_io_executor executor, store::SegmentStore& store,
                WorkerPool& blocking_pool, WorkerPool& digest_pool, Hooks hooks);
@@ -65,18 +67,18 @@ class CopyVerifier {
   // are in the background: one after the other, the newest of each model first, by half of the
   // digest threads.
   void start();
-  rpc::Task<bool> close(std::chrono::milliseconds deadline);
+  async::Task<bool> close(std::chrono::milliseconds deadline);
 
   // nullptr: it is verified. Otherwise its check, which waits for its turn, is under way, or has
   // found it bad. Two run at once; those that somebody asks for begin before the others.
   std::shared_ptr<CopyCheck> check(const std::shared_ptr<const store::StoredVersion>& stored);
   // Waits for the check. kCorrupt: it does not verify. kUnavailable: not within `patience`.
-  rpc::Task<Result<void>> require(std::shared_ptr<const store::StoredVersion> stored,
-                                  std::chrono::milliseconds patience);
+  async::Task<Result<void>> require(std::shared_ptr<const store::StoredVersion> stored,
+                                    std::chrono::milliseconds patience);
   // Reads a verified copy again, all of it and at full speed, while others go on using it. What is
   // found wrong makes it unverified; the result is as that of require().
-  rpc::Task<Result<void>> read_again(std::shared_ptr<const store::StoredVersion> stored,
-                                     std::chrono::milliseconds patience);
+  async::Task<Result<void>> read_again(std::shared_ptr<const store::StoredVersion> stored,
+                                       std::chrono::milliseconds patience);
   // The fleet says that it is not the version that its name says: nobody uses it, and it stays for
   // its owner to look at or to retire.
   void reject(const std::shared_ptr<const store::StoredVersion>& stored, const std::string& why);
@@ -89,11 +91,11 @@ class CopyVerifier {
   CheckPtr find_or_make(const std::shared_ptr<const store::StoredVersion>& stored, Asker asker);
   static bool is_due(const CopyCheck& check, const store::StoredVersion& stored, bool asked);
   bool is_listed(const store::StoredVersion& stored) const;
-  rpc::Task<void> watch();
+  async::Task<void> watch();
   void look();
   void start_next();
   CheckPtr next() const;
-  rpc::Task<void> run(CheckPtr check);
+  async::Task<void> run(CheckPtr check);
   static void settle(const CheckPtr& check, CopyCheck::State state, std::optional<Error> why = {});
 
   const boost::asio::any_io_executor executor_;
@@ -105,7 +107,7 @@ class CopyVerifier {
   std::map<const store::StoredVersion*, CheckPtr> checks_;
   int running_ = 0;
   std::atomic<bool> closing_ = false;  // verifications under way end early
-  rpc::TaskGroup tasks_;
+  async::TaskGroup tasks_;
 };
 
 }  // namespace rekindle::worker

@@ -11,9 +11,9 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
-#include "recovery/rpc/notifier.h"
 #include "recovery/worker/core/phases.h"
 #include "recovery/worker/core/session.h"
+#include "src/async/notifier.h"
 #include "src/base/ids.h"
 
 namespace rekindle::worker {
@@ -49,7 +49,7 @@ class EventLog {
   std::vector<Event> after(std::uint64_t number, std::size_t most) const;
   std::uint64_t last() const { return last_; }
 
-  rpc::Notifier changed;
+  async::Notifier changed;
 
  private:
   std::deque<Event> events_;

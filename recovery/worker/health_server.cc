@@ -69,7 +69,7 @@ HealthServer::~HealthServer() {
   if (listener_ != nullptr) listener_->close();
 }
 
-rpc::Task<void> HealthServer::close(std::chrono::milliseconds deadline) {
+async::Task<void> HealthServer::close(std::chrono::milliseconds deadline) {
   listener_->close();
   (void)co_await tasks_.close(deadline);
 }
@@ -91,7 +91,7 @@ void HealthServer::accept(rpc::Socket socket) {
   tasks_.spawn("health", serve(std::move(tcp)));
 }
 
-rpc::Task<void> HealthServer::serve(asio::ip::tcp::socket socket) {
+async::Task<void> HealthServer::serve(asio::ip::tcp::socket socket) {
   beast::tcp_stream stream(std::move(socket));
   beast::flat_buffer buffer(kMaxRequestBytes);
   boost::system::error_code error;

@@ -10,8 +10,8 @@
 #include <boost/asio/ip/tcp.hpp>
 
 #include "recovery/rpc/listener.h"
-#include "recovery/rpc/task_group.h"
 #include "recovery/worker/core/readiness.h"
+#include "src/async/task_group.h"
 
 namespace rekindle::worker {
 
@@ -31,19 +31,19 @@ class HealthServer {
                                                       HealthOptions options = {});
   ~HealthServer();
   const std::string& address() const { return address_; }  // in use, with its port
-  rpc::Task<void> close(std::chrono::milliseconds deadline);
+  async::Task<void> close(std::chrono::milliseconds deadline);
 
  private:
   HealthServer(boost::asio::any_io_executor executor, Answer answer, HealthOptions options);
   void accept(rpc::Socket socket);
-  rpc::Task<void> serve(boost::asio::ip::tcp::socket socket);
+  async::Task<void> serve(boost::asio::ip::tcp::socket socket);
 
   const boost::asio::any_io_executor executor_;
   const Answer answer_;
   const HealthOptions options_;
   std::string address_;
   std::shared_ptr<rpc::Listener> listener_;
-  rpc::TaskGroup tasks_;
+  async::TaskGroup tasks_;
 };
 
 }  // namespace rekindle::worker

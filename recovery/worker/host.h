@@ -52,20 +52,20 @@ class Host {
   virtual WorkerPool& digest_pool() = 0;
   // The newest READY version of a model: the coordinator's, or, without one, this host's.
   // kNotFound.
-  virtual rpc::Task<Result<ModelVersion>> newest(std::string model) = 0;
+  virtual async::Task<Result<ModelVersion>> newest(std::string model) = 0;
   // kStale: the version is being let go of, nobody new may have it.
   virtual Result<void> may_attach(const ModelVersion& id) const {
     (void)id;
     return {};
   }
-  virtual rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
+  virtual async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) = 0;
   // Whether there is a coordinator, and its answer to a rank's word. kStale, kDenied, kInvalid:
   // this rank is none of that instance. kUnavailable: it does not know yet, ask again. Anything
   // else: it could not be asked.
   virtual bool has_fleet() const = 0;
-  virtual rpc::Task<Result<FleetWord>> report(RankWord word) = 0;
-  virtual rpc::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) = 0;
+  virtual async::Task<Result<FleetWord>> report(RankWord word) = 0;
+  virtual async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) = 0;
   // Asked before a copy of the store is used, each time.
   virtual CopyVerifier& verifier() = 0;
 
@@ -85,16 +85,17 @@ class Host {
   virtual void make_meeting_id(std::uint64_t /*number*/) {}
   virtual std::string device_life() const { return {}; }
   // kUnavailable: there is no coordinator, or it is away.
-  virtual rpc::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport /*report*/) {
+  virtual async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport /*report*/) {
     co_return fail(ErrorCode::kUnavailable, "a round needs a coordinator");
   }
-  virtual rpc::Task<Result<std::uint64_t>> begin_update(ModelVersion /*id*/, std::string /*group*/,
-                                                        std::chrono::milliseconds /*gather*/) {
+  virtual async::Task<Result<std::uint64_t>> begin_update(ModelVersion /*id*/,
+                                                          std::string /*group*/,
+                                                          std::chrono::milliseconds /*gather*/) {
     co_return fail(ErrorCode::kUnavailable, "an update needs a coordinator");
   }
   // At the latest after `wait`, over or not.
-  virtual rpc::Task<Result<proto::RoundStatus>> update_status(std::uint64_t /*round*/,
-                                                              std::chrono::milliseconds /*wait*/) {
+  virtual async::Task<Result<proto::RoundStatus>> update_status(
+      std::uint64_t /*round*/, std::chrono::milliseconds /*wait*/) {
     co_return fail(ErrorCode::kUnavailable, "an update needs a coordinator");
   }
 };

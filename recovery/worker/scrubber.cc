@@ -6,8 +6,8 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 #include "src/tensor/held_tile.h"
 
@@ -50,23 +50,23 @@ void Scrubber::start() {
   if (options_.every.count() > 0) tasks_.spawn("copies.scrub", run());
 }
 
-rpc::Task<bool> Scrubber::close(std::chrono::milliseconds deadline) {
+async::Task<bool> Scrubber::close(std::chrono::milliseconds deadline) {
   return tasks_.close(deadline);
 }
 
-rpc::Task<void> Scrubber::run() {
+async::Task<void> Scrubber::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const auto look =
       std::clamp<std::chrono::milliseconds>(options_.every / 10, kShortestLook, kLongestLook);
   while (true) {
-    const bool cancelled = co_await pull::is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (cancelled) co_return;
     if (Copy copy = most_due()) {
       const std::weak_ptr<const store::StoredVersion> due = copy;
       copy.reset();
       co_await scrub(due);
     } else {
-      co_await pull::sleep_for(look);
+      co_await async::sleep_for(look);
     }
   }
 }
@@ -84,8 +84,8 @@ Scrubber::Copy Scrubber::most_due() const {
   return due;
 }
 
-rpc::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::StoredVersion> copy,
-                                                  TileIndex tile) {
+async::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::StoredVersion> copy,
+                                                    TileIndex tile) {
   const TimePoint begin = SteadyClock().now();
   const Copy stored = copy.lock();
   // One that has changed meanwhile is verified as a whole, by others.
@@ -100,7 +100,7 @@ rpc::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::Sto
     auto verified = store::verify_stored_tile(*stored, tile);
     return OneTile{std::move(verified), looked + (SteadyClock().now() - digesting)};
   };
-  const OneTile one = co_await pull::offload(pool_, work);
+  const OneTile one = co_await async::offload(pool_, work);
   if (one.verified) co_return one.busy;
   log::error("copy.rotten", "version", stored->manifest.checkpoint->id.to_string(), "directory",
              stored->directory.string(), "error", one.verified.error().message());
@@ -110,16 +110,16 @@ rpc::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::Sto
 }
 
 // The copy is kept only while one of its tiles is read: memory of one that is let go of is free.
-rpc::Task<void> Scrubber::scrub(std::weak_ptr<const store::StoredVersion> copy) {
+async::Task<void> Scrubber::scrub(std::weak_ptr<const store::StoredVersion> copy) {
   std::vector<TileIndex> tiles;
   if (const Copy stored = copy.lock()) tiles = tiles_of(*stored);
   for (const TileIndex tile : tiles) {
-    const bool cancelled = co_await pull::is_cancelled();
+    const bool cancelled = co_await async::is_cancelled();
     if (cancelled) co_return;
     const auto busy = co_await read(copy, tile);
     if (!busy) co_return;
     const auto rest = share_.rest_after(*busy);
-    if (rest.count() > 0) co_await pull::sleep_for(rest);
+    if (rest.count() > 0) co_await async::sleep_for(rest);
   }
   if (const Copy stored = copy.lock()) {
     stored->verification->confirm();

@@ -7,8 +7,8 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "recovery/rpc/rpc.h"
-#include "recovery/rpc/task_group.h"
 #include "recovery/worker/copy_verifier.h"
+#include "src/async/task_group.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 
@@ -43,17 +43,17 @@ class Scrubber {
            CopyVerifier& verifier, WorkerPool& pool, ScrubOptions options);
 
   void start();
-  rpc::Task<bool> close(std::chrono::milliseconds deadline);
+  async::Task<bool> close(std::chrono::milliseconds deadline);
 
  private:
   using Copy = std::shared_ptr<const store::StoredVersion>;
-  rpc::Task<void> run();
+  async::Task<void> run();
   Copy most_due() const;
-  rpc::Task<void> scrub(std::weak_ptr<const store::StoredVersion> copy);
+  async::Task<void> scrub(std::weak_ptr<const store::StoredVersion> copy);
   // How long the host was busy with it. Nothing: the copy is gone, has changed, or the tile is
   // wrong.
-  rpc::Task<std::optional<Duration>> read(std::weak_ptr<const store::StoredVersion> copy,
-                                          TileIndex tile);
+  async::Task<std::optional<Duration>> read(std::weak_ptr<const store::StoredVersion> copy,
+                                            TileIndex tile);
 
   const boost::asio::any_io_executor executor_;
   store::SegmentStore& store_;
@@ -61,7 +61,7 @@ class Scrubber {
   WorkerPool& pool_;
   const ScrubOptions options_;
   CoreShare share_;
-  rpc::TaskGroup tasks_;
+  async::TaskGroup tasks_;
 };
 
 }  // namespace rekindle::worker

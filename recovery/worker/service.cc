@@ -8,9 +8,10 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/unix_socket.h"
 #include "recovery/worker/wire.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
 #include "src/ipc/unix_socket.h"
@@ -28,8 +29,6 @@ constexpr std::size_t kMostPublications = 4;  // of one client; their memory is 
 constexpr std::chrono::milliseconds kSweep{50};
 constexpr std::chrono::milliseconds kIdleSweep{250};
 constexpr std::chrono::milliseconds kPause{400};
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
@@ -80,7 +79,7 @@ Result<void> WorkerService::listen() {
   return {};
 }
 
-rpc::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {
+async::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {
   closing_ = true;
   listener_->close();
   const Error why(ErrorCode::kPeerLost, "the agent of this host stops");
@@ -111,7 +110,7 @@ void WorkerService::accept(rpc::Socket socket) {
     log::warn("worker.refused", "error", why.message());
     if (!channel) return;
     (void)channel->push(error_frame(0, 0, why).SerializeAsString());
-    (void)channel->send_some(clock_now());  // it fits a fresh socket, or is not worth waiting for
+    (void)channel->send_some(steady_now());  // it fits a fresh socket, or is not worth waiting for
     return;
   }
   const ClientId id = ++last_number_;
@@ -121,7 +120,7 @@ void WorkerService::accept(rpc::Socket socket) {
   if (!std::exchange(sweeping_, true)) tasks_.spawn("worker.sweep", sweep());
 }
 
-rpc::Task<void> WorkerService::serve(ClientPtr client) {
+async::Task<void> WorkerService::serve(ClientPtr client) {
   co_await asio::this_coro::throw_if_cancelled(false);
   // The client is held here for as long as the callback may run.
   const Error why = co_await client->run(
@@ -296,13 +295,13 @@ void WorkerService::greet(const ClientPtr& client, const proto::WorkerFrame& fra
 }
 
 // Deadlines, while there are clients or instances that wait for theirs.
-rpc::Task<void> WorkerService::sweep() {
+async::Task<void> WorkerService::sweep() {
   co_await asio::this_coro::throw_if_cancelled(false);
-  while ((!clients_.empty() || instances_.any_idle()) && !co_await pull::is_cancelled()) {
+  while ((!clients_.empty() || instances_.any_idle()) && !co_await async::is_cancelled()) {
     const auto pause = clients_.empty() ? kIdleSweep : kSweep;
-    const auto due = clock_now() + pause;
-    co_await pull::sleep_for(pause);
-    const auto now = clock_now();
+    const auto due = steady_now() + pause;
+    co_await async::sleep_for(pause);
+    const auto now = steady_now();
     if (now - due > kPause) {  // we were stopped, or starved
       for (const auto& [id, client] : clients_) client->excuse(now - due);
       for (const auto& [id, session] : sessions_) session->state.excuse(now - due);

@@ -15,8 +15,6 @@
 
 #include "proto/agent.pb.h"
 #include "recovery/rpc/listener.h"
-#include "recovery/rpc/notifier.h"
-#include "recovery/rpc/task_group.h"
 #include "recovery/worker/client.h"
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/host.h"
@@ -25,6 +23,8 @@
 #include "recovery/worker/rounds.h"
 #include "recovery/worker/supply.h"
 #include "recovery/worker/wire.h"
+#include "src/async/notifier.h"
+#include "src/async/task_group.h"
 #include "src/ipc/life.h"
 
 namespace rekindle::worker {
@@ -54,9 +54,9 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   WorkerService& operator=(const WorkerService&) = delete;
 
   // Ends all sessions: what workers have mapped they keep.
-  rpc::Task<void> close(std::chrono::milliseconds deadline);
+  async::Task<void> close(std::chrono::milliseconds deadline);
   // Waits for the sessions of a version that is let go, then ends them.
-  rpc::Task<void> before_retire(ModelVersion id);
+  async::Task<void> before_retire(ModelVersion id);
 
   const ReadyBoard& board() const { return instances_.board(); }
   void add_status(proto::AgentStatusResponse& status) const;
@@ -70,7 +70,7 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   void spread_over(const device::SpreadOver& over) override;
   void meeting_id(std::uint64_t number, const Result<std::string>& id) override;
   // What came after event `request.after`, waiting for it when there is none yet.
-  rpc::Task<proto::AgentEventsResponse> events_after(proto::AgentEventsRequest request);
+  async::Task<proto::AgentEventsResponse> events_after(proto::AgentEventsRequest request);
 
  private:
   struct Session {
@@ -122,7 +122,7 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
 
   // service.cc: connections
   void accept(rpc::Socket socket);
-  rpc::Task<void> serve(ClientPtr client);
+  async::Task<void> serve(ClientPtr client);
   void on_frame(const ClientPtr& client, proto::WorkerFrame frame);
   Result<void> begin_publish_call(const ClientPtr& client, const proto::WorkerFrame& frame);
   void greet(const ClientPtr& client, const proto::WorkerFrame& frame);
@@ -130,22 +130,22 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   void on_death(const ipc::Death& death);
   void detected(const ClientPtr& client, Duration took);
   void drop(const ClientPtr& client, const Error& why, const char* kind = "failed");
-  rpc::Task<void> sweep();
+  async::Task<void> sweep();
   void refuse(const ClientPtr& client, std::uint64_t call, SessionId session, const Error& error);
 
   // service_sessions.cc: sessions and their instances
   Result<void> begin_attach(const ClientPtr& client, const proto::WorkerFrame& frame);
-  rpc::Task<void> attach(SessionPtr session, AttachOrder order);
-  rpc::Task<Result<ModelVersion>> newest_for(SessionPtr session);
-  rpc::Task<Result<ModelVersion>> choose_version(SessionPtr session, AttachOrder order);
-  rpc::Task<Result<void>> follow(SessionPtr session, std::shared_ptr<Supply> supply);
+  async::Task<void> attach(SessionPtr session, AttachOrder order);
+  async::Task<Result<ModelVersion>> newest_for(SessionPtr session);
+  async::Task<Result<ModelVersion>> choose_version(SessionPtr session, AttachOrder order);
+  async::Task<Result<void>> follow(SessionPtr session, std::shared_ptr<Supply> supply);
   static void watch_copy(Session& session, const Supply::View& view);
   void take_supply(Session& session, const std::shared_ptr<Supply>& supply);
   Result<void> hand_over(Session& session, Supply& supply);
   void tell_ready(Session& session, const TileRuns& runs);
   Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> take_loaded(const SessionPtr& session, const proto::WorkerFrame& frame);
-  rpc::Task<void> loaded_once_verified(SessionPtr session, proto::WorkerFrame frame);
+  async::Task<void> loaded_once_verified(SessionPtr session, proto::WorkerFrame frame);
   static bool is_loaded_early(const Session& session);
   static bool is_as_handed_over(const Session& session);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
@@ -174,19 +174,19 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   void loaded_early(Session& session, const proto::WorkerFrame& frame);
   void retry_loaded(Session& session);
   void rounds_changed();
-  rpc::Task<void> report_rounds();
-  rpc::Task<void> ask_for_orders(bool wait);
-  rpc::Task<void> update(ClientPtr client, proto::WorkerFrame frame);
-  rpc::Task<Result<proto::Updated>> update_and_wait(ClientPtr client, UpdateOrder order,
-                                                    TimePoint give_up);
+  async::Task<void> report_rounds();
+  async::Task<void> ask_for_orders(bool wait);
+  async::Task<void> update(ClientPtr client, proto::WorkerFrame frame);
+  async::Task<Result<proto::Updated>> update_and_wait(ClientPtr client, UpdateOrder order,
+                                                      TimePoint give_up);
 
   // service_fleet.cc: instances whose ranks live on several hosts
   bool spans(const Instances::Entry& entry) const;
   void ranks_changed(Instances::Entry& entry);
   RankWord word_of(const Instances::Entry& entry, const Instance::RankView& rank);
-  rpc::Task<void> report_ranks();
-  rpc::Task<void> report_instance(std::string name);
-  rpc::Task<void> report_once(RankWord word);
+  async::Task<void> report_ranks();
+  async::Task<void> report_instance(std::string name);
+  async::Task<void> report_once(RankWord word);
   bool has_heard_all(Instances::Entry& entry, std::uint64_t reign) const;
   using Refusals = std::map<std::uint32_t, Error>;  // by rank
   // `last`: the coordinator's answer of the ranks that it did not refuse; none: it refused all.
@@ -196,13 +196,13 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   // service_publish.cc: versions that workers watch and make
   void watch(const ClientPtr& client, const proto::WorkerFrame& frame);
   void forget_watch(SessionId session);
-  rpc::Task<void> watch_versions();
+  async::Task<void> watch_versions();
   using Newest = std::map<std::string, ModelVersion>;  // by model
   void answer_watchers(const Newest& newest);
-  rpc::Task<void> begin_publish(ClientPtr client, proto::WorkerFrame frame);
-  rpc::Task<void> commit_publish(ClientPtr client, std::uint64_t call, SessionId session);
-  rpc::Task<void> abandon_publish(ClientPtr client, std::uint64_t call, SessionId session);
-  rpc::Task<void> discard(std::unique_ptr<Publication> publication);
+  async::Task<void> begin_publish(ClientPtr client, proto::WorkerFrame frame);
+  async::Task<void> commit_publish(ClientPtr client, std::uint64_t call, SessionId session);
+  async::Task<void> abandon_publish(ClientPtr client, std::uint64_t call, SessionId session);
+  async::Task<void> discard(std::unique_ptr<Publication> publication);
   Result<std::unique_ptr<Publication>> take_publication(const ClientPtr& client, SessionId session);
 
   Host& host_;
@@ -238,11 +238,11 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   std::uint64_t last_change_ = 0;  // of any instance's ranks
   bool closing_ = false;
   std::uint64_t last_number_ = 0;  // of clients, sessions and publications; never used again
-  rpc::Notifier changed_;          // a session has ended, or an instance has its version
-  rpc::Notifier news_;             // for the coordinator
-  rpc::Notifier round_news_;       // likewise
+  async::Notifier changed_;        // a session has ended, or an instance has its version
+  async::Notifier news_;           // for the coordinator
+  async::Notifier round_news_;     // likewise
   std::shared_ptr<rpc::Listener> listener_;
-  rpc::TaskGroup tasks_;
+  async::TaskGroup tasks_;
   std::unique_ptr<ipc::LifeWatch> watch_;  // last: its thread posts to us
 };
 

@@ -5,14 +5,13 @@
 #include <fcntl.h>
 
 #include "recovery/worker/service.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/ipc/frame.h"
 
 namespace rekindle::worker {
 
 namespace {
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 // The digests that the device process compares a device's bytes with.
 Result<void> add_leaves(const Checkpoint& checkpoint, device::DeviceOrder& order) {
@@ -59,12 +58,12 @@ void WorkerService::device_over(const device::DeviceOver& over) {
   const auto found = sessions_.find(over.session);
   const SessionPtr kept = found == sessions_.end() ? nullptr : found->second;
   if (kept != nullptr) kept->on_device = false;
-  rounds_.device_over(over, clock_now());
+  rounds_.device_over(over, steady_now());
   rounds_changed();
   if (kept == nullptr) return;
   Session& session = *kept;
   // With the buckets of a round not every tile has been here.
-  if (session.in_round && !over.error) session.state.leave_round(clock_now(), true);
+  if (session.in_round && !over.error) session.state.leave_round(steady_now(), true);
   retry_loaded(session);
   if (!over.error) {
     log::info("worker.device_done", "session", over.session, "device", session.device, "buckets",

@@ -4,8 +4,9 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/wait.h"
 #include "recovery/worker/service.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -16,8 +17,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kReport{500};
 constexpr std::chrono::milliseconds kAskAgain{200};
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 // It could be asked, and this is no rank of that instance.
 bool is_refusal(const Error& error) {
@@ -59,8 +58,8 @@ RankWord WorkerService::word_of(const Instances::Entry& entry, const Instance::R
 
 // The newest version: the coordinator's word for all ranks of the generation, when there may be
 // others elsewhere; else, and when it is away, as the host knows it.
-rpc::Task<Result<ModelVersion>> WorkerService::newest_for(SessionPtr session) {
-  while (!session->state.ended() && !co_await pull::is_cancelled()) {
+async::Task<Result<ModelVersion>> WorkerService::newest_for(SessionPtr session) {
+  while (!session->state.ended() && !co_await async::is_cancelled()) {
     const auto* const entry = entry_of(*session);
     if (entry == nullptr || !spans(*entry)) break;
     auto word = word_of(*entry, {session->rank, true, false, false, ""});
@@ -74,16 +73,16 @@ rpc::Task<Result<ModelVersion>> WorkerService::newest_for(SessionPtr session) {
     if (code != ErrorCode::kUnavailable) break;
     // It has just started: what this host knows may be older. The attach's deadline ends this.
     session->held_up = answer.error();
-    co_await pull::sleep_for(kAskAgain);
+    co_await async::sleep_for(kAskAgain);
   }
   session->held_up.reset();
   co_return co_await host_.newest(session->wanted.model);
 }
 
 // While there are such instances: on every change, and twice a second.
-rpc::Task<void> WorkerService::report_ranks() {
+async::Task<void> WorkerService::report_ranks() {
   co_await asio::this_coro::throw_if_cancelled(false);
-  while (!co_await pull::is_cancelled()) {
+  while (!co_await async::is_cancelled()) {
     std::vector<std::string> names;
     for (const auto& [name, entry] : instances_.all()) {
       // A rank that nobody is here for any more is said to have failed once, not for ever.
@@ -93,12 +92,12 @@ rpc::Task<void> WorkerService::report_ranks() {
     if (names.empty()) break;
     ranks_changed_ = false;
     for (const auto& name : names) co_await report_instance(name);
-    if (!ranks_changed_) co_await news_.wait_until(clock_now() + kReport);
+    if (!ranks_changed_) co_await news_.wait_until(steady_now() + kReport);
   }
   reporting_ = false;
 }
 
-rpc::Task<void> WorkerService::report_instance(std::string name) {
+async::Task<void> WorkerService::report_instance(std::string name) {
   const auto found = instances_.all().find(name);
   if (found == instances_.all().end()) co_return;
   const Instances::Entry& entry = *found->second;
@@ -125,7 +124,7 @@ rpc::Task<void> WorkerService::report_instance(std::string name) {
   obey(name, changes, refused, answer);
 }
 
-rpc::Task<void> WorkerService::report_once(RankWord word) {
+async::Task<void> WorkerService::report_once(RankWord word) {
   co_await asio::this_coro::throw_if_cancelled(false);
   (void)co_await host_.report(std::move(word));
 }
@@ -134,7 +133,7 @@ rpc::Task<void> WorkerService::report_once(RankWord word) {
 // was given the time to, its LOADING takes back nothing.
 bool WorkerService::has_heard_all(Instances::Entry& entry, std::uint64_t reign) const {
   if (reign == entry.committed_in) return true;
-  const auto now = clock_now();
+  const auto now = steady_now();
   if (std::exchange(entry.loading_in, reign) != reign) entry.loading_since = now;
   return now - entry.loading_since >= options_.hear_ranks;
 }

@@ -5,10 +5,11 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/worker/service.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -18,8 +19,6 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::chrono::milliseconds kLook{500};
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
@@ -32,7 +31,7 @@ void WorkerService::watch(const ClientPtr& client, const proto::WorkerFrame& fra
     return old.client.lock() == client && old.session == frame.session();
   });
   watchers_.push_back({client, frame.call(), frame.session(), *id,
-                       asked.count() > 0 ? clock_now() + asked : TimePoint::max()});
+                       asked.count() > 0 ? steady_now() + asked : TimePoint::max()});
   answer_watchers({});  // an update may have begun, or have been, while it did not watch
   if (!std::exchange(watching_, true)) tasks_.spawn("worker.watch", watch_versions());
 }
@@ -42,9 +41,9 @@ void WorkerService::forget_watch(SessionId session) {
 }
 
 // One question per model and look, however many watch it.
-rpc::Task<void> WorkerService::watch_versions() {
+async::Task<void> WorkerService::watch_versions() {
   co_await asio::this_coro::throw_if_cancelled(false);
-  while (!watchers_.empty() && !co_await pull::is_cancelled()) {
+  while (!watchers_.empty() && !co_await async::is_cancelled()) {
     std::set<std::string> models;
     for (const auto& watcher : watchers_) {
       if (!rounds_.is_member(watcher.session)) models.insert(watcher.have.model);
@@ -54,12 +53,12 @@ rpc::Task<void> WorkerService::watch_versions() {
       if (auto id = co_await host_.newest(model)) newest[model] = std::move(*id);
     }
     answer_watchers(newest);
-    TimePoint next = clock_now() + kLook;
+    TimePoint next = steady_now() + kLook;
     for (const auto& watcher : watchers_) next = std::min(next, watcher.deadline);
     if (!watchers_.empty()) {
-      co_await pull::sleep_for(
+      co_await async::sleep_for(
           std::max(std::chrono::milliseconds(1),
-                   std::chrono::duration_cast<std::chrono::milliseconds>(next - clock_now())));
+                   std::chrono::duration_cast<std::chrono::milliseconds>(next - steady_now())));
     }
   }
   watching_ = false;
@@ -67,7 +66,7 @@ rpc::Task<void> WorkerService::watch_versions() {
 
 // Members of a group hear of updates, the others of what is READY.
 void WorkerService::answer_watchers(const Newest& newest) {
-  const auto now = clock_now();
+  const auto now = steady_now();
   const auto news_for = [&](const Watcher& watcher) -> std::optional<ModelVersion> {
     if (rounds_.is_member(watcher.session)) {
       const auto version = rounds_.news_for(watcher.session, watcher.have);
@@ -97,7 +96,7 @@ void WorkerService::answer_watchers(const Newest& newest) {
   });
 }
 
-rpc::Task<void> WorkerService::begin_publish(ClientPtr client, proto::WorkerFrame frame) {
+async::Task<void> WorkerService::begin_publish(ClientPtr client, proto::WorkerFrame frame) {
   co_await asio::this_coro::throw_if_cancelled(false);
   ++client->calls;
   using Begun = Result<std::shared_ptr<std::unique_ptr<Publication>>>;
@@ -108,7 +107,7 @@ rpc::Task<void> WorkerService::begin_publish(ClientPtr client, proto::WorkerFram
         Publication::begin(host_.store(), options_.directory / "publish", std::move(id), tensors));
     return std::make_shared<std::unique_ptr<Publication>>(std::move(publication));
   };
-  auto begun = co_await pull::offload(host_.blocking_pool(), work);
+  auto begun = co_await async::offload(host_.blocking_pool(), work);
   --client->calls;
   if (!begun) {
     --client->publications;
@@ -151,8 +150,8 @@ Result<std::unique_ptr<Publication>> WorkerService::take_publication(const Clien
   return publication;
 }
 
-rpc::Task<void> WorkerService::commit_publish(ClientPtr client, std::uint64_t call,
-                                              SessionId session) {
+async::Task<void> WorkerService::commit_publish(ClientPtr client, std::uint64_t call,
+                                                SessionId session) {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto publication = take_publication(client, session);
   if (!publication) co_return refuse(client, call, session, publication.error());
@@ -174,8 +173,8 @@ rpc::Task<void> WorkerService::commit_publish(ClientPtr client, std::uint64_t ca
 }
 
 // Its files are gone when the answer is there.
-rpc::Task<void> WorkerService::abandon_publish(ClientPtr client, std::uint64_t call,
-                                               SessionId session) {
+async::Task<void> WorkerService::abandon_publish(ClientPtr client, std::uint64_t call,
+                                                 SessionId session) {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto publication = take_publication(client, session);
   if (!publication) co_return refuse(client, call, session, publication.error());
@@ -191,13 +190,13 @@ rpc::Task<void> WorkerService::abandon_publish(ClientPtr client, std::uint64_t c
 }
 
 // To free many GiB of pages takes seconds: not on this thread.
-rpc::Task<void> WorkerService::discard(std::unique_ptr<Publication> publication) {
+async::Task<void> WorkerService::discard(std::unique_ptr<Publication> publication) {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto work = [doomed = std::move(publication)]() mutable {
     doomed.reset();
     return true;
   };
-  auto freed = pull::offload(host_.blocking_pool(), std::move(work));
+  auto freed = async::offload(host_.blocking_pool(), std::move(work));
   (void)co_await std::move(freed);
 }
 

@@ -5,9 +5,10 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/worker/service.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -21,8 +22,6 @@ constexpr std::chrono::milliseconds kAskAgain{250};
 constexpr std::chrono::milliseconds kLook{250};
 constexpr std::chrono::milliseconds kStatusWait{1000};
 constexpr std::chrono::milliseconds kDefaultUpdate{600'000};
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 // It may answer later.
 bool is_away(const Error& error) {
@@ -75,7 +74,7 @@ void WorkerService::spread_over(const device::SpreadOver& over) {
     if (found != sessions_.end()) found->second->brought_by_round = true;
   }
   end_keeping(over);
-  rounds_.spread_over(over, clock_now());
+  rounds_.spread_over(over, steady_now());
   rounds_changed();
 }
 
@@ -124,7 +123,7 @@ void WorkerService::left_round(SessionId id, bool all, const std::string& why) {
   if (found == sessions_.end()) return;
   const SessionPtr kept = found->second;
   Session& session = *kept;
-  session.state.leave_round(clock_now(), all);
+  session.state.leave_round(steady_now(), all);
   if (session.held != nullptr && !all) session.held->want_now();
   session.hold.reset();
   session.held.reset();
@@ -161,10 +160,10 @@ void WorkerService::rounds_changed() {
 }
 
 // While there are members: a question that waits for orders, and on every change one beside it.
-rpc::Task<void> WorkerService::report_rounds() {
+async::Task<void> WorkerService::report_rounds() {
   co_await asio::this_coro::throw_if_cancelled(false);
-  while (!co_await pull::is_cancelled()) {
-    const auto now = clock_now();
+  while (!co_await async::is_cancelled()) {
+    const auto now = steady_now();
     rounds_.check(now);
     const auto due = rounds_.due();
     const bool news = due && *due <= now;
@@ -188,28 +187,28 @@ rpc::Task<void> WorkerService::report_rounds() {
   reporting_rounds_ = false;
 }
 
-rpc::Task<void> WorkerService::ask_for_orders(bool wait) {
+async::Task<void> WorkerService::ask_for_orders(bool wait) {
   co_await asio::this_coro::throw_if_cancelled(false);
   const auto longest = wait ? kOrdersWait : std::chrono::milliseconds(0);
-  auto report = rounds_.report(host_.device_life(), longest, clock_now());
+  auto report = rounds_.report(host_.device_life(), longest, steady_now());
   const std::uint64_t sequence = report.sequence();
   const auto orders = co_await host_.report_rounds(std::move(report));
   bool& under_way = wait ? polling_rounds_ : asking_rounds_;
   under_way = false;
   if (orders) {
-    rounds_.obey(*orders, sequence, clock_now());
+    rounds_.obey(*orders, sequence, steady_now());
     answer_watchers({});
   } else {
     rounds_.unanswered();
-    ask_rounds_after_ = clock_now() + kAskAgain;
+    ask_rounds_after_ = steady_now() + kAskAgain;
   }
   rounds_changed();
 }
 
-rpc::Task<void> WorkerService::update(ClientPtr client, proto::WorkerFrame frame) {
+async::Task<void> WorkerService::update(ClientPtr client, proto::WorkerFrame frame) {
   co_await asio::this_coro::throw_if_cancelled(false);
   const std::chrono::milliseconds asked(frame.deadline_ms());
-  const auto give_up = clock_now() + (asked.count() > 0 ? asked : kDefaultUpdate);
+  const auto give_up = steady_now() + (asked.count() > 0 ? asked : kDefaultUpdate);
   auto order = from_proto(frame.update());
   if (!order) co_return refuse(client, frame.call(), 0, order.error());
   ++client->calls;
@@ -224,13 +223,13 @@ rpc::Task<void> WorkerService::update(ClientPtr client, proto::WorkerFrame frame
 }
 
 // Once it has begun it goes on whatever becomes of who asked.
-rpc::Task<Result<proto::Updated>> WorkerService::update_and_wait(ClientPtr client,
-                                                                 UpdateOrder order,
-                                                                 TimePoint give_up) {
+async::Task<Result<proto::Updated>> WorkerService::update_and_wait(ClientPtr client,
+                                                                   UpdateOrder order,
+                                                                   TimePoint give_up) {
   CO_TRY(const std::uint64_t round,
          co_await host_.begin_update(order.id, order.group, order.gather));
-  while (!client->closed() && !co_await pull::is_cancelled()) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - clock_now());
+  while (!client->closed() && !co_await async::is_cancelled()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - steady_now());
     if (left.count() <= 0) {
       co_return fail(ErrorCode::kTimeout, "the update to {} goes on; see `rekindle status`",
                      order.id.to_string());
@@ -245,7 +244,7 @@ rpc::Task<Result<proto::Updated>> WorkerService::update_and_wait(ClientPtr clien
                      "what became of the update to {} is unknown: {}; see `rekindle status`",
                      order.id.to_string(), status.error().message());
     }
-    co_await pull::sleep_for(kAskAgain);
+    co_await async::sleep_for(kAskAgain);
   }
   co_return fail(ErrorCode::kPeerLost, "nobody waits for the update to {} any more",
                  order.id.to_string());

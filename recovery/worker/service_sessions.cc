@@ -6,9 +6,10 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/worker/service.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -21,11 +22,9 @@ constexpr std::chrono::milliseconds kDefaultAttach{10'000};
 constexpr std::chrono::milliseconds kLongestAttach{3'600'000};
 constexpr std::chrono::milliseconds kTick{20};
 
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
-
 TimePoint attach_deadline(const proto::WorkerFrame& frame) {
   const std::chrono::milliseconds asked(frame.deadline_ms());
-  return clock_now() + std::min(asked.count() > 0 ? asked : kDefaultAttach, kLongestAttach);
+  return steady_now() + std::min(asked.count() > 0 ? asked : kDefaultAttach, kLongestAttach);
 }
 
 }  // namespace
@@ -55,7 +54,7 @@ Result<void> WorkerService::begin_attach(const ClientPtr& client, const proto::W
     return fail(std::move(why));
   }
   auto session = std::make_shared<Session>(
-      WorkerSession(id, clock_now(), attach_deadline(frame), options_.session_times), client);
+      WorkerSession(id, steady_now(), attach_deadline(frame), options_.session_times), client);
   session->instance = entry->state.name();
   session->rank = order.rank.rank;
   session->wanted.model = order.wanted.id.model;
@@ -81,7 +80,7 @@ Result<void> WorkerService::begin_attach(const ClientPtr& client, const proto::W
   return {};
 }
 
-rpc::Task<void> WorkerService::attach(SessionPtr session, AttachOrder order) {
+async::Task<void> WorkerService::attach(SessionPtr session, AttachOrder order) {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto id = co_await choose_version(session, order);
   Result<void> served = id ? host_.may_attach(*id) : Result<void>();
@@ -98,10 +97,10 @@ rpc::Task<void> WorkerService::attach(SessionPtr session, AttachOrder order) {
 }
 
 // One version for all ranks of the generation: given, or chosen by the first that comes.
-rpc::Task<Result<ModelVersion>> WorkerService::choose_version(SessionPtr session,
-                                                              AttachOrder order) {
+async::Task<Result<ModelVersion>> WorkerService::choose_version(SessionPtr session,
+                                                                AttachOrder order) {
   while (!session->state.ended()) {
-    if (co_await pull::is_cancelled()) co_return fail(ErrorCode::kPeerLost, "the agent stops");
+    if (co_await async::is_cancelled()) co_return fail(ErrorCode::kPeerLost, "the agent stops");
     auto* entry = entry_of(*session);
     if (entry == nullptr) co_return fail(ErrorCode::kStale, "the instance is gone");
     CO_TRY(const auto choice, entry->state.choose(session->state.id(), order.version));
@@ -112,7 +111,7 @@ rpc::Task<Result<ModelVersion>> WorkerService::choose_version(SessionPtr session
       co_return *entry->state.version();
     }
     if (choice == Instance::Choice::kWait) {
-      co_await changed_.wait_until(clock_now() + kTick);
+      co_await changed_.wait_until(steady_now() + kTick);
       continue;
     }
     if (const auto gathers = rounds_.gathers(session->wanted.model, session->group)) {
@@ -137,11 +136,12 @@ rpc::Task<Result<ModelVersion>> WorkerService::choose_version(SessionPtr session
 }
 
 // Hands over what the supply has, as it comes, until all is there or one of both has ended.
-rpc::Task<Result<void>> WorkerService::follow(SessionPtr session, std::shared_ptr<Supply> supply) {
+async::Task<Result<void>> WorkerService::follow(SessionPtr session,
+                                                std::shared_ptr<Supply> supply) {
   const auto interest = supply->interest();
-  while (!session->state.ended() && !co_await pull::is_cancelled()) {
+  while (!session->state.ended() && !co_await async::is_cancelled()) {
     session->held_up = supply->held_up();
-    session->state.enter(supply->phase(), clock_now());
+    session->state.enter(supply->phase(), steady_now());
     if (supply->view() != nullptr && !session->attached) {
       CO_TRY_VOID(hand_over(*session, *supply));
     }
@@ -154,14 +154,14 @@ rpc::Task<Result<void>> WorkerService::follow(SessionPtr session, std::shared_pt
       session->state.fall_to(supply->view()->rung);
       if (supply->complete()) {
         watch_copy(*session, *supply->view());
-        tell_ready(*session, session->state.complete(clock_now()));
+        tell_ready(*session, session->state.complete(steady_now()));
         note_phase(*session);
         co_return Result<void>();
       }
       const auto runs = session->state.ready(supply->verified());
       if (!runs.empty()) tell_ready(*session, runs);
     }
-    co_await supply->changed.wait_until(clock_now() + kTick);
+    co_await supply->changed.wait_until(steady_now() + kTick);
   }
   co_return Result<void>();
 }
@@ -198,7 +198,7 @@ Result<void> WorkerService::hand_over(Session& session, Supply& supply) {
   offer.rung = view.rung;
   offer.held = view.portion->held;
   offer.payload_bytes = view.portion->payload_bytes;
-  TRY_VOID(session.state.serve(clock_now(), std::move(offer)));
+  TRY_VOID(session.state.serve(steady_now(), std::move(offer)));
   session.attached = true;
   session.lent = view.files;
   if (view.stored != nullptr) {
@@ -283,7 +283,8 @@ bool WorkerService::is_as_handed_over(const Session& session) {
 }
 
 // The copy is still being verified, or was changed while the worker read it.
-rpc::Task<void> WorkerService::loaded_once_verified(SessionPtr session, proto::WorkerFrame frame) {
+async::Task<void> WorkerService::loaded_once_verified(SessionPtr session,
+                                                      proto::WorkerFrame frame) {
   co_await asio::this_coro::throw_if_cancelled(false);
   Result<void> good = co_await host_.verifier().require(session->copy, options_.session_times.load);
   if (session->state.ended()) co_return;
@@ -307,20 +308,20 @@ rpc::Task<void> WorkerService::loaded_once_verified(SessionPtr session, proto::W
 Result<void> WorkerService::take_loaded(const SessionPtr& session,
                                         const proto::WorkerFrame& frame) {
   const ClientPtr& client = session->client;
-  TRY_VOID(session->state.loaded(clock_now(), frame.loaded().bytes()));
+  TRY_VOID(session->state.loaded(steady_now(), frame.loaded().bytes()));
   note_phase(*session);
   auto* const entry = entry_of(*session);
   if (entry == nullptr) return fail(ErrorCode::kStale, "the instance is gone; attach again");
   if (session->state.state() == SessionState::kCommitted) {
     client->send(
-        committed_frame(frame.call(), session->state, entry->state.generation(), clock_now()));
+        committed_frame(frame.call(), session->state, entry->state.generation(), steady_now()));
     return {};
   }
   if (session->waiting) answer_waiting(*session, Error(ErrorCode::kStale, "was asked again"));
   // Without a deadline the worker waits in pieces of its own, and its session's end is the end.
   const std::chrono::milliseconds asked(frame.deadline_ms());
   session->waiting =
-      Session::Waiting{frame.call(), asked.count() > 0 ? clock_now() + asked : TimePoint::max()};
+      Session::Waiting{frame.call(), asked.count() > 0 ? steady_now() + asked : TimePoint::max()};
   const auto change = entry->state.loaded(session->state.id());
   ranks_changed(*entry);
   apply(*entry, change);
@@ -358,9 +359,9 @@ Result<void> WorkerService::detach(const ClientPtr& client, const proto::WorkerF
     }
     ranks_changed(*entry);
   }
-  session->state.end(clock_now(), Error(ErrorCode::kStale, "has detached"));
+  session->state.end(steady_now(), Error(ErrorCode::kStale, "has detached"));
   leave_device(*session);
-  rounds_.detach(session->state.id(), clock_now());
+  rounds_.detach(session->state.id(), steady_now());
   rounds_changed();
   sessions_.erase(session->state.id());
   --client->sessions;
@@ -409,7 +410,7 @@ void WorkerService::apply(Instances::Entry& entry, const Instance::Change& chang
   for (const SessionId id : change.commit) {
     const auto session = find(id);
     if (session == nullptr) continue;
-    session->state.commit(clock_now());
+    session->state.commit(steady_now());
     rounds_.commit(id);
     rounds_changed();
     note(*session, "committed");
@@ -418,7 +419,7 @@ void WorkerService::apply(Instances::Entry& entry, const Instance::Change& chang
               session->state.version().to_string());
     if (!session->waiting) continue;
     session->client->send(committed_frame(session->waiting->call, session->state,
-                                          entry.state.generation(), clock_now()));
+                                          entry.state.generation(), steady_now()));
     session->waiting.reset();
   }
   instances_.settle(entry);
@@ -428,13 +429,13 @@ void WorkerService::apply(Instances::Entry& entry, const Instance::Change& chang
 void WorkerService::end(const SessionPtr& session, const Error& why) {
   if (session->state.ended()) return;
   const SessionId id = session->state.id();
-  session->state.end(clock_now(), why);
+  session->state.end(steady_now(), why);
   leave_device(*session);
   // It has not detached: unless it is dead, it may read what it has mapped for as long as it likes.
   if (!session->client->dead) {
     for (const auto& segment : session->lent) host_.store().never_reuse(*segment);
   }
-  rounds_.fail(id, why.message(), clock_now());
+  rounds_.fail(id, why.message(), steady_now());
   rounds_changed();
   answer_waiting(*session, why);
   refuse(session->client, session->attached ? 0 : session->attach_call, id, why);
@@ -444,7 +445,7 @@ void WorkerService::end(const SessionPtr& session, const Error& why) {
   changed_.notify();
 }
 
-rpc::Task<void> WorkerService::before_retire(ModelVersion id) {
+async::Task<void> WorkerService::before_retire(ModelVersion id) {
   rounds_.retired(id);
   const auto users = [this, &id] {
     std::vector<SessionPtr> found;
@@ -453,8 +454,8 @@ rpc::Task<void> WorkerService::before_retire(ModelVersion id) {
     }
     return found;
   };
-  const auto give_up = clock_now() + options_.retire_wait;
-  while (!users().empty() && clock_now() < give_up) co_await changed_.wait_until(give_up);
+  const auto give_up = steady_now() + options_.retire_wait;
+  while (!users().empty() && steady_now() < give_up) co_await changed_.wait_until(give_up);
   for (const auto& session : users()) {
     fail_session(session, Error(ErrorCode::kStale,
                                 fmt::format("holds {}, which is retired here; attach again",

@@ -4,8 +4,9 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/wait.h"
 #include "recovery/worker/service.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
 
 namespace rekindle::worker {
 
@@ -14,12 +15,10 @@ namespace {
 constexpr std::size_t kMostEvents = 256;  // in one answer
 constexpr std::chrono::milliseconds kLongestWait{10'000};
 
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
-
 }  // namespace
 
 void WorkerService::add_status(proto::AgentStatusResponse& status) const {
-  const auto now = clock_now();
+  const auto now = steady_now();
   for (const auto& [name, entry] : instances_.all()) {
     auto& instance = *status.add_instances();
     instance.set_name(name);
@@ -50,13 +49,13 @@ std::uint32_t WorkerService::readers_of(const ModelVersion& id) const {
       sessions_, [&id](const auto& item) { return item.second->wanted == id; }));
 }
 
-rpc::Task<proto::AgentEventsResponse> WorkerService::events_after(
+async::Task<proto::AgentEventsResponse> WorkerService::events_after(
     proto::AgentEventsRequest request) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const std::chrono::milliseconds asked(request.wait_ms());
-  const auto give_up = clock_now() + std::min(asked, kLongestWait);
-  while (events_.last() <= request.after() && clock_now() < give_up && !closing_ &&
-         !co_await pull::is_cancelled()) {
+  const auto give_up = steady_now() + std::min(asked, kLongestWait);
+  while (events_.last() <= request.after() && steady_now() < give_up && !closing_ &&
+         !co_await async::is_cancelled()) {
     co_await events_.changed.wait_until(give_up);
   }
   proto::AgentEventsResponse response;
@@ -86,7 +85,7 @@ void WorkerService::note(const Session& session, std::string kind, std::string w
   event.pid = session.client->pid();
   if (session.wanted.version != 0) event.version = session.wanted;
   if (session.attached) event.rung = std::string(to_string(session.state.rung()));
-  event.phases = session.state.phases().at(clock_now());
+  event.phases = session.state.phases().at(steady_now());
   events_.add(std::move(event));
 }
 

@@ -5,10 +5,11 @@
 
 #include <fcntl.h>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/pull/offload.h"
-#include "recovery/pull/wait.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -53,7 +54,7 @@ bool Supply::suspect() const {
          view_->stored->verification->state() != store::CopyState::kVerified;
 }
 
-rpc::Task<void> Supply::run() {
+async::Task<void> Supply::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   auto local = co_await serve_local();
   Result<void> outcome;
@@ -71,7 +72,7 @@ rpc::Task<void> Supply::run() {
 }
 
 // False: no copy here has it all.
-rpc::Task<Result<bool>> Supply::serve_local() {
+async::Task<Result<bool>> Supply::serve_local() {
   Copies copies = host_.store().find(wanted_.id);
   std::erase_if(copies, [](const auto& copy) {
     return copy->verification->state() == store::CopyState::kQuarantined;
@@ -79,7 +80,7 @@ rpc::Task<Result<bool>> Supply::serve_local() {
   Found found = recent_.find(copies, wanted_);
   if (found.stored == nullptr) {
     auto find = [this, copies] { return find_portion(copies, wanted_); };
-    CO_TRY(found, co_await pull::offload(host_.blocking_pool(), std::move(find)));
+    CO_TRY(found, co_await async::offload(host_.blocking_pool(), std::move(find)));
     if (found.stored == nullptr) co_return false;
     recent_.add(copies, wanted_, found);
   }
@@ -97,7 +98,7 @@ rpc::Task<Result<bool>> Supply::serve_local() {
   while (check != nullptr && !check->over()) {
     co_await check->changed.wait_until(std::chrono::steady_clock::now() + kTick);
     changed.notify();
-    if (co_await pull::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "the agent stops");
+    if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "the agent stops");
   }
   if (check != nullptr && check->state == CopyCheck::State::kBad) {
     // What was told verified; the worker comes back for a copy of which all of it does.
@@ -155,20 +156,20 @@ void Supply::landed(const std::string& party, std::span<const bucket::KeptTiles>
   placing_->landed(kept_parts_->add(party, kept));
 }
 
-rpc::Task<Result<void>> Supply::serve_pull() {
+async::Task<Result<void>> Supply::serve_pull() {
   while (true) {
     place_taken_ = false;
     auto pulled = co_await pull_once();
     const bool busy = !pulled && place_taken_;
-    const bool stop = co_await pull::is_cancelled();
+    const bool stop = co_await async::is_cancelled();
     if (!busy || view_ || failed_ || stop || interest_.use_count() == 1) co_return pulled;
     held_up_ = std::move(pulled).error();
     changed.notify();
-    co_await pull::sleep_for(kBusyRetry);
+    co_await async::sleep_for(kBusyRetry);
   }
 }
 
-rpc::Task<Result<void>> Supply::pull_once() {
+async::Task<Result<void>> Supply::pull_once() {
   pull::PullWatch watch;
   watch.on_begun = [this](pull::Arriving arriving) { on_begun(std::move(arriving)); };
   watch.on_place_taken = [this] { place_taken_ = true; };
@@ -201,7 +202,7 @@ rpc::Task<Result<void>> Supply::pull_once() {
 Supplies::Supplies(Host& host, boost::asio::any_io_executor executor)
     : host_(host), executor_(std::move(executor)), tasks_(executor_) {}
 
-rpc::Task<void> Supplies::close(std::chrono::milliseconds deadline) {
+async::Task<void> Supplies::close(std::chrono::milliseconds deadline) {
   (void)co_await tasks_.close(deadline);
 }
 
@@ -214,7 +215,7 @@ std::shared_ptr<Supply> Supplies::get(const Wanted& wanted) {
   return supply;
 }
 
-rpc::Task<void> Supplies::run(std::shared_ptr<Supply> supply) {
+async::Task<void> Supplies::run(std::shared_ptr<Supply> supply) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   co_await supply->run();
   const auto found = running_.find(supply->wanted());

@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "recovery/rpc/notifier.h"
+#include <boost/asio/any_io_executor.hpp>
+
 #include "recovery/worker/core/session.h"
 #include "recovery/worker/host.h"
 #include "recovery/worker/kept_parts.h"
 #include "recovery/worker/portion.h"
+#include "src/async/notifier.h"
 #include "src/tensor/checkpoint.h"
 
 namespace rekindle::worker {
@@ -36,7 +38,7 @@ class Supply {
       : changed(executor), host_(host), recent_(recent), wanted_(std::move(wanted)) {}
 
   // Until it is complete or has failed.
-  rpc::Task<void> run();
+  async::Task<void> run();
 
   const View* view() const { return view_ ? &*view_ : nullptr; }  // null: not known yet
   bool complete() const { return complete_; }
@@ -59,12 +61,12 @@ class Supply {
   Phase phase() const { return phase_; }
   const Wanted& wanted() const { return wanted_; }
 
-  rpc::Notifier changed;
+  async::Notifier changed;
 
  private:
-  rpc::Task<Result<bool>> serve_local();
-  rpc::Task<Result<void>> serve_pull();
-  rpc::Task<Result<void>> pull_once();
+  async::Task<Result<bool>> serve_local();
+  async::Task<Result<void>> serve_pull();
+  async::Task<Result<void>> pull_once();
   Result<void> set_view(View view);
   pull::PullRequest request() const;
   void on_begun(pull::Arriving arriving);
@@ -91,17 +93,17 @@ class Supply {
 class Supplies {
  public:
   Supplies(Host& host, boost::asio::any_io_executor executor);
-  rpc::Task<void> close(std::chrono::milliseconds deadline);
+  async::Task<void> close(std::chrono::milliseconds deadline);
   std::shared_ptr<Supply> get(const Wanted& wanted);
 
  private:
-  rpc::Task<void> run(std::shared_ptr<Supply> supply);
+  async::Task<void> run(std::shared_ptr<Supply> supply);
 
   Host& host_;
   const boost::asio::any_io_executor executor_;
   RecentPortions recent_;
   std::map<Wanted, std::shared_ptr<Supply>> running_;
-  rpc::TaskGroup tasks_;
+  async::TaskGroup tasks_;
 };
 
 }  // namespace rekindle::worker

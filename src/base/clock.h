@@ -8,6 +8,8 @@ namespace rekindle {
 using TimePoint = std::chrono::steady_clock::time_point;
 using Duration = std::chrono::nanoseconds;
 
+inline TimePoint steady_now() { return std::chrono::steady_clock::now(); }
+
 // Pure modules take a Clock (or the time as an argument), so that tests and the simulation own
 // time.
 class Clock {

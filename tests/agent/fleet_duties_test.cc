@@ -3,15 +3,15 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/pull/wait.h"
 #include "recovery/rpc/convert.h"
+#include "src/async/task.h"
 #include "tests/recovery/rpc_fixture.h"
 
 namespace rekindle::agent {
 namespace {
 
 using namespace std::chrono_literals;
-using rpc::Task;
+using async::Task;
 
 const ModelVersion kV1{"m", 1};
 const ModelVersion kV2{"m", 2};
@@ -24,16 +24,16 @@ class Duties : public ::testing::Test {
     hooks.readers = [this](const ModelVersion&) { return readers_; };
     hooks.retire = [this](ModelVersion) -> Task<Result<void>> {
       ++retired_;
-      co_await pull::sleep_for(20ms);
+      co_await async::sleep_for(20ms);
       co_return Result<void>();
     };
     hooks.fetch = [this](ModelVersion) -> Task<Result<void>> {
       ++fetched_;
       // Runs until it is cancelled, or let through.
       while (!let_through_) {
-        const bool cancelled = co_await pull::is_cancelled();
+        const bool cancelled = co_await async::is_cancelled();
         if (cancelled) co_return fail(ErrorCode::kUnavailable, "cancelled");
-        co_await pull::sleep_for(2ms);
+        co_await async::sleep_for(2ms);
       }
       co_return fail(ErrorCode::kExhausted, "no room");
     };

@@ -32,7 +32,7 @@ class PeerFilesTest : public store::StoreTest {
   void TearDown() override { loop_.run(server_->close(5s)); }
 
   Result<std::string> get_config() {
-    return loop_.run([](PeerFilesTest* test) -> rpc::Task<Result<std::string>> {
+    return loop_.run([](PeerFilesTest* test) -> async::Task<Result<std::string>> {
       CO_TRY(const auto client, co_await rpc::RpcClient::connect(
                                     test->address_, make_identity(proto::ROLE_PULLER, "p"), 5s));
       proto::GetPageRequest request;

@@ -5,7 +5,7 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/pull/wait.h"
+#include "src/async/task.h"
 
 namespace rekindle::agent {
 namespace {
@@ -30,13 +30,13 @@ class SharedPullsTest : public ::testing::Test {
   // A pull that begins, then runs until it is told how it ends.
   SharedPulls::Run run() {
     return [this](pull::PullRequest request, pull::OnProgress progress,
-                  pull::PullWatch watch) -> rpc::Task<Result<Outcome>> {
+                  pull::PullWatch watch) -> async::Task<Result<Outcome>> {
       ++runs_;
       if (watch.on_begun) watch.on_begun({nullptr, small_layout(), nullptr, {}});
       is_held_ = watch.held;
       while (!end_) {
         if (progress) progress({});
-        co_await pull::sleep_for(milliseconds(5));
+        co_await async::sleep_for(milliseconds(5));
       }
       if (*end_) co_return fail(Error(**end_));
       Outcome outcome;
@@ -52,7 +52,7 @@ class SharedPullsTest : public ::testing::Test {
   };
   void start(pull::PullRequest request, Caller& caller, std::function<bool()> held = {}) {
     auto task = [](SharedPullsTest* self, pull::PullRequest what, Caller* who,
-                   std::function<bool()> holds) -> rpc::Task<void> {
+                   std::function<bool()> holds) -> async::Task<void> {
       pull::PullWatch watch;
       watch.held = std::move(holds);
       watch.on_begun = [who](pull::Arriving) { ++who->begun; };

@@ -27,6 +27,7 @@
 
 #include <fmt/format.h>
 
+#include "src/base/clock.h"
 #include "src/base/units.h"
 #include "src/bucket/round.h"
 #include "src/cuda/device.h"
@@ -47,8 +48,7 @@ T must(Result<T> result) {
   }
   if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
-TimePoint soon() { return clock_now() + 120s; }
+TimePoint soon() { return steady_now() + 120s; }
 
 struct Options {
   double gib = 64;
@@ -187,7 +187,7 @@ class RankRun {
             must(shared.collectives.meet(*device_, rank, shared.plan.shares(), shared.id))) {
     const TimePoint deadline = soon();
     while (!must(collective_->settled())) {
-      if (clock_now() >= deadline) must(Result<void>(fail(ErrorCode::kTimeout, "nobody came")));
+      if (steady_now() >= deadline) must(Result<void>(fail(ErrorCode::kTimeout, "nobody came")));
       std::this_thread::sleep_for(1ms);
     }
   }
@@ -213,7 +213,7 @@ class RankRun {
     RoundSpread spread(*collective_, shared_.plan.share_bytes(), std::move(owners), {});
     Pipeline pipeline(*device_, shared_.plan.size(), slots_, fetch, &spread, consumer_);
     must(pipeline.start());
-    while (must(pipeline.step(clock_now())) != Pipeline::State::kDone) {
+    while (must(pipeline.step(steady_now())) != Pipeline::State::kDone) {
     }
   }
 
@@ -286,10 +286,10 @@ struct Times {
 
 double timed(Shared& shared, const std::function<void()>& work) {
   shared.barrier.arrive_and_wait();
-  const TimePoint begin = clock_now();
+  const TimePoint begin = steady_now();
   work();
   shared.barrier.arrive_and_wait();  // the slowest counts
-  return seconds(clock_now() - begin);
+  return seconds(steady_now() - begin);
 }
 
 void run_rank(Shared& shared, std::uint32_t rank, Times& times, std::uint64_t& wrong) {

@@ -17,6 +17,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/rpc/convert.h"
@@ -43,12 +44,12 @@ struct Run {
   Clock::duration slowest{};
 };
 
-rpc::Task<void> sleep_until(Clock::time_point at) {
+async::Task<void> sleep_until(Clock::time_point at) {
   boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor, at);
   co_await timer.async_wait(boost::asio::use_awaitable);
 }
 
-rpc::Task<Result<void>> join(rpc::Identity identity, rpc::CoordinatorClient& client, Run& run) {
+async::Task<Result<void>> join(rpc::Identity identity, rpc::CoordinatorClient& client, Run& run) {
   CO_TRY(client, co_await rpc::CoordinatorClient::connect(run.address, identity, 30s));
   proto::RegisterRequest enroll;
   enroll.mutable_node()->set_node_id(identity.node_id);
@@ -72,7 +73,7 @@ rpc::Task<Result<void>> join(rpc::Identity identity, rpc::CoordinatorClient& cli
   co_return Result<void>();
 }
 
-rpc::Task<void> agent(std::size_t index, Run& run) {
+async::Task<void> agent(std::size_t index, Run& run) {
   rpc::Identity identity;
   identity.role = proto::ROLE_AGENT;
   identity.node_id = fmt::format("n{}", index);

@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/clock.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/pipeline.h"
 #include "src/bucket/segment_fetch.h"
@@ -20,8 +21,6 @@
 namespace rekindle::bucket::testing {
 
 inline constexpr std::uint64_t kDeviceBytes = 64ull << 20;
-
-inline TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 // A consumer in the same process: copies a slot out on a stream of its own, behind the event of its
 // filling, and gives it back when `willing`.
@@ -99,18 +98,18 @@ struct Rig {
 
   // Until it is in a state that only the test can end.
   Pipeline::State run(Pipeline::State until) {
-    const TimePoint give_up = clock_now() + std::chrono::seconds(60);
+    const TimePoint give_up = steady_now() + std::chrono::seconds(60);
     for (;;) {
-      const auto state = pipeline.step(clock_now());
+      const auto state = pipeline.step(steady_now());
       if (!state) throw std::runtime_error(state.error().message());
       if (*state == until || *state == Pipeline::State::kDone) return *state;
-      if (clock_now() > give_up) throw std::runtime_error("the pipeline stands still");
+      if (steady_now() > give_up) throw std::runtime_error("the pipeline stands still");
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   }
 
   void expect_all_arrived() {
-    ASSERT_TRUE(pipeline.drain(clock_now() + std::chrono::seconds(10)));
+    ASSERT_TRUE(pipeline.drain(steady_now() + std::chrono::seconds(10)));
     for (std::uint32_t i = 0; i < contents.pieces().size(); ++i) {
       const Piece& piece = contents.pieces()[i];
       ASSERT_EQ(consumer.pieces[i], sample.bytes_of(contents, piece)) << piece.name;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/clock.h"
 #include "src/bucket/double_stream.h"
 #include "src/bucket/pipeline.h"
 #include "tests/bucket/pipeline_rig.h"
@@ -50,14 +51,14 @@ struct GatedRig {
   }
   // The tail brings all of it once more.
   Result<void> go_on() {
-    return rig.pipeline.go_on_without_spread(rig.plan.size(), tail, clock_now() + 10s);
+    return rig.pipeline.go_on_without_spread(rig.plan.size(), tail, steady_now() + 10s);
   }
   void fill_the_slots() { rig.run(Pipeline::State::kReleasing); }
   Result<Pipeline::State> step_until_error() {
-    const TimePoint give_up = clock_now() + 60s;
+    const TimePoint give_up = steady_now() + 60s;
     for (;;) {
-      auto state = rig.pipeline.step(clock_now());
-      if (!state || *state == Pipeline::State::kDone || clock_now() > give_up) return state;
+      auto state = rig.pipeline.step(steady_now());
+      if (!state || *state == Pipeline::State::kDone || steady_now() > give_up) return state;
       std::this_thread::sleep_for(20us);
     }
   }
@@ -106,10 +107,10 @@ TEST(PipelineSpread, ASlotIsFilledAgainOnceItHasBeenKeptToo) {
   SlowKeep keep;
   rig.pipeline.keep_with(keep);
   gated.spread.open();
-  const TimePoint give_up = clock_now() + 60s;
+  const TimePoint give_up = steady_now() + 60s;
   while (keep.offered < 3) {
-    ASSERT_TRUE(rig.pipeline.step(clock_now()));
-    ASSERT_LT(clock_now(), give_up);
+    ASSERT_TRUE(rig.pipeline.step(steady_now()));
+    ASSERT_LT(steady_now(), give_up);
   }
   EXPECT_EQ(rig.run(Pipeline::State::kReleasing), Pipeline::State::kReleasing);
   EXPECT_EQ(keep.offered, 3u) << "every slot is kept from";
@@ -128,11 +129,11 @@ TEST(PipelineSpread, ADeviceThatDoesNotEndItsCopiesToTheHostIsGivenUpByTheDeadli
   SlowKeep keep;
   gated.rig.pipeline.keep_with(keep);
   gated.spread.open();
-  const TimePoint begin = clock_now() + 1000s;  // ahead of the clock: the test owns time
-  const TimePoint give_up = clock_now() + 60s;
+  const TimePoint begin = steady_now() + 1000s;  // ahead of the clock: the test owns time
+  const TimePoint give_up = steady_now() + 60s;
   while (keep.offered < 3) {
     ASSERT_TRUE(gated.rig.pipeline.step(begin));
-    ASSERT_LT(clock_now(), give_up);
+    ASSERT_LT(steady_now(), give_up);
   }
   ASSERT_TRUE(gated.rig.pipeline.deadline());
   EXPECT_EQ(*gated.rig.pipeline.deadline(), begin + 200s);
@@ -147,10 +148,10 @@ TEST(PipelineSpread, Row43WhatIsBeingKeptIsDoneBeforeTheRestComesOtherwise) {
   SlowKeep keep;
   rig.pipeline.keep_with(keep);
   gated.spread.open();
-  const TimePoint give_up = clock_now() + 60s;
+  const TimePoint give_up = steady_now() + 60s;
   while (keep.offered < 3) {
-    ASSERT_TRUE(rig.pipeline.step(clock_now()));
-    ASSERT_LT(clock_now(), give_up);
+    ASSERT_TRUE(rig.pipeline.step(steady_now()));
+    ASSERT_LT(steady_now(), give_up);
   }
   ASSERT_TRUE(gated.go_on());
   EXPECT_EQ(keep.drained, 1);
@@ -171,7 +172,7 @@ TEST(PipelineSpread, WithoutASpreadNothingAwaitsIt) {
 
 TEST(PipelineSpread, Row43ASpreadWithoutProgressEndsByTheDeadline) {
   GatedRig gated;
-  const TimePoint begin = clock_now() + 1000s;  // ahead of the clock: the test owns time
+  const TimePoint begin = steady_now() + 1000s;  // ahead of the clock: the test owns time
   while (!gated.rig.pipeline.deadline()) ASSERT_TRUE(gated.rig.pipeline.step(begin));
   EXPECT_EQ(*gated.rig.pipeline.deadline(), begin + 200s);
   EXPECT_TRUE(gated.rig.pipeline.step(begin + 199s));
@@ -203,10 +204,10 @@ TEST(PipelineSpread, Row43WhatTheConsumerHasStaysItsOwnWhileTheRestComesOtherwis
   Rig& rig = gated.rig;
   gated.spread.open();
   rig.consumer.willing = false;
-  const TimePoint give_up = clock_now() + 60s;
+  const TimePoint give_up = steady_now() + 60s;
   while (rig.pipeline.handed_over() < 3) {
-    ASSERT_TRUE(rig.pipeline.step(clock_now()));
-    ASSERT_LT(clock_now(), give_up);
+    ASSERT_TRUE(rig.pipeline.step(steady_now()));
+    ASSERT_LT(steady_now(), give_up);
   }
   ASSERT_TRUE(gated.go_on());
   EXPECT_EQ(rig.run(Pipeline::State::kReleasing), Pipeline::State::kReleasing);
@@ -221,7 +222,7 @@ TEST(PipelineSpread, ASpreadThatIsOverMayBeFollowedByNothing) {
   GatedRig gated;
   gated.spread.open();
   gated.rig.run(Pipeline::State::kDone);
-  ASSERT_TRUE(gated.rig.pipeline.go_on_without_spread(0, gated.tail, clock_now() + 10s));
+  ASSERT_TRUE(gated.rig.pipeline.go_on_without_spread(0, gated.tail, steady_now() + 10s));
   EXPECT_EQ(gated.rig.run(Pipeline::State::kDone), Pipeline::State::kDone);
   EXPECT_EQ(gated.rig.pipeline.delivered(), gated.rig.plan.size());
 }
@@ -229,11 +230,11 @@ TEST(PipelineSpread, ASpreadThatIsOverMayBeFollowedByNothing) {
 TEST(PipelineSpread, Row43ASpreadThatDoesNotEndIsNotGoneOnWithout) {
   GatedRig gated;
   gated.fill_the_slots();
-  const auto stuck = gated.rig.pipeline.go_on_without_spread(1, gated.tail, clock_now() + 20ms);
+  const auto stuck = gated.rig.pipeline.go_on_without_spread(1, gated.tail, steady_now() + 20ms);
   ASSERT_FALSE(stuck);
   EXPECT_EQ(stuck.error().code(), ErrorCode::kTimeout);
   gated.spread.open();
-  EXPECT_TRUE(gated.rig.pipeline.drain(clock_now() + 10s));
+  EXPECT_TRUE(gated.rig.pipeline.drain(steady_now() + 10s));
 }
 
 }  // namespace

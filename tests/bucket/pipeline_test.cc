@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/clock.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/segment_fetch.h"
 #include "tests/bucket/forwarding_device.h"
@@ -125,7 +126,7 @@ TEST(Pipeline, Row38ADeviceThatDoesNotFillABucketEndsItByTheDeadline) {
       ASSERT_TRUE(pipeline.verify_with(verify));
     }
     ASSERT_TRUE(pipeline.start());
-    const TimePoint begin = clock_now();
+    const TimePoint begin = steady_now();
     while (!pipeline.deadline()) ASSERT_TRUE(pipeline.step(begin));  // the segment is being pinned
     EXPECT_TRUE(pipeline.step(begin + 199s));
     const auto late = pipeline.step(*pipeline.deadline());

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/clock.h"
 #include "src/bucket/double_collective.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/round.h"
@@ -23,8 +24,6 @@ using testing::Sample;
 using testing::sample_of;
 
 constexpr std::uint64_t kDeviceBytes = 64ull << 20;
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 template <typename T>
 T must(Result<T> result) {
@@ -123,7 +122,7 @@ class Rank {
   template <typename Until>
   std::string run(const Until& until) {
     while (!until()) {
-      const auto state = pipeline.step(clock_now());
+      const auto state = pipeline.step(steady_now());
       if (!state) {
         error = state.error().code();
         return state.error().message();
@@ -147,7 +146,7 @@ class Rank {
     }
     tail_ = std::make_unique<RoundTail>(plan_, tail_fetches_, first);
     consumer.tail = tail_.get();
-    must(pipeline.go_on_without_spread(tail_->size(), *tail_, clock_now() + 30s));
+    must(pipeline.go_on_without_spread(tail_->size(), *tail_, steady_now() + 30s));
     EXPECT_FALSE(pipeline.awaits_hand_over());
   }
   void get_all_tiles(std::mt19937_64& random) {
@@ -161,7 +160,7 @@ class Rank {
     std::shuffle(tiles.begin(), tiles.end(), random);
     for (const TileIndex tile : tiles) {
       for (const auto& fetch : tail_fetches_) must(fetch->mark_ready({{tile, tile + 1}}));
-      must(pipeline.step(clock_now()));
+      must(pipeline.step(steady_now()));
     }
   }
   void expect_all_arrived() {
@@ -343,14 +342,14 @@ TEST(Round, Row43ABucketQueuedBehindAnAbortIsNotHandedOver) {
   Rank one(party, 0);
   Rank two(party, 1);
   // The other rank is there, and queues nothing.
-  const TimePoint give_up = clock_now() + 60s;
-  while (*one.pipeline.step(clock_now()) == Pipeline::State::kFetching) {
-    ASSERT_LT(clock_now(), give_up);
+  const TimePoint give_up = steady_now() + 60s;
+  while (*one.pipeline.step(steady_now()) == Pipeline::State::kFetching) {
+    ASSERT_LT(steady_now(), give_up);
   }
   EXPECT_TRUE(one.pipeline.awaits_hand_over());
   one.collective->abort();
-  ASSERT_TRUE(one.pipeline.drain(clock_now() + 30s)) << "what is queued ends";
-  const auto state = one.pipeline.step(clock_now());
+  ASSERT_TRUE(one.pipeline.drain(steady_now() + 30s)) << "what is queued ends";
+  const auto state = one.pipeline.step(steady_now());
   ASSERT_FALSE(state);
   EXPECT_EQ(one.pipeline.handed_over(), 0u);
   EXPECT_EQ(one.consumer.of_round, 0u);
@@ -367,17 +366,17 @@ TEST(Round, Row43WhatTheConsumerHasIsNotWrittenOverByTheFallBack) {
   Rank one(party, 0);
   Rank two(party, 1);
   one.consumer.willing = false;
-  const TimePoint give_up = clock_now() + 60s;
+  const TimePoint give_up = steady_now() + 60s;
   while (one.pipeline.handed_over() < 2) {
-    ASSERT_TRUE(one.pipeline.step(clock_now()));
-    ASSERT_TRUE(two.pipeline.step(clock_now()));
-    ASSERT_LT(clock_now(), give_up);
+    ASSERT_TRUE(one.pipeline.step(steady_now()));
+    ASSERT_TRUE(two.pipeline.step(steady_now()));
+    ASSERT_LT(steady_now(), give_up);
   }
   one.fall_back();
   std::mt19937_64 random(1);
   one.get_all_tiles(random);
   const std::size_t held = one.pipeline.handed_over();
-  for (int i = 0; i < 100; ++i) must(one.pipeline.step(clock_now()));
+  for (int i = 0; i < 100; ++i) must(one.pipeline.step(steady_now()));
   EXPECT_LE(one.pipeline.handed_over(), 3u) << "there are three slots, and none has come back";
   EXPECT_GE(held, 2u);
   one.consumer.willing = true;

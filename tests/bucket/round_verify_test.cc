@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/blake3.h"
+#include "src/base/clock.h"
 #include "src/bucket/double_collective.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/double_stream.h"
@@ -22,8 +23,6 @@ using namespace std::chrono_literals;
 using testing::PieceConsumer;
 using testing::Sample;
 using testing::sample_of;
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 template <typename T>
 T must(Result<T> result) {
@@ -138,7 +137,7 @@ class Rank {
 
   void run() {
     for (;;) {
-      const auto state = pipeline_->step(clock_now());
+      const auto state = pipeline_->step(steady_now());
       if (!state) throw std::runtime_error(state.error().message());
       if (*state == Pipeline::State::kDone) return;
       std::this_thread::sleep_for(50us);

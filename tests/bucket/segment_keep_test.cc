@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/clock.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/double_stream.h"
 #include "tests/bucket/sample.h"
@@ -29,10 +30,8 @@ using testing::sample_of;
 
 constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 62;
 
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
-
 TEST(Allowance, GrowsWithTimeAndIsNotLostWhenItIsNotUsed) {
-  const TimePoint begin = clock_now();
+  const TimePoint begin = steady_now();
   Allowance allowance(1000, begin);
   EXPECT_FALSE(allowance.take(1, begin));
   EXPECT_TRUE(allowance.take(500, begin + 1s));
@@ -44,13 +43,13 @@ TEST(Allowance, GrowsWithTimeAndIsNotLostWhenItIsNotUsed) {
 }
 
 TEST(Allowance, NothingIsAllowedBeforeItBeginsOrWithoutARate) {
-  const TimePoint begin = clock_now();
+  const TimePoint begin = steady_now();
   EXPECT_FALSE(Allowance(kNoLimit, begin).take(1, begin - 1s));
   EXPECT_FALSE(Allowance(0, begin).take(1, begin + 24h));
 }
 
 TEST(Allowance, LargeNumbersDoNotWrapAround) {
-  const TimePoint begin = clock_now();
+  const TimePoint begin = steady_now();
   Allowance allowance(kNoLimit, begin);
   EXPECT_TRUE(allowance.take(kNoLimit, begin + 1000s));
   EXPECT_TRUE(allowance.take(kNoLimit, begin + 1000s));
@@ -118,7 +117,7 @@ struct Host {
       const UniqueFd reader(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
       segments.push_back(
           *pinner.add(may_write ? files[i].get() : reader.get(), sample.segment_bytes[i]));
-      EXPECT_TRUE(pinner.wait(*segments.back(), clock_now() + 30s));
+      EXPECT_TRUE(pinner.wait(*segments.back(), steady_now() + 30s));
       EXPECT_EQ(segments.back()->writable() != nullptr, may_write);
     }
   }
@@ -140,21 +139,21 @@ struct Host {
     spread.good = good;
     GivesBack deliver;
     SegmentKeep keep(*device, plan, pinner, segments, final_tiles, which,
-                     Allowance(rate, clock_now() - 1s), slots.count());
+                     Allowance(rate, steady_now() - 1s), slots.count());
     EXPECT_TRUE(keep.start());
     Pipeline pipeline(*device, plan.size(), slots, fetch, &spread, deliver, {60s, 60s});
     EXPECT_TRUE(pipeline.start());
     pipeline.keep_with(keep);
     Outcome outcome;
-    const TimePoint give_up = clock_now() + 60s;
+    const TimePoint give_up = steady_now() + 60s;
     for (;;) {
-      const auto state = pipeline.step(clock_now());
+      const auto state = pipeline.step(steady_now());
       if (!state) outcome.error = state.error();
       if (!state || *state == Pipeline::State::kDone) break;
-      if (clock_now() > give_up) throw std::runtime_error("the pipeline stands still");
+      if (steady_now() > give_up) throw std::runtime_error("the pipeline stands still");
       std::this_thread::sleep_for(20us);
     }
-    EXPECT_TRUE(pipeline.drain(clock_now() + 30s));
+    EXPECT_TRUE(pipeline.drain(steady_now() + 30s));
     EXPECT_FALSE(!outcome.error && pipeline.awaits_keep());
     outcome.kept = keep.kept();
     outcome.bytes = keep.kept_bytes();

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/clock.h"
 #include "src/bucket/double_device.h"
 #include "tests/bucket/flipping_device.h"
 #include "tests/bucket/piece_consumer.h"
@@ -24,8 +25,6 @@ using testing::sample_of;
 using testing::UploadFlip;
 
 constexpr std::uint64_t kBucket = 128 << 10;
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 template <typename T>
 T must(Result<T> result) {
@@ -77,7 +76,7 @@ class Loading {
   }
 
   void run() {
-    while (must(pipeline_->step(clock_now())) != Pipeline::State::kDone) {
+    while (must(pipeline_->step(steady_now())) != Pipeline::State::kDone) {
       ASSERT_TRUE(pipeline_->deadline());
       ASSERT_TRUE(pipeline_->awaits_hand_over()) << "nobody would call step() again";
       std::this_thread::sleep_for(50us);

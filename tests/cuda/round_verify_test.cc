@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "src/base/blake3.h"
+#include "src/base/clock.h"
 #include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 #include "tests/cuda/gpu_test.h"
@@ -23,8 +24,6 @@ T must(Result<T> result) {
   if (!result) throw std::runtime_error(result.error().message());
   if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
-TimePoint clock_now() { return SteadyClock().now(); }
-
 // Brings what an owner of everything would send, and one wrong byte.
 class Brings final : public bucket::Spread {
  public:
@@ -99,7 +98,7 @@ class GpuRoundVerify : public GpuTest {
     bucket::Pipeline pipeline(*device, plan.size(), slots, fetch, &spread, consumer, {60s, 60s});
     must(pipeline.verify_with(*verify));
     must(pipeline.start());
-    while (must(pipeline.step(clock_now())) != bucket::Pipeline::State::kDone) {
+    while (must(pipeline.step(steady_now())) != bucket::Pipeline::State::kDone) {
       std::this_thread::sleep_for(50us);
     }
     EXPECT_EQ(verify->refilled(), with_copy ? 1u : 0u);

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "src/base/clock.h"
 #include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 #include "tests/cuda/gpu_test.h"
@@ -22,8 +23,6 @@ T must(Result<T> result) {
   if (!result) throw std::runtime_error(result.error().message());
   if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
-TimePoint clock_now() { return SteadyClock().now(); }
-
 // Uploads, and then overwrites the 78th byte of one bucket, as often as it is told.
 class Spoils final : public bucket::Fetch {
  public:
@@ -82,7 +81,7 @@ class GpuUploadVerify : public GpuTest {
     bucket::Pipeline pipeline(*device, plan, slots, fetch, nullptr, consumer, {60s, 60s});
     must(pipeline.verify_with(*verify));
     must(pipeline.start());
-    while (must(pipeline.step(clock_now())) != bucket::Pipeline::State::kDone) {
+    while (must(pipeline.step(steady_now())) != bucket::Pipeline::State::kDone) {
       std::this_thread::sleep_for(50us);
     }
     EXPECT_EQ(verify->refilled(), times > 0 ? 1u : 0u);

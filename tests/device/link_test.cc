@@ -37,7 +37,7 @@ class DeviceLinkTest : public ::testing::Test, private DeviceEvents {
     bool closed = false;
     boost::asio::co_spawn(
         context_,
-        [](DeviceLink& link, bool& done) -> rpc::Task<void> {
+        [](DeviceLink& link, bool& done) -> async::Task<void> {
           co_await link.close(5s);
           done = true;
         }(*link_, closed),

@@ -67,7 +67,7 @@ class RoundLinkTest : public ::testing::Test {
     for (auto& agent : agents_) {
       boost::asio::co_spawn(
           context_,
-          [](DeviceLink& link, std::size_t& count) -> rpc::Task<void> {
+          [](DeviceLink& link, std::size_t& count) -> async::Task<void> {
             co_await link.close(5s);
             ++count;
           }(agent->link, closed),

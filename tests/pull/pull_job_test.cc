@@ -94,7 +94,7 @@ class PullJobTest : public store::StoreTest {
     PullJob job(environment, std::move(request), {});
     std::optional<Result<T>> outcome;
     boost::asio::co_spawn(
-        io, [&]() -> rpc::Task<void> { outcome = co_await work(job); }, boost::asio::detached);
+        io, [&]() -> async::Task<void> { outcome = co_await work(job); }, boost::asio::detached);
     io.run();
     return std::move(*outcome);
   }

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "recovery/rpc/task_group.h"
+#include "src/async/task_group.h"
 #include "tests/recovery/rpc_fixture.h"
 
 namespace rekindle::coordinator {
@@ -32,7 +32,7 @@ TEST(CoordinatorCommitter, AnExceptionOfTheStoreFailsAllThatWaitAndEndsTheReign)
   std::optional<Error> lost;
   Committer committer(loop.executor(), thread, core, *std::move(records), store,
                       [&](const Error& error) { lost = error; });
-  rpc::TaskGroup tasks(loop.executor());
+  async::TaskGroup tasks(loop.executor());
   tasks.spawn("commit", committer.run());
   const auto first = loop.run(committer.wait(core.start(TimePoint{1h})));
   ASSERT_FALSE(first);

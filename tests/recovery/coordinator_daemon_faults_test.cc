@@ -5,6 +5,7 @@
 
 #include <sys/resource.h>
 
+#include <boost/asio/co_spawn.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -163,7 +164,7 @@ TEST_F(CoordinatorDaemon, Row34AThousandAgentsJoinAtOnce) {
   int joined = 0;
   int answered = 0;
   int ended = 0;
-  const auto join = [&](int i) -> rpc::Task<void> {
+  const auto join = [&](int i) -> async::Task<void> {
     const Agent agent{make_identity(proto::ROLE_AGENT, fmt::format("n{}", i)), {}};
     auto client = co_await CoordinatorClient::connect(address_, agent.identity, 20s);
     if (!client) co_return;

@@ -69,7 +69,7 @@ class CoordinatorDaemon : public ::testing::Test {
     request.set_highest_epoch(epoch);
     return loop_.run(agent.client.register_node(std::move(request), 5s));
   }
-  static rpc::Task<Result<proto::HeartbeatResponse>> heartbeat(const Agent& agent) {
+  static async::Task<Result<proto::HeartbeatResponse>> heartbeat(const Agent& agent) {
     proto::HeartbeatRequest request;
     request.set_node_id(agent.identity.node_id);
     request.set_incarnation(agent.identity.incarnation.to_bytes());

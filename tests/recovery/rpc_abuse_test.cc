@@ -21,12 +21,12 @@ class RpcAbuse : public ::testing::Test {
       server.handle(
           proto::AGENT_STATUS,
           [](const Peer&, std::string body,
-             std::shared_ptr<EventSink>) -> Task<Result<std::string>> { co_return body; });
-      server.handle(
-          proto::AGENT_GET_PAGE,
-          [](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-            co_return std::string(8u << 20, 'p');
-          });
+             std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> { co_return body; });
+      server.handle(proto::AGENT_GET_PAGE,
+                    [](const Peer&, std::string,
+                       std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+                      co_return std::string(8u << 20, 'p');
+                    });
     });
   }
   Result<std::shared_ptr<RpcClient>> connect() {
@@ -209,12 +209,13 @@ TEST_F(RpcAbuse, APeerThatDoesNotReadItsAnswersIsClosed) {
 TEST_F(RpcAbuse, Row55AnIdleConnectionIsClosedAfterTheIdleTimeoutButNotDuringACall) {
   server_.emplace(make_identity(proto::ROLE_AGENT, "server"), ServerLimits{.idle_timeout = 200ms},
                   [](RpcServer& server) {
-                    server.handle(proto::AGENT_STATUS,
-                                  [](const Peer&, std::string body,
-                                     std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-                                    co_await sleep_for(1s);
-                                    co_return body;
-                                  });
+                    server.handle(
+                        proto::AGENT_STATUS,
+                        [](const Peer&, std::string body,
+                           std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+                          co_await sleep_for(1s);
+                          co_return body;
+                        });
                   });
   const auto client = connect();
   ASSERT_TRUE(client);

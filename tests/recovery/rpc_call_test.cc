@@ -1,3 +1,8 @@
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <gtest/gtest.h>
 
 #include "proto/agent.pb.h"
@@ -51,7 +56,7 @@ class RpcCall : public ::testing::Test {
   std::vector<std::shared_ptr<RpcClient>> clients_;
 };
 
-Task<Result<std::string>> echo(const Peer&, std::string body, std::shared_ptr<EventSink>) {
+async::Task<Result<std::string>> echo(const Peer&, std::string body, std::shared_ptr<EventSink>) {
   co_return body;
 }
 
@@ -70,13 +75,13 @@ TEST_F(RpcCall, AnswersCarryTheBody) {
 TEST_F(RpcCall, CallsOnOneConnectionOverlap) {
   // The first answers only after the second has come.
   bool second = false;
-  handle(
-      proto::AGENT_STATUS,
-      [&](const Peer&, std::string body, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-        if (body == "second") second = true;
-        while (!second) co_await sleep_for(1ms);
-        co_return body;
-      });
+  handle(proto::AGENT_STATUS,
+         [&](const Peer&, std::string body,
+             std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+           if (body == "second") second = true;
+           while (!second) co_await sleep_for(1ms);
+           co_return body;
+         });
   serve();
   const auto client = connect();
   std::vector<std::string> order;
@@ -90,10 +95,11 @@ TEST_F(RpcCall, CallsOnOneConnectionOverlap) {
 }
 
 TEST_F(RpcCall, AHandlersErrorKeepsItsCodeAndText) {
-  handle(proto::AGENT_STATUS,
-         [](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-           co_return fail(ErrorCode::kStale, "look it up again");
-         });
+  handle(
+      proto::AGENT_STATUS,
+      [](const Peer&, std::string, std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+        co_return fail(ErrorCode::kStale, "look it up again");
+      });
   serve();
   const auto result = call(connect(), proto::AGENT_STATUS);
   ASSERT_FALSE(result);
@@ -102,17 +108,18 @@ TEST_F(RpcCall, AHandlersErrorKeepsItsCodeAndText) {
 }
 
 TEST_F(RpcCall, AHandlersExceptionIsAnInternalErrorAndTheServerLives) {
-  handle(
-      proto::AGENT_STATUS,
-      [](const Peer&, std::string body, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-        if (body == "throw") throw std::runtime_error("a bug");
-        co_return body;
-      });
-  // Thrown before the coroutine exists.
-  handle(proto::AGENT_GET_PAGE,
-         [](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-           throw std::logic_error("x");
+  handle(proto::AGENT_STATUS,
+         [](const Peer&, std::string body,
+            std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+           if (body == "throw") throw std::runtime_error("a bug");
+           co_return body;
          });
+  // Thrown before the coroutine exists.
+  handle(
+      proto::AGENT_GET_PAGE,
+      [](const Peer&, std::string, std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+        throw std::logic_error("x");
+      });
   serve();
   const auto client = connect();
   EXPECT_EQ(call(client, proto::AGENT_STATUS, "throw").error().code(), ErrorCode::kInternal);
@@ -152,7 +159,8 @@ TEST_F(RpcCall, UnknownMethodsAndLocalOnesOverTcpAreRefused) {
 TEST_F(RpcCall, AHandlerIsCancelledAtTheDeadlineAndTheCallerTimesOut) {
   bool cancelled = false;
   handle(proto::AGENT_STATUS,
-         [&](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
+         [&](const Peer&, std::string,
+             std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
            try {
              co_await sleep_for(1h);
            } catch (const boost::system::system_error&) {
@@ -173,7 +181,7 @@ TEST_F(RpcCall, TheServerEndsACallAtItsDeadlineWithoutHearingFromTheCaller) {
   // A caller that never sends Cancel: a raw frame with a deadline of its own.
   handle(proto::AGENT_STATUS,
          [&](const Peer&, std::string,
-             std::shared_ptr<EventSink> events) -> Task<Result<std::string>> {
+             std::shared_ptr<EventSink> events) -> async::Task<Result<std::string>> {
            // Deaf to cancellation for a while: the answer must not wait for it.
            co_await boost::asio::this_coro::throw_if_cancelled(false);
            while (!events->cancelled()) {
@@ -190,17 +198,17 @@ TEST_F(RpcCall, TheServerEndsACallAtItsDeadlineWithoutHearingFromTheCaller) {
 }
 
 TEST_F(RpcCall, EventsComeBeforeTheAnswerAndInOrder) {
-  handle(
-      proto::LOCAL_PULL,
-      [](const Peer&, std::string, std::shared_ptr<EventSink> events) -> Task<Result<std::string>> {
-        for (std::uint64_t i = 1; i <= 100; ++i) {
-          proto::TransferProgress progress;
-          progress.set_bytes_done(i);
-          events->send(progress);
-          if (i % 10 == 0) co_await sleep_for(0ms);
-        }
-        co_return "done";
-      });
+  handle(proto::LOCAL_PULL,
+         [](const Peer&, std::string,
+            std::shared_ptr<EventSink> events) -> async::Task<Result<std::string>> {
+           for (std::uint64_t i = 1; i <= 100; ++i) {
+             proto::TransferProgress progress;
+             progress.set_bytes_done(i);
+             events->send(progress);
+             if (i % 10 == 0) co_await sleep_for(0ms);
+           }
+           co_return "done";
+         });
   serve();
   const auto client = connect();
   std::vector<std::uint64_t> seen;
@@ -214,11 +222,11 @@ TEST_F(RpcCall, EventsComeBeforeTheAnswerAndInOrder) {
 }
 
 TEST_F(RpcCall, AnAnswerTooLargeForAFrameIsAnErrorOfThatCallOnly) {
-  handle(
-      proto::AGENT_STATUS,
-      [](const Peer&, std::string body, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-        co_return body == "big" ? std::string(kMaxFrameBytes, 'x') : body;
-      });
+  handle(proto::AGENT_STATUS,
+         [](const Peer&, std::string body,
+            std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+           co_return body == "big" ? std::string(kMaxFrameBytes, 'x') : body;
+         });
   serve();
   const auto client = connect();
   EXPECT_EQ(call(client, proto::AGENT_STATUS, "big").error().code(), ErrorCode::kInternal);
@@ -235,11 +243,12 @@ TEST_F(RpcCall, ARequestTooLargeForAFrameNeverLeaves) {
 }
 
 TEST_F(RpcCall, CallsBeyondTheLimitOfAConnectionAreRefused) {
-  handle(proto::AGENT_STATUS,
-         [](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-           co_await sleep_for(1h);
-           co_return "";
-         });
+  handle(
+      proto::AGENT_STATUS,
+      [](const Peer&, std::string, std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+        co_await sleep_for(1h);
+        co_return "";
+      });
   serve({.max_calls_per_connection = 2});
   const auto client = connect();
   int open = 2;
@@ -258,7 +267,8 @@ TEST_F(RpcCall, CallsBeyondTheLimitOfAConnectionAreRefused) {
 TEST_F(RpcCall, ACallerThatLeavesCancelsItsHandlers) {
   bool cancelled = false;
   handle(proto::AGENT_STATUS,
-         [&](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
+         [&](const Peer&, std::string,
+             std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
            try {
              co_await sleep_for(1h);
            } catch (const boost::system::system_error&) {
@@ -287,11 +297,12 @@ TEST_F(RpcCall, ACallerThatLeavesCancelsItsHandlers) {
 }
 
 TEST_F(RpcCall, WhenTheServerGoesEveryOpenCallEndsWithPeerLost) {
-  handle(proto::AGENT_STATUS,
-         [](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-           co_await sleep_for(1h);
-           co_return "";
-         });
+  handle(
+      proto::AGENT_STATUS,
+      [](const Peer&, std::string, std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+        co_await sleep_for(1h);
+        co_return "";
+      });
   serve();
   const auto client = connect();
   std::optional<Result<std::string>> result;
@@ -310,16 +321,17 @@ TEST_F(RpcCall, WhenTheServerGoesEveryOpenCallEndsWithPeerLost) {
 TEST_F(RpcCall, TypedCallsParseTheirAnswers) {
   handle(proto::COORDINATOR_REGISTER,
          [](const Peer& peer, std::string body,
-            std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
+            std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
            CO_TRY(const auto request, parse_body<proto::RegisterRequest>(body));
            proto::RegisterResponse response;
            response.set_epoch(request.highest_epoch() + (peer.node_id == "tester" ? 1 : 100));
            co_return response.SerializeAsString();
          });
-  handle(proto::COORDINATOR_STATUS,
-         [](const Peer&, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-           co_return "\xff\xff garbage";
-         });
+  handle(
+      proto::COORDINATOR_STATUS,
+      [](const Peer&, std::string, std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
+        co_return "\xff\xff garbage";
+      });
   identity_.role = proto::ROLE_COORDINATOR;
   serve();
   auto client = loop_.run(

@@ -8,11 +8,13 @@
 #include <string>
 #include <utility>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <gtest/gtest.h>
 
@@ -43,7 +45,7 @@ class Loop {
   boost::asio::any_io_executor executor() { return io_.get_executor(); }
 
   template <typename T>
-  T run(Task<T> task) {
+  T run(async::Task<T> task) {
     std::optional<T> result;
     std::exception_ptr failed;
     bool done = false;
@@ -57,7 +59,7 @@ class Loop {
     return std::move(*result);
   }
 
-  void run(Task<void> task) {
+  void run(async::Task<void> task) {
     std::exception_ptr failed;
     bool done = false;
     boost::asio::co_spawn(io_, std::move(task), [&](std::exception_ptr exception) {
@@ -82,7 +84,7 @@ class Loop {
   boost::asio::io_context io_;
 };
 
-inline Task<void> sleep_for(std::chrono::milliseconds duration) {
+inline async::Task<void> sleep_for(std::chrono::milliseconds duration) {
   boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor, duration);
   co_await timer.async_wait(boost::asio::use_awaitable);
 }

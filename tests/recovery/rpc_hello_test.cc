@@ -31,9 +31,8 @@ class RpcHello : public ::testing::Test {
     server_ = RpcServer::create(loop_.executor(), std::move(identity));
     server_->handle(
         proto::LOCAL_PLAN,
-        [](const Peer& peer, std::string, std::shared_ptr<EventSink>) -> Task<Result<std::string>> {
-          co_return peer.node_id;
-        },
+        [](const Peer& peer, std::string, std::shared_ptr<EventSink>)
+            -> async::Task<Result<std::string>> { co_return peer.node_id; },
         true);
     if (address.starts_with("unix:")) {
       auto listening = server_->listen_unix(address.substr(5));

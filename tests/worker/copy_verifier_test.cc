@@ -39,7 +39,7 @@ class CopyVerifierTest : public ::testing::Test {
       if (order_.size() == store_->versions().size()) context_.stop();
     };
     hooks.replace = [this](std::shared_ptr<const store::StoredVersion> copy,
-                           CopyVerifier::BadCopy bad) -> rpc::Task<void> {
+                           CopyVerifier::BadCopy bad) -> async::Task<void> {
       bad_ = std::move(bad.tiles);
       (void)store_->retire_copy(*copy);
       context_.stop();

@@ -23,7 +23,7 @@ class ScrubberTest : public ::testing::Test {
     publish({"m", 2});
     CopyVerifier::Hooks hooks;
     hooks.replace = [this](std::shared_ptr<const store::StoredVersion> copy,
-                           const CopyVerifier::BadCopy& bad) -> rpc::Task<void> {
+                           const CopyVerifier::BadCopy& bad) -> async::Task<void> {
       replaced_.push_back(copy->manifest.checkpoint->id);
       bad_ = bad.tiles;
       (void)store_->retire_copy(*copy);

@@ -8,14 +8,15 @@
 
 #include <sys/socket.h>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_future.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/pull/wait.h"
 #include "recovery/worker/service.h"
+#include "src/async/task.h"
 #include "src/ipc/unix_socket.h"
 #include "tests/support/process.h"
 
@@ -37,7 +38,7 @@ class LonelyHost final : public Host {
   store::SegmentStore& store() override { return *store_; }
   WorkerPool& blocking_pool() override { return blocking_; }
   WorkerPool& digest_pool() override { return digests_; }
-  rpc::Task<Result<ModelVersion>> newest(std::string model) override {
+  async::Task<Result<ModelVersion>> newest(std::string model) override {
     ModelVersion newest{model, 0};
     for (const auto& stored : store_->versions()) {
       newest.version = std::max(newest.version, stored->manifest.checkpoint->id.version);
@@ -45,17 +46,17 @@ class LonelyHost final : public Host {
     if (newest.version == 0) co_return fail(ErrorCode::kNotFound, "no version of {}", model);
     co_return newest;
   }
-  rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
+  async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress, pull::PullWatch watch) override {
     if (on_pull) co_return co_await on_pull(std::move(watch));
     co_return fail(ErrorCode::kNotFound, "NO_SOURCE for {}", request.ref.to_string());
   }
-  rpc::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override {
+  async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override {
     co_return publish_now(id, std::move(filled));
   }
   CopyVerifier& verifier() override { return *verifier_; }
   bool has_fleet() const override { return fleet; }
-  rpc::Task<Result<FleetWord>> report(RankWord word) override {
+  async::Task<Result<FleetWord>> report(RankWord word) override {
     const std::lock_guard lock(mutex_);
     words_.push_back(std::move(word));
     if (words_.back().rank == refuse_rank) co_return fail(ErrorCode::kDenied, "it lives on b");
@@ -96,15 +97,15 @@ class LonelyHost final : public Host {
   // --- the coordinator, in the test's hands
   std::atomic<bool> fleet = false;
   std::atomic<std::uint32_t> refuse_rank = 1000;
-  using Pulled = rpc::Task<Result<std::shared_ptr<const store::StoredVersion>>>;
+  using Pulled = async::Task<Result<std::shared_ptr<const store::StoredVersion>>>;
   std::function<Pulled(pull::PullWatch)> on_pull;  // set before anybody attaches
   // Rounds: the last report; what is ordered.
-  rpc::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override {
+  async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override {
     {
       const std::lock_guard lock(mutex_);
       report_ = std::move(report);
     }
-    co_await pull::sleep_for(5ms);
+    co_await async::sleep_for(5ms);
     const std::lock_guard lock(mutex_);
     co_return orders_;
   }
@@ -118,15 +119,15 @@ class LonelyHost final : public Host {
     orders_.clear_rounds();
     if (round.round() != 0) *orders_.add_rounds() = round;
   }
-  rpc::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
-                                                std::chrono::milliseconds gather) override {
+  async::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
+                                                  std::chrono::milliseconds gather) override {
     if (!fleet) co_return co_await Host::begin_update(id, group, gather);
     if (id.version != 2) co_return fail(ErrorCode::kNotFound, "no {}", id.to_string());
     co_return 7;
   }
-  rpc::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
-                                                      std::chrono::milliseconds) override {
-    co_await pull::sleep_for(5ms);
+  async::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
+                                                        std::chrono::milliseconds) override {
+    co_await async::sleep_for(5ms);
     const std::lock_guard lock(mutex_);
     if (round != 7) co_return fail(ErrorCode::kInternal, "round {}", round);
     co_return status_;
@@ -157,7 +158,7 @@ class LonelyHost final : public Host {
   CopyVerifier::Hooks hooks() {
     CopyVerifier::Hooks hooks;
     hooks.replace = [this](std::shared_ptr<const store::StoredVersion> copy,
-                           const CopyVerifier::BadCopy&) -> rpc::Task<void> {
+                           const CopyVerifier::BadCopy&) -> async::Task<void> {
       (void)store_->retire_copy(*copy);
       co_return;
     };

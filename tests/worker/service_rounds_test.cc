@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <boost/asio/post.hpp>
 #include <gmock/gmock.h>
 
 #include "src/base/unique_fd.h"
@@ -76,13 +77,13 @@ class WorkerRoundsTest : public WorkerServiceTest {
       pull::Arriving arriving{manifest.checkpoint, manifest.layout, none, std::move(segments),
                               placing_};
       watch.on_begun(std::move(arriving));
-      while ((placing_->busy() || watch.held()) && !co_await pull::is_cancelled()) {
+      while ((placing_->busy() || watch.held()) && !co_await async::is_cancelled()) {
         held_ = true;
-        co_await pull::sleep_for(5ms);
+        co_await async::sleep_for(5ms);
       }
       landed_ = placing_->close();
       released_ = true;
-      while (!co_await pull::is_cancelled()) co_await pull::sleep_for(50ms);
+      while (!co_await async::is_cancelled()) co_await async::sleep_for(50ms);
       co_return fail(ErrorCode::kUnavailable, "ended");
     };
   }

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "recovery/pull/wait.h"
+#include "src/async/task.h"
 #include "tests/worker/service_fixture.h"
 
 namespace rekindle::worker {
@@ -119,7 +119,7 @@ class ArrivingCopyTest : public WorkerServiceTest {
                               {stored_->segments.begin(), stored_->segments.end()},
                               {}};
       watch.on_begun(std::move(arriving));
-      while (!commits_ && !co_await pull::is_cancelled()) co_await pull::sleep_for(5ms);
+      while (!commits_ && !co_await async::is_cancelled()) co_await async::sleep_for(5ms);
       co_return stored_;
     };
   }
@@ -260,7 +260,7 @@ TEST_F(WorkerServiceTest, SegmentsThatAreMissingAreToldBeforeThePullEnds) {
     const auto stored = host_->store().find({"m", 1}).front();
     const auto& manifest = stored->manifest;
     watch.on_begun({manifest.checkpoint, manifest.layout, nullptr, {}});
-    co_await pull::sleep_for(1h);
+    co_await async::sleep_for(1h);
     co_return fail(ErrorCode::kTimeout, "ended");
   };
   Raw raw = greeted();

@@ -27,7 +27,7 @@ Result<std::unique_ptr<Remote>> Remote::create(const Settings& settings, std::st
 }
 
 // The first of several addresses that answers: of several coordinators only the leader listens.
-rpc::Task<Result<std::shared_ptr<rpc::RpcClient>>> Remote::connect() {
+async::Task<Result<std::shared_ptr<rpc::RpcClient>>> Remote::connect() {
   if (address_.starts_with(rpc::kUnixPrefix)) {
     co_return co_await rpc::RpcClient::connect(address_, identity_, kConnectDeadline);
   }
@@ -41,7 +41,7 @@ rpc::Task<Result<std::shared_ptr<rpc::RpcClient>>> Remote::connect() {
   co_return fail(std::move(*problem));
 }
 
-rpc::Task<Result<std::string>> Remote::exchange(proto::Method method, std::string body) {
+async::Task<Result<std::string>> Remote::exchange(proto::Method method, std::string body) {
   if (client_ == nullptr || !client_->connected()) {
     CO_TRY(client_, co_await connect());
   }

@@ -27,8 +27,8 @@ class Remote {
  private:
   Remote() = default;
   Result<std::string> call_raw(proto::Method method, std::string body);
-  rpc::Task<Result<std::shared_ptr<rpc::RpcClient>>> connect();
-  rpc::Task<Result<std::string>> exchange(proto::Method method, std::string body);
+  async::Task<Result<std::shared_ptr<rpc::RpcClient>>> connect();
+  async::Task<Result<std::string>> exchange(proto::Method method, std::string body);
 
   boost::asio::io_context io_;
   rpc::Identity identity_;

@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "recovery/worker/wire.h"
+#include "src/base/clock.h"
 #include "src/base/unique_fd.h"
 #include "src/base/version.h"
 #include "src/ipc/channel.h"
@@ -33,8 +34,6 @@ constexpr int kOtherSignals[] = {SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH};
 constexpr std::chrono::milliseconds kLongestWait{60'000};
 constexpr std::chrono::milliseconds kLook{50};     // whether an agent that is away is back
 constexpr std::chrono::milliseconds kAnswer{500};  // of an agent, to a hello
-
-TimePoint clock_now() { return std::chrono::steady_clock::now(); }
 
 std::function<double()> dice() {
   return [engine = std::mt19937_64(std::random_device{}())]() mutable {
@@ -134,7 +133,7 @@ Result<pid_t> Supervisor::start(int failures) {
 }
 
 bool Supervisor::take_signal(siginfo_t& signal, TimePoint deadline) {
-  const auto left = std::clamp<Duration>(deadline - clock_now(), Duration(0), kLongestWait);
+  const auto left = std::clamp<Duration>(deadline - steady_now(), Duration(0), kLongestWait);
   const auto whole = std::chrono::duration_cast<std::chrono::seconds>(left);
   const timespec time{.tv_sec = whole.count(), .tv_nsec = (left - whole).count()};
   return ::sigtimedwait(&watched_, &signal, &time) > 0;
@@ -147,7 +146,7 @@ void Supervisor::pass_on(pid_t child, const siginfo_t& signal) {
   if (number == SIGCHLD) return;
   if (stop_signal_ == 0 && std::ranges::find(kStopSignals, number) != std::end(kStopSignals)) {
     stop_signal_ = number;
-    kill_at_ = clock_now() + options_.kill_after;
+    kill_at_ = steady_now() + options_.kill_after;
   }
   const bool everybodys = signal.si_code == SI_KERNEL && number != SIGHUP;
   if (!everybodys && child > 0) (void)::kill(child, number);
@@ -155,13 +154,13 @@ void Supervisor::pass_on(pid_t child, const siginfo_t& signal) {
 
 Result<Supervisor::End> Supervisor::run_once(int failures) {
   End end;
-  end.started = clock_now();
+  end.started = steady_now();
   TRY(const pid_t child, start(failures));
   while (true) {
     const pid_t done = ::waitpid(child, &end.status, WNOHANG);
     if (done == child) break;
     if (done < 0) return fail_errno(errno, fmt::format("wait for pid {}", child));
-    if (clock_now() >= kill_at_) {
+    if (steady_now() >= kill_at_) {
       say(fmt::format(
           "pid {} did not stop within {} s: killed", child,
           std::chrono::duration_cast<std::chrono::seconds>(options_.kill_after).count()));
@@ -169,15 +168,16 @@ Result<Supervisor::End> Supervisor::run_once(int failures) {
       kill_at_ = TimePoint::max();
     }
     siginfo_t signal{};
-    if (take_signal(signal, std::min(kill_at_, clock_now() + kLongestWait))) pass_on(child, signal);
+    if (take_signal(signal, std::min(kill_at_, steady_now() + kLongestWait)))
+      pass_on(child, signal);
   }
-  end.ended = clock_now();
+  end.ended = steady_now();
   return end;
 }
 
 bool Supervisor::pause(std::chrono::milliseconds delay) {
-  const auto until = clock_now() + delay;
-  while (stop_signal_ == 0 && clock_now() < until) {
+  const auto until = steady_now() + delay;
+  while (stop_signal_ == 0 && steady_now() < until) {
     siginfo_t signal{};
     if (take_signal(signal, until)) pass_on(0, signal);
   }
@@ -187,7 +187,7 @@ bool Supervisor::pause(std::chrono::milliseconds delay) {
 // The kernel connects to an agent that is dying, too, which then ends what it never accepted. One
 // that is there and does not answer, listens.
 bool Supervisor::agent_listens() const {
-  auto socket = ipc::connect_unix_socket(options_.agent_socket, clock_now() + kLook);
+  auto socket = ipc::connect_unix_socket(options_.agent_socket, steady_now() + kLook);
   if (!socket) {
     return socket.error().code() != ErrorCode::kUnavailable &&
            socket.error().code() != ErrorCode::kNotFound;
@@ -197,7 +197,7 @@ bool Supervisor::agent_listens() const {
   hello.mutable_hello()->set_protocol_min(worker::kProtocol);
   hello.mutable_hello()->set_protocol_max(worker::kProtocol);
   hello.mutable_hello()->set_software(fmt::format("rekindle run {}", version()));
-  const TimePoint deadline = clock_now() + kAnswer;
+  const TimePoint deadline = steady_now() + kAnswer;
   auto channel = ipc::Channel::adopt(std::move(*socket), ipc::kMaxFrameDescriptors);
   if (!channel || !channel->send(hello.SerializeAsString(), {}, deadline)) return false;
   const auto answer = channel->receive(deadline);

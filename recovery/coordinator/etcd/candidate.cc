@@ -11,13 +11,14 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/etcd/etcd_state.h"
-#include "recovery/rpc/task_group.h"
+#include "src/async/task_group.h"
 #include "src/base/log.h"
 
 namespace rekindle::coordinator {
@@ -40,13 +41,13 @@ std::string own_name(const CoordinatorOptions& options) {
                      options.listen, Incarnation::random().hex());
 }
 
-rpc::Task<void> pause(milliseconds duration) {
+async::Task<void> pause(milliseconds duration) {
   asio::steady_timer timer(co_await asio::this_coro::executor, duration);
   boost::system::error_code cancelled;
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
 }
 
-rpc::Task<void> pause_unless(const Stop& told, milliseconds duration) {
+async::Task<void> pause_unless(const Stop& told, milliseconds duration) {
   for (milliseconds passed{}; passed < duration && !told.is_set(); passed += kStep) {
     co_await pause(kStep);
   }
@@ -59,13 +60,13 @@ class Etcd {
       : election_(options.etcd, std::move(endpoints), own_name(options)) {}
   ~Etcd() { thread_.join(); }
 
-  rpc::Task<Result<etcd::Reign>> campaign() {
+  async::Task<Result<etcd::Reign>> campaign() {
     return on_thread<etcd::Reign>([this] { return election_.campaign(kAsk); });
   }
-  rpc::Task<Result<bool>> keep(etcd::Reign reign, milliseconds deadline) {
+  async::Task<Result<bool>> keep(etcd::Reign reign, milliseconds deadline) {
     return on_thread<bool>([this, reign, deadline] { return election_.keep(reign, deadline); });
   }
-  rpc::Task<Result<bool>> resign(etcd::Reign reign) {
+  async::Task<Result<bool>> resign(etcd::Reign reign) {
     return on_thread<bool>([this, reign]() -> Result<bool> {
       election_.resign(reign, kAsk);
       return true;
@@ -74,7 +75,7 @@ class Etcd {
 
  private:
   template <class T>
-  rpc::Task<Result<T>> on_thread(std::function<Result<T>()> call) {
+  async::Task<Result<T>> on_thread(std::function<Result<T>()> call) {
     return run_blocking<T>(thread_, std::move(call));
   }
 
@@ -112,8 +113,8 @@ class Lease {
 
 // Stops the reign when its lease is over, or may be: etcd has not confirmed it for as long as it
 // lasts.
-rpc::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds ttl, Lease& lease,
-                           Stop& over) {
+async::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds ttl, Lease& lease,
+                             Stop& over) {
   bool away = false;
   while (!over.is_set()) {
     const milliseconds interval = away ? kBetweenTries : milliseconds(ttl) / 3;
@@ -134,12 +135,12 @@ rpc::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds t
 }
 
 // Sets the second when the first is.
-rpc::Task<void> pass_on(Stop& told, Stop& over) {
+async::Task<void> pass_on(Stop& told, Stop& over) {
   co_await told.wait();
   over.set(told.why());
 }
 
-rpc::Task<std::optional<etcd::Reign>> win(Etcd& etcd, Stop& told) {
+async::Task<std::optional<etcd::Reign>> win(Etcd& etcd, Stop& told) {
   std::string said;
   while (!told.is_set()) {
     const auto won = co_await etcd.campaign();
@@ -154,7 +155,7 @@ rpc::Task<std::optional<etcd::Reign>> win(Etcd& etcd, Stop& told) {
 
 }  // namespace
 
-rpc::Task<Result<void>> stand_and_lead(const ReignOptions& options, Stop& told) {
+async::Task<Result<void>> stand_and_lead(const ReignOptions& options, Stop& told) {
   const auto executor = co_await asio::this_coro::executor;
   const etcd::EtcdOptions& where = options.options.etcd;
   CO_TRY(const auto endpoints, etcd::parse_endpoints(where.urls));
@@ -172,7 +173,7 @@ rpc::Task<Result<void>> stand_and_lead(const ReignOptions& options, Stop& told) 
     }
     lease.kept(asked_at);
     Stop over(executor);
-    rpc::TaskGroup tasks(executor);
+    async::TaskGroup tasks(executor);
     tasks.spawn("coordinator.lease", keep_lease(etcd, *reign, where.ttl, lease, over));
     tasks.spawn("coordinator.told", pass_on(told, over));
     etcd::EtcdState state(where, endpoints, *reign);

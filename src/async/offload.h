@@ -5,25 +5,24 @@
 #include <type_traits>
 #include <utility>
 
-#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/associated_executor.hpp>
 #include <boost/asio/async_result.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "recovery/rpc/rpc.h"
+#include "src/async/task.h"
 #include "src/base/worker_pool.h"
 
-namespace rekindle::pull {
+namespace rekindle::async {
 
 // Runs a blocking call on `pool` and resumes the coroutine on its own executor with the result:
 //   auto stored = co_await offload(pool, [&] { return store.begin(...); });
-// The call is not cancelled with the coroutine: what it captures must outlive it.
+// Cancelling the coroutine does not cancel the call: whatever the call captures must outlive it.
 template <typename Function>
-auto offload(WorkerPool& pool, Function function) -> rpc::Task<std::invoke_result_t<Function>> {
+auto offload(WorkerPool& pool, Function function) -> Task<std::invoke_result_t<Function>> {
   using Value = std::invoke_result_t<Function>;
   auto initiate = [&pool](auto handler, Function body) {
-    // std::function wants copies, handlers only move.
+    // std::function copies, and a handler can only be moved.
     auto shared_handler = std::make_shared<decltype(handler)>(std::move(handler));
     auto shared_body = std::make_shared<Function>(std::move(body));
     auto executor = boost::asio::get_associated_executor(*shared_handler);
@@ -38,4 +37,4 @@ auto offload(WorkerPool& pool, Function function) -> rpc::Task<std::invoke_resul
       initiate, boost::asio::use_awaitable, std::move(function));
 }
 
-}  // namespace rekindle::pull
+}  // namespace rekindle::async
