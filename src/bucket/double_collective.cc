@@ -28,7 +28,7 @@ namespace rekindle::bucket {
 
 namespace {
 
-constexpr const char* kFileName = "rekindle-meeting";
+constexpr const char* kMeetingFileName = "rekindle-meeting";
 constexpr std::uint32_t kMostRanks = 64;
 constexpr std::uint64_t kChunk = 512 << 10;
 constexpr std::chrono::minutes kUnmetKept{1};  // the ids that nobody came to meet by
@@ -197,7 +197,7 @@ struct Exchange {
 class Registry {
  public:
   Result<std::string> add() {
-    TRY(UniqueFd fd, make_memfd(kFileName, kFileBytes));
+    TRY(UniqueFd fd, make_memfd(kMeetingFileName, kFileBytes));
     TRY(const auto mapping, Mapping::of(fd.get(), kFileBytes));
     Place place{::getpid(), fd.get(), {}};
     fill_random(place.nonce.data(), place.nonce.size());

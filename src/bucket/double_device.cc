@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kPrefix = "double:";
 constexpr std::string_view kMemoryHandle = "memory";
 constexpr std::string_view kEventHandle = "event";
-constexpr const char* kFileName = "rekindle-device";
+constexpr const char* kDeviceFileName = "rekindle-device";
 
 Result<void> check_handle(const Handle& handle, std::string_view kind, std::uint64_t bytes) {
   if (handle.bytes != kind || !handle.fd) {
@@ -134,7 +134,7 @@ Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {
                 now.free_bytes, now.total_bytes);
   }
   auto make = [&]() -> Result<std::unique_ptr<Memory>> {
-    TRY(UniqueFd fd, make_memfd(kFileName, bytes));
+    TRY(UniqueFd fd, make_memfd(kDeviceFileName, bytes));
     TRY(auto mapping, Mapping::of(fd.get(), bytes));
     return std::make_unique<DoubleMemory>(std::move(mapping), std::move(fd), budget_);
   };
@@ -144,7 +144,7 @@ Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {
 }
 
 Result<std::unique_ptr<Event>> DoubleDevice::make_event() {
-  TRY(UniqueFd fd, make_memfd(kFileName, sizeof(EventState)));
+  TRY(UniqueFd fd, make_memfd(kDeviceFileName, sizeof(EventState)));
   TRY(auto mapping, Mapping::of(fd.get(), sizeof(EventState)));
   return std::make_unique<DoubleEvent>(std::make_shared<EventPage>(std::move(mapping)),
                                        std::move(fd));

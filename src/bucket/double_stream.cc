@@ -17,7 +17,7 @@ namespace {
 using std::chrono::microseconds;
 
 // For a stream that waits for an event whose recorder has died, or for ever.
-constexpr std::chrono::seconds kPatience{2};
+constexpr std::chrono::seconds kDoubleDrainTime{2};
 constexpr microseconds kLongestSleep{100};
 constexpr std::uint64_t kCopyStep = 1 << 20;
 
@@ -75,7 +75,7 @@ class DoubleStream final : public Stream {
  public:
   explicit DoubleStream(std::shared_ptr<DoubleQueue> queue) : queue_(std::move(queue)) {}
   DoubleQueue& queue() { return *queue_; }
-  ~DoubleStream() override { queue_->wait_empty(SteadyClock().now() + kPatience); }
+  ~DoubleStream() override { queue_->wait_empty(SteadyClock().now() + kDoubleDrainTime); }
 
   Result<void> upload(std::span<const Upload> copies) override {
     queue_->push([all = std::vector(copies.begin(), copies.end())](const auto& stop) {

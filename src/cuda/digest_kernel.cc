@@ -10,7 +10,7 @@ namespace rekindle::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 128;  // of a block, as the kernels are compiled for
+constexpr unsigned kDigestThreads = 128;  // of a block, as the kernels are compiled for
 
 std::uint32_t values_per_box(std::uint64_t longest_bytes) {
   return chunks_of(static_cast<std::uint32_t>(longest_bytes));
@@ -50,13 +50,13 @@ CUresult DigestKernel::launch(const Work& work, CUstream stream) const {
   CUdeviceptr expected = work.expected;
   CUdeviceptr mismatches = work.mismatches;
   std::uint32_t per_box = values_per_box(work.longest_bytes);
-  const unsigned groups = (per_box + kThreads - 1) / kThreads;
+  const unsigned groups = (per_box + kDigestThreads - 1) / kDigestThreads;
   void* of_chunks[] = {&boxes, &per_box, &values, &mismatches};
   const CUresult result =
-      api.launch(chunks_, work.count, groups, 1, kThreads, 1, 1, 0, stream, of_chunks, nullptr);
+      api.launch(chunks_, work.count, groups, 1, kDigestThreads, 1, 1, 0, stream, of_chunks, nullptr);
   if (result != CUDA_SUCCESS) return result;
   void* of_roots[] = {&boxes, &per_box, &values, &digests, &expected, &mismatches};
-  return api.launch(roots_, work.count, 1, 1, kThreads, 1, 1, 0, stream, of_roots, nullptr);
+  return api.launch(roots_, work.count, 1, 1, kDigestThreads, 1, 1, 0, stream, of_roots, nullptr);
 }
 
 }  // namespace rekindle::cuda

@@ -9,13 +9,13 @@ namespace rekindle::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kMoveThreads = 256;
 constexpr unsigned kBlocks = 16;  // of a move: 64 KiB at a time
-constexpr const char* kName = "rekindle_move";
+constexpr const char* kMoveName = "rekindle_move";
 
 // Block (x, y) is the y-th of those that do move x. What lies 16-byte aligned at both ends is
 // copied by 16 bytes a thread, what lies even by 2, and the rest of either, or all, by one.
-constexpr const char* kCode = R"(
+constexpr const char* kMoveCode = R"(
 .version 7.0
 .target sm_75
 .address_size 64
@@ -103,9 +103,9 @@ static_assert(sizeof(Parameter) == 3840 && offsetof(bucket::Move, to) == 8 &&
 std::unique_ptr<MoveKernel> MoveKernel::load(std::shared_ptr<const Context> context) {
   const Api& api = context->api();
   CUmodule module = nullptr;
-  if (api.module_load(&module, kCode) != CUDA_SUCCESS) return nullptr;
+  if (api.module_load(&module, kMoveCode) != CUDA_SUCCESS) return nullptr;
   CUfunction function = nullptr;
-  if (api.module_function(&function, module, kName) != CUDA_SUCCESS) {
+  if (api.module_function(&function, module, kMoveName) != CUDA_SUCCESS) {
     api.module_unload(module);
     return nullptr;
   }
@@ -120,7 +120,7 @@ CUresult MoveKernel::launch(std::span<const bucket::Move> moves, CUstream stream
     const auto some = moves.first(std::min(moves.size(), kMost));
     std::copy(some.begin(), some.end(), parameter.begin());
     const CUresult result = api.launch(function_, static_cast<unsigned>(some.size()), kBlocks, 1,
-                                       kThreads, 1, 1, 0, stream, parameters, nullptr);
+                                       kMoveThreads, 1, 1, 0, stream, parameters, nullptr);
     if (result != CUDA_SUCCESS) return result;
     moves = moves.subspan(some.size());
   }

@@ -16,7 +16,7 @@ namespace rekindle::cuda {
 namespace {
 
 // A device that hangs must not hang who lets go of a stream.
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kStreamDrainTime{10};
 constexpr std::chrono::microseconds kShortestNap{5};
 constexpr std::chrono::microseconds kLongestNap{500};
 constexpr std::size_t kSmallestBatch = 4;
@@ -43,7 +43,7 @@ CudaStream::CudaStream(std::shared_ptr<const Context> context, CUstream stream, 
 CudaStream::~CudaStream() {
   // One that is borrowed is its owner's to wait for. An error: nothing of it will run. A timeout:
   // the driver frees the stream when its work is done.
-  if (owned_) (void)finish(SteadyClock().now() + kPatience);
+  if (owned_) (void)finish(SteadyClock().now() + kStreamDrainTime);
 }
 
 Result<void> CudaStream::upload(std::span<const bucket::Upload> copies) {

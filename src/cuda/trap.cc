@@ -3,8 +3,8 @@
 namespace rekindle::cuda {
 
 namespace {
-constexpr const char* kName = "rekindle_trap";
-constexpr const char* kCode = R"(
+constexpr const char* kTrapName = "rekindle_trap";
+constexpr const char* kTrapCode = R"(
 .version 7.0
 .target sm_75
 .address_size 64
@@ -18,11 +18,11 @@ constexpr const char* kCode = R"(
 // The module is never unloaded: neither is a context that is lost.
 CUresult trap(const Api& api, CUstream stream) {
   CUmodule module = nullptr;
-  if (const CUresult result = api.module_load(&module, kCode); result != CUDA_SUCCESS) {
+  if (const CUresult result = api.module_load(&module, kTrapCode); result != CUDA_SUCCESS) {
     return result;
   }
   CUfunction function = nullptr;
-  if (const CUresult result = api.module_function(&function, module, kName);
+  if (const CUresult result = api.module_function(&function, module, kTrapName);
       result != CUDA_SUCCESS) {
     return result;
   }

@@ -12,7 +12,7 @@ namespace rekindle::ipc {
 
 namespace {
 
-constexpr std::uint32_t kMagic = 0x6c696665;  // after the word: which format the page has
+constexpr std::uint32_t kLifePageFormat = 0x6c696665;  // after the word: which format the page has
 
 Result<void*> map_page(int fd) {
   void* const page = ::mmap(nullptr, kLifePageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -32,7 +32,7 @@ Result<std::unique_ptr<LifePage>> LifePage::create() {
     return fail_errno(errno, "seal a life page");
   }
   TRY(void* const page, map_page(fd.get()));
-  words(page)[1] = kMagic;
+  words(page)[1] = kLifePageFormat;
   return std::unique_ptr<LifePage>(new LifePage(std::move(fd), page));
 }
 
@@ -45,7 +45,7 @@ Result<std::unique_ptr<LifePage>> LifePage::open(UniqueFd fd) {
   }
   TRY(void* const page, map_page(fd.get()));
   std::unique_ptr<LifePage> opened(new LifePage(std::move(fd), page));
-  if (words(page)[1] != kMagic) {
+  if (words(page)[1] != kLifePageFormat) {
     return fail(ErrorCode::kInvalid, "a life page of an unknown format ({:#x})", words(page)[1]);
   }
   return opened;

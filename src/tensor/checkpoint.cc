@@ -12,14 +12,14 @@ namespace rekindle {
 namespace {
 
 // The envelope: magic, body length, body, BLAKE3 of the body.
-constexpr std::string_view kMagic = "RKMANI02";
+constexpr std::string_view kManifestMagic = "RKMANI02";
 constexpr std::size_t kEnvelopeBytes = 8 + 8 + sizeof(Digest);
 
 Failure corrupt(std::string_view why) { return fail(ErrorCode::kCorrupt, "manifest: {}", why); }
 
 Result<std::string_view> open_envelope(std::string_view bytes) {
   canonical::Reader in(bytes);
-  if (in.raw(kMagic.size()) != kMagic) return corrupt("not a manifest of a known format");
+  if (in.raw(kManifestMagic.size()) != kManifestMagic) return corrupt("not a manifest of a known format");
   const std::uint64_t size = in.u64();
   if (bytes.size() < kEnvelopeBytes || size != bytes.size() - kEnvelopeBytes) {
     return corrupt("cut short, or has a tail");
@@ -88,7 +88,7 @@ std::string Manifest::serialize() const {
   }
   const std::string body = message.SerializeAsString();
   canonical::Writer out;
-  out.raw(kMagic);
+  out.raw(kManifestMagic);
   out.u64(body.size());
   out.raw(body);
   out.digest(blake3(as_bytes(body)));

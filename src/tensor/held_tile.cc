@@ -40,7 +40,7 @@ std::uint64_t held_elements(const Place& place) {
   return held;
 }
 
-std::byte* scratch() {
+std::byte* tile_scratch() {
   thread_local const auto bytes = std::make_unique<std::byte[]>(kMaxTileBytes);
   return bytes.get();
 }
@@ -56,8 +56,8 @@ void gather_tile(const Place& place, const ArrayOf& array_of, std::byte* out) {
 
 // A tile whose parts lie in several arrays is put together first.
 Digest digest_spread_tile(const Place& place, const ArrayOf& array_of) {
-  gather_tile(place, array_of, scratch());
-  return blake3({scratch(), place.box.elements() * place.element_bytes()});
+  gather_tile(place, array_of, tile_scratch());
+  return blake3({tile_scratch(), place.box.elements() * place.element_bytes()});
 }
 
 Digest digest_held(const Place& place, const ArrayOf& array_of) {

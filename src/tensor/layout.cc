@@ -11,7 +11,7 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::string_view kMagic = "RKLAYO01";
+constexpr std::string_view kLayoutMagic = "RKLAYO01";
 constexpr std::size_t kMaxSegments = 1 << 20;
 // Boxes of one tensor are compared pairwise: bounds the work that a hostile layout can cause.
 constexpr std::size_t kMaxBoxesPerTensor = 1024;
@@ -185,7 +185,7 @@ std::uint64_t Layout::segment_bytes() const {
 
 std::string Layout::serialize() const {
   canonical::Writer out;
-  out.raw(kMagic);
+  out.raw(kLayoutMagic);
   out.digest(tensor_set_);
   out.u32(static_cast<std::uint32_t>(segments_.size()));
   for (const SegmentSpec& segment : segments_) {
@@ -214,7 +214,7 @@ Result<Layout> Layout::parse(const TensorSet& tensors, std::string_view bytes) {
     return fail(ErrorCode::kInvalid, "layout: {}", why);
   };
   canonical::Reader in(bytes);
-  if (in.raw(kMagic.size()) != kMagic) return bad("not a layout of a known format");
+  if (in.raw(kLayoutMagic.size()) != kLayoutMagic) return bad("not a layout of a known format");
   if (in.digest() != tensors.digest()) return bad("belongs to another tensor set");
   const std::uint32_t segment_count = in.u32();
   if (!in.ok() || segment_count > in.left() / kMinSegmentBytes) return bad("cut short");

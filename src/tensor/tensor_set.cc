@@ -9,7 +9,7 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::string_view kMagic = "RKTSET01";
+constexpr std::string_view kTensorSetMagic = "RKTSET01";
 
 Result<void> check_tensor(const TensorInfo& tensor) {
   const auto bad = [&](std::string_view why) {
@@ -95,7 +95,7 @@ std::optional<TensorIndex> TensorSet::find(std::string_view name) const {
 
 std::string TensorSet::serialize() const {
   canonical::Writer out;
-  out.raw(kMagic);
+  out.raw(kTensorSetMagic);
   out.u64(tensors_.size());
   for (const TensorInfo& tensor : tensors_) {
     out.text(tensor.name);
@@ -112,7 +112,7 @@ Result<TensorSet> TensorSet::parse(std::string_view bytes) {
     return fail(ErrorCode::kInvalid, "tensor set: {}", why);
   };
   canonical::Reader in(bytes);
-  if (in.raw(kMagic.size()) != kMagic) return bad("not a tensor set of a known format");
+  if (in.raw(kTensorSetMagic.size()) != kTensorSetMagic) return bad("not a tensor set of a known format");
   const std::uint64_t count = in.u64();
   if (!in.ok() || count > in.left() / kMinTensorBytes) return bad("cut short");
   std::vector<TensorInfo> tensors;

@@ -18,17 +18,13 @@
 #include "src/base/worker_pool.h"
 #include "src/base/xxh3.h"
 #include "tools/bench/bench_memory.h"
+#include "tools/bench/bench_run.h"
 
 namespace rekindle::bench {
 
 namespace {
 
 constexpr const char* kOneCoreLimit = "XXH3, one core";
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // The CPU time of the calling thread.
 double thread_seconds() {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr auto kConnectTime = std::chrono::seconds(5);
 // A measurement that stalls for so long has failed.
-constexpr auto kPatience = std::chrono::minutes(10);
+constexpr auto kEngineDrainTime = std::chrono::minutes(10);
 
 // `total` bytes, read from the pool around and around.
 class BenchReads final : public transport::SliceSource, public transport::BatchObserver {
@@ -73,7 +73,7 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
 
   Result<TimePoint> wait() {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kPatience, [&] { return outcome_.has_value(); })) {
+    if (!changed_.wait_for(lock, kEngineDrainTime, [&] { return outcome_.has_value(); })) {
       return fail(ErrorCode::kTimeout, "the transfer did not end");
     }
     if (!*outcome_) return fail(outcome_->error());

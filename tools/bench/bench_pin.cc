@@ -8,6 +8,7 @@
 #include "src/base/clock.h"
 #include "src/base/units.h"
 #include "src/bucket/pinned.h"
+#include "tools/bench/bench_run.h"
 #include "tools/bench/fresh_memory.h"
 
 namespace rekindle::bench {
@@ -17,11 +18,6 @@ namespace {
 constexpr std::chrono::minutes kPatience{5};
 
 double since(TimePoint begin) { return seconds(SteadyClock().now() - begin); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 struct Seconds {
   std::vector<double> touched, fresh, resident, unpinned;

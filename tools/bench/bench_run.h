@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -38,6 +39,11 @@ Result<Measured> measure_engine(const Setup& setup, bool integrity);
 Result<Measured> measure_sockets(const Setup& setup, bool integrity);
 // memcpy, one thread per stream.
 Result<Measured> measure_memcpy(const Setup& setup, bool integrity);
+
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
 
 // CPU time of this process and the sources so far.
 double cpu_seconds(const Setup& setup);
