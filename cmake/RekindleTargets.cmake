@@ -1,6 +1,6 @@
 # rekindle_library(NAME SOURCES ... [PUBLIC ...] [PRIVATE ...]): one static library per directory.
-# rekindle_test(NAME LABELS ... SOURCES ... DEPS ...): one GoogleTest program; each test is a ctest.
-# PREFIX: before their names, where two programs have the same tests.
+# rekindle_test(NAME LABELS ... SOURCES ... DEPS ...): one GoogleTest program. With the label `unit` the program is one
+# ctest; else each of its tests is. PREFIX: before their names, where two programs have the same tests.
 
 function(rekindle_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
@@ -25,16 +25,27 @@ endfunction()
 include(GoogleTest)
 function(rekindle_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT;PREFIX" "LABELS;SOURCES;DEPS" ${ARGN})
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
-  endif()
-  if(REKINDLE_SANITIZE)
-    math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")  # not optimised
-  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE rekindle_flags ${ARG_DEPS} GTest::gmock GTest::gtest_main)
-  gtest_discover_tests(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
-                       TEST_PREFIX "${ARG_PREFIX}" DISCOVERY_MODE PRE_TEST)
+  if("unit" IN_LIST ARG_LABELS)
+    set(timeout 600)
+  elseif(ARG_TIMEOUT)
+    set(timeout ${ARG_TIMEOUT})
+  else()
+    set(timeout 120)
+  endif()
+  if(REKINDLE_SANITIZE)
+    math(EXPR timeout "3 * ${timeout}")  # not optimised
+  endif()
+  if("unit" IN_LIST ARG_LABELS)
+    # One process for all of them: starting a process for each took longer than the tests.
+    add_test(NAME ${name}
+             COMMAND ${name} --gtest_brief=1 --gtest_output=xml:${CMAKE_BINARY_DIR}/results/${name}.xml)
+    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout})
+  else()
+    gtest_discover_tests(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout}
+                         TEST_PREFIX "${ARG_PREFIX}" DISCOVERY_MODE PRE_TEST)
+  endif()
 endfunction()
 
 # rekindle_fuzzer(NAME SOURCES ... DEPS ...): a libFuzzer program (preset asan only), run for
