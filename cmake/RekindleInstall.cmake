@@ -1,4 +1,4 @@
-# `cmake --install`: the command with its completion; librekindle with rekindle.h for workers (CMake
+# `cmake --install`: the command with its completion and an example worker; librekindle with rekindle.h for workers (CMake
 # target `rekindle::client`, pkg-config `librekindle`); and the static libraries with their headers
 # for programs that embed an agent (CMake package `rekindle`, pkg-config `rekindle`).
 include(CMakePackageConfigHelpers)
@@ -27,12 +27,14 @@ function(rekindle_install)
   endif()
 
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/rekindle)
-  install(TARGETS rekindle RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  # The component `runtime` is what a machine needs that compiles nothing against the libraries.
+  install(TARGETS rekindle RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+  install(TARGETS example_worker RUNTIME DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/rekindle COMPONENT runtime)
   install(TARGETS ${targets} EXPORT rekindle ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(TARGETS rekindle_client EXPORT rekindle LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(FILES ${CMAKE_SOURCE_DIR}/src/client/rekindle.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(TARGETS rekindle_client EXPORT rekindle LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
+  install(FILES ${CMAKE_SOURCE_DIR}/src/client/rekindle.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT runtime)
   install(FILES ${CMAKE_SOURCE_DIR}/src/client/example/worker.c
-          DESTINATION ${CMAKE_INSTALL_DATADIR}/rekindle/examples)
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/rekindle/examples COMPONENT runtime)
   install(EXPORT rekindle NAMESPACE rekindle:: FILE rekindle-targets.cmake DESTINATION ${package_dir})
   foreach(top src transport recovery)
     install(DIRECTORY ${CMAKE_SOURCE_DIR}/${top}/
@@ -64,10 +66,12 @@ function(rekindle_install)
                      COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/completion
                      COMMAND rekindle completion bash > ${completion}
                      DEPENDS rekindle VERBATIM)
-  # What `cmake --install` needs, without the tests.
-  add_custom_target(rekindle_installed ALL DEPENDS ${completion})
-  add_dependencies(rekindle_installed rekindle rekindle_client ${targets})
-  install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  # What `cmake --install` needs, without the tests: of the component `runtime`, and of all.
+  add_custom_target(rekindle_runtime ALL DEPENDS ${completion})
+  add_dependencies(rekindle_runtime rekindle rekindle_client example_worker)
+  add_custom_target(rekindle_installed ALL)
+  add_dependencies(rekindle_installed rekindle_runtime ${targets})
+  install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT runtime)
   install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md
-          DESTINATION ${CMAKE_INSTALL_DOCDIR})
+          DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
 endfunction()

@@ -14,9 +14,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr const char* kCommands[] = {"coordinator", "agent",  "publish",    "pull",    "status",
-                                     "inspect",     "verify", "retire",     "bench",   "topo",
-                                     "doctor",      "drain",  "completion", "version", "update"};
+constexpr const char* kCommands[] = {
+    "coordinator", "agent", "publish", "pull",  "status",     "inspect", "verify", "retire",
+    "bench",       "topo",  "doctor",  "drain", "completion", "version", "update", "demo"};
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;
@@ -151,6 +151,25 @@ TEST(CliSurface, AReaderThatLeavesIsNoError) {
                 "set -o pipefail; for i in 1 2 3; do " + rekindle_binary() +
                     " --help | true || exit 9; done"};
   EXPECT_EQ(run(std::move(spawn)).exit.code, 0);
+}
+
+TEST(CliSurface, TheDemoShowsEachOfItsSteps) {
+  const Finished done = rekindle({"demo", "--gib", "0.02"}, 3 * kPatience);
+  EXPECT_EQ(done.exit.code, 0) << done.err;
+  EXPECT_THAT(done.out, AllOf(HasSubstr("scale-out: a worker on c is ready: demo@1"),
+                              HasSubstr("SIGKILL to the worker on b; it is ready again"),
+                              HasSubstr("SIGKILL to the agent of b, started again"),
+                              HasSubstr("update: the worker on c follows: demo@2"),
+                              HasSubstr("All of it worked")));
+}
+
+TEST(CliSurface, TheDemoWithoutItsWorkerSaysWhereItLooked) {
+  TempDir elsewhere;
+  std::filesystem::copy(rekindle_binary(), elsewhere / "rekindle");
+  const Finished done = run({(elsewhere / "rekindle").string(), "demo"});
+  EXPECT_EQ(done.exit.code, 3);
+  EXPECT_THAT(done.err, AllOf(IsOneLine(), HasSubstr("example worker"),
+                              HasSubstr(elsewhere.path().string())));
 }
 
 TEST(CliSurface, DoctorJsonNamesEveryCheck) {

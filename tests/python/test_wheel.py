@@ -16,14 +16,16 @@ BUILD_S = 300
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """As tools/wheel makes it; the native half is the one that is tested."""
+    """As tools/package makes it; the native half is the one that is tested."""
     prefix, out = tmp_path_factory.mktemp("prefix"), tmp_path_factory.mktemp("dist")
     (prefix / "bin").mkdir()
     (prefix / "lib").mkdir()
     shutil.copy(BINARY, prefix / "bin/rekindle")
+    (prefix / "libexec/rekindle").mkdir(parents=True)
+    shutil.copy(pathlib.Path(BINARY).with_name("example_worker"), prefix / "libexec/rekindle")
     shutil.copy(os.environ["REKINDLE_LIBRARY"], prefix / "lib/librekindle.so.1.9")
     (prefix / "lib/librekindle.so.1").symlink_to("librekindle.so.1.9")  # as where it was built
-    done = subprocess.run([ROOT / "tools/wheel", "--prefix", prefix, "--out", out],
+    done = subprocess.run([ROOT / "tools/package", "--only", "wheel", "--prefix", prefix, "--out", out],
                           capture_output=True, text=True, timeout=BUILD_S,
                           env={**os.environ, "PYTHON": sys.executable})
     assert done.returncode == 0, done.stderr
@@ -84,10 +86,18 @@ with rekindle.attach("minimal", agent=sys.argv[1]) as session:
 
 
 def test_without_a_python_to_make_it_what_to_do_is_said():
-    done = subprocess.run([ROOT / "tools/wheel"], capture_output=True, text=True,
+    done = subprocess.run([ROOT / "tools/package"], capture_output=True, text=True,
                           timeout=PATIENCE_S, env={**os.environ, "PYTHON": "/nowhere/python"})
     assert done.returncode == 1 and not done.stdout
-    assert "no /nowhere/python: run tools/install-deps --python" in done.stderr
+    assert "no /nowhere/python: run tools/install-deps --package" in done.stderr
+
+
+def test_the_demo_runs_from_the_wheel(installed):
+    done = subprocess.run([installed / "bin/rekindle", "demo", "--gib", "0.02"], capture_output=True,
+                          text=True, timeout=PATIENCE_S, env=environment(installed), cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert "crash: SIGKILL to the agent of b" in done.stdout
+    assert done.stdout.rstrip().split("\n")[-1].startswith("All of it worked.")
 
 
 def test_its_script_is_the_bundled_command(installed):

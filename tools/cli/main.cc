@@ -185,9 +185,10 @@ int run_main(int argc, char** argv) {
   app.formatter(formatter);
   add_global_options(app, session.settings);
   for (const auto add :
-       {add_coordinator, add_agent, add_publish, add_pull, add_update, add_run, add_wait_ready,
-        add_status, add_events, add_inspect, add_verify, add_retire, add_drain, add_bench, add_topo,
-        add_doctor, add_completion, add_version, add_device_process}) {
+       {add_demo,    add_coordinator, add_agent,      add_publish, add_pull,
+        add_update,  add_run,         add_wait_ready, add_status,  add_events,
+        add_inspect, add_verify,      add_retire,     add_drain,   add_bench,
+        add_topo,    add_doctor,      add_completion, add_version, add_device_process}) {
     add(app, session);
   }
   app.footer(kFirstSteps);  // after the subcommands, which would inherit it

@@ -41,6 +41,7 @@ struct Session {
 // Each adds its subcommand. Called once, by main.
 void add_coordinator(CLI::App& app, Session& session);
 void add_agent(CLI::App& app, Session& session);
+void add_demo(CLI::App& app, Session& session);
 void add_publish(CLI::App& app, Session& session);
 void add_pull(CLI::App& app, Session& session);
 void add_run(CLI::App& app, Session& session);

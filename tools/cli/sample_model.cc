@@ -1,12 +1,12 @@
+#include "tools/cli/sample_model.h"
+
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "src/base/units.h"
@@ -14,9 +14,7 @@
 #include "src/store/segment_store.h"
 #include "src/tensor/safetensors.h"
 
-// make_checkpoint DIR --gib N: a checkpoint with the names and shapes of Qwen3-4B, as many layers
-// as fit in N GiB, and pseudo-random contents: for the demo and for measurements.
-namespace rekindle {
+namespace rekindle::cli {
 namespace {
 
 struct Shapes {
@@ -113,8 +111,18 @@ Result<void> write_file(const std::filesystem::path& path, const std::vector<Ten
   return {};
 }
 
-Result<void> make(const std::filesystem::path& directory, std::uint64_t wanted_bytes,
-                  std::uint64_t seed) {
+Result<void> write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value) {
+  std::ofstream file(path);
+  file << value.dump(2) << "\n";
+  file.close();
+  if (!file) return fail(ErrorCode::kExhausted, "cannot write {}", path.string());
+  return {};
+}
+
+}  // namespace
+
+Result<SampleModel> make_sample_model(const std::filesystem::path& directory,
+                                      std::uint64_t wanted_bytes, std::uint64_t seed) {
   constexpr std::uint64_t kMaxFileBytes = kGiB;
   std::error_code error;
   std::filesystem::create_directories(directory, error);
@@ -137,30 +145,9 @@ Result<void> make(const std::filesystem::path& directory, std::uint64_t wanted_b
   }
   const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes(tensors)}}},
                                         {"weight_map", weight_map}};
-  std::ofstream(directory / "model.safetensors.index.json") << index.dump(2) << "\n";
-  std::ofstream(directory / "config.json") << config(shapes).dump(2) << "\n";
-  fmt::print("{}: {} tensors, {} in {} files\n", directory.string(), tensors.size(),
-             format_bytes(total_bytes(tensors)), files.size());
-  return {};
+  TRY_VOID(write_json(directory / "model.safetensors.index.json", index));
+  TRY_VOID(write_json(directory / "config.json", config(shapes)));
+  return SampleModel{tensors.size(), files.size(), total_bytes(tensors)};
 }
 
-}  // namespace
-}  // namespace rekindle
-
-int main(int argc, char** argv) {
-  CLI::App app("Makes a checkpoint with the names and shapes of Qwen3-4B and random contents.",
-               "make_checkpoint");
-  std::string directory;
-  double gib = 3;
-  std::uint64_t seed = 1;
-  app.add_option("DIR", directory, "Where")->required();
-  app.add_option("--gib", gib, "About how large [3]")->check(CLI::Range(0.01, 4096.0));
-  app.add_option("--seed", seed, "Another seed, other contents [1]");
-  CLI11_PARSE(app, argc, argv);
-  const auto made = rekindle::make(directory, static_cast<std::uint64_t>(gib * 0x1p30), seed);
-  if (!made) {
-    std::fprintf(stderr, "make_checkpoint: %s\n", made.error().message().c_str());
-    return 1;
-  }
-  return 0;
-}
+}  // namespace rekindle::cli
