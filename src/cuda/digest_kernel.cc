@@ -52,8 +52,8 @@ CUresult DigestKernel::launch(const Work& work, CUstream stream) const {
   std::uint32_t per_box = values_per_box(work.longest_bytes);
   const unsigned groups = (per_box + kDigestThreads - 1) / kDigestThreads;
   void* of_chunks[] = {&boxes, &per_box, &values, &mismatches};
-  const CUresult result =
-      api.launch(chunks_, work.count, groups, 1, kDigestThreads, 1, 1, 0, stream, of_chunks, nullptr);
+  const CUresult result = api.launch(chunks_, work.count, groups, 1, kDigestThreads, 1, 1, 0,
+                                     stream, of_chunks, nullptr);
   if (result != CUDA_SUCCESS) return result;
   void* of_roots[] = {&boxes, &per_box, &values, &digests, &expected, &mismatches};
   return api.launch(roots_, work.count, 1, 1, kDigestThreads, 1, 1, 0, stream, of_roots, nullptr);

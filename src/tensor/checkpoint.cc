@@ -19,7 +19,8 @@ Failure corrupt(std::string_view why) { return fail(ErrorCode::kCorrupt, "manife
 
 Result<std::string_view> open_envelope(std::string_view bytes) {
   canonical::Reader in(bytes);
-  if (in.raw(kManifestMagic.size()) != kManifestMagic) return corrupt("not a manifest of a known format");
+  if (in.raw(kManifestMagic.size()) != kManifestMagic)
+    return corrupt("not a manifest of a known format");
   const std::uint64_t size = in.u64();
   if (bytes.size() < kEnvelopeBytes || size != bytes.size() - kEnvelopeBytes) {
     return corrupt("cut short, or has a tail");

@@ -112,7 +112,8 @@ Result<TensorSet> TensorSet::parse(std::string_view bytes) {
     return fail(ErrorCode::kInvalid, "tensor set: {}", why);
   };
   canonical::Reader in(bytes);
-  if (in.raw(kTensorSetMagic.size()) != kTensorSetMagic) return bad("not a tensor set of a known format");
+  if (in.raw(kTensorSetMagic.size()) != kTensorSetMagic)
+    return bad("not a tensor set of a known format");
   const std::uint64_t count = in.u64();
   if (!in.ok() || count > in.left() / kMinTensorBytes) return bad("cut short");
   std::vector<TensorInfo> tensors;
