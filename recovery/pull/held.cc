@@ -46,7 +46,9 @@ async::Task<void> PullJob::take_placed(Placing::TileRuns landed) {
     const auto some =
         std::span<const TileIndex>(tiles).subspan(at, std::min(kPlacedAtOnce, tiles.size() - at));
     auto verify = [this, some] {
-      return verify_in_place(**pending_, *verified_, some, *environment_.digest_pool);
+      return TileVerifier(std::shared_ptr<store::PendingVersion>(pending_, pending_->get()),
+                          verified_)
+          .verify_in_place(some, *environment_.digest_pool);
     };
     good += co_await async::offload(*environment_.blocking_pool, std::move(verify));
   }

@@ -1,13 +1,9 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 
-#include "recovery/pull/slice_source.h"
-#include "src/base/worker_pool.h"
-#include "src/store/segment_store.h"
 #include "src/tensor/tile.h"
 
 namespace rekindle::pull {
@@ -35,10 +31,5 @@ class Placing {
   bool closed_ = false;
   TileRuns landed_;
 };
-
-// Digests these where they lie and marks those that have the publisher's digests. Returns how many
-// do. Of a tile of which the copy holds a part there is no such digest: it is left. Blocking.
-std::size_t verify_in_place(store::PendingVersion& copy, VerifiedTiles& verified,
-                            std::span<const TileIndex> tiles, WorkerPool& pool);
 
 }  // namespace rekindle::pull

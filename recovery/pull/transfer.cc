@@ -49,13 +49,14 @@ Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id, c
       silence_(silence),
       hooks_(std::move(hooks)),
       proofs_(std::make_shared<ProofCalls>(environment.executor, source_table_, root)),
-      slices_(std::make_shared<PlanSliceSource>(
-          std::move(plan), std::move(destination), std::move(verified), *environment.digest_pool,
+      slices_(std::make_unique<PlanSliceSource>(
+          SliceWork{std::move(plan), std::move(destination), std::move(verified),
+                    std::move(counters), suspicion, being_filled(sources_)},
+          *environment.digest_pool,
           [calls = proofs_](SourceIndex source, std::vector<planner::TileWork> items,
                             ProofCalls::Done done) {
             calls->ask(source, std::move(items), std::move(done));
-          },
-          std::move(counters), suspicion, being_filled(sources_))),
+          })),
       timer_(std::make_shared<boost::asio::steady_timer>(environment.executor)) {}
 
 Transfer::~Transfer() {
@@ -81,7 +82,8 @@ async::Task<Result<void>> Transfer::run() {
   batch_.reset();
   CO_TRY_VOID(co_await drain_verifications());
   co_await close_sessions();
-  for (SourceIndex i = 0; i < sources_.size(); ++i) sources_[i].wrong = slices_->wrong_bytes(i);
+  for (SourceIndex i = 0; i < sources_.size(); ++i)
+    sources_[i].wrong = slices_->verifier().wrong_bytes(i);
   const bool tried_all = !outcome && outcome.error().code() == ErrorCode::kUnavailable && starved();
   if (!tried_all) co_return outcome;
   co_return fail(ErrorCode::kUnavailable, "no source is left for a part of {}", id_.to_string());
@@ -129,7 +131,7 @@ async::Task<Result<void>> Transfer::drain_verifications() {
   }
   proofs_->close();
   const auto give_up = std::chrono::steady_clock::now() + kDrainDeadline;
-  while (slices_->verifying()) {
+  while (slices_->verifier().busy()) {
     if (std::chrono::steady_clock::now() > give_up) {
       co_return fail(ErrorCode::kInternal, "verifications of {} do not end", id_.to_string());
     }
@@ -201,7 +203,8 @@ void Transfer::handle_lost(SourceIndex index, const Error& cause) {
     source.avoid.insert(source.transport);
     warn_of_fallback(source, source.transport, cause);
   } else if (!may_reconnect || source.reconnects >= kReconnectsPerSource) {
-    const std::string where = source.quarantined ? slices_->wrong_bytes(index).where : "";
+    const std::string where =
+        source.quarantined ? slices_->verifier().wrong_bytes(index).where : "";
     return lose(index, where.empty() ? cause.message() : wrong_bytes_cause(where));
   }
   ++source.reconnects;

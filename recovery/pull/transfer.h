@@ -100,7 +100,7 @@ class Transfer final : private transport::BatchObserver {
   // ("cancelled"); it must have been told not to throw (this_coro::throw_if_cancelled(false)).
   async::Task<Result<void>> run();
   // After it: what several sources brought together and nobody can be blamed for.
-  WrongBytes wrong_together() const { return slices_->wrong_bytes(std::nullopt); }
+  WrongBytes wrong_together() const { return slices_->verifier().wrong_bytes(std::nullopt); }
 
  private:
   struct Event {
@@ -174,7 +174,7 @@ class Transfer final : private transport::BatchObserver {
   std::vector<transport::SliceIndex> order_;
   std::uint64_t salt_ = 0;
   const std::shared_ptr<ProofCalls> proofs_;
-  std::shared_ptr<PlanSliceSource> slices_;
+  std::unique_ptr<PlanSliceSource> slices_;
   std::unique_ptr<transport::Batch> batch_;
   std::shared_ptr<boost::asio::steady_timer> timer_;
   int connecting_ = 0;                       // connects and reconnects under way

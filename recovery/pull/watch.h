@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "recovery/pull/placing.h"
-#include "recovery/pull/slice_source.h"
+#include "recovery/pull/tile_verifier.h"
 #include "src/store/segment_store.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"

@@ -111,11 +111,10 @@ class SliceSourceTest : public ::testing::Test {
     ASSERT_TRUE(plan) << plan.error().message();
     plan_ = std::move(*plan);
     ASSERT_TRUE(plan_->missing().empty());
-    slices_ = std::make_shared<PlanSliceSource>(
-        plan_, pending_, verified_, pool_,
+    slices_ = std::make_unique<PlanSliceSource>(
+        SliceWork{plan_, pending_, verified_, counters_, suspicion}, pool_,
         [this](SourceIndex source, const std::vector<planner::TileWork>& items,
-               const std::function<void(RangeProofs)>& done) { done(prove(source, items)); },
-        counters_, suspicion);
+               const std::function<void(RangeProofs)>& done) { done(prove(source, items)); });
     for (SourceIndex i = 0; i < sources_.size(); ++i) slices_->set_regions(i, {{0, i}});
     slices_->bind(&verdicts_);
   }
@@ -193,10 +192,10 @@ class SliceSourceTest : public ::testing::Test {
               0);
   }
   bool eventually_idle() const {
-    for (int i = 0; i < 2000 && slices_->verifying(); ++i) {
+    for (int i = 0; i < 2000 && slices_->verifier().busy(); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return !slices_->verifying();
+    return !slices_->verifier().busy();
   }
 
   store::TempDirectory directory_;
@@ -214,7 +213,7 @@ class SliceSourceTest : public ::testing::Test {
   std::vector<SourceIndex> asked_;
   std::function<void(std::string&)> tamper_;  // with a proof
   Verdicts verdicts_;
-  std::shared_ptr<PlanSliceSource> slices_;
+  std::unique_ptr<PlanSliceSource> slices_;
 };
 
 TEST_F(SliceSourceTest, TilesThatThreeSourcesHoldInPartsAreStagedTogetherAndVerified) {
@@ -235,8 +234,9 @@ TEST_F(SliceSourceTest, AStagedGroupWithAWrongByteIsNotMarkedAndReadAgain) {
   }
   EXPECT_EQ(verified_->snapshot().count(), 0u);
   EXPECT_GT(counters_->corrupt_tiles, 0u);
-  EXPECT_EQ(slices_->wrong_bytes(std::nullopt).slices, counters_->corrupt_tiles);
-  for (const SourceIndex i : {0u, 1u, 2u}) EXPECT_EQ(slices_->wrong_bytes(i).slices, 0u) << i;
+  EXPECT_EQ(slices_->verifier().wrong_bytes(std::nullopt).slices, counters_->corrupt_tiles);
+  for (const SourceIndex i : {0u, 1u, 2u})
+    EXPECT_EQ(slices_->verifier().wrong_bytes(i).slices, 0u) << i;
   replan(1);
   fetch_all();
   expect_done();
@@ -336,8 +336,9 @@ TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesProof) {
   add_source(0, kRows);
   want(96, 192);
   EXPECT_EQ(fetch(0, 0, true), Verdict::kRetry);
-  EXPECT_EQ(slices_->wrong_bytes(0).slices, 1u);
-  EXPECT_EQ(slices_->wrong_bytes(0).where.rfind("w[", 0), 0u) << slices_->wrong_bytes(0).where;
+  EXPECT_EQ(slices_->verifier().wrong_bytes(0).slices, 1u);
+  EXPECT_EQ(slices_->verifier().wrong_bytes(0).where.rfind("w[", 0), 0u)
+      << slices_->verifier().wrong_bytes(0).where;
   refusals_.insert_or_assign(0, Error(ErrorCode::kTimeout, "scripted"));
   EXPECT_EQ(fetch(0, 0, true), Verdict::kRetry);
   EXPECT_EQ(verified_->snapshot().count(), 0u);

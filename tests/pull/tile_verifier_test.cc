@@ -1,5 +1,5 @@
-// Tiles that others than the pull have written to its copy, against a real store.
-#include "recovery/pull/placing.h"
+// Tiles of a copy that a device has written, against a real store.
+#include "recovery/pull/tile_verifier.h"
 
 #include <cstring>
 
@@ -10,26 +10,10 @@
 namespace rekindle::pull {
 namespace {
 
-TEST(Placing, ThePullWaitsForWhoWritesAndThenNobodyDoes) {
-  Placing placing;
-  EXPECT_FALSE(placing.busy());
-  auto one = placing.begin();
-  auto two = placing.begin();
-  ASSERT_TRUE(one && two);
-  placing.landed({{3, 5}});
-  one.reset();
-  EXPECT_TRUE(placing.busy());
-  placing.landed({{7, 8}});
-  two.reset();
-  EXPECT_FALSE(placing.busy());
-  EXPECT_EQ(placing.close(), (Placing::TileRuns{{3, 5}, {7, 8}}));
-  EXPECT_EQ(placing.begin(), nullptr);
-}
-
 constexpr std::uint64_t kRows = 768;
 constexpr std::uint64_t kColumns = 3072;
 
-class PlacingTest : public ::testing::Test {
+class TileVerifierTest : public ::testing::Test {
  protected:
   void SetUp() override {
     store::write_safetensors(directory_.path() / "in" / "model.safetensors",
@@ -42,7 +26,7 @@ class PlacingTest : public ::testing::Test {
   }
   const Checkpoint& checkpoint() const { return *whole_->manifest.checkpoint; }
   TileIndex tiles() const { return checkpoint().tiles.tile_count(); }
-  // A copy of some rows, with nothing in it.
+  // Begins an empty copy of these rows.
   std::unique_ptr<store::PendingVersion> begin(std::uint64_t first, std::uint64_t rows) {
     const TensorBox boxes[] = {{0, {{first, 0}, {rows, kColumns}}}};
     auto copy = store_->begin(whole_->manifest.checkpoint,
@@ -50,7 +34,7 @@ class PlacingTest : public ::testing::Test {
     if (!copy) throw std::runtime_error(copy.error().message());
     return std::move(*copy);
   }
-  // As a device would: rows of it, as they are in the whole copy.
+  // Writes the right rows to the copy, like a device.
   void write(store::PendingVersion& copy, std::uint64_t first) const {
     const LayoutEntry& entry = copy.manifest().layout.entries()[0];
     const auto from = whole_->array(whole_->manifest.layout.entries()[0]);
@@ -61,44 +45,46 @@ class PlacingTest : public ::testing::Test {
   std::size_t verify(store::PendingVersion& copy) {
     std::vector<TileIndex> all;
     for (TileIndex tile = 0; tile < tiles(); ++tile) all.push_back(tile);
-    return verify_in_place(copy, verified_, all, pool_);
+    const std::shared_ptr<store::PendingVersion> borrowed(std::shared_ptr<void>(), &copy);
+    return TileVerifier(borrowed, verified_).verify_in_place(all, pool_);
   }
 
   store::TempDirectory directory_;
   std::unique_ptr<store::SegmentStore> whole_store_;
   std::unique_ptr<store::SegmentStore> store_;
   std::shared_ptr<const store::StoredVersion> whole_;
-  VerifiedTiles verified_{TileSet(1 << 10)};
+  const std::shared_ptr<VerifiedTiles> verified_ =
+      std::make_shared<VerifiedTiles>(TileSet(1 << 10));
   WorkerPool pool_{"t-digest", 2, 64};
 };
 
-TEST_F(PlacingTest, WhatVerifiesCountsAndTheCopyIsWhole) {
+TEST_F(TileVerifierTest, TilesThatAreRightAreMarked) {
   const auto copy = begin(0, kRows);
   ASSERT_GT(tiles(), 2u);
   write(*copy, 0);
   EXPECT_EQ(verify(*copy), tiles());
-  EXPECT_EQ(verified_.count(), tiles());
+  EXPECT_EQ(verified_->count(), tiles());
 }
 
-TEST_F(PlacingTest, WhatDoesNotVerifyIsLeftToBeFetched) {
+TEST_F(TileVerifierTest, AWrongTileIsLeftToBeFetched) {
   auto copy = begin(0, kRows);
   write(*copy, 0);
   const LayoutEntry& entry = copy->manifest().layout.entries()[0];
   copy->segment(entry.segment)[entry.offset_bytes + 7] ^= std::byte{1};
   EXPECT_EQ(verify(*copy), tiles() - 1);
-  EXPECT_FALSE(verified_.test(0));
-  EXPECT_TRUE(verified_.test_range(1, tiles()));
-  const auto commited = store_->commit(std::move(copy));
-  EXPECT_FALSE(commited) << "a tile is missing";
+  EXPECT_FALSE(verified_->test(0));
+  EXPECT_TRUE(verified_->test_range(1, tiles()));
+  const auto committed = store_->commit(std::move(copy));
+  EXPECT_FALSE(committed) << "a tile is missing";
 }
 
-TEST_F(PlacingTest, NothingWasWritten) {
+TEST_F(TileVerifierTest, AnEmptyCopyHasNoRightTile) {
   const auto copy = begin(0, kRows);
   EXPECT_EQ(verify(*copy), 0u);
-  EXPECT_EQ(verified_.count(), 0u);
+  EXPECT_EQ(verified_->count(), 0u);
 }
 
-TEST_F(PlacingTest, TilesOfWhichThereIsAPartAreLeftToBeFetched) {
+TEST_F(TileVerifierTest, PartsOfTilesAreLeftToBeFetched) {
   const auto copy = begin(100, 300);
   write(*copy, 100);
   EXPECT_EQ(verify(*copy), 0u) << "every tile is cut by these rows";

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "recovery/pull/slice_candidates.h"
+#include "recovery/pull/slice_staging.h"
+#include "recovery/pull/tile_verifier.h"
+
+namespace rekindle::pull {
+
+// Bytes of one pull, for progress and the summary. Thread-safe.
+struct PullCounters {
+  std::atomic<std::uint64_t> verified_bytes = 0;  // of the plan, accepted
+  std::atomic<std::uint64_t> landed_bytes = 0;    // over the wire, accepted or not
+  std::atomic<std::uint64_t> rejected_bytes = 0;  // landed, and did not verify
+  std::atomic<std::uint64_t> corrupt_tiles = 0;
+};
+
+// Slices that landed and did not verify.
+struct WrongBytes {
+  std::uint32_t slices = 0;
+  std::string where;  // in the last of them: TENSOR[BOX]
+};
+
+// Asks a source for proofs of parts of tiles. Calls `done` from any thread, with one proof per item
+// or an error; kCorrupt says that the source's own copy is bad.
+using RangeProofs = Result<std::vector<std::string>>;
+using RangeProver =
+    std::function<void(transport::SourceIndex source, std::vector<planner::TileWork> items,
+                       std::function<void(RangeProofs)> done)>;
+
+// The batch that runs, for work that may outlive it. Thread-safe.
+class BatchLink {
+ public:
+  // Null, before the batch is destroyed: from then on nobody reaches it.
+  void bind(transport::Batch* batch) {
+    const std::lock_guard lock(mutex_);
+    batch_ = batch;
+  }
+  template <typename Function>
+  void tell(Function function) {
+    const std::lock_guard lock(mutex_);
+    if (batch_ != nullptr) function(*batch_);
+  }
+
+ private:
+  std::mutex mutex_;
+  transport::Batch* batch_ = nullptr;  // guarded by mutex_
+};
+
+// Decides about slices that have landed, on the digest pool: it verifies and marks their tiles and
+// tells the batch its verdict. Slices of a group, whose tiles are complete only together, are
+// accepted as they land and verified with the last of them.
+//
+// Always in a shared_ptr: verifications that outlive a cancelled batch keep it alive, and with it
+// the copy whose pages they read.
+class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
+ public:
+  struct Options {
+    WorkerPool& digest_pool;
+    RangeProver prover;
+    std::shared_ptr<PullCounters> counters;
+  };
+  SliceVerifier(std::shared_ptr<const SliceCandidates> candidates,
+                std::shared_ptr<SliceStaging> staging, std::shared_ptr<BatchLink> batch,
+                TileVerifier tiles, Options options);
+
+  void landed(transport::SliceIndex slice, transport::SourceIndex source);
+  // A slice that landed has no verdict yet. Once the batch has ended and this is false, nothing
+  // here touches the copy, the plan or the sources any more.
+  bool busy() const { return under_way_.load(std::memory_order_acquire) > 0; }
+  // Calls once as soon as it is not busy: at once, or later from any thread.
+  void when_idle(std::function<void()> call);
+  // Of bytes that this source sent. nullopt: of bytes that several sources sent together, so that
+  // nobody can tell whose were wrong.
+  WrongBytes wrong_bytes(std::optional<transport::SourceIndex> source) const;
+
+ private:
+  struct Group {
+    std::uint32_t landed = 0;
+    bool spoiled = false;  // complete, and did not verify: left to the next plan
+  };
+  struct ProofQuest;
+
+  // Runs on the digest pool, or here where its queue is full: that only slows the caller down.
+  void submit(std::function<void()> job);
+  void verify(transport::SliceIndex slice, transport::SourceIndex source);
+  transport::Verdict verify_tiles(transport::SliceIndex slice, transport::SourceIndex source,
+                                  std::optional<transport::SourceIndex> sender);
+  void verify_group(transport::SliceIndex slice, transport::SourceIndex source);
+  transport::Verdict complete_group(transport::SliceIndex first, transport::SliceIndex last,
+                                    std::optional<transport::SourceIndex> sender);
+  void verify_range(transport::SliceIndex slice, transport::SourceIndex source);
+  void ask_for_proofs(std::shared_ptr<ProofQuest> quest, transport::SourceIndex from);
+  void judge(const std::shared_ptr<ProofQuest>& quest, transport::SourceIndex from,
+             const RangeProofs& proofs);
+  void mark_parts(const std::vector<planner::TileWork>& works);
+  bool scatter_own(transport::SliceIndex slice, transport::SourceIndex source);
+  void note_wrong(const planner::TileWork& work, std::optional<transport::SourceIndex> sender);
+  void finish(transport::SliceIndex slice, transport::Verdict verdict);
+
+  const std::shared_ptr<const SliceCandidates> candidates_;
+  const planner::Plan& plan_;
+  const std::shared_ptr<SliceStaging> staging_;
+  const std::shared_ptr<BatchLink> batch_;
+  const TileVerifier tiles_;
+  const Options options_;
+
+  std::atomic<std::uint64_t> under_way_ = 0;
+  mutable std::mutex mutex_;
+  std::unordered_map<transport::SliceIndex, Group> groups_;  // by first slice, guarded by mutex_
+  std::unordered_map<TileIndex, std::uint32_t> parts_open_;  // guarded by mutex_
+  std::map<std::optional<transport::SourceIndex>, WrongBytes> wrong_;  // guarded by mutex_
+  std::function<void()> on_idle_;                                      // guarded by mutex_
+};
+
+}  // namespace rekindle::pull

@@ -1,0 +1,120 @@
+#include "recovery/pull/tile_verifier.h"
+
+#include <atomic>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "src/store/fault_guard.h"
+#include "src/tensor/held_tile.h"
+#include "src/tensor/tile_proof.h"
+
+namespace rekindle::pull {
+
+using transport::Verdict;
+
+TileVerifier::TileVerifier(std::shared_ptr<store::PendingVersion> copy,
+                           std::shared_ptr<VerifiedTiles> verified)
+    : copy_(std::move(copy)),
+      verified_(std::move(verified)),
+      checkpoint_(*copy_->manifest().checkpoint),
+      layout_(copy_->manifest().layout) {}
+
+std::span<const std::byte> TileVerifier::array_of(const LayoutEntry& entry) const {
+  const std::uint64_t bytes =
+      entry.box.elements() * dtype_size_bytes(checkpoint_.tensors[entry.tensor].dtype);
+  return copy_->segment(entry.segment).subspan(entry.offset_bytes, bytes);
+}
+
+const LayoutEntry* TileVerifier::entry_holding(TensorIndex tensor, const Box& box) const {
+  for (const auto& entry : layout_.entries_of(tensor)) {
+    if (contains(entry.box, box)) return &entry;
+  }
+  return nullptr;
+}
+
+bool TileVerifier::scatter(const planner::Expansion& expansion, const std::byte* staging) const {
+  const auto written = store::guard_mapping_access("the destination", [&] {
+    for (const auto& piece : expansion.scatter) {
+      const auto& copy = piece.copy;
+      std::byte* base = copy_->segment(piece.local_segment).data() + copy.dst_offset;
+      for (std::uint64_t i = 0; i < copy.count; ++i) {
+        std::memcpy(base + i * copy.dst_stride, staging + copy.src_offset + i * copy.src_stride,
+                    copy.run_bytes);
+      }
+    }
+  });
+  return written.has_value();
+}
+
+// A file that was cut short reads as zeros up to the end of its last page, so bytes may differ
+// although every access succeeds.
+Verdict TileVerifier::compare(const Digest& expected, const std::function<Digest()>& digest) const {
+  bool good = false;
+  const auto read =
+      store::guard_mapping_access("the destination", [&] { good = digest() == expected; });
+  if (!read) return Verdict::kLocalFault;
+  if (good) return Verdict::kAccept;
+  return copy_->check_sizes() ? Verdict::kRetry : Verdict::kLocalFault;
+}
+
+Verdict TileVerifier::verify_tile(const planner::TileWork& work, const std::byte* staging) const {
+  const TensorInfo& info = checkpoint_.tensors[work.tensor];
+  const TileGrid& grid = checkpoint_.tiles.grid(work.tensor);
+  const std::uint64_t local_tile = work.tile - checkpoint_.tiles.first_tile(work.tensor);
+  const Digest& expected = checkpoint_.tile_digests[work.tile];
+  if (staging != nullptr) {
+    const std::uint64_t bytes = work.box.elements() * dtype_size_bytes(info.dtype);
+    const std::span array(staging + work.staging_offset, static_cast<std::size_t>(bytes));
+    return compare(expected, [&] { return digest_tile(info, grid, local_tile, array, work.box); });
+  }
+  const LayoutEntry* entry = entry_holding(work.tensor, work.box);
+  if (entry == nullptr) return Verdict::kRetry;
+  return compare(expected,
+                 [&] { return digest_tile(info, grid, local_tile, array_of(*entry), entry->box); });
+}
+
+Verdict TileVerifier::verify_part(const planner::TileWork& work, std::string_view proof) const {
+  const LayoutEntry* entry = entry_holding(work.tensor, work.box);
+  if (entry == nullptr) return Verdict::kRetry;
+  const std::uint64_t element_bytes = dtype_size_bytes(checkpoint_.tensors[work.tensor].dtype);
+  // Copied out first: leaf_by_proof() owns memory, and a fault in the mapping leaves by longjmp.
+  std::vector<std::byte> part(work.box.elements() * element_bytes);
+  const auto read = store::guard_mapping_access("the destination", [&] {
+    copy_box(work.box, array_of(*entry), entry->box, part, work.box, element_bytes);
+  });
+  if (!read) return Verdict::kLocalFault;
+  const Box tile = checkpoint_.tiles.tile_box(work.tile);
+  const auto leaf = leaf_by_proof(part, range_in_tile(work.box, tile, element_bytes),
+                                  tile.elements() * element_bytes, proof);
+  if (leaf && *leaf == checkpoint_.tile_digests[work.tile]) return Verdict::kAccept;
+  return copy_->check_sizes() ? Verdict::kRetry : Verdict::kLocalFault;
+}
+
+void TileVerifier::mark(TileIndex tile) const {
+  copy_->mark_verified(tile);
+  verified_->set(tile);
+}
+
+bool TileVerifier::whole_tile_is_right(TileIndex tile) const {
+  const ArrayOf arrays = [this](const LayoutEntry& entry) { return array_of(entry); };
+  bool good = false;
+  const auto read = store::guard_mapping_access("a tile that was written in place", [&] {
+    const auto digest = whole_tile_digest(checkpoint_, layout_, tile, arrays);
+    good = digest && *digest == checkpoint_.tile_digests[tile];
+  });
+  return read && good;
+}
+
+std::size_t TileVerifier::verify_in_place(std::span<const TileIndex> tiles,
+                                          WorkerPool& pool) const {
+  std::atomic<std::size_t> good = 0;
+  pool.parallel_for(tiles.size(), [&](std::size_t i) {
+    if (!whole_tile_is_right(tiles[i])) return;
+    mark(tiles[i]);
+    good.fetch_add(1);
+  });
+  return good.load();
+}
+
+}  // namespace rekindle::pull
