@@ -18,7 +18,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 
-#include "recovery/pull/types.h"
+#include "recovery/pull/pull_types.h"
 
 namespace rekindle::agent {
 

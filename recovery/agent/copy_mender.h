@@ -13,7 +13,7 @@
 
 #include "proto/common.pb.h"
 #include "recovery/agent/served_versions.h"
-#include "recovery/pull/types.h"
+#include "recovery/pull/pull_types.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/worker/copy_verifier.h"
 #include "src/async/notifier.h"

@@ -14,7 +14,7 @@
 #include "proto/common.pb.h"
 #include "recovery/agent/rdma.h"
 #include "recovery/device/options.h"
-#include "recovery/pull/types.h"
+#include "recovery/pull/pull_types.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "recovery/pull/pull.h"
-#include "recovery/pull/types.h"
-#include "recovery/pull/watch.h"
+#include "recovery/pull/pull_job.h"
+#include "recovery/pull/pull_types.h"
+#include "recovery/pull/pull_watch.h"
 #include "recovery/rpc/rpc.h"
 
 namespace rekindle::agent {

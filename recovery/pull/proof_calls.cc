@@ -8,7 +8,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 
-#include "recovery/pull/transfer.h"
+#include "recovery/pull/source_table.h"
 #include "recovery/rpc/convert.h"
 
 namespace rekindle::pull {
@@ -63,7 +63,7 @@ async::Task<void> ProofCalls::run(std::shared_ptr<ProofCalls> self, transport::S
 async::Task<RangeProofs> ProofCalls::fetch(transport::SourceIndex index,
                                            std::vector<planner::TileWork> items) {
   const ActiveSource& source = (*sources_)[index];
-  if (source.peer == nullptr || !source.session || source.lost) {
+  if (source.peer == nullptr || !source.session || source.state.lost()) {
     co_return fail(ErrorCode::kUnavailable, "source {} has no session", source.name);
   }
   const auto peer = source.peer;

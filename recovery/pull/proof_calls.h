@@ -9,17 +9,14 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
-#include "recovery/pull/slice_source.h"
-#include "recovery/rpc/rpc.h"
+#include "recovery/pull/source_table.h"
+#include "src/async/task.h"
 #include "src/base/digest.h"
 
 namespace rekindle::pull {
 
-struct ActiveSource;
-using SourceTable = std::deque<ActiveSource>;  // grows while coroutines refer to its elements
-
-// Asks sources for proofs of parts of tiles: a few calls at a time per source, the others wait
-// their turn, so that many small slices do not run into a source's limit of open calls. Always in a
+// Asks sources for proofs of parts of tiles. A few calls run at a time for each source and the
+// others wait in line: many small slices do not reach a source's limit of open calls. Always in a
 // shared_ptr. Control thread only, except ask().
 class ProofCalls : public std::enable_shared_from_this<ProofCalls> {
  public:
@@ -28,7 +25,8 @@ class ProofCalls : public std::enable_shared_from_this<ProofCalls> {
              Digest root);
 
   void ask(transport::SourceIndex source, std::vector<planner::TileWork> items, Done done);
-  // Those that wait, and those that come, end with kUnavailable; those under way by themselves.
+  // Calls that wait in line and later ones end with kUnavailable. Calls under way end by
+  // themselves.
   void close();
 
  private:

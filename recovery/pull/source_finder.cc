@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include "recovery/rpc/convert.h"
-#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/log.h"
 

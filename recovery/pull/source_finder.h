@@ -9,7 +9,8 @@
 
 #include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
-#include "recovery/pull/environment.h"
+#include "recovery/pull/pull_environment.h"
+#include "src/async/task.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 

@@ -12,6 +12,7 @@
 #include "proto/coordinator.pb.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/swarm/have_feed.h"
+#include "src/async/task.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/tensor/checkpoint.h"

@@ -1,15 +1,14 @@
 #include "recovery/pull/transfer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 
-#include "src/async/task.h"
+#include "src/async/offload.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -22,139 +21,119 @@ constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::milliseconds kPause{500};  // beyond a tick: this process was stopped
 constexpr std::chrono::milliseconds kKeepAliveInterval{10000};
 constexpr std::chrono::milliseconds kDrainDeadline{10000};
-constexpr int kReconnectsPerSource = 1;  // and one more over another transport
-
-transport::SourceMask being_filled(const SourceTable& sources) {
-  transport::SourceMask mask;
-  for (SourceIndex i = 0; i < sources.size(); ++i) {
-    if (sources[i].held) mask.set(i);
-  }
-  return mask;
-}
 
 }  // namespace
 
-Transfer::Transfer(const PullEnvironment& environment, const ModelVersion& id, const Digest& root,
-                   std::shared_ptr<const planner::Plan> plan,
-                   std::shared_ptr<store::PendingVersion> destination,
-                   std::shared_ptr<VerifiedTiles> verified, std::shared_ptr<SourceTable> sources,
-                   std::string forced_transport, std::shared_ptr<PullCounters> counters,
-                   std::uint32_t suspicion, Silence& silence, Hooks hooks)
+std::string wrong_bytes_cause(const std::string& where) {
+  return fmt::format("quarantined: it sent wrong bytes of {}", where);
+}
+
+Transfer::Transfer(const PullEnvironment& environment, Silence& silence, Options options)
     : environment_(environment),
-      id_(id),
-      root_(root),
-      source_table_(std::move(sources)),
+      options_(std::move(options)),
+      source_table_(options_.sources),
       sources_(*source_table_),
-      forced_transport_(std::move(forced_transport)),
       silence_(silence),
-      hooks_(std::move(hooks)),
-      proofs_(std::make_shared<ProofCalls>(environment.executor, source_table_, root)),
-      slices_(std::make_unique<PlanSliceSource>(
-          SliceWork{std::move(plan), std::move(destination), std::move(verified),
-                    std::move(counters), suspicion, being_filled(sources_)},
-          *environment.digest_pool,
-          [calls = proofs_](SourceIndex source, std::vector<planner::TileWork> items,
-                            ProofCalls::Done done) {
-            calls->ask(source, std::move(items), std::move(done));
-          })),
-      timer_(std::make_shared<boost::asio::steady_timer>(environment.executor)) {}
+      proofs_(
+          std::make_shared<ProofCalls>(environment.executor, source_table_, options_.paths.root)),
+      slices_(options_.work, *environment.digest_pool,
+              [calls = proofs_](SourceIndex source, std::vector<planner::TileWork> items,
+                                ProofCalls::Done done) {
+                calls->ask(source, std::move(items), std::move(done));
+              }),
+      opener_(environment, silence, options_.paths),
+      follower_(environment.executor, sources_, slices_, silence),
+      changed_(std::make_shared<async::Notifier>(environment.executor)) {}
 
 Transfer::~Transfer() {
-  stop_following();
-  slices_->bind(nullptr);
+  follower_.stop();
+  slices_.bind(nullptr);
   batch_.reset();  // cancels what still runs and waits for the drain
 }
 
 async::Task<Result<void>> Transfer::run() {
-  last_look_ = std::chrono::steady_clock::now();
+  last_look_ = steady_now();
   transport::BatchOptions options;
-  options.order = order_;
-  options.salt = salt_;
-  batch_ = environment_.engine->start(*slices_, *this, options);
-  slices_->bind(batch_.get());
+  options.order = options_.order;
+  options.salt = options_.salt;
+  batch_ = environment_.engine->start(slices_, *this, options);
+  slices_.bind(batch_.get());
   for (SourceIndex i = 0; i < sources_.size(); ++i) {
-    if (sources_[i].held) take_in(i);
+    if (sources_[i].held) follower_.add(i);
     start_connecting(i);
   }
-  auto outcome = co_await watch_batch();
-  stop_following();
-  slices_->bind(nullptr);
+  auto outcome = co_await run_batch();
+  follower_.stop();
+  slices_.bind(nullptr);
   batch_.reset();
   CO_TRY_VOID(co_await drain_verifications());
-  co_await close_sessions();
-  for (SourceIndex i = 0; i < sources_.size(); ++i)
-    sources_[i].wrong = slices_->verifier().wrong_bytes(i);
-  const bool tried_all = !outcome && outcome.error().code() == ErrorCode::kUnavailable && starved();
-  if (!tried_all) co_return outcome;
-  co_return fail(ErrorCode::kUnavailable, "no source is left for a part of {}", id_.to_string());
+  co_await opener_.close_sessions(sources_);
+  for (SourceIndex i = 0; i < sources_.size(); ++i) {
+    sources_[i].wrong = slices_.verifier().wrong_bytes(i);
+  }
+  const bool unavailable = !outcome && outcome.error().code() == ErrorCode::kUnavailable;
+  if (!unavailable || !policy_.starved()) co_return outcome;
+  co_return fail(ErrorCode::kUnavailable, "no source is left for a part of {}",
+                 options_.paths.id.to_string());
 }
 
-// Until the batch has ended and no connect is under way: they refer to this object, so they are cut
-// short, then waited for.
-async::Task<Result<void>> Transfer::watch_batch() {
+// Returns when the batch has ended and no connect is under way: connects refer to this object, so
+// they are cut short and waited for.
+async::Task<Result<void>> Transfer::run_batch() {
   while (true) {
-    handle_events();
-    note_progress();
-    std::optional<Result<void>> outcome;
-    {
-      const std::lock_guard lock(mutex_);
-      outcome = finished_;
-    }
-    if (outcome && connecting_ == 0) co_return std::move(*outcome);
+    auto finished = take_events();
+    take_progress();
     const bool cancelled = co_await async::is_cancelled();
-    if (outcome || cancelled) stop_connecting();
-    if (cancelled || (starved() && connecting_ == 0)) batch_->cancel();
+    const auto step = policy_.next(finished.has_value(), cancelled);
+    if (step.ended) co_return std::move(*finished);
+    if (step.stop_connecting) stop_connecting();
+    if (step.cancel_batch) batch_->cancel();
     keep_peers_alive();
-    if (!outcome && !cancelled) join_missing_rails();
-    timer_->expires_after(kTick);
-    boost::system::error_code woken;
-    co_await timer_->async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, woken));
+    if (step.join_rails) join_missing_rails();
+    co_await changed_->wait_until(steady_now() + kTick);
   }
 }
 
-void Transfer::note_progress() {
-  const auto now = std::chrono::steady_clock::now();
+void Transfer::take_progress() {
+  const TimePoint now = steady_now();
   const auto progress = batch_->progress();
   const Duration gap = now - std::exchange(last_look_, now);
   if (gap > kTick + kPause) silence_.forgive(gap);
   silence_.heard(progress.last_byte);
-  note_lost_rails(progress);
-  if (hooks_.tick) hooks_.tick(progress);
+  for (const auto& [source, rail] : rails_.update(progress)) {
+    log::info("pull.rail_lost", "source", sources_[source].name, "rail", rail);
+  }
+  if (options_.tick) options_.tick(progress);
 }
 
-// They read the destination and mark its tiles, and may still wait for a source's proofs: peers
-// that are lost, or all after a cancel, are closed, which ends their calls.
+// Verifications read the destination and mark its tiles, and may still wait for a source's proofs.
+// Closing the peers that are lost (all of them after a cancel) ends their calls.
 async::Task<Result<void>> Transfer::drain_verifications() {
   const bool cancelled = co_await async::is_cancelled();
   for (const auto& source : sources_) {
-    if (source.peer != nullptr && (cancelled || source.lost)) source.peer->close();
+    if (source.peer != nullptr && (cancelled || source.state.lost())) source.peer->close();
   }
   proofs_->close();
-  const auto give_up = std::chrono::steady_clock::now() + kDrainDeadline;
-  while (slices_->verifier().busy()) {
-    if (std::chrono::steady_clock::now() > give_up) {
-      co_return fail(ErrorCode::kInternal, "verifications of {} do not end", id_.to_string());
+  SliceVerifier& verifier = slices_.verifier();
+  verifier.when_idle([executor = environment_.executor, changed = changed_] {
+    boost::asio::post(executor, [changed] { changed->notify(); });
+  });
+  const TimePoint give_up = steady_now() + kDrainDeadline;
+  while (verifier.busy()) {
+    if (steady_now() > give_up) {
+      co_return fail(ErrorCode::kInternal, "verifications of {} do not end",
+                     options_.paths.id.to_string());
     }
-    co_await async::sleep_for(std::chrono::milliseconds(2));
+    co_await changed_->wait_until(give_up);
   }
   co_return Result<void>();
 }
 
 void Transfer::on_source_lost(SourceIndex source, const Error& cause) {
-  {
-    const std::lock_guard lock(mutex_);
-    events_.push_back({Event::Kind::kLost, source, cause, 0});
-  }
-  wake();
+  report(SourceLost{source, cause});
 }
 
-void Transfer::on_starved(const transport::Starvation& starvation) {
-  {
-    const std::lock_guard lock(mutex_);
-    events_.push_back({Event::Kind::kStarved, 0, std::nullopt, starvation.additions});
-  }
-  wake();
-}
+void Transfer::on_starved(const transport::Starvation& starvation) { report(starvation); }
 
 void Transfer::on_finished(const Result<void>& outcome) {
   {
@@ -164,85 +143,185 @@ void Transfer::on_finished(const Result<void>& outcome) {
   wake();
 }
 
-void Transfer::wake() {
-  boost::asio::post(environment_.executor, [timer = timer_] { timer->cancel(); });
+void Transfer::report(Event event) {
+  {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(std::move(event));
+  }
+  wake();
 }
 
-void Transfer::handle_events() {
+void Transfer::wake() {
+  boost::asio::post(environment_.executor, [changed = changed_] { changed->notify(); });
+}
+
+// Returns the outcome of the batch once it has ended.
+std::optional<Result<void>> Transfer::take_events() {
   std::deque<Event> events;
+  std::optional<Result<void>> finished;
   {
     const std::lock_guard lock(mutex_);
     events.swap(events_);
+    finished = finished_;
   }
-  for (const auto& event : events) {
-    if (event.kind == Event::Kind::kLost) {
-      handle_lost(event.source, *event.cause);
-      continue;
-    }
-    starved_at_ = event.additions;
-    if (!starved()) continue;  // paths are on their way to it
-    for (SourceIndex i = 0; i < sources_.size(); ++i) {
-      if (std::exchange(sources_[i].slow, false)) start_connecting(i);
-    }
+  for (const Event& event : events) {
+    std::visit([this](const auto& kind) { take(kind); }, event);
+  }
+  return finished;
+}
+
+void Transfer::take(const transport::Starvation& starvation) {
+  if (!policy_.starved(starvation.additions)) return;
+  for (SourceIndex i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].state.revive()) start_connecting(i);
   }
 }
 
-void Transfer::handle_lost(SourceIndex index, const Error& cause) {
+void Transfer::take(const SourceLost& loss) {
+  const SourceIndex index = loss.source;
+  const Error& cause = loss.cause;
   ActiveSource& source = sources_[index];
-  if (cause.code() == ErrorCode::kUnavailable) {
-    // Others finish sooner what it had. It has done nothing wrong, and may be needed again.
+  const SourceState::Means means{.is_peer = source.peer != nullptr,
+                                 .has_another_transport = opener_.has_another_transport(source)};
+  const auto next = source.state.on_paths_lost(cause, means);
+  if (next == SourceState::AfterLoss::kWait) {
     log::info("pull.source_slow", "source", source.name, "cause", cause);
-    source.slow = true;
     return;
   }
-  source.quarantined = cause.code() == ErrorCode::kCorrupt;
-  const bool may_reconnect = source.peer != nullptr && !source.quarantined;
-  const bool has_another = forced_transport_.empty() && source.transport == "verbs";
-  if (may_reconnect && source.reconnects >= kReconnectsPerSource && has_another) {
-    // It broke, was made again and proved itself with a read, and broke again.
-    source.avoid.insert(source.transport);
-    warn_of_fallback(source, source.transport, cause);
-  } else if (!may_reconnect || source.reconnects >= kReconnectsPerSource) {
-    const std::string where =
-        source.quarantined ? slices_->verifier().wrong_bytes(index).where : "";
-    return lose(index, where.empty() ? cause.message() : wrong_bytes_cause(where));
+  if (next == SourceState::AfterLoss::kLose) {
+    if (cause.code() != ErrorCode::kCorrupt) {
+      return lose(index, SourceState::Loss::kFailed, cause.message());
+    }
+    const std::string where = slices_.verifier().wrong_bytes(index).where;
+    return lose(index, SourceState::Loss::kWrongBytes,
+                where.empty() ? cause.message() : wrong_bytes_cause(where));
   }
-  ++source.reconnects;
+  if (next == SourceState::AfterLoss::kReconnectOverAnother) {
+    opener_.give_up_transport(source, cause);
+  }
   log::info("pull.reconnect", "source", source.name, "cause", cause);
   start_connecting(index);
 }
 
 void Transfer::keep_peers_alive() {
-  const auto now = std::chrono::steady_clock::now();
+  const TimePoint now = steady_now();
   if (now - last_keep_alive_ < kKeepAliveInterval) return;
   last_keep_alive_ = now;
   for (const auto& source : sources_) {
-    if (source.peer == nullptr || source.lost || !source.peer->connected()) continue;
+    if (source.peer == nullptr || source.state.lost() || !source.peer->connected()) continue;
     boost::asio::co_spawn(environment_.executor, SourcePeer::keep_alive(source.peer),
                           boost::asio::detached);
   }
 }
 
-void Transfer::lose(SourceIndex index, const std::string& cause) {
+void Transfer::admit(SourceIndex index) {
+  // After the batch the source waits for the next transfer.
+  if (batch_ == nullptr) return;
+  log::info("pull.source_joined", "source", sources_[index].name, "complete",
+            !sources_[index].held.has_value());
+  follower_.add(index);
+  start_connecting(index);
+}
+
+void Transfer::start_connecting(SourceIndex index) {
+  policy_.connect_begins();
+  sources_[index].state.connect();
+  boost::asio::co_spawn(environment_.executor, connect(index), boost::asio::detached);
+}
+
+async::Task<void> Transfer::connect(SourceIndex index) {
   ActiveSource& source = sources_[index];
-  source.lost = true;
-  source.cause = cause;
-  const bool others = std::any_of(sources_.begin(), sources_.end(),
-                                  [](const ActiveSource& other) { return !other.lost; });
-  log::warn("pull.source_lost", "source", source.name, "cause", cause);
-  if (hooks_.note) {
-    hooks_.note(fmt::format("source {} lost: {}{}", source.name, cause,
-                            others ? "; continuing from the others" : ""));
+  auto loss = SourceState::Loss::kFailed;
+  Result<void> ready = co_await opener_.renew(source);
+  if (ready) {
+    ready = co_await opener_.open_session(source);
+    const bool refused = !ready && ready.error().code() == ErrorCode::kDenied;
+    if (refused) loss = SourceState::Loss::kGrantRefused;
   }
-  stop_following(index);
-  if (batch_ != nullptr) follow_another();
+  Result<PathOpener::Opened> opened = fail(ErrorCode::kUnavailable, "");
+  if (ready) {
+    opened = co_await opener_.open_paths(source);
+  } else {
+    opened = fail(std::move(ready).error());
+  }
+  policy_.connect_ended();
+  if (opened) {
+    slices_.set_regions(index, std::move(opened->regions));
+    add_paths(index, std::move(opened->paths));
+    source.state.connected();
+    follower_.follow(index);
+  } else {
+    lose(index, loss, opened.error().message());
+  }
+  changed_->notify();
+}
+
+void Transfer::join_missing_rails() {
+  for (SourceIndex index = 0; index < sources_.size(); ++index) {
+    const ActiveSource& source = sources_[index];
+    if (source.state.phase() != SourceState::Phase::kConnected) continue;
+    const auto offer = opener_.rail_offer(source);
+    if (!offer || !rails_.begin_join(index, steady_now())) continue;
+    policy_.connect_begins();
+    boost::asio::co_spawn(environment_.executor, join_rails(index, *offer), boost::asio::detached);
+  }
+}
+
+async::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer offer) {
+  ActiveSource& source = sources_[index];
+  const SessionToken token = source.session->token;
+  auto paths = co_await opener_.join_rails(source, token, offer, rails_.alive(index));
+  auto outcome = RailKeeper::Join::kNothingMissing;
+  const bool same_session =
+      source.session && source.session->token == token && !source.state.lost();
+  if (paths && same_session) {
+    for (const auto& path : *paths) {
+      log::info("pull.rail_joined", "source", source.name, "path", path->describe());
+    }
+    source.transport = offer.transport;
+    source.used.insert(offer.transport);
+    outcome = RailKeeper::Join::kJoined;
+    add_paths(index, std::move(*paths));
+  } else if (paths) {
+    // The source was lost meanwhile, and is being connected anew or is gone.
+    const auto late = std::make_shared<transport::Paths>(std::move(*paths));
+    auto drop = [late] {
+      late->clear();
+      return true;
+    };
+    (void)co_await async::offload(*environment_.blocking_pool, std::move(drop));
+  } else if (paths.error().code() != ErrorCode::kNotFound) {
+    outcome = RailKeeper::Join::kFailed;
+  }
+  rails_.end_join(index, outcome, steady_now());
+  policy_.connect_ended();
+  changed_->notify();
 }
 
 void Transfer::stop_connecting() {
-  for (const auto& source : sources_) {
-    const bool under_way = source.connecting || source.joining;
+  for (SourceIndex index = 0; index < sources_.size(); ++index) {
+    const ActiveSource& source = sources_[index];
+    const bool under_way = source.state.connecting() || rails_.joining(index);
     if (under_way && source.peer != nullptr) source.peer->close();
   }
+}
+
+void Transfer::add_paths(SourceIndex index, transport::Paths paths) {
+  policy_.paths_added();
+  batch_->add_paths(index, std::move(paths));
+}
+
+void Transfer::lose(SourceIndex index, SourceState::Loss loss, const std::string& cause) {
+  ActiveSource& source = sources_[index];
+  source.state.lose(loss, cause);
+  const bool others =
+      std::ranges::any_of(sources_, [](const ActiveSource& other) { return !other.state.lost(); });
+  log::warn("pull.source_lost", "source", source.name, "cause", cause);
+  if (options_.paths.note) {
+    options_.paths.note(fmt::format("source {} lost: {}{}", source.name, cause,
+                                    others ? "; continuing from the others" : ""));
+  }
+  follower_.drop(index);
 }
 
 }  // namespace rekindle::pull

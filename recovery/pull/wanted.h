@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "recovery/pull/types.h"
+#include "recovery/pull/pull_types.h"
 #include "src/base/result.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"

@@ -9,8 +9,8 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/device/order.h"
-#include "recovery/pull/types.h"
-#include "recovery/pull/watch.h"
+#include "recovery/pull/pull_types.h"
+#include "recovery/pull/pull_watch.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/worker/copy_verifier.h"
 #include "src/base/worker_pool.h"

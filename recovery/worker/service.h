@@ -215,7 +215,7 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   std::map<SessionId, SessionPtr> sessions_;  // that have not ended
   struct Keeper {
     std::shared_ptr<Supply> supply;
-    std::shared_ptr<const bool> writing;
+    Lease writing;
     std::string party;
   };
   std::map<SessionId, Keeper> keepers_;  // until their spread is over

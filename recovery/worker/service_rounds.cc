@@ -98,8 +98,8 @@ bool WorkerService::begin_keeping(const device::SpreadOrder& order) {
     return false;
   }
   const auto supply = found->second->held;
-  auto writing = supply != nullptr ? supply->write() : nullptr;
-  if (writing == nullptr) return false;
+  auto writing = supply != nullptr ? supply->write() : Lease();
+  if (!writing) return false;
   keepers_[order.session] = {supply, std::move(writing), order.communicator};
   return true;
 }

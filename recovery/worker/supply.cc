@@ -145,9 +145,9 @@ void Supply::on_begun(pull::Arriving arriving) {
   changed.notify();
 }
 
-std::shared_ptr<const bool> Supply::write() {
+Lease Supply::write() {
   const bool fetches = complete_ || failed_ || wanted_now_;
-  return fetches || placing_ == nullptr ? nullptr : placing_->begin();
+  return fetches || placing_ == nullptr ? Lease() : placing_->begin();
 }
 
 void Supply::landed(const std::string& party, std::span<const bucket::KeptTiles> kept) {

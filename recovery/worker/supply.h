@@ -14,6 +14,7 @@
 #include "recovery/worker/host.h"
 #include "recovery/worker/kept_parts.h"
 #include "recovery/worker/portion.h"
+#include "src/base/lease.h"
 #include "src/async/notifier.h"
 #include "src/tensor/checkpoint.h"
 
@@ -53,8 +54,8 @@ class Supply {
   std::shared_ptr<const bool> hold() const { return hold_; }
   void want_now() { wanted_now_ = true; }
   // For a device that writes to the copy's segments: until it lets go nothing is fetched, whoever
-  // wants it. Null: fetching has begun, or there is nothing to fetch.
-  std::shared_ptr<const bool> write();
+  // wants it. Empty: fetching has begun, or there is nothing to fetch.
+  Lease write();
   // What it has kept of a party's buckets, before it lets go.
   void landed(const std::string& party, std::span<const bucket::KeptTiles> kept);
   TileSet verified() const { return verified_ ? verified_->snapshot() : TileSet(); }

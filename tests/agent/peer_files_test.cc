@@ -6,7 +6,7 @@
 #include "proto/agent.pb.h"
 #include "recovery/agent/grant_clock.h"
 #include "recovery/agent/peer_service.h"
-#include "recovery/pull/pull.h"
+#include "recovery/pull/pull_job.h"
 #include "recovery/rpc/convert.h"
 #include "tests/recovery/rpc_fixture.h"
 #include "tests/store/store_fixture.h"

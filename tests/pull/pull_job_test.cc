@@ -1,4 +1,6 @@
 // A whole pull in one process, with an engine that says what it says at an awkward moment.
+#include "recovery/pull/pull_job.h"
+
 #include <fstream>
 #include <optional>
 #include <utility>
@@ -8,7 +10,6 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/pull/pull.h"
 #include "tests/store/store_fixture.h"
 
 namespace rekindle::pull {

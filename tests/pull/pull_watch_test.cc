@@ -1,6 +1,6 @@
-#include <gtest/gtest.h>
+#include "recovery/pull/pull_watch.h"
 
-#include "recovery/pull/placing.h"
+#include <gtest/gtest.h>
 
 namespace rekindle::pull {
 namespace {
@@ -18,7 +18,7 @@ TEST(Placing, ThePullWaitsForWhoWritesAndThenNobodyDoes) {
   two.reset();
   EXPECT_FALSE(placing.busy());
   EXPECT_EQ(placing.close(), (Placing::TileRuns{{3, 5}, {7, 8}}));
-  EXPECT_EQ(placing.begin(), nullptr);
+  EXPECT_FALSE(placing.begin());
 }
 
 }  // namespace

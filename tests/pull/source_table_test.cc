@@ -1,8 +1,9 @@
 // What a pull makes of the coordinator's word on sources that it knows already.
-#include "recovery/pull/source_news.h"
+#include "recovery/pull/source_table.h"
 
 #include <gtest/gtest.h>
 
+#include "recovery/rpc/convert.h"
 #include "tests/recovery/rpc_fixture.h"
 
 namespace rekindle::pull {

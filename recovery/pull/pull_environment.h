@@ -10,6 +10,7 @@
 #include "proto/common.pb.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/swarm/held_tiles.h"
+#include "src/async/task.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"

@@ -1,4 +1,4 @@
-#include "recovery/pull/transports.h"
+#include "recovery/pull/path_opener.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "recovery/pull/pull_environment.h"
+#include "recovery/pull/silence.h"
+#include "recovery/pull/source_table.h"
+#include "src/async/task.h"
+#include "transport/path.h"
+
+namespace rekindle::pull {
+
+struct TransportChoice {
+  std::string forced;  // the only one; "": the best that works
+  bool same_host = false;
+  std::set<std::string> used;   // have worked with this source
+  std::set<std::string> avoid;  // do not work with this source
+};
+
+// The transports to ask a source for, best first. A transport that was used is asked for although
+// it is of no use right now: its loss is noticed and said, and it is taken again when it is back.
+std::vector<std::string> transports_for(const TransportChoice& choice,
+                                        std::span<transport::HandshakeConnector* const> handshakes);
+
+// Connects sources: a session at the source, then paths over the best transport that works. All
+// waits are bounded by what is left of the pull's silence. Control thread only.
+class PathOpener {
+ public:
+  struct Options {
+    ModelVersion id;
+    Digest root;
+    std::string forced_transport;
+    std::function<void(std::string)> note;  // one line worth showing
+    // Whether this transport fails for the first time in the pull.
+    std::function<bool(const std::string&)> first_failure_of;
+    // Called before reads by such a connector land in the destination; again it does nothing.
+    std::function<void(transport::HandshakeConnector&)> use_memory;
+  };
+  struct Opened {
+    std::vector<transport::RegionKey> regions;
+    transport::Paths paths;
+  };
+  PathOpener(const PullEnvironment& environment, Silence& silence, Options options);
+
+  // These three, in this order, connect a source. The session of an earlier connection in this
+  // transfer is given back; a control connection that broke is made anew.
+  async::Task<Result<void>> renew(ActiveSource& source);
+  // kDenied: the grant has run out.
+  async::Task<Result<void>> open_session(ActiveSource& source);
+  async::Task<Result<Opened>> open_paths(ActiveSource& source);
+
+  // What a connected source offers over rails. nullopt: it uses none.
+  std::optional<PeerSession::Offer> rail_offer(const ActiveSource& source) const;
+  // Paths over the rails that have none. kNotFound: no rail is missing.
+  async::Task<Result<transport::Paths>> join_rails(ActiveSource& source, SessionToken token,
+                                                   PeerSession::Offer offer,
+                                                   std::vector<std::string> in_use);
+
+  bool has_another_transport(const ActiveSource& source) const;
+  // Its transport is not used with this source again.
+  void give_up_transport(ActiveSource& source, const Error& cause);
+  // Ends the sessions of sources that are still of use.
+  async::Task<void> close_sessions(SourceTable& sources);
+
+ private:
+  transport::HandshakeConnector* handshake_connector(const std::string& transport) const;
+  async::Task<Result<transport::Paths>> open_offer(ActiveSource& source, SessionToken token,
+                                                   PeerSession::Offer offer);
+  static Opened open_local(ActiveSource& source);
+  void tell_failure(const ActiveSource& source, const std::string& transport, const Error& cause);
+
+  const PullEnvironment& environment_;
+  Silence& silence_;
+  const Options options_;
+};
+
+}  // namespace rekindle::pull

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/pull/pull_types.h"
+#include "recovery/pull/source_table.h"
+#include "src/base/clock.h"
+#include "transport/engine.h"
+
+namespace rekindle::pull {
+
+// What a pull tells its user and the coordinator while it runs: phases, bytes, and a line for each
+// source and transport over all transfers. Control thread only.
+class PullProgress {
+ public:
+  PullProgress(std::string model, OnProgress on_progress);
+
+  // The clock of the first phase starts.
+  void start(TimePoint now);
+  void set_version(const ModelVersion& id) { id_ = id; }
+  void set_total(std::uint64_t bytes) { bytes_total_ = bytes; }
+  void enter_phase(const std::string& name, TimePoint now);
+  // With one line worth showing, or "".
+  void show(std::string note = "");
+
+  // Before each transfer: bytes that have verified already.
+  void set_verified(std::uint64_t bytes) { bytes_done_ = bytes; }
+  void begin_transfer(SourceTable& sources);
+  void tick(const transport::BatchProgress& batch, SourceTable& sources);
+
+  std::uint64_t bytes_total() const { return bytes_total_; }
+  std::uint64_t bytes_done() const { return bytes_done_ + batch_bytes_; }
+  // For the coordinator.
+  std::vector<proto::SourceReport> reports(const SourceTable& sources) const;
+  // Fills in the phases, the time and the sources of a summary.
+  void summarize(TransferSummary& summary, TimePoint now) const;
+
+ private:
+  void send(const transport::BatchProgress& batch, std::string note);
+  void add(const ActiveSource& source, const transport::SourceStats& stats);
+
+  const std::string model_;
+  const OnProgress on_progress_;
+  ModelVersion id_;
+  std::string phase_ = "resolve";
+  std::vector<Phase> phases_;  // that have ended; one that comes again is added to
+  TimePoint started_{};
+  TimePoint phase_started_{};
+  std::uint64_t bytes_total_ = 0;
+  std::uint64_t bytes_done_ = 0;                    // verified before the current transfer
+  std::uint64_t batch_bytes_ = 0;                   // and in it
+  std::map<std::string, SourceLine> lines_;         // by source and transport
+  std::map<std::string, SourceLine> lines_before_;  // when the current transfer began
+};
+
+}  // namespace rekindle::pull

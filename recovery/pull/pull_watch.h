@@ -1,0 +1,68 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "recovery/pull/tile_verifier.h"
+#include "src/async/notifier.h"
+#include "src/base/lease.h"
+#include "src/store/segment_store.h"
+#include "src/tensor/checkpoint.h"
+#include "src/tensor/layout.h"
+
+// For those who read a pull's copy while it is filled, or write to it before the pull does.
+namespace rekindle::pull {
+
+// Tiles of a copy that somebody else than its pull writes in place, before the pull fetches
+// anything: a device keeps them when a broadcast brings them. Control thread only.
+class Placing {
+ public:
+  using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;
+
+  // `on_free` runs when nobody writes any more.
+  explicit Placing(std::function<void()> on_free = {}) : writers_(std::move(on_free)) {}
+
+  // The pull fetches nothing while the lease is held. An empty lease: it has begun to.
+  Lease begin() { return closed_ ? Lease() : writers_.grant(); }
+  // Whole tiles that nobody writes again. Called before their writer lets go.
+  void landed(const TileRuns& runs) { landed_.insert(landed_.end(), runs.begin(), runs.end()); }
+
+  bool busy() const { return writers_.held(); }
+  // From here on the pull writes itself. Returns the tiles that have landed, right or wrong.
+  TileRuns close() {
+    closed_ = true;
+    return std::exchange(landed_, {});
+  }
+
+ private:
+  LeaseGrantor writers_;
+  bool closed_ = false;
+  TileRuns landed_;
+};
+
+// A pull's copy once it has its place. A commit renames its files and changes nothing in them. What
+// is in `verified` stays as it is.
+struct Arriving {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  Layout layout;
+  std::shared_ptr<const VerifiedTiles> verified;
+  std::vector<std::shared_ptr<const store::MappedSegment>> segments;  // as in the layout
+  std::shared_ptr<Placing> placing = {};
+};
+
+// All of it is called on the control thread.
+struct PullWatch {
+  std::function<void(Arriving)> on_begun;
+  // Whether to wait, between on_begun and the first byte that is fetched, without a place at the
+  // sources. Empty: no. The pull waits for writers (Arriving::placing) in any case.
+  std::function<bool()> held;
+  // Notified when the answer of `held` may have changed.
+  std::shared_ptr<async::Notifier> held_changed = {};
+  // The pull is about to fail because another pull fills the same files. It may be tried again when
+  // that one has ended.
+  std::function<void()> on_place_taken;
+};
+
+}  // namespace rekindle::pull

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "transport/engine.h"
+
+namespace rekindle::pull {
+
+// The rails of connected sources: which ones are alive, and when the missing ones are tried again.
+// A rail that was down may be back, and a source that was still registering its memory may have
+// finished. Pure: the transfer brings the time and shakes the hands.
+class RailKeeper {
+ public:
+  struct LostRail {
+    transport::SourceIndex source = 0;
+    std::string rail;
+  };
+  enum class Join { kJoined, kNothingMissing, kFailed };
+
+  // Takes in which paths are alive. Returns the rails that died of sources that go on over others.
+  std::vector<LostRail> update(const transport::BatchProgress& progress);
+  // NICs whose paths to this source are alive.
+  std::vector<std::string> alive(transport::SourceIndex source) const;
+
+  // For a connected source: whether to try to join its missing rails now. Each true is answered by
+  // an end_join().
+  bool begin_join(transport::SourceIndex source, TimePoint now);
+  void end_join(transport::SourceIndex source, Join outcome, TimePoint now);
+  bool joining(transport::SourceIndex source) const;
+
+ private:
+  struct Rails {
+    std::set<std::string> alive;
+    bool joining = false;
+    TimePoint next_join{};  // the epoch: the source has just been connected
+    Duration pause{};       // doubles while joins fail
+  };
+
+  std::map<transport::SourceIndex, Rails> rails_;
+};
+
+}  // namespace rekindle::pull

@@ -1,0 +1,310 @@
+#include "recovery/pull/source_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/pull/local_source.h"
+#include "recovery/rpc/convert.h"
+#include "src/async/offload.h"
+#include "src/async/task_group.h"
+#include "src/base/log.h"
+
+namespace rekindle::pull {
+
+namespace {
+
+constexpr std::chrono::milliseconds kDialDeadline{1500};
+constexpr std::chrono::milliseconds kDialAgain{5000};
+constexpr std::chrono::milliseconds kRefreshDeadline{1000};
+constexpr std::chrono::milliseconds kAskDelay{250};
+constexpr std::chrono::milliseconds kLongestAskDelay{1000};
+constexpr std::chrono::milliseconds kLeastPageTime{1000};
+constexpr std::chrono::milliseconds kExchangeInterval{1000};
+constexpr std::chrono::milliseconds kFirstExchanges{500};  // others have just begun as well
+constexpr int kQuickExchanges = 6;
+
+ActiveSource source_of(proto::Source record, std::shared_ptr<SourcePeer> peer) {
+  ActiveSource source;
+  source.name = record.node().node_id();
+  source.record = std::move(record);
+  source.peer = std::move(peer);
+  return source;
+}
+
+}  // namespace
+
+SourcePool::SourcePool(PullContext& context) : context_(context) {}
+
+async::Task<void> SourcePool::connect() {
+  dialled_.clear();
+  co_await dial_listed();
+  co_await learn_layouts();
+}
+
+// The coordinator may be as silent as the sources, so both are tried at once.
+async::Task<void> SourcePool::look() {
+  dialled_.clear();
+  std::vector<async::Task<void>> both;
+  both.push_back(dial_listed());
+  both.push_back(ask_then_dial());
+  co_await async::run_all(std::move(both));
+  co_await learn_layouts();
+}
+
+async::Task<void> SourcePool::ask_then_dial() {
+  co_await context_.finder.refresh(context_.silence.at_most(kRefreshDeadline, steady_now()));
+  take_news(nullptr);
+  co_await dial_listed();
+}
+
+// Waiting for a place in the coordinator's queue is not silence, unless there is something else to
+// read from.
+async::Task<void> SourcePool::wait_to_ask_again() {
+  const auto queued = context_.finder.queued();
+  if (!queued || has_fallback()) {
+    queue_shown_ = false;
+    co_await async::sleep_for(context_.silence.at_most(kAskDelay, steady_now()));
+    co_return;
+  }
+  if (!std::exchange(queue_shown_, true)) {
+    context_.progress.show("all sources are busy; waiting for the first that has a place");
+  }
+  co_await async::sleep_for(std::clamp(*queued, kAskDelay, kLongestAskDelay));
+  context_.silence.heard(steady_now());
+}
+
+std::vector<proto::Source> SourcePool::to_dial(
+    const std::function<bool(const PeerKey&)>& may_dial) const {
+  std::vector<proto::Source> records;
+  for (const auto& record : context_.finder.sources()) {
+    if (table_->size() + records.size() >= transport::kMaxSources) break;
+    const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
+    if (!incarnation || standing_.banned(*incarnation)) continue;
+    const bool known = std::ranges::any_of(
+        *table_, [&](const ActiveSource& source) { return same_source(source.record, record); });
+    if (known || !may_dial({*incarnation, rpc::from_proto(record.layout())})) continue;
+    records.push_back(record);
+  }
+  return records;
+}
+
+async::Task<void> SourcePool::dial_listed() {
+  std::vector<async::Task<void>> dials;
+  for (auto& record : to_dial([&](const PeerKey& key) { return dialled_.insert(key).second; })) {
+    dials.push_back(dial(std::move(record)));
+  }
+  co_await async::run_all(std::move(dials));
+}
+
+async::Task<void> SourcePool::dial(proto::Source record) {
+  const auto deadline = context_.silence.at_most(kDialDeadline, steady_now());
+  auto peer = co_await SourcePeer::connect(record, context_.environment.identity, deadline);
+  if (!peer) {
+    log::info("pull.dial", "source", record.node().node_id(), "error", peer.error());
+    const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
+    if (incarnation && peer.error().code() == ErrorCode::kStale) standing_.ban(*incarnation);
+    context_.progress.show(peer.error().message());
+    co_return;
+  }
+  if (has_room()) table_->push_back(source_of(std::move(record), std::move(*peer)));
+}
+
+// Nobody may dial meanwhile: this holds on to elements of the table.
+async::Task<void> SourcePool::learn_layouts() {
+  if (context_.target.checkpoint == nullptr) co_return;
+  for (ActiveSource& source : *table_) {
+    if (source.peer == nullptr || source.layout != nullptr) continue;
+    auto learned = co_await learn_layout_of(source);
+    if (learned) continue;
+    log::warn("pull.layout", "source", source.name, "error", learned.error());
+    lose(source, learned.error());
+  }
+  forget_lost();
+}
+
+async::Task<Result<void>> SourcePool::learn_layout_of(ActiveSource& source) {
+  const Checkpoint& checkpoint = *context_.target.checkpoint;
+  const Digest digest = rpc::from_proto(source.record.layout());
+  if (!layouts_.contains(digest)) {
+    CO_TRY(const std::string bytes, co_await source.peer->fetch_layout(digest, paging()));
+    CO_TRY(auto layout, Layout::parse(checkpoint.tensors, bytes));
+    if (layout.digest() != digest) {
+      co_return fail(ErrorCode::kCorrupt, "source {} sent a layout with another digest",
+                     source.name);
+    }
+    know_layout(layout);
+  }
+  if (!source.record.complete()) {
+    const TileIndex tiles = checkpoint.tiles.tile_count();
+    CO_TRY(const auto runs, rpc::from_proto(source.record.held(), tiles));
+    source.held.emplace(tiles);
+    source.learn_held(runs);
+  }
+  source.layout = layouts_[digest];
+  co_return Result<void>();
+}
+
+void SourcePool::know_layout(const Layout& layout) {
+  layouts_[layout.digest()] = std::make_shared<const Layout>(layout);
+}
+
+SourcePeer::Paging SourcePool::paging() {
+  const TimePoint now = steady_now();
+  const auto share = context_.silence.left(now) / std::max<std::int64_t>(1, std::ssize(*table_));
+  const auto deadline = std::max<std::chrono::milliseconds>(share, kLeastPageTime);
+  return {context_.silence.at_most(deadline, now),
+          [this] { context_.silence.heard(steady_now()); }};
+}
+
+// The coordinator's newest word on sources that are known: fresh grants, and gains of the sources
+// that are being filled. `follower`: of the transfer that runs.
+void SourcePool::take_news(SwarmFollower* follower) {
+  refresh_grants(*table_, context_.finder.sources());
+  if (context_.target.checkpoint == nullptr) return;
+  const TileIndex tiles = context_.target.checkpoint->tiles.tile_count();
+  for (transport::SourceIndex i = 0; i < table_->size(); ++i) {
+    ActiveSource& source = (*table_)[i];
+    if (source.peer == nullptr || source.layout == nullptr || source.state.lost()) continue;
+    for (const auto& record : context_.finder.sources()) {
+      if (!source.held || !same_source(record, source.record)) continue;
+      if (record.complete()) {
+        if (follower != nullptr) follower->on_complete(i);
+        source.learn_complete();
+      } else if (const auto runs = rpc::from_proto(record.held(), tiles)) {
+        if (follower != nullptr) follower->on_have(i, *runs);
+        if (source.learn_held(*runs)) context_.silence.heard(steady_now());
+      }
+    }
+  }
+}
+
+async::Task<void> SourcePool::recruit(Transfer& transfer) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  for (int round = 0;; ++round) {
+    co_await async::sleep_for(round < kQuickExchanges ? kFirstExchanges : kExchangeInterval);
+    if (co_await async::is_cancelled()) co_return;
+    const PullProgress& progress = context_.progress;
+    co_await context_.finder.exchange(progress.bytes_done(), progress.bytes_total(),
+                                      progress.reports(*table_));
+    if (co_await async::is_cancelled()) co_return;
+    take_news(&transfer.follower());
+    const TimePoint now = steady_now();
+    const auto may_dial = [&](const PeerKey& key) {
+      const auto [tried, first] = recruited_.try_emplace(key, now);
+      if (!first && now - tried->second < kDialAgain) return false;
+      tried->second = now;
+      return true;
+    };
+    std::vector<async::Task<void>> dials;
+    for (auto& record : to_dial(may_dial)) {
+      dials.push_back(recruit_peer(std::move(record), transfer));
+    }
+    co_await async::run_all(std::move(dials));
+  }
+}
+
+// The source enters the table when its layout is known: the transfer looks at all that is there.
+async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& transfer) {
+  auto peer = co_await SourcePeer::connect(record, context_.environment.identity, kDialDeadline);
+  if (!peer) {
+    log::info("pull.recruit", "source", record.node().node_id(), "error", peer.error());
+    co_return;
+  }
+  ActiveSource source = source_of(std::move(record), std::move(*peer));
+  const auto learned = co_await learn_layout_of(source);
+  const bool cancelled = co_await async::is_cancelled();
+  if (!learned) log::info("pull.recruit", "source", source.name, "error", learned.error());
+  if (!learned || cancelled || !has_room()) {
+    source.peer->close();
+    co_return;
+  }
+  table_->push_back(std::move(source));
+  transfer.admit(static_cast<transport::SourceIndex>(table_->size() - 1));
+}
+
+void SourcePool::add_local() {
+  const PullTarget& target = context_.target;
+  for (const auto& stored : context_.environment.store->find(target.resolved.id)) {
+    if (stored->manifest.checkpoint->root != target.resolved.root) continue;
+    ActiveSource source;
+    source.name = "store:" + stored->directory.filename().string();
+    const bool known = std::ranges::any_of(
+        *table_, [&](const ActiveSource& other) { return other.name == source.name; });
+    if (known || standing_.quarantined(source.name) || !has_room()) continue;
+    source.layout = std::shared_ptr<const Layout>(stored, &stored->manifest.layout);
+    for (const auto& segment : stored->segments) source.local_segments.push_back(segment->bytes());
+    source.keep_alive = stored;
+    table_->push_back(std::move(source));
+  }
+}
+
+// The directory may be on a slow file system, and all of it may have to be digested.
+async::Task<Result<void>> SourcePool::add_fallback() {
+  fallback_used_ = true;
+  const auto& directory = context_.request.fallback;
+  PullTarget& target = context_.target;
+  auto open = [&] {
+    return target.checkpoint != nullptr ? open_file_source(directory, target.checkpoint)
+                                        : adopt_file_source(directory, target.resolved.id,
+                                                            *context_.environment.digest_pool);
+  };
+  CO_TRY(auto files, co_await async::offload(*context_.environment.blocking_pool, std::move(open)));
+  const Digest& root = target.resolved.root;
+  if (!root.is_nil() && files->checkpoint->root != root) {
+    co_return fail(ErrorCode::kCorrupt, "{} holds other weights than {}: its root is {}, not {}",
+                   directory.string(), target.resolved.id.to_string(),
+                   files->checkpoint->root.hex(), root.hex());
+  }
+  target.checkpoint = files->checkpoint;
+  ActiveSource source;
+  source.name = directory.string();
+  source.layout = files->layout;
+  source.local_segments = files->segments();
+  source.keep_alive = files;
+  if (!has_room()) table_->pop_back();
+  table_->push_back(std::move(source));
+  co_return Result<void>();
+}
+
+void SourcePool::lose(ActiveSource& source, const Error& cause) {
+  source.state.lose(SourceState::Loss::kFailed, cause.message());
+  standing_.failed(source.peer->incarnation(), cause.code());
+}
+
+bool SourcePool::judge() {
+  bool grants_refused = false;
+  for (auto& source : *table_) {
+    const bool too_many = standing_.add_wrong(source.name, source.wrong.slices);
+    if (too_many && !source.state.quarantined()) {
+      source.state.lose(SourceState::Loss::kWrongBytes, wrong_bytes_cause(source.wrong.where));
+      log::warn("pull.source_lost", "source", source.name, "cause", source.state.cause());
+      context_.progress.show(fmt::format("source {} lost: {}", source.name, source.state.cause()));
+    }
+    if (source.state.quarantined()) standing_.quarantine(source.name, source.state.cause());
+    if (source.peer == nullptr || !source.state.lost()) continue;
+    const auto loss = source.state.loss();
+    standing_.lost(source.peer->incarnation(), loss, source.bytes > 0);
+    if (loss == SourceState::Loss::kGrantRefused) grants_refused = true;
+  }
+  return grants_refused;
+}
+
+void SourcePool::forget_lost() {
+  for (auto& source : *table_) {
+    if (source.state.lost() && source.peer != nullptr) source.peer->close();
+    source.session.reset();
+    source.state.restart();
+  }
+  std::erase_if(*table_, [](const ActiveSource& source) { return source.state.lost(); });
+}
+
+void SourcePool::close() {
+  for (auto& source : *table_) {
+    if (source.peer != nullptr) source.peer->close();
+  }
+}
+
+}  // namespace rekindle::pull

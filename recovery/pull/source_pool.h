@@ -1,0 +1,79 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "recovery/pull/pull_context.h"
+#include "recovery/pull/source_standing.h"
+#include "recovery/pull/source_table.h"
+#include "recovery/pull/transfer.h"
+#include "src/async/task.h"
+
+namespace rekindle::pull {
+
+// The sources of one pull: finds and connects them, before a transfer and while it runs, learns
+// what they hold, and forgets those that are lost. Control thread only.
+class SourcePool {
+ public:
+  explicit SourcePool(PullContext& context);
+
+  const std::shared_ptr<SourceTable>& table() const { return table_; }
+  SourceTable& sources() { return *table_; }
+  const SourceStanding& standing() const { return standing_; }
+
+  // Dials every listed source that is not connected yet, all at once.
+  async::Task<void> connect();
+  // Asks for a new list as well, while the sources that are listed already are dialled.
+  async::Task<void> look();
+  async::Task<void> wait_to_ask_again();
+  // Ends when it is cancelled. Pullers that begin at the same time do not know each other: the
+  // coordinator names them while they run, and each joins the other's transfer.
+  async::Task<void> recruit(Transfer& transfer);
+
+  // Copies of this version in the own store under other layouts.
+  void add_local();
+  // A fallback directory that was not read yet.
+  bool has_fallback() const { return !context_.request.fallback.empty() && !fallback_used_; }
+  // Where nobody could say what the version consists of, the directory says so.
+  async::Task<Result<void>> add_fallback();
+  // No source with this layout is asked for it.
+  void know_layout(const Layout& layout);
+
+  // Outside of a transfer.
+  void lose(ActiveSource& source, const Error& cause);
+  // After a transfer: which of its sources may serve the next one. True: some grants had run out.
+  bool judge();
+  void forget_lost();
+  void close();
+  // How long a source may take for a page of metadata: one that does not answer leaves time for
+  // the others to be asked.
+  SourcePeer::Paging paging();
+
+ private:
+  using PeerKey = std::pair<Incarnation, Digest>;  // and its layout
+  std::vector<proto::Source> to_dial(const std::function<bool(const PeerKey&)>& may_dial) const;
+  bool has_room() const { return table_->size() < transport::kMaxSources; }
+  async::Task<void> ask_then_dial();
+  async::Task<void> dial_listed();
+  async::Task<void> dial(proto::Source record);
+  async::Task<void> learn_layouts();
+  async::Task<Result<void>> learn_layout_of(ActiveSource& source);
+  async::Task<void> recruit_peer(proto::Source record, Transfer& transfer);
+  void take_news(SwarmFollower* follower);
+
+  PullContext& context_;
+  const std::shared_ptr<SourceTable> table_ = std::make_shared<SourceTable>();
+  SourceStanding standing_;
+  std::map<Digest, std::shared_ptr<const Layout>> layouts_;
+  std::set<PeerKey> dialled_;               // since the last connect() or look() began
+  std::map<PeerKey, TimePoint> recruited_;  // when last, while a transfer runs
+  bool fallback_used_ = false;
+  bool queue_shown_ = false;
+};
+
+}  // namespace rekindle::pull

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/pull/slice_verifier.h"
+#include "recovery/pull/source_peer.h"
+#include "recovery/pull/transfer_policy.h"
+
+namespace rekindle::pull {
+
+// A source that a pull reads from: a peer, or bytes that are mapped here already. Control thread
+// only.
+struct ActiveSource {
+  std::string name;
+  proto::Source record;              // of a peer
+  std::shared_ptr<SourcePeer> peer;  // null for local bytes
+  std::shared_ptr<const Layout> layout;
+  // What it is known to hold while it is being filled. nullopt: all of its layout.
+  std::optional<TileSet> held;
+  std::vector<std::span<const std::byte>> local_segments;
+  std::shared_ptr<const void> keep_alive;  // of local_segments
+  std::set<std::string> used;              // transports with a handshake that have worked
+  std::set<std::string> avoid;             // transports that broke again after a reconnect
+
+  // Of the transfer that runs.
+  SourceState state;
+  std::string transport;
+  std::optional<PeerSession> session;
+  std::uint64_t bytes = 0;  // verified
+  WrongBytes wrong;         // known at its end
+
+  // True: it holds more than was known.
+  bool learn_held(const swarm::TileRuns& runs);
+  void learn_complete();
+};
+
+// Grows while coroutines refer to its elements, which therefore never move.
+using SourceTable = std::deque<ActiveSource>;
+
+// Whether both are one life of a node, with one of its layouts.
+bool same_source(const proto::Source& a, const proto::Source& b);
+
+// A grant opens sessions for a minute only. Sources that are connected already need the newest one
+// as well, for a reconnect or the next transfer.
+void refresh_grants(SourceTable& sources, const std::vector<proto::Source>& news);
+
+// Sources that are being filled.
+bool any_growing(const SourceTable& sources);
+transport::SourceMask growing_sources(const SourceTable& sources);
+
+}  // namespace rekindle::pull

@@ -1,0 +1,123 @@
+#include "recovery/pull/swarm_follower.h"
+
+#include <utility>
+
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/swarm/have_feed.h"
+#include "recovery/swarm/order.h"
+#include "src/base/log.h"
+
+namespace rekindle::pull {
+
+using transport::SourceIndex;
+
+// The call that brings one source's bitmap. It may outlive the follower.
+struct SwarmFollower::Following {
+  SwarmFollower* follower = nullptr;  // null: nobody listens any more
+  SourceIndex index = 0;
+  boost::asio::cancellation_signal stop;
+};
+
+SwarmFollower::SwarmFollower(boost::asio::any_io_executor executor, SourceTable& sources,
+                             PlanSliceSource& slices, Silence& silence)
+    : executor_(std::move(executor)), sources_(sources), slices_(slices), silence_(silence) {}
+
+void SwarmFollower::add(SourceIndex index) {
+  const ActiveSource& source = sources_[index];
+  const auto incarnation = Incarnation::from_bytes(source.record.node().incarnation());
+  slices_.add_source(index, source.layout, incarnation ? swarm::salt_of(*incarnation) : 0);
+  if (source.held) {
+    slices_.extend(index, source.held->ranges());
+  } else {
+    slices_.complete(index);
+  }
+}
+
+void SwarmFollower::follow(SourceIndex index) {
+  const ActiveSource& source = sources_[index];
+  if (!source.held || source.peer == nullptr || !source.session) return;
+  cut(index);
+  unwatchable_.erase(index);
+  if (following_.size() >= swarm::kMaxNeighbours) return;
+  const auto following = std::make_shared<Following>();
+  following->follower = this;
+  following->index = index;
+  following_[index] = following;
+  boost::asio::co_spawn(
+      executor_, watch(following, source.peer, source.session->token, source.held->size()),
+      boost::asio::bind_cancellation_slot(following->stop.slot(), boost::asio::detached));
+}
+
+async::Task<void> SwarmFollower::watch(std::shared_ptr<Following> following,
+                                       std::shared_ptr<SourcePeer> peer, SessionToken token,
+                                       TileIndex tile_count) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  SourcePeer::OnHave on_have = [following](const swarm::TileRuns& held, bool) {
+    if (following->follower != nullptr) following->follower->on_have(following->index, held);
+  };
+  const auto outcome = co_await SourcePeer::watch_have(peer, token, tile_count, std::move(on_have));
+  if (following->follower == nullptr) co_return;
+  std::exchange(following->follower, nullptr)->ended(following->index, outcome);
+}
+
+void SwarmFollower::ended(SourceIndex index, const Result<void>& outcome) {
+  following_.erase(index);
+  if (outcome) {
+    on_complete(index);
+  } else {
+    log::info("pull.have_ended", "source", sources_[index].name, "cause", outcome.error());
+    unwatchable_.insert(index);
+  }
+  fill_places();
+}
+
+// A pull that waits for a copy that grows is not in silence: the fleet is alive.
+void SwarmFollower::on_have(SourceIndex index, const swarm::TileRuns& held) {
+  if (!sources_[index].learn_held(held)) return;
+  silence_.heard(steady_now());
+  if (!stopped_) slices_.extend(index, held);
+}
+
+void SwarmFollower::on_complete(SourceIndex index) {
+  if (!sources_[index].held) return;
+  sources_[index].learn_complete();
+  if (!stopped_) slices_.complete(index);
+}
+
+// A free place goes to a connected source that was left out.
+void SwarmFollower::fill_places() {
+  if (stopped_) return;
+  for (SourceIndex index = 0; index < sources_.size(); ++index) {
+    if (following_.size() >= swarm::kMaxNeighbours) return;
+    const ActiveSource& source = sources_[index];
+    const bool connected = source.peer != nullptr && source.peer->connected();
+    if (!connected || source.state.phase() != SourceState::Phase::kConnected) continue;
+    if (!following_.contains(index) && !unwatchable_.contains(index)) follow(index);
+  }
+}
+
+void SwarmFollower::cut(SourceIndex index) {
+  const auto found = following_.find(index);
+  if (found == following_.end()) return;
+  const auto following = found->second;
+  following_.erase(found);
+  following->follower = nullptr;
+  following->stop.emit(boost::asio::cancellation_type::terminal);
+}
+
+void SwarmFollower::drop(SourceIndex index) {
+  cut(index);
+  fill_places();
+}
+
+void SwarmFollower::stop() {
+  stopped_ = true;
+  while (!following_.empty()) cut(following_.begin()->first);
+}
+
+}  // namespace rekindle::pull

@@ -1,0 +1,236 @@
+#include "recovery/pull/target_resolver.h"
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "recovery/pull/verified_file.h"
+#include "src/base/log.h"
+#include "src/base/units.h"
+
+namespace rekindle::pull {
+
+namespace {
+
+constexpr std::string_view kConfigFile = "config.json";
+constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
+
+// Collects why no copy of config.json could be read. Bytes that are wrong say more than a source
+// that has none.
+class ConfigFailure {
+ public:
+  void add(const std::string& source, Error cause) {
+    const bool wrong = cause.code() != ErrorCode::kNotFound;
+    if (wrong) log::warn("pull.config", "source", source, "error", cause);
+    if (!why_ || (wrong && why_->code() == ErrorCode::kNotFound)) {
+      why_ = std::move(cause).with_context(source);
+    }
+  }
+  std::string message() const { return why_ ? why_->message() : "no source"; }
+
+ private:
+  std::optional<Error> why_;
+};
+
+}  // namespace
+
+TargetResolver::TargetResolver(PullContext& context, SourcePool& sources, const WantedSpec& wanted)
+    : context_(context), sources_(sources), wanted_(wanted), target_(context.target) {}
+
+async::Task<Result<void>> TargetResolver::resolve() {
+  const PullRequest& request = context_.request;
+  PullProgress& progress = context_.progress;
+  progress.show();
+  // With something else to read from there is no reason to wait for holders.
+  const bool has_fallback = !request.fallback.empty() && request.ref.version;
+  const auto& times = context_.times;
+  const SourceFinder::Patience patience{times.resolve,
+                                        has_fallback ? times.resolve : times.verifying};
+  const auto tell = [&](const Error& why) { progress.show("waiting: " + why.message()); };
+  auto resolved = co_await context_.finder.resolve(patience, tell);
+  if (resolved) {
+    target_.resolved = std::move(*resolved);
+  } else {
+    if (!has_been_asked(resolved.error())) take_from_store();
+    if (!target_.resolved.root.is_nil()) {
+      progress.show(fmt::format("{}; using what this host holds", resolved.error().message()));
+    } else if (has_fallback) {
+      progress.show(
+          fmt::format("{}; reading {}", resolved.error().message(), request.fallback.string()));
+      CO_TRY_VOID(co_await take_from_fallback());
+    } else {
+      co_return fail(std::move(resolved).error());
+    }
+  }
+  co_return check_root();
+}
+
+// Somebody who was asked and said no (that the version is retired, say) knows better than this
+// host.
+bool TargetResolver::has_been_asked(const Error& answer) const {
+  if (answer.code() == ErrorCode::kPeerLost || answer.code() == ErrorCode::kTimeout) return false;
+  if (answer.code() == ErrorCode::kDenied) return true;
+  return !context_.request.from.empty() || context_.environment.coordinator() != nullptr;
+}
+
+// The wanted version in the own store, or the newest one.
+void TargetResolver::take_from_store() {
+  const ModelRef& ref = context_.request.ref;
+  for (const auto& stored : context_.environment.store->versions()) {
+    const auto& known = *stored->manifest.checkpoint;
+    if (known.id.model != ref.model) continue;
+    const bool fits = ref.version ? known.id.version == *ref.version
+                                  : known.id.version >= target_.resolved.id.version;
+    if (!fits) continue;
+    target_.resolved = {known.id, known.root, known.tensors.digest(), known.tensors.total_bytes()};
+  }
+  context_.progress.set_version(target_.resolved.id);
+}
+
+async::Task<Result<void>> TargetResolver::take_from_fallback() {
+  target_.resolved.id = {context_.request.ref.model, *context_.request.ref.version};
+  CO_TRY_VOID(co_await sources_.add_fallback());
+  target_.resolved.root = target_.checkpoint->root;
+  target_.resolved.tensor_set = target_.checkpoint->tensors.digest();
+  target_.resolved.checkpoint_bytes = target_.checkpoint->tensors.total_bytes();
+  co_return Result<void>();
+}
+
+Result<void> TargetResolver::check_root() const {
+  context_.progress.set_version(target_.resolved.id);
+  const Digest& wanted = context_.request.root;
+  if (wanted.is_nil() || wanted == target_.resolved.root) return {};
+  return fail(ErrorCode::kCorrupt, "{} has root {} there, and not {}: nothing was fetched",
+              target_.resolved.id.to_string(), target_.resolved.root.hex(), wanted.hex());
+}
+
+async::Task<Result<void>> TargetResolver::find_wanted() {
+  context_.progress.enter_phase("plan", steady_now());
+  context_.progress.show();
+  context_.silence.heard(steady_now());
+  if (context_.request.mend != nullptr) {
+    CO_TRY_VOID(take_layout(*context_.request.mend));
+  } else {
+    CO_TRY_VOID(co_await learn_checkpoint());
+    std::string config;
+    if (wanted_.needs_config()) {
+      CO_TRY(config, co_await read_config());
+    }
+    CO_TRY(target_.wanted, wanted_boxes(wanted_, *target_.checkpoint, config));
+    CO_TRY(target_.packed,
+           pack_layout(target_.checkpoint->tensors, target_.wanted, kMaxSegmentBytes));
+  }
+  context_.progress.set_total(target_.packed->layout.payload_bytes());
+  co_return Result<void>();
+}
+
+Result<void> TargetResolver::take_layout(const store::SetAside& copy) {
+  if (copy.checkpoint->root != target_.resolved.root) {
+    return fail(ErrorCode::kCorrupt, "{} has root {} in the fleet, the copy here has {}",
+                target_.resolved.id.to_string(), target_.resolved.root.hex(),
+                copy.checkpoint->root.hex());
+  }
+  target_.checkpoint = copy.checkpoint;
+  target_.packed = copy.packed;
+  target_.wanted.clear();
+  for (const LayoutEntry& entry : target_.packed->layout.entries()) {
+    target_.wanted.push_back({entry.tensor, entry.box});
+  }
+  return {};
+}
+
+// From a copy in the own store, from the first peer that can say, or from the fallback directory.
+async::Task<Result<void>> TargetResolver::learn_checkpoint() {
+  const Resolved& resolved = target_.resolved;
+  for (const auto& stored : context_.environment.store->find(resolved.id)) {
+    if (stored->manifest.checkpoint->root != resolved.root) continue;
+    target_.checkpoint = stored->manifest.checkpoint;
+  }
+  if (target_.checkpoint != nullptr) co_return Result<void>();
+  std::optional<Error> last_error;
+  co_await sources_.connect();
+  while (true) {
+    for (ActiveSource& source : sources_.sources()) {
+      if (source.peer == nullptr) continue;
+      auto learned = co_await learn_from(source.peer);
+      if (learned) {
+        sources_.forget_lost();
+        co_return learned;
+      }
+      last_error = std::move(learned).error();
+      log::warn("pull.metadata", "source", source.name, "error", *last_error);
+      sources_.lose(source, *last_error);
+    }
+    sources_.forget_lost();
+    const bool cancelled = co_await async::is_cancelled();
+    if (cancelled || context_.silence.over(steady_now())) break;
+    co_await sources_.wait_to_ask_again();
+    co_await sources_.look();
+  }
+  const auto& fallback = context_.request.fallback;
+  if (!fallback.empty()) {
+    context_.progress.show(fmt::format("no source is left; reading {}", fallback.string()));
+    co_return co_await sources_.add_fallback();
+  }
+  co_return fail(ErrorCode::kNotFound, "NO_SOURCE: nobody can say what {} consists of: {}",
+                 resolved.id.to_string(),
+                 last_error ? last_error->message() : "no source can be reached");
+}
+
+async::Task<Result<void>> TargetResolver::learn_from(std::shared_ptr<SourcePeer> peer) {
+  const Resolved& resolved = target_.resolved;
+  CO_TRY(auto tensors, co_await peer->fetch_tensor_set(resolved.tensor_set, sources_.paging()));
+  CO_TRY(auto digests, co_await peer->fetch_tile_digests(resolved.root, sources_.paging()));
+  // Checks that they hash to the root that was resolved.
+  CO_TRY(target_.checkpoint,
+         Checkpoint::create(resolved.id, std::move(tensors), std::move(digests), resolved.root));
+  co_return Result<void>();
+}
+
+// From the own copies first, then from peers, then from the fallback. A copy of the file that
+// cannot be read or does not match its leaves is passed over.
+async::Task<Result<std::string>> TargetResolver::read_config() {
+  const Checkpoint& checkpoint = *target_.checkpoint;
+  const auto tensor = checkpoint.tensors.find(std::string(kFileTensorPrefix).append(kConfigFile));
+  if (!tensor) co_return std::string();
+  ConfigFailure failure;
+  for (const auto& stored : context_.environment.store->find(checkpoint.id)) {
+    if (stored->manifest.checkpoint->root != checkpoint.root) continue;
+    auto content =
+        read_verified_file(checkpoint, stored->manifest.layout, *tensor,
+                           [&](const LayoutEntry& entry) { return stored->array(entry); });
+    if (content) co_return content;
+    failure.add(stored->directory.string(), std::move(content).error());
+  }
+  co_await sources_.connect();
+  for (const auto& source : sources_.sources()) {
+    if (source.peer == nullptr) continue;
+    auto content = co_await source.peer->fetch_file(checkpoint.root, std::string(kConfigFile),
+                                                    sources_.paging());
+    auto usable = content ? check_file(checkpoint, *tensor, *content)
+                          : Result<void>(fail(std::move(content).error()));
+    if (usable) co_return content;
+    failure.add(source.name, std::move(usable).error());
+  }
+  if (sources_.has_fallback()) {
+    if (auto added = co_await sources_.add_fallback(); !added) {
+      failure.add(context_.request.fallback.string(), std::move(added).error());
+    }
+  }
+  for (const auto& source : sources_.sources()) {
+    if (source.local_segments.empty()) continue;
+    const auto array_of = [&](const LayoutEntry& entry) {
+      const std::uint64_t element_bytes = dtype_size_bytes(checkpoint.tensors[*tensor].dtype);
+      return source.local_segments[entry.segment].subspan(entry.offset_bytes,
+                                                          entry.box.elements() * element_bytes);
+    };
+    auto content = read_verified_file(checkpoint, *source.layout, *tensor, array_of);
+    if (content) co_return content;
+    failure.add(source.name, std::move(content).error());
+  }
+  co_return fail(ErrorCode::kNotFound,
+                 "NO_SOURCE: nobody has the config.json of {} that --shard needs: {}",
+                 checkpoint.id.to_string(), failure.message());
+}
+
+}  // namespace rekindle::pull
