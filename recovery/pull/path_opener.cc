@@ -217,8 +217,8 @@ void PathOpener::give_up_transport(ActiveSource& source, const Error& cause) {
   tell_failure(source, source.transport, cause);
 }
 
-// Shown once for each transport and pull: a broken fabric is broken for every source. A transport
-// that was asked for has nothing to fall back to, and its source is lost.
+// Shown once for each transport and pull: a broken fabric is broken for every source. A forced
+// transport has no other to fall back to: the loss of its source says enough.
 void PathOpener::tell_failure(const ActiveSource& source, const std::string& transport,
                               const Error& cause) {
   const bool falls_back = options_.forced_transport.empty() && transport != "tcp";

@@ -16,14 +16,16 @@
 namespace rekindle::pull {
 
 struct TransportChoice {
-  std::string forced;  // the only one; "": the best that works
+  // The only transport to use. "": the best one that works.
+  std::string forced;
   bool same_host = false;
-  std::set<std::string> used;   // have worked with this source
-  std::set<std::string> avoid;  // do not work with this source
+  // Transports that have worked with this source, and transports that do not.
+  std::set<std::string> used;
+  std::set<std::string> avoid;
 };
 
-// The transports to ask a source for, best first. A transport that was used is asked for although
-// it is of no use right now: its loss is noticed and said, and it is taken again when it is back.
+// The transports to ask a source for, best first. Transports in `used` are asked for even while
+// they cannot work: the pull then tells the user of their loss, and takes them again later.
 std::vector<std::string> transports_for(const TransportChoice& choice,
                                         std::span<transport::HandshakeConnector* const> handshakes);
 
@@ -35,7 +37,8 @@ class PathOpener {
     ModelVersion id;
     Digest root;
     std::string forced_transport;
-    std::function<void(std::string)> note;  // one line worth showing
+    // Shows one line to the user.
+    std::function<void(std::string)> note;
     // Whether this transport fails for the first time in the pull.
     std::function<bool(const std::string&)> first_failure_of;
     // Called before reads by such a connector land in the destination; again it does nothing.

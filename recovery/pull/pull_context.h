@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -14,13 +13,6 @@
 #include "src/tensor/layout.h"
 
 namespace rekindle::pull {
-
-struct PullTimes {
-  std::chrono::milliseconds resolve{4500};  // for a coordinator to answer
-  std::chrono::milliseconds silence{4000};  // nobody sends a byte: how long to look for sources
-  // For holders to verify copies that they have just found: terabytes, from a disk.
-  std::chrono::milliseconds verifying{600'000};
-};
 
 // What a pull wants, as far as it is known. TargetResolver fills it in from top to bottom.
 struct PullTarget {

@@ -13,8 +13,9 @@ namespace rekindle::pull {
 
 namespace {
 
-// For a watch whose notifier says nothing.
-constexpr std::chrono::milliseconds kLookWhileHeld{100};
+// For a watch without a notifier, and with one.
+constexpr std::chrono::milliseconds kLookWhileHeld{20};
+constexpr std::chrono::milliseconds kLongestHeldWait{1000};
 constexpr std::size_t kPlacedAtOnce = 512;
 
 }  // namespace
@@ -104,8 +105,9 @@ bool PullDestination::held() const { return (watch_.held && watch_.held()) || pl
 async::Task<bool> PullDestination::wait_while_held() {
   const bool waits = held();
   if (waits) co_await context_.finder.pause();
+  const bool must_look = watch_.held && watch_.held_changed == nullptr;
   while (held() && !co_await async::is_cancelled()) {
-    co_await released_->wait_until(steady_now() + kLookWhileHeld);
+    co_await released_->wait_until(steady_now() + (must_look ? kLookWhileHeld : kLongestHeldWait));
   }
   auto landed = placing_->close();
   if (!landed.empty()) co_await take_placed(std::move(landed));
@@ -169,7 +171,8 @@ async::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullDestination
 
 async::Task<void> PullDestination::abandon() {
   co_await unshare();
-  const bool in_use = pending_.use_count() > 1;  // by verifications that did not end
+  // By verifications that did not end.
+  const bool in_use = pending_.use_count() > 1;
   if (!in_use && verified_->count() == 0) environment_.store->discard(std::move(*pending_));
   pending_.reset();
 }

@@ -13,15 +13,14 @@
 
 namespace rekindle::pull {
 
-// The copy that a pull fills, from its place in the store to its commit. As soon as it has its
-// place, the agent serves the tiles that have verified (PullEnvironment::share): so a puller
-// becomes a source. Control thread only.
+// The copy that a pull fills, from its place in the store to its commit. A puller becomes a source
+// here: once the copy has its place, the agent serves its verified tiles (PullEnvironment::share).
+// Control thread only.
 class PullDestination {
  public:
   PullDestination(PullContext& context, PullWatch watch);
 
-  // A copy that is committed and verified already and holds all that is wanted; null: there is
-  // none.
+  // Returns a committed and verified copy that holds all wanted boxes. Null: there is none.
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> find_here();
 
   // Takes the place of the copy, with what an earlier pull has verified. Where the budget is too

@@ -18,7 +18,7 @@
 
 namespace rekindle::pull {
 
-// What a pull uses of the agent that runs it. Owned by the agent, outlives every pull.
+// What a pull uses of the agent that runs it. The agent owns it; it outlives every pull.
 struct PullEnvironment {
   boost::asio::any_io_executor executor;  // the control thread
   rpc::Identity identity;
@@ -32,23 +32,23 @@ struct PullEnvironment {
   // The live connection to the coordinator, or nullptr while there is none.
   std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
   bool has_coordinator = false;  // one is configured
-  // A copy is being filled: what `held` lists of it may be served from here on, also after its
-  // commit. `for_round`: devices may write to it before the pull fetches anything. Empty: nothing
-  // is served here.
+  // Makes this puller a source: serves the tiles in `held` of a copy that is being filled, from
+  // here on and after its commit. `for_round`: devices may write to the copy before the pull
+  // fetches anything. Empty: this process serves nothing.
   std::function<void(const store::PendingVersion&, std::shared_ptr<const swarm::HeldTiles> held,
                      bool for_round)>
       share;
-  // It will not be committed: when this returns nobody reads it any more.
+  // Ends that for a copy that will not be committed. Nobody reads it any more when this returns.
   std::function<async::Task<void>(ModelVersion id, Digest root, Digest layout)> unshare;
   // Lets go of older versions of the model until `missing` is 0. An error says which stay, and why.
   std::function<async::Task<Result<void>>(ModelVersion wanted,
                                           std::function<std::uint64_t()> missing)>
       make_room;
-  // Before a copy that is here already is used. kCorrupt: it does not verify, and is not to be
-  // used; nobody is at work on its files any more. Empty: nobody can tell.
+  // Checks a copy of the own store before a pull returns it. kCorrupt: its bytes are wrong, and
+  // nobody works on its files any more. Empty: no copy is checked.
   std::function<async::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>)>
       require_verified;
-  // Why coordinator() is nullptr, naming its address.
+  // Why coordinator() is nullptr. Names its address.
   std::function<Error()> coordinator_problem;
 };
 

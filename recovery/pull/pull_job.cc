@@ -2,11 +2,20 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <cstdint>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/pull/pull_context.h"
+#include "recovery/pull/pull_destination.h"
+#include "recovery/pull/pull_rounds.h"
+#include "recovery/pull/source_plan.h"
+#include "recovery/pull/source_pool.h"
+#include "recovery/pull/target_resolver.h"
+#include "recovery/pull/transfer.h"
 #include "recovery/swarm/order.h"
 #include "src/async/task_group.h"
 
@@ -15,8 +24,9 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kGrantDelay{250};
-constexpr std::chrono::seconds kOffersFreshFor{20};  // a grant lives for a minute
-constexpr std::chrono::seconds kRecruitClose{5};     // longer than any of its steps
+// A grant lives for a minute.
+constexpr std::chrono::seconds kOffersFreshFor{20};
+constexpr std::chrono::seconds kRecruitClose{5};
 constexpr std::size_t kMissingShown = 5;
 
 Error interrupted() {
@@ -26,8 +36,45 @@ Error interrupted() {
 
 }  // namespace
 
-PullJob::PullJob(const PullEnvironment& environment, PullRequest request, OnProgress progress,
-                 PullTimes times, PullWatch watch)
+// Joins the parts of a pull.
+class PullJob::Driver {
+ public:
+  Driver(const PullEnvironment& environment, PullRequest request, OnProgress progress,
+         PullTimes times, PullWatch watch);
+
+  async::Task<Result<Outcome>> run();
+  async::Task<Result<PlanSummary>> plan_only();
+
+ private:
+  async::Task<Result<Outcome>> run_phases();
+  async::Task<Result<void>> transfer_all();
+  async::Task<Result<void>> find_more_sources(const planner::Plan& plan);
+  async::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
+  async::Task<Result<void>> transfer_and_recruit(Transfer& transfer);
+  Transfer::Options transfer_options(std::shared_ptr<const planner::Plan> plan);
+  PlanInputs plan_inputs();
+  PullRounds::Next next(const planner::Plan& plan);
+  Error no_source_error(const planner::Plan& plan);
+  TransferSummary summarize(const store::StoredVersion& stored);
+  void enter_phase(const std::string& name) { context_.progress.enter_phase(name, steady_now()); }
+
+  const WantedSpec wanted_spec_;
+  PullContext context_;
+  SourcePool sources_;
+  TargetResolver resolver_;
+  PullDestination destination_;
+  PullRounds rounds_;
+  const std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();
+  // The user has heard of their failure.
+  std::set<std::string> failed_transports_;
+  // The last bytes that several sources brought together and that did not verify.
+  std::string wrong_together_;
+  std::uint32_t suspicion_ = 0;  // see SliceCandidates
+  std::uint64_t resumed_bytes_ = 0;
+};
+
+PullJob::Driver::Driver(const PullEnvironment& environment, PullRequest request,
+                        OnProgress progress, PullTimes times, PullWatch watch)
     : wanted_spec_{request.shard, request.spec_json, request.tensors_regex, request.boxes},
       context_{.environment = environment,
                .request = request,
@@ -39,7 +86,7 @@ PullJob::PullJob(const PullEnvironment& environment, PullRequest request, OnProg
       resolver_(context_, sources_, wanted_spec_),
       destination_(context_, std::move(watch)) {}
 
-async::Task<Result<PullJob::Outcome>> PullJob::run() {
+async::Task<Result<PullJob::Outcome>> PullJob::Driver::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   context_.progress.start(steady_now());
   auto outcome = co_await run_phases();
@@ -53,7 +100,7 @@ async::Task<Result<PullJob::Outcome>> PullJob::run() {
       std::move(outcome).error().with_context("pull " + context_.request.ref.to_string()));
 }
 
-async::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
+async::Task<Result<PullJob::Outcome>> PullJob::Driver::run_phases() {
   CO_TRY_VOID(co_await resolver_.resolve());
   if (co_await async::is_cancelled()) co_return fail(interrupted());
   CO_TRY_VOID(co_await resolver_.find_wanted());
@@ -78,7 +125,7 @@ async::Task<Result<PullJob::Outcome>> PullJob::run_phases() {
   co_return Outcome{summarize(*stored), std::move(stored)};
 }
 
-async::Task<Result<void>> PullJob::transfer_all() {
+async::Task<Result<void>> PullJob::Driver::transfer_all() {
   const bool waited = co_await destination_.wait_while_held();
   if (co_await async::is_cancelled()) co_return fail(interrupted());
   enter_phase("connect");
@@ -108,7 +155,7 @@ async::Task<Result<void>> PullJob::transfer_all() {
   }
 }
 
-PullRounds::Next PullJob::next(const planner::Plan& plan) {
+PullRounds::Next PullJob::Driver::next(const planner::Plan& plan) {
   PullRounds::PlanFacts facts{.has_slices = plan.slice_count() > 0,
                               .has_missing = !plan.missing().empty(),
                               .any_growing = any_growing(sources_.sources())};
@@ -118,7 +165,7 @@ PullRounds::Next PullJob::next(const planner::Plan& plan) {
   return PullRounds::next(facts);
 }
 
-async::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan) {
+async::Task<Result<void>> PullJob::Driver::find_more_sources(const planner::Plan& plan) {
   const bool worth_waiting =
       any_growing(sources_.sources()) || context_.finder.queued().has_value();
   const auto search = PullRounds::search({.has_fallback = sources_.has_fallback(),
@@ -137,7 +184,8 @@ async::Task<Result<void>> PullJob::find_more_sources(const planner::Plan& plan) 
 }
 
 // One transfer, and what follows from its end. An error ends the pull.
-async::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::Plan> plan) {
+async::Task<Result<void>> PullJob::Driver::transfer_once(
+    std::shared_ptr<const planner::Plan> plan) {
   enter_phase("transfer");
   const VerifiedTiles& verified = *destination_.verified();
   const auto tiles = verified.count();
@@ -147,9 +195,9 @@ async::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::
   auto done = co_await transfer_and_recruit(transfer);
   if (auto wrong = transfer.wrong_together(); wrong.slices > 0) wrong_together_ = wrong.where;
   const bool grants_refused = sources_.judge();
-  const std::uint64_t total = context_.progress.bytes_total();
-  context_.finder.report(done ? total : context_.progress.bytes_done(), total,
-                         context_.progress.reports(sources_.sources()));
+  PullReport report = context_.progress.report(sources_.sources());
+  if (done) report.bytes_done = report.bytes_total;
+  context_.finder.report(std::move(report));
 
   if (co_await async::is_cancelled()) co_return fail(interrupted());
   if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
@@ -176,7 +224,7 @@ async::Task<Result<void>> PullJob::transfer_once(std::shared_ptr<const planner::
   co_return Result<void>();
 }
 
-Transfer::Options PullJob::transfer_options(std::shared_ptr<const planner::Plan> plan) {
+Transfer::Options PullJob::Driver::transfer_options(std::shared_ptr<const planner::Plan> plan) {
   const PullTarget& target = context_.target;
   Transfer::Options options{
       .work = {.plan = plan,
@@ -208,7 +256,7 @@ Transfer::Options PullJob::transfer_options(std::shared_ptr<const planner::Plan>
   return options;
 }
 
-async::Task<Result<void>> PullJob::transfer_and_recruit(Transfer& transfer) {
+async::Task<Result<void>> PullJob::Driver::transfer_and_recruit(Transfer& transfer) {
   if (!context_.request.from.empty()) co_return co_await transfer.run();
   async::TaskGroup recruiting(context_.environment.executor);
   recruiting.spawn("pull.recruit", sources_.recruit(transfer));
@@ -219,7 +267,7 @@ async::Task<Result<void>> PullJob::transfer_and_recruit(Transfer& transfer) {
   co_return done;
 }
 
-PlanInputs PullJob::plan_inputs() {
+PlanInputs PullJob::Driver::plan_inputs() {
   return {.checkpoint = *context_.target.checkpoint,
           .destination = context_.target.packed->layout,
           .sources = sources_.sources(),
@@ -227,7 +275,7 @@ PlanInputs PullJob::plan_inputs() {
           .trades = static_cast<bool>(context_.environment.share)};
 }
 
-Error PullJob::no_source_error(const planner::Plan& plan) {
+Error PullJob::Driver::no_source_error(const planner::Plan& plan) {
   const PlanInputs inputs = plan_inputs();
   std::vector<planner::MissingBox> missing(plan.missing().begin(), plan.missing().end());
   const auto unread = held_by_nobody(plan, inputs);
@@ -245,7 +293,7 @@ Error PullJob::no_source_error(const planner::Plan& plan) {
               planner::describe_missing(inputs.checkpoint, missing, kMissingShown), quarantined)};
 }
 
-TransferSummary PullJob::summarize(const store::StoredVersion& stored) {
+TransferSummary PullJob::Driver::summarize(const store::StoredVersion& stored) {
   const Manifest& manifest = stored.manifest;
   TransferSummary summary;
   summary.id = context_.target.resolved.id;
@@ -261,7 +309,7 @@ TransferSummary PullJob::summarize(const store::StoredVersion& stored) {
   return summary;
 }
 
-async::Task<Result<PlanSummary>> PullJob::plan_only() {
+async::Task<Result<PlanSummary>> PullJob::Driver::plan_only() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   CO_TRY_VOID(co_await resolver_.resolve());
   CO_TRY_VOID(co_await resolver_.find_wanted());
@@ -273,5 +321,16 @@ async::Task<Result<PlanSummary>> PullJob::plan_only() {
   co_await context_.finder.close({});
   co_return summary;
 }
+
+PullJob::PullJob(const PullEnvironment& environment, PullRequest request, OnProgress progress,
+                 PullTimes times, PullWatch watch)
+    : driver_(std::make_unique<Driver>(environment, std::move(request), std::move(progress), times,
+                                       std::move(watch))) {}
+
+PullJob::~PullJob() = default;
+
+async::Task<Result<PullJob::Outcome>> PullJob::run() { return driver_->run(); }
+
+async::Task<Result<PlanSummary>> PullJob::plan_only() { return driver_->plan_only(); }
 
 }  // namespace rekindle::pull

@@ -77,8 +77,8 @@ void PullProgress::send(const transport::BatchProgress& batch, std::string note)
   on_progress_(progress);
 }
 
-std::vector<proto::SourceReport> PullProgress::reports(const SourceTable& sources) const {
-  std::vector<proto::SourceReport> reports;
+PullReport PullProgress::report(const SourceTable& sources) const {
+  PullReport whole{bytes_done_ + batch_bytes_, bytes_total_, {}};
   for (const auto& source : sources) {
     if (source.peer == nullptr) continue;
     proto::SourceReport report;
@@ -93,9 +93,9 @@ std::vector<proto::SourceReport> PullProgress::reports(const SourceTable& source
     report.set_lost(source.state.lost());
     report.set_quarantine(source.state.quarantined());
     report.set_cause(source.state.cause());
-    reports.push_back(std::move(report));
+    whole.sources.push_back(std::move(report));
   }
-  return reports;
+  return whole;
 }
 
 void PullProgress::summarize(TransferSummary& summary, TimePoint now) const {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "proto/coordinator.pb.h"
 #include "recovery/pull/pull_types.h"
+#include "recovery/pull/source_finder.h"
 #include "recovery/pull/source_table.h"
 #include "src/base/clock.h"
 #include "transport/engine.h"
@@ -34,9 +34,8 @@ class PullProgress {
   void tick(const transport::BatchProgress& batch, SourceTable& sources);
 
   std::uint64_t bytes_total() const { return bytes_total_; }
-  std::uint64_t bytes_done() const { return bytes_done_ + batch_bytes_; }
   // For the coordinator.
-  std::vector<proto::SourceReport> reports(const SourceTable& sources) const;
+  PullReport report(const SourceTable& sources) const;
   // Fills in the phases, the time and the sources of a summary.
   void summarize(TransferSummary& summary, TimePoint now) const;
 
@@ -48,14 +47,17 @@ class PullProgress {
   const OnProgress on_progress_;
   ModelVersion id_;
   std::string phase_ = "resolve";
-  std::vector<Phase> phases_;  // that have ended; one that comes again is added to
+  // Phases that have ended. A phase that comes again adds to its time.
+  std::vector<Phase> phases_;
   TimePoint started_{};
   TimePoint phase_started_{};
   std::uint64_t bytes_total_ = 0;
-  std::uint64_t bytes_done_ = 0;                    // verified before the current transfer
-  std::uint64_t batch_bytes_ = 0;                   // and in it
-  std::map<std::string, SourceLine> lines_;         // by source and transport
-  std::map<std::string, SourceLine> lines_before_;  // when the current transfer began
+  // Bytes that had verified before the current transfer, and in it.
+  std::uint64_t bytes_done_ = 0;
+  std::uint64_t batch_bytes_ = 0;
+  // By source and transport: now, and when the current transfer began.
+  std::map<std::string, SourceLine> lines_;
+  std::map<std::string, SourceLine> lines_before_;
 };
 
 }  // namespace rekindle::pull

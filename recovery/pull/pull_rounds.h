@@ -9,9 +9,11 @@ class PullRounds {
   enum class Next { kDone, kTransfer, kFindSources };
   struct PlanFacts {
     bool has_slices = false;
-    bool has_missing = false;       // boxes that no source's layout covers
-    bool any_growing = false;       // sources that are being filled
-    bool nothing_readable = false;  // with those: no source holds any of the slices as of now
+    // No source's layout covers some of the boxes.
+    bool has_missing = false;
+    // Some sources are being filled. Then: none of the slices can be read as of now.
+    bool any_growing = false;
+    bool nothing_readable = false;
   };
   // What can be read is read first, although boxes are missing, while sources that are being filled
   // get more.
@@ -24,9 +26,12 @@ class PullRounds {
 
   enum class Search { kReadFallback, kGiveUp, kAskAgain };
   struct SearchFacts {
-    bool has_fallback = false;   // that was not read yet
-    bool worth_waiting = false;  // sources are only behind, or busy
-    bool silent = false;         // nobody has sent a byte for too long
+    // A fallback directory was not read yet.
+    bool has_fallback = false;
+    // Sources are only behind, or busy.
+    bool worth_waiting = false;
+    // No source has sent a byte for too long.
+    bool silent = false;
   };
   static Search search(const SearchFacts& facts) {
     const bool fallback = facts.has_fallback && (!facts.worth_waiting || facts.silent);
@@ -36,7 +41,8 @@ class PullRounds {
 
   enum class After { kGoOn, kAwaitGrants, kStop };
   struct TransferFacts {
-    bool gained = false;  // tiles verified, or a source was quarantined
+    // Tiles verified, or a source was quarantined.
+    bool gained = false;
     bool grants_refused = false;
     bool silent = false;
   };

@@ -16,10 +16,10 @@ namespace rekindle::store {
 struct SetAside;
 }
 
-// What a pull takes and gives, for the command line and the local channel.
+// The request for a pull and its results, for the command line and the local channel.
 namespace rekindle::pull {
 
-// A part of a tensor, as a worker names it. Rank 0 of both: the whole tensor.
+// A part of a tensor, as a worker names it. The whole tensor when both have rank 0.
 struct NamedBox {
   std::string tensor;
   Dims offset;
@@ -29,18 +29,29 @@ struct NamedBox {
 
 struct PullRequest {
   ModelRef ref;
-  Digest root;                // that the version must have; nil: whichever it has
+  // The version must have this root. nil: any root.
+  Digest root;
   std::string shard;          // "tp=3/8"; "" = whole
   std::string spec_json;      // contents of --spec; "" = built in, by the checkpoint's config.json
-  std::string tensors_regex;  // instead of a shard
+  std::string tensors_regex;  // names tensors instead of a shard
   std::vector<std::string> from;
   std::string transport;             // "", "tcp", "shm" or "verbs"
   std::filesystem::path to;          // "" = into the store; else a complete checkpoint directory
   std::filesystem::path fallback;    // rung 4: a directory of safetensors files
-  std::vector<NamedBox> boxes = {};  // instead of a shard
-  bool make_room = true;  // where the budget is too small, older versions may be let go of for it
-  // Instead of all that says what is wanted: exactly this copy of the own store is completed.
+  std::vector<NamedBox> boxes = {};  // names boxes instead of a shard
+  // Older versions may go where the budget is too small.
+  bool make_room = true;
+  // Completes exactly this copy of the own store. Replaces the shard, the tensors and the boxes.
   std::shared_ptr<const store::SetAside> mend = nullptr;
+};
+
+struct PullTimes {
+  // For a coordinator to answer.
+  std::chrono::milliseconds resolve{4500};
+  // How long a pull looks for sources while none of them sends a byte.
+  std::chrono::milliseconds silence{4000};
+  // For holders to verify copies that they have just found: terabytes, from a disk.
+  std::chrono::milliseconds verifying{600'000};
 };
 
 struct SourceLine {
@@ -95,7 +106,8 @@ struct PlanSummary {
   struct PerSource {
     std::string name;
     std::string endpoint;
-    std::uint64_t bytes_available = 0;  // of the plan
+    // Bytes of the plan that it can give.
+    std::uint64_t bytes_available = 0;
   };
   std::vector<PerSource> sources;
   struct Tensor {

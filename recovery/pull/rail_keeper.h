@@ -10,9 +10,9 @@
 
 namespace rekindle::pull {
 
-// The rails of connected sources: which ones are alive, and when the missing ones are tried again.
-// A rail that was down may be back, and a source that was still registering its memory may have
-// finished. Pure: the transfer brings the time and shakes the hands.
+// The rails of connected sources: which rails are alive, and when the missing ones are tried again.
+// They may work by then: a link comes back, or a source finishes the registration of its memory.
+// Pure: the transfer brings the time and does the handshakes.
 class RailKeeper {
  public:
   struct LostRail {
@@ -36,8 +36,9 @@ class RailKeeper {
   struct Rails {
     std::set<std::string> alive;
     bool joining = false;
-    TimePoint next_join{};  // the epoch: the source has just been connected
-    Duration pause{};       // doubles while joins fail
+    // The epoch: the source has just been connected.
+    TimePoint next_join{};
+    Duration pause{};  // doubles while joins fail
   };
 
   std::map<transport::SourceIndex, Rails> rails_;

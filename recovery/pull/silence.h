@@ -7,17 +7,16 @@
 
 namespace rekindle::pull {
 
-// For how long nobody has sent a byte of this pull. A pull in trouble has this one budget:
-// reconnecting, asking the coordinator, dialling and waiting are all bounded by what is left of it,
-// so that NO_SOURCE comes at a known time after the last byte, however many of them follow one
-// another. While any source sends, it does not run. Control thread only; the caller brings the
-// time.
+// How long no source has sent a byte of this pull. A pull in trouble has this one budget: it bounds
+// reconnecting, asking the coordinator, dialling and waiting together. So NO_SOURCE comes at a
+// known time after the last byte, however many of these steps follow one another. Pure; the caller
+// brings the time.
 class Silence {
  public:
   Silence(std::chrono::milliseconds patience, TimePoint now) : patience_(patience), since_(now) {}
 
   void heard(TimePoint when) { since_ = std::max(since_, when); }
-  // This process was stopped for `pause`: that was nobody's silence.
+  // This process was stopped for `pause`, which was no source's silence.
   void forgive(Duration pause) { since_ += pause; }
 
   bool over(TimePoint now) const { return now - since_ >= patience_; }
@@ -26,7 +25,7 @@ class Silence {
         std::chrono::duration_cast<std::chrono::milliseconds>(since_ + patience_ - now);
     return std::max(left, std::chrono::milliseconds(0));
   }
-  // How long a step that would like `wanted` may take.
+  // How long a step may take that wants `wanted`. At least 1 ms: a deadline, not "none".
   std::chrono::milliseconds at_most(std::chrono::milliseconds wanted, TimePoint now) const {
     return std::clamp(left(now), std::chrono::milliseconds(1), wanted);
   }

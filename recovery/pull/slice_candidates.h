@@ -19,9 +19,9 @@ namespace rekindle::pull {
 class SliceCandidates {
  public:
   // `growing`: sources of the plan that hold nothing until extend() or complete() says so.
-  // `suspicion`: how often tiles that several sources brought together have failed in this pull.
-  // Above 0 each group of slices is read from one source only, and from another one each time, so
-  // that a bad source shows itself.
+  // `suspicion`: how often tiles of several sources have failed together in this pull. Above 0 the
+  // candidates of each group of slices are one source only, and another one each time: so a bad
+  // source shows itself.
   SliceCandidates(std::shared_ptr<const planner::Plan> plan, transport::SourceMask growing,
                   std::uint32_t suspicion);
 

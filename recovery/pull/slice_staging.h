@@ -33,10 +33,12 @@ class SliceStaging {
 
   struct Staged {
     std::byte* buffer = nullptr;
-    std::uint32_t slices = 0;  // that are read into it or lie in it
+    // Slices that are read into the buffer, or lie in it.
+    std::uint32_t slices = 0;
   };
   transport::SliceIndex key_of(transport::SliceIndex slice) const;
-  std::byte* acquire();  // locked
+  // The caller holds mutex_.
+  std::byte* acquire();
 
   const planner::Plan& plan_;
   mutable std::mutex mutex_;

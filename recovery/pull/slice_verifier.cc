@@ -15,7 +15,7 @@ using transport::Verdict;
 
 namespace {
 
-constexpr int kProofAsks = 3;  // for one slice that has landed
+constexpr int kProofAsks = 3;  // for each slice
 
 }  // namespace
 
@@ -159,7 +159,7 @@ WrongBytes SliceVerifier::wrong_bytes(std::optional<SourceIndex> source) const {
   return found == wrong_.end() ? WrongBytes() : found->second;
 }
 
-// A slice whose covering reads landed in staging of its own. False: the copy cannot be written.
+// For a slice whose covering reads landed in its staging. False: the copy cannot be written.
 bool SliceVerifier::scatter_own(SliceIndex slice, SourceIndex source) {
   std::byte* staging = staging_->buffer_of(slice);
   if (staging == nullptr) return true;
@@ -190,8 +190,8 @@ void SliceVerifier::ask_for_proofs(std::shared_ptr<ProofQuest> quest, SourceInde
   });
 }
 
-// A source whose bytes or proof are wrong, or that says its own copy is bad, has earned a strike.
-// A source that cannot be asked has not: another one that holds the same bytes may prove them.
+// Wrong bytes or a wrong proof count against their sender, and so does its word that its copy is
+// bad. No answer does not: another source with the same bytes may prove them.
 void SliceVerifier::judge(const std::shared_ptr<ProofQuest>& quest, SourceIndex from,
                           const RangeProofs& proofs) {
   if (proofs) {

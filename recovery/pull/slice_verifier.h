@@ -28,7 +28,8 @@ struct PullCounters {
 // Slices that landed and did not verify.
 struct WrongBytes {
   std::uint32_t slices = 0;
-  std::string where;  // in the last of them: TENSOR[BOX]
+  // A wrong tile of the last one: TENSOR[BOX].
+  std::string where;
 };
 
 // Asks a source for proofs of parts of tiles. Calls `done` from any thread, with one proof per item
@@ -87,7 +88,8 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
  private:
   struct Group {
     std::uint32_t landed = 0;
-    bool spoiled = false;  // complete, and did not verify: left to the next plan
+    // It was complete and did not verify: the next plan reads it again.
+    bool spoiled = false;
   };
   struct ProofQuest;
 

@@ -16,8 +16,8 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kCallDeadline{3000};
-constexpr std::chrono::milliseconds kCloseDeadline{1000};
-constexpr std::chrono::milliseconds kRetryDelay{200};
+constexpr std::chrono::milliseconds kFinderCloseDeadline{1000};
+constexpr std::chrono::milliseconds kResolveRetryDelay{200};
 
 bool worth_retrying(ErrorCode code) {
   return code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost ||
@@ -35,12 +35,11 @@ SourceFinder::SourceFinder(const PullEnvironment& environment, ModelRef ref,
 
 async::Task<Result<Resolved>> SourceFinder::resolve(
     Patience patience, std::function<void(const Error&)> on_verifying) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = steady_now();
   auto give_up = begin + patience.starting;
   bool said = false;
   while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        give_up - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - steady_now());
     holders_verify_ = false;
     auto resolved =
         co_await resolve_once(std::clamp(left, std::chrono::milliseconds(1), kCallDeadline));
@@ -50,11 +49,11 @@ async::Task<Result<Resolved>> SourceFinder::resolve(
       if (!std::exchange(said, true)) on_verifying(resolved.error());
     }
     if (resolved || cancelled || !worth_retrying(resolved.error().code()) ||
-        std::chrono::steady_clock::now() + kRetryDelay > give_up) {
+        steady_now() + kResolveRetryDelay > give_up) {
       if (resolved) resolved_ = *resolved;
       co_return resolved;
     }
-    co_await async::sleep_for(kRetryDelay);
+    co_await async::sleep_for(kResolveRetryDelay);
   }
 }
 
@@ -69,7 +68,7 @@ async::Task<Result<Resolved>> SourceFinder::resolve_once(std::chrono::millisecon
   if (from_.empty()) co_return co_await resolve_through_coordinator(deadline);
   CO_TRY(auto found, co_await ask_peers(ref_.version, deadline));
   sources_ = std::move(found.sources);
-  answered_ = std::chrono::steady_clock::now();
+  answered_ = steady_now();
   co_return std::move(found.resolved);
 }
 
@@ -82,18 +81,9 @@ async::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
         "holds it",
         ref_.to_string());
   }
-  const auto client = environment_.coordinator();
-  if (client == nullptr) {
-    co_return fail(environment_.coordinator_problem());
-  }
-  proto::OpenPullRequest request;
-  *request.mutable_puller() = environment_.self;
-  request.set_model(ref_.model);
-  request.set_latest(!ref_.version.has_value());
-  request.set_version(ref_.version.value_or(0));
-  request.set_shard(shard_);
-  CO_TRY(auto response, co_await rpc::call<proto::OpenPullResponse>(
-                            client, proto::COORDINATOR_OPEN_PULL, std::move(request), deadline));
+  const auto client = coordinator();
+  if (client == nullptr) co_return fail(environment_.coordinator_problem());
+  CO_TRY(auto response, co_await open(client, ref_, deadline));
   if (response.verifying_size() > 0) {
     co_return fail(still_verifying(fmt::format("{}", fmt::join(response.verifying(), ", "))));
   }
@@ -106,10 +96,23 @@ async::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
   co_return resolved;
 }
 
+async::Task<Result<proto::OpenPullResponse>> SourceFinder::open(
+    std::shared_ptr<rpc::RpcClient> client, ModelRef ref,
+    std::chrono::milliseconds deadline) const {
+  proto::OpenPullRequest request;
+  *request.mutable_puller() = environment_.self;
+  request.set_model(ref.model);
+  request.set_latest(!ref.version.has_value());
+  request.set_version(ref.version.value_or(0));
+  request.set_shard(shard_);
+  co_return co_await rpc::call<proto::OpenPullResponse>(client, proto::COORDINATOR_OPEN_PULL,
+                                                        std::move(request), deadline);
+}
+
 void SourceFinder::take_offer(const proto::OpenPullResponse& response) {
   pull_id_ = response.pull_id();
   sources_.assign(response.sources().begin(), response.sources().end());
-  answered_ = std::chrono::steady_clock::now();
+  answered_ = steady_now();
   queued_.reset();
   if (sources_.empty() && response.retry_after_ms() > 0) {
     queued_ = std::chrono::milliseconds(response.retry_after_ms());
@@ -140,7 +143,7 @@ async::Task<Result<SourceFinder::Found>> SourceFinder::ask_peers(
 async::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std::uint64_t> version,
                                          std::chrono::milliseconds deadline,
                                          std::optional<Answer>& answer) {
-  const auto until = std::chrono::steady_clock::now() + deadline;
+  const auto until = steady_now() + deadline;
   auto client = co_await rpc::RpcClient::connect(address, environment_.identity, deadline);
   if (!client) {
     answer = fail(std::move(client).error());
@@ -151,8 +154,7 @@ async::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std:
   request.set_latest(!version.has_value());
   request.set_version(version.value_or(0));
   request.set_puller_incarnation(environment_.identity.incarnation.to_bytes());
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-      until - std::chrono::steady_clock::now());
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - steady_now());
   auto response = co_await rpc::call<proto::OpenDirectResponse>(*client, proto::AGENT_OPEN_DIRECT,
                                                                 std::move(request), left);
   (*client)->close();
@@ -199,101 +201,92 @@ Result<SourceFinder::Found> SourceFinder::put_together(std::vector<std::optional
 }
 
 async::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
-  if (!from_.empty()) {
-    auto found = co_await ask_peers(resolved_.id.version, deadline);
-    if (!found) co_return;
-    if (found->resolved.root == resolved_.root) {
-      sources_ = std::move(found->sources);
-      answered_ = std::chrono::steady_clock::now();
-    } else {
-      log::warn("pull.refresh", "error",
-                "a --from source now holds other bytes under this version");
-    }
-    co_return;
-  }
-  const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
+  if (!from_.empty()) co_return co_await refresh_from_peers(deadline);
+  const auto client = coordinator();
   coordinator_silent_ = client == nullptr;
   if (client == nullptr) {
     queued_.reset();
     co_return;
   }
-  if (pull_id_.empty()) co_return co_await open_again(deadline);
-  auto request = progress_request();
-  request.set_need_sources(true);
-  auto response = co_await rpc::call<proto::PullProgressResponse>(
-      client, proto::COORDINATOR_PULL_PROGRESS, std::move(request), deadline);
-  if (!response) {
-    coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
-    log::debug("pull.refresh", "error", response.error());
+  if (pull_id_.empty()) co_return co_await open_again(client, deadline);
+  auto response = co_await tell_progress(client, {}, true, deadline);
+  if (response) {
+    take_sources(*response);
     co_return;
   }
-  sources_.assign(response->sources().begin(), response->sources().end());
-  answered_ = std::chrono::steady_clock::now();
+  coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
+  log::debug("pull.refresh", "error", response.error());
 }
 
-// Nobody had a share for us when the pull was opened; pullers that were first may have some by now.
-async::Task<void> SourceFinder::open_again(std::chrono::milliseconds deadline) {
-  queued_.reset();  // until it says so again
+async::Task<void> SourceFinder::refresh_from_peers(std::chrono::milliseconds deadline) {
+  auto found = co_await ask_peers(resolved_.id.version, deadline);
+  if (!found) co_return;
+  if (found->resolved.root != resolved_.root) {
+    log::warn("pull.refresh", "error", "a --from source now holds other bytes under this version");
+    co_return;
+  }
+  sources_ = std::move(found->sources);
+  answered_ = steady_now();
+}
+
+// No source had a share to give when the pull was opened. Pullers that were first may have one by
+// now.
+async::Task<void> SourceFinder::open_again(std::shared_ptr<rpc::RpcClient> client,
+                                           std::chrono::milliseconds deadline) {
+  // Until the coordinator says again that the pull is queued.
+  queued_.reset();
   if (resolved_.root.is_nil()) co_return;
-  const auto client = environment_.coordinator();
-  if (client == nullptr) co_return;
-  proto::OpenPullRequest request;
-  *request.mutable_puller() = environment_.self;
-  request.set_model(resolved_.id.model);
-  request.set_version(resolved_.id.version);
-  request.set_shard(shard_);
-  auto response = co_await rpc::call<proto::OpenPullResponse>(client, proto::COORDINATOR_OPEN_PULL,
-                                                              std::move(request), deadline);
+  auto response =
+      co_await open(std::move(client), {resolved_.id.model, resolved_.id.version}, deadline);
   if (!response) {
     coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
-    co_return;
+  } else if (rpc::from_proto(response->root()) == resolved_.root) {
+    take_offer(*response);
   }
-  if (rpc::from_proto(response->root()) != resolved_.root) co_return;
-  take_offer(*response);
 }
 
-proto::PullProgressRequest SourceFinder::progress_request() const {
+std::shared_ptr<rpc::RpcClient> SourceFinder::coordinator() const {
+  return environment_.coordinator ? environment_.coordinator() : nullptr;
+}
+
+void SourceFinder::take_sources(const proto::PullProgressResponse& response) {
+  sources_.assign(response.sources().begin(), response.sources().end());
+  answered_ = steady_now();
+}
+
+// The call refers to nothing of this object: it may end after the pull.
+async::Task<Result<proto::PullProgressResponse>> SourceFinder::tell_progress(
+    std::shared_ptr<rpc::RpcClient> client, PullReport report, bool need_sources,
+    std::chrono::milliseconds deadline) const {
   proto::PullProgressRequest request;
   request.set_pull_id(pull_id_);
   *request.mutable_puller() = environment_.self;
   *request.mutable_id() = rpc::to_proto(resolved_.id);
-  return request;
+  request.set_bytes_done(report.bytes_done);
+  request.set_bytes_total(report.bytes_total);
+  request.set_need_sources(need_sources);
+  for (auto& source : report.sources) *request.add_sources() = std::move(source);
+  return rpc::call<proto::PullProgressResponse>(std::move(client), proto::COORDINATOR_PULL_PROGRESS,
+                                                std::move(request), deadline);
 }
 
-async::Task<void> SourceFinder::exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
-                                         std::vector<proto::SourceReport> reports) {
-  const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
+async::Task<void> SourceFinder::exchange(PullReport report) {
+  const auto client = coordinator();
   if (client == nullptr || pull_id_.empty()) co_return;
-  auto request = progress_request();
-  request.set_bytes_done(bytes_done);
-  request.set_bytes_total(bytes_total);
-  request.set_need_sources(true);
-  for (auto& item : reports) *request.add_sources() = std::move(item);
-  auto response = co_await rpc::call<proto::PullProgressResponse>(
-      client, proto::COORDINATOR_PULL_PROGRESS, std::move(request), kCallDeadline);
+  const auto response = co_await tell_progress(client, std::move(report), true, kCallDeadline);
   if (!response) {
     log::debug("pull.exchange", "error", response.error());
-    co_return;
+  } else if (response->sources_size() > 0) {
+    take_sources(*response);
   }
-  if (response->sources_size() == 0) co_return;  // rather those that were known
-  sources_.assign(response->sources().begin(), response->sources().end());
-  answered_ = std::chrono::steady_clock::now();
 }
 
-void SourceFinder::report(std::uint64_t bytes_done, std::uint64_t bytes_total,
-                          std::vector<proto::SourceReport> reports) const {
-  const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
+void SourceFinder::report(PullReport report) const {
+  const auto client = coordinator();
   if (client == nullptr || pull_id_.empty()) return;
-  auto request = progress_request();
-  request.set_bytes_done(bytes_done);
-  request.set_bytes_total(bytes_total);
-  for (auto& item : reports) *request.add_sources() = std::move(item);
-  // Refers to nothing of this object: it may end after the pull.
-  boost::asio::co_spawn(
-      environment_.executor,
-      rpc::call<proto::PullProgressResponse>(client, proto::COORDINATOR_PULL_PROGRESS,
-                                             std::move(request), kCallDeadline),
-      boost::asio::detached);
+  boost::asio::co_spawn(environment_.executor,
+                        tell_progress(client, std::move(report), false, kCallDeadline),
+                        boost::asio::detached);
 }
 
 async::Task<void> SourceFinder::pause() {
@@ -303,17 +296,17 @@ async::Task<void> SourceFinder::pause() {
 }
 
 async::Task<void> SourceFinder::close(const Result<void>& outcome) {
-  const auto client = environment_.coordinator ? environment_.coordinator() : nullptr;
+  const auto client = coordinator();
   if (client == nullptr || pull_id_.empty()) co_return;
   proto::ClosePullRequest request;
   request.set_pull_id(pull_id_);
   *request.mutable_outcome() = outcome ? rpc::ok_status() : rpc::to_status(outcome.error());
-  auto told = rpc::call<proto::ClosePullResponse>(client, proto::COORDINATOR_CLOSE_PULL,
-                                                  std::move(request), kCloseDeadline);
+  auto call = rpc::call<proto::ClosePullResponse>(client, proto::COORDINATOR_CLOSE_PULL,
+                                                  std::move(request), kFinderCloseDeadline);
   if (coordinator_silent_) {
-    boost::asio::co_spawn(environment_.executor, std::move(told), boost::asio::detached);
+    boost::asio::co_spawn(environment_.executor, std::move(call), boost::asio::detached);
   } else {
-    (void)co_await std::move(told);
+    (void)co_await std::move(call);
   }
 }
 

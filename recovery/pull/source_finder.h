@@ -16,7 +16,7 @@
 
 namespace rekindle::pull {
 
-// What `model` or `model@version` stands for in one operation: resolved once.
+// What `model` or `model@version` stands for in one pull: resolved once.
 struct Resolved {
   ModelVersion id;
   Digest root;
@@ -24,7 +24,14 @@ struct Resolved {
   std::uint64_t checkpoint_bytes = 0;
 };
 
-// Finds who holds a version: through the coordinator, or straight from the addresses of --from.
+// How far a pull is.
+struct PullReport {
+  std::uint64_t bytes_done = 0;
+  std::uint64_t bytes_total = 0;
+  std::vector<proto::SourceReport> sources;
+};
+
+// Finds the holders of a version: it asks the coordinator, or the addresses of --from themselves.
 // Control thread only.
 class SourceFinder {
  public:
@@ -32,29 +39,29 @@ class SourceFinder {
                std::string shard);
 
   struct Patience {
-    std::chrono::milliseconds starting;   // with a coordinator that is away or has just started
-    std::chrono::milliseconds verifying;  // with holders that verify the only copies there are
+    // While the coordinator is away or has just started.
+    std::chrono::milliseconds starting;
+    // While holders still verify the only copies.
+    std::chrono::milliseconds verifying;
   };
   // Resolves the version and lists the sources. Out of patience: kNotFound (NO_SOURCE) or
-  // kUnavailable. `on_verifying` is told once why this waits for holders.
+  // kUnavailable. `on_verifying` is called once when this begins to wait for holders.
   async::Task<Result<Resolved>> resolve(Patience patience,
                                         std::function<void(const Error&)> on_verifying);
-  // Asks again for sources of the resolved version; keeps the old list when nobody answers.
+  // Asks again for sources of the resolved version. The old list stays when nobody answers.
   async::Task<void> refresh(std::chrono::milliseconds deadline);
   const std::vector<proto::Source>& sources() const { return sources_; }
-  // Since somebody said who holds it.
+  // The age of that list.
   Duration age(TimePoint now) const { return now - answered_; }
-  // All that hold it are busy, and the coordinator keeps a place for this pull that asks again:
-  // about when. nullopt: it has sources, or the coordinator does not answer.
+  // When to ask again for a place at the sources, which are all busy now; the coordinator keeps one
+  // for a pull that asks. nullopt: there are sources, or the coordinator does not answer.
   std::optional<std::chrono::milliseconds> queued() const { return queued_; }
 
-  // Tells the coordinator how far the pull is, and takes its list of sources.
-  async::Task<void> exchange(std::uint64_t bytes_done, std::uint64_t bytes_total,
-                             std::vector<proto::SourceReport> reports);
-  // Tells the coordinator, beside the caller: its absence or slowness stops nothing.
-  void report(std::uint64_t bytes_done, std::uint64_t bytes_total,
-              std::vector<proto::SourceReport> reports) const;
-  // Gives its place at the sources back; the next refresh() asks for another.
+  // Reports to the coordinator, and takes its list of sources.
+  async::Task<void> exchange(PullReport report);
+  // Reports to the coordinator in the background: its absence or slowness stops nothing.
+  void report(PullReport report) const;
+  // Gives the pull's place at the sources back. The next refresh() asks for another one.
   async::Task<void> pause();
   // Waits for the answer only where one is to be expected.
   async::Task<void> close(const Result<void>& outcome);
@@ -65,29 +72,41 @@ class SourceFinder {
     Resolved resolved;
     std::vector<proto::Source> sources;
   };
+  std::shared_ptr<rpc::RpcClient> coordinator() const;
   async::Task<Result<Resolved>> resolve_once(std::chrono::milliseconds deadline);
   async::Task<Result<Resolved>> resolve_through_coordinator(std::chrono::milliseconds deadline);
+  async::Task<Result<proto::OpenPullResponse>> open(std::shared_ptr<rpc::RpcClient> client,
+                                                    ModelRef ref,
+                                                    std::chrono::milliseconds deadline) const;
+  async::Task<void> open_again(std::shared_ptr<rpc::RpcClient> client,
+                               std::chrono::milliseconds deadline);
   void take_offer(const proto::OpenPullResponse& response);
-  async::Task<void> open_again(std::chrono::milliseconds deadline);
+  void take_sources(const proto::PullProgressResponse& response);
+  async::Task<Result<proto::PullProgressResponse>> tell_progress(
+      std::shared_ptr<rpc::RpcClient> client, PullReport report, bool need_sources,
+      std::chrono::milliseconds deadline) const;
+  async::Task<void> refresh_from_peers(std::chrono::milliseconds deadline);
   async::Task<Result<Found>> ask_peers(std::optional<std::uint64_t> version,
                                        std::chrono::milliseconds deadline);
   async::Task<void> ask_peer(std::string address, std::optional<std::uint64_t> version,
                              std::chrono::milliseconds deadline, std::optional<Answer>& answer);
   Result<Found> put_together(std::vector<std::optional<Answer>> answers);
   Error still_verifying(const std::string& who);
-  proto::PullProgressRequest progress_request() const;
 
   const PullEnvironment& environment_;
   const ModelRef ref_;
   const std::vector<std::string> from_;
   const std::string shard_;
   Resolved resolved_;
+  // The coordinator's id of this pull. "": none is open.
   std::string pull_id_;
   std::vector<proto::Source> sources_;
   std::optional<std::chrono::milliseconds> queued_;
   TimePoint answered_{};
-  bool coordinator_silent_ = false;  // it did not answer the last time
-  bool holders_verify_ = false;      // why nobody could be named as a source the last time
+  // The coordinator did not answer the last time.
+  bool coordinator_silent_ = false;
+  // The last time there was no source because its holders still verify their copies.
+  bool holders_verify_ = false;
 };
 
 }  // namespace rekindle::pull

@@ -16,9 +16,10 @@ namespace {
 constexpr std::chrono::milliseconds kCloseDeadline{500};
 constexpr std::chrono::milliseconds kKeepAliveDeadline{5000};
 constexpr std::chrono::milliseconds kProofDeadline{3000};
-constexpr std::chrono::hours kWatchDeadline{24};  // it ends with the session
+constexpr std::chrono::hours kWatchDeadline{24};  // the call ends with its session
 constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
-constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;  // but for the last: bounds their number
+// Bounds the number of pages. The last page may be smaller.
+constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;
 
 }  // namespace
 
@@ -139,7 +140,7 @@ async::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, Se
   if (!peer->connected()) co_return;
   proto::CloseSessionRequest request;
   request.set_token(token.to_bytes());
-  // The source also ends the session when this connection closes: a failure here changes nothing.
+  // A failure changes nothing: the source ends the session as well when this connection closes.
   (void)co_await rpc::call<proto::CloseSessionResponse>(peer->client_, proto::AGENT_CLOSE_SESSION,
                                                         std::move(request), kCloseDeadline);
 }
@@ -155,7 +156,7 @@ async::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> pee
                                                  OnHave on_have) {
   proto::WatchHaveRequest request;
   request.set_token(token.to_bytes());
-  // An update that makes no sense is left out: the next full one corrects what it missed.
+  // An update that makes no sense is skipped: the next full one makes up for it.
   std::function<void(std::string)> on_event = [tile_count, on_have = std::move(on_have),
                                                name = peer->name()](const std::string& body) {
     const auto update = rpc::parse_body<proto::HaveUpdate>(body);

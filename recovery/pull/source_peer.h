@@ -36,7 +36,7 @@ struct PeerSession {
 // The control connection to one source of a pull. Control thread only.
 class SourcePeer {
  public:
-  // Connects and checks that the incarnation is the one that the coordinator meant (kStale).
+  // Connects. kStale: another incarnation than the coordinator meant answers.
   static async::Task<Result<std::shared_ptr<SourcePeer>>> connect(
       proto::Source source, rpc::Identity identity, std::chrono::milliseconds deadline);
   SourcePeer(proto::Source source, std::shared_ptr<rpc::RpcClient> client);
@@ -47,7 +47,7 @@ class SourcePeer {
   Incarnation incarnation() const { return client_->peer().incarnation; }
   void close() { client_->close(); }
 
-  // Metadata comes in pages; each has this long, and is reported.
+  // Metadata comes in pages. Each page has this deadline and is reported.
   struct Paging {
     std::chrono::milliseconds page_deadline;
     std::function<void()> on_page;
@@ -72,11 +72,12 @@ class SourcePeer {
                                                  std::string request,
                                                  std::chrono::milliseconds deadline);
   static async::Task<void> close_session(std::shared_ptr<SourcePeer> peer, SessionToken token);
-  // Keeps the control connection (and with it the session) alive while only data flows. A peer that
-  // does not answer within 5 s is closed.
+  // Keeps the control connection, and the session that belongs to it, alive while only data flows.
+  // Closes a peer that does not answer within 5 s.
   static async::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
-  // What the source holds of a copy that is being filled, until it is complete (success), the
-  // session ends, or the caller is cancelled. Runs are checked; `all` is not only what is new.
+  // Reports the tiles that the source holds while it is being filled, until it is complete
+  // (success), the session ends, or the caller is cancelled. The runs are checked. `all`: they
+  // list everything, not only new tiles.
   using OnHave = std::function<void(swarm::TileRuns held, bool all)>;
   static async::Task<Result<void>> watch_have(std::shared_ptr<SourcePeer> peer, SessionToken token,
                                               TileIndex tile_count, OnHave on_have);

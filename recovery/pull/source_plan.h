@@ -21,14 +21,14 @@ struct PlanInputs {
   bool trades = false;
 };
 
-// Slices are cut by what is held completely, and sources that are being filled join in where they
-// can (swarm::Availability). Only where complete sources have nothing left to give the others
-// decide, by what they are going to hold.
+// Complete sources decide how the slices are cut, and growing ones join in where they can
+// (swarm::Availability). Only where complete sources have nothing left to give, the slices are cut
+// by the tiles that growing sources are going to hold.
 Result<std::unique_ptr<planner::Plan>> plan_over(const PlanInputs& inputs);
 
-// Whether no source holds all that any slice of the plan reads, as of now.
+// Whether no slice of the plan can be read from any source as of now.
 bool nothing_readable(const planner::Plan& plan, const SourceTable& sources);
-// Boxes of slices that no source can give as of now: some of them.
+// Boxes of slices that cannot be read as of now; a long list is cut.
 std::vector<planner::MissingBox> held_by_nobody(const planner::Plan& plan,
                                                 const PlanInputs& inputs);
 

@@ -23,7 +23,8 @@ constexpr std::chrono::milliseconds kAskDelay{250};
 constexpr std::chrono::milliseconds kLongestAskDelay{1000};
 constexpr std::chrono::milliseconds kLeastPageTime{1000};
 constexpr std::chrono::milliseconds kExchangeInterval{1000};
-constexpr std::chrono::milliseconds kFirstExchanges{500};  // others have just begun as well
+// The first exchanges come faster: other pullers have just begun as well.
+constexpr std::chrono::milliseconds kFirstExchanges{500};
 constexpr int kQuickExchanges = 6;
 
 ActiveSource source_of(proto::Source record, std::shared_ptr<SourcePeer> peer) {
@@ -186,9 +187,7 @@ async::Task<void> SourcePool::recruit(Transfer& transfer) {
   for (int round = 0;; ++round) {
     co_await async::sleep_for(round < kQuickExchanges ? kFirstExchanges : kExchangeInterval);
     if (co_await async::is_cancelled()) co_return;
-    const PullProgress& progress = context_.progress;
-    co_await context_.finder.exchange(progress.bytes_done(), progress.bytes_total(),
-                                      progress.reports(*table_));
+    co_await context_.finder.exchange(context_.progress.report(*table_));
     if (co_await async::is_cancelled()) co_return;
     take_news(&transfer.follower());
     const TimePoint now = steady_now();

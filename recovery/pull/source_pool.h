@@ -55,7 +55,8 @@ class SourcePool {
   SourcePeer::Paging paging();
 
  private:
-  using PeerKey = std::pair<Incarnation, Digest>;  // and its layout
+  // One life of a node, and one of its layouts.
+  using PeerKey = std::pair<Incarnation, Digest>;
   std::vector<proto::Source> to_dial(const std::function<bool(const PeerKey&)>& may_dial) const;
   bool has_room() const { return table_->size() < transport::kMaxSources; }
   async::Task<void> ask_then_dial();
@@ -70,8 +71,10 @@ class SourcePool {
   const std::shared_ptr<SourceTable> table_ = std::make_shared<SourceTable>();
   SourceStanding standing_;
   std::map<Digest, std::shared_ptr<const Layout>> layouts_;
-  std::set<PeerKey> dialled_;               // since the last connect() or look() began
-  std::map<PeerKey, TimePoint> recruited_;  // when last, while a transfer runs
+  // Dialled since the last connect() or look() began.
+  std::set<PeerKey> dialled_;
+  // When a peer was last dialled while a transfer runs.
+  std::map<PeerKey, TimePoint> recruited_;
   bool fallback_used_ = false;
   bool queue_shown_ = false;
 };

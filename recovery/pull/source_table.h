@@ -21,22 +21,26 @@ namespace rekindle::pull {
 // only.
 struct ActiveSource {
   std::string name;
-  proto::Source record;              // of a peer
-  std::shared_ptr<SourcePeer> peer;  // null for local bytes
+  // The coordinator's record and the connection of a peer. Null for local bytes.
+  proto::Source record;
+  std::shared_ptr<SourcePeer> peer;
   std::shared_ptr<const Layout> layout;
   // What it is known to hold while it is being filled. nullopt: all of its layout.
   std::optional<TileSet> held;
+  // Bytes that are mapped here, and the owner that keeps them mapped.
   std::vector<std::span<const std::byte>> local_segments;
-  std::shared_ptr<const void> keep_alive;  // of local_segments
-  std::set<std::string> used;              // transports with a handshake that have worked
-  std::set<std::string> avoid;             // transports that broke again after a reconnect
+  std::shared_ptr<const void> keep_alive;
+  // Transports with a handshake that have worked, and transports that broke again after a
+  // reconnect.
+  std::set<std::string> used;
+  std::set<std::string> avoid;
 
-  // Of the transfer that runs.
+  // State of the transfer that runs. `bytes` have verified; `wrong` is known at its end.
   SourceState state;
   std::string transport;
   std::optional<PeerSession> session;
-  std::uint64_t bytes = 0;  // verified
-  WrongBytes wrong;         // known at its end
+  std::uint64_t bytes = 0;
+  WrongBytes wrong;
 
   // True: it holds more than was known.
   bool learn_held(const swarm::TileRuns& runs);

@@ -31,7 +31,7 @@ class SwarmFollower {
   // The batch ends: nobody is followed any more, and the slices hear of nothing.
   void stop();
 
-  // Gains of a source, by its own word or the coordinator's.
+  // Gains of a source, as the source or the coordinator reports them.
   void on_have(transport::SourceIndex index, const swarm::TileRuns& held);
   void on_complete(transport::SourceIndex index);
 
@@ -49,7 +49,8 @@ class SwarmFollower {
   PlanSliceSource& slices_;
   Silence& silence_;
   std::map<transport::SourceIndex, std::shared_ptr<Following>> following_;
-  std::set<transport::SourceIndex> unwatchable_;  // their call ended before they were complete
+  // Sources whose call ended before they were complete.
+  std::set<transport::SourceIndex> unwatchable_;
   bool stopped_ = false;
 };
 

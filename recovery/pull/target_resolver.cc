@@ -65,8 +65,7 @@ async::Task<Result<void>> TargetResolver::resolve() {
   co_return check_root();
 }
 
-// Somebody who was asked and said no (that the version is retired, say) knows better than this
-// host.
+// A coordinator or peer that answers no (the version is retired, say) knows better than this host.
 bool TargetResolver::has_been_asked(const Error& answer) const {
   if (answer.code() == ErrorCode::kPeerLost || answer.code() == ErrorCode::kTimeout) return false;
   if (answer.code() == ErrorCode::kDenied) return true;

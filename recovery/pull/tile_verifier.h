@@ -38,8 +38,8 @@ class TileVerifier {
   // In the resume bitmap of the copy, and for whoever reads it while it is filled.
   void mark(TileIndex tile) const;
 
-  // Verifies and marks these tiles where they lie. Returns how many are right. A tile of which the
-  // copy holds only a part has no digest of its own and is left out. Blocking.
+  // Verifies and marks these tiles where they lie. Returns how many are right. Skips tiles that the
+  // copy holds only in part: their digests cover bytes that are not here. Blocking.
   std::size_t verify_in_place(std::span<const TileIndex> tiles, WorkerPool& pool) const;
 
  private:

@@ -18,7 +18,8 @@ using transport::SourceIndex;
 namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
-constexpr std::chrono::milliseconds kPause{500};  // beyond a tick: this process was stopped
+// A tick that comes later than this shows that the process was stopped.
+constexpr std::chrono::milliseconds kPause{500};
 constexpr std::chrono::milliseconds kKeepAliveInterval{10000};
 constexpr std::chrono::milliseconds kDrainDeadline{10000};
 
@@ -43,7 +44,8 @@ Transfer::Transfer(const PullEnvironment& environment, Silence& silence, Options
               }),
       opener_(environment, silence, options_.paths),
       follower_(environment.executor, sources_, slices_, silence),
-      changed_(std::make_shared<async::Notifier>(environment.executor)) {}
+      changed_(std::make_shared<async::Notifier>(environment.executor)),
+      connects_(environment.executor) {}
 
 Transfer::~Transfer() {
   follower_.stop();
@@ -226,7 +228,7 @@ void Transfer::admit(SourceIndex index) {
 void Transfer::start_connecting(SourceIndex index) {
   policy_.connect_begins();
   sources_[index].state.connect();
-  boost::asio::co_spawn(environment_.executor, connect(index), boost::asio::detached);
+  connects_.spawn("pull.connect", connect(index));
 }
 
 async::Task<void> Transfer::connect(SourceIndex index) {
@@ -263,7 +265,7 @@ void Transfer::join_missing_rails() {
     const auto offer = opener_.rail_offer(source);
     if (!offer || !rails_.begin_join(index, steady_now())) continue;
     policy_.connect_begins();
-    boost::asio::co_spawn(environment_.executor, join_rails(index, *offer), boost::asio::detached);
+    connects_.spawn("pull.join_rails", join_rails(index, *offer));
   }
 }
 

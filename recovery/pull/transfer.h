@@ -21,6 +21,7 @@
 #include "recovery/pull/transfer_policy.h"
 #include "src/async/notifier.h"
 #include "src/async/task.h"
+#include "src/async/task_group.h"
 #include "transport/engine.h"
 
 namespace rekindle::pull {
@@ -102,6 +103,8 @@ class Transfer final : private transport::BatchObserver {
   TransferPolicy policy_;
   std::unique_ptr<transport::Batch> batch_;
   const std::shared_ptr<async::Notifier> changed_;
+  // Connects and joins. They refer to this object: run() ends after them.
+  async::TaskGroup connects_;
   TimePoint last_keep_alive_{};
   TimePoint last_look_{};
 

@@ -6,7 +6,8 @@ namespace rekindle::pull {
 
 namespace {
 
-constexpr int kReconnectsPerSource = 1;  // and one more over another transport
+// One more reconnect may go over another transport.
+constexpr int kReconnectsPerSource = 1;
 
 }  // namespace
 

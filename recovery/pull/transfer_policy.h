@@ -6,54 +6,52 @@
 
 #include "src/base/result.h"
 
-// What a transfer decides about its sources. Pure: the transfer brings the events and does what is
-// decided.
+// The decisions of a transfer about its sources. Pure: the transfer brings the events and carries
+// the decisions out.
 namespace rekindle::pull {
 
-// What became of one source, in the transfer that runs or before it.
+// The state of one source, in the transfer that runs or before it.
 class SourceState {
  public:
   enum class Phase {
-    kIdle,  // known, and not connected in this transfer
+    kIdle,
     kConnecting,
     kConnected,
-    kSlow,  // alive, but others finish its slices sooner; not connected now
-    kLost,  // of no more use to this transfer
+    kSlow,  // set aside: others finish its slices sooner
+    kLost,  // not used by this transfer any more
   };
   enum class Loss {
     kNone,
     kFailed,
-    kGrantRefused,  // its grant has run out, which is not the source's fault
-    kWrongBytes,    // it is quarantined
+    kGrantRefused,  // the grant has run out
+    kWrongBytes,    // the source is quarantined
   };
   enum class AfterLoss {
-    kWait,       // until nobody else has what is left
-    kReconnect,  // over any transport
+    kWait,  // until it is needed again
+    kReconnect,
     kReconnectOverAnother,
     kLose,
   };
-  // What a source that lost all its paths could still do.
+  // What is left to try for a source that lost all its paths.
   struct Means {
-    bool is_peer = false;  // bytes of this host need no connection
+    bool is_peer = false;
     bool has_another_transport = false;
   };
 
   Phase phase() const { return phase_; }
   bool connecting() const { return phase_ == Phase::kConnecting; }
   bool lost() const { return phase_ == Phase::kLost; }
-  // It neither connects nor was set aside or lost.
-  bool settled() const { return phase_ == Phase::kIdle || phase_ == Phase::kConnected; }
   Loss loss() const { return loss_; }
   bool quarantined() const { return loss_ == Loss::kWrongBytes; }
   const std::string& cause() const { return cause_; }
   int reconnects() const { return reconnects_; }
 
   void connect();
-  // Later than the source was lost it changes nothing.
+  // Changes nothing when the source was lost meanwhile.
   void connected();
-  // All its paths are gone, and this is why. The caller connects it again, or calls lose().
+  // All its paths are gone. The caller connects the source again, or calls lose().
   AfterLoss on_paths_lost(const Error& cause, Means means);
-  // Of use again, as nobody else has what is left. False: it was not set aside.
+  // No other source has the rest, so a slow source is wanted again. False: it was not slow.
   bool revive();
   void lose(Loss loss, std::string cause);
   // Another transfer begins.
@@ -66,13 +64,14 @@ class SourceState {
   int reconnects_ = 0;
 };
 
-// When a transfer has tried everything. The batch says that it starves: no source can bring what is
-// left. That counts only when all paths that were made since have reached it.
+// Decides when a transfer has tried everything. A batch that starves has no source for the rest.
+// That counts only when the batch knows all paths that were made.
 class TransferPolicy {
  public:
   struct Step {
     bool ended = false;
-    bool stop_connecting = false;  // cut the connects that are under way short
+    // Cut the connects that are under way short.
+    bool stop_connecting = false;
     bool cancel_batch = false;
     bool join_rails = false;
   };
@@ -81,7 +80,7 @@ class TransferPolicy {
   void connect_begins() { ++connecting_; }
   void connect_ended() { --connecting_; }
   void paths_added() { ++additions_; }
-  // `additions`: of paths that the batch knew then. False: more are on their way to it.
+  // `additions`: how many paths_added() the batch knew. False: more are on their way to it.
   bool starved(std::uint64_t additions);
   bool starved() const { return starved_at_ == additions_; }
   Step next(bool batch_finished, bool cancelled) const;
@@ -89,7 +88,8 @@ class TransferPolicy {
  private:
   int connecting_ = 0;
   std::uint64_t additions_ = 0;
-  std::optional<std::uint64_t> starved_at_;  // additions that the batch knew when it last starved
+  // The additions that the batch knew when it last starved.
+  std::optional<std::uint64_t> starved_at_;
 };
 
 }  // namespace rekindle::pull

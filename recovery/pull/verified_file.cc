@@ -28,7 +28,7 @@ Result<std::string> read_verified_file(const Checkpoint& checkpoint, const Layou
   for (const LayoutEntry& entry : layout.entries_of(tensor)) {
     if (entry.box != Box::whole(info.shape)) continue;
     const auto bytes = array_of(entry);
-    // A fault leaves the guard by longjmp, so the memory is there before.
+    // Allocated before the guard: a fault leaves it by longjmp.
     std::string content(bytes.size(), '\0');
     auto usable = store::guard_mapping_access(info.name.c_str(), [&] {
       if (!bytes.empty()) std::memcpy(content.data(), bytes.data(), bytes.size());

@@ -15,7 +15,7 @@ std::string WantedSpec::to_string() const {
 
 namespace {
 
-// Of those that have bytes, if there are any.
+// The smallest tensor with bytes, if there is one.
 std::optional<TensorIndex> smallest(const TensorSet& tensors) {
   const auto all = tensors.tensors();
   const auto found = std::ranges::min_element(all, {}, [](const TensorInfo& tensor) {

@@ -11,12 +11,13 @@
 
 namespace rekindle::pull {
 
-// What a pull asks for: all, a rank's shard, or tensors by name.
+// The part of a version that a pull asks for: all of it, a rank's shard, or tensors by name.
 struct WantedSpec {
   std::string shard;          // "tp=3/8"; "" = whole
   std::string spec_json;      // rules; "" = built in by config.json's model_type
   std::string tensors_regex;  // excludes the others
-  // Likewise. One without a name is the smallest tensor: for who wants to know what there is.
+  // Excludes the others as well. A box without a name is the smallest tensor, for callers that only
+  // want to know what the version consists of.
   std::vector<NamedBox> boxes = {};
 
   bool needs_config() const { return tensors_regex.empty() && boxes.empty() && !shard.empty(); }
@@ -30,8 +31,8 @@ Result<std::vector<TensorBox>> wanted_boxes(const WantedSpec& spec, const Checkp
 // True when `layout` holds every wanted box inside one of its entries.
 bool covers(const Layout& layout, const std::vector<TensorBox>& boxes);
 
-// The same segments seen as exactly these boxes, when each lies in one piece inside an entry of
-// `layout`; nullopt when one does not. kInvalid when they overlap.
+// A layout of the same segments that consists of exactly these boxes. nullopt: a box does not lie
+// in one piece inside an entry of `layout`. kInvalid: boxes overlap.
 Result<std::optional<Layout>> view_of(const TensorSet& tensors, const Layout& layout,
                                       std::vector<TensorBox> boxes);
 

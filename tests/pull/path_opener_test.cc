@@ -39,7 +39,7 @@ TEST_F(Transports, TheBestComesFirstAndTcpIsAlwaysThere) {
   EXPECT_THAT(choose({}), ElementsAre("verbs", "tcp"));
 }
 
-TEST_F(Transports, OneThatWasAskedForIsTheOnlyOneWhateverItsState) {
+TEST_F(Transports, AForcedTransportIsTheOnlyOneWhateverItsState) {
   EXPECT_THAT(choose({.forced = "verbs", .same_host = true}, false), ElementsAre("verbs"));
   EXPECT_THAT(choose({.forced = "tcp"}), ElementsAre("tcp"));
 }
@@ -48,12 +48,12 @@ TEST_F(Transports, WithoutARailVerbsIsNotAskedFor) {
   EXPECT_THAT(choose({}, false), ElementsAre("tcp"));
 }
 
-// Else a pull whose rails all went down would be slow without a word, for ever.
-TEST_F(Transports, OneThatWasUsedIsAskedForAgainAlthoughNoRailIsUp) {
+// Otherwise a pull whose rails all went down would stay slow, and nobody would hear why.
+TEST_F(Transports, AUsedTransportIsAskedForAgainAlthoughNoRailIsUp) {
   EXPECT_THAT(choose({.used = {"verbs"}}, false), ElementsAre("verbs", "tcp"));
 }
 
-TEST_F(Transports, OneThatDoesNotWorkWithThisSourceIsLeftOut) {
+TEST_F(Transports, ATransportThatBrokeWithThisSourceIsLeftOut) {
   EXPECT_THAT(choose({.used = {"verbs"}, .avoid = {"verbs"}}), ElementsAre("tcp"));
 }
 

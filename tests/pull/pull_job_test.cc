@@ -1,4 +1,5 @@
-// A whole pull in one process, with an engine that says what it says at an awkward moment.
+// Whole pulls in one process: one with an engine whose reports come late, and pulls of a shard
+// whose config.json is wrong here.
 #include "recovery/pull/pull_job.h"
 
 #include <fstream>
@@ -22,7 +23,8 @@ using transport::SliceIndex;
 using transport::SliceSource;
 using transport::SourceIndex;
 
-// Its batches report that they starve just before they take new paths, and are heard after that.
+// Its batches report starvation just before they take new paths; the transfer hears of it after
+// that.
 class LateEngine final : public transport::Engine {
  public:
   std::unique_ptr<Batch> start(SliceSource& source, BatchObserver& observer,
@@ -101,8 +103,8 @@ class PullJobTest : public store::StoreTest {
   }
 };
 
-// Cancelled for it, every try would end like the first, and the pull without its bytes.
-TEST_F(PullJobTest, AWordOfStarvationFromBeforeTheLastPathsEndsNoTransfer) {
+// If the transfer were cancelled for it, every try would end like the first one.
+TEST_F(PullJobTest, AReportOfStarvationFromBeforeTheLastPathsEndsNoTransfer) {
   LateEngine engine;
   PullRequest request;
   request.ref = *ModelRef::parse("org/model@1");
@@ -116,7 +118,7 @@ TEST_F(PullJobTest, AWordOfStarvationFromBeforeTheLastPathsEndsNoTransfer) {
 constexpr const char* kReplicate =
     R"({"name":"t","rules":[{"match":["**","*"],"kind":"replicate"}]})";
 
-// An own copy whose config.json, which says how to cut, is wrong.
+// This host holds a copy whose config.json, which the shard rules need, is wrong.
 class PullWithBadConfig : public PullJobTest {
  protected:
   void SetUp() override {
@@ -147,20 +149,20 @@ class PullWithBadConfig : public PullJobTest {
   std::uint64_t offset_bytes_ = 0;
 };
 
-TEST_F(PullWithBadConfig, B4OneThatIsCutOffIsReadFromTheFallback) {
+TEST_F(PullWithBadConfig, B4ATruncatedConfigIsReadFromTheFallback) {
   std::filesystem::resize_file(file_, 0);
   const auto plan = plan_shard(source_path());
   ASSERT_TRUE(plan) << plan.error().message();
   EXPECT_EQ(plan->wanted_bytes, checkpoint()->tensors.total_bytes());
 }
 
-TEST_F(PullWithBadConfig, B4OneThatIsWrongIsReadFromTheFallback) {
+TEST_F(PullWithBadConfig, B4AWrongConfigIsReadFromTheFallback) {
   flip();
   const auto plan = plan_shard(source_path());
   ASSERT_TRUE(plan) << plan.error().message();
 }
 
-TEST_F(PullWithBadConfig, B4AWrongOneInTheFallbackToo) {
+TEST_F(PullWithBadConfig, B4AWrongConfigInTheFallbackFailsThePull) {
   flip();
   store::write_bytes(source_path() / "config.json", R"({"model_type":"tesT"})");
   const auto plan = plan_shard(source_path());

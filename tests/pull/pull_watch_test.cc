@@ -5,7 +5,7 @@
 namespace rekindle::pull {
 namespace {
 
-TEST(Placing, ThePullWaitsForWhoWritesAndThenNobodyDoes) {
+TEST(Placing, ThePullWaitsForWritersAndThenAdmitsNone) {
   Placing placing;
   EXPECT_FALSE(placing.busy());
   auto one = placing.begin();

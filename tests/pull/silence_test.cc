@@ -19,21 +19,21 @@ TEST(Silence, EndsItsPatienceAfterTheLastByte) {
   EXPECT_TRUE(silence.over(kStart + 7s));
 }
 
-TEST(Silence, OldNewsDoesNotSetItBack) {
+TEST(Silence, AnOlderByteDoesNotSetItBack) {
   Silence silence(4000ms, kStart);
   silence.heard(kStart + 2s);
-  silence.heard(TimePoint{});  // no byte yet, says the engine
+  silence.heard(TimePoint{});  // the engine: no byte yet
   EXPECT_EQ(silence.left(kStart + 2s), 4000ms);
 }
 
-TEST(Silence, StepsGetWhatTheyWantOrWhatIsLeft) {
+TEST(Silence, AStepGetsTheTimeThatItWantsOrTheRest) {
   const Silence silence(4000ms, kStart);
   EXPECT_EQ(silence.at_most(1500ms, kStart), 1500ms);
   EXPECT_EQ(silence.at_most(1500ms, kStart + 3200ms), 800ms);
   EXPECT_EQ(silence.at_most(1500ms, kStart + 9s), 1ms);  // a deadline, not "none"
 }
 
-TEST(Silence, APauseOfThePullerIsNobodysSilence) {
+TEST(Silence, APauseOfThePullerDoesNotCount) {
   Silence silence(4000ms, kStart);
   silence.forgive(60s);
   EXPECT_FALSE(silence.over(kStart + 61s));

@@ -1,5 +1,5 @@
-// Slices as they land and are verified, against a real store and the real planner: what becomes of
-// tiles that several sources bring, and of parts of tiles that a source has to prove.
+// Slices that land and are verified, with a real store and the real planner: tiles that several
+// sources bring together, and parts of tiles that a source has to prove.
 #include "recovery/pull/slice_source.h"
 
 #include <condition_variable>
@@ -20,7 +20,7 @@ using transport::SliceIndex;
 using transport::SourceIndex;
 using transport::Verdict;
 
-// Keeps the verdicts.
+// A batch that only keeps the verdicts.
 class Verdicts final : public transport::Batch {
  public:
   void add_paths(SourceIndex, std::vector<std::unique_ptr<transport::Path>>) override {}
@@ -52,7 +52,7 @@ class Verdicts final : public transport::Batch {
   std::map<SliceIndex, Verdict> verdicts_;  // guarded by mutex_
 };
 
-// A tensor of 768 rows whose tiles are 768 × 192: every cut of rows goes through all tiles.
+// The tiles of this tensor are 768 × 192, so every cut of rows goes through all of them.
 constexpr std::uint64_t kRows = 768;
 constexpr std::uint64_t kColumns = 3072;
 
@@ -82,7 +82,7 @@ class SliceSourceTest : public ::testing::Test {
     return *pack_layout(checkpoint().tensors, boxes, 1 << 30);
   }
 
-  // A source that holds these rows.
+  // Adds a source that holds these rows.
   void add_source(std::uint64_t begin, std::uint64_t end) {
     Source source{pack(rows(begin, end)), {}};
     const LayoutEntry& entry = source.packed.layout.entries()[0];
@@ -119,7 +119,7 @@ class SliceSourceTest : public ::testing::Test {
     slices_->bind(&verdicts_);
   }
 
-  // What a source answers: scripted errors first, then proofs from the bytes that it holds.
+  // Answers like a source: a scripted error, or proofs from the bytes that it holds.
   RangeProofs prove(SourceIndex index, const std::vector<planner::TileWork>& items) {
     asked_.push_back(index);
     if (refusals_.contains(index)) return fail(Error(refusals_.at(index)));
@@ -137,7 +137,7 @@ class SliceSourceTest : public ::testing::Test {
     return proofs;
   }
 
-  // Reads a slice from a source as a path would, with a wrong byte in it on demand.
+  // Reads a slice from a source like a path. `wrong`: with one wrong byte.
   Verdict fetch(SliceIndex slice, SourceIndex source, bool wrong = false) {
     land(slice, source, wrong);
     slices_->landed(slice, source);
@@ -156,7 +156,7 @@ class SliceSourceTest : public ::testing::Test {
       if (std::exchange(wrong, false)) read.local[0] ^= std::byte{1};
     }
   }
-  // Somebody cuts the file of the destination short.
+  // Cuts the file of the destination short.
   void cut_destination(std::uint64_t bytes) const {
     const auto file = pending_->directory() / (packed_.layout.segments()[0].name + ".partial");
     std::filesystem::resize_file(file, bytes);
@@ -266,7 +266,7 @@ TEST_F(SliceSourceTest, PartsOfTilesWhoseRestNobodyHoldsAreMissing) {
   EXPECT_EQ(plan->missing()[0].box, rows(512, kRows));
 }
 
-// S1: the source holds other bytes than those that were published and proves them consistently.
+// S1: the source does not hold the published bytes, and its proof fits the bytes that it holds.
 TEST_F(SliceSourceTest, S1AForgedPartWithItsOwnProofIsRefused) {
   add_source(0, kRows);
   add_source(0, kRows);
@@ -282,7 +282,7 @@ TEST_F(SliceSourceTest, S1AForgedPartWithItsOwnProofIsRefused) {
   expect_done();
 }
 
-TEST_F(SliceSourceTest, AProofThatWasTamperedWithProvesNothing) {
+TEST_F(SliceSourceTest, ATamperedProofProvesNothing) {
   add_source(0, kRows);
   want(96, 192);
   ASSERT_EQ(kinds(), std::set{planner::SliceKind::kRange});
@@ -301,7 +301,7 @@ TEST_F(SliceSourceTest, AProofThatWasTamperedWithProvesNothing) {
   expect_done();
 }
 
-TEST_F(SliceSourceTest, AProofThatCannotBeHadIsNobodysFaultAnotherSourceIsAsked) {
+TEST_F(SliceSourceTest, WhenASourceCannotGiveAProofAnotherOneIsAsked) {
   add_source(0, kRows);
   add_source(0, kRows);
   want(96, 192);
@@ -317,21 +317,21 @@ TEST_F(SliceSourceTest, AProofThatCannotBeHadIsNobodysFaultAnotherSourceIsAsked)
   }
 }
 
-TEST_F(SliceSourceTest, ProofsThatNobodyGivesLeaveTheSliceUndecidedNotWrong) {
+TEST_F(SliceSourceTest, WithoutAnyProofASliceIsUndecidedNotWrong) {
   add_source(0, kRows);
   add_source(0, kRows);
   want(96, 192);
   refusals_.insert_or_assign(0, Error(ErrorCode::kTimeout, "scripted"));
   refusals_.insert_or_assign(1, Error(ErrorCode::kPeerLost, "scripted"));
   EXPECT_EQ(fetch(0, 0), Verdict::kUndecided);
-  EXPECT_EQ(asked_, (std::vector<SourceIndex>{0, 1}));  // bounded: each once
+  EXPECT_EQ(asked_, (std::vector<SourceIndex>{0, 1}));  // each once
   EXPECT_EQ(verified_->snapshot().count(), 0u);
   refusals_.clear();
   fetch_all();
   expect_done();
 }
 
-TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesProof) {
+TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundWithAnotherSourcesProofToo) {
   add_source(0, kRows);
   add_source(0, kRows);
   want(96, 192);
@@ -344,8 +344,8 @@ TEST_F(SliceSourceTest, AWrongByteInARangeIsFoundAlsoWithAnotherSourcesProof) {
   EXPECT_EQ(verified_->snapshot().count(), 0u);
 }
 
-// Somebody truncates the file that is filled: what is read back then is nobody's wrong byte.
-TEST_F(SliceSourceTest, ADestinationThatWasCutShortIsALocalFaultWhereverItIsTouched) {
+// Somebody truncates the file that is filled. No source sent the wrong bytes that are read back.
+TEST_F(SliceSourceTest, ADestinationThatWasCutShortIsALocalFaultForEachKindOfSlice) {
   struct Case {
     std::vector<std::uint64_t> holders;  // of the rows between these
     std::uint64_t begin, end;
@@ -380,7 +380,7 @@ TEST_F(SliceSourceTest, ADestinationThatWasCutShortIsALocalFaultWhereverItIsTouc
   }
 }
 
-// No access fails then: up to the end of its last page the file reads as zeros.
+// No access fails here: the file reads as zeros up to the end of its last page.
 TEST_F(SliceSourceTest, ADestinationThatLostItsLastBytesIsALocalFaultToo) {
   add_source(0, kRows);
   want(0, kRows);

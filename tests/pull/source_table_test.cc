@@ -1,4 +1,4 @@
-// What a pull makes of the coordinator's word on sources that it knows already.
+// News from the coordinator about sources that a pull knows already.
 #include "recovery/pull/source_table.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ proto::Source record_of(const std::string& incarnation, std::uint64_t layout,
   return record;
 }
 
-TEST(SourceNews, AKnownSourceGetsTheNewestGrantOfItsIncarnationAndLayout) {
+TEST(SourceTable, AKnownSourceGetsTheNewestGrantOfItsIncarnationAndLayout) {
   SourceTable sources(3);
   sources[0].record = record_of("a", 1, 10);
   sources[1].record = record_of("a", 2, 11);
@@ -29,15 +29,28 @@ TEST(SourceNews, AKnownSourceGetsTheNewestGrantOfItsIncarnationAndLayout) {
   EXPECT_EQ(sources[2].record.grant().serial(), 23u);
 }
 
-TEST(SourceNews, ARecordWithoutAGrantTakesNoneAway) {
+TEST(SourceTable, ARecordWithoutAGrantTakesNoneAway) {
   SourceTable sources(1);
   sources[0].record = record_of("a", 1, 10);
   refresh_grants(sources, {record_of("a", 1, 0)});
   EXPECT_EQ(sources[0].record.grant().serial(), 10u);
 }
 
-// The record that the source was dialled with may be older than its grant is valid.
-TEST(SourceNews, ASessionIsOpenedWithTheGrantThatTheCallerHasNow) {
+TEST(SourceTable, ASourceThatIsFilledHoldsMoreAndMoreUntilItIsComplete) {
+  SourceTable sources(2);
+  sources[1].held.emplace(10);
+  EXPECT_TRUE(any_growing(sources));
+  EXPECT_FALSE(growing_sources(sources).test(0));
+  EXPECT_TRUE(growing_sources(sources).test(1));
+  EXPECT_FALSE(sources[0].learn_held({{0, 1}})) << "it has all of it";
+  EXPECT_TRUE(sources[1].learn_held({{2, 5}}));
+  EXPECT_FALSE(sources[1].learn_held({{3, 4}}));
+  sources[1].learn_complete();
+  EXPECT_FALSE(any_growing(sources));
+}
+
+// A grant may have run out since the source was dialled with it.
+TEST(SourceTable, ASessionIsOpenedWithTheNewestGrant) {
   rpc::testing::Loop loop;
   const auto identity = rpc::testing::make_identity(proto::ROLE_AGENT, "a");
   const auto server = rpc::RpcServer::create(loop.executor(), identity);
