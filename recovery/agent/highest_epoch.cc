@@ -19,7 +19,7 @@ namespace rekindle::agent {
 namespace {
 
 // A coordinator raises its epoch by so much at most. A hello may raise by less: the coordinator
-// that leads can still reign above it.
+// that leads can still take a higher epoch.
 constexpr std::uint64_t kMaxStep = std::uint64_t{1} << 32;
 constexpr std::size_t kRaisesKept = 16;
 constexpr std::string_view kPrefix = "rekindle-epoch ";

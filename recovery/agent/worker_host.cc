@@ -246,7 +246,7 @@ Task<Result<worker::FleetWord>> WorkerHost::report(worker::RankWord word) {
   worker::FleetWord said;
   CO_TRY(said.id, rpc::from_proto(response.id()));
   said.why = response.why();
-  said.reign = core_.link()->epoch();
+  said.term = core_.link()->epoch();
   said.state = response.state() == proto::INSTANCE_COMMITTED ? worker::FleetWord::State::kCommitted
                : response.state() == proto::INSTANCE_UNFIT   ? worker::FleetWord::State::kUnfit
                                                              : worker::FleetWord::State::kLoading;

@@ -18,7 +18,7 @@ TimePoint now() { return std::chrono::steady_clock::now(); }
 
 Error broken_by(const std::exception& why) {
   return {ErrorCode::kInternal,
-          fmt::format("write the coordinator's state: {}; this coordinator ends its reign, start "
+          fmt::format("write the coordinator's state: {}; this coordinator ends its term, start "
                       "it again",
                       why.what())};
 }

@@ -10,7 +10,7 @@
 
 #include "recovery/coordinator/coordinator.h"
 #include "recovery/coordinator/etcd/candidate.h"
-#include "recovery/coordinator/reign.h"
+#include "recovery/coordinator/leader_term.h"
 #include "recovery/coordinator/state_directory.h"
 #include "recovery/rpc/grants.h"
 #include "src/base/log.h"
@@ -43,10 +43,10 @@ async::Task<void> stop_at_signal(asio::signal_set& signals, Stop& told) {
   if (!error) told.set(fmt::format("signal {}", number));
 }
 
-async::Task<Result<void>> lead(const ReignOptions& options, Stop& told) {
+async::Task<Result<void>> lead(const TermOptions& options, Stop& told) {
   if (!options.options.etcd.urls.empty()) co_return co_await stand_and_lead(options, told);
   CO_TRY(StateDirectory directory, StateDirectory::open(options.options.state_directory));
-  co_return co_await reign_until(options, directory, told);
+  co_return co_await lead_term(options, directory, told);
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ async::Task<Result<void>> lead(const ReignOptions& options, Stop& told) {
 Result<void> run_coordinator(const CoordinatorOptions& options) {
   TRY(const Timing timing, make_timing(options));
   TRY(const std::string secret, rpc::read_secret(options.secret_file.string()));
-  const ReignOptions reign{options, timing, secret};
+  const TermOptions term{options, timing, secret};
 
   asio::io_context io(1);
   asio::signal_set signals(io, SIGTERM, SIGINT);
@@ -62,7 +62,7 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   asio::co_spawn(io, stop_at_signal(signals, told), asio::detached);
   Result<void> outcome;
   std::exception_ptr failed;
-  asio::co_spawn(io, lead(reign, told),
+  asio::co_spawn(io, lead(term, told),
                  [&](const std::exception_ptr& exception, Result<void> result) {
                    failed = exception;
                    outcome = std::move(result);

@@ -23,7 +23,7 @@ class Service {
   struct Options {
     Issuer issuer;
     Timing timing;
-    std::function<Result<void>()> may_answer;  // see ReignOptions
+    std::function<Result<void>()> may_answer;  // see TermOptions
   };
   Service(boost::asio::any_io_executor executor, Core& core, Committer& committer, Options options);
   void attach(rpc::RpcServer& server);

@@ -38,8 +38,8 @@ struct FleetWord {
   enum class State { kLoading, kCommitted, kUnfit };
   ModelVersion id;
   State state = State::kLoading;
-  std::string why;          // of kUnfit: "rank 3 on b: the node died"
-  std::uint64_t reign = 0;  // the epoch of the coordinator that says so
+  std::string why;         // of kUnfit: "rank 3 on b: the node died"
+  std::uint64_t term = 0;  // the epoch of the coordinator that says so
 };
 
 // What workers need of the agent. Control thread only; outlives the service.

@@ -27,8 +27,8 @@ class Instances {
     std::uint64_t changes = 0;                     // of its ranks here
     std::uint64_t reported = 0;                    // of them, to the coordinator
     std::optional<std::uint64_t> version;          // that its ranks ask for; nullopt: the newest
-    std::uint64_t committed_in = 0;                // the last reign that said COMMITTED
-    std::uint64_t loading_in = 0;                  // the last reign that said LOADING without
+    std::uint64_t committed_in = 0;                // the last term that said COMMITTED
+    std::uint64_t loading_in = 0;                  // the last term that said LOADING without
     TimePoint loading_since{};                     // having said COMMITTED; since then
     TimePoint idle_since = TimePoint::max();       // it is unfit, and no rank is here
     std::map<std::uint32_t, Duration> detections;  // of ranks that died: how long until it was seen

@@ -187,7 +187,7 @@ class WorkerService final : public device::DeviceEvents, private RoundEffects {
   async::Task<void> report_ranks();
   async::Task<void> report_instance(std::string name);
   async::Task<void> report_once(RankWord word);
-  bool has_heard_all(Instances::Entry& entry, std::uint64_t reign) const;
+  bool has_heard_all(Instances::Entry& entry, std::uint64_t term) const;
   using Refusals = std::map<std::uint32_t, Error>;  // by rank
   // `last`: the coordinator's answer of the ranks that it did not refuse; none: it refused all.
   void obey(const std::string& name, std::uint64_t changes, const Refusals& refused,

@@ -129,12 +129,12 @@ async::Task<void> WorkerService::report_once(RankWord word) {
   (void)co_await host_.report(std::move(word));
 }
 
-// One that has just begun its reign hears of the ranks one by one: until it has said COMMITTED, or
+// One that has just begun its term hears of the ranks one by one: until it has said COMMITTED, or
 // was given the time to, its LOADING takes back nothing.
-bool WorkerService::has_heard_all(Instances::Entry& entry, std::uint64_t reign) const {
-  if (reign == entry.committed_in) return true;
+bool WorkerService::has_heard_all(Instances::Entry& entry, std::uint64_t term) const {
+  if (term == entry.committed_in) return true;
   const auto now = steady_now();
-  if (std::exchange(entry.loading_in, reign) != reign) entry.loading_since = now;
+  if (std::exchange(entry.loading_in, term) != term) entry.loading_since = now;
   return now - entry.loading_since >= options_.hear_ranks;
 }
 
@@ -168,12 +168,12 @@ void WorkerService::obey(const std::string& name, std::uint64_t changes, const R
   }
   switch (answer->state) {
     case FleetWord::State::kCommitted:
-      entry.committed_in = answer->reign;
+      entry.committed_in = answer->term;
       return apply(entry, entry.state.others_loaded());
     case FleetWord::State::kUnfit:
       return apply(entry, entry.state.others_failed(answer->why));
     case FleetWord::State::kLoading:
-      if (has_heard_all(entry, answer->reign)) apply(entry, entry.state.others_loading());
+      if (has_heard_all(entry, answer->term)) apply(entry, entry.state.others_loading());
   }
 }
 

@@ -63,7 +63,7 @@ TEST(HighestEpoch, C1ManyHellosRaiseItNoFurtherThanACoordinatorMayFollow) {
   next.hear(7 + kStep, kNow);
   next.hear(7 + kStep - 1, kNow);
   EXPECT_EQ(next.highest(), 7 + kStep - 1);
-  // The coordinator of epoch 7 reigns above it, and that is the new measure.
+  // The coordinator of epoch 7 leads above it, and that is the new measure.
   next.confirm(7 + kStep, kNow);
   EXPECT_EQ(next.highest(), 7 + kStep);
   next.hear(7 + kStep + 5, kNow);

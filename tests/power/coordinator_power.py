@@ -16,7 +16,7 @@ class CoordinatorPower:
         self.roots = {}  # by "MODEL@VERSION", as the publisher was told
 
     def work(self):
-        coordinator = self.begin_reign()
+        coordinator = self.begin_term()
         with Daemon(
             self.lab, "agent", "--node-id", "n", "--listen", "127.0.0.1:0", "--store", self.lab.images / "n",
             "--coordinator", self.address,
@@ -27,23 +27,23 @@ class CoordinatorPower:
         self.publish("p", 2)
         self.retire("p", 1)
         coordinator.end(signal.SIGKILL)
-        coordinator = self.begin_reign()
+        coordinator = self.begin_term()
         self.publish("q", 1)
         self.drain("n", False)
         coordinator.end()
-        coordinator = self.begin_reign()
+        coordinator = self.begin_term()
         self.retire("p", 2)
         self.publish("p", 3)
         coordinator.end()
-        # Written by one reign, promised by the next. Its own epoch is the first that is synced.
-        with self.begin_reign(REKINDLE_FAILPOINTS="coordinator.state.before_sync=kill@2") as coordinator:
+        # Written by one term, promised by the next. Its own epoch is the first that is synced.
+        with self.begin_term(REKINDLE_FAILPOINTS="coordinator.state.before_sync=kill@2") as coordinator:
             self.publish("p", 4, dies=True)
             coordinator.wait()
-        coordinator = self.begin_reign()
+        coordinator = self.begin_term()
         self.publish("p", 4)
         coordinator.end()
 
-    def begin_reign(self, **env):
+    def begin_term(self, **env):
         coordinator = Daemon(
             self.lab, "coordinator", "--listen", "127.0.0.1:0", "--state", self.recording.disk / self.below,
             env=self.recording.env(**env),

@@ -22,7 +22,7 @@ class ThrowingStore : public DurableStore {
   }
 };
 
-TEST(CoordinatorCommitter, AnExceptionOfTheStoreFailsAllThatWaitAndEndsTheReign) {
+TEST(CoordinatorCommitter, AnExceptionOfTheStoreFailsAllThatWaitAndEndsTheTerm) {
   rpc::testing::Loop loop;
   boost::asio::thread_pool thread(1);
   ThrowingStore store;

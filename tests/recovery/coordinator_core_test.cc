@@ -149,7 +149,7 @@ TEST(CoordinatorMembership, NobodyDiesInTheGraceAfterAStart) {
   EXPECT_NE(state_of(world, "a"), NodeState::kDead);
 }
 
-TEST(CoordinatorEpoch, Row28EachReignIsAboveTheLastAndAboveWhatAgentsSaw) {
+TEST(CoordinatorEpoch, Row28EachTermIsAboveTheLastAndAboveWhatAgentsSaw) {
   CoreWorld world;
   EXPECT_EQ(world.core->epoch(), 1u);
   world.restart();
@@ -161,7 +161,7 @@ TEST(CoordinatorEpoch, Row28EachReignIsAboveTheLastAndAboveWhatAgentsSaw) {
   EXPECT_EQ(world.enroll(world.node("b"), 42)->epoch, 42u);
 }
 
-TEST(CoordinatorEpoch, Row28AnAgentFromALaterReignMustRegisterAgain) {
+TEST(CoordinatorEpoch, Row28AnAgentFromALaterTermMustRegisterAgain) {
   CoreWorld world;
   const NodeInfo a = world.node("a");
   ASSERT_TRUE(world.enroll(a));

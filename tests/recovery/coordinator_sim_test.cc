@@ -80,7 +80,7 @@ class Simulation {
         });
     disk_fails_ = false;
     ASSERT_TRUE(core_->start(now_));
-    ASSERT_GT(core_->epoch(), highest_told_) << "a new reign is above all that was told";
+    ASSERT_GT(core_->epoch(), highest_told_) << "a new term is above all that was told";
     highest_told_ = core_->epoch();
   }
 

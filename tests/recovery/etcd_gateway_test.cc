@@ -189,7 +189,7 @@ class EtcdStateTest : public ::testing::Test {
     }
     return false;
   }
-  EtcdState reign() { return {{}, etcd_.endpoints(), {1, etcd_.elect("me")}}; }
+  EtcdState term() { return {{}, etcd_.endpoints(), {1, etcd_.elect("me")}}; }
   Records stored() {
     EtcdState next({}, etcd_.endpoints(), {1, etcd_.elect("next")});
     return *next.load();
@@ -203,7 +203,7 @@ class EtcdStateTest : public ::testing::Test {
 };
 
 TEST_F(EtcdStateTest, AWriteThatArrivesLateDoesNotUndoALaterOne) {
-  EtcdState state = reign();
+  EtcdState state = term();
   EXPECT_EQ(*state.load(), Records{});
   ASSERT_TRUE(state.write(epoch_of(1)));
   etcd_.keep_back_the_next();
@@ -214,7 +214,7 @@ TEST_F(EtcdStateTest, AWriteThatArrivesLateDoesNotUndoALaterOne) {
 }
 
 TEST_F(EtcdStateTest, AWriteWhoseAnswerWasLostIsWrittenOver) {
-  EtcdState state = reign();
+  EtcdState state = term();
   ASSERT_TRUE(state.load());
   etcd_.keep_back_the_next();
   EXPECT_FALSE(state.write(epoch_of(2)));
@@ -225,7 +225,7 @@ TEST_F(EtcdStateTest, AWriteWhoseAnswerWasLostIsWrittenOver) {
 }
 
 TEST_F(EtcdStateTest, WhatSomebodyElseWroteIsNotWrittenOver) {
-  const Reign same{1, etcd_.elect("me")};
+  const Term same{1, etcd_.elect("me")};
   EtcdState state({}, etcd_.endpoints(), same);
   EtcdState other({}, etcd_.endpoints(), same);
   ASSERT_TRUE(state.load());
@@ -238,7 +238,7 @@ TEST_F(EtcdStateTest, WhatSomebodyElseWroteIsNotWrittenOver) {
 }
 
 TEST_F(EtcdStateTest, WhoHasBeenReplacedNeitherReadsNorWrites) {
-  EtcdState state = reign();
+  EtcdState state = term();
   ASSERT_TRUE(state.write(epoch_of(1)));
   etcd_.elect("another");
   EXPECT_EQ(state.write(epoch_of(2)).error().code(), ErrorCode::kStale);
@@ -247,7 +247,7 @@ TEST_F(EtcdStateTest, WhoHasBeenReplacedNeitherReadsNorWrites) {
 }
 
 TEST_F(EtcdStateTest, C2AWriteOfManyRecordsIsSplitAndReadInPages) {
-  EtcdState state = reign();
+  EtcdState state = term();
   ASSERT_TRUE(state.load());
   std::vector<RecordWrite> writes{{"meta", "1"}};
   Records expected{{"meta", "1"}};
@@ -262,7 +262,7 @@ TEST_F(EtcdStateTest, C2AWriteOfManyRecordsIsSplitAndReadInPages) {
 }
 
 TEST_F(EtcdStateTest, AnEmptyWriteIsNoError) {
-  EtcdState state = reign();
+  EtcdState state = term();
   ASSERT_TRUE(state.write(epoch_of(1)));
   EXPECT_TRUE(state.write({}));
   EXPECT_EQ(stored(), records_of(1));

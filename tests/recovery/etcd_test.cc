@@ -133,7 +133,7 @@ TEST_F(Etcd, Row28ACoordinatorThatCannotListenLetsTheOtherLead) {
                                 dir("other").string()}});
   ASSERT_TRUE(holder.wait_for_out("coordinator listening on")) << holder.err();
   const auto first = coordinator(1);
-  ASSERT_TRUE(first->wait_for_err("coordinator.reign_failed")) << first->err();
+  ASSERT_TRUE(first->wait_for_err("coordinator.term_failed")) << first->err();
   const auto second = coordinator(2);
   EXPECT_TRUE(second->wait_for_out("coordinator listening on")) << second->err();
   EXPECT_TRUE(first->wait_for_err("coordinator.standing_by")) << first->err();
@@ -283,12 +283,12 @@ TEST_F(EtcdMembers, C2TwentyThousandVersionsPublishedAndRetiredLeaveASmallState)
   co::etcd::EtcdOptions options;
   options.ttl = std::chrono::seconds(60);  // nobody else stands, and the machine may be slow
   co::etcd::Election election(options, *endpoints, "test");
-  std::optional<co::etcd::Reign> reign;
+  std::optional<co::etcd::Term> term;
   ASSERT_TRUE(eventually([&] {
-    if (auto won = election.campaign(milliseconds(1000))) reign = *won;
-    return reign.has_value();
+    if (auto won = election.campaign(milliseconds(1000))) term = *won;
+    return term.has_value();
   }));
-  co::etcd::EtcdState store(options, *endpoints, *reign);
+  co::etcd::EtcdState store(options, *endpoints, *term);
   // An election among the members takes a moment, and a loaded machine makes etcd answer late.
   Result<co::Records> loaded = fail(ErrorCode::kUnavailable, "not read");
   const auto load = [&] {
@@ -307,7 +307,7 @@ TEST_F(EtcdMembers, C2TwentyThousandVersionsPublishedAndRetiredLeaveASmallState)
   // As many at once as a busy coordinator gathers while one batch is being written.
   const auto write_all = [&] {
     while (const auto batch = core.take_batch()) {
-      (void)election.keep(*reign, milliseconds(1000));
+      (void)election.keep(*term, milliseconds(1000));
       const auto writes = records->encode(batch->change);
       Result<void> written;
       EXPECT_TRUE(eventually([&] {

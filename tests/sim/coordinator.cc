@@ -29,14 +29,14 @@ void SimCoordinator::start() {
   // It serves from the moment at which its epoch is durable.
   const CommitNumber begun = core_->start(clock());
   const auto batch = core_->take_batch();
-  require(batch && batch->number == begun, "a reign begins without its epoch");
+  require(batch && batch->number == begun, "a term begins without its epoch");
   if (world_.chance(error_percent_ + crash_percent_)) {
     write_some_of(batch->change);
     return crash();
   }
   batch->change.apply_to(disk_);
   (void)core_->committed(batch->number, true, clock());
-  require(core_->epoch() > highest_told_, "a reign begins in epoch {}, {} was told before",
+  require(core_->epoch() > highest_told_, "a term begins in epoch {}, {} was told before",
           core_->epoch(), highest_told_);
   told_epoch(core_->epoch());
   world_.in_process(process_, kTick, [this] { tick(); });

@@ -13,8 +13,8 @@ class SpanningInstance : public WorkerServiceTest {
     say(FleetWord::State::kLoading);
   }
   void say(FleetWord::State state, std::string why = {}, std::uint64_t version = 1,
-           std::uint64_t reign = 1) {
-    host_->answer(FleetWord{{"m", version}, state, std::move(why), reign});
+           std::uint64_t term = 1) {
+    host_->answer(FleetWord{{"m", version}, state, std::move(why), term});
   }
   static proto::WorkerFrame latest() {
     proto::WorkerFrame frame;

@@ -97,13 +97,13 @@ Durably<Registered> Core::enroll(const NodeInfo& info, const std::string& failur
   }
   const bool too_far = highest_epoch > epoch() && highest_epoch - epoch() >= kMaxEpochStep;
   if (too_far || highest_epoch >= kMaxEpoch - 1) {
-    return {fail(
-        ErrorCode::kInvalid,
-        "node '{}' reports the absurd epoch {} (this coordinator reigns in {}): stop its agent, "
-        "delete the file agent/epoch in its --store directory and start it again",
-        info.node_id, highest_epoch, epoch())};
+    return {fail(ErrorCode::kInvalid,
+                 "node '{}' reports the absurd epoch {} (this coordinator leads in epoch {}): stop "
+                 "its agent, delete the file agent/epoch in its --store directory and start it "
+                 "again",
+                 info.node_id, highest_epoch, epoch())};
   }
-  // An earlier or other coordinator got further than our state knows: reign above it.
+  // An earlier or other coordinator got further than our state knows: this term must be above it.
   if (highest_epoch > epoch() && !seeded(SeededBug::kEpochNotRaised)) {
     const std::uint64_t wanted = std::max(highest_epoch + 1, catalog_.next_epoch());
     return {fail(ErrorCode::kUnavailable,
@@ -127,7 +127,7 @@ Result<Member*> Core::hear(const std::string& node_id, const Incarnation& incarn
   tick(now);
   if (epoch_seen > epoch() && !seeded(SeededBug::kEpochNotRaised)) {
     return fail(ErrorCode::kStale,
-                "node '{}' has seen epoch {}, this coordinator reigns in {}; register again",
+                "node '{}' has seen epoch {}, this coordinator leads in epoch {}; register again",
                 node_id, epoch_seen, epoch());
   }
   return members_.hear(node_id, incarnation, now);

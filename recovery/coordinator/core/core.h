@@ -27,7 +27,7 @@ class Core {
   Core(const Timing& timing, const Limits& limits, DurableState durable,
        std::function<PullId()> new_pull_id);
 
-  // Begins a reign: an epoch above the durable one, and one TTL of grace. Nothing else is called
+  // Begins a term: an epoch above the durable one, and one TTL of grace. Nothing else is called
   // before this commit is durable.
   CommitNumber start(TimePoint now);
   // The next batch to write, in the order of their numbers; nothing while one is being written.

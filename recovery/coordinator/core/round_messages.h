@@ -10,7 +10,7 @@
 // fields as in proto/coordinator.proto.
 namespace rekindle::coordinator {
 
-using RoundId = std::uint64_t;  // of one reign above those of earlier ones
+using RoundId = std::uint64_t;  // those of a later term are higher
 
 enum class RoundMemberState { kServing, kJoined, kSpreading, kAlone, kFilled, kReady, kFailed };
 enum class PartyState { kMeeting, kSpreading, kStopped };

@@ -7,9 +7,9 @@ namespace rekindle::coordinator {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};
-constexpr std::size_t kMaxRounds = 64;    // that are over and remembered
-constexpr std::size_t kMaxRunning = 64;   // at a time
-constexpr unsigned kRoundsOfAReign = 20;  // bits
+constexpr std::size_t kMaxRounds = 64;       // that are over and remembered
+constexpr std::size_t kMaxRunning = 64;      // at a time
+constexpr unsigned kRoundsPerTermBits = 20;  // bits
 constexpr std::uint64_t kEpochMask = (std::uint64_t{1} << 40) - 1;
 
 bool overlap(const std::string& a, const std::string& b) {
@@ -61,7 +61,7 @@ Result<RoundId> Rounds::begin(const ModelVersion& id, const Digest& root, const 
                 id.to_string(), id.model, group.empty() ? "a group" : "group " + group);
   }
   epoch_ = epoch;
-  last_round_ = std::max(last_round_, (epoch & kEpochMask) << kRoundsOfAReign) + 1;
+  last_round_ = std::max(last_round_, (epoch & kEpochMask) << kRoundsPerTermBits) + 1;
   round.number = last_round_;
   Round& begun = rounds_.emplace(round.number, std::move(round)).first->second;
   ++revision_;

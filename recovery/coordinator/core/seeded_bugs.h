@@ -6,7 +6,7 @@ namespace rekindle::coordinator {
 
 enum class SeededBug {
   kNone,
-  kEpochNotRaised,       // an agent that saw a later reign is taken on below it
+  kEpochNotRaised,       // an agent that saw a later term is taken on below it
   kIdTaken,              // a node id is given away while its holder lives
   kDeadOffered,          // a dead node stays in the plans
   kDrainedOffered,       // a draining node is put into new plans

@@ -60,15 +60,15 @@ class Etcd {
       : election_(options.etcd, std::move(endpoints), own_name(options)) {}
   ~Etcd() { thread_.join(); }
 
-  async::Task<Result<etcd::Reign>> campaign() {
-    return on_thread<etcd::Reign>([this] { return election_.campaign(kAsk); });
+  async::Task<Result<etcd::Term>> campaign() {
+    return on_thread<etcd::Term>([this] { return election_.campaign(kAsk); });
   }
-  async::Task<Result<bool>> keep(etcd::Reign reign, milliseconds deadline) {
-    return on_thread<bool>([this, reign, deadline] { return election_.keep(reign, deadline); });
+  async::Task<Result<bool>> keep(etcd::Term term, milliseconds deadline) {
+    return on_thread<bool>([this, term, deadline] { return election_.keep(term, deadline); });
   }
-  async::Task<Result<bool>> resign(etcd::Reign reign) {
-    return on_thread<bool>([this, reign]() -> Result<bool> {
-      election_.resign(reign, kAsk);
+  async::Task<Result<bool>> resign(etcd::Term term) {
+    return on_thread<bool>([this, term]() -> Result<bool> {
+      election_.resign(term, kAsk);
       return true;
     });
   }
@@ -111,9 +111,9 @@ class Lease {
   milliseconds until_{};
 };
 
-// Stops the reign when its lease is over, or may be: etcd has not confirmed it for as long as it
+// Stops the term when its lease is over, or may be: etcd has not confirmed it for as long as it
 // lasts.
-async::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds ttl, Lease& lease,
+async::Task<void> keep_lease(Etcd& etcd, etcd::Term term, std::chrono::seconds ttl, Lease& lease,
                              Stop& over) {
   bool away = false;
   while (!over.is_set()) {
@@ -124,7 +124,7 @@ async::Task<void> keep_lease(Etcd& etcd, etcd::Reign reign, std::chrono::seconds
       over.set(lease.check().error().message());
       break;
     }
-    const auto kept = co_await etcd.keep(reign, std::clamp(lease.left(), kStep, kAsk));
+    const auto kept = co_await etcd.keep(term, std::clamp(lease.left(), kStep, kAsk));
     if (!kept && !std::exchange(away, true)) {
       log::warn("coordinator.etcd_away", "error", kept.error());
     }
@@ -140,7 +140,7 @@ async::Task<void> pass_on(Stop& told, Stop& over) {
   over.set(told.why());
 }
 
-async::Task<std::optional<etcd::Reign>> win(Etcd& etcd, Stop& told) {
+async::Task<std::optional<etcd::Term>> win(Etcd& etcd, Stop& told) {
   std::string said;
   while (!told.is_set()) {
     const auto won = co_await etcd.campaign();
@@ -155,40 +155,40 @@ async::Task<std::optional<etcd::Reign>> win(Etcd& etcd, Stop& told) {
 
 }  // namespace
 
-async::Task<Result<void>> stand_and_lead(const ReignOptions& options, Stop& told) {
+async::Task<Result<void>> stand_and_lead(const TermOptions& options, Stop& told) {
   const auto executor = co_await asio::this_coro::executor;
   const etcd::EtcdOptions& where = options.options.etcd;
   CO_TRY(const auto endpoints, etcd::parse_endpoints(where.urls));
   Etcd etcd(options.options, endpoints);
   while (!told.is_set()) {
-    const auto reign = co_await win(etcd, told);
-    if (!reign) break;
+    const auto term = co_await win(etcd, told);
+    if (!term) break;
     Lease lease(where.ttl);
     const milliseconds asked_at = Lease::now();
-    const auto kept = co_await etcd.keep(*reign, kAsk);
+    const auto kept = co_await etcd.keep(*term, kAsk);
     if (!kept || !*kept) {
-      (void)co_await etcd.resign(*reign);
+      (void)co_await etcd.resign(*term);
       co_await pause_unless(told, kBetweenTries);
       continue;
     }
     lease.kept(asked_at);
     Stop over(executor);
     async::TaskGroup tasks(executor);
-    tasks.spawn("coordinator.lease", keep_lease(etcd, *reign, where.ttl, lease, over));
+    tasks.spawn("coordinator.lease", keep_lease(etcd, *term, where.ttl, lease, over));
     tasks.spawn("coordinator.told", pass_on(told, over));
-    etcd::EtcdState state(where, endpoints, *reign);
-    ReignOptions leased = options;
+    etcd::EtcdState state(where, endpoints, *term);
+    TermOptions leased = options;
     leased.may_answer = [&lease] { return lease.check(); };
-    auto reigned = co_await reign_until(leased, state, over);
-    over.set("the reign has ended");
+    auto led = co_await lead_term(leased, state, over);
+    over.set("the term has ended");
     co_await tasks.close(kCloseDeadline);
-    (void)co_await etcd.resign(*reign);
+    (void)co_await etcd.resign(*term);
     // Bad options, a damaged state: no other try ends otherwise. Etcd away: the next one may.
-    const bool again = reigned || reigned.error().code() == ErrorCode::kUnavailable ||
-                       reigned.error().code() == ErrorCode::kStale;
-    if (!again) co_return reigned;
-    if (reigned) continue;
-    log::warn("coordinator.reign_failed", "error", reigned.error());
+    const bool again = led || led.error().code() == ErrorCode::kUnavailable ||
+                       led.error().code() == ErrorCode::kStale;
+    if (!again) co_return led;
+    if (led) continue;
+    log::warn("coordinator.term_failed", "error", led.error());
     co_await pause_unless(told, kAfterFailure);
   }
   co_return Result<void>();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "recovery/coordinator/reign.h"
+#include "recovery/coordinator/leader_term.h"
 
 namespace rekindle::coordinator {
 
@@ -8,6 +8,6 @@ namespace rekindle::coordinator {
 // that leads; leads until `told` is set or another one does; stands by again. A leader that etcd
 // has not confirmed for as long as its lease lasts answers nobody any more (UNAVAILABLE) and steps
 // down: another one may lead by then.
-async::Task<Result<void>> stand_and_lead(const ReignOptions& options, Stop& told);
+async::Task<Result<void>> stand_and_lead(const TermOptions& options, Stop& told);
 
 }  // namespace rekindle::coordinator

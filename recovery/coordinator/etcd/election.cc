@@ -31,23 +31,23 @@ Election::Election(const EtcdOptions& options, std::vector<rpc::HostPort> endpoi
       ttl_(options.ttl),
       gateway_(std::move(endpoints)) {}
 
-Result<Reign> Election::campaign(milliseconds deadline) {
+Result<Term> Election::campaign(milliseconds deadline) {
   TRY(const json granted, gateway_.call("/v3/lease/grant", {{"TTL", ttl_.count()}}, deadline));
-  Reign reign;
-  reign.lease = number_in(granted, "ID");
-  if (reign.lease == 0) return fail(ErrorCode::kUnavailable, "etcd grants no lease");
+  Term term;
+  term.lease = number_in(granted, "ID");
+  if (term.lease == 0) return fail(ErrorCode::kUnavailable, "etcd grants no lease");
   const json txn = {
       {"compare",
        {{{"key", key_}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}}}},
       {"success",
        {{{"request_put",
-          {{"key", key_}, {"value", to_base64(name_)}, {"lease", std::to_string(reign.lease)}}}}}},
+          {{"key", key_}, {"value", to_base64(name_)}, {"lease", std::to_string(term.lease)}}}}}},
       {"failure", {{{"request_range", {{"key", key_}}}}}}};
   TRY(const json answer, gateway_.call("/v3/kv/txn", txn, deadline));
   if (answer.value("succeeded", false)) {
     const auto header = answer.find("header");
-    if (header != answer.end()) reign.revision = number_in(*header, "revision");
-    if (reign.revision != 0) return reign;
+    if (header != answer.end()) term.revision = number_in(*header, "revision");
+    if (term.revision != 0) return term;
     return fail(ErrorCode::kUnavailable, "etcd answers without a revision");
   }
   std::string leader = "another coordinator";
@@ -55,22 +55,22 @@ Result<Reign> Election::campaign(milliseconds deadline) {
     TRY(leader, from_base64(holder->value("value", "")));
     // The first answer was lost on the way: it is ours.
     if (leader == name_) {
-      return Reign{number_in(*holder, "lease"), number_in(*holder, "create_revision")};
+      return Term{number_in(*holder, "lease"), number_in(*holder, "create_revision")};
     }
   }
-  (void)gateway_.call("/v3/lease/revoke", {{"ID", std::to_string(reign.lease)}}, deadline);
+  (void)gateway_.call("/v3/lease/revoke", {{"ID", std::to_string(term.lease)}}, deadline);
   return fail(ErrorCode::kUnavailable, "{} leads", leader);
 }
 
-Result<bool> Election::keep(const Reign& reign, milliseconds deadline) {
+Result<bool> Election::keep(const Term& term, milliseconds deadline) {
   TRY(const json answer,
-      gateway_.call("/v3/lease/keepalive", {{"ID", std::to_string(reign.lease)}}, deadline));
+      gateway_.call("/v3/lease/keepalive", {{"ID", std::to_string(term.lease)}}, deadline));
   const auto result = answer.find("result");
   return result != answer.end() && number_in(*result, "TTL") > 0;
 }
 
-void Election::resign(const Reign& reign, milliseconds deadline) {
-  (void)gateway_.call("/v3/lease/revoke", {{"ID", std::to_string(reign.lease)}}, deadline);
+void Election::resign(const Term& term, milliseconds deadline) {
+  (void)gateway_.call("/v3/lease/revoke", {{"ID", std::to_string(term.lease)}}, deadline);
 }
 
 }  // namespace rekindle::coordinator::etcd

@@ -21,8 +21,8 @@ constexpr const char* kMeta = "meta";
 }  // namespace
 
 EtcdState::EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints,
-                     const Reign& reign)
-    : reign_(reign),
+                     const Term& term)
+    : term_(term),
       prefix_(options.prefix),
       leader_key_(to_base64(leader_key(options))),
       meta_key_(key_of(kMeta)),
@@ -32,10 +32,10 @@ json EtcdState::is_leader() const {
   return {{"key", leader_key_},
           {"target", "CREATE"},
           {"result", "EQUAL"},
-          {"create_revision", std::to_string(reign_.revision)}};
+          {"create_revision", std::to_string(term_.revision)}};
 }
 
-// When a comparison fails it reads the leader's key, to tell a reign that is over, and
+// When a comparison fails it reads the leader's key, to tell a term that is over, and
 // that of PREFIX/meta.
 Result<EtcdState::Answer> EtcdState::transact(json compare, json success,
                                               Clock::time_point give_up) {
@@ -57,7 +57,7 @@ Result<EtcdState::Answer> EtcdState::transact(json compare, json success,
   }
   if (answer->value("succeeded", false)) return Answer{true, std::move(*answer)};
   const json leaders = answer->value("/responses/0/response_range/kvs"_json_pointer, json::array());
-  if (leaders.empty() || number_in(leaders.front(), "create_revision") != reign_.revision) {
+  if (leaders.empty() || number_in(leaders.front(), "create_revision") != term_.revision) {
     return fail(ErrorCode::kStale, "another coordinator leads now (by etcd)");
   }
   return Answer{false, std::move(*answer)};
@@ -80,7 +80,7 @@ Result<void> EtcdState::check_no_former_state() {
               prefix_);
 }
 
-// In pages: nobody else writes while this reign lasts, which each page checks.
+// In pages: nobody else writes while this term lasts, which each page checks.
 Result<Records> EtcdState::load() {
   TRY_VOID(check_no_former_state());
   Records records;
@@ -163,7 +163,7 @@ Result<void> EtcdState::put(const json& operations) {
     }
     unsure_ = was_unsure;
     if (!unsure_) break;
-    // A write of this reign whose answer was lost: over it.
+    // A write of this term whose answer was lost: over it.
     note_revision(
         answer->json.value("/responses/1/response_range/kvs"_json_pointer, json::array()));
   }

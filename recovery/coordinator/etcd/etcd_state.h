@@ -9,7 +9,7 @@
 namespace rekindle::coordinator::etcd {
 
 // The records as keys of etcd: PREFIX/KEY. They are read and written only while PREFIX/leader is
-// the key of this reign: a coordinator that has been replaced can change nothing any more. Each
+// the key of this term: a coordinator that has been replaced can change nothing any more. Each
 // write also writes PREFIX/meta, on the condition that it still has the modification revision that
 // was read or written last: a write of ours that came to no answer and arrives late changes nothing
 // that has been written since. More than one transaction can hold is split; the first ones may be
@@ -17,7 +17,7 @@ namespace rekindle::coordinator::etcd {
 // one that etcd did not answer the next second's fail at once.
 class EtcdState : public DurableStore {
  public:
-  EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints, const Reign& reign);
+  EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints, const Term& term);
   Result<Records> load() override;
   Result<void> write(const std::vector<RecordWrite>& writes) override;
 
@@ -35,7 +35,7 @@ class EtcdState : public DurableStore {
   void note_revision(const nlohmann::json& pairs);
   std::string key_of(const std::string& name) const { return to_base64(prefix_ + name); }
 
-  const Reign reign_;
+  const Term term_;
   const std::string prefix_;
   const std::string leader_key_;
   const std::string meta_key_;

@@ -1,4 +1,4 @@
-#include "recovery/coordinator/reign.h"
+#include "recovery/coordinator/leader_term.h"
 
 #include <utility>
 
@@ -44,7 +44,7 @@ Limits limits_of(const CoordinatorOptions& options) {
 }
 
 // From the moment at which the epoch is durable.
-async::Task<Result<void>> lead_until(const ReignOptions& options, Core& core, Committer& committer,
+async::Task<Result<void>> lead_until(const TermOptions& options, Core& core, Committer& committer,
                                      Service& service, rpc::RpcServer& server,
                                      async::TaskGroup& tasks, Stop& stop) {
   CO_TRY(const std::string address, server.listen(options.options.listen));
@@ -75,8 +75,7 @@ async::Task<void> Stop::wait() {
   }
 }
 
-async::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& store,
-                                      Stop& stop) {
+async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& store, Stop& stop) {
   asio::thread_pool thread(1);  // of the store; joined when all else has ended
   CO_TRY(Records stored, co_await run_blocking<Records>(thread, [&store] { return store.load(); }));
   CO_TRY(StateRecords records, StateRecords::parse(std::move(stored)));

@@ -28,7 +28,7 @@ class Stop {
   std::string why_;
 };
 
-struct ReignOptions {
+struct TermOptions {
   const CoordinatorOptions& options;
   Timing timing;
   std::string secret;
@@ -38,6 +38,6 @@ struct ReignOptions {
 
 // Leads from the state in `store`, with its epoch + 1, until `stop` is set. Sets it when a write
 // shows that another coordinator leads.
-async::Task<Result<void>> reign_until(const ReignOptions& options, DurableStore& store, Stop& stop);
+async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& store, Stop& stop);
 
 }  // namespace rekindle::coordinator
