@@ -42,7 +42,7 @@ void cut_box(const Box& box, std::uint64_t element_bytes, std::uint64_t max_byte
     piece.offset[axis] += done;
     piece.extent[axis] = step;
     done += step;
-    // Rounding up, or one index that is too large by itself, may leave too much: cut again.
+    // After rounding up, or with one index that is too large by itself, the rest may be too large.
     cut_box(piece, element_bytes, max_bytes, out);
   }
 }
@@ -111,7 +111,7 @@ void Assembler::add_group(SliceKind kind, std::span<const Part> parts, std::vect
   all.insert(all.end(), blocks.begin(), blocks.end());
 }
 
-// One that takes `bytes` more, or a new one.
+// An open slice with room for `bytes` more, or a new one.
 Assembler::OpenGroup& Assembler::open_group(SliceKind kind, std::vector<std::uint64_t> sources,
                                             std::uint64_t bytes) {
   const std::size_t oldest =

@@ -37,16 +37,20 @@ class Assembler {
     SourceMask sources;
     std::uint64_t bytes = 0;
     std::vector<Piece> pieces;
-    std::int64_t group = -1;  // index into groups_
+    // Index into groups_; -1: none.
+    std::int64_t group = -1;
     bool full = false;
   };
 
   struct OpenGroup {
     SliceKind kind;
-    std::vector<std::uint64_t> sources;  // distinct masks of its slices, ascending
+    // The distinct masks of its slices, ascending.
+    std::vector<std::uint64_t> sources;
     std::uint64_t bytes = 0;
-    std::size_t group = 0;        // index into groups_
-    std::size_t first_slice = 0;  // index into slices_; one slice for each mask
+    // Index into groups_.
+    std::size_t group = 0;
+    // Index into slices_; one slice for each mask.
+    std::size_t first_slice = 0;
   };
 
   void make_room(std::uint64_t bytes);
@@ -58,13 +62,14 @@ class Assembler {
   PlanTable& plan_;
   const std::uint64_t slice_bytes_;
   const std::uint64_t bucket_bytes_;
-  std::vector<Open> slices_;  // of the bucket being filled, in the order they were begun
+  // Of the bucket that is being filled, in the order in which they were begun.
+  std::vector<Open> slices_;
   std::vector<Group> groups_;
   std::vector<OpenGroup> open_groups_;
   std::uint64_t bucket_used_ = 0;
 };
 
-// The box of both when `b` follows `a` along one dimension and they are equal in all others.
+// The union of both, when `b` follows `a` along one dimension and they are equal in all others.
 std::optional<Box> joined(const Box& a, const Box& b);
 
 // Cuts `box` into boxes of at most `max_bytes` and nearly equal size, along its outermost dimension

@@ -8,7 +8,7 @@ namespace rekindle::planner {
 
 namespace {
 
-// Every index before the last dimension's is fixed: a run of it is contiguous in its tensor.
+// Only the index of the last dimension varies, so a run of the box is contiguous in its tensor.
 bool is_one_row(const Box& box) {
   for (std::size_t i = 0; i + 1 < box.rank(); ++i) {
     if (box.extent[i] > 1) return false;
@@ -72,7 +72,7 @@ void Builder::collect_touches(std::uint32_t first_entry, std::uint32_t last_entr
   }
 }
 
-// Whether whole tiles would more than double the bytes of this tensor. Also sums up what is wanted.
+// True when whole tiles would more than double the bytes of this tensor. Adds up the wanted bytes.
 bool Builder::reads_parts_alone() const {
   std::uint64_t fetched = 0;
   std::uint64_t wanted = 0;
@@ -245,8 +245,8 @@ void Builder::plan_chunks(const Run& run, SourceMask sources, std::uint64_t chun
   plan_covered(sub_run(run, begin, run.last), sources);
 }
 
-// No source holds all of it: put it together from several, in slices of one group. Nobody can prove
-// a part then: it is staged with the rest of its tile.
+// No source holds all of it. It is put together from several sources, in slices of one group. No
+// source can prove a part then, so the part is staged with the rest of its tile.
 void Builder::plan_assembled(const Run& run) {
   if (run.kind == SliceKind::kRange) {
     Run staged = run;
@@ -255,7 +255,7 @@ void Builder::plan_assembled(const Run& run) {
   }
   if (run.kind == SliceKind::kStaged && run.last - run.first > 1 &&
       run.block.elements() * element_bytes_ > options_.slice_bytes) {
-    // The staging memory of a group is one: keep it small.
+    // A group has one staging memory. Keep it small.
     const std::uint64_t middle = run.first + (run.last - run.first) / 2;
     plan_assembled(sub_run(run, run.first, middle));
     plan_assembled(sub_run(run, middle, run.last));

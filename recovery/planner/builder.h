@@ -11,8 +11,8 @@
 
 namespace rekindle::planner {
 
-// Makes the plan, tensor by tensor: which tiles are wanted, whole or in part; who holds them; how
-// they are cut into slices. docs/planner.md describes the steps.
+// Makes the plan, tensor by tensor: finds the wanted tiles, whole or in part, and their holders,
+// and cuts them into slices. docs/planner.md describes the steps.
 class Builder {
  public:
   Builder(const PlanRequest& request, PlanTable& plan);
@@ -21,9 +21,11 @@ class Builder {
  private:
   // A destination entry that shares elements with a tile.
   struct Touch {
-    std::uint64_t tile = 0;  // local to the tensor
+    // Local to the tensor.
+    std::uint64_t tile = 0;
     std::uint32_t entry = 0;
-    Box box;  // of the whole tile
+    // Of the whole tile.
+    Box box;
     bool whole = false;
   };
   // Consecutive tiles along the last dimension that are planned in the same way. `touches` lists
@@ -31,10 +33,13 @@ class Builder {
   struct Run {
     SliceKind kind = SliceKind::kDirect;
     std::uint64_t first = 0;
-    std::uint64_t last = 0;  // past the end
-    Box block;               // whole tiles
+    // Past the end.
+    std::uint64_t last = 0;
+    // Whole tiles.
+    Box block;
     std::span<const Touch> touches;
-    bool shared = false;  // one tile, several entries
+    // One tile, several entries.
+    bool shared = false;
   };
 
   void plan_tensor(TensorIndex tensor);
@@ -47,7 +52,7 @@ class Builder {
   void plan_each_tile(const Run& run);
   void plan_chunks(const Run& run, SourceMask sources, std::uint64_t chunk_bytes);
   Run sub_run(const Run& run, std::uint64_t first, std::uint64_t last) const;
-  // What has to arrive for `run`: whole tiles, or for kRange the wanted parts.
+  // The bytes that have to arrive for `run`: whole tiles, or for kRange the wanted parts.
   void regions_of(const Run& run, std::vector<Piece>& out) const;
   // Sources that hold all of it. Clears `uniform` when others hold some of it.
   SourceMask sources_of(const Run& run, bool& uniform);
@@ -56,11 +61,12 @@ class Builder {
 
   const PlanRequest& request_;
   PlanTable& plan_;
-  const PlanOptions& options_;  // the plan's
+  // The plan's.
+  const PlanOptions& options_;
   Holders holders_;
   Assembler assembler_;
 
-  // The tensor at hand.
+  // The tensor that is being planned.
   TensorIndex tensor_ = 0;
   const TileGrid* grid_ = nullptr;
   std::uint64_t element_bytes_ = 0;

@@ -7,7 +7,7 @@ namespace rekindle::planner {
 
 namespace {
 
-// Entries are sorted by their offset, so those that start behind the box end the search.
+// Entries are sorted by their offset, so the first one behind the box ends the search.
 bool starts_behind(const LayoutEntry& entry, const Box& box) {
   return box.rank() > 0 && entry.box.offset[0] >= box.offset[0] + box.extent[0];
 }
@@ -125,7 +125,8 @@ SourceMask Holders::covering(const Box& box, std::uint64_t first, std::uint64_t 
 
 void Holders::decompose(const Box& box, std::uint64_t first, std::uint64_t last,
                         std::vector<Cell>& cells, std::vector<Box>& leftover) const {
-  bool uniform = true;  // of no interest here
+  // An output of covering() and holding() that is not used here.
+  bool uniform = true;
   std::vector<Box> open{box};
   while (!open.empty()) {
     const Box piece = open.back();

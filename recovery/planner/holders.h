@@ -9,13 +9,13 @@
 
 namespace rekindle::planner {
 
-// Who holds what. Sources with the same layout are looked at as one class, so that the work is per
-// layout and not per source; what single tiles a source lacks is decided per tile.
+// Finds the sources that hold a box. Sources with the same layout form one class, so that most of
+// the work is per layout and not per source. Missing tiles of a source are handled tile by tile.
 class Holders {
  public:
   explicit Holders(std::span<const SourceView> sources);
 
-  // Looks at `tensor` from here on; [first_tile, last_tile) are its tiles.
+  // Selects `tensor`; [first_tile, last_tile) are its tiles.
   void select(TensorIndex tensor, TileIndex first_tile, TileIndex last_tile);
   // False when no box of any source shares an element with `box`.
   bool any_overlap(const Box& box) const;
@@ -23,8 +23,8 @@ class Holders {
   // tensor. Clears `uniform` when another source holds a part of that.
   SourceMask covering(const Box& box, std::uint64_t first, std::uint64_t last, bool& uniform) const;
 
-  // Cuts `box` into cells that at least one source covers, and what nobody holds. Only sources that
-  // hold all of the tiles [first, last) count.
+  // Cuts `box` into cells that at least one source covers, and cells that no source covers. Only
+  // sources that hold all of the tiles [first, last) count.
   struct Cell {
     Box box;
     SourceMask sources;
@@ -35,12 +35,16 @@ class Holders {
  private:
   struct Class {
     const Layout* layout = nullptr;
-    SourceMask complete;                                         // hold all that the layout covers
-    std::vector<std::pair<SourceIndex, const TileSet*>> sparse;  // hold some tiles of it
+    // Sources that hold all that the layout covers.
+    SourceMask complete;
+    // Sources that hold some tiles of it.
+    std::vector<std::pair<SourceIndex, const TileSet*>> sparse;
     // Of the selected tensor:
     std::span<const LayoutEntry> entries;
-    SourceMask members;                                           // complete for this tensor
-    std::vector<std::pair<SourceIndex, const TileSet*>> by_tile;  // to be asked tile by tile
+    // Sources that hold all of this tensor that the layout covers.
+    SourceMask members;
+    // Sources that are handled tile by tile.
+    std::vector<std::pair<SourceIndex, const TileSet*>> by_tile;
   };
 
   SourceMask holding(const Class& members, std::uint64_t first, std::uint64_t last,
@@ -51,7 +55,7 @@ class Holders {
 };
 
 enum class Cover { kNone, kPart, kAll };
-// How much of `box` lies in `entries`, which do not overlap each other.
+// The elements of `box` that lie in `entries`, which do not overlap each other.
 Cover entries_cover(std::span<const LayoutEntry> entries, const Box& box);
 
 }  // namespace rekindle::planner

@@ -46,7 +46,7 @@ Result<void> check_request(const PlanRequest& request, const PlanOptions& option
   return {};
 }
 
-// Of the tensors that the destination wants something of, in bytes.
+// The bytes of all tensors of which the destination wants some part.
 std::uint64_t largest_tile(const PlanRequest& request) {
   std::uint64_t largest = 1;
   for (const LayoutEntry& entry : request.destination->entries()) {

@@ -62,7 +62,7 @@ bool continues(const StridedCopy& a, const StridedCopy& b) {
          a.dst_offset + a.run_bytes == b.dst_offset;
 }
 
-// Orders the reads as the source holds them and joins what is contiguous at both ends.
+// Sorts the reads by their place at the source and joins those that are contiguous at both ends.
 void merge_reads(std::vector<PlannedRead>& reads) {
   if (reads.size() < 2) return;
   std::sort(reads.begin(), reads.end(), [](const PlannedRead& a, const PlannedRead& b) {
@@ -177,7 +177,7 @@ void PlanTable::expand_staged(SliceIndex slice, const Layout& source, Expansion&
   std::vector<StridedCopy> copies;
   const auto visit = [&](const Piece& block, const Box& tile, std::uint64_t, std::uint64_t at) {
     const std::uint64_t element_bytes = element_bytes_of(*checkpoint, block.tensor);
-    // Outside of a group a slice's pieces are its blocks.
+    // Outside of a group the pieces of a slice are its blocks.
     for (const Piece& piece : grouped ? of_tensor(own, block.tensor) : std::span(&block, 1)) {
       const auto part = intersect(piece.region, tile);
       if (!part) continue;
@@ -208,7 +208,7 @@ void PlanTable::expand_staged(SliceIndex slice, const Layout& source, Expansion&
 bool PlanTable::covered_by(SliceIndex slice, const Layout& source) const {
   const auto own = pieces_of(slice);
   return std::all_of(own.begin(), own.end(), [&](const Piece& piece) {
-    // Who proves a part of a tile holds all of the tile.
+    // A source that proves a part of a tile holds all of the tile.
     const bool proved = slices[slice].kind == SliceKind::kRange;
     const Box needed =
         proved ? checkpoint->tiles.grid(piece.tensor).align_out(piece.region) : piece.region;

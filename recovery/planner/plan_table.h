@@ -9,8 +9,8 @@
 
 namespace rekindle::planner {
 
-// What a slice reads of one tensor: a box of it. kDirect and kRange: `region` lies in the
-// destination entry `entry`. kStaged: `region` is whole tiles (in a group: part of them).
+// The part of one tensor that a slice reads. kDirect and kRange: `region` lies in the destination
+// entry `entry`. kStaged: `region` is whole tiles (in a group: part of them).
 struct Piece {
   Box region;
   TensorIndex tensor = 0;
@@ -22,7 +22,8 @@ inline constexpr std::uint32_t kNoGroup = std::numeric_limits<std::uint32_t>::ma
 struct Slice {
   std::uint64_t bytes = 0;
   SourceMask sources;
-  std::uint32_t first_piece = 0;  // in its bucket's
+  // Index into the pieces of its bucket.
+  std::uint32_t first_piece = 0;
   std::uint32_t piece_count = 0;
   std::uint32_t group = kNoGroup;
   std::uint32_t bucket = 0;
@@ -65,7 +66,8 @@ class PlanTable final : public Plan {
   std::vector<const Layout*> sources;
   PlanOptions options;
   std::vector<Slice> slices;
-  std::vector<std::vector<Piece>> pieces;  // per bucket: no large array has to grow
+  // One vector per bucket, so that no large array has to grow.
+  std::vector<std::vector<Piece>> pieces;
   std::vector<Group> groups;
   std::vector<MissingBox> missing_boxes;
   std::uint32_t buckets = 0;

@@ -21,7 +21,7 @@ Range clipped(std::uint64_t rank, std::uint64_t step, std::uint64_t limit) {
 
 }  // namespace
 
-// The remainder goes to the stages before the last, which has the output layer to do already; vLLM
+// The remainder goes to the stages before the last one, which already has the output layer. vLLM
 // cuts in the same way.
 Range stage_layers(std::uint64_t layers, const ShardPlace::Axis& pp) {
   const std::uint64_t base = layers / pp.size;
@@ -132,7 +132,7 @@ Result<std::vector<Range>> RuleApplier::qkv_ranges(const Rule& rule, std::uint64
   return std::vector<Range>{q, {k_at + kv.begin, k_at + kv.end}, {v_at + kv.begin, v_at + kv.end}};
 }
 
-// What tp takes of a dimension of this extent.
+// The part of a dimension of this extent that a tp rank takes.
 Result<std::vector<Range>> RuleApplier::ranges(const Rule& rule, std::uint64_t extent) const {
   switch (rule.kind) {
     case Rule::Kind::kSplit:
@@ -184,8 +184,8 @@ Result<void> RuleApplier::cut(const Rule& rule, const Box& box, std::vector<Box>
   return {};
 }
 
-// With ep the experts of this rank whole, as engines do that place whole experts; without, all
-// experts split by tp.
+// With ep, this rank has its experts whole, like engines that place whole experts. Without ep, all
+// experts are split by tp.
 Result<void> RuleApplier::apply_experts(const Rule& rule, const Pattern::Match& match,
                                         const Shape& shape, std::vector<Box>& out) const {
   TRY(const std::uint64_t experts, config_.number(rule.count));

@@ -44,7 +44,7 @@ constexpr std::string_view kMlp = R"(,
    "optional": true},
   {"match": "model.layers.{layer}.mlp.down_proj.bias", "kind": "replicate", "optional": true})";
 
-// Layers of a mixture model that have no experts: not every model has such.
+// Layers without experts, which only some mixture models have.
 constexpr std::string_view kSomeMlp = R"(,
   {"match": "model.layers.{layer}.mlp.{gate|up}_proj.weight", "kind": "split", "dim": 0,
    "optional": true},

@@ -47,7 +47,8 @@ Result<json> parse_json(std::string_view text, std::string_view what, std::size_
                 max_bytes);
   }
   std::string wrong;
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  // Of the open objects.
+  std::vector<std::set<std::string>> keys;
   const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > max_depth && wrong.empty()) wrong = fmt::format("nested deeper than {}", max_depth);
     if (event == json::parse_event_t::object_start) keys.emplace_back();

@@ -12,7 +12,7 @@
 
 namespace rekindle::planner {
 
-// The message in one line of bounded length: names and patterns in it come from files and users.
+// The message on one line of bounded length. Names and patterns in it come from files and users.
 Error one_line(const Error& error);
 template <typename T>
 Result<T> one_line(Result<T> result) {
@@ -29,7 +29,8 @@ Result<nlohmann::json> parse_json(std::string_view text, std::string_view what,
 // ("a|b.c": keys separated by '|', levels by '.').
 struct ConfigValue {
   std::uint64_t literal = 0;
-  std::vector<std::string> keys;  // empty: literal
+  // Empty: a literal.
+  std::vector<std::string> keys;
 };
 
 // A model's config.json.
@@ -37,12 +38,14 @@ class ModelConfig {
  public:
   static Result<ModelConfig> parse(std::string_view text);
 
-  // kInvalid when no key is there, or it is no positive integer.
+  // kInvalid: no key is there, or its value is not a positive integer.
   Result<std::uint64_t> number(const ConfigValue& value) const;
   // A list of positive integers at `key`.
   Result<std::vector<std::uint64_t>> numbers(const std::string& key) const;
-  bool flag(const char* key) const;         // false when it is not there
-  std::string text(const char* key) const;  // "" when it is not there
+  // False when it is not there.
+  bool flag(const char* key) const;
+  // "" when it is not there.
+  std::string text(const char* key) const;
 
  private:
   const nlohmann::json* find(std::string_view key) const;

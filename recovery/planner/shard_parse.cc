@@ -37,7 +37,7 @@ const std::vector<KindInfo>& kinds() {
   return table;
 }
 
-// Reads the fields of one rule; the first thing that is wrong stays in `error`.
+// Reads the fields of one rule. The first mistake stays in `error`.
 class Fields {
  public:
   explicit Fields(const json& object) : object_(object) {}

@@ -9,8 +9,10 @@ namespace {
 
 constexpr std::size_t kMaxPatternBytes = 512;
 constexpr std::size_t kMaxParts = 32;
-constexpr std::ptrdiff_t kMaxWildcards = 3;  // bounds the backtracking
-constexpr int kMaxSteps = 20'000;            // per name; a sane pattern takes tens
+// Bounds the backtracking.
+constexpr std::ptrdiff_t kMaxWildcards = 3;
+// Per name. A sane pattern takes tens of steps.
+constexpr int kMaxSteps = 20'000;
 
 }  // namespace
 
@@ -82,7 +84,7 @@ Result<void> Pattern::parse_braces(std::string_view inside) {
 }
 
 std::optional<Pattern::Match> Pattern::match(std::string_view name) const {
-  // The end decides most of the time, and cheaply.
+  // The end of the name mostly decides, and cheaply.
   if (parts_.back().token == Token::kText && !name.ends_with(parts_.back().texts[0])) {
     return std::nullopt;
   }

@@ -15,9 +15,11 @@ namespace rekindle::planner {
 // One rule, as docs/shard-specs.md describes it.
 struct ShardSpec::Rule {
   enum class Kind { kReplicate, kSplit, kHeads, kKvHeads, kQkv, kVocab, kExperts, kScale };
-  enum class Stage { kAll, kFirst, kLast, kEmbedding };  // of the pipeline, without {layer}
+  // The stages of the pipeline that have a tensor without {layer}.
+  enum class Stage { kAll, kFirst, kLast, kEmbedding };
 
-  std::string label;  // "rule 3 ('model.norm.weight')", for errors
+  // "rule 3 ('model.norm.weight')", for errors.
+  std::string label;
   std::vector<Pattern> patterns;
   Kind kind = Kind::kReplicate;
   Stage stage = Stage::kAll;
@@ -38,7 +40,7 @@ struct ShardSpec::Rule {
 
 Result<ShardSpec::Rule> parse_rule(const nlohmann::json& json, std::size_t number);
 
-// Which part of one tensor a place needs: [begin, end) along one dimension.
+// The part of one tensor that a place needs: [begin, end) along one dimension.
 struct Range {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -50,7 +52,7 @@ class RuleApplier {
   RuleApplier(const TensorSet& tensors, const ModelConfig& config, const ShardPlace& place)
       : tensors_(tensors), config_(config), place_(place) {}
 
-  // Reads what the pipeline axis needs of the config.
+  // Reads the fields of the config that the pipeline axis needs.
   Result<void> prepare();
   // Appends boxes of tensors_[tensor], disjoint; none when another place has it.
   Result<void> apply(const ShardSpec::Rule& rule, const Pattern::Match& match, TensorIndex tensor,
@@ -73,8 +75,10 @@ class RuleApplier {
   const TensorSet& tensors_;
   const ModelConfig& config_;
   const ShardPlace& place_;
-  std::uint64_t layers_ = 0;        // num_hidden_layers, with pp only
-  std::uint64_t extra_layers_ = 0;  // behind them: multi-token prediction
+  // num_hidden_layers, with pp only.
+  std::uint64_t layers_ = 0;
+  // The layers after them, for multi-token prediction.
+  std::uint64_t extra_layers_ = 0;
 };
 
 // Contiguous ranges: layers of a pipeline stage, experts of an expert-parallel rank.
