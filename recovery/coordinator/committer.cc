@@ -12,9 +12,8 @@ namespace rekindle::coordinator {
 
 namespace {
 
-constexpr std::chrono::hours kUnset{24};  // looked at again then
-
-TimePoint now() { return std::chrono::steady_clock::now(); }
+// A wait without a deadline looks again after this long.
+constexpr std::chrono::hours kNextLook{24};
 
 Error broken_by(const std::exception& why) {
   return {ErrorCode::kInternal,
@@ -45,7 +44,7 @@ async::Task<void> Committer::run() {
   } catch (const std::exception& error) {
     broken_ = broken_by(error);
   }
-  // Nobody may wait for ever for what will not be written.
+  // Nobody may wait for ever for a batch that will not be written.
   log::error("coordinator.cannot_write", "error", *broken_);
   end(UINT64_MAX, fail(Error(*broken_)));
   lost_(*broken_);
@@ -55,7 +54,7 @@ async::Task<void> Committer::write_batches() {
   for (;;) {
     const auto batch = core_.take_batch();
     if (!batch) {
-      co_await work_.wait_until(now() + kUnset);
+      co_await work_.wait_until(steady_now() + kNextLook);
       continue;
     }
     const std::vector<RecordWrite> writes = records_.encode(batch->change);
@@ -77,7 +76,7 @@ async::Task<void> Committer::write_batches() {
       outcome = fail(Error(written.error()));
       if (written.error().code() == ErrorCode::kStale) lost_(written.error());
     }
-    end(core_.committed(batch->number, written.has_value(), now()), outcome);
+    end(core_.committed(batch->number, written.has_value(), steady_now()), outcome);
   }
 }
 
@@ -94,14 +93,14 @@ async::Task<Result<void>> Committer::wait(CommitNumber commit) {
   if (commit == 0) co_return Result<void>();
   if (broken_) co_return fail(Error(*broken_));
   const auto waiter = waiters_.insert(waiters_.end(), Waiter{commit, false, {}});
-  // A call that is cancelled ends inside the wait.
+  // A cancelled call ends inside the wait.
   struct Leave {
     std::list<Waiter>& waiters;
     std::list<Waiter>::iterator waiter;
     ~Leave() { waiters.erase(waiter); }
   } leave{waiters_, waiter};
   work_.notify();
-  while (!waiter->ended) co_await ended_.wait_until(now() + kUnset);
+  while (!waiter->ended) co_await ended_.wait_until(steady_now() + kNextLook);
   co_return waiter->outcome;
 }
 

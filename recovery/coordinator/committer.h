@@ -19,8 +19,8 @@
 
 namespace rekindle::coordinator {
 
-// Runs a call that blocks on `thread`; the result comes back to the caller's executor. An exception
-// of the call (an answer of etcd that has another shape) becomes kInternal.
+// Runs a blocking call on `thread` and returns its result on the caller's executor. An exception of
+// the call becomes kInternal: etcd's answer had another shape.
 template <typename T>
 async::Task<Result<T>> run_blocking(boost::asio::thread_pool& thread,
                                     std::function<Result<T>()> call) {
@@ -35,23 +35,25 @@ async::Task<Result<T>> run_blocking(boost::asio::thread_pool& thread,
   co_return co_await boost::asio::co_spawn(thread, std::move(task), boost::asio::use_awaitable);
 }
 
-// Writes the core's batches, one after the other, on a thread of the store's own, and tells those
-// that wait for them. Everything else is on the executor's one thread.
+// Writes the core's batches, one after the other, on the store's own thread, and resumes the calls
+// that wait for them. Everything else runs on the executor's one thread.
 class Committer {
  public:
-  // `lost`: a write has shown that another coordinator leads, or nothing can be written any more.
+  // Calls `lost` when a write shows that another coordinator leads, or when writing has become
+  // impossible.
   Committer(const boost::asio::any_io_executor& executor, boost::asio::thread_pool& thread,
             Core& core, StateRecords records, DurableStore& store,
             std::function<void(const Error&)> lost);
 
-  // Until it is cancelled, or writing throws: then all that wait, and who comes later, get
-  // kInternal. One at a time.
+  // Runs until it is cancelled or writing throws. After that every call that waits, now or later,
+  // gets kInternal. One at a time.
   async::Task<void> run();
-  // The end of a commit (0: success at once). An error: it may or may not have become durable.
+  // Waits for the end of a commit (0: success at once). After an error the commit may or may not be
+  // durable.
   async::Task<Result<void>> wait(CommitNumber commit);
-  // Time has passed in the core: it may have staged a batch that no call waits for.
+  // Time has passed in the core, which may have staged a batch that no call waits for.
   void wake() { work_.notify(); }
-  // Why nothing can be written any more.
+  // The reason why writing has become impossible.
   const std::optional<Error>& broken() const { return broken_; }
 
  private:
@@ -71,7 +73,7 @@ class Committer {
   async::Notifier work_;
   async::Notifier ended_;
   std::list<Waiter> waiters_;
-  std::optional<Error> broken_;  // why nothing is written any more
+  std::optional<Error> broken_;
 };
 
 }  // namespace rekindle::coordinator

@@ -7,23 +7,37 @@
 #include <functional>
 #include <string>
 
-#include "recovery/coordinator/etcd/options.h"
 #include "src/base/result.h"
 
 namespace rekindle::coordinator {
 
+namespace etcd {
+struct EtcdOptions {
+  // "http://10.0.0.1:2379,http://10.0.0.2:2379"; empty: no etcd.
+  std::string urls;
+  // Of all keys; one per fleet.
+  std::string prefix = "/rekindle/";
+  // Another coordinator leads this long after the death of the leader.
+  std::chrono::seconds ttl{5};
+};
+}  // namespace etcd
+
 struct CoordinatorOptions {
-  std::string listen = "0.0.0.0:7300";    // port 0 = any
-  std::filesystem::path state_directory;  // epoch and version table; locked. Or:
-  etcd::EtcdOptions etcd;                 // the state lies there, several may stand by
+  // Port 0: any.
+  std::string listen = "0.0.0.0:7300";
+  // Holds the durable state; locked. Not used with etcd.
+  std::filesystem::path state_directory;
+  // Holds the durable state of several coordinators, of which one leads.
+  etcd::EtcdOptions etcd;
   std::filesystem::path secret_file;
   std::chrono::milliseconds heartbeat_interval{250};
   std::chrono::milliseconds suspect_after{750};
   std::chrono::milliseconds dead_after{2000};
   std::size_t max_pullers_per_source = 8;
-  std::uint32_t replicas = 0;  // whole copies to keep of a version that does not say
-  std::uint64_t recopy_bytes_per_second = std::uint64_t{256}
-                                          << 20;  // of each copy made; 0 = no cap
+  // Whole copies to keep of a version whose publisher gave no number.
+  std::uint32_t replicas = 0;
+  // For each copy that the coordinator orders; 0 is no cap.
+  std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;
   std::function<void(const std::string& address)> on_ready;
 };
 

@@ -9,22 +9,23 @@
 
 namespace rekindle::coordinator {
 
-// The durable state is a set of records, each under its own key (state_records.h says what they
-// are; a store does not look into them).
+// The durable state is a set of records, each under its own key. A store does not look into them;
+// state_records.h defines them.
 using Records = std::map<std::string, std::string>;
 struct RecordWrite {
   std::string key;
-  std::optional<std::string> value;  // nullopt: erased
+  // nullopt: erased.
+  std::optional<std::string> value;
 };
 
-// Where the records live. Used by one thread at a time.
+// The place of the records. One thread at a time.
 class DurableStore {
  public:
   virtual ~DurableStore() = default;
-  // None when nothing was written yet. kCorrupt for a damaged store: it is never reset silently.
+  // Empty when nothing was written yet. kCorrupt: the store is damaged. It is never reset silently.
   virtual Result<Records> load() = 0;
   // Returns once all of them would survive a power loss. After an error each key has its old or its
-  // new value. kStale: another coordinator leads now.
+  // new value. kStale: another coordinator leads.
   virtual Result<void> write(const std::vector<RecordWrite>& writes) = 0;
 };
 

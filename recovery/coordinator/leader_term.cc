@@ -2,13 +2,13 @@
 
 #include <utility>
 
-#include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
-#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/thread_pool.hpp>
 
 #include "recovery/coordinator/committer.h"
+#include "recovery/coordinator/coordinator_service.h"
 #include "recovery/coordinator/core/core.h"
-#include "recovery/coordinator/service.h"
+#include "recovery/coordinator/round_service.h"
 #include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/grants.h"
 #include "src/async/task_group.h"
@@ -22,16 +22,15 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
-constexpr std::chrono::hours kUnset{24};  // looked at again then
+// A wait without a deadline looks again after this long.
+constexpr std::chrono::hours kUnset{24};
 
-async::Task<void> tick_forever(Core& core, Committer& committer, Service& service) {
-  asio::steady_timer timer(co_await asio::this_coro::executor);
+async::Task<void> tick_forever(Core& core, Committer& committer, RoundService& rounds) {
   for (;;) {
-    timer.expires_after(kTick);
-    co_await timer.async_wait(asio::use_awaitable);
-    core.tick(std::chrono::steady_clock::now());
+    co_await async::sleep_for(kTick);
+    core.tick(steady_now());
     committer.wake();
-    service.wake_waiters();
+    rounds.wake_waiters();
   }
 }
 
@@ -43,14 +42,14 @@ Limits limits_of(const CoordinatorOptions& options) {
   return limits;
 }
 
-// From the moment at which the epoch is durable.
-async::Task<Result<void>> lead_until(const TermOptions& options, Core& core, Committer& committer,
-                                     Service& service, rpc::RpcServer& server,
-                                     async::TaskGroup& tasks, Stop& stop) {
+// Serves calls; the epoch is durable.
+async::Task<Result<void>> serve_until(const TermOptions& options, Core& core, Committer& committer,
+                                      RoundService& rounds, rpc::RpcServer& server,
+                                      async::TaskGroup& tasks, Stop& stop) {
   CO_TRY(const std::string address, server.listen(options.options.listen));
-  tasks.spawn("coordinator.tick", tick_forever(core, committer, service));
-  log::info("coordinator.ready", "address", address, "epoch", core.epoch(), "versions",
-            core.catalog().state().versions.size());
+  tasks.spawn("coordinator.tick", tick_forever(core, committer, rounds));
+  log::info("coordinator.ready", "address", address, "epoch", core.fleet().epoch(), "versions",
+            core.fleet().catalog.all().size());
   if (options.options.on_ready) options.options.on_ready(address);
   co_await stop.wait();
   log::info("coordinator.stopping", "why", stop.why());
@@ -59,24 +58,23 @@ async::Task<Result<void>> lead_until(const TermOptions& options, Core& core, Com
 
 }  // namespace
 
-Stop::Stop(asio::any_io_executor executor) : timer_(std::move(executor), kUnset) {}
-
 void Stop::set(std::string why) {
-  if (std::exchange(set_, true)) return;
+  if (is_set()) return;
   why_ = std::move(why);
-  timer_.cancel();
+  changed_.notify();
 }
 
 async::Task<void> Stop::wait() {
-  while (!set_) {
-    boost::system::error_code woken;
-    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, woken));
-    if (!set_) timer_.expires_after(kUnset);
-  }
+  while (!is_set()) co_await wait_until(steady_now() + kUnset);
+}
+
+async::Task<void> Stop::wait_until(TimePoint deadline) {
+  while (!is_set() && steady_now() < deadline) co_await changed_.wait_until(deadline);
 }
 
 async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& store, Stop& stop) {
-  asio::thread_pool thread(1);  // of the store; joined when all else has ended
+  // The store blocks here. Joined when all else has ended.
+  asio::thread_pool thread(1);
   CO_TRY(Records stored, co_await run_blocking<Records>(thread, [&store] { return store.load(); }));
   CO_TRY(StateRecords records, StateRecords::parse(std::move(stored)));
   const auto new_pull = [] { return PullId::random(); };
@@ -94,15 +92,17 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   identity.node_id = "coordinator";
   identity.incarnation = Incarnation::random();
   identity.secret = options.secret;
-  identity.epoch = [&core] { return core.epoch(); };
-  Service service(executor, core, committer,
-                  {{identity.incarnation, options.secret}, options.timing, options.may_answer});
+  identity.epoch = [&core] { return core.fleet().epoch(); };
+  CoordinatorService service(
+      core, committer,
+      {{identity.incarnation, options.secret}, options.timing, options.may_answer});
+  RoundService rounds(executor, core, options.may_answer);
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   service.attach(*server);
-  if (begun) begun = co_await lead_until(options, core, committer, service, *server, tasks, stop);
+  rounds.attach(*server);
+  if (begun) begun = co_await serve_until(options, core, committer, rounds, *server, tasks, stop);
   co_await server->close(kCloseDeadline);
-  // A batch that is being written needs what is here until its write has ended, however long the
-  // store takes.
+  // A batch that is being written uses the objects of this frame, however long the store takes.
   while (!co_await tasks.close(kCloseDeadline)) {
     log::warn("coordinator.store_slow", "tasks", tasks.size());
   }

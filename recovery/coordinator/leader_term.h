@@ -1,43 +1,46 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <boost/asio/any_io_executor.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "recovery/coordinator/coordinator.h"
 #include "recovery/coordinator/core/types.h"
 #include "recovery/coordinator/durable_store.h"
 #include "recovery/rpc/rpc.h"
+#include "src/async/notifier.h"
 
 namespace rekindle::coordinator {
 
-// Set once, waited for by anybody on one executor.
+// A request to stop. It is set once; coroutines of one executor wait for it.
 class Stop {
  public:
-  explicit Stop(boost::asio::any_io_executor executor);
+  explicit Stop(boost::asio::any_io_executor executor) : changed_(std::move(executor)) {}
   void set(std::string why);
-  bool is_set() const { return set_; }
-  const std::string& why() const { return why_; }
+  bool is_set() const { return why_.has_value(); }
+  // Of one that is set.
+  const std::string& why() const { return *why_; }
   async::Task<void> wait();
+  // Returns at the deadline, too.
+  async::Task<void> wait_until(TimePoint deadline);
 
  private:
-  boost::asio::steady_timer timer_;
-  bool set_ = false;
-  std::string why_;
+  async::Notifier changed_;
+  std::optional<std::string> why_;
 };
 
 struct TermOptions {
   const CoordinatorOptions& options;
   Timing timing;
   std::string secret;
-  // Asked before each answer; an error is the answer instead. Empty: nobody else can lead.
+  // Called before each answer; an error is the answer instead. Empty: nobody else can lead.
   std::function<Result<void>()> may_answer = {};
 };
 
-// Leads from the state in `store`, with its epoch + 1, until `stop` is set. Sets it when a write
-// shows that another coordinator leads.
+// Leads one term: from the state in `store`, in its epoch + 1, until `stop` is set. Sets `stop`
+// when a write shows that another coordinator leads.
 async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& store, Stop& stop);
 
 }  // namespace rekindle::coordinator

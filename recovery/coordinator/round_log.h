@@ -8,7 +8,7 @@
 
 namespace rekindle::coordinator {
 
-// Logs what has become of the rounds since it was last asked to look.
+// Logs the news of the rounds since the last look.
 class RoundLog {
  public:
   void look(const Rounds& rounds);

@@ -24,11 +24,14 @@ namespace {
 
 constexpr std::string_view kFormerMagic = "RKSTATE1";
 constexpr std::string_view kMagic = "RKSTATE2";
-constexpr std::size_t kHeaderBytes = 8 + 8 + 8 + 8;  // magic, sequence, body length, their digest
-constexpr std::size_t kTrailerBytes = 8;             // digest of the body
+// Magic, sequence, body length, and the digest of these.
+constexpr std::size_t kHeaderBytes = 8 + 8 + 8 + 8;
+// The digest of the body.
+constexpr std::size_t kTrailerBytes = 8;
 constexpr std::size_t kSectorBytes = 512;
 constexpr std::uint64_t kMaxStateBytes = 1u << 30;
-constexpr std::uint64_t kLeastLogBytes = 1u << 20;  // before a log is begun anew for its size
+// A smaller log is not begun anew for its size.
+constexpr std::uint64_t kLeastLogBytes = 1u << 20;
 constexpr const char* kStateName = "state";
 constexpr const char* kTemporaryName = "state.tmp";
 constexpr const char* kLockName = "lock";
@@ -102,7 +105,7 @@ bool all_zero(std::string_view bytes) {
   return bytes.find_first_not_of('\0') == std::string_view::npos;
 }
 
-// The number of the frame that begins here; nothing: its header does not hold.
+// The number of the frame that begins here; nothing: its header is damaged.
 std::optional<std::uint64_t> frame_at(std::string_view rest) {
   const bool holds = rest.size() >= kHeaderBytes && rest.starts_with(kMagic) &&
                      read_u64(rest.substr(24)) == xxh3_64(as_bytes(rest.substr(0, 24)), 0);
@@ -117,7 +120,7 @@ bool holds_later_frame(std::string_view rest, std::uint64_t sequence) {
   return false;
 }
 
-// What the frame has in one of the sectors of its header is zeros. `at`: where it begins.
+// One sector of the header of the frame at `at` is all zeros.
 bool has_unwritten_header(std::string_view rest, std::size_t at) {
   for (std::size_t begin = 0; begin < kHeaderBytes;) {
     const std::size_t in_sector = kSectorBytes - (at + begin) % kSectorBytes;
@@ -127,8 +130,8 @@ bool has_unwritten_header(std::string_view rest, std::size_t at) {
   return false;
 }
 
-// A frame that was being written when the power went: the file ends within it, or sectors of it
-// were never written and read as zeros. It is the last one: no frame follows one that is not
+// The power went while this frame was being written: the file ends within it, or sectors of it
+// were never written and read as zeros. It is the last frame, as none follows one that is not
 // durable.
 bool is_torn(std::string_view rest, std::size_t at_byte, std::uint64_t sequence,
              std::uint64_t body_bytes, bool header_holds) {
@@ -195,7 +198,7 @@ Result<Records> decode_log(std::string_view bytes, std::optional<std::size_t>* t
           batch.ParseFromArray(body.data(), static_cast<int>(body.size()));
     }
     if (!holds) {
-      // The first frame was renamed into its place when it was durable.
+      // The first frame was durable before it was renamed into its place.
       if (sequence == 1 || !is_torn(rest, at, sequence, body_bytes, header_holds)) {
         return corrupt(
             fmt::format("frame {} at byte {} does not match its checksum", sequence, at));
@@ -265,7 +268,8 @@ Result<void> StateDirectory::write(const std::vector<RecordWrite>& writes) {
     written = append(encode_frame(next_sequence_, writes));
   }
   if (!written) {
-    log_.reset();  // nobody knows what its end is
+    // The end of the log is unknown now.
+    log_.reset();
     return fail(std::move(written).error().with_context(context));
   }
   apply_to(records_);
@@ -273,7 +277,7 @@ Result<void> StateDirectory::write(const std::vector<RecordWrite>& writes) {
 }
 
 Result<void> StateDirectory::append(const std::string& frame) {
-  // Written in two parts, so that a test can die between them.
+  // Written in two parts, so that a test can die in between.
   const std::string_view text = frame;
   TRY_VOID(write_all(log_.get(), text.substr(0, text.size() / 2)));
   TRY_VOID(failpoint("coordinator.state.half_written"));

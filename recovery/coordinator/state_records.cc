@@ -29,7 +29,7 @@ Result<Message> parse_record(const std::string& key, std::string_view bytes) {
   return message;
 }
 
-// The record as stored, or a new one. parse() has read it once: it is well-formed.
+// The record as stored, or a new one. parse() has read it once, so it is well-formed.
 template <typename Message>
 Message begin(std::string_view stored) {
   Message message;
@@ -102,14 +102,15 @@ Result<void> take(const std::string& key, std::string_view bytes, DurableState& 
     TRY(const auto record, parse_record<proto::NodeRecord>(key, bytes));
     if (record.drained()) state.drained.insert(record.node_id());
   }
-  return {};  // of a newer writer
+  // Other keys are those of a newer writer.
+  return {};
 }
 
 }  // namespace
 
 Result<StateRecords> StateRecords::parse(Records records) {
   StateRecords parsed;
-  // Whether this binary may look at the rest is said first.
+  // The meta record says whether this binary may read the others.
   if (const auto meta = records.find(kMetaKey); meta != records.end()) {
     TRY_VOID(take(meta->first, meta->second, parsed.state_));
   }
@@ -152,7 +153,7 @@ std::vector<RecordWrite> StateRecords::encode(const StateChange& change) const {
     record.set_drained(drained);
     proto::NodeRecord plain;
     plain.set_node_id(node_id);
-    // A node that is not drained needs no record, unless a newer writer said something else of it.
+    // A node that is not drained needs no record, unless a newer writer stored other fields in it.
     if (!drained && record.ByteSizeLong() == plain.ByteSizeLong()) {
       writes.push_back({key, std::nullopt});
     } else {

@@ -16,7 +16,7 @@
 #include "recovery/pull/source_pool.h"
 #include "recovery/pull/target_resolver.h"
 #include "recovery/pull/transfer.h"
-#include "recovery/swarm/order.h"
+#include "recovery/swarm/slice_order.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::pull {
@@ -250,7 +250,7 @@ Transfer::Options PullJob::Driver::transfer_options(std::shared_ptr<const planne
         context_.progress.tick(batch, sources_.sources());
       }};
   if (context_.environment.share) {
-    options.salt = swarm::salt_of(context_.environment.identity.incarnation);
+    options.salt = swarm::order_seed(context_.environment.identity.incarnation);
     options.order = swarm::slice_order(*plan, options.salt);
   }
   return options;

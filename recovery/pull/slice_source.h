@@ -37,7 +37,7 @@ class PlanSliceSource final : public transport::SliceSource {
 
   // A source that is being filled, or that the plan does not know: once, after bind() and before
   // its paths are added. Then the tiles that it is known to hold; then that it holds them all.
-  // `salt`: swarm::salt_of() the host that fills it. Control thread.
+  // `salt`: swarm::order_seed() the host that fills it. Control thread.
   void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout,
                   std::uint64_t salt);
   void extend(transport::SourceIndex source, const swarm::TileRuns& held);

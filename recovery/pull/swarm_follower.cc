@@ -9,7 +9,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/swarm/have_feed.h"
-#include "recovery/swarm/order.h"
+#include "recovery/swarm/slice_order.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {
@@ -30,7 +30,7 @@ SwarmFollower::SwarmFollower(boost::asio::any_io_executor executor, SourceTable&
 void SwarmFollower::add(SourceIndex index) {
   const ActiveSource& source = sources_[index];
   const auto incarnation = Incarnation::from_bytes(source.record.node().incarnation());
-  slices_.add_source(index, source.layout, incarnation ? swarm::salt_of(*incarnation) : 0);
+  slices_.add_source(index, source.layout, incarnation ? swarm::order_seed(*incarnation) : 0);
   if (source.held) {
     slices_.extend(index, source.held->ranges());
   } else {

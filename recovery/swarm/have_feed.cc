@@ -18,15 +18,15 @@ TileSet news_of(const TileSet& held, const TileSet& told) {
 }  // namespace
 
 std::optional<HaveFeed::Update> HaveFeed::next(const TileSet& held, TimePoint now) {
-  if (told_ && now - last_ < kInterval) return std::nullopt;
-  const bool first = !told_;
-  const TileSet news = first ? held : news_of(held, *told_);
+  if (sent_ && now - last_ < kInterval) return std::nullopt;
+  const bool first = !sent_;
+  const TileSet news = first ? held : news_of(held, *sent_);
   const bool has_news = first || news.count() > 0;
   const Duration since_all = now - last_all_;
   const bool repeat = !first && (since_all >= kRepeatAll ||
                                  ((news_since_all_ || has_news) && since_all >= kRepeatNews));
   if (!has_news && !repeat) return std::nullopt;
-  told_ = held;
+  sent_ = held;
   last_ = now;
   if (first || repeat) {
     last_all_ = now;

@@ -9,14 +9,13 @@
 
 namespace rekindle::swarm {
 
-// The tiles of a copy that have verified, in this life of the process or an earlier one. What is in
-// here is final: nobody writes to its bytes again, so it may be served. Only ever grows.
-// Thread-safe.
+// The verified tiles of a copy, from this life of the process or an earlier one. Nobody writes to
+// their bytes again, so they may be served. The set only grows. Thread-safe.
 class HeldTiles {
  public:
   explicit HeldTiles(TileSet held) : tiles_(std::move(held)), count_(tiles_.count()) {}
 
-  // After the bytes are in place and have verified.
+  // Call it after the bytes are in place and verified.
   void set(TileIndex tile) {
     const std::lock_guard lock(mutex_);
     if (tiles_.test(tile)) return;
@@ -34,7 +33,7 @@ class HeldTiles {
     }
     return true;
   }
-  // Says, without the lock, whether anything is new.
+  // Takes no lock. It shows whether anything is new.
   TileIndex count() const { return count_.load(std::memory_order_acquire); }
   TileSet snapshot() const {
     const std::lock_guard lock(mutex_);
@@ -43,7 +42,8 @@ class HeldTiles {
 
  private:
   mutable std::mutex mutex_;
-  TileSet tiles_;  // guarded by mutex_
+  // Guarded by mutex_.
+  TileSet tiles_;
   std::atomic<TileIndex> count_;
 };
 

@@ -85,17 +85,16 @@ TEST(CoordinatorLatest, B5ShardsOfManyNodesMakeAVersionReadyTogether) {
   ASSERT_TRUE(world.enroll(b));
   ASSERT_TRUE(world.announce(a, {shard(0, 6, 1)}));
   ASSERT_TRUE(world.announce(b, {shard(7, 10, 2)}));
-  EXPECT_EQ(world.core->catalog().state_of(kV1, world.core->members()), VersionState::kStaging)
-      << "tile 6 is nowhere";
+  EXPECT_EQ(world.core->readiness().state_of(kV1), VersionState::kStaging) << "tile 6 is nowhere";
   EXPECT_FALSE(latest(world));
   ASSERT_TRUE(world.announce(b, {shard(5, 10, 3)}));
-  EXPECT_EQ(world.core->catalog().state_of(kV1, world.core->members()), VersionState::kReady);
+  EXPECT_EQ(world.core->readiness().state_of(kV1), VersionState::kReady);
   EXPECT_EQ(*latest(world), kV1);
   Holding unverified = shard(5, 10, 3);
   unverified.verified = false;
   ASSERT_TRUE(world.announce(b, {unverified}, /*full=*/true));
   EXPECT_EQ(latest(world).error().code(), ErrorCode::kUnavailable);
-  // What it has of a copy that is being filled counts.
+  // The tiles of a copy that is being filled count.
   Holding filling = CoreWorld::holding(kV1, 1, 4, false);
   filling.held = {{4, 8}, {8, 10}};
   ASSERT_TRUE(world.announce(b, {filling}, /*full=*/true));
@@ -116,7 +115,7 @@ TEST(CoordinatorVerified, B6AnUnverifiedCopyIsNoSourceAndMakesNothingReady) {
   ASSERT_TRUE(world.announce(a, {unverified(kV1)}));
   EXPECT_FALSE(latest(world));
   EXPECT_FALSE(world.open(world.node("p"), "qwen3", 1));
-  EXPECT_EQ(world.core->catalog().whole_copies(kV1, world.core->members()), 0u);
+  EXPECT_EQ(world.core->readiness().whole_copies(kV1), 0u);
   ASSERT_TRUE(world.announce(a, {CoreWorld::holding(kV1)}));
   EXPECT_THAT(CoreWorld::names(world.open(world.node("p"), "qwen3")->sources), ElementsAre("a"));
 }
@@ -151,7 +150,7 @@ TEST(CoordinatorVerified, WhoWaitsForAVerificationLearnsForWhom) {
   world.pass(5s, {a});
   ASSERT_TRUE(world.announce(a, {unverified(kV1)}));
   const auto names = [&](const NodeInfo& puller, std::optional<std::uint64_t> version) {
-    return world.core->yet_to_verify({puller, "qwen3", version, ""});
+    return world.core->resolver().yet_to_verify({puller, "qwen3", version, ""});
   };
   EXPECT_THAT(names(p, 1), ElementsAre("a"));
   EXPECT_THAT(names(p, std::nullopt), ElementsAre("a"));
@@ -178,7 +177,7 @@ TEST(CoordinatorVerified, B6AnUnverifiedCopyVouchesForNoVersion) {
   const NodeInfo a = world.node("a");
   ASSERT_TRUE(world.enroll(a));
   ASSERT_TRUE(world.announce(a, {unverified(kV1)}));
-  EXPECT_EQ(world.core->catalog().find(kV1), nullptr);
+  EXPECT_EQ(world.core->fleet().catalog.find(kV1), nullptr);
 }
 
 TEST(CoordinatorVerified, B6NobodyLetsGoOfAGoodCopyForAnUnverifiedOne) {
@@ -250,14 +249,14 @@ TEST(CoordinatorTombstones, C2TheOldestAreDroppedBelowAWatermarkAndStayRetired) 
                                     world.now));
     ASSERT_TRUE(world.core->retire(id, world.now));
   }
-  const Catalog& catalog = world.core->catalog();
-  EXPECT_LE(catalog.state().versions.size(), 256u);
-  EXPECT_EQ(catalog.state(), world.disk);
+  const Catalog& catalog = world.core->fleet().catalog;
+  EXPECT_LE(catalog.all().size(), 256u);
+  EXPECT_EQ(world.core->fleet().table.state(), world.disk);
   EXPECT_TRUE(catalog.is_retired({"qwen3", 1}));
   EXPECT_FALSE(catalog.is_retired({"qwen3", 1001}));
   EXPECT_FALSE(catalog.is_retired({"another", 1}));
 
-  // A late copy is told to go, and brings nothing back.
+  // The holder of a late copy is told to let go, and the version stays retired.
   EXPECT_THAT(*world.announce(a, {CoreWorld::holding({"qwen3", 3}, 3)}), IsEmpty());
   EXPECT_THAT(world.beat_with_readers(a, {"qwen3", 3}, 0)->retire,
               ElementsAre(ModelVersion{"qwen3", 3}));
@@ -280,7 +279,7 @@ TEST(CoordinatorTombstones, C2RepairLooksAtNoneOfThem) {
                                     {1, 8}, 1000, world.now));
     ASSERT_TRUE(world.core->retire({"qwen3", version}, world.now));
   }
-  EXPECT_THAT(world.core->catalog().live(), ElementsAre(ModelVersion{"qwen3", 300}));
+  EXPECT_THAT(world.core->fleet().catalog.live(), ElementsAre(ModelVersion{"qwen3", 300}));
 }
 
 // A core whose batches the test writes itself.
@@ -296,7 +295,7 @@ class GroupCommit : public ::testing::Test {
     a_ = node;
     EXPECT_TRUE(core_.enroll(a_, "", 0, "connection", now_).answer);
   }
-  // Ends the batch that is next, or under way.
+  // Ends the next batch, or the one that is under way.
   CommitNumber end(bool durable) {
     const auto batch = taken_ ? std::exchange(taken_, {}) : core_.take_batch();
     if (!batch) return 0;
@@ -305,8 +304,9 @@ class GroupCommit : public ::testing::Test {
   }
   void begin() { taken_ = core_.take_batch(); }
   Durably<std::uint64_t> publish(const ModelVersion& id, std::uint64_t root = 1) {
-    return core_.publish("", {}, id, test::numbered_digest(root, 7), test::numbered_digest(root, 8),
-                         1000, now_);
+    const Publication publication{id, test::numbered_digest(root, 7),
+                                  test::numbered_digest(root, 8), 1000};
+    return core_.publish("", {}, publication, now_);
   }
   Announced announce(std::vector<Holding> add) {
     return core_.announce("a", a_.incarnation, 0, /*full=*/true, std::move(add), {}, now_);
@@ -340,15 +340,15 @@ TEST_F(GroupCommit, C4WhatComesWhileABatchIsWrittenGathersInTheNext) {
   EXPECT_FALSE(core_.take_batch()) << "one at a time";
   const auto second = publish({"qwen3", 2});
   const auto third = publish({"qwen3", 3});
-  EXPECT_EQ(core_.catalog().find({"qwen3", 1}), nullptr) << "not durable yet";
+  EXPECT_EQ(core_.fleet().catalog.find({"qwen3", 1}), nullptr) << "not durable yet";
   EXPECT_EQ(publish({"qwen3", 1}).commit, first.commit)
       << "the same claim waits for the same batch";
   EXPECT_EQ(end(true), first.commit);
-  EXPECT_NE(core_.catalog().find({"qwen3", 1}), nullptr);
-  EXPECT_EQ(core_.catalog().find({"qwen3", 2}), nullptr);
+  EXPECT_NE(core_.fleet().catalog.find({"qwen3", 1}), nullptr);
+  EXPECT_EQ(core_.fleet().catalog.find({"qwen3", 2}), nullptr);
   EXPECT_EQ(second.commit, third.commit);
   EXPECT_EQ(end(true), second.commit);
-  EXPECT_NE(core_.catalog().find({"qwen3", 3}), nullptr);
+  EXPECT_NE(core_.fleet().catalog.find({"qwen3", 3}), nullptr);
 }
 
 TEST_F(GroupCommit, C4OfTwoClaimsUnderWayTheLaterIsRefusedWhenTheFirstIsDurable) {
@@ -364,7 +364,7 @@ TEST_F(GroupCommit, C4OfTwoClaimsUnderWayTheLaterIsRefusedWhenTheFirstIsDurable)
   const auto conflicts = core_.finish(std::move(announced), {});
   ASSERT_THAT(conflicts, SizeIs(1));
   EXPECT_FALSE(conflicts.front().again);
-  EXPECT_THAT(core_.members().all().at("a").holdings, IsEmpty());
+  EXPECT_THAT(core_.fleet().members.all().at("a").holdings.all(), IsEmpty());
 }
 
 TEST_F(GroupCommit, C4WithAFailedBatchWhatGatheredBehindItFailsAndTheDiskIsPutRight) {
@@ -375,16 +375,16 @@ TEST_F(GroupCommit, C4WithAFailedBatchWhatGatheredBehindItFailsAndTheDiskIsPutRi
   const auto second = core_.retire(kV1, now_);
   EXPECT_GT(second.commit, first.commit);
   EXPECT_EQ(end(false), second.commit) << "it was judged by what has not come to be";
-  EXPECT_EQ(core_.catalog().find(kV1), nullptr);
+  EXPECT_EQ(core_.fleet().catalog.find(kV1), nullptr);
   EXPECT_FALSE(core_.take_batch()) << "nothing wants to be durable";
-  // The next batch erases what the failed one may have left.
+  // The next batch erases any trace of the failed one.
   (void)core_.retire(kV2, now_);
   begin();
   ASSERT_TRUE(taken_);
   ASSERT_TRUE(taken_->change.versions.contains(kV1));
   EXPECT_FALSE(taken_->change.versions.at(kV1));
   (void)end(true);
-  EXPECT_TRUE(core_.catalog().is_retired(kV2));
+  EXPECT_TRUE(core_.fleet().catalog.is_retired(kV2));
 }
 
 TEST_F(GroupCommit, B5AMarkThatFailedWithItsBatchIsMadeAgain) {
@@ -398,15 +398,15 @@ TEST_F(GroupCommit, B5AMarkThatFailedWithItsBatchIsMadeAgain) {
   };
   ASSERT_TRUE(announce({half(0, 5, 1), half(5, 10, 2)}).answer);
   (void)end(false);
-  EXPECT_FALSE(core_.catalog().find(kV1)->ready);
+  EXPECT_FALSE(core_.fleet().catalog.find(kV1)->ready);
   EXPECT_FALSE(core_.latest("qwen3", now_));
-  // Nobody says anything new; the grace ends.
+  // No agent reports anything new; the grace ends.
   for (int i = 0; i < 50; ++i) {
     now_ += 100ms;
     ASSERT_TRUE(core_.heartbeat("a", a_.incarnation, {}, now_));
   }
   EXPECT_GT(end(true), 0u);
-  EXPECT_TRUE(core_.catalog().find(kV1)->ready);
+  EXPECT_TRUE(core_.fleet().catalog.find(kV1)->ready);
   EXPECT_EQ(*core_.latest("qwen3", now_), kV1);
   now_ += 2s;
   EXPECT_EQ(end(true), 0u) << "once is enough";
@@ -414,11 +414,11 @@ TEST_F(GroupCommit, B5AMarkThatFailedWithItsBatchIsMadeAgain) {
 
 TEST_F(GroupCommit, AHoldingCountsWhenItsClaimIsDurableAndNotWhenANewerWordCameMeanwhile) {
   Announced announced = announce({CoreWorld::holding(kV1)});
-  EXPECT_THAT(core_.members().all().at("a").holdings, IsEmpty());
+  EXPECT_THAT(core_.fleet().members.all().at("a").holdings.all(), IsEmpty());
   ASSERT_TRUE(announce({}).answer) << "it holds nothing any more";
   (void)end(true);
-  EXPECT_THAT(core_.members().all().at("a").holdings, IsEmpty());
-  EXPECT_NE(core_.catalog().find(kV1), nullptr);
+  EXPECT_THAT(core_.fleet().members.all().at("a").holdings.all(), IsEmpty());
+  EXPECT_NE(core_.fleet().catalog.find(kV1), nullptr);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ const ModelVersion kV1{"qwen3", 1};
 const ModelVersion kV2{"qwen3", 2};
 
 NodeState state_of(const CoreWorld& world, const std::string& name) {
-  return world.core->members().all().at(name).state;
+  return world.core->fleet().members.all().at(name).state;
 }
 
 TEST(CoordinatorMembership, SilenceMakesANodeSuspectThenDead) {
@@ -55,7 +55,8 @@ TEST(CoordinatorMembership, Row30AHeartbeatClearsSuspicionAndADeadNodeMustRegist
   EXPECT_FALSE(world.announce(a, {CoreWorld::holding(kV1)}));
   ASSERT_TRUE(world.enroll(a));
   EXPECT_EQ(state_of(world, "a"), NodeState::kAlive);
-  EXPECT_THAT(world.core->members().all().at("a").holdings, IsEmpty()) << "announced anew";
+  EXPECT_THAT(world.core->fleet().members.all().at("a").holdings.all(), IsEmpty())
+      << "announced anew";
 }
 
 TEST(CoordinatorMembership, Row33TheLiveHolderKeepsItsNodeId) {
@@ -81,10 +82,10 @@ TEST(CoordinatorMembership, Row30AClosedConnectionOrDeathFreesTheNodeId) {
   const NodeInfo second = world.node("a");
   world.disconnect(first);
   ASSERT_TRUE(world.enroll(second));
-  EXPECT_THAT(world.core->members().all().at("a").holdings, IsEmpty())
+  EXPECT_THAT(world.core->fleet().members.all().at("a").holdings.all(), IsEmpty())
       << "what the first life held is not the second one's";
   world.disconnect(first);  // late news of the first life
-  EXPECT_FALSE(world.core->members().all().at("a").connection.empty());
+  EXPECT_FALSE(world.core->fleet().members.all().at("a").connection.empty());
   const NodeInfo third = world.node("a");
   EXPECT_FALSE(world.enroll(third));
   world.pass(5s);
@@ -110,7 +111,7 @@ TEST(CoordinatorMembership, ANodeWithoutItsConnectionMustRegisterAgain) {
             ErrorCode::kStale);
   ASSERT_TRUE(world.enroll(a));
   EXPECT_TRUE(world.core->heartbeat("a", a.incarnation, {.epoch = 0}, world.now));
-  EXPECT_EQ(world.core->members().all().at("a").holdings.size(), 1u) << "the same life";
+  EXPECT_EQ(world.core->fleet().members.all().at("a").holdings.all().size(), 1u) << "the same life";
 }
 
 TEST(CoordinatorMembership, Row31APauseOfTheCoordinatorKillsNobody) {
@@ -122,7 +123,7 @@ TEST(CoordinatorMembership, Row31APauseOfTheCoordinatorKillsNobody) {
   world.core->tick(world.now);
   EXPECT_NE(state_of(world, "a"), NodeState::kDead);
   EXPECT_NE(state_of(world, "b"), NodeState::kDead);
-  EXPECT_TRUE(world.core->in_grace(world.now));
+  EXPECT_TRUE(world.core->fleet().grace.active(world.now));
   world.pass(1900ms, {a});
   EXPECT_NE(state_of(world, "b"), NodeState::kDead) << "one TTL of grace";
   world.pass(1s, {a});
@@ -151,9 +152,9 @@ TEST(CoordinatorMembership, NobodyDiesInTheGraceAfterAStart) {
 
 TEST(CoordinatorEpoch, Row28EachTermIsAboveTheLastAndAboveWhatAgentsSaw) {
   CoreWorld world;
-  EXPECT_EQ(world.core->epoch(), 1u);
+  EXPECT_EQ(world.core->fleet().epoch(), 1u);
   world.restart();
-  EXPECT_EQ(world.core->epoch(), 2u);
+  EXPECT_EQ(world.core->fleet().epoch(), 2u);
   const auto registered = world.enroll(world.node("a"), 41);
   ASSERT_TRUE(registered);
   EXPECT_EQ(registered->epoch, 42u);
@@ -174,8 +175,9 @@ TEST(CoordinatorEpoch, Row28AnAgentFromALaterTermMustRegisterAgain) {
 TEST(CoordinatorEpoch, AnAgentCannotUseTheEpochsUp) {
   CoreWorld world;
   const std::uint64_t step = std::uint64_t{1} << 32;
-  EXPECT_FALSE(world.enroll(world.node("liar"), world.core->epoch() + step));
-  EXPECT_EQ(world.enroll(world.node("far"), world.core->epoch() + step - 1)->epoch, step + 1);
+  EXPECT_FALSE(world.enroll(world.node("liar"), world.core->fleet().epoch() + step));
+  EXPECT_EQ(world.enroll(world.node("far"), world.core->fleet().epoch() + step - 1)->epoch,
+            step + 1);
   for (const std::uint64_t absurd : {2 * step + 1, (std::uint64_t{1} << 62) - 1, UINT64_MAX}) {
     const auto refused = world.enroll(world.node("liar"), absurd);
     ASSERT_FALSE(refused) << absurd;
@@ -183,20 +185,20 @@ TEST(CoordinatorEpoch, AnAgentCannotUseTheEpochsUp) {
     EXPECT_THAT(refused.error().message(), HasSubstr(std::to_string(absurd)));
     EXPECT_THAT(refused.error().message(), HasSubstr("agent/epoch"));
   }
-  EXPECT_EQ(world.core->epoch(), step + 1);
+  EXPECT_EQ(world.core->fleet().epoch(), step + 1);
 
   DurableState last;
   last.epoch = (std::uint64_t{1} << 62) - 4;
   CoreWorld late({}, last);
   EXPECT_FALSE(late.enroll(late.node("liar"), (std::uint64_t{1} << 62) - 1));
-  EXPECT_EQ(late.core->epoch(), (std::uint64_t{1} << 62) - 3);
+  EXPECT_EQ(late.core->fleet().epoch(), (std::uint64_t{1} << 62) - 3);
 }
 
 TEST(CoordinatorEpoch, Row28WithoutADiskNoEpochIsTold) {
   CoreWorld world;
   world.disk_fails = true;
   EXPECT_FALSE(world.enroll(world.node("a"), 41));
-  EXPECT_EQ(world.core->epoch(), 1u);
+  EXPECT_EQ(world.core->fleet().epoch(), 1u);
 }
 
 TEST(CoordinatorCatalog, AVersionHasOneRootForEver) {
@@ -224,12 +226,12 @@ TEST(CoordinatorCatalog, AClaimThatIsNotDurableIsNotMade) {
   ASSERT_TRUE(world.enroll(a));
   world.disk_fails = true;
   EXPECT_FALSE(world.core->publish("a", a.incarnation, kV1, {1, 7}, {1, 8}, 1, world.now));
-  EXPECT_EQ(world.core->catalog().find(kV1), nullptr);
+  EXPECT_EQ(world.core->fleet().catalog.find(kV1), nullptr);
   const auto announced = world.announce(a, {CoreWorld::holding(kV1)});
   ASSERT_TRUE(announced);
   ASSERT_EQ(announced->size(), 1u);
   EXPECT_TRUE(announced->front().again);
-  EXPECT_TRUE(world.core->members().all().at("a").holdings.empty());
+  EXPECT_TRUE(world.core->fleet().members.all().at("a").holdings.all().empty());
   world.disk_fails = false;
   EXPECT_TRUE(world.core->publish("a", a.incarnation, kV1, {2, 7}, {2, 8}, 1, world.now));
 }
@@ -247,7 +249,7 @@ TEST(CoordinatorCatalog, AClaimThatIsNotDurableLeavesTheRestOfTheAnnouncementWho
   ASSERT_TRUE(announced) << announced.error().message();
   ASSERT_EQ(announced->size(), 2u);
   EXPECT_TRUE(announced->at(0).again && announced->at(1).again);
-  const auto& holdings = world.core->members().all().at("a").holdings;
+  const auto& holdings = world.core->fleet().members.all().at("a").holdings.all();
   ASSERT_EQ(holdings.size(), 2u) << "what it no longer names is gone";
   EXPECT_TRUE(holdings.at({kV1, {1, 9}}).complete);
   EXPECT_FALSE(holdings.at({{"qwen3", 2}, {1, 9}}).complete) << "as it was before";
@@ -279,7 +281,7 @@ TEST(CoordinatorCatalog, AVersionIsReadyWhenSomeoneHoldsEveryTensor) {
   const NodeInfo a = world.node("a");
   ASSERT_TRUE(world.enroll(a));
   ASSERT_TRUE(world.core->publish("a", a.incarnation, kV1, {1, 7}, {1, 8}, 1000, world.now));
-  const auto state = [&] { return world.core->catalog().state_of(kV1, world.core->members()); };
+  const auto state = [&] { return world.core->readiness().state_of(kV1); };
   EXPECT_EQ(state(), VersionState::kStaging);
   ASSERT_TRUE(world.announce(a, {CoreWorld::holding(kV1, 1, 1, /*complete=*/false)}));
   EXPECT_EQ(state(), VersionState::kStaging) << "partial";
@@ -311,7 +313,7 @@ TEST(CoordinatorCatalog, APartialCopyDoesNotClaimAVersion) {
   const NodeInfo a = world.node("a");
   ASSERT_TRUE(world.enroll(a));
   ASSERT_TRUE(world.announce(a, {CoreWorld::holding(kV1, 3, 1, /*complete=*/false)}));
-  EXPECT_EQ(world.core->catalog().find(kV1), nullptr);
+  EXPECT_EQ(world.core->fleet().catalog.find(kV1), nullptr);
 }
 
 TEST(CoordinatorCatalog, RetiredVersionsAreToldInHeartbeatsUntilTheyAreGone) {
@@ -361,13 +363,13 @@ TEST(CoordinatorCore, Row27ASilentNodeThatPullersStillReadFromStaysSuspect) {
     read.bytes = 100u * static_cast<unsigned>(second);
     ASSERT_TRUE(world.progress(p, *pull, {read}));
     world.pass(1s, {p});
-    ASSERT_EQ(world.core->members().all().at("a").state, NodeState::kSuspect) << second;
+    ASSERT_EQ(world.core->fleet().members.all().at("a").state, NodeState::kSuspect) << second;
   }
-  EXPECT_FALSE(world.core->members().all().at("a").holdings.empty());
-  // The same word again is none of new bytes.
+  EXPECT_FALSE(world.core->fleet().members.all().at("a").holdings.all().empty());
+  // The same report again does not mean new bytes.
   ASSERT_TRUE(world.progress(p, *pull, {read}));
   world.pass(5s, {p});
-  EXPECT_EQ(world.core->members().all().at("a").state, NodeState::kDead);
+  EXPECT_EQ(world.core->fleet().members.all().at("a").state, NodeState::kDead);
 }
 
 }  // namespace

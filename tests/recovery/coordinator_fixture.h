@@ -43,7 +43,7 @@ class CoreWorld {
     ASSERT_TRUE(core->start(now));
   }
 
-  // Ticks as the daemon does; the nodes named stay silent unless `beat` has them.
+  // Ticks like the daemon. The nodes in `beat` send heartbeats; all others are silent.
   void pass(Duration duration, const std::vector<NodeInfo>& beat = {}) {
     for (const TimePoint end = now + duration; now < end;) {
       now += 100ms;
@@ -54,7 +54,7 @@ class CoreWorld {
     }
   }
 
-  // As its agent would: with the room that its store has, and the readers it said last.
+  // Sends the heartbeat of a node with the room in its store.
   Result<HeartbeatAnswer> beat_one(const NodeInfo& node) {
     Heartbeat heartbeat;
     const auto free = free_bytes.find(node.node_id);
@@ -121,7 +121,8 @@ class CoreWorld {
   }
   // By the one that opened it.
   void close(const PullId& pull) {
-    EXPECT_TRUE(core->close_pull(pull, core->pulls().at(pull).puller.incarnation, now));
+    EXPECT_TRUE(
+        core->close_pull(pull, core->pulls().table().all().at(pull).puller.incarnation, now));
   }
   static std::vector<std::string> names(const std::vector<SourceOffer>& offers) {
     std::vector<std::string> result;
@@ -130,7 +131,8 @@ class CoreWorld {
   }
 
   Timing timing;
-  std::map<std::string, std::uint64_t> free_bytes;  // by node id
+  // By node id.
+  std::map<std::string, std::uint64_t> free_bytes;
 
  private:
   Limits limits_;

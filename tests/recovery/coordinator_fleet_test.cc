@@ -36,7 +36,7 @@ TEST(CoordinatorDrain, ADrainedNodeGetsNoNewPlansAndItsReadersFinish) {
   EXPECT_TRUE(world.beat_one(a)->drained);
   EXPECT_FALSE(world.beat_one(b)->drained);
   world.close(running->pull_id);
-  EXPECT_EQ(world.core->draining("a").readers, 0u);
+  EXPECT_EQ(world.core->pulls().table().pullers_of(a.incarnation), 0u);
   ASSERT_TRUE(world.core->drain("a", false, world.now));
   EXPECT_THAT(CoreWorld::names(world.open(world.node("r"), "qwen3")->sources),
               UnorderedElementsAre("a", "b"));
@@ -227,9 +227,10 @@ TEST(CoordinatorHealth, ASourceThatIsSlowBesideOthersComesLast) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(CoreWorld::names(world.open(world.node("q"), "qwen3")->sources).back(), "b");
   }
-  EXPECT_LT(world.core->members().all().at("b").health.at(world.now), 0.25);
+  EXPECT_LT(world.core->fleet().members.all().at("b").standing.health.at(world.now), 0.25);
   world.pass(3min, {a, b, c});
-  EXPECT_FALSE(world.core->members().all().at("b").health.slow(world.now)) << "another try";
+  EXPECT_FALSE(world.core->fleet().members.all().at("b").standing.health.slow(world.now))
+      << "another try";
 }
 
 TEST(CoordinatorHealth, NeitherRepeatedNorAbsurdReportsAndNoLoneSourceAreJudged) {
@@ -245,7 +246,7 @@ TEST(CoordinatorHealth, NeitherRepeatedNorAbsurdReportsAndNoLoneSourceAreJudged)
   const double nan = std::numeric_limits<double>::quiet_NaN();
   ASSERT_TRUE(world.progress(p, *pull, {rate_of(a, 20, nan), rate_of(b, 20, -1)}));
   ASSERT_TRUE(world.progress(p, *pull, {rate_of(b, 30, 1)}));
-  EXPECT_EQ(world.core->members().all().at("b").health.at(world.now), 1.0);
+  EXPECT_EQ(world.core->fleet().members.all().at("b").standing.health.at(world.now), 1.0);
 }
 
 TEST(CoordinatorHealth, ServingManyIsNotBeingSlow) {
@@ -260,7 +261,7 @@ TEST(CoordinatorHealth, ServingManyIsNotBeingSlow) {
   for (std::uint64_t i = 1; i <= 20; ++i) {
     ASSERT_TRUE(world.progress(q, *pull, {rate_of(a, i, 1e9 / 8), rate_of(b, i, 1e9)}));
   }
-  EXPECT_FALSE(world.core->members().all().at("a").health.slow(world.now));
+  EXPECT_FALSE(world.core->fleet().members.all().at("a").standing.health.slow(world.now));
 }
 
 class Waits : public ::testing::Test {
@@ -289,7 +290,7 @@ TEST_F(Waits, WhoWaitsLongestComesFirst) {
   const NodeInfo second = world_.node("second");
   EXPECT_FALSE(gets(first));
   EXPECT_FALSE(gets(second));
-  EXPECT_EQ(world_.core->waiting().size(), 2u);
+  EXPECT_EQ(world_.core->pulls().waiting(), 2u);
   world_.close(got_[0].pull_id);
   EXPECT_FALSE(gets(world_.node("newcomer"))) << "it would take the place of those that wait";
   EXPECT_FALSE(gets(second));

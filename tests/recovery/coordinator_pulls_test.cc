@@ -1,4 +1,4 @@
-// OpenPull and what follows it: who may pull from whom, and for how long.
+// Pulls: their sources, their leases, and the quarantine of sources.
 #include <set>
 
 #include <gmock/gmock.h>
@@ -10,6 +10,7 @@ namespace rekindle::coordinator {
 namespace {
 
 using namespace testing;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -84,7 +85,7 @@ TEST(CoordinatorPulls, GrantsNameTheLivingIncarnationAndNeverRepeatASerial) {
       EXPECT_EQ(offer.grant.source, offer.node.incarnation);
       EXPECT_EQ(offer.grant.puller, puller.incarnation);
       EXPECT_EQ(offer.grant.root, opened->version.root);
-      EXPECT_GT(offer.grant.expiry_ms, Core::clock_ms(world.now));
+      EXPECT_GT(offer.grant.expiry_ms, clock_ms(world.now));
       EXPECT_TRUE(serials.insert(offer.grant.serial).second);
     }
   }
@@ -192,10 +193,11 @@ TEST(CoordinatorPulls, WhoFillsUpItselfServesAsManyAsItReadsFrom) {
   EXPECT_THAT(open("p2"), UnorderedElementsAre("a", "b"));
   for (const char* name : {"p3", "p4", "p5"}) EXPECT_THAT(open(name), ElementsAre("b"));
   EXPECT_THAT(open("p6"), IsEmpty());
-  EXPECT_EQ(world.core->pullers_of(b.incarnation), 5u);
+  EXPECT_EQ(world.core->pulls().table().pullers_of(b.incarnation), 5u);
   ASSERT_TRUE(world.announce(b, {CoreWorld::holding(kV1)}));
   EXPECT_THAT(open("p7"), IsEmpty()) << "it may have work by now: two, and it has more";
-  EXPECT_EQ(world.core->pullers_of(b.incarnation), 5u) << "those that read there go on";
+  EXPECT_EQ(world.core->pulls().table().pullers_of(b.incarnation), 5u)
+      << "those that read there go on";
 }
 
 TEST(CoordinatorPulls, AskingAgainDoesNotTakeASecondShare) {
@@ -205,7 +207,7 @@ TEST(CoordinatorPulls, AskingAgainDoesNotTakeASecondShare) {
   world.holder("a", kV1);
   const NodeInfo p = world.node("p");
   for (int i = 0; i < 3; ++i) EXPECT_EQ(world.open(p, "qwen3")->sources.size(), 1u);
-  EXPECT_EQ(world.core->pulls().size(), 1u);
+  EXPECT_EQ(world.core->pulls().table().all().size(), 1u);
 }
 
 TEST(CoordinatorPulls, APullWithoutProgressLosesItsLeaseAndItsShares) {
@@ -218,11 +220,11 @@ TEST(CoordinatorPulls, APullWithoutProgressLosesItsLeaseAndItsShares) {
   world.pass(8s, {a});
   ASSERT_TRUE(world.progress(p, *pull));
   world.pass(8s, {a});
-  EXPECT_EQ(world.core->pulls().size(), 1u) << "progress renews it";
+  EXPECT_EQ(world.core->pulls().table().all().size(), 1u) << "progress renews it";
   const NodeInfo q = world.node("q");
   EXPECT_TRUE(world.open(q, "qwen3")->sources.empty());
   world.pass(3s, {a});
-  EXPECT_THAT(world.core->pulls(), IsEmpty());
+  EXPECT_THAT(world.core->pulls().table().all(), IsEmpty());
   EXPECT_EQ(world.open(q, "qwen3")->sources.size(), 1u);
 }
 
@@ -237,7 +239,7 @@ TEST(CoordinatorPulls, ProgressBringsNewSourcesAndDropsDeadOnes) {
       << "the one in use first";
   world.pass(3s, {b});
   EXPECT_THAT(CoreWorld::names(world.progress(p, *pull)->sources), ElementsAre("b"));
-  EXPECT_EQ(world.core->pulls().begin()->second.sources.size(), 1u);
+  EXPECT_EQ(world.core->pulls().table().all().begin()->second.sources.size(), 1u);
 }
 
 TEST(CoordinatorPulls, ARunningPullSurvivesARestartOfTheCoordinator) {
@@ -267,7 +269,7 @@ TEST(CoordinatorPulls, ALateWordOfAClosedPullBringsItNotBack) {
   world.close(pull->pull_id);
   world.pass(9s, {a});
   EXPECT_EQ(world.progress(p, *pull, {bad}).error().code(), ErrorCode::kStale);
-  EXPECT_EQ(world.core->pullers_of(a.incarnation), 0u);
+  EXPECT_EQ(world.core->pulls().table().pullers_of(a.incarnation), 0u);
   world.pass(1100ms, {a});
   EXPECT_TRUE(world.open(world.node("q"), "qwen3")) << "its strike has not been counted again";
 }
@@ -341,7 +343,7 @@ TEST(CoordinatorPulls, ALostSourceIsSuspectForOthersForAWhile) {
   EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.size(), 2u);
 }
 
-// Three that fill up and lack the same tiles would wait for each other beside a whole copy.
+// Three pullers that lack the same tiles would wait for each other beside a whole copy.
 TEST(CoordinatorPulls, APullThatReadsOnlyFromThoseThatFillUpGetsACompleteSourceToo) {
   Limits limits;
   limits.max_sources_per_pull = 2;
@@ -370,6 +372,83 @@ TEST(CoordinatorPulls, APullThatReadsOnlyFromThoseThatFillUpGetsACompleteSourceT
   ASSERT_TRUE(answer);
   EXPECT_THAT(CoreWorld::names(answer->sources), ::testing::Contains("w"));
   EXPECT_LE(answer->sources.size(), 2u);
+}
+
+TEST(CoordinatorQuarantine, WhoFoundAllHoldersBadIsToldWhichAndHowLong) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", kV1);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_TRUE(pull);
+  SourceReport bad_a = report(a);
+  SourceReport bad_b = report(b);
+  bad_a.quarantine = bad_b.quarantine = true;
+  ASSERT_TRUE(world.progress(p, *pull, {bad_a, bad_b}));
+  const auto refused = world.open(p, "qwen3");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable) << "it may come back";
+  EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("wrong bytes"), HasSubstr("10000 ms"),
+                                               HasSubstr("a, b"), HasSubstr("rekindle verify")));
+  world.pass(11s, {a, b});
+  EXPECT_TRUE(world.open(p, "qwen3"));
+}
+
+TEST(CoordinatorQuarantine, OnePullersWordLocksNobodyElseOut) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", kV1);
+  const NodeInfo other = world.node("other");
+  const auto running = world.open(other, "qwen3");
+  const NodeInfo broken = world.node("broken");
+  const auto pull = world.open(broken, "qwen3");
+  ASSERT_TRUE(pull && running);
+  SourceReport bad_a = report(a);
+  SourceReport bad_b = report(b);
+  bad_a.quarantine = bad_b.quarantine = true;
+  EXPECT_THAT(world.progress(broken, *pull, {bad_a, bad_b})->sources, IsEmpty());
+  EXPECT_EQ(world.progress(other, *running)->sources.size(), 2u) << "it goes on";
+  const auto opened = world.open(world.node("q"), "qwen3");
+  ASSERT_TRUE(opened) << opened.error().message();
+  EXPECT_EQ(opened->sources.size(), 2u);
+}
+
+TEST(CoordinatorQuarantine, AQuarantinedSourceIsOfferedOnlyWhereNoOtherHasAllOfIt) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  SourceReport bad = report(a);
+  bad.quarantine = true;
+  ASSERT_TRUE(world.progress(p, *pull, {bad}));
+  const NodeInfo growing = world.node("growing");
+  ASSERT_TRUE(world.enroll(growing));
+  ASSERT_TRUE(world.announce(growing, {CoreWorld::holding(kV1, 1, 1, /*complete=*/false)}));
+  const auto both = world.open(world.node("q"), "qwen3");
+  EXPECT_EQ(both->sources.size(), 2u) << "a part is not all of it";
+  const NodeInfo b = world.holder("b", kV1);
+  const auto others = world.open(world.node("r"), "qwen3");
+  EXPECT_THAT(CoreWorld::names(others->sources), UnorderedElementsAre("b", "growing"));
+  EXPECT_EQ(world.core->pulls().table().pullers_of(a.incarnation), 1u) << "q";
+  ASSERT_TRUE(world.core->drain("b", true, world.now));
+  EXPECT_THAT(CoreWorld::names(world.open(world.node("s"), "qwen3")->sources),
+              UnorderedElementsAre("a", "growing"))
+      << "rather than one that shall be left alone";
+}
+
+TEST(CoordinatorQuarantine, WhatNobodyHoldsIsStillNotFound) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_TRUE(pull);
+  SourceReport bad = report(a);
+  bad.quarantine = true;
+  ASSERT_TRUE(world.progress(p, *pull, {bad}));
+  world.pass(5s, {a});  // the grace is over
+  const auto absent = world.open(world.node("q"), "absent");
+  ASSERT_FALSE(absent);
+  EXPECT_EQ(absent.error().code(), ErrorCode::kNotFound);
 }
 
 }  // namespace

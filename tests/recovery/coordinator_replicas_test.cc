@@ -3,7 +3,7 @@
 
 #include "tests/recovery/coordinator_fixture.h"
 
-// As many whole copies as a version shall have.
+// The wanted number of whole copies of a version.
 namespace rekindle::coordinator {
 namespace {
 
@@ -193,7 +193,8 @@ TEST_F(Replicated, WhatADrainedNodeHoldsIsCopiedAwayAndMayBeReadForThat) {
   EXPECT_THAT(CoreWorld::names(world_.open(b, "qwen3", 1)->sources), ElementsAre("a"));
   EXPECT_FALSE(world_.open(world_.node("p"), "qwen3", 1)) << "nobody else reads there";
   ASSERT_TRUE(world_.announce(b, {CoreWorld::holding(kV1)}));
-  EXPECT_THAT(world_.core->draining("a").sole_copies, IsEmpty());
+  EXPECT_THAT(world_.core->replicas().sole_copies(world_.core->fleet().members.all().at("a")),
+              IsEmpty());
 }
 
 TEST_F(Replicated, AVersionSaysHowManyCopiesItWants) {

@@ -11,8 +11,8 @@
 #include "tests/support/effort.h"
 #include "tests/support/numbered_digest.h"
 
-// Rounds in a fleet where anything happens in any order: each seed is one run. What must hold is
-// checked after each step, and that every round ends once nothing happens any more.
+// Rounds in a fleet where anything happens in any order: each seed is one run. The rules are
+// checked after each step. Every round must end once nothing happens any more.
 namespace rekindle::coordinator {
 namespace {
 
@@ -156,24 +156,24 @@ class RandomRounds : protected RoundsWorld {
   }
   void check(const Round& round) {
     std::set<std::size_t> meet;
-    for (const Party& party : round.parties) {
+    for (const Party& party : round.parties()) {
       std::set<std::pair<std::string, std::string>> devices;
       ASSERT_GE(party.ranks.size(), 2u);
       ASSERT_FALSE(party.owners.empty());
       for (std::size_t rank = 0; rank < party.ranks.size(); ++rank) {
-        const RoundPlace& place = round.places.at(party.ranks[rank]);
+        const RoundPlace& place = round.places().at(party.ranks[rank]);
         EXPECT_TRUE(meet.insert(party.ranks[rank]).second) << "in two parties";
         EXPECT_TRUE(devices.emplace(place.node_id, place.device).second) << "a device twice";
         EXPECT_EQ(place.party, party.number);
         EXPECT_EQ(place.party_rank, rank);
-        EXPECT_FALSE(place.left_out);
+        EXPECT_NE(place.state, PlaceState::kLeftOut);
       }
       for (const std::uint32_t owner : party.owners) EXPECT_LT(owner, party.ranks.size());
     }
-    const bool sorted = std::ranges::is_sorted(round.places, {}, &RoundPlace::node_id);
+    const bool sorted = std::ranges::is_sorted(round.places(), {}, &RoundPlace::node_id);
     EXPECT_TRUE(sorted);
   }
-  // After the gathering each that waits for a party has one that runs, or is told why not.
+  // After the gathering each member that waits has a running party, or is told why not.
   void check_nobody_waits_in_vain(const std::string& node, const RoundOrder& order,
                                   const std::set<std::uint64_t>& told) {
     if (order.gathering || silent.contains(node)) return;
@@ -192,8 +192,8 @@ class RandomRounds : protected RoundsWorld {
     reports.at("a").ids.clear();
     pass(5s + 10s + 30s + 600s + 1s);  // the longest that each phase may take
     for (const auto& [number, round] : rounds.all()) {
-      EXPECT_TRUE(round.over()) << number << " is " << to_string(round.phase);
-      for (const RoundPlace& place : round.places) EXPECT_TRUE(place.settled());
+      EXPECT_TRUE(round.over()) << number << " is " << to_string(round.phase());
+      for (const RoundPlace& place : round.places()) EXPECT_TRUE(place.settled());
     }
   }
 

@@ -4,7 +4,7 @@
 #include "tests/recovery/rounds_fixture.h"
 #include "tests/support/numbered_digest.h"
 
-// Broadcast rounds: who takes part, who meets whom, when it is over.
+// Broadcast rounds: their members, their parties, and their end.
 namespace rekindle::coordinator {
 namespace {
 
@@ -18,13 +18,13 @@ TEST_F(ThreeWorkers, AreBroughtAVersionByBroadcast) {
   EXPECT_TRUE(rounds.orders_for("a").at(0).gathering);
   now += 100ms;
   all_join(number);
-  EXPECT_EQ(round(number).phase, RoundPhase::kMeeting);
+  EXPECT_EQ(round(number).phase(), RoundPhase::kMeeting);
   EXPECT_TRUE(order("a", number).make_id);
   EXPECT_FALSE(order("b", number).make_id);
   EXPECT_FALSE(rounds.orders_for("a").at(0).gathering);
   now += 200ms;
   make_id("a", number);
-  EXPECT_EQ(round(number).phase, RoundPhase::kSpreading);
+  EXPECT_EQ(round(number).phase(), RoundPhase::kSpreading);
   std::set<std::uint32_t> ranks;
   for (const char* name : {"a", "b", "c"}) {
     const PartyOrder told = order(name, number);
@@ -41,29 +41,29 @@ TEST_F(ThreeWorkers, AreBroughtAVersionByBroadcast) {
   everybody(RoundMemberState::kSpreading);
   now += 300ms;
   everybody(RoundMemberState::kFilled);
-  EXPECT_EQ(round(number).phase, RoundPhase::kLoading);
+  EXPECT_EQ(round(number).phase(), RoundPhase::kLoading);
   now += 400ms;
   everybody(RoundMemberState::kReady);
   const Round& done = round(number);
   EXPECT_TRUE(done.over());
   EXPECT_TRUE(rounds.orders_for("a").empty());
-  EXPECT_EQ(done.took.at(RoundPhase::kGathering), 100ms);
-  EXPECT_EQ(done.took.at(RoundPhase::kMeeting), 200ms);
-  EXPECT_EQ(done.took.at(RoundPhase::kSpreading), 300ms);
-  EXPECT_EQ(done.took.at(RoundPhase::kLoading), 400ms);
-  for (const RoundPlace& each : done.places) EXPECT_EQ(state_name(each), "ready");
+  EXPECT_EQ(done.took().at(RoundPhase::kGathering), 100ms);
+  EXPECT_EQ(done.took().at(RoundPhase::kMeeting), 200ms);
+  EXPECT_EQ(done.took().at(RoundPhase::kSpreading), 300ms);
+  EXPECT_EQ(done.took().at(RoundPhase::kLoading), 400ms);
+  for (const RoundPlace& each : done.places()) EXPECT_EQ(each.state_name(), "ready");
 }
 
 TEST_F(ThreeWorkers, KeepTheirCommunicatorWhileTheSameDevicesMeet) {
   const RoundId first = spread();
   everybody(RoundMemberState::kFilled);
   everybody(RoundMemberState::kReady);
-  const std::string name = round(first).parties[0].communicator;
+  const std::string name = round(first).parties()[0].communicator;
   for (const char* node : {"a", "b", "c"}) member(node).communicators = {"old", name};
   const RoundId second = begin_anew();
   EXPECT_GT(second, first);
   all_join(second);
-  EXPECT_EQ(round(second).phase, RoundPhase::kSpreading) << "nobody need meet";
+  EXPECT_EQ(round(second).phase(), RoundPhase::kSpreading) << "nobody need meet";
   EXPECT_EQ(order("a", second).communicator, name);
   EXPECT_EQ(order("a", second).id, "");
   EXPECT_FALSE(order("a", second).make_id);
@@ -73,7 +73,7 @@ TEST_F(ThreeWorkers, MeetAnewWhenADeviceProcessIsAnotherOrOneLacksTheCommunicato
   const RoundId first = spread();
   everybody(RoundMemberState::kFilled);
   everybody(RoundMemberState::kReady);
-  const std::string name = round(first).parties[0].communicator;
+  const std::string name = round(first).parties()[0].communicator;
   for (const char* node : {"a", "b", "c"}) member(node).communicators = {name};
   reports["c"].device_life = "another";
   RoundId next = begin_anew();
@@ -107,13 +107,13 @@ TEST_F(ThreeWorkers, OfOtherGroupsAndModelsAreNotExpected) {
   add_worker("a", "y", 0, "double:2").id = {"n", 1};
   add_worker("a", "z", 0, "double:3").worker_lost = true;
   say_all();
-  EXPECT_EQ(round(begin()).places.size(), 3u);
+  EXPECT_EQ(round(begin()).places().size(), 3u);
   RoundsWorld other;
   other.add_node("a");
   other.add_worker("a", "x", 0, "double:0", "g");
   other.add_worker("a", "y", 0, "double:1", "h");
   other.say_all();
-  EXPECT_EQ(other.round(other.begin("")).places.size(), 2u) << "every group";
+  EXPECT_EQ(other.round(other.begin("")).places().size(), 2u) << "every group";
 }
 
 TEST_F(ThreeWorkers, WhoIsLateIsLeftOut) {
@@ -121,11 +121,11 @@ TEST_F(ThreeWorkers, WhoIsLateIsLeftOut) {
   join("a", number);
   join("b", number);
   pass(4900ms);
-  EXPECT_EQ(round(number).phase, RoundPhase::kGathering);
+  EXPECT_EQ(round(number).phase(), RoundPhase::kGathering);
   pass(200ms);
-  EXPECT_EQ(round(number).phase, RoundPhase::kMeeting);
-  EXPECT_EQ(state_name(place(number, "c")), "left out");
-  EXPECT_EQ(place(number, "c").failed, "has not attached to m@2 in 5000 ms");
+  EXPECT_EQ(round(number).phase(), RoundPhase::kMeeting);
+  EXPECT_EQ(place(number, "c").state_name(), "left out");
+  EXPECT_EQ(place(number, "c").why, "has not attached to m@2 in 5000 ms");
   EXPECT_EQ(order("a", number).ranks, 2u);
   join("c", number);
   ASSERT_TRUE(say("c"));
@@ -141,7 +141,7 @@ TEST_F(ThreeWorkers, WhoHasTheVersionStaysAsItIs) {
   join("b", number);
   say_all();
   EXPECT_EQ(order("a", number).ranks, 2u);
-  EXPECT_TRUE(place(number, "c").ready);
+  EXPECT_TRUE(place(number, "c").ready());
   make_id("a", number);
   for (const char* name : {"a", "b"}) set(name, RoundMemberState::kReady);
   say_all();
@@ -155,7 +155,7 @@ TEST_F(ThreeWorkers, WhoHasOnlyBegunToAttachHasNotArrived) {  // it serves nothi
   member("c").session += 100;
   member("c").id.version = 0;
   say_all();
-  EXPECT_EQ(round(number).phase, RoundPhase::kGathering);
+  EXPECT_EQ(round(number).phase(), RoundPhase::kGathering);
   join("c", number);
   ASSERT_TRUE(say("c"));
   EXPECT_EQ(order("a", number).ranks, 3u);
@@ -172,7 +172,7 @@ TEST_F(ThreeWorkers, ADeviceIsInOnePartyAtATime) {
     member(name, 1).contents = {6, 6};
   }
   say_all();
-  ASSERT_EQ(round(number).parties.size(), 1u);
+  ASSERT_EQ(round(number).parties().size(), 1u);
   EXPECT_EQ(order("a", number).ranks, 3u);
   for (const char* name : {"a", "b"}) {
     EXPECT_EQ(place(number, name, 1).party, 0u);
@@ -196,7 +196,7 @@ TEST_F(ThreeWorkers, ARankWhoseMateIsLostIsNotWaitedFor) {
   for (const char* name : {"a", "b", "c"}) set(name, RoundMemberState::kReady);
   say_all();
   EXPECT_TRUE(round(number).over());
-  EXPECT_NE(place(number, "a", 1).failed.find("its instance is not ready"), std::string::npos);
+  EXPECT_NE(place(number, "a", 1).why.find("its instance is not ready"), std::string::npos);
 }
 
 TEST_F(ThreeWorkers, ThatHaveItAllEndARoundAtOnce) {
@@ -211,7 +211,7 @@ TEST_F(ThreeWorkers, WithAnotherRootAreNotBroughtThis) {
   member("c").root = {9, 9};
   say_all();
   EXPECT_EQ(order("a", number).ranks, 2u);
-  EXPECT_THAT(place(number, "c").failed, HasSubstr("root"));
+  EXPECT_THAT(place(number, "c").why, HasSubstr("root"));
   EXPECT_EQ(order("c", number).state, PartyState::kStopped);
   EXPECT_THAT(order("c", number).why, HasSubstr("root"));
 }
@@ -225,7 +225,7 @@ TEST_F(ThreeWorkers, WhoWantsSomethingElseNeedsNoBroadcast) {
   EXPECT_EQ(order("b", number).bucket_bytes, 32u) << "the smallest";
   EXPECT_EQ(order("c", number).state, PartyState::kStopped);
   EXPECT_EQ(order("c", number).why, "needs no broadcast: nobody else wants the same");
-  EXPECT_EQ(place(number, "c").failed, "");
+  EXPECT_EQ(place(number, "c").why, "");
   set("c", RoundMemberState::kAlone);
   ASSERT_TRUE(say("c"));
   EXPECT_TRUE(rounds.orders_for("c").at(0).parties.empty());
@@ -236,7 +236,7 @@ TEST_F(ThreeWorkers, WithoutAnOwnerGoOnAlone) {
   const RoundId number = begin();
   for (const char* name : {"a", "b", "c"}) join(name, number, false);
   say_all();
-  EXPECT_EQ(round(number).phase, RoundPhase::kLoading);
+  EXPECT_EQ(round(number).phase(), RoundPhase::kLoading);
   EXPECT_EQ(order("a", number).state, PartyState::kStopped);
   EXPECT_THAT(order("a", number).why, HasSubstr("no host"));
 }
@@ -279,7 +279,7 @@ TEST_F(ThreeWorkers, OfTwoAgentsThatShareAGpuAreInOnePartyAtATime) {
   join("c", number, true, 1);
   member("b").contents = member("c", 1).contents = {6, 6};
   say_all();
-  ASSERT_EQ(round(number).parties.size(), 1u);
+  ASSERT_EQ(round(number).parties().size(), 1u);
   EXPECT_EQ(place(number, "b").aside, "its device is in another party");
 }
 
@@ -292,7 +292,7 @@ TEST_F(ThreeWorkers, MayComeAndGoWhileItGathers) {
   ASSERT_TRUE(say("b"));
   join("c", number);
   ASSERT_TRUE(say("c"));
-  EXPECT_EQ(round(number).phase, RoundPhase::kGathering) << "b went";
+  EXPECT_EQ(round(number).phase(), RoundPhase::kGathering) << "b went";
   add_worker("b", "ib");
   join("b", number);
   ASSERT_TRUE(say("b"));
@@ -304,7 +304,7 @@ TEST_F(ThreeWorkers, ANewOneIsWelcomeWhileItGathers) {
   add_worker("a", "new", 0, "double:1");
   join("a", number, true, 1);
   ASSERT_TRUE(say("a"));
-  EXPECT_EQ(round(number).places.size(), 4u);
+  EXPECT_EQ(round(number).places().size(), 4u);
   all_join(number);
   EXPECT_EQ(order("b", number).ranks, 4u);
 }
@@ -317,7 +317,7 @@ TEST_F(ThreeWorkers, WithoutAnInstanceAreKnownByTheirDevice) {
   ASSERT_TRUE(say("c"));
   add_worker("c", "pid-9-GPU");
   all_join(number);
-  EXPECT_EQ(round(number).places.size(), 3u);
+  EXPECT_EQ(round(number).places().size(), 3u);
   EXPECT_EQ(order("a", number).ranks, 3u) << "all that were expected are there";
 }
 
@@ -367,7 +367,7 @@ TEST(TensorParallel, TwoInstancesMeetRankByRank) {
     }
   }
   world.say_all();
-  ASSERT_EQ(world.round(number).parties.size(), 2u);
+  ASSERT_EQ(world.round(number).parties().size(), 2u);
   const auto orders = world.rounds.orders_for("b");
   ASSERT_EQ(orders.at(0).parties.size(), 2u);
   for (const PartyOrder& party : orders[0].parties) {
@@ -379,8 +379,8 @@ TEST(TensorParallel, TwoInstancesMeetRankByRank) {
   world.make_id("a", number, 1);
   world.set("b", RoundMemberState::kFailed, 1);
   ASSERT_TRUE(world.say("b"));
-  EXPECT_EQ(world.round(number).parties[0].state, PartyState::kSpreading);
-  EXPECT_EQ(world.round(number).parties[1].state, PartyState::kStopped);
+  EXPECT_EQ(world.round(number).parties()[0].state, PartyState::kSpreading);
+  EXPECT_EQ(world.round(number).parties()[1].state, PartyState::kStopped);
 }
 
 }  // namespace

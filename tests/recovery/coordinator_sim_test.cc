@@ -14,7 +14,7 @@
 #include "tests/support/numbered_digest.h"
 
 // The real core in a world that crashes, restarts, pauses, repeats, delays and reorders. Each seed
-// is one run; what must never happen is checked after each answer.
+// is one run. The rules are checked after each answer.
 namespace rekindle::coordinator {
 namespace {
 
@@ -80,8 +80,8 @@ class Simulation {
         });
     disk_fails_ = false;
     ASSERT_TRUE(core_->start(now_));
-    ASSERT_GT(core_->epoch(), highest_told_) << "a new term is above all that was told";
-    highest_told_ = core_->epoch();
+    ASSERT_GT(core_->fleet().epoch(), highest_told_) << "a new term is above all that was told";
+    highest_told_ = core_->fleet().epoch();
   }
 
   // Delivered later, perhaps twice, in any order.
@@ -175,7 +175,7 @@ class Simulation {
     ASSERT_GE(disk_.epoch, epoch) << "told before it was durable";
   }
 
-  // The one that is connected and was heard of lately, without an excuse in between.
+  // The process that is connected and was heard in time, without an excuse in between.
   const Agent* live_holder(const std::string& node_id, const Incarnation& other_than) const {
     for (const Agent& agent : agents_) {
       if (agent.info.node_id == node_id && agent.info.incarnation != other_than &&
@@ -212,7 +212,7 @@ class Simulation {
         told_epoch(answer->epoch);
         heard(agent);
         for (const ModelVersion& id : answer->retiring) {
-          ASSERT_TRUE(core_->catalog().find(id)->retiring);
+          ASSERT_TRUE(core_->fleet().catalog.find(id)->retiring);
         }
         ASSERT_TRUE(answer->retire.empty()) << "it did not say that nobody reads";
       });
@@ -266,12 +266,12 @@ class Simulation {
     });
   }
 
-  // Somebody whom it may read from at any time has all of it.
+  // A node that this puller may always read from has all of it.
   bool has_good_copy(const NodeInfo& puller, const ModelVersion& id, const Digest& root) const {
-    return std::ranges::any_of(core_->members().all(), [&](const auto& entry) {
+    return std::ranges::any_of(core_->fleet().members.all(), [&](const auto& entry) {
       const Member& member = entry.second;
-      return member.state != NodeState::kDead && member.quarantined_until <= now_ &&
-             member.info.incarnation != puller.incarnation && holds_whole(member, id, root);
+      return member.state != NodeState::kDead && !member.standing.quarantined(now_) &&
+             member.info.incarnation != puller.incarnation && member.holdings.holds_whole(id, root);
     });
   }
 
@@ -279,8 +279,8 @@ class Simulation {
                     const std::vector<SourceOffer>& offers) {
     ASSERT_LE(offers.size(), limits_.max_sources_per_pull);
     for (const SourceOffer& offer : offers) {
-      const auto member = core_->members().all().find(offer.node.node_id);
-      ASSERT_NE(member, core_->members().all().end());
+      const auto member = core_->fleet().members.all().find(offer.node.node_id);
+      ASSERT_NE(member, core_->fleet().members.all().end());
       ASSERT_EQ(offer.grant.source, member->second.info.incarnation) << "another life";
       ASSERT_NE(member->second.state, NodeState::kDead);
       ASSERT_NE(offer.grant.source, puller.incarnation) << "its own source";
@@ -332,14 +332,15 @@ class Simulation {
           {source.node_id, source.incarnation, 0, 0, 1, chance(50), chance(30), ""});
     }
     send([this, progress] {
-      const auto known = core_->pulls().find(progress.pull_id);
-      const std::vector<SourceReport> before =
-          known == core_->pulls().end() ? std::vector<SourceReport>() : known->second.reports;
+      const auto known = core_->pulls().table().all().find(progress.pull_id);
+      const std::vector<SourceReport> before = known == core_->pulls().table().all().end()
+                                                   ? std::vector<SourceReport>()
+                                                   : known->second.reports.all();
       const auto answer = core_->pull_progress(progress, now_);
       if (!answer) return;
       ++answers_;
       for (const SourceReport& report : progress.sources) note_strike(report, before);
-      check_offers(progress.puller, progress.id, core_->catalog().find(progress.id)->root,
+      check_offers(progress.puller, progress.id, core_->fleet().catalog.find(progress.id)->root,
                    answer->sources);
     });
   }
@@ -348,8 +349,8 @@ class Simulation {
     const bool repeated = std::any_of(before.begin(), before.end(), [&](const SourceReport& old) {
       return old.incarnation == report.incarnation && old.quarantine;
     });
-    const auto member = core_->members().all().find(report.node_id);
-    if (!report.quarantine || repeated || member == core_->members().all().end() ||
+    const auto member = core_->fleet().members.all().find(report.node_id);
+    if (!report.quarantine || repeated || member == core_->fleet().members.all().end() ||
         member->second.info.incarnation != report.incarnation) {
       return;
     }
@@ -367,7 +368,7 @@ class Simulation {
 
   void check_shares() {
     std::map<Incarnation, std::size_t> shares;
-    for (const auto& [id, pull] : core_->pulls()) {
+    for (const auto& [id, pull] : core_->pulls().table().all()) {
       for (const Incarnation& source : pull.sources) {
         ASSERT_LE(++shares[source],
                   std::max(limits_.max_pullers_per_source, limits_.max_sources_per_pull))

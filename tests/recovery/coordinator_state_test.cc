@@ -331,27 +331,28 @@ TEST(CoordinatorState, C2TwentyThousandVersionsPublishedAndRetiredLeaveASmallSta
   write_all();
   for (std::uint64_t first = 1; first <= 20'000; first += 100) {
     for (std::uint64_t version = first; version < first + 100; ++version) {
-      ASSERT_TRUE(
-          core.publish("", {}, {"m", version}, test::numbered_digest(version, 1), {1, 1}, 100, now)
-              .answer);
+      ASSERT_TRUE(core.publish("", {},
+                               {{"m", version}, test::numbered_digest(version, 1), {1, 1}, 100},
+                               now)
+                      .answer);
     }
     write_all();
     for (std::uint64_t version = first; version < first + 100; ++version) {
       ASSERT_TRUE(core.retire({"m", version}, now).answer);
     }
     write_all();
-    ASSERT_TRUE(core.catalog().is_retired({"m", first}));
+    ASSERT_TRUE(core.fleet().catalog.is_retired({"m", first}));
   }
-  EXPECT_LT(core.catalog().state().versions.size(), 500u);
-  EXPECT_TRUE(core.catalog().live().empty()) << "repair looks at nothing";
+  EXPECT_LT(core.fleet().catalog.all().size(), 500u);
+  EXPECT_TRUE(core.fleet().catalog.live().empty()) << "repair looks at nothing";
   EXPECT_LT(std::filesystem::file_size(temp / "state"), 4u << 20);
   // After a restart the first ones are as retired as the last ones.
-  EXPECT_EQ(parsed(*directory->load()).state(), core.catalog().state());
+  EXPECT_EQ(parsed(*directory->load()).state(), core.fleet().table.state());
   rekindle::testing::DurableCore next({}, {}, parsed(*directory->load()).state(), disk,
                                       [] { return PullId::random(); });
   ASSERT_TRUE(next.start(now));
   for (const std::uint64_t version : {1u, 7u, 10'000u, 19'990u, 20'000u}) {
-    EXPECT_TRUE(next.catalog().is_retired({"m", version})) << version;
+    EXPECT_TRUE(next.fleet().catalog.is_retired({"m", version})) << version;
   }
   EXPECT_EQ(next.publish("", {}, {"m", 7}, {7, 1}, {1, 1}, 100, now).error().code(),
             ErrorCode::kDenied);

@@ -1,8 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "recovery/coordinator/wire.h"
-#include "recovery/coordinator/wire_rounds.h"
+#include "recovery/coordinator/coordinator_wire.h"
+#include "recovery/coordinator/round_wire.h"
+#include "recovery/coordinator/status_wire.h"
 #include "recovery/rpc/convert.h"
 #include "tests/recovery/coordinator_fixture.h"
 
@@ -87,10 +88,10 @@ TEST_F(Update, BeginsAfterTheGraceSoThatNobodyIsMissed) {
   late.incarnation = b.incarnation;
   ASSERT_TRUE(world_.core->report_round(late, world_.now));
   world_.pass(world_.timing.dead_after, {a_, b});
-  EXPECT_FALSE(world_.core->in_grace(world_.now));
+  EXPECT_FALSE(world_.core->fleet().grace.active(world_.now));
   const auto begun = begin(kV1);
   ASSERT_TRUE(begun) << begun.error().message();
-  EXPECT_EQ(world_.core->rounds().find(*begun)->places.size(), 2u);
+  EXPECT_EQ(world_.core->rounds().find(*begun)->places().size(), 2u);
 }
 
 TEST_F(Update, ReportsAreTakenFromRegisteredAgentsOnly) {
@@ -109,7 +110,7 @@ TEST_F(Update, EndsInBoundedTimeWhenItsNodeDies) {
   const Round* round = world_.core->rounds().find(*begun);
   ASSERT_NE(round, nullptr);
   EXPECT_TRUE(round->over());
-  EXPECT_EQ(round->places.at(0).failed, "the node died");
+  EXPECT_EQ(round->places().at(0).why, "the node died");
 }
 
 TEST_F(Update, IsInTheStatus) {
@@ -140,8 +141,8 @@ TEST_F(Update, OfTheRoundsThatAreOverTheLastOfAGroupIsShown) {
   const auto other = begin(kV1, "h");
   const auto shown = rounds_to_show(world_.core->rounds());
   ASSERT_EQ(shown.size(), 2u);
-  EXPECT_EQ(shown[0]->number, *last);
-  EXPECT_EQ(shown[1]->number, *other);
+  EXPECT_EQ(shown[0]->number(), *last);
+  EXPECT_EQ(shown[1]->number(), *other);
 }
 
 proto::RoundReport wire_report() {

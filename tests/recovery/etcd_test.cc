@@ -324,9 +324,10 @@ TEST_F(EtcdMembers, C2TwentyThousandVersionsPublishedAndRetiredLeaveASmallState)
   for (std::uint64_t first = 1; first <= kVersions && !HasFailure(); first += 100) {
     if (first > kVersions / 2 && members_[0].process->running()) members_[0].process->kill();
     for (std::uint64_t version = first; version < first + 100; ++version) {
-      ASSERT_TRUE(
-          core.publish("", {}, {"m", version}, test::numbered_digest(version, 1), {1, 1}, 100, now)
-              .answer);
+      ASSERT_TRUE(core.publish("", {},
+                               {{"m", version}, test::numbered_digest(version, 1), {1, 1}, 100},
+                               now)
+                      .answer);
     }
     write_all();
     for (std::uint64_t version = first; version < first + 100; ++version) {
@@ -334,18 +335,18 @@ TEST_F(EtcdMembers, C2TwentyThousandVersionsPublishedAndRetiredLeaveASmallState)
     }
     write_all();
   }
-  EXPECT_LT(core.catalog().state().versions.size(), 500u);
+  EXPECT_LT(core.fleet().catalog.all().size(), 500u);
   EXPECT_TRUE(load());
   ASSERT_TRUE(loaded) << loaded.error().message();
   EXPECT_LT(loaded->size(), 1'000u) << "keys";
   const auto again = co::StateRecords::parse(*loaded);
   ASSERT_TRUE(again);
-  EXPECT_EQ(again->state(), core.catalog().state());
+  EXPECT_EQ(again->state(), core.fleet().table.state());
   const co::Core next({}, {}, again->state(), [] { return PullId::random(); });
   for (const std::uint64_t version : {1u, 7u, 10'000u, 19'990u, 20'000u}) {
-    EXPECT_TRUE(next.catalog().is_retired({"m", version})) << version;
+    EXPECT_TRUE(next.fleet().catalog.is_retired({"m", version})) << version;
   }
-  EXPECT_FALSE(next.catalog().is_retired({"m", kVersions + 1}));
+  EXPECT_FALSE(next.fleet().catalog.is_retired({"m", kVersions + 1}));
 }
 
 }  // namespace

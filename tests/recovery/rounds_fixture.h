@@ -59,7 +59,7 @@ class RoundsWorld {
   void join(const std::string& node, RoundId round, bool owner = true, std::size_t index = 0) {
     RoundMember& who = member(node, index);
     who.session = ++sessions_;
-    who.id = rounds.find(round)->id;
+    who.id = rounds.find(round)->id();
     who.state = RoundMemberState::kJoined;
     who.round = round;
     who.root = kRoot;
@@ -121,7 +121,7 @@ class RoundsWorld {
     return {};
   }
   const RoundPlace& place(RoundId number, const std::string& node, std::size_t index = 0) const {
-    for (const RoundPlace& place : round(number).places) {
+    for (const RoundPlace& place : round(number).places()) {
       if (place.node_id == node && index-- == 0) return place;
     }
     throw std::out_of_range("no such place");
@@ -132,7 +132,9 @@ class RoundsWorld {
   Membership members{timing, 1000};
   Rounds rounds;
   std::map<std::string, RoundReport> reports;
-  std::set<std::string> silent, dead;  // dead nodes are silent: say so with kill()
+  std::set<std::string> silent;
+  // Dead nodes are silent. kill() adds them.
+  std::set<std::string> dead;
 
  private:
   std::uint64_t incarnations_ = 0;
@@ -162,7 +164,7 @@ class ThreeWorkers : public ::testing::Test, protected RoundsWorld {
     for (const char* name : {"a", "b", "c"}) join(name, number, name[0] == 'b');
     say_all();
   }
-  // Everybody has version 1 (again), and a round to version 2 begins.
+  // All workers have version 1 (again), and a round to version 2 begins.
   RoundId begin_anew() {
     for (const char* name : {"a", "b", "c"}) {
       set(name, RoundMemberState::kServing);
@@ -176,7 +178,7 @@ class ThreeWorkers : public ::testing::Test, protected RoundsWorld {
     all_join(number);
     make_id("a", number);
     everybody(RoundMemberState::kSpreading);
-    EXPECT_EQ(round(number).phase, RoundPhase::kSpreading);
+    EXPECT_EQ(round(number).phase(), RoundPhase::kSpreading);
     return number;
   }
 };

@@ -8,11 +8,11 @@
 
 namespace rekindle::scale {
 
-// What the coordinator's core costs: the processor time inside its calls, and the memory that was
-// allocated inside them and is not free yet (operator new is this program's own, meter.cc).
+// The cost of the coordinator's core: the processor time inside its calls, and the memory that was
+// allocated inside them and is not free yet. meter.cc replaces operator new for that.
 class Meter {
  public:
-  // While one is alive, what is allocated is the core's.
+  // Memory that is allocated while a Scope lives counts as the core's.
   class Scope {
    public:
     Scope(Meter& meter, Duration virtual_time);
@@ -34,7 +34,8 @@ class Meter {
 
  private:
   std::uint64_t calls_ = 0;
-  std::vector<std::int64_t> cpu_ns_;  // by second of virtual time
+  // By second of virtual time.
+  std::vector<std::int64_t> cpu_ns_;
   std::size_t peak_bytes_ = 0;
 };
 

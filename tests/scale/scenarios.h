@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/scale/fleet.h"
+#include "tests/scale/scale_fleet.h"
 
 namespace rekindle::scale {
 
@@ -11,18 +11,24 @@ struct Report {
   std::string name;
   std::string what;
   std::size_t awaited = 0;
-  std::vector<double> ready_s;  // of each host, since it started; sorted
-  double all_ready_s = 0;       // since the scenario began
-  double limit_s = 0;           // what the network alone needs
-  double least_goodput = 0;     // of a tenth of a second, while half of them pull
-  double sent_by_sources = 0;   // of the sources that were there at first, in copies of the model
+  // Of each host, from its start; sorted.
+  std::vector<double> ready_s;
+  // From the beginning of the scenario.
+  double all_ready_s = 0;
+  // The time that the network alone needs.
+  double limit_s = 0;
+  // In a tenth of a second, while half of the hosts pull.
+  double least_goodput = 0;
+  // By the sources that were there from the beginning, in copies of the model.
+  double sent_by_sources = 0;
   std::vector<Sample> samples;
   double virtual_s = 0;
   std::uint64_t calls = 0;  // of the coordinator's core
   double cpu_s = 0;
   double busiest_share = 0;
   std::size_t peak_bytes = 0;
-  std::vector<std::string> problems;  // empty, or it went wrong
+  // Empty when all went well.
+  std::vector<std::string> problems;
 };
 
 // One host pulls from as many sources as a pull may have.

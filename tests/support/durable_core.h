@@ -48,9 +48,9 @@ class DurableCore : public coordinator::Core {
                                 const ModelVersion& id, const Digest& root,
                                 const Digest& tensor_set, std::uint64_t checkpoint_bytes,
                                 TimePoint now, std::optional<std::uint32_t> replicas = {}) {
-    return settle(
-        Core::publish(node_id, incarnation, id, root, tensor_set, checkpoint_bytes, now, replicas),
-        now);
+    return settle(Core::publish(node_id, incarnation,
+                                {id, root, tensor_set, checkpoint_bytes, replicas}, now),
+                  now);
   }
   Result<std::uint32_t> retire(const ModelVersion& id, TimePoint now,
                                std::optional<Duration> deadline = {}) {

@@ -1,4 +1,4 @@
-// Candidates that grow, against a look at every tile of every slice.
+// Growing candidates, compared with a check of every tile of every slice.
 #include "recovery/swarm/availability.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/swarm/order.h"
+#include "recovery/swarm/slice_order.h"
 #include "tests/planner/random_plan.h"
 
 namespace rekindle::swarm {
@@ -96,8 +96,8 @@ TEST(Availability, ASourceIsACandidateExactlyWhenItsLayoutCoversTheSliceAndItHol
   }
 }
 
-// Pullers agree by keys on who asks a complete source: also one that has some of it already and so
-// another plan.
+// Keys make pullers agree on the one that asks a complete source, even when one of them has some
+// tiles already and so another plan.
 TEST(Availability, AKeyIsATileThatTheSliceOrItsGroupReadsWhateverThePlan) {
   const std::uint64_t base = std::random_device{}();
   for (std::uint64_t seed = base; seed < base + 100; ++seed) {
@@ -176,8 +176,8 @@ TEST(SliceOrder, EachSliceOnceGroupsTogetherAndDifferentForEachPuller) {
   request.sources = std::span(&view, 1);
   const auto plan = planner::plan_pull(request, {.slice_bytes = 1 << 20, .bucket_bytes = 4 << 20});
   ASSERT_TRUE(plan);
-  const auto a = slice_order(**plan, salt_of(Incarnation::random()));
-  const auto b = slice_order(**plan, salt_of(Incarnation::random()));
+  const auto a = slice_order(**plan, order_seed(Incarnation::random()));
+  const auto b = slice_order(**plan, order_seed(Incarnation::random()));
   EXPECT_NE(a, b);
   for (auto order : {a, b}) {
     for (std::size_t i = 0; i < order.size(); ++i) {

@@ -1,4 +1,4 @@
-// A fleet that fills itself, in virtual time: what it costs, and what becomes of it when hosts die.
+// A fleet that fills itself, in virtual time: its cost, and its fate when hosts die.
 #include <gtest/gtest.h>
 
 #include "tests/swarm/swarm_world.h"
@@ -58,8 +58,7 @@ TEST(Swarm, WhenHalfOfTheJoinersAreKilledTheOthersFinish) {
   }
 }
 
-// Two joiners send at 1 % of the others' speed. What is asked of them in vain costs little more
-// than if they gave nothing at all.
+// Two joiners send at 1 % of the others' speed. That costs little more than if they sent nothing.
 TEST(Swarm, Row12NeighboursAtOnePercentSpeedHoldNobodyUp) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);

@@ -1,11 +1,10 @@
 #include "tests/swarm/swarm_world.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
-#include "recovery/swarm/order.h"
+#include "recovery/swarm/slice_order.h"
 #include "tests/planner/random_plan.h"
 
 namespace rekindle::swarm::testing {
@@ -20,21 +19,23 @@ namespace {
 
 constexpr Duration kStep = 5ms;
 constexpr Duration kConnect = 20ms;
-constexpr Duration kFirstLook = 500ms;  // as a pull asks the coordinator
+// As a pull asks the coordinator.
+constexpr Duration kFirstLook = 500ms;
 constexpr Duration kLook = 1000ms;
 constexpr int kQuickLooks = 6;
 constexpr int kPathsPerSource = 2;
 
 }  // namespace
 
-// What one path of a joiner carries.
+// One path of a joiner.
 struct World::Flow {
-  int host = 0;  // the sender
+  rekindle::testing::FlowId id = 0;
+  // The sender.
+  int host = 0;
   SourceIndex source = 0;
   std::deque<SliceIndex> queue;
   double landed_of_front = 0;
   double landed = 0;
-  double rate = 0;
   bool aborted = false;
   bool closed = false;
 };
@@ -49,10 +50,14 @@ struct World::Joiner {
   Availability availability;
   HeldTiles held;
   std::unique_ptr<Scheduler> scheduler;
-  std::vector<Flow> flows;             // by PathId
-  std::map<int, SourceIndex> sources;  // by host
-  std::map<int, Duration> connecting;  // host, until
-  std::map<int, HaveFeed> feeds;       // what we were told by each host
+  // By PathId.
+  std::vector<Flow> flows;
+  // By host.
+  std::map<int, SourceIndex> sources;
+  // The end of the handshake, by host.
+  std::map<int, Duration> connecting;
+  // The feed of each host to this one.
+  std::map<int, HaveFeed> feeds;
   std::map<SliceIndex, SliceIndex> landed_of_group;
   std::vector<bool> accepted;
   AnnouncePolicy announce;
@@ -62,7 +67,13 @@ struct World::Joiner {
   std::string failure;
 };
 
-World::World(const WorldOptions& options) : options_(options), random_(options.seed) {
+World::World(const WorldOptions& options)
+    : options_(options),
+      random_(options.seed),
+      network_(static_cast<std::size_t>(options.joiners) + 1, options.link_bytes_per_second) {
+  for (const auto& [host, part] : options.upload) {
+    network_.set_upload(static_cast<rekindle::testing::HostId>(host), part);
+  }
   std::vector<TensorInfo> tensors;
   for (int i = 0; i < options.tensors; ++i) {
     tensors.push_back({"w" + std::to_string(i), DType::kBF16, {4096, 2048}});
@@ -77,7 +88,7 @@ World::World(const WorldOptions& options) : options_(options), random_(options.s
   layout_ = std::make_unique<Layout>(std::move(packed->layout));
   bytes_ = checkpoint_->tensors.total_bytes();
   sent_.resize(static_cast<std::size_t>(options.joiners) + 1);
-  for (int host = 0; host <= options.joiners; ++host) salts_.push_back(random_());
+  for (int host = 0; host <= options.joiners; ++host) seeds_.push_back(random_());
   announced_.insert(0);
   for (int i = 0; i < options.joiners; ++i) {
     const planner::SourceView view{layout_.get(), nullptr};
@@ -99,7 +110,7 @@ World::~World() = default;
 
 void World::start(Joiner& joiner) {
   BatchOptions options;
-  options.salt = salts_[static_cast<std::size_t>(joiner.host)];
+  options.salt = seeds_[static_cast<std::size_t>(joiner.host)];
   options.order = slice_order(*joiner.plan, options.salt);
   joiner.accepted.resize(joiner.plan->slice_count());
   joiner.scheduler = std::make_unique<Scheduler>(
@@ -119,7 +130,7 @@ void World::start(Joiner& joiner) {
   joiner.next_look = elapsed_ + (joiner.host <= options_.source_serves ? kFirstLook : 0ms);
 }
 
-// What the coordinator offers by now.
+// Finds the hosts that the coordinator offers now.
 void World::discover(Joiner& joiner) {
   if (elapsed_ < joiner.next_look) return;
   joiner.next_look = elapsed_ + (++joiner.looks < kQuickLooks ? kFirstLook : kLook);
@@ -134,18 +145,20 @@ void World::connect(Joiner& joiner, int host) {
   if (host != 0) {
     source = static_cast<SourceIndex>(host);
     joiner.availability.add_source(source, *layout_);
-    joiner.scheduler->add_neighbour(source, salts_[static_cast<std::size_t>(host)]);
+    joiner.scheduler->add_neighbour(source, seeds_[static_cast<std::size_t>(host)]);
     joiner.feeds.emplace(host, HaveFeed());
   }
   joiner.sources[host] = source;
   for (int i = 0; i < kPathsPerSource; ++i) {
     const PathId id = joiner.scheduler->add_path(source, "host " + std::to_string(host), now());
     if (id != joiner.flows.size()) throw std::logic_error("paths are numbered otherwise");
-    joiner.flows.push_back({.host = host, .source = source, .queue = {}});
+    const auto flow = network_.open(static_cast<rekindle::testing::HostId>(host),
+                                    static_cast<rekindle::testing::HostId>(joiner.host), 0);
+    joiner.flows.push_back({.id = flow, .host = host, .source = source, .queue = {}});
   }
 }
 
-// Bitmaps of the neighbours, as their feeds tell.
+// Takes in the bitmaps of the neighbours, as their feeds send them.
 void World::hear(Joiner& joiner) {
   for (auto& [host, feed] : joiner.feeds) {
     if (!runs(host)) continue;
@@ -176,52 +189,14 @@ void World::post(Joiner& joiner) {
   }
 }
 
-// Max-min fair: the tightest direction of a link is shared equally by the flows that nothing else
-// holds back, and so on.
 void World::share_links() {
-  struct Link {
-    double left = 0;
-    int flows = 0;
-  };
-  std::vector<Link> up(joiners_.size() + 1, {options_.link_bytes_per_second, 0});
-  auto down = up;
-  for (const auto& [host, part] : options_.upload) up[static_cast<std::size_t>(host)].left *= part;
-  std::vector<std::pair<Flow*, int>> open;
-  for (auto& joiner : joiners_) {
-    if (!runs(joiner->host)) continue;
-    for (Flow& flow : joiner->flows) {
-      flow.rate = 0;
-      if (flow.closed || flow.aborted || flow.queue.empty() || !runs(flow.host)) continue;
-      open.emplace_back(&flow, joiner->host);
-      ++up[static_cast<std::size_t>(flow.host)].flows;
-      ++down[static_cast<std::size_t>(joiner->host)].flows;
+  for (const auto& joiner : joiners_) {
+    for (const Flow& flow : joiner->flows) {
+      network_.set_wants(flow.id, runs(joiner->host) && runs(flow.host) && !flow.closed &&
+                                      !flow.aborted && !flow.queue.empty());
     }
   }
-  while (!open.empty()) {
-    double least = std::numeric_limits<double>::max();
-    for (const auto* links : {&up, &down}) {
-      for (const Link& link : *links) {
-        if (link.flows > 0) least = std::min(least, link.left / link.flows);
-      }
-    }
-    std::vector<std::pair<Flow*, int>> rest;
-    std::vector<std::pair<Flow*, int>> bound;
-    for (const auto& item : open) {
-      const Link& sender = up[static_cast<std::size_t>(item.first->host)];
-      const Link& receiver = down[static_cast<std::size_t>(item.second)];
-      const double share = std::min(sender.left / sender.flows, receiver.left / receiver.flows);
-      (share <= least * 1.000001 ? bound : rest).push_back(item);
-    }
-    for (const auto& [flow, host] : bound) {
-      flow->rate = least;
-      for (Link* link :
-           {&up[static_cast<std::size_t>(flow->host)], &down[static_cast<std::size_t>(host)]}) {
-        link->left = std::max(0.0, link->left - least);
-        --link->flows;
-      }
-    }
-    open = std::move(rest);
-  }
+  network_.share();
 }
 
 void World::land(Joiner& joiner, Flow& flow) {
@@ -258,7 +233,7 @@ void World::advance(Joiner& joiner) {
       joiner.scheduler->path_closed(static_cast<PathId>(i), "the connection broke", now());
       continue;
     }
-    double budget = flow.rate * seconds(kStep);
+    double budget = network_.rate(flow.id) * seconds(kStep);
     while (budget > 0 && !flow.queue.empty()) {
       const auto size = static_cast<double>(joiner.plan->slice_bytes(flow.queue.front()));
       const double part = std::min(budget, size - flow.landed_of_front);

@@ -15,11 +15,11 @@
 #include "recovery/swarm/have_feed.h"
 #include "recovery/swarm/held_tiles.h"
 #include "src/tensor/checkpoint.h"
+#include "tests/support/fluid_network.h"
 #include "transport/scheduler.h"
 
-// Hosts that pull the same thing from one source and from each other, in virtual time: the real
-// plan, order, scheduler, bitmaps, feeds and announcements; the network shares each link's two
-// directions fairly among the flows over it.
+// Hosts that pull the same version from one source and from each other, in virtual time. The plan,
+// order, scheduler, bitmaps, feeds and announcements are real; the network is a FluidNetwork.
 namespace rekindle::swarm::testing {
 
 using transport::OpStatus;
@@ -27,17 +27,24 @@ using transport::PathId;
 
 struct WorldOptions {
   int joiners = 7;
-  double link_bytes_per_second = 100e6;  // each direction of each host
-  int tensors = 64;                      // of 16 MiB
+  // Each direction of each host.
+  double link_bytes_per_second = 100e6;
+  // Of 16 MiB each.
+  int tensors = 64;
   std::uint64_t seed = 1;
-  int source_serves = 100;  // so many joiners; the others know each other only
-  std::set<int> die{};      // joiners that are killed …
-  Duration dies_at{0};      // … then
+  // The number of joiners that the source serves. The others know each other only.
+  int source_serves = 100;
+  // Joiners that are killed, and when.
+  std::set<int> die{};
+  Duration dies_at{0};
   Duration source_dies_at = Duration::max();
-  std::map<int, double> upload{};  // hosts that send at this part of the link's speed only
-  std::set<int> silent{};          // joiners that nobody is told of: they only take
-  std::set<int> freeze{};          // joiners that stop, with their connections open, …
-  Duration freezes_at{0};          // … then
+  // Hosts that send at this part of the link's speed only.
+  std::map<int, double> upload{};
+  // Joiners that are never announced: they only take.
+  std::set<int> silent{};
+  // Joiners that stop with their connections open, and when.
+  std::set<int> freeze{};
+  Duration freezes_at{0};
 };
 
 class World {
@@ -45,19 +52,21 @@ class World {
   explicit World(const WorldOptions& options);
   ~World();
 
-  // Until every joiner that lives and is not frozen has all or has failed, or time is up.
+  // Runs until every live joiner that is not frozen has everything or has failed, or time is up.
   void run(Duration at_most);
 
   bool all_done() const;
   std::string states() const;
-  Duration last_done() const;  // when the last of those had everything
+  // The time at which the last of them had everything.
+  Duration last_done() const;
   std::uint64_t sent_by_source() const { return sent_[0]; }
   std::uint64_t sent_by(int host) const { return sent_[static_cast<std::size_t>(host)]; }
   std::uint64_t checkpoint_bytes() const { return bytes_; }
   int double_fetches() const { return double_fetches_; }
-  // A slice was read from somebody who did not hold it.
+  // Slices that were read from a host that did not hold them.
   int unverified_reads() const { return unverified_reads_; }
-  TileIndex held_by_anyone() const;  // of those that live
+  // Tiles that some live joiner holds.
+  TileIndex held_by_anyone() const;
   TileIndex held_by_everyone() const;
 
  private:
@@ -79,12 +88,13 @@ class World {
 
   const WorldOptions options_;
   std::mt19937_64 random_;
+  rekindle::testing::FluidNetwork network_;
   std::shared_ptr<const Checkpoint> checkpoint_;
   std::unique_ptr<Layout> layout_;
   std::uint64_t bytes_ = 0;
   std::vector<std::unique_ptr<Joiner>> joiners_;  // host number is the index + 1
   std::vector<std::uint64_t> sent_;               // by host
-  std::vector<std::uint64_t> salts_;              // by host
+  std::vector<std::uint64_t> seeds_;              // by host
   std::set<int> announced_;                       // hosts that the coordinator offers
   std::set<int> dead_;
   std::set<int> frozen_;

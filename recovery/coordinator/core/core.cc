@@ -1,86 +1,62 @@
 #include "recovery/coordinator/core/core.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
-
-#include "recovery/coordinator/core/seeded_bugs.h"
 
 namespace rekindle::coordinator {
 
 namespace {
 
-// A gap between two looks at the clock that is longer than this was a pause of our own.
-constexpr Duration kMaxStep = std::chrono::milliseconds(500);
-constexpr Duration kMarkEvery = std::chrono::seconds(1);
 constexpr std::size_t kMaxNodeIdBytes = 255;
 constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;
-// An agent's word raises the epoch by less than this: one that lies must not use the epochs up. No
-// agent hears of more than that above the epoch in which it was registered.
+// One agent's report raises the epoch by less than this, so that a lying agent cannot use the
+// epochs up. No agent hears of a higher epoch than this above the one in which it registered.
 constexpr std::uint64_t kMaxEpochStep = std::uint64_t{1} << 32;
 
 }  // namespace
 
 Core::Core(const Timing& timing, const Limits& limits, DurableState durable,
            std::function<PullId()> new_pull_id)
-    : timing_(timing),
-      limits_(limits),
-      new_pull_id_(std::move(new_pull_id)),
-      catalog_(std::move(durable)),
-      members_(timing, limits.max_members),
-      replicas_(timing, limits),
+    : fleet_(timing, limits, std::move(durable)),
+      pulls_(fleet_, resolver_, replicas_, std::move(new_pull_id)),
       instances_(timing, limits) {}
 
 CommitNumber Core::start(TimePoint now) {
-  started_ = now;
-  retired_before_ = now + timing_.retire_deadline;
-  last_tick_ = now;
-  grace_until_ = now + timing_.dead_after;
-  return catalog_.raise_epoch(catalog_.epoch() + 1);
+  fleet_.grace.start(now);
+  retirement_.start(now);
+  return fleet_.table.set_epoch(fleet_.epoch() + 1);
 }
 
 CommitNumber Core::committed(CommitNumber number, bool durable, TimePoint now) {
   tick(now);
-  const DurableTable::Ended ended = catalog_.committed(number, durable);
-  for (auto& [node_id, member] : members_.all()) {
-    if (!durable) {
-      member.unclaimed.clear();
-    } else if (!member.unclaimed.empty()) {
-      settle_unclaimed(member);
-    }
-  }
-  for (const ModelVersion& id : ended.versions) mark_ready(id, nullptr);
+  const DurableTable::Ended ended = fleet_.table.committed(number, durable);
+  fleet_.catalog.changed(ended.changed);
+  announcements_.batch_ended(durable);
+  for (const ModelVersion& id : ended.changed) readiness_.mark(id);
   return ended.through;
 }
 
-std::uint64_t Core::clock_ms(TimePoint now) {
-  return static_cast<std::uint64_t>(milliseconds(now.time_since_epoch()));
-}
-
 void Core::tick(TimePoint now) {
-  if (now < last_tick_) return;
-  if (const Duration gap = now - last_tick_; gap > kMaxStep) {
-    const Duration slept = gap - kMaxStep;
-    members_.shift(slept);
+  const Duration slept = fleet_.grace.advance(now);
+  if (slept < Duration::zero()) return;
+  if (slept > Duration::zero()) {
+    fleet_.members.shift(slept);
     replicas_.shift(slept);
     instances_.shift(slept);
     rounds_.shift(slept);
-    for (Waiting& waiting : waiting_) waiting.expires += slept;
-    for (auto& [id, pull] : pulls_) pull.last_progress += slept;
-    for (auto& [id, deadline] : retire_deadlines_) deadline += slept;
-    retired_before_ += slept;
-    if (gap > timing_.dead_after) grace_until_ = std::max(grace_until_, now + timing_.dead_after);
+    pulls_.shift(slept);
+    retirement_.shift(slept);
+    permits_.shift(slept);
   }
-  last_tick_ = now;
-  members_.advance(now, grace_until_);
-  expire_pulls(now);
-  instances_.advance(members_, now);
-  rounds_.advance(members_, now);
-  // Who has not reported yet may hold what seems to be lost.
-  if (in_grace(now)) return;
-  mark_all_ready(now);
-  replicas_.advance(
-      catalog_, members_, [this](const Incarnation& node) { return pullers_of(node); }, now);
+  fleet_.members.advance(now, fleet_.grace.until());
+  pulls_.expire(now);
+  instances_.advance(fleet_.members, now);
+  rounds_.advance(fleet_.members, now);
+  // In the grace nothing counts as lost: a node that has yet to report may hold it.
+  if (fleet_.grace.active(now)) return;
+  readiness_.mark_all(now);
+  const auto load = [this](const Incarnation& node) { return pulls_.table().pullers_of(node); };
+  replicas_.advance(load, now);
 }
 
 Durably<Registered> Core::enroll(const NodeInfo& info, const std::string& failure_domain,
@@ -95,184 +71,169 @@ Durably<Registered> Core::enroll(const NodeInfo& info, const std::string& failur
     return {fail(ErrorCode::kInvalid, "node '{}' registers without incarnation or address",
                  info.node_id)};
   }
-  const bool too_far = highest_epoch > epoch() && highest_epoch - epoch() >= kMaxEpochStep;
+  const std::uint64_t epoch = fleet_.epoch();
+  const bool too_far = highest_epoch > epoch && highest_epoch - epoch >= kMaxEpochStep;
   if (too_far || highest_epoch >= kMaxEpoch - 1) {
     return {fail(ErrorCode::kInvalid,
                  "node '{}' reports the absurd epoch {} (this coordinator leads in epoch {}): stop "
                  "its agent, delete the file agent/epoch in its --store directory and start it "
                  "again",
-                 info.node_id, highest_epoch, epoch())};
+                 info.node_id, highest_epoch, epoch)};
   }
   // An earlier or other coordinator got further than our state knows: this term must be above it.
-  if (highest_epoch > epoch() && !seeded(SeededBug::kEpochNotRaised)) {
-    const std::uint64_t wanted = std::max(highest_epoch + 1, catalog_.next_epoch());
+  if (highest_epoch > epoch) {
+    const std::uint64_t wanted = std::max(highest_epoch + 1, fleet_.table.next_epoch());
     return {fail(ErrorCode::kUnavailable,
                  "node '{}' has seen epoch {}, this coordinator is raising its own; register again",
                  info.node_id, highest_epoch),
-            catalog_.raise_epoch(wanted)};
+            fleet_.table.set_epoch(wanted)};
   }
-  auto is_new = members_.enroll(info, failure_domain, connection, now);
+  auto is_new = fleet_.members.enroll(info, failure_domain, connection, now);
   if (!is_new) return {fail(std::move(is_new).error())};
-  return {Registered{epoch()}};
+  permits_.registered(info.incarnation);
+  return {Registered{epoch}};
 }
 
 void Core::disconnected(const std::string& node_id, const Incarnation& incarnation,
                         const std::string& connection, TimePoint now) {
   tick(now);
-  members_.disconnect(node_id, incarnation, connection);
+  fleet_.members.disconnect(node_id, incarnation, connection);
 }
 
 Result<Member*> Core::hear(const std::string& node_id, const Incarnation& incarnation,
                            std::uint64_t epoch_seen, TimePoint now) {
   tick(now);
-  if (epoch_seen > epoch() && !seeded(SeededBug::kEpochNotRaised)) {
+  if (epoch_seen > fleet_.epoch()) {
     return fail(ErrorCode::kStale,
                 "node '{}' has seen epoch {}, this coordinator leads in epoch {}; register again",
-                node_id, epoch_seen, epoch());
+                node_id, epoch_seen, fleet_.epoch());
   }
-  return members_.hear(node_id, incarnation, now);
+  return fleet_.members.hear(node_id, incarnation, now);
 }
 
-// `before`: what it held until this announcement replaced it all.
-void Core::accept_holding(Member& member, Holding holding,
-                          const std::map<HoldingKey, Holding>& before, Announced& announced) {
-  const HoldingKey key{holding.id, holding.layout};
-  const DurableVersion* known = catalog_.find(holding.id);
-  const auto leave_out = [&](std::string why, bool again) {
-    member.holdings.erase(key);
-    announced.answer->push_back({holding.id, std::move(why), again});
-  };
-  if (known != nullptr && known->root != holding.root) {
-    return leave_out(
-        fmt::format("{} was published before with other contents (root {}, this one {})",
-                    holding.id.to_string(), known->root.hex(), holding.root.hex()),
-        false);
+Result<HeartbeatAnswer> Core::heartbeat(const std::string& node_id, const Incarnation& incarnation,
+                                        const Heartbeat& heartbeat, TimePoint now) {
+  TRY(Member * member, hear(node_id, incarnation, heartbeat.epoch, now));
+  member->progress = heartbeat.progress;
+  member->store_free_bytes = heartbeat.store_free_bytes;
+  member->readers = heartbeat.readers;
+  for (const ModelVersion& id : heartbeat.failed_fetches) replicas_.failed(id, incarnation, now);
+  for (const ModelVersion& id : heartbeat.fetching) replicas_.begun(id, incarnation, now);
+  HeartbeatAnswer answer;
+  answer.epoch = fleet_.epoch();
+  answer.coordinator_time_ms = clock_ms(now);
+  answer.drained = fleet_.drained(node_id);
+  Retirement::Orders orders = retirement_.orders_for(*member, now);
+  answer.retiring = std::move(orders.retiring);
+  answer.retire = std::move(orders.retire);
+  const Recopy* task = replicas_.task_of(incarnation);
+  if (task != nullptr && !answer.drained) {
+    answer.fetch.push_back({task->id, task->root, fleet_.limits.recopy_bytes_per_second});
   }
-  // A verified copy vouches for its version where the table does not know it (lost state, published
-  // while no coordinator was there); another one does not. What is too old for the table is
-  // retired: its holder is told so.
-  if (known != nullptr || !holding.counts() || catalog_.is_retired(holding.id)) {
-    member.holdings[key] = std::move(holding);
-    return;
-  }
-  const Durably<void> claimed =
-      catalog_.claim({holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
-                      /*revive=*/false, /*ready=*/holding.whole});
-  if (!claimed.answer && claimed.commit == 0) {
-    return leave_out(claimed.answer.error().message(), true);
-  }
-  // Until the claim is durable it holds what it held of the same root before.
-  if (const auto had = before.find(key); had != before.end() && had->second.root == holding.root) {
-    member.holdings.insert(*had);
-  }
-  const auto kept = member.holdings.find(key);
-  if (kept != member.holdings.end() && kept->second.root != holding.root) {
-    member.holdings.erase(kept);
-  }
-  announced.commit = std::max(announced.commit, claimed.commit);
-  announced.waiting[holding.id] = holding.root;
-  member.unclaimed[key] = std::move(holding);
-}
-
-// Its claim is durable, or another one's for the same version.
-void Core::settle_unclaimed(Member& member) {
-  for (auto it = member.unclaimed.begin(); it != member.unclaimed.end();) {
-    const DurableVersion* version = catalog_.find(it->first.id);
-    if (version == nullptr) {
-      ++it;
-      continue;
-    }
-    if (version->root == it->second.root) {
-      member.holdings[it->first] = std::move(it->second);
-    } else {
-      member.holdings.erase(it->first);
-    }
-    it = member.unclaimed.erase(it);
-  }
-}
-
-void Core::mark_ready(const ModelVersion& id, Announced* announced) {
-  const DurableVersion* version = catalog_.find(id);
-  if (version == nullptr || version->retiring || version->ready) return;
-  if (!catalog_.is_covered(id, members_)) return;
-  const CommitNumber commit = catalog_.mark_ready(id);
-  if (announced == nullptr || commit == 0) return;
-  announced->commit = std::max(announced->commit, commit);
-  announced->waiting[id] = version->root;
-}
-
-void Core::mark_all_ready(TimePoint now) {
-  if (now < next_marks_) return;
-  next_marks_ = now + kMarkEvery;
-  for (const ModelVersion& id : catalog_.live()) mark_ready(id, nullptr);
+  return answer;
 }
 
 Announced Core::announce(const std::string& node_id, const Incarnation& incarnation,
                          std::uint64_t epoch_seen, bool full, std::vector<Holding> add,
                          const std::vector<HoldingKey>& remove, TimePoint now) {
-  Announced announced;
   auto heard = hear(node_id, incarnation, epoch_seen, now);
-  if (!heard) {
-    announced.answer = fail(std::move(heard).error());
-    return announced;
-  }
-  Member* const member = *heard;
-  const std::size_t kept = full ? 0 : member->holdings.size() + member->unclaimed.size();
-  if (kept + add.size() > limits_.max_holdings_per_member) {
-    announced.answer =
-        fail(ErrorCode::kExhausted, "node '{}' announces more than {} holdings; retire versions",
-             node_id, limits_.max_holdings_per_member);
-    return announced;
-  }
-  std::map<HoldingKey, Holding> before;
-  if (full) {
-    before.swap(member->holdings);
-    member->unclaimed.clear();
-  }
-  for (const HoldingKey& key : remove) {
-    member->holdings.erase(key);
-    member->unclaimed.erase(key);
-  }
-  std::set<ModelVersion> ids;
-  for (Holding& holding : add) {
-    ids.insert(holding.id);
-    accept_holding(*member, std::move(holding), before, announced);
-  }
-  for (const ModelVersion& id : ids) mark_ready(id, &announced);
-  std::erase_if(member->leaving, [&](const auto& entry) {
-    return entry.second <= now || !member->holds_any(entry.first);
-  });
+  if (!heard) return {.answer = fail(std::move(heard).error())};
+  Announced announced = announcements_.take(**heard, full, std::move(add), remove);
+  permits_.announced(**heard, now);
   return announced;
 }
 
-std::vector<AnnounceConflict> Core::finish(Announced announced, const Result<void>& commit) const {
-  std::vector<AnnounceConflict> conflicts = std::move(*announced.answer);
-  for (const auto& [id, root] : announced.waiting) {
-    const DurableVersion* version = catalog_.find(id);
-    if (!commit) {
-      conflicts.push_back({id, commit.error().message(), true});
-    } else if (version != nullptr && version->root != root) {
-      conflicts.push_back({id, fmt::format("{} was published before with other contents (root {})",
-                                           id.to_string(), version->root.hex())});
-    }
-  }
-  return conflicts;
-}
-
 Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnation& incarnation,
-                                     const ModelVersion& id, const Digest& root,
-                                     const Digest& tensor_set, std::uint64_t checkpoint_bytes,
-                                     TimePoint now, std::optional<std::uint32_t> replicas) {
+                                     const Publication& publication, TimePoint now) {
   if (!node_id.empty()) {
     if (auto heard = hear(node_id, incarnation, 0, now); !heard) {
       return {fail(std::move(heard).error())};
     }
   }
-  if (root.is_nil()) return {fail(ErrorCode::kInvalid, "publish {}: no root", id.to_string())};
-  Durably<void> claimed = catalog_.claim({id, root, tensor_set, checkpoint_bytes, /*revive=*/true,
-                                          /*ready=*/false, replicas});
+  if (publication.root.is_nil()) {
+    return {fail(ErrorCode::kInvalid, "publish {}: no root", publication.id.to_string())};
+  }
+  Durably<void> claimed = fleet_.catalog.claim(
+      {publication.id, publication.root, publication.tensor_set, publication.checkpoint_bytes,
+       /*revive=*/true, /*ready=*/false, publication.replicas});
   if (!claimed.answer) return {fail(std::move(claimed.answer).error()), claimed.commit};
-  return {epoch(), claimed.commit};
+  return {fleet_.epoch(), claimed.commit};
+}
+
+Result<ModelVersion> Core::latest(const std::string& model, TimePoint now) {
+  tick(now);
+  return resolver_.resolve({{}, model, std::nullopt, ""}, now);
+}
+
+Result<OpenedPull> Core::open_pull(const OpenPullRequest& request, TimePoint now) {
+  tick(now);
+  return pulls_.open(request, now);
+}
+
+Result<PullProgressAnswer> Core::pull_progress(const PullProgress& progress, TimePoint now) {
+  tick(now);
+  return pulls_.progress(progress, now);
+}
+
+Result<void> Core::close_pull(const PullId& pull_id, const Incarnation& puller, TimePoint now) {
+  tick(now);
+  return pulls_.close(pull_id, puller, now);
+}
+
+Durably<std::uint32_t> Core::retire(const ModelVersion& id, TimePoint now,
+                                    std::optional<Duration> deadline) {
+  tick(now);
+  return retirement_.retire(id, now, deadline);
+}
+
+Result<void> Core::let_go(const std::string& node_id, const Incarnation& incarnation,
+                          const ModelVersion& id, TimePoint now) {
+  TRY(const Member* member, hear(node_id, incarnation, 0, now));
+  return permits_.grant(*member, id, now);
+}
+
+Durably<Draining> Core::drain(const std::string& node_id, bool drained, TimePoint now) {
+  tick(now);
+  if (!fleet_.members.all().contains(node_id) && !fleet_.drained(node_id)) {
+    return {fail(ErrorCode::kNotFound,
+                 "no node '{}' is or was here lately; `rekindle status` names them", node_id)};
+  }
+  const CommitNumber commit = fleet_.table.next_drained(node_id) == drained
+                                  ? fleet_.table.keep_drained(node_id)
+                                  : fleet_.table.set_drained(node_id, drained);
+  Draining left;
+  const auto member = fleet_.members.all().find(node_id);
+  if (member != fleet_.members.all().end()) {
+    left.readers = pulls_.table().pullers_of(member->second.info.incarnation);
+    if (drained) left.sole_copies = replicas_.sole_copies(member->second);
+  }
+  return {std::move(left), commit};
+}
+
+Result<InstanceAnswer> Core::report_rank(const RankReport& report, TimePoint now) {
+  // kStale would end the rank. Its agent will register again and repeat the report.
+  if (auto heard = hear(report.node_id, report.incarnation, 0, now); !heard) {
+    return fail(ErrorCode::kUnavailable, "{}", heard.error().message());
+  }
+  const auto resolve = [&]() -> Result<ModelVersion> {
+    return resolver_.resolve({{}, report.model, report.version, ""}, now);
+  };
+  return instances_.report(report, resolve, fleet_.members, fleet_.grace.active(now), now);
+}
+
+Result<RoundId> Core::begin_update(const ModelVersion& id, const std::string& group,
+                                   std::optional<Duration> gather, TimePoint now) {
+  tick(now);
+  TRY(const DurableVersion version, resolver_.resolve_update(id, now));
+  return rounds_.begin(id, version.root, group, gather, fleet_.epoch(), now);
+}
+
+Result<void> Core::report_round(const RoundReport& report, TimePoint now) {
+  // As with ranks, the agent will register again and repeat the report.
+  if (auto heard = hear(report.node_id, report.incarnation, 0, now); !heard) {
+    return fail(ErrorCode::kUnavailable, "{}", heard.error().message());
+  }
+  return rounds_.report(report, now);
 }
 
 }  // namespace rekindle::coordinator

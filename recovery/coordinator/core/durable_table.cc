@@ -105,7 +105,7 @@ CommitNumber DurableTable::keep_drained(const std::string& node_id) {
 
 std::optional<CommitBatch> DurableTable::take_batch() {
   if (writing_number_ != 0 || (staged_.empty() && !rewrite_)) return std::nullopt;
-  // What a failed batch may have left is written over by what holds.
+  // Write the durable values over any trace of a failed batch.
   StateChange batch;
   if (unsure_.epoch) batch.epoch = state_.epoch;
   for (const auto& [id, ignored] : unsure_.versions) {
@@ -139,11 +139,11 @@ DurableTable::Ended DurableTable::committed(CommitNumber number, bool durable) {
   if (durable) {
     batch.apply_to(state_);
     unsure_ = {};
-    for (const auto& [id, ignored] : batch.versions) ended.versions.push_back(id);
+    for (const auto& [id, ignored] : batch.versions) ended.changed.push_back(id);
     return ended;
   }
   unsure_ = batch;
-  // What was gathered behind it was judged by what has not come to be.
+  // Changes gathered behind it were judged by values that did not become durable.
   if (!staged_.empty() || rewrite_) ended.through = next_number_++;
   staged_ = {};
   rewrite_ = false;

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "recovery/coordinator/core/seeded_bugs.h"
-
 namespace rekindle::coordinator {
 
 namespace {
 
 constexpr std::size_t kMaxNameBytes = 200;
-constexpr Duration kLookEvery = std::chrono::milliseconds(100);
+constexpr Duration kInstancesLookEvery = std::chrono::milliseconds(100);
 
 bool is_lost(RankState state) { return state == RankState::kFailed || state == RankState::kGone; }
 
@@ -70,7 +68,8 @@ Result<Instance*> Instances::find_or_begin(const RankReport& report, const Resol
   }
   Instance fresh;
   if (report.has) {
-    fresh.id = *report.has;  // an earlier life of ours resolved it
+    // An earlier life of this coordinator resolved it.
+    fresh.id = *report.has;
   } else if (grace && !report.version) {
     return fail(
         ErrorCode::kUnavailable,
@@ -83,7 +82,7 @@ Result<Instance*> Instances::find_or_begin(const RankReport& report, const Resol
   fresh.generation = report.generation;
   fresh.world = report.world;
   fresh.last_heard = now;
-  // Who contradicts itself neither begins an instance nor ends the generation before.
+  // A report that contradicts itself neither begins an instance nor ends the generation before.
   TRY_VOID(check_same(fresh, report));
   fresh.home = report.node_id;
   TRY_VOID(enter(fresh.home));
@@ -123,10 +122,12 @@ Result<InstanceAnswer> Instances::report(const RankReport& report, const Resolve
   if (found != instance->ranks.end()) {
     const Instance::Rank& before = found->second;
     const bool same = before.incarnation == report.incarnation && before.node_id == report.node_id;
-    if (same && report.sequence < before.sequence) return answer(*instance);  // of the past
+    const bool outdated = same && report.sequence < before.sequence;
+    // A rank that has moved to another node is not lost with its earlier one.
+    const bool moved = !same && is_lost(report.state);
+    if (outdated || moved) return answer(*instance);
     const Member* holder = members.find(before.node_id, before.incarnation);
-    const bool holder_lives = holder != nullptr && holder->state != NodeState::kDead;
-    if (!same && is_lost(report.state)) return answer(*instance);  // it is not its rank any more
+    const bool holder_lives = holder != nullptr && !holder->is_dead();
     if (!same && holder_lives && !is_lost(before.state)) {
       return fail(ErrorCode::kDenied, "rank {} of instance '{}' generation {} is attached on {}",
                   report.rank, report.instance, instance->generation, before.node_id);
@@ -137,9 +138,6 @@ Result<InstanceAnswer> Instances::report(const RankReport& report, const Resolve
   if (!instance->home.empty() && instance->home != report.node_id) {
     TRY_VOID(enter(""));
     leave(std::exchange(instance->home, ""));
-  }
-  if (seeded(SeededBug::kResolvedTwice) && !report.has && !report.version) {
-    TRY(instance->id, resolve());
   }
   Instance::Rank& rank = instance->ranks[report.rank];
   rank = {report.node_id, report.incarnation, report.state, report.sequence, now, report.why};
@@ -163,11 +161,9 @@ void Instances::judge(Instance& instance) {
     if (rank.state == RankState::kLoaded) ++loaded;
     if (is_lost(rank.state) && !instance.unfit_rank) instance.unfit_rank = number;
   }
-  const bool all = loaded == instance.world ||
-                   (seeded(SeededBug::kCommitWithoutAll) && loaded + 1 == instance.world);
-  instance.state = instance.unfit_rank ? InstanceState::kUnfit
-                   : all               ? InstanceState::kCommitted
-                                       : InstanceState::kLoading;
+  instance.state = instance.unfit_rank        ? InstanceState::kUnfit
+                   : loaded == instance.world ? InstanceState::kCommitted
+                                              : InstanceState::kLoading;
 }
 
 InstanceAnswer Instances::answer(const Instance& instance) {
@@ -183,13 +179,13 @@ InstanceAnswer Instances::answer(const Instance& instance) {
 
 void Instances::advance(Membership& members, TimePoint now) {
   if (now < next_look_) return;
-  next_look_ = now + kLookEvery;
+  next_look_ = now + kInstancesLookEvery;
   for (auto& [name, instance] : instances_) {
     bool changed = false;
     for (auto& [number, rank] : instance.ranks) {
       if (is_lost(rank.state)) continue;
       const Member* member = members.find(rank.node_id, rank.incarnation);
-      const bool dead = member == nullptr || member->state == NodeState::kDead;
+      const bool dead = member == nullptr || member->is_dead();
       if (!dead && now - rank.last_heard < timing_.rank_silence) continue;
       rank.state = RankState::kGone;
       rank.why = dead ? "the node died" : "its agent says nothing of it";

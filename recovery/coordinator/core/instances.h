@@ -13,7 +13,7 @@ namespace rekindle::coordinator {
 
 enum class RankState { kAttached, kLoaded, kFailed, kGone };
 
-// What an agent says of one rank that is attached to it; again twice a second and when it changes.
+// An agent's report on one rank that is attached to it: twice a second, and when it changes.
 struct RankReport {
   std::string node_id;
   Incarnation incarnation;
@@ -22,20 +22,26 @@ struct RankReport {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   std::string model;
-  std::optional<std::uint64_t> version;  // wanted; nullopt: the newest READY one
-  std::optional<ModelVersion> has;       // what it was resolved to before, when it was
+  // The wanted one; nullopt: the newest READY version.
+  std::optional<std::uint64_t> version;
+  // The version that an earlier answer resolved it to.
+  std::optional<ModelVersion> has;
   RankState state = RankState::kAttached;
-  std::uint64_t sequence = 0;  // of this agent's reports; what is older than the last is not taken
-  std::string why;             // of kFailed and kGone
+  // Of this agent's reports. A report that is older than the last one is ignored.
+  std::uint64_t sequence = 0;
+  // The reason of kFailed and kGone.
+  std::string why;
 };
 
 enum class InstanceState { kLoading, kCommitted, kUnfit };
 struct InstanceAnswer {
-  ModelVersion id;  // the same for all ranks of the generation
+  // The same for all ranks of the generation.
+  ModelVersion id;
   InstanceState state = InstanceState::kLoading;
   std::uint32_t loaded = 0;
   std::uint32_t world = 0;
-  std::string why;  // of kUnfit: "rank 3 on b: the node died"
+  // The reason of kUnfit: "rank 3 on b: the node died".
+  std::string why;
 };
 
 // One generation of an instance whose ranks live on several hosts.
@@ -51,27 +57,29 @@ struct Instance {
   std::uint64_t generation = 0;
   ModelVersion id;
   std::uint32_t world = 1;
-  std::string home;  // the only node that has reported ranks of it; "": it spans nodes
+  // The only node that has reported ranks of it; "": it spans nodes.
+  std::string home;
   std::map<std::uint32_t, Rank> ranks;
   InstanceState state = InstanceState::kLoading;
   std::optional<std::uint32_t> unfit_rank;
   TimePoint last_heard;
 };
 
-// Two phases over hosts: every rank has loaded the same version (their agents' word), then commit.
-// A rank that fails, leaves, or whose node dies makes its instance unfit until it has attached and
-// loaded again. Soft: after a restart the agents' reports bring it all back.
+// Instances with ranks on several hosts. They commit in two phases: an instance is committed once
+// the agents of all its ranks report that they have loaded the same version. A rank that fails,
+// leaves, or loses its node makes its instance unfit until it has attached and loaded again.
+// Nothing is durable: after a restart the reports of the agents bring it all back.
 class Instances {
  public:
   using Resolve = std::function<Result<ModelVersion>()>;
 
   Instances(const Timing& timing, const Limits& limits) : timing_(timing), limits_(limits) {}
 
-  // `resolve` is asked once in a generation. kStale: there is a newer generation. kDenied: the rank
-  // is somebody else's who lives, or wants what the instance does not serve.
+  // Calls `resolve` once in a generation. kStale: there is a newer generation. kDenied: a live node
+  // has the rank, or the rank wants another version than the instance serves.
   Result<InstanceAnswer> report(const RankReport& report, const Resolve& resolve,
                                 Membership& members, bool grace, TimePoint now);
-  // Ranks are lost with their node, or when their agent says nothing of them any more.
+  // Ranks are lost with their node, or when their agent stops reporting them.
   void advance(Membership& members, TimePoint now);
   void shift(Duration by);
 
@@ -84,14 +92,16 @@ class Instances {
   Result<void> check(const RankReport& report) const;
   static Result<void> check_same(const Instance& instance, const RankReport& report);
   static void judge(Instance& instance);
-  // Counts it for its node, or among those that span nodes. kExhausted: there are too many.
+  // Counts an instance for its node, or among those that span nodes. kExhausted: too many.
   Result<void> enter(const std::string& home);
   void leave(const std::string& home);
 
   const Timing timing_;
   const Limits limits_;
-  std::map<std::string, Instance> instances_;  // by name
-  std::map<std::string, std::size_t> counts_;  // by home; "": those that span nodes
+  // By name.
+  std::map<std::string, Instance> instances_;
+  // By home; "": the instances that span nodes.
+  std::map<std::string, std::size_t> counts_;
   TimePoint next_look_{};
 };
 

@@ -3,9 +3,30 @@
 #include <algorithm>
 #include <utility>
 
-#include "recovery/coordinator/core/seeded_bugs.h"
-
 namespace rekindle::coordinator {
+
+namespace {
+constexpr std::uint32_t kMaxFlappingDoublings = 16;
+}
+
+void Flapping::died(const Timing& timing, TimePoint now) {
+  const Duration since_last = now - last_death_;
+  if (deaths_ > 0 && since_last <= timing.flap_window) {
+    const Duration backoff =
+        timing.quarantine_first * (1L << std::min(strikes_, kMaxFlappingDoublings));
+    owed_ = std::min(backoff, timing.quarantine_max);
+    ++strikes_;
+  } else if (deaths_ > 0 && since_last > timing.quarantine_max) {
+    strikes_ = 0;
+  }
+  ++deaths_;
+  last_death_ = now;
+}
+
+void Flapping::returned(TimePoint now) {
+  left_out_until_ = std::max(left_out_until_, now + owed_);
+  owed_ = Duration::zero();
+}
 
 std::string Member::domain() const {
   if (!failure_domain.empty()) return "domain " + failure_domain;
@@ -19,21 +40,20 @@ Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure
   Flapping past;
   if (found != members_.end() && found->second.info.incarnation != info.incarnation) {
     const Member& holder = found->second;
-    if (holder.state != NodeState::kDead && !holder.connection.empty() &&
-        !seeded(SeededBug::kIdTaken)) {
+    if (!holder.is_dead() && !holder.connection.empty()) {
       return fail(ErrorCode::kDenied,
                   "node id '{}' is in use by a live process at {}; choose another --node-id",
                   info.node_id, holder.info.control_endpoint);
     }
     past = holder.flapping;
-    if (holder.state != NodeState::kDead) past.died(timing_, now);
+    if (!holder.is_dead()) past.died(timing_, now);
     members_.erase(found);
     found = members_.end();
   }
   if (found == members_.end() && members_.size() >= max_members_) {
     return fail(ErrorCode::kExhausted, "the coordinator has its {} members already", max_members_);
   }
-  const bool is_new = found == members_.end() || found->second.state == NodeState::kDead;
+  const bool is_new = found == members_.end() || found->second.is_dead();
   const bool is_other = found == members_.end();
   Member& member = members_[info.node_id];
   if (is_other) member.flapping = past;
@@ -41,7 +61,6 @@ Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure
   member.info = info;
   member.failure_domain = failure_domain;
   member.connection = connection;
-  member.leaving.clear();
   member.state = NodeState::kAlive;
   member.last_heard = now;
   next_due_ = std::min(next_due_, now + timing_.suspect_after);
@@ -51,8 +70,8 @@ Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure
 Result<Member*> Membership::hear(const std::string& node_id, const Incarnation& incarnation,
                                  TimePoint now) {
   Member* member = find(node_id, incarnation);
-  // Without the connection that registered it the id is free for others: it must ask for it again.
-  if (member == nullptr || member->state == NodeState::kDead || member->connection.empty()) {
+  // Once its connection has closed the id is free for others, so the node must register again.
+  if (member == nullptr || member->is_dead() || member->connection.empty()) {
     return fail(ErrorCode::kStale,
                 "node '{}' is not registered (or was taken for dead); register again", node_id);
   }
@@ -68,7 +87,7 @@ void Membership::disconnect(const std::string& node_id, const Incarnation& incar
   if (member != nullptr && member->connection == connection) member->connection.clear();
 }
 
-// Returns when it may change next.
+// Returns the time of its next change.
 TimePoint Membership::advance_one(Member& member, TimePoint now, TimePoint no_death_before) const {
   const Duration silence = now - member.last_heard;
   const TimePoint dead_at = std::max({member.last_heard + timing_.dead_after,
@@ -77,9 +96,7 @@ TimePoint Membership::advance_one(Member& member, TimePoint now, TimePoint no_de
     member.state = NodeState::kDead;
     member.flapping.died(timing_, now);
     member.readers.clear();
-    member.leaving.clear();
-    member.unclaimed.clear();
-    if (!seeded(SeededBug::kDeadOffered)) member.holdings.clear();
+    member.holdings.clear();
     return now + timing_.forget_dead_after;
   }
   if (silence >= timing_.suspect_after) {
@@ -94,7 +111,7 @@ void Membership::advance(TimePoint now, TimePoint no_death_before) {
   TimePoint due = now + timing_.suspect_after;
   for (auto it = members_.begin(); it != members_.end();) {
     Member& member = it->second;
-    if (member.state == NodeState::kDead) {
+    if (member.is_dead()) {
       const TimePoint forget = member.last_heard + timing_.forget_dead_after;
       if (now > forget) {
         it = members_.erase(it);
@@ -112,14 +129,17 @@ void Membership::shift(Duration by) {
   for (auto& [id, member] : members_) {
     member.last_heard += by;
     member.last_vouched += by;
-    for (auto& [version, until] : member.leaving) until += by;
   }
 }
 
-Member* Membership::find(const std::string& node_id, const Incarnation& incarnation) {
+const Member* Membership::find(const std::string& node_id, const Incarnation& incarnation) const {
   const auto found = members_.find(node_id);
   if (found == members_.end() || found->second.info.incarnation != incarnation) return nullptr;
   return &found->second;
+}
+
+Member* Membership::find(const std::string& node_id, const Incarnation& incarnation) {
+  return const_cast<Member*>(std::as_const(*this).find(node_id, incarnation));
 }
 
 }  // namespace rekindle::coordinator

@@ -1,78 +1,88 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 
-#include "recovery/coordinator/core/flapping.h"
-#include "recovery/coordinator/core/health.h"
+#include "recovery/coordinator/core/holdings.h"
+#include "recovery/coordinator/core/source_standing.h"
 #include "recovery/coordinator/core/types.h"
 
 namespace rekindle::coordinator {
 
+enum class NodeState { kAlive, kSuspect, kDead };
+
+// The deaths of a node id over all its lives. After two deaths within a minute it is left out of
+// plans from its return on, for 10 s at first and twice as long each time.
+class Flapping {
+ public:
+  void died(const Timing& timing, TimePoint now);
+  void returned(TimePoint now);
+  TimePoint left_out_until() const { return left_out_until_; }
+  bool left_out(TimePoint now) const { return left_out_until_ > now; }
+
+ private:
+  TimePoint left_out_until_{};
+  TimePoint last_death_{};
+  std::uint32_t deaths_ = 0;
+  std::uint32_t strikes_ = 0;
+  // The time to be left out at the next return.
+  Duration owed_{};
+};
+
 struct Member {
   NodeInfo info;
   std::string failure_domain;
-  std::string connection;  // names the connection that registered it; "" once that has closed
+  // Names the connection that registered the node; "" once that has closed.
+  std::string connection;
   NodeState state = NodeState::kAlive;
   TimePoint last_heard;
-  TimePoint last_vouched{};  // a puller said that bytes came from it
+  // The last time that a puller reported new bytes from this node.
+  TimePoint last_vouched{};
+  // Of the working threads.
   std::uint64_t progress = 0;
-  std::map<HoldingKey, Holding> holdings;
-  // Of versions whose claim is being made durable.
-  std::map<HoldingKey, Holding> unclaimed;
-  std::uint64_t store_free_bytes = 0;  // as it last said; 0 also when it does not say
-  // Of versions that it lets no new reader in to, as it said in its last heartbeat.
+  Holdings holdings;
+  // From the last heartbeat; 0 also when the node does not say.
+  std::uint64_t store_free_bytes = 0;
+  // Sessions that still read each retiring version, from the last heartbeat. The node admits no new
+  // readers of these versions.
   std::map<ModelVersion, std::uint32_t> readers;
-  // Versions that it has leave to let go of, until when: these copies count for nobody else's
-  // leave.
-  std::map<ModelVersion, TimePoint> leaving;
   Flapping flapping;
-  // As pullers judge it.
-  TimePoint lost_until{};
-  TimePoint quarantined_until{};
-  std::set<Incarnation> struck_by;  // the pullers that said so, of this quarantine
-  std::uint32_t strikes = 0;
-  SourceHealth health;
+  SourceStanding standing;
 
+  bool is_dead() const { return state == NodeState::kDead; }
   bool alive(TimePoint now) const {
-    return state == NodeState::kAlive && !connection.empty() && lost_until <= now;
+    return state == NodeState::kAlive && !connection.empty() && !standing.is_lost(now);
   }
-  bool leaves(const ModelVersion& id, TimePoint now) const {
-    const auto found = leaving.find(id);
-    return found != leaving.end() && found->second > now;
-  }
-  bool holds_any(const ModelVersion& id) const {
-    const auto first = holdings.lower_bound({id, {}});
-    return first != holdings.end() && first->first.id == id;
-  }
-  // What fails together with it; nodes that do not say fail with their host.
+  // Nodes of one failure domain fail together. Without a configured domain that is the host.
   std::string domain() const;
 };
 
-// Who is in the fleet and how alive. One node id, one live incarnation: the holder keeps it until
-// it is dead or its connection has closed. One that is silent but from which pullers still read is
-// cut off from here, not dead: it stays suspect.
+// The nodes of the fleet and how alive each is. A node id belongs to one incarnation until that is
+// dead or its connection has closed. A silent node from which pullers still read is cut off from
+// the coordinator, not dead: it stays suspect.
 class Membership {
  public:
   Membership(const Timing& timing, std::size_t max_members)
       : timing_(timing), max_members_(max_members) {}
 
-  // kDenied: the id is in use by a live process. Returns true when this incarnation is new here
-  // (whatever another one held is gone).
+  // Returns true when this incarnation is new here; the holdings of an earlier one are gone.
+  // kDenied: a live process uses the id.
   Result<bool> enroll(const NodeInfo& info, const std::string& failure_domain,
                       const std::string& connection, TimePoint now);
-  // Heard from it. kStale: not the live incarnation of that id; it must register again.
+  // Notes that the node was heard. kStale: it is not the live incarnation of its id and must
+  // register again.
   Result<Member*> hear(const std::string& node_id, const Incarnation& incarnation, TimePoint now);
-  // Its connection ended. Ignored when it has registered over a newer one.
+  // The connection ended. Ignored when the node has registered over a newer one.
   void disconnect(const std::string& node_id, const Incarnation& incarnation,
                   const std::string& connection);
-  // Moves states on; cheap while nobody is due. Nobody dies before `no_death_before`.
+  // Updates the states; cheap while nobody is due. Nobody dies before `no_death_before`.
   void advance(TimePoint now, TimePoint no_death_before);
-  // Time during which the coordinator itself slept does not count against anyone.
+  // Excuses the time for which the coordinator itself slept.
   void shift(Duration by);
 
   Member* find(const std::string& node_id, const Incarnation& incarnation);
+  const Member* find(const std::string& node_id, const Incarnation& incarnation) const;
+  // By node id.
   const std::map<std::string, Member>& all() const { return members_; }
   std::map<std::string, Member>& all() { return members_; }
 
@@ -81,8 +91,9 @@ class Membership {
 
   const Timing timing_;
   const std::size_t max_members_;
-  TimePoint next_due_{};                   // no state changes before it
-  std::map<std::string, Member> members_;  // by node id
+  // No state changes before it.
+  TimePoint next_due_{};
+  std::map<std::string, Member> members_;
 };
 
 }  // namespace rekindle::coordinator

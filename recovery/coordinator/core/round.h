@@ -1,83 +1,117 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "recovery/coordinator/core/round_messages.h"
+#include "recovery/coordinator/core/round_party.h"
+#include "recovery/coordinator/core/round_place.h"
 
-// One broadcast round, its places and its parties: values, which Rounds changes.
 namespace rekindle::coordinator {
 
 enum class RoundPhase { kGathering, kMeeting, kSpreading, kLoading, kOver };
 std::string_view to_string(RoundPhase phase);
 
-// What an agent calls a worker without an instance: after its process.
-inline bool is_nameless(std::string_view instance) { return instance.starts_with("pid-"); }
+struct RoundTiming {
+  Duration gather = std::chrono::seconds(5);
+  Duration meet = std::chrono::seconds(10);
+  // For a party without any progress.
+  Duration spread = std::chrono::seconds(30);
+  // A live node with members is lost after this long without a report.
+  Duration report_silence = std::chrono::seconds(5);
+  // From the end of the last party.
+  Duration load = std::chrono::minutes(10);
+  // A round that is over is remembered for this long.
+  Duration remember = std::chrono::minutes(10);
+};
 
-// What becomes of one rank in a round.
-struct RoundPlace {
-  std::string node_id;
+// The last report of a node with members.
+struct RoundNode {
   Incarnation incarnation;
-  std::string instance;
-  std::uint32_t rank = 0;
-  std::string group;
-  std::string device;               // as last said
-  bool arrived = false;             // attached to the round's version in time
-  bool left_out = false;            // did not
-  bool ready = false;               // and stays so, whatever becomes of it
-  std::optional<RoundMember> last;  // as last said, of the session that takes part
-  std::string failed;               // why it will not be ready by this round; "" while it may
-  std::string aside;                // why it has no party
-  std::uint32_t party = 0;          // from 1
-  std::uint32_t party_rank = 0;
-  bool spreading = false;  // it was
-  bool filled = false;     // its device was given every byte
-  bool gone = false;       // its session is not reported any more
-  std::string trouble;     // why its party cannot go on with it
-
-  bool nameless() const { return is_nameless(instance); }
-  bool settled() const { return ready || left_out || !failed.empty(); }
-  std::string to_string() const;  // "rank 1 of i on b"
+  std::uint64_t sequence = 0;
+  std::string device_life;
+  std::vector<RoundMember> members;
+  // Or the end of its wait for an answer.
+  TimePoint last_heard;
 };
-// Expected, joined, spreading, alone, filled, ready, failed, left out.
-std::string_view state_name(const RoundPlace& place);
 
-struct Party {
-  std::uint32_t number = 0;  // from 1
-  PartyState state = PartyState::kMeeting;
-  std::string communicator;
-  std::string id;
-  bool reuses = false;   // every rank keeps the communicator
-  bool through = false;  // every rank that still can has every byte
-  std::uint64_t bucket_bytes = 0;
-  std::vector<std::size_t> ranks;     // indices into Round::places, in the order of ranks
-  std::vector<std::uint32_t> owners;  // ranks
-  std::vector<std::string> lives;     // of each rank: its device process when it joined
-  std::string why;
-  TimePoint began{};
-  TimePoint last_progress{};
+// One broadcast round: it gathers the ranks of a group that attach to the version, forms parties,
+// follows their spread, and is over when each place is ready or has failed.
+class Round {
+ public:
+  struct Begin {
+    RoundId number = 0;
+    ModelVersion id;
+    Digest root;
+    // "": every group.
+    std::string group;
+    Duration gather{};
+    std::uint64_t epoch = 0;
+  };
+  Round(Begin begin, TimePoint now);
 
-  bool runs() const { return state != PartyState::kStopped && !through; }
-};
-struct Round {
-  RoundId number = 0;
-  ModelVersion id;
-  Digest root;
-  std::string group;
-  RoundPhase phase = RoundPhase::kGathering;
-  Duration gather{};
-  TimePoint began;
-  std::map<RoundPhase, Duration> took;  // of the phases that are past
-  TimePoint phase_began;
-  std::vector<RoundPlace> places;  // by node
-  std::vector<Party> parties;
+  // Expects each rank of the node that is attached with the model and a group of the round.
+  void expect(const std::string& node_id, const RoundNode& node);
+  // Takes a report. Returns whether the round may have to move on because of it.
+  bool follow(const std::string& node_id, const RoundNode& node, TimePoint now);
+  // The node is lost. Returns whether that concerns the round.
+  bool lose(const std::string& node_id, const Incarnation& incarnation, const std::string& why);
+  // The first rank of a party reports the communicator's id, or the reason why there is none.
+  // Returns whether it was asked for it.
+  bool take_id(const RoundReport& report, const MeetingId& meeting, TimePoint now);
+  bool gathering_is_over(TimePoint now) const;
+  // Forms the parties. A device in `busy` is in a party of another round.
+  void end_gathering(std::set<std::string> busy, Communicators& communicators, TimePoint now);
+  // Goes from phase to phase, as far as the reports and the deadlines allow.
+  void move_on(const RoundTiming& timing, Communicators& communicators, TimePoint now);
+  // Excuses the time for which the coordinator slept.
+  void shift(Duration by);
 
-  bool over() const { return phase == RoundPhase::kOver; }
+  // True when the node has a part in the round: then `order` says which.
+  bool order_for(const std::string& node_id, const RoundNode& node, RoundOrder& order) const;
+  bool concerns(const RoundMember& member) const;
+  // Devices that are in a running party.
+  void add_busy_devices(std::set<std::string>& busy) const;
+  // The number of changes since the last call: the orders of a node may have changed, or the round
+  // has ended.
+  std::uint64_t take_changes() { return std::exchange(changes_, 0); }
+
+  RoundId number() const { return begin_.number; }
+  const ModelVersion& id() const { return begin_.id; }
+  const std::string& group() const { return begin_.group; }
+  RoundPhase phase() const { return phase_; }
+  bool over() const { return phase_ == RoundPhase::kOver; }
+  TimePoint phase_began() const { return phase_began_; }
+  // Of the phases that are past.
+  const std::map<RoundPhase, Duration>& took() const { return took_; }
+  // By node.
+  const std::vector<RoundPlace>& places() const { return places_; }
+  const std::vector<Party>& parties() const { return parties_; }
+
+ private:
+  std::span<RoundPlace> places_of(const std::string& node_id);
+  std::span<const RoundPlace> places_of(const std::string& node_id) const;
+  const RoundMember* find_member(const RoundPlace& place, const RoundNode& node) const;
+  bool admit(const std::string& node_id, const RoundNode& node);
+  bool watch(RoundPlace& place, const RoundNode& node, TimePoint now);
+  void form_party(std::vector<std::size_t> same, std::set<std::string>& busy,
+                  Communicators& communicators, TimePoint now);
+  void give_up_mates();
+  void enter(RoundPhase phase, TimePoint now);
+  void add_asides(const std::string& node_id, const RoundNode& node, RoundOrder& order) const;
+
+  const Begin begin_;
+  RoundPhase phase_ = RoundPhase::kGathering;
+  TimePoint phase_began_;
+  std::map<RoundPhase, Duration> took_;
+  std::vector<RoundPlace> places_;
+  std::vector<Party> parties_;
+  std::uint64_t changes_ = 0;
 };
 
 }  // namespace rekindle::coordinator

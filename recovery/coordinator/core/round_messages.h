@@ -6,11 +6,12 @@
 
 #include "recovery/coordinator/core/types.h"
 
-// What agents say of their members of broadcast rounds (docs/rounds.md), and what they are told;
-// fields as in proto/coordinator.proto.
+// Reports of agents on their members of broadcast rounds (docs/rounds.md), and the orders that they
+// get. Fields as in proto/coordinator.proto.
 namespace rekindle::coordinator {
 
-using RoundId = std::uint64_t;  // those of a later term are higher
+// The rounds of a later term have higher numbers.
+using RoundId = std::uint64_t;
 
 enum class RoundMemberState { kServing, kJoined, kSpreading, kAlone, kFilled, kReady, kFailed };
 enum class PartyState { kMeeting, kSpreading, kStopped };
@@ -49,7 +50,8 @@ struct RoundReport {
   std::vector<RoundMember> members;
   std::vector<MeetingId> ids;
   std::uint64_t sequence = 0;
-  Duration wait{};  // for its answer: it is not silent meanwhile
+  // The agent waits this long for the answer. It does not count as silent meanwhile.
+  Duration wait{};
 };
 
 struct PartyOrder {
@@ -65,7 +67,8 @@ struct PartyOrder {
     std::uint64_t session = 0;
     std::uint32_t rank = 0;
   };
-  std::vector<Place> members;  // of the node that is told
+  // Those of the node that gets the order.
+  std::vector<Place> members;
   std::string why;
 };
 struct RoundOrder {

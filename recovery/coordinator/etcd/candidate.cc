@@ -1,6 +1,5 @@
 #include "recovery/coordinator/etcd/candidate.h"
 
-#include <algorithm>
 #include <array>
 #include <ctime>
 #include <functional>
@@ -9,14 +8,11 @@
 
 #include <unistd.h>
 
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/thread_pool.hpp>
-#include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/coordinator/committer.h"
+#include "recovery/coordinator/core/candidacy.h"
 #include "recovery/coordinator/etcd/etcd_state.h"
 #include "src/async/task_group.h"
 #include "src/base/log.h"
@@ -28,11 +24,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr milliseconds kAsk{1000};  // of etcd
-constexpr milliseconds kBetweenTries{300};
-constexpr milliseconds kAfterFailure{1000};  // in which another one may lead
-constexpr milliseconds kStep{50};
-constexpr milliseconds kCloseDeadline{2000};
+constexpr milliseconds kEtcdDeadline{1000};
+constexpr milliseconds kCloseTasksDeadline{2000};
 
 std::string own_name(const CoordinatorOptions& options) {
   std::array<char, 65> host{};
@@ -41,96 +34,58 @@ std::string own_name(const CoordinatorOptions& options) {
                      options.listen, Incarnation::random().hex());
 }
 
-async::Task<void> pause(milliseconds duration) {
-  asio::steady_timer timer(co_await asio::this_coro::executor, duration);
-  boost::system::error_code cancelled;
-  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
-}
-
-async::Task<void> pause_unless(const Stop& told, milliseconds duration) {
-  for (milliseconds passed{}; passed < duration && !told.is_set(); passed += kStep) {
-    co_await pause(kStep);
-  }
+BootTime boot_now() {
+  timespec at{};
+  (void)::clock_gettime(CLOCK_BOOTTIME, &at);
+  return std::chrono::duration_cast<BootTime>(std::chrono::seconds(at.tv_sec) +
+                                              std::chrono::nanoseconds(at.tv_nsec));
 }
 
 // Calls of etcd block, so they have a thread of their own; answers come back to the caller's.
-class Etcd {
+class EtcdThread {
  public:
-  Etcd(const CoordinatorOptions& options, std::vector<rpc::HostPort> endpoints)
+  EtcdThread(const CoordinatorOptions& options, std::vector<rpc::HostPort> endpoints)
       : election_(options.etcd, std::move(endpoints), own_name(options)) {}
-  ~Etcd() { thread_.join(); }
+  ~EtcdThread() { thread_.join(); }
 
   async::Task<Result<etcd::Term>> campaign() {
-    return on_thread<etcd::Term>([this] { return election_.campaign(kAsk); });
+    return run_blocking<etcd::Term>(thread_, [this] { return election_.campaign(kEtcdDeadline); });
   }
   async::Task<Result<bool>> keep(etcd::Term term, milliseconds deadline) {
-    return on_thread<bool>([this, term, deadline] { return election_.keep(term, deadline); });
+    return run_blocking<bool>(thread_,
+                              [this, term, deadline] { return election_.keep(term, deadline); });
   }
   async::Task<Result<bool>> resign(etcd::Term term) {
-    return on_thread<bool>([this, term]() -> Result<bool> {
-      election_.resign(term, kAsk);
+    return run_blocking<bool>(thread_, [this, term]() -> Result<bool> {
+      election_.resign(term, kEtcdDeadline);
       return true;
     });
   }
 
  private:
-  template <class T>
-  async::Task<Result<T>> on_thread(std::function<Result<T>()> call) {
-    return run_blocking<T>(thread_, std::move(call));
-  }
-
-  etcd::Election election_;  // on thread_ only
+  // On thread_ only.
+  etcd::Election election_;
   asio::thread_pool thread_{1};
 };
 
-// Until when the lease in etcd is known to last. It is counted from before the request that kept it
-// was sent, on a clock that goes on while this host is suspended: when the lease is held by this
-// clock, it is held in etcd, and nobody else leads.
-class Lease {
- public:
-  explicit Lease(std::chrono::seconds ttl) : ttl_(ttl) {}
-
-  static milliseconds now() {
-    timespec at{};
-    (void)::clock_gettime(CLOCK_BOOTTIME, &at);
-    return std::chrono::duration_cast<milliseconds>(std::chrono::seconds(at.tv_sec) +
-                                                    std::chrono::nanoseconds(at.tv_nsec));
-  }
-  void kept(milliseconds asked_at) { until_ = std::max(until_, asked_at + ttl_); }
-  milliseconds left() const { return until_ - now(); }
-  Result<void> check() const {
-    if (left() > milliseconds::zero()) return {};
-    return fail(ErrorCode::kUnavailable,
-                "this coordinator has not reached etcd for {} s and cannot know that it still "
-                "leads; retry, or ask the others",
-                ttl_.count());
-  }
-
- private:
-  const std::chrono::seconds ttl_;
-  milliseconds until_{};
-};
-
-// Stops the term when its lease is over, or may be: etcd has not confirmed it for as long as it
-// lasts.
-async::Task<void> keep_lease(Etcd& etcd, etcd::Term term, std::chrono::seconds ttl, Lease& lease,
-                             Stop& over) {
-  bool away = false;
+// Renews the lease until the term is over, and ends the term when the lease is.
+async::Task<void> keep_lease(EtcdThread& etcd, etcd::Term term, LeaderLease& lease, Stop& over) {
+  auto state = LeaderLease::State::kHeld;
   while (!over.is_set()) {
-    const milliseconds interval = away ? kBetweenTries : milliseconds(ttl) / 3;
-    co_await pause(std::clamp(lease.left(), milliseconds::zero(), interval));
-    const milliseconds asked_at = Lease::now();
-    if (lease.left() <= milliseconds::zero()) {
-      over.set(lease.check().error().message());
-      break;
+    co_await over.wait_until(steady_now() + lease.next_request_in(boot_now()));
+    if (over.is_set()) co_return;
+    auto next = lease.advance(boot_now());
+    if (next != LeaderLease::State::kOver) {
+      const BootTime asked_at = boot_now();
+      const auto renewed = co_await etcd.keep(term, lease.request_limit(asked_at));
+      next = lease.answered(asked_at, renewed, boot_now());
+      if (next == LeaderLease::State::kAway && state != next) {
+        log::warn("coordinator.etcd_away", "error", renewed.error());
+      }
     }
-    const auto kept = co_await etcd.keep(term, std::clamp(lease.left(), kStep, kAsk));
-    if (!kept && !std::exchange(away, true)) {
-      log::warn("coordinator.etcd_away", "error", kept.error());
-    }
-    if (kept && std::exchange(away, false)) log::info("coordinator.etcd_back");
-    if (kept && *kept) lease.kept(asked_at);
-    if (kept && !*kept) over.set("the lease in etcd has run out");
+    if (next == LeaderLease::State::kHeld && state != next) log::info("coordinator.etcd_back");
+    if (next == LeaderLease::State::kOver) over.set(lease.why_over());
+    state = next;
   }
 }
 
@@ -140,58 +95,66 @@ async::Task<void> pass_on(Stop& told, Stop& over) {
   over.set(told.why());
 }
 
-async::Task<std::optional<etcd::Term>> win(Etcd& etcd, Stop& told) {
-  std::string said;
-  while (!told.is_set()) {
-    const auto won = co_await etcd.campaign();
-    if (won) co_return *won;
-    if (std::exchange(said, won.error().message()) != won.error().message()) {
-      log::info("coordinator.standing_by", "why", won.error().message());
-    }
-    co_await pause(kBetweenTries);
-  }
-  co_return std::nullopt;
+// One term under a lease that was confirmed at `confirmed_at`.
+async::Task<Result<void>> lead_with_lease(const TermOptions& options,
+                                          const std::vector<rpc::HostPort>& endpoints,
+                                          EtcdThread& etcd, etcd::Term term, BootTime confirmed_at,
+                                          Stop& told) {
+  const auto executor = co_await asio::this_coro::executor;
+  LeaderLease lease(options.options.etcd.ttl, confirmed_at);
+  Stop over(executor);
+  async::TaskGroup tasks(executor);
+  tasks.spawn("coordinator.lease", keep_lease(etcd, term, lease, over));
+  tasks.spawn("coordinator.told", pass_on(told, over));
+  etcd::EtcdState state(options.options.etcd, endpoints, term);
+  TermOptions leased = options;
+  leased.may_answer = [&lease] { return lease.check(boot_now()); };
+  auto led = co_await lead_term(leased, state, over);
+  over.set("the term has ended");
+  co_await tasks.close(kCloseTasksDeadline);
+  co_return led;
 }
 
 }  // namespace
 
 async::Task<Result<void>> stand_and_lead(const TermOptions& options, Stop& told) {
-  const auto executor = co_await asio::this_coro::executor;
-  const etcd::EtcdOptions& where = options.options.etcd;
-  CO_TRY(const auto endpoints, etcd::parse_endpoints(where.urls));
-  Etcd etcd(options.options, endpoints);
-  while (!told.is_set()) {
-    const auto term = co_await win(etcd, told);
-    if (!term) break;
-    Lease lease(where.ttl);
-    const milliseconds asked_at = Lease::now();
-    const auto kept = co_await etcd.keep(*term, kAsk);
-    if (!kept || !*kept) {
-      (void)co_await etcd.resign(*term);
-      co_await pause_unless(told, kBetweenTries);
-      continue;
+  CO_TRY(const auto endpoints, etcd::parse_endpoints(options.options.etcd.urls));
+  EtcdThread etcd(options.options, endpoints);
+  Candidacy candidacy;
+  etcd::Term term;
+  BootTime confirmed_at{};
+  for (;;) {
+    co_await told.wait_until(steady_now() + candidacy.pause());
+    if (told.is_set()) candidacy.stop();
+    switch (candidacy.state()) {
+      case Candidacy::State::kStandingBy: {
+        const auto won = co_await etcd.campaign();
+        if (won) term = *won;
+        const auto loss = candidacy.campaigned(won ? Result<void>() : fail(Error(won.error())));
+        if (loss) log::info("coordinator.standing_by", "why", *loss);
+        break;
+      }
+      case Candidacy::State::kConfirming: {
+        confirmed_at = boot_now();
+        const auto renewed = co_await etcd.keep(term, kEtcdDeadline);
+        candidacy.confirmed(renewed);
+        if (candidacy.state() != Candidacy::State::kLeading) (void)co_await etcd.resign(term);
+        break;
+      }
+      case Candidacy::State::kLeading: {
+        const auto led =
+            co_await lead_with_lease(options, endpoints, etcd, term, confirmed_at, told);
+        (void)co_await etcd.resign(term);
+        candidacy.term_ended(led);
+        if (!led && candidacy.state() != Candidacy::State::kOver) {
+          log::warn("coordinator.term_failed", "error", led.error());
+        }
+        break;
+      }
+      case Candidacy::State::kOver:
+        co_return candidacy.outcome();
     }
-    lease.kept(asked_at);
-    Stop over(executor);
-    async::TaskGroup tasks(executor);
-    tasks.spawn("coordinator.lease", keep_lease(etcd, *term, where.ttl, lease, over));
-    tasks.spawn("coordinator.told", pass_on(told, over));
-    etcd::EtcdState state(where, endpoints, *term);
-    TermOptions leased = options;
-    leased.may_answer = [&lease] { return lease.check(); };
-    auto led = co_await lead_term(leased, state, over);
-    over.set("the term has ended");
-    co_await tasks.close(kCloseDeadline);
-    (void)co_await etcd.resign(*term);
-    // Bad options, a damaged state: no other try ends otherwise. Etcd away: the next one may.
-    const bool again = led || led.error().code() == ErrorCode::kUnavailable ||
-                       led.error().code() == ErrorCode::kStale;
-    if (!again) co_return led;
-    if (led) continue;
-    log::warn("coordinator.term_failed", "error", led.error());
-    co_await pause_unless(told, kAfterFailure);
   }
-  co_return Result<void>();
 }
 
 }  // namespace rekindle::coordinator

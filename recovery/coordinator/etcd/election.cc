@@ -9,7 +9,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// The key as the failed branch of a campaign read it.
+// The leader's key, which the failed branch of a campaign reads.
 const json* holder_of(const json& answer) {
   const auto responses = answer.find("responses");
   if (responses == answer.end() || !responses->is_array() || responses->empty()) return nullptr;
@@ -53,7 +53,7 @@ Result<Term> Election::campaign(milliseconds deadline) {
   std::string leader = "another coordinator";
   if (const json* holder = holder_of(answer)) {
     TRY(leader, from_base64(holder->value("value", "")));
-    // The first answer was lost on the way: it is ours.
+    // The key is ours: an earlier campaign succeeded, and its answer was lost.
     if (leader == name_) {
       return Term{number_in(*holder, "lease"), number_in(*holder, "create_revision")};
     }

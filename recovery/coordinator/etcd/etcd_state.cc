@@ -35,8 +35,8 @@ json EtcdState::is_leader() const {
           {"create_revision", std::to_string(term_.revision)}};
 }
 
-// When a comparison fails it reads the leader's key, to tell a term that is over, and
-// that of PREFIX/meta.
+// When a comparison fails it reads the leader's key, which shows whether the term is over, and
+// PREFIX/meta.
 Result<EtcdState::Answer> EtcdState::transact(json compare, json success,
                                               Clock::time_point give_up) {
   const auto now = Clock::now();
@@ -80,7 +80,7 @@ Result<void> EtcdState::check_no_former_state() {
               prefix_);
 }
 
-// In pages: nobody else writes while this term lasts, which each page checks.
+// Reads in pages. Nobody else writes during this term, and each page checks that it lasts.
 Result<Records> EtcdState::load() {
   TRY_VOID(check_no_former_state());
   Records records;
@@ -163,7 +163,7 @@ Result<void> EtcdState::put(const json& operations) {
     }
     unsure_ = was_unsure;
     if (!unsure_) break;
-    // A write of this term whose answer was lost: over it.
+    // The answer to a write of this term was lost. Write over it.
     note_revision(
         answer->json.value("/responses/1/response_range/kvs"_json_pointer, json::array()));
   }

@@ -9,12 +9,12 @@
 namespace rekindle::coordinator::etcd {
 
 // The records as keys of etcd: PREFIX/KEY. They are read and written only while PREFIX/leader is
-// the key of this term: a coordinator that has been replaced can change nothing any more. Each
-// write also writes PREFIX/meta, on the condition that it still has the modification revision that
-// was read or written last: a write of ours that came to no answer and arrives late changes nothing
-// that has been written since. More than one transaction can hold is split; the first ones may be
-// durable when a later one fails. A call blocks for a second for each transaction at most; after
-// one that etcd did not answer the next second's fail at once.
+// the key of this term, so a coordinator that was replaced can change nothing. Each write also
+// writes PREFIX/meta, on the condition that this key still has the modification revision that was
+// read or written last: a write without an answer that arrives late undoes no later one. A write
+// that is too large for one transaction is split; the first ones may be durable when a later one
+// fails. A call blocks for at most a second per transaction. When etcd has not answered, further
+// calls fail at once for a second.
 class EtcdState : public DurableStore {
  public:
   EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints, const Term& term);
@@ -40,9 +40,11 @@ class EtcdState : public DurableStore {
   const std::string leader_key_;
   const std::string meta_key_;
   Gateway gateway_;
-  std::string meta_;           // its value, as it was read or written last
-  std::int64_t revision_ = 0;  // of PREFIX/meta when it last changed, as far as is known; 0: none
-  // A transaction of ours came to no answer: it may have been applied, or may be yet.
+  // The value of PREFIX/meta that was read or written last.
+  std::string meta_;
+  // The last known modification revision of PREFIX/meta; 0: the key does not exist.
+  std::int64_t revision_ = 0;
+  // A transaction came to no answer: it may have been applied, or may be yet.
   bool unsure_ = false;
   Clock::time_point away_until_;
   Error away_{ErrorCode::kUnavailable, ""};

@@ -66,7 +66,7 @@ Result<std::vector<rpc::HostPort>> parse_endpoints(std::string_view urls) {
 }
 
 std::string to_base64(std::string_view bytes) {
-  std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');  // EVP_EncodeBlock ends it with a 0
+  std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');  // EVP_EncodeBlock ends it with a 0.
   const int size = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()),
                                    reinterpret_cast<const unsigned char*>(bytes.data()),
                                    static_cast<int>(bytes.size()));
@@ -127,7 +127,7 @@ asio::awaitable<Result<std::string>> Gateway::exchange(rpc::HostPort member, std
   if (read_error) co_return network_error("receive", read_error);
   auto response = parser.release();
   if (!response.keep_alive()) stream_.reset();
-  // 5xx: this member cannot, another may. 4xx: the call itself is wrong.
+  // 5xx: this member fails, another may not. 4xx: the call itself is wrong.
   if (response.result_int() >= 500) {
     co_return fail(ErrorCode::kUnavailable, "HTTP {}: {}", response.result_int(), response.body());
   }
@@ -151,14 +151,14 @@ Result<nlohmann::json> Gateway::ask(const rpc::HostPort& member, std::string_vie
   };
   const bool reused = stream_.has_value();
   once();
-  // A kept connection may have been closed by the other end a moment ago.
+  // The other end may have closed a kept connection a moment ago.
   if (reused && !stream_ && !answer && Clock::now() < deadline) once();
   if (!answer) return fail(std::move(answer).error());
-  auto json = nlohmann::json::parse(*answer, nullptr, false);
-  if (!json.is_object()) {
+  auto parsed = nlohmann::json::parse(*answer, nullptr, false);
+  if (!parsed.is_object()) {
     return fail(ErrorCode::kUnavailable, "it does not speak etcd's JSON: {:.80}", *answer);
   }
-  return json;
+  return parsed;
 }
 
 Result<nlohmann::json> Gateway::call(std::string_view path, const nlohmann::json& body,

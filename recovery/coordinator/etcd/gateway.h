@@ -17,20 +17,20 @@
 
 namespace rekindle::coordinator::etcd {
 
-// "http://10.0.0.1:2379,http://10.0.0.2:2379". kInvalid names what is wrong; TLS is not supported.
+// Parses "http://10.0.0.1:2379,http://10.0.0.2:2379". TLS is not supported.
 Result<std::vector<rpc::HostPort>> parse_endpoints(std::string_view urls);
 
 // Keys and values in JSON are base64.
 std::string to_base64(std::string_view bytes);
 Result<std::string> from_base64(std::string_view text);
 
-// 64-bit numbers are strings in JSON; zeros are left out.
+// etcd writes 64-bit numbers as strings and leaves zeros out.
 std::int64_t number_in(const nlohmann::json& object, const char* field);
 
 // Calls of etcd's v3 API through its JSON gateway
-// (https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway): one connection, kept and made anew; the
-// next member is asked when one does not answer. Blocks, at most for the deadline. One thread. A
-// call may reach etcd twice when a connection breaks under it.
+// (https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway). It keeps one connection; when a member
+// does not answer it asks the next one. Blocks, at most until the deadline. One thread. A call may
+// reach etcd twice when a connection breaks.
 class Gateway {
  public:
   explicit Gateway(std::vector<rpc::HostPort> endpoints);

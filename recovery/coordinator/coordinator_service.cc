@@ -1,0 +1,272 @@
+#include "recovery/coordinator/coordinator_service.h"
+
+#include <utility>
+
+#include "recovery/coordinator/status_wire.h"
+#include "recovery/rpc/address.h"
+#include "recovery/rpc/convert.h"
+#include "src/base/log.h"
+
+namespace rekindle::coordinator {
+
+namespace {
+
+// An agent that listens on every address does not know its own. It gets the one it called from.
+void fill_host(NodeInfo& info, const rpc::Peer& peer) {
+  auto parsed = rpc::HostPort::parse(info.control_endpoint);
+  if (!parsed || (parsed->host != "0.0.0.0" && parsed->host != "::")) return;
+  const std::string seen = host_of(peer.address);
+  if (seen.empty()) return;
+  parsed->host = seen;
+  info.control_endpoint = parsed->to_string();
+}
+
+}  // namespace
+
+CoordinatorService::CoordinatorService(Core& core, Committer& committer, Options options)
+    : core_(core),
+      committer_(committer),
+      options_(std::move(options)),
+      gate_(options_.may_answer) {}
+
+template <typename Request, typename Response>
+void CoordinatorService::serve(rpc::RpcServer& server, proto::Method method,
+                               Result<Response> (CoordinatorService::*handler)(const rpc::Peer&,
+                                                                               const Request&)) {
+  server.handle_at_once(
+      method,
+      [this, handler](const rpc::Peer& peer, const std::string& body) -> Result<std::string> {
+        TRY_VOID(gate_.check());
+        TRY(const Request request, rpc::parse_body<Request>(body));
+        TRY(const Response response, (this->*handler)(peer, request));
+        return response.SerializeAsString();
+      });
+}
+
+template <typename Request, typename Response>
+void CoordinatorService::serve_durably(
+    rpc::RpcServer& server, proto::Method method,
+    async::Task<Result<Response>> (CoordinatorService::*handler)(rpc::Peer, Request)) {
+  const auto run = [](CoordinatorService* self, decltype(handler) call, rpc::Peer peer,
+                      std::string body) -> async::Task<Result<std::string>> {
+    CO_TRY(Request request, rpc::parse_body<Request>(body));
+    CO_TRY(const Response response, co_await (self->*call)(std::move(peer), std::move(request)));
+    co_return response.SerializeAsString();
+  };
+  gate_.serve(server, method, [this, handler, run](rpc::Peer peer, std::string body) {
+    return run(this, handler, std::move(peer), std::move(body));
+  });
+}
+
+void CoordinatorService::attach(rpc::RpcServer& server) {
+  serve_durably(server, proto::COORDINATOR_REGISTER, &CoordinatorService::enroll);
+  serve_durably(server, proto::COORDINATOR_ANNOUNCE, &CoordinatorService::announce);
+  serve_durably(server, proto::COORDINATOR_PUBLISH, &CoordinatorService::publish);
+  serve_durably(server, proto::COORDINATOR_RETIRE, &CoordinatorService::retire);
+  serve_durably(server, proto::COORDINATOR_DRAIN, &CoordinatorService::drain);
+  serve(server, proto::COORDINATOR_HEARTBEAT, &CoordinatorService::heartbeat);
+  serve(server, proto::COORDINATOR_OPEN_PULL, &CoordinatorService::open_pull);
+  serve(server, proto::COORDINATOR_PULL_PROGRESS, &CoordinatorService::pull_progress);
+  serve(server, proto::COORDINATOR_CLOSE_PULL, &CoordinatorService::close_pull);
+  serve(server, proto::COORDINATOR_STATUS, &CoordinatorService::status);
+  serve(server, proto::COORDINATOR_REPORT_RANK, &CoordinatorService::report_rank);
+  serve(server, proto::COORDINATOR_RESOLVE, &CoordinatorService::resolve);
+  serve(server, proto::COORDINATOR_LET_GO, &CoordinatorService::let_go);
+  server.on_peer_closed([this](const rpc::Peer& peer) {
+    core_.disconnected(peer.node_id, peer.incarnation, peer.address, steady_now());
+  });
+}
+
+async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
+    rpc::Peer peer, proto::RegisterRequest request) {
+  CO_TRY_VOID(check_speaker(peer, request.node().incarnation()));
+  if (request.node().node_id() != peer.node_id) {
+    co_return fail(ErrorCode::kInvalid, "the connection says it is '{}', the registration '{}'",
+                   peer.node_id, request.node().node_id());
+  }
+  CO_TRY(NodeInfo info, from_proto(request.node()));
+  fill_host(info, peer);
+  const auto ask = [&] {
+    return core_.enroll(info, request.failure_domain(), request.highest_epoch(), peer.address,
+                        steady_now());
+  };
+  auto registered = ask();
+  // With a commit the epoch is being raised first.
+  if (registered.commit != 0) {
+    CO_TRY_VOID(co_await committer_.wait(registered.commit));
+    registered = ask();
+  }
+  if (!registered.answer) {
+    log::warn("node.refused", "node", info.node_id, "from", peer.address, "error",
+              registered.answer.error());
+    co_return fail(std::move(registered.answer).error());
+  }
+  log::info("node.registered", "node", info.node_id, "address", info.control_endpoint, "epoch",
+            registered.answer->epoch);
+  proto::RegisterResponse response;
+  response.set_epoch(registered.answer->epoch);
+  response.set_heartbeat_interval_ms(
+      static_cast<std::uint32_t>(milliseconds(options_.timing.heartbeat_interval)));
+  response.set_ttl_ms(static_cast<std::uint32_t>(milliseconds(options_.timing.dead_after)));
+  response.set_seen_from(host_of(peer.address));
+  co_return response;
+}
+
+Result<proto::HeartbeatResponse> CoordinatorService::heartbeat(
+    const rpc::Peer& peer, const proto::HeartbeatRequest& request) {
+  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY(const Heartbeat parsed, from_proto(request));
+  TRY(const auto answer,
+      core_.heartbeat(request.node_id(), peer.incarnation, parsed, steady_now()));
+  for (const auto& id : parsed.failed_fetches) {
+    log::warn("replica.failed", "version", id.to_string(), "node", request.node_id());
+  }
+  return to_proto(answer);
+}
+
+async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(
+    rpc::Peer peer, proto::AnnounceRequest request) {
+  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  std::vector<Holding> add;
+  for (const auto& message : request.add()) {
+    CO_TRY(Holding holding, from_proto(message));
+    add.push_back(std::move(holding));
+  }
+  std::vector<HoldingKey> remove;
+  for (const auto& message : request.remove()) {
+    CO_TRY(ModelVersion id, rpc::from_proto(message.id()));
+    remove.push_back({std::move(id), rpc::from_proto(message.layout())});
+  }
+  Announced announced = core_.announce(request.node_id(), peer.incarnation, request.epoch(),
+                                       request.full(), std::move(add), remove, steady_now());
+  if (!announced.answer) co_return fail(std::move(announced.answer).error());
+  const auto committed = co_await committer_.wait(announced.commit);
+  proto::AnnounceResponse response;
+  for (const auto& conflict : core_.finish(std::move(announced), committed)) {
+    log::warn("announce.conflict", "node", request.node_id(), "version", conflict.id.to_string(),
+              "why", conflict.why);
+    auto& message = *response.add_conflicts();
+    *message.mutable_id() = rpc::to_proto(conflict.id);
+    message.set_why(conflict.why);
+    message.set_again(conflict.again);
+  }
+  co_return response;
+}
+
+async::Task<Result<proto::PublishResponse>> CoordinatorService::publish(
+    rpc::Peer peer, proto::PublishRequest request) {
+  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  // A command that publishes into a store without an agent is no member. Its claim counts, too.
+  const bool member = peer.role == proto::ROLE_AGENT;
+  Publication publication{id, rpc::from_proto(request.root()),
+                          rpc::from_proto(request.tensor_set()), request.checkpoint_bytes()};
+  if (request.has_replicas()) publication.replicas = request.replicas();
+  auto claimed =
+      core_.publish(member ? request.node_id() : "", peer.incarnation, publication, steady_now());
+  CO_TRY_VOID(co_await committer_.wait(claimed.commit));
+  CO_TRY(const std::uint64_t epoch, std::move(claimed.answer));
+  log::info("version.claimed", "version", id.to_string(), "by", request.node_id());
+  proto::PublishResponse response;
+  response.set_epoch(epoch);
+  co_return response;
+}
+
+Result<proto::ResolveResponse> CoordinatorService::resolve(const rpc::Peer&,
+                                                           const proto::ResolveRequest& request) {
+  TRY_VOID(check_model_name(request.model()));
+  TRY(const ModelVersion id, core_.latest(request.model(), steady_now()));
+  proto::ResolveResponse response;
+  *response.mutable_id() = rpc::to_proto(id);
+  return response;
+}
+
+Result<proto::OpenPullResponse> CoordinatorService::open_pull(
+    const rpc::Peer& peer, const proto::OpenPullRequest& request) {
+  TRY_VOID(check_speaker(peer, request.puller().incarnation()));
+  TRY(const OpenPullRequest parsed, from_proto(request));
+  auto answer = core_.open_pull(parsed, steady_now());
+  if (!answer) {
+    const auto verifying = core_.resolver().yet_to_verify(parsed);
+    if (verifying.empty()) return fail(std::move(answer).error());
+    proto::OpenPullResponse response;
+    response.mutable_verifying()->Add(verifying.begin(), verifying.end());
+    return response;
+  }
+  const OpenedPull& opened = *answer;
+  log::info("pull.opened", "puller", parsed.puller.node_id, "version", opened.id.to_string(),
+            "sources", opened.sources.size(), "queued_ms", milliseconds(opened.retry_after));
+  return to_proto(opened, options_.issuer);
+}
+
+Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
+    const rpc::Peer& peer, const proto::PullProgressRequest& request) {
+  TRY_VOID(check_speaker(peer, request.puller().incarnation()));
+  TRY(const PullProgress parsed, from_proto(request));
+  TRY(const PullProgressAnswer answer, core_.pull_progress(parsed, steady_now()));
+  proto::PullProgressResponse response;
+  for (const auto& offer : answer.sources)
+    *response.add_sources() = to_proto(offer, options_.issuer);
+  response.set_grace(answer.grace);
+  return response;
+}
+
+Result<proto::ClosePullResponse> CoordinatorService::close_pull(
+    const rpc::Peer& peer, const proto::ClosePullRequest& request) {
+  TRY(const PullId id, PullId::from_bytes(request.pull_id()));
+  TRY_VOID(core_.close_pull(id, peer.incarnation, steady_now()));
+  log::info("pull.closed", "pull", id.hex(), "outcome",
+            request.outcome().code() == proto::STATUS_OK ? "ok" : request.outcome().message());
+  return proto::ClosePullResponse();
+}
+
+Result<proto::ClusterStatusResponse> CoordinatorService::status(
+    const rpc::Peer&, const proto::ClusterStatusRequest&) {
+  const TimePoint at = steady_now();
+  core_.tick(at);
+  return make_status(core_, at);
+}
+
+async::Task<Result<proto::RetireResponse>> CoordinatorService::retire(
+    rpc::Peer peer, proto::RetireRequest request) {
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  std::optional<Duration> deadline;
+  if (request.has_deadline_ms()) deadline = std::chrono::milliseconds(request.deadline_ms());
+  auto retired = core_.retire(id, steady_now(), deadline);
+  CO_TRY_VOID(co_await committer_.wait(retired.commit));
+  CO_TRY(const std::uint32_t nodes, std::move(retired.answer));
+  log::info("version.retired", "version", id.to_string(), "by", peer.address, "nodes", nodes);
+  proto::RetireResponse response;
+  response.set_nodes(nodes);
+  co_return response;
+}
+
+Result<proto::LetGoResponse> CoordinatorService::let_go(const rpc::Peer& peer,
+                                                        const proto::LetGoRequest& request) {
+  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  TRY_VOID(core_.let_go(request.node_id(), peer.incarnation, id, steady_now()));
+  log::info("version.may_go", "version", id.to_string(), "from", request.node_id());
+  return proto::LetGoResponse();
+}
+
+async::Task<Result<proto::DrainResponse>> CoordinatorService::drain(rpc::Peer peer,
+                                                                    proto::DrainRequest request) {
+  CO_TRY_VOID(check_text("a node id", request.node_id()));
+  auto drained = core_.drain(request.node_id(), !request.undo(), steady_now());
+  CO_TRY_VOID(co_await committer_.wait(drained.commit));
+  CO_TRY(const Draining draining, std::move(drained.answer));
+  log::info(request.undo() ? "node.undrained" : "node.drained", "node", request.node_id(), "by",
+            peer.address, "pullers", draining.readers);
+  co_return to_proto(draining);
+}
+
+Result<proto::RankResponse> CoordinatorService::report_rank(const rpc::Peer& peer,
+                                                            const proto::RankReport& request) {
+  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY(const RankReport report, from_proto(request));
+  TRY(const InstanceAnswer answer, core_.report_rank(report, steady_now()));
+  return to_proto(answer);
+}
+
+}  // namespace rekindle::coordinator

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "recovery/coordinator/answer_gate.h"
+#include "recovery/coordinator/committer.h"
+#include "recovery/coordinator/coordinator_wire.h"
+#include "recovery/coordinator/core/core.h"
+#include "recovery/rpc/rpc.h"
+
+namespace rekindle::coordinator {
+
+// The coordinator's calls, but those of broadcast rounds (RoundService), served from a Core. On the
+// executor's one thread; must outlive the server's close().
+class CoordinatorService {
+ public:
+  struct Options {
+    Issuer issuer;
+    Timing timing;
+    // See TermOptions.
+    std::function<Result<void>()> may_answer;
+  };
+  CoordinatorService(Core& core, Committer& committer, Options options);
+  void attach(rpc::RpcServer& server);
+
+ private:
+  Result<proto::HeartbeatResponse> heartbeat(const rpc::Peer& peer,
+                                             const proto::HeartbeatRequest& request);
+  Result<proto::ResolveResponse> resolve(const rpc::Peer& peer,
+                                         const proto::ResolveRequest& request);
+  Result<proto::OpenPullResponse> open_pull(const rpc::Peer& peer,
+                                            const proto::OpenPullRequest& request);
+  Result<proto::PullProgressResponse> pull_progress(const rpc::Peer& peer,
+                                                    const proto::PullProgressRequest& request);
+  Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
+                                              const proto::ClosePullRequest& request);
+  Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
+                                              const proto::ClusterStatusRequest& request);
+  Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
+  Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
+  // These wait until their changes are durable.
+  async::Task<Result<proto::RegisterResponse>> enroll(rpc::Peer peer,
+                                                      proto::RegisterRequest request);
+  async::Task<Result<proto::AnnounceResponse>> announce(rpc::Peer peer,
+                                                        proto::AnnounceRequest request);
+  async::Task<Result<proto::PublishResponse>> publish(rpc::Peer peer,
+                                                      proto::PublishRequest request);
+  async::Task<Result<proto::RetireResponse>> retire(rpc::Peer peer, proto::RetireRequest request);
+  async::Task<Result<proto::DrainResponse>> drain(rpc::Peer peer, proto::DrainRequest request);
+
+  template <typename Request, typename Response>
+  void serve(rpc::RpcServer& server, proto::Method method,
+             Result<Response> (CoordinatorService::*handler)(const rpc::Peer&, const Request&));
+  template <typename Request, typename Response>
+  void serve_durably(rpc::RpcServer& server, proto::Method method,
+                     async::Task<Result<Response>> (CoordinatorService::*handler)(rpc::Peer,
+                                                                                  Request));
+
+  Core& core_;
+  Committer& committer_;
+  const Options options_;
+  const AnswerGate gate_;
+};
+
+}  // namespace rekindle::coordinator

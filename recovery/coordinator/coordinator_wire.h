@@ -1,0 +1,62 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/coordinator/core/core.h"
+#include "recovery/rpc/rpc.h"
+
+// Converts between coordinator.proto and the core's own types. Every incoming value is checked
+// here.
+namespace rekindle::coordinator {
+
+Result<NodeInfo> from_proto(const proto::NodeAddress& node);
+proto::NodeAddress to_proto(const NodeInfo& node);
+Result<Holding> from_proto(const proto::Holding& holding);
+proto::Holding to_proto(const Holding& holding);
+Result<OpenPullRequest> from_proto(const proto::OpenPullRequest& request);
+Result<PullProgress> from_proto(const proto::PullProgressRequest& request);
+Result<Heartbeat> from_proto(const proto::HeartbeatRequest& request);
+proto::HeartbeatResponse to_proto(const HeartbeatAnswer& answer);
+Result<RankReport> from_proto(const proto::RankReport& report);
+proto::RankResponse to_proto(const InstanceAnswer& answer);
+proto::DrainResponse to_proto(const Draining& draining);
+
+// The signer of grants.
+struct Issuer {
+  Incarnation incarnation;
+  std::string secret;
+};
+proto::SourceReport to_proto(const SourceReport& report);
+proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer);
+proto::OpenPullResponse to_proto(const OpenedPull& opened, const Issuer& issuer);
+
+// An enum of the core beside the one on the wire: one row per value.
+template <typename Core, typename Wire, std::size_t N>
+struct WireEnum {
+  std::pair<Core, Wire> rows[N];
+
+  Wire to_wire(Core value) const {
+    return std::ranges::find(rows, value, &std::pair<Core, Wire>::first)->second;
+  }
+  // Nothing: a value that this version does not know.
+  std::optional<Core> from_wire(Wire value) const {
+    const auto row = std::ranges::find(rows, value, &std::pair<Core, Wire>::second);
+    return row == std::end(rows) ? std::nullopt : std::optional(row->first);
+  }
+};
+template <typename Core, typename Wire, std::size_t N>
+WireEnum(const std::pair<Core, Wire> (&)[N]) -> WireEnum<Core, Wire, N>;
+
+// Node ids and the like: at most 512 bytes.
+Result<void> check_text(std::string_view what, std::string_view text);
+// Only a process itself may speak for its incarnation.
+Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation);
+// The host part of "10.0.0.3:51234"; "" when it is malformed.
+std::string host_of(const std::string& address);
+
+}  // namespace rekindle::coordinator

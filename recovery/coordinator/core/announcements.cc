@@ -1,0 +1,109 @@
+#include "recovery/coordinator/core/announcements.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace rekindle::coordinator {
+
+Announced Announcements::take(Member& member, bool full, std::vector<Holding> add,
+                              const std::vector<HoldingKey>& remove) {
+  Announced announced;
+  Holdings& holdings = member.holdings;
+  const std::size_t kept = full ? 0 : holdings.size();
+  if (kept + add.size() > fleet_.limits.max_holdings_per_member) {
+    announced.answer =
+        fail(ErrorCode::kExhausted, "node '{}' announces more than {} holdings; retire versions",
+             member.info.node_id, fleet_.limits.max_holdings_per_member);
+    return announced;
+  }
+  Holdings::Map before;
+  if (full) {
+    before = holdings.all();
+    holdings.clear();
+  }
+  for (const HoldingKey& key : remove) holdings.erase(key);
+  std::set<ModelVersion> ids;
+  for (Holding& holding : add) {
+    ids.insert(holding.id);
+    accept(member, std::move(holding), before, announced);
+  }
+  for (const ModelVersion& id : ids) {
+    const CommitNumber commit = readiness_.mark(id);
+    if (commit == 0) continue;
+    announced.commit = std::max(announced.commit, commit);
+    announced.waiting[id] = fleet_.catalog.find(id)->root;
+  }
+  return announced;
+}
+
+void Announcements::accept(Member& member, Holding holding, const Holdings::Map& before,
+                           Announced& announced) {
+  Holdings& holdings = member.holdings;
+  const HoldingKey key{holding.id, holding.layout};
+  const DurableVersion* known = fleet_.catalog.find(holding.id);
+  const auto leave_out = [&](std::string why, bool again) {
+    holdings.erase(key);
+    announced.answer->push_back({holding.id, std::move(why), again});
+  };
+  if (known != nullptr && known->root != holding.root) {
+    return leave_out(
+        fmt::format("{} was published before with other contents (root {}, this one {})",
+                    holding.id.to_string(), known->root.hex(), holding.root.hex()),
+        false);
+  }
+  // A verified copy claims its version where the table does not know it: state was lost, or it was
+  // published while no coordinator ran. A version below the watermark counts as retired instead,
+  // and its holder is told so.
+  if (known != nullptr || !holding.counts() || fleet_.catalog.is_retired(holding.id)) {
+    holdings.put(std::move(holding));
+    return;
+  }
+  const Durably<void> claimed =
+      fleet_.catalog.claim({holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
+                            /*revive=*/false, /*ready=*/holding.whole});
+  if (!claimed.answer && claimed.commit == 0) {
+    return leave_out(claimed.answer.error().message(), true);
+  }
+  // Until the claim is durable the node keeps its earlier holding of the same root.
+  if (const auto had = before.find(key);
+      had != before.end() && had->second.root == holding.root && !holdings.all().contains(key)) {
+    holdings.put(had->second);
+  }
+  const auto kept = holdings.all().find(key);
+  if (kept != holdings.all().end() && kept->second.root != holding.root) holdings.erase(key);
+  announced.commit = std::max(announced.commit, claimed.commit);
+  announced.waiting[holding.id] = holding.root;
+  holdings.put_pending(std::move(holding));
+}
+
+std::vector<AnnounceConflict> Announcements::finish(Announced announced,
+                                                    const Result<void>& commit) const {
+  std::vector<AnnounceConflict> conflicts = std::move(*announced.answer);
+  for (const auto& [id, root] : announced.waiting) {
+    const DurableVersion* version = fleet_.catalog.find(id);
+    if (!commit) {
+      conflicts.push_back({id, commit.error().message(), true});
+    } else if (version != nullptr && version->root != root) {
+      conflicts.push_back({id, fmt::format("{} was published before with other contents (root {})",
+                                           id.to_string(), version->root.hex())});
+    }
+  }
+  return conflicts;
+}
+
+void Announcements::batch_ended(bool durable) {
+  const auto root_of = [this](const ModelVersion& id) -> const Digest* {
+    const DurableVersion* version = fleet_.catalog.find(id);
+    return version == nullptr ? nullptr : &version->root;
+  };
+  for (auto& [node_id, member] : fleet_.members.all()) {
+    if (durable) {
+      member.holdings.settle_pending(root_of);
+    } else {
+      member.holdings.clear_pending();
+    }
+  }
+}
+
+}  // namespace rekindle::coordinator

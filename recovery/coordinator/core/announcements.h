@@ -1,0 +1,50 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "recovery/coordinator/core/fleet_state.h"
+#include "recovery/coordinator/core/version_readiness.h"
+
+namespace rekindle::coordinator {
+
+struct AnnounceConflict {
+  ModelVersion id;
+  std::string why;
+  // The root is no problem: the claim could not be made durable now. Announce it again later.
+  bool again = false;
+};
+struct Announced {
+  Result<std::vector<AnnounceConflict>> answer;
+  // 0: the answer holds now.
+  CommitNumber commit = 0;
+  // The versions that wait for the commit, with their roots.
+  std::map<ModelVersion, Digest> waiting;
+};
+
+// Takes the announced copies of a node into its holdings. A verified copy claims its version where
+// the table does not know it, and counts once that claim is durable. A copy whose root contradicts
+// the table is left out and named in the answer. An announcement may make a version READY.
+class Announcements {
+ public:
+  Announcements(FleetState& fleet, VersionReadiness& readiness)
+      : fleet_(fleet), readiness_(readiness) {}
+
+  // `full`: `add` is everything that the node holds.
+  Announced take(Member& member, bool full, std::vector<Holding> add,
+                 const std::vector<HoldingKey>& remove);
+  // The conflicts of an announcement once its commit has ended.
+  std::vector<AnnounceConflict> finish(Announced announced, const Result<void>& commit) const;
+  // A batch has ended; it may have held claims.
+  void batch_ended(bool durable);
+
+ private:
+  // `before`: the holdings that a full announcement replaces.
+  void accept(Member& member, Holding holding, const Holdings::Map& before, Announced& announced);
+
+  FleetState& fleet_;
+  VersionReadiness& readiness_;
+};
+
+}  // namespace rekindle::coordinator

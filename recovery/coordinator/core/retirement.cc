@@ -1,0 +1,59 @@
+#include "recovery/coordinator/core/retirement.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace rekindle::coordinator {
+
+namespace {
+constexpr std::size_t kMaxRetireDeadlines = 4096;
+}
+
+Durably<std::uint32_t> Retirement::retire(const ModelVersion& id, TimePoint now,
+                                          std::optional<Duration> deadline) {
+  Durably<void> retired = fleet_.catalog.retire(id);
+  if (!retired.answer) return {fail(std::move(retired.answer).error()), retired.commit};
+  const auto holders = std::ranges::count_if(
+      fleet_.members.all(), [&](const auto& entry) { return entry.second.holdings.holds(id); });
+  if (deadlines_.size() >= kMaxRetireDeadlines) {
+    std::erase_if(deadlines_, [&](const auto& entry) { return entry.second <= now; });
+  }
+  if (deadline || !fleet_.catalog.is_retired(id)) {
+    deadlines_[id] = now + deadline.value_or(fleet_.timing.retire_deadline);
+  }
+  return {static_cast<std::uint32_t>(holders), retired.commit};
+}
+
+bool Retirement::is_overdue(const ModelVersion& id, TimePoint now) const {
+  const auto found = deadlines_.find(id);
+  return now >= (found == deadlines_.end() ? retired_before_ : found->second);
+}
+
+Retirement::Orders Retirement::orders_for(const Member& member, TimePoint now) const {
+  Orders orders;
+  const ModelVersion* last = nullptr;
+  for (const auto& [key, holding] : member.holdings.all()) {
+    if ((last != nullptr && *last == key.id) || !fleet_.catalog.is_retired(key.id)) continue;
+    last = &key.id;
+    // A count of zero is final only from a holder that admits no new readers. A pull that was sent
+    // there may yet come.
+    const auto reported = member.readers.find(key.id);
+    const bool free = reported != member.readers.end() && reported->second == 0 &&
+                      pulls_.readers_of(member.info.incarnation, key.id) == 0;
+    (free || is_overdue(key.id, now) ? orders.retire : orders.retiring).push_back(key.id);
+  }
+  return orders;
+}
+
+std::size_t Retirement::readers_at(const Member& member, const ModelVersion& id) const {
+  const auto reported = member.readers.find(id);
+  return std::max<std::size_t>(pulls_.readers_of(member.info.incarnation, id),
+                               reported == member.readers.end() ? 0 : reported->second);
+}
+
+void Retirement::shift(Duration by) {
+  for (auto& [id, deadline] : deadlines_) deadline += by;
+  retired_before_ += by;
+}
+
+}  // namespace rekindle::coordinator

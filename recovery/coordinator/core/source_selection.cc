@@ -1,0 +1,206 @@
+#include "recovery/coordinator/core/source_selection.h"
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+#include <utility>
+
+namespace rekindle::coordinator {
+
+namespace {
+
+// A subset of the runs is still true, and a frame stays within its cap.
+constexpr std::size_t kMaxRunsPerOffer = 65536;
+constexpr std::uint64_t kMinRecopyRate = std::uint64_t{1} << 20;
+
+// In the order in which they are taken where nobody better has all of the version. A node that was
+// quarantined by a puller with bad memory serves right bytes, and digests tell: one puller's report
+// must not lock the others out.
+enum class LastResort { kNo, kFlapping, kQuarantined, kDrained };
+
+}  // namespace
+
+struct SourceSelection::Candidate {
+  const Member* member = nullptr;
+  LastResort last_resort = LastResort::kNo;
+  bool has_share = false;
+  bool suspect = false;
+  // It has all of a layout.
+  bool complete = false;
+  bool slow = false;
+  bool same_host = false;
+  std::size_t active = 0;
+  // New pulls are refused from this number of active ones on.
+  std::size_t limit = 0;
+  std::uint64_t rotation = 0;
+
+  bool full() const { return active >= limit; }
+  auto rank() const {
+    return std::tuple(!has_share, last_resort, suspect, slow, !same_host, active, rotation);
+  }
+  bool operator<(const Candidate& other) const { return rank() < other.rank(); }
+};
+
+struct SourceSelection::Candidates {
+  std::vector<Candidate> usable;
+  bool any_busy = false;
+};
+
+// The limit protects hosts that serve. A puller that fills up gives as much as it takes: otherwise
+// a growing fleet would share out too little of its joiners' bandwidth, and unevenly.
+std::size_t SourceSelection::puller_limit(const Member& source, const ModelVersion& id) const {
+  const Limits& limits = fleet_.limits;
+  if (source.holdings.holds_a_complete_layout(id)) return limits.max_pullers_per_source;
+  return std::max(limits.max_pullers_per_source, limits.max_sources_per_pull);
+}
+
+// Nothing: the node holds none of it, or must not serve it to this puller.
+std::optional<SourceSelection::Candidate> SourceSelection::consider(const Pull& pull,
+                                                                    const Member& member,
+                                                                    TimePoint now) const {
+  const NodeInfo& node = member.info;
+  if (member.is_dead() || node.incarnation == pull.puller.incarnation) return std::nullopt;
+  const bool quarantined = member.standing.quarantined(now);
+  // The puller itself has found it bad.
+  if (quarantined && member.standing.struck_by(pull.puller.incarnation)) return std::nullopt;
+  if (std::ranges::none_of(member.holdings.of(pull.id),
+                           [&](const auto& entry) { return entry.second.readable(pull.root); })) {
+    return std::nullopt;
+  }
+  Candidate candidate;
+  candidate.member = &member;
+  candidate.active = pulls_.pullers_of(node.incarnation);
+  candidate.limit = puller_limit(member, pull.id);
+  candidate.complete = member.holdings.holds_a_complete_layout(pull.id);
+  candidate.has_share = pull.has_share_of(node.incarnation);
+  candidate.suspect = !member.alive(now);
+  candidate.slow = member.standing.health.slow(now);
+  candidate.same_host = !pull.puller.host_id.empty() && node.host_id == pull.puller.host_id;
+  if (!candidate.has_share && fleet_.drained(node.node_id)) {
+    candidate.last_resort = LastResort::kDrained;
+  } else if (quarantined) {
+    candidate.last_resort = LastResort::kQuarantined;
+  } else if (!candidate.has_share && member.flapping.left_out(now)) {
+    candidate.last_resort = LastResort::kFlapping;
+  }
+  return candidate;
+}
+
+SourceSelection::Candidates SourceSelection::candidates(const Pull& pull, TimePoint now) const {
+  // A flapping or quarantined node is better than none. A drained one is read only to copy a
+  // version elsewhere.
+  LastResort allowed = replicas_.is_task(pull.id, pull.puller.incarnation)
+                           ? LastResort::kDrained
+                           : LastResort::kQuarantined;
+  std::vector<Candidate> found;
+  const auto& all = fleet_.members.all();
+  const std::uint64_t members = std::max<std::uint64_t>(all.size(), 1);
+  std::uint64_t position = 0;
+  for (const auto& [node_id, member] : all) {
+    if (auto candidate = consider(pull, member, now)) {
+      candidate->rotation = (position + members - rotation_ % members) % members;
+      if (member.holdings.holds_whole(pull.id, pull.root)) {
+        allowed = std::min(allowed, candidate->last_resort);
+      }
+      found.push_back(*candidate);
+    }
+    ++position;
+  }
+  Candidates result;
+  for (const Candidate& candidate : found) {
+    if (candidate.last_resort > allowed) continue;
+    if (!candidate.has_share && candidate.full()) {
+      result.any_busy = true;
+    } else {
+      result.usable.push_back(candidate);
+    }
+  }
+  return result;
+}
+
+// A pull that reads from no complete source gets one first, even a flapping one: nodes that fill up
+// may all lack the same tiles and would wait for each other for ever.
+SourceSelection::Candidates SourceSelection::ranked(const Pull& pull, TimePoint now) const {
+  Candidates result = candidates(pull, now);
+  std::vector<Candidate>& usable = result.usable;
+  std::ranges::sort(usable, std::less());
+  const auto reads_from = [](const Candidate& candidate) {
+    return candidate.has_share && candidate.complete;
+  };
+  if (std::ranges::any_of(usable, reads_from)) return result;
+  const auto best = std::ranges::find_if(usable, &Candidate::complete);
+  if (best != usable.end()) std::rotate(usable.begin(), best, best + 1);
+  return result;
+}
+
+SourceSelection::Offers SourceSelection::offer(Pull& pull, std::size_t max_new, TimePoint now) {
+  const Candidates found = ranked(pull, now);
+  ++rotation_;
+  Offers offers;
+  const std::size_t max_sources = fleet_.limits.max_sources_per_pull;
+  std::size_t taken = 0;
+  for (const Candidate& candidate : found.usable) {
+    const Incarnation& source = candidate.member->info.incarnation;
+    if (offers.sources.size() >= max_sources) {
+      pulls_.drop_share(pull, source);
+      continue;
+    }
+    if (!candidate.has_share && taken == max_new) continue;
+    if (!candidate.has_share) ++taken;
+    // A whole copy makes the other layouts of its node needless.
+    const Holding* whole = nullptr;
+    const auto holdings = candidate.member->holdings.of(pull.id);
+    for (const auto& [key, holding] : holdings) {
+      if (holding.root == pull.root && holding.whole && holding.counts()) whole = &holding;
+    }
+    for (const auto& [key, holding] : holdings) {
+      if (!holding.readable(pull.root) || (whole != nullptr && whole != &holding)) continue;
+      if (offers.sources.size() >= max_sources) break;
+      offers.sources.push_back(make_offer(pull, *candidate.member, holding, now));
+    }
+    pulls_.take_share(pull, source);
+  }
+  offers.all_busy = offers.sources.empty() && (found.any_busy || !found.usable.empty());
+  cap_rates(pull, offers.sources);
+  return offers;
+}
+
+SourceOffer SourceSelection::make_offer(const Pull& pull, const Member& member,
+                                        const Holding& holding, TimePoint now) {
+  SourceOffer offer;
+  offer.node = member.info;
+  offer.layout = holding.layout;
+  offer.complete = holding.complete;
+  offer.payload_bytes = holding.payload_bytes;
+  if (!holding.complete) {
+    const std::size_t runs = std::min(holding.held.size(), kMaxRunsPerOffer);
+    offer.held.assign(holding.held.begin(),
+                      holding.held.begin() + static_cast<std::ptrdiff_t>(runs));
+  }
+  offer.grant.puller = pull.puller.incarnation;
+  offer.grant.source = member.info.incarnation;
+  offer.grant.root = pull.root;
+  offer.grant.expiry_ms = clock_ms(now + fleet_.timing.grant_ttl);
+  offer.grant.serial = next_serial_++;
+  offer.grant.epoch = fleet_.epoch();
+  return offer;
+}
+
+// A copy that the coordinator ordered must not disturb the pulls of others.
+void SourceSelection::cap_rates(const Pull& pull, std::vector<SourceOffer>& offers) const {
+  const std::uint64_t rate = fleet_.limits.recopy_bytes_per_second;
+  if (offers.empty() || rate == 0 || !replicas_.is_task(pull.id, pull.puller.incarnation)) return;
+  for (SourceOffer& offer : offers) {
+    offer.grant.max_bytes_per_second = std::max(rate / offers.size(), kMinRecopyRate);
+  }
+}
+
+std::size_t SourceSelection::free_shares(const Pull& pull, TimePoint now) const {
+  std::size_t free = 0;
+  for (const Candidate& candidate : candidates(pull, now).usable) {
+    if (!candidate.full()) free += candidate.limit - candidate.active;
+  }
+  return free;
+}
+
+}  // namespace rekindle::coordinator

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "recovery/coordinator/core/types.h"
+
+namespace rekindle::coordinator {
+
+// A puller's report on one of its sources. Numbers count from the start of the pull.
+struct SourceReport {
+  std::string node_id;
+  Incarnation incarnation;
+  std::uint64_t bytes = 0;
+  double goodput_bytes_per_second = 0;
+  std::uint32_t failures = 0;
+  bool lost = false;
+  // The source served wrong bytes twice.
+  bool quarantine = false;
+  std::string cause;
+};
+
+// The last reports of one pull, by source. Reports repeat earlier ones, so each loss and each
+// quarantine counts once per pull.
+class SourceReports {
+ public:
+  struct News {
+    bool failed = false;
+    bool delivered = false;
+    bool lost = false;
+    bool quarantined = false;
+  };
+  // The facts in `report` that the last report on this source did not have.
+  News news_in(const SourceReport& report) const;
+  void keep(const SourceReport& report);
+  const std::vector<SourceReport>& all() const { return reports_; }
+
+ private:
+  // Its index in `reports_`, or their number when there is none.
+  std::size_t find(const SourceReport& report) const;
+
+  std::vector<SourceReport> reports_;
+};
+
+// The goodput of a source beside the other sources of the same pullers: 1 is as good as they are, 0
+// gives nothing. A bad mark fades, so that an unused source is tried again.
+class SourceHealth {
+ public:
+  // `relative`: the rate over the median of the sources of the same puller.
+  void observe(double relative, TimePoint now);
+  double at(TimePoint now) const;
+  bool slow(TimePoint now) const;
+
+ private:
+  double value_ = 1;
+  TimePoint seen_{};
+};
+
+// The standing of one node as a source, by the reports of its pullers. A lost source counts as
+// suspect for some seconds. One that served wrong bytes is in quarantine, twice as long each time.
+class SourceStanding {
+ public:
+  void lost(const Timing& timing, TimePoint now) { lost_until_ = now + timing.lost_report; }
+  bool is_lost(TimePoint now) const { return lost_until_ > now; }
+  void strike(const Incarnation& puller, const Timing& timing, TimePoint now);
+  TimePoint quarantined_until() const { return quarantined_until_; }
+  bool quarantined(TimePoint now) const { return quarantined_until_ > now; }
+  // This puller is among those that caused the quarantine.
+  bool struck_by(const Incarnation& puller) const { return struck_by_.contains(puller); }
+
+  SourceHealth health;
+
+ private:
+  TimePoint lost_until_{};
+  TimePoint quarantined_until_{};
+  std::set<Incarnation> struck_by_;
+  std::uint32_t strikes_ = 0;
+};
+
+}  // namespace rekindle::coordinator

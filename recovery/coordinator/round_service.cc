@@ -1,0 +1,116 @@
+#include "recovery/coordinator/round_service.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "recovery/coordinator/coordinator_wire.h"
+#include "recovery/coordinator/round_wire.h"
+#include "recovery/rpc/convert.h"
+
+namespace rekindle::coordinator {
+
+namespace {
+
+constexpr std::chrono::milliseconds kLongestWait{5000};
+constexpr std::chrono::milliseconds kLongestGather{600'000};
+// For callers that do not say how long they wait.
+constexpr Duration kGraceWait = std::chrono::milliseconds(2500);
+
+Duration wait_of(std::uint32_t wait_ms) {
+  return std::min<Duration>(std::chrono::milliseconds(wait_ms), kLongestWait);
+}
+
+}  // namespace
+
+RoundService::RoundService(boost::asio::any_io_executor executor, Core& core,
+                           std::function<Result<void>()> may_answer)
+    : core_(core), gate_(std::move(may_answer)), changed_(std::move(executor)) {}
+
+void RoundService::attach(rpc::RpcServer& server) {
+  gate_.serve(server, proto::COORDINATOR_ROUND, [this](rpc::Peer peer, std::string body) {
+    return report_round(std::move(peer), std::move(body));
+  });
+  gate_.serve(server, proto::COORDINATOR_BEGIN_UPDATE,
+              [this](const rpc::Peer&, std::string body) { return begin_update(std::move(body)); });
+  gate_.serve(server, proto::COORDINATOR_UPDATE_STATUS, [this](const rpc::Peer&, std::string body) {
+    return update_status(std::move(body));
+  });
+}
+
+void RoundService::wake_waiters() {
+  const std::uint64_t revision = core_.rounds().revision();
+  if (std::exchange(seen_revision_, revision) == revision) return;
+  log_.look(core_.rounds());
+  changed_.notify();
+}
+
+proto::RoundOrders RoundService::orders_of(const std::string& node_id) const {
+  return to_proto(core_.rounds().orders_for(node_id));
+}
+
+async::Task<Result<std::string>> RoundService::report_round(rpc::Peer peer, std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::RoundReport>(body));
+  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  CO_TRY(RoundReport report, from_proto(request));
+  report.wait = wait_of(request.wait_ms());
+  const TimePoint until = steady_now() + report.wait;
+  const bool heard_all = core_.rounds().revision() == request.seen();
+  const bool waits = request.wait_ms() > 0;
+  const std::string before = waits ? orders_of(report.node_id).SerializeAsString() : std::string();
+  CO_TRY_VOID(core_.report_round(report, steady_now()));
+  wake_waiters();
+  proto::RoundOrders orders = orders_of(report.node_id);
+  // Only a change of the orders for this node is a reason to answer it.
+  while (waits && heard_all && steady_now() < until && orders.SerializeAsString() == before) {
+    co_await changed_.wait_until(until);
+    orders = orders_of(report.node_id);
+  }
+  orders.set_revision(core_.rounds().revision());
+  co_return orders.SerializeAsString();
+}
+
+// Waits for the end of the grace: a round that began earlier would miss members that have yet to
+// report.
+async::Task<Result<std::string>> RoundService::begin_update(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::BeginUpdateRequest>(body));
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  CO_TRY_VOID(check_text("a group", request.group()));
+  const std::chrono::milliseconds gather(request.gather_ms());
+  if (gather > kLongestGather) {
+    co_return fail(ErrorCode::kInvalid, "update {}: gathering for {} ms; at most {} ms are allowed",
+                   id.to_string(), gather.count(), kLongestGather.count());
+  }
+  const Duration wait = request.wait_ms() == 0 ? kGraceWait : wait_of(request.wait_ms());
+  const TimePoint until = steady_now() + wait;
+  while (core_.fleet().grace.active(steady_now()) && steady_now() < until) {
+    co_await changed_.wait_until(std::min(until, core_.fleet().grace.until()));
+  }
+  CO_TRY(const RoundId round,
+         core_.begin_update(id, request.group(),
+                            gather.count() == 0 ? std::nullopt : std::optional<Duration>(gather),
+                            steady_now()));
+  wake_waiters();
+  proto::BeginUpdateResponse response;
+  response.set_round(round);
+  co_return response.SerializeAsString();
+}
+
+async::Task<Result<std::string>> RoundService::update_status(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::UpdateStatusRequest>(body));
+  const TimePoint until = steady_now() + wait_of(request.wait_ms());
+  for (;;) {
+    const Round* round = core_.rounds().find(request.round());
+    if (round == nullptr) {
+      co_return fail(ErrorCode::kNotFound,
+                     "round {} is not known here: the coordinator has started since, or the round "
+                     "was over long ago",
+                     request.round());
+    }
+    const TimePoint at = steady_now();
+    if (round->over() || at >= until) co_return to_proto(*round, at).SerializeAsString();
+    co_await changed_.wait_until(until);
+  }
+}
+
+}  // namespace rekindle::coordinator

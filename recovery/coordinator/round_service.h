@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/coordinator/answer_gate.h"
+#include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/round_log.h"
+#include "src/async/notifier.h"
+
+namespace rekindle::coordinator {
+
+// The calls of broadcast rounds, served from a Core. Each waits for a change, at most as long as
+// its caller wants and 5 s. On the executor's one thread; must outlive the server's close().
+class RoundService {
+ public:
+  RoundService(boost::asio::any_io_executor executor, Core& core,
+               std::function<Result<void>()> may_answer);
+  void attach(rpc::RpcServer& server);
+  // Time has passed in the core: calls that wait for a change of the rounds look again.
+  void wake_waiters();
+
+ private:
+  async::Task<Result<std::string>> begin_update(std::string body);
+  async::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
+  async::Task<Result<std::string>> update_status(std::string body);
+  proto::RoundOrders orders_of(const std::string& node_id) const;
+
+  Core& core_;
+  const AnswerGate gate_;
+  async::Notifier changed_;
+  std::uint64_t seen_revision_ = 0;
+  RoundLog log_;
+};
+
+}  // namespace rekindle::coordinator

@@ -1,0 +1,193 @@
+#include "recovery/coordinator/round_wire.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "recovery/coordinator/coordinator_wire.h"
+#include "recovery/rpc/convert.h"
+
+namespace rekindle::coordinator {
+
+namespace {
+
+constexpr int kMaxMembersPerReport = 4096;
+constexpr int kMaxCommunicatorsPerMember = 64;
+constexpr int kMaxIdsPerReport = 4096;
+constexpr std::size_t kMaxIdBytes = 4096;
+constexpr std::size_t kMaxReasonBytes = 512;
+
+constexpr WireEnum<RoundMemberState, proto::RoundMemberState, 7> kMemberStates{{
+    {RoundMemberState::kServing, proto::ROUND_SERVING},
+    {RoundMemberState::kJoined, proto::ROUND_JOINED},
+    {RoundMemberState::kSpreading, proto::ROUND_SPREADING},
+    {RoundMemberState::kAlone, proto::ROUND_ALONE},
+    {RoundMemberState::kFilled, proto::ROUND_FILLED},
+    {RoundMemberState::kReady, proto::ROUND_READY},
+    {RoundMemberState::kFailed, proto::ROUND_FAILED},
+}};
+constexpr WireEnum<PartyState, proto::PartyState, 3> kPartyStates{{
+    {PartyState::kMeeting, proto::PARTY_MEETING},
+    {PartyState::kSpreading, proto::PARTY_SPREADING},
+    {PartyState::kStopped, proto::PARTY_STOPPED},
+}};
+
+Result<RoundMember> from_proto(const proto::RoundMember& message) {
+  TRY_VOID(check_text("a group", message.group()));
+  TRY_VOID(check_text("an instance's name", message.instance()));
+  TRY_VOID(check_text("a device", message.device()));
+  if (message.communicators_size() > kMaxCommunicatorsPerMember) {
+    return fail(ErrorCode::kInvalid, "a round's member with {} communicators; {} are allowed",
+                message.communicators_size(), kMaxCommunicatorsPerMember);
+  }
+  RoundMember member;
+  member.session = message.session();
+  member.group = message.group();
+  member.instance = message.instance();
+  member.rank = message.rank();
+  TRY(member.id, rpc::from_proto(message.id()));
+  member.device = message.device();
+  const auto state = kMemberStates.from_wire(message.state());
+  if (!state) {
+    return fail(ErrorCode::kInvalid, "a round's member in state {}: not known",
+                static_cast<int>(message.state()));
+  }
+  member.state = *state;
+  member.round = message.round();
+  member.root = rpc::from_proto(message.root());
+  member.contents = rpc::from_proto(message.contents());
+  member.payload_bytes = message.payload_bytes();
+  member.bucket_bytes = message.bucket_bytes();
+  member.owner = message.owner();
+  for (const auto& name : message.communicators()) {
+    TRY_VOID(check_text("a communicator's name", name));
+    member.communicators.push_back(name);
+  }
+  member.spread_bytes = message.spread_bytes();
+  member.kept_bytes = message.kept_bytes();
+  member.why = message.why().substr(0, kMaxReasonBytes);
+  member.worker_lost = message.worker_lost();
+  return member;
+}
+
+proto::PartyOrder to_proto(const PartyOrder& party) {
+  proto::PartyOrder message;
+  message.set_party(party.party);
+  message.set_state(kPartyStates.to_wire(party.state));
+  message.set_make_id(party.make_id);
+  message.set_communicator(party.communicator);
+  message.set_id(party.id);
+  message.set_bucket_bytes(party.bucket_bytes);
+  message.set_ranks(party.ranks);
+  for (const std::uint32_t owner : party.owners) message.add_owners(owner);
+  for (const auto& place : party.members) {
+    auto& member = *message.add_members();
+    member.set_session(place.session);
+    member.set_rank(place.rank);
+  }
+  message.set_why(party.why);
+  return message;
+}
+
+// The reason why a place is not ready, or why the broadcast did not bring it everything.
+std::string why_of(const Round& round, const RoundPlace& place) {
+  if (!place.why.empty()) return place.why;
+  if (!place.last) return {};
+  if (place.last->round != round.number()) return place.ready() ? "it has it already" : "";
+  if (!place.last->why.empty()) return place.last->why;
+  if (place.party == 0) return place.aside;
+  const Party& party = round.parties()[place.party - 1];
+  return party.state == PartyState::kStopped && !place.filled() ? party.why : "";
+}
+
+std::uint64_t clamped_ms(Duration duration) {
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(milliseconds(duration), 0));
+}
+
+}  // namespace
+
+Result<RoundReport> from_proto(const proto::RoundReport& message) {
+  TRY_VOID(check_text("a node id", message.node_id()));
+  TRY_VOID(check_text("a device process's life", message.device_life()));
+  if (message.members_size() > kMaxMembersPerReport || message.ids_size() > kMaxIdsPerReport) {
+    return fail(ErrorCode::kInvalid,
+                "a round's report with {} members and {} ids; {} and {} are allowed",
+                message.members_size(), message.ids_size(), kMaxMembersPerReport, kMaxIdsPerReport);
+  }
+  RoundReport report;
+  report.node_id = message.node_id();
+  TRY(report.incarnation, Incarnation::from_bytes(message.incarnation()));
+  report.device_life = message.device_life();
+  report.sequence = message.sequence();
+  for (const auto& entry : message.members()) {
+    TRY(RoundMember member, from_proto(entry));
+    report.members.push_back(std::move(member));
+  }
+  for (const auto& entry : message.ids()) {
+    if (entry.id().size() > kMaxIdBytes) {
+      return fail(ErrorCode::kInvalid, "a communicator's id of {} bytes; {} are allowed",
+                  entry.id().size(), kMaxIdBytes);
+    }
+    report.ids.push_back(
+        {entry.round(), entry.party(), entry.id(), entry.problem().substr(0, kMaxReasonBytes)});
+  }
+  return report;
+}
+
+proto::RoundOrders to_proto(const std::vector<RoundOrder>& orders) {
+  proto::RoundOrders message;
+  for (const RoundOrder& order : orders) {
+    auto& round = *message.add_rounds();
+    round.set_round(order.round);
+    *round.mutable_id() = rpc::to_proto(order.id);
+    round.set_group(order.group);
+    round.set_gathering(order.gathering);
+    for (const PartyOrder& party : order.parties) *round.add_parties() = to_proto(party);
+  }
+  return message;
+}
+
+proto::RoundStatus to_proto(const Round& round, TimePoint now) {
+  proto::RoundStatus status;
+  status.set_round(round.number());
+  *status.mutable_id() = rpc::to_proto(round.id());
+  status.set_group(round.group());
+  status.set_phase(std::string(to_string(round.phase())));
+  std::map<RoundPhase, Duration> took = round.took();
+  if (!round.over()) took[round.phase()] += now - round.phase_began();
+  Duration elapsed{};
+  for (const auto& [phase, duration] : took) elapsed += duration;
+  status.set_elapsed_ms(clamped_ms(elapsed));
+  status.set_gather_ms(clamped_ms(took[RoundPhase::kGathering]));
+  status.set_meet_ms(clamped_ms(took[RoundPhase::kMeeting]));
+  status.set_spread_ms(clamped_ms(took[RoundPhase::kSpreading]));
+  status.set_load_ms(clamped_ms(took[RoundPhase::kLoading]));
+  for (const RoundPlace& place : round.places()) {
+    auto& member = *status.add_members();
+    member.set_node_id(place.node_id);
+    member.set_instance(place.instance);
+    member.set_rank(place.rank);
+    member.set_device(place.device);
+    member.set_state(std::string(place.state_name()));
+    member.set_why(why_of(round, place));
+    member.set_party(place.party);
+    if (!place.last || place.last->round != round.number()) continue;
+    member.set_bytes(place.last->payload_bytes);
+    member.set_spread_bytes(place.last->spread_bytes);
+    member.set_kept_bytes(place.last->kept_bytes);
+  }
+  return status;
+}
+
+std::vector<const Round*> rounds_to_show(const Rounds& rounds) {
+  std::map<std::pair<std::string, std::string>, RoundId> last;
+  for (const auto& [number, round] : rounds.all()) last[{round.id().model, round.group()}] = number;
+  std::vector<const Round*> shown;
+  for (const auto& [number, round] : rounds.all()) {
+    if (!round.over() || last.at({round.id().model, round.group()}) == number)
+      shown.push_back(&round);
+  }
+  return shown;
+}
+
+}  // namespace rekindle::coordinator
