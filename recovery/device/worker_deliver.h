@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "src/bucket/pipeline.h"
-#include "src/bucket/wire.h"
+#include "src/bucket/bucket_messages.h"
 #include "src/ipc/channel.h"
 
 namespace rekindle::device {
 
-// The pipeline's last stage: a worker at the other end of a socket (src/bucket/wire.h). It is
+// The pipeline's last stage: a worker at the other end of a socket (src/bucket/bucket_messages.h). It is
 // trusted with nothing: one that breaks the rules, hangs or dies fails its own session. The
 // session's thread only.
 class WorkerDeliver final : public bucket::Deliver {

@@ -34,7 +34,8 @@ Result<AttachRequest> request_of(const rk_attach_options& options) {
   TRY(ModelRef model, ModelRef::parse(options.model));
   AttachRequest request;
   request.model = std::move(model.model);
-  request.version = model.version;
+  request.latest = !model.version;
+  request.version = model.version.value_or(0);
   request.shard = text(options.shard);
   request.spec_json = text(options.spec_json);
   request.instance = text(options.instance);

@@ -11,7 +11,7 @@
 
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
-#include "src/client/wire.h"
+#include "src/client/agent_messages.h"
 
 namespace rekindle::client {
 

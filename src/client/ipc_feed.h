@@ -4,14 +4,14 @@
 #include <memory>
 #include <vector>
 
-#include "src/bucket/wire.h"
+#include "src/bucket/bucket_messages.h"
 #include "src/client/bucket_feed.h"
 #include "src/ipc/channel.h"
 
 namespace rekindle::client {
 
 // Buckets that the host's device process fills: memory and events of another process, opened here,
-// and the channel (src/bucket/wire.h) on which the two take turns.
+// and the channel (src/bucket/bucket_messages.h) on which the two take turns.
 class IpcFeed final : public BucketFeed {
  public:
   static Result<std::unique_ptr<IpcFeed>> create(bucket::Device& device, bucket::Stream& stream,

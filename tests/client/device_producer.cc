@@ -7,7 +7,7 @@
 #include "src/bucket/double_device.h"
 #include "src/bucket/pipeline.h"
 #include "src/bucket/segment_fetch.h"
-#include "src/bucket/wire.h"
+#include "src/bucket/bucket_messages.h"
 #include "src/ipc/channel.h"
 
 namespace rekindle::client::testing {

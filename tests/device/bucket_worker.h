@@ -10,7 +10,7 @@
 
 #include "src/bucket/contents.h"
 #include "src/bucket/device.h"
-#include "src/bucket/wire.h"
+#include "src/bucket/bucket_messages.h"
 #include "src/ipc/channel.h"
 #include "tests/bucket/sample.h"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "recovery/worker/wire.h"
-#include "src/client/wire.h"
+#include "src/client/agent_messages.h"
 #include "src/ipc/frame.h"
 #include "tests/fuzz/fuzz_check.h"
 

@@ -12,9 +12,9 @@
 #include "src/base/result.h"
 #include "src/bucket/contents.h"
 
-// proto/worker.proto as plain structures, read and written without libprotobuf: a worker is often a
-// Python process that has another one loaded. Field numbers are those of the .proto file;
-// tests/client/wire_test.cc compares with the generated code.
+// proto/worker.proto as plain structures. They are read and written without libprotobuf, because a
+// worker is often a Python process that has another libprotobuf loaded. The field numbers are those
+// of the .proto file; tests/client/agent_messages_test.cc compares with the generated code.
 namespace rekindle::client {
 
 using WantedBox = bucket::NamedBox;
@@ -30,7 +30,8 @@ struct HelloRequest {
 };
 struct AttachRequest {
   std::string model;
-  std::optional<std::uint64_t> version;  // nullopt: the latest
+  bool latest = false;
+  std::uint64_t version = 0;  // when not `latest`
   std::string shard;
   std::string spec_json;
   std::vector<WantedBox> boxes;
@@ -39,9 +40,12 @@ struct AttachRequest {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   std::string fallback_dir;
-  std::string device;              // id of the one that buckets shall land on; "": none
-  std::uint64_t bucket_bytes = 0;  // 0: the agent's choice
-  std::string group;               // whose rounds it takes part in; "": none
+  // Id of the device on which buckets shall land; "": none.
+  std::string device;
+  // 0: the agent chooses.
+  std::uint64_t bucket_bytes = 0;
+  // The worker takes part in the rounds of this group; "": in none.
+  std::string group;
 };
 struct LoadedRequest {
   std::uint64_t bytes = 0;
@@ -64,10 +68,12 @@ struct PublishCommitRequest {};
 struct PublishAbandonRequest {};
 struct UpdateRequest {
   ModelVersion id;
-  std::string group;  // "": all
+  // "": all groups.
+  std::string group;
   std::uint32_t gather_ms = 0;
 };
 
+// In the order of the numbers of WorkerFrame.kind.
 using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
                              WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
                              PublishAbandonRequest, UpdateRequest>;
@@ -75,7 +81,8 @@ using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachR
 struct RequestHeader {
   std::uint64_t call = 0;
   std::uint64_t session = 0;
-  std::uint32_t deadline_ms = 0;  // 0: none
+  // 0: none.
+  std::uint32_t deadline_ms = 0;
 };
 std::string encode(const RequestHeader& header, const Request& request);
 
@@ -95,7 +102,8 @@ struct AttachedReply {
   TileRuns ready;
   std::string rung;
   std::vector<WantedBox> wanted;
-  bool device_channel = false;  // the last descriptor is a socket for src/bucket/wire.h
+  // The last descriptor is a socket that speaks src/bucket/bucket_messages.h.
+  bool device_channel = false;
   std::string no_device_channel;
 };
 struct TilesReady {
@@ -123,21 +131,25 @@ struct UpdatedReply {
   std::uint32_t ready = 0;
   std::uint32_t by_broadcast = 0;
   std::uint64_t elapsed_ms = 0;
-  std::string why;  // of the first that is not ready
+  // Why the first worker that is not ready is not.
+  std::string why;
 };
 
+// In the order of the numbers of AgentFrame.kind.
 using Reply =
     std::variant<std::monostate, HelloReply, AttachedReply, TilesReady, CommittedReply, NewVersion,
                  PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply>;
 
 struct AgentMessage {
-  std::uint64_t call = 0;  // 0: an event of `session`
+  // 0: an event of `session`.
+  std::uint64_t call = 0;
   std::uint64_t session = 0;
   std::uint32_t descriptors = 0;
-  std::optional<Error> error;  // else `reply` is set
+  // Either `error` or `reply` is set.
+  std::optional<Error> error;
   Reply reply;
 };
-// kInvalid: malformed, or neither an error nor a reply that this library knows.
+// kInvalid: the frame is malformed, or has neither an error nor a reply that this library knows.
 Result<AgentMessage> decode(std::string_view frame);
 
 }  // namespace rekindle::client

@@ -1,5 +1,5 @@
-// src/client/wire.h against the generated code of proto/worker.proto.
-#include "src/client/wire.h"
+// src/client/agent_messages.h against the generated code of proto/worker.proto.
+#include "src/client/agent_messages.h"
 
 #include <random>
 
@@ -28,7 +28,7 @@ T decoded(const proto::AgentFrame& frame) {
   return std::get<T>(message->reply);
 }
 
-TEST(Wire, RequestsAreReadByTheGeneratedCode) {
+TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   const auto hello = parsed({1, 0, 0}, HelloRequest{1, 3, "librekindle 0.1.0", 77});
   EXPECT_EQ(hello.call(), 1u);
   EXPECT_EQ(hello.hello().protocol_min(), 1u);
@@ -37,7 +37,7 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(hello.hello().pid(), 77u);
 
   AttachRequest request{.model = "m",
-                        .version = std::nullopt,
+                        .latest = true,
                         .shard = "tp=0/2",
                         .spec_json = "{}",
                         .boxes = {{"w", {0, std::uint64_t{1} << 40}, {3, 4}}, {"v", {}, {}}},
@@ -69,6 +69,7 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(attach.attach().device(), "GPU-6f2c");
   EXPECT_EQ(attach.attach().bucket_bytes(), std::uint64_t{1} << 40);
   EXPECT_EQ(attach.attach().group(), "chat");
+  request.latest = false;
   request.version = 9;
   attach = parsed({2, 3, 4000}, request);
   EXPECT_FALSE(attach.attach().latest());
@@ -93,7 +94,7 @@ TEST(Wire, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(update.update().gather_ms(), 1500u);
 }
 
-TEST(Wire, RepliesOfTheGeneratedCodeAreRead) {
+TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   proto::AgentFrame frame;
   frame.set_call(11);
   frame.set_session(12);
@@ -177,7 +178,7 @@ TEST(Wire, RepliesOfTheGeneratedCodeAreRead) {
   EXPECT_EQ(updated.why, "rank 1 of i on b: died");
 }
 
-TEST(Wire, ErrorsKeepTheirCode) {
+TEST(AgentMessages, ErrorsKeepTheirCode) {
   for (int code = proto::STATUS_INVALID; code <= proto::STATUS_INTERNAL; ++code) {
     proto::AgentFrame frame;
     frame.mutable_error()->set_code(static_cast<proto::StatusCode>(code));
@@ -189,7 +190,7 @@ TEST(Wire, ErrorsKeepTheirCode) {
   }
 }
 
-TEST(Wire, EveryCutOfAMessageIsAnErrorOrAMessage) {
+TEST(AgentMessages, EveryCutOfAMessageIsAnErrorOrAMessage) {
   proto::AgentFrame frame;
   frame.set_call(1);
   frame.mutable_attached()->set_layout(std::string(300, 'x'));
@@ -205,13 +206,13 @@ TEST(Wire, EveryCutOfAMessageIsAnErrorOrAMessage) {
   EXPECT_TRUE(decode(bytes));
 }
 
-TEST(Wire, UnequalRunsAreRefused) {
+TEST(AgentMessages, UnequalRunsAreRefused) {
   proto::AgentFrame frame;
   frame.mutable_ready()->mutable_ready()->add_begin(1);
   EXPECT_FALSE(decode(frame.SerializeAsString()));
 }
 
-TEST(Wire, GarbageNeverDoesMoreThanFail) {
+TEST(AgentMessages, GarbageNeverDoesMoreThanFail) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

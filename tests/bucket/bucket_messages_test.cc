@@ -1,5 +1,5 @@
-// src/bucket/wire.h against the generated code of proto/bucket.proto.
-#include "src/bucket/wire.h"
+// src/bucket/bucket_messages.h against the generated code of proto/bucket.proto.
+#include "src/bucket/bucket_messages.h"
 
 #include <random>
 
@@ -41,7 +41,7 @@ T decoded(const Frame& frame, std::vector<UniqueFd> descriptors = {}) {
   return std::get<T>(std::move(*message));
 }
 
-TEST(BucketWire, WhatIsWrittenIsReadByTheGeneratedCode) {
+TEST(BucketMessages, WhatIsWrittenIsReadByTheGeneratedCode) {
   BuffersMessage buffers{.bucket_bytes = 64u << 20,
                          .memory_bytes = kLarge,
                          .memory = {std::string("mem\0ory", 7), {}},
@@ -77,7 +77,7 @@ TEST(BucketWire, WhatIsWrittenIsReadByTheGeneratedCode) {
   EXPECT_EQ(released.released().sequence(), 5u);
 }
 
-TEST(BucketWire, WhatTheGeneratedCodeWritesIsRead) {
+TEST(BucketMessages, WhatTheGeneratedCodeWritesIsRead) {
   Frame frame;
   auto& buffers = *frame.mutable_buffers();
   buffers.set_bucket_bytes(3);
@@ -120,7 +120,7 @@ TEST(BucketWire, WhatTheGeneratedCodeWritesIsRead) {
   EXPECT_EQ(decoded<FailedMessage>(frame).error.code(), ErrorCode::kInternal);
 }
 
-TEST(BucketWire, DescriptorsGoToTheHandlesThatHaveOne) {
+TEST(BucketMessages, DescriptorsGoToTheHandlesThatHaveOne) {
   BuffersMessage buffers;
   buffers.memory = {"memory", a_file()};
   buffers.filled.push_back({"first", {}});
@@ -150,7 +150,7 @@ TEST(BucketWire, DescriptorsGoToTheHandlesThatHaveOne) {
   EXPECT_EQ(file_of(std::get<OpenedMessage>(*message).released.at(0).fd), released);
 }
 
-TEST(BucketWire, TooFewAndTooManyDescriptorsAreRefused) {
+TEST(BucketMessages, TooFewAndTooManyDescriptorsAreRefused) {
   Frame frame;
   frame.mutable_opened()->add_released()->set_with_descriptor(true);
   EXPECT_EQ(decode(frame.SerializeAsString(), {}).error().code(), ErrorCode::kInvalid);
@@ -164,7 +164,7 @@ TEST(BucketWire, TooFewAndTooManyDescriptorsAreRefused) {
   EXPECT_EQ(decode(frame.SerializeAsString(), std::move(one)).error().code(), ErrorCode::kInvalid);
 }
 
-TEST(BucketWire, WhatDoesNotFitIsRefused) {
+TEST(BucketMessages, WhatDoesNotFitIsRefused) {
   Frame frame;
   EXPECT_FALSE(decode(frame.SerializeAsString(), {})) << "no kind";
   EXPECT_FALSE(decode(std::string("\x7a\x00", 2), {})) << "kind 15";
@@ -198,7 +198,7 @@ std::vector<Encoded> one_of_each() {
   return all;
 }
 
-TEST(BucketWire, EveryCutOfAMessageIsAnError) {
+TEST(BucketMessages, EveryCutOfAMessageIsAnError) {
   for (const Encoded& encoded : one_of_each()) {
     const std::string_view body = encoded.body;
     for (std::size_t size = 0; size < body.size(); ++size) {
@@ -208,7 +208,7 @@ TEST(BucketWire, EveryCutOfAMessageIsAnError) {
   }
 }
 
-TEST(BucketWire, DamageNeverDoesMoreThanFail) {
+TEST(BucketMessages, DamageNeverDoesMoreThanFail) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

@@ -9,34 +9,43 @@
 #include "src/bucket/device.h"
 #include "src/bucket/plan.h"
 
-// proto/bucket.proto as plain structures: what a worker and the process that fills its buckets say
-// to each other, on frames of src/ipc. Read and written without libprotobuf, as src/client/wire.h.
+// proto/bucket.proto as plain structures: the messages between a worker and the process that fills
+// its buckets, in frames of src/ipc. Neither end needs libprotobuf to read or write them.
 namespace rekindle::bucket {
 
 // --- producer -> worker
-struct BuffersMessage {  // first and once: the buckets' memory, and per slot the event of its
-                         // filling
+
+// Comes first, once.
+struct BuffersMessage {
   std::uint64_t bucket_bytes = 0;
-  std::uint64_t memory_bytes = 0;  // of the allocation; slot i is at i * bucket_bytes
+  // Size of the allocation. Slot i begins at i * bucket_bytes.
+  std::uint64_t memory_bytes = 0;
   Handle memory;
+  // Per slot, the event behind which the slot is filled.
   std::vector<Handle> filled;
   std::string warning;
 };
 struct FilledMessage {
   std::uint32_t slot = 0;
-  std::uint64_t sequence = 0;  // counts buckets from 0
+  // Counts buckets from 0.
+  std::uint64_t sequence = 0;
   std::vector<Part> parts;
 };
-struct FinishedMessage {
-};                      // all was delivered and released: close what was opened, then the socket
-struct FailedMessage {  // either way: no more will come
+// Every bucket was delivered and released: the worker closes the handles, then the socket.
+struct FinishedMessage {};
+// Either end sends it. No more messages follow.
+struct FailedMessage {
   Error error;
 };
+
 // --- worker -> producer
-struct OpenedMessage {  // per slot the event behind which the worker has read it
+
+struct OpenedMessage {
+  // Per slot, the event behind which the worker has read the slot.
   std::vector<Handle> released;
 };
-struct ReleasedMessage {  // its reads are queued before the slot's event
+// The worker's reads are queued before the slot's event.
+struct ReleasedMessage {
   std::uint32_t slot = 0;
   std::uint64_t sequence = 0;
 };
@@ -49,7 +58,7 @@ struct Encoded {
   std::vector<UniqueFd> descriptors;
 };
 Encoded encode(Message message);
-// kInvalid: malformed, too few or too many descriptors, or a message that this build does not know.
+// kInvalid: a malformed message, an unknown one, too few or too many descriptors.
 Result<Message> decode(std::string_view body, std::vector<UniqueFd> descriptors);
 
 }  // namespace rekindle::bucket

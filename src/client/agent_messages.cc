@@ -1,0 +1,149 @@
+#include "src/client/agent_messages.h"
+
+#include "src/bucket/proto_fields.h"
+
+namespace rekindle {
+
+constexpr auto fields_of(const ModelVersion*) {
+  return pbf::fields(pbf::field(1, &ModelVersion::model), pbf::field(2, &ModelVersion::version));
+}
+
+namespace bucket {
+
+constexpr auto fields_of(const NamedBox*) {
+  return pbf::fields(pbf::field(1, &NamedBox::tensor), pbf::field(2, &NamedBox::offset),
+                     pbf::field(3, &NamedBox::extent));
+}
+
+}  // namespace bucket
+
+// TileRanges has the begins in one list and the ends in another.
+struct TileRanges {
+  std::vector<std::uint64_t> begin;
+  std::vector<std::uint64_t> end;
+};
+constexpr auto fields_of(const TileRanges*) {
+  return pbf::fields(pbf::field(1, &TileRanges::begin), pbf::field(2, &TileRanges::end));
+}
+
+template <>
+struct pbf::Codec<bucket::TileRuns> {
+  static constexpr auto kWire = pbf_wire_type::length_delimited;
+  static void add(pbf_writer& out, pbf_tag_type number, const bucket::TileRuns& runs) {
+    TileRanges ranges;
+    for (const auto& [begin, end] : runs) {
+      ranges.begin.push_back(begin);
+      ranges.end.push_back(end);
+    }
+    Codec<TileRanges>::add(out, number, ranges);
+  }
+  static void take(pbf_reader& in, bucket::TileRuns& runs) {
+    TileRanges ranges;
+    Codec<TileRanges>::take(in, ranges);
+    if (ranges.begin.size() != ranges.end.size()) throw Refused("ranges of tiles without an end");
+    for (std::size_t i = 0; i < ranges.begin.size(); ++i) {
+      runs.emplace_back(static_cast<TileIndex>(ranges.begin[i]),
+                        static_cast<TileIndex>(ranges.end[i]));
+    }
+  }
+};
+
+namespace client {
+
+using pbf::field;
+using pbf::fields;
+
+constexpr pbf::pbf_tag_type kFirstKind = 10;
+
+// --- worker -> agent
+
+constexpr auto fields_of(const RequestHeader*) {
+  return fields(field(1, &RequestHeader::call), field(2, &RequestHeader::session),
+                field(3, &RequestHeader::deadline_ms));
+}
+constexpr auto fields_of(const HelloRequest*) {
+  return fields(field(1, &HelloRequest::protocol_min), field(2, &HelloRequest::protocol_max),
+                field(3, &HelloRequest::software), field(4, &HelloRequest::pid));
+}
+constexpr auto fields_of(const AttachRequest*) {
+  using Attach = AttachRequest;
+  return fields(field(1, &Attach::model), field(2, &Attach::latest), field(3, &Attach::version),
+                field(4, &Attach::shard), field(5, &Attach::spec_json), field(6, &Attach::boxes),
+                field(7, &Attach::instance), field(8, &Attach::generation), field(9, &Attach::rank),
+                field(10, &Attach::world), field(11, &Attach::fallback_dir),
+                field(13, &Attach::device), field(14, &Attach::bucket_bytes),
+                field(15, &Attach::group));
+}
+constexpr auto fields_of(const LoadedRequest*) { return fields(field(1, &LoadedRequest::bytes)); }
+constexpr auto fields_of(const DetachRequest*) { return fields(); }
+constexpr auto fields_of(const WatchRequest*) { return fields(field(1, &WatchRequest::have)); }
+constexpr auto fields_of(const PingRequest*) { return fields(); }
+constexpr auto fields_of(const PublishTensor*) {
+  return fields(field(1, &PublishTensor::name), field(2, &PublishTensor::dtype),
+                field(3, &PublishTensor::shape));
+}
+constexpr auto fields_of(const PublishBeginRequest*) {
+  return fields(field(1, &PublishBeginRequest::id), field(2, &PublishBeginRequest::tensors));
+}
+constexpr auto fields_of(const PublishCommitRequest*) { return fields(); }
+constexpr auto fields_of(const PublishAbandonRequest*) { return fields(); }
+constexpr auto fields_of(const UpdateRequest*) {
+  return fields(field(1, &UpdateRequest::id), field(2, &UpdateRequest::group),
+                field(3, &UpdateRequest::gather_ms));
+}
+
+// --- agent -> worker
+
+constexpr auto fields_of(const HelloReply*) {
+  return fields(field(1, &HelloReply::protocol), field(3, &HelloReply::client),
+                field(4, &HelloReply::ping_interval_ms), field(5, &HelloReply::silence_ms));
+}
+constexpr auto fields_of(const AttachedReply*) {
+  using Attached = AttachedReply;
+  return fields(field(1, &Attached::id), field(3, &Attached::layout),
+                field(4, &Attached::tensor_set), field(5, &Attached::segment_bytes),
+                field(6, &Attached::ready), field(7, &Attached::rung), field(8, &Attached::wanted),
+                field(9, &Attached::device_channel), field(10, &Attached::no_device_channel));
+}
+constexpr auto fields_of(const TilesReady*) {
+  return fields(field(1, &TilesReady::ready), field(4, &TilesReady::complete),
+                field(5, &TilesReady::rung));
+}
+constexpr auto fields_of(const CommittedReply*) { return fields(field(1, &CommittedReply::id)); }
+constexpr auto fields_of(const NewVersion*) { return fields(field(1, &NewVersion::id)); }
+constexpr auto fields_of(const PongReply*) { return fields(); }
+constexpr auto fields_of(const PublishBegunReply*) {
+  return fields(field(1, &PublishBegunReply::layout), field(2, &PublishBegunReply::segment_bytes));
+}
+constexpr auto fields_of(const PublishedReply*) { return fields(field(1, &PublishedReply::id)); }
+constexpr auto fields_of(const DoneReply*) { return fields(); }
+constexpr auto fields_of(const UpdatedReply*) {
+  using Updated = UpdatedReply;
+  return fields(field(1, &Updated::members), field(2, &Updated::ready),
+                field(3, &Updated::by_broadcast), field(4, &Updated::elapsed_ms),
+                field(5, &Updated::why));
+}
+constexpr auto fields_of(const AgentMessage*) {
+  return fields(field(1, &AgentMessage::call), field(2, &AgentMessage::session),
+                field(3, &AgentMessage::descriptors), field(4, &AgentMessage::error),
+                pbf::one_of(kFirstKind, &AgentMessage::reply));
+}
+
+std::string encode(const RequestHeader& header, const Request& request) {
+  std::string bytes = pbf::serialize(header);
+  protozero::pbf_writer out(bytes);
+  pbf::add_kind(out, kFirstKind, request);
+  return bytes;
+}
+
+Result<AgentMessage> decode(std::string_view frame) {
+  TRY(AgentMessage message, pbf::parse<AgentMessage>(frame, "frame"));
+  if (!message.error && message.reply.index() == 0) {
+    return fail(ErrorCode::kInvalid, "a frame of {} bytes without a known kind", frame.size());
+  }
+  return message;
+}
+
+}  // namespace client
+
+}  // namespace rekindle
