@@ -14,11 +14,11 @@
 
 #include "proto/device.pb.h"
 #include "recovery/device/child.h"
-#include "recovery/device/connection.h"
 #include "recovery/device/options.h"
 #include "recovery/device/order.h"
 #include "src/async/task_group.h"
 #include "src/bucket/contents.h"
+#include "src/ipc/framed_socket.h"
 
 namespace rekindle::device {
 
@@ -122,9 +122,9 @@ class DeviceLink {
   // Also of sessions that were ended; all of them until a process that ends was reaped.
   std::map<std::uint64_t, std::shared_ptr<const void>> lent_;
   std::set<std::uint64_t> spreading_;  // that were ordered to, ended or not; SpreadOver comes
-  std::map<std::uint64_t, TimePoint> stopping_;  // of spreading_: when they were told to stop
-  std::set<std::uint64_t> ids_;                  // of meetings, that were asked for
-  std::shared_ptr<Connection> connection_;       // null: no process
+  std::map<std::uint64_t, TimePoint> stopping_;    // of spreading_: when they were told to stop
+  std::set<std::uint64_t> ids_;                    // of meetings, that were asked for
+  std::shared_ptr<ipc::FramedSocket> connection_;  // null: no process
   TimePoint life_began_{};
   std::optional<TimePoint> greeted_;  // in this life
   TimePoint heard_{};                 // of it

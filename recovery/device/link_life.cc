@@ -87,8 +87,11 @@ async::Task<Error> DeviceLink::live() {
   auto channel = ipc::Channel::adopt((*child)->take_socket(), 0);
   if (!channel) co_return std::move(channel).error();
   status_.pid = static_cast<std::uint32_t>((*child)->pid());
-  connection_ = std::make_shared<Connection>(executor_, std::move(*channel));
-  Connection::OnFrame on_frame = [this](const std::string& body) { return this->on_frame(body); };
+  connection_ = std::make_shared<ipc::FramedSocket>(
+      executor_, std::move(*channel), ipc::FramedSocketOptions{.max_queued_bytes = 64u << 20});
+  ipc::FramedSocket::OnFrame on_frame = [this](const ipc::Frame& frame) {
+    return this->on_frame(frame.body);
+  };
   Error why = co_await connection_->run(std::move(on_frame));
   connection_.reset();
   status_.state = LinkStatus::State::kRestarting;

@@ -29,7 +29,6 @@ namespace rekindle::device {
 
 namespace {
 
-constexpr int kReadsAtOnce = 16;
 constexpr std::chrono::milliseconds kHoldLook{20};
 constexpr std::chrono::milliseconds kLastWords{500};
 constexpr std::chrono::hours kIdle{1};
@@ -165,24 +164,17 @@ void Process::wait() {
 
 // False: the agent's end.
 Result<bool> Process::receive() {
-  for (int i = 0; i < kReadsAtOnce; ++i) {
-    auto got = agent_.receive_some(steady_now());
-    if (!got && got.error().code() == ErrorCode::kPeerLost) return false;
-    if (!got) return fail(std::move(got).error());
-    if (*got == ipc::Received::kEnd) return false;
-    if (*got == ipc::Received::kNothing) break;
-    for (;;) {
-      TRY(auto frame, agent_.next());
-      if (!frame) break;
-      proto::AgentToDevices parsed;
-      if (!parsed.ParseFromString(frame->body)) {
-        return fail(ErrorCode::kInvalid, "a malformed frame of {} bytes from the agent",
-                    frame->body.size());
-      }
-      TRY_VOID(on_frame(parsed, std::move(frame->descriptors)));
+  auto received = agent_.receive_frames(steady_now(), [this](ipc::Frame frame) -> Result<void> {
+    proto::AgentToDevices parsed;
+    if (!parsed.ParseFromString(frame.body)) {
+      return fail(ErrorCode::kInvalid, "a malformed frame of {} bytes from the agent",
+                  frame.body.size());
     }
-  }
-  return true;
+    return on_frame(parsed, std::move(frame.descriptors));
+  });
+  if (!received && received.error().code() == ErrorCode::kPeerLost) return false;
+  if (!received) return fail(std::move(received).error());
+  return *received != ipc::Received::kEnd;
 }
 
 Result<void> Process::on_frame(const proto::AgentToDevices& frame,

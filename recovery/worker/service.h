@@ -15,7 +15,7 @@
 
 #include "proto/agent.pb.h"
 #include "recovery/rpc/listener.h"
-#include "recovery/worker/client.h"
+#include "recovery/worker/worker_client.h"
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/host.h"
 #include "recovery/worker/instances.h"

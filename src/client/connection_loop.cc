@@ -14,12 +14,6 @@
 // What the connection's own thread does.
 namespace rekindle::client {
 
-namespace {
-
-constexpr int kMaxReadsPerTurn = 16;
-
-}  // namespace
-
 Result<void> Connection::begin() {
   wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) return fail_errno(errno, "create an eventfd");
@@ -83,39 +77,29 @@ Result<void> Connection::send_outgoing() {
 }
 
 Result<void> Connection::read_frames() {
-  for (int i = 0; i < kMaxReadsPerTurn; ++i) {
-    const TimePoint now = SteadyClock().now();
-    TRY(const ipc::Received received, channel_.receive_some(now));
-    if (received == ipc::Received::kNothing) return {};
-    if (received == ipc::Received::kEnd) {
-      return fail(ErrorCode::kPeerLost,
-                  "the agent has closed the connection: it was stopped or killed; connect again");
-    }
-    last_heard_ = now;
-    while (true) {
-      auto frame = channel_.next();
-      if (!frame) {
-        return fail(ErrorCode::kPeerLost, "the agent broke the protocol: {}",
-                    frame.error().message());
-      }
-      if (!*frame) break;
-      TRY_VOID(dispatch(std::move(**frame)));
-    }
+  const TimePoint now = SteadyClock().now();
+  auto received =
+      channel_.receive_frames(now, [this](ipc::Frame frame) { return dispatch(std::move(frame)); });
+  if (!received && received.error().code() == ErrorCode::kInvalid) {
+    return fail(ErrorCode::kPeerLost, "the agent broke the protocol: {}",
+                received.error().message());
   }
+  if (!received) return fail(std::move(received).error());
+  if (*received == ipc::Received::kEnd) {
+    return fail(ErrorCode::kPeerLost,
+                "the agent has closed the connection: it was stopped or killed; connect again");
+  }
+  if (*received == ipc::Received::kSomething) last_heard_ = now;
   return {};
 }
 
 Result<void> Connection::dispatch(ipc::Frame frame) {
-  auto agent = decode(frame.body);
-  if (!agent) {
-    return fail(ErrorCode::kPeerLost, "the agent broke the protocol: {}", agent.error().message());
+  TRY(AgentMessage agent, decode(frame.body));
+  if (agent.descriptors != frame.descriptors.size()) {
+    return fail(ErrorCode::kInvalid, "{} descriptors came with a message that names {}",
+                frame.descriptors.size(), agent.descriptors);
   }
-  if (agent->descriptors != frame.descriptors.size()) {
-    return fail(ErrorCode::kPeerLost,
-                "the agent broke the protocol: {} descriptors came with a message that names {}",
-                frame.descriptors.size(), agent->descriptors);
-  }
-  deliver({std::move(*agent), std::move(frame.descriptors)});
+  deliver({std::move(agent), std::move(frame.descriptors)});
   return {};
 }
 

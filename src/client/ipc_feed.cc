@@ -88,20 +88,19 @@ Result<std::optional<FilledBucket>> IpcFeed::poll(TimePoint now) {
 }
 
 Result<void> IpcFeed::receive(TimePoint now) {
-  while (!ended_) {
-    auto frame = channel_.next();
-    if (!frame) return broken(frame.error().message());
-    if (*frame) {
-      auto message = bucket::decode((*frame)->body, std::move((*frame)->descriptors));
-      if (!message) return broken(message.error().message());
-      TRY_VOID(apply(std::move(*message)));
-      continue;
-    }
-    TRY(const auto received, channel_.receive_some(now));
-    if (received == ipc::Received::kEnd) return fail(ErrorCode::kPeerLost, "it has ended");
-    if (received == ipc::Received::kNothing) break;
-  }
+  auto received = channel_.receive_frames(now, [this](ipc::Frame frame) -> Result<void> {
+    if (ended_) return {};
+    auto message = bucket::decode(frame.body, std::move(frame.descriptors));
+    if (!message) return broken(message.error().message());
+    return apply(std::move(*message));
+  });
   if (ended_) return {};
+  // The frames themselves are malformed.
+  if (!received && received.error().code() == ErrorCode::kInvalid) {
+    return broken(received.error().message());
+  }
+  if (!received) return fail(std::move(received).error());
+  if (*received == ipc::Received::kEnd) return fail(ErrorCode::kPeerLost, "it has ended");
   // What cannot be sent any more will be seen as the end of what can be received.
   if (channel_.wants_to_send()) (void)channel_.send_some(now);
   return channel_.check_deadline(now);

@@ -14,6 +14,8 @@ namespace rekindle::ipc {
 namespace {
 
 constexpr std::size_t kReadBytes = 64u << 10;
+// One connection does not starve the others of its thread.
+constexpr int kReadsAtOnce = 16;
 
 std::vector<UniqueFd> descriptors_of(msghdr& message) {
   std::vector<UniqueFd> out;
@@ -67,6 +69,23 @@ Result<Received> Channel::receive_some(TimePoint now) {
   if (got == 0) return Received::kEnd;
   reader_.feed({bytes.data(), static_cast<std::size_t>(got)}, std::move(descriptors), now);
   return Received::kSomething;
+}
+
+Result<Received> Channel::receive_frames(TimePoint now,
+                                         const std::function<Result<void>(Frame frame)>& on_frame) {
+  Received all = Received::kNothing;
+  for (int i = 0; i < kReadsAtOnce; ++i) {
+    TRY(const Received received, receive_some(now));
+    if (received == Received::kNothing) break;
+    all = received;
+    if (received == Received::kEnd) break;
+    while (true) {
+      TRY(auto frame, next());
+      if (!frame) break;
+      TRY_VOID(on_frame(std::move(*frame)));
+    }
+  }
+  return all;
 }
 
 std::optional<TimePoint> Channel::deadline() const {

@@ -1,4 +1,4 @@
-#include "recovery/device/connection.h"
+#include "src/ipc/framed_socket.h"
 
 #include <utility>
 
@@ -7,33 +7,36 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-namespace rekindle::device {
+namespace rekindle::ipc {
 
 namespace asio = boost::asio;
 
-namespace {
-constexpr int kReadsPerWake = 16;
-constexpr std::size_t kMostQueuedBytes = 64u << 20;
-}  // namespace
+FramedSocket::FramedSocket(const asio::any_io_executor& executor, Channel channel,
+                           FramedSocketOptions options)
+    : descriptor_(executor),
+      channel_(std::move(channel)),
+      options_(std::move(options)),
+      last_heard_(steady_now()),
+      why_(options_.at_end) {}
 
-Connection::~Connection() {
+FramedSocket::~FramedSocket() {
   if (descriptor_.is_open()) (void)descriptor_.release();
 }
 
-async::Task<Error> Connection::run(OnFrame on_frame) {
+async::Task<Error> FramedSocket::run(OnFrame on_frame) {
   const auto self = shared_from_this();
   boost::system::error_code assigned;
   descriptor_.assign(channel_.fd(), assigned);
-  if (assigned) close(errno_error(assigned.value(), "watch the device process' socket"));
+  if (assigned) close(errno_error(assigned.value(), "watch a unix socket"));
   while (!closed_) {
     boost::system::error_code error;
     co_await descriptor_.async_wait(asio::posix::stream_descriptor::wait_read,
                                     asio::redirect_error(asio::use_awaitable, error));
     if (closed_ || error) break;
-    auto more = read_some(on_frame);
-    if (!more) {
-      close(std::move(more).error());
-    } else if (!*more) {
+    auto received = read_frames(on_frame);
+    if (!received) {
+      close(std::move(received).error());
+    } else if (*received == Received::kEnd) {
       break;
     }
   }
@@ -42,25 +45,20 @@ async::Task<Error> Connection::run(OnFrame on_frame) {
   co_return why_;
 }
 
-// False: the other end of the stream has gone.
-Result<bool> Connection::read_some(const OnFrame& on_frame) {
-  for (int i = 0; i < kReadsPerWake && !closed_; ++i) {
-    TRY(const auto received, channel_.receive_some(SteadyClock().now()));
-    if (received == ipc::Received::kEnd) return false;
-    if (received == ipc::Received::kNothing) return true;
-    while (!closed_) {
-      TRY(auto frame, channel_.next());
-      if (!frame) break;
-      TRY_VOID(on_frame(frame->body));
-    }
-  }
-  return true;
+Result<Received> FramedSocket::read_frames(const OnFrame& on_frame) {
+  const TimePoint now = steady_now();
+  TRY(const Received received, channel_.receive_frames(now, [&](Frame frame) -> Result<void> {
+    // The owner may have closed the socket while it handled the frame before this one.
+    return closed_ ? Result<void>() : on_frame(std::move(frame));
+  }));
+  if (received != Received::kNothing) last_heard_ = now;
+  return received;
 }
 
-Result<void> Connection::send(std::string body, std::vector<UniqueFd> descriptors) {
+Result<void> FramedSocket::send(std::string body, std::vector<UniqueFd> descriptors) {
   if (closed_) return {};
-  if (channel_.queued_bytes() > kMostQueuedBytes) {
-    close(Error(ErrorCode::kTimeout, "does not read what it is sent"));
+  if (channel_.queued_bytes() > options_.max_queued_bytes) {
+    close(options_.not_reading);
     return {};
   }
   TRY_VOID(channel_.push(std::move(body), std::move(descriptors)));
@@ -68,9 +66,9 @@ Result<void> Connection::send(std::string body, std::vector<UniqueFd> descriptor
   return {};
 }
 
-void Connection::flush() {
+void FramedSocket::flush() {
   if (writing_ || closed_) return;
-  if (auto sent = channel_.send_some(SteadyClock().now()); !sent) {
+  if (auto sent = channel_.send_some(steady_now()); !sent) {
     return close(std::move(sent).error());
   }
   if (!channel_.wants_to_send() || !descriptor_.is_open()) return;
@@ -82,7 +80,7 @@ void Connection::flush() {
                          });
 }
 
-void Connection::close(Error why) {
+void FramedSocket::close(Error why) {
   if (closed_) return;
   closed_ = true;
   why_ = std::move(why);
@@ -91,9 +89,9 @@ void Connection::close(Error why) {
   (void)::shutdown(channel_.fd(), SHUT_RDWR);
 }
 
-void Connection::check(TimePoint now) {
+void FramedSocket::check(TimePoint now) {
   if (closed_) return;
   if (auto in_time = channel_.check_deadline(now); !in_time) close(std::move(in_time).error());
 }
 
-}  // namespace rekindle::device
+}  // namespace rekindle::ipc
