@@ -39,6 +39,7 @@ function(rekindle_check_layering)
        ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.h ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/swarm/*.h ${CMAKE_SOURCE_DIR}/recovery/swarm/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.h ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.cc
+       ${CMAKE_SOURCE_DIR}/recovery/device/device_ledger.* ${CMAKE_SOURCE_DIR}/recovery/device/device_life.*
        ${CMAKE_SOURCE_DIR}/transport/scheduler*.h ${CMAKE_SOURCE_DIR}/transport/scheduler*.cc)
   foreach(file IN LISTS pure)
     file(STRINGS ${file} bad

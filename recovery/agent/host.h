@@ -13,7 +13,7 @@
 
 #include "proto/common.pb.h"
 #include "recovery/agent/rdma.h"
-#include "recovery/device/options.h"
+#include "recovery/device/gpu_options.h"
 #include "recovery/pull/pull_types.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"

@@ -17,7 +17,7 @@
 #include "recovery/agent/local_service.h"
 #include "recovery/agent/peer_service.h"
 #include "recovery/agent/worker_host.h"
-#include "recovery/device/link.h"
+#include "recovery/device/device_link.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/worker/health_server.h"

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "recovery/agent/agent_core.h"
-#include "recovery/device/link.h"
+#include "recovery/device/device_link.h"
 #include "recovery/worker/host.h"
 
 namespace rekindle::agent {

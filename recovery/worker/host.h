@@ -8,7 +8,7 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "proto/coordinator.pb.h"
-#include "recovery/device/order.h"
+#include "recovery/device/device_order.h"
 #include "recovery/pull/pull_types.h"
 #include "recovery/pull/pull_watch.h"
 #include "recovery/rpc/rpc.h"

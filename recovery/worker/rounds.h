@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "proto/coordinator.pb.h"
-#include "recovery/device/order.h"
+#include "recovery/device/device_order.h"
 #include "recovery/worker/core/session.h"
 #include "src/base/clock.h"
 #include "src/base/digest.h"

@@ -1,5 +1,5 @@
 // Aborts that hang, and those that do not.
-#include "recovery/device/bounded_collectives.h"
+#include "recovery/device/process/bounded_collectives.h"
 
 #include <gtest/gtest.h>
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "src/bucket/bucket_messages.h"
 #include "src/bucket/contents.h"
 #include "src/bucket/device.h"
-#include "src/bucket/bucket_messages.h"
 #include "src/ipc/channel.h"
 #include "tests/bucket/sample.h"
 

@@ -1,4 +1,4 @@
-#include "recovery/device/communicators.h"
+#include "recovery/device/process/communicators.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,8 @@
 #include <string_view>
 #include <thread>
 
-#include "recovery/device/process.h"
+#include "recovery/device/device_child.h"
+#include "recovery/device/process/device_process.h"
 #include "src/base/failpoint.h"
 #include "tests/device/stuck_collectives.h"
 

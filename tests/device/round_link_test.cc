@@ -10,7 +10,7 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/device/link.h"
+#include "recovery/device/device_link.h"
 #include "src/ipc/frame.h"
 #include "tests/device/bucket_worker.h"
 
@@ -58,7 +58,7 @@ class RoundLinkTest : public ::testing::Test {
       options.gpu.arguments = arguments;
       options.gpu.bucket_bytes = kBucket;
       options.program = DEVICE_MAIN;
-      options.first_pause = 10ms;
+      options.life.first_pause = 10ms;
       agent = std::make_unique<Agent>(context_, std::move(options));
     }
   }
@@ -87,7 +87,7 @@ class RoundLinkTest : public ::testing::Test {
 
   // Attaches a worker to a device; it opens its buckets.
   std::unique_ptr<BucketWorker> join(Agent& agent, std::uint64_t session, std::string device) {
-    EXPECT_TRUE(until([&] { return agent.link.status().state == LinkStatus::State::kServing; }))
+    EXPECT_TRUE(until([&] { return agent.link.status().state == DeviceLife::State::kServing; }))
         << agent.link.status().problem;
     DeviceOrder order;
     order.session = session;
@@ -284,7 +284,7 @@ TEST_F(ImpatientRoundLinkTest, Row43PeerProcessThatIsKilledAmidARoundCostsNoByte
   expect_all(a(), 1, *first, taken);
   ASSERT_TRUE(a().spread.at(1).error);
   EXPECT_LT(a().spread.at(1).bytes, sample_.contents().total_bytes());
-  ASSERT_TRUE(until([&] { return b().link.status().state == LinkStatus::State::kServing; }));
+  ASSERT_TRUE(until([&] { return b().link.status().state == DeviceLife::State::kServing; }));
   EXPECT_NE(b().link.life(), life);
 }
 

@@ -17,8 +17,8 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/device/segment_cache.h"
-#include "recovery/device/session.h"
+#include "recovery/device/process/device_sessions.h"
+#include "recovery/device/process/pinned_copies.h"
 #include "src/base/units.h"
 #include "tests/device/bucket_worker.h"
 #include "tests/device/flipping_collectives.h"

@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "recovery/device/devices.h"
+#include "recovery/device/process/host_devices.h"
 #include "tools/bench/bench_digest.h"
 #include "tools/bench/bench_pin.h"
 #include "tools/bench/bench_transfer.h"

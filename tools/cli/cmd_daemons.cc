@@ -11,7 +11,7 @@
 
 #include "recovery/agent/host.h"
 #include "recovery/coordinator/coordinator.h"
-#include "recovery/device/options.h"
+#include "recovery/device/gpu_options.h"
 #include "recovery/rpc/address.h"
 #include "src/base/units.h"
 #include "src/bucket/plan.h"

@@ -9,7 +9,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "recovery/device/process.h"
+#include "recovery/device/device_child.h"
+#include "recovery/device/process/device_process.h"
 #include "src/base/log.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/session.h"

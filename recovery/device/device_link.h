@@ -1,0 +1,123 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/device.pb.h"
+#include "recovery/device/device_child.h"
+#include "recovery/device/device_ledger.h"
+#include "recovery/device/device_life.h"
+#include "recovery/device/device_order.h"
+#include "recovery/device/gpu_options.h"
+#include "src/async/notifier.h"
+#include "src/async/task_group.h"
+#include "src/bucket/contents.h"
+#include "src/ipc/framed_socket.h"
+
+namespace rekindle::device {
+
+struct LinkOptions {
+  GpuOptions gpu;
+  std::string program = "/proc/self/exe";
+  // How long a worker that lives may keep a bucket.
+  std::chrono::milliseconds release{600'000};
+  // From StopSpread to SpreadOver: longer than an abort and the queued work may take by themselves.
+  std::chrono::milliseconds stop{60'000};
+  DeviceLife::Times life;
+};
+
+struct LinkStatus {
+  DeviceLife::State state = DeviceLife::State::kOff;
+  std::vector<DeviceInfo> devices;
+  // Bytes of the copies that the process should pin.
+  std::uint64_t held_bytes = 0;
+  std::uint64_t pinned_bytes = 0;
+  std::size_t sessions = 0;
+  std::uint64_t restarts = 0;
+  // 0: no process runs.
+  std::uint32_t pid = 0;
+  // The last one. In the state kOff: why it is off.
+  std::string problem;
+};
+
+// The agent's side of the device process. It starts the process, again whenever it ends, and hands
+// it the copies that are on this host. On a host without GPUs it exists, and says so. Control
+// thread only.
+class DeviceLink {
+ public:
+  DeviceLink(boost::asio::any_io_executor executor, LinkOptions options);
+  void start();
+  // Asks the process to end, then kills it.
+  async::Task<void> close(std::chrono::milliseconds deadline);
+  // Who hears of the sessions; null: nobody.
+  void tell_events(DeviceEvents* events) { events_ = events; }
+
+  bool wants_copies() const { return life_.state() != DeviceLife::State::kOff; }
+  // The process keeps the files pinned until drop(); later processes get them, too.
+  void hold(std::uint64_t copy, std::vector<UniqueFd> segments, std::vector<std::uint64_t> bytes);
+  void drop(std::uint64_t copy);
+
+  // Returns the worker's end of the channel. kUnavailable or kNotFound: why there is none.
+  Result<UniqueFd> serve(DeviceOrder order);
+  // Tiles of the session that have verified since the last call.
+  void tell(std::uint64_t session, const bucket::TileRuns& runs, bool complete);
+  // `gone`: the worker can no longer read its buckets, which are freed at once. A session that
+  // spreads goes on spreading, and discards the bytes, until it is stopped or done.
+  void end(std::uint64_t session, bool gone);
+
+  // Rounds, for sessions that were ordered `in_round`.
+  void spread(const SpreadOrder& order);
+  void stop_spread(std::uint64_t session, const std::string& why);
+  // DeviceEvents::meeting_id answers, also when there is no process.
+  void make_meeting_id(std::uint64_t number);
+  // Differs between two processes; "": none serves.
+  std::string life() const { return life_.name(); }
+
+  LinkStatus status() const;
+
+ private:
+  struct Held {
+    std::vector<UniqueFd> segments;
+    std::vector<std::uint64_t> bytes;
+  };
+  // While it lives, posted answers find this object.
+  struct Lifetime {};
+
+  async::Task<void> run();
+  async::Task<Error> run_process();
+  async::Task<std::string> reap(Child& child);
+  async::Task<void> watch();
+  void check(TimePoint now);
+  std::vector<std::string> command() const;
+  bool send(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors = {});
+  void send_hold(std::uint64_t copy, const Held& held);
+  Result<void> on_frame(const std::string& body);
+  Result<void> on_hello(const proto::DevicesHello& hello);
+  void on_held(const proto::SegmentsHeld& held);
+  void answer(std::function<void(DeviceEvents&)> call);
+  void refuse_spread(std::uint64_t session, Error why);
+  void lose_orders(const Error& why);
+
+  const boost::asio::any_io_executor executor_;
+  const LinkOptions options_;
+  DeviceEvents* events_ = nullptr;
+  DeviceLife life_;
+  DeviceLedger ledger_;
+  std::map<std::uint64_t, Held> held_;
+  std::uint64_t pinned_bytes_ = 0;
+  // Null: no process is connected.
+  std::shared_ptr<ipc::FramedSocket> socket_;
+  bool closing_ = false;
+  async::Notifier closed_;
+  const std::shared_ptr<Lifetime> lifetime_ = std::make_shared<Lifetime>();
+  async::TaskGroup tasks_;
+};
+
+}  // namespace rekindle::device

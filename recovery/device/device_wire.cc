@@ -1,0 +1,228 @@
+#include "recovery/device/device_wire.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "proto/worker.pb.h"
+#include "recovery/rpc/convert.h"
+#include "src/bucket/round.h"
+
+namespace rekindle::device {
+
+namespace {
+
+constexpr std::uint32_t kMostRanks = 4096;
+constexpr int kMostCommunicators = 64;
+constexpr std::size_t kLongestName = 128;
+constexpr std::size_t kLongestId = 4096;
+// Tiles of further runs are fetched instead.
+constexpr std::size_t kMostKeptRuns = 16'384;
+
+std::chrono::microseconds from_wire(std::uint64_t elapsed_us) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+  return std::chrono::microseconds(static_cast<std::int64_t>(std::min(elapsed_us, kMost)));
+}
+
+std::uint64_t to_wire(std::chrono::microseconds elapsed) {
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(0, elapsed.count()));
+}
+
+std::optional<Error> error_of(const proto::Status& status) {
+  if (auto fine = rpc::from_status(status); !fine) return std::move(fine).error();
+  return std::nullopt;
+}
+
+// Runs that are out of order or empty make all of them worthless.
+std::vector<bucket::KeptTiles> kept_of(const proto::SpreadOver& over) {
+  std::vector<bucket::KeptTiles> kept;
+  for (const auto& run : over.kept()) {
+    const bool follows = kept.empty() || kept.back().end <= run.begin();
+    if (!follows || run.begin() >= run.end() || run.parts() > run.of()) return {};
+    kept.push_back({run.begin(), run.end(), run.parts(), run.of()});
+  }
+  return kept;
+}
+
+bool is_name(const std::string& text) {
+  return !text.empty() && text.size() <= kLongestName &&
+         std::ranges::all_of(text, [](char c) { return c > 0x20 && c < 0x7f; });
+}
+
+Result<void> check_owners(const proto::BeginSpread& order) {
+  const auto& owners = order.owners();
+  if (owners.empty() || static_cast<std::uint32_t>(owners.size()) > order.ranks()) {
+    return fail(ErrorCode::kInvalid, "{} owners of {} ranks", owners.size(), order.ranks());
+  }
+  std::vector<bool> seen(order.ranks());
+  for (const std::uint32_t owner : owners) {
+    if (owner >= order.ranks() || seen[owner]) {
+      return fail(ErrorCode::kInvalid, "owner {} is none of {} ranks, or comes twice", owner,
+                  order.ranks());
+    }
+    seen[owner] = true;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<AttachedContents> parse_attached(std::string_view frame) {
+  proto::AgentFrame parsed;
+  if (!parsed.ParseFromArray(frame.data(), static_cast<int>(frame.size())) ||
+      !parsed.has_attached()) {
+    return fail(ErrorCode::kInvalid, "what a worker is attached to is malformed ({} bytes)",
+                frame.size());
+  }
+  const auto& attached = parsed.attached();
+  AttachedContents contents;
+  if (const auto id = rpc::from_proto(attached.id()); id) contents.version = id->to_string();
+  contents.tensor_set = attached.tensor_set();
+  contents.layout = attached.layout();
+  contents.segment_bytes.assign(attached.segment_bytes().begin(), attached.segment_bytes().end());
+  for (const auto& box : attached.wanted()) {
+    contents.wanted.push_back({box.tensor(),
+                               {box.offset().begin(), box.offset().end()},
+                               {box.extent().begin(), box.extent().end()}});
+  }
+  return contents;
+}
+
+std::uint64_t microseconds(Duration duration) {
+  return to_wire(std::chrono::duration_cast<std::chrono::microseconds>(duration));
+}
+
+Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
+  if (!is_name(order.communicator()) || order.id().size() > kLongestId) {
+    return fail(ErrorCode::kInvalid, "a communicator's name of {} bytes, its id of {}",
+                order.communicator().size(), order.id().size());
+  }
+  if (order.ranks() == 0 || order.ranks() > kMostRanks || order.rank() >= order.ranks()) {
+    return fail(ErrorCode::kInvalid, "rank {} of {}", order.rank(), order.ranks());
+  }
+  TRY_VOID(check_owners(order));
+  if (order.keep_count() > order.ranks() ||
+      (order.keep_count() > 0 && order.keep_index() >= order.keep_count())) {
+    return fail(ErrorCode::kInvalid, "keeps bucket {} of each {}", order.keep_index(),
+                order.keep_count());
+  }
+  const auto shares = static_cast<std::uint64_t>(order.owners_size());
+  if (order.bucket_bytes() > bucket::kLargestBucket ||
+      order.bucket_bytes() / shares < bucket::kSmallestShare) {
+    return fail(ErrorCode::kInvalid, "buckets of {} bytes for {} owners", order.bucket_bytes(),
+                shares);
+  }
+  return SpreadOrder{order.session(),
+                     order.communicator(),
+                     order.id(),
+                     order.rank(),
+                     order.ranks(),
+                     order.bucket_bytes(),
+                     {order.owners().begin(), order.owners().end()},
+                     order.keep_index(),
+                     order.keep_count()};
+}
+
+proto::BeginSpread to_proto(const SpreadOrder& order) {
+  proto::BeginSpread message;
+  message.set_session(order.session);
+  message.set_communicator(order.communicator);
+  message.set_id(order.id);
+  message.set_rank(order.rank);
+  message.set_ranks(order.ranks);
+  message.set_bucket_bytes(order.bucket_bytes);
+  for (const std::uint32_t owner : order.owners) message.add_owners(owner);
+  message.set_keep_index(order.keep_index);
+  message.set_keep_count(order.keep_count);
+  return message;
+}
+
+Result<DeviceJoined> from_proto(const proto::DeviceJoined& joined) {
+  const auto& names = joined.communicators();
+  if (names.size() > kMostCommunicators || !std::ranges::all_of(names, is_name)) {
+    return fail(ErrorCode::kInvalid, "names {} communicators, or one that is no name",
+                names.size());
+  }
+  if (joined.bucket_bytes() < bucket::kPartAlignment ||
+      joined.bucket_bytes() > bucket::kLargestBucket) {
+    return fail(ErrorCode::kInvalid, "has buckets of {} bytes", joined.bucket_bytes());
+  }
+  return DeviceJoined{joined.session(),
+                      joined.bucket_bytes(),
+                      rpc::from_proto(joined.contents()),
+                      joined.payload_bytes(),
+                      {names.begin(), names.end()}};
+}
+
+proto::DeviceJoined to_proto(const DeviceJoined& joined) {
+  proto::DeviceJoined message;
+  message.set_session(joined.session);
+  message.set_bucket_bytes(joined.bucket_bytes);
+  *message.mutable_contents() = rpc::to_proto(joined.contents);
+  message.set_payload_bytes(joined.payload_bytes);
+  for (const auto& name : joined.communicators) message.add_communicators(name);
+  return message;
+}
+
+SpreadOver from_proto(const proto::SpreadOver& over) {
+  return {over.session(),
+          error_of(over.error()),
+          over.buckets(),
+          over.bytes(),
+          from_wire(over.elapsed_us()),
+          from_wire(over.meet_us()),
+          kept_of(over),
+          over.kept_bytes(),
+          error_of(over.worker_lost())};
+}
+
+proto::SpreadOver to_proto(const SpreadOver& over) {
+  proto::SpreadOver message;
+  message.set_session(over.session);
+  if (over.error) *message.mutable_error() = rpc::to_status(*over.error);
+  message.set_buckets(over.buckets);
+  message.set_bytes(over.bytes);
+  message.set_elapsed_us(to_wire(over.elapsed));
+  message.set_meet_us(to_wire(over.meet));
+  message.set_kept_bytes(over.kept_bytes);
+  if (over.worker_lost) *message.mutable_worker_lost() = rpc::to_status(*over.worker_lost);
+  const std::size_t told = std::min(over.kept.size(), kMostKeptRuns);
+  for (const auto& run : std::span(over.kept).first(told)) {
+    auto& kept = *message.add_kept();
+    kept.set_begin(run.begin);
+    kept.set_end(run.end);
+    kept.set_parts(run.parts);
+    kept.set_of(run.of);
+  }
+  return message;
+}
+
+DeviceOver from_proto(const proto::DeviceServed& served) {
+  return {served.session(), error_of(served.error()),       served.buckets(),
+          served.bytes(),   from_wire(served.elapsed_us()), served.refilled()};
+}
+
+Result<std::string> from_proto(const proto::MeetingIdMade& made) {
+  if (auto error = error_of(made.error())) return fail(std::move(*error));
+  if (made.id().empty() || made.id().size() > kLongestId) {
+    return fail(ErrorCode::kInvalid, "the device process makes a meeting's id of {} bytes",
+                made.id().size());
+  }
+  return made.id();
+}
+
+proto::MeetingIdMade to_proto(std::uint64_t number, const Result<std::string>& id) {
+  proto::MeetingIdMade message;
+  message.set_number(number);
+  if (id) {
+    message.set_id(*id);
+  } else {
+    *message.mutable_error() = rpc::to_status(id.error());
+  }
+  return message;
+}
+
+}  // namespace rekindle::device

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/device.pb.h"
+#include "recovery/device/device_order.h"
+#include "src/base/clock.h"
+#include "src/bucket/contents.h"
+
+// Converts between proto/device.proto and our own types. It checks what the other process sends.
+namespace rekindle::device {
+
+// The bytes of a session, as its worker was told them.
+struct AttachedContents {
+  // "model@41", for messages; "" when it is malformed.
+  std::string version;
+  std::string tensor_set;
+  std::string layout;
+  std::vector<bucket::NamedBox> wanted;
+  std::vector<std::uint64_t> segment_bytes;
+};
+// `frame` is a serialized AgentFrame. kInvalid: it is malformed, or has no Attached.
+Result<AttachedContents> parse_attached(std::string_view frame);
+
+std::uint64_t microseconds(Duration duration);
+
+// kInvalid: a rank or an owner out of range, an owner twice, a bucket too small for its shares, a
+// name or id that is too long.
+Result<SpreadOrder> from_proto(const proto::BeginSpread& order);
+Result<DeviceJoined> from_proto(const proto::DeviceJoined& joined);
+SpreadOver from_proto(const proto::SpreadOver& over);
+DeviceOver from_proto(const proto::DeviceServed& served);
+Result<std::string> from_proto(const proto::MeetingIdMade& made);
+
+proto::BeginSpread to_proto(const SpreadOrder& order);
+proto::DeviceJoined to_proto(const DeviceJoined& joined);
+proto::SpreadOver to_proto(const SpreadOver& over);
+proto::MeetingIdMade to_proto(std::uint64_t number, const Result<std::string>& id);
+
+}  // namespace rekindle::device

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "recovery/device/device_order.h"
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "src/bucket/contents.h"
+
+namespace rekindle::device {
+
+class WorkerDeliver;
+
+// Wakes a thread that polls. Any thread rings it; however often it rang, the thread wakes once.
+class Bell {
+ public:
+  static Result<Bell> create() {
+    UniqueFd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!fd) return fail_errno(errno, "create an eventfd");
+    return Bell(std::move(fd));
+  }
+  int fd() const { return fd_.get(); }
+  void ring() const {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(fd_.get(), &one, sizeof one);
+  }
+  void hear() const {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const auto got = ::read(fd_.get(), &count, sizeof count);
+  }
+
+ private:
+  explicit Bell(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+// Messages of the control thread to a session's thread.
+class Mailbox {
+ public:
+  struct News {
+    // Tiles that have verified since the last take().
+    bucket::TileRuns ready;
+    bool complete = false;
+    std::optional<SpreadOrder> spread;
+    // Why the session takes no part in a round, or leaves it.
+    std::optional<std::string> stop;
+    std::optional<Error> ended;
+    // The session has ended, and nobody can read its buckets any more.
+    bool gone = false;
+  };
+  explicit Mailbox(Bell bell) : bell_(std::move(bell)) {}
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  void tell(const bucket::TileRuns& runs, bool complete) {
+    change([&](News& news) {
+      news.ready.insert(news.ready.end(), runs.begin(), runs.end());
+      news.complete = news.complete || complete;
+    });
+  }
+  void spread(SpreadOrder order) {
+    change([&](News& news) { news.spread = std::move(order); });
+  }
+  void stop(std::string why) {
+    change([&](News& news) {
+      if (!news.stop) news.stop = std::move(why);
+    });
+  }
+  void end(Error why, bool gone) {
+    change([&](News& news) {
+      if (!news.ended) news.ended = std::move(why);
+      news.gone = news.gone || gone;
+    });
+  }
+
+  // Readable when there is news.
+  int fd() const { return bell_.fd(); }
+  // What has come since the last time. `stop`, `ended` and `gone` stay set.
+  News take() {
+    bell_.hear();
+    const std::lock_guard lock(mutex_);
+    News news = std::move(news_);
+    news_ = {};
+    news_.stop = news.stop;
+    news_.ended = news.ended;
+    news_.gone = news.gone;
+    return news;
+  }
+  bool told_to_stop() const {
+    const std::lock_guard lock(mutex_);
+    return news_.stop.has_value();
+  }
+
+ private:
+  template <typename Change>
+  void change(Change apply) {
+    {
+      const std::lock_guard lock(mutex_);
+      apply(news_);
+    }
+    bell_.ring();
+  }
+
+  const Bell bell_;
+  mutable std::mutex mutex_;
+  News news_;
+};
+
+// A device does not say when it is done, so a session's thread asks it: at once at first, then with
+// pauses in proportion to the time that the device has taken already. nullopt: now.
+std::optional<Duration> pause_before_asking(Duration quiet);
+
+// Sleeps until the worker or the mailbox has something to say, at most `pause`. `worker` is null
+// when it is lost.
+void sleep_for(Duration pause, const WorkerDeliver* worker, const Mailbox& mailbox);
+
+}  // namespace rekindle::device

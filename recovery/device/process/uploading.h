@@ -1,0 +1,131 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "recovery/device/device_order.h"
+#include "recovery/device/process/communicators.h"
+#include "recovery/device/process/session_mailbox.h"
+#include "recovery/device/process/worker_deliver.h"
+#include "src/bucket/segment_fetch.h"
+#include "src/bucket/slots.h"
+#include "src/bucket/upload_verify.h"
+
+namespace rekindle::device {
+
+struct SessionTimes {
+  // Of each bucket, by a worker that lives.
+  std::chrono::milliseconds release{600'000};
+  // Of a bucket, and of all queued work, by the device.
+  std::chrono::milliseconds drain{10'000};
+  // Of the opened handles, by a worker that was told that all is delivered.
+  std::chrono::milliseconds close{5'000};
+
+  // --- in a round
+
+  // Without an order for so long, the session uploads by itself.
+  std::chrono::milliseconds orders{600'000};
+  std::chrono::milliseconds meet{10'000};
+  // Replaces `release`.
+  std::chrono::milliseconds round_release{5'000};
+  // Of a bucket, by the device and the other ranks. Longer than round_release: until then a rank
+  // whose worker hangs queues nothing more.
+  std::chrono::milliseconds round_fill{8'000};
+  // A communicator whose abort takes longer is left to itself.
+  std::chrono::milliseconds abort{2'000};
+  // Between two reports of progress.
+  std::chrono::milliseconds progress{200};
+  // Rate at which a device keeps passing buckets, if it is ordered to; 0: it keeps nothing.
+  std::uint64_t keep_bytes_per_second = 8'000'000'000;
+};
+
+struct SpreadProgress {
+  std::uint64_t session = 0;
+  // Delivered by the round.
+  std::uint64_t bytes = 0;
+};
+// Reports of a session in a round. SpreadOver answers a SpreadOrder once.
+using RoundNews = std::variant<DeviceJoined, SpreadProgress, SpreadOver>;
+SpreadOver refused(const SpreadOrder& order, std::string_view why);
+
+// The tiles that a session was told of so far.
+struct ToldTiles {
+  bucket::TileRuns ready;
+  bool complete = false;
+};
+
+// What a session's work needs. The session owns all of it, and outlives the work.
+struct SessionMeans {
+  bucket::Device& device;
+  const bucket::Pinner& pinner;
+  const bucket::SegmentFetch::Segments& segments;
+  const bucket::Contents& contents;
+  bucket::Slots& slots;
+  WorkerDeliver& worker;
+  Mailbox& mailbox;
+  // Null outside rounds.
+  Communicators* communicators;
+  ToldTiles& told;
+  const SessionTimes& times;
+  // Of all tiles of the contents, in their order. Spread and verified bytes are compared with them.
+  const std::vector<Digest>& leaves;
+  bool verify_upload;
+  // For messages.
+  const std::string& version;
+  const std::function<void(RoundNews)>& say;
+};
+
+// A session's uploads from the segments of its own host. The session's thread only.
+class Uploading {
+ public:
+  explicit Uploading(const SessionMeans& means) : means_(means) {}
+  Uploading(const Uploading&) = delete;
+  Uploading& operator=(const Uploading&) = delete;
+
+  Result<void> begin();
+  // Returns when the worker has released every bucket.
+  Result<void> deliver_all();
+
+  // Null before begin().
+  bucket::Pipeline* pipeline() { return pipeline_.get(); }
+  // When the first bucket was queued.
+  std::optional<TimePoint> began() const { return began_; }
+  // Buckets that did not match and were uploaded once more.
+  std::uint64_t refilled() const { return verify_ != nullptr ? verify_->refilled() : 0; }
+
+ private:
+  Result<void> start_verifying();
+  Result<void> hear();
+  std::vector<bucket::Part> parts_of(std::size_t index) const;
+  void note_change(TimePoint now);
+  bool all_pinned();
+  void wait(bucket::Pipeline::State state, TimePoint now);
+
+  const SessionMeans means_;
+  std::optional<bucket::Plan> plan_;
+  std::unique_ptr<bucket::SegmentFetch> fetch_;
+  // Null: uploads are not verified.
+  std::unique_ptr<bucket::UploadVerify> verify_;
+  std::unique_ptr<bucket::Pipeline> pipeline_;
+  std::optional<TimePoint> began_;
+  // Of the pipeline, at its last step.
+  std::size_t handed_over_ = 0;
+  bool awaited_hand_over_ = false;
+  TimePoint last_change_{};
+  bool pinned_ = false;
+};
+
+// Why a session that is to verify its uploads fails instead. kDenied: the worker must not replace
+// its buckets by uploads that nobody verifies.
+Error cannot_verify(const bucket::Device& device, const Error& why);
+
+// Whether the pinning of these has ended.
+bool all_settled(const bucket::Pinner& pinner, const bucket::SegmentFetch::Segments& segments);
+
+}  // namespace rekindle::device

@@ -1,0 +1,156 @@
+#include "recovery/device/process/worker_deliver.h"
+
+#include <utility>
+
+#include <poll.h>
+
+namespace rekindle::device {
+
+namespace {
+constexpr int kReadsAtOnce = 16;
+
+template <typename... F>
+struct Cases : F... {
+  using F::operator()...;
+};
+template <typename... F>
+Cases(F...) -> Cases<F...>;
+}  // namespace
+
+WorkerDeliver::WorkerDeliver(ipc::Channel channel, bucket::Device& device)
+    : channel_(std::move(channel)), device_(device) {}
+
+Result<void> WorkerDeliver::offer(bucket::Slots& slots) {
+  bucket::BuffersMessage buffers;
+  buffers.bucket_bytes = slots.bucket_bytes;
+  buffers.memory_bytes = slots.memory->bytes();
+  buffers.warning = slots.warning;
+  TRY(buffers.memory, device_.share(*slots.memory));
+  for (const auto& event : slots.filled) {
+    TRY(auto handle, device_.share(*event));
+    buffers.filled.push_back(std::move(handle));
+  }
+  slots_.resize(slots.count());
+  return push(std::move(buffers));
+}
+
+Result<void> WorkerDeliver::push(bucket::Message message) {
+  auto encoded = bucket::encode(std::move(message));
+  return channel_.push(std::move(encoded.body), std::move(encoded.descriptors));
+}
+
+Result<void> WorkerDeliver::receive(TimePoint now) {
+  for (int i = 0; i < kReadsAtOnce; ++i) {
+    auto got = channel_.receive_some(now);
+    if (!got || *got == ipc::Received::kEnd) {
+      closed_ = true;
+      if (!got) return fail(std::move(got).error().with_context("the worker's channel"));
+      return fail(ErrorCode::kPeerLost, "the worker has closed its channel");
+    }
+    if (*got == ipc::Received::kNothing) break;
+    for (;;) {
+      TRY(auto frame, channel_.next());
+      if (!frame) break;
+      TRY(auto message, bucket::decode(frame->body, std::move(frame->descriptors)));
+      TRY_VOID(on_message(std::move(message), now));
+    }
+  }
+  // How long it may leave what it is sent is the pipeline's to say.
+  return channel_.check_receive_deadline(now);
+}
+
+Result<void> WorkerDeliver::on_message(bucket::Message message, TimePoint now) {
+  return std::visit(
+      Cases{[&](const bucket::OpenedMessage& opened) { return on_opened(opened); },
+            [&](const bucket::ReleasedMessage& released) { return on_released(released, now); },
+            [](const bucket::FailedMessage& failed) -> Result<void> {
+              return fail(failed.error.with_context("the worker"));
+            },
+            [](const auto&) -> Result<void> {
+              return fail(ErrorCode::kInvalid, "the worker says what only its other end says");
+            }},
+      std::move(message));
+}
+
+Result<void> WorkerDeliver::on_opened(const bucket::OpenedMessage& opened) {
+  if (opened_ || opened.released.size() != slots_.size()) {
+    return fail(ErrorCode::kInvalid, "the worker has opened {} buckets{}, there are {}",
+                opened.released.size(), opened_ ? " again" : "", slots_.size());
+  }
+  opened_ = true;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    TRY(slots_[i].released, device_.open_event(opened.released[i]));
+  }
+  return {};
+}
+
+Result<void> WorkerDeliver::on_released(const bucket::ReleasedMessage& message, TimePoint now) {
+  if (!opened_ || message.slot >= slots_.size() ||
+      slots_[message.slot].state != Slot::State::kWorkers ||
+      slots_[message.slot].sequence != message.sequence) {
+    return fail(ErrorCode::kInvalid, "the worker gives back bucket {} in slot {}, which it has not",
+                message.sequence, message.slot);
+  }
+  slots_[message.slot].state = Slot::State::kReleased;
+  ++awaited_;
+  last_release_ = now;
+  return {};
+}
+
+Result<void> WorkerDeliver::send(TimePoint now) {
+  if (!channel_.wants_to_send()) return {};
+  auto sent = channel_.send_some(now);
+  if (sent || sent.error().code() != ErrorCode::kPeerLost) return sent;
+  auto last = closed_ ? sent : receive(now);  // it may have said why
+  closed_ = true;
+  return last ? sent : last;
+}
+
+void WorkerDeliver::say(bucket::Message last) {
+  if (closed_ || said_last_ || !push(std::move(last))) return;
+  said_last_ = true;
+  (void)send(SteadyClock().now());
+}
+
+bool WorkerDeliver::wait_closed(int stop, TimePoint deadline) {
+  while (!closed_) {
+    const TimePoint now = SteadyClock().now();
+    if (now >= deadline) return false;
+    const short send_too = channel_.wants_to_send() ? POLLOUT : 0;
+    pollfd entries[] = {{channel_.fd(), static_cast<short>(POLLIN | send_too), 0},
+                        {stop, POLLIN, 0}};
+    (void)::poll(entries, 2, ipc::poll_timeout_ms(now, deadline));
+    if (entries[1].revents != 0) return false;
+    // What it still says does not matter; only that it goes.
+    if (!send(now)) return closed_;
+    const auto got = channel_.receive_some(now);
+    if (!got || *got == ipc::Received::kEnd) closed_ = true;
+    while (!closed_) {
+      const auto frame = channel_.next();
+      if (!frame) return false;
+      if (!*frame) break;
+    }
+  }
+  return true;
+}
+
+Result<void> WorkerDeliver::hand_over(std::size_t bucket, std::uint32_t slot) {
+  auto parts = parts_of_(bucket);
+  const std::uint64_t sequence = sequence_++;
+  slots_[slot].state = Slot::State::kWorkers;
+  slots_[slot].sequence = sequence;
+  for (const auto& part : parts) bytes_ += part.bytes;
+  return push(bucket::FilledMessage{slot, sequence, std::move(parts)});
+}
+
+Result<bool> WorkerDeliver::released(std::uint32_t slot) {
+  Slot& mine = slots_[slot];
+  if (mine.state != Slot::State::kReleased) return false;
+  TRY(const bool done, device_.is_done(*mine.released));
+  if (!done) return false;
+  mine.state = Slot::State::kOurs;
+  --awaited_;
+  return true;
+}
+
+}  // namespace rekindle::device

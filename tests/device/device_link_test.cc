@@ -1,0 +1,221 @@
+// The agent's side, with a device process as a real one.
+#include "recovery/device/device_link.h"
+
+#include <csignal>
+#include <future>
+#include <span>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <gtest/gtest.h>
+
+#include "src/ipc/frame.h"
+#include "tests/device/bucket_worker.h"
+
+namespace rekindle::device {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::BucketWorker;
+
+class DeviceLinkTest : public ::testing::Test, private DeviceEvents {
+ protected:
+  void start(std::vector<std::string> arguments = {}, std::string program = DEVICE_MAIN) {
+    LinkOptions options;
+    options.gpu = *parse_gpu("double:2:64MiB");
+    options.gpu.arguments = std::move(arguments);
+    options.gpu.bucket_bytes = 256 << 10;
+    options.program = std::move(program);
+    options.life.first_pause = 10ms;
+    options.life.hello = hello_;
+    link_ = std::make_unique<DeviceLink>(context_.get_executor(), std::move(options));
+    link_->tell_events(this);
+    link_->start();
+  }
+  ~DeviceLinkTest() override {
+    bool closed = false;
+    boost::asio::co_spawn(
+        context_,
+        [](DeviceLink& link, bool& done) -> async::Task<void> {
+          co_await link.close(5s);
+          done = true;
+        }(*link_, closed),
+        boost::asio::detached);
+    EXPECT_TRUE(until([&] { return closed; }));
+  }
+  template <typename Done>
+  bool until(Done done) {
+    const auto give_up = std::chrono::steady_clock::now() + 20s;
+    while (!done() && std::chrono::steady_clock::now() < give_up) {
+      context_.restart();
+      context_.run_for(5ms);
+    }
+    return done();
+  }
+  bool serving() {
+    return until([&] { return link_->status().state == DeviceLife::State::kServing; });
+  }
+  void device_over(const DeviceOver& over) override { over_.push_back(over); }
+  void device_joined(const DeviceJoined&) override {}
+  void spread_progress(std::uint64_t, std::uint64_t) override {}
+  void spread_over(const SpreadOver&) override {}
+  void meeting_id(std::uint64_t, const Result<std::string>&) override {}
+  DeviceOrder order(std::uint64_t session) {
+    DeviceOrder order;
+    order.session = session;
+    order.device = "double:1";
+    order.attached = testing::attached_frame(sample_);
+    order.segments = sample_.files();
+    return order;
+  }
+
+  const bucket::testing::Sample sample_ = bucket::testing::sample_of(
+      {{"a", DType::kBF16, Shape{1024, 1024}}, {"b", DType::kF32, Shape{33, 77}}}, 7, 1 << 20);
+  std::chrono::milliseconds hello_{20'000};
+  boost::asio::io_context context_;
+  std::vector<DeviceOver> over_;
+  std::unique_ptr<DeviceLink> link_;
+};
+
+TEST_F(DeviceLinkTest, DeliversWhatItIsTold) {
+  start();
+  ASSERT_TRUE(serving()) << link_->status().problem;
+  ASSERT_EQ(link_->status().devices.size(), 2u);
+  auto socket = link_->serve(order(7));
+  ASSERT_TRUE(socket) << socket.error().message();
+  auto taken = std::async(std::launch::async, [&] {
+    BucketWorker worker(std::move(*socket));
+    worker.open();
+    worker.take_all();
+    return worker.compare(sample_);
+  });
+  link_->tell(7, {{0, 1}}, false);
+  link_->tell(7, {}, true);
+  ASSERT_TRUE(until([&] { return !over_.empty(); }));
+  EXPECT_FALSE(over_.front().error);
+  EXPECT_EQ(over_.front().session, 7u);
+  EXPECT_EQ(over_.front().bytes, sample_.contents().total_bytes());
+  EXPECT_EQ(taken.get(), "");
+  EXPECT_EQ(link_->status().sessions, 0u);
+}
+
+TEST_F(DeviceLinkTest, KilledItIsStartedAgainAndHoldsWhatItHeld) {
+  start();
+  link_->hold(1, sample_.files(), sample_.segment_bytes);
+  const auto held = [&] {
+    const auto status = link_->status();
+    return status.held_bytes > 0 && status.pinned_bytes == status.held_bytes;
+  };
+  ASSERT_TRUE(until(held));
+  auto socket = link_->serve(order(7));
+  ASSERT_TRUE(socket);
+  ASSERT_EQ(::kill(static_cast<pid_t>(link_->status().pid), SIGKILL), 0);
+  ASSERT_TRUE(until([&] { return !over_.empty(); }));
+  ASSERT_TRUE(over_.front().error);
+  EXPECT_NE(over_.front().error->message().find("signal 9"), std::string::npos)
+      << over_.front().error->message();
+  ASSERT_TRUE(until([&] { return link_->status().restarts == 1; }));
+  ASSERT_TRUE(serving());
+  EXPECT_TRUE(until(held));
+  auto again = link_->serve(order(8));
+  ASSERT_TRUE(again) << again.error().message();
+  again->reset();
+  link_->drop(1);
+  EXPECT_TRUE(until([&] { return link_->status().pinned_bytes == 0; }));
+}
+
+TEST_F(DeviceLinkTest, OneThatEndsAtOnceIsTriedAgainAndAgain) {
+  start({"--exit"});
+  ASSERT_TRUE(until([&] { return link_->status().restarts >= 3; }));
+  const auto refused = link_->serve(order(1));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_NE(refused.error().message().find("being restarted"), std::string::npos);
+  EXPECT_NE(link_->status().problem.find("code 3"), std::string::npos) << link_->status().problem;
+}
+
+TEST_F(DeviceLinkTest, OneThatHangsIsKilled) {
+  hello_ = 300ms;
+  start({"--hang"});
+  ASSERT_TRUE(until([&] { return link_->status().restarts >= 1; }));
+  EXPECT_NE(link_->status().problem.find("did not say"), std::string::npos)
+      << link_->status().problem;
+}
+
+TEST_F(DeviceLinkTest, ADeviceThatIsBeingOpenedHoldsUpNobodyElse) {
+  start({"--failpoints", "device.open=sleep:3600000@2"});  // the first is open before it says hello
+  ASSERT_TRUE(serving()) << link_->status().problem;
+  ASSERT_TRUE(link_->serve(order(7)));
+  auto other = order(8);
+  other.device = "double:0";
+  auto socket = link_->serve(std::move(other));
+  ASSERT_TRUE(socket) << socket.error().message();
+  auto taken = std::async(std::launch::async, [&] {
+    BucketWorker worker(std::move(*socket));
+    worker.open();
+    worker.take_all();
+    return worker.compare(sample_);
+  });
+  link_->tell(8, {}, true);
+  ASSERT_TRUE(until([&] { return !over_.empty(); }));
+  EXPECT_EQ(over_.front().session, 8u);
+  EXPECT_FALSE(over_.front().error);
+  EXPECT_EQ(taken.get(), "");
+  EXPECT_EQ(link_->status().sessions, 1u);
+}
+
+TEST_F(DeviceLinkTest, ASessionThatVerifiesComparesItsUploadsWithTheLeaves) {
+  start();
+  ASSERT_TRUE(serving());
+  auto leaves = sample_.leaves();
+  leaves.back() = Digest{};  // of 'b', which no bytes fit
+  const auto bytes = std::as_bytes(std::span(leaves));
+  for (const bool verify : {false, true}) {
+    over_.clear();
+    auto ordered = order(verify ? 8 : 7);
+    ordered.verify_upload = verify;
+    ordered.leaves_bytes = bytes.size();
+    ordered.leaves =
+        *ipc::sealed_memfd({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    auto socket = link_->serve(std::move(ordered));
+    ASSERT_TRUE(socket) << socket.error().message();
+    auto taken = std::async(std::launch::async, [&] {
+      BucketWorker worker(std::move(*socket));
+      worker.open();
+      worker.take_all();
+      return worker.failed();
+    });
+    link_->tell(verify ? 8 : 7, {}, true);
+    ASSERT_TRUE(until([&] { return !over_.empty(); }));
+    const auto failed = taken.get();
+    EXPECT_EQ(over_.front().refilled, verify ? 1u : 0u);
+    ASSERT_EQ(over_.front().error.has_value(), verify);
+    if (!verify) continue;
+    EXPECT_EQ(over_.front().error->code(), ErrorCode::kCorrupt);
+    ASSERT_TRUE(failed);
+    for (const std::string part : {"double:1", "tensor 'b'"}) {
+      EXPECT_NE(failed->message().find(part), std::string::npos) << failed->message();
+    }
+  }
+}
+
+TEST_F(DeviceLinkTest, ItSaysWhichDevicesThereAre) {
+  start();
+  ASSERT_TRUE(serving());
+  auto wrong = order(1);
+  wrong.device = "GPU-x";
+  const auto refused = link_->serve(std::move(wrong));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message(),
+            "no GPU with UUID GPU-x is visible to the agent; it sees double:0, double:1");
+}
+
+TEST_F(DeviceLinkTest, AProgramThatIsNotThereIsAProblemNotAnEnd) {
+  start({}, "/nonexistent/rekindle");
+  ASSERT_TRUE(until([&] { return link_->status().restarts >= 1; }));
+  EXPECT_FALSE(link_->serve(order(1)));
+}
+
+}  // namespace
+}  // namespace rekindle::device
