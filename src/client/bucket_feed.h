@@ -12,31 +12,38 @@ namespace rekindle::client {
 
 struct FilledBucket {
   bucket::DeviceAddress at = 0;
-  std::uint64_t bytes = 0;  // that it may have
+  // The parts lie within these.
+  std::uint64_t bytes = 0;
   std::vector<bucket::Part> parts;
 };
 
-// Where a session's buckets come from. One thread at a time; nothing here waits. A bucket is handed
-// out when it has been filled, not before: a stream that waits for a process which dies meanwhile
-// would wait for ever. To be destroyed when what reads the buckets has been done.
+// Tiles of a session that have verified.
+struct VerifiedTiles {
+  bucket::TileRuns ready;
+  bool all = false;
+};
+
+// The source of a session's buckets. One thread at a time; nothing here waits. A bucket is handed
+// out after it is filled: a stream that waits for a process that dies would wait for ever. It is
+// destroyed after everything that reads the buckets has ended.
 class BucketFeed {
  public:
   virtual ~BucketFeed() = default;
-  // Tiles that have verified since.
-  virtual Result<void> mark_ready(const bucket::TileRuns& runs, bool all) = 0;
-  // nullopt: none yet, or ended(). The bucket before this one has been given back.
+  // Tiles that have verified since the last call.
+  virtual Result<void> mark_ready(const VerifiedTiles& tiles) = 0;
+  // nullopt: none yet, or ended(). The caller has given the last bucket back.
   virtual Result<std::optional<FilledBucket>> poll(TimePoint now) = 0;
-  // What reads the bucket that poll() returned last is on the session's stream.
+  // The reads of the last bucket are queued on the session's stream.
   virtual Result<void> give_back() = 0;
-  // Every bucket was handed out and read; what they lay in has been let go.
+  // Every bucket was handed out and read, and their memory is free again.
   virtual bool ended() const = 0;
 
-  // When to poll() again: when this is readable (-1: nothing is), or after so long.
+  // poll() again when fd() is readable (-1: never), or after patience().
   virtual int fd() const = 0;
   virtual Duration patience() const = 0;
 };
 
-// Looking for an event that is about to come; short against the time that a bucket takes.
+// How often to ask for an event that is about to come. A bucket takes much longer.
 inline constexpr Duration kEventPatience = std::chrono::microseconds(50);
 
 }  // namespace rekindle::client

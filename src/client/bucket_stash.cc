@@ -24,7 +24,8 @@ Result<bool> BucketStash::put(const FilledBucket& bucket) {
   if (!memory) return fail(std::move(memory).error());
   kept.at = (*memory)->address();
   TRY(auto moved, device_.make_event());
-  memory_.reserve(memory_.size() + 1);  // what the device writes to has its place before it does
+  // Reserved before the device writes, so that the memory is never lost.
+  memory_.reserve(memory_.size() + 1);
   const bucket::Move move{bucket.at, kept.at, used_bytes(bucket)};
   if (move.bytes > 0) TRY_VOID(stream_.move({&move, 1}));
   memory_.push_back(std::move(*memory));

@@ -10,27 +10,27 @@
 
 namespace rekindle::client {
 
-// Buckets that were taken before it was known where they shall go: moved to memory of their own on
-// the device, so that what fills buckets goes on meanwhile. That memory is let go all at once, when
-// the last of them has been read. One thread at a time.
+// Buckets that were taken before their targets were known. They are copied to memory of their own
+// on the device, so that the producer can go on filling buckets. That memory is freed all at once,
+// after the last of them was read. One thread at a time.
 class BucketStash {
  public:
-  // Both live longer. What is queued on `stream` must be done before the stash is destroyed.
+  // Both live longer. The work that is queued on `stream` must end before the stash is destroyed.
   BucketStash(bucket::Device& device, bucket::Stream& stream) : device_(device), stream_(stream) {}
 
-  // Queues the move of what `bucket` has. False: the device has no memory for that.
+  // Queues a copy of the bucket. False: the device has no memory for it.
   Result<bool> put(const FilledBucket& bucket);
   std::uint64_t bytes() const { return bytes_; }
 
   bool empty() const { return waiting_.empty(); }
-  // The oldest one, when it has been moved: as with a feed, who reads it need not wait. Where it
-  // is, it stays until all are let go.
+  // The oldest bucket, after its copy is done; as with a feed, the reader need not wait. It stays
+  // in place until let_go() frees all.
   Result<std::optional<FilledBucket>> take();
-  // After take(): what reads that bucket is on the stream.
+  // After take(): the reads of that bucket are queued on the stream.
   Result<void> give_back();
-  // Lets the memory go when all have been taken, given back, and read by the device. Does not wait.
+  // Frees the memory when all buckets were taken, given back and read by the device. Does not wait.
   Result<bool> let_go();
-  // Never, then: the device may still read it.
+  // Gives the memory up without freeing it: the device may still read it.
   void leak();
 
  private:
@@ -43,7 +43,8 @@ class BucketStash {
     std::unique_ptr<bucket::Event> moved;
   };
   std::deque<Kept> waiting_;
-  std::unique_ptr<bucket::Event> read_;  // behind what reads the last one; null: it is not queued
+  // Behind the reads of the last bucket. Null: they are not queued yet.
+  std::unique_ptr<bucket::Event> read_;
 };
 
 }  // namespace rekindle::client

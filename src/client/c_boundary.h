@@ -11,9 +11,29 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "src/client/connection.h"
+#include "src/client/publication.h"
 #include "src/client/rekindle.h"
+#include "src/client/session.h"
 
-// What every function of the C ABI does at its edges.
+// A call shares the object, so another thread may close the handle while the call runs. A call that
+// begins later is the caller's mistake.
+struct rk_agent {
+  std::shared_ptr<rekindle::client::Connection> object;
+  bool is_owner() const { return object->is_owner(); }
+};
+
+struct rk_session {
+  std::shared_ptr<rekindle::client::Session> object;
+  bool is_owner() const { return object->connection().is_owner(); }
+};
+
+struct rk_publication {
+  std::shared_ptr<rekindle::client::Publication> object;
+  bool is_owner() const { return object->connection().is_owner(); }
+};
+
+// The edges of every function of the C ABI: errors, options, time-outs, handles.
 namespace rekindle::client {
 
 static_assert(static_cast<int>(ErrorCode::kInvalid) + 1 == RK_INVALID);
@@ -24,7 +44,7 @@ inline std::int32_t to_rk(ErrorCode code) { return static_cast<std::int32_t>(cod
 // Fills `error`, which may be null, with one line cut at a character. Returns the code.
 std::int32_t report(std::int32_t code, std::string_view message, rk_error* error) noexcept;
 
-// Runs `body`, which returns Result<void>; no exception leaves it.
+// Runs `body`, which returns Result<void>. No exception leaves it.
 template <typename Body>
 std::int32_t guarded(rk_error* error, Body&& body) noexcept {
   try {
@@ -40,8 +60,8 @@ std::int32_t guarded(rk_error* error, Body&& body) noexcept {
   }
 }
 
-// A structure of the caller, who may know fewer fields than we (the others are 0) or more (these
-// must be 0). Null gives all zeros.
+// Reads a structure of a caller that may know fewer fields than this library (the others are 0) or
+// more (they must be 0). Null gives all zeros.
 template <typename T>
 Result<T> read_options(const T* given) {
   T options{};
@@ -60,16 +80,16 @@ Result<T> read_options(const T* given) {
   return options;
 }
 
-// `timeout_ms` of the ABI; kInvalid when negative. A month is for ever.
+// `timeout_ms` of the ABI. kInvalid when negative; more than a month is cut to a month.
 inline Result<std::chrono::milliseconds> checked_timeout(std::int64_t timeout_ms) {
   constexpr std::int64_t kMost = std::int64_t{30} * 24 * 3600 * 1000;
   if (timeout_ms < 0) return fail(ErrorCode::kInvalid, "a time-out of {} ms", timeout_ms);
   return std::chrono::milliseconds(std::min(timeout_ms, kMost));
 }
 
-inline TimePoint after(std::chrono::milliseconds timeout) { return SteadyClock().now() + timeout; }
+inline TimePoint after(std::chrono::milliseconds timeout) { return steady_now() + timeout; }
 
-// The object behind a handle; kInvalid for a null one and in a child after fork().
+// The object behind a handle. kInvalid: the handle is null, or this is a child after fork().
 template <typename Handle>
 auto object_of(const Handle* handle, std::string_view what)
     -> Result<std::remove_const_t<decltype(handle->object)>> {

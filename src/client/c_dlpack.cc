@@ -1,10 +1,10 @@
+#include <algorithm>
 #include <span>
 
 #include "src/client/c_boundary.h"
 
 // rk_describe_tensors.
-using namespace rekindle;          // NOLINT(google-build-using-namespace)
-using namespace rekindle::client;  // NOLINT(google-build-using-namespace)
+namespace rekindle::client {
 
 namespace {
 
@@ -18,13 +18,14 @@ struct DlTensor {
   std::uint8_t dtype_bits;
   std::uint16_t dtype_lanes;
   const std::int64_t* shape;
-  const std::int64_t* strides;  // in elements; null: row-major
+  // In elements. Null: row-major.
+  const std::int64_t* strides;
   std::uint64_t byte_offset;
 };
 static_assert(sizeof(DlTensor) == 48 && offsetof(DlTensor, shape) == 24);
 static_assert(sizeof(rk_tensor_layout) == 40);
 
-// Where the dimensions of all tensors go.
+// The output arrays for the dimensions of all tensors.
 struct Dimensions {
   std::span<std::int64_t> shapes;
   std::span<std::int64_t> strides;
@@ -32,8 +33,8 @@ struct Dimensions {
 
   bool have_room_for(std::size_t count) const { return count <= shapes.size() - used; }
 
-  // Returns whether the tensor is row-major without gaps. The stride of a dimension of size 1 does
-  // not matter, nor does any of a tensor without elements; so says torch, too.
+  // Returns whether the tensor is row-major without gaps. As in torch, the stride of a dimension of
+  // size 1 does not matter, and no stride of a tensor without elements does.
   bool add(const DlTensor& tensor) {
     std::int64_t dense = 1;
     bool is_contiguous = true;
@@ -71,9 +72,9 @@ rk_tensor_layout layout_of(const DlTensor& tensor, Dimensions& dimensions) {
   return layout;
 }
 
-// A describing waits for memory most of its time: these hints take a third of it away. What follows
-// the two words of every Python object is where its tensor is; whatever it is, a hint cannot fault.
-void prefetch(std::span<void* const> next) {
+// Describing a tensor mostly waits for memory; these hints save a third of the time. The pointer to
+// the tensor follows the two words of every Python object. Whatever is there, a hint cannot fault.
+void prefetch_objects(std::span<void* const> next) {
   constexpr std::size_t kObject = 8;
   constexpr std::size_t kTensor = 4;
   constexpr std::size_t kLine = 64;
@@ -81,7 +82,8 @@ void prefetch(std::span<void* const> next) {
   if (next.size() <= kTensor || next[kTensor] == nullptr) return;
   const auto tensor = static_cast<const std::uintptr_t*>(next[kTensor])[2];
   for (std::size_t line = 0; line < 3; ++line) {
-    // An integer so far, as it may be anything. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    // It was an integer so far, because it may not be a pointer.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
     __builtin_prefetch(reinterpret_cast<const void*>(tensor + line * kLine));
   }
 }
@@ -90,9 +92,9 @@ void prefetch(std::span<void* const> next) {
 
 extern "C" {
 
-int32_t rk_describe_tensors(rk_dlpack_exporter exporter, void* const* objects, size_t count,
-                            rk_tensor_layout* layouts, int64_t* shapes, int64_t* strides,
-                            size_t capacity, size_t* described, rk_error* error) {
+RK_API int32_t rk_describe_tensors(rk_dlpack_exporter exporter, void* const* objects, size_t count,
+                                   rk_tensor_layout* layouts, int64_t* shapes, int64_t* strides,
+                                   size_t capacity, size_t* described, rk_error* error) {
   if (described != nullptr) *described = 0;
   return guarded(error, [&]() -> Result<void> {
     if (exporter == nullptr || described == nullptr) {
@@ -107,7 +109,7 @@ int32_t rk_describe_tensors(rk_dlpack_exporter exporter, void* const* objects, s
     }
     Dimensions dimensions{{shapes, capacity}, {strides, capacity}};
     for (std::size_t i = 0; i < count; ++i) {
-      prefetch({objects + i, count - i});
+      prefetch_objects({objects + i, count - i});
       if (objects[i] == nullptr) return fail(ErrorCode::kInvalid, "object {} is null", i);
       DlTensor tensor{};
       if (exporter(objects[i], &tensor) != 0) {
@@ -131,3 +133,5 @@ int32_t rk_describe_tensors(rk_dlpack_exporter exporter, void* const* objects, s
 }
 
 }  // extern "C"
+
+}  // namespace rekindle::client

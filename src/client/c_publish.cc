@@ -1,17 +1,17 @@
+#include <memory>
 #include <utility>
 
 #include "src/client/c_boundary.h"
-#include "src/client/c_handles.h"
 
 // rk_publish_*.
-using namespace rekindle;          // NOLINT(google-build-using-namespace)
-using namespace rekindle::client;  // NOLINT(google-build-using-namespace)
+namespace rekindle::client {
 
 namespace {
 
-constexpr std::chrono::milliseconds kBeginTimeout{30'000};  // the store may have to make room
+// The store may have to make room.
+constexpr std::chrono::milliseconds kBeginTimeout{30'000};
 
-Result<TensorInfo> tensor_of(const rk_tensor_spec& spec) {
+Result<TensorInfo> tensor_info_of(const rk_tensor_spec& spec) {
   if (spec.name == nullptr || spec.dtype == nullptr) {
     return fail(ErrorCode::kInvalid, "a tensor without a name or dtype");
   }
@@ -29,8 +29,9 @@ Result<TensorInfo> tensor_of(const rk_tensor_spec& spec) {
 
 extern "C" {
 
-int32_t rk_publish_begin(rk_agent* agent, const char* model_version, const rk_tensor_spec* tensors,
-                         size_t count, rk_publication** publication, rk_error* error) {
+RK_API int32_t rk_publish_begin(rk_agent* agent, const char* model_version,
+                                const rk_tensor_spec* tensors, size_t count,
+                                rk_publication** publication, rk_error* error) {
   if (publication != nullptr) *publication = nullptr;
   return guarded(error, [&]() -> Result<void> {
     TRY(auto connection, object_of(agent, "agent"));
@@ -47,7 +48,7 @@ int32_t rk_publish_begin(rk_agent* agent, const char* model_version, const rk_te
     std::vector<TensorInfo> infos;
     infos.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {
-      TRY(TensorInfo info, tensor_of(tensors[i]));
+      TRY(TensorInfo info, tensor_info_of(tensors[i]));
       infos.push_back(std::move(info));
     }
     auto handle = std::make_unique<rk_publication>();
@@ -62,8 +63,8 @@ int32_t rk_publish_begin(rk_agent* agent, const char* model_version, const rk_te
   });
 }
 
-int32_t rk_publish_data(rk_publication* publication, size_t index, void** data, uint64_t* bytes,
-                        rk_error* error) {
+RK_API int32_t rk_publish_data(rk_publication* publication, size_t index, void** data,
+                               uint64_t* bytes, rk_error* error) {
   return guarded(error, [&]() -> Result<void> {
     TRY(const auto object, object_of(publication, "publication"));
     TRY(const auto place, object->data(index));
@@ -73,16 +74,17 @@ int32_t rk_publish_data(rk_publication* publication, size_t index, void** data, 
   });
 }
 
-int32_t rk_publish_commit(rk_publication* publication, int64_t timeout_ms, rk_error* error) {
+RK_API int32_t rk_publish_commit(rk_publication* publication, int64_t timeout_ms, rk_error* error) {
   return guarded(error, [&]() -> Result<void> {
     TRY(const auto object, object_of(publication, "publication"));
-    const std::unique_ptr<rk_publication> handle(publication);  // over, whatever the outcome
+    // The publication ends, also on an error.
+    const std::unique_ptr<rk_publication> handle(publication);
     TRY(const auto timeout, checked_timeout(timeout_ms));
     return object->commit(timeout);
   });
 }
 
-void rk_publish_abandon(rk_publication* publication) {
+RK_API void rk_publish_abandon(rk_publication* publication) {
   if (publication == nullptr) return;
   guarded(nullptr, [&]() -> Result<void> {
     if (!publication->is_owner()) return {};
@@ -93,3 +95,5 @@ void rk_publish_abandon(rk_publication* publication) {
 }
 
 }  // extern "C"
+
+}  // namespace rekindle::client

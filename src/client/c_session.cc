@@ -1,11 +1,11 @@
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "src/client/c_boundary.h"
-#include "src/client/c_handles.h"
 
-// rk_attach and what a session does.
-using namespace rekindle;          // NOLINT(google-build-using-namespace)
-using namespace rekindle::client;  // NOLINT(google-build-using-namespace)
+// rk_attach, and the calls of a session.
+namespace rekindle::client {
 
 namespace {
 
@@ -29,7 +29,7 @@ Result<WantedBox> box_of(const rk_box& box) {
   return out;
 }
 
-Result<AttachRequest> request_of(const rk_attach_options& options) {
+Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
   if (options.model == nullptr) return fail(ErrorCode::kInvalid, "attach without a model");
   TRY(ModelRef model, ModelRef::parse(options.model));
   AttachRequest request;
@@ -73,22 +73,34 @@ Result<std::optional<WorkerDevice>> device_of(const rk_attach_options& options) 
   return device;
 }
 
-Result<std::shared_ptr<Session>> session_of(const rk_session* handle) {
-  return object_of(handle, "session");
+std::int32_t list_tensors(rk_session* session, std::span<const rk_tensor> (Session::*tensors_of)(),
+                          const rk_tensor** tensors, size_t* count, rk_error* error) {
+  if (tensors != nullptr) *tensors = nullptr;
+  if (count != nullptr) *count = 0;
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, object_of(session, "session"));
+    if (tensors == nullptr || count == nullptr) {
+      return fail(ErrorCode::kInvalid, "`tensors` or `count` is null");
+    }
+    const auto all = (object.get()->*tensors_of)();
+    *tensors = all.data();
+    *count = all.size();
+    return {};
+  });
 }
 
 }  // namespace
 
 extern "C" {
 
-int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
-                  rk_error* error) {
+RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
+                         rk_error* error) {
   if (session != nullptr) *session = nullptr;
   return guarded(error, [&]() -> Result<void> {
     if (session == nullptr) return fail(ErrorCode::kInvalid, "`session` is null");
     TRY(auto connection, object_of(agent, "agent"));
     TRY(const rk_attach_options given, read_options(options));
-    TRY(AttachRequest request, request_of(given));
+    TRY(AttachRequest request, attach_request_of(given));
     const std::int64_t ms = given.timeout_ms == 0 ? kAttachTimeoutMs : given.timeout_ms;
     TRY(const auto timeout, checked_timeout(ms));
     auto handle = std::make_unique<rk_session>();
@@ -104,9 +116,9 @@ int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session*
   });
 }
 
-int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error) {
+RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error) {
   return guarded(error, [&]() -> Result<void> {
-    TRY(const auto object, session_of(session));
+    TRY(const auto object, object_of(session, "session"));
     if (info == nullptr || info->size < sizeof info->size) {
       return fail(ErrorCode::kInvalid, "`info` is null, or its `size` is not set");
     }
@@ -119,12 +131,12 @@ int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error) {
   });
 }
 
-int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors, size_t* count,
-                rk_error* error) {
+RK_API int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors,
+                       size_t* count, rk_error* error) {
   if (tensors != nullptr) *tensors = nullptr;
   if (count != nullptr) *count = 0;
   return guarded(error, [&]() -> Result<void> {
-    TRY(const auto object, session_of(session));
+    TRY(const auto object, object_of(session, "session"));
     if (tensors == nullptr || count == nullptr) {
       return fail(ErrorCode::kInvalid, "`tensors` or `count` is null");
     }
@@ -136,25 +148,25 @@ int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tenso
   });
 }
 
-int32_t rk_loaded(rk_session* session, rk_error* error) {
+RK_API int32_t rk_loaded(rk_session* session, rk_error* error) {
   return guarded(error, [&]() -> Result<void> {
-    TRY(const auto object, session_of(session));
+    TRY(const auto object, object_of(session, "session"));
     return object->loaded();
   });
 }
 
-int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error* error) {
+RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error* error) {
   return guarded(error, [&]() -> Result<void> {
-    TRY(const auto object, session_of(session));
+    TRY(const auto object, object_of(session, "session"));
     TRY(const auto timeout, checked_timeout(timeout_ms));
     return object->wait_commit(after(timeout));
   });
 }
 
-int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
-                       rk_error* error) {
+RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
+                              rk_error* error) {
   return guarded(error, [&]() -> Result<void> {
-    TRY(const auto object, session_of(session));
+    TRY(const auto object, object_of(session, "session"));
     TRY(const auto timeout, checked_timeout(timeout_ms));
     TRY(const std::uint64_t newer, object->wait_update(after(timeout)));
     if (version != nullptr) *version = newer;
@@ -162,10 +174,59 @@ int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* versio
   });
 }
 
-void rk_detach(rk_session* session) {
+RK_API int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count,
+                          rk_error* error) {
+  return list_tensors(session, &Session::tensors, tensors, count, error);
+}
+
+RK_API int32_t rk_catalog(rk_session* session, const rk_tensor** tensors, size_t* count,
+                          rk_error* error) {
+  return list_tensors(session, &Session::catalog, tensors, count, error);
+}
+
+RK_API int32_t rk_next_bucket(rk_session* session, int64_t timeout_ms, const rk_part** parts,
+                              size_t* count, rk_error* error) {
+  if (parts != nullptr) *parts = nullptr;
+  if (count != nullptr) *count = 0;
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, object_of(session, "session"));
+    if (parts == nullptr || count == nullptr) {
+      return fail(ErrorCode::kInvalid, "`parts` or `count` is null");
+    }
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    TRY(const auto bucket, object->next_bucket(after(timeout)));
+    *parts = bucket.data();
+    *count = bucket.size();
+    return {};
+  });
+}
+
+RK_API int32_t rk_load_into(rk_session* session, const rk_target* targets, size_t count,
+                            int64_t timeout_ms, rk_error* error) {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, object_of(session, "session"));
+    if (targets == nullptr && count > 0) {
+      return fail(ErrorCode::kInvalid, "{} targets at a null pointer", count);
+    }
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object->load_into({targets, count}, timeout);
+  });
+}
+
+RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_ms,
+                           rk_error* error) {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, object_of(session, "session"));
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object->prefetch(bytes, after(timeout));
+  });
+}
+
+RK_API void rk_detach(rk_session* session) {
   if (session == nullptr) return;
   guarded(nullptr, [&]() -> Result<void> {
-    if (!session->is_owner()) return {};  // the parent's: its threads and locks are not here
+    // The session belongs to the parent, whose threads and locks do not exist here.
+    if (!session->is_owner()) return {};
     session->object->end();
     delete session;
     return {};
@@ -173,3 +234,5 @@ void rk_detach(rk_session* session) {
 }
 
 }  // extern "C"
+
+}  // namespace rekindle::client

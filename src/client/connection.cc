@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <limits>
 #include <system_error>
 #include <thread>
+#include <utility>
 
+#include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "src/base/version.h"
+#include "src/client/signals.h"
 #include "src/ipc/peer.h"
 #include "src/ipc/unix_socket.h"
 
@@ -19,17 +23,17 @@ namespace rekindle::client {
 namespace {
 
 constexpr std::uint32_t kProtocol = 1;
-constexpr std::size_t kMaxBacklogBytes = 8u << 20;
-constexpr std::chrono::milliseconds kLook{20};  // whether an agent that is away is back
+// How often an agent that is away is looked for.
+constexpr std::chrono::milliseconds kConnectAgain{20};
 // The agent's answer says why a call failed; it may come a moment after the deadline.
 constexpr std::chrono::milliseconds kAnswerGrace{250};
 
 std::string socket_path(const std::string& store) { return store + "/agent/worker.sock"; }
 
-// Root's agent may serve us: root can do what it likes anyway.
+// An agent of root may serve us: root can do anything here already.
 constexpr std::array<uid_t, 1> kAlsoTrusted{0};
 
-// kUnavailable: nobody listens.
+// kUnavailable: no agent listens.
 Result<UniqueFd> connect_to(const std::string& store, TimePoint deadline) {
   const std::string path = socket_path(store);
   TRY_VOID(ipc::unix_address(path));
@@ -48,8 +52,8 @@ Result<std::shared_ptr<Connection>> Connection::open(const std::string& store, T
   const std::string path = socket_path(store);
   auto connected = connect_to(store, deadline);
   while (!connected && connected.error().code() == ErrorCode::kUnavailable &&
-         std::chrono::steady_clock::now() + kLook < deadline) {
-    std::this_thread::sleep_for(kLook);
+         steady_now() + kConnectAgain < deadline) {
+    std::this_thread::sleep_for(kConnectAgain);
     connected = connect_to(store, deadline);
   }
   if (!connected) return fail(std::move(connected).error());
@@ -61,7 +65,7 @@ Result<std::shared_ptr<Connection>> Connection::open(const std::string& store, T
   if (auto ok = connection->greet(deadline); !ok) {
     return fail(std::move(ok).error().with_context(path));
   }
-  TRY_VOID(connection->begin());
+  TRY_VOID(connection->start_thread());
   return connection;
 }
 
@@ -70,15 +74,15 @@ Connection::~Connection() { close(Error(ErrorCode::kStale, "the connection was c
 Result<void> Connection::greet(TimePoint deadline) {
   const HelloRequest hello{kProtocol, kProtocol, fmt::format("librekindle {}", version()),
                            static_cast<std::uint32_t>(owner_)};
-  const auto sent = channel_.send(encode({.call = ++last_call_}, hello), {}, deadline);
+  const auto sent = channel_.send(encode({.call = kHelloCall}, hello), {}, deadline);
   auto received = channel_.receive(deadline);
-  // An agent that refuses us says why and closes, maybe before it was sent anything.
+  // An agent that refuses us sends the reason and closes, maybe before our hello is sent.
   if (!received) return fail(sent ? std::move(received).error() : sent.error());
   ipc::Frame frame = std::move(*received);
   TRY(AgentMessage answer, decode(frame.body));
   if (answer.error) return fail(*answer.error);
   const auto* const reply = std::get_if<HelloReply>(&answer.reply);
-  if (reply == nullptr || answer.call != last_call_) {
+  if (reply == nullptr || answer.call != kHelloCall) {
     return fail(ErrorCode::kInternal, "the agent answered a hello with something else");
   }
   if (reply->protocol != kProtocol) {
@@ -95,7 +99,7 @@ Result<void> Connection::greet(TimePoint deadline) {
   if (reply->silence_ms > 0) silence_ = milliseconds(reply->silence_ms);
   silence_ = std::max(silence_, 2 * ping_interval_);
   if (!frame.descriptors.empty()) {
-    // Without it the agent sees our death by the pidfd and the socket: later, but it does.
+    // Without the page the agent still sees our death by the pidfd and the socket, but later.
     if (auto page = ipc::LifePage::open(std::move(frame.descriptors.front()))) {
       if (auto hold = ipc::LifeHold::start(std::move(*page))) life_ = std::move(*hold);
     }
@@ -103,89 +107,143 @@ Result<void> Connection::greet(TimePoint deadline) {
   return {};
 }
 
-Result<std::uint64_t> Connection::queue(const Request& request, std::uint64_t session,
-                                        std::chrono::milliseconds deadline,
-                                        const std::shared_ptr<Inbox>& inbox) {
-  if (closed_) return fail(*closed_);
-  if (outgoing_bytes_ + backlog_bytes_.load() > kMaxBacklogBytes) {
-    return fail(ErrorCode::kUnavailable, "the agent does not read what it is sent");
-  }
-  const std::uint64_t call = ++last_call_;
-  const auto ms = std::clamp<std::chrono::milliseconds::rep>(
-      deadline.count(), 0, std::numeric_limits<std::uint32_t>::max());
-  std::string body = encode({call, session, static_cast<std::uint32_t>(ms)}, request);
-  if (body.size() > ipc::kMaxSpilledBytes) {
-    return fail(ErrorCode::kInvalid, "a request of {} bytes, {} are allowed", body.size(),
-                ipc::kMaxSpilledBytes);
-  }
-  outgoing_bytes_ += body.size();
-  outgoing_.push_back(std::move(body));
-  if (inbox) calls_[call] = inbox;
-  return call;
-}
-
 Result<std::uint64_t> Connection::send(const Request& request, std::uint64_t session,
                                        std::chrono::milliseconds deadline,
                                        std::shared_ptr<Inbox> inbox) {
-  Result<std::uint64_t> call = [&] {
-    const std::lock_guard lock(mutex_);
-    return queue(request, session, deadline, inbox);
-  }();
+  Result<std::uint64_t> call = calls_.begin(request, session, deadline, inbox);
   if (call) wake();
   return call;
 }
 
 Result<Message> Connection::call(const Request& request, std::uint64_t session,
                                  std::chrono::milliseconds timeout, std::shared_ptr<Inbox> inbox) {
-  // On the wire 0 is no deadline.
+  // On the wire 0 means no deadline.
   const auto deadline_ms = std::max(timeout, std::chrono::milliseconds(1));
   TRY(const std::uint64_t call, send(request, session, deadline_ms, inbox));
-  const TimePoint deadline = SteadyClock().now() + timeout + kAnswerGrace;
-  const auto take = [&](Message& message) -> Result<Message> {
-    if (message.agent.error) return fail(std::move(*message.agent.error));
-    return std::move(message);
-  };
+  const TimePoint deadline = steady_now() + timeout + kAnswerGrace;
+  std::optional<Message> answer;
   {
     std::unique_lock lock(inbox->mutex);
-    while (true) {
-      const auto found = std::find_if(inbox->messages.begin(), inbox->messages.end(),
-                                      [&](const Message& m) { return m.agent.call == call; });
-      if (found != inbox->messages.end()) {
-        Message message = std::move(*found);
-        inbox->messages.erase(found);
-        return take(message);
-      }
+    while (!(answer = inbox->take_answer_locked(call))) {
       if (inbox->closed) return fail(*inbox->closed);
       if (inbox->changed.wait_until(lock, deadline) == std::cv_status::timeout &&
-          SteadyClock().now() >= deadline) {
+          steady_now() >= deadline) {
         break;
       }
     }
   }
-  if (auto late = forget_call(call, *inbox)) return take(*late);
-  return fail(ErrorCode::kTimeout, "the agent did not answer within {} ms", timeout.count());
+  // The answer may have come between the deadline and now.
+  if (!answer) answer = calls_.forget_call(call, *inbox);
+  if (!answer) {
+    return fail(ErrorCode::kTimeout, "the agent did not answer within {} ms", timeout.count());
+  }
+  if (answer->agent.error) return fail(std::move(*answer->agent.error));
+  return std::move(*answer);
 }
 
-// The answer may have come between the deadline and now.
-std::optional<Message> Connection::forget_call(std::uint64_t call, Inbox& inbox) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (calls_.erase(call) != 0) return std::nullopt;
+// --- the connection's thread
+
+Result<void> Connection::start_thread() {
+  wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) return fail_errno(errno, "create an eventfd");
+  const SignalsBlocked blocked;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kExhausted, "start a thread: {}", error.what());
   }
-  const std::lock_guard lock(inbox.mutex);
-  for (auto at = inbox.messages.begin(); at != inbox.messages.end(); ++at) {
-    if (at->agent.call != call) continue;
-    Message message = std::move(*at);
-    inbox.messages.erase(at);
-    return message;
-  }
-  return std::nullopt;
+  return {};
 }
 
-void Connection::forget_session(std::uint64_t session, const std::shared_ptr<Inbox>& inbox) {
-  const std::lock_guard lock(mutex_);
-  sessions_.erase(session);
-  std::erase_if(calls_, [&](const auto& call) { return call.second == inbox; });
+void Connection::run() {
+  ::pthread_setname_np(::pthread_self(), "rk-client");
+  Error why(ErrorCode::kStale, "the connection was closed");
+  try {
+    if (auto ended = loop(); !ended) why = std::move(ended).error();
+  } catch (const std::exception& error) {
+    why = Error(ErrorCode::kPeerLost, fmt::format("the connection has failed: {}", error.what()));
+  }
+  calls_.close(why);
+  // A child may have a copy of the descriptor; the agent still sees the end now.
+  ::shutdown(channel_.fd(), SHUT_RDWR);
+}
+
+Result<void> Connection::loop() {
+  last_heard_ = last_turn_ = steady_now();
+  next_ping_ = last_heard_ + ping_interval_;
+  while (!stopping_.load()) {
+    TRY_VOID(send_outgoing());
+    const TimePoint before = steady_now();
+    const auto out = static_cast<short>(channel_.wants_to_send() ? POLLOUT : 0);
+    pollfd entries[2] = {{channel_.fd(), static_cast<short>(POLLIN | out), 0},
+                         {wake_.get(), POLLIN, 0}};
+    const int timeout = ipc::poll_timeout_ms(before, next_deadline(before));
+    if (::poll(entries, 2, timeout) < 0 && errno != EINTR) return fail_errno(errno, "poll");
+    std::uint64_t count;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
+
+    // Before deadlines are checked: this thread may have been stopped.
+    TRY_VOID(read_frames());
+    const TimePoint now = steady_now();
+    TRY_VOID(channel_.check_deadline(now));
+    TRY_VOID(keep_alive(now));
+  }
+  // The last requests (a detach, an abandon) go out if the socket takes them at once.
+  return send_outgoing();
+}
+
+Result<void> Connection::send_outgoing() {
+  for (std::string& frame : calls_.take_outgoing()) TRY_VOID(channel_.push(std::move(frame)));
+  TRY_VOID(channel_.send_some(steady_now()));
+  calls_.set_backlog(channel_.queued_bytes());
+  return {};
+}
+
+Result<void> Connection::read_frames() {
+  const TimePoint now = steady_now();
+  auto received =
+      channel_.receive_frames(now, [this](ipc::Frame frame) { return dispatch(std::move(frame)); });
+  if (!received && received.error().code() == ErrorCode::kInvalid) {
+    return fail(ErrorCode::kPeerLost, "the agent broke the protocol: {}",
+                received.error().message());
+  }
+  if (!received) return fail(std::move(received).error());
+  if (*received == ipc::Received::kEnd) {
+    return fail(ErrorCode::kPeerLost,
+                "the agent has closed the connection: it was stopped or killed; connect again");
+  }
+  if (*received == ipc::Received::kSomething) last_heard_ = now;
+  return {};
+}
+
+Result<void> Connection::dispatch(ipc::Frame frame) {
+  TRY(AgentMessage agent, decode(frame.body));
+  if (agent.descriptors != frame.descriptors.size()) {
+    return fail(ErrorCode::kInvalid, "{} descriptors came with a message that names {}",
+                frame.descriptors.size(), agent.descriptors);
+  }
+  calls_.deliver({std::move(agent), std::move(frame.descriptors)});
+  return {};
+}
+
+Result<void> Connection::keep_alive(TimePoint now) {
+  // A turn that took this long was a stop of this process, which sent no pings meanwhile.
+  if (now - std::exchange(last_turn_, now) > 2 * ping_interval_) last_heard_ = now;
+  if (now - last_heard_ >= silence_) {
+    return fail(ErrorCode::kPeerLost, "the agent has been silent for {} ms; connect again",
+                silence_.count());
+  }
+  if (now < next_ping_) return {};
+  next_ping_ = now + ping_interval_;
+  // Fails, and is skipped, while the agent does not read.
+  (void)calls_.begin(PingRequest{}, 0, ping_interval_, nullptr);
+  return {};
+}
+
+TimePoint Connection::next_deadline(TimePoint now) const {
+  TimePoint first = std::min(next_ping_, last_heard_ + silence_);
+  if (const auto frame = channel_.deadline()) first = std::min(first, *frame);
+  return std::max(now, first);
 }
 
 void Connection::wake() {
@@ -199,21 +257,7 @@ void Connection::close(const Error& why) {
     wake();
     thread_.join();
   }
-  fail_all(why);
-}
-
-void Connection::fail_all(const Error& why) {
-  std::vector<std::shared_ptr<Inbox>> inboxes;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!closed_) closed_ = why;
-    for (auto* const map : {&calls_, &sessions_}) {
-      for (auto& [number, inbox] : *map) inboxes.push_back(std::move(inbox));
-      map->clear();
-    }
-    outgoing_.clear();
-  }
-  for (const auto& inbox : inboxes) inbox->close(why);
+  calls_.close(why);
 }
 
 bool Connection::is_owner() const { return ::getpid() == owner_; }

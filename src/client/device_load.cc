@@ -18,10 +18,6 @@ constexpr std::chrono::seconds kReadsPatience{10};
 constexpr std::chrono::microseconds kReadsLook{50};
 constexpr std::string_view kNoReason = "the agent has no device process";
 
-std::uint64_t missing_at_first(const bucket::Piece& piece) {
-  return std::max<std::uint64_t>(piece.bytes, 1);
-}
-
 template <typename Call>
 auto or_out_of_memory(Call call) -> decltype(call()) {
   try {
@@ -39,9 +35,9 @@ timespec to_timespec(Duration duration) {
   return out;
 }
 
-// -1 is passed over.
+// Descriptor -1 is ignored.
 void poll_for(int one, int other, Duration patience, TimePoint deadline) {
-  const Duration left = deadline - SteadyClock().now();
+  const Duration left = deadline - steady_now();
   const timespec most = to_timespec(std::max(std::min(left, patience), Duration{0}));
   pollfd entries[2] = {{one, POLLIN, 0}, {other, POLLIN, 0}};
   (void)::ppoll(entries, 2, &most, nullptr);
@@ -58,30 +54,30 @@ Result<std::unique_ptr<DeviceLoad>> DeviceLoad::create(WorkerDevice device,
 }
 
 DeviceLoad::DeviceLoad(WorkerDevice device, const bucket::Contents& contents)
-    : worker_(std::move(device)), contents_(contents), stash_(*worker_.device, *worker_.stream) {
-  missing_.reserve(contents.pieces().size());
-  for (const bucket::Piece& piece : contents.pieces()) missing_.push_back(missing_at_first(piece));
-}
+    : worker_(std::move(device)),
+      contents_(contents),
+      stash_(*worker_.device, *worker_.stream),
+      progress_(contents) {}
 
 DeviceLoad::~DeviceLoad() {
   if (wait_for_reads()) return;
-  // Memory that the device may still read is not let go, nor what it belongs to.
+  // The device may still read this memory, so it and its owners stay.
   (void)feed_.release();
   stash_.leak();
   (void)worker_.stream.release();
   (void)worker_.device.release();
 }
 
-// Of buckets that were taken. Behind an event: the stream is the caller's, and may go on.
+// Waits for an event, because the stream is the caller's and may have further work.
 bool DeviceLoad::wait_for_reads() {
   if (!has_reads_ || ended_) return true;
   auto event = worker_.device->make_event();
   if (!event || !worker_.stream->record(**event)) return false;
-  const TimePoint give_up = SteadyClock().now() + kReadsPatience;
+  const TimePoint give_up = steady_now() + kReadsPatience;
   for (;;) {
     const auto done = worker_.device->is_done(**event);
     if (done && *done) return true;
-    if (!done || SteadyClock().now() >= give_up) {
+    if (!done || steady_now() >= give_up) {
       (void)event->release();
       return false;
     }
@@ -109,20 +105,20 @@ Result<void> DeviceLoad::upload(std::string why) {
   path_ = fmt::format("upload: {}", why);
   TRY(auto uploads, UploadFeed::create(*worker_.device, *worker_.stream, contents_,
                                        source_.segments, source_.bucket_bytes));
-  TRY_VOID(uploads->mark_ready(tiles_.ready, tiles_.all));
-  replace_nothing_more();
+  TRY_VOID(uploads->mark_ready(tiles_));
+  keep_feed();
   feed_ = std::move(uploads);
   return {};
 }
 
-void DeviceLoad::replace_nothing_more() {
+void DeviceLoad::keep_feed() {
   ipc_ = nullptr;
   source_ = {};
   tiles_ = {};
 }
 
-Result<void> DeviceLoad::mark_ready(const Tiles& tiles) {
-  if (ipc_ == nullptr) return feed_->mark_ready(tiles.ready, tiles.all);
+Result<void> DeviceLoad::mark_ready(const VerifiedTiles& tiles) {
+  if (ipc_ == nullptr) return feed_->mark_ready(tiles);
   tiles_.ready.insert(tiles_.ready.end(), tiles.ready.begin(), tiles.ready.end());
   tiles_.all = tiles_.all || tiles.all;
   return {};
@@ -167,13 +163,13 @@ Result<std::optional<FilledBucket>> DeviceLoad::poll() {
   TRY(const bool let_go, stash_.let_go());
   TRY(auto bucket, next());
   if (bucket) {
-    TRY_VOID(account(*bucket));
+    TRY_VOID(progress_.account(*bucket));
     return bucket;
   }
   if (!feed_->ended() || !let_go) return bucket;
-  if (whole_ != missing_.size()) {
+  if (progress_.whole() != progress_.total()) {
     return fail(ErrorCode::kInternal, "the buckets have ended, and {} of {} tensors are not whole",
-                missing_.size() - whole_, missing_.size());
+                progress_.total() - progress_.whole(), progress_.total());
   }
   ended_ = true;
   return bucket;
@@ -202,9 +198,9 @@ Result<std::optional<FilledBucket>> DeviceLoad::next() {
 }
 
 Result<std::optional<FilledBucket>> DeviceLoad::poll_feed() {
-  auto polled = feed_->poll(SteadyClock().now());
-  // Bytes that were found wrong on the device may be wrong in host memory, too. An agent that
-  // verifies uploads allows none that it has not verified.
+  auto polled = feed_->poll(steady_now());
+  // Bytes that were wrong on the device may be wrong in host memory, too (kCorrupt). An agent that
+  // verifies uploads allows no others (kDenied).
   const bool is_final = !polled && (polled.error().code() == ErrorCode::kCorrupt ||
                                     polled.error().code() == ErrorCode::kDenied);
   if (!polled && !is_final && ipc_ != nullptr && ipc_->untouched()) {
@@ -212,33 +208,24 @@ Result<std::optional<FilledBucket>> DeviceLoad::poll_feed() {
     if (auto ok = upload(why.message()); !ok) {
       return fail(std::move(ok).error().with_context(fmt::format("upload ({})", why.message())));
     }
-    polled = feed_->poll(SteadyClock().now());
+    polled = feed_->poll(steady_now());
   }
   if (polled && *polled) {
     has_reads_ = true;
-    replace_nothing_more();
+    keep_feed();
   }
   return polled;
 }
 
-// What a feed says is checked before it becomes addresses.
-Result<void> DeviceLoad::account(const FilledBucket& bucket) {
-  for (const bucket::Part& part : bucket.parts) {
-    const bool known = part.piece < missing_.size();
-    const std::uint64_t size = known ? contents_.pieces()[part.piece].bytes : 0;
-    const std::uint64_t counts = size == 0 ? 1 : part.bytes;
-    if (!known || (part.bytes == 0) != (size == 0) || part.offset_bytes > size ||
-        part.bytes > size - part.offset_bytes || part.at % bucket::kPartAlignment != 0 ||
-        part.at > bucket.bytes || part.bytes > bucket.bytes - part.at ||
-        counts > missing_[part.piece]) {
-      return fail(ErrorCode::kInternal,
-                  "a bucket has bytes that do not fit: {} at {} of tensor {}, at {} of {}",
-                  part.bytes, part.offset_bytes, part.piece, part.at, bucket.bytes);
-    }
-    missing_[part.piece] -= counts;
-    if (missing_[part.piece] == 0) ++whole_;
-  }
-  return {};
+Result<void> DeviceLoad::move(const FilledBucket& bucket) {
+  auto queued = or_out_of_memory([&]() -> Result<void> {
+    const auto moves = targets_.moves_of(bucket);
+    if (moves.empty()) return {};
+    return worker_.stream->move(moves);
+  });
+  // The bucket is not taken again.
+  if (!queued) failed_ = queued.error();
+  return queued;
 }
 
 void DeviceLoad::wait(int wake, TimePoint deadline) const {

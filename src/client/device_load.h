@@ -9,6 +9,7 @@
 #include "src/bucket/contents.h"
 #include "src/client/bucket_feed.h"
 #include "src/client/bucket_stash.h"
+#include "src/client/device_targets.h"
 #include "src/client/ipc_feed.h"
 #include "src/client/rekindle.h"
 #include "src/client/upload_feed.h"
@@ -16,83 +17,86 @@
 
 namespace rekindle::client {
 
-// What a session with a device does beside the others: its buckets, of the device process or, when
-// that is not possible, by uploads from the segments; which pieces are whole; where they shall go.
-// One thread at a time.
+// The buckets of a session with a device. The device process fills them; where that is not
+// possible, this process uploads from the segments. One thread at a time.
 class DeviceLoad {
  public:
   struct Source {
     Segments segments;
-    UniqueFd channel;        // to the device process; none: uploads
-    std::string no_channel;  // why
+    // To the device process. Empty: uploads, and `no_channel` says why.
+    UniqueFd channel;
+    std::string no_channel;
     std::uint64_t bucket_bytes = 0;
   };
-  // `contents` lives longer. kInternal: what the agent sent does not fit together.
+  // `contents` lives longer. kInternal: the agent's parts do not fit together.
   static Result<std::unique_ptr<DeviceLoad>> create(WorkerDevice device,
                                                     const bucket::Contents& contents,
                                                     Source source);
-  // Waits for what reads the buckets; where that does not end, their memory stays.
+  // Waits for the reads of the buckets. If they do not end, the memory is never freed.
   ~DeviceLoad();
   DeviceLoad(const DeviceLoad&) = delete;
   DeviceLoad& operator=(const DeviceLoad&) = delete;
 
   const std::string& id() const { return worker_.device->id(); }
-  const std::string& path() const { return path_; }  // as rk_session_info.device_path
+  // As rk_session_info.device_path.
+  const std::string& path() const { return path_; }
 
-  struct Tiles {
-    bucket::TileRuns ready;
-    bool all = false;
-  };
   // Tiles that have verified since the last call.
-  Result<void> mark_ready(const Tiles& tiles);
-  // Gives the bucket before it back. nullopt: none yet, or ended(). An error stays.
+  Result<void> mark_ready(const VerifiedTiles& tiles);
+  // Gives the last bucket back first. nullopt: none yet, or ended(). An error stays.
   Result<std::optional<FilledBucket>> take();
-  // Every bucket was handed out and read; what they lay in has been let go.
+  // Every bucket was handed out and read, and their memory is free again.
   bool ended() const { return ended_; }
-  std::size_t whole_pieces() const { return whole_; }
+  std::size_t whole_pieces() const { return progress_.whole(); }
   enum class Prefetched { kOne, kNothingYet, kNoMore };
-  // Takes a bucket that take() will hand out later, from memory of its own on the device: as long
-  // as that is `limit` bytes at most, and a quarter of what the device had free without it.
+  // Copies a bucket to memory of its own on the device; take() hands it out later. All such copies
+  // have at most `limit` bytes, and at most a quarter of the memory that the device had free.
   Result<Prefetched> prefetch(std::uint64_t limit);
-  // Until take() may bring something, `wake` is readable, or the deadline; until prefetch() may.
+  // Both return when `wake` is readable, at the deadline, or when take() may return a bucket;
+  // wait_for_feed() when prefetch() may.
   void wait(int wake, TimePoint deadline) const;
   void wait_for_feed(int wake, TimePoint deadline) const;
 
-  // Where pieces shall go from now on; others go nowhere. kInvalid, kNotFound: the line names it.
-  Result<void> aim(std::span<const rk_target> targets);
-  Result<void> move(const FilledBucket& bucket);  // queues
-  // Until the device has done what this has queued; false: it does not come to that.
+  // As DeviceTargets::aim().
+  Result<void> aim(std::span<const rk_target> targets) {
+    return targets_.aim(contents_.pieces(), targets, progress_);
+  }
+  // Queues the copies from the bucket to its targets.
+  Result<void> move(const FilledBucket& bucket);
+  // Waits for all copies and reads of buckets. False: the device does not finish them.
   bool wait_for_reads();
 
  private:
   DeviceLoad(WorkerDevice device, const bucket::Contents& contents);
   Result<void> begin(Source source);
   Result<void> upload(std::string why);
-  void replace_nothing_more();
+  void keep_feed();
   Result<std::optional<FilledBucket>> poll();
   Result<std::optional<FilledBucket>> poll_feed();
   Result<std::optional<FilledBucket>> next();
   Result<Prefetched> stash_one(std::uint64_t limit);
   Result<void> give_back();
-  Result<void> account(const FilledBucket& bucket);
 
   WorkerDevice worker_;
   const bucket::Contents& contents_;
   std::string path_;
   std::unique_ptr<BucketFeed> feed_;
-  const IpcFeed* ipc_ = nullptr;  // feed_, while it may be replaced by uploads
-  Source source_;                 // for that
-  Tiles tiles_;                   // for that: all so far
+  // The feed, as long as uploads may replace it. They then need `source_` and all `tiles_` so far.
+  const IpcFeed* ipc_ = nullptr;
+  Source source_;
+  VerifiedTiles tiles_;
   BucketStash stash_;
-  std::optional<FilledBucket> kept_;  // of the feed's, that did not fit the stash: comes after it
+  // A bucket of the feed that did not fit the stash. It comes after the stash.
+  std::optional<FilledBucket> kept_;
+  // Who gets the bucket back that was handed out last.
   enum class Holder { kNone, kStash, kFeed };
-  Holder holder_ = Holder::kNone;  // of the bucket that was handed out and not given back
-  bool has_reads_ = false;         // work on the stream that reads buckets
+  Holder holder_ = Holder::kNone;
+  // Whether the stream has work that reads buckets.
+  bool has_reads_ = false;
   bool ended_ = false;
   std::optional<Error> failed_;
-  std::vector<std::uint64_t> missing_;  // per piece: bytes; 1 for one that has none
-  std::size_t whole_ = 0;
-  std::vector<bucket::DeviceAddress> targets_;  // per piece; 0: none
+  PieceProgress progress_;
+  DeviceTargets targets_;
 };
 
 }  // namespace rekindle::client

@@ -1,9 +1,9 @@
+#include "src/client/device_targets.h"
+
 #include <algorithm>
-#include <new>
+#include <string>
+#include <string_view>
 
-#include "src/client/device_load.h"
-
-// Where the pieces of a session shall go (rk_load_into).
 namespace rekindle::client {
 
 namespace {
@@ -19,7 +19,7 @@ bool is_at(const bucket::Piece& piece, const std::uint64_t* offset) {
   return offset == nullptr || std::equal(piece.offset().begin(), piece.offset().end(), offset);
 }
 
-// Finds the piece that a target means.
+// Finds the piece of a target.
 class Finder {
  public:
   explicit Finder(Pieces pieces) : pieces_(pieces), taken_(pieces.size()) {}
@@ -40,7 +40,7 @@ class Finder {
   }
 
  private:
-  // Pieces are sorted by name, and targets mostly come in that order, too.
+  // Pieces are sorted by name, and most callers name targets in that order.
   Pieces named(std::string_view name) {
     if (next_ == pieces_.size() || pieces_[next_].name != name) {
       const auto before = [](const bucket::Piece& piece, std::string_view wanted) {
@@ -54,7 +54,7 @@ class Finder {
     return pieces_.subspan(first, next_ - first);
   }
 
-  // Boxes of one offset differ in size, or are the same.
+  // Boxes at one offset either differ in size or are equal.
   Result<std::uint32_t> choose(Pieces all, const rk_target& target) {
     const bucket::Piece* other = nullptr;
     bool twice = false;
@@ -80,13 +80,42 @@ class Finder {
 
   const Pieces pieces_;
   std::vector<bool> taken_;
-  std::size_t next_ = 0;  // behind those that were asked for last
+  // Behind the pieces that were asked for last.
+  std::size_t next_ = 0;
 };
 
 }  // namespace
 
-Result<void> DeviceLoad::aim(std::span<const rk_target> targets) {
-  const Pieces pieces = contents_.pieces();
+PieceProgress::PieceProgress(const bucket::Contents& contents) : contents_(contents) {
+  missing_.reserve(contents.pieces().size());
+  for (std::size_t i = 0; i < contents.pieces().size(); ++i) missing_.push_back(at_first(i));
+}
+
+std::uint64_t PieceProgress::at_first(std::size_t piece) const {
+  return std::max<std::uint64_t>(contents_.pieces()[piece].bytes, 1);
+}
+
+Result<void> PieceProgress::account(const FilledBucket& bucket) {
+  for (const bucket::Part& part : bucket.parts) {
+    const bool known = part.piece < missing_.size();
+    const std::uint64_t size = known ? contents_.pieces()[part.piece].bytes : 0;
+    const std::uint64_t counts = size == 0 ? 1 : part.bytes;
+    if (!known || (part.bytes == 0) != (size == 0) || part.offset_bytes > size ||
+        part.bytes > size - part.offset_bytes || part.at % bucket::kPartAlignment != 0 ||
+        part.at > bucket.bytes || part.bytes > bucket.bytes - part.at ||
+        counts > missing_[part.piece]) {
+      return fail(ErrorCode::kInternal,
+                  "a bucket has bytes that do not fit: {} at {} of tensor {}, at {} of {}",
+                  part.bytes, part.offset_bytes, part.piece, part.at, bucket.bytes);
+    }
+    missing_[part.piece] -= counts;
+    if (missing_[part.piece] == 0) ++whole_;
+  }
+  return {};
+}
+
+Result<void> DeviceTargets::aim(Pieces pieces, std::span<const rk_target> targets,
+                                const PieceProgress& progress) {
   std::vector<bucket::DeviceAddress> next(pieces.size());
   Finder finder(pieces);
   for (const rk_target& target : targets) {
@@ -96,39 +125,31 @@ Result<void> DeviceLoad::aim(std::span<const rk_target> targets) {
       return fail(ErrorCode::kInvalid, "the target of {} is null", place_of(pieces[piece]));
     }
     next[piece] = reinterpret_cast<std::uintptr_t>(target.data);
-    const bool begun = missing_[piece] != pieces[piece].bytes;
-    if (begun && (targets_.empty() || targets_[piece] != next[piece])) {
+    if (progress.begun(piece) && (addresses_.empty() || addresses_[piece] != next[piece])) {
       return fail(ErrorCode::kInvalid,
                   "{} was handed out before this call: name its target when the load begins",
                   place_of(pieces[piece]));
     }
   }
-  for (std::size_t i = 0; i < targets_.size(); ++i) {
-    const bool half_written = missing_[i] != 0 && missing_[i] != pieces[i].bytes;
-    if (targets_[i] != 0 && next[i] == 0 && half_written) {
+  for (std::size_t i = 0; i < addresses_.size(); ++i) {
+    if (addresses_[i] != 0 && next[i] == 0 && progress.half_done(i)) {
       return fail(ErrorCode::kInvalid, "{} is half written: name its target again",
                   place_of(pieces[i]));
     }
   }
-  targets_ = std::move(next);
+  addresses_ = std::move(next);
   return {};
 }
 
-Result<void> DeviceLoad::move(const FilledBucket& bucket) try {
+std::vector<bucket::Move> DeviceTargets::moves_of(const FilledBucket& bucket) const {
   std::vector<bucket::Move> moves;
   moves.reserve(bucket.parts.size());
   for (const bucket::Part& part : bucket.parts) {
-    const bucket::DeviceAddress target = targets_[part.piece];
+    const bucket::DeviceAddress target = addresses_[part.piece];
     if (target == 0) continue;
     moves.push_back({bucket.at + part.at, target + part.offset_bytes, part.bytes});
   }
-  if (moves.empty()) return {};
-  auto queued = worker_.stream->move(moves);
-  if (!queued) failed_ = queued.error();
-  return queued;
-} catch (const std::bad_alloc&) {
-  failed_ = Error(ErrorCode::kExhausted, "out of memory");  // the bucket is not taken again
-  return fail(*failed_);
+  return moves;
 }
 
 }  // namespace rekindle::client

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -20,8 +22,8 @@ struct Message {
   std::vector<UniqueFd> descriptors;
 };
 
-// Where the connection's thread leaves what belongs to one session or call. Its mutex also guards
-// the state of the session that owns it: whoever waits applies what has come.
+// The connection's thread leaves the messages of one session or call here. The mutex also guards
+// the state of the session that owns the inbox: a thread that waits applies the messages that came.
 struct Inbox {
   void put(Message message) {
     {
@@ -37,19 +39,34 @@ struct Inbox {
     }
     notify();
   }
-  // Wakes those who wait for `changed` or poll `wake`.
+  // Wakes the threads that wait for `changed` or poll `wake`.
   void notify() {
     changed.notify_all();
     const std::uint64_t one = 1;
     if (wake) [[maybe_unused]]
       const ssize_t written = ::write(wake.get(), &one, sizeof one);
   }
+  // nullopt: the call's answer is not here. With the mutex held.
+  std::optional<Message> take_answer_locked(std::uint64_t call) {
+    const auto found =
+        std::ranges::find(messages, call, [](const Message& m) { return m.agent.call; });
+    if (found == messages.end()) return std::nullopt;
+    Message message = std::move(*found);
+    messages.erase(found);
+    return message;
+  }
+  std::optional<Message> take_answer(std::uint64_t call) {
+    const std::lock_guard lock(mutex);
+    return take_answer_locked(call);
+  }
 
   std::mutex mutex;
   std::condition_variable changed;
-  UniqueFd wake;  // an eventfd, for who waits for other descriptors, too; set before the first call
-  std::deque<Message> messages;  // guarded by mutex
-  std::optional<Error> closed;   // guarded by mutex: nothing more will come, and why
+  // An eventfd for threads that also wait for other descriptors. Set before the first call.
+  UniqueFd wake;
+  // Both are guarded by `mutex`. `closed`: why no more messages will come.
+  std::deque<Message> messages;
+  std::optional<Error> closed;
 };
 
 }  // namespace rekindle::client

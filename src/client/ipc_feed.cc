@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kMostSlots = 256;
 constexpr Duration kSendPatience = std::chrono::milliseconds(1);
 constexpr Duration kReceivePatience = std::chrono::seconds(1);
-constexpr std::chrono::seconds kBuffersDeadline{10};  // from when they are first asked for
+// From the first poll().
+constexpr std::chrono::seconds kBuffersDeadline{10};
 
 Failure gone(std::string_view why) {
   return fail(ErrorCode::kUnavailable,
@@ -27,7 +28,7 @@ Failure broken(std::string_view why) {
   return fail(ErrorCode::kInternal, "the device process broke the protocol: {}", why);
 }
 
-// What is wrong over there is over when another one has been started, or is known to the caller.
+// A new device process may not have the fault of this one. Other errors concern the caller.
 Failure refused(const Error& error) {
   switch (error.code()) {
     case ErrorCode::kTimeout:
@@ -77,8 +78,7 @@ Result<std::optional<FilledBucket>> IpcFeed::poll(TimePoint now) {
   TRY(const bool done, device_.is_done(*slot.filled));
   if (!done) return std::nullopt;
   TRY_VOID(stream_.wait(*slot.filled));
-  slot.filling = false;
-  slot.held = true;
+  slot.state = Slot::State::kHeld;
   current_ = {next.slot, next.sequence};
   ++handed_out_;
   FilledBucket bucket{memory_->address() + next.slot * bucket_bytes_, bucket_bytes_,
@@ -101,7 +101,7 @@ Result<void> IpcFeed::receive(TimePoint now) {
   }
   if (!received) return fail(std::move(received).error());
   if (*received == ipc::Received::kEnd) return fail(ErrorCode::kPeerLost, "it has ended");
-  // What cannot be sent any more will be seen as the end of what can be received.
+  // If the process is gone, receiving will show it.
   if (channel_.wants_to_send()) (void)channel_.send_some(now);
   return channel_.check_deadline(now);
 }
@@ -152,7 +152,7 @@ Result<bucket::OpenedMessage> IpcFeed::open_slots(const bucket::BuffersMessage& 
 }
 
 Result<void> IpcFeed::add(bucket::FilledMessage filled) {
-  if (filled.slot >= slots_.size() || slots_[filled.slot].filling || slots_[filled.slot].held) {
+  if (filled.slot >= slots_.size() || slots_[filled.slot].state != Slot::State::kTheirs) {
     return broken(fmt::format("it filled slot {}, which is not its own", filled.slot));
   }
   if (filled.sequence != received_ || filled.parts.empty()) {
@@ -160,7 +160,7 @@ Result<void> IpcFeed::add(bucket::FilledMessage filled) {
                               filled.parts.size(), received_));
   }
   ++received_;
-  slots_[filled.slot].filling = true;
+  slots_[filled.slot].state = Slot::State::kFilling;
   filled_.push_back(std::move(filled));
   return {};
 }
@@ -168,20 +168,23 @@ Result<void> IpcFeed::add(bucket::FilledMessage filled) {
 Result<void> IpcFeed::finish() {
   if (!filled_.empty()) return broken("it finished before its buckets were taken");
   for (const Slot& slot : slots_) {
-    if (slot.held) return broken("it finished before its buckets were given back");
+    if (slot.state == Slot::State::kHeld) {
+      return broken("it finished before its buckets were given back");
+    }
   }
-  // The device process has seen our last event: nothing reads the memory any more.
+  // The device process has seen our last event, so nothing reads the memory any more.
   ended_ = true;
   slots_.clear();
   memory_.reset();
-  (void)::shutdown(channel_.fd(), SHUT_RDWR);  // so that it frees its side
+  // The device process then frees its side.
+  (void)::shutdown(channel_.fd(), SHUT_RDWR);
   return {};
 }
 
 Result<void> IpcFeed::give_back() {
   Slot& slot = slots_[current_.slot];
   TRY_VOID(stream_.record(*slot.released));
-  slot.held = false;
+  slot.state = Slot::State::kTheirs;
   send(current_);
   return {};
 }
@@ -189,7 +192,7 @@ Result<void> IpcFeed::give_back() {
 void IpcFeed::send(bucket::Message message) {
   bucket::Encoded frame = bucket::encode(std::move(message));
   if (channel_.push(std::move(frame.body), std::move(frame.descriptors))) {
-    (void)channel_.send_some(SteadyClock().now());
+    (void)channel_.send_some(steady_now());
   }
 }
 

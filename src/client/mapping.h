@@ -10,7 +10,7 @@
 
 namespace rekindle::client {
 
-// Owns a mapping of memory; movable.
+// Owns a mapping of memory. Movable.
 class Mapping {
  public:
   Mapping() = default;
@@ -20,9 +20,10 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
 
-  // The first `bytes` of a file, shared. kInternal when the file is shorter.
+  // Maps the first `bytes` of a file, shared. kInternal: the file is shorter.
   static Result<Mapping> of_file(int fd, std::uint64_t bytes, bool writable);
-  static Result<Mapping> anonymous(std::uint64_t bytes);  // kExhausted
+  // kExhausted: there is no memory.
+  static Result<Mapping> anonymous(std::uint64_t bytes);
 
   std::byte* data() const { return data_; }
   std::uint64_t size() const { return size_; }
@@ -33,8 +34,8 @@ class Mapping {
   std::uint64_t size_ = 0;
 };
 
-// Maps the segments that an agent has sent: descriptor i is segment i of that many bytes. The
-// mapping keeps the memory; the descriptors may be closed after it.
+// Maps the segments of an agent: descriptor i is segment i, of bytes[i] bytes. The mappings keep
+// the memory, so the descriptors may be closed afterwards.
 Result<std::vector<Mapping>> map_segments(std::span<const UniqueFd> descriptors,
                                           std::span<const std::uint64_t> bytes, bool writable);
 

@@ -26,7 +26,8 @@ Result<std::shared_ptr<Publication>> Publication::begin(std::shared_ptr<Connecti
                                                         const ModelVersion& id,
                                                         std::vector<TensorInfo> tensors,
                                                         std::chrono::milliseconds timeout) {
-  TRY_VOID(TensorSet::create(tensors));  // says what is wrong before the agent does
+  // Finds errors of the caller without asking the agent.
+  TRY_VOID(TensorSet::create(tensors));
   const auto inbox = std::make_shared<Inbox>();
   TRY(Message answer, connection->call(request_of(id, tensors), 0, timeout, inbox));
   const auto* const begun = std::get_if<PublishBegunReply>(&answer.agent.reply);

@@ -18,16 +18,17 @@ namespace rekindle::client {
 // A version that a trainer fills in memory of the agent's store. Any thread.
 class Publication {
  public:
-  // `tensors` in the caller's order, which is that of data()'s index.
+  // data() numbers the tensors in this order.
   static Result<std::shared_ptr<Publication>> begin(std::shared_ptr<Connection> connection,
                                                     const ModelVersion& id,
                                                     std::vector<TensorInfo> tensors,
                                                     std::chrono::milliseconds timeout);
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
-  ~Publication();  // abandons what was not committed
+  // Abandons a publication that was not committed.
+  ~Publication();
 
-  // Writable until commit or abandon, which unmap it: from then on kStale.
+  // Writable memory, until commit() or abandon() unmap it. Afterwards kStale.
   Result<std::span<std::byte>> data(std::size_t index) const;
   Result<void> commit(std::chrono::milliseconds timeout);
   void abandon();
@@ -44,16 +45,18 @@ class Publication {
               std::uint64_t id)
       : connection_(std::move(connection)), inbox_(std::move(inbox)), id_(id) {}
   Result<void> place(std::vector<TensorInfo> tensors, const PublishBegunReply& begun);
-  // True for the one caller that ends it. Unmaps first: the agent digests what is there.
+  // True for the one caller that ends it. Unmaps the memory, which the agent then digests.
   bool end();
 
   const std::shared_ptr<Connection> connection_;
   const std::shared_ptr<Inbox> inbox_;
   const std::uint64_t id_;
-  std::vector<Place> places_;  // by the caller's index
+  // By the caller's index.
+  std::vector<Place> places_;
   mutable std::mutex mutex_;
-  bool ended_ = false;             // guarded by mutex_
-  std::vector<Mapping> segments_;  // guarded by mutex_
+  // Both are guarded by mutex_.
+  bool ended_ = false;
+  std::vector<Mapping> segments_;
 };
 
 }  // namespace rekindle::client

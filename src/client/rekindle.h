@@ -1,5 +1,5 @@
-/* librekindle: how a worker process gets model weights from the Rekindle agent of its host, and how
- * a trainer publishes them. A stable C ABI; link with -lrekindle.
+/* librekindle: a worker process gets model weights from the Rekindle agent of its host, and a
+ * trainer publishes them. A stable C ABI; link with -lrekindle.
  *
  *   rk_error error;
  *   rk_agent* agent;      rk_connect(NULL, &agent, &error);
@@ -7,18 +7,18 @@
  *                             .model = "qwen3", .shard = "tp=3/8"}, &session, &error);
  *   const rk_tensor* tensors; size_t count;
  *   while (rk_next(session, 10000, &tensors, &count, &error) == RK_OK && count > 0) { copy them }
- *   rk_loaded(session, &error);                 // this rank has everything
- *   rk_wait_commit(session, 60000, &error);     // every rank of the instance has: serve
+ *   rk_loaded(session, &error);              // this rank has everything
+ *   rk_wait_commit(session, 60000, &error);  // every rank of the instance has everything: serve
  *
- * Functions return RK_OK or the code of what went wrong; `error`, which may be NULL, then has the
- * same code and one line for a human. All are thread-safe; a session may be detached while other
- * threads' calls on it still run (they return RK_STALE). There is no global state. Structures begin
- * with their size, so that later versions can grow them. Times are milliseconds; a time-out of 0
- * asks and does not wait; there is no way to wait for ever.
+ * Functions return RK_OK or an error code. `error` then has the same code and a message of one
+ * line; it may be NULL. All functions are thread-safe. A session may be detached while calls of
+ * other threads on it still run; they return RK_STALE. There is no global state. Structures begin
+ * with their size, so that later versions can extend them. Times are milliseconds. A time-out of 0
+ * asks without waiting. No call waits for ever.
  *
- * After fork() only the parent may use what it opened. When the agent dies, calls return
- * RK_PEER_LOST; mapped tensors stay readable; rk_attach on a new connection finds the agent's next
- * life and what was verified before.
+ * After fork() only the parent may use its handles. When the agent dies, calls return RK_PEER_LOST
+ * and mapped tensors stay readable. A new connection then reaches the restarted agent, and
+ * rk_attach finds the bytes that were verified before.
  */
 #ifndef REKINDLE_H
 #define REKINDLE_H
@@ -40,77 +40,106 @@ extern "C" {
 
 typedef enum rk_code {
   RK_OK = 0,
-  RK_INVALID = 1,     /* the input is wrong: fix it, do not retry */
-  RK_NOT_FOUND = 2,   /* no such model or version, or nobody holds it: the message names what */
-  RK_TIMEOUT = 3,     /* not by the deadline; the session goes on, ask again */
-  RK_PEER_LOST = 4,   /* the agent is gone: connect and attach again */
-  RK_STALE = 5,       /* the session has ended: its version retired, or its instance moved on */
-  RK_CORRUPT = 6,     /* bytes do not match their digest and nobody has better ones */
-  RK_EXHAUSTED = 7,   /* out of memory, space or descriptors */
-  RK_DENIED = 8,      /* not this user, or another root under that version */
-  RK_UNAVAILABLE = 9, /* not now: try again with back-off */
-  RK_INTERNAL = 10    /* a bug, or a file or device of this host that fails */
+  /* The input is wrong: fix it, do not retry. */
+  RK_INVALID = 1,
+  /* There is no such model or version, or no host holds it. The message names it. */
+  RK_NOT_FOUND = 2,
+  /* The deadline has passed. The session goes on: call again. */
+  RK_TIMEOUT = 3,
+  /* The agent is gone: connect and attach again. */
+  RK_PEER_LOST = 4,
+  /* The session has ended: its version was retired, or its instance moved on. */
+  RK_STALE = 5,
+  /* Bytes do not match their digest, and no host has better ones. */
+  RK_CORRUPT = 6,
+  /* Out of memory, space or descriptors. */
+  RK_EXHAUSTED = 7,
+  /* This user may not do it, or the version exists with other bytes. */
+  RK_DENIED = 8,
+  /* Not possible now: try again with back-off. */
+  RK_UNAVAILABLE = 9,
+  /* A bug, or a file or device of this host that fails. */
+  RK_INTERNAL = 10
 } rk_code;
 
 typedef struct rk_error {
   int32_t code;
-  char message[1020]; /* one line, UTF-8, ends with 0 */
+  /* One line of UTF-8, terminated by 0. */
+  char message[1020];
 } rk_error;
 
 typedef struct rk_agent rk_agent;
 typedef struct rk_session rk_session;
 typedef struct rk_publication rk_publication;
 
-RK_API uint32_t rk_api_version(void);        /* RK_API_VERSION of the library */
-RK_API const char* rk_library_version(void); /* "0.1.0" */
+/* RK_API_VERSION of the library. */
+RK_API uint32_t rk_api_version(void);
+/* "0.1.0" */
+RK_API const char* rk_library_version(void);
 RK_API const char* rk_code_name(int32_t code);
 
 /* --- the agent of this host */
 
 typedef struct rk_connect_options {
   uint32_t size;
-  const char* store;  /* the agent's store; NULL: /dev/shm/rekindle */
-  int64_t timeout_ms; /* 0: 5000 */
+  /* The agent's store. NULL: /dev/shm/rekindle. */
+  const char* store;
+  /* 0: 5000. */
+  int64_t timeout_ms;
 } rk_connect_options;
 
-/* Waits for an agent that is away, being restarted for example.
- * RK_UNAVAILABLE: no agent serves that store by then. RK_DENIED: it is another user's. */
+/* Connects to the agent. Waits if no agent runs yet, for example during a restart.
+ * RK_UNAVAILABLE: no agent serves that store within the time-out. RK_DENIED: the agent belongs to
+ * another user. */
 RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error);
-/* Ends its sessions, too. NULL is fine. */
+/* Also ends the sessions of the connection. NULL does nothing. */
 RK_API void rk_disconnect(rk_agent* agent);
 
 /* --- weights for a worker */
 
 /* A part of a tensor: offsets and extents in elements, one per dimension. */
 typedef struct rk_box {
-  const char* tensor;  /* "": the smallest one, for who attaches to see rk_catalog() */
-  uint32_t dimensions; /* 0: the whole tensor */
+  /* "": the smallest tensor. Attach to it to read rk_catalog(). */
+  const char* tensor;
+  /* 0: the whole tensor. */
+  uint32_t dimensions;
   const uint64_t* offset;
   const uint64_t* extent;
 } rk_box;
 
 typedef struct rk_attach_options {
   uint32_t size;
-  const char* model;     /* "qwen3@41", or "qwen3": the newest version that is ready */
-  const char* shard;     /* "tp=3/8"; NULL: everything, or `boxes` */
-  const char* spec_json; /* contents of a shard spec; NULL: the built-in of the model's family */
-  const rk_box* boxes;   /* instead of a shard */
+  /* "qwen3@41", or "qwen3" for the newest version that is ready. */
+  const char* model;
+  /* "tp=3/8". NULL: everything, or `boxes`. */
+  const char* shard;
+  /* The text of a shard spec. NULL: the built-in spec of the model's family. */
+  const char* spec_json;
+  /* Replaces `shard`. */
+  const rk_box* boxes;
   size_t box_count;
-  const char* instance; /* NULL: an instance of one rank by itself */
-  uint64_t generation;  /* same for all ranks of one start of the instance */
+  /* NULL: an instance with this rank only. */
+  const char* instance;
+  /* The same for all ranks of one start of the instance. */
+  uint64_t generation;
   uint32_t rank;
-  uint32_t world;           /* 0: 1 */
-  const char* fallback_dir; /* of safetensors files, when nobody alive holds the version; or NULL */
-  int64_t timeout_ms;       /* until the version and its sources are known; 0: 10000 */
-  /* Where the weights shall land. NULL: nowhere, rk_next() hands out host memory. "cuda": the
-   * calling thread's current CUDA device; "cuda:1"; a UUID, "GPU-6f2c…"; "double:0": host memory
-   * that stands in for a GPU, on machines without one (`rekindle agent --gpu double:1`). */
+  /* Number of ranks. 0: 1. */
+  uint32_t world;
+  /* A directory of safetensors files, for the case that no live host holds the version; or NULL. */
+  const char* fallback_dir;
+  /* Until the version and its sources are known. 0: 10000. */
+  int64_t timeout_ms;
+  /* Where the weights go. NULL: to host memory, by rk_next(). "cuda": the calling thread's current
+   * CUDA device. "cuda:1". A UUID: "GPU-6f2c…". "double:0": host memory in place of a GPU, on
+   * machines without one (`rekindle agent --gpu double:1`). */
   const char* device;
-  void* stream; /* CUstream or cudaStream_t whose work reads the buckets; NULL: the default */
-  uint64_t bucket_bytes; /* 0: the agent's choice, 64 MiB, in an update 256 MiB; at most 256 MiB */
-  /* Workers of a group move to new versions together, when an update says so (rk_update, `rekindle
-   * update`): rk_wait_update returns then, and attaching to that version takes part. NULL: alone,
-   * as soon as a version is ready. */
+  /* The CUstream or cudaStream_t whose work reads the buckets. NULL: the default stream. */
+  void* stream;
+  /* 0: the agent chooses 64 MiB, in an update 256 MiB. At most 256 MiB. */
+  uint64_t bucket_bytes;
+  /* The workers of a group move to a new version together, when an update begins (rk_update,
+   * `rekindle update`). rk_wait_update() then returns, and attaching to the version takes part in
+   * the update. NULL: no group; the worker moves as soon as a version is ready. */
   const char* group;
 } rk_attach_options;
 
@@ -118,105 +147,122 @@ RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_s
                          rk_error* error);
 
 typedef struct rk_session_info {
-  uint32_t size; /* set by the caller */
+  /* Set by the caller. */
+  uint32_t size;
   const char* model;
   uint64_t version;
   uint64_t bytes_done, bytes_total;
   uint32_t tensors;
-  const char* rung; /* "local", "adopted", "peers", "fallback": the lowest so far */
-  /* "ipc": the agent fills buckets that this process opens; "upload: WHY": this process uploads
-   * from the host map, because that is not possible here (as of now: before the first bucket it may
-   * fall to that); "": no device was asked for. */
+  /* The lowest source so far: "local", "adopted", "peers", "fallback". */
+  const char* rung;
+  /* "": the session has no device. "ipc": the agent fills buckets that this process opens.
+   * "upload: WHY": this process uploads from host memory, because the agent cannot fill buckets
+   * here. Before the first bucket, "ipc" may still change to that. */
   const char* device_path;
 } rk_session_info;
-/* Strings live as long as the session. */
+/* The strings live as long as the session. */
 RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error);
 
-/* A name that begins with "__rekindle_file__/" is a small file that was published beside the
- * weights (config.json, tokenizer.json, …): U8, its bytes. Equal shapes and offsets of an array's
- * tensors are at one address: who reads very many reads each of them once. */
+/* A name that begins with "__rekindle_file__/" is a small file that was published with the weights
+ * (config.json, tokenizer.json, …): its dtype is U8 and its data are the bytes of the file. Within
+ * one array, equal shapes and offsets are at one address, so a caller with many tensors can read
+ * each list once. */
 typedef struct rk_tensor {
   const char* name;
-  const char* dtype; /* as in safetensors: "BF16", "F8_E4M3" */
+  /* As in safetensors: "BF16", "F8_E4M3". */
+  const char* dtype;
   uint32_t dimensions;
-  const uint64_t* shape;      /* of what is here */
-  const uint64_t* offset;     /* of it in the whole tensor */
-  const uint64_t* full_shape; /* of the whole tensor */
-  /* Row-major, contiguous, read-only; as long as the session lives. It is the agent's memory, but
-   * for a box that does not lie contiguously there (a copy, made when it is handed out). NULL for a
-   * tensor without elements. */
+  /* Of this part of the tensor, and its offset in the whole tensor. */
+  const uint64_t* shape;
+  const uint64_t* offset;
+  /* Of the whole tensor. */
+  const uint64_t* full_shape;
+  /* Row-major, contiguous and read-only, as long as the session lives. It points into the agent's
+   * memory. A box that is not contiguous there is copied when it is handed out. NULL for a tensor
+   * without elements. */
   const void* data;
   uint64_t bytes;
 } rk_tensor;
 
-/* Every tensor of the version, also those that the session has nothing of, by name; `data` is NULL.
- * What it takes to choose boxes: attach to the smallest one first. As long as the session. */
+/* Every tensor of the version, sorted by name, also tensors outside this session; `data` is NULL.
+ * To choose boxes, attach to the smallest tensor first and read this list. The array lives as long
+ * as the session. */
 RK_API int32_t rk_catalog(rk_session* session, const rk_tensor** tensors, size_t* count,
                           rk_error* error);
 
-/* The next tensors that are here in full and verified, each once; `*count` 0 with RK_OK: there are
- * no more. The array lives as long as the session. RK_TIMEOUT: none came in time. */
+/* The next tensors that are whole and verified, each once. RK_OK with `*count` 0: there are no
+ * more. RK_TIMEOUT: none came in time. The array lives as long as the session. */
 RK_API int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors,
                        size_t* count, rk_error* error);
 
-/* --- the same on a device (rk_attach_options.device): these instead of rk_next() */
+/* --- weights on a device (rk_attach_options.device): these functions replace rk_next() */
 
-/* Every tensor of the session, in a fixed order; `data` is NULL. As long as the session lives. */
+/* Every tensor of the session, in a fixed order; `data` is NULL. The array lives as long as the
+ * session. */
 RK_API int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count,
                           rk_error* error);
-/* A run of a tensor's row-major bytes. A tensor that is larger than a bucket comes in several. */
+/* A run of a tensor's row-major bytes. A tensor larger than a bucket comes in several parts. */
 typedef struct rk_part {
   const rk_tensor* tensor;
-  uint64_t offset_bytes; /* in the tensor */
-  uint64_t bytes;        /* 0: a tensor without elements */
-  void* data;            /* device memory, 256-byte aligned */
-  uint64_t reserved[2];  /* 0 */
+  /* In the tensor. */
+  uint64_t offset_bytes;
+  /* 0: a tensor without elements. */
+  uint64_t bytes;
+  /* Device memory, 256-byte aligned. */
+  void* data;
+  /* 0. */
+  uint64_t reserved[2];
 } rk_part;
-/* The next bucket that is filled, in the order in which their bytes arrive. What reads it must be
- * queued on the session's stream before the next call, which gives the bucket back behind that.
- * `*count` 0 with RK_OK: there are no more; the buckets' memory has been let go. RK_TIMEOUT: none
- * came in time. RK_UNAVAILABLE: its device process is gone and the agent is not (else it is
- * RK_PEER_LOST); detach and attach again. The array lives as long as the session. */
+/* The next filled bucket, in the order of arrival. Queue all reads of the bucket on the session's
+ * stream before the next call: that call gives the bucket back behind them. RK_OK with `*count` 0:
+ * there are no more, and the buckets' memory is free again. RK_TIMEOUT: none came in time.
+ * RK_UNAVAILABLE: the device process is gone and the agent still runs; detach and attach again. (If
+ * the agent is gone, RK_PEER_LOST.) The array lives as long as the session. */
 RK_API int32_t rk_next_bucket(rk_session* session, int64_t timeout_ms, const rk_part** parts,
                               size_t* count, rk_error* error);
-/* Where a tensor, or a box of one, shall be: device memory, contiguous, row-major. */
+/* The place of a tensor, or of a box of it, in device memory: contiguous and row-major. */
 typedef struct rk_target {
   const char* tensor;
-  const uint64_t* offset; /* of the box, as rk_tensor.offset; NULL: the session has one of it */
+  /* Of the box, as rk_tensor.offset. NULL: the session has one box of this tensor. */
+  const uint64_t* offset;
   void* data;
-  uint64_t bytes;       /* RK_INVALID when it is not the tensor's */
-  uint64_t reserved[2]; /* 0 */
+  /* The size of the tensor or box. RK_INVALID if it differs. */
+  uint64_t bytes;
+  /* 0. */
+  uint64_t reserved[2];
 } rk_target;
-/* Takes every bucket and copies what the targets name to them, bucket by bucket in one batch, on
- * the session's stream; returns when all copies that it has queued are done, also when it fails
- * (but for a device that hangs for 10 s: the message says so). RK_NOT_FOUND: a target that the
- * session does not have, named; tensors without a target are skipped. RK_TIMEOUT: no bucket for
- * `timeout_ms`; call it again to go on, and keep the targets until then, or until rk_detach. */
+/* Takes every bucket and copies its tensors to their targets, each bucket in one batch, on the
+ * session's stream. Returns when all queued copies are done, also when it fails. (Exception: a
+ * device that hangs for 10 s. The message says so.) Tensors without a target are skipped.
+ * RK_NOT_FOUND: the session does not have a target's tensor; the message names it. RK_TIMEOUT: no
+ * bucket came for `timeout_ms`; call again to continue, and keep the targets until then or until
+ * rk_detach(). */
 RK_API int32_t rk_load_into(rk_session* session, const rk_target* targets, size_t count,
                             int64_t timeout_ms, rk_error* error);
 
-/* For a thread of its own while another one finds out where tensors go, which for tens of thousands
- * takes as long as gigabytes of them: takes buckets into memory of its own on the device, so that
- * they go on being filled. At most `bytes`, and a quarter of what the device had free. Returns
- * RK_OK when it has them, when there are no more, at the time-out, when another call of this
- * session wants buckets, and at once while a bucket of rk_next_bucket is being read. Nothing is
- * lost: rk_load_into and rk_next_bucket begin with what it has taken, and let that memory go when
- * it has been read. RK_TIMEOUT: another call had the session all the time. Otherwise it fails as
- * rk_next_bucket. */
+/* For a second thread, while the first finds out where tensors go. With tens of thousands of
+ * tensors that takes as long as the transfer of gigabytes. Copies buckets to separate memory on the
+ * device, so that the producer can go on filling them: at most `bytes`, and at most a quarter of
+ * the device's free memory. Nothing is lost: rk_load_into() and rk_next_bucket() begin with these
+ * copies, and free their memory after it was read. Returns RK_OK when the limit is reached, when
+ * there are no more buckets, at the time-out, when another call of this session wants buckets, and
+ * at once while a bucket of rk_next_bucket() is being read. RK_TIMEOUT: another call used the
+ * session all the time. Other errors are those of rk_next_bucket(). */
 RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_ms,
                            rk_error* error);
 
-/* Says that this rank has taken in every tensor; does not wait (RK_INVALID before rk_next or
- * rk_next_bucket has handed out all). */
+/* Reports that this rank has loaded every tensor. Does not wait. RK_INVALID: rk_next() or
+ * rk_next_bucket() has not handed out all tensors yet. */
 RK_API int32_t rk_loaded(rk_session* session, rk_error* error);
-/* Until every rank of the instance has loaded the same version: only now may it serve.
- * RK_UNAVAILABLE names the rank that failed and why; call it again to wait for its next start. */
+/* Waits until every rank of the instance has loaded the same version. Only then may the rank serve.
+ * RK_UNAVAILABLE: a rank has failed; the message says which and why. Call again to wait for that
+ * rank's next start. */
 RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error* error);
-/* Until the model has a newer version than this session's, or an update has begun for its group;
- * attach again for it, with the next generation when the instance has several ranks. */
+/* Waits until the model has a version newer than this session's, or until an update of its group
+ * begins. Attach again to get it, with the next generation if the instance has several ranks. */
 RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
                               rk_error* error);
-/* Unmaps the tensors. NULL is fine. */
+/* Ends the session and unmaps its tensors. NULL does nothing. */
 RK_API void rk_detach(rk_session* session);
 
 /* --- weights from a trainer */
@@ -228,66 +274,82 @@ typedef struct rk_tensor_spec {
   const uint64_t* shape;
 } rk_tensor_spec;
 
-/* "qwen3@42" with these tensors: memory of the agent's store, to be filled and committed. */
+/* Begins to publish `model_version` ("qwen3@42") with these tensors. The caller fills memory of the
+ * agent's store, then commits. */
 RK_API int32_t rk_publish_begin(rk_agent* agent, const char* model_version,
                                 const rk_tensor_spec* tensors, size_t count,
                                 rk_publication** publication, rk_error* error);
-/* Where tensor `index` goes: writable, row-major, until commit or abandon. All of it is to be
- * written: what is there at first may be of another version. */
+/* The memory of tensor `index`: writable and row-major, until commit or abandon. Write all of it:
+ * it may still contain bytes of another version. */
 RK_API int32_t rk_publish_data(rk_publication* publication, size_t index, void** data,
                                uint64_t* bytes, rk_error* error);
-/* Digests and makes it READY; the publication is over, whatever the outcome. RK_DENIED: the version
- * exists with other bytes. */
+/* Digests the tensors and makes the version READY. Ends the publication, also when it fails.
+ * RK_DENIED: the version exists with other bytes. */
 RK_API int32_t rk_publish_commit(rk_publication* publication, int64_t timeout_ms, rk_error* error);
 RK_API void rk_publish_abandon(rk_publication* publication);
 
-/* --- one version to all workers of a group, by broadcast where that is possible */
+/* --- one version to all workers of a group, by broadcast where possible */
 
 typedef struct rk_update_options {
   uint32_t size;
-  const char* model_version; /* "qwen3@42", published before */
-  const char* group;         /* NULL: all groups with workers of the model */
-  int64_t gather_ms; /* for the workers to attach to it; then it begins without the rest; 0: 5000 */
-  int64_t timeout_ms; /* for all of it; 0: 600000 */
+  /* "qwen3@42", published before. */
+  const char* model_version;
+  /* NULL: all groups with workers of the model. */
+  const char* group;
+  /* How long to wait for the workers to attach. The update then begins without the others.
+   * 0: 5000. */
+  int64_t gather_ms;
+  /* For the whole update. 0: 600000. */
+  int64_t timeout_ms;
 } rk_update_options;
 typedef struct rk_update_result {
-  uint32_t size;         /* set by the caller */
-  uint32_t members;      /* workers that were there at its start */
-  uint32_t ready;        /* of them, that serve the version or are fit to */
-  uint32_t by_broadcast; /* of those, that were given every byte by broadcast; others: by uploads or
-                            pulls */
+  /* Set by the caller. */
+  uint32_t size;
+  /* Workers at the start of the update. */
+  uint32_t members;
+  /* Members that serve the version, or can. */
+  uint32_t ready;
+  /* Ready members that got every byte by broadcast. The others got bytes by uploads or pulls. */
+  uint32_t by_broadcast;
   uint64_t elapsed_ms;
 } rk_update_result;
-/* Waits for the end of the round. RK_NOT_FOUND: no such version, or no worker in the group.
- * RK_UNAVAILABLE: another round of the group runs, there is no coordinator, or not every member is
- * ready in the end: the message names one and why, `result` has how many are. Those that are not
- * get there by themselves if they can. RK_TIMEOUT: the round goes on. */
+/* Brings the version to the group and waits for the end. RK_NOT_FOUND: there is no such version, or
+ * no worker in the group. RK_UNAVAILABLE: another update of the group runs, there is no
+ * coordinator, or some members are not ready in the end. In the last case the message names one
+ * member and the reason, and `result` has the count; the missing members still try to load the
+ * version by themselves. RK_TIMEOUT: the update goes on. */
 RK_API int32_t rk_update(rk_agent* agent, const rk_update_options* options,
                          rk_update_result* result, rk_error* error);
 
-/* --- thousands of tensors of Python described in one call */
+/* --- the layouts of thousands of Python tensors in one call */
 
-/* DLPackExchangeAPI.dltensor_from_py_object_no_sync of DLPack 1.3: fills a DLTensor that owns
- * nothing; 0, or -1 with a Python exception set. */
+/* DLPackExchangeAPI.dltensor_from_py_object_no_sync of DLPack 1.3. It fills a DLTensor that owns
+ * nothing, and returns 0, or -1 with a Python exception set. */
 typedef int (*rk_dlpack_exporter)(void* py_object, void* dl_tensor);
 typedef struct rk_tensor_layout {
-  uint64_t data;       /* address of the first element; 0: the producer gives none */
-  int32_t device_type; /* a DLDeviceType */
+  /* Address of the first element. 0: the producer names none. */
+  uint64_t data;
+  /* A DLDeviceType. */
+  int32_t device_type;
   int32_t device_id;
-  uint8_t dtype_code; /* a DLDataTypeCode */
+  /* A DLDataTypeCode. */
+  uint8_t dtype_code;
   uint8_t dtype_bits;
   uint16_t dtype_lanes;
   uint32_t dimensions;
-  uint64_t first_dimension; /* where they begin in `shapes` and in `strides` */
-  uint32_t contiguous;      /* 1: row-major without gaps; also a tensor without elements */
-  uint32_t reserved;        /* 0 */
+  /* Index of the first dimension in `shapes` and `strides`. */
+  uint64_t first_dimension;
+  /* 1: row-major without gaps, or without elements. */
+  uint32_t contiguous;
+  /* 0. */
+  uint32_t reserved;
 } rk_tensor_layout;
 
-/* What `count` objects of the exporter's type are, in their order; shapes and strides, in elements,
- * one after another, `capacity` integers each. The caller holds the GIL and keeps the objects, of
- * each of which three words at least can be read; the exporter is called in this thread.
- * `*described` is how many were described before the first that could not be. RK_INVALID: the
- * exporter has failed (its exception is left set), or has given no shape. RK_EXHAUSTED: `capacity`
+/* Describes `count` objects of the exporter's type, in order. Shapes and strides are in elements,
+ * one list after another; each array has `capacity` integers. The caller holds the GIL and keeps
+ * the objects alive; at least three words of each object must be readable. The exporter runs in
+ * this thread. `*described` is the number of objects before the first failure. RK_INVALID: the
+ * exporter has failed and left its exception set, or has given no shape. RK_EXHAUSTED: `capacity`
  * is too small. */
 RK_API int32_t rk_describe_tensors(rk_dlpack_exporter exporter, void* const* objects, size_t count,
                                    rk_tensor_layout* layouts, int64_t* shapes, int64_t* strides,

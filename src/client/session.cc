@@ -3,22 +3,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
-#include <set>
 #include <utility>
 
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 namespace rekindle::client {
 
 namespace {
 
-constexpr std::chrono::milliseconds kNoDeadline{0};  // the agent answers when there is something
-
-std::vector<const std::byte*> data_of(std::span<const Mapping> segments) {
-  std::vector<const std::byte*> out;
-  for (const Mapping& segment : segments) out.push_back(segment.data());
-  return out;
-}
+// The agent answers when there is something to say.
+constexpr std::chrono::milliseconds kNoDeadline{0};
+constexpr std::chrono::milliseconds kAgentPatience{1000};
 
 // Takes the descriptors.
 DeviceLoad::Source source_of(const AttachedReply& attached, std::vector<UniqueFd>& descriptors,
@@ -32,28 +28,17 @@ DeviceLoad::Source source_of(const AttachedReply& attached, std::vector<UniqueFd
   return source;
 }
 
-rk_tensor tensor_of(const bucket::Piece& piece) {
-  return {.name = piece.name.data(),
-          .dtype = piece.dtype.data(),
-          .dimensions = static_cast<std::uint32_t>(piece.shape().size()),
-          .shape = piece.shape().data(),
-          .offset = piece.offset().data(),
-          .full_shape = piece.full_shape.data(),
-          .data = nullptr,
-          .bytes = piece.bytes};
-}
+// Releases the mutex during copies and waits.
+class Unlocked {
+ public:
+  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
 
-// Brings equal lists of dimensions to one address.
-void share_lists(std::span<rk_tensor> tensors) {
-  using List = std::span<const std::uint64_t>;
-  const auto less = [](List a, List b) { return std::ranges::lexicographical_compare(a, b); };
-  std::set<List, decltype(less)> seen(less);
-  for (rk_tensor& tensor : tensors) {
-    for (const std::uint64_t** list : {&tensor.shape, &tensor.offset, &tensor.full_shape}) {
-      *list = seen.insert(List(*list, tensor.dimensions)).first->data();
-    }
-  }
-}
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
 
 }  // namespace
 
@@ -74,7 +59,7 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
   const std::uint64_t id = answer.agent.session;
   auto contents = bucket::Contents::create(attached->tensor_set, attached->layout, attached->wanted,
                                            attached->segment_bytes);
-  // What a device reads is mapped where it is uploaded, if this process does that at all.
+  // With a device, the segments are mapped where they are uploaded, if this process does that.
   Result<std::vector<Mapping>> segments;
   if (!device) segments = map_segments(answer.descriptors, attached->segment_bytes, false);
   if (!contents || !segments) {
@@ -83,108 +68,60 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
     return fail(contents ? std::move(segments).error() : std::move(contents).error());
   }
   DeviceLoad::Source source = source_of(*attached, answer.descriptors, request.bucket_bytes);
-  std::shared_ptr<Session> session(new Session(std::move(connection), inbox, id,
-                                               std::move(*attached), std::move(*contents),
-                                               std::move(*segments)));
+  SessionState state(std::move(*attached), std::move(*contents), device.has_value());
+  std::shared_ptr<Session> session(
+      new Session(std::move(connection), inbox, id, std::move(state), std::move(*segments)));
   if (device) TRY_VOID(session->begin_device(std::move(*device), std::move(source)));
   const Lock lock(inbox->mutex);
-  TRY_VOID(session->check_alive());
+  TRY_VOID(session->state_.check_alive());
   return session;
 }
 
 Session::Session(std::shared_ptr<Connection> connection, std::shared_ptr<Inbox> inbox,
-                 std::uint64_t id, AttachedReply attached, bucket::Contents contents,
-                 std::vector<Mapping> segments)
+                 std::uint64_t id, SessionState state, std::vector<Mapping> segments)
     : connection_(std::move(connection)),
       inbox_(std::move(inbox)),
       id_(id),
-      version_(std::move(attached.id)),
-      rung_(texts_.insert(std::move(attached.rung)).first->c_str()),
-      contents_(std::move(contents)),
-      segments_(std::move(segments)),
-      segment_data_(data_of(segments_)) {
-  contents_.take_empty(complete_);
-  if (auto ok = contents_.mark_ready(attached.ready, complete_); !ok) ended_ = ok.error();
-  arrived_.ready = std::move(attached.ready);
-}
+      host_(std::in_place, std::move(segments)),
+      state_(std::move(state)) {}
 
 Session::~Session() {
   connection_->forget_session(id_, inbox_);
   device_.reset();
-  segments_.clear();
+  host_.reset();
   (void)connection_->send(DetachRequest{}, id_, kNoDeadline, nullptr);
 }
 
 void Session::end() {
   {
     const Lock lock(inbox_->mutex);
-    ended_ = Error(ErrorCode::kStale, "the session was detached");
+    state_.end(Error(ErrorCode::kStale, "the session was detached"));
   }
   inbox_->notify();
 }
 
-Result<void> Session::check_alive() const {
-  if (ended_) return fail(*ended_);
-  return {};
-}
-
 void Session::apply_messages() {
-  if (inbox_->messages.empty() && (!inbox_->closed || ended_)) return;
+  if (inbox_->messages.empty() && (!inbox_->closed || state_.ended())) return;
   while (!inbox_->messages.empty()) {
     AgentMessage message = std::move(inbox_->messages.front().agent);
     inbox_->messages.pop_front();
-    apply(std::move(message));
+    state_.apply(std::move(message));
   }
-  if (inbox_->closed && !ended_) ended_ = inbox_->closed;
-  inbox_->notify();  // other threads may wait for what this one applied
-}
-
-void Session::apply(AgentMessage message) {
-  if (message.call == 0) return apply_event(std::move(message));
-  if (message.call == loaded_call_) {
-    loaded_call_ = 0;
-    if (message.error) {
-      commit_error_ = std::move(message.error);
-    } else if (std::holds_alternative<CommittedReply>(message.reply)) {
-      committed_ = true;
-    }
-  } else if (message.call == watch_call_) {
-    watch_call_ = 0;
-    if (message.error) {
-      watch_error_ = std::move(message.error);
-    } else if (const auto* newer = std::get_if<NewVersion>(&message.reply)) {
-      newer_ = newer->id.version;
-    }
-  }
-}
-
-void Session::apply_event(AgentMessage message) {
-  if (message.error) {
-    if (!ended_) ended_ = std::move(message.error);
-  } else if (const auto* ready = std::get_if<TilesReady>(&message.reply)) {
-    if (auto ok = contents_.mark_ready(ready->ready, complete_); !ok && !ended_) {
-      ended_ = std::move(ok).error();
-    }
-    if (ready->complete) contents_.mark_all_ready(complete_);
-    if (device_ != nullptr) {
-      arrived_.ready.insert(arrived_.ready.end(), ready->ready.begin(), ready->ready.end());
-      arrived_.all = arrived_.all || ready->complete;
-    }
-    if (!ready->rung.empty()) rung_ = texts_.insert(ready->rung).first->c_str();
-  } else if (std::holds_alternative<CommittedReply>(message.reply)) {
-    committed_ = true;
-  } else if (const auto* newer = std::get_if<NewVersion>(&message.reply)) {
-    newer_ = newer->id.version;
-  }
+  if (inbox_->closed && !state_.ended()) state_.end(*inbox_->closed);
+  // Other threads may wait for a message that this one applied.
+  inbox_->notify();
 }
 
 Result<void> Session::wait_for_turn(Lock& lock, TimePoint deadline) {
-  const InLine in_line(*this);
-  if (handing_out_) inbox_->notify();  // a prefetch gives way
-  TRY(const bool mine, wait(lock, deadline, [this] { return !handing_out_; }));
+  const Turns::Waiting waiting(turns_);
+  // A prefetch gives way.
+  if (turns_.taken()) inbox_->notify();
+  TRY(const bool mine, wait(lock, deadline, [this] { return !turns_.taken(); }));
   if (!mine) return fail(ErrorCode::kTimeout, "another thread is waiting for tensors");
   return {};
 }
+
+// --- tensors in host memory
 
 Result<std::span<const rk_tensor>> Session::next(TimePoint deadline) {
   if (device_ != nullptr) {
@@ -194,151 +131,257 @@ Result<std::span<const rk_tensor>> Session::next(TimePoint deadline) {
   }
   Lock lock(inbox_->mutex);
   TRY_VOID(wait_for_turn(lock, deadline));
-  const Turn turn(*this);
-  const std::size_t total = contents_.pieces().size();
+  const Turns::Turn turn(turns_, *inbox_);
+  const std::size_t total = state_.contents().pieces().size();
   TRY(const bool some,
-      wait(lock, deadline, [&] { return !complete_.empty() || handed_out_ == total; }));
+      wait(lock, deadline, [&] { return !state_.complete().empty() || handed_out_ == total; }));
   if (!some) {
     return fail(ErrorCode::kTimeout, "no further tensor of {} yet: {} of {} are here",
-                version_.to_string(), handed_out_, total);
+                state_.version().to_string(), handed_out_, total);
   }
-  if (complete_.empty()) return std::span<const rk_tensor>();
+  if (state_.complete().empty()) return std::span<const rk_tensor>();
   return hand_out(lock);
 }
 
-// Only one thread is here. What could not be handed out stays in complete_.
+// Pieces that could not be handed out stay complete for the next call.
 Result<std::span<const rk_tensor>> Session::hand_out(Lock& lock) {
-  const std::vector<std::size_t> now = complete_;
-  std::vector<rk_tensor> tensors(now.size());
-  lock.unlock();  // copies may take a while
-  const std::size_t gathered = gathered_.size();
-  const auto made = materialize(now, tensors);
-  if (!made) gathered_.resize(gathered);
-  lock.lock();
-  TRY_VOID(made);
-  TRY_VOID(check_alive());
-  batches_.push_back(std::move(tensors));
-  complete_.erase(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(now.size()));
-  handed_out_ += now.size();
+  const std::vector<std::size_t> pieces = state_.complete();
+  Result<std::vector<rk_tensor>> tensors;
+  {
+    const Unlocked unlocked(lock);
+    tensors = host_->make(state_.contents(), pieces);
+  }
+  if (!tensors) return fail(std::move(tensors).error());
+  TRY_VOID(state_.check_alive());
+  batches_.push_back(std::move(*tensors));
+  state_.handed_out(pieces.size());
+  handed_out_ += pieces.size();
   return std::span<const rk_tensor>(batches_.back());
-}
-
-Result<void> Session::materialize(std::span<const std::size_t> pieces,
-                                  std::span<rk_tensor> out) try {
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    TRY(out[i], materialize(contents_.pieces()[pieces[i]]));
-  }
-  share_lists(out);
-  return {};
-} catch (const std::bad_alloc&) {
-  return fail(ErrorCode::kExhausted, "out of memory");
-}
-
-Result<rk_tensor> Session::materialize(const bucket::Piece& piece) {
-  const void* data = nullptr;
-  if (piece.in_place) {
-    data = segment_data_[piece.segment] + piece.offset_bytes;
-  } else if (piece.bytes > 0) {
-    TRY(Mapping copy, Mapping::anonymous(piece.bytes));
-    contents_.gather(piece, segment_data_, copy.data());
-    data = copy.data();
-    gathered_.push_back(std::move(copy));
-  }
-  rk_tensor tensor = tensor_of(piece);
-  tensor.data = data;
-  return tensor;
 }
 
 std::span<const rk_tensor> Session::tensors() {
   const Lock lock(inbox_->mutex);
-  if (tensors_.empty()) {
-    tensors_.reserve(contents_.pieces().size());
-    for (const bucket::Piece& piece : contents_.pieces()) tensors_.push_back(tensor_of(piece));
-    share_lists(tensors_);
-  }
+  if (tensors_.empty()) tensors_ = describe_pieces(state_.contents());
   return tensors_;
 }
 
 std::span<const rk_tensor> Session::catalog() {
-  static const Dims kFirst = Dims::zeros(kMaxRank);
   const Lock lock(inbox_->mutex);
-  if (!catalog_.empty()) return catalog_;
-  const auto tensors = contents_.tensors().tensors();
-  catalog_.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) {
-    const std::uint64_t* const shape = tensor.shape.span().data();
-    catalog_.push_back({.name = tensor.name.c_str(),
-                        .dtype = dtype_name(tensor.dtype).data(),
-                        .dimensions = static_cast<std::uint32_t>(tensor.shape.rank()),
-                        .shape = shape,
-                        .offset = kFirst.span().data(),
-                        .full_shape = shape,
-                        .data = nullptr,
-                        .bytes = tensor.shape.product() * dtype_size_bytes(tensor.dtype)});
-  }
-  share_lists(catalog_);
+  if (catalog_.empty()) catalog_ = describe_version(state_.contents());
   return catalog_;
+}
+
+// --- buckets on a device
+
+Result<void> Session::begin_device(WorkerDevice device, DeviceLoad::Source source) {
+  TRY(auto load, DeviceLoad::create(std::move(device), state_.contents(), std::move(source)));
+  tensors();
+  const Lock lock(inbox_->mutex);
+  device_ = std::move(load);
+  device_path_ = state_.intern(device_->path());
+  return {};
+}
+
+Result<void> Session::check_has_device() const {
+  if (device_ != nullptr) return {};
+  return fail(ErrorCode::kInvalid, "this session was attached without a device: call rk_next");
+}
+
+Result<std::span<const rk_part>> Session::next_bucket(TimePoint deadline) {
+  TRY_VOID(check_has_device());
+  Lock lock(inbox_->mutex);
+  TRY_VOID(wait_for_turn(lock, deadline));
+  const Turns::Turn turn(turns_, *inbox_);
+  TRY(const auto bucket, take_bucket(lock, deadline));
+  if (!bucket) return std::span<const rk_part>();
+  try {
+    return hand_out(*bucket);
+  } catch (const std::bad_alloc&) {
+    // The next call would skip the bucket, so the session ends.
+    Error error(ErrorCode::kExhausted, "out of memory");
+    state_.end(error);
+    return fail(std::move(error));
+  }
+}
+
+std::span<const rk_part> Session::hand_out(const FilledBucket& bucket) {
+  std::vector<rk_part> parts;
+  parts.reserve(bucket.parts.size());
+  for (const bucket::Part& part : bucket.parts) {
+    parts.push_back({&tensors_[part.piece],
+                     part.offset_bytes,
+                     part.bytes,
+                     reinterpret_cast<void*>(static_cast<std::uintptr_t>(bucket.at + part.at)),
+                     {}});
+  }
+  parts_.push_back(std::move(parts));
+  return parts_.back();
+}
+
+// Runs `call` on the device without the mutex, after the device has heard of the tiles that have
+// verified. Asks the agent when the device process seems to be gone.
+template <typename Call>
+auto Session::on_device(Lock& lock, Call call) -> decltype(call()) {
+  apply_messages();
+  TRY_VOID(state_.check_alive());
+  const VerifiedTiles verified = state_.take_verified();
+  const auto run = [&]() -> decltype(call()) {
+    const Unlocked unlocked(lock);
+    TRY_VOID(device_->mark_ready(verified));
+    return call();
+  };
+  auto result = run();
+  handed_out_ = device_->whole_pieces();
+  device_path_ = state_.intern(device_->path());
+  if (!result) ask_agent(lock, result.error());
+  TRY_VOID(state_.check_alive());
+  return result;
+}
+
+// nullopt: there are no more.
+Result<std::optional<FilledBucket>> Session::take_bucket(Lock& lock, TimePoint deadline) {
+  while (true) {
+    auto bucket = on_device(lock, [this] { return device_->take(); });
+    if (!bucket || *bucket || device_->ended()) return bucket;
+    if (steady_now() >= deadline) {
+      return fail(ErrorCode::kTimeout, "no further bucket of {} yet: {} of {} tensors are whole",
+                  state_.version().to_string(), handed_out_, state_.contents().pieces().size());
+    }
+    wait_for_device(lock, deadline, &DeviceLoad::wait);
+  }
+}
+
+void Session::wait_for_device(Lock& lock, TimePoint deadline,
+                              void (DeviceLoad::*until)(int, TimePoint) const) {
+  const Unlocked unlocked(lock);
+  (device_.get()->*until)(inbox_->wake.get(), deadline);
+  std::uint64_t count;
+  [[maybe_unused]] const ssize_t got = ::read(inbox_->wake.get(), &count, sizeof count);
+}
+
+// An agent that dies takes its device process with it, and the end of either may show first. If the
+// agent is gone, that is the reason; an agent that lives answers.
+void Session::ask_agent(Lock& lock, const Error& device_error) {
+  if (device_error.code() != ErrorCode::kUnavailable) return;
+  Result<Message> answer;
+  {
+    const Unlocked unlocked(lock);
+    answer = connection_->call(PingRequest{}, 0, kAgentPatience, std::make_shared<Inbox>());
+  }
+  if (answer || answer.error().code() != ErrorCode::kPeerLost || state_.ended()) return;
+  state_.end(answer.error());
+}
+
+Result<void> Session::prefetch(std::uint64_t bytes, TimePoint deadline) {
+  using Prefetched = DeviceLoad::Prefetched;
+  TRY_VOID(check_has_device());
+  Lock lock(inbox_->mutex);
+  TRY_VOID(wait_for_turn(lock, deadline));
+  const Turns::Turn turn(turns_, *inbox_);
+  while (!turns_.somebody_waits()) {
+    TRY(const auto taken, on_device(lock, [&] { return device_->prefetch(bytes); }));
+    if (taken == Prefetched::kNoMore || steady_now() >= deadline) break;
+    if (taken == Prefetched::kNothingYet) {
+      wait_for_device(lock, deadline, &DeviceLoad::wait_for_feed);
+    }
+  }
+  return {};
+}
+
+Result<void> Session::load_into(std::span<const rk_target> targets,
+                                std::chrono::milliseconds timeout) {
+  TRY_VOID(check_has_device());
+  Lock lock(inbox_->mutex);
+  TRY_VOID(wait_for_turn(lock, steady_now() + timeout));
+  const Turns::Turn turn(turns_, *inbox_);
+  TRY_VOID(device_->aim(targets));
+  auto moved = move_all(lock, timeout);
+  if (moved || moved.error().code() == ErrorCode::kTimeout) return moved;
+  const Unlocked unlocked(lock);
+  // After this the caller may reuse the targets.
+  if (device_->wait_for_reads()) return moved;
+  return fail(moved.error().code(), "{}; the device still copies to the targets: keep them",
+              moved.error().message());
+}
+
+Result<void> Session::move_all(Lock& lock, std::chrono::milliseconds timeout) {
+  while (true) {
+    TRY(const auto bucket, take_bucket(lock, steady_now() + timeout));
+    // The last bucket is given back only after the device has read it.
+    if (!bucket) return {};
+    const Unlocked unlocked(lock);
+    TRY_VOID(device_->move(*bucket));
+  }
+}
+
+// --- the versions
+
+Result<void> Session::ask_commit() {
+  TRY(const std::uint64_t call,
+      connection_->send(LoadedRequest{state_.contents().total_bytes()}, id_, kNoDeadline, inbox_));
+  state_.commit.asked(call);
+  return {};
 }
 
 Result<void> Session::loaded() {
   const Lock lock(inbox_->mutex);
   apply_messages();
-  TRY_VOID(check_alive());
-  const std::size_t total = contents_.pieces().size();
+  TRY_VOID(state_.check_alive());
+  const std::size_t total = state_.contents().pieces().size();
   if (handed_out_ != total) {
     return fail(ErrorCode::kInvalid, "{} of {} tensors have not been taken with {} yet",
                 total - handed_out_, total, device_ ? "rk_next_bucket" : "rk_next");
   }
-  if (loaded_) return {};
-  TRY(loaded_call_,
-      connection_->send(LoadedRequest{contents_.total_bytes()}, id_, kNoDeadline, inbox_));
-  loaded_ = true;
+  if (state_.loaded) return {};
+  TRY_VOID(ask_commit());
+  state_.loaded = true;
   return {};
 }
 
 Result<void> Session::wait_commit(TimePoint deadline) {
   Lock lock(inbox_->mutex);
   apply_messages();
-  TRY_VOID(check_alive());
-  if (!loaded_) {
+  TRY_VOID(state_.check_alive());
+  if (!state_.loaded) {
     return fail(ErrorCode::kInvalid, "this rank has not loaded yet: call rk_loaded first");
   }
-  if (!committed_ && loaded_call_ == 0 && !commit_error_) {  // the last one failed: ask again
-    TRY(loaded_call_,
-        connection_->send(LoadedRequest{contents_.total_bytes()}, id_, kNoDeadline, inbox_));
-  }
-  TRY(const bool decided, wait(lock, deadline, [this] { return committed_ || commit_error_; }));
-  if (committed_) return {};
+  // The last attempt has failed: ask again.
+  if (state_.commit.state() == OpenCall::State::kUnasked) TRY_VOID(ask_commit());
+  TRY(const bool decided, wait(lock, deadline, [this] { return state_.commit.is_decided(); }));
   if (!decided) {
-    return fail(ErrorCode::kTimeout, "not every rank has loaded {} yet", version_.to_string());
+    return fail(ErrorCode::kTimeout, "not every rank has loaded {} yet",
+                state_.version().to_string());
   }
-  return fail(*std::exchange(commit_error_, std::nullopt));
+  if (state_.commit.state() == OpenCall::State::kAnswered) return {};
+  return fail(state_.commit.take_refusal());
 }
 
 Result<std::uint64_t> Session::wait_update(TimePoint deadline) {
   Lock lock(inbox_->mutex);
   apply_messages();
-  TRY_VOID(check_alive());
-  if (!newer_ && watch_call_ == 0 && !watch_error_) {
-    TRY(watch_call_, connection_->send(WatchRequest{version_}, id_, kNoDeadline, inbox_));
+  TRY_VOID(state_.check_alive());
+  if (state_.update.state() == OpenCall::State::kUnasked) {
+    TRY(const std::uint64_t call,
+        connection_->send(WatchRequest{state_.version()}, id_, kNoDeadline, inbox_));
+    state_.update.asked(call);
   }
-  TRY(const bool decided, wait(lock, deadline, [this] { return newer_ || watch_error_; }));
-  if (newer_) return *newer_;
+  TRY(const bool decided, wait(lock, deadline, [this] { return state_.update.is_decided(); }));
   if (!decided) {
-    return fail(ErrorCode::kTimeout, "{} has no newer version yet", version_.to_string());
+    return fail(ErrorCode::kTimeout, "{} has no newer version yet", state_.version().to_string());
   }
-  return fail(*std::exchange(watch_error_, std::nullopt));
+  if (state_.update.state() == OpenCall::State::kAnswered) return state_.update.answer().version;
+  return fail(state_.update.take_refusal());
 }
 
 void Session::fill(rk_session_info& info) {
   const Lock lock(inbox_->mutex);
   apply_messages();
-  info.model = version_.model.c_str();
-  info.version = version_.version;
-  info.bytes_done = contents_.ready_bytes();
-  info.bytes_total = contents_.total_bytes();
-  info.tensors = static_cast<std::uint32_t>(contents_.pieces().size());
-  info.rung = rung_;
+  info.model = state_.version().model.c_str();
+  info.version = state_.version().version;
+  info.bytes_done = state_.contents().ready_bytes();
+  info.bytes_total = state_.contents().total_bytes();
+  info.tensors = static_cast<std::uint32_t>(state_.contents().pieces().size());
+  info.rung = state_.rung();
   info.device_path = device_path_;
 }
 

@@ -6,7 +6,7 @@
 
 namespace rekindle::client {
 
-// Signals are the application's: threads that begin while this lives get none.
+// Signals belong to the application. Threads that start while this object lives get none.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

@@ -9,18 +9,19 @@ namespace rekindle::client {
 namespace {
 
 constexpr unsigned kPinThreads = 2;
-// Tiles that come in are told; memory that gets pinned is not.
+// Nothing reports that memory was pinned, so poll() looks for it.
 constexpr Duration kPinPatience = std::chrono::milliseconds(5);
-// The consumer is this process: it may take as long as it likes.
+// The consumer is this process itself, and may take as long as it likes.
 constexpr std::chrono::hours kForEver{24 * 365};
 
 }  // namespace
 
-// Parents first: nothing is let go that the pipeline's streams may still use.
+// Parents first: nothing is freed that the pipeline's streams may still use.
 struct UploadFeed::Works {
   bucket::Slots slots;
-  std::vector<std::unique_ptr<bucket::Event>> released;  // per slot: behind the consumer's reads
-  std::vector<bool> given_back;                          // per slot
+  // Per slot: behind the consumer's reads.
+  std::vector<std::unique_ptr<bucket::Event>> released;
+  std::vector<bool> given_back;
   bucket::Plan plan;
   std::unique_ptr<bucket::Pinner> pinner;
   std::unique_ptr<bucket::SegmentFetch> fetch;
@@ -73,10 +74,10 @@ Result<void> UploadFeed::begin(const bucket::Contents& contents, const Segments&
   return {};
 }
 
-Result<void> UploadFeed::mark_ready(const bucket::TileRuns& runs, bool all) {
+Result<void> UploadFeed::mark_ready(const VerifiedTiles& tiles) {
   if (works_ == nullptr) return {};
-  if (all) works_->fetch->mark_all_ready();
-  return works_->fetch->mark_ready(runs);
+  if (tiles.all) works_->fetch->mark_all_ready();
+  return works_->fetch->mark_ready(tiles.ready);
 }
 
 Result<std::optional<FilledBucket>> UploadFeed::poll(TimePoint now) {

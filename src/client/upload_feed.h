@@ -18,7 +18,7 @@ struct Segments {
   std::vector<std::uint64_t> bytes;
 };
 
-// The pipeline of the device process in this one: uploads from the agent's segments.
+// Uploads from the agent's segments by this process itself, with the device process' pipeline.
 class UploadFeed final : public BucketFeed, private bucket::Deliver {
  public:
   // `bucket_bytes` 0: the default. kExhausted: the device has no room for a bucket.
@@ -28,7 +28,7 @@ class UploadFeed final : public BucketFeed, private bucket::Deliver {
                                                     std::uint64_t bucket_bytes);
   ~UploadFeed() override;
 
-  Result<void> mark_ready(const bucket::TileRuns& runs, bool all) override;
+  Result<void> mark_ready(const VerifiedTiles& tiles) override;
   Result<std::optional<FilledBucket>> poll(TimePoint now) override;
   Result<void> give_back() override;
   bool ended() const override { return works_ == nullptr; }
@@ -49,9 +49,12 @@ class UploadFeed final : public BucketFeed, private bucket::Deliver {
 
   bucket::Device& device_;
   bucket::Stream& stream_;
-  std::deque<Handed> filling_;  // on their way, in order
-  std::uint32_t current_ = 0;   // slot that poll() returned last
-  std::size_t unreleased_ = 0;  // slots that were handed over and are not free again
+  // Being filled, in order.
+  std::deque<Handed> filling_;
+  // The slot of the bucket that poll() returned last.
+  std::uint32_t current_ = 0;
+  // Slots that were handed over and are not free again.
+  std::size_t unreleased_ = 0;
   std::unique_ptr<Works> works_;
 };
 

@@ -17,11 +17,11 @@ namespace rekindle::client {
 
 namespace {
 
-// Nothing is taken of it before it is used.
+// Memory is taken only when it is used.
 constexpr std::uint64_t kDoubleBytes = 8ull << 30;
 constexpr std::string_view kCuda = "cuda";
 
-// Of "cuda:N".
+// The number in "cuda:N".
 std::optional<int> ordinal_of(std::string_view name) {
   if (!name.starts_with(kCuda) || name.substr(kCuda.size(), 1) != ":") return std::nullopt;
   const std::string_view digits = name.substr(kCuda.size() + 1);

@@ -7,15 +7,15 @@
 
 namespace rekindle::client {
 
-// The device that a worker's weights shall land on, and the stream that reads the buckets.
+// The device for a worker's weights, and the stream that reads the buckets.
 struct WorkerDevice {
   std::unique_ptr<bucket::Device> device;
   std::unique_ptr<bucket::Stream> stream;
 };
 
-// `name` as in rk_attach_options.device; "cuda" is the calling thread's current device. kInvalid:
-// no name of a device; kNotFound: this process sees no such GPU; kUnavailable: a build without
-// CUDA.
+// `name` is as in rk_attach_options.device; "cuda" is the calling thread's current device.
+// kInvalid: it does not name a device. kNotFound: this process sees no such GPU. kUnavailable: this
+// is a build without CUDA.
 Result<WorkerDevice> open_worker_device(const std::string& name, void* stream);
 
 }  // namespace rekindle::client

@@ -13,7 +13,7 @@ namespace rekindle::ipc {
 
 namespace {
 
-// As in linux/futex.h and asm/unistd.h since 5.16, which the headers of a build may not have yet.
+// From linux/futex.h and asm/unistd.h of Linux 5.16, because the headers of a build may be older.
 constexpr long kSysFutexWaitv = 449;
 constexpr std::size_t kMaxWords = 128;
 constexpr std::uint32_t kSize32 = 2;
@@ -53,7 +53,8 @@ FutexWake FutexWaiter::wait(FutexWord own, std::span<const FutexWord> shared, Ti
     if (result >= 0 || errno == ETIMEDOUT || errno == EINTR || errno == EAGAIN) {
       return wake_of(result, errno);
     }
-    have_waitv_ = false;  // ENOSYS, or a seccomp filter that does not know it
+    // ENOSYS, or a seccomp filter that does not know the call.
+    have_waitv_ = false;
   }
   const timespec left = to_timespec(std::max(Duration(0), deadline - SteadyClock().now()));
   const long result =

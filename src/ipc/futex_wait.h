@@ -6,19 +6,20 @@
 
 #include "src/base/clock.h"
 
-// Private to src/ipc: waiting for a change of one of many futex words.
+// Private to src/ipc: waits for a change of one of many futex words.
 namespace rekindle::ipc {
 
 struct FutexWord {
   std::uint32_t* word = nullptr;
-  std::uint32_t value = 0;  // wait while it is this
+  // The wait goes on while the word has this value.
+  std::uint32_t value = 0;
 };
 
 enum class FutexWake { kWoken, kChanged, kTimeout };
 
-// Waits on `own` (of this process) and on as many of `shared` as the kernel takes, 127; kernels
-// before 5.16 wait on `own` alone, so that the others are found by looking. Needs no lock; a word
-// that has changed already returns kChanged at once.
+// Waits on `own`, a word of this process, and on up to 127 of `shared`, as many as the kernel
+// takes. Kernels before 5.16 wait on `own` alone, and the caller finds changes of the others by
+// looking. Needs no lock: a word that has changed already returns kChanged at once.
 class FutexWaiter {
  public:
   FutexWake wait(FutexWord own, std::span<const FutexWord> shared, TimePoint deadline);
@@ -27,6 +28,7 @@ class FutexWaiter {
   bool have_waitv_ = true;
 };
 
-void futex_wake_own(std::uint32_t* own);  // one waiter of this process
+// Wakes one waiter of this process.
+void futex_wake_own(std::uint32_t* own);
 
 }  // namespace rekindle::ipc

@@ -17,10 +17,10 @@ namespace rekindle::ipc {
 
 namespace {
 
-// The thread's robust list has one entry, ours; it stays linked for the life of the thread. The
-// kernel walks the list when the thread ends, however it ends, and adds `futex_offset` to each
-// entry to find its word. (The C library registered a list for the thread, too; ours replaces it,
-// and the thread locks no robust mutex.)
+// The thread's robust list has one entry, ours, which stays linked as long as the thread lives.
+// When the thread ends in any way, the kernel walks the list and adds `futex_offset` to each entry
+// to find its word. Our list replaces the C library's list of this thread, which locks no robust
+// mutex.
 class RobustHold final : public LifeHold {
  public:
   explicit RobustHold(std::unique_ptr<LifePage> page) : page_(std::move(page)) {
@@ -41,7 +41,7 @@ class RobustHold final : public LifeHold {
   }
 
   Result<void> begin() {
-    // Signals are the application's; none is delivered to this thread.
+    // Signals belong to the application, so this thread gets none.
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
@@ -83,7 +83,8 @@ class RobustHold final : public LifeHold {
     std::atomic_ref<std::uint32_t> word(*page_->word());
     std::uint32_t nobody = 0;
     head_.list_op_pending = &entry_;
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // the kernel reads this thread's memory
+    // The kernel reads this thread's memory.
+    std::atomic_signal_fence(std::memory_order_seq_cst);
     if (!word.compare_exchange_strong(nobody, self)) {
       head_.list_op_pending = nullptr;
       return EBUSY;
@@ -105,9 +106,10 @@ class RobustHold final : public LifeHold {
   robust_list entry_{};
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool began_ = false;  // guarded by mutex_
-  bool stop_ = false;   // guarded by mutex_
-  int error_ = 0;       // guarded by mutex_
+  // Guarded by mutex_.
+  bool began_ = false;
+  bool stop_ = false;
+  int error_ = 0;
   std::thread thread_;
 };
 

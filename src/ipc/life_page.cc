@@ -12,7 +12,8 @@ namespace rekindle::ipc {
 
 namespace {
 
-constexpr std::uint32_t kLifePageFormat = 0x6c696665;  // after the word: which format the page has
+// Follows the word and names the format of the page.
+constexpr std::uint32_t kLifePageFormat = 0x6c696665;
 
 Result<void*> map_page(int fd) {
   void* const page = ::mmap(nullptr, kLifePageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -18,8 +18,8 @@ bool is_over(int pidfd) {
   return ::poll(&entry, 1, 0) > 0;
 }
 
-// Empty where /proc does not show that process. A process that is alive after the file was opened
-// had that number when it was.
+// Empty if /proc does not show the process. A process that is still alive after the file was opened
+// had this number at that moment.
 UniqueFd open_status(const Peer& peer) {
   if (peer.pid <= 0 || !peer.pidfd) return {};
   const std::string path = fmt::format("/proc/{}/status", peer.pid);
@@ -58,14 +58,15 @@ std::optional<DeathSign> LifeSigns::look() const {
   if (owner_died()) return DeathSign::kFutex;
   if (dumps_core()) return DeathSign::kCoreDump;
   if (!has_ended()) return std::nullopt;
-  return owner_died() ? DeathSign::kFutex : DeathSign::kPidfd;  // the word comes first
+  // The kernel marks the word first.
+  return owner_died() ? DeathSign::kFutex : DeathSign::kPidfd;
 }
 
 FutexWord LifeSigns::watched_word() const {
   std::atomic_ref<std::uint32_t> word(*page_->word());
   std::uint32_t value = word.load();
   while ((value & FUTEX_TID_MASK) != 0 && (value & (FUTEX_WAITERS | FUTEX_OWNER_DIED)) == 0) {
-    // The kernel wakes nobody unless the word says that somebody waits.
+    // The kernel wakes waiters only if the word has this bit.
     if (word.compare_exchange_weak(value, value | FUTEX_WAITERS)) value |= FUTEX_WAITERS;
   }
   return {page_->word(), value};

@@ -10,18 +10,19 @@
 #include "src/ipc/futex_wait.h"
 #include "src/ipc/life.h"
 
-// Private to src/ipc: one worker, looked at.
+// Private to src/ipc: the signs of life of one worker.
 namespace rekindle::ipc {
 
 class LifeSigns {
  public:
   LifeSigns(std::uint64_t worker, std::unique_ptr<LifePage> page, Peer peer);
 
-  TimePoint since() const { return since_; }  // it was alive then
+  // The worker was alive then.
+  TimePoint since() const { return since_; }
   std::uint64_t worker() const { return worker_; }
-  // The word alone: no system call.
+  // Reads the word only, without a system call.
   bool owner_died() const;
-  // Everything that can be looked at.
+  // Reads every sign.
   std::optional<DeathSign> look() const;
   // Asks the kernel to wake us when the holder dies, and returns what to wait on.
   FutexWord watched_word() const;
@@ -33,7 +34,8 @@ class LifeSigns {
   const TimePoint since_ = SteadyClock().now();
   const std::uint64_t worker_;
   const std::unique_ptr<LifePage> page_;
-  const UniqueFd status_;  // /proc/PID/status: of that process only, also when its number is reused
+  // /proc/PID/status of this process only, also if its number is reused.
+  const UniqueFd status_;
   const UniqueFd pidfd_;
 };
 

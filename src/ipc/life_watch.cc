@@ -15,10 +15,11 @@ namespace rekindle::ipc {
 
 namespace {
 
-// A worker can write its word as it likes: after this many wake-ups within one look interval the
-// words are no longer waited on until the next look.
+// A worker can write its word as often as it likes. After this many wake-ups within one interval,
+// the thread no longer waits on the words until the next look.
 constexpr int kMaxWakeUps = 8;
-constexpr std::chrono::seconds kIdleWait{10};  // nobody to watch
+// Without workers to watch.
+constexpr std::chrono::seconds kIdleWait{10};
 
 using Watched = std::vector<std::shared_ptr<const LifeSigns>>;
 
@@ -54,7 +55,8 @@ class Watch final : public LifeWatch {
   }
 
   void remove(std::uint64_t worker) override {
-    std::shared_ptr<const LifeSigns> last;  // unmaps outside the lock
+    // Unmaps the page after the lock is released.
+    std::shared_ptr<const LifeSigns> last;
     {
       const std::lock_guard lock(mutex_);
       const auto found = workers_.find(worker);
@@ -87,7 +89,8 @@ class Watch final : public LifeWatch {
   void report(const LifeSigns& signs, DeathSign sign, TimePoint last_look) {
     {
       const std::lock_guard lock(mutex_);
-      if (workers_.erase(signs.worker()) == 0) return;  // removed meanwhile
+      // The worker may have been removed meanwhile.
+      if (workers_.erase(signs.worker()) == 0) return;
     }
     const TimePoint alive_at = std::max(last_look, signs.since());
     on_death_({signs.worker(), sign, SteadyClock().now() - alive_at});
@@ -119,7 +122,7 @@ class Watch final : public LifeWatch {
     }
   }
 
-  // True when somebody has died.
+  // True: a worker has died.
   bool look(const Watched& watched, bool full, TimePoint last_look) {
     bool any = false;
     for (const auto& signs : watched) {
@@ -138,8 +141,10 @@ class Watch final : public LifeWatch {
 
   const OnDeath on_death_;
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, std::shared_ptr<const LifeSigns>> workers_;  // guarded by mutex_
-  alignas(4) std::uint32_t changes_ = 0;  // a futex: of workers_ and stopping_
+  // Guarded by mutex_.
+  std::map<std::uint64_t, std::shared_ptr<const LifeSigns>> workers_;
+  // A futex that counts changes of workers_ and stopping_.
+  alignas(4) std::uint32_t changes_ = 0;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

@@ -11,10 +11,11 @@ namespace rekindle::ipc {
 
 namespace {
 
-constexpr int kSoPeerPidfd = 77;  // SO_PEERPIDFD, Linux 6.5
+// SO_PEERPIDFD, since Linux 6.5.
+constexpr int kSoPeerPidfd = 77;
 
-// Of exactly the process that connected; older kernels know it by number only, which could have
-// been given to another process since. (The socket is then at its end, which the caller sees.)
+// Of exactly the process that connected. Older kernels know only its number, which another process
+// may have got since. The caller then sees the end of the socket.
 UniqueFd pidfd_of(int socket_fd, pid_t pid) {
   int fd = -1;
   socklen_t size = sizeof fd;

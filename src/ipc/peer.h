@@ -10,14 +10,16 @@
 
 namespace rekindle::ipc {
 
-// Who is at the other end of a unix socket, as the kernel says it.
+// The process at the other end of a unix socket, as the kernel reports it.
 struct Peer {
-  pid_t pid = 0;  // 0: it lives in a pid namespace that we do not see
+  // 0: the process is in a pid namespace that this one does not see.
+  pid_t pid = 0;
   uid_t uid = 0;
-  UniqueFd pidfd;  // of exactly that process; empty when it has gone, or the kernel has none
+  // Of exactly that process. Empty: it is gone, or the kernel has no pidfds.
+  UniqueFd pidfd;
 };
 
-// kInternal when `socket_fd` is no connected unix socket.
+// kInternal: `socket_fd` is not a connected unix socket.
 Result<Peer> peer_of(int socket_fd);
 // kDenied unless the peer runs as our uid or one of `also_allowed`; `what` names the socket.
 Result<void> check_peer(const Peer& peer, std::span<const uid_t> also_allowed,

@@ -43,7 +43,7 @@ Result<void> check_directory(const std::string& path, std::span<const uid_t> als
                 "your own",
                 directory, info.st_uid, ::geteuid());
   }
-  // Passing through (x) is harmless: they could neither replace a socket nor connect to one of
+  // Passing through (x) is harmless: others can neither replace a socket nor connect to one of mode
   // 0600.
   if ((info.st_mode & 066) != 0) {
     return fail(ErrorCode::kDenied,
@@ -152,7 +152,7 @@ Result<UniqueFd> connect_unix_socket(const std::string& path, TimePoint deadline
     if (errno == ECONNREFUSED || errno == ENOENT) {
       return fail(ErrorCode::kUnavailable, "nobody listens on {}", path);
     }
-    // EAGAIN: its queue of connections is full; there is nothing to poll for.
+    // EAGAIN: the listener's queue is full, and there is no descriptor to poll.
     if (errno != EAGAIN && errno != EINTR) {
       return fail_errno(errno, fmt::format("connect to {}", path));
     }

@@ -20,13 +20,7 @@ inline rk_attach_options device_options(std::uint64_t bucket_bytes = kBucket) {
   return options;
 }
 inline Session attach_device(const Agent& agent, std::uint64_t bucket_bytes = kBucket) {
-  Session session;
-  rk_error error{};
-  const rk_attach_options options = device_options(bucket_bytes);
-  if (rk_attach(agent.handle, &options, &session.handle, &error) != RK_OK) {
-    ADD_FAILURE() << error.message;
-  }
-  return session;
+  return attach_to(agent, device_options(bucket_bytes));
 }
 
 inline std::string device_path(const Session& session) {
@@ -59,7 +53,7 @@ inline Parts next_bucket(const Session& session, std::int64_t timeout_ms = kPati
   return out;
 }
 
-// Tensors put together from their parts.
+// Assembles tensors from their parts.
 class Collected {
  public:
   explicit Collected(const Session& session) : session_(session) {
@@ -84,7 +78,7 @@ class Collected {
       ++seen_[index];
     }
   }
-  // Takes buckets until there are no more; how many came.
+  // Takes buckets until there are no more, and returns their number.
   std::size_t add_all() {
     for (std::size_t buckets = 0;; ++buckets) {
       const Parts next = next_bucket(session_);
@@ -124,7 +118,7 @@ inline void want(proto::AgentFrame& frame, const FakeModel& model, const TensorB
   for (const auto value : box.box.extent.span()) wanted.add_extent(value);
 }
 
-// Receives the attach; its answer, with all tiles or none, is for the script to send.
+// Receives the attach, and returns its answer, with all tiles or none, for the script to send.
 inline proto::AgentFrame attached_for(AgentEnd& agent, const FakeModel& model, bool ready,
                                       const std::vector<TensorBox>& boxes = {}) {
   agent.hello();

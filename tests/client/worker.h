@@ -44,10 +44,9 @@ inline rk_attach_options attach_options(const char* model = "qwen3@41") {
   return options;
 }
 
-inline Session attach_to(const Agent& agent) {
+inline Session attach_to(const Agent& agent, const rk_attach_options& options = attach_options()) {
   Session session;
   rk_error error{};
-  const rk_attach_options options = attach_options();
   if (rk_attach(agent.handle, &options, &session.handle, &error) != RK_OK) {
     ADD_FAILURE() << error.message;
   }
@@ -69,7 +68,7 @@ inline Batch next(const Session& session, std::int64_t timeout_ms = kPatienceMs)
   batch.tensors.assign(tensors, tensors + count);
   return batch;
 }
-// Until there are no more; fails the test on an error.
+// Takes tensors until there are no more. An error fails the test.
 inline std::vector<rk_tensor> all_tensors(const Session& session) {
   std::vector<rk_tensor> all;
   while (true) {

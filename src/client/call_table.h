@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/client/inbox.h"
+
+namespace rekindle::client {
+
+// The number of the hello, which is sent before the table is used.
+inline constexpr std::uint64_t kHelloCall = 1;
+
+// The calls that wait for an answer, the sessions that get events, and the frames that wait to be
+// sent. When it is closed, all inboxes are closed with the reason. Thread-safe. Its mutex may be
+// taken while an inbox's is held, never the other way round.
+class CallTable {
+ public:
+  // Queues a request and returns the call's number. The answer goes to `inbox`; if it begins a
+  // session, the inbox gets the session's events, too. Without an inbox the answer is dropped.
+  // kUnavailable: the agent does not read what it is sent. kInvalid: the request is too large.
+  Result<std::uint64_t> begin(const Request& request, std::uint64_t session,
+                              std::chrono::milliseconds deadline,
+                              const std::shared_ptr<Inbox>& inbox);
+  // Nobody waits for the call any more. Returns its answer if it has just come.
+  std::optional<Message> forget_call(std::uint64_t call, Inbox& inbox);
+  // Answers to `inbox` and events of the session are dropped from now on.
+  void forget_session(std::uint64_t session, const std::shared_ptr<Inbox>& inbox);
+
+  // For the thread that owns the socket.
+  std::vector<std::string> take_outgoing();
+  // Bytes that the socket has not taken yet.
+  void set_backlog(std::size_t bytes);
+  // Passes a message on to whoever waits for it. A session or publication that nobody waits for any
+  // more is ended.
+  void deliver(Message message);
+
+  // The first reason stays.
+  void close(const Error& why);
+
+ private:
+  Result<std::uint64_t> queue(const Request& request, std::uint64_t session,
+                              std::chrono::milliseconds deadline);
+  void end_unwanted(const AgentMessage& message);
+
+  std::mutex mutex_;
+  std::uint64_t last_call_ = kHelloCall;
+  std::vector<std::string> outgoing_;
+  // Bytes in outgoing_ and behind it.
+  std::size_t outgoing_bytes_ = 0;
+  std::size_t backlog_bytes_ = 0;
+  std::map<std::uint64_t, std::shared_ptr<Inbox>> calls_;
+  std::map<std::uint64_t, std::shared_ptr<Inbox>> sessions_;
+  std::optional<Error> closed_;
+};
+
+}  // namespace rekindle::client

@@ -1,0 +1,82 @@
+#include "src/client/session_state.h"
+
+namespace rekindle::client {
+
+void OpenCall::asked(std::uint64_t call) {
+  if (state_ == State::kAnswered) return;
+  state_ = State::kAsked;
+  call_ = call;
+}
+
+void OpenCall::answered(ModelVersion answer) {
+  state_ = State::kAnswered;
+  answer_ = std::move(answer);
+}
+
+bool OpenCall::apply(AgentMessage& message) {
+  if (state_ != State::kAsked || message.call != call_) return false;
+  state_ = State::kUnasked;
+  if (message.error) {
+    state_ = State::kRefused;
+    refusal_ = std::move(message.error);
+  } else if (auto* const committed = std::get_if<CommittedReply>(&message.reply)) {
+    answered(std::move(committed->id));
+  } else if (auto* const newer = std::get_if<NewVersion>(&message.reply)) {
+    answered(std::move(newer->id));
+  }
+  return true;
+}
+
+Error OpenCall::take_refusal() {
+  state_ = State::kUnasked;
+  return std::move(*refusal_);
+}
+
+SessionState::SessionState(AttachedReply attached, bucket::Contents contents, bool for_device)
+    : version_(std::move(attached.id)),
+      for_device_(for_device),
+      contents_(std::move(contents)),
+      rung_(intern(std::move(attached.rung))) {
+  contents_.take_empty(complete_);
+  apply_tiles({std::move(attached.ready), false, {}});
+}
+
+Result<void> SessionState::check_alive() const {
+  if (ended_) return fail(*ended_);
+  return {};
+}
+
+void SessionState::handed_out(std::size_t count) {
+  complete_.erase(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+void SessionState::apply(AgentMessage message) {
+  if (message.call == 0) return apply_event(std::move(message));
+  if (!commit.apply(message)) update.apply(message);
+}
+
+void SessionState::apply_event(AgentMessage message) {
+  if (message.error) {
+    if (!ended_) ended_ = std::move(message.error);
+  } else if (auto* const ready = std::get_if<TilesReady>(&message.reply)) {
+    apply_tiles(std::move(*ready));
+  } else if (auto* const committed = std::get_if<CommittedReply>(&message.reply)) {
+    commit.answered(std::move(committed->id));
+  } else if (auto* const newer = std::get_if<NewVersion>(&message.reply)) {
+    update.answered(std::move(newer->id));
+  }
+}
+
+void SessionState::apply_tiles(TilesReady ready) {
+  if (auto ok = contents_.mark_ready(ready.ready, complete_); !ok && !ended_) {
+    ended_ = std::move(ok).error();
+  }
+  if (ready.complete) contents_.mark_all_ready(complete_);
+  if (for_device_) {
+    verified_.ready.insert(verified_.ready.end(), ready.ready.begin(), ready.ready.end());
+    verified_.all = verified_.all || ready.complete;
+  }
+  if (!ready.rung.empty()) rung_ = intern(std::move(ready.rung));
+}
+
+}  // namespace rekindle::client

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/bucket/contents.h"
+#include "src/client/agent_messages.h"
+#include "src/client/bucket_feed.h"
+
+namespace rekindle::client {
+
+// A request that the agent answers when there is something to say, however long that takes.
+class OpenCall {
+ public:
+  enum class State { kUnasked, kAsked, kAnswered, kRefused };
+
+  State state() const { return state_; }
+  bool is_decided() const { return state_ == State::kAnswered || state_ == State::kRefused; }
+  const ModelVersion& answer() const { return answer_; }
+
+  // An answer that came unasked stays.
+  void asked(std::uint64_t call);
+  void answered(ModelVersion answer);
+  // True: the message answers this call.
+  bool apply(AgentMessage& message);
+  // The refusal, once. Afterwards the call may be asked again.
+  Error take_refusal();
+
+ private:
+  State state_ = State::kUnasked;
+  std::uint64_t call_ = 0;
+  ModelVersion answer_;
+  std::optional<Error> refusal_;
+};
+
+// An attached session as the agent's messages describe it. No I/O; Session guards it.
+class SessionState {
+ public:
+  // `for_device`: verified tiles are also collected for take_verified().
+  SessionState(AttachedReply attached, bucket::Contents contents, bool for_device);
+
+  void apply(AgentMessage message);
+  void end(Error why) { ended_ = std::move(why); }
+  bool ended() const { return ended_.has_value(); }
+  Result<void> check_alive() const;
+
+  const ModelVersion& version() const { return version_; }
+  // The texts and places of its pieces never change.
+  const bucket::Contents& contents() const { return contents_; }
+  // Indexes of pieces that are whole and were not handed out yet, in the order of completion.
+  const std::vector<std::size_t>& complete() const { return complete_; }
+  // The first `count` of complete() were handed out.
+  void handed_out(std::size_t count);
+  // Tiles that have verified since the last call.
+  VerifiedTiles take_verified() { return std::exchange(verified_, {}); }
+
+  // Committed and NewVersion.
+  OpenCall commit;
+  OpenCall update;
+  // Whether this rank has reported that it has loaded.
+  bool loaded = false;
+
+  // Strings for rk_info(), which live as long as this object.
+  const char* rung() const { return rung_; }
+  const char* intern(std::string text) { return texts_.insert(std::move(text)).first->c_str(); }
+
+ private:
+  void apply_event(AgentMessage message);
+  void apply_tiles(TilesReady ready);
+
+  const ModelVersion version_;
+  const bool for_device_;
+  bucket::Contents contents_;
+  std::set<std::string> texts_;
+  const char* rung_;
+  std::optional<Error> ended_;
+  std::vector<std::size_t> complete_;
+  VerifiedTiles verified_;
+};
+
+}  // namespace rekindle::client
