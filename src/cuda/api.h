@@ -7,8 +7,8 @@
 
 #include "src/base/result.h"
 
-// Private to src/cuda: the calls of the CUDA driver API that it makes, by pointers that
-// Driver::load() finds. Names on the left are ours, those on the right NVIDIA's.
+// Private to src/cuda: the CUDA driver calls that it makes, as pointers that Driver::load() finds.
+// The names on the left are ours, the names on the right NVIDIA's.
 namespace rekindle::cuda {
 
 // CUmemcpyAttributes, which toolkits before 12.8 lack.
@@ -23,7 +23,7 @@ inline constexpr int kSourceInStreamOrder = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_ST
 static_assert(sizeof(BatchAttributes) == sizeof(CUmemcpyAttributes) &&
               kSourceInStreamOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
 #endif
-// cuMemcpyBatchAsync of 12.8, whatever the toolkit's own is.
+// cuMemcpyBatchAsync as of 12.8. The toolkit's declaration may differ.
 using BatchCopy = CUresult(CUDAAPI*)(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
                                      std::size_t count, BatchAttributes* attributes,
                                      std::size_t* attribute_starts, std::size_t attribute_count,
@@ -78,16 +78,17 @@ struct Api {
 #define REKINDLE_CUDA_MEMBER(member, function) decltype(&::function) member = nullptr;
   REKINDLE_CUDA_CALLS(REKINDLE_CUDA_MEMBER)
 #undef REKINDLE_CUDA_MEMBER
-  // cuDeviceGetUuid as it was before 11.4: of the whole GPU, also for a MIG slice. May be null.
+  // cuDeviceGetUuid as before 11.4: the UUID of the whole GPU, also for a MIG slice. May be null.
   decltype(&::cuDeviceGetUuid) whole_device_uuid = nullptr;
-  BatchCopy copy_batch = nullptr;  // null: the driver is older than 12.8
+  // Null: the driver is older than 12.8.
+  BatchCopy copy_batch = nullptr;
 };
 
-// After these the context, and often the process, can do nothing more with the device.
+// After such a result the context, and often the process, cannot use the device any more.
 bool is_fatal(CUresult result);
-// "`what`: CUDA_ERROR_…: its text". kExhausted: out of memory; kInternal: whatever no code fits.
+// "`what`: CUDA_ERROR_…: its text". kExhausted: out of memory. kInternal: no other code fits.
 Error error_of(const Api& api, CUresult result, std::string_view what);
-// The same, but kUnavailable where it is the kind of thing that does not work here.
+// The same, but kUnavailable if this host or driver does not support the call.
 Error unavailable_of(const Api& api, CUresult result, std::string_view what);
 
 }  // namespace rekindle::cuda

@@ -37,8 +37,10 @@ class CudaDevice final : public bucket::Device {
 
  private:
   const Api& api() const { return context_->api(); }
-  int attribute(CUdevice_attribute which) const;        // 0 when it is not known
-  std::shared_ptr<const DigestKernel> digest_kernel();  // null: it cannot be had
+  // 0: not known.
+  int attribute(CUdevice_attribute which) const;
+  // Null: the driver cannot compile it.
+  std::shared_ptr<const DigestKernel> digest_kernel();
   Result<void> check_shareable() const;
   Error error(CUresult result, std::string_view what) const;
   Error ipc_error(CUresult result, std::string_view what) const;
@@ -48,8 +50,9 @@ class CudaDevice final : public bucket::Device {
   const std::uint64_t longest_pitch_;
   const bool pins_read_only_;
   std::mutex kernel_mutex_;
-  bool has_looked_for_kernel_ = false;                 // guarded by kernel_mutex_
-  std::shared_ptr<const DigestKernel> digest_kernel_;  // likewise
+  // Both are guarded by kernel_mutex_.
+  bool has_looked_for_kernel_ = false;
+  std::shared_ptr<const DigestKernel> digest_kernel_;
 };
 
 }  // namespace rekindle::cuda

@@ -11,7 +11,7 @@ namespace rekindle::cuda {
 
 namespace {
 
-// What IPC shares is a whole block of this size: nothing else of ours may lie in it.
+// IPC shares whole blocks of this size, so no other allocation may lie in a shared one.
 constexpr std::uint64_t kSharedBlock = 2ull << 20;
 
 template <typename Native>
@@ -151,7 +151,7 @@ Result<std::unique_ptr<bucket::Digests>> CudaDevice::make_digests(std::size_t ca
   }
   TRY(auto memory, allocate(CudaDigests::device_bytes(capacity)));
   auto digests = std::make_unique<CudaDigests>(std::move(kernel), std::move(memory), capacity);
-  // Memory that is not pinned works, too, but makes the caller wait for the stream.
+  // Without pinned memory it works, too, but the caller waits for the stream.
   if (auto pinned = pin(digests->host_memory()); pinned) {
     digests->keep(std::move(*pinned),
                   attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) != 0);
@@ -175,7 +175,7 @@ Result<std::unique_ptr<bucket::Pin>> CudaDevice::pin(std::span<const std::byte> 
     const bool again = writable != CUDA_SUCCESS && writable != CUDA_ERROR_OUT_OF_MEMORY &&
                        writable != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED && !is_fatal(writable);
     if (!again || !pins_read_only_) return writable;
-    // Segments are mapped to be read only.
+    // Segments may be mapped read-only.
     return api().host_register(start, memory.size(),
                                CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY);
   });

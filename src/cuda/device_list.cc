@@ -18,8 +18,8 @@ std::string id_of(const CUuuid& uuid, bool slice) {
   return id;
 }
 
-// The driver API has no word for it: a slice has a UUID of its own beside its GPU's, and says so in
-// its name.
+// The driver API does not mark a slice. A slice has a UUID of its own beside its GPU's, and "MIG"
+// in its name.
 bool is_slice(const Api& api, CUdevice device, const CUuuid& uuid, const std::string& name) {
   CUuuid whole{};
   if (api.whole_device_uuid != nullptr && api.whole_device_uuid(&whole, device) == CUDA_SUCCESS &&

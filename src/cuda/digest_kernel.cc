@@ -10,7 +10,8 @@ namespace rekindle::cuda {
 
 namespace {
 
-constexpr unsigned kDigestThreads = 128;  // of a block, as the kernels are compiled for
+// Of a block; the kernels are compiled for this number.
+constexpr unsigned kDigestThreads = 128;
 
 std::uint32_t values_per_box(std::uint64_t longest_bytes) {
   return chunks_of(static_cast<std::uint32_t>(longest_bytes));

@@ -13,7 +13,8 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // Of a launch: 256 tiles of 1 MiB.
 constexpr std::uint64_t kScratchBytes = 8u << 20;
-constexpr std::size_t kEven = 2;  // boxes of 40 bytes that begin at a multiple of 16
+// Every second box of 40 bytes begins at a multiple of 16.
+constexpr std::size_t kEven = 2;
 
 std::uint64_t boxes_bytes(std::size_t count) { return round_up(count * sizeof(BoxBytes), 256); }
 std::uint64_t results_bytes(std::size_t count) { return round_up(count * sizeof(Digest), 256); }
@@ -22,7 +23,7 @@ std::uint64_t bytes_of(const BoxBytes& box) {
   return std::uint64_t{box.run_bytes} * box.rows * box.planes;
 }
 
-// How many of the first boxes go into one launch, and the longest of them.
+// The number of boxes that go into the next launch, and the longest of them.
 struct Batch {
   std::size_t count = 0;
   std::uint64_t longest = 0;

@@ -10,7 +10,8 @@ namespace rekindle::cuda {
 
 namespace {
 
-constexpr int kOldestVersion = 12'000;  // what this code is written for: also the ABI asked for
+// This code is written for this version, and asks for its ABI.
+constexpr int kOldestVersion = 12'000;
 constexpr int kBatchVersion = 12'080;
 constexpr int kWholeUuidVersion = 9'020;
 
@@ -30,7 +31,7 @@ class Loader {
  public:
   explicit Loader(GetProcAddress get) : get_(get) {}
 
-  // Of the legacy default stream, whatever this was compiled with.
+  // For the legacy default stream, however this file was compiled.
   template <typename Function>
   bool find(const char* name, Function& function, int version = kOldestVersion) const {
     void* found = nullptr;

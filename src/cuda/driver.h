@@ -5,8 +5,8 @@
 #include "src/base/result.h"
 #include "src/cuda/registrations.h"
 
-// The CUDA driver, found at run time: nothing is linked, so that one build serves hosts with GPUs
-// and without. <cuda.h> stays inside src/cuda.
+// The CUDA driver, found at run time: nothing is linked, so one build serves hosts with and without
+// GPUs. <cuda.h> stays inside src/cuda.
 namespace rekindle::cuda {
 
 struct Api;
@@ -14,17 +14,18 @@ struct Api;
 // Thread-safe. The library is never unloaded.
 class Driver {
  public:
-  // Starts CUDA in this process (cuInit), and nothing before it does: not to be called by a process
-  // that will fork and use CUDA in the child. kNotFound: there is no driver, it is older than 12.0,
+  // Starts CUDA in this process (cuInit); nothing before this call does. A process that forks and
+  // uses CUDA in the child must not call it. kNotFound: there is no driver, it is older than 12.0,
   // or it has no device.
   static Result<std::shared_ptr<const Driver>> load(const char* library = "libcuda.so.1");
   ~Driver();
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  int version() const { return version_; }  // 12080: 12.8
+  // 12080 is 12.8.
+  int version() const { return version_; }
   const Api& api() const { return *api_; }
-  // Of host memory, by any device of this driver.
+  // Host memory that any device of this driver has registered.
   Registrations& registrations() const { return registrations_; }
 
  private:

@@ -8,7 +8,7 @@
 // Private to src/cuda.
 namespace rekindle::cuda {
 
-// A device's primary context: the one that CUDA's runtime, and so the worker's framework, uses.
+// A device's primary context, which CUDA's runtime and so the worker's framework use, too.
 // Thread-safe.
 class Context {
  public:
@@ -22,7 +22,7 @@ class Context {
   const Api& api() const { return driver_->api(); }
   CUdevice device() const { return device_; }
 
-  // Calls with this context current, and leaves the thread's own as it was.
+  // Makes the call with this context current, then restores the thread's own context.
   template <typename Call>
   CUresult run(Call&& call) const {
     if (const CUresult pushed = api().context_push(context_); pushed != CUDA_SUCCESS) return pushed;
@@ -41,8 +41,8 @@ class Context {
   const CUcontext context_;
 };
 
-// Owns one thing of a context's. That destroying it fails is not told: what came before has failed
-// then, or the context is lost.
+// Owns an object of a context. A failure to destroy it is ignored: an earlier call has failed then,
+// or the context is lost.
 template <typename T, auto kDestroy>
 class Handle {
  public:

@@ -10,11 +10,12 @@ namespace rekindle::cuda {
 namespace {
 
 constexpr unsigned kMoveThreads = 256;
-constexpr unsigned kBlocks = 16;  // of a move: 64 KiB at a time
+// Of a move: 64 KiB at a time.
+constexpr unsigned kBlocks = 16;
 constexpr const char* kMoveName = "rekindle_move";
 
-// Block (x, y) is the y-th of those that do move x. What lies 16-byte aligned at both ends is
-// copied by 16 bytes a thread, what lies even by 2, and the rest of either, or all, by one.
+// Block (x, y) is block y of move x. If both ends are 16-byte aligned, a thread copies 16 bytes at
+// once; if both are even, 2 bytes. Remainders, and moves at odd addresses, are copied byte by byte.
 constexpr const char* kMoveCode = R"(
 .version 7.0
 .target sm_75

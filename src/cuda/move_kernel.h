@@ -9,19 +9,19 @@
 // Private to src/cuda.
 namespace rekindle::cuda {
 
-// Copies inside a GPU by a kernel, many in one launch. The driver needs 4 to 6 us of the caller's
-// time for each copy that it is asked for, which for buckets of small tensors is longer than they
-// take to arrive.
+// Makes many copies inside a GPU in one launch of a kernel. The driver takes 4 to 6 us of the
+// caller's time for each copy; a bucket of small tensors arrives faster than that.
 class MoveKernel {
  public:
-  static constexpr std::size_t kMost = 160;  // moves: of the 4 KiB that a kernel's parameters have
+  // Moves that fit the 4 KiB of a kernel's parameters.
+  static constexpr std::size_t kMost = 160;
 
-  // With `context` current. Null where the driver cannot compile it (a container without its JIT
+  // `context` is current. Null: the driver cannot compile it (a container without its JIT
   // compiler).
   static std::unique_ptr<MoveKernel> load(std::shared_ptr<const Context> context);
 
-  // Queues all of them, in any order; with the context current. From and to memory of this GPU: an
-  // address of anything else is the end of the context.
+  // Queues all moves, in any order; the context is current. Both ends are memory of this GPU: any
+  // other address destroys the context.
   CUresult launch(std::span<const bucket::Move> moves, CUstream stream) const;
 
  private:

@@ -16,7 +16,8 @@ namespace rekindle::cuda {
 
 namespace {
 
-constexpr int kOldestVersion = 21'400;  // the first with non-blocking communicators
+// The first version with non-blocking communicators.
+constexpr int kOldestVersion = 21'400;
 constexpr std::chrono::microseconds kShortestNap{5};
 constexpr std::chrono::microseconds kLongestNap{1'000};
 
@@ -127,7 +128,7 @@ Communicator::Communicator(std::shared_ptr<const Nccl> nccl, std::shared_ptr<con
 
 Communicator::~Communicator() { abort(); }
 
-// NCCL takes the device from the thread, and leaves another one there at times.
+// NCCL takes the device from the thread, and sometimes leaves another device current.
 template <typename Call>
 int Communicator::run(Call&& call) const {
   int result = ncclUnhandledCudaError;

@@ -1,4 +1,4 @@
-// In place of nccl.cc and nccl_collective.cc, in a build without NCCL's header.
+// Replaces nccl.cc and nccl_collective.cc in a build without NCCL's header.
 #include "src/cuda/nccl_collective.h"
 
 namespace rekindle::cuda {

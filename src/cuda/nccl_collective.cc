@@ -56,7 +56,7 @@ class NcclCollective final : public bucket::Collective {
     if (!aborted_) return {};
     return fail(ErrorCode::kStale, "rank {} of {} was aborted: meet again", rank(), ranks());
   }
-  // Share i is rank i's, of all ranks: what an all-gather in place does.
+  // If every rank owns the share of its own number, an all-gather in place does the same.
   bool is_everybody(std::span<const std::uint32_t> owners) const {
     if (owners.size() != ranks()) return false;
     for (std::uint32_t i = 0; i < ranks(); ++i) {

@@ -6,7 +6,7 @@
 
 namespace rekindle::cuda {
 
-// By NCCL, of devices of src/cuda. kNotFound: there is no NCCL here.
+// Collectives of NCCL, for devices of src/cuda. kNotFound: this host has no NCCL.
 Result<std::unique_ptr<bucket::Collectives>> make_nccl_collectives();
 
 }  // namespace rekindle::cuda

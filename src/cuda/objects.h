@@ -33,7 +33,7 @@ class CudaEvent final : public bucket::Event {
   const EventHandle owner_;
 };
 
-// Known to Registrations as long as it lives.
+// Registrations knows the memory as long as the pin lives.
 class CudaPin final : public bucket::Pin {
  public:
   CudaPin(std::shared_ptr<const Context> context, std::span<const std::byte> memory)

@@ -46,7 +46,7 @@ void Registrations::cut_run(bucket::Upload run, std::vector<bucket::Upload>& out
 void Registrations::cut_rows(bucket::Upload copy, std::vector<bucket::Upload>& out) const {
   while (copy.rows > 0) {
     const std::uint64_t same = same_until(number(copy.from)) - number(copy.from);
-    // As many rows as lie before the border; a row that crosses it is cut by itself.
+    // The rows before the border go together; a row that crosses it is cut.
     std::uint64_t rows = 0;
     if (same >= copy.run_bytes) {
       rows = copy.from_stride == 0
@@ -85,7 +85,8 @@ void Registrations::cut(std::span<const bucket::Upload> copies,
 void Registrations::cut(std::span<const bucket::Download> copies,
                         std::vector<bucket::Download>& out) const {
   const std::shared_lock lock(mutex_);
-  std::vector<bucket::Upload> turned;  // the borders are the same
+  // The same copies in the other direction: the borders are equal.
+  std::vector<bucket::Upload> turned;
   for (const bucket::Download& copy : copies) {
     cut_one({.from = copy.to,
              .to = copy.from,

@@ -15,14 +15,15 @@ namespace rekindle::cuda {
 
 namespace {
 
-// A device that hangs must not hang who lets go of a stream.
+// A device that hangs must not block the destructor of a stream.
 constexpr std::chrono::seconds kStreamDrainTime{10};
 constexpr std::chrono::microseconds kShortestNap{5};
 constexpr std::chrono::microseconds kLongestNap{500};
 constexpr std::size_t kSmallestBatch = 4;
-constexpr std::uint64_t kLargestByKernel = 4u << 20;  // above, the driver's time for one is nothing
+// For larger copies the driver's own time does not matter.
+constexpr std::uint64_t kLargestByKernel = 4u << 20;
 
-// The default streams are small numbers, and the legacy one refuses batches.
+// Default streams have small numbers; the legacy one refuses batches.
 bool is_default(CUstream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
 CUdeviceptr host_address(const std::byte* pointer) {
@@ -41,8 +42,8 @@ CudaStream::CudaStream(std::shared_ptr<const Context> context, CUstream stream, 
       batches_(context_->api().copy_batch != nullptr && !is_default(stream)) {}
 
 CudaStream::~CudaStream() {
-  // One that is borrowed is its owner's to wait for. An error: nothing of it will run. A timeout:
-  // the driver frees the stream when its work is done.
+  // The owner of a borrowed stream waits for it. After an error none of its work runs. After a
+  // timeout the driver frees the stream when its work is done.
   if (owned_) (void)finish(SteadyClock().now() + kStreamDrainTime);
 }
 
@@ -159,8 +160,8 @@ CUresult CudaStream::move_small(std::span<const bucket::Move> copies) {
   return move_few(copies);
 }
 
-// A copy to or from an address that is nothing, or is elsewhere, is refused by the driver, or done;
-// a kernel would be the end of the context.
+// The driver refuses a copy with a wrong address, or does it if the memory is elsewhere. A kernel
+// would destroy the context.
 bool CudaStream::is_here(Range& known, CUdeviceptr address, std::uint64_t bytes) const {
   const auto inside = [&] { return address >= known.begin && bytes <= known.end - address; };
   if (address < known.end && inside()) return true;
@@ -187,8 +188,8 @@ bool CudaStream::begin_batch(std::size_t count) {
   return true;
 }
 
-// False: do them one by one, as was done before 12.8. Some may have been done: doing them again in
-// the same stream changes nothing.
+// False: the caller makes the copies one by one, as before 12.8. Some may have been made already;
+// making them again in the same stream changes nothing.
 bool CudaStream::copy_batch() {
   if (batch_.to.empty()) return true;
   BatchAttributes attributes;

@@ -35,7 +35,7 @@ class CudaStream final : public bucket::Stream {
   CUresult copy_out(const bucket::Download& copy);
   CUresult move_few(std::span<const bucket::Move> copies);
   CUresult move_small(std::span<const bucket::Move> copies);
-  // Memory that was looked up last.
+  // The memory range that was looked up last.
   struct Range {
     CUdeviceptr begin = 0;
     CUdeviceptr end = 0;
@@ -48,9 +48,11 @@ class CudaStream final : public bucket::Stream {
   const std::shared_ptr<const Context> context_;
   const CUstream stream_;
   const bool owned_;
-  const StreamHandle owner_;  // of nothing when the stream is borrowed
+  // Empty if the stream is borrowed.
+  const StreamHandle owner_;
   const std::uint64_t longest_pitch_;
-  bool batches_;  // one call for many copies has not been refused
+  // The driver takes many copies in one call.
+  bool batches_;
   std::vector<bucket::Upload> uploads_;
   std::vector<bucket::Download> downloads_;
   struct Batch {
@@ -61,7 +63,8 @@ class CudaStream final : public bucket::Stream {
   std::vector<bucket::Move> small_;
   std::vector<bucket::Move> large_;
   bool has_looked_for_kernel_ = false;
-  std::unique_ptr<MoveKernel> kernel_;  // null: not asked for yet, or it cannot be had
+  // Null: not loaded yet, or the driver cannot compile it.
+  std::unique_ptr<MoveKernel> kernel_;
 };
 
 }  // namespace rekindle::cuda

@@ -15,7 +15,7 @@ constexpr const char* kTrapCode = R"(
 )";
 }  // namespace
 
-// The module is never unloaded: neither is a context that is lost.
+// The module is never unloaded, because its context is lost anyway.
 CUresult trap(const Api& api, CUstream stream) {
   CUmodule module = nullptr;
   if (const CUresult result = api.module_load(&module, kTrapCode); result != CUDA_SUCCESS) {

@@ -4,8 +4,8 @@
 
 namespace rekindle::cuda {
 
-// For tests, behind a failpoint: queues a kernel that traps. The current context can do nothing
-// more once it has run.
+// For tests, behind a failpoint: queues a kernel that traps. The current context is unusable
+// afterwards.
 CUresult trap(const Api& api, CUstream stream);
 
 }  // namespace rekindle::cuda
