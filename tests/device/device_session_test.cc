@@ -5,13 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/device/process/device_sessions.h"
 #include "recovery/device/process/pinned_copies.h"
 #include "src/base/units.h"
 #include "src/bucket/double_device.h"
 #include "tests/bucket/flipping_device.h"
-#include "tests/device/bucket_worker.h"
-#include "tests/ipc/socket_pair.h"
+#include "tests/device/started_session.h"
 
 namespace rekindle::device {
 namespace {
@@ -23,20 +21,10 @@ constexpr std::uint64_t kBucket = 256 * kKiB;
 
 class DeviceSessionTest : public ::testing::Test {
  protected:
-  struct Begun {
-    std::unique_ptr<Session> session;
-    std::future<SessionEnd> end;
-    std::unique_ptr<BucketWorker> worker;
-
-    SessionEnd wait() {
-      if (end.wait_for(20s) != std::future_status::ready) throw std::runtime_error("it goes on");
-      return end.get();
-    }
-  };
+  using Begun = testing::StartedSession;
 
   Begun begin() { return begin(*device_); }
   Begun begin(bucket::Device& device) {
-    auto [ours, workers] = ipc::testing::socket_pair();
     SessionOrder order;
     order.open = [&device]() -> Result<bucket::Device*> { return &device; };
     order.pinner = &pinner_;
@@ -45,18 +33,13 @@ class DeviceSessionTest : public ::testing::Test {
     for (std::size_t i = 0; i < files.size(); ++i) {
       order.segments.push_back(*cache_.get(files[i].get(), sample_.segment_bytes[i]));
     }
-    order.socket = std::move(ours);
     order.slots.bucket_bytes = kBucket;
     order.slots.free_fraction = 1;
     order.times = times_;
     order.verify_upload = verify_upload_;
     order.leaves = leaves_;
-    auto promise = std::make_shared<std::promise<SessionEnd>>();
     Begun begun;
-    begun.end = promise->get_future();
-    begun.worker = std::make_unique<BucketWorker>(std::move(workers));
-    begun.session = *Session::start(
-        std::move(order), [promise](SessionEnd end) { promise->set_value(std::move(end)); });
+    begun.start(std::move(order));
     return begun;
   }
   Begun begin_complete() {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "src/bucket/double_device.h"
-#include "tests/ipc/socket_pair.h"
 
 namespace rekindle::device::testing {
 
@@ -25,7 +24,6 @@ RoundSessionTest::RoundSessionTest() {
 }
 
 Member RoundSessionTest::join(std::size_t index) {
-  auto [ours, workers] = ipc::testing::socket_pair();
   Member member;
   SessionOrder order;
   order.number = index + 1;
@@ -40,23 +38,18 @@ Member RoundSessionTest::join(std::size_t index) {
   for (std::size_t i = 0; i < files.size(); ++i) {
     lent_[index].emplace_back(::dup(files[i].get()));
     order.segments.push_back(*cache_->get(files[i].get(), sample_.segment_bytes[i]));
-    // What is not pinned yet is not kept.
+    // Bytes are kept only in pinned segments.
     if (lacks_) {
       EXPECT_TRUE(pinner_->wait(*order.segments.back(), SteadyClock().now() + 20s));
     }
   }
-  order.socket = std::move(ours);
   order.slots.bucket_bytes = kBucket;
   order.slots.free_fraction = 1;
   order.times = times_;
   order.in_round = true;
   order.verify_upload = verify_upload_;
   order.say = [heard = member.heard](RoundNews news) { heard->say(std::move(news)); };
-  auto promise = std::make_shared<std::promise<SessionEnd>>();
-  member.end = promise->get_future();
-  member.worker = std::make_unique<BucketWorker>(std::move(workers));
-  member.session = *Session::start(
-      std::move(order), [promise](SessionEnd end) { promise->set_value(std::move(end)); });
+  member.start(std::move(order));
   member.worker->open();
   return member;
 }

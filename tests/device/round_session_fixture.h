@@ -17,11 +17,10 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/device/process/device_sessions.h"
 #include "recovery/device/process/pinned_copies.h"
 #include "src/base/units.h"
-#include "tests/device/bucket_worker.h"
 #include "tests/device/flipping_collectives.h"
+#include "tests/device/started_session.h"
 
 namespace rekindle::device::testing {
 
@@ -29,7 +28,7 @@ using namespace std::chrono_literals;
 
 inline constexpr std::uint64_t kBucket = 64 * kKiB;
 
-// What a session says, for the test's thread to wait for.
+// The reports of a session. The test's thread waits for them.
 class Heard {
  public:
   void say(RoundNews news) {
@@ -68,23 +67,8 @@ class Heard {
   std::uint64_t bytes_ = 0;
 };
 
-struct Member {
+struct Member : StartedSession {
   std::shared_ptr<Heard> heard = std::make_shared<Heard>();
-  std::future<SessionEnd> end;
-  std::unique_ptr<BucketWorker> worker;
-  std::future<void> taken;
-  std::unique_ptr<Session> session;
-
-  SessionEnd wait() {
-    if (end.wait_for(20s) != std::future_status::ready) throw std::runtime_error("it goes on");
-    return end.get();
-  }
-  void take_all() {
-    taken = std::async(std::launch::async, [this] {
-      worker->take_all();
-      worker->close();
-    });
-  }
 };
 
 // Sessions that take part in a broadcast round, each on a device of its own.
@@ -96,9 +80,10 @@ class RoundSessionTest : public ::testing::Test {
   RoundSessionTest();
 
   Member join(std::size_t index);
-  // Of a host that lacks the version.
+  // The segments of a host that lacks the version.
   std::vector<UniqueFd> blank_files() const;
-  // Which bytes of the pieces are in the segments that a rank was lent; the others are as before.
+  // At least `bytes` bytes were kept in the segments that a rank was lent. The others are
+  // unchanged.
   void expect_kept(std::size_t rank, std::uint64_t bytes) const;
   Members join_all(std::size_t ranks = 2) {
     Members members;
@@ -117,7 +102,7 @@ class RoundSessionTest : public ::testing::Test {
     spread(members, *communicators_[0]->make_id());
     return members;
   }
-  // Every worker has one bucket and keeps it: so the round is under way, and does not end.
+  // Every worker takes one bucket and keeps it, so the round has begun and does not end.
   static std::vector<bucket::FilledMessage> take_one_each(Members& members) {
     std::vector<bucket::FilledMessage> taken;
     for (auto& member : members) {
@@ -155,16 +140,23 @@ class RoundSessionTest : public ::testing::Test {
                                   {"c", DType::kU8, Shape{9, 70'001}}},
                                  7, kMiB);
   SessionTimes times_;
-  std::vector<bucket::NamedBox> wanted_;               // of every session; none: all
-  std::optional<std::vector<Digest>> leaves_;          // unset: the right ones
-  bool verify_upload_ = false;                         // of every session
-  std::optional<Flip> flip_;                           // before its rank joins
-  std::optional<std::size_t> wrong_copy_;              // the rank whose host has other bytes
-  std::size_t owners_ = 2;                             // the first ranks
-  bool lacks_ = false;                                 // the others' hosts have no copy
-  std::map<std::size_t, std::vector<UniqueFd>> lent_;  // of ranks: what their segments are
+  // Of every session; empty: all.
+  std::vector<bucket::NamedBox> wanted_;
+  // Unset: the right ones.
+  std::optional<std::vector<Digest>> leaves_;
+  bool verify_upload_ = false;
+  // Set before its rank joins.
+  std::optional<Flip> flip_;
+  // The rank whose host has other bytes.
+  std::optional<std::size_t> wrong_copy_;
+  // The first ranks own shares. With `lacks_`, the hosts of the other ranks have no copy.
+  std::size_t owners_ = 2;
+  bool lacks_ = false;
+  // The segments that each rank was lent.
+  std::map<std::size_t, std::vector<UniqueFd>> lent_;
   std::vector<std::unique_ptr<bucket::Device>> devices_;
-  std::vector<std::unique_ptr<Communicators>> communicators_;  // as of several processes
+  // One per rank, as in several processes.
+  std::vector<std::unique_ptr<Communicators>> communicators_;
   std::optional<bucket::Pinner> pinner_;
   std::optional<SegmentCache> cache_;
 };

@@ -19,7 +19,8 @@ using bucket::DeviceAddress;
 using bucket::Stream;
 
 struct Bound {
-  std::shared_ptr<Collectives> makes;  // outlives what it has made, also on the thread of an abort
+  // Outlives the collectives that it has made, also on the thread of an abort.
+  std::shared_ptr<Collectives> makes;
   std::chrono::milliseconds patience;
   OnStuck stuck;
 };
@@ -65,7 +66,8 @@ class BoundedCollective final : public Collective {
         promise.set_value();
       }).detach();
     } catch (const std::system_error&) {
-      return;  // there is no thread: its destructor has aborted it
+      // No thread could be started. The destructor of the collective has aborted it.
+      return;
     }
     if (done.wait_for(bound_.patience) == std::future_status::ready) return;
     bound_.stuck(Error(ErrorCode::kTimeout,
@@ -77,7 +79,8 @@ class BoundedCollective final : public Collective {
   const std::string device_;
   const std::uint32_t rank_;
   const std::uint32_t ranks_;
-  std::unique_ptr<Collective> inner_;  // null: aborted
+  // Null: aborted.
+  std::unique_ptr<Collective> inner_;
 };
 
 class BoundedCollectives final : public Collectives {

@@ -8,11 +8,11 @@
 
 namespace rekindle::device {
 
-// Collectives whose aborts, also those by destructors, take no longer than `patience`: each is done
-// on a thread of its own. One that takes longer is left to it, and `stuck` is called, on the thread
-// that aborts and before the abort returns. That alone is no fault: NCCL's waits until the other
-// processes of this host have let go, too (its proxies share sockets). Whether what was queued has
-// ended is to be asked of the stream.
+// Wraps collectives so that an abort, also one by a destructor, takes at most `patience`: it runs
+// on a thread of its own. An abort that takes longer is left to that thread, and `stuck` is called
+// before abort() returns, on the caller's thread. A slow abort alone is no fault: NCCL waits until
+// the other processes of this host have aborted, too, because its proxies share sockets. Ask the
+// stream whether the queued work has ended.
 using OnStuck = std::function<void(Error why)>;
 std::unique_ptr<bucket::Collectives> bound_aborts(std::unique_ptr<bucket::Collectives> collectives,
                                                   std::chrono::milliseconds patience,

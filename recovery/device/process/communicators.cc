@@ -45,7 +45,8 @@ std::vector<std::string> Communicators::kept(const std::string& device) {
 
 Result<std::unique_ptr<bucket::Collective>> Communicators::take(bucket::Device& device,
                                                                 const SpreadOrder& order) {
-  std::optional<Kept> had;  // ends without the lock: an abort may take long
+  // It is destroyed without the lock, because an abort may take long.
+  std::optional<Kept> had;
   {
     const std::lock_guard lock(mutex_);
     if (auto node = kept_.extract(device.id()); !node.empty()) had = std::move(node.mapped());
@@ -67,7 +68,8 @@ void Communicators::keep(const std::string& device, std::string name,
                          std::unique_ptr<bucket::Collective> collective) {
   Kept kept{std::move(name), std::move(collective), SteadyClock().now()};
   const std::lock_guard lock(mutex_);
-  std::swap(kept_[device], kept);  // what was there ends after the lock
+  // The old one is destroyed after the lock is released.
+  std::swap(kept_[device], kept);
 }
 
 std::optional<TimePoint> Communicators::idle_at() const {
@@ -81,7 +83,8 @@ std::optional<TimePoint> Communicators::idle_at() const {
 }
 
 void Communicators::drop_idle(TimePoint now) {
-  std::vector<Kept> dropped;  // end after the lock
+  // They are destroyed after the lock is released.
+  std::vector<Kept> dropped;
   const std::lock_guard lock(mutex_);
   for (auto it = kept_.begin(); it != kept_.end();) {
     if (now - it->second.used < kIdle) {

@@ -16,33 +16,35 @@
 
 namespace rekindle::device {
 
-// The communicators of this process' devices, one kept for each between rounds until it was in none
-// for long: NCCL's take hundreds of megabytes of their device. Thread-safe; the devices live
-// longer.
+// The communicators of this process' devices. Each device keeps one between rounds, until it was in
+// no round for long: a communicator of NCCL takes hundreds of megabytes of its device. Thread-safe;
+// the devices live longer.
 class Communicators {
  public:
   using Load = std::function<Result<std::unique_ptr<bucket::Collectives>>()>;
-  // Longer than a session that has said what its device keeps waits for the order to use it.
+  // Longer than a session waits for an order, after it has reported the communicators of its
+  // device.
   static constexpr std::chrono::minutes kIdle{15};
 
-  // `load` is called at the first use, again while it fails.
+  // `load` is called at the first use, and again as long as it fails.
   explicit Communicators(Load load) : load_(std::move(load)) {}
-  // Of doubles, or of GPUs by NCCL.
+  // Loads the collectives of doubles, or NCCL.
   static Load loader(bool doubles);
 
   Result<std::string> make_id();
-  // For a session of a round: they stay for its order.
+  // Names of the communicators that the device keeps. They stay for the order of a session.
   std::vector<std::string> kept(const std::string& device);
-  // The one that is kept, or, with an id, a new one that begins to meet the others; what the device
-  // kept is aborted then. kStale: there is none of that name, rank and size.
+  // Without an id: the communicator that is kept. kStale: there is none of that name, rank and
+  // size. With an id: a new one, which begins to meet the other ranks. The one that was kept is
+  // aborted.
   Result<std::unique_ptr<bucket::Collective>> take(bucket::Device& device,
                                                    const SpreadOrder& order);
-  // After a round that went well.
+  // After a round without errors.
   void keep(const std::string& device, std::string name,
             std::unique_ptr<bucket::Collective> collective);
-  // When there may be some to drop; nullopt: none is kept.
+  // When the first of them becomes idle; nullopt: none is kept.
   std::optional<TimePoint> idle_at() const;
-  // Ends those that are idle; NCCL may take long over it.
+  // Ends the idle ones, which may take NCCL long.
   void drop_idle(TimePoint now);
 
  private:
@@ -55,9 +57,11 @@ class Communicators {
 
   const Load load_;
   std::mutex loading_;
-  std::unique_ptr<bucket::Collectives> collectives_;  // under loading_; set once
+  // Guarded by loading_; set once.
+  std::unique_ptr<bucket::Collectives> collectives_;
   mutable std::mutex mutex_;
-  std::map<std::string, Kept> kept_;  // by device, under mutex_
+  // By device. Guarded by mutex_.
+  std::map<std::string, Kept> kept_;
 };
 
 }  // namespace rekindle::device

@@ -59,7 +59,8 @@ void RoundDeliver::send(TimePoint now) {
 void RoundDeliver::check(TimePoint now) {
   const Duration gap = checked_ ? now - *checked_ : Duration{0};
   checked_ = now;
-  if (gap > kPause) {  // the worker could not be heard meanwhile
+  // This process could not hear the worker during a stop.
+  if (gap > kPause) {
     for (auto& since : kept_since_) {
       if (since) *since += gap;
     }

@@ -11,35 +11,35 @@
 
 namespace rekindle::device {
 
-// Hands a round's buckets to the session's worker, and to nobody once that is lost: the other ranks
-// wait for what this one queues. The session's thread only.
+// Hands a round's buckets to the session's worker. When the worker is lost, the buckets are
+// discarded, because the other ranks wait for this one. The session's thread only.
 class RoundDeliver final : public bucket::Deliver {
  public:
-  // `patience`: for a worker to give a bucket back, where check() is asked.
-  // `version`: for messages.
+  // `patience`: how long the worker may keep a bucket; check() applies it. `version`: for messages.
   RoundDeliver(WorkerDeliver& worker, std::uint32_t slots, std::chrono::milliseconds patience,
                std::string version)
       : worker_(worker), patience_(patience), version_(std::move(version)), kept_since_(slots) {}
 
   Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override;
   Result<bool> released(std::uint32_t slot) override;
-  // Loses the worker; the round goes on.
+  // Loses the worker. The round goes on.
   Result<void> spoil(std::size_t bucket, Error why) override;
-  // The buckets from here on are uploads of this host's copy.
+  // From now on the buckets are uploads of this host's copy.
   void leave_round() { in_round_ = false; }
 
-  // What goes wrong with the worker in any of these loses it.
+  // A failure of the worker in any of these loses it.
   void hear(TimePoint now);
   void send(TimePoint now);
-  // Asked at least twice a second: a longer gap is taken for a pause of this process.
+  // Called at least twice a second. A much longer gap counts as a stop of this process.
   void check(TimePoint now);
-  // It is told, and then its buckets are overwritten.
+  // Tells the worker. Its buckets may then be overwritten.
   void lose(Error why);
 
   const std::optional<Error>& lost() const { return lost_; }
   const WorkerDeliver* worker() const { return lost_ ? nullptr : &worker_; }
   bool awaits_device() const { return !lost_ && worker_.awaits_device(); }
-  std::optional<TimePoint> deadline() const;  // when check() is to be asked again
+  // When to call check() again.
+  std::optional<TimePoint> deadline() const;
   TimePoint last_change() const { return last_change_; }
 
  private:
@@ -48,7 +48,8 @@ class RoundDeliver final : public bucket::Deliver {
   WorkerDeliver& worker_;
   const std::chrono::milliseconds patience_;
   const std::string version_;
-  std::vector<std::optional<TimePoint>> kept_since_;  // per slot; unset: not with the worker
+  // Per slot, since when the worker has it.
+  std::vector<std::optional<TimePoint>> kept_since_;
   std::optional<TimePoint> checked_;
   std::optional<Error> lost_;
   bool in_round_ = true;

@@ -25,7 +25,7 @@ Spreading::Spreading(const SessionMeans& means, SpreadOrder order)
       deliver_(means_.worker, means_.slots.count(), means_.times.round_release, means_.version),
       ordered_(steady_now()) {}
 
-// What is queued must end before the pipeline does.
+// The queued work must end before the pipeline does.
 Spreading::~Spreading() {
   if (collective_ != nullptr) collective_->abort();
 }
@@ -54,7 +54,7 @@ Result<void> Spreading::plan() {
   return {};
 }
 
-// Of what a share is made of, with all tiles that are here.
+// Fetches a share from this host's copy, as far as its tiles have verified.
 Result<std::unique_ptr<bucket::SegmentFetch>> Spreading::fetch_of(std::uint32_t share) const {
   auto fetch = std::make_unique<bucket::SegmentFetch>(
       plan_->plan_of(share), means_.pinner, means_.segments, means_.contents.tiles().tile_count());
@@ -114,7 +114,7 @@ Result<void> Spreading::start_verifying() {
   return pipeline_->verify_with(*verify_);
 }
 
-// What of each share is here now.
+// Fetches each share from this host's copy.
 Result<bucket::RoundTail::Fetches> Spreading::own_copy() const {
   bucket::RoundTail::Fetches fetches;
   for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
@@ -124,7 +124,7 @@ Result<bucket::RoundTail::Fetches> Spreading::own_copy() const {
   return fetches;
 }
 
-// What has verified is final, and may be read by others.
+// Tiles that have verified are final: others may read them, so they are not written again.
 Result<void> Spreading::start_keeping() {
   const std::uint64_t rate = means_.times.keep_bytes_per_second;
   if (order_.keep_count == 0 || rate == 0 || means_.told.complete) return {};
@@ -141,7 +141,7 @@ Result<void> Spreading::start_keeping() {
   return {};
 }
 
-// Before the agent hears that the round is over: from then on others write there.
+// Must happen before the agent hears that the round is over, because others write there afterwards.
 Result<void> Spreading::end_keeping() {
   if (!keep_) return {};
   auto drained = keep_->drain(steady_now() + means_.times.drain);
@@ -150,13 +150,13 @@ Result<void> Spreading::end_keeping() {
               means_.device.name(), drained.error().message());
 }
 
-// An error: the round is over for this rank.
+// An error ends the round for this rank.
 Result<void> Spreading::hear(TimePoint now) {
   auto news = means_.mailbox.take();
   means_.told.ready.insert(means_.told.ready.end(), news.ready.begin(), news.ready.end());
   means_.told.complete = means_.told.complete || news.complete;
   for (auto& fetch : fetches_) {
-    // Its session cannot be told right; the round can go on.
+    // The agent's message is wrong, so the worker cannot be served. The round can go on.
     if (auto marked = fetch->mark_ready(news.ready); !marked) {
       deliver_.lose(std::move(marked).error());
     }
@@ -181,7 +181,8 @@ Result<void> Spreading::deliver_all() {
     if (deliver_.lost() && !spreading_) return fail(*deliver_.lost());
     if (*state == bucket::Pipeline::State::kDone) return {};
     tell_progress(now);
-    if (had_worker && deliver_.lost()) continue;  // what it had is free now
+    // The buckets of a lost worker are free now.
+    if (had_worker && deliver_.lost()) continue;
     wait(*state, now);
   }
 }
@@ -190,22 +191,23 @@ Result<bucket::Pipeline::State> Spreading::advance(TimePoint now) {
   TRY_VOID(hear(now));
   TRY(const auto state, pipeline_->step(now));
   if (spreading_) {
-    deliver_.check(now);  // `now` is before what it has said was read
+    // `now` is older than the worker's messages that were just read.
+    deliver_.check(now);
     if (pipeline_->handed_over() == plan_->size() && !pipeline_->awaits_keep()) finish();
   }
   deliver_.send(now);
   return state;
 }
 
-// The next round may find it: before the agent hears of this one's end.
+// The communicator is kept before the agent hears of the end: the next round may need it at once.
 void Spreading::finish() {
   means_.communicators->keep(means_.device.id(), order_.communicator, std::move(collective_));
   spreading_ = false;
   say_over(std::nullopt);
 }
 
-// What was not handed over comes from the segments. The other ranks see that this one aborts by
-// their deadlines, if nobody tells them.
+// The remaining buckets come from the segments. If nobody tells the other ranks that this one
+// aborts, their deadlines do.
 Result<void> Spreading::leave(Error why) {
   collective_->abort();
   spreading_ = false;
@@ -214,7 +216,8 @@ Result<void> Spreading::leave(Error why) {
   TRY_VOID(end_keeping());
   say_over(std::move(why));
   if (deliver_.lost()) return fail(*deliver_.lost());
-  const auto own = std::exchange(fetches_, {});  // what it took and lost is to be had again
+  // Lost buckets of the own share are fetched again.
+  const auto own = std::exchange(fetches_, {});
   TRY(fetches_, own_copy());
   tail_.emplace(*plan_, fetches_, pipeline_->handed_over());
   deliver_.leave_round();
@@ -230,7 +233,7 @@ Result<void> Spreading::leave(Error why) {
   return {};
 }
 
-// The round's digests go first: the device may lack memory for both.
+// The round's digests are freed first, because the device may lack memory for both.
 Result<void> Spreading::start_verifying_tail() {
   refilled_in_round_ = verify_->refilled();
   verify_.reset();

@@ -17,9 +17,9 @@
 
 namespace rekindle::device {
 
-// A session's part in a round (docs/rounds.md): it meets the other ranks, spreads, and brings what
-// the round has left out from the segments. A worker that is lost does not end it. The session's
-// thread only.
+// A session's part in a round (docs/rounds.md): it meets the other ranks, spreads, and uploads the
+// buckets that the round has left out from the segments. The loss of its worker does not end it.
+// The session's thread only.
 class Spreading {
  public:
   Spreading(const SessionMeans& means, SpreadOrder order);
@@ -27,14 +27,17 @@ class Spreading {
   Spreading(const Spreading&) = delete;
   Spreading& operator=(const Spreading&) = delete;
 
-  // False: the ranks have not met, and nothing was handed over. An error: the worker's.
+  // False: the ranks have not met, and nothing was handed over. Errors come from the worker.
   Result<bool> begin();
-  // Until the worker has every bucket and has released it. The worker's error: after the round.
+  // Returns when the worker has released every bucket. An error of the worker counts after the
+  // round.
   Result<void> deliver_all();
 
-  bucket::Pipeline* pipeline() { return pipeline_.get(); }  // null before it has begun
+  // Null before it has begun.
+  bucket::Pipeline* pipeline() { return pipeline_.get(); }
   TimePoint met() const { return met_; }
-  std::uint64_t refilled() const;  // buckets that did not match and were uploaded once more
+  // Buckets that did not match and were uploaded once more.
+  std::uint64_t refilled() const;
 
  private:
   Result<void> plan();
@@ -57,22 +60,28 @@ class Spreading {
   const SessionMeans means_;
   const SpreadOrder order_;
   RoundDeliver deliver_;
-  bool spreading_ = true;  // SpreadOver was not said yet
+  // SpreadOver was not sent yet.
+  bool spreading_ = true;
   const TimePoint ordered_;
   TimePoint met_{};
   TimePoint told_at_{};
   std::uint64_t told_bytes_ = 0;
   std::optional<bucket::RoundPlan> plan_;
-  bucket::RoundTail::Fetches fetches_;  // of the own share, if it has one; after the round: of all
-  std::unique_ptr<bucket::Collective> collective_;  // null: kept, or none
+  // In the round: of the rank's own share, if it has one. After the round: of all shares.
+  bucket::RoundTail::Fetches fetches_;
+  // Null before the ranks meet, and after the round.
+  std::unique_ptr<bucket::Collective> collective_;
   std::optional<bucket::RoundFetch> fetch_;
   std::optional<bucket::RoundSpread> spread_;
   std::optional<bucket::RoundTail> tail_;
   std::optional<bucket::SegmentKeep> keep_;
-  std::unique_ptr<bucket::RoundSeal> seal_;  // of the own share, if it has one
+  // Of the rank's own share, if it has one.
+  std::unique_ptr<bucket::RoundSeal> seal_;
   std::unique_ptr<bucket::RoundVerify> verify_;
-  std::uint64_t refilled_in_round_ = 0;                // once verify_ is gone
-  std::unique_ptr<bucket::UploadVerify> tail_verify_;  // of tail_; null: not wanted
+  // Set when verify_ is destroyed.
+  std::uint64_t refilled_in_round_ = 0;
+  // Of tail_. Null: uploads are not verified.
+  std::unique_ptr<bucket::UploadVerify> tail_verify_;
   std::unique_ptr<bucket::Pipeline> pipeline_;
 };
 

@@ -55,7 +55,7 @@ Result<void> WorkerDeliver::receive(TimePoint now) {
       TRY_VOID(on_message(std::move(message), now));
     }
   }
-  // How long it may leave what it is sent is the pipeline's to say.
+  // The pipeline limits how long the worker may leave messages unread.
   return channel_.check_receive_deadline(now);
 }
 
@@ -67,7 +67,8 @@ Result<void> WorkerDeliver::on_message(bucket::Message message, TimePoint now) {
               return fail(failed.error.with_context("the worker"));
             },
             [](const auto&) -> Result<void> {
-              return fail(ErrorCode::kInvalid, "the worker says what only its other end says");
+              return fail(ErrorCode::kInvalid,
+                          "the worker sent a message that only the device process sends");
             }},
       std::move(message));
 }
@@ -88,7 +89,8 @@ Result<void> WorkerDeliver::on_released(const bucket::ReleasedMessage& message, 
   if (!opened_ || message.slot >= slots_.size() ||
       slots_[message.slot].state != Slot::State::kWorkers ||
       slots_[message.slot].sequence != message.sequence) {
-    return fail(ErrorCode::kInvalid, "the worker gives back bucket {} in slot {}, which it has not",
+    return fail(ErrorCode::kInvalid,
+                "the worker releases bucket {} in slot {}, which it does not hold",
                 message.sequence, message.slot);
   }
   slots_[message.slot].state = Slot::State::kReleased;
@@ -101,7 +103,8 @@ Result<void> WorkerDeliver::send(TimePoint now) {
   if (!channel_.wants_to_send()) return {};
   auto sent = channel_.send_some(now);
   if (sent || sent.error().code() != ErrorCode::kPeerLost) return sent;
-  auto last = closed_ ? sent : receive(now);  // it may have said why
+  // The worker may have sent the reason.
+  auto last = closed_ ? sent : receive(now);
   closed_ = true;
   return last ? sent : last;
 }
@@ -121,7 +124,7 @@ bool WorkerDeliver::wait_closed(int stop, TimePoint deadline) {
                         {stop, POLLIN, 0}};
     (void)::poll(entries, 2, ipc::poll_timeout_ms(now, deadline));
     if (entries[1].revents != 0) return false;
-    // What it still says does not matter; only that it goes.
+    // Further messages do not matter, only the end of the stream.
     if (!send(now)) return closed_;
     const auto got = channel_.receive_some(now);
     if (!got || *got == ipc::Received::kEnd) closed_ = true;

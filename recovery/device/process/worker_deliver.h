@@ -13,32 +13,35 @@
 namespace rekindle::device {
 
 // The pipeline's last stage: a worker at the other end of a socket (src/bucket/bucket_messages.h).
-// It is trusted with nothing: one that breaks the rules, hangs or dies fails its own session. The
-// session's thread only.
+// The worker is not trusted: if it breaks the protocol, hangs or dies, only its own session fails.
+// The session's thread only.
 class WorkerDeliver final : public bucket::Deliver {
  public:
   WorkerDeliver(ipc::Channel channel, bucket::Device& device);
 
   // Tells the worker where its buckets will be.
   Result<void> offer(bucket::Slots& slots);
-  // What is in the buckets that are handed over from now on.
+  // Returns the parts of a bucket that is handed over from now on.
   using PartsOf = std::function<std::vector<bucket::Part>(std::size_t bucket)>;
   void bring(PartsOf parts_of) { parts_of_ = std::move(parts_of); }
-  // Reads what has come. kPeerLost: it has closed the channel; kInvalid: against the rules; its
-  // own error when it has failed.
+  // Reads the worker's messages. kPeerLost: it has closed the channel. kInvalid: it broke the
+  // protocol. A worker that has failed sends its own error.
   Result<void> receive(TimePoint now);
   Result<void> send(TimePoint now);
-  void say(bucket::Message last);  // and no more, once; as far as the worker takes it
-  // Until it has closed its end; false: the deadline has passed, or `stop` can be read.
+  // Sends the last message, once, as far as the worker takes it.
+  void say(bucket::Message last);
+  // Waits until the worker has closed its end. False: the deadline has passed, or `stop` is
+  // readable.
   bool wait_closed(int stop, TimePoint deadline);
 
   Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override;
   Result<bool> released(std::uint32_t slot) override;
 
-  // The worker has said that it is done with a slot, the device is not yet.
+  // The worker has released a slot, and the device has not finished the worker's reads.
   bool awaits_device() const { return awaited_ > 0; }
   TimePoint last_release() const { return last_release_; }
-  std::uint64_t bytes() const { return bytes_; }  // handed over
+  // Handed over so far.
+  std::uint64_t bytes() const { return bytes_; }
   const ipc::Channel& channel() const { return channel_; }
   bool closed() const { return closed_; }
 
