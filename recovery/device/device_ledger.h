@@ -13,7 +13,7 @@
 namespace rekindle::device {
 
 // What the agent has ordered of the device process and still expects: the ends of sessions and of
-// rounds, ids for meetings. It also keeps what the sessions were lent of the store. It only
+// rounds, ids for meetings. It also keeps the leases of the sessions on the store. It only
 // decides; DeviceLink performs.
 class DeviceLedger {
  public:

@@ -13,7 +13,7 @@
 // Converts between proto/device.proto and our own types. It checks what the other process sends.
 namespace rekindle::device {
 
-// The bytes of a session, as its worker was told them.
+// The contents of a session, from its worker's Attached.
 struct AttachedContents {
   // "model@41", for messages; "" when it is malformed.
   std::string version;

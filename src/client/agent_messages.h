@@ -31,7 +31,8 @@ struct HelloRequest {
 struct AttachRequest {
   std::string model;
   bool latest = false;
-  std::uint64_t version = 0;  // when not `latest`
+  // Set when not `latest`.
+  std::uint64_t version = 0;
   std::string shard;
   std::string spec_json;
   std::vector<WantedBox> boxes;
@@ -131,7 +132,7 @@ struct UpdatedReply {
   std::uint32_t ready = 0;
   std::uint32_t by_broadcast = 0;
   std::uint64_t elapsed_ms = 0;
-  // Why the first worker that is not ready is not.
+  // Names the first worker that is not ready, and the reason.
   std::string why;
 };
 

@@ -89,7 +89,6 @@ void CallTable::deliver(Message message) {
 }
 
 void CallTable::end_unwanted(const AgentMessage& message) {
-  constexpr std::chrono::milliseconds kNoDeadline{0};
   if (std::holds_alternative<AttachedReply>(message.reply)) {
     (void)queue(DetachRequest{}, message.session, kNoDeadline);
   } else if (std::holds_alternative<PublishBegunReply>(message.reply)) {

@@ -15,6 +15,8 @@ namespace rekindle::client {
 
 // The number of the hello, which is sent before the table is used.
 inline constexpr std::uint64_t kHelloCall = 1;
+// The agent answers when there is something to say.
+inline constexpr std::chrono::milliseconds kNoDeadline{0};
 
 // The calls that wait for an answer, the sessions that get events, and the frames that wait to be
 // sent. When it is closed, all inboxes are closed with the reason. Thread-safe. Its mutex may be
@@ -36,8 +38,8 @@ class CallTable {
   std::vector<std::string> take_outgoing();
   // Bytes that the socket has not taken yet.
   void set_backlog(std::size_t bytes);
-  // Passes a message on to whoever waits for it. A session or publication that nobody waits for any
-  // more is ended.
+  // Passes a message on to the waiting call or session. A session or publication that nobody waits
+  // for any more is ended.
   void deliver(Message message);
 
   // The first reason stays.

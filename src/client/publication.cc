@@ -7,8 +7,6 @@ namespace rekindle::client {
 
 namespace {
 
-constexpr std::chrono::milliseconds kNoDeadline{0};
-
 PublishBeginRequest request_of(const ModelVersion& id, std::span<const TensorInfo> tensors) {
   PublishBeginRequest request{id, {}};
   request.tensors.reserve(tensors.size());

@@ -12,8 +12,6 @@ namespace rekindle::client {
 
 namespace {
 
-// The agent answers when there is something to say.
-constexpr std::chrono::milliseconds kNoDeadline{0};
 constexpr std::chrono::milliseconds kAgentPatience{1000};
 
 // Takes the descriptors.

@@ -18,7 +18,8 @@ struct BatchAttributes {
   int target_hint[2] = {};
   unsigned flags = 0;
 };
-inline constexpr int kSourceInStreamOrder = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+// CU_MEMCPY_SRC_ACCESS_ORDER_STREAM.
+inline constexpr int kSourceInStreamOrder = 1;
 #if CUDA_VERSION >= 12080
 static_assert(sizeof(BatchAttributes) == sizeof(CUmemcpyAttributes) &&
               kSourceInStreamOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);

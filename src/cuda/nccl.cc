@@ -17,7 +17,7 @@ namespace rekindle::cuda {
 namespace {
 
 // The first version with non-blocking communicators.
-constexpr int kOldestVersion = 21'400;
+constexpr int kOldestNccl = 21'400;
 constexpr std::chrono::microseconds kShortestNap{5};
 constexpr std::chrono::microseconds kLongestNap{1'000};
 
@@ -91,7 +91,7 @@ Result<std::shared_ptr<const Nccl>> Nccl::load(const char* library) {
   }
   std::shared_ptr<Nccl> nccl(new Nccl(std::move(calls)));
   TRY_VOID(nccl->check(nccl->calls_->get_version(&nccl->version_), nullptr, "ask for its version"));
-  if (nccl->version_ < kOldestVersion) {
+  if (nccl->version_ < kOldestNccl) {
     return fail(ErrorCode::kNotFound, "{} is NCCL {}: 2.14 or newer is needed", library,
                 nccl->version_);
   }

@@ -24,7 +24,7 @@ class LifeSigns {
   bool owner_died() const;
   // Reads every sign.
   std::optional<DeathSign> look() const;
-  // Asks the kernel to wake us when the holder dies, and returns what to wait on.
+  // Asks the kernel to wake us when the holder dies, and returns the word to wait on.
   FutexWord watched_word() const;
 
  private:

@@ -66,7 +66,8 @@ TEST(Abi, StructuresOfOtherReleasesAreUnderstood) {
     agent.until_closed();
   });
   const Agent agent = connect_to(server.store());
-  // An older caller knows `size` and `model` only; what follows in its memory is not ours to read.
+  // An older caller knows `size` and `model` only; the library must not read the memory behind
+  // them.
   alignas(rk_attach_options) unsigned char memory[sizeof(rk_attach_options) + 16];
   std::memset(memory, 0xee, sizeof memory);
   const auto put = [&](std::uint32_t size) {
@@ -80,7 +81,7 @@ TEST(Abi, StructuresOfOtherReleasesAreUnderstood) {
   EXPECT_EQ(
       rk_attach(agent.handle, put(offsetof(rk_attach_options, shard)), &old_one.handle, nullptr),
       RK_OK);
-  // A newer one has fields that we do not know: fine while they are 0.
+  // A newer caller has fields that this library does not know. They must be 0.
   Session new_one;
   rk_error error{};
   EXPECT_EQ(rk_attach(agent.handle, put(sizeof memory), &new_one.handle, &error), RK_INVALID);
@@ -109,7 +110,8 @@ TEST(Abi, CallersFromBeforeDevicesGoOnWorking) {
   });
   const Agent agent = connect_to(server.store());
   rk_attach_options options;
-  std::memset(&options, 0xee, sizeof options);  // what an old caller has behind its structure
+  // An old caller has other data behind its structure.
+  std::memset(&options, 0xee, sizeof options);
   const rk_attach_options meant = attach_options();
   constexpr std::size_t kOldOptions = offsetof(rk_attach_options, device);
   std::memcpy(&options, &meant, kOldOptions);
@@ -137,7 +139,8 @@ TEST(Abi, CallersFromBeforeGroupsGoOnWorking) {
   });
   const Agent agent = connect_to(server.store());
   rk_attach_options options;
-  std::memset(&options, 0xee, sizeof options);  // what an old caller has behind its structure
+  // An old caller has other data behind its structure.
+  std::memset(&options, 0xee, sizeof options);
   const rk_attach_options meant = attach_options();
   constexpr std::size_t kOldOptions = offsetof(rk_attach_options, group);
   std::memcpy(&options, &meant, kOldOptions);
@@ -171,7 +174,7 @@ TEST(Abi, LongTextsAreCutAtACharacterAndStayOneLine) {
   }
 }
 
-// Runs `body` in a child; what it returns is the child's exit status.
+// Runs `body` in a child and returns its result, the exit status of the child.
 int in_child(const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -202,7 +205,8 @@ TEST(Abi, AfterForkOnlyTheParentUsesWhatItOpened) {
               const rk_attach_options options = attach_options();
               rk_session* mine = nullptr;
               if (rk_attach(agent.handle, &options, &mine, nullptr) != RK_INVALID) return 3;
-              for (const rk_tensor& tensor : tensors) {  // what is mapped can still be read
+              // Mapped tensors stay readable.
+              for (const rk_tensor& tensor : tensors) {
                 if (bytes_of(tensor) != model.bytes_of(tensor.name, box_of(tensor))) return 4;
               }
               rk_detach(session.handle);

@@ -1,4 +1,4 @@
-// What is asked of the agent, and what comes of its answers.
+// Requests to the agent, and the effects of its answers.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -176,7 +176,8 @@ TEST(Attach, AnAnswerThatComesTooLateIsUndone) {
   rk_session* session = nullptr;
   EXPECT_EQ(rk_attach(agent.handle, &options, &session, nullptr), RK_TIMEOUT);
   gave_up.open();
-  undone.wait();  // before the connection closes
+  // Before the connection closes.
+  undone.wait();
 }
 
 TEST(Attach, LoadedCommitsWhenTheAgentSaysSo) {
@@ -264,8 +265,9 @@ TEST(Attach, ASessionThatTheAgentEndsSaysWhy) {
   const Agent agent = connect_to(server.store());
   const Session session = attach_to(agent);
   Batch batch;
+  // "empty" may come first.
   do batch = next(session);
-  while (batch.code == RK_OK && !batch.tensors.empty());  // "empty" may come first
+  while (batch.code == RK_OK && !batch.tensors.empty());
   EXPECT_EQ(batch.code, RK_CORRUPT);
   EXPECT_EQ(batch.message, "tile 3 of big does not verify anywhere");
   EXPECT_EQ(rk_wait_update(session.handle, 0, nullptr, nullptr), RK_CORRUPT);

@@ -12,7 +12,7 @@
 
 namespace rekindle::client::testing {
 
-// An agent whose device process does what its script says.
+// An agent whose device process follows a script.
 class Fleet {
  public:
   Fleet(const FakeModel& model, ProducerScript script, std::vector<TensorBox> boxes = {})
@@ -28,7 +28,8 @@ class Fleet {
         agent_(connect_to(server_.store())) {}
 
   const Agent& agent() const { return agent_; }
-  DeviceProducer& producer() { return *producer_; }  // once attached
+  // After the attach.
+  DeviceProducer& producer() { return *producer_; }
 
  private:
   std::optional<DeviceProducer> producer_;
@@ -36,7 +37,7 @@ class Fleet {
   const Agent agent_;
 };
 
-// The worker's own parameters: device memory, which a double has in the host's.
+// The worker's own parameters in device memory, which is host memory on a double.
 struct Parameters {
   explicit Parameters(const Session& session) : tensors(tensors_of(session)) {
     for (const rk_tensor& tensor : tensors) memory.emplace_back(tensor.bytes + 1, '\x5a');

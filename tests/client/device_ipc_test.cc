@@ -63,7 +63,8 @@ TEST(DeviceIpc, AnAgentThatDiesWithItsDeviceProcessIsLost) {
     std::vector<UniqueFd> descriptors = model.segments();
     descriptors.push_back(producer.take_worker_end());
     agent.send(frame, std::move(descriptors));
-    producer.outcome();  // it goes first
+    // It ends first.
+    producer.outcome();
     agent.close();
   });
   const Agent agent = connect_to(server.store());
@@ -85,8 +86,8 @@ TEST(DeviceIpc, WhatTheDeviceProcessRefusesIsUploaded) {
   EXPECT_EQ(device_path(session), "upload: the device process: a MIG slice");
 }
 
-// An agent that verifies uploads: what it finds wrong, or cannot verify, is not replaced by uploads
-// that nobody verifies.
+// An agent that verifies uploads. If bytes are wrong or cannot be verified, the worker does not
+// replace them by uploads that nobody verifies.
 TEST(DeviceIpc, WhatTheDeviceProcessCannotVerifyIsNotUploaded) {
   const FakeModel model;
   for (const auto& [code, expected] :
@@ -163,7 +164,8 @@ TEST(DeviceIpc, WhoWaitsForABucketOfASessionThatIsDetachedIsTold) {
     proto::AgentFrame frame = attached_for(agent, model, true);
     frame.mutable_attached()->set_device_channel(true);
     std::vector<UniqueFd> descriptors = model.segments();
-    int ends[2];  // of a socket where nobody speaks
+    // A socket without a peer that speaks.
+    int ends[2];
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     const UniqueFd mute(ends[0]);
     descriptors.emplace_back(ends[1]);
@@ -180,7 +182,8 @@ TEST(DeviceIpc, WhoWaitsForABucketOfASessionThatIsDetachedIsTold) {
     EXPECT_EQ(rk_next_bucket(handle, kPatienceMs, &parts, &count, nullptr), RK_STALE);
   });
   attached.wait();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call is inside
+  // The call is inside the library now.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   rk_detach(std::exchange(session.handle, nullptr));
   waiter.join();
 }

@@ -4,10 +4,10 @@
 
 #include <sys/socket.h>
 
+#include "src/bucket/bucket_messages.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/pipeline.h"
 #include "src/bucket/segment_fetch.h"
-#include "src/bucket/bucket_messages.h"
 #include "src/ipc/channel.h"
 
 namespace rekindle::client::testing {
@@ -30,7 +30,7 @@ bucket::Contents contents_of(const proto::Attached& attached) {
   return std::move(*contents);
 }
 
-// The socket's side of a pipeline.
+// The pipeline's last stage: the socket.
 class ByChannel final : public bucket::Deliver {
  public:
   ByChannel(bucket::Device& device, const bucket::Plan& plan, ipc::Channel channel,
@@ -74,7 +74,8 @@ class ByChannel final : public bucket::Deliver {
 
   Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override {
     const auto parts = plan_.parts(bucket);
-    const std::size_t before = filled_.fetch_add(1);  // counted before the worker hears of it
+    // Counted before the worker hears of it.
+    const std::size_t before = filled_.fetch_add(1);
     bucket::FilledMessage filled{slot, before, {parts.begin(), parts.end()}};
     if (script_.spoils_parts && filled.sequence == 1) filled.parts[0].offset_bytes = 1ull << 60;
     said_[slot] = false;
@@ -90,7 +91,7 @@ class ByChannel final : public bucket::Deliver {
     return device_.is_done(*events_[slot]);
   }
 
-  // What the worker has said, for a moment.
+  // Reads the worker's messages for a moment.
   Result<void> listen() {
     auto frame = channel_.receive(SteadyClock().now() + std::chrono::milliseconds(1));
     if (!frame && frame.error().code() == ErrorCode::kTimeout) return {};

@@ -16,16 +16,20 @@ namespace rekindle::client::testing {
 struct ProducerScript {
   std::uint64_t bucket_bytes = 64u << 10;
   std::uint32_t slots = 3;
-  std::size_t dies_after = std::numeric_limits<std::size_t>::max();  // buckets that it filled
-  std::optional<Error> refuses;                                      // instead of its buffers
-  bool spoils_handles = false;                                       // that nobody can open
-  bool spoils_parts = false;                                         // of the second bucket
+  // Number of filled buckets after which it dies.
+  std::size_t dies_after = std::numeric_limits<std::size_t>::max();
+  // Sent instead of its buffers.
+  std::optional<Error> refuses;
+  // Sends handles that cannot be opened.
+  bool spoils_handles = false;
+  // Sends wrong parts of the second bucket.
+  bool spoils_parts = false;
 };
 
 // Plays the device process of one session, on a thread and a double of its own.
 class DeviceProducer {
  public:
-  // `attached` is what the worker gets: its boxes are delivered.
+  // `attached` is the message to the worker; its boxes are delivered.
   DeviceProducer(const FakeModel& model, const proto::AgentFrame& attached,
                  ProducerScript script = {});
   ~DeviceProducer();
@@ -33,7 +37,7 @@ class DeviceProducer {
   DeviceProducer& operator=(const DeviceProducer&) = delete;
 
   UniqueFd take_worker_end() { return std::move(worker_end_); }
-  // How the session ended there; waits for it. nullopt: everything was delivered.
+  // Waits for the end of the session. nullopt: everything was delivered.
   std::optional<Error> outcome();
   std::size_t filled() const { return filled_.load(); }
 

@@ -1,4 +1,4 @@
-// Weights on a device by uploads of the worker itself.
+// Weights on a device that the worker uploads itself.
 #include <algorithm>
 #include <random>
 #include <thread>
@@ -68,7 +68,8 @@ TEST(DeviceUpload, BoxesAreCutOutOfTheirRows) {
   const FakeModel model;
   const TensorIndex big = *model.tensors().find("big");
   const TensorIndex wide = *model.tensors().find("wide");
-  const std::vector<TensorBox> boxes = {{big, {{0, 256}, {1024, 256}}},  // a quarter of dimension 1
+  // The first box is a quarter of dimension 1.
+  const std::vector<TensorBox> boxes = {{big, {{0, 256}, {1024, 256}}},
                                         {big, {{100, 0}, {50, 1024}}},
                                         {big, {{200, 7}, {1, 3}}},
                                         {wide, {{0, 33'333}, {3, 1001}}}};
@@ -137,7 +138,8 @@ TEST(DeviceUpload, ABucketStaysAsItIsUntilTheNextCall) {
   Collected all(session);
   for (int i = 0; i < 4; ++i) {
     const Parts now = next_bucket(session);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the others are filled meanwhile
+    // The others are filled meanwhile.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     all.add(now.parts);
   }
   all.add_all();
@@ -264,7 +266,8 @@ TEST(DeviceUpload, WhoWaitsForABucketOfASessionThatIsDetachedIsTold) {
     EXPECT_EQ(code, RK_STALE);
   });
   asked.wait();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call is inside
+  // The call is inside the library now.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   rk_detach(std::exchange(session.handle, nullptr));
   waiter.join();
 }

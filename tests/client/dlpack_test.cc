@@ -1,4 +1,4 @@
-// rk_describe_tensors with a producer of our own: what it writes down, and where it stops.
+// rk_describe_tensors with a producer of the test: the layouts, and the first failure.
 #include <optional>
 #include <vector>
 
@@ -29,7 +29,8 @@ struct DlTensor {
 };
 
 struct FakeObject {
-  std::uintptr_t head[3] = {1, 2, ~std::uintptr_t{0}};  // the last is no address
+  // The last word is not an address.
+  std::uintptr_t head[3] = {1, 2, ~std::uintptr_t{0}};
   std::uintptr_t data = 0x1000;
   std::vector<std::int64_t> shape;
   std::optional<std::vector<std::int64_t>> strides;
@@ -58,7 +59,8 @@ int export_fake(void* object, void* out) {
 struct Described {
   std::int32_t code = 0;
   std::string message;
-  std::vector<rk_tensor_layout> layouts;  // as many as were described
+  // One for each object that was described.
+  std::vector<rk_tensor_layout> layouts;
   std::vector<std::int64_t> shapes;
   std::vector<std::int64_t> strides;
 };

@@ -154,7 +154,8 @@ TEST(LoadInto, WhoLoadsOfASessionThatIsDetachedIsTold) {
     EXPECT_EQ(rk_load_into(handle, targets.data(), targets.size(), kPatienceMs, nullptr), RK_STALE);
   });
   begun.wait();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call is inside
+  // The call is inside the library now.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   rk_detach(std::exchange(session.handle, nullptr));
   loader.join();
 }

@@ -1,4 +1,4 @@
-// Agents that are not there, die, fall silent or break the protocol.
+// Agents that do not run, die, fall silent or break the protocol.
 #include <filesystem>
 
 #include <sys/mman.h>
@@ -146,7 +146,8 @@ TEST(Loss, ASilentAgentIsLost) {
   Gate done;
   ScriptedAgent server([&](AgentEnd& agent) {
     agent.hello(10, 50);
-    done.wait();  // reads nothing, answers no ping
+    // Reads nothing and answers no ping.
+    done.wait();
   });
   const Agent agent = connect_to(server.store());
   const Outcome lost = try_attach(agent);
@@ -159,7 +160,7 @@ TEST(Loss, PingsKeepAQuietAgent) {
   Gate answered;
   ScriptedAgent server([&](AgentEnd& agent) {
     agent.hello(10);
-    // 30 pings come and are answered before anything else does.
+    // 30 pings come and are answered before any other message.
     for (int i = 0; i < 30; ++i) agent.expect_ping();
     answered.open();
     agent.fail(agent.expect(Kind::kAttach), proto::STATUS_NOT_FOUND, "no such model");
@@ -170,14 +171,15 @@ TEST(Loss, PingsKeepAQuietAgent) {
   EXPECT_EQ(try_attach(agent).code, RK_NOT_FOUND);
 }
 
-// What an agent may send that is no frame of the protocol; each loses the connection.
+// Messages that break the protocol. Each of them ends the connection.
 void expect_broken(const ScriptedAgent::Script& misbehave, const std::string& why) {
   SCOPED_TRACE(why);
   ScriptedAgent server([&](AgentEnd& agent) {
     agent.hello();
     agent.expect(Kind::kAttach);
     misbehave(agent);
-    agent.until_closed();  // the library closes its end
+    // The library closes its end.
+    agent.until_closed();
   });
   const Agent agent = connect_to(server.store());
   const Outcome lost = try_attach(agent);

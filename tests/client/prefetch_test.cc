@@ -1,4 +1,4 @@
-// Buckets that are taken before it is known where they go.
+// Buckets that are taken before their targets are known.
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -103,9 +103,11 @@ TEST(Prefetch, ItGivesWayToWhoWantsBuckets) {
     EXPECT_EQ(prefetch(session, kAll).message, "") << "it waits for tiles, and then gives way";
   });
   begun.wait();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call is inside
+  // The call is inside the library now.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_THAT(load_into(session, own.targets(), 100).message, HasSubstr("no further bucket"));
-  prefetching.join();  // while there is nothing that it could have taken
+  // There is nothing left that it could take.
+  prefetching.join();
   rest.open();
   EXPECT_EQ(load_into(session, own.targets()).message, "");
   own.expect_loaded(model);
@@ -118,7 +120,8 @@ TEST(Prefetch, ABucketThatIsStillReadKeepsItOut) {
   Collected all(session);
   const Parts first = next_bucket(session);
   EXPECT_EQ(prefetch(session, kAll).message, "");
-  all.add(first.parts);  // its bytes are still there
+  // The bytes are still there.
+  all.add(first.parts);
   all.add_all();
   all.expect_whole(model);
 }

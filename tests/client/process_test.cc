@@ -101,7 +101,8 @@ TEST(WorkerProcess, AStoppedWorkerFindsItsAgentWhenItGoesOn) {
   const FakeModel model;
   Gate serving, stopped;
   ScriptedAgent server([&](AgentEnd& agent) {
-    agent.hello(10, 300);  // a worker that did not see its own stop would give the agent up
+    // A worker that ignored its own stop would give up the agent.
+    agent.hello(10, 300);
     const auto attach = agent.expect(Kind::kAttach);
     agent.send(model.attached(attach.call(), kSession, true), model.segments());
     agent.commit(agent.expect(Kind::kLoaded));
@@ -115,7 +116,8 @@ TEST(WorkerProcess, AStoppedWorkerFindsItsAgentWhenItGoesOn) {
   ASSERT_TRUE(worker.wait_for_out("serving"));
   serving.wait();
   worker.signal(SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::milliseconds(700));  // longer than the silence
+  // Longer than the silence.
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
   worker.signal(SIGCONT);
   stopped.open();
   const auto exit = worker.wait();

@@ -24,7 +24,8 @@ const rk_tensor_spec kSpecs[] = {{"z", "F32", 2, kMatrix},
                                  {"empty", "BF16", 1, kNone}};
 constexpr std::size_t kCount = 4;
 
-// The agent's half of a begin: lays the tensors out in one writable memory file, which it keeps.
+// The agent's half of rk_publish_begin: lays the tensors out in one writable memory file and keeps
+// it.
 struct Room {
   UniqueFd file;
   Layout layout;
@@ -73,7 +74,8 @@ TEST(Publish, WhatWasWrittenIsThereWhenTheAgentCommits) {
     EXPECT_EQ(commit.session(), kSession);
     EXPECT_EQ(commit.deadline_ms(), static_cast<std::uint32_t>(kPatienceMs));
     for (const LayoutEntry& entry : room.layout.entries()) {
-      const std::uint64_t sizes[] = {16, 0, 8, 16 * 32 * 4};  // a, empty, scalar, z
+      // a, empty, scalar, z.
+      const std::uint64_t sizes[] = {16, 0, 8, 16 * 32 * 4};
       const std::uint64_t size = sizes[entry.tensor];
       std::string found(size, '\0');
       ASSERT_EQ(
@@ -89,7 +91,8 @@ TEST(Publish, WhatWasWrittenIsThereWhenTheAgentCommits) {
   const Agent agent = connect_to(server.store());
   rk_publication* const publication = begin(agent);
   ASSERT_NE(publication, nullptr);
-  const char fill[] = {'D', 'A', 'C', 'B'};  // by the caller's order: z, a, scalar, empty
+  // In the caller's order: z, a, scalar, empty.
+  const char fill[] = {'D', 'A', 'C', 'B'};
   const std::uint64_t sizes[] = {16 * 32 * 4, 16, 8, 0};
   for (std::size_t i = 0; i < kCount; ++i) {
     void* data = nullptr;

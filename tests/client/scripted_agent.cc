@@ -49,7 +49,7 @@ void AgentEnd::pong(const proto::WorkerFrame& ping) {
   frame.mutable_pong();
   frame.set_call(ping.call());
   frame.set_descriptors(0);
-  // A worker that has gone meanwhile is seen by the next receive().
+  // The next receive() notices a worker that is gone meanwhile.
   (void)channel_->send(frame.SerializeAsString(), {}, soon());
 }
 

@@ -17,11 +17,11 @@
 #include "tests/client/fake_model.h"
 #include "tests/support/process.h"
 
-// An agent that does what a test's script says. Each connection runs one script on a thread of its
-// own; what goes wrong there fails the test.
+// An agent that follows a test's script. Each connection runs one script on a thread of its own; an
+// error there fails the test.
 namespace rekindle::client::testing {
 
-// Lets a script wait for its test or the test for its script: at most 20 s, so that nothing hangs.
+// Lets a script wait for its test, or the test for its script, at most 20 s.
 class Gate {
  public:
   void open() { promise_.set_value(); }
@@ -39,21 +39,22 @@ class Gate {
   std::shared_future<void> future_{promise_.get_future()};
 };
 
-// The agent's end of one connection. Its functions throw when something else happens than the
-// script says, or nothing within 20 s.
+// The agent's end of one connection. Its functions throw if another message comes than the script
+// expects, or none within 20 s.
 class AgentEnd {
  public:
   AgentEnd(ipc::Channel channel, ipc::Peer peer)
       : channel_(std::move(channel)), peer_(std::move(peer)) {}
 
-  // The next frame that is no ping (these are answered) and of that kind.
+  // The next frame, which must be of that kind. Pings before it are answered.
   proto::WorkerFrame expect(proto::WorkerFrame::KindCase kind);
-  // Sets `descriptors` to what goes along.
+  // Sets `descriptors` to the number that is sent along.
   void send(proto::AgentFrame frame, std::vector<UniqueFd> descriptors = {});
-  // A done whose `descriptors` is not what comes with it.
+  // A Done whose `descriptors` is wrong.
   void send_uncounted(proto::AgentFrame frame, std::vector<UniqueFd> descriptors);
   void send_raw(std::string_view bytes);
-  void expect_ping();  // and answers it
+  // Also answers it.
+  void expect_ping();
   void answer_pings_until(const Gate& gate);
   void answer(const proto::WorkerFrame& call, proto::AgentFrame frame,
               std::vector<UniqueFd> descriptors = {});
@@ -61,19 +62,21 @@ class AgentEnd {
   void end_session(std::uint64_t session, proto::StatusCode code, const std::string& message);
   void commit(const proto::WorkerFrame& loaded);
 
-  // Answers the hello with a life page; `silence_ms` 0: as the library likes.
+  // Answers the hello with a life page. `silence_ms` 0: the default of the library.
   std::unique_ptr<ipc::LifePage> hello(std::uint32_t ping_ms = 100, std::uint32_t silence_ms = 0);
-  // hello, then an attach that finds `model` with all or no tiles, as session 7.
+  // Answers the hello, then an attach to `model` with all tiles or none, as session 7.
   proto::WorkerFrame attach(const FakeModel& model, bool ready);
-  // Answers pings until the worker closes the connection. Kinds that came meanwhile.
+  // Answers pings until the worker closes the connection. Returns the other kinds that came.
   std::vector<proto::WorkerFrame> until_closed();
   void close() { channel_.reset(); }
 
   ipc::Peer& peer() { return peer_; }
 
  private:
-  std::optional<proto::WorkerFrame> receive_any();  // nullopt: closed
-  std::optional<proto::WorkerFrame> receive();      // the same without pings
+  // nullopt: closed.
+  std::optional<proto::WorkerFrame> receive_any();
+  // The same without pings.
+  std::optional<proto::WorkerFrame> receive();
   void pong(const proto::WorkerFrame& ping);
 
   std::optional<ipc::Channel> channel_;
@@ -86,7 +89,7 @@ class ScriptedAgent {
  public:
   using Script = std::function<void(AgentEnd&)>;
 
-  // Listens; runs the n-th script for the n-th connection.
+  // Listens, and runs the n-th script for the n-th connection.
   explicit ScriptedAgent(std::vector<Script> scripts);
   explicit ScriptedAgent(Script script) : ScriptedAgent(std::vector<Script>{std::move(script)}) {}
   ~ScriptedAgent() { finish(); }
@@ -94,7 +97,7 @@ class ScriptedAgent {
   ScriptedAgent& operator=(const ScriptedAgent&) = delete;
 
   const std::string& store() const { return store_; }
-  // Waits for the scripts to end. Also when the object goes.
+  // Waits for the scripts to end. The destructor does so, too.
   void finish();
   void stop_listening() { listener_.reset(); }  // as a dead agent: its socket file stays
 

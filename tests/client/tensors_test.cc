@@ -1,4 +1,4 @@
-// What a worker gets to see of a version: whole tensors, boxes, in pieces, and never wrong ones.
+// The tensors that a worker sees of a version: whole, as boxes and in pieces, and never wrong ones.
 #include <fstream>
 #include <map>
 #include <span>
@@ -25,7 +25,7 @@ std::vector<std::string> names_of(const std::vector<rk_tensor>& tensors) {
   return names;
 }
 
-// Permissions of the mapping that an address lies in: "r--s".
+// Permissions of the mapping at an address: "r--s".
 std::string permissions_at(const void* address) {
   std::ifstream maps("/proc/self/maps");
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
@@ -75,7 +75,8 @@ TEST(Tensors, TheyComeAsTheirTilesDo) {
     ASSERT_GT(end - begin, 2u);
     half.wait();
     agent.send(model.ready(kSession, begin + 1, end));
-    agent.send(model.ready(kSession, begin + 1, end));  // said twice, counted once
+    // Tiles that come twice count once.
+    agent.send(model.ready(kSession, begin + 1, end));
     agent.send(model.ready(kSession, model.first_tile("scalar"), model.end_tile("scalar")));
     rest.wait();
     agent.send(model.ready(kSession, begin, begin + 1));
@@ -109,7 +110,7 @@ TEST(Tensors, TheyComeAsTheirTilesDo) {
   EXPECT_TRUE(next(session, 0).tensors.empty()) << "there are no more";
 }
 
-// An agent that answers an attach with these boxes of what it holds.
+// An agent that answers an attach with these boxes.
 ScriptedAgent::Script wanting(const FakeModel& model, std::vector<TensorBox> boxes) {
   return [&model, boxes = std::move(boxes)](AgentEnd& agent) {
     agent.hello();
@@ -222,7 +223,7 @@ TEST(Tensors, ALayoutOfManyTensorsArrivesInALargeFrame) {
   }
 }
 
-// An answer that does not fit together: the error, and the agent is told to drop the session.
+// An answer whose parts do not fit together is an error, and the agent is told to drop the session.
 void expect_refused(const std::function<void(proto::AgentFrame&, std::vector<UniqueFd>&)>& spoil,
                     const std::string& why) {
   SCOPED_TRACE(why);

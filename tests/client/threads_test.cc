@@ -98,7 +98,8 @@ TEST(Threads, WhoWaitsOnASessionThatIsDetachedIsTold) {
   std::thread waiter([handle = session.handle] {
     EXPECT_EQ(rk_wait_update(handle, kPatienceMs, nullptr, nullptr), RK_STALE);
   });
-  watched.wait();  // the call is inside
+  // The call is inside the library now.
+  watched.wait();
   rk_detach(std::exchange(session.handle, nullptr));
   waiter.join();
 }
@@ -132,7 +133,8 @@ TEST(Threads, SessionsOfOneConnectionDoNotMix) {
     agent.send(first.attached(call.call(), 1, false), first.segments());
     call = agent.expect(Kind::kAttach);
     agent.send(second.attached(call.call(), 2, false), second.segments());
-    agent.send(first.ready(99, 0, 3));  // of no session
+    // There is no such session.
+    agent.send(first.ready(99, 0, 3));
     agent.send(second.ready(2, 0, 5));
     agent.end_session(1, proto::STATUS_STALE, "retired");  // last: somebody waits for it
     agent.until_closed();
@@ -151,7 +153,8 @@ TEST(Threads, ManyCallsAtOnceAreAnsweredEachWithItsOwn) {
     agent.hello();
     std::vector<proto::WorkerFrame> calls;
     for (int i = 0; i < kThreads; ++i) calls.push_back(agent.expect(Kind::kAttach));
-    for (auto call = calls.rbegin(); call != calls.rend(); ++call) {  // the last one first
+    // The last call is answered first.
+    for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
       agent.fail(*call, proto::STATUS_NOT_FOUND, "no " + call->attach().model());
     }
     agent.until_closed();

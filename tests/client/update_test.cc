@@ -1,4 +1,4 @@
-// Groups and the updates that move them.
+// Groups, and updates of groups.
 #include <cstring>
 
 #include <gmock/gmock.h>

@@ -72,7 +72,8 @@ class DigestKernelTest : public GpuTest {
 // Boxes in noise on the GPU, and what they should give.
 struct Sample {
   std::vector<std::byte> memory;
-  std::vector<BoxBytes> boxes;  // by offset
+  // Addresses are offsets.
+  std::vector<BoxBytes> boxes;
   std::vector<Digest> expected;
 };
 Sample make_sample(std::uint64_t seed, std::size_t count) {

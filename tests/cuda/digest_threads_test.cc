@@ -1,4 +1,4 @@
-// What the threads of the digest kernels compute, one after the other on the CPU.
+// The threads of the digest kernels, one after the other on the CPU.
 #include "src/cuda/digest_threads.h"
 
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace rekindle::cuda::testing {
 namespace {
 
-// As rekindle_digest_chunks and rekindle_digest_roots do it.
+// As in rekindle_digest_chunks and rekindle_digest_roots.
 Digest digest_by_threads(const BoxBytes& box) {
   std::vector<DigestValue> values(chunks_of(bytes_of(box)));
   for (std::uint32_t chunk = 0; chunk < values.size(); ++chunk) {

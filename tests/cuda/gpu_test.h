@@ -10,7 +10,7 @@
 
 namespace rekindle::cuda::testing {
 
-// Skips without a GPU; fails where REKINDLE_REQUIRE_GPU says that there is one.
+// Skips without a GPU. Fails if REKINDLE_REQUIRE_GPU is set.
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -25,7 +25,7 @@ TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(60); }
 
 std::byte byte_of(std::size_t share) { return static_cast<std::byte>(share + 1); }
 
-// One rank, on the GPU of its number; its part of a test is done in a thread of its own.
+// One rank, on the GPU of its number. Its part of a test runs on a thread of its own.
 class Rank {
  public:
   Rank(std::shared_ptr<const Driver> driver, bucket::Collectives& collectives, std::uint32_t rank,
@@ -43,7 +43,7 @@ class Rank {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  // Its own shares of a bucket; the rest is wrong.
+  // Fills its own shares of a bucket with right bytes, the rest with wrong ones.
   void fill(const std::vector<std::uint32_t>& owners) {
     memory = must(device->allocate(owners.size() * kShare));
     for (std::size_t share = 0; share < owners.size(); ++share) {
@@ -84,7 +84,7 @@ class NcclCollectiveTest : public GpuTest {
     if (IsSkipped() || HasFatalFailure()) return;
     collectives_ = must(make_nccl_collectives());
   }
-  // `body` of a rank on each of the first `ranks` GPUs.
+  // Runs `body` for a rank on each of the first `ranks` GPUs.
   template <typename Body>
   void on_gpus(std::uint32_t ranks, const Body& body) {
     const std::string id = must(collectives_->make_id());
@@ -124,7 +124,8 @@ TEST_F(NcclCollectiveTest, ARankAloneHasWhatItOwns) { expect_spread(1, {{0}, {0,
 
 TEST_F(NcclCollectiveTest, EveryRankGetsEveryShareFromItsOwner) {
   const auto ranks = static_cast<std::uint32_t>(devices_.size());
-  if (ranks < 2) return;  // the same as alone
+  // The same as with one rank.
+  if (ranks < 2) return;
   std::vector<std::uint32_t> all(ranks);
   std::iota(all.begin(), all.end(), 0u);
   std::vector<std::uint32_t> backwards(all.rbegin(), all.rend());
@@ -132,13 +133,14 @@ TEST_F(NcclCollectiveTest, EveryRankGetsEveryShareFromItsOwner) {
 }
 
 TEST_F(NcclCollectiveTest, Row43WhatWaitsForARankEndsWhenItIsAborted) {
-  if (devices_.size() < 2) return;  // nobody to wait for
+  // There is no rank to wait for.
+  if (devices_.size() < 2) return;
   on_gpus(2, [](Rank& rank) {
     const std::vector<std::uint32_t> owners{0, 1};
     rank.fill(owners);
     if (rank.collective->rank() == 0) {
       must(rank.collective->spread(rank.memory->address(), kShare, owners, *rank.stream));
-      // It waits on the device, or is not even queued there: the ranks connect with their first
+      // The work waits on the device, or is not queued yet, because ranks connect at their first
       // use.
       (void)rank.stream->finish(SteadyClock().now() + std::chrono::milliseconds(200));
     }

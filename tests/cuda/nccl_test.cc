@@ -33,12 +33,13 @@ TEST(NcclLibrary, IsNoOtherLibrary) {
   EXPECT_EQ(nccl.error().code(), ErrorCode::kNotFound);
 }
 
-// All GPUs of this host, one rank each, all by one thread.
+// All GPUs of this host, one rank each, all on one thread.
 class NcclTest : public GpuTest {
  protected:
   struct Member {
     std::unique_ptr<bucket::Device> device;
-    std::unique_ptr<bucket::Memory> memory;  // of a part of kBytes for each rank
+    // kBytes for each rank.
+    std::unique_ptr<bucket::Memory> memory;
     std::unique_ptr<bucket::Stream> stream;
     std::unique_ptr<Communicator> communicator;
   };
@@ -117,7 +118,7 @@ TEST_F(NcclTest, WhatEachRankHasIsGatheredAtAll) {
 }
 
 TEST_F(NcclTest, EachSendsToTheNext) {
-  // The last part of what each has is the neighbour's; a single rank sends to itself.
+  // The last part of each rank comes from its neighbour; a single rank sends to itself.
   const auto own = [&](int rank) { return static_cast<std::byte>(rank + 1); };
   std::vector<std::unique_ptr<bucket::Memory>> inbox;
   for (int rank = 0; rank < ranks(); ++rank) {

@@ -15,24 +15,25 @@ inline std::uint64_t bytes_of_box(const BoxBytes& box) {
   return std::uint64_t{box.run_bytes} * box.rows * box.planes;
 }
 
-// Bytes from the first to behind the last.
+// Bytes from the first byte to the last.
 inline std::uint64_t span_of_box(const BoxBytes& box) {
   if (bytes_of_box(box) == 0) return 0;
   return (box.planes - 1) * box.plane_stride + (box.rows - 1) * box.row_stride + box.run_bytes;
 }
 
-// A box of at most a tile inside `memory_bytes` bytes; its address is its offset there. Of aligned
-// and odd shapes, of one run, of rows and of planes, which may overlap.
+// A box of at most a tile inside `memory_bytes` bytes; its address is an offset there. The shapes
+// are aligned or odd, and have one run, rows or planes, which may overlap.
 inline BoxBytes random_box(std::mt19937_64& rng, std::uint64_t memory_bytes) {
   constexpr std::uint32_t kTile = 1 << 20;
-  const std::uint32_t unit = std::uint32_t{1} << rng() % 6;  // bytes: 1 to 32
+  // 1 to 32 bytes.
+  const std::uint32_t unit = std::uint32_t{1} << rng() % 6;
   BoxBytes box;
   if (rng() % 3 == 0) {
-    // One run: any length, those around the borders of blocks and chunks more often.
+    // One run of any length; lengths around the borders of blocks and chunks come more often.
     box.run_bytes = static_cast<std::uint32_t>(rng() % (kTile + 1));
     if (rng() % 2 == 0) box.run_bytes = box.run_bytes / 1024 * 1024;
     if (rng() % 4 == 0) box.run_bytes %= 4096;
-    // What is not used may hold anything.
+    // Unused fields may have any value.
     box.row_stride = rng();
     box.plane_stride = rng();
   } else {
@@ -54,13 +55,13 @@ inline BoxBytes random_box(std::mt19937_64& rng, std::uint64_t memory_bytes) {
   return box;
 }
 
-// The same box where its memory begins at `base`.
+// The same box in memory that begins at `base`.
 inline BoxBytes box_at(BoxBytes box, std::uint64_t base) {
   box.address += base;
   return box;
 }
 
-// What it holds, byte by byte.
+// Its bytes.
 inline std::vector<std::byte> bytes_in(const BoxBytes& box, std::span<const std::byte> memory) {
   std::vector<std::byte> bytes;
   bytes.reserve(bytes_of_box(box));

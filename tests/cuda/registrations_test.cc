@@ -30,7 +30,7 @@ class RegistrationsTest : public ::testing::Test {
                   copy.run_bytes);
     }
   }
-  // Whether some but not all of it lies in `part`.
+  // Whether a part of it, but not all, is in `part`.
   static bool crosses(const Upload& copy, std::span<const std::byte> part) {
     const std::byte* const end = copy.from + (copy.rows - 1) * copy.from_stride + copy.run_bytes;
     const bool apart = end <= part.data() || copy.from >= part.data() + part.size();
@@ -123,7 +123,8 @@ TEST_F(RegistrationsTest, RowsOfDownloadsAreCutWhereTheyLandAndKeepTheirStrides)
                       .to_stride = 150};
   std::vector<Download> out;
   registrations_.cut({&copy, 1}, out);
-  std::map<std::size_t, std::uint64_t> seen;  // by where it lands, from where
+  // The source of each byte, by its target.
+  std::map<std::size_t, std::uint64_t> seen;
   for (const Download& one : out) {
     for (std::uint64_t row = 0; row < one.rows; ++row) {
       const auto at = static_cast<std::size_t>(one.to - host_.data()) + row * one.to_stride;

@@ -1,4 +1,4 @@
-// An agent with doubles: its device process is killed, it serves on.
+// An agent with doubles continues to serve after its device process is killed.
 #include <csignal>
 #include <filesystem>
 
@@ -43,7 +43,7 @@ TEST_F(AgentDevices, AreHeldServedAndBackAfterTheirProcessWasKilled) {
   EXPECT_TRUE(eventually(all_pinned)) << devices().dump();
   EXPECT_TRUE(agent.process->running());
   EXPECT_EQ(fleet_.run_command({"retire", "m@1", "--store", agent.store.string()}).exit_code, 0);
-  // What the store keeps for the next version stays pinned.
+  // Files that the store keeps for the next version stay pinned.
   for (const auto& file : std::filesystem::directory_iterator(agent.store / "pool")) {
     std::filesystem::remove(file.path());
   }

@@ -1,4 +1,4 @@
-// Aborts that hang, and those that do not.
+// Aborts that hang, and aborts that do not.
 #include "recovery/device/process/bounded_collectives.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,8 @@ TEST_F(BoundedCollectivesTest, Row43AnAbortThatHangsIsLeftAndSaidOnce) {
   EXPECT_NE(stuck_[0].message().find("double:0"), std::string::npos) << stuck_[0].message();
   EXPECT_FALSE(one->settled());
   one.reset();
-  collectives.reset();  // it goes on elsewhere, with what it needs
+  // The abort goes on elsewhere, with everything that it needs.
+  collectives.reset();
   EXPECT_EQ(stuck_.size(), 1u);
   EXPECT_EQ(gate_->waiting(), 1);
 }

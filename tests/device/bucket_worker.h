@@ -14,10 +14,10 @@
 #include "src/ipc/channel.h"
 #include "tests/bucket/sample.h"
 
-// The other end of a device session: a worker that takes its buckets on a double, as told.
+// The other end of a device session: a worker on a double that takes its buckets step by step.
 namespace rekindle::device::testing {
 
-// AgentFrame with Attached.
+// A serialized AgentFrame with Attached.
 std::string attached_frame(const bucket::testing::Sample& sample,
                            const std::vector<bucket::NamedBox>& wanted = {});
 
@@ -25,13 +25,15 @@ class BucketWorker {
  public:
   explicit BucketWorker(UniqueFd socket);
 
-  // Takes Buffers and opens them. Throws when something else comes.
+  // Takes Buffers and opens them. Throws if another message comes.
   void open();
-  // One bucket; nullopt when the producer has finished or failed, or has gone.
+  // One bucket; nullopt: the producer has finished, has failed or is gone.
   std::optional<bucket::FilledMessage> next();
-  void read(const bucket::FilledMessage& filled);     // and waits until it is done
-  void release(const bucket::FilledMessage& filled);  // says so
-  void take_all();                                    // next, read, release until the end
+  // Reads the bucket, and waits until that is done.
+  void read(const bucket::FilledMessage& filled);
+  void release(const bucket::FilledMessage& filled);
+  // Calls next(), read() and release() until the end.
+  void take_all();
   void say(bucket::Message message);
   void close();
 
@@ -39,7 +41,7 @@ class BucketWorker {
   const std::optional<Error>& failed() const { return failed_; }
   const bucket::BuffersMessage& buffers() const { return buffers_; }
   std::uint64_t buckets() const { return buckets_; }
-  // The pieces that do not have the sample's bytes; "" when all have.
+  // The pieces whose bytes differ from the sample's; "": none.
   std::string compare(const bucket::testing::Sample& sample,
                       const std::vector<bucket::NamedBox>& wanted = {}) const;
 

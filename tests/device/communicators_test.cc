@@ -64,7 +64,8 @@ TEST_F(CommunicatorsTest, StayForASessionThatHasSaidThatTheyAreKept) {
   keep("double:1", "1-2");
   const TimePoint idle_at = *communicators_.idle_at();
   TimePoint later = idle_at;
-  while (later == idle_at) {  // until the clock has gone on
+  // Waits until the clock has advanced.
+  while (later == idle_at) {
     EXPECT_THAT(communicators_.kept("double:0"), ElementsAre("1-1"));
     EXPECT_THAT(communicators_.kept("double:1"), ElementsAre("1-2"));
     later = *communicators_.idle_at();

@@ -1,4 +1,4 @@
-// The agent's side, with a device process as a real one.
+// The agent's side, with a real device process.
 #include "recovery/device/device_link.h"
 
 #include <csignal>
@@ -169,7 +169,8 @@ TEST_F(DeviceLinkTest, ASessionThatVerifiesComparesItsUploadsWithTheLeaves) {
   start();
   ASSERT_TRUE(serving());
   auto leaves = sample_.leaves();
-  leaves.back() = Digest{};  // of 'b', which no bytes fit
+  // A digest of 'b' that no bytes match.
+  leaves.back() = Digest{};
   const auto bytes = std::as_bytes(std::span(leaves));
   for (const bool verify : {false, true}) {
     over_.clear();

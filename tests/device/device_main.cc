@@ -1,6 +1,6 @@
-// `rekindle device-process` without the command around it; --hang and --exit misbehave, with
-// --stuck-aborts aborts do not return, with --deaf-aborts they end nothing, with --stay the process
-// does not end when a device is lost. A round can be had with less patience.
+// `rekindle device-process` without the command around it. --hang and --exit misbehave. With
+// --stuck-aborts, aborts do not return; with --deaf-aborts, they end nothing; with --stay, the
+// process does not end when a device is lost. The deadlines of a round can be shortened.
 #include <chrono>
 #include <cstdlib>
 #include <string_view>
@@ -44,5 +44,6 @@ int main(int argc, char** argv) {
   }
   if (device::run_device_process(UniqueFd(fd), options)) return 0;
   if (stays) std::this_thread::sleep_for(std::chrono::hours(1));
-  std::_Exit(device::kDeviceLostExit);  // what the device does not give back is not waited for
+  // Resources that the device does not give back are not awaited.
+  std::_Exit(device::kDeviceLostExit);
 }

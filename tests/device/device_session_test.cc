@@ -1,4 +1,4 @@
-// A session's thread against a worker that does as it should, and against those that do not.
+// A session's thread with a worker that keeps the protocol, and with workers that do not.
 #include <future>
 #include <string>
 #include <vector>
@@ -95,7 +95,8 @@ TEST_F(DeviceSessionTest, BucketsComeAsTheirTilesVerify) {
   teller.join();
   EXPECT_TRUE(begun.worker->finished());
   EXPECT_EQ(begun.worker->compare(sample_), "");
-  begun.session->tell({}, true);  // what comes late changes nothing
+  // A late message changes nothing.
+  begun.session->tell({}, true);
   begun.worker->close();
   EXPECT_FALSE(begun.wait().error);
 }

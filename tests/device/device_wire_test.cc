@@ -1,4 +1,4 @@
-// What an agent may order a device process to spread, and what that may answer.
+// Valid and invalid orders to spread, and the answers of a device process.
 #include "recovery/device/device_wire.h"
 
 #include <functional>

@@ -12,10 +12,11 @@ namespace rekindle::device::testing {
 struct Flip {
   std::size_t rank = 0;
   std::size_t bucket = 0;
-  std::uint64_t offset = 0;  // in the bucket
+  // In the bucket.
+  std::uint64_t offset = 0;
 };
 
-// Those of doubles, which bring one wrong byte.
+// Collectives of doubles that deliver one wrong byte.
 class FlippingCollective final : public bucket::Collective {
  public:
   FlippingCollective(std::unique_ptr<bucket::Collective> inner, Flip flip)

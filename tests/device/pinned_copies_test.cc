@@ -83,7 +83,7 @@ class LingeringTest : public ::testing::Test {
   }
   Segment map(const UniqueFd& file) {
     auto segment = *cache_.get(file.get(), 4096);
-    // A thread that pins holds it, too.
+    // A thread that pins the segment holds it, too.
     EXPECT_TRUE(pinner_.wait(*segment, SteadyClock().now() + std::chrono::seconds(20)));
     EXPECT_TRUE(testing::eventually([&] { return segment.use_count() == 1; }));
     return segment;

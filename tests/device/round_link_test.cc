@@ -85,7 +85,7 @@ class RoundLinkTest : public ::testing::Test {
     return done();
   }
 
-  // Attaches a worker to a device; it opens its buckets.
+  // Attaches a worker to a device, and opens its buckets.
   std::unique_ptr<BucketWorker> join(Agent& agent, std::uint64_t session, std::string device) {
     EXPECT_TRUE(until([&] { return agent.link.status().state == DeviceLife::State::kServing; }))
         << agent.link.status().problem;
@@ -126,7 +126,7 @@ class RoundLinkTest : public ::testing::Test {
       worker.close();
     });
   }
-  // Its first bucket, kept: the round goes on when it is given back.
+  // Takes its first bucket and keeps it. The round continues when it is released.
   static bucket::FilledMessage take_one(BucketWorker& worker) {
     const auto filled = worker.next().value();
     worker.read(filled);
@@ -153,7 +153,8 @@ class RoundLinkTest : public ::testing::Test {
 
   const bucket::testing::Sample sample_ = bucket::testing::sample_of(
       {{"a", DType::kBF16, Shape{1024, 512}}, {"b", DType::kF32, Shape{33, 77}}}, 7, 1 << 20);
-  std::shared_ptr<const void> keep_;  // of who joins
+  // Lent to the sessions that join.
+  std::shared_ptr<const void> keep_;
   boost::asio::io_context context_;
   std::array<std::unique_ptr<Agent>, 2> agents_;
 };
@@ -173,7 +174,7 @@ class StuckRoundLinkTest : public RoundLinkTest {
   }
 };
 
-// What it was given comes from the segments, as if the abort had ended.
+// The remaining buckets come from the segments, as if the abort had ended.
 TEST_F(StuckRoundLinkTest, Row43AnAbortThatHangsCostsNoByteAndNoProcess) {
   auto first = join(a(), 1, "double:0");
   auto second = join(b(), 1, "double:0");
@@ -191,7 +192,7 @@ TEST_F(StuckRoundLinkTest, Row43AnAbortThatHangsCostsNoByteAndNoProcess) {
   EXPECT_EQ(a().link.status().restarts, 0u);
 }
 
-// As NCCL's does until every process of the host has let go of what another has replaced.
+// An abort of NCCL takes until every process of the host has released the old communicator.
 TEST_F(StuckRoundLinkTest, AnAbortThatHangsDoesNotHoldUpTheNextMeeting) {
   for (const std::uint64_t session : {1u, 2u}) {
     auto first = join(a(), session, "double:0");
@@ -215,7 +216,7 @@ class LostRoundLinkTest : public RoundLinkTest {
                        "--hang-ms", "3600000"}) {}
 };
 
-// Its GPU may use them while the process is in its driver.
+// The GPU may use the segments as long as the process is in its driver.
 TEST_F(LostRoundLinkTest, Row38WhatALostDeviceWasLentIsKeptUntilItsProcessIsGone) {
   auto segments = std::make_shared<const int>(0);
   const std::weak_ptr<const int> lent = segments;
@@ -227,7 +228,8 @@ TEST_F(LostRoundLinkTest, Row38WhatALostDeviceWasLentIsKeptUntilItsProcessIsGone
   const auto id = make_id(a(), 5);
   a().link.spread(order_for(1, 0, id));
   b().link.spread(order_for(1, 1, id));
-  first->release(take_one(*first));  // its next bucket is never filled: the other rank waits
+  // Its next bucket is never filled, because the other rank waits.
+  first->release(take_one(*first));
   ASSERT_TRUE(until([&] { return a().over.contains(1); }));
   EXPECT_TRUE(a().over.at(1).error);
   EXPECT_FALSE(lent.expired());
@@ -352,7 +354,8 @@ TEST_F(RoundLinkTest, StoppedBeforeItBeganItIsServedAsAlways) {
 }
 
 TEST_F(RoundLinkTest, WhatCannotBeOrderedIsAnswered) {
-  a().link.make_meeting_id(3);  // there is no process yet
+  // No process runs yet.
+  a().link.make_meeting_id(3);
   a().link.spread(order_for(9, 0, "id"));
   EXPECT_EQ(a().link.life(), "");
   EXPECT_TRUE(a().ids.empty() && a().spread.empty()) << "not from within the call";

@@ -1,4 +1,4 @@
-// Sessions in a broadcast round that is stopped, or in which somebody dies, hangs or does not come.
+// Sessions in a broadcast round that is stopped, or whose members die, hang or do not come.
 #include <string>
 #include <vector>
 
@@ -15,7 +15,8 @@ using testing::RoundSessionTest;
 
 TEST_F(RoundSessionTest, StoppedBeforeItBeganItIsServedAsAlways) {
   auto members = join_all(1);
-  members[0].session->tell({}, true);  // kept until it knows what for
+  // The session keeps this until it has its orders.
+  members[0].session->tell({}, true);
   members[0].session->stop("nobody else wants the same");
   members[0].take_all();
   expect_all(members[0]);
@@ -38,7 +39,8 @@ TEST_F(RoundSessionTest, WhatCannotBeSpreadIsSaidAndServedAsAlways) {
   auto large = good;
   large.bucket_bytes = 2 * kBucket;
   auto lost = good;
-  lost.id.clear();  // and none is kept
+  // No communicator is kept, either.
+  lost.id.clear();
   for (const auto& order : {good, large, lost}) {
     auto member = join(0);
     member.session->tell({}, true);
@@ -73,7 +75,8 @@ TEST_F(RoundSessionTest, StoppedMidwayTheRestComesFromTheSegments) {
     EXPECT_EQ(over.error->code(), ErrorCode::kStale);
     EXPECT_EQ(over.error->message(), "another rank has failed");
     EXPECT_LT(over.bytes, sample_.contents().total_bytes());
-    members[i].worker->read(kept[i]);  // it is the worker's still
+    // The bucket still belongs to the worker.
+    members[i].worker->read(kept[i]);
     members[i].worker->release(kept[i]);
     members[i].take_all();
   }
@@ -129,7 +132,8 @@ TEST_F(RoundSessionTest, Row40WorkerThatHangsInARoundIsDoneWithoutByItsDeadline)
   while (members[1].worker->next()) {
   }
   EXPECT_TRUE(members[1].worker->failed());
-  members[1].worker.reset();  // until then it may read what it has
+  // Until then the worker may read its buckets.
+  members[1].worker.reset();
   EXPECT_EQ(members[1].wait().error->code(), ErrorCode::kTimeout);
 }
 
@@ -170,7 +174,8 @@ TEST_F(RoundSessionTest, Row43RankThatGoesLeavesTheOthersToTheirSegments) {
   times_.round_fill = 400ms;
   auto members = begin_round();
   const auto kept = take_one_each(members);
-  members[1].session.reset();  // as when its process ends
+  // As when its process ends.
+  members[1].session.reset();
   EXPECT_EQ(members[1].wait().error->code(), ErrorCode::kStale);
   members[0].worker->release(kept[0]);
   members[0].take_all();

@@ -1,4 +1,4 @@
-// Sessions in a broadcast round: what it spreads, and what of that is kept in the segments.
+// Sessions in a broadcast round: the spread bytes, and the bytes that are kept in the segments.
 #include <string>
 #include <thread>
 #include <vector>
@@ -110,7 +110,7 @@ TEST_F(RoundSessionTest, Row43StoppedMidwayWhatWasKeptIsSaidAndRight) {
   EXPECT_GT(over.kept_bytes, 0u);
   EXPECT_LT(over.kept_bytes, sample_.contents().total_bytes());
   expect_kept(1, over.kept_bytes);
-  // The copy is completed: the rest comes from there.
+  // The copy becomes complete, and the remaining buckets come from it.
   for (std::size_t i = 0; i < lent_[1].size(); ++i) {
     const auto& segment = sample_.segments[i];
     ASSERT_EQ(::pwrite(lent_[1][i].get(), segment.data(), segment.size(), 0),

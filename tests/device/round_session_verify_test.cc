@@ -16,7 +16,7 @@ using testing::RoundSessionTest;
 
 class RoundSessionVerify : public RoundSessionTest {
  protected:
-  // Of three ranks; the third one owns nothing, and its host has a copy.
+  // Three ranks. The third rank owns nothing, and its host has a copy.
   Members begin(const std::vector<bucket::NamedBox>& wanted) {
     wanted_ = wanted;
     flip_ = Flip{2, 1, 77};
@@ -26,7 +26,7 @@ class RoundSessionVerify : public RoundSessionTest {
     for (auto& member : members) member.take_all();
     return members;
   }
-  // Without boxes all tensors, whole; these cut through tiles.
+  // Without boxes: whole tensors. These boxes cut through tiles.
   static std::vector<bucket::NamedBox> shard() {
     return {{"a", {0, 250}, {700, 262}}, {"c", {1, 5}, {8, 60'000}}};
   }
@@ -75,7 +75,7 @@ TEST_F(RoundSessionVerify, B7WithoutTheDigestsOfTilesNothingIsSpread) {
   for (auto& member : members) expect_all(member);
 }
 
-// Uploads after a round: verified only if the session asks for it.
+// Uploads after a round are verified only if the session asks for it.
 class RoundTailVerify : public RoundSessionTest {
  protected:
   // Makes the leaf of the last tile match no bytes.

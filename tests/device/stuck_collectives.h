@@ -9,7 +9,7 @@
 
 namespace rekindle::device::testing {
 
-// Holds up aborts until it is opened, as a driver that hangs does.
+// Blocks aborts until it is opened, like a driver that hangs.
 class Gate {
  public:
   void open() {
@@ -33,11 +33,13 @@ class Gate {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool open_ = false;  // these two under mutex_
+  // This and the next member are guarded by mutex_.
+  bool open_ = false;
   int waiting_ = 0;
 };
 
-// Those of doubles, but for their aborts. Without a gate these return, and what is queued goes on.
+// Collectives of doubles with other aborts. Without a gate an abort returns, and the queued work
+// goes on.
 class StuckCollective final : public bucket::Collective {
  public:
   StuckCollective(std::unique_ptr<bucket::Collective> inner, std::shared_ptr<Gate> gate)

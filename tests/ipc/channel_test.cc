@@ -92,7 +92,8 @@ TEST(Channel, ALargeBodyKeepsItsDescriptors) {
 TEST(Channel, DescriptorsOfADyingConnectionAreClosed) {
   Pipe pipe = make_pipe();
   {
-    Ends ends = make_ends(0);  // expects none
+    // It expects no descriptors.
+    Ends ends = make_ends(0);
     ASSERT_TRUE(ends.ours.send("x", copies_of(pipe.write.get(), 3), soon()));
     auto frame = ends.theirs.receive(soon());
     ASSERT_FALSE(frame);

@@ -31,7 +31,7 @@ std::string frame_of(std::string_view body) {
   return header(static_cast<std::uint32_t>(body.size()), 0, 0) + std::string(body);
 }
 
-// The error of the next frame; "" when there is none.
+// The error of the next frame; "": none.
 std::string error_of(FrameReader& reader) {
   auto frame = reader.next();
   return frame ? "" : frame.error().message();
@@ -205,7 +205,8 @@ TEST(FrameWriter, TheDeadlineBeginsWithTheFirstByte) {
   FrameWriter writer;
   ASSERT_TRUE(writer.push(std::string(kMaxFrameBytes, 'x')));
   EXPECT_FALSE(writer.deadline());
-  ASSERT_TRUE(writer.send_some(ours.get(), kStart));  // more than a socket buffers
+  // More than a socket buffers.
+  ASSERT_TRUE(writer.send_some(ours.get(), kStart));
   EXPECT_EQ(writer.deadline(), kStart + kFrameDeadline);
   EXPECT_FALSE(writer.empty());
   theirs.reset();

@@ -1,5 +1,4 @@
-// Deaths of real processes, as the watch reports them. No test looks at how long it took: the
-// figures are those of life_bench.
+// Deaths of real processes, as the watch reports them. No test measures time; life_bench does.
 #include "src/ipc/life.h"
 
 #include <atomic>
@@ -30,7 +29,7 @@ using rekindle::testing::Process;
 using rekindle::testing::TempDir;
 using ::testing::AnyOf;
 
-// What the watch has said.
+// The reports of the watch.
 class Deaths {
  public:
   void put(std::uint64_t worker, DeathSign sign) {
@@ -47,7 +46,8 @@ class Deaths {
   }
   std::size_t count(std::uint64_t worker) {
     const std::lock_guard lock(mutex_);
-    const auto found = seen_.find(worker);  // asking about a worker is no report of it
+    // A question about a worker does not count as a report.
+    const auto found = seen_.find(worker);
     return found == seen_.end() ? 0 : found->second.size();
   }
 
@@ -59,7 +59,8 @@ class Deaths {
 
 struct Worker {
   std::unique_ptr<Process> process;
-  UniqueFd socket;  // the agent's end
+  // The agent's end.
+  UniqueFd socket;
 };
 
 class LifeWatchOfProcesses : public ::testing::Test {
@@ -73,7 +74,7 @@ class LifeWatchOfProcesses : public ::testing::Test {
 
   std::string path() const { return directory_ / "worker.sock"; }
 
-  // Starts a worker that is watched as `number` and holds its page.
+  // Starts a worker that holds its page, and watches it as `number`.
   Worker start(std::uint64_t number, const std::string& mode, bool dumps = false) {
     rekindle::testing::Spawn spawn{.argv = {LIFE_WORKER, path(), mode}};
     spawn.cwd = directory_.path();
@@ -92,7 +93,7 @@ class LifeWatchOfProcesses : public ::testing::Test {
     return worker;
   }
 
-  // After this, everything that the watch could have seen before has been reported.
+  // Afterwards, the watch has reported every death before this call.
   void settle() {
     constexpr std::uint64_t kProbe = 1'000'000;
     Worker probe = start(kProbe, "hold");
@@ -153,7 +154,7 @@ TEST_F(LifeWatchOfProcesses, AWorkerWithoutAHoldIsSeenByItsPidfd) {
 TEST_F(LifeWatchOfProcesses, Row2AWorkerThatDumpsItsCoreIsSeenOnce) {
   Worker worker = start(1, "large", true);
   worker.process->signal(SIGABRT);
-  // Whichever comes first: a machine that dumps nothing, or quickly, ends the process at once.
+  // Either sign may come first: without a dump, or with a quick one, the process ends at once.
   const auto sign = deaths_.wait_for(1);
   ASSERT_TRUE(sign);
   EXPECT_THAT(*sign, AnyOf(DeathSign::kCoreDump, DeathSign::kFutex));
@@ -194,7 +195,8 @@ TEST_F(LifeWatchOfProcesses, ADeathBeforeTheWatchBeginsIsSeen) {
   const auto peer_pid = peer_of(worker.socket.get())->pid;
   EXPECT_EQ(peer_pid, worker.process->pid());
   auto page = std::move(*LifePage::create());
-  std::atomic_ref(*page->word()).store(0x40000000u | 12345u);  // as the kernel leaves it
+  // As the kernel leaves it.
+  std::atomic_ref(*page->word()).store(0x40000000u | 12345u);
   ASSERT_TRUE(watch_->add(2, std::move(page), {}));
   EXPECT_EQ(deaths_.wait_for(2), DeathSign::kFutex);
 }
@@ -210,7 +212,8 @@ TEST_F(LifeWatchOfProcesses, AWorkerThatScribblesOnItsPageHarmsOnlyItself) {
 }
 
 TEST_F(LifeWatchOfProcesses, MoreWorkersThanTheKernelWaitsForAtOnceAreSeen) {
-  constexpr std::uint64_t kMany = 140;  // FUTEX_WAITV takes 128
+  // FUTEX_WAITV takes 128.
+  constexpr std::uint64_t kMany = 140;
   std::vector<Worker> workers;
   for (std::uint64_t i = 0; i < kMany; ++i) workers.push_back(start(i, "hold"));
   EXPECT_EQ(watch_->size(), kMany);

@@ -1,5 +1,5 @@
-// A worker for life_test: life_worker SOCKET MODE. Takes the life page that comes first on the
-// socket, holds it (unless MODE is bare or scribble), says "held" and waits for SIGUSR1.
+// A worker for life_test: life_worker SOCKET MODE. It takes the life page, the first message on the
+// socket, holds it (unless MODE is bare or scribble), prints "held" and waits for SIGUSR1.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -42,7 +42,7 @@ void wait_for_signal() {
   ::sigwait(&set, &number);
 }
 
-// What a mad worker could do to the word, short of saying that it died.
+// Writes arbitrary values to the word, except one that means death.
 [[noreturn]] void scribble(ipc::LifePage& page) {
   std::atomic_ref<std::uint32_t> word(*page.word());
   say("held");

@@ -54,7 +54,7 @@ inline bool same_file(int a, int b) {
          first.st_dev == second.st_dev;
 }
 
-// True when no writer of the pipe is left: the descriptors that were sent have been closed.
+// True: no writer of the pipe is left, so the sent descriptors are closed.
 inline bool all_writers_closed(const Pipe& pipe) {
   char byte;
   const int flags = ::fcntl(pipe.read.get(), F_GETFL);

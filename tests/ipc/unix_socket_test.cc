@@ -127,7 +127,8 @@ TEST_F(UnixSocket, NothingThereIsNotFound) {
 TEST_F(UnixSocket, AFullQueueEndsAtTheDeadline) {
   auto listener = listen_unix_socket(path());
   ASSERT_TRUE(listener);
-  ASSERT_EQ(::listen(listener->get(), 0), 0);  // room for one
+  // Room for one connection.
+  ASSERT_EQ(::listen(listener->get(), 0), 0);
   std::vector<UniqueFd> queued;
   Error last(ErrorCode::kInternal, "");
   for (int i = 0; i < 64; ++i) {

@@ -90,7 +90,8 @@ class PinnedCopies {
   // Copies whose pinning has ended since the last call.
   std::vector<Settled> take_settled(TimePoint now);
   std::uint64_t pinned_bytes() const;
-  // Lets go of what lingers. Returns when to look next, also for take_settled(); nullopt: never.
+  // Releases lingering segments. Returns when to look next, also for take_settled(); nullopt:
+  // never.
   std::optional<TimePoint> look(TimePoint now);
 
  private:
