@@ -6,14 +6,14 @@
 
 namespace rekindle::bucket {
 
-// How many bytes may go beside other work: so many a second, from a beginning on. What was not used
-// is not lost. Pure.
+// Limits the bytes of background work: so many per second, from a beginning. Unused bytes are not
+// lost. Pure.
 class Allowance {
  public:
   Allowance(std::uint64_t bytes_per_second, TimePoint begin)
       : bytes_per_second_(bytes_per_second), begin_(begin) {}
 
-  // False: too many by now, nothing was taken.
+  // False: they are too many so far, and none were taken.
   bool take(std::uint64_t bytes, TimePoint now);
   std::uint64_t taken() const { return taken_; }
 

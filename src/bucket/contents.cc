@@ -75,7 +75,8 @@ Result<void> Contents::add_piece(TensorIndex tensor, const Box& box) {
               .tensor = tensor,
               .box = box,
               .whole = box == Box::whole(info.shape)};
-  std::uint64_t found = 0;  // entries of one tensor do not overlap
+  // Entries of one tensor do not overlap.
+  std::uint64_t found = 0;
   std::vector<StridedCopy> copies;
   for (const LayoutEntry& entry : layout_.entries_of(tensor)) {
     const auto common = intersect(box, entry.box);
@@ -139,7 +140,8 @@ void Contents::mark_tile(TileIndex tile, TensorIndex tensor, std::vector<std::si
   ready_.set(tile);
   for (std::size_t i = first_piece_[tensor]; i < first_piece_[tensor + 1]; ++i) {
     Piece& piece = pieces_[i];
-    if (piece.tiles_missing == 0) continue;  // empty
+    // An empty piece.
+    if (piece.tiles_missing == 0) continue;
     if (!piece.whole && !intersect(tiles_.tile_box(tile), piece.box)) continue;
     if (--piece.tiles_missing == 0) complete_piece(i, complete);
   }

@@ -11,22 +11,25 @@
 #include "src/tensor/layout.h"
 #include "src/tensor/tile.h"
 
-// What a session hands out, where its bytes lie, and how much of it is here. Pure.
+// The tensors of a session, where their bytes lie, and how many of them are here. Pure.
 namespace rekindle::bucket {
 
 struct NamedBox {
   std::string tensor;
-  std::vector<std::uint64_t> offset;  // in elements; empty: the whole tensor
+  // In elements. Empty: the whole tensor.
+  std::vector<std::uint64_t> offset;
   std::vector<std::uint64_t> extent;
   bool operator==(const NamedBox&) const = default;
 };
-using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;  // [begin, end)
+// Each run is [begin, end).
+using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;
 
-// One box as the worker gets it. When the agent's copy holds it contiguously, it is used in place.
-// What it refers to belongs to the Contents: there may be as many as there are tensors.
+// One box as the worker gets it. A box that is contiguous in the agent's copy is used in place. Its
+// texts and lists belong to the Contents, because there may be as many pieces as tensors.
 struct Piece {
-  std::string_view name;   // a zero follows
-  std::string_view dtype;  // likewise
+  // Both texts are followed by a zero.
+  std::string_view name;
+  std::string_view dtype;
   std::span<const std::uint64_t> full_shape;
   std::uint64_t bytes = 0;
 
@@ -35,11 +38,13 @@ struct Piece {
 
   TensorIndex tensor = 0;
   Box box;
-  bool whole = false;  // the box is all of the tensor
+  // The box is the whole tensor.
+  bool whole = false;
   std::uint64_t tiles_missing = 0;
   bool in_place = false;
-  std::uint32_t segment = 0;       // in_place: where its first element is
-  std::uint64_t offset_bytes = 0;  // in_place
+  // If in_place: the place of its first element.
+  std::uint32_t segment = 0;
+  std::uint64_t offset_bytes = 0;
 };
 
 class Contents {
@@ -48,15 +53,17 @@ class Contents {
   Contents& operator=(Contents&&) = default;
   ~Contents() = default;
 
-  // From Attached. `wanted` empty: every box of the layout. kInternal when the agent's words do not
-  // fit together: a wanted box that the layout lacks, a segment that is too short.
+  // From Attached. `wanted` empty: every box of the layout. kInternal: the parts of the message do
+  // not fit together, for example a wanted box that the layout lacks, or a segment that is too
+  // short.
   static Result<Contents> create(std::string_view tensor_set, std::string_view layout,
                                  std::span<const NamedBox> wanted,
                                  std::span<const std::uint64_t> segment_bytes);
 
-  // Sorted by tensor, and so by name; they neither move nor change but for tiles_missing.
+  // Sorted by tensor, and so by name. They never move, and only tiles_missing changes.
   std::span<const Piece> pieces() const { return pieces_; }
-  const TensorSet& tensors() const { return tensors_; }  // of the whole version
+  // Of the whole version.
+  const TensorSet& tensors() const { return tensors_; }
   const TileMap& tiles() const { return tiles_; }
   std::uint64_t element_bytes(const Piece& piece) const {
     return dtype_size_bytes(tensors_[piece.tensor].dtype);
@@ -64,20 +71,21 @@ class Contents {
   std::uint64_t total_bytes() const { return total_bytes_; }
   std::uint64_t ready_bytes() const { return ready_bytes_; }
 
-  // Tiles that have verified. Appends the pieces that are complete now, each once in its life.
+  // Tiles that have verified. Appends the pieces that are now complete, each only once.
   Result<void> mark_ready(const TileRuns& runs, std::vector<std::size_t>& complete);
   void mark_all_ready(std::vector<std::size_t>& complete);
-  // Those that need no tile at all; once, after create().
+  // Appends the pieces that need no tile. Called once, after create().
   void take_empty(std::vector<std::size_t>& complete);
 
-  // How to bring a part of a piece together, row-major, from the segments: appends copies whose
+  // Appends the copies that gather a part of a piece, row-major, from the segments. Their
   // destination offsets count from the part's first byte. `part` lies in the piece's box.
   struct Gather {
     std::uint32_t segment = 0;
-    StridedCopy copy;  // src_offset from the segment's start
+    // Its src_offset counts from the segment's start.
+    StridedCopy copy;
   };
   void gather(const Piece& piece, const Box& part, std::vector<Gather>& out) const;
-  // For a piece that is not in place: copies its elements together from the segments.
+  // For a piece that is not in place: copies its elements from the segments to `out`.
   void gather(const Piece& piece, std::span<const std::byte* const> segments, std::byte* out) const;
 
  private:
@@ -94,7 +102,8 @@ class Contents {
   TileMap tiles_;
   TileSet ready_;
   std::vector<Piece> pieces_;
-  std::vector<std::size_t> first_piece_;  // per tensor, plus one past the end
+  // Per tensor, plus one past the end.
+  std::vector<std::size_t> first_piece_;
   std::uint64_t total_bytes_ = 0;
   std::uint64_t ready_bytes_ = 0;
 };

@@ -12,31 +12,35 @@
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 
-// What the bucket pipeline needs of a GPU, in the words of CUDA: memory that two processes share,
-// streams whose work runs in order, events that order streams, also over processes. Behind it is
-// src/cuda, or a double in host memory (double_device.h).
+// The part of a GPU that the bucket pipeline needs, in terms of CUDA: memory that two processes
+// share, streams whose work runs in order, and events that order streams, also across processes.
+// src/cuda implements it, and double_device.h in host memory.
 namespace rekindle::bucket {
 
-inline constexpr std::uint64_t kMostDigestedBytes = std::uint64_t{1} << 20;  // of a box
+// Of one box.
+inline constexpr std::uint64_t kMostDigestedBytes = std::uint64_t{1} << 20;
 
-// In a device's memory, as this process sees it; of the double: a plain pointer.
+// An address in a device's memory, as this process sees it. For a double it is a plain pointer.
 using DeviceAddress = std::uint64_t;
 
-// `rows` runs of `run_bytes`; the strides, in bytes, matter for more than one row.
+// `rows` runs of `run_bytes`. The strides are in bytes and matter for more than one row.
 struct Upload {
-  const std::byte* from = nullptr;  // host memory, at full speed when it is pinned
+  // Host memory. Pinned memory is read at full speed.
+  const std::byte* from = nullptr;
   DeviceAddress to = 0;
   std::uint64_t run_bytes = 0;
   std::uint64_t rows = 1;
   std::uint64_t from_stride = 0;
   std::uint64_t to_stride = 0;
 };
-struct Move {  // inside the device
+// Inside the device.
+struct Move {
   DeviceAddress from = 0;
   DeviceAddress to = 0;
   std::uint64_t bytes = 0;
 };
-struct Download {  // the other way; `bytes` of each row
+// From the device to host memory. `bytes` counts for each row.
+struct Download {
   DeviceAddress from = 0;
   std::byte* to = nullptr;
   std::uint64_t bytes = 0;
@@ -45,15 +49,17 @@ struct Download {  // the other way; `bytes` of each row
   std::uint64_t to_stride = 0;
 };
 
-// Lets another process of this host open memory or an event. For that process only; never logged.
+// Lets another process of this host open memory or an event. Only for that process; never logged.
 struct Handle {
   std::string bytes;
-  UniqueFd fd;  // of the double
+  // Only doubles use it.
+  UniqueFd fd;
 };
 
 class Memory {
  public:
-  virtual ~Memory() = default;  // frees or unmaps; no work that uses it may be queued
+  // Frees or unmaps the memory. No queued work may use it.
+  virtual ~Memory() = default;
   virtual DeviceAddress address() const = 0;
   virtual std::uint64_t bytes() const = 0;
 };
@@ -61,37 +67,40 @@ class Event {
  public:
   virtual ~Event() = default;
 };
-// Host memory that the device reads without a detour.
+// Host memory that the device reads directly.
 class Pin {
  public:
-  virtual ~Pin() = default;  // no work that uses it may be queued
+  // No queued work may use the memory.
+  virtual ~Pin() = default;
 };
 
 // The results of Stream::digest(), in host memory.
 class Digests {
  public:
-  virtual ~Digests() = default;  // no work that uses it may be queued
+  // No queued work may use it.
+  virtual ~Digests() = default;
   virtual std::size_t capacity() const = 0;
-  // Those of the last batch, in the order of its boxes, once the device has done it.
+  // The digests of the last batch, in the order of its boxes, after the device has done it.
   virtual std::span<const Digest> values() const = 0;
 };
 
-// Work in order. Calls queue and return; what fails on the device shows in a later call as
-// kInternal, and then for ever. One thread at a time.
+// Work that runs in order. Calls queue work and return. If the device fails, a later call and all
+// calls after it return kInternal. One thread at a time.
 class Stream {
  public:
-  virtual ~Stream() = default;  // waits for what is queued, unless it is borrowed
+  // Waits for the queued work, unless the stream is borrowed.
+  virtual ~Stream() = default;
   virtual Result<void> upload(std::span<const Upload> copies) = 0;
   virtual Result<void> move(std::span<const Move> copies) = 0;
   virtual Result<void> download(std::span<const Download> copies) = 0;
-  // The BLAKE3 of boxes in this device's memory, of at most kMostDigestedBytes and one byte at
-  // least each. At most into.capacity() of them; the batch before in `into` has been done.
+  // Computes the BLAKE3 of boxes in this device's memory. Each box has 1 to kMostDigestedBytes
+  // bytes, and there are at most into.capacity() boxes. The last batch in `into` must be done.
   virtual Result<void> digest(std::span<const BoxBytes> boxes, Digests& into) = 0;
   virtual Result<void> record(Event& event) = 0;
-  // Later work of this stream starts after what `event` was last recorded behind, as of now; an
-  // event that was never recorded holds nothing up.
+  // Later work of this stream starts after the work before the last record of `event`, as of this
+  // call. An event that was never recorded blocks nothing.
   virtual Result<void> wait(Event& event) = 0;
-  // kTimeout when the queue has not emptied by then; nothing is taken back.
+  // Waits until the queue is empty. kTimeout: it is not; the work stays queued.
   virtual Result<void> finish(TimePoint deadline) = 0;
 };
 
@@ -100,30 +109,33 @@ struct DeviceMemory {
   std::uint64_t total_bytes = 0;
 };
 
-// Thread-safe. What comes of it lives no longer than it does.
+// Thread-safe. It lives longer than all objects that it makes.
 class Device {
  public:
   virtual ~Device() = default;
-  virtual const std::string& id()
-      const = 0;  // "GPU-6f2c…" or "double:0", the same in all processes
-  virtual const std::string& name() const = 0;  // "NVIDIA H200"
+  // "GPU-6f2c…" or "double:0", the same in all processes.
+  virtual const std::string& id() const = 0;
+  // "NVIDIA H200".
+  virtual const std::string& name() const = 0;
   virtual Result<DeviceMemory> memory() const = 0;
-  // Aligned to 256 bytes at least. kExhausted.
+  // Aligned to at least 256 bytes. kExhausted.
   virtual Result<std::unique_ptr<Memory>> allocate(std::uint64_t bytes) = 0;
-  virtual Result<std::unique_ptr<Event>> make_event() = 0;  // may be shared
+  // The event may be shared.
+  virtual Result<std::unique_ptr<Event>> make_event() = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
-  // A CUstream or cudaStream_t of the caller's, who keeps it alive; null: the default stream.
+  // A CUstream or cudaStream_t that the caller keeps alive. Null: the default stream.
   virtual Result<std::unique_ptr<Stream>> borrow_stream(void* stream) = 0;
-  // Room for the digests of `capacity` boxes. kUnavailable: this device cannot compute digests, say
-  // because its driver lacks the compiler; kExhausted.
+  // Room for the digests of `capacity` boxes. kUnavailable: this device cannot compute digests, for
+  // example because its driver lacks the compiler. kExhausted.
   virtual Result<std::unique_ptr<Digests>> make_digests(std::size_t capacity) = 0;
-  // Whether what `event` was last recorded behind has been done; true when it never was.
+  // Whether the work before the last record of `event` is done. True if it was never recorded.
   virtual Result<bool> is_done(const Event& event) = 0;
-  // kExhausted; kUnavailable: this kind of memory cannot be pinned. Copies from it work, slower.
+  // kExhausted. kUnavailable: this kind of memory cannot be pinned; copies from it work, but
+  // slower.
   virtual Result<std::unique_ptr<Pin>> pin(std::span<const std::byte> memory) = 0;
 
-  // For the process that opens them: kUnavailable where the two cannot share (another container,
-  // a MIG slice, a driver that refuses).
+  // Handles for a process that opens them. kUnavailable: the two processes cannot share (another
+  // container, a MIG slice, a driver that refuses).
   virtual Result<Handle> share(Memory& memory) = 0;
   virtual Result<Handle> share(Event& event) = 0;
   virtual Result<std::unique_ptr<Memory>> open_memory(const Handle& handle,

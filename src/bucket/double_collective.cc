@@ -20,10 +20,10 @@
 #include "src/bucket/double_device.h"
 #include "src/bucket/double_stream.h"
 
-// Ranks meet in a memfd. Whoever made the id keeps it open until all have met, others open it
-// through /proc: so nothing is left of it when no process has it, however they ended. Bytes go
-// through a staging area per share, a chunk at a time: its owner writes chunk n when all ranks have
-// read chunk n - kDoubleChunksAhead, the others read it when it has been written.
+// Ranks meet in a memfd. The maker of the id keeps it open until all have met, and others open it
+// through /proc, so it disappears with the last process, however that ends. Bytes go through a
+// staging area per share, one chunk at a time. The owner writes chunk n after all ranks have read
+// chunk n - kDoubleChunksAhead; the others read it after it is written.
 namespace rekindle::bucket {
 
 namespace {
@@ -31,7 +31,8 @@ namespace {
 constexpr const char* kMeetingFileName = "rekindle-meeting";
 constexpr std::uint32_t kMostRanks = 64;
 constexpr std::uint64_t kChunk = 512 << 10;
-constexpr std::chrono::minutes kUnmetKept{1};  // the ids that nobody came to meet by
+// Ids by which no ranks have met are kept for this long.
+constexpr std::chrono::minutes kUnmetKept{1};
 
 using Nonce = std::array<std::uint8_t, 16>;
 
@@ -42,7 +43,7 @@ struct alignas(64) RankState {
 struct alignas(64) ShareState {
   std::atomic<std::uint64_t> written;  // chunks
 };
-// A new memfd's zeros are one that nobody has come to.
+// The zeros of a new memfd are a board without ranks.
 struct Board {
   Nonce nonce;
   std::atomic<std::uint64_t> ranks;
@@ -53,7 +54,7 @@ constexpr std::uint64_t kStagingAt = (sizeof(Board) + 4095) / 4096 * 4096;
 constexpr std::uint64_t kFileBytes =
     kStagingAt + kMostRanks * kDoubleChunksAhead * kChunk;  // as it is touched
 
-// What an id says.
+// The contents of an id.
 struct Place {
   pid_t pid = 0;
   int fd = -1;
@@ -81,7 +82,7 @@ struct Place {
   }
 };
 
-// One rank's view of a meeting; the work that it has queued may outlive the rank.
+// One rank's view of a meeting. Its queued work may outlive the rank.
 class Meeting {
  public:
   explicit Meeting(std::unique_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}
@@ -98,7 +99,8 @@ class Meeting {
     if (!ours) return gone();
     TRY(auto mapping, Mapping::of(fd.get(), kFileBytes));
     auto meeting = std::make_shared<Meeting>(std::move(mapping));
-    if (meeting->board().nonce != place.nonce) return gone();  // the descriptor is another one now
+    // The descriptor belongs to another file now.
+    if (meeting->board().nonce != place.nonce) return gone();
     return meeting;
   }
 
@@ -131,7 +133,7 @@ class Meeting {
   const std::unique_ptr<Mapping> mapping_;
 };
 
-// One spread() of one rank, as its stream does it.
+// One spread() of one rank. It runs on the rank's stream.
 struct Exchange {
   std::shared_ptr<Meeting> meeting;
   std::uint32_t rank = 0;
@@ -144,7 +146,7 @@ struct Exchange {
   bool operator()(const std::atomic<bool>& stop) const {
     for (std::uint64_t offset = 0, chunk = first_chunk; offset < share_bytes;
          offset += kChunk, ++chunk) {
-      // What was aborted leaves the stream to the work behind it, as NCCL's kernels do.
+      // Aborted work lets the work behind it run, like NCCL's kernels.
       if (!write(offset, chunk, stop) || !read(offset, chunk, stop)) return !stop.load();
       meeting->board().rank[rank].read.store(chunk + 1);
     }
@@ -193,7 +195,7 @@ struct Exchange {
   }
 };
 
-// The meetings whose ids were made here, open for who comes.
+// The meetings whose ids were made here. They are open for ranks to join.
 class Registry {
  public:
   Result<std::string> add() {
@@ -220,7 +222,8 @@ class Registry {
     TimePoint made{};
   };
   std::mutex mutex_;
-  std::map<std::string, Open> open_;  // guarded by mutex_; by id
+  // By id. Guarded by mutex_.
+  std::map<std::string, Open> open_;
 };
 
 class DoubleCollective final : public Collective {
@@ -283,7 +286,8 @@ class DoubleCollective final : public Collective {
   const std::shared_ptr<Meeting> meeting_;
   const std::uint32_t rank_;
   const std::uint32_t ranks_;
-  std::uint64_t chunks_ = 0;  // of each share, queued so far
+  // Of each share, queued so far.
+  std::uint64_t chunks_ = 0;
   bool met_ = false;
 };
 

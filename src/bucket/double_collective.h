@@ -7,13 +7,13 @@
 
 namespace rekindle::bucket {
 
-// Of double devices, of this and other processes of the user on this host: they meet in a file of
-// shared memory, which the id names and which is gone when all have met. As with NCCL, a rank
-// whose peer is gone waits until it is aborted.
+// Collectives of double devices, of this and other processes of the user on this host. They meet in
+// a file of shared memory, which the id names and which disappears after all have met. As with
+// NCCL, a rank whose peer is gone waits until it is aborted.
 std::unique_ptr<Collectives> make_double_collectives();
 
-// By how many chunks of its share, 512 KiB each or what is left of it, an owner may be ahead of the
-// rank that is furthest behind: they wait in staging areas, as NCCL's do in its buffers.
+// The number of chunks (of up to 512 KiB) by which an owner may be ahead of the slowest rank. They
+// wait in staging areas, like the chunks in NCCL's buffers.
 constexpr std::uint64_t kDoubleChunksAhead = 2;
 
 }  // namespace rekindle::bucket

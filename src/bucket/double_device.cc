@@ -39,7 +39,7 @@ Result<Handle> duplicate(const UniqueFd& fd, std::string_view kind) {
   return Handle{std::string(kind), std::move(copy)};
 }
 
-// What was allocated, of all that there is.
+// The allocated part of the memory.
 class Budget {
  public:
   explicit Budget(std::uint64_t total) : total_(total) {}
@@ -79,8 +79,9 @@ class DoubleMemory final : public Memory {
 
  private:
   const std::unique_ptr<Mapping> mapping_;
-  const UniqueFd fd_;                     // none: opened
-  const std::shared_ptr<Budget> budget_;  // null: opened
+  // Both are empty if the memory was opened from a handle.
+  const UniqueFd fd_;
+  const std::shared_ptr<Budget> budget_;
 };
 
 class DoublePin final : public Pin {};
@@ -123,7 +124,8 @@ class DoubleDevice final : public Device {
   const std::string name_ = "host memory";
   const std::shared_ptr<Budget> budget_;
   std::mutex mutex_;
-  std::weak_ptr<DoubleQueue> default_queue_;  // guarded by mutex_
+  // Guarded by mutex_.
+  std::weak_ptr<DoubleQueue> default_queue_;
 };
 
 Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {

@@ -7,8 +7,8 @@
 
 namespace rekindle::bucket {
 
-// A GPU made of host memory: streams are threads, memory and events are memfds that other processes
-// can open. For machines without one, and for tests. `id` is "double:N".
+// A GPU made of host memory, for machines without a GPU and for tests. Streams are threads; memory
+// and events are memfds that other processes can open. `id` is "double:N".
 std::unique_ptr<Device> make_double_device(std::string id, std::uint64_t memory_bytes);
 bool is_double(std::string_view id);
 

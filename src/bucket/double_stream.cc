@@ -16,7 +16,8 @@ namespace {
 
 using std::chrono::microseconds;
 
-// For a stream that waits for an event whose recorder has died, or for ever.
+// For a stream that waits for an event that may never come, for example because its recorder has
+// died.
 constexpr std::chrono::seconds kDoubleDrainTime{2};
 constexpr microseconds kLongestSleep{100};
 constexpr std::uint64_t kCopyStep = 1 << 20;
@@ -198,7 +199,8 @@ void DoubleQueue::run() {
   while (true) {
     changed_.wait(lock, [this] { return stop_ || !work_.empty(); });
     if (stop_) return;
-    Work& work = work_.front();  // others push behind it: a deque's elements stay where they are
+    // Others push behind it, and the elements of a deque do not move.
+    Work& work = work_.front();
     lock.unlock();
     const bool done = work(stop_);
     lock.lock();

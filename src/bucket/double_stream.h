@@ -14,14 +14,15 @@
 
 #include "src/bucket/device.h"
 
-// Private to the double device and what spreads among such: streams and events.
+// Private to double devices and their collectives: streams and events.
 namespace rekindle::bucket {
 
-// Of fixed size, so that no process can make another's mapping fault.
+// A memfd of fixed size, so that no process can make another's mapping fault.
 Result<UniqueFd> make_memfd(const char* name, std::uint64_t bytes);
-bool has_fixed_size(int fd, std::uint64_t bytes);  // so much at least
+// Whether its size is fixed and at least `bytes`.
+bool has_fixed_size(int fd, std::uint64_t bytes);
 
-// Shared and writable.
+// A shared, writable mapping.
 class Mapping {
  public:
   static Result<std::unique_ptr<Mapping>> of(int fd, std::uint64_t bytes);
@@ -37,8 +38,8 @@ class Mapping {
   const std::uint64_t bytes_;
 };
 
-// In memory that all processes of an event map; a new memfd's zeros are one that was never
-// recorded. When its recorder dies it stays undone.
+// Lies in memory that all processes of an event map. The zeros of a new memfd are an event that was
+// never recorded. An event whose recorder dies is never done.
 struct EventState {
   std::atomic<std::uint64_t> recorded;
   std::atomic<std::uint64_t> completed;
@@ -60,10 +61,12 @@ class DoubleEvent final : public Event {
       : page_(std::move(page)), fd_(std::move(fd)) {}
   const EventPage& page() const { return *page_; }
   const std::shared_ptr<EventPage>& shared_page() const { return page_; }
-  const UniqueFd& fd() const { return fd_; }  // none: opened
+  // Empty if the event was opened from a handle.
+  const UniqueFd& fd() const { return fd_; }
 
  private:
-  const std::shared_ptr<EventPage> page_;  // queued work may outlive the event
+  // Shared, because queued work may outlive the event.
+  const std::shared_ptr<EventPage> page_;
   const UniqueFd fd_;
 };
 
@@ -72,7 +75,7 @@ class DoubleDigests final : public Digests {
   explicit DoubleDigests(std::size_t capacity) : capacity_(capacity) {}
   std::size_t capacity() const override { return capacity_; }
   std::span<const Digest> values() const override { return values_; }
-  // The results of a batch of so many boxes; its stream writes them.
+  // Room for the results of a batch of so many boxes, which its stream writes.
   std::span<Digest> begin(std::size_t count) {
     values_.assign(count, {});
     return values_;
@@ -83,14 +86,15 @@ class DoubleDigests final : public Digests {
   std::vector<Digest> values_;
 };
 
-// A thread that does what it is given, in order. Thread-safe.
+// A thread that does its work in order. Thread-safe.
 class DoubleQueue {
  public:
-  // Checks often whether it shall stop; false: it did.
+  // Work checks `stop` often, and returns false if it has stopped.
   using Work = std::function<bool(const std::atomic<bool>& stop)>;
 
   DoubleQueue();
-  ~DoubleQueue();  // what is still queued is not done
+  // Drops the queued work.
+  ~DoubleQueue();
   DoubleQueue(const DoubleQueue&) = delete;
   DoubleQueue& operator=(const DoubleQueue&) = delete;
   void push(Work work);
@@ -102,16 +106,18 @@ class DoubleQueue {
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Work> work_;  // guarded by mutex_; the first is being done
+  // Guarded by mutex_. The thread does the first one.
+  std::deque<Work> work_;
   std::thread thread_;
 };
 
-// Streams of one queue are one stream.
+// All streams of a queue are one stream.
 std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue);
-// Work of the stream's, in order. kInvalid: it is no double's.
+// Queues work on the stream. kInvalid: it is not a stream of a double.
 Result<void> push_work(Stream& stream, DoubleQueue::Work work);
 
-// One turn of polling for what another process writes: sleeps, longer from time to time.
+// Sleeps once while the caller polls for the write of another process. Each sleep is longer, up to
+// a limit.
 void nap(std::chrono::microseconds& length);
 
 }  // namespace rekindle::bucket

@@ -12,7 +12,7 @@
 
 namespace rekindle::bucket {
 
-// Pieces are settled one by one; all below `pinner` is guarded by its mutex.
+// Pieces are settled one by one. The pinner's mutex guards all members below `pinner`.
 struct Pinner::Segment final : PinnedSegment {
   Segment(Pinner& owner, void* mapping, std::uint64_t size, bool may_write) : pinner(owner) {
     data_ = static_cast<const std::byte*>(mapping);
@@ -40,13 +40,15 @@ struct Pinner::Segment final : PinnedSegment {
   }
 
   Pinner& pinner;
-  std::vector<std::unique_ptr<Pin>> pins;  // null: not yet, or it could not be pinned
+  // Null: not yet, or the piece could not be pinned.
+  std::vector<std::unique_ptr<Pin>> pins;
   std::vector<bool> settled;
-  std::optional<Error> failure;  // of the first piece that could not be
+  // Of the first piece that could not be pinned.
+  std::optional<Error> failure;
 };
 
 Pinner::Pinner(Device& device, unsigned threads) : device_(device) {
-  // As many as can be had: without any, nothing is pinned, and copies are slower.
+  // As many threads as can be started. Without any, nothing is pinned and copies are slower.
   try {
     for (unsigned i = 0; i < std::max(threads, 1u); ++i) threads_.emplace_back([this] { run(); });
   } catch (const std::system_error& error) {
@@ -72,7 +74,7 @@ Result<std::shared_ptr<const PinnedSegment>> Pinner::add(int fd, std::uint64_t b
     return fail(ErrorCode::kInternal, "a segment of {} bytes is a file of {}", bytes,
                 status.st_size);
   }
-  // What may be written is where a broadcast keeps what passes; the rest is pinned to be read.
+  // A broadcast keeps passing buckets in writable segments; the others are pinned for reading.
   const bool writable = (::fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
   void* const mapping =
       ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
@@ -104,10 +106,10 @@ void Pinner::run() {
     lock.unlock();
     auto segment = job.segment.lock();
     if (segment != nullptr) {
-      // Page tables first: these threads fill them side by side, a device's driver takes turns.
+      // Page tables first: these threads fill them in parallel, while a device's driver does not.
       const auto piece = segment->piece(job.piece);
-      // By reading: a write fault changes the times of the file, as if somebody had written to it.
-      // On tmpfs the entries of a writable mapping may be written all the same.
+      // By reading: a write fault would change the times of the file, as a write does. On tmpfs the
+      // entries of a writable mapping become writable anyway.
       (void)::madvise(const_cast<std::byte*>(piece.data()), piece.size(), MADV_POPULATE_READ);
       auto pin = device_.pin(piece);
       const std::lock_guard held(mutex_);
@@ -120,7 +122,8 @@ void Pinner::run() {
       segment->settled[job.piece] = true;
       settled_.notify_all();
     }
-    segment.reset();  // perhaps the last reference: it locks
+    // This may be the last reference, whose destructor takes the lock.
+    segment.reset();
     lock.lock();
   }
 }

@@ -16,14 +16,14 @@
 
 namespace rekindle::bucket {
 
-// A segment file mapped into this process and pinned piece by piece for a device (one pin serves
-// all devices of the process: it is portable). Pinning goes on beside other work; a piece that
-// cannot be pinned is read slower, and that is said once.
+// A segment file that is mapped into this process and pinned piece by piece for a device. A pin is
+// portable: it serves all devices of the process. Pinning runs beside other work. A piece that
+// cannot be pinned is read slower, and is logged once.
 class PinnedSegment {
  public:
   virtual ~PinnedSegment() = default;
   const std::byte* data() const { return data_; }
-  // Null where the file was given to be read only.
+  // Null: the file was opened read-only.
   std::byte* writable() const { return writable_; }
   std::uint64_t bytes() const { return bytes_; }
 
@@ -33,30 +33,30 @@ class PinnedSegment {
   std::uint64_t bytes_ = 0;
 };
 
-// Pins segments with a few threads, in the order in which they were given. Thread-safe.
+// Pins segments with a few threads, in the order of add(). Thread-safe.
 class Pinner {
  public:
   static constexpr std::uint64_t kPieceBytes = 256ull << 20;
   static constexpr unsigned kThreads = 4;
 
   Pinner(Device& device, unsigned threads);
-  ~Pinner();  // every segment must be gone
+  // Every segment must be destroyed before.
+  ~Pinner();
   Pinner(const Pinner&) = delete;
   Pinner& operator=(const Pinner&) = delete;
 
-  // Maps the first `bytes` of the file, to be written too if it was opened so, and begins to pin
-  // them. kInternal when the file
-  // is shorter. The last reference unmaps; no device may use it then.
+  // Maps the first `bytes` of the file, writable if the file was opened for writing, and begins to
+  // pin them. kInternal: the file is shorter. The last reference unmaps; no device may use it then.
   Result<std::shared_ptr<const PinnedSegment>> add(int fd, std::uint64_t bytes);
 
-  // Whether [from, from + bytes) is pinned, or will not be: it can be read now.
+  // Whether pinning of [from, from + bytes) has ended, well or not, so that it can be read now.
   bool settled(const PinnedSegment& segment, std::uint64_t from, std::uint64_t bytes) const;
-  // Whether all of [from, from + bytes) is.
+  // Whether all of [from, from + bytes) is pinned.
   bool pinned(const PinnedSegment& segment, std::uint64_t from, std::uint64_t bytes) const;
-  // Until all of it is settled; false: the deadline has passed.
+  // Waits until all of it is settled. False: the deadline has passed.
   bool wait(const PinnedSegment& segment, TimePoint deadline) const;
   std::uint64_t pinned_bytes() const;
-  // Why a piece of it could not be pinned, as far as that is settled.
+  // Why a settled piece could not be pinned; nullopt: all settled pieces are.
   std::optional<Error> failure(const PinnedSegment& segment) const;
 
  private:
@@ -73,7 +73,8 @@ class Pinner {
   mutable std::condition_variable settled_;
   std::deque<Job> jobs_;
   std::uint64_t pinned_bytes_ = 0;
-  std::optional<Error> no_thread_;  // why there is none; set by the constructor
+  // Why there is no thread. Set by the constructor.
+  std::optional<Error> no_thread_;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -45,20 +45,20 @@ Result<void> Pipeline::verify_with(Verify& verify) {
   return make_events(device_, states_.size(), brought_);
 }
 
-// Work of `after` from now on comes behind what `before` has.
+// Later work of `after` runs behind the queued work of `before`.
 Result<Stream*> Pipeline::go_on(Stream& before, Event& event, Stream& after) {
   TRY_VOID(before.record(event));
   TRY_VOID(after.wait(event));
   return &after;
 }
 
-// Queueing a spread may wait for peers, and verifying may compute on the host. The deadlines of
-// later work count from the time after that.
+// Queueing a spread may wait for peers, and verifying may compute on the host. Deadlines of later
+// work begin after that.
 TimePoint Pipeline::latest(TimePoint now) const {
   return hands_over_at_once() ? now : std::max(now, SteadyClock().now());
 }
 
-// Slots go round: a bucket's successor never overtakes it on the way to the consumer.
+// Slots are used in turn, so buckets reach the consumer in order.
 Result<bool> Pipeline::fill(std::uint32_t slot, TimePoint now) {
   const auto bucket = fetch_->next();
   if (!bucket) return false;
@@ -110,7 +110,7 @@ Result<Pipeline::Verdict> Pipeline::verify(std::uint32_t slot, TimePoint now) {
   return Verdict::kAgain;
 }
 
-// Of a bucket that the consumer must not see.
+// For a bucket that the consumer must not see.
 Result<void> Pipeline::pass_over_next(TimePoint now) {
   const std::uint32_t slot = next_hand_over_;
   states_[slot].handed_over = true;
@@ -121,7 +121,7 @@ Result<void> Pipeline::pass_over_next(TimePoint now) {
   return deliver_.spoil(states_[slot].bucket, verify_->wrong(slot));
 }
 
-// What was spread, or is verified: looked at before the consumer is told of it.
+// Buckets that were spread or are verified are checked before the consumer hears of them.
 Result<bool> Pipeline::hand_over_filled(TimePoint now) {
   bool any = false;
   for (;;) {
@@ -141,7 +141,7 @@ Result<bool> Pipeline::hand_over_filled(TimePoint now) {
   }
 }
 
-// A device that hangs says nothing: only that its copies do not end.
+// A device that hangs shows only by copies that do not end.
 Result<void> Pipeline::check_filled(std::uint32_t slot, TimePoint now) {
   if (states_[slot].filled) return {};
   TRY(states_[slot].filled, device_.is_done(*slots_.filled[slot]));
@@ -155,7 +155,7 @@ Result<void> Pipeline::check_filled(std::uint32_t slot, TimePoint now) {
               options_.fill_deadline.count());
 }
 
-// Of what was handed over: by the consumer, and by who keeps it.
+// A bucket that was handed over is free when the consumer has released it and it is kept.
 Result<bool> Pipeline::is_free(std::uint32_t slot, TimePoint now) {
   Slot& state = states_[slot];
   if (!state.kept) {
@@ -245,7 +245,7 @@ Result<void> Pipeline::go_on_without_spread(std::size_t buckets, Fetch& fetch, T
   }
   keep_ = nullptr;
   verify_ = nullptr;
-  // Those that the consumer has come right before it: slots go round.
+  // Slots are used in turn, so the consumer's slots come right before this one.
   next_slot_ = next_hand_over_;
   queued_ = handed_over_;
   buckets_ = handed_over_ + buckets;

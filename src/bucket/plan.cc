@@ -16,9 +16,9 @@ Box rows_of(const Box& box, std::size_t dimension, std::uint64_t first, std::uin
   return rows;
 }
 
-// Cuts a box into boxes of at most `most_bytes` whose elements follow each other row-major.
-// A cut between tiles is better than one through a tile, which nobody who has one side alone can
-// verify by its leaf; but not when an eighth of each bucket stays empty for it.
+// Cuts a box into boxes of at most `most_bytes` whose elements follow each other row-major. A cut
+// between tiles is better than a cut through one, because one side alone does not verify by the
+// leaf. It is not better if an eighth of each bucket stays empty for it.
 void cut(const Box& box, const Dims& tile, std::uint64_t element_bytes, std::uint64_t most_bytes,
          std::vector<Box>& out) {
   const std::uint64_t bytes = box.elements() * element_bytes;
@@ -54,7 +54,7 @@ class PlanBuilder {
     return std::move(plan_);
   }
 
-  // Pieces as they lie in the segments; those without elements come first.
+  // Pieces in the order of the segments. Pieces without elements come first.
   std::vector<std::uint32_t> by_place() const {
     struct Place {
       std::uint32_t segment = 0;
@@ -100,7 +100,7 @@ class PlanBuilder {
     }
   }
 
-  // A piece is not cut to fill a bucket up: whole tensors are what consumers like best.
+  // A piece is not cut to fill a bucket, because consumers prefer whole tensors.
   void place(std::uint32_t index, const Box& box, std::uint64_t offset, std::uint64_t bytes) {
     const Piece& piece = contents_.pieces()[index];
     std::uint64_t at = round_up(used_, kPartAlignment);
@@ -189,7 +189,8 @@ class PlanBuilder {
   const std::uint64_t bucket_bytes_;
   Plan plan_;
   bool open_ = false;
-  std::uint64_t used_ = 0;  // of the open bucket
+  // Of the open bucket.
+  std::uint64_t used_ = 0;
   TileRuns bucket_tiles_;
   std::vector<std::uint64_t> touched_;
   std::vector<Contents::Gather> gathered_;

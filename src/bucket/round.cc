@@ -28,7 +28,7 @@ void add(std::string& out, std::span<const std::uint64_t> numbers) {
   for (const std::uint64_t number : numbers) add(out, number);
 }
 
-// The pieces of each share, in their order.
+// The pieces of each share, in order.
 Result<std::vector<std::vector<std::uint32_t>>> pieces_of_shares(
     std::span<const Piece> pieces, std::span<const std::uint32_t> share_of, std::uint32_t shares) {
   if (share_of.size() != pieces.size()) {
@@ -67,7 +67,8 @@ Digest digest_of(const Contents& contents) {
 }
 
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares) {
-  shares = std::max(shares, 1u);  // a plan of none is refused
+  // A plan without shares is refused later.
+  shares = std::max(shares, 1u);
   std::uint64_t left = 0;
   for (const Piece& piece : pieces) left += piece.bytes;
   std::vector<std::uint32_t> share_of(pieces.size());
@@ -76,7 +77,7 @@ std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const std::uint64_t bytes = pieces[i].bytes;
     const std::uint64_t fair = left / (shares - share);
-    // To whom it brings closer to a fair share of what is left.
+    // The piece goes to the owner that it brings closer to a fair share of the rest.
     if (share + 1 < shares && taken > 0 && taken + bytes / 2 > fair) {
       left -= taken;
       taken = 0;
@@ -104,7 +105,7 @@ Result<RoundPlan> RoundPlan::create(const Contents& contents,
   for (const auto& own : pieces) {
     std::uint64_t bytes = 0;
     for (const std::uint32_t piece : own) bytes += contents.pieces()[piece].bytes;
-    // Before a plan is made that nobody could keep in memory, and once it is known.
+    // Checked before a plan is made that would not fit memory, and again when it is known.
     if (bytes / room > kMostBuckets) return too_many(bytes, room);
     TRY(Plan plan, Plan::in_order(contents, own, room));
     if (plan.size() > kMostBuckets) return too_many(bytes, room);

@@ -15,39 +15,42 @@
 #include "src/bucket/plan.h"
 #include "src/bucket/segment_fetch.h"
 
-// A broadcast round (docs/rounds.md): owners have a part each of what every rank wants. Bucket k is
-// made of equal shares, one per owner: share s holds bucket k of part s' own plan. So all owners
-// upload at once, and one collective in place does the rest.
+// A broadcast round (docs/rounds.md). Each owner has a share of the bytes that every rank wants.
+// Bucket k consists of equal parts, one per owner: part s holds bucket k of the plan of share s. So
+// all owners upload at the same time, and one collective in place does the rest.
 namespace rekindle::bucket {
 
-// Who wants the same has the same: names, types and boxes of all pieces, in their order.
+// A digest of the names, types and boxes of all pieces, in order. Ranks that want the same have the
+// same.
 Digest digest_of(const Contents& contents);
 
 // Spreads the pieces over `shares` owners, in their order, so that each has about as many bytes.
 // Returns the share of each piece.
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares);
 
-// At the end of a share there may be room for its seal (round_verify.h).
+// Room for a seal at the end of a share (round_verify.h).
 inline constexpr std::uint64_t kSealRoom = kPartAlignment;
-// The least share that has room for a seal, and for something else.
+// The smallest share with room for a seal and for data.
 inline constexpr std::uint64_t kSmallestShare = kSealRoom + kPartAlignment;
 
 class RoundPlan {
  public:
-  // `share_of`: of each piece. The same for the same pieces, wherever their bytes lie. `seal_room`:
-  // bytes at the end of each share that no part lies in, 0 or kSealRoom. kInvalid: a share that is
-  // none.
+  // `share_of`: the share of each piece. The plan depends on the pieces only, not on the places of
+  // their bytes. `seal_room`: free bytes at the end of each share, 0 or kSealRoom. kInvalid: a
+  // share is out of range.
   static Result<RoundPlan> create(const Contents& contents, std::span<const std::uint32_t> share_of,
                                   std::uint32_t shares, std::uint64_t bucket_bytes,
                                   std::uint64_t seal_room = 0);
 
-  std::size_t size() const { return size_; }  // buckets
+  // Number of buckets.
+  std::size_t size() const { return size_; }
   std::uint32_t shares() const { return static_cast<std::uint32_t>(plans_.size()); }
   std::uint64_t share_bytes() const { return share_bytes_; }
   std::uint64_t bucket_bytes() const { return share_bytes_ * shares(); }
-  std::uint64_t seal_at() const { return share_bytes_ - kSealRoom; }  // in a share with a seal
+  // In a share with a seal.
+  std::uint64_t seal_at() const { return share_bytes_ - kSealRoom; }
   const Plan& plan_of(std::uint32_t share) const { return plans_[share]; }
-  // All that bucket `index` brings; `at` counts from the bucket's start.
+  // All parts of bucket `index`; `at` counts from the bucket's start.
   std::vector<Part> parts(std::size_t index) const;
 
  private:
@@ -56,11 +59,11 @@ class RoundPlan {
   std::size_t size_ = 0;
 };
 
-// What an owner adds to each bucket of its share.
+// The addition of an owner to each bucket of its share.
 class ShareSeal {
  public:
   virtual ~ShareSeal() = default;
-  // To the share's bucket at `to`, beside its parts.
+  // Adds to the share's bucket at `to`, beside its parts.
   virtual Result<void> enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) = 0;
 };
 
@@ -69,8 +72,10 @@ class RoundFetch final : public Fetch {
  public:
   struct Own {
     std::uint32_t share = 0;
-    SegmentFetch& fetch;        // of plan_of(share)
-    ShareSeal* seal = nullptr;  // or none
+    // Of plan_of(share).
+    SegmentFetch& fetch;
+    // May be null.
+    ShareSeal* seal = nullptr;
   };
   RoundFetch(const RoundPlan& plan, std::optional<Own> own) : plan_(plan), own_(own) {}
 
@@ -87,8 +92,10 @@ class RoundFetch final : public Fetch {
 class RoundSpread final : public Spread {
  public:
   struct Patience {
-    std::chrono::milliseconds peers{5000};  // to queue their part of a bucket; then kTimeout
-    std::function<bool()> stop;             // asked while it waits: then kStale
+    // For the peers to queue their part of a bucket; then kTimeout.
+    std::chrono::milliseconds peers{5000};
+    // Called while it waits. True: kStale.
+    std::function<bool()> stop;
   };
   RoundSpread(Collective& collective, std::uint64_t share_bytes, std::vector<std::uint32_t> owners,
               Patience patience);
@@ -103,24 +110,27 @@ class RoundSpread final : public Spread {
   const Patience patience_;
 };
 
-// What a round that has ended early still owes, from the segments alone, share by share as it gets
-// here.
+// The remaining buckets of a round that has ended early, from the segments alone, share by share as
+// they arrive.
 class RoundTail final : public Fetch {
  public:
-  using Fetches = std::vector<std::unique_ptr<SegmentFetch>>;  // of each share's plan
+  // Of each share's plan.
+  using Fetches = std::vector<std::unique_ptr<SegmentFetch>>;
   // Buckets of the round before `first` were delivered. Both outlive this.
   RoundTail(const RoundPlan& plan, Fetches& fetches, std::size_t first);
 
   std::size_t size() const { return size_; }
   std::optional<std::size_t> next() override;
   Result<void> enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) override;
-  std::vector<Part> parts(std::size_t index) const;  // of one that next() has given out
+  // Of a bucket that next() has returned.
+  std::vector<Part> parts(std::size_t index) const;
 
  private:
   const RoundPlan& plan_;
   Fetches& fetches_;
   std::size_t size_ = 0;
-  std::vector<std::pair<std::uint32_t, std::size_t>> given_;  // share, its bucket
+  // Share and its bucket.
+  std::vector<std::pair<std::uint32_t, std::size_t>> given_;
 };
 
 }  // namespace rekindle::bucket

@@ -8,22 +8,23 @@
 
 namespace rekindle::bucket {
 
-// Uploads from segments: of a copy that is here, or, as tiles verify, of one that arrives.
+// Uploads from segments: of a copy on this host, or of a copy that still arrives, as its tiles
+// verify.
 class SegmentFetch final : public Fetch {
  public:
   using Segments = std::vector<std::shared_ptr<const PinnedSegment>>;
   SegmentFetch(const Plan& plan, const Pinner& pinner, Segments segments, TileIndex tile_count);
 
-  // Tiles that have verified; those told before are fine. kInternal beyond the tile count.
+  // Tiles that have verified; they may repeat. kInternal: a tile is out of range.
   Result<void> mark_ready(const TileRuns& runs);
   void mark_all_ready();
-  // What is not pinned yet is read all the same, slower: others wait for it.
+  // Memory that is not pinned yet is read anyway, slower, because other ranks wait.
   void wait_for_no_pins() { waits_for_pins_ = false; }
 
   std::optional<std::size_t> next() override;
-  // This one, when it can be filled now: false, not yet.
+  // Takes this bucket. False: it cannot be filled yet.
   bool take(std::size_t bucket);
-  // The first `count` of the plan are not wanted from here.
+  // The first `count` buckets of the plan are not needed.
   void skip(std::size_t count);
   Result<void> enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) override;
 
@@ -36,8 +37,10 @@ class SegmentFetch final : public Fetch {
   TileSet ready_;
   bool all_ready_ = false;
   bool waits_for_pins_ = true;
-  std::vector<std::size_t> waiting_;  // buckets that were not fetched yet, in order
-  std::vector<Upload> uploads_;       // of the bucket that is being queued
+  // Buckets that were not fetched yet, in order.
+  std::vector<std::size_t> waiting_;
+  // Of the bucket that is being queued.
+  std::vector<Upload> uploads_;
 };
 
 // The start of each segment in this process's memory.

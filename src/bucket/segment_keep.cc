@@ -35,7 +35,7 @@ Result<void> SegmentKeep::start() {
   return {};
 }
 
-// Memory that is not pinned would hold up who queues the copy.
+// Memory that is not pinned would block the thread that queues the copy.
 bool SegmentKeep::fits(std::size_t bucket, std::uint64_t& bytes) const {
   bytes = 0;
   for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
@@ -73,7 +73,8 @@ Result<void> SegmentKeep::offer(std::size_t bucket, std::uint32_t slot, DeviceAd
   }
   auto queued = stream_->download(downloads_);
   if (queued) queued = stream_->record(*slots_[slot].copied);
-  if (!queued) {  // the round goes on; what else the device refuses is seen there
+  // The round goes on. Its own calls find other failures of the device.
+  if (!queued) {
     failed_ = true;
     log::warn("device.keep", "device", device_.id(), "error", queued.error());
     return {};

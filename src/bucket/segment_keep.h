@@ -12,7 +12,7 @@
 
 namespace rekindle::bucket {
 
-// Tiles of which `parts` of `of` parts lie in the segments: of each tile, of these in a run.
+// A run of tiles. Of each of them, `parts` of `of` parts are in the segments.
 struct KeptTiles {
   TileIndex begin = 0;
   TileIndex end = 0;
@@ -21,27 +21,28 @@ struct KeptTiles {
   bool operator==(const KeptTiles&) const = default;
 };
 
-// Copies a round's buckets into the segments of a copy that lacks them: those of each `count`th
-// bucket that the allowance has room for, that lie in pinned memory that can be written, and that
-// touch no tile that is final. Nobody else writes there meanwhile.
+// Copies a round's buckets into the segments of a copy that lacks them: every `count`th bucket that
+// fits the allowance, that goes to pinned, writable memory, and that touches no final tile. Nobody
+// else writes there meanwhile.
 class SegmentKeep final : public Keep {
  public:
   struct Which {
     std::uint32_t index = 0;
     std::uint32_t count = 1;
   };
-  // All outlive this. `final_tiles`: of all that the contents have.
+  // All arguments outlive this object. `final_tiles` covers all tiles of the contents.
   SegmentKeep(Device& device, const RoundPlan& plan, const Pinner& pinner,
               SegmentFetch::Segments segments, TileSet final_tiles, Which which,
               Allowance allowance, std::uint32_t slots);
-  Result<void> start();  // makes its stream
+  // Makes the stream.
+  Result<void> start();
 
   Result<void> offer(std::size_t bucket, std::uint32_t slot, DeviceAddress at,
                      TimePoint now) override;
   Result<bool> done(std::uint32_t slot) override;
   Result<void> drain(TimePoint deadline) override;
 
-  // Of what has landed: once it was drained, of all.
+  // Of the buckets that have arrived. After drain(): of all buckets.
   std::vector<KeptTiles> kept() const;
   std::uint64_t kept_bytes() const { return kept_bytes_; }
 
@@ -59,14 +60,17 @@ class SegmentKeep final : public Keep {
   std::unique_ptr<Stream> stream_;
   struct Slot {
     std::unique_ptr<Event> copied;
-    std::optional<std::size_t> bucket;  // on its way
+    // The bucket that is being copied.
+    std::optional<std::size_t> bucket;
     std::uint64_t bytes = 0;
   };
   std::vector<Slot> slots_;
   bool failed_ = false;
-  std::vector<std::size_t> landed_;  // buckets
+  // Buckets that have arrived.
+  std::vector<std::size_t> landed_;
   std::uint64_t kept_bytes_ = 0;
-  std::vector<Download> downloads_;  // of the bucket that is being queued
+  // Of the bucket that is being queued.
+  std::vector<Download> downloads_;
 };
 
 }  // namespace rekindle::bucket

@@ -14,7 +14,7 @@ struct Size {
   std::uint64_t total() const { return bucket_bytes * slots; }
 };
 
-// The next smaller one; false: there is none.
+// Makes it the next smaller one. False: there is none.
 bool shrink(Size& size, std::uint64_t least_bucket) {
   if (size.bucket_bytes / 2 >= least_bucket) {
     size.bucket_bytes = round_up(size.bucket_bytes / 2, kPartAlignment);
@@ -50,7 +50,8 @@ Result<Slots> allocate_slots(Device& device, const SlotOptions& options,
   const std::uint64_t asked = std::clamp(wished, kPartAlignment, kLargestBucket);
   const std::uint64_t least = std::min(asked, kSmallestBucket);
   Size wanted{round_up(asked, kPartAlignment), std::max(options.slots, 1u)};
-  if (payload_bytes <= wanted.bucket_bytes) wanted.slots = 1;  // all of it is one bucket
+  // The whole payload is one bucket.
+  if (payload_bytes <= wanted.bucket_bytes) wanted.slots = 1;
   TRY(const DeviceMemory memory, device.memory());
   const auto fraction =
       static_cast<std::uint64_t>(static_cast<double>(memory.free_bytes) * options.free_fraction);

@@ -11,27 +11,34 @@
 namespace rekindle::bucket {
 
 struct SlotOptions {
-  std::uint64_t bucket_bytes = kDefaultBucket;  // at most kLargestBucket
-  std::uint32_t slots = 3;                      // at least 2 overlap the stages
-  double free_fraction = 0.1;                   // of the device's free memory, at most
-  std::uint64_t cap_bytes = 1ull << 30;         // of all slots together
+  // At most kLargestBucket.
+  std::uint64_t bucket_bytes = kDefaultBucket;
+  // With at least 2, the stages overlap.
+  std::uint32_t slots = 3;
+  // Largest fraction of the device's free memory.
+  double free_fraction = 0.1;
+  // Of all slots together.
+  std::uint64_t cap_bytes = 1ull << 30;
 };
 
-// A few bucket buffers of one device, in one allocation, each with the event behind which it has
-// been filled.
+// A few bucket buffers of one device in one allocation, each with the event behind which it is
+// filled.
 struct Slots {
   std::uint64_t bucket_bytes = 0;
   std::unique_ptr<Memory> memory;
-  std::vector<std::unique_ptr<Event>> filled;  // one per slot
-  std::string warning;                         // what could not be had; "" when all was
+  // One per slot.
+  std::vector<std::unique_ptr<Event>> filled;
+  // Names the memory that was not available; "": all was.
+  std::string warning;
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(filled.size()); }
   DeviceAddress at(std::uint32_t slot) const { return memory->address() + slot * bucket_bytes; }
 };
 
-// Takes less where the device has less: buckets are halved down to kSmallestBucket, then slots
-// given up to the last (stages one after the other, with a warning), then kExhausted with what
-// would be needed. One slot is enough for a payload that fits it.
+// Takes less if the device has less: buckets are halved down to kSmallestBucket, then slots are
+// given up until one is left, with a warning, because stages then run one after the other.
+// kExhausted: not even that fits; the message names the needed memory. One slot is enough for a
+// payload that fits it.
 Result<Slots> allocate_slots(Device& device, const SlotOptions& options,
                              std::uint64_t payload_bytes);
 
