@@ -1,5 +1,3 @@
-#include "src/bucket/double_collective.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,6 +1,7 @@
 #include "src/bucket/segment_keep.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "src/base/log.h"
@@ -14,6 +15,15 @@ std::uint64_t reach_of(const SegmentCopy& copy) {
 }
 
 }  // namespace
+
+bool Allowance::take(std::uint64_t bytes, TimePoint now) {
+  if (bytes_per_second_ == 0 || now < begin_) return false;
+  const double elapsed = std::chrono::duration<double>(now - begin_).count();
+  const double allowed = elapsed * static_cast<double>(bytes_per_second_);
+  if (static_cast<double>(taken_) + static_cast<double>(bytes) > allowed) return false;
+  taken_ += bytes;
+  return true;
+}
 
 SegmentKeep::SegmentKeep(Device& device, const RoundPlan& plan, const Pinner& pinner,
                          SegmentFetch::Segments segments, TileSet final_tiles, Which which,

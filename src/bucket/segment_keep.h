@@ -5,12 +5,29 @@
 #include <optional>
 #include <vector>
 
-#include "src/bucket/allowance.h"
+#include "src/base/clock.h"
 #include "src/bucket/pinned.h"
 #include "src/bucket/pipeline.h"
 #include "src/bucket/round.h"
 
 namespace rekindle::bucket {
+
+// Limits the bytes of background work: so many per second, from a beginning. Unused bytes are not
+// lost. Pure.
+class Allowance {
+ public:
+  Allowance(std::uint64_t bytes_per_second, TimePoint begin)
+      : bytes_per_second_(bytes_per_second), begin_(begin) {}
+
+  // False: they are too many so far, and none were taken.
+  bool take(std::uint64_t bytes, TimePoint now);
+  std::uint64_t taken() const { return taken_; }
+
+ private:
+  const std::uint64_t bytes_per_second_;
+  const TimePoint begin_;
+  std::uint64_t taken_ = 0;
+};
 
 // A run of tiles. Of each of them, `parts` of `of` parts are in the segments.
 struct KeptTiles {

@@ -4,7 +4,7 @@
 
 #include "src/cuda/cuda_device.h"
 #include "src/cuda/digests.h"
-#include "src/cuda/objects.h"
+#include "src/cuda/handles.h"
 #include "src/cuda/stream.h"
 
 namespace rekindle::cuda {

@@ -9,6 +9,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "src/bucket/collective.h"
 #include "src/bucket/device.h"
 
 struct ncclComm;
@@ -107,5 +108,8 @@ class Communicator {
   const Rank rank_;
   ncclComm* communicator_ = nullptr;
 };
+
+// Collectives of NCCL, for devices of src/cuda. kNotFound: this host has no NCCL.
+Result<std::unique_ptr<bucket::Collectives>> make_nccl_collectives();
 
 }  // namespace rekindle::cuda

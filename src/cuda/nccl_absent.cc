@@ -1,5 +1,5 @@
 // Replaces nccl.cc and nccl_collective.cc in a build without NCCL's header.
-#include "src/cuda/nccl_collective.h"
+#include "src/cuda/nccl.h"
 
 namespace rekindle::cuda {
 

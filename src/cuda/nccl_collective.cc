@@ -1,5 +1,3 @@
-#include "src/cuda/nccl_collective.h"
-
 #include <cstring>
 #include <string>
 #include <utility>

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "src/cuda/digests.h"
-#include "src/cuda/objects.h"
+#include "src/cuda/handles.h"
 #if REKINDLE_CUDA_FAILPOINTS
 #include "src/base/failpoint.h"
 #include "src/cuda/trap.h"

@@ -32,7 +32,6 @@
 #include "src/bucket/round.h"
 #include "src/cuda/device.h"
 #include "src/cuda/nccl.h"
-#include "src/cuda/nccl_collective.h"
 
 namespace {
 

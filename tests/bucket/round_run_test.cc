@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "src/base/clock.h"
-#include "src/bucket/double_collective.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/round.h"
 #include "tests/bucket/sample.h"

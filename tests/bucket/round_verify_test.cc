@@ -9,7 +9,6 @@
 
 #include "src/base/blake3.h"
 #include "src/base/clock.h"
-#include "src/bucket/double_collective.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/double_stream.h"
 #include "tests/bucket/forwarding_device.h"

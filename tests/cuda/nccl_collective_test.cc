@@ -1,5 +1,3 @@
-#include "src/cuda/nccl_collective.h"
-
 #include <chrono>
 #include <numeric>
 #include <optional>
@@ -8,6 +6,7 @@
 #include <thread>
 
 #include "src/bucket/double_device.h"
+#include "src/cuda/nccl.h"
 #include "tests/cuda/gpu_test.h"
 
 namespace rekindle::cuda::testing {

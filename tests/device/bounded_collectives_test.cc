@@ -1,8 +1,7 @@
 // Aborts that hang, and aborts that do not.
-#include "recovery/device/process/bounded_collectives.h"
-
 #include <gtest/gtest.h>
 
+#include "recovery/device/process/communicators.h"
 #include "src/bucket/double_device.h"
 #include "tests/device/stuck_collectives.h"
 #include "tests/support/process.h"

@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "src/bucket/double_collective.h"
+#include "src/bucket/double_device.h"
 #include "src/bucket/double_stream.h"
 
 namespace rekindle::device::testing {

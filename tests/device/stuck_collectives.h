@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "src/bucket/double_collective.h"
+#include "src/bucket/double_device.h"
 
 namespace rekindle::device::testing {
 

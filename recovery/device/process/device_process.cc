@@ -10,7 +10,7 @@
 
 #include "proto/device.pb.h"
 #include "recovery/device/device_wire.h"
-#include "recovery/device/process/bounded_collectives.h"
+#include "recovery/device/process/communicators.h"
 #include "recovery/device/process/device_sessions.h"
 #include "recovery/device/process/host_devices.h"
 #include "recovery/device/process/pinned_copies.h"
