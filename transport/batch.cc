@@ -113,10 +113,10 @@ void BatchImpl::take_commands(TimePoint now) {
   for (auto& item : new_paths) {
     for (auto& path : item.paths) add_path(item.source, std::move(path), now);
   }
-  for (const auto& [source, cause] : removals) scheduler_.remove_source(source, cause, now);
+  for (const auto& [source, cause] : removals) scheduler_.remove_source(source, cause);
   for (const auto& [slice, verdict] : verdicts_taken_) {
     if (verdict == Verdict::kLocalFault) scheduler_.fail_batch(source_.local_fault(slice));
-    scheduler_.resolve(slice, verdict, now);
+    scheduler_.resolve(slice, verdict);
   }
   if (cancelled) scheduler_.cancel();
 }
@@ -144,7 +144,7 @@ void BatchImpl::on_event(const PollerEvent& event, TimePoint now) {
   scheduler_.path_progress(path, event.path->bytes_landed.load(std::memory_order_relaxed), now);
   if (event.kind == PollerEvent::Kind::kPathClosed) {
     const std::string why = event.path->why();
-    scheduler_.path_closed(path, why.empty() ? "the connection broke" : why, now);
+    scheduler_.path_closed(path, why.empty() ? "the connection broke" : why);
     std::erase(open_, path);
     return;
   }

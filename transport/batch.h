@@ -12,7 +12,7 @@
 
 #include "transport/engine.h"
 #include "transport/poller.h"
-#include "transport/scheduler.h"
+#include "transport/schedule/scheduler.h"
 
 namespace rekindle::transport {
 

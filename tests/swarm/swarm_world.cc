@@ -215,7 +215,7 @@ void World::land(Joiner& joiner, Flow& flow) {
     joiner.plan->tiles(first + size - 1, tiles);
     for (const auto& work : tiles) joiner.held.set(work.tile);
   }
-  joiner.scheduler->resolve(slice, Verdict::kAccept, now());
+  joiner.scheduler->resolve(slice, Verdict::kAccept);
 }
 
 void World::advance(Joiner& joiner) {
@@ -230,7 +230,7 @@ void World::advance(Joiner& joiner) {
         joiner.scheduler->slice_done(static_cast<PathId>(i), slice, status, now());
       }
       flow.closed = true;
-      joiner.scheduler->path_closed(static_cast<PathId>(i), "the connection broke", now());
+      joiner.scheduler->path_closed(static_cast<PathId>(i), "the connection broke");
       continue;
     }
     double budget = network_.rate(flow.id) * seconds(kStep);

@@ -16,6 +16,7 @@
 #include "recovery/swarm/held_tiles.h"
 #include "src/tensor/checkpoint.h"
 #include "tests/support/fluid_network.h"
+#include "transport/schedule/scheduler.h"
 #include "transport/scheduler.h"
 
 // Hosts that pull the same version from one source and from each other, in virtual time. The plan,

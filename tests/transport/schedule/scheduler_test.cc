@@ -1,5 +1,5 @@
 // The engine's policy, event by event.
-#include "transport/scheduler.h"
+#include "transport/schedule/scheduler.h"
 
 #include <string>
 #include <vector>
@@ -28,9 +28,9 @@ TEST(Scheduler, SlicesWithoutBytesAreFetchedToo) {
     const auto post = scheduler.next_post(TimePoint{});
     ASSERT_TRUE(post);
     scheduler.slice_done(path, post->slice, OpStatus::kOk, TimePoint{});
-    scheduler.resolve(post->slice, Verdict::kAccept, TimePoint{});
+    scheduler.resolve(post->slice, Verdict::kAccept);
   }
-  scheduler.path_closed(path, "", TimePoint{});
+  scheduler.path_closed(path, "");
   ASSERT_TRUE(scheduler.outcome());
   EXPECT_TRUE(*scheduler.outcome());
 }
@@ -96,7 +96,7 @@ TEST(Scheduler, ASilentNicIsCutAloneAndASecondOneTakesTheSourceWithIt) {
   ASSERT_TRUE(first);
   EXPECT_EQ(wait_for_aborts(), std::vector<PathId>{first->path});
   scheduler.slice_done(first->path, first->slice, OpStatus::kAborted, now);
-  scheduler.path_closed(first->path, "", now);
+  scheduler.path_closed(first->path, "");
   ASSERT_TRUE(scheduler.next_post(now));
   EXPECT_EQ(wait_for_aborts().size(), 2u);
 }
@@ -120,7 +120,7 @@ TEST(Scheduler, PathsOfASourceThatIsNotNeededAreClosed) {
     scheduler.tick(now += kStep);
   }
   EXPECT_EQ(scheduler.take_aborts(), std::vector<PathId>{idle});
-  scheduler.path_closed(idle, "", now);
+  scheduler.path_closed(idle, "");
   const auto lost = scheduler.take_lost();
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_EQ(lost[0].source, 1u);
@@ -141,7 +141,7 @@ TEST(Scheduler, StaleKeysLoseTheSourceAtOnce) {
     ASSERT_TRUE(post);
     scheduler.slice_done(path, post->slice, status, now);
     ASSERT_EQ(scheduler.take_aborts(), std::vector<PathId>{path});
-    scheduler.path_closed(path, "", now);
+    scheduler.path_closed(path, "");
     const auto lost = scheduler.take_lost();
     ASSERT_EQ(lost.size(), 1u);
     EXPECT_EQ(lost[0].cause.code(), to_error_code(status));
@@ -167,7 +167,7 @@ class Steps {
     for (const SliceIndex slice : slices) {
       scheduler.slice_done(path, slice, OpStatus::kAborted, now);
     }
-    scheduler.path_closed(path, "", now);
+    scheduler.path_closed(path, "");
   }
 
   TimePoint now{1s};
@@ -243,13 +243,13 @@ TEST(Scheduler, ASliceThatNobodyCouldVerifyIsFetchedElsewhereAndCostsNobodyAStri
     const auto post = steps.scheduler.next_post(steps.now);
     ASSERT_TRUE(post);
     steps.scheduler.slice_done(paths[post->source], post->slice, OpStatus::kOk, steps.now);
-    steps.scheduler.resolve(post->slice, Verdict::kUndecided, steps.now);
+    steps.scheduler.resolve(post->slice, Verdict::kUndecided);
     const auto again = steps.scheduler.next_post(steps.now);
     ASSERT_TRUE(again);
     EXPECT_EQ(again->slice, post->slice);
     EXPECT_NE(again->source, post->source);
     steps.scheduler.slice_done(paths[again->source], again->slice, OpStatus::kOk, steps.now);
-    steps.scheduler.resolve(again->slice, Verdict::kAccept, steps.now);
+    steps.scheduler.resolve(again->slice, Verdict::kAccept);
   }
   EXPECT_TRUE(steps.scheduler.take_lost().empty());
   EXPECT_TRUE(steps.scheduler.take_aborts().empty());
@@ -263,10 +263,10 @@ TEST(Scheduler, ASliceThatIsNeverVerifiedFailsTheBatchAfterItsAttempts) {
     const auto post = steps.scheduler.next_post(steps.now);
     ASSERT_TRUE(post) << attempt;
     steps.scheduler.slice_done(path, post->slice, OpStatus::kOk, steps.now);
-    steps.scheduler.resolve(post->slice, Verdict::kUndecided, steps.now);
+    steps.scheduler.resolve(post->slice, Verdict::kUndecided);
   }
   EXPECT_FALSE(steps.scheduler.next_post(steps.now));
-  steps.scheduler.path_closed(path, "", steps.now);
+  steps.scheduler.path_closed(path, "");
   ASSERT_TRUE(steps.scheduler.outcome());
   ASSERT_FALSE(*steps.scheduler.outcome());
   EXPECT_NE(steps.scheduler.outcome()->error().message().find("could not be verified"),

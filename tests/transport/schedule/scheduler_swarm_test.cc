@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/units.h"
-#include "transport/scheduler.h"
+#include "transport/schedule/scheduler.h"
 
 namespace rekindle::transport {
 namespace {
@@ -53,7 +53,7 @@ class SwarmScheduler : public ::testing::Test {
   }
   void finish(SliceIndex slice) {
     scheduler_->slice_done(path_of_.at(slice), slice, OpStatus::kOk, now_);
-    scheduler_->resolve(slice, Verdict::kAccept, now_);
+    scheduler_->resolve(slice, Verdict::kAccept);
   }
   void pass(Duration time) {
     for (const TimePoint end = now_ + time; now_ < end;) scheduler_->tick(now_ += 10ms);
@@ -118,7 +118,7 @@ std::vector<SliceIndex> asked_by(std::uint64_t salt, std::uint64_t neighbours_sa
   while (const auto post = scheduler.next_post(now)) {
     asked.push_back(post->slice);
     scheduler.slice_done(post->path, post->slice, OpStatus::kOk, now);
-    scheduler.resolve(post->slice, Verdict::kAccept, now);
+    scheduler.resolve(post->slice, Verdict::kAccept);
   }
   return asked;
 }
@@ -155,7 +155,7 @@ TEST_F(SwarmScheduler, TheOrderOfTheBatchHoldsWithinOurPartAndForAllOfItOnceTheN
   for (int i = 0; i < 10; ++i) ask();
   EXPECT_TRUE(std::is_sorted(asked.begin(), asked.end()));
   EXPECT_GT(asked.back(), 10u) << "some are the neighbour's";
-  scheduler_->path_closed(neighbour, "killed", now_);
+  scheduler_->path_closed(neighbour, "killed");
   std::set<SliceIndex> left;
   for (SliceIndex slice = 0; slice < kSlices; ++slice) left.insert(slice);
   for (const SliceIndex slice : asked) left.erase(slice);
@@ -183,7 +183,7 @@ TEST(FirstWindow, GrowsByWhatHasComeUntilTheSourceIsMeasured) {
   for (std::uint64_t landed = 1; landed <= 3; ++landed) {
     scheduler.path_progress(path, landed * kSlice, now);
     scheduler.slice_done(path, in_flight.back(), OpStatus::kOk, now);
-    scheduler.resolve(in_flight.back(), Verdict::kAccept, now);
+    scheduler.resolve(in_flight.back(), Verdict::kAccept);
     in_flight.pop_back();
     EXPECT_EQ(ask(), 4u + landed);
   }
@@ -209,7 +209,7 @@ TEST_F(SwarmScheduler, WhatADeadNeighbourHeldIsAskedOfTheSourceAgain) {
   EXPECT_EQ(all.at(0), (std::vector<SliceIndex>{2}));
   const SliceIndex lost = all.at(1).at(0);
   scheduler_->slice_done(neighbour, lost, OpStatus::kPeerLost, now_);
-  scheduler_->path_closed(neighbour, "killed", now_);
+  scheduler_->path_closed(neighbour, "killed");
   std::vector<SliceIndex> rest;
   for (SliceIndex slice = 2; rest.size() < 4;) {
     finish(slice);
@@ -256,7 +256,7 @@ TEST_F(SwarmScheduler, WaitingForNeighboursThatGainNothingEnds) {
 TEST_F(SwarmScheduler, ABatchWhoseLastProspectIsGoneStarves) {
   start(2, 64 * kMiB, false);
   const PathId path = connect(1);
-  scheduler_->path_closed(path, "killed", now_);
+  scheduler_->path_closed(path, "killed");
   scheduler_->tick(now_ += 10ms);
   EXPECT_EQ(scheduler_->take_starved(), 2u);
 }
@@ -313,7 +313,7 @@ TEST_F(SwarmScheduler, Row12TheLastSliceOfASlowNeighbourIsTakenByOneThatHoldsItT
   ASSERT_EQ(aborts, (std::vector<PathId>{slow}));
   EXPECT_TRUE(posts().empty()) << "one writer at a time: not before the slow path has drained";
   scheduler_->slice_done(slow, stuck, OpStatus::kAborted, now_);
-  scheduler_->path_closed(slow, "aborted", now_);
+  scheduler_->path_closed(slow, "aborted");
   const auto lost = scheduler_->take_lost();
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_EQ(lost[0].cause.code(), ErrorCode::kUnavailable) << "slow, not guilty";

@@ -11,7 +11,7 @@
 
 #include "src/base/units.h"
 #include "tests/support/effort.h"
-#include "transport/scheduler.h"
+#include "transport/schedule/scheduler.h"
 
 namespace rekindle::transport {
 namespace {
@@ -36,7 +36,7 @@ struct SimSource {
 struct SimResult {
   Result<void> outcome;
   Duration took{0};
-  std::vector<Scheduler::Lost> lost;
+  std::vector<LostSource> lost;
   std::uint64_t starved = 0;
   BatchProgress progress;
 };
@@ -157,7 +157,7 @@ class Simulation {
   void end_path(PathId id, OpStatus status) {
     while (!paths_[id].queue.empty()) end_slice(id, status);
     paths_[id].closed = true;
-    scheduler_.path_closed(id, "the connection broke", now());
+    scheduler_.path_closed(id, "the connection broke");
   }
 
   void advance(PathId id) {
@@ -192,7 +192,7 @@ class Simulation {
       const bool bad = source.lies_first > 0 || lies(random_);
       source.lies_first -= source.lies_first > 0 ? 1 : 0;
       if (!bad) ++accepted_[slice];
-      scheduler_.resolve(slice, bad ? Verdict::kRetry : Verdict::kAccept, now());
+      scheduler_.resolve(slice, bad ? Verdict::kRetry : Verdict::kAccept);
     }
   }
 

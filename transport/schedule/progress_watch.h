@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "transport/schedule/source_table.h"
+
+namespace rekindle::transport {
+
+// When each path and each source sent its last byte, and which of them have been silent for too
+// long.
+//
+// A source that sends nothing on any path loses all its paths at once, the idle ones, too: its
+// slices would only wait for the same silence on the next path. Where each path is a NIC, one NIC
+// may be silent alone. All paths go when a second one is silent.
+class ProgressWatch {
+ public:
+  ProgressWatch(const SourceTable& sources, const BatchOptions& options)
+      : sources_(sources), options_(options), source_progress_(kMaxSources) {}
+
+  void path_added(SourceIndex source, TimePoint now);
+  // Call this before the slice counts as in flight on `path`.
+  void slice_will_be_posted(PathId path, TimePoint now);
+  void byte_landed(PathId path, TimePoint now);
+  void slice_landed(PathId path, TimePoint now);
+  // This process was stopped: no deadline ran meanwhile.
+  void forgive(Duration pause);
+
+  struct Overdue {
+    PathId path = 0;
+    ErrorCode code = ErrorCode::kTimeout;
+    std::string why;
+  };
+  // The paths that are to be aborted now. kUnavailable: nobody has needed the path for a while.
+  std::vector<Overdue> overdue(TimePoint now);
+
+  // Whether the source has sent something in the last half of its deadline.
+  bool is_sending(SourceIndex source, TimePoint now) const;
+  TimePoint last_byte() const { return last_byte_; }
+
+ private:
+  struct SourceProgress {
+    // The last byte from it, or its first slice in flight.
+    TimePoint last{};
+    // A path was cut for its silence, and nothing has come since.
+    bool suspect = false;
+  };
+
+  const SourceTable& sources_;
+  const BatchOptions& options_;
+  std::vector<TimePoint> path_progress_;
+  std::vector<SourceProgress> source_progress_;
+  TimePoint last_byte_{};
+};
+
+}  // namespace rekindle::transport

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+
+#include "transport/engine.h"
+#include "transport/schedule/slice_table.h"
+#include "transport/schedule/source_table.h"
+
+namespace rekindle::transport {
+
+// What a failed slice costs: where it goes next, and who answers for it.
+struct Ruling {
+  enum class Blame : std::uint8_t {
+    kNobody,
+    kPath,          // its connection broke or stalled: the path is aborted
+    kSource,        // a strike against the source
+    kSourceIsLost,  // the keys or the session are no longer valid
+  };
+  // Another source gets the slice, if one holds it.
+  bool elsewhere = false;
+  bool counts_as_attempt = false;
+  Blame blame = Blame::kNobody;
+};
+// `slow_path`: the path was aborted for want of speed.
+Ruling rule_on(OpStatus status, bool slow_path);
+Ruling rule_on(Verdict verdict);
+
+// Where a slice goes after it has failed: the queue of slices that are open again, the sources that
+// failed each of them, and their attempts.
+class Reroutes {
+ public:
+  Reroutes(const SliceTable& slices, const SourceTable& sources)
+      : slices_(slices), sources_(sources) {}
+
+  // The slice failed at `source` and is open again. Returns how many attempts count so far.
+  int failed(SliceIndex slice, SourceIndex source, const Ruling& ruling);
+  // The slice was not sent after all. It is open again, and nothing is held against it.
+  void put_back(SliceIndex slice) { queue_.push_back(slice); }
+  void accepted(SliceIndex slice) { history_.erase(slice); }
+
+  // The next open slice of the queue that `source` may serve. It stays in the queue.
+  std::optional<SliceIndex> next(SourceIndex source);
+  // Whether `source` holds the slice and has not failed it. A source that has failed it is still
+  // better than none.
+  bool may_serve(SourceIndex source, SliceIndex slice, const SliceInfo& info) const;
+
+  std::uint64_t count() const { return count_; }
+
+ private:
+  struct History {
+    SourceMask failed_at;
+    std::uint8_t attempts = 0;
+  };
+
+  const SliceTable& slices_;
+  const SourceTable& sources_;
+  // Entries that were posted meanwhile are dropped when next() finds them.
+  std::deque<SliceIndex> queue_;
+  std::unordered_map<SliceIndex, History> history_;  // of the few slices that failed somewhere
+  std::uint64_t count_ = 0;
+};
+
+}  // namespace rekindle::transport
