@@ -7,9 +7,9 @@ function(rekindle_install)
   if(REKINDLE_SANITIZE OR REKINDLE_FUZZ)
     return()
   endif()
-  # Lower layers first, as they were added; the command's own parts and the fake stay here.
+  # Lower layers first, as they were added; the command's own parts stay here.
   get_property(libraries GLOBAL PROPERTY REKINDLE_LIBRARIES)
-  list(REMOVE_ITEM libraries rekindle::cli rekindle::bench rekindle::transport_fake)
+  list(REMOVE_ITEM libraries rekindle::cli rekindle::bench)
   list(PREPEND libraries rekindle::proto)
   set(targets)
   set(link_flags "")
@@ -39,7 +39,7 @@ function(rekindle_install)
   foreach(top src transport recovery)
     install(DIRECTORY ${CMAKE_SOURCE_DIR}/${top}/
             DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rekindle/${top}
-            FILES_MATCHING PATTERN "*.h" PATTERN "fake" EXCLUDE PATTERN "client" EXCLUDE)
+            FILES_MATCHING PATTERN "*.h" PATTERN "client" EXCLUDE)
   endforeach()
   install(DIRECTORY ${CMAKE_BINARY_DIR}/proto/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rekindle/proto
           FILES_MATCHING PATTERN "*.pb.h" PATTERN "CMakeFiles" EXCLUDE)

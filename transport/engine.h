@@ -10,7 +10,7 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "transport/path.h"
-#include "transport/types.h"
+#include "transport/read_op.h"
 
 // The transfer engine: reads a batch of slices from whichever sources hold them, over all their
 // paths.

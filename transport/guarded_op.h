@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "transport/types.h"
+#include "transport/read_op.h"
 
 namespace rekindle::transport {
 

@@ -13,7 +13,7 @@
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
-#include "transport/types.h"
+#include "transport/read_op.h"
 
 namespace rekindle::transport {
 

@@ -17,7 +17,7 @@
 #include "src/base/ids.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
-#include "transport/types.h"
+#include "transport/read_op.h"
 
 namespace rekindle::transport {
 

@@ -9,7 +9,7 @@
 #include "src/base/result.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
-#include "transport/types.h"
+#include "transport/read_op.h"
 
 // The planner decides which bytes of which source land where. Pure: no I/O, no clock,
 // deterministic.

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,44 +15,12 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include "src/base/units.h"
+#include "tests/support/allocation_meter.h"
 #include "tests/verbs/fake_verbs.h"
 #include "tests/verbs/verbs_hosts.h"
-#include "transport/verbs/connection.h"
-
-namespace {
-
-std::atomic<std::int64_t> live_bytes = 0;
-
-void* counted(std::size_t size, std::size_t alignment) {
-  void* const memory =
-      alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__
-          ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
-          : std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  live_bytes.fetch_add(static_cast<std::int64_t>(::malloc_usable_size(memory)),
-                       std::memory_order_relaxed);
-  return memory;
-}
-void uncounted(void* memory) {
-  if (memory == nullptr) return;
-  live_bytes.fetch_sub(static_cast<std::int64_t>(::malloc_usable_size(memory)),
-                       std::memory_order_relaxed);
-  std::free(memory);
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return counted(size, 0); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { uncounted(memory); }
-void operator delete(void* memory, std::size_t) noexcept { uncounted(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { uncounted(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { uncounted(memory); }
+#include "transport/verbs/link/verbs_connection.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -75,7 +42,7 @@ std::int64_t resident_bytes() {
 
 struct Usage {
   std::int64_t resident = resident_bytes();
-  std::int64_t allocated = live_bytes;
+  std::int64_t allocated = rekindle::testing::allocations::live_bytes();
   TimePoint at = Clock::now();
 };
 

@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "tests/fuzz/fuzz_check.h"
-#include "transport/verbs/rail_pairs.h"
-#include "transport/verbs/wire.h"
+#include "transport/verbs/link/rail_pairs.h"
+#include "transport/verbs/link/verbs_wire.h"
 
 // What a peer says in an offer or a handshake. What parses must say the same again, and must be fit
 // for what is made of it.

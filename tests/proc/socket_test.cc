@@ -17,7 +17,7 @@
 
 #include "tests/proc/shm_socket.h"
 #include "tests/support/fleet.h"
-#include "transport/shm/protocol.h"
+#include "transport/shm/shm_protocol.h"
 
 namespace rekindle::testing {
 namespace {

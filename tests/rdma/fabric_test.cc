@@ -1,6 +1,6 @@
 // The fabric on real devices: what it finds, and what it sees happen to a port.
 
-#include "transport/verbs/fabric.h"
+#include "transport/verbs/device/fabric.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@
 
 #include "tests/rdma/rails.h"
 #include "tests/support/process.h"
-#include "transport/verbs/gpu_memory.h"
+#include "transport/verbs/memory/gpu_memory.h"
 
 namespace rekindle::transport::verbs {
 namespace {

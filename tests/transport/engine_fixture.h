@@ -14,9 +14,9 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/transport/fake/fake_transport.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/engine.h"
-#include "transport/fake/fake_transport.h"
 
 // A batch over fake peers: what it reads, who serves it, what it reported.
 namespace rekindle::transport::testing {

@@ -2,59 +2,20 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <mutex>
-#include <new>
 #include <optional>
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include "src/base/units.h"
+#include "tests/support/allocation_meter.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/engine.h"
 
-namespace {
-
-std::atomic<std::int64_t> live_bytes = 0;
-std::atomic<std::int64_t> peak_bytes = 0;
-thread_local std::uint64_t thread_allocations = 0;
-
-void* counted(std::size_t size, std::size_t alignment) {
-  void* memory = alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__
-                     ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
-                     : std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  ++thread_allocations;
-  const auto bytes = static_cast<std::int64_t>(::malloc_usable_size(memory));
-  const std::int64_t now = live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  std::int64_t peak = peak_bytes.load(std::memory_order_relaxed);
-  while (now > peak && !peak_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-  }
-  return memory;
-}
-
-void uncounted(void* memory) {
-  if (memory == nullptr) return;
-  live_bytes.fetch_sub(static_cast<std::int64_t>(::malloc_usable_size(memory)),
-                       std::memory_order_relaxed);
-  std::free(memory);
-}
-
-}  // namespace
-
-// All of this program's allocations; the array and nothrow forms end up here, too.
-void* operator new(std::size_t size) { return counted(size, 0); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { uncounted(memory); }
-void operator delete(void* memory, std::size_t) noexcept { uncounted(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { uncounted(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { uncounted(memory); }
-
 namespace rekindle::transport::testing {
 namespace {
+
+namespace allocations = rekindle::testing::allocations;
 
 constexpr std::uint64_t kSliceBytes = 2 * kMiB;
 constexpr auto kSlices = static_cast<SliceIndex>(500'000'000'000 / kSliceBytes);
@@ -102,7 +63,7 @@ class NullPath final : public Path {
   // What this poller has allocated since it last came by, for whichever path.
   void note() {
     thread_local std::optional<std::uint64_t> seen;
-    const std::uint64_t now = thread_allocations;
+    const std::uint64_t now = allocations::by_this_thread();
     if (seen) cost_.allocations.fetch_add(now - *seen, std::memory_order_relaxed);
     cost_.turns.fetch_add(1, std::memory_order_relaxed);
     seen = now;
@@ -124,7 +85,7 @@ class HugePlan final : public SliceSource, public BatchObserver {
     return {kSliceBytes, SourceMask((1 << kSources) - 1)};
   }
   Result<void> expand(SliceIndex, SourceIndex, std::vector<ReadOp>& out) override {
-    if (++expanded_ == kSlices / 10) warm_ = thread_allocations;
+    if (++expanded_ == kSlices / 10) warm_ = allocations::by_this_thread();
     for (std::size_t i = 0; i < kOpsPerSlice; ++i) {
       out.push_back({.run_bytes = kSliceBytes / kOpsPerSlice});
     }
@@ -139,7 +100,7 @@ class HugePlan final : public SliceSource, public BatchObserver {
   void on_starved(const Starvation&) override {}
   void on_finished(const Result<void>& outcome) override {
     const std::lock_guard lock(mutex_);
-    engine_allocations = thread_allocations - warm_;
+    engine_allocations = allocations::by_this_thread() - warm_;
     outcome_ = outcome;
     ended_.notify_all();
   }
@@ -164,8 +125,8 @@ class HugePlan final : public SliceSource, public BatchObserver {
 
 TEST(EngineMemory, HalfATerabyteInTwoMebibyteSlicesNeedsLittleMemoryAndNoAllocationPerSlice) {
   PollerCost pollers;
-  peak_bytes = live_bytes.load();
-  const std::int64_t before = live_bytes;
+  allocations::reset_peak();
+  const std::int64_t before = allocations::live_bytes();
   HugePlan plan;
   const auto engine = Engine::create({.poller_threads = 2});
   const auto batch = engine->start(plan, plan, {});
@@ -180,7 +141,7 @@ TEST(EngineMemory, HalfATerabyteInTwoMebibyteSlicesNeedsLittleMemoryAndNoAllocat
   const auto outcome = plan.wait();
   ASSERT_TRUE(outcome) << outcome.error().message();
   EXPECT_EQ(batch->progress().slices_done, kSlices);
-  const std::int64_t peak = peak_bytes - before;
+  const std::int64_t peak = allocations::peak_bytes() - before;
   RecordProperty("peak_bytes", std::to_string(peak));
   RecordProperty("poller_allocations", std::to_string(pollers.allocations));
   RecordProperty("engine_allocations", std::to_string(plan.engine_allocations));

@@ -1,5 +1,5 @@
+#include "tests/transport/fake/fake_transport.h"
 #include "tests/transport/path_conformance.h"
-#include "transport/fake/fake_transport.h"
 
 namespace rekindle::transport::testing {
 namespace {

@@ -11,49 +11,21 @@
 
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
-#include "tests/transport/transport_fixture.h"
-#include "transport/shm/copy.h"
-#include "transport/shm/protocol.h"
+#include "tests/transport/test_source.h"
+#include "transport/shm/shm_protocol.h"
 #include "transport/shm/shm_transport.h"
+#include "transport/shm/streaming_copy.h"
 
 namespace rekindle::transport::testing {
 namespace {
 
-class ShmPathTest : public ::testing::Test {
+class ShmPathTest : public ::testing::Test, public TestSource<shm::ShmServer, shm::ServerOptions> {
  protected:
-  void SetUp() override { serve({}); }
-
-  void serve(shm::ServerOptions options) {
-    server_.reset();
-    auto server = shm::ShmServer::create(options, registry_, incarnation_);
-    ASSERT_TRUE(server) << server.error().message();
-    server_ = std::move(*server);
-  }
-  SessionToken admit(std::vector<RegionKey> regions) {
-    const SessionToken token = SessionToken::random();
-    registry_.admit({.token = token, .puller = "test", .regions = std::move(regions)});
-    return token;
-  }
-  RegionKey add(const TestSegment& segment) {
-    return registry_.add(segment.bytes(), segment.fd(), 0, {}, nullptr);
-  }
-  PathTarget target(const SessionToken& token) {
-    return {"shm", server_->endpoint(""), token, incarnation_};
-  }
-  Result<std::unique_ptr<Path>> try_connect(const SessionToken& token) {
-    return connector_->connect(target(token), test_deadline());
-  }
+  ShmPathTest() : TestSource(shm::make_connector(), {}) {}
   std::unique_ptr<shm::ShmPath> connect(const SessionToken& token) {
-    auto path = try_connect(token);
-    EXPECT_TRUE(path) << path.error().message();
-    if (!path) return nullptr;
-    return std::unique_ptr<shm::ShmPath>(static_cast<shm::ShmPath*>(path->release()));
+    return std::unique_ptr<shm::ShmPath>(
+        static_cast<shm::ShmPath*>(TestSource::connect(token).release()));
   }
-
-  SegmentRegistry registry_;
-  const Incarnation incarnation_ = Incarnation::random();
-  std::unique_ptr<shm::ShmServer> server_;
-  std::unique_ptr<Connector> connector_ = shm::make_connector();
 };
 
 TEST_F(ShmPathTest, AReadLandsByteForByteAlsoFromTheMiddleOfAFile) {
@@ -78,44 +50,6 @@ TEST_F(ShmPathTest, AReadLandsByteForByteAlsoFromTheMiddleOfAFile) {
   EXPECT_EQ(std::memcmp(local.data(), segment.bytes().data() + skip, local.size() - skip), 0);
 }
 
-TEST_F(ShmPathTest, RandomStridedReadsEqualANaiveCopy) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937_64 random(seed);
-  const auto pick = [&](std::uint64_t low, std::uint64_t high) {
-    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
-  };
-  const TestSegment segment(4 * kMiB);
-  const RegionKey key = add(segment);
-  const auto path = connect(admit({key}));
-  constexpr std::size_t kOps = 300;
-  std::vector<ReadOp> ops;
-  std::vector<std::vector<std::byte>> local(kOps);
-  std::vector<std::vector<std::byte>> expected(kOps);
-  for (std::size_t i = 0; i < kOps; ++i) {
-    ReadOp op{.wr_id = i, .remote = key};
-    op.count = pick(1, 600);
-    op.run_bytes = i % 7 == 0 ? pick(100 * kKiB, 300 * kKiB) : pick(1, 3000);
-    op.count = std::min(op.count, 2 * kMiB / op.run_bytes);
-    op.remote_stride = op.run_bytes + (i % 3 == 0 ? 0 : pick(0, 700));
-    op.local_stride = op.run_bytes + pick(0, 50);
-    const std::uint64_t extent = (op.count - 1) * op.remote_stride + op.run_bytes;
-    op.remote_offset = pick(0, segment.bytes().size() - extent);
-    local[i].assign((op.count - 1) * op.local_stride + op.run_bytes, std::byte{0xee});
-    expected[i] = local[i];
-    op.local = local[i].data();
-    for (std::uint64_t run = 0; run < op.count; ++run) {
-      std::memcpy(expected[i].data() + run * op.local_stride,
-                  segment.bytes().data() + op.remote_offset + run * op.remote_stride, op.run_bytes);
-    }
-    ops.push_back(op);
-  }
-  const auto completions = read_all(*path, ops);
-  EXPECT_EQ(sorted_ids(completions), first_ids(kOps));
-  for (const auto& completion : completions) EXPECT_EQ(completion.status, OpStatus::kOk);
-  for (std::size_t i = 0; i < kOps; ++i) EXPECT_EQ(local[i], expected[i]) << "op " << i;
-}
-
 TEST(ShmCopy, EqualsMemcpyAtEveryAlignmentAndSize) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
@@ -132,28 +66,6 @@ TEST(ShmCopy, EqualsMemcpyAtEveryAlignmentAndSize) {
     shm::copy_bytes(to.data() + to_at, from.data() + at, size);
     ASSERT_EQ(to, expected) << "size " << size << " from " << at << " to " << to_at;
   }
-}
-
-TEST_F(ShmPathTest, ReadsOutsideTheRegionAreInvalid) {
-  const TestSegment segment(1 * kMiB);
-  const RegionKey key = add(segment);
-  const auto path = connect(admit({key}));
-  std::vector<std::byte> local(64);
-  const std::uint64_t size = segment.bytes().size();
-  constexpr std::uint64_t kMax = ~std::uint64_t{0};
-  const ReadOp bad[] = {
-      {.remote_offset = size, .run_bytes = 1},
-      {.remote_offset = kMax - 3, .run_bytes = 8},
-      {.remote_offset = 0, .run_bytes = 8, .count = 2, .remote_stride = kMax},
-      {.remote_offset = 0, .run_bytes = 8, .count = std::uint64_t{1} << 61, .remote_stride = 8},
-      {.remote_offset = 0, .run_bytes = 8, .count = 2, .remote_stride = size - 7},
-  };
-  for (ReadOp op : bad) {
-    op.remote = key;
-    op.local = local.data();
-    EXPECT_EQ(read_one(*path, op), OpStatus::kInvalid);
-  }
-  EXPECT_EQ(read_one(*path, {.remote = key, .run_bytes = 0}), OpStatus::kOk);
 }
 
 TEST_F(ShmPathTest, AMappedRegionIsStaleFromTheMomentItIsRemoved) {
@@ -255,7 +167,7 @@ TEST_F(ShmPathTest, AReaderCannotWriteThroughWhatItGets) {
             shm::Io::kDone);
   shm::ServerHello hello;
   const UniqueFd counter = receive(hello);
-  ASSERT_EQ(hello.status, shm::HelloStatus::kOk);
+  ASSERT_EQ(hello.status, HelloStatus::kOk);
   ASSERT_EQ(shm::send_message(socket.get(), shm::RegionRequest{.key = key, .want_fd = 1}),
             shm::Io::kDone);
   shm::RegionReply reply;

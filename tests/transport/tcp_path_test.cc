@@ -1,149 +1,20 @@
 // Reads over real sockets: placement, strides, validation, keys, sessions.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include <gtest/gtest.h>
 
 #include "src/base/units.h"
-#include "tests/transport/transport_fixture.h"
+#include "tests/transport/test_source.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace rekindle::transport::testing {
 namespace {
 
-class TcpPathTest : public ::testing::Test {
+class TcpPathTest : public ::testing::Test, public TestSource<tcp::TcpServer, tcp::ServerOptions> {
  protected:
-  void SetUp() override { serve({.listen_host = "127.0.0.1"}); }
-
-  void serve(tcp::ServerOptions options) {
-    server_.reset();
-    auto server = tcp::TcpServer::create(options, registry_, incarnation_);
-    ASSERT_TRUE(server) << server.error().message();
-    server_ = std::move(*server);
-  }
-
-  SessionToken admit(std::vector<RegionKey> regions, std::uint64_t rate = 0) {
-    const SessionToken token = SessionToken::random();
-    registry_.admit(
-        {.token = token, .puller = "test", .regions = regions, .max_bytes_per_second = rate});
-    return token;
-  }
-
-  RegionKey add(const TestSegment& segment, bool with_file = true) {
-    return registry_.add(segment.bytes(), with_file ? segment.fd() : -1, 0, {}, nullptr);
-  }
-
-  Result<std::unique_ptr<Path>> try_connect(const SessionToken& token) {
-    return connector_->connect(target(token), test_deadline());
-  }
-  std::unique_ptr<Path> connect(const SessionToken& token) {
-    auto path = try_connect(token);
-    EXPECT_TRUE(path) << path.error().message();
-    return path ? std::move(*path) : nullptr;
-  }
-  PathTarget target(const SessionToken& token, std::string_view host = "127.0.0.1") {
-    return {"tcp", server_->endpoint(host), token, incarnation_};
-  }
-
-  SegmentRegistry registry_;
-  const Incarnation incarnation_ = Incarnation::random();
-  std::unique_ptr<tcp::TcpServer> server_;
-  std::unique_ptr<Connector> connector_ = tcp::make_connector();
+  TcpPathTest() : TestSource(tcp::make_connector(), {.listen_host = "127.0.0.1"}) {}
 };
-
-TEST_F(TcpPathTest, AContiguousReadLandsByteForByte) {
-  for (const bool with_file : {true, false}) {
-    const TestSegment segment(9 * kMiB + 123);
-    const RegionKey key = add(segment, with_file);
-    const auto path = connect(admit({key}));
-    std::vector<std::byte> local(segment.bytes().size());
-    ASSERT_EQ(
-        read_one(*path,
-                 {.wr_id = 77, .remote = key, .local = local.data(), .run_bytes = local.size()}),
-        OpStatus::kOk);
-    EXPECT_EQ(std::memcmp(local.data(), segment.bytes().data(), local.size()), 0);
-    EXPECT_EQ(path->bytes_landed(), local.size());
-  }
-}
-
-TEST_F(TcpPathTest, RandomStridedReadsEqualANaiveCopy) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937_64 random(seed);
-  const auto pick = [&](std::uint64_t low, std::uint64_t high) {
-    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
-  };
-  const TestSegment segment(4 * kMiB);
-  const RegionKey keys[] = {add(segment, true), add(segment, false)};
-  const auto path = connect(admit({keys[0], keys[1]}));
-  constexpr std::size_t kOps = 300;
-  std::vector<ReadOp> ops;
-  std::vector<std::vector<std::byte>> local(kOps);
-  std::vector<std::vector<std::byte>> expected(kOps);
-  for (std::size_t i = 0; i < kOps; ++i) {
-    ReadOp op{.wr_id = i, .remote = keys[i % 2]};
-    op.count = pick(1, 600);
-    op.run_bytes = i % 7 == 0 ? pick(32 * kKiB, 64 * kKiB) : pick(1, 3000);
-    op.count = std::min(op.count, 2 * kMiB / op.run_bytes);
-    op.remote_stride = op.run_bytes + (i % 3 == 0 ? 0 : pick(0, 700));
-    op.local_stride = op.run_bytes + pick(0, 50);
-    const std::uint64_t extent = (op.count - 1) * op.remote_stride + op.run_bytes;
-    op.remote_offset = pick(0, segment.bytes().size() - extent);
-    local[i].assign((op.count - 1) * op.local_stride + op.run_bytes, std::byte{0xee});
-    expected[i] = local[i];
-    op.local = local[i].data();
-    for (std::uint64_t run = 0; run < op.count; ++run) {
-      std::memcpy(expected[i].data() + run * op.local_stride,
-                  segment.bytes().data() + op.remote_offset + run * op.remote_stride, op.run_bytes);
-    }
-    ops.push_back(op);
-  }
-  const auto completions = read_all(*path, ops);
-  EXPECT_EQ(sorted_ids(completions), first_ids(kOps));
-  for (const auto& completion : completions) EXPECT_EQ(completion.status, OpStatus::kOk);
-  for (std::size_t i = 0; i < kOps; ++i) EXPECT_EQ(local[i], expected[i]) << "op " << i;
-}
-
-TEST_F(TcpPathTest, ReadsOutsideTheRegionAreInvalidAndTheStreamGoesOn) {
-  const TestSegment segment(1 * kMiB);
-  const RegionKey key = add(segment);
-  const auto path = connect(admit({key}));
-  std::vector<std::byte> local(64);
-  const std::uint64_t size = segment.bytes().size();
-  constexpr std::uint64_t kMax = ~std::uint64_t{0};
-  const ReadOp bad[] = {
-      {.remote_offset = size, .run_bytes = 1},
-      {.remote_offset = size - 7, .run_bytes = 8},
-      {.remote_offset = kMax, .run_bytes = 8},
-      {.remote_offset = 8, .run_bytes = kMax},
-      {.remote_offset = kMax - 3, .run_bytes = 8},
-      {.remote_offset = 0, .run_bytes = 1 << 20, .count = std::uint64_t{1} << 50},
-      {.remote_offset = 0, .run_bytes = 8, .count = 2, .remote_stride = kMax},
-      {.remote_offset = 0, .run_bytes = 8, .count = std::uint64_t{1} << 61, .remote_stride = 8},
-      {.remote_offset = 0, .run_bytes = 1, .count = 3, .remote_stride = kMax / 2 + 1},
-      {.remote_offset = 0, .run_bytes = 8, .count = 2, .remote_stride = size - 7},
-      {.remote_offset = size + 1, .run_bytes = 0},
-  };
-  for (ReadOp op : bad) {
-    op.remote = key;
-    op.local = local.data();
-    EXPECT_EQ(read_one(*path, op), OpStatus::kInvalid)
-        << op.remote_offset << " " << op.run_bytes << " " << op.count << " " << op.remote_stride;
-  }
-  EXPECT_EQ(path->bytes_landed(), 0u);
-  EXPECT_EQ(read_one(*path, {.remote = key, .local = local.data(), .run_bytes = 64}),
-            OpStatus::kOk);
-}
-
-TEST_F(TcpPathTest, EmptyReadsComplete) {
-  const TestSegment segment(4096);
-  const RegionKey key = add(segment);
-  const auto path = connect(admit({key}));
-  EXPECT_EQ(read_one(*path, {.remote = key, .run_bytes = 0}), OpStatus::kOk);
-  EXPECT_EQ(read_one(*path, {.remote = key, .run_bytes = 8, .count = 0}), OpStatus::kOk);
-  EXPECT_EQ(read_one(*path, {.remote = key, .remote_offset = 4096, .run_bytes = 0}), OpStatus::kOk);
-}
 
 TEST_F(TcpPathTest, APathTakesAPrefixWhenFullAndTheRestLater) {
   const TestSegment segment(1 * kMiB);

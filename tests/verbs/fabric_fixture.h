@@ -11,7 +11,7 @@
 
 #include "tests/support/process.h"
 #include "tests/verbs/stub_devices.h"
-#include "transport/verbs/fabric.h"
+#include "transport/verbs/device/fabric.h"
 
 namespace rekindle::transport::verbs {
 

@@ -1,4 +1,4 @@
-#include "transport/verbs/fabric.h"
+#include "transport/verbs/device/fabric.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "tests/verbs/fake_network.h"
-#include "transport/verbs/api.h"
+#include "transport/verbs/device/verbs_api.h"
 
 namespace rekindle::transport::verbs {
 

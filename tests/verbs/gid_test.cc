@@ -1,4 +1,4 @@
-#include "transport/verbs/gid.h"
+#include "transport/verbs/host/gid.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

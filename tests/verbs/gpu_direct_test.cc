@@ -1,10 +1,10 @@
-#include "transport/verbs/gpu_direct.h"
+#include "transport/verbs/host/gpu_direct.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/process.h"
-#include "transport/verbs/cuda_export.h"
+#include "transport/verbs/host/cuda_export.h"
 
 namespace rekindle::transport::verbs {
 namespace {

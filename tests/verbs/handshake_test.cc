@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/verbs/verbs_lab.h"
-#include "transport/verbs/wire.h"
+#include "transport/verbs/link/verbs_wire.h"
 
 namespace rekindle::transport::verbs {
 namespace {

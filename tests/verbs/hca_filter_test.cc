@@ -1,4 +1,4 @@
-#include "transport/verbs/hca_filter.h"
+#include "transport/verbs/host/hca_filter.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Registration: pieces, rights, what devices refuse, what they have too little of, and the end.
-#include "transport/verbs/memory_registrar.h"
+#include "transport/verbs/memory/memory_registrar.h"
 
 #include <atomic>
 #include <cerrno>

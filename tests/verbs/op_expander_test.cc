@@ -1,4 +1,4 @@
-#include "transport/verbs/op_expander.h"
+#include "transport/verbs/direct/op_expander.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,64 +1,32 @@
 // A path allocates nothing per op, and little when it is made.
-#include <cstdlib>
-#include <new>
-
 #include <gtest/gtest.h>
 
+#include "tests/support/allocation_meter.h"
 #include "tests/verbs/verbs_lab.h"
-
-namespace {
-
-thread_local std::uint64_t allocations = 0;
-thread_local int inside_device = 0;  // what the fake allocates, a device does not
-
-void* counted(std::size_t size, std::size_t alignment) {
-  void* const memory =
-      alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__
-          ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
-          : std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  if (inside_device == 0) ++allocations;
-  return memory;
-}
-
-}  // namespace
-
-// All of this program's allocations; the array and nothrow forms end up here, too.
-void* operator new(std::size_t size) { return counted(size, 0); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace rekindle::transport::verbs {
 namespace {
 
-struct InsideDevice {
-  InsideDevice() { ++inside_device; }
-  ~InsideDevice() { --inside_device; }
-};
+namespace allocations = rekindle::testing::allocations;
 
-// The calls of the data path are not counted.
+// A fake device allocates where a real one does not: the calls of the data path are not counted.
 class UncountedVerbs final : public FakeVerbs {
  public:
   using FakeVerbs::FakeVerbs;
   int post_send(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) override {
-    const InsideDevice inside;
+    const allocations::Uncounted inside;
     return FakeVerbs::post_send(qp, requests, bad);
   }
   int poll_cq(ibv_cq* cq, int count, ibv_wc* completions) override {
-    const InsideDevice inside;
+    const allocations::Uncounted inside;
     return FakeVerbs::poll_cq(cq, count, completions);
   }
   int req_notify_cq(ibv_cq* cq, int solicited_only) override {
-    const InsideDevice inside;
+    const allocations::Uncounted inside;
     return FakeVerbs::req_notify_cq(cq, solicited_only);
   }
   int get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** context) override {
-    const InsideDevice inside;
+    const allocations::Uncounted inside;
     return FakeVerbs::get_cq_event(channel, cq, context);
   }
 };
@@ -68,7 +36,7 @@ std::uint64_t allocations_of(Path& path, std::span<const ReadOp> ops, int rounds
   std::array<Completion, 64> some;
   std::uint64_t before = 0;
   for (int round = 0; round <= rounds; ++round) {
-    if (round == 1) before = allocations;
+    if (round == 1) before = allocations::by_this_thread();
     std::size_t posted = 0, done = 0;
     while (done < ops.size()) {
       posted += path.post(ops.subspan(posted)).value_or(0);
@@ -79,7 +47,7 @@ std::uint64_t allocations_of(Path& path, std::span<const ReadOp> ops, int rounds
       (void)path.wake_at();
     }
   }
-  return allocations - before;
+  return allocations::by_this_thread() - before;
 }
 
 TEST(VerbsPathMemory, NothingIsAllocatedPerOp) {

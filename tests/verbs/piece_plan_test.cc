@@ -1,4 +1,4 @@
-#include "transport/verbs/piece_plan.h"
+#include "transport/verbs/memory/piece_plan.h"
 
 #include <algorithm>
 #include <random>

@@ -1,4 +1,4 @@
-#include "transport/verbs/rail_pairs.h"
+#include "transport/verbs/link/rail_pairs.h"
 
 #include <algorithm>
 #include <map>

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "tests/verbs/verbs_hosts.h"
-#include "transport/verbs/connection.h"
-#include "transport/verbs/stage_control.h"
-#include "transport/verbs/stage_wire.h"
-#include "transport/verbs/wire.h"
+#include "transport/verbs/link/verbs_connection.h"
+#include "transport/verbs/link/verbs_wire.h"
+#include "transport/verbs/staged/stage_control.h"
+#include "transport/verbs/staged/stage_wire.h"
 
 namespace rekindle::transport::verbs {
 

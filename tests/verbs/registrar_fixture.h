@@ -15,7 +15,7 @@
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
 #include "tests/verbs/fake_verbs.h"
-#include "transport/verbs/memory_registrar.h"
+#include "transport/verbs/memory/memory_registrar.h"
 
 namespace rekindle::transport::verbs {
 

@@ -1,5 +1,5 @@
 // What users are told when memory cannot be registered; and pages faulted in.
-#include "transport/verbs/registration_limit.h"
+#include "transport/verbs/memory/registration_limit.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/verbs/registrar_fixture.h"
-#include "transport/verbs/page_touch.h"
+#include "transport/verbs/memory/page_touch.h"
 
 namespace rekindle::transport::verbs {
 namespace {

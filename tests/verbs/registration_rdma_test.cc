@@ -19,8 +19,8 @@
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
 #include "tests/rdma/rails.h"
-#include "transport/verbs/connection.h"
-#include "transport/verbs/memory_registrar.h"
+#include "transport/verbs/link/verbs_connection.h"
+#include "transport/verbs/memory/memory_registrar.h"
 
 namespace rekindle::transport::verbs {
 namespace {

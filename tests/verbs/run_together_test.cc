@@ -1,4 +1,4 @@
-#include "transport/verbs/run_together.h"
+#include "transport/verbs/link/run_together.h"
 
 #include <array>
 #include <atomic>

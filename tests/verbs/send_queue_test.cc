@@ -1,4 +1,4 @@
-#include "transport/verbs/send_queue.h"
+#include "transport/verbs/direct/send_queue.h"
 
 #include <cerrno>
 

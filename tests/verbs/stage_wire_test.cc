@@ -1,4 +1,4 @@
-#include "transport/verbs/stage_wire.h"
+#include "transport/verbs/staged/stage_wire.h"
 
 #include <array>
 #include <cstring>
@@ -7,8 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "transport/verbs/stage_part.h"
-#include "transport/verbs/wire.h"
+#include "transport/verbs/link/verbs_wire.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -155,48 +154,6 @@ TEST(StageWire, AnOfferThatMakesNoSenseIsRefused) {
   EXPECT_FALSE(parses([](auto& link) { link.queue_pairs.push_back({3, 4}); }));
   EXPECT_FALSE(parses([](auto& link) { link.queue_pairs.clear(); }));
   EXPECT_FALSE(parses([](auto& link) { link.windows.push_back({{1, 1}, 0, 9, 0, {1}}); }));
-}
-
-TEST(StagePart, PartsBringEveryByteOfAnOpOnceAndFitTheirBlocks) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937_64 random(seed);
-  const auto pick = [&](std::uint64_t low, std::uint64_t high) {
-    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
-  };
-  for (int round = 0; round < 2000; ++round) {
-    ReadOp op;
-    op.run_bytes = pick(1, 300);
-    op.count = pick(1, 40);
-    op.remote_stride = op.run_bytes + (round % 2 == 0 ? 0 : pick(0, 90));
-    op.local_stride = op.run_bytes + (round % 3 == 0 ? 0 : pick(0, 90));
-    if (op.count == 1) op.remote_stride = op.local_stride = 0;
-    std::vector<std::byte> remote((op.count - 1) * op.remote_stride + op.run_bytes);
-    for (auto& byte : remote) byte = static_cast<std::byte>(random());
-    const std::size_t extent = (op.count - 1) * op.local_stride + op.run_bytes;
-    std::vector<std::byte> local(extent, std::byte{0xee}), expected = local;
-    op.local = local.data();
-    for (std::uint64_t run = 0; run < op.count; ++run) {
-      std::memcpy(expected.data() + run * op.local_stride, remote.data() + run * op.remote_stride,
-                  op.run_bytes);
-    }
-    const ReadOp merged = with_merged_runs(op);
-    ASSERT_EQ(merged.total_bytes(), op.total_bytes());
-    std::uint64_t position = 0;
-    while (position < merged.total_bytes()) {
-      const std::uint64_t room = pick(1, 700);
-      const ReadOp part = next_part(merged, position, room);
-      ASSERT_GT(part.total_bytes(), 0u);
-      ASSERT_LE(part.total_bytes(), room);
-      for (std::uint64_t run = 0; run < part.count; ++run) {
-        std::memcpy(part.local + run * part.local_stride,
-                    remote.data() + part.remote_offset + run * part.remote_stride, part.run_bytes);
-      }
-      position += part.total_bytes();
-    }
-    ASSERT_EQ(position, op.total_bytes());
-    ASSERT_EQ(local, expected);
-  }
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/verbs/staged_fixture.h"
-#include "transport/verbs/stage_pool.h"
+#include "transport/verbs/staged/stage_pool.h"
 
 namespace rekindle::transport::verbs {
 namespace {

@@ -8,8 +8,8 @@
 #include "src/base/units.h"
 #include "tests/verbs/fake_verbs.h"
 #include "tests/verbs/verbs_hosts.h"
-#include "transport/verbs/stage_control.h"
-#include "transport/verbs/staged_path.h"
+#include "transport/verbs/staged/stage_control.h"
+#include "transport/verbs/staged/staged_path.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -48,12 +48,12 @@ class RogueSourceTest : public ::testing::Test {
     const StageOffer::Block block{reinterpret_cast<std::uint64_t>(block_.data()), mr_->rkey};
     auto path = StagedPath::create(
         {.connection = std::move(connection),
-         .stage = {kBlockBytes, {kBlocks, block}, {{kRegion, 1 * kMiB}}},
-         .stale = {},
+         .windows = {},
          .bounce = std::move(BouncePool::create(*puller_->devices().front(), 1 * kMiB).value()),
          .memory = std::make_shared<LocalMemory>(*registrar_),
          .limiter = nullptr,
-         .description = "rogue"});
+         .description = "rogue"},
+        {kBlockBytes, {kBlocks, block}, {{kRegion, 1 * kMiB}}}, {});
     ASSERT_TRUE(path) << path.error().message();
     path_ = std::move(*path);
   }

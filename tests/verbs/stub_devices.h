@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "src/base/unique_fd.h"
-#include "transport/verbs/api.h"
+#include "transport/verbs/device/verbs_api.h"
 
 // Devices with ports, GIDs and async events only, and total control over them: events that get
 // lost, storms without end, a kernel that closes its side. (fake_verbs.h is the one that moves

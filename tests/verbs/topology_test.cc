@@ -1,4 +1,4 @@
-#include "transport/verbs/topology.h"
+#include "transport/verbs/host/topology.h"
 
 #include <numeric>
 
@@ -6,7 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/verbs/sysfs_tree.h"
-#include "transport/verbs/sysfs.h"
+#include "transport/verbs/host/rail_order.h"
+#include "transport/verbs/host/sysfs.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -113,7 +114,7 @@ TEST_F(TopologyTest, ALaptopHasNoNodesNoNicsAndMaybeAGpu) {
   EXPECT_THAT(topology.nodes(), IsEmpty());
   ASSERT_EQ(topology.gpus().size(), 1U);
   EXPECT_EQ(topology.gpus()[0].bus_id, "0000:01:00.0");
-  const RailOrder order = topology.order_rails({}, {.gpu = "0000:01:00.0"});
+  const RailOrder order = order_rails(topology, {}, {.gpu = "0000:01:00.0"});
   EXPECT_THAT(order.preferred, IsEmpty());
 }
 
@@ -140,7 +141,7 @@ TEST_F(TopologyTest, ASoftwareDeviceIsWhereItsInterfaceIs) {
 TEST_F(TopologyTest, AGpuGetsTheNicsOfItsSwitchThenNearOnesThenFarOnesThenSlowOnes) {
   build_big_host();
   const Topology topology = read();
-  const RailOrder order = topology.order_rails(rails(topology), {.gpu = "00000000:23:00.0"});
+  const RailOrder order = order_rails(topology, rails(topology), {.gpu = "00000000:23:00.0"});
   EXPECT_THAT(order.preferred, ElementsAre(2, 3));
   EXPECT_THAT(order.fallback, ElementsAre(0, 1, 4, 5, 6, 7, 8));
 }
@@ -148,7 +149,7 @@ TEST_F(TopologyTest, AGpuGetsTheNicsOfItsSwitchThenNearOnesThenFarOnesThenSlowOn
 TEST_F(TopologyTest, ANumaNodeGetsItsOwnNicsFirst) {
   build_big_host();
   const Topology topology = read();
-  const RailOrder order = topology.order_rails(rails(topology), {.numa_node = 1});
+  const RailOrder order = order_rails(topology, rails(topology), {.numa_node = 1});
   EXPECT_THAT(order.preferred, ElementsAre(4, 5, 6, 7));
   EXPECT_THAT(order.fallback, ElementsAre(0, 1, 2, 3, 8));
 }
@@ -156,12 +157,12 @@ TEST_F(TopologyTest, ANumaNodeGetsItsOwnNicsFirst) {
 TEST_F(TopologyTest, WithoutAPlaceAllFastRailsAreAlike) {
   build_big_host();
   const Topology topology = read();
-  EXPECT_THAT(topology.order_rails(rails(topology), {}).preferred,
+  EXPECT_THAT(order_rails(topology, rails(topology), {}).preferred,
               ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
-  EXPECT_THAT(topology.order_rails(rails(topology), {}).fallback, ElementsAre(8));
+  EXPECT_THAT(order_rails(topology, rails(topology), {}).fallback, ElementsAre(8));
   // A GPU that sysfs does not know is no place.
-  EXPECT_EQ(topology.order_rails(rails(topology), {.gpu = "0000:ff:00.0"}).preferred.size(), 8U);
-  EXPECT_EQ(topology.order_rails(rails(topology), {.gpu = "nonsense"}).preferred.size(), 8U);
+  EXPECT_EQ(order_rails(topology, rails(topology), {.gpu = "0000:ff:00.0"}).preferred.size(), 8U);
+  EXPECT_EQ(order_rails(topology, rails(topology), {.gpu = "nonsense"}).preferred.size(), 8U);
 }
 
 TEST_F(TopologyTest, ANodeWithoutNicsUsesTheNearestOthers) {
@@ -171,14 +172,14 @@ TEST_F(TopologyTest, ANodeWithoutNicsUsesTheNearestOthers) {
   tree_.nic("mlx5_0", "pci0000:10/0000:10:01.0/0000:11:00.0", 2);
   tree_.nic("mlx5_1", "pci0000:20/0000:20:01.0/0000:21:00.0", 1);
   const Topology topology = read();
-  const RailOrder order = topology.order_rails(rails(topology), {.numa_node = 0});
+  const RailOrder order = order_rails(topology, rails(topology), {.numa_node = 0});
   EXPECT_THAT(order.preferred, ElementsAre(1));
   EXPECT_THAT(order.fallback, ElementsAre(0));
 }
 
 TEST_F(TopologyTest, HalfOfTheFastestIsFastEnoughAndUnknownSpeedIs) {
   const std::vector<RailPlace> places = {{"a", 1, 100}, {"b", 1, 50}, {"c", 1, 49}, {"d", 1, 0}};
-  const RailOrder order = read().order_rails(places, {});
+  const RailOrder order = order_rails(read(), places, {});
   EXPECT_THAT(order.preferred, ElementsAre(0, 1, 3));
   EXPECT_THAT(order.fallback, ElementsAre(2));
 }
@@ -189,7 +190,7 @@ TEST_F(TopologyTest, EveryRailIsInTheOrderOnce) {
   const auto places = rails(topology);
   for (const Place& place :
        {Place{}, Place{.gpu = "0000:13:00.0"}, Place{.numa_node = 1}, Place{.numa_node = 7}}) {
-    const RailOrder order = topology.order_rails(places, place);
+    const RailOrder order = order_rails(topology, places, place);
     std::vector<std::size_t> all = order.preferred;
     all.insert(all.end(), order.fallback.begin(), order.fallback.end());
     std::ranges::sort(all);
@@ -216,20 +217,20 @@ TEST_F(TopologyTest, TheFileWins) {
   EXPECT_EQ(topology.nic("mlx5_1")->cpus.front(), 32);  // those of its new node
   EXPECT_EQ(topology.gpu("0000:13:00.0")->numa_node, 1);
   const auto places = rails(topology);
-  RailOrder order = topology.order_rails(places, {.gpu = "0000:13:00.0"});
+  RailOrder order = order_rails(topology, places, {.gpu = "0000:13:00.0"});
   EXPECT_THAT(order.preferred, ElementsAre(7, 0));  // as written
   EXPECT_EQ(order.fallback.front(), 1U);            // still on its switch
-  EXPECT_THAT(topology.order_rails(places, {.numa_node = 0}).preferred, ElementsAre(8));
+  EXPECT_THAT(order_rails(topology, places, {.numa_node = 0}).preferred, ElementsAre(8));
   // A GPU without a list of its own has its node's.
-  EXPECT_THAT(topology.order_rails(places, {.gpu = "0000:23:00.0"}).preferred, ElementsAre(8));
-  EXPECT_THAT(topology.order_rails(places, {}).preferred, ElementsAre(4));  // port 1 is not 3:2
+  EXPECT_THAT(order_rails(topology, places, {.gpu = "0000:23:00.0"}).preferred, ElementsAre(8));
+  EXPECT_THAT(order_rails(topology, places, {}).preferred, ElementsAre(4));  // port 1 is not 3:2
 }
 
 TEST_F(TopologyTest, PreferencesThatNameNothingHereAreAsIfNotWritten) {
   build_big_host();
   Topology topology = read();
   ASSERT_TRUE(topology.apply(R"({"preferred": ["elsewhere"]})", "t.json"));
-  EXPECT_EQ(topology.order_rails(rails(topology), {}).preferred.size(), 8U);
+  EXPECT_EQ(order_rails(topology, rails(topology), {}).preferred.size(), 8U);
 }
 
 TEST_F(TopologyTest, WithOneNodeEverythingIsOnIt) {
@@ -254,11 +255,11 @@ TEST_F(TopologyTest, InAVirtualMachineTheFileTellsNodesApart) {
 
 TEST_F(TopologyTest, MistakesInTheFileAreFoundAndPlaced) {
   build_big_host();
-  struct Case {
+  struct Mistake {
     const char* json;
     const char* message;
   };
-  for (const Case& c : std::initializer_list<Case>{
+  for (const Mistake& c : std::initializer_list<Mistake>{
            {"", "t.json: not JSON at line 1, column 1"},
            {"{\n  \"nics\": {,}\n}", "t.json: not JSON at line 2, column 12"},
            {"[]", "t.json: must be an object"},

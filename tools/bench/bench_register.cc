@@ -12,7 +12,7 @@
 
 #include "src/base/units.h"
 #include "tools/bench/fresh_memory.h"
-#include "transport/verbs/memory_registrar.h"
+#include "transport/verbs/memory/memory_registrar.h"
 
 namespace rekindle::bench {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/base/result.h"
-#include "transport/verbs/fabric.h"
+#include "transport/verbs/device/fabric.h"
 
 // `rekindle bench register`: memory of a fresh tmpfs file, registered with all RDMA devices, next
 // to what the host does with as many fresh pages without them: touching, and mlock(). Rounds are

@@ -13,7 +13,7 @@
 #include "src/base/unique_fd.h"
 #include "tools/bench/bench_memory.h"
 #include "transport/path.h"
-#include "transport/verbs/fabric_options.h"
+#include "transport/verbs/host/hca_filter.h"
 
 namespace rekindle::bench {
 

@@ -14,9 +14,9 @@
 
 #include "src/base/units.h"
 #include "tools/bench/bench_run.h"
-#include "transport/verbs/rail_pairs.h"
+#include "transport/verbs/link/rail_pairs.h"
+#include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/verbs_transport.h"
-#include "transport/verbs/wire.h"
 
 namespace rekindle::bench {
 namespace {

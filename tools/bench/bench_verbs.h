@@ -6,7 +6,7 @@
 #include "tools/bench/bench_memory.h"
 #include "transport/path.h"
 #include "transport/registry.h"
-#include "transport/verbs/fabric_options.h"
+#include "transport/verbs/host/hca_filter.h"
 
 // `bench transfer --transport verbs`: both ends over this host's RDMA devices, and plain READs over
 // queue pairs of the same number beside them. In builds without libibverbs everything here fails

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/cli/rdma_view.h"
-#include "transport/verbs/gpu_direct.h"
+#include "transport/verbs/host/gpu_direct.h"
 
 namespace rekindle::cli::doctor {
 

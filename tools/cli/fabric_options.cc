@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "transport/verbs/hca_filter.h"
+#include "transport/verbs/host/hca_filter.h"
 
 namespace rekindle::cli {
 

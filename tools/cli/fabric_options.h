@@ -1,6 +1,6 @@
 #pragma once
 
-#include "transport/verbs/fabric_options.h"
+#include "transport/verbs/host/hca_filter.h"
 
 namespace CLI {
 class App;

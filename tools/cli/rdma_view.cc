@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "transport/verbs/hca_filter.h"
-#include "transport/verbs/sysfs.h"
+#include "transport/verbs/host/hca_filter.h"
+#include "transport/verbs/host/sysfs.h"
 
 #if REKINDLE_WITH_VERBS
-#include "transport/verbs/fabric.h"
-#include "transport/verbs/gpu_memory.h"
+#include "transport/verbs/device/fabric.h"
+#include "transport/verbs/memory/gpu_memory.h"
 #endif
 
 namespace rekindle::cli {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "src/base/result.h"
-#include "transport/verbs/fabric_options.h"
-#include "transport/verbs/gid.h"
-#include "transport/verbs/topology.h"
+#include "transport/verbs/host/gid.h"
+#include "transport/verbs/host/hca_filter.h"
+#include "transport/verbs/host/topology.h"
 
 // The RDMA ports of this host for `topo` and `doctor`: through libibverbs where this build has it
 // and the devices can be opened, from sysfs alone where not.

@@ -2,6 +2,8 @@
 
 #include <functional>
 
+#include "transport/verbs/host/rail_order.h"
+
 namespace rekindle::cli {
 
 namespace verbs = transport::verbs;
@@ -127,7 +129,7 @@ std::string distance_table(const RdmaView& view, const std::vector<Target>& targ
     for (const RailView& rail : view.rails) row.push_back(target.distance(rail));
     std::string preferred;
     for (const auto& name :
-         names_of(view, view.topology.order_rails(places, target.place).preferred)) {
+         names_of(view, verbs::order_rails(view.topology, places, target.place).preferred)) {
       preferred += (preferred.empty() ? "" : " ") + name;
     }
     row.push_back(std::move(preferred));
@@ -152,12 +154,12 @@ Json topo_json(const RdmaView& view) {
     entry["numa_node"] = target.numa_node < 0 ? Json() : Json(target.numa_node);
     entry["distances"] = Json::object();
     for (const RailView& rail : view.rails) entry["distances"][rail.name()] = target.distance(rail);
-    const verbs::RailOrder order = view.topology.order_rails(places, target.place);
+    const verbs::RailOrder order = verbs::order_rails(view.topology, places, target.place);
     entry["preferred"] = names_of(view, order.preferred);
     entry["fallback"] = names_of(view, order.fallback);
     json[gpu ? "gpus" : "nodes"].push_back(std::move(entry));
   }
-  const verbs::RailOrder anywhere = view.topology.order_rails(places, {});
+  const verbs::RailOrder anywhere = verbs::order_rails(view.topology, places, {});
   json["preferred"] = names_of(view, anywhere.preferred);
   json["fallback"] = names_of(view, anywhere.fallback);
   return json;

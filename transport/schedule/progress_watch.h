@@ -6,7 +6,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
-#include "transport/schedule/source_table.h"
+#include "transport/schedule/batch_sources.h"
 
 namespace rekindle::transport {
 
@@ -18,7 +18,7 @@ namespace rekindle::transport {
 // may be silent alone. All paths go when a second one is silent.
 class ProgressWatch {
  public:
-  ProgressWatch(const SourceTable& sources, const BatchOptions& options)
+  ProgressWatch(const BatchSources& sources, const BatchOptions& options)
       : sources_(sources), options_(options), source_progress_(kMaxSources) {}
 
   void path_added(SourceIndex source, TimePoint now);
@@ -49,7 +49,7 @@ class ProgressWatch {
     bool suspect = false;
   };
 
-  const SourceTable& sources_;
+  const BatchSources& sources_;
   const BatchOptions& options_;
   std::vector<TimePoint> path_progress_;
   std::vector<SourceProgress> source_progress_;

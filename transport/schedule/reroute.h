@@ -6,8 +6,8 @@
 #include <unordered_map>
 
 #include "transport/engine.h"
+#include "transport/schedule/batch_sources.h"
 #include "transport/schedule/slice_table.h"
-#include "transport/schedule/source_table.h"
 
 namespace rekindle::transport {
 
@@ -32,7 +32,7 @@ Ruling rule_on(Verdict verdict);
 // failed each of them, and their attempts.
 class Reroutes {
  public:
-  Reroutes(const SliceTable& slices, const SourceTable& sources)
+  Reroutes(const SliceTable& slices, const BatchSources& sources)
       : slices_(slices), sources_(sources) {}
 
   // The slice failed at `source` and is open again. Returns how many attempts count so far.
@@ -56,7 +56,7 @@ class Reroutes {
   };
 
   const SliceTable& slices_;
-  const SourceTable& sources_;
+  const BatchSources& sources_;
   // Entries that were posted meanwhile are dropped when next() finds them.
   std::deque<SliceIndex> queue_;
   std::unordered_map<SliceIndex, History> history_;  // of the few slices that failed somewhere

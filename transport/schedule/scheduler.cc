@@ -38,7 +38,7 @@ PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoin
 }
 
 void Scheduler::remove_source(SourceIndex source, const Error& cause) {
-  if (sources_.source(source).presence == SourceTable::Presence::kPresent) {
+  if (sources_.source(source).presence == BatchSources::Presence::kPresent) {
     sources_.lose(source, cause);
   }
 }

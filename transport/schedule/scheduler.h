@@ -9,11 +9,11 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "transport/engine.h"
+#include "transport/schedule/batch_sources.h"
 #include "transport/schedule/progress_watch.h"
 #include "transport/schedule/reroute.h"
 #include "transport/schedule/slice_picker.h"
 #include "transport/schedule/slice_table.h"
-#include "transport/schedule/source_table.h"
 #include "transport/schedule/staging_gate.h"
 #include "transport/schedule/starvation_watch.h"
 #include "transport/schedule/stragglers.h"
@@ -26,7 +26,7 @@
 //
 // The Scheduler only routes between its parts:
 //   SliceTable       the state of each slice
-//   SourceTable      sources, paths, windows, losses
+//   BatchSources     sources, paths, windows, losses
 //   SlicePicker      the slice that a source is asked for
 //   Reroutes         the next try of a failed slice
 //   StagingGate      the slices that may be posted while staging memory is short
@@ -93,7 +93,7 @@ class Scheduler {
 
   const BatchOptions options_;
   SliceTable slices_;
-  SourceTable sources_;
+  BatchSources sources_;
   Reroutes reroutes_;
   StagingGate staging_;
   SlicePicker picker_;

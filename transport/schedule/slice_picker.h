@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "transport/schedule/batch_sources.h"
 #include "transport/schedule/reroute.h"
 #include "transport/schedule/slice_table.h"
-#include "transport/schedule/source_table.h"
 #include "transport/schedule/staging_gate.h"
 
 namespace rekindle::transport {
@@ -24,7 +24,7 @@ namespace rekindle::transport {
 // 1998).
 class SlicePicker {
  public:
-  SlicePicker(const SliceTable& slices, const SourceTable& sources, Reroutes& reroutes,
+  SlicePicker(const SliceTable& slices, const BatchSources& sources, Reroutes& reroutes,
               const StagingGate& staging, const BatchOptions& options)
       : slices_(slices),
         sources_(sources),
@@ -64,7 +64,7 @@ class SlicePicker {
   std::optional<SliceIndex> pick_unheld(SourceIndex source, bool only_our_part);
 
   const SliceTable& slices_;
-  const SourceTable& sources_;
+  const BatchSources& sources_;
   Reroutes& reroutes_;
   const StagingGate& staging_;
   const BatchOptions& options_;

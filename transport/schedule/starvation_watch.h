@@ -5,8 +5,8 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "transport/schedule/batch_sources.h"
 #include "transport/schedule/slice_table.h"
-#include "transport/schedule/source_table.h"
 
 namespace rekindle::transport {
 
@@ -16,7 +16,8 @@ namespace rekindle::transport {
 // that still drains counts as living: its loss is reported before the starvation that follows.
 class StarvationWatch {
  public:
-  StarvationWatch(const SliceTable& slices, const SourceTable& sources, const BatchOptions& options)
+  StarvationWatch(const SliceTable& slices, const BatchSources& sources,
+                  const BatchOptions& options)
       : slices_(slices), sources_(sources), options_(options) {}
 
   void path_added(TimePoint now);
@@ -40,7 +41,7 @@ class StarvationWatch {
   std::optional<Error> check_prospects(bool waiting, TimePoint now);
 
   const SliceTable& slices_;
-  const SourceTable& sources_;
+  const BatchSources& sources_;
   const BatchOptions& options_;
   bool recount_wanted_ = true;
   SourceMask living_at_recount_;

@@ -2,10 +2,10 @@
 
 #include <optional>
 
+#include "transport/schedule/batch_sources.h"
 #include "transport/schedule/progress_watch.h"
 #include "transport/schedule/reroute.h"
 #include "transport/schedule/slice_table.h"
-#include "transport/schedule/source_table.h"
 
 namespace rekindle::transport {
 
@@ -14,7 +14,7 @@ namespace rekindle::transport {
 // fast one idles is stolen.
 class Stragglers {
  public:
-  Stragglers(const SliceTable& slices, const SourceTable& sources, const Reroutes& reroutes,
+  Stragglers(const SliceTable& slices, const BatchSources& sources, const Reroutes& reroutes,
              const BatchOptions& options)
       : slices_(slices), sources_(sources), reroutes_(reroutes), options_(options) {}
 
@@ -29,7 +29,7 @@ class Stragglers {
   bool is_victim(PathId path, SourceIndex thief) const;
 
   const SliceTable& slices_;
-  const SourceTable& sources_;
+  const BatchSources& sources_;
   const Reroutes& reroutes_;
   const BatchOptions& options_;
 };

@@ -11,8 +11,8 @@
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
 #include "transport/guarded_op.h"
-#include "transport/read_range.h"
-#include "transport/shm/copy.h"
+#include "transport/read_op.h"
+#include "transport/shm/streaming_copy.h"
 
 namespace rekindle::transport::shm {
 namespace {

@@ -12,8 +12,8 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
-#include "transport/shm/protocol.h"
-#include "transport/types.h"
+#include "transport/read_op.h"
+#include "transport/shm/shm_protocol.h"
 
 namespace rekindle::transport::shm {
 

@@ -16,7 +16,7 @@ namespace {
 
 // Below this, one sendmsg that carries header and payload beats send + sendfile.
 constexpr std::uint64_t kSendfileBytes = 32 << 10;
-constexpr std::size_t kMaxIovecs = 256;
+constexpr std::size_t kMaxSendIovecs = 256;
 
 // The file must still hold what the request wants: the mapping alone cannot tell.
 bool file_covers(const Region& region, std::uint64_t end) {
@@ -106,7 +106,7 @@ Sender::Sent Sender::send_file(int socket, std::uint64_t budget) {
 }
 
 Sender::Sent Sender::send_gathered(int socket, std::uint64_t budget, bool more) {
-  std::array<iovec, kMaxIovecs> parts;
+  std::array<iovec, kMaxSendIovecs> parts;
   std::size_t used = 0;
   const std::size_t header_left = header_.size() - header_sent_;
   if (header_left != 0) parts[used++] = {header_.data() + header_sent_, header_left};

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "transport/registry.h"
-#include "transport/tcp/wire.h"
+#include "transport/tcp/tcp_wire.h"
 
 namespace rekindle::transport::tcp {
 

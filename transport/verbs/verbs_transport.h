@@ -8,8 +8,8 @@
 #include "src/base/result.h"
 #include "transport/path.h"
 #include "transport/registry.h"
-#include "transport/verbs/fabric.h"
-#include "transport/verbs/memory_registrar.h"
+#include "transport/verbs/device/fabric.h"
+#include "transport/verbs/memory/memory_registrar.h"
 
 // The two ends of the RDMA transport (docs/verbs.md).
 namespace rekindle::transport::verbs {

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "src/base/units.h"
+#include "transport/schedule/batch_sources.h"
 #include "transport/schedule/slice_table.h"
-#include "transport/schedule/source_table.h"
 
 namespace rekindle::transport {
 
@@ -41,7 +41,7 @@ class ScheduleFixture : public ::testing::Test {
   BatchOptions options;
   std::vector<SliceInfo> infos;
   SliceTable slices;
-  SourceTable sources;
+  BatchSources sources;
 };
 
 }  // namespace rekindle::transport

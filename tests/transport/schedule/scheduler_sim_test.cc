@@ -18,8 +18,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kSlice = 2 * kMiB;
-constexpr Duration kStep = 10ms;
+constexpr std::uint64_t kSimSlice = 2 * kMiB;
+constexpr Duration kSimStep = 10ms;
 
 // A source of the simulation. Its paths share its speed evenly and serve their slices in order.
 struct SimSource {
@@ -56,7 +56,7 @@ class Simulation {
         scheduler_(
             slices,
             [this](SliceIndex slice) {
-              return SliceInfo{kSlice, candidates_ ? candidates_(slice) : SourceMask(~0ull)};
+              return SliceInfo{kSimSlice, candidates_ ? candidates_(slice) : SourceMask(~0ull)};
             },
             options, now()) {}
 
@@ -66,7 +66,7 @@ class Simulation {
     while (!scheduler_.outcome() && elapsed_ < at_most) {
       join_sources();
       post();
-      elapsed_ += kStep;
+      elapsed_ += kSimStep;
       for (PathId id = 0; id < paths_.size(); ++id) advance(id);
       resolve();
       scheduler_.tick(now());
@@ -119,7 +119,7 @@ class Simulation {
   };
 
   TimePoint now() const { return TimePoint{} + 1s + elapsed_; }
-  Duration drain_time() { return kStep * static_cast<int>(random_() % 4); }
+  Duration drain_time() { return kSimStep * static_cast<int>(random_() % 4); }
 
   void join_sources() {
     for (SourceIndex i = 0; i < sources_.size(); ++i) {
@@ -167,14 +167,14 @@ class Simulation {
     if (elapsed_ >= path.abort_at) return end_path(id, OpStatus::kAborted);
     if (elapsed_ >= source.dies_at) return end_path(id, OpStatus::kPeerLost);
     if (elapsed_ >= source.freezes_at || path.abort_at != Duration::max()) return;
-    double budget = source.bytes_per_second / source.paths * seconds(kStep);
+    double budget = source.bytes_per_second / source.paths * seconds(kSimStep);
     while (budget > 0 && !path.queue.empty()) {
-      const double part = std::min(budget, static_cast<double>(kSlice) - path.landed_of_front);
+      const double part = std::min(budget, static_cast<double>(kSimSlice) - path.landed_of_front);
       path.landed_of_front += part;
       path.landed += part;
       budget -= part;
       source.served += static_cast<std::uint64_t>(part);
-      if (path.landed_of_front + 0.5 < static_cast<double>(kSlice)) break;
+      if (path.landed_of_front + 0.5 < static_cast<double>(kSimSlice)) break;
       end_slice(id, OpStatus::kOk);
     }
     scheduler_.path_progress(id, static_cast<std::uint64_t>(path.landed), now());
@@ -245,7 +245,7 @@ TEST(Scheduler, RandomFleetsFetchEverySliceOnceWhateverHappensToAllSourcesButOne
     ASSERT_TRUE(result.outcome) << result.outcome.error().message();
     expect_each_accepted_once(simulation, slices);
     EXPECT_EQ(result.progress.slices_done, slices);
-    EXPECT_EQ(result.progress.bytes_done, slices * kSlice);
+    EXPECT_EQ(result.progress.bytes_done, slices * kSimSlice);
     for (SliceIndex slice = 0; slice < slices; ++slice) ASSERT_LE(simulation.posts(slice), 16);
   }
 }
@@ -277,7 +277,8 @@ TEST(Scheduler, Row12ASourceAtOnePercentSpeedCostsAtMostHalfOfTheOthersTime) {
   for (const double fast : {2e8, 1e9, 5e9}) {
     for (const int others : {1, 3}) {
       for (const int paths : {1, 4}) {
-        const auto slices = static_cast<SliceIndex>(2.0 * fast * others / kSlice);  // 2 s of work
+        const auto slices =
+            static_cast<SliceIndex>(2.0 * fast * others / kSimSlice);  // 2 s of work
         std::vector<SimSource> sources(static_cast<std::size_t>(others));
         for (auto& source : sources) source = {.bytes_per_second = fast, .paths = paths};
         const Duration alone = Simulation(slices, sources, {}, 1).run().took;

@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kSlice = 1 * kMiB;
+constexpr std::uint64_t kStagedSlice = 1 * kMiB;
 constexpr std::size_t kBuffers = 8;
 
 // Tiles in two halves: source 0 holds all first halves, source 1 all second ones, source 2 is being
@@ -31,7 +31,7 @@ class StagedTiles {
     scheduler_ = std::make_unique<Scheduler>(
         2 * tiles,
         [this](SliceIndex slice) {
-          return SliceInfo{kSlice, candidates_[slice], prospects_[slice], slice & ~1u, 2};
+          return SliceInfo{kStagedSlice, candidates_[slice], prospects_[slice], slice & ~1u, 2};
         },
         options, now_);
   }

@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kSlice = 1 * kMiB;
+constexpr std::uint64_t kSwarmSlice = 1 * kMiB;
 
 // Source 0 holds everything; the others what they are told to have gained.
 class SwarmScheduler : public ::testing::Test {
@@ -27,7 +27,7 @@ class SwarmScheduler : public ::testing::Test {
     scheduler_ = std::make_unique<Scheduler>(
         slices,
         [this](SliceIndex slice) {
-          return SliceInfo{kSlice, candidates_[slice], prospects_[slice], slice, 1, slice};
+          return SliceInfo{kSwarmSlice, candidates_[slice], prospects_[slice], slice, 1, slice};
         },
         options_, now_);
   }
@@ -108,7 +108,7 @@ std::vector<SliceIndex> asked_by(std::uint64_t salt, std::uint64_t neighbours_sa
   Scheduler scheduler(
       slices,
       [](SliceIndex slice) {
-        return SliceInfo{kSlice, SourceMask(1), SourceMask(2), slice, 1, slice};
+        return SliceInfo{kSwarmSlice, SourceMask(1), SourceMask(2), slice, 1, slice};
       },
       options, now);
   scheduler.add_path(0, "source", now);
@@ -144,7 +144,7 @@ TEST_F(SwarmScheduler, TheOrderOfTheBatchHoldsWithinOurPartAndForAllOfItOnceTheN
   constexpr SliceIndex kSlices = 64;
   options_.salt = 17;
   salts_[1] = 4711;
-  start(kSlices, kSlice);
+  start(kSlices, kSwarmSlice);
   connect(0);
   const PathId neighbour = connect(1);
   std::vector<SliceIndex> asked;
@@ -169,7 +169,7 @@ TEST(FirstWindow, GrowsByWhatHasComeUntilTheSourceIsMeasured) {
   Scheduler scheduler(
       100,
       [](SliceIndex) {
-        return SliceInfo{kSlice, SourceMask(1)};
+        return SliceInfo{kSwarmSlice, SourceMask(1)};
       },
       {}, now);
   const PathId path = scheduler.add_path(0, "source", now);
@@ -181,7 +181,7 @@ TEST(FirstWindow, GrowsByWhatHasComeUntilTheSourceIsMeasured) {
   EXPECT_EQ(ask(), 4u);
   EXPECT_EQ(ask(), 4u);
   for (std::uint64_t landed = 1; landed <= 3; ++landed) {
-    scheduler.path_progress(path, landed * kSlice, now);
+    scheduler.path_progress(path, landed * kSwarmSlice, now);
     scheduler.slice_done(path, in_flight.back(), OpStatus::kOk, now);
     scheduler.resolve(in_flight.back(), Verdict::kAccept);
     in_flight.pop_back();
@@ -269,7 +269,8 @@ TEST_F(SwarmScheduler, AnIdleNeighbourTakesNoSliceFromTheSourceWhileThereIsMoreT
   const auto all = posts();
   const auto at_source = all.at(0);
   for (int i = 0; i < 20; ++i) {  // it is measured as fast
-    scheduler_->path_progress(neighbour, static_cast<std::uint64_t>(i + 1) * kSlice / 20, now_);
+    scheduler_->path_progress(neighbour, static_cast<std::uint64_t>(i + 1) * kSwarmSlice / 20,
+                              now_);
     for (const PathId path : paths) {
       scheduler_->path_progress(path, static_cast<std::uint64_t>(i + 1) * 100, now_);
     }
@@ -299,14 +300,14 @@ TEST_F(SwarmScheduler, Row12TheLastSliceOfASlowNeighbourIsTakenByOneThatHoldsItT
   const SliceIndex stuck = all.at(1).at(0);
   const SliceIndex other = all.at(2).at(0);
   for (std::uint64_t i = 1; i <= 20; ++i) {
-    scheduler_->path_progress(fast, i * kSlice / 20, now_);
-    scheduler_->path_progress(slow, i * kSlice / 2000, now_);
+    scheduler_->path_progress(fast, i * kSwarmSlice / 20, now_);
+    scheduler_->path_progress(slow, i * kSwarmSlice / 2000, now_);
     scheduler_->tick(now_ += 10ms);
   }
   finish(other);
   std::vector<PathId> aborts;
   for (std::uint64_t i = 21; i <= 60 && aborts.empty(); ++i) {
-    scheduler_->path_progress(slow, i * kSlice / 2000, now_);
+    scheduler_->path_progress(slow, i * kSwarmSlice / 2000, now_);
     scheduler_->tick(now_ += 10ms);
     aborts = scheduler_->take_aborts();
   }

@@ -1,6 +1,5 @@
 #include "transport/schedule/slice_picker.h"
 
-
 #include "tests/transport/schedule/schedule_fixture.h"
 
 namespace rekindle::transport {

@@ -1,0 +1,209 @@
+// TCP peers that send garbage, stay silent or never read, and sources without descriptors.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <gtest/gtest.h>
+
+#include "src/base/units.h"
+#include "tests/transport/source_process.h"
+#include "tests/transport/test_source.h"
+#include "transport/tcp/tcp_transport.h"
+#include "transport/tcp/tcp_wire.h"
+
+namespace rekindle::transport::testing {
+namespace {
+
+// A blocking socket to 127.0.0.1:port, without a hello.
+UniqueFd raw_socket(std::uint16_t port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    ADD_FAILURE() << "connect: " << std::strerror(errno);
+  }
+  return socket;
+}
+
+void send_bytes(const UniqueFd& socket, std::span<const std::byte> bytes) {
+  (void)!::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
+// Reads until the peer closes; false when it does not.
+bool peer_closes(const UniqueFd& socket) {
+  std::array<std::byte, 4096> sink;
+  while (true) {
+    pollfd entry{socket.get(), POLLIN, 0};
+    if (::poll(&entry, 1, 20'000) != 1) return false;
+    if (::recv(socket.get(), sink.data(), sink.size(), 0) <= 0) return true;
+  }
+}
+
+class TcpHostility : public ::testing::Test, public TestSource<tcp::TcpServer, tcp::ServerOptions> {
+ protected:
+  TcpHostility() : TestSource(tcp::make_connector(), {.listen_host = "127.0.0.1"}) {}
+  std::array<std::byte, tcp::kClientHelloBytes> hello() const {
+    std::array<std::byte, tcp::kClientHelloBytes> frame;
+    tcp::encode(tcp::ClientHello{token_, incarnation_}, frame);
+    return frame;
+  }
+  void expect_service() {
+    const auto path = connect(token_);
+    ASSERT_TRUE(path);
+    std::vector<std::byte> local(segment_.bytes().size());
+    EXPECT_EQ(read_one(*path, {.remote = key_, .local = local.data(), .run_bytes = local.size()}),
+              OpStatus::kOk);
+    EXPECT_EQ(std::memcmp(local.data(), segment_.bytes().data(), local.size()), 0);
+  }
+
+  const TestSegment segment_{256 * kKiB};
+  const RegionKey key_ = add(segment_);
+  const SessionToken token_ = admit({key_});
+};
+
+TEST(TcpShedding, ASourceWithoutDescriptorsShedsNewStreamsServesOldOnesAndRecovers) {
+  SourceUnderTest source("tcp", 1 * kMiB, {}, {{RLIMIT_NOFILE, {32, 32}}});
+  const auto connector = tcp::make_connector();
+  const auto path = connector->connect(source.target(), test_deadline()).value();
+  const auto port = static_cast<std::uint16_t>(std::stoi(source.port()));
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 100; ++i) crowd.push_back(raw_socket(port));
+  std::vector<std::byte> local(1 * kMiB);
+  const ReadOp op{.remote = source.key(), .local = local.data(), .run_bytes = local.size()};
+  EXPECT_EQ(read_one(*path, op), OpStatus::kOk);
+  EXPECT_TRUE(peer_closes(crowd.back())) << "the last one found no descriptor";
+  crowd.clear();
+  EXPECT_TRUE(eventually([&] {
+    auto fresh = connector->connect(source.target(), test_deadline());
+    return fresh && read_one(**fresh, op) == OpStatus::kOk;
+  }));
+}
+
+TEST_F(TcpHostility, GarbageInsteadOfAHelloEndsTheConnectionOnly) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    const UniqueFd socket = raw_socket(server_->port());
+    std::vector<std::byte> bytes(48 + random() % 200);
+    for (auto& byte : bytes) byte = static_cast<std::byte>(random());
+    if (round % 2 == 0) {  // a real hello with a few wrong bytes
+      const auto good = hello();
+      std::copy(good.begin(), good.end(), bytes.begin());
+      for (int i = 0; i < 3; ++i)
+        bytes[random() % 48] ^= static_cast<std::byte>(1 + random() % 255);
+    }
+    send_bytes(socket, bytes);
+    EXPECT_TRUE(peer_closes(socket)) << "round " << round;
+  }
+  expect_service();
+}
+
+TEST_F(TcpHostility, GarbageAndHostileRequestsAfterTheHelloNeverHurtOthers) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto value = [&]() -> std::uint64_t {
+    switch (random() % 6) {
+      case 0:
+        return random();
+      case 1:
+        return ~std::uint64_t{0} - random() % 4096;
+      case 2:
+        return segment_.bytes().size() - random() % 4096;
+      case 3:
+        return std::uint64_t{1} << random() % 64;
+      default:
+        return random() % 4096;
+    }
+  };
+  for (int round = 0; round < 300; ++round) {
+    const UniqueFd socket = raw_socket(server_->port());
+    send_bytes(socket, hello());
+    std::vector<std::byte> bytes;
+    for (int i = 0; i < 40; ++i) {
+      std::array<std::byte, tcp::kRequestBytes> frame;
+      RegionKey key = key_;
+      if (random() % 8 == 0) key = {static_cast<std::uint32_t>(value()), key.generation};
+      tcp::encode(
+          tcp::Request{
+              .wr_id = value(), .region = key, .range = {value(), value(), value(), value()}},
+          frame);
+      if (random() % 30 == 0) frame[random() % 8] ^= std::byte{1};
+      bytes.insert(bytes.end(), frame.begin(), frame.end());
+    }
+    if (round % 3 == 0) bytes.resize(random() % bytes.size());
+    send_bytes(socket, bytes);
+    if (round % 4 == 0) {  // reads some of the answers before it leaves
+      std::array<std::byte, 8192> sink;
+      ::recv(socket.get(), sink.data(), sink.size(), 0);
+    }
+  }
+  expect_service();
+  EXPECT_TRUE(eventually([&] { return server_->stats().connections == 0; }));
+  EXPECT_EQ(registry_.reader_count(key_), 0u);
+}
+
+TEST_F(TcpHostility, AThousandSilentSocketsCostAThousandSocketsAndNothingElse) {
+  serve({.listen_host = "127.0.0.1", .max_pending_hellos = 100, .hello_timeout = 500ms});
+  std::vector<UniqueFd> idle;
+  for (int i = 0; i < 1000; ++i) {
+    idle.push_back(raw_socket(server_->port()));
+    if (i % 250 == 0) expect_service();
+  }
+  expect_service();
+  EXPECT_LE(server_->stats().connections, 110u);
+  EXPECT_TRUE(eventually([&] { return server_->stats().connections == 0; }));
+  for (const UniqueFd& socket : idle) ASSERT_TRUE(peer_closes(socket));
+  EXPECT_EQ(server_->stats().shed, 1000u);
+}
+
+TEST_F(TcpHostility, ConnectionsBeyondTheCapAreClosedAtOnce) {
+  serve({.listen_host = "127.0.0.1", .max_connections = 8, .hello_timeout = 60s});
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 8; ++i) crowd.push_back(raw_socket(server_->port()));
+  ASSERT_TRUE(eventually([&] { return server_->stats().connections == 8; }));
+  const UniqueFd extra = raw_socket(server_->port());
+  EXPECT_TRUE(peer_closes(extra));
+  crowd.clear();
+  ASSERT_TRUE(eventually([&] { return server_->stats().connections == 0; }));
+  expect_service();
+}
+
+TEST_F(TcpHostility, AHelloThatTricklesInIsCutOffAtTheDeadline) {
+  serve({.listen_host = "127.0.0.1", .hello_timeout = 300ms});
+  const UniqueFd socket = raw_socket(server_->port());
+  const auto frame = hello();
+  for (std::size_t i = 0; i + 1 < frame.size(); ++i) {
+    send_bytes(socket, std::span(frame).subspan(i, 1));
+    ::usleep(20'000);
+  }
+  EXPECT_TRUE(peer_closes(socket));
+}
+
+TEST_F(TcpHostility, APeerThatNeverReadsLosesItsStreamAndLetsTheRegionGo) {
+  serve({.listen_host = "127.0.0.1", .stall_timeout = 200ms});
+  const TestSegment large(32 * kMiB);
+  const RegionKey key = registry_.add(large.bytes(), large.fd(), 0, {}, nullptr);
+  registry_.admit({.token = token_, .puller = "test", .regions = {key_, key}});
+  const UniqueFd socket = raw_socket(server_->port());
+  send_bytes(socket, hello());
+  std::array<std::byte, tcp::kRequestBytes> frame;
+  tcp::encode(tcp::Request{.region = key, .range = {0, large.bytes().size(), 1, 0}}, frame);
+  send_bytes(socket, frame);
+  send_bytes(socket, frame);
+  EXPECT_TRUE(eventually([&] { return registry_.reader_count(key) == 1; }));
+  expect_service();
+  EXPECT_TRUE(eventually([&] { return registry_.reader_count(key) == 0; }));
+  EXPECT_EQ(server_->stats().connections, 0u);
+}
+
+}  // namespace
+}  // namespace rekindle::transport::testing

@@ -1,0 +1,53 @@
+#include "transport/read_op.h"
+
+namespace rekindle::transport {
+
+std::string_view to_string(OpStatus status) {
+  switch (status) {
+    case OpStatus::kOk:
+      return "ok";
+    case OpStatus::kStale:
+      return "stale";
+    case OpStatus::kDenied:
+      return "denied";
+    case OpStatus::kInvalid:
+      return "invalid";
+    case OpStatus::kPeerLost:
+      return "peer lost";
+    case OpStatus::kTimeout:
+      return "timeout";
+    case OpStatus::kAborted:
+      return "aborted";
+    case OpStatus::kFault:
+      return "fault";
+    case OpStatus::kLocalFault:
+      return "the destination cannot be written";
+  }
+  return "unknown";
+}
+
+ErrorCode to_error_code(OpStatus status) {
+  switch (status) {
+    case OpStatus::kOk:
+      break;  // not an error: asking is a bug
+    case OpStatus::kStale:
+      return ErrorCode::kStale;
+    case OpStatus::kDenied:
+      return ErrorCode::kDenied;
+    case OpStatus::kInvalid:
+      return ErrorCode::kInvalid;
+    case OpStatus::kPeerLost:
+      return ErrorCode::kPeerLost;
+    case OpStatus::kTimeout:
+      return ErrorCode::kTimeout;
+    case OpStatus::kAborted:
+      return ErrorCode::kUnavailable;
+    case OpStatus::kFault:
+      return ErrorCode::kCorrupt;
+    case OpStatus::kLocalFault:
+      return ErrorCode::kInternal;
+  }
+  return ErrorCode::kInternal;
+}
+
+}  // namespace rekindle::transport

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "transport/engine.h"
+#include "transport/schedule/goodput.h"
+
+namespace rekindle::transport {
+
+// Numbers the paths of one batch. A number is never used again.
+using PathId = std::uint32_t;
+
+struct LostSource {
+  SourceIndex source = 0;
+  Error cause;
+};
+
+// The sources of one batch and their paths: what is in flight on each, how fast each source is,
+// which path has room, and when a source is lost. A source is lost once its last path has drained;
+// only then may it come back.
+class BatchSources {
+ public:
+  enum class PathPhase : std::uint8_t { kTakesSlices, kDraining, kClosed };
+  struct Path {
+    PathPhase phase = PathPhase::kTakesSlices;
+    // Cut for want of speed: its slices go to other sources first.
+    bool slow = false;
+    // Why the path ends.
+    std::string why;
+    ErrorCode why_code = ErrorCode::kPeerLost;
+    std::vector<SliceIndex> slices;  // in flight
+    std::uint64_t bytes_in_flight = 0;
+    std::uint64_t bytes_landed = 0;
+    std::uint64_t last_posted = 0;  // counted in posts of the batch
+    PathStats stats;
+
+    SourceIndex source() const { return stats.source; }
+    bool takes_slices() const { return phase == PathPhase::kTakesSlices; }
+  };
+  enum class Presence : std::uint8_t { kUnknown, kPresent, kLost };
+  struct Source {
+    Presence presence = Presence::kUnknown;
+    std::vector<PathId> paths;  // those that take slices
+    std::size_t draining = 0;   // paths that were aborted and are not closed yet
+    std::uint64_t bytes_in_flight = 0;
+    GoodputMeter goodput;
+    int strikes = 0;
+    // A verdict on the source goes before the end of one of its paths.
+    std::optional<Error> verdict;
+    std::optional<Error> last_path_end;
+    SourceStats stats;
+  };
+
+  explicit BatchSources(const BatchOptions& options) : options_(options), sources_(kMaxSources) {}
+
+  const Source& source(SourceIndex index) const { return sources_[index]; }
+  const Path& path(PathId id) const { return paths_[id]; }
+  PathId path_count() const { return static_cast<PathId>(paths_.size()); }
+  // Sources with a path that takes slices.
+  SourceMask living() const { return living_; }
+  // Sources with a path that was aborted and is not closed yet.
+  SourceMask draining() const;
+
+  PathId add_path(SourceIndex source, std::string description, std::string home);
+  // The path takes no slices any more. take_aborts() names it, and path_closed() follows.
+  void abort_path(PathId path, ErrorCode code, const std::string& why);
+  // The same for a path that was too slow for its slices.
+  void abort_slow_path(PathId path, ErrorCode code, const std::string& why);
+  // Nothing is in flight on the path: it has drained, or it broke.
+  void path_closed(PathId path, const std::string& why);
+  // A verdict on the source ends all its paths.
+  void lose(SourceIndex source, const Error& cause);
+  // A bad slice. Enough of them lose the source.
+  void strike(SourceIndex source, const std::string& cause);
+  // Ends all paths. From now on no source counts as lost.
+  void end_batch();
+
+  // The path of this source with the least in flight, if the source's window has room for `bytes`.
+  // One slice always fits on a source with nothing in flight.
+  std::optional<PathId> path_with_room(SourceIndex source, std::uint64_t bytes) const;
+  void post(PathId path, SliceIndex slice, std::uint64_t bytes);
+  void unpost(PathId path, SliceIndex slice, std::uint64_t bytes);
+
+  // The count of bytes that have landed on a path. False: nothing is new.
+  bool bytes_landed(PathId path, std::uint64_t total);
+  void sample_goodput(Duration elapsed);
+
+  void count_landed(PathId path, std::uint64_t bytes);
+  void count_failed(PathId path) { ++paths_[path].stats.failures; }
+  void count_accepted(SourceIndex source, std::uint64_t bytes);
+  void count_fault(SourceIndex source) { ++sources_[source].stats.failures; }
+
+  std::vector<PathId> take_aborts();
+  std::vector<LostSource> take_lost();
+  // Why the last path or source was lost, for messages.
+  const std::string& last_cause() const { return last_cause_; }
+  // Fills in the parts of `progress` that are about sources and paths.
+  void report(BatchProgress& progress) const;
+
+ private:
+  std::uint64_t window_bytes(const Source& source) const;
+  void retire(PathId path, PathPhase phase, const std::string& why);
+  void report_lost_if_gone(SourceIndex source);
+
+  const BatchOptions& options_;
+  std::vector<Source> sources_;
+  std::vector<Path> paths_;
+  SourceMask living_;
+  std::uint64_t posts_ = 0;
+  bool ended_ = false;
+  std::string last_cause_ = "no source was connected";
+  std::vector<PathId> aborts_;
+  std::vector<LostSource> lost_;
+};
+
+}  // namespace rekindle::transport

@@ -1,0 +1,47 @@
+#include "transport/session_hello.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+
+#include <poll.h>
+
+namespace rekindle::transport {
+
+Result<void> check_hello(const HelloAnswer& answer, const HelloProtocol& protocol,
+                         const PathTarget& target) {
+  switch (answer.status) {
+    case HelloStatus::kOk:
+      break;
+    case HelloStatus::kDenied:
+      return fail(ErrorCode::kDenied, "the session is not known there: ask for a new grant");
+    case HelloStatus::kVersion:
+      return fail(ErrorCode::kInvalid, "the peer speaks {} protocol {}, this side {}",
+                  protocol.name, answer.version, protocol.version);
+    case HelloStatus::kBusy:
+      return fail(ErrorCode::kUnavailable, "{}", protocol.busy);
+    case HelloStatus::kStale:
+    default:
+      return fail(ErrorCode::kStale, "another incarnation serves there: look the source up again");
+  }
+  if (answer.incarnation != target.incarnation) {
+    return fail(ErrorCode::kStale, "another incarnation answered: look the source up again");
+  }
+  return {};
+}
+
+Result<void> wait_ready(int fd, short events, TimePoint deadline, std::string_view what) {
+  constexpr std::int64_t kLongestPollMs = 60'000;
+  while (true) {
+    const Duration left = deadline - std::chrono::steady_clock::now();
+    const std::int64_t ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+    pollfd entry{fd, events, 0};
+    const int rc =
+        ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(ms, 0, kLongestPollMs)));
+    if (rc > 0) return {};
+    if (rc == 0 && ms <= kLongestPollMs) return fail(ErrorCode::kTimeout, "{} in time", what);
+    if (rc < 0 && errno != EINTR) return fail_errno(errno, "poll");
+  }
+}
+
+}  // namespace rekindle::transport

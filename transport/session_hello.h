@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "src/base/clock.h"
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/path.h"
+
+// The first exchange on a connection of the tcp and shm transports. The client names its session
+// and the incarnation that it means to reach. The server admits it, or says why not.
+namespace rekindle::transport {
+
+enum class HelloStatus : std::uint32_t {
+  kOk = 0,
+  kDenied = 1,   // unknown or revoked session
+  kStale = 2,    // another incarnation lives here
+  kVersion = 3,  // the server speaks another version only
+  kBusy = 4,     // too many connections
+};
+
+// How a transport's protocol is called in messages.
+struct HelloProtocol {
+  std::string_view name;
+  std::uint32_t version = 0;
+  std::string_view busy;  // the meaning of kBusy
+};
+
+struct HelloAnswer {
+  HelloStatus status = HelloStatus::kOk;
+  std::uint32_t version = 0;
+  Incarnation incarnation;
+};
+
+// The client's verdict on the answer: kDenied, kStale, kInvalid (versions differ) or kUnavailable
+// (busy).
+Result<void> check_hello(const HelloAnswer& answer, const HelloProtocol& protocol,
+                         const PathTarget& target);
+
+// Waits until `fd` is ready. kTimeout at the deadline: `what` tells which event did not come.
+Result<void> wait_ready(int fd, short events, TimePoint deadline, std::string_view what);
+
+}  // namespace rekindle::transport

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "transport/tcp/tcp_socket.h"
+
+namespace rekindle::transport::tcp {
+
+// A listening socket that survives running out of descriptors: it keeps one in reserve, gives it up
+// to take a waiting connection and close it at once, so that peers hear a clear end instead of
+// hanging in the backlog.
+class Listener {
+ public:
+  // `host` empty: every address, both families where the kernel has IPv6.
+  static Result<Listener> bind(const std::string& host, std::uint16_t port);
+
+  int fd() const { return socket_.get(); }
+  std::uint16_t port() const { return port_; }
+
+  enum class Outcome { kDrained, kMore, kExhausted };
+  // Takes up to a turn's worth of connections. kExhausted: nothing can be accepted now, try again
+  // later. `shed` counts the connections that were closed for lack of descriptors.
+  Outcome accept_some(const std::function<void(UniqueFd)>& take, std::uint64_t& shed);
+
+ private:
+  Listener(UniqueFd socket, std::uint16_t port);
+  bool shed_one();
+
+  UniqueFd socket_;
+  std::uint16_t port_ = 0;
+  UniqueFd spare_;
+};
+
+}  // namespace rekindle::transport::tcp

@@ -1,0 +1,214 @@
+#include "transport/tcp/tcp_path.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "src/base/log.h"
+#include "transport/tcp/tcp_socket.h"
+
+namespace rekindle::transport::tcp {
+namespace {
+
+constexpr std::size_t kOutBytes = 64 << 10;
+constexpr std::size_t kMaxReceiveIovecs = 128;
+// Per poll() and per recvmsg: bounds a turn, so that a poller's other paths get theirs.
+constexpr std::uint64_t kReceiveTurnBytes = 4 << 20;
+constexpr std::uint64_t kReceiveBytes = 1 << 20;
+
+}  // namespace
+
+TcpPath::TcpPath(UniqueFd socket)
+    : socket_(std::move(socket)),
+      description_(fmt::format("tcp {} -> {}", local_address(socket_.get()).to_string(),
+                               peer_address(socket_.get()).to_string())),
+      ring_(kMaxInFlight),
+      out_(kOutBytes) {}
+
+TcpPath::~TcpPath() {
+  assert(count_ == 0 && "a Path with ops in flight was destroyed: abort() and poll() first");
+  reset_and_close(socket_);
+}
+
+void TcpPath::push(const ReadOp& op) {
+  encode(Request{.wr_id = op.wr_id,
+                 .region = op.remote,
+                 .range = {op.remote_offset, op.run_bytes, op.count, op.remote_stride}},
+         std::span<std::byte, kRequestBytes>(out_.data() + out_end_, kRequestBytes));
+  out_end_ += kRequestBytes;
+  ring_[(head_ + count_) % kMaxInFlight] = {
+      op.wr_id, op.local, op.run_bytes, op.local_stride,
+      // An overflowing product is refused by the server, too; nothing lands for it.
+      payload_bytes(op.run_bytes, op.count).value_or(0)};
+  ++count_;
+}
+
+Completion TcpPath::pop(OpStatus status) {
+  const Completion completion{front().wr_id, status};
+  ++head_;
+  --count_;
+  return completion;
+}
+
+Result<std::size_t> TcpPath::post(std::span<const ReadOp> ops) {
+  if (broken_) {
+    return fail(ErrorCode::kPeerLost, "{}: {}", description_, broken_reason_);
+  }
+  if (out_begin_ != 0 && out_.size() - out_end_ < ops.size() * kRequestBytes) {
+    std::memmove(out_.data(), out_.data() + out_begin_, out_end_ - out_begin_);
+    out_end_ -= out_begin_;
+    out_begin_ = 0;
+  }
+  std::size_t taken = 0;
+  while (taken < ops.size() && count_ < kMaxInFlight && out_.size() - out_end_ >= kRequestBytes) {
+    push(ops[taken++]);
+  }
+  flush();
+  return taken;
+}
+
+void TcpPath::flush() {
+  while (!broken_ && out_begin_ != out_end_) {
+    const ssize_t n = ::send(socket_.get(), out_.data() + out_begin_, out_end_ - out_begin_,
+                             MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n >= 0) {
+      out_begin_ += static_cast<std::size_t>(n);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return;
+    } else if (errno != EINTR) {
+      // Answers that have arrived are still to be read: receive() reports the end.
+      break;
+    }
+  }
+  out_begin_ = out_end_ = 0;
+}
+
+std::size_t TcpPath::poll(std::span<Completion> out) {
+  std::size_t filled = 0;
+  flush();
+  const std::uint64_t turn_end = bytes_landed_ + kReceiveTurnBytes;
+  while (!broken_ && filled < out.size()) {
+    if (in_payload_ && payload_left_ == 0) {
+      in_payload_ = false;
+      out[filled++] = pop(OpStatus::kOk);
+    } else if (!in_payload_ && header_used_ == header_.size()) {
+      if (const auto completion = take_header()) out[filled++] = *completion;
+    } else if (bytes_landed_ >= turn_end || !receive()) {
+      break;
+    }
+  }
+  while (broken_ && count_ != 0 && filled < out.size()) {
+    const bool landed = std::exchange(in_payload_, false) && payload_left_ == 0;
+    out[filled++] = pop(landed ? OpStatus::kOk : *broken_);
+  }
+  return filled;
+}
+
+bool TcpPath::receive() {
+  std::array<iovec, kMaxReceiveIovecs> parts;
+  std::size_t used = 0;
+  std::uint64_t planned = 0;
+  if (in_payload_) {
+    const InFlight& op = front();
+    const std::uint64_t limit = std::min(payload_left_, kReceiveBytes);
+    std::uint64_t run = run_;
+    std::uint64_t skip = run_landed_;
+    while (planned < limit && used < parts.size() - 1) {
+      const std::uint64_t size = std::min(op.run_bytes - skip, limit - planned);
+      parts[used++] = {op.local + run * op.local_stride + skip, size};
+      planned += size;
+      ++run;
+      skip = 0;
+    }
+  }
+  const bool with_header = !in_payload_ || planned == payload_left_;
+  if (with_header) parts[used++] = {header_.data() + header_used_, header_.size() - header_used_};
+
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = used;
+  const ssize_t n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  if (n > 0) {
+    const auto moved = static_cast<std::uint64_t>(n);
+    const std::uint64_t of_payload = std::min(moved, planned);
+    land(of_payload);
+    header_used_ += moved - of_payload;
+    return true;
+  }
+  if (n == 0) {
+    break_path(OpStatus::kPeerLost, "the peer closed the stream");
+  } else if (errno == EINTR) {
+    return true;
+  } else if (errno == EFAULT) {
+    // The destination is not writable memory any more: the caller's file was truncated.
+    break_path(OpStatus::kLocalFault, "the destination cannot be written");
+  } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
+    break_path(OpStatus::kPeerLost, errno_error(errno, "receive").message());
+  }
+  return false;
+}
+
+void TcpPath::land(std::uint64_t bytes) {
+  bytes_landed_ += bytes;
+  payload_left_ -= bytes;
+  const std::uint64_t run_bytes = front().run_bytes;
+  while (bytes != 0) {
+    const std::uint64_t here = std::min(bytes, run_bytes - run_landed_);
+    run_landed_ += here;
+    bytes -= here;
+    if (run_landed_ == run_bytes) {
+      ++run_;
+      run_landed_ = 0;
+    }
+  }
+}
+
+std::optional<Completion> TcpPath::take_header() {
+  header_used_ = 0;
+  const auto response = decode_response(header_);
+  if (!response) {
+    break_path(OpStatus::kPeerLost, response.error().message());
+    return std::nullopt;
+  }
+  if (count_ == 0 || response->wr_id != front().wr_id) {
+    break_path(OpStatus::kPeerLost, "the peer answered a request that was not next");
+    return std::nullopt;
+  }
+  const bool ok = response->status == OpStatus::kOk;
+  if (response->bytes != (ok ? front().total : 0)) {
+    break_path(OpStatus::kPeerLost, "the peer answered with another number of bytes");
+    return std::nullopt;
+  }
+  if (!ok || response->bytes == 0) return pop(response->status);
+  in_payload_ = true;
+  run_ = 0;
+  run_landed_ = 0;
+  payload_left_ = response->bytes;
+  return std::nullopt;
+}
+
+void TcpPath::break_path(OpStatus status, std::string_view why) {
+  broken_ = status;
+  broken_reason_ = why;
+  out_begin_ = out_end_ = 0;
+  // Resets the connection and frees what the kernel holds for it; the descriptor stays readable
+  // (EPOLLHUP), so that whoever waits on it keeps polling.
+  sockaddr unspecified{};
+  unspecified.sa_family = AF_UNSPEC;
+  if (::connect(socket_.get(), &unspecified, sizeof unspecified) != 0) {
+    (void)::shutdown(socket_.get(), SHUT_RDWR);
+  }
+  log::debug("tcp.path.end", "path", description_, "why", broken_reason_, "in_flight", count_);
+}
+
+void TcpPath::abort() {
+  if (broken_) return;
+  break_path(OpStatus::kAborted, "aborted");
+}
+
+}  // namespace rekindle::transport::tcp

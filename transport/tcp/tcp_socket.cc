@@ -1,0 +1,162 @@
+#include "transport/tcp/tcp_socket.h"
+
+#include <algorithm>
+#include <charconv>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+
+namespace rekindle::transport::tcp {
+namespace {
+
+constexpr int kUserTimeoutMs = 30'000;
+constexpr int kKeepaliveIdleSeconds = 10;
+constexpr int kKeepaliveIntervalSeconds = 5;
+constexpr int kKeepaliveProbes = 3;
+
+void set_option(int fd, int level, int name, int value) {
+  // Backstops and tuning: a kernel without one of them still works.
+  (void)::setsockopt(fd, level, name, &value, sizeof value);
+}
+
+struct Lookup {
+  int rc = 0;
+  std::vector<SocketAddress> addresses;
+};
+
+Lookup look_up(const std::string& host, std::uint16_t port, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  Lookup result;
+  result.rc = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  for (const addrinfo* item = list; item != nullptr; item = item->ai_next) {
+    SocketAddress address;
+    if (item->ai_addrlen > sizeof address.storage) continue;
+    std::memcpy(&address.storage, item->ai_addr, item->ai_addrlen);
+    address.length = item->ai_addrlen;
+    result.addresses.push_back(address);
+  }
+  if (list != nullptr) ::freeaddrinfo(list);
+  return result;
+}
+
+struct PendingLookup {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  Lookup result;
+};
+
+}  // namespace
+
+std::uint16_t SocketAddress::port() const {
+  if (storage.ss_family == AF_INET) {
+    return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  }
+  return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
+}
+
+std::string SocketAddress::to_string() const {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (storage.ss_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&storage);
+    ::inet_ntop(AF_INET, &v4->sin_addr, text, sizeof text);
+  } else if (storage.ss_family == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&storage);
+    if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+      ::inet_ntop(AF_INET, &v6->sin6_addr.s6_addr[12], text, sizeof text);
+    } else {
+      ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof text);
+    }
+  } else {
+    return "unknown";
+  }
+  return format_endpoint(text, port());
+}
+
+std::string format_endpoint(std::string_view host, std::uint16_t port) {
+  const bool bare_v6 = host.find(':') != std::string_view::npos && !host.starts_with('[');
+  return bare_v6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
+Result<HostPort> parse_endpoint(std::string_view endpoint) {
+  const auto colon = endpoint.rfind(':');
+  if (colon == std::string_view::npos || colon == 0 || endpoint.size() > 300) {
+    return fail(ErrorCode::kInvalid, "data endpoint '{}' is not HOST:PORT", endpoint.substr(0, 80));
+  }
+  std::string_view host = endpoint.substr(0, colon);
+  const std::string_view digits = endpoint.substr(colon + 1);
+  std::uint16_t port = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
+  if (error != std::errc{} || end != digits.data() + digits.size() || port == 0) {
+    return fail(ErrorCode::kInvalid, "data endpoint '{}' has no valid port", endpoint);
+  }
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  if (host.empty()) return fail(ErrorCode::kInvalid, "data endpoint '{}' names no host", endpoint);
+  return HostPort{std::string(host), port};
+}
+
+Result<std::vector<SocketAddress>> resolve(const HostPort& target, TimePoint deadline) {
+  Lookup numeric = look_up(target.host, target.port, AI_NUMERICHOST);
+  if (numeric.rc == 0 && !numeric.addresses.empty()) return std::move(numeric.addresses);
+
+  auto pending = std::make_shared<PendingLookup>();
+  std::thread([pending, target] {
+    Lookup result = look_up(target.host, target.port, 0);
+    const std::lock_guard lock(pending->mutex);
+    pending->result = std::move(result);
+    pending->done = true;
+    pending->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(pending->mutex);
+  if (!pending->changed.wait_until(lock, deadline, [&] { return pending->done; })) {
+    return fail(ErrorCode::kTimeout, "look up {}: no answer from the name service in time",
+                target.host);
+  }
+  if (pending->result.rc != 0 || pending->result.addresses.empty()) {
+    return fail(ErrorCode::kNotFound, "look up {}: {}", target.host,
+                ::gai_strerror(pending->result.rc));
+  }
+  return std::move(pending->result.addresses);
+}
+
+SocketAddress local_address(int fd) {
+  SocketAddress address;
+  address.length = sizeof address.storage;
+  if (::getsockname(fd, address.get(), &address.length) != 0) return {};
+  return address;
+}
+
+SocketAddress peer_address(int fd) {
+  SocketAddress address;
+  address.length = sizeof address.storage;
+  if (::getpeername(fd, address.get(), &address.length) != 0) return {};
+  return address;
+}
+
+void tune_stream(int fd) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveIdleSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveIntervalSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveProbes);
+}
+
+void reset_and_close(UniqueFd& fd) {
+  if (!fd) return;
+  const linger reset{.l_onoff = 1, .l_linger = 0};
+  (void)::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  fd.reset();
+}
+
+}  // namespace rekindle::transport::tcp

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "src/base/clock.h"
+#include "src/base/result.h"
+#include "src/base/unique_fd.h"
+
+// Socket plumbing that both ends share.
+namespace rekindle::transport::tcp {
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  std::uint16_t port() const;
+  std::string to_string() const;  // "10.0.0.2:7401", "[fd00::2]:7401"; v4-mapped as v4
+};
+
+// "host:port", "[v6]:port".
+std::string format_endpoint(std::string_view host, std::uint16_t port);
+struct HostPort {
+  std::string host;
+  std::uint16_t port = 0;
+};
+Result<HostPort> parse_endpoint(std::string_view endpoint);
+
+// Every address of `host`. Numeric ones never block; a name is looked up in a thread of its own,
+// which is left behind when the deadline passes first.
+Result<std::vector<SocketAddress>> resolve(const HostPort& target, TimePoint deadline);
+
+SocketAddress local_address(int fd);
+SocketAddress peer_address(int fd);
+
+// No delay; keepalive and TCP_USER_TIMEOUT as backstops against peers that vanish.
+void tune_stream(int fd);
+// Closes with a reset, so that the kernel drops what it still holds for the peer.
+void reset_and_close(UniqueFd& fd);
+
+}  // namespace rekindle::transport::tcp

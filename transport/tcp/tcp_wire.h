@@ -1,0 +1,59 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/read_op.h"
+#include "transport/session_hello.h"
+
+// The data-stream format (docs/wire-tcp.md): fixed-size little-endian frames. Encoding writes whole
+// frames; decoding takes whole frames and trusts nothing in them.
+namespace rekindle::transport::tcp {
+
+inline constexpr std::uint16_t kWireVersion = 1;
+
+inline constexpr std::size_t kClientHelloBytes = 48;
+inline constexpr std::size_t kServerHelloBytes = 32;
+inline constexpr std::size_t kRequestBytes = 56;
+inline constexpr std::size_t kResponseBytes = 24;
+
+struct ClientHello {
+  SessionToken token;
+  Incarnation incarnation;  // of the process that the client means to reach
+};
+
+struct ServerHello {
+  std::uint16_t version = kWireVersion;
+  HelloStatus status = HelloStatus::kOk;
+  Incarnation incarnation;  // of the server
+};
+
+struct Request {
+  std::uint64_t wr_id = 0;
+  RegionKey region;
+  StridedRange range;
+};
+
+struct Response {
+  std::uint64_t wr_id = 0;
+  OpStatus status = OpStatus::kOk;
+  std::uint64_t bytes = 0;  // of payload that follow; 0 unless kOk
+};
+
+void encode(const ClientHello& hello, std::span<std::byte, kClientHelloBytes> out);
+void encode(const ServerHello& hello, std::span<std::byte, kServerHelloBytes> out);
+void encode(const Request& request, std::span<std::byte, kRequestBytes> out);
+void encode(const Response& response, std::span<std::byte, kResponseBytes> out);
+
+// kInvalid: these are not our bytes. `version` is set whenever the magic was right.
+Result<ClientHello> decode_client_hello(std::span<const std::byte, kClientHelloBytes> in,
+                                        std::uint16_t& version);
+Result<ServerHello> decode_server_hello(std::span<const std::byte, kServerHelloBytes> in);
+Result<Request> decode_request(std::span<const std::byte, kRequestBytes> in);
+Result<Response> decode_response(std::span<const std::byte, kResponseBytes> in);
+
+}  // namespace rekindle::transport::tcp

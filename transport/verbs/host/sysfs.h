@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/verbs/host/gid.h"
+
+// What the kernel shows of NICs without libibverbs. Everything here takes the directory that is
+// /sys, and gives an empty answer for what is not there.
+namespace rekindle::transport::verbs {
+
+// The first line, without white space at its end.
+std::optional<std::string> read_line(const std::filesystem::path& path);
+std::optional<int> read_int(const std::filesystem::path& path);
+// Names in a directory; "mlx5_2" before "mlx5_10".
+std::vector<std::string> list_names(const std::filesystem::path& directory);
+// "0-3,8": empty when it is not a list of CPUs below 65536.
+std::vector<int> parse_cpu_list(std::string_view text);
+
+// One port as /sys/class/infiniband has it.
+struct PortView {
+  std::string device;
+  std::uint8_t port = 0;
+  std::string state;  // "ACTIVE", "DOWN"
+  LinkLayer link = LinkLayer::kEthernet;
+  std::uint64_t bytes_per_second = 0;  // 0: unknown
+  std::uint16_t lid = 0;
+  std::vector<GidEntry> gids;                    // of those in use
+  std::map<std::uint32_t, std::string> netdevs;  // of their interfaces, by index
+};
+std::vector<PortView> read_ports(const std::filesystem::path& sysfs);
+
+// "400 Gb/sec (4X NDR)" of a port's `rate`; 0: unknown.
+std::uint64_t read_port_rate(const std::filesystem::path& sysfs, std::string_view device,
+                             std::uint8_t port);
+
+}  // namespace rekindle::transport::verbs

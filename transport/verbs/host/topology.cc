@@ -1,0 +1,239 @@
+#include "transport/verbs/host/topology.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include "transport/verbs/host/sysfs.h"
+#include "transport/verbs/host/topology_file.h"
+
+namespace rekindle::transport::verbs {
+
+namespace {
+
+bool is_hex(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+  });
+}
+
+// The PCI part of a device's real directory, e.g. …/pci0000:17/0000:17:01.0/0000:18:00.0.
+PciPath pci_path(const std::filesystem::path& device) {
+  PciPath path;
+  std::error_code error;
+  for (const auto& part : std::filesystem::canonical(device, error)) {
+    const std::string name = part.string();
+    const bool root = name.starts_with("pci") && name.find(':') != std::string::npos;
+    const bool function = std::ranges::count(name, ':') == 2 && normalize_bus_id(name).has_value();
+    if (root || (function && !path.empty())) path.push_back(name);
+  }
+  return path;
+}
+
+// The PCI device of a NIC; software devices have the one of the interface that they sit on.
+std::filesystem::path device_of(const std::filesystem::path& sysfs, const std::string& nic) {
+  const auto base = sysfs / "class/infiniband" / nic;
+  std::error_code error;
+  if (std::filesystem::exists(base / "device", error)) return base / "device";
+  std::string netdev = read_line(base / "parent").value_or("");  // soft-RoCE
+  if (netdev.empty()) netdev = read_line(base / "ports/1/gid_attrs/ndevs/0").value_or("");
+  if (netdev.empty() || netdev.find('/') != std::string::npos) return {};
+  return sysfs / "class/net" / netdev / "device";
+}
+
+std::vector<NumaNode> read_nodes(const std::filesystem::path& sysfs) {
+  const auto base = sysfs / "devices/system/node";
+  std::vector<NumaNode> nodes;
+  for (const std::string& name : list_names(base)) {
+    constexpr std::string_view kPrefix = "node";
+    NumaNode node;
+    const char* const last = name.data() + name.size();
+    if (!name.starts_with(kPrefix) || name.size() == kPrefix.size()) continue;
+    if (std::from_chars(name.data() + kPrefix.size(), last, node.id).ptr != last) continue;
+    node.cpus = parse_cpu_list(read_line(base / name / "cpulist").value_or(""));
+    nodes.push_back(std::move(node));
+  }
+  for (NumaNode& node : nodes) {  // "10 21": to every node, in order
+    const auto text = read_line(base / ("node" + std::to_string(node.id)) / "distance");
+    std::istringstream stream(text.value_or(""));
+    int value = 0;
+    for (const NumaNode& other : nodes) {
+      if (stream >> value) node.distances[other.id] = value;
+    }
+  }
+  return nodes;
+}
+
+std::vector<GpuPlace> read_gpus(const std::filesystem::path& sysfs) {
+  std::vector<GpuPlace> gpus;
+  const auto base = sysfs / "bus/pci/devices";
+  for (const std::string& name : list_names(base)) {
+    const std::string vendor = read_line(base / name / "vendor").value_or("");
+    const std::string kind = read_line(base / name / "class").value_or("");
+    // NVIDIA's display and 3D controllers; their audio functions and switches are something else.
+    if (vendor != "0x10de" || !(kind.starts_with("0x0300") || kind.starts_with("0x0302"))) continue;
+    gpus.push_back({normalize_bus_id(name).value_or(name), pci_path(base / name),
+                    read_int(base / name / "numa_node").value_or(-1)});
+  }
+  return gpus;
+}
+
+}  // namespace
+
+std::string_view to_string(Distance distance) {
+  switch (distance) {
+    case Distance::kPix:
+      return "PIX";
+    case Distance::kPxb:
+      return "PXB";
+    case Distance::kPhb:
+      return "PHB";
+    case Distance::kNode:
+      return "NODE";
+    case Distance::kSys:
+      return "SYS";
+  }
+  return "?";
+}
+
+std::optional<std::string> normalize_bus_id(std::string_view text) {
+  std::string_view domain = "0000";
+  if (std::ranges::count(text, ':') == 2) {
+    domain = text.substr(0, text.find(':'));
+    text.remove_prefix(domain.size() + 1);
+    while (domain.size() > 4 && domain.front() == '0') domain.remove_prefix(1);
+  }
+  // BB:DD.F
+  const bool good = is_hex(domain) && domain.size() >= 4 && domain.size() <= 8 &&
+                    text.size() == 7 && text[2] == ':' && text[5] == '.' &&
+                    is_hex(text.substr(0, 2)) && is_hex(text.substr(3, 2)) &&
+                    is_hex(text.substr(6));
+  if (!good) return std::nullopt;
+  std::string result = fmt::format("{}:{}", domain, text);
+  std::ranges::transform(result, result.begin(), [](char c) {
+    return c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return result;
+}
+
+Topology Topology::read(const std::filesystem::path& sysfs) {
+  Topology topology;
+  topology.nodes_ = read_nodes(sysfs);
+  topology.gpus_ = read_gpus(sysfs);
+  // Virtual machines say -1, also where there is one node only.
+  const auto& nodes = topology.nodes_;
+  const auto known = [&](int id) { return id < 0 && nodes.size() == 1 ? nodes[0].id : id; };
+  for (GpuPlace& gpu : topology.gpus_) gpu.numa_node = known(gpu.numa_node);
+  for (const std::string& name : list_names(sysfs / "class/infiniband")) {
+    NicPlace nic;
+    nic.name = name;
+    if (const auto device = device_of(sysfs, name); !device.empty()) {
+      nic.pci = pci_path(device);
+      nic.numa_node = read_int(device / "numa_node").value_or(-1);
+      nic.cpus = parse_cpu_list(read_line(device / "local_cpulist").value_or(""));
+    }
+    nic.numa_node = known(nic.numa_node);
+    if (const NumaNode* node = topology.node(nic.numa_node)) nic.cpus = node->cpus;
+    topology.nics_.push_back(std::move(nic));
+  }
+  return topology;
+}
+
+Result<Topology> Topology::open(const std::filesystem::path& sysfs,
+                                const std::filesystem::path& file) {
+  constexpr std::size_t kMaxBytes = 1 << 20;
+  Topology topology = read(sysfs);
+  if (file.empty()) return topology;
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) return fail_errno(errno, fmt::format("topology file {}", file.string()));
+  std::string text(kMaxBytes + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(stream.gcount()));
+  if (stream.bad() || text.size() > kMaxBytes) {
+    return fail(ErrorCode::kInvalid, "topology file {}: cannot be read, or larger than 1 MiB",
+                file.string());
+  }
+  TRY_VOID(topology.apply(text, fmt::format("topology file {}", file.string())));
+  return topology;
+}
+
+const NicPlace* Topology::nic(std::string_view name) const {
+  const auto it = std::ranges::find(nics_, name, &NicPlace::name);
+  return it == nics_.end() ? nullptr : &*it;
+}
+
+const GpuPlace* Topology::gpu(std::string_view bus_id) const {
+  const auto wanted = normalize_bus_id(bus_id);
+  const auto it = std::ranges::find(gpus_, wanted.value_or(""), &GpuPlace::bus_id);
+  return it == gpus_.end() ? nullptr : &*it;
+}
+
+const NumaNode* Topology::node(int id) const {
+  const auto it = std::ranges::find(nodes_, id, &NumaNode::id);
+  return it == nodes_.end() ? nullptr : &*it;
+}
+
+Distance Topology::distance(const NicPlace& nic, const GpuPlace& gpu) const {
+  const auto [left, right] = std::ranges::mismatch(nic.pci, gpu.pci);
+  const auto common = left - nic.pci.begin();
+  // Below a switch's downstream port hangs the device: two steps each from what they share.
+  constexpr std::ptrdiff_t kOneSwitch = 2;
+  if (common > 1) {
+    const bool near = nic.pci.end() - left <= kOneSwitch && gpu.pci.end() - right <= kOneSwitch;
+    return near ? Distance::kPix : Distance::kPxb;
+  }
+  // The node is asked first: a virtual machine may put everything under one root.
+  const bool known = nic.numa_node >= 0 && gpu.numa_node >= 0;
+  if (known && nic.numa_node != gpu.numa_node) return Distance::kSys;
+  if (common == 1) return Distance::kPhb;
+  return known ? Distance::kNode : Distance::kSys;
+}
+
+Distance Topology::distance(const NicPlace& nic, int numa_node) const {
+  return nic.numa_node >= 0 && nic.numa_node == numa_node ? Distance::kNode : Distance::kSys;
+}
+
+int Topology::node_distance(int from, int to) const {
+  constexpr int kFar = 255;  // "unreachable" in the firmware's tables
+  const NumaNode* node_from = node(from);
+  if (node_from == nullptr || to < 0) return kFar;
+  if (from == to) return 0;
+  const auto it = node_from->distances.find(to);
+  return it == node_from->distances.end() ? kFar - 1 : it->second;
+}
+
+const std::vector<std::string>* Topology::listed_rails(const Place& place) const {
+  if (!place.gpu.empty()) {
+    const auto it = gpu_rails_.find(normalize_bus_id(place.gpu).value_or(""));
+    if (it != gpu_rails_.end()) return &it->second;
+  }
+  const GpuPlace* const target = place.gpu.empty() ? nullptr : gpu(place.gpu);
+  const int node_id = target != nullptr ? target->numa_node : place.numa_node;
+  if (const auto it = node_rails_.find(node_id); it != node_rails_.end()) return &it->second;
+  return any_rails_.empty() ? nullptr : &any_rails_;
+}
+
+Result<void> Topology::apply(std::string_view json, std::string_view name) {
+  TRY(auto file, TopologyFile::parse(json, name));
+  for (auto& said : file.nics) {
+    const auto nic = std::ranges::find(nics_, said.name, &NicPlace::name);
+    if (nic == nics_.end()) continue;
+    nic->numa_node = said.numa_node.value_or(nic->numa_node);
+    if (!said.cpus.empty()) {
+      nic->cpus = std::move(said.cpus);
+    } else if (const NumaNode* const at = node(nic->numa_node)) {
+      nic->cpus = at->cpus;
+    }
+  }
+  for (const auto& said : file.gpus) {
+    const auto gpu = std::ranges::find(gpus_, said.bus_id, &GpuPlace::bus_id);
+    if (gpu != gpus_.end()) gpu->numa_node = said.numa_node.value_or(gpu->numa_node);
+  }
+  for (auto& [gpu, rails] : file.gpu_rails) gpu_rails_[gpu] = std::move(rails);
+  for (auto& [node, rails] : file.node_rails) node_rails_[node] = std::move(rails);
+  if (!file.any_rails.empty()) any_rails_ = std::move(file.any_rails);
+  return {};
+}
+
+}  // namespace rekindle::transport::verbs

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/result.h"
+
+// How near NICs, GPUs and NUMA nodes are to each other, from the PCI paths in sysfs; what a
+// topology file says wins. A snapshot: values, no threads.
+namespace rekindle::transport::verbs {
+
+// As `nvidia-smi topo -m` and NCCL have it; nearer ones first.
+enum class Distance : std::uint8_t {
+  kPix,   // at most one PCIe switch between them
+  kPxb,   // several switches, not the CPU
+  kPhb,   // through the CPU's PCIe root, the same one
+  kNode,  // another root of the same NUMA node
+  kSys,   // between NUMA nodes, or unknown
+};
+std::string_view to_string(Distance distance);
+
+// The way from the CPU down: root complex ("pci0000:17"), bridges, the device itself. Empty: no PCI
+// device (soft-RoCE on a virtual interface).
+using PciPath = std::vector<std::string>;
+
+struct NicPlace {
+  std::string name;  // "mlx5_0"
+  PciPath pci;
+  int numa_node = -1;     // -1: unknown
+  std::vector<int> cpus;  // near it; empty: any
+};
+
+struct GpuPlace {
+  std::string bus_id;  // "0000:1b:00.0"
+  PciPath pci;
+  int numa_node = -1;
+};
+
+struct NumaNode {
+  int id = 0;
+  std::vector<int> cpus;
+  std::map<int, int> distances;  // to other nodes, 10 = itself
+};
+
+// Where the bytes are wanted; neither: anywhere.
+struct Place {
+  std::string gpu;  // PCI bus id, as CUDA or nvidia-smi write it
+  int numa_node = -1;
+};
+
+class Topology {
+ public:
+  static Topology read(const std::filesystem::path& sysfs);
+  // read(), then the file where one is named. kInvalid, in one line: the file and where in it.
+  static Result<Topology> open(const std::filesystem::path& sysfs,
+                               const std::filesystem::path& file);
+  // What a topology file holds (docs/verbs.md). `name` is for messages. What the file names and
+  // this host does not have is skipped: one file may serve many hosts.
+  Result<void> apply(std::string_view json, std::string_view name);
+
+  const std::vector<NicPlace>& nics() const { return nics_; }
+  const std::vector<GpuPlace>& gpus() const { return gpus_; }
+  const std::vector<NumaNode>& nodes() const { return nodes_; }
+  const NicPlace* nic(std::string_view name) const;  // nullptr: none
+  const GpuPlace* gpu(std::string_view bus_id) const;
+  const NumaNode* node(int id) const;
+
+  Distance distance(const NicPlace& nic, const GpuPlace& gpu) const;
+  Distance distance(const NicPlace& nic, int numa_node) const;
+  // As the firmware's table has it, 10 = itself; large numbers for nodes that are far or unknown.
+  int node_distance(int from, int to) const;
+  // The list of ports ("mlx5_0" or "mlx5_0:1", best first) that the topology file has for this
+  // place: the GPU's own, else that of its node, else the general one. nullptr: none.
+  const std::vector<std::string>* listed_rails(const Place& place) const;
+
+ private:
+  std::vector<NicPlace> nics_;
+  std::vector<GpuPlace> gpus_;
+  std::vector<NumaNode> nodes_;
+  // From the file.
+  std::map<std::string, std::vector<std::string>, std::less<>> gpu_rails_;
+  std::map<int, std::vector<std::string>> node_rails_;
+  std::vector<std::string> any_rails_;
+};
+
+// "0000:1b:00.0" of "00000000:1B:00.0", "1b:00.0"; nullopt: not a bus id.
+std::optional<std::string> normalize_bus_id(std::string_view text);
+
+}  // namespace rekindle::transport::verbs

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/result.h"
+
+namespace rekindle::transport::verbs {
+
+// What a topology file (docs/verbs.md) says, before it is held against this host. Lists name ports
+// ("mlx5_0" or "mlx5_0:1"), best first.
+struct TopologyFile {
+  struct Nic {
+    std::string name;
+    std::optional<int> numa_node;
+    std::vector<int> cpus;  // empty: not given
+  };
+  struct Gpu {
+    std::string bus_id;  // normalized
+    std::optional<int> numa_node;
+  };
+  std::vector<Nic> nics;
+  std::vector<Gpu> gpus;
+  std::map<std::string, std::vector<std::string>, std::less<>> gpu_rails;
+  std::map<int, std::vector<std::string>> node_rails;
+  std::vector<std::string> any_rails;
+
+  // kInvalid, in one line: `name` and the place in the file. An unknown key is an error, too: a
+  // typing error that is ignored looks like a slow network.
+  static Result<TopologyFile> parse(std::string_view json, std::string_view name);
+};
+
+}  // namespace rekindle::transport::verbs

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/base/result.h"
+#include "transport/read_op.h"
+#include "transport/verbs/device/fabric.h"
+
+namespace rekindle::transport::verbs {
+
+// What one end tells the other about a queue pair.
+struct QueuePairEnd {
+  std::uint32_t number = 0;
+  std::uint32_t packet_number = 0;  // of the first packet that this end sends
+};
+
+struct ConnectionOptions {
+  std::size_t queue_pairs = 2;
+  std::uint32_t send_depth = 128;  // per queue pair
+  std::uint32_t recv_depth = 0;
+  std::uint32_t max_sge = 1;
+  std::uint32_t inline_bytes = 0;
+};
+
+// The other end, and what both agreed on.
+struct RemoteEnd {
+  RailAddress address;
+  std::uint32_t mtu_bytes = 1024;
+  std::uint8_t rd_atomic = 1;             // READs open at once, per queue pair
+  std::vector<QueuePairEnd> queue_pairs;  // at most as many as this end has; others are destroyed
+};
+enum class ConnectionRole { kReads, kServes };
+
+// The RC queue pairs between two rails for one session, with a CQ of their own that holds a
+// completion for everything that can be outstanding: it cannot overrun. Made, connected and
+// destroyed off the data path; between that, one thread at a time.
+class Connection {
+ public:
+  // Queue pairs in INIT. kUnavailable: the rail is down; kExhausted: the device has no more.
+  static Result<std::unique_ptr<Connection>> create(Rail& rail, const ConnectionOptions& options);
+  // Destroying queue pairs ends every access by them.
+  ~Connection() = default;
+
+  Rail& rail() const { return rail_; }
+  std::uint32_t epoch() const { return epoch_; }  // of the rail when this was made
+  bool rail_moved() const { return rail_.epoch() != epoch_; }
+  std::string why_moved() const;  // also when the rail is up again
+  std::uint32_t mtu_bytes() const { return mtu_bytes_; }
+  std::vector<QueuePairEnd> ends() const;
+  std::uint32_t send_depth() const { return options_.send_depth; }
+  std::uint32_t max_sge() const { return options_.max_sge; }
+  std::size_t queue_pair_count() const { return queue_pairs_.size(); }
+
+  Result<void> connect(const RemoteEnd& remote, ConnectionRole role);  // INIT to RTS
+  // All queue pairs to ERR: whatever is outstanding is flushed. Idempotent.
+  void stop();
+  // Ends every access at once; nothing more completes.
+  void destroy_queue_pairs() { queue_pairs_.clear(); }
+  // Everything of the device: only rail() and rail_moved() are left.
+  void close();
+
+  ibv_qp* queue_pair(std::size_t index) const { return queue_pairs_[index].qp.get(); }
+  Api& api() const { return rail_.device().api(); }
+  ibv_cq* cq() const { return cq_.get(); }
+  int event_fd() const { return channel_->fd; }
+  // Asks for one event on event_fd() at the next completion.
+  void arm() { (void)api().req_notify_cq(cq_.get(), 0); }
+  // Takes an event that has come; false: none has.
+  bool take_event();
+
+ private:
+  struct QueuePair {
+    QpHandle qp;
+    QueuePairEnd end;
+  };
+  Connection(Rail& rail, const ConnectionOptions& options) : rail_(rail), options_(options) {}
+  Result<void> make();
+  Result<void> make_queue_pair();
+  Result<void> to_ready_to_receive(QueuePair& pair, const RemoteEnd& remote, QueuePairEnd peer,
+                                   ConnectionRole role) const;
+  Result<void> to_ready_to_send(QueuePair& pair, const RemoteEnd& remote,
+                                ConnectionRole role) const;
+
+  Rail& rail_;
+  ConnectionOptions options_;
+  std::uint32_t epoch_ = 0;
+  std::uint32_t mtu_bytes_ = 0;
+  std::uint8_t gid_index_ = 0;
+  ChannelHandle channel_;
+  CqHandle cq_;
+  std::vector<QueuePair> queue_pairs_;
+};
+
+// 256 … 4096 to the enumeration and back; the next smaller one when it is none of them.
+ibv_mtu to_ibv_mtu(std::uint32_t bytes);
+// What became of the op whose READ ended so.
+OpStatus to_op_status(ibv_wc_status status);
+// For whoever reads logs.
+std::string explain(ibv_wc_status status);
+
+}  // namespace rekindle::transport::verbs

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/path.h"
+#include "transport/rate_limiter.h"
+#include "transport/verbs/direct/op_expander.h"
+#include "transport/verbs/link/remote_windows.h"
+#include "transport/verbs/link/verbs_connection.h"
+#include "transport/verbs/memory/bounce_pool.h"
+#include "transport/verbs/memory/local_memory.h"
+
+namespace rekindle::transport::verbs {
+
+struct VerbsPathParts {
+  std::unique_ptr<Connection> connection;  // RTS
+  RemoteWindows windows;                   // the regions that the path may read
+  std::shared_ptr<BouncePool> bounce;
+  std::shared_ptr<const LocalMemory> memory;
+  // All paths of a session share it. Null: no cap.
+  std::shared_ptr<RateLimiter> limiter;
+  std::string description;
+};
+
+// The part of an RDMA path that does not depend on how the bytes are read: it takes ops into slots,
+// reports their completions, keeps to the rate, waits for the device, and ends. DirectPath reads
+// the source's regions; StagedPath reads blocks that the source fills. One poller thread uses a
+// path. Its memory is fixed when it is made: nothing is allocated per op.
+class VerbsPath : public Path, protected AddressBook {
+ public:
+  static constexpr std::size_t kMaxOps = 256;
+
+  ~VerbsPath() override;
+
+  Result<std::size_t> post(std::span<const ReadOp> ops) final;
+  std::size_t poll(std::span<Completion> out) final;
+  void abort() final { stop(OpStatus::kAborted, {}); }
+  std::size_t in_flight() const final { return taken_ - reported_; }
+  std::uint64_t bytes_landed() const final { return bytes_landed_; }
+  int wait_fd() const final { return connection_->event_fd(); }
+  bool arm() final;
+  std::optional<TimePoint> wake_at() const final;
+  std::string_view transport() const final { return "verbs"; }
+  std::string describe() const final { return description_; }
+  std::string why_broken() const final { return why_broken_; }
+  const PollerHome* home() const final { return &home_; }
+
+ protected:
+  explicit VerbsPath(VerbsPathParts parts);
+
+  // --- what a kind of path does
+  // Takes an op into `slot`. `status` is kOk, or the reason why the op cannot be read: it is to be
+  // reported then.
+  virtual void accept(std::uint16_t slot, const ReadOp& op, OpStatus status) = 0;
+  // Sends as much as there is room for.
+  virtual void pump() = 0;
+  virtual void complete(const ibv_wc& completion) = 0;
+  // The path has stopped: reports every op that no request of the NIC can touch.
+  virtual void end_unsent() = 0;
+  // The queue pairs are gone: reports all ops that are left.
+  virtual void end_outstanding() = 0;
+
+  // --- what it does them with
+  Connection& connection() const { return *connection_; }
+  const RemoteWindows& windows() const { return windows_; }
+  const std::string& description() const { return description_; }
+  BouncePool& bounce() const { return *bounce_; }
+  bool running() const { return stopped_ == OpStatus::kOk; }
+  // Why nothing more is sent; kOk while the path runs.
+  OpStatus stopped() const { return stopped_; }
+  LocalSpan local(const std::byte* address) const final { return memory_.find(address); }
+
+  // The op of this slot is over.
+  void report(std::uint16_t slot, std::uint64_t wr_id, OpStatus status);
+  // Bytes of a request have arrived: copies them home if they were bounced.
+  OpStatus land(const ReadOp& op, const ReadRequest& request, const std::byte* block);
+  // What a request that failed means for its op. `own`: of the status alone.
+  OpStatus failure_status(ibv_wc_status status, OpStatus own) const;
+  bool has_rate() const { return limiter_ != nullptr; }
+  // How many of `wanted` bytes the session's rate lets through now. 0: poll() is due when it does.
+  // Both with has_rate() only.
+  std::uint64_t take_rate(std::uint64_t wanted);
+  void give_back_rate(std::uint64_t bytes) { limiter_->give_back(bytes); }
+  // Without data when all blocks are in use. poll() is due again soon then.
+  BouncePool::Block acquire_block();
+  void wake_by(TimePoint at) { wake_at_ = std::min(wake_at_.value_or(at), at); }
+  void stop(OpStatus status, std::string why);
+  // Nobody will hear of some requests: the next poll() destroys the queue pairs.
+  void drain_by_force() { drain_by_ = {}; }
+  void destroy_queue_pairs() { connection_->destroy_queue_pairs(); }
+  void forget_landed_bytes() { bytes_landed_ = 0; }
+
+ private:
+  OpStatus check(const ReadOp& op) const;
+  void pump_if_running();
+  bool drain_completions();
+  void stop_if_rail_moved();
+  void force_drain();
+
+  const std::string description_;
+  const PollerHome home_;
+  const RemoteWindows windows_;
+  const std::shared_ptr<BouncePool> bounce_;
+  const std::shared_ptr<RateLimiter> limiter_;
+  LocalMemoryView memory_;
+  const std::unique_ptr<Connection> connection_;
+
+  std::vector<std::uint16_t> free_slots_;
+  std::vector<Completion> done_;  // a ring of kMaxOps
+  std::size_t done_head_ = 0;
+  std::size_t done_count_ = 0;
+  std::uint64_t taken_ = 0;
+  std::uint64_t reported_ = 0;
+  std::uint64_t bytes_landed_ = 0;
+
+  bool armed_ = false;
+  OpStatus stopped_ = OpStatus::kOk;
+  std::string why_broken_;
+  TimePoint drain_by_{};
+  std::optional<TimePoint> wake_at_;
+};
+
+}  // namespace rekindle::transport::verbs

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "transport/verbs/device/fabric.h"
+#include "transport/verbs/link/remote_windows.h"
+#include "transport/verbs/link/verbs_connection.h"
+
+// What the two ends of a handshake say (proto/verbs.proto), checked as it comes in.
+namespace rekindle::transport::verbs {
+
+inline constexpr std::uint32_t kVerbsProtocol = 1;
+inline constexpr std::size_t kMaxRails = 64;
+inline constexpr std::size_t kMaxQueuePairs = 16;  // of one link
+
+struct RailInfo {
+  std::uint32_t index = 0;  // at its own host
+  std::string name;
+  RailAddress address;
+  std::uint32_t mtu_bytes = 0;
+  std::uint64_t bytes_per_second = 0;  // 0: unknown
+};
+RailInfo rail_info(const Rail& rail);
+std::vector<RailInfo> rails_up(const Fabric& fabric);
+
+// What a source offers.
+struct Endpoint {
+  std::vector<RailInfo> rails;
+  std::string to_bytes() const;
+  static Result<Endpoint> parse(std::string_view bytes);
+};
+
+struct LinkRequest {
+  RailInfo puller_rail;
+  std::uint32_t source_rail = 0;
+  std::uint32_t mtu_bytes = 0;
+  std::uint8_t rd_atomic = 1;
+  std::vector<QueuePairEnd> queue_pairs;
+  std::uint32_t stage_blocks = 0;  // of a staged link that the puller could have open
+};
+struct ConnectRequest {
+  Incarnation source;
+  std::vector<LinkRequest> links;  // none: only asks for the source's rails
+  std::string to_bytes() const;
+  static Result<ConnectRequest> parse(std::string_view bytes);
+};
+
+// How a staged link is read (stage_wire.h).
+struct StageOffer {
+  struct Block {
+    std::uint64_t address = 0;
+    std::uint32_t key = 0;
+  };
+  struct Region {
+    RegionKey key;
+    std::uint64_t bytes = 0;
+  };
+  std::uint32_t block_bytes = 0;
+  std::vector<Block> blocks;
+  std::vector<Region> regions;
+};
+struct LinkResponse {
+  std::string error;  // "": it is ready
+  std::uint32_t mtu_bytes = 0;
+  std::uint8_t rd_atomic = 1;
+  std::vector<QueuePairEnd> queue_pairs;
+  std::vector<RemoteWindow> windows;
+  std::optional<StageOffer> stage;
+};
+struct ConnectResponse {
+  Incarnation source;
+  std::uint64_t max_bytes_per_second = 0;
+  std::vector<LinkResponse> links;
+  std::vector<RegionKey> stale;
+  std::vector<RailInfo> rails;  // that are up now: others, or with other addresses, than offered
+  std::string to_bytes() const;
+  static Result<ConnectResponse> parse(std::string_view bytes);
+};
+
+}  // namespace rekindle::transport::verbs

@@ -1,0 +1,82 @@
+#include "transport/verbs/memory/local_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/log.h"
+
+namespace rekindle::transport::verbs {
+
+std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory, int fd,
+                                             std::uint64_t fd_offset) {
+  auto registered = registrar_.add(memory, MemoryUse::kLand, fd, fd_offset, nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    Entries entries = *entries_;
+    const Entry entry{memory.data(), memory.size(), registered.get()};
+    entries.insert(std::upper_bound(entries.begin(), entries.end(), entry,
+                                    [](const Entry& a, const Entry& b) {
+                                      return std::less<>()(a.begin, b.begin);
+                                    }),
+                   entry);
+    publish(std::move(entries));
+  }
+  const void* const use = registered.get();
+  return {use,
+          [self = shared_from_this(), registered = std::move(registered)](const void*) mutable {
+            self->remove(registered.get());
+            registered.reset();
+          }};
+}
+
+void LocalMemory::remove(const RegisteredMemory* registered) {
+  say_problems();
+  const std::lock_guard lock(mutex_);
+  Entries entries = *entries_;
+  std::erase_if(entries, [&](const Entry& entry) { return entry.registered == registered; });
+  publish(std::move(entries));
+}
+
+// Under the lock: whoever removes an entry waits, so that what it points to is there.
+void LocalMemory::say_problems() {
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : *entries_) {
+    for (const Error& problem : entry.registered->problems()) {
+      const bool gone = problem.code() == ErrorCode::kUnavailable;  // the fabric has said so
+      if (gone || !said_.insert(problem.code()).second) continue;
+      log::warn("verbs.not_registered", "why", problem, "read", "through bounce buffers, slower");
+    }
+  }
+}
+
+void LocalMemory::publish(Entries entries) {
+  entries_ = std::make_shared<const Entries>(std::move(entries));
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+std::shared_ptr<const LocalMemory::Entries> LocalMemory::entries() const {
+  const std::lock_guard lock(mutex_);
+  return entries_;
+}
+
+void LocalMemoryView::refresh() {
+  const std::uint64_t version = memory_->version_.load(std::memory_order_acquire);
+  if (version == version_) return;
+  entries_ = memory_->entries();
+  version_ = version;
+}
+
+LocalSpan LocalMemoryView::find(const std::byte* address) const {
+  const auto after = std::upper_bound(
+      entries_->begin(), entries_->end(), address,
+      [](const std::byte* at, const auto& entry) { return std::less<>()(at, entry.begin); });
+  if (after == entries_->begin()) return {};
+  const auto& entry = *std::prev(after);
+  const auto offset = static_cast<std::uint64_t>(address - entry.begin);
+  if (offset >= entry.bytes) return {};
+  const Piece* piece = entry.registered->find(device_, offset);
+  if (piece == nullptr) return {};
+  return {piece->lkey, piece->offset + piece->bytes - offset};
+}
+
+}  // namespace rekindle::transport::verbs

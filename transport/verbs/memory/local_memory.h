@@ -1,0 +1,64 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "transport/verbs/direct/op_expander.h"
+#include "transport/verbs/memory/memory_registrar.h"
+
+namespace rekindle::transport::verbs {
+
+// The memory of this process that reads may land in. Thread-safe; pollers look things up in a
+// LocalMemoryView of their own, without locks.
+class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
+ public:
+  explicit LocalMemory(MemoryRegistrar& registrar) : registrar_(registrar) {}
+
+  // Registered as long as the result lives; paths that read into it must be gone before.
+  std::shared_ptr<const void> add(std::span<std::byte> memory, int fd, std::uint64_t fd_offset);
+  // Warns of what could not be registered so far, and why: once for each kind of problem.
+  void say_problems();
+
+ private:
+  friend class LocalMemoryView;
+  struct Entry {
+    const std::byte* begin = nullptr;
+    std::uint64_t bytes = 0;
+    const RegisteredMemory* registered = nullptr;
+  };
+  using Entries = std::vector<Entry>;  // sorted by address
+  void remove(const RegisteredMemory* registered);
+  std::shared_ptr<const Entries> entries() const;
+  void publish(Entries entries);  // locked
+
+  MemoryRegistrar& registrar_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Entries> entries_ = std::make_shared<Entries>();  // guarded by mutex_
+  std::set<ErrorCode> said_;                                              // guarded by mutex_
+  std::atomic<std::uint64_t> version_ = 0;
+};
+
+// What one poller thread knows of it, on one device.
+class LocalMemoryView {
+ public:
+  LocalMemoryView(std::shared_ptr<const LocalMemory> memory, const Device& device)
+      : memory_(std::move(memory)), device_(device) {}
+
+  // Before a group of lookups. Memory that was added before an op was posted is seen by it.
+  void refresh();
+  LocalSpan find(const std::byte* address) const;
+
+ private:
+  const std::shared_ptr<const LocalMemory> memory_;
+  const Device& device_;
+  std::uint64_t version_ = ~std::uint64_t{0};
+  std::shared_ptr<const LocalMemory::Entries> entries_;
+};
+
+}  // namespace rekindle::transport::verbs

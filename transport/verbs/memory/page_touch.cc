@@ -1,0 +1,104 @@
+#include "transport/verbs/memory/page_touch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <fstream>
+#include <string>
+
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "src/base/units.h"
+#include "src/store/fault_guard.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace rekindle::transport::verbs {
+namespace {
+
+// Whole pages around the memory.
+std::span<std::byte> pages_of(std::span<const std::byte> memory) {
+  const auto lead = reinterpret_cast<std::uintptr_t>(memory.data()) % kPageBytes;
+  auto* const begin = const_cast<std::byte*>(memory.data()) - lead;  // NOLINT: for madvise
+  return {begin, round_up(memory.size() + lead, kPageBytes)};
+}
+
+// The kernel looks at the advice before the (empty) range.
+bool kernel_populates() {
+  static const bool knows = ::madvise(nullptr, 0, MADV_POPULATE_READ) == 0;
+  return knows;
+}
+
+}  // namespace
+
+int touch_pages(std::span<const std::byte> memory, TouchMode mode) {
+  if (memory.empty()) return 0;
+  if (!kernel_populates()) return touch_pages_one_by_one(memory, mode);
+  const std::span<std::byte> pages = pages_of(memory);
+  const int advice = mode == TouchMode::kWrite ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+  constexpr int kTries = 100;  // EAGAIN and EINTR are passing
+  for (int i = 0; i < kTries; ++i) {
+    if (::madvise(pages.data(), pages.size(), advice) == 0) return 0;
+    if (errno == ENOMEM || errno == EFAULT) return errno;
+    if (errno == EHWPOISON) return EFAULT;
+    if (errno != EAGAIN && errno != EINTR) break;
+  }
+  return 0;  // memory of a kind that is not faulted in, or not so: the device has the last word
+}
+
+int touch_pages_one_by_one(std::span<const std::byte> memory, TouchMode mode) {
+  if (memory.empty()) return 0;
+  const std::span<std::byte> pages = pages_of(memory);
+  const auto fault = store::find_mapping_fault([&] {
+    for (std::size_t at = 0; at < pages.size(); at += kPageBytes) {
+      auto& byte = reinterpret_cast<unsigned char&>(pages[at]);
+      if (mode == TouchMode::kWrite) {
+        // Others may be writing there: it must be atomic to change nothing.
+        std::atomic_ref(byte).fetch_or(0, std::memory_order_relaxed);
+      } else {
+        (void)*static_cast<volatile const unsigned char*>(&byte);
+      }
+    }
+  });
+  return fault && *fault == nullptr ? 0 : EFAULT;
+}
+
+void advise_huge_pages(std::span<const std::byte> memory, int fd) {
+  if (memory.empty()) return;
+  if (fd >= 0) {
+    struct statfs file_system {};
+    if (::fstatfs(fd, &file_system) != 0 || file_system.f_type != TMPFS_MAGIC) return;
+  }
+  const std::span<std::byte> pages = pages_of(memory);
+  (void)::madvise(pages.data(), pages.size(), MADV_HUGEPAGE);  // advice: hugetlb refuses it
+}
+
+bool has_several_numa_nodes() {
+  std::ifstream file("/sys/devices/system/node/online");  // "0" or "0-3" or "0,2"
+  std::string nodes;
+  std::getline(file, nodes);
+  return nodes.find_first_of(",-") != std::string::npos;
+}
+
+std::vector<int> numa_nodes(std::span<const std::byte> memory, std::uint64_t step) {
+  std::vector<void*> addresses;
+  for (std::uint64_t at = 0; at < memory.size(); at += step) {
+    addresses.push_back(const_cast<std::byte*>(memory.data()) + at);  // NOLINT: for the kernel
+  }
+  std::vector<int> nodes(addresses.size(), -1);
+  if (::syscall(SYS_move_pages, 0, addresses.size(), addresses.data(), nullptr, nodes.data(), 0) !=
+      0) {
+    std::fill(nodes.begin(), nodes.end(), -1);
+  }
+  for (int& node : nodes) node = std::max(node, -1);  // negative: errno
+  return nodes;
+}
+
+}  // namespace rekindle::transport::verbs

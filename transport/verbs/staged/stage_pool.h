@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/verbs/device/fabric.h"
+
+namespace rekindle::transport::verbs {
+
+// One block, with room for a message in each direction. Each is a memory region of its own, so that
+// on devices without memory windows a key opens this block only.
+struct StageBlock {
+  std::byte* data = nullptr;
+  std::byte* received = nullptr;  // kStageMessageBytes each
+  std::byte* sent = nullptr;
+  ibv_mr* mr = nullptr;
+};
+
+// The registered window of one device that staged links share. Registered when it is made: later
+// the segments may have taken all that the limits let through. Thread-safe.
+class StagePool {
+ public:
+  // Blocks of `bytes` together, and a page of messages for each; as many as can be registered.
+  StagePool(Device& device, std::uint64_t bytes);
+  ~StagePool();
+  StagePool(const StagePool&) = delete;
+  StagePool& operator=(const StagePool&) = delete;
+
+  std::uint32_t block_bytes() const { return block_bytes_; }
+  std::size_t size() const { return regions_.size(); }
+  const std::string& problem() const { return problem_; }  // why size() is 0
+
+  // Up to `wanted` blocks, all zero; fewer when few are left, so that others get some, too.
+  std::vector<StageBlock> acquire(std::size_t wanted);
+  // No queue pair reaches them any more.
+  void release(const std::vector<StageBlock>& blocks);
+
+ private:
+  bool make(std::uint64_t bytes, std::uint32_t block_bytes);
+
+  Device& device_;
+  std::uint32_t block_bytes_ = 0;
+  std::byte* memory_ = nullptr;
+  std::size_t mapped_bytes_ = 0;
+  std::string problem_;
+  std::vector<MrHandle> regions_;
+  std::mutex mutex_;
+  std::vector<StageBlock> free_;  // guarded by mutex_
+};
+
+}  // namespace rekindle::transport::verbs
