@@ -26,9 +26,9 @@ namespace rekindle::transport {
 //   batch->add_paths(0, std::move(paths));
 //   CO_TRY_VOID(co_await batch.finished());
 //
-// Created, awaited and destroyed on the executor's thread; events arrive there, too. Cancelling the
-// awaiting coroutine cancels the batch, and finished() still returns only when it has drained.
-// Destroying a batch that has not finished cancels it and blocks the thread for the drain.
+// Create, await and destroy it on the executor's thread; events arrive there, too. Cancelling the
+// awaiting coroutine cancels the batch, and finished() still returns only when the batch has
+// drained. Destroying a batch that has not finished cancels it and blocks the thread for the drain.
 class AwaitableBatch {
  public:
   struct Events {
@@ -53,11 +53,13 @@ class AwaitableBatch {
 
   Batch* operator->() { return batch_.get(); }
 
-  // As on_finished(). Any number of coroutines may wait, before or after the end.
+  // The outcome, as in BatchObserver::on_finished(). Any number of coroutines may wait, before or
+  // after the end.
   boost::asio::awaitable<Result<void>> finished() { return wait(bridge_); }
 
  private:
-  // Outlives the AwaitableBatch in what was posted to the executor and in who awaits.
+  // Actions that were posted to the executor, and waiting coroutines, keep it alive after the
+  // AwaitableBatch.
   struct Bridge final : BatchObserver, std::enable_shared_from_this<Bridge> {
     Bridge(boost::asio::any_io_executor executor, Events handlers)
         : events(std::move(handlers)),

@@ -121,7 +121,7 @@ void BatchImpl::take_commands(TimePoint now) {
   if (cancelled) scheduler_.cancel();
 }
 
-// After the end nothing would drain them any more: paths that come too late just go.
+// A path that comes after the end is destroyed at once: nothing would drain it.
 void BatchImpl::add_path(SourceIndex source, std::unique_ptr<Path> path, TimePoint now) {
   if (reported_ || path == nullptr) return;
   if (source >= kMaxSources) {
@@ -180,7 +180,7 @@ void BatchImpl::step(TimePoint now, bool tick) {
 
 void BatchImpl::send_aborts(TimePoint now) {
   for (const PathId path : scheduler_.take_aborts()) {
-    // What the poller never saw has no writer: it ends here.
+    // Work that the poller has not seen has no writer: it ends here.
     for (auto it = unsent_.begin(); it != unsent_.end();) {
       SliceWork* work = *it;
       if (work->path->id != path) {

@@ -16,20 +16,21 @@
 
 namespace rekindle::transport {
 
-// What a batch needs of its engine. The pollers and the work pool: engine thread only.
+// The engine, as a batch sees it. Only the engine thread uses the pollers and the work pool.
 class BatchHost {
  public:
   virtual ~BatchHost() = default;
-  virtual void wake() = 0;  // any thread
-  // nullptr: whichever has the fewest paths.
+  // From any thread.
+  virtual void wake() = 0;
+  // nullptr: the poller with the fewest paths.
   virtual Poller& poller_for(const PollerHome* home) = 0;
   virtual SliceWork* acquire_work() = 0;
   virtual void release_work(SliceWork* work) = 0;
-  virtual void detach(
-      std::uint64_t batch_id) = 0;  // any thread; returns when the engine has let go
+  // From any thread. Returns when the engine has let go of the batch.
+  virtual void detach(std::uint64_t batch_id) = 0;
 };
 
-// One running batch: a scheduler, and the rings that carry out what it says.
+// One running batch: a Scheduler, and the rings to the pollers that carry out its decisions.
 class BatchImpl final {
  public:
   BatchImpl(std::uint64_t id, BatchHost& host, SliceSource& source, BatchObserver& observer,

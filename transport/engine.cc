@@ -100,9 +100,11 @@ class EngineImpl final : public Engine, public BatchHost {
   UniqueFd event_;
   std::atomic<bool> awake_ = false;
   std::atomic<bool> stopping_ = false;
-  std::size_t shared_pollers_ = 0;                  // the first ones: for paths without a home
-  std::vector<std::unique_ptr<Poller>> pollers_;    // engine thread only once it runs
-  std::unordered_map<std::string, Poller*> homes_;  // made when first needed; engine thread only
+  // The first pollers are for paths without a home. Only the engine thread uses all of this once it
+  // runs; it makes the pollers of a home when they are first needed.
+  std::size_t shared_pollers_ = 0;
+  std::vector<std::unique_ptr<Poller>> pollers_;
+  std::unordered_map<std::string, Poller*> homes_;
   std::mutex mutex_;
   std::condition_variable detached_;
   std::vector<std::shared_ptr<BatchImpl>> added_;  // guarded by mutex_
@@ -123,8 +125,7 @@ class BatchHandle final : public Batch {
       : batch_(std::move(batch)), host_(host) {}
   ~BatchHandle() override {
     batch_->cancel();
-    // Memory must not be freed under a reader: when a path does not drain, waiting is the safe
-    // thing.
+    // Memory must not be freed under a reader. While a path does not drain, only waiting is safe.
     while (!batch_->wait_finished(kDrainPatience)) {
       log::error("engine.drain", "batch", batch_->id(), "hint",
                  "a path has not drained for 10 s; its memory is kept until it does");
@@ -154,7 +155,7 @@ class BatchHandle final : public Batch {
 
 std::unique_ptr<Batch> EngineImpl::start(SliceSource& source, BatchObserver& observer,
                                          const BatchOptions& options) {
-  // Looks at every slice: not under the lock, the other batches go on meanwhile.
+  // The constructor visits every slice. It runs without the lock, as other batches continue.
   auto batch = std::make_shared<BatchImpl>(next_batch_++, *this, source, observer, options);
   {
     const std::lock_guard lock(mutex_);
@@ -215,8 +216,8 @@ void EngineImpl::sleep(bool active) {
     std::uint64_t drained = 0;
     [[maybe_unused]] const ssize_t got = ::read(event_.get(), &drained, sizeof drained);
   }
-  // After the read: whoever saw awake_ set has published its news before, and they are looked at
-  // now; whoever comes later writes again.
+  // This comes after the read. A thread that saw `awake_` set has published its news before, and
+  // the next turn takes it. A later thread writes to the eventfd again.
   awake_.exchange(false);
 }
 

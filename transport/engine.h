@@ -26,44 +26,47 @@ namespace rekindle::transport {
 
 struct SliceInfo {
   std::uint64_t bytes = 0;
-  SourceMask candidates;  // sources that hold all of it
-  // Sources that are still being filled and may hold it later: Batch::candidates_added() says when.
+  // The sources that hold the whole slice.
+  SourceMask candidates;
+  // Sources that are still being filled and may hold the slice later. Batch::candidates_added()
+  // tells when they do.
   SourceMask prospects{};
-  // Slices that share staging memory, from the first that is posted until all have landed.
+  // The slices that share staging memory, from the first posting until all have landed.
   SliceIndex group_first = 0;
   SliceIndex group_size = 1;
-  // The same for all pullers of these bytes, whatever their plans: they agree by it on who asks the
-  // sources that hold everything (BatchOptions::salt).
+  // The same number for all pullers of these bytes, whatever their plans. With it and
+  // BatchOptions::salt they agree which of them asks the sources that hold everything.
   std::uint64_t key = 0;
 };
 
 enum class Verdict {
-  kAccept,  // verified: done
-  kRetry,   // bytes are wrong: fetch again, from another source when there is one
-  // Nobody could say (the check itself failed): fetch again as after kRetry, but nobody is to
-  // blame.
+  // The bytes are verified: the slice is done.
+  kAccept,
+  // The bytes are wrong: they are fetched again, from another source if there is one.
+  kRetry,
+  // The check itself failed. The slice is fetched again as after kRetry, but no source is to blame.
   kUndecided,
-  // This side's own destination cannot be read or written: the batch ends with local_fault().
+  // This side cannot read or write its own destination: the batch ends with local_fault().
   kLocalFault,
 };
 
-// What a batch reads. Called on the engine thread only, except where it says otherwise.
+// The slices of a batch. The engine thread calls all methods.
 class SliceSource {
  public:
   virtual ~SliceSource() = default;
   virtual SliceIndex slice_count() const = 0;
   virtual SliceInfo info(SliceIndex slice) const = 0;
-  // Appends the reads of `slice` from `source` (wr_id is the engine's to set). kExhausted: no
-  // staging memory now, asked again after another slice is resolved. Any other error fails the
-  // batch.
+  // Appends the reads of `slice` from `source`; the engine sets their wr_id. kExhausted: there is
+  // no staging memory now, and the engine asks again after another slice was resolved. Any other
+  // error fails the batch.
   virtual Result<void> expand(SliceIndex slice, SourceIndex source, std::vector<ReadOp>& out) = 0;
-  // Every byte has landed and nothing writes to it any more. Verify (elsewhere: do not block), then
-  // call Batch::resolve(slice, …) from any thread.
+  // Every byte has landed, and nothing writes to the slice any more. Verify it on another thread,
+  // as this call must not block, then call Batch::resolve() from any thread.
   virtual void landed(SliceIndex slice, SourceIndex source) = 0;
-  // Posted, failed and drained: the staging memory of this attempt is free.
+  // The slice was posted, has failed and has drained: the staging memory of this attempt is free.
   virtual void dropped(SliceIndex slice, SourceIndex source) = 0;
-  // What is wrong with the destination, which could not be written: the batch ends with this error,
-  // and no source is to blame.
+  // The error with which the batch ends when the destination cannot be written. No source is to
+  // blame.
   virtual Error local_fault(SliceIndex slice);
 };
 
@@ -92,76 +95,83 @@ struct BatchProgress {
   std::uint64_t bytes_in_flight = 0;
   std::uint64_t retried_slices = 0;
   std::uint64_t stolen_slices = 0;  // taken from a straggler after its path had drained
-  TimePoint last_byte{};            // when one landed, from anybody; the epoch: none has
+  // When the last byte landed, from any source. The epoch: none has.
+  TimePoint last_byte{};
   std::vector<SourceStats> sources;
   std::vector<PathStats> paths;
 };
 
 struct Starvation {
-  std::uint64_t open_slices = 0;  // that no living source holds
-  // add_paths() calls that the batch knew of. Out of date when there have been more: it is told
-  // again where they do not help.
+  // Open slices that no living source holds.
+  std::uint64_t open_slices = 0;
+  // How many add_paths() calls the batch knew of. After further calls this event is out of date: it
+  // comes again if they do not help.
   std::uint64_t additions = 0;
 };
 
-// Events, on the engine thread: hand them on, do not block.
+// The events of a batch. They come on the engine thread: hand them on, and do not block.
 class BatchObserver {
  public:
   virtual ~BatchObserver() = default;
-  // Its last path is gone (or it was quarantined). The batch goes on with the others; add_paths()
-  // with the same index brings it back. The cause names path, slice and reason. kUnavailable: it is
-  // alive, only slow, and its last slices were taken from it; worth having back when on_starved
-  // comes.
+  // The source has lost its last path, or was quarantined. The batch continues with the others, and
+  // add_paths() with the same index brings the source back. The cause names path, slice and reason.
+  // kUnavailable: the source is alive but slow, and its last slices were taken from it. It is worth
+  // reconnecting when on_starved() comes.
   virtual void on_source_lost(SourceIndex source, const Error& cause) = 0;
-  // No living source holds some open slice: add one within starvation_timeout or the batch fails.
+  // No living source holds some open slice. The batch fails unless one is added within
+  // starvation_timeout.
   virtual void on_starved(const Starvation& starvation) = 0;
-  // Exactly once, after everything has drained. OK only when each slice was accepted.
+  // Comes exactly once, after everything has drained. OK: each slice was accepted.
   virtual void on_finished(const Result<void>& outcome) = 0;
 };
 
 struct BatchOptions {
-  // No byte on a path with ops in flight; all paths of a source that sends nothing at all go at
-  // once.
+  // A path with ops in flight is cut after this time without a byte. A source that sends nothing at
+  // all loses all its paths at once.
   std::chrono::milliseconds progress_timeout{1000};
-  std::chrono::milliseconds starvation_timeout{5000};  // no source for an open slice
-  // Nothing asked of a source: its paths are closed, and it is lost with kUnavailable.
+  // How long an open slice may be without a source.
+  std::chrono::milliseconds starvation_timeout{5000};
+  // A source that was asked for nothing for this time loses its paths, with kUnavailable.
   std::chrono::milliseconds idle_timeout{60000};
-  std::uint64_t window_bytes = 32 << 20;          // in flight per source at most
-  std::uint64_t window_bytes_per_nic = 16 << 20;  // or this for each NIC that leads to it
-  int max_attempts = 8;                           // per slice; then the batch fails
-  int strikes_to_quarantine = 2;                  // rejected slices of one source
+  // The most bytes in flight per source; where NICs lead to it, this much for each if that is more.
+  std::uint64_t window_bytes = 32 << 20;
+  std::uint64_t window_bytes_per_nic = 16 << 20;
+  // The batch fails when a slice has failed this often.
+  int max_attempts = 8;
+  // A source is quarantined after this many rejected slices.
+  int strikes_to_quarantine = 2;
   // A slice in flight at a slow source is stolen when another source is idle and would have fetched
   // it `steal_factor` times over in the time the slow one still needs.
   double steal_factor = 2.0;
-  // Position in the slice order to begin at, modulo the count: pullers of the same thing begin at
-  // different places, so that they can feed each other.
+  // The position in the slice order to begin at, modulo the count. Pullers of the same data begin
+  // at different positions, so that they can feed each other.
   SliceIndex first_slice = 0;
-  // Instead of first_slice: every slice once, in the order in which they are wanted. Empty: as
-  // numbered.
+  // Every slice once, in the order in which they are wanted. Empty: as numbered, from first_slice.
   std::vector<SliceIndex> order{};
-  // This puller's name among its neighbours, see Batch::add_neighbour(): what several of them could
-  // ask for is split by it.
+  // This puller's number among its neighbours (see Batch::add_neighbour()). It decides which slices
+  // this puller asks for where several could.
   std::uint64_t salt = 0;
-  // Nothing is in flight, and what is open is held by nobody yet: how long to wait for a source
-  // that is being filled before that counts as having no source.
+  // While nothing is in flight and nobody holds the open slices, the batch waits this long for the
+  // sources that are being filled. Then it fails.
   std::chrono::milliseconds prospect_timeout{2000};
 };
 
-// A running batch; thread-safe. Destroying it cancels and waits for the drain.
+// A running batch. Thread-safe. Destroying it cancels it and waits until it has drained.
 class Batch {
  public:
   virtual ~Batch() = default;
-  // New or returning source; paths are owned by the batch from here on.
+  // Adds paths of a new or returning source. The batch owns them from here on.
   virtual void add_paths(SourceIndex source, std::vector<std::unique_ptr<Path>> paths) = 0;
-  // Drains and forgets a source (dead, drained or revoked by the control plane).
+  // Drains and forgets a source. The control plane has found it dead, drained or revoked it.
   virtual void remove_source(SourceIndex source, Error cause) = 0;
   virtual void resolve(SliceIndex slice, Verdict verdict) = 0;
-  // Before its paths are added: this source is being filled, by the puller with this salt. What it
-  // has is taken from it first, rarest first; others are asked for what such sources lack.
+  // Says that the puller with this salt is filling this source. Call it before adding its paths.
+  // Its slices are taken from it first, rarest first; other sources are asked for the slices that
+  // such sources lack.
   virtual void add_neighbour(SourceIndex source, std::uint64_t salt) = 0;
   // SliceSource::info() has gained this neighbour as a candidate for these slices.
   virtual void candidates_added(SourceIndex source, std::vector<SliceIndex> slices) = 0;
-  // Asks for the end; on_finished(kUnavailable "cancelled") comes after the drain.
+  // Asks for the end. on_finished(kUnavailable "cancelled") comes after the drain.
   virtual void cancel() = 0;
   virtual BatchProgress progress() const = 0;
 };
@@ -170,7 +180,7 @@ struct EngineOptions {
   std::size_t poller_threads = 0;  // 0: as many as cores, at most 8
 };
 
-// Owns the pollers and the engine thread; several batches may run at once. Thread-safe.
+// Owns the pollers and the engine thread. Several batches may run at once. Thread-safe.
 class Engine {
  public:
   virtual ~Engine() = default;

@@ -20,9 +20,12 @@ namespace {
 
 constexpr std::size_t kRingSlots = 4096;
 constexpr std::size_t kCompletionsPerPoll = 64;
-constexpr int kSpins = 64;          // turns without news before the thread sleeps
-constexpr int kPolledSpins = 4096;  // the same for paths without a descriptor, then 1 ms naps
-constexpr int kSleepMs = 100;       // while ops are in flight; a wake-up that got lost costs this
+// The thread sleeps after this many turns without news. Paths without a descriptor are polled for
+// longer, then once a millisecond.
+constexpr int kSpins = 64;
+constexpr int kPolledSpins = 4096;
+// The longest sleep while ops are in flight: the cost of a lost wake-up.
+constexpr int kSleepMs = 100;
 constexpr std::uint64_t kSlotShift = 32;
 
 }  // namespace
@@ -37,19 +40,21 @@ struct Poller::Owned {
   };
   std::vector<Slot> slots;
   std::vector<std::uint16_t> free_slots;
-  SliceWork* pending_head = nullptr;  // slices with ops that are not posted yet, in order
+  // Slices with ops that are not posted yet, in order.
+  SliceWork* pending_head = nullptr;
   SliceWork* pending_tail = nullptr;
   std::size_t slices = 0;
   bool aborting = false;
   bool broken = false;
-  bool idle_event = true;  // its descriptor moved while nothing was in flight; look once at first
+  // The descriptor moved while nothing was in flight. True at first: the path is probed once.
+  bool idle_event = true;
   std::uint32_t watched = 0;  // epoll events
   int watched_fd = -1;
 };
 
 namespace {
 
-// Nothing is lost when the machine does not allow it.
+// Best effort: the machine may not allow it.
 void keep_to(const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -130,7 +135,7 @@ void Poller::run(const std::string& name) {
         if (owned.watched != 0) {
           epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, owned.watched_fd, nullptr);
         }
-        // The path is gone before anybody hears of it: its peer may go right after.
+        // The path is destroyed before the engine hears of it, as its peer may end right after.
         const auto handle = owned.handle;
         it = paths_.erase(it);
         emit({PollerEvent::Kind::kPathClosed, nullptr, handle.get()});
@@ -144,7 +149,7 @@ void Poller::run(const std::string& name) {
     flush_events();
     idle_turns = moved ? 0 : idle_turns + 1;
     if (idle_turns < kSpins && busy) {
-      // However busy: a look at the descriptors of idle paths now and then.
+      // A busy thread, too, looks at the descriptors of idle paths now and then.
       if (++turns % kSpins == 0) wait_events(0);
       continue;
     }
@@ -182,7 +187,7 @@ bool Poller::take_work() {
     work->open = work->ops.size();
     work->worst = OpStatus::kOk;
     auto found = paths_.find(work->path.get());
-    // Work may overtake the command that added its path since we looked at the commands.
+    // The command that added this path may have come after take_commands().
     if (found == paths_.end() && take_commands()) found = paths_.find(work->path.get());
     if (found == paths_.end() || found->second->aborting || work->ops.empty()) {
       if (!work->ops.empty()) work->worst = OpStatus::kAborted;
@@ -223,7 +228,7 @@ void Poller::post_pending(Owned& owned) {
   }
 }
 
-// Aborts a path; it stays until it has drained.
+// Aborts a path. It stays until it has drained.
 void Poller::end_path(Owned& owned, bool broke) {
   if (owned.aborting) return;
   owned.aborting = true;
@@ -236,7 +241,7 @@ void Poller::end_path(Owned& owned, bool broke) {
   fail_unposted(owned);
 }
 
-// Ops that never reached the path end here; the others are reported by it.
+// Ops that never reached the path end here. The path itself reports the others.
 void Poller::fail_unposted(Owned& owned) {
   while (owned.pending_head != nullptr) {
     SliceWork& work = *owned.pending_head;
@@ -250,8 +255,8 @@ void Poller::fail_unposted(Owned& owned) {
   }
 }
 
-// A peer that dies while nothing is asked of it is found out here, not by the next slice: an idle
-// source that is dead must not take work from a slow one that is alive.
+// Finds out that an idle peer has died before the next slice does: a dead source must not take work
+// from a slow one that is alive.
 void Poller::probe_idle(Owned& owned) {
   owned.idle_event = false;
   std::array<Completion, 1> none;
@@ -305,7 +310,7 @@ void Poller::finish_work(Owned& owned, std::uint32_t slot) {
   emit({PollerEvent::Kind::kSliceDone, work, owned.handle.get()});
 }
 
-// An idle path is watched by edges: a closed peer is readable for ever.
+// An idle path is watched edge-triggered, since a closed peer is readable for ever.
 void Poller::watch(Owned& owned) {
   const int fd = owned.path->wait_fd();
   std::uint32_t wanted = 0;

@@ -43,19 +43,19 @@ struct SliceWork {
   SliceWork* next_pending = nullptr;
 };
 
-// What a poller tells the engine thread.
+// A poller's news for the engine thread.
 struct PollerEvent {
   enum class Kind : std::uint8_t { kSliceDone, kPathClosed } kind = Kind::kSliceDone;
   SliceWork* work = nullptr;  // kSliceDone: all its ops were reported
   PathHandle* path = nullptr;
 };
 
-// A thread that owns paths: posts, polls, sleeps in epoll when nothing moves. Rings carry work in
-// and events out; adding and aborting paths is rare and takes a lock.
+// A thread that owns paths. It posts and polls, and sleeps in epoll when nothing moves. Rings carry
+// work in and events out. Adding and aborting paths is rare and takes a lock.
 class Poller {
  public:
-  // `wake_engine` is called on the poller's thread after events were queued. The thread keeps to
-  // `cpus` as far as the machine lets it; empty: anywhere.
+  // The poller's thread calls `wake_engine` after it has queued events. It keeps to `cpus` if the
+  // machine allows it; empty: any CPU.
   Poller(std::string name, std::vector<int> cpus, std::function<void()> wake_engine);
   ~Poller();  // every path must have been closed
   Poller(const Poller&) = delete;

@@ -7,7 +7,8 @@
 
 namespace rekindle::transport {
 
-// A token bucket over bytes, shared by the streams of one session. Thread-safe; time is handed in.
+// A token bucket over bytes that the streams of one session share. The caller passes the time.
+// Thread-safe.
 class RateLimiter {
  public:
   explicit RateLimiter(std::uint64_t bytes_per_second) { set_rate(bytes_per_second); }
@@ -15,20 +16,22 @@ class RateLimiter {
   void set_rate(std::uint64_t bytes_per_second);  // 0 = no cap
   std::uint64_t rate() const;
 
-  // How many of `wanted` bytes may go now: 0, or at least min(wanted, a useful minimum).
+  // Takes up to `wanted` bytes and returns how many: 0, or at least min(wanted, a useful minimum).
   std::uint64_t take(std::uint64_t wanted, TimePoint now);
-  // What was taken and not sent.
+  // Returns bytes that were taken and not sent.
   void give_back(std::uint64_t bytes);
-  // When take() of one useful minimum will succeed.
+  // When take() will return a useful minimum.
   TimePoint ready_at(TimePoint now) const;
 
  private:
   void refill(TimePoint now);
 
   mutable std::mutex mutex_;
-  std::uint64_t rate_ = 0;     // guarded by mutex_, as are the rest
-  std::uint64_t burst_ = 0;    // bucket size: 10 ms of the rate, at least kMinimum
-  std::uint64_t minimum_ = 0;  // smallest grant: waking up for less costs more than it moves
+  std::uint64_t rate_ = 0;  // guarded by mutex_, as are the rest
+  // The size of the bucket: 10 ms of the rate, at least kSmallestBurst.
+  std::uint64_t burst_ = 0;
+  // The smallest grant. To wake up for less costs more than it moves.
+  std::uint64_t minimum_ = 0;
   double tokens_ = 0;
   TimePoint last_{};
 };

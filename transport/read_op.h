@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,22 +14,23 @@
 
 namespace rekindle::transport {
 
-// Names a registered region of one incarnation of one process. A region that is gone, or that was
-// registered again, has another generation: an old key is kStale, never somebody else's bytes.
+// Names a registered region of one incarnation of one process. A region that is registered again
+// has another generation. So an old key is kStale; it never leads to other bytes.
 struct RegionKey {
   std::uint32_t region = 0;
   std::uint32_t generation = 0;
   auto operator<=>(const RegionKey&) const = default;
 };
 
-// One strided read: `count` runs of `run_bytes`; run i comes from remote_offset + i * remote_stride
-// of the region and lands at local + i * local_stride. Verbs expands it to work requests; TCP sends
-// it as it is and the server gathers.
+// One strided read of `count` runs of `run_bytes`. Run i comes from remote_offset + i *
+// remote_stride of the region and lands at local + i * local_stride. Verbs expands it to work
+// requests. TCP sends it as it is, and the server gathers the runs.
 struct ReadOp {
   std::uint64_t wr_id = 0;  // slot and generation of the poster's table, never a pointer
   RegionKey remote;
   std::uint64_t remote_offset = 0;  // bytes
-  std::byte* local = nullptr;       // must stay valid until this op's Completion
+  // Must stay valid until this op's Completion.
+  std::byte* local = nullptr;
   std::uint64_t run_bytes = 0;
   std::uint64_t count = 1;
   std::uint64_t remote_stride = 0;  // bytes; 0 when count == 1
@@ -77,12 +79,16 @@ enum class OpStatus : std::uint8_t {
   kTimeout,   // no progress by the deadline
   kAborted,   // abort() was called
   kFault,     // the source could not read its own bytes (truncated file, EIO)
-  // This side could not write its own memory (truncated file, full or failing device): no peer's
-  // doing, and never said by one.
+  // This side could not write its own memory: a truncated file, or a full or failing device. No
+  // peer causes it or reports it.
   kLocalFault,
 };
 std::string_view to_string(OpStatus status);
 ErrorCode to_error_code(OpStatus status);
+
+// Runs a part of an op's copy between two file mappings. Either file may be truncated meanwhile.
+// kFault: the source could not be read. kLocalFault: the destination could not be written.
+OpStatus guard_op(const ReadOp& op, const std::function<void()>& copy);
 
 struct Completion {
   std::uint64_t wr_id = 0;

@@ -21,26 +21,30 @@
 
 namespace rekindle::transport {
 
-// A registered region of this process: bytes that peers may read. `keep_alive` owns the mapping; it
-// is released only after remove() and after the last reader (socket page, queue pair) has let go.
+// A registered region of this process: bytes that peers may read. `keep_alive` owns the mapping. It
+// is released only after remove(), when the last reader (socket page, queue pair) has let go.
 struct Region {
   RegionKey key;
   std::span<const std::byte> bytes;
-  int fd = -1;                  // file behind the mapping, for sendfile; -1 when none
-  std::uint64_t fd_offset = 0;  // of bytes[0] in that file
-  std::filesystem::path path;   // for same-host peers; empty when none
+  // The file behind the mapping, for sendfile; -1: none. `fd_offset` is the place of bytes[0] in
+  // it.
+  int fd = -1;
+  std::uint64_t fd_offset = 0;
+  // For peers on the same host. Empty: none.
+  std::filesystem::path path;
   std::shared_ptr<const void> keep_alive;
 };
 
-// Who may read what: one puller's session, made by the control plane when it accepted a grant.
+// The rights of one puller. The control plane makes a session when it accepts a grant.
 struct Session {
   SessionToken token;
-  std::string puller;                      // for messages and status
-  std::vector<RegionKey> regions;          // sorted
-  std::uint64_t max_bytes_per_second = 0;  // share of this source; 0 = no cap
+  std::string puller;              // for messages and status
+  std::vector<RegionKey> regions;  // sorted
+  // The session's share of this source; 0: no cap.
+  std::uint64_t max_bytes_per_second = 0;
 };
 
-// A counter in a page of its own, so that a process on the same host can watch it.
+// A counter in a page of its own. A process on the same host can watch it.
 class SharedCounter {
  public:
   SharedCounter();
@@ -59,7 +63,7 @@ class SharedCounter {
   std::atomic<std::uint64_t>* value_ = &own_;
 };
 
-// Hears of regions, on the thread that adds or removes them: hand on, do not block.
+// Is told of regions, on the thread that adds or removes them: hand the news on, and do not block.
 class RegionObserver {
  public:
   virtual ~RegionObserver() = default;
@@ -72,31 +76,32 @@ class SegmentRegistry {
  public:
   RegionKey add(std::span<const std::byte> bytes, int fd, std::uint64_t fd_offset,
                 std::filesystem::path path, std::shared_ptr<const void> keep_alive);
-  // Later lookups are kStale. Returns at once; `keep_alive` goes when the last reader lets go.
+  // Later lookups are kStale. Returns at once; `keep_alive` is released when the last reader lets
+  // go.
   void remove(RegionKey key);
 
   // Admitting a token again replaces its session: more regions, another rate.
   void admit(Session session);
-  // Later lookups are kDenied. Follow it with Server::drop_session() of every server.
+  // Later lookups are kDenied. Call Server::drop_session() of every server after it.
   void revoke(const SessionToken& token);
   std::optional<Session> find_session(const SessionToken& token) const;
-  // Its max_bytes_per_second; nothing when there is no such session.
+  // The session's max_bytes_per_second, if there is such a session.
   std::optional<std::uint64_t> session_rate(const SessionToken& token) const;
 
-  // The region, held as long as the pointer lives. kStale: gone, or registered again since;
-  // kDenied: no such session, or the region is not one of its.
+  // The region; the result holds it. kStale: it was removed, or registered again since. kDenied: no
+  // such session, or the session may not read the region.
   Result<std::shared_ptr<const Region>> lookup(RegionKey key) const;
   Result<std::shared_ptr<const Region>> lookup(const SessionToken& token, RegionKey key) const;
 
-  // Tells it of every region there is, and of every change from now on; nullptr ends that, and
-  // returns when no call is under way. One observer.
+  // Tells the observer of every region there is, and of every change from now on. There is one
+  // observer. nullptr ends the calls, and returns when none is under way.
   void observe(RegionObserver* observer);
 
-  // Changes with every remove(), admit() and revoke(): servers re-check what they cached when it
+  // Grows with every remove(), admit() and revoke(). Servers check their caches again when it has
   // moved.
   std::uint64_t change_count() const { return changes_.value(); }
   const SharedCounter& changes() const { return changes_; }
-  // Readers of this region right now (held lookups), also after remove(): 0 means drained.
+  // How many lookups of this region are held, also after remove(). 0: it has drained.
   std::size_t reader_count(RegionKey key) const;
 
  private:
@@ -106,7 +111,8 @@ class SegmentRegistry {
   };
   Result<std::shared_ptr<const Region>> lookup_locked(RegionKey key) const;
 
-  std::mutex observer_mutex_;           // held during calls; taken before mutex_
+  // Held while the observer is called. Taken before mutex_.
+  std::mutex observer_mutex_;
   RegionObserver* observer_ = nullptr;  // guarded by observer_mutex_
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;                // guarded by mutex_
@@ -122,10 +128,10 @@ class Server {
  public:
   virtual ~Server() = default;  // stops, drains, joins
   virtual std::string_view transport() const = 0;
-  // What PathTarget::endpoint must be for a peer that reaches us as `host` (an IP address or name).
+  // The PathTarget::endpoint for a peer that reaches this host as `host` (an IP address or name).
   virtual std::string endpoint(std::string_view host) const = 0;
-  // The answer to a Handshake's request, for transports that have one. Blocks for system calls: on
-  // a blocking pool. kDenied: no such session.
+  // The answer to a Handshake's request, for transports that have one. Blocks for system calls:
+  // call it on a blocking pool. kDenied: no such session.
   virtual Result<std::string> accept(const SessionToken& token, std::string_view request);
   // Ends the connections of a revoked session; returns when none of its reads can touch memory.
   virtual void drop_session(const SessionToken& token) = 0;

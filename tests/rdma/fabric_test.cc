@@ -12,7 +12,7 @@
 
 #include "tests/rdma/rails.h"
 #include "tests/support/process.h"
-#include "transport/verbs/memory/gpu_memory.h"
+#include "transport/verbs/memory/device_share.h"
 
 namespace rekindle::transport::verbs {
 namespace {

@@ -73,7 +73,7 @@ class AsioAwaitTest : public ::testing::Test {
     if (path) paths.push_back(std::move(*path));
     return paths;
   }
-  // Runs the loop until it has nothing left to do; a hang ends by the deadline, as a failure.
+  // Runs the loop until it has nothing left to do. A hang fails at the deadline.
   void run() {
     io_.run_for(kTestDeadline);
     EXPECT_TRUE(io_.stopped()) << "the coroutine never ended";
@@ -111,7 +111,7 @@ TEST_F(AsioAwaitTest, ACoroutineResumesOnItsExecutorWithTheOutcome) {
 }
 
 TEST_F(AsioAwaitTest, CancellingTheCoroutineCancelsTheBatchAndWaitsForItsDrain) {
-  reads_.accept = false;  // it would never finish
+  reads_.accept = false;  // so the batch never finishes
   AwaitableBatch batch(io_.get_executor(), *engine_, reads_, {}, {});
   reads_.batch = batch.operator->();
   batch->add_paths(0, connect());
@@ -121,7 +121,7 @@ TEST_F(AsioAwaitTest, CancellingTheCoroutineCancelsTheBatchAndWaitsForItsDrain) 
       io_,
       [&]() -> asio::awaitable<void> {
         outcome = co_await batch.finished();
-        // Nothing writes any more: what is put there now stays.
+        // Nothing writes any more, so these bytes stay.
         std::fill(reads_.local.begin(), reads_.local.end(), std::byte{0x11});
       },
       asio::bind_cancellation_slot(stop.slot(), asio::detached));
@@ -147,7 +147,7 @@ TEST_F(AsioAwaitTest, EventsArriveOnTheExecutor) {
                               EXPECT_FALSE(cause.message().empty());
                               lost.push_back(source);
                             },
-                        // Before its first source has come the batch may say so, too.
+                        // The batch may also starve before its first source has come.
                         .starved = [&](const Starvation&) { starved += lost.empty() ? 0 : 1; }});
   reads_.batch = batch.operator->();
   batch->add_paths(0, connect());

@@ -18,11 +18,11 @@
 #include "tests/transport/transport_fixture.h"
 #include "transport/engine.h"
 
-// A batch over fake peers: what it reads, who serves it, what it reported.
+// A batch over fake peers: its slices, its sources and its events.
 namespace rekindle::transport::testing {
 
-// Slices of equal size, one behind the other in one region; some ops of a slice are strided.
-// Verifies by comparing, on the engine thread, and checks the engine's manners as it goes.
+// Slices of equal size, one behind the other in one region; some ops of a slice are strided. It
+// verifies by comparing, on the engine thread, and checks that the engine keeps its contract.
 class TestSlices final : public SliceSource {
  public:
   TestSlices(SliceIndex count, std::uint64_t slice_bytes)
@@ -152,7 +152,7 @@ class TestObserver final : public BatchObserver {
     changed_.notify_all();
   }
 
-  // The outcome; a batch that does not end by the test's deadline is a failure with that text.
+  // The outcome. A batch that does not end by the test's deadline is a failure with that text.
   Result<void> wait() {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, kTestDeadline, [this] { return finishes_ > 0; })) {
@@ -187,13 +187,13 @@ class TestObserver final : public BatchObserver {
   std::optional<Result<void>> outcome_;
 };
 
-// One batch and its peers. Peers outlive the batch, the batch ends before what it reads.
+// One batch and its peers. The batch ends before its peers and its slices.
 class TestRun {
  public:
   TestRun(Engine& engine, SliceIndex count, std::uint64_t slice_bytes)
       : engine_(engine), slices(count, slice_bytes) {}
 
-  // A peer that serves the whole region under the next source index; not connected yet.
+  // Adds a peer that serves the whole region under the next source index. It is not connected yet.
   fake::FakePeer& add_peer() {
     const auto index = static_cast<SourceIndex>(peers_.size());
     peers_.push_back(std::make_unique<fake::FakePeer>("peer" + std::to_string(index)));
@@ -223,7 +223,7 @@ class TestRun {
   const SessionToken& token(SourceIndex index) const { return tokens_[index]; }
   RegionKey key(SourceIndex index) const { return keys_[index]; }
 
-  // Success: the right bytes, one writer at a time, nothing outstanding.
+  // The batch has succeeded: the right bytes, one writer at a time, nothing outstanding.
   void expect_complete() {
     const auto outcome = observer.wait();
     EXPECT_TRUE(outcome) << outcome.error().message();

@@ -1,4 +1,4 @@
-// What the engine costs: memory is O(in flight), and threads of the data path do not allocate.
+// The engine's costs: memory is O(in flight), and threads of the data path do not allocate.
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -28,7 +28,7 @@ struct PollerCost {
   std::atomic<std::uint64_t> turns = 0;
 };
 
-// Completes what it takes without moving a byte, and looks at its poller's allocations.
+// Completes its ops without moving a byte, and watches its poller's allocations.
 class NullPath final : public Path {
  public:
   explicit NullPath(PollerCost& cost) : cost_(cost) {}
@@ -60,7 +60,7 @@ class NullPath final : public Path {
   std::string describe() const override { return "null"; }
 
  private:
-  // What this poller has allocated since it last came by, for whichever path.
+  // Counts this poller's allocations since its last visit to any path.
   void note() {
     thread_local std::optional<std::uint64_t> seen;
     const std::uint64_t now = allocations::by_this_thread();
@@ -77,7 +77,7 @@ class NullPath final : public Path {
   bool aborted_ = false;
 };
 
-// Half a terabyte that is nowhere.
+// Half a terabyte that does not exist.
 class HugePlan final : public SliceSource, public BatchObserver {
  public:
   SliceIndex slice_count() const override { return kSlices; }
@@ -151,7 +151,7 @@ TEST(EngineMemory, HalfATerabyteInTwoMebibyteSlicesNeedsLittleMemoryAndNoAllocat
   EXPECT_GT(pollers.turns, kSlices / 10);
   // The tables of a path grow with its window, and then no more.
   EXPECT_LT(pollers.allocations, 32 * kSources * kPathsPerSource);
-  // The engine's thread takes a snapshot of the progress 20 times a second, whatever it moves.
+  // The engine's thread takes a snapshot of the progress 20 times a second, however much it moves.
   EXPECT_LT(plan.engine_allocations, kSlices / 10);
 }
 

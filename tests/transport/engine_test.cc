@@ -85,7 +85,7 @@ TEST_F(EngineTest, Row3AFrozenSourceIsDroppedByTheProgressDeadline) {
   BatchOptions options;
   options.progress_timeout = 150ms;
   run.start(options);
-  // Slow: it must not be done before it is frozen.
+  // Slow, so that it is frozen before it is done.
   auto& frozen = run.add_source({.bytes_per_second = 1'000'000, .drain_delay = 20ms});
   frozen.freeze(true);
   run.add_source({.bytes_per_second = 60'000'000, .drain_delay = 20ms});
@@ -109,7 +109,7 @@ TEST_F(EngineTest, LostCompletionsAreFetchedElsewhereAfterTheirPathHasDrained) {
 TEST_F(EngineTest, TheLastSlicesAreTakenFromASlowSourceOnceItsPathHasDrained) {
   TestRun run(*engine_, 100, 1 * kMiB);
   BatchOptions options;
-  options.progress_timeout = 30s;  // not the deadline, the steal
+  options.progress_timeout = 30s;  // the steal comes first
   run.start(options);
   run.add_source({.bytes_per_second = 500'000, .drain_delay = 30ms}, 1);
   run.add_source({.bytes_per_second = 200'000'000, .drain_delay = 30ms});
@@ -248,7 +248,7 @@ TEST_F(EngineTest, ASourceThatJoinsLaterRescuesAStarvingBatch) {
   EXPECT_EQ(run.slices.accepted_from[0] + run.slices.accepted_from[1], 40u);
 }
 
-// Who hears of it late can tell that paths have come since.
+// An observer that hears of it late can tell that paths have come since.
 TEST_F(EngineTest, StarvationIsToldAgainAfterASourceThatDoesNotHelp) {
   TestRun run(*engine_, 40, kSlice);
   run.slices.candidates = [](SliceIndex slice) { return SourceMask(slice < 20 ? 3 : 4); };
@@ -318,7 +318,7 @@ TEST_F(EngineTest, SlowVerificationBoundsWhatLandsUnverified) {
   options.window_bytes = 4 * kMiB;
   run.start(options);
   run.add_source();
-  std::this_thread::sleep_for(50ms);  // gives a runaway the time to run
+  std::this_thread::sleep_for(50ms);  // a batch that does not stop would go on meanwhile
   run.batch->cancel();
   ASSERT_FALSE(run.observer.wait());
   EXPECT_LE(run.slices.held.size(), 14u);
@@ -392,7 +392,8 @@ TEST_F(EngineTest, RandomFaultsNeverBreakTheRules) {
       }
       run.add_source(script, 1 + static_cast<int>(random() % 3));
     }
-    // The reliable source may be stolen from at the very end; it comes back as a pull would do it.
+    // At the very end the reliable source may lose its slices to another. It is reconnected, as a
+    // pull would do.
     std::size_t returned = 0;
     ASSERT_TRUE(eventually([&] {
       const auto lost = run.observer.lost();

@@ -15,25 +15,26 @@
 #include "tests/transport/test_source.h"
 #include "tests/transport/transport_fixture.h"
 
-// What every Path promises (transport/path.h), for any backend: include this in one source file per
-// backend, write a PathFixture, instantiate PathConformance with it.
+// The promises of every Path (transport/path.h), for any backend. Include this in one source file
+// per backend, write a PathFixture, and instantiate PathConformance with it.
 namespace rekindle::transport::testing {
 
-// A serving process as seen by the suite. Its paths die before it does.
+// A serving process, as the suite sees it. Its paths end before it does.
 class PathFixture {
  public:
   virtual ~PathFixture() = default;
   virtual RegionKey serve(const TestSegment& segment) = 0;  // `segment` outlives the fixture
   virtual void withdraw(RegionKey key) = 0;
   virtual SessionToken admit(std::vector<RegionKey> regions) = 0;
-  virtual void revoke(const SessionToken& token) = 0;  // returns when it holds
+  virtual void revoke(const SessionToken& token) = 0;  // returns when no read can succeed
   virtual Result<std::unique_ptr<Path>> connect(const SessionToken& token) = 0;
   virtual void kill_peer() = 0;
-  // Reads will land here, as long as the result lives; for transports that register memory.
+  // Announces a destination of reads as long as the result lives, for transports that register
+  // memory.
   virtual std::shared_ptr<const void> use_local(std::span<std::byte> /*memory*/) { return nullptr; }
-  // The machine lacks what it takes.
+  // The machine lacks the device.
   virtual bool skips() const { return false; }
-  // As SIGSTOP and SIGCONT would; of FreezablePathConformance.
+  // Like SIGSTOP and SIGCONT, for FreezablePathConformance.
   virtual void freeze_peer(bool /*frozen*/) {}
 };
 
@@ -65,7 +66,8 @@ class SourceFixture : public PathFixture {
 
  protected:
   Source source_;
-  std::string endpoint_;  // instead of the server's own; "": that one
+  // Replaces the server's own endpoint unless it is empty.
+  std::string endpoint_;
 
  private:
   const bool with_files_;
@@ -336,7 +338,7 @@ TEST_P(PathConformance, EveryPostedReadCompletesOnceAfterAbortAndNothingIsWritte
   std::fill(local.begin(), local.end(), std::byte{0x11});
   std::vector<std::byte> other;
   EXPECT_EQ(read_all(*bystander, reads(8, 1'000'000, other)).size(),
-            8u);  // as long as a late write may take
+            8u);  // takes longer than a late write would
   EXPECT_EQ(std::count(local.begin(), local.end(), std::byte{0x11}),
             static_cast<std::ptrdiff_t>(local.size()));
 }
@@ -354,7 +356,7 @@ TEST_P(PathConformance, EveryPostedReadCompletesOnceWhenThePeerDies) {
   for (const auto& completion : completions) {
     if (completion.status == OpStatus::kOk) {
       EXPECT_TRUE(landed(ops[completion.wr_id])) << completion.wr_id;
-    } else {  // kStale: its keys went before its connection
+    } else {  // kStale: the keys may go before the connection
       EXPECT_TRUE(completion.status == OpStatus::kPeerLost || completion.status == OpStatus::kStale)
           << to_string(completion.status);
     }
@@ -386,7 +388,7 @@ TEST_P(PathConformance, AnEmptyPostTakesNothingAndTellsABrokenPath) {
   }));
 }
 
-// For backends whose peer a test can stop inside its own process.
+// For backends whose peer can be stopped inside the test's process.
 class FreezablePathConformance : public PathConformance {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FreezablePathConformance);
 
@@ -404,7 +406,7 @@ TEST_P(FreezablePathConformance, AFrozenPeerCompletesNothingAndAbortStillDrains)
   path->abort();
   EXPECT_EQ(sorted_ids(drain(*path)), first_ids(taken));
 
-  // What was asked meanwhile is answered when the peer goes on.
+  // The peer answers these requests when it runs again.
   std::vector<std::byte> late;
   const auto ops = reads(4, 100'000, late);
   ASSERT_EQ(other->post(ops).value_or(0), ops.size());
@@ -424,7 +426,7 @@ TEST_P(PathConformance, EmptyReadsCompleteAndTouchNothing) {
   EXPECT_EQ(path->bytes_landed(), 0u);
 }
 
-// A destination file that somebody cut short: not the peer's doing, and no crash.
+// The destination file was truncated. That is no fault of the peer's, and no crash.
 TEST_P(PathConformance, ADestinationThatCannotBeWrittenIsALocalFault) {
   TestSegment destination(kSegmentBytes);
   auto* const local = const_cast<std::byte*>(destination.bytes().data());

@@ -1,6 +1,6 @@
-// A source as a process of its own, for tests that kill and freeze it.
+// A source in a process of its own, for tests that kill and freeze it.
 //   test_serve tcp|shm SIZE TOKEN INCARNATION [PORT]
-// Says "region R G" and "endpoint E" on stdout, then serves until it is killed.
+// Prints "region R G" and "endpoint E", then serves until it is killed.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

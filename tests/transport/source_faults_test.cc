@@ -88,7 +88,7 @@ TEST(TcpSourceFaults, AFrozenSourceIsSilenceAndAbortDrainsAtOnce) {
   std::vector<Completion> some(64);
   source.freeze();
   ASSERT_EQ(path->post(ops).value(), ops.size());
-  // Whatever the kernel still delivers lands; then there is silence, and no error.
+  // The kernel still delivers some bytes. Then there is silence, and no error.
   std::uint64_t landed = path->bytes_landed();
   for (int quiet = 0; quiet < 20;) {
     const std::size_t count = path->poll(some);

@@ -36,7 +36,7 @@ void send_bytes(const UniqueFd& socket, std::span<const std::byte> bytes) {
   (void)!::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-// Reads until the peer closes; false when it does not.
+// Reads until the peer closes. False: it does not.
 bool peer_closes(const UniqueFd& socket) {
   std::array<std::byte, 4096> sink;
   while (true) {

@@ -97,7 +97,7 @@ TEST_F(TcpPathTest, Row48ATruncatedFileFailsTheOpAndTheStreamGoesOn) {
 
 TEST_F(TcpPathTest, AMappingTruncatedUnseenBreaksTheStreamAndNotTheServer) {
   TestSegment segment(8 * kMiB);
-  const RegionKey hidden = add(segment, false);  // the server cannot ask its file
+  const RegionKey hidden = add(segment, false);  // the server cannot check the file's size
   const RegionKey good = add(segment);
   const SessionToken token = admit({hidden, good});
   auto path = connect(token);
@@ -139,7 +139,7 @@ TEST_F(TcpPathTest, AbortDrainsAtOnceAndReportsEveryOp) {
   EXPECT_EQ(sorted_ids(completions), first_ids(16));
   EXPECT_EQ(local, guard) << "bytes landed after abort()";
   EXPECT_EQ(path->post(ops).error().code(), ErrorCode::kPeerLost);
-  server_.reset();  // it may still be sending from the segment
+  server_.reset();  // before the segment, from which it may still be sending
 }
 
 TEST_F(TcpPathTest, ARevokedSessionEndsMidReadAndCannotComeBack) {
@@ -204,7 +204,7 @@ TEST_F(TcpPathTest, TheSessionsRateCapHoldsOverAllItsStreams) {
   }
   for (auto& path : paths) ASSERT_EQ(drain(*path).size(), 1u);
   const double took = seconds(std::chrono::steady_clock::now() - start);
-  // A lower bound of the time is a bound of the rate, not of the machine's speed.
+  // A lower bound of the time bounds the rate, not the machine's speed.
   EXPECT_GE(took, (12.0 * kMiB - kRate / 50.0) / kRate);
   // Lifting the cap takes effect on open streams.
   registry_.admit({.token = token, .puller = "test", .regions = {key}});

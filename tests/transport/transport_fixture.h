@@ -25,7 +25,7 @@
 #include "transport/path.h"
 #include "transport/registry.h"
 
-// What the tests of the tcp and shm backends share: segments, reads, waits.
+// Helpers for the tests of backends: segments, reads, waits.
 namespace rekindle::transport::testing {
 
 using namespace std::chrono_literals;
@@ -63,8 +63,8 @@ class TestSegment {
   std::byte* data_ = nullptr;
 };
 
-// Polls until every op in flight is reported, and only when wait_fd() says that there is something
-// to do: a readiness that gets lost hangs here. The deadline only ends tests that hang.
+// Polls until every op in flight is reported, but only when wait_fd() says that there is something
+// to do: a lost readiness hangs here. The deadline only ends tests that hang.
 inline std::vector<Completion> drain(Path& path, TimePoint deadline = test_deadline()) {
   std::vector<Completion> all;
   std::vector<Completion> some(64);
@@ -89,7 +89,7 @@ inline std::vector<Completion> drain(Path& path, TimePoint deadline = test_deadl
   return all;
 }
 
-// Posts all of `ops`, polling when the path is full; every op ends in the result, once.
+// Posts all of `ops`, polling when the path is full. Every op is in the result once.
 inline std::vector<Completion> read_all(Path& path, std::vector<ReadOp> ops) {
   std::vector<Completion> all;
   std::vector<Completion> some(64);
@@ -121,7 +121,7 @@ inline OpStatus read_one(Path& path, ReadOp op) {
   return completions[0].status;
 }
 
-// Repeats until `condition` holds; false at the deadline.
+// Waits until `condition` holds. False: it did not by the deadline.
 inline bool eventually(const std::function<bool()>& condition) {
   const TimePoint deadline = test_deadline();
   while (!condition()) {

@@ -5,7 +5,7 @@
 
 #include "tests/verbs/fabric_fixture.h"
 
-// What becomes of rails: events, lost events, storms of events.
+// Rails under events, lost events and storms of events.
 namespace rekindle::transport::verbs {
 namespace {
 
@@ -211,8 +211,8 @@ TEST_F(FabricEventsTest, EventsOfQueuePairsAreAcknowledged) {
   EXPECT_EQ(fabric->rails()[0]->epoch(), before);
 }
 
-// Whatever happens, and however much of it goes unnoticed: a user that connected in an even epoch
-// and finds the same number later has lost nothing that was noticed, and down is odd.
+// However many events are lost: a user that connected in an even epoch and finds the same number
+// later has missed no loss that was noticed, and an odd epoch means down.
 TEST_F(FabricEventsTest, AnEvenEpochNeverComesBack) {
   const auto seed = static_cast<std::uint32_t>(std::random_device{}());
   SCOPED_TRACE("seed " + std::to_string(seed));

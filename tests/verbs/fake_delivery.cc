@@ -33,13 +33,13 @@ std::uint64_t bytes_of(const std::vector<ibv_sge>& entries) {
   return bytes;
 }
 
-// A device keeps the pages that it has pinned, also when their file gets shorter: here they are
-// gone, and nobody may rely on what is read from them.
+// A device keeps the pages that it has pinned, even when their file is truncated. Here they are
+// gone, and nobody may rely on the bytes that are read from them.
 void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   (void)store::find_mapping_fault([&] { std::memmove(to, from, bytes); });
 }
 
-// Pops the first request, reports it where it must be, fails the queue pair with its first error.
+// Pops the first request, reports it if it must be, and fails the queue pair at its first error.
 void finish(FakeState& state, QpObject& qp, ibv_wc_status status) {
   remove_head(state, qp);
   const SendRequest request = std::move(qp.sends.front());
@@ -63,7 +63,7 @@ void finish(FakeState& state, QpObject& qp, ibv_wc_status status) {
   update_head(state, qp);
 }
 
-// What the responder does when it refuses (IBTA class C): its queue pair fails, too.
+// The responder refuses (IBTA class C): its queue pair fails, too.
 void fail_responder(FakeState& state, QpObject& peer, ibv_event_type type) {
   ibv_async_event event{};
   event.event_type = type;
@@ -102,7 +102,7 @@ ibv_wc_status do_read(FakeState& state, QpObject& qp, QpObject& peer, const Send
   return IBV_WC_SUCCESS;
 }
 
-// The bytes of a SEND in one piece; false: a scatter entry that is not allowed.
+// The bytes of a SEND in one piece. False: a scatter entry is not allowed.
 bool gather(QpObject& qp, const SendRequest& request, std::vector<std::byte>& message) {
   if (request.is_inline) {
     message = request.inlined;
@@ -198,7 +198,7 @@ bool owns_address(const FakePort& port, const ibv_ah_attr& address) {
   });
 }
 
-// Whether what `from` sends with this address carries the source that `to` expects.
+// Whether packets from `from` with this address carry the source that `to` expects.
 bool comes_from(const FakePort& port, const ibv_ah_attr& from, const ibv_ah_attr& to) {
   if (!owns_address(port, to) || from.is_global != to.is_global) return false;
   if (from.is_global == 0) return true;
@@ -208,7 +208,7 @@ bool comes_from(const FakePort& port, const ibv_ah_attr& from, const ibv_ah_attr
   });
 }
 
-// Nothing of this posts: what the driver finds wrong before the device sees the request.
+// The errors that the driver finds before the device sees the request. Nothing is posted then.
 int check_post(const QpObject& qp, const ibv_send_wr& wr) {
   if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.cap.max_send_sge) return EINVAL;
   if (qp.posted - qp.freed >= qp.cap.max_send_wr) return ENOMEM;
@@ -341,7 +341,7 @@ std::size_t run_queue_pair(FakeState& state, QpObject& qp, std::size_t limit) {
 
 std::size_t run_all(FakeState& state, std::size_t limit) {
   std::size_t done = 0;
-  // One at a time, the oldest first; what is stuck is left out until the others were tried.
+  // One at a time, the oldest first. Stuck requests wait until the others were tried.
   std::uint64_t from = 0;
   while (done < limit) {
     const auto head = state.heads.lower_bound(from);

@@ -7,8 +7,8 @@
 
 #include "tests/verbs/fake_verbs.h"
 
-// The usual objects on a fake device, and queue pairs that are connected, for tests of what is
-// above them and of the fakes themselves.
+// The usual objects on a fake device, and connected queue pairs, for tests of the layers above and
+// of the fakes themselves.
 namespace rekindle::transport::verbs {
 
 struct EndpointOptions {

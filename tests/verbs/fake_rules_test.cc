@@ -1,4 +1,4 @@
-// The rules that the fakes enforce: states and attributes, rights, limits, what is left behind.
+// The rules that the fakes enforce: states and attributes, rights, limits, leaks.
 #include <cerrno>
 
 #include <sys/mman.h>
@@ -100,7 +100,7 @@ TEST_F(FakeVerbsRules, RequestsNeedRts) {
   EXPECT_EQ(a.post_read(b, 1), EINVAL);
 }
 
-// A real device loses such packets; what the two ends agreed on is wrong.
+// A real device loses such packets: the two ends agreed on wrong values.
 TEST_F(FakeVerbsRules, WhatTheEndsDoNotAgreeOnGetsNoAnswer) {
   const auto silent = [&](auto&& change) {
     ibv_qp_attr reset{};

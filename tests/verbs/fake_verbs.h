@@ -22,7 +22,7 @@ class FakeVerbs : public Api {
   // Its name in the network's scripts: "HOST/NAME", or NAME where the host has none.
   std::string add_device(FakeDevice device);
 
-  // What make_fork_safe() returns from now on.
+  // Sets the result of make_fork_safe().
   void set_fork_error(int error) { fork_error_ = error; }
   int make_fork_safe() override { return fork_error_; }
 

@@ -1,4 +1,4 @@
-#include "transport/verbs/memory/gpu_memory.h"
+#include "transport/verbs/memory/device_share.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What two ends agree on, and what they do with nonsense.
+// The values that two ends agree on, and their reaction to nonsense.
 #include <random>
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ OpStatus read_once(VerbsLab& lab, Path& path) {
   return status;
 }
 
-// A request as a puller would send it, for tests to spoil.
+// A puller's request, for tests to damage.
 class HandshakeTest : public ::testing::Test {
  protected:
   ConnectRequest request() {
@@ -88,7 +88,7 @@ TEST_F(HandshakeTest, AnUnknownSessionIsDenied) {
   EXPECT_EQ(answer.error().code(), ErrorCode::kDenied);
 }
 
-// Answers that a source would have to be broken, or a stranger, to give.
+// Answers that only a broken source, or a stranger, would give.
 TEST_F(HandshakeTest, AnAnswerThatDoesNotFitTheRequestIsInvalid) {
   using Spoil = void (*)(ConnectResponse&);
   const Spoil spoils[] = {
@@ -162,7 +162,7 @@ TEST_F(HandshakeTest, AGarbledAnswerMakesNoPathThatReadsWrongBytesOrLeaks) {
       // The head of it: window addresses are at the end, and any address is one to a fake.
       (*answer)[random() % 40] = static_cast<char>(random());
     }
-    // A first read that is lost would be waited for.
+    // Without this the connector would wait for a lost first read.
     lab_.network().deliver_by_thread(0us, 1us);
     auto paths = handshake_->finish(*answer);
     if (paths) {
@@ -180,7 +180,7 @@ struct Ends {
   std::size_t source_queue_pairs, puller_queue_pairs;
 };
 
-// The fake loses what is sent with another MTU, and refuses more reads than were agreed on.
+// The fake loses packets of another MTU, and refuses more reads than were agreed on.
 TEST(HandshakeMinima, BothEndsUseTheSmallerValueOfEach) {
   const Ends cases[] = {
       {IBV_MTU_4096, IBV_MTU_1024, 16, 16, 8, 2},  {IBV_MTU_1024, IBV_MTU_4096, 16, 16, 8, 2},
@@ -204,7 +204,7 @@ TEST(HandshakeMinima, BothEndsUseTheSmallerValueOfEach) {
   }
 }
 
-// The device has fewer than were asked for: those that there are will do.
+// The device has fewer than were asked for, and these suffice.
 TEST(HandshakeMinima, ADeviceThatIsShortOfQueuePairsGivesFewer) {
   LabOptions options;
   options.connector.queue_pairs = 4;

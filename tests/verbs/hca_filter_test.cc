@@ -15,7 +15,7 @@ struct Case {
   bool allowed;
 };
 
-// What NCCL does with the same text.
+// NCCL's results for the same text.
 TEST(HcaFilter, ReadsWhatNcclReads) {
   constexpr Case kCases[] = {
       {"", "mlx5_0", 1, true},

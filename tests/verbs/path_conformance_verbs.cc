@@ -1,4 +1,4 @@
-// What every Path promises, over the verbs backend: against the fake, and (label rdma) against the
+// The promises of every Path, over the verbs backend: with the fake, and (label rdma) with the
 // devices of this machine.
 #include "tests/transport/path_conformance.h"
 #include "tests/verbs/fake_verbs.h"

@@ -57,7 +57,7 @@ TEST(RailPairs, NetworksWithinOneByteOfTheAddressPairUpToo) {
   EXPECT_THAT(pairs(local, remote), ElementsAre(RailPair{0, 1}, RailPair{1, 2}, RailPair{2, 0}));
 }
 
-// .3 has the longest prefix in common with both .1 and .2, which says nothing here.
+// .3 shares the longest prefix with both .1 and .2, which means nothing here.
 TEST(RailPairs, SourceRailsOfOneNetworkAreSharedEvenlyWhateverTheirNumbers) {
   const Rails local{ipv4(0, {10, 0, 0, 1}), ipv4(1, {10, 0, 0, 2})};
   const Rails remote{ipv4(0, {10, 0, 0, 3}), ipv4(1, {10, 0, 0, 4})};
@@ -119,8 +119,8 @@ TEST(RailPairs, WithoutACommonFabricTheErrorNamesBothSides) {
               HasSubstr("there no active port"));
 }
 
-// Any hosts: one pair per local rail at most, between rails that can reach each other; where all
-// reach all equally well, no source rail has two pairs more than another.
+// For any hosts there is at most one pair per local rail, between rails that can reach each other.
+// Where all reach all equally well, no source rail has two pairs more than another.
 TEST(RailPairs, RandomHostsUseEveryLocalRailOnceAndShareTheOthersEvenly) {
   const auto seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);

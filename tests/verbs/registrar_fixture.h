@@ -44,7 +44,7 @@ struct MappedFile {
   std::span<std::byte> bytes;
 };
 
-// Fake devices mlx5_0, mlx5_1, …, and a registrar of theirs.
+// Fake devices mlx5_0, mlx5_1, …, and their registrar.
 class RegistrarFixture : public ::testing::Test {
  protected:
   explicit RegistrarFixture(std::size_t count = 2) {
@@ -53,7 +53,7 @@ class RegistrarFixture : public ::testing::Test {
     }
   }
 
-  // After devices were changed as the test wants them.
+  // Call this after the test has changed the devices.
   void open(const RegistrarOptions& options = {.max_piece_bytes = 2 * kMiB}) {
     auto opened = Fabric::open(api, {.sysfs = "/nonexistent"});
     ASSERT_TRUE(opened) << opened.error().message();

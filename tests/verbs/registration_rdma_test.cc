@@ -1,5 +1,6 @@
-// Registration on real devices: what pieces are good for, what the kernel refuses, and what a
-// process that may not lock memory is told. One test is one process: rights that it drops stay so.
+// Registration on real devices: the use of pieces, the refusals of the kernel, and the message for
+// a process that may not lock memory. Each test is a process of its own, as dropped rights stay
+// dropped.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -51,7 +52,7 @@ UniqueFd memory_file(std::uint64_t size, unsigned flags = 0) {
 
 std::byte byte_at(std::uint64_t offset) { return std::byte(offset * 31 % 253); }
 
-// This process may lock as much as its limit says, and no more, from now on.
+// From now on this process may lock as much as its limit says, and no more.
 void become_ordinary(std::uint64_t limit_bytes) {
   const rlimit limit{limit_bytes, limit_bytes};
   ASSERT_EQ(::setrlimit(RLIMIT_MEMLOCK, &limit), 0);
@@ -133,7 +134,7 @@ class RegistrationRdma : public ::testing::Test {
     }
     return IBV_WC_GENERAL_ERR;
   }
-  // With rights of its own where the device has windows, as a session of a puller gets them.
+  // With rights of its own where the device has windows, as a puller's session gets them.
   std::uint32_t rkey_for(const Piece& piece) {
     if (!source_device().limits().memory_windows_2b) return piece.rkey;
     window = {there->api().alloc_mw(source_device().pd(), IBV_MW_TYPE_2), {&there->api()}};
@@ -151,7 +152,7 @@ class RegistrationRdma : public ::testing::Test {
     here.reset();
     there.reset();
   }
-  // `count` bytes at `offset` of what is served, to the beginning of what is landed in.
+  // Reads `count` bytes at `offset` of the served memory to the beginning of the destination.
   ibv_wc_status read(const RegisteredMemory& served, std::uint64_t offset,
                      const RegisteredMemory& landed, std::uint32_t count) {
     const Piece* const from = served.find(source_device(), offset);
@@ -175,7 +176,7 @@ class RegistrationRdma : public ::testing::Test {
   MwHandle window;
 };
 
-// What a store serves: mapped for reading only.
+// Memory as a store serves it: mapped for reading only.
 TEST_F(RegistrationRdma, AGibibyteMappedReadOnlyIsServedByPiece) {
   open({.max_piece_bytes = 256 * kMiB});
   const UniqueFd file = memory_file(kGiB);
@@ -222,7 +223,7 @@ TEST_F(RegistrationRdma, TheMemlockLimitIsNamedAndWhatFitsIsUsed) {
               AllOf(HasSubstr("of 128.0 MiB"), HasSubstr("memlock limit is 48.0 MiB"),
                     HasSubstr("ulimit -l")));
   std::printf("%s", problems(*memory).c_str());
-  // What is given back may be used again.
+  // Memory that was given back may be used again.
   memory.reset();
   EXPECT_EQ(registrar->stats().bytes, 0u);
   auto small = add(segment.bytes.first(8 * kMiB), MemoryUse::kServe, file.get());
@@ -241,7 +242,7 @@ TEST_F(RegistrationRdma, AFileCutShortIsAProblemOfItsPiecesOnly) {
   EXPECT_THAT(problems(*memory), HasSubstr("cut it short"));
 }
 
-// Pages that are pinned stay: whoever is being served reads old bytes, nobody crashes.
+// Pinned pages stay: readers get old bytes, and nobody crashes.
 TEST_F(RegistrationRdma, AFileCutShortAfterwardsIsStillReadable) {
   open();
   const UniqueFd file = memory_file(4 * kMiB);
@@ -256,7 +257,8 @@ TEST_F(RegistrationRdma, AFileCutShortAfterwardsIsStillReadable) {
   disconnect();
 }
 
-// Row 24 of the faults: the child writes to everything, the parent's NIC still reaches its memory.
+// Row 24 of the faults: the child writes to everything, and the parent's NIC still reaches the
+// parent's memory.
 TEST_F(RegistrationRdma, AForkLeavesRegistrationsAsTheyWere) {
   open();
   const UniqueFd file = memory_file(kMiB);

@@ -1,5 +1,5 @@
 // Staged links on the fake: pullers that break the rules, sources that cannot read their own bytes,
-// rights that are taken away under load.
+// and rights that are taken away under load.
 #include <algorithm>
 #include <atomic>
 #include <fstream>
@@ -128,7 +128,7 @@ TEST_F(StagedLinkTest, ASegmentCutShortIsAFaultThereAndThePathGoesOn) {
   EXPECT_EQ(std::memcmp(local.data(), segment_.bytes().data(), 1 * kMiB), 0);
 }
 
-// What is written after revoke() returned is seen by no reader.
+// No reader sees bytes that are written after revoke() has returned.
 TEST_F(StagedLinkTest, RevokeUnderLoadEndsEveryAccessBeforeItReturns) {
   start();
   auto* const bytes = const_cast<std::byte*>(segment_.bytes().data());
@@ -297,7 +297,7 @@ TEST_F(StagedLinkTest, WhatIsNotRegisteredIsSaidAtStartAndOnceAlthoughNobodyPull
   ::testing::internal::CaptureStderr();
   start();
   const bool said = eventually([] { return lines_about("verbs.not_registered") > 0; });
-  // Neither a puller nor a segment more makes it say the old ones again.
+  // Neither a further puller nor a further segment makes it repeat the old ones.
   const auto path = connect(token_);
   const TestSegment second(1 * kMiB, 2);
   source_->serve(second);

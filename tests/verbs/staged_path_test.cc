@@ -1,4 +1,4 @@
-// The puller's end of staged links on the fake: what waits for bounce blocks, and how it ends.
+// The puller's end of staged links on the fake: waiting for bounce blocks, and the end of a path.
 #include <gmock/gmock.h>
 
 #include "tests/verbs/staged_fixture.h"
@@ -19,8 +19,7 @@ class StagedPathTest : public StagedLinkTest {
     options.bounce_bytes = BouncePool::kBlockBytes;
     return options;
   }
-  // A path beside the staged ones, whose read is given up and holds a bounce block all the same,
-  // until let_go().
+  // A path beside the staged ones. Its read is given up, but holds a bounce block until let_go().
   void hold_bounce_block() {
     const RegionKey small = source_->serve(small_);
     hog_ = connect(source_->admit({small}));

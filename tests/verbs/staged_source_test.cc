@@ -47,12 +47,12 @@ class RogueSourceTest : public ::testing::Test {
     for (std::size_t i = 0; i < kMaxStageBlocks; ++i) receive(i);
     const StageOffer::Block block{reinterpret_cast<std::uint64_t>(block_.data()), mr_->rkey};
     auto path = StagedPath::create(
-        {.connection = std::move(connection),
-         .windows = {},
+        {.windows = {},
          .bounce = std::move(BouncePool::create(*puller_->devices().front(), 1 * kMiB).value()),
          .memory = std::make_shared<LocalMemory>(*registrar_),
          .limiter = nullptr,
-         .description = "rogue"},
+         .description = "rogue",
+         .connection = std::move(connection)},
         {kBlockBytes, {kBlocks, block}, {{kRegion, 1 * kMiB}}}, {});
     ASSERT_TRUE(path) << path.error().message();
     path_ = std::move(*path);

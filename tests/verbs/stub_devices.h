@@ -19,9 +19,8 @@
 #include "src/base/unique_fd.h"
 #include "transport/verbs/device/verbs_api.h"
 
-// Devices with ports, GIDs and async events only, and total control over them: events that get
-// lost, storms without end, a kernel that closes its side. (fake_verbs.h is the one that moves
-// data.)
+// Devices with ports, GIDs and async events only, under total control: lost events, endless storms,
+// a kernel that closes its side. (fake_verbs.h moves data.)
 namespace rekindle::transport::verbs {
 
 struct StubPort {

@@ -10,7 +10,7 @@
 
 namespace rekindle::testing {
 
-// A /sys of our own, with the symbolic links that the kernel makes.
+// A /sys for tests, with the symbolic links that the kernel makes.
 class SysfsTree {
  public:
   explicit SysfsTree(std::filesystem::path root) : root_(std::move(root)) {}

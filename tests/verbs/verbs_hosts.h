@@ -11,7 +11,7 @@
 
 namespace rekindle::transport::verbs {
 
-// Two hosts in one process: what serves regions, and what reads them.
+// Two hosts in one process: a source and a puller.
 class VerbsSource {
  public:
   VerbsSource(Api& api, const FabricOptions& options, const RegistrarOptions& registrar = {},

@@ -7,7 +7,7 @@
 
 #if REKINDLE_WITH_VERBS
 #include "transport/verbs/device/fabric.h"
-#include "transport/verbs/memory/gpu_memory.h"
+#include "transport/verbs/memory/device_share.h"
 #endif
 
 namespace rekindle::cli {

@@ -10,7 +10,6 @@
 
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
-#include "transport/guarded_op.h"
 #include "transport/read_op.h"
 #include "transport/shm/streaming_copy.h"
 
@@ -19,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = kMiB;
 constexpr std::uint64_t kPieceRuns = 4096;  // short runs: the loop itself takes the time
-// Only a frozen peer makes a lookup last; the poller's progress deadline ends it by abort().
+// A lookup lasts only if the peer is frozen. The engine's progress deadline ends it by abort().
 constexpr auto kLookupTime = std::chrono::hours(1);
 
 void signal(int fd) {
@@ -61,8 +60,8 @@ void Copier::push(std::span<const ReadOp> ops) {
 }
 
 std::size_t Copier::pop(std::span<Completion> out) {
-  // A busy owner looks often: without a system call while there is no news. Cleared before looking,
-  // so that nothing that comes later goes unnoticed.
+  // A busy owner comes often, so this costs no system call while there is no news. The flag is
+  // cleared before the look: later completions raise it again.
   if (signalled_ && clear(done_fd_.get())) signalled_ = false;
   std::size_t filled = 0;
   while (filled < out.size()) {
@@ -85,8 +84,8 @@ void Copier::finish(const Completion& completion) {
   notify();
 }
 
-// The flag goes up first and comes down only with the descriptor: never is the descriptor readable
-// while the owner believes that it is not.
+// The flag is raised first and cleared only with the descriptor. So the owner never misses a
+// readable descriptor.
 void Copier::notify() {
   if (!signalled_.exchange(true)) signal(done_fd_.get());
 }
@@ -101,7 +100,7 @@ void Copier::run() {
     if (stop_) return;
     if (!stopped()) {
       if (!peer_gone_ && regions_.peer_gone()) peer_gone_.store(true, std::memory_order_release);
-      // Nothing here reads the peer's memory any more: say so, it may be waiting for that.
+      // Nothing here reads the peer's memory any more. The peer may be waiting to hear that.
       if (peer_gone_) regions_.close();
     }
     sleep();
@@ -112,7 +111,7 @@ void Copier::sleep() {
   sleeping_ = true;
   if (work_.empty() && !stop_) {
     std::array<pollfd, 2> fds{{{wake_fd_.get(), POLLIN, 0}, {regions_.socket_fd(), POLLIN, 0}}};
-    // A peer that is gone stays readable: only the wake-up counts then.
+    // The socket of a vanished peer stays readable: only the wake-up counts then.
     const nfds_t count = peer_gone_ || stopped() ? 1 : 2;
     ::poll(fds.data(), count, -1);
     if ((fds[0].revents & POLLIN) != 0) (void)clear(wake_fd_.get());

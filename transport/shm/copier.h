@@ -15,7 +15,7 @@
 
 namespace rekindle::transport::shm {
 
-// A bounded queue between one producing and one consuming thread; no locks, no allocation.
+// A bounded queue between one producing and one consuming thread, without locks or allocation.
 template <typename T, std::size_t kCapacity>
 class SpscRing {
   static_assert((kCapacity & (kCapacity - 1)) == 0, "a power of two");
@@ -45,9 +45,9 @@ class SpscRing {
   alignas(64) std::atomic<std::size_t> tail_ = 0;
 };
 
-// The thread of one path: takes ops, copies, hands completions back. It looks at the side channel
-// between pieces of a megabyte and while it has nothing to do, so that an abort or the peer's end
-// takes effect within one piece, and an idle path lets go at once.
+// The thread of one path: it takes ops, copies, and hands completions back. It looks at the side
+// channel between pieces of a megabyte and while it is idle. So an abort or the peer's end takes
+// effect within one piece, and an idle path lets go at once.
 class Copier {
  public:
   static constexpr std::size_t kMaxInFlight = 256;
@@ -58,7 +58,7 @@ class Copier {
   Copier& operator=(const Copier&) = delete;
   Result<void> start();
 
-  // The owner's thread. At most kMaxInFlight ops that were not popped.
+  // The owner's thread calls these. It pushes at most kMaxInFlight ops that it has not popped.
   void push(std::span<const ReadOp> ops);
   std::size_t pop(std::span<Completion> out);
   void abort();
@@ -81,7 +81,8 @@ class Copier {
   SpscRing<ReadOp, kMaxInFlight> work_;
   SpscRing<Completion, kMaxInFlight> done_;
   std::atomic<bool> sleeping_ = false;
-  std::atomic<bool> signalled_ = false;  // done_fd_ is readable, its owner has not looked
+  // done_fd_ is readable, and its owner has not looked yet.
+  std::atomic<bool> signalled_ = false;
   std::atomic<bool> abort_ = false;
   std::atomic<bool> stop_ = false;
   std::atomic<bool> peer_gone_ = false;

@@ -39,7 +39,7 @@ RegionClient::RegionClient(UniqueFd socket, const UniqueFd& counter)
   struct stat info {};
   if (!counter || ::fstat(counter.get(), &info) != 0 ||
       info.st_size < static_cast<off_t>(kPageBytes)) {
-    return;  // every use of a region is asked for then
+    return;  // without the counter the peer is asked at every use of a region
   }
   void* page = ::mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, counter.get(), 0);
   if (page != MAP_FAILED) counter_page_ = page;
@@ -92,7 +92,7 @@ RegionClient::Found RegionClient::find(RegionKey key, TimePoint deadline) {
   const Turn turn(*this, deadline);
   if (!turn) return {OpStatus::kTimeout, nullptr};
   if (gone_.load(std::memory_order_relaxed)) return {OpStatus::kPeerLost, nullptr};
-  // Before asking: a change while the answer is on its way is seen the next time.
+  // Read before asking: a change while the answer is on its way is seen the next time.
   const std::uint64_t now = counter_page_ != nullptr ? changes() : 0;
   const auto known = known_.find(key);
   if (known == known_.end()) {
@@ -139,7 +139,7 @@ RegionClient::Found RegionClient::ask(RegionKey key, bool want_fd, TimePoint dea
 
 Io RegionClient::exchange(const RegionRequest& request, RegionReply& reply, UniqueFd& fd,
                           TimePoint deadline) {
-  // One request at a time: the socket has room for it, or the peer is gone.
+  // There is one request at a time, so the socket has room for it unless the peer is gone.
   if (send_message(socket_.get(), request) != Io::kDone) return Io::kClosed;
   while (true) {
     const Io io = receive_message(socket_.get(), reply, fd);

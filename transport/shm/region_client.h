@@ -17,10 +17,10 @@
 
 namespace rekindle::transport::shm {
 
-// A read-only mapping of (the pages around) a region.
+// A read-only mapping of a region and the pages around it.
 class Mapping {
  public:
-  // kFault as status when the file does not hold what the reply says.
+  // Null: the file does not hold the range that the reply names.
   static std::shared_ptr<const Mapping> create(const UniqueFd& fd, const RegionReply& reply);
   ~Mapping();
   Mapping(const Mapping&) = delete;
@@ -35,12 +35,12 @@ class Mapping {
   const std::span<const std::byte> bytes_;
 };
 
-// The reader's end of the side channel: gets regions mapped, notices when keys go stale or the
-// session ends. The peer's change counter, mapped, says without a system call whether what was
-// learned before still holds. Thread-safe; a caller waits at most until its deadline.
+// The reader's end of the side channel. It maps regions, and notices when keys go stale or the
+// session ends. The peer's change counter is mapped: it shows without a system call whether earlier
+// answers still hold. Thread-safe. A caller waits at most until its deadline.
 class RegionClient {
  public:
-  // After the hello. `counter`: of the peer's registry, may be invalid.
+  // `socket` is past its hello. `counter` is the change counter of the peer's registry, or invalid.
   RegionClient(UniqueFd socket, const UniqueFd& counter);
   ~RegionClient();
   RegionClient(const RegionClient&) = delete;
@@ -52,18 +52,19 @@ class RegionClient {
   };
   Found find(RegionKey key, TimePoint deadline);
 
-  // The peer closed its end: it is gone, or it dropped the session. Cheap enough per megabyte.
+  // The peer closed its end: it is gone, or it dropped the session. Cheap enough to call once per
+  // megabyte.
   bool peer_gone();
-  // Lets the peer know that nothing here touches its memory any more. find() fails from now on.
+  // Tells the peer that nothing here touches its memory any more. find() fails from now on.
   void close();
-  // Ends a find() that waits, on any thread; for good.
+  // Ends a waiting find() on any thread. Later ones do not wait either.
   void interrupt();
 
   // For a thread that waits for the peer's end and its own wake-ups.
   int socket_fd() const { return socket_.get(); }
 
  private:
-  // One thread at a time; false when it did not come by the deadline.
+  // Lets one thread at a time in. False: its turn did not come by the deadline.
   class Turn {
    public:
     Turn(RegionClient& client, TimePoint deadline);
@@ -89,13 +90,13 @@ class RegionClient {
   UniqueFd interrupt_;  // eventfd
   void* counter_page_ = nullptr;
   std::atomic<bool> gone_ = false;
-  // Whoever holds the turn asks and uses what follows. Not a timed mutex: ThreadSanitizer does not
-  // know its clocks.
+  // The holder of the turn uses the members below. This is no timed mutex, as ThreadSanitizer does
+  // not know its clocks.
   std::mutex mutex_;
   std::condition_variable turn_over_;
   bool turn_taken_ = false;  // guarded by mutex_
   std::map<RegionKey, Known> known_;
-  bool out_of_step_ = false;  // an answer is still owed
+  bool out_of_step_ = false;  // the peer still owes an answer
 };
 
 }  // namespace rekindle::transport::shm

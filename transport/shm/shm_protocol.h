@@ -13,8 +13,8 @@
 #include "transport/read_op.h"
 #include "transport/session_hello.h"
 
-// The side channel of the shm transport: small fixed messages over a unix SOCK_SEQPACKET socket,
-// one per packet, both ends on the same machine and of the same build order of bytes.
+// The side channel of the shm transport: small messages of fixed size over a unix SOCK_SEQPACKET
+// socket, one per packet. Both ends are on the same machine and have its byte order.
 namespace rekindle::transport::shm {
 
 inline constexpr std::uint32_t kProtocolVersion = 1;
@@ -28,7 +28,7 @@ struct ClientHello {
   Incarnation incarnation;
 };
 
-// With kOk comes the descriptor of the registry's change counter, where there is one.
+// With kOk comes the descriptor of the registry's change counter, if there is one.
 struct ServerHello {
   std::uint64_t magic = kMagic;
   std::uint32_t version = kProtocolVersion;
@@ -53,10 +53,10 @@ struct RegionReply {
   std::uint64_t fd_offset = 0;  // of the region's first byte in the file
 };
 
-// A packet and at most one descriptor. Non-blocking: false when there is none (or no room).
+// A packet and at most one descriptor. These never block. kAgain: there is no packet, or no room.
 enum class Io { kDone, kAgain, kClosed };
 Io send_packet(int socket, std::span<const std::byte> packet, int fd = -1);
-// kClosed also for packets of another size: the peer does not speak this protocol.
+// kClosed also for a packet of another size: the peer does not speak this protocol.
 Io receive_packet(int socket, std::span<std::byte> packet, UniqueFd& fd);
 
 template <typename Message>

@@ -39,13 +39,14 @@ struct Reader {
   UniqueFd socket;
   TimePoint opened_at{};
   bool admitted = false;
-  bool leaving = false;  // was told to go: waits for its end of the socket to close
+  bool leaving = false;  // it was told to go, and its end of the socket is not closed yet
   SessionToken token;
-  // What it may have mapped; held until it lets go, so that reader counts tell the truth.
+  // The regions that it may have mapped. They are held until it lets go, so that reader counts are
+  // true.
   std::map<RegionKey, std::shared_ptr<const Region>> regions;
 };
 
-// One thread answers hellos and hands descriptors out: a few small messages per reader and region.
+// One thread answers hellos and hands out descriptors: a few small messages per reader and region.
 class ShmServerImpl final : public ShmServer {
  public:
   ShmServerImpl(const ServerOptions& options, const SegmentRegistry& registry,
@@ -181,7 +182,8 @@ void ShmServerImpl::run() {
 void ShmServerImpl::accept_new() {
   UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) {
-    // Out of descriptors: the peer waits in the backlog until its deadline and takes tcp instead.
+    // No descriptor is left. The peer waits in the backlog until its deadline and takes tcp
+    // instead.
     if (errno == EMFILE || errno == ENFILE)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     return;

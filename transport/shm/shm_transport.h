@@ -13,20 +13,19 @@
 #include "transport/path.h"
 #include "transport/registry.h"
 
-// Reads from a process on the same host: it hands out read-only descriptors of its segments over a
-// unix socket, and the reader maps them and copies with threads of its own, one per path. The bytes
-// never pass through the source, which may even be stopped.
+// Reads from a process on the same host. The source hands out read-only descriptors of its segments
+// over a unix socket. The reader maps them and copies with threads of its own, one per path. The
+// bytes never pass through the source, which may even be stopped.
 //
 // The socket is abstract: it works across mount namespaces (containers) of one network namespace.
-// Both ends must have the same uid. Regions without a file behind them cannot be read this way
-// (kFault).
+// Both ends must have the same uid. A region without a file cannot be read this way (kFault).
 namespace rekindle::transport::shm {
 
 struct ServerOptions {
   std::size_t max_connections = 1024;
   std::chrono::milliseconds hello_timeout{5000};
-  // How long drop_session() waits for a reader to let go. A mapping cannot be taken away: a reader
-  // that is stopped keeps its (immutable) pages until it runs or dies.
+  // How long drop_session() waits for a reader to let go. A mapping cannot be taken away: a stopped
+  // reader keeps its (immutable) pages until it runs again or dies.
   std::chrono::milliseconds drop_timeout{1000};
 };
 
@@ -39,7 +38,7 @@ class ShmServer : public Server {
   std::string_view transport() const override { return "shm"; }
 };
 
-// What ShmServer::endpoint() says: which host, which socket.
+// The format of ShmServer::endpoint(): the host and the socket.
 struct Endpoint {
   std::string boot_id;  // of the running kernel
   std::string socket_name;
@@ -52,9 +51,9 @@ Result<std::string> host_boot_id();
 class ShmPath : public Path {
  public:
   std::string_view transport() const override { return "shm"; }
-  // The region itself, for consumers that need no copy; valid as long as this path. Blocks for one
-  // exchange with the peer. Bytes of a truncated file fault on access: guard them
-  // (src/store/fault_guard.h).
+  // The region itself, for consumers that need no copy. It is valid as long as this path. Blocks
+  // for one exchange with the peer. The bytes of a truncated file fault on access: use
+  // src/store/fault_guard.h.
   virtual Result<std::span<const std::byte>> map(RegionKey key, TimePoint deadline) = 0;
 };
 

@@ -12,9 +12,9 @@ namespace {
 
 #if defined(__x86_64__)
 
-// Four pages side by side, two or four cache lines of each at a time: as many streams as the
-// prefetchers and DRAM banks like. Measured against one stream: +8 %; against memcpy in 1 MiB
-// pieces: +18 %; 512 bits wide (a whole line per store): another 12 %.
+// Copies four pages side by side, two or four cache lines of each at a time. That is as many
+// streams as prefetchers and DRAM banks handle well. Measured: 8 % faster than one stream, 18 %
+// faster than memcpy in 1 MiB pieces. Stores of 512 bits (a whole line) add another 12 %.
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kPages = 4;
 constexpr std::size_t kStep = 128;

@@ -14,11 +14,11 @@
 namespace rekindle::transport::tcp {
 namespace {
 
-// Below this, one sendmsg that carries header and payload beats send + sendfile.
+// Below this size, one sendmsg with header and payload is faster than send and sendfile.
 constexpr std::uint64_t kSendfileBytes = 32 << 10;
 constexpr std::size_t kMaxSendIovecs = 256;
 
-// The file must still hold what the request wants: the mapping alone cannot tell.
+// Whether the file still holds the wanted range. The mapping alone cannot tell.
 bool file_covers(const Region& region, std::uint64_t end) {
   if (region.fd < 0) return true;
   struct stat info {};

@@ -10,12 +10,12 @@
 
 namespace rekindle::transport::tcp {
 
-// Sends one response at a time straight from the segment: sendfile for a contiguous range of a
-// file, sendmsg from the mapping otherwise. Nothing is staged. Holds the region until the last byte
-// is in the socket. Used by one server thread.
+// Sends one response at a time straight from the segment: by sendfile for a contiguous range of a
+// file, else by sendmsg from the mapping. Nothing is staged. It holds the region until the last
+// byte is in the socket. One server thread uses it.
 //
-// A file that shrank under us: before the header is out, the answer is kFault; after it, the bytes
-// that were promised do not exist and the stream can only be broken.
+// The file may be truncated meanwhile. Before the header is out, the answer is kFault. After it,
+// the promised bytes do not exist, and the stream can only be broken.
 class Sender {
  public:
   enum class Outcome { kDone, kBlocked, kBudget, kBroken };
@@ -30,8 +30,8 @@ class Sender {
   bool active() const { return active_; }
   std::uint64_t payload_left() const { return payload_left_; }
 
-  // Sends until the socket is full, `budget` payload bytes are out or all is sent. `more`: another
-  // response follows at once.
+  // Sends until the socket is full, `budget` payload bytes are out, or everything is sent. `more`:
+  // another response follows at once.
   Sent send(int socket, std::uint64_t budget, bool more);
   // Why the last send() was kBroken.
   const std::string& broken_reason() const { return broken_reason_; }

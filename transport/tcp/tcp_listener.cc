@@ -114,7 +114,7 @@ Listener::Outcome Listener::accept_some(const std::function<void(UniqueFd)>& tak
       case ENOMEM:
         return Outcome::kExhausted;
       default:
-        break;  // of that one connection (ECONNABORTED and the like): next
+        break;  // an error of this one connection, such as ECONNABORTED
     }
   }
   return Outcome::kMore;

@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::size_t kOutBytes = 64 << 10;
 constexpr std::size_t kMaxReceiveIovecs = 128;
-// Per poll() and per recvmsg: bounds a turn, so that a poller's other paths get theirs.
+// The limits of one poll() and one recvmsg. They bound a turn, so that the poller's other paths get
+// theirs.
 constexpr std::uint64_t kReceiveTurnBytes = 4 << 20;
 constexpr std::uint64_t kReceiveBytes = 1 << 20;
 
@@ -43,7 +44,7 @@ void TcpPath::push(const ReadOp& op) {
   out_end_ += kRequestBytes;
   ring_[(head_ + count_) % kMaxInFlight] = {
       op.wr_id, op.local, op.run_bytes, op.local_stride,
-      // An overflowing product is refused by the server, too; nothing lands for it.
+      // The server refuses an overflowing product, too, so nothing lands for it.
       payload_bytes(op.run_bytes, op.count).value_or(0)};
   ++count_;
 }
@@ -81,7 +82,7 @@ void TcpPath::flush() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno != EINTR) {
-      // Answers that have arrived are still to be read: receive() reports the end.
+      // Some answers may have arrived before. receive() reads them and then reports the end.
       break;
     }
   }
@@ -145,7 +146,7 @@ bool TcpPath::receive() {
   } else if (errno == EINTR) {
     return true;
   } else if (errno == EFAULT) {
-    // The destination is not writable memory any more: the caller's file was truncated.
+    // The caller's file was truncated, so the destination cannot be written any more.
     break_path(OpStatus::kLocalFault, "the destination cannot be written");
   } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
     break_path(OpStatus::kPeerLost, errno_error(errno, "receive").message());
@@ -196,8 +197,8 @@ void TcpPath::break_path(OpStatus status, std::string_view why) {
   broken_ = status;
   broken_reason_ = why;
   out_begin_ = out_end_ = 0;
-  // Resets the connection and frees what the kernel holds for it; the descriptor stays readable
-  // (EPOLLHUP), so that whoever waits on it keeps polling.
+  // Resets the connection and frees the kernel's buffers. The descriptor stays readable (EPOLLHUP),
+  // so a thread that waits for it keeps polling.
   sockaddr unspecified{};
   unspecified.sa_family = AF_UNSPEC;
   if (::connect(socket_.get(), &unspecified, sizeof unspecified) != 0) {

@@ -14,8 +14,8 @@
 
 namespace rekindle::transport::tcp {
 
-// The reading end of one stream. Requests are pipelined, answers come in order and are received
-// straight into their destinations; only this object's poll() ever writes to them.
+// The reading end of one stream. Requests are pipelined. Answers come in order and are received
+// straight into their destinations. Only poll() writes to these.
 class TcpPath final : public Path {
  public:
   // `socket` is connected, non-blocking and past its hello.
@@ -47,23 +47,26 @@ class TcpPath final : public Path {
   void push(const ReadOp& op);
   Completion pop(OpStatus status);
   void flush();
-  // One recvmsg into the destination of the oldest op and the header after it; false: nothing came.
+  // Receives once, into the destination of the oldest op and the header after it. False: nothing
+  // came.
   bool receive();
-  // The header is whole: completes failed and empty ops, or opens the payload.
+  // Call this when the header is whole. It completes failed and empty ops, or opens the payload.
   std::optional<Completion> take_header();
   void land(std::uint64_t bytes);
   void break_path(OpStatus status, std::string_view why);
 
   UniqueFd socket_;
   std::string description_;
-  std::optional<OpStatus> broken_;  // what ops in flight end with
+  // Set once the stream has broken: ops in flight end with it.
+  std::optional<OpStatus> broken_;
   std::string broken_reason_;
 
   std::vector<InFlight> ring_;
   std::size_t head_ = 0;
   std::size_t count_ = 0;
 
-  std::vector<std::byte> out_;  // encoded requests that the socket has not taken
+  // Encoded requests that the socket has not taken.
+  std::vector<std::byte> out_;
   std::size_t out_begin_ = 0;
   std::size_t out_end_ = 0;
 

@@ -36,7 +36,7 @@ class TcpServerImpl final : public TcpServer {
     for (std::size_t i = 0; i < threads; ++i) {
       loops_.push_back(std::make_unique<ServerLoop>(context_, pending));
     }
-    // The listening loop last: it deals to the others.
+    // The listening loop starts last, as it deals connections to the others.
     for (std::size_t i = threads; i-- > 0;) {
       Listener* listener = i == 0 ? &listener_ : nullptr;
       TRY_VOID(loops_[i]->start(static_cast<int>(i), listener, [this](UniqueFd socket) {
@@ -54,7 +54,8 @@ class TcpServerImpl final : public TcpServer {
   void drop_session(const SessionToken& token) override {
     std::latch done(static_cast<std::ptrdiff_t>(loops_.size()));
     for (auto& loop : loops_) loop->drop_session(token, done);
-    done.wait();  // loops never block: a turn is at most a megabyte per connection
+    // This is short: loops never block, and a turn is at most a megabyte per connection.
+    done.wait();
   }
 
   ServerStats stats() const override {
@@ -69,7 +70,7 @@ class TcpServerImpl final : public TcpServer {
   ServerContext context_;
   Listener listener_;
   std::vector<std::unique_ptr<ServerLoop>> loops_;
-  std::size_t next_loop_ = 0;  // the listening thread's
+  std::size_t next_loop_ = 0;  // used by the listening thread
 };
 
 }  // namespace

@@ -82,7 +82,7 @@ void ServerLoop::wake() {
 }
 
 void ServerLoop::run() {
-  // sendfile has no MSG_NOSIGNAL: a peer that is gone must be an error here, not a signal.
+  // sendfile has no MSG_NOSIGNAL, but a vanished peer must be an error here, not a signal.
   sigset_t pipe_signal;
   ::sigemptyset(&pipe_signal);
   ::sigaddset(&pipe_signal, SIGPIPE);
@@ -162,7 +162,7 @@ void ServerLoop::add(UniqueFd socket) {
   const Id id = next_id_++;
   const int fd = socket.get();
   auto connection = std::make_unique<ServerStream>(std::move(socket), context_, now);
-  // Both directions, once: turns run until the socket says EAGAIN.
+  // Edge-triggered in both directions: turns run until the socket says EAGAIN.
   if (!watch(epoll_.get(), fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, id)) {
     context_.shed.fetch_add(1, std::memory_order_relaxed);
     return;

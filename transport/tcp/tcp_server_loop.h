@@ -21,14 +21,15 @@
 
 namespace rekindle::transport::tcp {
 
-// One server thread: an epoll set of connections (edge-triggered) and the turns they take. The
-// first loop listens, too, and deals new connections out. Connections belong to this thread alone;
-// other threads reach it through the inbox.
+// One server thread: an edge-triggered epoll set of connections, and the turns they take. The first
+// loop also listens and deals out new connections. A connection belongs to its thread alone. Other
+// threads reach the loop through the inbox.
 class ServerLoop {
  public:
   using Dealer = std::function<void(UniqueFd)>;
 
-  // At most so many of its connections have not said hello; beyond it the oldest goes.
+  // At most this many of its connections may lack their hello. Beyond that the oldest one is
+  // closed.
   ServerLoop(ServerContext& context, std::size_t max_pending_hellos)
       : context_(context), max_pending_hellos_(max_pending_hellos) {}
   ~ServerLoop() { stop(); }
@@ -80,11 +81,12 @@ class ServerLoop {
   std::vector<std::pair<SessionToken, std::latch*>> drops_;  // guarded by mutex_
   bool stopping_ = false;                                    // guarded by mutex_
 
-  // The thread's own.
+  // Used by the thread alone.
   std::unordered_map<Id, Entry> connections_;
-  Id next_id_ = 16;  // below: the listener and the wake-up
+  Id next_id_ = 16;  // smaller ids are the listener and the wake-up
   std::vector<Id> ready_;
-  std::deque<Id> pending_;  // before their hello, oldest first; may name closed ones
+  // Connections without a hello, oldest first. Some of them may be closed.
+  std::deque<Id> pending_;
   std::size_t pending_count_ = 0;
   std::vector<std::pair<TimePoint, Id>> throttled_;
   std::optional<TimePoint> accept_again_at_;

@@ -76,7 +76,7 @@ ServerStream::Progress ServerStream::step(TimePoint now) {
     const std::uint64_t allowed = share_->limiter.take(wanted, now);
     if (wanted != 0 && allowed == 0) {
       resume_at_ = share_->limiter.ready_at(now);
-      last_progress_ = now;  // waits for us, not for the peer
+      last_progress_ = now;  // the stream waits for this server, not for the peer
       return Progress::kThrottled;
     }
     const auto sent = sender_.send(socket_.get(), allowed, request_waiting());
@@ -94,14 +94,14 @@ ServerStream::Progress ServerStream::step(TimePoint now) {
   return Progress::kAgain;
 }
 
-// Fills in_ as far as the socket gives; false when nothing came (closed_ tells why).
+// Fills `in_` with the bytes that have arrived. False: nothing came; closed_ tells why.
 bool ServerStream::receive() {
   if (in_begin_ != 0) {
     std::memmove(in_.data(), in_.data() + in_begin_, in_used_ - in_begin_);
     in_used_ -= in_begin_;
     in_begin_ = 0;
   }
-  // Before the hello, take no more than it: what follows must not be taken for a part of it.
+  // Before the hello, receive no more than its bytes: those that follow are no part of it.
   const std::size_t limit = share_ ? in_.size() : kClientHelloBytes;
   while (true) {
     const ssize_t n = ::recv(socket_.get(), in_.data() + in_used_, limit - in_used_, MSG_DONTWAIT);
@@ -142,7 +142,7 @@ ServerStream::Progress ServerStream::read_hello() {
 bool ServerStream::reply(HelloStatus status) {
   std::array<std::byte, kServerHelloBytes> frame;
   encode(ServerHello{.status = status, .incarnation = context_.incarnation}, frame);
-  // The first bytes on a fresh socket always fit; anything else is a broken one.
+  // The first bytes always fit a fresh socket, unless it is broken.
   return ::send(socket_.get(), frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
          static_cast<ssize_t>(frame.size());
 }

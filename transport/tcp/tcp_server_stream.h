@@ -20,7 +20,7 @@
 
 namespace rekindle::transport::tcp {
 
-// What the streams of one session share: their number and their egress cap.
+// The shared state of one session's streams: their number and their egress cap.
 struct SessionShare {
   explicit SessionShare(std::uint64_t bytes_per_second) : limiter(bytes_per_second) {}
   RateLimiter limiter;
@@ -32,7 +32,7 @@ class SessionTable {
  public:
   explicit SessionTable(std::size_t max_streams) : max_streams_(max_streams) {}
 
-  // Null when the session has its fill of streams.
+  // Null: the session has as many streams as it may.
   std::shared_ptr<SessionShare> open_stream(const SessionToken& token,
                                             std::uint64_t bytes_per_second);
   void close_stream(const SessionToken& token);
@@ -43,7 +43,7 @@ class SessionTable {
   std::unordered_map<SessionToken, std::shared_ptr<SessionShare>> shares_;  // guarded by mutex_
 };
 
-// What all connections of a server share. Thread-safe.
+// The shared state of all connections of a server. Thread-safe.
 struct ServerContext {
   ServerContext(const ServerOptions& server_options, const SegmentRegistry& segment_registry,
                 const Incarnation& own)
@@ -63,7 +63,8 @@ struct ServerContext {
   std::atomic<std::uint64_t> bytes_sent = 0;
 };
 
-// The serving end of one stream: hello, then requests answered in order. One thread uses it.
+// The serving end of one stream: a hello, then requests that are answered in order. One thread uses
+// it.
 class ServerStream {
  public:
   enum class Progress {
@@ -79,7 +80,7 @@ class ServerStream {
   ServerStream(const ServerStream&) = delete;
   ServerStream& operator=(const ServerStream&) = delete;
 
-  // One turn: bounded in bytes and operations, so that no peer starves another.
+  // Takes one turn. It is bounded in bytes and operations, so that no peer starves another.
   Progress step(TimePoint now);
   TimePoint resume_at() const { return resume_at_; }
 
@@ -87,7 +88,7 @@ class ServerStream {
   const SessionToken& token() const { return token_; }
   TimePoint opened_at() const { return opened_at_; }
   bool stalled(TimePoint now) const;
-  // Follows the registry: the new rate; false when the session is gone.
+  // Takes the session's present rate from the registry. False: the session is gone.
   bool refresh_session();
   int fd() const { return socket_.get(); }
 
@@ -95,7 +96,7 @@ class ServerStream {
   Progress read_hello();
   Progress refuse(HelloStatus status);
   bool reply(HelloStatus status);
-  // Starts the next answer; false when no whole request is here (or the stream is broken).
+  // Starts the next answer. False: no whole request is here, or the stream is broken.
   bool start_next_request();
   bool receive();
   bool request_waiting() const { return in_used_ - in_begin_ >= kRequestBytes; }

@@ -12,7 +12,7 @@
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 
-// Socket plumbing that both ends share.
+// Socket helpers for both ends.
 namespace rekindle::transport::tcp {
 
 struct SocketAddress {
@@ -33,16 +33,17 @@ struct HostPort {
 };
 Result<HostPort> parse_endpoint(std::string_view endpoint);
 
-// Every address of `host`. Numeric ones never block; a name is looked up in a thread of its own,
-// which is left behind when the deadline passes first.
+// Every address of `host`. Numeric addresses never block. A name is looked up in a thread of its
+// own, which is abandoned when the deadline passes first.
 Result<std::vector<SocketAddress>> resolve(const HostPort& target, TimePoint deadline);
 
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
-// No delay; keepalive and TCP_USER_TIMEOUT as backstops against peers that vanish.
+// Switches Nagle's delay off. Sets keepalive and TCP_USER_TIMEOUT as backstops against peers that
+// vanish.
 void tune_stream(int fd);
-// Closes with a reset, so that the kernel drops what it still holds for the peer.
+// Closes with a reset, so that the kernel drops its buffers for the peer.
 void reset_and_close(UniqueFd& fd);
 
 }  // namespace rekindle::transport::tcp

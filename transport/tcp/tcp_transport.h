@@ -11,20 +11,21 @@
 #include "transport/path.h"
 #include "transport/registry.h"
 
-// Reads over TCP: striped streams, sendfile straight from the segment, receive straight into the
-// destination. docs/wire-tcp.md has the bytes.
+// Reads over TCP. Streams are striped; the server sends straight from the segment, and the client
+// receives straight into the destination. docs/wire-tcp.md has the format.
 namespace rekindle::transport::tcp {
 
 struct ServerOptions {
-  // Address to listen on; empty: every address, IPv6 and IPv4. Port 0: the kernel chooses.
+  // The address to listen on. Empty: every address, IPv6 and IPv4. Port 0: the kernel chooses.
   std::string listen_host;
   std::uint16_t port = 0;
   std::size_t threads = 0;  // 0: as many as cores, at most 8
   std::size_t max_connections = 4096;
-  std::size_t max_pending_hellos = 256;  // of all threads; beyond it the oldest silent ones go
+  // Connections without a hello, over all threads. Beyond that the oldest ones are closed.
+  std::size_t max_pending_hellos = 256;
   std::size_t max_streams_per_session = 64;
   std::chrono::milliseconds hello_timeout{5000};
-  // A peer that takes no byte for so long while an answer waits is dropped, with what it held.
+  // A peer is dropped when it takes no byte for this long while an answer waits for it.
   std::chrono::milliseconds stall_timeout{30'000};
 };
 
@@ -38,7 +39,7 @@ struct ServerStats {
 
 class TcpServer : public Server {
  public:
-  // kUnavailable naming the address when it is taken. `registry` outlives the server.
+  // kUnavailable: the address is in use; the message names it. `registry` outlives the server.
   static Result<std::unique_ptr<TcpServer>> create(const ServerOptions& options,
                                                    const SegmentRegistry& registry,
                                                    const Incarnation& incarnation);

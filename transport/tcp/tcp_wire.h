@@ -10,8 +10,8 @@
 #include "transport/read_op.h"
 #include "transport/session_hello.h"
 
-// The data-stream format (docs/wire-tcp.md): fixed-size little-endian frames. Encoding writes whole
-// frames; decoding takes whole frames and trusts nothing in them.
+// The data-stream format (docs/wire-tcp.md): little-endian frames of fixed size. Encoding writes
+// whole frames. Decoding takes whole frames and trusts nothing in them.
 namespace rekindle::transport::tcp {
 
 inline constexpr std::uint16_t kWireVersion = 1;
@@ -23,7 +23,8 @@ inline constexpr std::size_t kResponseBytes = 24;
 
 struct ClientHello {
   SessionToken token;
-  Incarnation incarnation;  // of the process that the client means to reach
+  // The process that the client means to reach.
+  Incarnation incarnation;
 };
 
 struct ServerHello {
@@ -41,7 +42,7 @@ struct Request {
 struct Response {
   std::uint64_t wr_id = 0;
   OpStatus status = OpStatus::kOk;
-  std::uint64_t bytes = 0;  // of payload that follow; 0 unless kOk
+  std::uint64_t bytes = 0;  // payload bytes that follow; 0 unless kOk
 };
 
 void encode(const ClientHello& hello, std::span<std::byte, kClientHelloBytes> out);
@@ -49,7 +50,7 @@ void encode(const ServerHello& hello, std::span<std::byte, kServerHelloBytes> ou
 void encode(const Request& request, std::span<std::byte, kRequestBytes> out);
 void encode(const Response& response, std::span<std::byte, kResponseBytes> out);
 
-// kInvalid: these are not our bytes. `version` is set whenever the magic was right.
+// kInvalid: the bytes are no such frame. `version` is set whenever the magic was right.
 Result<ClientHello> decode_client_hello(std::span<const std::byte, kClientHelloBytes> in,
                                         std::uint16_t& version);
 Result<ServerHello> decode_server_hello(std::span<const std::byte, kServerHelloBytes> in);

@@ -15,28 +15,31 @@
 namespace rekindle::transport::verbs {
 
 struct VerbsServerOptions {
-  std::size_t max_queue_pairs = 8;  // of one link
+  std::size_t max_queue_pairs = 8;  // per link
   std::size_t max_links_per_session = 64;
-  // Of one session between the same two rails; a new one ends the oldest, which nobody uses any
-  // more.
+  // Links of one session between the same two rails. A further one ends the oldest, which nobody
+  // uses any more.
   std::size_t max_links_per_rail_pair = 4;
-  // A handshake waits this long for regions that are being registered; then the puller is told to
-  // come again (and uses another transport meanwhile).
+  // A handshake waits this long for regions that are being registered. Then the puller is told to
+  // come again, and uses another transport meanwhile.
   std::chrono::milliseconds registration_patience{200};
-  // Registered at start with each device, for regions that cannot be registered whole; 0: none.
+  // The staging window, registered at start with each device. It serves regions that cannot be
+  // registered whole. 0: no window.
   std::uint64_t staging_bytes = 8 << 20;
-  std::chrono::milliseconds staging_idle_limit{10'000};  // then blocks are lent to others
+  // The blocks of a link that was idle for this long may be lent to another.
+  std::chrono::milliseconds staging_idle_limit{10'000};
 };
 
 class VerbsServer : public Server {
  public:
-  // All outlive the server. Regions of the registry are registered in the background from now on.
+  // The arguments outlive the server. It registers the registry's regions in the background from
+  // now on.
   static std::unique_ptr<VerbsServer> create(Fabric& fabric, MemoryRegistrar& registrar,
                                              SegmentRegistry& registry,
                                              const Incarnation& incarnation,
                                              const VerbsServerOptions& options);
   std::string_view transport() const override { return "verbs"; }
-  // Why regions are not (wholly) registered: bytes needed, the limit, what to do.
+  // Why some regions are not wholly registered: the bytes needed, the limit, and the remedy.
   virtual std::vector<Error> registration_problems() const = 0;
   virtual std::size_t link_count() const = 0;
 };
@@ -44,9 +47,10 @@ class VerbsServer : public Server {
 struct VerbsConnectorOptions {
   std::size_t queue_pairs = 2;  // per link
   std::uint32_t send_depth = 128;
-  std::uint32_t request_bytes = 1 << 20;          // of one work request at most
-  std::uint64_t bounce_bytes = 8 << 20;           // per device
-  std::chrono::milliseconds probe_deadline{500};  // for the first read over a new link
+  std::uint32_t request_bytes = 1 << 20;  // per work request at most
+  std::uint64_t bounce_bytes = 8 << 20;   // per device
+  // For the first read over a new link.
+  std::chrono::milliseconds probe_deadline{500};
 };
 
 // Both outlive the connector, which outlives its paths.

@@ -8,7 +8,6 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "transport/guarded_op.h"
 #include "transport/read_op.h"
 
 namespace rekindle::transport::fake {
@@ -156,7 +155,7 @@ void FakePath::abort() {
   arm_timer(now);
 }
 
-// Sets the timer to when poll() has something to do next.
+// Sets the timer to the time at which poll() has something to do next.
 void FakePath::arm_timer(TimePoint now) {
   if (ops_.empty() && !broken_) return;
   Duration wait = std::chrono::nanoseconds(1);
@@ -179,7 +178,7 @@ void FakePath::arm_timer(TimePoint now) {
   due.it_value.tv_sec = ns / 1'000'000'000;
   due.it_value.tv_nsec = ns % 1'000'000'000;
   ::timerfd_settime(timer_.get(), 0, &due, nullptr);
-  if (!broken_ && peer_.dead()) {  // kill() may have set the timer just before us
+  if (!broken_ && peer_.dead()) {  // kill() may have set the timer just before
     due = {};
     due.it_value.tv_nsec = 1;
     ::timerfd_settime(timer_.get(), 0, &due, nullptr);

@@ -14,7 +14,7 @@
 
 namespace rekindle::transport::fake {
 
-// Ops land in order, at the script's speed. A timerfd tells the poller when the next thing is due.
+// Ops land in order, at the script's speed. A timerfd wakes the poller when the next step is due.
 class FakePath final : public Path {
  public:
   FakePath(FakePeer& peer, const SessionToken& token, const Script& script, WriterLedger* ledger,
@@ -56,7 +56,7 @@ class FakePath final : public Path {
   std::deque<Op> ops_;
   std::uint64_t taken_ = 0;
   std::uint64_t landed_ = 0;
-  TimePoint moved_at_{};  // up to when the script's speed has been spent
+  TimePoint moved_at_{};  // bytes have moved for the time up to here
   bool broken_ = false;
   bool aborted_ = false;
   TimePoint drained_at_{};  // after abort(): when ops are reported

@@ -19,30 +19,31 @@
 #include "transport/registry.h"
 
 // A transport in memory, for tests: a peer that owns byte regions, and paths to it that follow a
-// script of faults. Time is the steady clock's, looked at in poll(); nothing runs by itself.
+// script of faults. It reads the steady clock in poll(); nothing runs by itself.
 namespace rekindle::transport::fake {
 
 inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
-// What one path does. Ops are counted from 0 in the order in which the path took them.
+// The script of one path. Ops are counted from 0 in the order in which the path took them.
 struct Script {
   std::chrono::microseconds delay{0};  // from post to completion, at least
-  std::uint64_t bytes_per_second = 0;  // of the path; 0 = as fast as memcpy
+  std::uint64_t bytes_per_second = 0;  // 0: as fast as memcpy
   std::size_t queue_depth = 1024;      // ops in flight
   std::size_t ops_per_post = 1024;     // a longer post is taken as a prefix
   std::uint64_t fail_at = kNever;      // this op completes with fail_status, the path goes on
   OpStatus fail_status = OpStatus::kFault;
   std::uint64_t corrupt_from = kNever;  // ops in [from, to) land with one byte flipped
   std::uint64_t corrupt_to = kNever;
-  std::uint64_t lose_from = kNever;  // these land nothing and never complete, until abort()
-  std::uint64_t break_at = kNever;   // taking this op breaks the connection
-  // abort() takes so long to drain, and until then the destinations are written to: whoever reuses
-  // them too early loses what it put there.
+  // Ops from this one on land nothing and complete only after abort().
+  std::uint64_t lose_from = kNever;
+  std::uint64_t break_at = kNever;  // taking this op breaks the connection
+  // abort() takes this long to drain. Until then the path writes to the destinations, so early
+  // reuse corrupts data and shows.
   std::chrono::microseconds drain_delay{0};
   bool pollable = true;  // false: wait_fd() is -1
 };
 
-// Destinations of the ops in flight on any number of paths: two writers of one byte are counted.
+// The destinations of the ops in flight on any number of paths. It counts bytes with two writers.
 // Thread-safe.
 class WriterLedger {
  public:
@@ -64,21 +65,23 @@ class FakePeer {
   FakePeer(const FakePeer&) = delete;
   FakePeer& operator=(const FakePeer&) = delete;
 
-  RegionKey add_region(std::span<const std::byte> bytes);  // they outlive the peer
+  RegionKey add_region(std::span<const std::byte> bytes);  // `bytes` outlive the peer
   void remove_region(RegionKey key) { registry_.remove(key); }
   SessionToken admit(std::vector<RegionKey> regions);
-  void revoke(const SessionToken& token);  // ops not begun yet are kDenied
+  void revoke(const SessionToken& token);  // ops that have not begun are kDenied
 
   // kPeerLost when dead, kDenied when the session is unknown.
   Result<std::unique_ptr<Path>> connect(const SessionToken& token, const Script& script = {},
                                         WriterLedger* ledger = nullptr);
-  void kill();               // connections break now, and none is made any more
-  void freeze(bool frozen);  // SIGSTOP, SIGCONT: no byte moves, nothing completes
+  // Breaks all connections. No new one can be made.
+  void kill();
+  // Like SIGSTOP and SIGCONT: while it is frozen no byte moves and nothing completes.
+  void freeze(bool frozen);
 
   const std::string& name() const { return name_; }
   bool dead() const { return dead_.load(std::memory_order_acquire); }
   bool frozen() const { return frozen_.load(std::memory_order_acquire); }
-  // Bytes that reads were given; the test's measure of who served what.
+  // How many bytes this peer has served.
   std::uint64_t bytes_served() const { return bytes_served_.load(std::memory_order_relaxed); }
 
  private:

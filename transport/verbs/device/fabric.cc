@@ -24,11 +24,11 @@ class FabricImpl final : public Fabric, private FabricEvents {
   void refresh() override;
 
  private:
-  // What one look at a port has found.
+  // The state of a port at one look.
   struct Sight {
     bool up = false;
     RailAddress address;
-    std::string why;  // this address, or why the port is down
+    std::string why;  // why this address was chosen, or why the port is down
     std::uint32_t mtu_bytes = 0;
     std::uint64_t bytes_per_second = 0;
   };
@@ -56,9 +56,11 @@ class FabricImpl final : public Fabric, private FabricEvents {
   const Topology topology_;
   std::string why_empty_;
   std::vector<std::unique_ptr<Device>> devices_;
-  std::vector<std::unique_ptr<Rail>> rails_;  // those of one device stand together
-  std::mutex look_mutex_;                     // one look at a time: what is published is in order
-  std::unique_ptr<FabricMonitor> monitor_;    // last: it uses all of the above
+  std::vector<std::unique_ptr<Rail>> rails_;  // grouped by device
+  // One look at a time, so that states are published in order.
+  std::mutex look_mutex_;
+  // Last, as its thread uses all of the above.
+  std::unique_ptr<FabricMonitor> monitor_;
 };
 
 namespace {
@@ -70,7 +72,7 @@ std::uint8_t at_most_255(int value) { return static_cast<std::uint8_t>(std::clam
 DeviceLimits limits_of(const ibv_device_attr& attr) {
   DeviceLimits limits;
   limits.max_sge = std::max(1U, positive(attr.max_sge));
-  // Of READs, which is all that is posted here; some providers leave it empty.
+  // The limit for READs: no other requests are posted here. Some providers leave it empty.
   if (attr.max_sge_rd > 0) limits.max_sge = std::min(limits.max_sge, positive(attr.max_sge_rd));
   limits.max_qp_wr = std::max(1U, positive(attr.max_qp_wr));
   limits.max_cqe = std::max(1U, positive(attr.max_cqe));
@@ -363,7 +365,7 @@ void FabricImpl::publish(Rail& rail, const Sight& sight) {
               sight.address.gid_index, "why", sight.why, "mtu", sight.mtu_bytes, "speed",
               format_rate(static_cast<double>(sight.bytes_per_second)), "epoch", state.epoch);
   } else if (state.address != sight.address || sight.mtu_bytes < state.mtu_bytes) {
-    // A smaller MTU: what was connected with the larger one gets nothing through any more.
+    // The MTU is smaller: connections with the larger one get nothing through any more.
     state.epoch += 2;
     log::warn("rail.changed", "rail", rail.name(), "address", to_string(sight.address), "was",
               to_string(state.address), "mtu", sight.mtu_bytes, "epoch", state.epoch);

@@ -15,8 +15,8 @@
 #include "transport/verbs/host/hca_filter.h"
 #include "transport/verbs/host/topology.h"
 
-// The RDMA devices of this host, opened once per process and shared by its server and its pulls. A
-// monitor thread follows their state. Thread-safe.
+// The RDMA devices of this host. A process opens them once, and its server and its pulls share
+// them. A monitor thread follows their state. Thread-safe.
 namespace rekindle::transport::verbs {
 
 // How others reach a port.
@@ -29,7 +29,7 @@ struct RailAddress {
 };
 std::string to_string(const RailAddress& address);  // "10.0.0.7", "fe80::1", "LID 12"
 
-// What of a device does not change while it is open.
+// The constant facts about an open device.
 struct DeviceLimits {
   std::uint32_t max_sge = 1;
   std::uint32_t max_qp_wr = 1;
@@ -37,8 +37,9 @@ struct DeviceLimits {
   std::uint32_t max_mr = 0;
   std::uint32_t max_mw = 0;
   std::uint64_t max_mr_bytes = 0;
-  std::uint8_t max_rd_atomic = 1;       // READs that it answers at once, per queue pair
-  std::uint8_t max_init_rd_atomic = 1;  // READs that it asks at once, per queue pair
+  // READs at once, per queue pair: as the answering end, and as the asking end.
+  std::uint8_t max_rd_atomic = 1;
+  std::uint8_t max_init_rd_atomic = 1;
   bool memory_windows_2b = false;
 };
 
@@ -57,7 +58,7 @@ class Device {
   std::uint32_t index() const { return index_; }          // in Fabric::devices()
   int numa_node() const { return numa_node_; }            // -1: unknown
   const std::vector<int>& cpus() const { return cpus_; }  // near it; empty: any
-  // Gone for good (removed, IBV_EVENT_DEVICE_FATAL): nothing new is made on it.
+  // The device is gone for good (removed, IBV_EVENT_DEVICE_FATAL): nothing new is made on it.
   bool dead() const { return dead_.load(std::memory_order_acquire); }
 
  private:
@@ -93,8 +94,8 @@ class Rail {
   std::uint32_t index() const { return index_; }  // in Fabric::rails()
   std::string name() const;                       // "mlx5_0:1"
   State state() const;
-  // Odd: down. Moves whenever what was connected over this rail is lost: port down, address
-  // changed, device gone. One relaxed load: for pollers.
+  // Odd: the rail is down. The epoch moves whenever connections over this rail are lost: the port
+  // went down, its address changed, or the device is gone. One relaxed load, for pollers.
   std::uint32_t epoch() const { return epoch_.load(std::memory_order_relaxed); }
   static bool is_up(std::uint32_t epoch) { return epoch % 2 == 0; }
 
@@ -111,18 +112,19 @@ class Rail {
 class Fabric {
  public:
   virtual ~Fabric() = default;
-  // Opens what the filter lets through. No device at all is no error: rails() is empty and
-  // why_empty() says why ("no RDMA device", "--hca '=mlx5_9' matches none of mlx5_0, mlx5_1").
-  // kInvalid: a filter or topology file that cannot be understood. `api` outlives the fabric.
+  // Opens the devices that the filter lets through. To find none is no error: rails() is empty
+  // then, and why_empty() gives the reason ("no RDMA device", "--hca '=mlx5_9' matches none of
+  // mlx5_0, mlx5_1"). kInvalid: the filter or the topology file is wrong. `api` outlives the
+  // fabric.
   static Result<std::unique_ptr<Fabric>> open(Api& api, const FabricOptions& options);
 
   virtual const std::vector<std::unique_ptr<Device>>& devices() const = 0;
   virtual const std::vector<std::unique_ptr<Rail>>& rails() const = 0;  // never changes
   virtual const FabricOptions& options() const = 0;
-  // Of all NICs of the host, used or not; the topology file is in it.
+  // Covers all NICs of the host, used or not. The topology file has been applied.
   virtual const Topology& topology() const = 0;
   virtual std::string why_empty() const = 0;
-  // Looks at every port now, as the monitor thread does by itself once a second. Any thread.
+  // Looks at every port now, as the monitor thread does once a second. From any thread.
   virtual void refresh() = 0;
 };
 

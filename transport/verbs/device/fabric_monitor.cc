@@ -80,7 +80,7 @@ int FabricMonitor::timeout_ms(TimePoint now) const {
   for (const Watched& device : watched_) {
     if (device.asked && !device.lost) until = std::min(until, device.last_look + kLookSpacing);
   }
-  // One more: poll() rounds down, and would be called again at once.
+  // Rounded up: otherwise poll() would return too early and be called again at once.
   return until <= now ? 0 : static_cast<int>(milliseconds(until - now)) + 1;
 }
 
@@ -113,7 +113,7 @@ void FabricMonitor::take_events(std::size_t device, short revents) {
   if ((revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
     lose(device, "device removed");  // the kernel has closed its end
   } else if (errno != EAGAIN && errno != EINTR) {
-    // Readable, but cannot be read: it would be so for ever.
+    // The descriptor is readable, but reading fails. That would go on for ever.
     log::error("fabric.events", "device", device, "errno", errno, "hint",
                "changes of its ports are seen once a second only");
     fds_[device].fd = -1;
@@ -141,7 +141,7 @@ void FabricMonitor::on_event(std::size_t device, const ibv_async_event& event) {
     default:
       break;
   }
-  // Of queue pairs and completion queues: their owners see the same in completions.
+  // Events of queue pairs and completion queues: their owners see the same in completions.
   const std::uint32_t bit = 1U << (static_cast<unsigned>(event.event_type) % 32U);
   if ((watched.logged & bit) != 0) return;
   watched.logged |= bit;

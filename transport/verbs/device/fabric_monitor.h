@@ -16,7 +16,7 @@
 
 namespace rekindle::transport::verbs {
 
-// What the monitor tells, from its own thread.
+// The monitor's news. Its own thread calls these.
 class FabricEvents {
  public:
   virtual ~FabricEvents() = default;
@@ -27,8 +27,8 @@ class FabricEvents {
 };
 
 // The thread that takes the devices' async events. A storm of them costs no memory and delays
-// nothing else: events are taken in bounded turns, and what they ask for is done at most ten times
-// a second for each device. Once a second every device is looked at anyway.
+// nothing else: events are taken in bounded turns, and a device is looked at no more than ten times
+// a second. Without events it is looked at once a second.
 class FabricMonitor {
  public:
   static constexpr std::chrono::milliseconds kLookEvery{1000};
@@ -63,7 +63,7 @@ class FabricMonitor {
   FabricEvents& events_;
   const UniqueFd wake_;
   std::atomic<bool> stopping_ = false;
-  // The thread's own, once it runs.
+  // Used by the thread alone, once it runs.
   std::vector<Watched> watched_;
   std::vector<pollfd> fds_;  // of watched_, then wake_; -1: no longer
   TimePoint next_look_{};

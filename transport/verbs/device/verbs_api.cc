@@ -5,8 +5,8 @@ namespace {
 
 class SystemApi final : public Api {
  public:
-  // Kernels that copy pinned pages for a child (5.12 and later) need nothing; for others every
-  // registration costs an madvise() from here on.
+  // Linux 5.12 and later copies pinned pages for a child, so nothing is needed. On older kernels
+  // every registration costs an madvise() from here on.
   int make_fork_safe() override {
     return ibv_is_fork_initialized() == IBV_FORK_DISABLED ? ibv_fork_init() : 0;
   }

@@ -8,14 +8,15 @@
 
 namespace rekindle::transport::verbs {
 
-// The verbs calls that this backend makes: a seam for tests, not a layer. Names, arguments and
-// results are those of libibverbs (man 3 ibv_*): 0 or a positive errno, or a pointer and errno.
-// Every method may be called from any thread, as libibverbs allows.
+// The verbs calls that this backend makes. The class is a seam for tests, not a layer: names,
+// arguments and results are those of libibverbs (man 3 ibv_*): 0 or a positive errno, or a pointer
+// and errno. Any thread may call any method, as libibverbs allows.
 class Api {
  public:
   virtual ~Api() = default;
 
-  // Before any device is opened: from now on fork() hurts no registration. 0 or a positive errno.
+  // Call this before any device is opened: fork() harms no registration from then on. Returns 0 or
+  // a positive errno.
   virtual int make_fork_safe() { return 0; }
   virtual ibv_device** get_device_list(int* count) = 0;
   virtual void free_device_list(ibv_device** list) = 0;
@@ -24,7 +25,8 @@ class Api {
   virtual int close_device(ibv_context* context) = 0;
   virtual int query_device(ibv_context* context, ibv_device_attr* attr) = 0;
   virtual int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) = 0;
-  // At most `capacity` valid entries of all ports; their number, or a negative errno.
+  // Fills in at most `capacity` valid entries of all ports. Returns their number or a negative
+  // errno.
   virtual ssize_t query_gid_table(ibv_context* context, ibv_gid_entry* entries,
                                   std::size_t capacity) = 0;
 

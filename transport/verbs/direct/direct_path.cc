@@ -8,14 +8,14 @@ namespace rekindle::transport::verbs {
 
 DirectPath::DirectPath(VerbsPathParts parts, const ExpandLimits& limits)
     : VerbsPath(std::move(parts)), limits_(limits), ops_(kMaxOps) {
-  for (std::size_t i = 0; i < connection().queue_pair_count(); ++i) {
-    queues_.push_back({connection().queue_pair(i),
-                       SendQueue(static_cast<std::uint32_t>(i), connection().send_depth())});
+  for (std::size_t i = 0; i < parts_.connection->queue_pair_count(); ++i) {
+    queues_.push_back({parts_.connection->queue_pair(i),
+                       SendQueue(static_cast<std::uint32_t>(i), parts_.connection->send_depth())});
   }
 }
 
 std::uint64_t DirectPath::remote_span(RegionKey region, std::uint64_t offset) const {
-  const RemoteWindow& window = windows().at(region, offset);
+  const RemoteWindow& window = parts_.windows.at(region, offset);
   return window.offset + window.bytes - offset;
 }
 
@@ -52,7 +52,7 @@ void DirectPath::pump_queue(std::size_t index) {
     more = queue.first != kNone && !queue.sent.full() && push_request(queue, index);
     if (more && !queue.sent.chain_full()) continue;
     unposted_.clear();
-    const int error = queue.sent.flush(connection().api(), queue.queue_pair, unposted_);
+    const int error = queue.sent.flush(parts_.connection->api(), queue.queue_pair, unposted_);
     if (error == 0) continue;
     for (const auto& request : unposted_) retire(queue, request, OpStatus::kPeerLost);
     stop(OpStatus::kPeerLost, fmt::format("post: {}", std::strerror(error)));
@@ -69,7 +69,7 @@ bool DirectPath::push_request(Queue& queue, std::size_t index) {
   const OpCursor before = op.cursor;
   ExpandLimits limits = limits_;
   std::uint64_t granted = 0;
-  if (has_rate()) {
+  if (parts_.limiter != nullptr) {
     granted = take_rate(std::min<std::uint64_t>(before.payload_left(), limits.request_bytes));
     if (granted == 0) return false;
     limits.request_bytes = static_cast<std::uint32_t>(granted);
@@ -84,13 +84,14 @@ bool DirectPath::push_request(Queue& queue, std::size_t index) {
                    .block = {}};
   if (sent.bounced) sent.block = acquire_block();
   const bool waits = sent.bounced && sent.block.data == nullptr;
-  if (has_rate()) give_back_rate(waits ? granted : granted - request_.wire_bytes);
+  if (parts_.limiter != nullptr)
+    parts_.limiter->give_back(waits ? granted : granted - request_.wire_bytes);
   if (waits) {
     op.cursor = before;
     return false;
   }
   ++op.outstanding;
-  const RemoteWindow& window = windows().at(op.read.remote, request_.remote_offset);
+  const RemoteWindow& window = parts_.windows.at(op.read.remote, request_.remote_offset);
   queue.sent.add(sent, request_, window.address + (request_.remote_offset - window.offset),
                  window.key(index), op.cursor.done());
   if (op.cursor.done()) leave_queue(queue);
@@ -132,7 +133,7 @@ void DirectPath::retire(Queue& queue, const SentRequest& request, OpStatus statu
     landed.bounced = request.bounced;
     status = land(op.read, landed, request.block.data);
   }
-  if (request.block.data != nullptr) bounce().release(request.block);
+  if (request.block.data != nullptr) parts_.bounce->release(request.block);
   --op.outstanding;
   if (op.status == OpStatus::kOk) op.status = status;
   finish_if_over(queue, request.op);

@@ -20,7 +20,7 @@ LocalRun local_run(const ReadOp& op, std::uint64_t position) {
   return {op.local + position / op.run_bytes * op.local_stride + skip, op.run_bytes - skip};
 }
 
-// How many whole runs a covering read of at most `room` bytes brings; 0: it does not pay.
+// How many whole runs a covering read of at most `room` bytes brings. 0: it does not pay.
 std::uint64_t covered_runs(const ReadOp& op, const ExpandLimits& limits, std::uint64_t first_run,
                            std::uint64_t room) {
   const std::uint64_t gap = op.remote_stride - op.run_bytes;

@@ -65,7 +65,7 @@ int SendQueue::flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unp
 
 std::optional<SentRequest> SendQueue::retire(std::uint64_t wr_id, bool& is_last) {
   const auto position = static_cast<std::uint32_t>(wr_id);
-  // Outside of what is out: a completion of another life.
+  // The position is not out: a completion of an earlier queue pair.
   if (wr_id >> kTagShift != tag_ || position - head_ >= tail_ - head_) return std::nullopt;
   is_last = position == head_;
   return at(head_++);

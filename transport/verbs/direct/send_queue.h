@@ -9,10 +9,10 @@
 #include "transport/verbs/direct/op_expander.h"
 #include "transport/verbs/memory/bounce_pool.h"
 
-// The requests that are out on one queue pair, in order. One thread.
+// The requests that are out on one queue pair, in order. One thread uses it.
 namespace rekindle::transport::verbs {
 
-// A request that was posted and not reported.
+// A request that was posted and is not reported yet.
 struct SentRequest {
   std::uint16_t op = 0;  // slot
   bool bounced = false;
@@ -22,43 +22,47 @@ struct SentRequest {
   BouncePool::Block block;
 };
 
-// Collects READs and posts them in chains. A completion names a position: everything up to it has
-// ended, and only it says how; what came before it went well, or it would have had one of its own.
-// The last request of a chain is signalled, whatever it is: nothing that is out waits for requests
-// that may never be posted (for want of the bounce blocks that it holds, or because of a rate).
+// Collects READs and posts them in chains. A completion names a position: every request up to it
+// has ended. The status is that of the last one. Those before it went well, or they would have had
+// completions of their own. The last request of a chain is always signalled. So no request that is
+// out waits for requests that may never be posted, for example for want of the bounce blocks that
+// it holds.
 class SendQueue {
  public:
-  // `tag`: in the upper half of every wr_id. `first`: its first position, for tests.
+  // `tag` is the upper half of every wr_id. `first` is the first position, for tests.
   SendQueue(std::uint32_t tag, std::uint32_t depth, std::uint32_t first = 0);
 
   bool full() const { return tail_ - head_ == depth_; }
   std::size_t outstanding() const { return tail_ - head_; }
   bool chain_full() const { return chain_ == kChain; }
 
-  // Adds a request to the chain; neither full() nor chain_full(). `last`: of its op.
+  // Adds a request to the chain. Neither full() nor chain_full(). `last`: it is the op's last one.
   void add(const SentRequest& sent, const ReadRequest& request, std::uint64_t remote_address,
            std::uint32_t rkey, bool last);
-  // Posts the chain. On an error (errno) what was not posted is gone from the queue and handed to
-  // `unposted`, the rest is out.
+  // Posts the chain and returns 0 or an errno. After an error, requests that were not posted leave
+  // the queue and are handed to `unposted`; the others are out.
   int flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unposted);
 
-  // The oldest request up to the position of a wr_id, in turn; nothing when there is none left.
-  // Sets `is_last` for the one that the completion is about.
+  // Takes the oldest request up to the position of a wr_id. Call it until `is_last` is set: that
+  // request is the completion's own. Nothing: the completion belongs to no request.
   std::optional<SentRequest> retire(std::uint64_t wr_id, bool& is_last);
-  // The oldest one, whatever it is: after the queue pair is gone.
+  // Takes the oldest request. For use after the queue pair is gone.
   std::optional<SentRequest> drop();
-  // A post that failed took requests that nobody will hear of when they go well.
+  // A failed post has taken requests that are not signalled: no completion will come if they go
+  // well.
   bool silent() const { return silent_; }
 
  private:
   static constexpr std::size_t kChain = 16;
-  static constexpr std::uint32_t kSignalledBytes = 1 << 20;  // at least this often
+  // A request is signalled at least every so many bytes.
+  static constexpr std::uint32_t kSignalledBytes = 1 << 20;
 
   SentRequest& at(std::uint32_t position) { return sent_[position & mask_]; }
 
   const std::uint32_t tag_;
   const std::uint32_t depth_;
-  const std::uint32_t mask_;       // positions wrap around, which only powers of two survive
+  // Positions wrap around, which works with powers of two only.
+  const std::uint32_t mask_;
   std::vector<SentRequest> sent_;  // a ring
   std::uint32_t head_;             // positions, running
   std::uint32_t tail_;

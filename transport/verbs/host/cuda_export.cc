@@ -6,7 +6,7 @@ namespace rekindle::transport::verbs {
 
 namespace {
 
-// Of cuda.h, whose values are part of the driver's ABI.
+// From cuda.h. These values are part of the driver's ABI.
 constexpr int kSuccess = 0;
 constexpr int kAttributeDmabufSupported = 124;
 constexpr int kHandleDmabufFd = 1;

@@ -8,12 +8,12 @@
 
 namespace rekindle::transport::verbs {
 
-// The part of the CUDA driver that hands out GPU memory as dmabuf. libcuda.so.1 is looked for at
-// run time: this binary starts without a driver. Thread-safe.
+// The part of the CUDA driver that hands out GPU memory as dmabuf. libcuda.so.1 is loaded at run
+// time, so that this binary starts without a driver. Thread-safe.
 class CudaExport {
  public:
-  // kNotFound: no driver, or one without dmabuf (older than 11.7). Initialises CUDA in this
-  // process: not for a process that must survive what a GPU does.
+  // kNotFound: there is no driver, or it has no dmabuf (older than 11.7). This initialises CUDA in
+  // the process: do not call it where a process must survive GPU failures.
   static Result<std::unique_ptr<CudaExport>> load();
   ~CudaExport();
   CudaExport(const CudaExport&) = delete;
@@ -21,8 +21,8 @@ class CudaExport {
 
   int gpus() const { return gpus_; }
   bool all_support_dmabuf() const { return all_support_; }
-  // `address` and `bytes` are multiples of the host's page size; the memory belongs to the calling
-  // thread's current context. The descriptor keeps the memory alive.
+  // `address` and `bytes` are multiples of the host's page size. The memory belongs to the calling
+  // thread's current context. The descriptor keeps it alive.
   Result<UniqueFd> export_range(std::uint64_t address, std::uint64_t bytes) const;
 
  private:

@@ -8,8 +8,8 @@
 
 #include "src/base/result.h"
 
-// Which of a port's addresses is used. Pure, and without libibverbs, so that doctor says the same
-// from sysfs alone.
+// The choice of a port's address. Pure and without libibverbs, so that doctor comes to the same
+// result from sysfs alone.
 namespace rekindle::transport::verbs {
 
 enum class LinkLayer : std::uint8_t { kInfiniBand = 1, kEthernet = 2 };
@@ -43,15 +43,15 @@ struct GidChoice {
   bool operator==(const GidChoice&) const = default;
 };
 
-// `entries`: of one port. `wanted_index`: -1, or the one to use (of RoCE ports only). `current`
-// is kept while nothing of a better kind is there: another address on the same port breaks nothing.
-// kNotFound: the port has no usable GID (yet); kInvalid: `wanted_index` cannot be used.
+// Chooses among the entries of one port. `wanted_index` (for RoCE ports only) forces one; -1 does
+// not. `current` is kept until a better kind appears: a further address on the port breaks nothing.
+// kNotFound: the port has no usable GID yet. kInvalid: `wanted_index` cannot be used.
 Result<GidChoice> choose_gid(std::span<const GidEntry> entries, LinkLayer link, int wanted_index,
                              const GidChoice* current = nullptr);
 
-// "10.0.0.3" for IPv4-mapped ones, else as inet_ntop.
+// "10.0.0.3" for an IPv4-mapped GID, else the form of inet_ntop.
 std::string format_gid(const Gid& gid);
-// As sysfs writes it: eight groups of four hex digits.
+// Parses the form of sysfs: eight groups of four hex digits.
 Result<Gid> parse_sysfs_gid(std::string_view text);
 
 }  // namespace rekindle::transport::verbs

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-// How a NIC gets at GPU memory. Not yet run on hardware: no machine with both was at hand (the
-// export alone has run, on an H200).
+// How a NIC reaches GPU memory. This has not run on hardware, as no machine with both was at hand.
+// Only the export has run, on an H200.
 namespace rekindle::transport::verbs {
 
 struct GpuDirectFacts {

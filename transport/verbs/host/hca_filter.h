@@ -12,11 +12,15 @@ namespace rekindle::transport::verbs {
 
 // Which ports of this host are used, and how.
 struct FabricOptions {
-  std::string hca;                      // NCCL_IB_HCA's syntax; "" = all
-  int gid_index = -1;                   // of RoCE ports; -1 = chosen
-  std::filesystem::path topology_file;  // overrides what sysfs says (docs/verbs.md); "" = none
+  // An HcaFilter. Empty: all ports.
+  std::string hca;
+  // For RoCE ports. -1: chosen by choose_gid().
+  int gid_index = -1;
+  // Overrides sysfs (docs/verbs.md). Empty: none.
+  std::filesystem::path topology_file;
   std::filesystem::path sysfs = "/sys";
-  int traffic_class = 0;  // of every packet (RoCE: DSCP << 2)
+  // For every packet. RoCE: DSCP << 2.
+  int traffic_class = 0;
   int service_level = 0;
 };
 
@@ -26,11 +30,11 @@ struct FabricOptions {
 //   ^mlx5_3           all but these; ^=mlx5_3 with whole names
 class HcaFilter {
  public:
-  // "": every port. kInvalid says what is wrong and how to write it.
+  // An empty text lets every port through. kInvalid: the message shows the mistake and the syntax.
   static Result<HcaFilter> parse(std::string_view text);
 
   bool allows(std::string_view device, std::uint8_t port) const;
-  // Some port of it might be allowed: others need not even be opened.
+  // Whether some port of the device might be allowed. Other devices need not even be opened.
   bool may_allow(std::string_view device) const;
   const std::string& text() const { return text_; }
 

@@ -9,7 +9,7 @@
 
 namespace rekindle::transport::verbs {
 
-// A port as far as its order goes.
+// The facts about a port that decide its place in the order.
 struct RailPlace {
   std::string device;
   std::uint8_t port = 0;
@@ -22,9 +22,9 @@ struct RailOrder {
   std::vector<std::size_t> fallback;
 };
 
-// Which rails come first: by distance, speed, and the lists of the topology file. Preferred are the
-// nearest ones, but those slower than half of the fastest; the others are fallback, nearer before
-// slower. The topology file's own lists are followed as they stand.
+// Orders rails by distance and speed. The nearest ones that have at least half of the fastest one's
+// speed are preferred. The others are fallback, slow ones last. A list of the topology file is
+// followed as it stands.
 RailOrder order_rails(const Topology& topology, std::span<const RailPlace> rails,
                       const Place& place);
 

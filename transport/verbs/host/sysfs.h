@@ -10,19 +10,19 @@
 
 #include "transport/verbs/host/gid.h"
 
-// What the kernel shows of NICs without libibverbs. Everything here takes the directory that is
-// /sys, and gives an empty answer for what is not there.
+// Facts about NICs that the kernel shows without libibverbs. All functions take the directory that
+// is mounted as /sys. They give an empty answer for missing files.
 namespace rekindle::transport::verbs {
 
 // The first line, without white space at its end.
 std::optional<std::string> read_line(const std::filesystem::path& path);
 std::optional<int> read_int(const std::filesystem::path& path);
-// Names in a directory; "mlx5_2" before "mlx5_10".
+// The names in a directory, "mlx5_2" before "mlx5_10".
 std::vector<std::string> list_names(const std::filesystem::path& directory);
-// "0-3,8": empty when it is not a list of CPUs below 65536.
+// Parses "0-3,8". Empty: the text is no list of CPUs below 65536.
 std::vector<int> parse_cpu_list(std::string_view text);
 
-// One port as /sys/class/infiniband has it.
+// One port of /sys/class/infiniband.
 struct PortView {
   std::string device;
   std::uint8_t port = 0;

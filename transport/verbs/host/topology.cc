@@ -31,7 +31,7 @@ PciPath pci_path(const std::filesystem::path& device) {
   return path;
 }
 
-// The PCI device of a NIC; software devices have the one of the interface that they sit on.
+// The PCI device of a NIC. A software device has that of its network interface.
 std::filesystem::path device_of(const std::filesystem::path& sysfs, const std::string& nic) {
   const auto base = sysfs / "class/infiniband" / nic;
   std::error_code error;
@@ -71,7 +71,7 @@ std::vector<GpuPlace> read_gpus(const std::filesystem::path& sysfs) {
   for (const std::string& name : list_names(base)) {
     const std::string vendor = read_line(base / name / "vendor").value_or("");
     const std::string kind = read_line(base / name / "class").value_or("");
-    // NVIDIA's display and 3D controllers; their audio functions and switches are something else.
+    // NVIDIA's display and 3D controllers, but not their audio functions and switches.
     if (vendor != "0x10de" || !(kind.starts_with("0x0300") || kind.starts_with("0x0302"))) continue;
     gpus.push_back({normalize_bus_id(name).value_or(name), pci_path(base / name),
                     read_int(base / name / "numa_node").value_or(-1)});
@@ -121,7 +121,7 @@ Topology Topology::read(const std::filesystem::path& sysfs) {
   Topology topology;
   topology.nodes_ = read_nodes(sysfs);
   topology.gpus_ = read_gpus(sysfs);
-  // Virtual machines say -1, also where there is one node only.
+  // Virtual machines say -1 even where there is only one node.
   const auto& nodes = topology.nodes_;
   const auto known = [&](int id) { return id < 0 && nodes.size() == 1 ? nodes[0].id : id; };
   for (GpuPlace& gpu : topology.gpus_) gpu.numa_node = known(gpu.numa_node);
@@ -177,7 +177,7 @@ const NumaNode* Topology::node(int id) const {
 Distance Topology::distance(const NicPlace& nic, const GpuPlace& gpu) const {
   const auto [left, right] = std::ranges::mismatch(nic.pci, gpu.pci);
   const auto common = left - nic.pci.begin();
-  // Below a switch's downstream port hangs the device: two steps each from what they share.
+  // A device hangs below a port of the switch: it is two steps away from the common part.
   constexpr std::ptrdiff_t kOneSwitch = 2;
   if (common > 1) {
     const bool near = nic.pci.end() - left <= kOneSwitch && gpu.pci.end() - right <= kOneSwitch;

@@ -10,11 +10,11 @@
 
 #include "src/base/result.h"
 
-// How near NICs, GPUs and NUMA nodes are to each other, from the PCI paths in sysfs; what a
-// topology file says wins. A snapshot: values, no threads.
+// How near NICs, GPUs and NUMA nodes are to each other, from the PCI paths in sysfs. A topology
+// file overrides them. This is a snapshot: plain values, no threads.
 namespace rekindle::transport::verbs {
 
-// As `nvidia-smi topo -m` and NCCL have it; nearer ones first.
+// The distances of `nvidia-smi topo -m` and NCCL, nearer ones first.
 enum class Distance : std::uint8_t {
   kPix,   // at most one PCIe switch between them
   kPxb,   // several switches, not the CPU
@@ -24,8 +24,8 @@ enum class Distance : std::uint8_t {
 };
 std::string_view to_string(Distance distance);
 
-// The way from the CPU down: root complex ("pci0000:17"), bridges, the device itself. Empty: no PCI
-// device (soft-RoCE on a virtual interface).
+// The way from the CPU down: root complex ("pci0000:17"), bridges, the device itself. Empty: it is
+// no PCI device, like soft-RoCE on a virtual interface.
 using PciPath = std::vector<std::string>;
 
 struct NicPlace {
@@ -47,7 +47,7 @@ struct NumaNode {
   std::map<int, int> distances;  // to other nodes, 10 = itself
 };
 
-// Where the bytes are wanted; neither: anywhere.
+// Where the bytes are wanted. Without a GPU and a node: anywhere.
 struct Place {
   std::string gpu;  // PCI bus id, as CUDA or nvidia-smi write it
   int numa_node = -1;
@@ -56,11 +56,11 @@ struct Place {
 class Topology {
  public:
   static Topology read(const std::filesystem::path& sysfs);
-  // read(), then the file where one is named. kInvalid, in one line: the file and where in it.
+  // read(), then apply() of the file if one is named. kInvalid names the file and the place in it.
   static Result<Topology> open(const std::filesystem::path& sysfs,
                                const std::filesystem::path& file);
-  // What a topology file holds (docs/verbs.md). `name` is for messages. What the file names and
-  // this host does not have is skipped: one file may serve many hosts.
+  // Applies the text of a topology file (docs/verbs.md). `name` is for messages. Names that this
+  // host does not have are skipped: one file may serve many hosts.
   Result<void> apply(std::string_view json, std::string_view name);
 
   const std::vector<NicPlace>& nics() const { return nics_; }
@@ -88,7 +88,7 @@ class Topology {
   std::vector<std::string> any_rails_;
 };
 
-// "0000:1b:00.0" of "00000000:1B:00.0", "1b:00.0"; nullopt: not a bus id.
+// "0000:1b:00.0" for "00000000:1B:00.0" or "1b:00.0". Nothing: the text is no bus id.
 std::optional<std::string> normalize_bus_id(std::string_view text);
 
 }  // namespace rekindle::transport::verbs

@@ -11,8 +11,8 @@
 
 namespace rekindle::transport::verbs {
 
-// What a topology file (docs/verbs.md) says, before it is held against this host. Lists name ports
-// ("mlx5_0" or "mlx5_0:1"), best first.
+// The contents of a topology file (docs/verbs.md). Lists name ports ("mlx5_0" or "mlx5_0:1"), best
+// first.
 struct TopologyFile {
   struct Nic {
     std::string name;
@@ -29,8 +29,8 @@ struct TopologyFile {
   std::map<int, std::vector<std::string>> node_rails;
   std::vector<std::string> any_rails;
 
-  // kInvalid, in one line: `name` and the place in the file. An unknown key is an error, too: a
-  // typing error that is ignored looks like a slow network.
+  // kInvalid gives `name` and the place in the file. An unknown key is an error, too: an ignored
+  // typing error would look like a slow network.
   static Result<TopologyFile> parse(std::string_view json, std::string_view name);
 };
 

@@ -15,9 +15,9 @@ void SourceLink::revoke() {
   revoke_all({&self, 1});
 }
 
-// Windows first: reads fail from here on, also while the queue pairs take their time. Those that
-// could not be invalidated are deallocated before their queue pair is destroyed, which soft-RoCE
-// takes a minute for otherwise; destroying it ends what is left.
+// Memory windows go first: reads fail from then on, even while the queue pairs take their time.
+// Windows that could not be invalidated are deallocated before their queue pair is destroyed, as
+// soft-RoCE needs a minute for that otherwise. Destroying the queue pair ends every access.
 void SourceLink::revoke_all(std::span<SourceLink* const> links) {
   std::vector<SourceLink*> open;
   for (auto* link : links) {

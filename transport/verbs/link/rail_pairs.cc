@@ -30,8 +30,9 @@ bool is_v4_mapped(const RailAddress& address) {
          gid[kMappedPrefixBytes - 2] == 0xff && gid[kMappedPrefixBytes - 1] == 0xff;
 }
 
-// How much of a network two addresses share, as far as it can be told without masks: whole bytes of
-// an IPv4 address but the last; of others the first half, the rest names the port.
+// How many bytes of the network part two addresses share. Without masks this is an estimate: the
+// network part of an IPv4 address is all but its last byte. That of another address is its first
+// half, as the rest names the port.
 int common_network_bytes(const RailAddress& a, const RailAddress& b) {
   const int bytes = common_prefix_bits(a, b) / kByteBits;
   const std::size_t most = is_v4_mapped(a) ? a.gid.size() - 1 : kRailSubnetBytes;
@@ -49,7 +50,7 @@ std::vector<const RailInfo*> of_speed(std::span<const RailInfo> rails, bool fast
   for (const auto& rail : rails) fastest = std::max(fastest, rail.bytes_per_second);
   std::vector<const RailInfo*> chosen;
   for (const auto& rail : rails) {
-    // Unknown speeds count as fast: leaving a rail out on a guess would be worse.
+    // An unknown speed counts as fast: it would be worse to leave a good rail out.
     const bool is_fast = rail.bytes_per_second == 0 || rail.bytes_per_second >= fastest / 2;
     if (is_fast || !fast) chosen.push_back(&rail);
   }

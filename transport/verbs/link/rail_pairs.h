@@ -16,12 +16,14 @@ struct RailPair {
   bool operator==(const RailPair&) const = default;
 };
 
-// Which rail of the puller reads from which rail of the source: one pair per local rail. Rails at
-// half of the fastest one's speed or more are used together; slower ones only when those reach
-// nothing. Within a fabric (link layer, InfiniBand subnet, IP version) the source rails that share
-// the most leading bytes of the address are taken, so that rail-optimised networks pair up rail by
-// rail; those that share equally many are shared evenly, then by bits. Pure. kUnavailable: no
-// common fabric, naming what both sides have.
+// Chooses which rail of the puller reads from which rail of the source: one pair per local rail.
+//
+// Rails with at least half of the fastest one's speed are used together; slower ones only if those
+// reach nothing. Rails can reach each other within a fabric: the same link layer, InfiniBand subnet
+// or IP version. A rail takes the source rail whose address shares the most leading bytes with its
+// own, so that rail-optimised networks pair up rail by rail. Source rails that are equal in that
+// are shared evenly, then compared by bits. Pure. kUnavailable: there is no common fabric; the
+// message names the rails of both sides.
 Result<std::vector<RailPair>> choose_rail_pairs(std::span<const RailInfo> local,
                                                 std::span<const RailInfo> remote);
 

@@ -9,7 +9,7 @@
 
 namespace rekindle::transport::verbs {
 
-// A part of a region as the source's NIC knows it.
+// A part of a region, as the source's NIC knows it.
 struct RemoteWindow {
   RegionKey region;
   std::uint64_t offset = 0;
@@ -22,14 +22,14 @@ struct RemoteWindow {
   }
 };
 
-// What a granted handshake lets one path read. Immutable.
+// The regions that a granted handshake lets one path read. Immutable.
 class RemoteWindows {
  public:
   // kInvalid: a region with holes or overlaps, or not as many keys as queue pairs.
   static Result<RemoteWindows> create(std::vector<RemoteWindow> windows,
                                       std::vector<RegionKey> stale, std::size_t queue_pairs);
 
-  // Bytes of a region; kStale: not served any more; kDenied: not of this session.
+  // The size of a region. kStale: it is not served any more. kDenied: the session may not read it.
   struct Found {
     OpStatus status = OpStatus::kOk;
     std::uint64_t bytes = 0;

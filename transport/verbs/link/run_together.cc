@@ -19,7 +19,7 @@ void run_together(std::size_t count, const std::function<void(std::size_t)>& bod
       running.push_back(start([&body, i = running.size()] { body(i); }));
     }
   } catch (const std::system_error&) {
-    // As many as there are.
+    // The caller runs the others.
   }
   for (std::size_t i = running.size(); i < count; ++i) body(i);
   for (auto& one : running) one.get();

@@ -10,8 +10,8 @@
 namespace rekindle::transport::verbs {
 namespace {
 
-// 4.096 µs * 2^15 = 134 ms without an answer, six times over: about a second until a peer
-// that is not there is reported. The engine's progress deadline comes first where it is shorter.
+// 4.096 µs * 2^15 = 134 ms without an answer, six times over: a missing peer is reported after
+// about a second. The engine's progress deadline comes first where it is shorter.
 constexpr std::uint8_t kAckTimeout = 15;
 constexpr std::uint8_t kRetries = 6;                  // 7 is for ever on soft-RoCE
 constexpr std::uint8_t kReceiverNotReadyRetries = 6;  // 7 would be for ever
@@ -52,7 +52,7 @@ OpStatus to_op_status(ibv_wc_status status) {
     case IBV_WC_LOC_LEN_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
       return OpStatus::kLocalFault;
-    default:  // also LOC_QP_OP_ERR: soft-RoCE has no route any more; the memory is well
+    default:  // LOC_QP_OP_ERR, too: soft-RoCE lost its route, but the memory is intact
       return OpStatus::kPeerLost;
   }
 }
@@ -220,7 +220,7 @@ void Connection::stop() {
   for (const auto& pair : queue_pairs_) {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_ERR;
-    // A device that is gone refuses; destroying the queue pair ends its accesses then.
+    // A removed device refuses this. Destroying the queue pair ends its accesses then.
     (void)api().modify_qp(pair.qp.get(), &attr, IBV_QP_STATE);
   }
 }

@@ -12,10 +12,10 @@
 
 namespace rekindle::transport::verbs {
 
-// What one end tells the other about a queue pair.
+// The facts about a queue pair that one end tells the other.
 struct QueuePairEnd {
   std::uint32_t number = 0;
-  std::uint32_t packet_number = 0;  // of the first packet that this end sends
+  std::uint32_t packet_number = 0;  // the number of the first packet that this end sends
 };
 
 struct ConnectionOptions {
@@ -26,18 +26,20 @@ struct ConnectionOptions {
   std::uint32_t inline_bytes = 0;
 };
 
-// The other end, and what both agreed on.
+// The other end, and the values that both agreed on.
 struct RemoteEnd {
   RailAddress address;
   std::uint32_t mtu_bytes = 1024;
-  std::uint8_t rd_atomic = 1;             // READs open at once, per queue pair
-  std::vector<QueuePairEnd> queue_pairs;  // at most as many as this end has; others are destroyed
+  // READs open at once, per queue pair.
+  std::uint8_t rd_atomic = 1;
+  // At most as many as this end has. Those of this end without a partner are destroyed.
+  std::vector<QueuePairEnd> queue_pairs;
 };
 enum class ConnectionRole { kReads, kServes };
 
-// The RC queue pairs between two rails for one session, with a CQ of their own that holds a
-// completion for everything that can be outstanding: it cannot overrun. Made, connected and
-// destroyed off the data path; between that, one thread at a time.
+// The RC queue pairs between two rails for one session. Their CQ has room for a completion of
+// everything that can be outstanding, so it cannot overrun. A connection is made, connected and
+// destroyed off the data path. One thread at a time uses it.
 class Connection {
  public:
   // Queue pairs in INIT. kUnavailable: the rail is down; kExhausted: the device has no more.
@@ -56,11 +58,11 @@ class Connection {
   std::size_t queue_pair_count() const { return queue_pairs_.size(); }
 
   Result<void> connect(const RemoteEnd& remote, ConnectionRole role);  // INIT to RTS
-  // All queue pairs to ERR: whatever is outstanding is flushed. Idempotent.
+  // Moves all queue pairs to ERR, which flushes all outstanding requests. Idempotent.
   void stop();
   // Ends every access at once; nothing more completes.
   void destroy_queue_pairs() { queue_pairs_.clear(); }
-  // Everything of the device: only rail() and rail_moved() are left.
+  // Destroys all objects of the device. Only rail() and rail_moved() may be used after it.
   void close();
 
   ibv_qp* queue_pair(std::size_t index) const { return queue_pairs_[index].qp.get(); }
@@ -69,7 +71,7 @@ class Connection {
   int event_fd() const { return channel_->fd; }
   // Asks for one event on event_fd() at the next completion.
   void arm() { (void)api().req_notify_cq(cq_.get(), 0); }
-  // Takes an event that has come; false: none has.
+  // Takes an event, if one has come.
   bool take_event();
 
  private:
@@ -95,11 +97,11 @@ class Connection {
   std::vector<QueuePair> queue_pairs_;
 };
 
-// 256 … 4096 to the enumeration and back; the next smaller one when it is none of them.
+// The value of the enumeration for 256 … 4096 bytes, or for the next smaller size.
 ibv_mtu to_ibv_mtu(std::uint32_t bytes);
-// What became of the op whose READ ended so.
+// The status of an op whose READ ended like this.
 OpStatus to_op_status(ibv_wc_status status);
-// For whoever reads logs.
+// A text for logs.
 std::string explain(ibv_wc_status status);
 
 }  // namespace rekindle::transport::verbs

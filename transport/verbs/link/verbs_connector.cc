@@ -1,4 +1,4 @@
-// The puller's side: pairs rails, makes queue pairs, proves each link with a read.
+// The puller's side: it pairs rails, makes queue pairs and proves each link with a read.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -23,7 +23,7 @@ constexpr auto kProbeNap = std::chrono::microseconds(50);
 // Several packets of the largest size.
 constexpr std::uint32_t kProbeBytes = BouncePool::kScratchBytes;
 
-// What handshakes and paths share.
+// The shared state of handshakes and paths.
 struct Shared {
   Shared(Fabric& rails, const VerbsConnectorOptions& choice, MemoryRegistrar& registrar)
       : fabric(rails),
@@ -35,14 +35,15 @@ struct Shared {
   const VerbsConnectorOptions options;
   const std::shared_ptr<LocalMemory> memory;
 
-  // Of one device, made when first needed. Who needs that of another one does not wait for it.
+  // The pool of one device is made when first needed. Handshakes on other devices do not wait for
+  // it.
   struct Pool {
     std::mutex mutex;
     std::shared_ptr<BouncePool> pool;  // guarded by mutex
   };
   std::vector<Pool> pools;  // by Device::index()
   std::mutex mutex;
-  // Paths of one session share one rate, also those that are made later; guarded by mutex.
+  // All paths of one session share one rate, now and later. Guarded by mutex.
   std::map<SessionToken, std::weak_ptr<RateLimiter>> limiters;
 
   Result<std::shared_ptr<BouncePool>> pool_of(Device& device);
@@ -72,7 +73,7 @@ std::shared_ptr<RateLimiter> Shared::limiter_of(const SessionToken& token, std::
   return limiter;
 }
 
-// This end of one link, until it is a path.
+// This end of one link, until a path is made of it.
 struct Link {
   std::unique_ptr<Connection> connection;
   RailInfo remote;
@@ -81,7 +82,7 @@ struct Link {
 
 class VerbsHandshake final : public Handshake {
  public:
-  // Without links it only asks which rails the source has by now; `why` there are none.
+  // Without links it only asks which rails the source has now. `why` says why there are none.
   VerbsHandshake(std::shared_ptr<Shared> shared, PathTarget target, std::vector<Link> links,
                  std::optional<Error> why = std::nullopt)
       : shared_(std::move(shared)),
@@ -136,7 +137,7 @@ Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
   }
   if (why_no_links_) return fail(*why_no_links_);
   const auto limiter = shared_->limiter_of(target_.token, response.max_bytes_per_second);
-  // At once: a rail that does not work takes its time to show it.
+  // All at once, as a broken rail takes time to show.
   std::vector<Result<std::unique_ptr<Path>>> results(links_.size());
   run_together(links_.size(), [&](std::size_t i) {
     results[i] = finish_link(std::move(links_[i]), std::move(response.links[i]), response, limiter);
@@ -152,7 +153,8 @@ Result<Paths> VerbsHandshake::finish(std::string_view bytes) {
     }
   }
   if (paths.empty() && problem) return fail(std::move(*problem));
-  shared_->memory->say_problems();  // of most memory it is known by now
+  // By now it is known for most memory whether it could be registered.
+  shared_->memory->say_problems();
   return paths;
 }
 
@@ -175,12 +177,12 @@ Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
   remote.rd_atomic = std::min(response.rd_atomic, rail.device().limits().max_init_rd_atomic);
   remote.queue_pairs = response.queue_pairs;
   TRY_VOID(link.connection->connect(remote, ConnectionRole::kReads));
-  VerbsPathParts parts{.connection = std::move(link.connection),
-                       .windows = {},
+  VerbsPathParts parts{.windows = {},
                        .bounce = std::move(link.bounce),
                        .memory = shared_->memory,
                        .limiter = std::move(limiter),
-                       .description = std::move(description)};
+                       .description = std::move(description),
+                       .connection = std::move(link.connection)};
   if (response.stage) {
     TRY(auto path, StagedPath::create(std::move(parts), std::move(*response.stage), all.stale));
     TRY_VOID(path->prove(std::chrono::steady_clock::now() + shared_->options.probe_deadline));
@@ -197,8 +199,8 @@ Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
   return std::make_unique<DirectPath>(std::move(parts), limits);
 }
 
-// A few bytes over each queue pair: what the handshake agreed on may still not work (no route back,
-// packets of this size dropped, a key that is not good).
+// Reads a few bytes over each queue pair. A link may not work in spite of the handshake: there may
+// be no route back, large packets may be dropped, or a key may be wrong.
 Result<void> VerbsHandshake::probe(Connection& connection, const RemoteWindows& windows,
                                    const LinkResponse& response, const BouncePool& bounce) const {
   if (response.windows.empty()) return {};
@@ -295,7 +297,7 @@ Result<std::unique_ptr<Handshake>> VerbsConnector::begin(const PathTarget& targe
     const std::string& name = shared_->fabric.rails()[pair.local]->name();
     if (std::find(in_use.begin(), in_use.end(), name) == in_use.end()) wanted.push_back(pair);
   }
-  // At once: a device that takes its time is not waited for by the others.
+  // All at once, so that a slow device does not delay the others.
   std::vector<Result<Link>> made(wanted.size());
   run_together(wanted.size(), [&](std::size_t i) {
     const auto remote =

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "src/base/log.h"
-#include "transport/guarded_op.h"
+#include "transport/read_op.h"
 
 namespace rekindle::transport::verbs {
 namespace {
@@ -21,13 +21,9 @@ constexpr Duration kFlushTime = std::chrono::seconds(2);
 }  // namespace
 
 VerbsPath::VerbsPath(VerbsPathParts parts)
-    : description_(std::move(parts.description)),
-      home_{parts.connection->rail().name(), parts.connection->rail().device().cpus()},
-      windows_(std::move(parts.windows)),
-      bounce_(std::move(parts.bounce)),
-      limiter_(std::move(parts.limiter)),
-      memory_(std::move(parts.memory), parts.connection->rail().device()),
-      connection_(std::move(parts.connection)),
+    : parts_(std::move(parts)),
+      home_{parts_.connection->rail().name(), parts_.connection->rail().device().cpus()},
+      memory_(parts_.memory, parts_.connection->rail().device()),
       done_(kMaxOps) {
   for (std::size_t slot = kMaxOps; slot > 0; --slot) {
     free_slots_.push_back(static_cast<std::uint16_t>(slot - 1));
@@ -42,7 +38,7 @@ VerbsPath::~VerbsPath() {
 // --- ops
 
 OpStatus VerbsPath::check(const ReadOp& op) const {
-  const auto region = windows_.region(op.remote);
+  const auto region = parts_.windows.region(op.remote);
   if (region.status != OpStatus::kOk) return region.status;
   const StridedRange range{op.remote_offset, op.run_bytes, op.count, op.remote_stride};
   return fits(range, region.bytes) ? OpStatus::kOk : OpStatus::kInvalid;
@@ -51,7 +47,7 @@ OpStatus VerbsPath::check(const ReadOp& op) const {
 Result<std::size_t> VerbsPath::post(std::span<const ReadOp> ops) {
   stop_if_rail_moved();
   if (!running()) {
-    return fail(ErrorCode::kPeerLost, "{}: {}", description_,
+    return fail(ErrorCode::kPeerLost, "{}: {}", parts_.description,
                 why_broken_.empty() ? "aborted" : why_broken_);
   }
   std::size_t taken = 0;
@@ -109,21 +105,21 @@ OpStatus VerbsPath::land(const ReadOp& op, const ReadRequest& request, const std
 
 std::uint64_t VerbsPath::take_rate(std::uint64_t wanted) {
   const TimePoint now = std::chrono::steady_clock::now();
-  const std::uint64_t granted = limiter_->take(wanted, now);
-  if (granted == 0) wake_by(limiter_->ready_at(now));
+  const std::uint64_t granted = parts_.limiter->take(wanted, now);
+  if (granted == 0) wake_by(parts_.limiter->ready_at(now));
   return granted;
 }
 
 BouncePool::Block VerbsPath::acquire_block() {
-  const BouncePool::Block block = bounce_->acquire();
+  const BouncePool::Block block = parts_.bounce->acquire();
   if (block.data == nullptr) wake_by(std::chrono::steady_clock::now() + kBounceBlockRetry);
   return block;
 }
 
 bool VerbsPath::arm() {
-  if (armed_ && connection_->take_event()) armed_ = false;
+  if (armed_ && parts_.connection->take_event()) armed_ = false;
   if (!armed_) {
-    connection_->arm();
+    parts_.connection->arm();
     armed_ = true;
   }
   // Completions that came before the arming raise no event.
@@ -139,8 +135,8 @@ std::optional<TimePoint> VerbsPath::wake_at() const {
 
 bool VerbsPath::drain_completions() {
   std::array<ibv_wc, kCompletionsPerPoll> completions;
-  const int count = connection_->api().poll_cq(
-      connection_->cq(), static_cast<int>(completions.size()), completions.data());
+  const int count = parts_.connection->api().poll_cq(
+      parts_.connection->cq(), static_cast<int>(completions.size()), completions.data());
   if (count < 0) {
     // The queue is large enough for everything, but the device may break it. It reports nothing
     // more then.
@@ -150,7 +146,7 @@ bool VerbsPath::drain_completions() {
   }
   for (int i = 0; i < count; ++i) complete(completions[static_cast<std::size_t>(i)]);
   // These completions are the event that was armed.
-  if (count > 0 && armed_ && connection_->take_event()) armed_ = false;
+  if (count > 0 && armed_ && parts_.connection->take_event()) armed_ = false;
   return count > 0;
 }
 
@@ -163,8 +159,8 @@ OpStatus VerbsPath::failure_status(ibv_wc_status status, OpStatus own) const {
 // --- the end
 
 void VerbsPath::stop_if_rail_moved() {
-  if (running() && connection_->rail_moved()) {
-    stop(OpStatus::kPeerLost, connection_->why_moved());
+  if (running() && parts_.connection->rail_moved()) {
+    stop(OpStatus::kPeerLost, parts_.connection->why_moved());
   }
 }
 
@@ -173,15 +169,15 @@ void VerbsPath::stop(OpStatus status, std::string why) {
   stopped_ = status;
   why_broken_ = std::move(why);
   drain_by_ = std::chrono::steady_clock::now() + kFlushTime;
-  connection_->stop();
+  parts_.connection->stop();
   end_unsent();
 }
 
 // The device does not say how the requests ended. Without queue pairs there are none.
 void VerbsPath::force_drain() {
-  log::warn("verbs.forced_drain", "path", description_, "hint",
+  log::warn("verbs.forced_drain", "path", parts_.description, "hint",
             "the NIC did not report all that was posted; its queue pairs were destroyed");
-  connection_->destroy_queue_pairs();
+  parts_.connection->destroy_queue_pairs();
   end_outstanding();
 }
 

@@ -16,14 +16,17 @@
 
 namespace rekindle::transport::verbs {
 
+// A connected pair of rails, and the objects that reads over it need.
 struct VerbsPathParts {
-  std::unique_ptr<Connection> connection;  // RTS
-  RemoteWindows windows;                   // the regions that the path may read
+  // The regions that the path may read.
+  RemoteWindows windows;
   std::shared_ptr<BouncePool> bounce;
   std::shared_ptr<const LocalMemory> memory;
   // All paths of a session share it. Null: no cap.
   std::shared_ptr<RateLimiter> limiter;
   std::string description;
+  // In RTS. Last, so that its queue pairs go before the memory that they write to.
+  std::unique_ptr<Connection> connection;
 };
 
 // The part of an RDMA path that does not depend on how the bytes are read: it takes ops into slots,
@@ -41,11 +44,11 @@ class VerbsPath : public Path, protected AddressBook {
   void abort() final { stop(OpStatus::kAborted, {}); }
   std::size_t in_flight() const final { return taken_ - reported_; }
   std::uint64_t bytes_landed() const final { return bytes_landed_; }
-  int wait_fd() const final { return connection_->event_fd(); }
+  int wait_fd() const final { return parts_.connection->event_fd(); }
   bool arm() final;
   std::optional<TimePoint> wake_at() const final;
   std::string_view transport() const final { return "verbs"; }
-  std::string describe() const final { return description_; }
+  std::string describe() const final { return parts_.description; }
   std::string why_broken() const final { return why_broken_; }
   const PollerHome* home() const final { return &home_; }
 
@@ -65,10 +68,6 @@ class VerbsPath : public Path, protected AddressBook {
   virtual void end_outstanding() = 0;
 
   // --- what it does them with
-  Connection& connection() const { return *connection_; }
-  const RemoteWindows& windows() const { return windows_; }
-  const std::string& description() const { return description_; }
-  BouncePool& bounce() const { return *bounce_; }
   bool running() const { return stopped_ == OpStatus::kOk; }
   // Why nothing more is sent; kOk while the path runs.
   OpStatus stopped() const { return stopped_; }
@@ -78,21 +77,19 @@ class VerbsPath : public Path, protected AddressBook {
   void report(std::uint16_t slot, std::uint64_t wr_id, OpStatus status);
   // Bytes of a request have arrived: copies them home if they were bounced.
   OpStatus land(const ReadOp& op, const ReadRequest& request, const std::byte* block);
-  // What a request that failed means for its op. `own`: of the status alone.
+  // The status of an op whose request failed. `own` follows from the request's status alone.
   OpStatus failure_status(ibv_wc_status status, OpStatus own) const;
-  bool has_rate() const { return limiter_ != nullptr; }
   // How many of `wanted` bytes the session's rate lets through now. 0: poll() is due when it does.
-  // Both with has_rate() only.
+  // With parts_.limiter only.
   std::uint64_t take_rate(std::uint64_t wanted);
-  void give_back_rate(std::uint64_t bytes) { limiter_->give_back(bytes); }
   // Without data when all blocks are in use. poll() is due again soon then.
   BouncePool::Block acquire_block();
   void wake_by(TimePoint at) { wake_at_ = std::min(wake_at_.value_or(at), at); }
   void stop(OpStatus status, std::string why);
   // Nobody will hear of some requests: the next poll() destroys the queue pairs.
   void drain_by_force() { drain_by_ = {}; }
-  void destroy_queue_pairs() { connection_->destroy_queue_pairs(); }
-  void forget_landed_bytes() { bytes_landed_ = 0; }
+
+  const VerbsPathParts parts_;
 
  private:
   OpStatus check(const ReadOp& op) const;
@@ -101,13 +98,8 @@ class VerbsPath : public Path, protected AddressBook {
   void stop_if_rail_moved();
   void force_drain();
 
-  const std::string description_;
   const PollerHome home_;
-  const RemoteWindows windows_;
-  const std::shared_ptr<BouncePool> bounce_;
-  const std::shared_ptr<RateLimiter> limiter_;
   LocalMemoryView memory_;
-  const std::unique_ptr<Connection> connection_;
 
   std::vector<std::uint16_t> free_slots_;
   std::vector<Completion> done_;  // a ring of kMaxOps

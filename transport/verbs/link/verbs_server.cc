@@ -1,4 +1,4 @@
-// The source's side: registers regions, answers handshakes, takes rights away.
+// The source's side: it registers regions, answers handshakes and takes rights away.
 #include <algorithm>
 #include <condition_variable>
 #include <iterator>
@@ -67,7 +67,7 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
   Result<void> keep(const SessionToken& token, Links& links);
   void sweep_soon();
   void sweep();
-  // Called with the lock held; end_links() lets go of it meanwhile.
+  // Called with the lock held. end_links() releases it meanwhile.
   void make_room(const SessionToken& token, const SourceLink& link, Ending& ending);
   void take_session(const SessionToken& token, Ending& ending);
   void take_useless(Ending& ending);
@@ -89,7 +89,8 @@ class VerbsServerImpl final : public VerbsServer, private RegionObserver {
   std::unordered_map<SessionToken, Links> sessions_;        // links in the order they were made
   std::unordered_multiset<SessionToken> ending_;            // whose links are being revoked
   std::condition_variable ended_;
-  std::set<RegionKey> told_;  // settled, and what is missing of them was said
+  // Settled regions whose missing parts were logged.
+  std::set<RegionKey> told_;
   bool stop_ = false;
   std::thread sweeper_;
 };
@@ -154,7 +155,8 @@ Result<ServedRegions> VerbsServerImpl::regions_of(const Session& session,
   return regions;
 }
 
-// One-sided reads cannot be served in part: a region is registered whole with a device, or staged.
+// One-sided reads cannot be served in part: a device has a region registered whole, or the region
+// is staged.
 Result<void> VerbsServerImpl::check_complete(const ServedRegions& regions,
                                              const Device& device) const {
   for (const auto& [key, memory] : regions) {
@@ -183,7 +185,7 @@ Result<std::unique_ptr<SourceLink>> VerbsServerImpl::make_link(const LinkRequest
   return ServedLink::create(rail, request, options_.max_queue_pairs, regions);
 }
 
-// `why` names the bytes needed and what to do: for the puller when nothing can be staged either.
+// `why` names the bytes needed and the remedy. The puller gets it if nothing can be staged either.
 Result<std::unique_ptr<SourceLink>> VerbsServerImpl::make_staged_link(Rail& rail,
                                                                       const LinkRequest& request,
                                                                       const Session& session,
@@ -210,7 +212,7 @@ Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::stri
   if (request.links.empty()) return response.to_bytes();
   TRY(const ServedRegions regions, regions_of(*session, response.stale));
 
-  // At once: resolving the address of a peer that is not there takes its time.
+  // All at once, as resolving the address of a missing peer takes time.
   std::vector<Result<std::unique_ptr<SourceLink>>> made(request.links.size());
   run_together(made.size(),
                [&](std::size_t i) { made[i] = make_link(request.links[i], *session, regions); });
@@ -227,11 +229,11 @@ Result<std::string> VerbsServerImpl::accept(const SessionToken& token, std::stri
   return response.to_bytes();
 }
 
-// On an error `links` are left to the caller; no puller knows their keys.
+// On an error the caller keeps `links`. No puller knows their keys.
 Result<void> VerbsServerImpl::keep(const SessionToken& token, Links& links) {
   Lock lock(mutex_);
-  // drop_session() comes after the registry has forgotten the session: either this sees that, or
-  // drop_session() sees what is kept here.
+  // drop_session() runs after the registry has forgotten the session. So either this call sees
+  // that, or drop_session() sees the links that are kept here.
   if (!registry_.find_session(token)) {
     return fail(ErrorCode::kDenied, "the session was revoked meanwhile: ask for a new grant");
   }
@@ -252,8 +254,8 @@ Result<void> VerbsServerImpl::keep(const SessionToken& token, Links& links) {
   return {};
 }
 
-// A puller whose path has broken connects again, and nothing tells this side that the old link is
-// of no use any more.
+// A puller whose path has broken connects again. Nothing tells this side that the old link is of no
+// use any more.
 void VerbsServerImpl::make_room(const SessionToken& token, const SourceLink& link, Ending& ending) {
   const auto found = sessions_.find(token);
   if (found == sessions_.end()) return;
@@ -275,8 +277,8 @@ void VerbsServerImpl::take_session(const SessionToken& token, Ending& ending) {
   sessions_.erase(found);
 }
 
-// Links whose rail went down are of no use to anybody; links to removed regions must end before
-// these are deregistered.
+// A link whose rail went down is of no use. A link to a removed region must end before the region
+// is deregistered.
 void VerbsServerImpl::take_useless(Ending& ending) {
   for (auto& [token, links] : sessions_) {
     for (auto& link : links) {
@@ -308,7 +310,7 @@ void VerbsServerImpl::drop_session(const SessionToken& token) {
   Ending ending;
   take_session(token, ending);
   end_links(lock, std::move(ending));
-  // Some of its links may be ending on another thread, which takes as long as it would here.
+  // Another thread may be ending some of its links already.
   ended_.wait(lock, [&] { return !ending_.contains(token); });
 }
 
@@ -337,8 +339,8 @@ void VerbsServerImpl::sweep() {
   }
 }
 
-// For the operator of this host, whether somebody pulls or not: in one line when all that was added
-// is settled, so usually once, at start. Called with the lock held.
+// Warns the operator of this host, whether somebody pulls or not. One line says it once all added
+// regions are settled, so usually once, at start. Called with the lock held.
 void VerbsServerImpl::say_what_is_missing() {
   const auto is_open = [](const auto& region) { return !region.second->settled(); };
   if (told_.size() == regions_.size() || std::any_of(regions_.begin(), regions_.end(), is_open)) {

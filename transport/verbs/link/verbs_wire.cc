@@ -14,7 +14,8 @@ constexpr std::size_t kMaxNameBytes = 64;
 constexpr int kMaxWindows = 1 << 16;
 constexpr std::size_t kMaxErrorBytes = 500;
 
-// Text of a peer goes into logs and onto terminals: one line, no control characters.
+// A peer's text goes into logs and onto terminals: it is cut to one line without control
+// characters.
 std::string one_line(std::string_view text) {
   std::string line(text.substr(0, kMaxErrorBytes));
   std::replace_if(

@@ -12,7 +12,7 @@
 #include "transport/verbs/link/remote_windows.h"
 #include "transport/verbs/link/verbs_connection.h"
 
-// What the two ends of a handshake say (proto/verbs.proto), checked as it comes in.
+// The messages of a handshake (proto/verbs.proto). They are checked as they come in.
 namespace rekindle::transport::verbs {
 
 inline constexpr std::uint32_t kVerbsProtocol = 1;
@@ -29,7 +29,7 @@ struct RailInfo {
 RailInfo rail_info(const Rail& rail);
 std::vector<RailInfo> rails_up(const Fabric& fabric);
 
-// What a source offers.
+// A source's offer.
 struct Endpoint {
   std::vector<RailInfo> rails;
   std::string to_bytes() const;
@@ -46,7 +46,7 @@ struct LinkRequest {
 };
 struct ConnectRequest {
   Incarnation source;
-  std::vector<LinkRequest> links;  // none: only asks for the source's rails
+  std::vector<LinkRequest> links;  // none: the puller only asks for the source's rails
   std::string to_bytes() const;
   static Result<ConnectRequest> parse(std::string_view bytes);
 };
@@ -78,7 +78,8 @@ struct ConnectResponse {
   std::uint64_t max_bytes_per_second = 0;
   std::vector<LinkResponse> links;
   std::vector<RegionKey> stale;
-  std::vector<RailInfo> rails;  // that are up now: others, or with other addresses, than offered
+  // The rails that are up now. They may differ from those of the offer.
+  std::vector<RailInfo> rails;
   std::string to_bytes() const;
   static Result<ConnectResponse> parse(std::string_view bytes);
 };

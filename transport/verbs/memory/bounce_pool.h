@@ -11,14 +11,15 @@
 
 namespace rekindle::transport::verbs {
 
-// Registered blocks of one device, for reads that cannot land where they belong: memory that is not
-// registered, or runs too short for a request each. Thread-safe.
+// Registered blocks of one device. Reads land here when they cannot land in their destination: it
+// is not registered, or its runs are too short for a request each. Thread-safe.
 class BouncePool {
  public:
   static constexpr std::uint32_t kBlockBytes = 256 << 10;
   static constexpr std::uint32_t kScratchBytes = 16 << 10;
 
-  // As many blocks as `bytes` hold, or fewer when the memlock limit is in the way, but one.
+  // Makes as many blocks as `bytes` hold, or fewer if the memlock limit is in the way; at least
+  // one.
   static Result<std::unique_ptr<BouncePool>> create(Device& device, std::uint64_t bytes);
   ~BouncePool();
   BouncePool(const BouncePool&) = delete;
@@ -30,7 +31,7 @@ class BouncePool {
   };
   Block acquire();  // without data when all are in use: again after a release
   void release(Block block);
-  // kScratchBytes for anybody at any time: what lands there nobody looks at.
+  // kScratchBytes that anybody may read into at any time. Nobody looks at the bytes.
   Block scratch() const { return {memory_ + bytes_ - kScratchBytes, mr_->lkey}; }
 
  private:

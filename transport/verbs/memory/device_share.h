@@ -9,10 +9,10 @@
 
 #include "transport/verbs/memory/memory_registrar.h"
 
-// One registration on one device, and what registrations learn from each other about it.
+// One registration on one device, and the facts that registrations share about the device.
 namespace rekindle::transport::verbs {
 
-// What all registrations of one device share. Outlives them.
+// The shared state of all registrations of one device. It outlives them.
 struct DeviceShare {
   DeviceShare(const Device& of, std::uint64_t limit) : device(of), limit_bytes(limit) {}
   const Device& device;
@@ -28,8 +28,8 @@ struct DeviceShare {
   void give_back(std::uint64_t piece_bytes) { bytes.fetch_sub(piece_bytes); }
 };
 
-// A region's memory, and a second, writable mapping of the same file, made when a device wants one.
-// Nobody writes through it. Thread-safe.
+// A region's memory. When a device wants one, it also has a second, writable mapping of the same
+// file, through which nobody writes. Thread-safe.
 class RegionMemory {
  public:
   RegionMemory(std::span<const std::byte> bytes, int fd, std::uint64_t fd_offset)
@@ -66,11 +66,24 @@ struct Registration {
   bool no_writable_mapping = false;  // it was wanted, and could not be had
 };
 
-// Tries what the device may take, from best to least. Blocks for as long as the device does.
+// Tries the kinds of registration that the device may accept, the best one first. Blocks for as
+// long as the device does.
 Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint64_t offset,
                              std::uint64_t bytes, MemoryUse use);
 
-// Whether the device refuses a read-only mapping of a file, found out with one of its own.
+// Whether the device refuses a read-only mapping of a file. Tries it with a file of its own.
 bool refuses_read_only(DeviceShare& share);
+
+// --- GPU memory, by dmabuf. This has not run with a NIC that accepts it.
+
+// Asks the device's driver with an invalid descriptor. A driver that knows the call complains about
+// the descriptor (EBADF); another one complains about the call.
+bool takes_dmabuf(const Device& device);
+
+// Registers [offset, offset + bytes) of the dmabuf `fd`, which may be closed afterwards. The device
+// knows it as `gpu_address`, so that offsets match the GPU's own pointer. `access` is that of
+// ibv_reg_mr.
+Result<MrHandle> register_gpu_range(const Device& device, int fd, std::uint64_t offset,
+                                    std::uint64_t bytes, std::uint64_t gpu_address, int access);
 
 }  // namespace rekindle::transport::verbs

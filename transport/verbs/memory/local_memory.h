@@ -14,15 +14,15 @@
 
 namespace rekindle::transport::verbs {
 
-// The memory of this process that reads may land in. Thread-safe; pollers look things up in a
-// LocalMemoryView of their own, without locks.
+// The memory of this process that reads may land in. Thread-safe. A poller looks it up in a
+// LocalMemoryView of its own, without locks.
 class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
  public:
   explicit LocalMemory(MemoryRegistrar& registrar) : registrar_(registrar) {}
 
-  // Registered as long as the result lives; paths that read into it must be gone before.
+  // Registers memory as long as the result lives. Paths that read into it must be gone before.
   std::shared_ptr<const void> add(std::span<std::byte> memory, int fd, std::uint64_t fd_offset);
-  // Warns of what could not be registered so far, and why: once for each kind of problem.
+  // Warns of memory that could not be registered so far, once for each kind of problem.
   void say_problems();
 
  private:
@@ -44,13 +44,13 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
   std::atomic<std::uint64_t> version_ = 0;
 };
 
-// What one poller thread knows of it, on one device.
+// One poller thread's view of LocalMemory, for one device.
 class LocalMemoryView {
  public:
   LocalMemoryView(std::shared_ptr<const LocalMemory> memory, const Device& device)
       : memory_(std::move(memory)), device_(device) {}
 
-  // Before a group of lookups. Memory that was added before an op was posted is seen by it.
+  // Call this before a group of lookups. It sees all memory that was added before an op was posted.
   void refresh();
   LocalSpan find(const std::byte* address) const;
 

@@ -13,16 +13,16 @@
 #include "transport/verbs/memory/page_touch.h"
 #include "transport/verbs/memory/registered_region.h"
 
-// Workers take turns at what is queued for a device, one stride each, so that a small region does
-// not wait for a large one; each device is served by one worker at a time. Callers never block
-// here, but to let go of a region.
+// Regions that are queued for a device take turns by one stride, so that a small region does not
+// wait for a large one. One worker at a time serves a device. Callers block here only to release a
+// region.
 namespace rekindle::transport::verbs {
 namespace {
 
 constexpr std::size_t kMaxThreads = 16;
 constexpr std::size_t kMaxTouchers = 8;
 
-// What users hold; the queues may hold the region a little longer.
+// The users' handle. The queues may hold the region a little longer.
 class RegisteredRegion final : public RegisteredMemory {
  public:
   explicit RegisteredRegion(std::shared_ptr<Region> region) : region_(std::move(region)) {}
@@ -131,7 +131,7 @@ RegistrarStats MemoryRegistrarImpl::stats() const {
   return stats;
 }
 
-// Beginning at `first`, so that threads do not all look at the same device.
+// Begins at `first`, so that the threads do not all try the same device.
 MemoryRegistrarImpl::Queue* MemoryRegistrarImpl::next_queue(std::size_t first) {
   for (std::size_t i = 0; i < queues_.size(); ++i) {
     Queue& queue = queues_[(first + i) % queues_.size()];
@@ -156,7 +156,7 @@ void MemoryRegistrarImpl::run(std::size_t thread) {
     lock.lock();
     queue->served = false;
     if (!finished) queue->regions.push_back(std::move(region));
-    // The last one may go here: without the lock.
+    // This may release the last reference, so it happens without the lock.
     lock.unlock();
     region.reset();
     lock.lock();

@@ -14,8 +14,8 @@
 #include "transport/verbs/device/fabric.h"
 #include "transport/verbs/device/verbs_api.h"
 
-// Registers memory with the devices of a fabric: in pieces, all devices in parallel, in the
-// background. Thread-safe.
+// Registers memory with the devices of a fabric, in pieces, in the background and with all devices
+// in parallel. Thread-safe.
 namespace rekindle::transport::verbs {
 
 enum class MemoryUse : std::uint8_t {
@@ -34,22 +34,21 @@ struct Piece {
   ibv_mr* mr = nullptr;  // for binding windows
 };
 
-// One region's registrations. Going away deregisters, so whoever reads or serves it must have
-// drained.
+// One region's registrations. The destructor deregisters it: all readers must have drained before.
 class RegisteredMemory {
  public:
   virtual ~RegisteredMemory() = default;
   virtual std::span<const std::byte> bytes() const = 0;
 
-  // The usable piece of this device that holds byte `offset`; nullptr: not registered, or not yet.
-  // No lock, no allocation: for pollers. Valid as long as this object.
+  // The usable piece of this device that holds byte `offset`. nullptr: it is not registered, or not
+  // yet. Takes no lock and allocates nothing: for pollers. Valid as long as this object.
   virtual const Piece* find(const Device& device, std::uint64_t offset) const = 0;
-  // What is usable on this device by now, by offset; there may be holes.
+  // The pieces that are usable on this device now, by offset. There may be holes.
   virtual std::vector<Piece> pieces(const Device& device) const = 0;
-  // Grows with every piece that becomes usable: a cheap "anything new?".
+  // Grows with every piece that becomes usable: a cheap test for news.
   virtual std::uint64_t change_count() const = 0;
 
-  // Nothing more will become usable (all pieces are done, or have failed).
+  // All pieces are registered or have failed.
   virtual bool settled() const = 0;
   virtual bool wait_settled(TimePoint deadline) const = 0;  // false: not by then
   // Why some of it is not registered, when settled: bytes needed, the limit, what to do.
@@ -59,8 +58,8 @@ class RegisteredMemory {
 struct RegistrarOptions {
   std::size_t threads = 0;  // 0: as many as devices, at most 16
   std::uint64_t max_piece_bytes = std::uint64_t{1} << 30;
-  // Registered at most, per device, all regions together; 0: as much as the devices and the
-  // memlock limit let through. For tests, and for hosts that need their memory elsewhere.
+  // The limit per device, all regions together. 0: as much as the devices and the memlock limit let
+  // through. For tests, and for hosts that need their memory elsewhere.
   std::uint64_t max_bytes_per_device = 0;
 };
 
@@ -68,7 +67,8 @@ struct RegistrarStats {
   std::uint64_t bytes = 0;  // registered now, summed over devices
   std::uint64_t pieces = 0;
   std::uint64_t failures = 0;
-  Duration touching{};  // faulting pages in, so far: wall time, each region's added up
+  // The wall time that faulting pages in has taken, summed over regions.
+  Duration touching{};
 };
 
 class MemoryRegistrar {
@@ -77,15 +77,16 @@ class MemoryRegistrar {
   // `fabric` outlives it.
   static std::unique_ptr<MemoryRegistrar> create(Fabric& fabric, const RegistrarOptions& options);
 
-  // Begins at once, in the background; pieces become usable one by one, in order of their offsets.
-  // `fd` and `fd_offset`: the file behind `bytes`, for devices that refuse to register a read-only
-  // mapping (it is mapped once more then); -1: none. `keep_alive` is held as long as anything is
-  // registered.
+  // Begins at once, in the background. Pieces become usable one by one, in order of their offsets.
+  // `fd` and `fd_offset` name the file behind `bytes`; -1: none. For devices that refuse to
+  // register a read-only mapping, the file is mapped once more. `keep_alive` is held as long as
+  // anything is registered.
   virtual std::shared_ptr<RegisteredMemory> add(std::span<const std::byte> bytes, MemoryUse use,
                                                 int fd, std::uint64_t fd_offset,
                                                 std::shared_ptr<const void> keep_alive) = 0;
-  // A device refuses to register a read-only mapping of a file (before Linux 6.2 all do), so the
-  // files of served regions are mapped for writing. Found out by trying; blocks meanwhile.
+  // Whether a device refuses to register a read-only mapping of a file, as all do before Linux 6.2.
+  // The files of served regions are mapped for writing then. Finds out by trying, and blocks
+  // meanwhile.
   virtual bool maps_files_for_writing() const = 0;
   virtual RegistrarStats stats() const = 0;
 };

@@ -30,7 +30,7 @@ std::span<std::byte> pages_of(std::span<const std::byte> memory) {
   return {begin, round_up(memory.size() + lead, kPageBytes)};
 }
 
-// The kernel looks at the advice before the (empty) range.
+// The kernel checks the advice before the empty range.
 bool kernel_populates() {
   static const bool knows = ::madvise(nullptr, 0, MADV_POPULATE_READ) == 0;
   return knows;
@@ -50,7 +50,8 @@ int touch_pages(std::span<const std::byte> memory, TouchMode mode) {
     if (errno == EHWPOISON) return EFAULT;
     if (errno != EAGAIN && errno != EINTR) break;
   }
-  return 0;  // memory of a kind that is not faulted in, or not so: the device has the last word
+  // This kind of memory cannot be faulted in like this. The device decides.
+  return 0;
 }
 
 int touch_pages_one_by_one(std::span<const std::byte> memory, TouchMode mode) {
@@ -60,7 +61,7 @@ int touch_pages_one_by_one(std::span<const std::byte> memory, TouchMode mode) {
     for (std::size_t at = 0; at < pages.size(); at += kPageBytes) {
       auto& byte = reinterpret_cast<unsigned char&>(pages[at]);
       if (mode == TouchMode::kWrite) {
-        // Others may be writing there: it must be atomic to change nothing.
+        // Others may be writing here. Only an atomic operation changes nothing.
         std::atomic_ref(byte).fetch_or(0, std::memory_order_relaxed);
       } else {
         (void)*static_cast<volatile const unsigned char*>(&byte);

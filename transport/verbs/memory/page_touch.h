@@ -7,23 +7,24 @@
 
 namespace rekindle::transport::verbs {
 
-// Faulting pages in before a device pins them: a device does that on one thread, page by page.
+// Faults pages in before a device pins them. The device would do it on one thread, page by page.
 
 enum class TouchMode : std::uint8_t {
   kRead,   // no byte is written, nor any page marked as written
   kWrite,  // no byte changes, but the pages are made ready to be written
 };
 
-// 0; EFAULT: there is no page (the file was cut short, or its file system is full); ENOMEM.
+// Returns 0, EFAULT or ENOMEM. EFAULT: there is no page, as the file was truncated or its file
+// system is full.
 int touch_pages(std::span<const std::byte> memory, TouchMode mode);
-// The same page by page, for kernels without MADV_POPULATE_* (before 5.14).
+// Does the same page by page, for kernels without MADV_POPULATE_* (before 5.14).
 int touch_pages_one_by_one(std::span<const std::byte> memory, TouchMode mode);
 
-// Asks for huge pages where that means something: private memory (fd -1) and tmpfs.
+// Asks for huge pages where they exist: for private memory (fd -1) and tmpfs.
 void advise_huge_pages(std::span<const std::byte> memory, int fd);
 
 bool has_several_numa_nodes();
-// NUMA node of the page at each multiple of `step`; -1: unknown, or not faulted in.
+// The NUMA node of the page at each multiple of `step`. -1: unknown, or not faulted in.
 std::vector<int> numa_nodes(std::span<const std::byte> memory, std::uint64_t step);
 
 }  // namespace rekindle::transport::verbs

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kUnknownNode = -1;
 
-// Offsets may not be added to without a look at what is left: a region may end where addresses do.
-// Addresses wrap, which does not hurt their remainder by a power of two.
+// A region may end at the end of the address space. So an offset is compared with the rest before
+// it grows. Addresses may wrap, which does not change their remainder by a power of two.
 std::uint64_t past_border(std::uint64_t address, std::uint64_t alignment) {
   return address & (alignment - 1);
 }
@@ -34,7 +34,7 @@ std::uint64_t run_end(std::uint64_t address, std::uint64_t bytes, std::uint64_t 
 std::vector<Cut> plan_pieces(std::uint64_t address, std::uint64_t bytes, const CutRules& rules) {
   const std::uint64_t max_bytes = std::max<std::uint64_t>(rules.max_bytes, 1);
   const std::uint64_t alignment = std::bit_floor(std::max<std::uint64_t>(rules.alignment, 1));
-  // Pieces smaller than the alignment: as aligned as their size allows.
+  // Pieces that are smaller than the alignment are as aligned as their size allows.
   const std::uint64_t fine = std::min(alignment, std::bit_floor(max_bytes));
   std::vector<Cut> cuts;
   std::uint64_t offset = 0;

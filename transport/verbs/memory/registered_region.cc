@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kAlignment = 2 * kMiB;    // of borders: huge pages stay whole
 constexpr std::uint64_t kTouchBytes = 16 * kMiB;  // between two looks at stopped()
 constexpr unsigned kMaxUnexplained = 2;           // in a row; then the others fail like them
-// Deregistering unpins page by page: worth a thread per device from here on.
+// Deregistering unpins page by page. From this size on it is worth a thread per device.
 constexpr std::size_t kManyPieces = 8;
 
 }  // namespace
@@ -31,8 +31,8 @@ Region::Region(std::span<const std::byte> bytes, MemoryUse use, int fd, std::uin
   }
 }
 
-// The same for all devices, so that memory is faulted in once. Borders are multiples of the
-// alignment, but for strides that are smaller (tests).
+// Strides are the same for all devices, so that memory is faulted in once. Their borders are
+// multiples of the alignment, except for smaller strides in tests.
 void Region::make_strides() {
   const std::uint64_t size = memory_.bytes().size();
   stride_bytes_ = std::max<std::uint64_t>(plan_.max_piece_bytes, kPageBytes);
@@ -79,7 +79,7 @@ void Region::stop() {
   {
     std::unique_lock lock(mutex_);
     stopped_ = true;
-    // As long as one registration takes: each worker looks before its next piece.
+    // This waits for one registration at most: a worker checks stopped_ before its next piece.
     changed_.wait(lock, [this] {
       return std::none_of(parts_.begin(), parts_.end(), [](const auto& p) { return p->working; });
     });
@@ -127,7 +127,7 @@ int Region::touch(Stride& stride) {
   return error;
 }
 
-// In parallel. What devices only read is never written to, nor marked so.
+// Runs in parallel. Memory that devices only read is neither written nor marked as written.
 int Region::fault_in(const Stride& stride) {
   const std::span<const std::byte> memory(memory_.latest() + stride.offset, stride.bytes);
   if (stride.offset == 0) advise_huge_pages(memory_.bytes(), memory_.fd());
@@ -178,7 +178,8 @@ bool Region::hopeless(const Stride& stride, const Part& part) const {
 
 void Region::register_stride(Part& part, std::size_t index) {
   Stride& stride = strides_[index];
-  // What another device's worker finds out while it touches is ours after our own touch() only.
+  // Another device's worker may have touched the stride. Its findings are visible only after our
+  // own touch().
   const bool touched = !hopeless(stride, part);
   const int touch_error = touched ? touch(stride) : 0;
   const std::vector<Cut> cuts =

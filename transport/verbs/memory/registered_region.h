@@ -16,16 +16,18 @@
 #include "transport/verbs/memory/piece_plan.h"
 #include "transport/verbs/memory/registration_limit.h"
 
-// The registrations of one region on all devices. The region is cut into strides, which are faulted
-// in once, looked at for NUMA borders, and cut into pieces for each device. One worker at a time
-// serves a device; what it has made is published without locks.
+// The registrations of one region on all devices. The region is cut into strides. A stride is
+// faulted in once, checked for NUMA borders, and cut into pieces for each device. One worker at a
+// time serves a device. It publishes its pieces without locks.
 namespace rekindle::transport::verbs {
 
 struct RegionPlan {
   std::uint64_t max_piece_bytes = 0;
   bool several_nodes = false;
-  WorkerPool* touchers = nullptr;                    // helpers of whoever faults a stride in
-  std::atomic<std::int64_t>* touching_ns = nullptr;  // adds up the time that takes
+  // Helps to fault a stride in.
+  WorkerPool* touchers = nullptr;
+  // Sums up the time that this takes.
+  std::atomic<std::int64_t>* touching_ns = nullptr;
 };
 
 class Region {
@@ -35,9 +37,9 @@ class Region {
          std::span<const std::unique_ptr<DeviceShare>> shares, const RegionPlan& plan);
   ~Region() { stop(); }
 
-  // Workers: the next stride on this device. True: nothing is left to do there.
+  // Workers call this: registers the next stride on this device. True: nothing is left to do there.
   bool advance(std::size_t device);
-  // Waits for the pieces being made, makes no more, deregisters, lets go of the memory.
+  // Waits for the pieces that are being made, makes no more, deregisters, and releases the memory.
   void stop();
 
   std::span<const std::byte> bytes() const { return memory_.bytes(); }
@@ -88,11 +90,12 @@ class Region {
   void make_strides();
   std::uint64_t stride_of(std::uint64_t offset) const { return (offset + lead_) / stride_bytes_; }
   bool all_done() const;  // mutex_ is held
-  // Each piece there would be one of those that need not be tried.
+  // Every piece of the stride would be too large to be tried.
   bool hopeless(const Stride& stride, const Part& part) const;
   bool begin_step(Part& part, std::size_t& stride);
   bool end_step(Part& part, bool last);
-  // 0, or why there are no pages. The first one to come does it, others wait.
+  // Returns 0, or an errno that says why there are no pages. The first caller faults the pages in;
+  // others wait.
   int touch(Stride& stride);
   int fault_in(const Stride& stride);
   std::vector<Cut> plan(const Stride& stride, const Part& part, std::span<const int> nodes) const;

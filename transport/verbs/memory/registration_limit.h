@@ -5,8 +5,7 @@
 
 #include "src/base/result.h"
 
-// Why memory could not be registered, and what a user can do about it. Pure but for
-// read_lock_limit().
+// Why memory could not be registered, and the user's remedies. Pure except for read_lock_limit().
 namespace rekindle::transport::verbs {
 
 // How much memory this process may pin.
@@ -38,10 +37,11 @@ struct Refusal {
   LockLimit lock;
 };
 Cause find_cause(const Refusal& refusal);
-// Whether pieces as large as the one that failed need not be tried; kRegionCount: no piece at all.
+// Whether pieces of the failed size or more need not be tried. After kRegionCount no piece is
+// tried.
 bool stops_the_rest(Cause cause);
 
-// All that failed of a region on one device for one cause.
+// The failed part of a region on one device, for one cause.
 struct Shortfall {
   Cause cause = Cause::kOther;
   int error = 0;

@@ -10,7 +10,7 @@
 
 namespace rekindle::transport::verbs {
 
-// The puller's messages of one staged link: a registered page.
+// The puller's messages of one staged link, in a registered page.
 class StageControl {
  public:
   static Result<std::unique_ptr<StageControl>> create(Device& device);

@@ -73,7 +73,7 @@ Result<std::shared_ptr<StageEnd>> StageEnd::create(Rail& rail, const LinkRequest
 Result<void> StageEnd::open(const LinkRequest& request) {
   const std::lock_guard lock(mutex_);
   const Rail& rail = connection_->rail();
-  // A puller that asks before the answer to its handshake still finds them.
+  // The puller may ask before the answer to its handshake has left.
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (post_receive(i)) continue;
     return fail(ErrorCode::kUnavailable, "{}: post a receive to a queue pair", rail.name());
@@ -122,7 +122,8 @@ Result<void> StageEnd::bind_windows() {
                   std::strerror(error));
     }
   }
-  if (await_requests(std::chrono::steady_clock::now() + kStageBindDeadline) && !bind_failed_) return {};
+  if (await_requests(std::chrono::steady_clock::now() + kStageBindDeadline) && !bind_failed_)
+    return {};
   return fail(ErrorCode::kUnavailable, "{}: the NIC binds no memory windows", rail.name());
 }
 
@@ -148,7 +149,7 @@ int StageEnd::post(Kind kind, std::size_t slot, ibv_send_wr& request) {
   return error;
 }
 
-// How many; negative: the completion queue is broken.
+// Returns how many. Negative: the completion queue is broken.
 int StageEnd::poll_completions() {
   std::array<ibv_wc, 2 * kMaxStageBlocks> completions;
   const int count = connection_->api().poll_cq(
@@ -183,7 +184,7 @@ void StageEnd::complete(const ibv_wc& wc) {
 
 void StageEnd::take_request(std::size_t slot, std::size_t bytes) {
   if (ended_) return;
-  // Out of the NIC's reach first: what was checked must be what is used.
+  // The message is copied out of the NIC's reach, so that the checked bytes are the used ones.
   std::array<std::byte, kStageMessageBytes> message;
   std::memcpy(message.data(), slots_[slot].block.received, message.size());
   const auto request =
@@ -210,7 +211,7 @@ StageEnd::Turn StageEnd::turn() {
   if (ended_) return Turn::kOver;
   if (served || count > 0) return Turn::kMore;
   if (armed_) return Turn::kIdle;
-  // What came before it was armed raises no event: look once more.
+  // Completions that came before the arming raise no event: look once more.
   connection_->arm();
   armed_ = true;
   return Turn::kMore;
@@ -260,7 +261,7 @@ OpStatus StageEnd::gather(const StageRequest& request, std::byte* block) const {
                   request.run_bytes);
     }
   };
-  // By reference: a copy of it would be allocated.
+  // std::cref: a copy of the function would be allocated.
   const auto copied = store::guard_mapping_access("a staged region", std::cref(copy));
   return copied ? OpStatus::kOk : OpStatus::kFault;
 }
@@ -281,7 +282,7 @@ void StageEnd::end(std::string_view why) {
   break_off(why);
 }
 
-// The sweeper collects it: queue pairs are not touched here, on a thread that serves all devices.
+// The sweeper revokes it. This thread serves all devices, so it touches no queue pair.
 void StageEnd::break_off(std::string_view why) {
   if (revoked_ || ended_.exchange(true)) return;
   log::info("verbs.staged_link_ended", "rail", connection_->rail().name(), "puller", puller_, "why",
@@ -310,12 +311,13 @@ void StageEnd::stop(TimePoint deadline) {
   connection_->stop();
 }
 
-// The blocks go back when nothing reaches them.
+// The blocks are returned when nothing reaches them any more.
 void StageEnd::release(TimePoint deadline) {
   const std::lock_guard lock(mutex_);
   (void)await_requests(deadline);
   for (Slot& slot : slots_) slot.window.reset();
-  connection_->close();  // here: the last to let go may be the thread that serves all devices
+  // Closed here, since the thread that serves all devices may release the last reference.
+  connection_->close();
   std::vector<StageBlock> blocks;
   for (const Slot& slot : slots_) blocks.push_back(slot.block);
   slots_.clear();

@@ -19,8 +19,8 @@
 
 namespace rekindle::transport::verbs {
 
-// The source's end of one staged link: takes requests, gathers the runs into blocks, says so. The
-// puller READs the blocks. One queue pair.
+// The source's end of one staged link, over one queue pair. It takes requests, gathers their runs
+// into blocks, and answers. The puller READs the blocks.
 class StageEnd {
  public:
   // Connected, receives posted, windows bound, events armed. `registry` and `pool` outlive it.
@@ -36,20 +36,21 @@ class StageEnd {
   int event_fd() const { return connection_->event_fd(); }
   const Rail& rail() const { return connection_->rail(); }
   bool over() const { return ended_.load(std::memory_order_acquire) || connection_->rail_moved(); }
-  // Since the puller's last request, or the handshake. Any thread.
+  // The time since the puller's last request, or since the handshake. From any thread.
   Duration idle() const;
 
-  // The staging thread's: takes what has come, copies one block at most. kIdle: event_fd() tells
-  // when there is more; kOver: never again.
+  // The staging thread calls this. It takes the requests that have come and copies one block at
+  // most. kIdle: event_fd() tells when there is more. kOver: there will never be more.
   enum class Turn { kIdle, kMore, kOver };
   Turn turn();
 
-  // For the same rails of the same session: nobody uses this one any more.
+  // Whether the request is for the same rails of the same session: nobody uses this link any more
+  // then.
   bool replaced_by(const Session& session, const Rail& rail, const LinkRequest& request) const;
-  // Serves no more, as after a puller broke the rules; over() then. Any thread, no system call: the
-  // owner revokes it.
+  // Stops serving, for example after the puller broke the rules. over() from then on. From any
+  // thread, without a system call: the owner revokes the link.
   void end(std::string_view why);
-  // As SourceLink's. The first one waits for a turn under way, which is a copy of one block.
+  // The steps of SourceLink. The first one waits for a turn under way, so for a copy of one block.
   bool begin_revoke();
   void post_invalidations();
   void stop(TimePoint deadline);
@@ -68,13 +69,14 @@ class StageEnd {
 
   StageEnd(std::unique_ptr<Connection> connection, const Session& session,
            const SegmentRegistry& registry, StagePool& pool, std::uint32_t puller_rail);
-  // All with mutex_ held (or before others know of it).
+  // All are called with mutex_ held, or before other threads know of the object.
   Result<void> open(const LinkRequest& request);
   Result<void> bind_windows();
   bool post_receive(std::size_t slot);
   int post(Kind kind, std::size_t slot, ibv_send_wr& request);
   int poll_completions();
-  bool await_requests(TimePoint deadline);  // those that this end has posted
+  // Waits for the requests that this end has posted.
+  bool await_requests(TimePoint deadline);
   void complete(const ibv_wc& wc);
   void take_request(std::size_t slot, std::size_t bytes);
   void break_off(std::string_view why);

@@ -13,8 +13,9 @@ namespace rekindle::transport::verbs {
 namespace {
 
 constexpr std::uint32_t kLeastBlockBytes = 16 << 10;
-constexpr std::size_t kSentAt = 128;         // in the page of messages: lines of their own
-constexpr std::size_t kLinkShareOfFree = 4;  // a link gets at most one in so many of those left
+constexpr std::size_t kSentAt = 128;  // in the page of messages: lines of their own
+// A link gets at most one in this many of the free blocks.
+constexpr std::size_t kLinkShareOfFree = 4;
 
 }  // namespace
 
@@ -83,8 +84,8 @@ std::vector<StageBlock> StagePool::acquire(std::size_t wanted) {
 }
 
 void StagePool::release(const std::vector<StageBlock>& blocks) {
-  // The next session must not read what this one was allowed to, nor asked for: where there are no
-  // memory windows the key is good for the messages, too.
+  // The next session must not read this one's bytes. Without memory windows the key opens the
+  // messages, too.
   for (const StageBlock& block : blocks) std::memset(block.data, 0, block_bytes_ + kPageBytes);
   const std::lock_guard lock(mutex_);
   free_.insert(free_.end(), blocks.begin(), blocks.end());

@@ -10,8 +10,8 @@
 
 namespace rekindle::transport::verbs {
 
-// One block, with room for a message in each direction. Each is a memory region of its own, so that
-// on devices without memory windows a key opens this block only.
+// One block, with room for a message in each direction. Each block is a memory region of its own,
+// so that without memory windows its key opens this block only.
 struct StageBlock {
   std::byte* data = nullptr;
   std::byte* received = nullptr;  // kStageMessageBytes each
@@ -19,11 +19,12 @@ struct StageBlock {
   ibv_mr* mr = nullptr;
 };
 
-// The registered window of one device that staged links share. Registered when it is made: later
-// the segments may have taken all that the limits let through. Thread-safe.
+// The registered window of one device, which staged links share. It is registered when it is made:
+// later the segments may have used up the limits. Thread-safe.
 class StagePool {
  public:
-  // Blocks of `bytes` together, and a page of messages for each; as many as can be registered.
+  // Makes blocks of `bytes` together, and a page of messages for each; as many as can be
+  // registered.
   StagePool(Device& device, std::uint64_t bytes);
   ~StagePool();
   StagePool(const StagePool&) = delete;
@@ -33,9 +34,9 @@ class StagePool {
   std::size_t size() const { return regions_.size(); }
   const std::string& problem() const { return problem_; }  // why size() is 0
 
-  // Up to `wanted` blocks, all zero; fewer when few are left, so that others get some, too.
+  // Up to `wanted` blocks of zeros; fewer when few are left, so that others get some, too.
   std::vector<StageBlock> acquire(std::size_t wanted);
-  // No queue pair reaches them any more.
+  // Call this when no queue pair reaches the blocks any more.
   void release(const std::vector<StageBlock>& blocks);
 
  private:

@@ -22,7 +22,7 @@ namespace {
 constexpr std::uint64_t kWakeId = 0;  // no link's
 constexpr std::uint64_t kShareOfLockLimit = 4;
 
-// A limit that is small leaves most of it to the segments.
+// Under a small limit most of it is left to the segments.
 std::uint64_t window_bytes(const StageOptions& options, std::size_t devices) {
   const LockLimit lock = read_lock_limit();
   if (lock.may_lock_any || devices == 0) return options.bytes_per_device;
@@ -47,7 +47,7 @@ class StageService::Link final : public SourceLink {
   const LinkResponse& response() const override { return end_->response(); }
   std::uint32_t source_rail() const override { return end_->rail().index(); }
   std::uint32_t puller_rail() const override { return puller_rail_; }
-  // Regions are looked up for each request: one that is gone ends nothing.
+  // Each request looks its region up, so a removed region ends no link.
   bool over(const ServedRegions&) const override { return end_->over(); }
 
  private:
@@ -120,7 +120,7 @@ Result<std::uint64_t> StageService::add(std::shared_ptr<StageEnd> end) {
   return id;
 }
 
-// No events of it any more; its owner revokes it.
+// The service takes no more events of this link. Its owner revokes it.
 void StageService::remove(std::uint64_t id) {
   const std::lock_guard lock(mutex_);
   const auto found = ends_.find(id);
@@ -135,7 +135,7 @@ std::shared_ptr<StageEnd> StageService::find(std::uint64_t id) const {
   return found == ends_.end() ? nullptr : found->second;
 }
 
-// A puller that is still there connects again when it wants something.
+// A puller that is still there connects again when it needs the link.
 void StageService::end_idle_links(const Rail& rail, const Session& session,
                                   const LinkRequest& request) {
   std::vector<std::shared_ptr<StageEnd>> idle;

@@ -21,17 +21,18 @@ namespace rekindle::transport::verbs {
 
 struct StageOptions {
   std::uint64_t bytes_per_device = 8 << 20;  // registered at start; 0: nothing is staged
-  // Blocks of links that asked for nothing so long are taken back when others want some.
+  // The blocks of a link that was idle for this long are taken back when another link wants some.
   std::chrono::milliseconds idle_limit{10'000};
-  std::function<void()> on_over;  // some link is over(); any thread, without a lock of this class
+  // Some link is over(). Called on any thread, without a lock of this class.
+  std::function<void()> on_over;
 };
 
 // Serves regions that a device could not register whole, through a small window that it could. One
-// thread for all links; each gets a block's worth of copying in turn.
+// thread serves all links; each gets a block's worth of copying in turn.
 class StageService {
  public:
-  // All, with what on_over uses, outlive it; it outlives its links. Throws when the kernel has no
-  // descriptors left.
+  // The arguments, and everything that on_over uses, outlive the service. It outlives its links.
+  // Throws when the kernel has no descriptors left.
   StageService(Fabric& fabric, const SegmentRegistry& registry, const StageOptions& options);
   ~StageService();
   StageService(const StageService&) = delete;

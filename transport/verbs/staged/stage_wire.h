@@ -7,8 +7,8 @@
 #include "src/base/result.h"
 #include "transport/read_op.h"
 
-// What the two ends of a staged link send each other over its queue pair (docs/verbs.md, "Staged
-// serving"): messages of a fixed size, little-endian, checked as they come in. Pure.
+// The messages of a staged link (docs/verbs.md, "Staged serving"): of fixed size, little-endian,
+// and checked as they come in. Pure.
 namespace rekindle::transport::verbs {
 
 inline constexpr std::uint32_t kStageVersion = 1;
@@ -18,8 +18,8 @@ inline constexpr std::size_t kStageRequestBytes = 40;
 inline constexpr std::size_t kStageAnswerBytes = 16;
 inline constexpr std::size_t kStageMessageBytes = 64;  // room for either
 
-// Puller to source: bring these runs, one behind the other, into the block of this slot. The block
-// is the source's from here to its answer, the puller's from there to its next request.
+// From the puller: gather these runs, one behind the other, into the block of this slot. The source
+// owns the block until its answer, the puller from then until its next request.
 struct StageRequest {
   std::uint16_t slot = 0;
   std::uint32_t sequence = 0;  // comes back in the answer
@@ -32,7 +32,7 @@ struct StageRequest {
   std::uint64_t total_bytes() const { return std::uint64_t{run_bytes} * count; }
 };
 
-// Source to puller: what became of it.
+// From the source: the result of a request.
 struct StageAnswer {
   std::uint16_t slot = 0;
   std::uint32_t sequence = 0;
@@ -46,11 +46,11 @@ struct StageLimits {
 };
 
 using StageBytes = std::span<const std::byte>;
-// The bytes written: kStageRequestBytes, kStageAnswerBytes. `out` has room for them.
+// Returns the bytes written: kStageRequestBytes or kStageAnswerBytes. `out` has room for them.
 std::size_t encode(const StageRequest& request, std::span<std::byte> out);
 std::size_t encode(const StageAnswer& answer, std::span<std::byte> out);
-// kInvalid: not such a message, or one that asks for more than a block, or for nothing. Whether the
-// runs lie in the region is not looked at.
+// kInvalid: it is no such message, or it asks for more than a block or for nothing. These do not
+// check whether the runs lie in the region.
 Result<StageRequest> parse_stage_request(StageBytes bytes, const StageLimits& limits);
 Result<StageAnswer> parse_stage_answer(StageBytes bytes, const StageLimits& limits);
 

@@ -50,7 +50,7 @@ Result<std::unique_ptr<StagedPath>> StagedPath::create(VerbsPathParts parts, Sta
       new StagedPath(std::move(parts), std::move(offer), std::move(control)));
   for (std::size_t i = 0; i < blocks; ++i) {
     if (path->post_receive(i)) continue;
-    return fail(ErrorCode::kUnavailable, "{}: post a receive to a queue pair", path->description());
+    return fail(ErrorCode::kUnavailable, "{}: post a receive to a queue pair", path->describe());
   }
   return path;
 }
@@ -65,13 +65,13 @@ StagedPath::StagedPath(VerbsPathParts parts, StageOffer offer,
       queue_(kMaxOps) {}
 
 // The NIC may write to the messages until the queue pair is gone.
-StagedPath::~StagedPath() { destroy_queue_pairs(); }
+StagedPath::~StagedPath() { parts_.connection->destroy_queue_pairs(); }
 
 Result<void> StagedPath::prove(TimePoint deadline) {
   if (offer_.regions.empty()) return {};
   const auto& region = offer_.regions.front();
   const ReadOp op{.remote = region.key,
-                  .local = bounce().scratch().data,
+                  .local = parts_.bounce->scratch().data,
                   .run_bytes = std::min(kProveBytes, region.bytes)};
   proving_ = true;
   TRY_VOID(post({&op, 1}));
@@ -86,14 +86,13 @@ Result<void> StagedPath::prove(TimePoint deadline) {
     std::this_thread::sleep_for(kProveNap);
   }
   proving_ = false;
-  forget_landed_bytes();
   if (late) {
     return fail(ErrorCode::kUnavailable, "{}: a first request was not answered in time",
-                description());
+                parts_.description);
   }
   if (done.status == OpStatus::kOk || done.status == OpStatus::kFault) return {};
   const std::string why = why_broken();
-  return fail(to_error_code(done.status), "{}: a first request failed: {}", description(),
+  return fail(to_error_code(done.status), "{}: a first request failed: {}", parts_.description,
               why.empty() ? to_string(done.status) : std::string_view(why));
 }
 
@@ -122,12 +121,12 @@ void StagedPath::pump() {
 bool StagedPath::ask(std::size_t index) {
   Slot& slot = slots_[index];
   std::uint64_t granted = queue_.bytes_wanted(limits_.block_bytes);
-  const bool limited = has_rate() && !proving_;
+  const bool limited = parts_.limiter != nullptr && !proving_;
   if (limited) granted = take_rate(granted);
   if (granted == 0) return false;
   slot.part = queue_.take(granted);
   const ReadOp& read = slot.part.read;
-  if (limited) give_back_rate(granted - read.total_bytes());
+  if (limited) parts_.limiter->give_back(granted - read.total_bytes());
   slot.sequence = ++sequence_;
   slot.asked_at = std::chrono::steady_clock::now();
   slot.state = Slot::State::kAsked;
@@ -156,12 +155,12 @@ void StagedPath::plan_landing(Slot& slot) {
   packed.remote_stride = packed.count == 1 ? 0 : packed.run_bytes;
   ExpandLimits expand;
   expand.request_bytes = expand.bounce_bytes = limits_.block_bytes;
-  expand.max_sge = std::min(kMaxSge, connection().max_sge());
+  expand.max_sge = std::min(kMaxSge, parts_.connection->max_sge());
   const auto total = static_cast<std::uint32_t>(packed.total_bytes());
   if (proving_) {  // all bounce blocks may be in use
     slot.landing = {.wire_bytes = total, .payload_bytes = total, .sge_count = 1, .sges = {}};
     slot.landing.sges[0] = {reinterpret_cast<std::uint64_t>(packed.local), total,
-                            bounce().scratch().lkey};
+                            parts_.bounce->scratch().lkey};
     return;
   }
   OpCursor cursor(packed);
@@ -229,7 +228,7 @@ bool StagedPath::post_receive(std::size_t index) {
   request.sg_list = &sge;
   request.num_sge = 1;
   ibv_recv_wr* bad = nullptr;
-  return connection().api().post_recv(connection().queue_pair(0), &request, &bad) == 0;
+  return parts_.connection->api().post_recv(parts_.connection->queue_pair(0), &request, &bad) == 0;
 }
 
 // False: it failed, and the path has stopped.
@@ -239,7 +238,8 @@ bool StagedPath::post_send(Kind kind, std::size_t index, std::uint32_t sequence,
                   std::uint64_t{static_cast<std::uint8_t>(kind)} << kKindShift | index;
   request.send_flags = IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
-  const int error = connection().api().post_send(connection().queue_pair(0), &request, &bad);
+  const int error =
+      parts_.connection->api().post_send(parts_.connection->queue_pair(0), &request, &bad);
   if (error == 0) return true;
   stop(OpStatus::kPeerLost, fmt::format("post: {}", std::strerror(error)));
   return false;
@@ -259,7 +259,7 @@ void StagedPath::complete(const ibv_wc& completion) {
   if (kind == Kind::kRequest) slot.sending = false;
   if (kind == Kind::kReceive && good) take_answer(index, completion.byte_len);
   if (kind == Kind::kRead && slot.state == Slot::State::kReading && slot.sequence == sequence) {
-    end_part(slot, good ? land(slot.part.read, slot.landing, slot.bounce.data)
+    end_part(slot, good ? land_part(slot)
                         : failure_status(completion.status, read_status(completion.status)));
   }
   if (good) return;
@@ -290,8 +290,13 @@ void StagedPath::take_answer(std::size_t index, std::size_t bytes) {
   slot.state = Slot::State::kAnswered;
 }
 
+// The bytes of the proof are nobody's: they do not count as landed.
+OpStatus StagedPath::land_part(const Slot& slot) {
+  return proving_ ? OpStatus::kOk : land(slot.part.read, slot.landing, slot.bounce.data);
+}
+
 void StagedPath::end_part(Slot& slot, OpStatus status) {
-  if (slot.bounce.data != nullptr) bounce().release(std::exchange(slot.bounce, {}));
+  if (slot.bounce.data != nullptr) parts_.bounce->release(std::exchange(slot.bounce, {}));
   slot.state = Slot::State::kFree;
   queue_.end(slot.part, status, [this](std::uint16_t op, std::uint64_t wr_id, OpStatus how) {
     report(op, wr_id, how);

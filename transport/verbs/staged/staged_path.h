@@ -59,6 +59,7 @@ class StagedPath final : public VerbsPath {
   bool post_receive(std::size_t index);
   bool post_send(Kind kind, std::size_t index, std::uint32_t sequence, ibv_send_wr& request);
   void take_answer(std::size_t index, std::size_t bytes);
+  OpStatus land_part(const Slot& slot);
   void end_part(Slot& slot, OpStatus status);
 
   const StageOffer offer_;
