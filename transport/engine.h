@@ -16,12 +16,13 @@
 // paths.
 //
 // A batch is described by a SliceSource (what to read, from where) and driven by one engine thread
-// (the policy, transport/scheduler.h, which is pure) and a few poller threads (each owns some
-// paths). A slice is 1–4 MiB and the unit of scheduling: it is posted on one path of one source,
-// has one outstanding writer, and is posted again only after its old path has drained. Sources take
-// the next slice that they hold when they have window left, so a fast source takes work from a slow
-// one by itself; at the end, or when a path makes no progress by its deadline, the path is aborted,
-// drained, and its slices go to another path, then to another source. Memory is O(in flight).
+// (the policy, transport/schedule/scheduler.h, which is pure) and a few poller threads (each owns
+// some paths). A slice is 1–4 MiB and the unit of scheduling: it is posted on one path of one
+// source, has one outstanding writer, and is posted again only after its old path has drained.
+// Sources take the next slice that they hold when they have window left, so a fast source takes
+// work from a slow one by itself; at the end, or when a path makes no progress by its deadline, the
+// path is aborted, drained, and its slices go to another path, then to another source. Memory is
+// O(in flight).
 namespace rekindle::transport {
 
 struct SliceInfo {

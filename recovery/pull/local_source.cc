@@ -9,7 +9,7 @@
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
 #include "src/tensor/safetensors.h"
-#include "transport/guarded_op.h"
+#include "transport/read_op.h"
 
 namespace rekindle::pull {
 
