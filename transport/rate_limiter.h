@@ -27,7 +27,8 @@ class RateLimiter {
   void refill(TimePoint now);
 
   mutable std::mutex mutex_;
-  std::uint64_t rate_ = 0;  // guarded by mutex_, as are the rest
+  // Guarded by mutex_, as are the others.
+  std::uint64_t rate_ = 0;
   // The size of the bucket: 10 ms of the rate, at least kSmallestBurst.
   std::uint64_t burst_ = 0;
   // The smallest grant. To wake up for less costs more than it moves.

@@ -13,7 +13,7 @@ using testing::eventually;
 using ::testing::HasSubstr;
 using testing::test_deadline;
 
-constexpr const char* kSourceNic = "source/mlx5_0";
+constexpr const char* kServingNic = "source/mlx5_0";
 // Long enough for a call that does not wait to return, and only that.
 constexpr auto kWhile = 50ms;
 
@@ -22,7 +22,7 @@ std::future<Result<Paths>> connect_later(VerbsLab& lab) {
   return std::async(std::launch::async, [&lab] { return lab.connect(); });
 }
 
-OpStatus read_once(VerbsLab& lab, Path& path) {
+OpStatus read_served(VerbsLab& lab, Path& path) {
   std::vector<std::byte> local(4096);
   return testing::read_one(path, lab.read(1, 0, local.data(), local.size()));
 }
@@ -39,9 +39,9 @@ TEST(VerbsLinks, ASessionHasSoManyLinksAndNoMore) {
   EXPECT_EQ(third.error().code(), ErrorCode::kUnavailable);
   EXPECT_THAT(third.error().message(), HasSubstr("2 links already"));
   EXPECT_EQ(lab.source().server()->link_count(), 2u);
-  EXPECT_EQ(lab.network().queue_pairs(kSourceNic), 4u);
+  EXPECT_EQ(lab.network().queue_pairs(kServingNic), 4u);
   for (const auto& paths : {&*first, &*second}) {
-    EXPECT_EQ(read_once(lab, *paths->front()), OpStatus::kOk);
+    EXPECT_EQ(read_served(lab, *paths->front()), OpStatus::kOk);
   }
   const SessionToken other = lab.source().admit({lab.key()});
   EXPECT_NE(lab.path(other), nullptr) << "another session is not concerned";
@@ -59,24 +59,24 @@ TEST(VerbsLinks, APullerThatConnectsAgainAndAgainEndsItsOldestLinks) {
   }
   last = lab.path();
   ASSERT_NE(last, nullptr);
-  EXPECT_EQ(read_once(lab, *last), OpStatus::kOk);
+  EXPECT_EQ(read_served(lab, *last), OpStatus::kOk);
   EXPECT_EQ(lab.source().server()->link_count(), VerbsServerOptions{}.max_links_per_rail_pair);
-  EXPECT_EQ(lab.network().windows(kSourceNic), 2 * VerbsServerOptions{}.max_links_per_rail_pair);
+  EXPECT_EQ(lab.network().windows(kServingNic), 2 * VerbsServerOptions{}.max_links_per_rail_pair);
 }
 
 TEST(VerbsLinks, ASessionThatIsRevokedWhileItShakesHandsGetsNothing) {
   VerbsLab lab;
-  lab.network().hold(FakeCall::kCreateQp, kSourceNic);
+  lab.network().hold(FakeCall::kCreateQp, kServingNic);
   auto connecting = connect_later(lab);
   ASSERT_TRUE(lab.network().wait_held(FakeCall::kCreateQp, 1, test_deadline()));
   lab.source().revoke(lab.token());
-  lab.network().let_go(FakeCall::kCreateQp, kSourceNic);
+  lab.network().let_go(FakeCall::kCreateQp, kServingNic);
   const auto paths = connecting.get();
   ASSERT_FALSE(paths);
   EXPECT_EQ(paths.error().code(), ErrorCode::kDenied);
   EXPECT_EQ(lab.source().server()->link_count(), 0u);
-  EXPECT_EQ(lab.network().windows(kSourceNic), 0u);
-  EXPECT_EQ(lab.network().queue_pairs(kSourceNic), 0u);
+  EXPECT_EQ(lab.network().windows(kServingNic), 0u);
+  EXPECT_EQ(lab.network().queue_pairs(kServingNic), 0u);
 }
 
 // The handshake finds out first that the session is gone, and must not take its links with it:
@@ -85,21 +85,21 @@ TEST(VerbsLinks, DropSessionReturnsWhenAllLinksOfTheSessionHaveEnded) {
   VerbsLab lab;
   const auto path = lab.path();
   ASSERT_NE(path, nullptr);
-  lab.network().hold(FakeCall::kCreateQp, kSourceNic);
+  lab.network().hold(FakeCall::kCreateQp, kServingNic);
   auto connecting = connect_later(lab);
   ASSERT_TRUE(lab.network().wait_held(FakeCall::kCreateQp, 1, test_deadline()));
   lab.source().registry().revoke(lab.token());
-  lab.network().hold(FakeCall::kDestroyQp, kSourceNic);
-  lab.network().let_go(FakeCall::kCreateQp, kSourceNic);
+  lab.network().hold(FakeCall::kDestroyQp, kServingNic);
+  lab.network().let_go(FakeCall::kCreateQp, kServingNic);
   ASSERT_TRUE(lab.network().wait_held(FakeCall::kDestroyQp, 1, test_deadline()));
   auto dropping =
       std::async(std::launch::async, [&] { lab.source().server()->drop_session(lab.token()); });
   ASSERT_TRUE(lab.network().wait_held(FakeCall::kDestroyQp, 2, test_deadline()))
       << "the new link on one thread, the old one on the other";
   EXPECT_EQ(dropping.wait_for(kWhile), std::future_status::timeout);
-  lab.network().let_go(FakeCall::kDestroyQp, kSourceNic);
+  lab.network().let_go(FakeCall::kDestroyQp, kServingNic);
   dropping.get();
-  EXPECT_EQ(lab.network().windows(kSourceNic), 0u);
+  EXPECT_EQ(lab.network().windows(kServingNic), 0u);
   EXPECT_EQ(connecting.get().error().code(), ErrorCode::kDenied);
 }
 
@@ -107,7 +107,7 @@ TEST(VerbsLinks, DropSessionWaitsForALinkThatTheServerIsEndingByItself) {
   VerbsLab lab;
   const auto path = lab.path();
   ASSERT_NE(path, nullptr);
-  lab.network().hold(FakeCall::kDestroyQp, kSourceNic);
+  lab.network().hold(FakeCall::kDestroyQp, kServingNic);
   lab.source().registry().remove(lab.key());
   ASSERT_TRUE(lab.network().wait_held(FakeCall::kDestroyQp, 1, test_deadline()));
   EXPECT_EQ(lab.source().server()->link_count(), 0u);
@@ -115,9 +115,9 @@ TEST(VerbsLinks, DropSessionWaitsForALinkThatTheServerIsEndingByItself) {
   EXPECT_EQ(dropping.wait_for(kWhile), std::future_status::timeout);
   // Others are not concerned.
   lab.source().revoke(lab.source().admit({}));
-  lab.network().let_go(FakeCall::kDestroyQp, kSourceNic);
+  lab.network().let_go(FakeCall::kDestroyQp, kServingNic);
   dropping.get();
-  EXPECT_EQ(lab.network().queue_pairs(kSourceNic), 0u);
+  EXPECT_EQ(lab.network().queue_pairs(kServingNic), 0u);
 }
 
 TEST(VerbsLinks, ASessionRevokedAfterTheAnswerLeavesThePullerWithoutAPath) {
@@ -148,7 +148,7 @@ TEST(VerbsLinks, LinksToARemovedRegionEndBeforeItIsDeregistered) {
   lab.network().deliver_by_thread(100us, 20ms);
   const auto ops = lab.reads(256, 32 * kKiB, local.data());
   ASSERT_EQ(path->post(ops).value_or(0), ops.size());
-  const std::size_t registrations = lab.network().registrations(kSourceNic);
+  const std::size_t registrations = lab.network().registrations(kServingNic);
   lab.source().registry().remove(lab.key());
   std::size_t done = 0;
   for (const OpStatus status : statuses(testing::drain(*path), ops.size())) {
@@ -156,7 +156,7 @@ TEST(VerbsLinks, LinksToARemovedRegionEndBeforeItIsDeregistered) {
     EXPECT_TRUE(status != OpStatus::kOk || lab.landed(ops[done]));
     ++done;
   }
-  EXPECT_TRUE(eventually([&] { return lab.network().registrations(kSourceNic) < registrations; }));
+  EXPECT_TRUE(eventually([&] { return lab.network().registrations(kServingNic) < registrations; }));
   EXPECT_EQ(lab.source().server()->link_count(), 1u);
   std::vector<std::byte> bytes(kMiB);
   const ReadOp op{.wr_id = 1, .remote = stays, .local = bytes.data(), .run_bytes = kMiB};
@@ -165,7 +165,7 @@ TEST(VerbsLinks, LinksToARemovedRegionEndBeforeItIsDeregistered) {
   // Connected again: the session is good, the region is not.
   const auto again = lab.path();
   ASSERT_NE(again, nullptr);
-  EXPECT_EQ(read_once(lab, *again), OpStatus::kStale);
+  EXPECT_EQ(read_served(lab, *again), OpStatus::kStale);
 }
 
 TEST(VerbsLinks, AServerThatGoesAwayTakesItsLinksWithIt) {
@@ -177,9 +177,9 @@ TEST(VerbsLinks, AServerThatGoesAwayTakesItsLinksWithIt) {
   }
   ASSERT_EQ(lab.source().server()->link_count(), 6u);
   lab.source().stop();
-  EXPECT_EQ(lab.network().windows(kSourceNic), 0u);
-  EXPECT_EQ(lab.network().queue_pairs(kSourceNic), 0u);
-  EXPECT_EQ(lab.network().registrations(kSourceNic), 0u);
+  EXPECT_EQ(lab.network().windows(kServingNic), 0u);
+  EXPECT_EQ(lab.network().queue_pairs(kServingNic), 0u);
+  EXPECT_EQ(lab.network().registrations(kServingNic), 0u);
 }
 
 // Nothing of it completes, neither LOCAL_INV nor the flush: destroying has the last word.
@@ -187,11 +187,11 @@ TEST(VerbsLinks, RevokingWorksOnANicThatHangs) {
   VerbsLab lab;
   std::vector<std::unique_ptr<Path>> paths;
   for (int i = 0; i < 4; ++i) paths.push_back(lab.path());
-  lab.network().change(kSourceNic, [](FakeDevice& device) { device.flushes = false; });
+  lab.network().change(kServingNic, [](FakeDevice& device) { device.flushes = false; });
   lab.network().deliver_by_hand();
   lab.source().revoke(lab.token());
-  EXPECT_EQ(lab.network().windows(kSourceNic), 0u);
-  EXPECT_EQ(lab.network().queue_pairs(kSourceNic), 0u);
+  EXPECT_EQ(lab.network().windows(kServingNic), 0u);
+  EXPECT_EQ(lab.network().queue_pairs(kServingNic), 0u);
 }
 
 TEST(VerbsLinks, LinksOverARailThatWentDownAreGivenBack) {
@@ -199,8 +199,8 @@ TEST(VerbsLinks, LinksOverARailThatWentDownAreGivenBack) {
   const auto path = lab.path();
   ASSERT_NE(path, nullptr);
   lab.network().set_port_state(kSourcePort, IBV_PORT_DOWN);
-  EXPECT_TRUE(eventually([&] { return lab.network().queue_pairs(kSourceNic) == 0; }));
-  EXPECT_EQ(lab.network().windows(kSourceNic), 0u);
+  EXPECT_TRUE(eventually([&] { return lab.network().queue_pairs(kServingNic) == 0; }));
+  EXPECT_EQ(lab.network().windows(kServingNic), 0u);
 }
 
 TEST(VerbsLinks, WithoutWindowsRevokingEndsReadsByTheQueuePairs) {
@@ -210,12 +210,12 @@ TEST(VerbsLinks, WithoutWindowsRevokingEndsReadsByTheQueuePairs) {
   const auto victim = lab.path();
   const auto bystander = lab.path(lab.source().admit({lab.key()}));
   ASSERT_TRUE(victim != nullptr && bystander != nullptr);
-  EXPECT_EQ(read_once(lab, *victim), OpStatus::kOk);
-  EXPECT_EQ(lab.network().windows(kSourceNic), 0u);
+  EXPECT_EQ(read_served(lab, *victim), OpStatus::kOk);
+  EXPECT_EQ(lab.network().windows(kServingNic), 0u);
   lab.source().revoke(lab.token());
   lab.network().deliver_by_thread(0us, 5ms);
-  EXPECT_EQ(read_once(lab, *victim), OpStatus::kPeerLost);
-  EXPECT_EQ(read_once(lab, *bystander), OpStatus::kOk);
+  EXPECT_EQ(read_served(lab, *victim), OpStatus::kPeerLost);
+  EXPECT_EQ(read_served(lab, *bystander), OpStatus::kOk);
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ struct LostSource {
   Error cause;
 };
 
-// The sources of one batch and their paths: what is in flight on each, how fast each source is,
-// which path has room, and when a source is lost. A source is lost once its last path has drained;
+// The sources of one batch and their paths: the slices in flight on each, the speed of each source,
+// the path with room, and the loss of sources. A source is lost once its last path has drained;
 // only then may it come back.
 class BatchSources {
  public:
@@ -36,7 +36,8 @@ class BatchSources {
     std::vector<SliceIndex> slices;  // in flight
     std::uint64_t bytes_in_flight = 0;
     std::uint64_t bytes_landed = 0;
-    std::uint64_t last_posted = 0;  // counted in posts of the batch
+    // The batch's count of posts at the last one on this path.
+    std::uint64_t last_posted = 0;
     PathStats stats;
 
     SourceIndex source() const { return stats.source; }
@@ -46,7 +47,8 @@ class BatchSources {
   struct Source {
     Presence presence = Presence::kUnknown;
     std::vector<PathId> paths;  // those that take slices
-    std::size_t draining = 0;   // paths that were aborted and are not closed yet
+    // Paths that were aborted and are not closed yet.
+    std::size_t draining = 0;
     std::uint64_t bytes_in_flight = 0;
     GoodputMeter goodput;
     int strikes = 0;

@@ -15,9 +15,11 @@ namespace rekindle::transport {
 struct Ruling {
   enum class Blame : std::uint8_t {
     kNobody,
-    kPath,          // its connection broke or stalled: the path is aborted
-    kSource,        // a strike against the source
-    kSourceIsLost,  // the keys or the session are no longer valid
+    // Its connection broke or stalled: the path is aborted.
+    kPath,
+    kSource,  // a strike against the source
+    // Its keys or its session are no longer valid.
+    kSourceIsLost,
   };
   // Another source gets the slice, if one holds it.
   bool elsewhere = false;
@@ -59,7 +61,8 @@ class Reroutes {
   const BatchSources& sources_;
   // Entries that were posted meanwhile are dropped when next() finds them.
   std::deque<SliceIndex> queue_;
-  std::unordered_map<SliceIndex, History> history_;  // of the few slices that failed somewhere
+  // Of the few slices that have failed.
+  std::unordered_map<SliceIndex, History> history_;
   std::uint64_t count_ = 0;
 };
 

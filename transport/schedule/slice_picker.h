@@ -46,11 +46,15 @@ class SlicePicker {
  private:
   // How far the search for one source has come. Positions are those of the batch's order.
   struct Place {
-    SliceIndex in_order = 0;  // nothing before it is open for this source
-    SliceIndex unheld = 0;    // neighbours hold all open slices before it
-    SliceIndex our_part = 0;  // before it, slices that no neighbour holds are in others' parts
-    std::uint64_t salt = 0;   // of a neighbour
-    std::vector<SliceIndex> offered;  // by a neighbour; some may have been taken meanwhile
+    // Nothing before it is open for this source.
+    SliceIndex in_order = 0;
+    // Neighbours hold all open slices before it.
+    SliceIndex unheld = 0;
+    // Before it, slices that no neighbour holds belong to others' parts.
+    SliceIndex our_part = 0;
+    std::uint64_t salt = 0;  // of a neighbour
+    // The slices that a neighbour has gained. Some may have been taken meanwhile.
+    std::vector<SliceIndex> offered;
   };
 
   SliceIndex slice_at(SliceIndex position) const;

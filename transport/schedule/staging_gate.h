@@ -51,8 +51,9 @@ class StagingGate {
   const SliceTable& slices_;
   const Duration patience_;
   bool short_ = false;
-  std::set<SliceIndex> refused_;       // since memory is short
-  std::set<SliceIndex> begun_groups_;  // by first slice: some of it is open, some is not
+  std::set<SliceIndex> refused_;  // since memory is short
+  // By first slice. Some slices of a begun group are open, some are not.
+  std::set<SliceIndex> begun_groups_;
   // Memory is short, and no slice of this batch will free any.
   std::optional<TimePoint> stuck_since_;
 };

@@ -5,7 +5,8 @@
 namespace rekindle::transport {
 
 void StarvationWatch::path_added(TimePoint now) {
-  recount(now);  // now, since this source may be gone again before the next tick
+  // The source may be gone again before the next tick.
+  recount(now);
   untold_ = starving_since_.has_value();
 }
 

@@ -48,7 +48,8 @@ class StarvationWatch {
   std::uint64_t starving_ = 0;
   std::optional<TimePoint> starving_since_;
   bool untold_ = false;
-  std::optional<TimePoint> waiting_since_;  // for sources that are being filled
+  // Since when the batch waits for sources that are being filled.
+  std::optional<TimePoint> waiting_since_;
 };
 
 }  // namespace rekindle::transport

@@ -9,7 +9,8 @@ bool Stragglers::others_finish_sooner(SourceIndex index, SliceIndex slice,
   const GoodputMeter& goodput = sources_.source(index).goodput;
   if (!goodput.measured()) return false;
   double others = 0;
-  double best = 0;  // the fastest source never waits, or all would wait for each other
+  // The fastest source never waits, or all would wait for each other.
+  double best = 0;
   for (SourceIndex i = 0; i < kMaxSources; ++i) {
     if (i == index || !sources_.living().test(i) || !reroutes_.may_serve(i, slice, info)) continue;
     const double rate = sources_.source(i).goodput.bytes_per_second();

@@ -39,7 +39,8 @@ RegionClient::RegionClient(UniqueFd socket, const UniqueFd& counter)
   struct stat info {};
   if (!counter || ::fstat(counter.get(), &info) != 0 ||
       info.st_size < static_cast<off_t>(kPageBytes)) {
-    return;  // without the counter the peer is asked at every use of a region
+    // Without the counter the peer is asked at every use of a region.
+    return;
   }
   void* page = ::mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, counter.get(), 0);
   if (page != MAP_FAILED) counter_page_ = page;

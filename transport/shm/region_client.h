@@ -96,7 +96,8 @@ class RegionClient {
   std::condition_variable turn_over_;
   bool turn_taken_ = false;  // guarded by mutex_
   std::map<RegionKey, Known> known_;
-  bool out_of_step_ = false;  // the peer still owes an answer
+  // The peer still owes an answer.
+  bool out_of_step_ = false;
 };
 
 }  // namespace rekindle::transport::shm

@@ -39,7 +39,8 @@ struct Reader {
   UniqueFd socket;
   TimePoint opened_at{};
   bool admitted = false;
-  bool leaving = false;  // it was told to go, and its end of the socket is not closed yet
+  // It was told to go, and its end of the socket is not closed yet.
+  bool leaving = false;
   SessionToken token;
   // The regions that it may have mapped. They are held until it lets go, so that reader counts are
   // true.

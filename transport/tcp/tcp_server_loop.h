@@ -83,7 +83,8 @@ class ServerLoop {
 
   // Used by the thread alone.
   std::unordered_map<Id, Entry> connections_;
-  Id next_id_ = 16;  // smaller ids are the listener and the wake-up
+  // Smaller ids are those of the listener and the wake-up.
+  Id next_id_ = 16;
   std::vector<Id> ready_;
   // Connections without a hello, oldest first. Some of them may be closed.
   std::deque<Id> pending_;

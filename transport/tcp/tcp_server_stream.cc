@@ -76,7 +76,8 @@ ServerStream::Progress ServerStream::step(TimePoint now) {
     const std::uint64_t allowed = share_->limiter.take(wanted, now);
     if (wanted != 0 && allowed == 0) {
       resume_at_ = share_->limiter.ready_at(now);
-      last_progress_ = now;  // the stream waits for this server, not for the peer
+      // The stream waits for this server, not for the peer.
+      last_progress_ = now;
       return Progress::kThrottled;
     }
     const auto sent = sender_.send(socket_.get(), allowed, request_waiting());

@@ -42,7 +42,8 @@ struct Request {
 struct Response {
   std::uint64_t wr_id = 0;
   OpStatus status = OpStatus::kOk;
-  std::uint64_t bytes = 0;  // payload bytes that follow; 0 unless kOk
+  // Payload bytes that follow; 0 unless kOk.
+  std::uint64_t bytes = 0;
 };
 
 void encode(const ClientHello& hello, std::span<std::byte, kClientHelloBytes> out);

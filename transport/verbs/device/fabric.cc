@@ -28,7 +28,8 @@ class FabricImpl final : public Fabric, private FabricEvents {
   struct Sight {
     bool up = false;
     RailAddress address;
-    std::string why;  // why this address was chosen, or why the port is down
+    // Why this address was chosen, or why the port is down.
+    std::string why;
     std::uint32_t mtu_bytes = 0;
     std::uint64_t bytes_per_second = 0;
   };

@@ -20,15 +20,18 @@ class DirectPath final : public VerbsPath {
   struct Op {
     ReadOp read;
     OpCursor cursor;
-    std::uint64_t bytes = 0;  // its queue counts them as open
+    // Its queue counts these bytes as open.
+    std::uint64_t bytes = 0;
     std::uint32_t outstanding = 0;
     OpStatus status = OpStatus::kOk;
-    std::uint16_t next = kNone;  // in its queue, while requests of it are to be posted
+    // The next op of its queue, while requests of this one are to be posted.
+    std::uint16_t next = kNone;
   };
   struct Queue {
     ibv_qp* queue_pair = nullptr;
     SendQueue sent;
-    std::uint16_t first = kNone;  // ops with requests to be posted, in order
+    // Ops with requests to be posted, in order.
+    std::uint16_t first = kNone;
     std::uint16_t last = kNone;
     std::uint64_t open_bytes = 0;
   };

@@ -47,7 +47,8 @@ void MemoryWindows::post_invalidations(TimePoint deadline) {
     request.opcode = IBV_WR_LOCAL_INV;
     request.send_flags = IBV_SEND_SIGNALED;
     request.invalidate_rkey = window.key;
-    if (!post(window.queue_pair, request, deadline)) return;  // the queue pair is down already
+    // It fails when the queue pair is down already.
+    if (!post(window.queue_pair, request, deadline)) return;
   }
 }
 

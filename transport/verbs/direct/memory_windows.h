@@ -41,7 +41,8 @@ class MemoryWindows {
 
   Connection& connection_;
   std::vector<Window> windows_;
-  std::vector<std::size_t> posted_;  // not completed yet, per queue pair
+  // Requests that have not completed yet, per queue pair.
+  std::vector<std::size_t> posted_;
 };
 
 }  // namespace rekindle::transport::verbs

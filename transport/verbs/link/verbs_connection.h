@@ -15,7 +15,8 @@ namespace rekindle::transport::verbs {
 // The facts about a queue pair that one end tells the other.
 struct QueuePairEnd {
   std::uint32_t number = 0;
-  std::uint32_t packet_number = 0;  // the number of the first packet that this end sends
+  // The number of the first packet that this end sends.
+  std::uint32_t packet_number = 0;
 };
 
 struct ConnectionOptions {

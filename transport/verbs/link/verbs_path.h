@@ -55,7 +55,7 @@ class VerbsPath : public Path, protected AddressBook {
  protected:
   explicit VerbsPath(VerbsPathParts parts);
 
-  // --- what a kind of path does
+  // --- the steps of a kind of path
   // Takes an op into `slot`. `status` is kOk, or the reason why the op cannot be read: it is to be
   // reported then.
   virtual void accept(std::uint16_t slot, const ReadOp& op, OpStatus status) = 0;
@@ -67,7 +67,7 @@ class VerbsPath : public Path, protected AddressBook {
   // The queue pairs are gone: reports all ops that are left.
   virtual void end_outstanding() = 0;
 
-  // --- what it does them with
+  // --- the tools of these steps
   bool running() const { return stopped_ == OpStatus::kOk; }
   // Why nothing more is sent; kOk while the path runs.
   OpStatus stopped() const { return stopped_; }

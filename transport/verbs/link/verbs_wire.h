@@ -46,7 +46,8 @@ struct LinkRequest {
 };
 struct ConnectRequest {
   Incarnation source;
-  std::vector<LinkRequest> links;  // none: the puller only asks for the source's rails
+  // None: the puller only asks for the source's rails.
+  std::vector<LinkRequest> links;
   std::string to_bytes() const;
   static Result<ConnectRequest> parse(std::string_view bytes);
 };

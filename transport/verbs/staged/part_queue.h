@@ -69,7 +69,8 @@ class PartQueue {
  private:
   struct Op {
     ReadOp read;
-    std::uint64_t position = 0;  // payload bytes that were asked for
+    // Payload bytes that were asked for.
+    std::uint64_t position = 0;
     std::uint64_t total = 0;
     std::uint32_t outstanding = 0;  // parts
     OpStatus status = OpStatus::kOk;
@@ -90,7 +91,8 @@ class PartQueue {
   }
 
   std::vector<Op> ops_;
-  std::uint16_t first_ = kNone;  // ops with parts to be asked for, in order
+  // Ops with parts to be asked for, in order.
+  std::uint16_t first_ = kNone;
   std::uint16_t last_ = kNone;
 };
 

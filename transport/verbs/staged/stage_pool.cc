@@ -13,7 +13,8 @@ namespace rekindle::transport::verbs {
 namespace {
 
 constexpr std::uint32_t kLeastBlockBytes = 16 << 10;
-constexpr std::size_t kSentAt = 128;  // in the page of messages: lines of their own
+// Where the sent message begins in the page of messages: on a cache line of its own.
+constexpr std::size_t kSentAt = 128;
 // A link gets at most one in this many of the free blocks.
 constexpr std::size_t kLinkShareOfFree = 4;
 

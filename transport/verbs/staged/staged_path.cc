@@ -81,7 +81,8 @@ Result<void> StagedPath::prove(TimePoint deadline) {
     if (!late && std::chrono::steady_clock::now() >= deadline) {
       late = true;
       abort();
-      drain_by_force();  // nobody's memory is read into: there is no need to wait for the flush
+      // No op's memory is read into, so there is no need to wait for the flush.
+      drain_by_force();
     }
     std::this_thread::sleep_for(kProveNap);
   }
@@ -157,7 +158,8 @@ void StagedPath::plan_landing(Slot& slot) {
   expand.request_bytes = expand.bounce_bytes = limits_.block_bytes;
   expand.max_sge = std::min(kMaxSge, parts_.connection->max_sge());
   const auto total = static_cast<std::uint32_t>(packed.total_bytes());
-  if (proving_) {  // all bounce blocks may be in use
+  // All bounce blocks may be in use.
+  if (proving_) {
     slot.landing = {.wire_bytes = total, .payload_bytes = total, .sge_count = 1, .sges = {}};
     slot.landing.sges[0] = {reinterpret_cast<std::uint64_t>(packed.local), total,
                             parts_.bounce->scratch().lkey};

@@ -36,7 +36,8 @@ class StagedPath final : public VerbsPath {
   // A block of the source, and the part that is on its way through it.
   struct Slot {
     enum class State : std::uint8_t { kFree, kAsked, kAnswered, kReading } state = State::kFree;
-    bool sending = false;  // its request is in the send queue
+    // Its request is in the send queue.
+    bool sending = false;
     std::uint32_t sequence = 0;
     TimePoint asked_at{};
     PartQueue::Part part;
