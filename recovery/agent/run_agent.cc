@@ -21,7 +21,7 @@
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/worker/health_server.h"
-#include "recovery/worker/service.h"
+#include "recovery/worker/worker_service.h"
 #include "src/async/offload.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"

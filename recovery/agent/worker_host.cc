@@ -28,21 +28,21 @@ bool is_away(const Error& error) {
   return error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kTimeout;
 }
 
-proto::RankState to_proto(worker::RankWord::State state) {
+proto::RankState to_proto(worker::RankReport::State state) {
   switch (state) {
-    case worker::RankWord::State::kAttached:
+    case worker::RankReport::State::kAttached:
       return proto::RANK_ATTACHED;
-    case worker::RankWord::State::kLoaded:
+    case worker::RankReport::State::kLoaded:
       return proto::RANK_LOADED;
-    case worker::RankWord::State::kFailed:
+    case worker::RankReport::State::kFailed:
       return proto::RANK_FAILED;
-    case worker::RankWord::State::kGone:
+    case worker::RankReport::State::kGone:
       return proto::RANK_GONE;
   }
   return proto::RANK_FAILED;
 }
 
-proto::RankReport to_proto(const worker::RankWord& word, const rpc::Identity& self) {
+proto::RankReport to_proto(const worker::RankReport& word, const rpc::Identity& self) {
   proto::RankReport report;
   report.set_node_id(self.node_id);
   report.set_incarnation(self.incarnation.to_bytes());
@@ -236,14 +236,14 @@ Task<Result<Digest>> WorkerHost::publish(ModelVersion id, store::FilledSegments 
   co_return summary.root;
 }
 
-Task<Result<worker::FleetWord>> WorkerHost::report(worker::RankWord word) {
+Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport word) {
   if (core_.link() == nullptr) co_return fail(ErrorCode::kPeerLost, "no coordinator");
   const auto client = core_.link()->client();
   if (client == nullptr) co_return fail(ErrorCode::kPeerLost, "the coordinator is away");
   const auto request = to_proto(word, core_.identity());
   CO_TRY(const auto response, co_await rpc::call<proto::RankResponse>(
                                   client, proto::COORDINATOR_REPORT_RANK, request, kCallDeadline));
-  worker::FleetWord said;
+  worker::InstanceVerdict said;
   CO_TRY(said.id, rpc::from_proto(response.id()));
   said.why = response.why();
   said.term = core_.link()->epoch();

@@ -5,6 +5,8 @@
 
 #include "recovery/agent/agent_core.h"
 #include "recovery/device/device_link.h"
+#include "recovery/device/link.h"
+#include "recovery/worker/agent_host.h"
 #include "recovery/worker/host.h"
 
 namespace rekindle::agent {
@@ -18,7 +20,6 @@ class WorkerHost final : public worker::Host, private Holder {
 
   store::SegmentStore& store() override { return core_.store(); }
   WorkerPool& blocking_pool() override { return core_.blocking_pool(); }
-  WorkerPool& digest_pool() override { return core_.digest_pool(); }
   async::Task<Result<ModelVersion>> newest(std::string model) override;
   Result<void> may_attach(const ModelVersion& id) const override;
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
@@ -26,7 +27,7 @@ class WorkerHost final : public worker::Host, private Holder {
   async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
   worker::CopyVerifier& verifier() override { return core_.verifier(); }
   bool has_fleet() const override { return core_.link() != nullptr; }
-  async::Task<Result<worker::FleetWord>> report(worker::RankWord word) override;
+  async::Task<Result<worker::InstanceVerdict>> report(worker::RankReport report) override;
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;
   void tell_device(std::uint64_t session, const bucket::TileRuns& verified, bool complete) override;
   void end_device(std::uint64_t session, bool gone) override;

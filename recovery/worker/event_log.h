@@ -11,8 +11,7 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
-#include "recovery/worker/core/phases.h"
-#include "recovery/worker/core/session.h"
+#include "recovery/worker/core/worker_session.h"
 #include "src/async/notifier.h"
 #include "src/base/ids.h"
 
@@ -33,27 +32,34 @@ struct Event {
   std::string why;
   std::optional<std::array<Duration, kPhaseCount>> phases;  // how long each took up to now
 
-  std::uint64_t number = 0;                  // from 1 on, without gaps
-  std::chrono::system_clock::time_point at;  // for people: nothing is decided by it
+  std::uint64_t number = 0;  // from 1 on, without gaps
+  // For people: nothing is decided by it.
+  std::chrono::system_clock::time_point at;
 };
 
-// The newest events of this agent's life. Control thread only.
+// Keeps the newest events of this agent's life. Control thread only.
 class EventLog {
  public:
   static constexpr std::size_t kMost = 1024;
 
-  explicit EventLog(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
+  explicit EventLog(boost::asio::any_io_executor executor) : changed_(std::move(executor)) {}
 
-  void add(Event event);  // its number and time are set here
-  // Those after `number`, oldest first, at most `most`. What is gone by then is left out.
+  // Sets the event's number and time.
+  void add(Event event);
+  // The events after `number` that are still kept, oldest first, at most `most`.
   std::vector<Event> after(std::uint64_t number, std::size_t most) const;
   std::uint64_t last() const { return last_; }
 
-  async::Notifier changed;
+  // Returns when there is an event after `number`, at `give_up`, or after close().
+  async::Task<void> wait_after(std::uint64_t number, TimePoint give_up);
+  // Ends all waits.
+  void close();
 
  private:
   std::deque<Event> events_;
   std::uint64_t last_ = 0;
+  bool closed_ = false;
+  async::Notifier changed_;
 };
 
 }  // namespace rekindle::worker

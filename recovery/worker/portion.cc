@@ -7,7 +7,7 @@
 
 #include "recovery/pull/verified_file.h"
 #include "recovery/pull/wanted.h"
-#include "recovery/worker/wire.h"
+#include "recovery/worker/worker_wire.h"
 
 namespace rekindle::worker {
 
@@ -53,9 +53,9 @@ bool same(const std::weak_ptr<const store::StoredVersion>& before,
 std::shared_ptr<const Portion> Portion::make(const Checkpoint& checkpoint, Layout layout,
                                              std::vector<TensorBox> wanted) {
   auto [held, payload_bytes] = measure(checkpoint, wanted.empty() ? layout.boxes() : wanted);
-  std::string words = attached_words(checkpoint, layout, wanted);
-  return std::make_shared<const Portion>(Portion{std::move(layout), std::move(wanted),
-                                                 std::move(held), payload_bytes, std::move(words)});
+  std::string encoded = encode_portion(checkpoint, layout, wanted);
+  return std::make_shared<const Portion>(Portion{
+      std::move(layout), std::move(wanted), std::move(held), payload_bytes, std::move(encoded)});
 }
 
 Result<Found> find_portion(const Copies& copies, const Wanted& wanted) {

@@ -14,7 +14,7 @@
 
 namespace rekindle::worker {
 
-// What a worker asks for. Two that ask for the same share one supply.
+// What a worker asks for. Workers that ask for the same share one feed.
 struct Wanted {
   ModelVersion id;
   std::string shard;
@@ -25,14 +25,15 @@ struct Wanted {
   auto operator<=>(const Wanted&) const = default;
 };
 
-// What of a copy a worker gets, and the words that tell it so: of tens of thousands of tensors they
-// take longer than everything else of an attach, and are the same for all who want the same.
+// The part of a copy that a worker gets. Its encoding is kept: with tens of thousands of tensors,
+// encoding takes longer than the rest of an attach, and it is the same for all workers that want
+// the same.
 struct Portion {
   Layout layout;
-  std::vector<TensorBox> wanted;    // parts of what the layout holds; empty: all that it holds
-  TileSet held;                     // tiles that are wanted
-  std::uint64_t payload_bytes = 0;  // likewise
-  std::string words;                // attached_words()
+  std::vector<TensorBox> wanted;    // parts of the layout's boxes; empty: the whole layout
+  TileSet held;                     // the tiles of the wanted boxes
+  std::uint64_t payload_bytes = 0;  // of the wanted boxes
+  std::string encoded;              // encode_portion()
 
   static std::shared_ptr<const Portion> make(const Checkpoint& checkpoint, Layout layout,
                                              std::vector<TensorBox> wanted);
@@ -40,18 +41,18 @@ struct Portion {
 
 using Copies = std::vector<std::shared_ptr<const store::StoredVersion>>;
 struct Found {
-  std::shared_ptr<const store::StoredVersion> stored;  // null: no copy has it all
+  std::shared_ptr<const store::StoredVersion> stored;  // null: no copy has everything
   std::shared_ptr<const Portion> portion;
 };
-// Of the copies of a version one that has every wanted box, best one that has them in one piece.
-// Blocking: rules over many tensors.
+// Finds a copy that has every wanted box, preferably each in one piece. Blocks: the rules go
+// through many tensors.
 Result<Found> find_portion(const Copies& copies, const Wanted& wanted);
 
-// What was found lately, for workers that come back and for those on the host's other GPUs. Keeps
-// no copy from going. Control thread only.
+// The latest results of find_portion(), for workers that come back and for workers on the host's
+// other GPUs. Keeps no copy alive. Control thread only.
 class RecentPortions {
  public:
-  // `copies`: all that the store has of the version. Null: they are others than then.
+  // `copies`: all copies of the version in the store. Finds nothing if they have changed since.
   Found find(const Copies& copies, const Wanted& wanted) const;
   void add(const Copies& copies, const Wanted& wanted, const Found& found);
 

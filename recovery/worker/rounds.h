@@ -10,7 +10,9 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/device/device_order.h"
+#include "recovery/device/order.h"
 #include "recovery/worker/core/session.h"
+#include "recovery/worker/core/worker_session.h"
 #include "src/base/clock.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"

@@ -72,7 +72,7 @@ async::Task<void> Scrubber::run() {
 }
 
 Scrubber::Copy Scrubber::most_due() const {
-  const TimePoint now = SteadyClock().now();
+  const TimePoint now = steady_now();
   Copy due;
   TimePoint oldest = now - options_.every;
   for (const Copy& copy : store_.versions()) {
@@ -86,7 +86,7 @@ Scrubber::Copy Scrubber::most_due() const {
 
 async::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::StoredVersion> copy,
                                                     TileIndex tile) {
-  const TimePoint begin = SteadyClock().now();
+  const TimePoint begin = steady_now();
   const Copy stored = copy.lock();
   // One that has changed meanwhile is verified as a whole, by others.
   if (stored == nullptr || stored->verification->state() != store::CopyState::kVerified) {
@@ -94,11 +94,11 @@ async::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::S
   }
   // The stats of its files count: for a small tile they take longer than its digest. Waiting for
   // the pool does not.
-  const Duration looked = SteadyClock().now() - begin;
+  const Duration looked = steady_now() - begin;
   const auto work = [stored, tile, looked] {
-    const TimePoint digesting = SteadyClock().now();
+    const TimePoint digesting = steady_now();
     auto verified = store::verify_stored_tile(*stored, tile);
-    return OneTile{std::move(verified), looked + (SteadyClock().now() - digesting)};
+    return OneTile{std::move(verified), looked + (steady_now() - digesting)};
   };
   const OneTile one = co_await async::offload(pool_, work);
   if (one.verified) co_return one.busy;

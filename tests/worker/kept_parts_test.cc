@@ -1,6 +1,6 @@
-#include "recovery/worker/kept_parts.h"
-
 #include <gtest/gtest.h>
+
+#include "recovery/worker/version_feed.h"
 
 namespace rekindle::worker {
 namespace {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "recovery/rpc/convert.h"
-#include "recovery/worker/wire.h"
+#include "recovery/worker/worker_wire.h"
 #include "tests/store/store_fixture.h"
 
 namespace rekindle::worker {
@@ -28,7 +28,7 @@ TEST_F(PortionTest, TheFrameIsWhatProtobufWouldWrite) {
   ASSERT_NE(found->stored, nullptr);
   const AttachedTo own{300, 7, Rung::kAdopted, 3, true, "because"};
   proto::AgentFrame frame;
-  ASSERT_TRUE(frame.ParseFromString(attached_frame(own, found->portion->words)));
+  ASSERT_TRUE(frame.ParseFromString(attached_frame(own, found->portion->encoded)));
   EXPECT_EQ(frame.call(), 300u);
   EXPECT_EQ(frame.session(), 7u);
   EXPECT_EQ(frame.descriptors(), 3u);

@@ -15,7 +15,7 @@
 #include <boost/asio/use_future.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/worker/service.h"
+#include "recovery/worker/worker_service.h"
 #include "src/async/task.h"
 #include "src/ipc/unix_socket.h"
 #include "tests/support/process.h"
@@ -37,7 +37,6 @@ class LonelyHost final : public Host {
   }
   store::SegmentStore& store() override { return *store_; }
   WorkerPool& blocking_pool() override { return blocking_; }
-  WorkerPool& digest_pool() override { return digests_; }
   async::Task<Result<ModelVersion>> newest(std::string model) override {
     ModelVersion newest{model, 0};
     for (const auto& stored : store_->versions()) {
@@ -56,7 +55,7 @@ class LonelyHost final : public Host {
   }
   CopyVerifier& verifier() override { return *verifier_; }
   bool has_fleet() const override { return fleet; }
-  async::Task<Result<FleetWord>> report(RankWord word) override {
+  async::Task<Result<InstanceVerdict>> report(RankReport word) override {
     const std::lock_guard lock(mutex_);
     words_.push_back(std::move(word));
     if (words_.back().rank == refuse_rank) co_return fail(ErrorCode::kDenied, "it lives on b");
@@ -136,14 +135,14 @@ class LonelyHost final : public Host {
     const std::lock_guard lock(mutex_);
     status_ = std::move(status);
   }
-  void answer(Result<FleetWord> answer) {
+  void answer(Result<InstanceVerdict> answer) {
     const std::lock_guard lock(mutex_);
     answer_ = std::move(answer);
   }
   // The last word of each rank.
-  std::map<std::uint32_t, RankWord> words() {
+  std::map<std::uint32_t, RankReport> words() {
     const std::lock_guard lock(mutex_);
-    std::map<std::uint32_t, RankWord> last;
+    std::map<std::uint32_t, RankReport> last;
     for (const auto& word : words_) last[word.rank] = word;
     return last;
   }
@@ -170,11 +169,11 @@ class LonelyHost final : public Host {
   WorkerPool blocking_{"t-blocking", 2, 64};
   WorkerPool digests_{"t-digest", 2, 64};
   std::mutex mutex_;
-  proto::RoundReport report_;                                         // guarded by mutex_
-  proto::RoundOrders orders_;                                         // guarded by mutex_
-  proto::RoundStatus status_;                                         // guarded by mutex_
-  std::vector<RankWord> words_;                                       // guarded by mutex_
-  Result<FleetWord> answer_ = fail(ErrorCode::kUnavailable, "away");  // guarded by mutex_
+  proto::RoundReport report_;                                               // guarded by mutex_
+  proto::RoundOrders orders_;                                               // guarded by mutex_
+  proto::RoundStatus status_;                                               // guarded by mutex_
+  std::vector<RankReport> words_;                                           // guarded by mutex_
+  Result<InstanceVerdict> answer_ = fail(ErrorCode::kUnavailable, "away");  // guarded by mutex_
 };
 
 // One end of the channel, in the test's hands.

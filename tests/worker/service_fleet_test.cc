@@ -10,11 +10,11 @@ class SpanningInstance : public WorkerServiceTest {
   void SetUp() override {
     WorkerServiceTest::SetUp();
     host_->fleet = true;
-    say(FleetWord::State::kLoading);
+    say(InstanceVerdict::State::kLoading);
   }
-  void say(FleetWord::State state, std::string why = {}, std::uint64_t version = 1,
+  void say(InstanceVerdict::State state, std::string why = {}, std::uint64_t version = 1,
            std::uint64_t term = 1) {
-    host_->answer(FleetWord{{"m", version}, state, std::move(why), term});
+    host_->answer(InstanceVerdict{{"m", version}, state, std::move(why), term});
   }
   static proto::WorkerFrame latest() {
     proto::WorkerFrame frame;
@@ -29,7 +29,7 @@ class SpanningInstance : public WorkerServiceTest {
   void commit(Raw& raw) {
     const auto session = raw.attach("i", 0, 2).session();
     raw.wait_complete();
-    say(FleetWord::State::kCommitted);
+    say(InstanceVerdict::State::kCommitted);
     ASSERT_TRUE(raw.answer(raw.say_loaded(session, kPayload)).has_committed());
   }
   // The answer that the coordinator gives now was heard.
@@ -37,7 +37,7 @@ class SpanningInstance : public WorkerServiceTest {
     const auto words = host_->words()[0].sequence;
     return eventually([&] { return host_->words()[0].sequence > words + 2; });
   }
-  bool eventually_said(RankWord::State state) {
+  bool eventually_said(RankReport::State state) {
     return eventually([&] {
       const auto words = host_->words();
       const auto mine = words.find(0);
@@ -49,21 +49,21 @@ class SpanningInstance : public WorkerServiceTest {
 TEST_F(SpanningInstance, CommitsOnTheCoordinatorsWordAndIsUnfitOnIt) {
   Raw raw = greeted();
   const auto session = raw.attach("i", 0, 2).session();
-  EXPECT_TRUE(eventually_said(RankWord::State::kAttached));
+  EXPECT_TRUE(eventually_said(RankReport::State::kAttached));
   raw.wait_complete();
   const auto waiting = raw.say_loaded(session, kPayload);
-  EXPECT_TRUE(eventually_said(RankWord::State::kLoaded));
+  EXPECT_TRUE(eventually_said(RankReport::State::kLoaded));
   EXPECT_EQ(ready("/ready/i").status, 503);
-  say(FleetWord::State::kCommitted);
+  say(InstanceVerdict::State::kCommitted);
   EXPECT_TRUE(raw.answer(waiting).has_committed());
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 200; }));
 
-  say(FleetWord::State::kUnfit, "rank 1 on b: the node died");
+  say(InstanceVerdict::State::kUnfit, "rank 1 on b: the node died");
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 503; }));
   EXPECT_NE(ready("/ready/i").body.find("rank 1 on b: the node died"), std::string::npos);
   EXPECT_FALSE(std::filesystem::exists(agent_ / "ready" / "i"));
 
-  say(FleetWord::State::kCommitted);
+  say(InstanceVerdict::State::kCommitted);
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 200; }))
       << "this rank has not to load again";
 }
@@ -72,12 +72,12 @@ TEST_F(SpanningInstance, IsNotReadyWhileARankElsewhereLoadsAnew) {
   Raw raw = greeted();
   commit(raw);
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 200; }));
-  say(FleetWord::State::kLoading);
+  say(InstanceVerdict::State::kLoading);
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 503; }));
   EXPECT_FALSE(std::filesystem::exists(agent_ / "ready" / "i"));
   EXPECT_NE(ready("/ready/i").body.find("another host"), std::string::npos)
       << ready("/ready/i").body;
-  say(FleetWord::State::kCommitted);
+  say(InstanceVerdict::State::kCommitted);
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 200; }));
 }
 
@@ -85,12 +85,12 @@ TEST_F(SpanningInstance, StaysReadyWhileANewCoordinatorHasNotHeardOfAllRanks) {
   Raw raw = greeted();
   commit(raw);
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 200; }));
-  say(FleetWord::State::kLoading, "", 1, 2);
+  say(InstanceVerdict::State::kLoading, "", 1, 2);
   EXPECT_TRUE(eventually_heard());
   EXPECT_EQ(ready("/ready/i").status, 200);
-  say(FleetWord::State::kCommitted, "", 1, 2);
+  say(InstanceVerdict::State::kCommitted, "", 1, 2);
   EXPECT_TRUE(eventually_heard());
-  say(FleetWord::State::kLoading, "", 1, 2);
+  say(InstanceVerdict::State::kLoading, "", 1, 2);
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 503; }))
       << "by now it has heard of all";
 }
@@ -103,7 +103,7 @@ class ImpatientService : public SpanningInstance {
 TEST_F(ImpatientService, IsNotReadyWhenANewCoordinatorNeverHearsOfItsOtherRanks) {
   Raw raw = greeted();
   commit(raw);
-  say(FleetWord::State::kLoading, "", 1, 2);
+  say(InstanceVerdict::State::kLoading, "", 1, 2);
   EXPECT_TRUE(eventually([&] { return ready("/ready/i").status == 503; }));
 }
 
@@ -111,23 +111,23 @@ TEST_F(SpanningInstance, TellsWhyARankFailedAndThatOneHasLeft) {
   auto raw = std::make_unique<Raw>(greeted());
   (void)raw->attach("i", 0, 2);
   raw.reset();
-  EXPECT_TRUE(eventually_said(RankWord::State::kFailed));
+  EXPECT_TRUE(eventually_said(RankReport::State::kFailed));
   EXPECT_FALSE(host_->words()[0].why.empty());
   Raw again = greeted();
   const auto session = again.attach("i", 0, 2).session();
-  EXPECT_TRUE(eventually_said(RankWord::State::kAttached));
+  EXPECT_TRUE(eventually_said(RankReport::State::kAttached));
   proto::WorkerFrame detach;
   detach.set_session(session);
   detach.mutable_detach();
   EXPECT_TRUE(again.answer(again.send(detach)).has_done());
-  EXPECT_TRUE(eventually_said(RankWord::State::kGone));
+  EXPECT_TRUE(eventually_said(RankReport::State::kGone));
 }
 
 TEST_F(SpanningInstance, ThatIsAtAnotherVersionElsewhereEndsItsSessionsHere) {
   Raw raw = greeted();
   const auto session = raw.attach("i", 0, 2).session();
   raw.wait_complete();
-  say(FleetWord::State::kLoading, "", 2);
+  say(InstanceVerdict::State::kLoading, "", 2);
   while (true) {
     const auto event = raw.next();
     ASSERT_TRUE(event) << "the connection ended";
@@ -141,7 +141,7 @@ TEST_F(SpanningInstance, ARankThatWantsAnotherVersionIsRefusedAlone) {
   Raw raw = greeted();
   const auto session = raw.attach("i", 0, 3).session();
   raw.wait_complete();
-  EXPECT_TRUE(eventually_said(RankWord::State::kAttached));
+  EXPECT_TRUE(eventually_said(RankReport::State::kAttached));
   Raw wrong = greeted();
   EXPECT_EQ(wrong.attach("i", 1, 3, 2).error().code(), proto::STATUS_INVALID);
   EXPECT_TRUE(eventually_heard());
@@ -176,7 +176,7 @@ TEST_F(SpanningInstance, LatestWaitsForACoordinatorThatHasJustStarted) {
   const auto call = raw.send(latest());
   EXPECT_TRUE(eventually([&] { return !host_->words().empty(); }));
   EXPECT_TRUE(eventually_heard());
-  say(FleetWord::State::kLoading, "", 2);
+  say(InstanceVerdict::State::kLoading, "", 2);
   EXPECT_NE(raw.answer(call).error().message().find("m@2"), std::string::npos)
       << "not m@1, which is here";
 }
@@ -205,7 +205,7 @@ TEST_F(SpanningInstance, ACoordinatorThatIsAwayChangesNothingForThoseThatAreRead
   Raw raw = greeted();
   const auto session = raw.attach("i", 0, 2).session();
   raw.wait_complete();
-  say(FleetWord::State::kCommitted);
+  say(InstanceVerdict::State::kCommitted);
   ASSERT_TRUE(raw.answer(raw.say_loaded(session, kPayload)).has_committed());
   host_->answer(fail(ErrorCode::kUnavailable, "away"));
   const auto words = host_->words()[0].sequence;

@@ -1,10 +1,9 @@
 // The service behind a real socket, spoken to frame by frame: what a library would not send, too.
-#include "recovery/worker/service.h"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "recovery/worker/worker_service.h"
 #include "src/async/task.h"
 #include "tests/worker/service_fixture.h"
 

@@ -1,8 +1,8 @@
-#include "recovery/worker/core/session.h"
-
 #include <random>
 
 #include <gtest/gtest.h>
+
+#include "recovery/worker/core/worker_session.h"
 
 namespace rekindle::worker {
 namespace {
@@ -38,7 +38,7 @@ TEST_F(WorkerSessionTest, TellsEachTileOfTheLayoutOnceAndNoOther) {
   EXPECT_EQ(session_.ready(tiles({{0, 13}})), (TileRuns{{12, 13}}));
   EXPECT_EQ(session_.complete(now_), (TileRuns{{13, 48}}));
   EXPECT_EQ(session_.complete(now_), TileRuns{});
-  EXPECT_EQ(session_.tiles_told(), session_.tiles_held());
+  EXPECT_EQ(session_.tiles().announced(), session_.tiles().held());
 }
 
 TEST_F(WorkerSessionTest, TellsNothingBeforeItIsServedOrAfterItHasEnded) {
@@ -238,7 +238,7 @@ TEST(WorkerSessionRandom, KeepsItsPromises) {
       }
       ASSERT_GE(session.state(), before) << "it goes forwards only";
       ASSERT_TRUE(session.state() != SessionState::kCommitted || before >= SessionState::kLoaded);
-      ASSERT_EQ(session.tiles_told(), told.count());
+      ASSERT_EQ(session.tiles().announced(), told.count());
       ASSERT_EQ(session.why_ended().has_value(), session.ended());
       before = session.state();
     }

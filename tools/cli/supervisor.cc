@@ -15,7 +15,7 @@
 
 #include <time.h>
 
-#include "recovery/worker/wire.h"
+#include "recovery/worker/worker_wire.h"
 #include "src/base/clock.h"
 #include "src/base/unique_fd.h"
 #include "src/base/version.h"

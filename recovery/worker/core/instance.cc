@@ -254,7 +254,7 @@ Instance::Change Instance::others_failed(std::string why) {
 std::vector<Instance::RankView> Instance::ranks() const {
   std::vector<RankView> ranks;
   for (const auto& [rank, slot] : slots_) {
-    ranks.push_back({rank, slot.session != 0, slot.loaded, slot.left, slot.why});
+    ranks.push_back({rank, slot.session, slot.loaded, slot.left, slot.why});
   }
   return ranks;
 }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "recovery/worker/core/session.h"
+#include "recovery/worker/core/worker_session.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
 
@@ -68,10 +68,10 @@ class Instance {
   // The ranks that have been here and have not been found elsewhere since.
   struct RankView {
     std::uint32_t rank = 0;
-    bool here = false;
+    SessionId session = 0;  // 0: it is not here
     bool loaded = false;
     bool left = false;
-    std::string why;  // it is not here
+    std::string why;  // why it is not here
   };
   std::vector<RankView> ranks() const;
 

@@ -1,4 +1,4 @@
-#include "recovery/worker/wire.h"
+#include "recovery/worker/worker_wire.h"
 
 #include <algorithm>
 #include <utility>
@@ -149,7 +149,7 @@ Result<TensorSet> tensors_from(const proto::PublishBegin& request) {
   return TensorSet::create(std::move(tensors));
 }
 
-std::string attached_words(const Checkpoint& checkpoint, const Layout& layout,
+std::string encode_portion(const Checkpoint& checkpoint, const Layout& layout,
                            std::span<const TensorBox> wanted) {
   proto::Attached attached;
   *attached.mutable_id() = rpc::to_proto(checkpoint.id);
@@ -166,9 +166,10 @@ std::string attached_words(const Checkpoint& checkpoint, const Layout& layout,
   return attached.SerializeAsString();
 }
 
-// A message's encoding may be the concatenation of its parts'.
-std::string attached_frame(const AttachedTo& own, std::string_view words) {
-  constexpr std::uint64_t kTag = proto::AgentFrame::kAttachedFieldNumber << 3 | 2;  // of a message
+// The encodings of a message's parts, one after the other, encode the whole message.
+std::string attached_frame(const AttachedTo& own, std::string_view encoded_portion) {
+  // Of a field that is a message.
+  constexpr std::uint64_t kTag = proto::AgentFrame::kAttachedFieldNumber << 3 | 2;
   proto::AgentFrame frame;
   frame.set_call(own.call);
   frame.set_session(own.session);
@@ -179,10 +180,10 @@ std::string attached_frame(const AttachedTo& own, std::string_view words) {
   attached.set_no_device_channel(own.no_device_channel);
   const std::string rest = attached.SerializeAsString();
   std::string out = frame.SerializeAsString();
-  out.reserve(out.size() + words.size() + rest.size() + 16);
+  out.reserve(out.size() + encoded_portion.size() + rest.size() + 16);
   append_varint(out, kTag);
-  append_varint(out, words.size() + rest.size());
-  return out.append(words).append(rest);
+  append_varint(out, encoded_portion.size() + rest.size());
+  return out.append(encoded_portion).append(rest);
 }
 
 proto::AgentFrame error_frame(std::uint64_t call, SessionId session, const Error& error) {
@@ -190,6 +191,33 @@ proto::AgentFrame error_frame(std::uint64_t call, SessionId session, const Error
   frame.set_call(call);
   frame.set_session(session);
   *frame.mutable_error() = rpc::to_status(error);
+  return frame;
+}
+
+proto::AgentFrame pong_frame(std::uint64_t call) {
+  proto::AgentFrame frame;
+  frame.set_call(call);
+  frame.mutable_pong();
+  return frame;
+}
+
+proto::AgentFrame done_frame(std::uint64_t call, SessionId session) {
+  proto::AgentFrame frame;
+  frame.set_call(call);
+  frame.set_session(session);
+  frame.mutable_done();
+  return frame;
+}
+
+proto::AgentFrame ready_frame(const WorkerSession& session, const TileRuns& runs) {
+  proto::AgentFrame frame;
+  frame.set_session(session.id());
+  auto& ready = *frame.mutable_ready();
+  *ready.mutable_ready() = rpc::to_proto(runs);
+  ready.set_bytes_done(session.announced_bytes());
+  ready.set_bytes_total(session.payload_bytes());
+  ready.set_complete(session.is_complete());
+  ready.set_rung(std::string(to_string(session.rung())));
   return frame;
 }
 
@@ -205,17 +233,6 @@ proto::AgentFrame committed_frame(std::uint64_t call, const WorkerSession& sessi
   return frame;
 }
 
-// In proportion to its tiles, which differ in size by little; exact at the end.
-std::uint64_t bytes_told(const WorkerSession& session) {
-  if (session.given_all()) return session.payload_bytes();
-  if (session.tiles_told() >= session.tiles_held()) {
-    return session.tiles_held() > 0 || session.is_complete() ? session.payload_bytes() : 0;
-  }
-  return static_cast<std::uint64_t>(static_cast<double>(session.payload_bytes()) *
-                                    static_cast<double>(session.tiles_told()) /
-                                    static_cast<double>(session.tiles_held()));
-}
-
 proto::WorkerSession status_of(const WorkerSession& session, std::uint32_t rank, std::uint32_t pid,
                                TimePoint now) {
   proto::WorkerSession status;
@@ -225,7 +242,7 @@ proto::WorkerSession status_of(const WorkerSession& session, std::uint32_t rank,
   status.set_state(std::string(to_string(session.state())));
   if (session.state() != SessionState::kResolving) {
     status.set_rung(std::string(to_string(session.rung())));
-    status.set_bytes_done(bytes_told(session));
+    status.set_bytes_done(session.announced_bytes());
     status.set_bytes_total(session.payload_bytes());
   }
   add_phases(status, session.phases().at(now));

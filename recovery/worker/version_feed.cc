@@ -1,11 +1,10 @@
-#include "recovery/worker/supply.h"
+#include "recovery/worker/version_feed.h"
 
 #include <algorithm>
 #include <utility>
 
 #include <fcntl.h>
 
-#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/this_coro.hpp>
 
 #include "src/async/offload.h"
@@ -16,17 +15,17 @@ namespace rekindle::worker {
 
 namespace {
 
-constexpr std::chrono::milliseconds kTick{20};
-constexpr std::chrono::milliseconds kBusyRetry{200};
+constexpr std::chrono::milliseconds kCheckWait{20};
+constexpr std::chrono::milliseconds kPlaceRetry{200};
 
-// The file that is mapped here, whatever has its name by now.
+// Opens the mapped file itself. Another file may have its name by now.
 Result<UniqueFd> open_segment(const store::MappedSegment& segment) {
   UniqueFd fd(::open(fmt::format("/proc/self/fd/{}", segment.fd()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return fail_errno(errno, fmt::format("open {} for a worker", segment.path().string()));
   return fd;
 }
 
-// As the pull shows it.
+// The phase of the session, from the name of the pull's phase.
 std::optional<Phase> phase_of(const std::string& pull_phase) {
   if (pull_phase == "connect") return Phase::kRegister;
   if (pull_phase == "transfer" || pull_phase == "commit") return Phase::kWire;
@@ -35,7 +34,32 @@ std::optional<Phase> phase_of(const std::string& pull_phase) {
 
 }  // namespace
 
-Result<void> Supply::set_view(View view) {
+bucket::TileRuns KeptParts::add(const std::string& party, std::span<const bucket::KeptTiles> kept) {
+  bucket::TileRuns whole;
+  const auto add_whole = [&whole](TileIndex begin, TileIndex end) {
+    if (!whole.empty() && whole.back().second == begin) {
+      whole.back().second = end;
+    } else {
+      whole.emplace_back(begin, end);
+    }
+  };
+  for (const bucket::KeptTiles& run : kept) {
+    const TileIndex end = std::min(run.end, tile_count_);
+    if (run.parts == 0 || run.begin >= end) continue;
+    if (run.parts == run.of) {
+      add_whole(run.begin, end);
+      continue;
+    }
+    for (TileIndex tile = run.begin; tile < end; ++tile) {
+      std::uint32_t& parts = parts_[{party, tile}];
+      parts += run.parts;
+      if (parts == run.of) add_whole(tile, tile + 1);
+    }
+  }
+  return whole;
+}
+
+Result<void> VersionFeed::set_view(View view) {
   const std::size_t segments = view.portion->layout.segments().size();
   if (view.files.size() != segments) {
     return fail(ErrorCode::kInternal, "{} of {} segments of {} are here", view.files.size(),
@@ -49,12 +73,12 @@ Result<void> Supply::set_view(View view) {
   return {};
 }
 
-bool Supply::suspect() const {
+bool VersionFeed::suspect() const {
   return view_ && view_->stored != nullptr &&
          view_->stored->verification->state() != store::CopyState::kVerified;
 }
 
-async::Task<void> Supply::run() {
+async::Task<void> VersionFeed::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   auto local = co_await serve_local();
   Result<void> outcome;
@@ -71,8 +95,8 @@ async::Task<void> Supply::run() {
   changed.notify();
 }
 
-// False: no copy here has it all.
-async::Task<Result<bool>> Supply::serve_local() {
+// Returns false if no copy here has everything that is wanted.
+async::Task<Result<bool>> VersionFeed::serve_local() {
   Copies copies = host_.store().find(wanted_.id);
   std::erase_if(copies, [](const auto& copy) {
     return copy->verification->state() == store::CopyState::kQuarantined;
@@ -96,24 +120,24 @@ async::Task<Result<bool>> Supply::serve_local() {
   CO_TRY_VOID(set_view(std::move(view)));
   changed.notify();
   while (check != nullptr && !check->over()) {
-    co_await check->changed.wait_until(std::chrono::steady_clock::now() + kTick);
+    co_await check->changed.wait_until(steady_now() + kCheckWait);
     changed.notify();
     if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "the agent stops");
   }
   if (check != nullptr && check->state == CopyCheck::State::kBad) {
-    // What was told verified; the worker comes back for a copy of which all of it does.
+    // The announced tiles did verify. The worker comes back for a copy that verifies as a whole.
     co_return fail(ErrorCode::kStale, "{}: {}; attach again, it is fetched anew",
                    wanted_.id.to_string(), check->why->message());
   }
   if (check != nullptr && check->state == CopyCheck::State::kUndecided) {
-    // Tiles that were told may have been changed after they had verified.
+    // Announced tiles may have been changed after they had verified.
     co_return fail(ErrorCode::kStale, "{}: {}; attach again, it is verified again",
                    wanted_.id.to_string(), check->why->message());
   }
   co_return true;
 }
 
-pull::PullRequest Supply::request() const {
+pull::PullRequest VersionFeed::request() const {
   pull::PullRequest request;
   request.ref = {wanted_.id.model, wanted_.id.version};
   request.shard = wanted_.shard;
@@ -124,11 +148,12 @@ pull::PullRequest Supply::request() const {
   return request;
 }
 
-void Supply::on_begun(pull::Arriving arriving) {
+void VersionFeed::on_begun(pull::Arriving arriving) {
   placing_ = arriving.placing;
   if (failed_) return;
-  if (view_) {  // begun again after another pull held the place: the same files, unless it left
-                // none
+  if (view_) {
+    // The pull begins again, because another pull had the place. The files are the same, unless
+    // the other one left none.
     if (arriving.segments == view_->files) return;
     failed_ = Error(ErrorCode::kStale, fmt::format("the pull of {} was begun anew; attach again",
                                                    wanted_.id.to_string()));
@@ -141,39 +166,40 @@ void Supply::on_begun(pull::Arriving arriving) {
   view.rung = from_fallback_ ? Rung::kFallback : Rung::kPeers;
   verified_ = arriving.verified;
   auto set = set_view(std::move(view));
-  if (!set) failed_ = std::move(set).error();  // the pull goes on, for those who attach later
+  // The pull goes on in any case: workers that attach later use its copy.
+  if (!set) failed_ = std::move(set).error();
   changed.notify();
 }
 
-Lease Supply::write() {
+Lease VersionFeed::write() {
   const bool fetches = complete_ || failed_ || wanted_now_;
   return fetches || placing_ == nullptr ? Lease() : placing_->begin();
 }
 
-void Supply::landed(const std::string& party, std::span<const bucket::KeptTiles> kept) {
+void VersionFeed::landed(const std::string& party, std::span<const bucket::KeptTiles> kept) {
   if (placing_ == nullptr || !view_) return;
   if (!kept_parts_) kept_parts_.emplace(view_->checkpoint->tiles.tile_count());
   placing_->landed(kept_parts_->add(party, kept));
 }
 
-async::Task<Result<void>> Supply::serve_pull() {
+async::Task<Result<void>> VersionFeed::serve_pull() {
   while (true) {
     place_taken_ = false;
     auto pulled = co_await pull_once();
     const bool busy = !pulled && place_taken_;
     const bool stop = co_await async::is_cancelled();
-    if (!busy || view_ || failed_ || stop || interest_.use_count() == 1) co_return pulled;
-    held_up_ = std::move(pulled).error();
+    if (!busy || view_ || failed_ || stop || !interests_.held()) co_return pulled;
+    obstacle_ = std::move(pulled).error();
     changed.notify();
-    co_await async::sleep_for(kBusyRetry);
+    co_await async::sleep_for(kPlaceRetry);
   }
 }
 
-async::Task<Result<void>> Supply::pull_once() {
+async::Task<Result<void>> VersionFeed::pull_once() {
   pull::PullWatch watch;
   watch.on_begun = [this](pull::Arriving arriving) { on_begun(std::move(arriving)); };
   watch.on_place_taken = [this] { place_taken_ = true; };
-  watch.held = [this] { return !wanted_now_ && hold_.use_count() > 1; };
+  watch.held = [this] { return !wanted_now_ && pauses_.held(); };
   const auto progress = [this](const pull::Progress& update) {
     if (const auto phase = phase_of(update.phase)) phase_ = *phase;
     if (update.note.find("reading ") != std::string::npos && !wanted_.fallback_dir.empty()) {
@@ -189,7 +215,7 @@ async::Task<Result<void>> Supply::pull_once() {
     co_return Result<void>();
   }
   if (failed_) co_return fail(*failed_);
-  // It was here all along, or another pull has brought it.
+  // The copy was here before, or another pull has brought it.
   auto local = co_await serve_local();
   if (!local) co_return fail(std::move(local).error());
   if (!*local) {
@@ -199,27 +225,27 @@ async::Task<Result<void>> Supply::pull_once() {
   co_return Result<void>();
 }
 
-Supplies::Supplies(Host& host, boost::asio::any_io_executor executor)
+VersionFeeds::VersionFeeds(CopyHost& host, boost::asio::any_io_executor executor)
     : host_(host), executor_(std::move(executor)), tasks_(executor_) {}
 
-async::Task<void> Supplies::close(std::chrono::milliseconds deadline) {
+async::Task<void> VersionFeeds::close(std::chrono::milliseconds deadline) {
   (void)co_await tasks_.close(deadline);
 }
 
-std::shared_ptr<Supply> Supplies::get(const Wanted& wanted) {
+std::shared_ptr<VersionFeed> VersionFeeds::get(const Wanted& wanted) {
   const auto found = running_.find(wanted);
   if (found != running_.end() && !found->second->failed()) return found->second;
-  auto supply = std::make_shared<Supply>(host_, recent_, wanted, executor_);
-  running_[wanted] = supply;
-  tasks_.spawn("worker.supply", run(supply));
-  return supply;
+  auto feed = std::make_shared<VersionFeed>(host_, recent_, wanted, executor_);
+  running_[wanted] = feed;
+  tasks_.spawn("worker.feed", run(feed));
+  return feed;
 }
 
-async::Task<void> Supplies::run(std::shared_ptr<Supply> supply) {
+async::Task<void> VersionFeeds::run(std::shared_ptr<VersionFeed> feed) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  co_await supply->run();
-  const auto found = running_.find(supply->wanted());
-  if (found != running_.end() && found->second == supply) running_.erase(found);
+  co_await feed->run();
+  const auto found = running_.find(feed->wanted());
+  if (found != running_.end() && found->second == feed) running_.erase(found);
 }
 
 }  // namespace rekindle::worker

@@ -1,4 +1,4 @@
-#include "recovery/worker/core/session.h"
+#include "recovery/worker/core/worker_session.h"
 
 #include <algorithm>
 #include <utility>
@@ -53,6 +53,24 @@ std::string_view to_string(SessionState state) {
   return "?";
 }
 
+TileRuns TileAnnouncements::announce(const TileSet& verified) {
+  TileSet news(pending_.size());
+  const std::size_t words = std::min(pending_.words().size(), verified.words().size());
+  for (std::size_t i = 0; i < words; ++i) {
+    news.words()[i] = pending_.words()[i] & verified.words()[i];
+    pending_.words()[i] &= ~verified.words()[i];
+  }
+  announced_ += news.count();
+  return news.ranges();
+}
+
+TileRuns TileAnnouncements::announce_rest() {
+  auto rest = pending_.ranges();
+  announced_ = held_;
+  pending_ = TileSet(pending_.size());
+  return rest;
+}
+
 WorkerSession::WorkerSession(SessionId id, TimePoint now, TimePoint resolve_by, SessionTimes times)
     : id_(id), times_(times), resolve_by_(resolve_by) {
   phases_.begin(Phase::kPlan, now);
@@ -66,8 +84,7 @@ Result<void> WorkerSession::serve(TimePoint now, Offer offer) {
   state_ = SessionState::kServing;
   version_ = std::move(offer.id);
   rung_ = offer.rung;
-  held_count_ = offer.held.count();
-  untold_ = std::move(offer.held);
+  tiles_.begin(std::move(offer.held));
   payload_bytes_ = offer.payload_bytes;
   phases_.enter(Phase::kWire, now);
   return {};
@@ -75,43 +92,70 @@ Result<void> WorkerSession::serve(TimePoint now, Offer offer) {
 
 TileRuns WorkerSession::ready(const TileSet& verified) {
   if (state_ != SessionState::kServing || complete_) return {};
-  TileSet news(untold_.size());
-  const std::size_t words = std::min(untold_.words().size(), verified.words().size());
-  for (std::size_t i = 0; i < words; ++i) {
-    news.words()[i] = untold_.words()[i] & verified.words()[i];
-    untold_.words()[i] &= ~verified.words()[i];
-  }
-  told_count_ += news.count();
-  return news.ranges();
+  return tiles_.announce(verified);
 }
 
 TileRuns WorkerSession::complete(TimePoint now) {
   if (ended() || state_ == SessionState::kResolving || complete_) return {};
   complete_ = true;
-  if (state_ != SessionState::kServing) return {};  // it has been told, and has loaded, all of it
-  if (!in_round_ && !given_all_) begin_install(now);
-  auto rest = untold_.ranges();
-  told_count_ = held_count_;
-  untold_ = TileSet(untold_.size());
-  return rest;
+  if (state_ != SessionState::kServing) return {};  // it has heard of, and has loaded, all of it
+  if (!was_given_all()) begin_install(now);
+  return tiles_.announce_rest();
 }
 
+// The worker's time to load begins, or begins anew, when it has every byte.
 void WorkerSession::begin_install(TimePoint now) {
+  const bool has_bytes = was_given_all() || (complete_ && delivery_ != Delivery::kRound);
+  if (state_ != SessionState::kServing || !has_bytes) return;
   load_by_ = now + times_.load;
   phases_.enter(Phase::kInstall, now);
 }
 
+void WorkerSession::enter_round() {
+  if (delivery_ == Delivery::kHost) delivery_ = Delivery::kRound;
+}
+
 void WorkerSession::leave_round(TimePoint now, bool all) {
-  const bool news = std::exchange(in_round_, false) || (all && !given_all_);
-  given_all_ = given_all_ || all;
-  const bool all_here = complete_ || given_all_;
-  if (state_ == SessionState::kServing && all_here && news) begin_install(now);
+  if (was_given_all() || (!all && delivery_ != Delivery::kRound)) return;
+  delivery_ = all ? Delivery::kFilled : Delivery::kRest;
+  begin_install(now);
+}
+
+void WorkerSession::receive_broadcast(TimePoint now) {
+  const bool news = !was_given_all();
+  delivery_ = Delivery::kBroadcast;
+  if (news) begin_install(now);
+}
+
+void WorkerSession::leave_device(TimePoint now, bool all) {
+  if (delivery_ == Delivery::kHost) return;
+  leave_round(now, all);
+  if (!was_given_all()) delivery_ = Delivery::kHost;
+}
+
+bool WorkerSession::was_given_all() const {
+  return delivery_ == Delivery::kFilled || delivery_ == Delivery::kBroadcast;
 }
 
 bool WorkerSession::has_all() const {
+  if (state_ == SessionState::kLoaded || state_ == SessionState::kCommitted) return true;
   // All of it has verified, though the copy may not be committed yet.
-  const bool all_told = state_ == SessionState::kServing && told_count_ == held_count_;
-  return complete_ || given_all_ || all_told;
+  const bool all_announced = state_ == SessionState::kServing && tiles_.all();
+  return complete_ || was_given_all() || all_announced;
+}
+
+// A device that got the first part of the bytes by a round does not wait for the commit of this
+// host's copy: that copy may lack tiles that the worker needs no more.
+WorkerSession::LoadedStep WorkerSession::next_for_loaded(CopyKnown copy) const {
+  if (!has_all()) {
+    const bool device_may_give_all = delivery_ == Delivery::kRound || delivery_ == Delivery::kRest;
+    return device_may_give_all ? LoadedStep::kWait : LoadedStep::kAccept;
+  }
+  if (delivery_ == Delivery::kBroadcast) return LoadedStep::kAccept;
+  if (copy == CopyKnown::kChanged) return LoadedStep::kVerify;
+  // Only the commit tells whether somebody wrote to the files while they arrived.
+  const bool needs_commit = copy == CopyKnown::kArriving && !was_given_all();
+  return needs_commit ? LoadedStep::kWait : LoadedStep::kAccept;
 }
 
 Result<void> WorkerSession::loaded(TimePoint now, std::uint64_t bytes) {
@@ -120,7 +164,7 @@ Result<void> WorkerSession::loaded(TimePoint now, std::uint64_t bytes) {
   if (!has_all()) {
     return fail(ErrorCode::kInvalid,
                 "session {} says that it has loaded, but only {} of {} tiles are here", id_,
-                told_count_, held_count_);
+                tiles_.announced(), tiles_.held());
   }
   if (bytes != payload_bytes_) {
     return fail(ErrorCode::kInvalid, "session {} has loaded {} bytes of {}: take in every tensor",
@@ -144,10 +188,27 @@ void WorkerSession::end(TimePoint now, Error why) {
   phases_.end(now);
 }
 
+std::uint64_t WorkerSession::announced_bytes() const {
+  if (was_given_all()) return payload_bytes_;
+  if (tiles_.announced() >= tiles_.held()) {
+    return tiles_.held() > 0 || complete_ ? payload_bytes_ : 0;
+  }
+  return static_cast<std::uint64_t>(static_cast<double>(payload_bytes_) *
+                                    static_cast<double>(tiles_.announced()) /
+                                    static_cast<double>(tiles_.held()));
+}
+
+std::optional<Phase> WorkerSession::phase_to_report() {
+  const Phase phase = phases_.current();
+  if (phase <= reported_) return std::nullopt;
+  reported_ = phase;
+  return phase;
+}
+
 std::optional<TimePoint> WorkerSession::next_deadline() const {
   if (state_ == SessionState::kResolving) return resolve_by_;
-  const bool all_here = (complete_ || given_all_) && !in_round_;
-  if (state_ == SessionState::kServing && all_here) return load_by_;
+  const bool loads = complete_ || was_given_all();
+  if (state_ == SessionState::kServing && loads && delivery_ != Delivery::kRound) return load_by_;
   return std::nullopt;  // a pull has deadlines of its own
 }
 
@@ -155,6 +216,7 @@ std::optional<Error> WorkerSession::overdue(TimePoint now) const {
   const auto deadline = next_deadline();
   if (!deadline || now < *deadline) return std::nullopt;
   if (state_ == SessionState::kResolving) {
+    if (obstacle_) return Error(ErrorCode::kTimeout, obstacle_->message());
     return Error(ErrorCode::kTimeout,
                  "got no version, or no source of it, by its deadline; see `rekindle status`, or "
                  "attach with more time");

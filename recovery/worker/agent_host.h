@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/device/device_order.h"
+#include "recovery/pull/pull_types.h"
+#include "recovery/pull/pull_watch.h"
+#include "recovery/rpc/rpc.h"
+#include "recovery/worker/copy_verifier.h"
+#include "recovery/worker/core/fleet_report.h"
+#include "src/base/worker_pool.h"
+#include "src/bucket/contents.h"
+#include "src/store/segment_store.h"
+
+// What the workers' service needs of its agent. Control thread only; all of it outlives the
+// service.
+namespace rekindle::worker {
+
+// The versions that this host has, and can get.
+class CopyHost {
+ public:
+  virtual ~CopyHost() = default;
+
+  virtual store::SegmentStore& store() = 0;
+  virtual WorkerPool& blocking_pool() = 0;
+  // The newest READY version of a model: the coordinator's, or, without one, this host's.
+  // kNotFound.
+  virtual async::Task<Result<ModelVersion>> newest(std::string model) = 0;
+  // kStale: the version is about to be retired, so no new worker may have it.
+  virtual Result<void> may_attach(const ModelVersion& id) const {
+    (void)id;
+    return {};
+  }
+  virtual async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
+      pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) = 0;
+  virtual async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) = 0;
+  // Asked before each use of a copy in the store.
+  virtual CopyVerifier& verifier() = 0;
+};
+
+// The coordinator, as far as it concerns workers.
+class FleetHost {
+ public:
+  virtual ~FleetHost() = default;
+
+  virtual bool has_fleet() const = 0;
+  // The verdict on the rank's instance. kStale, kDenied, kInvalid: this rank does not belong to the
+  // instance. kUnavailable: the coordinator does not know yet, ask again. Other errors: it could
+  // not be asked.
+  virtual async::Task<Result<InstanceVerdict>> report(RankReport report) = 0;
+
+  // --- broadcast rounds, docs/rounds.md
+  // kUnavailable: there is no coordinator, or it is away.
+  virtual async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport /*report*/) {
+    co_return fail(ErrorCode::kUnavailable, "a round needs a coordinator");
+  }
+  virtual async::Task<Result<std::uint64_t>> begin_update(ModelVersion /*id*/,
+                                                          std::string /*group*/,
+                                                          std::chrono::milliseconds /*gather*/) {
+    co_return fail(ErrorCode::kUnavailable, "an update needs a coordinator");
+  }
+  // Returns after `wait` at the latest, whether the round is over or not.
+  virtual async::Task<Result<proto::RoundStatus>> update_status(
+      std::uint64_t /*round*/, std::chrono::milliseconds /*wait*/) {
+    co_return fail(ErrorCode::kUnavailable, "an update needs a coordinator");
+  }
+};
+
+// The device process. Its answers come as device::DeviceEvents.
+class DeviceHost {
+ public:
+  virtual ~DeviceHost() = default;
+
+  // Has the device process fill a session's buckets on a GPU. Returns the worker's end of their
+  // channel. The error says, in a line for the worker, why it has to fill its buckets itself.
+  virtual Result<UniqueFd> serve_device(device::DeviceOrder order) {
+    return fail(ErrorCode::kNotFound, "this agent has no {}", order.device);
+  }
+  virtual void tell_device(std::uint64_t /*session*/, const bucket::TileRuns& /*verified*/,
+                           bool /*complete*/) {}
+  virtual void end_device(std::uint64_t /*session*/, bool /*gone*/) {}
+
+  // --- broadcast rounds
+  virtual void spread_device(const device::SpreadOrder& /*order*/) {}
+  virtual void stop_spread(std::uint64_t /*session*/, const std::string& /*why*/) {}
+  virtual void make_meeting_id(std::uint64_t /*number*/) {}
+  virtual std::string device_life() const { return {}; }
+};
+
+class Host : public CopyHost, public FleetHost, public DeviceHost {};
+
+}  // namespace rekindle::worker

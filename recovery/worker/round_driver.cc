@@ -1,0 +1,210 @@
+#include "recovery/worker/round_driver.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "src/async/task.h"
+#include "src/base/log.h"
+
+namespace rekindle::worker {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::milliseconds kOrdersWait{1000};
+constexpr std::chrono::milliseconds kOrdersRetry{250};
+constexpr std::chrono::milliseconds kDeadlineCheck{250};
+
+}  // namespace
+
+RoundDriver::RoundDriver(FleetHost& fleet, DeviceHost& devices, RoundSessions& sessions,
+                         async::TaskGroup& tasks, asio::any_io_executor executor)
+    : fleet_(fleet),
+      devices_(devices),
+      sessions_(sessions),
+      tasks_(tasks),
+      rounds_(*this),
+      news_(executor),
+      orders_changed_(executor) {}
+
+void RoundDriver::attach(SessionId session, Rounds::Origin origin) {
+  rounds_.attach(session, std::move(origin));
+  changed();
+}
+
+void RoundDriver::choose(SessionId session, const ModelVersion& id,
+                         const std::shared_ptr<VersionFeed>& feed) {
+  if (!rounds_.choose(session, id)) return feed->want_now();
+  paused_[session] = {feed, feed->pause()};
+  changed();
+}
+
+bool RoundDriver::enters(SessionId session, VersionFeed& feed) {
+  if (rounds_.enters(session)) return true;
+  feed.want_now();
+  paused_.erase(session);
+  return false;
+}
+
+void RoundDriver::hand_over(SessionId session, const Digest& root,
+                            std::optional<std::string> alone) {
+  rounds_.hand_over(session, root, std::move(alone));
+  changed();
+}
+
+void RoundDriver::commit(SessionId session) {
+  rounds_.commit(session);
+  changed();
+}
+
+void RoundDriver::fail(SessionId session, const std::string& why) {
+  paused_.erase(session);
+  rounds_.fail(session, why, steady_now());
+  changed();
+}
+
+void RoundDriver::detach(SessionId session) {
+  paused_.erase(session);
+  rounds_.detach(session, steady_now());
+  changed();
+}
+
+void RoundDriver::device_joined(const device::DeviceJoined& joined) {
+  const auto paused = paused_.find(joined.session);
+  const bool suspect = paused != paused_.end() && paused->second.feed->suspect();
+  rounds_.joined(joined, sessions_.has_complete_copy(joined.session) && !suspect);
+  sessions_.note_round_event(joined.session, "joined");
+  changed();
+}
+
+void RoundDriver::spread_progress(SessionId session, std::uint64_t bytes) {
+  rounds_.progress(session, bytes);
+  changed();
+}
+
+void RoundDriver::spread_over(const device::SpreadOver& over) {
+  if (over.error) {
+    log::warn("worker.spread_failed", "session", over.session, "buckets", over.buckets, "why",
+              over.error->message());
+  } else if (over.worker_lost) {
+    log::warn("worker.spread_discarded", "session", over.session, "bytes", over.bytes, "why",
+              over.worker_lost->message(), "kept_bytes", over.kept_bytes);
+  } else {
+    log::info("worker.spread", "session", over.session, "buckets", over.buckets, "bytes",
+              over.bytes, "us", over.elapsed.count(), "meet_us", over.meet.count(), "kept_bytes",
+              over.kept_bytes);
+    sessions_.receive_broadcast(over.session);
+  }
+  end_keeping(over);
+  rounds_.spread_over(over, steady_now());
+  changed();
+}
+
+void RoundDriver::device_over(const device::DeviceOver& over) {
+  rounds_.device_over(over, steady_now());
+  changed();
+}
+
+void RoundDriver::meeting_id(std::uint64_t number, const Result<std::string>& id) {
+  rounds_.meeting_id(number, id);
+  changed();
+}
+
+void RoundDriver::spread(const device::SpreadOrder& order) {
+  sessions_.note_round_event(order.session, "spreading");
+  device::SpreadOrder ordered = order;
+  if (!begin_keeping(order)) ordered.keep_index = ordered.keep_count = 0;
+  devices_.spread_device(ordered);
+}
+
+// The device writes passing buckets to the copy that waits here, unless the feed fetches.
+bool RoundDriver::begin_keeping(const device::SpreadOrder& order) {
+  const auto paused = paused_.find(order.session);
+  if (order.keep_count == 0 || paused == paused_.end() || keepers_.contains(order.session)) {
+    return false;
+  }
+  const auto& feed = paused->second.feed;
+  auto writing = feed->write();
+  if (!writing) return false;
+  keepers_[order.session] = {feed, std::move(writing), order.communicator};
+  return true;
+}
+
+// The device writes no more, or its process was reaped. Until then the feed does not fetch, however
+// long that takes.
+void RoundDriver::end_keeping(const device::SpreadOver& over) {
+  const auto node = keepers_.extract(over.session);
+  if (!node.empty()) node.mapped().feed->landed(node.mapped().party, over.kept);
+}
+
+void RoundDriver::stop_spread(SessionId session, const std::string& why) {
+  devices_.stop_spread(session, why);
+}
+
+void RoundDriver::make_meeting_id(std::uint64_t number) { devices_.make_meeting_id(number); }
+
+// Bytes that the round did not bring come from the feed now. If it brought all of them, the copy
+// here may still be completed for other users.
+void RoundDriver::left_round(SessionId session, bool all, const std::string& why) {
+  const auto node = paused_.extract(session);
+  if (!node.empty() && !all) node.mapped().feed->want_now();
+  sessions_.leave_round(session, all, why);
+}
+
+void RoundDriver::changed() {
+  news_.notify();
+  const bool anything = rounds_.has_members() || rounds_.due();
+  if (!anything || !fleet_.has_fleet() || std::exchange(running_, true)) return;
+  tasks_.spawn("worker.rounds", run());
+}
+
+// While there are members, one question waits for orders. Each change is reported at once beside
+// it.
+async::Task<void> RoundDriver::run() {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  while (!co_await async::is_cancelled()) {
+    const auto now = steady_now();
+    rounds_.check(now);
+    const auto due = rounds_.due();
+    const bool news = due && *due <= now;
+    const bool asking = waiting_question_ || prompt_question_;
+    if (!rounds_.has_members() && !due && !asking) break;
+    if (now >= ask_after_) {
+      if (!waiting_question_ && (rounds_.has_members() || news)) {
+        waiting_question_ = true;
+        tasks_.spawn("worker.orders", ask_for_orders(true));
+      } else if (!prompt_question_ && news) {
+        prompt_question_ = true;
+        tasks_.spawn("worker.orders", ask_for_orders(false));
+      }
+    }
+    auto next = now + kDeadlineCheck;
+    if (now < ask_after_) next = std::min(next, ask_after_);
+    if (due && *due > now) next = std::min(next, *due);
+    co_await news_.wait_until(next);
+  }
+  rounds_.forget_orders();  // later members hear of the rounds that run then
+  running_ = false;
+}
+
+async::Task<void> RoundDriver::ask_for_orders(bool wait) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  const auto longest = wait ? kOrdersWait : std::chrono::milliseconds(0);
+  auto report = rounds_.report(devices_.device_life(), longest, steady_now());
+  const std::uint64_t sequence = report.sequence();
+  const auto orders = co_await fleet_.report_rounds(std::move(report));
+  (wait ? waiting_question_ : prompt_question_) = false;
+  if (orders) {
+    rounds_.obey(*orders, sequence, steady_now());
+    orders_changed_.notify();
+  } else {
+    rounds_.unanswered();
+    ask_after_ = steady_now() + kOrdersRetry;
+  }
+  changed();
+}
+
+}  // namespace rekindle::worker

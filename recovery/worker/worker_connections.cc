@@ -1,0 +1,191 @@
+#include "recovery/worker/worker_connections.h"
+
+#include <string>
+#include <utility>
+
+#include <fcntl.h>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/rpc/unix_socket.h"
+#include "recovery/worker/worker_wire.h"
+#include "src/base/log.h"
+#include "src/ipc/unix_socket.h"
+
+namespace rekindle::worker {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::size_t kMostClients = 4096;
+
+}  // namespace
+
+Result<std::unique_ptr<WorkerConnections>> WorkerConnections::listen(asio::any_io_executor executor,
+                                                                     ConnectionOptions options,
+                                                                     ConnectionEvents& events,
+                                                                     async::TaskGroup& tasks) {
+  std::unique_ptr<WorkerConnections> connections(
+      new WorkerConnections(std::move(executor), std::move(options), events, tasks));
+  TRY_VOID(connections->start());
+  return connections;
+}
+
+WorkerConnections::WorkerConnections(asio::any_io_executor executor, ConnectionOptions options,
+                                     ConnectionEvents& events, async::TaskGroup& tasks)
+    : executor_(std::move(executor)),
+      options_(std::move(options)),
+      events_(events),
+      tasks_(tasks) {}
+
+WorkerConnections::~WorkerConnections() {
+  if (listener_ != nullptr) listener_->close();
+}
+
+Result<void> WorkerConnections::start() {
+  TRY(watch_, ipc::LifeWatch::start([this](const ipc::Death& death) {
+        asio::post(executor_, [this, death] { on_death(death); });
+      }));
+  const std::string path = (options_.directory / "worker.sock").string();
+  TRY(auto fd, rpc::listen_unix_socket(path));
+  const std::vector<std::string> directories{options_.directory.parent_path().string(),
+                                             options_.directory.string()};
+  TRY_VOID(options_.allowed_uids.empty() ? ipc::close_to_others(directories)
+                                         : ipc::open_to_others(path, directories));
+  listener_ = std::make_shared<rpc::Listener>(
+      executor_, std::move(fd), path,
+      [this](rpc::Socket socket, const std::string&) { accept(std::move(socket)); }, [] {});
+  listener_->start();
+  return {};
+}
+
+void WorkerConnections::close() {
+  closing_ = true;
+  listener_->close();
+  const Error why(ErrorCode::kPeerLost, "the agent of this host stops");
+  while (!clients_.empty()) {
+    const auto client = clients_.begin()->second;
+    drop(client, {why});
+    client->close(why);
+  }
+}
+
+void WorkerConnections::accept(rpc::Socket socket) {
+  UniqueFd fd(socket.release());
+  const std::string path = listener_->unix_path();
+  auto peer = ipc::peer_of(fd.get());
+  if (peer) {
+    if (auto allowed = ipc::check_peer(*peer, options_.allowed_uids, path); !allowed) {
+      peer = fail(std::move(allowed).error());
+    } else if (clients_.size() >= kMostClients || closing_) {
+      peer = fail(ErrorCode::kExhausted, "{} workers are connected; no more are taken",
+                  clients_.size());
+    }
+  }
+  auto channel = ipc::Channel::adopt(std::move(fd), 0);
+  if (!peer || !channel) {
+    const Error why = !peer ? peer.error() : channel.error();
+    log::warn("worker.refused", "error", why.message());
+    if (!channel) return;
+    (void)channel->push(error_frame(0, 0, why).SerializeAsString());
+    // A fresh socket has room for it. If not, nobody waits.
+    (void)channel->send_some(steady_now());
+    return;
+  }
+  const ClientId id = ++last_client_;
+  auto client = std::make_shared<Client>(executor_, id, std::move(*channel), std::move(*peer));
+  clients_[id] = client;
+  tasks_.spawn("worker.client", serve(std::move(client)));
+  events_.on_arrival();
+}
+
+async::Task<void> WorkerConnections::serve(ClientPtr client) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  // This coroutine keeps the client for as long as the callback may run.
+  const Error why = co_await client->run(
+      [this, raw = client.get()](proto::WorkerFrame frame, std::vector<UniqueFd>) {
+        on_frame(raw->shared_from_this(), frame);
+      });
+  drop(client, {why});
+}
+
+// The connection is over, or the worker dead. Only the first call counts.
+void WorkerConnections::drop(const ClientPtr& client, const Departure& departure) {
+  if (clients_.erase(client->id()) == 0) return;
+  watch_->remove(client->id());
+  Departure told = departure;
+  if (!told.unseen && told.why.code() == ErrorCode::kTimeout) told.unseen = options_.silence;
+  // The end of its socket came first: it lived when the watch looked last.
+  if (!told.unseen && told.why.code() == ErrorCode::kPeerLost) {
+    told.unseen = ipc::kLifeLookInterval;
+  }
+  events_.on_departure(client, told);
+}
+
+void WorkerConnections::on_death(const ipc::Death& death) {
+  const auto found = clients_.find(death.worker);
+  if (found == clients_.end()) return;
+  const ClientPtr client = found->second;
+  const Error why(ErrorCode::kPeerLost, fmt::format("died (pid {}, seen by its {})", client->pid(),
+                                                    to_string(death.sign)));
+  log::warn("worker.died", "pid", client->pid(), "seen_by", to_string(death.sign));
+  drop(client, {why, true, death.unseen});
+  client->close(why);
+}
+
+void WorkerConnections::check(TimePoint now) {
+  for (const auto& [id, client] : clients_) client->check(now, options_.silence);
+}
+
+void WorkerConnections::excuse(Duration pause) {
+  for (const auto& [id, client] : clients_) client->excuse(pause);
+}
+
+void WorkerConnections::on_frame(const ClientPtr& client, const proto::WorkerFrame& frame) {
+  if (clients_.count(client->id()) == 0) return;
+  if (frame.kind_case() == proto::WorkerFrame::kHello) {
+    if (auto greeted = greet(client, frame); !greeted) {
+      log::warn("worker.refused", "pid", client->pid(), "error", greeted.error().message());
+      client->send(error_frame(frame.call(), 0, greeted.error()));
+      client->close(greeted.error());
+    }
+    return;
+  }
+  if (!client->greeted) {
+    client->send(error_frame(frame.call(), 0, Error(ErrorCode::kInvalid, "say hello first")));
+    return client->close(Error(ErrorCode::kInvalid, "did not say hello"));
+  }
+  events_.on_call(client, frame);
+}
+
+Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::WorkerFrame& frame) {
+  const auto& hello = frame.hello();
+  if (client->greeted) return fail(ErrorCode::kInvalid, "said hello twice");
+  if (hello.protocol_min() > kProtocol || hello.protocol_max() < kProtocol) {
+    return fail(ErrorCode::kInvalid,
+                "the worker's library speaks protocol {} to {}, this agent {}: install the same "
+                "release of both",
+                hello.protocol_min(), hello.protocol_max(), kProtocol);
+  }
+  TRY(auto page, ipc::LifePage::create());
+  std::vector<UniqueFd> descriptors;
+  descriptors.emplace_back(::fcntl(page->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!descriptors.front()) return fail_errno(errno, "share a life page");
+  client->greeted = true;
+  TRY_VOID(watch_->add(client->id(), std::move(page), std::move(client->peer())));
+  proto::AgentFrame answer;
+  answer.set_call(frame.call());
+  answer.set_descriptors(1);
+  auto& greeting = *answer.mutable_hello();
+  greeting.set_protocol(kProtocol);
+  greeting.set_incarnation(options_.incarnation.to_bytes());
+  greeting.set_client(client->id());
+  greeting.set_ping_interval_ms(static_cast<std::uint32_t>(options_.ping_interval.count()));
+  greeting.set_silence_ms(static_cast<std::uint32_t>(options_.silence.count()));
+  client->send(answer, std::move(descriptors));
+  return {};
+}
+
+}  // namespace rekindle::worker

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include <sys/types.h>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/agent.pb.h"
+#include "recovery/worker/agent_host.h"
+#include "recovery/worker/event_log.h"
+#include "recovery/worker/fleet_reporter.h"
+#include "recovery/worker/local_instances.h"
+#include "recovery/worker/publication_desk.h"
+#include "recovery/worker/round_driver.h"
+#include "recovery/worker/update_calls.h"
+#include "recovery/worker/version_feed.h"
+#include "recovery/worker/version_watch.h"
+#include "recovery/worker/worker_connections.h"
+#include "recovery/worker/worker_sessions.h"
+#include "src/async/task_group.h"
+
+namespace rekindle::worker {
+
+struct ServiceOptions {
+  std::filesystem::path directory;  // DIR/agent: worker.sock, ready/, publish/
+  Incarnation incarnation;
+  std::vector<uid_t> allowed_uids;  // beside our own; they may then pass through `directory`
+  SessionTimes session_times;
+  std::chrono::milliseconds ping_interval{1000};
+  std::chrono::milliseconds silence{10'000};
+  std::chrono::milliseconds retire_wait{5000};        // for workers to let go of a version
+  std::chrono::milliseconds hear_ranks{5000};         // a new coordinator, of all ranks
+  std::chrono::milliseconds forget_after{3'600'000};  // unfit instances without a rank
+  bool verify_uploads = false;                        // on the device, by the device process
+};
+
+// The agent's side of the workers' channel. It owns the parts, and routes calls of workers, events
+// of the device process, and deadlines to them. Control thread only.
+class WorkerService final : public device::DeviceEvents, private ConnectionEvents {
+ public:
+  static Result<std::unique_ptr<WorkerService>> start(Host& host,
+                                                      boost::asio::any_io_executor executor,
+                                                      ServiceOptions options);
+
+  // Ends all sessions. Workers keep the files that they have mapped.
+  async::Task<void> close(std::chrono::milliseconds deadline);
+  // Waits for the sessions of a version that is about to be retired, then ends them.
+  async::Task<void> before_retire(ModelVersion id) {
+    return sessions_.before_retire(std::move(id));
+  }
+
+  const ReadyBoard& board() const { return instances_.board(); }
+  void add_status(proto::AgentStatusResponse& status) const { sessions_.add_status(status); }
+  // Adds an event that belongs to no session.
+  void note(Event event) { events_.add(std::move(event)); }
+  // The events after `request.after`. Waits for one if there is none yet.
+  async::Task<proto::AgentEventsResponse> events_after(proto::AgentEventsRequest request);
+  // Sessions that may still read this version.
+  std::uint32_t readers_of(const ModelVersion& id) const { return sessions_.readers_of(id); }
+
+  // --- DeviceEvents
+  void device_over(const device::DeviceOver& over) override { sessions_.device_over(over); }
+  void device_joined(const device::DeviceJoined& joined) override { rounds_.device_joined(joined); }
+  void spread_progress(std::uint64_t session, std::uint64_t bytes) override {
+    rounds_.spread_progress(session, bytes);
+  }
+  void spread_over(const device::SpreadOver& over) override { rounds_.spread_over(over); }
+  void meeting_id(std::uint64_t number, const Result<std::string>& id) override {
+    rounds_.meeting_id(number, id);
+  }
+
+ private:
+  WorkerService(Host& host, boost::asio::any_io_executor executor, ServiceOptions options,
+                ReadyFiles files);
+  void on_arrival() override;
+  void on_call(const ClientPtr& client, const proto::WorkerFrame& frame) override;
+  void on_departure(const ClientPtr& client, const Departure& departure) override;
+  Result<void> route(const ClientPtr& client, const proto::WorkerFrame& frame);
+  async::Task<void> check_deadlines();
+
+  const boost::asio::any_io_executor executor_;
+  const ServiceOptions options_;
+  async::TaskGroup tasks_;
+  EventLog events_;
+  LocalInstances instances_;
+  VersionFeeds feeds_;
+  WorkerSessions sessions_;
+  RoundDriver rounds_;
+  FleetReporter fleet_;
+  VersionWatch watch_;
+  PublicationDesk publications_;
+  UpdateCalls updates_;
+  SessionId last_number_ = 0;  // of sessions and publications; numbers are never used again
+  bool checking_ = false;
+  std::unique_ptr<WorkerConnections> connections_;
+};
+
+}  // namespace rekindle::worker

@@ -1,0 +1,412 @@
+#include "recovery/worker/worker_sessions.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "src/base/log.h"
+
+namespace rekindle::worker {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::ptrdiff_t kMostSessions = 256;  // of one client
+constexpr std::chrono::milliseconds kDefaultAttach{10'000};
+constexpr std::chrono::milliseconds kLongestAttach{3'600'000};
+
+TimePoint attach_deadline(const proto::WorkerFrame& frame) {
+  const std::chrono::milliseconds asked(frame.deadline_ms());
+  return steady_now() + std::min(asked.count() > 0 ? asked : kDefaultAttach, kLongestAttach);
+}
+
+}  // namespace
+
+WorkerSessions::WorkerSessions(SessionServing::Parts parts, VersionWatch& watch,
+                               async::TaskGroup& tasks, asio::any_io_executor executor,
+                               Options options)
+    : parts_(parts),
+      watch_(watch),
+      tasks_(tasks),
+      options_(options),
+      serving_(parts, *this, std::move(executor), options.verify_uploads) {}
+
+SessionPtr WorkerSessions::find(SessionId session) const {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() ? nullptr : found->second;
+}
+
+Result<SessionPtr> WorkerSessions::find(const ClientPtr& client,
+                                        const proto::WorkerFrame& frame) const {
+  auto session = find(frame.session());
+  if (session == nullptr || session->client != client) {
+    return fail(ErrorCode::kStale, "session {} has ended; attach again", frame.session());
+  }
+  return session;
+}
+
+// A worker without a named instance attaches anew in a round. Its process and device tell who it
+// is.
+Rounds::Origin WorkerSessions::origin_of(const Session& session,
+                                         const LocalInstances::Entry& entry) {
+  const AttachOrder& order = session.order;
+  std::string instance = session.instance;
+  if (!entry.named) {
+    instance = fmt::format("pid-{}-{}", session.client->pid(), order.device);
+    std::ranges::replace(instance, ':', '-');
+  }
+  return {order.group, std::move(instance), session.rank(), order.wanted.id.model, order.device};
+}
+
+Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::WorkerFrame& frame,
+                                    SessionId id) {
+  const auto others = std::ranges::count_if(
+      sessions_, [&](const auto& item) { return item.second->client == client; });
+  if (others >= kMostSessions) {
+    return fail(ErrorCode::kExhausted, "this worker has {} sessions", others);
+  }
+  TRY(auto order, from_proto(frame.attach()));
+  TRY(auto* const entry, parts_.instances.get(order.instance, id));
+  auto joined = entry->state.attach(order.rank, id);
+  if (!joined) {
+    Error why = std::move(joined).error();
+    parts_.instances.settle(*entry);
+    return fail(std::move(why));
+  }
+  const auto session = std::make_shared<Session>(
+      WorkerSession(id, steady_now(), attach_deadline(frame), options_.times), client,
+      std::move(order));
+  session->instance = entry->state.name();
+  session->attach_call = frame.call();
+  sessions_[id] = session;
+  log::info("worker.attach", "session", id, "pid", client->pid(), "instance", session->instance,
+            "rank", session->rank(), "model", session->wanted().model);
+  if (const auto seen = entry->detections.extract(session->rank())) {
+    session->state.phases().set(Phase::kDetect, seen.mapped());
+  }
+  // The version that was asked for belonged to an older generation.
+  if (!entry->state.version()) entry->fleet.ask_for(std::nullopt);
+  note(parts_.events, *session, "attach");
+  parts_.fleet.ranks_changed(*entry);
+  auto origin = origin_of(*session, *entry);
+  apply(*entry, *joined);
+  // After the end of the session that this one replaces.
+  parts_.rounds.attach(id, std::move(origin));
+  tasks_.spawn("worker.attach", serving_.serve(session));
+  return {};
+}
+
+Result<void> WorkerSessions::loaded(const ClientPtr& client, const proto::WorkerFrame& frame) {
+  using Stage = Session::LoadedCall::Stage;
+  TRY(const auto session, find(client, frame));
+  const bool verifying =
+      session->loaded_call && session->loaded_call->stage == Stage::kVerification;
+  refuse_loaded(*session, Error(ErrorCode::kStale, "was asked again"));
+  session->loaded_call = {frame.call(), frame.loaded().bytes(),
+                          std::chrono::milliseconds(frame.deadline_ms()), TimePoint::max(),
+                          verifying ? Stage::kVerification : Stage::kBytes};
+  proceed_loaded(session);
+  return {};
+}
+
+void WorkerSessions::proceed_loaded(const SessionPtr& session) {
+  using Stage = Session::LoadedCall::Stage;
+  if (!session->loaded_call || session->loaded_call->stage != Stage::kBytes) return;
+  switch (session->state.next_for_loaded(session->copy.known())) {
+    case WorkerSession::LoadedStep::kWait:
+      return;
+    case WorkerSession::LoadedStep::kVerify:
+      session->loaded_call->stage = Stage::kVerification;
+      return tasks_.spawn("worker.loaded", verify_loaded(session));
+    case WorkerSession::LoadedStep::kAccept:
+      return accept_loaded(*session);
+  }
+}
+
+// The copy is still being verified, or was changed while the worker read it.
+async::Task<void> WorkerSessions::verify_loaded(SessionPtr session) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  Result<void> good =
+      co_await parts_.copies.verifier().require(session->copy.stored(), options_.times.load);
+  if (session->state.ended()) co_return;
+  if (!good && good.error().code() == ErrorCode::kUnavailable) {
+    // The session ends. UNAVAILABLE would tell the worker to ask it again.
+    good = fail(ErrorCode::kStale, "{}; attach again", good.error().message());
+  }
+  const auto step = session->state.next_for_loaded(session->copy.known());
+  if (good && step == WorkerSession::LoadedStep::kVerify) {
+    good = fail(ErrorCode::kStale, "a file of {} was changed while it was read; attach again",
+                session->wanted().to_string());
+  }
+  if (!good) co_return fail_session(session, good.error());
+  if (session->loaded_call) accept_loaded(*session);
+}
+
+void WorkerSessions::accept_loaded(Session& session) {
+  const auto now = steady_now();
+  if (auto taken = session.state.loaded(now, session.loaded_call->bytes); !taken) {
+    return refuse_loaded(session, taken.error());
+  }
+  note_phase(parts_.events, session);
+  auto* const entry = parts_.instances.find(session.instance);
+  if (entry == nullptr) {
+    return refuse_loaded(session, Error(ErrorCode::kStale, "the instance is gone; attach again"));
+  }
+  if (session.state.state() == SessionState::kCommitted) {
+    session.client->send(
+        committed_frame(session.loaded_call->call, session.state, entry->state.generation(), now));
+    session.loaded_call.reset();
+    return;
+  }
+  session.loaded_call->stage = Session::LoadedCall::Stage::kInstance;
+  // A worker without a deadline waits in pieces of its own, until the session ends.
+  const auto patience = session.loaded_call->patience;
+  if (patience.count() > 0) session.loaded_call->deadline = now + patience;
+  const auto change = entry->state.loaded(session.id());
+  parts_.fleet.ranks_changed(*entry);
+  apply(*entry, change);
+}
+
+void WorkerSessions::refuse_loaded(Session& session, const Error& why) {
+  const auto call = std::exchange(session.loaded_call, std::nullopt);
+  if (call) session.client->send(error_frame(call->call, session.id(), why));
+}
+
+Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::WorkerFrame& frame) {
+  TRY(const auto session, find(client, frame));
+  const SessionId id = session->id();
+  auto* const entry = parts_.instances.find(session->instance);
+  Instance::Change change;
+  if (entry != nullptr) {
+    change = entry->state.left(id);
+    parts_.fleet.rank_detached(*entry, session->rank());
+    parts_.fleet.ranks_changed(*entry);
+  }
+  session->state.end(steady_now(), Error(ErrorCode::kStale, "has detached"));
+  serving_.leave_device(*session);
+  parts_.rounds.detach(id);
+  sessions_.erase(id);
+  watch_.forget(id);
+  note(parts_.events, *session, "detached");
+  log::info("worker.detach", "session", id, "pid", client->pid());
+  if (entry != nullptr) apply(*entry, change);
+  client->send(done_frame(frame.call(), frame.session()));
+  serving_.changed().notify();
+  return {};
+}
+
+void WorkerSessions::client_gone(const ClientPtr& client, const Departure& departure) {
+  std::vector<SessionPtr> ended;
+  for (const auto& [id, session] : sessions_) {
+    if (session->client == client) ended.push_back(session);
+  }
+  for (const auto& session : ended) {
+    session->worker = departure.died ? Session::WorkerLife::kDead : Session::WorkerLife::kGone;
+    // The first phase of the session that takes the rank's place.
+    auto* const entry = parts_.instances.find(session->instance);
+    if (entry != nullptr && departure.unseen) {
+      entry->detections[session->rank()] = *departure.unseen;
+    }
+  }
+  for (const auto& session : ended) {
+    fail_session(session, departure.why, departure.died ? "died" : "failed");
+  }
+}
+
+// The worker hears of it on its own channel, and may fill its buckets itself.
+void WorkerSessions::device_over(const device::DeviceOver& over) {
+  const SessionPtr session = find(over.session);
+  if (session != nullptr) session->with_device = false;
+  parts_.rounds.device_over(over);
+  if (session == nullptr) return;
+  session->state.leave_device(steady_now(), !over.error);
+  proceed_loaded(session);
+  const std::string& device = session->order.device;
+  if (!over.error) {
+    const bool verified =
+        options_.verify_uploads || session->state.delivery() == Delivery::kBroadcast;
+    log::info("worker.device_done", "session", over.session, "device", device, "buckets",
+              over.buckets, "bytes", over.bytes, "us", over.elapsed.count(), "verified", verified,
+              "refilled", over.refilled);
+    return;
+  }
+  log::warn("worker.device_failed", "session", over.session, "pid", session->client->pid(),
+            "device", device, "buckets", over.buckets, "refilled", over.refilled, "why",
+            over.error->message());
+  note(parts_.events, *session, "device_failed", over.error->message());
+  const auto& copy = session->copy.stored();
+  if (over.error->code() == ErrorCode::kCorrupt && copy != nullptr) {
+    // The copy itself may be wrong, although nothing has touched its files. Nobody gets it before
+    // it has been read again.
+    copy->verification->doubt();
+    (void)parts_.copies.verifier().check(copy);
+  }
+}
+
+void WorkerSessions::check(TimePoint now) {
+  std::vector<std::pair<SessionPtr, Error>> overdue;
+  for (const auto& [id, session] : sessions_) {
+    if (auto why = session->state.overdue(now)) overdue.emplace_back(session, std::move(*why));
+  }
+  for (const auto& [session, why] : overdue) fail_session(session, why);
+  for (const auto& [id, session] : sessions_) {
+    if (!session->loaded_call || now < session->loaded_call->deadline) continue;
+    const auto* const entry = parts_.instances.find(session->instance);
+    const bool unfit = entry != nullptr && entry->state.state() == InstanceState::kUnfit;
+    refuse_loaded(*session, Error(unfit ? ErrorCode::kUnavailable : ErrorCode::kTimeout,
+                                  fmt::format("instance {} is not ready: {}", session->instance,
+                                              entry != nullptr ? entry->state.why() : "gone")));
+  }
+}
+
+void WorkerSessions::excuse(Duration pause) {
+  for (const auto& [id, session] : sessions_) session->state.excuse(pause);
+}
+
+void WorkerSessions::serving_failed(const SessionPtr& session, const Error& why) {
+  fail_session(session, why);
+}
+
+void WorkerSessions::bytes_announced(const SessionPtr& session) { proceed_loaded(session); }
+
+void WorkerSessions::fail_rank(SessionId id, const Error& why) {
+  if (const auto session = find(id)) fail_session(session, why);
+}
+
+void WorkerSessions::fail_session(const SessionPtr& session, const Error& why, const char* kind) {
+  if (session->state.ended()) return;
+  auto* const entry = parts_.instances.find(session->instance);
+  Instance::Change change;
+  if (entry != nullptr) {
+    change = entry->state.failed(session->id(), why.message());
+    parts_.fleet.ranks_changed(*entry);
+  }
+  log::warn("worker.session_failed", "session", session->id(), "pid", session->client->pid(),
+            "instance", session->instance, "rank", session->rank(), "why", why.message());
+  note(parts_.events, *session, kind, why.message());
+  if (entry == nullptr) return end(session, why);
+  change.ended.emplace_back(session->id(), why);
+  apply(*entry, change);
+}
+
+void WorkerSessions::apply(LocalInstances::Entry& entry, const Instance::Change& change) {
+  parts_.instances.take_back(entry);
+  for (const auto& [id, why] : change.refuse) {
+    if (const auto session = find(id)) refuse_loaded(*session, why);
+  }
+  for (const auto& [id, why] : change.ended) {
+    if (const auto session = find(id)) end(session, why);
+  }
+  const auto now = steady_now();
+  for (const SessionId id : change.commit) {
+    const auto session = find(id);
+    if (session == nullptr) continue;
+    session->state.commit(now);
+    parts_.rounds.commit(id);
+    note(parts_.events, *session, "committed");
+    log::info("worker.committed", "session", id, "pid", session->client->pid(), "instance",
+              session->instance, "rank", session->rank(), "version",
+              session->state.version().to_string());
+    if (!session->loaded_call) continue;
+    session->client->send(
+        committed_frame(session->loaded_call->call, session->state, entry.state.generation(), now));
+    session->loaded_call.reset();
+  }
+  parts_.instances.settle(entry);
+}
+
+// The worker hears of it as the answer to its call, or as an event.
+void WorkerSessions::end(const SessionPtr& session, const Error& why) {
+  if (session->state.ended()) return;
+  const SessionId id = session->id();
+  session->state.end(steady_now(), why);
+  serving_.leave_device(*session);
+  // It has not detached. Unless it is dead, it may read its mapped files for as long as it likes.
+  if (session->worker != Session::WorkerLife::kDead) {
+    for (const auto& segment : session->lent) parts_.copies.store().never_reuse(*segment);
+  }
+  parts_.rounds.fail(id, why.message());
+  refuse_loaded(*session, why);
+  session->client->send(error_frame(session->attach_call, id, why));
+  sessions_.erase(id);
+  watch_.forget(id);
+  serving_.changed().notify();
+}
+
+async::Task<void> WorkerSessions::before_retire(ModelVersion id) {
+  parts_.rounds.retired(id);
+  const auto give_up = steady_now() + options_.retire_wait;
+  while (readers_of(id) > 0 && steady_now() < give_up) {
+    co_await serving_.changed().wait_until(give_up);
+  }
+  std::vector<SessionPtr> users;
+  for (const auto& [number, session] : sessions_) {
+    if (session->wanted() == id) users.push_back(session);
+  }
+  for (const auto& session : users) {
+    fail_session(session, Error(ErrorCode::kStale,
+                                fmt::format("holds {}, which is retired here; attach again",
+                                            id.to_string())));
+  }
+}
+
+std::uint32_t WorkerSessions::readers_of(const ModelVersion& id) const {
+  return static_cast<std::uint32_t>(std::ranges::count_if(
+      sessions_, [&id](const auto& item) { return item.second->wanted() == id; }));
+}
+
+bool WorkerSessions::has_complete_copy(SessionId id) const {
+  const auto session = find(id);
+  return session != nullptr && session->state.is_complete();
+}
+
+void WorkerSessions::note_round_event(SessionId id, const char* kind) {
+  if (const auto session = find(id)) note(parts_.events, *session, kind);
+}
+
+void WorkerSessions::receive_broadcast(SessionId id) {
+  if (const auto session = find(id)) session->state.receive_broadcast(steady_now());
+}
+
+void WorkerSessions::leave_round(SessionId id, bool all, const std::string& why) {
+  const auto session = find(id);
+  if (session == nullptr) return;
+  session->state.leave_round(steady_now(), all);
+  note(parts_.events, *session, all ? "spread" : "alone", why);
+  note_phase(parts_.events, *session);
+  log::info("worker.left_round", "session", id, "instance", session->instance, "rank",
+            session->rank(), "all", all, "why", why);
+  proceed_loaded(session);
+}
+
+void WorkerSessions::add_status(proto::AgentStatusResponse& status) const {
+  const auto now = steady_now();
+  for (const auto& [name, entry] : parts_.instances.all()) {
+    auto& instance = *status.add_instances();
+    instance.set_name(name);
+    instance.set_named(entry->named);
+    instance.set_state(std::string(to_string(entry->state.state())));
+    instance.set_generation(entry->state.generation());
+    instance.set_world(entry->state.world());
+    if (const auto& id = entry->state.version()) {
+      instance.mutable_id()->set_model(id->model);
+      instance.mutable_id()->set_version(id->version);
+    }
+    instance.set_why(entry->state.why());
+    for (const auto& [id, session] : sessions_) {
+      if (session->instance != name) continue;
+      auto& shown = *instance.add_sessions();
+      shown = status_of(session->state, session->rank(), session->client->pid(), now);
+      shown.set_group(session->order.group);
+      const auto in_round = parts_.rounds.rounds().phase_of(id);
+      if (session->state.state() == SessionState::kServing && !in_round.empty()) {
+        shown.set_state(std::string(in_round));
+      }
+    }
+  }
+}
+
+}  // namespace rekindle::worker

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "proto/agent.pb.h"
+#include "recovery/worker/served_session.h"
+#include "recovery/worker/session_serving.h"
+#include "recovery/worker/version_watch.h"
+#include "recovery/worker/worker_connections.h"
+
+namespace rekindle::worker {
+
+// The sessions of all workers, from their attach to their end: answers their calls, and carries out
+// what instances, rounds and the coordinator decide for them. Control thread only.
+class WorkerSessions final : public RankEffects, public RoundSessions, private ServingEffects {
+ public:
+  struct Options {
+    SessionTimes times;
+    std::chrono::milliseconds retire_wait{5000};  // for workers to let go of a version
+    bool verify_uploads = false;                  // on the device, by the device process
+  };
+  // `parts`, `watch` and `tasks` outlive this.
+  WorkerSessions(SessionServing::Parts parts, VersionWatch& watch, async::TaskGroup& tasks,
+                 boost::asio::any_io_executor executor, Options options);
+
+  // --- calls of workers
+  // `id`: of the new session, never used before.
+  Result<void> attach(const ClientPtr& client, const proto::WorkerFrame& frame, SessionId id);
+  Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
+  Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
+  // kStale: the client has no such session.
+  Result<SessionPtr> find(const ClientPtr& client, const proto::WorkerFrame& frame) const;
+
+  void client_gone(const ClientPtr& client, const Departure& departure);
+  void device_over(const device::DeviceOver& over);
+  // Ends the sessions whose deadline has passed, and answers calls whose time is up.
+  void check(TimePoint now);
+  // This process did not run for so long.
+  void excuse(Duration pause);
+
+  // Waits for the sessions of a version that is about to be retired, then ends them.
+  async::Task<void> before_retire(ModelVersion id);
+  // Sessions that may still read this version.
+  std::uint32_t readers_of(const ModelVersion& id) const;
+  void add_status(proto::AgentStatusResponse& status) const;
+
+  // --- RankEffects
+  void fail_rank(SessionId session, const Error& why) override;
+  void apply(LocalInstances::Entry& entry, const Instance::Change& change) override;
+  // --- RoundSessions
+  bool has_complete_copy(SessionId session) const override;
+  void note_round_event(SessionId session, const char* kind) override;
+  void receive_broadcast(SessionId session) override;
+  void leave_round(SessionId session, bool all, const std::string& why) override;
+
+ private:
+  void serving_failed(const SessionPtr& session, const Error& why) override;
+  void bytes_announced(const SessionPtr& session) override;
+
+  SessionPtr find(SessionId session) const;
+  static Rounds::Origin origin_of(const Session& session, const LocalInstances::Entry& entry);
+  void proceed_loaded(const SessionPtr& session);
+  async::Task<void> verify_loaded(SessionPtr session);
+  void accept_loaded(Session& session);
+  static void refuse_loaded(Session& session, const Error& why);
+  // The rank is not fit any more. The other ranks keep what they have.
+  void fail_session(const SessionPtr& session, const Error& why, const char* kind = "failed");
+  void end(const SessionPtr& session, const Error& why);
+
+  const SessionServing::Parts parts_;
+  VersionWatch& watch_;
+  async::TaskGroup& tasks_;
+  const Options options_;
+  SessionServing serving_;
+  std::map<SessionId, SessionPtr> sessions_;  // that have not ended
+};
+
+}  // namespace rekindle::worker
