@@ -1,275 +1,312 @@
 #include "recovery/worker/rounds.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace rekindle::worker {
 
-namespace {
-
-// It waits for its party, or is in it.
-bool takes_part(proto::RoundMemberState state) {
-  return state == proto::ROUND_JOINED || state == proto::ROUND_SPREADING;
-}
-
-}  // namespace
-
-Rounds::Member* Rounds::find(SessionId session) {
+RoundMember* Rounds::find(SessionId session) {
   const auto found = members_.find(session);
   return found == members_.end() ? nullptr : &found->second;
 }
 
-// One that comes back is told of by its new session alone.
-void Rounds::forget_predecessors_of(const Origin& origin) {
-  std::erase_if(members_, [&](const auto& item) {
-    const Member& old = item.second;
-    return old.ended && !old.worker_lost && old.origin.instance == origin.instance &&
-           old.origin.rank == origin.rank;
-  });
+const RoundMember* Rounds::find(SessionId session) const {
+  const auto found = members_.find(session);
+  return found == members_.end() ? nullptr : &found->second;
 }
 
 void Rounds::attach(SessionId session, Origin origin) {
   if (origin.group.empty()) return;
-  forget_predecessors_of(origin);
-  Member member;
-  member.id.model = origin.model;
-  member.origin = std::move(origin);
-  members_[session] = std::move(member);
+  std::erase_if(members_, [&](const auto& item) { return item.second.is_replaced_by(origin); });
+  members_.insert_or_assign(session, RoundMember(std::move(origin)));
   changed_ = true;
 }
 
 bool Rounds::choose(SessionId session, const ModelVersion& id) {
-  Member* const member = find(session);
+  RoundMember* const member = find(session);
   if (member == nullptr) return false;
-  member->chosen = id;
-  for (const auto& [number, round] : rounds_) {
-    const bool its = round.group.empty() || round.group == member->origin.group;
-    if (round.gathering && its && round.id == id) member->round = number;
-  }
+  member->choose(id, known_.gathering(id, member->origin().group));
   changed_ = true;
-  return member->round != 0 && !member->origin.device.empty();
+  return member->round() != 0 && !member->origin().device.empty();
 }
 
-// One that comes late is not waited for.
+// A session that comes late is not waited for.
 bool Rounds::enters(SessionId session) {
-  Member* const member = find(session);
-  if (member == nullptr || member->round == 0) return false;
-  const auto round = rounds_.find(member->round);
-  if (round != rounds_.end() && round->second.gathering) return !member->origin.device.empty();
-  member->round = 0;
+  RoundMember* const member = find(session);
+  if (member == nullptr || member->round() == 0) return false;
+  const auto* const round = known_.find(member->round());
+  if (round != nullptr && round->gathering) return !member->origin().device.empty();
+  member->leave_round();
   changed_ = true;
   return false;
 }
 
+// A session that waits for its party joins when it has its buckets.
 void Rounds::hand_over(SessionId session, const Digest& root, std::optional<std::string> alone) {
-  Member* const member = find(session);
-  if (member == nullptr || member->round == 0) return;
-  member->root = root;
-  if (!alone) return;  // it joins when it has its buckets
-  member->id = member->chosen;
+  RoundMember* const member = find(session);
+  if (member == nullptr || member->round() == 0) return;
+  member->hand_over(root);
+  if (!alone) return;
+  member->take_chosen();
   go_alone(session, *member, *alone);
 }
 
 void Rounds::joined(const device::DeviceJoined& joined, bool owner) {
-  Member* const member = find(joined.session);
-  if (member == nullptr || member->ended) return;
-  const bool waits = member->round != 0 && member->state == proto::ROUND_SERVING;
-  if (!waits) return effects_.stop_spread(joined.session, "its round is over");
-  member->id = member->chosen;
-  member->state = proto::ROUND_JOINED;
-  member->joined = joined;
-  member->owner = owner;
+  RoundMember* const member = find(joined.session);
+  if (member == nullptr || member->ended()) return;
+  if (!member->waits_for_buckets()) {
+    return effects_.stop_spread(joined.session, "its round is over");
+  }
+  member->join(joined, owner);
   changed_ = true;
   leave_ended_rounds("the round was over before it had its buckets");
 }
 
 void Rounds::progress(SessionId session, std::uint64_t bytes) {
-  Member* const member = find(session);
-  if (member == nullptr || bytes <= member->spread_bytes) return;
-  member->spread_bytes = bytes;
-  progressed_ = true;
+  RoundMember* const member = find(session);
+  if (member != nullptr && member->progress(bytes)) progressed_ = true;
 }
 
-void Rounds::go_alone(SessionId session, Member& member, const std::string& why) {
-  member.state = proto::ROUND_ALONE;
-  member.why = why;
+void Rounds::go_alone(SessionId session, RoundMember& member, const std::string& why) {
+  member.go_alone(why);
   changed_ = true;
-  become_ready(member);
   effects_.left_round(session, false, why);
 }
 
-void Rounds::fill(SessionId session, Member& member) {
-  if (!takes_part(member.state) && member.state != proto::ROUND_ALONE) return;
-  member.state = proto::ROUND_FILLED;
+void Rounds::fill(SessionId session, RoundMember& member) {
+  if (!member.is_in_party() && member.state() != proto::ROUND_ALONE) return;
+  member.fill();
   changed_ = true;
-  become_ready(member);
   effects_.left_round(session, true, "");
 }
 
-void Rounds::become_ready(Member& member) {
-  const bool over = member.state == proto::ROUND_ALONE || member.state == proto::ROUND_FILLED;
-  if (!member.committed || !over) return;
-  member.state = proto::ROUND_READY;
-  changed_ = true;
-}
-
 void Rounds::spread_over(const device::SpreadOver& over, TimePoint now) {
-  Member* const member = find(over.session);
+  RoundMember* const member = find(over.session);
   if (member == nullptr) return;
-  member->kept_bytes = over.kept_bytes;
+  member->end_spread(over);
   changed_ = true;
-  const bool given_all = !over.error && !over.worker_lost;
-  member->spread_bytes =
-      given_all ? member->joined.payload_bytes : std::max(member->spread_bytes, over.bytes);
-  if (member->ended) return end_discarding(*member, over.error, now);
-  if (given_all) return fill(over.session, *member);
-  if (!takes_part(member->state)) return;
+  if (member->ended()) return end_discarding(*member, over.error.has_value(), now);
+  if (!over.error && !over.worker_lost) return fill(over.session, *member);
+  if (!member->is_in_party()) return;
   if (over.error) return go_alone(over.session, *member, over.error->message());
-  lose_worker(over.session, *member, over.worker_lost->message());
-}
-
-// Its device has been through the round without it: its party is well, and it has not every byte.
-void Rounds::lose_worker(SessionId session, Member& member, const std::string& why) {
-  member.state = proto::ROUND_FAILED;
-  member.worker_lost = true;
-  member.why = why;
-  changed_ = true;
-  effects_.left_round(session, false, why);
+  member->lose_worker(over.worker_lost->message());
+  effects_.left_round(over.session, false, over.worker_lost->message());
 }
 
 void Rounds::device_over(const device::DeviceOver& over, TimePoint now) {
-  Member* const member = find(over.session);
+  RoundMember* const member = find(over.session);
   if (member == nullptr) return;
-  if (member->ended) return end_discarding(*member, over.error, now);
-  if (member->round == 0) return;
-  if (!over.error) {
-    if (member->state == proto::ROUND_SPREADING) {
-      member->spread_bytes = member->joined.payload_bytes;
-    }
-    return fill(over.session, *member);
-  }
-  const bool waits = member->state == proto::ROUND_SERVING;
-  if (!waits && !takes_part(member->state)) return;
-  member->id = member->chosen;
+  if (member->ended()) return end_discarding(*member, over.error.has_value(), now);
+  if (member->round() == 0) return;
+  if (!over.error) return fill(over.session, *member);
+  if (!member->waits_for_buckets() && !member->is_in_party()) return;
+  member->take_chosen();
   go_alone(over.session, *member, over.error->message());
 }
 
-// A party that has lost only a worker is none that has failed.
-void Rounds::end_discarding(Member& member, const std::optional<Error>& error, TimePoint now) {
-  if (!member.worker_lost || member.state != proto::ROUND_SPREADING) return;
-  member.worker_lost = !error;
-  member.state = proto::ROUND_FAILED;
-  member.forget_at = now + times_.remember;
+void Rounds::end_discarding(RoundMember& member, bool device_failed, TimePoint now) {
+  if (!member.end_discarding(device_failed)) return;
+  member.forget_at(now + times_.remember);
   changed_ = true;
 }
 
 void Rounds::commit(SessionId session) {
-  Member* const member = find(session);
+  RoundMember* const member = find(session);
   if (member == nullptr) return;
-  member->committed = true;
-  if (member->round == 0) {  // by itself: until now it served nothing
-    member->id = member->chosen;
-    changed_ = true;
-  }
-  become_ready(*member);
+  member->commit();
+  changed_ = true;
 }
 
 void Rounds::fail(SessionId session, const std::string& why, TimePoint now) {
-  Member* const member = find(session);
-  if (member == nullptr || member->ended) return;
-  member->ended = true;
-  member->why = why;
+  RoundMember* const member = find(session);
+  if (member == nullptr || member->ended()) return;
+  member->forget_at(now + (member->fail(why) ? times_.discard : times_.remember));
   changed_ = true;
-  if (member->state == proto::ROUND_SPREADING) {
-    member->worker_lost = true;
-    member->forget_at = now + times_.discard;
-    return;
-  }
-  if (member->round != 0) member->id = member->chosen;
-  member->state = proto::ROUND_FAILED;
-  member->forget_at = now + times_.remember;
 }
 
-// Who was told of an update detaches to attach to it: its place is kept for that moment.
+// A worker that heard of an update detaches to attach to it. Its place is kept for that moment.
 void Rounds::detach(SessionId session, TimePoint now) {
-  Member* const member = find(session);
-  if (member == nullptr || member->ended) return;
-  if (member->state == proto::ROUND_SPREADING) return fail(session, "has detached", now);
+  RoundMember* const member = find(session);
+  if (member == nullptr || member->ended()) return;
+  if (member->state() == proto::ROUND_SPREADING) return fail(session, "has detached", now);
   changed_ = true;
-  const auto awaited = gathers(member->id.model, member->origin.group);
-  if (!awaited || member->round != 0 || *awaited == member->id.version) {
+  const auto awaited = known_.gathers(member->id().model, member->origin().group);
+  if (!awaited || member->round() != 0 || *awaited == member->id().version) {
     members_.erase(session);
     return;
   }
-  member->ended = true;
-  member->forget_at = now + times_.remember;
-}
-
-std::optional<std::uint64_t> Rounds::gathers(const std::string& model,
-                                             const std::string& group) const {
-  std::optional<std::uint64_t> version;
-  if (group.empty()) return version;
-  for (const auto& [number, round] : rounds_) {  // the newest last
-    const bool its = round.group.empty() || round.group == group;
-    if (round.gathering && its && round.id.model == model) version = round.id.version;
-  }
-  return version;
+  member->expect_return();
+  member->forget_at(now + times_.remember);
 }
 
 std::optional<std::uint64_t> Rounds::news_for(SessionId session, const ModelVersion& have) const {
-  const auto found = members_.find(session);
-  if (found == members_.end()) return std::nullopt;
-  const std::string& group = found->second.origin.group;
-  if (const auto version = gathers(have.model, group)) {  // it may go back
-    return *version != have.version ? version : std::nullopt;
-  }
-  Last last;
-  for (const std::string& named : {group, std::string()}) {
-    const auto known = last_.find({have.model, named});
-    if (known != last_.end() && known->second.round > last.round) last = known->second;
-  }
-  return last.version > have.version ? std::optional(last.version) : std::nullopt;
+  const RoundMember* const member = find(session);
+  if (member == nullptr) return std::nullopt;
+  return known_.news_for(member->origin().group, have);
 }
 
 std::string_view Rounds::phase_of(SessionId session) const {
-  const auto found = members_.find(session);
-  if (found == members_.end()) return "";
-  if (found->second.state == proto::ROUND_JOINED) return "joined";
-  return found->second.state == proto::ROUND_SPREADING ? "spreading" : "";
+  const RoundMember* const member = find(session);
+  return member != nullptr ? member->phase() : "";
 }
 
 void Rounds::check(TimePoint now) {
-  if (silent_since_ && now - *silent_since_ >= times_.coordinator) {
+  if (known_.is_silent(now, times_.coordinator)) {
     forget_orders();
     leave_ended_rounds("the coordinator does not answer");
   }
-  for (auto it = members_.begin(); it != members_.end();) {
-    Member& member = it->second;
-    if (now < member.forget_at) {
-      ++it;
-      continue;
-    }
-    changed_ = true;
-    it = members_.erase(it);
-  }
+  const auto forgotten =
+      std::erase_if(members_, [&](const auto& item) { return item.second.is_forgotten(now); });
+  if (forgotten > 0) changed_ = true;
 }
 
 void Rounds::forget_orders() {
-  rounds_.clear();
+  known_.forget();
   meetings_.clear();
-  seen_ = 0;
-}
-
-void Rounds::retired(const ModelVersion& id) {
-  std::erase_if(last_, [&](const auto& item) {
-    return item.first.first == id.model && item.second.version == id.version;
-  });
 }
 
 std::optional<TimePoint> Rounds::due() const {
   if (changed_) return TimePoint::min();
   if (progressed_) return reported_at_ + times_.progress;
   return std::nullopt;
+}
+
+proto::RoundReport Rounds::report(const std::string& device_life, std::chrono::milliseconds wait,
+                                  TimePoint now) {
+  known_.asked(now);
+  changed_ = progressed_ = false;
+  reported_at_ = now;
+  proto::RoundReport report;
+  report.set_device_life(device_life);
+  report.set_sequence(++sequence_);
+  report.set_seen(known_.seen());
+  report.set_wait_ms(members_.empty() ? 0 : static_cast<std::uint32_t>(wait.count()));
+  for (auto& [session, member] : members_) {
+    *report.add_members() = member.report(session, sequence_);
+  }
+  for (const auto& [key, meeting] : meetings_) {
+    if (!meeting.id) continue;
+    auto& id = *report.add_ids();
+    id.set_round(key.first);
+    id.set_party(key.second);
+    if (*meeting.id) {
+      id.set_id(**meeting.id);
+    } else {
+      id.set_problem(meeting.id->error().message());
+    }
+  }
+  return report;
+}
+
+void Rounds::meeting_id(std::uint64_t number, const Result<std::string>& id) {
+  for (auto& [key, meeting] : meetings_) {
+    if (meeting.number != number || meeting.id) continue;
+    if (id) {
+      meeting.id = Result<std::string>(*id);
+    } else {
+      meeting.id = Result<std::string>(rekindle::fail(id.error()));
+    }
+    changed_ = true;
+  }
+}
+
+void Rounds::obey(const proto::RoundOrders& orders, std::uint64_t sequence, TimePoint now) {
+  if (!known_.take(orders, sequence)) return;
+  std::set<PartyKey> meeting;
+  std::set<SessionId> seated;
+  for (const auto& order : orders.rounds()) {
+    for (const auto& party : order.parties()) {
+      if (party.state() == proto::PARTY_MEETING) meeting.emplace(order.round(), party.party());
+      for (const auto& place : party.members()) seated.insert(place.session());
+      obey_party(order.round(), party, now);
+    }
+  }
+  std::erase_if(meetings_, [&](const auto& item) { return !meeting.contains(item.first); });
+  leave_ended_rounds("the round is over");
+  for (auto& [session, member] : members_) {
+    if (member.state() != proto::ROUND_JOINED || seated.contains(session)) continue;
+    const auto* const round = known_.find(member.round());
+    const auto joined_report = member.joined_report();
+    const bool heard = joined_report != 0 && known_.has_answered(joined_report);
+    if (round == nullptr || round->gathering || !heard) continue;
+    stop(session, member, "the round has begun without it", now);
+  }
+}
+
+void Rounds::obey_party(std::uint64_t round, const proto::PartyOrder& party, TimePoint now) {
+  if (party.make_id() && party.state() == proto::PARTY_MEETING) {
+    Meeting& meeting = meetings_[{round, party.party()}];
+    if (meeting.number == 0) {
+      meeting.number = ++last_meeting_;
+      effects_.make_meeting_id(meeting.number);
+    }
+  }
+  for (const auto& place : party.members()) {
+    RoundMember* const member = find(place.session());
+    if (member == nullptr || member->round() != round) continue;
+    if (party.state() == proto::PARTY_SPREADING && member->state() == proto::ROUND_JOINED) {
+      spread(place.session(), *member, party, place.rank());
+    } else if (party.state() == proto::PARTY_STOPPED) {
+      stop(place.session(), *member, party.why(), now);
+    }
+  }
+}
+
+// The ranks here whose host lacks the version. They want the same, and share one copy.
+std::vector<std::uint32_t> Rounds::keepers_of(const proto::PartyOrder& party) const {
+  std::vector<std::uint32_t> ranks;
+  for (const auto& place : party.members()) {
+    const RoundMember* const member = find(place.session());
+    if (member == nullptr || member->owner() || member->ended()) continue;
+    ranks.push_back(place.rank());
+  }
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+void Rounds::spread(SessionId session, RoundMember& member, const proto::PartyOrder& party,
+                    std::uint32_t rank) {
+  device::SpreadOrder order;
+  order.session = session;
+  order.communicator = party.communicator();
+  order.id = party.id();
+  order.rank = rank;
+  order.ranks = party.ranks();
+  order.bucket_bytes = party.bucket_bytes();
+  order.owners.assign(party.owners().begin(), party.owners().end());
+  const auto keepers = keepers_of(party);
+  if (const auto own = std::ranges::find(keepers, rank); own != keepers.end()) {
+    order.keep_index = static_cast<std::uint32_t>(own - keepers.begin());
+    order.keep_count = static_cast<std::uint32_t>(keepers.size());
+  }
+  member.spread();
+  changed_ = true;
+  effects_.spread(order);
+}
+
+void Rounds::stop(SessionId session, RoundMember& member, const std::string& why, TimePoint now) {
+  if (!member.is_in_party()) return;
+  effects_.stop_spread(session, why);
+  if (member.ended()) return end_discarding(member, true, now);
+  go_alone(session, member, why);
+}
+
+// Releases members whose round is over, or is led by nobody any more. A spread under way goes on to
+// its end.
+void Rounds::leave_ended_rounds(const std::string& why) {
+  for (auto& [session, member] : members_) {
+    if (member.round() == 0 || member.ended() || known_.find(member.round()) != nullptr) continue;
+    if (member.state() == proto::ROUND_SPREADING || member.state() == proto::ROUND_SERVING) {
+      continue;
+    }
+    if (member.state() == proto::ROUND_JOINED) {
+      effects_.stop_spread(session, why);
+      go_alone(session, member, why);
+    }
+    member.leave_round();
+    changed_ = true;
+  }
 }
 
 }  // namespace rekindle::worker

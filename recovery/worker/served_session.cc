@@ -41,7 +41,7 @@ void note(EventLog& events, const Session& session, std::string kind, std::strin
 }
 
 void note_phase(EventLog& events, Session& session) {
-  const auto phase = session.state.phase_to_report();
+  const auto phase = session.state.phases().to_report();
   if (!phase) return;
   note(events, session, *phase == Phase::kReady ? "loaded" : std::string(to_string(*phase)));
 }

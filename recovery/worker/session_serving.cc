@@ -89,7 +89,7 @@ async::Task<Result<ModelVersion>> SessionServing::choose_version(SessionPtr sess
       continue;
     }
     const std::string& model = session->wanted().model;
-    if (const auto gathers = parts_.rounds.rounds().gathers(model, session->order.group)) {
+    if (const auto gathers = parts_.rounds.rounds().known().gathers(model, session->order.group)) {
       CO_TRY_VOID(entry->state.chosen(session->id(), {model, *gathers}));
       // As if the rank had asked for it: another host may know a newer one.
       entry->fleet.ask_for(*gathers);
@@ -136,7 +136,7 @@ async::Task<Result<void>> SessionServing::follow(SessionPtr session,
   WorkerSession& state = session->state;
   while (!state.ended() && !co_await async::is_cancelled()) {
     state.wait_for(feed->obstacle());
-    state.enter(feed->phase(), steady_now());
+    state.phases().enter(feed->phase(), steady_now());
     if (feed->view() != nullptr && state.state() == SessionState::kResolving) {
       CO_TRY_VOID(hand_over(*session, *feed));
     }

@@ -11,9 +11,9 @@
 #include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 
-#include "recovery/worker/publication.h"
 #include "src/base/unique_fd.h"
 #include "tests/support/process.h"
+#include "tests/worker/published_version.h"
 
 namespace rekindle::worker {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using State = CopyCheck::State;
 
-// Copies that an earlier life has left: none is verified.
+// The store has copies of an earlier life of the agent. None of them is verified.
 class CopyVerifierTest : public ::testing::Test {
  protected:
   void SetUp() override { open(); }
@@ -48,14 +48,7 @@ class CopyVerifierTest : public ::testing::Test {
     verifier_ = std::make_unique<CopyVerifier>(context_.get_executor(), *store_, blocking_,
                                                digests_, std::move(hooks));
   }
-  void publish(const ModelVersion& id) {
-    const auto tensors = *TensorSet::create({{"w", DType::kF32, {8, 1024}}});
-    const auto files = Publication::begin(*store_, dir_ / "made", id, tensors);
-    ASSERT_TRUE(files) << files.error().message();
-    auto staged = store_->stage_segments(id, (*files)->filled(), {});
-    ASSERT_TRUE(staged) << staged.error().message();
-    ASSERT_TRUE(store_->commit_staged(*staged));
-  }
+  void publish(const ModelVersion& id) { publish_rows(*store_, dir_ / "made", id, 8); }
   std::shared_ptr<const store::StoredVersion> copy() const { return store_->versions().at(0); }
   void run() { context_.run_for(std::chrono::seconds(20)); }
 
@@ -150,7 +143,7 @@ TEST_F(CopyVerifierTest, AWrongHeaderIsTheFaultOfNoTile) {
   EXPECT_TRUE(check->bad.empty());
 }
 
-// A copy of which nothing but a stamp has changed is used again.
+// Only a time stamp of the copy has changed, so it is used again.
 TEST_F(CopyVerifierTest, AChangeThatLeavesTheBytesAsTheyWereIsNotTheEndOfTheCopy) {
   publish({"m", 1});
   ::usleep(20'000);  // past the clock tick of the file's time stamp
@@ -160,7 +153,7 @@ TEST_F(CopyVerifierTest, AChangeThatLeavesTheBytesAsTheyWereIsNotTheEndOfTheCopy
   EXPECT_EQ(verifier_->check(copy()), nullptr);
 }
 
-// What it reads may be overwritten the next moment.
+// The bytes that the verifier reads may be overwritten the next moment.
 TEST_F(CopyVerifierTest, B1ACopyThatSomebodyMayWriteToIsNotUsed) {
   publish({"m", 1});
   const std::filesystem::path file = copy()->segments[0]->path();
@@ -203,7 +196,7 @@ TEST_F(CopyVerifierTest, WrongTilesOfACopyThatSomebodyMayWriteToAreFound) {
   EXPECT_TRUE(store_->versions().empty());
 }
 
-// Found by the tampering test: pulls waited for such a copy for as long as they wait for any.
+// Found by the tampering test: pulls waited for such a copy up to their whole deadline.
 TEST_F(CopyVerifierTest, ACopyThatSomebodyWroteToAndCutShortDoesNotStayUndecided) {
   publish({"m", 1});
   const std::filesystem::path file = copy()->segments[0]->path();

@@ -14,7 +14,7 @@ class PortionTest : public store::StoreTest {
  protected:
   Copies copies() const { return source_store_->find(id_); }
   Wanted whole() const { return {id_, "", "", {}, "", ""}; }
-  // A part of a tensor that the copy has in one piece, but not contiguously.
+  // The copy has the tensor in one piece, but the wanted part of it is not contiguous.
   Wanted strided() const {
     Wanted wanted = whole();
     wanted.boxes.push_back({"embed.weight", {0, 0}, {1000, 256}});

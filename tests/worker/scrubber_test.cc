@@ -7,8 +7,8 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/worker/publication.h"
 #include "tests/support/process.h"
+#include "tests/worker/published_version.h"
 
 namespace rekindle::worker {
 namespace {
@@ -33,14 +33,7 @@ class ScrubberTest : public ::testing::Test {
     verifier_ = std::make_unique<CopyVerifier>(context_.get_executor(), *store_, blocking_,
                                                digests_, std::move(hooks));
   }
-  void publish(const ModelVersion& id) {
-    const auto tensors = *TensorSet::create({{"w", DType::kF32, {4096, 1024}}});
-    const auto files = Publication::begin(*store_, dir_ / "made", id, tensors);
-    ASSERT_TRUE(files) << files.error().message();
-    auto staged = store_->stage_segments(id, (*files)->filled(), {});
-    ASSERT_TRUE(staged) << staged.error().message();
-    ASSERT_TRUE(store_->commit_staged(*staged));
-  }
+  void publish(const ModelVersion& id) { publish_rows(*store_, dir_ / "made", id, 4096); }
   std::shared_ptr<const store::StoredVersion> copy(std::uint64_t version) const {
     return store_->find({"m", version}).at(0);
   }
@@ -52,7 +45,7 @@ class ScrubberTest : public ::testing::Test {
                                            options);
     scrubber_->start();
   }
-  // False: not within 20 s.
+  // Returns false after 20 s.
   bool run_until(const std::function<bool()>& done) {
     const TimePoint give_up = SteadyClock().now() + std::chrono::seconds(20);
     while (!done() && SteadyClock().now() < give_up) {
@@ -87,8 +80,8 @@ TEST_F(ScrubberTest, EachCopyIsReadAgainAndAgain) {
 }
 
 TEST_F(ScrubberTest, BytesThatHaveChangedWithoutAStampAreFound) {
-  // As bad memory does it: through a mapping whose pages were read before, which stamps nothing.
-  // There are no leases that would tell of the mapping.
+  // Bad memory changes bytes without a time stamp. So does a write through a mapping whose pages
+  // were read before. This store takes no leases, which would reveal the mapping.
   const std::filesystem::path file = copy(1)->segments[0]->path();
   const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
   const auto size = std::filesystem::file_size(file);
@@ -109,7 +102,7 @@ TEST_F(ScrubberTest, BytesThatHaveChangedWithoutAStampAreFound) {
 }
 
 TEST_F(ScrubberTest, AShareOfACoreIsNotExceeded) {
-  // One tile is read at once; the rest of the copy waits for an hour's worth of rest.
+  // One tile is read at once. The others wait for an hour of rest.
   const TimePoint first = read(1);
   scrub({.every = std::chrono::milliseconds(1), .core_share = 1e-6});
   context_.run_for(std::chrono::milliseconds(300));

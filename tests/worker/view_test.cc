@@ -1,4 +1,4 @@
-// What of a copy a worker is shown, and named boxes.
+// The part of a layout that holds the wanted boxes.
 #include <gtest/gtest.h>
 
 #include "recovery/pull/wanted.h"

@@ -198,13 +198,6 @@ std::uint64_t WorkerSession::announced_bytes() const {
                                     static_cast<double>(tiles_.held()));
 }
 
-std::optional<Phase> WorkerSession::phase_to_report() {
-  const Phase phase = phases_.current();
-  if (phase <= reported_) return std::nullopt;
-  reported_ = phase;
-  return phase;
-}
-
 std::optional<TimePoint> WorkerSession::next_deadline() const {
   if (state_ == SessionState::kResolving) return resolve_by_;
   const bool loads = complete_ || was_given_all();

@@ -52,6 +52,12 @@ class PhaseTimes {
     running_ = false;
   }
   Phase current() const { return phase_; }
+  // The current phase, if it has not been reported yet. Each phase is reported once.
+  std::optional<Phase> to_report() {
+    if (phase_ <= reported_) return std::nullopt;
+    reported_ = phase_;
+    return phase_;
+  }
   void set(Phase phase, Duration took) { took_[static_cast<std::size_t>(phase)] = took; }
   std::array<Duration, kPhaseCount> at(TimePoint now) const {
     auto took = took_;
@@ -65,6 +71,7 @@ class PhaseTimes {
   }
   std::array<Duration, kPhaseCount> took_{};
   Phase phase_ = Phase::kPlan;
+  Phase reported_ = Phase::kPlan;
   TimePoint since_{};
   bool running_ = false;
 };
@@ -127,7 +134,6 @@ class WorkerSession {
     std::uint64_t payload_bytes = 0;  // of the layout
   };
   // --- what the agent has found
-  void enter(Phase phase, TimePoint now) { phases_.enter(phase, now); }
   // Why the attach has to wait at present. Its timeout will say so.
   void wait_for(std::optional<Error> obstacle) { obstacle_ = std::move(obstacle); }
   // The worker learns where its bytes will be; none of them are ready yet. kStale: it has ended.
@@ -192,8 +198,6 @@ class WorkerSession {
   // In proportion to the announced tiles, which differ little in size; exact at the end.
   std::uint64_t announced_bytes() const;
   const TileAnnouncements& tiles() const { return tiles_; }
-  // The current phase, if it has not been reported yet. Each phase is reported once.
-  std::optional<Phase> phase_to_report();
   PhaseTimes& phases() { return phases_; }
   const PhaseTimes& phases() const { return phases_; }
 
@@ -214,7 +218,6 @@ class WorkerSession {
   bool complete_ = false;  // the copy here is committed
   TimePoint load_by_{};
   PhaseTimes phases_;
-  Phase reported_ = Phase::kPlan;
 };
 
 }  // namespace rekindle::worker

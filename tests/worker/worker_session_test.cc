@@ -1,8 +1,8 @@
+#include "recovery/worker/core/worker_session.h"
+
 #include <random>
 
 #include <gtest/gtest.h>
-
-#include "recovery/worker/core/worker_session.h"
 
 namespace rekindle::worker {
 namespace {
@@ -169,12 +169,73 @@ TEST_F(WorkerSessionTest, TheTimeToLoadBeginsWhenTheRoundIsOver) {
   EXPECT_TRUE(session_.overdue(now_ + 60s));
 }
 
+using Step = WorkerSession::LoadedStep;
+using Copy = WorkerSession::CopyKnown;
+
+TEST_F(WorkerSessionTest, LoadedWaitsForTheCommitOfACopyThatArrives) {
+  serve();
+  EXPECT_EQ(session_.next_for_loaded(Copy::kArriving), Step::kAccept) << "to be refused";
+  (void)session_.ready(tiles({{0, kTiles}}));
+  EXPECT_EQ(session_.next_for_loaded(Copy::kArriving), Step::kWait);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kChanged), Step::kVerify);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kUnchanged), Step::kAccept);
+}
+
+TEST_F(WorkerSessionTest, LoadedWaitsForADeviceProcessThatIsInARound) {
+  serve();
+  session_.enter_round();
+  EXPECT_EQ(session_.next_for_loaded(Copy::kArriving), Step::kWait);
+  session_.leave_round(now_, false);
+  EXPECT_EQ(session_.delivery(), Delivery::kRest);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kArriving), Step::kWait);
+  session_.leave_device(now_, true);
+  EXPECT_EQ(session_.delivery(), Delivery::kFilled);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kArriving), Step::kAccept);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kChanged), Step::kVerify)
+      << "a part of the bytes came from the copy";
+}
+
+TEST_F(WorkerSessionTest, ABroadcastNeedsNoCopyOfThisHost) {
+  serve();
+  session_.enter_round();
+  session_.receive_broadcast(now_);
+  session_.leave_round(now_, true);
+  EXPECT_EQ(session_.delivery(), Delivery::kBroadcast);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kChanged), Step::kAccept);
+}
+
+TEST_F(WorkerSessionTest, ADeviceProcessThatFailsLeavesTheRestToTheWorker) {
+  serve();
+  session_.enter_round();
+  session_.leave_device(now_, false);
+  EXPECT_EQ(session_.delivery(), Delivery::kHost);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kArriving), Step::kAccept) << "to be refused";
+  EXPECT_EQ(session_.loaded(now_, 4000).error().code(), ErrorCode::kInvalid);
+}
+
+TEST_F(WorkerSessionTest, ATimeoutNamesTheObstacle) {
+  session_.wait_for(Error(ErrorCode::kUnavailable, "another pull fills the files"));
+  EXPECT_EQ(session_.overdue(now_ + 10s)->message(), "another pull fills the files");
+  EXPECT_EQ(session_.overdue(now_ + 10s)->code(), ErrorCode::kTimeout);
+  session_.wait_for(std::nullopt);
+  EXPECT_NE(session_.overdue(now_ + 10s)->message(), "another pull fills the files");
+}
+
+TEST_F(WorkerSessionTest, ReportsEachPhaseOnce) {
+  EXPECT_EQ(session_.phases().to_report(), std::nullopt);
+  serve();
+  EXPECT_EQ(session_.phases().to_report(), Phase::kWire);
+  EXPECT_EQ(session_.phases().to_report(), std::nullopt);
+  (void)session_.complete(now_);
+  EXPECT_EQ(session_.phases().to_report(), Phase::kInstall);
+}
+
 TEST_F(WorkerSessionTest, PhasesAddUpToTheWholeTime) {
   now_ += 2s;
-  session_.enter(Phase::kRegister, now_);
+  session_.phases().enter(Phase::kRegister, now_);
   now_ += 3s;
   serve();
-  session_.enter(Phase::kPlan, now_);  // back is not possible
+  session_.phases().enter(Phase::kPlan, now_);  // ignored: an earlier phase
   now_ += 5s;
   (void)session_.complete(now_);
   now_ += 7s;
@@ -185,8 +246,8 @@ TEST_F(WorkerSessionTest, PhasesAddUpToTheWholeTime) {
   EXPECT_EQ(took, (std::array<Duration, kPhaseCount>{0s, 2s, 3s, 5s, 7s, 11s}));
 }
 
-// Whatever comes in whatever order: told tiles are verified ones of the layout, each once; complete
-// before loaded before committed; an end is final.
+// In any order of events: announced tiles have verified and belong to the layout, each is announced
+// once, loaded comes before committed, and an end is final.
 TEST(WorkerSessionRandom, KeepsItsPromises) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);

@@ -1,6 +1,6 @@
 #pragma once
 
-// The service behind a real socket, spoken to frame by frame.
+// The service behind a real socket. The test is the worker, and sends frames.
 #include <future>
 #include <map>
 #include <mutex>
@@ -19,6 +19,7 @@
 #include "src/async/task.h"
 #include "src/ipc/unix_socket.h"
 #include "tests/support/process.h"
+#include "tests/worker/published_version.h"
 
 namespace rekindle::worker {
 
@@ -28,7 +29,7 @@ using testing::TempDir;
 
 inline TimePoint soon() { return std::chrono::steady_clock::now() + 20s; }
 
-// Holds m@1 .. in a real store; nobody else does.
+// A host with a real store. No other host has the versions in it.
 class LonelyHost final : public Host {
  public:
   LonelyHost(const std::filesystem::path& directory, const boost::asio::any_io_executor& executor)
@@ -55,13 +56,13 @@ class LonelyHost final : public Host {
   }
   CopyVerifier& verifier() override { return *verifier_; }
   bool has_fleet() const override { return fleet; }
-  async::Task<Result<InstanceVerdict>> report(RankReport word) override {
+  async::Task<Result<InstanceVerdict>> report(RankReport report) override {
     const std::lock_guard lock(mutex_);
-    words_.push_back(std::move(word));
-    if (words_.back().rank == refuse_rank) co_return fail(ErrorCode::kDenied, "it lives on b");
+    reports_.push_back(std::move(report));
+    if (reports_.back().rank == refuse_rank) co_return fail(ErrorCode::kDenied, "it lives on b");
     co_return answer_;
   }
-  // --- the device process, in the test's hands
+  // --- the device process, played by the test
   Result<UniqueFd> serve_device(device::DeviceOrder order) override {
     const std::lock_guard lock(mutex_);
     if (!has_device) return Host::serve_device(std::move(order));
@@ -84,21 +85,22 @@ class LonelyHost final : public Host {
   }
   void stop_spread(std::uint64_t session, const std::string&) override { stopped = session; }
   std::atomic<std::uint64_t> spreading = 0;
-  std::atomic<std::uint32_t> keeping = 0;  // of that
+  std::atomic<std::uint32_t> keeping = 0;  // keep_count of that order
   std::atomic<std::uint64_t> stopped = 0;
   std::atomic<bool> has_device = false;
-  std::vector<UniqueFd> device_ends;               // before the answer, by the service
-  std::vector<device::DeviceOrder> device_orders;  // likewise
+  // Both written by the service before it answers the worker.
+  std::vector<UniqueFd> device_ends;
+  std::vector<device::DeviceOrder> device_orders;
   std::atomic<std::uint64_t> tiles_told = 0;
   std::atomic<bool> device_complete = false;
   std::atomic<std::uint64_t> device_ended = 0;
 
-  // --- the coordinator, in the test's hands
+  // --- the coordinator, played by the test
   std::atomic<bool> fleet = false;
   std::atomic<std::uint32_t> refuse_rank = 1000;
   using Pulled = async::Task<Result<std::shared_ptr<const store::StoredVersion>>>;
   std::function<Pulled(pull::PullWatch)> on_pull;  // set before anybody attaches
-  // Rounds: the last report; what is ordered.
+  // Keeps the report and answers with the orders.
   async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override {
     {
       const std::lock_guard lock(mutex_);
@@ -139,11 +141,11 @@ class LonelyHost final : public Host {
     const std::lock_guard lock(mutex_);
     answer_ = std::move(answer);
   }
-  // The last word of each rank.
-  std::map<std::uint32_t, RankReport> words() {
+  // The last report of each rank.
+  std::map<std::uint32_t, RankReport> reports() {
     const std::lock_guard lock(mutex_);
     std::map<std::uint32_t, RankReport> last;
-    for (const auto& word : words_) last[word.rank] = word;
+    for (const auto& report : reports_) last[report.rank] = report;
     return last;
   }
 
@@ -172,11 +174,11 @@ class LonelyHost final : public Host {
   proto::RoundReport report_;                                               // guarded by mutex_
   proto::RoundOrders orders_;                                               // guarded by mutex_
   proto::RoundStatus status_;                                               // guarded by mutex_
-  std::vector<RankReport> words_;                                           // guarded by mutex_
+  std::vector<RankReport> reports_;                                         // guarded by mutex_
   Result<InstanceVerdict> answer_ = fail(ErrorCode::kUnavailable, "away");  // guarded by mutex_
 };
 
-// One end of the channel, in the test's hands.
+// The worker's end of the channel.
 class Raw {
  public:
   explicit Raw(const std::string& path)
@@ -188,7 +190,7 @@ class Raw {
     return call_;
   }
   void send_bytes(std::string bytes) { EXPECT_TRUE(channel_.send(std::move(bytes), {}, soon())); }
-  // The next frame; nullopt: the connection has ended.
+  // Returns the next frame; nullopt: the connection has ended.
   std::optional<proto::AgentFrame> next() {
     auto frame = channel_.receive(soon());
     if (!frame) return std::nullopt;
@@ -198,7 +200,7 @@ class Raw {
     EXPECT_EQ(parsed.descriptors(), descriptors.size());
     return parsed;
   }
-  // The answer to the call; events before it are kept.
+  // Returns the answer to the call. Keeps the events before it.
   proto::AgentFrame answer(std::uint64_t call) {
     while (auto frame = next()) {
       if (frame->call() == call) return *frame;
@@ -227,7 +229,7 @@ class Raw {
   void wait_complete() {
     wait_ready([](const proto::TilesReady& ready) { return ready.complete(); });
   }
-  // All tiles have verified; the copy may not be committed yet.
+  // Waits until all tiles have verified. The copy may not be committed yet.
   void wait_all_told() {
     wait_ready([](const proto::TilesReady& ready) {
       return ready.bytes_total() > 0 && ready.bytes_done() == ready.bytes_total();
@@ -238,6 +240,50 @@ class Raw {
     frame.set_session(session);
     frame.mutable_loaded()->set_bytes(bytes);
     return send(frame);
+  }
+
+  // These calls return the answer.
+  proto::AgentFrame ping() {
+    proto::WorkerFrame frame;
+    frame.mutable_ping();
+    return answer(send(frame));
+  }
+  proto::AgentFrame detach(std::uint64_t session) {
+    proto::WorkerFrame frame;
+    frame.set_session(session);
+    frame.mutable_detach();
+    return answer(send(frame));
+  }
+  proto::AgentFrame watch(std::uint64_t session, std::uint64_t have) {
+    proto::WorkerFrame frame;
+    frame.set_session(session);
+    frame.mutable_watch()->mutable_have()->set_model("m");
+    frame.mutable_watch()->mutable_have()->set_version(have);
+    return answer(send(frame));
+  }
+  // Begins m@5, with so many floats.
+  proto::AgentFrame begin_publish(std::uint64_t floats = 1024) {
+    proto::WorkerFrame frame;
+    auto& begin = *frame.mutable_publish_begin();
+    begin.mutable_id()->set_model("m");
+    begin.mutable_id()->set_version(5);
+    auto& tensor = *begin.add_tensors();
+    tensor.set_name("w");
+    tensor.set_dtype("F32");
+    tensor.add_shape(floats);
+    return answer(send(frame));
+  }
+  proto::AgentFrame commit_publish(std::uint64_t publication) {
+    proto::WorkerFrame frame;
+    frame.set_session(publication);
+    frame.mutable_publish_commit();
+    return answer(send(frame));
+  }
+  proto::AgentFrame abandon_publish(std::uint64_t publication) {
+    proto::WorkerFrame frame;
+    frame.set_session(publication);
+    frame.mutable_publish_abandon();
+    return answer(send(frame));
   }
 
   std::vector<UniqueFd> descriptors;  // of the last frame
@@ -281,12 +327,7 @@ class WorkerServiceTest : public ::testing::Test {
     service_.reset();
   }
   void publish(std::uint64_t version) {
-    const ModelVersion id{"m", version};
-    const auto tensors = *TensorSet::create({{"w", DType::kF32, {8, 1024}}});
-    const auto files = Publication::begin(host_->store(), dir_ / "made", id, tensors);
-    ASSERT_TRUE(files) << files.error().message();
-    const auto root = host_->publish_now(id, (*files)->filled());
-    ASSERT_TRUE(root) << root.error().message();
+    publish_rows(host_->store(), dir_ / "made", {"m", version}, 8);
   }
   std::string socket() const { return (agent_ / "worker.sock").string(); }
   Raw greeted() {

@@ -1,11 +1,12 @@
-// The service behind a real socket, spoken to frame by frame: what a library would not send, too.
+// The service behind a real socket. The test sends frames, also such as the library never sends.
+#include "recovery/worker/worker_service.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "recovery/worker/worker_service.h"
 #include "src/async/task.h"
-#include "tests/worker/service_fixture.h"
+#include "tests/worker/worker_service_fixture.h"
 
 namespace rekindle::worker {
 namespace {
@@ -46,9 +47,7 @@ TEST_F(WorkerServiceTest, TilesAreToldOnceAndAllOfThemBeforeComplete) {
 TEST_F(WorkerServiceTest, WhoSaysNoHelloOrNonsenseIsCutOffAlone) {
   Raw fine = greeted();
   Raw rude(socket());
-  proto::WorkerFrame ping;
-  ping.mutable_ping();
-  EXPECT_TRUE(rude.answer(rude.send(ping)).has_error());
+  EXPECT_TRUE(rude.ping().has_error());
   EXPECT_FALSE(rude.next());
   Raw garbage = greeted();
   garbage.send_bytes("\xff\xff\xff\xff");
@@ -59,7 +58,7 @@ TEST_F(WorkerServiceTest, WhoSaysNoHelloOrNonsenseIsCutOffAlone) {
   hello.mutable_hello()->set_protocol_max(9);
   EXPECT_EQ(old.answer(old.send(hello)).error().code(), proto::STATUS_INVALID);
   EXPECT_FALSE(old.next());
-  EXPECT_TRUE(fine.answer(fine.send(ping)).has_pong());
+  EXPECT_TRUE(fine.ping().has_pong());
 }
 
 TEST_F(WorkerServiceTest, OrdersThatContradictThemselvesAreRefused) {
@@ -82,14 +81,11 @@ TEST_F(WorkerServiceTest, AnotherWorkersSessionIsNobodysBusiness) {
   owner.wait_complete();
   Raw thief = greeted();
   EXPECT_EQ(thief.answer(thief.say_loaded(session, kPayload)).error().code(), proto::STATUS_STALE);
-  proto::WorkerFrame detach;
-  detach.set_session(session);
-  detach.mutable_detach();
-  EXPECT_EQ(thief.answer(thief.send(detach)).error().code(), proto::STATUS_STALE);
+  EXPECT_EQ(thief.detach(session).error().code(), proto::STATUS_STALE);
   EXPECT_TRUE(owner.answer(owner.say_loaded(session, kPayload)).has_committed());
 }
 
-// Found by the tampering test: a worker that was told UNAVAILABLE asked its ended session for ever.
+// Found by the tampering test: after UNAVAILABLE a worker asked its ended session for ever.
 TEST_F(WorkerServiceTest, WhoeverReadACopyThatSomebodyMayWriteToIsToldToAttachAgain) {
   Raw raw = greeted();
   const auto attached = raw.attach("");
@@ -102,7 +98,7 @@ TEST_F(WorkerServiceTest, WhoeverReadACopyThatSomebodyMayWriteToIsToldToAttachAg
   EXPECT_EQ(refused.error().code(), proto::STATUS_STALE) << refused.error().message();
 }
 
-// A pull of m@2 that brings the bytes of m@1 and commits when it is told to.
+// A pull of m@2 that brings the bytes of m@1. The test decides when it commits.
 class ArrivingCopyTest : public WorkerServiceTest {
  protected:
   void SetUp() override {
@@ -122,15 +118,13 @@ class ArrivingCopyTest : public WorkerServiceTest {
       co_return stored_;
     };
   }
-  // The call of a worker that has read all of it and says so.
+  // Reads everything and says so. Returns the number of that call.
   std::uint64_t read_all(Raw& raw) {
     const auto attached = raw.attach("", 0, 1, 2);
     EXPECT_TRUE(attached.has_attached()) << attached.ShortDebugString();
     raw.wait_all_told();
     const auto loaded = raw.say_loaded(attached.session(), kPayload);
-    proto::WorkerFrame ping;
-    ping.mutable_ping();
-    (void)raw.answer(raw.send(ping));
+    (void)raw.ping();
     return loaded;
   }
 
@@ -149,14 +143,14 @@ TEST_F(ArrivingCopyTest, AWorkerThatHasReadAllIsReadyAtTheCommit) {
 TEST_F(ArrivingCopyTest, B1AWorkerIsNotReadyIfSomebodyMayHaveWrittenToTheFilesBeforeTheCommit) {
   Raw raw = greeted();
   const auto loaded = read_all(raw);
-  stored_->verification->doubt();  // as a commit does then
+  stored_->verification->doubt();  // as the commit does in that case
   commits_ = true;
   const auto refused = raw.answer(loaded);
   ASSERT_TRUE(refused.has_error()) << refused.ShortDebugString();
   EXPECT_EQ(refused.error().code(), proto::STATUS_STALE);
 }
 
-// Whether the bytes are still right, the worker may have read others in between.
+// The bytes are right again, but the worker may have read wrong ones in between.
 TEST_F(WorkerServiceTest, AFileThatWasChangedWhileItWasReadCommitsNobodyUntilItAttachesAgain) {
   Raw raw = greeted();
   const auto attached = raw.attach("");
@@ -225,9 +219,7 @@ TEST_F(WorkerServiceTest, ARankThatIsLostIsToldToThoseThatWaitAndMayComeBack) {
   auto second = std::make_unique<Raw>(greeted());
   (void)second->attach("i", 1, 2);
   const auto waiting = first.say_loaded(one, kPayload);
-  proto::WorkerFrame ping;
-  ping.mutable_ping();
-  (void)first.answer(first.send(ping));  // it waits by now
+  (void)first.ping();  // after the answer the call above waits
   second.reset();
   const auto refused = first.answer(waiting);
   EXPECT_EQ(refused.error().code(), proto::STATUS_UNAVAILABLE);
@@ -284,7 +276,7 @@ TEST_F(WorkerServiceTest, AnAttachThatAnotherPullHeldUpSaysSo) {
       << refused.ShortDebugString();
 }
 
-// Whatever words the error has: only the store says that the place is taken.
+// The text of an error does not matter. Only the store knows that the place is taken.
 TEST_F(WorkerServiceTest, B8AnotherFailureOfAPullIsToldAtOnce) {
   host_->on_pull = [](pull::PullWatch) -> LonelyHost::Pulled {
     co_return fail(ErrorCode::kUnavailable, "m@2 is already being written in x");
@@ -296,21 +288,11 @@ TEST_F(WorkerServiceTest, B8AnotherFailureOfAPullIsToldAtOnce) {
 
 TEST_F(WorkerServiceTest, S7WhoKeepsItsDescriptorAfterTheCommitChangesNothing) {
   Raw raw = greeted();
-  proto::WorkerFrame begin;
-  begin.mutable_publish_begin()->mutable_id()->set_model("m");
-  begin.mutable_publish_begin()->mutable_id()->set_version(5);
-  auto& tensor = *begin.mutable_publish_begin()->add_tensors();
-  tensor.set_name("w");
-  tensor.set_dtype("F32");
-  tensor.add_shape(100'000);
-  const auto begun = raw.answer(raw.send(begin));
+  const auto begun = raw.begin_publish(100'000);
   ASSERT_TRUE(begun.has_publish_begun()) << begun.ShortDebugString();
   ASSERT_EQ(raw.descriptors.size(), 1u);
   const UniqueFd kept = std::move(raw.descriptors[0]);
-  proto::WorkerFrame commit;
-  commit.set_session(begun.session());
-  commit.mutable_publish_commit();
-  ASSERT_TRUE(raw.answer(raw.send(commit)).has_published());
+  ASSERT_TRUE(raw.commit_publish(begun.session()).has_published());
   const auto stored = host_->store().find({"m", 5}).front();
   const auto served = stored->array(stored->manifest.layout.entries()[0]);
   const std::vector<std::byte> before(served.begin(), served.end());
@@ -322,32 +304,20 @@ TEST_F(WorkerServiceTest, S7WhoKeepsItsDescriptorAfterTheCommitChangesNothing) {
 
 TEST_F(WorkerServiceTest, OnlySoManyPublicationsOfOneWorkerAreUnderWay) {
   Raw raw = greeted();
-  proto::WorkerFrame begin;
-  begin.mutable_publish_begin()->mutable_id()->set_model("m");
-  begin.mutable_publish_begin()->mutable_id()->set_version(5);
-  auto& tensor = *begin.mutable_publish_begin()->add_tensors();
-  tensor.set_name("w");
-  tensor.set_dtype("F32");
-  tensor.add_shape(1024);
-  proto::WorkerFrame abandon;
+  std::uint64_t last = 0;
   for (int i = 0; i < 4; ++i) {
-    const auto begun = raw.answer(raw.send(begin));
+    const auto begun = raw.begin_publish();
     ASSERT_TRUE(begun.has_publish_begun()) << begun.ShortDebugString();
-    abandon.set_session(begun.session());
+    last = begun.session();
   }
-  EXPECT_EQ(raw.answer(raw.send(begin)).error().code(), proto::STATUS_EXHAUSTED);
-  abandon.mutable_publish_abandon();
-  EXPECT_TRUE(raw.answer(raw.send(abandon)).has_done());
-  EXPECT_TRUE(raw.answer(raw.send(begin)).has_publish_begun());
+  EXPECT_EQ(raw.begin_publish().error().code(), proto::STATUS_EXHAUSTED);
+  EXPECT_TRUE(raw.abandon_publish(last).has_done());
+  EXPECT_TRUE(raw.begin_publish().has_publish_begun());
 }
 
 TEST_F(WorkerServiceTest, OnlyOwnSessionsAreWatchedAndSpecsHaveASize) {
   Raw raw = greeted();
-  proto::WorkerFrame watch;
-  watch.mutable_watch()->mutable_have()->set_model("m");
-  watch.mutable_watch()->mutable_have()->set_version(1);
-  watch.set_session(4711);
-  EXPECT_EQ(raw.answer(raw.send(watch)).error().code(), proto::STATUS_STALE);
+  EXPECT_EQ(raw.watch(4711, 1).error().code(), proto::STATUS_STALE);
   proto::WorkerFrame big;
   big.mutable_attach()->set_model("m");
   big.mutable_attach()->set_version(1);
@@ -357,30 +327,66 @@ TEST_F(WorkerServiceTest, OnlyOwnSessionsAreWatchedAndSpecsHaveASize) {
 
 TEST_F(WorkerServiceTest, AnAbandonedPublicationLeavesNothing) {
   Raw raw = greeted();
-  proto::WorkerFrame begin;
-  begin.mutable_publish_begin()->mutable_id()->set_model("m");
-  begin.mutable_publish_begin()->mutable_id()->set_version(5);
-  auto& tensor = *begin.mutable_publish_begin()->add_tensors();
-  tensor.set_name("w");
-  tensor.set_dtype("F32");
-  tensor.add_shape(1024);
-  const auto begun = raw.answer(raw.send(begin));
+  const auto begun = raw.begin_publish();
   ASSERT_TRUE(begun.has_publish_begun()) << begun.ShortDebugString();
   EXPECT_EQ(raw.descriptors.size(), 1u);
   EXPECT_FALSE(std::filesystem::is_empty(agent_ / "publish"));
-  proto::WorkerFrame abandon;
-  abandon.set_session(begun.session());
-  abandon.mutable_publish_abandon();
-  EXPECT_TRUE(raw.answer(raw.send(abandon)).has_done());
+  EXPECT_TRUE(raw.abandon_publish(begun.session()).has_done());
   EXPECT_TRUE(std::filesystem::is_empty(agent_ / "publish"));
-  proto::WorkerFrame commit;
-  commit.set_session(begun.session());
-  commit.mutable_publish_commit();
-  EXPECT_EQ(raw.answer(raw.send(commit)).error().code(), proto::STATUS_STALE);
+  EXPECT_EQ(raw.commit_publish(begun.session()).error().code(), proto::STATUS_STALE);
   auto dying = std::make_unique<Raw>(greeted());
-  ASSERT_TRUE(dying->answer(dying->send(begin)).has_publish_begun());
+  ASSERT_TRUE(dying->begin_publish().has_publish_begun());
   dying.reset();
   EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(agent_ / "publish"); }));
+}
+
+TEST_F(WorkerServiceTest, EventsTellTheStoryOfAnInstance) {
+  {
+    Raw raw = greeted();
+    const auto session = raw.attach("i").session();
+    raw.wait_complete();
+    ASSERT_TRUE(raw.answer(raw.say_loaded(session, kPayload)).has_committed());
+  }
+  EXPECT_TRUE(eventually([&] { return event_kinds().back() == "unfit"; }));
+  const auto kinds = event_kinds();
+  const std::vector<std::string> story{"attach",    "wire",  "install", "loaded",
+                                       "committed", "ready", "failed",  "unfit"};
+  EXPECT_EQ(kinds, story);
+}
+
+TEST(EventLogTest, KeepsTheNewestAndNumbersThemWithoutGaps) {
+  boost::asio::io_context context;
+  EventLog log(context.get_executor());
+  EXPECT_TRUE(log.after(0, 10).empty());
+  constexpr std::uint64_t kAll = EventLog::kMost + 100;
+  for (std::uint64_t i = 1; i <= kAll; ++i) log.add({.kind = std::to_string(i)});
+  EXPECT_EQ(log.last(), kAll);
+  const auto first = log.after(0, 3);
+  ASSERT_EQ(first.size(), 3u);
+  EXPECT_EQ(first[0].number, 101u);
+  EXPECT_EQ(first[0].kind, "101");
+  EXPECT_EQ(log.after(first[2].number, 1).front().number, 104u);
+  EXPECT_EQ(log.after(kAll - 1, 10).size(), 1u);
+  EXPECT_TRUE(log.after(kAll, 10).empty());
+  EXPECT_TRUE(log.after(kAll + 7, 10).empty());
+}
+
+class ForgetfulService : public WorkerServiceTest {
+ protected:
+  ForgetfulService() { options.forget_after = 200ms; }
+};
+
+TEST_F(ForgetfulService, ForgetsAnInstanceThatNobodyCameBackToAndNoOther) {
+  Raw stays = greeted();
+  (void)stays.attach("stays", 0, 2);
+  {
+    Raw raw = greeted();
+    (void)raw.attach("i", 0, 2);
+  }
+  EXPECT_TRUE(eventually([&] { return event_kinds().back() == "forgotten"; }));
+  EXPECT_NE(ready("/ready/i").body.find("no rank has attached"), std::string::npos);
+  EXPECT_NE(ready("/ready/stays").body.find("LOADING"), std::string::npos)
+      << ready("/ready/stays").body;
 }
 
 }  // namespace

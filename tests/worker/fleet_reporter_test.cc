@@ -1,5 +1,5 @@
-// Ranks that live on other hosts, as the coordinator tells of them; events; what is forgotten.
-#include "tests/worker/service_fixture.h"
+// Instances whose ranks live on several hosts: reports to the coordinator, and its verdicts.
+#include "tests/worker/worker_service_fixture.h"
 
 namespace rekindle::worker {
 namespace {
@@ -25,23 +25,23 @@ class SpanningInstance : public WorkerServiceTest {
     attach.set_world(2);
     return frame;
   }
-  // Rank 0 of two, the other one elsewhere.
+  // Commits rank 0 of two ranks. The other rank lives elsewhere.
   void commit(Raw& raw) {
     const auto session = raw.attach("i", 0, 2).session();
     raw.wait_complete();
     say(InstanceVerdict::State::kCommitted);
     ASSERT_TRUE(raw.answer(raw.say_loaded(session, kPayload)).has_committed());
   }
-  // The answer that the coordinator gives now was heard.
+  // Waits until the service has heard the coordinator's present answer.
   bool eventually_heard() {
-    const auto words = host_->words()[0].sequence;
-    return eventually([&] { return host_->words()[0].sequence > words + 2; });
+    const auto reports = host_->reports()[0].sequence;
+    return eventually([&] { return host_->reports()[0].sequence > reports + 2; });
   }
   bool eventually_said(RankReport::State state) {
     return eventually([&] {
-      const auto words = host_->words();
-      const auto mine = words.find(0);
-      return mine != words.end() && mine->second.state == state;
+      const auto reports = host_->reports();
+      const auto mine = reports.find(0);
+      return mine != reports.end() && mine->second.state == state;
     });
   }
 };
@@ -112,14 +112,11 @@ TEST_F(SpanningInstance, TellsWhyARankFailedAndThatOneHasLeft) {
   (void)raw->attach("i", 0, 2);
   raw.reset();
   EXPECT_TRUE(eventually_said(RankReport::State::kFailed));
-  EXPECT_FALSE(host_->words()[0].why.empty());
+  EXPECT_FALSE(host_->reports()[0].why.empty());
   Raw again = greeted();
   const auto session = again.attach("i", 0, 2).session();
   EXPECT_TRUE(eventually_said(RankReport::State::kAttached));
-  proto::WorkerFrame detach;
-  detach.set_session(session);
-  detach.mutable_detach();
-  EXPECT_TRUE(again.answer(again.send(detach)).has_done());
+  EXPECT_TRUE(again.detach(session).has_done());
   EXPECT_TRUE(eventually_said(RankReport::State::kGone));
 }
 
@@ -145,12 +142,10 @@ TEST_F(SpanningInstance, ARankThatWantsAnotherVersionIsRefusedAlone) {
   Raw wrong = greeted();
   EXPECT_EQ(wrong.attach("i", 1, 3, 2).error().code(), proto::STATUS_INVALID);
   EXPECT_TRUE(eventually_heard());
-  const auto words = host_->words();
-  ASSERT_EQ(words.count(1), 1u);
-  for (const auto& [rank, word] : words) EXPECT_EQ(word.version, 1u) << "rank " << rank;
-  proto::WorkerFrame ping;
-  ping.mutable_ping();
-  EXPECT_TRUE(raw.answer(raw.send(ping)).has_pong());
+  const auto reports = host_->reports();
+  ASSERT_EQ(reports.count(1), 1u);
+  for (const auto& [rank, report] : reports) EXPECT_EQ(report.version, 1u) << "rank " << rank;
+  EXPECT_TRUE(raw.ping().has_pong());
   EXPECT_EQ(raw.answer(raw.say_loaded(session, kPayload - 1)).error().code(), proto::STATUS_INVALID)
       << "its session lives";
 }
@@ -174,7 +169,7 @@ TEST_F(SpanningInstance, LatestWaitsForACoordinatorThatHasJustStarted) {
   host_->answer(fail(ErrorCode::kUnavailable, "the coordinator has just started; retry"));
   Raw raw = greeted();
   const auto call = raw.send(latest());
-  EXPECT_TRUE(eventually([&] { return !host_->words().empty(); }));
+  EXPECT_TRUE(eventually([&] { return !host_->reports().empty(); }));
   EXPECT_TRUE(eventually_heard());
   say(InstanceVerdict::State::kLoading, "", 2);
   EXPECT_NE(raw.answer(call).error().message().find("m@2"), std::string::npos)
@@ -208,8 +203,8 @@ TEST_F(SpanningInstance, ACoordinatorThatIsAwayChangesNothingForThoseThatAreRead
   say(InstanceVerdict::State::kCommitted);
   ASSERT_TRUE(raw.answer(raw.say_loaded(session, kPayload)).has_committed());
   host_->answer(fail(ErrorCode::kUnavailable, "away"));
-  const auto words = host_->words()[0].sequence;
-  EXPECT_TRUE(eventually([&] { return host_->words()[0].sequence > words + 2; }));
+  const auto reports = host_->reports()[0].sequence;
+  EXPECT_TRUE(eventually([&] { return host_->reports()[0].sequence > reports + 2; }));
   EXPECT_EQ(ready("/ready/i").status, 200);
 }
 
@@ -224,55 +219,6 @@ TEST_F(SpanningInstance, AllOfWhoseRanksAreHereNeedsNobody) {
   const auto waiting = first.say_loaded(one, kPayload);
   EXPECT_TRUE(second.answer(second.say_loaded(two, kPayload)).has_committed());
   EXPECT_TRUE(first.answer(waiting).has_committed());
-}
-
-TEST_F(WorkerServiceTest, EventsTellTheStoryOfAnInstance) {
-  {
-    Raw raw = greeted();
-    const auto session = raw.attach("i").session();
-    raw.wait_complete();
-    ASSERT_TRUE(raw.answer(raw.say_loaded(session, kPayload)).has_committed());
-  }
-  EXPECT_TRUE(eventually([&] { return event_kinds().back() == "unfit"; }));
-  const auto kinds = event_kinds();
-  const std::vector<std::string> story{"attach",    "wire",  "install", "loaded",
-                                       "committed", "ready", "failed",  "unfit"};
-  EXPECT_EQ(kinds, story);
-}
-
-TEST(EventLogTest, KeepsTheNewestAndNumbersThemWithoutGaps) {
-  boost::asio::io_context context;
-  EventLog log(context.get_executor());
-  EXPECT_TRUE(log.after(0, 10).empty());
-  constexpr std::uint64_t kAll = EventLog::kMost + 100;
-  for (std::uint64_t i = 1; i <= kAll; ++i) log.add({.kind = std::to_string(i)});
-  EXPECT_EQ(log.last(), kAll);
-  const auto first = log.after(0, 3);
-  ASSERT_EQ(first.size(), 3u);
-  EXPECT_EQ(first[0].number, 101u);
-  EXPECT_EQ(first[0].kind, "101");
-  EXPECT_EQ(log.after(first[2].number, 1).front().number, 104u);
-  EXPECT_EQ(log.after(kAll - 1, 10).size(), 1u);
-  EXPECT_TRUE(log.after(kAll, 10).empty());
-  EXPECT_TRUE(log.after(kAll + 7, 10).empty());
-}
-
-class ForgetfulService : public WorkerServiceTest {
- protected:
-  ForgetfulService() { options.forget_after = 200ms; }
-};
-
-TEST_F(ForgetfulService, ForgetsAnInstanceThatNobodyCameBackToAndNoOther) {
-  Raw stays = greeted();
-  (void)stays.attach("stays", 0, 2);
-  {
-    Raw raw = greeted();
-    (void)raw.attach("i", 0, 2);
-  }
-  EXPECT_TRUE(eventually([&] { return event_kinds().back() == "forgotten"; }));
-  EXPECT_NE(ready("/ready/i").body.find("no rank has attached"), std::string::npos);
-  EXPECT_NE(ready("/ready/stays").body.find("LOADING"), std::string::npos)
-      << ready("/ready/stays").body;
 }
 
 }  // namespace

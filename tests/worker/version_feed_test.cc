@@ -1,6 +1,6 @@
-#include <gtest/gtest.h>
-
 #include "recovery/worker/version_feed.h"
+
+#include <gtest/gtest.h>
 
 namespace rekindle::worker {
 namespace {

@@ -1,4 +1,4 @@
-// Workers of a group: what their rounds make of attaches, watches and words of the device process.
+// Workers of a group: rounds against attaches, watches and events of the device process.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 
 #include "src/base/unique_fd.h"
-#include "tests/worker/service_fixture.h"
+#include "tests/worker/worker_service_fixture.h"
 
 namespace rekindle::worker {
 namespace {
@@ -18,7 +18,7 @@ constexpr std::uint64_t kRound = 100;
 
 class WorkerRoundsTest : public WorkerServiceTest {
  protected:
-  // A first member, so that this agent has reason to ask for orders.
+  // Attaches a first member, so that this agent asks for orders.
   void SetUp() override {
     WorkerServiceTest::SetUp();
     host_->fleet = true;
@@ -59,7 +59,7 @@ class WorkerRoundsTest : public WorkerServiceTest {
     party.add_members()->set_session(session);
     host_->order(order);
   }
-  // A pull of m@2 that has its place and has fetched nothing.
+  // Pulls of m@2 have their place and fetch nothing.
   void arrive_without_bytes() {
     host_->on_pull = [this](pull::PullWatch watch) -> LonelyHost::Pulled {
       const auto stored = host_->store().find({"m", 1}).front();
@@ -87,7 +87,7 @@ class WorkerRoundsTest : public WorkerServiceTest {
       co_return fail(ErrorCode::kUnavailable, "ended");
     };
   }
-  // The device process says something.
+  // Sends an event of the device process.
   void say(const std::function<void(device::DeviceEvents&)>& word) {
     std::promise<void> said;
     boost::asio::post(context_, [&] {
@@ -119,15 +119,11 @@ class WorkerRoundsTest : public WorkerServiceTest {
   bool becomes(std::uint64_t session, proto::RoundMemberState state) {
     return eventually([&] { return member(session).state() == state; });
   }
-  // The version that the first member hears of when it asks for news.
+  // Returns the version that the first member hears of.
   std::uint64_t told_of_new_version() {
-    proto::WorkerFrame watch;
-    watch.set_session(session_);
-    watch.mutable_watch()->mutable_have()->set_model("m");
-    watch.mutable_watch()->mutable_have()->set_version(1);
-    return first_->answer(first_->send(watch)).new_version().id().version();
+    return first_->watch(session_, 1).new_version().id().version();
   }
-  // A round gathers; a session on a host that lacks its version has joined.
+  // A round gathers, and a session joins it. Its host lacks the version.
   std::uint64_t join(Raw& raw) {
     arrive_without_bytes();
     host_->order(round(true));
@@ -166,9 +162,7 @@ TEST_F(WorkerRoundsTest, WhatTheRoundBringsIsNotFetchedAndMakesTheWorkerReady) {
   EXPECT_TRUE(becomes(session, proto::ROUND_SPREADING));
   EXPECT_FALSE(released_);
   const auto early = raw.say_loaded(session, kPayload);  // overtakes the device process
-  proto::WorkerFrame ping;
-  ping.mutable_ping();
-  (void)raw.answer(raw.send(ping));
+  (void)raw.ping();
   EXPECT_EQ(member(session).state(), proto::ROUND_SPREADING);
   say_spread(session);
   EXPECT_TRUE(raw.answer(early).has_committed());
@@ -191,7 +185,7 @@ TEST_F(WorkerRoundsTest, Row40APartyThatIsStoppedLeavesTheRestToTheHost) {
   EXPECT_EQ(member(session).why(), "rank 0 of i on b: died");
   say_spread(session, Error(ErrorCode::kStale, "it was stopped"));
   EXPECT_TRUE(eventually([&] { return released_.load(); }));
-  // The rest came from segments: the device process knows, the tiles that it took need not be all.
+  // The rest came from segments. Only the device process knows that the worker has every byte.
   const auto loaded = raw.say_loaded(session, kPayload);
   say([&](device::DeviceEvents& events) { events.device_over({.session = session}); });
   EXPECT_TRUE(raw.answer(loaded).has_committed());
@@ -346,9 +340,7 @@ TEST_F(WorkerUpdateTest, IsAnsweredWhenTheRoundIsOver) {
   host_->show(status);
   Raw raw = greeted();
   const auto call = raw.send(update(2));
-  proto::WorkerFrame ping;
-  ping.mutable_ping();
-  (void)raw.answer(raw.send(ping));
+  (void)raw.ping();
   EXPECT_TRUE(raw.events.empty()) << "it is not over";
   status.set_phase("over");
   host_->show(status);

@@ -1,8 +1,8 @@
-// Workers that want their buckets on a GPU: what they and the device process are told.
+// Workers that want their buckets on a GPU: messages to them and to the device process.
 #include <span>
 
 #include "src/ipc/frame.h"
-#include "tests/worker/service_fixture.h"
+#include "tests/worker/worker_service_fixture.h"
 
 namespace rekindle::worker {
 namespace {
@@ -53,10 +53,7 @@ TEST_F(WorkerDeviceTest, ASessionThatEndsEndsThere) {
   host_->has_device = true;
   auto raw = std::make_unique<Raw>(greeted());
   const auto first = attach(*raw).session();
-  proto::WorkerFrame detach;
-  detach.set_session(first);
-  detach.mutable_detach();
-  EXPECT_TRUE(raw->answer(raw->send(detach)).has_done());
+  EXPECT_TRUE(raw->detach(first).has_done());
   EXPECT_EQ(host_->device_ended, first);
   const auto second = attach(*raw).session();
   raw.reset();
