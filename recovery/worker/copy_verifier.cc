@@ -22,12 +22,13 @@ namespace rekindle::worker {
 
 namespace {
 
-constexpr std::size_t kTilesPerPiece = 32;  // of each thread; between pieces others get theirs
-constexpr int kTries = 3;                   // of a copy whose files change while it is read
-constexpr int kAtOnce = 2;
-constexpr std::chrono::seconds kLook{1};
-constexpr std::chrono::seconds kRetry{10};  // of what could not be decided, while nobody asks
-constexpr std::chrono::milliseconds kTick{20};
+// Of each thread. Between two pieces, other users of the pool get their turn.
+constexpr std::size_t kTilesPerPiece = 32;
+constexpr int kMostTries = 3;  // of a copy whose files change while it is read
+constexpr int kMostRuns = 2;   // at once
+constexpr std::chrono::seconds kStoreInterval{1};
+// Of an undecided check that nobody asks for.
+constexpr std::chrono::seconds kUndecidedRetry{10};
 
 struct Verdict {
   CopyCheck::State state = CopyCheck::State::kUndecided;
@@ -47,7 +48,7 @@ class BadTiles {
     if (bad_.empty()) return {CopyCheck::State::kGood, std::nullopt, {}};
     Verdict verdict{CopyCheck::State::kBad, bad_.begin()->second, {}};
     for (auto& [tile, error] : bad_) {
-      // Right bytes would not help where none can be read.
+      // The tile cannot be read at all, so the right bytes would not help.
       if (error.code() != ErrorCode::kCorrupt) return {verdict.state, std::move(error), {}};
       verdict.bad.push_back(tile);
     }
@@ -59,11 +60,11 @@ class BadTiles {
   std::map<TileIndex, Error> bad_;  // guarded by mutex_
 };
 
-// Verification::stamp() has said that another process may write to a file.
+// The error of Verification::stamp() when another process may write to a file.
 bool is_open_for_writing(const Error& error) { return error.code() == ErrorCode::kUnavailable; }
 
-// Blocking; `stop` ends it early. What nobody waits for (`hurry` is false) leaves half of the
-// threads to others. `good` is told from any thread.
+// Blocks; `stop` ends it early. Without `hurry`, which is set when somebody waits, half of the
+// threads stay free for others. Calls `good` on any thread.
 Verdict verify_tiles(const store::StoredVersion& stored, WorkerPool& pool,
                      const std::function<bool()>& stop, const std::atomic<bool>& hurry,
                      const std::function<void(TileIndex)>& good) {
@@ -93,8 +94,8 @@ Verdict verify_tiles(const store::StoredVersion& stored, WorkerPool& pool,
   return std::move(bad).verdict();
 }
 
-// What is recorded are the files as they were before the first byte was read. Of a copy that
-// somebody may write to wrong tiles can be found, and nothing recorded. Blocking.
+// Records the files as they were before the first byte was read. If somebody may write to the copy,
+// wrong tiles can be found, but nothing is recorded. Blocks.
 Verdict verify_copy(const store::StoredVersion& stored, WorkerPool& pool,
                     const std::function<bool()>& stop, const CopyCheck& check) {
   using State = CopyCheck::State;
@@ -104,7 +105,7 @@ Verdict verify_copy(const store::StoredVersion& stored, WorkerPool& pool,
     return {bad ? State::kBad : State::kUndecided, before.error(), {}};
   }
   if (auto headers = store::check_headers(stored); !headers) {
-    // kInvalid: it is no header at all. Other errors are those of the system.
+    // kInvalid: the file has no header at all. Other errors come from the system.
     const ErrorCode code = headers.error().code();
     const bool bad = code == ErrorCode::kCorrupt || code == ErrorCode::kInvalid;
     return {bad ? State::kBad : State::kUndecided, std::move(headers).error(), {}};
@@ -145,14 +146,14 @@ async::Task<bool> CopyVerifier::close(std::chrono::milliseconds deadline) {
   return tasks_.close(deadline);
 }
 
-// It reads no bytes, so that a change of any copy is seen while others are verified.
+// Reads no bytes, and so sees a change of any copy while other copies are verified.
 async::Task<void> CopyVerifier::watch() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   while (true) {
     const bool cancelled = co_await async::is_cancelled();
     if (cancelled) co_return;
     look();
-    co_await async::sleep_for(kLook);
+    co_await async::sleep_for(kStoreInterval);
   }
 }
 
@@ -180,7 +181,7 @@ void CopyVerifier::let_go_of_unlisted() {
   }
   for (const CheckPtr& check : gone) {
     check->cancelled = true;
-    if (check->state == CopyCheck::State::kRunning) continue;  // settled when it has ended
+    if (check->state == CopyCheck::State::kRunning) continue;  // run() settles it
     const bool waits = check->state == CopyCheck::State::kWaiting;
     if (waits) {
       settle(check, CopyCheck::State::kUndecided, Error(ErrorCode::kStale, "it is let go of"));
@@ -189,15 +190,15 @@ void CopyVerifier::let_go_of_unlisted() {
   }
 }
 
-// Of one that is undecided. One whose files somebody may write to was read whole; as long as that
-// is so, to read it again would decide nothing.
+// Whether an undecided check is worth another run. A copy that somebody may write to was read as a
+// whole. As long as somebody may, reading it again decides nothing.
 bool CopyVerifier::is_due(const CopyCheck& check, const store::StoredVersion& stored, bool asked) {
   const bool was_open = check.why && is_open_for_writing(*check.why);
   if (was_open) {
     const auto now = stored.verification->stamp();
     if (!now && is_open_for_writing(now.error())) return false;
   }
-  return asked || was_open || steady_now() - check.ended >= kRetry;
+  return asked || was_open || steady_now() - check.ended >= kUndecidedRetry;
 }
 
 CopyVerifier::CheckPtr CopyVerifier::find_or_make(
@@ -236,7 +237,7 @@ async::Task<Result<void>> CopyVerifier::require(std::shared_ptr<const store::Sto
   const std::weak_ptr<const store::StoredVersion> copy = stored;
   auto check = this->check(stored);
   const auto tiles = stored->manifest.checkpoint->tiles.tile_count();
-  stored.reset();  // one that is let go of meanwhile is not kept by who waits here
+  stored.reset();  // waiting here does not keep a retired copy alive
   const auto give_up = steady_now() + patience;
   for (int tries = 1; check != nullptr; ++tries) {
     while (!check->over()) {
@@ -248,7 +249,7 @@ async::Task<Result<void>> CopyVerifier::require(std::shared_ptr<const store::Sto
                        "again later",
                        check->id.to_string(), check->verified->count(), tiles);
       }
-      co_await check->changed.wait_until(std::min(give_up, now + kTick));
+      co_await check->changed.wait_until(give_up);
     }
     if (check->state == CopyCheck::State::kGood) break;
     if (check->state == CopyCheck::State::kBad) {
@@ -256,7 +257,7 @@ async::Task<Result<void>> CopyVerifier::require(std::shared_ptr<const store::Sto
                      check->why->message());
     }
     const auto again = copy.lock();
-    if (again == nullptr || check->cancelled || tries == kTries || steady_now() >= give_up) {
+    if (again == nullptr || check->cancelled || tries == kMostTries || steady_now() >= give_up) {
       co_return fail(ErrorCode::kUnavailable,
                      "{} could not be verified here: {}; try another source, or again later",
                      check->id.to_string(), check->why->message());
@@ -293,7 +294,7 @@ async::Task<Result<void>> CopyVerifier::read_again(
   co_return co_await require(std::move(stored), patience);
 }
 
-// In the background one is verified at a time; what is asked for does not wait for it.
+// The background verifies one copy at a time. A copy that somebody asks for does not wait for it.
 CopyVerifier::CheckPtr CopyVerifier::next() const {
   std::map<std::string, std::uint64_t> newest;
   for (const auto& stored : store_.versions()) {
@@ -314,7 +315,7 @@ CopyVerifier::CheckPtr CopyVerifier::next() const {
 }
 
 void CopyVerifier::start_next() {
-  while (!closing_ && running_ < kAtOnce) {
+  while (!closing_ && running_ < kMostRuns) {
     const CheckPtr check = next();
     if (check == nullptr) return;
     check->state = CopyCheck::State::kRunning;
@@ -371,7 +372,7 @@ async::Task<void> CopyVerifier::run(CheckPtr check) {
   if (check->state != State::kBad) co_return;
   BadCopy bad{check->bad, *check->why};
   co_await hooks_.replace(stored, std::move(bad));
-  // A bad one is known as such for as long as the store lists it.
+  // The check of a bad copy stays for as long as the store lists the copy.
   if (!is_listed(*stored)) forget();
 }
 

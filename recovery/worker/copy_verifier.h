@@ -21,66 +21,69 @@
 
 namespace rekindle::worker {
 
-// One verification of a copy that the store calls unverified: it was found at the agent's start, or
-// one of its files has changed. Nobody uses a tile of it before that tile has verified here.
+// One verification of a copy that the store calls unverified, because the agent found it at its
+// start, or because one of its files has changed. Nobody uses a tile before it has verified here.
 struct CopyCheck {
-  // kUndecided: see `why`. The copy stays unverified and gets another check later; nobody may go on
-  // using the tiles that this one has found good.
+  // kUndecided: `why` says more. The copy stays unverified, and another check follows. Nobody may
+  // go on using the tiles that this check has found good.
   enum class State { kWaiting, kRunning, kGood, kBad, kUndecided };
 
   CopyCheck(const std::shared_ptr<const store::StoredVersion>& of,
             const boost::asio::any_io_executor& executor);
   bool over() const { return state != State::kWaiting && state != State::kRunning; }
 
-  // Only its run keeps the copy: memory of one that is let go of is free when its users are gone.
+  // Only the run keeps the copy alive, so that the memory of a retired copy is free soon.
   const std::weak_ptr<const store::StoredVersion> stored;
   const ModelVersion id;
-  const std::shared_ptr<pull::VerifiedTiles> verified;  // tiles, as they come
+  const std::shared_ptr<pull::VerifiedTiles> verified;  // grows during the check
   State state = State::kWaiting;
-  std::optional<Error> why;         // of kBad: the first tile that does not verify
-  std::vector<TileIndex> bad;       // of kBad: all tiles that do not; none: it is not their fault
+  std::optional<Error> why;  // of kBad: the error of the first bad tile
+  // Of kBad: the tiles that do not verify. None: something else is wrong with the copy.
+  std::vector<TileIndex> bad;
   TimePoint ended{};                // of kUndecided
-  std::atomic<bool> asked = false;  // somebody waits for it
-  std::atomic<bool> cancelled = false;  // the store does not list the copy any more
+  std::atomic<bool> asked = false;  // somebody waits for the check
+  // The store does not list the copy any more.
+  std::atomic<bool> cancelled = false;
   async::Notifier changed;
 };
 
-// Keeps copies out of use that are not known to be right, and finds out whether they are. Every
-// user asks it, each time, before it uses a copy. Control thread; the digests run on the pools.
+// Keeps copies out of use until their bytes are known to be right, and verifies them. Every user
+// asks it before each use of a copy. Control thread; the digests run on the pools.
 class CopyVerifier {
  public:
   struct BadCopy {
-    std::vector<TileIndex> tiles;  // ascending; none: a file is not what the layout says
-    Error why;                     // the first of them
+    std::vector<TileIndex> tiles;  // ascending; none: a file does not match the layout
+    Error why;                     // of the first bad tile
   };
   struct Hooks {
-    // A copy may not be what it was: its readers must not get more of it.
+    // A copy may have changed: its readers must not get more of it.
     std::function<void(const std::shared_ptr<const store::StoredVersion>&)> suspect;
     std::function<void()> verified;  // a copy is usable (again)
-    // It does not verify: nobody shall read it any more. Other copies of its version stay.
+    // A copy does not verify, so nobody may read it any more. Other copies of its version stay.
     std::function<async::Task<void>(std::shared_ptr<const store::StoredVersion>, BadCopy)> replace;
   };
   CopyVerifier(boost::asio::any_io_executor executor, store::SegmentStore& store,
                WorkerPool& blocking_pool, WorkerPool& digest_pool, Hooks hooks);
 
-  // From here on all copies are looked at every second for changes, and those that are not verified
-  // are in the background: one after the other, the newest of each model first, by half of the
-  // digest threads.
+  // Looks at all copies every second for changes. Verifies the unverified copies in the background:
+  // one after the other, the newest of each model first, on half of the digest threads.
   void start();
   async::Task<bool> close(std::chrono::milliseconds deadline);
 
-  // nullptr: it is verified. Otherwise its check, which waits for its turn, is under way, or has
-  // found it bad. Two run at once; those that somebody asks for begin before the others.
+  // Returns nullptr for a verified copy. Otherwise returns its check, which waits for its turn, is
+  // under way, or has found the copy bad. Two checks run at once; those that somebody asks for
+  // begin before the others.
   std::shared_ptr<CopyCheck> check(const std::shared_ptr<const store::StoredVersion>& stored);
-  // Waits for the check. kCorrupt: it does not verify. kUnavailable: not within `patience`.
+  // Waits for the check. kCorrupt: the copy does not verify. kUnavailable: the check did not end
+  // within `patience`.
   async::Task<Result<void>> require(std::shared_ptr<const store::StoredVersion> stored,
                                     std::chrono::milliseconds patience);
-  // Reads a verified copy again, all of it and at full speed, while others go on using it. What is
-  // found wrong makes it unverified; the result is as that of require().
+  // Reads a verified copy again, all of it and at full speed, while others go on using it. A wrong
+  // tile makes the copy unverified. Returns as require() does.
   async::Task<Result<void>> read_again(std::shared_ptr<const store::StoredVersion> stored,
                                        std::chrono::milliseconds patience);
-  // The fleet says that it is not the version that its name says: nobody uses it, and it stays for
-  // its owner to look at or to retire.
+  // The fleet knows other bytes under the copy's name. Nobody uses the copy; it stays for its owner
+  // to look at or to retire.
   void reject(const std::shared_ptr<const store::StoredVersion>& stored, const std::string& why);
   // Ends the checks of copies that the store does not list any more.
   void let_go_of_unlisted();
@@ -103,10 +106,10 @@ class CopyVerifier {
   WorkerPool& blocking_pool_;
   WorkerPool& digest_pool_;
   const Hooks hooks_;
-  // Of copies that are not verified and that the store lists; of others until their run ends.
+  // Of the unverified copies in the store; also of removed copies until their run ends.
   std::map<const store::StoredVersion*, CheckPtr> checks_;
   int running_ = 0;
-  std::atomic<bool> closing_ = false;  // verifications under way end early
+  std::atomic<bool> closing_ = false;  // ends the runs under way early
   async::TaskGroup tasks_;
 };
 

@@ -20,7 +20,7 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr std::size_t kMaxHeaderBytes = 8192;
-constexpr std::size_t kMaxRequestBytes = 16384;  // buffered; requests here have no body
+constexpr std::size_t kMaxRequestBytes = 16384;  // buffered; requests have no body
 constexpr int kRequestsPerConnection = 10'000;
 
 using Request = http::request<http::empty_body>;
@@ -75,7 +75,7 @@ async::Task<void> HealthServer::close(std::chrono::milliseconds deadline) {
 }
 
 void HealthServer::accept(rpc::Socket socket) {
-  if (tasks_.size() >= options_.max_connections) return;  // closed at once: ask again
+  if (tasks_.size() >= options_.max_connections) return;  // the connection closes at once
   boost::system::error_code error;
   const auto family = socket.local_endpoint(error).protocol().family();
   if (error) return;

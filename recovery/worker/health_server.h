@@ -17,11 +17,11 @@ namespace rekindle::worker {
 
 struct HealthOptions {
   std::size_t max_connections = 64;
-  std::chrono::milliseconds request_deadline{5000};  // for a request to come, and an answer to go
+  std::chrono::milliseconds request_deadline{5000};  // to receive a request; to send an answer
 };
 
-// HTTP for routers and probes: GET and HEAD of what ReadyBoard::get knows. A connection may ask
-// again and again; one that is idle or slow is closed. Control thread only.
+// An HTTP server for routers and probes: GET and HEAD of the targets of ReadyBoard::get(). A
+// connection may send many requests. An idle or slow one is closed. Control thread only.
 class HealthServer {
  public:
   using Answer = std::function<HealthAnswer(std::string_view target)>;
@@ -30,7 +30,7 @@ class HealthServer {
                                                       const std::string& address, Answer answer,
                                                       HealthOptions options = {});
   ~HealthServer();
-  const std::string& address() const { return address_; }  // in use, with its port
+  const std::string& address() const { return address_; }  // with the port in use
   async::Task<void> close(std::chrono::milliseconds deadline);
 
  private:

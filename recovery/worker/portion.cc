@@ -13,8 +13,8 @@ namespace rekindle::worker {
 
 namespace {
 
-// The copy's config.json; "" if the copy has none, or none that matches its digest. The copy itself
-// need not have verified yet, and a wrong config.json would choose other boxes.
+// Returns the copy's config.json; "" if the copy has none, or none that matches its digest. The
+// copy may not have verified yet, and a wrong config.json would choose wrong boxes.
 std::string config_of(const store::StoredVersion& stored) {
   const Checkpoint& checkpoint = *stored.manifest.checkpoint;
   const auto tensor = checkpoint.tensors.find(std::string(kFileTensorPrefix) + "config.json");
@@ -25,7 +25,7 @@ std::string config_of(const store::StoredVersion& stored) {
   return std::move(config).value_or(std::string());
 }
 
-// Which tiles the boxes touch, and how many bytes they have.
+// Returns the tiles that the boxes touch, and the bytes of the boxes.
 std::pair<TileSet, std::uint64_t> measure(const Checkpoint& checkpoint,
                                           const std::vector<TensorBox>& boxes) {
   TileSet tiles(checkpoint.tiles.tile_count());
@@ -67,8 +67,8 @@ Result<Found> find_portion(const Copies& copies, const Wanted& wanted) {
     auto boxes =
         wanted_boxes(spec, checkpoint, spec.needs_config() ? config_of(*stored) : std::string());
     if (!boxes) {
-      // Every copy of the version has these tensors: no other one has what is wrong here. A shard
-      // may lack config.json; the pull that follows finds it, or says so.
+      // Every copy of the version has these tensors, so another copy would not help. A shard may
+      // lack config.json; the pull that follows finds it, or reports that it is missing.
       if (!spec.needs_config()) return fail(std::move(boxes).error());
       continue;
     }

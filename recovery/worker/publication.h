@@ -13,16 +13,18 @@
 
 namespace rekindle::worker {
 
-// A version that a trainer writes: files of the store's file system that it maps. At its commit the
-// store takes those over that the trainer has let go of, and copies the others. Blocking calls.
+// A version that a trainer writes, into files of the store's file system that it maps. At the
+// commit the store takes over the files that the trainer has let go of, and copies the others. The
+// calls block.
 class Publication {
  public:
-  // A directory of its own below `parent`, all pages there: kExhausted comes here, not as SIGBUS.
-  // What is in them is anything.
+  // Creates files with all their pages in a new directory below `parent`. A lack of memory shows
+  // here as kExhausted, and not later as SIGBUS. The content of the files is undefined.
   static Result<std::unique_ptr<Publication>> begin(store::SegmentStore& store,
                                                     const std::filesystem::path& parent,
                                                     ModelVersion id, const TensorSet& tensors);
-  ~Publication();  // removes the files that the store has not taken over
+  // Removes the files that the store has not taken over.
+  ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
@@ -30,7 +32,7 @@ class Publication {
   const Layout& layout() const { return packed_.layout; }
   Result<std::vector<UniqueFd>> open_segments() const;  // for writing
   store::FilledSegments filled() const { return {tensors_, packed_, segments_}; }
-  // Its trainer has not said that it is done: nobody else writes to the files later.
+  // The trainer did not say that it is done, so the store must not reuse the files.
   void left_mapped() { left_mapped_ = true; }
 
  private:

@@ -88,12 +88,12 @@ async::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::S
                                                     TileIndex tile) {
   const TimePoint begin = steady_now();
   const Copy stored = copy.lock();
-  // One that has changed meanwhile is verified as a whole, by others.
+  // A copy that has changed meanwhile is verified as a whole, by the verifier.
   if (stored == nullptr || stored->verification->state() != store::CopyState::kVerified) {
     co_return std::nullopt;
   }
-  // The stats of its files count: for a small tile they take longer than its digest. Waiting for
-  // the pool does not.
+  // The stat calls on its files count, because for a small tile they take longer than its digest.
+  // Waiting for the pool does not count.
   const Duration looked = steady_now() - begin;
   const auto work = [stored, tile, looked] {
     const TimePoint digesting = steady_now();
@@ -105,11 +105,12 @@ async::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::S
   log::error("copy.rotten", "version", stored->manifest.checkpoint->id.to_string(), "directory",
              stored->directory.string(), "error", one.verified.error().message());
   stored->verification->doubt();
-  (void)verifier_.check(stored);  // what else of it is wrong, and what is done about it
+  (void)verifier_.check(stored);  // finds the other wrong tiles, and has the copy repaired
   co_return std::nullopt;
 }
 
-// The copy is kept only while one of its tiles is read: memory of one that is let go of is free.
+// Keeps the copy alive only while it reads a tile, so that the memory of a retired copy is free
+// soon.
 async::Task<void> Scrubber::scrub(std::weak_ptr<const store::StoredVersion> copy) {
   std::vector<TileIndex> tiles;
   if (const Copy stored = copy.lock()) tiles = tiles_of(*stored);

@@ -19,13 +19,13 @@ struct ScrubOptions {
   double core_share = 0.01;                                 // of one core; above 0, at most 1
 };
 
-// How long a task that may use only a share of one core must rest after it was busy. Timers take
-// whole milliseconds, and reading a small tile takes microseconds: what is less is not forgotten
-// but owed.
+// Computes how long a task that may use a share of one core rests after it was busy. Timers take
+// whole milliseconds, but reading a small tile takes microseconds. The remainder is owed to the
+// next call.
 class CoreShare {
  public:
   explicit CoreShare(double share) : rest_per_busy_(1 / share - 1) {}
-  // The whole milliseconds of rest that are due now. The caller rests for that long.
+  // Returns the whole milliseconds that are due now. The caller rests for that long.
   std::chrono::milliseconds rest_after(Duration busy);
 
  private:
@@ -33,10 +33,10 @@ class CoreShare {
   std::chrono::duration<double, std::milli> owed_{};
 };
 
-// Reads verified copies again in the background, to find bytes that have changed although nobody
-// has written them. One copy at a time, the one that was read longest ago. Control thread; the
-// digests run on the pool, never more than one at once. One core digests several GB/s: a share of
-// it reads a smaller share of what the memory of a host can.
+// Reads verified copies again in the background, to find bytes that changed although nobody wrote
+// them. It reads one copy at a time, beginning with the one that was read longest ago. Control
+// thread; the digests run on the pool, one at a time. One core digests several GB/s, so a small
+// share of it takes an even smaller share of the host's memory bandwidth.
 class Scrubber {
  public:
   Scrubber(boost::asio::any_io_executor executor, store::SegmentStore& store,
@@ -50,8 +50,8 @@ class Scrubber {
   async::Task<void> run();
   Copy most_due() const;
   async::Task<void> scrub(std::weak_ptr<const store::StoredVersion> copy);
-  // How long the host was busy with it. Nothing: the copy is gone, has changed, or the tile is
-  // wrong.
+  // Returns how long the host was busy, or nothing if the copy is gone or has changed, or the tile
+  // is wrong.
   async::Task<std::optional<Duration>> read(std::weak_ptr<const store::StoredVersion> copy,
                                             TileIndex tile);
 

@@ -15,7 +15,7 @@ namespace rekindle::worker {
 
 namespace {
 
-constexpr std::chrono::milliseconds kCheckWait{20};
+constexpr std::chrono::milliseconds kCheckWait{1000};
 constexpr std::chrono::milliseconds kPlaceRetry{200};
 
 // Opens the mapped file itself. Another file may have its name by now.

@@ -65,7 +65,7 @@ bool Instance::all_loaded() const {
   return std::ranges::all_of(slots_, [](const auto& slot) { return slot.second.loaded; });
 }
 
-// Another start of the instance: of its old ranks nothing is left.
+// The instance was started again. Nothing is left of its old ranks.
 void Instance::start_anew(const Rank& rank, Change& change) {
   for (const auto& [old, slot] : slots_) {
     if (slot.session == 0) continue;
@@ -85,7 +85,7 @@ Result<Instance::Change> Instance::attach(const Rank& rank, SessionId session) {
     return fail(ErrorCode::kInvalid, "instance {}: there is no rank {} of {}", name_, rank.rank,
                 rank.world);
   }
-  // Nobody else is left (or has ever been): nothing binds the newcomer.
+  // Without other ranks nothing binds the newcomer.
   const bool alone = !others_live(rank.rank);
   if (!alone && rank.generation < generation_) {
     return fail(ErrorCode::kStale,
@@ -186,7 +186,7 @@ Instance::Change Instance::fail_rank(std::uint32_t rank, std::string why) {
   Slot& slot = slots_[rank];
   if (choosing_ != 0 && choosing_ == slot.session) choosing_ = 0;
   slot = Slot{};
-  others_ = Others::kUnknown;  // they are asked anew: this may have taken long
+  others_ = Others::kUnknown;  // the ranks elsewhere may have changed meanwhile
   slot.failed = true;
   slot.why = std::move(why);
   for (const auto& [other, waiting] : slots_) {
@@ -211,7 +211,7 @@ Instance::Change Instance::left(SessionId session) {
   if (!rank) return {};
   auto change = fail_rank(*rank, "has detached");
   slots_[*rank].left = true;
-  // The last one turns out the light.
+  // The last rank has detached.
   if (std::ranges::all_of(slots_, [](const auto& slot) { return slot.second.left; })) {
     slots_.clear();
   }
@@ -220,13 +220,13 @@ Instance::Change Instance::left(SessionId session) {
 
 Instance::Change Instance::others_loaded() {
   if (!has_sessions()) return {};
-  // A rank that failed here and has loaded elsewhere is one of them.
+  // A rank that failed here has loaded elsewhere.
   std::erase_if(slots_, [](const auto& slot) { return slot.second.session == 0; });
   others_ = Others::kLoaded;
   return commit_if_all_loaded();
 }
 
-// What ranks here have loaded stays loaded, as after others_failed().
+// The ranks here stay loaded, as after others_failed().
 Instance::Change Instance::others_loading() {
   if (others_ == Others::kLoaded) others_ = Others::kLoading;
   return {};

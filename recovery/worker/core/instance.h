@@ -17,12 +17,13 @@ namespace rekindle::worker {
 enum class InstanceState { kAbsent, kLoading, kCommitted, kUnfit };
 std::string_view to_string(InstanceState state);
 
-// Instances name files and URLs: 1 to 128 bytes of [A-Za-z0-9._-], no dot first.
+// An instance's name stands in file names and URLs: 1 to 128 bytes of [A-Za-z0-9._-], and the first
+// is no dot.
 Result<void> check_instance_name(std::string_view name);
 
-// The ranks that serve one model replica: fit to serve only while each of them has loaded every
-// byte of the same version. Pure. A rank may live on another host: what the coordinator says of it
-// comes through others_*().
+// The ranks that serve one model replica. The instance is fit to serve while each rank has loaded
+// every byte of the same version. Pure. A rank may live on another host; others_*() bring the
+// coordinator's word on it.
 class Instance {
  public:
   explicit Instance(std::string name) : name_(std::move(name)) {}
@@ -33,39 +34,40 @@ class Instance {
     std::uint64_t generation = 0;
     std::string model;
   };
-  // What follows from an event. The caller first takes back what says "ready" when the instance is
-  // no longer committed, then tells the sessions, then says "ready" when it is.
+  // What follows from an event. If the instance is no longer committed, the caller first takes
+  // "ready" back. Then it tells the sessions. If the instance is committed, it says "ready" last.
   struct Change {
-    std::vector<SessionId> commit;                    // every rank has loaded: they may serve
-    std::vector<std::pair<SessionId, Error>> refuse;  // wait for a rank that has failed
-    std::vector<std::pair<SessionId, Error>> ended;   // are no longer a part of it
+    std::vector<SessionId> commit;                    // may serve: every rank has loaded
+    std::vector<std::pair<SessionId, Error>> refuse;  // they wait for a rank that has failed
+    std::vector<std::pair<SessionId, Error>> ended;   // they belong to the instance no more
   };
 
-  // A rank that is here already is replaced, its old session ended. A higher generation replaces
-  // all of them. kStale: of an older generation. kInvalid: contradicts the others.
+  // Replaces a rank that is here already, and ends its session. A higher generation replaces all
+  // ranks. kStale: the generation is older. kInvalid: the rank contradicts the others.
   Result<Change> attach(const Rank& rank, SessionId session);
 
-  // --- the version: chosen once for a generation, by whoever comes first
+  // --- the version, which the first rank of a generation chooses for all
   enum class Choice { kGiven, kChoose, kWait };
-  // kGiven: version() it is. kChoose: resolve, then chosen() or choice_failed(). kWait: somebody
-  // does; ask again. kInvalid: the generation has another version than `wanted`.
+  // kGiven: version() is known. kChoose: the caller resolves it, then calls chosen() or
+  // choice_failed(). kWait: another session resolves it; ask again. kInvalid: the generation has
+  // another version than `wanted`.
   Result<Choice> choose(SessionId session, std::optional<std::uint64_t> wanted);
   Result<void> chosen(SessionId session, const ModelVersion& id);
   void choice_failed(SessionId session);
   const std::optional<ModelVersion>& version() const { return version_; }
 
-  // --- what becomes of ranks. Unknown sessions (replaced ones) change nothing.
+  // --- events of ranks. Sessions that were replaced change nothing.
   Change loaded(SessionId session);
-  Change failed(SessionId session, std::string why);  // died, hangs, was ended
-  Change left(SessionId session);                     // detached by itself
-  // What the coordinator answers to a report that says how all ranks here are: every rank that is
-  // not here has loaded version(), or no longer has (one has attached anew), or one has failed
-  // ("rank 3 on b: the node died").
+  Change failed(SessionId session, std::string why);  // it died, hangs, or was ended
+  Change left(SessionId session);                     // it detached
+  // The coordinator's verdict, after a report of all ranks here. Loaded: every rank elsewhere has
+  // loaded version(). Loading: a rank elsewhere has not, or attached anew. Failed: a rank elsewhere
+  // failed ("rank 3 on b: the node died").
   Change others_loaded();
   Change others_loading();
   Change others_failed(std::string why);
 
-  // The ranks that have been here and have not been found elsewhere since.
+  // The ranks that attached here, without those that were found elsewhere since.
   struct RankView {
     std::uint32_t rank = 0;
     SessionId session = 0;  // 0: it is not here
@@ -91,8 +93,8 @@ class Instance {
     SessionId session = 0;  // 0: none here
     bool loaded = false;
     bool committed = false;  // was told that it may serve
-    bool failed = false;     // and the instance was not committed since
-    bool left = false;       // by itself
+    bool failed = false;     // and the instance has not committed since
+    bool left = false;       // it detached
     std::string why;         // of the failure
   };
   std::optional<std::uint32_t> rank_of(SessionId session) const;
@@ -106,9 +108,10 @@ class Instance {
   std::uint64_t generation_ = 0;
   std::uint32_t world_ = 0;  // 0: nobody has ever attached
   std::string model_;
-  std::map<std::uint32_t, Slot> slots_;  // ranks that have been here
+  std::map<std::uint32_t, Slot> slots_;  // ranks that attached here
   enum class Others { kUnknown, kLoading, kLoaded, kFailed };
-  Others others_ = Others::kUnknown;  // since anything changed here
+  // The last verdict on the ranks elsewhere. Unknown again after any change here.
+  Others others_ = Others::kUnknown;
   std::string others_why_;
   std::optional<ModelVersion> version_;
   SessionId choosing_ = 0;

@@ -10,7 +10,7 @@
 
 namespace rekindle::worker {
 
-// What routers are told of one instance.
+// The state of one instance, as routers see it.
 struct Readiness {
   InstanceState state = InstanceState::kAbsent;
   std::optional<ModelVersion> version;
@@ -22,24 +22,24 @@ struct Readiness {
   bool ready() const { return state == InstanceState::kCommitted; }
 };
 Readiness readiness_of(const Instance& instance);
-// One line of JSON without its end, the same in the file and over HTTP:
+// One line of JSON without the newline, the same in the file and over HTTP:
 // {"instance":"i","ready":true,"state":"COMMITTED","model":"m","version":41,"generation":0,"world":2}
 std::string to_json_line(std::string_view instance, const Readiness& readiness);
 
 // An answer of the health endpoint.
 struct HealthAnswer {
   int status = 200;
-  std::string body;  // one line of JSON and its end
+  std::string body;  // one line of JSON with its newline
   bool operator==(const HealthAnswer&) const = default;
 };
 
-// The readiness of this agent's instances. Ready as a whole: there is an instance and every one is
-// ready. Instances that never had a name are no one's business here.
+// The readiness of this agent's instances. The agent as a whole is ready if there is an instance
+// and every instance is ready. Instances without a name are not on the board.
 class ReadyBoard {
  public:
   void set(const std::string& instance, Readiness readiness);
   void remove(const std::string& instance) { board_.erase(instance); }
-  // GET `target`: /health, /ready, /ready/INSTANCE; 404 elsewhere. A query is cut off.
+  // Answers GET of /health, /ready and /ready/INSTANCE, and 404 for other targets. Ignores a query.
   HealthAnswer get(std::string_view target) const;
 
  private:

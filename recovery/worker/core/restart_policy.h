@@ -9,19 +9,22 @@
 namespace rekindle::worker {
 
 struct RestartOptions {
-  std::chrono::milliseconds first_delay{100};  // after the second failure in a row; then doubling
+  // After the second failure in a row. Each further failure doubles it.
+  std::chrono::milliseconds first_delay{100};
   std::chrono::milliseconds longest_delay{30'000};
-  double jitter = 0.2;                              // of the delay, either way
-  std::chrono::milliseconds healthy_after{60'000};  // a run this long forgets what was before
-  int crash_loop = 5;  // so many failures in a row, each sooner than that, end it; 0: never
+  double jitter = 0.2;  // a fraction of the delay, in both directions
+  // After a run of this length, earlier failures do not count.
+  std::chrono::milliseconds healthy_after{60'000};
+  // After so many failures in a row the worker is not started again. 0: it always is.
+  int crash_loop = 5;
 };
 
-// When a supervised worker that failed is started again, or no more. Pure: times and chance are
-// given. The first failure after a healthy run restarts at once: a crash should cost no more than
-// the worker's own start.
+// Decides when, and whether, a supervised worker that failed is started again. Pure: the caller
+// passes times and chance. After a healthy run the worker restarts at once, because a crash should
+// cost no more than the worker's own start.
 class RestartPolicy {
  public:
-  // `chance` yields [0, 1).
+  // `chance` returns a number in [0, 1).
   RestartPolicy(RestartOptions options, std::function<double()> chance)
       : options_(options), chance_(std::move(chance)) {}
 
