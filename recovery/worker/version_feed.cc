@@ -200,6 +200,7 @@ async::Task<Result<void>> VersionFeed::pull_once() {
   watch.on_begun = [this](pull::Arriving arriving) { on_begun(std::move(arriving)); };
   watch.on_place_taken = [this] { place_taken_ = true; };
   watch.held = [this] { return !wanted_now_ && pauses_.held(); };
+  watch.held_changed = pause_changed_;
   const auto progress = [this](const pull::Progress& update) {
     if (const auto phase = phase_of(update.phase)) phase_ = *phase;
     if (update.note.find("reading ") != std::string::npos && !wanted_.fallback_dir.empty()) {

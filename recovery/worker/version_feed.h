@@ -52,7 +52,12 @@ class VersionFeed {
   };
   VersionFeed(CopyHost& host, RecentPortions& recent, Wanted wanted,
               const boost::asio::any_io_executor& executor)
-      : changed(executor), host_(host), recent_(recent), wanted_(std::move(wanted)) {}
+      : changed(executor),
+        host_(host),
+        recent_(recent),
+        wanted_(std::move(wanted)),
+        pause_changed_(std::make_shared<async::Notifier>(executor)),
+        pauses_([this] { pause_changed_->notify(); }) {}
 
   // Returns when the feed is complete or has failed.
   async::Task<void> run();
@@ -74,7 +79,10 @@ class VersionFeed {
   // Keeps the feed from fetching, because a broadcast may bring the bytes, until want_now(). The
   // view becomes known all the same.
   Lease pause() { return pauses_.grant(); }
-  void want_now() { wanted_now_ = true; }
+  void want_now() {
+    wanted_now_ = true;
+    pause_changed_->notify();
+  }
 
   // For a device that writes to the copy's segments. The feed fetches nothing until the device lets
   // go, not even after want_now(). An empty lease: the feed has begun to fetch, or has nothing to
@@ -103,6 +111,7 @@ class VersionFeed {
   std::optional<Error> obstacle_;
   bool place_taken_ = false;  // by another pull, when the last try failed
   LeaseGrantor interests_;
+  const std::shared_ptr<async::Notifier> pause_changed_;
   LeaseGrantor pauses_;
   bool wanted_now_ = false;
   std::shared_ptr<pull::Placing> placing_;
