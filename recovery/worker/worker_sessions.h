@@ -5,7 +5,6 @@
 #include <string>
 
 #include "proto/agent.pb.h"
-#include "recovery/worker/served_session.h"
 #include "recovery/worker/session_serving.h"
 #include "recovery/worker/version_watch.h"
 #include "recovery/worker/worker_connections.h"

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/worker/publication.h"
+#include "recovery/worker/publication_desk.h"
 #include "src/store/segment_store.h"
 
 namespace rekindle::worker {
