@@ -16,6 +16,7 @@
 #include "recovery/agent/announced.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
 #include "src/async/offload.h"
 #include "src/async/task.h"
 #include "src/base/log.h"
@@ -303,9 +304,8 @@ Task<Result<void>> AgentCore::claim(const Manifest& manifest,
   *request.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
   request.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
   if (replicas) request.set_replicas(*replicas);
-  CO_TRY(const auto response,
-         co_await rpc::call<proto::PublishResponse>(client, proto::COORDINATOR_PUBLISH,
-                                                    std::move(request), kClaimDeadline));
+  CO_TRY(const auto response, co_await rpc::call<proto::COORDINATOR_PUBLISH>(
+                                  client, std::move(request), kClaimDeadline));
   (void)response;
   co_return Result<void>();
 }

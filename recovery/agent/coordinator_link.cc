@@ -9,6 +9,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
 #include "src/async/task.h"
 #include "src/base/log.h"
 
@@ -141,8 +142,8 @@ Task<Result<void>> CoordinatorLink::register_and_announce() {
   *request.mutable_node() = callbacks_.self();
   request.set_failure_domain(failure_domain_);
   request.set_highest_epoch(epoch());
-  auto response = co_await rpc::call<proto::RegisterResponse>(client_, proto::COORDINATOR_REGISTER,
-                                                              std::move(request), kConnectDeadline);
+  auto response = co_await rpc::call<proto::COORDINATOR_REGISTER>(client_, std::move(request),
+                                                                  kConnectDeadline);
   if (!response) {
     if (!std::exchange(refused_, true)) {
       log::error("coordinator.refused", "address", address(), "error", response.error());
@@ -176,8 +177,8 @@ Task<Result<void>> CoordinatorLink::announce(bool full) {
   request.set_epoch(epoch());
   request.set_full(full);
   for (auto& holding : callbacks_.holdings()) *request.add_add() = std::move(holding);
-  auto response = co_await rpc::call<proto::AnnounceResponse>(
-      client_, proto::COORDINATOR_ANNOUNCE, std::move(request), kAnnounceDeadline);
+  auto response = co_await rpc::call<proto::COORDINATOR_ANNOUNCE>(client_, std::move(request),
+                                                                  kAnnounceDeadline);
   if (!response) {
     announce_due_ = true;
     co_return fail(std::move(response).error());
@@ -201,8 +202,8 @@ Task<Result<void>> CoordinatorLink::heartbeat() {
   request.set_epoch(epoch());
   request.set_progress(callbacks_.progress());
   callbacks_.fill(request);
-  CO_TRY(const auto response, co_await rpc::call<proto::HeartbeatResponse>(
-                                  client_, proto::COORDINATOR_HEARTBEAT, std::move(request), ttl_));
+  CO_TRY(const auto response,
+         co_await rpc::call<proto::COORDINATOR_HEARTBEAT>(client_, std::move(request), ttl_));
   CO_TRY_VOID(check_epoch(response.epoch()));
   grant_clock_.observe(client_->peer().incarnation, response.coordinator_time_ms(),
                        std::chrono::steady_clock::now());

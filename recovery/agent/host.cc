@@ -19,6 +19,7 @@
 #include "recovery/agent/local_wire.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/methods.h"
 #include "src/async/task.h"
 
 namespace rekindle::agent {
@@ -269,8 +270,7 @@ class AgentHost final : public Host {
     while (*busy && client->connected()) {
       co_await async::sleep_for(kAgentCheckInterval);
       if (!*busy) co_return;
-      const auto answer = co_await rpc::call<proto::AgentStatusResponse>(
-          client, proto::AGENT_STATUS, proto::AgentStatusRequest(), kAgentAnswerDeadline);
+      const auto answer = co_await rpc::call<proto::AGENT_STATUS>(client, {}, kAgentAnswerDeadline);
       if (!answer && answer.error().code() == ErrorCode::kTimeout) client->close();
     }
   }

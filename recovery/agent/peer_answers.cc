@@ -132,8 +132,8 @@ Error PeerService::not_held(const proto::GetPageRequest& request) const {
                       request.name().empty() ? "" : " " + request.name())};
 }
 
-Task<Result<std::string>> PeerService::get_page(std::string body) {
-  CO_TRY(const auto request, rpc::parse_body<proto::GetPageRequest>(body));
+Task<Result<proto::GetPageResponse>> PeerService::get_page(rpc::Peer, proto::GetPageRequest request,
+                                                           rpc::Events) {
   const PageCache::Key key{request.kind(), rpc::from_proto(request.digest()), request.name()};
   auto blob = pages_.find(key);
   if (blob == nullptr && request.kind() == proto::PAGE_FILE) {
@@ -152,14 +152,14 @@ Task<Result<std::string>> PeerService::get_page(std::string body) {
   proto::GetPageResponse response;
   response.set_total_bytes(blob->size());
   response.set_data(blob->substr(request.offset(), kPageBytesMax));
-  co_return response.SerializeAsString();
+  co_return response;
 }
 
 // As long as the session lives and the copy is being filled.
-Task<Result<std::string>> PeerService::watch_have(rpc::Peer peer, std::string body,
-                                                  std::shared_ptr<rpc::EventSink> events) {
+Task<Result<proto::WatchHaveResponse>> PeerService::watch_have(rpc::Peer peer,
+                                                               proto::WatchHaveRequest request,
+                                                               rpc::Events events) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  CO_TRY(const auto request, rpc::parse_body<proto::WatchHaveRequest>(body));
   CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
   const auto opened = sessions_.find(token);
   if (opened == sessions_.end() || opened->second.connection != connection_of(peer)) {
@@ -176,7 +176,7 @@ Task<Result<std::string>> PeerService::watch_have(rpc::Peer peer, std::string bo
       co_return fail(ErrorCode::kStale, "{} does not fill this copy any more: look it up again",
                      identity_.node_id);
     }
-    if (served->complete()) co_return proto::WatchHaveResponse().SerializeAsString();
+    if (served->complete()) co_return proto::WatchHaveResponse();
     if (auto update = feed.next(served->held->snapshot(), std::chrono::steady_clock::now())) {
       proto::HaveUpdate message;
       *message.mutable_held() = rpc::to_proto(update->held);
@@ -190,8 +190,8 @@ Task<Result<std::string>> PeerService::watch_have(rpc::Peer peer, std::string bo
   co_return fail(ErrorCode::kUnavailable, "cancelled");
 }
 
-Task<Result<std::string>> PeerService::prove_ranges(std::string body) {
-  CO_TRY(const auto request, rpc::parse_body<proto::ProveRangesRequest>(body));
+Task<Result<proto::ProveRangesResponse>> PeerService::prove_ranges(
+    rpc::Peer, proto::ProveRangesRequest request, rpc::Events) {
   CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
   const auto opened = sessions_.find(token);
   if (opened == sessions_.end()) {
@@ -208,13 +208,14 @@ Task<Result<std::string>> PeerService::prove_ranges(std::string body) {
                    kMaxProofItems);
   }
   // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
-  auto work = [copy = *served, request]() -> Result<std::string> {
+  auto work = [copy = *served,
+               request = std::move(request)]() -> Result<proto::ProveRangesResponse> {
     proto::ProveRangesResponse response;
     for (const auto& item : request.items()) {
       TRY(auto proof, prove_part(copy, item));
       response.add_proofs(std::move(proof));
     }
-    return response.SerializeAsString();
+    return response;
   };
   co_return co_await async::offload(digest_pool_, std::move(work));
 }

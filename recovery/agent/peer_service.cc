@@ -9,6 +9,7 @@
 
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/methods.h"
 #include "src/async/offload.h"
 #include "src/async/task.h"
 #include "src/base/log.h"
@@ -45,29 +46,18 @@ PeerService::PeerService(const rpc::Identity& identity, ServedVersions& served,
       options_(std::move(options)) {}
 
 void PeerService::install(rpc::RpcServer& server) {
-  using Sink = std::shared_ptr<rpc::EventSink>;
-  server.handle(proto::AGENT_OPEN_DIRECT, [this](const rpc::Peer& peer, std::string body, Sink) {
-    return open_direct(peer, std::move(body));
-  });
-  server.handle(proto::AGENT_GET_PAGE, [this](const rpc::Peer&, std::string body, Sink) {
-    return get_page(std::move(body));
-  });
-  server.handle(proto::AGENT_OPEN_SESSION, [this](const rpc::Peer& peer, std::string body, Sink) {
-    return open_session(peer, std::move(body));
-  });
-  server.handle(proto::AGENT_CONNECT_PATHS, [this](const rpc::Peer& peer, std::string body, Sink) {
-    return connect_paths(peer, std::move(body));
-  });
-  server.handle(proto::AGENT_CLOSE_SESSION, [this](const rpc::Peer& peer, std::string body, Sink) {
-    return close_session(peer, std::move(body));
-  });
-  server.handle(proto::AGENT_PROVE_RANGES, [this](const rpc::Peer&, std::string body, Sink) {
-    return prove_ranges(std::move(body));
-  });
-  server.handle(proto::AGENT_WATCH_HAVE,
-                [this](const rpc::Peer& peer, std::string body, Sink sink) {
-                  return watch_have(peer, std::move(body), std::move(sink));
-                });
+  const auto answer = [this](auto method) {
+    return [this, method](rpc::Peer peer, auto request, rpc::Events events) {
+      return (this->*method)(std::move(peer), std::move(request), std::move(events));
+    };
+  };
+  rpc::handle<proto::AGENT_OPEN_DIRECT>(server, answer(&PeerService::open_direct));
+  rpc::handle<proto::AGENT_GET_PAGE>(server, answer(&PeerService::get_page));
+  rpc::handle<proto::AGENT_OPEN_SESSION>(server, answer(&PeerService::open_session));
+  rpc::handle<proto::AGENT_CONNECT_PATHS>(server, answer(&PeerService::connect_paths));
+  rpc::handle<proto::AGENT_CLOSE_SESSION>(server, answer(&PeerService::close_session));
+  rpc::handle<proto::AGENT_PROVE_RANGES>(server, answer(&PeerService::prove_ranges));
+  rpc::handle<proto::AGENT_WATCH_HAVE>(server, answer(&PeerService::watch_have));
   server.on_peer_closed([this](const rpc::Peer& peer) { on_disconnect(peer); });
 }
 
@@ -75,8 +65,9 @@ std::string PeerService::connection_of(const rpc::Peer& peer) {
   return peer.incarnation.hex() + " " + peer.address;
 }
 
-Task<Result<std::string>> PeerService::open_direct(rpc::Peer peer, std::string body) {
-  CO_TRY(const auto request, rpc::parse_body<proto::OpenDirectRequest>(body));
+Task<Result<proto::OpenDirectResponse>> PeerService::open_direct(rpc::Peer peer,
+                                                                 proto::OpenDirectRequest request,
+                                                                 rpc::Events) {
   CO_TRY_VOID(check_model_name(request.model()));
   const auto newest = served_.newest_version(request.model());
   const std::uint64_t version = request.latest() ? newest.value_or(0) : request.version();
@@ -102,7 +93,7 @@ Task<Result<std::string>> PeerService::open_direct(rpc::Peer peer, std::string b
   if (copies.empty() && verifying) {
     proto::OpenDirectResponse response;
     response.set_verifying(true);
-    co_return response.SerializeAsString();
+    co_return response;
   }
   if (copies.empty() && unfit) co_return fail(std::move(*unfit));
   if (copies.empty()) {
@@ -136,7 +127,7 @@ Task<Result<std::string>> PeerService::open_direct(rpc::Peer peer, std::string b
     grant->set_serial(next_serial_++);
     rpc::sign_grant(*grant, identity_.secret);
   }
-  co_return response.SerializeAsString();
+  co_return response;
 }
 
 // What is being filled shows only what has verified.
@@ -185,9 +176,9 @@ std::uint32_t PeerService::session_count(const ModelVersion& id) const {
       sessions_, [&](const auto& session) { return session.second.copy.id == id; }));
 }
 
-Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string body) {
+Task<Result<proto::OpenSessionResponse>> PeerService::open_session(
+    rpc::Peer peer, proto::OpenSessionRequest request, rpc::Events) {
   executor_ = co_await boost::asio::this_coro::executor;
-  CO_TRY(const auto request, rpc::parse_body<proto::OpenSessionRequest>(body));
   const Served* served = nullptr;
   CO_TRY_VOID(admit(peer, request, served));
   const CopyKey wanted_copy = key_of(*served->manifest);
@@ -234,11 +225,11 @@ Task<Result<std::string>> PeerService::open_session(rpc::Peer peer, std::string 
             copy.id.to_string());
   sessions_[session.token] = {connection_of(peer), copy, peer.node_id, false};
   registry_.admit(std::move(session));
-  co_return response.SerializeAsString();
+  co_return response;
 }
 
-Task<Result<std::string>> PeerService::connect_paths(rpc::Peer peer, std::string body) {
-  CO_TRY(auto request, rpc::parse_body<proto::ConnectPathsRequest>(body));
+Task<Result<proto::ConnectPathsResponse>> PeerService::connect_paths(
+    rpc::Peer peer, proto::ConnectPathsRequest request, rpc::Events) {
   CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
   const auto session = sessions_.find(token);
   if (session == sessions_.end() || session->second.connection != connection_of(peer)) {
@@ -258,17 +249,17 @@ Task<Result<std::string>> PeerService::connect_paths(rpc::Peer peer, std::string
   CO_TRY(auto answer, co_await async::offload(blocking_pool_, std::move(work)));
   proto::ConnectPathsResponse response;
   response.set_response(std::move(answer));
-  co_return response.SerializeAsString();
+  co_return response;
 }
 
-Task<Result<std::string>> PeerService::close_session(rpc::Peer peer, std::string body) {
-  CO_TRY(const auto request, rpc::parse_body<proto::CloseSessionRequest>(body));
+Task<Result<proto::CloseSessionResponse>> PeerService::close_session(
+    rpc::Peer peer, proto::CloseSessionRequest request, rpc::Events) {
   CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
   const auto found = sessions_.find(token);
   if (found != sessions_.end() && found->second.connection == connection_of(peer)) {
     co_await end_session(token);
   }
-  co_return proto::CloseSessionResponse().SerializeAsString();
+  co_return proto::CloseSessionResponse();
 }
 
 // Revokes first, so that no new read starts, then drains what is under way: off the control thread.

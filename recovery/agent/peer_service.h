@@ -15,6 +15,7 @@
 #include "recovery/agent/grant_clock.h"
 #include "recovery/agent/page_cache.h"
 #include "recovery/agent/served_versions.h"
+#include "recovery/rpc/methods.h"
 #include "recovery/rpc/rpc.h"
 #include "src/base/worker_pool.h"
 #include "transport/registry.h"
@@ -58,14 +59,27 @@ class PeerService {
     bool watched = false;  // a call tells its puller what a copy that is being filled holds
   };
 
-  async::Task<Result<std::string>> open_direct(rpc::Peer peer, std::string body);
-  async::Task<Result<std::string>> get_page(std::string body);
-  async::Task<Result<std::string>> open_session(rpc::Peer peer, std::string body);
-  async::Task<Result<std::string>> connect_paths(rpc::Peer peer, std::string body);
-  async::Task<Result<std::string>> close_session(rpc::Peer peer, std::string body);
-  async::Task<Result<std::string>> watch_have(rpc::Peer peer, std::string body,
-                                              std::shared_ptr<rpc::EventSink> events);
-  async::Task<Result<std::string>> prove_ranges(std::string body);
+  async::Task<Result<proto::OpenDirectResponse>> open_direct(rpc::Peer peer,
+                                                             proto::OpenDirectRequest request,
+                                                             rpc::Events events);
+  async::Task<Result<proto::GetPageResponse>> get_page(rpc::Peer peer,
+                                                       proto::GetPageRequest request,
+                                                       rpc::Events events);
+  async::Task<Result<proto::OpenSessionResponse>> open_session(rpc::Peer peer,
+                                                               proto::OpenSessionRequest request,
+                                                               rpc::Events events);
+  async::Task<Result<proto::ConnectPathsResponse>> connect_paths(rpc::Peer peer,
+                                                                 proto::ConnectPathsRequest request,
+                                                                 rpc::Events events);
+  async::Task<Result<proto::CloseSessionResponse>> close_session(rpc::Peer peer,
+                                                                 proto::CloseSessionRequest request,
+                                                                 rpc::Events events);
+  async::Task<Result<proto::WatchHaveResponse>> watch_have(rpc::Peer peer,
+                                                           proto::WatchHaveRequest request,
+                                                           rpc::Events events);
+  async::Task<Result<proto::ProveRangesResponse>> prove_ranges(rpc::Peer peer,
+                                                               proto::ProveRangesRequest request,
+                                                               rpc::Events events);
   // What a page is cut from. Only bytes that are known to be right: they are cached.
   Result<std::string> make_blob(const proto::GetPageRequest& request) const;
   async::Task<Result<std::string>> read_file(proto::GetPageRequest request);

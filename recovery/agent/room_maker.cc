@@ -8,6 +8,7 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
 #include "src/async/task.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -167,9 +168,8 @@ Task<Result<void>> RoomMaker::ask(ModelVersion id,
   request.set_node_id(identity_.node_id);
   request.set_incarnation(identity_.incarnation.to_bytes());
   *request.mutable_id() = rpc::to_proto(id);
-  CO_TRY(const auto response,
-         co_await rpc::call<proto::LetGoResponse>(coordinator, proto::COORDINATOR_LET_GO,
-                                                  std::move(request), kAskDeadline));
+  CO_TRY(const auto response, co_await rpc::call<proto::COORDINATOR_LET_GO>(
+                                  coordinator, std::move(request), kAskDeadline));
   (void)response;
   co_return Result<void>();
 }

@@ -20,6 +20,7 @@
 #include "recovery/device/device_link.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/methods.h"
 #include "recovery/worker/health_server.h"
 #include "recovery/worker/worker_service.h"
 #include "src/async/offload.h"
@@ -249,13 +250,12 @@ Result<void> Daemon::start_workers() {
 }
 
 void Daemon::install_status() {
-  const auto handler = [this](const rpc::Peer&, std::string body,
-                              const std::shared_ptr<rpc::EventSink>&) -> Task<Result<std::string>> {
-    CO_TRY(const auto request, rpc::parse_body<proto::AgentStatusRequest>(body));
+  const auto handler = [this](rpc::Peer, proto::AgentStatusRequest request,
+                              rpc::Events) -> Task<Result<proto::AgentStatusResponse>> {
     proto::AgentStatusResponse response;
     if (request.has_events() && workers_ != nullptr) {
       *response.mutable_events() = co_await workers_->events_after(request.events());
-      co_return response.SerializeAsString();
+      co_return response;
     }
     *response.mutable_node() = core_->address();
     response.set_software(std::string(software_version()));
@@ -275,10 +275,10 @@ void Daemon::install_status() {
                                        core_->link()->client() != nullptr);
     if (workers_ != nullptr) workers_->add_status(response);
     if (devices_ != nullptr) *response.mutable_devices() = to_proto(devices_->status());
-    co_return response.SerializeAsString();
+    co_return response;
   };
-  server_->handle(proto::AGENT_STATUS, handler);
-  local_server_->handle(proto::AGENT_STATUS, handler);
+  rpc::handle<proto::AGENT_STATUS>(*server_, handler);
+  rpc::handle<proto::AGENT_STATUS>(*local_server_, handler);
 }
 
 // What a version that went has left and no other has taken, is given back after a while.

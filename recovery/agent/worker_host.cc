@@ -8,6 +8,7 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
 #include "src/async/task.h"
 #include "src/base/log.h"
 
@@ -145,8 +146,7 @@ Task<Result<proto::RoundOrders>> WorkerHost::report_rounds(proto::RoundReport re
   report.set_node_id(core_.identity().node_id);
   report.set_incarnation(core_.identity().incarnation.to_bytes());
   const auto deadline = std::chrono::milliseconds(report.wait_ms()) + kCallDeadline;
-  co_return co_await rpc::call<proto::RoundOrders>(client, proto::COORDINATOR_ROUND,
-                                                   std::move(report), deadline);
+  co_return co_await rpc::call<proto::COORDINATOR_ROUND>(client, std::move(report), deadline);
 }
 
 Task<Result<std::uint64_t>> WorkerHost::begin_update(ModelVersion id, std::string group,
@@ -156,9 +156,8 @@ Task<Result<std::uint64_t>> WorkerHost::begin_update(ModelVersion id, std::strin
   *request.mutable_id() = rpc::to_proto(id);
   request.set_group(std::move(group));
   request.set_gather_ms(static_cast<std::uint32_t>(gather.count()));
-  CO_TRY(const auto response,
-         co_await rpc::call<proto::BeginUpdateResponse>(client, proto::COORDINATOR_BEGIN_UPDATE,
-                                                        std::move(request), kCallDeadline));
+  CO_TRY(const auto response, co_await rpc::call<proto::COORDINATOR_BEGIN_UPDATE>(
+                                  client, std::move(request), kCallDeadline));
   co_return response.round();
 }
 
@@ -169,8 +168,8 @@ Task<Result<proto::RoundStatus>> WorkerHost::update_status(std::uint64_t round,
   proto::UpdateStatusRequest request;
   request.set_round(round);
   request.set_wait_ms(static_cast<std::uint32_t>(wait.count()));
-  co_return co_await rpc::call<proto::RoundStatus>(client, proto::COORDINATOR_UPDATE_STATUS,
-                                                   std::move(request), wait + kCallDeadline);
+  co_return co_await rpc::call<proto::COORDINATOR_UPDATE_STATUS>(client, std::move(request),
+                                                                 wait + kCallDeadline);
 }
 
 Result<ModelVersion> WorkerHost::newest_here(const std::string& model) const {
@@ -198,8 +197,8 @@ Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
   for (;;) {
     const auto client = co_await core_.link()->wait_connected(kConnectWait);
     if (!client) co_return newest_without_fleet(model, client.error());
-    const auto answer = co_await rpc::call<proto::ResolveResponse>(
-        *client, proto::COORDINATOR_RESOLVE, request, kCallDeadline);
+    const auto answer =
+        co_await rpc::call<proto::COORDINATOR_RESOLVE>(*client, request, kCallDeadline);
     if (answer) co_return rpc::from_proto(answer->id());
     const Error& error = answer.error();
     if (is_away(error)) co_return newest_without_fleet(model, error);
@@ -241,9 +240,9 @@ Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport word
   const auto client = core_.link()->client();
   if (client == nullptr) co_return fail(ErrorCode::kPeerLost, "the coordinator is away");
   const auto request = to_proto(word, core_.identity());
-  CO_TRY(const auto response, co_await rpc::call<proto::RankResponse>(
-                                  client, proto::COORDINATOR_REPORT_RANK, request, kCallDeadline));
-  worker::InstanceVerdict said;
+  CO_TRY(const auto response,
+         co_await rpc::call<proto::COORDINATOR_REPORT_RANK>(client, request, kCallDeadline));
+  worker::FleetWord said;
   CO_TRY(said.id, rpc::from_proto(response.id()));
   said.why = response.why();
   said.term = core_.link()->epoch();

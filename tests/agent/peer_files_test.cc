@@ -8,6 +8,7 @@
 #include "recovery/agent/peer_service.h"
 #include "recovery/pull/pull_job.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
 #include "tests/recovery/rpc_fixture.h"
 #include "tests/store/store_fixture.h"
 
@@ -39,8 +40,7 @@ class PeerFilesTest : public store::StoreTest {
       request.set_kind(proto::PAGE_FILE);
       *request.mutable_digest() = rpc::to_proto(test->checkpoint()->root);
       request.set_name("config.json");
-      const auto page = co_await rpc::call<proto::GetPageResponse>(client, proto::AGENT_GET_PAGE,
-                                                                   std::move(request), 5s);
+      const auto page = co_await rpc::call<proto::AGENT_GET_PAGE>(client, std::move(request), 5s);
       client->close();
       if (!page) co_return fail(page.error());
       co_return page->data();

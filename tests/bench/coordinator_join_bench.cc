@@ -20,8 +20,9 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "proto/coordinator.pb.h"
 #include "recovery/rpc/convert.h"
-#include "recovery/rpc/coordinator_client.h"
+#include "recovery/rpc/methods.h"
 #include "tests/support/process.h"
 
 namespace rekindle {
@@ -49,14 +50,16 @@ async::Task<void> sleep_until(Clock::time_point at) {
   co_await timer.async_wait(boost::asio::use_awaitable);
 }
 
-async::Task<Result<void>> join(rpc::Identity identity, rpc::CoordinatorClient& client, Run& run) {
-  CO_TRY(client, co_await rpc::CoordinatorClient::connect(run.address, identity, 30s));
+async::Task<Result<void>> join(rpc::Identity identity, std::shared_ptr<rpc::RpcClient>& client,
+                               Run& run) {
+  CO_TRY(client, co_await rpc::RpcClient::connect(run.address, identity, 30s));
   proto::RegisterRequest enroll;
   enroll.mutable_node()->set_node_id(identity.node_id);
   enroll.mutable_node()->set_incarnation(identity.incarnation.to_bytes());
   enroll.mutable_node()->set_control_endpoint("0.0.0.0:7400");
   enroll.mutable_node()->set_host_id(identity.node_id);
-  CO_TRY(const auto registered, co_await client.register_node(std::move(enroll), 30s));
+  CO_TRY(const auto registered,
+         co_await rpc::call<proto::COORDINATOR_REGISTER>(client, std::move(enroll), 30s));
   (void)registered;
   proto::AnnounceRequest announce;
   announce.set_node_id(identity.node_id);
@@ -68,7 +71,8 @@ async::Task<Result<void>> join(rpc::Identity identity, rpc::CoordinatorClient& c
   *holding.mutable_layout() = rpc::to_proto(Digest{3, 4});
   holding.set_complete(true);
   holding.set_whole(true);
-  CO_TRY(const auto announced, co_await client.announce(std::move(announce), 30s));
+  CO_TRY(const auto announced,
+         co_await rpc::call<proto::COORDINATOR_ANNOUNCE>(client, std::move(announce), 30s));
   (void)announced;
   co_return Result<void>();
 }
@@ -78,7 +82,7 @@ async::Task<void> agent(std::size_t index, Run& run) {
   identity.role = proto::ROLE_AGENT;
   identity.node_id = fmt::format("n{}", index);
   identity.incarnation = Incarnation::random();
-  rpc::CoordinatorClient client;
+  std::shared_ptr<rpc::RpcClient> client;
   const auto joined = co_await join(identity, client, run);
   if (!joined) {
     ++run.failed;
@@ -90,7 +94,8 @@ async::Task<void> agent(std::size_t index, Run& run) {
     proto::HeartbeatRequest request;
     request.set_node_id(identity.node_id);
     request.set_incarnation(identity.incarnation.to_bytes());
-    const auto answer = co_await client.heartbeat(std::move(request), 2s);
+    const auto answer =
+        co_await rpc::call<proto::COORDINATOR_HEARTBEAT>(client, std::move(request), 2s);
     ++(answer ? run.beats : run.late);
     if (run.joined == run.agents) run.slowest = std::max(run.slowest, Clock::now() - asked);
     co_await sleep_until(asked + 250ms);

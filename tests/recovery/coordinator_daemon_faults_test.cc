@@ -43,11 +43,13 @@ TEST_F(CoordinatorDaemon, Row25AKilledCoordinatorComesBackWithAHigherEpochAndIts
   progress.set_pull_id(opened->pull_id());
   *progress.mutable_puller() = p.address();
   *progress.mutable_id() = rpc::to_proto(kId);
-  const auto early = loop_.run(p.client.pull_progress(progress, 5s));
+  const auto early = loop_.run(rpc::call<proto::COORDINATOR_PULL_PROGRESS>(p.client, progress, 5s));
   ASSERT_TRUE(early) << early.error().message();
   EXPECT_TRUE(early->grace());
   ASSERT_TRUE(announce(a, kId, kRoot));
-  EXPECT_EQ(loop_.run(p.client.pull_progress(progress, 5s))->sources_size(), 1);
+  EXPECT_EQ(loop_.run(rpc::call<proto::COORDINATOR_PULL_PROGRESS>(p.client, progress, 5s))
+                ->sources_size(),
+            1);
 }
 
 TEST_F(CoordinatorDaemon, Row26KilledAtAnyDurableStepItComesBackBeforeOrAfterIt) {
@@ -145,7 +147,7 @@ TEST_F(CoordinatorDaemon, Row31APausedCoordinatorKillsNobody) {
   process_->signal(SIGSTOP);
   loop_.run(rpc::testing::sleep_for(3s));  // longer than the TTL
   process_->signal(SIGCONT);
-  const auto status = loop_.run(a.client.status(5s));
+  const auto status = loop_.run(rpc::call<proto::COORDINATOR_STATUS>(a.client, {}, 5s));
   ASSERT_TRUE(status) << status.error().message();
   EXPECT_NE(status->nodes(0).state(), "dead");
   EXPECT_TRUE(status->grace());
@@ -160,23 +162,24 @@ TEST_F(CoordinatorDaemon, Row34AThousandAgentsJoinAtOnce) {
   ASSERT_TRUE(enroll(source));
   ASSERT_TRUE(announce(source, kId, kRoot));
   constexpr int kAgents = 1000;
-  std::vector<CoordinatorClient> clients(kAgents);
+  std::vector<std::shared_ptr<rpc::RpcClient>> clients(kAgents);
   int joined = 0;
   int answered = 0;
   int ended = 0;
   const auto join = [&](int i) -> async::Task<void> {
     const Agent agent{make_identity(proto::ROLE_AGENT, fmt::format("n{}", i)), {}};
-    auto client = co_await CoordinatorClient::connect(address_, agent.identity, 20s);
+    const auto client = co_await rpc::RpcClient::connect(address_, agent.identity, 20s);
     if (!client) co_return;
     clients[static_cast<std::size_t>(i)] = *client;
     proto::RegisterRequest enroll_request;
     *enroll_request.mutable_node() = agent.address();
-    if (co_await client->register_node(enroll_request, 20s)) ++joined;
+    if (co_await rpc::call<proto::COORDINATOR_REGISTER>(*client, enroll_request, 20s)) ++joined;
     proto::OpenPullRequest open_request;
     *open_request.mutable_puller() = agent.address();
     open_request.set_model("qwen3");
     open_request.set_latest(true);
-    const auto opened = co_await client->open_pull(open_request, 20s);
+    const auto opened =
+        co_await rpc::call<proto::COORDINATOR_OPEN_PULL>(*client, open_request, 20s);
     if (opened && (opened->sources_size() > 0 || opened->retry_after_ms() > 0)) ++answered;
   };
   for (int i = 0; i < kAgents; ++i) {

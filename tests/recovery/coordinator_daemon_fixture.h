@@ -13,8 +13,9 @@
 #include <boost/asio/co_spawn.hpp>
 #include <gtest/gtest.h>
 
+#include "proto/coordinator.pb.h"
 #include "recovery/rpc/convert.h"
-#include "recovery/rpc/coordinator_client.h"
+#include "recovery/rpc/methods.h"
 #include "tests/recovery/rpc_fixture.h"
 #include "tests/support/process.h"
 
@@ -22,7 +23,6 @@ namespace rekindle::coordinator::testing {
 
 using rekindle::testing::Process;
 using rekindle::testing::TempDir;
-using rpc::CoordinatorClient;
 using rpc::testing::Loop;
 using rpc::testing::make_identity;
 using namespace std::chrono_literals;
@@ -43,7 +43,7 @@ class CoordinatorDaemon : public ::testing::Test {
 
   struct Agent {
     rpc::Identity identity;
-    CoordinatorClient client;
+    std::shared_ptr<rpc::RpcClient> client;
 
     proto::NodeAddress address() const {
       proto::NodeAddress node;
@@ -54,7 +54,7 @@ class CoordinatorDaemon : public ::testing::Test {
     }
   };
   Result<void> connect(Agent& agent) {
-    TRY(agent.client, loop_.run(CoordinatorClient::connect(address_, agent.identity, 5s)));
+    TRY(agent.client, loop_.run(rpc::RpcClient::connect(address_, agent.identity, 5s)));
     return {};
   }
   Agent agent(const std::string& name, const std::string& secret = "") {
@@ -67,13 +67,13 @@ class CoordinatorDaemon : public ::testing::Test {
     proto::RegisterRequest request;
     *request.mutable_node() = agent.address();
     request.set_highest_epoch(epoch);
-    return loop_.run(agent.client.register_node(std::move(request), 5s));
+    return loop_.run(rpc::call<proto::COORDINATOR_REGISTER>(agent.client, std::move(request), 5s));
   }
   static async::Task<Result<proto::HeartbeatResponse>> heartbeat(const Agent& agent) {
     proto::HeartbeatRequest request;
     request.set_node_id(agent.identity.node_id);
     request.set_incarnation(agent.identity.incarnation.to_bytes());
-    return agent.client.heartbeat(std::move(request), 5s);
+    return rpc::call<proto::COORDINATOR_HEARTBEAT>(agent.client, std::move(request), 5s);
   }
   Result<proto::HeartbeatResponse> beat(const Agent& agent) { return loop_.run(heartbeat(agent)); }
   Result<proto::PublishResponse> publish(const Agent& agent, const ModelVersion& id,
@@ -83,7 +83,7 @@ class CoordinatorDaemon : public ::testing::Test {
     request.set_incarnation(agent.identity.incarnation.to_bytes());
     *request.mutable_id() = rpc::to_proto(id);
     *request.mutable_root() = rpc::to_proto(root);
-    return loop_.run(agent.client.publish(std::move(request), 5s));
+    return loop_.run(rpc::call<proto::COORDINATOR_PUBLISH>(agent.client, std::move(request), 5s));
   }
   Result<proto::AnnounceResponse> announce(const Agent& agent, const ModelVersion& id,
                                            const Digest& root) {
@@ -98,7 +98,7 @@ class CoordinatorDaemon : public ::testing::Test {
     holding.set_complete(true);
     holding.set_verified(true);
     holding.set_whole(true);
-    return loop_.run(agent.client.announce(std::move(request), 5s));
+    return loop_.run(rpc::call<proto::COORDINATOR_ANNOUNCE>(agent.client, std::move(request), 5s));
   }
   // One worker, which serves qwen3@40.
   static proto::RoundReport report_of(const Agent& agent) {
@@ -120,8 +120,7 @@ class CoordinatorDaemon : public ::testing::Test {
     std::optional<Result<proto::BeginUpdateResponse>> begun;
     bool over = false;
     request.set_wait_ms(5000);
-    auto call = rpc::call<proto::BeginUpdateResponse>(
-        command.client.client(), proto::COORDINATOR_BEGIN_UPDATE, std::move(request), 20s);
+    auto call = rpc::call<proto::COORDINATOR_BEGIN_UPDATE>(command.client, std::move(request), 20s);
     boost::asio::co_spawn(
         loop_.io(), std::move(call),
         [&](const std::exception_ptr&, Result<proto::BeginUpdateResponse> answer) {
@@ -140,7 +139,7 @@ class CoordinatorDaemon : public ::testing::Test {
     *request.mutable_puller() = agent.address();
     request.set_model(model);
     request.set_latest(true);
-    return loop_.run(agent.client.open_pull(std::move(request), 5s));
+    return loop_.run(rpc::call<proto::COORDINATOR_OPEN_PULL>(agent.client, std::move(request), 5s));
   }
 
   TempDir temp_;

@@ -40,7 +40,7 @@ TEST_F(CoordinatorDaemon, AnAgentRegistersPublishesAndIsFoundByAPuller) {
   const auto beaten = beat(a);
   ASSERT_TRUE(beaten);
   EXPECT_GT(grant.expiry_ms(), beaten->coordinator_time_ms());
-  const auto status = loop_.run(p.client.status(5s));
+  const auto status = loop_.run(rpc::call<proto::COORDINATOR_STATUS>(p.client, {}, 5s));
   ASSERT_TRUE(status);
   ASSERT_EQ(status->nodes_size(), 1);
   EXPECT_EQ(status->nodes(0).state(), "alive");
@@ -69,7 +69,7 @@ TEST_F(CoordinatorDaemon, NobodySpeaksForAnotherIncarnation) {
   const Agent a = agent("a");
   ASSERT_TRUE(enroll(a));
   Agent liar = agent("a");
-  const CoordinatorClient own = liar.client;
+  const auto own = liar.client;
   liar.identity.incarnation = a.identity.incarnation;  // in the bodies, not in its hello
   EXPECT_EQ(beat(liar).error().code(), ErrorCode::kDenied);
   EXPECT_EQ(enroll(liar).error().code(), ErrorCode::kDenied);
@@ -87,7 +87,7 @@ TEST_F(CoordinatorDaemon, ADrainedNodeStaysDrainedOverAKillAndItsReadersAreCount
   ASSERT_EQ(open(p, "qwen3")->sources_size(), 1);
   proto::DrainRequest request;
   request.set_node_id("a");
-  const auto drained = loop_.run(p.client.drain(request, 5s));
+  const auto drained = loop_.run(rpc::call<proto::COORDINATOR_DRAIN>(p.client, request, 5s));
   ASSERT_TRUE(drained) << drained.error().message();
   EXPECT_EQ(drained->pullers(), 1u);
   ASSERT_EQ(drained->sole_copies_size(), 1);
@@ -100,14 +100,15 @@ TEST_F(CoordinatorDaemon, ADrainedNodeStaysDrainedOverAKillAndItsReadersAreCount
   EXPECT_TRUE(beat(again)->drained());
   const Agent q = agent("q");
   EXPECT_THAT(open(q, "qwen3").error().message(), HasSubstr("only drained nodes hold it: a"));
-  const auto status = loop_.run(q.client.status(5s));
+  const auto status = loop_.run(rpc::call<proto::COORDINATOR_STATUS>(q.client, {}, 5s));
   ASSERT_TRUE(status);
   EXPECT_TRUE(status->nodes(0).drained());
   request.set_undo(true);
-  ASSERT_TRUE(loop_.run(q.client.drain(request, 5s)));
+  ASSERT_TRUE(loop_.run(rpc::call<proto::COORDINATOR_DRAIN>(q.client, request, 5s)));
   EXPECT_EQ(open(q, "qwen3")->sources_size(), 1);
   request.set_node_id("nobody");
-  EXPECT_EQ(loop_.run(q.client.drain(request, 5s)).error().code(), ErrorCode::kNotFound);
+  EXPECT_EQ(loop_.run(rpc::call<proto::COORDINATOR_DRAIN>(q.client, request, 5s)).error().code(),
+            ErrorCode::kNotFound);
 }
 
 TEST_F(CoordinatorDaemon, RanksOnTwoHostsAreCommittedTogether) {
@@ -130,7 +131,7 @@ TEST_F(CoordinatorDaemon, RanksOnTwoHostsAreCommittedTogether) {
     report.set_version(41);
     if (state == proto::RANK_LOADED) *report.mutable_has() = rpc::to_proto(kId);
     report.set_state(state);
-    return loop_.run(node.client.report_rank(std::move(report), 5s));
+    return loop_.run(rpc::call<proto::COORDINATOR_REPORT_RANK>(node.client, std::move(report), 5s));
   };
   ASSERT_TRUE(say(a, 0, proto::RANK_ATTACHED));
   EXPECT_EQ(say(a, 0, proto::RANK_LOADED)->state(), proto::INSTANCE_LOADING);
@@ -141,7 +142,9 @@ TEST_F(CoordinatorDaemon, RanksOnTwoHostsAreCommittedTogether) {
   proto::RankReport theft;
   theft.set_node_id("a");
   theft.set_incarnation(a.identity.incarnation.to_bytes());
-  EXPECT_EQ(loop_.run(b.client.report_rank(theft, 5s)).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(
+      loop_.run(rpc::call<proto::COORDINATOR_REPORT_RANK>(b.client, theft, 5s)).error().code(),
+      ErrorCode::kDenied);
 }
 
 TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
@@ -152,7 +155,7 @@ TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
   proto::RoundReport report = report_of(a);
   const auto say = [&] {
     report.set_sequence(report.sequence() + 1);
-    return rpc::call<proto::RoundOrders>(a.client.client(), proto::COORDINATOR_ROUND, report, 20s);
+    return rpc::call<proto::COORDINATOR_ROUND>(a.client, report, 20s);
   };
   const auto first = loop_.run(say());
   ASSERT_TRUE(first) << first.error().message();
@@ -178,15 +181,13 @@ TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
   proto::UpdateStatusRequest ask;
   ask.set_round(begun->round());
   ask.set_wait_ms(5000);
-  const auto over = loop_.run(rpc::call<proto::RoundStatus>(
-      command.client.client(), proto::COORDINATOR_UPDATE_STATUS, ask, 20s));
+  const auto over =
+      loop_.run(rpc::call<proto::COORDINATOR_UPDATE_STATUS>(command.client, ask, 20s));
   ASSERT_TRUE(over) << over.error().message();
   EXPECT_EQ(over->phase(), "over");
   EXPECT_EQ(over->members(0).state(), "left out");
   ask.set_round(begun->round() + 1);
-  EXPECT_EQ(loop_
-                .run(rpc::call<proto::RoundStatus>(command.client.client(),
-                                                   proto::COORDINATOR_UPDATE_STATUS, ask, 5s))
+  EXPECT_EQ(loop_.run(rpc::call<proto::COORDINATOR_UPDATE_STATUS>(command.client, ask, 5s))
                 .error()
                 .code(),
             ErrorCode::kNotFound);
@@ -198,8 +199,7 @@ TEST_F(CoordinatorDaemon, AnUpdateWaitsForAgentsThatHaveYetToReport) {
   ASSERT_TRUE(enroll(a));
   ASSERT_TRUE(announce(a, kId, kRoot));
   const auto say = [&](const Agent& agent) {
-    return loop_.run(rpc::call<proto::RoundOrders>(agent.client.client(), proto::COORDINATOR_ROUND,
-                                                   report_of(agent), 5s));
+    return loop_.run(rpc::call<proto::COORDINATOR_ROUND>(agent.client, report_of(agent), 5s));
   };
   ASSERT_TRUE(say(a));
   proto::BeginUpdateRequest begin;
@@ -214,8 +214,7 @@ TEST_F(CoordinatorDaemon, AnUpdateWaitsForAgentsThatHaveYetToReport) {
   ASSERT_TRUE(begun) << begun.error().message();
   proto::UpdateStatusRequest ask;
   ask.set_round(begun->round());
-  const auto status = loop_.run(
-      rpc::call<proto::RoundStatus>(b.client.client(), proto::COORDINATOR_UPDATE_STATUS, ask, 5s));
+  const auto status = loop_.run(rpc::call<proto::COORDINATOR_UPDATE_STATUS>(b.client, ask, 5s));
   ASSERT_TRUE(status) << status.error().message();
   EXPECT_EQ(status->members_size(), 2);
 }

@@ -6,8 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "proto/agent.pb.h"
+#include "proto/coordinator.pb.h"
 #include "proto/local.pb.h"
-#include "recovery/rpc/coordinator_client.h"
+#include "recovery/rpc/methods.h"
 #include "recovery/rpc/rpc.h"
 #include "tests/recovery/rpc_fixture.h"
 
@@ -318,29 +319,30 @@ TEST_F(RpcCall, WhenTheServerGoesEveryOpenCallEndsWithPeerLost) {
   server_.reset();
 }
 
-TEST_F(RpcCall, TypedCallsParseTheirAnswers) {
-  handle(proto::COORDINATOR_REGISTER,
-         [](const Peer& peer, std::string body,
-            std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
-           CO_TRY(const auto request, parse_body<proto::RegisterRequest>(body));
-           proto::RegisterResponse response;
-           response.set_epoch(request.highest_epoch() + (peer.node_id == "tester" ? 1 : 100));
-           co_return response.SerializeAsString();
-         });
+TEST_F(RpcCall, TypedHandlersAnswerTypedCalls) {
+  const auto enroll = [](Peer peer, proto::RegisterRequest request,
+                         Events) -> async::Task<Result<proto::RegisterResponse>> {
+    proto::RegisterResponse response;
+    response.set_epoch(request.highest_epoch() + (peer.node_id == "tester" ? 1 : 100));
+    co_return response;
+  };
+  before_listen_ = [enroll](RpcServer& server) {
+    rpc::handle<proto::COORDINATOR_REGISTER>(server, enroll);
+  };
   handle(
       proto::COORDINATOR_STATUS,
       [](const Peer&, std::string, std::shared_ptr<EventSink>) -> async::Task<Result<std::string>> {
         co_return "\xff\xff garbage";
       });
-  identity_.role = proto::ROLE_COORDINATOR;
   serve();
-  auto client = loop_.run(
-      CoordinatorClient::connect(address_, make_identity(proto::ROLE_AGENT, "tester"), 5s));
-  ASSERT_TRUE(client) << client.error().message();
+  const auto client = connect();
   proto::RegisterRequest request;
   request.set_highest_epoch(41);
-  EXPECT_EQ(loop_.run(client->register_node(request, 5s))->epoch(), 42u);
-  EXPECT_EQ(loop_.run(client->status(5s)).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(loop_.run(rpc::call<proto::COORDINATOR_REGISTER>(client, request, 5s))->epoch(), 42u);
+  const auto garbled = loop_.run(client->call_raw(proto::COORDINATOR_REGISTER, "\xff\xff", 5s));
+  EXPECT_EQ(garbled.error().code(), ErrorCode::kInvalid);
+  const auto status = loop_.run(rpc::call<proto::COORDINATOR_STATUS>(client, {}, 5s));
+  EXPECT_EQ(status.error().code(), ErrorCode::kInvalid);
 }
 
 }  // namespace

@@ -28,8 +28,7 @@ Check check_coordinator(const Settings& settings) {
   }
   auto remote = Remote::create(settings, settings.coordinator);
   if (!remote) return {"coordinator", Level::kFail, remote.error().message(), "see the secret"};
-  const auto status = (*remote)->call<proto::ClusterStatusResponse>(proto::COORDINATOR_STATUS,
-                                                                    proto::ClusterStatusRequest());
+  const auto status = (*remote)->call<proto::COORDINATOR_STATUS>({});
   if (!status) {
     return {"coordinator", Level::kFail, status.error().message(),
             "running pulls go on without it; new ones need it, or --from"};
@@ -52,8 +51,7 @@ Check check_agent(const Settings& settings) {
   }
   auto remote = Remote::create(settings, "unix:" + socket.string());
   if (!remote) return {"agent", Level::kFail, remote.error().message(), "see the secret"};
-  const auto status =
-      (*remote)->call<proto::AgentStatusResponse>(proto::AGENT_STATUS, proto::AgentStatusRequest());
+  const auto status = (*remote)->call<proto::AGENT_STATUS>({});
   if (!status) {
     return {"agent", Level::kWarn, status.error().message(),
             "it died or is stopped; start it again, nothing in the store is lost"};

@@ -25,8 +25,7 @@ Result<int> drain(const Settings& settings, const DrainArgs& args) {
   proto::DrainRequest request;
   request.set_node_id(args.node);
   request.set_undo(args.undo);
-  TRY(const auto response,
-      (coordinator->call<proto::DrainResponse>(proto::COORDINATOR_DRAIN, std::move(request))));
+  TRY(const auto response, (coordinator->call<proto::COORDINATOR_DRAIN>(request)));
   if (settings.json) {
     Json sole = Json::array();
     for (const auto& id : response.sole_copies()) {

@@ -41,7 +41,7 @@ class EventsSource {
     proto::AgentStatusRequest request;
     request.mutable_events()->set_after(after_);
     request.mutable_events()->set_wait_ms(wait_ms);
-    TRY(auto status, (remote_->call<proto::AgentStatusResponse>(proto::AGENT_STATUS, request)));
+    TRY(auto status, (remote_->call<proto::AGENT_STATUS>(request)));
     if (!status.has_events()) {
       return fail(ErrorCode::kUnavailable, "the agent at {} is older and tells no events",
                   remote_->address());

@@ -77,8 +77,7 @@ Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id,
   constexpr std::uint32_t kMaxSeconds = 86400;
   if (args.deadline_s) request.set_deadline_ms(std::min(*args.deadline_s, kMaxSeconds) * 1000);
   if (args.force) request.set_deadline_ms(0);
-  TRY(const auto response,
-      (coordinator->call<proto::RetireResponse>(proto::COORDINATOR_RETIRE, std::move(request))));
+  TRY(const auto response, (coordinator->call<proto::COORDINATOR_RETIRE>(request)));
   if (settings.json) {
     print_json({{"model", id.model}, {"version", id.version}, {"nodes", response.nodes()}});
   } else {

@@ -100,8 +100,7 @@ constexpr std::chrono::milliseconds kLook{50};
 
 // nullopt: no such instance there.
 Result<std::optional<proto::WorkerInstance>> ask(Remote& agent, const std::string& name) {
-  TRY(const auto status,
-      (agent.call<proto::AgentStatusResponse>(proto::AGENT_STATUS, proto::AgentStatusRequest())));
+  TRY(const auto status, (agent.call<proto::AGENT_STATUS>({})));
   for (const auto& instance : status.instances()) {
     if (instance.name() == name) return std::optional(instance);
   }

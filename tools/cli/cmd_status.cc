@@ -57,12 +57,10 @@ class StatusSource {
 
   Result<Report> fetch() {
     if (cluster_) {
-      TRY(const auto status, (remote_->call<proto::ClusterStatusResponse>(
-                                 proto::COORDINATOR_STATUS, proto::ClusterStatusRequest())));
+      TRY(const auto status, (remote_->call<proto::COORDINATOR_STATUS>({})));
       return Report{to_json(status), to_text(status)};
     }
-    TRY(const auto status, (remote_->call<proto::AgentStatusResponse>(
-                               proto::AGENT_STATUS, proto::AgentStatusRequest())));
+    TRY(const auto status, (remote_->call<proto::AGENT_STATUS>({})));
     return Report{to_json(status), to_text(status)};
   }
 

@@ -55,8 +55,7 @@ Result<std::uint64_t> begin(Remote& coordinator, const ModelVersion& id, const s
   request.set_group(group);
   request.set_gather_ms(static_cast<std::uint32_t>(gather.count()));
   request.set_wait_ms(static_cast<std::uint32_t>(std::min(timeout, kGraceWait).count()));
-  TRY(const auto response, (coordinator.call<proto::BeginUpdateResponse>(
-                               proto::COORDINATOR_BEGIN_UPDATE, std::move(request))));
+  TRY(const auto response, (coordinator.call<proto::COORDINATOR_BEGIN_UPDATE>(request)));
   return response.round();
 }
 
@@ -96,7 +95,7 @@ Result<proto::RoundStatus> wait_for(Remote& coordinator, const Round& round, Pro
     proto::UpdateStatusRequest request;
     request.set_round(round.number);
     request.set_wait_ms(static_cast<std::uint32_t>(std::min(left, kAskAgain).count()));
-    auto status = coordinator.call<proto::RoundStatus>(proto::COORDINATOR_UPDATE_STATUS, request);
+    auto status = coordinator.call<proto::COORDINATOR_UPDATE_STATUS>(request);
     if (status) {
       problem.reset();
       last = *std::move(status);

@@ -7,6 +7,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 
+#include "recovery/rpc/methods.h"
 #include "recovery/rpc/rpc.h"
 #include "tools/cli/session.h"
 
@@ -17,10 +18,10 @@ class Remote {
  public:
   static Result<std::unique_ptr<Remote>> create(const Settings& settings, std::string address);
 
-  template <typename Response, typename Request>
-  Result<Response> call(proto::Method method, Request request) {
+  template <proto::Method method>
+  Result<rpc::ResponseOf<method>> call(const rpc::RequestOf<method>& request) {
     TRY(const std::string body, call_raw(method, request.SerializeAsString()));
-    return rpc::parse_body<Response>(body);
+    return rpc::parse_body<rpc::ResponseOf<method>>(body);
   }
   const std::string& address() const { return address_; }
 
