@@ -8,6 +8,7 @@
 #include <boost/asio/generic/stream_protocol.hpp>
 
 #include "src/base/result.h"
+#include "src/base/unique_fd.h"
 
 namespace rekindle::rpc {
 
@@ -22,10 +23,18 @@ struct HostPort {
   std::string to_string() const;  // brackets where the host has a colon
 };
 
-// "a:7300,b:7300": where a coordinator may be, in order. Each is checked; at least one.
+// "a:7300,b:7300": the addresses of coordinators, in order. At least one; each is checked.
 Result<std::vector<std::string>> parse_addresses(std::string_view text);
 
 inline constexpr std::string_view kUnixPrefix = "unix:";
+
+// The unix sockets of src/ipc, for Asio. kInvalid: the path is too long.
+Result<Endpoint> unix_endpoint(const std::string& path);
+// As in src/ipc/unix_socket.h.
+Result<UniqueFd> listen_unix_socket(const std::string& path);
+Result<void> check_unix_path(const std::string& path);
+// kDenied unless the other end runs as our user.
+Result<void> check_peer_uid(int socket_fd, const std::string& path);
 
 // An endpoint from a socket call: "10.0.0.3:51234", "[fd00::3]:7400"; a v4-mapped address as v4.
 std::string to_string(const Endpoint& endpoint);

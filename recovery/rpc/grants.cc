@@ -12,7 +12,6 @@
 #include <openssl/hmac.h>
 
 #include "recovery/rpc/convert.h"
-#include "recovery/rpc/mac_text.h"
 #include "src/base/unique_fd.h"
 
 namespace rekindle::rpc {

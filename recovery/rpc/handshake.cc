@@ -4,7 +4,6 @@
 
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
-#include "recovery/rpc/mac_text.h"
 #include "src/base/version.h"
 
 namespace rekindle::rpc {

@@ -9,7 +9,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
-#include "recovery/rpc/listener.h"
+#include "recovery/rpc/rpc_listener.h"
 #include "recovery/worker/core/readiness.h"
 #include "src/async/task_group.h"
 

@@ -1,7 +1,11 @@
-#include "recovery/rpc/connection.h"
+#include "recovery/rpc/rpc_connection.h"
 
 #include <algorithm>
 #include <utility>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
@@ -27,6 +31,17 @@ constexpr std::chrono::milliseconds kRefusalLinger{1000};
 constexpr std::chrono::milliseconds kOwnPause{500};
 
 }  // namespace
+
+void set_tcp_options(Socket& socket) {
+  const auto set = [&](int level, int option, int value) {
+    (void)::setsockopt(socket.native_handle(), level, option, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
 
 Error socket_error(const boost::system::error_code& error, std::string_view what) {
   if (error == asio::error::eof) {

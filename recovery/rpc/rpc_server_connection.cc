@@ -1,4 +1,4 @@
-#include "recovery/rpc/server_connection.h"
+#include "recovery/rpc/rpc_server_connection.h"
 
 #include <utility>
 
@@ -10,10 +10,10 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/handshake.h"
-#include "recovery/rpc/socket_options.h"
-#include "recovery/rpc/unix_socket.h"
+#include "recovery/rpc/rpc_connection.h"
 #include "src/base/log.h"
 
 namespace rekindle::rpc {

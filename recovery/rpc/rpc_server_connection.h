@@ -8,8 +8,8 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
-#include "recovery/rpc/connection.h"
 #include "recovery/rpc/rpc.h"
+#include "recovery/rpc/rpc_connection.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::rpc {

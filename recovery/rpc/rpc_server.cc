@@ -4,10 +4,10 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
-#include "recovery/rpc/listener.h"
+#include "recovery/rpc/address.h"
 #include "recovery/rpc/rpc.h"
-#include "recovery/rpc/server_connection.h"
-#include "recovery/rpc/unix_socket.h"
+#include "recovery/rpc/rpc_listener.h"
+#include "recovery/rpc/rpc_server_connection.h"
 #include "src/base/log.h"
 
 namespace rekindle::rpc {

@@ -1,4 +1,4 @@
-#include "recovery/rpc/listener.h"
+#include "recovery/rpc/rpc_listener.h"
 
 #include <cerrno>
 #include <utility>

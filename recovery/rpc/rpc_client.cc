@@ -13,13 +13,12 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "recovery/rpc/connection.h"
+#include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/resolve.h"
 #include "recovery/rpc/rpc.h"
-#include "recovery/rpc/socket_options.h"
-#include "recovery/rpc/unix_socket.h"
+#include "recovery/rpc/rpc_connection.h"
 #include "src/base/log.h"
 
 namespace rekindle::rpc {

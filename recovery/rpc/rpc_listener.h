@@ -9,7 +9,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "recovery/rpc/address.h"
-#include "recovery/rpc/connection.h"
+#include "recovery/rpc/rpc_connection.h"
 #include "src/base/unique_fd.h"
 
 namespace rekindle::rpc {

@@ -21,12 +21,12 @@ namespace rekindle::rpc {
 
 using Socket = boost::asio::generic::stream_protocol::socket;
 
-// One framed connection, either end. Everything happens on the executor's one thread. Reading: one
-// coroutine at a time. Writing: any number of send() calls, written in order. Deadlines: a frame
-// that has begun (either direction), the handshake as a whole, idleness.
+// One framed connection, either end. Everything happens on the executor's one thread. One coroutine
+// reads at a time. Any number of send() calls write, in their order. Deadlines bound a frame that
+// has begun in either direction, the handshake as a whole, and idleness.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  // Whole frames that wait to be written; above it, readers of requests pause and callers wait.
+  // Of whole frames that wait to be written. Above it readers of requests pause and callers wait.
   static constexpr std::size_t kHighWaterBytes = 32u << 20;
   // Above it events of streaming calls are dropped.
   static constexpr std::size_t kEventDropBytes = 256u << 10;
@@ -34,23 +34,25 @@ class Connection : public std::enable_shared_from_this<Connection> {
   static std::shared_ptr<Connection> create(Socket socket);
   ~Connection();
 
-  // The next frame. kPeerLost when the peer closed, kTimeout when a deadline passed: the connection
-  // is closed then. kInvalid for bytes that are not the protocol: refuse() or close() it.
+  // The next frame. kPeerLost: the peer has closed the connection. kTimeout: a deadline has passed;
+  // the connection is closed. kInvalid: the bytes are not the protocol; refuse() or close() it.
   async::Task<Result<proto::Frame>> read();
-  // Queues; drops silently once closed (the reader learns why). kInvalid: too large for a frame.
+  // Queues the frame. Once the connection is closed it drops the frame; the reader learns why it
+  // was closed. kInvalid: too large for a frame.
   Result<void> send(const proto::Frame& frame);
   // Waits until less than the high-water mark is queued; false when the deadline or an end of the
   // connection came first.
   async::Task<bool> wait_for_room(TimePoint deadline);
-  // Tells the peer why, lets the bytes go out, waits a moment for its end, closes.
+  // Sends the error to the peer, waits a moment for the peer to close, and closes.
   async::Task<void> refuse(Error error);
-  // Sends what fits the socket buffer at once, then closes: for connections over the cap.
+  // For connections over the cap: sends the error as far as it fits into the socket's buffer, and
+  // closes.
   void refuse_now(const Error& error);
   void close(Error reason);
 
-  // The whole handshake must end by then; nullopt: it has.
+  // When the whole handshake must have ended. nullopt: it has ended.
   void set_handshake_deadline(std::optional<TimePoint> deadline);
-  // Without a frame for `timeout` and not busy() the connection is closed; 0 = never.
+  // Closes the connection after `timeout` without a frame, unless it is busy(). 0: never.
   void set_idle_timeout(std::chrono::milliseconds timeout, std::function<bool()> busy);
   void raise_frame_cap() { decoder_.set_cap(kMaxFrameBytes); }
 
@@ -87,14 +89,21 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::chrono::milliseconds idle_timeout_{0};
   std::function<bool()> busy_;
 
-  std::deque<std::string> queue_;  // front: being written when writing_
+  // The front is being written while `writing_` is set.
+  std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
   bool writing_ = false;
-  TimePoint write_deadline_;  // of the front of queue_
+  // Of the front of queue_.
+  TimePoint write_deadline_;
   boost::asio::steady_timer write_watch_;
   bool write_watch_armed_ = false;
-  std::vector<boost::asio::steady_timer*> waiters_;  // for room in the queue; woken by cancel()
+  // Wait for room in the queue; cancel() wakes them.
+  std::vector<boost::asio::steady_timer*> waiters_;
 };
+
+// Small frames go out at once. The kernel notices within about 25 s that a peer has vanished;
+// heartbeats and the deadlines of calls notice earlier where somebody waits.
+void set_tcp_options(Socket& socket);
 
 // "connection reset", "connection refused", … as one of our codes.
 Error socket_error(const boost::system::error_code& error, std::string_view what);
