@@ -22,8 +22,8 @@
 
 namespace rekindle::agent {
 
-// SIGINT and SIGTERM, once, cancel what is bound to slot(); the next one ends the process as if
-// this were not here. Always in a shared_ptr. On its executor, but for signal().
+// The first SIGINT or SIGTERM cancels the operation that is bound to slot(). The next one ends the
+// process as usual. Always in a shared_ptr. On its executor, except for signal().
 class Interruption : public std::enable_shared_from_this<Interruption> {
  public:
   explicit Interruption(const boost::asio::any_io_executor& executor)
@@ -43,7 +43,8 @@ class Interruption : public std::enable_shared_from_this<Interruption> {
     signals_.cancel(ignored);
   }
   boost::asio::cancellation_slot slot() { return cancel_.slot(); }
-  int signal() const { return signal_; }  // after what it interrupts has ended
+  // Valid once the operation has ended; 0: it was not interrupted.
+  int signal() const { return signal_; }
 
  private:
   boost::asio::signal_set signals_;
@@ -51,8 +52,8 @@ class Interruption : public std::enable_shared_from_this<Interruption> {
   int signal_ = 0;
 };
 
-// An io_context on a thread of its own, and blocking calls into it. Progress is handed to the
-// calling thread, in order.
+// An io_context on its own thread, and blocking calls into it. The calling thread gets progress in
+// order.
 class ControlThread {
  public:
   ControlThread() : guard_(context_.get_executor()), thread_([this] { context_.run(); }) {}
@@ -66,7 +67,7 @@ class ControlThread {
 
   boost::asio::any_io_executor executor() { return context_.get_executor(); }
 
-  // `start(on_progress)` makes the coroutine; `show` runs here, on the caller's thread.
+  // `start(on_progress)` makes the coroutine. `show` runs on the thread of the caller.
   template <typename T, typename Start>
   T run(Start start, const pull::OnProgress& show,
         const std::shared_ptr<Interruption>& interruption = nullptr) {
@@ -97,7 +98,7 @@ class ControlThread {
   struct Shared {
     void add(const pull::Progress& update) {
       const std::lock_guard lock(mutex);
-      // Only the newest matters, except for notes.
+      // A newer update replaces an older one, unless that has a note.
       if (!updates.empty() && updates.back().note.empty()) updates.pop_back();
       updates.push_back(update);
       changed.notify_one();
@@ -118,7 +119,8 @@ class ControlThread {
     }
     std::mutex mutex;
     std::condition_variable changed;
-    std::deque<pull::Progress> updates;  // guarded by mutex, as what follows
+    // The mutex guards all members that follow.
+    std::deque<pull::Progress> updates;
     std::optional<T> result;
     std::exception_ptr error;
   };

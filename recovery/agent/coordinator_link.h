@@ -1,91 +1,91 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "proto/coordinator.pb.h"
+#include "recovery/agent/core/coordinator_registration.h"
 #include "recovery/agent/grant_clock.h"
 #include "recovery/rpc/rpc.h"
+#include "src/async/notifier.h"
+#include "src/async/task_group.h"
 
 namespace rekindle::agent {
 
-// Keeps one agent registered at its coordinator: connects with bounded, jittered back-off,
-// registers, announces everything anew, heartbeats. Losing the coordinator stops nothing here.
-// Several addresses ("a:7300,b:7300") are tried in turn: of several coordinators only the one that
-// leads listens.
-// Control thread only.
+// The connection of an agent to its coordinator: performs the steps that CoordinatorRegistration
+// decides on. Losing the coordinator stops nothing on this host. Without a configured coordinator
+// nothing ever connects, and announcements do nothing. Control thread only.
 class CoordinatorLink {
  public:
   struct Callbacks {
     std::function<proto::NodeAddress()> self;
+    // All copies that this host announces.
     std::function<std::vector<proto::Holding>()> holdings;
-    std::function<std::uint64_t()> progress;  // of the working threads
-    // What a heartbeat says of this host beside its progress, and what its answer asks for.
+    // Adds the state of this host to a heartbeat, and takes the orders of its answer.
     std::function<void(proto::HeartbeatRequest&)> fill;
     std::function<void(const proto::HeartbeatResponse&)> obey;
-    // The fleet knows a version by another root than the copies of it here.
+    // The fleet knows the version by another root than the copies of this host have.
     std::function<void(const ModelVersion& id, const std::string& why)> other_root;
   };
 
-  CoordinatorLink(boost::asio::any_io_executor executor, std::vector<std::string> addresses,
-                  const rpc::Identity& identity, std::string failure_domain, bool member,
-                  GrantClock& grant_clock, Callbacks callbacks);
+  // `coordinator`: "a:7300" or "a:7300,b:7300"; "" for none.
+  CoordinatorLink(boost::asio::any_io_executor executor, const rpc::Identity& identity,
+                  GrantClock& grant_clock, const std::string& coordinator);
 
-  // Runs until stop(). A non-member (a command's embedded agent) connects, but neither registers
-  // nor heartbeats.
-  async::Task<void> run();
-  void stop();
+  bool configured() const { return configured_; }
+  // Agents are members of the fleet; the embedded agent of a command is not.
+  bool is_member() const { return identity_.role == proto::ROLE_AGENT; }
+  // Begins to connect, when a coordinator is configured.
+  void start(std::string failure_domain, Callbacks callbacks);
+  async::Task<void> close(std::chrono::milliseconds deadline);
 
-  std::shared_ptr<rpc::RpcClient> client() const;  // nullptr while there is none
-  // Waits for a connection, at most `deadline`; the last error otherwise.
+  // nullptr while there is no connection.
+  std::shared_ptr<rpc::RpcClient> client() const;
+  // Waits for a connection, at most for `deadline`; otherwise returns the last error.
   async::Task<Result<std::shared_ptr<rpc::RpcClient>>> wait_connected(
       std::chrono::milliseconds deadline);
-  // What this agent holds has changed.
+  // The copies of this host have changed.
   void announce_soon();
-  // The same, and waits until the coordinator knows (at most 5 s): who publishes and then pulls
-  // elsewhere must not be told that nobody holds it.
+  // Announces now and waits until the coordinator knows, at most 5 s. Somebody who publishes and
+  // then pulls on another host must not hear that nobody holds the version.
   async::Task<void> announce_now();
-  // Why there is no connection.
-  const Error& last_error() const { return last_error_; }
-  // The highest that was heard of.
+  // Why there is no connection, with the address.
+  Error problem() const;
+  const Error& last_error() const { return registration_.last_error(); }
+  const std::string& address() const { return registration_.address(); }
+  // The highest epoch that this agent has heard of.
   std::uint64_t epoch() const { return grant_clock_.epochs().highest(); }
-  const std::string& address() const { return addresses_[current_]; }
 
  private:
-  async::Task<Result<void>> serve_connection();
-  async::Task<Result<void>> register_and_announce();
-  async::Task<Result<void>> announce(bool full);
+  async::Task<void> run();
+  async::Task<Result<void>> perform(CoordinatorRegistration::Step step);
+  async::Task<Result<void>> connect();
+  async::Task<Result<void>> register_node();
+  async::Task<Result<void>> announce();
   async::Task<Result<void>> heartbeat();
-  async::Task<void> sleep(std::chrono::milliseconds duration);
+  void drop_connection(Error why);
   // Notes the epoch of an answer. kStale: it is lower than one that was heard of.
-  Result<void> check_epoch(std::uint64_t epoch);
+  Result<void> check_epoch(std::uint64_t answered);
 
-  const boost::asio::any_io_executor executor_;
-  const std::vector<std::string> addresses_;
-  std::size_t current_ = 0;
   const rpc::Identity& identity_;
-  const std::string failure_domain_;
-  const bool member_;
   GrantClock& grant_clock_;
-  const Callbacks callbacks_;
+  const bool configured_;
+  CoordinatorRegistration registration_;
+  std::string failure_domain_;
+  Callbacks callbacks_;
   std::shared_ptr<rpc::RpcClient> client_;
-  std::shared_ptr<boost::asio::steady_timer> sleep_timer_;
-  Error last_error_{ErrorCode::kUnavailable, "not tried yet"};
-  bool registered_ = false;  // on the connection that is open
-  std::chrono::milliseconds heartbeat_interval_{250};
-  std::chrono::milliseconds ttl_{2000};
-  bool announce_due_ = false;
-  std::optional<std::chrono::steady_clock::time_point> announce_again_;
-  bool stopping_ = false;
-  bool refused_ = false;  // logged once per cause
+  // A refused registration is logged once, until one succeeds.
+  bool refusal_logged_ = false;
+  // Ends the wait of run().
+  async::Notifier wake_;
+  // The connection was made or lost.
+  async::Notifier changed_;
+  async::TaskGroup tasks_;
 };
 
 }  // namespace rekindle::agent

@@ -19,7 +19,6 @@ using async::Task;
 namespace {
 
 constexpr std::chrono::seconds kRetry{30};
-constexpr std::chrono::milliseconds kTick{50};
 // A device or a reader may still have the files open for a moment after its session has ended.
 constexpr int kSetAsideTries = 10;
 constexpr std::chrono::milliseconds kSetAsideDelay{100};
@@ -49,7 +48,7 @@ std::string describe(const Checkpoint& checkpoint, const std::vector<TileIndex>&
 
 }  // namespace
 
-// CopyStatus::state, of one that is off the list.
+// CopyStatus::state of a copy that is off the list.
 std::string_view CopyMender::word_for(Case::State state) {
   switch (state) {
     case Case::State::kMending:
@@ -57,7 +56,8 @@ std::string_view CopyMender::word_for(Case::State state) {
     case Case::State::kWaiting:
       return "quarantined";
     case Case::State::kLost:
-    case Case::State::kMended:  // and retired since
+    // Mended, and retired since.
+    case Case::State::kMended:
       return "lost";
   }
   return "?";
@@ -111,7 +111,7 @@ Task<void> CopyMender::replace(std::shared_ptr<const store::StoredVersion> copy,
   if (!freed) log::error("copy.drop", "version", key.id.to_string(), "error", freed.error());
   if (!rest) {
     settle_as(key, *one, Case::State::kLost,
-              "the copy was dropped; who needs the version fetches it anew");
+              "the copy was dropped; whoever needs the version fetches it anew");
     co_return;
   }
   tasks_.spawn("copies.mend",
@@ -148,13 +148,19 @@ Task<void> CopyMender::mend(CopyKey key, CasePtr one, std::shared_ptr<const stor
       settle_as(key, *one, Case::State::kMended, "mended from peers");
       co_return;
     }
-    if (cancelled) co_return;
-    if (store_.find(key.id, key.layout) != nullptr) {  // published or pulled again by somebody
+    if (cancelled) {
+      one->state = Case::State::kWaiting;
+      changed_.notify();
+      co_return;
+    }
+    // Somebody has published or pulled it again.
+    if (store_.find(key.id, key.layout) != nullptr) {
       settle_as(key, *one, Case::State::kMended, "replaced by another copy");
       co_return;
     }
     if (!store_.is_left_over(key.id, key.layout)) {
-      if (kept == Kept::kAside) {  // the version was retired
+      // The version was retired.
+      if (kept == Kept::kAside) {
         cases_.erase(key);
         changed_.notify();
         co_return;
@@ -168,8 +174,8 @@ Task<void> CopyMender::mend(CopyKey key, CasePtr one, std::shared_ptr<const stor
               fmt::format("not mended: {}; the rest of the copy is kept aside and tried again: "
                           "start a node that holds the version, or publish it again",
                           done.error().message()));
-    // This ends with the version's retirement or with the agent; each try is a pull with its own
-    // bounds, and one that finds no source has read nothing.
+    // Ends with the retirement of the version or with the agent. Each try is a pull with its own
+    // deadlines; a try without a source reads nothing.
     co_await hurry_.wait_until(steady_now() + kRetry);
     const bool stopped = co_await async::is_cancelled();
     if (stopped) co_return;
@@ -210,7 +216,7 @@ Task<void> CopyMender::settle(ModelVersion id) {
     });
     const bool cancelled = co_await async::is_cancelled();
     if (!busy || cancelled) co_return;
-    co_await changed_.wait_until(steady_now() + kTick);
+    co_await changed_.wait_until(TimePoint::max());
   }
 }
 
@@ -224,8 +230,8 @@ void CopyMender::add_status(std::vector<proto::CopyStatus>& copies) const {
       listed->set_found(found);
       continue;
     }
-    const bool gone = one->state == Case::State::kMended;  // and retired since
-    if (gone) continue;
+    // It was mended, and retired since.
+    if (one->state == Case::State::kMended) continue;
     proto::CopyStatus& copy = copies.emplace_back();
     *copy.mutable_id() = rpc::to_proto(key.id);
     *copy.mutable_layout() = layout;

@@ -23,33 +23,33 @@
 
 namespace rekindle::agent {
 
-// Puts right what a verification has found wrong. The copy leaves the list, so that nobody reads
-// it; then a pull brings its wrong tiles from peers into the same files and commits it again. Where
-// that would not last (somebody may write to the files, their memory cannot be read, or the copy
-// has been mended before), the copy is dropped and all of it is pulled into new files. Without a
-// peer the rest of the copy is kept aside, and tried again. Control thread; must outlive its calls.
+// Mends copies that do not verify. The copy leaves the list, so that nobody reads it. Then a pull
+// brings its wrong tiles from peers into the same files and commits it again. Where that would not
+// last (somebody may write to the files, their memory cannot be read, or the copy has been mended
+// before), the copy is dropped and all of it is pulled into new files. Without a peer the rest of
+// the copy is kept aside, and mended later. Control thread only; must outlive its calls.
 class CopyMender {
  public:
   struct Hooks {
-    // Announced and served no more, and its readers' sessions have ended.
+    // Ends the announcement and the reads of a copy.
     std::function<async::Task<void>(CopyKey)> hide;
     std::function<async::Task<Result<std::uint64_t>>(std::shared_ptr<const store::StoredVersion>)>
         drop;
-    // Completes the copy in PullRequest::mend; served when this returns.
+    // Completes the copy in PullRequest::mend. The copy is served on return.
     std::function<async::Task<Result<void>>(pull::PullRequest)> pull;
-    // kind: copy_rotten, copy_mended, copy_lost.
+    // `kind` is copy_rotten, copy_mended or copy_lost.
     std::function<void(std::string kind, const ModelVersion& id, std::string why)> event;
   };
   CopyMender(boost::asio::any_io_executor executor, store::SegmentStore& store,
              WorkerPool& blocking_pool, Hooks hooks);
 
-  // Returns when nobody reads the copy any more; it is mended in the background.
+  // Returns when nobody reads the copy any more. The copy is mended in the background.
   async::Task<void> replace(std::shared_ptr<const store::StoredVersion> copy,
                             worker::CopyVerifier::BadCopy bad);
-  // Tries at once what waits for its next try, and waits until each copy of the version is mended,
-  // or was found not to be mendable now.
+  // Mends copies of the version that wait for their next try at once. Returns when each of them is
+  // mended, or cannot be mended now.
   async::Task<void> settle(ModelVersion id);
-  // Those that are off the list, and what was found in others.
+  // Adds copies that are off the list, and completes the entries of the others.
   void add_status(std::vector<proto::CopyStatus>& copies) const;
   async::Task<bool> close(std::chrono::milliseconds deadline);
 
@@ -59,16 +59,19 @@ class CopyMender {
     State state = State::kMending;
     std::string directory;
     std::uint64_t bytes = 0;
-    std::string found;  // what was wrong
+    // Why the copy is wrong.
+    std::string found;
     std::string outcome;
     std::uint32_t tries = 0;
-    int times = 0;  // that this copy was found wrong, in this life
+    // How often this copy was found wrong since the agent started.
+    int times = 0;
   };
   using CasePtr = std::shared_ptr<Case>;
   static std::string_view word_for(Case::State state);
   async::Task<Result<store::SetAside>> set_aside(std::shared_ptr<const store::StoredVersion> copy,
                                                  std::vector<TileIndex> bad);
-  enum class Kept { kAside, kNothing };  // of the copy, while it waits
+  // Of the copy, while it waits for its next try.
+  enum class Kept { kAside, kNothing };
   async::Task<void> mend(CopyKey key, CasePtr one, std::shared_ptr<const store::SetAside> rest,
                          Kept kept);
   void settle_as(const CopyKey& key, Case& one, Case::State state, std::string outcome);
@@ -77,7 +80,8 @@ class CopyMender {
   store::SegmentStore& store_;
   WorkerPool& blocking_pool_;
   const Hooks hooks_;
-  std::map<CopyKey, CasePtr> cases_;  // the newest of each copy
+  // The newest case of each copy.
+  std::map<CopyKey, CasePtr> cases_;
   async::Notifier changed_;
   async::Notifier hurry_;
   async::TaskGroup tasks_;

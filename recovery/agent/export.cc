@@ -149,12 +149,14 @@ Result<void> link_weights(const fs::path& segment, const fs::path& target) {
   std::error_code error;
   fs::remove(temporary, error);
   fs::create_hard_link(segment, temporary, error);
-  if (error) {  // a file system without links
+  // The file system has no links.
+  if (error) {
     fs::rename(segment, target, error);
   } else {
     fs::rename(temporary, target, error);
     std::error_code ignored;
-    fs::remove(temporary, ignored);  // still there when both names were one file already
+    // It is still there when both names were one file already.
+    fs::remove(temporary, ignored);
   }
   if (error) return fail_errno(error.value(), fmt::format("move weights to {}", target.string()));
   return {};

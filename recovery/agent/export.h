@@ -7,23 +7,22 @@
 
 namespace rekindle::agent {
 
-// `pull --to DIR`: the directory is filled through a small store inside it (so that an interrupted
-// pull is resumed), and then turned into a plain checkpoint directory.
-std::filesystem::path export_store(const std::filesystem::path& directory);  // DIR/.rekindle
+// `pull --to DIR` fills the directory through a small store inside it, so that an interrupted pull
+// resumes. Then it turns it into a plain checkpoint directory. The inner store is DIR/.rekindle.
+std::filesystem::path export_store(const std::filesystem::path& directory);
 
-// After a pull that failed: removes the inner store unless there is something in it to go on from.
-// The store is still open, so that nobody else uses it.
+// Removes the inner store after a pull that failed, unless a later pull can go on from it. The
+// store is still open, so that nobody else uses it.
 void drop_unused_store(const std::filesystem::path& directory);
 
-// Refuses a directory that holds weights which are not ours to replace.
+// Refuses a directory with weights that Rekindle has not put there.
 Result<void> check_export_target(const std::filesystem::path& directory);
 
-// Links the segments into DIR (where links are not to be had, moves them), writes the small files
+// Links the segments into DIR, or moves them where links are impossible. Writes the small files
 // (config.json, tokenizer…), model.safetensors.index.json when there are several segments, and
-// rekindle.manifest last; then removes the inner store. The store must be closed. A directory that
-// was exported before is replaced file by file; one that was cut short in between goes on.
-// kCorrupt: a file is not, or not any more, the one whose bytes have verified; then nothing vouches
-// for DIR.
+// rekindle.manifest last; then removes the inner store. The store must be closed. The files of an
+// earlier export are replaced one by one; an export that was cut short continues. kCorrupt: a file
+// is not the one whose bytes were verified, and DIR cannot be trusted.
 Result<void> export_checkpoint(const store::StoredVersion& stored,
                                const std::filesystem::path& directory);
 

@@ -8,7 +8,8 @@ namespace rekindle::agent {
 namespace {
 
 constexpr std::size_t kIssuersKept = 8;
-// Of a coordinator's grant (Timing::grant_ttl), and how far apart two readings of a clock may be.
+// The lifetime of a coordinator's grant (Timing::grant_ttl), and the largest difference between two
+// readings of a clock.
 constexpr std::chrono::milliseconds kGrantLifetime{60'000};
 constexpr std::chrono::milliseconds kClockSlack{2'000};
 
@@ -18,7 +19,7 @@ void GrantClock::observe(const Incarnation& issuer, std::uint64_t issuer_ms, Tim
   const auto found = std::find_if(issuers_.begin(), issuers_.end(),
                                   [&](const Issuer& known) { return known.id == issuer; });
   if (found != issuers_.end()) {
-    // A late reply would set the clock back; the furthest reading is the right one.
+    // A late reply would set the clock back, so the furthest reading counts.
     const auto elapsed = static_cast<std::uint64_t>(milliseconds(now - found->at));
     if (issuer_ms > found->issuer_ms + elapsed) *found = {issuer, issuer_ms, now};
     return;

@@ -10,17 +10,17 @@
 
 namespace rekindle::agent {
 
-// Grants expire on their issuer's monotonic clock, so that no wall clock matters. This remembers,
-// for the last few issuers (coordinator incarnations, this process itself), what their clock showed
-// when. Pure; control thread only.
+// Grants expire on the monotonic clock of their issuer, so that no wall clock matters. This class
+// remembers the clocks of the last few issuers: coordinators, and this process itself. Pure;
+// control thread only.
 class GrantClock {
  public:
-  // `issuer` said that its clock shows `issuer_ms` now.
+  // The clock of `issuer` shows `issuer_ms` now.
   void observe(const Incarnation& issuer, std::uint64_t issuer_ms, TimePoint now);
-  // kStale for an issuer that was never heard of, or a coordinator that has been replaced; kDenied
-  // when the grant has expired. A grant of an earlier epoch holds until it expires when it may have
-  // been given before this agent heard of the new one: a change of the coordinator ends no pull.
-  // `epoch` 0: its source gave it itself.
+  // kStale: the issuer is unknown, or a coordinator that has been replaced. kDenied: the grant has
+  // expired. A grant of an earlier epoch holds until it expires if it may have been given before
+  // this agent heard of the new epoch: a change of the coordinator ends no pull. `epoch` 0: the
+  // source gave the grant itself.
   Result<void> check(const Incarnation& issuer, std::uint64_t epoch, std::uint64_t expiry_ms,
                      TimePoint now) const;
   HighestEpoch& epochs() { return epochs_; }

@@ -18,8 +18,8 @@ namespace rekindle::agent {
 
 namespace {
 
-// A coordinator raises its epoch by so much at most. A hello may raise by less: the coordinator
-// that leads can still take a higher epoch.
+// A coordinator raises its epoch by this much at most. A hello may raise it by less, so that the
+// coordinator that leads can still go above it.
 constexpr std::uint64_t kMaxStep = std::uint64_t{1} << 32;
 constexpr std::size_t kRaisesKept = 16;
 constexpr std::string_view kPrefix = "rekindle-epoch ";
@@ -43,15 +43,15 @@ std::string words_of(const Kept& kept) {
   return fmt::format("{}{} {}", kPrefix, kept.highest, kept.confirmed);
 }
 
-// "rekindle-epoch HIGHEST", then the one that was confirmed last where that is another, then
-// " blake3:" and the first digits of the digest of all that is before. Without it a changed digit
-// would be another epoch.
+// "rekindle-epoch HIGHEST", then the last confirmed epoch where that is another one, then "
+// blake3:" and the first digits of the digest of the text before it. Without the digest a changed
+// digit would be another epoch.
 std::string with_digest(const std::string& words) {
   const Digest digest = blake3(as_bytes(words));
   return fmt::format("{}{}{}\n", words, kDigestMark, digest.hex().substr(0, kDigestDigits));
 }
 
-// Nothing: the text is damaged. Earlier builds wrote it without the digest.
+// nullopt: the text is damaged. Earlier builds wrote it without the digest.
 std::optional<Kept> parse(std::string_view text) {
   if (!text.starts_with(kPrefix) || !text.ends_with('\n')) return std::nullopt;
   std::string_view words = text.substr(0, text.size() - 1);
@@ -92,12 +92,12 @@ Result<void> HighestEpoch::keep_in(const std::filesystem::path& file, TimePoint 
   if (!kept) return put_damaged_aside();
   confirmed_ = std::max(confirmed_, kept->confirmed);
   raise(kept->highest, now);
-  // More was heard before, or an earlier build wrote it.
+  // Written again when the agent has heard of more, or when an earlier build wrote the file.
   return text == with_digest(words_of({highest_, confirmed_})) ? Result<void>() : save();
 }
 
-// An agent that does not start serves no copy, and whoever deletes the file to make it start loses
-// just as much. So it goes on as with a new store, and says so.
+// The agent goes on as with a new store and warns about it. An agent that does not start serves no
+// copy, and deleting the file to make it start loses just as much.
 Result<void> HighestEpoch::put_damaged_aside() const {
   const std::filesystem::path aside = file_.string() + ".damaged";
   if (::rename(file_.c_str(), aside.c_str()) != 0) {
@@ -136,7 +136,7 @@ void HighestEpoch::hear(std::uint64_t epoch, TimePoint now) {
 
 void HighestEpoch::confirm(std::uint64_t epoch, TimePoint now) {
   if (epoch < highest_ || epoch == confirmed_) return;
-  // Who was never registered has no measure: it takes what its first coordinator says.
+  // An agent that was never registered has no measure: it takes the epoch of its first coordinator.
   if (confirmed_ != 0 && epoch - highest_ > kMaxStep) {
     log::warn("epoch.absurd", "epoch", epoch, "highest", highest_, "confirmed", confirmed_);
     return;
@@ -148,11 +148,11 @@ void HighestEpoch::confirm(std::uint64_t epoch, TimePoint now) {
 
 void HighestEpoch::keep() const {
   if (file_.empty()) return;
-  // It still holds for this life.
+  // The epoch still holds until the agent ends.
   if (auto saved = save(); !saved) log::error("epoch.not_kept", "error", saved.error());
 }
 
-// Aside, fsync, rename, fsync the directory.
+// Writes a new file, syncs it, renames it into place and syncs the directory.
 Result<void> HighestEpoch::save() const {
   const std::string text = with_digest(words_of({highest_, confirmed_}));
   const std::filesystem::path aside = file_.string() + ".new";

@@ -10,23 +10,24 @@
 
 namespace rekindle::agent {
 
-// The highest epoch of a coordinator that this agent has heard of, from anybody's hello: who is
-// replaced must not lead it again, not even after a restart of the agent. Control thread only.
+// The highest epoch of a coordinator that this agent has heard of, in the hello of any peer. A
+// coordinator that was replaced must not lead this agent again, not even after a restart of the
+// agent. Control thread only.
 class HighestEpoch {
  public:
-  // Reads what an earlier life kept in this file and keeps it there from here on; without it the
-  // epoch lives in memory only. A damaged file is not believed: it is renamed to FILE.damaged, a
-  // warning says so, and the epochs of an earlier life are forgotten.
+  // Reads the epochs that an earlier life of the agent kept in this file, and keeps them there from
+  // here on. Without a file the epoch lives in memory only. A damaged file is renamed to
+  // FILE.damaged with a warning, and its epochs are lost.
   Result<void> keep_in(const std::filesystem::path& file, TimePoint now);
 
   std::uint64_t highest() const { return highest_; }
-  // Since when an epoch above this one is known; nothing when none is. Of the last few raises.
+  // When this agent first heard of an epoch above this one. nullopt: it has not, or too long ago.
   std::optional<TimePoint> replaced_at(std::uint64_t epoch) const;
-  // Of anybody's hello. A higher one is durable on return. One that is absurdly far above the last
-  // epoch in which a coordinator has registered this agent is ignored: whoever lies, once or again
-  // and again, must not cut this agent off from all coordinators.
+  // Takes the epoch of a peer's hello. A higher epoch is durable on return. An epoch that is
+  // absurdly far above the last confirmed one is ignored: a peer that lies, even repeatedly, must
+  // not cut this agent off from all coordinators.
   void hear(std::uint64_t epoch, TimePoint now);
-  // Of a coordinator that has registered this agent, or answers as such.
+  // Takes the epoch of a coordinator that has registered this agent, or answers its heartbeats.
   void confirm(std::uint64_t epoch, TimePoint now);
 
  private:
@@ -41,8 +42,10 @@ class HighestEpoch {
   };
   std::filesystem::path file_;
   std::uint64_t highest_ = 0;
-  std::uint64_t confirmed_ = 0;  // by the last registration
-  std::deque<Raise> raises_;     // the earliest first
+  // By the last registration.
+  std::uint64_t confirmed_ = 0;
+  // The last few, the earliest first.
+  std::deque<Raise> raises_;
 };
 
 }  // namespace rekindle::agent

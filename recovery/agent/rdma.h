@@ -6,7 +6,14 @@
 #include "src/base/result.h"
 #include "transport/path.h"
 #include "transport/registry.h"
+#include "transport/verbs/fabric_options.h"
 #include "transport/verbs/host/hca_filter.h"
+
+namespace rekindle::transport {
+class HandshakeConnector;
+class SegmentRegistry;
+class Server;
+}  // namespace rekindle::transport
 
 namespace rekindle::agent {
 
@@ -16,11 +23,12 @@ struct RdmaOptions {
 };
 
 // The RDMA devices of this host, their registered memory, and the two ends of the transport over
-// them; hides whether this build has it at all (rdma_verbs.cc, rdma_none.cc).
+// them. Hides whether this build has RDMA at all.
 class Rdma {
  public:
-  virtual ~Rdma() = default;  // after its server and every path
-  // nullptr: not in this build, not enabled, or no device here. kInvalid: options that cannot be.
+  // Its server and every path must have ended.
+  virtual ~Rdma() = default;
+  // nullptr: not in this build, not enabled, or no device here. kInvalid: impossible options.
   static Result<std::unique_ptr<Rdma>> open(const RdmaOptions& options);
 
   // MemoryRegistrar::maps_files_for_writing().

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "recovery/rpc/convert.h"
 #include "src/tensor/held_tile.h"
 
 namespace rekindle::agent {
@@ -12,11 +13,18 @@ CopyKey key_of(const Manifest& manifest) {
 
 namespace {
 
-constexpr std::size_t kMaxCoverRuns = 16'384;  // in one announcement: the longest
+// In one announcement: the longest runs.
+constexpr std::size_t kMaxCoverRuns = 16'384;
+// Of a copy that is being filled: a summary, because neighbours hear all of it from this agent.
+constexpr std::size_t kMaxHeldRuns = 256;
+
+bool has_all_tensors(const Manifest& manifest) {
+  return manifest.layout.payload_bytes() == manifest.checkpoint->tensors.total_bytes();
+}
 
 std::shared_ptr<const swarm::TileRuns> covers_of(const Manifest& manifest) {
   const Checkpoint& checkpoint = *manifest.checkpoint;
-  if (manifest.layout.payload_bytes() == checkpoint.tensors.total_bytes()) return nullptr;
+  if (has_all_tensors(manifest)) return nullptr;
   LayoutTiles tiles = tiles_of_layout(checkpoint, manifest.layout);
   for (const TileIndex tile : tiles.partial) tiles.held.reset(tile);
   return std::make_shared<swarm::TileRuns>(swarm::summarize(tiles.held.ranges(), kMaxCoverRuns));
@@ -34,6 +42,8 @@ bool Served::verified() const {
   return stored != nullptr && stored->verification->state() == store::CopyState::kVerified;
 }
 
+bool Served::whole() const { return has_all_tensors(*manifest); }
+
 std::span<const std::byte> Served::array(const LayoutEntry& entry) const {
   const TensorInfo& tensor = checkpoint().tensors[entry.tensor];
   return segments[entry.segment]->bytes().subspan(
@@ -48,14 +58,15 @@ void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stor
                       stored->segments.end());
   };
   if (found != served_.end() && is_same(found->second)) {
-    // The store hands on the segments of a pull as they are: regions and sessions stay.
+    // The store has kept the segments of the pull, so the regions and sessions stay valid.
     found->second.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
     found->second.stored = stored;
     found->second.held = nullptr;
     found->second.covers = covers_of(stored->manifest);
     return;
   }
-  remove_copy(key);  // a copy that the store has replaced
+  // The store has replaced the copy that is there.
+  remove_copy(key);
   Served served;
   served.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
   served.stored = stored;
@@ -79,7 +90,7 @@ void ServedVersions::add_pending(const store::PendingVersion& pending,
   served.for_round = for_round;
   for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
     auto segment = pending.mapped(i);
-    // Without a path: the commit renames the file.
+    // Without a path, because the commit renames the file.
     served.regions.push_back(registry_.add(segment->bytes(), segment->fd(), 0, {}, segment));
     served.segments.push_back(std::move(segment));
   }
@@ -170,6 +181,30 @@ std::optional<std::uint64_t> ServedVersions::newest_version(const std::string& m
     if (served.complete() && id.model == model) newest = std::max(newest.value_or(0), id.version);
   }
   return newest;
+}
+
+proto::Holding make_holding(const Served& served) {
+  const Checkpoint& checkpoint = served.checkpoint();
+  const Layout& layout = served.manifest->layout;
+  proto::Holding holding;
+  *holding.mutable_id() = rpc::to_proto(checkpoint.id);
+  *holding.mutable_root() = rpc::to_proto(checkpoint.root);
+  *holding.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
+  *holding.mutable_layout() = rpc::to_proto(layout.digest());
+  holding.set_payload_bytes(layout.payload_bytes());
+  holding.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
+  holding.set_complete(served.complete());
+  holding.set_verified(served.verified());
+  if (!served.complete()) {
+    *holding.mutable_held() =
+        rpc::to_proto(swarm::summarize(served.held->snapshot().ranges(), kMaxHeldRuns));
+  }
+  holding.set_whole(served.whole());
+  if (served.complete() && served.covers != nullptr) {
+    *holding.mutable_covers() = rpc::to_proto(*served.covers);
+  }
+  holding.set_checkpoint_tiles(checkpoint.tiles.tile_count());
+  return holding;
 }
 
 }  // namespace rekindle::agent

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/coordinator.pb.h"
 #include "recovery/swarm/have_feed.h"
 #include "recovery/swarm/held_tiles.h"
 #include "src/base/digest.h"
@@ -19,8 +20,8 @@
 
 namespace rekindle::agent {
 
-// Two versions with the same bytes are two copies: each is announced, served and let go of on its
-// own.
+// Names a copy. Two versions with the same bytes are two copies: each is announced, served and
+// removed on its own.
 struct CopyKey {
   ModelVersion id;
   Digest root;
@@ -29,37 +30,50 @@ struct CopyKey {
 };
 CopyKey key_of(const Manifest& manifest);
 
-// A copy whose segments are registered with the transports: committed, or still being filled. Of
-// the latter only what `held` lists is ever offered, and that is final. Committing changes neither
-// the mappings nor the regions, so that sessions go on.
+// A copy whose segments are registered with the transports: committed, or still being filled. Of a
+// copy that is being filled only the tiles in `held` are offered; they never change. A commit
+// changes neither the mappings nor the regions, so that sessions go on.
 struct Served {
   std::shared_ptr<const Manifest> manifest;
-  std::shared_ptr<const store::StoredVersion> stored;  // null while it is being filled
+  // Null while the copy is being filled.
+  std::shared_ptr<const store::StoredVersion> stored;
   std::vector<std::shared_ptr<const store::MappedSegment>> segments;
-  std::shared_ptr<const swarm::HeldTiles> held;  // null: complete
-  bool for_round = false;                        // devices may write to it while it is incomplete
-  std::vector<transport::RegionKey> regions;     // as in the layout
-  std::uint64_t number = 0;                      // of this agent's life, for its Holder
-  // Of a complete copy that lacks tensors: the tiles that lie in it as a whole.
+  // Null when the copy is complete.
+  std::shared_ptr<const swarm::HeldTiles> held;
+  // Devices may write to the copy while it is incomplete.
+  bool for_round = false;
+  // In the order of the layout.
+  std::vector<transport::RegionKey> regions;
+  // Names the copy to the Holder; unique until the agent ends.
+  std::uint64_t number = 0;
+  // The tiles that a complete copy without some tensors holds whole.
   std::shared_ptr<const swarm::TileRuns> covers;
 
   bool complete() const { return held == nullptr; }
-  bool verified() const;  // complete, and known to be right as of now
+  // Complete, and known to be right as of now.
+  bool verified() const;
+  // The copy has every tensor of its checkpoint, or is being filled with all of them.
+  bool whole() const;
   const Checkpoint& checkpoint() const { return *manifest->checkpoint; }
   bool holds(TileIndex tile) const { return complete() || held->test(tile); }
   // The bytes of one layout entry.
   std::span<const std::byte> array(const LayoutEntry& entry) const;
 };
 
-// Keeps the copies that are served at hand for something else than the transports.
+// The announcement of a copy to the coordinator. Of a copy that is being filled it lists the tiles
+// that are held now, or most of them.
+proto::Holding make_holding(const Served& served);
+
+// Keeps served copies ready for a user beside the transports: the device process.
 class Holder {
  public:
   virtual ~Holder() = default;
-  virtual void hold(const Served& served) = 0;  // once; those that are being filled, too
+  // Once for each copy, also for a copy that is being filled.
+  virtual void hold(const Served& served) = 0;
   virtual void drop(std::uint64_t number) = 0;
 };
 
-// What this agent serves, and the registered regions. Control thread only.
+// The copies that this agent serves, and their registered regions. Control thread only.
 class ServedVersions {
  public:
   explicit ServedVersions(transport::SegmentRegistry& registry) : registry_(registry) {}
@@ -67,30 +81,30 @@ class ServedVersions {
   ServedVersions(const ServedVersions&) = delete;
   ServedVersions& operator=(const ServedVersions&) = delete;
 
-  // Idempotent. A copy that was being filled is complete from here on.
+  // Idempotent. Makes a copy that was being filled complete.
   void add(const std::shared_ptr<const store::StoredVersion>& stored);
   void add_pending(const store::PendingVersion& pending,
                    std::shared_ptr<const swarm::HeldTiles> held, bool for_round = false);
   void remove(const ModelVersion& id);
   void remove_copy(const CopyKey& key);
-  // A copy that will not be completed: nobody finds it any more. Its regions are the caller's, to
-  // be removed from the registry when its sessions have ended.
+  // Removes a copy that will not be completed, so that nobody finds it any more. The caller removes
+  // its regions from the registry when its sessions have ended.
   std::vector<transport::RegionKey> withdraw_pending(const CopyKey& key);
 
-  // Told of all that is here, and from here on of what comes and goes; null: nobody is any more.
+  // Tells the holder of all copies, and from here on of each that comes or goes. Null ends this.
   void hold_with(Holder* holder);
 
-  // Versions that nobody new may read: they are let go when those that do are done.
+  // Versions that nobody new may read. They are retired when their present readers are done.
   void set_draining(std::set<ModelVersion> ids) { draining_ = std::move(ids); }
   const std::set<ModelVersion>& draining() const { return draining_; }
 
   const Served* find(const CopyKey& key) const;
   std::vector<const Served*> find(const ModelVersion& id) const;
   std::shared_ptr<const Checkpoint> checkpoint(const Digest& root) const;
-  // Canonical bytes of a layout or tensor set that some copy here uses.
+  // The canonical bytes of a layout or tensor set that a copy here uses.
   std::optional<std::string> layout_bytes(const Digest& digest) const;
   std::optional<std::string> tensor_set_bytes(const Digest& digest) const;
-  // That is complete here in some layout.
+  // The newest version of which a complete copy is here, in any layout.
   std::optional<std::uint64_t> newest_version(const std::string& model) const;
   const std::map<CopyKey, Served>& all() const { return served_; }
 

@@ -1,12 +1,12 @@
 #include "recovery/agent/shared_pulls.h"
 
 #include <algorithm>
-#include <chrono>
+#include <cstdint>
 #include <utility>
 
 #include <boost/asio/this_coro.hpp>
 
-#include "src/async/task.h"
+#include "src/async/notifier.h"
 
 namespace rekindle::agent {
 
@@ -15,13 +15,65 @@ using pull::OnProgress;
 using pull::PullRequest;
 using pull::PullWatch;
 
-namespace {
-constexpr std::chrono::milliseconds kLook{50};
-}
+// One pull that runs, as its leader reports it and its followers see it.
+class SharedPulls::Running {
+ public:
+  enum class State { kBeginning, kArriving, kSucceeded, kFailed };
 
-bool SharedPulls::is_held(const Running& running) {
-  return std::ranges::all_of(running.held, [](const auto& held) { return held && held(); });
-}
+  explicit Running(boost::asio::any_io_executor executor) : changed_(std::move(executor)) {}
+
+  void begin(pull::Arriving arriving) {
+    arriving_ = std::move(arriving);
+    state_ = State::kArriving;
+    changed_.notify();
+  }
+  void report(const pull::Progress& progress) {
+    progress_ = progress;
+    ++updates_;
+    changed_.notify();
+  }
+  void end(std::optional<Outcome> outcome) {
+    outcome_ = std::move(outcome);
+    state_ = outcome_ ? State::kSucceeded : State::kFailed;
+    changed_.notify();
+  }
+
+  bool over() const { return state_ == State::kSucceeded || state_ == State::kFailed; }
+  const std::optional<pull::Arriving>& arriving() const { return arriving_; }
+  const std::optional<pull::Progress>& progress() const { return progress_; }
+  std::uint64_t updates() const { return updates_; }
+  const std::optional<Outcome>& outcome() const { return outcome_; }
+  Task<void> wait_for_change() { return changed_.wait_until(TimePoint::max()); }
+
+  // The caller wants the pull to wait for as long as `held` says so. An empty function never does.
+  class Holder {
+   public:
+    Holder(std::shared_ptr<Running> running, std::function<bool()> held)
+        : running_(std::move(running)),
+          at_(running_->holders_.insert(running_->holders_.end(), std::move(held))) {}
+    ~Holder() { running_->holders_.erase(at_); }
+    Holder(const Holder&) = delete;
+    Holder& operator=(const Holder&) = delete;
+
+   private:
+    const std::shared_ptr<Running> running_;
+    const std::list<std::function<bool()>>::iterator at_;
+  };
+  // The pull waits only while every caller wants it to.
+  bool is_held() const {
+    return std::ranges::all_of(holders_, [](const auto& held) { return held && held(); });
+  }
+
+ private:
+  State state_ = State::kBeginning;
+  std::optional<pull::Arriving> arriving_;
+  std::optional<pull::Progress> progress_;
+  // Of progress_.
+  std::uint64_t updates_ = 0;
+  std::optional<Outcome> outcome_;
+  std::list<std::function<bool()>> holders_;
+  async::Notifier changed_;
+};
 
 std::optional<SharedPulls::Key> SharedPulls::key_of(const PullRequest& request) {
   if (!request.ref.version || !request.from.empty() || !request.to.empty()) return std::nullopt;
@@ -51,59 +103,56 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
                                                      OnProgress progress, PullWatch watch,
                                                      Run run) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  const auto running = std::make_shared<Running>();
-  // However this ends, who follows is told.
-  struct AtEnd {
+  const auto running = std::make_shared<Running>(co_await boost::asio::this_coro::executor);
+  // Ends the pull for its followers, also when it throws.
+  struct Entry {
     SharedPulls& pulls;
     const Key& key;
     Running& running;
-    ~AtEnd() {
-      running.ended = true;
+    std::optional<Outcome> outcome;
+    ~Entry() {
       pulls.running_.erase(key);
+      running.end(std::move(outcome));
     }
-  } const at_end{*this, key, *running};
+  } entry{*this, key, *running, std::nullopt};
   running_[key] = running;
+  const Running::Holder holder(running, watch.held);
   OnProgress noted = [running, progress](const pull::Progress& update) {
-    running->progress = update;
-    ++running->updates;
+    running->report(update);
     if (progress) progress(update);
   };
   PullWatch watched;
   watched.on_begun = [running, watch](pull::Arriving arriving) {
-    running->arriving = arriving;
+    running->begin(arriving);
     if (watch.on_begun) watch.on_begun(std::move(arriving));
   };
   watched.on_place_taken = watch.on_place_taken;
-  running->held.push_back(watch.held);
-  watched.held = [running] { return is_held(*running); };
+  watched.held = [running] { return running->is_held(); };
   auto outcome = co_await run(std::move(request), std::move(noted), std::move(watched));
-  if (outcome) running->outcome = *outcome;
+  if (outcome) entry.outcome = *outcome;
   co_return outcome;
 }
 
 Task<Result<std::optional<SharedPulls::Outcome>>> SharedPulls::follow(
     std::shared_ptr<Running> running, OnProgress progress, PullWatch watch) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  struct Hold {  // what it refers to ends with this caller
-    Running& running;
-    std::list<std::function<bool()>>::iterator at;
-    ~Hold() { running.held.erase(at); }
-  } const hold{*running, running->held.insert(running->held.end(), watch.held)};
-  bool told = false;
+  const Running::Holder holder(running, watch.held);
+  bool begun = false;
   std::uint64_t seen = 0;
   while (true) {
-    if (running->arriving && !std::exchange(told, true) && watch.on_begun) {
-      watch.on_begun(*running->arriving);
+    if (running->arriving() && !std::exchange(begun, true) && watch.on_begun) {
+      watch.on_begun(*running->arriving());
     }
-    if (running->updates != seen && progress) progress(*running->progress);
-    seen = running->updates;
-    if (running->ended) break;
+    if (running->updates() != seen && progress) progress(*running->progress());
+    seen = running->updates();
+    if (running->over()) break;
     if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "interrupted");
-    co_await async::sleep_for(kLook);
+    co_await running->wait_for_change();
   }
-  if (!running->outcome) co_return std::nullopt;
-  Outcome outcome = *running->outcome;
-  outcome.summary.fetched_bytes = 0;  // by this one
+  if (!running->outcome()) co_return std::nullopt;
+  // The follower itself fetched nothing.
+  Outcome outcome = *running->outcome();
+  outcome.summary.fetched_bytes = 0;
   outcome.summary.resumed_bytes = 0;
   outcome.summary.refetched_bytes = 0;
   co_return outcome;

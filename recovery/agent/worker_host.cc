@@ -21,7 +21,7 @@ namespace {
 constexpr std::chrono::milliseconds kConnectWait{1000};
 constexpr std::chrono::milliseconds kCallDeadline{3000};
 constexpr std::chrono::milliseconds kLongestStatusWait{5000};
-// A coordinator that has just started knows the newest version when its agents have reported.
+// A coordinator that has just started learns the newest version from the reports of its agents.
 constexpr std::chrono::milliseconds kAskAgain{200};
 constexpr std::chrono::milliseconds kGraceWait{5000};
 
@@ -61,9 +61,9 @@ proto::RankReport to_proto(const worker::RankReport& word, const rpc::Identity& 
   return report;
 }
 
-// An open file of its own, also of one that was unlinked. Only a copy that waits for a round is
-// opened for writing: whoever has a committed file open for writing keeps the agent from its read
-// lease, and pinning a writable mapping changes the times of the file.
+// Opens the file again, even if it was unlinked. Only a copy that waits for a round is opened for
+// writing: a committed file that is open for writing keeps the agent from its read lease, and
+// pinning a writable mapping changes the times of the file.
 Result<UniqueFd> reopen(int fd, bool writable) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
   UniqueFd again(::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
@@ -88,7 +88,8 @@ void WorkerHost::hold(const Served& served) {
     const bool writable = served.for_round && !served.complete();
     if (writable) segment->lend_for_writing();
     auto file = reopen(segment->fd(), writable);
-    if (!file) {  // sessions map it by themselves, and copy slower
+    // Without it sessions map the copy themselves, and copy slower.
+    if (!file) {
       log::warn("device.hold", "version", served.checkpoint().id.to_string(), "error",
                 file.error().message());
       return;
@@ -130,13 +131,13 @@ std::string WorkerHost::device_life() const {
 }
 
 Result<std::shared_ptr<rpc::RpcClient>> WorkerHost::coordinator() const {
-  if (core_.link() == nullptr) {
+  if (!core_.link().configured()) {
     return fail(ErrorCode::kUnavailable, "an update needs a coordinator; give the agent one");
   }
-  auto client = core_.link()->client();
+  auto client = core_.link().client();
   if (client == nullptr) {
-    return fail(ErrorCode::kUnavailable, "the coordinator {} is away: {}", core_.link()->address(),
-                core_.link()->last_error().message());
+    return fail(ErrorCode::kUnavailable, "the coordinator {} is not reachable: {}",
+                core_.link().address(), core_.link().last_error().message());
   }
   return client;
 }
@@ -187,15 +188,15 @@ Result<ModelVersion> WorkerHost::newest_without_fleet(const std::string& model,
   return fail(Error(why).with_context("newest version of " + model));
 }
 
-// A coordinator that is away does not keep a worker from what its host has; one that does not know
-// yet does: `latest` must not go back because it was restarted.
+// Without a coordinator a worker gets the newest version of its host. A coordinator that does not
+// know the newest version yet is waited for: `latest` must not go back because it was restarted.
 Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
-  if (core_.link() == nullptr) co_return newest_here(model);
+  if (!core_.link().configured()) co_return newest_here(model);
   proto::ResolveRequest request;
   request.set_model(model);
   const auto give_up = std::chrono::steady_clock::now() + kGraceWait;
   for (;;) {
-    const auto client = co_await core_.link()->wait_connected(kConnectWait);
+    const auto client = co_await core_.link().wait_connected(kConnectWait);
     if (!client) co_return newest_without_fleet(model, client.error());
     const auto answer =
         co_await rpc::call<proto::COORDINATOR_RESOLVE>(*client, request, kCallDeadline);
@@ -215,7 +216,7 @@ Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
   }
 }
 
-// The coordinator has said so with a heartbeat; sessions that are there go on until they end.
+// The coordinator names draining versions in its answers to heartbeats. Present sessions go on.
 Result<void> WorkerHost::may_attach(const ModelVersion& id) const {
   if (!core_.served().draining().contains(id)) return {};
   return fail(ErrorCode::kStale, "it is being retired in the fleet; attach to another version");
@@ -224,28 +225,29 @@ Result<void> WorkerHost::may_attach(const ModelVersion& id) const {
 Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(
     pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) {
   CO_TRY(auto outcome,
-         co_await core_.pull(std::move(request), std::move(progress), std::move(watch)));
+         co_await core_.pulls().pull(std::move(request), std::move(progress), std::move(watch)));
   log::info("worker.pulled", "version", outcome.summary.id.to_string(), "bytes",
             outcome.summary.bytes, "fetched_bytes", outcome.summary.fetched_bytes);
   co_return std::move(outcome.stored);
 }
 
 Task<Result<Digest>> WorkerHost::publish(ModelVersion id, store::FilledSegments filled) {
-  CO_TRY(const auto summary, co_await core_.publish_filled(std::move(id), std::move(filled)));
+  CO_TRY(const auto summary,
+         co_await core_.publisher().publish_filled(std::move(id), std::move(filled)));
   co_return summary.root;
 }
 
-Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport word) {
-  if (core_.link() == nullptr) co_return fail(ErrorCode::kPeerLost, "no coordinator");
-  const auto client = core_.link()->client();
-  if (client == nullptr) co_return fail(ErrorCode::kPeerLost, "the coordinator is away");
+Task<Result<worker::FleetWord>> WorkerHost::report(worker::RankWord word) {
+  if (!core_.link().configured()) co_return fail(ErrorCode::kPeerLost, "no coordinator");
+  const auto client = core_.link().client();
+  if (client == nullptr) co_return fail(ErrorCode::kPeerLost, "the coordinator is not reachable");
   const auto request = to_proto(word, core_.identity());
   CO_TRY(const auto response,
          co_await rpc::call<proto::COORDINATOR_REPORT_RANK>(client, request, kCallDeadline));
   worker::FleetWord said;
   CO_TRY(said.id, rpc::from_proto(response.id()));
   said.why = response.why();
-  said.term = core_.link()->epoch();
+  said.reign = core_.link().epoch();
   said.state = response.state() == proto::INSTANCE_COMMITTED ? worker::FleetWord::State::kCommitted
                : response.state() == proto::INSTANCE_UNFIT   ? worker::FleetWord::State::kUnfit
                                                              : worker::FleetWord::State::kLoading;

@@ -11,10 +11,10 @@
 
 namespace rekindle::agent {
 
-// What the workers' service takes from this agent. Control thread only.
+// Gives the workers' service its access to this agent and to the coordinator. Control thread only.
 class WorkerHost final : public worker::Host, private Holder {
  public:
-  // The device process, if any, holds what the core serves for as long as this lives.
+  // The device process, if any, holds the copies that the core serves for as long as this lives.
   explicit WorkerHost(AgentCore& core, device::DeviceLink* devices = nullptr);
   ~WorkerHost() override;
 
@@ -25,9 +25,9 @@ class WorkerHost final : public worker::Host, private Holder {
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) override;
   async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
-  worker::CopyVerifier& verifier() override { return core_.verifier(); }
-  bool has_fleet() const override { return core_.link() != nullptr; }
-  async::Task<Result<worker::InstanceVerdict>> report(worker::RankReport report) override;
+  worker::CopyVerifier& verifier() override { return core_.health().verifier(); }
+  bool has_fleet() const override { return core_.link().configured(); }
+  async::Task<Result<worker::FleetWord>> report(worker::RankWord word) override;
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;
   void tell_device(std::uint64_t session, const bucket::TileRuns& verified, bool complete) override;
   void end_device(std::uint64_t session, bool gone) override;

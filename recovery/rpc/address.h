@@ -16,11 +16,13 @@ using Endpoint = boost::asio::generic::stream_protocol::endpoint;
 
 // "host:port", "10.0.0.3:7400" or "[fd00::3]:7400".
 struct HostPort {
-  std::string host;  // without brackets
+  // Without brackets.
+  std::string host;
   std::uint16_t port = 0;
 
   static Result<HostPort> parse(std::string_view text);
-  std::string to_string() const;  // brackets where the host has a colon
+  // With brackets where the host has a colon.
+  std::string to_string() const;
 };
 
 // "a:7300,b:7300": the addresses of coordinators, in order. At least one; each is checked.

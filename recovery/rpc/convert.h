@@ -9,19 +9,20 @@
 #include "src/base/ids.h"
 #include "src/base/result.h"
 
-// Between wire messages and our own types. What comes from the wire is checked here.
+// Conversions between wire messages and our own types. They check messages from the wire.
 namespace rekindle::rpc {
 
 proto::Digest to_proto(const Digest& digest);
 Digest from_proto(const proto::Digest& digest);
 
 proto::ModelVersion to_proto(const ModelVersion& id);
-Result<ModelVersion> from_proto(const proto::ModelVersion& id);  // checks the name
+// Checks the name.
+Result<ModelVersion> from_proto(const proto::ModelVersion& id);
 
 proto::StatusCode to_proto(ErrorCode code);
 proto::Status to_status(const Error& error);
 proto::Status ok_status();
-// Nothing for STATUS_OK; an unknown code is kInternal. The message is cut to one line.
+// Success for STATUS_OK; kInternal for an unknown code. Cuts the message to one line.
 Result<void> from_status(const proto::Status& status);
 
 // Ascending disjoint runs [begin, end), as TileSet::ranges() returns them.

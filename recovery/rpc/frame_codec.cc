@@ -6,7 +6,8 @@ namespace rekindle::rpc {
 
 namespace {
 
-constexpr std::size_t kKeepBufferBytes = 64u << 10;  // a larger buffer is given back when empty
+// A larger buffer is freed when it is empty.
+constexpr std::size_t kKeepBufferBytes = 64u << 10;
 
 std::uint32_t read_big_endian(const char* bytes) {
   std::uint32_t value = 0;

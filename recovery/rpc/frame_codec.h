@@ -14,31 +14,33 @@
 namespace rekindle::rpc {
 
 inline constexpr std::size_t kFrameHeaderBytes = 4;
-inline constexpr std::uint32_t kMaxHelloFrameBytes = 64u << 10;  // until the hello is accepted
+// Until the hello is accepted.
+inline constexpr std::uint32_t kMaxHelloFrameBytes = 64u << 10;
 
 class FrameDecoder {
  public:
   explicit FrameDecoder(std::uint32_t cap_bytes) : cap_bytes_(cap_bytes) {}
 
   void set_cap(std::uint32_t cap_bytes) { cap_bytes_ = cap_bytes; }
-  // Memory grows with the bytes that came, never with the length that a header claims.
+  // Memory grows with the received bytes, never with the length in a header.
   void feed(std::string_view bytes);
-  // The body of the next whole frame; nullopt: more bytes are needed. kInvalid for an empty frame
-  // or one beyond the cap, as soon as its header is there; the decoder then stays failed.
+  // The body of the next whole frame; nullopt: more bytes are needed. kInvalid: the frame is empty
+  // or beyond the cap, which its header shows; the decoder stays failed.
   Result<std::optional<std::string>> next();
-  // Bytes of a frame that has begun and not ended are waiting.
+  // A part of a frame is waiting for the rest.
   bool mid_frame() const { return buffer_.size() > consumed_; }
   std::size_t buffered_bytes() const { return buffer_.size() - consumed_; }
 
  private:
   std::uint32_t cap_bytes_;
   std::string buffer_;
-  std::size_t consumed_ = 0;  // of buffer_
+  // Of buffer_.
+  std::size_t consumed_ = 0;
 };
 
 // kInvalid beyond kMaxFrameBytes.
 Result<std::string> encode_frame(const proto::Frame& frame);
-// Strict: a frame without a known kind is kInvalid, too.
+// kInvalid also for a frame without a known kind.
 Result<proto::Frame> decode_frame(std::string_view body);
 
 }  // namespace rekindle::rpc

@@ -34,7 +34,8 @@ class MacText {
   std::string text_;
 };
 
-std::string hmac_sha256(std::string_view key, std::string_view message);  // 32 bytes
+// Returns 32 bytes.
+std::string hmac_sha256(std::string_view key, std::string_view message);
 bool equal_constant_time(std::string_view a, std::string_view b);
 // Reads a file of mode 0600 with 16 to 4096 bytes, and cuts surrounding white space. Returns "" for
 // an empty path.

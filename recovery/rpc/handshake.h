@@ -18,17 +18,18 @@ inline constexpr std::uint32_t kProtocolMin = 2;
 inline constexpr std::uint32_t kProtocolMax = 2;
 inline constexpr std::size_t kNonceBytes = 32;
 
-// Which end of the connection speaks; part of the MAC, so that a proof cannot be reflected.
+// The end of the connection that speaks. It is part of the MAC, so that a proof cannot be
+// reflected.
 enum class Side : std::uint8_t { kCaller = 'C', kServer = 'S' };
 
 // secret: "" where the socket itself proves who is there (unix, same uid).
 proto::Hello make_hello(const Identity& identity, std::string_view secret,
                         const std::optional<Incarnation>& expected);
 
-// The peer's hello: shape, protocol range, secret on both sides or neither, and that the peer
-// means us (kStale otherwise). Fills a Peer but for its address.
+// Checks the peer's hello: its shape, the protocol range, and that both sides have a secret or
+// neither. kStale: the peer means another incarnation. Fills a Peer except for its address.
 Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer);
-// Additionally on the caller's side: that the answer comes from whom we meant.
+// The caller checks in addition that the answer comes from the incarnation that it meant.
 Result<void> check_expected(const std::optional<Incarnation>& expected, const Peer& peer);
 
 std::string make_proof(std::string_view secret, Side speaker, const proto::Hello& speaker_hello,

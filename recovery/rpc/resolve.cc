@@ -28,14 +28,18 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr int kMaxLookups = 16;
-std::atomic<int> g_lookups{0};  // threads of this process that are inside getaddrinfo
+// The threads of this process that are inside getaddrinfo.
+std::atomic<int> g_lookups{0};
 
-// Shared by the lookup thread and who waits for it; the last one frees it.
+// The lookup thread and its waiter share it; the last one frees it.
 struct Lookup {
   std::mutex mutex;
-  std::condition_variable done;                         // for resolve_blocking
-  std::optional<Result<std::vector<Endpoint>>> result;  // guarded by mutex
-  std::function<void()> notify;                         // guarded by mutex; empty once abandoned
+  // For resolve_blocking().
+  std::condition_variable done;
+  // Guarded by `mutex`.
+  std::optional<Result<std::vector<Endpoint>>> result;
+  // Guarded by `mutex`; empty once the waiter has gone.
+  std::function<void()> notify;
 };
 
 Failure lookup_failed(const std::string& host, int code, int error_number) {

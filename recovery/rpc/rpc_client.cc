@@ -28,19 +28,20 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
+constexpr auto kConnectTuple = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kMaxOpenCalls = 1024;
 
 // One call that waits for its response.
 struct OpenCall {
   explicit OpenCall(const asio::any_io_executor& executor, TimePoint deadline)
       : timer(executor, deadline) {}
-  asio::steady_timer timer;  // cancelled when `result` is there
+  // Cancelled when `result` is there.
+  asio::steady_timer timer;
   std::optional<Result<std::string>> result;
   std::function<void(std::string)> on_event;
 };
 
-// What the reader and the open calls share; outlives the RpcClient while they end.
+// The reader and the open calls share it. It outlives the RpcClient until they have ended.
 class ClientCore : public std::enable_shared_from_this<ClientCore> {
  public:
   ClientCore(std::shared_ptr<Connection> connection, Peer peer, std::string name)
@@ -65,7 +66,8 @@ class ClientCore : public std::enable_shared_from_this<ClientCore> {
 
   std::shared_ptr<Connection> connection_;
   Peer peer_;
-  std::string name_;  // for messages: "agent a at 10.0.0.3:7400"
+  // For messages: "agent a at 10.0.0.3:7400".
+  std::string name_;
   std::uint64_t next_call_id_ = 1;
   std::unordered_map<std::uint64_t, std::shared_ptr<OpenCall>> calls_;
 };
@@ -99,11 +101,13 @@ void ClientCore::on_frame(proto::Frame frame) {
     case proto::Frame::kEvent: {
       const auto found = calls_.find(frame.event().call_id());
       if (found == calls_.end() || !found->second->on_event) return;
-      const auto call = found->second;  // the callback may end the call
+      // A copy, because the callback may end the call.
+      const auto call = found->second;
       call->on_event(std::move(*frame.mutable_event()->mutable_body()));
       return;
     }
-    case proto::Frame::kProof:  // why the server is about to close
+    // The server says why it is about to close.
+    case proto::Frame::kProof:
       if (auto status = from_status(frame.proof().refusal()); !status) {
         connection_->close(std::move(status).error());
         return;
@@ -116,7 +120,8 @@ void ClientCore::on_frame(proto::Frame frame) {
 
 void ClientCore::finish(std::uint64_t call_id, Result<std::string> result) {
   const auto found = calls_.find(call_id);
-  if (found == calls_.end()) return;  // it timed out here before the response came
+  // The call timed out before the response came.
+  if (found == calls_.end()) return;
   found->second->result = std::move(result);
   found->second->timer.cancel();
   calls_.erase(found);
@@ -172,7 +177,7 @@ async::Task<Result<std::string>> ClientCore::call(proto::Method method, std::str
     ~Leave() { core->calls_.erase(call_id); }
   } leave{self, call_id};
   while (!call->result) {
-    const auto [error] = co_await call->timer.async_wait(kUseTuple);
+    const auto [error] = co_await call->timer.async_wait(kConnectTuple);
     if (call->result) break;
     send_cancel(call_id);
     if (error) co_return fail(ErrorCode::kUnavailable, "{}: cancelled", what);
@@ -247,7 +252,7 @@ async::Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
     *timed_out = true;
     socket->close();
   });
-  const auto [failure] = co_await socket->async_connect(endpoint, kUseTuple);
+  const auto [failure] = co_await socket->async_connect(endpoint, kConnectTuple);
   timer.cancel();
   if (*timed_out) co_return fail(ErrorCode::kTimeout, "no answer in time");
   if (failure == asio::error::connection_refused || failure == asio::error::connection_reset) {
@@ -257,7 +262,7 @@ async::Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
   co_return std::move(*socket);
 }
 
-// Each address gets an equal part of what is left.
+// Each address gets an equal part of the remaining time.
 async::Task<Result<Socket>> connect_any(std::vector<Endpoint> endpoints, TimePoint deadline) {
   Error last(ErrorCode::kInternal, "no address");
   for (std::size_t i = 0; i < endpoints.size(); ++i) {

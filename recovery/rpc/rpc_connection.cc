@@ -22,12 +22,14 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
-constexpr std::size_t kSmallChunkBytes = 4096;  // idle connections stay small
+// Idle connections stay small.
+constexpr std::size_t kSmallChunkBytes = 4096;
 constexpr std::size_t kLargeChunkBytes = 64u << 10;
-constexpr std::size_t kJoinWritesBytes = 16u << 10;  // small frames share one write
+// Small frames share one write.
+constexpr std::size_t kJoinWritesBytes = 16u << 10;
 constexpr std::chrono::milliseconds kRefusalLinger{1000};
-// A watch that fires this late was asleep with its whole process (SIGSTOP, a suspended machine):
-// the peer is not to blame, deadlines move by as much and a little more.
+// A watch that fires this late slept with its whole process (SIGSTOP, a suspended machine). The
+// peer is not to blame, so deadlines move by as much and a little more.
 constexpr std::chrono::milliseconds kOwnPause{500};
 
 }  // namespace
@@ -98,7 +100,7 @@ Result<void> Connection::send(const proto::Frame& frame) {
   TRY(std::string bytes, encode_frame(frame));
   if (closed_) return {};
   queued_bytes_ += bytes.size();
-  // The front is being written; what waits behind it may still grow.
+  // The front is being written; the frames behind it may still be joined.
   if (queue_.size() > 1 && queue_.back().size() + bytes.size() <= kJoinWritesBytes) {
     queue_.back() += bytes;
   } else {
@@ -120,12 +122,13 @@ void Connection::write_next() {
 void Connection::on_written(const boost::system::error_code& error) {
   writing_ = false;
   if (closed_) {
-    queue_.clear();  // kept until now: the write used the front
+    // Kept until now, because the write used the front.
+    queue_.clear();
     return;
   }
   if (error) {
-    // In a handshake the peer may have said why before it closed: the reader finds that, or the
-    // end.
+    // In a handshake the peer may have sent the reason before it closed. The reader finds the
+    // reason or the end.
     if (!handshake_deadline_) close(socket_error(error, "write"));
     return;
   }
@@ -196,13 +199,15 @@ void Connection::close(Error reason) {
   write_watch_.cancel();
   if (!writing_) queue_.clear();
   queued_bytes_ = 0;
-  busy_ = {};  // may own what owns us
+  // It may own the owner of this connection.
+  busy_ = {};
   wake_waiters();
 }
 
 void Connection::set_handshake_deadline(std::optional<TimePoint> deadline) {
   handshake_deadline_ = deadline;
-  if (read_watch_armed_) read_watch_.cancel();  // looks at the new deadlines and arms again
+  // The watch reads the new deadlines and arms itself again.
+  if (read_watch_armed_) read_watch_.cancel();
   watch_reads();
 }
 
@@ -219,8 +224,8 @@ TimePoint Connection::read_deadline() const {
   return deadline;
 }
 
-// The timer is armed for the earliest deadline known and looks again when it fires: most deadlines
-// only move later, so frames do not touch it.
+// The timer is armed for the earliest known deadline and checks again when it fires. Most deadlines
+// only move later, so frames do not touch the timer.
 void Connection::watch_reads() {
   if (closed_) return;
   const TimePoint deadline = read_deadline();

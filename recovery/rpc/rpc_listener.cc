@@ -81,7 +81,8 @@ void Listener::accept_some() {
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
         return shed(errno);
       }
-      continue;  // this one connection failed before it was accepted
+      // This connection failed before it was accepted.
+      continue;
     }
     shedding_ = false;
     const bool is_unix = !unix_path_.empty();
@@ -90,7 +91,8 @@ void Listener::accept_some() {
     boost::system::error_code error;
     Socket socket(descriptor_.get_executor());
     socket.assign(protocol, fd.get(), error);
-    if (error) return shed(error.value());  // epoll's own limit
+    // The limit of epoll.
+    if (error) return shed(error.value());
     fd.release();
     on_accept_(std::move(socket),
                is_unix ? "unix" : to_string(Endpoint(&storage, size, IPPROTO_TCP)));
@@ -128,7 +130,8 @@ Result<UniqueFd> listen_tcp(const std::string& address, std::string& bound) {
   const int on = 1;
   (void)::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (endpoint.data()->sa_family == AF_INET6) {
-    const int off = 0;  // "[::]:7400" serves IPv4, too
+    // "[::]:7400" also serves IPv4.
+    const int off = 0;
     (void)::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   }
   if (::bind(fd.get(), endpoint.data(), static_cast<socklen_t>(endpoint.size())) != 0 ||

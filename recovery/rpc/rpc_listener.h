@@ -14,10 +14,9 @@
 
 namespace rekindle::rpc {
 
-// Accepts on one TCP address or unix socket. Out of descriptors it sheds: a spare one takes the
-// waiting connection and closes it, so that the caller sees an end instead of a hang, then
-// accepting pauses a little. Runs on the executor's one thread; handlers hold a reference until
-// close().
+// Accepts connections on one TCP address or unix socket. Without free descriptors it uses a spare
+// one to take the waiting connection and close it, so that the caller sees an end instead of a
+// hang; then it pauses. Runs on the executor's one thread; handlers hold a reference until close().
 class Listener : public std::enable_shared_from_this<Listener> {
  public:
   using OnAccept = std::function<void(Socket socket, std::string peer_address)>;
@@ -42,7 +41,8 @@ class Listener : public std::enable_shared_from_this<Listener> {
   UniqueFd spare_;
   std::string unix_path_;
   OnAccept on_accept_;
-  std::function<void()> on_exhausted_;  // descriptors ran out: close what can be spared
+  // Called when descriptors ran out, to close idle connections.
+  std::function<void()> on_exhausted_;
   bool closed_ = false;
   bool shedding_ = false;
 };

@@ -22,7 +22,8 @@ class Server final : public RpcServer {
       : core_(std::make_shared<Core>(std::move(executor), std::move(identity), limits)) {}
   ~Server() override {
     core_->stop();
-    core_->shared->on_peer_closed = {};  // connections may end after what it captured
+    // Connections may end after the objects that the callback captured.
+    core_->shared->on_peer_closed = {};
   }
 
   void handle(proto::Method method, Handler handler, bool local_only) override {
@@ -69,7 +70,8 @@ class Server final : public RpcServer {
     asio::any_io_executor executor;
     std::shared_ptr<ServerShared> shared;
     std::list<std::shared_ptr<Listener>> listeners;
-    std::list<std::shared_ptr<ServerConnection>> connections;  // oldest first
+    // The oldest first.
+    std::list<std::shared_ptr<ServerConnection>> connections;
     bool stopped = false;
   };
 
@@ -109,7 +111,7 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
                       }));
 }
 
-// Connections that have not said hello go first: they have shown no right to be here.
+// Connections without a hello go first: they have shown no right to be here.
 bool Server::Core::drop_oldest_unknown(const char* why) {
   const auto oldest = std::find_if(connections.begin(), connections.end(),
                                    [](const auto& connection) { return !connection->greeted(); });

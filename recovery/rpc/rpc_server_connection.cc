@@ -22,7 +22,7 @@ namespace asio = boost::asio;
 using std::chrono::steady_clock;
 
 // One call that is being served. Its id stays taken until the handler has ended, also when the
-// caller has been answered before (deadline) or is gone.
+// deadline has passed or the caller has gone.
 struct ServerConnection::Call {
   Call(const asio::any_io_executor& executor, std::uint64_t call_id)
       : id(call_id), timer(executor) {}
@@ -32,7 +32,8 @@ struct ServerConnection::Call {
   }
   std::uint64_t id;
   std::string what;
-  asio::cancellation_signal signal;  // of the handler
+  // Of the handler.
+  asio::cancellation_signal signal;
   asio::steady_timer timer;
   bool answered = false;
   bool cancelled = false;
@@ -48,7 +49,8 @@ class ServerConnection::Events final : public EventSink {
     proto::Frame frame;
     frame.mutable_event()->set_call_id(call_->id);
     body.SerializeToString(frame.mutable_event()->mutable_body());
-    (void)connection_->send(frame);  // one that does not fit a frame is dropped, too
+    // An event that does not fit a frame is dropped.
+    (void)connection_->send(frame);
   }
   bool cancelled() const override {
     return call_->cancelled || call_->answered || !connection_->is_open();
@@ -158,7 +160,8 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
     } else if (frame->kind_case() == proto::Frame::kCancel) {
       const auto found = self->calls_.find(frame->cancel().call_id());
       if (found != self->calls_.end()) {
-        found->second->answered = true;  // nobody waits for it
+        // Nobody waits for it.
+        found->second->answered = true;
         found->second->cancel();
       }
     } else {
@@ -175,7 +178,8 @@ void ServerConnection::end() {
 }
 
 void ServerConnection::cancel_calls() {
-  const auto calls = calls_;  // a handler may end inside cancel()
+  // A handler may end inside cancel().
+  const auto calls = calls_;
   for (const auto& [id, call] : calls) call->cancel();
 }
 
@@ -223,7 +227,8 @@ Result<std::string> ServerConnection::answer_at_once(const ServerShared::Method&
     return method.at_once(peer_, request.body());
   } catch (const std::exception& error) {
     why = error.what();
-  } catch (...) {  // only its text is wanted
+    // Only the text of the exception is wanted.
+  } catch (...) {
   }
   return handler_failed(proto::Method_Name(static_cast<proto::Method>(request.method())), why);
 }
@@ -257,7 +262,8 @@ async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> s
       std::rethrow_exception(exception);
     } catch (const std::exception& error) {
       why = error.what();
-    } catch (...) {  // only its text is wanted
+      // Only the text of the exception is wanted.
+    } catch (...) {
     }
     result = handler_failed(call->what, why, /*quiet=*/call->cancelled);
   }

@@ -14,11 +14,12 @@
 
 namespace rekindle::rpc {
 
-// What all connections of a server share. On the executor's one thread.
+// The state that all connections of a server share. On the executor's one thread.
 struct ServerShared {
   struct Method {
     Handler handler;
-    InstantHandler at_once;  // instead
+    // Instead of the coroutine.
+    InstantHandler at_once;
     bool local_only = false;
   };
   ServerShared(boost::asio::any_io_executor executor, Identity who, ServerLimits server_limits)
@@ -26,11 +27,14 @@ struct ServerShared {
 
   Identity identity;
   ServerLimits limits;
-  std::unordered_map<std::uint32_t, Method> methods;  // fixed once it listens
+  // Fixed once the server listens.
+  std::unordered_map<std::uint32_t, Method> methods;
   std::function<void(const Peer&)> on_peer_closed;
-  TimePoint next_refusal_log{};  // strangers must not fill the log
+  // Strangers must not fill the log.
+  TimePoint next_refusal_log{};
   std::uint64_t unlogged_refusals = 0;
-  async::TaskGroup tasks;  // connections and calls
+  // Connections and calls.
+  async::TaskGroup tasks;
 };
 
 // The server's end of one connection: hello, then calls.
@@ -70,7 +74,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
 
   std::shared_ptr<ServerShared> shared_;
   std::shared_ptr<Connection> connection_;
-  std::string unix_path_;  // "" for TCP
+  // "" for TCP.
+  std::string unix_path_;
   Peer peer_;
   bool greeted_ = false;
   std::unordered_map<std::uint64_t, std::shared_ptr<Call>> calls_;

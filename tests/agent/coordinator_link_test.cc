@@ -42,7 +42,7 @@ class WithCoordinator : public ::testing::Test {
     auto core = AgentCore::create(loop_.executor(), options);
     ASSERT_TRUE(core) << core.error().message();
     core_ = std::move(*core);
-    core_->connect_coordinator(/*member=*/true, "", "127.0.0.1:7400");
+    core_->connect_coordinator("", "127.0.0.1:7400");
   }
   void TearDown() override {
     if (core_ != nullptr) loop_.run(core_->stop());

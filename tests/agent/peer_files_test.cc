@@ -89,8 +89,8 @@ class PeerFilesTest : public store::StoreTest {
   GrantClock grants_;
   WorkerPool digests_{"t-digest", 2, 16};
   WorkerPool blocking_{"t-blocking", 2, 16};
-  PeerService service_{identity_, served_,  grants_,   registry_,
-                       {},        digests_, blocking_, PeerServiceOptions{}};
+  PeerService service_{
+      loop_.executor(), {identity_, served_, grants_, registry_, {}, blocking_}, digests_, {}};
   std::unique_ptr<rpc::RpcServer> server_ = rpc::RpcServer::create(loop_.executor(), identity_);
   std::string address_;
 };

@@ -20,9 +20,16 @@ TEST(RoomMaker, B8ACallThatThrowsDoesNotHoldUpTheNextOne) {
   TempDir dir{true};
   const auto store = store::SegmentStore::open({dir / "store", 1 << 20});
   ASSERT_TRUE(store) << store.error().message();
-  const rpc::Identity identity;
-  RoomMaker maker(identity, **store, {});
   boost::asio::io_context context;
+  const auto executor = context.get_executor();
+  const rpc::Identity identity;
+  GrantClock grant_clock;
+  WorkerPool pool("t-blocking", 1, 16);
+  transport::SegmentRegistry registry;
+  ServedVersions served(registry);
+  CoordinatorLink link(executor, identity, grant_clock, "");
+  VersionReaders readers;
+  RoomMaker maker(executor, {identity, **store, pool, pool, registry, served, link, readers}, {});
   const auto make = [&](RoomMaker::MissingBytes missing) {
     auto made = boost::asio::co_spawn(context, maker.make({"m", 2}, std::move(missing)),
                                       boost::asio::use_future);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "recovery/agent/announced.h"
 #include "recovery/rpc/convert.h"
 #include "tests/store/store_fixture.h"
 

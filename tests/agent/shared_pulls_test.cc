@@ -76,8 +76,10 @@ class SharedPullsTest : public ::testing::Test {
   boost::asio::io_context context_;
   SharedPulls pulls_;
   int runs_ = 0;
-  std::function<bool()> is_held_;            // what runs, as it asks
-  std::optional<std::optional<Error>> end_;  // of what runs: how
+  // Of the pull that runs.
+  std::function<bool()> is_held_;
+  // How the pull that runs ends.
+  std::optional<std::optional<Error>> end_;
 };
 
 TEST_F(SharedPullsTest, IsHeldOnlyWhileAllThatWantItSaySo) {
@@ -93,7 +95,8 @@ TEST_F(SharedPullsTest, IsHeldOnlyWhileAllThatWantItSaySo) {
   EXPECT_FALSE(is_held_());
   second_holds = true;
   EXPECT_TRUE(is_held_());
-  start(whole(1), third);  // knows of nothing that would bring it
+  // It never wants the pull to wait.
+  start(whole(1), third);
   work_until([&] { return third.begun == 1; });
   EXPECT_FALSE(is_held_());
   end_ = std::optional<Error>();

@@ -33,7 +33,7 @@ TEST(Output, ErrorsAsJsonHaveCodeAndMessage) {
 }
 
 TEST(Output, SummariesCarryEveryFigure) {
-  agent::TransferSummary summary;
+  pull::TransferSummary summary;
   summary.id = {"m", 3};
   summary.bytes = 2'000'000;
   summary.elapsed = std::chrono::milliseconds(500);

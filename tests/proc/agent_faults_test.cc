@@ -74,7 +74,7 @@ TEST_F(AgentFaults, InterruptedPullSaysSoAndKeepsWhatHasVerified) {
     const auto exit = first.wait();
     ASSERT_TRUE(exit);
     EXPECT_EQ(exit->code, 128 + signal) << first.err();
-    EXPECT_NE(first.err().find("interrupted; what has verified is kept"), std::string::npos)
+    EXPECT_NE(first.err().find("interrupted; verified bytes are kept"), std::string::npos)
         << first.err();
     EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(out) / "model.safetensors"));
     const auto answer = fleet_.run_command(pull);

@@ -100,8 +100,8 @@ std::filesystem::path default_state_directory() {
          ".local/state/rekindle/coordinator";
 }
 
-agent::HostOptions host_options(const Settings& settings) {
-  agent::HostOptions options;
+agent::LocalAgentOptions local_agent_options(const Settings& settings) {
+  agent::LocalAgentOptions options;
   options.store_directory = settings.store;
   options.coordinator = settings.coordinator;
   options.secret_file = settings.secret_file;

@@ -8,9 +8,9 @@
 
 #include <sys/types.h>
 
-#include "recovery/agent/host.h"
+#include "recovery/agent/local_agent.h"
 #include "src/base/result.h"
-#include "tools/cli/session.h"
+#include "tools/cli/cli_session.h"
 
 namespace rekindle::cli {
 
@@ -21,14 +21,15 @@ Result<std::uint64_t> parse_size(std::string_view option, std::string_view text)
 Result<uid_t> parse_user(std::string_view option, const std::string& text);
 // HOST:PORT.
 Result<void> check_address(std::string_view option, const std::string& text);
-Result<void> check_addresses(std::string_view option, const std::string& text);  // with commas
+// HOST:PORT,HOST:PORT.
+Result<void> check_addresses(std::string_view option, const std::string& text);
 // A text file of at most 16 MiB.
 Result<std::string> read_text_file(const std::filesystem::path& path);
 // MODEL@VERSION with the version required.
 Result<ModelVersion> parse_model_version(std::string_view text);
-// Where a coordinator keeps its state when nobody says so.
+// The directory of a coordinator's state without --state.
 std::filesystem::path default_state_directory();
 
-agent::HostOptions host_options(const Settings& settings);
+agent::LocalAgentOptions local_agent_options(const Settings& settings);
 
 }  // namespace rekindle::cli

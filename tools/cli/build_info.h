@@ -7,7 +7,8 @@ namespace rekindle::cli {
 struct BuildInfo {
   std::string version, compiler, build_type;
   bool verbs = false, cuda = false, nccl = false;
-  std::string digest_simd;  // what this CPU uses
+  // The instruction set that this CPU uses.
+  std::string digest_simd;
 };
 BuildInfo build_info();
 

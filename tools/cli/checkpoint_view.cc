@@ -53,7 +53,8 @@ Result<CheckpointView> view_files(const std::filesystem::path& path) {
   TRY(const safetensors::CheckpointFiles found, safetensors::find_checkpoint(path));
   std::vector<SegmentSpec> segments;
   std::vector<TensorInfo> infos;
-  std::map<std::string, std::pair<std::uint32_t, std::uint64_t>> places;  // by name
+  // By name.
+  std::map<std::string, std::pair<std::uint32_t, std::uint64_t>> places;
   for (const auto& file : found.weights) {
     auto header = safetensors::read_header(file);
     if (!header) return fail(std::move(header).error());

@@ -18,21 +18,26 @@ struct CheckpointView {
     std::string name;
     std::string dtype;
     std::string shape;
-    std::string box;  // "" = the whole tensor
+    // "": the whole tensor.
+    std::string box;
     std::string file;
     std::uint64_t bytes = 0;
   };
-  std::string kind;  // "safetensors", "store copy"
+  // "safetensors" or "store copy".
+  std::string kind;
   std::vector<Line> tensors;
-  std::vector<std::pair<std::string, std::uint64_t>> files;  // name, size
-  std::vector<std::string> extras;                           // config.json, …
+  // Name and size.
+  std::vector<std::pair<std::string, std::uint64_t>> files;
+  // The small files: config.json, …
+  std::vector<std::string> extras;
   Digest tensor_set;
   Digest layout;
   std::uint64_t tensor_bytes = 0;
   // Of a copy in a store only.
   std::optional<ModelVersion> id;
   std::optional<Digest> root;
-  bool whole = true;  // every tensor of the checkpoint, completely
+  // It has every tensor of the checkpoint, completely.
+  bool whole = true;
 };
 
 Result<CheckpointView> view_checkpoint(const std::filesystem::path& path);

@@ -1,17 +1,16 @@
 #include <memory>
 #include <string>
 
-#include <CLI/CLI.hpp>
-
+#include "recovery/device/devices.h"
 #include "recovery/device/process/host_devices.h"
+#include <CLI/CLI.hpp>
 #include "tools/bench/bench_digest.h"
 #include "tools/bench/bench_pin.h"
 #include "tools/bench/bench_transfer.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
-#include "tools/cli/fabric_options.h"
 #include "tools/cli/output.h"
-#include "tools/cli/session.h"
 
 #if REKINDLE_WITH_VERBS
 #include "tools/bench/bench_register.h"
@@ -51,7 +50,7 @@ struct RegisterArgs {
   std::string gpu;
 };
 
-// Nothing is wrong with a host that has no device: it is said, and that is all.
+// A host without a device is not an error: the command says so and succeeds.
 int not_possible(const Settings& settings, const std::string& why) {
   if (settings.json) {
     print_json(Json{{"bench", "register"}, {"possible", false}, {"why", why}});
@@ -99,25 +98,23 @@ Result<int> bench_register(const Settings& settings, const RegisterArgs& args) {
 }
 #endif
 
-void add_register(CLI::App& bench, Session& session) {
-  CLI::App* sub = bench.add_subcommand(
+void add_register(Command& bench, Session& session) {
+  Command sub = bench.command(
       "register",
       "Memory registered with the RDMA devices, or pinned for GPUs, and next to it the limit of "
       "this\n"
       "host in the same run: as many fresh pages, touched or locked without a device.");
   auto args = std::make_shared<RegisterArgs>();
-  sub->add_option("--bytes", args->bytes, "Of each measurement [1G]")->type_name("SIZE");
-  sub->add_flag("--huge", args->huge, "Huge pages, which the host has set aside (hugetlbfs)");
-  sub->add_option("--rounds", args->rounds, "Figures are medians of so many [5]")->type_name("N");
-  sub->add_option("--gpu", args->gpu,
-                  "Pin it for the GPUs instead: auto, or double:1 (a GPU made of host memory)")
-      ->type_name("GPU");
-  add_fabric_options(*sub, args->fabric);
-  sub->callback([&session, args] {
-    session.choose("bench", [&session, args] {
-      if (!args->gpu.empty()) return bench_pin(session.settings, *args);
-      return bench_register(session.settings, *args);
-    });
+  sub.option("--bytes", args->bytes, "Of each measurement [1G]").type_name("SIZE");
+  sub.flag("--huge", args->huge, "Huge pages, which the host has set aside (hugetlbfs)");
+  sub.option("--rounds", args->rounds, "Figures are medians of so many [5]").type_name("N");
+  sub.option("--gpu", args->gpu,
+             "Pin it for the GPUs instead: auto, or double:1 (a GPU made of host memory)")
+      .type_name("GPU");
+  add_fabric_options(sub, args->fabric);
+  sub.runs(session, "bench", [&session, args] {
+    if (!args->gpu.empty()) return bench_pin(session.settings, *args);
+    return bench_register(session.settings, *args);
   });
 }
 
@@ -139,61 +136,54 @@ Result<int> bench_digest(const Settings& settings, DigestArgs args) {
   return kExitOk;
 }
 
-void add_digest(CLI::App& bench, Session& session) {
-  CLI::App* sub = bench.add_subcommand(
+void add_digest(Command& bench, Session& session) {
+  Command sub = bench.command(
       "digest",
       "BLAKE3-256 of tiles on one core, on all cores and on the first GPU, and next to them their\n"
       "limits in the same run: memcpy, XXH3, and a copy inside the GPU's memory.");
   auto args = std::make_shared<DigestArgs>();
-  sub->add_option("--bytes", args->bytes,
-                  "Of memory, read by each measurement; needs twice that [1G]")
-      ->type_name("SIZE");
-  sub->add_option("--gpu-bytes", args->gpu_bytes, "Of the GPU's memory; 0 leaves the GPU out [4G]")
-      ->type_name("SIZE");
-  sub->add_option("--rounds", args->options.rounds, "Figures are medians of so many [5]")
-      ->type_name("N");
-  sub->callback([&session, args] {
-    session.choose("bench", [&session, args] { return bench_digest(session.settings, *args); });
-  });
+  sub.option("--bytes", args->bytes, "Of memory, read by each measurement; needs twice that [1G]")
+      .type_name("SIZE");
+  sub.option("--gpu-bytes", args->gpu_bytes, "Of the GPU's memory; 0 leaves the GPU out [4G]")
+      .type_name("SIZE");
+  sub.option("--rounds", args->options.rounds, "Figures are medians of so many [5]").type_name("N");
+  sub.runs(session, "bench", [&session, args] { return bench_digest(session.settings, *args); });
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand("bench", "Measure this host.");
-  sub->require_subcommand(1);
-  CLI::App* transfer = sub->add_subcommand(
+void add_bench(Command& app, Session& session) {
+  Command sub = app.command("bench", "Measure this host.");
+  sub.require_command();
+  Command transfer = sub.command(
       "transfer",
       "The transfer engine between real processes, and next to it the raw limit of this host in\n"
       "the same run: plain sockets with as many streams, a parallel memcpy, or plain RDMA reads.");
   auto args = std::make_shared<BenchArgs>();
-  transfer->add_option("--transport", args->options.transport, "tcp, shm or verbs [tcp]")
-      ->check(CLI::IsMember({"tcp", "shm", "verbs"}))
-      ->type_name("NAME");
-  transfer->add_option("--block", args->block, "Contiguous bytes of a request [64M]")
-      ->type_name("SIZE");
-  transfer->add_option("--total", args->total, "Bytes of each measurement [4G]")->type_name("SIZE");
-  transfer->add_option("--streams", args->options.streams, "Per source [what suits the transport]")
-      ->type_name("N");
-  add_fabric_options(*transfer, args->options.verbs.puller);
+  transfer.option("--transport", args->options.transport, "tcp, shm or verbs [tcp]")
+      .one_of({"tcp", "shm", "verbs"})
+      .type_name("NAME");
+  transfer.option("--block", args->block, "Contiguous bytes of a request [64M]").type_name("SIZE");
+  transfer.option("--total", args->total, "Bytes of each measurement [4G]").type_name("SIZE");
+  transfer.option("--streams", args->options.streams, "Per source [what suits the transport]")
+      .type_name("N");
+  add_fabric_options(transfer, args->options.verbs.puller);
   transfer
-      ->add_option("--source-hca", args->options.verbs.source.hca,
-                   "RDMA ports of the serving processes [as --hca]")
-      ->type_name("LIST")
-      ->group("RDMA");
-  transfer->add_option("--sources", args->options.sources, "Processes that serve [1]")
-      ->type_name("N");
-  transfer->add_option("--rounds", args->options.rounds, "Figures are medians of so many [5]")
-      ->type_name("N");
+      .option("--source-hca", args->options.verbs.source.hca,
+              "RDMA ports of the serving processes [as --hca]")
+      .type_name("LIST")
+      .group("RDMA");
+  transfer.option("--sources", args->options.sources, "Processes that serve [1]").type_name("N");
+  transfer.option("--rounds", args->options.rounds, "Figures are medians of so many [5]")
+      .type_name("N");
   transfer
-      ->add_option("--link", args->link,
-                   "Bytes per second of each source, as a slower link has it (tcp) [no limit]")
-      ->type_name("SIZE");
-  transfer->callback([&session, args] {
-    session.choose("bench", [&session, args] { return bench_transfer(session.settings, *args); });
-  });
-  add_register(*sub, session);
-  add_digest(*sub, session);
+      .option("--link", args->link,
+              "Bytes per second of each source, as a slower link has it (tcp) [no limit]")
+      .type_name("SIZE");
+  transfer.runs(session, "bench",
+                [&session, args] { return bench_transfer(session.settings, *args); });
+  add_register(sub, session);
+  add_digest(sub, session);
 }
 
 }  // namespace rekindle::cli

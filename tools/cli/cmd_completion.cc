@@ -4,9 +4,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
-#include "tools/cli/session.h"
 
 // The completion script is made from the parser itself, so that it cannot lag behind it.
 namespace rekindle::cli {
@@ -27,8 +27,10 @@ std::set<std::string> option_names(const CLI::App& app) {
 }
 
 struct Completion {
-  std::set<std::string> directories, files;                // options that take a path
-  std::vector<std::pair<std::string, std::string>> words;  // option, its values
+  // Options that take a path.
+  std::set<std::string> directories, files;
+  // An option and its values.
+  std::vector<std::pair<std::string, std::string>> words;
 };
 
 void collect(const CLI::App& app, Completion& completion) {
@@ -58,7 +60,8 @@ std::string bash_script(const CLI::App& app) {
   std::set<std::string> commands;
   std::string per_command;
   for (const CLI::App* sub : app.get_subcommands({})) {
-    if (sub->get_group().empty()) continue;  // not for people
+    // Not a command for people.
+    if (sub->get_group().empty()) continue;
     commands.insert(sub->get_name());
     collect(*sub, completion);
     std::set<std::string> names = option_names(*sub);
@@ -111,16 +114,14 @@ complete -F _rekindle rekindle
 
 }  // namespace
 
-void add_completion(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
-      "completion", "Print a completion script: source <(rekindle completion bash)");
-  sub->require_subcommand(1);
-  CLI::App* bash = sub->add_subcommand("bash", "For bash");
-  bash->callback([&app, &session] {
-    session.choose("completion", [&app]() -> Result<int> {
-      print(bash_script(app));
-      return kExitOk;
-    });
+void add_completion(Command& app, Session& session) {
+  Command sub =
+      app.command("completion", "Print a completion script: source <(rekindle completion bash)");
+  sub.require_command();
+  Command bash = sub.command("bash", "For bash");
+  bash.runs(session, "completion", [app]() -> Result<int> {
+    print(bash_script(app.parser()));
+    return kExitOk;
   });
 }
 

@@ -7,9 +7,7 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-
-#include "recovery/agent/host.h"
+#include "recovery/agent/agent_daemon.h"
 #include "recovery/coordinator/coordinator.h"
 #include "recovery/device/gpu_options.h"
 #include "recovery/rpc/address.h"
@@ -17,15 +15,14 @@
 #include "src/bucket/plan.h"
 #include "src/store/numa.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
-#include "tools/cli/fabric_options.h"
 #include "tools/cli/output.h"
-#include "tools/cli/session.h"
 
 namespace rekindle::cli {
 namespace {
 
-// The first line that a daemon prints, for people and for scripts that wait for it.
+// The first lines that a daemon prints, for people and for scripts that wait for them.
 void announce(const Settings& settings, const char* what, const std::string& control,
               const std::string& data, const std::string& health = "") {
   if (settings.json) {
@@ -148,7 +145,7 @@ Result<store::NumaPolicy> numa_policy(const AgentArgs& args) {
   return *policy;
 }
 
-// What others would refuse is refused here, before anything runs.
+// Refuses values that peers would refuse, before anything runs.
 Result<void> check_agent_options(const agent::AgentOptions& options) {
   TRY_VOID(check_address("--listen", options.listen));
   if (!options.data_listen.empty()) TRY_VOID(check_address("--data-listen", options.data_listen));
@@ -216,131 +213,119 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
 
 }  // namespace
 
-void add_coordinator(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_coordinator(Command& app, Session& session) {
+  Command sub = app.command(
       "coordinator",
-      "Run the control plane: who is there, who holds what, who may pull from whom.\n"
-      "Carries no weight bytes. Stops on SIGTERM or SIGINT; may be restarted at any moment.");
+      "Run the control plane. It knows the agents and their copies, and grants pulls.\n"
+      "It carries no weight bytes. Stops on SIGTERM or SIGINT; may be restarted at any moment.");
   auto args = std::make_shared<CoordinatorArgs>();
-  sub->add_option("--listen", args->listen, "Address to listen on; port 0 = any [0.0.0.0:7300]")
-      ->type_name("HOST:PORT");
-  sub->add_option("--state", args->state,
-                  "Directory of the durable state (epoch, version table)\n"
-                  "[/var/lib/rekindle/coordinator, or below ~/.local/state when not root]")
-      ->type_name("DIR");
-  sub->add_option(
-         "--etcd", args->etcd.urls,
-         "The state lies in this etcd instead, and several coordinators stand by for each\n"
-         "other; agents and commands get all their addresses: --coordinator A:7300,B:7300")
-      ->type_name("URL,…");
-  sub->add_option("--etcd-prefix", args->etcd.prefix, "Of the keys; one per fleet [/rekindle/]")
-      ->type_name("PREFIX");
-  sub->add_option("--etcd-ttl", args->etcd_ttl,
-                  "Another coordinator leads so long after the death of one [5s]")
-      ->type_name("TIME");
-  sub->add_option("--heartbeat", args->heartbeat, "Interval of the agents' heartbeats [250ms]")
-      ->type_name("TIME");
-  sub->add_option("--suspect-after", args->suspect_after,
-                  "Silence after which no new pull is sent to an agent [750ms]")
-      ->type_name("TIME");
-  sub->add_option("--dead-after", args->dead_after, "Silence after which an agent is gone [2s]")
-      ->type_name("TIME");
-  sub->add_option("--max-pullers", args->max_pullers,
-                  "Pullers per source that holds all of a version at the same time [8]")
-      ->type_name("N");
-  sub->add_option("--replicas", args->replicas,
-                  "Whole copies to keep of each version, in different failure domains;\n"
-                  "`rekindle publish --replicas` says it for one [0]")
-      ->type_name("R")
-      ->check(CLI::Range(0u, 1024u));
-  sub->add_option("--recopy-rate", args->recopy_rate,
-                  "Bytes per second that a copy made for --replicas may take; 0 = no cap [256MiB]")
-      ->type_name("SIZE");
-  sub->callback([&session, args] {
-    session.daemon = true;
-    session.choose("coordinator",
-                   [&session, args] { return run_coordinator_command(session.settings, *args); });
-  });
+  sub.option("--listen", args->listen, "Address to listen on; port 0 = any [0.0.0.0:7300]")
+      .type_name("HOST:PORT");
+  sub.option("--state", args->state,
+             "Directory of the durable state (epoch, version table)\n"
+             "[/var/lib/rekindle/coordinator, or below ~/.local/state when not root]")
+      .type_name("DIR");
+  sub.option("--etcd", args->etcd.urls,
+             "Keep the state in this etcd instead, so that several coordinators can stand by for\n"
+             "each other; give agents and commands all addresses: --coordinator A:7300,B:7300")
+      .type_name("URL,…");
+  sub.option("--etcd-prefix", args->etcd.prefix, "Prefix of the keys; one per fleet [/rekindle/]")
+      .type_name("PREFIX");
+  sub.option("--etcd-ttl", args->etcd_ttl,
+             "How long after the death of the leader another coordinator leads [5s]")
+      .type_name("TIME");
+  sub.option("--heartbeat", args->heartbeat, "Interval of the agents' heartbeats [250ms]")
+      .type_name("TIME");
+  sub.option("--suspect-after", args->suspect_after,
+             "Silence after which no new pull is sent to an agent [750ms]")
+      .type_name("TIME");
+  sub.option("--dead-after", args->dead_after, "Silence after which an agent is gone [2s]")
+      .type_name("TIME");
+  sub.option("--max-pullers", args->max_pullers,
+             "Pullers at the same time for each source that holds a whole version [8]")
+      .type_name("N");
+  sub.option("--replicas", args->replicas,
+             "Whole copies of each version to keep, in different failure domains;\n"
+             "`rekindle publish --replicas` sets it for one version [0]")
+      .type_name("R")
+      .between(0u, 1024u);
+  sub.option("--recopy-rate", args->recopy_rate,
+             "Bytes per second that a copy made for --replicas may take; 0 = no cap [256MiB]")
+      .type_name("SIZE");
+  sub.runs_daemon(session, "coordinator",
+                  [&session, args] { return run_coordinator_command(session.settings, *args); });
 }
 
-void add_agent(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_agent(Command& app, Session& session) {
+  Command sub = app.command(
       "agent",
       "Run this host's agent: keeps checkpoints in the store, serves them to peers, pulls for "
       "this\n"
       "host. Committed checkpoints outlive the process. Stops on SIGTERM or SIGINT.");
   auto args = std::make_shared<AgentArgs>();
   agent::AgentOptions& options = args->options;
-  sub->add_option("--listen", options.listen,
-                  "Address of the control connection; port 0 = any [0.0.0.0:7400]")
-      ->type_name("HOST:PORT");
-  sub->add_option("--data-listen", options.data_listen,
-                  "Address of the data streams [as --listen, any port]")
-      ->type_name("HOST:PORT");
-  sub->add_option("--advertise", options.advertise,
-                  "Host name or address by which others reach this agent [found out]")
-      ->type_name("HOST");
-  sub->add_option(
-         "--data-advertise", options.data_advertise,
-         "Address of the data streams as others reach it, behind NAT or a proxy [as it is]")
-      ->type_name("HOST:PORT");
-  sub->add_option("--node-id", options.node_id, "Name of this agent in the fleet [host name]")
-      ->type_name("NAME");
-  sub->add_option("--failure-domain", options.failure_domain,
-                  "What fails together: rack, power, zone")
-      ->type_name("NAME");
-  sub->add_option("--budget", args->budget,
-                  "Bytes that the store may use [90 % of its file system]")
-      ->type_name("SIZE");
-  sub->add_option("--max-rate", args->max_rate,
-                  "Bytes per second that each puller may take from here over the network [no cap]")
-      ->type_name("SIZE");
-  sub->add_option("--max-pullers", options.max_pullers, "Pullers at the same time [64]")
-      ->type_name("N");
-  sub->add_option("--health", options.health,
-                  "Address of an HTTP endpoint for routers: GET /health, /ready, /ready/INSTANCE\n"
-                  "[none]")
-      ->type_name("HOST:PORT");
-  sub->add_option("--load-timeout", args->load_timeout,
-                  "Time for a worker to take its weights in once they are here [10min]")
-      ->type_name("TIME");
-  sub->add_option("--allow-uid", args->allow_uids,
-                  "Serve workers of this user, too, who may then pass through the store's\n"
-                  "directory (mode 0711); again for more. They trust an agent of root [own user]")
-      ->type_name("USER");
-  sub->add_option("--scrub", args->scrub,
-                  "How often each copy is read again in the background, at 1 % of a core, to find\n"
-                  "bytes that went wrong in memory; off: never [24h]")
-      ->type_name("TIME");
-  sub->add_option("--numa", args->numa,
-                  "NUMA nodes that copies lie on: interleave (page by page over all that have\n"
-                  "CPUs), local (where they are touched first), or the number of one [interleave]")
-      ->type_name("WHICH");
-  sub->add_option(
-         "--gpu", args->gpu,
-         "Fill workers' buckets on GPUs, in a process of its own: auto (if there are any),\n"
-         "none, or double:N[:BYTES], which are made of host memory, for tests [auto]")
-      ->type_name("WHICH");
-  sub->add_option("--gpu-bucket", args->gpu_bucket,
-                  "Bytes of a bucket when a worker does not say [64MiB]")
-      ->type_name("SIZE");
-  sub->add_option("--gpu-wrapper", args->gpu_wrapper,
-                  "Words before the command of the process that fills them: a debugger's, a\n"
-                  "sanitizer's [none]")
-      ->type_name("WORDS");
-  sub->add_option("--keep-rate", args->keep_rate,
-                  "Of a broadcast to a host that lacks the version, what each GPU copies to the\n"
-                  "host in a second, so that it is not fetched; 0: nothing [8GB]")
-      ->type_name("SIZE");
-  sub->add_flag("--verify-gpu", args->verify_gpu,
-                "Verify each upload on the GPU before the worker gets it; broadcasts are\n"
-                "always verified [off]");
-  add_fabric_options(*sub, options.rdma.fabric);
-  sub->callback([&session, args] {
-    session.daemon = true;
-    session.choose("agent",
-                   [&session, args] { return run_agent_command(session.settings, *args); });
-  });
+  sub.option("--listen", options.listen,
+             "Address of the control connection; port 0 = any [0.0.0.0:7400]")
+      .type_name("HOST:PORT");
+  sub.option("--data-listen", options.data_listen,
+             "Address of the data streams [as --listen, any port]")
+      .type_name("HOST:PORT");
+  sub.option("--advertise", options.advertise,
+             "Host name or address by which others reach this agent [detected]")
+      .type_name("HOST");
+  sub.option("--data-advertise", options.data_advertise,
+             "Address of the data streams as others reach it, behind NAT or a proxy [as it is]")
+      .type_name("HOST:PORT");
+  sub.option("--node-id", options.node_id, "Name of this agent in the fleet [host name]")
+      .type_name("NAME");
+  sub.option("--failure-domain", options.failure_domain,
+             "Name of the rack, power feed or zone that fails as one with this host")
+      .type_name("NAME");
+  sub.option("--budget", args->budget, "Bytes that the store may use [90 % of its file system]")
+      .type_name("SIZE");
+  sub.option("--max-rate", args->max_rate,
+             "Bytes per second that each puller may take from here over the network [no cap]")
+      .type_name("SIZE");
+  sub.option("--max-pullers", options.max_pullers, "Pullers at the same time [64]").type_name("N");
+  sub.option("--health", options.health,
+             "Address of an HTTP endpoint for routers: GET /health, /ready, /ready/INSTANCE\n"
+             "[none]")
+      .type_name("HOST:PORT");
+  sub.option("--load-timeout", args->load_timeout,
+             "Time for a worker to load its weights once they are on this host [10min]")
+      .type_name("TIME");
+  sub.option("--allow-uid", args->allow_uids,
+             "Also serve workers of this user; repeat for more users. They may pass through the\n"
+             "store's directory (mode 0711), and they trust an agent of root [own user]")
+      .type_name("USER");
+  sub.option("--scrub", args->scrub,
+             "How often each copy is read again in the background, at 1 % of a core, to find\n"
+             "bytes that went wrong in memory; off: never [24h]")
+      .type_name("TIME");
+  sub.option("--numa", args->numa,
+             "NUMA nodes that copies lie on: interleave (page by page over all that have\n"
+             "CPUs), local (where they are touched first), or the number of one [interleave]")
+      .type_name("WHICH");
+  sub.option("--gpu", args->gpu,
+             "Fill workers' buckets on GPUs, in a process of its own: auto (if there are any),\n"
+             "none, or double:N[:BYTES], which are made of host memory, for tests [auto]")
+      .type_name("WHICH");
+  sub.option("--gpu-bucket", args->gpu_bucket,
+             "Bytes of a bucket when a worker does not say [64MiB]")
+      .type_name("SIZE");
+  sub.option("--gpu-wrapper", args->gpu_wrapper,
+             "Words before the command of that process, for a debugger or a sanitizer [none]")
+      .type_name("WORDS");
+  sub.option("--keep-rate", args->keep_rate,
+             "Of a broadcast to a host that lacks the version, what each GPU copies to the\n"
+             "host in a second, so that it is not fetched; 0: nothing [8GB]")
+      .type_name("SIZE");
+  sub.flag("--verify-gpu", args->verify_gpu,
+           "Verify each upload on the GPU before the worker gets it; broadcasts are\n"
+           "always verified [off]");
+  add_fabric_options(sub, options.rdma.fabric);
+  sub.runs_daemon(session, "agent",
+                  [&session, args] { return run_agent_command(session.settings, *args); });
 }
 
 }  // namespace rekindle::cli

@@ -17,16 +17,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "src/base/clock.h"
+#include "src/base/unique_fd.h"
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/sample_model.h"
-#include "tools/cli/session.h"
 
 // `rekindle demo`: a fleet of real processes of this very binary on loopback ports, with a
 // generated model.
@@ -341,19 +341,19 @@ Result<int> run_demo(const DemoArgs& args) {
 
 }  // namespace
 
-void add_demo(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand("demo",
-                                     "Run a small fleet on this machine: scale-out, crashes, an "
-                                     "update and a pull, with a generated model.\n"
-                                     "It starts a coordinator, three agents and two workers on "
-                                     "loopback ports, and leaves nothing behind.");
+void add_demo(Command& app, Session& session) {
+  Command sub = app.command("demo",
+                            "Run a small fleet on this machine: scale-out, crashes, an update and "
+                            "a pull, with a generated model.\n"
+                            "It starts a coordinator, three agents and two workers on loopback "
+                            "ports, and leaves nothing behind.");
   auto args = std::make_shared<DemoArgs>();
-  sub->add_option("--gib", args->gib, "About how large the model is, in GiB [0.25]")
-      ->check(CLI::Range(0.01, 4096.0))
-      ->type_name("N");
-  sub->add_option("--model-only", args->model_only, "Only write the model into this directory")
-      ->type_name("DIR");
-  sub->callback([&session, args] { session.choose("demo", [args] { return run_demo(*args); }); });
+  sub.option("--gib", args->gib, "About how large the model is, in GiB [0.25]")
+      .between(0.01, 4096.0)
+      .type_name("N");
+  sub.option("--model-only", args->model_only, "Only write the model into this directory")
+      .type_name("DIR");
+  sub.runs(session, "demo", [args] { return run_demo(*args); });
 }
 
 }  // namespace rekindle::cli

@@ -7,13 +7,13 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 
-#include <CLI/CLI.hpp>
-
 #include "recovery/device/device_child.h"
+#include "recovery/device/process.h"
 #include "recovery/device/process/device_process.h"
+#include <CLI/CLI.hpp>
 #include "src/base/log.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
-#include "tools/cli/session.h"
 
 namespace rekindle::cli {
 namespace {
@@ -36,7 +36,8 @@ Result<int> run_device_process_command(const DeviceProcessArgs& args) {
     return fail(ErrorCode::kInvalid,
                 "--fd {}: this command is started by an agent, which gives it a socket", args.fd);
   }
-  // It ends with its agent, which signals to the whole group may reach first; hanging or not.
+  // It ends with its agent, even if it hangs. A signal to the whole process group may reach it
+  // first.
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGTERM, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);
@@ -51,20 +52,17 @@ Result<int> run_device_process_command(const DeviceProcessArgs& args) {
 
 }  // namespace
 
-void add_device_process(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
-      "device-process", "Fill buckets on this host's GPUs. For agents, which start it.");
-  sub->group("");  // not in the list of commands
+void add_device_process(Command& app, Session& session) {
+  Command sub = app.command("device-process",
+                            "Fill buckets on this host's GPUs. For agents, which start it.");
+  sub.hide();
   auto args = std::make_shared<DeviceProcessArgs>();
-  sub->add_option("--fd", args->fd, "Descriptor of the socket to the agent")->required();
-  sub->add_option("--double", args->doubles, "GPUs made of host memory, for tests")
-      ->type_name("N:BYTES");
-  sub->add_option("--release-ms", args->release_ms, "Of a bucket, by a worker that lives");
-  sub->add_option("--keep-rate", args->keep_rate,
-                  "Bytes a second of a broadcast that each device copies to its host");
-  sub->callback([&session, args] {
-    session.choose("device-process", [args] { return run_device_process_command(*args); });
-  });
+  sub.option("--fd", args->fd, "Descriptor of the socket to the agent").required();
+  sub.option("--double", args->doubles, "GPUs made of host memory, for tests").type_name("N:BYTES");
+  sub.option("--release-ms", args->release_ms, "Time for a live worker to release a bucket");
+  sub.option("--keep-rate", args->keep_rate,
+             "Bytes of a broadcast that each device copies to its host in a second");
+  sub.runs(session, "device-process", [args] { return run_device_process_command(*args); });
 }
 
 }  // namespace rekindle::cli

@@ -3,11 +3,10 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-
 #include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
-#include "recovery/agent/local_service.h"
+#include "recovery/agent/local_agent.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/doctor.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
@@ -98,15 +97,13 @@ Result<int> run_doctor(const Settings& settings) {
 
 }  // namespace
 
-void add_doctor(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_doctor(Command& app, Session& session) {
+  Command sub = app.command(
       "doctor",
       "Check this host and say what to fix. Looks at memory, limits, huge pages, NICs, RDMA, "
       "GPUs,\n"
       "NUMA, ports, the store and what is compiled in. Exit code 1 when something must be fixed.");
-  sub->callback([&session] {
-    session.choose("doctor", [&session] { return run_doctor(session.settings); });
-  });
+  sub.runs(session, "doctor", [&session] { return run_doctor(session.settings); });
 }
 
 }  // namespace rekindle::cli

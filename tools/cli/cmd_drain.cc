@@ -1,13 +1,11 @@
 #include <memory>
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include "proto/coordinator.pb.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
-#include "tools/cli/session.h"
 
 namespace rekindle::cli {
 namespace {
@@ -53,19 +51,17 @@ Result<int> drain(const Settings& settings, const DrainArgs& args) {
 
 }  // namespace
 
-void add_drain(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_drain(Command& app, Session& session) {
+  Command sub = app.command(
       "drain",
-      "Take a host out of the fleet's plans before it is stopped: no new pull reads there, what\n"
-      "reads there finishes. Stays so over restarts, until --undo. `rekindle status` counts what "
-      "is\n"
-      "left; with --replicas its copies are made elsewhere.");
+      "Take a host out of the fleet's plans before it is stopped. No new pull reads there; "
+      "present\n"
+      "pulls finish. The host stays drained over restarts, until --undo. `rekindle status` counts\n"
+      "the pulls that are left; with --replicas other hosts get its copies.");
   auto args = std::make_shared<DrainArgs>();
-  sub->add_option("NODE", args->node, "The agent's --node-id (see `rekindle status`)")->required();
-  sub->add_flag("--undo", args->undo, "Let it take part again");
-  sub->callback([&session, args] {
-    session.choose("drain", [&session, args] { return drain(session.settings, *args); });
-  });
+  sub.option("NODE", args->node, "The agent's --node-id (see `rekindle status`)").required();
+  sub.flag("--undo", args->undo, "Let it take part again");
+  sub.runs(session, "drain", [&session, args] { return drain(session.settings, *args); });
 }
 
 }  // namespace rekindle::cli

@@ -4,12 +4,12 @@
 #include <string>
 #include <utility>
 
-#include <CLI/CLI.hpp>
 #include <time.h>
 
-#include "recovery/agent/local_service.h"
+#include "recovery/agent/local_agent.h"
 #include "recovery/rpc/address.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
@@ -19,14 +19,14 @@ namespace rekindle::cli {
 namespace {
 
 constexpr std::uint32_t kWaitMs = 1000;
-constexpr std::chrono::milliseconds kRetry{250};
+constexpr std::chrono::milliseconds kEventsRetry{250};
 
 struct EventsArgs {
   std::string agent;
   bool follow = false;
 };
 
-// An agent's events, each once; a new life of the agent begins anew.
+// The events of an agent, each once. After a restart of the agent they begin anew.
 class EventsSource {
  public:
   static Result<EventsSource> create(const Settings& settings, const EventsArgs& args) {
@@ -43,7 +43,7 @@ class EventsSource {
     request.mutable_events()->set_wait_ms(wait_ms);
     TRY(auto status, (remote_->call<proto::AGENT_STATUS>(request)));
     if (!status.has_events()) {
-      return fail(ErrorCode::kUnavailable, "the agent at {} is older and tells no events",
+      return fail(ErrorCode::kUnavailable, "the agent at {} is older and reports no events",
                   remote_->address());
     }
     proto::AgentEventsResponse response = std::move(*status.mutable_events());
@@ -74,7 +74,7 @@ Result<void> show(const Settings& settings, const proto::AgentEventsResponse& re
   return flush_output();
 }
 
-// Until a signal comes. An agent that is away for a moment does not end it.
+// Until a signal comes. An unreachable agent does not end it.
 Result<int> follow(const Settings& settings, EventsSource source) {
   sigset_t signals;
   sigemptyset(&signals);
@@ -94,8 +94,9 @@ Result<int> follow(const Settings& settings, EventsSource source) {
     }
     away = !response;
     if (response) TRY_VOID(show(settings, *response));
-    if (std::ferror(stdout) != 0) return kExitOk;  // nobody reads any more
-    if (interrupted_within(away ? kRetry : std::chrono::milliseconds(0))) return kExitOk;
+    // Nobody reads any more.
+    if (std::ferror(stdout) != 0) return kExitOk;
+    if (interrupted_within(away ? kEventsRetry : std::chrono::milliseconds(0))) return kExitOk;
   }
 }
 
@@ -116,18 +117,16 @@ Result<int> events(const Settings& settings, const EventsArgs& args) {
 
 }  // namespace
 
-void add_events(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_events(Command& app, Session& session) {
+  Command sub = app.command(
       "events",
-      "Show what happened to the workers of an agent: the one named with --agent, else this\n"
-      "host's. How long each phase of a recovery took is in the lines; --json has one object a "
-      "line.");
+      "Show the events of the workers of an agent: the one named with --agent, or else this\n"
+      "host's. The lines tell how long each phase of a recovery took; --json prints one object\n"
+      "a line.");
   auto args = std::make_shared<EventsArgs>();
-  sub->add_option("--agent", args->agent, "Ask this agent")->type_name("HOST:PORT");
-  sub->add_flag("-f,--follow", args->follow, "And go on until interrupted");
-  sub->callback([&session, args] {
-    session.choose("events", [&session, args] { return events(session.settings, *args); });
-  });
+  sub.option("--agent", args->agent, "Ask this agent").type_name("HOST:PORT");
+  sub.flag("-f,--follow", args->follow, "Continue until interrupted");
+  sub.runs(session, "events", [&session, args] { return events(session.settings, *args); });
 }
 
 }  // namespace rekindle::cli

@@ -4,18 +4,16 @@
 #include <string>
 #include <thread>
 
-#include <CLI/CLI.hpp>
-
-#include "recovery/agent/host.h"
+#include "recovery/agent/local_agent.h"
 #include "src/base/units.h"
 #include "src/store/segment_store.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/checkpoint_view.h"
-#include "tools/cli/copies_view.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
-#include "tools/cli/progress.h"
-#include "tools/cli/session.h"
+#include "tools/cli/progress_view.h"
+#include "tools/cli/status_view.h"
 
 namespace rekindle::cli {
 namespace {
@@ -100,7 +98,7 @@ Result<int> verify(const Settings& settings, const std::string& path) {
   }
   TRY(const store::StoredVersion version, store::open_version(path));
   const TimePoint begin = SteadyClock().now();
-  agent::Progress progress;
+  pull::Progress progress;
   progress.phase = "verify";
   progress.id = version.manifest.checkpoint->id;
   ProgressView view("verify", ProgressView::style_for_stderr(settings.quiet || settings.json));
@@ -147,7 +145,7 @@ Result<ModelVersion> version_meant(const std::string& what) {
 
 Result<int> repair(const Settings& settings, const std::string& what) {
   TRY(const ModelVersion id, version_meant(what));
-  TRY(const auto host, agent::open_host(host_options(settings)));
+  TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
   TRY(const auto copies, host->verify(id));
   const bool all_right = std::ranges::all_of(
       copies, [](const proto::CopyStatus& copy) { return copy.state() == "verified"; });
@@ -163,44 +161,40 @@ Result<int> repair(const Settings& settings, const std::string& what) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_inspect(Command& app, Session& session) {
+  Command sub = app.command(
       "inspect",
       "Show the tensors of a safetensors file, a checkpoint directory or a copy in a store:\n"
       "names, dtypes, shapes, bytes, totals and the digests that name them.");
   auto path = std::make_shared<std::string>();
-  sub->add_option("PATH", *path, "File or directory")->required();
-  sub->callback([&session, path] {
-    session.choose("inspect", [&session, path]() -> Result<int> {
-      TRY(const CheckpointView view, view_checkpoint(*path));
-      if (session.settings.json) {
-        print_json(to_json(view));
-      } else {
-        print_view(view);
-      }
-      return kExitOk;
-    });
+  sub.option("PATH", *path, "File or directory").required();
+  sub.runs(session, "inspect", [&session, path]() -> Result<int> {
+    TRY(const CheckpointView view, view_checkpoint(*path));
+    if (session.settings.json) {
+      print_json(to_json(view));
+    } else {
+      print_view(view);
+    }
+    return kExitOk;
   });
 }
 
-void add_verify(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
-      "verify",
-      "Digest every byte of a copy again and compare with its manifest. Exit code 4 and the first\n"
-      "bad tensor when something differs.");
+void add_verify(Command& app, Session& session) {
+  Command sub = app.command("verify",
+                            "Digest every byte of a copy again and compare it with its manifest. "
+                            "Exit code 4 and the first\n"
+                            "bad tensor when something differs.");
   auto path = std::make_shared<std::string>();
   auto mend = std::make_shared<bool>(false);
-  sub->add_option("COPY", *path,
-                  "Directory with a rekindle.manifest, or that file; with --repair also "
-                  "MODEL@VERSION")
-      ->required();
-  sub->add_flag("--repair", *mend,
-                "All copies of the version in the --store, through its agent if one runs; wrong\n"
-                "tiles are fetched from peers");
-  sub->callback([&session, path, mend] {
-    session.choose("verify", [&session, path, mend] {
-      return *mend ? repair(session.settings, *path) : verify(session.settings, *path);
-    });
+  sub.option("COPY", *path,
+             "Directory with a rekindle.manifest, or that file; with --repair also "
+             "MODEL@VERSION")
+      .required();
+  sub.flag("--repair", *mend,
+           "All copies of the version in the --store, through its agent if one runs; wrong\n"
+           "tiles are fetched from peers");
+  sub.runs(session, "verify", [&session, path, mend] {
+    return *mend ? repair(session.settings, *path) : verify(session.settings, *path);
   });
 }
 

@@ -3,16 +3,14 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "proto/coordinator.pb.h"
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
-#include "tools/cli/progress.h"
+#include "tools/cli/progress_view.h"
 #include "tools/cli/remote.h"
-#include "tools/cli/session.h"
 
 namespace rekindle::cli {
 namespace {
@@ -33,11 +31,11 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
     request.paths.push_back(absolute);
   }
   request.replicas = args.replicas;
-  TRY(const auto host, agent::open_host(host_options(settings)));
-  agent::TransferSummary summary;
+  TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
+  pull::TransferSummary summary;
   {
     ProgressView view("publish", ProgressView::style_for_stderr(settings.quiet));
-    TRY(summary, host->publish(request, [&](const agent::Progress& p) { view.update(p); }));
+    TRY(summary, host->publish(request, [&](const pull::Progress& p) { view.update(p); }));
   }
   if (settings.json) {
     Json report = to_json(summary);
@@ -81,7 +79,7 @@ Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id,
   if (settings.json) {
     print_json({{"model", id.model}, {"version", id.version}, {"nodes", response.nodes()}});
   } else {
-    print_line(fmt::format("retired {}: {} hosts were told to let it go", id.to_string(),
+    print_line(fmt::format("retired {}: {} hosts were told to remove it", id.to_string(),
                            response.nodes()));
   }
   return kExitOk;
@@ -90,7 +88,7 @@ Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id,
 Result<int> retire(const Settings& settings, const RetireArgs& args) {
   TRY(const ModelVersion id, parse_model_version(args.id));
   if (args.everywhere) return retire_everywhere(settings, id, args);
-  TRY(const auto host, agent::open_host(host_options(settings)));
+  TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
   TRY(const std::uint64_t freed, host->retire(id));
   if (settings.json) {
     print_json({{"model", id.model}, {"version", id.version}, {"freed_bytes", freed}});
@@ -103,8 +101,8 @@ Result<int> retire(const Settings& settings, const RetireArgs& args) {
 
 }  // namespace
 
-void add_publish(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_publish(Command& app, Session& session) {
+  Command sub = app.command(
       "publish",
       "Give the fleet a checkpoint: safetensors files, or a directory of them with their index "
       "and\n"
@@ -114,40 +112,35 @@ void add_publish(CLI::App& app, Session& session) {
       "once:\n"
       "again with other bytes is refused.");
   auto args = std::make_shared<PublishArgs>();
-  sub->add_option("MODEL@VERSION", args->id, "Name and training step, e.g. qwen3@41")->required();
-  sub->add_option("PATH", args->paths, "One directory, or .safetensors files")->required();
-  sub->add_option("--replicas", args->replicas,
-                  "Whole copies that the fleet keeps, in different failure domains [the "
-                  "coordinator's --replicas]")
-      ->type_name("R")
-      ->check(CLI::Range(0u, 1024u));
-  sub->callback([&session, args] {
-    session.choose("publish", [&session, args] { return publish(session.settings, *args); });
-  });
+  sub.option("MODEL@VERSION", args->id, "Name and training step, e.g. qwen3@41").required();
+  sub.option("PATH", args->paths, "One directory, or .safetensors files").required();
+  sub.option("--replicas", args->replicas,
+             "Whole copies that the fleet keeps, in different failure domains [the "
+             "coordinator's --replicas]")
+      .type_name("R")
+      .between(0u, 1024u);
+  sub.runs(session, "publish", [&session, args] { return publish(session.settings, *args); });
 }
 
-void add_retire(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand("retire",
-                                     "Let a version go: this host's copy, or with --everywhere all "
-                                     "copies. Pulls that read\n"
-                                     "it go on from other holders; its memory is free when the "
-                                     "last reader has let go.");
+void add_retire(Command& app, Session& session) {
+  Command sub = app.command(
+      "retire",
+      "Retire a version: remove this host's copy, or with --everywhere all copies. Pulls that\n"
+      "read it continue from other holders; the memory is free when its last reader is done.");
   auto args = std::make_shared<RetireArgs>();
-  sub->add_option("MODEL@VERSION", args->id, "What to let go, e.g. qwen3@40")->required();
-  CLI::Option* everywhere =
-      sub->add_flag("--everywhere", args->everywhere, "On all hosts, through the coordinator");
-  CLI::Option* deadline =
-      sub->add_option("--deadline", args->deadline_s,
-                      "With --everywhere: seconds until sessions that still use it are ended "
-                      "(default 600)")
-          ->needs(everywhere);
-  sub->add_flag("--force", args->force,
-                "With --everywhere: do not wait for sessions that use it, end them")
-      ->needs(everywhere)
-      ->excludes(deadline);
-  sub->callback([&session, args] {
-    session.choose("retire", [&session, args] { return retire(session.settings, *args); });
-  });
+  sub.option("MODEL@VERSION", args->id, "The version to retire, e.g. qwen3@40").required();
+  CommandOption everywhere =
+      sub.flag("--everywhere", args->everywhere, "On all hosts, through the coordinator");
+  CommandOption deadline =
+      sub.option("--deadline", args->deadline_s,
+                 "With --everywhere: seconds until sessions that still use it are ended "
+                 "(default 600)")
+          .needs(everywhere);
+  sub.flag("--force", args->force,
+           "With --everywhere: do not wait for sessions that use it, end them")
+      .needs(everywhere)
+      .excludes(deadline);
+  sub.runs(session, "retire", [&session, args] { return retire(session.settings, *args); });
 }
 
 }  // namespace rekindle::cli

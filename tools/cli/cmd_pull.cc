@@ -3,16 +3,13 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "src/base/units.h"
 #include "src/tensor/tensor_set.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
-#include "tools/cli/fabric_options.h"
 #include "tools/cli/output.h"
-#include "tools/cli/progress.h"
-#include "tools/cli/session.h"
+#include "tools/cli/progress_view.h"
 
 namespace rekindle::cli {
 namespace {
@@ -48,7 +45,7 @@ Result<agent::PullRequest> to_request(PullArgs args) {
     }
     if (args.shard.empty()) {
       return fail(ErrorCode::kInvalid,
-                  "--spec says how to cut; say which part with --shard, e.g. "
+                  "--spec tells how to cut; name the part with --shard, e.g. "
                   "--shard tp=0/4");
     }
   }
@@ -66,7 +63,7 @@ Result<agent::PullRequest> to_request(PullArgs args) {
   return request;
 }
 
-void print_plan(const agent::PlanSummary& plan) {
+void print_plan(const pull::PlanSummary& plan) {
   print_line(fmt::format("{}: {} tensors, {} wanted, {} over the wire in {} slices and {} buckets",
                          plan.id.to_string(), plan.tensors, format_bytes(plan.wanted_bytes),
                          format_bytes(plan.wire_bytes), plan.slices, plan.buckets));
@@ -99,9 +96,9 @@ void print_plan(const agent::PlanSummary& plan) {
   }
 }
 
-Result<int> dry_run(const Settings& settings, agent::Host& host,
+Result<int> dry_run(const Settings& settings, agent::LocalAgent& host,
                     const agent::PullRequest& request) {
-  TRY(const agent::PlanSummary plan, host.plan(request));
+  TRY(const pull::PlanSummary plan, host.plan(request));
   if (settings.json) {
     print_json(to_json(plan));
   } else {
@@ -110,7 +107,7 @@ Result<int> dry_run(const Settings& settings, agent::Host& host,
   return plan.missing_total == 0 ? kExitOk : kExitNotFound;
 }
 
-void print_summary(const agent::TransferSummary& summary) {
+void print_summary(const pull::TransferSummary& summary) {
   const double elapsed = std::max(std::chrono::duration<double>(summary.elapsed).count(), 1e-3);
   print_line(fmt::format("pulled {}: {} tensors, {} in {:.2f} s ({}), every byte verified",
                          summary.id.to_string(), summary.tensors, format_bytes(summary.bytes),
@@ -127,18 +124,19 @@ void print_summary(const agent::TransferSummary& summary) {
   }
 }
 
-Result<int> pull(Session& session, const PullArgs& args) {
+Result<int> run_pull(Session& session, const PullArgs& args) {
   const Settings& settings = session.settings;
   TRY(const agent::PullRequest request, to_request(args));
-  agent::HostOptions options = host_options(settings);
-  options.embedded_only = !request.to.empty();  // it leaves the store alone
+  agent::LocalAgentOptions options = local_agent_options(settings);
+  // --to leaves the store alone.
+  options.embedded_only = !request.to.empty();
   options.rdma = {.enabled = !args.dry_run, .fabric = args.fabric};
-  TRY(const auto host, agent::open_host(options));
+  TRY(const auto host, agent::open_local_agent(options));
   if (args.dry_run) return dry_run(settings, *host, request);
-  agent::TransferSummary summary;
+  pull::TransferSummary summary;
   {
     ProgressView view("pull", ProgressView::style_for_stderr(settings.quiet));
-    auto pulled = host->pull(request, [&](const agent::Progress& p) { view.update(p); });
+    auto pulled = host->pull(request, [&](const pull::Progress& p) { view.update(p); });
     session.interrupted_by = host->interrupted_by();
     if (!pulled) return fail(std::move(pulled).error());
     summary = std::move(*pulled);
@@ -155,53 +153,51 @@ Result<int> pull(Session& session, const PullArgs& args) {
 
 }  // namespace
 
-void add_pull(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_pull(Command& app, Session& session) {
+  Command sub = app.command(
       "pull",
       "Fetch a checkpoint, or exactly a shard of it, from the hosts that hold it. Into the store\n"
       "(and this host serves it on), or with --to into a directory that any tool loads. Every "
       "byte\n"
       "is verified against the publisher's digests. A pull that was cut short resumes.");
   auto args = std::make_shared<PullArgs>();
-  sub->add_option("MODEL[@VERSION]", args->ref, "e.g. qwen3@41; without version: the newest");
-  sub->add_option("--to", args->to, "Make a complete checkpoint directory here")->type_name("DIR");
-  CLI::Option* shard =
-      sub->add_option("--shard", args->shard,
-                      "One rank's part: tp=R/N, pp=R/N, ep=R/N or several: tp=3/8,pp=0/2")
-          ->type_name("PLACE");
-  sub->add_option("--spec", args->spec, "Sharding rules [built in, by config.json's model_type]")
-      ->type_name("FILE");
-  sub->add_option("--tensors", args->tensors,
-                  "Only whole tensors whose names match (RE2 syntax, anywhere)")
-      ->type_name("REGEX")
-      ->excludes(shard);
-  sub->add_option("--root", args->root,
-                  "Only the version with this root, as publish prints it: then no source and no\n"
-                  "coordinator has to be trusted")
-      ->type_name("HEX");
-  sub->add_option("--from", args->from,
-                  "Pull straight from these agents, without a coordinator; repeat or separate by "
-                  "commas")
-      ->type_name("HOST:PORT")
-      ->delimiter(',');
-  sub->add_option("--transport", args->transport,
-                  "tcp, shm (same host) or verbs (RDMA) [the best there is]")
-      ->check(CLI::IsMember({"tcp", "shm", "verbs"}))
-      ->type_name("NAME");
-  sub->add_option("--fallback", args->fallback,
-                  "Directory of safetensors files to read when no source is left")
-      ->type_name("DIR");
-  add_fabric_options(*sub, args->fabric);
-  sub->add_flag("-n,--dry-run", args->dry_run, "Show the plan, transfer nothing");
-  sub->footer(
+  sub.option("MODEL[@VERSION]", args->ref, "e.g. qwen3@41; without version: the newest");
+  sub.option("--to", args->to, "Make a complete checkpoint directory here").type_name("DIR");
+  CommandOption shard =
+      sub.option("--shard", args->shard,
+                 "One rank's part: tp=R/N, pp=R/N, ep=R/N or several: tp=3/8,pp=0/2")
+          .type_name("PLACE");
+  sub.option("--spec", args->spec, "Sharding rules [built in, by config.json's model_type]")
+      .type_name("FILE");
+  sub.option("--tensors", args->tensors,
+             "Only whole tensors whose names match (RE2 syntax, anywhere)")
+      .type_name("REGEX")
+      .excludes(shard);
+  sub.option("--root", args->root,
+             "Only the version with this root, as publish prints it; no source and no coordinator\n"
+             "has to be trusted then")
+      .type_name("HEX");
+  sub.option("--from", args->from,
+             "Pull straight from these agents, without a coordinator; repeat or separate by "
+             "commas")
+      .type_name("HOST:PORT")
+      .delimiter(',');
+  sub.option("--transport", args->transport,
+             "tcp, shm (same host) or verbs (RDMA) [the best there is]")
+      .one_of({"tcp", "shm", "verbs"})
+      .type_name("NAME");
+  sub.option("--fallback", args->fallback,
+             "Directory of safetensors files to read when no source is left")
+      .type_name("DIR");
+  add_fabric_options(sub, args->fabric);
+  sub.flag("-n,--dry-run", args->dry_run, "Show the plan, transfer nothing");
+  sub.footer(
       "Examples:\n"
       "  rekindle pull qwen3@41 --to /tmp/qwen3\n"
       "  rekindle pull qwen3 --shard tp=3/8\n"
       "  rekindle pull qwen3@41 --from 10.0.0.3:7400 --tensors '^model\\.layers\\.0\\.' "
       "--dry-run\n");
-  sub->callback([&session, args] {
-    session.choose("pull", [&session, args] { return pull(session, *args); });
-  });
+  sub.runs(session, "pull", [&session, args] { return run_pull(session, *args); });
 }
 
 }  // namespace rekindle::cli

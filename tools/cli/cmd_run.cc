@@ -6,15 +6,14 @@
 #include <string>
 #include <thread>
 
-#include <CLI/CLI.hpp>
-
-#include "recovery/agent/local_service.h"
+#include "proto/agent.pb.h"
+#include "recovery/agent/local_agent.h"
 #include "recovery/worker/core/instance.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
-#include "tools/cli/session.h"
 #include "tools/cli/supervisor.h"
 
 namespace rekindle::cli {
@@ -96,9 +95,9 @@ struct WaitArgs {
   std::string timeout = "5min";
 };
 
-constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::milliseconds kReadyCheckInterval{50};
 
-// nullopt: no such instance there.
+// nullopt: the agent has no such instance.
 Result<std::optional<proto::WorkerInstance>> ask(Remote& agent, const std::string& name) {
   TRY(const auto status, (agent.call<proto::AGENT_STATUS>({})));
   for (const auto& instance : status.instances()) {
@@ -148,66 +147,64 @@ Result<int> wait_ready(const Settings& settings, const WaitArgs& args) {
       return kExitOk;
     }
     if (!instance && instance.error().code() == ErrorCode::kDenied) return fail(instance.error());
-    if (std::chrono::steady_clock::now() + kLook > give_up) {
+    if (std::chrono::steady_clock::now() + kReadyCheckInterval > give_up) {
       return fail(ErrorCode::kTimeout, "{} is not ready after {}: {}", args.instance, args.timeout,
                   instance ? describe(*instance) : instance.error().message());
     }
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kReadyCheckInterval);
   }
 }
 
 }  // namespace
 
-void add_run(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_run(Command& app, Session& session) {
+  Command sub = app.command(
       "run",
       "Run a worker and start it again when it fails: `rekindle run --model qwen3 -- CMD ARGS`.\n"
-      "It learns what to attach to from REKINDLE_STORE, _MODEL, _SHARD, _INSTANCE, _RANK, _WORLD\n"
-      "and _GENERATION; REKINDLE_FAILURES counts its failures in a row. Signals are passed on; it\n"
-      "does not outlive this command. Exit code 0 of the worker ends it, 8 is a crash loop; what\n"
-      "fails while the agent is away starts again when that is back.");
+      "The worker reads its place from REKINDLE_STORE, _MODEL, _SHARD, _INSTANCE, _RANK, _WORLD "
+      "and\n"
+      "_GENERATION; REKINDLE_FAILURES counts its failures in a row. Signals are passed on; the "
+      "worker\n"
+      "does not outlive this command. Exit code 0 of the worker ends the command; 8 means a crash\n"
+      "loop. A worker that fails while the agent is down starts again when the agent is back.");
   auto args = std::make_shared<RunArgs>();
-  sub->add_option("--model", args->model, "What it serves")
-      ->required()
-      ->type_name("MODEL[@VERSION]");
-  sub->add_option("--shard", args->shard, "Its part of it: tp=3/8")->type_name("SHARD");
-  sub->add_option("--instance", args->instance, "Name of the model replica that it belongs to")
-      ->type_name("NAME");
-  sub->add_option("--rank", args->rank, "Its number in the instance, of how many [0/1]")
-      ->type_name("R/N");
-  sub->add_option("--generation", args->generation,
-                  "Of the instance: ranks of one start have the same [0]")
-      ->type_name("N");
-  sub->add_option("--backoff", args->backoff,
-                  "Pause after the second failure in a row, doubling [100ms]")
-      ->type_name("TIME");
-  sub->add_option("--max-backoff", args->max_backoff, "Longest pause [30s]")->type_name("TIME");
-  sub->add_option("--healthy-after", args->healthy_after,
-                  "A run this long forgets earlier failures [60s]")
-      ->type_name("TIME");
-  sub->add_option("--crash-loop", args->crash_loop, "Failures in a row that end it; 0 = none [5]")
-      ->type_name("N");
-  sub->add_option("--kill-after", args->kill_after,
-                  "Time for the worker to stop when it is told to [60s]")
-      ->type_name("TIME");
-  sub->add_option("command", args->command, "The worker, after --")->required()->type_name("CMD");
-  sub->callback([&session, args] {
-    session.choose("run", [&session, args] { return run_command(session.settings, *args); });
-  });
+  sub.option("--model", args->model, "Model that the worker serves")
+      .required()
+      .type_name("MODEL[@VERSION]");
+  sub.option("--shard", args->shard, "Its part of the model: tp=3/8").type_name("SHARD");
+  sub.option("--instance", args->instance, "Name of its model replica").type_name("NAME");
+  sub.option("--rank", args->rank, "Its number in the instance, and the count of ranks [0/1]")
+      .type_name("R/N");
+  sub.option("--generation", args->generation,
+             "Generation of the instance: the same for all ranks of one start [0]")
+      .type_name("N");
+  sub.option("--backoff", args->backoff,
+             "Pause after the second failure in a row, doubling [100ms]")
+      .type_name("TIME");
+  sub.option("--max-backoff", args->max_backoff, "Longest pause [30s]").type_name("TIME");
+  sub.option("--healthy-after", args->healthy_after,
+             "A run this long forgets earlier failures [60s]")
+      .type_name("TIME");
+  sub.option("--crash-loop", args->crash_loop, "Failures in a row that end it; 0 = none [5]")
+      .type_name("N");
+  sub.option("--kill-after", args->kill_after,
+             "Time for the worker to stop when it is told to [60s]")
+      .type_name("TIME");
+  sub.option("command", args->command, "The worker, after --").required().type_name("CMD");
+  sub.runs(session, "run", [&session, args] { return run_command(session.settings, *args); });
 }
 
-void add_wait_ready(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_wait_ready(Command& app, Session& session) {
+  Command sub = app.command(
       "wait-ready",
       "Wait until all ranks of an instance on this host have loaded the same version.\n"
       "Routers can also watch DIR/agent/ready/INSTANCE, or ask the agent's --health endpoint.");
   auto args = std::make_shared<WaitArgs>();
-  sub->add_option("instance", args->instance, "Its name")->required()->type_name("INSTANCE");
-  sub->add_option("--version", args->version, "This one, not any")->type_name("MODEL@VERSION");
-  sub->add_option("--timeout", args->timeout, "How long [5min]")->type_name("TIME");
-  sub->callback([&session, args] {
-    session.choose("wait-ready", [&session, args] { return wait_ready(session.settings, *args); });
-  });
+  sub.option("instance", args->instance, "Its name").required().type_name("INSTANCE");
+  sub.option("--version", args->version, "Wait for this version instead of any")
+      .type_name("MODEL@VERSION");
+  sub.option("--timeout", args->timeout, "How long to wait [5min]").type_name("TIME");
+  sub.runs(session, "wait-ready", [&session, args] { return wait_ready(session.settings, *args); });
 }
 
 }  // namespace rekindle::cli

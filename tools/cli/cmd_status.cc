@@ -5,12 +5,12 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <time.h>
 
-#include "recovery/agent/local_service.h"
+#include "recovery/agent/local_agent.h"
 #include "recovery/rpc/address.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
@@ -32,7 +32,7 @@ struct Report {
   std::string text;
 };
 
-// What is asked: a given agent, the coordinator, or the agent of this host.
+// The node that is asked: a given agent, the coordinator, or the agent of this host.
 class StatusSource {
  public:
   static Result<StatusSource> create(const Settings& settings, const StatusArgs& args) {
@@ -69,14 +69,14 @@ class StatusSource {
   bool cluster_ = false;
 };
 
-// Sleeps, or returns true when SIGINT or SIGTERM (blocked by the caller) came.
+// Sleeps. Returns true as soon as SIGINT or SIGTERM comes; the caller has blocked both.
 bool interrupted_within(std::chrono::milliseconds pause, const sigset_t& signals) {
   const timespec time{.tv_sec = pause.count() / 1000, .tv_nsec = pause.count() % 1000 * 1'000'000};
   return ::sigtimedwait(&signals, nullptr, &time) > 0;
 }
 
-// In place on a terminal; one report after the other (one JSON document a line) elsewhere. A
-// coordinator that is away for a moment does not end the watch.
+// Repaints a terminal; elsewhere prints one report after the other, or one JSON document a line. An
+// unreachable coordinator does not end the watch.
 Result<int> watch(const Settings& settings, StatusSource source,
                   std::chrono::milliseconds interval) {
   sigset_t signals;
@@ -97,7 +97,8 @@ Result<int> watch(const Settings& settings, StatusSource source,
       if (!in_place) print("\n");
     }
     TRY_VOID(flush_output());
-    if (std::ferror(stdout) != 0) return kExitOk;  // nobody reads any more
+    // Nobody reads any more.
+    if (std::ferror(stdout) != 0) return kExitOk;
   } while (!interrupted_within(interval, signals));
   return kExitOk;
 }
@@ -124,18 +125,17 @@ Result<int> status(const Settings& settings, const StatusArgs& args) {
 
 }  // namespace
 
-void add_status(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_status(Command& app, Session& session) {
+  Command sub = app.command(
       "status",
       "Show the fleet (with --coordinator): hosts, versions, running pulls and updates; or one\n"
       "agent: the one named with --agent, else this host's.");
   auto args = std::make_shared<StatusArgs>();
-  sub->add_option("--agent", args->agent, "Ask this agent")->type_name("HOST:PORT");
-  sub->add_flag("-w,--watch", args->watch, "Again and again until interrupted");
-  sub->add_option("--interval", args->interval, "Of --watch [1s]")->type_name("TIME");
-  sub->callback([&session, args] {
-    session.choose("status", [&session, args] { return status(session.settings, *args); });
-  });
+  sub.option("--agent", args->agent, "Ask this agent").type_name("HOST:PORT");
+  sub.flag("-w,--watch", args->watch, "Repeat until interrupted");
+  sub.option("--interval", args->interval, "Time between the reports of --watch [1s]")
+      .type_name("TIME");
+  sub.runs(session, "status", [&session, args] { return status(session.settings, *args); });
 }
 
 }  // namespace rekindle::cli

@@ -5,26 +5,25 @@
 #include <string>
 #include <thread>
 
-#include <CLI/CLI.hpp>
-
 #include "proto/coordinator.pb.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
-#include "tools/cli/progress.h"
+#include "tools/cli/progress_view.h"
 #include "tools/cli/remote.h"
 #include "tools/cli/rounds_view.h"
-#include "tools/cli/session.h"
 
 namespace rekindle::cli {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr milliseconds kAskAgain{500};    // one question waits so long for the end
-constexpr milliseconds kRetry{250};       // while the coordinator is away
-constexpr milliseconds kGraceWait{4000};  // less than a call may take
-constexpr milliseconds kLongestGather{600'000};
+// One call waits this long for the end of the round.
+constexpr std::chrono::milliseconds kStatusWait{500};
+// While the coordinator cannot be reached.
+constexpr std::chrono::milliseconds kStatusRetry{250};
+// Less than a call may take.
+constexpr std::chrono::milliseconds kGraceWait{4000};
+constexpr std::chrono::milliseconds kLongestGather{600'000};
 
 struct UpdateArgs {
   std::string id;
@@ -37,18 +36,19 @@ struct Round {
   ModelVersion id;
   std::uint64_t number = 0;
   TimePoint deadline;
-  std::string timeout;  // as given
+  // As the user wrote it.
+  std::string timeout;
 };
 
-Result<milliseconds> parse_gather(const std::string& text) {
-  TRY(const milliseconds gather, parse_duration("--gather", text));
+Result<std::chrono::milliseconds> parse_gather(const std::string& text) {
+  TRY(const std::chrono::milliseconds gather, parse_duration("--gather", text));
   if (gather.count() > 0 && gather <= kLongestGather) return gather;
   return fail(ErrorCode::kInvalid, "--gather: {} is no time to wait for workers; 1ms to 10min are",
               text);
 }
 
 Result<std::uint64_t> begin(Remote& coordinator, const ModelVersion& id, const std::string& group,
-                            milliseconds gather, milliseconds timeout) {
+                            std::chrono::milliseconds gather, std::chrono::milliseconds timeout) {
   proto::BeginUpdateRequest request;
   request.mutable_id()->set_model(id.model);
   request.mutable_id()->set_version(id.version);
@@ -59,10 +59,10 @@ Result<std::uint64_t> begin(Remote& coordinator, const ModelVersion& id, const s
   return response.round();
 }
 
-agent::Progress progress_of(const Round& round, const proto::RoundStatus& status) {
+pull::Progress progress_of(const Round& round, const proto::RoundStatus& status) {
   const RoundCounts counts = count(status);
   const bool gathers = status.phase() == "gathering";
-  agent::Progress progress;
+  pull::Progress progress;
   progress.phase = fmt::format("{} {} of {}", printable(status.phase()),
                                gathers ? counts.arrived : counts.ready, counts.members);
   progress.id = round.id;
@@ -75,7 +75,7 @@ Failure unknown_outcome(const Round& round, const Error& why) {
   return fail(
       ErrorCode::kUnavailable,
       "update {}: the outcome of round {} is unknown: {}; see `rekindle status`, and update "
-      "again: who has the version keeps it",
+      "again: workers that have the version keep it",
       round.id.to_string(), round.number, why.message());
 }
 
@@ -84,17 +84,17 @@ bool worth_asking_again(ErrorCode code) {
          code == ErrorCode::kTimeout || code == ErrorCode::kStale;
 }
 
-// Until the round is over. A coordinator that is away for a while does not end this: the round goes
-// on without it, and the same one may come back.
+// Waits until the round is over. An unreachable coordinator does not end the wait: the round goes
+// on without it, and the same coordinator may come back.
 Result<proto::RoundStatus> wait_for(Remote& coordinator, const Round& round, ProgressView& view) {
   const SteadyClock clock;
   std::optional<proto::RoundStatus> last;
   std::optional<Error> problem;
   while (clock.now() < round.deadline) {
-    const auto left = std::chrono::ceil<milliseconds>(round.deadline - clock.now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(round.deadline - clock.now());
     proto::UpdateStatusRequest request;
     request.set_round(round.number);
-    request.set_wait_ms(static_cast<std::uint32_t>(std::min(left, kAskAgain).count()));
+    request.set_wait_ms(static_cast<std::uint32_t>(std::min(left, kStatusWait).count()));
     auto status = coordinator.call<proto::COORDINATOR_UPDATE_STATUS>(request);
     if (status) {
       problem.reset();
@@ -105,7 +105,7 @@ Result<proto::RoundStatus> wait_for(Remote& coordinator, const Round& round, Pro
     }
     problem = std::move(status).error();
     if (!worth_asking_again(problem->code())) break;
-    std::this_thread::sleep_for(std::min(left, kRetry));
+    std::this_thread::sleep_for(std::min(left, kStatusRetry));
   }
   if (problem) return unknown_outcome(round, *problem);
   const RoundCounts counts = last ? count(*last) : RoundCounts();
@@ -117,8 +117,8 @@ Result<proto::RoundStatus> wait_for(Remote& coordinator, const Round& round, Pro
 
 Result<int> update(const Settings& settings, const UpdateArgs& args) {
   TRY(const ModelVersion id, parse_model_version(args.id));
-  TRY(const milliseconds gather, parse_gather(args.gather));
-  TRY(const milliseconds timeout, parse_duration("--timeout", args.timeout));
+  TRY(const std::chrono::milliseconds gather, parse_gather(args.gather));
+  TRY(const std::chrono::milliseconds timeout, parse_duration("--timeout", args.timeout));
   if (timeout.count() == 0) {
     return fail(ErrorCode::kInvalid, "--timeout: {} is no time for an update", args.timeout);
   }
@@ -142,24 +142,22 @@ Result<int> update(const Settings& settings, const UpdateArgs& args) {
 
 }  // namespace
 
-void add_update(CLI::App& app, Session& session) {
-  CLI::App* sub = app.add_subcommand(
+void add_update(Command& app, Session& session) {
+  Command sub = app.command(
       "update",
-      "Bring a published version to the workers of a group, all at once: by broadcast among their\n"
-      "devices where they want the same, else from their hosts' memory or peers. Ends when all of\n"
-      "them serve it, or have failed: exit code 5 then.");
+      "Bring a published version to all workers of a group at once: by broadcast among their "
+      "devices\n"
+      "where they want the same tensors, or else from their hosts' memory or peers. Ends when all\n"
+      "of them serve it or have failed; exit code 5 if some have failed.");
   auto args = std::make_shared<UpdateArgs>();
-  sub->add_option("MODEL@VERSION", args->id, "What to bring, e.g. qwen3@41")->required();
-  sub->add_option("--group", args->group, "Of workers [every group that has workers of the model]")
-      ->type_name("NAME");
-  sub->add_option("--gather", args->gather,
-                  "How long workers may take to attach to it; the late ones are left out [5s]")
-      ->type_name("TIME");
-  sub->add_option("--timeout", args->timeout, "How long to wait for the end [10min]")
-      ->type_name("TIME");
-  sub->callback([&session, args] {
-    session.choose("update", [&session, args] { return update(session.settings, *args); });
-  });
+  sub.option("MODEL@VERSION", args->id, "The version to bring, e.g. qwen3@41").required();
+  sub.option("--group", args->group, "Group of workers [every group with workers of the model]")
+      .type_name("NAME");
+  sub.option("--gather", args->gather,
+             "How long workers may take to attach to it; the late ones are left out [5s]")
+      .type_name("TIME");
+  sub.option("--timeout", args->timeout, "How long to wait for the end [10min]").type_name("TIME");
+  sub.runs(session, "update", [&session, args] { return update(session.settings, *args); });
 }
 
 }  // namespace rekindle::cli

@@ -19,7 +19,8 @@ struct Check {
   std::string name;
   Level level = Level::kOk;
   std::string found;
-  std::string advice;  // "" when there is nothing to do
+  // "" when there is nothing to do.
+  std::string advice;
 };
 using Checks = std::vector<Check>;
 
@@ -47,6 +48,9 @@ Check check_leases(const std::filesystem::path& directory);
 Check check_build();
 Checks host_checks(const Kernel& kernel, const std::filesystem::path& store);
 
+Check check_port(const std::string& what, std::uint16_t port);
+Check check_secret(const std::string& path);
+
 // doctor_devices.cc
 Check check_numa(const Kernel& kernel);
 Check check_network(const Kernel& kernel);
@@ -54,18 +58,14 @@ Check check_rdma(const Kernel& kernel, bool compiled_in);
 Check check_gpus(const Kernel& kernel, bool compiled_in);
 Checks device_checks(const Kernel& kernel);
 
-// doctor_cuda.cc: what the driver shows, each device and NCCL; `gpus`: the kernel has some. Nothing
-// in a build without CUDA.
+// The driver, each device and NCCL; nothing in a build without CUDA. `gpus`: the kernel has some.
 Checks cuda_checks(bool gpus);
 
-// doctor_rdma.cc: what the transport itself sees
+// doctor_rdma.cc: the ports as the transport itself sees them
 Check check_rail(const RailView& rail);
 Check check_gpu_direct(const RdmaView& view, const transport::verbs::GpuDirectFacts& facts);
 transport::verbs::GpuDirectFacts gpu_direct_facts(const Kernel& kernel, const RdmaView& view);
-Checks rdma_checks(const Kernel& kernel);  // a line for each port, and how NICs reach GPU memory
-
-// doctor_network.cc
-Check check_port(const std::string& what, std::uint16_t port);
-Check check_secret(const std::string& path);
+// A line for each port, and how NICs reach GPU memory.
+Checks rdma_checks(const Kernel& kernel);
 
 }  // namespace rekindle::cli::doctor

@@ -5,6 +5,12 @@
 #include "tools/cli/build_info.h"
 #include "tools/cli/doctor.h"
 #include "tools/cli/output.h"
+#if REKINDLE_WITH_CUDA
+#include "src/cuda/device.h"
+#endif
+#if REKINDLE_WITH_NCCL
+#include "src/cuda/nccl.h"
+#endif
 
 namespace rekindle::cli::doctor {
 namespace {
@@ -16,7 +22,8 @@ void append(std::string& list, const std::string& item) {
   list += (list.empty() ? "" : "; ") + item;
 }
 
-std::string after_colon(const std::string& text) {  // "4: ACTIVE" -> "ACTIVE"
+// "4: ACTIVE" becomes "ACTIVE".
+std::string after_colon(const std::string& text) {
   const auto colon = text.find(": ");
   return colon == std::string::npos ? text : text.substr(colon + 2);
 }
@@ -138,6 +145,62 @@ Check check_gpus(const Kernel& kernel, bool compiled_in) {
   }
   return {"gpu", Level::kOk, gpus, ""};
 }
+
+#if REKINDLE_WITH_CUDA
+
+namespace {
+
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+Check check_nccl() {
+#if REKINDLE_WITH_NCCL
+  const auto nccl = cuda::Nccl::load();
+  if (!nccl) {
+    return {"nccl", Level::kWarn, nccl.error().message(),
+            "broadcasts between GPUs need it: install libnccl2; pulls do not"};
+  }
+  const int version = (*nccl)->version();
+  return {"nccl", Level::kOk,
+          fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100), ""};
+#else
+  return {"nccl", Level::kOk, "not in this build", ""};
+#endif
+}
+
+}  // namespace
+
+Checks cuda_checks(bool gpus) {
+  const auto driver = cuda::Driver::load();
+  if (!driver) {
+    if (!gpus) return {{"cuda", Level::kOk, driver.error().message(), ""}};
+    return {{"cuda", Level::kWarn, driver.error().message(),
+             "there are GPUs, but weights are handed over in host memory: mend the driver"}};
+  }
+  const auto devices = cuda::list_devices(**driver);
+  if (!devices) return {{"cuda", Level::kWarn, devices.error().message(), "see nvidia-smi"}};
+  Checks checks;
+  for (const auto& device : *devices) {
+    Check check{"cuda", Level::kOk,
+                fmt::format("{} {}, {}, driver {}", device.id, printable(device.name),
+                            format_bytes(device.total_bytes), version_text((*driver)->version())),
+                ""};
+    if (!device.not_shareable.empty()) {
+      check.level = Level::kWarn;
+      check.advice = fmt::format("{}: workers upload by themselves, slower", device.not_shareable);
+    }
+    checks.push_back(std::move(check));
+  }
+  checks.push_back(check_nccl());
+  return checks;
+}
+
+#else
+
+Checks cuda_checks(bool) { return {}; }
+
+#endif
 
 Checks device_checks(const Kernel& kernel) {
   const BuildInfo info = build_info();

@@ -1,18 +1,24 @@
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 
 #include <linux/capability.h>
 #include <linux/magic.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "recovery/rpc/grants.h"
 #include "src/base/blake3.h"
+#include "src/base/unique_fd.h"
 #include "src/base/units.h"
 #include "src/store/read_lease.h"
 #include "tools/cli/build_info.h"
@@ -151,7 +157,8 @@ Check check_memory(const Kernel& kernel) {
               fmt::format("{}, {} available", format_bytes(total),
                           format_bytes(meminfo(kernel, "MemAvailable"))),
               ""};
-  const auto limit = kernel.read_number("sys/fs/cgroup/memory.max");  // "max" is no number
+  // nullopt for "max".
+  const auto limit = kernel.read_number("sys/fs/cgroup/memory.max");
   if (limit && *limit < total) {
     check.level = Level::kWarn;
     check.found += fmt::format(", this container may use {}", format_bytes(*limit));
@@ -267,6 +274,36 @@ Checks host_checks(const Kernel& kernel, const std::filesystem::path& store) {
           check_huge_pages(kernel),
           check_memlock(memlock.rlim_cur, may_lock_any()),
           check_open_files(files.rlim_cur, files.rlim_max)};
+}
+
+Check check_port(const std::string& what, std::uint16_t port) {
+  Check check{fmt::format("port {}", port), Level::kOk, "free for " + what, ""};
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    check.level = Level::kWarn;
+    check.found = fmt::format("not free for {}: {}", what, std::strerror(errno));
+    check.advice = fmt::format(
+        "fine when {} runs here already (see `ss -ltnp sport = :{}`); else give --listen", what,
+        port);
+  }
+  return check;
+}
+
+Check check_secret(const std::string& path) {
+  if (path.empty()) {
+    return {"secret", Level::kWarn, "none: whoever reaches the ports may pull and publish",
+            "make one for all hosts: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE; then "
+            "--secret-file FILE"};
+  }
+  if (const auto secret = rpc::read_secret(path); !secret) {
+    return {"secret", Level::kFail, secret.error().message(), "mode 0600, 16 to 4096 bytes"};
+  }
+  return {"secret", Level::kOk, path, ""};
 }
 
 }  // namespace rekindle::cli::doctor

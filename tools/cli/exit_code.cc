@@ -32,11 +32,11 @@ const char* exit_code_help() {
          "  2  wrong arguments or input: fix them, do not retry\n"
          "  3  not found: no such file, model or version, or no source holds it\n"
          "  4  corrupt: bytes do not match their digests\n"
-         "  5  unreachable or timed out, or `update` has left out or failed workers: retry later\n"
+         "  5  unreachable or timed out, or `update` left out workers or some failed: retry later\n"
          "  6  out of memory, space or quota\n"
          "  7  not allowed: rights or secrets\n"
          "  8  crash loop: the worker of `run` failed too often in a row\n"
-         "  130, 143  interrupted (SIGINT, SIGTERM): a pull keeps what has verified\n";
+         "  130, 143  interrupted (SIGINT, SIGTERM): a pull keeps its verified bytes\n";
 }
 
 }  // namespace rekindle::cli

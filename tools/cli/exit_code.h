@@ -14,7 +14,8 @@ inline constexpr int kExitUnavailable = 5;
 inline constexpr int kExitExhausted = 6;
 inline constexpr int kExitDenied = 7;
 inline constexpr int kExitCrashLoop = 8;
-inline constexpr int kExitSignal = 128;  // plus the signal's number
+// Plus the number of the signal.
+inline constexpr int kExitSignal = 128;
 
 int exit_code(ErrorCode code);
 const char* exit_code_help();

@@ -11,10 +11,9 @@
 #include "src/base/log.h"
 #include "src/base/version.h"
 #include "tools/cli/arguments.h"
-#include "tools/cli/config_file.h"
+#include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
-#include "tools/cli/session.h"
 
 // The `rekindle` command: parses, reads the environment and the configuration file, runs one
 // subcommand and turns its result into an exit code.
@@ -22,9 +21,10 @@ namespace rekindle::cli {
 namespace {
 
 constexpr const char* kAbout =
-    "Keeps an LLM inference fleet in weights: hosts hold copies of model checkpoints in memory, "
-    "and a\n"
-    "host that needs one pulls exactly its shard from its peers, verified byte for byte.\n";
+    "Gives every GPU of an LLM inference fleet its model weights within seconds of a crash or a\n"
+    "scale-out. Hosts hold copies of checkpoints in memory; a host that needs weights pulls "
+    "exactly\n"
+    "its shard from its peers, verified byte for byte.\n";
 
 constexpr const char* kEveryCommand = "Options of every command";
 
@@ -45,7 +45,7 @@ constexpr const char* kFirstSteps =
     "  rekindle publish qwen3@41 /models/qwen3 --coordinator 127.0.0.1:7300\n"
     "  rekindle pull qwen3 --to /tmp/qwen3 --coordinator 127.0.0.1:7300\n";
 
-// The list of commands has their first sentence; `COMMAND --help` has the rest.
+// The list of commands shows the first sentence of each; `COMMAND --help` shows the rest.
 class Formatter : public CLI::Formatter {
  public:
   std::string make_subcommand(const CLI::App* sub) const override {
@@ -55,7 +55,8 @@ class Formatter : public CLI::Formatter {
     return fmt::format("  {:<12} {}\n", sub->get_name(), text);
   }
 
-  // Each command's help is complete: also the options that all have, exit codes, environment.
+  // The help of each command is complete: it adds the options of all commands, the exit codes and
+  // the environment.
   std::string make_footer(const CLI::App* app) const override {
     const CLI::App* root = app;
     while (root->get_parent() != nullptr) root = root->get_parent();
@@ -76,7 +77,7 @@ void add_global_options(CLI::App& app, Settings& settings) {
     return option;
   };
   add("--coordinator", settings.coordinator,
-      "Where the coordinator listens; several, with commas, where others stand by",
+      "Address of the coordinator; with standbys, all their addresses, separated by commas",
       "REKINDLE_COORDINATOR")
       ->type_name("HOST:PORT");
   add("--store", settings.store, "Directory of the segment store [/dev/shm/rekindle]",
@@ -105,7 +106,7 @@ Result<void> start_logging(const Session& session) {
   std::string level = settings.log_level;
   if (level.empty()) level = session.daemon ? "info" : "error";
   TRY(const log::Level parsed, log::parse_level(level));
-  // What hostile input makes protobuf say belongs into the log, not beside it.
+  // Protobuf's messages about hostile input belong into the log, not beside it.
   google::protobuf::SetLogHandler(
       [](google::protobuf::LogLevel, const char*, int, const std::string& text) {
         log::debug("protobuf", "message", text);
@@ -115,7 +116,8 @@ Result<void> start_logging(const Session& session) {
 }
 
 Result<int> run(CLI::App& app, Session& session) {
-  if (!session.run) {  // no subcommand
+  // No subcommand.
+  if (!session.run) {
     std::fputs(app.help().c_str(), stderr);
     return kExitUsage;
   }
@@ -137,7 +139,7 @@ int report(const Session& session, const Error& error) {
     (void)flush_output();
   }
   std::string line = "rekindle ";
-  // "rekindle pull m@1: …" also where the message already starts with what was done.
+  // "rekindle pull m@1: …" also where the message already starts with the command.
   if (!error.message().starts_with(session.command + " ")) line += session.command + ": ";
   line += printable(error.message()) + "\n";
   std::fputs(line.c_str(), stderr);
@@ -146,14 +148,15 @@ int report(const Session& session, const Error& error) {
 }
 
 int parse_error(CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  // --help or --version.
+  if (error.get_exit_code() == 0) return app.exit(error);
   std::string name = "rekindle";
   const CLI::App* last = &app;
   for (; !last->get_subcommands().empty(); last = last->get_subcommands().front()) {
     name += " " + last->get_subcommands().front()->get_name();
   }
   std::string text = error.what();
-  // A word where a command should be: say which.
+  // Names the word that stands where a command should be.
   if (!last->get_subcommands({}).empty() && !app.remaining(true).empty()) {
     text = fmt::format("no command or option '{}'", app.remaining(true).front());
   }
@@ -167,9 +170,10 @@ int parse_error(CLI::App& app, const CLI::ParseError& error) {
 }
 
 int run_main(int argc, char** argv) {
-  // Peers and pipes that go away are errors of their call, not the end of the process.
+  // A peer or pipe that goes away fails its call and does not end the process.
   std::signal(SIGPIPE, SIG_IGN);
-  if (const char* failpoints = std::getenv("REKINDLE_FAILPOINTS")) {  // for tests of this binary
+  // For tests of this binary.
+  if (const char* failpoints = std::getenv("REKINDLE_FAILPOINTS")) {
     if (const auto armed = arm_failpoints(failpoints); !armed) {
       std::fprintf(stderr, "rekindle: REKINDLE_FAILPOINTS: %s\n", armed.error().message().c_str());
       return kExitUsage;
@@ -177,21 +181,24 @@ int run_main(int argc, char** argv) {
   }
   CLI::App app(kAbout, "rekindle");
   Session session;
-  app.fallthrough();  // global options may come after the subcommand
+  // Global options may come after the subcommand.
+  app.fallthrough();
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string(software_version()));
   const auto formatter = std::make_shared<Formatter>();
   formatter->column_width(34);
   app.formatter(formatter);
   add_global_options(app, session.settings);
+  Command root(app);
   for (const auto add :
        {add_demo,    add_coordinator, add_agent,      add_publish, add_pull,
         add_update,  add_run,         add_wait_ready, add_status,  add_events,
         add_inspect, add_verify,      add_retire,     add_drain,   add_bench,
         add_topo,    add_doctor,      add_completion, add_version, add_device_process}) {
-    add(app, session);
+    add(root, session);
   }
-  app.footer(kFirstSteps);  // after the subcommands, which would inherit it
+  // After the subcommands, which would inherit it.
+  app.footer(kFirstSteps);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

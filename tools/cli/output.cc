@@ -105,9 +105,9 @@ std::size_t terminal_width(int fd) {
 
 namespace {
 
-Json to_json(const std::vector<agent::SourceLine>& sources) {
+Json to_json(const std::vector<pull::SourceLine>& sources) {
   Json result = Json::array();
-  for (const agent::SourceLine& source : sources) {
+  for (const pull::SourceLine& source : sources) {
     result.push_back({{"name", source.name},
                       {"transport", source.transport},
                       {"bytes", source.bytes},
@@ -120,9 +120,9 @@ Json to_json(const std::vector<agent::SourceLine>& sources) {
 
 }  // namespace
 
-Json to_json(const agent::TransferSummary& summary) {
+Json to_json(const pull::TransferSummary& summary) {
   Json phases = Json::object();
-  for (const agent::Phase& phase : summary.phases) {
+  for (const pull::Phase& phase : summary.phases) {
     phases[phase.name] = static_cast<double>(phase.elapsed.count()) / 1e3;
   }
   const double elapsed = std::chrono::duration<double>(summary.elapsed).count();
@@ -142,7 +142,7 @@ Json to_json(const agent::TransferSummary& summary) {
           {"sources", to_json(summary.sources)}};
 }
 
-Json to_json(const agent::PlanSummary& plan) {
+Json to_json(const pull::PlanSummary& plan) {
   Json sources = Json::array();
   for (const auto& source : plan.sources) {
     sources.push_back({{"name", source.name},
@@ -177,9 +177,9 @@ Json to_json(const Error& error) {
   return {{"error", {{"code", to_string(error.code())}, {"message", error.message()}}}};
 }
 
-std::string describe_sources(const std::vector<agent::SourceLine>& sources) {
+std::string describe_sources(const std::vector<pull::SourceLine>& sources) {
   std::string text;
-  for (const agent::SourceLine& source : sources) {
+  for (const pull::SourceLine& source : sources) {
     if (!text.empty()) text += ", ";
     text += printable(source.name);
     if (!source.transport.empty()) text += fmt::format(" {}", source.transport);

@@ -6,23 +6,24 @@
 
 #include <nlohmann/json.hpp>
 
-#include "recovery/agent/host.h"
+#include "recovery/pull/pull_types.h"
 #include "src/base/result.h"
 
 namespace rekindle::cli {
 
 using Json = nlohmann::ordered_json;
 
-// Results go to stdout, everything else to stderr. Text that came from elsewhere (file names,
-// tensor names, messages of peers) is made printable first: no control characters reach the
-// terminal.
+// Results go to stdout, everything else to stderr. Text from elsewhere (file names, tensor names,
+// messages of peers) is made printable first, so that no control characters reach the terminal.
 void print(std::string_view text);
 void print_line(std::string_view line);
-void print_json(const Json& value);  // one document, indented on a terminal
+// One document, indented on a terminal.
+void print_json(const Json& value);
 std::string printable(std::string_view text);
-std::string utc_time(std::uint64_t unix_us);  // 2026-11-21T20:31:04.123456Z
+// 2026-11-21T20:31:04.123456Z.
+std::string utc_time(std::uint64_t unix_us);
 
-// kInternal when stdout could not take all that was written (full disk); a closed pipe is no error.
+// kInternal: stdout did not take all of the output (a full disk). A closed pipe is not an error.
 Result<void> flush_output();
 
 // Columns padded to their widest cell; the last one is not padded. `right`: aligned right.
@@ -34,11 +35,12 @@ std::string table(const std::vector<Column>& columns,
                   const std::vector<std::vector<std::string>>& rows);
 
 bool terminal(int fd);
-std::size_t terminal_width(int fd);  // 80 when it is none
+// 80 when it is not a terminal.
+std::size_t terminal_width(int fd);
 
-Json to_json(const agent::TransferSummary& summary);
-Json to_json(const agent::PlanSummary& plan);
+Json to_json(const pull::TransferSummary& summary);
+Json to_json(const pull::PlanSummary& plan);
 Json to_json(const Error& error);
-std::string describe_sources(const std::vector<agent::SourceLine>& sources);
+std::string describe_sources(const std::vector<pull::SourceLine>& sources);
 
 }  // namespace rekindle::cli

@@ -17,27 +17,32 @@ struct RailView {
   std::string device;
   std::uint8_t port = 0;
   bool up = false;
-  std::string why;  // why it is down; or why this GID
+  // Why the port is down, or why it uses this GID.
+  std::string why;
   transport::verbs::LinkLayer link = transport::verbs::LinkLayer::kEthernet;
   transport::verbs::Gid gid{};
-  int gid_index = -1;  // -1: none
+  // -1: none.
+  int gid_index = -1;
   std::uint16_t lid = 0;
   std::uint64_t bytes_per_second = 0;
-  std::uint32_t mtu_bytes = 0;  // 0: unknown
+  // 0: unknown.
+  std::uint32_t mtu_bytes = 0;
   std::string netdev;
   // Asked of the device itself.
   std::optional<bool> memory_windows;
   std::optional<bool> dmabuf;
 
   std::string name() const { return device + ":" + std::to_string(port); }
-  std::string address() const;  // "10.0.0.3", "LID 12"; "" = none
+  // "10.0.0.3" or "LID 12"; "" for none.
+  std::string address() const;
 };
 
 struct RdmaView {
   bool compiled_in = false;
   std::vector<RailView> rails;
   transport::verbs::Topology topology;
-  std::string lacking;  // why this is sysfs only, or empty; "" = nothing
+  // Why the view is from sysfs only, or empty; "" when it is complete.
+  std::string lacking;
 };
 
 // kInvalid: a filter or topology file that cannot be understood.

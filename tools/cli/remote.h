@@ -9,7 +9,7 @@
 
 #include "recovery/rpc/methods.h"
 #include "recovery/rpc/rpc.h"
-#include "tools/cli/session.h"
+#include "tools/cli/cli_session.h"
 
 namespace rekindle::cli {
 

@@ -11,10 +11,13 @@ namespace rekindle::cli {
 
 struct RoundCounts {
   std::size_t members = 0;
-  std::size_t arrived = 0;  // attached to the version, or failed before
+  // Attached to the version, or failed before.
+  std::size_t arrived = 0;
   std::size_t ready = 0;
-  std::size_t by_broadcast = 0;  // of those, given every byte by it
-  std::uint64_t bytes = 0;       // of all members, as far as they said
+  // Ready members that got every byte by broadcast.
+  std::size_t by_broadcast = 0;
+  // Of all members that have reported it.
+  std::uint64_t bytes = 0;
   std::uint64_t ready_bytes = 0;
   std::uint64_t spread_bytes = 0;
 };

@@ -85,7 +85,8 @@ nlohmann::ordered_json config(const Shapes& s) {
           {"torch_dtype", "bfloat16"}};
 }
 
-void fill(std::span<std::byte> bytes, std::uint64_t seed) {  // splitmix64
+// By splitmix64.
+void fill(std::span<std::byte> bytes, std::uint64_t seed) {
   std::uint64_t state = seed;
   for (std::size_t i = 0; i < bytes.size(); i += 8) {
     std::uint64_t z = state += 0x9e3779b97f4a7c15;

@@ -5,7 +5,6 @@
 
 #include "recovery/rpc/convert.h"
 #include "src/base/units.h"
-#include "tools/cli/copies_view.h"
 #include "tools/cli/rounds_view.h"
 #include "tools/cli/workers_view.h"
 
@@ -186,7 +185,8 @@ Json to_json(const proto::DeviceProcess& process) {
 
 // Which there are, and how the process is that drives them.
 std::string devices_text(const proto::DeviceProcess& process) {
-  if (process.state().empty()) return {};  // of an agent that is older
+  // An older agent does not report it.
+  if (process.state().empty()) return {};
   if (process.devices().empty()) {
     return fmt::format("devices      none, {}: {}\n", printable(process.state()),
                        process.problem().empty() ? "-" : printable(process.problem()));
@@ -339,6 +339,30 @@ std::string to_text(const proto::AgentStatusResponse& status) {
   return text +
          table({{"VERSION"}, {"STATE"}, {"PART"}, {"BYTES", true}, {"ROOT"}, {"LAYOUT"}}, rows) +
          copies_text({status.copies().begin(), status.copies().end()}) + instances_text(status);
+}
+
+Json to_json(const proto::CopyStatus& copy) {
+  return {{"model", copy.id().model()},    {"version", copy.id().version()},
+          {"directory", copy.directory()}, {"bytes", copy.bytes()},
+          {"state", copy.state()},         {"read_unix_us", copy.read_unix_us()},
+          {"found", copy.found()}};
+}
+
+std::string copies_text(const std::vector<proto::CopyStatus>& copies) {
+  if (copies.empty()) return {};
+  std::vector<std::vector<std::string>> rows;
+  std::string found;
+  for (const auto& copy : copies) {
+    const std::string name =
+        printable(fmt::format("{}@{}", copy.id().model(), copy.id().version()));
+    const std::string read = copy.read_unix_us() == 0 ? "-" : utc_time(copy.read_unix_us());
+    rows.push_back(
+        {name, copy.state(), format_bytes(copy.bytes()), read, printable(copy.directory())});
+    if (!copy.found().empty()) found += fmt::format("{}: {}\n", name, printable(copy.found()));
+  }
+  return "\n" +
+         table({{"COPY"}, {"BYTES ARE"}, {"BYTES", true}, {"LAST READ"}, {"DIRECTORY"}}, rows) +
+         found;
 }
 
 }  // namespace rekindle::cli

@@ -32,8 +32,10 @@ namespace {
 constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
 constexpr int kOtherSignals[] = {SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH};
 constexpr std::chrono::milliseconds kLongestWait{60'000};
-constexpr std::chrono::milliseconds kLook{50};     // whether an agent that is away is back
-constexpr std::chrono::milliseconds kAnswer{500};  // of an agent, to a hello
+// How often it checks whether the agent is back.
+constexpr std::chrono::milliseconds kAgentCheckInterval{50};
+// For the answer of an agent to a hello.
+constexpr std::chrono::milliseconds kHelloDeadline{500};
 
 std::function<double()> dice() {
   return [engine = std::mt19937_64(std::random_device{}())]() mutable {
@@ -187,7 +189,7 @@ bool Supervisor::pause(std::chrono::milliseconds delay) {
 // The kernel connects to an agent that is dying, too, which then ends what it never accepted. One
 // that is there and does not answer, listens.
 bool Supervisor::agent_listens() const {
-  auto socket = ipc::connect_unix_socket(options_.agent_socket, steady_now() + kLook);
+  auto socket = ipc::connect_unix_socket(options_.agent_socket, steady_now() + kAgentCheckInterval);
   if (!socket) {
     return socket.error().code() != ErrorCode::kUnavailable &&
            socket.error().code() != ErrorCode::kNotFound;
@@ -197,7 +199,7 @@ bool Supervisor::agent_listens() const {
   hello.mutable_hello()->set_protocol_min(worker::kProtocol);
   hello.mutable_hello()->set_protocol_max(worker::kProtocol);
   hello.mutable_hello()->set_software(fmt::format("rekindle run {}", version()));
-  const TimePoint deadline = steady_now() + kAnswer;
+  const TimePoint deadline = steady_now() + kHelloDeadline;
   auto channel = ipc::Channel::adopt(std::move(*socket), ipc::kMaxFrameDescriptors);
   if (!channel || !channel->send(hello.SerializeAsString(), {}, deadline)) return false;
   const auto answer = channel->receive(deadline);
@@ -205,7 +207,7 @@ bool Supervisor::agent_listens() const {
 }
 
 bool Supervisor::wait_for_agent() {
-  while (pause(kLook)) {
+  while (pause(kAgentCheckInterval)) {
     if (agent_listens()) return true;
   }
   return false;

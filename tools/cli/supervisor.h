@@ -15,18 +15,21 @@ namespace rekindle::cli {
 
 struct SupervisorOptions {
   std::vector<std::string> command;
-  std::vector<std::pair<std::string, std::string>> environment;  // on top of ours
-  std::string agent_socket;                                      // of the agent that it attaches to
+  // Added to the environment of this process.
+  std::vector<std::pair<std::string, std::string>> environment;
+  // Of the agent that the worker attaches to.
+  std::string agent_socket;
   worker::RestartOptions restart;
-  std::chrono::milliseconds kill_after{60'000};  // of a worker that was told to stop
+  // Kills a worker this long after it was told to stop.
+  std::chrono::milliseconds kill_after{60'000};
   bool quiet = false;
 };
 
-// Runs a command until it exits with 0, is told to stop, or fails too often. A failure while its
-// agent is away is not its own: it starts again once somebody listens at the socket. Signals that
-// end or inform a process are passed on; the terminal's own reach the child by themselves. The
-// child is killed when this process dies. One at a time in a process: it takes over the signal
-// mask.
+// Runs a command until it exits with 0, is told to stop, or fails too often. A failure while the
+// agent is down does not count: the command starts again once somebody listens at the socket.
+// Signals that end or inform a process are passed on; signals of the terminal reach the child by
+// themselves. The child is killed when this process dies. One supervisor at a time in a process,
+// because it takes over the signal mask.
 class Supervisor {
  public:
   explicit Supervisor(SupervisorOptions options);
@@ -39,17 +42,19 @@ class Supervisor {
 
  private:
   struct End {
-    int status = 0;  // of waitpid
+    // Of waitpid.
+    int status = 0;
     TimePoint started;
     TimePoint ended;
   };
   Result<pid_t> start(int failures);
   Result<End> run_once(int failures);
   void pass_on(pid_t child, const siginfo_t& signal);
-  // Takes a signal, at most until `deadline`; false: none came.
+  // Waits for a signal until the deadline; false: none came.
   bool take_signal(siginfo_t& signal, TimePoint deadline);
-  bool pause(std::chrono::milliseconds delay);  // false: told to stop
-  bool wait_for_agent();                        // the same
+  // Both return false when this process was told to stop.
+  bool pause(std::chrono::milliseconds delay);
+  bool wait_for_agent();
   bool agent_listens() const;
   void say(const std::string& line) const;
 
@@ -57,7 +62,8 @@ class Supervisor {
   worker::RestartPolicy policy_;
   sigset_t watched_{};
   sigset_t before_{};
-  int stop_signal_ = 0;  // the first that told us to stop
+  // The first signal that told this process to stop.
+  int stop_signal_ = 0;
   TimePoint kill_at_ = TimePoint::max();
 };
 

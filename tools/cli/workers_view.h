@@ -9,7 +9,8 @@ namespace rekindle::cli {
 
 // The instances of an agent and the workers in them.
 Json instances_json(const proto::AgentStatusResponse& status);
-std::string instances_text(const proto::AgentStatusResponse& status);  // "" without any
+// "" without any.
+std::string instances_text(const proto::AgentStatusResponse& status);
 
 Json to_json(const proto::AgentEvent& event);
 // 2026-11-21T20:31:04.123456Z i/0 pid 4711 m@41 local committed: wire 1200.0 ms, install 3.1 ms

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <string_view>
 
-#include "recovery/agent/host.h"
+#include "recovery/agent/local_agent.h"
 #include "src/base/version.h"
 
 int main(int argc, char** argv) {
@@ -11,17 +11,17 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (argc != 3) return 2;
-  rekindle::agent::HostOptions options;
+  rekindle::agent::LocalAgentOptions options;
   options.store_directory = argv[1];
-  auto host = rekindle::agent::open_host(options);
-  if (!host) {
-    std::fprintf(stderr, "%s\n", host.error().message().c_str());
+  auto agent = rekindle::agent::open_local_agent(options);
+  if (!agent) {
+    std::fprintf(stderr, "%s\n", agent.error().message().c_str());
     return 1;
   }
   rekindle::agent::PublishRequest request;
   request.id = {"consumer", 1};
   request.paths = {argv[2]};
-  const auto published = (*host)->publish(request, [](const rekindle::agent::Progress&) {});
+  const auto published = (*agent)->publish(request, [](const rekindle::agent::Progress&) {});
   if (!published) {
     std::fprintf(stderr, "%s\n", published.error().message().c_str());
     return 1;

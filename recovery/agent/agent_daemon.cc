@@ -1,0 +1,330 @@
+#include "recovery/agent/agent_daemon.h"
+
+#include <utility>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/udp.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "recovery/agent/agent_core.h"
+#include "recovery/agent/local_agent.h"
+#include "recovery/agent/local_commands.h"
+#include "recovery/agent/peer_service.h"
+#include "recovery/agent/worker_host.h"
+#include "recovery/device/device_link.h"
+#include "recovery/rpc/address.h"
+#include "recovery/rpc/grants.h"
+#include "recovery/rpc/methods.h"
+#include "recovery/worker/health_server.h"
+#include "recovery/worker/worker_service.h"
+#include "src/async/offload.h"
+#include "src/async/task.h"
+#include "src/async/task_group.h"
+#include "src/base/durable_directory.h"
+#include "src/base/log.h"
+#include "src/base/version.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace rekindle::agent {
+
+namespace {
+
+using async::Task;
+
+constexpr std::chrono::milliseconds kCloseDeadline{2000};
+constexpr std::chrono::minutes kTrimInterval{1};
+// A cancelled pull drains.
+constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};
+
+// The address that this host uses towards `remote`: connecting a UDP socket asks the routing table
+// and sends nothing.
+std::string local_host_towards(const rpc::HostPort& remote) {
+  boost::asio::io_context context;
+  boost::asio::ip::udp::resolver resolver(context);
+  boost::system::error_code error;
+  for (const auto& entry : resolver.resolve(remote.host, std::to_string(remote.port), error)) {
+    boost::asio::ip::udp::socket socket(context);
+    if (socket.connect(entry.endpoint(), error)) continue;
+    const auto local = socket.local_endpoint(error);
+    if (!error) return local.address().to_string();
+  }
+  return {};
+}
+
+bool is_wildcard(const std::string& host) {
+  return host.empty() || host == "0.0.0.0" || host == "::";
+}
+
+proto::DeviceProcess to_proto(const device::LinkStatus& status) {
+  proto::DeviceProcess process;
+  process.set_state(std::string(to_string(status.state)));
+  for (const auto& info : status.devices) {
+    auto& device = *process.add_devices();
+    device.set_id(info.id);
+    device.set_name(info.name);
+    device.set_total_bytes(info.total_bytes);
+  }
+  process.set_held_bytes(status.held_bytes);
+  process.set_pinned_bytes(status.pinned_bytes);
+  process.set_sessions(static_cast<std::uint32_t>(status.sessions));
+  process.set_restarts(status.restarts);
+  process.set_pid(status.pid);
+  process.set_problem(status.problem);
+  return process;
+}
+
+// One control thread, the transports' servers, the listeners, and the device process beside it.
+class Daemon {
+ public:
+  Daemon(boost::asio::io_context& context, const AgentOptions& options)
+      : context_(context), options_(options), signals_(context, SIGTERM, SIGINT) {}
+
+  Result<void> start();
+  Task<void> wait_and_stop();
+
+ private:
+  Result<void> start_servers(const rpc::HostPort& listen);
+  Result<void> listen_control();
+  Result<void> start_workers();
+  std::string choose_host(const rpc::HostPort& listen) const;
+  void install_status();
+  Task<void> trim_memory();
+
+  boost::asio::io_context& context_;
+  const AgentOptions& options_;
+  boost::asio::signal_set signals_;
+  std::unique_ptr<AgentCore> core_;
+  std::unique_ptr<transport::tcp::TcpServer> tcp_;
+  std::unique_ptr<transport::shm::ShmServer> shm_;
+  // Null: this host has no RDMA.
+  std::unique_ptr<transport::Server> verbs_;
+  std::unique_ptr<PeerService> peers_;
+  std::unique_ptr<rpc::RpcServer> server_;
+  std::unique_ptr<rpc::RpcServer> local_server_;
+  std::unique_ptr<device::DeviceLink> devices_;
+  std::unique_ptr<WorkerHost> worker_host_;
+  std::unique_ptr<worker::WorkerService> workers_;
+  // Null: not configured.
+  std::unique_ptr<worker::HealthServer> health_;
+  std::string host_;
+  std::string control_address_;
+  async::TaskGroup tasks_{context_.get_executor()};
+  TimePoint started_ = std::chrono::steady_clock::now();
+};
+
+Result<void> Daemon::start() {
+  TRY(const auto secret, rpc::read_secret(options_.secret_file));
+  TRY(const auto listen, rpc::HostPort::parse(options_.listen));
+  CoreOptions core_options;
+  core_options.node_id = options_.node_id;
+  core_options.store_directory = options_.store_directory;
+  core_options.store_budget_bytes = options_.store_budget_bytes;
+  core_options.keep_memory = true;
+  core_options.numa = options_.numa;
+  core_options.coordinator = options_.coordinator;
+  core_options.secret = secret;
+  core_options.rdma = options_.rdma;
+  core_options.scrub.every = options_.scrub;
+  TRY(core_, AgentCore::create(context_.get_executor(), core_options));
+  host_ = choose_host(listen);
+  TRY_VOID(start_servers(listen));
+  TRY_VOID(listen_control());
+  if (secret.empty() && !is_wildcard(host_) && host_ != "127.0.0.1" && host_ != "::1" &&
+      host_ != "localhost") {
+    log::warn(
+        "agent.unauthenticated", "address", control_address_, "hint",
+        "anyone who reaches this port can read the weights; give --secret-file to all members");
+  }
+  core_->connect_coordinator(options_.failure_domain, control_address_);
+  TRY_VOID(start_workers());
+  core_->health().start();
+  tasks_.spawn("agent.trim", trim_memory());
+  log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
+            tcp_->endpoint(host_), "store", options_.store_directory.string());
+  if (options_.on_ready)
+    options_.on_ready(control_address_, tcp_->endpoint(host_),
+                      health_ != nullptr ? health_->address() : "");
+  return {};
+}
+
+std::string Daemon::choose_host(const rpc::HostPort& listen) const {
+  if (!options_.advertise.empty()) return options_.advertise;
+  if (!is_wildcard(listen.host)) return listen.host;
+  if (!options_.coordinator.empty()) {
+    if (const auto coordinator = rpc::HostPort::parse(options_.coordinator)) {
+      auto host = local_host_towards(*coordinator);
+      if (!host.empty()) return host;
+    }
+  }
+  return "127.0.0.1";
+}
+
+Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
+  transport::tcp::ServerOptions tcp_options;
+  tcp_options.listen_host = listen.host;
+  if (!options_.data_listen.empty()) {
+    TRY(const auto data, rpc::HostPort::parse(options_.data_listen));
+    tcp_options.listen_host = data.host;
+    tcp_options.port = data.port;
+  }
+  const Incarnation& incarnation = core_->identity().incarnation;
+  TRY(tcp_, transport::tcp::TcpServer::create(tcp_options, core_->registry(), incarnation));
+  TRY(shm_, transport::shm::ShmServer::create({}, core_->registry(), incarnation));
+  std::vector<transport::Server*> servers{shm_.get(), tcp_.get()};
+  if (core_->rdma() != nullptr) {
+    verbs_ = core_->rdma()->serve(core_->registry(), incarnation);
+    servers.push_back(verbs_.get());
+  }
+  PeerSessions::Options peer_options;
+  peer_options.max_bytes_per_second = options_.max_bytes_per_second;
+  peer_options.max_pullers = options_.max_pullers;
+  peer_options.advertised_host = [this] { return host_; };
+  peer_options.require_verified = [this](std::shared_ptr<const store::StoredVersion> stored,
+                                         std::chrono::milliseconds patience) {
+    return core_->health().verifier().require(std::move(stored), patience);
+  };
+  if (!options_.data_advertise.empty()) {
+    TRY(const auto endpoint, rpc::HostPort::parse(options_.data_advertise));
+    peer_options.tcp_endpoint = endpoint.to_string();
+  }
+  PeerSessions::Parts parts{core_->identity(), core_->served(),    core_->grant_clock(),
+                            core_->registry(), std::move(servers), core_->blocking_pool()};
+  peers_ = std::make_unique<PeerService>(context_.get_executor(), std::move(parts),
+                                         core_->digest_pool(), std::move(peer_options));
+  core_->serve_through(peers_->sessions());
+  return {};
+}
+
+Result<void> Daemon::listen_control() {
+  const auto executor = context_.get_executor();
+  server_ = rpc::RpcServer::create(executor, core_->identity());
+  local_server_ = rpc::RpcServer::create(executor, core_->identity());
+  serve_local_commands(*local_server_, *core_);
+  peers_->install(*server_);
+  install_status();
+  TRY(const auto bound, server_->listen(options_.listen));
+  TRY(const auto bound_port, rpc::HostPort::parse(bound));
+  control_address_ = rpc::HostPort{host_, bound_port.port}.to_string();
+  const auto socket = agent_socket(options_.store_directory);
+  TRY_VOID(make_directory_durably(socket.parent_path()));
+  TRY_VOID(core_->grant_clock().epochs().keep_in(socket.parent_path() / "epoch",
+                                                 std::chrono::steady_clock::now()));
+  return local_server_->listen_unix(socket);
+}
+
+// Everything that workers need is there: they may come.
+Result<void> Daemon::start_workers() {
+  device::LinkOptions devices;
+  devices.gpu = options_.gpu;
+  devices.release = options_.load_timeout;
+  devices_ = std::make_unique<device::DeviceLink>(context_.get_executor(), std::move(devices));
+  devices_->start();
+  worker_host_ = std::make_unique<WorkerHost>(*core_, devices_.get());
+  worker::ServiceOptions service;
+  service.directory = agent_socket(options_.store_directory).parent_path();
+  service.incarnation = core_->identity().incarnation;
+  service.session_times.load = options_.load_timeout;
+  service.allowed_uids = options_.allowed_uids;
+  service.verify_uploads = options_.gpu.verify_uploads;
+  TRY(workers_,
+      worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
+  devices_->tell_events(workers_.get());
+  core_->readers().set_workers(
+      {.count = [this](const ModelVersion& id) { return workers_->readers_of(id); },
+       .end = [this](ModelVersion id) { return workers_->before_retire(std::move(id)); }});
+  core_->health().tell_events([this](std::string kind, const ModelVersion& id, std::string why) {
+    worker::Event event;
+    event.kind = std::move(kind);
+    event.version = id;
+    event.why = std::move(why);
+    workers_->note(std::move(event));
+  });
+  if (options_.health.empty()) return {};
+  TRY(health_, worker::HealthServer::listen(
+                   context_.get_executor(), options_.health,
+                   [this](std::string_view target) { return workers_->board().get(target); }));
+  return {};
+}
+
+void Daemon::install_status() {
+  const auto handler = [this](rpc::Peer, proto::AgentStatusRequest request,
+                              rpc::Events) -> Task<Result<proto::AgentStatusResponse>> {
+    proto::AgentStatusResponse response;
+    if (request.has_events() && workers_ != nullptr) {
+      *response.mutable_events() = co_await workers_->events_after(request.events());
+      co_return response;
+    }
+    *response.mutable_node() = core_->address();
+    response.set_software(std::string(software_version()));
+    response.set_uptime_ms(
+        static_cast<std::uint64_t>(milliseconds(std::chrono::steady_clock::now() - started_)));
+    response.set_store(options_.store_directory.string());
+    response.set_store_bytes(core_->store().used_bytes());
+    response.set_store_budget_bytes(core_->store().budget_bytes());
+    for (const auto& [key, served] : core_->served().all()) {
+      *response.add_holdings() = make_holding(served);
+    }
+    for (auto& copy : core_->health().statuses()) *response.add_copies() = std::move(copy);
+    response.set_sessions(static_cast<std::uint32_t>(peers_->sessions().count()));
+    response.set_bytes_served(tcp_->stats().bytes_sent);
+    response.set_coordinator(options_.coordinator);
+    response.set_coordinator_connected(core_->link().client() != nullptr);
+    if (workers_ != nullptr) workers_->add_status(response);
+    if (devices_ != nullptr) *response.mutable_devices() = to_proto(devices_->status());
+    co_return response;
+  };
+  rpc::handle<proto::AGENT_STATUS>(*server_, handler);
+  rpc::handle<proto::AGENT_STATUS>(*local_server_, handler);
+}
+
+// Gives the memory of retired versions back when no other version has taken it for a while.
+Task<void> Daemon::trim_memory() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  while (!co_await async::is_cancelled()) {
+    auto trim = [this] {
+      core_->store().trim_pool(std::chrono::steady_clock::now());
+      return true;
+    };
+    auto trimmed = async::offload(core_->blocking_pool(), std::move(trim));
+    (void)co_await std::move(trimmed);
+    co_await async::sleep_for(kTrimInterval);
+  }
+}
+
+Task<void> Daemon::wait_and_stop() {
+  boost::system::error_code error;
+  const int signal =
+      co_await signals_.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, error));
+  // The next signal ends the process at once.
+  signals_.clear();
+  log::info("agent.stopping", "signal", signal);
+  co_await local_server_->close(kLocalCloseDeadline);
+  if (health_ != nullptr) co_await health_->close(kCloseDeadline);
+  co_await workers_->close(kLocalCloseDeadline);
+  co_await devices_->close(kCloseDeadline);
+  devices_->tell_events(nullptr);
+  co_await server_->close(kCloseDeadline);
+  co_await peers_->sessions().drain(kCloseDeadline);
+  (void)co_await tasks_.close(kCloseDeadline);
+  co_await core_->stop();
+  context_.stop();
+}
+
+}  // namespace
+
+Result<void> run_agent(const AgentOptions& options) {
+  boost::asio::io_context context(1);
+  Daemon daemon(context, options);
+  TRY_VOID(daemon.start());
+  boost::asio::co_spawn(context, daemon.wait_and_stop(), boost::asio::detached);
+  context.run();
+  return {};
+}
+
+}  // namespace rekindle::agent

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "recovery/agent/rdma.h"
+#include "recovery/device/options.h"
+#include "src/base/result.h"
+#include "src/store/numa.h"
+
+namespace rekindle::agent {
+
+struct AgentOptions {
+  // "": the host name.
+  std::string node_id;
+  std::filesystem::path store_directory = "/dev/shm/rekindle";
+  std::uint64_t store_budget_bytes = 0;
+  // Where copies lie.
+  store::NumaPolicy numa;
+  // How often copies are read again; 0: never.
+  std::chrono::milliseconds scrub{std::chrono::hours(24)};
+  // The control port; port 0: any.
+  std::string listen = "0.0.0.0:7400";
+  // The data port. "": the address of `listen`, any port.
+  std::string data_listen;
+  // The host name by which others reach this agent. "": the one in `listen`, or else the address
+  // that this host uses towards the coordinator.
+  std::string advertise;
+  // "host:port" of the data port as others reach it, behind NAT or a proxy. "": as it is.
+  std::string data_advertise;
+  std::string coordinator;
+  std::filesystem::path secret_file;
+  std::string failure_domain;
+  // For each puller; 0: no cap.
+  std::uint64_t max_bytes_per_second = 0;
+  std::size_t max_pullers = 64;
+  RdmaOptions rdma;
+  // "host:port" of the HTTP endpoint. "": none.
+  std::string health;
+  // Users whose workers may attach, beside our own.
+  std::vector<uid_t> allowed_uids;
+  // For a worker to load, from the arrival of its last byte.
+  std::chrono::milliseconds load_timeout{600'000};
+  // The GPUs on which workers get their weights.
+  device::GpuOptions gpu;
+  // Called once when everything listens, with the addresses in use ("10.0.0.3:7400").
+  std::function<void(const std::string& control, const std::string& data,
+                     const std::string& health)>
+      on_ready;
+};
+
+// The `rekindle agent` daemon. Runs until SIGTERM or SIGINT, or until a fatal error. After a signal
+// it drains first.
+Result<void> run_agent(const AgentOptions& options);
+
+}  // namespace rekindle::agent

@@ -1,0 +1,234 @@
+#include "recovery/agent/peer_sessions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
+#include "src/async/offload.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
+
+namespace rekindle::agent {
+
+using async::Task;
+
+namespace {
+
+constexpr std::uint32_t kPathsOffered = 16;
+// A puller waits for a session for 1.5 s.
+constexpr std::chrono::milliseconds kOpenPatience{1000};
+
+std::string connection_of(const rpc::Peer& peer) {
+  return peer.incarnation.hex() + " " + peer.address;
+}
+
+Error no_such_session() { return {ErrorCode::kDenied, "no such session: open one first"}; }
+
+// 0 means no limit.
+std::uint64_t lower_rate(std::uint64_t a, std::uint64_t b) {
+  return a == 0 || b == 0 ? std::max(a, b) : std::min(a, b);
+}
+
+}  // namespace
+
+PeerSessions::PeerSessions(boost::asio::any_io_executor executor, Parts parts, Options options)
+    : parts_(std::move(parts)),
+      options_(std::move(options)),
+      ended_(executor),
+      disconnected_(executor) {}
+
+std::uint32_t PeerSessions::count(const ModelVersion& id) const {
+  return static_cast<std::uint32_t>(std::ranges::count_if(
+      sessions_, [&](const auto& session) { return session.second.copy.id == id; }));
+}
+
+Result<CopyKey> PeerSessions::copy_of(const SessionToken& token) const {
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end()) return fail(no_such_session());
+  return found->second.copy;
+}
+
+Result<CopyKey> PeerSessions::copy_of(const SessionToken& token, const rpc::Peer& peer) const {
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end() || found->second.connection != connection_of(peer)) {
+    return fail(no_such_session());
+  }
+  return found->second.copy;
+}
+
+bool PeerSessions::begin_watch(const SessionToken& token) {
+  const auto found = sessions_.find(token);
+  return found != sessions_.end() && !std::exchange(found->second.watched, true);
+}
+
+void PeerSessions::end_watch(const SessionToken& token) {
+  const auto found = sessions_.find(token);
+  if (found != sessions_.end()) found->second.watched = false;
+}
+
+Task<Result<void>> PeerSessions::require_verified(CopyKey key, std::chrono::milliseconds patience) {
+  const Served* served = parts_.served.find(key);
+  if (served == nullptr || !served->complete() || !options_.require_verified) {
+    co_return Result<void>();
+  }
+  co_return co_await options_.require_verified(served->stored, patience);
+}
+
+Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
+                                          const proto::OpenSessionRequest& request) const {
+  const rpc::Identity& self = parts_.identity;
+  TRY(const auto meant, Incarnation::from_bytes(request.source_incarnation()));
+  if (meant != self.incarnation) {
+    return fail(ErrorCode::kStale,
+                "{} has restarted: this is another incarnation; look it up again", self.node_id);
+  }
+  const Digest root = rpc::from_proto(request.root());
+  TRY_VOID(
+      rpc::check_grant(request.grant(), self.secret, {peer.incarnation, self.incarnation, root}));
+  TRY(const auto issuer, Incarnation::from_bytes(request.grant().issuer()));
+  TRY_VOID(parts_.grant_clock.check(issuer, request.grant().epoch(), request.grant().expiry_ms(),
+                                    steady_now()));
+  TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  const Served* served = parts_.served.find({id, root, rpc::from_proto(request.layout())});
+  if (served == nullptr) {
+    return fail(ErrorCode::kStale, "{} no longer holds {} in this layout: look it up again",
+                self.node_id, id.to_string());
+  }
+  if (parts_.served.draining().contains(id)) {
+    return fail(ErrorCode::kStale, "{} is being retired on {}: pull another version",
+                id.to_string(), self.node_id);
+  }
+  if (sessions_.size() >= options_.max_pullers) {
+    return fail(ErrorCode::kUnavailable,
+                "{} serves {} pullers already: try another source, or again later", self.node_id,
+                sessions_.size());
+  }
+  return served;
+}
+
+Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
+                                                            proto::OpenSessionRequest request) {
+  CO_TRY(const Served* wanted, admit(peer, request));
+  CO_TRY_VOID(co_await require_verified(key_of(*wanted->manifest), kOpenPatience));
+  // Again: the copy may have gone meanwhile.
+  CO_TRY(const Served* served, admit(peer, request));
+
+  transport::Session session;
+  session.token = SessionToken::random();
+  session.puller = peer.node_id;
+  session.regions = served->regions;
+  std::sort(session.regions.begin(), session.regions.end());
+  session.max_bytes_per_second =
+      lower_rate(request.grant().max_bytes_per_second(), options_.max_bytes_per_second);
+
+  proto::OpenSessionResponse response;
+  response.set_token(session.token.to_bytes());
+  response.set_max_bytes_per_second(session.max_bytes_per_second);
+  for (std::size_t i = 0; i < served->regions.size(); ++i) {
+    auto* region = response.add_regions();
+    region->set_segment(static_cast<std::uint32_t>(i));
+    region->set_region(served->regions[i].region);
+    region->set_generation(served->regions[i].generation);
+    region->set_size_bytes(served->segments[i]->bytes().size());
+  }
+  add_offers(request, response);
+  if (response.offers_size() == 0) {
+    co_return fail(ErrorCode::kUnavailable, "{} serves none of the transports asked for",
+                   parts_.identity.node_id);
+  }
+  const CopyKey copy = key_of(*served->manifest);
+  log::info("session.open", "puller", peer.node_id, "address", peer.address, "version",
+            copy.id.to_string());
+  sessions_[session.token] = {connection_of(peer), copy, peer.node_id, false};
+  parts_.registry.admit(std::move(session));
+  co_return response;
+}
+
+void PeerSessions::add_offers(const proto::OpenSessionRequest& request,
+                              proto::OpenSessionResponse& response) const {
+  for (const auto& wanted : request.transports()) {
+    for (const auto* server : parts_.servers) {
+      if (server->transport() != wanted) continue;
+      auto* offer = response.add_offers();
+      offer->set_transport(wanted);
+      const bool as_configured = wanted == "tcp" && !options_.tcp_endpoint.empty();
+      offer->set_endpoint(as_configured ? options_.tcp_endpoint
+                                        : server->endpoint(options_.advertised_host()));
+      offer->set_max_paths(kPathsOffered);
+    }
+  }
+}
+
+Task<Result<proto::ConnectPathsResponse>> PeerSessions::connect_paths(
+    rpc::Peer peer, proto::ConnectPathsRequest request) {
+  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
+  CO_TRY_VOID(copy_of(token, peer));
+  const auto server = std::ranges::find_if(parts_.servers, [&](const transport::Server* one) {
+    return one->transport() == request.transport();
+  });
+  if (server == parts_.servers.end()) {
+    co_return fail(ErrorCode::kUnavailable, "{} does not serve over {}", parts_.identity.node_id,
+                   request.transport());
+  }
+  // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
+  auto work = [server = *server, token, asked = std::move(*request.mutable_request())] {
+    return server->accept(token, asked);
+  };
+  CO_TRY(auto answer, co_await async::offload(parts_.blocking_pool, std::move(work)));
+  proto::ConnectPathsResponse response;
+  response.set_response(std::move(answer));
+  co_return response;
+}
+
+Task<Result<proto::CloseSessionResponse>> PeerSessions::close(rpc::Peer peer,
+                                                              proto::CloseSessionRequest request) {
+  CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
+  if (copy_of(token, peer)) co_await end(token);
+  co_return proto::CloseSessionResponse();
+}
+
+// Revokes the session first, so that no new read starts. Then it waits for reads that are under
+// way, off the control thread. Once begun it is carried through.
+Task<void> PeerSessions::end(SessionToken token) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  const auto found = sessions_.find(token);
+  if (found == sessions_.end()) co_return;
+  log::info("session.end", "puller", found->second.puller);
+  sessions_.erase(found);
+  parts_.registry.revoke(token);
+  const auto wait_for_reads = [this, token] {
+    for (auto* server : parts_.servers) server->drop_session(token);
+    return true;
+  };
+  ++ending_;
+  co_await async::offload(parts_.blocking_pool, wait_for_reads);
+  if (--ending_ == 0) ended_.notify();
+}
+
+Task<void> PeerSessions::drain(std::chrono::milliseconds deadline) {
+  const TimePoint give_up = steady_now() + deadline;
+  while (ending_ > 0 && steady_now() < give_up) co_await ended_.wait_until(give_up);
+}
+
+Task<void> PeerSessions::end_all_of(ModelVersion id, std::optional<Digest> layout) {
+  std::vector<SessionToken> tokens;
+  for (const auto& [token, session] : sessions_) {
+    const bool reads_it = session.copy.id == id && (!layout || session.copy.layout == *layout);
+    if (reads_it) tokens.push_back(token);
+  }
+  for (const auto& token : tokens) co_await end(token);
+}
+
+void PeerSessions::on_disconnect(const rpc::Peer& peer) {
+  const std::string connection = connection_of(peer);
+  std::vector<SessionToken> tokens;
+  for (const auto& [token, session] : sessions_) {
+    if (session.connection == connection) tokens.push_back(token);
+  }
+  for (const auto& token : tokens) disconnected_.spawn("session.end", end(token));
+}
+
+}  // namespace rekindle::agent

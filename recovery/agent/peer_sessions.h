@@ -1,0 +1,106 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/agent.pb.h"
+#include "recovery/agent/grant_clock.h"
+#include "recovery/agent/served_versions.h"
+#include "recovery/rpc/rpc.h"
+#include "src/async/notifier.h"
+#include "src/async/task_group.h"
+#include "src/base/worker_pool.h"
+#include "transport/registry.h"
+
+namespace rekindle::agent {
+
+// The sessions in which pullers read the copies of this host: who may open one, over which
+// transports it reads, and when its last read has ended. Keys leave this process only in open(),
+// against a grant. Control thread only.
+class PeerSessions {
+ public:
+  struct Parts {
+    const rpc::Identity& identity;
+    ServedVersions& served;
+    GrantClock& grant_clock;
+    transport::SegmentRegistry& registry;
+    std::vector<transport::Server*> servers;
+    WorkerPool& blocking_pool;
+  };
+  struct Options {
+    // Per puller; 0: as the grant says.
+    std::uint64_t max_bytes_per_second = 0;
+    std::size_t max_pullers = 64;
+    // The host name in the endpoints of the transports.
+    std::function<std::string()> advertised_host;
+    // Instead of the TCP server's own endpoint; "" for its own.
+    std::string tcp_endpoint;
+    // Waits until a copy is verified, at most for as long as the second argument says; an error
+    // refuses the copy. With 0 its verification begins all the same. Empty: every copy counts as
+    // verified.
+    std::function<async::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>,
+                                            std::chrono::milliseconds)>
+        require_verified;
+  };
+  PeerSessions(boost::asio::any_io_executor executor, Parts parts, Options options);
+
+  async::Task<Result<proto::OpenSessionResponse>> open(rpc::Peer peer,
+                                                       proto::OpenSessionRequest request);
+  async::Task<Result<proto::ConnectPathsResponse>> connect_paths(
+      rpc::Peer peer, proto::ConnectPathsRequest request);
+  async::Task<Result<proto::CloseSessionResponse>> close(rpc::Peer peer,
+                                                         proto::CloseSessionRequest request);
+  // Ends every session that reads the version, in this layout or in any, and waits until none of
+  // them can touch its memory.
+  async::Task<void> end_all_of(ModelVersion id, std::optional<Digest> layout = std::nullopt);
+  // A session ends with the control connection that opened it.
+  void on_disconnect(const rpc::Peer& peer);
+  // Waits for sessions that are ending. The transports' servers must live until then.
+  async::Task<void> drain(std::chrono::milliseconds deadline);
+
+  std::size_t count() const { return sessions_.size(); }
+  std::uint32_t count(const ModelVersion& id) const;
+  bool contains(const SessionToken& token) const { return sessions_.contains(token); }
+  // The copy that a session reads. kDenied: there is no such session; the second one wants it to be
+  // of this connection, too.
+  Result<CopyKey> copy_of(const SessionToken& token) const;
+  Result<CopyKey> copy_of(const SessionToken& token, const rpc::Peer& peer) const;
+  // At most one call at a time follows what a copy that is being filled holds. False: one does.
+  bool begin_watch(const SessionToken& token);
+  void end_watch(const SessionToken& token);
+  // Waits until a complete copy is verified. A copy that is being filled shows only verified tiles.
+  async::Task<Result<void>> require_verified(CopyKey key, std::chrono::milliseconds patience);
+
+ private:
+  struct Session {
+    std::string connection;
+    CopyKey copy;
+    std::string puller;
+    bool watched = false;
+  };
+  Result<const Served*> admit(const rpc::Peer& peer,
+                              const proto::OpenSessionRequest& request) const;
+  void add_offers(const proto::OpenSessionRequest& request,
+                  proto::OpenSessionResponse& response) const;
+  async::Task<void> end(SessionToken token);
+
+  const Parts parts_;
+  const Options options_;
+  std::map<SessionToken, Session> sessions_;
+  // Sessions whose reads are waited for.
+  int ending_ = 0;
+  async::Notifier ended_;
+  // Of sessions whose connection has gone.
+  async::TaskGroup disconnected_;
+};
+
+}  // namespace rekindle::agent

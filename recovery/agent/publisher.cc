@@ -1,0 +1,130 @@
+#include "recovery/agent/publisher.h"
+
+#include <utility>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/this_coro.hpp>
+
+#include "proto/coordinator.pb.h"
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
+#include "src/async/offload.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
+
+namespace rekindle::agent {
+
+using async::Task;
+
+namespace {
+
+constexpr std::chrono::milliseconds kCoordinatorWait{3000};
+constexpr std::chrono::milliseconds kClaimDeadline{3000};
+
+}  // namespace
+
+Task<Result<TransferSummary>> Publisher::publish(PublishRequest request, OnProgress progress) {
+  Order order;
+  order.id = request.id;
+  order.replicas = request.replicas;
+  order.stage = [this, id = request.id, paths = std::move(request.paths)](const OnBytes& on_bytes) {
+    return parts_.store.stage(id, paths, on_bytes);
+  };
+  order.progress = std::move(progress);
+  return run(std::move(order));
+}
+
+Task<Result<TransferSummary>> Publisher::publish_filled(ModelVersion id,
+                                                        store::FilledSegments filled) {
+  Order order;
+  order.id = id;
+  // Stage is copyable, the segments are not. It is called once.
+  auto shared = std::make_shared<store::FilledSegments>(std::move(filled));
+  order.stage = [this, id, shared](const OnBytes& on_bytes) {
+    return parts_.store.stage_segments(id, std::move(*shared), on_bytes);
+  };
+  return run(std::move(order));
+}
+
+Task<Result<TransferSummary>> Publisher::run(Order order) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  const TimePoint started = steady_now();
+  auto stored = co_await stage_and_commit(order);
+  if (!stored) {
+    co_return fail(std::move(stored).error().with_context("publish " + order.id.to_string()));
+  }
+  CO_TRY_VOID(co_await serving_.commit(*stored, "published"));
+  const Manifest& manifest = (*stored)->manifest;
+  TransferSummary summary;
+  summary.id = order.id;
+  summary.root = manifest.checkpoint->root;
+  summary.layout = manifest.layout.digest();
+  summary.path = (*stored)->directory;
+  summary.bytes = manifest.layout.payload_bytes();
+  summary.tensors = count_tensors(manifest.checkpoint->tensors, manifest.layout);
+  summary.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(steady_now() - started);
+  log::info("publish.ready", "version", order.id.to_string(), "root", summary.root.hex(), "bytes",
+            summary.bytes);
+  co_return summary;
+}
+
+Publisher::OnBytes Publisher::report_to(const Order& order) const {
+  return [executor = executor_, id = order.id, progress = order.progress,
+          started = steady_now()](const store::PublishProgress& bytes) {
+    if (!progress) return;
+    Progress update;
+    update.phase = "copy";
+    update.id = id;
+    update.bytes_done = bytes.bytes_done;
+    update.bytes_total = bytes.bytes_total;
+    const double elapsed = seconds(steady_now() - started);
+    update.bytes_per_second = elapsed > 0 ? static_cast<double>(bytes.bytes_done) / elapsed : 0;
+    // The store calls this on its copying threads.
+    boost::asio::post(executor, [progress, update] { progress(update); });
+  };
+}
+
+Task<Result<std::shared_ptr<const store::StoredVersion>>> Publisher::stage_and_commit(
+    Order& order) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  CO_TRY_VOID(retirement_.check_not_retiring(order.id));
+  CO_TRY(const Staged staged, co_await async::offload(parts_.blocking_pool, [&] {
+           return order.stage(report_to(order));
+         }));
+  // A publication that is cancelled ends here. After the claim it is carried through, because the
+  // fleet has heard of it. Nor does it go on while a retire of the version would take the new copy
+  // along.
+  Result<void> claimed = fail(ErrorCode::kUnavailable, "cancelled; nothing was published");
+  if (!co_await async::is_cancelled()) claimed = retirement_.check_not_retiring(order.id);
+  if (claimed) claimed = co_await claim(parts_.store.staged_manifest(*staged), order.replicas);
+  if (!claimed) {
+    co_await async::offload(parts_.blocking_pool, [&] {
+      parts_.store.discard_staged(staged);
+      return true;
+    });
+    co_return fail(std::move(claimed).error());
+  }
+  co_return co_await async::offload(parts_.blocking_pool,
+                                    [&] { return parts_.store.commit_staged(staged); });
+}
+
+Task<Result<void>> Publisher::claim(const Manifest& manifest,
+                                    std::optional<std::uint32_t> replicas) {
+  if (!parts_.link.configured()) co_return Result<void>();
+  CO_TRY(const auto client, co_await parts_.link.wait_connected(kCoordinatorWait));
+  const Checkpoint& checkpoint = *manifest.checkpoint;
+  proto::PublishRequest request;
+  request.set_node_id(parts_.identity.node_id);
+  request.set_incarnation(parts_.identity.incarnation.to_bytes());
+  *request.mutable_id() = rpc::to_proto(checkpoint.id);
+  *request.mutable_root() = rpc::to_proto(checkpoint.root);
+  *request.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
+  request.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
+  if (replicas) request.set_replicas(*replicas);
+  const auto answer =
+      co_await rpc::call<proto::COORDINATOR_PUBLISH>(client, std::move(request), kClaimDeadline);
+  if (!answer) co_return fail(answer.error());
+  co_return Result<void>();
+}
+
+}  // namespace rekindle::agent

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "recovery/agent/agent_parts.h"
+#include "recovery/agent/copy_serving.h"
+#include "recovery/agent/local_agent.h"
+#include "recovery/agent/version_retirement.h"
+
+namespace rekindle::agent {
+
+// Publishes versions from this host: stages a copy in the store, claims the version at the
+// coordinator, commits the copy and serves it. Control thread only.
+class Publisher {
+ public:
+  Publisher(boost::asio::any_io_executor executor, AgentParts parts,
+            const VersionRetirement& retirement, CopyServing& serving)
+      : executor_(std::move(executor)), parts_(parts), retirement_(retirement), serving_(serving) {}
+
+  async::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
+  // Publishes segments that a worker has filled.
+  async::Task<Result<TransferSummary>> publish_filled(ModelVersion id,
+                                                      store::FilledSegments filled);
+
+ private:
+  using Staged = std::shared_ptr<store::SegmentStore::Staged>;
+  using OnBytes = std::function<void(const store::PublishProgress&)>;
+  using Stage = std::function<Result<Staged>(const OnBytes&)>;
+  struct Order {
+    ModelVersion id;
+    std::optional<std::uint32_t> replicas;
+    // Runs on a thread of the pool.
+    Stage stage;
+    OnProgress progress;
+  };
+  async::Task<Result<TransferSummary>> run(Order order);
+  async::Task<Result<std::shared_ptr<const store::StoredVersion>>> stage_and_commit(Order& order);
+  async::Task<Result<void>> claim(const Manifest& manifest, std::optional<std::uint32_t> replicas);
+  OnBytes report_to(const Order& order) const;
+
+  const boost::asio::any_io_executor executor_;
+  const AgentParts parts_;
+  const VersionRetirement& retirement_;
+  CopyServing& serving_;
+};
+
+}  // namespace rekindle::agent

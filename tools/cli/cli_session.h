@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "src/base/result.h"
+
+namespace rekindle::cli {
+
+// The options that all commands share, as the command line, the environment and the configuration
+// file (in this order) set them.
+struct Settings {
+  std::string coordinator;
+  std::string store = "/dev/shm/rekindle";
+  std::string secret_file;
+  // "": info for daemons, error for other commands.
+  std::string log_level;
+  std::string log_format = "text";
+  std::string config;
+  bool json = false;
+  bool quiet = false;
+};
+
+struct Session {
+  Settings settings;
+  // The command that was chosen: "pull".
+  std::string command;
+  // It logs at info and reads --config.
+  bool daemon = false;
+  // The signal that ended the command, or 0.
+  int interrupted_by = 0;
+  // Runs the command and returns the exit code.
+  std::function<Result<int>()> run;
+
+  // The command line names this command.
+  void choose(std::string name, std::function<Result<int>()> body) {
+    command = std::move(name);
+    run = std::move(body);
+  }
+};
+
+class Command;
+
+// Each adds its command to the parser. Called once, by main.
+void add_coordinator(Command& app, Session& session);
+void add_agent(Command& app, Session& session);
+void add_demo(Command& app, Session& session);
+void add_publish(Command& app, Session& session);
+void add_pull(Command& app, Session& session);
+void add_run(Command& app, Session& session);
+void add_wait_ready(Command& app, Session& session);
+void add_status(Command& app, Session& session);
+void add_events(Command& app, Session& session);
+void add_inspect(Command& app, Session& session);
+void add_verify(Command& app, Session& session);
+void add_retire(Command& app, Session& session);
+void add_drain(Command& app, Session& session);
+void add_update(Command& app, Session& session);
+void add_bench(Command& app, Session& session);
+void add_topo(Command& app, Session& session);
+void add_doctor(Command& app, Session& session);
+void add_completion(Command& app, Session& session);
+void add_version(Command& app, Session& session);
+void add_device_process(Command& app, Session& session);
+
+}  // namespace rekindle::cli

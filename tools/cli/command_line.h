@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/base/result.h"
+#include "tools/cli/cli_session.h"
+#include "transport/verbs/fabric_options.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+// The options of commands. Only the implementation includes CLI11, whose templates take seconds to
+// compile; commands see these plain functions. The handles live as long as the parser.
+namespace rekindle::cli {
+
+// One option of a command. Each method returns the option itself.
+class CommandOption {
+ public:
+  explicit CommandOption(CLI::Option* option) : option_(option) {}
+  CommandOption& type_name(const std::string& name);
+  CommandOption& group(const std::string& name);
+  CommandOption& required();
+  // May be given only without, or only with, the other.
+  CommandOption& excludes(CommandOption other);
+  CommandOption& needs(CommandOption other);
+  CommandOption& one_of(std::initializer_list<const char*> values);
+  CommandOption& between(int least, int most);
+  CommandOption& between(std::uint32_t least, std::uint32_t most);
+  CommandOption& between(double least, double most);
+  // `problem` returns "" for a text that is right.
+  CommandOption& check(std::function<std::string(const std::string&)> problem);
+  // Separates several values in one text.
+  CommandOption& delimiter(char separator);
+
+ private:
+  CLI::Option* option_;
+};
+
+// A command, or a command of a command ("bench transfer").
+class Command {
+ public:
+  explicit Command(CLI::App& app) : app_(&app) {}
+
+  Command command(const std::string& name, const std::string& about);
+  // `name`: "--to", "-w,--watch", or "PATH" for a word without a dash. The value that the variable
+  // has is the default. It must outlive the parser.
+  CommandOption option(const std::string& name, std::string& value, const std::string& help);
+  CommandOption option(const std::string& name, std::vector<std::string>& value,
+                       const std::string& help);
+  CommandOption option(const std::string& name, int& value, const std::string& help);
+  CommandOption option(const std::string& name, double& value, const std::string& help);
+  CommandOption option(const std::string& name, std::int64_t& value, const std::string& help);
+  CommandOption option(const std::string& name, std::uint32_t& value, const std::string& help);
+  CommandOption option(const std::string& name, std::uint64_t& value, const std::string& help);
+  CommandOption option(const std::string& name, std::filesystem::path& value,
+                       const std::string& help);
+  CommandOption option(const std::string& name, std::optional<std::uint32_t>& value,
+                       const std::string& help);
+  CommandOption flag(const std::string& name, bool& value, const std::string& help);
+  void footer(const std::string& text);
+  void require_command();
+  // Keeps the command out of the list of commands.
+  void hide();
+  // Runs when the command was chosen; returns the exit code. `name` is for messages.
+  void runs(Session& session, const std::string& name, std::function<Result<int>()> body);
+  // The same for a daemon, which logs at info and reads the configuration file.
+  void runs_daemon(Session& session, const std::string& name, std::function<Result<int>()> body);
+
+  // For the completion script, which is made from the parser itself.
+  CLI::App& parser() const { return *app_; }
+
+ private:
+  CLI::App* app_;
+};
+
+// --hca, --gid-index, --topology, …: for every command that opens RDMA devices. Wrong text ends the
+// parse with a line that says why. Builds without libibverbs have them too, so that one
+// configuration file fits all.
+void add_fabric_options(Command& command, transport::verbs::FabricOptions& options);
+
+// Fills options of `app` and its chosen subcommand that neither the command line nor the
+// environment has set, from a TOML file: top-level keys are for every daemon, [agent] and
+// [coordinator] for one. Keys are the long option names. kInvalid names the file and a key that is
+// unknown or wrong.
+Result<void> apply_config_file(CLI::App& app, CLI::App& chosen, const std::string& path);
+
+}  // namespace rekindle::cli
