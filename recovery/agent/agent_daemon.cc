@@ -42,7 +42,7 @@ constexpr std::chrono::minutes kTrimInterval{1};
 // A cancelled pull drains.
 constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};
 
-// The address that this host uses towards `remote`: connecting a UDP socket asks the routing table
+// The address that this host uses towards `remote`. Connecting a UDP socket asks the routing table
 // and sends nothing.
 std::string local_host_towards(const rpc::HostPort& remote) {
   boost::asio::io_context context;
@@ -218,7 +218,7 @@ Result<void> Daemon::listen_control() {
   return local_server_->listen_unix(socket);
 }
 
-// Everything that workers need is there: they may come.
+// Last, because workers may attach from here on.
 Result<void> Daemon::start_workers() {
   device::LinkOptions devices;
   devices.gpu = options_.gpu;

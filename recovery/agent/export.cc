@@ -26,10 +26,11 @@ using store::kPartialSuffix;
 
 namespace {
 
-// In the inner store from before the first file of DIR is touched: what DIR then holds is ours.
+// Lies in the inner store from before the first file of DIR is touched. It shows that the files of
+// DIR are ours.
 constexpr std::string_view kExporting = "exporting";
 
-// Whoever made a symbolic link here would choose which file is overwritten.
+// Refuses symbolic links: their author would choose the file that is overwritten.
 Result<void> check_no_link(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_symlink(fs::symlink_status(path, ignored))) return {};
@@ -39,7 +40,7 @@ Result<void> check_no_link(const fs::path& path) {
               path.string());
 }
 
-// A new file that takes the place of what has its name; a link there is replaced, not followed.
+// A new file that replaces the file of its name. It replaces a link and does not follow it.
 Result<void> write_file(const fs::path& path, std::string_view content) {
   std::error_code error;
   const fs::path temporary = path.string() + std::string(kPartialSuffix);
@@ -94,13 +95,13 @@ Result<void> write_small_files(const store::StoredVersion& stored, const fs::pat
   return {};
 }
 
-// What the files were when their bytes matched: the evidence for everything that gets a name in
-// DIR. The leases and mappings outlive the store.
+// The state of the files when their bytes matched. It is the evidence for every file that gets a
+// name in DIR. The leases and mappings outlive the store.
 Result<store::Verification::Stamps> verified_files(const store::StoredVersion& stored) {
   if (stored.verification->state() == store::CopyState::kVerified) {
     if (auto record = stored.verification->record()) return std::move(record->files);
   }
-  // This names the file, where it can tell.
+  // The error names the file where possible.
   if (auto now = stored.verification->stamp(); !now) {
     return fail(now.error().code(), "{}; run the same pull again", now.error().message());
   }
@@ -119,8 +120,8 @@ Result<void> check_unchanged(const store::MappedSegment& segment,
               segment.path().string());
 }
 
-// The name in DIR is that of the file that has verified. Links change its ctime, so only the lease
-// tells whether somebody has written to it meanwhile.
+// Checks that the name in DIR is that of the verified file. Links change its ctime, so only the
+// lease tells whether somebody has written to it meanwhile.
 Result<void> check_linked(store::MappedSegment& segment, const store::FileStamp& verified,
                           const fs::path& target) {
   struct stat status {};
@@ -142,8 +143,8 @@ Result<void> check_linked(store::MappedSegment& segment, const store::FileStamp&
               target.string());
 }
 
-// Linked, not moved: the store's copy stays whole until the export is done, so that one that is cut
-// short here starts again without fetching anything.
+// Links files instead of moving them. The store's copy stays whole until the export is done, so
+// that an interrupted export starts again without fetching anything.
 Result<void> link_weights(const fs::path& segment, const fs::path& target) {
   const fs::path temporary = target.string() + std::string(kPartialSuffix);
   std::error_code error;
@@ -162,7 +163,7 @@ Result<void> link_weights(const fs::path& segment, const fs::path& target) {
   return {};
 }
 
-// Where a file is not the one that has verified, its name in DIR goes: nobody shall load it.
+// Removes the names in DIR of files that are not the verified ones, so that nobody loads them.
 Result<void> place_weights(const store::StoredVersion& stored,
                            const store::Verification::Stamps& verified,
                            const std::set<std::uint32_t>& dropped, const fs::path& directory) {
@@ -189,7 +190,7 @@ Result<void> place_weights(const store::StoredVersion& stored,
   return {};
 }
 
-// Weights of an earlier export that this version does not have would be loaded along.
+// Removes weights of an earlier export that this version does not have. Tools would load them, too.
 void remove_other_weights(const fs::path& directory, const std::set<std::string>& kept) {
   std::vector<fs::path> others;
   std::error_code error;
@@ -220,7 +221,7 @@ std::string make_index(const Manifest& manifest) {
   return index.dump(2) + "\n";
 }
 
-// The manifest of what stays: the weights, without the segment of small files.
+// The manifest of DIR: the weights, without the segment of small files.
 Result<Manifest> weights_only(const Manifest& manifest, const std::set<std::uint32_t>& dropped) {
   std::vector<SegmentSpec> segments;
   std::map<std::uint32_t, std::uint32_t> renumbered;
@@ -266,7 +267,7 @@ Result<void> check_export_target(const fs::path& directory) {
   if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
   TRY_VOID(check_no_link(export_store(directory)));
   fs::remove_all(used_store(directory), error);
-  // A manifest, or an export that was cut short: ours to write in.
+  // With a manifest, or after an interrupted export, the directory is ours.
   if (fs::exists(directory / kManifestName, error) ||
       fs::exists(export_store(directory) / kExporting, error)) {
     return {};
@@ -286,7 +287,7 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
   std::error_code error;
   TRY(const auto verified, verified_files(stored));
   TRY_VOID(write_file(export_store(directory) / kExporting, ""));
-  // Until the new one is there nothing vouches for the files.
+  // Until the new manifest is there nothing vouches for the files.
   fs::remove(directory / kManifestName, error);
   std::set<std::uint32_t> dropped;
   std::set<std::string> kept;
@@ -308,7 +309,7 @@ Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::pat
   TRY(const Manifest weights, weights_only(manifest, dropped));
   TRY_VOID(write_file(directory / kManifestName, weights.serialize()));
   TRY_VOID(failpoint("export.after_manifest"));
-  // In one step: half a store would be in the way of the next pull.
+  // In one step, because half a store would hinder the next pull.
   fs::rename(export_store(directory), used_store(directory), error);
   TRY_VOID(failpoint("export.before_clean"));
   fs::remove_all(used_store(directory), error);

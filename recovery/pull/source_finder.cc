@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
 #include "src/async/task_group.h"
 #include "src/base/log.h"
 
@@ -105,8 +106,7 @@ async::Task<Result<proto::OpenPullResponse>> SourceFinder::open(
   request.set_latest(!ref.version.has_value());
   request.set_version(ref.version.value_or(0));
   request.set_shard(shard_);
-  co_return co_await rpc::call<proto::OpenPullResponse>(client, proto::COORDINATOR_OPEN_PULL,
-                                                        std::move(request), deadline);
+  co_return co_await rpc::call<proto::COORDINATOR_OPEN_PULL>(client, std::move(request), deadline);
 }
 
 void SourceFinder::take_offer(const proto::OpenPullResponse& response) {
@@ -155,8 +155,7 @@ async::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std:
   request.set_version(version.value_or(0));
   request.set_puller_incarnation(environment_.identity.incarnation.to_bytes());
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - steady_now());
-  auto response = co_await rpc::call<proto::OpenDirectResponse>(*client, proto::AGENT_OPEN_DIRECT,
-                                                                std::move(request), left);
+  auto response = co_await rpc::call<proto::AGENT_OPEN_DIRECT>(*client, std::move(request), left);
   (*client)->close();
   if (response) {
     answer = std::move(response);
@@ -266,8 +265,8 @@ async::Task<Result<proto::PullProgressResponse>> SourceFinder::tell_progress(
   request.set_bytes_total(report.bytes_total);
   request.set_need_sources(need_sources);
   for (auto& source : report.sources) *request.add_sources() = std::move(source);
-  return rpc::call<proto::PullProgressResponse>(std::move(client), proto::COORDINATOR_PULL_PROGRESS,
-                                                std::move(request), deadline);
+  return rpc::call<proto::COORDINATOR_PULL_PROGRESS>(std::move(client), std::move(request),
+                                                     deadline);
 }
 
 async::Task<void> SourceFinder::exchange(PullReport report) {
@@ -301,8 +300,8 @@ async::Task<void> SourceFinder::close(const Result<void>& outcome) {
   proto::ClosePullRequest request;
   request.set_pull_id(pull_id_);
   *request.mutable_outcome() = outcome ? rpc::ok_status() : rpc::to_status(outcome.error());
-  auto call = rpc::call<proto::ClosePullResponse>(client, proto::COORDINATOR_CLOSE_PULL,
-                                                  std::move(request), kFinderCloseDeadline);
+  auto call =
+      rpc::call<proto::COORDINATOR_CLOSE_PULL>(client, std::move(request), kFinderCloseDeadline);
   if (coordinator_silent_) {
     boost::asio::co_spawn(environment_.executor, std::move(call), boost::asio::detached);
   } else {

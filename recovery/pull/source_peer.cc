@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/methods.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -48,9 +49,8 @@ async::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, D
     *request.mutable_digest() = rpc::to_proto(digest);
     request.set_offset(bytes.size());
     request.set_name(name);
-    CO_TRY(const auto page,
-           co_await rpc::call<proto::GetPageResponse>(client_, proto::AGENT_GET_PAGE,
-                                                      std::move(request), paging.page_deadline));
+    CO_TRY(const auto page, co_await rpc::call<proto::AGENT_GET_PAGE>(client_, std::move(request),
+                                                                      paging.page_deadline));
     paging.on_page();
     if (bytes.empty()) {
       total = page.total_bytes();
@@ -107,8 +107,7 @@ async::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
   *request.mutable_grant() = std::move(wanted.grant);
   for (auto& transport : wanted.transports) request.add_transports(std::move(transport));
   CO_TRY(const auto response,
-         co_await rpc::call<proto::OpenSessionResponse>(client_, proto::AGENT_OPEN_SESSION,
-                                                        std::move(request), deadline));
+         co_await rpc::call<proto::AGENT_OPEN_SESSION>(client_, std::move(request), deadline));
   PeerSession session;
   CO_TRY(session.token, SessionToken::from_bytes(response.token()));
   for (const auto& region : response.regions()) {
@@ -131,8 +130,8 @@ async::Task<Result<std::string>> SourcePeer::connect_paths(SessionToken token,
   message.set_token(token.to_bytes());
   message.set_transport(std::move(transport));
   message.set_request(std::move(request));
-  CO_TRY(auto response, co_await rpc::call<proto::ConnectPathsResponse>(
-                            client_, proto::AGENT_CONNECT_PATHS, std::move(message), deadline));
+  CO_TRY(auto response,
+         co_await rpc::call<proto::AGENT_CONNECT_PATHS>(client_, std::move(message), deadline));
   co_return std::move(*response.mutable_response());
 }
 
@@ -141,13 +140,12 @@ async::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, Se
   proto::CloseSessionRequest request;
   request.set_token(token.to_bytes());
   // A failure changes nothing: the source ends the session as well when this connection closes.
-  (void)co_await rpc::call<proto::CloseSessionResponse>(peer->client_, proto::AGENT_CLOSE_SESSION,
-                                                        std::move(request), kCloseDeadline);
+  (void)co_await rpc::call<proto::AGENT_CLOSE_SESSION>(peer->client_, std::move(request),
+                                                       kCloseDeadline);
 }
 
 async::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
-  auto answer = co_await rpc::call<proto::AgentStatusResponse>(
-      peer->client_, proto::AGENT_STATUS, proto::AgentStatusRequest(), kKeepAliveDeadline);
+  auto answer = co_await rpc::call<proto::AGENT_STATUS>(peer->client_, {}, kKeepAliveDeadline);
   if (!answer && answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
 }
 
@@ -177,9 +175,8 @@ async::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> pee
 async::Task<Result<std::vector<std::string>>> SourcePeer::prove_ranges(
     proto::ProveRangesRequest request) {
   const int asked = request.items_size();
-  CO_TRY(const auto response,
-         co_await rpc::call<proto::ProveRangesResponse>(client_, proto::AGENT_PROVE_RANGES,
-                                                        std::move(request), kProofDeadline));
+  CO_TRY(const auto response, co_await rpc::call<proto::AGENT_PROVE_RANGES>(
+                                  client_, std::move(request), kProofDeadline));
   if (response.proofs_size() != asked) {
     co_return fail(ErrorCode::kCorrupt, "source {} sent {} proofs for {} ranges", name(),
                    response.proofs_size(), asked);

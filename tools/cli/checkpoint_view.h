@@ -12,7 +12,8 @@
 
 namespace rekindle::cli {
 
-// What `inspect` shows of a safetensors file, a checkpoint directory or a copy in a store.
+// The facts that `inspect` shows of a safetensors file, a checkpoint directory or a copy in a
+// store.
 struct CheckpointView {
   struct Line {
     std::string name;
@@ -41,7 +42,7 @@ struct CheckpointView {
 };
 
 Result<CheckpointView> view_checkpoint(const std::filesystem::path& path);
-// A copy's directory, or its manifest.
+// Whether the path is the directory of a copy, or its manifest.
 bool is_store_copy(const std::filesystem::path& path);
 
 }  // namespace rekindle::cli

@@ -133,7 +133,7 @@ Result<int> verify(const Settings& settings, const std::string& path) {
   return kExitOk;
 }
 
-// `what`: MODEL@VERSION, or the path of a copy of it.
+// `what` is MODEL@VERSION, or the path of a copy.
 Result<ModelVersion> version_meant(const std::string& what) {
   std::error_code ignored;
   if (std::filesystem::exists(what, ignored) && is_store_copy(what)) {

@@ -1,4 +1,5 @@
-// `run` supervises a worker, `wait-ready` waits for an instance of workers.
+// The commands `run` and `wait-ready`: the first supervises a worker, the second waits for an
+// instance of workers.
 #include <charconv>
 #include <cstdint>
 #include <memory>

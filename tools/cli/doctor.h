@@ -14,7 +14,7 @@ namespace rekindle::cli::doctor {
 enum class Level { kOk, kWarn, kFail };
 std::string_view to_string(Level level);
 
-// One thing looked at: what was found, what it means, what to do about it.
+// The result of one check: the findings, their severity, and advice.
 struct Check {
   std::string name;
   Level level = Level::kOk;
@@ -24,7 +24,7 @@ struct Check {
 };
 using Checks = std::vector<Check>;
 
-// Where the kernel's files are; tests put their own tree there.
+// The files of the kernel. Tests use a tree of their own.
 struct Kernel {
   std::filesystem::path root = "/";
 
@@ -61,7 +61,7 @@ Checks device_checks(const Kernel& kernel);
 // The driver, each device and NCCL; nothing in a build without CUDA. `gpus`: the kernel has some.
 Checks cuda_checks(bool gpus);
 
-// doctor_rdma.cc: the ports as the transport itself sees them
+// doctor_rdma.cc: the ports as the transport sees them
 Check check_rail(const RailView& rail);
 Check check_gpu_direct(const RdmaView& view, const transport::verbs::GpuDirectFacts& facts);
 transport::verbs::GpuDirectFacts gpu_direct_facts(const Kernel& kernel, const RdmaView& view);

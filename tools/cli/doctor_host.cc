@@ -196,7 +196,7 @@ Check check_huge_pages(const Kernel& kernel) {
 
 namespace {
 
-// The part of the path that is there.
+// The longest prefix of the path that exists.
 std::filesystem::path existing_part(const std::filesystem::path& directory) {
   std::filesystem::path existing = std::filesystem::absolute(directory);
   std::error_code ignored;

@@ -8,8 +8,8 @@
 
 namespace rekindle::cli {
 
-// Shows how a publish or pull goes, on stderr: a bar on a terminal (rate, time left, sources), a
-// line a second at most elsewhere, nothing when quiet.
+// Shows the progress of a publish or pull on stderr: a bar with rate, time left and sources on a
+// terminal; at most one line a second elsewhere; nothing when quiet.
 class ProgressView {
  public:
   enum class Style { kBar, kLines, kQuiet };
@@ -24,7 +24,7 @@ class ProgressView {
 
   void update(const pull::Progress& progress) { update(progress, SteadyClock().now()); }
   void update(const pull::Progress& progress, TimePoint now);
-  // Takes the bar away.
+  // Removes the bar.
   void finish();
 
   // One line that fits into `width` columns.

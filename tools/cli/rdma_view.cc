@@ -66,7 +66,7 @@ Result<RdmaView> look_at_sysfs(const verbs::FabricOptions& options) {
 
 namespace {
 
-// The device's own word replaces what sysfs let us guess.
+// Replaces the guesses from sysfs by the facts of the opened device.
 void overlay(RailView& view, const verbs::Rail& rail, bool dmabuf) {
   const verbs::Rail::State state = rail.state();
   view.device = rail.device().name();

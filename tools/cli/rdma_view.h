@@ -9,8 +9,8 @@
 #include "transport/verbs/host/hca_filter.h"
 #include "transport/verbs/host/topology.h"
 
-// The RDMA ports of this host for `topo` and `doctor`: through libibverbs where this build has it
-// and the devices can be opened, from sysfs alone where not.
+// The RDMA ports of this host for `topo` and `doctor`. They come from libibverbs where this build
+// has it and the devices can be opened, and from sysfs otherwise.
 namespace rekindle::cli {
 
 struct RailView {
@@ -45,10 +45,10 @@ struct RdmaView {
   std::string lacking;
 };
 
-// kInvalid: a filter or topology file that cannot be understood.
+// kInvalid: the filter or the topology file is malformed.
 Result<RdmaView> look_at_rdma(const transport::verbs::FabricOptions& options);
 
-// sysfs only: what the rails would be.
+// From sysfs only.
 Result<RdmaView> look_at_sysfs(const transport::verbs::FabricOptions& options);
 
 }  // namespace rekindle::cli

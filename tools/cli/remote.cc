@@ -26,7 +26,7 @@ Result<std::unique_ptr<Remote>> Remote::create(const Settings& settings, std::st
   return remote;
 }
 
-// The first of several addresses that answers: of several coordinators only the leader listens.
+// Connects to the first address that answers, because only the coordinator that leads listens.
 async::Task<Result<std::shared_ptr<rpc::RpcClient>>> Remote::connect() {
   if (address_.starts_with(rpc::kUnixPrefix)) {
     co_return co_await rpc::RpcClient::connect(address_, identity_, kConnectDeadline);
@@ -56,7 +56,7 @@ Result<std::string> Remote::call_raw(proto::Method method, std::string body) {
                           failure = thrown;
                           outcome = std::move(result);
                         });
-  // Not run(): the connection's own coroutines go on between calls.
+  // Not run(), because the coroutines of the connection do not end between calls.
   io_.restart();
   while (!outcome && !failure) {
     if (io_.run_one() == 0) break;

@@ -13,7 +13,8 @@
 
 namespace rekindle::cli {
 
-// Blocking calls to a coordinator or agent, over one connection that is made again when it broke.
+// Makes blocking calls to a coordinator or agent over one connection, and connects again when it
+// broke.
 class Remote {
  public:
   static Result<std::unique_ptr<Remote>> create(const Settings& settings, std::string address);

@@ -20,7 +20,7 @@ std::string name_of(const proto::RoundStatus& round) {
   return printable(fmt::format("{}@{}", round.id().model(), round.id().version()));
 }
 
-// A worker without an instance has a name in brackets, and no rank worth naming.
+// A worker without an instance is named by its process, without a rank.
 std::string name_of(const Member& member) {
   if (member.instance().starts_with("pid-")) {
     return printable(fmt::format("{} on {}", member.instance(), member.node_id()));

@@ -183,7 +183,7 @@ Json to_json(const proto::DeviceProcess& process) {
           {"problem", process.problem()}};
 }
 
-// Which there are, and how the process is that drives them.
+// The devices, and the state of the process that drives them.
 std::string devices_text(const proto::DeviceProcess& process) {
   // An older agent does not report it.
   if (process.state().empty()) return {};

@@ -56,7 +56,7 @@ int exit_code_of(int status) {
   return WIFSIGNALED(status) ? kExitSignal + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-// NAME=VALUE of ours with `more` on top.
+// The environment of this process as NAME=VALUE, with `more` added.
 std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& more) {
   std::vector<std::string> out;
@@ -78,7 +78,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return out;
 }
 
-// In the child, between fork and exec: only what is safe there.
+// Runs in the child between fork and exec, so it calls only async-signal-safe functions.
 [[noreturn]] void become(char** argv, char** environment, const sigset_t& mask, pid_t parent,
                          int report_fd) {
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != parent) ::_exit(kExitFailed);
@@ -141,8 +141,8 @@ bool Supervisor::take_signal(siginfo_t& signal, TimePoint deadline) {
   return ::sigtimedwait(&watched_, &signal, &time) > 0;
 }
 
-// What is typed at the terminal goes to its whole process group, the child's, too. A hang-up may
-// reach the leader of the session only.
+// A signal of the terminal reaches its whole process group, and so the child. A hang-up may reach
+// only the leader of the session.
 void Supervisor::pass_on(pid_t child, const siginfo_t& signal) {
   const int number = signal.si_signo;
   if (number == SIGCHLD) return;
@@ -186,8 +186,8 @@ bool Supervisor::pause(std::chrono::milliseconds delay) {
   return stop_signal_ == 0;
 }
 
-// The kernel connects to an agent that is dying, too, which then ends what it never accepted. One
-// that is there and does not answer, listens.
+// The kernel also connects to a dying agent, which closes the connection without accepting it. An
+// agent that keeps the connection open listens, even if it does not answer.
 bool Supervisor::agent_listens() const {
   auto socket = ipc::connect_unix_socket(options_.agent_socket, steady_now() + kAgentCheckInterval);
   if (!socket) {

@@ -30,7 +30,7 @@ std::string speed_text(std::uint64_t bytes_per_second) {
 
 std::string number_or_dash(std::int64_t value) { return value < 0 ? "-" : std::to_string(value); }
 
-// One line of the matrix: something that bytes are wanted near to.
+// One line of the matrix: a GPU or NUMA node that wants bytes near it.
 struct Target {
   std::string kind, name;
   int numa_node;

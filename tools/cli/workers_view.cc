@@ -46,7 +46,7 @@ std::string version_of(const proto::WorkerInstance& instance) {
   return printable(fmt::format("{}@{}", instance.id().model(), instance.id().version()));
 }
 
-// "plan 3 ms, wire 1200 ms": those that took time.
+// "plan 3 ms, wire 1200 ms": the phases that took time.
 template <typename Message>
 std::string phases_of(const Message& message) {
   std::string text;
