@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kDutiesDeadline{10000};
 constexpr std::size_t kDigestQueue = 8192;
 constexpr std::size_t kBlockingQueue = 256;
 
-// 400 GB/s of NICs want 80 (docs/scale.md); without work they sleep.
+// 400 GB/s of NICs want 80 (docs/internals/scale.md); without work they sleep.
 std::size_t digest_threads() {
   return std::clamp(std::thread::hardware_concurrency() * 3 / 4, 1u, 96u);
 }

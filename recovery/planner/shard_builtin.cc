@@ -1,5 +1,6 @@
-// The built-in shard specs, in the language of docs/shard-specs.md: fragments that families share,
-// joined to one JSON text per model_type. Names are those of the published checkpoints.
+// The built-in shard specs, in the language of docs/reference/shard-specs.md: fragments that
+// families share, joined to one JSON text per model_type. Names are those of the published
+// checkpoints.
 #include <algorithm>
 #include <array>
 #include <string>

@@ -15,7 +15,7 @@ namespace rekindle::planner {
 //   **           any characters, at least one
 //   {layer}      a decimal number, the layer; {expert} likewise; {n} any number
 //   {a|b|}       one of these texts; an empty one is allowed
-// Everything else stands for itself. docs/shard-specs.md.
+// Everything else stands for itself. docs/reference/shard-specs.md.
 class Pattern {
  public:
   struct Match {

@@ -12,7 +12,7 @@
 
 namespace rekindle::planner {
 
-// One rule, as docs/shard-specs.md describes it.
+// One rule, as docs/reference/shard-specs.md describes it.
 struct ShardSpec::Rule {
   enum class Kind { kReplicate, kSplit, kHeads, kKvHeads, kQkv, kVocab, kExperts, kScale };
   // The stages of the pipeline that have a tensor without {layer}.

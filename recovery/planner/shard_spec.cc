@@ -45,7 +45,8 @@ Failure unnamed(const std::string& spec, const TensorInfo& tensor) {
     }
   }
   return fail(ErrorCode::kInvalid,
-              "shard spec {}: no rule names tensor '{}' {}: add one (docs/shard-specs.md), or pull "
+              "shard spec {}: no rule names tensor '{}' {}: add one "
+              "(docs/reference/shard-specs.md), or pull "
               "it whole",
               spec, tensor.name, tensor.shape.to_string());
 }

@@ -26,9 +26,9 @@ struct ShardPlace {
   std::string to_string() const;
 };
 
-// Rules (tensor-name pattern → kind and dimension), docs/shard-specs.md. A rule that matches
-// nothing, or a tensor that no rule names, is an error, never a guess. File tensors are always
-// replicated.
+// Rules (tensor-name pattern → kind and dimension), docs/reference/shard-specs.md. A rule that
+// matches nothing, or a tensor that no rule names, is an error, never a guess. File tensors are
+// always replicated.
 class ShardSpec {
  public:
   static Result<ShardSpec> parse(std::string_view json);

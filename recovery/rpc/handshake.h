@@ -7,7 +7,7 @@
 #include "proto/frame.pb.h"
 #include "recovery/rpc/rpc.h"
 
-// The rules of the hello, without I/O (docs/wire.md):
+// The rules of the hello, without I/O (docs/reference/wire.md):
 //   caller → hello            the server checks it, refuses or answers
 //   server → hello            the caller checks it
 //   caller → proof            only when both have a cluster secret

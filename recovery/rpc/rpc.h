@@ -18,10 +18,10 @@
 #include "src/base/ids.h"
 #include "src/base/result.h"
 
-// Framed protobuf over TCP or unix sockets (docs/wire.md): 4-byte length, 16 MiB cap checked before
-// allocating, a hello from both ends (and an HMAC challenge when a cluster secret is set), then
-// calls with deadlines. Everything of one connection runs on one executor; all waits have
-// deadlines.
+// Framed protobuf over TCP or unix sockets (docs/reference/wire.md): 4-byte length, 16 MiB cap
+// checked before allocating, a hello from both ends (and an HMAC challenge when a cluster secret is
+// set), then calls with deadlines. Everything of one connection runs on one executor; all waits
+// have deadlines.
 namespace rekindle::rpc {
 
 inline constexpr std::uint32_t kMaxFrameBytes = 16u << 20;

@@ -11,7 +11,7 @@
 #include "src/base/result.h"
 
 // On which NUMA nodes the pages of segment files lie. Why it matters, and what is chosen:
-// docs/store.md.
+// docs/internals/store.md.
 namespace rekindle::store {
 
 struct NumaPolicy {

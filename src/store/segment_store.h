@@ -21,7 +21,7 @@
 #include "src/tensor/checkpoint.h"
 
 // The segment store: committed copies of checkpoints as safetensors files under one directory,
-// usually on tmpfs. What lies where, and what a crash leaves: docs/store.md.
+// usually on tmpfs. What lies where, and what a crash leaves: docs/internals/store.md.
 namespace rekindle::store {
 
 // One mapped segment file. The mapping is shared and stays valid after the file was unlinked.
@@ -79,7 +79,7 @@ class MappedSegment {
 };
 
 // A committed copy, shared by everyone who reads it. The store never changes it while a pointer to
-// it or its segments is held; who else can, and how that is found out: docs/store.md.
+// it or its segments is held; who else can, and how that is found out: docs/internals/store.md.
 struct StoredVersion {
   StoredVersion(Manifest of, std::vector<std::shared_ptr<MappedSegment>> files,
                 std::filesystem::path in, Evidence evidence);

@@ -18,7 +18,7 @@ namespace rekindle::store {
 
 class MappedSegment;
 
-// docs/integrity.md, "States of a copy".
+// docs/internals/integrity.md, "States of a copy".
 enum class CopyState { kUnverified, kVerified, kQuarantined };
 
 // What tells that nobody has written to the files of a copy.

@@ -11,7 +11,7 @@
 #include "src/tensor/box.h"
 
 // Canonical bytes: little-endian integers and length-prefixed strings without padding
-// (docs/formats.md). Private to src/tensor and src/store.
+// (docs/reference/formats.md). Private to src/tensor and src/store.
 namespace rekindle::canonical {
 
 class Writer {

@@ -40,7 +40,7 @@ struct PartDigest {
 };
 
 // A checkpoint and one layout of it: the NAME.manifest file (proto/manifest.proto inside a checked
-// envelope, docs/formats.md).
+// envelope, docs/reference/formats.md).
 struct Manifest {
   std::shared_ptr<const Checkpoint> checkpoint;
   Layout layout;

@@ -48,7 +48,7 @@ class Layout {
   std::uint64_t payload_bytes() const { return payload_bytes_; }  // tensors only, no headers
   std::uint64_t segment_bytes() const;                            // whole files
 
-  // Canonical bytes (docs/formats.md) and their BLAKE3.
+  // Canonical bytes (docs/reference/formats.md) and their BLAKE3.
   std::string serialize() const;
   static Result<Layout> parse(const TensorSet& tensors, std::string_view canonical);
   const Digest& digest() const { return digest_; }
@@ -75,7 +75,7 @@ std::uint32_t count_tensors(const TensorSet& tensors, const Layout& layout);
 // is aligned. Names are "model.safetensors" or "model-0000i-of-0000n.safetensors"; file tensors get
 // a segment of their own, "rekindle-files.safetensors". A box that is not whole is the entry
 // box_entry_name() of a file; "__metadata__" has its tensor, full shape and offset
-// (docs/formats.md). Also returns each file's header bytes.
+// (docs/reference/formats.md). Also returns each file's header bytes.
 struct PackedLayout {
   Layout layout;
   std::vector<std::string> headers;  // per segment: 8-byte length + JSON, padded to 4096 bytes

@@ -51,7 +51,7 @@ class TensorSet {
   std::optional<TensorIndex> find(std::string_view name) const;
   std::uint64_t total_bytes() const { return total_bytes_; }
 
-  // Canonical bytes (docs/formats.md) and their BLAKE3, which names this set.
+  // Canonical bytes (docs/reference/formats.md) and their BLAKE3, which names this set.
   std::string serialize() const;
   static Result<TensorSet> parse(std::string_view canonical);
   const Digest& digest() const { return digest_; }

@@ -77,9 +77,9 @@ struct HeldBox {
 };
 Digest digest_parts(std::span<const HeldBox> parts, std::uint64_t element_bytes);
 
-// The root of a checkpoint (docs/integrity.md): a Merkle root over the model, the version, the
-// tensor set and, tensor by tensor, the leaves of its tiles. `leaves` has one digest per tile of
-// `tiles`. The same for all layouts.
+// The root of a checkpoint (docs/internals/integrity.md): a Merkle root over the model, the
+// version, the tensor set and, tensor by tensor, the leaves of its tiles. `leaves` has one digest
+// per tile of `tiles`. The same for all layouts.
 Digest checkpoint_root(const ModelVersion& id, const TensorSet& tensors, const TileMap& tiles,
                        std::span<const Digest> leaves);
 

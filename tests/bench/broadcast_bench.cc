@@ -1,7 +1,7 @@
 // A broadcast round over the GPUs of this host: each owns an even part of the weights in pinned
 // host memory, all get everything, consumers copy every bucket out. Three ways in turn, in one run:
 //   limit      plain uploads of its own part by every GPU, all at once, and nothing else
-//   round      the pipeline of src/bucket with NCCL's all-gather, as in docs/rounds.md
+//   round      the pipeline of src/bucket with NCCL's all-gather, as in docs/internals/rounds.md
 //   schedule   as checkpoint-engine's ParameterServer goes about it: a communicator per update;
 //   upload
 //              into a buffer, copy on the device, broadcast, and the host waits before and after

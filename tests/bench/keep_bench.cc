@@ -1,8 +1,8 @@
-// What it costs a broadcast that a host which lacks the version keeps what passes (docs/rounds.md),
-// and what that is worth. Two agents on this host share its devices evenly; one has the versions,
-// the other keeps with its default rate, or with --keep-rate 0: two groups of workers, one for
-// each, are updated in turn, --runs times each, twice; not one by one: a device keeps one
-// communicator.
+// What it costs a broadcast that a host which lacks the version keeps what passes
+// (docs/internals/rounds.md), and what that is worth. Two agents on this host share its devices
+// evenly; one has the versions, the other keeps with its default rate, or with --keep-rate 0: two
+// groups of workers, one for each, are updated in turn, --runs times each, twice; not one by one: a
+// device keeps one communicator.
 //
 //   keep_bench [--gib N] [--tensors N] [--gpus N] [--runs N] [--device cuda|double] [--bucket MIB]
 //

@@ -1,6 +1,6 @@
 """A store on a disk: publish, pull, resume, retire, reuse of files, mending, and the epoch that its agent has heard of.
 
-The store's directory is given in docs/store.md.
+The store's directory is given in docs/internals/store.md.
 """
 
 import collections

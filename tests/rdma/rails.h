@@ -5,7 +5,8 @@
 #include <string_view>
 #include <vector>
 
-// Where tests of label `rdma` run: tests/rdma/run says it in the environment (docs/rdma-tests.md).
+// Where tests of label `rdma` run: tests/rdma/run says it in the environment
+// (docs/internals/rdma-tests.md).
 namespace rekindle::testing {
 
 // Names of RDMA devices: a[i] and b[i] reach each other, over a cable of its own for each i where

@@ -389,7 +389,7 @@ TEST_F(FilledTest, AHeaderThatWasOverwrittenIsRefused) {
   EXPECT_THAT(version.error().message(), HasSubstr("the header of segment"));
 }
 
-// The states of a copy, docs/integrity.md.
+// The states of a copy, docs/internals/integrity.md.
 class CopyStateTest : public StoreTest {
  protected:
   const StoredVersion& copy() const { return *source_; }

@@ -39,7 +39,7 @@ TEST(TensorSetTest, DigestDependsOnContentNotOnOrder) {
 }
 
 TEST(TensorSetTest, CanonicalBytesAreKnown) {
-  // One tensor "w", BF16, [2, 3]: this is the format in docs/formats.md, byte for byte.
+  // One tensor "w", BF16, [2, 3]: this is the format in docs/reference/formats.md, byte for byte.
   const TensorSet set = make_set({{"w", DType::kBF16, {2, 3}}});
   const std::string expected = std::string("RKTSET01") + std::string("\1\0\0\0\0\0\0\0", 8) +
                                std::string("\1\0\0\0", 4) + "w" + std::string("\x0a\x02", 2) +

@@ -149,7 +149,7 @@ TEST(TileDigestTest, PartsAreJoinedAndNeverLookLikeATile) {
   EXPECT_NE(digest_parts(swapped, 1), digest_parts(both, 1));
 }
 
-// The root by the description in docs/integrity.md, byte by byte.
+// The root by the description in docs/internals/integrity.md, byte by byte.
 Digest naive_root(const ModelVersion& id, const TensorSet& tensors,
                   const std::vector<std::vector<Digest>>& leaves) {
   const auto u64 = [](std::uint64_t value) {

@@ -11,7 +11,7 @@
 #include "transport/verbs/device/fabric.h"
 #include "transport/verbs/memory/memory_registrar.h"
 
-// The two ends of the RDMA transport (docs/verbs.md).
+// The two ends of the RDMA transport (docs/internals/verbs.md).
 namespace rekindle::transport::verbs {
 
 struct VerbsServerOptions {

@@ -7,7 +7,7 @@ SGLang finds `plugin` by the entry point group `sglang.srt.plugins`. A running s
 `POST /update_weights_from_disk {"model_path": …, "load_format": "rekindle"}`, or when it was
 started with `--custom-weight-loader rekindle.sglang.load`, by
 `Engine.update_weights_from_tensor(version("qwen3", 42), load_format="rekindle.sglang.load")`
-between `begin_weight_update()` and `end_weight_update()`. See docs/python-engines.md.
+between `begin_weight_update()` and `end_weight_update()`. See docs/guides/engines.md.
 """
 from __future__ import annotations
 

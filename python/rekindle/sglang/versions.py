@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version as installed
 
 from ..errors import InvalidError
 
-KNOWN = (0, 5, 23)  # sources read; see docs/python-engines.md for what was run
+KNOWN = (0, 5, 23)  # sources read; see docs/guides/engines.md for what was run
 
 # Drafts whose `set_embed_and_head` leaves them the embeddings and head that they have; so do classes
 # derived from them.

@@ -4,7 +4,7 @@
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=rekindle.verl
     +actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.rekindle.model=qwen3
 
-Importing this module registers it, so it needs verl. See docs/python-engines.md.
+Importing this module registers it, so it needs verl. See docs/guides/engines.md.
 """
 from __future__ import annotations
 

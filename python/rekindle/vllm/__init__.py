@@ -3,7 +3,7 @@
     vllm serve MODEL --load-format rekindle --model-loader-extra-config '{"model": "qwen3"}' \\
         --worker-extension-cls rekindle.vllm.WorkerExtension
 
-vLLM finds `register` by the entry point group `vllm.general_plugins`. See docs/python-engines.md.
+vLLM finds `register` by the entry point group `vllm.general_plugins`. See docs/guides/engines.md.
 """
 from __future__ import annotations
 

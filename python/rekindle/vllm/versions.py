@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version as installed
 
 from ..errors import InvalidError
 
-# 0.23.0 and 0.33.0 were run, 0.26.0 read: docs/python-engines.md.
+# 0.23.0 and 0.33.0 were run, 0.26.0 read: docs/guides/engines.md.
 OLDEST, NEWEST = (0, 23), (0, 33)
 
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/python-engines.md, word for word: the prerequisites with the real command, and
+"""The recipes of docs/guides/engines.md, word for word: the prerequisites with the real command, and
 the requests against vLLM's own router in dev mode."""
 import os
 import pathlib
@@ -17,7 +17,7 @@ PATIENCE_S = 120
 
 def blocks():
     """The shell blocks of the page, in order."""
-    page = (ROOT / "docs/python-engines.md").read_text()
+    page = (ROOT / "docs/guides/engines.md").read_text()
     return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
 
 

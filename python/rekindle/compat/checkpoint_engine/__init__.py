@@ -6,7 +6,7 @@ engine over HTTP to receive; `ParameterServer` stands in for `checkpoint_engine.
 
 This is the one place where Rekindle uses pickle, because the protocol does: what is sent is
 pickled and the engine's worker unpickles it. Nothing that is received is unpickled. Sockets are
-files in directories that only this user can enter; see docs/python-checkpoint-engine.md.
+files in directories that only this user can enter; see docs/guides/checkpoint-engine.md.
 
 Needs torch and pyzmq (`pip install pyzmq`); `ParameterServer` needs safetensors, too.
 """

@@ -32,7 +32,7 @@ def send(session: Any, zmq_path: str, device: str | torch.device, *,
         user; made here. The engine is told of it by the caller, as `zmq_handles[device_key]`,
         before this or meanwhile.
     device: "cuda:1", a torch.device; or "double:0".
-    buffer_bytes: of the buffer on the device; see docs/python-checkpoint-engine.md.
+    buffer_bytes: of the buffer on the device; see docs/guides/checkpoint-engine.md.
     timeout: seconds for the worker to connect, for each of its answers, and for a bucket to come.
 
     ReceiverError: the worker reports an error. ReceiverLostError: it died; ReceiverEndedError: or

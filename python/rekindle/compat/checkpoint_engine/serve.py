@@ -51,7 +51,7 @@ def serve_to(target: str | Request, model: str, version: str | int = "latest", *
         of `devices`, makes the engine's workers receive there, and returns when they have.
     devices: all GPUs of the engine, "cuda:0"…; None: all that this process sees.
     engine: "sglang", "lmdeploy" or "vllm"; how a URL is asked.
-    buffer_bytes: of the buffer on each device; see docs/python-checkpoint-engine.md.
+    buffer_bytes: of the buffer on each device; see docs/guides/checkpoint-engine.md.
     timeout: seconds for a worker to connect, for each of its answers, and for a bucket to come.
         request_timeout: for the whole request. attach_timeout: until the version and its sources
         are known.
