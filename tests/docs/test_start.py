@@ -5,7 +5,6 @@ build with the preset `dev` instead of `release`. A block below `<!-- not run: R
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
@@ -16,7 +15,7 @@ PAGES = sorted((ROOT / "docs/start").glob("*.md"))
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--fork", "--kill-child",
               "--mount-proc"]
 PRIVATE = "mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && ip link set lo up"
-PATIENCE_S = 300
+PATIENCE_S = 600
 BLOCK = re.compile(r"(?P<left_out><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
 
@@ -58,8 +57,7 @@ def test_every_command_block_of_start_works(page):
     assert ended.returncode == 0, ended.stdout[-4000:]
 
 
-def test_a_block_that_is_left_out_says_why():
+def test_no_block_escapes_by_its_language():
     for page in PAGES:
         for block in BLOCK.finditer(page.read_text()):
             assert block["language"] in ("sh", "python", "text", "ini", "toml", "json"), (page, block["text"])
-    assert shutil.which("unshare")
