@@ -52,9 +52,12 @@ def _subcommands(text: str) -> list[str]:
 
 
 def _own_help(text: str) -> str:
-    """A command's help without the sections that all commands share."""
-    return re.split(r"^(?:Options of every command|Exit codes|Environment)\b.*:$", text,
-                    flags=re.MULTILINE)[0].strip()
+    """A command's help without the sections that all commands share. RDMA options are shown once, for `agent`."""
+    own = re.split(r"^(?:Options of every command|Exit codes|Environment)\b.*:$", text, flags=re.MULTILINE)[0]
+    if "Usage: rekindle agent" not in own:
+        own = re.sub(r"\n+RDMA:\n(?:  --(?:hca|gid-index|traffic-class|service-level|topology) .*\n(?: {10}.*\n)*)+",
+                     "\n\nRDMA: --hca, --gid-index, --traffic-class, --service-level, --topology, as of `rekindle agent`\n", own)
+    return own.strip()
 
 
 def _commands() -> str:
