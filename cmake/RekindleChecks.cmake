@@ -35,12 +35,13 @@ function(rekindle_check_layering)
     endforeach()
   endforeach()
   # Pure modules know neither sockets, nor the real clock, nor protobuf.
-  file(GLOB pure CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/recovery/planner/*.h ${CMAKE_SOURCE_DIR}/recovery/planner/*.cc
+  file(GLOB pure CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/recovery/agent/core/*.h ${CMAKE_SOURCE_DIR}/recovery/agent/core/*.cc
+       ${CMAKE_SOURCE_DIR}/recovery/planner/*.h ${CMAKE_SOURCE_DIR}/recovery/planner/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.h ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/swarm/*.h ${CMAKE_SOURCE_DIR}/recovery/swarm/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.h ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/device/device_ledger.* ${CMAKE_SOURCE_DIR}/recovery/device/device_life.*
-       ${CMAKE_SOURCE_DIR}/transport/scheduler*.h ${CMAKE_SOURCE_DIR}/transport/scheduler*.cc)
+       ${CMAKE_SOURCE_DIR}/transport/schedule/*.h ${CMAKE_SOURCE_DIR}/transport/schedule/*.cc)
   foreach(file IN LISTS pure)
     file(STRINGS ${file} bad
          REGEX "boost/asio|steady_now|steady_clock::now|system_clock::now|<sys/socket|#include \"proto/")

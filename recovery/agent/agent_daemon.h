@@ -11,7 +11,7 @@
 #include <sys/types.h>
 
 #include "recovery/agent/rdma.h"
-#include "recovery/device/options.h"
+#include "recovery/device/gpu_options.h"
 #include "src/base/result.h"
 #include "src/store/numa.h"
 

@@ -6,7 +6,6 @@
 #include "src/base/result.h"
 #include "transport/path.h"
 #include "transport/registry.h"
-#include "transport/verbs/fabric_options.h"
 #include "transport/verbs/host/hca_filter.h"
 
 namespace rekindle::transport {

@@ -237,20 +237,20 @@ Task<Result<Digest>> WorkerHost::publish(ModelVersion id, store::FilledSegments 
   co_return summary.root;
 }
 
-Task<Result<worker::FleetWord>> WorkerHost::report(worker::RankWord word) {
+Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport word) {
   if (!core_.link().configured()) co_return fail(ErrorCode::kPeerLost, "no coordinator");
   const auto client = core_.link().client();
   if (client == nullptr) co_return fail(ErrorCode::kPeerLost, "the coordinator is not reachable");
   const auto request = to_proto(word, core_.identity());
   CO_TRY(const auto response,
          co_await rpc::call<proto::COORDINATOR_REPORT_RANK>(client, request, kCallDeadline));
-  worker::FleetWord said;
+  worker::InstanceVerdict said;
   CO_TRY(said.id, rpc::from_proto(response.id()));
   said.why = response.why();
-  said.reign = core_.link().epoch();
-  said.state = response.state() == proto::INSTANCE_COMMITTED ? worker::FleetWord::State::kCommitted
-               : response.state() == proto::INSTANCE_UNFIT   ? worker::FleetWord::State::kUnfit
-                                                             : worker::FleetWord::State::kLoading;
+  said.term = core_.link().epoch();
+  said.state = response.state() == proto::INSTANCE_COMMITTED ? worker::InstanceVerdict::State::kCommitted
+               : response.state() == proto::INSTANCE_UNFIT   ? worker::InstanceVerdict::State::kUnfit
+                                                             : worker::InstanceVerdict::State::kLoading;
   co_return said;
 }
 

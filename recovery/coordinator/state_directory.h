@@ -47,7 +47,7 @@ class StateDirectory : public DurableStore {
   Records records_;
 };
 
-// Encodes one frame of the log (docs/coordinator.md).
+// Encodes one frame of the log (docs/internals/coordinator.md).
 std::string encode_frame(std::uint64_t sequence, const std::vector<RecordWrite>& writes);
 // Returns the records of a whole log. kCorrupt says where it is damaged. `torn_at`: the beginning
 // of the last frame, if that was cut off.

@@ -48,7 +48,7 @@ struct DeviceOver {
   std::uint64_t refilled = 0;
 };
 
-// --- broadcast rounds, docs/rounds.md
+// --- broadcast rounds, docs/internals/rounds.md
 
 // A session in a round has its buckets.
 struct DeviceJoined {

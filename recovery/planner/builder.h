@@ -12,7 +12,7 @@
 namespace rekindle::planner {
 
 // Makes the plan, tensor by tensor: finds the wanted tiles, whole or in part, and their holders,
-// and cuts them into slices. docs/planner.md describes the steps.
+// and cuts them into slices. docs/internals/planner.md describes the steps.
 class Builder {
  public:
   Builder(const PlanRequest& request, PlanTable& plan);

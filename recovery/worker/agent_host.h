@@ -52,7 +52,7 @@ class FleetHost {
   // not be asked.
   virtual async::Task<Result<InstanceVerdict>> report(RankReport report) = 0;
 
-  // --- broadcast rounds, docs/rounds.md
+  // --- broadcast rounds, docs/internals/rounds.md
   // kUnavailable: there is no coordinator, or it is away.
   virtual async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport /*report*/) {
     co_return fail(ErrorCode::kUnavailable, "a round needs a coordinator");

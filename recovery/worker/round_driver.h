@@ -26,10 +26,10 @@ class RoundSessions {
   virtual void leave_round(SessionId session, bool all, const std::string& why) = 0;
 };
 
-// Carries out the broadcast rounds of the sessions here (docs/rounds.md): reports members to the
-// coordinator, passes its orders to the device process, keeps feeds from fetching what a round may
-// bring, and lets devices write passing buckets into the copy that waits. Rounds holds the rules.
-// Control thread only.
+// Carries out the broadcast rounds of the sessions here (docs/internals/rounds.md): reports members
+// to the coordinator, passes its orders to the device process, keeps feeds from fetching what a
+// round may bring, and lets devices write passing buckets into the copy that waits. Rounds holds
+// the rules. Control thread only.
 class RoundDriver final : private RoundEffects {
  public:
   // All references outlive this.

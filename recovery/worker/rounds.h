@@ -11,8 +11,6 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/device/device_order.h"
-#include "recovery/device/order.h"
-#include "recovery/worker/core/session.h"
 #include "recovery/worker/core/worker_session.h"
 #include "src/base/clock.h"
 #include "src/base/digest.h"
@@ -186,9 +184,9 @@ struct RoundTimes {
   std::chrono::milliseconds progress{200};  // between reports of progress alone
 };
 
-// The members of broadcast rounds on this host (docs/rounds.md): the sessions with a group. Turns
-// the coordinator's orders, and the events of sessions and of the device process, into effects.
-// Pure. Control thread only.
+// The members of broadcast rounds on this host (docs/internals/rounds.md): the sessions with a
+// group. Turns the coordinator's orders, and the events of sessions and of the device process, into
+// effects. Pure. Control thread only.
 class Rounds {
  public:
   using Origin = RoundMember::Origin;

@@ -6,13 +6,13 @@
 #include <string>
 
 #include "recovery/worker/agent_host.h"
-#include "recovery/worker/client.h"
 #include "recovery/worker/core/worker_session.h"
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
 #include "recovery/worker/round_driver.h"
 #include "recovery/worker/version_feed.h"
+#include "recovery/worker/worker_client.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/async/notifier.h"
 #include "src/store/segment_store.h"

@@ -6,7 +6,7 @@
 
 #include "proto/worker.pb.h"
 #include "recovery/worker/agent_host.h"
-#include "recovery/worker/client.h"
+#include "recovery/worker/worker_client.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/async/task_group.h"
 

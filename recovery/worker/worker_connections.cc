@@ -8,7 +8,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/this_coro.hpp>
 
-#include "recovery/rpc/unix_socket.h"
+#include "recovery/rpc/address.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/base/log.h"
 #include "src/ipc/unix_socket.h"

@@ -13,8 +13,8 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "proto/worker.pb.h"
-#include "recovery/rpc/listener.h"
-#include "recovery/worker/client.h"
+#include "recovery/rpc/rpc_listener.h"
+#include "recovery/worker/worker_client.h"
 #include "src/async/task_group.h"
 #include "src/base/ids.h"
 #include "src/ipc/life.h"

@@ -15,9 +15,9 @@
 #include "src/bucket/plan.h"
 #include "src/bucket/segment_fetch.h"
 
-// A broadcast round (docs/rounds.md). Each owner has a share of the bytes that every rank wants.
-// Bucket k consists of equal parts, one per owner: part s holds bucket k of the plan of share s. So
-// all owners upload at the same time, and one collective in place does the rest.
+// A broadcast round (docs/internals/rounds.md). Each owner has a share of the bytes that every rank
+// wants. Bucket k consists of equal parts, one per owner: part s holds bucket k of the plan of
+// share s. So all owners upload at the same time, and one collective in place does the rest.
 namespace rekindle::bucket {
 
 // A digest of the names, types and boxes of all pieces, in order. Ranks that want the same have the

@@ -5,10 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "recovery/worker/wire.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/client/agent_messages.h"
-#include "src/client/wire.h"
 #include "src/ipc/frame.h"
 #include "tests/fuzz/fuzz_check.h"
 

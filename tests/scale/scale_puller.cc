@@ -237,7 +237,7 @@ void Puller::close_path(PathId id, const std::string& why) {
   }
   path.closed = true;
   site_.network.close(path.flow);
-  scheduler_->path_closed(id, why, site_.events.now());
+  scheduler_->path_closed(id, why);
 }
 
 // What the scheduler asks for as time passes.

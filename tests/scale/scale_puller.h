@@ -10,12 +10,9 @@
 
 #include "recovery/swarm/have_feed.h"
 #include "recovery/swarm/held_tiles.h"
-#include "tests/scale/control.h"
 #include "tests/scale/metered_core.h"
-#include "tests/scale/nics.h"
 #include "tests/support/fluid_network.h"
 #include "transport/schedule/scheduler.h"
-#include "transport/scheduler.h"
 
 namespace rekindle::scale {
 

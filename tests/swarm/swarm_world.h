@@ -17,7 +17,6 @@
 #include "src/tensor/checkpoint.h"
 #include "tests/support/fluid_network.h"
 #include "transport/schedule/scheduler.h"
-#include "transport/scheduler.h"
 
 // Hosts that pull the same version from one source and from each other, in virtual time. The plan,
 // order, scheduler, bitmaps, feeds and announcements are real; the network is a FluidNetwork.

@@ -1,9 +1,9 @@
 #include <memory>
 #include <string>
 
-#include "recovery/device/devices.h"
-#include "recovery/device/process/host_devices.h"
 #include <CLI/CLI.hpp>
+
+#include "recovery/device/process/host_devices.h"
 #include "tools/bench/bench_digest.h"
 #include "tools/bench/bench_pin.h"
 #include "tools/bench/bench_transfer.h"

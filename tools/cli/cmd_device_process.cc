@@ -7,10 +7,10 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 
-#include "recovery/device/device_child.h"
-#include "recovery/device/process.h"
-#include "recovery/device/process/device_process.h"
 #include <CLI/CLI.hpp>
+
+#include "recovery/device/device_child.h"
+#include "recovery/device/process/device_process.h"
 #include "src/base/log.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/exit_code.h"

@@ -8,7 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tools/cli/output.h"
-#include "transport/verbs/hca_filter.h"
+#include "transport/verbs/host/hca_filter.h"
 
 namespace rekindle::cli {
 
@@ -223,7 +223,7 @@ void add_fabric_options(Command& command, transport::verbs::FabricOptions& optio
       .between(0, kMaxServiceLevel);
   command
       .option("--topology", options.topology_file,
-              "JSON file that overrides NUMA nodes and preferred ports (docs/verbs.md)")
+              "JSON file that overrides NUMA nodes and preferred ports (docs/reference/config.md)")
       .type_name("FILE")
       .group(kGroup);
 }

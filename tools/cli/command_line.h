@@ -10,7 +10,7 @@
 
 #include "src/base/result.h"
 #include "tools/cli/cli_session.h"
-#include "transport/verbs/fabric_options.h"
+#include "transport/verbs/host/hca_filter.h"
 
 namespace CLI {
 class App;

@@ -12,7 +12,7 @@
 #include "transport/registry.h"
 
 // Reads over TCP. Streams are striped; the server sends straight from the segment, and the client
-// receives straight into the destination. docs/wire-tcp.md has the format.
+// receives straight into the destination. docs/reference/wire-tcp.md has the format.
 namespace rekindle::transport::tcp {
 
 struct ServerOptions {

@@ -10,8 +10,8 @@
 #include "transport/read_op.h"
 #include "transport/session_hello.h"
 
-// The data-stream format (docs/wire-tcp.md): little-endian frames of fixed size. Encoding writes
-// whole frames. Decoding takes whole frames and trusts nothing in them.
+// The data-stream format (docs/reference/wire-tcp.md): little-endian frames of fixed size. Encoding
+// writes whole frames. Decoding takes whole frames and trusts nothing in them.
 namespace rekindle::transport::tcp {
 
 inline constexpr std::uint16_t kWireVersion = 1;

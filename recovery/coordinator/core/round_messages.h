@@ -6,8 +6,8 @@
 
 #include "recovery/coordinator/core/types.h"
 
-// Reports of agents on their members of broadcast rounds (docs/rounds.md), and the orders that they
-// get. Fields as in proto/coordinator.proto.
+// Reports of agents on their members of broadcast rounds (docs/internals/rounds.md), and the orders
+// that they get. Fields as in proto/coordinator.proto.
 namespace rekindle::coordinator {
 
 // The rounds of a later term have higher numbers.

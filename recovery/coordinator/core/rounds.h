@@ -11,8 +11,9 @@
 
 namespace rekindle::coordinator {
 
-// All broadcast rounds (docs/rounds.md), running and remembered, and the last reports of the nodes
-// that have members. Routes reports and time to the rounds, and tells each node its orders.
+// All broadcast rounds (docs/internals/rounds.md), running and remembered, and the last reports of
+// the nodes that have members. Routes reports and time to the rounds, and tells each node its
+// orders.
 class Rounds {
  public:
   explicit Rounds(RoundTiming timing = {}) : timing_(timing) {}

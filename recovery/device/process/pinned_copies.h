@@ -42,8 +42,8 @@ class SegmentCache {
 };
 
 // Segments of copies that were dropped. A store keeps their files for the next copy of the same
-// layout (docs/store.md). While a file has its name it stays mapped and pinned here, so the copy
-// that takes the file finds that done. One thread.
+// layout (docs/internals/store.md). While a file has its name it stays mapped and pinned here, so
+// the copy that takes the file finds that done. One thread.
 class Lingering {
  public:
   // `let_go` unpins, which takes seconds; it does so on another thread.

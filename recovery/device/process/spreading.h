@@ -17,9 +17,9 @@
 
 namespace rekindle::device {
 
-// A session's part in a round (docs/rounds.md): it meets the other ranks, spreads, and uploads the
-// buckets that the round has left out from the segments. The loss of its worker does not end it.
-// The session's thread only.
+// A session's part in a round (docs/internals/rounds.md): it meets the other ranks, spreads, and
+// uploads the buckets that the round has left out from the segments. The loss of its worker does
+// not end it. The session's thread only.
 class Spreading {
  public:
   Spreading(const SessionMeans& means, SpreadOrder order);

@@ -16,7 +16,7 @@ struct FabricOptions {
   std::string hca;
   // For RoCE ports. -1: chosen by choose_gid().
   int gid_index = -1;
-  // Overrides sysfs (docs/verbs.md). Empty: none.
+  // Overrides sysfs (docs/internals/verbs.md). Empty: none.
   std::filesystem::path topology_file;
   std::filesystem::path sysfs = "/sys";
   // For every packet. RoCE: DSCP << 2.

@@ -59,8 +59,8 @@ class Topology {
   // read(), then apply() of the file if one is named. kInvalid names the file and the place in it.
   static Result<Topology> open(const std::filesystem::path& sysfs,
                                const std::filesystem::path& file);
-  // Applies the text of a topology file (docs/verbs.md). `name` is for messages. Names that this
-  // host does not have are skipped: one file may serve many hosts.
+  // Applies the text of a topology file (docs/internals/verbs.md). `name` is for messages. Names
+  // that this host does not have are skipped: one file may serve many hosts.
   Result<void> apply(std::string_view json, std::string_view name);
 
   const std::vector<NicPlace>& nics() const { return nics_; }

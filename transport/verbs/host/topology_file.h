@@ -11,8 +11,8 @@
 
 namespace rekindle::transport::verbs {
 
-// The contents of a topology file (docs/verbs.md). Lists name ports ("mlx5_0" or "mlx5_0:1"), best
-// first.
+// The contents of a topology file (docs/internals/verbs.md). Lists name ports ("mlx5_0" or
+// "mlx5_0:1"), best first.
 struct TopologyFile {
   struct Nic {
     std::string name;

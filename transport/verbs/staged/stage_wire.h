@@ -7,8 +7,8 @@
 #include "src/base/result.h"
 #include "transport/read_op.h"
 
-// The messages of a staged link (docs/verbs.md, "Staged serving"): of fixed size, little-endian,
-// and checked as they come in. Pure.
+// The messages of a staged link (docs/internals/verbs.md, "Staged serving"): of fixed size,
+// little-endian, and checked as they come in. Pure.
 namespace rekindle::transport::verbs {
 
 inline constexpr std::uint32_t kStageVersion = 1;

@@ -15,8 +15,8 @@ namespace rekindle::transport::verbs {
 // How many blocks a link with this send queue could have open; 0: none.
 std::uint32_t stage_blocks_for(std::uint32_t send_depth);
 
-// Reads from a source that gathers what is asked for into blocks (docs/verbs.md, "Staged serving"),
-// over one queue pair. A request names the runs; after its answer the block is READ.
+// Reads from a source that gathers what is asked for into blocks (docs/internals/verbs.md, "Staged
+// serving"), over one queue pair. A request names the runs; after its answer the block is READ.
 class StagedPath final : public VerbsPath {
  public:
   // `parts.windows` is ignored: the offer has the regions. `stale`: regions that the source serves
