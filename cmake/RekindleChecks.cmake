@@ -69,6 +69,7 @@ function(rekindle_check_headers)
     endforeach()
   endforeach()
   add_library(rekindle_headers OBJECT EXCLUDE_FROM_ALL ${sources})
+  set_target_properties(rekindle_headers PROPERTIES UNITY_BUILD OFF)
   target_compile_options(rekindle_headers PRIVATE -O0 -g0)
   target_link_libraries(rekindle_headers PRIVATE rekindle_flags GTest::gmock)
   # Every library's own dependencies, for their include directories.

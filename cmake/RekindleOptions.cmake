@@ -45,6 +45,8 @@ target_compile_options(rekindle_flags INTERFACE -Wall -Wextra -Wconversion -Wsha
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # g++ 12 inlines Asio's operator new of a coroutine frame, but not its operator delete, and warns.
   target_compile_options(rekindle_flags INTERFACE -Wno-mismatched-new-delete)
+  # In a unity build every source is an included file, and g++ warns of local types in its coroutines' frames.
+  target_compile_options(rekindle_flags INTERFACE -Wno-subobject-linkage)
 endif()
 if(REKINDLE_WERROR)
   target_compile_options(rekindle_flags INTERFACE -Werror)

@@ -12,6 +12,33 @@ namespace rekindle::agent {
 
 using async::Task;
 
+namespace {
+
+template <typename Ids>
+std::vector<ModelVersion> valid_ids(const Ids& ids) {
+  std::vector<ModelVersion> valid;
+  for (const auto& entry : ids) {
+    if (const auto id = rpc::from_proto(entry)) valid.push_back(*id);
+  }
+  return valid;
+}
+
+FleetOrders::Answer orders_from(const proto::HeartbeatResponse& response) {
+  FleetOrders::Answer answer{response.epoch(),
+                             response.drained(),
+                             valid_ids(response.retiring()),
+                             valid_ids(response.retire()),
+                             {}};
+  for (const auto& order : response.fetch()) {
+    const auto id = rpc::from_proto(order.id());
+    if (!id) continue;
+    answer.fetch.push_back({*id, rpc::from_proto(order.root()), order.max_bytes_per_second()});
+  }
+  return answer;
+}
+
+}  // namespace
+
 void FleetDuties::fill(proto::HeartbeatRequest& request) {
   request.set_store_free_bytes(hooks_.free_bytes());
   for (const ModelVersion& id : served_.draining()) {
@@ -19,7 +46,11 @@ void FleetDuties::fill(proto::HeartbeatRequest& request) {
     *entry.mutable_id() = rpc::to_proto(id);
     entry.set_readers(hooks_.readers(id));
   }
-  orders_.fill(request);
+  const FleetOrders::Report report = orders_.report();
+  for (const ModelVersion& id : report.failed_fetches) {
+    *request.add_failed_fetches() = rpc::to_proto(id);
+  }
+  for (const ModelVersion& id : report.fetching) *request.add_fetching() = rpc::to_proto(id);
 }
 
 void FleetDuties::obey(const proto::HeartbeatResponse& response) {
@@ -29,7 +60,7 @@ void FleetDuties::obey(const proto::HeartbeatResponse& response) {
       return served->complete() && served->checkpoint().root == root && served->whole();
     });
   };
-  FleetOrders::Actions actions = orders_.take(response, has_whole);
+  FleetOrders::Actions actions = orders_.take(orders_from(response), has_whole);
   if (orders_.is_drained() != was_drained) {
     log::info(orders_.is_drained() ? "agent.drained" : "agent.undrained");
   }

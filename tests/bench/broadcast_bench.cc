@@ -32,6 +32,7 @@
 #include "src/bucket/round.h"
 #include "src/cuda/device.h"
 #include "src/cuda/nccl.h"
+#include "tests/support/must.h"
 
 namespace {
 
@@ -39,14 +40,6 @@ using namespace rekindle;          // NOLINT(google-build-using-namespace)
 using namespace rekindle::bucket;  // NOLINT(google-build-using-namespace)
 using namespace std::chrono_literals;
 
-template <typename T>
-T must(Result<T> result) {
-  if (!result) {
-    fmt::print(stderr, "broadcast_bench: {}\n", result.error().message());
-    std::exit(1);
-  }
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 TimePoint soon() { return steady_now() + 120s; }
 
 struct Options {

@@ -24,6 +24,7 @@
 #include "src/bucket/double_device.h"
 #if REKINDLE_WITH_CUDA
 #include "src/cuda/device.h"
+#include "tests/support/must.h"
 #endif
 
 namespace {
@@ -34,11 +35,6 @@ using namespace std::chrono_literals;
 [[noreturn]] void give_up(const std::string& why) {
   fmt::print(stderr, "device_worker: {}\n", why);
   std::exit(1);
-}
-template <typename T>
-T must(Result<T> result) {
-  if (!result) give_up(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
 void must(std::int32_t code, const char* what, const rk_error& error) {
   if (code != RK_OK) give_up(fmt::format("{}: {}: {}", what, rk_code_name(code), error.message));

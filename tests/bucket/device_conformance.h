@@ -18,6 +18,7 @@
 #include "src/base/blake3.h"
 #include "tests/bucket/device_child.h"
 #include "tests/cuda/random_boxes.h"
+#include "tests/support/must.h"
 
 // What every Device promises (src/bucket/device.h), for any backend: include this in one source
 // file per backend, instantiate DeviceConformance with it, and let main() run run_child().
@@ -28,13 +29,6 @@ struct DeviceBackend {
   std::function<Result<std::unique_ptr<Device>>()> make;
   friend void PrintTo(const DeviceBackend& what, std::ostream* out) { *out << what.name; }
 };
-
-// The test's value, or its end.
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 inline TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(20); }
 

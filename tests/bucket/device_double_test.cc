@@ -101,7 +101,7 @@ TEST_F(DoubleDeviceTest, ItKnowsNoStreamsOfOthers) {
 int main(int argc, char** argv) {
   namespace testing = rekindle::bucket::testing;
   if (const std::string script = testing::child_script(argc, argv); !script.empty()) {
-    return testing::run_child(script, *testing::must(testing::make_double()));
+    return testing::run_child(script, *must(testing::make_double()));
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

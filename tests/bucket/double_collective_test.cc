@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "src/bucket/double_device.h"
+#include "tests/support/must.h"
 
 namespace rekindle::bucket {
 namespace {
@@ -23,12 +24,6 @@ using namespace std::chrono_literals;
 constexpr std::uint64_t kDeviceBytes = 64ull << 20;
 
 TimePoint soon() { return SteadyClock().now() + 60s; }
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 // What rank `owner` brings as share `share` of turn `turn`.
 std::byte byte_of(std::uint64_t turn, std::uint64_t share, std::uint64_t offset) {

@@ -15,7 +15,6 @@ namespace rekindle::bucket {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::clock_now;
 using testing::Rig;
 using testing::sample_of;
 

@@ -16,7 +16,6 @@ namespace rekindle::bucket {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::clock_now;
 using testing::kDeviceBytes;
 using testing::random_boxes;
 using testing::random_sample;

@@ -12,6 +12,7 @@
 #include "src/bucket/double_device.h"
 #include "src/bucket/round.h"
 #include "tests/bucket/sample.h"
+#include "tests/support/must.h"
 
 namespace rekindle::bucket {
 namespace {
@@ -23,12 +24,6 @@ using testing::Sample;
 using testing::sample_of;
 
 constexpr std::uint64_t kDeviceBytes = 64ull << 20;
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 // What all ranks agree on.
 struct Party {

@@ -14,6 +14,7 @@
 #include "tests/bucket/forwarding_device.h"
 #include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
+#include "tests/support/must.h"
 
 namespace rekindle::bucket {
 namespace {
@@ -22,12 +23,6 @@ using namespace std::chrono_literals;
 using testing::PieceConsumer;
 using testing::Sample;
 using testing::sample_of;
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 // Changes a byte of one bucket behind its collective.
 class Flipping final : public Collective {

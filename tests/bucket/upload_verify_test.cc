@@ -13,6 +13,7 @@
 #include "tests/bucket/flipping_device.h"
 #include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
+#include "tests/support/must.h"
 
 namespace rekindle::bucket {
 namespace {
@@ -25,12 +26,6 @@ using testing::sample_of;
 using testing::UploadFlip;
 
 constexpr std::uint64_t kBucket = 128 << 10;
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 struct Case {
   std::vector<NamedBox> wanted = {};

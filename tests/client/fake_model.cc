@@ -6,15 +6,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/support/must.h"
+
 namespace rekindle::client::testing {
 
 namespace {
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  return std::move(*result);
-}
 
 std::vector<TensorBox> whole_boxes(const TensorSet& tensors) {
   std::vector<TensorBox> boxes;

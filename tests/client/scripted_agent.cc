@@ -12,18 +12,13 @@
 #include <gtest/gtest.h>
 
 #include "src/ipc/unix_socket.h"
+#include "tests/support/must.h"
 
 namespace rekindle::client::testing {
 
 namespace {
 
 TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(20); }
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 }  // namespace
 

@@ -13,7 +13,6 @@ namespace rekindle::cuda::testing {
 namespace {
 
 using bucket::testing::DeviceBackend;
-using bucket::testing::must;
 
 Result<std::unique_ptr<bucket::Device>> make_first() {
   TRY(auto driver, Driver::load());

@@ -12,16 +12,11 @@
 #include "src/cuda/stream.h"
 #include "tests/cuda/gpu_test.h"
 #include "tests/cuda/random_boxes.h"
+#include "tests/support/must.h"
 
 namespace rekindle::cuda::testing {
 namespace {
 
-// The test's value, or its end.
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(20); }
 
 class DigestKernelTest : public GpuTest {

@@ -8,19 +8,14 @@
 #include "src/bucket/double_device.h"
 #include "src/cuda/nccl.h"
 #include "tests/cuda/gpu_test.h"
+#include "tests/support/must.h"
 
 namespace rekindle::cuda::testing {
 namespace {
 
 constexpr std::uint64_t kShare = (4 << 20) + 256;
 
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
-
-TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(60); }
+TimePoint in_a_minute() { return SteadyClock().now() + std::chrono::seconds(60); }
 
 std::byte byte_of(std::size_t share) { return static_cast<std::byte>(share + 1); }
 
@@ -36,7 +31,7 @@ class Rank {
     settle();
   }
   void settle() const {
-    const TimePoint deadline = soon();
+    const TimePoint deadline = in_a_minute();
     while (!must(collective->settled())) {
       if (SteadyClock().now() > deadline) throw std::runtime_error("the others did not come");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -51,7 +46,7 @@ class Rank {
       const bucket::Upload upload{
           .from = bytes.data(), .to = memory->address() + share * kShare, .run_bytes = kShare};
       must(stream->upload({&upload, 1}));
-      must(stream->finish(soon()));
+      must(stream->finish(in_a_minute()));
     }
   }
   bool has_all(std::size_t shares) {
@@ -59,7 +54,7 @@ class Rank {
     const bucket::Download download{
         .from = memory->address(), .to = bytes.data(), .bytes = bytes.size()};
     must(stream->download({&download, 1}));
-    must(stream->finish(soon()));
+    must(stream->finish(in_a_minute()));
     for (std::size_t i = 0; i < bytes.size(); ++i) {
       if (bytes[i] != byte_of(i / kShare)) return false;
     }
@@ -108,7 +103,7 @@ class NcclCollectiveTest : public GpuTest {
         rank.fill(owners);
         must(rank.collective->spread(rank.memory->address(), kShare, owners, *rank.stream));
         rank.settle();
-        must(rank.stream->finish(soon()));
+        must(rank.stream->finish(in_a_minute()));
         EXPECT_TRUE(must(rank.collective->settled()));
         EXPECT_TRUE(rank.has_all(owners.size()))
             << "rank " << rank.collective->rank() << ", " << owners.size() << " shares";
@@ -144,7 +139,7 @@ TEST_F(NcclCollectiveTest, Row43WhatWaitsForARankEndsWhenItIsAborted) {
       (void)rank.stream->finish(SteadyClock().now() + std::chrono::milliseconds(200));
     }
     rank.collective->abort();
-    must(rank.stream->finish(soon()));
+    must(rank.stream->finish(in_a_minute()));
     EXPECT_FALSE(rank.collective->settled());
     EXPECT_FALSE(rank.collective->spread(rank.memory->address(), kShare, owners, *rank.stream));
   });

@@ -7,17 +7,12 @@
 
 #include "src/bucket/double_device.h"
 #include "tests/cuda/gpu_test.h"
+#include "tests/support/must.h"
 
 namespace rekindle::cuda::testing {
 namespace {
 
 constexpr std::size_t kBytes = 4 << 20;
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(60); }
 

@@ -9,6 +9,7 @@
 #include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 #include "tests/cuda/gpu_test.h"
+#include "tests/support/must.h"
 
 namespace rekindle::cuda::testing {
 namespace {
@@ -19,11 +20,6 @@ using bucket::RoundPlan;
 using bucket::Stream;
 using bucket::testing::PieceConsumer;
 
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 // Brings what an owner of everything would send, and one wrong byte.
 class Brings final : public bucket::Spread {
  public:

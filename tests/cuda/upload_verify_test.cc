@@ -8,6 +8,7 @@
 #include "tests/bucket/piece_consumer.h"
 #include "tests/bucket/sample.h"
 #include "tests/cuda/gpu_test.h"
+#include "tests/support/must.h"
 
 namespace rekindle::cuda::testing {
 namespace {
@@ -18,11 +19,6 @@ using bucket::Plan;
 using bucket::Stream;
 using bucket::testing::PieceConsumer;
 
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 // Uploads, and then overwrites the 78th byte of one bucket, as often as it is told.
 class Spoils final : public bucket::Fetch {
  public:

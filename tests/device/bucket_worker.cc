@@ -5,19 +5,11 @@
 
 #include "proto/worker.pb.h"
 #include "src/bucket/double_device.h"
+#include "tests/support/must.h"
 
 namespace rekindle::device::testing {
 
 namespace {
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  return std::move(*result);
-}
-void must(Result<void> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-}
 
 TimePoint soon() { return SteadyClock().now() + std::chrono::seconds(20); }
 

@@ -5,17 +5,12 @@
 #include "src/bucket/double_device.h"
 #if REKINDLE_WITH_CUDA
 #include "src/cuda/cuda_device.h"
+#include "tests/support/must.h"
 #endif
 
 namespace rekindle::testing {
 
 namespace {
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  return std::move(*result);
-}
 
 class DoubleClientDevice final : public ClientDevice {
  public:

@@ -31,6 +31,7 @@
 #include <xxhash.h>
 
 #include "tests/gpu/client_device.h"
+#include "tests/support/must.h"
 
 namespace rekindle::testing {
 namespace {
@@ -47,12 +48,6 @@ struct Failed {
 void must(std::int32_t code, const rk_error& error) {
   if (code != RK_OK) throw Failed{error};
 }
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
-
 // "w", or of a box "w@[0,4]".
 std::string key_of(const rk_tensor& tensor) {
   bool whole = true;

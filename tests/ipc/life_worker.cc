@@ -17,17 +17,11 @@
 #include "src/ipc/channel.h"
 #include "src/ipc/life.h"
 #include "src/ipc/unix_socket.h"
+#include "tests/support/must.h"
 
 namespace {
 
 using namespace rekindle;  // NOLINT(google-build-using-namespace)
-
-template <typename T>
-T must(Result<T> result) {
-  if (result) return std::move(*result);
-  std::fprintf(stderr, "%s\n", result.error().message().c_str());
-  std::exit(1);
-}
 
 void say(const std::string& line) {
   std::printf("%s\n", line.c_str());

@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 using Join = RailKeeper::Join;
 
-const TimePoint kStart{1h};
+const TimePoint kJoined{1h};
 
 transport::BatchProgress alive(
     std::initializer_list<std::pair<transport::SourceIndex, const char*>> paths) {
@@ -36,20 +36,20 @@ TEST(RailKeeper, ARailIsLostWhileItsSourceGoesOnOverOthers) {
 
 TEST(RailKeeper, AJoinIsTriedEachSecondOneAtATime) {
   RailKeeper rails;
-  EXPECT_FALSE(rails.begin_join(0, kStart)) << "it has just been connected";
-  EXPECT_FALSE(rails.begin_join(0, kStart + 999ms));
-  EXPECT_TRUE(rails.begin_join(0, kStart + 1s));
+  EXPECT_FALSE(rails.begin_join(0, kJoined)) << "it has just been connected";
+  EXPECT_FALSE(rails.begin_join(0, kJoined + 999ms));
+  EXPECT_TRUE(rails.begin_join(0, kJoined + 1s));
   EXPECT_TRUE(rails.joining(0));
-  EXPECT_FALSE(rails.begin_join(0, kStart + 9s)) << "one is under way";
-  rails.end_join(0, Join::kNothingMissing, kStart + 9s);
+  EXPECT_FALSE(rails.begin_join(0, kJoined + 9s)) << "one is under way";
+  rails.end_join(0, Join::kNothingMissing, kJoined + 9s);
   EXPECT_FALSE(rails.joining(0));
-  EXPECT_FALSE(rails.begin_join(0, kStart + 9999ms));
-  EXPECT_TRUE(rails.begin_join(0, kStart + 10s));
+  EXPECT_FALSE(rails.begin_join(0, kJoined + 9999ms));
+  EXPECT_TRUE(rails.begin_join(0, kJoined + 10s));
 }
 
 TEST(RailKeeper, ThePauseDoublesWhileJoinsFailAndStartsAgainAfterOneThatWorked) {
   RailKeeper rails;
-  TimePoint now = kStart;
+  TimePoint now = kJoined;
   (void)rails.begin_join(0, now);
   now += 1s;
   for (const auto pause : {2s, 4s, 8s, 16s, 16s}) {

@@ -5,7 +5,7 @@
 namespace rekindle::pull {
 namespace {
 
-using Loss = SourceState::Loss;
+using LossOfSource = SourceState::Loss;
 
 class SourceStandingTest : public ::testing::Test {
  protected:
@@ -27,15 +27,15 @@ TEST_F(SourceStandingTest, APeerThatAnswersNonsenseIsAskedOnce) {
 }
 
 TEST_F(SourceStandingTest, ASourceThatDeliversMayBeLostOftenOneThatDoesNotThreeTimes) {
-  for (int i = 0; i < 10; ++i) standing_.lost(source_, Loss::kFailed, true);
+  for (int i = 0; i < 10; ++i) standing_.lost(source_, LossOfSource::kFailed, true);
   EXPECT_FALSE(standing_.banned(source_));
-  standing_.lost(source_, Loss::kFailed, false);
-  standing_.lost(source_, Loss::kFailed, false);
+  standing_.lost(source_, LossOfSource::kFailed, false);
+  standing_.lost(source_, LossOfSource::kFailed, false);
   EXPECT_TRUE(standing_.banned(source_)) << "the last loss with bytes counts as the first";
 }
 
 TEST_F(SourceStandingTest, AGrantThatRanOutIsNotTheSourcesFault) {
-  for (int i = 0; i < 10; ++i) standing_.lost(source_, Loss::kGrantRefused, false);
+  for (int i = 0; i < 10; ++i) standing_.lost(source_, LossOfSource::kGrantRefused, false);
   EXPECT_FALSE(standing_.banned(source_));
 }
 
@@ -44,7 +44,7 @@ TEST_F(SourceStandingTest, WrongSlicesAddUpOverTransfers) {
   EXPECT_FALSE(standing_.add_wrong("a", 0)) << "nothing new";
   EXPECT_FALSE(standing_.add_wrong("b", 1)) << "another source";
   EXPECT_TRUE(standing_.add_wrong("a", 1));
-  standing_.lost(source_, Loss::kWrongBytes, true);
+  standing_.lost(source_, LossOfSource::kWrongBytes, true);
   EXPECT_TRUE(standing_.banned(source_));
 }
 

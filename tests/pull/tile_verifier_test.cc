@@ -10,14 +10,14 @@
 namespace rekindle::pull {
 namespace {
 
-constexpr std::uint64_t kRows = 768;
-constexpr std::uint64_t kColumns = 3072;
+constexpr std::uint64_t kVerifiedRows = 768;
+constexpr std::uint64_t kVerifiedColumns = 3072;
 
 class TileVerifierTest : public ::testing::Test {
  protected:
   void SetUp() override {
     store::write_safetensors(directory_.path() / "in" / "model.safetensors",
-                             {{"w", DType::kBF16, {kRows, kColumns}}}, 5);
+                             {{"w", DType::kBF16, {kVerifiedRows, kVerifiedColumns}}}, 5);
     whole_store_ = store::open_store(directory_.path() / "whole");
     auto whole = store::publish(*whole_store_, {"m", 1}, directory_.path() / "in");
     ASSERT_TRUE(whole) << whole.error().message();
@@ -28,7 +28,7 @@ class TileVerifierTest : public ::testing::Test {
   TileIndex tiles() const { return checkpoint().tiles.tile_count(); }
   // Begins an empty copy of these rows.
   std::unique_ptr<store::PendingVersion> begin(std::uint64_t first, std::uint64_t rows) {
-    const TensorBox boxes[] = {{0, {{first, 0}, {rows, kColumns}}}};
+    const TensorBox boxes[] = {{0, {{first, 0}, {rows, kVerifiedColumns}}}};
     auto copy = store_->begin(whole_->manifest.checkpoint,
                               *pack_layout(checkpoint().tensors, boxes, 1 << 30));
     if (!copy) throw std::runtime_error(copy.error().message());
@@ -38,7 +38,7 @@ class TileVerifierTest : public ::testing::Test {
   void write(store::PendingVersion& copy, std::uint64_t first) const {
     const LayoutEntry& entry = copy.manifest().layout.entries()[0];
     const auto from = whole_->array(whole_->manifest.layout.entries()[0]);
-    const std::uint64_t row_bytes = kColumns * 2;
+    const std::uint64_t row_bytes = kVerifiedColumns * 2;
     std::memcpy(copy.segment(entry.segment).data() + entry.offset_bytes,
                 from.data() + first * row_bytes, entry.box.extent[0] * row_bytes);
   }
@@ -59,7 +59,7 @@ class TileVerifierTest : public ::testing::Test {
 };
 
 TEST_F(TileVerifierTest, TilesThatAreRightAreMarked) {
-  const auto copy = begin(0, kRows);
+  const auto copy = begin(0, kVerifiedRows);
   ASSERT_GT(tiles(), 2u);
   write(*copy, 0);
   EXPECT_EQ(verify(*copy), tiles());
@@ -67,7 +67,7 @@ TEST_F(TileVerifierTest, TilesThatAreRightAreMarked) {
 }
 
 TEST_F(TileVerifierTest, AWrongTileIsLeftToBeFetched) {
-  auto copy = begin(0, kRows);
+  auto copy = begin(0, kVerifiedRows);
   write(*copy, 0);
   const LayoutEntry& entry = copy->manifest().layout.entries()[0];
   copy->segment(entry.segment)[entry.offset_bytes + 7] ^= std::byte{1};
@@ -79,7 +79,7 @@ TEST_F(TileVerifierTest, AWrongTileIsLeftToBeFetched) {
 }
 
 TEST_F(TileVerifierTest, AnEmptyCopyHasNoRightTile) {
-  const auto copy = begin(0, kRows);
+  const auto copy = begin(0, kVerifiedRows);
   EXPECT_EQ(verify(*copy), 0u);
   EXPECT_EQ(verified_->count(), 0u);
 }

@@ -13,61 +13,61 @@ using LeaseState = LeaderLease::State;
 using State = Candidacy::State;
 
 constexpr BootTime kTtl = 5s;
-constexpr BootTime kStart = 1h;
+constexpr BootTime kBooted = 1h;
 
 Result<bool> no_answer() { return fail(ErrorCode::kUnavailable, "etcd does not answer"); }
 
 TEST(LeaderLease, IsRenewedThreeTimesPerTtl) {
-  LeaderLease lease(kTtl, kStart);
-  EXPECT_EQ(lease.next_request_in(kStart), kTtl / 3);
-  EXPECT_EQ(lease.answered(kStart + 2s, true, kStart + 2s), LeaseState::kHeld);
-  EXPECT_TRUE(lease.check(kStart + 6999ms));
-  EXPECT_FALSE(lease.check(kStart + 7s));
+  LeaderLease lease(kTtl, kBooted);
+  EXPECT_EQ(lease.next_request_in(kBooted), kTtl / 3);
+  EXPECT_EQ(lease.answered(kBooted + 2s, true, kBooted + 2s), LeaseState::kHeld);
+  EXPECT_TRUE(lease.check(kBooted + 6999ms));
+  EXPECT_FALSE(lease.check(kBooted + 7s));
 }
 
 TEST(LeaderLease, CountsFromBeforeTheRequest) {
-  LeaderLease lease(kTtl, kStart);
-  EXPECT_EQ(lease.answered(kStart + 1s, true, kStart + 3s), LeaseState::kHeld);
-  EXPECT_FALSE(lease.check(kStart + 6s)) << "the answer took two seconds";
+  LeaderLease lease(kTtl, kBooted);
+  EXPECT_EQ(lease.answered(kBooted + 1s, true, kBooted + 3s), LeaseState::kHeld);
+  EXPECT_FALSE(lease.check(kBooted + 6s)) << "the answer took two seconds";
 }
 
 TEST(LeaderLease, AnEarlierAnswerDoesNotShortenIt) {
-  LeaderLease lease(kTtl, kStart);
-  lease.answered(kStart + 2s, true, kStart + 2s);
-  lease.answered(kStart + 1s, true, kStart + 3s);
-  EXPECT_TRUE(lease.check(kStart + 6500ms));
+  LeaderLease lease(kTtl, kBooted);
+  lease.answered(kBooted + 2s, true, kBooted + 2s);
+  lease.answered(kBooted + 1s, true, kBooted + 3s);
+  EXPECT_TRUE(lease.check(kBooted + 6500ms));
 }
 
 TEST(LeaderLease, WithoutAnAnswerItAsksMoreOftenAndEndsAfterTheTtl) {
-  LeaderLease lease(kTtl, kStart);
-  EXPECT_EQ(lease.answered(kStart + 1s, no_answer(), kStart + 2s), LeaseState::kAway);
-  EXPECT_EQ(lease.next_request_in(kStart + 2s), 300ms);
-  EXPECT_EQ(lease.next_request_in(kStart + 4900ms), 100ms) << "the end of the lease comes first";
-  EXPECT_EQ(lease.request_limit(kStart + 2s), 1s);
-  EXPECT_EQ(lease.request_limit(kStart + 4900ms), 100ms);
-  EXPECT_EQ(lease.advance(kStart + 4999ms), LeaseState::kAway);
-  EXPECT_EQ(lease.advance(kStart + 5s), LeaseState::kOver);
+  LeaderLease lease(kTtl, kBooted);
+  EXPECT_EQ(lease.answered(kBooted + 1s, no_answer(), kBooted + 2s), LeaseState::kAway);
+  EXPECT_EQ(lease.next_request_in(kBooted + 2s), 300ms);
+  EXPECT_EQ(lease.next_request_in(kBooted + 4900ms), 100ms) << "the end of the lease comes first";
+  EXPECT_EQ(lease.request_limit(kBooted + 2s), 1s);
+  EXPECT_EQ(lease.request_limit(kBooted + 4900ms), 100ms);
+  EXPECT_EQ(lease.advance(kBooted + 4999ms), LeaseState::kAway);
+  EXPECT_EQ(lease.advance(kBooted + 5s), LeaseState::kOver);
   EXPECT_THAT(lease.why_over(), HasSubstr("has not reached etcd for 5 s"));
 }
 
 TEST(LeaderLease, AnAnswerBringsItBackBeforeItsEnd) {
-  LeaderLease lease(kTtl, kStart);
-  lease.answered(kStart + 1s, no_answer(), kStart + 2s);
-  EXPECT_EQ(lease.answered(kStart + 4s, true, kStart + 4s), LeaseState::kHeld);
-  EXPECT_TRUE(lease.check(kStart + 8s));
+  LeaderLease lease(kTtl, kBooted);
+  lease.answered(kBooted + 1s, no_answer(), kBooted + 2s);
+  EXPECT_EQ(lease.answered(kBooted + 4s, true, kBooted + 4s), LeaseState::kHeld);
+  EXPECT_TRUE(lease.check(kBooted + 8s));
 }
 
 TEST(LeaderLease, NothingBringsItBackAfterItsEnd) {
-  LeaderLease lease(kTtl, kStart);
-  EXPECT_EQ(lease.answered(kStart + 1s, false, kStart + 1s), LeaseState::kOver);
-  EXPECT_EQ(lease.answered(kStart + 2s, true, kStart + 2s), LeaseState::kOver);
+  LeaderLease lease(kTtl, kBooted);
+  EXPECT_EQ(lease.answered(kBooted + 1s, false, kBooted + 1s), LeaseState::kOver);
+  EXPECT_EQ(lease.answered(kBooted + 2s, true, kBooted + 2s), LeaseState::kOver);
   EXPECT_EQ(lease.why_over(), "the lease in etcd has run out");
 }
 
 TEST(LeaderLease, ASuspendedHostFindsItOver) {
-  LeaderLease lease(kTtl, kStart);
-  EXPECT_FALSE(lease.check(kStart + 10h)) << "asked before each answer";
-  EXPECT_EQ(lease.advance(kStart + 10h), LeaseState::kOver);
+  LeaderLease lease(kTtl, kBooted);
+  EXPECT_FALSE(lease.check(kBooted + 10h)) << "asked before each answer";
+  EXPECT_EQ(lease.advance(kBooted + 10h), LeaseState::kOver);
 }
 
 TEST(Candidacy, LeadsOnceTheLeaseIsConfirmed) {

@@ -14,9 +14,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
-
 Result<ModelVersion> latest(CoreWorld& world) { return world.core->latest("qwen3", world.now); }
 
 TEST(CoordinatorLatest, B5DoesNotGoBackWhenTheOnlyHolderIsSilent) {

@@ -14,9 +14,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
-
 NodeState state_of(const CoreWorld& world, const std::string& name) {
   return world.core->fleet().members.all().at(name).state;
 }

@@ -15,6 +15,9 @@ namespace rekindle::coordinator::testing {
 
 using namespace std::chrono_literals;
 
+inline const ModelVersion kV1{"qwen3", 1};
+inline const ModelVersion kV2{"qwen3", 2};
+
 // A core under virtual time, its durable state in memory.
 class CoreWorld {
  public:

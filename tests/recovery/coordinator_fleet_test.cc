@@ -17,9 +17,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
-
 TEST(CoordinatorDrain, ADrainedNodeGetsNoNewPlansAndItsReadersFinish) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);

@@ -11,9 +11,6 @@ using namespace testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
-
 class TwoRanks : public ::testing::Test {
  protected:
   RankReport rank(std::uint32_t number, RankState state, std::uint64_t generation = 1) {

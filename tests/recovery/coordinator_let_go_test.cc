@@ -10,9 +10,6 @@ namespace {
 using namespace testing;
 using ::testing::HasSubstr;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
-
 class LetGo : public ::testing::Test {
  protected:
   Result<void> ask(const NodeInfo& node, const ModelVersion& id = kV1) {

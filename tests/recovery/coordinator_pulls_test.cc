@@ -16,9 +16,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
-
 TEST(CoordinatorPulls, LatestIsTheHighestReadyVersion) {
   CoreWorld world;
   world.holder("a", kV1);

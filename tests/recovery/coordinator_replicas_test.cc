@@ -12,8 +12,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
 constexpr std::uint64_t kRate = 64 << 20;
 
 class Replicated : public ::testing::Test {

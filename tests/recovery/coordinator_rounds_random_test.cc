@@ -55,8 +55,8 @@ class RandomRounds : protected RoundsWorld {
     const std::string node = any_node();
     switch (pick(16)) {
       case 0:
-        (void)rounds.begin(pick(2) == 0 ? kV1 : kV2, kRoot, pick(3) == 0 ? "" : kGroups[pick(2)],
-                           {}, 3, now);
+        (void)rounds.begin(pick(2) == 0 ? kRoundV1 : kRoundV2, kRoot,
+                           pick(3) == 0 ? "" : kGroups[pick(2)], {}, 3, now);
         return;
       case 1:
         if (pick(10) == 0) restart(node);

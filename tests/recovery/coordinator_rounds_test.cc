@@ -92,13 +92,14 @@ TEST_F(ThreeWorkers, MeetAnewWhenADeviceProcessIsAnotherOrOneLacksTheCommunicato
 TEST_F(ThreeWorkers, AreOneRoundAtATime) {
   const RoundId number = begin();
   for (const char* group : {"g", ""}) {
-    const auto again = rounds.begin(kV1, kRoot, group, {}, 3, now);
+    const auto again = rounds.begin(kRoundV1, kRoot, group, {}, 3, now);
     ASSERT_FALSE(again);
     EXPECT_EQ(again.error().code(), ErrorCode::kUnavailable);
     EXPECT_THAT(again.error().message(),
                 AllOf(HasSubstr("m@2"), HasSubstr(std::to_string(number))));
   }
-  EXPECT_EQ(rounds.begin(kV2, kRoot, "other", {}, 3, now).error().code(), ErrorCode::kNotFound);
+  EXPECT_EQ(rounds.begin(kRoundV2, kRoot, "other", {}, 3, now).error().code(),
+            ErrorCode::kNotFound);
   EXPECT_EQ(rounds.begin({"n", 1}, kRoot, "", {}, 3, now).error().code(), ErrorCode::kNotFound);
 }
 
@@ -134,7 +135,7 @@ TEST_F(ThreeWorkers, WhoIsLateIsLeftOut) {
 }
 
 TEST_F(ThreeWorkers, WhoHasTheVersionStaysAsItIs) {
-  member("c").id = kV2;
+  member("c").id = kRoundV2;
   ASSERT_TRUE(say("c"));
   const RoundId number = begin();
   join("a", number);
@@ -200,7 +201,7 @@ TEST_F(ThreeWorkers, ARankWhoseMateIsLostIsNotWaitedFor) {
 }
 
 TEST_F(ThreeWorkers, ThatHaveItAllEndARoundAtOnce) {
-  for (const char* name : {"a", "b", "c"}) member(name).id = kV2;
+  for (const char* name : {"a", "b", "c"}) member(name).id = kRoundV2;
   say_all();
   EXPECT_TRUE(round(begin()).over());
 }
@@ -342,7 +343,7 @@ TEST_F(ThreeWorkers, LeaveARoundToRememberForTenMinutes) {
 }
 
 TEST_F(ThreeWorkers, OfManyRoundsTheLastAreRemembered) {
-  for (const char* name : {"a", "b", "c"}) member(name).id = kV2;
+  for (const char* name : {"a", "b", "c"}) member(name).id = kRoundV2;
   say_all();
   RoundId last = 0;
   for (int i = 0; i < 100; ++i) last = begin();

@@ -15,9 +15,6 @@ using namespace testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const ModelVersion kV1{"qwen3", 1};
-const ModelVersion kV2{"qwen3", 2};
-
 class Update : public ::testing::Test {
  protected:
   void SetUp() override { world_.pass(3s, {a_}); }

@@ -15,8 +15,8 @@ namespace rekindle::coordinator::testing {
 
 using namespace std::chrono_literals;
 
-inline const ModelVersion kV1{"m", 1};
-inline const ModelVersion kV2{"m", 2};
+inline const ModelVersion kRoundV1{"m", 1};
+inline const ModelVersion kRoundV2{"m", 2};
 inline constexpr Digest kRoot{2, 7};
 inline constexpr std::uint64_t kPayload = 1000;
 
@@ -46,7 +46,7 @@ class RoundsWorld {
     member.group = group;
     member.instance = instance;
     member.rank = rank;
-    member.id = kV1;
+    member.id = kRoundV1;
     member.device = device;
     auto& list = reports.at(node).members;
     list.push_back(std::move(member));
@@ -101,7 +101,7 @@ class RoundsWorld {
   }
   void kill(const std::string& node) { dead.insert(node); }
   RoundId begin(const std::string& group = "g") {
-    const auto begun = rounds.begin(kV2, kRoot, group, {}, 3, now);
+    const auto begun = rounds.begin(kRoundV2, kRoot, group, {}, 3, now);
     EXPECT_TRUE(begun) << begun.error().message();
     return begun ? *begun : 0;
   }
@@ -168,7 +168,7 @@ class ThreeWorkers : public ::testing::Test, protected RoundsWorld {
   RoundId begin_anew() {
     for (const char* name : {"a", "b", "c"}) {
       set(name, RoundMemberState::kServing);
-      member(name).id = kV1;
+      member(name).id = kRoundV1;
     }
     say_all();
     return begin();

@@ -6,7 +6,7 @@ namespace rekindle::worker {
 namespace {
 
 using namespace std::chrono_literals;
-using State = RankReport::State;
+using RankState = RankReport::State;
 using Verdict = InstanceVerdict::State;
 
 // Ranks 0 and 1 of three are here, as sessions 10 and 11, and serve m@1.
@@ -42,10 +42,10 @@ TEST_F(FleetReportTest, ReportsEachRankThatWasHere) {
   (void)instance_.failed(11, "died");
   const auto reports = report_.reports(instance_);
   ASSERT_EQ(reports.size(), 2u);
-  EXPECT_EQ(reports[0].state, State::kLoaded);
+  EXPECT_EQ(reports[0].state, RankState::kLoaded);
   EXPECT_EQ(reports[0].has, (ModelVersion{"m", 1}));
   EXPECT_EQ(reports[0].version, std::nullopt) << "the newest was asked for";
-  EXPECT_EQ(reports[1].state, State::kFailed);
+  EXPECT_EQ(reports[1].state, RankState::kFailed);
   EXPECT_EQ(reports[1].why, "died");
 }
 

@@ -14,7 +14,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kRound = 100;
+constexpr std::uint64_t kDrivenRound = 100;
 
 class WorkerRoundsTest : public WorkerServiceTest {
  protected:
@@ -43,7 +43,7 @@ class WorkerRoundsTest : public WorkerServiceTest {
   }
   proto::RoundOrder round(bool gathering) const {
     proto::RoundOrder order;
-    order.set_round(kRound);
+    order.set_round(kDrivenRound);
     order.mutable_id()->set_model("m");
     order.mutable_id()->set_version(2);
     order.set_group("g");

@@ -18,7 +18,7 @@
 namespace rekindle::cli {
 namespace {
 
-Json to_json(const CheckpointView& view) {
+Json checkpoint_json(const CheckpointView& view) {
   Json files = Json::array();
   for (const auto& [name, bytes] : view.files) files.push_back({{"name", name}, {"bytes", bytes}});
   Json tensors = Json::array();
@@ -151,7 +151,7 @@ Result<int> repair(const Settings& settings, const std::string& what) {
       copies, [](const proto::CopyStatus& copy) { return copy.state() == "verified"; });
   if (settings.json) {
     Json list = Json::array();
-    for (const auto& copy : copies) list.push_back(cli::to_json(copy));
+    for (const auto& copy : copies) list.push_back(to_json(copy));
     print_json({{"ok", all_right}, {"copies", std::move(list)}});
   } else {
     print(copies_text({copies.begin(), copies.end()}));
@@ -171,7 +171,7 @@ void add_inspect(Command& app, Session& session) {
   sub.runs(session, "inspect", [&session, path]() -> Result<int> {
     TRY(const CheckpointView view, view_checkpoint(*path));
     if (session.settings.json) {
-      print_json(to_json(view));
+      print_json(checkpoint_json(view));
     } else {
       print_view(view);
     }

@@ -105,7 +105,7 @@ std::size_t terminal_width(int fd) {
 
 namespace {
 
-Json to_json(const std::vector<pull::SourceLine>& sources) {
+Json sources_json(const std::vector<pull::SourceLine>& sources) {
   Json result = Json::array();
   for (const pull::SourceLine& source : sources) {
     result.push_back({{"name", source.name},
@@ -139,7 +139,7 @@ Json to_json(const pull::TransferSummary& summary) {
           {"elapsed_ms", summary.elapsed.count()},
           {"bytes_per_second", elapsed > 0 ? static_cast<double>(summary.bytes) / elapsed : 0.0},
           {"phases_ms", phases},
-          {"sources", to_json(summary.sources)}};
+          {"sources", sources_json(summary.sources)}};
 }
 
 Json to_json(const pull::PlanSummary& plan) {

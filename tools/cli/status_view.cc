@@ -39,7 +39,7 @@ std::uint64_t held_tiles(const proto::TileRanges& ranges) {
   return tiles;
 }
 
-Json to_json(const proto::Holding& holding) {
+Json holding_json(const proto::Holding& holding) {
   return {{"model", holding.id().model()},
           {"version", holding.id().version()},
           {"root", hex(holding.root())},
@@ -61,7 +61,7 @@ Json ids_json(const Ids& ids) {
 template <typename Holdings>
 Json holdings_json(const Holdings& holdings) {
   Json result = Json::array();
-  for (const auto& holding : holdings) result.push_back(to_json(holding));
+  for (const auto& holding : holdings) result.push_back(holding_json(holding));
   return result;
 }
 
@@ -167,7 +167,7 @@ std::string pulls_table(const proto::ClusterStatusResponse& status) {
                rows);
 }
 
-Json to_json(const proto::DeviceProcess& process) {
+Json device_process_json(const proto::DeviceProcess& process) {
   Json devices = Json::array();
   for (const auto& device : process.devices()) {
     devices.push_back(
@@ -311,7 +311,7 @@ Json to_json(const proto::AgentStatusResponse& status) {
           {"holdings", holdings_json(status.holdings())},
           {"copies", copies_json(status)},
           {"instances", instances_json(status)},
-          {"devices", to_json(status.devices())}};
+          {"devices", device_process_json(status.devices())}};
 }
 
 std::string to_text(const proto::AgentStatusResponse& status) {

@@ -16,7 +16,7 @@ Json phases_json(const Message& message) {
   return phases;
 }
 
-Json to_json(const proto::WorkerSession& session) {
+Json session_json(const proto::WorkerSession& session) {
   return {{"session", session.session()},
           {"rank", session.rank()},
           {"pid", session.pid()},
@@ -27,9 +27,9 @@ Json to_json(const proto::WorkerSession& session) {
           {"phases_us", phases_json(session)}};
 }
 
-Json to_json(const proto::WorkerInstance& instance) {
+Json instance_json(const proto::WorkerInstance& instance) {
   Json sessions = Json::array();
-  for (const auto& session : instance.sessions()) sessions.push_back(to_json(session));
+  for (const auto& session : instance.sessions()) sessions.push_back(session_json(session));
   return {{"instance", instance.name()},
           {"named", instance.named()},
           {"state", instance.state()},
@@ -69,7 +69,7 @@ std::string arrived(const proto::WorkerSession& session) {
 
 Json instances_json(const proto::AgentStatusResponse& status) {
   Json result = Json::array();
-  for (const auto& instance : status.instances()) result.push_back(to_json(instance));
+  for (const auto& instance : status.instances()) result.push_back(instance_json(instance));
   return result;
 }
 

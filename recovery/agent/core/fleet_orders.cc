@@ -2,59 +2,49 @@
 
 #include <utility>
 
-#include "recovery/rpc/convert.h"
-
 namespace rekindle::agent {
 
-void FleetOrders::fill(proto::HeartbeatRequest& request) {
-  for (const ModelVersion& id : failed_) *request.add_failed_fetches() = rpc::to_proto(id);
+FleetOrders::Report FleetOrders::report() {
+  Report report{failed_, {}};
   reported_ = failed_.size();
   for (const auto& [id, running] : fetching_) {
-    if (running.state == Running::State::kWanted) *request.add_fetching() = rpc::to_proto(id);
+    if (running.state == Running::State::kWanted) report.fetching.push_back(id);
   }
+  return report;
 }
 
-FleetOrders::Actions FleetOrders::take(const proto::HeartbeatResponse& orders,
-                                       const HasWhole& has_whole) {
+FleetOrders::Actions FleetOrders::take(const Answer& answer, const HasWhole& has_whole) {
   failed_.erase(failed_.begin(), failed_.begin() + static_cast<std::ptrdiff_t>(reported_));
   reported_ = 0;
-  drained_ = orders.drained();
+  drained_ = answer.drained;
   Actions actions;
-  for (const auto& entry : orders.retiring()) {
-    if (const auto id = rpc::from_proto(entry)) actions.draining.insert(*id);
+  actions.draining.insert(answer.retiring.begin(), answer.retiring.end());
+  for (const ModelVersion& id : answer.retire) {
+    actions.draining.insert(id);
+    if (!stopped_ && retiring_.insert(id).second) actions.retire.push_back(id);
   }
-  for (const auto& entry : orders.retire()) {
-    const auto id = rpc::from_proto(entry);
-    if (!id) continue;
-    actions.draining.insert(*id);
-    if (!stopped_ && retiring_.insert(*id).second) actions.retire.push_back(*id);
-  }
-  take_fetches(orders, has_whole, actions);
+  take_fetches(answer, has_whole, actions);
   return actions;
 }
 
-void FleetOrders::take_fetches(const proto::HeartbeatResponse& orders, const HasWhole& has_whole,
-                               Actions& actions) {
+void FleetOrders::take_fetches(const Answer& answer, const HasWhole& has_whole, Actions& actions) {
   std::set<ModelVersion> wanted;
-  for (const auto& order : orders.fetch()) {
-    const auto id = rpc::from_proto(order.id());
-    if (!id) continue;
-    wanted.insert(*id);
-    const Digest root = rpc::from_proto(order.root());
-    if (has_whole(*id, root)) {
+  for (const Answer::WantedCopy& copy : answer.fetch) {
+    wanted.insert(copy.id);
+    if (has_whole(copy.id, copy.root)) {
       actions.announce = true;
-    } else if (const auto running = fetching_.find(*id); running != fetching_.end()) {
-      running->second.epoch = orders.epoch();
+    } else if (const auto running = fetching_.find(copy.id); running != fetching_.end()) {
+      running->second.epoch = answer.epoch;
     } else if (!stopped_) {
-      fetching_[*id] = {root, orders.epoch()};
-      actions.fetch.push_back({*id, order.max_bytes_per_second()});
+      fetching_[copy.id] = {copy.root, answer.epoch};
+      actions.fetch.push_back({copy.id, copy.max_bytes_per_second});
     }
   }
   // The coordinator that wanted a copy has given the task to another node, or there are enough
   // copies. A coordinator that has just started does not know the tasks of its predecessor yet.
   for (auto& [id, running] : fetching_) {
     const bool keep = running.state == Running::State::kCancelled ||
-                      running.epoch != orders.epoch() || wanted.contains(id) ||
+                      running.epoch != answer.epoch || wanted.contains(id) ||
                       has_whole(id, running.root);
     if (keep) continue;
     running.state = Running::State::kCancelled;

@@ -7,7 +7,6 @@
 #include <set>
 #include <vector>
 
-#include "proto/coordinator.pb.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 
@@ -15,9 +14,27 @@ namespace rekindle::agent {
 
 // Decides what this agent does about the orders in the coordinator's answers to heartbeats: retire
 // a version when its readers are done, fetch a whole copy of another, and stop a fetch that is no
-// longer wanted. Fills the next heartbeat with the outcome. Pure: FleetDuties performs the actions.
+// longer wanted. The next heartbeat reports the outcome. Pure: FleetDuties performs the actions.
 class FleetOrders {
  public:
+  // The part of an answer to a heartbeat that this class obeys.
+  struct Answer {
+    struct WantedCopy {
+      ModelVersion id;
+      Digest root;
+      std::uint64_t max_bytes_per_second = 0;
+    };
+    std::uint64_t epoch = 0;
+    bool drained = false;
+    std::vector<ModelVersion> retiring;
+    std::vector<ModelVersion> retire;
+    std::vector<WantedCopy> fetch;
+  };
+  // The part of a heartbeat that this class knows.
+  struct Report {
+    std::vector<ModelVersion> failed_fetches;
+    std::vector<ModelVersion> fetching;
+  };
   struct Fetch {
     ModelVersion id;
     // For the log: the grants of the coordinator enforce it.
@@ -35,10 +52,10 @@ class FleetOrders {
   // Whether this host has all of the version under this root.
   using HasWhole = std::function<bool(const ModelVersion&, const Digest& root)>;
 
-  void fill(proto::HeartbeatRequest& request);
-  // Takes the answer to the heartbeat that was filled last. An order comes again with each answer
-  // until it is done; an action is returned once.
-  Actions take(const proto::HeartbeatResponse& orders, const HasWhole& has_whole);
+  Report report();
+  // Takes the answer to the heartbeat that had the last report. An order comes again with each
+  // answer until it is done; an action is returned once.
+  Actions take(const Answer& answer, const HasWhole& has_whole);
   // The outcomes of actions.
   void retired(const ModelVersion& id) { retiring_.erase(id); }
   void fetched(const ModelVersion& id, bool succeeded);
@@ -57,8 +74,7 @@ class FleetOrders {
     std::uint64_t epoch = 0;
     enum class State { kWanted, kCancelled } state = State::kWanted;
   };
-  void take_fetches(const proto::HeartbeatResponse& orders, const HasWhole& has_whole,
-                    Actions& actions);
+  void take_fetches(const Answer& answer, const HasWhole& has_whole, Actions& actions);
 
   std::set<ModelVersion> retiring_;
   std::map<ModelVersion, Running> fetching_;

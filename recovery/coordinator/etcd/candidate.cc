@@ -20,12 +20,11 @@
 namespace rekindle::coordinator {
 
 namespace asio = boost::asio;
-using std::chrono::milliseconds;
 
 namespace {
 
-constexpr milliseconds kEtcdDeadline{1000};
-constexpr milliseconds kCloseTasksDeadline{2000};
+constexpr std::chrono::milliseconds kEtcdDeadline{1000};
+constexpr std::chrono::milliseconds kCloseTasksDeadline{2000};
 
 std::string own_name(const CoordinatorOptions& options) {
   std::array<char, 65> host{};
@@ -51,7 +50,7 @@ class EtcdThread {
   async::Task<Result<etcd::Term>> campaign() {
     return run_blocking<etcd::Term>(thread_, [this] { return election_.campaign(kEtcdDeadline); });
   }
-  async::Task<Result<bool>> keep(etcd::Term term, milliseconds deadline) {
+  async::Task<Result<bool>> keep(etcd::Term term, std::chrono::milliseconds deadline) {
     return run_blocking<bool>(thread_,
                               [this, term, deadline] { return election_.keep(term, deadline); });
   }

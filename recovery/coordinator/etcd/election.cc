@@ -5,7 +5,6 @@
 namespace rekindle::coordinator::etcd {
 
 using nlohmann::json;
-using std::chrono::milliseconds;
 
 namespace {
 
@@ -31,7 +30,7 @@ Election::Election(const EtcdOptions& options, std::vector<rpc::HostPort> endpoi
       ttl_(options.ttl),
       gateway_(std::move(endpoints)) {}
 
-Result<Term> Election::campaign(milliseconds deadline) {
+Result<Term> Election::campaign(std::chrono::milliseconds deadline) {
   TRY(const json granted, gateway_.call("/v3/lease/grant", {{"TTL", ttl_.count()}}, deadline));
   Term term;
   term.lease = number_in(granted, "ID");
@@ -62,14 +61,14 @@ Result<Term> Election::campaign(milliseconds deadline) {
   return fail(ErrorCode::kUnavailable, "{} leads", leader);
 }
 
-Result<bool> Election::keep(const Term& term, milliseconds deadline) {
+Result<bool> Election::keep(const Term& term, std::chrono::milliseconds deadline) {
   TRY(const json answer,
       gateway_.call("/v3/lease/keepalive", {{"ID", std::to_string(term.lease)}}, deadline));
   const auto result = answer.find("result");
   return result != answer.end() && number_in(*result, "TTL") > 0;
 }
 
-void Election::resign(const Term& term, milliseconds deadline) {
+void Election::resign(const Term& term, std::chrono::milliseconds deadline) {
   (void)gateway_.call("/v3/lease/revoke", {{"ID", std::to_string(term.lease)}}, deadline);
 }
 
