@@ -28,8 +28,7 @@ struct MadePaths {
   std::optional<Error> error;
 };
 
-// The first path decides; more are worth having, not worth failing for. Blocks until `deadline` at
-// most.
+// The first path decides: a failure of a later one is no failure. Blocks until `deadline` at most.
 MadePaths make_paths(transport::Connector& connector, const transport::PathTarget& target,
                      std::uint32_t wanted, TimePoint deadline) {
   MadePaths made;

@@ -30,8 +30,8 @@ PullDestination::PullDestination(PullContext& context, PullWatch watch)
                     : std::make_shared<async::Notifier>(environment_.executor)),
       placing_(std::make_shared<Placing>([released = released_] { released->notify(); })) {}
 
-// A copy that does not verify is left to the verifier that finds that out, and this pull does not
-// keep it meanwhile. Another copy is tried next, or the version is fetched anew.
+// This pull does not keep a copy alive while it is verified: the verifier sets a wrong copy aside.
+// Then another copy is tried, or the version is fetched anew.
 async::Task<Result<std::shared_ptr<const store::StoredVersion>>> PullDestination::find_here() {
   while (auto stored = covering_copy()) {
     if (!environment_.require_verified) co_return stored;
@@ -100,8 +100,8 @@ async::Task<Result<void>> PullDestination::begin_once() {
 
 bool PullDestination::held() const { return (watch_.held && watch_.held()) || placing_->busy(); }
 
-// While it waits the pull gives its place at the sources back: the coordinator would take its
-// silence for its end.
+// The pull gives its place at the sources back before it waits. Otherwise the coordinator would
+// take its silence for its end.
 async::Task<bool> PullDestination::wait_while_held() {
   const bool waits = held();
   if (waits) co_await context_.finder.pause();
@@ -177,7 +177,7 @@ async::Task<void> PullDestination::abandon() {
   pending_.reset();
 }
 
-// Before the files are let go of: the next pull may write to them again.
+// Must end before this pull releases the files: the next pull may write to them.
 async::Task<void> PullDestination::unshare() {
   if (!environment_.unshare) co_return;
   co_await environment_.unshare(target_.resolved.id, target_.resolved.root,

@@ -65,7 +65,7 @@ class PullJob::Driver {
   PullDestination destination_;
   PullRounds rounds_;
   const std::shared_ptr<PullCounters> counters_ = std::make_shared<PullCounters>();
-  // The user has heard of their failure.
+  // The user knows of their failure.
   std::set<std::string> failed_transports_;
   // The last bytes that several sources brought together and that did not verify.
   std::string wrong_together_;
@@ -130,7 +130,7 @@ async::Task<Result<void>> PullJob::Driver::transfer_all() {
   if (co_await async::is_cancelled()) co_return fail(interrupted());
   enter_phase("connect");
   context_.silence.heard(steady_now());
-  // Making room for the copy, or being held, may take long.
+  // The offers may have expired: making room takes long, and so does a hold.
   const bool fresh = !waited && context_.finder.age(steady_now()) < kOffersFreshFor;
   if (fresh) {
     co_await sources_.connect();
@@ -183,7 +183,7 @@ async::Task<Result<void>> PullJob::Driver::find_more_sources(const planner::Plan
   co_return Result<void>();
 }
 
-// One transfer, and what follows from its end. An error ends the pull.
+// Runs one transfer and prepares the next one. An error ends the pull.
 async::Task<Result<void>> PullJob::Driver::transfer_once(
     std::shared_ptr<const planner::Plan> plan) {
   enter_phase("transfer");
@@ -218,7 +218,7 @@ async::Task<Result<void>> PullJob::Driver::transfer_once(
   if (!done) {
     co_await sources_.look();
   } else if (plan->missing().empty()) {
-    // All slices came. Where tiles are left, those did not verify.
+    // All slices came, so tiles that are left did not verify.
     ++suspicion_;
   }
   co_return Result<void>();
@@ -261,7 +261,7 @@ async::Task<Result<void>> PullJob::Driver::transfer_and_recruit(Transfer& transf
   async::TaskGroup recruiting(context_.environment.executor);
   recruiting.spawn("pull.recruit", sources_.recruit(transfer));
   auto done = co_await transfer.run();
-  // It refers to the transfer, and must not outlive it.
+  // The recruiting refers to the transfer and must not outlive it.
   while (!co_await recruiting.close(kRecruitClose)) {
   }
   co_return done;

@@ -2,7 +2,7 @@
 
 namespace rekindle::pull {
 
-// How a pull goes on from plan to transfer to plan: what to do with a plan, where to look for more
+// The decisions between the transfers of a pull: what to do with a plan, where to look for more
 // sources, and when to stop. Pure.
 class PullRounds {
  public:
@@ -11,12 +11,13 @@ class PullRounds {
     bool has_slices = false;
     // No source's layout covers some of the boxes.
     bool has_missing = false;
-    // Some sources are being filled. Then: none of the slices can be read as of now.
+    // Some sources are being filled.
     bool any_growing = false;
+    // Only then: no source holds any of the slices as of now.
     bool nothing_readable = false;
   };
-  // What can be read is read first, although boxes are missing, while sources that are being filled
-  // get more.
+  // While sources are being filled, the pull first reads what they have, although boxes are
+  // missing: meanwhile they get more.
   static Next next(const PlanFacts& plan) {
     if (!plan.has_slices && !plan.has_missing) return Next::kDone;
     const bool part_first = plan.has_slices && plan.any_growing;

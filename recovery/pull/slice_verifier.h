@@ -81,8 +81,8 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
   bool busy() const { return under_way_.load(std::memory_order_acquire) > 0; }
   // Calls once as soon as it is not busy: at once, or later from any thread.
   void when_idle(std::function<void()> call);
-  // Of bytes that this source sent. nullopt: of bytes that several sources sent together, so that
-  // nobody can tell whose were wrong.
+  // The wrong bytes of this source. nullopt: wrong bytes of tiles that several sources sent
+  // together, so that nobody can tell which of them is to blame.
   WrongBytes wrong_bytes(std::optional<transport::SourceIndex> source) const;
 
  private:

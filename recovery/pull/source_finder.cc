@@ -119,7 +119,7 @@ void SourceFinder::take_offer(const proto::OpenPullResponse& response) {
   }
 }
 
-// `latest` is resolved by the first that answers; the others are asked for that version, all at
+// The first peer that answers resolves `latest`. The others are asked for that version, all at
 // once.
 async::Task<Result<SourceFinder::Found>> SourceFinder::ask_peers(
     std::optional<std::uint64_t> version, std::chrono::milliseconds deadline) {

@@ -17,7 +17,7 @@ constexpr std::size_t kMissingListed = 64;
 constexpr std::uint64_t kSlicesToTrade = 1024;
 constexpr std::uint64_t kLeastSliceBytes = 1 << 20;
 
-// `growing_hold`: what sources that are being filled count as holding; null: all of their layout.
+// `growing_hold`: the tiles that growing sources are taken to hold. Null: all of their layout.
 Result<std::unique_ptr<planner::Plan>> plan_with(const PlanInputs& inputs,
                                                  const TileSet* growing_hold) {
   std::vector<planner::SourceView> views;

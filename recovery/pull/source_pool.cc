@@ -113,7 +113,7 @@ async::Task<void> SourcePool::dial(proto::Source record) {
   if (has_room()) table_->push_back(source_of(std::move(record), std::move(*peer)));
 }
 
-// Nobody may dial meanwhile: this holds on to elements of the table.
+// No dial may run meanwhile: this keeps references to elements of the table.
 async::Task<void> SourcePool::learn_layouts() {
   if (context_.target.checkpoint == nullptr) co_return;
   for (ActiveSource& source : *table_) {
@@ -160,8 +160,8 @@ SourcePeer::Paging SourcePool::paging() {
           [this] { context_.silence.heard(steady_now()); }};
 }
 
-// The coordinator's newest word on sources that are known: fresh grants, and gains of the sources
-// that are being filled. `follower`: of the transfer that runs.
+// Takes in the coordinator's news of known sources: fresh grants, and gains of sources that are
+// being filled. `follower`: of the transfer that runs.
 void SourcePool::take_news(SwarmFollower* follower) {
   refresh_grants(*table_, context_.finder.sources());
   if (context_.target.checkpoint == nullptr) return;
@@ -205,7 +205,8 @@ async::Task<void> SourcePool::recruit(Transfer& transfer) {
   }
 }
 
-// The source enters the table when its layout is known: the transfer looks at all that is there.
+// The source enters the table once its layout is known, because the transfer uses all that is
+// there.
 async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& transfer) {
   auto peer = co_await SourcePeer::connect(record, context_.environment.identity, kDialDeadline);
   if (!peer) {

@@ -13,8 +13,8 @@ namespace rekindle::pull {
 inline constexpr int kLossesToBan = 3;
 inline constexpr std::uint32_t kWrongSlicesToQuarantine = 2;
 
-// What one pull thinks of each source over all its transfers: a source that is lost again and
-// again, or that sent wrong bytes, is not asked again. Pure.
+// What one pull knows of each source's conduct, over all its transfers. A source that is lost again
+// and again, or that sent wrong bytes, is not asked again. Pure.
 class SourceStanding {
  public:
   bool banned(const Incarnation& source) const { return banned_.contains(source); }
@@ -36,7 +36,7 @@ class SourceStanding {
   }
   void quarantine(const std::string& name, const std::string& cause) { quarantined_[name] = cause; }
   bool quarantined(const std::string& name) const { return quarantined_.contains(name); }
-  // By name: why.
+  // The causes, by name.
   const std::map<std::string, std::string>& quarantined() const { return quarantined_; }
 
   // A transfer lost this peer. Losses do not count while the source delivers in between, and

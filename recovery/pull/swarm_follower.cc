@@ -76,7 +76,7 @@ void SwarmFollower::ended(SourceIndex index, const Result<void>& outcome) {
   fill_places();
 }
 
-// A pull that waits for a copy that grows is not in silence: the fleet is alive.
+// Waiting for a copy that grows is not silence: the fleet is alive.
 void SwarmFollower::on_have(SourceIndex index, const swarm::TileRuns& held) {
   if (!sources_[index].learn_held(held)) return;
   silence_.heard(steady_now());

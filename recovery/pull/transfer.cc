@@ -18,7 +18,7 @@ using transport::SourceIndex;
 namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
-// A tick that comes later than this shows that the process was stopped.
+// When a tick is late by more than this, the process was stopped.
 constexpr std::chrono::milliseconds kPause{500};
 constexpr std::chrono::milliseconds kKeepAliveInterval{10000};
 constexpr std::chrono::milliseconds kDrainDeadline{10000};
@@ -79,8 +79,8 @@ async::Task<Result<void>> Transfer::run() {
                  options_.paths.id.to_string());
 }
 
-// Returns when the batch has ended and no connect is under way: connects refer to this object, so
-// they are cut short and waited for.
+// Returns when the batch has ended and no connect is under way. Connects refer to this object, so
+// they are cut short and awaited.
 async::Task<Result<void>> Transfer::run_batch() {
   while (true) {
     auto finished = take_events();
@@ -285,7 +285,7 @@ async::Task<void> Transfer::join_rails(SourceIndex index, PeerSession::Offer off
     outcome = RailKeeper::Join::kJoined;
     add_paths(index, std::move(*paths));
   } else if (paths) {
-    // The source was lost meanwhile, and is being connected anew or is gone.
+    // The source was lost meanwhile, and is connected anew or gone.
     const auto late = std::make_shared<transport::Paths>(std::move(*paths));
     auto drop = [late] {
       late->clear();

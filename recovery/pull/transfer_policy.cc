@@ -21,7 +21,7 @@ void SourceState::connected() {
 
 SourceState::AfterLoss SourceState::on_paths_lost(const Error& cause, Means means) {
   if (cause.code() == ErrorCode::kUnavailable) {
-    // Others finish sooner what it had. It has done nothing wrong, and may be needed again.
+    // Others finish its slices sooner. It has done nothing wrong and may be needed again.
     if (!lost()) phase_ = Phase::kSlow;
     return AfterLoss::kWait;
   }

@@ -2,6 +2,7 @@
 // whose config.json is wrong here.
 #include "recovery/pull/pull_job.h"
 
+#include <chrono>
 #include <fstream>
 #include <optional>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <gtest/gtest.h>
 
 #include "tests/store/store_fixture.h"
@@ -72,33 +74,35 @@ class LateEngine final : public transport::Engine {
 
 class PullJobTest : public store::StoreTest {
  protected:
-  Result<PullJob::Outcome> pull(transport::Engine& engine, PullRequest request) {
-    return run<PullJob::Outcome>(engine, std::move(request),
-                                 [](PullJob& job) { return job.run(); });
+  Result<PullJob::Outcome> pull(transport::Engine& engine, PullRequest request,
+                                PullWatch watch = {}) {
+    return run<PullJob::Outcome>(
+        engine, std::move(request), [](PullJob& job) { return job.run(); }, std::move(watch));
   }
   Result<PlanSummary> plan_only(transport::Engine& engine, PullRequest request) {
     return run<PlanSummary>(engine, std::move(request),
-                            [](PullJob& job) { return job.plan_only(); });
+                            [](PullJob& job) { return job.plan_only(); }, {});
   }
+
+  boost::asio::io_context io_;
 
  private:
   template <typename T, typename Work>
-  Result<T> run(transport::Engine& engine, PullRequest request, Work work) {
-    boost::asio::io_context io;
+  Result<T> run(transport::Engine& engine, PullRequest request, Work work, PullWatch watch) {
     WorkerPool digests("digest", 2, 16), blocking("blocking", 2, 16);
     PullEnvironment environment;
-    environment.executor = io.get_executor();
+    environment.executor = io_.get_executor();
     environment.store = store_.get();
     environment.engine = &engine;
     environment.digest_pool = &digests;
     environment.blocking_pool = &blocking;
     environment.coordinator = [] { return nullptr; };
     environment.coordinator_problem = [] { return Error(ErrorCode::kUnavailable, "nobody"); };
-    PullJob job(environment, std::move(request), {});
+    PullJob job(environment, std::move(request), {}, {}, std::move(watch));
     std::optional<Result<T>> outcome;
     boost::asio::co_spawn(
-        io, [&]() -> async::Task<void> { outcome = co_await work(job); }, boost::asio::detached);
-    io.run();
+        io_, [&]() -> async::Task<void> { outcome = co_await work(job); }, boost::asio::detached);
+    io_.run();
     return std::move(*outcome);
   }
 };
@@ -113,6 +117,41 @@ TEST_F(PullJobTest, AReportOfStarvationFromBeforeTheLastPathsEndsNoTransfer) {
   ASSERT_TRUE(outcome) << outcome.error().message();
   EXPECT_EQ(outcome->stored->manifest.checkpoint->root, checkpoint()->root);
   EXPECT_EQ(engine.cancels, 0);
+}
+
+// The watch lets go first, then a device that writes to the copy.
+TEST_F(PullJobTest, AHeldPullFetchesNothingUntilTheWatchAndTheLastWriterLetGo) {
+  bool held = true;
+  std::optional<Arriving> arriving;
+  Lease writing;
+  std::optional<TileIndex> verified_while_held;
+  boost::asio::steady_timer timer(io_);
+  const auto let_the_writer_go = [&](boost::system::error_code) {
+    verified_while_held = arriving->verified->count();
+    writing.reset();
+  };
+  PullWatch watch;
+  watch.held = [&] { return held; };
+  watch.held_changed = std::make_shared<async::Notifier>(io_.get_executor());
+  watch.on_begun = [&, changed = watch.held_changed](Arriving begun) {
+    arriving = std::move(begun);
+    writing = arriving->placing->begin();
+    timer.expires_after(std::chrono::milliseconds(30));
+    timer.async_wait([&, changed](boost::system::error_code) {
+      held = false;
+      changed->notify();
+      timer.expires_after(std::chrono::milliseconds(30));
+      timer.async_wait(let_the_writer_go);
+    });
+  };
+  const auto engine = transport::Engine::create({1});
+  PullRequest request;
+  request.ref = *ModelRef::parse("org/model@1");
+  request.fallback = source_path();
+  const auto outcome = pull(*engine, std::move(request), std::move(watch));
+  ASSERT_TRUE(outcome) << outcome.error().message();
+  EXPECT_EQ(verified_while_held, TileIndex{0});
+  EXPECT_FALSE(arriving->placing->begin()) << "the pull writes itself by now";
 }
 
 constexpr const char* kReplicate =
