@@ -208,7 +208,9 @@ async::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
     co_return;
   }
   if (pull_id_.empty()) co_return co_await open_again(client, deadline);
-  auto response = co_await tell_progress(client, {}, true, deadline);
+  // Named, not a temporary: g++ 12 destroys aggregates inside co_await twice.
+  const PullReport nothing_new;
+  auto response = co_await tell_progress(client, nothing_new, true, deadline);
   if (response) {
     take_sources(*response);
     co_return;
@@ -235,8 +237,9 @@ async::Task<void> SourceFinder::open_again(std::shared_ptr<rpc::RpcClient> clien
   // Until the coordinator says again that the pull is queued.
   queued_.reset();
   if (resolved_.root.is_nil()) co_return;
-  auto response =
-      co_await open(std::move(client), {resolved_.id.model, resolved_.id.version}, deadline);
+  // Named, not a temporary: g++ 12 destroys aggregates inside co_await twice.
+  const ModelRef ref{resolved_.id.model, resolved_.id.version};
+  auto response = co_await open(std::move(client), ref, deadline);
   if (!response) {
     coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
   } else if (rpc::from_proto(response->root()) == resolved_.root) {
