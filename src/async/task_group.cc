@@ -84,9 +84,15 @@ Task<bool> TaskGroup::join(Duration deadline) {
 }
 
 Task<bool> TaskGroup::close(Duration deadline) {
-  state_->closed = true;
+  const auto state = state_;
+  state->closed = true;
   cancel();
-  co_return co_await join(deadline);
+  // A cancelled caller waits, too: its coroutines refer to its frame.
+  const TimePoint give_up = steady_now() + deadline;
+  while (!state->running.empty() && steady_now() < give_up) {
+    co_await state->ended.wait_until(give_up);
+  }
+  co_return state->running.empty();
 }
 
 Task<void> run_all(std::vector<Task<void>> tasks) {
