@@ -1,6 +1,7 @@
 #include "recovery/agent/local_agent.h"
 
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -260,12 +261,13 @@ class ConnectedAgent final : public LocalAgent {
     co_await boost::asio::this_coro::throw_if_cancelled(false);
     async::TaskGroup watching(co_await boost::asio::this_coro::executor);
     watching.spawn("agent.watch", close_when_stuck(client));
+    // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
+    std::function<void(std::string)> on_event = [forward](const std::string& event) {
+      proto::TransferProgress update;
+      if (update.ParseFromString(event)) forward(from_proto(update));
+    };
     co_return co_await client->call_raw(method, std::move(body), kTransferDeadline,
-                                        [forward](const std::string& event) {
-                                          proto::TransferProgress update;
-                                          if (update.ParseFromString(event))
-                                            forward(from_proto(update));
-                                        });
+                                        std::move(on_event));
   }
 
   // Ends the calls of an agent that is stopped or stuck, by closing their connection.
