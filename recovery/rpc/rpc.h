@@ -25,44 +25,50 @@
 namespace rekindle::rpc {
 
 inline constexpr std::uint32_t kMaxFrameBytes = 16u << 20;
-inline constexpr std::chrono::milliseconds kFrameDeadline{5000};  // a frame that has begun must end
+// A frame that has begun must end within this time.
+inline constexpr std::chrono::milliseconds kFrameDeadline{5000};
 
-// Who this process is; the same for all its connections.
+// The identity of this process, the same for all its connections.
 struct Identity {
   proto::Role role = proto::ROLE_CLIENT;
   std::string node_id;
   Incarnation incarnation;
-  std::string secret;                    // cluster secret; "" = none
-  std::function<std::uint64_t()> epoch;  // highest coordinator epoch seen; may be empty
-  // Told the epoch of each hello that was accepted; may be empty.
+  // The cluster secret; "" for none.
+  std::string secret;
+  // Returns the highest epoch of a coordinator that this process has heard of; may be empty.
+  std::function<std::uint64_t()> epoch;
+  // Receives the epoch of each accepted hello; may be empty.
   std::function<void(std::uint64_t epoch)> heard_epoch = {};
 };
 
-// Who is at the other end, from its hello.
+// The process at the other end, from its hello.
 struct Peer {
   proto::Role role = proto::ROLE_UNKNOWN;
   std::string node_id;
   Incarnation incarnation;
   std::uint64_t epoch = 0;
-  std::string address;      // "10.0.0.3:51234" or "unix"
-  bool local_user = false;  // a unix socket whose peer has our uid
+  // "10.0.0.3:51234" or "unix".
+  std::string address;
+  // The peer is on a unix socket and has our uid.
+  bool local_user = false;
 };
 
-// Sends an Event of a streaming call; drops it when the connection is slower than the events.
+// Sends the events of a streaming call. Drops an event when the connection is slower than the
+// events.
 class EventSink {
  public:
   virtual ~EventSink() = default;
   virtual void send(const google::protobuf::MessageLite& body) = 0;
-  virtual bool cancelled() const = 0;  // caller went away or cancelled
+  // The caller has cancelled the call, or has gone.
+  virtual bool cancelled() const = 0;
 };
 
-// Serves calls. A handler parses its body itself (see parse_body), runs as a coroutine on the
-// server's executor and returns the serialized response.
+// Answers a call: parses the body, runs as a coroutine on the server's executor and returns the
+// serialized response. methods.h has typed handlers.
 using Handler = std::function<async::Task<Result<std::string>>(const Peer& peer, std::string body,
                                                                std::shared_ptr<EventSink> events)>;
 
-// Has its answer at once: no waiting, no events, nothing to cancel. Costs a fraction of a
-// coroutine.
+// Answers at once, without waiting, events and cancellation. Costs a fraction of a coroutine.
 using InstantHandler =
     std::function<Result<std::string>(const Peer& peer, const std::string& body)>;
 
@@ -75,39 +81,39 @@ struct ServerLimits {
 class RpcServer {
  public:
   virtual ~RpcServer() = default;
-  // Before listen(). allowed: roles that may call it (0 = any); local_only: unix socket of our uid.
+  // Before listen(). `local_only`: only processes of our uid on a unix socket may call it.
   virtual void handle(proto::Method method, Handler handler, bool local_only = false) = 0;
   virtual void handle_at_once(proto::Method method, InstantHandler handler) = 0;
-  // "host:port", "[v6]:port", port 0 = any; returns the address in use. kUnavailable names a port
-  // in use.
+  // "host:port" or "[v6]:port"; port 0: any. Returns the address in use. kUnavailable: another
+  // process uses the port.
   virtual Result<std::string> listen(const std::string& address) = 0;
-  // In a directory of mode 0700 that we own; a dead socket file is replaced, a live one is an
-  // error.
+  // In a directory of mode 0700 that we own. Replaces a dead socket file; a live one is an error.
   virtual Result<void> listen_unix(const std::string& path) = 0;
   // Before listen(). Called when a connection whose hello was accepted has ended.
   virtual void on_peer_closed(std::function<void(const Peer& peer)> callback) = 0;
   virtual std::size_t connection_count() const = 0;
-  // Stops accepting, cancels handlers, waits until all have ended (bounded by deadline).
+  // Stops accepting, cancels handlers and waits until all have ended, at most until the deadline.
   virtual async::Task<void> close(std::chrono::milliseconds deadline) = 0;
 
   static std::unique_ptr<RpcServer> create(boost::asio::any_io_executor executor, Identity identity,
                                            ServerLimits limits = {});
 };
 
-// A connection that makes calls; multiplexes. When it breaks every open call ends with kPeerLost.
+// A connection for any number of calls at once. When it breaks, every open call ends with
+// kPeerLost.
 class RpcClient {
  public:
   virtual ~RpcClient() = default;
   virtual const Peer& peer() const = 0;
   virtual bool connected() const = 0;
-  // kTimeout after `deadline` (the server is told to cancel). on_event: for streaming calls.
+  // kTimeout after `deadline`; the server is told to cancel. `on_event` is for streaming calls.
   virtual async::Task<Result<std::string>> call_raw(
       proto::Method method, std::string body, std::chrono::milliseconds deadline,
       std::function<void(std::string body)> on_event = {}) = 0;
   virtual void close() = 0;
 
-  // DNS, connect and hello together within `deadline`. `expected`: kStale when another incarnation
-  // answers. address: "host:port" or "unix:/path".
+  // DNS, connect and hello together within `deadline`. `address`: "host:port" or "unix:/path".
+  // kStale: another incarnation than `expected` answers.
   static async::Task<Result<std::shared_ptr<RpcClient>>> connect(
       std::string address, Identity identity, std::chrono::milliseconds deadline,
       std::optional<Incarnation> expected = {});
@@ -121,14 +127,6 @@ Result<Message> parse_body(std::string_view body) {
                 body.size());
   }
   return message;
-}
-
-template <typename Response, typename Request>
-async::Task<Result<Response>> call(std::shared_ptr<RpcClient> client, proto::Method method,
-                                   Request request, std::chrono::milliseconds deadline) {
-  CO_TRY(const std::string body,
-         co_await client->call_raw(method, request.SerializeAsString(), deadline));
-  co_return parse_body<Response>(body);
 }
 
 }  // namespace rekindle::rpc
