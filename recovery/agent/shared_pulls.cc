@@ -7,6 +7,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "src/async/notifier.h"
+#include "src/async/task_group.h"
 
 namespace rekindle::agent {
 
@@ -20,7 +21,10 @@ class SharedPulls::Running {
  public:
   enum class State { kBeginning, kArriving, kSucceeded, kFailed };
 
-  explicit Running(boost::asio::any_io_executor executor) : changed_(std::move(executor)) {}
+  explicit Running(boost::asio::any_io_executor executor)
+      : executor_(executor),
+        held_changed_(std::make_shared<async::Notifier>(executor)),
+        changed_(executor) {}
 
   void begin(pull::Arriving arriving) {
     arriving_ = std::move(arriving);
@@ -45,26 +49,48 @@ class SharedPulls::Running {
   const std::optional<Outcome>& outcome() const { return outcome_; }
   Task<void> wait_for_change() { return changed_.wait_until(TimePoint::max()); }
 
-  // The caller wants the pull to wait for as long as `held` says so. An empty function never does.
+  // Lets one caller say, by its `held`, whether the pull shall wait. A caller without it never
+  // wants that.
   class Holder {
    public:
-    Holder(std::shared_ptr<Running> running, std::function<bool()> held)
+    Holder(std::shared_ptr<Running> running, const PullWatch& watch)
         : running_(std::move(running)),
-          at_(running_->holders_.insert(running_->holders_.end(), std::move(held))) {}
-    ~Holder() { running_->holders_.erase(at_); }
+          at_(running_->holders_.insert(running_->holders_.end(), watch.held)),
+          forwarding_(running_->executor_) {
+      if (watch.held_changed != nullptr) {
+        forwarding_.spawn("pull.held", forward(watch.held_changed, running_->held_changed_));
+      }
+      running_->held_changed_->notify();
+    }
+    ~Holder() {
+      running_->holders_.erase(at_);
+      running_->held_changed_->notify();
+    }
     Holder(const Holder&) = delete;
     Holder& operator=(const Holder&) = delete;
 
    private:
+    static Task<void> forward(std::shared_ptr<async::Notifier> from,
+                              std::shared_ptr<async::Notifier> to) {
+      for (;;) {
+        co_await from->wait_until(TimePoint::max());
+        to->notify();
+      }
+    }
+
     const std::shared_ptr<Running> running_;
     const std::list<std::function<bool()>>::iterator at_;
+    async::TaskGroup forwarding_;
   };
   // The pull waits only while every caller wants it to.
   bool is_held() const {
     return std::ranges::all_of(holders_, [](const auto& held) { return held && held(); });
   }
+  // Notified when the answer of is_held() may have changed.
+  const std::shared_ptr<async::Notifier>& held_changed() const { return held_changed_; }
 
  private:
+  const boost::asio::any_io_executor executor_;
   State state_ = State::kBeginning;
   std::optional<pull::Arriving> arriving_;
   std::optional<pull::Progress> progress_;
@@ -72,6 +98,7 @@ class SharedPulls::Running {
   std::uint64_t updates_ = 0;
   std::optional<Outcome> outcome_;
   std::list<std::function<bool()>> holders_;
+  const std::shared_ptr<async::Notifier> held_changed_;
   async::Notifier changed_;
 };
 
@@ -116,7 +143,7 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
     }
   } entry{*this, key, *running, std::nullopt};
   running_[key] = running;
-  const Running::Holder holder(running, watch.held);
+  const Running::Holder holder(running, watch);
   OnProgress noted = [running, progress](const pull::Progress& update) {
     running->report(update);
     if (progress) progress(update);
@@ -128,6 +155,9 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
   };
   watched.on_place_taken = watch.on_place_taken;
   watched.held = [running] { return running->is_held(); };
+  // A caller that cannot notify makes the pull look by itself.
+  const bool notifies = !watch.held || watch.held_changed != nullptr;
+  if (notifies) watched.held_changed = running->held_changed();
   auto outcome = co_await run(std::move(request), std::move(noted), std::move(watched));
   if (outcome) entry.outcome = *outcome;
   co_return outcome;
@@ -136,7 +166,7 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
 Task<Result<std::optional<SharedPulls::Outcome>>> SharedPulls::follow(
     std::shared_ptr<Running> running, OnProgress progress, PullWatch watch) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  const Running::Holder holder(running, watch.held);
+  const Running::Holder holder(running, watch);
   bool begun = false;
   std::uint64_t seen = 0;
   while (true) {

@@ -5,6 +5,7 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
+#include "src/async/notifier.h"
 #include "src/async/task.h"
 
 namespace rekindle::agent {
@@ -34,6 +35,7 @@ class SharedPullsTest : public ::testing::Test {
       ++runs_;
       if (watch.on_begun) watch.on_begun({nullptr, small_layout(), nullptr, {}});
       is_held_ = watch.held;
+      held_changed_ = watch.held_changed;
       while (!end_) {
         if (progress) progress({});
         co_await async::sleep_for(milliseconds(5));
@@ -50,18 +52,22 @@ class SharedPullsTest : public ::testing::Test {
     int updates = 0;
     std::optional<Result<Outcome>> outcome;
   };
-  void start(pull::PullRequest request, Caller& caller, std::function<bool()> held = {}) {
+  void start(pull::PullRequest request, Caller& caller, std::function<bool()> held = {},
+             std::shared_ptr<async::Notifier> held_changed = {}) {
     auto task = [](SharedPullsTest* self, pull::PullRequest what, Caller* who,
-                   std::function<bool()> holds) -> async::Task<void> {
+                   std::function<bool()> holds,
+                   std::shared_ptr<async::Notifier> changed) -> async::Task<void> {
       pull::PullWatch watch;
       watch.held = std::move(holds);
+      watch.held_changed = std::move(changed);
       watch.on_begun = [who](pull::Arriving) { ++who->begun; };
       pull::OnProgress progress = [who](const pull::Progress&) { ++who->updates; };
       who->outcome = co_await self->pulls_.pull(std::move(what), std::move(progress),
                                                 std::move(watch), self->run());
     };
-    boost::asio::co_spawn(context_, task(this, std::move(request), &caller, std::move(held)),
-                          boost::asio::detached);
+    boost::asio::co_spawn(
+        context_, task(this, std::move(request), &caller, std::move(held), std::move(held_changed)),
+        boost::asio::detached);
   }
   // Until `done`, at most for as long as a test may wait.
   void work_until(const std::function<bool()>& done) {
@@ -78,6 +84,7 @@ class SharedPullsTest : public ::testing::Test {
   int runs_ = 0;
   // Of the pull that runs.
   std::function<bool()> is_held_;
+  std::shared_ptr<async::Notifier> held_changed_;
   // How the pull that runs ends.
   std::optional<std::optional<Error>> end_;
 };
@@ -102,6 +109,46 @@ TEST_F(SharedPullsTest, IsHeldOnlyWhileAllThatWantItSaySo) {
   end_ = std::optional<Error>();
   work_until([&] { return first.outcome && second.outcome && third.outcome; });
   EXPECT_EQ(runs_, 1);
+}
+
+TEST_F(SharedPullsTest, ThePullIsNotifiedWhenAnyCallerChangesItsMind) {
+  Caller first, second;
+  bool first_holds = true, second_holds = true;
+  const auto first_changed = std::make_shared<async::Notifier>(context_.get_executor());
+  const auto second_changed = std::make_shared<async::Notifier>(context_.get_executor());
+  start(
+      whole(1), first, [&] { return first_holds; }, first_changed);
+  work_until([&] { return first.begun == 1; });
+  start(
+      whole(1), second, [&] { return second_holds; }, second_changed);
+  work_until([&] { return second.begun == 1; });
+  ASSERT_NE(held_changed_, nullptr);
+  int woken = 0;
+  const auto wait = [&]() -> async::Task<void> {
+    while (is_held_()) co_await held_changed_->wait_until(steady_now() + std::chrono::minutes(1));
+    ++woken;
+  };
+  for (auto* changed : {&first, &second}) {
+    first_holds = second_holds = true;
+    boost::asio::co_spawn(context_, wait(), boost::asio::detached);
+    context_.poll();
+    context_.restart();
+    (changed == &first ? first_holds : second_holds) = false;
+    (changed == &first ? first_changed : second_changed)->notify();
+    const int before = woken;
+    work_until([&] { return woken == before + 1; });
+  }
+  end_ = std::optional<Error>();
+  work_until([&] { return first.outcome && second.outcome; });
+}
+
+TEST_F(SharedPullsTest, APullOfACallerThatCannotNotifyLooksByItself) {
+  Caller first;
+  start(whole(1), first, [] { return true; });
+  work_until([&] { return first.begun == 1; });
+  EXPECT_EQ(held_changed_, nullptr);
+  end_ = std::optional<Error>();
+  work_until([&] { return first.outcome.has_value(); });
 }
 
 TEST_F(SharedPullsTest, OneThatNobodyHoldsIsNotHeldByWhoComesLater) {
