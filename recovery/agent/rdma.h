@@ -4,8 +4,6 @@
 
 #include "src/base/ids.h"
 #include "src/base/result.h"
-#include "transport/path.h"
-#include "transport/registry.h"
 #include "transport/verbs/host/hca_filter.h"
 
 namespace rekindle::transport {

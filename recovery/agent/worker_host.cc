@@ -248,9 +248,10 @@ Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport word
   CO_TRY(said.id, rpc::from_proto(response.id()));
   said.why = response.why();
   said.term = core_.link().epoch();
-  said.state = response.state() == proto::INSTANCE_COMMITTED ? worker::InstanceVerdict::State::kCommitted
-               : response.state() == proto::INSTANCE_UNFIT   ? worker::InstanceVerdict::State::kUnfit
-                                                             : worker::InstanceVerdict::State::kLoading;
+  said.state =
+      response.state() == proto::INSTANCE_COMMITTED ? worker::InstanceVerdict::State::kCommitted
+      : response.state() == proto::INSTANCE_UNFIT   ? worker::InstanceVerdict::State::kUnfit
+                                                    : worker::InstanceVerdict::State::kLoading;
   co_return said;
 }
 

@@ -1,8 +1,6 @@
 #include <memory>
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include "recovery/device/process/host_devices.h"
 #include "tools/bench/bench_digest.h"
 #include "tools/bench/bench_pin.h"

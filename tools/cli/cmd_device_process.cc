@@ -7,8 +7,6 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 
-#include <CLI/CLI.hpp>
-
 #include "recovery/device/device_child.h"
 #include "recovery/device/process/device_process.h"
 #include "src/base/log.h"

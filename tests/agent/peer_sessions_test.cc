@@ -1,0 +1,153 @@
+// Who may open a session on a copy of this host, and when its reads have ended.
+#include "recovery/agent/peer_sessions.h"
+
+#include <gtest/gtest.h>
+
+#include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
+#include "tests/recovery/rpc_fixture.h"
+#include "tests/store/store_fixture.h"
+
+namespace rekindle::agent {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kIssuerMs = 1000;
+
+// A transport that remembers which sessions it has dropped.
+class RecordingServer final : public transport::Server {
+ public:
+  std::string_view transport() const override { return "tcp"; }
+  std::string endpoint(std::string_view host) const override { return std::string(host) + ":1"; }
+  Result<std::string> accept(const SessionToken&, std::string_view request) override {
+    return "answer to " + std::string(request);
+  }
+  void drop_session(const SessionToken& token) override { dropped.push_back(token); }
+
+  std::vector<SessionToken> dropped;
+};
+
+class PeerSessionsTest : public store::StoreTest {
+ protected:
+  void SetUp() override {
+    StoreTest::SetUp();
+    served_.add(source_);
+    grants_.observe(self_.incarnation, kIssuerMs, steady_now());
+    options_.max_pullers = 2;
+    options_.advertised_host = [] { return std::string("host"); };
+    sessions_.emplace(
+        loop_.executor(),
+        PeerSessions::Parts{self_, served_, grants_, registry_, {&server_}, blocking_}, options_);
+  }
+  static rpc::Peer peer(const std::string& name, const rpc::Identity& identity) {
+    rpc::Peer peer;
+    peer.node_id = name;
+    peer.incarnation = identity.incarnation;
+    peer.address = "10.0.0.1:1";
+    return peer;
+  }
+  proto::OpenSessionRequest request(const std::string& transport = "tcp") const {
+    proto::OpenSessionRequest request;
+    request.set_source_incarnation(self_.incarnation.to_bytes());
+    *request.mutable_id() = rpc::to_proto(id_);
+    *request.mutable_root() = rpc::to_proto(checkpoint()->root);
+    *request.mutable_layout() = rpc::to_proto(source_->manifest.layout.digest());
+    request.add_transports(transport);
+    auto& grant = *request.mutable_grant();
+    grant.set_puller_incarnation(puller_.incarnation.to_bytes());
+    grant.set_source_incarnation(self_.incarnation.to_bytes());
+    *grant.mutable_root() = rpc::to_proto(checkpoint()->root);
+    grant.set_issuer(self_.incarnation.to_bytes());
+    grant.set_expiry_ms(kIssuerMs + 3'600'000);
+    rpc::sign_grant(grant, self_.secret);
+    return request;
+  }
+  Result<SessionToken> open(proto::OpenSessionRequest what) {
+    TRY(const auto response, loop_.run(sessions_->open(peer_, std::move(what))));
+    return SessionToken::from_bytes(response.token());
+  }
+
+  rpc::testing::Loop loop_;
+  const rpc::Identity self_ = rpc::testing::make_identity(proto::ROLE_AGENT, "a");
+  const rpc::Identity puller_ = rpc::testing::make_identity(proto::ROLE_PULLER, "p");
+  const rpc::Peer peer_ = peer("p", puller_);
+  transport::SegmentRegistry registry_;
+  ServedVersions served_{registry_};
+  GrantClock grants_;
+  WorkerPool blocking_{"t-blocking", 2, 16};
+  RecordingServer server_;
+  PeerSessions::Options options_;
+  std::optional<PeerSessions> sessions_;
+};
+
+TEST_F(PeerSessionsTest, ASessionIsOpenedAgainstAGrantAndEndsOnce) {
+  const auto token = open(request());
+  ASSERT_TRUE(token) << token.error().message();
+  EXPECT_EQ(sessions_->count(id_), 1u);
+  EXPECT_EQ(sessions_->copy_of(*token, peer_)->id, id_);
+  for (int i = 0; i < 2; ++i) {
+    proto::CloseSessionRequest close;
+    close.set_token(token->to_bytes());
+    ASSERT_TRUE(loop_.run(sessions_->close(peer_, close)));
+  }
+  EXPECT_EQ(server_.dropped, std::vector{*token});
+  EXPECT_EQ(sessions_->count(), 0u);
+}
+
+TEST_F(PeerSessionsTest, AGrantOfAnotherPullerIsDenied) {
+  auto stolen = request();
+  stolen.mutable_grant()->set_puller_incarnation(Incarnation::random().to_bytes());
+  rpc::sign_grant(*stolen.mutable_grant(), self_.secret);
+  EXPECT_EQ(open(stolen).error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(PeerSessionsTest, ADrainingVersionGetsNoNewReaders) {
+  served_.set_draining({id_});
+  EXPECT_EQ(open(request()).error().code(), ErrorCode::kStale);
+}
+
+TEST_F(PeerSessionsTest, MorePullersThanAllowedAreSentElsewhere) {
+  ASSERT_TRUE(open(request()));
+  ASSERT_TRUE(open(request()));
+  EXPECT_EQ(open(request()).error().code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(PeerSessionsTest, ATransportThatIsNotServedOpensNothing) {
+  EXPECT_EQ(open(request("verbs")).error().code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(sessions_->count(), 0u);
+}
+
+TEST_F(PeerSessionsTest, ASessionEndsWithItsConnectionAndDrainWaitsForItsReads) {
+  const auto token = open(request());
+  ASSERT_TRUE(token);
+  auto other = peer_;
+  other.address = "10.0.0.1:2";
+  EXPECT_EQ(sessions_->copy_of(*token, other).error().code(), ErrorCode::kDenied);
+  sessions_->on_disconnect(other);
+  EXPECT_TRUE(sessions_->contains(*token));
+  sessions_->on_disconnect(peer_);
+  loop_.run_until([&] { return !sessions_->contains(*token); });
+  loop_.run(sessions_->drain(5s));
+  EXPECT_EQ(server_.dropped, std::vector{*token});
+}
+
+TEST_F(PeerSessionsTest, SessionsOfOneLayoutEndAlone) {
+  ASSERT_TRUE(open(request()));
+  loop_.run(sessions_->end_all_of(id_, Digest{9, 9}));
+  EXPECT_EQ(sessions_->count(id_), 1u);
+  loop_.run(sessions_->end_all_of(id_));
+  EXPECT_EQ(sessions_->count(id_), 0u);
+}
+
+TEST_F(PeerSessionsTest, OneCallAtATimeWatchesASession) {
+  const auto token = open(request());
+  ASSERT_TRUE(token);
+  EXPECT_TRUE(sessions_->begin_watch(*token));
+  EXPECT_FALSE(sessions_->begin_watch(*token));
+  sessions_->end_watch(*token);
+  EXPECT_TRUE(sessions_->begin_watch(*token));
+}
+
+}  // namespace
+}  // namespace rekindle::agent
