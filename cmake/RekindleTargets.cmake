@@ -38,10 +38,18 @@ function(rekindle_test name)
     math(EXPR timeout "3 * ${timeout}")  # not optimised
   endif()
   if("unit" IN_LIST ARG_LABELS)
-    # One process for all of them: starting a process for each took longer than the tests.
-    add_test(NAME ${name}
-             COMMAND ${name} --gtest_brief=1 --gtest_output=xml:${CMAKE_BINARY_DIR}/results/${name}.xml)
-    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout})
+    # One process for all of them: starting a process for each took longer than the tests. A program that was not
+    # built has no label, as with gtest_discover_tests().
+    set(script ${CMAKE_CURRENT_BINARY_DIR}/${name}.cmake)
+    file(GENERATE OUTPUT ${script} CONTENT "\
+if(EXISTS \"$<TARGET_FILE:${name}>\")
+  add_test(${name} \"$<TARGET_FILE:${name}>\" --gtest_brief=1 \"--gtest_output=xml:${CMAKE_BINARY_DIR}/results/${name}.xml\")
+  set_tests_properties(${name} PROPERTIES LABELS \"${ARG_LABELS}\" TIMEOUT ${timeout} WORKING_DIRECTORY \"${CMAKE_CURRENT_BINARY_DIR}\")
+else()
+  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)
+endif()
+")
+    set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${script})
   else()
     gtest_discover_tests(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout}
                          TEST_PREFIX "${ARG_PREFIX}" DISCOVERY_MODE PRE_TEST)
