@@ -5,11 +5,11 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <boost/asio/this_coro.hpp>
+#include <stdlib.h>
 
 #include "recovery/rpc/convert.h"
 #include "recovery/worker/worker_wire.h"

@@ -1,10 +1,9 @@
-#include "transport/verbs/memory/device_share.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/process.h"
 #include "tests/verbs/stub_devices.h"
+#include "transport/verbs/memory/device_share.h"
 
 namespace rekindle::transport::verbs {
 namespace {
