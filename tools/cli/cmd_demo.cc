@@ -93,6 +93,15 @@ class DemoProcess {
 
   // Runs to its end, which must be a success.
   Result<std::string> finish() {
+    const TimePoint give_up = steady_now() + kStepDeadline;
+    while (!has_ended()) {
+      if (steady_now() > give_up) {
+        kill();
+        return fail(ErrorCode::kTimeout, "{} did not end within {} s: {}", name_,
+                    kStepDeadline.count(), contents(err_));
+      }
+      std::this_thread::sleep_for(kLookAtOutput);
+    }
     const int status = wait();
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return contents(out_);
     return fail(ErrorCode::kInternal, "{} failed: {}", name_, contents(err_));
