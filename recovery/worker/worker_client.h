@@ -45,13 +45,6 @@ class Client : public std::enable_shared_from_this<Client> {
 
   // The worker's hello was accepted.
   bool greeted = false;
-  std::size_t sessions = 0;
-  // Calls that are not answered yet.
-  std::size_t calls = 0;
-  // Publications that were begun and are not over.
-  std::size_t publications = 0;
-  // The watch has seen the worker die.
-  bool dead = false;
 
  private:
   const ClientId id_;
