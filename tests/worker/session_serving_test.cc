@@ -99,6 +99,12 @@ TEST_F(VerifyingDeviceService, ACopyThatTheDeviceFoundWrongIsReadAgainBeforeAnyb
   const auto stored = host_->store().find({"m", 1}).front();
   const auto before = stored->verification->record();
   ASSERT_TRUE(before);
+  // Keeps the copy from being read again before the test has looked at its state.
+  std::promise<void> looked;
+  const auto may_read = looked.get_future().share();
+  for (std::size_t i = 0; i < host_->blocking_pool().thread_count(); ++i) {
+    host_->blocking_pool().submit([may_read] { may_read.wait(); });
+  }
   std::promise<store::CopyState> state;
   boost::asio::post(context_, [&] {
     static_cast<device::DeviceEvents&>(*service_).device_over(
@@ -106,6 +112,7 @@ TEST_F(VerifyingDeviceService, ACopyThatTheDeviceFoundWrongIsReadAgainBeforeAnyb
     state.set_value(stored->verification->state());
   });
   EXPECT_EQ(state.get_future().get(), store::CopyState::kUnverified);
+  looked.set_value();
   EXPECT_TRUE(eventually([&] {
     const auto now = stored->verification->record();
     return now && now->read > before->read;
