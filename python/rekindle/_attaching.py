@@ -14,7 +14,8 @@ from ._native import Native, milliseconds, text
 from .boxes import Box
 from .errors import InvalidError
 
-ATTACH_PATIENCE_S = 10.0  # of one try, when there is no deadline
+# The longest time of one try when the caller gives no deadline.
+ATTACH_PATIENCE_S = 10.0
 Shard = Union[None, str, Iterable[Union[Box, str]]]
 Spec = Union[None, Mapping[str, Any], str, "os.PathLike[str]"]
 

@@ -74,4 +74,5 @@ def _torch_name(torch: Any, name: str) -> str:
         uuid = str(torch.cuda.get_device_properties(index).uuid)
         if name.removeprefix("GPU-") == uuid.removeprefix("GPU-"):
             return f"cuda:{index}"
-    return name  # the C library says what is wrong with it, or torch when it makes a view
+    # Either the C library refuses the name, or torch does when it makes a view.
+    return name

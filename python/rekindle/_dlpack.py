@@ -18,18 +18,24 @@ from ._optional import module
 from .errors import UnavailableError
 
 _MAJOR = 1  # of DLPack
-_DLTENSOR_OF_OBJECT = 5  # word of a DLPackExchangeAPI, behind version, prev_api, three functions
-_BLOCK = 2048  # tensors: what is asked next finds them in the CPU's cache
-_DIMENSIONS = 4  # of a tensor, at first: they are given more room when that is too little
+# The index of this function in a DLPackExchangeAPI: it follows version, prev_api and three
+# functions.
+_DLTENSOR_OF_OBJECT = 5
+# Tensors per block. A block is small enough to stay in the CPU's cache.
+_BLOCK = 2048
+# The expected number of dimensions per tensor. The arrays grow when a tensor has more.
+_DIMENSIONS = 4
 
 
 class Layouts(NamedTuple):
     """Columns: of each tensor one number, but for shapes and strides, in elements, which follow
     one another."""
 
-    data: array[int]  # address of the first element; 0 where there is none
+    # The address of the first element, or 0 for a tensor without memory.
+    data: array[int]
     devices: array[int]  # equal where the devices are
-    dtypes: array[int]  # equal where the dtypes are, but for torch's integers of 8 bits and less
+    # Equal numbers mean equal dtypes, except for torch's integers of at most 8 bits.
+    dtypes: array[int]
     ranks: array[int]
     contiguous: array[int]  # 1: as torch's is_contiguous()
     shapes: array[int]
@@ -72,7 +78,8 @@ def _add_block(found: Layouts, exporter: int, block: Sequence[Any]) -> bool:
                 exporter, objects.buffer_info()[0], len(block), records.buffer_info()[0],
                 shapes.buffer_info()[0], strides.buffer_info()[0], capacity, ctypes.byref(done),
                 None)
-        except Exception:  # torch's, whatever it is: callers ask it in another way
+        except Exception:
+            # torch may raise anything here. Callers then use the slower way.
             return False
     if code != _abi.OK:
         return False

@@ -33,8 +33,10 @@ MOST_BUFFERED = 256 << 20  # bytes
 class LoadResult(NamedTuple):
     """Empty lists after a strict load."""
 
-    missing: list[str]  # targets that the session does not have
-    unexpected: list[str]  # tensors of the session without a target
+    # Targets that the session does not have.
+    missing: list[str]
+    # Tensors of the session without a target.
+    unexpected: list[str]
 
 
 def load_into(session: "Session", target: Any, strict: bool, timeout: float | None) -> LoadResult:
@@ -84,7 +86,8 @@ def _prepare(session: "Session", target: Any, strict: bool, batches: "_Batches |
 
 class _Aims(NamedTuple):
     plain: Plain
-    places: dict[int, list[Destination]]  # index of another entry → where it goes
+    # Maps the index of another entry to its destinations.
+    places: dict[int, list[Destination]]
     missing: list[str]
 
     def check(self, listing: Listing) -> None:
@@ -181,7 +184,8 @@ def _to_buffer(listing: Listing, places: dict[int, list[Destination]],
     torch = module("torch")
     if torch is None:
         return None
-    if not places:  # the infos of thousands of tensors are not made for nothing
+    if not places:
+        # Making the infos of thousands of tensors takes time, so it is left out here.
         return set()
     device, infos = torch.device(device_name), listing.infos
     found = {index for index, destinations in places.items()

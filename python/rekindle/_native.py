@@ -17,10 +17,12 @@ from typing import Any, TypeVar, cast
 
 from . import _abi, errors
 
-SLICE_S = 1.0  # the longest stay in C: Ctrl-C and close() of another thread are seen after it
+# The longest stay in C. Ctrl-C, and close() from another thread, are noticed after it.
+SLICE_S = 1.0
 _T = TypeVar("_T")
 
-_forks = 0  # of this process' ancestors, since the module was imported
+# Counts the forks between the import of this module and this process.
+_forks = 0
 _all: "weakref.WeakSet[Native]" = weakref.WeakSet()
 
 
@@ -194,7 +196,8 @@ class Native:
 
     def _leave_to_parent(self) -> None:
         agent, self._handles.agent = self._handles.agent, ctypes.c_void_p()
-        if agent:  # once: a child of the child may have another file under the same descriptor
+        if agent:
+            # Only once: in a grandchild, the descriptor may belong to another file.
             self._abi.rk_disconnect(agent)
 
 

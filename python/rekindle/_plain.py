@@ -162,7 +162,8 @@ def _by_boxes(listing: Listing, names: list[Any],
         keys = list(names)
         offsets, shapes = _of_tensors(listing, listing.offsets, listing.columns.shapes)
         for at, box in enumerate(zip(names, offsets, shapes)):
-            for key in (box, (box[0], (), ())):  # equal to the Box of the same
+            for key in (box, (box[0], (), ())):
+                # A plain tuple hashes and compares equal to its Box.
                 if values[at] is None and key in items:
                     keys[at], values[at] = key, items[key]
     return keys, values

@@ -13,11 +13,13 @@ from .errors import Error
 if TYPE_CHECKING:
     from ._native import Native
 
-_FEWEST = 2048  # tensors: of fewer, the targets are found before a few buckets are filled
+# With fewer tensors, the targets are found before a few buckets are filled.
+_FEWEST = 2048
 # A tensor's target is found in 2 us at most, in which a link of 64 GB/s brings as much.
 _BYTES_A_TENSOR = 128 << 10
 _MOST_BYTES = 4 << 30
-_STOP_S = 10.0  # it gives way at once, but for a device that hangs
+# The thread stops at once, unless a device hangs.
+_STOP_S = 10.0
 _LOOK_S = 0.02
 
 

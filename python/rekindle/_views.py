@@ -19,7 +19,8 @@ from .errors import UnavailableError
 if TYPE_CHECKING:
     import torch
 
-_ROUND = 15  # of a base, so that it views as any dtype; nothing reads there
+# Rounds a base address, so that it can be viewed as any dtype. The padding is never read.
+_ROUND = 15
 
 
 def memory(address: int, nbytes: int, keep: object = None) -> "ctypes.Array[ctypes.c_char]":
@@ -102,7 +103,8 @@ class BucketViews:
         self._device, self._keep = device, keep
         self._first, self._infos = first, infos
         self._strides: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._assembling: dict[int, tuple[Any, int]] = {}  # index → bytes on the device, missing
+        # Maps an index to the bytes on the device and the number of bytes still missing.
+        self._assembling: dict[int, tuple[Any, int]] = {}
 
     def of(self, pointer: int, count: int) -> Iterator[tuple[TensorInfo, Any]]:
         """What is whole with this bucket of `count` rk_parts."""
@@ -145,7 +147,9 @@ class BucketViews:
 
     def _assemble(self, index: int, offset: int, part: Any) -> Any:
         info = self._infos[index]
-        with self._device.on_stream():  # also its memory: who freed it must be done with it there
+        with self._device.on_stream():
+            # The memory is allocated on this stream, too. The thread that freed it must have
+            # finished with it on the stream.
             whole, missing = self._assembling.get(index) or (
                 self._torch.empty(info.nbytes, dtype=self._torch.uint8, device=part.device),
                 info.nbytes)

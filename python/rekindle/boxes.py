@@ -21,7 +21,8 @@ class TensorInfo(NamedTuple):
     name: str
     dtype: str  # as in safetensors: "BF16"
     shape: tuple[int, ...]  # of what is here
-    offset: tuple[int, ...]  # of it in the whole tensor
+    # The offset of the box in the whole tensor.
+    offset: tuple[int, ...]
     full_shape: tuple[int, ...]  # of the whole tensor
     nbytes: int  # of what is here
 

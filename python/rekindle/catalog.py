@@ -12,14 +12,16 @@ from ._listing import InfoReader
 from .boxes import Box, TensorInfo
 from .errors import InvalidError
 
-_SMALLEST = (Box(""),)  # a host that lacks the version fetches no more than this
+# The smallest part of a version: a host that lacks the version fetches only this.
+_SMALLEST = (Box(""),)
 
 
 class Catalog(NamedTuple):
     model: str
     version: int
     tensors: list[TensorInfo]  # whole ones, by name
-    file_names: list[str]  # of what was published beside them: "config.json"
+    # Files that were published with the tensors, such as "config.json".
+    file_names: list[str]
     agent: str | os.PathLike[str] | None
 
     def files(self) -> dict[str, bytes]:

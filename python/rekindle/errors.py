@@ -12,7 +12,8 @@ class Error(Exception):
     """What Rekindle reports. ``str(error)`` is one line: what failed, on what, why, what to do."""
 
     code: int = 0  # of the C ABI, rk_code
-    name: str = "ERROR"  # as the command's JSON says it
+    # The code's name in the JSON output of the command.
+    name: str = "ERROR"
 
 
 class InvalidError(Error, ValueError):

@@ -114,7 +114,9 @@ class _Source:
             ctypes.memmove(place, bytes(self.tensor), self.nbytes)
         elif hasattr(self.tensor, "__array_interface__") and not hasattr(self.tensor, "data_ptr"):
             import numpy
-            native = self.tensor.dtype.newbyteorder("=")  # of ">f4", too: the name does not say it
+            # The byte order is normalised because the dtype's name does not show it: ">f4" becomes
+            # "<f4".
+            native = self.tensor.dtype.newbyteorder("=")
             numpy.frombuffer(memoryview(place), native).reshape(self.shape)[...] = self.tensor
         else:
             import torch

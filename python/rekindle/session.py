@@ -94,7 +94,8 @@ class Session:
                 if timeout is not None:
                     native.end()
                     raise
-            except BaseException:  # now, not when the last of the traceback is gone
+            except BaseException:
+                # Close now, not when the traceback is freed.
                 native.end()
                 raise
 
@@ -193,7 +194,8 @@ class Session:
     def _rest(self) -> Iterator[tuple[TensorInfo, Any]]:
         self._native.check()
         while True:
-            with self._turn, self._native.using():  # views are made of the library's memory
+            with self._turn, self._native.using():
+                # The views are made of the library's memory.
                 entry = next(self._pending, None)
             if entry is None:
                 self._native.check()

@@ -14,9 +14,12 @@ UNTIL_DONE_S = 600.0
 
 
 class UpdateResult(NamedTuple):
-    members: int  # workers that were there at the round's start
-    ready: int  # of them, that serve the version or are fit to
-    by_broadcast: int  # of those, that were given every byte by broadcast
+    # Workers that were present at the start of the round.
+    members: int
+    # Members that serve the version or are able to.
+    ready: int
+    # Ready members that received every byte by broadcast.
+    by_broadcast: int
     elapsed: float  # seconds
 
 
@@ -36,7 +39,8 @@ def update(model_version: str, *, group: str | None = None, gather: float | None
     options = _abi.UpdateOptions(
         size=ctypes.sizeof(_abi.UpdateOptions), model_version=text(model_version),
         group=text(group),
-        gather_ms=0 if gather is None else max(1, milliseconds(gather)),  # to C, 0 is the default
+        # 0 stands for the default in C.
+        gather_ms=0 if gather is None else max(1, milliseconds(gather)),
         timeout_ms=max(1, milliseconds(timeout, 30 * 24 * 3600 * 1000)))
     result = _abi.UpdateResult(size=ctypes.sizeof(_abi.UpdateResult))
     try:

@@ -40,7 +40,8 @@ def unwritten(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iter
     """Of a plan that was, or is to be, executed: parameters that are not written in full, and how
     much of them is, in words; "" when there are none."""
     said = _said(returned) if plan.opaque else set()
-    if said is None:  # nothing is known of where the opaque tensors went
+    if said is None:
+        # The loader did not say where it put the opaque tensors.
         return ""
     return described(_short(model, written(plan), _seen(returned) or {}, said), allowed)
 

@@ -19,8 +19,10 @@ from ..recording.geometry import Ints, lattice
 
 # (offset from a tensor's first element, size, stride), as torch.as_strided has them.
 Region = tuple[int, Ints, Ints]
-_BLOCK = 1 << 26  # elements that are marked at once, a byte each
-_MOST_COMPARED = 64  # boxes of which no plane parts any, one by one
+# Elements that are marked at once, one byte each.
+_BLOCK = 1 << 26
+# Boxes that no plane separates are compared one by one, up to this many.
+_MOST_COMPARED = 64
 
 T = TypeVar("T")
 
@@ -280,7 +282,8 @@ def _clipped(run: _Run, begin: int, end: int) -> Iterator[_Run]:
     (step, count), inner = run.dims[0], run.dims[1:]
     size, stride = [count for _, count in inner], [step for step, _ in inner]
     reach = run.end - run.offset - (count - 1) * step
-    first = max(0, -((run.offset - begin) // step))  # of those that are inside as a whole
+    # Counts only elements that lie inside as a whole.
+    first = max(0, -((run.offset - begin) // step))
     last = min(count - 1, (end - reach - run.offset) // step)
     if first <= last:
         whole = _run(run.offset + first * step, [last - first + 1, *size], [step, *stride])

@@ -40,7 +40,8 @@ class Contents:
     model: str
     version: int
     tensors: Mapping[str, TensorMeta]
-    quantization: str | None = None  # settings as JSON; None: no configuration was published
+    # The settings as JSON, or None if no configuration was published.
+    quantization: str | None = None
 
     def __str__(self) -> str:
         return f"{self.model}@{self.version}"
@@ -95,9 +96,12 @@ class Fit:
     new: Contents
     allow_unwritten: tuple[str, ...] = ()
     allow_unread: tuple[str, ...] = ()
-    serving: bool = False  # the model has weights that must stay when the version does not fit
-    before: Contents | None = None  # what it has them of, where that is known
-    pass_over: str = "name it in allow_unread"  # how a caller takes a tensor that nobody reads
+    # True: the model serves, so its weights must stay if the version does not fit.
+    serving: bool = False
+    # The contents of the version that the model has now, if known.
+    before: Contents | None = None
+    # The advice to a user whose version has a tensor that nobody reads.
+    pass_over: str = "name it in allow_unread"
 
     def check_quantization(self) -> None:
         """InvalidError when the version is quantized in another way than the one before."""
@@ -199,7 +203,8 @@ class Fit:
                 f"{name} is {_described(meta)} in it{was}, and {why}",
                 "publish the tensors that the model was made for, or start the engine with the "
                 "configuration of this version")
-        for name in known:  # parameters that need them cannot be told
+        for name in known:
+            # A plan does not say which parameters need a tensor, so every tensor must be there.
             if name not in self.new.tensors:
                 raise self._refusal(f"it has no {name}, which {self.before} had",
                                     "publish what is missing, or start the engine again")
@@ -235,7 +240,8 @@ class Handed:
         self.last: str | None = None
         self.meta: TensorMeta | None = None
         self.finished = False
-        self.failed = False  # the tensors themselves could not be had
+        # True: the tensors themselves could not be read.
+        self.failed = False
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         while True:

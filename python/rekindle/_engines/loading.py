@@ -30,7 +30,8 @@ from .reading import whole_tensors
 from .writes import ConversionWatch
 
 logger = logging.getLogger("rekindle")
-_ANSWER_S = 0.5  # for an agent of this host to answer
+# How long an agent on this host may take to answer.
+_ANSWER_S = 0.5
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 # An engine's loader: takes (name, tensor) pairs, may say which parameters it has loaded.
@@ -49,7 +50,8 @@ class Place:
     key: Mapping[str, Any] = field(default_factory=dict)
 
 
-ALONE = Place("", 0, 0, 1)  # also where the environment names an instance
+# Used even where the environment names an instance.
+ALONE = Place("", 0, 0, 1)
 
 
 def said_place(options: Options) -> Place:
@@ -76,12 +78,16 @@ class Held:
     device: str | None
     session: Session
     boxes: list[Box] | None  # None: whole tensors
-    names: frozenset[str]  # of the tensors that were read
-    contents: Contents  # of the version: a plan for it is a plan for one that has the same
-    torn: str | None = None  # why the model has weights of two versions, after an update failed
+    # The names of the tensors that were read.
+    names: frozenset[str]
+    # The contents of the version. A plan fits every version with equal contents.
+    contents: Contents
+    # Why the model has weights of two versions, after a failed update.
+    torn: str | None = None
 
 
-_held: dict[str, Held] = {}  # by role: "target", "draft", "draft.1" of several
+# The key is the role: "target", "draft", or "draft.1" if there are several drafts.
+_held: dict[str, Held] = {}
 
 
 def held(role: str) -> Held | None:
@@ -167,8 +173,10 @@ def fill(model: torch.nn.Module, load: Load, options: Options, place: Place,
 class Update:
     """Of a model that serves, by `fill`."""
 
-    before: Contents | None  # what the model has, where that is known
-    begun: bool = False  # something of the model may have been written
+    # The contents of the model's present version, if known.
+    before: Contents | None
+    # True: some of the model's memory may have been written.
+    begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -285,7 +293,8 @@ def one_version(options: Options, ranks: Ranks) -> Options:
             said = _catalog(options).version
         except Error as why:
             said = why
-        except Exception as why:  # the others wait for what is said here
+        except Exception as why:
+            # The other ranks wait for this rank's answer, so every error becomes one.
             said = InternalError(f"{type(why).__name__}: {why}")
     said = ranks.first(said)
     if isinstance(said, Error):
@@ -367,7 +376,8 @@ class _Opaque:
 
 def _fill_whole(load: Load, fit: Fit, options: Options, session: Session) -> None:
     returned, handed = _loaded(load, whole_tensors(session, options.load_timeout), fit)
-    for _ in handed:  # a loader may stop before the end
+    for _ in handed:
+        # A loader may stop before the end, but all tensors must be handed out.
         pass
     check_loaded(fit.model, returned, options.allow_unwritten, str(fit.new))
 

@@ -17,7 +17,8 @@ class Options:
 
     model: str | None = None  # name in Rekindle; None: REKINDLE_MODEL
     version: str | int = "latest"
-    draft_model: str | None = None  # of a speculative decoder whose weights are another model
+    # The model of a speculative decoder whose weights are published separately.
+    draft_model: str | None = None
     draft_version: str | int = "latest"
     agent: str | None = None  # the agent's store
     instance: str | None = None
@@ -28,11 +29,15 @@ class Options:
     fallback_dir: str | None = None
     attach_timeout: float = 60.0
     load_timeout: float = 600.0  # without anything arriving
-    commit_timeout: float = 600.0  # for the other ranks of the instance
-    record: bool = True  # fetch only what this rank's loader reads
+    # Seconds to wait for the other ranks of the instance.
+    commit_timeout: float = 600.0
+    # True: fetch only the tensors that this rank's loader reads.
+    record: bool = True
     fallback: str | None = None  # "default": the engine's own loader, when weights cannot be had
-    allow_unwritten: tuple[str, ...] = ()  # regular expressions of parameters without weights
-    allow_unread: tuple[str, ...] = ()  # and of tensors that an update may bring for nobody
+    # Regular expressions of parameters that may stay without weights.
+    allow_unwritten: tuple[str, ...] = ()
+    # Regular expressions of tensors that an update may bring although no parameter reads them.
+    allow_unread: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, config: Any) -> "Options":

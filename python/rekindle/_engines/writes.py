@@ -129,7 +129,8 @@ class _Mode(TorchDispatchMode):
         if func is _COPY:
             self._watch.check(args[0], args[1])
         done = func(*args, **(kwargs or {}))
-        if torch.Tag.inplace_view in func.tags:  # to it as a tensor, not to its memory
+        if torch.Tag.inplace_view in func.tags:
+            # This operation changes the tensor object, not its memory.
             return done
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -168,4 +169,5 @@ def _storage(tensor: torch.Tensor) -> int | None:
         key: int = tensor.untyped_storage()._cdata
         return key
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
-        return None  # uninitialized, or a wrapper of several tensors
+        # The tensor is uninitialized, or wraps several tensors.
+        return None

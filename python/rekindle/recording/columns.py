@@ -83,13 +83,15 @@ def _sharing(keys: Sequence[int]) -> bytes:
 
 def _names(names: list[str]) -> bytes:
     joined = "\0".join(names)
-    if joined.count("\0") != len(names) - 1:  # one has a NUL inside, or there are none
+    if joined.count("\0") != len(names) - 1:
+        # Either a name contains a NUL, or there are no names.
         return _packed(names)
     return b"\0" + joined.encode("utf-8", "surrogatepass")  # marshal begins otherwise
 
 
 def _packed(values: list[Any]) -> bytes:
-    return marshal.dumps(values, 2)  # without references, which differ for equal values
+    # Version 2 writes no references. Those differ between equal values.
+    return marshal.dumps(values, 2)
 
 
 def _numbered(values: Iterable[Any], text: Callable[[Any], Any]) -> bytes:

@@ -57,7 +57,8 @@ class Uses:
     def __init__(self, targets: Targets, stand_in: type) -> None:
         self._targets, self._stand_in = targets, stand_in
         self.reads: dict[str, str] = {}  # which targets, and how
-        self.changed: str | None = None  # what was done to one in place
+        # The operation that changed a tensor in place.
+        self.changed: str | None = None
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An operation that is about to be done; views and constants pass."""
@@ -89,7 +90,8 @@ def still_held(kind: Any, recorder: Any) -> list[Any]:
                 if type(thing) is kind and getattr(thing, "_recorder", None) is recorder]
     if not find():
         return []
-    gc.collect()  # those in cycles of objects are held by nobody
+    # Frees tensors that only reference cycles keep alive.
+    gc.collect()
     return find()
 
 

@@ -57,7 +57,9 @@ def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tens
     tensors = dict(targets) if isinstance(targets, Mapping) else named_targets(targets)
     _check(plan, session)
     with torch.no_grad():
-        if plan.replayable:  # else the recording's run has written them, and values of its own above
+        # A plan that is not replayable is complete already: the recorded run wrote the tensors and
+        # its own values.
+        if plan.replayable:
             _fill(plan, tensors)
         if session.device is None:
             _from_host(plan, load, tensors, session, timeout)
@@ -67,7 +69,8 @@ def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tens
             torch.cuda.current_stream(device).synchronize()
 
 
-Key = tuple[str, Ints]  # a tensor, and where a box of it begins
+# The name of a tensor and the start of a box in it.
+Key = tuple[str, Ints]
 Entries = Iterator[tuple[TensorInfo, torch.Tensor]]
 Waiting = dict[str, torch.Tensor]
 
@@ -80,7 +83,8 @@ def _from_host(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], sess
         _move_each(_places(plan, tensors), entries, session, waiting)
     if plan.opaque:
         load(_in_order(plan.opaque, entries, waiting))
-    for _ in entries:  # a loader may stop before the end
+    for _ in entries:
+        # A loader may stop before the end, but all tensors must be handed out.
         pass
 
 
@@ -175,7 +179,8 @@ class _Place(NamedTuple):
     box: Box
     dtype: torch.dtype
     whole: list[torch.Tensor]  # in the box's shape
-    parts: list[tuple[torch.Tensor, Move]]  # of which only some elements are wanted
+    # Tensors of which only some elements are wanted.
+    parts: list[tuple[torch.Tensor, Move]]
 
     @property
     def buffer_bytes(self) -> int:

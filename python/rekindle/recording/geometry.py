@@ -13,7 +13,8 @@ from typing import NamedTuple
 from ..boxes import row_major
 
 Ints = tuple[int, ...]
-Dim = tuple[int, int, int]  # size, stride in one view, stride in another
+# The size, the stride in one view, and the stride in the other view.
+Dim = tuple[int, int, int]
 
 
 class Atom(NamedTuple):

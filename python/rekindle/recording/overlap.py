@@ -16,7 +16,8 @@ from .events import Event, Fill, Write
 from .geometry import Ints, lattice
 from .targets import span, storage_key
 
-_MOST_COMPARED = 256  # events that may all overlap, one by one
+# Events that may overlap pairwise are compared one by one, up to this many.
+_MOST_COMPARED = 256
 
 
 def demoted(events: Sequence[Event], targets: Mapping[str, torch.Tensor],
@@ -58,7 +59,8 @@ class _Placed(NamedTuple):
     event: Event
     target: torch.Tensor
     span: tuple[int, int]  # bytes of the storage
-    box: tuple[Ints, Ints] | None = None  # in coordinates that all of its group have
+    # The box in coordinates that all events of its group share.
+    box: tuple[Ints, Ints] | None = None
 
 
 def _clashes(events: Sequence[Event],
@@ -136,7 +138,9 @@ def _pairs(cluster: Sequence[_Placed]) -> Iterator[tuple[Event, Event]]:
         yield from _with_constants(fills, writes)
         for part in _clusters(writes) if writes and writes[0].box else [writes]:
             yield from _pairs(part)
-    else:  # as many pairs as events: nobody is blamed less than for all of them
+    else:
+        # There are too many events to compare all pairs, so each one counts as overlapping with all
+        # of them.
         yield from ((one.event, other.event) for one, other in zip(writes, writes[1:]))
 
 

@@ -33,7 +33,9 @@ class Move(NamedTuple):
     offset: int
     size: Ints
     stride: Ints
-    dtype: str  # torch's name of what the box's bits are read as; converted to the parameter's
+    # torch's name of the dtype as which the box is read. The value is then converted to the
+    # parameter's dtype.
+    dtype: str
 
     @property
     def direct(self) -> bool:

@@ -75,15 +75,18 @@ def record_or_refuse(load: Load, catalog: Catalog, targets: nn.Module | Mapping[
 class _Run(NamedTuple):
     recorder: Recorder
     returned: frozenset[str] | None = None
-    left_out: frozenset[str] = frozenset()  # names, of another run, if there must be one
+    # The names that another run must leave out, if another run is needed.
+    left_out: frozenset[str] = frozenset()
     sets: str | None = None
     effect: str | None = None
-    raised: str | None = None  # what the loader raised at what is left out
+    # The error that the loader raised about the tensors that are left out.
+    raised: str | None = None
 
 
 class _Targets(NamedTuple):
     tensors: dict[str, torch.Tensor]
-    module: nn.Module | None  # where the tensors can be replaced
+    # The module whose tensors can be replaced.
+    module: nn.Module | None
     watched: nn.Module | None  # whose attributes are compared
     dry: bool = False  # the tensors keep their values
 
@@ -209,7 +212,9 @@ def _repeatable(load: Load, catalog: Catalog, places: _Targets, full: Recorder, 
     alone = {name: meta for name, meta in catalog.items() if name in opaque - left_out}
     try:
         run = _run(load, alone, places, full.device)
-    except Exception:  # before it has taken a tensor; without any, that says nothing
+    except Exception:
+        # The loader failed before it took a tensor. A loader that takes none says nothing about
+        # tensors.
         return not alone
     events = run.recorder.events
     return (not run.left_out and _places(events, opaque) == _places(full.events, opaque)

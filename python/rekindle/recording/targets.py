@@ -119,7 +119,8 @@ class Targets:
         try:
             return self._names.get(storage_key(tensor))
         except (AttributeError, NotImplementedError, RuntimeError, ValueError):
-            return None  # sparse, or a wrapper of several tensors
+            # The tensor is sparse, or wraps several tensors.
+            return None
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -83,7 +83,8 @@ class Traced(torch.Tensor):
 
     @data.setter
     def data(self, value: Any) -> None:
-        self._needs_data()  # no operation, and `_inner` would stay what it was
+        # This is no operation, so `_inner` would keep its old value.
+        self._needs_data()
 
     def __len__(self) -> int:
         # With __getitem__ it is a sequence to C: torch.tensor([stand_in]) asks for its length.
@@ -156,7 +157,8 @@ class Recorder(TorchDispatchMode):
 
     def tensor(self, name: str, meta: TensorMeta) -> Traced:
         """The stand-in for one tensor of the catalog."""
-        with torch._C._DisableTorchDispatch():  # our own, when the loader's next() has called us
+        with torch._C._DisableTorchDispatch():
+            # The loader's next() has called our own code, which must not be traced.
             inner = torch.empty(meta.shape, dtype=meta.dtype, device=_META)
         return _stand_in(self, inner, Source(name, tuple(meta.shape), meta.dtype), self.device)
 
@@ -205,7 +207,8 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch would import its compiler for us, seconds
+        # Otherwise torch would import its compiler, which takes seconds.
+        return False
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                  values: list[Traced]) -> Any:
@@ -220,7 +223,8 @@ class Recorder(TorchDispatchMode):
                 return self._mutate(func, args, kwargs, values)
             try:
                 if not kwargs and args[0] is values[0] and all(map(_is_number, args[1:])):
-                    result = func(values[0]._inner, *args[1:])  # the same, for the most frequent
+                    # A shortcut for the most frequent case, with the same result.
+                    result = func(values[0]._inner, *args[1:])
                 else:
                     self.uses.see(func, args, kwargs)
                     result = _on_meta(func, args, kwargs)

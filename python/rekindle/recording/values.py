@@ -38,7 +38,8 @@ class Composite:
     shape: Ints
     dtype: torch.dtype
     pieces: list[Piece] = field(default_factory=list)
-    unknown: bool = False  # something that we do not follow was written to it
+    # True: an operation that we do not follow wrote to the tensor.
+    unknown: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -20,7 +20,8 @@ from ..errors import Error, InternalError, InvalidError, of_name
 from .ranks import check_update, joins, place_of, ranks_of
 from .versions import KEEPING
 
-_SHARING = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP")  # algorithms, that share with the target
+# Algorithms whose draft model shares weights with the target.
+_SHARING = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP")
 _EMBEDDINGS = r"(^|\.)(embed_tokens|word_embeddings)\.weight$"
 _HEAD = r"(^|\.)(lm_head|shared_head\.head)\.weight$"
 

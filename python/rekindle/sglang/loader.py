@@ -43,12 +43,15 @@ class RekindleModelLoader(DefaultModelLoader):
     """Options as `rekindle._engines.options.Options`, from `--model-loader-extra-config`."""
 
     def __init__(self, load_config: Any) -> None:
-        BaseModelLoader.__init__(self, load_config)  # the default one's refuses our options
+        # The default loader's constructor refuses our options.
+        BaseModelLoader.__init__(self, load_config)
         # For an update SGLang makes a loader without options: they are those of the server.
         given = load_config.model_loader_extra_config or get_model().model_loader_extra_config
         self.options = Options.parse(_parsed(given))
-        self._newest: Options | None = None  # once it has been asked for
-        self._before: dict[str, Options] = {}  # by role: what an update finds, to go back to
+        # The newest version, after the first request for it.
+        self._newest: Options | None = None
+        # Maps each role to the options before an update, for going back.
+        self._before: dict[str, Options] = {}
 
     def download_model(self, model_config: Any) -> None:
         """Nothing: the agent of this host has the weights, or pulls them."""

@@ -56,7 +56,8 @@ def recovering(original: Callable[..., None], **named: Any) -> None:
                 path, load_format, weight_name_filter=weight_name_filter)
         finally:
             _current.reset(token)
-        if not done[0] and not recovery.given:  # a second attempt may have given it
+        if not done[0] and not recovery.given:
+            # A second attempt may already have given the weights.
             raise InternalError(
                 f"weights of experts whose ranks are gone were not loaded: {done[1]}")
         return done

@@ -5,7 +5,8 @@ from importlib.metadata import PackageNotFoundError, version as installed
 
 from ..errors import InvalidError
 
-KNOWN = (0, 5, 23)  # sources read; see docs/guides/engines.md for what was run
+# The versions whose sources were read. docs/guides/engines.md lists the versions that were run.
+KNOWN = (0, 5, 23)
 
 # Drafts whose `set_embed_and_head` leaves them the embeddings and head that they have; so do classes
 # derived from them.

@@ -32,8 +32,10 @@ class Recorded(NamedTuple):
     model: Any
     plan: Plan
     targets: dict[str, torch.Tensor]
-    missing: list[str]  # parameters without a tensor, which transformers has initialised
-    unread: list[str]  # tensors that transformers has no place for, and says so
+    # Parameters without a tensor. transformers has initialised them.
+    missing: list[str]
+    # Tensors that transformers reports as unexpected.
+    unread: list[str]
 
 
 def is_pretrained(model: nn.Module) -> bool:
@@ -52,7 +54,8 @@ def record(kind: Any, config: Any, catalog: Catalog, **arguments: Any) -> Record
         model, info = kind.from_pretrained(None, config=config, state_dict=state,
                                            output_loading_info=True, **arguments)
     except Exception:
-        if recorder.opaque:  # it asked for values; what it made of our answer says nothing
+        if recorder.opaque:
+            # The loader asked for values. Its result then depends on placeholders and says nothing.
             return None
         raise
     if recorder.opaque or info.get("error_msgs"):

@@ -40,7 +40,8 @@ def replace(model: nn.Module, wanted: Callable[[torch.Tensor], bool],
     """Puts `make(value)` where parameters and buffers are `wanted`, tied ones tied again. By all
     names.
     """
-    old: dict[int, torch.Tensor] = {}  # keeps them, and so their ids
+    # Keeps the tensors alive, so that their ids stay unique.
+    old: dict[int, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
     replaced: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):

@@ -93,7 +93,8 @@ def _by_name(model: nn.Module, catalog: Catalog) -> tuple[dict[str, torch.Tensor
     found: dict[int, str] = {}
     for name, value in state.items():
         if name in catalog:
-            found[memory.identity(value)] = name  # the last one, as load_state_dict has it
+            # The last name wins, as in load_state_dict.
+            found[memory.identity(value)] = name
     targets = {name: state[name] for name in found.values()}
     return targets, [name for name, value in state.items() if memory.identity(value) not in found]
 

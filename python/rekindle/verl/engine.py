@@ -105,7 +105,8 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
                 pass
             return {}
         begun = time.perf_counter()
-        self._publish(self._converted(weights))  # in this thread, for the generator's collectives
+        # The generator may use collectives, so it must run in this thread.
+        self._publish(self._converted(weights))
         return {"rekindle/publish_s": time.perf_counter() - begun,
                 "rekindle/version": float(self._version)}
 
@@ -165,7 +166,8 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
     async def _read(self, version: int | str) -> AsyncIterator[tuple[str, torch.Tensor]]:
         device = None if self._device == "cpu" else self._device
         stream = None
-        if device == "cuda":  # of this thread: others have a current device of their own
+        if device == "cuda":
+            # The current device belongs to a thread. Other threads have another one.
             device = f"cuda:{torch.cuda.current_device()}"
         if device and device.startswith("cuda"):
             stream = torch.cuda.current_stream(device)
@@ -193,7 +195,8 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
                     raise rekindle.TimeoutError(
                         f"{self._model}@{version} has not come in {self._timeout} s: {why}"
                     ) from why
-                time.sleep(0.02)  # an agent that says so at once
+                # Bounds the rate of calls if the agent answers at once.
+                time.sleep(0.02)
 
 
 def _spec(name: str, tensor: torch.Tensor) -> Spec:

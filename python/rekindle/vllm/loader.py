@@ -61,7 +61,8 @@ class RekindleModelLoader(BaseModelLoader):
             options, place = ranks.together(lambda: self._of(model_config, role))
             place = of_one_generation(place, ranks)
             if online:
-                options = replace(options, record=False)  # its parameters are made while they load
+                # These parameters are created during loading, so nothing can be recorded.
+                options = replace(options, record=False)
             options = one_version(options, ranks)
             fill(model, load, options, place, [type(model)], role, ranks)
         except Exception as why:
@@ -98,7 +99,8 @@ class RekindleModelLoader(BaseModelLoader):
         place = place_of(config.parallel_config, self.options, role)
         place = replace(place, key=_key(config, model_config))
         if role == "target":
-            self.options.name  # one must be said; InvalidError here
+            # Raises InvalidError if no name is given.
+            self.options.name
             return self.options, place
         target = getattr(config.speculative_config, "target_model_config", None)
         same = target is not None and target.model == model_config.model

@@ -29,7 +29,8 @@ def ranks_of(role: str) -> Ranks:
         return _ranks(parallel_state.get_world_group())
     try:
         return _ranks(parallel_state.get_ep_group())
-    except AssertionError:  # there is none for a model without experts
+    except AssertionError:
+        # A model without experts has no such group.
         return _ranks(parallel_state.get_tp_group())
 
 
@@ -55,13 +56,16 @@ def place_of(parallel: Any, options: Options, role: str = "target") -> Place:
     if not said.instance:
         return said
     instance = said.instance
-    if parallel.data_parallel_index > 0:  # also of replicas that know nothing of each other
+    if parallel.data_parallel_index > 0:
+        # Also true for replicas that do not know of each other.
         instance = f"{instance}.dp{parallel.data_parallel_index}"
     world = (parallel.tensor_parallel_size * parallel.pipeline_parallel_size
              * parallel.prefill_context_parallel_size)
-    rank = parallel.rank % world  # an external launcher counts through all replicas
+    # An external launcher numbers the ranks of all replicas consecutively.
+    rank = parallel.rank % world
     if role == "draft":
-        target = loading.held("target")  # a draft's own configuration may not tell replicas apart
+        # The configuration of a draft may not tell replicas apart.
+        target = loading.held("target")
         if target is not None and target.place.instance:
             instance = target.place.instance
         return Place(f"{instance}.draft{rank}", said.generation, 0, 1)

@@ -70,7 +70,8 @@ class _Loads:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self.ran = False
-        self.lacking: dict[str, str] = {}  # parameters, and how much of them is written
+        # Maps a parameter to the part of it that was written.
+        self.lacking: dict[str, str] = {}
 
     def __enter__(self) -> "_Loads":
         inner = self._model.load_weights
@@ -112,7 +113,8 @@ def _lacking(model: torch.nn.Module) -> dict[str, str]:
     """Parameters of layers that were given nothing, which vLLM leaves as they were, with a warning,
     and those of which a part was not written, which it leaves as their memory was."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-    short: dict[str, tuple[str, int]] = {}  # and which parameter vLLM will put back for it
+    # Maps a name to the parameter that vLLM will restore, and why.
+    short: dict[str, tuple[str, int]] = {}
     filled: set[int] = set()
     for name, layer, own in _loadable(model):
         info = get_layerwise_info(layer)
@@ -151,6 +153,7 @@ def _written(own: dict[str, torch.Tensor], loads: list[tuple[str, Any]]) -> dict
                          for index, tensor in tensors.items()}, own)
     counts = {name: covered(own[name].shape, own[name].stride(), regions)
               for name, regions in written(plan).items()}
-    for index in plan.opaque:  # where it goes is not followed: this does not doubt it
+    for index in plan.opaque:
+        # The destination of an opaque tensor is unknown, so it is not checked.
         counts[loads[int(index)][0]] = own[loads[int(index)][0]].numel()
     return counts

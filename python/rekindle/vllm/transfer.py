@@ -65,7 +65,8 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
         finalize_layerwise_reload(self.model, self.model_config)
-        if not self._updated:  # an error here would leave vLLM in the update
+        if not self._updated:
+            # An error here would leave vLLM inside the update.
             logger.warning("rekindle: the weight update ends and no version was loaded")
 
     def receive_weights(self, update_info: RekindleUpdateInfo,
@@ -88,7 +89,8 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
             bring(self.parallel_config, model, options, lambda pairs: model.load_weights(pairs),
                   role)
         except BaseException:
-            abandon(model)  # the update ends here, without finish_weight_update
+            # The update ends here, without a call of finish_weight_update.
+            abandon(model)
             raise
         self._updated = True
 

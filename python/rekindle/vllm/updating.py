@@ -92,7 +92,8 @@ def _apply(model: torch.nn.Module, found: Held, apply: Callable[[Pairs], Any]) -
         abandon(model)
         raise
     if found.device is not None and torch.cuda.is_available():
-        torch.cuda.synchronize()  # before anybody is told that it may serve
+        # All copies must be complete before anyone learns that this rank may serve.
+        torch.cuda.synchronize()
 
 
 def _options(config: Any, now: Held | None, given: dict[str, Any] | None) -> Options:

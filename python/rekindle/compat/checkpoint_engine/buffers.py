@@ -17,9 +17,11 @@ import torch
 
 from ...errors import ExhaustedError, InvalidError
 
-ALIGNMENT = 256  # of tensors in the buffer, as in checkpoint-engine
+# The alignment of tensors in the buffer, equal to checkpoint-engine's.
+ALIGNMENT = 256
 DEFAULT_BYTES = 1 << 30  # of a buffer, both halves
-_FREE_SHARE = 4  # a buffer takes no more than a fourth of what is free, unless it has to
+# A buffer takes at most a fourth of the free memory, unless one tensor needs more.
+_FREE_SHARE = 4
 
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 

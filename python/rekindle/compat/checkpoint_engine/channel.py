@@ -21,7 +21,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ...errors import InvalidError, TimeoutError
 
-_SLICE_MS = 200  # how long a wait goes on before it looks whether it is still wanted
+# How often a wait checks whether its caller still wants it.
+_SLICE_MS = 200
 _LINGER_MS = 2000
 _ABORT_GRACE = 5.0  # s
 _OVERLAP = 2.0  # s
@@ -138,7 +139,8 @@ class Channel:
         """Sends `message`, pickled. TimeoutError: the worker takes nothing."""
         deadline = time.monotonic() + timeout
         frames = [b"", pickle.dumps(message)]
-        self._check_connected()  # it is for this worker, not for one that came after it
+        # The message is for this worker, not for a later one at the same address.
+        self._check_connected()
         while True:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -217,7 +219,8 @@ class Channel:
 
     def _check_connected(self) -> None:
         self._take_events()
-        deadline = time.monotonic() + _OVERLAP  # that one has gone may be seen after the next came
+        # The end of one connection may be seen only after the start of the next.
+        deadline = time.monotonic() + _OVERLAP
         while self._connected > 1 and time.monotonic() < deadline:
             self._monitor.poll(_SLICE_MS)
             self._take_events()

@@ -10,10 +10,12 @@ from typing import Any
 
 from ...errors import InvalidError, UnavailableError
 
-Handles = Sequence[tuple[str, str]]  # device key, address of its socket; in the order of ranks
+# The device key and the socket address of each rank, in the order of ranks.
+Handles = Sequence[tuple[str, str]]
 Request = Callable[[Handles], None]
 
-REQUEST_TIMEOUT = 1800.0  # s, for all of an update
+# Seconds, for a whole update.
+REQUEST_TIMEOUT = 1800.0
 ENGINES = ("sglang", "lmdeploy", "vllm")
 
 

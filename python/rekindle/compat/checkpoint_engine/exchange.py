@@ -39,7 +39,8 @@ class Exchange:
         keys = [f"{what}/{count}/{rank}" for rank in range(self._world)]
         try:
             self.store.set(keys[self._rank], json.dumps(value))
-            if count > 1:  # all have called, so all have read what was before
+            if count > 1:
+                # All ranks have called, so all have read the previous values.
                 self.store.wait(keys, timeout)
                 self._forget(f"{what}/{count - 1}/{self._rank}")
             self.store.wait(keys, timeout)

@@ -164,7 +164,8 @@ class ParameterServer:
             try:
                 if self._rank in taking:
                     rank = self._open(stack, name, shared, timeout.total_seconds())
-            except (Error, OSError, RuntimeError) as error:  # the others learn of it now, too
+            except (Error, OSError, RuntimeError) as error:
+                # The other ranks must learn of the failure at once.
                 problem = error
             mine = rank.handle if rank else (device_key(self._device), "")
             everyone = self._exchange.gather("sockets", [*mine, str(problem or "")], timeout)

@@ -35,7 +35,8 @@ def register(name: str, rank: int, files: Sequence[str], named: Mapping[str, tor
         return None
     model = f"{name}.part-{rank}@{time.time_ns() // 1000}"
     publish(tensors, model, agent=agent, timeout=timeout)
-    with contextlib.suppress(Error):  # what stays shows in `rekindle status`
+    with contextlib.suppress(Error):
+        # A part that stays is visible in `rekindle status`.
         _retire_older(model, agent)
     nbytes = [aligned(tensor.nbytes) for tensor in tensors.values()]
     return PartMeta(model=model, tensors=len(tensors), largest=max(nbytes), total=sum(nbytes))
@@ -44,7 +45,8 @@ def register(name: str, rank: int, files: Sequence[str], named: Mapping[str, tor
 def retire(model: str, agent: str | None) -> None:
     """Here, and where there is a coordinator on all hosts. What is gone is fine."""
     store = ["--store", agent] if agent else []
-    with contextlib.suppress(NotFoundError):  # at once: the coordinator may not know of it yet
+    with contextlib.suppress(NotFoundError):
+        # Right after publishing, the coordinator may not know the part yet.
         run("retire", model, *store)
     coordinator = _coordinator(agent)
     if coordinator:

@@ -20,7 +20,8 @@ from .buffers import ALIGNMENT, DEFAULT_BYTES, Buffer, aligned, make_buffer
 from .channel import Channel, ReceiverEndedError, ReceiverLostError
 
 Entry = tuple[str, torch.Tensor]
-ANSWER_TIMEOUT = 300.0  # s; a worker's post-processing may take long
+# Seconds. The post-processing of a worker may take long.
+ANSWER_TIMEOUT = 300.0
 
 
 def send(session: Any, zmq_path: str, device: str | torch.device, *,

@@ -14,8 +14,10 @@ from .buffers import DEFAULT_BYTES, device_key, is_cuda, make_buffer
 from .channel import Channel, ReceiverEndedError
 from .sender import ANSWER_TIMEOUT, Entry, sizes, transfer
 
-_LIVES = 3  # of an agent, in one pass
-_ENGINE_GRACE = 10.0  # s, for a request to come back after its ranks have been aborted
+# How often an agent may restart during one pass.
+_LIVES = 3
+# Seconds for the engine's request to return after its ranks were aborted.
+_ENGINE_GRACE = 10.0
 
 
 class Source:
@@ -145,7 +147,8 @@ class Rank:
                 raise
             try:
                 self.nbytes += transfer(self._channel, buffer, buckets, timeout=self._timeout)
-            except ReceiverEndedError as ended:  # whether it is a failure the engine's answer says
+            except ReceiverEndedError as ended:
+                # The engine's answer decides whether this is a failure.
                 self.nbytes += ended.nbytes
                 self._channel.reopen()
         self.passes += 1
@@ -166,7 +169,8 @@ def deliver(ranks: Sequence[Rank], request: Callable[[], None], update: Update,
             thread.start()
         for thread in running:
             thread.join()
-    except BaseException as error:  # from the keyboard: nobody is left waiting
+    except BaseException as error:
+        # Includes KeyboardInterrupt: no worker may be left waiting.
         update.fail(UnavailableError(f"interrupted: {type(error).__name__}"))
         for thread in running:
             thread.join()
