@@ -58,6 +58,12 @@ if(REKINDLE_SANITIZE)
   target_compile_options(rekindle_sanitize INTERFACE -fsanitize=${REKINDLE_SANITIZE}
                                                      -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(rekindle_sanitize INTERFACE -fsanitize=${REKINDLE_SANITIZE})
+  # The 120 programs are large with a sanitizer, and lld links them in a quarter of ld's time.
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -fuse-ld=lld REKINDLE_HAVE_LLD)
+  if(REKINDLE_HAVE_LLD)
+    target_link_options(rekindle_sanitize INTERFACE -fuse-ld=lld)
+  endif()
   if(REKINDLE_SANITIZE MATCHES undefined)
     # A third of the build's time; ASan finds null pointers, too.
     target_compile_options(rekindle_sanitize INTERFACE -fno-sanitize=vptr,null)
