@@ -16,7 +16,7 @@
 #include "recovery/device/device_life.h"
 #include "recovery/device/device_order.h"
 #include "recovery/device/gpu_options.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/bucket/contents.h"
 #include "src/ipc/framed_socket.h"

@@ -12,7 +12,7 @@
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/core/worker_session.h"
 #include "recovery/worker/portion.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/lease.h"
 #include "src/bucket/segment_keep.h"

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <csignal>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -8,6 +9,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <pthread.h>
 
 namespace rekindle {
 
@@ -43,5 +46,21 @@ class WorkerPool {
 };
 
 void set_thread_name(const std::string& name);  // at most 15 characters are kept
+
+// Threads that start while this object lives get no signals: those belong to the application.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace rekindle

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "src/base/blake3_box.h"
+#include "src/base/blake3_core.h"
 #include "src/base/digest.h"
 #include "src/bucket/plan.h"
 

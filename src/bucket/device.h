@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "src/base/blake3_box.h"
+#include "src/base/blake3_core.h"
 #include "src/base/clock.h"
 #include "src/base/digest.h"
 #include "src/base/result.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "src/client/signals.h"
+#include "src/base/worker_pool.h"
 
 namespace rekindle::client {
 

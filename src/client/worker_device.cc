@@ -5,8 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "src/base/worker_pool.h"
 #include "src/bucket/double_device.h"
-#include "src/client/signals.h"
 
 #if REKINDLE_WITH_CUDA
 #include "src/cuda/device.h"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "src/base/blake3_box.h"
+#include "src/base/blake3_core.h"
 #include "src/cuda/handles.h"
 
 // Private to src/cuda.

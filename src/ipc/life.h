@@ -10,7 +10,7 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
-#include "src/ipc/peer.h"
+#include "src/ipc/unix_socket.h"
 
 // Sees the death of a worker within milliseconds. A thread of the worker holds a robust futex in a
 // page that the worker shares with the agent. When the process dies, the kernel marks the word and

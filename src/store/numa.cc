@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "src/base/log.h"
-#include "src/base/number_list.h"
+#include "src/base/units.h"
 
 namespace rekindle::store {
 

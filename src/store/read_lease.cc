@@ -17,6 +17,7 @@
 
 #include "src/base/failpoint.h"
 #include "src/base/unique_fd.h"
+#include "src/base/worker_pool.h"
 
 namespace rekindle::store {
 
@@ -82,23 +83,17 @@ class LeaseWatch {
  private:
   LeaseWatch() : process_(::getpid()) {}
 
-  // The thread blocks every signal from its first moment on.
   Result<void> start() {
     if (thread_ != 0) return {};
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;
     std::promise<pid_t> number;
-    Result<void> started;
     try {
       std::thread([this, &number] { run(number); }).detach();
       thread_ = number.get_future().get();
     } catch (const std::system_error& error) {
-      started = fail(ErrorCode::kInvalid, "start a thread: {}", error.what());
+      return fail(ErrorCode::kInvalid, "start a thread: {}", error.what());
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return started;
+    return {};
   }
 
   void run(std::promise<pid_t>& number) {
