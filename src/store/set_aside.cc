@@ -1,5 +1,3 @@
-#include "src/store/set_aside.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include "src/store/files.h"
 #include "src/store/resume_file.h"
 #include "src/store/store_directory.h"
+#include "src/store/store_state.h"
 #include "src/tensor/held_tile.h"
 
 namespace rekindle::store {

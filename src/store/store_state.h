@@ -116,4 +116,11 @@ class StoreState {
   SegmentPool pool_;  // deletes its files while the lock is held
 };
 
+// Fills the books from the disk: removes leftovers of publishes, finishes removals, adopts
+// committed copies, counts half-done pulls. What cannot be read is logged, counted and left alone.
+Result<void> scan_store(StoreState& state);
+// SegmentStore::set_aside().
+Result<SetAside> set_aside(StoreState& state, const StoredVersion& copy,
+                           std::span<const TileIndex> bad);
+
 }  // namespace rekindle::store
