@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "src/base/digest.h"
-#include "src/bucket/collective.h"
+#include "src/bucket/device.h"
 #include "src/bucket/pipeline.h"
 #include "src/bucket/plan.h"
 #include "src/bucket/segment_fetch.h"
@@ -28,7 +28,7 @@ Digest digest_of(const Contents& contents);
 // Returns the share of each piece.
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares);
 
-// Room for a seal at the end of a share (round_verify.h).
+// Room for a seal at the end of a share (bucket_verify.h).
 inline constexpr std::uint64_t kSealRoom = kPartAlignment;
 // The smallest share with room for a seal and for data.
 inline constexpr std::uint64_t kSmallestShare = kSealRoom + kPartAlignment;

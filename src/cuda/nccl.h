@@ -9,7 +9,6 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
-#include "src/bucket/collective.h"
 #include "src/bucket/device.h"
 
 struct ncclComm;

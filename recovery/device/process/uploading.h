@@ -13,9 +13,9 @@
 #include "recovery/device/process/communicators.h"
 #include "recovery/device/process/session_mailbox.h"
 #include "recovery/device/process/worker_deliver.h"
+#include "src/bucket/bucket_verify.h"
 #include "src/bucket/segment_fetch.h"
 #include "src/bucket/slots.h"
-#include "src/bucket/upload_verify.h"
 
 namespace rekindle::device {
 
