@@ -18,8 +18,8 @@ namespace {
 
 // The first version with non-blocking communicators.
 constexpr int kOldestNccl = 21'400;
-constexpr std::chrono::microseconds kShortestNap{5};
-constexpr std::chrono::microseconds kLongestNap{1'000};
+constexpr std::chrono::microseconds kShortestSettleNap{5};
+constexpr std::chrono::microseconds kLongestSettleNap{1'000};
 
 static_assert(std::tuple_size_v<Nccl::UniqueId> == sizeof(ncclUniqueId));
 
@@ -214,7 +214,8 @@ Result<bool> Communicator::settled() {
 }
 
 Result<void> Communicator::settle(TimePoint deadline) {
-  for (std::chrono::microseconds nap = kShortestNap;; nap = std::min(2 * nap, kLongestNap)) {
+  for (std::chrono::microseconds nap = kShortestSettleNap;;
+       nap = std::min(2 * nap, kLongestSettleNap)) {
     TRY(const bool done, settled());
     if (done) return {};
     if (SteadyClock().now() >= deadline) {
