@@ -27,7 +27,7 @@ class KeptParts {
 
   // Adds the tiles that a device has kept of a party's buckets. Returns the tiles that are whole
   // now, as ascending runs.
-  bucket::TileRuns add(const std::string& party, std::span<const bucket::KeptTiles> kept);
+  TileRuns add(const std::string& party, std::span<const bucket::KeptTiles> kept);
 
  private:
   const TileIndex tile_count_;

@@ -21,7 +21,7 @@ struct FilledBucket {
 
 // Tiles of a session that have verified.
 struct VerifiedTiles {
-  bucket::TileRuns ready;
+  TileRuns ready;
   bool all = false;
 };
 

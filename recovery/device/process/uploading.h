@@ -56,7 +56,7 @@ SpreadOver refused(const SpreadOrder& order, std::string_view why);
 
 // The tiles that a session was told of so far.
 struct ToldTiles {
-  bucket::TileRuns ready;
+  TileRuns ready;
   bool complete = false;
 };
 
