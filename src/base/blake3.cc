@@ -37,7 +37,7 @@ const Level& best_level() { return *supported_levels().back(); }
 constexpr Tree::Key kHashKey = {kInitial<0>, kInitial<1>, kInitial<2>, kInitial<3>,
                                 kInitial<4>, kInitial<5>, kInitial<6>, kInitial<7>};
 
-// One input at a time: what is too short, or too high up in the tree, for vectors.
+// Hashes one input at a time, where there are too few inputs for vectors.
 void compress_block(Tree::Key& value, const std::byte* block, std::size_t block_bytes,
                     std::uint64_t counter, std::uint32_t flags) {
   std::uint32_t message[16] = {};

@@ -15,7 +15,7 @@
 namespace rekindle {
 
 // A fixed number of threads and a bounded queue: digests, file copies, blocking calls. Jobs must
-// not throw. The destructor runs what is queued and joins.
+// not throw. The destructor runs the queued jobs and joins.
 class WorkerPool {
  public:
   WorkerPool(const std::string& name, std::size_t threads, std::size_t max_queued);

@@ -214,7 +214,7 @@ Result<std::unique_ptr<PinnedDigests>> PinnedDigests::create(Device& device, std
   auto* const memory = static_cast<Digest*>(::operator new (bytes, std::align_val_t{kPage}));
   std::uninitialized_default_construct_n(memory, count);
   std::unique_ptr<PinnedDigests> made(new PinnedDigests(memory, count));
-  // Memory that is not pinned works, too.
+  // Memory that is not pinned works as well.
   auto pin = device.pin({reinterpret_cast<const std::byte*>(memory), bytes});
   if (pin) made->pin_ = std::move(*pin);
   return made;

@@ -41,7 +41,7 @@ class BoxDigests {
   std::vector<std::byte> copied_;
 };
 
-// The slots of a Verify: what is compared in each, and one refill for each bucket.
+// The slots of a Verify, the values to compare in each, and one refill for each bucket.
 class SlotVerify : public Verify {
  public:
   Result<bool> check(std::uint32_t slot) final;

@@ -20,8 +20,8 @@
 // share s. So all owners upload at the same time, and one collective in place does the rest.
 namespace rekindle::bucket {
 
-// A digest of the names, types and boxes of all pieces, in order. Ranks that want the same have the
-// same.
+// A digest of the names, types and boxes of all pieces, in order. Ranks that want the same pieces
+// have the same digest.
 Digest digest_of(const Contents& contents);
 
 // Spreads the pieces over `shares` owners, in their order, so that each has about as many bytes.

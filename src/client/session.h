@@ -21,7 +21,7 @@ namespace rekindle::client {
 // only fills the inbox. Tensors stay mapped until the last shared_ptr goes.
 class Session {
  public:
-  // With a device, which `request` names, too, the weights come as buckets.
+  // With a device, which `request` also names, the weights come as buckets.
   static Result<std::shared_ptr<Session>> attach(std::shared_ptr<Connection> connection,
                                                  const AttachRequest& request,
                                                  std::chrono::milliseconds timeout,

@@ -251,7 +251,7 @@ Result<std::unique_ptr<bucket::Digests>> CudaDevice::make_digests(std::size_t ca
   }
   TRY(auto memory, allocate(CudaDigests::device_bytes(capacity)));
   auto digests = std::make_unique<CudaDigests>(std::move(kernel), std::move(memory), capacity);
-  // Without pinned memory it works, too, but the caller waits for the stream.
+  // Without pinned memory it works as well, but the caller waits for the stream.
   if (auto pinned = pin(digests->host_memory()); pinned) {
     digests->keep(std::move(*pinned),
                   attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) != 0);

@@ -87,7 +87,7 @@ class Communicator {
                        bucket::Stream& stream);
 
   // Whether the last call is queued. It also reports later failures, such as kPeerLost, so ask it
-  // while the device works, too.
+  // while the device works as well.
   Result<bool> settled();
   // kTimeout: the call is still in progress.
   Result<void> settle(TimePoint deadline);

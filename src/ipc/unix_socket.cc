@@ -60,7 +60,7 @@ Result<UniqueFd> new_socket() {
   return fd;
 }
 
-// True when `path` is a socket on which nobody listens any more.
+// True: `path` is a socket on which no process listens.
 Result<bool> is_dead_socket(const std::string& path, const sockaddr_un& address) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {

@@ -35,7 +35,7 @@ PendingCopy::PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest, f
 
 PendingCopy::~PendingCopy() {
   if (released_) return;
-  // What is resumed must not go by digests of bytes that somebody else has written.
+  // A resume must not rely on digests of bytes that another process has written.
   if (resume_ != nullptr && writers() == Writers::kOthers) distrust_all_parts();
   state_->release(directory_, manifest_.checkpoint->id, disk_bytes(directory_));
 }
@@ -54,7 +54,7 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   std::unique_ptr<PendingCopy> copy(
       new PendingCopy(std::move(state), std::move(manifest), directory));
   if (auto prepared = copy->prepare(packed.headers); !prepared) {
-    // Give the space back at once, unless a previous life's bytes are in it.
+    // Gives the space back at once, unless it has bytes of an earlier attempt.
     if (!copy->resumed_) {
       if (auto removed = remove_copy(directory, copy->state_->pool(), Deletion::kLater); !removed) {
         log::warn("store.clean", "directory", directory.string(), "error", removed.error());
@@ -82,18 +82,18 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
   if (resumed_) {
     TRY_VOID(reopen());
   } else {
-    // Whatever is here belongs to another root, or was never begun properly.
+    // The files here belong to another root, or their begin() did not finish.
     TRY_VOID(remove_copy(directory_, state_->pool(), Deletion::kLater));
     TRY_VOID(make_directory(directory_.parent_path()));
     TRY_VOID(make_directory(directory_));
   }
-  // Only its name counts until the commit, which writes it again.
+  // Until the commit, which writes it again, only its name matters.
   TRY_VOID(write_manifest(AfterPowerCut::kAnything));
   TRY_VOID(failpoint("store.begin.after_manifest"));
   TRY_VOID(take_pooled());
   for (std::uint32_t i = 0; i < headers.size(); ++i) TRY_VOID(create_segment(i, headers[i]));
   TRY_VOID(failpoint("store.begin.after_segments"));
-  // Without this file no tile counts, whatever bytes a pooled segment has.
+  // Without this file no tile counts as verified, also if a pooled segment has its bytes.
   TRY(resume_, state_->pool().with_room(
                    0, [&] { return ResumeFile::open(directory_ / kResumeName, identity()); }));
   TRY_VOID(failpoint("store.begin.after_resume"));
@@ -108,7 +108,7 @@ Result<void> PendingCopy::write_manifest(AfterPowerCut after) {
   });
 }
 
-// Before the first new file, which may need the room of what is in the pool.
+// Comes before the first new file, which may need the room of the pool's files.
 Result<void> PendingCopy::take_pooled() {
   for (std::uint32_t i = 0; i < manifest_.layout.segments().size(); ++i) {
     TRY_VOID(state_->pool().take(partial_path(i), manifest_.layout.segments()[i].size_bytes));
@@ -264,7 +264,7 @@ void PendingCopy::close_for_writing() {
   }
 }
 
-// False: somebody has a file open or mapped for writing.
+// False: another process has a file open or mapped for writing.
 bool PendingCopy::take_leases() {
   leases_.assign(segments_.size(), 0);
   if (state_->evidence() == Evidence::kStamps) return true;
@@ -276,11 +276,11 @@ bool PendingCopy::take_leases() {
   return true;
 }
 
-// A part of a tile has only the digest that was made here from what the file held. Whoever wrote to
-// the file may have done so before: the digest may be that of wrong bytes.
+// A part of a tile has only the digest that this process computed from the file. If another process
+// wrote to the file before, it is the digest of wrong bytes.
 void PendingCopy::distrust_all_parts() { forget_digests(tiles_.partial); }
 
-// All of them only once: every later one comes here, too.
+// Distrusts all of them only once; every later part comes here as well.
 void PendingCopy::distrust_part(TileIndex newest) {
   if (!parts_distrusted_.exchange(true)) return distrust_all_parts();
   forget_digests({&newest, 1});
@@ -348,8 +348,8 @@ Result<void> PendingCopy::put_in_place() {
   return rename_file(directory_ / kPartialManifestName, directory_ / kManifestName);
 }
 
-// First this process gives up its own ways to write. With the leases nobody else has one. What
-// others have done before is then known, and what they do from then on ends a lease.
+// First this process gives up its own ways to write. With the leases no other process has one.
+// Their earlier writes are then known, and later ones end a lease.
 Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   TRY_VOID(check_complete());
   TRY_VOID(failpoint("store.commit.start"));
@@ -362,11 +362,11 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
     log::warn("store.commit", "directory", directory_.string(), "error",
               "another process has opened its files for writing", "action",
               "its tiles are read again before anybody uses them");
-    // Without a digest they do not verify, and are fetched again.
+    // Without a digest they do not verify, so they are fetched again.
     manifest_.part_digests.clear();
   }
   TRY_VOID(put_in_place());
-  // Committed: what fails from here on is repaired by the next open.
+  // Committed: the next open repairs failures from here on.
   const auto finish = [&]() -> Result<void> {
     TRY_VOID(failpoint("store.commit.after_manifest_rename"));
     TRY_VOID(sync_directory(directory_));
@@ -388,7 +388,8 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   return version;
 }
 
-// What is recorded are the bytes that were digested, if nobody has written to them up to now.
+// Records that the copy is verified, if no process has written to its files since they were
+// digested.
 void PendingCopy::record(Verification& verification) const {
   const auto now = verification.stamp();
   if (!now || writers() != Writers::kNone) return;
@@ -399,11 +400,11 @@ void PendingCopy::record(Verification& verification) const {
 }
 
 void PendingCopy::discard() {
-  if (writers() == Writers::kOthers) {  // who may come back
+  if (writers() == Writers::kOthers) {  // they may write again
     for (const auto& segment : segments_) state_->pool().give_up(*segment);
   }
   watched_.clear();
-  segments_.clear();  // the last one to let go of a file without a name frees its memory
+  segments_.clear();  // the last mapping of a file without a name frees its memory
   if (auto removed = remove_copy(directory_, state_->pool(), Deletion::kLater); !removed) {
     log::warn("store.discard", "directory", directory_.string(), "error", removed.error());
   }

@@ -16,8 +16,8 @@
 
 namespace rekindle::store {
 
-// A pull's copy on its way. Owns the claim on its directory; dropped without commit or discard, the
-// files stay for the next begin().
+// A pull's copy on its way. Owns the claim on its directory. Without commit or discard the files
+// stay for the next begin().
 class PendingCopy final : public PendingVersion {
  public:
   static Result<std::unique_ptr<PendingCopy>> begin(std::shared_ptr<StoreState> state,
@@ -52,11 +52,11 @@ class PendingCopy final : public PendingVersion {
   Result<void> verify_marked();
   bool still_verifies(TileIndex tile) const;
   Error cut_resume_file() const;
-  // Who else has written to the files since begin().
+  // The processes that have written to the files since begin().
   enum class Writers {
     kNone,
-    kUnknown,  // nobody can tell
-    kOthers,   // or somebody may at this moment
+    kUnknown,
+    kOthers,  // or another process may write now
   };
   Writers writers() const;
   void close_for_writing();

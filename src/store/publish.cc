@@ -28,8 +28,8 @@ struct UnitPiece {
   std::uint64_t tile_end = 0;
 };
 
-// A contiguous range of a segment file and the tiles that lie in it: what one thread copies and
-// then digests while the bytes are in its cache.
+// A contiguous range of a segment file and the tiles that lie in it. One thread copies it and then
+// digests it while the bytes are in its cache.
 struct PublishUnit {
   std::uint32_t segment = 0;
   std::uint64_t offset_bytes = 0;
@@ -131,7 +131,8 @@ class Publisher {
   Publisher(const PublishSources& sources, const TileMap& tiles, StagedCopy& copy)
       : sources_(sources), tiles_(tiles), copy_(copy), digests_(tiles.tile_count()) {}
 
-  // Of `filled` those are taken over that can be; `sources.weights` has them for reading, too.
+  // Takes over the segments of `filled` that no other process can write to. `sources.weights` has
+  // all of them for reading.
   Result<std::vector<Digest>> run(std::span<const std::shared_ptr<MappedSegment>> filled,
                                   const std::function<void(const PublishProgress&)>& progress) {
     const auto specs = sources_.layout.segments();
@@ -166,7 +167,7 @@ class Publisher {
  private:
   bool is_weights(std::uint32_t segment) const { return segment < sources_.weights.size(); }
 
-  // What stands before the tensors.
+  // The bytes before the tensors.
   Result<void> fill_header(std::uint32_t segment) {
     const auto bytes = copy_.segment(segment).writable();
     if (!is_weights(segment)) {
@@ -177,7 +178,7 @@ class Publisher {
     return read_exactly(source.fd.get(), bytes.first(source.data_offset_bytes), 0, source.path);
   }
 
-  // Which small file an entry of the files segment comes from: both are sorted by name.
+  // Finds the small file of each entry of the files segment: both are sorted by name.
   void map_files() {
     const auto entries = sources_.layout.entries();
     for (std::uint32_t i = 0; i < entries.size(); ++i) {
@@ -233,7 +234,8 @@ class Publisher {
   std::map<std::uint32_t, std::size_t> file_of_entry_;
 };
 
-// What both ways of publishing end with: the copy's manifest, or the copy that is here already.
+// The end of both ways of publishing: writes the copy's manifest, or finds the copy that is here
+// already.
 Result<std::shared_ptr<SegmentStore::Staged>> finish(StoreState& state, const ModelVersion& id,
                                                      std::unique_ptr<StagedCopy> copy,
                                                      PublishSources sources, const TileMap& tiles,

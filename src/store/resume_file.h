@@ -13,7 +13,7 @@
 
 namespace rekindle::store {
 
-// What a resume file belongs to; another identity means starting over.
+// The pull of a resume file. A file of another identity is replaced.
 struct ResumeIdentity {
   Digest root;
   Digest layout;
@@ -22,7 +22,7 @@ struct ResumeIdentity {
 };
 
 // rekindle.resume: which tiles of a pull are verified, and the digests of those that the layout
-// holds only in part. Mapped shared, so that what was marked survives the process. Not synced:
+// holds only in part. Mapped shared, so that the marks survive the process. Not synced:
 // after a power loss the marked tiles are digested again anyway. Thread-safe for distinct tiles.
 class ResumeFile {
  public:

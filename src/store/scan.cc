@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 31;
 
-// The file's own header must say what the layout says; other tools go by it.
+// The file's own header must agree with the layout, because other tools read the header.
 Result<void> check_header(const Manifest& manifest, std::span<const LayoutEntry* const> entries,
                           const MappedSegment& segment) {
   const fs::path& path = segment.path();
@@ -109,7 +109,7 @@ Result<std::shared_ptr<const StoredVersion>> adopt(const fs::path& directory,
   return std::make_shared<const StoredVersion>(std::move(version));
 }
 
-// What a crash between the commit and its clean-up left.
+// Removes the files that a crash between the commit and its clean-up has left.
 void clean_committed(const fs::path& directory) {
   for (const std::string_view name : {kResumeName, kPartialManifestName}) {
     if (auto gone = unlink_if_present(directory / name); !gone) {
@@ -165,7 +165,8 @@ Result<void> scan_version(StoreState& state, const fs::path& directory) {
     warn_stray(directory);
     return {};
   }
-  TRY_VOID(sync_directory(directory));  // for the same reason, and models/ below
+  // Its entries, and those of models/ below, may not be synced either.
+  TRY_VOID(sync_directory(directory));
   TRY(const auto copies, entries_of(directory));
   for (const fs::path& copy : copies) {
     if (!is_layout_name(copy.filename().string()) || !is_real_directory(copy)) {

@@ -77,9 +77,8 @@ class Store final : public SegmentStore {
     if (staged->existing) return staged->existing;
     TRY_VOID(state_->check_root(checkpoint.id, checkpoint.root));
     if (auto same = state_->find(checkpoint.id, staged->manifest.layout.digest())) {
-      // Staged twice at the same time: the first one counts. But one of which nobody knows whether
-      // its bytes are right gives way to the one that was just digested, if that is still as it
-      // was. Somebody else may have let it go meanwhile.
+      // Staged twice at the same time: the first one counts if it is verified. Otherwise the copy
+      // that was just digested replaces it, unless a process has written to its files meanwhile.
       if (same->verification->state() == CopyState::kVerified) return same;
       TRY_VOID(staged->copy->check_unwritten());
       TRY_VOID(remove(state_->retire_copy(*same), Deletion::kLater));
@@ -143,8 +142,8 @@ class Store final : public SegmentStore {
     return retired.bytes;
   }
 
-  // Of a copy that is not verified nobody knows who writes to its files, or whether their memory is
-  // bad: no other copy gets them.
+  // Other processes may write to the files of a copy that is not verified, or their memory may be
+  // bad. So no other copy gets them.
   void give_up_suspects(const StoreState::Retired& retired) {
     for (const auto& copy : retired.copies) {
       if (copy->verification->state() == CopyState::kVerified) continue;
@@ -158,7 +157,7 @@ class Store final : public SegmentStore {
     return remove(state_->retire_left(unfinished), when);
   }
 
-  // After a commit, which holds whatever comes of this.
+  // After a commit, which stays valid if this fails.
   void drop_unfinished_before(const ModelVersion& id) {
     if (const auto freed = discard_unfinished_before(id, Deletion::kLater); !freed) {
       log::warn("store.clean", "before", id.to_string(), "error", freed.error());

@@ -130,7 +130,7 @@ class BadTiles {
   std::optional<std::pair<TileIndex, Error>> first_;  // guarded by mutex_
 };
 
-// What a fault in a mapping means.
+// The reason of a fault in a mapping.
 Error why_unreadable(const StoredVersion& version) {
   for (const auto& segment : version.segments) {
     if (auto whole = segment->check_size(); !whole) return std::move(whole).error();

@@ -47,7 +47,7 @@ inline constexpr std::size_t kMaxTensors = 4'000'000;
 // this prefix, so that they are placed, pulled and verified like everything else.
 inline constexpr std::string_view kFileTensorPrefix = "__rekindle_file__/";
 inline bool is_file_tensor(std::string_view name) { return name.starts_with(kFileTensorPrefix); }
-// What may follow the prefix, and what publishing takes along from a directory: files named *.json,
+// The files that may follow the prefix, and that publishing takes along from a directory: *.json,
 // *.txt, *.model, *.jinja, *.tiktoken and *.py, at most one folder down, nothing hidden, no index
 // of weights files. On a puller's disk it becomes a path, so a source must not be able to name any
 // other file.
