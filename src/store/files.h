@@ -37,6 +37,7 @@ Result<std::vector<fs::path>> entries_of(const fs::path& directory);  // sorted
 Result<void> sync_directory(const fs::path& path);
 Result<void> make_directory(const fs::path& path);  // mode 0700; an existing directory is fine
 
+std::size_t store_threads();    // for work that is bound by memory and disks
 bool is_memory_backed(int fd);  // tmpfs, ramfs or hugetlbfs: nothing to sync
 
 }  // namespace rekindle::store

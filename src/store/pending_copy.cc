@@ -3,40 +3,36 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
-#include "src/base/worker_pool.h"
 #include "src/store/fault_guard.h"
 #include "src/store/files.h"
 #include "src/store/store_directory.h"
 
 namespace rekindle::store {
 
-std::size_t store_threads() {
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 32);
-}
-
 PendingCopy::PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::path directory)
     : state_(std::move(state)),
       manifest_(std::move(manifest)),
       directory_(std::move(directory)),
-      tiles_(tiles_of_layout(*manifest_.checkpoint, manifest_.layout)),
-      array_of_([this](const LayoutEntry& entry) -> std::span<const std::byte> {
+      marks_(manifest_, directory_, [this](const LayoutEntry& entry) -> std::span<const std::byte> {
         const TensorInfo& tensor = manifest_.checkpoint->tensors[entry.tensor];
         return segments_[entry.segment]->bytes().subspan(
             entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
-      }),
-      verified_(manifest_.checkpoint->tiles.tile_count()) {}
+      }) {}
+
+void PendingCopy::mark_verified(TileIndex tile) {
+  if (marks_.mark(tile) && writers() == Writers::kOthers) marks_.distrust_part(tile);
+}
 
 PendingCopy::~PendingCopy() {
   if (released_) return;
   // A resume must not rely on digests of bytes that another process has written.
-  if (resume_ != nullptr && writers() == Writers::kOthers) distrust_all_parts();
+  if (marks_.is_open() && writers() == Writers::kOthers) marks_.distrust_all_parts();
   state_->release(directory_, manifest_.checkpoint->id, disk_bytes(directory_));
 }
 
@@ -65,11 +61,6 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   return copy;
 }
 
-ResumeIdentity PendingCopy::identity() const {
-  return {manifest_.checkpoint->root, manifest_.layout.digest(),
-          manifest_.checkpoint->tiles.tile_count(), tiles_.partial};
-}
-
 fs::path PendingCopy::partial_path(std::uint32_t segment) const {
   return directory_ / (manifest_.layout.segments()[segment].name + std::string(kPartialSuffix));
 }
@@ -78,7 +69,7 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
   TRY_VOID(make_directory(directory_.parent_path()));
   TRY_VOID(make_directory(directory_));
   TRY_VOID(failpoint("store.begin.after_mkdir"));
-  resumed_ = ResumeFile::matches(directory_ / kResumeName, identity());
+  resumed_ = marks_.file_matches();
   if (resumed_) {
     TRY_VOID(reopen());
   } else {
@@ -94,11 +85,9 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
   for (std::uint32_t i = 0; i < headers.size(); ++i) TRY_VOID(create_segment(i, headers[i]));
   TRY_VOID(failpoint("store.begin.after_segments"));
   // Without this file no tile counts as verified, also if a pooled segment has its bytes.
-  TRY(resume_, state_->pool().with_room(
-                   0, [&] { return ResumeFile::open(directory_ / kResumeName, identity()); }));
+  TRY_VOID(state_->pool().with_room(0, [&] { return marks_.open(); }));
   TRY_VOID(failpoint("store.begin.after_resume"));
-  if (resumed_) TRY_VOID(verify_marked());
-  return {};
+  return resumed_ ? marks_.verify() : Result<void>();
 }
 
 Result<void> PendingCopy::write_manifest(AfterPowerCut after) {
@@ -147,65 +136,6 @@ Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view h
   return failpoint("store.begin.after_segment");
 }
 
-bool PendingCopy::still_verifies(TileIndex tile) const {
-  const Checkpoint& checkpoint = *manifest_.checkpoint;
-  bool good = false;
-  const auto read = guard_mapping_access("segment", [&] {
-    if (tiles_.is_partial(tile)) {
-      good = resume_->partial_digest(tile) ==
-             part_digest(checkpoint, manifest_.layout, tile, array_of_);
-    } else {
-      const auto digest = whole_tile_digest(checkpoint, manifest_.layout, tile, array_of_);
-      good = digest && *digest == checkpoint.tile_digests[tile];
-    }
-  });
-  return read && good;
-}
-
-Result<void> PendingCopy::verify_marked() {
-  auto found = resume_->marked();
-  if (!found) return fail(cut_resume_file());
-  verified_ = std::move(*found);
-  const std::vector<TileIndex> marked = verified_.tiles();
-  std::vector<char> good(marked.size());  // not vector<bool>: written from several threads
-  {
-    WorkerPool pool("rk-store", store_threads(), 64);
-    pool.parallel_for(marked.size(), [&](std::size_t i) {
-      good[i] = tiles_.held.test(marked[i]) && still_verifies(marked[i]) ? 1 : 0;
-    });
-  }
-  std::size_t lost = 0;
-  const auto cleared = guard_mapping_access(kResumeName.data(), [&] {
-    for (std::size_t i = 0; i < marked.size(); ++i) {
-      if (good[i] != 0) continue;
-      verified_.reset(marked[i]);
-      resume_->clear(marked[i]);
-      ++lost;
-    }
-  });
-  if (!cleared) return fail(cut_resume_file());
-  log::info("store.resume", "version", manifest_.checkpoint->id.to_string(), "tiles_kept",
-            marked.size() - lost, "tiles_lost", lost);
-  return {};
-}
-
-void PendingCopy::mark_verified(TileIndex tile) {
-  if (tile >= tiles_.held.size() || !tiles_.held.test(tile)) return;
-  const auto marked = guard_mapping_access("a file of the copy", [&] {
-    if (tiles_.is_partial(tile)) {
-      resume_->mark_partial(tile,
-                            part_digest(*manifest_.checkpoint, manifest_.layout, tile, array_of_));
-    } else {
-      resume_->mark(tile);
-    }
-  });
-  if (!marked) {
-    log::warn("store.mark", "directory", directory_.string(), "tile", tile, "error",
-              marked.error());
-  }
-  if (tiles_.is_partial(tile) && writers() == Writers::kOthers) distrust_part(tile);
-}
-
 Result<void> PendingCopy::check_sizes() const {
   for (const auto& segment : segments_) {
     if (const auto whole = segment->check_size(); !whole) {
@@ -230,14 +160,6 @@ Error PendingCopy::access_error() const {
   return {ErrorCode::kInternal,
           fmt::format("the files in {} cannot be read or written: their device fails; see dmesg, "
                       "or choose another directory",
-                      directory_.string())};
-}
-
-Error PendingCopy::cut_resume_file() const {
-  return {ErrorCode::kInternal,
-          fmt::format("{} was truncated while {} was filled: another process changed it; leave {} "
-                      "alone and start the same command again",
-                      (directory_ / kResumeName).string(), manifest_.checkpoint->id.to_string(),
                       directory_.string())};
 }
 
@@ -276,55 +198,6 @@ bool PendingCopy::take_leases() {
   return true;
 }
 
-// A part of a tile has only the digest that this process computed from the file. If another process
-// wrote to the file before, it is the digest of wrong bytes.
-void PendingCopy::distrust_all_parts() { forget_digests(tiles_.partial); }
-
-// Distrusts all of them only once; every later part comes here as well.
-void PendingCopy::distrust_part(TileIndex newest) {
-  if (!parts_distrusted_.exchange(true)) return distrust_all_parts();
-  forget_digests({&newest, 1});
-}
-
-void PendingCopy::forget_digests(std::span<const TileIndex> tiles) {
-  const auto forgotten = guard_mapping_access(kResumeName.data(), [&] {
-    for (const TileIndex tile : tiles) resume_->forget_partial_digest(tile);
-  });
-  if (!forgotten) {
-    log::warn("store.mark", "directory", directory_.string(), "error", forgotten.error());
-  }
-}
-
-Result<void> PendingCopy::read_part_digests() {
-  std::vector<Digest> digests(tiles_.partial.size());
-  const auto read = guard_mapping_access(kResumeName.data(), [&] {
-    for (std::size_t i = 0; i < digests.size(); ++i) {
-      digests[i] = resume_->partial_digest(tiles_.partial[i]);
-    }
-  });
-  if (!read) return fail(cut_resume_file());
-  manifest_.part_digests.clear();
-  for (std::size_t i = 0; i < digests.size(); ++i) {
-    manifest_.part_digests.push_back({tiles_.partial[i], digests[i]});
-  }
-  return {};
-}
-
-Result<void> PendingCopy::check_complete() const {
-  const auto found = resume_->marked();
-  if (!found) return fail(cut_resume_file());
-  const TileSet& marked = *found;
-  TileIndex missing = 0;
-  for (std::size_t i = 0; i < marked.words().size(); ++i) {
-    missing +=
-        static_cast<TileIndex>(__builtin_popcountll(tiles_.held.words()[i] & ~marked.words()[i]));
-  }
-  if (missing == 0) return {};
-  if (!ResumeFile::matches(directory_ / kResumeName, identity())) return fail(cut_resume_file());
-  return fail(ErrorCode::kInvalid, "{} cannot be committed: {} of {} tiles are not verified",
-              manifest_.checkpoint->id.to_string(), missing, tiles_.held.count());
-}
-
 Result<void> PendingCopy::sync_segments() const {
   TRY_VOID(check_sizes());
   for (const auto& segment : segments_) {
@@ -351,14 +224,14 @@ Result<void> PendingCopy::put_in_place() {
 // First this process gives up its own ways to write. With the leases no other process has one.
 // Their earlier writes are then known, and later ones end a lease.
 Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
-  TRY_VOID(check_complete());
+  TRY_VOID(marks_.check_complete());
   TRY_VOID(failpoint("store.commit.start"));
   TRY_VOID(sync_segments());
   close_for_writing();
   const Writers before = take_leases() ? writers() : Writers::kOthers;
-  TRY_VOID(read_part_digests());
+  TRY(manifest_.part_digests, marks_.part_digests());
   if (before == Writers::kOthers) {
-    distrust_all_parts();
+    marks_.distrust_all_parts();
     log::warn("store.commit", "directory", directory_.string(), "error",
               "another process has opened its files for writing", "action",
               "its tiles are read again before anybody uses them");

@@ -132,7 +132,12 @@ class Store final : public SegmentStore {
 
   Result<std::uint64_t> remove(const StoreState::Retired& retired, Deletion when) {
     Result<void> result;
-    give_up_suspects(retired);
+    // Other processes may write to the files of a copy that is not verified, or their memory may be
+    // bad. So no other copy gets them.
+    for (const auto& copy : retired.copies) {
+      if (copy->verification->state() == CopyState::kVerified) continue;
+      for (const auto& segment : copy->segments) state_->pool().give_up(*segment);
+    }
     for (const auto& [directory, id] : retired.directories) {
       auto removed = remove_copy(directory, state_->pool(), when);
       state_->release(directory, id, removed ? 0 : disk_bytes(directory));
@@ -140,15 +145,6 @@ class Store final : public SegmentStore {
     }
     TRY_VOID(result);
     return retired.bytes;
-  }
-
-  // Other processes may write to the files of a copy that is not verified, or their memory may be
-  // bad. So no other copy gets them.
-  void give_up_suspects(const StoreState::Retired& retired) {
-    for (const auto& copy : retired.copies) {
-      if (copy->verification->state() == CopyState::kVerified) continue;
-      for (const auto& segment : copy->segments) state_->pool().give_up(*segment);
-    }
   }
 
   Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id, Deletion when) {
