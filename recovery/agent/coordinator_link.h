@@ -12,7 +12,7 @@
 #include "recovery/agent/core/coordinator_registration.h"
 #include "recovery/agent/grant_clock.h"
 #include "recovery/rpc/rpc.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::agent {

@@ -16,7 +16,7 @@
 #include "recovery/pull/pull_types.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/worker/copy_verifier.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"

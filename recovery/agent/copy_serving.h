@@ -10,7 +10,7 @@
 #include "recovery/agent/agent_parts.h"
 #include "recovery/pull/pull_environment.h"
 #include "recovery/swarm/have_feed.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::agent {

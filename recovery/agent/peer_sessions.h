@@ -16,7 +16,7 @@
 #include "recovery/agent/grant_clock.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/rpc/rpc.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/worker_pool.h"
 #include "transport/registry.h"

@@ -8,7 +8,7 @@
 
 #include "recovery/agent/agent_parts.h"
 #include "recovery/agent/core/room_choice.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 
 namespace rekindle::agent {
 

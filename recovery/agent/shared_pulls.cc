@@ -6,7 +6,7 @@
 
 #include <boost/asio/this_coro.hpp>
 
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::agent {

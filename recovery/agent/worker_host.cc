@@ -105,8 +105,7 @@ Result<UniqueFd> WorkerHost::serve_device(device::DeviceOrder order) {
   return devices_->serve(std::move(order));
 }
 
-void WorkerHost::tell_device(std::uint64_t session, const bucket::TileRuns& verified,
-                             bool complete) {
+void WorkerHost::tell_device(std::uint64_t session, const TileRuns& verified, bool complete) {
   if (devices_ != nullptr) devices_->tell(session, verified, complete);
 }
 

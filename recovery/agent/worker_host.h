@@ -27,7 +27,7 @@ class WorkerHost final : public worker::Host, private Holder {
   bool has_fleet() const override { return core_.link().configured(); }
   async::Task<Result<worker::InstanceVerdict>> report(worker::RankReport word) override;
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;
-  void tell_device(std::uint64_t session, const bucket::TileRuns& verified, bool complete) override;
+  void tell_device(std::uint64_t session, const TileRuns& verified, bool complete) override;
   void end_device(std::uint64_t session, bool gone) override;
   void spread_device(const device::SpreadOrder& order) override;
   void stop_spread(std::uint64_t session, const std::string& why) override;

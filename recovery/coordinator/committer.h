@@ -15,7 +15,7 @@
 #include "recovery/coordinator/durable_store.h"
 #include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/rpc.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 
 namespace rekindle::coordinator {
 

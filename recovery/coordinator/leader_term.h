@@ -10,7 +10,7 @@
 #include "recovery/coordinator/core/types.h"
 #include "recovery/coordinator/durable_store.h"
 #include "recovery/rpc/rpc.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 
 namespace rekindle::coordinator {
 

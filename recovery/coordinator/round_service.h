@@ -10,7 +10,7 @@
 #include "recovery/coordinator/answer_gate.h"
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/round_log.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 
 namespace rekindle::coordinator {
 

@@ -268,7 +268,7 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
   return workers;
 }
 
-void DeviceLink::tell(std::uint64_t session, const bucket::TileRuns& runs, bool complete) {
+void DeviceLink::tell(std::uint64_t session, const TileRuns& runs, bool complete) {
   if (!ledger_.is_open(session) || socket_ == nullptr) return;
   proto::AgentToDevices frame;
   auto& tiles = *frame.mutable_tiles();

@@ -16,7 +16,7 @@
 #include "recovery/device/device_life.h"
 #include "recovery/device/device_order.h"
 #include "recovery/device/gpu_options.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/bucket/contents.h"
 #include "src/ipc/framed_socket.h"
@@ -67,7 +67,7 @@ class DeviceLink {
   // Returns the worker's end of the channel. kUnavailable or kNotFound: why there is none.
   Result<UniqueFd> serve(DeviceOrder order);
   // Tiles of the session that have verified since the last call.
-  void tell(std::uint64_t session, const bucket::TileRuns& runs, bool complete);
+  void tell(std::uint64_t session, const TileRuns& runs, bool complete);
   // `gone`: the worker can no longer read its buckets, which are freed at once. A session that
   // spreads goes on spreading, and discards the bytes, until it is stopped or done.
   void end(std::uint64_t session, bool gone);

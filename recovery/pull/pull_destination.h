@@ -6,7 +6,6 @@
 
 #include "recovery/pull/pull_context.h"
 #include "recovery/pull/pull_watch.h"
-#include "src/async/notifier.h"
 #include "src/async/task.h"
 #include "src/store/segment_store.h"
 #include "transport/path.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "recovery/pull/tile_verifier.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/base/lease.h"
 #include "src/store/segment_store.h"
 #include "src/tensor/checkpoint.h"

@@ -19,7 +19,6 @@
 #include "recovery/pull/source_table.h"
 #include "recovery/pull/swarm_follower.h"
 #include "recovery/pull/transfer_policy.h"
-#include "src/async/notifier.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "transport/engine.h"

@@ -7,7 +7,6 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 
-#include "src/ipc/peer.h"
 #include "src/ipc/unix_socket.h"
 
 namespace rekindle::rpc {

@@ -79,7 +79,7 @@ class DeviceHost {
   virtual Result<UniqueFd> serve_device(device::DeviceOrder order) {
     return fail(ErrorCode::kNotFound, "this agent has no {}", order.device);
   }
-  virtual void tell_device(std::uint64_t /*session*/, const bucket::TileRuns& /*verified*/,
+  virtual void tell_device(std::uint64_t /*session*/, const TileRuns& /*verified*/,
                            bool /*complete*/) {}
   virtual void end_device(std::uint64_t /*session*/, bool /*gone*/) {}
 

@@ -12,7 +12,7 @@
 
 #include "recovery/pull/slice_source.h"
 #include "recovery/rpc/rpc.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/clock.h"
 #include "src/base/ids.h"

@@ -12,7 +12,7 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "recovery/worker/core/worker_session.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/base/ids.h"
 
 namespace rekindle::worker {

@@ -6,7 +6,7 @@
 
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/local_instances.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::worker {

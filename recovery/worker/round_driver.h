@@ -9,7 +9,7 @@
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/rounds.h"
 #include "recovery/worker/version_feed.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::worker {

@@ -14,7 +14,7 @@
 #include "recovery/worker/version_feed.h"
 #include "recovery/worker/worker_client.h"
 #include "recovery/worker/worker_wire.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/store/segment_store.h"
 
 namespace rekindle::worker {

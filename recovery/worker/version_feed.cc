@@ -34,8 +34,8 @@ std::optional<Phase> phase_of(const std::string& pull_phase) {
 
 }  // namespace
 
-bucket::TileRuns KeptParts::add(const std::string& party, std::span<const bucket::KeptTiles> kept) {
-  bucket::TileRuns whole;
+TileRuns KeptParts::add(const std::string& party, std::span<const bucket::KeptTiles> kept) {
+  TileRuns whole;
   const auto add_whole = [&whole](TileIndex begin, TileIndex end) {
     if (!whole.empty() && whole.back().second == begin) {
       whole.back().second = end;

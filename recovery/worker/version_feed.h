@@ -12,7 +12,7 @@
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/core/worker_session.h"
 #include "recovery/worker/portion.h"
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/lease.h"
 #include "src/bucket/segment_keep.h"
@@ -27,7 +27,7 @@ class KeptParts {
 
   // Adds the tiles that a device has kept of a party's buckets. Returns the tiles that are whole
   // now, as ascending runs.
-  bucket::TileRuns add(const std::string& party, std::span<const bucket::KeptTiles> kept);
+  TileRuns add(const std::string& party, std::span<const bucket::KeptTiles> kept);
 
  private:
   const TileIndex tile_count_;

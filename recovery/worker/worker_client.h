@@ -12,7 +12,7 @@
 #include "proto/worker.pb.h"
 #include "src/async/task.h"
 #include "src/ipc/framed_socket.h"
-#include "src/ipc/peer.h"
+#include "src/ipc/unix_socket.h"
 
 namespace rekindle::worker {
 

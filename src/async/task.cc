@@ -22,4 +22,12 @@ Task<void> sleep_until(TimePoint deadline) {
   co_await timer.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, woken));
 }
 
+Task<void> Notifier::wait_until(TimePoint deadline) {
+  boost::asio::steady_timer timer(executor_, deadline);
+  const auto entry = waiting_.insert(waiting_.end(), &timer);
+  boost::system::error_code woken;
+  co_await timer.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, woken));
+  waiting_.erase(entry);
+}
+
 }  // namespace rekindle::async

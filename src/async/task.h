@@ -1,8 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <list>
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include "src/base/clock.h"
 
@@ -23,5 +26,21 @@ Task<bool> is_cancelled();
 // Both end early when the calling coroutine is cancelled.
 Task<void> sleep_for(Duration duration);
 Task<void> sleep_until(TimePoint deadline);
+
+// A condition variable for coroutines: they wait until somebody calls notify(), each at most until
+// its own deadline. It must outlive its waiters.
+class Notifier {
+ public:
+  explicit Notifier(boost::asio::any_io_executor executor) : executor_(std::move(executor)) {}
+
+  Task<void> wait_until(TimePoint deadline);
+  void notify() {
+    for (auto* timer : waiting_) timer->cancel();
+  }
+
+ private:
+  const boost::asio::any_io_executor executor_;
+  std::list<boost::asio::steady_timer*> waiting_;
+};
 
 }  // namespace rekindle::async

@@ -12,7 +12,7 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/system/system_error.hpp>
 
-#include "src/async/notifier.h"
+#include "src/async/task.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 

@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "src/base/blake3_core.h"
-#include "src/base/blake3_levels.h"
 
 namespace rekindle {
 namespace blake3_detail {
@@ -38,7 +37,7 @@ const Level& best_level() { return *supported_levels().back(); }
 constexpr Tree::Key kHashKey = {kInitial<0>, kInitial<1>, kInitial<2>, kInitial<3>,
                                 kInitial<4>, kInitial<5>, kInitial<6>, kInitial<7>};
 
-// One input at a time: what is too short, or too high up in the tree, for vectors.
+// Hashes one input at a time, where there are too few inputs for vectors.
 void compress_block(Tree::Key& value, const std::byte* block, std::size_t block_bytes,
                     std::uint64_t counter, std::uint32_t flags) {
   std::uint32_t message[16] = {};
@@ -274,5 +273,18 @@ Digest Blake3::finish() const {
 }
 
 std::string_view blake3_simd_level() { return blake3_detail::best_level().name; }
+
+Digest blake3_of_box(const BoxBytes& box) {
+  const auto* const base = reinterpret_cast<const std::byte*>(box.address);
+  if (box.rows == 1 && box.planes == 1) return blake3({base, box.run_bytes});
+  Blake3 hasher;
+  for (std::uint64_t plane = 0; plane < box.planes; ++plane) {
+    for (std::uint64_t row = 0; row < box.rows; ++row) {
+      const std::byte* const run = base + plane * box.plane_stride + row * box.row_stride;
+      hasher.update({run, box.run_bytes});
+    }
+  }
+  return hasher.finish();
+}
 
 }  // namespace rekindle

@@ -13,6 +13,8 @@
 // destructible.
 namespace rekindle {
 
+struct BoxBytes;
+
 namespace blake3_detail {
 
 struct Level;
@@ -63,6 +65,9 @@ class Tree {
 
 // The digest of `bytes`, hash mode.
 Digest blake3(std::span<const std::byte> bytes);
+
+// Of a box in host memory; any length.
+Digest blake3_of_box(const BoxBytes& box);
 
 // The derive_key mode: `context` is a constant of the program that names the use, `bytes` is the
 // key material.

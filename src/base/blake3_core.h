@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 // The compression function of BLAKE3 ("BLAKE3: one function, fast everywhere", sections 2.1 to
@@ -14,7 +15,24 @@
 #define REKINDLE_BLAKE3_INLINE inline __attribute__((always_inline))
 #endif
 
-namespace rekindle::blake3_detail {
+namespace rekindle {
+
+// The bytes of a tile where they lie in memory: `planes` planes of `rows` runs of `run_bytes`,
+// taken in that order. Strides are in bytes, from start to start, and matter only where their count
+// is above 1. A box with more strided dimensions has to be gathered first. The memory is of a GPU
+// or of the host, and the struct lies in the GPU's memory as it is here.
+struct BoxBytes {
+  std::uint64_t address = 0;
+  std::uint32_t run_bytes = 0;
+  std::uint32_t rows = 1;    // at least 1
+  std::uint32_t planes = 1;  // at least 1
+  std::uint32_t unused = 0;
+  std::uint64_t row_stride = 0;
+  std::uint64_t plane_stride = 0;
+};
+static_assert(sizeof(BoxBytes) == 40);
+
+namespace blake3_detail {
 
 inline constexpr std::size_t kBlockBytes = 64;
 inline constexpr std::size_t kChunkBytes = 1024;
@@ -134,4 +152,21 @@ REKINDLE_BLAKE3_INLINE void compress(Word (&value)[8], const Word (&message)[16]
   value[7] = state[7] ^ state[15];
 }
 
-}  // namespace rekindle::blake3_detail
+// BLAKE3 at one SIMD level: many inputs side by side, one in each lane of the vectors. There is one
+// table for each compilation of blake3_level.cc.
+struct Level {
+  const char* name;
+  // Writes the chaining values (32 bytes each) of `count` whole chunks, which lie one after the
+  // other at `data`. `key` is 8 words; `counter` is the index of the first chunk in its input.
+  void (*chunks)(const std::byte* data, std::size_t count, const std::uint32_t* key,
+                 std::uint64_t counter, std::uint32_t flags, std::byte* values);
+  // Writes the values of `count` parents of 2 * `count` children. `parents` may be `children`.
+  void (*parents)(const std::byte* children, std::size_t count, const std::uint32_t* key,
+                  std::uint32_t flags, std::byte* parents);
+};
+
+// What this CPU can run, the slowest first. blake3() uses the last one.
+std::span<const Level* const> supported_levels();
+
+}  // namespace blake3_detail
+}  // namespace rekindle

@@ -9,7 +9,6 @@
 #endif
 
 #include "src/base/blake3_core.h"
-#include "src/base/blake3_levels.h"
 
 #define REKINDLE_INLINE inline __attribute__((always_inline))
 

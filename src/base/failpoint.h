@@ -11,8 +11,8 @@ namespace rekindle {
 
 // "NAME=ACTION[@HIT]" joined with ';'. Actions: kill (SIGKILL to this process), error:ENOSPC,
 // error:EIO, sleep:MILLISECONDS, hold (until arm_failpoints() is called again). HIT counts from 1
-// and limits the action to that passage. Replaces what was armed before; "" disarms. kInvalid names
-// what does not parse, and then arms nothing.
+// and limits the action to that passage. Replaces the armed failpoints; "" disarms all. kInvalid:
+// the error names the item that does not parse, and nothing changes.
 Result<void> arm_failpoints(std::string_view spec);
 
 namespace failpoint_detail {

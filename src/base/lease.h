@@ -6,8 +6,8 @@
 
 namespace rekindle {
 
-// The right to have something stay as it is until the holder lets go: a file, a pause, a place.
-// Copies share the right, which ends with the last of them. An empty lease holds nothing.
+// The right that something stays as it is until the holder ends the lease: a file, a pause, a
+// place. Copies share the right, which ends with the last of them. An empty lease holds nothing.
 class [[nodiscard]] Lease {
  public:
   Lease() = default;

@@ -47,7 +47,7 @@ std::string json_string(std::string_view text) {
 }
 
 bool needs_quotes(std::string_view value) {
-  // Control characters, too: values come from peers and must not drive a terminal.
+  // Includes control characters: values come from peers and must not drive a terminal.
   return std::any_of(value.begin(), value.end(),
                      [](char c) {
                        return (c >= 0 && c <= ' ') || c == '=' || c == '"' || c == '\\' ||

@@ -3,6 +3,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <system_error>
 
 namespace rekindle {
 
@@ -60,6 +61,26 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
   }
   return fail(ErrorCode::kInvalid, "'{}' is not a size; write for example 4096, 64M, 1.5GiB or 2GB",
               text);
+}
+
+std::vector<int> parse_number_list(std::string_view text, int limit) {
+  std::vector<int> numbers;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at != end) {
+    int first = 0;
+    auto read = std::from_chars(at, end, first);
+    int last = first;
+    if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
+      read = std::from_chars(read.ptr + 1, end, last);
+    }
+    const bool good = read.ec == std::errc() && first >= 0 && first <= last && last < limit &&
+                      (read.ptr == end || (*read.ptr == ',' && read.ptr + 1 != end));
+    if (!good) return {};
+    for (int number = first; number <= last; ++number) numbers.push_back(number);
+    at = read.ptr == end ? end : read.ptr + 1;
+  }
+  return numbers;
 }
 
 }  // namespace rekindle

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/base/result.h"
 
@@ -28,5 +29,9 @@ std::string format_bytes(std::uint64_t bytes);
 std::string format_rate(double bytes_per_second);
 // "64M", "1.5G", "4096", "16MiB", "2GB" (M and MiB are binary, MB decimal).
 Result<std::uint64_t> parse_bytes(std::string_view text);
+
+// "0-3,8", as sysfs lists CPUs and NUMA nodes, in the order of the text. Empty: the text is not
+// such a list, or a number is `limit` or more.
+std::vector<int> parse_number_list(std::string_view text, int limit);
 
 }  // namespace rekindle

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <csignal>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -9,10 +10,12 @@
 #include <thread>
 #include <vector>
 
+#include <pthread.h>
+
 namespace rekindle {
 
 // A fixed number of threads and a bounded queue: digests, file copies, blocking calls. Jobs must
-// not throw. The destructor runs what is queued and joins.
+// not throw. The destructor runs the queued jobs and joins.
 class WorkerPool {
  public:
   WorkerPool(const std::string& name, std::size_t threads, std::size_t max_queued);
@@ -43,5 +46,21 @@ class WorkerPool {
 };
 
 void set_thread_name(const std::string& name);  // at most 15 characters are kept
+
+// Threads that start while this object lives get no signals: those belong to the application.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace rekindle

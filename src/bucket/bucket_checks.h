@@ -6,15 +6,15 @@
 #include <span>
 #include <vector>
 
-#include "src/base/blake3_box.h"
+#include "src/base/blake3_core.h"
 #include "src/base/digest.h"
 #include "src/bucket/plan.h"
 
-// What to compare so that every byte of some parts is compared. Pure.
+// The comparisons that cover every byte of some parts. Pure.
 namespace rekindle::bucket {
 
-// Boxes that cover the parts, each byte once: tiles that lie whole in one part, which the
-// checkpoint has leaves for, and what is left of the parts.
+// Boxes that cover the parts, each byte once: tiles that lie whole in one part, for which the
+// checkpoint has leaves, and the rests of the parts.
 struct BucketChecks {
   struct Tile {
     TileIndex tile = 0;

@@ -21,8 +21,6 @@ struct NamedBox {
   std::vector<std::uint64_t> extent;
   bool operator==(const NamedBox&) const = default;
 };
-// Each run is [begin, end).
-using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;
 
 // One box as the worker gets it. A box that is contiguous in the agent's copy is used in place. Its
 // texts and lists belong to the Contents, because there may be as many pieces as tensors.

@@ -3,7 +3,6 @@
 #include <memory>
 #include <string>
 
-#include "src/bucket/collective.h"
 #include "src/bucket/device.h"
 
 namespace rekindle::bucket {

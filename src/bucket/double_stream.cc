@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "src/base/blake3.h"
+
 namespace rekindle::bucket {
 
 namespace {

@@ -4,19 +4,6 @@
 
 namespace rekindle::bucket {
 
-namespace {
-
-Result<void> make_events(Device& device, std::size_t count,
-                         std::vector<std::unique_ptr<Event>>& out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    TRY(auto event, device.make_event());
-    out.push_back(std::move(event));
-  }
-  return {};
-}
-
-}  // namespace
-
 Pipeline::Pipeline(Device& device, std::size_t buckets, Slots& slots, Fetch& fetch, Spread* spread,
                    Deliver& deliver, PipelineOptions options)
     : device_(device),

@@ -33,8 +33,8 @@ class Spread {
   virtual ~Spread() = default;
   // Sends the bucket's bytes at `at` from their owners to all members, in place.
   virtual Result<void> enqueue(std::size_t bucket, DeviceAddress at, Stream& stream) = 0;
-  // Whether all work that the device has done so far was right. Aborted work ends, too, so a bucket
-  // that was spread is handed over only after it is filled and this check succeeds.
+  // Whether all work that the device has done so far was right. Aborted work ends as well, so a
+  // bucket that was spread is handed over only after it is filled and this check succeeds.
   virtual Result<void> check() = 0;
 };
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "src/base/digest.h"
-#include "src/bucket/collective.h"
+#include "src/bucket/device.h"
 #include "src/bucket/pipeline.h"
 #include "src/bucket/plan.h"
 #include "src/bucket/segment_fetch.h"
@@ -20,15 +20,15 @@
 // share s. So all owners upload at the same time, and one collective in place does the rest.
 namespace rekindle::bucket {
 
-// A digest of the names, types and boxes of all pieces, in order. Ranks that want the same have the
-// same.
+// A digest of the names, types and boxes of all pieces, in order. Ranks that want the same pieces
+// have the same digest.
 Digest digest_of(const Contents& contents);
 
 // Spreads the pieces over `shares` owners, in their order, so that each has about as many bytes.
 // Returns the share of each piece.
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares);
 
-// Room for a seal at the end of a share (round_verify.h).
+// Room for a seal at the end of a share (bucket_verify.h).
 inline constexpr std::uint64_t kSealRoom = kPartAlignment;
 // The smallest share with room for a seal and for data.
 inline constexpr std::uint64_t kSmallestShare = kSealRoom + kPartAlignment;

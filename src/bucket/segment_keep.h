@@ -39,8 +39,8 @@ struct KeptTiles {
 };
 
 // Copies a round's buckets into the segments of a copy that lacks them: every `count`th bucket that
-// fits the allowance, that goes to pinned, writable memory, and that touches no final tile. Nobody
-// else writes there meanwhile.
+// fits the allowance, that goes to pinned, writable memory, and that touches no final tile. No
+// other code writes there meanwhile.
 class SegmentKeep final : public Keep {
  public:
   struct Which {

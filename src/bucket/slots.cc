@@ -23,14 +23,6 @@ bool shrink(Size& size, std::uint64_t least_bucket) {
   return --size.slots > 0;
 }
 
-Result<void> make_events(Device& device, Slots& slots, std::uint32_t count) {
-  for (std::uint32_t i = 0; i < count; ++i) {
-    TRY(auto event, device.make_event());
-    slots.filled.push_back(std::move(event));
-  }
-  return {};
-}
-
 std::string warning_of(const Device& device, const Size& wanted, const Size& had) {
   if (had.slots == 1 && wanted.slots > 1) {
     return fmt::format("{} has room for one bucket of {}: copies and their consumer take turns",
@@ -63,7 +55,7 @@ Result<Slots> allocate_slots(Device& device, const SlotOptions& options,
         Slots slots;
         slots.bucket_bytes = size.bucket_bytes;
         slots.memory = std::move(*taken);
-        TRY_VOID(make_events(device, slots, size.slots));
+        TRY_VOID(make_events(device, size.slots, slots.filled));
         slots.warning = warning_of(device, wanted, size);
         return slots;
       }
@@ -76,6 +68,15 @@ Result<Slots> allocate_slots(Device& device, const SlotOptions& options,
       "no room for buckets on {}: {} are free, {} of them may be used, one bucket takes {}; "
       "free device memory or ask for smaller buckets",
       device.name(), format_bytes(memory.free_bytes), format_bytes(budget), format_bytes(least));
+}
+
+Result<void> make_events(Device& device, std::size_t count,
+                         std::vector<std::unique_ptr<Event>>& out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    TRY(auto event, device.make_event());
+    out.push_back(std::move(event));
+  }
+  return {};
 }
 
 }  // namespace rekindle::bucket

@@ -42,4 +42,8 @@ struct Slots {
 Result<Slots> allocate_slots(Device& device, const SlotOptions& options,
                              std::uint64_t payload_bytes);
 
+// Makes `count` events and appends them.
+Result<void> make_events(Device& device, std::size_t count,
+                         std::vector<std::unique_ptr<Event>>& out);
+
 }  // namespace rekindle::bucket

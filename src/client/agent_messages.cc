@@ -27,9 +27,9 @@ constexpr auto fields_of(const TileRanges*) {
 }
 
 template <>
-struct pbf::Codec<bucket::TileRuns> {
+struct pbf::Codec<TileRuns> {
   static constexpr auto kWire = pbf_wire_type::length_delimited;
-  static void add(pbf_writer& out, pbf_tag_type number, const bucket::TileRuns& runs) {
+  static void add(pbf_writer& out, pbf_tag_type number, const TileRuns& runs) {
     TileRanges ranges;
     for (const auto& [begin, end] : runs) {
       ranges.begin.push_back(begin);
@@ -37,7 +37,7 @@ struct pbf::Codec<bucket::TileRuns> {
     }
     Codec<TileRanges>::add(out, number, ranges);
   }
-  static void take(pbf_reader& in, bucket::TileRuns& runs) {
+  static void take(pbf_reader& in, TileRuns& runs) {
     TileRanges ranges;
     Codec<TileRanges>::take(in, ranges);
     if (ranges.begin.size() != ranges.end.size()) throw Refused("ranges of tiles without an end");

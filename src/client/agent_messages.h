@@ -18,7 +18,6 @@
 namespace rekindle::client {
 
 using WantedBox = bucket::NamedBox;
-using TileRuns = bucket::TileRuns;
 
 // --- worker -> agent
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,7 +21,7 @@ struct FilledBucket {
 
 // Tiles of a session that have verified.
 struct VerifiedTiles {
-  bucket::TileRuns ready;
+  TileRuns ready;
   bool all = false;
 };
 
@@ -45,5 +47,42 @@ class BucketFeed {
 
 // How often to ask for an event that is about to come. A bucket takes much longer.
 inline constexpr Duration kEventPatience = std::chrono::microseconds(50);
+
+// Buckets that were taken before their targets were known. They are copied to memory of their own
+// on the device, so that the producer can go on filling buckets. That memory is freed all at once,
+// after the last of them was read. One thread at a time.
+class BucketStash {
+ public:
+  // Both live longer. The work that is queued on `stream` must end before the stash is destroyed.
+  BucketStash(bucket::Device& device, bucket::Stream& stream) : device_(device), stream_(stream) {}
+
+  // Queues a copy of the bucket. False: the device has no memory for it.
+  Result<bool> put(const FilledBucket& bucket);
+  std::uint64_t bytes() const { return bytes_; }
+
+  bool empty() const { return waiting_.empty(); }
+  // The oldest bucket, after its copy is done; as with a feed, the reader need not wait. It stays
+  // in place until let_go() frees all.
+  Result<std::optional<FilledBucket>> take();
+  // After take(): the reads of that bucket are queued on the stream.
+  Result<void> give_back();
+  // Frees the memory when all buckets were taken, given back and read by the device. Does not wait.
+  Result<bool> let_go();
+  // Gives the memory up without freeing it: the device may still read it.
+  void leak();
+
+ private:
+  bucket::Device& device_;
+  bucket::Stream& stream_;
+  std::uint64_t bytes_ = 0;
+  std::vector<std::unique_ptr<bucket::Memory>> memory_;
+  struct Kept {
+    FilledBucket bucket;
+    std::unique_ptr<bucket::Event> moved;
+  };
+  std::deque<Kept> waiting_;
+  // Behind the reads of the last bucket. Null: they are not queued yet.
+  std::unique_ptr<bucket::Event> read_;
+};
 
 }  // namespace rekindle::client

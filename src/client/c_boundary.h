@@ -19,16 +19,19 @@
 // A call shares the object, so another thread may close the handle while the call runs. A call that
 // begins later is the caller's mistake.
 struct rk_agent {
+  static constexpr const char* kName = "agent";
   std::shared_ptr<rekindle::client::Connection> object;
   bool is_owner() const { return object->is_owner(); }
 };
 
 struct rk_session {
+  static constexpr const char* kName = "session";
   std::shared_ptr<rekindle::client::Session> object;
   bool is_owner() const { return object->connection().is_owner(); }
 };
 
 struct rk_publication {
+  static constexpr const char* kName = "publication";
   std::shared_ptr<rekindle::client::Publication> object;
   bool is_owner() const { return object->connection().is_owner(); }
 };
@@ -80,26 +83,53 @@ Result<T> read_options(const T* given) {
   return options;
 }
 
-// `timeout_ms` of the ABI. kInvalid when negative; more than a month is cut to a month.
-inline Result<std::chrono::milliseconds> checked_timeout(std::int64_t timeout_ms) {
+// `timeout_ms` of the ABI; `if_zero` replaces a 0. kInvalid: it is negative. More than a month is
+// cut to a month.
+inline Result<std::chrono::milliseconds> checked_timeout(std::int64_t timeout_ms,
+                                                         std::int64_t if_zero = 0) {
   constexpr std::int64_t kMost = std::int64_t{30} * 24 * 3600 * 1000;
+  if (timeout_ms == 0) timeout_ms = if_zero;
   if (timeout_ms < 0) return fail(ErrorCode::kInvalid, "a time-out of {} ms", timeout_ms);
   return std::chrono::milliseconds(std::min(timeout_ms, kMost));
 }
 
-inline TimePoint after(std::chrono::milliseconds timeout) { return steady_now() + timeout; }
+inline Result<TimePoint> deadline_in(std::int64_t timeout_ms, std::int64_t if_zero = 0) {
+  TRY(const auto timeout, checked_timeout(timeout_ms, if_zero));
+  return steady_now() + timeout;
+}
 
 // The object behind a handle. kInvalid: the handle is null, or this is a child after fork().
 template <typename Handle>
-auto object_of(const Handle* handle, std::string_view what)
-    -> Result<std::remove_const_t<decltype(handle->object)>> {
-  if (handle == nullptr) return fail(ErrorCode::kInvalid, "the {} is null", what);
+auto object_of(const Handle* handle) -> Result<std::remove_const_t<decltype(handle->object)>> {
+  if (handle == nullptr) return fail(ErrorCode::kInvalid, "the {} is null", Handle::kName);
   if (!handle->is_owner()) {
     return fail(ErrorCode::kInvalid,
                 "the {} was opened before fork(): only the parent may use it; open another one",
-                what);
+                Handle::kName);
   }
   return handle->object;
+}
+
+// Runs `body` with the object, which returns Result<void>.
+template <typename Handle, typename Body>
+std::int32_t with_object(const Handle* handle, rk_error* error, Body&& body) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto object, object_of(handle));
+    return body(*object);
+  });
+}
+
+// Ends the object and deletes the handle. In a child after fork() it does nothing, because the
+// threads and locks of the object are the parent's. `handle` may be null.
+template <typename Handle, typename End>
+void end_handle(Handle* handle, End&& end) noexcept {
+  if (handle == nullptr) return;
+  guarded(nullptr, [&]() -> Result<void> {
+    if (!handle->is_owner()) return {};
+    end(*handle->object);
+    delete handle;
+    return {};
+  });
 }
 
 }  // namespace rekindle::client

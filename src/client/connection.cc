@@ -14,8 +14,7 @@
 #include <unistd.h>
 
 #include "src/base/version.h"
-#include "src/client/signals.h"
-#include "src/ipc/peer.h"
+#include "src/base/worker_pool.h"
 #include "src/ipc/unix_socket.h"
 
 namespace rekindle::client {

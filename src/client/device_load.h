@@ -8,14 +8,23 @@
 
 #include "src/bucket/contents.h"
 #include "src/client/bucket_feed.h"
-#include "src/client/bucket_stash.h"
 #include "src/client/device_targets.h"
 #include "src/client/ipc_feed.h"
 #include "src/client/rekindle.h"
 #include "src/client/upload_feed.h"
-#include "src/client/worker_device.h"
 
 namespace rekindle::client {
+
+// The device for a worker's weights, and the stream that reads the buckets.
+struct WorkerDevice {
+  std::unique_ptr<bucket::Device> device;
+  std::unique_ptr<bucket::Stream> stream;
+};
+
+// `name` is as in rk_attach_options.device; "cuda" is the calling thread's current device.
+// kInvalid: it does not name a device. kNotFound: this process sees no such GPU. kUnavailable: this
+// is a build without CUDA.
+Result<WorkerDevice> open_worker_device(const std::string& name, void* stream);
 
 // The buckets of a session with a device. The device process fills them; where that is not
 // possible, this process uploads from the segments. One thread at a time.

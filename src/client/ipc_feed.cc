@@ -5,7 +5,7 @@
 
 #include <sys/socket.h>
 
-#include "src/client/signals.h"
+#include "src/base/worker_pool.h"
 
 namespace rekindle::client {
 

@@ -1,7 +1,7 @@
 #include "src/client/publication.h"
 
-#include "src/tensor/dtype.h"
 #include "src/tensor/layout.h"
+#include "src/tensor/tensor_set.h"
 
 namespace rekindle::client {
 

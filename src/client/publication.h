@@ -10,7 +10,7 @@
 
 #include "src/base/clock.h"
 #include "src/client/connection.h"
-#include "src/client/mapping.h"
+#include "src/client/host_tensors.h"
 #include "src/tensor/tensor_set.h"
 
 namespace rekindle::client {

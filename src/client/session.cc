@@ -26,18 +26,6 @@ DeviceLoad::Source source_of(const AttachedReply& attached, std::vector<UniqueFd
   return source;
 }
 
-// Releases the mutex during copies and waits.
-class Unlocked {
- public:
-  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
-  ~Unlocked() { lock_.lock(); }
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
-
- private:
-  std::unique_lock<std::mutex>& lock_;
-};
-
 }  // namespace
 
 Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> connection,

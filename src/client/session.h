@@ -17,47 +17,11 @@
 
 namespace rekindle::client {
 
-// Threads that take tensors or buckets of one session, one at a time. The session's inbox guards
-// it.
-class Turns {
- public:
-  class Turn {
-   public:
-    Turn(Turns& turns, Inbox& inbox) : turns_(turns), inbox_(inbox) { turns_.taken_ = true; }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-    ~Turn() {
-      turns_.taken_ = false;
-      inbox_.changed.notify_all();
-    }
-
-   private:
-    Turns& turns_;
-    Inbox& inbox_;
-  };
-  class Waiting {
-   public:
-    explicit Waiting(Turns& turns) : turns_(turns) { ++turns_.waiting_; }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-    ~Waiting() { --turns_.waiting_; }
-
-   private:
-    Turns& turns_;
-  };
-  bool taken() const { return taken_; }
-  bool somebody_waits() const { return waiting_ > 0; }
-
- private:
-  bool taken_ = false;
-  std::size_t waiting_ = 0;
-};
-
 // One attached version. Any thread. The inbox's mutex guards its state; the connection's thread
 // only fills the inbox. Tensors stay mapped until the last shared_ptr goes.
 class Session {
  public:
-  // With a device, which `request` names, too, the weights come as buckets.
+  // With a device, which `request` also names, the weights come as buckets.
   static Result<std::shared_ptr<Session>> attach(std::shared_ptr<Connection> connection,
                                                  const AttachRequest& request,
                                                  std::chrono::milliseconds timeout,

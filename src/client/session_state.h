@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include "src/bucket/contents.h"
 #include "src/client/agent_messages.h"
 #include "src/client/bucket_feed.h"
+#include "src/client/call_table.h"
 
 namespace rekindle::client {
 
@@ -36,6 +38,54 @@ class OpenCall {
   std::uint64_t call_ = 0;
   ModelVersion answer_;
   std::optional<Error> refusal_;
+};
+
+// Threads that take tensors or buckets of one session, one at a time. The session's inbox guards
+// it.
+class Turns {
+ public:
+  class Turn {
+   public:
+    Turn(Turns& turns, Inbox& inbox) : turns_(turns), inbox_(inbox) { turns_.taken_ = true; }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() {
+      turns_.taken_ = false;
+      inbox_.changed.notify_all();
+    }
+
+   private:
+    Turns& turns_;
+    Inbox& inbox_;
+  };
+  class Waiting {
+   public:
+    explicit Waiting(Turns& turns) : turns_(turns) { ++turns_.waiting_; }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { --turns_.waiting_; }
+
+   private:
+    Turns& turns_;
+  };
+  bool taken() const { return taken_; }
+  bool somebody_waits() const { return waiting_ > 0; }
+
+ private:
+  bool taken_ = false;
+  std::size_t waiting_ = 0;
+};
+
+// Releases the mutex during copies and waits.
+class Unlocked {
+ public:
+  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
 };
 
 // An attached session as the agent's messages describe it. No I/O; Session guards it.

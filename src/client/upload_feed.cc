@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "src/client/signals.h"
+#include "src/base/worker_pool.h"
 
 namespace rekindle::client {
 
@@ -51,10 +51,7 @@ Result<void> UploadFeed::begin(const bucket::Contents& contents, const Segments&
   if (bucket_bytes > 0) options.bucket_bytes = bucket_bytes;
   auto works = std::make_unique<Works>();
   TRY(works->slots, bucket::allocate_slots(device_, options, contents.total_bytes()));
-  for (std::uint32_t i = 0; i < works->slots.count(); ++i) {
-    TRY(auto event, device_.make_event());
-    works->released.push_back(std::move(event));
-  }
+  TRY_VOID(bucket::make_events(device_, works->slots.count(), works->released));
   works->given_back.resize(works->slots.count());
   TRY(works->plan, bucket::Plan::create(contents, works->slots.bucket_bytes));
   works->pinner = std::make_unique<bucket::Pinner>(device_, kPinThreads);

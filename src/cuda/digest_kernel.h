@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <utility>
 
-#include "src/base/blake3_box.h"
+#include "src/base/blake3_core.h"
+#include "src/bucket/device.h"
 #include "src/cuda/handles.h"
 
 // Private to src/cuda.
@@ -18,9 +21,8 @@ class DigestKernel {
   // The longest box: 1024 chunks.
   static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 20;
 
-  // All addresses are in this GPU's memory. They are multiples of 16, except `mismatches`, a
-  // multiple of
-  // 4. The memory does not change until the work is done.
+  // All addresses are in this GPU's memory. They are multiples of 16, but `mismatches` of 4. The
+  // memory does not change until the work is done.
   struct Work {
     // `count` BoxBytes (40 bytes each). Each box has at most `longest_bytes`, which is at most
     // kMostBytes. Boxes are read fastest (16 bytes at once) where address, run_bytes and strides
@@ -59,6 +61,49 @@ class DigestKernel {
   const Handle<CUmodule, &Api::module_unload> module_;
   const CUfunction chunks_;
   const CUfunction roots_;
+};
+
+// The memory of a batch of digests: boxes, scratch and results on the GPU, and
+// boxes and results in host memory. One thread at a time.
+class CudaDigests final : public bucket::Digests {
+ public:
+  static std::uint64_t device_bytes(std::size_t capacity);
+
+  // `memory`: device_bytes(capacity) bytes of the GPU.
+  CudaDigests(std::shared_ptr<const DigestKernel> kernel, std::unique_ptr<bucket::Memory> memory,
+              std::size_t capacity);
+
+  std::size_t capacity() const override { return capacity_; }
+  std::span<const Digest> values() const override { return {results(), count_}; }
+
+  // The device pins this memory, and the pin is kept here. `is_mapped`: kernels can use the host's
+  // addresses, and read the boxes and write the results there. A separate copy would wait behind
+  // every upload in the copy engine's queue.
+  std::span<const std::byte> host_memory() const { return {host_.get(), host_bytes_}; }
+  void keep(std::unique_ptr<bucket::Pin> pin, bool is_mapped) {
+    pin_ = std::move(pin);
+    is_mapped_ = is_mapped;
+  }
+
+  // With the context current.
+  CUresult queue(std::span<const BoxBytes> boxes, const Api& api, CUstream stream);
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  Digest* results() const;
+
+  const std::shared_ptr<const DigestKernel> kernel_;
+  const std::unique_ptr<bucket::Memory> memory_;
+  const std::size_t capacity_;
+  const std::size_t host_bytes_;
+  // Boxes, then results.
+  const std::unique_ptr<std::byte, Free> host_;
+  // Of host_; destroyed before it.
+  std::unique_ptr<bucket::Pin> pin_;
+  bool is_mapped_ = false;
+  std::size_t count_ = 0;
 };
 
 }  // namespace rekindle::cuda

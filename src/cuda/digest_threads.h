@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "src/base/blake3_box.h"
 #include "src/base/blake3_core.h"
 
 // Private to src/cuda: the work of one thread of the digest kernels, for the GPU (digest_kernel.cu)

@@ -9,8 +9,8 @@
 // Private to src/cuda.
 namespace rekindle::cuda {
 
-// A device's primary context, which CUDA's runtime and so the worker's framework use, too.
-// Thread-safe.
+// A device's primary context. CUDA's runtime, and with it the worker's framework, uses the same
+// one. Thread-safe.
 class Context {
  public:
   static Result<std::shared_ptr<const Context>> retain(std::shared_ptr<const Driver> driver,

@@ -1,9 +1,7 @@
 #include "src/cuda/nccl.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include <dlfcn.h>
@@ -18,8 +16,6 @@ namespace {
 
 // The first version with non-blocking communicators.
 constexpr int kOldestNccl = 21'400;
-constexpr std::chrono::microseconds kShortestNap{5};
-constexpr std::chrono::microseconds kLongestNap{1'000};
 
 static_assert(std::tuple_size_v<Nccl::UniqueId> == sizeof(ncclUniqueId));
 
@@ -53,14 +49,10 @@ cudaStream_t native(bucket::Stream& stream) { return static_cast<CudaStream&>(st
   CALL(group_start, ncclGroupStart)        \
   CALL(group_end, ncclGroupEnd)            \
   CALL(init_rank, ncclCommInitRankConfig)  \
-  CALL(finalize, ncclCommFinalize)         \
-  CALL(destroy, ncclCommDestroy)           \
   CALL(abort, ncclCommAbort)               \
   CALL(async_error, ncclCommGetAsyncError) \
   CALL(broadcast, ncclBroadcast)           \
-  CALL(all_gather, ncclAllGather)          \
-  CALL(send, ncclSend)                     \
-  CALL(receive, ncclRecv)
+  CALL(all_gather, ncclAllGather)
 
 struct Nccl::Calls {
 #define REKINDLE_NCCL_MEMBER(member, function) decltype(&::function) member = nullptr;
@@ -187,23 +179,6 @@ Result<void> Communicator::all_gather(bucket::DeviceAddress from, bucket::Device
   return nccl_->check(result, communicator_, fmt::format("gather {} bytes of each rank", bytes));
 }
 
-Result<void> Communicator::send(bucket::DeviceAddress from, std::uint64_t bytes, int peer,
-                                bucket::Stream& stream) {
-  const int result = run([&](const auto& calls) {
-    return calls.send(pointer(from), bytes, ncclUint8, peer, communicator_, native(stream));
-  });
-  return nccl_->check(result, communicator_, fmt::format("send {} bytes to rank {}", bytes, peer));
-}
-
-Result<void> Communicator::receive(bucket::DeviceAddress to, std::uint64_t bytes, int peer,
-                                   bucket::Stream& stream) {
-  const int result = run([&](const auto& calls) {
-    return calls.receive(pointer(to), bytes, ncclUint8, peer, communicator_, native(stream));
-  });
-  return nccl_->check(result, communicator_,
-                      fmt::format("receive {} bytes from rank {}", bytes, peer));
-}
-
 Result<bool> Communicator::settled() {
   ncclResult_t state = ncclSuccess;
   const int result =
@@ -211,26 +186,6 @@ Result<bool> Communicator::settled() {
   TRY_VOID(nccl_->check(result, communicator_, "ask for its state"));
   TRY_VOID(nccl_->check(state, communicator_, fmt::format("rank {} of {}", rank(), ranks())));
   return state == ncclSuccess;
-}
-
-Result<void> Communicator::settle(TimePoint deadline) {
-  for (std::chrono::microseconds nap = kShortestNap;; nap = std::min(2 * nap, kLongestNap)) {
-    TRY(const bool done, settled());
-    if (done) return {};
-    if (SteadyClock().now() >= deadline) {
-      return fail(ErrorCode::kTimeout, "NCCL: rank {} of {} waits for the others", rank(), ranks());
-    }
-    std::this_thread::sleep_for(nap);
-  }
-}
-
-Result<void> Communicator::finalize(TimePoint deadline) {
-  const int result = run([&](const auto& calls) { return calls.finalize(communicator_); });
-  TRY_VOID(nccl_->check(result, communicator_, "finalize"));
-  TRY_VOID(settle(deadline));
-  ncclComm* const finalized = std::exchange(communicator_, nullptr);
-  return nccl_->check(run([&](const auto& calls) { return calls.destroy(finalized); }), nullptr,
-                      "destroy a communicator");
 }
 
 void Communicator::abort() {

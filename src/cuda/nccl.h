@@ -7,9 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "src/base/clock.h"
 #include "src/base/result.h"
-#include "src/bucket/collective.h"
 #include "src/bucket/device.h"
 
 struct ncclComm;
@@ -37,8 +35,8 @@ class Nccl {
   using UniqueId = std::array<std::byte, 128>;
   Result<UniqueId> make_id() const;
   // The calls that `body` queues, on any communicators of the calling thread, start together: sends
-  // with their receives, and the ranks of one thread with each other. Afterwards each communicator
-  // must settle(). `any` is one of them.
+  // with their receives, and the ranks of one thread with each other. Afterwards wait until
+  // each communicator is settled(). `any` is one of them.
   Result<void> group(const Communicator& any, const std::function<Result<void>()>& body) const;
 
  private:
@@ -61,12 +59,12 @@ class Communicator {
     int rank = 0;
     int ranks = 1;
   };
-  // Begins to meet the other ranks, of this thread or others; settle() returns when they have met.
+  // Begins to meet the other ranks, of this thread or others; settled() is true when all have met.
   // The device is one of src/cuda and lives longer. kInvalid: it is not.
   static Result<std::unique_ptr<Communicator>> start(std::shared_ptr<const Nccl> nccl,
                                                      bucket::Device& device, Rank rank,
                                                      const Nccl::UniqueId& id);
-  // Aborts, unless finalize() has succeeded.
+  // Aborts.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -74,26 +72,18 @@ class Communicator {
   int rank() const { return rank_.rank; }
   int ranks() const { return rank_.ranks; }
 
-  // These queue work on a stream of the device. The communicator must settle() before the next
-  // call, and before other work is queued behind this one.
+  // These queue work on a stream of the device. settled() must be true before the next call, and
+  // before other work is queued behind this one.
   Result<void> broadcast(bucket::DeviceAddress from, bucket::DeviceAddress to, std::uint64_t bytes,
                          int root, bucket::Stream& stream);
   // Gathers `bytes` of each rank, in the order of ranks, at `to`. In place if `from` is its own
   // part.
   Result<void> all_gather(bucket::DeviceAddress from, bucket::DeviceAddress to, std::uint64_t bytes,
                           bucket::Stream& stream);
-  Result<void> send(bucket::DeviceAddress from, std::uint64_t bytes, int peer,
-                    bucket::Stream& stream);
-  Result<void> receive(bucket::DeviceAddress to, std::uint64_t bytes, int peer,
-                       bucket::Stream& stream);
 
   // Whether the last call is queued. It also reports later failures, such as kPeerLost, so ask it
-  // while the device works, too.
+  // while the device works as well.
   Result<bool> settled();
-  // kTimeout: the call is still in progress.
-  Result<void> settle(TimePoint deadline);
-  // Waits for the other ranks to do the same.
-  Result<void> finalize(TimePoint deadline);
   // The queued work ends, and fails.
   void abort();
 

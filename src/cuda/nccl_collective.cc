@@ -6,6 +6,8 @@
 
 namespace rekindle::cuda {
 
+#if REKINDLE_WITH_NCCL
+
 namespace {
 
 class NcclCollective final : public bucket::Collective {
@@ -102,5 +104,14 @@ Result<std::unique_ptr<bucket::Collectives>> make_nccl_collectives() {
   TRY(auto nccl, Nccl::load());
   return std::make_unique<NcclCollectives>(std::move(nccl));
 }
+
+#else
+
+Result<std::unique_ptr<bucket::Collectives>> make_nccl_collectives() {
+  return fail(ErrorCode::kNotFound,
+              "this build has no NCCL: install libnccl-dev and configure it again");
+}
+
+#endif
 
 }  // namespace rekindle::cuda

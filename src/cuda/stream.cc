@@ -4,11 +4,10 @@
 #include <chrono>
 #include <thread>
 
-#include "src/cuda/digests.h"
+#include "src/cuda/digest_kernel.h"
 #include "src/cuda/handles.h"
 #if REKINDLE_CUDA_FAILPOINTS
 #include "src/base/failpoint.h"
-#include "src/cuda/trap.h"
 #endif
 
 namespace rekindle::cuda {
@@ -29,6 +28,34 @@ bool is_default(CUstream stream) { return reinterpret_cast<std::uintptr_t>(strea
 CUdeviceptr host_address(const std::byte* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer);
 }
+
+#if REKINDLE_CUDA_FAILPOINTS
+constexpr const char* kTrapName = "rekindle_trap";
+constexpr const char* kTrapCode = R"(
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry rekindle_trap() {
+  trap;
+  ret;
+}
+)";
+
+// For tests, behind a failpoint: queues a kernel that traps. The current context is unusable
+// afterwards, so the module is never unloaded.
+CUresult trap(const Api& api, CUstream stream) {
+  CUmodule module = nullptr;
+  if (const CUresult result = api.module_load(&module, kTrapCode); result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUfunction function = nullptr;
+  if (const CUresult result = api.module_function(&function, module, kTrapName);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
+  return api.launch(function, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr);
+}
+#endif
 
 }  // namespace
 

@@ -10,14 +10,14 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
-#include "src/ipc/peer.h"
+#include "src/ipc/unix_socket.h"
 
 // Sees the death of a worker within milliseconds. A thread of the worker holds a robust futex in a
 // page that the worker shares with the agent. When the process dies, the kernel marks the word and
 // wakes the agent before it tears the memory down, which takes most of a second for a large
-// process. Threads do not end during a core dump, so /proc is read, too. The pidfd is the backstop.
-// The robust list is our own, not a pthread mutex, because the two ends may run different C
-// libraries.
+// process. Threads do not end during a core dump, so the agent reads /proc as well. The pidfd is
+// the backstop. The robust list is our own, not a pthread mutex, because the two ends may run
+// different C libraries.
 namespace rekindle::ipc {
 
 inline constexpr std::size_t kLifePageBytes = 4096;

@@ -3,15 +3,38 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/unique_fd.h"
-#include "src/ipc/futex_wait.h"
 #include "src/ipc/life.h"
 
-// Private to src/ipc: the signs of life of one worker.
+// Private to src/ipc: the signs of life of one worker, and the wait for a change of them.
 namespace rekindle::ipc {
+
+struct FutexWord {
+  std::uint32_t* word = nullptr;
+  // The wait goes on while the word has this value.
+  std::uint32_t value = 0;
+};
+
+enum class FutexWake { kWoken, kChanged, kTimeout };
+
+// Waits on `own`, a word of this process, and on up to 127 of `shared`, as many as the kernel
+// takes. Kernels before 5.16 wait on `own` alone, and the caller finds changes of the others by
+// looking. Needs no lock: a word that has changed already returns kChanged at once.
+class FutexWaiter {
+ public:
+  FutexWake wait(FutexWord own, std::span<const FutexWord> shared, TimePoint deadline);
+
+ private:
+  bool have_waitv_ = true;
+};
+
+// Wakes one waiter of this process.
+void futex_wake_own(std::uint32_t* own);
 
 class LifeSigns {
  public:

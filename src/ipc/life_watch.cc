@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "src/base/worker_pool.h"
-#include "src/ipc/futex_wait.h"
 #include "src/ipc/life.h"
 #include "src/ipc/life_signs.h"
 

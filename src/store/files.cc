@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <thread>
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -123,6 +124,10 @@ Result<void> make_directory(const fs::path& path) {
   struct stat status {};
   if (errno == EEXIST && ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return {};
   return fail_path(errno, "create directory", path);
+}
+
+std::size_t store_threads() {
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 32);
 }
 
 bool is_memory_backed(int fd) {

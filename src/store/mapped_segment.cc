@@ -62,8 +62,8 @@ Result<void> allocate(int fd, const fs::path& path, std::uint64_t size_bytes) {
   return {};
 }
 
-// To allocate what is there already takes time: tmpfs looks at each page. Elsewhere the count
-// includes what is not data.
+// Allocating pages that are there takes time: tmpfs looks at each of them. On other file systems
+// the count of blocks includes more than the data.
 bool is_allocated(int fd, std::uint64_t size_bytes) {
   struct stat status {};
   return is_memory_backed(fd) && ::fstat(fd, &status) == 0 &&
@@ -74,7 +74,7 @@ Result<std::byte*> map(int fd, const fs::path& path, std::uint64_t size_bytes, i
   if (size_bytes == 0) return nullptr;
   void* const data = ::mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return fail_segment(errno, "map", path);
-  // Advice only: a kernel that does not take it loses nothing but speed or a smaller core dump.
+  // Advice only: without it the copy is slower, and a core dump larger.
   ::madvise(data, size_bytes, MADV_DONTDUMP);
   ::madvise(data, size_bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(data);
@@ -118,7 +118,7 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
     TRY(segment->data_, map(fd, path, size_bytes, PROT_READ | PROT_WRITE));
     segment->size_ = size_bytes;
     if (is_allocated(fd, size_bytes)) return {};
-    // First of all: the file's pages are placed when they are allocated.
+    // Before the allocation, which places the pages.
     if (is_memory_backed(fd)) placement.apply(segment->writable());
     return allocate(fd, path, size_bytes);
   };
@@ -151,7 +151,7 @@ Result<FileStamp> MappedSegment::stamp() const {
 
 Result<void> MappedSegment::make_read_only() {
   if ((::fcntl(fd_.get(), F_GETFL) & O_ACCMODE) == O_RDONLY) return {};
-  // By descriptor: the very file, whatever its name is by now.
+  // By descriptor, because the file's name may have changed.
   const std::string opened = fmt::format("/proc/self/fd/{}", fd_.get());
   const UniqueFd reader(::open(opened.c_str(), O_RDONLY | O_CLOEXEC));
   if (!reader) return fail_segment(errno, "open for reading", path_);

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "src/base/log.h"
-#include "src/base/number_list.h"
+#include "src/base/units.h"
 
 namespace rekindle::store {
 
@@ -105,7 +105,7 @@ Result<void> NumaPlacement::choose(const NumaPolicy& policy, const MemoryNodes& 
       return fail(ErrorCode::kInvalid, "NUMA node {} has no memory for this process: use {}",
                   policy.node, nodes.all.empty() ? "interleave or local" : node_list(nodes.all));
     }
-    mode_ = MPOL_PREFERRED;  // when the node is full, others are better than the end of the process
+    mode_ = MPOL_PREFERRED;  // a full node must not end the process
     if (nodes.all.size() > 1) nodes_ = {policy.node};
   } else if (policy.kind == NumaPolicy::Kind::kInterleave && nodes.with_cpus.size() > 1) {
     mode_ = MPOL_INTERLEAVE;
@@ -118,7 +118,7 @@ void NumaPlacement::apply(std::span<std::byte> mapping) const {
   if (nodes_.empty() || mapping.empty()) return;
   NodeMask mask{};
   for (const int node : nodes_) set(mask, node);
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than this number.
   const long done = ::syscall(SYS_mbind, mapping.data(), mapping.size(), mode_, mask.data(),
                               static_cast<unsigned long>(kMostNodes) + 1, 0u);
   if (done == 0 || refused_.exchange(true)) return;

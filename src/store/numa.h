@@ -10,8 +10,8 @@
 
 #include "src/base/result.h"
 
-// On which NUMA nodes the pages of segment files lie. Why it matters, and what is chosen:
-// docs/internals/store.md.
+// The NUMA nodes of the pages of segment files. docs/internals/store.md says why they matter, and
+// which nodes are chosen.
 namespace rekindle::store {
 
 struct NumaPolicy {
@@ -27,7 +27,7 @@ struct MemoryNodes {
   std::vector<int> all;        // ascending
   std::vector<int> with_cpus;  // those that host memory is spread over: not GPU or CXL memory
 };
-// Of the directory that is /sys; empty where it has none.
+// Of the directory that stands for /sys. Empty: it lists none.
 MemoryNodes read_memory_nodes(const std::filesystem::path& sysfs);
 // The same without those that this process may not use (cpusets).
 MemoryNodes usable_memory_nodes();
@@ -45,8 +45,9 @@ class NumaPlacement {
   Result<void> choose(const NumaPolicy& policy, const MemoryNodes& nodes);
   std::span<const int> nodes() const { return nodes_; }
 
-  // For pages of the file that are not there yet, whoever touches them. `mapping`: all of it,
-  // shared, on tmpfs. A kernel that refuses is warned of once; the pages come all the same.
+  // For pages of the file that are not allocated yet, also if another process touches them first.
+  // `mapping` is shared, of the whole file, on tmpfs. If the kernel refuses, this logs one warning,
+  // and the pages come from any node.
   void apply(std::span<std::byte> mapping) const;
 
  private:

@@ -3,40 +3,36 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
-#include "src/base/worker_pool.h"
 #include "src/store/fault_guard.h"
 #include "src/store/files.h"
 #include "src/store/store_directory.h"
 
 namespace rekindle::store {
 
-std::size_t store_threads() {
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 32);
-}
-
 PendingCopy::PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::path directory)
     : state_(std::move(state)),
       manifest_(std::move(manifest)),
       directory_(std::move(directory)),
-      tiles_(tiles_of_layout(*manifest_.checkpoint, manifest_.layout)),
-      array_of_([this](const LayoutEntry& entry) -> std::span<const std::byte> {
+      marks_(manifest_, directory_, [this](const LayoutEntry& entry) -> std::span<const std::byte> {
         const TensorInfo& tensor = manifest_.checkpoint->tensors[entry.tensor];
         return segments_[entry.segment]->bytes().subspan(
             entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
-      }),
-      verified_(manifest_.checkpoint->tiles.tile_count()) {}
+      }) {}
+
+void PendingCopy::mark_verified(TileIndex tile) {
+  if (marks_.mark(tile) && writers() == Writers::kOthers) marks_.distrust_part(tile);
+}
 
 PendingCopy::~PendingCopy() {
   if (released_) return;
-  // What is resumed must not go by digests of bytes that somebody else has written.
-  if (resume_ != nullptr && writers() == Writers::kOthers) distrust_all_parts();
+  // A resume must not rely on digests of bytes that another process has written.
+  if (marks_.is_open() && writers() == Writers::kOthers) marks_.distrust_all_parts();
   state_->release(directory_, manifest_.checkpoint->id, disk_bytes(directory_));
 }
 
@@ -54,7 +50,7 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   std::unique_ptr<PendingCopy> copy(
       new PendingCopy(std::move(state), std::move(manifest), directory));
   if (auto prepared = copy->prepare(packed.headers); !prepared) {
-    // Give the space back at once, unless a previous life's bytes are in it.
+    // Gives the space back at once, unless it has bytes of an earlier attempt.
     if (!copy->resumed_) {
       if (auto removed = remove_copy(directory, copy->state_->pool(), Deletion::kLater); !removed) {
         log::warn("store.clean", "directory", directory.string(), "error", removed.error());
@@ -65,11 +61,6 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   return copy;
 }
 
-ResumeIdentity PendingCopy::identity() const {
-  return {manifest_.checkpoint->root, manifest_.layout.digest(),
-          manifest_.checkpoint->tiles.tile_count(), tiles_.partial};
-}
-
 fs::path PendingCopy::partial_path(std::uint32_t segment) const {
   return directory_ / (manifest_.layout.segments()[segment].name + std::string(kPartialSuffix));
 }
@@ -78,27 +69,25 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
   TRY_VOID(make_directory(directory_.parent_path()));
   TRY_VOID(make_directory(directory_));
   TRY_VOID(failpoint("store.begin.after_mkdir"));
-  resumed_ = ResumeFile::matches(directory_ / kResumeName, identity());
+  resumed_ = marks_.file_matches();
   if (resumed_) {
     TRY_VOID(reopen());
   } else {
-    // Whatever is here belongs to another root, or was never begun properly.
+    // The files here belong to another root, or their begin() did not finish.
     TRY_VOID(remove_copy(directory_, state_->pool(), Deletion::kLater));
     TRY_VOID(make_directory(directory_.parent_path()));
     TRY_VOID(make_directory(directory_));
   }
-  // Only its name counts until the commit, which writes it again.
+  // Until the commit, which writes it again, only its name matters.
   TRY_VOID(write_manifest(AfterPowerCut::kAnything));
   TRY_VOID(failpoint("store.begin.after_manifest"));
   TRY_VOID(take_pooled());
   for (std::uint32_t i = 0; i < headers.size(); ++i) TRY_VOID(create_segment(i, headers[i]));
   TRY_VOID(failpoint("store.begin.after_segments"));
-  // Without this file no tile counts, whatever bytes a pooled segment has.
-  TRY(resume_, state_->pool().with_room(
-                   0, [&] { return ResumeFile::open(directory_ / kResumeName, identity()); }));
+  // Without this file no tile counts as verified, also if a pooled segment has its bytes.
+  TRY_VOID(state_->pool().with_room(0, [&] { return marks_.open(); }));
   TRY_VOID(failpoint("store.begin.after_resume"));
-  if (resumed_) TRY_VOID(verify_marked());
-  return {};
+  return resumed_ ? marks_.verify() : Result<void>();
 }
 
 Result<void> PendingCopy::write_manifest(AfterPowerCut after) {
@@ -108,7 +97,7 @@ Result<void> PendingCopy::write_manifest(AfterPowerCut after) {
   });
 }
 
-// Before the first new file, which may need the room of what is in the pool.
+// Comes before the first new file, which may need the room of the pool's files.
 Result<void> PendingCopy::take_pooled() {
   for (std::uint32_t i = 0; i < manifest_.layout.segments().size(); ++i) {
     TRY_VOID(state_->pool().take(partial_path(i), manifest_.layout.segments()[i].size_bytes));
@@ -147,65 +136,6 @@ Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view h
   return failpoint("store.begin.after_segment");
 }
 
-bool PendingCopy::still_verifies(TileIndex tile) const {
-  const Checkpoint& checkpoint = *manifest_.checkpoint;
-  bool good = false;
-  const auto read = guard_mapping_access("segment", [&] {
-    if (tiles_.is_partial(tile)) {
-      good = resume_->partial_digest(tile) ==
-             part_digest(checkpoint, manifest_.layout, tile, array_of_);
-    } else {
-      const auto digest = whole_tile_digest(checkpoint, manifest_.layout, tile, array_of_);
-      good = digest && *digest == checkpoint.tile_digests[tile];
-    }
-  });
-  return read && good;
-}
-
-Result<void> PendingCopy::verify_marked() {
-  auto found = resume_->marked();
-  if (!found) return fail(cut_resume_file());
-  verified_ = std::move(*found);
-  const std::vector<TileIndex> marked = verified_.tiles();
-  std::vector<char> good(marked.size());  // not vector<bool>: written from several threads
-  {
-    WorkerPool pool("rk-store", store_threads(), 64);
-    pool.parallel_for(marked.size(), [&](std::size_t i) {
-      good[i] = tiles_.held.test(marked[i]) && still_verifies(marked[i]) ? 1 : 0;
-    });
-  }
-  std::size_t lost = 0;
-  const auto cleared = guard_mapping_access(kResumeName.data(), [&] {
-    for (std::size_t i = 0; i < marked.size(); ++i) {
-      if (good[i] != 0) continue;
-      verified_.reset(marked[i]);
-      resume_->clear(marked[i]);
-      ++lost;
-    }
-  });
-  if (!cleared) return fail(cut_resume_file());
-  log::info("store.resume", "version", manifest_.checkpoint->id.to_string(), "tiles_kept",
-            marked.size() - lost, "tiles_lost", lost);
-  return {};
-}
-
-void PendingCopy::mark_verified(TileIndex tile) {
-  if (tile >= tiles_.held.size() || !tiles_.held.test(tile)) return;
-  const auto marked = guard_mapping_access("a file of the copy", [&] {
-    if (tiles_.is_partial(tile)) {
-      resume_->mark_partial(tile,
-                            part_digest(*manifest_.checkpoint, manifest_.layout, tile, array_of_));
-    } else {
-      resume_->mark(tile);
-    }
-  });
-  if (!marked) {
-    log::warn("store.mark", "directory", directory_.string(), "tile", tile, "error",
-              marked.error());
-  }
-  if (tiles_.is_partial(tile) && writers() == Writers::kOthers) distrust_part(tile);
-}
-
 Result<void> PendingCopy::check_sizes() const {
   for (const auto& segment : segments_) {
     if (const auto whole = segment->check_size(); !whole) {
@@ -233,14 +163,6 @@ Error PendingCopy::access_error() const {
                       directory_.string())};
 }
 
-Error PendingCopy::cut_resume_file() const {
-  return {ErrorCode::kInternal,
-          fmt::format("{} was truncated while {} was filled: another process changed it; leave {} "
-                      "alone and start the same command again",
-                      (directory_ / kResumeName).string(), manifest_.checkpoint->id.to_string(),
-                      directory_.string())};
-}
-
 // A process that the files were lent to closes them when it likes. Where stamps alone are the
 // evidence, this process itself may have opened them for writing.
 PendingCopy::Writers PendingCopy::writers() const {
@@ -264,7 +186,7 @@ void PendingCopy::close_for_writing() {
   }
 }
 
-// False: somebody has a file open or mapped for writing.
+// False: another process has a file open or mapped for writing.
 bool PendingCopy::take_leases() {
   leases_.assign(segments_.size(), 0);
   if (state_->evidence() == Evidence::kStamps) return true;
@@ -274,55 +196,6 @@ bool PendingCopy::take_leases() {
     leases_[i] = *lease;
   }
   return true;
-}
-
-// A part of a tile has only the digest that was made here from what the file held. Whoever wrote to
-// the file may have done so before: the digest may be that of wrong bytes.
-void PendingCopy::distrust_all_parts() { forget_digests(tiles_.partial); }
-
-// All of them only once: every later one comes here, too.
-void PendingCopy::distrust_part(TileIndex newest) {
-  if (!parts_distrusted_.exchange(true)) return distrust_all_parts();
-  forget_digests({&newest, 1});
-}
-
-void PendingCopy::forget_digests(std::span<const TileIndex> tiles) {
-  const auto forgotten = guard_mapping_access(kResumeName.data(), [&] {
-    for (const TileIndex tile : tiles) resume_->forget_partial_digest(tile);
-  });
-  if (!forgotten) {
-    log::warn("store.mark", "directory", directory_.string(), "error", forgotten.error());
-  }
-}
-
-Result<void> PendingCopy::read_part_digests() {
-  std::vector<Digest> digests(tiles_.partial.size());
-  const auto read = guard_mapping_access(kResumeName.data(), [&] {
-    for (std::size_t i = 0; i < digests.size(); ++i) {
-      digests[i] = resume_->partial_digest(tiles_.partial[i]);
-    }
-  });
-  if (!read) return fail(cut_resume_file());
-  manifest_.part_digests.clear();
-  for (std::size_t i = 0; i < digests.size(); ++i) {
-    manifest_.part_digests.push_back({tiles_.partial[i], digests[i]});
-  }
-  return {};
-}
-
-Result<void> PendingCopy::check_complete() const {
-  const auto found = resume_->marked();
-  if (!found) return fail(cut_resume_file());
-  const TileSet& marked = *found;
-  TileIndex missing = 0;
-  for (std::size_t i = 0; i < marked.words().size(); ++i) {
-    missing +=
-        static_cast<TileIndex>(__builtin_popcountll(tiles_.held.words()[i] & ~marked.words()[i]));
-  }
-  if (missing == 0) return {};
-  if (!ResumeFile::matches(directory_ / kResumeName, identity())) return fail(cut_resume_file());
-  return fail(ErrorCode::kInvalid, "{} cannot be committed: {} of {} tiles are not verified",
-              manifest_.checkpoint->id.to_string(), missing, tiles_.held.count());
 }
 
 Result<void> PendingCopy::sync_segments() const {
@@ -348,25 +221,25 @@ Result<void> PendingCopy::put_in_place() {
   return rename_file(directory_ / kPartialManifestName, directory_ / kManifestName);
 }
 
-// First this process gives up its own ways to write. With the leases nobody else has one. What
-// others have done before is then known, and what they do from then on ends a lease.
+// First this process gives up its own ways to write. With the leases no other process has one.
+// Their earlier writes are then known, and later ones end a lease.
 Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
-  TRY_VOID(check_complete());
+  TRY_VOID(marks_.check_complete());
   TRY_VOID(failpoint("store.commit.start"));
   TRY_VOID(sync_segments());
   close_for_writing();
   const Writers before = take_leases() ? writers() : Writers::kOthers;
-  TRY_VOID(read_part_digests());
+  TRY(manifest_.part_digests, marks_.part_digests());
   if (before == Writers::kOthers) {
-    distrust_all_parts();
+    marks_.distrust_all_parts();
     log::warn("store.commit", "directory", directory_.string(), "error",
               "another process has opened its files for writing", "action",
               "its tiles are read again before anybody uses them");
-    // Without a digest they do not verify, and are fetched again.
+    // Without a digest they do not verify, so they are fetched again.
     manifest_.part_digests.clear();
   }
   TRY_VOID(put_in_place());
-  // Committed: what fails from here on is repaired by the next open.
+  // Committed: the next open repairs failures from here on.
   const auto finish = [&]() -> Result<void> {
     TRY_VOID(failpoint("store.commit.after_manifest_rename"));
     TRY_VOID(sync_directory(directory_));
@@ -388,7 +261,8 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
   return version;
 }
 
-// What is recorded are the bytes that were digested, if nobody has written to them up to now.
+// Records that the copy is verified, if no process has written to its files since they were
+// digested.
 void PendingCopy::record(Verification& verification) const {
   const auto now = verification.stamp();
   if (!now || writers() != Writers::kNone) return;
@@ -399,11 +273,11 @@ void PendingCopy::record(Verification& verification) const {
 }
 
 void PendingCopy::discard() {
-  if (writers() == Writers::kOthers) {  // who may come back
+  if (writers() == Writers::kOthers) {  // they may write again
     for (const auto& segment : segments_) state_->pool().give_up(*segment);
   }
   watched_.clear();
-  segments_.clear();  // the last one to let go of a file without a name frees its memory
+  segments_.clear();  // the last mapping of a file without a name frees its memory
   if (auto removed = remove_copy(directory_, state_->pool(), Deletion::kLater); !removed) {
     log::warn("store.discard", "directory", directory_.string(), "error", removed.error());
   }

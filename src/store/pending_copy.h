@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -16,8 +15,8 @@
 
 namespace rekindle::store {
 
-// A pull's copy on its way. Owns the claim on its directory; dropped without commit or discard, the
-// files stay for the next begin().
+// A pull's copy on its way. Owns the claim on its directory. Without commit or discard the files
+// stay for the next begin().
 class PendingCopy final : public PendingVersion {
  public:
   static Result<std::unique_ptr<PendingCopy>> begin(std::shared_ptr<StoreState> state,
@@ -32,7 +31,7 @@ class PendingCopy final : public PendingVersion {
   std::shared_ptr<const MappedSegment> mapped(std::uint32_t index) const override {
     return segments_[index];
   }
-  const TileSet& verified() const override { return verified_; }
+  const TileSet& verified() const override { return marks_.verified(); }
   void mark_verified(TileIndex tile) override;
   Result<void> check_sizes() const override;
   Error access_error() const override;
@@ -49,44 +48,29 @@ class PendingCopy final : public PendingVersion {
   Result<void> write_manifest(AfterPowerCut after);
   Result<void> take_pooled();
   Result<void> create_segment(std::uint32_t index, std::string_view header);
-  Result<void> verify_marked();
-  bool still_verifies(TileIndex tile) const;
-  Error cut_resume_file() const;
-  // Who else has written to the files since begin().
+  // The processes that have written to the files since begin().
   enum class Writers {
     kNone,
-    kUnknown,  // nobody can tell
-    kOthers,   // or somebody may at this moment
+    kUnknown,
+    kOthers,  // or another process may write now
   };
   Writers writers() const;
   void close_for_writing();
   bool take_leases();
   void record(Verification& verification) const;
-  void distrust_all_parts();
-  void distrust_part(TileIndex newest);
-  void forget_digests(std::span<const TileIndex> tiles);
-  Result<void> read_part_digests();
-  Result<void> check_complete() const;
   Result<void> sync_segments() const;
   Result<void> put_in_place();
-  ResumeIdentity identity() const;
   std::filesystem::path partial_path(std::uint32_t segment) const;
 
   const std::shared_ptr<StoreState> state_;
   Manifest manifest_;
   const std::filesystem::path directory_;
-  const LayoutTiles tiles_;
-  const ArrayOf array_of_;
+  TileMarks marks_;
   std::vector<std::shared_ptr<MappedSegment>> segments_;
   std::vector<std::unique_ptr<WatchedFile>> watched_;  // the file of each segment
   std::vector<std::uint64_t> leases_;                  // of each segment; taken by commit()
-  std::unique_ptr<ResumeFile> resume_;
-  TileSet verified_;
-  std::atomic<bool> parts_distrusted_ = false;  // by distrust_part()
-  bool resumed_ = false;   // a previous life left files that belong to this copy
-  bool released_ = false;  // the claim has ended
+  bool resumed_ = false;                               // an earlier attempt left files of this copy
+  bool released_ = false;                              // the claim has ended
 };
-
-std::size_t store_threads();  // for work that is bound by memory and disks
 
 }  // namespace rekindle::store

@@ -11,7 +11,6 @@
 #include "src/store/fault_guard.h"
 #include "src/store/files.h"
 #include "src/store/pending_copy.h"
-#include "src/store/publish_units.h"
 #include "src/store/staged_copy.h"
 
 // Publishing: every byte is read once. A thread copies a range of a file into its segment and
@@ -21,6 +20,81 @@ namespace rekindle::store {
 namespace {
 
 constexpr std::uint64_t kUnitBytes = 4 * kMiB;
+
+// Tiles [begin, end) of one layout entry, local to its tensor.
+struct UnitPiece {
+  std::uint32_t entry = 0;
+  std::uint64_t tile_begin = 0;
+  std::uint64_t tile_end = 0;
+};
+
+// A contiguous range of a segment file and the tiles that lie in it. One thread copies it and then
+// digests it while the bytes are in its cache.
+struct PublishUnit {
+  std::uint32_t segment = 0;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  std::vector<UnitPiece> pieces;
+};
+
+class UnitBuilder {
+ public:
+  explicit UnitBuilder(std::uint64_t target_bytes) : target_bytes_(target_bytes) {}
+
+  void add(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes, UnitPiece piece) {
+    const bool joins = !units_.empty() && units_.back().segment == segment &&
+                       units_.back().offset_bytes + units_.back().size_bytes == offset &&
+                       units_.back().size_bytes + bytes <= target_bytes_;
+    if (!joins) units_.push_back({segment, offset, 0, {}});
+    units_.back().size_bytes += bytes;
+    units_.back().pieces.push_back(piece);
+  }
+  std::vector<PublishUnit> take() { return std::move(units_); }
+
+ private:
+  const std::uint64_t target_bytes_;
+  std::vector<PublishUnit> units_;
+};
+
+// Units of about `target_bytes` that cover all entries of a layout of whole tensors. A range never
+// splits a row of tiles, so wide tensors make larger ones. Headers are not covered.
+std::vector<PublishUnit> publish_units(const TensorSet& tensors, const TileMap& tiles,
+                                       const Layout& layout, std::uint64_t target_bytes) {
+  const auto entries = layout.entries();
+  std::vector<std::uint32_t> order(entries.size());
+  for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return std::pair(entries[a].segment, entries[a].offset_bytes) <
+           std::pair(entries[b].segment, entries[b].offset_bytes);
+  });
+  UnitBuilder builder(target_bytes);
+  for (const std::uint32_t i : order) {
+    const LayoutEntry& entry = entries[i];
+    const TensorInfo& tensor = tensors[entry.tensor];
+    const TileGrid& grid = tiles.grid(entry.tensor);
+    const std::uint64_t count = grid.tile_count();
+    const std::uint64_t bytes = tensor.size_bytes();
+    if (count == 0) continue;
+    if (count == 1) {
+      builder.add(entry.segment, entry.offset_bytes, bytes, {i, 0, 1});
+      continue;
+    }
+    // Tiles with the same first coordinate make a slab: consecutive tiles, a contiguous range.
+    const std::uint64_t rows = grid.tile_extent()[0];
+    const std::uint64_t slabs = (tensor.shape[0] - 1) / rows + 1;
+    const std::uint64_t slab_bytes = bytes / tensor.shape[0] * rows;
+    const std::uint64_t slab_tiles = count / slabs;
+    const std::uint64_t group = std::max<std::uint64_t>(1, target_bytes / slab_bytes);
+    for (std::uint64_t slab = 0; slab < slabs; slab += group) {
+      const std::uint64_t end = std::min(slabs, slab + group);
+      const std::uint64_t begin_bytes = slab * slab_bytes;
+      builder.add(entry.segment, entry.offset_bytes + begin_bytes,
+                  std::min(bytes, end * slab_bytes) - begin_bytes,
+                  {i, slab * slab_tiles, end * slab_tiles});
+    }
+  }
+  return builder.take();
+}
 
 // Counts bytes and keeps the first error of many threads.
 class Tally {
@@ -57,7 +131,8 @@ class Publisher {
   Publisher(const PublishSources& sources, const TileMap& tiles, StagedCopy& copy)
       : sources_(sources), tiles_(tiles), copy_(copy), digests_(tiles.tile_count()) {}
 
-  // Of `filled` those are taken over that can be; `sources.weights` has them for reading, too.
+  // Takes over the segments of `filled` that no other process can write to. `sources.weights` has
+  // all of them for reading.
   Result<std::vector<Digest>> run(std::span<const std::shared_ptr<MappedSegment>> filled,
                                   const std::function<void(const PublishProgress&)>& progress) {
     const auto specs = sources_.layout.segments();
@@ -92,7 +167,7 @@ class Publisher {
  private:
   bool is_weights(std::uint32_t segment) const { return segment < sources_.weights.size(); }
 
-  // What stands before the tensors.
+  // The bytes before the tensors.
   Result<void> fill_header(std::uint32_t segment) {
     const auto bytes = copy_.segment(segment).writable();
     if (!is_weights(segment)) {
@@ -103,7 +178,7 @@ class Publisher {
     return read_exactly(source.fd.get(), bytes.first(source.data_offset_bytes), 0, source.path);
   }
 
-  // Which small file an entry of the files segment comes from: both are sorted by name.
+  // Finds the small file of each entry of the files segment: both are sorted by name.
   void map_files() {
     const auto entries = sources_.layout.entries();
     for (std::uint32_t i = 0; i < entries.size(); ++i) {
@@ -159,7 +234,8 @@ class Publisher {
   std::map<std::uint32_t, std::size_t> file_of_entry_;
 };
 
-// What both ways of publishing end with: the copy's manifest, or the copy that is here already.
+// The end of both ways of publishing: writes the copy's manifest, or finds the copy that is here
+// already.
 Result<std::shared_ptr<SegmentStore::Staged>> finish(StoreState& state, const ModelVersion& id,
                                                      std::unique_ptr<StagedCopy> copy,
                                                      PublishSources sources, const TileMap& tiles,

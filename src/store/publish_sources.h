@@ -29,7 +29,7 @@ struct SourceFile {
   Result<void> check_unchanged() const;
 };
 
-// Everything that a publish reads: weights files become segments as they are; the small files
+// Everything that a publish reads. Weights files become segments as they are. The small files
 // become one more segment, whose header is `files_header`.
 struct PublishSources {
   std::vector<SourceFile> weights;
@@ -39,7 +39,7 @@ struct PublishSources {
   Layout layout;
 };
 
-// For reading only: this keeps nobody from taking the file over.
+// Opens it for reading only, so the file can still be taken over.
 Result<SourceFile> open_segment_as_source(const MappedSegment& segment);
 
 // Opens and checks the checkpoint files at `paths`. kInvalid names the file.

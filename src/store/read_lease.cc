@@ -17,6 +17,7 @@
 
 #include "src/base/failpoint.h"
 #include "src/base/unique_fd.h"
+#include "src/base/worker_pool.h"
 
 namespace rekindle::store {
 
@@ -24,8 +25,8 @@ namespace {
 
 constexpr unsigned long kXfsMagic = 0x58465342;
 
-// The kernel's word that somebody may write is believed only where it comes from the inode itself:
-// network file systems give the same answer when the server has not delegated the file.
+// On these file systems EAGAIN means that a process may write. Network file systems give the same
+// answer if the server has not delegated the file.
 bool is_local(int fd) {
   constexpr std::array<unsigned long, 6> kLocal = {
       TMPFS_MAGIC, RAMFS_MAGIC, EXT4_SUPER_MAGIC, kXfsMagic, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC};
@@ -39,8 +40,8 @@ std::uint64_t next_number() {
   return ++last;
 }
 
-// The kernel tells the holder of a lease by a signal that somebody waits for its end. It goes to a
-// thread that waits for it and does nothing else, so that no other thread is interrupted.
+// The kernel sends this signal to the holder of a lease when a process waits for its end. It goes
+// to a thread that only waits for it, so that no other thread is interrupted.
 int break_signal() { return SIGRTMIN + 6; }
 
 }  // namespace
@@ -82,23 +83,17 @@ class LeaseWatch {
  private:
   LeaseWatch() : process_(::getpid()) {}
 
-  // The thread blocks every signal from its first moment on.
   Result<void> start() {
     if (thread_ != 0) return {};
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;
     std::promise<pid_t> number;
-    Result<void> started;
     try {
       std::thread([this, &number] { run(number); }).detach();
       thread_ = number.get_future().get();
     } catch (const std::system_error& error) {
-      started = fail(ErrorCode::kInvalid, "start a thread: {}", error.what());
+      return fail(ErrorCode::kInvalid, "start a thread: {}", error.what());
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return started;
+    return {};
   }
 
   void run(std::promise<pid_t>& number) {
@@ -107,7 +102,7 @@ class LeaseWatch {
     sigset_t breaks;
     ::sigemptyset(&breaks);
     ::sigaddset(&breaks, break_signal());
-    ::sigaddset(&breaks, SIGIO);  // what the kernel sends when the queue of signals is full
+    ::sigaddset(&breaks, SIGIO);  // the kernel sends it if the queue of signals is full
     for (;;) {
       int which = 0;
       if (::sigwait(&breaks, &which) == 0) end_broken();
@@ -127,7 +122,7 @@ class LeaseWatch {
   const pid_t process_;
   std::mutex mutex_;  // guards all below
   pid_t thread_ = 0;
-  std::set<ReadLease*> leases_;  // those that are held, but for the ones that somebody has broken
+  std::set<ReadLease*> leases_;  // held and not broken
 };
 
 ReadLease::ReadLease(int fd) : fd_(fd), number_(next_number()) {}

@@ -10,20 +10,20 @@
 namespace rekindle::store {
 
 // While a read lease is held, no process has the file open or mapped for writing (fcntl(2),
-// F_SETLEASE). The kernel grants it only then. Whoever opens the file for writing waits until the
-// lease is over: a thread of this process ends it at once. Thread-safe.
+// F_SETLEASE); otherwise the kernel does not grant it. A process that opens the file for writing
+// waits until a thread of this process has ended the lease, at once. Thread-safe.
 class ReadLease {
  public:
-  // `fd` must be open for reading only, and stay open for as long as the lease lives. kUnavailable:
-  // some process has the file open or mapped for writing. kInvalid: nobody can tell whether one
-  // has, because the file belongs to another user, its file system has no leases that can be relied
-  // on, or they are switched off.
+  // `fd` must be open for reading only, and stay open as long as the lease lives. kUnavailable:
+  // some process has the file open or mapped for writing. kInvalid: this cannot be known, because
+  // the file belongs to another user, or its file system has no reliable leases, or they are
+  // switched off.
   static Result<std::unique_ptr<ReadLease>> take(int fd);
   ~ReadLease();
   ReadLease(const ReadLease&) = delete;
   ReadLease& operator=(const ReadLease&) = delete;
 
-  // Nobody has opened the file for writing since take().
+  // No process has opened the file for writing since take().
   bool held() const;
   // No other lease of this process has it. Never 0.
   std::uint64_t number() const { return number_; }

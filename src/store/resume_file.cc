@@ -9,8 +9,11 @@
 #include <sys/mman.h>
 
 #include "src/base/blake3.h"
+#include "src/base/log.h"
+#include "src/base/worker_pool.h"
 #include "src/store/fault_guard.h"
 #include "src/store/files.h"
+#include "src/store/store_directory.h"
 #include "src/tensor/canonical.h"
 
 namespace rekindle::store {
@@ -129,6 +132,145 @@ Digest ResumeFile::partial_digest(TileIndex tile) const {
     std::memcpy(digest.bytes.data() + i * 8, &word, sizeof word);
   }
   return digest;
+}
+
+// --- the marks of one copy
+
+TileMarks::TileMarks(const Manifest& manifest, const fs::path& directory, ArrayOf array_of)
+    : manifest_(manifest),
+      directory_(directory),
+      tiles_(tiles_of_layout(*manifest.checkpoint, manifest.layout)),
+      array_of_(std::move(array_of)),
+      verified_(manifest.checkpoint->tiles.tile_count()) {}
+
+Result<void> TileMarks::open() {
+  TRY(resume_, ResumeFile::open(directory_ / kResumeName, identity()));
+  return {};
+}
+
+bool TileMarks::file_matches() const {
+  return ResumeFile::matches(directory_ / kResumeName, identity());
+}
+
+ResumeIdentity TileMarks::identity() const {
+  return {manifest_.checkpoint->root, manifest_.layout.digest(),
+          manifest_.checkpoint->tiles.tile_count(), tiles_.partial};
+}
+
+bool TileMarks::still_verifies(TileIndex tile) const {
+  const Checkpoint& checkpoint = *manifest_.checkpoint;
+  bool good = false;
+  const auto read = guard_mapping_access("segment", [&] {
+    if (tiles_.is_partial(tile)) {
+      good = resume_->partial_digest(tile) ==
+             part_digest(checkpoint, manifest_.layout, tile, array_of_);
+    } else {
+      const auto digest = whole_tile_digest(checkpoint, manifest_.layout, tile, array_of_);
+      good = digest && *digest == checkpoint.tile_digests[tile];
+    }
+  });
+  return read && good;
+}
+
+Result<void> TileMarks::verify() {
+  auto found = resume_->marked();
+  if (!found) return fail(cut_short());
+  verified_ = std::move(*found);
+  const std::vector<TileIndex> marked = verified_.tiles();
+  std::vector<char> good(marked.size());  // not vector<bool>: written from several threads
+  {
+    WorkerPool pool("rk-store", store_threads(), 64);
+    pool.parallel_for(marked.size(), [&](std::size_t i) {
+      good[i] = tiles_.held.test(marked[i]) && still_verifies(marked[i]) ? 1 : 0;
+    });
+  }
+  std::size_t lost = 0;
+  const auto cleared = guard_mapping_access(kResumeName.data(), [&] {
+    for (std::size_t i = 0; i < marked.size(); ++i) {
+      if (good[i] != 0) continue;
+      verified_.reset(marked[i]);
+      resume_->clear(marked[i]);
+      ++lost;
+    }
+  });
+  if (!cleared) return fail(cut_short());
+  log::info("store.resume", "version", manifest_.checkpoint->id.to_string(), "tiles_kept",
+            marked.size() - lost, "tiles_lost", lost);
+  return {};
+}
+
+bool TileMarks::mark(TileIndex tile) {
+  if (tile >= tiles_.held.size() || !tiles_.held.test(tile)) return false;
+  const auto marked = guard_mapping_access("a file of the copy", [&] {
+    if (tiles_.is_partial(tile)) {
+      resume_->mark_partial(tile,
+                            part_digest(*manifest_.checkpoint, manifest_.layout, tile, array_of_));
+    } else {
+      resume_->mark(tile);
+    }
+  });
+  if (!marked) {
+    log::warn("store.mark", "directory", directory_.string(), "tile", tile, "error",
+              marked.error());
+  }
+  return tiles_.is_partial(tile);
+}
+
+// A part of a tile has only the digest that this process computed from the file. If another process
+// wrote to the file before, it is the digest of wrong bytes.
+void TileMarks::distrust_all_parts() { forget_digests(tiles_.partial); }
+
+// Distrusts all of them only once; every later part comes here as well.
+void TileMarks::distrust_part(TileIndex newest) {
+  if (!parts_distrusted_.exchange(true)) return distrust_all_parts();
+  forget_digests({&newest, 1});
+}
+
+void TileMarks::forget_digests(std::span<const TileIndex> tiles) {
+  const auto forgotten = guard_mapping_access(kResumeName.data(), [&] {
+    for (const TileIndex tile : tiles) resume_->forget_partial_digest(tile);
+  });
+  if (!forgotten) {
+    log::warn("store.mark", "directory", directory_.string(), "error", forgotten.error());
+  }
+}
+
+Result<std::vector<PartDigest>> TileMarks::part_digests() const {
+  std::vector<Digest> digests(tiles_.partial.size());
+  const auto read = guard_mapping_access(kResumeName.data(), [&] {
+    for (std::size_t i = 0; i < digests.size(); ++i) {
+      digests[i] = resume_->partial_digest(tiles_.partial[i]);
+    }
+  });
+  if (!read) return fail(cut_short());
+  std::vector<PartDigest> parts;
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    parts.push_back({tiles_.partial[i], digests[i]});
+  }
+  return parts;
+}
+
+Result<void> TileMarks::check_complete() const {
+  const auto found = resume_->marked();
+  if (!found) return fail(cut_short());
+  const TileSet& marked = *found;
+  TileIndex missing = 0;
+  for (std::size_t i = 0; i < marked.words().size(); ++i) {
+    missing +=
+        static_cast<TileIndex>(__builtin_popcountll(tiles_.held.words()[i] & ~marked.words()[i]));
+  }
+  if (missing == 0) return {};
+  if (!file_matches()) return fail(cut_short());
+  return fail(ErrorCode::kInvalid, "{} cannot be committed: {} of {} tiles are not verified",
+              manifest_.checkpoint->id.to_string(), missing, tiles_.held.count());
+}
+
+Error TileMarks::cut_short() const {
+  return {ErrorCode::kInternal,
+          fmt::format("{} was truncated while {} was filled: another process changed it; leave {} "
+                      "alone and start the same command again",
+                      (directory_ / kResumeName).string(), manifest_.checkpoint->id.to_string(),
+                      directory_.string())};
 }
 
 }  // namespace rekindle::store

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -9,11 +10,12 @@
 
 #include "src/base/digest.h"
 #include "src/base/result.h"
+#include "src/tensor/held_tile.h"
 #include "src/tensor/tile.h"
 
 namespace rekindle::store {
 
-// What a resume file belongs to; another identity means starting over.
+// The pull of a resume file. A file of another identity is replaced.
 struct ResumeIdentity {
   Digest root;
   Digest layout;
@@ -22,7 +24,7 @@ struct ResumeIdentity {
 };
 
 // rekindle.resume: which tiles of a pull are verified, and the digests of those that the layout
-// holds only in part. Mapped shared, so that what was marked survives the process. Not synced:
+// holds only in part. Mapped shared, so that the marks survive the process. Not synced:
 // after a power loss the marked tiles are digested again anyway. Thread-safe for distinct tiles.
 class ResumeFile {
  public:
@@ -55,6 +57,49 @@ class ResumeFile {
   std::uint64_t* digests_ = nullptr;  // four words per partial tile, behind it
   TileIndex tile_count_ = 0;
   std::vector<TileIndex> partial_;
+};
+
+// The marks of a pull's copy on its way. The bytes of a tile that the layout holds only in part
+// have no leaf; the copy goes by the digest that was computed when the part had verified. An access
+// to the resume file fails if another process has cut it short. Thread-safe for distinct tiles.
+class TileMarks {
+ public:
+  // `manifest` and `directory` are of the copy and outlive this object. `array_of` returns the
+  // bytes of an entry.
+  TileMarks(const Manifest& manifest, const std::filesystem::path& directory, ArrayOf array_of);
+
+  // A resume file of this copy is there, from an earlier attempt.
+  bool file_matches() const;
+  Result<void> open();
+  bool is_open() const { return resume_ != nullptr; }
+  // Reads the marked tiles again, and clears the marks of those that do not verify.
+  Result<void> verify();
+  // The tiles that verify() has confirmed.
+  const TileSet& verified() const { return verified_; }
+
+  // True: the layout holds the tile only in part.
+  bool mark(TileIndex tile);
+  // Another process may have written to the files, so the digests of parts may be wrong.
+  void distrust_all_parts();
+  void distrust_part(TileIndex newest);
+
+  Result<std::vector<PartDigest>> part_digests() const;
+  // kInvalid: tiles of the layout are not marked.
+  Result<void> check_complete() const;
+
+ private:
+  ResumeIdentity identity() const;
+  bool still_verifies(TileIndex tile) const;
+  void forget_digests(std::span<const TileIndex> tiles);
+  Error cut_short() const;
+
+  const Manifest& manifest_;
+  const std::filesystem::path& directory_;
+  const LayoutTiles tiles_;
+  const ArrayOf array_of_;
+  std::unique_ptr<ResumeFile> resume_;
+  TileSet verified_;
+  std::atomic<bool> parts_distrusted_ = false;  // by distrust_part()
 };
 
 }  // namespace rekindle::store

@@ -137,7 +137,8 @@ Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
   Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   if (files_.empty() || is_there(path)) return false;
-  for (std::size_t i = files_.size(); i-- > 0;) {  // the newest: what nobody takes grows old
+  // The newest first, so that unused files grow old.
+  for (std::size_t i = files_.size(); i-- > 0;) {
     const File& file = files_[i];
     if (file.size_bytes != size_bytes || !available(file)) continue;
     if (!unchanged(file)) {
@@ -153,7 +154,7 @@ Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
   return false;
 }
 
-// Another file system is no error: a new file does.
+// A path on another file system is no error: create() then makes a new file.
 Result<bool> SegmentPool::move_in(const fs::path& path, const File& file) {
   if (::rename(file.path.c_str(), path.c_str()) == 0) return true;
   if (errno == EXDEV) return false;
@@ -165,7 +166,7 @@ void SegmentPool::made(const std::shared_ptr<MappedSegment>& segment) {
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return;
   const std::lock_guard lock(mutex_);
-  // What had this number before is gone.
+  // The file that had this number before is gone.
   own_[inode_of(status)] = {{segment}, segment->lent_for_writing_};
 }
 
@@ -191,7 +192,8 @@ Result<void> SegmentPool::put(const fs::path& path, Deletion when) {
   return in_place.unlink();
 }
 
-// Into the directory of the pool, kept or doomed there; `in_place` when it must not move.
+// Moves the file into the pool's directory, where it is kept or doomed; `in_place` if it must not
+// move.
 Result<void> SegmentPool::keep(const fs::path& path, Doomed& doomed, Doomed& in_place) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) {

@@ -18,46 +18,47 @@
 
 namespace rekindle::store {
 
-// To free 100 GB takes many seconds (15 s of 4 KiB pages on tmpfs).
+// When files are deleted: freeing 100 GB takes many seconds (15 s for 4 KiB pages on tmpfs).
 enum class Deletion {
   kNow,    // within the call
-  kLater,  // on a thread of the pool; a crash or its end leaves the rest to the next open
+  kLater,  // on a thread of the pool; after a crash or its end the next open deletes the rest
 };
 
-// Segment files of copies that are gone, in DIR/pool: the next copy of the same layout takes them,
-// with their pages, and with what other processes have mapped or pinned of them. Only files that
-// this process has made are kept: of the others nobody knows who has them mapped. A file is
-// available once no MappedSegment of it lives. Thread-safe. Files are deleted outside of the lock;
-// whoever lacks room waits for what is being deleted.
+// Segment files of copies that are gone, in DIR/pool. The next copy of the same layout takes them
+// with their pages, also those that other processes have mapped or pinned. The pool keeps only
+// files that this process has made, because it knows who has those mapped. A file is available once
+// no MappedSegment of it lives. Thread-safe. Files are deleted outside of the lock; a call that
+// lacks room waits for the deletions under way.
 class SegmentPool {
  public:
   // max_bytes 0: keeps nothing.
   SegmentPool(std::filesystem::path directory, std::uint64_t max_bytes,
               std::unique_ptr<const NumaPlacement> placement);
-  ~SegmentPool();  // deletes the files, but not what has not begun of Deletion::kLater
+  // Deletes the pooled files. Deletions of kLater that have not begun are left to the next open.
+  ~SegmentPool();
   SegmentPool(const SegmentPool&) = delete;
   SegmentPool& operator=(const SegmentPool&) = delete;
 
   // The segment at `path`, writable: the file that is there, else an available one of exactly this
-  // size, whose bytes are another version's, else a new one. For that, available files go, the
-  // largest first, until no more than `keep_bytes` of them and of what is being deleted are left
+  // size, with the bytes of another version, else a new one. For a new one, available files are
+  // deleted, the largest first, until they and the deletions under way have at most `keep_bytes`,
   // and the file system has room.
   Result<std::shared_ptr<MappedSegment>> create(const std::filesystem::path& path,
                                                 std::uint64_t size_bytes, std::uint64_t keep_bytes);
   // Only the second of these; false when something is at `path`, or nothing fits.
   Result<bool> take(const std::filesystem::path& path, std::uint64_t size_bytes);
-  // Takes away a segment's name. When it was the last one, and the file is ours, the pool has it;
-  // else it is deleted, as are those that it supersedes.
+  // Removes a segment's name. If it was the last name of a file that this process has made, the
+  // pool keeps the file. Otherwise it is deleted, as are the files that it supersedes.
   Result<void> put(const std::filesystem::path& path, Deletion when);
 
-  // What an earlier process has left in the pool's directory, to be deleted later: others may still
-  // map it. To be called before any file is put there.
+  // Deletes later the files that an earlier process has left in the pool's directory, because
+  // others may still map them. Called before any file is put there.
   Result<void> discard_leftovers();
 
-  // Somebody may have it mapped for good: it is deleted instead of pooled, also when it is here.
+  // A process may keep the file mapped, so it is deleted instead of pooled, also if it is here.
   void give_up(const MappedSegment& segment);
 
-  // Does `work` again for as long as it lacks room and available files can go.
+  // Repeats `work` as long as it lacks room and available files can be deleted.
   template <typename Work>
   auto with_room(std::uint64_t bytes, const Work& work) {
     for (;;) {
@@ -69,7 +70,7 @@ class SegmentPool {
     }
   }
 
-  void trim(TimePoint now);  // deletes what earlier calls have seen for kMaxAge
+  void trim(TimePoint now);  // deletes files that earlier calls have seen for kMaxAge
   std::uint64_t bytes() const;
 
   static constexpr std::chrono::minutes kMaxAge{10};

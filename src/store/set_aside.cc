@@ -1,5 +1,3 @@
-#include "src/store/set_aside.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -8,13 +6,14 @@
 #include "src/store/files.h"
 #include "src/store/resume_file.h"
 #include "src/store/store_directory.h"
+#include "src/store/store_state.h"
 #include "src/tensor/held_tile.h"
 
 namespace rekindle::store {
 
 namespace {
 
-// Ends the leases: the pull that goes on there writes to the files.
+// Ends the leases, because the pull that continues this copy writes to the files.
 Result<void> check_nobody_writes(const StoredVersion& copy) {
   TRY_VOID(copy.verification->stamp());  // the files are there, under their names, and whole
   for (const auto& segment : copy.segments) {
@@ -46,7 +45,7 @@ Result<std::vector<std::string>> read_headers(const StoredVersion& copy) {
   return headers;
 }
 
-// What a pull would have written once it had verified all tiles but `bad`.
+// Writes the resume file of a pull that has verified all tiles but `bad`.
 Result<void> write_resume_file(const StoredVersion& copy, std::span<const TileIndex> bad) {
   const Manifest& manifest = copy.manifest;
   const Checkpoint& checkpoint = *manifest.checkpoint;
@@ -73,8 +72,8 @@ Result<SetAside> describe_copy(const StoredVersion& copy) {
   return SetAside{copy.manifest.checkpoint, {copy.manifest.layout, std::move(headers)}};
 }
 
-// A crash before the rename leaves the committed copy, which the next open verifies; one after it
-// leaves what a pull leaves.
+// A crash before the rename leaves the committed copy, which the next open verifies. A crash after
+// it leaves an unfinished pull.
 Result<SetAside> set_aside(StoreState& state, const StoredVersion& copy,
                            std::span<const TileIndex> bad) {
   TRY_VOID(check_nobody_writes(copy));

@@ -36,7 +36,7 @@ Result<std::unique_ptr<StagedCopy>> StagedCopy::create(std::shared_ptr<StoreStat
 StagedCopy::~StagedCopy() {
   state_->unreserve(reserved_bytes_);
   if (moved_) return;
-  // Nobody gets a file again that somebody else may write to.
+  // A file that another process may write to is never used again.
   const bool given_up = !check_unwritten() || std::ranges::any_of(segments_, [](const auto& one) {
     return !one->lease();
   });
@@ -91,7 +91,7 @@ Result<bool> StagedCopy::add_clone(const SegmentSpec& spec, const SourceFile& so
 }
 
 // First this process gives up its own ways to write, then the kernel says whether there are others.
-// From the lease on, whoever opens the file for writing breaks it, and is held up meanwhile.
+// From then on, a process that opens the file for writing breaks the lease, and waits meanwhile.
 Result<bool> StagedCopy::take_over(const SegmentSpec& spec,
                                    const std::shared_ptr<MappedSegment>& filled) {
   TRY_VOID(filled->make_read_only());
@@ -180,7 +180,7 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   TRY_VOID(state_->claim(target, checkpoint.id, checkpoint.root, 0));
   const auto move = [&]() -> Result<void> {
     std::error_code ignored;
-    // A half-done pull or an unreadable copy of the same thing: this one replaces it.
+    // This copy replaces an unfinished pull or an unreadable copy of the same version and layout.
     if (fs::exists(target, ignored)) {
       TRY_VOID(remove_copy(target, state_->pool(), Deletion::kLater));
     }
@@ -193,7 +193,7 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
     return fail(std::move(moved).error());
   }
   moved_ = true;
-  // Committed: what fails from here on is repaired by the next open.
+  // Committed: the next open repairs failures from here on.
   const auto finish = [&]() -> Result<void> {
     TRY_VOID(failpoint("store.commit_staged.after_rename"));
     TRY_VOID(sync_directory(target.parent_path()));
@@ -206,8 +206,8 @@ Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Mani
   auto version =
       std::make_shared<StoredVersion>(manifest, std::move(segments_), target, state_->evidence());
   segments_.clear();
-  // Nobody else could write from before the digests on: what is recorded are the bytes that were
-  // digested.
+  // No other process could write since before the digests, so the recorded bytes are the digested
+  // ones.
   if (const auto now = version->verification->stamp(); now && check_unwritten() && is_watched()) {
     (void)version->verification->record(*now);
   }

@@ -22,18 +22,17 @@ class StagedCopy {
   StagedCopy(const StagedCopy&) = delete;
   StagedCopy& operator=(const StagedCopy&) = delete;
 
-  // Each makes the next segment.
-  // A new file of this size, to be filled.
+  // The next three make the next segment. This one makes a new file of this size, to be filled.
   Result<void> add_segment(const SegmentSpec& spec);
   // A file that shares the source's bytes until either is written to. False: the file system
   // cannot, and nothing was made.
   Result<bool> add_clone(const SegmentSpec& spec, const SourceFile& source);
-  // The file of `filled` itself, under a new name. False: somebody else can still write to it, so
+  // The file of `filled` itself, under a new name. False: another process can still write to it, so
   // nothing was made.
   Result<bool> take_over(const SegmentSpec& spec, const std::shared_ptr<MappedSegment>& filled);
   MappedSegment& segment(std::uint32_t index) { return *segments_[index]; }
 
-  // kCorrupt: somebody has opened a file for writing since it was taken over or made here.
+  // kCorrupt: a process has opened a file for writing since it was taken over or made here.
   Result<void> check_unwritten() const;
   Result<void> write_manifest(const Manifest& manifest);
   // Renames the directory with its manifest to where committed copies are.
@@ -55,10 +54,10 @@ class StagedCopy {
     std::shared_ptr<MappedSegment> segment;
     std::uint64_t lease;
   };
-  // Those that were taken over, under the lease of that moment; from write_manifest() on the others
-  // too, where there are leases.
+  // The segments that were taken over, each under the lease of that moment. From write_manifest()
+  // on the others as well, where there are leases.
   std::vector<Leased> leased_;
-  // Those that were made here: from before their digests nobody else may write to them.
+  // The segments that were made here. No other process may write to them from before their digests.
   std::vector<std::shared_ptr<MappedSegment>> made_;
   std::vector<std::unique_ptr<WatchedFile>> watched_;  // the file of each of made_
   bool moved_ = false;

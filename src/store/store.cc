@@ -6,9 +6,7 @@
 #include "src/base/log.h"
 #include "src/store/files.h"
 #include "src/store/pending_copy.h"
-#include "src/store/scan.h"
 #include "src/store/segment_store.h"
-#include "src/store/set_aside.h"
 #include "src/store/staged_copy.h"
 #include "src/store/store_directory.h"
 #include "src/store/store_state.h"
@@ -79,9 +77,8 @@ class Store final : public SegmentStore {
     if (staged->existing) return staged->existing;
     TRY_VOID(state_->check_root(checkpoint.id, checkpoint.root));
     if (auto same = state_->find(checkpoint.id, staged->manifest.layout.digest())) {
-      // Staged twice at the same time: the first one counts. But one of which nobody knows whether
-      // its bytes are right gives way to the one that was just digested, if that is still as it
-      // was. Somebody else may have let it go meanwhile.
+      // Staged twice at the same time: the first one counts if it is verified. Otherwise the copy
+      // that was just digested replaces it, unless a process has written to its files meanwhile.
       if (same->verification->state() == CopyState::kVerified) return same;
       TRY_VOID(staged->copy->check_unwritten());
       TRY_VOID(remove(state_->retire_copy(*same), Deletion::kLater));
@@ -135,7 +132,12 @@ class Store final : public SegmentStore {
 
   Result<std::uint64_t> remove(const StoreState::Retired& retired, Deletion when) {
     Result<void> result;
-    give_up_suspects(retired);
+    // Other processes may write to the files of a copy that is not verified, or their memory may be
+    // bad. So no other copy gets them.
+    for (const auto& copy : retired.copies) {
+      if (copy->verification->state() == CopyState::kVerified) continue;
+      for (const auto& segment : copy->segments) state_->pool().give_up(*segment);
+    }
     for (const auto& [directory, id] : retired.directories) {
       auto removed = remove_copy(directory, state_->pool(), when);
       state_->release(directory, id, removed ? 0 : disk_bytes(directory));
@@ -145,22 +147,13 @@ class Store final : public SegmentStore {
     return retired.bytes;
   }
 
-  // Of a copy that is not verified nobody knows who writes to its files, or whether their memory is
-  // bad: no other copy gets them.
-  void give_up_suspects(const StoreState::Retired& retired) {
-    for (const auto& copy : retired.copies) {
-      if (copy->verification->state() == CopyState::kVerified) continue;
-      for (const auto& segment : copy->segments) state_->pool().give_up(*segment);
-    }
-  }
-
   Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id, Deletion when) {
     std::vector<fs::path> unfinished = state_->left_before(id);
     std::erase_if(unfinished, [](const fs::path& directory) { return !is_unfinished(directory); });
     return remove(state_->retire_left(unfinished), when);
   }
 
-  // After a commit, which holds whatever comes of this.
+  // After a commit, which stays valid if this fails.
   void drop_unfinished_before(const ModelVersion& id) {
     if (const auto freed = discard_unfinished_before(id, Deletion::kLater); !freed) {
       log::warn("store.clean", "before", id.to_string(), "error", freed.error());

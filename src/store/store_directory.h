@@ -40,9 +40,9 @@ bool is_layout_name(std::string_view name);  // 16 hexadecimal digits
 bool is_store_file(std::string_view name);
 bool is_segment_name(std::string_view name);  // "….safetensors", also with ".partial"
 
-// Deletes a copy's directory so that a crash in between is finished by the next open: the manifest
-// becomes rekindle.retired, then the segments go (to the pool, which deletes what it does not
-// keep), then the marker. Files that are not ours stay, with a warning.
+// Deletes a copy's directory. After a crash in between, the next open finishes it. The manifest
+// becomes rekindle.retired, then the segments go to the pool, which keeps or deletes them, then the
+// marker is removed. Files that are not ours stay, with a warning.
 Result<void> remove_copy(const std::filesystem::path& directory, SegmentPool& pool, Deletion when);
 // Bytes that the files of a copy's directory take.
 std::uint64_t disk_bytes(const std::filesystem::path& directory);

@@ -17,9 +17,9 @@
 
 namespace rekindle::store {
 
-// The books of one open store, shared by the store and by what it handed out. Every method locks;
-// none does I/O (the pool does). A directory is at any time committed, busy (a pull, a commit or a
-// removal works on it) or left over, and its bytes count against the budget in each state.
+// The books of one open store, shared by the store and the copies on their way. Every method locks;
+// none does I/O (the pool does). Each directory is committed, busy (a pull, a commit or a removal
+// works on it) or left over. Its bytes count against the budget in each state.
 class StoreState {
  public:
   StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
@@ -30,10 +30,10 @@ class StoreState {
   Evidence evidence() const { return evidence_; }  // of every copy
   std::uint64_t budget_bytes() const { return budget_bytes_; }
   std::uint64_t used_bytes() const;  // without the pool
-  // The segment files that come and go with copies. What it keeps has to fit into room_bytes().
+  // The segment files whose copies are gone. They have to fit into room_bytes().
   SegmentPool& pool() { return pool_; }
   std::uint64_t room_bytes() const;  // of the budget, the pool not counted
-  // Of the files of copies on their way.
+  // Over the files of copies on their way.
   WriteWatch& write_watch() { return write_watch_; }
   std::uint64_t next_generation();
 
@@ -43,7 +43,7 @@ class StoreState {
   // kDenied when a copy or a pull of `id` has another root.
   Result<void> check_root(const ModelVersion& id, const Digest& root) const;
 
-  // Makes a directory busy for a copy of `bytes`. What was left over there is counted off first.
+  // Makes a directory busy for a copy of `bytes`, which replaces the bytes left over there.
   // kUnavailable: busy already. kExhausted: beyond the budget. kDenied: another root.
   Result<void> claim(const std::filesystem::path& directory, const ModelVersion& id,
                      const Digest& root, std::uint64_t bytes);
@@ -52,7 +52,7 @@ class StoreState {
   void release(const std::filesystem::path& directory, const ModelVersion& id,
                std::uint64_t left_bytes);
 
-  // What the budget lacks for such a claim; 0: nothing.
+  // The bytes that the budget lacks for such a claim.
   std::uint64_t missing_bytes(const std::filesystem::path& directory, std::uint64_t bytes) const;
 
   // Counts bytes of a publish that has no directory of its own yet.
@@ -68,13 +68,13 @@ class StoreState {
   // Takes all copies and leftovers of a version off the list. Running pulls stay.
   Retired retire(const ModelVersion& id);
   Retired retire_copy(const StoredVersion& version);
-  // Takes a copy off the list whose files stay: its directory is busy until it is released. False:
-  // it is not listed.
+  // Takes a copy off the list. Its files stay, and its directory is busy until it is released.
+  // False: it is not listed.
   bool take_off(const StoredVersion& version);
   bool is_left(const std::filesystem::path& directory) const;
-  // Directories of older versions of the model in which nobody works.
+  // The directories that are left over of older versions of the model.
   std::vector<std::filesystem::path> left_before(const ModelVersion& id) const;
-  // Those of them that still are.
+  // Takes those of them that are still left over.
   Retired retire_left(const std::vector<std::filesystem::path>& directories);
 
  private:
@@ -115,5 +115,12 @@ class StoreState {
   std::uint64_t generation_ = 0;
   SegmentPool pool_;  // deletes its files while the lock is held
 };
+
+// Fills the books from the disk: removes leftovers of publishes, finishes removals, adopts
+// committed copies, counts half-done pulls. What cannot be read is logged, counted and left alone.
+Result<void> scan_store(StoreState& state);
+// SegmentStore::set_aside().
+Result<SetAside> set_aside(StoreState& state, const StoredVersion& copy,
+                           std::span<const TileIndex> bad);
 
 }  // namespace rekindle::store

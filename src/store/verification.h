@@ -21,17 +21,18 @@ class MappedSegment;
 // docs/internals/integrity.md, "States of a copy".
 enum class CopyState { kUnverified, kVerified, kQuarantined };
 
-// What tells that nobody has written to the files of a copy.
+// The evidence that no process has written to the files of a copy.
 enum class Evidence {
-  // A read lease on each, where the kernel grants one; elsewhere the stamps.
+  // A read lease on each file for which the kernel grants one; for the others the stamps.
   kLeases,
   // The stamps alone: this process itself maps files for writing, as RDMA needs on old kernels.
   kStamps,
 };
 
-// What a segment file was at one moment. Every write(), truncation, rename, link and chmod changes
-// it. A store through a mapping changes it with the first write fault of a page (on tmpfs not even
-// then, where the page was read before); but nobody makes such a mapping while the lease stays.
+// The state of a segment file at one moment. Every write(), truncation, rename, link and chmod
+// changes it. A store through a mapping changes it at the first write fault of a page (on tmpfs not
+// even then if the page was read before); but no process gets such a mapping while the lease is
+// held.
 struct FileStamp {
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
@@ -48,17 +49,17 @@ class Verification {
  public:
   using Stamps = std::vector<FileStamp>;  // one per segment
   struct Record {
-    std::chrono::system_clock::time_point when;  // for people: nothing is decided by it
+    std::chrono::system_clock::time_point when;  // only to be shown
     TimePoint read;                              // the same moment
-    Digest root;                                 // that the tiles were compared with
-    Stamps files;                                // what they were then
+    Digest root;                                 // the tiles agreed with it
+    Stamps files;                                // at that moment
   };
 
   Verification(const Digest& root, std::vector<std::shared_ptr<MappedSegment>> segments,
                Evidence evidence);
 
-  // What the files are now. kCorrupt names one that was truncated, or whose name is gone or another
-  // file's: this copy will not verify again. kUnavailable names one that somebody may write to now.
+  // The state of the files now. kCorrupt: a file was truncated, removed or replaced, so this copy
+  // never verifies again. kUnavailable: some process may write to a file now. Both name the file.
   // Any other error says nothing about the copy.
   Result<Stamps> stamp() const;
   // Every tile has matched between `before` and now. False: a file has changed meanwhile, so
@@ -66,12 +67,12 @@ class Verification {
   bool record(const Stamps& before);
   // Every tile of a verified copy was read again and has matched.
   void confirm();
-  // A byte of it is wrong although no file has changed: unverified from here on.
+  // A byte of it is wrong although no file has changed: it becomes unverified.
   void doubt();
-  // At least one tile does not match: the end of this copy.
+  // At least one tile does not match: this copy is never used again.
   void quarantine(std::string reason);
 
-  // A verified copy of which a file has changed is unverified from here on.
+  // A verified copy becomes unverified when one of its files has changed.
   CopyState state();
   std::optional<Record> record() const;  // of a verified copy
   std::string why_quarantined() const;   // "" when it is not

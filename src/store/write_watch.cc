@@ -36,7 +36,7 @@ std::unique_ptr<WatchedFile> WriteWatch::add(int fd, const std::filesystem::path
   return file;
 }
 
-// By descriptor: the very file, whatever its name is by now.
+// By descriptor, because the file's name may have changed.
 Result<int> WriteWatch::start(int fd) {
   TRY_VOID(failpoint("store.watch"));
   if (!inotify_) {
@@ -90,7 +90,7 @@ void WriteWatch::read_events() {
   }
 }
 
-// Nobody knows what has happened: it may have been a write to any of them.
+// Events were lost: any of them may have been a write to any of the files.
 void WriteWatch::lose_all() {
   for (const auto& [number, file] : files_) file->seen_.written = true;
 }
@@ -99,7 +99,7 @@ WatchedFile::~WatchedFile() { watch_.remove(*this); }
 
 void WatchedFile::note(std::uint32_t events) {
   if ((events & IN_CLOSE_WRITE) == 0) {
-    seen_.written = true;  // or the end of the watch, after which nobody can tell
+    seen_.written = true;  // or the watch has ended, and later writes are not seen
   } else if (own_closes_ > 0) {
     --own_closes_;
   } else {

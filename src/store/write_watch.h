@@ -18,19 +18,19 @@ class WatchedFile;
 
 // Notices every process that writes to a file of a copy on its way, from before its tiles are
 // digested until the commit. It uses inotify. A write or truncation by a system call is noticed at
-// once. A store through a mapping is noticed when the process closes the file, which is when it has
-// neither a descriptor nor a mapping any more; until then no read lease is granted. The kernel
-// reports a close before it lets go of the file for the lease. So whoever takes the lease first and
-// asks afterwards misses nobody. Stores through this process's own mappings are not noticed.
+// once. A store through a mapping is noticed when the process has closed its last descriptor and
+// mapping; until then no read lease is granted. The kernel reports that close before it can grant
+// the lease. So a caller that takes the lease first and asks afterwards misses no writer. Stores
+// through this process's own mappings are not noticed.
 //
 // One per store. Thread-safe.
 class WriteWatch {
  public:
-  // What has happened to a file since it was added.
+  // The events of a file since it was added.
   struct Seen {
-    bool watched = false;  // false: nobody can tell
+    bool watched = false;  // false: the events are not known
     bool written = false;  // by a system call of any process
-    bool closed = false;   // by somebody who had it open for writing
+    bool closed = false;   // by a process that had it open for writing
   };
   WriteWatch() = default;
   WriteWatch(const WriteWatch&) = delete;
@@ -49,11 +49,11 @@ class WriteWatch {
   void read_events();
   void lose_all();
 
-  std::mutex mutex_;  // guards all below, and what the files have seen
+  std::mutex mutex_;  // guards all below, and the files' Seen
   UniqueFd inotify_;  // opened for the first file
   // By the number that inotify gave. Two watches of one file share it.
   std::multimap<int, WatchedFile*> files_;
-  bool told_ = false;  // that inotify does not work
+  bool told_ = false;  // the log says that inotify does not work
 };
 
 // The end of the watch of one file, when it is destroyed. Thread-safe.
@@ -64,7 +64,7 @@ class WatchedFile {
   WatchedFile& operator=(const WatchedFile&) = delete;
 
   // Closes `writer`, the last of this process's ways to write to the file. This close is not
-  // noticed. Nor is one of another process that comes while this function runs.
+  // noticed, nor is one of another process while this function runs.
   void close_own(UniqueFd writer);
 
  private:

@@ -117,7 +117,7 @@ void subtract(const Box& minuend, const Box& subtrahend, std::vector<Box>& out) 
     out.push_back(minuend);
     return;
   }
-  Box rest = minuend;  // what is still between the slabs already cut off
+  Box rest = minuend;  // the part between the slabs that are cut off
   for (std::size_t i = 0; i < rest.rank(); ++i) {
     const std::uint64_t begin = rest.offset[i];
     const std::uint64_t end = begin + rest.extent[i];

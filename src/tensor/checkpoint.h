@@ -14,7 +14,7 @@
 
 namespace rekindle {
 
-// What is known of one (model, version) independent of where its bytes lie. Immutable, shared.
+// One (model, version), independent of the place of its bytes. Immutable, shared.
 struct Checkpoint {
   ModelVersion id;
   TensorSet tensors;

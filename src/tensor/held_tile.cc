@@ -11,7 +11,7 @@ namespace rekindle {
 
 namespace {
 
-// Where a tile lies in its tensor, and what of it the layout holds.
+// The place of a tile in its tensor, and the part of it that the layout holds.
 struct Place {
   TensorIndex tensor = 0;
   std::uint64_t local = 0;  // index of the tile in the tensor

@@ -38,8 +38,8 @@ Result<Digest> whole_tile_digest(const Checkpoint& checkpoint, const Layout& lay
 bool read_tile(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
                const ArrayOf& array_of, std::span<std::byte> out);
 
-// Digests what is held of the tile and compares: kCorrupt names tensor, tile and the offset in the
-// file; kNotFound when the layout holds nothing of it.
+// Digests the held part of the tile and compares. kCorrupt: the error names tensor, tile and the
+// offset in the file. kNotFound: the layout holds nothing of it.
 Result<void> verify_tile(const Manifest& manifest, TileIndex tile, const ArrayOf& array_of);
 
 }  // namespace rekindle

@@ -10,8 +10,8 @@ namespace rekindle {
 
 namespace {
 
-// What a box costs in a header at most, besides its name: dtype, shape, two offsets, punctuation
-// (and for a part of a tensor its line in the metadata).
+// The most bytes of a box in a header, without its name: dtype, shape, two offsets, punctuation,
+// and for a part of a tensor its line in the metadata.
 constexpr std::uint64_t kHeaderBytesPerEntry = 320;
 constexpr std::uint64_t kHeaderBytesPerFile = kPageBytes + 256;
 

@@ -49,8 +49,8 @@ Result<std::string> make_header(std::span<const TensorInfo> tensors,
 // Which files make up the checkpoint at `path`: one .safetensors file, an index JSON, or a
 // directory (its model.safetensors.index.json when present, else every *.safetensors), sorted by
 // name; and, for an index or a directory, the small files beside them that a model needs to load
-// (*.json, *.txt, *.model, *.jinja, *.tiktoken, *.py, one folder down, too; at most 64 MiB each).
-// Index files are no extras: they describe one layout and are written anew for another.
+// (*.json, *.txt, *.model, *.jinja, *.tiktoken, *.py, also one folder down; at most 64 MiB each).
+// Index files are no extras: each describes one layout.
 struct CheckpointFiles {
   std::vector<std::filesystem::path> weights;
   std::vector<std::pair<std::string, std::filesystem::path>> extras;  // relative name, path

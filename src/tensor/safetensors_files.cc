@@ -79,7 +79,7 @@ Result<std::vector<fs::path>> read_index(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return fail(ErrorCode::kDenied, "{}: cannot be opened", path.string());
   const std::string text{std::istreambuf_iterator<char>(in), {}};
-  // Parsed without exceptions; the callback bounds the depth of what is kept.
+  // Parsed without exceptions; the callback bounds the depth.
   const auto json = nlohmann::json::parse(
       text, [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) { return depth <= 4; },
       false);

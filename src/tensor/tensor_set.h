@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -10,9 +11,34 @@
 #include "src/base/digest.h"
 #include "src/base/result.h"
 #include "src/tensor/box.h"
-#include "src/tensor/dtype.h"
 
 namespace rekindle {
+
+// The element types of safetensors that fill whole bytes. The values are part of the wire format.
+enum class DType : std::uint8_t {
+  kBool = 1,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kI64,
+  kU64,
+  kF64,
+};
+
+std::uint64_t dtype_size_bytes(DType dtype);
+std::string_view dtype_name(DType dtype);  // as in a safetensors header: "BF16"
+// Sub-byte types (F4, F6_…) and unknown names are kInvalid, each with its own text.
+Result<DType> parse_dtype(std::string_view name);
+Result<DType> dtype_from_wire(std::uint32_t value);
 
 inline constexpr std::size_t kMaxTensorNameBytes = 4096;
 inline constexpr std::size_t kMaxTensors = 4'000'000;
@@ -21,7 +47,7 @@ inline constexpr std::size_t kMaxTensors = 4'000'000;
 // this prefix, so that they are placed, pulled and verified like everything else.
 inline constexpr std::string_view kFileTensorPrefix = "__rekindle_file__/";
 inline bool is_file_tensor(std::string_view name) { return name.starts_with(kFileTensorPrefix); }
-// What may follow the prefix, and what publishing takes along from a directory: files named *.json,
+// The files that may follow the prefix, and that publishing takes along from a directory: *.json,
 // *.txt, *.model, *.jinja, *.tiktoken and *.py, at most one folder down, nothing hidden, no index
 // of weights files. On a puller's disk it becomes a path, so a source must not be able to name any
 // other file.

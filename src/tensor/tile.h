@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "src/base/digest.h"
@@ -13,8 +14,7 @@
 // Tiles: the unit of integrity and resume, cut from the shape and dtype alone, so that every layout
 // agrees on them. A tile is at most 1 MiB. Rules, in this order:
 //   1. a tensor of at most 64 KiB is one tile (an empty tensor has none);
-//   2. rank >= 2: the last dimension is cut in 16 when 16 divides it (the cut of row-parallel TP)
-//   and
+//   2. rank >= 2: the last dimension is cut in 16 (the cut of row-parallel TP) if 16 divides it and
 //      that leaves runs of at least a cache line;
 //   3. then dimension 0, 1, … and at last the last one are cut until a tile fits in 1 MiB.
 // Tiles are numbered row-major over the grid (last dimension fastest).
@@ -25,6 +25,8 @@ inline constexpr std::uint64_t kWholeTensorTileBytes = 64 << 10;
 inline constexpr std::uint64_t kMinTileRunBytes = 64;
 
 using TileIndex = std::uint32_t;  // within a checkpoint; at most 2^32 - 1 of them
+// Each run is [begin, end).
+using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;
 
 class TileGrid {
  public:

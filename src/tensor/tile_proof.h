@@ -12,8 +12,8 @@
 
 // Proofs that a part of a tile belongs to the tile's leaf, for pullers that read a part without the
 // rest. BLAKE3 is a tree over chunks of 1 KiB: the nodes beside the path from the part's chunks to
-// the root are enough to compute the leaf again, so nobody has to believe the source. A part can be
-// proved where its bytes are one run of the tile's row-major bytes.
+// the root are enough to compute the leaf again, so the puller need not trust the source. A part
+// can be proved if its bytes are one run of the tile's row-major bytes.
 namespace rekindle {
 
 // The run of bytes that `part` is in the row-major bytes of `tile`, which contains it.
@@ -26,13 +26,13 @@ bool is_one_run(const Box& part, const Box& tile);
 // Of a part that is one run.
 TileRange range_in_tile(const Box& part, const Box& tile, std::uint64_t element_bytes);
 
-// What a source sends for a range of a tile of `tile_bytes` bytes: the bytes of the range's first
-// and last chunk that lie outside of the range, then 32 bytes for each node beside the path, in the
-// order of the tree. At most 2 KiB + 640 bytes.
+// The proof that a source sends for a range of a tile: the bytes of the range's first and last
+// chunk that lie outside of the range, then 32 bytes for each node beside the path, in the order of
+// the tree. At most 2 KiB + 640 bytes.
 std::string prove_range(std::span<const std::byte> tile, TileRange range);
 
-// The leaf of the tile that has `part` at `range`, as the proof tells; kCorrupt: the proof is not
-// of the length that the range needs. A leaf that differs from the expected one means that the
+// The leaf of the tile that has `part` at `range`, as the proof tells. kCorrupt: the proof does not
+// have the length that the range needs. A leaf that differs from the expected one means that the
 // part, the proof, or both are wrong.
 Result<Digest> leaf_by_proof(std::span<const std::byte> part, TileRange range,
                              std::uint64_t tile_bytes, std::string_view proof);

@@ -5,7 +5,6 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
-#include "src/async/notifier.h"
 #include "src/async/task.h"
 
 namespace rekindle::agent {

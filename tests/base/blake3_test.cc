@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/base/blake3_levels.h"
+#include "src/base/blake3_core.h"
 
 namespace rekindle {
 namespace {

@@ -1,5 +1,6 @@
 #include "src/base/units.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace rekindle {
@@ -37,6 +38,21 @@ TEST(UnitsTest, RangesNeverOverflow) {
   EXPECT_FALSE(in_range(2, kMax, 10));
   EXPECT_FALSE(in_range(kMax, 2, 10));
   EXPECT_EQ(round_up(4097, 4096), 8192u);
+}
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(NumberList, IsNumbersAndRangesInTheirOrder) {
+  EXPECT_THAT(parse_number_list("0-2,8", 9), ElementsAre(0, 1, 2, 8));
+  EXPECT_THAT(parse_number_list("5,1-1", 9), ElementsAre(5, 1));
+  EXPECT_THAT(parse_number_list("", 9), IsEmpty());
+}
+
+TEST(NumberList, IsEmptyWhenAnythingIsWrong) {
+  for (const char* text : {"9", "0-9", "2-1", "-1", "1,", ",1", "1 2", "0x1", "1-", "a"}) {
+    EXPECT_THAT(parse_number_list(text, 9), IsEmpty()) << text;
+  }
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include "proto/worker.pb.h"
 #include "src/ipc/channel.h"
 #include "src/ipc/life.h"
-#include "src/ipc/peer.h"
+#include "src/ipc/unix_socket.h"
 #include "tests/client/fake_model.h"
 #include "tests/support/process.h"
 

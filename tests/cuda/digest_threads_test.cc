@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/blake3.h"
-#include "src/base/blake3_box.h"
+#include "src/base/blake3_core.h"
 #include "tests/cuda/random_boxes.h"
 
 namespace rekindle::cuda::testing {

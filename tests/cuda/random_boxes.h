@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "src/base/blake3_box.h"
+#include "src/base/blake3_core.h"
 
 namespace rekindle::cuda::testing {
 

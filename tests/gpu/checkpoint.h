@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/tensor/box.h"
-#include "src/tensor/dtype.h"
+#include "src/tensor/tensor_set.h"
 
 // Checkpoints whose every byte a test knows.
 namespace rekindle::testing {

@@ -9,7 +9,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/ipc/peer.h"
 #include "tests/ipc/socket_pair.h"
 #include "tests/support/process.h"
 

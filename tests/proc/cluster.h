@@ -8,7 +8,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/tensor/dtype.h"
 #include "src/tensor/tensor_set.h"
 #include "tests/support/process.h"
 

@@ -6,7 +6,6 @@ namespace rekindle::worker {
 namespace {
 
 using bucket::KeptTiles;
-using bucket::TileRuns;
 
 TEST(KeptParts, OfOneDeviceWholeTilesAreWholeAtOnce) {
   KeptParts parts(10);

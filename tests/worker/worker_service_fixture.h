@@ -74,7 +74,7 @@ class LonelyHost final : public Host {
     device_orders.push_back(std::move(order));
     return UniqueFd(ends[0]);
   }
-  void tell_device(std::uint64_t, const bucket::TileRuns& runs, bool complete) override {
+  void tell_device(std::uint64_t, const TileRuns& runs, bool complete) override {
     for (const auto& [begin, end] : runs) tiles_told += end - begin;
     if (complete) device_complete = true;
   }

@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "src/base/blake3.h"
-#include "src/base/blake3_levels.h"
+#include "src/base/blake3_core.h"
 #include "src/base/clock.h"
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"

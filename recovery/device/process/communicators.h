@@ -12,7 +12,7 @@
 
 #include "recovery/device/device_order.h"
 #include "src/base/clock.h"
-#include "src/bucket/collective.h"
+#include "src/bucket/device.h"
 
 namespace rekindle::device {
 

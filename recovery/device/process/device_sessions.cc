@@ -114,7 +114,7 @@ Result<void> Sessions::begin(SessionOrder order) {
   return {};
 }
 
-void Sessions::tell(std::uint64_t number, const bucket::TileRuns& runs, bool complete) {
+void Sessions::tell(std::uint64_t number, const TileRuns& runs, bool complete) {
   const auto found = sessions_.find(number);
   if (found != sessions_.end()) found->second.session->tell(runs, complete);
 }

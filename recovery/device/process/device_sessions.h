@@ -31,7 +31,7 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // Any thread: tiles that have verified since, and orders.
-  void tell(const bucket::TileRuns& runs, bool complete) { mailbox_.tell(runs, complete); }
+  void tell(const TileRuns& runs, bool complete) { mailbox_.tell(runs, complete); }
   // `gone`: nobody can read its buckets any more. A session that spreads goes on spreading until it
   // is done or stopped.
   void end(Error why, bool gone) { mailbox_.end(std::move(why), gone); }
@@ -57,7 +57,7 @@ class Sessions {
 
   bool contains(std::uint64_t number) const { return sessions_.contains(number); }
   Result<void> begin(SessionOrder order);
-  void tell(std::uint64_t number, const bucket::TileRuns& runs, bool complete);
+  void tell(std::uint64_t number, const TileRuns& runs, bool complete);
   void end(std::uint64_t number, bool gone);
   // SpreadOver always answers it, also when the session does not spread.
   void spread(const proto::BeginSpread& order);

@@ -48,7 +48,7 @@ class Mailbox {
  public:
   struct News {
     // Tiles that have verified since the last take().
-    bucket::TileRuns ready;
+    TileRuns ready;
     bool complete = false;
     std::optional<SpreadOrder> spread;
     // Why the session takes no part in a round, or leaves it.
@@ -61,7 +61,7 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  void tell(const bucket::TileRuns& runs, bool complete) {
+  void tell(const TileRuns& runs, bool complete) {
     change([&](News& news) {
       news.ready.insert(news.ready.end(), runs.begin(), runs.end());
       news.complete = news.complete || complete;

@@ -10,10 +10,9 @@
 #include "recovery/device/device_order.h"
 #include "recovery/device/process/round_deliver.h"
 #include "recovery/device/process/uploading.h"
+#include "src/bucket/bucket_verify.h"
 #include "src/bucket/round.h"
-#include "src/bucket/round_verify.h"
 #include "src/bucket/segment_keep.h"
-#include "src/bucket/upload_verify.h"
 
 namespace rekindle::device {
 

@@ -13,9 +13,9 @@
 #include "recovery/device/process/communicators.h"
 #include "recovery/device/process/session_mailbox.h"
 #include "recovery/device/process/worker_deliver.h"
+#include "src/bucket/bucket_verify.h"
 #include "src/bucket/segment_fetch.h"
 #include "src/bucket/slots.h"
-#include "src/bucket/upload_verify.h"
 
 namespace rekindle::device {
 
@@ -56,7 +56,7 @@ SpreadOver refused(const SpreadOrder& order, std::string_view why);
 
 // The tiles that a session was told of so far.
 struct ToldTiles {
-  bucket::TileRuns ready;
+  TileRuns ready;
   bool complete = false;
 };
 

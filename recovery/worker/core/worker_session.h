@@ -18,7 +18,6 @@
 namespace rekindle::worker {
 
 using SessionId = std::uint64_t;
-using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;
 
 // The stages of an attach, in this order. A session never goes back to an earlier one.
 enum class Phase : std::size_t {

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <fstream>
 
-#include "src/base/number_list.h"
+#include "src/base/units.h"
 
 namespace rekindle::transport::verbs {
 

@@ -1,4 +1,4 @@
-#include "src/client/bucket_stash.h"
+#include "src/client/bucket_feed.h"
 
 #include <algorithm>
 #include <span>

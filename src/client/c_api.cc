@@ -1,0 +1,393 @@
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "src/base/version.h"
+#include "src/client/c_boundary.h"
+
+// The calls of rekindle.h, but for rk_describe_tensors (c_dlpack.cc).
+namespace rekindle::client {
+
+std::int32_t report(std::int32_t code, std::string_view message, rk_error* error) noexcept {
+  if (error == nullptr) return code;
+  std::size_t size = std::min(message.size(), sizeof error->message - 1);
+  // Cuts between characters: steps back over continuation bytes of UTF-8.
+  while (size < message.size() && size > 0 && (message[size] & 0xc0) == 0x80) --size;
+  error->code = code;
+  std::memcpy(error->message, message.data(), size);
+  error->message[size] = '\0';
+  std::replace(error->message, error->message + size, '\n', ' ');
+  return code;
+}
+
+namespace {
+
+constexpr const char* kDefaultStore = "/dev/shm/rekindle";
+constexpr std::int64_t kConnectTimeoutMs = 5000;
+constexpr std::int64_t kAttachTimeoutMs = 10000;
+constexpr std::int64_t kUpdateTimeoutMs = 600'000;
+// The store may have to make room.
+constexpr std::chrono::milliseconds kBeginTimeout{30'000};
+
+const char* text(const char* given) { return given == nullptr ? "" : given; }
+
+// MODEL@NUMBER. `call` names the caller in the error.
+Result<ModelVersion> exact_version(std::string_view call, const char* given) {
+  TRY(ModelRef model, ModelRef::parse(given));
+  if (!model.version) {
+    return fail(ErrorCode::kInvalid, "{} '{}': which version? Say {}@NUMBER", call, given, given);
+  }
+  return ModelVersion{std::move(model.model), *model.version};
+}
+
+// Fills as much of a caller's structure as the caller knows, by its `size`.
+template <typename T>
+void fill_known(T filled, T& out) {
+  filled.size = out.size;
+  std::memcpy(static_cast<void*>(&out), &filled, std::min<std::size_t>(filled.size, sizeof filled));
+}
+
+Result<UpdateRequest> update_request_of(const rk_update_options& options) {
+  if (options.model_version == nullptr) {
+    return fail(ErrorCode::kInvalid, "update without a version");
+  }
+  UpdateRequest request;
+  TRY(request.id, exact_version("update to", options.model_version));
+  TRY(const auto gather, checked_timeout(options.gather_ms));
+  request.group = text(options.group);
+  request.gather_ms = static_cast<std::uint32_t>(gather.count());
+  return request;
+}
+
+Result<WantedBox> box_of(const rk_box& box) {
+  if (box.tensor == nullptr) return fail(ErrorCode::kInvalid, "a box without a tensor's name");
+  WantedBox out{box.tensor, {}, {}};
+  if (box.dimensions == 0) return out;
+  if (box.dimensions > kMaxRank) {
+    return fail(ErrorCode::kInvalid, "a box of '{}' with {} dimensions, {} are supported",
+                box.tensor, box.dimensions, kMaxRank);
+  }
+  if (box.offset == nullptr || box.extent == nullptr) {
+    return fail(ErrorCode::kInvalid, "a box of '{}' without offset or extent", box.tensor);
+  }
+  out.offset.assign(box.offset, box.offset + box.dimensions);
+  out.extent.assign(box.extent, box.extent + box.dimensions);
+  return out;
+}
+
+Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
+  if (options.model == nullptr) return fail(ErrorCode::kInvalid, "attach without a model");
+  TRY(ModelRef model, ModelRef::parse(options.model));
+  AttachRequest request;
+  request.model = std::move(model.model);
+  request.latest = !model.version;
+  request.version = model.version.value_or(0);
+  request.shard = text(options.shard);
+  request.spec_json = text(options.spec_json);
+  request.instance = text(options.instance);
+  request.generation = options.generation;
+  request.rank = options.rank;
+  request.world = std::max<std::uint32_t>(options.world, 1);
+  request.fallback_dir = text(options.fallback_dir);
+  request.group = text(options.group);
+  if (request.rank >= request.world) {
+    return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
+                request.world);
+  }
+  if (options.box_count > 0 && options.boxes == nullptr) {
+    return fail(ErrorCode::kInvalid, "{} boxes at a null pointer", options.box_count);
+  }
+  if (options.box_count > 0 && !request.shard.empty()) {
+    return fail(ErrorCode::kInvalid, "both a shard and boxes are named: which one?");
+  }
+  for (std::size_t i = 0; i < options.box_count; ++i) {
+    TRY(WantedBox box, box_of(options.boxes[i]));
+    request.boxes.push_back(std::move(box));
+  }
+  if (options.bucket_bytes > bucket::kLargestBucket ||
+      (options.bucket_bytes > 0 && options.bucket_bytes < bucket::kPartAlignment)) {
+    return fail(ErrorCode::kInvalid, "buckets of {} bytes: {} to {} are possible",
+                options.bucket_bytes, bucket::kPartAlignment, bucket::kLargestBucket);
+  }
+  request.bucket_bytes = options.bucket_bytes;
+  return request;
+}
+
+Result<std::optional<WorkerDevice>> device_of(const rk_attach_options& options) {
+  if (options.device == nullptr) return std::nullopt;
+  TRY(WorkerDevice device, open_worker_device(options.device, options.stream));
+  return device;
+}
+
+Result<TensorInfo> tensor_info_of(const rk_tensor_spec& spec) {
+  if (spec.name == nullptr || spec.dtype == nullptr) {
+    return fail(ErrorCode::kInvalid, "a tensor without a name or dtype");
+  }
+  if (spec.dimensions > 0 && spec.shape == nullptr) {
+    return fail(ErrorCode::kInvalid, "tensor '{}' without a shape", spec.name);
+  }
+  TensorInfo tensor;
+  tensor.name = spec.name;
+  TRY(tensor.dtype, parse_dtype(spec.dtype));
+  TRY(tensor.shape, Dims::from(std::span(spec.shape, spec.dimensions)));
+  return tensor;
+}
+
+using Tensors = Result<std::span<const rk_tensor>>;
+
+// A call that returns a list of the session in `out`, which is the parameter `name`, and `count`.
+template <typename T, typename List>
+std::int32_t list_of(rk_session* session, const T** out, std::size_t* count, const char* name,
+                     rk_error* error, List list) {
+  if (out != nullptr) *out = nullptr;
+  if (count != nullptr) *count = 0;
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    if (out == nullptr || count == nullptr) {
+      return fail(ErrorCode::kInvalid, "`{}` or `count` is null", name);
+    }
+    TRY(const std::span<const T> all, list(object));
+    *out = all.data();
+    *count = all.size();
+    return {};
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+RK_API uint32_t rk_api_version(void) { return RK_API_VERSION; }
+
+// A literal, terminated by 0.
+RK_API const char* rk_library_version(void) { return version().data(); }
+
+RK_API const char* rk_code_name(int32_t code) {
+  if (code == RK_OK) return "OK";
+  if (code < RK_INVALID || code > RK_INTERNAL) return "UNKNOWN";
+  // A literal, terminated by 0.
+  return to_string(static_cast<ErrorCode>(code - 1)).data();
+}
+
+// --- an agent
+
+RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error) {
+  if (agent != nullptr) *agent = nullptr;
+  return guarded(error, [&]() -> Result<void> {
+    if (agent == nullptr) return fail(ErrorCode::kInvalid, "`agent` is null");
+    TRY(const rk_connect_options given, read_options(options));
+    TRY(const auto deadline, deadline_in(given.timeout_ms, kConnectTimeoutMs));
+    auto handle = std::make_unique<rk_agent>();
+    TRY(handle->object,
+        Connection::open(given.store == nullptr ? kDefaultStore : given.store, deadline));
+    *agent = handle.release();
+    return {};
+  });
+}
+
+RK_API void rk_disconnect(rk_agent* agent) {
+  // In a child after fork(), all but the descriptor belongs to the parent's threads and stays.
+  if (agent != nullptr && !agent->is_owner()) return agent->object->abandon();
+  end_handle(agent, [](Connection& connection) {
+    connection.close(Error(ErrorCode::kStale, "the agent was disconnected"));
+  });
+}
+
+RK_API int32_t rk_update(rk_agent* agent, const rk_update_options* options,
+                         rk_update_result* result, rk_error* error) {
+  return with_object(agent, error, [&](Connection& connection) -> Result<void> {
+    if (result != nullptr && result->size < sizeof result->size) {
+      return fail(ErrorCode::kInvalid, "the `size` of the result is {}: set it to its sizeof",
+                  result->size);
+    }
+    TRY(const rk_update_options given, read_options(options));
+    TRY(const UpdateRequest request, update_request_of(given));
+    TRY(const auto timeout, checked_timeout(given.timeout_ms, kUpdateTimeoutMs));
+    auto answer = connection.call(request, 0, timeout, std::make_shared<Inbox>());
+    if (!answer) {
+      return fail(
+          std::move(answer).error().with_context(fmt::format("update {}", given.model_version)));
+    }
+    const auto* const updated = std::get_if<UpdatedReply>(&answer->agent.reply);
+    if (updated == nullptr) {
+      return fail(ErrorCode::kInternal, "the agent answered an update with something else");
+    }
+    if (result != nullptr) {
+      fill_known({.size = 0,
+                  .members = updated->members,
+                  .ready = updated->ready,
+                  .by_broadcast = updated->by_broadcast,
+                  .elapsed_ms = updated->elapsed_ms},
+                 *result);
+    }
+    if (updated->ready >= updated->members) return {};
+    return fail(ErrorCode::kUnavailable, "update {}: {} of {} workers are ready; {}",
+                given.model_version, updated->ready, updated->members, updated->why);
+  });
+}
+
+// --- a session
+
+RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
+                         rk_error* error) {
+  if (session != nullptr) *session = nullptr;
+  return guarded(error, [&]() -> Result<void> {
+    if (session == nullptr) return fail(ErrorCode::kInvalid, "`session` is null");
+    TRY(auto connection, object_of(agent));
+    TRY(const rk_attach_options given, read_options(options));
+    TRY(AttachRequest request, attach_request_of(given));
+    TRY(const auto timeout, checked_timeout(given.timeout_ms, kAttachTimeoutMs));
+    auto handle = std::make_unique<rk_session>();
+    TRY(auto device, device_of(given));
+    if (device) request.device = device->device->id();
+    auto attached = Session::attach(std::move(connection), request, timeout, std::move(device));
+    if (!attached) {
+      return fail(std::move(attached).error().with_context(fmt::format("attach {}", given.model)));
+    }
+    handle->object = std::move(*attached);
+    *session = handle.release();
+    return {};
+  });
+}
+
+RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    if (info == nullptr || info->size < sizeof info->size) {
+      return fail(ErrorCode::kInvalid, "`info` is null, or its `size` is not set");
+    }
+    rk_session_info filled{};
+    object.fill(filled);
+    fill_known(filled, *info);
+    return {};
+  });
+}
+
+RK_API int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor** tensors,
+                       size_t* count, rk_error* error) {
+  return list_of(session, tensors, count, "tensors", error, [&](Session& object) -> Tensors {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    return object.next(deadline);
+  });
+}
+
+RK_API int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count,
+                          rk_error* error) {
+  return list_of(session, tensors, count, "tensors", error,
+                 [](Session& object) -> Tensors { return object.tensors(); });
+}
+
+RK_API int32_t rk_catalog(rk_session* session, const rk_tensor** tensors, size_t* count,
+                          rk_error* error) {
+  return list_of(session, tensors, count, "tensors", error,
+                 [](Session& object) -> Tensors { return object.catalog(); });
+}
+
+RK_API int32_t rk_next_bucket(rk_session* session, int64_t timeout_ms, const rk_part** parts,
+                              size_t* count, rk_error* error) {
+  return list_of(session, parts, count, "parts", error,
+                 [&](Session& object) -> Result<std::span<const rk_part>> {
+                   TRY(const auto deadline, deadline_in(timeout_ms));
+                   return object.next_bucket(deadline);
+                 });
+}
+
+RK_API int32_t rk_load_into(rk_session* session, const rk_target* targets, size_t count,
+                            int64_t timeout_ms, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    if (targets == nullptr && count > 0) {
+      return fail(ErrorCode::kInvalid, "{} targets at a null pointer", count);
+    }
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object.load_into({targets, count}, timeout);
+  });
+}
+
+RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_ms,
+                           rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    return object.prefetch(bytes, deadline);
+  });
+}
+
+RK_API int32_t rk_loaded(rk_session* session, rk_error* error) {
+  return with_object(session, error, [](Session& object) { return object.loaded(); });
+}
+
+RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    return object.wait_commit(deadline);
+  });
+}
+
+RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
+                              rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    TRY(const std::uint64_t newer, object.wait_update(deadline));
+    if (version != nullptr) *version = newer;
+    return {};
+  });
+}
+
+RK_API void rk_detach(rk_session* session) {
+  end_handle(session, [](Session& object) { object.end(); });
+}
+
+// --- a publication
+
+RK_API int32_t rk_publish_begin(rk_agent* agent, const char* model_version,
+                                const rk_tensor_spec* tensors, size_t count,
+                                rk_publication** publication, rk_error* error) {
+  if (publication != nullptr) *publication = nullptr;
+  return guarded(error, [&]() -> Result<void> {
+    TRY(auto connection, object_of(agent));
+    if (publication == nullptr || model_version == nullptr || tensors == nullptr || count == 0) {
+      return fail(ErrorCode::kInvalid,
+                  "publish without a version, without tensors or without a "
+                  "place for the publication");
+    }
+    TRY(const ModelVersion id, exact_version("publish", model_version));
+    std::vector<TensorInfo> infos;
+    infos.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      TRY(TensorInfo info, tensor_info_of(tensors[i]));
+      infos.push_back(std::move(info));
+    }
+    auto handle = std::make_unique<rk_publication>();
+    auto begun = Publication::begin(std::move(connection), id, std::move(infos), kBeginTimeout);
+    if (!begun) {
+      return fail(std::move(begun).error().with_context(fmt::format("publish {}", model_version)));
+    }
+    handle->object = std::move(*begun);
+    *publication = handle.release();
+    return {};
+  });
+}
+
+RK_API int32_t rk_publish_data(rk_publication* publication, size_t index, void** data,
+                               uint64_t* bytes, rk_error* error) {
+  return with_object(publication, error, [&](Publication& object) -> Result<void> {
+    TRY(const auto place, object.data(index));
+    if (data != nullptr) *data = place.data();
+    if (bytes != nullptr) *bytes = place.size();
+    return {};
+  });
+}
+
+RK_API int32_t rk_publish_commit(rk_publication* publication, int64_t timeout_ms, rk_error* error) {
+  return with_object(publication, error, [&](Publication& object) -> Result<void> {
+    // The publication ends, also on an error.
+    const std::unique_ptr<rk_publication> handle(publication);
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object.commit(timeout);
+  });
+}
+
+RK_API void rk_publish_abandon(rk_publication* publication) {
+  end_handle(publication, [](Publication& object) { object.abandon(); });
+}
+
+}  // extern "C"
+
+}  // namespace rekindle::client
