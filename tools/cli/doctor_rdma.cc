@@ -2,7 +2,7 @@
 
 #include "tools/cli/doctor.h"
 #include "tools/cli/output.h"
-#include "transport/verbs/host/cuda_export.h"
+#include "transport/verbs/host/gpu_direct.h"
 
 namespace rekindle::cli::doctor {
 

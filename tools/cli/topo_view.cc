@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "transport/verbs/host/rail_order.h"
+#include "transport/verbs/host/topology.h"
 
 namespace rekindle::cli {
 
