@@ -6,8 +6,8 @@
 #include "tools/bench/bench_pin.h"
 #include "tools/bench/bench_transfer.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 
 #if REKINDLE_WITH_VERBS
@@ -32,11 +32,7 @@ Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
   args.options.verbs.source = args.options.verbs.puller;
   if (!source_hca.empty()) args.options.verbs.source.hca = std::move(source_hca);
   TRY(const bench::TransferReport report, bench::run_bench_transfer(args.options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 
@@ -50,11 +46,8 @@ struct RegisterArgs {
 
 // A host without a device is not an error: the command says so and succeeds.
 int not_possible(const Settings& settings, const std::string& why) {
-  if (settings.json) {
-    print_json(Json{{"bench", "register"}, {"possible", false}, {"why", why}});
-  } else {
-    print("bench register: not possible here: " + why + "\n");
-  }
+  print_result(settings.json, {{"bench", "register"}, {"possible", false}, {"why", why}},
+               "bench register: not possible here: " + why + "\n");
   return kExitOk;
 }
 
@@ -66,11 +59,7 @@ Result<int> bench_pin(const Settings& settings, const RegisterArgs& args) {
   bucket::Device* const first = devices.open_first();
   if (first == nullptr) return not_possible(settings, devices.problem());
   TRY(const bench::PinReport report, bench::run_bench_pin(*first, options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 
@@ -82,11 +71,7 @@ Result<int> bench_register(const Settings& settings, const RegisterArgs& args) {
   TRY(const auto fabric, transport::verbs::Fabric::open(*api, args.fabric));
   if (fabric->devices().empty()) return not_possible(settings, fabric->why_empty());
   TRY(const bench::RegisterReport report, bench::run_bench_register(*fabric, options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 #else
@@ -126,11 +111,7 @@ Result<int> bench_digest(const Settings& settings, DigestArgs args) {
   TRY(args.options.bytes, parse_size("--bytes", args.bytes));
   TRY(args.options.gpu_bytes, parse_size("--gpu-bytes", args.gpu_bytes));
   TRY(const bench::DigestReport report, bench::run_bench_digest(args.options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 

@@ -23,8 +23,8 @@
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/sample_model.h"
 
