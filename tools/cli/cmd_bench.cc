@@ -2,16 +2,14 @@
 #include <string>
 
 #include "recovery/device/process/host_devices.h"
-#include "tools/bench/bench_digest.h"
-#include "tools/bench/bench_pin.h"
-#include "tools/bench/bench_transfer.h"
+#include "tools/bench/benchmarks.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
 
 #if REKINDLE_WITH_VERBS
-#include "tools/bench/bench_register.h"
+#include "transport/verbs/device/fabric.h"
 #endif
 
 namespace rekindle::cli {
