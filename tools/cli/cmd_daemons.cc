@@ -315,18 +315,18 @@ void add_agent(Command& app, Session& session) {
              "CPUs), local (where they are touched first), or the number of one [interleave]")
       .type_name("WHICH");
   sub.option("--gpu", args->gpu,
-             "Fill workers' buckets on GPUs, in a process of its own: auto (if there are any),\n"
+             "Fill workers' buckets on GPUs, in a separate process: auto (if there are any),\n"
              "none, or double:N[:BYTES], which are made of host memory, for tests [auto]")
       .type_name("WHICH");
   sub.option("--gpu-bucket", args->gpu_bucket,
-             "Bytes of a bucket when a worker does not say [64MiB]")
+             "Bytes of a bucket if a worker asks for no size [64MiB]")
       .type_name("SIZE");
   sub.option("--gpu-wrapper", args->gpu_wrapper,
              "Words before the command of that process, for a debugger or a sanitizer [none]")
       .type_name("WORDS");
   sub.option("--keep-rate", args->keep_rate,
-             "Of a broadcast to a host that lacks the version, what each GPU copies to the\n"
-             "host in a second, so that it is not fetched; 0: nothing [8GB]")
+             "Bytes per second that each GPU copies to its host during a broadcast, if the host\n"
+             "lacks the version: it need not be fetched. 0: none [8GB]")
       .type_name("SIZE");
   sub.flag("--verify-gpu", args->verify_gpu,
            "Verify each upload on the GPU before the worker gets it; broadcasts are\n"

@@ -357,7 +357,7 @@ void add_demo(Command& app, Session& session) {
                             "It starts a coordinator, three agents and two workers on loopback "
                             "ports, and leaves nothing behind.");
   auto args = std::make_shared<DemoArgs>();
-  sub.option("--gib", args->gib, "About how large the model is, in GiB [0.25]")
+  sub.option("--gib", args->gib, "Approximate size of the model in GiB [0.25]")
       .between(0.01, 4096.0)
       .type_name("N");
   sub.option("--model-only", args->model_only, "Only write the model into this directory")

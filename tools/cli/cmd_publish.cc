@@ -101,7 +101,7 @@ void add_publish(Command& app, Session& session) {
       "publish",
       "Give the fleet a checkpoint: safetensors files, or a directory of them with their index "
       "and\n"
-      "config files. The store keeps a copy of its own, so the files may change afterwards. "
+      "config files. The store keeps its own copy, so the files may change afterwards. "
       "Through\n"
       "this host's agent when one runs, else straight into the store. A version is published "
       "once:\n"
