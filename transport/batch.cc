@@ -52,10 +52,10 @@ void BatchImpl::resolve(SliceIndex slice, Verdict verdict) {
   host_.wake();
 }
 
-void BatchImpl::add_neighbour(SourceIndex source, std::uint64_t salt) {
+void BatchImpl::add_neighbour(SourceIndex source, std::uint64_t order_seed) {
   {
     const std::lock_guard lock(command_mutex_);
-    neighbours_.emplace_back(source, salt);
+    neighbours_.emplace_back(source, order_seed);
   }
   host_.wake();
 }
@@ -107,7 +107,7 @@ void BatchImpl::take_commands(TimePoint now) {
     verdicts_taken_.swap(verdicts_);
     cancelled = cancelled_;
   }
-  for (const auto& [source, salt] : neighbours) scheduler_.add_neighbour(source, salt);
+  for (const auto& [source, order_seed] : neighbours) scheduler_.add_neighbour(source, order_seed);
   for (const auto& [source, slices] : gains) scheduler_.candidates_added(source, slices, now);
   additions_ += new_paths.size();
   for (auto& item : new_paths) {

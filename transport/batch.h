@@ -40,7 +40,7 @@ class BatchImpl final {
   void add_paths(SourceIndex source, std::vector<std::unique_ptr<Path>> paths);
   void remove_source(SourceIndex source, Error cause);
   void resolve(SliceIndex slice, Verdict verdict);
-  void add_neighbour(SourceIndex source, std::uint64_t salt);
+  void add_neighbour(SourceIndex source, std::uint64_t order_seed);
   void candidates_added(SourceIndex source, std::vector<SliceIndex> slices);
   void cancel();
   BatchProgress progress() const;

@@ -35,8 +35,8 @@ struct SliceInfo {
   // The slices that share staging memory, from the first posting until all have landed.
   SliceIndex group_first = 0;
   SliceIndex group_size = 1;
-  // The same number for all pullers of these bytes, whatever their plans. With it and
-  // BatchOptions::salt they agree which of them asks the sources that hold everything.
+  // The same number for all pullers of these bytes, whatever their plans. It and
+  // BatchOptions::order_seed decide which puller asks the sources that hold everything.
   std::uint64_t key = 0;
 };
 
@@ -149,9 +149,9 @@ struct BatchOptions {
   SliceIndex first_slice = 0;
   // Every slice once, in the order in which they are wanted. Empty: as numbered, from first_slice.
   std::vector<SliceIndex> order{};
-  // This puller's number among its neighbours (see Batch::add_neighbour()). It decides which slices
-  // this puller asks for where several could.
-  std::uint64_t salt = 0;
+  // Spreads the slices over this puller and its neighbours (see Batch::add_neighbour()): pullers
+  // with different seeds ask for different slices first.
+  std::uint64_t order_seed = 0;
   // While nothing is in flight and nobody holds the open slices, the batch waits this long for the
   // sources that are being filled. Then it fails.
   std::chrono::milliseconds prospect_timeout{2000};
@@ -166,10 +166,10 @@ class Batch {
   // Drains and forgets a source. The control plane has found it dead, drained or revoked it.
   virtual void remove_source(SourceIndex source, Error cause) = 0;
   virtual void resolve(SliceIndex slice, Verdict verdict) = 0;
-  // Says that the puller with this salt is filling this source. Call it before adding its paths.
-  // Its slices are taken from it first, rarest first; other sources are asked for the slices that
-  // such sources lack.
-  virtual void add_neighbour(SourceIndex source, std::uint64_t salt) = 0;
+  // A puller with this order seed is filling this source. Call it before adding its paths. The
+  // batch takes the slices that the source holds from it first, the rarest first. It asks other
+  // sources for the slices that such sources lack.
+  virtual void add_neighbour(SourceIndex source, std::uint64_t order_seed) = 0;
   // SliceSource::info() has gained this neighbour as a candidate for these slices.
   virtual void candidates_added(SourceIndex source, std::vector<SliceIndex> slices) = 0;
   // Asks for the end. on_finished(kUnavailable "cancelled") comes after the drain.

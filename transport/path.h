@@ -59,8 +59,8 @@ class Path {
 
   virtual std::string_view transport() const = 0;  // "tcp", "shm", "verbs", "fake"
   virtual std::string describe() const = 0;  // "tcp 10.0.0.2:41234 -> 10.0.0.3:7401", for messages
-  // Why the path broke: "port down", "nobody answered 8 times". Empty while it works, or if nobody
-  // knows.
+  // Why the path broke: "port down", "nobody answered 8 times". Empty while it works, or if the
+  // reason is unknown.
   virtual std::string why_broken() const { return {}; }
   // nullptr: any poller will do. The result is valid as long as the path.
   virtual const PollerHome* home() const { return nullptr; }

@@ -21,6 +21,36 @@
 
 namespace rekindle::transport {
 
+// A token bucket over bytes that the streams of one session share. The caller passes the time.
+// Thread-safe.
+class RateLimiter {
+ public:
+  explicit RateLimiter(std::uint64_t bytes_per_second) { set_rate(bytes_per_second); }
+
+  void set_rate(std::uint64_t bytes_per_second);  // 0 = no cap
+  std::uint64_t rate() const;
+
+  // Takes up to `wanted` bytes and returns how many: 0, or at least min(wanted, a useful minimum).
+  std::uint64_t take(std::uint64_t wanted, TimePoint now);
+  // Returns bytes that were taken and not sent.
+  void give_back(std::uint64_t bytes);
+  // When take() will return a useful minimum.
+  TimePoint ready_at(TimePoint now) const;
+
+ private:
+  void refill(TimePoint now);
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_, as are the others.
+  std::uint64_t rate_ = 0;
+  // The size of the bucket: 10 ms of the rate, at least kSmallestBurst.
+  std::uint64_t burst_ = 0;
+  // The smallest grant. To wake up for less costs more than it moves.
+  std::uint64_t minimum_ = 0;
+  double tokens_ = 0;
+  TimePoint last_{};
+};
+
 // A registered region of this process: bytes that peers may read. `keep_alive` owns the mapping. It
 // is released only after remove(), when the last reader (socket page, queue pair) has let go.
 struct Region {
@@ -44,7 +74,7 @@ struct Session {
   std::uint64_t max_bytes_per_second = 0;
 };
 
-// A counter in a page of its own. A process on the same host can watch it.
+// A counter in a separate page, which processes on the same host can watch.
 class SharedCounter {
  public:
   SharedCounter();
@@ -63,7 +93,7 @@ class SharedCounter {
   std::atomic<std::uint64_t>* value_ = &own_;
 };
 
-// Is told of regions, on the thread that adds or removes them: hand the news on, and do not block.
+// Gets the changes of a registry, on the thread that makes them. Its methods must not block.
 class RegionObserver {
  public:
   virtual ~RegionObserver() = default;

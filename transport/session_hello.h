@@ -14,13 +14,17 @@ namespace rekindle::transport {
 
 enum class HelloStatus : std::uint32_t {
   kOk = 0,
-  kDenied = 1,   // unknown or revoked session
-  kStale = 2,    // another incarnation lives here
-  kVersion = 3,  // the server speaks another version only
-  kBusy = 4,     // too many connections
+  // Unknown or revoked session.
+  kDenied = 1,
+  // Another incarnation lives here.
+  kStale = 2,
+  // The server speaks another version only.
+  kVersion = 3,
+  // Too many connections.
+  kBusy = 4,
 };
 
-// How a transport's protocol is called in messages.
+// The name of a transport's protocol in messages.
 struct HelloProtocol {
   std::string_view name;
   std::uint32_t version = 0;

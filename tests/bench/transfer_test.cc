@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/units.h"
-#include "tools/bench/bench_transfer.h"
+#include "tools/bench/benchmarks.h"
 
 namespace rekindle::bench {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/process.h"
-#include "tools/cli/exit_code.h"
+#include "tools/cli/cli_session.h"
 
 namespace rekindle::cli {
 namespace {

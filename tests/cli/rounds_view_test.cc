@@ -1,5 +1,3 @@
-#include "tools/cli/rounds_view.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include "tests/verbs/sysfs_tree.h"
 #include "tools/cli/doctor.h"
-#include "tools/cli/topo_view.h"
+#include "tools/cli/rdma_view.h"
 
 namespace rekindle::cli {
 namespace {

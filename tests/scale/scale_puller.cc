@@ -74,10 +74,10 @@ void Puller::opened(OpenedPull opened) {
 
 void Puller::begin() {
   transport::BatchOptions options;
-  options.salt = swarm::order_seed(self_.incarnation);
+  options.order_seed = swarm::order_seed(self_.incarnation);
   options.order.resize(site_.chunks.count);
   std::iota(options.order.begin(), options.order.end(), 0u);
-  std::mt19937_64 random(options.salt);
+  std::mt19937_64 random(options.order_seed);
   std::shuffle(options.order.begin(), options.order.end(), random);
   options.window_bytes = kWindowChunks * site_.chunks.bytes;
   options.window_bytes_per_nic = options.window_bytes;

@@ -110,8 +110,8 @@ World::~World() = default;
 
 void World::start(Joiner& joiner) {
   BatchOptions options;
-  options.salt = seeds_[static_cast<std::size_t>(joiner.host)];
-  options.order = slice_order(*joiner.plan, options.salt);
+  options.order_seed = seeds_[static_cast<std::size_t>(joiner.host)];
+  options.order = slice_order(*joiner.plan, options.order_seed);
   joiner.accepted.resize(joiner.plan->slice_count());
   joiner.scheduler = std::make_unique<Scheduler>(
       joiner.plan->slice_count(),

@@ -8,8 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include "transport/rate_limiter.h"
-
 namespace rekindle::transport {
 namespace {
 

@@ -12,9 +12,9 @@
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
 #include "tests/transport/test_source.h"
+#include "transport/shm/copier.h"
 #include "transport/shm/shm_protocol.h"
 #include "transport/shm/shm_transport.h"
-#include "transport/shm/streaming_copy.h"
 
 namespace rekindle::transport::testing {
 namespace {

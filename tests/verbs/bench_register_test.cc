@@ -1,6 +1,4 @@
 // `bench register` end to end on fake devices, with little memory.
-#include "tools/bench/bench_register.h"
-
 #include <cerrno>
 
 #include <gmock/gmock.h>
@@ -8,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/verbs/registrar_fixture.h"
+#include "tools/bench/benchmarks.h"
 
 namespace rekindle::bench {
 namespace {

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/verbs/verbs_lab.h"
-#include "transport/verbs/memory/bounce_pool.h"
+#include "transport/verbs/memory/local_memory.h"
 
 namespace rekindle::transport::verbs {
 namespace {

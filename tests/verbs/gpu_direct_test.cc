@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/process.h"
-#include "transport/verbs/host/cuda_export.h"
 
 namespace rekindle::transport::verbs {
 namespace {

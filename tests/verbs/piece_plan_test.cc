@@ -1,5 +1,3 @@
-#include "transport/verbs/memory/piece_plan.h"
-
 #include <algorithm>
 #include <random>
 
@@ -7,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/units.h"
+#include "transport/verbs/memory/registered_region.h"
 
 namespace rekindle::transport::verbs {
 namespace {

@@ -10,7 +10,7 @@
 #include "tests/verbs/verbs_hosts.h"
 #include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/link/verbs_wire.h"
-#include "transport/verbs/staged/stage_control.h"
+#include "transport/verbs/staged/stage_pool.h"
 #include "transport/verbs/staged/stage_wire.h"
 
 namespace rekindle::transport::verbs {

@@ -1,11 +1,11 @@
-#include "transport/verbs/link/run_together.h"
-
 #include <array>
 #include <atomic>
 #include <barrier>
 #include <system_error>
 
 #include <gmock/gmock.h>
+
+#include "transport/verbs/link/verbs_connection.h"
 
 namespace rekindle::transport::verbs {
 namespace {

@@ -8,7 +8,7 @@
 #include "src/base/units.h"
 #include "tests/verbs/fake_verbs.h"
 #include "tests/verbs/verbs_hosts.h"
-#include "transport/verbs/staged/stage_control.h"
+#include "transport/verbs/staged/stage_pool.h"
 #include "transport/verbs/staged/staged_path.h"
 
 namespace rekindle::transport::verbs {

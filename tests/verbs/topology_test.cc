@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/verbs/sysfs_tree.h"
-#include "transport/verbs/host/rail_order.h"
 #include "transport/verbs/host/sysfs.h"
 
 namespace rekindle::transport::verbs {

@@ -1,5 +1,3 @@
-#include "tools/bench/bench_digest.h"
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -19,6 +17,7 @@
 #include "src/base/xxh3.h"
 #include "tools/bench/bench_memory.h"
 #include "tools/bench/bench_run.h"
+#include "tools/bench/benchmarks.h"
 
 namespace rekindle::bench {
 

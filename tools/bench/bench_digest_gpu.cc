@@ -1,3 +1,6 @@
+#include "tools/bench/benchmarks.h"
+
+#if REKINDLE_WITH_CUDA
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -8,16 +11,17 @@
 #include "src/cuda/device.h"
 #include "src/cuda/digest_kernel.h"
 #include "src/cuda/stream.h"
-#include "tools/bench/bench_digest.h"
 #include "tools/bench/bench_memory.h"
+#endif
 
 namespace rekindle::bench {
 
+#if REKINDLE_WITH_CUDA
 namespace {
 
 constexpr int kRepeats = 20;  // of each measurement, so that starting it does not count
 constexpr std::uint64_t kNoiseBytes = std::uint64_t{64} << 20;
-constexpr std::chrono::minutes kPatience{1};
+constexpr std::chrono::minutes kGpuPatience{1};
 
 // Tiles in the memory of the first GPU, and all that their digests need.
 class GpuTiles {
@@ -105,7 +109,7 @@ class GpuTiles {
     TRY_VOID(stream_->upload({&copy, 1}));
     return finish();
   }
-  Result<void> finish() { return stream_->finish(SteadyClock().now() + kPatience); }
+  Result<void> finish() { return stream_->finish(SteadyClock().now() + kGpuPatience); }
   const cuda::CudaStream& stream() const {
     return static_cast<const cuda::CudaStream&>(*stream_);  // of a device of src/cuda
   }
@@ -121,7 +125,7 @@ class GpuTiles {
     const TimePoint begin = SteadyClock().now();
     for (int i = 0; i < kRepeats; ++i) TRY_VOID(queue());
     CUresult result = CUDA_ERROR_NOT_READY;
-    while (result == CUDA_ERROR_NOT_READY && SteadyClock().now() < begin + kPatience) {
+    while (result == CUDA_ERROR_NOT_READY && SteadyClock().now() < begin + kGpuPatience) {
       result = context_->run([this] { return context_->api().stream_query(stream().get()); });
     }
     TRY_VOID(check(result));
@@ -158,5 +162,13 @@ Result<GpuDigestTimes> measure_gpu_digests(std::uint64_t bytes, std::size_t roun
   }
   return times;
 }
+
+#else
+
+Result<GpuDigestTimes> measure_gpu_digests(std::uint64_t, std::size_t) {
+  return fail(ErrorCode::kUnavailable, "this build has no CUDA");
+}
+
+#endif
 
 }  // namespace rekindle::bench

@@ -1,5 +1,3 @@
-#include "tools/bench/bench_pin.h"
-
 #include <algorithm>
 #include <vector>
 
@@ -8,14 +6,15 @@
 #include "src/base/clock.h"
 #include "src/base/units.h"
 #include "src/bucket/pinned.h"
+#include "tools/bench/bench_memory.h"
 #include "tools/bench/bench_run.h"
-#include "tools/bench/fresh_memory.h"
+#include "tools/bench/benchmarks.h"
 
 namespace rekindle::bench {
 
 namespace {
 
-constexpr std::chrono::minutes kPatience{5};
+constexpr std::chrono::minutes kPinPatience{5};
 
 double since(TimePoint begin) { return seconds(SteadyClock().now() - begin); }
 
@@ -27,9 +26,9 @@ struct Seconds {
 Result<double> pin_once(bucket::Pinner& pinner, const FreshMemory& memory, double& gone) {
   const TimePoint begin = SteadyClock().now();
   TRY(auto segment, pinner.add(memory.fd(), memory.bytes().size()));
-  if (!pinner.wait(*segment, begin + kPatience)) {
+  if (!pinner.wait(*segment, begin + kPinPatience)) {
     return fail(ErrorCode::kTimeout, "bench register: pinning takes more than {} minutes",
-                kPatience.count());
+                kPinPatience.count());
   }
   const double took = since(begin);
   if (auto failure = pinner.failure(*segment)) return fail(std::move(*failure));

@@ -1,5 +1,3 @@
-#include "tools/bench/bench_register.h"
-
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -11,7 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/units.h"
-#include "tools/bench/fresh_memory.h"
+#include "tools/bench/bench_memory.h"
+#include "tools/bench/benchmarks.h"
+#include "transport/verbs/device/fabric.h"
 #include "transport/verbs/memory/memory_registrar.h"
 
 namespace rekindle::bench {

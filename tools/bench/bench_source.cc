@@ -1,5 +1,3 @@
-#include "tools/bench/bench_source.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -15,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tools/bench/bench_verbs.h"
+#include "tools/bench/bench_run.h"
 #include "transport/registry.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"

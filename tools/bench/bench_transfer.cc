@@ -1,5 +1,3 @@
-#include "tools/bench/bench_transfer.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -11,7 +9,7 @@
 #include "src/base/units.h"
 #include "tools/bench/bench_memory.h"
 #include "tools/bench/bench_run.h"
-#include "tools/bench/bench_source.h"
+#include "tools/bench/benchmarks.h"
 
 namespace rekindle::bench {
 namespace {

@@ -1,5 +1,6 @@
-#include "tools/bench/bench_verbs.h"
+#include "tools/bench/bench_run.h"
 
+#if REKINDLE_WITH_VERBS
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -13,12 +14,14 @@
 #include <sys/socket.h>
 
 #include "src/base/units.h"
-#include "tools/bench/bench_run.h"
 #include "transport/verbs/link/rail_pairs.h"
 #include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/verbs_transport.h"
+#endif
 
 namespace rekindle::bench {
+
+#if REKINDLE_WITH_VERBS
 namespace {
 
 using namespace transport::verbs;
@@ -311,5 +314,27 @@ Result<std::unique_ptr<VerbsPuller>> VerbsPuller::create(const FabricOptions& op
 Result<Measured> measure_plain_reads(const Setup& setup, bool integrity) {
   return setup.verbs->measure_reads(setup, integrity);
 }
+
+#else
+
+namespace {
+
+Error not_here() { return {ErrorCode::kUnavailable, "this build has no RDMA backend"}; }
+
+}  // namespace
+
+Result<std::unique_ptr<VerbsSource>> VerbsSource::create(const transport::verbs::FabricOptions&,
+                                                         transport::SegmentRegistry&,
+                                                         const Incarnation&) {
+  return fail(not_here());
+}
+void answer_handshakes(transport::Server&, const SessionToken&, int) {}
+Result<std::unique_ptr<VerbsPuller>> VerbsPuller::create(const transport::verbs::FabricOptions&,
+                                                         const Pool&, std::size_t) {
+  return fail(not_here());
+}
+Result<Measured> measure_plain_reads(const Setup&, bool) { return fail(not_here()); }
+
+#endif
 
 }  // namespace rekindle::bench

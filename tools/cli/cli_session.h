@@ -7,6 +7,22 @@
 
 namespace rekindle::cli {
 
+// Part of the command's interface: scripts depend on these (`rekindle --help` lists them).
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitNotFound = 3;
+inline constexpr int kExitCorrupt = 4;
+inline constexpr int kExitUnavailable = 5;
+inline constexpr int kExitExhausted = 6;
+inline constexpr int kExitDenied = 7;
+inline constexpr int kExitCrashLoop = 8;
+// Plus the number of the signal.
+inline constexpr int kExitSignal = 128;
+
+int exit_code(ErrorCode code);
+const char* exit_code_help();
+
 // The options that all commands share, as the command line, the environment and the configuration
 // file (in this order) set them.
 struct Settings {
@@ -62,5 +78,13 @@ void add_doctor(Command& app, Session& session);
 void add_completion(Command& app, Session& session);
 void add_version(Command& app, Session& session);
 void add_device_process(Command& app, Session& session);
+
+struct BuildInfo {
+  std::string version, compiler, build_type;
+  bool verbs = false, cuda = false, nccl = false;
+  // The instruction set that this CPU uses.
+  std::string digest_simd;
+};
+BuildInfo build_info();
 
 }  // namespace rekindle::cli

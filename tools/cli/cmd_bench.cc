@@ -2,16 +2,14 @@
 #include <string>
 
 #include "recovery/device/process/host_devices.h"
-#include "tools/bench/bench_digest.h"
-#include "tools/bench/bench_pin.h"
-#include "tools/bench/bench_transfer.h"
+#include "tools/bench/benchmarks.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 
 #if REKINDLE_WITH_VERBS
-#include "tools/bench/bench_register.h"
+#include "transport/verbs/device/fabric.h"
 #endif
 
 namespace rekindle::cli {
@@ -32,11 +30,7 @@ Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
   args.options.verbs.source = args.options.verbs.puller;
   if (!source_hca.empty()) args.options.verbs.source.hca = std::move(source_hca);
   TRY(const bench::TransferReport report, bench::run_bench_transfer(args.options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 
@@ -48,13 +42,10 @@ struct RegisterArgs {
   std::string gpu;
 };
 
-// A host without a device is not an error: the command says so and succeeds.
+// A host without a device is not an error: the command reports it and succeeds.
 int not_possible(const Settings& settings, const std::string& why) {
-  if (settings.json) {
-    print_json(Json{{"bench", "register"}, {"possible", false}, {"why", why}});
-  } else {
-    print("bench register: not possible here: " + why + "\n");
-  }
+  print_result(settings.json, {{"bench", "register"}, {"possible", false}, {"why", why}},
+               "bench register: not possible here: " + why + "\n");
   return kExitOk;
 }
 
@@ -66,11 +57,7 @@ Result<int> bench_pin(const Settings& settings, const RegisterArgs& args) {
   bucket::Device* const first = devices.open_first();
   if (first == nullptr) return not_possible(settings, devices.problem());
   TRY(const bench::PinReport report, bench::run_bench_pin(*first, options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 
@@ -82,11 +69,7 @@ Result<int> bench_register(const Settings& settings, const RegisterArgs& args) {
   TRY(const auto fabric, transport::verbs::Fabric::open(*api, args.fabric));
   if (fabric->devices().empty()) return not_possible(settings, fabric->why_empty());
   TRY(const bench::RegisterReport report, bench::run_bench_register(*fabric, options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 #else
@@ -103,9 +86,9 @@ void add_register(Command& bench, Session& session) {
       "this\n"
       "host in the same run: as many fresh pages, touched or locked without a device.");
   auto args = std::make_shared<RegisterArgs>();
-  sub.option("--bytes", args->bytes, "Of each measurement [1G]").type_name("SIZE");
+  sub.option("--bytes", args->bytes, "Bytes of each measurement [1G]").type_name("SIZE");
   sub.flag("--huge", args->huge, "Huge pages, which the host has set aside (hugetlbfs)");
-  sub.option("--rounds", args->rounds, "Figures are medians of so many [5]").type_name("N");
+  sub.option("--rounds", args->rounds, "Rounds; the figures are their medians [5]").type_name("N");
   sub.option("--gpu", args->gpu,
              "Pin it for the GPUs instead: auto, or double:1 (a GPU made of host memory)")
       .type_name("GPU");
@@ -126,11 +109,7 @@ Result<int> bench_digest(const Settings& settings, DigestArgs args) {
   TRY(args.options.bytes, parse_size("--bytes", args.bytes));
   TRY(args.options.gpu_bytes, parse_size("--gpu-bytes", args.gpu_bytes));
   TRY(const bench::DigestReport report, bench::run_bench_digest(args.options));
-  if (settings.json) {
-    print_json(Json::parse(bench::to_json(report)));
-  } else {
-    print(bench::to_text(report));
-  }
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
   return kExitOk;
 }
 
@@ -140,11 +119,13 @@ void add_digest(Command& bench, Session& session) {
       "BLAKE3-256 of tiles on one core, on all cores and on the first GPU, and next to them their\n"
       "limits in the same run: memcpy, XXH3, and a copy inside the GPU's memory.");
   auto args = std::make_shared<DigestArgs>();
-  sub.option("--bytes", args->bytes, "Of memory, read by each measurement; needs twice that [1G]")
+  sub.option("--bytes", args->bytes,
+             "Host memory that each measurement reads; needs twice as much [1G]")
       .type_name("SIZE");
-  sub.option("--gpu-bytes", args->gpu_bytes, "Of the GPU's memory; 0 leaves the GPU out [4G]")
+  sub.option("--gpu-bytes", args->gpu_bytes, "GPU memory; 0 leaves the GPU out [4G]")
       .type_name("SIZE");
-  sub.option("--rounds", args->options.rounds, "Figures are medians of so many [5]").type_name("N");
+  sub.option("--rounds", args->options.rounds, "Rounds; the figures are their medians [5]")
+      .type_name("N");
   sub.runs(session, "bench", [&session, args] { return bench_digest(session.settings, *args); });
 }
 
@@ -163,7 +144,8 @@ void add_bench(Command& app, Session& session) {
       .type_name("NAME");
   transfer.option("--block", args->block, "Contiguous bytes of a request [64M]").type_name("SIZE");
   transfer.option("--total", args->total, "Bytes of each measurement [4G]").type_name("SIZE");
-  transfer.option("--streams", args->options.streams, "Per source [what suits the transport]")
+  transfer
+      .option("--streams", args->options.streams, "Streams per source [chosen for the transport]")
       .type_name("N");
   add_fabric_options(transfer, args->options.verbs.puller);
   transfer
@@ -172,11 +154,11 @@ void add_bench(Command& app, Session& session) {
       .type_name("LIST")
       .group("RDMA");
   transfer.option("--sources", args->options.sources, "Processes that serve [1]").type_name("N");
-  transfer.option("--rounds", args->options.rounds, "Figures are medians of so many [5]")
+  transfer.option("--rounds", args->options.rounds, "Rounds; the figures are their medians [5]")
       .type_name("N");
   transfer
       .option("--link", args->link,
-              "Bytes per second of each source, as a slower link has it (tcp) [no limit]")
+              "Most bytes per second of each source, as on a slower link (tcp) [no limit]")
       .type_name("SIZE");
   transfer.runs(session, "bench",
                 [&session, args] { return bench_transfer(session.settings, *args); });

@@ -4,8 +4,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 
 // The completion script is made from the parser itself, so that it cannot lag behind it.

@@ -1,22 +1,30 @@
 #include <algorithm>
 #include <cctype>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <memory>
 #include <sstream>
 #include <string>
 
+#include <fcntl.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "recovery/agent/agent_daemon.h"
 #include "recovery/coordinator/coordinator.h"
+#include "recovery/device/device_child.h"
 #include "recovery/device/gpu_options.h"
+#include "recovery/device/process/device_process.h"
 #include "recovery/rpc/address.h"
+#include "src/base/log.h"
 #include "src/base/units.h"
 #include "src/bucket/plan.h"
 #include "src/store/numa.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 
 namespace rekindle::cli {
@@ -307,18 +315,18 @@ void add_agent(Command& app, Session& session) {
              "CPUs), local (where they are touched first), or the number of one [interleave]")
       .type_name("WHICH");
   sub.option("--gpu", args->gpu,
-             "Fill workers' buckets on GPUs, in a process of its own: auto (if there are any),\n"
+             "Fill workers' buckets on GPUs, in a separate process: auto (if there are any),\n"
              "none, or double:N[:BYTES], which are made of host memory, for tests [auto]")
       .type_name("WHICH");
   sub.option("--gpu-bucket", args->gpu_bucket,
-             "Bytes of a bucket when a worker does not say [64MiB]")
+             "Bytes of a bucket if a worker asks for no size [64MiB]")
       .type_name("SIZE");
   sub.option("--gpu-wrapper", args->gpu_wrapper,
              "Words before the command of that process, for a debugger or a sanitizer [none]")
       .type_name("WORDS");
   sub.option("--keep-rate", args->keep_rate,
-             "Of a broadcast to a host that lacks the version, what each GPU copies to the\n"
-             "host in a second, so that it is not fetched; 0: nothing [8GB]")
+             "Bytes per second that each GPU copies to its host during a broadcast, if the host\n"
+             "lacks the version: it need not be fetched. 0: none [8GB]")
       .type_name("SIZE");
   sub.flag("--verify-gpu", args->verify_gpu,
            "Verify each upload on the GPU before the worker gets it; broadcasts are\n"
@@ -326,6 +334,55 @@ void add_agent(Command& app, Session& session) {
   add_fabric_options(sub, options.rdma.fabric);
   sub.runs_daemon(session, "agent",
                   [&session, args] { return run_agent_command(session.settings, *args); });
+}
+
+namespace {
+
+struct DeviceProcessArgs {
+  int fd = -1;
+  std::string doubles;
+  std::int64_t release_ms = 0;
+  std::uint64_t keep_rate = device::SessionTimes{}.keep_bytes_per_second;
+};
+
+Result<int> run_device_process_command(const DeviceProcessArgs& args) {
+  device::DeviceProcessOptions options;
+  if (!args.doubles.empty()) {
+    TRY(options.doubles, device::parse_doubles(args.doubles));
+  }
+  if (args.release_ms > 0) options.times.release = std::chrono::milliseconds(args.release_ms);
+  options.times.keep_bytes_per_second = args.keep_rate;
+  if (::fcntl(args.fd, F_SETFD, FD_CLOEXEC) != 0) {
+    return fail(ErrorCode::kInvalid,
+                "--fd {}: this command is started by an agent, which gives it a socket", args.fd);
+  }
+  // It ends with its agent, even if it hangs. A signal to the whole process group may reach it
+  // first.
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGTERM, SIG_IGN);
+  std::signal(SIGHUP, SIG_IGN);
+  (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  (void)::prctl(PR_SET_NAME, "rekindle-device");
+  const auto ran = device::run_device_process(UniqueFd(args.fd), options);
+  if (ran) return kExitOk;
+  log::error("device.lost", "why", ran.error());
+  std::fflush(nullptr);
+  std::_Exit(device::kDeviceLostExit);
+}
+
+}  // namespace
+
+void add_device_process(Command& app, Session& session) {
+  Command sub = app.command("device-process",
+                            "Fill buckets on this host's GPUs. For agents, which start it.");
+  sub.hide();
+  auto args = std::make_shared<DeviceProcessArgs>();
+  sub.option("--fd", args->fd, "Descriptor of the socket to the agent").required();
+  sub.option("--double", args->doubles, "GPUs made of host memory, for tests").type_name("N:BYTES");
+  sub.option("--release-ms", args->release_ms, "Time for a live worker to release a bucket");
+  sub.option("--keep-rate", args->keep_rate,
+             "Bytes of a broadcast that each device copies to its host in a second");
+  sub.runs(session, "device-process", [args] { return run_device_process_command(*args); });
 }
 
 }  // namespace rekindle::cli

@@ -23,8 +23,8 @@
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/sample_model.h"
 
@@ -357,7 +357,7 @@ void add_demo(Command& app, Session& session) {
                             "It starts a coordinator, three agents and two workers on loopback "
                             "ports, and leaves nothing behind.");
   auto args = std::make_shared<DemoArgs>();
-  sub.option("--gib", args->gib, "About how large the model is, in GiB [0.25]")
+  sub.option("--gib", args->gib, "Approximate size of the model in GiB [0.25]")
       .between(0.01, 4096.0)
       .type_name("N");
   sub.option("--model-only", args->model_only, "Only write the model into this directory")

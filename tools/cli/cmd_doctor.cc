@@ -6,9 +6,9 @@
 #include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
 #include "recovery/agent/local_agent.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/doctor.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
 

@@ -2,8 +2,8 @@
 #include <string>
 
 #include "proto/coordinator.pb.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
 

@@ -1,4 +1,3 @@
-#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -9,11 +8,11 @@
 #include "recovery/agent/local_agent.h"
 #include "recovery/rpc/address.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
-#include "tools/cli/workers_view.h"
+#include "tools/cli/status_view.h"
 
 namespace rekindle::cli {
 namespace {
@@ -66,7 +65,7 @@ class EventsSource {
 Result<void> show(const Settings& settings, const proto::AgentEventsResponse& response) {
   for (const auto& event : response.events()) {
     if (settings.json) {
-      print_line(to_json(event).dump(-1, ' ', false, Json::error_handler_t::replace));
+      print_json_line(to_json(event));
     } else {
       print_line(to_line(event));
     }
@@ -76,15 +75,7 @@ Result<void> show(const Settings& settings, const proto::AgentEventsResponse& re
 
 // Until a signal comes. An unreachable agent does not end it.
 Result<int> follow(const Settings& settings, EventsSource source) {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  sigprocmask(SIG_BLOCK, &signals, nullptr);
-  const auto interrupted_within = [&signals](std::chrono::milliseconds pause) {
-    const timespec time{.tv_sec = 0, .tv_nsec = pause.count() * 1'000'000};
-    return ::sigtimedwait(&signals, nullptr, &time) > 0;
-  };
+  const Interrupts interrupts;
   bool away = false;
   while (true) {
     const auto response = source.next(kWaitMs);
@@ -96,7 +87,7 @@ Result<int> follow(const Settings& settings, EventsSource source) {
     if (response) TRY_VOID(show(settings, *response));
     // Nobody reads any more.
     if (std::ferror(stdout) != 0) return kExitOk;
-    if (interrupted_within(away ? kEventsRetry : std::chrono::milliseconds(0))) return kExitOk;
+    if (interrupts.within(away ? kEventsRetry : std::chrono::milliseconds(0))) return kExitOk;
   }
 }
 

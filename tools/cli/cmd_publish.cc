@@ -6,8 +6,8 @@
 #include "proto/coordinator.pb.h"
 #include "src/base/units.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_view.h"
 #include "tools/cli/remote.h"
@@ -76,12 +76,10 @@ Result<int> retire_everywhere(const Settings& settings, const ModelVersion& id,
   if (args.deadline_s) request.set_deadline_ms(std::min(*args.deadline_s, kMaxSeconds) * 1000);
   if (args.force) request.set_deadline_ms(0);
   TRY(const auto response, (coordinator->call<proto::COORDINATOR_RETIRE>(request)));
-  if (settings.json) {
-    print_json({{"model", id.model}, {"version", id.version}, {"nodes", response.nodes()}});
-  } else {
-    print_line(fmt::format("retired {}: {} hosts were told to remove it", id.to_string(),
+  print_result(settings.json,
+               {{"model", id.model}, {"version", id.version}, {"nodes", response.nodes()}},
+               fmt::format("retired {}: {} hosts were told to remove it\n", id.to_string(),
                            response.nodes()));
-  }
   return kExitOk;
 }
 
@@ -90,12 +88,9 @@ Result<int> retire(const Settings& settings, const RetireArgs& args) {
   if (args.everywhere) return retire_everywhere(settings, id, args);
   TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
   TRY(const std::uint64_t freed, host->retire(id));
-  if (settings.json) {
-    print_json({{"model", id.model}, {"version", id.version}, {"freed_bytes", freed}});
-  } else {
-    print_line(
-        fmt::format("retired {} on this host: {} freed", id.to_string(), format_bytes(freed)));
-  }
+  print_result(
+      settings.json, {{"model", id.model}, {"version", id.version}, {"freed_bytes", freed}},
+      fmt::format("retired {} on this host: {} freed\n", id.to_string(), format_bytes(freed)));
   return kExitOk;
 }
 
@@ -106,7 +101,7 @@ void add_publish(Command& app, Session& session) {
       "publish",
       "Give the fleet a checkpoint: safetensors files, or a directory of them with their index "
       "and\n"
-      "config files. The store keeps a copy of its own, so the files may change afterwards. "
+      "config files. The store keeps its own copy, so the files may change afterwards. "
       "Through\n"
       "this host's agent when one runs, else straight into the store. A version is published "
       "once:\n"

@@ -6,8 +6,8 @@
 #include "src/base/units.h"
 #include "src/tensor/tensor_set.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_view.h"
 

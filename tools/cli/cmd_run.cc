@@ -11,8 +11,8 @@
 #include "recovery/agent/local_agent.h"
 #include "recovery/worker/core/instance.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
 #include "tools/cli/supervisor.h"
@@ -172,9 +172,12 @@ void add_run(Command& app, Session& session) {
   sub.option("--model", args->model, "Model that the worker serves")
       .required()
       .type_name("MODEL[@VERSION]");
-  sub.option("--shard", args->shard, "Its part of the model: tp=3/8").type_name("SHARD");
-  sub.option("--instance", args->instance, "Name of its model replica").type_name("NAME");
-  sub.option("--rank", args->rank, "Its number in the instance, and the count of ranks [0/1]")
+  sub.option("--shard", args->shard, "Shard of the model that the worker holds: tp=3/8")
+      .type_name("SHARD");
+  sub.option("--instance", args->instance, "Name of the instance that the worker belongs to")
+      .type_name("NAME");
+  sub.option("--rank", args->rank,
+             "Rank of the worker in the instance, and the number of ranks [0/1]")
       .type_name("R/N");
   sub.option("--generation", args->generation,
              "Generation of the instance: the same for all ranks of one start [0]")
@@ -188,8 +191,7 @@ void add_run(Command& app, Session& session) {
       .type_name("TIME");
   sub.option("--crash-loop", args->crash_loop, "Failures in a row that end it; 0 = none [5]")
       .type_name("N");
-  sub.option("--kill-after", args->kill_after,
-             "Time for the worker to stop when it is told to [60s]")
+  sub.option("--kill-after", args->kill_after, "Time for the worker to stop after a signal [60s]")
       .type_name("TIME");
   sub.option("command", args->command, "The worker, after --").required().type_name("CMD");
   sub.runs(session, "run", [&session, args] { return run_command(session.settings, *args); });
@@ -201,7 +203,7 @@ void add_wait_ready(Command& app, Session& session) {
       "Wait until all ranks of an instance on this host have loaded the same version.\n"
       "Routers can also watch DIR/agent/ready/INSTANCE, or ask the agent's --health endpoint.");
   auto args = std::make_shared<WaitArgs>();
-  sub.option("instance", args->instance, "Its name").required().type_name("INSTANCE");
+  sub.option("instance", args->instance, "Name of the instance").required().type_name("INSTANCE");
   sub.option("--version", args->version, "Wait for this version instead of any")
       .type_name("MODEL@VERSION");
   sub.option("--timeout", args->timeout, "How long to wait [5min]").type_name("TIME");

@@ -1,4 +1,3 @@
-#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -10,8 +9,8 @@
 #include "recovery/agent/local_agent.h"
 #include "recovery/rpc/address.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
 #include "tools/cli/status_view.h"
@@ -69,28 +68,17 @@ class StatusSource {
   bool cluster_ = false;
 };
 
-// Sleeps. Returns true as soon as SIGINT or SIGTERM comes; the caller has blocked both.
-bool interrupted_within(std::chrono::milliseconds pause, const sigset_t& signals) {
-  const timespec time{.tv_sec = pause.count() / 1000, .tv_nsec = pause.count() % 1000 * 1'000'000};
-  return ::sigtimedwait(&signals, nullptr, &time) > 0;
-}
-
 // Repaints a terminal; elsewhere prints one report after the other, or one JSON document a line. An
 // unreachable coordinator does not end the watch.
 Result<int> watch(const Settings& settings, StatusSource source,
                   std::chrono::milliseconds interval) {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  const Interrupts interrupts;
   const bool in_place = terminal(STDOUT_FILENO) && !settings.json;
   do {
     const auto report = source.fetch();
     if (in_place) print("\x1b[H\x1b[2J");
     if (settings.json) {
-      print_line((report ? report->json : to_json(report.error()))
-                     .dump(-1, ' ', false, Json::error_handler_t::replace));
+      print_json_line(report ? report->json : to_json(report.error()));
     } else {
       print(report ? report->text
                    : "rekindle status: " + printable(report.error().message()) + "\n");
@@ -99,7 +87,7 @@ Result<int> watch(const Settings& settings, StatusSource source,
     TRY_VOID(flush_output());
     // Nobody reads any more.
     if (std::ferror(stdout) != 0) return kExitOk;
-  } while (!interrupted_within(interval, signals));
+  } while (!interrupts.within(interval));
   return kExitOk;
 }
 
@@ -115,11 +103,7 @@ Result<int> status(const Settings& settings, const StatusArgs& args) {
   TRY(StatusSource source, StatusSource::create(settings, args));
   if (args.watch) return watch(settings, std::move(source), interval);
   TRY(const Report report, source.fetch());
-  if (settings.json) {
-    print_json(report.json);
-  } else {
-    print(report.text);
-  }
+  print_result(settings.json, report.json, report.text);
   return kExitOk;
 }
 

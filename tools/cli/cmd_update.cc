@@ -7,12 +7,12 @@
 
 #include "proto/coordinator.pb.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_view.h"
 #include "tools/cli/remote.h"
-#include "tools/cli/rounds_view.h"
+#include "tools/cli/status_view.h"
 
 namespace rekindle::cli {
 namespace {

@@ -7,11 +7,11 @@
 
 #include <CLI/CLI.hpp>
 
+#include "tools/cli/cli_session.h"
 #include "tools/cli/output.h"
 #include "transport/verbs/host/hca_filter.h"
 
 namespace rekindle::cli {
-
 namespace {
 
 constexpr std::array<std::string_view, 2> kDaemons = {"agent", "coordinator"};
@@ -92,20 +92,14 @@ CommandOption& CommandOption::one_of(std::initializer_list<const char*> values) 
   return *this;
 }
 
-CommandOption& CommandOption::between(int least, int most) {
+template <typename Number>
+CommandOption& CommandOption::between(Number least, Number most) {
   option_->check(CLI::Range(least, most));
   return *this;
 }
-
-CommandOption& CommandOption::between(std::uint32_t least, std::uint32_t most) {
-  option_->check(CLI::Range(least, most));
-  return *this;
-}
-
-CommandOption& CommandOption::between(double least, double most) {
-  option_->check(CLI::Range(least, most));
-  return *this;
-}
+template CommandOption& CommandOption::between(int, int);
+template CommandOption& CommandOption::between(std::uint32_t, std::uint32_t);
+template CommandOption& CommandOption::between(double, double);
 
 CommandOption& CommandOption::check(std::function<std::string(const std::string&)> problem) {
   option_->check(std::move(problem));
@@ -121,48 +115,22 @@ Command Command::command(const std::string& name, const std::string& about) {
   return Command(*app_->add_subcommand(name, about));
 }
 
-CommandOption Command::option(const std::string& name, std::string& value,
-                              const std::string& help) {
+template <typename Value>
+CommandOption Command::option(const std::string& name, Value& value, const std::string& help) {
   return CommandOption(app_->add_option(name, value, help));
 }
-
-CommandOption Command::option(const std::string& name, std::vector<std::string>& value,
-                              const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
-
-CommandOption Command::option(const std::string& name, int& value, const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
-
-CommandOption Command::option(const std::string& name, double& value, const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
-
-CommandOption Command::option(const std::string& name, std::int64_t& value,
-                              const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
-
-CommandOption Command::option(const std::string& name, std::uint32_t& value,
-                              const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
-
-CommandOption Command::option(const std::string& name, std::uint64_t& value,
-                              const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
-
-CommandOption Command::option(const std::string& name, std::filesystem::path& value,
-                              const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
-
-CommandOption Command::option(const std::string& name, std::optional<std::uint32_t>& value,
-                              const std::string& help) {
-  return CommandOption(app_->add_option(name, value, help));
-}
+template CommandOption Command::option(const std::string&, std::string&, const std::string&);
+template CommandOption Command::option(const std::string&, std::vector<std::string>&,
+                                       const std::string&);
+template CommandOption Command::option(const std::string&, int&, const std::string&);
+template CommandOption Command::option(const std::string&, double&, const std::string&);
+template CommandOption Command::option(const std::string&, std::int64_t&, const std::string&);
+template CommandOption Command::option(const std::string&, std::uint32_t&, const std::string&);
+template CommandOption Command::option(const std::string&, std::uint64_t&, const std::string&);
+template CommandOption Command::option(const std::string&, std::filesystem::path&,
+                                       const std::string&);
+template CommandOption Command::option(const std::string&, std::optional<std::uint32_t>&,
+                                       const std::string&);
 
 CommandOption Command::flag(const std::string& name, bool& value, const std::string& help) {
   return CommandOption(app_->add_flag(name, value, help));
@@ -188,7 +156,6 @@ void Command::runs_daemon(Session& session, const std::string& name,
 
 void add_fabric_options(Command& command, transport::verbs::FabricOptions& options) {
   constexpr const char* kGroup = "RDMA";
-  constexpr int kMaxGidIndex = 255;
   command
       .option("--hca", options.hca,
               "RDMA ports to use, in the syntax of NCCL_IB_HCA: [^][=]NAME[:PORT],… [all]")
@@ -201,26 +168,15 @@ void add_fabric_options(Command& command, transport::verbs::FabricOptions& optio
         const std::string& message = filter.error().message();
         return message.starts_with("--hca ") ? message.substr(6) : message;
       });
-  command
-      .option("--gid-index", options.gid_index,
-              "GID of RoCE ports [RoCE v2, IPv4 before IPv6 before link-local]")
-      .type_name("N")
-      .group(kGroup)
-      .between(0, kMaxGidIndex);
-  constexpr int kMaxTrafficClass = 255;
-  constexpr int kMaxServiceLevel = 15;
-  command
-      .option("--traffic-class", options.traffic_class,
-              "Traffic class of RDMA packets; on RoCE the DSCP times 4 [0]")
-      .type_name("N")
-      .group(kGroup)
-      .between(0, kMaxTrafficClass);
-  command
-      .option("--service-level", options.service_level,
-              "Service level of RDMA packets; on RoCE the priority [0]")
-      .type_name("N")
-      .group(kGroup)
-      .between(0, kMaxServiceLevel);
+  const auto number = [&](const char* name, int& value, int most, const char* help) {
+    command.option(name, value, help).type_name("N").group(kGroup).between(0, most);
+  };
+  number("--gid-index", options.gid_index, 255,
+         "GID of RoCE ports [RoCE v2, IPv4 before IPv6 before link-local]");
+  number("--traffic-class", options.traffic_class, 255,
+         "Traffic class of RDMA packets; on RoCE the DSCP times 4 [0]");
+  number("--service-level", options.service_level, 15,
+         "Service level of RDMA packets; on RoCE the priority [0]");
   command
       .option("--topology", options.topology_file,
               "JSON file that overrides NUMA nodes and preferred ports (docs/reference/config.md)")
@@ -243,6 +199,43 @@ Result<void> apply_config_file(CLI::App& app, CLI::App& chosen, const std::strin
     }
   }
   return {};
+}
+
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalid:
+      return kExitUsage;
+    case ErrorCode::kNotFound:
+      return kExitNotFound;
+    case ErrorCode::kCorrupt:
+      return kExitCorrupt;
+    case ErrorCode::kTimeout:
+    case ErrorCode::kPeerLost:
+    case ErrorCode::kStale:
+    case ErrorCode::kUnavailable:
+      return kExitUnavailable;
+    case ErrorCode::kExhausted:
+      return kExitExhausted;
+    case ErrorCode::kDenied:
+      return kExitDenied;
+    case ErrorCode::kInternal:
+      return kExitFailed;
+  }
+  return kExitFailed;
+}
+
+const char* exit_code_help() {
+  return "Exit codes:\n"
+         "  0  done\n"
+         "  1  failed: a check of `doctor`, a file or device of this host, or a bug\n"
+         "  2  wrong arguments or input: fix them, do not retry\n"
+         "  3  not found: no such file, model or version, or no source holds it\n"
+         "  4  corrupt: bytes do not match their digests\n"
+         "  5  unreachable or timed out, or `update` left out workers or some failed: retry later\n"
+         "  6  out of memory, space or quota\n"
+         "  7  not allowed: rights or secrets\n"
+         "  8  crash loop: the worker of `run` failed too often in a row\n"
+         "  130, 143  interrupted (SIGINT, SIGTERM): a pull keeps its verified bytes\n";
 }
 
 }  // namespace rekindle::cli

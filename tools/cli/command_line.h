@@ -32,9 +32,8 @@ class CommandOption {
   CommandOption& excludes(CommandOption other);
   CommandOption& needs(CommandOption other);
   CommandOption& one_of(std::initializer_list<const char*> values);
-  CommandOption& between(int least, int most);
-  CommandOption& between(std::uint32_t least, std::uint32_t most);
-  CommandOption& between(double least, double most);
+  template <typename Number>
+  CommandOption& between(Number least, Number most);
   // `problem` returns "" for a text that is right.
   CommandOption& check(std::function<std::string(const std::string&)> problem);
   // Separates several values in one text.
@@ -52,18 +51,9 @@ class Command {
   Command command(const std::string& name, const std::string& about);
   // `name`: "--to", "-w,--watch", or "PATH" for a word without a dash. The value that the variable
   // has is the default. It must outlive the parser.
-  CommandOption option(const std::string& name, std::string& value, const std::string& help);
-  CommandOption option(const std::string& name, std::vector<std::string>& value,
-                       const std::string& help);
-  CommandOption option(const std::string& name, int& value, const std::string& help);
-  CommandOption option(const std::string& name, double& value, const std::string& help);
-  CommandOption option(const std::string& name, std::int64_t& value, const std::string& help);
-  CommandOption option(const std::string& name, std::uint32_t& value, const std::string& help);
-  CommandOption option(const std::string& name, std::uint64_t& value, const std::string& help);
-  CommandOption option(const std::string& name, std::filesystem::path& value,
-                       const std::string& help);
-  CommandOption option(const std::string& name, std::optional<std::uint32_t>& value,
-                       const std::string& help);
+  // `Value`: a string, a list of strings, a path, or a number; see the end of command_line.cc.
+  template <typename Value>
+  CommandOption option(const std::string& name, Value& value, const std::string& help);
   CommandOption flag(const std::string& name, bool& value, const std::string& help);
   void footer(const std::string& text);
   void require_command();

@@ -61,7 +61,7 @@ Checks device_checks(const Kernel& kernel);
 // The driver, each device and NCCL; nothing in a build without CUDA. `gpus`: the kernel has some.
 Checks cuda_checks(bool gpus);
 
-// doctor_rdma.cc: the ports as the transport sees them
+// The ports as the transport sees them.
 Check check_rail(const RailView& rail);
 Check check_gpu_direct(const RdmaView& view, const transport::verbs::GpuDirectFacts& facts);
 transport::verbs::GpuDirectFacts gpu_direct_facts(const Kernel& kernel, const RdmaView& view);

@@ -21,7 +21,7 @@
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
 #include "src/store/read_lease.h"
-#include "tools/cli/build_info.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/doctor.h"
 
 namespace rekindle::cli::doctor {

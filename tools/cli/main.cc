@@ -11,8 +11,8 @@
 #include "src/base/log.h"
 #include "src/base/version.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
-#include "tools/cli/exit_code.h"
 #include "tools/cli/output.h"
 
 // The `rekindle` command: parses, reads the environment and the configuration file, runs one

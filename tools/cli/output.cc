@@ -26,6 +26,18 @@ void print_json(const Json& value) {
       value.dump(terminal(STDOUT_FILENO) ? 2 : -1, ' ', false, Json::error_handler_t::replace));
 }
 
+void print_json_line(const Json& value) {
+  print_line(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_result(bool json, const Json& value, std::string_view text) {
+  if (json) {
+    print_json(value);
+  } else {
+    print(text);
+  }
+}
+
 std::string printable(std::string_view text) {
   const bool utf8 = canonical::is_utf8(text);
   std::string result;

@@ -19,6 +19,10 @@ void print(std::string_view text);
 void print_line(std::string_view line);
 // One document, indented on a terminal.
 void print_json(const Json& value);
+// One document on one line.
+void print_json_line(const Json& value);
+// The result of a command, in the form that the user wants.
+void print_result(bool json, const Json& value, std::string_view text);
 std::string printable(std::string_view text);
 // 2026-11-21T20:31:04.123456Z.
 std::string utc_time(std::uint64_t unix_us);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/base/result.h"
+#include "tools/cli/output.h"
 #include "transport/verbs/host/gid.h"
 #include "transport/verbs/host/hca_filter.h"
 #include "transport/verbs/host/topology.h"
@@ -50,5 +51,8 @@ Result<RdmaView> look_at_rdma(const transport::verbs::FabricOptions& options);
 
 // From sysfs only.
 Result<RdmaView> look_at_sysfs(const transport::verbs::FabricOptions& options);
+
+Json topo_json(const RdmaView& view);
+std::string topo_text(const RdmaView& view);
 
 }  // namespace rekindle::cli

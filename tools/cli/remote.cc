@@ -66,4 +66,16 @@ Result<std::string> Remote::call_raw(proto::Method method, std::string body) {
   return *std::move(outcome);
 }
 
+Interrupts::Interrupts() {
+  sigemptyset(&signals_);
+  sigaddset(&signals_, SIGINT);
+  sigaddset(&signals_, SIGTERM);
+  sigprocmask(SIG_BLOCK, &signals_, nullptr);
+}
+
+bool Interrupts::within(std::chrono::milliseconds pause) const {
+  const timespec time{.tv_sec = pause.count() / 1000, .tv_nsec = pause.count() % 1000 * 1'000'000};
+  return ::sigtimedwait(&signals_, nullptr, &time) > 0;
+}
+
 }  // namespace rekindle::cli

@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include <signal.h>
+
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 
@@ -36,6 +38,18 @@ class Remote {
   rpc::Identity identity_;
   std::string address_;
   std::shared_ptr<rpc::RpcClient> client_;
+};
+
+// Blocks SIGINT and SIGTERM for the rest of the process, for a command that repeats its calls until
+// one of them comes.
+class Interrupts {
+ public:
+  Interrupts();
+  // Sleeps. Returns true as soon as a signal comes.
+  bool within(std::chrono::milliseconds pause) const;
+
+ private:
+  sigset_t signals_{};
 };
 
 }  // namespace rekindle::cli

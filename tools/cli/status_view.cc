@@ -5,8 +5,6 @@
 
 #include "recovery/rpc/convert.h"
 #include "src/base/units.h"
-#include "tools/cli/rounds_view.h"
-#include "tools/cli/workers_view.h"
 
 namespace rekindle::cli {
 namespace {

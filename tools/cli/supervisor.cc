@@ -21,7 +21,7 @@
 #include "src/base/version.h"
 #include "src/ipc/channel.h"
 #include "src/ipc/unix_socket.h"
-#include "tools/cli/exit_code.h"
+#include "tools/cli/cli_session.h"
 #include "tools/cli/output.h"
 
 extern char** environ;

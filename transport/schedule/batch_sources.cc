@@ -14,6 +14,20 @@ constexpr double kWindowSeconds = 0.5;
 constexpr std::uint64_t kFirstWindowBytes = 4 * kMiB;
 constexpr const char* kBatchEnded = "the batch has ended";
 
+// Streams share one link, but each NIC needs a few slices.
+std::uint64_t window_bytes(const BatchSources::Source& source, std::uint64_t nics,
+                           const BatchOptions& options) {
+  const std::uint64_t most = std::max(options.window_bytes, nics * options.window_bytes_per_nic);
+  // Before the first measurement the window grows by each byte that lands. A slow link, or a source
+  // that many pullers share, is never asked for more than it sends in a while.
+  if (!source.goodput.measured()) {
+    const std::uint64_t first = kFirstWindowBytes + source.goodput.bytes_since_sample();
+    return std::min(most, std::max(first, nics * options.window_bytes_per_nic / 2));
+  }
+  return std::min(static_cast<std::uint64_t>(source.goodput.bytes_per_second() * kWindowSeconds),
+                  most);
+}
+
 }  // namespace
 
 SourceMask BatchSources::draining() const {
@@ -115,28 +129,15 @@ void BatchSources::end_batch() {
   }
 }
 
-// Streams share one link. Each NIC needs a few slices of its own.
-std::uint64_t BatchSources::window_bytes(const Source& source) const {
-  const auto nics = static_cast<std::uint64_t>(
-      std::count_if(source.paths.begin(), source.paths.end(),
-                    [this](PathId path) { return !paths_[path].stats.home.empty(); }));
-  const std::uint64_t most = std::max(options_.window_bytes, nics * options_.window_bytes_per_nic);
-  // Before the first measurement the window grows by each byte that lands. A slow link, or a source
-  // that many pullers share, is never asked for more than it sends in a while.
-  if (!source.goodput.measured()) {
-    const std::uint64_t first = kFirstWindowBytes + source.goodput.bytes_since_sample();
-    return std::min(most, std::max(first, nics * options_.window_bytes_per_nic / 2));
-  }
-  return std::min(static_cast<std::uint64_t>(source.goodput.bytes_per_second() * kWindowSeconds),
-                  most);
-}
-
 // Equal paths take turns: a source with room for one slice at a time still uses all of its NICs,
 // and finds out which of them work.
 std::optional<PathId> BatchSources::path_with_room(SourceIndex index, std::uint64_t bytes) const {
   const Source& source = sources_[index];
   if (source.paths.empty()) return std::nullopt;
-  if (source.bytes_in_flight > 0 && source.bytes_in_flight + bytes > window_bytes(source)) {
+  const auto nics = static_cast<std::uint64_t>(std::ranges::count_if(
+      source.paths, [this](PathId path) { return !paths_[path].stats.home.empty(); }));
+  if (source.bytes_in_flight > 0 &&
+      source.bytes_in_flight + bytes > window_bytes(source, nics, options_)) {
     return std::nullopt;
   }
   const auto rank = [this](PathId path) {

@@ -7,17 +7,19 @@
 
 #include "transport/engine.h"
 #include "transport/schedule/batch_sources.h"
+#include "transport/schedule/progress_watch.h"
 #include "transport/schedule/slice_table.h"
 
 namespace rekindle::transport {
 
-// What a failed slice costs: where it goes next, and who answers for it.
+// The consequences of a failed slice: where it goes next, and the path or source to blame.
 struct Ruling {
   enum class Blame : std::uint8_t {
     kNobody,
     // Its connection broke or stalled: the path is aborted.
     kPath,
-    kSource,  // a strike against the source
+    // A strike against the source.
+    kSource,
     // Its keys or its session are no longer valid.
     kSourceIsLost,
   };
@@ -64,6 +66,31 @@ class Reroutes {
   // Of the few slices that have failed.
   std::unordered_map<SliceIndex, History> history_;
   std::uint64_t count_ = 0;
+};
+
+// How the end of a batch is kept from waiting for slow sources. Near the end, a source gets no
+// slice that the others would finish much sooner. A slice that is stuck at a slow source while a
+// fast one idles is stolen.
+class Stragglers {
+ public:
+  Stragglers(const SliceTable& slices, const BatchSources& sources, const Reroutes& reroutes,
+             const BatchOptions& options)
+      : slices_(slices), sources_(sources), reroutes_(reroutes), options_(options) {}
+
+  // Would the others fetch all open slices long before `source` fetched this one?
+  bool others_finish_sooner(SourceIndex source, SliceIndex slice, const SliceInfo& info) const;
+  // Whether `source` has nothing in flight and is known to be fast enough to steal.
+  bool can_steal(SourceIndex source) const;
+  // A path whose slices `thief` would fetch much sooner.
+  std::optional<PathId> find_victim(SourceIndex thief) const;
+
+ private:
+  bool is_victim(PathId path, SourceIndex thief) const;
+
+  const SliceTable& slices_;
+  const BatchSources& sources_;
+  const Reroutes& reroutes_;
+  const BatchOptions& options_;
 };
 
 }  // namespace rekindle::transport

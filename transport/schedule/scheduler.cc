@@ -47,8 +47,8 @@ void Scheduler::path_progress(PathId path, std::uint64_t bytes_landed, TimePoint
   if (sources_.bytes_landed(path, bytes_landed)) watch_.byte_landed(path, now);
 }
 
-void Scheduler::add_neighbour(SourceIndex source, std::uint64_t salt) {
-  picker_.add_neighbour(source, salt);
+void Scheduler::add_neighbour(SourceIndex source, std::uint64_t order_seed) {
+  picker_.add_neighbour(source, order_seed);
   starvation_.prospects_changed();
 }
 

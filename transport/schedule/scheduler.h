@@ -14,9 +14,6 @@
 #include "transport/schedule/reroute.h"
 #include "transport/schedule/slice_picker.h"
 #include "transport/schedule/slice_table.h"
-#include "transport/schedule/staging_gate.h"
-#include "transport/schedule/starvation_watch.h"
-#include "transport/schedule/stragglers.h"
 
 // The engine's policy, without threads, sockets or a clock: events in, actions out. One per batch.
 //
@@ -32,7 +29,7 @@
 //   StagingGate      the slices that may be posted while staging memory is short
 //   ProgressWatch    deadlines
 //   Stragglers       stealing from slow sources
-//   StarvationWatch  slices that nobody holds
+//   StarvationWatch  slices without a source
 namespace rekindle::transport {
 
 class Scheduler {
@@ -57,7 +54,7 @@ class Scheduler {
   void unpost(PathId path, SliceIndex slice, TimePoint now);
   void resolve(SliceIndex slice, Verdict verdict);
   // A source that is being filled, and the slices that have it as a new candidate (see Batch).
-  void add_neighbour(SourceIndex source, std::uint64_t salt);
+  void add_neighbour(SourceIndex source, std::uint64_t order_seed);
   void candidates_added(SourceIndex source, std::span<const SliceIndex> slices, TimePoint now);
   void cancel() { fail_batch({ErrorCode::kUnavailable, "cancelled"}); }
   void fail_batch(Error error);
@@ -72,7 +69,8 @@ class Scheduler {
   std::optional<Post> next_post(TimePoint now);
   std::vector<PathId> take_aborts() { return sources_.take_aborts(); }
   std::vector<LostSource> take_lost() { return sources_.take_lost(); }
-  // How many open slices nobody holds: when it begins, and after each path that did not change it.
+  // How many open slices lack a source: once when that begins, and again after each new path that
+  // did not help.
   std::optional<std::uint64_t> take_starved();
   // Set once everything has drained.
   std::optional<Result<void>> outcome() const;

@@ -5,7 +5,6 @@
 #include <utility>
 
 namespace rekindle::transport {
-
 namespace {
 
 constexpr std::size_t kSlicesCompared = 64;
@@ -20,9 +19,9 @@ std::uint64_t mixed(std::uint64_t value) {
 
 }  // namespace
 
-void SlicePicker::add_neighbour(SourceIndex source, std::uint64_t salt) {
+void SlicePicker::add_neighbour(SourceIndex source, std::uint64_t order_seed) {
   filling_.set(source);
-  places_[source].salt = salt;
+  places_[source].order_seed = order_seed;
 }
 
 void SlicePicker::candidates_added(SourceIndex source, std::span<const SliceIndex> slices) {
@@ -56,14 +55,14 @@ bool SlicePicker::may_take(SourceIndex source, SliceIndex slice, const SliceInfo
   return reroutes_.may_serve(source, slice, info);
 }
 
-// The slice is ours if our salt gives the highest number among the pullers that want it.
+// The slice is ours if our order seed gives the highest number among the pullers that want it.
 bool SlicePicker::in_our_part(const SliceInfo& info) const {
   const std::uint64_t key = mixed(info.key + 1);
-  const std::uint64_t ours = mixed(key ^ options_.salt);
+  const std::uint64_t ours = mixed(key ^ options_.order_seed);
   const SourceMask wanting = (info.candidates | info.prospects) & neighbours();
   for (std::uint64_t left = wanting.bits(); left != 0; left &= left - 1) {
     const auto source = static_cast<std::size_t>(std::countr_zero(left));
-    if (mixed(key ^ places_[source].salt) > ours) return false;
+    if (mixed(key ^ places_[source].order_seed) > ours) return false;
   }
   return true;
 }
@@ -88,8 +87,8 @@ std::optional<SliceIndex> SlicePicker::pick_in_order(SourceIndex source) {
   return std::nullopt;
 }
 
-// Among equally rare slices each puller takes another one, by its salt. Slices that were taken
-// since they were offered leave the list here. Should one open again, Reroutes has it.
+// Among equally rare slices each puller takes another one, by its order seed. Slices that were
+// taken since they were offered leave the list here. Should one open again, Reroutes has it.
 std::optional<SliceIndex> SlicePicker::pick_offered(SourceIndex source) {
   auto& offered = places_[source].offered;
   std::optional<SliceIndex> best;
@@ -106,7 +105,7 @@ std::optional<SliceIndex> SlicePicker::pick_offered(SourceIndex source) {
     const SliceInfo info = slices_.info(slice);
     if (!may_take(source, slice, info)) continue;
     ++compared;
-    const std::pair rank(holders(info), mixed(slice ^ options_.salt));
+    const std::pair rank(holders(info), mixed(slice ^ options_.order_seed));
     if (best && rank >= best_rank) continue;
     best = slice;
     best_rank = rank;
@@ -149,6 +148,47 @@ std::optional<SliceIndex> SlicePicker::pick_rare(SourceIndex source) {
     best_holders = holders(info);
   }
   return best;
+}
+
+void StagingGate::refused(SliceIndex slice, TimePoint now) {
+  short_ = true;
+  refused_.insert(slice);
+  if (!slices_.any_under_way() && !stuck_since_) stuck_since_ = now;
+}
+
+void StagingGate::freed() {
+  short_ = false;
+  refused_.clear();
+}
+
+void StagingGate::group_changed(const SliceInfo& info) {
+  if (info.group_size <= 1) return;
+  SliceIndex open = 0;
+  for (SliceIndex i = 0; i < info.group_size; ++i) {
+    if (slices_.is_open(info.group_first + i)) ++open;
+  }
+  if (open > 0 && open < info.group_size) {
+    begun_groups_.insert(info.group_first);
+  } else {
+    begun_groups_.erase(info.group_first);
+  }
+}
+
+std::optional<Error> StagingGate::tick(TimePoint now) {
+  if (!short_) stuck_since_.reset();
+  if (!short_ || slices_.any_under_way()) return std::nullopt;
+  if (!stuck_since_) stuck_since_ = now;
+  if (now - *stuck_since_ < patience_) {
+    freed();
+    return std::nullopt;
+  }
+  if (begun_groups_.empty()) {
+    return Error(ErrorCode::kExhausted, "no staging memory for a single slice: raise its budget");
+  }
+  // Other sources may bring the missing parts: this is not the end of the pull.
+  return Error(ErrorCode::kUnavailable,
+               fmt::format("{} tiles that come in parts wait for a part that no source brings",
+                           begun_groups_.size()));
 }
 
 }  // namespace rekindle::transport

@@ -16,8 +16,8 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
-#include "transport/tcp/tcp_listener.h"
 #include "transport/tcp/tcp_server_stream.h"
+#include "transport/tcp/tcp_socket.h"
 
 namespace rekindle::transport::tcp {
 

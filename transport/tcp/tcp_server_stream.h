@@ -12,7 +12,6 @@
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/unique_fd.h"
-#include "transport/rate_limiter.h"
 #include "transport/registry.h"
 #include "transport/tcp/sender.h"
 #include "transport/tcp/tcp_transport.h"

@@ -1,7 +1,6 @@
 #include "transport/schedule/batch_sources.h"
 
 #include "tests/transport/schedule/schedule_fixture.h"
-#include "transport/schedule/goodput.h"
 
 namespace rekindle::transport {
 namespace {

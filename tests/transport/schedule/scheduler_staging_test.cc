@@ -27,7 +27,7 @@ class StagedTiles {
       candidates_.push_back(SourceMask(slice % 2 == 0 ? 1 : 2));
     }
     BatchOptions options;
-    options.salt = seed;
+    options.order_seed = seed;
     scheduler_ = std::make_unique<Scheduler>(
         2 * tiles,
         [this](SliceIndex slice) {

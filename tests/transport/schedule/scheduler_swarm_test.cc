@@ -34,7 +34,7 @@ class SwarmScheduler : public ::testing::Test {
   PathId connect(SourceIndex source) {
     if (source != 0) {
       for (auto& mask : prospects_) mask.set(source);
-      scheduler_->add_neighbour(source, salts_[source]);
+      scheduler_->add_neighbour(source, order_seeds_[source]);
     }
     return scheduler_->add_path(source, "path of " + std::to_string(source), now_);
   }
@@ -61,7 +61,8 @@ class SwarmScheduler : public ::testing::Test {
 
   TimePoint now_{1s};
   BatchOptions options_;
-  std::map<SourceIndex, std::uint64_t> salts_;  // of neighbours; equal to ours: all is our part
+  std::map<SourceIndex, std::uint64_t>
+      order_seeds_;  // of neighbours; equal to ours: all is our part
   std::vector<SourceMask> candidates_;
   std::vector<SourceMask> prospects_;
   std::map<SliceIndex, PathId> path_of_;
@@ -98,13 +99,13 @@ TEST_F(SwarmScheduler, TheSourceIsAskedFirstForWhatNoNeighbourHolds) {
   for (const SliceIndex slice : all.at(1)) EXPECT_LT(slice, 20u);
 }
 
-// What is asked of the source, in order, by a puller with this salt whose neighbour has another and
-// gains nothing.
-std::vector<SliceIndex> asked_by(std::uint64_t salt, std::uint64_t neighbours_salt,
+// What is asked of the source, in order, by a puller with this order seed whose neighbour has
+// another and gains nothing.
+std::vector<SliceIndex> asked_by(std::uint64_t seed, std::uint64_t neighbours_seed,
                                  SliceIndex slices) {
   TimePoint now{1s};
   BatchOptions options;
-  options.salt = salt;
+  options.order_seed = seed;
   Scheduler scheduler(
       slices,
       [](SliceIndex slice) {
@@ -112,7 +113,7 @@ std::vector<SliceIndex> asked_by(std::uint64_t salt, std::uint64_t neighbours_sa
       },
       options, now);
   scheduler.add_path(0, "source", now);
-  scheduler.add_neighbour(1, neighbours_salt);
+  scheduler.add_neighbour(1, neighbours_seed);
   scheduler.add_path(1, "neighbour", now);
   std::vector<SliceIndex> asked;
   while (const auto post = scheduler.next_post(now)) {
@@ -142,8 +143,8 @@ TEST(SwarmParts, TwoPullersBeginWithPartsThatAreDifferentAndTogetherEverything) 
 
 TEST_F(SwarmScheduler, TheOrderOfTheBatchHoldsWithinOurPartAndForAllOfItOnceTheNeighbourIsGone) {
   constexpr SliceIndex kSlices = 64;
-  options_.salt = 17;
-  salts_[1] = 4711;
+  options_.order_seed = 17;
+  order_seeds_[1] = 4711;
   start(kSlices, kSwarmSlice);
   connect(0);
   const PathId neighbour = connect(1);

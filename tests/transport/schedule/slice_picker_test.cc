@@ -19,7 +19,7 @@ class SlicePickerTest : public ScheduleFixture {
     picker.candidates_added(source, gained);
   }
   PathId add_neighbour(SourceIndex source) {
-    picker.add_neighbour(source, options.salt);
+    picker.add_neighbour(source, options.order_seed);
     return connect(source);
   }
 

@@ -1,6 +1,5 @@
-#include "transport/schedule/staging_gate.h"
-
 #include "tests/transport/schedule/schedule_fixture.h"
+#include "transport/schedule/slice_picker.h"
 
 namespace rekindle::transport {
 namespace {

@@ -1,6 +1,5 @@
-#include "transport/schedule/starvation_watch.h"
-
 #include "tests/transport/schedule/schedule_fixture.h"
+#include "transport/schedule/progress_watch.h"
 
 namespace rekindle::transport {
 namespace {

@@ -1,6 +1,5 @@
-#include "transport/schedule/stragglers.h"
-
 #include "tests/transport/schedule/schedule_fixture.h"
+#include "transport/schedule/reroute.h"
 
 namespace rekindle::transport {
 namespace {

@@ -118,7 +118,8 @@ void DirectPath::complete(const ibv_wc& completion) {
       retire(queue, *request, OpStatus::kOk);
       continue;
     }
-    retire(queue, *request, failure_status(completion.status, to_op_status(completion.status)));
+    retire(queue, *request,
+           failure_status(completion.status, to_op_status(completion.status), stopped()));
     stop(OpStatus::kPeerLost, explain(completion.status));
   }
 }
@@ -149,7 +150,7 @@ void DirectPath::finish_if_over(Queue& queue, std::uint16_t slot) {
     if (op.status == OpStatus::kOk) op.status = stopped();
   }
   queue.open_bytes -= op.bytes;
-  report(slot, op.read.wr_id, op.status);
+  op_slots_.report(slot, op.read.wr_id, op.status);
 }
 
 // --- the end

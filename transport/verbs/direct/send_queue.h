@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "transport/verbs/direct/op_expander.h"
-#include "transport/verbs/memory/bounce_pool.h"
+#include "transport/verbs/memory/local_memory.h"
 
 // The requests that are out on one queue pair, in order. One thread uses it.
 namespace rekindle::transport::verbs {

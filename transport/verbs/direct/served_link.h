@@ -6,7 +6,6 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
-#include "transport/verbs/direct/memory_windows.h"
 #include "transport/verbs/link/link_revocation.h"
 #include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/link/verbs_wire.h"

@@ -1,6 +1,12 @@
 #include "transport/verbs/link/link_revocation.h"
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace rekindle::transport::verbs {
@@ -28,6 +34,85 @@ void SourceLink::revoke_all(std::span<SourceLink* const> links) {
   for (auto* link : open) link->stop(invalidated_by);
   const TimePoint flushed_by = std::chrono::steady_clock::now() + kInvalidateDeadline;
   for (auto* link : open) link->release(flushed_by);
+}
+
+namespace {
+
+constexpr auto kCompletionNap = std::chrono::microseconds(50);
+
+}  // namespace
+
+// A window of type 2B belongs to the queue pair that bound it.
+Result<void> MemoryWindows::bind(const Piece& piece, RemoteWindow& out, TimePoint deadline) {
+  Api& api = connection_.api();
+  for (std::size_t i = 0; i < connection_.queue_pair_count(); ++i) {
+    Window window;
+    window.handle = MwHandle(api.alloc_mw(connection_.rail().device().pd(), IBV_MW_TYPE_2), {&api});
+    if (!window.handle) {
+      return fail(ErrorCode::kExhausted, "{}: no memory window left for region {}.{}: {}",
+                  connection_.rail().name(), out.region.region, out.region.generation,
+                  std::strerror(errno));
+    }
+    window.queue_pair = i;
+    window.key = ibv_inc_rkey(window.handle->rkey);
+    ibv_send_wr request{};
+    request.opcode = IBV_WR_BIND_MW;
+    request.send_flags = IBV_SEND_SIGNALED;
+    request.bind_mw.mw = window.handle.get();
+    request.bind_mw.rkey = window.key;
+    request.bind_mw.bind_info = {piece.mr, piece.address, piece.bytes, IBV_ACCESS_REMOTE_READ};
+    out.keys.push_back(window.key);
+    windows_.push_back(std::move(window));
+    TRY_VOID(post(i, request, deadline));
+  }
+  return {};
+}
+
+void MemoryWindows::post_invalidations(TimePoint deadline) {
+  for (const auto& window : windows_) {
+    ibv_send_wr request{};
+    request.opcode = IBV_WR_LOCAL_INV;
+    request.send_flags = IBV_SEND_SIGNALED;
+    request.invalidate_rkey = window.key;
+    // It fails when the queue pair is down already.
+    if (!post(window.queue_pair, request, deadline)) return;
+  }
+}
+
+Result<void> MemoryWindows::post(std::size_t queue_pair, ibv_send_wr& request, TimePoint deadline) {
+  if (posted_[queue_pair] >= connection_.send_depth()) TRY_VOID(settle(deadline));
+  ibv_send_wr* bad = nullptr;
+  request.wr_id = queue_pair;
+  const int error = connection_.api().post_send(connection_.queue_pair(queue_pair), &request, &bad);
+  if (error != 0) {
+    return fail(ErrorCode::kUnavailable, "{}: post to a queue pair: {}", connection_.rail().name(),
+                std::strerror(error));
+  }
+  ++posted_[queue_pair];
+  return {};
+}
+
+Result<void> MemoryWindows::settle(TimePoint deadline) {
+  std::array<ibv_wc, 16> completions;
+  ibv_wc_status worst = IBV_WC_SUCCESS;
+  while (std::any_of(posted_.begin(), posted_.end(), [](std::size_t count) { return count > 0; })) {
+    const int count = connection_.api().poll_cq(
+        connection_.cq(), static_cast<int>(completions.size()), completions.data());
+    for (int i = 0; i < count; ++i) {
+      const ibv_wc& wc = completions[static_cast<std::size_t>(i)];
+      if (wc.wr_id < posted_.size()) --posted_[wc.wr_id];
+      if (worst == IBV_WC_SUCCESS) worst = wc.status;
+    }
+    if (count > 0) continue;
+    if (count < 0 || std::chrono::steady_clock::now() >= deadline) {
+      return fail(ErrorCode::kTimeout, "{}: the NIC does not complete its requests",
+                  connection_.rail().name());
+    }
+    std::this_thread::sleep_for(kCompletionNap);
+  }
+  if (worst == IBV_WC_SUCCESS) return {};
+  return fail(ErrorCode::kUnavailable, "{}: bind a memory window: {}", connection_.rail().name(),
+              ibv_wc_status_str(worst));
 }
 
 }  // namespace rekindle::transport::verbs

@@ -4,6 +4,9 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include <fcntl.h>
 
@@ -237,6 +240,25 @@ bool Connection::take_event() {
   if (api().get_cq_event(channel_.get(), &cq, &context) != 0) return false;
   api().ack_cq_events(cq, 1);  // destroying a queue waits for this
   return true;
+}
+
+std::future<void> start_thread(std::function<void()> work) {
+  return std::async(std::launch::async, std::move(work));
+}
+
+void run_together(std::size_t count, const std::function<void(std::size_t)>& body,
+                  const StartThread& start) {
+  std::vector<std::future<void>> running;
+  running.reserve(count);
+  try {
+    while (running.size() + 1 < count) {
+      running.push_back(start([&body, i = running.size()] { body(i); }));
+    }
+  } catch (const std::system_error&) {
+    // The caller runs the others.
+  }
+  for (std::size_t i = running.size(); i < count; ++i) body(i);
+  for (auto& one : running) one.get();
 }
 
 }  // namespace rekindle::transport::verbs

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -104,5 +106,13 @@ ibv_mtu to_ibv_mtu(std::uint32_t bytes);
 OpStatus to_op_status(ibv_wc_status status);
 // A text for logs.
 std::string explain(ibv_wc_status status);
+
+using StartThread = std::function<std::future<void>(std::function<void()>)>;
+std::future<void> start_thread(std::function<void()> work);
+
+// Runs body(0) … body(count - 1) in parallel and waits for all. The caller's thread runs the last
+// one, and all that no thread could be started for (std::system_error), one by one.
+void run_together(std::size_t count, const std::function<void(std::size_t)>& body,
+                  const StartThread& start = start_thread);
 
 }  // namespace rekindle::transport::verbs

@@ -11,7 +11,7 @@
 #include "src/base/log.h"
 #include "transport/verbs/direct/direct_path.h"
 #include "transport/verbs/link/rail_pairs.h"
-#include "transport/verbs/link/run_together.h"
+#include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/staged/staged_path.h"
 #include "transport/verbs/verbs_transport.h"

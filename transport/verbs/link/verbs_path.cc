@@ -15,34 +15,65 @@ namespace {
 constexpr std::size_t kCompletionsPerPoll = 64;
 // A path looks for a bounce block again after this time.
 constexpr Duration kBounceBlockRetry = std::chrono::milliseconds(1);
-// A queue pair in ERR reports everything at once. One that has not done so by then is destroyed.
+// A queue pair in ERR reports all its requests at once. After this time it is destroyed.
 constexpr Duration kFlushTime = std::chrono::seconds(2);
 
-}  // namespace
-
-VerbsPath::VerbsPath(VerbsPathParts parts)
-    : parts_(std::move(parts)),
-      home_{parts_.connection->rail().name(), parts_.connection->rail().device().cpus()},
-      memory_(parts_.memory, parts_.connection->rail().device()),
-      done_(kMaxOps) {
-  for (std::size_t slot = kMaxOps; slot > 0; --slot) {
-    free_slots_.push_back(static_cast<std::uint16_t>(slot - 1));
-  }
-  memory_.refresh();
-}
-
-VerbsPath::~VerbsPath() {
-  assert(in_flight() == 0 && "a Path with ops in flight was destroyed: abort() and poll() first");
-}
-
-// --- ops
-
-OpStatus VerbsPath::check(const ReadOp& op) const {
-  const auto region = parts_.windows.region(op.remote);
+// Whether the session may read the bytes of `op`.
+OpStatus check(const ReadOp& op, const RemoteWindows& windows) {
+  const auto region = windows.region(op.remote);
   if (region.status != OpStatus::kOk) return region.status;
   const StridedRange range{op.remote_offset, op.run_bytes, op.count, op.remote_stride};
   return fits(range, region.bytes) ? OpStatus::kOk : OpStatus::kInvalid;
 }
+
+}  // namespace
+
+OpSlots::OpSlots() : done_(kMaxOps) {
+  for (std::size_t slot = kMaxOps; slot > 0; --slot) {
+    free_.push_back(static_cast<std::uint16_t>(slot - 1));
+  }
+}
+
+OpSlots::~OpSlots() {
+  assert(in_flight() == 0 && "a Path with ops in flight was destroyed: abort() and poll() first");
+}
+
+std::uint16_t OpSlots::take() {
+  const std::uint16_t slot = free_.back();
+  free_.pop_back();
+  ++taken_;
+  return slot;
+}
+
+void OpSlots::report(std::uint16_t slot, std::uint64_t wr_id, OpStatus status) {
+  done_[(done_head_ + done_count_++) % kMaxOps] = {wr_id, status};
+  free_.push_back(slot);
+}
+
+std::size_t OpSlots::poll(std::span<Completion> out) {
+  std::size_t count = 0;
+  for (; count < out.size() && done_count_ > 0; ++count, --done_count_) {
+    out[count] = done_[done_head_];
+    done_head_ = (done_head_ + 1) % kMaxOps;
+  }
+  polled_ += count;
+  return count;
+}
+
+OpStatus failure_status(ibv_wc_status status, OpStatus own, OpStatus stopped) {
+  const bool flushed = status == IBV_WC_WR_FLUSH_ERR && stopped != OpStatus::kOk;
+  // After abort() the cause of a failed read does not matter.
+  return flushed || stopped == OpStatus::kAborted ? stopped : own;
+}
+
+VerbsPath::VerbsPath(VerbsPathParts parts)
+    : parts_(std::move(parts)),
+      home_{parts_.connection->rail().name(), parts_.connection->rail().device().cpus()},
+      memory_(parts_.memory, parts_.connection->rail().device()) {
+  memory_.refresh();
+}
+
+// --- ops
 
 Result<std::size_t> VerbsPath::post(std::span<const ReadOp> ops) {
   stop_if_rail_moved();
@@ -51,20 +82,12 @@ Result<std::size_t> VerbsPath::post(std::span<const ReadOp> ops) {
                 why_broken_.empty() ? "aborted" : why_broken_);
   }
   std::size_t taken = 0;
-  while (taken < ops.size() && !free_slots_.empty() && in_flight() < kMaxOps) {
+  while (taken < ops.size() && op_slots_.has_room()) {
     const ReadOp& op = ops[taken++];
-    const std::uint16_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    ++taken_;
-    accept(slot, op, check(op));
+    accept(op_slots_.take(), op, check(op, parts_.windows));
   }
   if (taken > 0) pump_if_running();
   return taken;
-}
-
-void VerbsPath::report(std::uint16_t slot, std::uint64_t wr_id, OpStatus status) {
-  done_[(done_head_ + done_count_++) % kMaxOps] = {wr_id, status};
-  free_slots_.push_back(slot);
 }
 
 std::size_t VerbsPath::poll(std::span<Completion> out) {
@@ -72,16 +95,14 @@ std::size_t VerbsPath::poll(std::span<Completion> out) {
   (void)drain_completions();
   if (running()) {
     pump_if_running();
-  } else if (in_flight() > done_count_ && std::chrono::steady_clock::now() >= drain_by_) {
-    force_drain();
+  } else if (in_flight() > op_slots_.done() && std::chrono::steady_clock::now() >= drain_by_) {
+    // The device does not say how the requests ended. Without queue pairs there are none.
+    log::warn("verbs.forced_drain", "path", parts_.description, "hint",
+              "the NIC did not report all that was posted; its queue pairs were destroyed");
+    parts_.connection->destroy_queue_pairs();
+    end_outstanding();
   }
-  std::size_t count = 0;
-  for (; count < out.size() && done_count_ > 0; ++count, --done_count_) {
-    out[count] = done_[done_head_];
-    done_head_ = (done_head_ + 1) % kMaxOps;
-  }
-  reported_ += count;
-  return count;
+  return op_slots_.poll(out);
 }
 
 void VerbsPath::pump_if_running() {
@@ -123,7 +144,7 @@ bool VerbsPath::arm() {
     armed_ = true;
   }
   // Completions that came before the arming raise no event.
-  return !drain_completions() && done_count_ == 0;
+  return !drain_completions() && op_slots_.done() == 0;
 }
 
 std::optional<TimePoint> VerbsPath::wake_at() const {
@@ -150,12 +171,6 @@ bool VerbsPath::drain_completions() {
   return count > 0;
 }
 
-OpStatus VerbsPath::failure_status(ibv_wc_status status, OpStatus own) const {
-  const bool flushed = status == IBV_WC_WR_FLUSH_ERR && !running();
-  // After abort() nobody asks why a read did not make it.
-  return flushed || stopped_ == OpStatus::kAborted ? stopped_ : own;
-}
-
 // --- the end
 
 void VerbsPath::stop_if_rail_moved() {
@@ -171,14 +186,6 @@ void VerbsPath::stop(OpStatus status, std::string why) {
   drain_by_ = std::chrono::steady_clock::now() + kFlushTime;
   parts_.connection->stop();
   end_unsent();
-}
-
-// The device does not say how the requests ended. Without queue pairs there are none.
-void VerbsPath::force_drain() {
-  log::warn("verbs.forced_drain", "path", parts_.description, "hint",
-            "the NIC did not report all that was posted; its queue pairs were destroyed");
-  parts_.connection->destroy_queue_pairs();
-  end_outstanding();
 }
 
 }  // namespace rekindle::transport::verbs

@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "transport/path.h"
-#include "transport/rate_limiter.h"
+#include "transport/registry.h"
 #include "transport/verbs/direct/op_expander.h"
-#include "transport/verbs/link/remote_windows.h"
 #include "transport/verbs/link/verbs_connection.h"
-#include "transport/verbs/memory/bounce_pool.h"
+#include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/memory/local_memory.h"
 
 namespace rekindle::transport::verbs {
@@ -29,20 +28,55 @@ struct VerbsPathParts {
   std::unique_ptr<Connection> connection;
 };
 
+// The slots of a path's ops, and the completions that wait for poll(). One thread uses it. Its
+// memory is fixed.
+class OpSlots {
+ public:
+  static constexpr std::size_t kMaxOps = 256;
+
+  OpSlots();
+  ~OpSlots();
+  OpSlots(const OpSlots&) = delete;
+  OpSlots& operator=(const OpSlots&) = delete;
+
+  bool has_room() const { return !free_.empty() && in_flight() < kMaxOps; }
+  // The slot of a new op. With room only.
+  std::uint16_t take();
+  // The op of this slot is over.
+  void report(std::uint16_t slot, std::uint64_t wr_id, OpStatus status);
+  // Moves completions to `out` and returns how many.
+  std::size_t poll(std::span<Completion> out);
+
+  // Taken and not polled yet.
+  std::size_t in_flight() const { return taken_ - polled_; }
+  // Reported and not polled yet.
+  std::size_t done() const { return done_count_; }
+
+ private:
+  std::vector<std::uint16_t> free_;
+  std::vector<Completion> done_;  // a ring of kMaxOps
+  std::size_t done_head_ = 0;
+  std::size_t done_count_ = 0;
+  std::uint64_t taken_ = 0;
+  std::uint64_t polled_ = 0;
+};
+
+// The status of an op whose request failed on a path that has `stopped` (kOk: it runs). `own`
+// follows from the request's status alone.
+OpStatus failure_status(ibv_wc_status status, OpStatus own, OpStatus stopped);
+
 // The part of an RDMA path that does not depend on how the bytes are read: it takes ops into slots,
 // reports their completions, keeps to the rate, waits for the device, and ends. DirectPath reads
 // the source's regions; StagedPath reads blocks that the source fills. One poller thread uses a
 // path. Its memory is fixed when it is made: nothing is allocated per op.
 class VerbsPath : public Path, protected AddressBook {
  public:
-  static constexpr std::size_t kMaxOps = 256;
-
-  ~VerbsPath() override;
+  static constexpr std::size_t kMaxOps = OpSlots::kMaxOps;
 
   Result<std::size_t> post(std::span<const ReadOp> ops) final;
   std::size_t poll(std::span<Completion> out) final;
   void abort() final { stop(OpStatus::kAborted, {}); }
-  std::size_t in_flight() const final { return taken_ - reported_; }
+  std::size_t in_flight() const final { return op_slots_.in_flight(); }
   std::uint64_t bytes_landed() const final { return bytes_landed_; }
   int wait_fd() const final { return parts_.connection->event_fd(); }
   bool arm() final;
@@ -73,12 +107,8 @@ class VerbsPath : public Path, protected AddressBook {
   OpStatus stopped() const { return stopped_; }
   LocalSpan local(const std::byte* address) const final { return memory_.find(address); }
 
-  // The op of this slot is over.
-  void report(std::uint16_t slot, std::uint64_t wr_id, OpStatus status);
   // Bytes of a request have arrived: copies them home if they were bounced.
   OpStatus land(const ReadOp& op, const ReadRequest& request, const std::byte* block);
-  // The status of an op whose request failed. `own` follows from the request's status alone.
-  OpStatus failure_status(ibv_wc_status status, OpStatus own) const;
   // How many of `wanted` bytes the session's rate lets through now. 0: poll() is due when it does.
   // With parts_.limiter only.
   std::uint64_t take_rate(std::uint64_t wanted);
@@ -86,27 +116,20 @@ class VerbsPath : public Path, protected AddressBook {
   BouncePool::Block acquire_block();
   void wake_by(TimePoint at) { wake_at_ = std::min(wake_at_.value_or(at), at); }
   void stop(OpStatus status, std::string why);
-  // Nobody will hear of some requests: the next poll() destroys the queue pairs.
+  // The device will not report some requests: the next poll() destroys the queue pairs.
   void drain_by_force() { drain_by_ = {}; }
 
   const VerbsPathParts parts_;
+  OpSlots op_slots_;
 
  private:
-  OpStatus check(const ReadOp& op) const;
   void pump_if_running();
   bool drain_completions();
   void stop_if_rail_moved();
-  void force_drain();
 
   const PollerHome home_;
   LocalMemoryView memory_;
 
-  std::vector<std::uint16_t> free_slots_;
-  std::vector<Completion> done_;  // a ring of kMaxOps
-  std::size_t done_head_ = 0;
-  std::size_t done_count_ = 0;
-  std::uint64_t taken_ = 0;
-  std::uint64_t reported_ = 0;
   std::uint64_t bytes_landed_ = 0;
 
   bool armed_ = false;

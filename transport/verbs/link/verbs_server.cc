@@ -15,7 +15,7 @@
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
 #include "transport/verbs/direct/served_link.h"
-#include "transport/verbs/link/run_together.h"
+#include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/staged/stage_service.h"
 #include "transport/verbs/verbs_transport.h"

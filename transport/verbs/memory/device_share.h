@@ -71,7 +71,7 @@ struct Registration {
 Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint64_t offset,
                              std::uint64_t bytes, MemoryUse use);
 
-// Whether the device refuses a read-only mapping of a file. Tries it with a file of its own.
+// Whether the device refuses a read-only mapping of a file. Tries it with a temporary file.
 bool refuses_read_only(DeviceShare& share);
 
 // --- GPU memory, by dmabuf. This has not run with a NIC that accepts it.

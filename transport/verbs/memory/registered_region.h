@@ -13,13 +13,32 @@
 #include "src/base/worker_pool.h"
 #include "transport/verbs/memory/device_share.h"
 #include "transport/verbs/memory/memory_registrar.h"
-#include "transport/verbs/memory/piece_plan.h"
 #include "transport/verbs/memory/registration_limit.h"
 
 // The registrations of one region on all devices. The region is cut into strides. A stride is
 // faulted in once, checked for NUMA borders, and cut into pieces for each device. One worker at a
 // time serves a device. It publishes its pieces without locks.
 namespace rekindle::transport::verbs {
+
+// [offset, offset + bytes) of a region.
+struct Cut {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  bool operator==(const Cut&) const = default;
+};
+
+struct CutRules {
+  // The device's maximum or the piece size, the smaller one.
+  std::uint64_t max_bytes = std::uint64_t{1} << 30;
+  std::uint64_t alignment = 2 << 20;  // borders lie on multiples of it (of the address)
+  // The NUMA node of the page at this address; -1: unknown. Called once per `alignment`. Without
+  // this function there are no cuts by node.
+  std::function<int(std::uint64_t address)> node_at;
+};
+
+// The pieces in which a region of `bytes` at `address` is registered: complete, in order, and each
+// on one NUMA node as far as is known. Pure.
+std::vector<Cut> plan_pieces(std::uint64_t address, std::uint64_t bytes, const CutRules& rules);
 
 struct RegionPlan {
   std::uint64_t max_piece_bytes = 0;

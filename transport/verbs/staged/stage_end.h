@@ -44,8 +44,8 @@ class StageEnd {
   enum class Turn { kIdle, kMore, kOver };
   Turn turn();
 
-  // Whether the request is for the same rails of the same session: nobody uses this link any more
-  // then.
+  // Whether the request is for the same rails of the same session. If so, the puller has left this
+  // link.
   bool replaced_by(const Session& session, const Rail& rail, const LinkRequest& request) const;
   // Stops serving, for example after the puller broke the rules. over() from then on. From any
   // thread, without a system call: the owner revokes the link.

@@ -13,7 +13,7 @@ namespace rekindle::transport::verbs {
 namespace {
 
 constexpr std::uint32_t kLeastBlockBytes = 16 << 10;
-// Where the sent message begins in the page of messages: on a cache line of its own.
+// The place of the sent message in the page of messages. It has a separate cache line.
 constexpr std::size_t kSentAt = 128;
 // A link gets at most one in this many of the free blocks.
 constexpr std::size_t kLinkShareOfFree = 4;
@@ -90,6 +90,26 @@ void StagePool::release(const std::vector<StageBlock>& blocks) {
   for (const StageBlock& block : blocks) std::memset(block.data, 0, block_bytes_ + kPageBytes);
   const std::lock_guard lock(mutex_);
   free_.insert(free_.end(), blocks.begin(), blocks.end());
+}
+
+Result<std::unique_ptr<StageControl>> StageControl::create(Device& device) {
+  static_assert((2 * kMaxStageBlocks + 1) * kStageMessageBytes <= kPageBytes);
+  std::unique_ptr<StageControl> control(new StageControl);
+  void* const page =
+      ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return fail_errno(errno, "messages of a staged link: mmap");
+  control->page_ = static_cast<std::byte*>(page);
+  // A child must not share a page that a NIC writes to.
+  (void)::madvise(page, kPageBytes, MADV_DONTFORK);
+  control->mr_ = MrHandle(
+      device.api().reg_mr(device.pd(), page, kPageBytes, IBV_ACCESS_LOCAL_WRITE), {&device.api()});
+  if (!control->mr_) return fail_errno(errno, device.name() + ": register messages");
+  return control;
+}
+
+StageControl::~StageControl() {
+  mr_.reset();
+  if (page_ != nullptr) ::munmap(page_, kPageBytes);
 }
 
 }  // namespace rekindle::transport::verbs

@@ -2,11 +2,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "src/base/result.h"
 #include "transport/verbs/device/fabric.h"
+#include "transport/verbs/staged/stage_wire.h"
 
 namespace rekindle::transport::verbs {
 
@@ -50,6 +54,32 @@ class StagePool {
   std::vector<MrHandle> regions_;
   std::mutex mutex_;
   std::vector<StageBlock> free_;  // guarded by mutex_
+};
+
+// The puller's messages of one staged link, in a registered page.
+class StageControl {
+ public:
+  static Result<std::unique_ptr<StageControl>> create(Device& device);
+  ~StageControl();
+  StageControl(const StageControl&) = delete;
+  StageControl& operator=(const StageControl&) = delete;
+
+  std::span<std::byte> to_receive(std::size_t index) const { return at(index); }
+  std::span<std::byte> to_send(std::size_t index) const { return at(kMaxStageBlocks + index); }
+  std::span<std::byte> scratch() const { return at(2 * kMaxStageBlocks).first(8); }
+  ibv_sge entry(std::span<const std::byte> bytes) const {
+    return {reinterpret_cast<std::uint64_t>(bytes.data()), static_cast<std::uint32_t>(bytes.size()),
+            mr_->lkey};
+  }
+
+ private:
+  StageControl() = default;
+  std::span<std::byte> at(std::size_t index) const {
+    return {page_ + index * kStageMessageBytes, kStageMessageBytes};
+  }
+
+  std::byte* page_ = nullptr;
+  MrHandle mr_;
 };
 
 }  // namespace rekindle::transport::verbs

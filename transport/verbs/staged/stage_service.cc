@@ -13,7 +13,7 @@
 #include "src/base/log.h"
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
-#include "transport/verbs/link/run_together.h"
+#include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/memory/registration_limit.h"
 
 namespace rekindle::transport::verbs {

@@ -99,7 +99,7 @@ Result<void> StagedPath::prove(TimePoint deadline) {
 
 void StagedPath::accept(std::uint16_t slot, const ReadOp& op, OpStatus status) {
   if (status != OpStatus::kOk || op.total_bytes() == 0) {
-    report(slot, op.wr_id, status);
+    op_slots_.report(slot, op.wr_id, status);
   } else {
     queue_.add(slot, op);
   }
@@ -261,8 +261,9 @@ void StagedPath::complete(const ibv_wc& completion) {
   if (kind == Kind::kRequest) slot.sending = false;
   if (kind == Kind::kReceive && good) take_answer(index, completion.byte_len);
   if (kind == Kind::kRead && slot.state == Slot::State::kReading && slot.sequence == sequence) {
-    end_part(slot, good ? land_part(slot)
-                        : failure_status(completion.status, read_status(completion.status)));
+    end_part(slot,
+             good ? land_part(slot)
+                  : failure_status(completion.status, read_status(completion.status), stopped()));
   }
   if (good) return;
   if (kind == Kind::kPing && running()) {
@@ -292,7 +293,7 @@ void StagedPath::take_answer(std::size_t index, std::size_t bytes) {
   slot.state = Slot::State::kAnswered;
 }
 
-// The bytes of the proof are nobody's: they do not count as landed.
+// The bytes of the proof belong to no slice: they do not count as landed.
 OpStatus StagedPath::land_part(const Slot& slot) {
   return proving_ ? OpStatus::kOk : land(slot.part.read, slot.landing, slot.bounce.data);
 }
@@ -301,7 +302,7 @@ void StagedPath::end_part(Slot& slot, OpStatus status) {
   if (slot.bounce.data != nullptr) parts_.bounce->release(std::exchange(slot.bounce, {}));
   slot.state = Slot::State::kFree;
   queue_.end(slot.part, status, [this](std::uint16_t op, std::uint64_t wr_id, OpStatus how) {
-    report(op, wr_id, how);
+    op_slots_.report(op, wr_id, how);
   });
 }
 
@@ -314,7 +315,7 @@ void StagedPath::end_unsent() {
     if (waits) end_part(slot, stopped());
   }
   queue_.end_rest(stopped(), [this](std::uint16_t op, std::uint64_t wr_id, OpStatus how) {
-    report(op, wr_id, how);
+    op_slots_.report(op, wr_id, how);
   });
 }
 

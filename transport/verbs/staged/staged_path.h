@@ -7,7 +7,7 @@
 #include "transport/verbs/link/verbs_path.h"
 #include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/staged/part_queue.h"
-#include "transport/verbs/staged/stage_control.h"
+#include "transport/verbs/staged/stage_pool.h"
 #include "transport/verbs/staged/stage_wire.h"
 
 namespace rekindle::transport::verbs {
