@@ -9,7 +9,7 @@
 
 #include "proto/common.pb.h"
 #include "recovery/rpc/rpc.h"
-#include "recovery/swarm/held_tiles.h"
+#include "recovery/swarm/have_feed.h"
 #include "src/async/task.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"

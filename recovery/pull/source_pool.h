@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "recovery/pull/pull_context.h"
-#include "recovery/pull/source_standing.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_table.h"
 #include "recovery/pull/transfer.h"
 #include "src/async/task.h"

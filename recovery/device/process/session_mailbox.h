@@ -18,8 +18,6 @@
 
 namespace rekindle::device {
 
-class WorkerDeliver;
-
 // Wakes a thread that polls. Any thread rings it; however often it rang, the thread wakes once.
 class Bell {
  public:
@@ -114,13 +112,5 @@ class Mailbox {
   mutable std::mutex mutex_;
   News news_;
 };
-
-// A device does not say when it is done, so a session's thread asks it: at once at first, then with
-// pauses in proportion to the time that the device has taken already. nullopt: now.
-std::optional<Duration> pause_before_asking(Duration quiet);
-
-// Sleeps until the worker or the mailbox has something to say, at most `pause`. `worker` is null
-// when it is lost.
-void sleep_for(Duration pause, const WorkerDeliver* worker, const Mailbox& mailbox);
 
 }  // namespace rekindle::device
