@@ -20,8 +20,8 @@
 
 namespace rekindle::pull {
 
-// What a pull tells its user and the coordinator while it runs: phases, bytes, and a line for each
-// source and transport over all transfers. Control thread only.
+// Collects the progress of a pull for its user and for the coordinator: phases, bytes, and a line
+// for each source and transport over all transfers. Control thread only.
 class PullProgress {
  public:
   PullProgress(std::string model, OnProgress on_progress);
@@ -31,7 +31,7 @@ class PullProgress {
   void set_version(const ModelVersion& id) { id_ = id; }
   void set_total(std::uint64_t bytes) { bytes_total_ = bytes; }
   void enter_phase(const std::string& name, TimePoint now);
-  // With one line worth showing, or "".
+  // Sends the progress now. `note`: one line for the user, or "".
   void show(std::string note = "");
 
   // Before each transfer: bytes that have verified already.
@@ -66,7 +66,7 @@ class PullProgress {
   std::map<std::string, SourceLine> lines_before_;
 };
 
-// What a pull wants, as far as it is known. TargetResolver fills it in from top to bottom.
+// The target of a pull. TargetResolver fills it in from top to bottom.
 struct PullTarget {
   Resolved resolved;
   std::shared_ptr<const Checkpoint> checkpoint;
@@ -74,7 +74,7 @@ struct PullTarget {
   std::optional<PackedLayout> packed;
 };
 
-// What the parts of one pull share. The job owns it.
+// The state that the parts of one pull share. The job owns it.
 struct PullContext {
   const PullEnvironment& environment;
   const PullRequest request;

@@ -109,7 +109,7 @@ class Silence {
   Silence(std::chrono::milliseconds patience, TimePoint now) : patience_(patience), since_(now) {}
 
   void heard(TimePoint when) { since_ = std::max(since_, when); }
-  // This process was stopped for `pause`, which was no source's silence.
+  // This process was stopped for `pause`. That time does not count as silence.
   void forgive(Duration pause) { since_ += pause; }
 
   bool over(TimePoint now) const { return now - since_ >= patience_; }
@@ -118,7 +118,8 @@ class Silence {
         std::chrono::duration_cast<std::chrono::milliseconds>(since_ + patience_ - now);
     return std::max(left, std::chrono::milliseconds(0));
   }
-  // How long a step may take that wants `wanted`. At least 1 ms: a deadline, not "none".
+  // The time that a step may take, at most `wanted`. At least 1 ms, because 0 would mean no
+  // deadline.
   std::chrono::milliseconds at_most(std::chrono::milliseconds wanted, TimePoint now) const {
     return std::clamp(left(now), std::chrono::milliseconds(1), wanted);
   }
@@ -165,8 +166,8 @@ class RailKeeper {
 inline constexpr int kLossesToBan = 3;
 inline constexpr std::uint32_t kWrongSlicesToQuarantine = 2;
 
-// What one pull knows of each source's conduct, over all its transfers. A source that is lost again
-// and again, or that sent wrong bytes, is not asked again. Pure.
+// Counts the faults of each source over all transfers of one pull. A source that is lost
+// repeatedly, or that sent wrong bytes, is not asked again.
 class SourceStanding {
  public:
   bool banned(const Incarnation& source) const { return banned_.contains(source); }

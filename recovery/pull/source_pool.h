@@ -39,9 +39,9 @@ class SourcePool {
   void add_local();
   // A fallback directory that was not read yet.
   bool has_fallback() const { return !context_.request.fallback.empty() && !fallback_used_; }
-  // Where nobody could say what the version consists of, the directory says so.
+  // Learns the checkpoint from the directory if no source could give it.
   async::Task<Result<void>> add_fallback();
-  // No source with this layout is asked for it.
+  // From now on no source is asked for this layout.
   void know_layout(const Layout& layout);
 
   // Outside of a transfer.

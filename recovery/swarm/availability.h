@@ -94,8 +94,8 @@ class SliceCandidates {
  public:
   // `growing`: sources of the plan that hold nothing until extend() or complete() says so.
   // `suspicion`: how often tiles of several sources have failed together in this pull. Above 0 the
-  // candidates of each group of slices are one source only, and another one each time: so a bad
-  // source shows itself.
+  // candidates of each group of slices are one source only, and another one each time: this exposes
+  // a bad source.
   SliceCandidates(std::shared_ptr<const planner::Plan> plan, transport::SourceMask growing,
                   std::uint32_t suspicion);
 

@@ -102,7 +102,8 @@ class AnnouncePolicy {
   std::optional<TimePoint> last_;
 };
 
-// The longest of the runs, at most `limit`. A part of the truth is true, and small.
+// The longest of the runs, at most `limit`. A subset of the held tiles is true as well, and
+// smaller.
 TileRuns summarize(TileRuns runs, std::size_t limit);
 
 }  // namespace rekindle::swarm

@@ -44,7 +44,7 @@ class Client : public std::enable_shared_from_this<Client> {
   // Closes when a frame was begun and did not end in time, or when the worker has been silent for
   // `silence`.
   void check(TimePoint now, std::chrono::milliseconds silence);
-  // This process did not run for so long: the messages of that time are still unread.
+  // This process did not run for `pause`. The messages of that time are still unread.
   void excuse(Duration pause) { socket_->excuse(pause); }
 
   ClientId id() const { return id_; }

@@ -82,7 +82,7 @@ class Mailbox {
 
   // Readable when there is news.
   int fd() const { return bell_.fd(); }
-  // What has come since the last time. `stop`, `ended` and `gone` stay set.
+  // Returns the news since the last call. `stop`, `ended` and `gone` stay set.
   News take() {
     bell_.hear();
     const std::lock_guard lock(mutex_);

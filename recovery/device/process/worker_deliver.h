@@ -118,12 +118,13 @@ class RoundDeliver final : public bucket::Deliver {
   TimePoint last_change_{};
 };
 
-// A device does not say when it is done, so a session's thread asks it: at once at first, then with
-// pauses in proportion to the time that the device has taken already. nullopt: now.
+// A device gives no signal when it is done, so a session's thread polls it. It polls without a
+// pause at first, and then pauses in proportion to the time that the device has already taken.
+// nullopt: poll now.
 std::optional<Duration> pause_before_asking(Duration quiet);
 
-// Sleeps until the worker or the mailbox has something to say, at most `pause`. `worker` is null
-// when it is lost.
+// Sleeps until the worker or the mailbox has a message, at most `pause`. `worker` is null when it
+// is lost.
 void sleep_for(Duration pause, const WorkerDeliver* worker, const Mailbox& mailbox);
 
 }  // namespace rekindle::device

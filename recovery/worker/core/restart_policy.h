@@ -17,11 +17,11 @@ struct RestartOptions {
   double jitter = 0.2;  // a fraction of the delay, in both directions
   // After a run of this length, earlier failures do not count.
   std::chrono::milliseconds healthy_after{60'000};
-  // After so many failures in a row the worker is not started again. 0: it always is.
+  // After this many failures in a row the worker is not started again. 0: no limit.
   int crash_loop = 5;
 };
 
-// Decides when, and whether, a supervised worker that failed is started again. Pure: the caller
+// Decides whether and when a supervised worker is started again after a failure. Pure: the caller
 // passes times and chance. After a healthy run the worker restarts at once, because a crash should
 // cost no more than the worker's own start.
 class RestartPolicy {
