@@ -39,10 +39,7 @@ function(rekindle_check_layering)
        ${CMAKE_SOURCE_DIR}/recovery/planner/*.h ${CMAKE_SOURCE_DIR}/recovery/planner/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.h ${CMAKE_SOURCE_DIR}/recovery/coordinator/core/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/swarm/*.h ${CMAKE_SOURCE_DIR}/recovery/swarm/*.cc
-       ${CMAKE_SOURCE_DIR}/recovery/pull/pull_rounds.h ${CMAKE_SOURCE_DIR}/recovery/pull/rail_keeper.*
-       ${CMAKE_SOURCE_DIR}/recovery/pull/silence.h ${CMAKE_SOURCE_DIR}/recovery/pull/slice_candidates.*
-       ${CMAKE_SOURCE_DIR}/recovery/pull/source_plan.* ${CMAKE_SOURCE_DIR}/recovery/pull/source_standing.h
-       ${CMAKE_SOURCE_DIR}/recovery/pull/transfer_policy.*
+       ${CMAKE_SOURCE_DIR}/recovery/pull/pull_policy.* ${CMAKE_SOURCE_DIR}/recovery/pull/source_plan.*
        ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.h ${CMAKE_SOURCE_DIR}/recovery/worker/core/*.cc
        ${CMAKE_SOURCE_DIR}/recovery/device/device_ledger.* ${CMAKE_SOURCE_DIR}/recovery/device/device_life.*
        ${CMAKE_SOURCE_DIR}/transport/schedule/*.h ${CMAKE_SOURCE_DIR}/transport/schedule/*.cc)

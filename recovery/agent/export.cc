@@ -13,7 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "recovery/pull/verified_file.h"
+#include "recovery/pull/tile_verifier.h"
 #include "src/base/failpoint.h"
 #include "src/base/unique_fd.h"
 #include "src/store/store_directory.h"

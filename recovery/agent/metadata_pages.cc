@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "recovery/pull/verified_file.h"
+#include "recovery/pull/tile_verifier.h"
 #include "recovery/rpc/convert.h"
 #include "src/async/offload.h"
 #include "src/base/units.h"

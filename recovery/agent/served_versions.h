@@ -12,7 +12,6 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/swarm/have_feed.h"
-#include "recovery/swarm/held_tiles.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/store/segment_store.h"

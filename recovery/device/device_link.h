@@ -56,7 +56,7 @@ class DeviceLink {
   void start();
   // Asks the process to end, then kills it.
   async::Task<void> close(std::chrono::milliseconds deadline);
-  // Who hears of the sessions; null: nobody.
+  // Receives the events of the sessions; null: nobody does.
   void tell_events(DeviceEvents* events) { events_ = events; }
 
   bool wants_copies() const { return life_.state() != DeviceLife::State::kOff; }
@@ -77,7 +77,7 @@ class DeviceLink {
   void stop_spread(std::uint64_t session, const std::string& why);
   // DeviceEvents::meeting_id answers, also when there is no process.
   void make_meeting_id(std::uint64_t number);
-  // Differs between two processes; "": none serves.
+  // Names the process that serves; no two processes have the same name. "": none serves.
   std::string life() const { return life_.name(); }
 
   LinkStatus status() const;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "recovery/pull/pull_environment.h"
-#include "recovery/pull/silence.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_table.h"
 #include "src/async/task.h"
 #include "transport/path.h"

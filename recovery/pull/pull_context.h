@@ -1,20 +1,72 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "recovery/pull/pull_environment.h"
-#include "recovery/pull/pull_progress.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/pull_types.h"
-#include "recovery/pull/silence.h"
 #include "recovery/pull/source_finder.h"
+#include "recovery/pull/source_table.h"
+#include "src/base/clock.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
+#include "transport/engine.h"
 
 namespace rekindle::pull {
 
-// What a pull wants, as far as it is known. TargetResolver fills it in from top to bottom.
+// Collects the progress of a pull for its user and for the coordinator: phases, bytes, and a line
+// for each source and transport over all transfers. Control thread only.
+class PullProgress {
+ public:
+  PullProgress(std::string model, OnProgress on_progress);
+
+  // The clock of the first phase starts.
+  void start(TimePoint now);
+  void set_version(const ModelVersion& id) { id_ = id; }
+  void set_total(std::uint64_t bytes) { bytes_total_ = bytes; }
+  void enter_phase(const std::string& name, TimePoint now);
+  // Sends the progress now. `note`: one line for the user, or "".
+  void show(std::string note = "");
+
+  // Before each transfer: bytes that have verified already.
+  void set_verified(std::uint64_t bytes) { bytes_done_ = bytes; }
+  void begin_transfer(SourceTable& sources);
+  void tick(const transport::BatchProgress& batch, SourceTable& sources);
+
+  std::uint64_t bytes_total() const { return bytes_total_; }
+  // For the coordinator.
+  PullReport report(const SourceTable& sources) const;
+  // Fills in the phases, the time and the sources of a summary.
+  void summarize(TransferSummary& summary, TimePoint now) const;
+
+ private:
+  void send(const transport::BatchProgress& batch, std::string note);
+  void add(const ActiveSource& source, const transport::SourceStats& stats);
+
+  const std::string model_;
+  const OnProgress on_progress_;
+  ModelVersion id_;
+  std::string phase_ = "resolve";
+  // Phases that have ended. A phase that comes again adds to its time.
+  std::vector<Phase> phases_;
+  TimePoint started_{};
+  TimePoint phase_started_{};
+  std::uint64_t bytes_total_ = 0;
+  // Bytes that had verified before the current transfer, and in it.
+  std::uint64_t bytes_done_ = 0;
+  std::uint64_t batch_bytes_ = 0;
+  // By source and transport: now, and when the current transfer began.
+  std::map<std::string, SourceLine> lines_;
+  std::map<std::string, SourceLine> lines_before_;
+};
+
+// The target of a pull. TargetResolver fills it in from top to bottom.
 struct PullTarget {
   Resolved resolved;
   std::shared_ptr<const Checkpoint> checkpoint;
@@ -22,7 +74,7 @@ struct PullTarget {
   std::optional<PackedLayout> packed;
 };
 
-// What the parts of one pull share. The job owns it.
+// The state that the parts of one pull share. The job owns it.
 struct PullContext {
   const PullEnvironment& environment;
   const PullRequest request;

@@ -9,7 +9,7 @@
 
 #include "proto/common.pb.h"
 #include "recovery/rpc/rpc.h"
-#include "recovery/swarm/held_tiles.h"
+#include "recovery/swarm/have_feed.h"
 #include "src/async/task.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
@@ -18,7 +18,7 @@
 
 namespace rekindle::pull {
 
-// What a pull uses of the agent that runs it. The agent owns it; it outlives every pull.
+// The parts of the agent that a pull uses. The agent owns them; they outlive every pull.
 struct PullEnvironment {
   boost::asio::any_io_executor executor;  // the control thread
   rpc::Identity identity;
@@ -38,7 +38,7 @@ struct PullEnvironment {
   std::function<void(const store::PendingVersion&, std::shared_ptr<const swarm::HeldTiles> held,
                      bool for_round)>
       share;
-  // Ends that for a copy that will not be committed. Nobody reads it any more when this returns.
+  // Ends that for a copy that will not be committed. When this returns, the copy has no readers.
   std::function<async::Task<void>(ModelVersion id, Digest root, Digest layout)> unshare;
   // Lets go of older versions of the model until `missing` is 0. An error says which stay, and why.
   std::function<async::Task<Result<void>>(ModelVersion wanted,

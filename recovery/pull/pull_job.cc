@@ -11,12 +11,12 @@
 
 #include "recovery/pull/pull_context.h"
 #include "recovery/pull/pull_destination.h"
-#include "recovery/pull/pull_rounds.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_plan.h"
 #include "recovery/pull/source_pool.h"
 #include "recovery/pull/target_resolver.h"
 #include "recovery/pull/transfer.h"
-#include "recovery/swarm/slice_order.h"
+#include "recovery/swarm/availability.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::pull {
@@ -69,7 +69,7 @@ class PullJob::Driver {
   std::set<std::string> failed_transports_;
   // The last bytes that several sources brought together and that did not verify.
   std::string wrong_together_;
-  std::uint32_t suspicion_ = 0;  // see SliceCandidates
+  std::uint32_t suspicion_ = 0;  // see swarm::SliceCandidates
   std::uint64_t resumed_bytes_ = 0;
 };
 

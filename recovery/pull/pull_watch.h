@@ -12,11 +12,12 @@
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
 
-// For those who read a pull's copy while it is filled, or write to it before the pull does.
+// Access to a pull's copy for code that reads it while it is filled, or writes to it before the
+// pull does.
 namespace rekindle::pull {
 
-// Tiles of a copy that somebody else than its pull writes in place, before the pull fetches
-// anything: a device keeps them when a broadcast brings them. Control thread only.
+// Tiles of a copy that another writer places before the pull fetches anything: a device keeps them
+// when a broadcast brings them. Control thread only.
 class Placing {
  public:
   using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;
@@ -24,7 +25,8 @@ class Placing {
   // `on_free` runs when nobody writes any more.
   explicit Placing(std::function<void()> on_free = {}) : writers_(std::move(on_free)) {}
 
-  // The pull fetches nothing while the lease is held. An empty lease: it has begun to.
+  // The pull fetches nothing while the lease is held. The lease is empty if the pull has begun to
+  // fetch.
   Lease begin() { return closed_ ? Lease() : writers_.grant(); }
   // Whole tiles that nobody writes again. Called before their writer lets go.
   void landed(const TileRuns& runs) { landed_.insert(landed_.end(), runs.begin(), runs.end()); }
@@ -42,8 +44,8 @@ class Placing {
   TileRuns landed_;
 };
 
-// A pull's copy once it has its place. A commit renames its files and changes nothing in them. What
-// is in `verified` stays as it is.
+// A pull's copy once it has its place. A commit renames its files and changes nothing in them.
+// Tiles in `verified` do not change any more.
 struct Arriving {
   std::shared_ptr<const Checkpoint> checkpoint;
   Layout layout;

@@ -9,7 +9,8 @@ using transport::SourceIndex;
 
 PlanSliceSource::PlanSliceSource(SliceWork work, WorkerPool& digest_pool, RangeProver prover)
     : destination_(work.destination),
-      candidates_(std::make_shared<SliceCandidates>(work.plan, work.growing, work.suspicion)),
+      candidates_(
+          std::make_shared<swarm::SliceCandidates>(work.plan, work.growing, work.suspicion)),
       staging_(std::make_shared<SliceStaging>(*work.plan)),
       verifier_(std::make_shared<SliceVerifier>(
           candidates_, staging_, batch_, TileVerifier(work.destination, work.verified),

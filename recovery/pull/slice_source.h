@@ -16,7 +16,7 @@ struct SliceWork {
   std::shared_ptr<store::PendingVersion> destination;
   std::shared_ptr<VerifiedTiles> verified;
   std::shared_ptr<PullCounters> counters;
-  // See SliceCandidates.
+  // See swarm::SliceCandidates.
   std::uint32_t suspicion = 0;
   transport::SourceMask growing = {};
 };
@@ -57,7 +57,7 @@ class PlanSliceSource final : public transport::SliceSource {
   void tell_gains(transport::SourceIndex source, std::vector<transport::SliceIndex> slices);
 
   const std::shared_ptr<store::PendingVersion> destination_;
-  const std::shared_ptr<SliceCandidates> candidates_;
+  const std::shared_ptr<swarm::SliceCandidates> candidates_;
   const std::shared_ptr<SliceStaging> staging_;
   const std::shared_ptr<BatchLink> batch_ = std::make_shared<BatchLink>();
   const std::shared_ptr<SliceVerifier> verifier_;

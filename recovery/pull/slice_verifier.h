@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -11,11 +12,47 @@
 #include <unordered_map>
 #include <vector>
 
-#include "recovery/pull/slice_candidates.h"
-#include "recovery/pull/slice_staging.h"
+#include "recovery/planner/plan.h"
 #include "recovery/pull/tile_verifier.h"
+#include "recovery/swarm/availability.h"
+#include "src/base/units.h"
 
 namespace rekindle::pull {
+
+// Memory for slices that cannot land in place: a bounded set of equal buffers. The slices of a
+// staged group share one buffer, which holds the bytes of some slices while others are still to
+// come. Thread-safe.
+class SliceStaging {
+ public:
+  explicit SliceStaging(const planner::Plan& plan) : plan_(plan) {}
+
+  // For one more slice that is read. kExhausted: all buffers are in use, try again after a leave().
+  Result<std::byte*> take(transport::SliceIndex slice, std::uint64_t bytes);
+  // The slice was copied out, or is abandoned. A slice without staging is ignored.
+  void leave(transport::SliceIndex slice);
+  // Null: the slice has none.
+  std::byte* buffer_of(transport::SliceIndex slice) const;
+
+ private:
+  // A covering read of half density takes twice the bytes of its slice.
+  static constexpr std::size_t kBufferBytes = 8 * kMiB;
+  static constexpr std::size_t kMaxBuffers = 8;
+
+  struct Staged {
+    std::byte* buffer = nullptr;
+    // Slices that are read into the buffer, or lie in it.
+    std::uint32_t slices = 0;
+  };
+  transport::SliceIndex key_of(transport::SliceIndex slice) const;
+  // The caller holds mutex_.
+  std::byte* acquire();
+
+  const planner::Plan& plan_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;         // guarded by mutex_
+  std::vector<std::byte*> free_;                              // guarded by mutex_
+  std::unordered_map<transport::SliceIndex, Staged> staged_;  // guarded by mutex_
+};
 
 // Bytes of one pull, for progress and the summary. Thread-safe.
 struct PullCounters {
@@ -71,7 +108,7 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
     RangeProver prover;
     std::shared_ptr<PullCounters> counters;
   };
-  SliceVerifier(std::shared_ptr<const SliceCandidates> candidates,
+  SliceVerifier(std::shared_ptr<const swarm::SliceCandidates> candidates,
                 std::shared_ptr<SliceStaging> staging, std::shared_ptr<BatchLink> batch,
                 TileVerifier tiles, Options options);
 
@@ -110,7 +147,7 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
   void note_wrong(const planner::TileWork& work, std::optional<transport::SourceIndex> sender);
   void finish(transport::SliceIndex slice, transport::Verdict verdict);
 
-  const std::shared_ptr<const SliceCandidates> candidates_;
+  const std::shared_ptr<const swarm::SliceCandidates> candidates_;
   const planner::Plan& plan_;
   const std::shared_ptr<SliceStaging> staging_;
   const std::shared_ptr<BatchLink> batch_;

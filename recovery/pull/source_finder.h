@@ -16,7 +16,7 @@
 
 namespace rekindle::pull {
 
-// What `model` or `model@version` stands for in one pull: resolved once.
+// The version that `model` or `model@version` names in one pull. It is resolved once.
 struct Resolved {
   ModelVersion id;
   Digest root;
@@ -24,7 +24,7 @@ struct Resolved {
   std::uint64_t checkpoint_bytes = 0;
 };
 
-// How far a pull is.
+// The progress of a pull, for the coordinator.
 struct PullReport {
   std::uint64_t bytes_done = 0;
   std::uint64_t bytes_total = 0;

@@ -8,7 +8,7 @@
 #include "recovery/pull/source_table.h"
 #include "src/tensor/checkpoint.h"
 
-// The plan of a pull over the sources that it has. Pure.
+// Plans a pull over its current sources. Pure.
 namespace rekindle::pull {
 
 struct PlanInputs {
@@ -16,8 +16,8 @@ struct PlanInputs {
   const Layout& destination;
   const SourceTable& sources;
   const VerifiedTiles* verified = nullptr;  // null: nothing is here yet
-  // This host serves on what it has: small copies are cut into small pieces, so that there are
-  // enough of them to trade.
+  // This host serves the bytes that it has received. Small copies are then cut into small slices,
+  // so that pullers have enough of them to trade.
   bool trades = false;
 };
 

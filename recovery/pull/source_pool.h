@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "recovery/pull/pull_context.h"
-#include "recovery/pull/source_standing.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_table.h"
 #include "recovery/pull/transfer.h"
 #include "src/async/task.h"
@@ -39,9 +39,9 @@ class SourcePool {
   void add_local();
   // A fallback directory that was not read yet.
   bool has_fallback() const { return !context_.request.fallback.empty() && !fallback_used_; }
-  // Where nobody could say what the version consists of, the directory says so.
+  // Learns the checkpoint from the directory if no source could give it.
   async::Task<Result<void>> add_fallback();
-  // No source with this layout is asked for it.
+  // From now on no source is asked for this layout.
   void know_layout(const Layout& layout);
 
   // Outside of a transfer.

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "proto/coordinator.pb.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/slice_verifier.h"
 #include "recovery/pull/source_peer.h"
-#include "recovery/pull/transfer_policy.h"
 
 namespace rekindle::pull {
 

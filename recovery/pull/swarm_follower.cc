@@ -8,8 +8,8 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/swarm/availability.h"
 #include "recovery/swarm/have_feed.h"
-#include "recovery/swarm/slice_order.h"
 #include "src/base/log.h"
 
 namespace rekindle::pull {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <set>
 
-#include "recovery/pull/silence.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/slice_source.h"
 #include "recovery/pull/source_table.h"
 #include "src/async/task.h"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "recovery/pull/verified_file.h"
+#include "recovery/pull/tile_verifier.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 

@@ -11,9 +11,9 @@
 
 namespace rekindle::pull {
 
-// Finds out what a pull wants (PullTarget): which version with which root, what it consists of, and
-// which boxes of it. The coordinator or the peers of --from say so first; where nobody can be
-// asked, copies in the own store or the fallback directory do. Control thread only.
+// Resolves the target of a pull (PullTarget): the version and its root, its checkpoint, and the
+// wanted boxes. It asks the coordinator or the peers of --from first. If it cannot reach them, it
+// uses copies in the own store or the fallback directory. Control thread only.
 class TargetResolver {
  public:
   TargetResolver(PullContext& context, SourcePool& sources, const WantedSpec& wanted);

@@ -5,12 +5,15 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "recovery/planner/plan.h"
-#include "recovery/swarm/held_tiles.h"
+#include "recovery/swarm/have_feed.h"
+#include "src/base/result.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
+#include "src/tensor/held_tile.h"
 #include "transport/engine.h"
 
 namespace rekindle::pull {
@@ -53,5 +56,17 @@ class TileVerifier {
   const Checkpoint& checkpoint_;
   const Layout& layout_;
 };
+
+// The small files of a checkpoint (config.json, tokenizer…) travel as tensors. Outside of a
+// transfer they are read with these functions, which compare them with the publisher's digests.
+
+// kCorrupt unless `content` is the file that this tensor carries. Any thread.
+Result<void> check_file(const Checkpoint& checkpoint, TensorIndex tensor, std::string_view content);
+
+// Copies the file out of a mapped copy and checks it. Survives a segment that is truncated under
+// its mapping. kNotFound: the layout does not hold the whole file. Any other error: this copy of
+// the file cannot be used; another one may.
+Result<std::string> read_verified_file(const Checkpoint& checkpoint, const Layout& layout,
+                                       TensorIndex tensor, const ArrayOf& array_of);
 
 }  // namespace rekindle::pull

@@ -13,25 +13,23 @@
 #include "recovery/pull/path_opener.h"
 #include "recovery/pull/proof_calls.h"
 #include "recovery/pull/pull_environment.h"
-#include "recovery/pull/rail_keeper.h"
-#include "recovery/pull/silence.h"
+#include "recovery/pull/pull_policy.h"
 #include "recovery/pull/slice_source.h"
 #include "recovery/pull/source_table.h"
 #include "recovery/pull/swarm_follower.h"
-#include "recovery/pull/transfer_policy.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "transport/engine.h"
 
 namespace rekindle::pull {
 
-// Why a source is lost that sent wrong bytes twice.
+// The cause of the loss of a source that sent wrong bytes twice.
 std::string wrong_bytes_cause(const std::string& where);
 
 // One run of one plan over the engine: connects the sources, feeds the batch, reconnects a lost
 // source once, and ends when every slice is accepted, when some slice has no source left
-// (kUnavailable: plan again with fresh sources), or on an error. At its end nothing of it runs on,
-// verifications included. Control thread only, except the observer's calls.
+// (kUnavailable: plan again with fresh sources), or on an error. When run() returns, none of its
+// work is still running, including verifications. Control thread only, except the observer's calls.
 class Transfer final : private transport::BatchObserver {
  public:
   struct Options {
@@ -60,7 +58,7 @@ class Transfer final : private transport::BatchObserver {
   WrongBytes wrong_together() const { return slices_.verifier().wrong_bytes(std::nullopt); }
 
  private:
-  // What the engine reports, until the control thread takes it.
+  // Reports of the engine that the control thread has not taken yet.
   struct SourceLost {
     transport::SourceIndex source = 0;
     Error cause;

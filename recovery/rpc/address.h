@@ -1,12 +1,15 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <boost/asio/generic/stream_protocol.hpp>
 
+#include "recovery/rpc/rpc.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 
@@ -42,5 +45,22 @@ Result<void> check_peer_uid(int socket_fd, const std::string& path);
 std::string to_string(const Endpoint& endpoint);
 // Addresses written as numbers, without asking a name server; empty when `host` is a name.
 std::vector<Endpoint> numeric_endpoints(const HostPort& address);
+
+// Resolves names to addresses within a deadline. getaddrinfo has no deadline and cannot be
+// interrupted, so it runs on its own thread, which is left behind when it takes too long. Asio's
+// resolver would make the end of the process wait for it.
+
+inline constexpr std::chrono::milliseconds kResolveDeadline{2000};
+
+// May block for any time; runs on the thread that is left behind.
+using LookUp = std::function<Result<std::vector<Endpoint>>(const HostPort& address)>;
+// Calls getaddrinfo.
+Result<std::vector<Endpoint>> system_look_up(const HostPort& address);
+
+// kTimeout, kNotFound or kUnavailable; the message names the host.
+async::Task<Result<std::vector<Endpoint>>> resolve(HostPort address, TimePoint deadline,
+                                                   LookUp look_up = system_look_up);
+// Blocks. For listen(), which runs before anything is served.
+Result<std::vector<Endpoint>> resolve_blocking(const HostPort& address);
 
 }  // namespace rekindle::rpc

@@ -16,7 +16,6 @@
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/handshake.h"
-#include "recovery/rpc/resolve.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/rpc_connection.h"
 #include "src/base/log.h"

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "recovery/rpc/resolve.h"
+#include "recovery/rpc/address.h"
 #include "src/base/log.h"
 
 namespace rekindle::rpc {

@@ -1,8 +1,24 @@
 #include "recovery/swarm/availability.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
 
 namespace rekindle::swarm {
+
+namespace {
+
+// splitmix64: a few instructions, and every bit of the seed counts.
+std::uint64_t next_random(std::uint64_t& state) {
+  state += 0x9e3779b97f4a7c15u;
+  std::uint64_t value = state;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
 
 Availability::Availability(const planner::Plan& plan, SourceMask growing)
     : plan_(plan),
@@ -109,6 +125,108 @@ std::vector<SliceIndex> Availability::complete(SourceIndex source) {
     gained.push_back(slice);
   }
   return gained;
+}
+
+std::uint64_t order_seed(const Incarnation& incarnation) {
+  std::uint64_t halves[2];
+  std::memcpy(halves, incarnation.bytes.data(), sizeof halves);
+  std::uint64_t state = halves[0] ^ (halves[1] << 1);
+  return next_random(state);
+}
+
+std::vector<SliceIndex> slice_order(const planner::Plan& plan, std::uint64_t seed) {
+  std::vector<std::pair<SliceIndex, SliceIndex>> buckets;
+  for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
+    const bool begins = slice == 0 || plan.bucket(slice) != plan.bucket(slice - 1);
+    if (begins) buckets.emplace_back(slice, slice);
+    buckets.back().second = slice + 1;
+  }
+  for (std::size_t i = buckets.size(); i > 1; --i) {
+    std::swap(buckets[i - 1], buckets[next_random(seed) % i]);
+  }
+  std::vector<SliceIndex> order;
+  order.reserve(plan.slice_count());
+  for (const auto& [begin, end] : buckets) {
+    for (SliceIndex slice = begin; slice < end; ++slice) order.push_back(slice);
+  }
+  return order;
+}
+
+SliceCandidates::SliceCandidates(std::shared_ptr<const planner::Plan> plan, SourceMask growing,
+                                 std::uint32_t suspicion)
+    : plan_(std::move(plan)),
+      growing_(growing),
+      suspicion_(suspicion),
+      availability_(*plan_, growing) {}
+
+void SliceCandidates::add_source(SourceIndex source, std::shared_ptr<const Layout> layout) {
+  {
+    const std::lock_guard lock(mutex_);
+    added_[source] = layout;
+  }
+  availability_.add_source(source, *layout);
+}
+
+std::vector<SliceIndex> SliceCandidates::extend(SourceIndex source, const TileRuns& held) {
+  return availability_.extend(source, held);
+}
+
+std::vector<SliceIndex> SliceCandidates::complete(SourceIndex source) {
+  return availability_.complete(source);
+}
+
+transport::SliceInfo SliceCandidates::info(SliceIndex slice) const {
+  transport::SliceInfo info{plan_->slice_bytes(slice), availability_.candidates(slice),
+                            availability_.prospects(slice)};
+  info.key = availability_.key(slice);
+  if (plan_->group_size(slice) == 1) return info;
+  if (plan_->kind(slice) == planner::SliceKind::kStaged) {
+    info.group_first = plan_->group_first(slice);
+    info.group_size = plan_->group_size(slice);
+  }
+  if (suspicion_ == 0) return info;
+  if (const SourceMask chosen = chosen_for_group(slice); !chosen.empty()) {
+    info.candidates = chosen;
+    info.prospects = {};
+  }
+  return info;
+}
+
+// Only a source that holds every slice of the group can answer for all of it. Sources that are
+// being filled are left out, because the choice must not change while the group is read.
+SourceMask SliceCandidates::chosen_for_group(SliceIndex slice) const {
+  const SourceMask candidates = plan_->candidates(slice) & ~growing_;
+  const SliceIndex first = plan_->group_first(slice);
+  SourceMask common = candidates;
+  for (SliceIndex i = first; i < first + plan_->group_size(slice); ++i) {
+    common = common & plan_->candidates(i);
+  }
+  if (common.empty()) return candidates;
+  auto skip = (first + suspicion_) % static_cast<std::uint32_t>(common.count());
+  for (SourceIndex source = 0; source < transport::kMaxSources; ++source) {
+    if (!common.test(source) || skip-- > 0) continue;
+    SourceMask chosen;
+    chosen.set(source);
+    return chosen;
+  }
+  return candidates;
+}
+
+void SliceCandidates::expand(SliceIndex slice, SourceIndex source, planner::Expansion& out) const {
+  std::shared_ptr<const Layout> layout;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto added = added_.find(source); added != added_.end()) layout = added->second;
+  }
+  if (layout != nullptr) return plan_->expand_from(slice, *layout, out);
+  plan_->expand(slice, source, out);
+}
+
+std::optional<SourceIndex> SliceCandidates::only_source(SliceIndex first, SliceIndex last) const {
+  SourceMask all;
+  for (SliceIndex i = first; i <= last; ++i) all = all | info(i).candidates;
+  if (all.count() != 1) return std::nullopt;
+  return static_cast<SourceIndex>(std::countr_zero(all.bits()));
 }
 
 }  // namespace rekindle::swarm

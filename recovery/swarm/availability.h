@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "recovery/planner/plan.h"
 #include "recovery/swarm/have_feed.h"
 #include "src/base/digest.h"
+#include "src/base/ids.h"
+#include "transport/engine.h"
 
 namespace rekindle::swarm {
 
@@ -73,6 +77,52 @@ class Availability {
   // By layout.
   std::map<Digest, std::vector<bool>> covered_;
   std::map<SourceIndex, TileSet> held_;
+};
+
+// The seed of a puller's order, from its incarnation.
+std::uint64_t order_seed(const Incarnation& incarnation);
+
+// Each slice once, bucket by bucket. Every seed gives another order of the buckets: pullers of the
+// same version fetch different parts of it first and have something to give each other. The slices
+// of a bucket stay together, and so do those of a group.
+std::vector<transport::SliceIndex> slice_order(const planner::Plan& plan, std::uint64_t seed);
+
+// Which sources may bring which slice of a plan, and by which reads. Sources that are being filled
+// join while the plan runs, and are candidates for the slices that they hold by then. The control
+// thread makes the changes; any thread may ask.
+class SliceCandidates {
+ public:
+  // `growing`: sources of the plan that hold nothing until extend() or complete() says so.
+  // `suspicion`: how often tiles of several sources have failed together in this pull. Above 0 the
+  // candidates of each group of slices are one source only, and another one each time: this exposes
+  // a bad source.
+  SliceCandidates(std::shared_ptr<const planner::Plan> plan, transport::SourceMask growing,
+                  std::uint32_t suspicion);
+
+  const planner::Plan& plan() const { return *plan_; }
+
+  // A source that the plan may not know. It holds nothing yet.
+  void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout);
+  // Both return the slices that the source has become a candidate for.
+  std::vector<transport::SliceIndex> extend(transport::SourceIndex source, const TileRuns& held);
+  std::vector<transport::SliceIndex> complete(transport::SourceIndex source);
+
+  transport::SliceInfo info(transport::SliceIndex slice) const;
+  void expand(transport::SliceIndex slice, transport::SourceIndex source,
+              planner::Expansion& out) const;
+  // The source that alone can have brought all slices from `first` to `last`.
+  std::optional<transport::SourceIndex> only_source(transport::SliceIndex first,
+                                                    transport::SliceIndex last) const;
+
+ private:
+  transport::SourceMask chosen_for_group(transport::SliceIndex slice) const;
+
+  const std::shared_ptr<const planner::Plan> plan_;
+  const transport::SourceMask growing_;
+  const std::uint32_t suspicion_;
+  Availability availability_;
+  mutable std::mutex mutex_;
+  std::map<transport::SourceIndex, std::shared_ptr<const Layout>> added_;  // guarded by mutex_
 };
 
 }  // namespace rekindle::swarm

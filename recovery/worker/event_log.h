@@ -33,7 +33,7 @@ struct Event {
   std::optional<std::array<Duration, kPhaseCount>> phases;  // how long each took up to now
 
   std::uint64_t number = 0;  // from 1 on, without gaps
-  // For people: nothing is decided by it.
+  // For people only: no decision uses it.
   std::chrono::system_clock::time_point at;
 };
 

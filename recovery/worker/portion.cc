@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "recovery/pull/verified_file.h"
+#include "recovery/pull/tile_verifier.h"
 #include "recovery/pull/wanted.h"
 #include "recovery/worker/worker_wire.h"
 

@@ -9,7 +9,7 @@
 #include "proto/worker.pb.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/core/worker_session.h"
-#include "recovery/worker/worker_client.h"
+#include "recovery/worker/worker_connections.h"
 #include "src/async/task_group.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"

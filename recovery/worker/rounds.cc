@@ -162,11 +162,6 @@ bool RoundMember::is_replaced_by(const Origin& newcomer) const {
          origin_.rank == newcomer.rank;
 }
 
-std::string_view RoundMember::phase() const {
-  if (state_ == proto::ROUND_JOINED) return "joined";
-  return state_ == proto::ROUND_SPREADING ? "spreading" : "";
-}
-
 proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence) {
   if (state_ == proto::ROUND_JOINED && joined_report_ == 0) joined_report_ = sequence;
   proto::RoundMember out;
@@ -192,15 +187,41 @@ proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence
   return out;
 }
 
-RoundMember* Rounds::find(SessionId session) {
-  const auto found = members_.find(session);
-  return found == members_.end() ? nullptr : &found->second;
+namespace {
+
+using Members = std::map<SessionId, RoundMember>;
+
+RoundMember* find_member(Members& members, SessionId session) {
+  const auto found = members.find(session);
+  return found == members.end() ? nullptr : &found->second;
 }
 
-const RoundMember* Rounds::find(SessionId session) const {
-  const auto found = members_.find(session);
-  return found == members_.end() ? nullptr : &found->second;
+device::SpreadOrder spread_order(const Members& members, const proto::PartyOrder& party,
+                                 SessionId session, std::uint32_t rank) {
+  device::SpreadOrder order;
+  order.session = session;
+  order.communicator = party.communicator();
+  order.id = party.id();
+  order.rank = rank;
+  order.ranks = party.ranks();
+  order.bucket_bytes = party.bucket_bytes();
+  order.owners.assign(party.owners().begin(), party.owners().end());
+  // The ranks here whose host lacks the version. They want the same tiles and share one copy.
+  std::vector<std::uint32_t> keepers;
+  for (const auto& place : party.members()) {
+    const auto keeper = members.find(place.session());
+    if (keeper == members.end() || keeper->second.owner() || keeper->second.ended()) continue;
+    keepers.push_back(place.rank());
+  }
+  std::ranges::sort(keepers);
+  if (const auto own = std::ranges::find(keepers, rank); own != keepers.end()) {
+    order.keep_index = static_cast<std::uint32_t>(own - keepers.begin());
+    order.keep_count = static_cast<std::uint32_t>(keepers.size());
+  }
+  return order;
 }
+
+}  // namespace
 
 void Rounds::attach(SessionId session, Origin origin) {
   if (origin.group.empty()) return;
@@ -210,7 +231,7 @@ void Rounds::attach(SessionId session, Origin origin) {
 }
 
 bool Rounds::choose(SessionId session, const ModelVersion& id) {
-  RoundMember* const member = find(session);
+  RoundMember* const member = find_member(members_, session);
   if (member == nullptr) return false;
   member->choose(id, known_.gathering(id, member->origin().group));
   changed_ = true;
@@ -219,7 +240,7 @@ bool Rounds::choose(SessionId session, const ModelVersion& id) {
 
 // A session that comes late is not waited for.
 bool Rounds::enters(SessionId session) {
-  RoundMember* const member = find(session);
+  RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->round() == 0) return false;
   const auto* const round = known_.find(member->round());
   if (round != nullptr && round->gathering) return !member->origin().device.empty();
@@ -230,7 +251,7 @@ bool Rounds::enters(SessionId session) {
 
 // A session that waits for its party joins when it has its buckets.
 void Rounds::hand_over(SessionId session, const Digest& root, std::optional<std::string> alone) {
-  RoundMember* const member = find(session);
+  RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->round() == 0) return;
   member->hand_over(root);
   if (!alone) return;
@@ -239,7 +260,7 @@ void Rounds::hand_over(SessionId session, const Digest& root, std::optional<std:
 }
 
 void Rounds::joined(const device::DeviceJoined& joined, bool owner) {
-  RoundMember* const member = find(joined.session);
+  RoundMember* const member = find_member(members_, joined.session);
   if (member == nullptr || member->ended()) return;
   if (!member->waits_for_buckets()) {
     return effects_.stop_spread(joined.session, "its round is over");
@@ -250,7 +271,7 @@ void Rounds::joined(const device::DeviceJoined& joined, bool owner) {
 }
 
 void Rounds::progress(SessionId session, std::uint64_t bytes) {
-  RoundMember* const member = find(session);
+  RoundMember* const member = find_member(members_, session);
   if (member != nullptr && member->progress(bytes)) progressed_ = true;
 }
 
@@ -268,7 +289,7 @@ void Rounds::fill(SessionId session, RoundMember& member) {
 }
 
 void Rounds::spread_over(const device::SpreadOver& over, TimePoint now) {
-  RoundMember* const member = find(over.session);
+  RoundMember* const member = find_member(members_, over.session);
   if (member == nullptr) return;
   member->end_spread(over);
   changed_ = true;
@@ -281,7 +302,7 @@ void Rounds::spread_over(const device::SpreadOver& over, TimePoint now) {
 }
 
 void Rounds::device_over(const device::DeviceOver& over, TimePoint now) {
-  RoundMember* const member = find(over.session);
+  RoundMember* const member = find_member(members_, over.session);
   if (member == nullptr) return;
   if (member->ended()) return end_discarding(*member, over.error.has_value(), now);
   if (member->round() == 0) return;
@@ -298,14 +319,14 @@ void Rounds::end_discarding(RoundMember& member, bool device_failed, TimePoint n
 }
 
 void Rounds::commit(SessionId session) {
-  RoundMember* const member = find(session);
+  RoundMember* const member = find_member(members_, session);
   if (member == nullptr) return;
   member->commit();
   changed_ = true;
 }
 
 void Rounds::fail(SessionId session, const std::string& why, TimePoint now) {
-  RoundMember* const member = find(session);
+  RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->ended()) return;
   member->forget_at(now + (member->fail(why) ? times_.discard : times_.remember));
   changed_ = true;
@@ -313,7 +334,7 @@ void Rounds::fail(SessionId session, const std::string& why, TimePoint now) {
 
 // A worker that heard of an update detaches to attach to it. Its place is kept for that moment.
 void Rounds::detach(SessionId session, TimePoint now) {
-  RoundMember* const member = find(session);
+  RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->ended()) return;
   if (member->state() == proto::ROUND_SPREADING) return fail(session, "has detached", now);
   changed_ = true;
@@ -327,14 +348,15 @@ void Rounds::detach(SessionId session, TimePoint now) {
 }
 
 std::optional<std::uint64_t> Rounds::news_for(SessionId session, const ModelVersion& have) const {
-  const RoundMember* const member = find(session);
-  if (member == nullptr) return std::nullopt;
-  return known_.news_for(member->origin().group, have);
+  const auto member = members_.find(session);
+  if (member == members_.end()) return std::nullopt;
+  return known_.news_for(member->second.origin().group, have);
 }
 
 std::string_view Rounds::phase_of(SessionId session) const {
-  const RoundMember* const member = find(session);
-  return member != nullptr ? member->phase() : "";
+  const auto member = members_.find(session);
+  if (member == members_.end() || !member->second.is_in_party()) return "";
+  return member->second.state() == proto::ROUND_JOINED ? "joined" : "spreading";
 }
 
 void Rounds::check(TimePoint now) {
@@ -429,46 +451,17 @@ void Rounds::obey_party(std::uint64_t round, const proto::PartyOrder& party, Tim
     }
   }
   for (const auto& place : party.members()) {
-    RoundMember* const member = find(place.session());
+    RoundMember* const member = find_member(members_, place.session());
     if (member == nullptr || member->round() != round) continue;
     if (party.state() == proto::PARTY_SPREADING && member->state() == proto::ROUND_JOINED) {
-      spread(place.session(), *member, party, place.rank());
+      const auto order = spread_order(members_, party, place.session(), place.rank());
+      member->spread();
+      changed_ = true;
+      effects_.spread(order);
     } else if (party.state() == proto::PARTY_STOPPED) {
       stop(place.session(), *member, party.why(), now);
     }
   }
-}
-
-// The ranks here whose host lacks the version. They want the same, and share one copy.
-std::vector<std::uint32_t> Rounds::keepers_of(const proto::PartyOrder& party) const {
-  std::vector<std::uint32_t> ranks;
-  for (const auto& place : party.members()) {
-    const RoundMember* const member = find(place.session());
-    if (member == nullptr || member->owner() || member->ended()) continue;
-    ranks.push_back(place.rank());
-  }
-  std::ranges::sort(ranks);
-  return ranks;
-}
-
-void Rounds::spread(SessionId session, RoundMember& member, const proto::PartyOrder& party,
-                    std::uint32_t rank) {
-  device::SpreadOrder order;
-  order.session = session;
-  order.communicator = party.communicator();
-  order.id = party.id();
-  order.rank = rank;
-  order.ranks = party.ranks();
-  order.bucket_bytes = party.bucket_bytes();
-  order.owners.assign(party.owners().begin(), party.owners().end());
-  const auto keepers = keepers_of(party);
-  if (const auto own = std::ranges::find(keepers, rank); own != keepers.end()) {
-    order.keep_index = static_cast<std::uint32_t>(own - keepers.begin());
-    order.keep_count = static_cast<std::uint32_t>(keepers.size());
-  }
-  member.spread();
-  changed_ = true;
-  effects_.spread(order);
 }
 
 void Rounds::stop(SessionId session, RoundMember& member, const std::string& why, TimePoint now) {

@@ -136,8 +136,6 @@ class RoundMember {
   // The new session of the same rank takes its place.
   bool is_replaced_by(const Origin& newcomer) const;
   bool is_forgotten(TimePoint now) const { return now >= forget_at_; }
-  // "joined", "spreading"; "" of one that does not wait for its party.
-  std::string_view phase() const;
   // The first report that says that it has joined; 0: none yet.
   std::uint64_t joined_report() const { return joined_report_; }
   proto::RoundMember report(SessionId session, std::uint64_t sequence);
@@ -163,15 +161,15 @@ class RoundMember {
   TimePoint forget_at_ = TimePoint::max();
 };
 
-// What follows from rounds for the sessions here. The receiver carries it out at once.
+// The effects of rounds on the sessions of this host. The receiver carries them out at once.
 class RoundEffects {
  public:
   virtual ~RoundEffects() = default;
   virtual void spread(const device::SpreadOrder& order) = 0;
   virtual void stop_spread(SessionId session, const std::string& why) = 0;
   virtual void make_meeting_id(std::uint64_t number) = 0;
-  // The round brings this session nothing more. `all`: it was given every byte. Otherwise `why`
-  // not.
+  // The round brings this session nothing more. `all`: the session was given every byte. If not,
+  // `why` is the reason.
   virtual void left_round(SessionId session, bool all, const std::string& why) = 0;
 };
 
@@ -243,15 +241,10 @@ class Rounds {
     std::optional<Result<std::string>> id;
   };
 
-  RoundMember* find(SessionId session);
-  const RoundMember* find(SessionId session) const;
   void go_alone(SessionId session, RoundMember& member, const std::string& why);
   void fill(SessionId session, RoundMember& member);
   void end_discarding(RoundMember& member, bool device_failed, TimePoint now);
   void obey_party(std::uint64_t round, const proto::PartyOrder& party, TimePoint now);
-  void spread(SessionId session, RoundMember& member, const proto::PartyOrder& party,
-              std::uint32_t rank);
-  std::vector<std::uint32_t> keepers_of(const proto::PartyOrder& party) const;
   void stop(SessionId session, RoundMember& member, const std::string& why, TimePoint now);
   void leave_ended_rounds(const std::string& why);
 

@@ -12,7 +12,7 @@
 #include "recovery/worker/local_instances.h"
 #include "recovery/worker/round_driver.h"
 #include "recovery/worker/version_feed.h"
-#include "recovery/worker/worker_client.h"
+#include "recovery/worker/worker_connections.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/async/task.h"
 #include "src/store/segment_store.h"

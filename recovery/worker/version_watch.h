@@ -10,7 +10,7 @@
 #include "proto/worker.pb.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/round_driver.h"
-#include "recovery/worker/worker_client.h"
+#include "recovery/worker/worker_connections.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::worker {

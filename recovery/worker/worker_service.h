@@ -1,8 +1,10 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -11,20 +13,41 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "proto/agent.pb.h"
+#include "proto/worker.pb.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
 #include "recovery/worker/publication_desk.h"
 #include "recovery/worker/round_driver.h"
-#include "recovery/worker/update_calls.h"
 #include "recovery/worker/version_feed.h"
 #include "recovery/worker/version_watch.h"
 #include "recovery/worker/worker_connections.h"
 #include "recovery/worker/worker_sessions.h"
+#include "recovery/worker/worker_wire.h"
 #include "src/async/task_group.h"
 
 namespace rekindle::worker {
+
+// Calls of workers that have the fleet's members of a group updated by a broadcast round. An update
+// goes on even if its caller is gone. Control thread only.
+class UpdateCalls {
+ public:
+  // Both outlive this.
+  UpdateCalls(FleetHost& fleet, async::TaskGroup& tasks) : fleet_(fleet), tasks_(tasks) {}
+
+  // kExhausted: the worker has too many calls under way.
+  Result<void> begin(const std::shared_ptr<Client>& client, const proto::WorkerFrame& frame);
+
+ private:
+  async::Task<void> run(std::shared_ptr<Client> client, proto::WorkerFrame frame);
+  async::Task<Result<proto::Updated>> update(std::shared_ptr<Client> client, UpdateOrder order,
+                                             TimePoint give_up);
+
+  FleetHost& fleet_;
+  async::TaskGroup& tasks_;
+  std::map<ClientId, std::size_t> under_way_;
+};
 
 struct ServiceOptions {
   std::filesystem::path directory;  // DIR/agent: worker.sock, ready/, publish/

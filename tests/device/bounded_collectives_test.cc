@@ -3,7 +3,7 @@
 
 #include "recovery/device/process/communicators.h"
 #include "src/bucket/double_device.h"
-#include "tests/device/stuck_collectives.h"
+#include "tests/device/faulty_collectives.h"
 #include "tests/support/process.h"
 
 namespace rekindle::device {

@@ -9,7 +9,7 @@
 #include "recovery/device/device_child.h"
 #include "recovery/device/process/device_process.h"
 #include "src/base/failpoint.h"
-#include "tests/device/stuck_collectives.h"
+#include "tests/device/faulty_collectives.h"
 
 int main(int argc, char** argv) {
   using namespace rekindle;

@@ -19,7 +19,7 @@
 
 #include "recovery/device/process/pinned_copies.h"
 #include "src/base/units.h"
-#include "tests/device/flipping_collectives.h"
+#include "tests/device/faulty_collectives.h"
 #include "tests/device/started_session.h"
 
 namespace rekindle::device::testing {

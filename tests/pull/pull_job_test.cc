@@ -13,6 +13,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/pull/pull_watch.h"
 #include "tests/store/store_fixture.h"
 
 namespace rekindle::pull {
@@ -208,6 +209,22 @@ TEST_F(PullWithBadConfig, B4AWrongConfigInTheFallbackFailsThePull) {
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.error().code(), ErrorCode::kNotFound);
   EXPECT_THAT(plan.error().message(), ::testing::HasSubstr("does not match its digest"));
+}
+
+TEST(Placing, ThePullWaitsForWritersAndThenAdmitsNone) {
+  Placing placing;
+  EXPECT_FALSE(placing.busy());
+  auto one = placing.begin();
+  auto two = placing.begin();
+  ASSERT_TRUE(one && two);
+  placing.landed({{3, 5}});
+  one.reset();
+  EXPECT_TRUE(placing.busy());
+  placing.landed({{7, 8}});
+  two.reset();
+  EXPECT_FALSE(placing.busy());
+  EXPECT_EQ(placing.close(), (Placing::TileRuns{{3, 5}, {7, 8}}));
+  EXPECT_FALSE(placing.begin());
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include "recovery/rpc/address.h"
 #include "recovery/rpc/handshake.h"
-#include "recovery/rpc/resolve.h"
 #include "recovery/rpc/rpc.h"
 #include "src/base/unique_fd.h"
 #include "tests/recovery/rpc_fixture.h"

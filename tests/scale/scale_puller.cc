@@ -5,7 +5,7 @@
 #include <random>
 #include <utility>
 
-#include "recovery/swarm/slice_order.h"
+#include "recovery/swarm/availability.h"
 
 namespace rekindle::scale {
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "recovery/swarm/have_feed.h"
-#include "recovery/swarm/held_tiles.h"
 #include "tests/scale/metered_core.h"
 #include "tests/support/fluid_network.h"
 #include "transport/schedule/scheduler.h"

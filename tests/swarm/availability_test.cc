@@ -8,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/swarm/slice_order.h"
 #include "tests/planner/random_plan.h"
 
 namespace rekindle::swarm {

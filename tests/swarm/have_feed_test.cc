@@ -5,8 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/swarm/held_tiles.h"
-
 namespace rekindle::swarm {
 namespace {
 

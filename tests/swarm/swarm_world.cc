@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "recovery/swarm/slice_order.h"
+#include "recovery/swarm/availability.h"
 #include "tests/planner/random_plan.h"
 
 namespace rekindle::swarm::testing {

@@ -13,7 +13,6 @@
 #include "recovery/planner/plan.h"
 #include "recovery/swarm/availability.h"
 #include "recovery/swarm/have_feed.h"
-#include "recovery/swarm/held_tiles.h"
 #include "src/tensor/checkpoint.h"
 #include "tests/support/fluid_network.h"
 #include "transport/schedule/scheduler.h"

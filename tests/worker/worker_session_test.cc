@@ -300,7 +300,7 @@ TEST(WorkerSessionRandom, KeepsItsPromises) {
       ASSERT_GE(session.state(), before) << "it goes forwards only";
       ASSERT_TRUE(session.state() != SessionState::kCommitted || before >= SessionState::kLoaded);
       ASSERT_EQ(session.tiles().announced(), told.count());
-      ASSERT_EQ(session.why_ended().has_value(), session.ended());
+      ASSERT_EQ(session.state() == SessionState::kEnded, session.ended());
       before = session.state();
     }
   }

@@ -12,7 +12,7 @@
 #include <boost/beast/http.hpp>
 #include <openssl/evp.h>
 
-#include "recovery/rpc/resolve.h"
+#include "recovery/rpc/address.h"
 
 namespace rekindle::coordinator::etcd {
 

@@ -18,8 +18,6 @@
 
 namespace rekindle::device {
 
-class WorkerDeliver;
-
 // Wakes a thread that polls. Any thread rings it; however often it rang, the thread wakes once.
 class Bell {
  public:
@@ -84,7 +82,7 @@ class Mailbox {
 
   // Readable when there is news.
   int fd() const { return bell_.fd(); }
-  // What has come since the last time. `stop`, `ended` and `gone` stay set.
+  // Returns the news since the last call. `stop`, `ended` and `gone` stay set.
   News take() {
     bell_.hear();
     const std::lock_guard lock(mutex_);
@@ -114,13 +112,5 @@ class Mailbox {
   mutable std::mutex mutex_;
   News news_;
 };
-
-// A device does not say when it is done, so a session's thread asks it: at once at first, then with
-// pauses in proportion to the time that the device has taken already. nullopt: now.
-std::optional<Duration> pause_before_asking(Duration quiet);
-
-// Sleeps until the worker or the mailbox has something to say, at most `pause`. `worker` is null
-// when it is lost.
-void sleep_for(Duration pause, const WorkerDeliver* worker, const Mailbox& mailbox);
 
 }  // namespace rekindle::device

@@ -8,8 +8,8 @@
 #include <variant>
 
 #include "recovery/device/device_order.h"
-#include "recovery/device/process/round_deliver.h"
 #include "recovery/device/process/uploading.h"
+#include "recovery/device/process/worker_deliver.h"
 #include "src/bucket/bucket_verify.h"
 #include "src/bucket/round.h"
 #include "src/bucket/segment_keep.h"

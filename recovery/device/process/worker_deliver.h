@@ -1,11 +1,15 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "recovery/device/process/session_mailbox.h"
 #include "src/bucket/bucket_messages.h"
 #include "src/bucket/pipeline.h"
 #include "src/ipc/channel.h"
@@ -68,5 +72,59 @@ class WorkerDeliver final : public bucket::Deliver {
   std::uint64_t bytes_ = 0;
   TimePoint last_release_{};
 };
+
+// Hands a round's buckets to the session's worker. When the worker is lost, the buckets are
+// discarded, because the other ranks wait for this one. The session's thread only.
+class RoundDeliver final : public bucket::Deliver {
+ public:
+  // `patience`: how long the worker may keep a bucket; check() applies it. `version`: for messages.
+  RoundDeliver(WorkerDeliver& worker, std::uint32_t slots, std::chrono::milliseconds patience,
+               std::string version)
+      : worker_(worker), patience_(patience), version_(std::move(version)), kept_since_(slots) {}
+
+  Result<void> hand_over(std::size_t bucket, std::uint32_t slot) override;
+  Result<bool> released(std::uint32_t slot) override;
+  // Loses the worker. The round goes on.
+  Result<void> spoil(std::size_t bucket, Error why) override;
+  // From now on the buckets are uploads of this host's copy.
+  void leave_round() { in_round_ = false; }
+
+  // A failure of the worker in any of these loses it.
+  void hear(TimePoint now);
+  void send(TimePoint now);
+  // Called at least twice a second. A much longer gap counts as a stop of this process.
+  void check(TimePoint now);
+  // Tells the worker. Its buckets may then be overwritten.
+  void lose(Error why);
+
+  const std::optional<Error>& lost() const { return lost_; }
+  const WorkerDeliver* worker() const { return lost_ ? nullptr : &worker_; }
+  bool awaits_device() const { return !lost_ && worker_.awaits_device(); }
+  // When to call check() again.
+  std::optional<TimePoint> deadline() const;
+  TimePoint last_change() const { return last_change_; }
+
+ private:
+  std::optional<TimePoint> first_due() const;
+
+  WorkerDeliver& worker_;
+  const std::chrono::milliseconds patience_;
+  const std::string version_;
+  // Per slot, since when the worker has it.
+  std::vector<std::optional<TimePoint>> kept_since_;
+  std::optional<TimePoint> checked_;
+  std::optional<Error> lost_;
+  bool in_round_ = true;
+  TimePoint last_change_{};
+};
+
+// A device gives no signal when it is done, so a session's thread polls it. It polls without a
+// pause at first, and then pauses in proportion to the time that the device has already taken.
+// nullopt: poll now.
+std::optional<Duration> pause_before_asking(Duration quiet);
+
+// Sleeps until the worker or the mailbox has a message, at most `pause`. `worker` is null when it
+// is lost.
+void sleep_for(Duration pause, const WorkerDeliver* worker, const Mailbox& mailbox);
 
 }  // namespace rekindle::device

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <utility>
 
@@ -15,11 +17,11 @@ struct RestartOptions {
   double jitter = 0.2;  // a fraction of the delay, in both directions
   // After a run of this length, earlier failures do not count.
   std::chrono::milliseconds healthy_after{60'000};
-  // After so many failures in a row the worker is not started again. 0: it always is.
+  // After this many failures in a row the worker is not started again. 0: no limit.
   int crash_loop = 5;
 };
 
-// Decides when, and whether, a supervised worker that failed is started again. Pure: the caller
+// Decides whether and when a supervised worker is started again after a failure. Pure: the caller
 // passes times and chance. After a healthy run the worker restarts at once, because a crash should
 // cost no more than the worker's own start.
 class RestartPolicy {
@@ -33,7 +35,23 @@ class RestartPolicy {
     std::chrono::milliseconds delay{0};
     int failures = 0;  // in a row
   };
-  Decision failed(TimePoint started, TimePoint ended);
+  Decision failed(TimePoint started, TimePoint ended) {
+    if (ended - started >= options_.healthy_after) failures_ = 0;
+    ++failures_;
+    Decision decision;
+    decision.failures = failures_;
+    if (options_.crash_loop > 0 && failures_ >= options_.crash_loop) return decision;
+    decision.restart = true;
+    if (failures_ == 1) return decision;
+    const double longest = static_cast<double>(options_.longest_delay.count());
+    double delay = static_cast<double>(options_.first_delay.count());
+    for (int i = 2; i < failures_ && delay < longest; ++i) delay *= 2;
+    delay = std::min(delay, longest);
+    const double spread = std::clamp(options_.jitter, 0.0, 1.0) * (2 * chance_() - 1);
+    delay = std::clamp(delay * (1 + spread), 0.0, longest);
+    decision.delay = std::chrono::milliseconds(static_cast<std::int64_t>(delay));
+    return decision;
+  }
 
  private:
   const RestartOptions options_;

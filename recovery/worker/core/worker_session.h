@@ -132,8 +132,8 @@ class WorkerSession {
     TileSet held;                     // tiles that the layout touches
     std::uint64_t payload_bytes = 0;  // of the layout
   };
-  // --- what the agent has found
-  // Why the attach has to wait at present. Its timeout will say so.
+  // --- events of the agent
+  // The present reason why the attach waits. The error of a timeout names it.
   void wait_for(std::optional<Error> obstacle) { obstacle_ = std::move(obstacle); }
   // The worker learns where its bytes will be; none of them are ready yet. kStale: it has ended.
   Result<void> serve(TimePoint now, Offer offer);
@@ -155,8 +155,8 @@ class WorkerSession {
   // The device process is done with the session. `all`: it has delivered every bucket.
   void leave_device(TimePoint now, bool all);
 
-  // --- what the worker says
-  // What a worker's word that it has loaded has to wait for.
+  // --- messages of the worker
+  // The next step after a worker has reported that it has loaded.
   enum class LoadedStep {
     kWait,    // its device process, or the commit of the copy
     kVerify,  // a check that the copy is still what the worker was given
@@ -168,14 +168,14 @@ class WorkerSession {
   // kInvalid: the worker has not been given all bytes, or says another number. Again is fine.
   Result<void> loaded(TimePoint now, std::uint64_t bytes);
 
-  // --- what its instance decides
+  // --- decisions of its instance
   void commit(TimePoint now);  // of a loaded one
   void end(TimePoint now, Error why);
 
-  // Its deadline has passed: why its rank fails. Checked by `next_deadline`.
+  // The error of a session whose deadline has passed. The caller checks at `next_deadline`.
   std::optional<Error> overdue(TimePoint now) const;
   std::optional<TimePoint> next_deadline() const;
-  // This process did not run for so long. That is not the worker's fault.
+  // This process did not run for `pause`. The deadlines move by that time.
   void excuse(Duration pause) {
     resolve_by_ += pause;
     load_by_ += pause;
@@ -183,8 +183,7 @@ class WorkerSession {
 
   SessionId id() const { return id_; }
   SessionState state() const { return state_; }
-  bool ended() const { return state_ == SessionState::kEnded; }
-  const std::optional<Error>& why_ended() const { return why_; }
+  bool ended() const { return why_.has_value(); }
   const ModelVersion& version() const { return version_; }
   Rung rung() const { return rung_; }
   Delivery delivery() const { return delivery_; }
@@ -208,6 +207,7 @@ class WorkerSession {
   TimePoint resolve_by_;
   SessionState state_ = SessionState::kResolving;
   Delivery delivery_ = Delivery::kHost;
+  // Why the session has ended; empty before.
   std::optional<Error> why_;
   std::optional<Error> obstacle_;
   ModelVersion version_;

@@ -1,4 +1,4 @@
-#include "recovery/pull/pull_progress.h"
+#include "recovery/pull/pull_context.h"
 
 #include <algorithm>
 #include <utility>
