@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "recovery/coordinator/core/announcements.h"
-#include "recovery/coordinator/core/eviction_permits.h"
 #include "recovery/coordinator/core/fleet_state.h"
 #include "recovery/coordinator/core/instances.h"
 #include "recovery/coordinator/core/pull_leases.h"
@@ -16,7 +15,6 @@
 #include "recovery/coordinator/core/retirement.h"
 #include "recovery/coordinator/core/rounds.h"
 #include "recovery/coordinator/core/version_readiness.h"
-#include "recovery/coordinator/core/version_resolver.h"
 
 namespace rekindle::coordinator {
 

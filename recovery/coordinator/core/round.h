@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "recovery/coordinator/core/round_party.h"
 #include "recovery/coordinator/core/round_place.h"
 
 namespace rekindle::coordinator {

@@ -9,7 +9,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/coordinator/coordinator.h"
-#include "recovery/coordinator/etcd/candidate.h"
+#include "recovery/coordinator/etcd/election.h"
 #include "recovery/coordinator/leader_term.h"
 #include "recovery/coordinator/state_directory.h"
 #include "recovery/rpc/grants.h"
