@@ -1,4 +1,3 @@
-#include "recovery/agent/highest_epoch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
