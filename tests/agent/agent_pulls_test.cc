@@ -1,9 +1,10 @@
+#include "recovery/agent/agent_pulls.h"
+
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
-#include "recovery/agent/agent_pulls.h"
 #include "src/async/notifier.h"
 #include "src/async/task.h"
 
