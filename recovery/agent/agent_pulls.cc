@@ -58,8 +58,7 @@ class SharedPulls::Running {
   const std::optional<Outcome>& outcome() const { return outcome_; }
   Task<void> wait_for_change() { return changed_.wait_until(TimePoint::max()); }
 
-  // Lets one caller say, by its `held`, whether the pull shall wait. A caller without it never
-  // wants that.
+  // One caller's wish that the pull waits, as its `held` says. A caller without `held` has none.
   class Holder {
    public:
     Holder(std::shared_ptr<Running> running, const PullWatch& watch)

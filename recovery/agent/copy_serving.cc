@@ -61,7 +61,7 @@ Task<Result<void>> CopyServing::commit(std::shared_ptr<const store::StoredVersio
                                        std::string_view how) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   if (!serve(stored)) {
-    // Nobody was told of the copy. It is removed with the version that is being retired.
+    // The copy was not announced. It goes with the version that is being retired.
     (void)co_await async::offload(parts_.blocking_pool,
                                   [&] { return parts_.store.retire_copy(*stored); });
     co_return fail(ErrorCode::kStale, "{} was retired while it was {}",

@@ -20,6 +20,8 @@ struct RecordWrite {
   std::optional<std::string> value;
 };
 
+void apply_writes(const std::vector<RecordWrite>& writes, Records& records);
+
 // The place of the records. One thread at a time.
 class DurableStore {
  public:
@@ -46,7 +48,7 @@ class StateRecords {
   // a model's watermark comes before the erasure of the tombstones that it stands for.
   std::vector<RecordWrite> encode(const StateChange& change) const;
   // These records are durable now.
-  void note(const std::vector<RecordWrite>& writes);
+  void note(const std::vector<RecordWrite>& writes) { apply_writes(writes, records_); }
 
  private:
   std::string_view stored(const std::string& key) const;

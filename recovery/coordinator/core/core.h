@@ -21,7 +21,7 @@ namespace rekindle::coordinator {
 struct Registered {
   std::uint64_t epoch = 0;
 };
-// What an agent says with each heartbeat.
+// The contents of an agent's heartbeat.
 struct Heartbeat {
   std::uint64_t epoch = 0;
   // Of the working threads.

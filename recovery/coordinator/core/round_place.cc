@@ -199,7 +199,7 @@ void Party::judge(const std::vector<RoundPlace>& places, Duration meet, Duration
     if (!place.trouble.empty()) {
       return stop(fmt::format("{}: {}", place.to_string(), place.trouble));
     }
-    // A device that discards is through when it says so, or when its session is gone.
+    // A device that discards has finished when its report says so, or when its session is gone.
     const bool discarded =
         place.last && place.last->worker_lost && place.last->state == RoundMemberState::kFailed;
     all_through = all_through && (place.gone || discarded);
