@@ -34,12 +34,7 @@ inline const Digest kRoot{1, 2};
 class CoordinatorDaemon : public ::testing::Test {
  protected:
   std::unique_ptr<Process> spawn(std::vector<std::string> extra = {},
-                                 const std::string& listen = "127.0.0.1:0") {
-    rekindle::testing::Spawn spawn;
-    spawn.argv = {COORDINATOR_MAIN, listen, (temp_ / "state").string()};
-    spawn.argv.insert(spawn.argv.end(), extra.begin(), extra.end());
-    return std::make_unique<Process>(std::move(spawn));
-  }
+                                 const std::string& listen = "127.0.0.1:0");
   void start(std::vector<std::string> extra = {}) {
     process_ = spawn(std::move(extra), address_.empty() ? "127.0.0.1:0" : address_);
     address_ = process_->value_after("ready ");
