@@ -16,7 +16,6 @@
 #include "recovery/agent/publisher.h"
 #include "recovery/agent/rdma.h"
 #include "recovery/agent/room_maker.h"
-#include "recovery/agent/version_retirement.h"
 #include "recovery/pull/pull_environment.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"

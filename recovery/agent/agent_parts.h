@@ -15,8 +15,8 @@
 
 namespace rekindle::agent {
 
-// Who reads versions of this host: sessions of peers, and workers. The daemon names both when they
-// exist; the embedded agent of a command has neither.
+// The readers of versions on this host: sessions of peers, and workers. The daemon sets both when
+// they exist; the embedded agent of a command has neither.
 class VersionReaders {
  public:
   struct Workers {
@@ -47,7 +47,7 @@ class VersionReaders {
   Workers workers_;
 };
 
-// What the units of one agent share. AgentCore owns all of it, and it outlives them.
+// The objects that the units of one agent share. AgentCore owns them, and they outlive the units.
 struct AgentParts {
   const rpc::Identity& identity;
   store::SegmentStore& store;

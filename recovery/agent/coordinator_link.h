@@ -51,8 +51,8 @@ class CoordinatorLink {
       std::chrono::milliseconds deadline);
   // The copies of this host have changed.
   void announce_soon();
-  // Announces now and waits until the coordinator knows, at most 5 s. Somebody who publishes and
-  // then pulls on another host must not hear that nobody holds the version.
+  // Announces now and waits for the coordinator's answer, at most 5 s. Without this wait, a pull on
+  // another host right after a publication would find no holder.
   async::Task<void> announce_now();
   // Why there is no connection, with the address.
   Error problem() const;

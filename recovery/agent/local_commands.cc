@@ -4,6 +4,7 @@
 
 #include "recovery/agent/agent_core.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/message_fields.h"
 #include "recovery/rpc/methods.h"
 
 namespace rekindle::agent {
@@ -12,33 +13,51 @@ using async::Task;
 
 namespace {
 
-template <typename Repeated>
-std::vector<std::string> strings(const Repeated& repeated) {
-  return {repeated.begin(), repeated.end()};
-}
-
-proto::TransferProgress::SourceLine line_to_proto(const SourceLine& line) {
-  proto::TransferProgress::SourceLine out;
-  out.set_name(line.name);
-  out.set_transport(line.transport);
-  out.set_bytes(line.bytes);
-  out.set_bytes_per_second(line.bytes_per_second);
-  out.set_lost(line.lost);
-  out.set_cause(line.cause);
-  return out;
-}
-
-SourceLine line_from_proto(const proto::TransferProgress::SourceLine& line) {
-  return {line.name(), line.transport(), line.bytes(), line.bytes_per_second(),
-          line.lost(), line.cause()};
-}
-
 // How much of a frame of 16 MiB the lists of a plan may take.
 constexpr std::size_t kWantedBytesMax = 8u << 20;
 constexpr std::size_t kMissingBytesMax = 2u << 20;
 // Tags, lengths and numbers.
 constexpr std::size_t kItemOverheadBytes = 32;
 
+constexpr rpc::Fields kPullRequest{WIRE_FIELD(shard), WIRE_FIELD(spec_json),
+                                   WIRE_FIELD(tensors_regex), WIRE_FIELD(from),
+                                   WIRE_FIELD(transport)};
+constexpr rpc::Fields kSourceLine{WIRE_FIELD(name),  WIRE_FIELD(transport),
+                                  WIRE_FIELD(bytes), WIRE_FIELD(bytes_per_second),
+                                  WIRE_FIELD(lost),  WIRE_FIELD(cause)};
+constexpr rpc::Fields kProgress{WIRE_FIELD(phase), WIRE_FIELD(bytes_done), WIRE_FIELD(bytes_total),
+                                WIRE_FIELD(bytes_per_second), WIRE_FIELD(note)};
+constexpr rpc::Fields kSummary{WIRE_FIELD(root),
+                               WIRE_FIELD(layout),
+                               WIRE_FIELD(path),
+                               WIRE_FIELD(bytes),
+                               WIRE_FIELD(fetched_bytes),
+                               WIRE_FIELD(resumed_bytes),
+                               WIRE_FIELD(refetched_bytes),
+                               WIRE_FIELD(tensors)};
+constexpr rpc::Fields kPlan{
+    WIRE_FIELD(root),   WIRE_FIELD(tensors), WIRE_FIELD(wanted_bytes), WIRE_FIELD(wire_bytes),
+    WIRE_FIELD(slices), WIRE_FIELD(buckets), WIRE_FIELD(wanted_total), WIRE_FIELD(missing_total)};
+constexpr rpc::Fields kPlanSource{WIRE_FIELD(name), WIRE_FIELD(endpoint),
+                                  WIRE_FIELD(bytes_available)};
+constexpr rpc::Fields kPlanTensor{WIRE_FIELD(name), WIRE_FIELD(dtype), WIRE_FIELD(shape),
+                                  WIRE_FIELD(box), WIRE_FIELD(bytes)};
+
+// For tables of numbers and strings, which every message fits.
+template <typename Table, typename Message, typename Value>
+void read_plain(const Table& table, const Message& message, Value& value) {
+  (void)table.read(message, value);
+}
+template <typename Table, typename List, typename Value>
+void read_list(const Table& table, const List& list, std::vector<Value>& values) {
+  for (const auto& message : list) read_plain(table, message, values.emplace_back());
+}
+template <typename Table, typename List, typename Value>
+void write_list(const Table& table, const std::vector<Value>& values, List& list) {
+  for (const Value& value : values) table.write(value, *list.Add());
+}
+
+// An agent of this host names versions; progress may come before the version is known.
 ModelVersion id_from(const proto::ModelVersion& id) { return {id.model(), id.version()}; }
 
 }  // namespace
@@ -62,14 +81,10 @@ Result<PublishRequest> from_proto(const proto::LocalPublishRequest& request) {
 
 proto::LocalPullRequest to_proto(const PullRequest& request) {
   proto::LocalPullRequest out;
+  kPullRequest.write(request, out);
   out.set_model(request.ref.model);
   out.set_latest(!request.ref.version.has_value());
   out.set_version(request.ref.version.value_or(0));
-  out.set_shard(request.shard);
-  out.set_spec_json(request.spec_json);
-  out.set_tensors_regex(request.tensors_regex);
-  for (const auto& from : request.from) out.add_from(from);
-  out.set_transport(request.transport);
   if (!request.root.is_nil()) *out.mutable_root() = rpc::to_proto(request.root);
   if (!request.fallback.empty()) {
     out.set_fallback_dir(std::filesystem::absolute(request.fallback).string());
@@ -80,13 +95,9 @@ proto::LocalPullRequest to_proto(const PullRequest& request) {
 Result<PullRequest> from_proto(const proto::LocalPullRequest& request) {
   PullRequest out;
   TRY_VOID(check_model_name(request.model()));
+  TRY_VOID(kPullRequest.read(request, out));
   out.ref.model = request.model();
   if (!request.latest()) out.ref.version = request.version();
-  out.shard = request.shard();
-  out.spec_json = request.spec_json();
-  out.tensors_regex = request.tensors_regex();
-  out.from = strings(request.from());
-  out.transport = request.transport();
   out.fallback = request.fallback_dir();
   if (request.has_root()) {
     out.root = rpc::from_proto(request.root());
@@ -97,96 +108,57 @@ Result<PullRequest> from_proto(const proto::LocalPullRequest& request) {
 
 proto::TransferProgress to_proto(const Progress& progress) {
   proto::TransferProgress out;
-  out.set_phase(progress.phase);
+  kProgress.write(progress, out);
   *out.mutable_id() = rpc::to_proto(progress.id);
-  out.set_bytes_done(progress.bytes_done);
-  out.set_bytes_total(progress.bytes_total);
-  out.set_bytes_per_second(progress.bytes_per_second);
-  for (const auto& line : progress.sources) *out.add_sources() = line_to_proto(line);
-  out.set_note(progress.note);
+  write_list(kSourceLine, progress.sources, *out.mutable_sources());
   return out;
 }
 
 Progress from_proto(const proto::TransferProgress& progress) {
   Progress out;
-  out.phase = progress.phase();
+  read_plain(kProgress, progress, out);
   out.id = id_from(progress.id());
-  out.bytes_done = progress.bytes_done();
-  out.bytes_total = progress.bytes_total();
-  out.bytes_per_second = progress.bytes_per_second();
-  for (const auto& line : progress.sources()) out.sources.push_back(line_from_proto(line));
-  out.note = progress.note();
+  read_list(kSourceLine, progress.sources(), out.sources);
   return out;
 }
 
 proto::TransferResult to_proto(const TransferSummary& summary) {
   proto::TransferResult out;
+  kSummary.write(summary, out);
   *out.mutable_id() = rpc::to_proto(summary.id);
-  *out.mutable_root() = rpc::to_proto(summary.root);
-  *out.mutable_layout() = rpc::to_proto(summary.layout);
-  out.set_path(summary.path.string());
-  out.set_bytes(summary.bytes);
-  out.set_fetched_bytes(summary.fetched_bytes);
-  out.set_resumed_bytes(summary.resumed_bytes);
-  out.set_refetched_bytes(summary.refetched_bytes);
   out.set_elapsed_ms(static_cast<std::uint64_t>(summary.elapsed.count()));
-  out.set_tensors(summary.tensors);
   for (const auto& phase : summary.phases) {
     auto* item = out.add_phases();
     item->set_name(phase.name);
     item->set_elapsed_us(static_cast<std::uint64_t>(phase.elapsed.count()));
   }
-  for (const auto& line : summary.sources) *out.add_sources() = line_to_proto(line);
+  write_list(kSourceLine, summary.sources, *out.mutable_sources());
   return out;
 }
 
 TransferSummary from_proto(const proto::TransferResult& result) {
   TransferSummary out;
+  read_plain(kSummary, result, out);
   out.id = id_from(result.id());
-  out.root = rpc::from_proto(result.root());
-  out.layout = rpc::from_proto(result.layout());
-  out.path = result.path();
-  out.bytes = result.bytes();
-  out.fetched_bytes = result.fetched_bytes();
-  out.resumed_bytes = result.resumed_bytes();
-  out.refetched_bytes = result.refetched_bytes();
-  out.tensors = result.tensors();
   out.elapsed = std::chrono::milliseconds(result.elapsed_ms());
   for (const auto& phase : result.phases()) {
     out.phases.push_back({phase.name(), std::chrono::microseconds(phase.elapsed_us())});
   }
-  for (const auto& line : result.sources()) out.sources.push_back(line_from_proto(line));
+  read_list(kSourceLine, result.sources(), out.sources);
   return out;
 }
 
 proto::LocalPlanResponse to_proto(const PlanSummary& plan) {
   proto::LocalPlanResponse out;
+  kPlan.write(plan, out);
   *out.mutable_id() = rpc::to_proto(plan.id);
-  *out.mutable_root() = rpc::to_proto(plan.root);
-  out.set_tensors(plan.tensors);
-  out.set_wanted_bytes(plan.wanted_bytes);
-  out.set_wire_bytes(plan.wire_bytes);
-  out.set_slices(plan.slices);
-  out.set_buckets(plan.buckets);
-  for (const auto& source : plan.sources) {
-    auto* item = out.add_sources();
-    item->set_name(source.name);
-    item->set_endpoint(source.endpoint);
-    item->set_bytes_available(source.bytes_available);
-  }
-  out.set_wanted_total(plan.wanted_total);
-  out.set_missing_total(plan.missing_total);
+  write_list(kPlanSource, plan.sources, *out.mutable_sources());
   std::size_t wanted_bytes = 0;
   for (const auto& tensor : plan.wanted) {
     wanted_bytes += tensor.name.size() + tensor.dtype.size() + tensor.shape.size() +
                     tensor.box.size() + kItemOverheadBytes;
     if (wanted_bytes > kWantedBytesMax) break;
-    auto* item = out.add_wanted();
-    item->set_name(tensor.name);
-    item->set_dtype(tensor.dtype);
-    item->set_shape(tensor.shape);
-    item->set_box(tensor.box);
-    item->set_bytes(tensor.bytes);
+    kPlanTensor.write(tensor, *out.add_wanted());
   }
   std::size_t missing_bytes = 0;
   for (const auto& missing : plan.missing) {
@@ -199,22 +171,11 @@ proto::LocalPlanResponse to_proto(const PlanSummary& plan) {
 
 PlanSummary from_proto(const proto::LocalPlanResponse& response) {
   PlanSummary out;
+  read_plain(kPlan, response, out);
   out.id = id_from(response.id());
-  out.root = rpc::from_proto(response.root());
-  out.tensors = response.tensors();
-  out.wanted_bytes = response.wanted_bytes();
-  out.wire_bytes = response.wire_bytes();
-  out.slices = response.slices();
-  out.buckets = response.buckets();
-  for (const auto& item : response.sources()) {
-    out.sources.push_back({item.name(), item.endpoint(), item.bytes_available()});
-  }
-  for (const auto& item : response.wanted()) {
-    out.wanted.push_back({item.name(), item.dtype(), item.shape(), item.box(), item.bytes()});
-  }
-  out.missing = strings(response.missing());
-  out.wanted_total = response.wanted_total();
-  out.missing_total = response.missing_total();
+  read_list(kPlanSource, response.sources(), out.sources);
+  read_list(kPlanTensor, response.wanted(), out.wanted);
+  out.missing.assign(response.missing().begin(), response.missing().end());
   return out;
 }
 

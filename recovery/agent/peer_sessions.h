@@ -23,8 +23,8 @@
 
 namespace rekindle::agent {
 
-// The sessions in which pullers read the copies of this host: who may open one, over which
-// transports it reads, and when its last read has ended. Keys leave this process only in open(),
+// The sessions in which pullers read the copies of this host. Checks who may open one, offers
+// transports to it, and tracks the end of its last read. Keys leave this process only in open(),
 // against a grant. Control thread only.
 class PeerSessions {
  public:
@@ -37,15 +37,15 @@ class PeerSessions {
     WorkerPool& blocking_pool;
   };
   struct Options {
-    // Per puller; 0: as the grant says.
+    // For each puller. 0: only the cap of its grant.
     std::uint64_t max_bytes_per_second = 0;
     std::size_t max_pullers = 64;
     // The host name in the endpoints of the transports.
     std::function<std::string()> advertised_host;
     // Instead of the TCP server's own endpoint; "" for its own.
     std::string tcp_endpoint;
-    // Waits until a copy is verified, at most for as long as the second argument says; an error
-    // refuses the copy. With 0 its verification begins all the same. Empty: every copy counts as
+    // Waits until a copy is verified, at most for the duration in the second argument. An error
+    // refuses the copy. With 0 it only starts the verification. Empty: every copy counts as
     // verified.
     std::function<async::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>,
                                             std::chrono::milliseconds)>
@@ -96,10 +96,10 @@ class PeerSessions {
   const Parts parts_;
   const Options options_;
   std::map<SessionToken, Session> sessions_;
-  // Sessions whose reads are waited for.
+  // How many sessions wait for the end of their reads.
   int ending_ = 0;
   async::Notifier ended_;
-  // Of sessions whose connection has gone.
+  // Ends the sessions that have lost their connection.
   async::TaskGroup disconnected_;
 };
 

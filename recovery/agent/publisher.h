@@ -9,7 +9,6 @@
 #include "recovery/agent/agent_parts.h"
 #include "recovery/agent/copy_serving.h"
 #include "recovery/agent/local_agent.h"
-#include "recovery/agent/version_retirement.h"
 
 namespace rekindle::agent {
 

@@ -93,7 +93,7 @@ class ServedVersions {
   // Tells the holder of all copies, and from here on of each that comes or goes. Null ends this.
   void hold_with(Holder* holder);
 
-  // Versions that nobody new may read. They are retired when their present readers are done.
+  // Versions that admit no new readers. They are retired when their present readers are done.
   void set_draining(std::set<ModelVersion> ids) { draining_ = std::move(ids); }
   const std::set<ModelVersion>& draining() const { return draining_; }
 

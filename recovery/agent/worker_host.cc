@@ -71,6 +71,33 @@ Result<UniqueFd> reopen(int fd, bool writable) {
   return again;
 }
 
+Result<std::shared_ptr<rpc::RpcClient>> coordinator_of(AgentCore& core) {
+  if (!core.link().configured()) {
+    return fail(ErrorCode::kUnavailable, "an update needs a coordinator; give the agent one");
+  }
+  auto client = core.link().client();
+  if (client == nullptr) {
+    return fail(ErrorCode::kUnavailable, "the coordinator {} is not reachable: {}",
+                core.link().address(), core.link().last_error().message());
+  }
+  return client;
+}
+
+Result<ModelVersion> newest_here(AgentCore& core, const std::string& model) {
+  if (const auto version = core.served().newest_version(model)) {
+    return ModelVersion{model, *version};
+  }
+  return fail(ErrorCode::kNotFound, "no version of {} is on this host, and no coordinator to ask",
+              model);
+}
+
+Result<ModelVersion> newest_without_fleet(AgentCore& core, const std::string& model,
+                                          const Error& why) {
+  auto here = newest_here(core, model);
+  if (here) return here;
+  return fail(Error(why).with_context("newest version of " + model));
+}
+
 }  // namespace
 
 WorkerHost::WorkerHost(AgentCore& core, device::DeviceLink* devices)
@@ -129,20 +156,8 @@ std::string WorkerHost::device_life() const {
   return devices_ != nullptr ? devices_->life() : std::string();
 }
 
-Result<std::shared_ptr<rpc::RpcClient>> WorkerHost::coordinator() const {
-  if (!core_.link().configured()) {
-    return fail(ErrorCode::kUnavailable, "an update needs a coordinator; give the agent one");
-  }
-  auto client = core_.link().client();
-  if (client == nullptr) {
-    return fail(ErrorCode::kUnavailable, "the coordinator {} is not reachable: {}",
-                core_.link().address(), core_.link().last_error().message());
-  }
-  return client;
-}
-
 Task<Result<proto::RoundOrders>> WorkerHost::report_rounds(proto::RoundReport report) {
-  CO_TRY(const auto client, coordinator());
+  CO_TRY(const auto client, coordinator_of(core_));
   report.set_node_id(core_.identity().node_id);
   report.set_incarnation(core_.identity().incarnation.to_bytes());
   const auto deadline = std::chrono::milliseconds(report.wait_ms()) + kCallDeadline;
@@ -151,7 +166,7 @@ Task<Result<proto::RoundOrders>> WorkerHost::report_rounds(proto::RoundReport re
 
 Task<Result<std::uint64_t>> WorkerHost::begin_update(ModelVersion id, std::string group,
                                                      std::chrono::milliseconds gather) {
-  CO_TRY(const auto client, coordinator());
+  CO_TRY(const auto client, coordinator_of(core_));
   proto::BeginUpdateRequest request;
   *request.mutable_id() = rpc::to_proto(id);
   request.set_group(std::move(group));
@@ -163,7 +178,7 @@ Task<Result<std::uint64_t>> WorkerHost::begin_update(ModelVersion id, std::strin
 
 Task<Result<proto::RoundStatus>> WorkerHost::update_status(std::uint64_t round,
                                                            std::chrono::milliseconds wait) {
-  CO_TRY(const auto client, coordinator());
+  CO_TRY(const auto client, coordinator_of(core_));
   wait = std::clamp(wait, std::chrono::milliseconds(0), kLongestStatusWait);
   proto::UpdateStatusRequest request;
   request.set_round(round);
@@ -172,36 +187,22 @@ Task<Result<proto::RoundStatus>> WorkerHost::update_status(std::uint64_t round,
                                                                  wait + kCallDeadline);
 }
 
-Result<ModelVersion> WorkerHost::newest_here(const std::string& model) const {
-  if (const auto version = core_.served().newest_version(model)) {
-    return ModelVersion{model, *version};
-  }
-  return fail(ErrorCode::kNotFound, "no version of {} is on this host, and no coordinator to ask",
-              model);
-}
-
-Result<ModelVersion> WorkerHost::newest_without_fleet(const std::string& model,
-                                                      const Error& why) const {
-  auto here = newest_here(model);
-  if (here) return here;
-  return fail(Error(why).with_context("newest version of " + model));
-}
-
-// Without a coordinator a worker gets the newest version of its host. A coordinator that does not
-// know the newest version yet is waited for: `latest` must not go back because it was restarted.
+// Without a coordinator a worker gets the newest version of its host. A coordinator that has just
+// started may not know the newest version yet. This waits until it does: a restart of the
+// coordinator must not turn `latest` back.
 Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
-  if (!core_.link().configured()) co_return newest_here(model);
+  if (!core_.link().configured()) co_return newest_here(core_, model);
   proto::ResolveRequest request;
   request.set_model(model);
   const auto give_up = std::chrono::steady_clock::now() + kGraceWait;
   for (;;) {
     const auto client = co_await core_.link().wait_connected(kConnectWait);
-    if (!client) co_return newest_without_fleet(model, client.error());
+    if (!client) co_return newest_without_fleet(core_, model, client.error());
     const auto answer =
         co_await rpc::call<proto::COORDINATOR_RESOLVE>(*client, request, kCallDeadline);
     if (answer) co_return rpc::from_proto(answer->id());
     const Error& error = answer.error();
-    if (is_away(error)) co_return newest_without_fleet(model, error);
+    if (is_away(error)) co_return newest_without_fleet(core_, model, error);
     if (error.code() == ErrorCode::kNotFound) {
       co_return fail(ErrorCode::kNotFound, "no version of {} is ready in the fleet; publish one",
                      model);

@@ -42,9 +42,7 @@ class WorkerHost final : public worker::Host, private Holder {
  private:
   void hold(const Served& served) override;
   void drop(std::uint64_t number) override { devices_->drop(number); }
-  Result<std::shared_ptr<rpc::RpcClient>> coordinator() const;
-  Result<ModelVersion> newest_here(const std::string& model) const;
-  Result<ModelVersion> newest_without_fleet(const std::string& model, const Error& why) const;
+
   AgentCore& core_;
   device::DeviceLink* const devices_;
 };

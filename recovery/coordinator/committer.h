@@ -12,7 +12,6 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/coordinator/core/core.h"
-#include "recovery/coordinator/durable_store.h"
 #include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/rpc.h"
 #include "src/async/task.h"

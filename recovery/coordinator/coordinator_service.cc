@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "recovery/coordinator/status_wire.h"
+#include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "recovery/coordinator/round_wire.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/message_fields.h"
 
 namespace rekindle::coordinator {
 
@@ -28,18 +30,139 @@ constexpr WireEnum<InstanceState, proto::InstanceState, 3> kInstanceStates{{
     {InstanceState::kUnfit, proto::INSTANCE_UNFIT},
 }};
 
+constexpr rpc::Fields kNodeInfo{WIRE_FIELD(node_id), WIRE_FIELD(incarnation),
+                                WIRE_FIELD(control_endpoint), WIRE_FIELD(host_id)};
+constexpr rpc::Fields kSourceReport{WIRE_FIELD(node_id),   WIRE_FIELD(incarnation),
+                                    WIRE_FIELD(bytes),     WIRE_FIELD(goodput_bytes_per_second),
+                                    WIRE_FIELD(failures),  WIRE_FIELD(lost),
+                                    WIRE_FIELD(quarantine)};
+constexpr rpc::Fields kHolding{
+    WIRE_FIELD(id),       WIRE_FIELD(root),          WIRE_FIELD(tensor_set),
+    WIRE_FIELD(layout),   WIRE_FIELD(payload_bytes), WIRE_FIELD(checkpoint_bytes),
+    WIRE_FIELD(complete), WIRE_FIELD(whole),         WIRE_FIELD(verified)};
+constexpr rpc::Fields kPullProgress{WIRE_FIELD(pull_id), WIRE_FIELD(id), WIRE_FIELD(bytes_done),
+                                    WIRE_FIELD(bytes_total)};
+constexpr rpc::Fields kHeartbeat{WIRE_FIELD(epoch), WIRE_FIELD(progress),
+                                 WIRE_FIELD(store_free_bytes), WIRE_FIELD(failed_fetches),
+                                 WIRE_FIELD(fetching)};
+constexpr rpc::Fields kFetch{WIRE_FIELD(id), WIRE_FIELD(root), WIRE_FIELD(max_bytes_per_second)};
+constexpr rpc::Fields kHeartbeatAnswer{WIRE_FIELD(epoch), WIRE_FIELD(coordinator_time_ms),
+                                       WIRE_FIELD(retire), WIRE_FIELD(retiring),
+                                       WIRE_FIELD(drained)};
+constexpr rpc::Fields kRankReport{
+    WIRE_FIELD(node_id), WIRE_FIELD(incarnation), WIRE_FIELD(instance), WIRE_FIELD(generation),
+    WIRE_FIELD(rank),    WIRE_FIELD(world),       WIRE_FIELD(model),    WIRE_FIELD(sequence)};
+constexpr rpc::Fields kInstanceAnswer{WIRE_FIELD(id), WIRE_FIELD(loaded), WIRE_FIELD(world),
+                                      WIRE_FIELD(why)};
+constexpr rpc::Fields kPullStatus{WIRE_FIELD(id), WIRE_FIELD(shard), WIRE_FIELD(bytes_done),
+                                  WIRE_FIELD(bytes_total), WIRE_FIELD(bytes_per_second)};
+
 Result<SourceReport> from_proto(const proto::SourceReport& message) {
   TRY_VOID(check_text("a source's name", message.node_id()));
   SourceReport report;
-  report.node_id = message.node_id();
-  TRY(report.incarnation, Incarnation::from_bytes(message.incarnation()));
-  report.bytes = message.bytes();
-  report.goodput_bytes_per_second = message.goodput_bytes_per_second();
-  report.failures = message.failures();
-  report.lost = message.lost();
-  report.quarantine = message.quarantine();
+  TRY_VOID(kSourceReport.read(message, report));
   report.cause = message.cause().substr(0, kMaxTextBytes);
   return report;
+}
+
+std::string_view state_name(const Member& member, TimePoint now) {
+  if (member.is_dead()) return "dead";
+  if (member.standing.quarantined(now)) return "quarantined";
+  if (member.flapping.left_out(now)) return "flapping";
+  if (member.state == NodeState::kSuspect || member.connection.empty()) return "suspect";
+  return "alive";
+}
+
+std::string_view state_name(VersionState state) {
+  switch (state) {
+    case VersionState::kStaging:
+      return "staging";
+    case VersionState::kReady:
+      return "ready";
+    case VersionState::kRetiring:
+      return "retiring";
+  }
+  return "unknown";
+}
+
+std::string_view state_name(InstanceState state) {
+  switch (state) {
+    case InstanceState::kLoading:
+      return "loading";
+    case InstanceState::kCommitted:
+      return "committed";
+    case InstanceState::kUnfit:
+      return "unfit";
+  }
+  return "unknown";
+}
+
+void fill_node(proto::NodeStatus& node, const Core& core, const Member& member, TimePoint now) {
+  *node.mutable_node() = to_proto(member.info);
+  node.set_state(std::string(state_name(member, now)));
+  node.set_last_heartbeat_ms_ago(
+      static_cast<std::uint64_t>(std::max<std::int64_t>(milliseconds(now - member.last_heard), 0)));
+  for (const auto& [key, holding] : member.holdings.all()) *node.add_holdings() = to_proto(holding);
+  node.set_failure_domain(member.failure_domain);
+  node.set_drained(core.fleet().drained(member.info.node_id));
+  node.set_pullers(
+      static_cast<std::uint32_t>(core.pulls().table().pullers_of(member.info.incarnation)));
+  if (node.drained()) {
+    for (const auto& id : core.replicas().sole_copies(member)) {
+      *node.add_sole_copies() = rpc::to_proto(id);
+    }
+  }
+  node.set_health(member.standing.health.at(now));
+  const TimePoint until =
+      std::max(member.standing.quarantined_until(), member.flapping.left_out_until());
+  if (until > now) node.set_left_out_ms(static_cast<std::uint64_t>(milliseconds(until - now)));
+  node.set_store_free_bytes(member.store_free_bytes);
+}
+
+void fill_version(proto::VersionStatus& entry, const Core& core, const ModelVersion& id,
+                  const DurableVersion& version) {
+  *entry.mutable_id() = rpc::to_proto(id);
+  *entry.mutable_root() = rpc::to_proto(version.root);
+  entry.set_checkpoint_bytes(version.checkpoint_bytes);
+  entry.set_whole_copies(core.readiness().whole_copies(id));
+  entry.set_replicas(core.replicas().wanted(version));
+  const VersionState state = core.readiness().state_of(id);
+  entry.set_state(std::string(state_name(state)));
+  if (state == VersionState::kRetiring) {
+    std::uint32_t holders = 0;
+    std::size_t readers = 0;
+    for (const auto& [node_id, member] : core.fleet().members.all()) {
+      if (!member.holdings.holds(id)) continue;
+      ++holders;
+      readers += core.retirement().readers_at(member, id);
+    }
+    entry.set_readers(static_cast<std::uint32_t>(readers));
+    if (holders == 0) entry.set_state("retired");
+  }
+  const auto& tasks = core.replicas().tasks();
+  const auto& shortages = core.replicas().shortages();
+  if (const auto task = tasks.find(id); task != tasks.end()) {
+    entry.set_copying_to(task->second.node_id);
+    entry.set_copying_bytes_done(task->second.bytes_done);
+  } else if (const auto found = shortages.find(id); found != shortages.end()) {
+    entry.set_short_of_copies(found->second.why.empty() ? "about to be copied" : found->second.why);
+  }
+}
+
+void fill_pull(proto::PullStatus& entry, const PullId& pull_id, const Pull& pull) {
+  entry.set_pull_id(pull_id.to_bytes());
+  entry.set_puller(pull.puller.node_id);
+  kPullStatus.write(pull, entry);
+  for (const auto& report : pull.reports.all()) *entry.add_sources() = to_proto(report);
+}
+
+void fill_instance(proto::InstanceStatus& entry, const std::string& name,
+                   const Instance& instance) {
+  const InstanceAnswer answer = Instances::answer(instance);
+  entry.set_instance(name);
+  entry.set_generation(instance.generation);
+  kInstanceAnswer.write(answer, entry);
+  entry.set_state(std::string(state_name(answer.state)));
 }
 
 }  // namespace
@@ -52,13 +175,7 @@ Result<void> check_text(std::string_view what, std::string_view text) {
 
 proto::SourceReport to_proto(const SourceReport& report) {
   proto::SourceReport message;
-  message.set_node_id(report.node_id);
-  message.set_incarnation(report.incarnation.to_bytes());
-  message.set_bytes(report.bytes);
-  message.set_goodput_bytes_per_second(report.goodput_bytes_per_second);
-  message.set_failures(report.failures);
-  message.set_lost(report.lost);
-  message.set_quarantine(report.quarantine);
+  kSourceReport.write(report, message);
   message.set_cause(report.cause);
   return message;
 }
@@ -68,37 +185,23 @@ Result<NodeInfo> from_proto(const proto::NodeAddress& node) {
   TRY_VOID(check_text("an address", node.control_endpoint()));
   TRY_VOID(check_text("a host id", node.host_id()));
   NodeInfo info;
-  info.node_id = node.node_id();
-  TRY(info.incarnation, Incarnation::from_bytes(node.incarnation()));
-  info.control_endpoint = node.control_endpoint();
-  info.host_id = node.host_id();
+  TRY_VOID(kNodeInfo.read(node, info));
   return info;
 }
 
 proto::NodeAddress to_proto(const NodeInfo& node) {
   proto::NodeAddress message;
-  message.set_node_id(node.node_id);
-  message.set_incarnation(node.incarnation.to_bytes());
-  message.set_control_endpoint(node.control_endpoint);
-  message.set_host_id(node.host_id);
+  kNodeInfo.write(node, message);
   return message;
 }
 
 Result<Holding> from_proto(const proto::Holding& message) {
   Holding holding;
-  TRY(holding.id, rpc::from_proto(message.id()));
-  holding.root = rpc::from_proto(message.root());
-  holding.tensor_set = rpc::from_proto(message.tensor_set());
-  holding.layout = rpc::from_proto(message.layout());
+  TRY_VOID(kHolding.read(message, holding));
   if (holding.root.is_nil() || holding.layout.is_nil()) {
     return fail(ErrorCode::kInvalid, "a holding of {} without root or layout",
                 holding.id.to_string());
   }
-  holding.payload_bytes = message.payload_bytes();
-  holding.checkpoint_bytes = message.checkpoint_bytes();
-  holding.complete = message.complete();
-  holding.whole = message.whole();
-  holding.verified = message.verified();
   if (!holding.complete) {
     TRY(holding.held, rpc::from_proto(message.held(), kMaxTiles));
   }
@@ -113,18 +216,10 @@ Result<Holding> from_proto(const proto::Holding& message) {
   return holding;
 }
 
+// Leaves `held` and `covers` out, so that a status stays small.
 proto::Holding to_proto(const Holding& holding) {
   proto::Holding message;
-  *message.mutable_id() = rpc::to_proto(holding.id);
-  *message.mutable_root() = rpc::to_proto(holding.root);
-  *message.mutable_tensor_set() = rpc::to_proto(holding.tensor_set);
-  *message.mutable_layout() = rpc::to_proto(holding.layout);
-  message.set_payload_bytes(holding.payload_bytes);
-  message.set_checkpoint_bytes(holding.checkpoint_bytes);
-  message.set_complete(holding.complete);
-  message.set_whole(holding.whole);
-  message.set_verified(holding.verified);
-  // Without `held`, so that a status stays small.
+  kHolding.write(holding, message);
   return message;
 }
 
@@ -140,11 +235,8 @@ Result<OpenPullRequest> from_proto(const proto::OpenPullRequest& message) {
 
 Result<PullProgress> from_proto(const proto::PullProgressRequest& message) {
   PullProgress progress;
-  TRY(progress.pull_id, PullId::from_bytes(message.pull_id()));
+  TRY_VOID(kPullProgress.read(message, progress));
   TRY(progress.puller, from_proto(message.puller()));
-  TRY(progress.id, rpc::from_proto(message.id()));
-  progress.bytes_done = message.bytes_done();
-  progress.bytes_total = message.bytes_total();
   for (const auto& source : message.sources()) {
     TRY(SourceReport report, from_proto(source));
     progress.sources.push_back(std::move(report));
@@ -204,37 +296,18 @@ Result<Heartbeat> from_proto(const proto::HeartbeatRequest& message) {
                 kMaxVersionsPerHeartbeat);
   }
   Heartbeat heartbeat;
-  heartbeat.epoch = message.epoch();
-  heartbeat.progress = message.progress();
-  heartbeat.store_free_bytes = message.store_free_bytes();
+  TRY_VOID(kHeartbeat.read(message, heartbeat));
   for (const auto& entry : message.readers()) {
     TRY(ModelVersion id, rpc::from_proto(entry.id()));
     heartbeat.readers[std::move(id)] = entry.readers();
-  }
-  for (const auto& failed : message.failed_fetches()) {
-    TRY(ModelVersion id, rpc::from_proto(failed));
-    heartbeat.failed_fetches.push_back(std::move(id));
-  }
-  for (const auto& running : message.fetching()) {
-    TRY(ModelVersion id, rpc::from_proto(running));
-    heartbeat.fetching.push_back(std::move(id));
   }
   return heartbeat;
 }
 
 proto::HeartbeatResponse to_proto(const HeartbeatAnswer& answer) {
   proto::HeartbeatResponse response;
-  response.set_epoch(answer.epoch);
-  response.set_coordinator_time_ms(answer.coordinator_time_ms);
-  for (const auto& id : answer.retire) *response.add_retire() = rpc::to_proto(id);
-  for (const auto& id : answer.retiring) *response.add_retiring() = rpc::to_proto(id);
-  for (const auto& fetch : answer.fetch) {
-    auto& message = *response.add_fetch();
-    *message.mutable_id() = rpc::to_proto(fetch.id);
-    *message.mutable_root() = rpc::to_proto(fetch.root);
-    message.set_max_bytes_per_second(fetch.max_bytes_per_second);
-  }
-  response.set_drained(answer.drained);
+  kHeartbeatAnswer.write(answer, response);
+  for (const auto& fetch : answer.fetch) kFetch.write(fetch, *response.add_fetch());
   return response;
 }
 
@@ -243,13 +316,7 @@ Result<RankReport> from_proto(const proto::RankReport& message) {
   TRY_VOID(check_text("an instance's name", message.instance()));
   TRY_VOID(check_model_name(message.model()));
   RankReport report;
-  report.node_id = message.node_id();
-  TRY(report.incarnation, Incarnation::from_bytes(message.incarnation()));
-  report.instance = message.instance();
-  report.generation = message.generation();
-  report.rank = message.rank();
-  report.world = message.world();
-  report.model = message.model();
+  TRY_VOID(kRankReport.read(message, report));
   if (!message.latest()) report.version = message.version();
   if (message.has_has()) {
     TRY(report.has, rpc::from_proto(message.has()));
@@ -260,18 +327,14 @@ Result<RankReport> from_proto(const proto::RankReport& message) {
                 static_cast<int>(message.state()));
   }
   report.state = *state;
-  report.sequence = message.sequence();
   report.why = message.why().substr(0, kMaxTextBytes);
   return report;
 }
 
 proto::RankResponse to_proto(const InstanceAnswer& answer) {
   proto::RankResponse response;
-  *response.mutable_id() = rpc::to_proto(answer.id);
+  kInstanceAnswer.write(answer, response);
   response.set_state(kInstanceStates.to_wire(answer.state));
-  response.set_loaded(answer.loaded);
-  response.set_world(answer.world);
-  response.set_why(answer.why);
   return response;
 }
 
@@ -280,6 +343,30 @@ proto::DrainResponse to_proto(const Draining& draining) {
   response.set_pullers(static_cast<std::uint32_t>(draining.readers));
   for (const auto& id : draining.sole_copies) *response.add_sole_copies() = rpc::to_proto(id);
   return response;
+}
+
+proto::ClusterStatusResponse make_status(const Core& core, TimePoint now) {
+  proto::ClusterStatusResponse status;
+  status.set_epoch(core.fleet().epoch());
+  status.set_uptime_ms(
+      static_cast<std::uint64_t>(milliseconds(now - core.fleet().grace.started())));
+  status.set_grace(core.fleet().grace.active(now));
+  for (const auto& [node_id, member] : core.fleet().members.all()) {
+    fill_node(*status.add_nodes(), core, member, now);
+  }
+  for (const auto& [id, version] : core.fleet().catalog.all()) {
+    fill_version(*status.add_versions(), core, id, version);
+  }
+  for (const auto& [pull_id, pull] : core.pulls().table().all())
+    fill_pull(*status.add_pulls(), pull_id, pull);
+  for (const auto& [name, instance] : core.instances().all()) {
+    fill_instance(*status.add_instances(), name, instance);
+  }
+  for (const Round* round : rounds_to_show(core.rounds())) {
+    *status.add_rounds() = to_proto(*round, now);
+  }
+  status.set_waiting(static_cast<std::uint32_t>(core.pulls().waiting()));
+  return status;
 }
 
 }  // namespace rekindle::coordinator

@@ -59,4 +59,7 @@ Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation
 // The host part of "10.0.0.3:51234"; "" when it is malformed.
 std::string host_of(const std::string& address);
 
+// The answer for `rekindle status`.
+proto::ClusterStatusResponse make_status(const Core& core, TimePoint now);
+
 }  // namespace rekindle::coordinator

@@ -8,7 +8,7 @@
 
 #include "recovery/coordinator/coordinator.h"
 #include "recovery/coordinator/core/types.h"
-#include "recovery/coordinator/durable_store.h"
+#include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/rpc.h"
 #include "src/async/task.h"
 

@@ -1,18 +1,37 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 
 #include <boost/asio/any_io_executor.hpp>
 
 #include "proto/coordinator.pb.h"
-#include "recovery/coordinator/answer_gate.h"
+#include "recovery/coordinator/coordinator_service.h"
 #include "recovery/coordinator/core/core.h"
-#include "recovery/coordinator/round_log.h"
+#include "recovery/coordinator/core/rounds.h"
 #include "src/async/task.h"
 
 namespace rekindle::coordinator {
+
+// Logs the news of the rounds since the last look.
+class RoundLog {
+ public:
+  void look(const Rounds& rounds);
+
+ private:
+  struct Said {
+    std::size_t parties = 0;
+    std::set<std::uint32_t> stopped;
+    bool over = false;
+  };
+  static void look(const Round& round, Said& said);
+
+  std::map<RoundId, Said> said_;
+};
 
 // The calls of broadcast rounds, served from a Core. Each waits for a change, at most as long as
 // its caller wants and 5 s. On the executor's one thread; must outlive the server's close().

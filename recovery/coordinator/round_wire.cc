@@ -6,6 +6,7 @@
 
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/message_fields.h"
 
 namespace rekindle::coordinator {
 
@@ -32,6 +33,25 @@ constexpr WireEnum<PartyState, proto::PartyState, 3> kPartyStates{{
     {PartyState::kStopped, proto::PARTY_STOPPED},
 }};
 
+constexpr rpc::Fields kMember{
+    WIRE_FIELD(session),       WIRE_FIELD(group),        WIRE_FIELD(instance),
+    WIRE_FIELD(rank),          WIRE_FIELD(id),           WIRE_FIELD(device),
+    WIRE_FIELD(round),         WIRE_FIELD(root),         WIRE_FIELD(contents),
+    WIRE_FIELD(payload_bytes), WIRE_FIELD(bucket_bytes), WIRE_FIELD(owner),
+    WIRE_FIELD(communicators), WIRE_FIELD(spread_bytes), WIRE_FIELD(kept_bytes),
+    WIRE_FIELD(worker_lost)};
+constexpr rpc::Fields kReport{WIRE_FIELD(node_id), WIRE_FIELD(incarnation), WIRE_FIELD(device_life),
+                              WIRE_FIELD(sequence)};
+constexpr rpc::Fields kOrder{WIRE_FIELD(round), WIRE_FIELD(id), WIRE_FIELD(group),
+                             WIRE_FIELD(gathering)};
+constexpr rpc::Fields kPartyOrder{
+    WIRE_FIELD(party),        WIRE_FIELD(make_id), WIRE_FIELD(communicator), WIRE_FIELD(id),
+    WIRE_FIELD(bucket_bytes), WIRE_FIELD(ranks),   WIRE_FIELD(owners),       WIRE_FIELD(why)};
+constexpr rpc::Fields kPartyPlace{WIRE_FIELD(session), WIRE_FIELD(rank)};
+constexpr rpc::Fields kPlaceStatus{WIRE_FIELD(node_id), WIRE_FIELD(instance), WIRE_FIELD(rank),
+                                   WIRE_FIELD(device), WIRE_FIELD(party)};
+constexpr rpc::Fields kSpreadStatus{WIRE_FIELD(spread_bytes), WIRE_FIELD(kept_bytes)};
+
 Result<RoundMember> from_proto(const proto::RoundMember& message) {
   TRY_VOID(check_text("a group", message.group()));
   TRY_VOID(check_text("an instance's name", message.instance()));
@@ -40,52 +60,26 @@ Result<RoundMember> from_proto(const proto::RoundMember& message) {
     return fail(ErrorCode::kInvalid, "a round's member with {} communicators; {} are allowed",
                 message.communicators_size(), kMaxCommunicatorsPerMember);
   }
+  for (const auto& name : message.communicators()) {
+    TRY_VOID(check_text("a communicator's name", name));
+  }
   RoundMember member;
-  member.session = message.session();
-  member.group = message.group();
-  member.instance = message.instance();
-  member.rank = message.rank();
-  TRY(member.id, rpc::from_proto(message.id()));
-  member.device = message.device();
+  TRY_VOID(kMember.read(message, member));
   const auto state = kMemberStates.from_wire(message.state());
   if (!state) {
     return fail(ErrorCode::kInvalid, "a round's member in state {}: not known",
                 static_cast<int>(message.state()));
   }
   member.state = *state;
-  member.round = message.round();
-  member.root = rpc::from_proto(message.root());
-  member.contents = rpc::from_proto(message.contents());
-  member.payload_bytes = message.payload_bytes();
-  member.bucket_bytes = message.bucket_bytes();
-  member.owner = message.owner();
-  for (const auto& name : message.communicators()) {
-    TRY_VOID(check_text("a communicator's name", name));
-    member.communicators.push_back(name);
-  }
-  member.spread_bytes = message.spread_bytes();
-  member.kept_bytes = message.kept_bytes();
   member.why = message.why().substr(0, kMaxReasonBytes);
-  member.worker_lost = message.worker_lost();
   return member;
 }
 
 proto::PartyOrder to_proto(const PartyOrder& party) {
   proto::PartyOrder message;
-  message.set_party(party.party);
+  kPartyOrder.write(party, message);
   message.set_state(kPartyStates.to_wire(party.state));
-  message.set_make_id(party.make_id);
-  message.set_communicator(party.communicator);
-  message.set_id(party.id);
-  message.set_bucket_bytes(party.bucket_bytes);
-  message.set_ranks(party.ranks);
-  for (const std::uint32_t owner : party.owners) message.add_owners(owner);
-  for (const auto& place : party.members) {
-    auto& member = *message.add_members();
-    member.set_session(place.session);
-    member.set_rank(place.rank);
-  }
-  message.set_why(party.why);
+  for (const auto& place : party.members) kPartyPlace.write(place, *message.add_members());
   return message;
 }
 
@@ -115,10 +109,7 @@ Result<RoundReport> from_proto(const proto::RoundReport& message) {
                 message.members_size(), message.ids_size(), kMaxMembersPerReport, kMaxIdsPerReport);
   }
   RoundReport report;
-  report.node_id = message.node_id();
-  TRY(report.incarnation, Incarnation::from_bytes(message.incarnation()));
-  report.device_life = message.device_life();
-  report.sequence = message.sequence();
+  TRY_VOID(kReport.read(message, report));
   for (const auto& entry : message.members()) {
     TRY(RoundMember member, from_proto(entry));
     report.members.push_back(std::move(member));
@@ -138,10 +129,7 @@ proto::RoundOrders to_proto(const std::vector<RoundOrder>& orders) {
   proto::RoundOrders message;
   for (const RoundOrder& order : orders) {
     auto& round = *message.add_rounds();
-    round.set_round(order.round);
-    *round.mutable_id() = rpc::to_proto(order.id);
-    round.set_group(order.group);
-    round.set_gathering(order.gathering);
+    kOrder.write(order, round);
     for (const PartyOrder& party : order.parties) *round.add_parties() = to_proto(party);
   }
   return message;
@@ -164,17 +152,12 @@ proto::RoundStatus to_proto(const Round& round, TimePoint now) {
   status.set_load_ms(clamped_ms(took[RoundPhase::kLoading]));
   for (const RoundPlace& place : round.places()) {
     auto& member = *status.add_members();
-    member.set_node_id(place.node_id);
-    member.set_instance(place.instance);
-    member.set_rank(place.rank);
-    member.set_device(place.device);
+    kPlaceStatus.write(place, member);
     member.set_state(std::string(place.state_name()));
     member.set_why(why_of(round, place));
-    member.set_party(place.party);
     if (!place.last || place.last->round != round.number()) continue;
     member.set_bytes(place.last->payload_bytes);
-    member.set_spread_bytes(place.last->spread_bytes);
-    member.set_kept_bytes(place.last->kept_bytes);
+    kSpreadStatus.write(*place.last, member);
   }
   return status;
 }

@@ -249,20 +249,11 @@ Result<Records> StateDirectory::load() {
 
 Result<void> StateDirectory::write(const std::vector<RecordWrite>& writes) {
   const std::string context = fmt::format("save {}", (path_ / kStateName).string());
-  const auto apply_to = [&writes](Records& records) {
-    for (const RecordWrite& write : writes) {
-      if (write.value) {
-        records[write.key] = *write.value;
-      } else {
-        records.erase(write.key);
-      }
-    }
-  };
   const bool grown = log_bytes_ > std::max(kLeastLogBytes, 3 * snapshot_bytes_);
   Result<void> written;
   if (!log_ || grown) {
     Records next = records_;
-    apply_to(next);
+    apply_writes(writes, next);
     written = begin_log(next);
   } else {
     written = append(encode_frame(next_sequence_, writes));
@@ -272,7 +263,7 @@ Result<void> StateDirectory::write(const std::vector<RecordWrite>& writes) {
     log_.reset();
     return fail(std::move(written).error().with_context(context));
   }
-  apply_to(records_);
+  apply_writes(writes, records_);
   return {};
 }
 

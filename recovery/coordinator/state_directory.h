@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "recovery/coordinator/durable_store.h"
+#include "recovery/coordinator/state_records.h"
 #include "src/base/unique_fd.h"
 
 namespace rekindle::coordinator {

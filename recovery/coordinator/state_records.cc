@@ -163,12 +163,12 @@ std::vector<RecordWrite> StateRecords::encode(const StateChange& change) const {
   return writes;
 }
 
-void StateRecords::note(const std::vector<RecordWrite>& writes) {
+void apply_writes(const std::vector<RecordWrite>& writes, Records& records) {
   for (const RecordWrite& write : writes) {
     if (write.value) {
-      records_[write.key] = *write.value;
+      records[write.key] = *write.value;
     } else {
-      records_.erase(write.key);
+      records.erase(write.key);
     }
   }
 }

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "recovery/agent/copy_serving.h"
-#include "recovery/agent/version_retirement.h"
 #include "tests/recovery/rpc_fixture.h"
 #include "tests/store/store_fixture.h"
 

@@ -114,7 +114,7 @@ TEST(CoordinatorVerified, B6AnUnverifiedCopyIsNoSourceAndMakesNothingReady) {
   EXPECT_FALSE(world.open(world.node("p"), "qwen3", 1));
   EXPECT_EQ(world.core->readiness().whole_copies(kV1), 0u);
   ASSERT_TRUE(world.announce(a, {CoreWorld::holding(kV1)}));
-  EXPECT_THAT(CoreWorld::names(world.open(world.node("p"), "qwen3")->sources), ElementsAre("a"));
+  EXPECT_THAT(world.sources("p"), ElementsAre("a"));
 }
 
 TEST(CoordinatorVerified, B6WhoAsksForAVersionThatIsBeingVerifiedIsToldToRetry) {

@@ -112,6 +112,13 @@ class CoreWorld {
     EXPECT_TRUE(announce(info, {holding(id, root)}));
     return info;
   }
+  // Registers and holds some verified tiles of an incomplete copy.
+  NodeInfo filling(const std::string& name) {
+    const NodeInfo info = node(name);
+    EXPECT_TRUE(enroll(info));
+    EXPECT_TRUE(announce(info, {holding(kV1, 1, 1, /*complete=*/false)}));
+    return info;
+  }
   Result<OpenedPull> open(const NodeInfo& puller, const std::string& model,
                           std::optional<std::uint64_t> version = {}, std::string shard = "") {
     return core->open_pull({puller, model, version, std::move(shard)}, now);
@@ -127,6 +134,11 @@ class CoreWorld {
     EXPECT_TRUE(
         core->close_pull(pull, core->pulls().table().all().at(pull).puller.incarnation, now));
   }
+  // Opens a pull of the newest version and returns the names of its sources.
+  std::vector<std::string> sources(const NodeInfo& puller) {
+    return names(open(puller, "qwen3")->sources);
+  }
+  std::vector<std::string> sources(const std::string& puller) { return sources(node(puller)); }
   static std::vector<std::string> names(const std::vector<SourceOffer>& offers) {
     std::vector<std::string> result;
     for (const auto& offer : offers) result.push_back(offer.node.node_id);
@@ -157,5 +169,28 @@ inline SourceReport report(const NodeInfo& source) {
   result.incarnation = source.incarnation;
   return result;
 }
+inline SourceReport quarantine_report(const NodeInfo& source) {
+  SourceReport result = report(source);
+  result.quarantine = true;
+  return result;
+}
+inline SourceReport lost_report(const NodeInfo& source) {
+  SourceReport result = report(source);
+  result.lost = true;
+  return result;
+}
+
+// A whole copy of version 1 on "a", and a pull of it by "p".
+struct RunningPull : CoreWorld {
+  explicit RunningPull(Limits its_limits = {}) : CoreWorld(its_limits) {}
+
+  Result<PullProgressAnswer> go_on(std::vector<SourceReport> reports = {}, std::uint64_t done = 0) {
+    return progress(p, *pull, std::move(reports), done);
+  }
+
+  const NodeInfo a = holder("a", kV1);
+  const NodeInfo p = node("p");
+  const Result<OpenedPull> pull = open(p, "qwen3");
+};
 
 }  // namespace rekindle::coordinator::testing

@@ -27,7 +27,7 @@ TEST(CoordinatorDrain, ADrainedNodeGetsNoNewPlansAndItsReadersFinish) {
   const auto draining = world.core->drain("a", true, world.now);
   ASSERT_TRUE(draining);
   EXPECT_EQ(draining->readers, 1u);
-  EXPECT_THAT(CoreWorld::names(world.open(world.node("q"), "qwen3")->sources), ElementsAre("b"));
+  EXPECT_THAT(world.sources("q"), ElementsAre("b"));
   EXPECT_THAT(CoreWorld::names(world.progress(p, *running)->sources), ElementsAre("a", "b"))
       << "who reads there goes on";
   EXPECT_TRUE(world.beat_one(a)->drained);
@@ -35,8 +35,7 @@ TEST(CoordinatorDrain, ADrainedNodeGetsNoNewPlansAndItsReadersFinish) {
   world.close(running->pull_id);
   EXPECT_EQ(world.core->pulls().table().pullers_of(a.incarnation), 0u);
   ASSERT_TRUE(world.core->drain("a", false, world.now));
-  EXPECT_THAT(CoreWorld::names(world.open(world.node("r"), "qwen3")->sources),
-              UnorderedElementsAre("a", "b"));
+  EXPECT_THAT(world.sources("r"), UnorderedElementsAre("a", "b"));
 }
 
 TEST(CoordinatorDrain, ANodeStaysDrainedOverItsRestartsAndOurs) {
@@ -222,7 +221,7 @@ TEST(CoordinatorHealth, ASourceThatIsSlowBesideOthersComesLast) {
         p, *pull, {rate_of(a, i * 10, 1e9), rate_of(b, i, 1e7), rate_of(c, i * 10, 0.9e9)}));
   }
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(CoreWorld::names(world.open(world.node("q"), "qwen3")->sources).back(), "b");
+    EXPECT_EQ(world.sources("q").back(), "b");
   }
   EXPECT_LT(world.core->fleet().members.all().at("b").standing.health.at(world.now), 0.25);
   world.pass(3min, {a, b, c});

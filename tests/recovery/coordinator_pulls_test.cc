@@ -24,7 +24,7 @@ TEST(CoordinatorPulls, LatestIsTheHighestReadyVersion) {
   EXPECT_EQ(world.open(world.node("p"), "qwen3")->id, kV2);
 }
 
-TEST(CoordinatorPulls, ARestartDoesNotTurnLatestBack) {
+TEST(CoordinatorPulls, ARestartDoesNotMoveLatestBack) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV2);
@@ -36,14 +36,14 @@ TEST(CoordinatorPulls, ARestartDoesNotTurnLatestBack) {
   EXPECT_EQ(early.error().code(), ErrorCode::kUnavailable);
   world.pass(3s, {a});
   const auto late = world.open(world.node("p"), "qwen3");
-  ASSERT_FALSE(late) << "nor does the silence of its holder";
+  ASSERT_FALSE(late) << "the silence of its holder does not move latest back either";
   EXPECT_EQ(late.error().code(), ErrorCode::kUnavailable);
   world.disconnect(b);
   world.holder("b", kV2);
   EXPECT_EQ(world.open(world.node("p"), "qwen3")->id, kV2);
 }
 
-TEST(CoordinatorPulls, NoSourceWaitsForTheGraceAndThenNamesWhatExists) {
+TEST(CoordinatorPulls, WithoutASourceTheErrorComesAfterTheGraceAndNamesTheVersions) {
   CoreWorld world;
   const auto early = world.open(world.node("p"), "qwen3", 1);
   ASSERT_FALSE(early);
@@ -62,7 +62,7 @@ TEST(CoordinatorPulls, ThePullerIsNotItsOwnSource) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   world.holder("b", kV1);
-  EXPECT_THAT(CoreWorld::names(world.open(a, "qwen3")->sources), ElementsAre("b"));
+  EXPECT_THAT(world.sources(a), ElementsAre("b"));
 }
 
 TEST(CoordinatorPulls, GrantsNameTheLivingIncarnationAndNeverRepeatASerial) {
@@ -96,26 +96,20 @@ TEST(CoordinatorPulls, SuspectSourcesComeLastAndDeadOnesNotAtAll) {
   world.pass(3s, {a, b, c});
   world.pass(1s, {b, c});
   for (int i = 0; i < 4; ++i) {
-    const auto sources = CoreWorld::names(world.open(world.node("p"), "qwen3")->sources);
+    const auto sources = world.sources("p");
     ASSERT_EQ(sources.size(), 3u);
     EXPECT_EQ(sources.back(), "a");
   }
   world.pass(2s, {b, c});
-  EXPECT_THAT(CoreWorld::names(world.open(world.node("p"), "qwen3")->sources),
-              UnorderedElementsAre("b", "c"));
+  EXPECT_THAT(world.sources("p"), UnorderedElementsAre("b", "c"));
 }
 
 TEST(CoordinatorPulls, PullersSpreadOverTheSources) {
-  Limits limits;
-  limits.max_sources_per_pull = 2;
-  CoreWorld world(limits);
+  CoreWorld world({.max_sources_per_pull = 2});
   for (int i = 0; i < 8; ++i) world.holder(fmt::format("s{}", i), kV1);
   std::map<std::string, int> pullers;
   for (int i = 0; i < 16; ++i) {
-    for (const auto& name :
-         CoreWorld::names(world.open(world.node(fmt::format("p{}", i)), "qwen3")->sources)) {
-      ++pullers[name];
-    }
+    for (const auto& name : world.sources(fmt::format("p{}", i))) ++pullers[name];
   }
   ASSERT_EQ(pullers.size(), 8u);
   for (const auto& [name, count] : pullers) EXPECT_EQ(count, 4) << name;
@@ -129,7 +123,7 @@ TEST(CoordinatorPulls, ASourceOfTheSameHostComesFirst) {
   EXPECT_EQ(world.open(puller, "qwen3")->sources.front().node.node_id, "s2");
 }
 
-TEST(CoordinatorPulls, AWholeCopyIsOfferedAloneShardsTogether) {
+TEST(CoordinatorPulls, AWholeCopyIsOfferedAloneAndShardsAreOfferedTogether) {
   CoreWorld world;
   const NodeInfo a = world.node("a");
   const NodeInfo b = world.node("b");
@@ -151,10 +145,8 @@ TEST(CoordinatorPulls, AWholeCopyIsOfferedAloneShardsTogether) {
   }
 }
 
-TEST(CoordinatorPulls, Row14TooManyPullersWaitAndAreToldHowLong) {
-  Limits limits;
-  limits.max_pullers_per_source = 2;
-  CoreWorld world(limits);
+TEST(CoordinatorPulls, Row14PullersAboveTheLimitWaitAndLearnHowLong) {
+  CoreWorld world({.max_pullers_per_source = 2});
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo p = world.node("p");
   const auto first = world.open(p, "qwen3");
@@ -165,24 +157,19 @@ TEST(CoordinatorPulls, Row14TooManyPullersWaitAndAreToldHowLong) {
   EXPECT_FALSE(first->sources.empty());
   EXPECT_FALSE(second->sources.empty());
   EXPECT_TRUE(third->sources.empty());
-  EXPECT_EQ(third->retry_after, 200ms) << "those who have just begun may serve in a moment";
+  EXPECT_EQ(third->retry_after, 200ms) << "pullers that have just begun may serve soon";
   world.pass(2s, {a});
-  ASSERT_TRUE(world.progress(p, *first, {}, 400));  // 200 B/s: 3 s to go
+  ASSERT_TRUE(world.progress(p, *first, {}, 400));  // At 200 B/s it takes 3 s more.
   const auto again = world.open(r, "qwen3");
   EXPECT_EQ(again->retry_after, 3s);
   world.close(first->pull_id);
   EXPECT_FALSE(world.open(r, "qwen3")->sources.empty());
 }
 
-TEST(CoordinatorPulls, WhoFillsUpItselfServesAsManyAsItReadsFrom) {
-  Limits limits;
-  limits.max_pullers_per_source = 2;
-  limits.max_sources_per_pull = 5;
-  CoreWorld world(limits);
+TEST(CoordinatorPulls, ANodeThatFillsUpServesAsManyPullsAsItReadsFrom) {
+  CoreWorld world({.max_pullers_per_source = 2, .max_sources_per_pull = 5});
   world.holder("a", kV1);
-  const NodeInfo b = world.node("b");
-  ASSERT_TRUE(world.enroll(b));
-  ASSERT_TRUE(world.announce(b, {CoreWorld::holding(kV1, 1, 1, /*complete=*/false)}));
+  const NodeInfo b = world.filling("b");
   const auto open = [&](const std::string& name) {
     return CoreWorld::names(world.open(world.node(name), "qwen3")->sources);
   };
@@ -192,15 +179,13 @@ TEST(CoordinatorPulls, WhoFillsUpItselfServesAsManyAsItReadsFrom) {
   EXPECT_THAT(open("p6"), IsEmpty());
   EXPECT_EQ(world.core->pulls().table().pullers_of(b.incarnation), 5u);
   ASSERT_TRUE(world.announce(b, {CoreWorld::holding(kV1)}));
-  EXPECT_THAT(open("p7"), IsEmpty()) << "it may have work by now: two, and it has more";
+  EXPECT_THAT(open("p7"), IsEmpty()) << "a complete source serves two pulls, and it has more";
   EXPECT_EQ(world.core->pulls().table().pullers_of(b.incarnation), 5u)
-      << "those that read there go on";
+      << "pulls that read there go on";
 }
 
 TEST(CoordinatorPulls, AskingAgainDoesNotTakeASecondShare) {
-  Limits limits;
-  limits.max_pullers_per_source = 1;
-  CoreWorld world(limits);
+  CoreWorld world({.max_pullers_per_source = 1});
   world.holder("a", kV1);
   const NodeInfo p = world.node("p");
   for (int i = 0; i < 3; ++i) EXPECT_EQ(world.open(p, "qwen3")->sources.size(), 1u);
@@ -208,19 +193,14 @@ TEST(CoordinatorPulls, AskingAgainDoesNotTakeASecondShare) {
 }
 
 TEST(CoordinatorPulls, APullWithoutProgressLosesItsLeaseAndItsShares) {
-  Limits limits;
-  limits.max_pullers_per_source = 1;
-  CoreWorld world(limits);
-  const NodeInfo a = world.holder("a", kV1);
-  const NodeInfo p = world.node("p");
-  const auto pull = world.open(p, "qwen3");
-  world.pass(8s, {a});
-  ASSERT_TRUE(world.progress(p, *pull));
-  world.pass(8s, {a});
+  RunningPull world({.max_pullers_per_source = 1});
+  world.pass(8s, {world.a});
+  ASSERT_TRUE(world.go_on());
+  world.pass(8s, {world.a});
   EXPECT_EQ(world.core->pulls().table().all().size(), 1u) << "progress renews it";
   const NodeInfo q = world.node("q");
   EXPECT_TRUE(world.open(q, "qwen3")->sources.empty());
-  world.pass(3s, {a});
+  world.pass(3s, {world.a});
   EXPECT_THAT(world.core->pulls().table().all(), IsEmpty());
   EXPECT_EQ(world.open(q, "qwen3")->sources.size(), 1u);
 }
@@ -233,59 +213,50 @@ TEST(CoordinatorPulls, ProgressBringsNewSourcesAndDropsDeadOnes) {
   const auto pull = world.open(p, "qwen3");
   const NodeInfo b = world.holder("b", kV1);
   EXPECT_THAT(CoreWorld::names(world.progress(p, *pull)->sources), ElementsAre("a", "b"))
-      << "the one in use first";
+      << "the source in use comes first";
   world.pass(3s, {b});
   EXPECT_THAT(CoreWorld::names(world.progress(p, *pull)->sources), ElementsAre("b"));
   EXPECT_EQ(world.core->pulls().table().all().begin()->second.sources.size(), 1u);
 }
 
 TEST(CoordinatorPulls, ARunningPullSurvivesARestartOfTheCoordinator) {
-  CoreWorld world;
-  const NodeInfo a = world.holder("a", kV1);
-  const NodeInfo p = world.node("p");
-  const auto pull = world.open(p, "qwen3");
+  RunningPull world;
   world.restart();
-  const auto early = world.progress(p, *pull, {}, 500);
+  const auto early = world.go_on({}, 500);
   ASSERT_TRUE(early) << early.error().message();
   EXPECT_THAT(early->sources, IsEmpty());
-  EXPECT_TRUE(early->grace) << "the puller keeps what it has";
-  ASSERT_TRUE(world.enroll(a));
-  ASSERT_TRUE(world.announce(a, {CoreWorld::holding(kV1)}));
-  EXPECT_THAT(CoreWorld::names(world.progress(p, *pull, {}, 600)->sources), ElementsAre("a"));
-  EXPECT_EQ(world.progress(world.node("thief"), *pull).error().code(), ErrorCode::kDenied);
+  EXPECT_TRUE(early->grace) << "the puller keeps its sources";
+  ASSERT_TRUE(world.enroll(world.a));
+  ASSERT_TRUE(world.announce(world.a, {CoreWorld::holding(kV1)}));
+  EXPECT_THAT(CoreWorld::names(world.go_on({}, 600)->sources), ElementsAre("a"));
+  EXPECT_EQ(world.progress(world.node("thief"), *world.pull).error().code(), ErrorCode::kDenied);
 }
 
-TEST(CoordinatorPulls, ALateWordOfAClosedPullBringsItNotBack) {
-  CoreWorld world;
-  const NodeInfo a = world.holder("a", kV1);
-  const NodeInfo p = world.node("p");
-  const auto pull = world.open(p, "qwen3");
-  SourceReport bad = report(a);
-  bad.quarantine = true;
-  ASSERT_TRUE(world.progress(p, *pull, {bad}));
-  world.close(pull->pull_id);
-  world.pass(9s, {a});
-  EXPECT_EQ(world.progress(p, *pull, {bad}).error().code(), ErrorCode::kStale);
-  EXPECT_EQ(world.core->pulls().table().pullers_of(a.incarnation), 0u);
-  world.pass(1100ms, {a});
+TEST(CoordinatorPulls, ALateReportDoesNotReopenAClosedPull) {
+  RunningPull world;
+  const SourceReport bad = quarantine_report(world.a);
+  ASSERT_TRUE(world.go_on({bad}));
+  world.close(world.pull->pull_id);
+  world.pass(9s, {world.a});
+  EXPECT_EQ(world.go_on({bad}).error().code(), ErrorCode::kStale);
+  EXPECT_EQ(world.core->pulls().table().pullers_of(world.a.incarnation), 0u);
+  world.pass(1100ms, {world.a});
   EXPECT_TRUE(world.open(world.node("q"), "qwen3")) << "its strike has not been counted again";
 }
 
-TEST(CoordinatorPulls, OnlyWhoOpenedAPullClosesIt) {
-  CoreWorld world;
-  const NodeInfo a = world.holder("a", kV1);
-  const NodeInfo p = world.node("p");
-  const auto pull = world.open(p, "qwen3");
+TEST(CoordinatorPulls, OnlyThePullerClosesItsPull) {
+  RunningPull world;
   const Incarnation thief = world.node("thief").incarnation;
-  const auto refused = world.core->close_pull(pull->pull_id, thief, world.now);
+  const auto refused = world.core->close_pull(world.pull->pull_id, thief, world.now);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
-  EXPECT_TRUE(world.progress(p, *pull)) << "it runs";
+  EXPECT_TRUE(world.go_on()) << "it runs";
   world.restart();
-  ASSERT_TRUE(world.core->close_pull(pull->pull_id, thief, world.now)) << "nobody's yet";
-  EXPECT_TRUE(world.progress(p, *pull)) << "and no word of its puller";
-  ASSERT_TRUE(world.core->close_pull(pull->pull_id, p.incarnation, world.now));
-  EXPECT_EQ(world.progress(p, *pull).error().code(), ErrorCode::kStale);
+  ASSERT_TRUE(world.core->close_pull(world.pull->pull_id, thief, world.now))
+      << "the pull is unknown";
+  EXPECT_TRUE(world.go_on()) << "the close was not from its puller";
+  ASSERT_TRUE(world.core->close_pull(world.pull->pull_id, world.p.incarnation, world.now));
+  EXPECT_EQ(world.go_on().error().code(), ErrorCode::kStale);
 }
 
 TEST(CoordinatorPulls, Row36ASourceThatServedWrongBytesIsQuarantinedWithBackOff) {
@@ -294,11 +265,10 @@ TEST(CoordinatorPulls, Row36ASourceThatServedWrongBytesIsQuarantinedWithBackOff)
   const NodeInfo b = world.holder("b", kV1);
   const NodeInfo p = world.node("p");
   const auto pull = world.open(p, "qwen3");
-  SourceReport bad = report(a);
-  bad.quarantine = true;
+  const SourceReport bad = quarantine_report(a);
   EXPECT_THAT(CoreWorld::names(world.progress(p, *pull, {bad})->sources), ElementsAre("b"));
-  EXPECT_THAT(CoreWorld::names(world.open(world.node("q"), "qwen3")->sources), ElementsAre("b"));
-  for (int i = 0; i < 90; ++i) {  // repeating the report adds nothing
+  EXPECT_THAT(world.sources("q"), ElementsAre("b"));
+  for (int i = 0; i < 90; ++i) {  // A repeated report adds nothing.
     world.pass(100ms, {a, b});
     ASSERT_TRUE(world.progress(p, *pull, {bad}));
   }
@@ -315,8 +285,7 @@ TEST(CoordinatorPulls, Row36ASourceThatServedWrongBytesIsQuarantinedWithBackOff)
   const auto third = world.open(r, "qwen3");
   ASSERT_TRUE(world.progress(r, *third, {bad}));
   world.pass(15s, {a, b});
-  EXPECT_THAT(CoreWorld::names(world.open(world.node("q"), "qwen3")->sources), ElementsAre("b"))
-      << "the second time it is out twice as long";
+  EXPECT_THAT(world.sources("q"), ElementsAre("b")) << "the second quarantine is twice as long";
   world.pass(6s, {a, b});
   EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.size(), 2u);
 }
@@ -327,29 +296,21 @@ TEST(CoordinatorPulls, ALostSourceIsSuspectForOthersForAWhile) {
   const NodeInfo b = world.holder("b", kV1);
   const NodeInfo p = world.node("p");
   const auto pull = world.open(p, "qwen3");
-  SourceReport lost = report(a);
-  lost.lost = true;
+  const SourceReport lost = lost_report(a);
   ASSERT_TRUE(world.progress(p, *pull, {lost}));
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.back().node.node_id, "a");
   }
-  const NodeInfo stranger = world.node("a");  // same name, another life: not meant
-  SourceReport old = report(stranger);
-  old.quarantine = true;
+  const NodeInfo stranger = world.node("a");  // The same name in another incarnation.
+  const SourceReport old = quarantine_report(stranger);
   ASSERT_TRUE(world.progress(p, *pull, {old}));
   EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.size(), 2u);
 }
 
-// Three pullers that lack the same tiles would wait for each other beside a whole copy.
-TEST(CoordinatorPulls, APullThatReadsOnlyFromThoseThatFillUpGetsACompleteSourceToo) {
-  Limits limits;
-  limits.max_sources_per_pull = 2;
-  CoreWorld world(limits);
-  for (const char* name : {"a", "b"}) {
-    const NodeInfo growing = world.node(name);
-    ASSERT_TRUE(world.enroll(growing));
-    ASSERT_TRUE(world.announce(growing, {CoreWorld::holding(kV1, 1, 1, /*complete=*/false)}));
-  }
+// Pullers that lack the same tiles would wait for each other although there is a whole copy.
+TEST(CoordinatorPulls, APullWithoutACompleteSourceGetsOne) {
+  CoreWorld world({.max_sources_per_pull = 2});
+  for (const char* name : {"a", "b"}) world.filling(name);
   const NodeInfo first = world.holder("w", kV1);
   const NodeInfo p = world.node("p");
   const auto pull = world.open(p, "qwen3");
@@ -357,11 +318,10 @@ TEST(CoordinatorPulls, APullThatReadsOnlyFromThoseThatFillUpGetsACompleteSourceT
   EXPECT_THAT(CoreWorld::names(pull->sources), ::testing::Contains("w"));
   ASSERT_EQ(pull->sources.size(), 2u);
 
-  // It is gone, both places are taken by others; it comes back.
+  // The complete source leaves, other sources take both places, and it comes back.
   world.disconnect(first);
   NodeInfo next = world.node("w");
-  SourceReport lost = report(first);
-  lost.lost = true;
+  const SourceReport lost = lost_report(first);
   ASSERT_TRUE(world.progress(p, *pull, {lost}));
   ASSERT_TRUE(world.enroll(next));
   ASSERT_TRUE(world.announce(next, {CoreWorld::holding(kV1)}));
@@ -371,17 +331,14 @@ TEST(CoordinatorPulls, APullThatReadsOnlyFromThoseThatFillUpGetsACompleteSourceT
   EXPECT_LE(answer->sources.size(), 2u);
 }
 
-TEST(CoordinatorQuarantine, WhoFoundAllHoldersBadIsToldWhichAndHowLong) {
+TEST(CoordinatorQuarantine, APullerThatFoundAllHoldersBadLearnsWhichAndHowLong) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
   const NodeInfo p = world.node("p");
   const auto pull = world.open(p, "qwen3");
   ASSERT_TRUE(pull);
-  SourceReport bad_a = report(a);
-  SourceReport bad_b = report(b);
-  bad_a.quarantine = bad_b.quarantine = true;
-  ASSERT_TRUE(world.progress(p, *pull, {bad_a, bad_b}));
+  ASSERT_TRUE(world.progress(p, *pull, {quarantine_report(a), quarantine_report(b)}));
   const auto refused = world.open(p, "qwen3");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable) << "it may come back";
@@ -391,7 +348,7 @@ TEST(CoordinatorQuarantine, WhoFoundAllHoldersBadIsToldWhichAndHowLong) {
   EXPECT_TRUE(world.open(p, "qwen3"));
 }
 
-TEST(CoordinatorQuarantine, OnePullersWordLocksNobodyElseOut) {
+TEST(CoordinatorQuarantine, OnePullersReportDoesNotKeepOtherPullersOut) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
@@ -400,49 +357,35 @@ TEST(CoordinatorQuarantine, OnePullersWordLocksNobodyElseOut) {
   const NodeInfo broken = world.node("broken");
   const auto pull = world.open(broken, "qwen3");
   ASSERT_TRUE(pull && running);
-  SourceReport bad_a = report(a);
-  SourceReport bad_b = report(b);
-  bad_a.quarantine = bad_b.quarantine = true;
-  EXPECT_THAT(world.progress(broken, *pull, {bad_a, bad_b})->sources, IsEmpty());
+  EXPECT_THAT(world.progress(broken, *pull, {quarantine_report(a), quarantine_report(b)})->sources,
+              IsEmpty());
   EXPECT_EQ(world.progress(other, *running)->sources.size(), 2u) << "it goes on";
   const auto opened = world.open(world.node("q"), "qwen3");
   ASSERT_TRUE(opened) << opened.error().message();
   EXPECT_EQ(opened->sources.size(), 2u);
 }
 
-TEST(CoordinatorQuarantine, AQuarantinedSourceIsOfferedOnlyWhereNoOtherHasAllOfIt) {
-  CoreWorld world;
-  const NodeInfo a = world.holder("a", kV1);
-  const NodeInfo p = world.node("p");
-  const auto pull = world.open(p, "qwen3");
-  SourceReport bad = report(a);
-  bad.quarantine = true;
-  ASSERT_TRUE(world.progress(p, *pull, {bad}));
-  const NodeInfo growing = world.node("growing");
-  ASSERT_TRUE(world.enroll(growing));
-  ASSERT_TRUE(world.announce(growing, {CoreWorld::holding(kV1, 1, 1, /*complete=*/false)}));
+TEST(CoordinatorQuarantine, AQuarantinedSourceIsOfferedOnlyWithoutAnotherWholeCopy) {
+  RunningPull world;
+  const SourceReport bad = quarantine_report(world.a);
+  ASSERT_TRUE(world.go_on({bad}));
+  world.filling("growing");
   const auto both = world.open(world.node("q"), "qwen3");
-  EXPECT_EQ(both->sources.size(), 2u) << "a part is not all of it";
+  EXPECT_EQ(both->sources.size(), 2u) << "a node that fills up is no whole copy";
   const NodeInfo b = world.holder("b", kV1);
   const auto others = world.open(world.node("r"), "qwen3");
   EXPECT_THAT(CoreWorld::names(others->sources), UnorderedElementsAre("b", "growing"));
-  EXPECT_EQ(world.core->pulls().table().pullers_of(a.incarnation), 1u) << "q";
+  EXPECT_EQ(world.core->pulls().table().pullers_of(world.a.incarnation), 1u) << "q";
   ASSERT_TRUE(world.core->drain("b", true, world.now));
-  EXPECT_THAT(CoreWorld::names(world.open(world.node("s"), "qwen3")->sources),
-              UnorderedElementsAre("a", "growing"))
-      << "rather than one that shall be left alone";
+  EXPECT_THAT(world.sources("s"), UnorderedElementsAre("a", "growing"))
+      << "a quarantined source comes before a drained one";
 }
 
-TEST(CoordinatorQuarantine, WhatNobodyHoldsIsStillNotFound) {
-  CoreWorld world;
-  const NodeInfo a = world.holder("a", kV1);
-  const NodeInfo p = world.node("p");
-  const auto pull = world.open(p, "qwen3");
-  ASSERT_TRUE(pull);
-  SourceReport bad = report(a);
-  bad.quarantine = true;
-  ASSERT_TRUE(world.progress(p, *pull, {bad}));
-  world.pass(5s, {a});  // the grace is over
+TEST(CoordinatorQuarantine, AnUnknownModelIsStillNotFound) {
+  RunningPull world;
+  const SourceReport bad = quarantine_report(world.a);
+  ASSERT_TRUE(world.go_on({bad}));
+  world.pass(5s, {world.a});  // The grace is over.
   const auto absent = world.open(world.node("q"), "absent");
   ASSERT_FALSE(absent);
   EXPECT_EQ(absent.error().code(), ErrorCode::kNotFound);

@@ -3,7 +3,6 @@
 
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/coordinator/round_wire.h"
-#include "recovery/coordinator/status_wire.h"
 #include "recovery/rpc/convert.h"
 #include "tests/recovery/coordinator_fixture.h"
 

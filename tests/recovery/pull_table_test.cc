@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "recovery/coordinator/core/pull_queue.h"
-
 // The open pulls and their queue, each by itself.
 namespace rekindle::coordinator {
 namespace {

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/coordinator/core/round_party.h"
-
 // A place of a round, and the communicators, each by itself.
 namespace rekindle::coordinator {
 namespace {

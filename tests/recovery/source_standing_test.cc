@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "recovery/coordinator/core/holdings.h"
+#include "recovery/coordinator/core/membership.h"
 
 // The standing of sources, and what a node holds, each by itself.
 namespace rekindle::coordinator {

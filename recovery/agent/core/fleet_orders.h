@@ -41,7 +41,7 @@ class FleetOrders {
     std::uint64_t max_bytes_per_second = 0;
   };
   struct Actions {
-    // Versions that nobody new may read.
+    // Versions that admit no new readers.
     std::set<ModelVersion> draining;
     std::vector<ModelVersion> retire;
     std::vector<Fetch> fetch;

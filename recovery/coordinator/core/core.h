@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "recovery/coordinator/core/announcements.h"
-#include "recovery/coordinator/core/eviction_permits.h"
 #include "recovery/coordinator/core/fleet_state.h"
 #include "recovery/coordinator/core/instances.h"
 #include "recovery/coordinator/core/pull_leases.h"
@@ -16,14 +15,13 @@
 #include "recovery/coordinator/core/retirement.h"
 #include "recovery/coordinator/core/rounds.h"
 #include "recovery/coordinator/core/version_readiness.h"
-#include "recovery/coordinator/core/version_resolver.h"
 
 namespace rekindle::coordinator {
 
 struct Registered {
   std::uint64_t epoch = 0;
 };
-// What an agent says with each heartbeat.
+// The contents of an agent's heartbeat.
 struct Heartbeat {
   std::uint64_t epoch = 0;
   // Of the working threads.

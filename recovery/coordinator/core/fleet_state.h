@@ -47,8 +47,8 @@ class GracePeriod {
   TimePoint until_{};
 };
 
-// The state that every unit of the core reads: who is in the fleet, what they hold, which versions
-// there are, and what is durable. Units keep a reference to it and own the rest of their state.
+// The state that every unit of the core reads: the members and their copies, the versions, and the
+// durable values. Units keep a reference to it and own the rest of their state.
 struct FleetState {
   FleetState(const Timing& its_timing, const Limits& its_limits, DurableState durable)
       : timing(its_timing), limits(its_limits), table(std::move(durable)) {}

@@ -5,11 +5,10 @@
 #include <vector>
 
 #include "recovery/coordinator/core/fleet_state.h"
-#include "recovery/coordinator/core/pull_queue.h"
 #include "recovery/coordinator/core/pull_table.h"
 #include "recovery/coordinator/core/replicas.h"
 #include "recovery/coordinator/core/source_selection.h"
-#include "recovery/coordinator/core/version_resolver.h"
+#include "recovery/coordinator/core/version_readiness.h"
 
 namespace rekindle::coordinator {
 

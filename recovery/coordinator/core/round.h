@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "recovery/coordinator/core/round_party.h"
 #include "recovery/coordinator/core/round_place.h"
 
 namespace rekindle::coordinator {
@@ -72,7 +71,7 @@ class Round {
   // Excuses the time for which the coordinator slept.
   void shift(Duration by);
 
-  // True when the node has a part in the round: then `order` says which.
+  // Returns whether the node takes part in the round, and fills `order` if it does.
   bool order_for(const std::string& node_id, const RoundNode& node, RoundOrder& order) const;
   bool concerns(const RoundMember& member) const;
   // Devices that are in a running party.

@@ -13,9 +13,9 @@ namespace {
 constexpr std::size_t kMaxRunsPerOffer = 65536;
 constexpr std::uint64_t kMinRecopyRate = std::uint64_t{1} << 20;
 
-// In the order in which they are taken where nobody better has all of the version. A node that was
-// quarantined by a puller with bad memory serves right bytes, and digests tell: one puller's report
-// must not lock the others out.
+// The order in which such nodes are offered, while no better node has the whole version. A puller
+// with bad memory may quarantine a node that serves right bytes. Digests catch wrong bytes anyway,
+// so one puller's report must not keep other pullers out.
 enum class LastResort { kNo, kFlapping, kQuarantined, kDrained };
 
 }  // namespace

@@ -1,10 +1,14 @@
 #include "recovery/coordinator/core/version_readiness.h"
 
 #include <algorithm>
+#include <utility>
+
+#include <fmt/ranges.h>
 
 namespace rekindle::coordinator {
 
 namespace {
+
 constexpr std::size_t kMaxNamedVersions = 8;
 constexpr Duration kMarkEvery = std::chrono::seconds(1);
 
@@ -19,6 +23,7 @@ std::string_view describe(VersionState state) {
   }
   return "no live whole copy";
 }
+
 }  // namespace
 
 std::uint32_t VersionReadiness::whole_copies(const ModelVersion& id) const {
@@ -86,6 +91,143 @@ void VersionReadiness::mark_all(TimePoint now) {
   if (now < next_marks_) return;
   next_marks_ = now + kMarkEvery;
   for (const ModelVersion& id : fleet_.catalog.live()) mark(id);
+}
+
+Failure VersionResolver::no_source(const std::string& what, const std::string& model,
+                                   TimePoint now) const {
+  if (fleet_.grace.active(now)) {
+    return fail(ErrorCode::kUnavailable,
+                "{}: the coordinator has just started and agents are still reporting in; retry in "
+                "{} ms",
+                what, fleet_.grace.left_ms(now));
+  }
+  return fail(ErrorCode::kNotFound, "{}: no live agent holds it; {}", what,
+              readiness_.describe_versions(model));
+}
+
+std::vector<std::string> VersionResolver::yet_to_verify(const OpenPullRequest& request) const {
+  auto version = request.version;
+  if (!version) {
+    if (const auto newest = fleet_.catalog.latest(request.model)) version = newest->version;
+  }
+  const auto waits_for = [&](const ModelVersion& id, const Holding& holding) {
+    if (id.model != request.model || (version && id.version != *version)) return false;
+    if (!holding.complete || holding.verified || fleet_.catalog.is_retired(id)) return false;
+    const DurableVersion* const known = fleet_.catalog.find(id);
+    return known == nullptr || holding.root == known->root;
+  };
+  std::vector<std::string> names;
+  for (const auto& [node_id, member] : fleet_.members.all()) {
+    if (member.is_dead() || member.info.incarnation == request.puller.incarnation) continue;
+    if (std::ranges::any_of(member.holdings.all(), [&](const auto& held) {
+          return waits_for(held.first.id, held.second);
+        })) {
+      names.push_back(node_id);
+    }
+  }
+  return names;
+}
+
+std::optional<Error> VersionResolver::waits_for_verification(const ModelVersion& id,
+                                                             const Incarnation& puller) const {
+  OpenPullRequest request;
+  request.puller.incarnation = puller;
+  request.model = id.model;
+  request.version = id.version;
+  const auto names = yet_to_verify(request);
+  if (names.empty()) return std::nullopt;
+  return Error(ErrorCode::kUnavailable,
+               fmt::format("{}: its holder has yet to verify it: {}; retry in a while",
+                           id.to_string(), fmt::join(names, ", ")));
+}
+
+bool VersionResolver::holds_all_itself(const ModelVersion& id, const Digest& root,
+                                       const Incarnation& puller) const {
+  return std::ranges::any_of(fleet_.members.all(), [&](const auto& entry) {
+    const Member& member = entry.second;
+    return member.info.incarnation == puller && member.holdings.holds_whole(id, root);
+  });
+}
+
+Failure VersionResolver::nobody_usable(const ModelVersion& id, const Incarnation& puller,
+                                       TimePoint now) const {
+  if (auto unverified = waits_for_verification(id, puller)) return fail(*std::move(unverified));
+  std::vector<std::string> quarantined;
+  std::vector<std::string> drained;
+  Duration longest{};
+  for (const auto& [node_id, member] : fleet_.members.all()) {
+    if (member.is_dead() || !member.holdings.holds(id)) continue;
+    if (member.standing.quarantined(now)) {
+      quarantined.push_back(node_id);
+      longest = std::max<Duration>(longest, member.standing.quarantined_until() - now);
+    } else if (fleet_.drained(node_id)) {
+      drained.push_back(node_id);
+    }
+  }
+  if (!drained.empty()) {
+    return fail(
+        ErrorCode::kUnavailable,
+        "{}: only drained nodes hold it: {}; end that with `rekindle drain NODE --undo`, or "
+        "keep more copies (`rekindle publish --replicas`)",
+        id.to_string(), fmt::join(drained, ", "));
+  }
+  if (quarantined.empty()) return no_source(id.to_string(), id.model, now);
+  return fail(ErrorCode::kUnavailable,
+              "{}: all that hold it have served wrong bytes and are quarantined for {} ms: {}; "
+              "run `rekindle verify` there, or retire and publish it again",
+              id.to_string(), milliseconds(longest), fmt::join(quarantined, ", "));
+}
+
+Result<ModelVersion> VersionResolver::resolve(const OpenPullRequest& request, TimePoint now) const {
+  if (!request.version) {
+    const auto newest = fleet_.catalog.latest(request.model);
+    if (!newest) return no_source(request.model, request.model, now);
+    if (readiness_.state_of(*newest) == VersionState::kReady) return *newest;
+    return fail(ErrorCode::kUnavailable,
+                "{} is the newest version of {}, and the nodes that hold it are not heard of (or "
+                "have yet to verify it) now; retry, start one of them, or retire it to go back to "
+                "an older version",
+                newest->to_string(), request.model);
+  }
+  const ModelVersion id{request.model, *request.version};
+  if (fleet_.catalog.is_retired(id)) {
+    return fail(ErrorCode::kNotFound, "{} is retired; {}", id.to_string(),
+                readiness_.describe_versions(request.model));
+  }
+  if (fleet_.catalog.find(id) == nullptr) {
+    // An unverified copy does not vouch for its version until its node has verified it.
+    if (auto unverified = waits_for_verification(id, request.puller.incarnation)) {
+      return fail(*std::move(unverified));
+    }
+    return no_source(id.to_string(), request.model, now);
+  }
+  return id;
+}
+
+Result<DurableVersion> VersionResolver::resolve_update(const ModelVersion& id,
+                                                       TimePoint now) const {
+  if (fleet_.catalog.is_retired(id)) {
+    return fail(ErrorCode::kUnavailable,
+                "update {}: the version is being retired; publish it again", id.to_string());
+  }
+  // A round that began now would miss the workers whose agents have yet to report.
+  if (fleet_.grace.active(now)) {
+    return fail(ErrorCode::kUnavailable,
+                "update {}: the coordinator has just started, agents have yet to report their "
+                "workers; retry in {} ms",
+                id.to_string(), fleet_.grace.left_ms(now));
+  }
+  const DurableVersion* version = fleet_.catalog.find(id);
+  if (version == nullptr) {
+    return fail(ErrorCode::kNotFound, "update {}: there is no such version; {}", id.to_string(),
+                readiness_.describe_versions(id.model));
+  }
+  if (readiness_.state_of(id) != VersionState::kReady) {
+    return fail(ErrorCode::kUnavailable,
+                "update {}: nobody alive holds all of it; start a holder or publish it ({})",
+                id.to_string(), readiness_.describe_versions(id.model));
+  }
+  return *version;
 }
 
 }  // namespace rekindle::coordinator

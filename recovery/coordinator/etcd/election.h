@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "recovery/coordinator/coordinator.h"
 #include "recovery/coordinator/etcd/gateway.h"
+#include "recovery/coordinator/leader_term.h"
 
 namespace rekindle::coordinator::etcd {
 
@@ -42,3 +42,13 @@ class Election {
 std::string leader_key(const EtcdOptions& options);
 
 }  // namespace rekindle::coordinator::etcd
+
+namespace rekindle::coordinator {
+
+// Runs one of several coordinators that share an etcd. It stands by, without a socket, until it
+// wins the election, leads until `told` is set or its lease is over, and stands by again. A leader
+// whose lease etcd has not confirmed in time answers UNAVAILABLE and steps down: another one may
+// lead.
+async::Task<Result<void>> stand_and_lead(const TermOptions& options, Stop& told);
+
+}  // namespace rekindle::coordinator

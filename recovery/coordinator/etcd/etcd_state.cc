@@ -13,7 +13,7 @@ constexpr std::chrono::milliseconds kDeadline{1000};
 constexpr std::chrono::milliseconds kAway{1000};
 constexpr std::chrono::milliseconds kLeastDeadline{10};
 constexpr int kRecordsPerPage = 1000;
-// etcd allows 128 operations and 1.5 MiB in one transaction, unless it was told otherwise.
+// By default etcd allows 128 operations and 1.5 MiB in one transaction.
 constexpr std::size_t kMaxOperations = 100;
 constexpr std::size_t kMaxTransactionBytes = 512u << 10;
 constexpr const char* kMeta = "meta";

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "recovery/coordinator/durable_store.h"
 #include "recovery/coordinator/etcd/election.h"
+#include "recovery/coordinator/state_records.h"
 
 namespace rekindle::coordinator::etcd {
 

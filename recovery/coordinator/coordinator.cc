@@ -1,3 +1,5 @@
+#include "recovery/coordinator/coordinator.h"
+
 #include <csignal>
 #include <utility>
 
@@ -8,8 +10,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "recovery/coordinator/coordinator.h"
-#include "recovery/coordinator/etcd/candidate.h"
+#include "recovery/coordinator/etcd/election.h"
 #include "recovery/coordinator/leader_term.h"
 #include "recovery/coordinator/state_directory.h"
 #include "recovery/rpc/grants.h"

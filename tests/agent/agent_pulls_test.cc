@@ -1,4 +1,4 @@
-#include "recovery/agent/shared_pulls.h"
+#include "recovery/agent/agent_pulls.h"
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>

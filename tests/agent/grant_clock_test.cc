@@ -1,9 +1,8 @@
-#include "recovery/agent/highest_epoch.h"
+#include "recovery/agent/grant_clock.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "recovery/agent/grant_clock.h"
 #include "tests/support/process.h"
 
 namespace rekindle::agent {
