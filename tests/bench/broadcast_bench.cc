@@ -160,6 +160,16 @@ class Consumer final : public Deliver {
   std::vector<Move> moves_;
 };
 
+// Waits until all ranks have met, or a call has reached the GPU.
+template <typename Communicator>
+void settle(Communicator& communicator) {
+  const TimePoint deadline = soon();
+  while (!must(communicator.settled())) {
+    if (steady_now() >= deadline) must(Result<void>(fail(ErrorCode::kTimeout, "nobody came")));
+    std::this_thread::sleep_for(50us);
+  }
+}
+
 class RankRun {
  public:
   RankRun(const Shared& shared, std::uint32_t rank)
@@ -177,11 +187,7 @@ class RankRun {
         stream_(must(device_->make_stream())),
         collective_(
             must(shared.collectives.meet(*device_, rank, shared.plan.shares(), shared.id))) {
-    const TimePoint deadline = soon();
-    while (!must(collective_->settled())) {
-      if (steady_now() >= deadline) must(Result<void>(fail(ErrorCode::kTimeout, "nobody came")));
-      std::this_thread::sleep_for(1ms);
-    }
+    settle(*collective_);
   }
 
   void limit() {
@@ -213,7 +219,7 @@ class RankRun {
     const auto communicator = must(cuda::Communicator::start(
         shared_.nccl, *device_, {static_cast<int>(rank_), static_cast<int>(shared_.plan.shares())},
         shared_.schedule_id));
-    must(communicator->settle(soon()));
+    settle(*communicator);
     const std::uint64_t share = shared_.plan.share_bytes();
     const DeviceAddress staging = slots_.at(0);
     SegmentFetch own = fetch();
@@ -228,14 +234,15 @@ class RankRun {
           must(stream_->move({&move, 1}));
         }
         must(communicator->broadcast(buffer, buffer, share, static_cast<int>(owner), *stream_));
-        must(communicator->settle(soon()));
+        settle(*communicator);
         must(stream_->finish(soon()));
         const auto parts = shared_.plan.plan_of(owner).parts(k);
         must(consumer_.copy_out({parts.begin(), parts.end()}, buffer));
         must(consumer_.stream().finish(soon()));
       }
     }
-    must(communicator->finalize(soon()));
+    // No rank's communicator ends while another rank still uses it.
+    shared_.barrier.arrive_and_wait();
   }
 
   std::uint64_t wrong_words() {
