@@ -1,7 +1,6 @@
 #include "transport/verbs/memory/page_touch.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <fstream>
 #include <string>
@@ -59,12 +58,13 @@ int touch_pages_one_by_one(std::span<const std::byte> memory, TouchMode mode) {
   const std::span<std::byte> pages = pages_of(memory);
   const auto fault = store::find_mapping_fault([&] {
     for (std::size_t at = 0; at < pages.size(); at += kPageBytes) {
-      auto& byte = reinterpret_cast<unsigned char&>(pages[at]);
+      auto* const byte = reinterpret_cast<volatile unsigned char*>(&pages[at]);
+      unsigned char value = *byte;
       if (mode == TouchMode::kWrite) {
-        // Others may be writing here. Only an atomic operation changes nothing.
-        std::atomic_ref(byte).fetch_or(0, std::memory_order_relaxed);
-      } else {
-        (void)*static_cast<volatile const unsigned char*>(&byte);
+        // Others may be writing here. Only an atomic operation changes nothing. (clang makes a load
+        // of a fetch_or(0), which is one, too.)
+        (void)__atomic_compare_exchange_n(byte, &value, value, false, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED);
       }
     }
   });
