@@ -5,6 +5,7 @@ build with the preset `dev` instead of `release`. A block below `<!-- not run: R
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -14,7 +15,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/start").glob("*.md"))
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--fork", "--kill-child",
               "--mount-proc"]
-PRIVATE = "mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && ip link set lo up"
+# The clone itself may lie in /tmp, so it is mounted there again. (Without the cd, bash stays in the hidden directory.)
+CLONE = shlex.quote(str(ROOT))
+PRIVATE = (f"mount --bind {CLONE} /mnt && mount -t tmpfs none /tmp && mkdir -p {CLONE} && mount --bind /mnt {CLONE} && "
+           f"cd {CLONE} && mount -t tmpfs none /dev/shm && ip link set lo up")
 PATIENCE_S = 600
 BLOCK = re.compile(r"(?P<left_out><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
