@@ -20,13 +20,15 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
 endif()
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
-# Sanitizers: what takes long is compiling, not running.
-if(REKINDLE_SANITIZE MATCHES address)
-  set(CMAKE_CXX_FLAGS_DEV "-O0 -g1")
-else()
-  set(CMAKE_CXX_FLAGS_DEV "-O1 -g1")
-endif()
+set(CMAKE_CXX_FLAGS_DEV "-O1 -g1")
 set(CMAKE_C_FLAGS_DEV ${CMAKE_CXX_FLAGS_DEV})
+# With AddressSanitizer, tests and libraries that neither hash nor plan take longer to optimise than it saves.
+set(REKINDLE_UNOPTIMISED)
+set(REKINDLE_TEST_OPTIONS)
+if(REKINDLE_SANITIZE MATCHES address)
+  set(REKINDLE_TEST_OPTIONS -O0)
+  set(REKINDLE_UNOPTIMISED agent bench cli client device device_process proto pull rpc worker)
+endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
@@ -36,11 +38,18 @@ if(CCACHE_PROGRAM)
       CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 
+# Without these, ccache cannot use what it has of sources with precompiled headers.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+else()
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-Xclang -fno-pch-timestamp>")
+endif()
+
 add_library(rekindle_flags INTERFACE)
 target_include_directories(
   rekindle_flags INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
                            $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}>)
-target_compile_options(rekindle_flags INTERFACE -Wall -Wextra -Wconversion -Wshadow
+target_compile_options(rekindle_flags INTERFACE -pthread -Wall -Wextra -Wconversion -Wshadow
                                                 -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # g++ 12 inlines Asio's operator new of a coroutine frame, but not its operator delete, and warns.
