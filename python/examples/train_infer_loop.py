@@ -1,14 +1,15 @@
-"""A training loop with inference workers that stay in weights, on one machine.
+"""A training loop with inference workers that follow its versions, on one machine.
 
-A small language model is trained. After every round the trainer publishes its weights and brings
-the workers to them, all at once; the workers generate, and what they say is compared with what the
-trainer's own model says. Then one is killed and comes back: its weights are in the host's memory.
+Trains a small language model. After every round the trainer publishes its weights and updates all
+workers at once. The workers generate text, which is compared with the text of the trainer's own
+model. Then the example kills one worker and starts it again. Its weights are still in the host's
+memory.
 
     python train_infer_loop.py                # GPUs made of host memory
     python train_infer_loop.py --device cuda  # two GPUs
     python train_infer_loop.py --device cpu   # host memory alone
 
-Starts its own coordinator and agent. Needs torch. Exit code 0: all was as it should be.
+Starts its own coordinator and agent. Needs torch. Exit code 0: every comparison was equal.
 """
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def encode(text: str) -> torch.Tensor:
 
 @torch.no_grad()
 def generate(model: TinyLm) -> dict[str, str]:
-    """The text after PROMPT, and a digest of all logits on the way: equal only if all bits are."""
+    """Returns the text after PROMPT, and a digest of all logits, which is equal only if all bits
+    are."""
     device = model.head.weight.device
     text, digest = PROMPT, hashlib.sha256()
     for _ in range(LENGTH):
@@ -73,7 +75,7 @@ def generate(model: TinyLm) -> dict[str, str]:
     return {"text": text, "logits": digest.hexdigest()[:16]}
 
 
-# --- an inference worker, in a process of its own
+# --- an inference worker, a separate process
 
 
 def attach(version: Any, name: str, device: str | None, generation: int) -> rekindle.Session:
@@ -82,7 +84,7 @@ def attach(version: Any, name: str, device: str | None, generation: int) -> reki
 
 
 def run_worker(name: str, device: str | None) -> None:
-    """Answers each line of stdin with what it generates, and moves to new versions meanwhile."""
+    """Answers each line of stdin with generated text. Moves to new versions meanwhile."""
     torch.set_num_threads(1)
     model = TinyLm().to(device if device and device.startswith("cuda") else "cpu")
     begun, generation = time.perf_counter(), time.time_ns() // 1_000_000
@@ -109,14 +111,14 @@ def say(**what: Any) -> None:
 
 
 class Worker:
-    """The trainer's end of one."""
+    """A worker's process, as the trainer uses it."""
 
     def __init__(self, index: int, device: str | None) -> None:
         self.name, self._device = f"worker-{index}", device
         self.start()
 
     def start(self) -> dict[str, Any]:
-        """Again, too. Returns when it serves."""
+        """Starts the process, or starts it again. Returns when it serves."""
         line = [sys.executable, __file__, "--worker", self.name]
         line += ["--worker-device", self._device] if self._device else []
         self.process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -155,9 +157,9 @@ class Worker:
 
 @contextlib.contextmanager
 def fleet(gpu: str | None, parent: str | None) -> Iterator[None]:
-    """A coordinator and an agent; workers and `rekindle` find them by the environment.
+    """Runs a coordinator and an agent. Workers and `rekindle` find them by the environment.
 
-    `parent`: where the store is, while they run."""
+    `parent`: the directory for the temporary store."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="rekindle-example.", dir=parent))
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -190,7 +192,7 @@ def daemon(processes: list[subprocess.Popen[bytes]], directory: pathlib.Path, ro
 
 
 def train(model: TinyLm, optimizer: torch.optim.Optimizer, steps: int) -> float:
-    """Returns the last loss."""
+    """Trains and returns the last loss."""
     tokens = encode(" " * CONTEXT + TEXT).to(model.head.weight.device)
     windows = tokens.unfold(0, CONTEXT + 1, 1)
     loss = torch.zeros(())
@@ -260,14 +262,15 @@ def main() -> None:
     parser.add_argument("--device", choices=("double", "cuda", "cpu"), default="double")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", default="/dev/shm" if os.path.isdir("/dev/shm") else None,
-                        help="where the store is, while this runs [%(default)s]")
+                        help="parent directory of the temporary store [%(default)s]")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--worker-device", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         run_worker(arguments.worker, arguments.worker_device)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # not without cleaning up
+    # Cleans up at SIGTERM, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     kind = arguments.device
     devices = [None if kind == "cpu" else f"{kind}:{index}" for index in range(2)]
     gpu = {"double": "double:2", "cuda": None, "cpu": "none"}[kind]

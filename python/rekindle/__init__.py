@@ -1,11 +1,12 @@
-"""Rekindle keeps LLM inference workers in weights: this is a worker's, and a trainer's, end of it.
+"""Gives LLM inference workers their weights: the package for workers and trainers.
 
     with rekindle.attach("qwen3", shard="tp=3/8", device="cuda") as session:
         session.load_into(model)
         session.commit()
 
 Errors are `rekindle.Error` and its subclasses, one for each code of librekindle. Importing this
-needs neither torch nor numpy; tensors come in torch where it is installed, else in numpy.
+needs neither torch nor numpy. Tensors are torch tensors where torch is installed, otherwise numpy
+arrays.
 """
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The C ABI of librekindle (rekindle.h, API version 1) in ctypes: structures and prototypes, no
-more. Pointers to structures that come in thousands are read with `struct` elsewhere; the formats
-here are checked against the structures when the library is loaded."""
+"""The C ABI of librekindle (rekindle.h, API version 1) in ctypes: only structures and prototypes.
+
+Other modules read and write long arrays of structures with `struct`. load() checks the formats for
+that against the structures here.
+"""
 from __future__ import annotations
 
 import ctypes
@@ -88,14 +90,14 @@ class TensorLayout(ctypes.Structure):
                 ("reserved", c_uint32)]
 
 
-# Of the structures that come as long arrays.
+# Formats of the structures that come in long arrays.
 BOX = struct.Struct("@PI4xPP")
 TENSOR = struct.Struct("@PPI4xPPPPQ")
 PART = struct.Struct("@PQQP16x")
 TARGET = struct.Struct("@PPPQ16x")
 TENSOR_LAYOUT = struct.Struct("@QiiBBHIQII")
 
-_Library = TypeVar("_Library", bound=ctypes.CDLL)  # PyDLL is one
+_Library = TypeVar("_Library", bound=ctypes.CDLL)  # or a PyDLL
 _HANDLE = c_void_p
 _OUT_HANDLE = POINTER(c_void_p)
 _ERROR = POINTER(Error)
@@ -125,7 +127,7 @@ _PROTOTYPES = {
     "rk_publish_abandon": (None, _HANDLE),
     "rk_update": (c_int32, _HANDLE, POINTER(UpdateOptions), POINTER(UpdateResult), _ERROR),
 }
-# These call Python's API: by load_for_python().
+# These functions call Python's API, so load_for_python() loads them.
 _PYTHON_PROTOTYPES = {
     "rk_describe_tensors": (c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p,
                             c_size_t, _COUNT, _ERROR),
@@ -134,7 +136,8 @@ _PYTHON_PROTOTYPES = {
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """librekindle, loaded once. Raises UnavailableError when it is not there or another one."""
+    """Returns librekindle, loaded once. UnavailableError: it is missing or has another API
+    version."""
     for layout, kind in ((BOX, Box), (TENSOR, Tensor), (PART, Part), (TARGET, Target),
                          (TENSOR_LAYOUT, TensorLayout)):
         assert layout.size == ctypes.sizeof(kind), kind
@@ -148,7 +151,7 @@ def load() -> ctypes.CDLL:
 
 @functools.lru_cache(maxsize=None)
 def load_for_python() -> ctypes.PyDLL:
-    """The same library's functions that are called with the GIL held, and leave exceptions."""
+    """Returns the library for calls with the GIL held, which may leave a Python exception."""
     load()
     return _load(ctypes.PyDLL, _PYTHON_PROTOTYPES)
 

@@ -1,4 +1,4 @@
-"""The arguments of `attach` as rk_attach_options."""
+"""Converts the arguments of `attach` to rk_attach_options."""
 from __future__ import annotations
 
 import ctypes
@@ -21,7 +21,7 @@ Spec = Union[None, Mapping[str, Any], str, "os.PathLike[str]"]
 
 
 class Request(NamedTuple):
-    """What to attach to; None is what the C ABI does when it is not told."""
+    """What to attach to. None stands for the default of the C ABI."""
 
     model: str
     shard: str | None = None
@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
 
 def model_version(model: str, version: str | int | None = "latest") -> str:
-    """("qwen3", 41) → "qwen3@41"; "latest" and None: without a version."""
+    """Returns "qwen3@41" for ("qwen3", 41), and the name alone for version "latest" or None."""
     if version in (None, "latest"):
         return model
     if "@" in model:
@@ -47,7 +47,7 @@ def model_version(model: str, version: str | int | None = "latest") -> str:
 
 
 def split_shard(shard: Shard) -> tuple[str | None, tuple[Box, ...]]:
-    """A shard's text, or boxes; a mere name among them is the whole tensor."""
+    """Returns the text of a shard, or its boxes. A name among boxes means the whole tensor."""
     if shard is None or isinstance(shard, str):
         return shard or None, ()
     boxes = tuple(Box(box) if isinstance(box, str) else Box(*box) for box in shard)
@@ -61,7 +61,7 @@ def split_shard(shard: Shard) -> tuple[str | None, tuple[Box, ...]]:
 
 
 def spec_json(spec: Spec) -> str | None:
-    """A shard spec as JSON text: of a dict, of text that begins with `{`, or of a file."""
+    """Returns a shard spec as JSON text, from a dict, JSON text that begins with `{`, or a path."""
     if spec is None:
         return None
     if isinstance(spec, Mapping):
@@ -75,12 +75,12 @@ def spec_json(spec: Spec) -> str | None:
 
 
 def environment(name: str) -> str | None:
-    """What `rekindle run` says to its worker."""
+    """Returns $REKINDLE_<name>, which `rekindle run` sets for its worker; None: unset or empty."""
     return os.environ.get(f"REKINDLE_{name}") or None
 
 
 def number(given: int | None, name: str, otherwise: int) -> int:
-    """An argument, or what the environment says, or `otherwise`."""
+    """Returns `given`, else the number in the environment, else `otherwise`."""
     if given is None:
         said = environment(name)
         try:
@@ -93,7 +93,7 @@ def number(given: int | None, name: str, otherwise: int) -> int:
 
 
 class _Boxes:
-    """rk_box of each, and the memory that they point to."""
+    """The boxes as an array of rk_box, with the memory that it points to."""
 
     def __init__(self, boxes: tuple[Box, ...]) -> None:
         self.names = [text(box.tensor) for box in boxes]
@@ -123,7 +123,7 @@ def _address(data: bytes | None) -> int:
 
 
 def attach_native(native: Native, request: Request, timeout: float | None) -> None:
-    """rk_attach on `native`."""
+    """Calls rk_attach on `native`."""
     boxes = _Boxes(request.boxes)
     device = request.device
     options = _abi.AttachOptions(

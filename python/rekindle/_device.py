@@ -1,4 +1,4 @@
-"""Which device a session's weights go to, and the stream that reads them there."""
+"""The device that gets a session's weights, and the stream that reads them there."""
 from __future__ import annotations
 
 import contextlib
@@ -14,16 +14,16 @@ DeviceLike = Union[None, str, "torch.device"]
 
 
 class Device(NamedTuple):
-    """`name` as the C ABI takes it; `torch_name` of the same device in torch, "cpu" for a double.
+    """A device. `name` is for the C ABI. `torch_name` is for torch: "cpu" for a device double.
 
-    `stream`: a cudaStream_t, 0 for the default one."""
+    `stream`: a cudaStream_t, 0 for the default stream."""
 
     name: str
     torch_name: str
     stream: int
 
     def on_stream(self) -> Any:
-        """A context in which torch queues its work on the session's stream."""
+        """Returns a context in which torch queues its work on the session's stream."""
         if self.torch_name == "cpu":
             return contextlib.nullcontext()
         import torch
@@ -41,7 +41,7 @@ class Device(NamedTuple):
 
 
 def resolve(device: DeviceLike, stream: Any = None) -> Device | None:
-    """None: host memory. InvalidError for a device that is none."""
+    """Returns the Device to attach with, None for host memory. InvalidError: `stream` is none."""
     if device is None or str(device) == "cpu":
         return None
     name = str(device)

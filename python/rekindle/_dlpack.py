@@ -1,7 +1,7 @@
-"""What thousands of torch tensors are, asked for in one call.
+"""Describes thousands of torch tensors in one call: addresses, dtypes, shapes, strides.
 
-Python asks torch about one tensor in 100 to 300 ns, a question each; by DLPack's C exchange API
-(torch 2.10 and newer) C asks everything at once. Where that is not possible, callers ask torch.
+In Python, each attribute of each tensor costs 100 to 300 ns. DLPack's C exchange API (torch 2.10
+and newer) gives C all attributes at once. Without it, callers ask torch for each attribute.
 """
 from __future__ import annotations
 
@@ -28,32 +28,34 @@ _DIMENSIONS = 4
 
 
 class Layouts(NamedTuple):
-    """Columns: of each tensor one number, but for shapes and strides, in elements, which follow
-    one another."""
+    """Columns with one number for each tensor. `shapes` and `strides` have the dimensions of all
+    tensors one after another, in elements."""
 
     # The address of the first element, or 0 for a tensor without memory.
     data: array[int]
-    devices: array[int]  # equal where the devices are
+    # Equal numbers mean equal devices.
+    devices: array[int]
     # Equal numbers mean equal dtypes, except for torch's integers of at most 8 bits.
     dtypes: array[int]
     ranks: array[int]
     contiguous: array[int]  # 1: as torch's is_contiguous()
     shapes: array[int]
     strides: array[int]
-    answers: list[Any]  # to `question`
+    answers: list[Any]  # results of `question`
 
 
 def kinds() -> set[type]:
-    """What describe() takes. Others may mean something else by what they say."""
+    """Returns the types that describe() takes. Subclasses may give attributes another meaning."""
     torch = module("torch")
     return {torch.Tensor, torch.nn.Parameter} if torch is not None else set()
 
 
 def describe(tensors: Sequence[Any], question: Callable[[Any], Any]) -> Layouts | None:
-    """Of tensors of exactly those kinds(). `question` is asked of each, too: `torch.Tensor.is_neg`.
+    """Returns the layouts of tensors whose types are exactly those of kinds().
 
-    None: this torch or this librekindle cannot, or one of them is nothing that DLPack has (sparse,
-    on meta, quantized)."""
+    `question`: a function that is also called for each tensor, for example `torch.Tensor.is_neg`.
+    None: torch or librekindle lacks the API, or DLPack cannot describe a tensor (sparse, on meta,
+    quantized)."""
     exporter = _exporter()
     if exporter is None:
         return None
@@ -106,8 +108,8 @@ def _exporter() -> int | None:
 
 
 def exporter_of(capsule: Any) -> int | None:
-    """Address of dltensor_from_py_object_no_sync in a DLPackExchangeAPI, of our major version; None
-    when there is none. ValueError for another kind of capsule."""
+    """Returns the address of dltensor_from_py_object_no_sync in a DLPackExchangeAPI. None: no table
+    has our major version. ValueError: another kind of capsule."""
     prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     pointer_of = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
     table = pointer_of(capsule, b"dlpack_exchange_api")
@@ -124,9 +126,9 @@ def _word(code: int, bits: int) -> int:
     return int.from_bytes(struct.pack("=BBH", code, bits, 1), sys.byteorder)  # one lane
 
 
-# torch's integers of less than 8 bits are exported as if they were of 8.
+# torch exports its integers of less than 8 bits as 8-bit integers.
 SHARED_WORDS = {_word(0, 8), _word(1, 8)}
-# A DLDataTypeCode and bits. Those of less than a byte are not here: nothing is written to them.
+# DLDataTypeCode and bits. Dtypes of less than a byte are absent: no load writes to such tensors.
 _WORDS = {name: _word(*code) for name, code in {
     "BOOL": (6, 8), "U8": (1, 8), "I8": (0, 8), "U16": (1, 16), "I16": (0, 16), "U32": (1, 32),
     "I32": (0, 32), "U64": (1, 64), "I64": (0, 64), "F16": (2, 16), "BF16": (4, 16),
@@ -135,7 +137,8 @@ _WORDS = {name: _word(*code) for name, code in {
 
 
 def dtype_words(names: list[str]) -> array[int]:
-    """Of safetensors names, as in Layouts.dtypes; no tensor has that of a name without one."""
+    """Returns the numbers of Layouts.dtypes for safetensors names; 0, which no tensor has, if
+    unknown."""
     words = {name: _WORDS.get(name, 0) for name in set(names)}
     if len(words) == 1:
         return array("I", words.values()) * len(names)
@@ -143,5 +146,5 @@ def dtype_words(names: list[str]) -> array[int]:
 
 
 def shares_word(name: str) -> bool:
-    """Whether other dtypes of torch have the same one, so that torch has to be asked which."""
+    """Whether several dtypes of torch have this dtype's number: only torch tells them apart."""
     return _WORDS.get(name) in SHARED_WORDS

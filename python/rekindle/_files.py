@@ -1,4 +1,4 @@
-"""The small files of a version, whatever the session that asks for them does meanwhile."""
+"""Reads the small files of a version, whatever the session that needs them does meanwhile."""
 from __future__ import annotations
 
 import ctypes
@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 def read(store: str | os.PathLike[str] | None, model_version: str,
          names: list[str]) -> dict[str, bytes]:
-    """Copies of them, by name without the prefix, in a short session of their own."""
+    """Returns copies of the files, by name without the prefix. Uses a short session of its own."""
     if not names:
         return {}
     native = Native(store, PATIENCE_S)

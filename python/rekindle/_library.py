@@ -1,6 +1,7 @@
-"""Where librekindle and the ``rekindle`` command are: in the wheel, unless the environment says.
+"""Finds librekindle and the ``rekindle`` command: in the wheel, or as the environment says.
 
-And which version of the package this is."""
+Also tells the version of the package.
+"""
 from __future__ import annotations
 
 import os
@@ -16,7 +17,7 @@ _NATIVE = pathlib.Path(__file__).resolve().parent / "_native"
 
 
 def shared_object() -> str:
-    """What to give to dlopen(): ``$REKINDLE_LIBRARY``, the wheel's, or the system's by its name."""
+    """Returns the name for dlopen(): ``$REKINDLE_LIBRARY``, the wheel's library or the system's."""
     named = os.environ.get("REKINDLE_LIBRARY")
     if named:
         return named
@@ -25,7 +26,8 @@ def shared_object() -> str:
 
 
 def command_path() -> str:
-    """The ``rekindle`` program: ``$REKINDLE_BINARY``, the wheel's, or the first in ``PATH``.
+    """Returns the ``rekindle`` program: ``$REKINDLE_BINARY``, the wheel's, or the first in
+    ``PATH``.
 
     Raises UnavailableError when there is none."""
     named = os.environ.get("REKINDLE_BINARY")
@@ -44,7 +46,7 @@ def command_path() -> str:
 
 
 def version() -> str:
-    """CMake's project version: as the wheel's build wrote it down, else of the tree around us."""
+    """Returns CMake's project version: from the wheel's build, or from the source tree."""
     written = _NATIVE / "version"
     if written.is_file():
         return written.read_text(encoding="utf-8").strip()
@@ -55,7 +57,7 @@ def version() -> str:
 
 
 def _is_script(path: str) -> bool:
-    """Such as this package's own console script, which would start itself again."""
+    """Whether a file is a script: this package's console script, for example, would call itself."""
     try:
         with open(path, "rb") as file:
             return file.read(2) == b"#!"

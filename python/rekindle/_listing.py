@@ -1,7 +1,8 @@
-"""What a session has, read from the library's arrays, and which of it a name or a box means.
+"""Reads a session's list of tensors from the library's arrays, and finds tensors by name or box.
 
-Sessions have tens of thousands of tensors, and nothing is loaded before the names and shapes of all
-are known: they are read a column at a time, and what load_into does not need, when it is asked for.
+A session may have tens of thousands of tensors, and a load begins only when all names and shapes
+are known. So they are read a column at a time. Columns that load_into does not need are read at
+their first use.
 """
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ Dims = tuple[int, ...]
 
 
 class Columns:
-    """`count` rk_tensors at an address. What is a property is read from the library's memory when
-    it is first used, which must still be there then."""
+    """The columns of `count` rk_tensors at an address. A property reads the library's memory at its
+    first use, so that memory must still exist then."""
 
     def __init__(self, first: int, count: int, dtypes: dict[int, str]) -> None:
-        """`dtypes`: names by their addresses, as far as they are known; more are added."""
+        """`dtypes`: maps addresses to the dtype names known so far. New names are added to it."""
         self.first, self.count = first, count
         words = array.array("Q", ctypes.string_at(first, count * _abi.TENSOR.size))
         self.name_pointers = words[0::_WORDS]
         self._dtype_pointers = words[1::_WORDS]
-        self.ranks = array.array("I", words[2::_WORDS].tobytes())[0::2]  # beside padding
+        self.ranks = array.array("I", words[2::_WORDS].tobytes())[0::2]  # without padding
         self._shape_pointers = words[3::_WORDS]
         self.offset_pointers = words[4::_WORDS]
         self._full_pointers = words[5::_WORDS]
@@ -44,7 +45,7 @@ class Columns:
 
     @functools.cached_property
     def _text(self) -> str:
-        """Names, a NUL before each."""
+        """All names, with a NUL before each."""
         pointers = (ctypes.c_char_p * self.count).from_buffer(self.name_pointers)
         names = cast("list[bytes]", pointers[:])  # none is null
         return b"\0".join([b"", *names]).decode()
@@ -54,7 +55,7 @@ class Columns:
         return self._text.split("\0")[1:]
 
     def beginning_with(self, prefix: str) -> list[int]:
-        """Names that do, in one search of all: few are expected."""
+        """Returns the indexes of names with a prefix. Searches all names at once, as few match."""
         found, prefix, text, last = [], f"\0{prefix}", self._text, 0
         index, at = 0, text.find(prefix)
         while at >= 0:
@@ -89,7 +90,8 @@ class Columns:
                    self.full_shapes, self.nbytes)
 
     def _dims(self, pointers: "array.array[int]") -> list[Dims]:
-        """Equal ones are mostly at one address, and read once."""
+        """Returns the list at each pointer. Equal lists mostly share an address: it is read
+        once."""
         known = {one: struct.unpack(f"@{one[1]}Q", ctypes.string_at(one[0], 8 * one[1]))
                  for one in set(zip(pointers, self.ranks))}
         by_pointer = {one[0]: dims for one, dims in known.items()}
@@ -99,11 +101,11 @@ class Columns:
 
 
 class Listing:
-    """rk_tensors of a session. Entries are by their index; those that are files are apart."""
+    """The rk_tensors of a session, by index. `files` and `tensors` are the indexes of each kind."""
 
     def __init__(self, columns: Columns, native: "Native") -> None:
-        """Within native.using(). Names, dtypes and shapes are read now; other columns when `infos`
-        or `offsets` are asked for."""
+        """The caller is within native.using(). Reads names, dtypes and shapes. Other columns are
+        read at the first use of `infos` or `offsets`."""
         self.columns, self.first = columns, columns.first
         self._native = weakref.ref(native)
         columns.dtypes, columns.shapes
@@ -115,13 +117,13 @@ class Listing:
 
     @functools.cached_property
     def infos(self) -> list[TensorInfo]:
-        """StaleError when they were not asked for before the session ended."""
+        """All entries. StaleError: the session has ended before the first use."""
         with self._using():
             return list(self.columns.infos())
 
     @functools.cached_property
     def offsets(self) -> list[Dims]:
-        """As `infos`."""
+        """All offsets. StaleError as for `infos`."""
         with self._using():
             return self.columns.offsets
 
@@ -139,8 +141,9 @@ class Listing:
         return {name for name, indices in self._by_name.items() if len(indices) > 1}
 
     def find(self, key: str | Box) -> list[int]:
-        """Entries that a key of load_into means: one; more for boxes that were asked for twice;
-        none. InvalidError for the mere name of a tensor with several boxes."""
+        """Returns the entries for a key of load_into: one, none, or several for a box that was
+        requested repeatedly. InvalidError: the key has only a name, and the tensor has several
+        boxes."""
         box = key if isinstance(key, Box) else Box(key)
         if box.offset or box.extent:
             return self._by_box.get((box.tensor, tuple(box.offset), tuple(box.extent)), [])
@@ -168,7 +171,7 @@ class Listing:
 
 
 class InfoReader:
-    """Reads rk_tensor arrays of one session, whose strings stay where they are."""
+    """Reads rk_tensor arrays of one session. Their strings do not move while the session lives."""
 
     def __init__(self) -> None:
         self._dtypes: dict[int, str] = {}
@@ -177,6 +180,6 @@ class InfoReader:
         return Columns(pointer, count, self._dtypes)
 
     def read(self, pointer: int, count: int) -> Iterator[tuple[TensorInfo, int, int, int]]:
-        """(info, data, pointer to the name, pointer to the offset) of each."""
+        """Returns (info, data, pointer to the name, pointer to the offset) of each tensor."""
         columns = self.columns(pointer, count)
         return zip(columns.infos(), columns.data, columns.name_pointers, columns.offset_pointers)

@@ -1,10 +1,10 @@
-"""`Session.load_into`: which tensor goes where, and the two ways there.
+"""`Session.load_into`: finds the target of each tensor, and copies in one of two ways.
 
-On a device, targets of the same dtype and place are given to rk_load_into all at once; they are
-found at once, too (`_plain`), before anything is written; meanwhile buckets are taken, so that the
-device's link does not stand still (`_prefetch`). A few others get a buffer there, which is
-copied to them afterwards; many would need the memory twice, so then, as in host memory, tensors are
-taken one by one, as iteration does.
+On a device, rk_load_into gets all targets that take a tensor's bytes unchanged. `_plain` finds them
+all at once, before anything is written. Meanwhile `_prefetch` takes buckets, so that the device's
+link does not idle. If the other targets need at most MOST_BUFFERED bytes, each gets a buffer on the
+device, which is copied to it afterwards. If they need more, or in host memory, tensors are taken
+one by one, as by iteration.
 """
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ MOST_BUFFERED = 256 << 20  # bytes
 
 
 class LoadResult(NamedTuple):
-    """Empty lists after a strict load."""
+    """Names without a counterpart. Both lists are empty after a strict load."""
 
-    # Targets that the session does not have.
+    # Targets for which the session has no tensor.
     missing: list[str]
     # Tensors of the session without a target.
     unexpected: list[str]
@@ -61,8 +61,8 @@ class _Prepared(NamedTuple):
 
 def _prepare(session: "Session", target: Any, strict: bool, batches: "_Batches | None",
              at_once: Device | None) -> _Prepared:
-    """What is found out before anything is written. `batches`: of a load that has run out of time.
-    """
+    """Finds and checks all targets before anything is written. `batches`: of a load that timed
+    out."""
     listing = session._catalog()
     with no_collections():
         plain, items = NOTHING, items_of(target)
@@ -96,15 +96,15 @@ class _Aims(NamedTuple):
                 destination.check(listing.infos[index])
 
     def memory(self) -> Any:
-        """The same for targets that are the same memory."""
+        """Returns a value that is equal for targets with the same memory."""
         return self.plain.indices, self.plain.addresses, {
             index: [one.identity for one in destinations]
             for index, destinations in self.places.items()}
 
 
 def _find(listing: Listing, plain: Plain, items: dict[Any, Any]) -> _Aims:
-    """Where `items` go. Tied targets are written once: a name that the session does not have is
-    found when its memory is another name's."""
+    """Finds the entries for `items`. Tied targets are written once. A name without a tensor is not
+    missing if another name of the same memory has one."""
     places: dict[int, list[Destination]] = {}
     missing: list[tuple[str, list[Destination]]] = []
     written = _Written(plain if items else NOTHING)
@@ -126,7 +126,7 @@ def _find(listing: Listing, plain: Plain, items: dict[Any, Any]) -> _Aims:
 
 
 class _Written:
-    """Memory that has a tensor to come."""
+    """The memory of targets that will get a tensor."""
 
     def __init__(self, plain: Plain) -> None:
         self._plain, self._places = plain, plain.by_address()
@@ -144,7 +144,7 @@ class _Written:
 
 
 def _give_up(listing: Listing, plain: Plain, places: dict[int, list[Destination]]) -> Plain:
-    """An entry of `plain` that goes elsewhere, too, is an entry of `places`."""
+    """Moves entries of `plain` that have other destinations, too, to `places`."""
     both = places.keys() & set(plain.indices) if places else set()
     if not both:
         return plain
@@ -180,7 +180,8 @@ def _named(names: list[str]) -> str:
 
 def _to_buffer(listing: Listing, places: dict[int, list[Destination]],
                device_name: str) -> set[int] | None:
-    """Entries that need a buffer; None when these are too much, or there is no torch."""
+    """Returns the entries that need a buffer. None: the buffers are too large, or there is no
+    torch."""
     torch = module("torch")
     if torch is None:
         return None
@@ -194,7 +195,7 @@ def _to_buffer(listing: Listing, places: dict[int, list[Destination]],
 
 
 class _Batches:
-    """A load by rk_load_into; what cannot be given to it comes after."""
+    """A load by rk_load_into. Targets that it cannot take are copied afterwards."""
 
     def __init__(self, device: Device, listing: Listing, aims: _Aims, buffered: set[int]) -> None:
         import torch
@@ -220,7 +221,7 @@ class _Batches:
         self._count = len(indices)
 
     def load(self, session: "Session", timeout: float | None) -> None:
-        """Again after a TimeoutError: goes on."""
+        """Loads. After a TimeoutError, another call continues."""
         session._begun = True
         _unfinished.pop(session, None)
         try:
@@ -235,12 +236,12 @@ class _Batches:
                     other.copy(tensor)
 
 
-# Sessions whose load has run out of time: it can go on.
+# Sessions whose load ran out of time and can continue.
 _unfinished: "weakref.WeakKeyDictionary[Session, _Batches]" = weakref.WeakKeyDictionary()
 
 
 def _targets(listing: Listing, indices: list[int], addresses: list[int]) -> "array.array[int]":
-    """rk_targets, a column at a time."""
+    """Returns an array of rk_targets, filled a column at a time."""
     columns, words = listing.columns, _abi.TARGET.size // 8
     everything = len(indices) == columns.count and indices == list(range(columns.count))
     targets = array.array("Q", [0]) * (words * len(indices))
@@ -253,7 +254,7 @@ def _targets(listing: Listing, indices: list[int], addresses: list[int]) -> "arr
 
 
 def _go_on(session: "Session", timeout: float | None, call: Callable[[int], None]) -> None:
-    """`call(ms)` until it is done, or `timeout` seconds pass without a bucket."""
+    """Repeats `call(ms)` until it succeeds, or until `timeout` seconds pass without a bucket."""
     idle = 0.0
 
     def step() -> bool:
@@ -264,7 +265,7 @@ def _go_on(session: "Session", timeout: float | None, call: Callable[[int], None
             call(milliseconds(left))
             return True
         except TimeoutError:
-            # A call that took longer has had a bucket, and then none for as long as it may wait.
+            # A call that took longer first got a bucket, then waited `left` seconds for another.
             took = time.monotonic() - begun
             idle = left if took > 1.5 * left + 0.1 else idle + left
             if timeout is not None and idle >= timeout:

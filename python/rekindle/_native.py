@@ -1,7 +1,7 @@
-"""A connection to the agent of this host with what was opened on it, and calls with deadlines.
+"""A connection to the agent of this host with one session or publication, and calls with deadlines.
 
-Every session and publication has a connection of its own: what one of them does never waits for
-another, and closing it closes all that belongs to it.
+Every session and publication has its own connection. So they never wait for each other, and closing
+one closes everything that belongs to it.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from . import _abi, errors
 
-# The longest stay in C. Ctrl-C, and close() from another thread, are noticed after it.
+# The longest call into C, in seconds. Ctrl-C and close() in another thread take effect after it.
 SLICE_S = 1.0
 _T = TypeVar("_T")
 
@@ -27,8 +27,8 @@ _all: "weakref.WeakSet[Native]" = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """What the parent opened is its own. The child's copies of its sockets are closed: an agent
-    that waited for them would take a dead parent for alive."""
+    """Closes the child's copies of the parent's sockets. With these open, the agent would take a
+    dead parent for alive."""
     global _forks
     _forks += 1
     for native in list(_all):
@@ -39,7 +39,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def milliseconds(seconds: float | None, default: int = 0) -> int:
-    """For the C ABI; `default` for None. InvalidError for what is no time."""
+    """Converts a time for the C ABI; None gives `default`. InvalidError: negative, infinite,
+    NaN."""
     if seconds is None:
         return default
     if not 0 <= seconds < math.inf:
@@ -48,8 +49,8 @@ def milliseconds(seconds: float | None, default: int = 0) -> int:
 
 
 def wait_until(timeout: float | None, call: Callable[[int], _T]) -> _T:
-    """`call(ms)` in slices until it does not raise TimeoutError or `timeout` seconds are over
-    (None: never). At least once."""
+    """Repeats `call(ms)` in slices while it raises TimeoutError, for at most `timeout` seconds
+    (None: without end). Calls at least once."""
     milliseconds(timeout)
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     while True:
@@ -62,7 +63,7 @@ def wait_until(timeout: float | None, call: Callable[[int], _T]) -> _T:
 
 
 def text(value: str | os.PathLike[str] | None) -> bytes | None:
-    """For the C ABI. InvalidError when it has a 0 inside, which would end it early."""
+    """Encodes a string for the C ABI. InvalidError: it contains a NUL, which would end it early."""
     if value is None:
         return None
     named = os.fspath(value)
@@ -73,14 +74,15 @@ def text(value: str | os.PathLike[str] | None) -> bytes | None:
 
 
 class _Handles:
-    """Pointers of the C library. Not freed in a child of the process that opened them."""
+    """Pointers of the C library. Only the process that opened them frees them."""
 
     def __init__(self, abi: ctypes.CDLL) -> None:
         self.abi = abi
         self.forks = _forks
         self.agent = ctypes.c_void_p()
         self.object = ctypes.c_void_p()
-        self.end = ""  # what frees `object`
+        # The function that frees `object`.
+        self.end = ""
 
     def free(self) -> None:
         if self.forks != _forks:
@@ -94,9 +96,9 @@ class _Handles:
 
 
 class Native:
-    """The agent of a store, and one session or publication there. Any thread.
+    """A connection to the agent of a store, with one session or publication. For any thread.
 
-    It ends when nobody refers to it, or with end(), which waits for calls of other threads."""
+    It ends with its last reference, or by end()."""
 
     def __init__(self, store: str | os.PathLike[str] | None, timeout: float | None,
                  what: str = "session") -> None:
@@ -107,7 +109,8 @@ class Native:
         self._running = 0
         self._ended = False
         self._connect(text(store), timeout)
-        weakref.finalize(self, self._handles.free).atexit = False  # the kernel does that
+        # At exit, the kernel closes the connection.
+        weakref.finalize(self, self._handles.free).atexit = False
         _all.add(self)
 
     def _connect(self, store: bytes | None, timeout: float | None) -> None:
@@ -127,25 +130,26 @@ class Native:
                 raise failed
 
     def open(self, function: str, end: str, *arguments: Any) -> None:
-        """rk_attach or rk_publish_begin: `function(agent, *arguments, &object, &error)`."""
+        """Calls `function(agent, *arguments, &object, &error)`: rk_attach or rk_publish_begin.
+        `end` names the function that frees the object."""
         self._handles.end = end
         self._run(function, self._handles.agent, *arguments, ctypes.byref(self._handles.object))
 
     def call(self, function: str, *arguments: Any) -> None:
-        """`function(object, *arguments, &error)`."""
+        """Calls `function(object, *arguments, &error)`."""
         self._run(function, self._handles.object, *arguments)
 
     def call_agent(self, function: str, *arguments: Any) -> None:
-        """`function(agent, *arguments, &error)`."""
+        """Calls `function(agent, *arguments, &error)`."""
         self._run(function, self._handles.agent, *arguments)
 
     def call_last(self, function: str, *arguments: Any) -> None:
-        """The call that frees the object, whatever comes of it: rk_publish_commit."""
+        """Calls a function that frees the object even if it fails: rk_publish_commit."""
         opened, self._handles.object = self._handles.object, ctypes.c_void_p()
         self._run(function, opened, *arguments)
 
     def check(self) -> None:
-        """StaleError when it has ended or belongs to a parent process."""
+        """Raises StaleError when the connection was closed or belongs to a parent process."""
         if self._handles.forks != _forks:
             raise errors.StaleError(f"the {self._what} was opened before fork(): only the parent "
                                     "may use it; open another one")
@@ -154,7 +158,7 @@ class Native:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """While what the library has handed out is read: end() waits for it."""
+        """Keeps memory of the library valid in this context: end() takes effect only after it."""
         self.check()
         with self._lock:
             self.check()
@@ -176,7 +180,7 @@ class Native:
             raise _exception(code, error)
 
     def end(self) -> None:
-        """Now, or when the calls that run in other threads return. Again: nothing."""
+        """Ends now, or when the calls of other threads return. A second call does nothing."""
         if self._handles.forks != _forks:
             return
         with self._lock:
@@ -188,7 +192,7 @@ class Native:
             self._handles.free()
 
     def cut(self) -> None:
-        """Disconnects, so that a call that runs in another thread returns; then end() it."""
+        """Disconnects, so that a call in another thread returns. The caller then calls end()."""
         with self._lock:
             agent, self._handles.agent = self._handles.agent, ctypes.c_void_p()
         if agent and self._handles.forks == _forks:
@@ -202,7 +206,7 @@ class Native:
 
 
 class Ended(Native):
-    """In the place of one whose last owners are views."""
+    """Takes the place of a Native that only views still own."""
 
     def __init__(self, what: str = "session") -> None:
         self._what = what
@@ -222,8 +226,8 @@ def _exception(code: int, error: _abi.Error) -> errors.Error:
 
 
 def run_interruptibly(call: Callable[[], _T], stop: Callable[[], None]) -> _T:
-    """A long call of the C library, in a thread of its own, so that Ctrl-C in the main thread has
-    an effect: `stop`, and then the call's end is waited for before KeyboardInterrupt goes on."""
+    """Runs a long call of the C library in a thread, so that Ctrl-C in the main thread has an
+    effect: it calls `stop`, waits for the end of the call, and then raises KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     outcome: list[tuple[_T | None, BaseException | None]] = []
@@ -231,7 +235,7 @@ def run_interruptibly(call: Callable[[], _T], stop: Callable[[], None]) -> _T:
     def run() -> None:
         try:
             outcome.append((call(), None))
-        except BaseException as why:  # handed on below
+        except BaseException as why:  # raised below
             outcome.append((None, why))
 
     thread = threading.Thread(target=run, name="rekindle-call", daemon=True)

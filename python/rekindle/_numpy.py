@@ -1,8 +1,8 @@
-"""Copies into numpy's arrays, from torch's tensors or numpy's own.
+"""Copies torch tensors and numpy arrays into numpy arrays.
 
-numpy converts between all of its dtypes, torch only between those that both know. What numpy does
-not know (BF16, F8) is `ml_dtypes`' where that is installed, else opaque bytes; its bits go into
-unsigned integers and opaque elements of the same size as they are.
+numpy converts between all of its dtypes, torch only between those that both have. Dtypes that numpy
+lacks (BF16, F8) are those of `ml_dtypes` where that is installed, else opaque bytes. Their bits go
+unchanged into unsigned integers and opaque elements of the same size.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(name: str, target: "Array", dtype: str) -> None:
-    """InvalidError when copy() could not bring a tensor of safetensors' `dtype` there."""
+    """Raises InvalidError when copy() cannot copy a tensor of the safetensors dtype `dtype`."""
     source = dtypes.numpy_dtype(dtype)
     if source == target.dtype or _takes_bits(source, target.dtype):
         return
@@ -33,7 +33,7 @@ def check(name: str, target: "Array", dtype: str) -> None:
 
 
 def copy(target: "Array", source: Any) -> None:
-    """With a conversion where dtypes differ. `source`: of torch, or of numpy."""
+    """Copies a torch tensor or numpy array. Converts where dtypes differ."""
     import numpy
     if not isinstance(source, numpy.ndarray):
         source = _array(source, target.dtype)
@@ -44,7 +44,8 @@ def copy(target: "Array", source: Any) -> None:
 
 
 def _array(tensor: Any, wanted: "DType") -> "Array":
-    """A tensor of torch, contiguous; as floats when what numpy does not know is to be converted."""
+    """Returns a contiguous torch tensor as an array: as floats if numpy lacks its dtype and has to
+    convert it."""
     import torch
     known = dtypes.numpy_dtype(dtypes.dtype_name(tensor.dtype))
     tensor = tensor.cpu()
@@ -58,7 +59,7 @@ def _array(tensor: Any, wanted: "DType") -> "Array":
 
 
 def _takes_bits(source: "DType", target: "DType") -> bool:
-    """Whether what numpy does not know goes there as it is."""
+    """Whether the bits of a dtype that numpy lacks go unchanged to the target."""
     return (not _is_number(source) or _is_extension(source)) and (
         target.itemsize == source.itemsize and (target.kind == "u" or _is_opaque(target)))
 
@@ -72,7 +73,7 @@ def _is_number(dtype: "DType") -> bool:
 
 
 def _is_extension(dtype: "DType") -> bool:
-    """A number of ml_dtypes'."""
+    """Whether this is a number type of ml_dtypes."""
     return dtype.isbuiltin == 2
 
 

@@ -1,4 +1,4 @@
-"""Packages that Rekindle uses where they are installed, and the garbage collector."""
+"""Optional packages, and a pause of the garbage collector."""
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 
 @functools.lru_cache(maxsize=None)
 def module(name: str) -> Any:
-    """torch or numpy, None where it is not installed."""
+    """Returns a package, for example torch; None where it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -20,8 +20,8 @@ def module(name: str) -> Any:
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """While thousands of small objects are made that all stay: the collector would go through the
-    whole heap again and again, which takes as long as making them."""
+    """Stops the garbage collector while a caller makes thousands of objects that all stay. The
+    collector would scan the whole heap repeatedly, which takes as long as making them."""
     if not gc.isenabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""Buckets that are taken while Python finds out where tens of thousands of tensors go."""
+"""Takes buckets while Python looks for the targets of tens of thousands of tensors."""
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # With fewer tensors, the targets are found before a few buckets are filled.
 _FEWEST = 2048
-# A tensor's target is found in 2 us at most, in which a link of 64 GB/s brings as much.
+# Python finds a tensor's target within 2 us. A link of 64 GB/s brings this many bytes meanwhile.
 _BYTES_A_TENSOR = 128 << 10
 _MOST_BYTES = 4 << 30
 # The thread stops at once, unless a device hangs.
@@ -24,7 +24,7 @@ _LOOK_S = 0.02
 
 
 class Prefetch:
-    """Around what finds the targets of a session on a device, up to stop()."""
+    """A context for finding the targets of a session on a device. Takes buckets until stop()."""
 
     def __init__(self, native: "Native", tensors: int) -> None:
         self._native = native
@@ -35,15 +35,16 @@ class Prefetch:
             self._thread.start()
 
     def _run(self) -> None:
-        with contextlib.suppress(Error):  # who loads is told
+        # The load itself raises the error.
+        with contextlib.suppress(Error):
             self._native.call("rk_prefetch", self._bytes, milliseconds(SLICE_S))
 
     def stop(self) -> None:
-        """Nothing that it has taken is lost. Again: nothing. A thread that a hanging device keeps is
-        left: the load that follows runs out of its time."""
+        """Stops taking buckets. The load gets all that were taken. A second call does nothing. If a
+        hanging device keeps the thread, the thread is left, and the load that follows times out."""
         thread, self._thread = self._thread, None
         deadline = time.monotonic() + _STOP_S
-        # More than once: it may not have called yet.
+        # Repeats, because the thread may not have made its call yet.
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(Error):
                 self._native.call("rk_prefetch", 0, milliseconds(_STOP_S))

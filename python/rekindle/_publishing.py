@@ -1,4 +1,4 @@
-"""A version while it is published: what is announced of it, and its memory in the agent's store."""
+"""A version during its publication: the announced tensors, and their memory in the store."""
 from __future__ import annotations
 
 import ctypes
@@ -15,7 +15,7 @@ _MONTH_MS = 30 * 24 * 3600 * 1000
 
 
 class Announced(NamedTuple):
-    """A tensor to come."""
+    """The announcement of a tensor."""
 
     name: str
     dtype: str  # as in safetensors
@@ -23,9 +23,10 @@ class Announced(NamedTuple):
 
 
 class Publication:
-    """Every tensor of `announced` is to be written before commit(). One thread at a time.
+    """A publication. The caller writes every tensor of `announced` before commit(), in one thread
+    at a time.
 
-    end() abandons what is not committed, and leaves nothing of it."""
+    end() abandons a version that is not committed, and leaves nothing of it."""
 
     def __init__(self, model_version: str, announced: Sequence[Announced],
                  agent: str | os.PathLike[str] | None, timeout: float) -> None:
@@ -40,23 +41,23 @@ class Publication:
             raise
 
     def place(self, index: int) -> "ctypes.Array[ctypes.c_char]":
-        """The bytes of a tensor, in the store, to be written; row-major. Good until commit()."""
+        """Returns the writable, row-major memory of a tensor in the store. Valid until commit()."""
         address, nbytes = ctypes.c_void_p(), ctypes.c_uint64()
         self._native.call("rk_publish_data", index, ctypes.byref(address), ctypes.byref(nbytes))
         return memory(address.value or 0, nbytes.value)
 
     def commit(self, timeout: float | None) -> None:
-        """The version is there, for everybody, when this returns.
+        """Makes the version ready.
 
-        `timeout`: seconds for the agent to digest it; None: a month. DeniedError: it exists with
-        other bytes."""
+        `timeout`: seconds for the agent to digest it; None: a month. DeniedError: the version
+        exists with other bytes."""
         patience_ms = max(1, milliseconds(timeout, _MONTH_MS))
         run_interruptibly(lambda: self._native.call_last("rk_publish_commit", patience_ms),
                           self._native.cut)
         self.end()
 
     def end(self) -> None:
-        """Again: nothing."""
+        """Ends the publication. A second call does nothing."""
         self._native.end()
 
 

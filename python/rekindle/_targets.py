@@ -1,4 +1,4 @@
-"""Tensors that load_into writes to."""
+"""The tensors that load_into writes."""
 from __future__ import annotations
 
 import contextlib
@@ -15,13 +15,13 @@ _STATE = ("state_dict", "_save_to_state_dict", "get_extra_state")  # methods of 
 
 
 def items_of(target: Any) -> dict[Any, Any]:
-    """What an nn.Module or a mapping names: tensors, or sequences of them."""
+    """Returns the tensors, or sequences of tensors, that an nn.Module or a mapping names."""
     if hasattr(target, "state_dict") and not isinstance(target, Mapping):
         found: dict[str, Any] = {}
         if not _add_state(target, "", found, {}):
             found = target.state_dict(keep_vars=True)
         return {name: value for name, value in found.items()
-                if _is_torch(value)}  # not what get_extra_state() gives
+                if _is_torch(value)}  # without values of get_extra_state()
     if not isinstance(target, Mapping):
         raise InvalidError(f"load into a {type(target).__name__}? Give a module, or a mapping of "
                            "names to tensors")
@@ -29,8 +29,8 @@ def items_of(target: Any) -> dict[Any, Any]:
 
 
 def _add_state(module: Any, prefix: str, found: dict[str, Any], known: dict[type, bool]) -> bool:
-    """What state_dict() gives, which needs as long for thousands of modules as all the rest of a
-    load. False: of some module, it gives something else than parameters and buffers."""
+    """Adds what state_dict() would give. For thousands of modules, that call takes as long as the
+    rest of a load. False: for some module, it gives more than parameters and buffers."""
     kind = type(module)
     if kind not in known:
         known[kind] = _has_plain_state(kind)
@@ -57,7 +57,7 @@ def _has_plain_state(kind: type) -> bool:
 
 
 def tensors_of(value: Any) -> list[Any]:
-    """Of one value of items_of()."""
+    """Returns the tensors of one value of items_of()."""
     several = isinstance(value, Sequence) and not hasattr(value, "shape")
     return list(value) if several else [value]
 
@@ -79,15 +79,15 @@ def _is_torch(value: Any) -> bool:
 
 
 def has_no_memory(tensor: Any) -> bool:
-    """Whether a torch tensor only stands for others, as a DTensor or a quantized one does: it says
-    that it is contiguous, and that it begins at 0."""
+    """Whether a torch tensor only wraps others, as a DTensor or a quantized tensor does. Such a
+    tensor claims to be contiguous and to begin at address 0."""
     torch = module("torch")
     return type(tensor) not in (torch.Tensor, torch.nn.Parameter) and bool(
         tensor.numel()) and not tensor.data_ptr()
 
 
 class Destination:
-    """One tensor to be written. `identity`: the same for two that are the same memory."""
+    """One tensor to write. `identity` is equal for two tensors with the same memory."""
 
     __slots__ = ("name", "tensor", "address", "identity", "_torch")
 
@@ -124,16 +124,16 @@ class Destination:
                                "which torch does not convert")
 
     def takes_bytes(self, dtype: str, device: Any) -> bool:
-        """Whether they may be written there as they are. InvalidError for elements of less than a
-        byte, which torch's shapes count in pairs."""
+        """Whether the tensor takes bytes of this dtype unchanged. InvalidError: elements of less
+        than a byte, which torch's shapes count in pairs."""
         dtypes.itemsize(dtype)
         tensor = self.tensor
         return bool(self._torch and tensor.is_contiguous() and tensor.device == device
                     and tensor.dtype is dtypes.torch_dtype(dtype) and not tensor.is_neg())
 
     def copy(self, source: Any) -> None:
-        """With a conversion where dtypes differ. `source`: of torch, or of numpy where there is no
-        torch."""
+        """Copies `source`: a torch tensor, or a numpy array where torch is missing. Converts where
+        dtypes differ."""
         if self._torch:
             self.tensor.copy_(source)
         else:
@@ -142,7 +142,7 @@ class Destination:
 
 @contextlib.contextmanager
 def copying(device: Device | None) -> Iterator[None]:
-    """Where Destination.copy() may be called: on the session's stream, and all are done after."""
+    """A context for Destination.copy(): runs copies on the session's stream, and waits for them."""
     torch = module("torch")
     if torch is None:
         yield

@@ -1,7 +1,7 @@
 """Tensors over memory that librekindle owns: the host map, or buckets on a device.
 
-A view of the host map has a storage of its own, of exactly its bytes, and keeps the session's
-mapping. A view of a bucket shares the bucket's storage with its neighbours, and ends with it.
+A view of the host map has its own storage of exactly its bytes, and keeps the session's mapping. A
+view of a bucket shares the bucket's storage with other views, and is valid as long as the bucket.
 """
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .errors import UnavailableError
 if TYPE_CHECKING:
     import torch
 
-# Rounds a base address, so that it can be viewed as any dtype. The padding is never read.
+# Rounds the size of a bucket up, so that it can be viewed as any dtype. The padding is never read.
 _ROUND = 15
 
 
 def memory(address: int, nbytes: int, keep: object = None) -> "ctypes.Array[ctypes.c_char]":
-    """Host memory of this process as a buffer; what views it keeps `keep`."""
+    """Returns host memory of this process as a buffer. Views of the buffer keep `keep` alive."""
     view = (ctypes.c_char * nbytes).from_address(address)
     view._keep = keep  # type: ignore[attr-defined]  # an attribute of our own
     return view
 
 
 class _CudaMemory:
-    """What torch, cupy and numba take as a device array without copying it."""
+    """Device memory as an array that torch, cupy and numba take without a copy."""
 
     def __init__(self, address: int, nbytes: int, keep: object) -> None:
         self.keep = keep
@@ -42,9 +42,10 @@ class _CudaMemory:
 
 def device_tensor(address: int, nbytes: int, device: "torch.device | str",
                   keep: object = None) -> "torch.Tensor":
-    """`torch.uint8` of shape (nbytes,) over device memory, host memory on a device double.
+    """Returns a `torch.uint8` tensor of shape (nbytes,) over device memory; host memory on a
+    double.
 
-    `nbytes` > 0. It keeps `keep`; the memory is the caller's to keep mapped."""
+    `nbytes` > 0. The tensor keeps `keep` alive. The caller keeps the memory mapped."""
     import torch
     if str(device).startswith(("double:", "cpu")):
         return torch.frombuffer(memory(address, nbytes, keep), dtype=torch.uint8)
@@ -52,7 +53,7 @@ def device_tensor(address: int, nbytes: int, device: "torch.device | str",
 
 
 class HostViews:
-    """Tensors of the host map: torch's, or without torch numpy's, which are read-only."""
+    """Makes tensors of the host map: torch tensors, or without torch read-only numpy arrays."""
 
     def __init__(self, keep: object) -> None:
         self._keep = keep
@@ -61,7 +62,7 @@ class HostViews:
             raise UnavailableError("neither torch nor numpy is installed: tensors need one of them")
 
     def of(self, entries: list[tuple[TensorInfo, int]]) -> Iterator[tuple[TensorInfo, Any]]:
-        """A view of each (info, address); one buffer object spans them all."""
+        """Yields a view of each (info, address). One buffer object spans them all."""
         places = [(data, data + info.nbytes) for info, data in entries if info.nbytes]
         low = min((begin for begin, _ in places), default=0)
         high = max((end for _, end in places), default=0)
@@ -92,7 +93,7 @@ class HostViews:
 
 
 class BucketViews:
-    """Tensors of buckets, by torch. Those in several parts are put together on the device.
+    """Makes torch tensors of buckets. Tensors in several parts are joined on the device.
 
     One thread at a time, in the order of the buckets."""
 
@@ -107,7 +108,7 @@ class BucketViews:
         self._assembling: dict[int, tuple[Any, int]] = {}
 
     def of(self, pointer: int, count: int) -> Iterator[tuple[TensorInfo, Any]]:
-        """What is whole with this bucket of `count` rk_parts."""
+        """Yields the tensors that are complete with this bucket of `count` rk_parts."""
         raw = ctypes.string_at(pointer, count * _abi.PART.size)
         parts = list(_abi.PART.iter_unpack(raw))
         places = [(data, data + nbytes) for _, _, nbytes, data in parts if nbytes]
@@ -148,8 +149,8 @@ class BucketViews:
     def _assemble(self, index: int, offset: int, part: Any) -> Any:
         info = self._infos[index]
         with self._device.on_stream():
-            # The memory is allocated on this stream, too. The thread that freed it must have
-            # finished with it on the stream.
+            # The memory is also allocated on this stream, so that these copies follow all work
+            # of its last user there.
             whole, missing = self._assembling.get(index) or (
                 self._torch.empty(info.nbytes, dtype=self._torch.uint8, device=part.device),
                 info.nbytes)

@@ -1,4 +1,4 @@
-"""Parts of tensors, and what a session says of each that it has."""
+"""Parts of tensors, and the description of a session's tensors."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Box(NamedTuple):
     """A part of a tensor: `offset` and `extent` in elements, one per dimension.
 
-    Without them, the whole tensor. Also a key of `Session.load_into`."""
+    Without them, the box is the whole tensor. A Box is also a key of `Session.load_into`."""
 
     tensor: str
     offset: tuple[int, ...] = ()
@@ -16,15 +16,15 @@ class Box(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """A tensor, or a box of one, of a session."""
+    """A tensor of a session, or a box of one."""
 
     name: str
     dtype: str  # as in safetensors: "BF16"
-    shape: tuple[int, ...]  # of what is here
+    shape: tuple[int, ...]  # of the box
     # The offset of the box in the whole tensor.
     offset: tuple[int, ...]
     full_shape: tuple[int, ...]  # of the whole tensor
-    nbytes: int  # of what is here
+    nbytes: int  # of the box
 
     @property
     def box(self) -> Box:
@@ -32,7 +32,7 @@ class TensorInfo(NamedTuple):
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor of this shape, in elements."""
+    """Returns the strides of a contiguous tensor of this shape, in elements."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)

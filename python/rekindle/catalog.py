@@ -1,4 +1,4 @@
-"""What a version consists of, for those who choose what to attach to."""
+"""Lists the tensors and files of a version, to choose what to attach to."""
 from __future__ import annotations
 
 import ctypes
@@ -19,13 +19,13 @@ _SMALLEST = (Box(""),)
 class Catalog(NamedTuple):
     model: str
     version: int
-    tensors: list[TensorInfo]  # whole ones, by name
+    tensors: list[TensorInfo]  # whole, sorted by name
     # Files that were published with the tensors, such as "config.json".
     file_names: list[str]
     agent: str | os.PathLike[str] | None
 
     def files(self) -> dict[str, bytes]:
-        """Their contents. Raises as `catalog`."""
+        """Returns the contents of the files. Raises what `catalog` raises."""
         names = [_abi.FILE_PREFIX + name for name in self.file_names]
         return _files.read(self.agent, f"{self.model}@{self.version}", names)
 
@@ -33,10 +33,9 @@ class Catalog(NamedTuple):
 def catalog(model: str | None = None, version: str | int | None = "latest", *,
             fallback_dir: str | os.PathLike[str] | None = None,
             agent: str | os.PathLike[str] | None = None, timeout: float | None = 10.0) -> Catalog:
-    """Every tensor of a version. It takes part in nothing: the environment that `rekindle run` sets
-    gives the model and the store only. A host that lacks the version fetches its smallest tensor.
-    Arguments and errors are `rekindle.attach`'s.
-    """
+    """Returns the catalog of a version. The caller does not join an instance: of the environment
+    that `rekindle run` sets, it uses only the model and the store. A host that lacks the version
+    fetches its smallest tensor. Arguments and errors are those of `rekindle.attach`."""
     store = agent if agent is not None else _attaching.environment("STORE")
     model = model if model is not None else _attaching.environment("MODEL")
     if model is None:

@@ -1,4 +1,4 @@
-"""The bundled `rekindle` command, with `--json`."""
+"""Runs the bundled `rekindle` command with `--json`."""
 from __future__ import annotations
 
 import json
@@ -14,10 +14,10 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 
 def run(*arguments: PathLike, timeout: float | None = None) -> dict[str, Any]:
-    """The JSON document that `rekindle ARGUMENTS --json` prints.
+    """Runs `rekindle ARGUMENTS --json` and returns the JSON document that it prints.
 
-    Its error as the exception of its code; TimeoutError when it has not ended after `timeout`
-    seconds: it is ended then, and what a pull has verified is kept."""
+    An error of the command is raised as the exception of its code. TimeoutError: the command was
+    killed after `timeout` seconds. What a pull has verified is kept."""
     given = [os.fspath(argument) for argument in arguments]
     line = [_library.command_path(), *given, "--json", "--quiet"]
     try:
@@ -43,7 +43,8 @@ def _answer(what: str, done: "subprocess.CompletedProcess[bytes]") -> dict[str, 
 
 
 def _options(**given: Any) -> list[PathLike]:
-    """--name value of each that is given; environment, like the command's own, for the rest."""
+    """Returns --name value for each option that is given. The environment of the command decides
+    the rest."""
     line: list[PathLike] = []
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
@@ -60,12 +61,11 @@ def pull(model: str, version: str | int | None = "latest", *, to: PathLike | Non
          agent: PathLike | None = None, coordinator: str | None = None,
          timeout: float | None = None) -> dict[str, Any]:
     """Fetches a version, or a part of it, from the hosts that hold it: into the agent's store, or
-    into a checkpoint directory `to`.
+    into the checkpoint directory `to`.
 
     `shard`: "tp=3/8"; `spec`: a path to its rules; `tensors`: a regular expression of names;
-    `sources`: agents, "10.0.0.3:7400", instead of a coordinator. Returns the command's JSON:
-    "model", "version", "root", "path", "tensors", "bytes", …
-    """
+    `sources`: agents such as "10.0.0.3:7400", instead of a coordinator. Returns the command's JSON:
+    "model", "version", "root", "path", "tensors", "bytes", …"""
     if spec is not None and not (isinstance(spec, str | os.PathLike) and os.path.isfile(spec)):
         raise errors.InvalidError("spec: the path of a file with the rules")
     from_sources = ",".join(sources) or None
@@ -77,14 +77,15 @@ def pull(model: str, version: str | int | None = "latest", *, to: PathLike | Non
 
 def status(*, agent: PathLike | None = None, coordinator: str | None = None,
            timeout: float | None = 60.0) -> dict[str, Any]:
-    """The fleet as the coordinator sees it, or without one the agent of this host.
+    """Returns the status of the fleet by the coordinator, or without one, that of this host's
+    agent.
 
-    `agent`: its store directory. The command's JSON: see `rekindle status --json`."""
+    `agent`: its store directory. The result is the JSON of `rekindle status --json`."""
     return run("status", *_options(store=agent, coordinator=coordinator), timeout=timeout)
 
 
 def main() -> None:
-    """The console script `rekindle`: becomes the bundled program."""
+    """The console script `rekindle`: replaces this process by the bundled program."""
     try:
         program = _library.command_path()
         os.execv(program, [program, *sys.argv[1:]])

@@ -49,7 +49,7 @@ def _entry(name: str) -> _Entry:
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one element. InvalidError for a type of less than a byte and for unknown names."""
+    """Returns the bytes of one element. InvalidError: an unknown name, or less than a byte."""
     bits = _entry(name).bits
     if bits % 8:
         raise InvalidError(f"dtype {name} has elements smaller than a byte; store it packed as U8")
@@ -58,7 +58,7 @@ def itemsize(name: str) -> int:
 
 @functools.lru_cache(maxsize=None)
 def torch_dtype(name: str) -> "torch.dtype":
-    """`torch.dtype` of a safetensors name; InvalidError when this torch has none."""
+    """Returns the `torch.dtype` of a safetensors name. InvalidError: this torch has none."""
     import torch
     attribute = _entry(name).torch
     found = getattr(torch, attribute, None) if attribute else None
@@ -69,7 +69,7 @@ def torch_dtype(name: str) -> "torch.dtype":
 
 @functools.lru_cache(maxsize=None)
 def dtype_name(dtype: "torch.dtype") -> str:
-    """The safetensors name of a `torch.dtype`; InvalidError when there is none."""
+    """Returns the safetensors name of a `torch.dtype`. InvalidError: it has none."""
     import torch
     for name, entry in _ENTRIES.items():
         if entry.torch is not None and getattr(torch, entry.torch, None) is dtype:
@@ -79,17 +79,16 @@ def dtype_name(dtype: "torch.dtype") -> str:
 
 @functools.lru_cache(maxsize=None)
 def short_name(dtype: "torch.dtype") -> str:
-    """torch.bfloat16 → "bfloat16"."""
+    """Returns "bfloat16" for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 @functools.lru_cache(maxsize=None)
 def converts(dtype: "torch.dtype") -> bool:
-    """Whether torch copies numbers into tensors of this dtype: not into packed bits and quantized
-    ones."""
+    """Whether torch converts numbers to this dtype. It does not for packed and quantized dtypes."""
     import torch
     try:
-        # Whatever torch.device a caller's context says: on meta every dtype would do.
+        # On the CPU, also in a caller's context of another device: on meta, every copy succeeds.
         torch.empty(1, dtype=dtype, device="cpu").copy_(torch.zeros(1, device="cpu"))
     except RuntimeError:
         return False
@@ -98,8 +97,9 @@ def converts(dtype: "torch.dtype") -> bool:
 
 @functools.lru_cache(maxsize=None)
 def numpy_dtype(name: str) -> "numpy.dtype[Any]":
-    """`numpy.dtype` of a safetensors name. Those that numpy lacks (BF16, F8_…) are `ml_dtypes`'
-    where that is installed, else opaque bytes (`V2`, `V1`), with which nothing can be computed."""
+    """Returns the `numpy.dtype` of a safetensors name. Dtypes that numpy lacks (BF16, F8_…) are
+    those of `ml_dtypes` where that is installed, else opaque bytes (`V2`, `V1`) without
+    arithmetic."""
     import numpy
     attribute, size = str(_entry(name).numpy), itemsize(name)
     for package in (numpy, module("ml_dtypes")):
@@ -110,7 +110,7 @@ def numpy_dtype(name: str) -> "numpy.dtype[Any]":
 
 
 def numpy_dtype_name(dtype: "numpy.dtype[Any]") -> str:
-    """The safetensors name of a `numpy.dtype`, also `ml_dtypes`'; InvalidError: it has none."""
+    """Returns the safetensors name of a `numpy.dtype`, also of `ml_dtypes`. InvalidError: none."""
     for name, entry in _ENTRIES.items():
         if entry.numpy is not None and entry.numpy.rstrip("_") == dtype.name:
             return name

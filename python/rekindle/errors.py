@@ -1,7 +1,7 @@
 """One exception for each error code of librekindle, named by what the caller does next.
 
-Each also is the builtin exception that callers expect, so that ``except TimeoutError`` and
-``except ConnectionError`` work without this module.
+Each is also the builtin exception that callers expect, so that ``except TimeoutError`` and ``except
+ConnectionError`` work without this module.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import builtins
 
 
 class Error(Exception):
-    """What Rekindle reports. ``str(error)`` is one line: what failed, on what, why, what to do."""
+    """An error of Rekindle. ``str(error)`` is one line: what failed, on what, why, what to do."""
 
     code: int = 0  # of the C ABI, rk_code
     # The code's name in the JSON output of the command.
@@ -23,32 +23,32 @@ class InvalidError(Error, ValueError):
 
 
 class NotFoundError(Error, LookupError):
-    """No such model, version or tensor, or nobody holds it: the line names what."""
+    """There is no such model, version or tensor, or no host holds it. The message names it."""
 
     code, name = 2, "NOT_FOUND"
 
 
 class TimeoutError(Error, builtins.TimeoutError):  # noqa: A001 - it is one
-    """Not by the deadline; the session goes on, ask again."""
+    """The deadline has passed. The session goes on: call again."""
 
     code, name = 3, "TIMEOUT"
 
 
 class PeerLostError(Error, ConnectionError):
-    """The agent is gone: attach again, which waits for its next life."""
+    """The agent is gone: attach again, which waits until the agent has restarted."""
 
     code, name = 4, "PEER_LOST"
 
 
 class StaleError(Error):
-    """The session has ended: closed, its version retired, its instance moved on, or of a parent
-    process before fork()."""
+    """The session has ended: it was closed, its version was retired, its instance moved on, or a
+    parent process opened it before fork()."""
 
     code, name = 5, "STALE"
 
 
 class CorruptError(Error):
-    """Bytes do not match their digest and nobody has better ones."""
+    """Bytes do not match their digest, and no host has better ones."""
 
     code, name = 6, "CORRUPT"
 
@@ -60,13 +60,13 @@ class ExhaustedError(Error):
 
 
 class DeniedError(Error, PermissionError):
-    """Not this user, or the version exists with other bytes."""
+    """This user may not do it, or the version exists with other bytes."""
 
     code, name = 8, "DENIED"
 
 
 class UnavailableError(Error):
-    """Not now: try again with back-off."""
+    """Not possible now: try again with back-off."""
 
     code, name = 9, "UNAVAILABLE"
 
@@ -85,10 +85,10 @@ _BY_NAME = {kind.name: kind for kind in _CLASSES}
 
 
 def of_code(code: int, message: str) -> Error:
-    """The exception for a code of the C ABI that is not RK_OK."""
+    """Returns the exception for a code of the C ABI that is not RK_OK."""
     return _BY_CODE.get(code, InternalError)(message or f"error {code} without a message")
 
 
 def of_name(name: str, message: str) -> Error:
-    """The exception for ``error.code`` of the command's JSON."""
+    """Returns the exception for ``error.code`` of the command's JSON."""
     return _BY_NAME.get(name.upper(), InternalError)(message)

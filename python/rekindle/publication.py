@@ -1,4 +1,4 @@
-"""A trainer's weights into segments of the agent's store, straight from its tensors."""
+"""Publishes a trainer's weights: copies its tensors straight into segments of the agent's store."""
 from __future__ import annotations
 
 import ctypes
@@ -23,21 +23,21 @@ class Published(NamedTuple):
     model: str
     version: int
     tensors: int  # without files
-    bytes: int  # of them
+    bytes: int  # of the tensors
 
 
 def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | None = None,
             agent: PathLike | None = None, timeout: float | None = 600.0) -> Published:
-    """Publishes "qwen3@42" on the agent of this host; who attaches has it from then on.
+    """Publishes "qwen3@42" on the agent of this host. Workers can then attach to it.
 
     `source`: a mapping of names to tensors (torch on any device, or numpy) or a module, copied
-    straight into segments; or a path, or several: a checkpoint directory or safetensors files.
-    `files`: small files to go beside tensors, {"config.json": b"…"}; a directory has its own. Their
-    names end in .json .txt .model .jinja .tiktoken or .py, and lie at most one folder down.
-    `timeout`: seconds for the agent to digest it. A version is there in full or not at all.
-    Raises DeniedError (the version exists with other bytes), InvalidError (a tensor that has no
-    dtype in safetensors, no memory, or is not dense: named), ExhaustedError, UnavailableError.
-    """
+    straight into segments; or one or several paths: a checkpoint directory or safetensors files.
+    `files`: small files beside the tensors, {"config.json": b"…"}; a directory has its own. Their
+    names end in .json .txt .model .jinja .tiktoken or .py, and have at most one folder.
+    `timeout`: seconds for the agent to digest the tensors. A version is published in full or not at
+    all.
+    Raises DeniedError (the version exists with other bytes), InvalidError (naming a tensor without
+    a dtype in safetensors, without memory, or not dense), ExhaustedError, UnavailableError."""
     if isinstance(source, str | os.PathLike) or (
             isinstance(source, Sequence) and not hasattr(source, "shape")):
         return _publish_paths(source, model_version, files, agent, timeout)
@@ -69,7 +69,7 @@ def _publish_paths(source: Any, model_version: str, files: Mapping[str, bytes] |
 
 
 class _Source:
-    """A tensor to be copied, of torch, numpy, or a buffer of bytes (U8)."""
+    """A tensor to copy: of torch, of numpy, or a buffer of bytes (U8)."""
 
     def __init__(self, name: str, tensor: Any) -> None:
         self.name, self.tensor = name, tensor

@@ -1,4 +1,4 @@
-"""What `attach` gives: a version's weights for this rank, while they arrive."""
+"""A session: a version's weights for this rank, while they arrive."""
 from __future__ import annotations
 
 import contextlib
@@ -34,18 +34,18 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
 
     `model`: "qwen3", with `version` 41 or "latest"; None: `$REKINDLE_MODEL` and `$REKINDLE_SHARD`.
     `shard`: None is everything; "tp=3/8"; or boxes, `[Box("w", (0, 0), (16, 64)), "whole"]`.
-    `spec`: how shards are cut: a dict, JSON text or a path; None: the built-in of the family.
+    `spec`: the rules of shards: a dict, JSON text or a path; None: the built-in of the family.
     `instance`, `generation`, `rank`, `world`: its place among ranks that serve together.
     `group`: workers that move to new versions together, by `rekindle.update`.
     `device`: None is host memory; "cuda", "cuda:1", a `torch.device`, a GPU's UUID, "double:0".
-    `stream`: whose work reads the buckets; None: torch's current one. `bucket_bytes`: 0 is the
-    agent's choice. `fallback_dir`: safetensors files for when nobody alive holds the version.
+    `stream`: the stream whose work reads the buckets; None: torch's current one. `bucket_bytes`: 0:
+    the agent chooses. `fallback_dir`: safetensors files for the case that no live host holds the
+    version.
     `agent`: the agent's store directory. `timeout`: seconds until the version and its sources are
-    known; None: without end. What is not given is taken from what `rekindle run` has set.
+    known; None: without end. Missing arguments come from the environment that `rekindle run` sets.
 
     Raises any `rekindle.Error`: NotFoundError (no such version), UnavailableError (no agent),
-    InvalidError, TimeoutError, DeniedError, ExhaustedError.
-    """
+    InvalidError, TimeoutError, DeniedError, ExhaustedError."""
     if model is None:
         model = _attaching.environment("MODEL")
         shard = shard if shard is not None else _attaching.environment("SHARD")
@@ -64,11 +64,12 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
 
 
 class Session:
-    """One attached version. A context manager; any thread, though tensors come to one at a time."""
+    """One attached version. A context manager, for any thread. One thread at a time gets
+    tensors."""
 
     def __init__(self, request: Request, store: str | os.PathLike[str] | None,
                  timeout: float | None) -> None:
-        """For `attach`."""
+        """Called by `attach`."""
         self._store = store
         self._device = request.device
         self._native = self._open(request, timeout)
@@ -99,7 +100,7 @@ class Session:
                 native.end()
                 raise
 
-    # --- what it is
+    # --- properties
 
     @property
     def model(self) -> str:
@@ -111,12 +112,12 @@ class Session:
 
     @property
     def device(self) -> str | None:
-        """None: host memory."""
+        """The name of the device; None: host memory."""
         return self._device.name if self._device else None
 
     @property
     def rung(self) -> str:
-        """"local", "adopted", "peers" or "fallback": the lowest that it has come to so far."""
+        """"local", "adopted", "peers" or "fallback": the lowest source so far."""
         return self._info().rung
 
     @property
@@ -127,7 +128,7 @@ class Session:
 
     @property
     def bytes_done(self) -> int:
-        """That are in this host's memory, files too."""
+        """Bytes of this session already in this host's memory, including its files."""
         return self._info().bytes_done
 
     @property
@@ -136,12 +137,12 @@ class Session:
 
     @property
     def tensor_count(self) -> int:
-        """Without files."""
+        """The number of tensors and boxes, without files."""
         return len(self.tensors())
 
     @property
     def closed(self) -> bool:
-        """Also when it belongs to a parent process."""
+        """Whether it was closed or belongs to a parent process."""
         try:
             self._native.check()
         except errors.StaleError:
@@ -149,7 +150,7 @@ class Session:
         return False
 
     def tensors(self) -> list[TensorInfo]:
-        """Every tensor, or box of one, in the order of their names; files are not among them."""
+        """Returns every tensor, or box of one, sorted by name, without files."""
         listing = self._catalog()
         return [listing.infos[index] for index in listing.tensors]
 
@@ -157,7 +158,7 @@ class Session:
     def files(self) -> Mapping[str, bytes]:
         """The small files that were published beside the weights: {"config.json": b"…"}.
 
-        None came with boxes that do not name them."""
+        Empty for a session of boxes, unless the boxes name files."""
         if self._files is None:
             listing = self._catalog()
             names = [listing.infos[index].name for index in listing.files]
@@ -167,23 +168,26 @@ class Session:
     # --- tensors
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """(name, tensor) of each tensor, once, as soon as it is here and verified. Another loop
-        goes on where one was left. A tensor is of the shape in `tensors()`, row-major and to be
-        read only: a view of the host map, which it keeps; or of a bucket on the device, until the
-        next tensor is asked for (what reads it is queued on the session's stream)."""
+        """Yields (name, tensor) once for each tensor, as soon as it is on this host and verified.
+
+        Breaking out of a loop is safe: the next loop resumes where it stopped. A tensor has its
+        shape in `tensors()`, is row-major, and is only for reading. In host memory it is a view and
+        keeps the host map. On a device it is a view of a bucket, valid until the caller takes the
+        next tensor: queue its reads on the session's stream before."""
         for info, tensor in self.entries():
             yield info.name, tensor
 
     def entries(self, timeout: float | None = None) -> Iterator[tuple[TensorInfo, Any]]:
-        """The same with each one's TensorInfo, which says which box it is. TimeoutError: none came
-        for `timeout` seconds; ask again."""
+        """Yields (TensorInfo, tensor). The TensorInfo tells which box it is. TimeoutError: no
+        tensor came for `timeout` seconds; call again to continue."""
         while True:
             yield from self._rest()
             if not self._take(timeout):
                 return
 
     def buckets(self, timeout: float | None = None) -> Iterator[list[tuple[str, Any]]]:
-        """Lists of (name, tensor), of what comes together: all views hold until the next list."""
+        """Yields lists of (name, tensor) that arrive together. All views hold until the next
+        list."""
         while True:
             bucket = [(info.name, tensor) for info, tensor in self._rest()]
             if bucket:
@@ -195,7 +199,7 @@ class Session:
         self._native.check()
         while True:
             with self._turn, self._native.using():
-                # The views are made of the library's memory.
+                # Making a view reads the library's memory.
                 entry = next(self._pending, None)
             if entry is None:
                 self._native.check()
@@ -203,7 +207,7 @@ class Session:
             yield entry
 
     def _take(self, timeout: float | None) -> bool:
-        """Makes the next batch pending; False: there are no more."""
+        """Makes the next batch pending. Returns False when there are no more."""
         with self._my_turn():
             function = "rk_next_bucket" if self._device else "rk_next"
             array, count = ctypes.c_void_p(), ctypes.c_size_t()
@@ -231,17 +235,17 @@ class Session:
                   timeout: float | None = 60.0) -> _loading.LoadResult:
         """Copies every tensor into `target`, in place, and returns when that is done.
 
-        `target`: an `nn.Module`, or a mapping of names, or `Box`es, to tensors (torch, in host
-        memory also numpy), or to lists of tensors that all get the same. On a session's device
-        they are filled in batches, bucket by bucket, without Python in between; those of another
-        dtype or place, or that are not contiguous, through a buffer. Shapes are equal, else
-        InvalidError. `strict`: every target is found and every tensor used, else NotFoundError
-        names the first and says how many; before anything is written. Without: the result names
-        them. Tied targets are written once, and found by any of their names.
-        Of 2048 tensors and more, buckets are taken into device memory of its own while the targets
-        are looked at: 4 GiB and a quarter of what is free at most, until they are read.
-        `timeout`: seconds without a new bucket; TimeoutError, call it again to go on.
-        """
+        `target`: an `nn.Module`, or a mapping of names or `Box`es to tensors (torch, in host memory
+        also numpy) or to lists of tensors that all get the same values. On the session's device,
+        the library fills them in batches, bucket by bucket, without Python in between. Targets of
+        another dtype or place, or that are not contiguous, are filled through a buffer. Shapes must
+        be equal, else InvalidError. `strict`: every target must have a tensor, and every tensor a
+        target. Else NotFoundError names the first and the count, before anything is written.
+        Without `strict`, the result has the names. Tied targets are written once, and found by any
+        of their names.
+        With 2048 tensors or more, buckets are copied to separate device memory while the targets
+        are checked, until they are read: at most 4 GiB, and at most a quarter of the free memory.
+        `timeout`: seconds without a new bucket. TimeoutError: call again to continue."""
         return _loading.load_into(self, target, strict, timeout)
 
     def _catalog(self) -> Listing:
@@ -255,27 +259,29 @@ class Session:
 
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[None]:
-        self._native.check()  # before the lock: another thread may have held it during fork()
+        # Checked before the lock, which another thread may have held during fork().
+        self._native.check()
         with self._turn:
             yield
 
     # --- instances and versions
 
     def loaded(self) -> None:
-        """Says that this rank has taken in every tensor; does not wait. InvalidError before all
-        were handed out."""
+        """Reports that this rank has loaded every tensor. Does not wait. InvalidError: not all
+        tensors were handed out yet."""
         self._native.call("rk_loaded")
 
     def commit(self, timeout: float | None = None) -> None:
-        """loaded(), and then until every rank of the instance has loaded the same version: only
-        now may it serve. UnavailableError names the rank that failed and why; again waits for its
-        next start."""
+        """Calls loaded(), then waits until every rank of the instance has loaded the same version.
+        Only then may the rank serve. UnavailableError names a rank that failed and why; call again
+        to wait for that rank's next start."""
         self.loaded()
         wait_until(timeout, lambda ms: self._native.call("rk_wait_commit", ms))
 
     def wait_for_update(self, timeout: float | None = None) -> int | None:
-        """Until the model has a newer version, or an update has begun for the group: its number.
-        None: not within `timeout` seconds. Attach again for it, with the next generation."""
+        """Waits until the model has a newer version, or an update of the group has begun. Returns
+        its number; None: there was none for `timeout` seconds. Attach again to get it, with the
+        next generation."""
         version = ctypes.c_uint64()
         try:
             wait_until(timeout, lambda ms: self._native.call(
@@ -287,8 +293,9 @@ class Session:
     # --- the end
 
     def close(self) -> None:
-        """Detaches. Again: nothing. Views of the host map put that off until the last of them is
-        gone; views of buckets end with it. Calls in other threads end within a second."""
+        """Detaches. A second call does nothing. If views of the host map exist, the session
+        detaches with the last of them. Views of buckets end at once. Calls in other threads end
+        within a second."""
         self._pending = iter(())
         self._bucket_views = None
         if self._device:
@@ -318,7 +325,7 @@ class Session:
 class _Info(NamedTuple):
     model: str
     version: int
-    tensors: int  # files too
+    tensors: int  # with files
     bytes_done: int
     bytes_total: int
     rung: str

@@ -1,4 +1,4 @@
-"""A published version to all workers of a group, by broadcast where that is possible."""
+"""Brings a published version to all workers of a group, by broadcast where possible."""
 from __future__ import annotations
 
 import ctypes
@@ -27,14 +27,14 @@ def update(model_version: str, *, group: str | None = None, gather: float | None
            timeout: float | None = UNTIL_DONE_S,
            agent: str | os.PathLike[str] | None = None) -> UpdateResult:
     """Brings "qwen3@42", published before, to the workers of `group` (None: all groups with workers
-    of the model), and returns when the round is over.
+    of the model). Returns when the round is over.
 
-    `gather`: seconds for the workers to attach to it, then it begins without the rest; None: 5.
-    `timeout`: seconds for all of it; None: a month.
-    Raises NotFoundError (no such version, or no worker in the group), UnavailableError (another
-    round runs, there is no coordinator, or not every member is ready: the line names one and why,
-    and the exception's `result` has how many are), TimeoutError (the round goes on).
-    """
+    `gather`: seconds for the workers to attach; the round then begins without the rest. None: 5.
+    `timeout`: seconds for the whole update; None: a month.
+    Raises NotFoundError (no such version, or no worker in the group), TimeoutError (the round goes
+    on), or UnavailableError: another round runs, there is no coordinator, or some members are not
+    ready. In the last case the message names one member and the reason, and the exception's
+    `result` has the counts."""
     native = Native(agent if agent is not None else environment("STORE"), 5.0, "connection")
     options = _abi.UpdateOptions(
         size=ctypes.sizeof(_abi.UpdateOptions), model_version=text(model_version),

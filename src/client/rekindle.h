@@ -13,8 +13,8 @@
  * Functions return RK_OK or an error code. `error` then has the same code and a message of one
  * line; it may be NULL. All functions are thread-safe. A session may be detached while calls of
  * other threads on it still run; they return RK_STALE. There is no global state. Structures begin
- * with their size, so that later versions can extend them. Times are milliseconds. A time-out of 0
- * asks without waiting. No call waits for ever.
+ * with their size, so that later versions can extend them. Times are milliseconds. A call with a
+ * timeout of 0 does not wait. No call waits for ever.
  *
  * After fork() only the parent may use its handles. When the agent dies, calls return RK_PEER_LOST
  * and mapped tensors stay readable. A new connection then reaches the restarted agent, and
@@ -89,7 +89,7 @@ typedef struct rk_connect_options {
 } rk_connect_options;
 
 /* Connects to the agent. Waits if no agent runs yet, for example during a restart.
- * RK_UNAVAILABLE: no agent serves that store within the time-out. RK_DENIED: the agent belongs to
+ * RK_UNAVAILABLE: no agent serves that store within the timeout. RK_DENIED: the agent belongs to
  * another user. */
 RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error);
 /* Also ends the sessions of the connection. NULL does nothing. */
@@ -127,7 +127,7 @@ typedef struct rk_attach_options {
   uint32_t world;
   /* A directory of safetensors files, for the case that no live host holds the version; or NULL. */
   const char* fallback_dir;
-  /* Until the version and its sources are known. 0: 10000. */
+  /* How long to wait until the version and its sources are known. 0: 10000. */
   int64_t timeout_ms;
   /* Where the weights go. NULL: to host memory, by rk_next(). "cuda": the calling thread's current
    * CUDA device. "cuda:1". A UUID: "GPU-6f2c…". "double:0": host memory in place of a GPU, on
@@ -157,7 +157,7 @@ typedef struct rk_session_info {
   const char* rung;
   /* "": the session has no device. "ipc": the agent fills buckets that this process opens.
    * "upload: WHY": this process uploads from host memory, because the agent cannot fill buckets
-   * here. Before the first bucket, "ipc" may still change to that. */
+   * here. Before the first bucket, "ipc" may still change to "upload: WHY". */
   const char* device_path;
 } rk_session_info;
 /* The strings live as long as the session. */
@@ -172,10 +172,10 @@ typedef struct rk_tensor {
   /* As in safetensors: "BF16", "F8_E4M3". */
   const char* dtype;
   uint32_t dimensions;
-  /* Of this part of the tensor, and its offset in the whole tensor. */
+  /* Shape of this part of the tensor, and its offset in the whole tensor. */
   const uint64_t* shape;
   const uint64_t* offset;
-  /* Of the whole tensor. */
+  /* Shape of the whole tensor. */
   const uint64_t* full_shape;
   /* Row-major, contiguous and read-only, as long as the session lives. It points into the agent's
    * memory. A box that is not contiguous there is copied when it is handed out. NULL for a tensor
@@ -204,7 +204,7 @@ RK_API int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t
 /* A run of a tensor's row-major bytes. A tensor larger than a bucket comes in several parts. */
 typedef struct rk_part {
   const rk_tensor* tensor;
-  /* In the tensor. */
+  /* Offset in the tensor. */
   uint64_t offset_bytes;
   /* 0: a tensor without elements. */
   uint64_t bytes;
@@ -240,14 +240,14 @@ typedef struct rk_target {
 RK_API int32_t rk_load_into(rk_session* session, const rk_target* targets, size_t count,
                             int64_t timeout_ms, rk_error* error);
 
-/* For a second thread, while the first finds out where tensors go. With tens of thousands of
- * tensors that takes as long as the transfer of gigabytes. Copies buckets to separate memory on the
- * device, so that the producer can go on filling them: at most `bytes`, and at most a quarter of
- * the device's free memory. Nothing is lost: rk_load_into() and rk_next_bucket() begin with these
- * copies, and free their memory after it was read. Returns RK_OK when the limit is reached, when
- * there are no more buckets, at the time-out, when another call of this session wants buckets, and
- * at once while a bucket of rk_next_bucket() is being read. RK_TIMEOUT: another call used the
- * session all the time. Other errors are those of rk_next_bucket(). */
+/* Copies buckets to separate memory on the device, so that the producer can go on filling them: at
+ * most `bytes`, and at most a quarter of the device's free memory. A second thread calls it while
+ * the first finds the targets of tensors. With tens of thousands of tensors, that takes as long as
+ * the transfer of gigabytes. Nothing is lost: rk_load_into() and rk_next_bucket() begin with these
+ * copies, and free their memory after use. Returns RK_OK when the limit is reached, when there are
+ * no more buckets, at the timeout, when another call of this session wants buckets, and at once
+ * while the caller reads a bucket of rk_next_bucket(). RK_TIMEOUT: another call used the session
+ * all the time. Other errors are those of rk_next_bucket(). */
 RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_ms,
                            rk_error* error);
 

@@ -20,7 +20,7 @@
 #include "recovery/rpc/address.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
-#include "src/bucket/plan.h"
+#include "src/bucket/bucket_plan.h"
 #include "src/store/numa.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"

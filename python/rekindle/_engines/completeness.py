@@ -1,5 +1,5 @@
-"""Whether every parameter has been written. Engines check less: one says that a fused parameter is
-loaded when a part of it is, and that a layer without weights keeps what it had."""
+"""Checks that every parameter has been written. Engines check less: one counts a fused parameter as
+loaded when a part of it is, and lets a layer without weights keep its old values."""
 from __future__ import annotations
 
 import re
@@ -29,16 +29,17 @@ Regions = Mapping[str, Iterable[Region]]  # by parameter
 
 def check_plan(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str],
                version: str = "") -> None:
-    """After a plan was executed: what moves and constants have covered, and of what opaque tensors
-    went to, what the loader says, or what was seen of that. InvalidError names what is missing."""
+    """Raises InvalidError naming the parameters that an executed plan has not written in full. The
+    plan says what moves and constants wrote. `returned` says it for opaque tensors: the names that
+    the loader reports, or the regions that were seen."""
     lacking = unwritten(model, plan, returned, allowed)
     if lacking:
         raise _error(lacking, version)
 
 
 def unwritten(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iterable[str]) -> str:
-    """Of a plan that was, or is to be, executed: parameters that are not written in full, and how
-    much of them is, in words; "" when there are none."""
+    """Returns the parameters that a plan does not write in full, with the amount that it writes, as
+    text; "" when there are none. The plan may have been executed or not."""
     said = _said(returned) if plan.opaque else set()
     if said is None:
         # The loader did not say where it put the opaque tensors.
@@ -47,7 +48,7 @@ def unwritten(model: torch.nn.Module, plan: "Plan", returned: Any, allowed: Iter
 
 
 def written(plan: "Plan") -> dict[str, set[Region]]:
-    """What moves and constants of a plan write of each parameter, in elements."""
+    """Returns what the moves and constants of a plan write of each parameter, in elements."""
     found: dict[str, set[Region]] = {}
     for move in plan.moves():
         found.setdefault(move.parameter, set()).add((move.offset, move.size, move.stride))
@@ -59,8 +60,8 @@ def written(plan: "Plan") -> dict[str, set[Region]]:
 
 def check_loaded(model: torch.nn.Module, returned: Any, allowed: Iterable[str],
                  version: str = "") -> None:
-    """After a loader was given whole tensors: what it says that it has loaded (names), or what was
-    seen of that (`WriteWatch.regions()`), if there is either."""
+    """Raises InvalidError as check_plan, after a loader got whole tensors. `returned`: the names
+    that it reports, or `WriteWatch.regions()`. Anything else is not checked."""
     said = _said(returned)
     if said is not None:
         lacking = described(_short(model, {}, _seen(returned) or {}, said), allowed)
@@ -82,8 +83,8 @@ def _said(returned: Any) -> set[str] | None:
 
 def _short(model: torch.nn.Module, elements: Regions, seen: Regions,
            said: set[str]) -> dict[str, str]:
-    """Parameters that are not written, or not in full: how much is. What is `seen` is in bytes: a
-    loader may write to a view of another dtype."""
+    """Returns the parameters that are not written in full, with the written amount. `elements` is
+    in elements. `seen` is in bytes, as a loader may write to a view of another dtype."""
     short: dict[str, str] = {}
     for names, parameter in _by_memory(model):
         size, width = parameter.numel(), parameter.element_size()
@@ -99,12 +100,12 @@ def _short(model: torch.nn.Module, elements: Regions, seen: Regions,
 
 
 def amount(count: int, size: int) -> str:
-    """Of a parameter's elements."""
+    """Returns the written amount as text: "3 of 8 elements"."""
     return f"{count} of {size} elements" if count else "nothing"
 
 
 def _by_memory(model: torch.nn.Module) -> Iterable[tuple[list[str], torch.Tensor]]:
-    """Parameters with all of their names."""
+    """Returns each parameter with all of its names."""
     groups: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not torch.nn.parameter.is_lazy(parameter):
@@ -113,8 +114,8 @@ def _by_memory(model: torch.nn.Module) -> Iterable[tuple[list[str], torch.Tensor
 
 
 def described(short: Mapping[str, str], allowed: Iterable[str]) -> str:
-    """The first of parameters that are not written in full, and how much of them is; "" when all
-    are allowed to be so. `allowed`: regular expressions of names."""
+    """Returns the first parameters that are not written in full, with the written amount, as text;
+    "" when all are allowed. `allowed`: regular expressions of names."""
     patterns = [re.compile(pattern) for pattern in allowed]
     left = {name: how for name, how in short.items()
             if not any(pattern.search(name) for pattern in patterns)}

@@ -1,7 +1,8 @@
-"""How many elements of a tensor lie in regions of its memory, which may overlap.
+"""Counts the elements of a tensor that lie in regions of its memory, which may overlap.
 
-Exact, and cheap where regions are apart: contiguous ones are merged as intervals, others are told
-apart by the boxes that hold them. What these cannot tell apart is marked, element by element.
+The count is exact, and cheap for separate regions. Contiguous regions are merged as intervals.
+Other regions are told apart by the boxes around them. Where boxes overlap, elements are marked one
+by one.
 """
 from __future__ import annotations
 
@@ -21,21 +22,21 @@ from ..recording.geometry import Ints, lattice
 Region = tuple[int, Ints, Ints]
 # Elements that are marked at once, one byte each.
 _BLOCK = 1 << 26
-# Boxes that no plane separates are compared one by one, up to this many.
+# Up to this many boxes that no plane separates are compared in pairs.
 _MOST_COMPARED = 64
 
 T = TypeVar("T")
 
 
 def in_bytes(region: Region, width: int) -> Region:
-    """A region of elements of `width` bytes."""
+    """Returns a region in bytes for one in elements of `width` bytes."""
     offset, size, stride = region
     return offset * width, (*size, width), (*[step * width for step in stride], 1)
 
 
 class _Run(NamedTuple):
-    """A region in one form only. Dimensions (step, count), from wide steps to narrow ones, without
-    any that repeats elements or runs on in the next."""
+    """A region in canonical form. Dimensions (step, count) go from wide steps to narrow ones. None
+    repeats elements, and none continues in the next."""
 
     offset: int
     end: int  # one past the last element
@@ -43,17 +44,17 @@ class _Run(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of elements, one that comes twice counted twice."""
+        """The number of elements. An element that occurs twice counts twice."""
         return prod([count for _, count in self.dims])
 
     @property
     def flat(self) -> bool:
-        """Whether it is contiguous."""
+        """Whether the region is contiguous."""
         return not self.dims or (len(self.dims) == 1 and self.dims[0][0] == 1)
 
     @property
     def may_repeat(self) -> bool:
-        """Whether an element may come twice."""
+        """Whether an element may occur twice."""
         reach = 1
         for step, count in reversed(self.dims):
             if step < reach:
@@ -63,7 +64,7 @@ class _Run(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """A box along one dimension: every `step`th element of it, 0 where there is one only."""
+    """One dimension of a box: every `step`th element from `begin` to `end`. Step 0: one element."""
 
     begin: int
     end: int
@@ -75,8 +76,8 @@ _Boxed = tuple[_Box, _Run]
 
 
 def covered(size: Sequence[int], stride: Sequence[int], regions: Iterable[Region]) -> int:
-    """How many elements of a tensor of this layout are in one region at least. What of a region is
-    outside of the tensor does not count."""
+    """Returns how many elements of a tensor of this layout are in at least one region. Elements of
+    a region outside of the tensor do not count."""
     with no_collections():
         return _covered(size, stride, regions)
 
@@ -101,7 +102,7 @@ def _covered(size: Sequence[int], stride: Sequence[int], regions: Iterable[Regio
 
 
 def _run(offset: int, size: Sequence[int], stride: Sequence[int]) -> _Run | None:
-    """None when it is empty."""
+    """Returns a region in canonical form; None when it is empty."""
     if len(size) == 1 and stride[0] == 1 and size[0] > 1:
         return _Run(offset, offset + size[0], ((1, size[0]),))
     dims: list[tuple[int, int]] = []
@@ -123,7 +124,7 @@ def _interval(begin: int, end: int) -> _Run:
 
 
 def _union(runs: Iterable[_Run], shape: Sequence[int]) -> int:
-    """Elements of runs that lie in contiguous memory of this shape."""
+    """Returns how many elements are in at least one run, within contiguous memory of this shape."""
     contiguous: list[_Run] = []
     strided: list[_Run] = []
     for run in runs:
@@ -142,7 +143,7 @@ def _union(runs: Iterable[_Run], shape: Sequence[int]) -> int:
 
 
 def _merged(contiguous: Sequence[_Run]) -> list[tuple[int, int]]:
-    """Intervals that do not overlap, from left to right."""
+    """Returns intervals that do not overlap, from left to right."""
     merged: list[tuple[int, int]] = []
     for begin, end in sorted([run[:2] for run in contiguous]):
         if merged and begin <= merged[-1][1]:
@@ -166,7 +167,7 @@ def _within(run: _Run, flat: Sequence[tuple[int, int]], begins: Sequence[int]) -
 
 
 def _groups(items: Iterable[T], interval: Callable[[T], tuple[int, int]]) -> Iterator[list[T]]:
-    """Those whose intervals hang together, from left to right; the first begins first."""
+    """Yields groups of items whose intervals overlap, from left to right, also within a group."""
     group: list[T] = []
     reach = 0
     for item in sorted(items, key=interval):
@@ -181,7 +182,7 @@ def _groups(items: Iterable[T], interval: Callable[[T], tuple[int, int]]) -> Ite
 
 
 def _parted(runs: list[_Run], shape: Sequence[int]) -> Iterator[list[_Run]]:
-    """Parts of a group that have no element in common, as far as boxes show that."""
+    """Splits a group into parts that share no element, as far as their boxes show it."""
     if len(runs) == 1:
         yield runs
         return
@@ -203,7 +204,7 @@ def _parted(runs: list[_Run], shape: Sequence[int]) -> Iterator[list[_Run]]:
 
 
 def _cut(group: list[_Boxed], dims: int) -> list[list[_Boxed]]:
-    """Parts that are side by side along the first dimension that parts them; none if none does."""
+    """Splits a group along the first dimension that separates it. Returns [] when none does."""
     for k in range(dims):
         def interval(one: _Boxed, k: int = k) -> tuple[int, int]:
             return one[0][k].begin, one[0][k].end
@@ -214,7 +215,7 @@ def _cut(group: list[_Boxed], dims: int) -> list[list[_Boxed]]:
 
 
 def _box(run: _Run, shape: Sequence[int], rows: Sequence[int]) -> _Box | None:
-    """None for a run that is none in coordinates of the shape, of which `rows` are the strides."""
+    """Returns the box of a run in coordinates of `shape` (strides: `rows`); None if it has none."""
     sides, counts, rest = [], dict(run.dims), run.offset
     plain = len(counts) == len(run.dims)
     for extent, step in zip(shape, rows):
@@ -229,7 +230,7 @@ def _box(run: _Run, shape: Sequence[int], rows: Sequence[int]) -> _Box | None:
 
 
 def _lattice_box(run: _Run, shape: Sequence[int]) -> _Box | None:
-    """The same for one with wider steps, or that runs through several dimensions."""
+    """As _box, for a run with wider steps, or one that runs through several dimensions."""
     found = lattice(shape, run.offset, [count for _, count in run.dims],
                     [step for step, _ in run.dims])
     if found is None:
@@ -242,7 +243,8 @@ def _lattice_box(run: _Run, shape: Sequence[int]) -> _Box | None:
 
 
 def _disjoint(one: _Box, other: _Box) -> bool:
-    """Along one dimension: side by side, or in each other's gaps."""
+    """Whether two boxes share no element: in one dimension, they are side by side or in each
+    other's gaps."""
     for a, b in zip(one, other):
         if a.end <= b.begin or b.end <= a.begin:
             return True
@@ -253,7 +255,7 @@ def _disjoint(one: _Box, other: _Box) -> bool:
 
 
 def _marked(runs: Iterable[_Run], own: _Run) -> int:
-    """Elements of `own` that are in one of the runs at least."""
+    """Returns how many elements of `own` are in at least one of the runs."""
     runs, total = list(runs), 0
     for begin in range(own.offset, own.end, _BLOCK):
         end = min(begin + _BLOCK, own.end)
@@ -273,7 +275,7 @@ def _view(mask: torch.Tensor, run: _Run, begin: int) -> torch.Tensor:
 
 
 def _clipped(run: _Run, begin: int, end: int) -> Iterator[_Run]:
-    """What of a run is in an interval."""
+    """Yields the parts of a run that lie in an interval."""
     if run.offset >= end or run.end <= begin:
         return
     if run.offset >= begin and run.end <= end:
@@ -282,7 +284,7 @@ def _clipped(run: _Run, begin: int, end: int) -> Iterator[_Run]:
     (step, count), inner = run.dims[0], run.dims[1:]
     size, stride = [count for _, count in inner], [step for step, _ in inner]
     reach = run.end - run.offset - (count - 1) * step
-    # Counts only elements that lie inside as a whole.
+    # Only outer elements that lie inside as a whole.
     first = max(0, -((run.offset - begin) // step))
     last = min(count - 1, (end - reach - run.offset) // step)
     if first <= last:

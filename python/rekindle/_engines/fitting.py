@@ -1,7 +1,7 @@
-"""Whether a version fits a model: one rule, for the first load and for every update.
+"""Decides whether a version fits a model, by one rule for the first load and for every update.
 
-A recording of the engine's own loader says what the loader would do with a version's tensors. It
-writes nothing, so an update can be refused before anything of a model that serves is touched.
+A recording of the engine's own loader shows what the loader would do with a version's tensors. It
+writes nothing, so an update can be refused before it touches a model that serves.
 """
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from ..recording import Plan
 
 _QUANTIZATION = ("quantization_config", "compression_config")
-# Files of a checkpoint that have settings of its quantization.
+# Files of a checkpoint with quantization settings.
 CONFIGS = ("config.json", "hf_quant_config.json")
 _PLAIN = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _WHOLE = frozenset((torch.bool, torch.int16, torch.int32, torch.int64))
-# What loaders raise at a tensor of another shape, or that they do not know.
+# Exceptions of loaders at a tensor that they do not know, or that has another shape.
 _MAY_BE_MISFITS = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _SCALES = frozenset((getattr(torch, "float8_e8m0fnu", None),))  # exact in every plain dtype
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What of a version decides how a model is filled from it."""
+    """The contents of a version that decide how it fills a model."""
 
     model: str
     version: int
@@ -47,12 +47,13 @@ class Contents:
         return f"{self.model}@{self.version}"
 
     def same_as(self, other: Contents) -> bool:
-        """Whether a plan for one is a plan for the other."""
+        """Whether a plan for one version is valid for the other."""
         return self.tensors == other.tensors and self.quantization == other.quantization
 
 
 def quantization_of(files: Mapping[str, bytes]) -> str | None:
-    """Settings of the quantization in the configuration files of a version, as JSON."""
+    """Returns the quantization settings in a version's configuration files as JSON; None: no
+    file."""
     found: dict[str, Any] = {}
     for name in CONFIGS:
         try:
@@ -70,19 +71,19 @@ def quantization_of(files: Mapping[str, bytes]) -> str | None:
 
 
 def converts(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether numbers keep their meaning when they are copied from one dtype to the other. Between
-    quantized and plain dtypes they do not: a scale would be lost."""
+    """Whether numbers keep their meaning in a copy from one dtype to the other. Between quantized
+    and plain dtypes they do not: the copy would lose a scale."""
     if source == target or (source in _PLAIN | _SCALES and target in _PLAIN):
         return True
     return source in _WHOLE and target in _WHOLE
 
 
 class LostScale(InvalidError):
-    """Of a copy between quantized and plain dtypes."""
+    """A copy between quantized and plain dtypes."""
 
 
 def check_conversion(source: torch.Tensor, target: torch.Tensor) -> None:
-    """LostScale for a copy that would lose the meaning of what it copies."""
+    """Raises LostScale for a copy that would lose the meaning of its numbers."""
     if not converts(source.dtype, target.dtype):
         raise LostScale(f"a copy from {short_name(source.dtype)} to {short_name(target.dtype)} "
                         "would lose the scale of quantized weights")
@@ -90,7 +91,7 @@ def check_conversion(source: torch.Tensor, target: torch.Tensor) -> None:
 
 @dataclass
 class Fit:
-    """A version beside a model that is to be filled from it."""
+    """A version, and a model that it is to fill."""
 
     model: torch.nn.Module
     new: Contents
@@ -100,11 +101,11 @@ class Fit:
     serving: bool = False
     # The contents of the version that the model has now, if known.
     before: Contents | None = None
-    # The advice to a user whose version has a tensor that nobody reads.
+    # The advice to the user for a tensor that the loader does not read.
     pass_over: str = "name it in allow_unread"
 
     def check_quantization(self) -> None:
-        """InvalidError when the version is quantized in another way than the one before."""
+        """Raises InvalidError when the version is quantized in another way than the one before."""
         new, before = self.new, self.before
         if before is None or None in (new.quantization, before.quantization):
             return
@@ -115,10 +116,11 @@ class Fit:
                 "publish it quantized in the same way, or start an engine with its configuration")
 
     def check(self, plan: Plan | None, failed: Mapping[str, str]) -> None:
-        """Before anything is written. `plan`: of a recording with the version's tensors, None where
-        none could be made. `failed`: tensors at which the loader raised, and what.
+        """Checks the version before anything is written. InvalidError names the tensor and the
+        version.
 
-        InvalidError names the tensor and the version."""
+        `plan`: of a recording with the version's tensors; None: there is none. `failed`: the
+        tensors at which the loader raised, with the errors."""
         self.check_quantization()
         if plan is None:
             self._check_unchanged("the model's loader does more than a recording can follow")
@@ -133,7 +135,7 @@ class Fit:
                 "publish what is missing, or name what needs none in allow_unwritten")
 
     def misfit(self, why: BaseException, name: str | None, meta: TensorMeta | None) -> InvalidError:
-        """For what the loader raised after it had been given a tensor."""
+        """Returns the error for a loader that raised `why` after it took the tensor `name`."""
         if name is None or meta is None:
             return InvalidError(f"{self.new}: the model's loader failed before it took a tensor: "
                                 f"{type(why).__name__}: {why}")
@@ -145,8 +147,8 @@ class Fit:
             "start the engine with the configuration of this version")
 
     def failed(self, why: BaseException) -> InvalidError:
-        """For what a loader raised that does not say at which tensor: the first one that differs
-        from the model's of that name, or from the version before."""
+        """Returns the error for a loader that raised `why` and does not tell the tensor. It names
+        the first tensor that differs from the model's of that name, or from the version before."""
         own = self.model.state_dict(keep_vars=True)
         said = next((f"{name} is {_described(meta)} in it and {list(own[name].shape)} in the model"
                      for name, meta in self.new.tensors.items()
@@ -174,8 +176,8 @@ class Fit:
 
     def check_conversions(self, plan: Plan, tensors: Mapping[str, torch.Tensor] | None = None
                           ) -> None:
-        """InvalidError for a move between quantized and plain dtypes. `tensors`: what the plan
-        fills, the model's if None."""
+        """Raises InvalidError for a move between quantized and plain dtypes. `tensors`: the plan's
+        targets; None: those of the model."""
         targets = named_targets(self.model) if tensors is None else tensors
         for move in plan.moves():
             source, target = getattr(torch, move.dtype), targets[move.parameter].dtype
@@ -187,8 +189,8 @@ class Fit:
                     "with the configuration of this version")
 
     def _check_followed(self, plan: Plan, failed: Mapping[str, str]) -> None:
-        """What is given to the loader whole must be known to be taken by it, for a model that
-        serves: it is known of tensors that the model has."""
+        """For a model that serves, raises InvalidError unless the loader is known to take each
+        opaque tensor. That is known of the tensors of the model's present version."""
         if not self.serving or not plan.opaque:
             return
         known = self.before.tensors if self.before is not None else {}
@@ -210,8 +212,9 @@ class Fit:
                                     "publish what is missing, or start the engine again")
 
     def check_unread(self, names: Iterable[str]) -> None:
-        """InvalidError for a tensor that came with this version and is not among those that are
-        read, `names`. A first load leaves it to the engine's loader what may be passed over."""
+        """Raises InvalidError for a tensor that is new in this version and not in `names`, the
+        tensors that the loader reads. In a first load, the engine's loader decides which tensors it
+        ignores."""
         if self.before is None or not self.serving:
             return
         read = set(names)
@@ -233,7 +236,7 @@ class Fit:
 
 
 class Handed:
-    """Tensors on their way to a loader: which came last, and whether all were taken."""
+    """Tensors on their way to a loader. Notes the last one, and whether the loader took all."""
 
     def __init__(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._pairs = iter(pairs)
@@ -258,7 +261,8 @@ class Handed:
             del tensor
 
     def explained(self, why: Exception, fit: Fit) -> Exception:
-        """What to raise for what the loader raised: with the tensor, where the reason may be that."""
+        """Returns the error to raise for a loader that raised `why`. It names the last tensor if
+        that may be the reason."""
         memory = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
         spoken = isinstance(why, Error) and not isinstance(why, LostScale)
         if self.failed or spoken or isinstance(why, memory) or not isinstance(
@@ -268,7 +272,8 @@ class Handed:
 
 
 def difference(before: Contents, new: Contents) -> str:
-    """The first of what makes a plan for one no plan for the other; "" for nothing."""
+    """Returns the first difference for which a plan of one version is not valid for the other, as
+    text; "" when there is none."""
     for name, was, now in _differences(before, new):
         return f"{name} is {_described(now)} in it and {_described(was)} in {before}"
     if None not in (before.quantization, new.quantization) and (
@@ -291,7 +296,8 @@ def _described(meta: TensorMeta | None) -> str:
 
 
 def _parameter_in(trace: TracebackType | None, model: torch.nn.Module) -> str:
-    """The parameter that the innermost function with one at hand was filling; "" for none."""
+    """Returns the parameter in the innermost function with one as a local variable; "": no
+    function."""
     names = {id(value): name for name, value in named_targets(model).items()}
     found = ""
     while trace is not None:

@@ -1,4 +1,4 @@
-"""The order in which an engine that reloads layer by layer wants its weights."""
+"""Orders weights for an engine that reloads layer by layer."""
 from __future__ import annotations
 
 from collections import Counter
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def layer_of(name: str) -> str:
-    """"model.layers.3.mlp.experts.7.w1" → "model.layers.3", up to the outermost number; a name
-    without one is a layer of its own."""
+    """Returns "model.layers.3" for "model.layers.3.mlp.experts.7.w1": the name up to its first
+    number. A name without a number is a layer by itself."""
     parts = name.split(".")
     for index, part in enumerate(parts):
         if part.isdigit():
@@ -18,11 +18,11 @@ def layer_of(name: str) -> str:
 
 def by_layer(pairs: Iterable[tuple[str, Any]],
              names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """`pairs`, in which every one of `names` comes once, a layer at a time, each as soon as it is
-    complete. Those that come before the rest of their layer are held, so they must stay valid.
+    """Yields `pairs`, which have each of `names` once, a layer at a time, when the layer is
+    complete. Pairs wait here for the rest of their layer, so their tensors must stay valid.
 
-    Engines hold what they are given of a layer until it is complete, and its memory with it: this
-    keeps that to one layer, and what waits here to the layers whose bytes come interleaved."""
+    Engines keep the tensors of a layer, with their memory, until it is complete. With this order,
+    they keep one layer at most, and only layers whose bytes come interleaved wait here."""
     missing = Counter(layer_of(name) for name in names)
     waiting: dict[str, list[tuple[str, Any]]] = {}
     for name, tensor in pairs:

@@ -1,4 +1,4 @@
-"""Fills an engine's model with what its own loader reads of a rank's tensors, where it puts it."""
+"""Fills an engine's model as its own loader would: with the same elements, at the same places."""
 from __future__ import annotations
 
 import logging
@@ -34,14 +34,14 @@ logger = logging.getLogger("rekindle")
 _ANSWER_S = 0.5
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
-# An engine's loader: takes (name, tensor) pairs, may say which parameters it has loaded.
+# An engine's loader: takes (name, tensor) pairs, and may return the names of loaded parameters.
 Load = Callable[[Pairs], Any]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of which instance attaches. `key`: what else the loader's choice of slices depends
-    on: model configuration, sizes and ranks of every kind of parallelism, quantization."""
+    """The rank and instance that attach. `key`: everything else that decides the loader's choice of
+    slices: model configuration, sizes and ranks of every kind of parallelism, quantization."""
 
     instance: str | None = None
     generation: int | None = None
@@ -50,13 +50,13 @@ class Place:
     key: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Used even where the environment names an instance.
+# A worker without an instance, even where the environment names one.
 ALONE = Place("", 0, 0, 1)
 
 
 def said_place(options: Options) -> Place:
-    """Instance and generation, by the options or else the environment; ALONE where neither names an
-    instance. A generation of None: `of_one_generation` decides.
+    """Returns instance and generation by the options, or else the environment; ALONE where neither
+    names an instance. A generation of None: `of_one_generation` decides.
 
     InvalidError when the environment's generation is not a number."""
     instance = options.instance or _attaching.environment("INSTANCE")
@@ -70,7 +70,7 @@ def said_place(options: Options) -> Place:
 
 @dataclass
 class Held:
-    """What a model of this process was filled from. The session stays attached, so that the fleet
+    """The version that fills a model of this process. The session stays attached, so that the fleet
     knows of the worker and an update can find it."""
 
     options: Options
@@ -91,29 +91,28 @@ _held: dict[str, Held] = {}
 
 
 def held(role: str) -> Held | None:
-    """What this process' model has been filled from, None when it was not by Rekindle."""
+    """Returns the version that fills this process' model; None when it is not from Rekindle."""
     return _held.get(role)
 
 
 def every_held() -> dict[str, Held]:
-    """What the models of this process have been filled from, by role."""
+    """Returns the versions that fill the models of this process, by role."""
     return dict(_held)
 
 
 def hold(role: str, what: Held) -> None:
-    """Lets go of what was held before, if it is something else."""
+    """Stores what a model was filled from. Closes the session before, unless it is the same."""
     before, _held[role] = _held.get(role), what
     if before is not None and before.session is not what.session:
         before.session.close()
 
 
 def newer_version(now: Held, timeout: float) -> int | None:
-    """The version to move to: a newer one, or, in a group, that of an update that has begun; None
-    when there is none in `timeout` seconds.
+    """Returns the version to move to: in a group, that of an update that has begun, else a newer
+    one; None when there is none in `timeout` seconds.
 
-    The agent answers a session that waits, and never says that there is no news. An update of a
-    group is known on this host, so a moment is enough for its answer; for a newer version the
-    fleet is asked as well."""
+    The agent answers a waiting session only when there is news. It knows updates of a group, so
+    half a second is enough for its answer. For a newer version, the fleet is asked as well."""
     group = now.options.group is not None
     found = now.session.wait_for_update(max(timeout, _ANSWER_S) if group else timeout)
     if found is not None or group:
@@ -127,7 +126,7 @@ def newer_version(now: Held, timeout: float) -> int | None:
 
 
 def let_go(role: str) -> None:
-    """The model has other weights now, that are not Rekindle's."""
+    """Closes the session of a model that now has weights from elsewhere."""
     before = _held.pop(role, None)
     if before is not None:
         before.session.close()
@@ -135,7 +134,7 @@ def let_go(role: str) -> None:
 
 def attached(options: Options, place: Place, device: str | None,
              boxes: list[Box] | None = None) -> Session:
-    """A session of these options; raises what `attach` raises."""
+    """Returns a session with these options. Raises what `attach` raises."""
     return attach(options.name, options.version, shard=boxes, instance=place.instance,
                   generation=place.generation, rank=place.rank, world=place.world,
                   group=options.group, device=device, bucket_bytes=options.bucket_bytes,
@@ -146,13 +145,13 @@ def attached(options: Options, place: Place, device: str | None,
 def fill(model: torch.nn.Module, load: Load, options: Options, place: Place,
          loaders: list[Any] | None, role: str = "target", ranks: Ranks = ONE,
          update: "Update | None" = None) -> Held:
-    """Fills `model` by what `load` does, checks that nothing is missing, and commits.
+    """Fills `model` as `load` would, checks that nothing is missing, and commits.
 
-    `loaders`: things whose source decides what `load` does; None: plans are not cached, because
-    `place.key` cannot say what else decides. `ranks`: all that call this for a part of the model;
-    when it fails on one, it does on all, and none is committed. `update`: of a model that serves.
-    Raises InvalidError naming parameters that are not written, and tensors that do not fit, and
-    what `attach` raises."""
+    `loaders`: objects whose source decides what `load` does. None: plans are not cached, because
+    `place.key` does not cover everything that decides. `ranks`: all ranks that fill a part of the
+    model. When one fails, all raise, and none is committed. `update`: the model serves already.
+    InvalidError names parameters that are not written, or tensors that do not fit. Also raises what
+    `attach` raises."""
     prepared = ranks.together(
         lambda: _prepared(model, load, options, place, loaders, update),
         lambda made: made.found.session.close())
@@ -171,7 +170,7 @@ def fill(model: torch.nn.Module, load: Load, options: Options, place: Place,
 
 @dataclass
 class Update:
-    """Of a model that serves, by `fill`."""
+    """An update by `fill` of a model that serves."""
 
     # The contents of the model's present version, if known.
     before: Contents | None
@@ -181,12 +180,12 @@ class Update:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What will be read, and the session for it."""
+    """What to read, and the session for it."""
 
     plan: Plan | None  # None: whole tensors
     found: Held
     fit: Fit
-    # Records again, with what the recording of a model that serves has not written.
+    # Records again, and writes what the dry recording of a model that serves did not write.
     again: Callable[[], Plan | None] | None = None
 
 
@@ -212,9 +211,9 @@ def _prepared(model: torch.nn.Module, load: Load, options: Options, place: Place
 
 def again(model: torch.nn.Module, load: Load, options: Options, place: Place, now: Held | None,
           layout: AbstractContextManager[Any] | None = None) -> Held:
-    """A session for other weights of a model that serves, of which nothing is touched here: of the
-    boxes that `now` has, if the version has the same tensors, else of those that a new recording
-    of `load` says. `layout`: the model is as `load` finds it within this.
+    """Returns a session for other weights of a model that serves, and does not touch the model. The
+    boxes are those of `now` if the version has the same contents, else those of a new recording of
+    `load`. `layout`: a context in which the model is as `load` finds it.
 
     InvalidError names a tensor of the version that does not fit the model, or what is missing."""
     if now is not None and now.options.name != options.name:
@@ -246,8 +245,9 @@ def _fit(model: torch.nn.Module, contents: Contents, options: Options, serving: 
 
 def _fitted(load: Load, fit: Fit, place: Place, loaders: list[Any] | None, record: bool,
             device: torch.device | None = None) -> Plan | None:
-    """The plan for a version that fits the model, None for whole tensors. The one rule for first
-    loads and updates: an update is checked where a first load would not record, too."""
+    """Returns the plan for a version that fits the model; None for whole tensors. First loads and
+    updates follow one rule, but an update records even where a first load would not, to check the
+    version."""
     failed: dict[str, str] = {}
     same = fit.before is not None and fit.before.same_as(fit.new)
     plan = None
@@ -272,7 +272,7 @@ def _write(model: torch.nn.Module, load: Load, prepared: _Prepared) -> None:
 
 
 def device_of(model: torch.nn.Module, options: Options) -> str | None:
-    """Where the model is, as `attach` takes it; None for the host's memory."""
+    """Returns the model's device for `attach`; None: host memory, or several devices."""
     if options.device is not None:
         return options.device
     devices = {tensor.device for tensor in model.parameters()}
@@ -281,10 +281,10 @@ def device_of(model: torch.nn.Module, options: Options) -> str | None:
 
 
 def one_version(options: Options, ranks: Ranks) -> Options:
-    """`options` with the version that the first of several ranks finds to be the newest: each by
-    itself could find another one, when one is published meanwhile, and serve a part of it.
+    """Returns `options` with the version that the first of several ranks finds to be the newest. If
+    each rank asked by itself, a publication in between could give them different versions.
 
-    All ranks call it. Raises, on all, what the first met."""
+    All ranks call it. All raise the error of the first rank."""
     if options.version != "latest":
         return options
     said: Any = None
@@ -303,8 +303,8 @@ def one_version(options: Options, ranks: Ranks) -> Options:
 
 
 def of_one_generation(place: Place, ranks: Ranks, now: Held | None = None) -> Place:
-    """Same on all ranks of one start, and later than that of any start, or update, before. All
-    ranks call it."""
+    """Returns `place` with one generation for all ranks of a start, later than that of any start or
+    update before. All ranks call it."""
     generation = place.generation
     if generation is None:
         generation = time.time_ns() // 1_000_000
@@ -315,7 +315,7 @@ def of_one_generation(place: Place, ranks: Ranks, now: Held | None = None) -> Pl
 
 
 def _pinned(options: Options, version: int) -> Options:
-    """All that is read of one load is of one version."""
+    """Returns `options` with one version for everything that a load reads."""
     return replace(options, version=version)
 
 
@@ -330,7 +330,7 @@ def _contents(options: Options) -> Contents:
 
 
 def contents_of(found: Catalog) -> Contents:
-    """Of a version; raises what `attach` raises."""
+    """Returns the contents of a version. Raises what `attach` raises."""
     names = [_abi.FILE_PREFIX + name for name in CONFIGS if name in found.file_names]
     files = _files.read(found.agent, f"{found.model}@{found.version}", names)
     return Contents(found.model, found.version, catalog_of(found.tensors), quantization_of(files))
@@ -343,7 +343,8 @@ def _record_device(model: torch.nn.Module) -> torch.device:
 def _recorded(load: Load, fit: Fit, place: Place, loaders: list[Any] | None,
               failed: dict[str, str], *, dry: bool,
               device: torch.device | None = None) -> Plan | None:
-    """None when the loader does more than a plan can say: it is given whole tensors then."""
+    """Returns a plan. None: a plan cannot express what the loader does. It gets whole tensors
+    then."""
     model, catalog = fit.model, fit.new.tensors
     on = device or _record_device(model)
 
@@ -363,7 +364,7 @@ def _recorded(load: Load, fit: Fit, place: Place, loaders: list[Any] | None,
 
 
 class _Opaque:
-    """Calls a loader with the tensors that were not followed, and keeps what it returns."""
+    """Calls a loader with the opaque tensors, and keeps its result."""
 
     def __init__(self, load: Load, fit: Fit) -> None:
         self._load, self._fit = load, fit
@@ -383,7 +384,7 @@ def _fill_whole(load: Load, fit: Fit, options: Options, session: Session) -> Non
 
 
 def _loaded(load: Load, pairs: Pairs, fit: Fit) -> tuple[Any, Handed]:
-    """What a loader returns. InvalidError names the tensor at which it failed."""
+    """Calls a loader. InvalidError names the tensor at which it failed."""
     handed = Handed(pairs)
     try:
         with ConversionWatch(fit.model):
@@ -396,6 +397,6 @@ def _loaded(load: Load, pairs: Pairs, fit: Fit) -> tuple[Any, Handed]:
 
 
 def is_about_weights(error: BaseException) -> bool:
-    """Whether a fall-back helps: the weights cannot be had, as opposed to a wrong configuration or
-    a model that they do not fit."""
+    """Whether a fallback helps: the weights are not available. It does not help against a wrong
+    configuration, or a model that the weights do not fit."""
     return isinstance(error, Error) and error.name in ABOUT_WEIGHTS

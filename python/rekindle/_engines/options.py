@@ -1,4 +1,4 @@
-"""What a user says to an engine's loader, as one JSON object: `--model-loader-extra-config`."""
+"""The user's options for an engine's loader, as one JSON object: `--model-loader-extra-config`."""
 from __future__ import annotations
 
 import os
@@ -13,7 +13,7 @@ _SECONDS = ("attach_timeout", "load_timeout", "commit_timeout")
 
 @dataclass(frozen=True)
 class Options:
-    """How to reach the weights. Times are seconds; what is None is `rekindle.attach`'s default."""
+    """How to reach the weights. Times are seconds. None stands for `rekindle.attach`'s default."""
 
     model: str | None = None  # name in Rekindle; None: REKINDLE_MODEL
     version: str | int = "latest"
@@ -22,18 +22,21 @@ class Options:
     draft_version: str | int = "latest"
     agent: str | None = None  # the agent's store
     instance: str | None = None
-    generation: int | None = None  # None: REKINDLE_GENERATION, or one that the ranks agree on
+    # None: REKINDLE_GENERATION, or else the ranks agree on one.
+    generation: int | None = None
     group: str | None = None
     device: str | None = None  # None: where the parameters are
     bucket_bytes: int = 0
     fallback_dir: str | None = None
     attach_timeout: float = 60.0
-    load_timeout: float = 600.0  # without anything arriving
+    # The longest time in which nothing arrives.
+    load_timeout: float = 600.0
     # Seconds to wait for the other ranks of the instance.
     commit_timeout: float = 600.0
     # True: fetch only the tensors that this rank's loader reads.
     record: bool = True
-    fallback: str | None = None  # "default": the engine's own loader, when weights cannot be had
+    # "default": the engine's own loader takes over when the weights are not available.
+    fallback: str | None = None
     # Regular expressions of parameters that may stay without weights.
     allow_unwritten: tuple[str, ...] = ()
     # Regular expressions of tensors that an update may bring although no parameter reads them.
@@ -41,9 +44,9 @@ class Options:
 
     @classmethod
     def parse(cls, config: Any) -> "Options":
-        """From the engine's extra configuration.
+        """Reads the engine's extra configuration.
 
-        InvalidError for an unknown key and for a value of the wrong kind, naming it."""
+        InvalidError names an unknown key, or a value of the wrong kind."""
         if config is None:
             config = {}
         if not isinstance(config, Mapping):
@@ -61,7 +64,7 @@ class Options:
 
     @property
     def name(self) -> str:
-        """Name of the model in Rekindle, without a version."""
+        """The model's name in Rekindle, without a version."""
         name = self.model or os.environ.get("REKINDLE_MODEL")
         if not name:
             raise InvalidError("no model: say {\"model\": \"NAME\"} in the extra configuration, or "
@@ -69,9 +72,10 @@ class Options:
         return name
 
     def of_draft(self, same_checkpoint: bool) -> "Options":
-        """For the draft model of a speculative decoder, which attaches by itself.
+        """Returns the options for the draft model of a speculative decoder, which attaches by
+        itself.
 
-        `same_checkpoint`: its weights are in the target's checkpoint, as those of MTP are."""
+        `same_checkpoint`: the target's checkpoint has its weights, as for MTP."""
         if self.draft_model is None and not same_checkpoint:
             raise InvalidError("the draft model is another checkpoint than the target: say its "
                                "name as {\"draft_model\": \"NAME\"} in the extra configuration")

@@ -1,7 +1,7 @@
-"""Ranks that hold parts of one model: they take a step together, or it has failed on all of them.
+"""Ranks that hold parts of one model take each step together: it succeeds or fails on all of them.
 
-Without that, one rank could take the engine's own weights, or keep those of before, beside ranks
-that have loaded another version.
+Otherwise one rank could use the engine's own weights, or keep its old ones, beside ranks that have
+loaded another version.
 """
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a rank met, as it is told to others: `name` is that of a code of Rekindle."""
+    """A rank's failure, as other ranks see it. `name`: of an error code of Rekindle."""
 
     name: str
     text: str
 
 
 class Ranks:
-    """This rank among `size`. `gather(value)`: the values of all ranks, in their order; all call
-    it, and it raises where a rank is gone."""
+    """This rank among `size` ranks. `gather(value)` returns the values of all ranks, in their
+    order. All ranks call it. It raises when a rank is gone."""
 
     def __init__(self, rank: int, size: int, gather: Callable[[Any], list[Any]]) -> None:
         self.rank, self.size = rank, size
         self._gather = gather
 
     def gather(self, value: T) -> list[T]:
-        """Of all ranks, in their order. InternalError when one is gone."""
+        """Returns the values of all ranks, in their order. InternalError: a rank is gone."""
         if self.size == 1:
             return [value]
         try:
@@ -40,15 +40,15 @@ class Ranks:
             raise InternalError(f"a rank that holds a part of this model is gone: {why}") from why
 
     def first(self, value: T) -> T:
-        """What the first rank says."""
+        """Returns the value of the first rank."""
         return self.gather(value)[0]
 
     def together(self, step: Callable[[], T], undo: Callable[[T], Any] | None = None) -> T:
-        """Runs `step`, here and on all others.
+        """Runs `step`, on this rank and on all others.
 
-        When it has failed anywhere, it raises on all ranks, with one code of Rekindle: that of the
-        first failure that is a matter of something else than weights that cannot be had, or else of
-        the first. `undo` takes back what was done here, if the failure was another rank's."""
+        When it fails on any rank, all ranks raise, with one code: that of the first failure whose
+        code is not in ABOUT_WEIGHTS, or else of the first failure. `undo` reverts this rank's step
+        if only other ranks have failed."""
         done: T | None = None
         mine: Exception | None = None
         try:
@@ -61,11 +61,11 @@ class Ranks:
             if mine is not None:
                 raise mine
             if undo is not None:
-                undo(done)  # type: ignore[arg-type]  # it is what step has returned
+                undo(done)  # type: ignore[arg-type]  # the result of step()
             raise
         met = [(rank, failure) for rank, failure in enumerate(failures) if failure is not None]
         if not met:
-            return done  # type: ignore[return-value]  # as above
+            return done  # type: ignore[return-value]  # the result of step()
         rank, worst = next(((rank, failure) for rank, failure in met
                             if failure.name not in ABOUT_WEIGHTS), met[0])
         if mine is not None and rank == self.rank:
@@ -75,8 +75,8 @@ class Ranks:
         raise of_name(worst.name, f"rank {rank} of {self.size}: {worst.text}") from mine
 
 
-# Codes of weights that cannot be had, as opposed to a wrong configuration or a model that they do
-# not fit: an engine's own weights help then.
+# With these codes, the weights are not available, and an engine's own weights help. Other codes
+# mean a wrong configuration, or a model that the weights do not fit.
 ABOUT_WEIGHTS = frozenset(
     ("NOT_FOUND", "TIMEOUT", "PEER_LOST", "STALE", "CORRUPT", "EXHAUSTED", "UNAVAILABLE"))
 

@@ -1,4 +1,4 @@
-"""Tensors of a session as an engine's own loader takes them: whole, and memory of their own."""
+"""Gives the tensors of a session to an engine's own loader: whole, and as copies."""
 from __future__ import annotations
 
 from collections import Counter
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def whole_tensors(session: "Session", timeout: float | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of everything that the session has, a layer at a time.
+    """Yields (name, tensor) for everything that the session has, a layer at a time.
 
-    The tensors are copies, that a loader may keep and write to. Each has its shape in the
-    checkpoint: of one that the session has boxes of only, the rest is not-a-number (bytes 0xFF), so
-    that a loader that reads more than those boxes is seen to.
+    The tensors are copies, so a loader may keep and change them. Each has its shape in the
+    checkpoint. Where the session has only boxes of a tensor, the rest is not-a-number (bytes 0xFF),
+    so that a loader that reads more than those boxes is noticed.
     TimeoutError: nothing came for `timeout` seconds."""
     infos = session.tensors()
     names = dict.fromkeys(info.name for info in infos)

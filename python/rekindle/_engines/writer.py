@@ -1,4 +1,4 @@
-"""Publishing tensors that come one by one: into segments as they come, once all are announced."""
+"""Publishes tensors that come one by one: writes them into segments once all are announced."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ CONNECT_S = 10.0
 
 
 class Spec(NamedTuple):
-    """A tensor to come."""
+    """The announcement of a tensor."""
 
     name: str
     dtype: torch.dtype
@@ -23,9 +23,9 @@ class Spec(NamedTuple):
 
 
 class Writer:
-    """A version of which every tensor in `specs` is written once, and then committed.
+    """Writes every tensor in `specs` of a version once, and then commits it.
 
-    A context manager: what is not committed at its end is abandoned, and leaves nothing behind."""
+    A context manager. It abandons a version that is not committed, and leaves nothing behind."""
 
     def __init__(self, model_version: str, specs: Sequence[Spec], agent: str | None = None) -> None:
         self._index = {spec.name: index for index, spec in enumerate(specs)}
@@ -38,7 +38,7 @@ class Writer:
         self._publication = Publication(model_version, announced, agent, CONNECT_S)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Copies a tensor, from any device. InvalidError when it is not as its spec says."""
+        """Copies a tensor from any device. InvalidError: it is not as announced."""
         index = self._index.get(name)
         if index is None or name not in self._missing:
             raise InvalidError(f"'{name}' was not announced" if index is None else
@@ -52,7 +52,7 @@ class Writer:
         self._missing.discard(name)
 
     def written(self, name: str) -> torch.Tensor:
-        """A copy of what was written, in host memory."""
+        """Returns a copy of a written tensor, in host memory."""
         spec = self._specs[self._index[name]]
         if 0 in spec.shape:
             return torch.empty(spec.shape, dtype=spec.dtype)
@@ -64,8 +64,8 @@ class Writer:
         return place.view(spec.dtype).view(spec.shape)
 
     def commit(self, timeout: float = 600.0) -> None:
-        """The version is there, for everybody, when this returns. InvalidError names a tensor that
-        was not written; DeniedError: it exists with other bytes."""
+        """Makes the version ready. InvalidError names a tensor that was not written. DeniedError:
+        the version exists with other bytes."""
         if self._missing:
             raise InvalidError(f"'{min(self._missing)}' was announced and did not come "
                                f"({len(self._missing)} in all)")

@@ -1,4 +1,4 @@
-"""What a loader that is given whole tensors writes of a model, where it does not say that."""
+"""Watches what a loader of whole tensors writes of a model. Some loaders do not report it."""
 from __future__ import annotations
 
 import threading
@@ -20,7 +20,7 @@ _COPY = torch.ops.aten.copy_.default
 
 
 class _Written(NamedTuple):
-    """Bytes of a storage, and the first and one past the last of them."""
+    """A written region of a storage in bytes, with its first byte and one past its last."""
 
     begin: int
     end: int
@@ -28,8 +28,8 @@ class _Written(NamedTuple):
 
 
 class WriteWatch:
-    """Around one run of a loader: in this thread, and in what it submits to pools of threads
-    (DeepSeek's copies in those). One at a time."""
+    """Watches one run of a loader, in this thread and in the work that it submits to thread pools
+    (DeepSeek copies there). One WriteWatch at a time."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -58,8 +58,8 @@ class WriteWatch:
             return work(*args, **named)
 
     def regions(self) -> dict[str, set[Region]]:
-        """What of each parameter was written, in bytes; all, of one that has other memory than
-        before."""
+        """Returns the written regions of each parameter in bytes; if its memory was replaced, all
+        of it."""
         found: dict[str, set[Region]] = {}
         storages = {key: _Index(written) for key, written in self._written.items()}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
@@ -71,14 +71,14 @@ class WriteWatch:
         return found
 
     def check(self, target: Any, source: Any) -> None:
-        """Of a copy that is about to be made. InvalidError: into a parameter, with a conversion that
-        would lose a scale."""
+        """Checks a copy before it is made. InvalidError: a copy into a parameter would lose a
+        scale."""
         if isinstance(source, torch.Tensor) and not isinstance(target, Traced) and not isinstance(
                 source, Traced) and _storage(target) in self._written:
             check_conversion(source, target)
 
     def note(self, tensor: torch.Tensor) -> None:
-        """It has been written to."""
+        """Notes that an operation has written to a tensor."""
         written = self._written.get(_storage(tensor) or 0)
         if written is not None and tensor.numel():
             with self._lock:
@@ -86,7 +86,7 @@ class WriteWatch:
 
 
 class _Index:
-    """What was written of one storage, found by where it is."""
+    """The written regions of one storage, by their place."""
 
     def __init__(self, written: Iterable[_Written]) -> None:
         self._sorted = sorted(written)
@@ -94,7 +94,7 @@ class _Index:
         self._reach = list(accumulate((one.end for one in self._sorted), max))
 
     def between(self, begin: int, end: int) -> Iterator[_Written]:
-        """Those that have bytes there, at most."""
+        """Yields at least the regions with bytes between `begin` and `end`."""
         at = bisect_left(self._begins, end) - 1
         while at >= 0 and self._reach[at] > begin:
             yield self._sorted[at]
@@ -111,7 +111,7 @@ def _place(tensor: torch.Tensor) -> _Written:
 
 
 def _of_parameter(parameter: torch.Tensor, storage: _Index) -> Iterator[Region]:
-    """From the parameter's first byte on."""
+    """Yields the written regions, with offsets from the parameter's first byte."""
     if parameter.numel():
         begin, end, _ = _place(parameter)
         for _, _, (offset, size, stride) in storage.between(begin, end):
@@ -119,7 +119,7 @@ def _of_parameter(parameter: torch.Tensor, storage: _Index) -> Iterator[Region]:
 
 
 class _Mode(TorchDispatchMode):
-    """Notes what operations write to."""
+    """Notes which tensors operations write."""
 
     def __init__(self, watch: WriteWatch) -> None:
         super().__init__()
@@ -137,15 +137,15 @@ class _Mode(TorchDispatchMode):
                 value = args[position] if position < len(args) else (kwargs or {}).get(
                     argument.name)
                 for item in value if isinstance(value, (list, tuple)) else (value,):
-                    # A recorder's stand-in has no memory, and gives up when it is asked for it.
+                    # A recorder's stand-in has no memory. A request for it ends the recording.
                     if isinstance(item, torch.Tensor) and not isinstance(item, Traced):
                         self._watch.note(item)
         return done
 
 
 class ConversionWatch(TorchDispatchMode):
-    """Around a loader that is given whole tensors: InvalidError when it copies between quantized
-    and plain dtypes into a parameter. In this thread."""
+    """Watches a loader of whole tensors in this thread. InvalidError: it copies between quantized
+    and plain dtypes into a parameter."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def _storages(model: torch.nn.Module) -> dict[str, int | None]:
 
 
 def _storage(tensor: torch.Tensor) -> int | None:
-    """Same for all views of one memory."""
+    """Returns the identity of a tensor's storage, equal for all views of it; None: it has none."""
     try:
         key: int = tensor.untyped_storage()._cdata
         return key

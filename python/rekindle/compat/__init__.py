@@ -1,1 +1,1 @@
-"""Other systems' protocols and interfaces over Rekindle."""
+"""Protocols and interfaces of other systems, served by Rekindle."""

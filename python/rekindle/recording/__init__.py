@@ -1,11 +1,10 @@
-"""Which elements of which tensors an engine's own loader reads, and where it puts them: recorded,
-not guessed.
+"""Records which elements of which tensors an engine's own loader reads, and where it puts them.
 
     session = recording.attach(model.load_weights, model, key, "qwen3", device="cuda")
 
-in steps: `record(load, catalog, targets)` runs the loader on tensors without storage and gives a
-`Plan`; `boxes(plan)` is what to attach with; `execute(plan, load, targets, session)` fills the
-targets. Plans are kept under a `fingerprint` (`cached`). Imports torch.
+In steps: `record(load, catalog, targets)` runs the loader on tensors without storage and returns a
+`Plan`. `boxes(plan)` has the boxes to attach with. `execute(plan, load, targets, session)` fills
+the targets. `cached` keeps plans on disk, each under a `fingerprint`. Imports torch.
 """
 from .attaching import attach
 from .cache import cache_directory, cached, fingerprint

@@ -1,6 +1,4 @@
-"""All of it in one call: the catalog, the plan, the session with the plan's boxes, the targets
-filled.
-"""
+"""Catalog, plan, session with the plan's boxes, and filled targets in one call."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -23,12 +21,12 @@ def attach(load: Load, targets: nn.Module | Mapping[str, torch.Tensor], key: Map
            model: str | None = None, version: str | int | None = "latest", *,
            loaders: Iterable[Any] = (), record_device: str | torch.device = "cpu",
            load_timeout: float | None = 60.0, **options: Any) -> sessions.Session:
-    """Fills `targets` with what `load` reads of a version; the caller commits the session that it
-    gives.
+    """Fills `targets` with the elements that `load` reads of a version. Returns the session, which
+    the caller commits.
 
-    `key`, `loaders`: of the plan's `fingerprint`; `load`'s own module is always in it.
-    `record_device`: where the loader is to believe that its tensors are. `options`: of
-    `rekindle.attach`, but for shard and spec, which the recording gives.
+    `key`, `loaders`: of the plan's `fingerprint`, which always has `load`'s own module.
+    `record_device`: the device on which the loader finds its tensors. `options`: of
+    `rekindle.attach`, except shard and spec, which the recording decides.
 
     Raises what `rekindle.attach`, `record` and `execute` raise.
     """

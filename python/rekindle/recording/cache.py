@@ -31,8 +31,7 @@ _PACKAGES = ("rekindle", "torch", "transformers", "vllm", "sglang")
 
 
 def cache_directory() -> Path:
-    """$REKINDLE_CACHE, or ~/.cache/rekindle (under $XDG_CACHE_HOME where that is set); its `plans`.
-    """
+    """Returns `plans` in $REKINDLE_CACHE, else in ~/.cache/rekindle (or under $XDG_CACHE_HOME)."""
     root = os.environ.get("REKINDLE_CACHE")
     if root:
         return Path(root) / "plans"
@@ -42,13 +41,13 @@ def cache_directory() -> Path:
 def fingerprint(catalog: Mapping[str, TensorMeta], targets: nn.Module | Mapping[str, torch.Tensor],
                 loaders: Iterable[Any], key: Mapping[str, Any], *,
                 record_device: str | torch.device = "cpu") -> str:
-    """What a plan is valid for, as 32 hex digits.
+    """Returns a digest of everything that a plan depends on, as 32 hex digits.
 
-    `loaders`: functions, classes or modules whose source decides; all files of their top packages'
-    modules that are loaded count by their versions, those given here by their text. `key`: JSON
-    values of the caller's: architecture and config, rank and size of each kind of parallelism,
-    quantization. `record_device`: what stand-ins claim to be on. Of each target count name, shape,
-    stride, dtype, device, and with which others it shares memory, and where.
+    `loaders`: functions, classes or modules whose source decides; the text of their modules counts.
+    Of rekindle, torch, transformers, vllm and sglang the version counts. `key`: JSON values of the
+    caller: architecture and config, rank and size of each kind of parallelism, quantization.
+    `record_device`: the device that stand-ins claim. Of each target count name, shape, stride,
+    dtype, device, the targets that share its memory, and its place there.
     """
     digest = hashlib.sha256()  # CPUs have instructions for it
 
@@ -75,7 +74,7 @@ def fingerprint(catalog: Mapping[str, TensorMeta], targets: nn.Module | Mapping[
 
 @functools.lru_cache(maxsize=None)
 def _versions() -> dict[str, str | None]:
-    """They do not change while modules of them are loaded."""
+    """Returns the versions of packages. They do not change while their modules are loaded."""
     return {name: _version(name) for name in _PACKAGES}
 
 
@@ -87,7 +86,7 @@ def _version(package: str) -> str | None:
 
 
 def _source(thing: Any) -> list[str]:
-    """Name and text of the module that has the thing's code: a change anywhere in it counts."""
+    """Returns the name of `thing` and the text of its module: any change of the module counts."""
     module = thing if inspect.ismodule(thing) else inspect.getmodule(inspect.unwrap(thing))
     try:
         text = inspect.getsource(module or thing)
@@ -98,7 +97,8 @@ def _source(thing: Any) -> list[str]:
 
 @functools.lru_cache(maxsize=None)
 def _own_source() -> str:
-    """The recorder's own code: another one may follow loaders in another way."""
+    """Returns a digest of the recorder's own code: another recorder may follow loaders differently.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -106,7 +106,7 @@ def _own_source() -> str:
 
 
 def load(key: str) -> Plan | None:
-    """The plan under a fingerprint; None when there is none, or it is damaged (it is removed then).
+    """Returns the plan under a fingerprint; None: there is none, or it was damaged and is removed.
     """
     path = cache_directory() / f"{key}.plan"
     try:
@@ -120,8 +120,8 @@ def load(key: str) -> Plan | None:
 
 
 def store(key: str, plan: Plan) -> bool:
-    """Writes it at once or not at all. False when it may not or cannot be cached, or the directory
-    cannot be written.
+    """Writes a plan in full or not at all. Returns False when it must not or cannot be cached, or
+    the directory cannot be written.
     """
     if not plan.replayable:
         return False
@@ -142,7 +142,7 @@ def store(key: str, plan: Plan) -> bool:
 
 
 def cached(key: str, make: Callable[[], Plan]) -> Plan:
-    """The plan under a fingerprint, made and stored when there is none."""
+    """Returns the plan under a fingerprint. Makes and stores it when there is none."""
     plan = load(key)
     if plan is None:
         plan = make()

@@ -1,6 +1,6 @@
-"""A catalog and targets as bytes that are the same in every process, for a plan's fingerprint.
+"""Converts a catalog and targets to bytes that are the same in every process, for fingerprints.
 
-A column at a time: 100,000 calls of json or hash would take seconds.
+Works a column at a time: 100,000 calls of json or hash would take seconds.
 """
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from .tracer import TensorMeta
 
 
 def of_catalog(catalog: Mapping[str, TensorMeta]) -> Iterator[bytes]:
-    """Names, shapes, dtypes, in the catalog's order."""
+    """Yields names, shapes and dtypes, in the catalog's order."""
     yield _names(list(catalog))
     yield _numbered(catalog.values(), lambda meta: (tuple(meta.shape), str(meta.dtype)))
 
 
 def of_targets(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
-    """Names, shapes, strides, dtypes, devices; which share a storage, and where they begin in it.
+    """Yields names, shapes, strides, dtypes, devices, shared storages, and offsets in them.
 
-    Not the same by DLPack and without it, which is a matter of torch's version."""
+    The bytes with DLPack differ from those without. torch's version decides which are used.
+    """
     values = list(tensors.values())
     yield _names(list(tensors))
     layouts = None
@@ -60,8 +61,9 @@ _ALL_DIFFERENT, _ALL_ONE = b"each its own", b"one for all"
 
 
 def _apart(layouts: _dlpack.Layouts, offsets: array[int]) -> bool:
-    """Whether each surely has a storage of its own: storages that begin at different addresses are
-    different ones. Mostly that is so, and torch need not be asked for each."""
+    """Whether each tensor surely has its own storage: it begins at a different address. Mostly this
+    is true, and saves a question to torch for each tensor.
+    """
     if any(offsets):
         return False
     begins = set(layouts.data)
@@ -69,12 +71,12 @@ def _apart(layouts: _dlpack.Layouts, offsets: array[int]) -> bool:
 
 
 def _storages(values: list[torch.Tensor]) -> list[int]:
-    """storage_key() of each."""
+    """Returns storage_key() of each tensor."""
     return list(map(attrgetter("_cdata"), map(torch.Tensor.untyped_storage, values)))
 
 
 def _sharing(keys: Sequence[int]) -> bytes:
-    """Which are equal."""
+    """Returns bytes that tell which keys are equal."""
     different = len(set(keys))
     if different == len(keys):
         return _ALL_DIFFERENT
@@ -86,16 +88,16 @@ def _names(names: list[str]) -> bytes:
     if joined.count("\0") != len(names) - 1:
         # Either a name contains a NUL, or there are no names.
         return _packed(names)
-    return b"\0" + joined.encode("utf-8", "surrogatepass")  # marshal begins otherwise
+    return b"\0" + joined.encode("utf-8", "surrogatepass")  # unlike any output of marshal
 
 
 def _packed(values: list[Any]) -> bytes:
-    # Version 2 writes no references. Those differ between equal values.
+    # Version 2 writes no references, which differ between equal values.
     return marshal.dumps(values, 2)
 
 
 def _numbered(values: Iterable[Any], text: Callable[[Any], Any]) -> bytes:
-    """Each by the place of the first that is equal, and what the different ones are."""
+    """Returns the different values, and for each value its number among them."""
     numbers: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
     places = array("I", map(numbers.__getitem__, values))
     return _packed([text(value) for value in numbers]) + places.tobytes()

@@ -1,9 +1,9 @@
-"""What a loader does besides putting a checkpoint's elements into its targets.
+"""Finds what a loader does besides copying a checkpoint's elements to its targets.
 
-A recording stands for the loader only where there is nothing of that kind: what a loader computes
-from its targets would be computed, while it is recorded, from weights that are not there yet, and
-not at all when the plan is carried out; stand-ins that it keeps have no values. The Recorder sees
-the first; here is what it looks for, what is left in modules, and which stand-ins are still held.
+A recording can replace only a loader that does nothing else. A loader that computes from its
+targets would, during a recording, use weights that are not there yet, and the plan would not repeat
+the computation. Stand-ins that a loader keeps have no values. The Recorder reports operations to
+`Uses`. The rest of this module finds changes in modules, and stand-ins that are still held.
 """
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ import torch
 
 from .targets import Targets
 
-# These need nothing of what was there; the recorder writes down what they leave.
+# These do not read what they overwrite. The recorder records what they write.
 _OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 
 
 class Unrecordable(Exception):
-    """The loader does more than a recording can stand for; the text says what."""
+    """The loader does more than a recording can express. The text says what."""
 
 
 class _Access(NamedTuple):
-    """An argument of an operation, from whose values something is computed; `changed`: it is
-    changed by that.
-    """
+    """An argument whose values an operation reads. `changed`: it also changes them."""
     position: int
     name: str
     changed: bool
@@ -35,7 +33,7 @@ class _Access(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def _accesses(func: Any) -> tuple[_Access, ...]:
-    """None for views, and for what overwrites its target."""
+    """Returns the accesses of an operation. Views and overwritten arguments do not count."""
     found = []
     for position, argument in enumerate(func._schema.arguments):
         alias = argument.alias_info
@@ -52,16 +50,17 @@ def _operation(func: Any) -> str:
 
 
 class Uses:
-    """What was computed from values of targets."""
+    """Notes what a loader computes from values of targets."""
 
     def __init__(self, targets: Targets, stand_in: type) -> None:
         self._targets, self._stand_in = targets, stand_in
-        self.reads: dict[str, str] = {}  # which targets, and how
+        # Maps a target to a description of its use.
+        self.reads: dict[str, str] = {}
         # The operation that changed a tensor in place.
         self.changed: str | None = None
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """An operation that is about to be done; views and constants pass."""
+        """Notes an operation before it runs. Views and overwrites do not count."""
         for position, name, changed in _accesses(func):
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
@@ -77,14 +76,14 @@ class Uses:
 
 
 def require_memory(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Unrecordable for targets that get their shape while they are loaded."""
+    """Raises Unrecordable for targets that get their shape while they are loaded."""
     for name, tensor in tensors.items():
         if torch.nn.parameter.is_lazy(tensor):
             raise Unrecordable(f"{name} has no memory yet")
 
 
 def still_held(kind: Any, recorder: Any) -> list[Any]:
-    """Stand-ins of a recorder that somebody refers to when its loader has ended."""
+    """Returns stand-ins of a recorder that are still referenced after the end of its loader."""
     def find() -> list[Any]:
         return [thing for thing in gc.get_objects()
                 if type(thing) is kind and getattr(thing, "_recorder", None) is recorder]
@@ -96,15 +95,16 @@ def still_held(kind: Any, recorder: Any) -> list[Any]:
 
 
 class Attributes:
-    """What the modules of a model hold, as it was before a loader's run."""
+    """The attributes of a model's modules before a loader's run."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
         self._before = self._now()
 
     def compare(self) -> str | None:
-        """A name that was set to something without tensors: a plan does for this process then, and
-        not for another one, where nobody would set it. Unrecordable for one that has tensors.
+        """Returns the name of an attribute that was set to something without tensors. The plan is
+        then valid only in this process: another one would lack the attribute. Raises Unrecordable
+        for an attribute with tensors, or one that was removed.
         """
         after, found = self._now(), None
         for name in sorted(self._before.keys() | after.keys()):
@@ -116,7 +116,7 @@ class Attributes:
         return found
 
     def put_back(self, stand_in: type) -> None:
-        """Those that were set to stand-ins; what was added to a list or dict stays in it."""
+        """Restores attributes that were set to stand-ins. Items added to a list or dict stay."""
         for name, now in self._now().items():
             before = self._before.get(name)
             if _has(stand_in, now.value) and (before is None or before.value is not now.value):

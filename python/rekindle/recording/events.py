@@ -1,4 +1,4 @@
-"""What a loader did to its targets, one event after the other."""
+"""The writes of a loader to its targets, in their order."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -8,10 +8,11 @@ from .values import Flow
 
 
 class Write(NamedTuple):
-    """A copy into a parameter: what it is made of, or, when not all of it is followed, from which
-    tensors it came.
+    """A copy into a parameter. `flows`: where each element comes from; None: not all are known.
+    `sources`: the tensors that it comes from.
     """
-    parameter: str  # "": memory of targets, but not within one
+    # "": memory of targets, but not within one of them.
+    parameter: str
     offset: int
     size: Ints
     stride: Ints
@@ -20,9 +21,7 @@ class Write(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """What the loader wrote to a parameter that is not of the checkpoint; `value` None: not a
-    constant.
-    """
+    """A write of a value that is not from the checkpoint. `value` None: it is not a constant."""
     parameter: str
     offset: int
     size: Ints

@@ -1,6 +1,4 @@
-"""Carries a plan out: boxes of a session to where the moves say, and the rest by the engine's own
-loader.
-"""
+"""Executes a plan: moves boxes of a session to their places. The engine's loader does the rest."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,13 +26,14 @@ if TYPE_CHECKING:
 
 
 def catalog_of(tensors: Iterable[TensorInfo]) -> dict[str, TensorMeta]:
-    """For `record`: of `rekindle.catalog(…).tensors`, or a session's `tensors()`."""
+    """Returns a catalog for `record`, of `rekindle.catalog(…).tensors` or a session's `tensors()`.
+    """
     return {info.name: TensorMeta(tuple(info.full_shape), dtypes.torch_dtype(info.dtype))
             for info in tensors}
 
 
 def boxes(plan: Plan) -> list[Box]:
-    """What to attach with: `rekindle.attach(model, version, shard=boxes(plan), device=…)`."""
+    """Returns the shard to attach with: `attach(model, version, shard=boxes(plan), device=…)`."""
     wanted = {Box(m.name, m.box_offset, m.box_extent): None for m in plan.moves()}
     wanted.update((Box(name), None) for name in plan.opaque)
     return list(wanted)
@@ -42,14 +41,14 @@ def boxes(plan: Plan) -> list[Box]:
 
 def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tensor],
             session: Session, *, timeout: float | None = 60.0) -> None:
-    """Fills `targets` from a session that was attached with `boxes(plan)`; the caller commits. What
-    is queued on the devices' current streams has ended then.
+    """Fills `targets` from a session that was attached with `boxes(plan)`. The caller commits. On
+    return, all work on the devices' current streams has ended.
 
-    `load` is called with the opaque tensors, whole, in host memory and in the plan's order, and
-    only when there are some: constants come first (those of a plan that is not replayable have been
-    written by the recording), then moves, then `load`. Each is copied when
-    `load` asks for it and let go of then; what is not asked for yet costs no memory besides the
-    agent's. `timeout`: seconds without anything new from the session.
+    Constants come first, then moves, then `load`. The recording has already written the constants
+    of a plan that is not replayable. `load` is called only if there are opaque tensors. It gets
+    them whole, in host memory and in the plan's order. Each is copied when `load` asks for it, and
+    released then. Before that it costs no memory besides the agent's. `timeout`: seconds without
+    anything new from the session.
 
     Raises InvalidError when the version's tensors are not those that the plan was recorded for, and
     what `Session.entries`, `Session.load_into` and `load` raise.
@@ -57,8 +56,8 @@ def execute(plan: Plan, load: Load, targets: nn.Module | Mapping[str, torch.Tens
     tensors = dict(targets) if isinstance(targets, Mapping) else named_targets(targets)
     _check(plan, session)
     with torch.no_grad():
-        # A plan that is not replayable is complete already: the recorded run wrote the tensors and
-        # its own values.
+        # The recording has already written the constants, and other values, of a plan that is not
+        # replayable.
         if plan.replayable:
             _fill(plan, tensors)
         if session.device is None:
@@ -77,7 +76,7 @@ Waiting = dict[str, torch.Tensor]
 
 def _from_host(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], session: Session,
                timeout: float | None) -> None:
-    """Entries are views of the host map: to keep those of opaque tensors takes no memory."""
+    """Copies from the host map. Keeping views of opaque tensors there takes no memory."""
     entries, waiting = session.entries(timeout), Waiting()
     if len(plan):
         _move_each(_places(plan, tensors), entries, session, waiting)
@@ -90,8 +89,8 @@ def _from_host(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], sess
 
 def _from_device(plan: Plan, load: Load, tensors: Mapping[str, torch.Tensor], session: Session,
                  timeout: float | None) -> None:
-    """Opaque tensors are in this host's memory when all buckets have come: they are read there, in
-    a session of their own.
+    """Copies on the device. When all buckets have come, the opaque tensors are in this host's
+    memory: a second session reads them there.
     """
     places = _places(plan, tensors)
     if sum(place.buffer_bytes for place in places.values()) > MOST_BUFFERED:
@@ -137,7 +136,7 @@ def _refuse(missing: Sequence[str], session: Session) -> None:
 
 def _in_order(names: Iterable[str], entries: Entries,
               waiting: Waiting) -> Iterator[tuple[str, torch.Tensor]]:
-    """Copies, because loaders keep tensors, and change them, while a session's are views."""
+    """Yields copies, because loaders keep and change tensors, and a session's are views."""
     for name in names:
         while name not in waiting:
             info, tensor = next(entries, (None, None))
@@ -175,7 +174,7 @@ def _strided(tensor: torch.Tensor, offset: int, size: Ints, stride: Ints) -> tor
 
 
 class _Place(NamedTuple):
-    """Where one box goes."""
+    """The destinations of one box."""
     box: Box
     dtype: torch.dtype
     whole: list[torch.Tensor]  # in the box's shape
@@ -214,8 +213,8 @@ def _places(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[Key, _Place
 
 
 def _whole_box(move: Move, entry: Entry, tensor: torch.Tensor) -> torch.Tensor | None:
-    """A view of the parameter in the box's shape, when the move takes every element of the box
-    once.
+    """Returns a view of the parameter in the box's shape. None: the move does not take every
+    element of the box once, or cannot take their bits.
     """
     if move.direct:
         stride = row_major(move.box_extent)

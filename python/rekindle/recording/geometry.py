@@ -1,8 +1,8 @@
-"""Sets of elements that a tensor view touches: strided sets, and the boxes that hold them.
+"""Sets of elements that a tensor view touches: strided sets, and the boxes around them.
 
-A view is (offset, size, stride) in elements of a row-major tensor, as torch.as_strided has it. That
-says exactly which elements it reads and in which order, whatever chain of narrow, transpose,
-reshape … made it.
+A view is (offset, size, stride) in elements of a row-major tensor, as in torch.as_strided. It
+determines exactly which elements are read in which order, for any chain of narrow, transpose,
+reshape … that made it.
 """
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Atom(NamedTuple):
 
 
 class Lattice(NamedTuple):
-    """A view in coordinates of the tensor: where it starts, and its steps; a dimension's atoms go
+    """A view in coordinates of the tensor: its start and its steps. The atoms of a dimension go
     from large to small.
     """
     start: Ints
     atoms: tuple[Atom, ...]
 
     def extent(self, dims: int) -> Ints:
-        """Size of the smallest box that holds it."""
+        """Returns the size of the smallest box around it."""
         extent = [1] * dims
         for atom in self.atoms:
             if atom.dim >= 0:
@@ -45,8 +45,7 @@ class Lattice(NamedTuple):
 
 def lattice(shape: Sequence[int], offset: int, size: Sequence[int],
             stride: Sequence[int]) -> Lattice | None:
-    """The view in coordinates of a row-major tensor; None where a step crosses from row to row
-    unevenly.
+    """Returns the view in coordinates of a row-major tensor. None: a step crosses rows unevenly.
 
     An atom of dimension -1 repeats one element (expand). The view must not be empty.
     """
@@ -69,7 +68,7 @@ def lattice(shape: Sequence[int], offset: int, size: Sequence[int],
 
 def _atoms(shape: Sequence[int], rows: Ints, start: list[int], used: list[int], view_dim: int,
            count: int, stride: int) -> list[Atom] | None:
-    """One view dimension; several atoms where it runs through several dimensions (flatten)."""
+    """Returns the atoms of one view dimension, several if it spans several dimensions (flatten)."""
     parts: list[Atom] = []
     while count > 1:
         if stride == 0:
@@ -96,7 +95,7 @@ def _atoms(shape: Sequence[int], rows: Ints, start: list[int], used: list[int], 
 
 def rows_around(shape: Sequence[int], offset: int, size: Sequence[int],
                 stride: Sequence[int]) -> tuple[Ints, Ints]:
-    """(offset, extent) of a box that holds a view which is no lattice; not empty."""
+    """Returns (offset, extent) of a box around a view that is no lattice and not empty."""
     low, high = offset, offset + sum((n - 1) * s for n, s in zip(size, stride))
     start, extent, differs = [], [], False
     for count, step in zip(shape, row_major(shape)):
@@ -109,7 +108,7 @@ def rows_around(shape: Sequence[int], offset: int, size: Sequence[int],
 
 def inside(shape: Sequence[int], box: tuple[Ints, Ints], offset: int, size: Sequence[int],
            stride: Sequence[int]) -> tuple[int, Ints] | None:
-    """(offset, stride) of the view in the row-major memory of a box that holds it.
+    """Returns (offset, stride) of the view in the row-major memory of a box around it.
 
     None when a view dimension runs through several dimensions of a box that is narrower than the
     tensor.
@@ -128,7 +127,7 @@ def inside(shape: Sequence[int], box: tuple[Ints, Ints], offset: int, size: Sequ
 
 
 def split(dims: Sequence[Dim], found: Lattice) -> list[Dim]:
-    """Dimensions of a pair of views so that each is one atom of the first view's lattice."""
+    """Splits the dimensions of two views, so that each is one atom of the first view's lattice."""
     if len({atom.view_dim for atom in found.atoms}) == len(found.atoms):
         return [dims[atom.view_dim] for atom in found.atoms]
     parts: list[Dim] = []
@@ -140,8 +139,8 @@ def split(dims: Sequence[Dim], found: Lattice) -> list[Dim]:
 
 
 def coalesce(dims: Sequence[Dim]) -> list[Dim]:
-    """Merges dimensions (size, one stride, another stride) that run on in both, and drops those of
-    size 1.
+    """Merges dimensions (size, one stride, another stride) that are contiguous in both views, and
+    drops those of size 1.
     """
     merged: list[Dim] = []
     for count, one, other in dims:

@@ -1,9 +1,9 @@
-"""Which tensors a plan may move by itself, in any order, and which the loader has to be given.
+"""Decides which tensors a plan may move in any order, and which it must give to the loader.
 
-Moves are executed as bytes arrive, after constants and before the loader's own run with the opaque
-tensors. That gives what the loader gave if nothing is written twice. Where something is, its
-tensors become opaque, and so do tensors that are written together with an opaque one: the loader
-is given them in the catalog's order, so that the later one wins.
+Moves run as bytes arrive, after constants and before the loader's own run with the opaque tensors.
+The result is that of the loader if nothing is written twice. Tensors that write the same elements
+become opaque, and so do tensors that are written together with an opaque one. The loader gets them
+in the catalog's order, so that the later one wins.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_COMPARED = 256
 
 def demoted(events: Sequence[Event], targets: Mapping[str, torch.Tensor],
             opaque: Iterable[str], everything: Iterable[str]) -> set[str]:
-    """Names of all tensors that must be opaque, given those that are."""
+    """Returns the names of all tensors that must be opaque. `opaque`: those that already are."""
     result = set(opaque)
     if any(not event.parameter for event in events):
         return set(everything)
@@ -45,7 +45,7 @@ def _blamed(first: Event, second: Event, loader_runs: bool) -> frozenset[str]:
     if isinstance(first, Fill) and isinstance(second, Fill):
         return frozenset()
     if isinstance(first, Fill) and isinstance(second, Write):
-        # A constant below: right in this order, unless the loader's later run writes it once more.
+        # A constant before a tensor is right, unless the loader's later run writes it once more.
         return second.sources if loader_runs or first.value is None else frozenset()
     names: frozenset[str] = frozenset()
     for event in (first, second):
@@ -65,8 +65,8 @@ class _Placed(NamedTuple):
 
 def _clashes(events: Sequence[Event],
              targets: Mapping[str, torch.Tensor]) -> Iterator[tuple[Event, Event]]:
-    """Pairs (earlier, later) of events that may write the same elements; a loader that writes the
-    same to them twice (a tied parameter by both of its names) is harmless.
+    """Yields pairs (earlier, later) of events that may write the same elements. Equal writes are
+    harmless, and left out (a tied parameter by both of its names).
     """
     written = dict.fromkeys([event.parameter for event in events])
     storages = {name: storage_key(targets[name]) for name in written}
@@ -91,7 +91,7 @@ def _placed(order: int, event: Event, target: torch.Tensor) -> _Placed:
 
 def _runs(placed: Sequence[_Placed],
           interval: Callable[[_Placed], tuple[int, int]]) -> Iterator[list[_Placed]]:
-    """Those of at least two whose intervals hang together."""
+    """Yields groups of at least two whose intervals overlap."""
     run: list[_Placed] = []
     reach = 0
     for one in sorted(placed, key=interval):
@@ -107,7 +107,7 @@ def _runs(placed: Sequence[_Placed],
 
 
 def _clusters(boxed: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
-    """Parted along one dimension after the other, until none parts them any more."""
+    """Splits a group along one dimension after another, until none separates it."""
     for k in range(len(_box(boxed[0])[0])):
         def interval(one: _Placed, k: int = k) -> tuple[int, int]:
             start, extent = _box(one)
@@ -145,8 +145,8 @@ def _pairs(cluster: Sequence[_Placed]) -> Iterator[tuple[Event, Event]]:
 
 
 def _without_repeats(cluster: Sequence[_Placed]) -> list[_Placed]:
-    """In order; of equal ones the first, and of equal constants the last, too, for what was written
-    between them.
+    """Returns events in order without repeats: the first of equal ones. Of equal constants the last
+    stays, too, because of writes between them.
     """
     in_order = sorted(cluster, key=lambda one: one.order)
     first = {one.event: one for one in reversed(in_order)}
@@ -157,8 +157,8 @@ def _without_repeats(cluster: Sequence[_Placed]) -> list[_Placed]:
 
 def _with_constants(fills: Sequence[_Placed],
                     writes: Sequence[_Placed]) -> Iterator[tuple[Event, Event]]:
-    """A tensor with the last constant after it, or with the first before it, and before that one
-    that is none.
+    """Pairs each write with the last constant after it, the first constant before it, and the first
+    fill before it that is no constant.
     """
     unknown = next((fill for fill in fills
                     if fill.event.value is None), fills[0])  # type: ignore[union-attr]
@@ -169,7 +169,7 @@ def _with_constants(fills: Sequence[_Placed],
 
 
 def _intersect(one: _Placed, other: _Placed) -> bool:
-    """Whether both may write an element; True where we cannot say."""
+    """Whether both may write the same element. True where this is unknown."""
     if one.span[1] <= other.span[0] or other.span[1] <= one.span[0]:
         return False
     if one.box is None or other.box is None:
@@ -178,8 +178,8 @@ def _intersect(one: _Placed, other: _Placed) -> bool:
 
 
 def _boxed(group: Sequence[_Placed]) -> list[_Placed] | None:
-    """With boxes in coordinates that the strides of the first one's target give; None where they do
-    not.
+    """Returns the group with boxes, in coordinates of the strides of the first event's target.
+    None: these strides give no boxes.
     """
     target, width = group[0].target, group[0].target.element_size()
     strides = sorted({s for n, s in zip(target.size(), target.stride()) if n > 1 and s > 1},

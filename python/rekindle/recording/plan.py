@@ -1,5 +1,4 @@
-"""Plans: what to fetch, and where it goes. Rows of integers, so that 100,000 of them are read in
-milliseconds.
+"""Plans: what to fetch, and where it goes. As rows of integers, 100,000 are read in milliseconds.
 """
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ _DIGEST = 16  # bytes
 class Move(NamedTuple):
     """Elements of a box of a checkpoint's tensor that go to a parameter.
 
-    In elements: the box lies row-major; `source_offset` and `source_stride` say which of its
-    elements, `offset` (from the parameter's first) and `stride` where in the parameter, both for
-    dimensions `size`.
+    All numbers are in elements. `source_offset` and `source_stride` select elements of the box,
+    which is row-major. `offset` (from the parameter's first element) and `stride` select elements
+    of the parameter. `size` has the dimensions of both.
     """
     name: str
     box_offset: Ints
@@ -39,7 +38,7 @@ class Move(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether the whole box goes as it is to contiguous memory."""
+        """Whether the whole box goes unchanged to contiguous memory."""
         return (self.source_offset == 0 and len(self.size) <= 1
                 and (not self.size or (self.source_stride == (1,) and self.stride == (1,)))
                 and _count(self.size) == _count(self.box_extent))
@@ -70,8 +69,7 @@ def _count(size: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank reads. Integers and a table of names: `moves()`, `entries`, … make objects of
-    them.
+    """What one rank reads, as integers and a table of names. `moves()` and others return objects.
     """
     names: tuple[str, ...]
     rows: array[int]
@@ -80,7 +78,8 @@ class Plan:
     opaque_rows: array[int]
     loaded_rows: array[int] | None
     constants: tuple[Constant, ...]
-    replayable: bool  # False: the loader wrote values of its own; not to be cached
+    # False: the plan does not repeat everything that the loader did, so it must not be cached.
+    replayable: bool
 
     def __len__(self) -> int:
         """Number of moves."""
@@ -93,14 +92,14 @@ class Plan:
 
     @property
     def loaded(self) -> frozenset[str] | None:
-        """Parameters that the loader said it had loaded, where it says so."""
+        """The parameters that the loader reported as loaded; None: it reports none."""
         if self.loaded_rows is None:
             return None
         return frozenset(self.names[i] for i in self.loaded_rows)
 
     @property
     def entries(self) -> list[Entry]:
-        """The tensors that are read, each once."""
+        """The tensors that the plan reads, each once."""
         found, at, rows = [], 0, self.entry_rows
         while at < len(rows):
             end = at + 3 + rows[at + 2]
@@ -110,7 +109,7 @@ class Plan:
         return found
 
     def moves(self) -> Iterator[Move]:
-        """Every move, in the order of the recording."""
+        """Yields every move, in the order of the recording."""
         for start in self.starts:
             yield self._move(start)
 
@@ -129,7 +128,7 @@ class Plan:
 def pack(moves: Iterable[Move], entries: Iterable[Entry], opaque: Iterable[str],
          constants: Iterable[Constant] = (), loaded: Iterable[str] | None = None,
          replayable: bool = True) -> Plan:
-    """A plan of these moves."""
+    """Returns a plan of these moves."""
     names: dict[str, int] = {}
 
     def index(name: str) -> int:
@@ -149,12 +148,13 @@ def pack(moves: Iterable[Move], entries: Iterable[Entry], opaque: Iterable[str],
 
 
 def _digest(body: bytes | memoryview) -> bytes:
-    """SHA-256, which CPUs have instructions for: most of the time of reading a plan is this."""
+    """Returns a SHA-256, for which CPUs have instructions. It is most of the time to read a plan.
+    """
     return sha256(body).digest()[:_DIGEST]
 
 
 def _narrowed(section: array[int]) -> array[int]:
-    """In half of the bytes, where they are enough."""
+    """Returns a section with half of the bytes, if its numbers fit."""
     try:
         return array("i", section)
     except OverflowError:
@@ -162,8 +162,8 @@ def _narrowed(section: array[int]) -> array[int]:
 
 
 def to_bytes(plan: Plan, fingerprint: str) -> bytes:
-    """The plan as a file: magic, digest, a line of lengths, names, integers. Of this machine's byte
-    order. ValueError for a name with a NUL inside.
+    """Returns the plan as a file: magic, digest, a line of lengths, names, integers, in this
+    machine's byte order. ValueError for a name with a NUL.
     """
     text = "\0".join(plan.names).encode()
     if text.count(b"\0") != max(len(plan.names) - 1, 0):
@@ -180,7 +180,7 @@ def to_bytes(plan: Plan, fingerprint: str) -> bytes:
 
 
 def from_bytes(data: bytes, fingerprint: str) -> Plan:
-    """Reads `to_bytes`; CorruptError for anything else, and for another fingerprint."""
+    """Reads a plan of `to_bytes`. CorruptError: it is damaged, or has another fingerprint."""
     start = len(_MAGIC) + _DIGEST
     body = memoryview(data)[start:]
     if not data.startswith(_MAGIC) or _digest(body) != data[len(_MAGIC):start]:

@@ -33,21 +33,21 @@ _MOST_RUNS = 32
 
 def record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch.Tensor], *,
            device: str | torch.device = "cpu") -> Plan:
-    """What `load(iterable of (name, tensor))` reads of the catalog's tensors, and where in
-    `targets` it puts it.
+    """Records which elements of the catalog's tensors `load(iterable of (name, tensor))` reads, and
+    where in `targets` it puts them.
 
-    The loader runs with tensors without storage that claim to be on `device`; nothing is read. It
-    may run several times: when it asks for values, or raises, the tensor that it was given last and
-    those of the same name but for numbers are made opaque, and it is run without them. Parameters
-    keep their values, but for constants that the loader writes (padding).
+    The loader runs on tensors without storage that claim to be on `device`; nothing is read. It may
+    run several times. When it asks for values of tensors, or raises at a tensor, these become
+    opaque, with the tensors whose names differ only by numbers, and it runs again without them.
+    Parameters keep their values, except for constants that the loader writes (padding).
 
-    A loader that does more than put tensors into targets (computes from what it fills, keeps
-    tensors, sets attributes that have some) gets a plan in which every tensor is opaque, so that it
-    is given all of them, whole; the log says why. What it does to objects that are neither targets
-    nor modules of `targets` (or of `load`, when that is a module's method) is seen as far as it
-    keeps stand-ins. All are opaque, too, when the loader, given the opaque ones alone, would put
-    them elsewhere, or constants into what it is not given. Where it writes an element twice, the
-    later tensor of the catalog wins.
+    A loader may do more than put tensors into targets: compute from what it fills, keep tensors, or
+    set attributes with tensors. Then every tensor of the plan is opaque, so the loader gets all of
+    them whole, and the log says why. In objects that are neither targets nor modules of `targets`
+    (or of `load`, if that is a module's method), the recorder notices only stand-ins that are kept.
+    All tensors also become opaque if the loader, given the opaque ones alone, would put them
+    elsewhere or write other constants. If it writes an element twice, the later tensor of the
+    catalog wins.
 
     Raises what the loader raises when it fails before it has taken a tensor.
     """
@@ -62,11 +62,12 @@ def record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch
 def record_or_refuse(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torch.Tensor],
                      *, device: str | torch.device = "cpu", dry: bool = False,
                      failed: dict[str, str] | None = None) -> Plan:
-    """The same, but Unrecordable for a loader that does more than put tensors into targets.
+    """As `record`, but Unrecordable for a loader that does more than put tensors into targets.
 
-    `dry`: parameters keep all of their values; constants that the loader writes are noted only, so
-    a plan that is not replayable must be recorded again before it is carried out. `failed` is
-    filled with the tensors at which the loader raised, and what it said."""
+    `dry`: parameters keep all of their values, and the loader's constants are only noted. A plan
+    that is not replayable must then be recorded again before it is executed. `failed` is filled
+    with the tensors at which the loader raised, and the errors.
+    """
     with no_collections():
         return _record(load, catalog, targets, torch.device(device), dry,
                        {} if failed is None else failed)
@@ -75,7 +76,7 @@ def record_or_refuse(load: Load, catalog: Catalog, targets: nn.Module | Mapping[
 class _Run(NamedTuple):
     recorder: Recorder
     returned: frozenset[str] | None = None
-    # The names that another run must leave out, if another run is needed.
+    # The names that the next run must leave out. Empty: no other run is needed.
     left_out: frozenset[str] = frozenset()
     sets: str | None = None
     effect: str | None = None
@@ -87,8 +88,10 @@ class _Targets(NamedTuple):
     tensors: dict[str, torch.Tensor]
     # The module whose tensors can be replaced.
     module: nn.Module | None
-    watched: nn.Module | None  # whose attributes are compared
-    dry: bool = False  # the tensors keep their values
+    # The module whose attributes are compared.
+    watched: nn.Module | None
+    # True: the tensors keep their values.
+    dry: bool = False
 
 
 def _targets(load: Load, targets: nn.Module | Mapping[str, torch.Tensor]) -> _Targets:
@@ -129,7 +132,7 @@ def _record(load: Load, catalog: Catalog, targets: nn.Module | Mapping[str, torc
 
 
 def _run(load: Load, offered: Catalog, places: _Targets, device: torch.device) -> _Run:
-    """One run of the loader, and what it has left behind."""
+    """Runs the loader once. Returns what it did and left behind."""
     recorder = Recorder(places.tensors, device, dry=places.dry)
     attributes = Attributes(places.watched)
     returned, left_out, raised = None, frozenset[str](), None
@@ -167,8 +170,8 @@ def _left_behind(run: _Run, attributes: Attributes) -> _Run:
 
 
 def _refuse(run: _Run, places: _Targets, something_unseen: bool) -> None:
-    """Unrecordable when the run did more than write to targets. To compute from targets that it
-    does not fill (maps of experts) is fine.
+    """Raises Unrecordable when the run did more than write to targets. It may compute from targets
+    that it does not fill (maps of experts).
     """
     if run.effect is not None:
         raise Unrecordable(run.effect)
@@ -183,8 +186,8 @@ def _refuse(run: _Run, places: _Targets, something_unseen: bool) -> None:
 
 
 def _put_back(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """Parameters that the loader has replaced by a stand-in become what they were; their tensors
-    are opaque.
+    """Restores parameters that the loader has replaced by a stand-in. Returns the tensors of these
+    stand-ins, which become opaque.
     """
     names: set[str] = set()
     for name, tensor in named_targets(module).items():
@@ -196,8 +199,8 @@ def _put_back(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> set[str
 
 
 def _families(names: Iterable[str], catalog: Catalog) -> set[str]:
-    """These tensors, and those that differ only by numbers in the name: the loader treats them
-    alike.
+    """Returns these tensors, and those of the same dtype whose names differ only by numbers: the
+    loader treats them alike.
     """
     kinds = {(re.sub(r"\d+", "#", name), catalog[name].dtype) for name in names if name in catalog}
     return {name for name, meta in catalog.items()
@@ -207,14 +210,13 @@ def _families(names: Iterable[str], catalog: Catalog) -> set[str]:
 def _repeatable(load: Load, catalog: Catalog, places: _Targets, full: Recorder, opaque: set[str],
                 left_out: set[str]) -> bool:
     """Whether the loader, given the opaque tensors alone, writes them to the same places as when it
-    was given all, and no constants to what it is not given.
+    got all, and writes no other constants.
     """
     alone = {name: meta for name, meta in catalog.items() if name in opaque - left_out}
     try:
         run = _run(load, alone, places, full.device)
     except Exception:
-        # The loader failed before it took a tensor. A loader that takes none says nothing about
-        # tensors.
+        # The loader failed before it took a tensor. That matters only if it was to take one.
         return not alone
     events = run.recorder.events
     return (not run.left_out and _places(events, opaque) == _places(full.events, opaque)
@@ -231,7 +233,7 @@ def _places(events: Iterable[Event], names: set[str]) -> set[tuple[Any, ...]]:
 
 
 def _names(returned: Any) -> frozenset[str] | None:
-    """What a loader says that it has loaded, where it says that: a set of names of parameters."""
+    """Returns the names of parameters that a loader reports as loaded; None: it reports none."""
     if isinstance(returned, (set, frozenset)) and all(isinstance(n, str) for n in returned):
         return frozenset(returned)
     return None
@@ -239,7 +241,7 @@ def _names(returned: Any) -> frozenset[str] | None:
 
 def plan_of(events: Iterable[Event], opaque: set[str], catalog: Catalog,
             loaded: frozenset[str] | None = None) -> Plan:
-    """A plan of the writes that no opaque tensor has part in, and of the constants."""
+    """Returns a plan of the constants, and of the writes in which no opaque tensor has a part."""
     flows: dict[tuple[str, Flow], None] = {}
     constants, replayable = [], True
     for event in events:
@@ -260,8 +262,8 @@ def plan_of(events: Iterable[Event], opaque: set[str], catalog: Catalog,
 
 
 def _moves(flows: Iterable[tuple[str, Flow]]) -> list[Move]:
-    """Boxes of one tensor that begin at the same place become one box: a session names boxes by
-    where they begin.
+    """Returns the moves. A session names a box by its beginning, so boxes of one tensor that begin
+    at the same place become one box.
     """
     flows = list(flows)
     whole: set[str] = set()
@@ -288,7 +290,8 @@ def _box(flow: Flow, whole: set[str]) -> tuple[Ints, Ints]:
 
 
 def _move(parameter: str, flow: Flow, start: Ints, extent: Ints) -> Move | None:
-    """None when the flow is no lattice and its box has grown to one that does not have whole rows.
+    """Returns the move of a flow. None: the flow is no lattice, and its box has grown to one
+    without whole rows.
     """
     placed = _placed(flow.source.shape, flow.offset, flow.dims, (start, extent))
     if placed is None:
@@ -298,7 +301,7 @@ def _move(parameter: str, flow: Flow, start: Ints, extent: Ints) -> Move | None:
                 stride, short_name(flow.dtype))
 
 
-# A model has many tensors and few different ways to cut one up.
+# A model has many tensors, but few different ways to cut them.
 _of_each_way = functools.lru_cache(maxsize=4096)
 
 
@@ -318,8 +321,8 @@ def _smallest_box(shape: Ints, offset: int, dims: tuple[Dim, ...]) -> tuple[Ints
 @_of_each_way
 def _placed(shape: Ints, offset: int, dims: tuple[Dim, ...], box: tuple[Ints, Ints]
             ) -> tuple[int, Ints, Ints, Ints] | None:
-    """(offset in the box, size, stride in the box, in the parameter) of a flow, in as few
-    dimensions as there can be.
+    """Returns (offset in the box, size, stride in the box, stride in the parameter) of a flow, with
+    as few dimensions as possible.
     """
     found = _lattice(shape, offset, dims)
     parts = split(dims, found) if found is not None else dims

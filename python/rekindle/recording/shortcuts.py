@@ -1,8 +1,8 @@
-"""View methods of a stand-in without torch's dispatch, which takes more than half of their time.
+"""Calls view methods of a stand-in without torch's dispatch, which takes over half of their time.
 
-Such a method is called on the stand-in's tensor on `meta`, as dispatch would do in the end. What is
-not surely the same that way goes through dispatch: arguments other than numbers, results that are
-no views, errors, and everything while modes of others look on.
+The method is called on the stand-in's tensor on `meta`, as dispatch would do in the end. Calls
+whose result could differ go through dispatch: arguments other than numbers, results that are no
+views, errors, and all calls while other modes are active.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch._C import (_DisableTorchDispatch, _get_dispatch_stack_at, _len_torch_dispatch_stack,
                       _len_torch_function_stack)
 
-# Those that cut loaders' tensors up; all others are followed, too, by dispatch.
+# The methods with which loaders cut tensors. Dispatch follows all others.
 METHODS = ("__getitem__", "chunk", "expand", "flatten", "narrow", "permute", "reshape", "select",
            "split", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view")
 _PLAIN = {int, type(None), type(...)}
@@ -22,8 +22,8 @@ _SEQUENCES = {tuple, list, torch.Size}
 
 
 def shortcut(name: str, made: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """A method for a class of stand-ins; `made(stand_in, result)` gives what it returns for the
-    meta tensors that are the result, or None when that is for dispatch to say.
+    """Returns a method for a class of stand-ins. `made(stand_in, result)` returns stand-ins for the
+    meta tensors of the result, or None to leave the call to dispatch.
     """
     method = getattr(torch.Tensor, name)
 
@@ -42,7 +42,7 @@ def shortcut(name: str, made: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _plain(values: Iterable[Any]) -> bool:
-    """Whether they are numbers, slices, None, ..., and sequences of these."""
+    """Whether all values are numbers, slices, None, ..., or sequences of these."""
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
@@ -57,7 +57,7 @@ def _plain(values: Iterable[Any]) -> bool:
 
 
 def _alone(recorder: Any) -> bool:
-    """Whether the recorder records, and no mode but it would see an operation."""
+    """Whether the recorder is recording, and no other mode would see an operation."""
     modes = _len_torch_dispatch_stack()
     return (not recorder.ended and _len_torch_function_stack() == 0
             and (modes == 0 or (modes == 1 and _get_dispatch_stack_at(0) is recorder)))

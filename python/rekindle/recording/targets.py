@@ -1,4 +1,4 @@
-"""The parameters that a loader writes to, found again from any view of them by their storage."""
+"""The parameters that a loader writes to. Any view of them leads back to them, by its storage."""
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def named_targets(module: "nn.Module") -> dict[str, torch.Tensor]:
-    """Parameters and buffers by all of their names (a tied one has several), also buffers that are
-    not saved.
+    """Returns parameters and buffers by all of their names (a tied one has several), also buffers
+    that are not saved.
     """
     parameters: dict[str, torch.Tensor] = {}
     buffers: dict[str, torch.Tensor] = {}
@@ -33,8 +33,9 @@ def _walks_as_torch(module: "nn.Module") -> bool:
 
 def _add(module: "nn.Module", prefix: str, parameters: dict[str, torch.Tensor],
          buffers: dict[str, torch.Tensor], known: dict[type, bool]) -> bool:
-    """In one walk, which takes less than half of the time of torch's two. False: some module names
-    its own in another way."""
+    """Adds parameters and buffers in one walk, in less than half of the time of torch's two.
+    Returns False when some module names its own in another way.
+    """
     kind, held = type(module), module.__dict__
     if kind not in known:
         known[kind] = getattr(kind, "named_modules", None) is torch.nn.Module.named_modules
@@ -49,7 +50,7 @@ def _add(module: "nn.Module", prefix: str, parameters: dict[str, torch.Tensor],
 
 
 def span(offset: int, size: Iterable[int], stride: Iterable[int]) -> tuple[int, int]:
-    """First and one past the last element of a view that is not empty."""
+    """Returns the first element of a view that is not empty, and one past its last."""
     last = offset
     for n, s in zip(size, stride):
         last += (n - 1) * s
@@ -57,7 +58,8 @@ def span(offset: int, size: Iterable[int], stride: Iterable[int]) -> tuple[int, 
 
 
 class _Place(NamedTuple):
-    """Sorted so that, from the end, tied targets come by their first name first."""
+    """The place of a target. Sorted so that, from the end, tied targets begin with the first name.
+    """
     begin: int
     limit: int
     order: int  # negative
@@ -65,7 +67,7 @@ class _Place(NamedTuple):
 
 
 class _Places:
-    """Targets of one storage and dtype, by where they begin."""
+    """The targets of one storage and dtype, sorted by their beginning."""
 
     def __init__(self, places: list[_Place]) -> None:
         self._places = sorted(places)
@@ -73,7 +75,7 @@ class _Places:
         self._reach = list(accumulate((place.limit for place in self._places), max))
 
     def find(self, first: int, end: int) -> _Place | None:
-        """The last one to begin that holds these elements."""
+        """Returns the target around these elements that begins last."""
         at = bisect_right(self._begins, first) - 1
         while at >= 0 and self._reach[at] >= end:
             if self._places[at].limit >= end:
@@ -100,8 +102,8 @@ class Targets:
                        for storage, kinds in found.items()}
 
     def find(self, view: torch.Tensor) -> tuple[str, int] | None:
-        """(name, offset in elements from the target's first) of what a view that is not empty lies
-        in, if any.
+        """Returns (name, offset in elements from the target's first) of the target around a view
+        that is not empty; None: there is none.
         """
         places = self._by_storage.get(storage_key(view), {}).get(view.dtype)
         if places is None:
@@ -115,7 +117,7 @@ class Targets:
         return storage_key(tensor) in self._by_storage
 
     def sharing(self, tensor: torch.Tensor) -> str | None:
-        """The first target in a tensor's storage, if there is one."""
+        """Returns the first target in a tensor's storage, if there is one."""
         try:
             return self._names.get(storage_key(tensor))
         except (AttributeError, NotImplementedError, RuntimeError, ValueError):
@@ -124,7 +126,8 @@ class Targets:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage, while the storage lives; tensors on meta have one, too.
+    """Returns the identity of a tensor's storage, while the storage lives. Tensors on meta have
+    one, too.
     """
     key: int = tensor.untyped_storage()._cdata
     return key

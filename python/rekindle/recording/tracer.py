@@ -1,11 +1,11 @@
 """Tensors without storage that know which elements of the checkpoint they stand for.
 
-A `Traced` has the shape, strides, dtype and device of the real tensor. Each operation on it is run
-on a tensor on `meta`: if the result shares its storage, it is a view and torch itself has said
-which (offset, size, stride); so every view operation is followed exactly and none is named here
-(the most frequent have a shorter way to the same: `shortcuts`). Copies, cat and stack are followed
-as `Composite`; a copy into a parameter is written down. Whatever else is done to a tensor makes it
-opaque. Operations on the parameters alone are watched, too.
+A `Traced` has the shape, strides, dtype and device of the real tensor. Each operation on it runs on
+a tensor on `meta`. If the result shares its storage, it is a view, and torch itself gives its
+offset, size and stride. So every view operation is followed exactly, without a list of operations
+(`shortcuts` speeds up the most frequent ones). Copies, cat and stack are followed as `Composite`. A
+copy into a parameter is recorded. Any other operation makes the tensor opaque. Operations on the
+parameters alone are watched, too.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _aten = torch.ops.aten
 _COPIES = {_aten.clone.default, _aten._to_copy.default, _aten.lift_fresh_copy.default}
 _EMPTIES = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
 _FILLS = {_aten.fill_.Scalar, _aten.zero_.default}
-_MARKS = {_aten._conj.default, _aten._neg_view.default}  # views, of other values
+_MARKS = {_aten._conj.default, _aten._neg_view.default}  # views with other values
 
 
 class TensorMeta(NamedTuple):
@@ -48,7 +48,8 @@ class NeedsData(Exception):
 
 
 class Traced(torch.Tensor):
-    """A stand-in for a tensor of the checkpoint, or for something made of them. Made by a Recorder.
+    """A stand-in for a tensor of the checkpoint, or for something made of them. Only a Recorder
+    makes it.
     """
 
     _recorder: Recorder
@@ -61,14 +62,14 @@ class Traced(torch.Tensor):
         raise TypeError("only a Recorder makes stand-ins")
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # of Tensor, whose first is self
+    def __torch_dispatch__(  # type: ignore[override]  # Tensor's has self
             cls, func: Any, types: Any, args: Sequence[Any] = (),
             kwargs: Mapping[str, Any] | None = None) -> Any:
         values = traced(args, kwargs or {})
         return values[0]._recorder.dispatch(func, args, kwargs or {}, values)
 
     def view_of(self) -> View:
-        """Which elements of its base it is."""
+        """Returns the elements of its base that it stands for."""
         return _view_of(self._value, self._inner)
 
     def _needs_data(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -83,17 +84,18 @@ class Traced(torch.Tensor):
 
     @data.setter
     def data(self, value: Any) -> None:
-        # This is no operation, so `_inner` would keep its old value.
+        # torch does not dispatch this, so `_inner` would keep its old value.
         self._needs_data()
 
     def __len__(self) -> int:
-        # With __getitem__ it is a sequence to C: torch.tensor([stand_in]) asks for its length.
+        # C takes a class with __getitem__ for a sequence: torch.tensor([stand_in]) calls this.
         if self.dim() == 0:
             self._needs_data()
         return self.size(0)
 
     def _made_views(self, result: Any) -> Any:
-        """What a method gives whose result on `_inner` is this; None where that is not views."""
+        """Returns the stand-ins for a method's `result` on `_inner`; None: it is not made of views.
+        """
         inner = self._inner
         if result is inner:
             return self
@@ -124,7 +126,7 @@ def _stand_in(recorder: Recorder, inner: torch.Tensor, base: Base, device: torch
 
 
 def traced(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Traced]:
-    """The stand-ins among an operation's arguments."""
+    """Returns the stand-ins among an operation's arguments."""
     found: list[Traced] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if type(value) is Traced:
@@ -135,19 +137,20 @@ def traced(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Traced]:
 
 
 class Recorder(TorchDispatchMode):
-    """Hands out the catalog's tensors and writes down what becomes of them. As a context, also
-    watches the targets.
+    """Hands out stand-ins for the catalog's tensors, and records what becomes of them. As a
+    context, also watches the targets.
     """
 
     def __init__(self, targets: Mapping[str, torch.Tensor], device: torch.device, *,
                  dry: bool = False):
-        """`dry`: what the loader writes to targets is noted, and not written."""
+        """`dry`: the loader's writes to targets are noted, but not done."""
         super().__init__()
         self._dry = dry
         self.targets = Targets(targets)
         self.device = device
         self.opaque: set[str] = set()
-        self.asked: set[str] = set()  # for values
+        # The tensors whose values the loader has asked for.
+        self.asked: set[str] = set()
         self.events: list[Event] = []
         self.last: str | None = None
         self.uses = Uses(self.targets, Traced)
@@ -156,29 +159,29 @@ class Recorder(TorchDispatchMode):
         self._lock = threading.RLock()  # transformers reads tensors in threads
 
     def tensor(self, name: str, meta: TensorMeta) -> Traced:
-        """The stand-in for one tensor of the catalog."""
+        """Returns the stand-in for one tensor of the catalog."""
         with torch._C._DisableTorchDispatch():
-            # The loader's next() has called our own code, which must not be traced.
+            # The loader's next() calls this code, which must not be traced.
             inner = torch.empty(meta.shape, dtype=meta.dtype, device=_META)
         return _stand_in(self, inner, Source(name, tuple(meta.shape), meta.dtype), self.device)
 
     def tensors(self, catalog: Mapping[str, TensorMeta]) -> Iterator[tuple[str, Traced]]:
-        """Stand-ins for the catalog, as a loader's iterable."""
+        """Yields stand-ins for the catalog, as a loader takes tensors."""
         for name, meta in catalog.items():
             self.last = name
             yield name, self.tensor(name, meta)
 
     def end(self) -> None:
-        """Whoever still has a stand-in is told so when he uses it."""
+        """Ends the recording. Later uses of a stand-in raise RuntimeError."""
         self.ended = True
 
     def adopt(self, parameter: str, value: Traced) -> None:
-        """The loader has made `value` the parameter itself."""
+        """Records that the loader has made `value` the parameter itself."""
         if value.numel():
             self._write(parameter, 0, value.view_of(), tuple(value.stride()), value.dtype)
 
     def needs_data(self, values: Iterable[Traced]) -> NoReturn:
-        """Ends this run of the loader: it cannot go on without real values."""
+        """Ends this run of the loader, which cannot continue without real values."""
         values = list(values)
         self._refuse_after_the_end(values)
         names = {name for value in values for name in sources(value._value)}
@@ -201,7 +204,7 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _is_target(self, to: Any) -> bool:
-        """Or a list with one."""
+        """Whether this is memory of a target, or a list with such a tensor."""
         return any(isinstance(one, torch.Tensor) and self.targets.sharing(one) is not None
                    for one in (to if isinstance(to, (list, tuple)) else (to,)))
 
@@ -212,7 +215,7 @@ class Recorder(TorchDispatchMode):
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                  values: list[Traced]) -> Any:
-        """An operation with at least one Traced."""
+        """Runs and records an operation with at least one Traced."""
         self._refuse_after_the_end(values)
         with self._lock:
             if func is _aten.copy_.default:
@@ -294,7 +297,7 @@ class Recorder(TorchDispatchMode):
         return to
 
     def _copy_out(self, to: torch.Tensor, value: Traced) -> None:
-        """A copy into memory that is not ours: a parameter, or something unknown."""
+        """Records a copy into memory that is not ours: a parameter, or something unknown."""
         found = self.targets.find(to)
         if found is None:
             self._taint(to, self._unknown([value]).sources)
@@ -320,7 +323,8 @@ class Recorder(TorchDispatchMode):
 
     def _mutate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                 values: list[Traced]) -> Any:
-        self.uses.see(func, (None, *args[1:]), kwargs)  # what is written becomes opaque
+        # The written argument is left out: it becomes opaque.
+        self.uses.see(func, (None, *args[1:]), kwargs)
         names = self._unknown(values).sources
         written = [v for v in (*args[:1], kwargs.get("out")) if isinstance(v, torch.Tensor)]
         for tensor in written:
@@ -333,7 +337,7 @@ class Recorder(TorchDispatchMode):
         return written[0]
 
     def _taint(self, tensor: torch.Tensor, names: frozenset[str]) -> None:
-        """Values that we do not follow went into memory of the loader's own, or into a target."""
+        """Notes that unknown values went into the loader's own memory, or into a target."""
         if tensor.numel() and self.targets.shares(tensor):
             name, offset = self.targets.find(tensor) or ("", 0)
             self.events.append(Write(name, offset, tuple(tensor.size()), tuple(tensor.stride()),
@@ -344,7 +348,7 @@ class Recorder(TorchDispatchMode):
         self._tainted[key] = (tensor, before | names)
 
     def _plain_write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """An operation without a Traced writes somewhere."""
+        """Records a write of an operation without a Traced."""
         to = args[0] if args else kwargs.get("out")
         if isinstance(to, (list, tuple)):  # torch._foreach_…
             for one in to:
@@ -368,7 +372,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _is_number(argument: Any) -> bool:
-    """Or a list of them."""
+    """Whether this is an integer, or a list of integers."""
     return type(argument) is int or (type(argument) is list
                                      and all([type(one) is int for one in argument]))
 

@@ -1,9 +1,8 @@
-"""What tensors of a recording are made of: a checkpoint's tensors, and what loaders put together
-from them.
+"""The origin of tensors in a recording: tensors of the checkpoint, and what loaders make of them.
 
-A loader that stacks experts, or makes a copy before it cuts on, makes a `Composite`: pieces, each a
-box of it that has the elements of a view of something else. `resolve` takes that apart again, down
-to views of the checkpoint's tensors.
+A loader that stacks experts, or copies a tensor before it cuts it, makes a `Composite`. It has
+pieces: boxes of it, each with the elements of a view of something else. `resolve` takes a composite
+apart, down to views of the checkpoint's tensors.
 """
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import torch
 from ..boxes import row_major
 from .geometry import Dim, Ints, Lattice, lattice, split
 
-# No value is lost on the way: going on from there is the same as going straight.
+# These conversions lose no value. So a second conversion gives the same as a direct one.
 _WIDENS = {
     (torch.bfloat16, torch.float32), (torch.float16, torch.float32),
     (torch.bfloat16, torch.float64), (torch.float16, torch.float64),
@@ -34,7 +33,7 @@ class Source:
 
 @dataclass(eq=False, slots=True)
 class Composite:
-    """Memory of the loader's own, row-major in `shape`; later pieces never overlap earlier ones."""
+    """Memory that the loader has allocated, row-major in `shape`. Pieces do not overlap."""
     shape: Ints
     dtype: torch.dtype
     pieces: list[Piece] = field(default_factory=list)
@@ -44,7 +43,7 @@ class Composite:
 
 @dataclass(eq=False, slots=True)
 class Unknown:
-    """The result of something that is not followed."""
+    """The result of an operation that is not followed."""
     sources: frozenset[str]
 
 
@@ -52,7 +51,7 @@ Base: TypeAlias = "Source | Composite | Unknown"
 
 
 class View(NamedTuple):
-    """Elements of a base, as torch.as_strided names them; `dtype` is what their bits are read as.
+    """Elements of a base, as in torch.as_strided. `dtype`: the type as which their bits are read.
     """
     base: Base
     dtype: torch.dtype
@@ -62,16 +61,13 @@ class View(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The box at `start` of a composite has the elements of `view`, which has one dimension for
-    each of the box.
-    """
+    """The box at `start` of a composite has the elements of `view`, dimension by dimension."""
     start: Ints
     view: View
 
 
 class Flow(NamedTuple):
-    """Elements that go from a tensor of the checkpoint (`offset`, dims[i][1]) to a parameter (`to`,
-    dims[i][2]).
+    """Elements of a checkpoint's tensor (`offset`, dims[i][1]) for a parameter (`to`, dims[i][2]).
     """
     source: Source
     dtype: torch.dtype
@@ -81,7 +77,7 @@ class Flow(NamedTuple):
 
 
 def frozen(view: View) -> View:
-    """The view of what its base is now; composites are written to on and on."""
+    """Returns the view of a copy of its base, because a composite may be written to later."""
     base = view.base
     if not isinstance(base, Composite):
         return view
@@ -90,12 +86,12 @@ def frozen(view: View) -> View:
 
 
 class Untraceable(Exception):
-    """A value that is not made of the checkpoint's elements alone, or not in a way that we can say.
+    """A value that is not made only of the checkpoint's elements, or not in a way that we follow.
     """
 
 
 def sources(base: Base) -> Iterator[str]:
-    """Names of the checkpoint's tensors that a value depends on."""
+    """Yields the names of the checkpoint's tensors that a value depends on."""
     if isinstance(base, Source):
         yield base.name
     elif isinstance(base, Unknown):
@@ -106,8 +102,8 @@ def sources(base: Base) -> Iterator[str]:
 
 
 def write_piece(into: View, view: View) -> None:
-    """A copy into a composite. Untraceable when it is not a box of it, or overlaps a part of an
-    earlier one.
+    """Notes a copy into a composite. Untraceable: it is not a box of it, or overlaps an earlier
+    piece in part.
     """
     base = into.base
     assert isinstance(base, Composite)
@@ -126,7 +122,8 @@ def write_piece(into: View, view: View) -> None:
 
 
 def _box_of(base: Composite, view: View) -> tuple[Ints, list[int]]:
-    """Where the view's box starts, and its dimension that runs along each of the base's (-1: none).
+    """Returns the start of the view's box, and for each dimension of the base the view's dimension
+    along it (-1: none).
     """
     found = lattice(base.shape, view.offset, view.size, view.stride)
     if found is None or view.dtype != base.dtype:
@@ -151,10 +148,10 @@ def _covers(one: Piece, other: Piece) -> bool:
 
 
 def resolve(view: View, to: int, strides: Sequence[int], final: torch.dtype) -> list[Flow]:
-    """Where the elements of `view` come from when they are copied to (`to`, `strides`) of a
-    parameter of dtype `final`.
+    """Returns the origin of the elements of `view` in a copy to (`to`, `strides`) of a parameter of
+    dtype `final`.
 
-    Untraceable when not all of them come from the checkpoint unchanged, but for one conversion.
+    Untraceable: not all of them come unchanged from the checkpoint, except for one conversion.
     """
     dims = tuple(zip(view.size, view.stride, strides))
     if isinstance(view.base, Source):
@@ -201,7 +198,9 @@ def _resolve(base: Base, types: tuple[torch.dtype, ...], offset: int, to: int,
 
 
 def _in_one_piece(base: Composite, found: Lattice) -> tuple[Piece, int] | None:
-    """The piece that has all elements of a view, and where they start in the piece's base."""
+    """Returns the piece with all elements of a view, and their start in the piece's base; None: no
+    piece has them all.
+    """
     extent = found.extent(len(base.shape))
     for piece in base.pieces:
         view = piece.view
@@ -214,8 +213,8 @@ def _in_one_piece(base: Composite, found: Lattice) -> tuple[Piece, int] | None:
 
 def _part(piece: Piece, start: Ints, along: list[int], atoms: list[Dim],
           to: int) -> tuple[int, int, list[Dim]] | None:
-    """What of the atoms' box lies in the piece: (offset in its view's base, in the parameter,
-    dimensions).
+    """Returns the part of the atoms' box in the piece: (offset in its view's base, offset in the
+    parameter, dimensions); None: no element.
     """
     view = piece.view
     offset, dims = view.offset, list(atoms)
@@ -233,7 +232,7 @@ def _part(piece: Piece, start: Ints, along: list[int], atoms: list[Dim],
 
 
 def _check_conversions(types: Sequence[torch.dtype]) -> None:
-    """Whether converting step by step is the same as converting at once."""
+    """Raises Untraceable unless converting step by step is the same as converting at once."""
     if len(types) == 2:
         return
     steps = [t for i, t in enumerate(types) if i == 0 or types[i - 1] != t]
@@ -243,7 +242,7 @@ def _check_conversions(types: Sequence[torch.dtype]) -> None:
 
 
 def copied(view: View, dtype: torch.dtype, stride: Sequence[int]) -> Composite:
-    """A copy of the view in memory of its own, which torch has laid out with `stride`."""
+    """Returns a copy of the view in new memory, which torch has laid out with `stride`."""
     order = sorted(range(len(view.size)), key=lambda d: -stride[d])
     size = tuple(view.size[d] for d in order)
     if tuple(stride[d] for d in order if view.size[d] > 1) != tuple(
@@ -257,7 +256,7 @@ def copied(view: View, dtype: torch.dtype, stride: Sequence[int]) -> Composite:
 
 
 def joined(views: Sequence[View], dim: int, shape: Ints, dtype: torch.dtype) -> Composite:
-    """torch.cat of the views along `dim`."""
+    """Returns torch.cat of the views along `dim`."""
     base, at = Composite(shape, dtype), 0
     for view in views:
         start = tuple(at if k == dim else 0 for k in range(len(shape)))

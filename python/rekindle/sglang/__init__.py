@@ -1,11 +1,12 @@
-"""SGLang: load format `rekindle`, updates from disk's place, and a custom weight loader.
+"""SGLang: load format `rekindle`, updates of a running server, and a custom weight loader.
 
     python -m sglang.launch_server --model-path MODEL --load-format rekindle \\
         --model-loader-extra-config '{"model": "qwen3"}'
 
-SGLang finds `plugin` by the entry point group `sglang.srt.plugins`. A running server is updated by
-`POST /update_weights_from_disk {"model_path": …, "load_format": "rekindle"}`, or when it was
-started with `--custom-weight-loader rekindle.sglang.load`, by
+SGLang finds `plugin` by the entry point group `sglang.srt.plugins`.
+`POST /update_weights_from_disk {"model_path": …, "load_format": "rekindle"}` updates a running
+server. A server that was started with `--custom-weight-loader rekindle.sglang.load` can also be
+updated by
 `Engine.update_weights_from_tensor(version("qwen3", 42), load_format="rekindle.sglang.load")`
 between `begin_weight_update()` and `end_weight_update()`. See docs/guides/engines.md.
 """
@@ -22,7 +23,7 @@ _SCHEME = "rekindle://"
 
 
 def plugin() -> None:
-    """Registers load format `rekindle`. Again: nothing. InvalidError for an unknown SGLang."""
+    """Registers load format `rekindle`, once. InvalidError for an unknown SGLang."""
     from . import versions
     versions.check()
     from .hooks import register
@@ -30,19 +31,21 @@ def plugin() -> None:
 
 
 def version(model: str, version: str | int = "latest") -> "list[tuple[str, torch.Tensor]]":
-    """What `Engine.update_weights_from_tensor` is to be given, so that `load` attaches to this."""
+    """Returns the argument for `Engine.update_weights_from_tensor` with which `load` attaches to
+    this version."""
     import torch
     return [(f"{_SCHEME}{model}@{version}", torch.zeros(1))]
 
 
 def load(model: "torch.nn.Module", named_tensors: "list[tuple[str, torch.Tensor]]") -> None:
-    """SGLang calls this in every rank, between its `begin_weight_update` and `end_weight_update`,
-    which post-process. Of what `version()` made, it attaches to the version, by the options of the
-    load format if that was used, else of the environment (REKINDLE_STORE, …), fills the model and
-    holds the session; other tensors go to the model's own loader.
+    """Loads a version that `version()` names, and gives other tensors to the model's own loader.
 
-    Raises on all ranks when it fails on one, and names parameters without weights: the model must
-    not serve then."""
+    SGLang calls this in every rank, between its `begin_weight_update` and `end_weight_update`,
+    which post-process. This attaches to the version by the options of the load format if that was
+    used, else by the environment (REKINDLE_STORE, …), fills the model and keeps the session.
+
+    When it fails on one rank, it raises on all, and names parameters without weights. The model
+    must not serve then."""
     others: list[tuple[str, Any]] = []
     for name, tensor in named_tensors:
         if name.startswith(_SCHEME):

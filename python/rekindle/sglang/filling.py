@@ -1,4 +1,4 @@
-"""A version into a model of SGLang's by the model's own loader: at the start, and later."""
+"""Fills a model of SGLang with a version, by the model's own loader: at the start, and later."""
 from __future__ import annotations
 
 import re
@@ -28,9 +28,9 @@ _HEAD = r"(^|\.)(lm_head|shared_head\.head)\.weight$"
 
 @dataclass(frozen=True)
 class Part:
-    """Which of the models of this process one is. `role`: "target" or "draft"; of several layers
-    for multi-token prediction, which are a model each, "draft", "draft.1", …. `layer`: which of
-    several it is."""
+    """One of the models of this process. `role`: "target" or "draft". Several layers for
+    multi-token prediction are a model each: "draft", "draft.1", …. `layer`: the number among
+    these."""
 
     role: str
     layer: int | None = None
@@ -49,9 +49,9 @@ _parts: WeakKeyDictionary[torch.nn.Module, Part] = WeakKeyDictionary()
 
 
 def part_of(model: torch.nn.Module) -> Part:
-    """Of a model that is to be updated. SGLang gives an update to its target first.
+    """Returns the part of a model that is to be updated. SGLang updates its target first.
 
-    InvalidError: it is one of several draft layers, and nothing says which."""
+    InvalidError: it is one of several draft layers, and nothing tells which."""
     known = _parts.get(model)
     if known is not None:
         return known
@@ -62,7 +62,7 @@ def part_of(model: torch.nn.Module) -> Part:
 
 
 def _check_layers() -> None:
-    """For a draft that did not come through Rekindle. InvalidError: it is one of several layers."""
+    """Checks a draft that is not from Rekindle. InvalidError: it is one of several layers."""
     if get_spec().enable_multi_layer_eagle:
         raise InvalidError("nothing says which of several draft layers this model is, as it has "
                            "not come through Rekindle: start the server with "
@@ -71,8 +71,8 @@ def _check_layers() -> None:
 
 def options_of(model_config: Any, options: Options,
                layer: int | None = None) -> tuple[Part, Options]:
-    """What the model is that this is the configuration of, and what it is to load. `layer`: of a
-    draft of several, unless it is not known."""
+    """Returns the part of the model with this configuration, and the options for its load. `layer`:
+    of one of several drafts, if known."""
     if not getattr(model_config, "is_draft_model", False):
         return TARGET, options
     part = Part.draft(layer)
@@ -80,14 +80,14 @@ def options_of(model_config: Any, options: Options,
 
 
 def as_draft(options: Options, same_checkpoint: bool, part: Part) -> Options:
-    """Of the target's checkpoint it takes the version that the target has, and of the one of the
-    first draft layer that layer's."""
+    """Returns the options of a draft. From the checkpoint of the target or of the first draft
+    layer, it takes the version that this model has."""
     return as_others(options.of_draft(same_checkpoint), part)
 
 
 def as_others(options: Options, part: Part) -> Options:
-    """With the version that a model of this process before this one has of the same checkpoint: a
-    newer one may have been published since."""
+    """Returns the options with the version that an earlier model of this process has of the same
+    checkpoint. A newer version may have been published since."""
     for before in ("target", "draft"):
         now = held(before)
         if before == part.role:
@@ -98,9 +98,10 @@ def as_others(options: Options, part: Part) -> Options:
 
 
 def newest(part: Part, options: Options) -> Options:
-    """For an update: of the model that is held, else of `options`. All ranks call it.
+    """Returns the options for an update: those of the held model, else `options`, with the newest
+    version. All ranks call it.
 
-    Raises, on all, when there is no such version."""
+    All raise when there is no such version."""
     check_update()
     if not part.is_target and all(known.is_target for known in _parts.values()):
         _check_layers()
@@ -113,8 +114,8 @@ def newest(part: Part, options: Options) -> Options:
 
 
 def start(model: torch.nn.Module, part: Part, options: Options, load: Load) -> None:
-    """The first load of a model, on all ranks or, with an error on each, on none. A rank that joins
-    others loads by itself.
+    """Loads a model for the first time, on all ranks; or on none, with an error on each. A rank
+    that joins others loads by itself.
 
     InvalidError names parameters that are not written."""
     _parts[model] = part
@@ -129,11 +130,11 @@ def start(model: torch.nn.Module, part: Part, options: Options, load: Load) -> N
 
 
 def update(model: torch.nn.Module, options: Options, load: Load) -> None:
-    """A version into a model that serves, on all ranks or, with an error on each, on none. The
-    session of before is let go of when the new one is held.
+    """Loads a version into a model that serves, on all ranks; or on none, with an error on each.
+    The old session closes when the new one is held.
 
-    InvalidError names what of the version does not fit the model, before anything is written; what
-    it raises later says that the model may have weights of two versions, and must not serve."""
+    InvalidError names what does not fit the model, before anything is written. A later error says
+    that the model may have weights of two versions, and must not serve."""
     check_update()
     part = part_of(model)
     _parts[model] = part
@@ -169,8 +170,8 @@ def _fill(model: torch.nn.Module, options: Options, load: Load, place: Place, pa
 
 
 def _shared(model: torch.nn.Module) -> tuple[str, ...]:
-    """Parameters of a draft that SGLang lets be the target's after it was loaded: many checkpoints
-    are without them."""
+    """Returns patterns of a draft's parameters that SGLang replaces by the target's after the load:
+    many checkpoints lack them."""
     algorithm = str(get_spec().speculative_algorithm).upper()
     kinds = {kind.__name__ for kind in type(model).__mro__}
     if algorithm not in _SHARING or not kinds.isdisjoint(KEEPING):
@@ -183,7 +184,8 @@ def _shared(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def _of_target(model: torch.nn.Module) -> tuple[str, ...]:
-    """What of a draft is the target's by now: a checkpoint of the draft's own may have others."""
+    """Returns patterns of a draft's parameters that are the target's by now. A separate checkpoint
+    of the draft may have others."""
     targets = [known for known, part in _parts.items() if part == TARGET]
     theirs = {id(parameter) for target in targets for parameter in target.parameters()}
     names = [name for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -199,13 +201,14 @@ def _without(patterns: tuple[str, ...], load: Load) -> Load:
 
 
 def _of_layer(layer: int, load: Load) -> Load:
-    """SGLang's models of one layer of several take its tensors by the names of the first one's."""
+    """Returns a loader for one of several layers. SGLang's models of them take tensors by the names
+    of the first layer."""
     return lambda pairs: load(DefaultModelLoader._filter_mtp_weights(pairs, "", layer))
 
 
 def _check_same(options: Options, ranks: Ranks) -> None:
-    """InternalError, on all ranks, when SGLang has one go back to the version of before, because of
-    an error of its own, while others go on."""
+    """Raises InternalError on all ranks when they are to load different versions: SGLang makes one
+    go back after an error of its own, while others continue."""
     asked = ranks.gather(f"{options.name}@{options.version}")
     if len(set(asked)) > 1:
         raise InternalError(f"ranks are to load {', '.join(sorted(set(asked)))} at the same time: "
@@ -213,7 +216,7 @@ def _check_same(options: Options, ranks: Ranks) -> None:
 
 
 def _watched(model: torch.nn.Module, load: Load) -> Callable[[Pairs], dict[str, set[Region]]]:
-    """SGLang's loaders do not say what they have loaded: it is seen to."""
+    """Returns a loader that reports what it has loaded. SGLang's loaders do not."""
     def watched(pairs: Pairs) -> dict[str, set[Region]]:
         with WriteWatch(model) as watch:
             load(pairs)

@@ -1,6 +1,7 @@
-"""The plugin: `--load-format rekindle` in a SGLang that is not changed.
+"""The plugin: `--load-format rekindle` in an unchanged SGLang.
 
-SGLang takes a class in place of a load format; the name becomes it where it would be checked.
+SGLang takes a class in place of a load format. Where it checks the format's name, the plugin
+replaces the name by the class.
 """
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def verify_load_format(original: Callable[[Any], None], config: Any) -> None:
 
 
 def adapter_from_files(original: Callable[[Any], None], adapter: Any) -> None:
-    """Around `LoRAAdapter.initialize_weights`: adapters are files beside a model of Rekindle's, and
-    SGLang would read them by the load configuration of the model, of which it takes no part."""
+    """Around `LoRAAdapter.initialize_weights`: lets SGLang read adapters from files. It would read
+    them by the load configuration of the model, of which they are no part."""
     from .loader import RekindleModelLoader, of_files
     if adapter.load_config.load_format is RekindleModelLoader:
         adapter.load_config = of_files(adapter.load_config)

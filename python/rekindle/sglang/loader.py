@@ -1,7 +1,7 @@
 """SGLang's default loader with weights from Rekindle in place of files.
 
-What SGLang does before and after stays its own: `load_weights_only`, with the names that some
-quantizations change, is what is recorded, and post-processing follows.
+SGLang's own steps before and after stay the same. The recording is of `load_weights_only`, with the
+names that some quantizations change. Post-processing follows.
 """
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ logger = logging.getLogger("rekindle")
 
 @dataclass(frozen=True)
 class _Weights:
-    """Stands for weights between SGLang's two calls of the loader: the first load's, or an update's
-    to `options`, or of a model to what it had before that."""
+    """Stands for weights between SGLang's two calls of the loader: of a first load, or of an update
+    to `options`. `back`: the model returns to its version before the update."""
 
     model_config: Any
     options: Options | None = None
@@ -40,12 +40,12 @@ class _Weights:
 
 
 class RekindleModelLoader(DefaultModelLoader):
-    """Options as `rekindle._engines.options.Options`, from `--model-loader-extra-config`."""
+    """Takes its options from `--model-loader-extra-config`: `rekindle._engines.options.Options`."""
 
     def __init__(self, load_config: Any) -> None:
         # The default loader's constructor refuses our options.
         BaseModelLoader.__init__(self, load_config)
-        # For an update SGLang makes a loader without options: they are those of the server.
+        # For an update, SGLang makes a loader without options. It takes those of the server.
         given = load_config.model_loader_extra_config or get_model().model_loader_extra_config
         self.options = Options.parse(_parsed(given))
         # The newest version, after the first request for it.
@@ -54,7 +54,7 @@ class RekindleModelLoader(DefaultModelLoader):
         self._before: dict[str, Options] = {}
 
     def download_model(self, model_config: Any) -> None:
-        """Nothing: the agent of this host has the weights, or pulls them."""
+        """Does nothing: the agent of this host has the weights, or pulls them."""
 
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
         check_backup()
@@ -66,8 +66,8 @@ class RekindleModelLoader(DefaultModelLoader):
         return _Weights(model_config)
 
     def _get_weights_iterator(self, source: Any, **_: Any) -> Any:
-        """Of `update_weights_from_disk`: the newest version. SGLang asks once more when that has
-        failed, to go back: it gets the version of before. Of a recovery: pairs."""
+        """Returns the newest version for `update_weights_from_disk`. When that fails, SGLang asks
+        again, to go back, and gets the version before. A recovery gets pairs."""
         asked = recovery.current()
         if asked is not None:
             return asked.giving(self._of_held(source, asked))
@@ -114,15 +114,15 @@ class RekindleModelLoader(DefaultModelLoader):
         return DefaultModelLoader(of_files(self.load_config))
 
     def _back(self, model: torch.nn.Module, newest: Options) -> Options:
-        """What a model had before an update; of one that had nothing of Rekindle, the update's."""
+        """Returns the options of a model before the update; without any, those of the update."""
         before = self._before.get(filling.part_of(model).role, newest)
         logger.warning("rekindle: going back to %s@%s", before.name, before.version)
         return before
 
     def _of_held(self, source: Any,
                  asked: recovery.Recovery) -> Iterator[tuple[str, torch.Tensor]]:
-        """What a recovery wants of the version that is held, whole; of files when the model came
-        from there."""
+        """Yields the whole tensors of the held version that a recovery wants; from files if the
+        model came from there."""
         now = held("target")
         if now is None and self.options.fallback == "default":
             yield from self._files()._get_weights_iterator(source)
@@ -142,7 +142,7 @@ class RekindleModelLoader(DefaultModelLoader):
 
 
 def of_files(load_config: Any) -> Any:
-    """As SGLang's own loader takes it."""
+    """Returns the configuration for SGLang's own loader."""
     return replace(load_config, load_format=LoadFormat.AUTO, model_loader_extra_config={})
 
 

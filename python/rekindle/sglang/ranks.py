@@ -1,4 +1,4 @@
-"""The ranks of a SGLang that serve a model together, and where they attach."""
+"""The ranks of an SGLang that serve a model together, and where they attach."""
 from __future__ import annotations
 
 from sglang.srt.distributed.parallel_state import get_tp_group, get_world_group
@@ -11,22 +11,23 @@ from ..errors import InvalidError
 
 
 def ranks_of(role: str) -> Ranks:
-    """All ranks that have a part of the model of this role, and load it when this one does.
+    """Returns all ranks that have a part of the model of this role and load it at the same time.
 
-    A draft is on all ranks of a tensor parallel group: of the last pipeline stage, or, while one is
-    made that is sharded as attention is, those that share it."""
+    A draft is on all ranks of a tensor parallel group: that of the last pipeline stage, or, while
+    SGLang makes a draft that is sharded as attention is, the group that shares it."""
     group = get_world_group() if role == "target" else get_tp_group()
     return Ranks(group.rank_in_group, group.world_size, group.all_gather_object)
 
 
 def joins() -> bool:
-    """Whether this process was started to join ranks that serve: until then they do not answer."""
+    """Whether this process was started to join ranks that serve, and do not answer before that."""
     return bool(get_exec().moe.is_ep_joiner)
 
 
 def place_of(options: Options, ranks: Ranks, now: Held | None = None) -> Place:
-    """This worker's rank in its instance; of replicas (data parallel, without attention's) each is
-    an instance. Of a later generation than `now`, what is held. All ranks call it."""
+    """Returns this worker's rank in its instance. Each data parallel replica (without data parallel
+    attention) is an instance. The generation is later than that of `now`, the held version. All
+    ranks call it."""
     said = said_place(options)
     if not said.instance:
         return said
@@ -38,9 +39,9 @@ def place_of(options: Options, ranks: Ranks, now: Held | None = None) -> Place:
 
 
 def check_backup() -> None:
-    """InvalidError where SGLang keeps a copy of experts that is not Rekindle's: a process that is
-    no rank reads it from files, once, and dies unseen of load format rekindle; after an update it
-    would bring experts of the version before back."""
+    """Raises InvalidError where SGLang keeps its own copy of experts. A process that is no rank
+    reads it from files, once, and dies unnoticed with load format rekindle. After an update, the
+    copy would bring back experts of the version before."""
     experts = get_exec().moe
     if experts.enable_elastic_expert_backup and experts.elastic_ep_backend is not None:
         raise InvalidError("--enable-elastic-expert-backup keeps experts of files, that Rekindle "
@@ -49,9 +50,8 @@ def check_backup() -> None:
 
 
 def check_update() -> None:
-    """InvalidError with a backup of experts, and where ranks are told of an update one after
-    another: SGLang's pipeline stages pass a request on when they have carried it out, and could
-    never agree."""
+    """Raises InvalidError with a backup of experts, or with several pipeline stages. A stage passes
+    an update on only after its own is done, so the ranks of all stages could never agree."""
     check_backup()
     stages = get_parallel().pp_size
     if stages > 1:

@@ -1,8 +1,8 @@
 """Weights of experts whose ranks are gone, for SGLang's elastic expert parallelism.
 
-Each rank that is left finds for itself which experts it is to have and lacks, and asks for them, or
-for nothing, at a time of its own: no other rank may be waited for. It gets them of the version that
-is held, which all ranks have agreed on when it was loaded.
+Each remaining rank finds out by itself which experts it lacks, and asks for them, or for nothing,
+at its own time. So it must not wait for other ranks. It gets the experts of the held version, on
+which all ranks agreed when they loaded it.
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LOAD_FORMAT = "rekindle"
 
 @dataclass
 class Recovery:
-    """What is asked for. `given`: all of that was taken."""
+    """A request for tensors. `given`: all of them were taken."""
 
     wanted: Callable[[str], bool]  # by a tensor's name
     given: bool = False
 
     def giving(self, pairs: Iterable[T]) -> Iterator[T]:
-        """`pairs`, looked after."""
+        """Yields `pairs`, and notes that all were taken."""
         yield from pairs
         self.given = True
 
@@ -34,15 +34,15 @@ _current: ContextVar[Recovery | None] = ContextVar("rekindle_sglang_recovery", d
 
 
 def current() -> Recovery | None:
-    """The one within which SGLang asks for weights, if it is within one."""
+    """Returns the recovery in which SGLang asks for weights; None: there is none."""
     return _current.get()
 
 
 def recovering(original: Callable[..., None], **named: Any) -> None:
     """Around `update_expert_location_with_recovery` of SGLang's eplb_manager.
 
-    InternalError when the experts could not be loaded: SGLang would not look at that, and serve
-    what their memory had."""
+    InternalError when the experts could not be loaded. SGLang ignores that, and would serve
+    whatever is in their memory."""
     update = named["update_weights_from_disk_callable"]
 
     def from_held(path: str, load_format: str,

@@ -1,4 +1,4 @@
-"""A version by name into a SGLang that runs: what `rekindle.sglang.load` does."""
+"""Loads a version by name into a running SGLang, for `rekindle.sglang.load`."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -12,8 +12,8 @@ from . import filling
 
 
 def update_to(model: torch.nn.Module, name: str, version: str) -> None:
-    """Into the target, or into a draft model: one of another checkpoint than the target keeps what
-    its options name."""
+    """Loads a version into the target, or into a draft. A draft with another checkpoint than the
+    target keeps the model that its options name."""
     part = filling.part_of(model)
     now = held(part.role) or held("target")
     options = replace(now.options if now is not None else Options(), model=name, version=version)

@@ -1,4 +1,4 @@
-"""Which SGLang this works with."""
+"""The version of SGLang that this works with."""
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version as installed
@@ -8,13 +8,12 @@ from ..errors import InvalidError
 # The versions whose sources were read. docs/guides/engines.md lists the versions that were run.
 KNOWN = (0, 5, 23)
 
-# Drafts whose `set_embed_and_head` leaves them the embeddings and head that they have; so do classes
-# derived from them.
+# Drafts whose `set_embed_and_head` keeps their own embeddings and head, as in derived classes.
 KEEPING = ("Gemma4AssistantForCausalLM", "IQuestQ1MTP", "Step3p5MTP")
 
 
 def check() -> str:
-    """The version of the SGLang that is installed; InvalidError for another release than KNOWN."""
+    """Returns the installed version of SGLang. InvalidError for another release than KNOWN."""
     try:
         found = installed("sglang")
     except PackageNotFoundError:
@@ -27,6 +26,6 @@ def check() -> str:
 
 
 def supported(version: str) -> bool:
-    """Also post-releases and local versions of the one that is known."""
+    """Whether this is the known version, or a post-release or local version of it."""
     numbers = version.split("+")[0].split(".")
     return [part for part in numbers[:3]] == [str(part) for part in KNOWN]

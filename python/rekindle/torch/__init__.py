@@ -1,10 +1,10 @@
-"""Modules of torch, and transformers' models.
+"""Fills modules of torch, and models of transformers.
 
     model = rekindle.torch.from_pretrained("qwen3", device="cuda")  # built on meta, then filled
     session = rekindle.torch.load(model, "qwen3", version=42)       # any nn.Module, in place
     session.commit()
 
-transformers is needed for `from_pretrained` only, and for `load` of its models.
+Only `from_pretrained`, and `load` of transformers' models, need transformers.
 """
 from .modules import load
 from .pretrained import from_pretrained, session_of

@@ -1,8 +1,7 @@
-"""transformers' own loader, recorded: it knows a model's other names, merges experts, splits and
-transposes.
+"""Records transformers' own loader, which renames tensors, merges experts, splits and transposes.
 
-It is given stand-ins as `state_dict`; the parameters that it leaves in the model are then stand-ins
-too, and say of which elements of which tensors they are made.
+The loader gets stand-ins as `state_dict`. The parameters that it leaves in the model are then
+stand-ins, too, and tell of which elements of which tensors they are made.
 """
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ Catalog = Mapping[str, TensorMeta]
 
 
 class Recorded(NamedTuple):
-    """A model as transformers built it, with memory instead of stand-ins, and how to fill that."""
+    """A model that transformers has built, with memory instead of stand-ins, and a plan to fill it.
+    """
     model: Any
     plan: Plan
     targets: dict[str, torch.Tensor]
@@ -39,14 +39,14 @@ class Recorded(NamedTuple):
 
 
 def is_pretrained(model: nn.Module) -> bool:
-    """Whether transformers' own loader is there for it."""
+    """Whether transformers' own loader can load this model."""
     pretrained = ("transformers.modeling_utils", "PreTrainedModel")
     return any((kind.__module__, kind.__name__) == pretrained for kind in type(model).__mro__)
 
 
 def record(kind: Any, config: Any, catalog: Catalog, **arguments: Any) -> Recorded | None:
-    """Runs `kind.from_pretrained` on stand-ins. None when it does more to tensors than we follow:
-    give it real ones.
+    """Runs `kind.from_pretrained` on stand-ins. Returns None when it does more to tensors than we
+    follow, and needs real ones.
     """
     recorder = Recorder({}, torch.device("cpu"))
     state = {name: recorder.tensor(name, meta) for name, meta in catalog.items()}
@@ -71,7 +71,7 @@ def record(kind: Any, config: Any, catalog: Catalog, **arguments: Any) -> Record
 
 
 def _once(model: nn.Module) -> dict[str, Traced]:
-    """Stand-ins that are parameters or buffers now, each under its first name."""
+    """Returns the stand-ins that are parameters or buffers now, each under its first name."""
     found: dict[int, tuple[str, Traced]] = {}
     for name, value in named_targets(model).items():
         if isinstance(value, Traced):
@@ -84,7 +84,9 @@ def _empty(value: torch.Tensor) -> torch.Tensor:
 
 
 def shard_of(plan: Plan, catalog: Catalog) -> Any:
-    """None when the plan reads every tensor whole: then it is what other workers ask for, too."""
+    """Returns the boxes of the plan. None: it reads every tensor whole, and then asks for the same
+    shard as other workers.
+    """
     wanted = boxes(plan)
     whole = {box.tensor for box in wanted
              if not box.extent or box.extent == catalog[box.tensor].shape}
@@ -94,7 +96,7 @@ def shard_of(plan: Plan, catalog: Catalog) -> Any:
 def attach(recorded: Recorded, name: str, version: int, catalog: Catalog,
            options: Mapping[str, Any], targets: Mapping[str, torch.Tensor],
            timeout: float | None) -> sessions.Session:
-    """A session that has filled the targets."""
+    """Returns a session that has filled the targets."""
     session = sessions.attach(name, version,
                               **{**options, "shard": shard_of(recorded.plan, catalog)})
     try:
@@ -111,7 +113,7 @@ def _never(tensors: Any) -> None:
 
 def load(model: Any, name: str, version: int, fit: Fit, strict: bool, convert: bool,
          timeout: float | None, options: dict[str, Any]) -> sessions.Session:
-    """Fills a transformers model that is there, by the plan of a twin."""
+    """Fills an existing model of transformers, by the plan of a twin."""
     kind, arguments = type(model), {"dtype": model.dtype, "device_map": "cpu"}
     catalog = fit.new.tensors
     try:
@@ -137,7 +139,7 @@ def load(model: Any, name: str, version: int, fit: Fit, strict: bool, convert: b
 
 
 def _take_buffers(model: nn.Module, twin: nn.Module, device: Any) -> None:
-    """Values of the buffers that are not saved, where the model has none."""
+    """Takes values for buffers that are not saved from the twin, where the model has none."""
     values = dict(twin.named_buffers(remove_duplicate=False))
     names = {id(b): n for n, b in model.named_buffers(remove_duplicate=False)}
     saved = model.state_dict(keep_vars=True).keys()
@@ -169,7 +171,7 @@ def _load_real(model: Any, name: str, version: int, fit: Fit, strict: bool,
 
 
 def spelled(arguments: dict[str, Any]) -> dict[str, Any]:
-    """transformers 4 calls it torch_dtype."""
+    """Renames dtype to torch_dtype for transformers 4."""
     import transformers
     if int(transformers.__version__.split(".")[0]) >= 5:
         return arguments

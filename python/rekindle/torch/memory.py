@@ -1,4 +1,4 @@
-"""Memory for parameters: which are the same, where they are, and how those on meta get theirs."""
+"""Memory of parameters: which of them share it, where it is, and memory for those on meta."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def identity(value: torch.Tensor) -> Any:
-    """The same for tied parameters: those of the same elements."""
+    """Returns a value that is equal for tied parameters: those of the same elements."""
     if not value.numel():
         return id(value)
     storage = value.untyped_storage()._cdata
@@ -21,13 +21,13 @@ def identity(value: torch.Tensor) -> Any:
 
 
 def torch_device(device: Any) -> torch.device:
-    """Where torch has what a session brings to `device` (of `rekindle.attach`)."""
+    """Returns the torch device for `device` of `rekindle.attach`."""
     found = resolve(device, None)
     return torch.device(found.torch_name if found is not None else "cpu")
 
 
 def common_device(values: Iterable[torch.Tensor]) -> str | None:
-    """The device to attach for: the GPU that has all of them, else host memory."""
+    """Returns the device to attach with: the GPU that has all of the values; None: host memory."""
     devices = {value.device for value in values}
     if len(devices) != 1:
         return None
@@ -37,8 +37,8 @@ def common_device(values: Iterable[torch.Tensor]) -> str | None:
 
 def replace(model: nn.Module, wanted: Callable[[torch.Tensor], bool],
             make: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Puts `make(value)` where parameters and buffers are `wanted`, tied ones tied again. By all
-    names.
+    """Replaces `wanted` parameters and buffers by `make(value)`, and keeps ties. Returns the new
+    tensors by all of their names.
     """
     # Keeps the tensors alive, so that their ids stay unique.
     old: dict[int, torch.Tensor] = {}
@@ -67,12 +67,12 @@ def _like(value: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def materialize(model: nn.Module, device: Any) -> None:
-    """Memory, not values, for everything that is on meta."""
+    """Allocates memory, without values, for everything on meta."""
     to = torch_device(device)
     replace(model, lambda value: value.is_meta, lambda value: torch.empty_strided(
         value.size(), value.stride(), dtype=value.dtype, device=to))
 
 
 def some(names: list[str]) -> str:
-    """For a message: the first, and how many more."""
+    """Returns text for a message: the first name, and the number of others."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -1,4 +1,4 @@
-"""Filling a module that is there already."""
+"""Fills an existing module."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Catalog = Mapping[str, TensorMeta]
-_filled: WeakKeyDictionary[nn.Module, Contents] = WeakKeyDictionary()  # by load(), from what
+# The contents from which load() has filled each module.
+_filled: WeakKeyDictionary[nn.Module, Contents] = WeakKeyDictionary()
 
 
 def load(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
@@ -28,22 +29,22 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     """Fills a module's parameters and persistent buffers in place with a version's tensors of the
     same names and shapes.
 
-    Parameters that share memory are filled once, by any of their names; when the version has
-    tensors of several of these, by the last of them in the module's order, as `load_state_dict`
-    does. What is on the meta device gets memory on `options["device"]`. A transformers model whose
-    checkpoint has other names or other cuts (an expert a tensor, say) is filled as transformers'
-    own loader would; so are its buffers that are not saved, when they are on meta.
+    Parameters that share memory are filled once, by any of their names. If the version has several
+    of these names, the last in the module's order wins, as in `load_state_dict`. Tensors on the
+    meta device get memory on `options["device"]`. A transformers model whose checkpoint has other
+    names or other cuts (for example a tensor per expert) is filled as by transformers' own loader,
+    with its buffers that are not saved, if they are on meta.
 
-    `strict`: NotFoundError when a parameter gets nothing; without it, it keeps its values. A module
-    that has been filled before is updated by the same rules, and with `strict` also InvalidError
-    for a tensor that the version before did not have and the module has no place for, and for other
-    quantization settings in its config.json; before anything is written.
+    `strict`: NotFoundError when a parameter gets nothing; without it, the parameter keeps its
+    values. The same rules hold for a module that was filled before. In addition, other quantization
+    settings in config.json raise InvalidError before anything is written. So does, with `strict`, a
+    new tensor for which the module has no place.
     `convert`: between dtypes; without it, InvalidError when they differ. `load_timeout`: seconds
-    without anything new. `options`: of `rekindle.attach`; without a device, that of the parameters
-    when all have the same one.
+    without anything new. `options`: of `rekindle.attach`; the default device is that of all
+    parameters, if they share one.
 
-    Returns the session, everything in: commit() it. Raises what `rekindle.attach` and
-    `Session.load_into` raise.
+    Returns the session with everything loaded; the caller commits it. Raises what `rekindle.attach`
+    and `Session.load_into` raise.
     """
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
     whole = rekindle_catalog(name, version, **where)
@@ -87,7 +88,7 @@ def _load(model: nn.Module, name: str, number: int, fit: Fit, strict: bool, conv
 
 
 def _by_name(model: nn.Module, catalog: Catalog) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """What the model has by the catalog's names, and what it has by none of them."""
+    """Returns the model's tensors by the catalog's names, and the names that the catalog lacks."""
     state = {name: value for name, value in model.state_dict(keep_vars=True).items()
              if isinstance(value, torch.Tensor)}
     found: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Like transformers' from_pretrained, from this host's copy or its peers' instead of from files."""
+"""Like transformers' from_pretrained, but with weights from Rekindle instead of files."""
 from __future__ import annotations
 
 import contextlib
@@ -23,15 +23,15 @@ def from_pretrained(name: str | None = None, version: str | int | None = "latest
                     device: Any = None, device_map: Any = None, strict: bool = True,
                     load_timeout: float | None = 60.0,
                     model_arguments: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """A transformers model with a version's weights, in eval mode.
+    """Returns a transformers model with a version's weights, in eval mode.
 
-    `model_class`: a class of transformers, also AutoModel…; None: what config.json names as
-    architecture. `config`: instead of the published config.json. `torch_dtype`: as in transformers;
-    "auto" is the checkpoint's. `device`: all of the model goes there, as in `rekindle.attach`; or
-    `device_map`: as in transformers, over several devices by way of host memory. `strict`:
-    NotFoundError when a parameter gets nothing, instead of random values. `model_arguments`: more
-    for transformers' from_pretrained. `options`: of `rekindle.attach`, but for shard and spec.
-    `session_of(model)` is the session: commit() it.
+    `model_class`: a class of transformers, also AutoModel…; None: the architecture in config.json.
+    `config`: instead of the published config.json. `torch_dtype`: as in transformers; "auto" is the
+    checkpoint's. `device`: for the whole model, as in `rekindle.attach`; or `device_map`: as in
+    transformers, for several devices, through host memory. `strict`: NotFoundError when a parameter
+    gets nothing, instead of random values. `model_arguments`: more for transformers'
+    from_pretrained. `options`: of `rekindle.attach`, except shard and spec. `session_of(model)` is
+    the session, which the caller commits.
 
     Code that was published beside the weights (*.py) is never run. Raises ImportError without
     transformers, and what `rekindle.attach` and transformers raise.
@@ -74,8 +74,8 @@ def from_pretrained(name: str | None = None, version: str | int | None = "latest
 
 
 def session_of(model: Any) -> sessions.Session:
-    """The session that `from_pretrained` has filled the model from. NotFoundError for another
-    model.
+    """Returns the session from which `from_pretrained` has filled the model. NotFoundError for
+    another model.
     """
     try:
         return _sessions[model]
@@ -86,7 +86,7 @@ def session_of(model: Any) -> sessions.Session:
 def _from_real(kind: Any, config: Any, name: str, version: int, arguments: dict[str, Any],
                options: dict[str, Any], timeout: float | None
                ) -> tuple[Any, sessions.Session, list[str]]:
-    """transformers' loader with real tensors, in host memory: it computes with them."""
+    """Runs transformers' loader with real tensors in host memory, because it computes with them."""
     session = sessions.attach(name, version, **{**options, "device": None})
     try:
         state = {info.name: tensor.clone() for info, tensor in session.entries(timeout)}
@@ -100,7 +100,7 @@ def _from_real(kind: Any, config: Any, name: str, version: int, arguments: dict[
 
 @contextlib.contextmanager
 def _directory(files: Mapping[str, bytes]) -> Iterator[str]:
-    """The small files where transformers reads them."""
+    """A temporary directory with the small files that transformers reads."""
     with tempfile.TemporaryDirectory(prefix="rekindle-") as directory:
         for name in ("config.json", "generation_config.json"):
             if name in files:
@@ -121,7 +121,8 @@ def _generation(transformers: Any, directory: str) -> Any:
 
 
 def _class(transformers: Any, model_class: Any, config: Any) -> Any:
-    """The class whose loader is run; of an AutoModel…, what it maps the config to."""
+    """Returns the class whose loader runs; for an AutoModel…, the class that it maps the config to.
+    """
     if model_class is None:
         names = getattr(config, "architectures", None) or []
         there = (getattr(transformers, name, None) for name in names)

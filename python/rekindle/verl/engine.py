@@ -1,8 +1,8 @@
 """verl's CheckpointEngine over Rekindle: trainers publish, rollout workers attach.
 
-There is no process group. The trainer's first rank publishes a version, rollout workers attach to
+There is no process group. The trainer's first rank publishes a version. Rollout workers attach to
 it on the agents of their hosts, which pull it from each other. So a replica that is added, lost or
-started again concerns nobody else, and one that comes back has its weights in its host's memory.
+restarted affects no other replica, and a restarted one has its weights in its host's memory.
 """
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rekindle._engines.writer import Spec, Writer
 
 @CheckpointEngineRegistry.register("rekindle")
 class RekindleCheckpointEngine(CheckpointEngineWithCache):
-    """`model`: its name in Rekindle. `agent`: the store of this host's agent. `device`: where
-    rollout workers are given tensors: "cuda" (None: that, where there is one), "cpu" or a double.
-    `rollout_dtype`: what floating point weights are published as; None: as they come.
-    `keep`: versions to keep in the fleet, of those that this trainer has published; 0: all. Letting
-    go of the others asks `coordinator`, HOST:PORT, or REKINDLE_COORDINATOR.
+    """`model`: its name in Rekindle. `agent`: the store of this host's agent. `device`: the device
+    of the rollout workers' tensors: "cuda", "cpu" or a double; None: "cuda" where there is one.
+    `rollout_dtype`: the dtype in which floating point weights are published; None: unchanged.
+    `keep`: how many of this trainer's versions the fleet keeps; 0: all. `coordinator` (HOST:PORT,
+    or REKINDLE_COORDINATOR) retires the others.
     `bucket_size` is verl's, in bytes; Rekindle's buckets are at most 256 MiB. Times are seconds."""
 
     wire_format = "named_tensors"
@@ -54,14 +54,14 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
         self._is_master = is_master
         self._version = 0
         self._sender = False
-        self._specs: list[Spec] = []  # of what was sent last
+        self._specs: list[Spec] = []  # of the last version
         self._published: list[int] = []
 
-    # --- what verl's manager calls on every worker, in this order, at each update
+    # --- verl's manager calls these on every worker, in this order, at each update
 
     def prepare(self) -> dict[str, Any]:
-        """The trainer's first rank says which version comes next: later than any before, also of a
-        trainer that was started again and repeats steps. So it is the time, in milliseconds."""
+        """Returns the next version, on the trainer's first rank. It is the time in milliseconds, so
+        it is later than any before, also of a trainer that was restarted and repeats steps."""
         if not self._is_master:
             return {}
         return {"version": max(self._version + 1, time.time_ns() // 1_000_000)}
@@ -69,7 +69,7 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int,
                        metadata: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Every worker is told the version; the trainer's first rank, that it sends."""
+        """Tells every worker the version, and the trainer's first rank that it sends."""
         version = next((said["version"] for said in metadata[:actor_wg_world_size] if said), None)
         if version is None:
             raise rekindle.InvalidError("no trainer rank was made with is_master=True")
@@ -82,10 +82,11 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
         self._version, self._sender = version, sender
 
     def finalize(self) -> None:
-        """Lets go of versions that are too old, of those that the trainer's first rank published."""
+        """Retires all but the newest `keep` versions that the trainer's first rank has
+        published."""
         while self._keep and len(self._published) > self._keep:
             old = self._published.pop(0)
-            with contextlib.suppress(rekindle.NotFoundError):  # somebody else has
+            with contextlib.suppress(rekindle.NotFoundError):  # already retired
                 command.run("retire", f"{self._model}@{old}", "--everywhere", "--coordinator",
                             str(self._coordinator), timeout=self._timeout)
 
@@ -94,12 +95,13 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]],
                            global_steps: int | None = None) -> dict[str, float]:
-        """Publishes what the generator gives. Other ranks than the first only run through it, for
-        its collectives.
+        """Publishes the tensors of the generator. Ranks other than the first only run through it,
+        for its collectives.
 
-        Segments are laid out from names and shapes of all tensors, which the generator gives one
-        by one. So the first time they are gathered in host memory (once the model, besides the
-        segments); from then on they go into segments as they come, when they are what they were."""
+        Laying out segments needs names and shapes of all tensors, but the generator gives them one
+        by one. So the first call gathers them in host memory (the size of the model, besides the
+        segments). Later calls write them into segments as they come, if names, shapes and dtypes
+        are the same."""
         if not self._sender:
             for _ in weights:
                 pass
@@ -129,7 +131,8 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
 
     def _stream(self, model_version: str, weights: Iterator[tuple[str, torch.Tensor]],
                 rest: list[tuple[str, torch.Tensor]]) -> bool:
-        """False when the tensors are not those of the last time; `rest` is what was taken."""
+        """Publishes tensors as they come. False: they differ from those of the last time; `rest`
+        then has the tensors taken so far."""
         with Writer(model_version, self._specs, self._agent) as writer:
             expected = iter(self._specs)
             written: list[Spec] = []
@@ -150,16 +153,16 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
 
     async def receive_weights(self, global_steps: int | None = None
                               ) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of the version, as they arrive. A tensor is to be read before the next one
-        is asked for, on the stream that was current here.
+        """Yields (name, tensor) of the version, as they arrive. The caller reads each tensor before
+        it takes the next one, on the stream that is current here.
 
-        TimeoutError, when the trainer has not published it after `timeout` seconds."""
+        TimeoutError: the trainer has not published the version after `timeout` seconds."""
         async for pair in self._read(self._version):
             yield pair
 
     async def get_weights(self) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """The newest version that is complete, from the memory of this host, or else of another:
-        for a worker that comes back between updates."""
+        """Yields the newest ready version, from the memory of this host or another one, for a
+        worker that comes back between updates."""
         async for pair in self._read("latest"):
             yield pair
 
@@ -182,7 +185,7 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
             session.close()
 
     def _attach(self, version: int | str, device: str | None, stream: Any) -> rekindle.Session:
-        """Waits for a version that is still being published."""
+        """Attaches. Waits for a version that is still being published."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:

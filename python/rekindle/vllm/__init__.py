@@ -15,10 +15,10 @@ __all__ = ["WorkerExtension", "register"]
 
 
 def register() -> None:
-    """Registers load format and weight transfer backend `rekindle`. Again: nothing.
+    """Registers load format and weight transfer backend `rekindle`, once.
 
-    For a version of vLLM that is not known it logs why, and registers nothing: vLLM runs it
-    wherever this package is installed, and would end, also where nobody asks for Rekindle."""
+    For an unknown version of vLLM it logs why, and registers nothing. vLLM runs it wherever this
+    package is installed, so an exception would end vLLM also for users without Rekindle."""
     from . import versions
     from ..errors import InvalidError
     try:

@@ -1,8 +1,8 @@
-"""A model of vLLM's as its loader found it, for a recording, while it serves.
+"""Gives a serving model of vLLM the layout that its loader found, for a recording.
 
-vLLM post-processes what was loaded: parameters get other layouts and dtypes. For its layerwise
-reload it has noted what they were. Here a model gets parameters like these, without memory, and
-then its own back, which nothing was written to. This works also within a reload that has begun.
+After a load, vLLM post-processes: parameters get other layouts and dtypes. For its layerwise reload
+it notes the old ones. Here a model gets parameters like these, without memory. Then it gets its own
+back, to which nothing was written. This also works within a reload that has begun.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TORCHAO = "_do_torchao_reload"
 
 @contextmanager
 def load_layout(model: torch.nn.Module) -> Iterator[None]:
-    """Nobody else may use the model meanwhile."""
+    """A context in which the model has that layout. Nobody else may use the model meanwhile."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
     kept = [_Kept(layer) for layer in model.modules()]
@@ -42,7 +42,7 @@ def load_layout(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Kept:
-    """What a layer has."""
+    """The attributes, parameters and buffers of a layer."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         self.layer = layer
@@ -66,8 +66,8 @@ class _Kept:
 
 def _stand_in(layer: torch.nn.Module, own: dict[str, Any],
               known: dict[int, torch.Tensor]) -> None:
-    """Copies of the tensors on meta that vLLM has put there, because it keeps those, with the
-    loaders of before any reload; one for those that are tied."""
+    """Replaces vLLM's tensors on meta by copies, because vLLM keeps them. The copies have the
+    loaders from before any reload. Tied tensors share one copy."""
     from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
     for held in (layer._parameters, layer._buffers):
         for name, tensor in list(held.items()):

@@ -1,6 +1,6 @@
-"""The load format `rekindle`: tensors, or the parts of them that this rank's model reads.
+"""The load format `rekindle`: fetches the tensors, or parts of them, that this rank's model reads.
 
-vLLM makes the model before and post-processes it afterwards, as for its own formats, so every
+vLLM makes the model before and post-processes it afterwards, as for its own formats. So every
 layout, quantization and backend works that works with safetensors files.
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .placing import place_of, ranks_of, role_of
 
 logger = logging.getLogger("rekindle")
 LOAD_FORMAT = "rekindle"
-# What vLLM lets a head that drafts have of the target, where its checkpoint has none.
+# Parameters that a drafting head shares with the target, where its checkpoint lacks them.
 _OF_TARGET = (r"(^|\.)(embed_tokens|lm_head|shared_head\.head)\.weight$",)
 
 
@@ -40,14 +40,14 @@ class RekindleModelLoader(BaseModelLoader):
         self.options = Options.parse(load_config.model_loader_extra_config)
 
     def download_model(self, model_config: Any) -> None:
-        """Nothing: the agent of this host has the weights, or pulls them."""
+        """Does nothing: the agent of this host has the weights, or pulls them."""
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Fills the model and waits until every rank of its instance has been filled.
 
-        When it fails on one rank, it does on all. InvalidError names parameters that no tensor was
-        for. With "fallback": "default" vLLM's own loader takes over, on all ranks, when the weights
-        cannot be had, unless the model quantizes while it loads and has begun to."""
+        When it fails on one rank, all raise. InvalidError names parameters without a tensor. With
+        "fallback": "default", vLLM's own loader takes over on all ranks when the weights are not
+        available, unless the model quantizes during the load and has begun to."""
         role = role_of(model_config)
         ranks = ranks_of(role)
         online, begun = _loads_online(model), False
@@ -79,16 +79,16 @@ class RekindleModelLoader(BaseModelLoader):
 
     def get_all_weights(self, model_config: Any,
                         model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """The newest version, for vLLM's `reload_weights()` without arguments. That it fits the
-        model is checked before the reload begins; whether vLLM reads all of it then, nobody looks.
-        It is held from when the last tensor was taken."""
+        """Returns the newest version, for vLLM's `reload_weights()` without arguments. Checks
+        before the reload that the version fits the model, but not afterwards that vLLM has read all
+        of it. The version is held once its last tensor was taken."""
         role = role_of(model_config)
         ranks = ranks_of(role)
         options, place = ranks.together(lambda: self._of(model_config, role))
         options = one_version(options, ranks)
         now = held(role)
         place = of_one_generation(place, ranks, now)
-        # Here, not in the generator: vLLM begins its reload before it takes the first tensor.
+        # Not in the generator, because vLLM begins its reload before it takes the first tensor.
         found = ranks.together(
             lambda: again(model, lambda pairs: model.load_weights(pairs), options, place, now,
                           load_layout(model)), lambda made: made.session.close())
@@ -131,7 +131,7 @@ _DECIDE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size
 
 
 def _key(config: Any, model_config: Any) -> dict[str, Any]:
-    """What decides the slices, besides what vLLM counts among what decides the graph."""
+    """Returns what decides the slices: vLLM's hash of the graph's configuration, and more."""
     parallel = config.parallel_config
     return {"vllm": versions.check(), "config": config.compute_hash(),
             "model": model_config.hf_config.to_json_string(),
@@ -141,7 +141,7 @@ def _key(config: Any, model_config: Any) -> dict[str, Any]:
 
 
 def _loads_online(model: torch.nn.Module) -> bool:
-    """Whether vLLM quantizes it while it loads."""
+    """Whether vLLM quantizes the model during the load."""
     return any(getattr(getattr(module, "quant_method", None), "uses_meta_device", False)
                for module in model.modules())
 

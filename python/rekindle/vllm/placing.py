@@ -1,7 +1,7 @@
-"""Where a worker stands in a vLLM: with whom it loads, and as which rank of which instance.
+"""The place of a worker in vLLM: the ranks with which it loads, and its rank in an instance.
 
-What agreements need is in the groups of vLLM's own workers, which the two ends of the range of
-versions have alike.
+Ranks agree through the groups of vLLM's own workers, which are alike in the oldest and the newest
+supported version.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def role_of(model_config: Any) -> str:
 
 
 def ranks_of(role: str) -> Ranks:
-    """All workers whose models of this role are parts of one.
+    """Returns all workers whose models of this role are parts of one.
 
-    vLLM's world is all data parallel replicas of a mixture of experts, because these spread their
-    experts over replicas, by expert or by tensor parallelism; replicas of other models are worlds
-    of their own. Only the last pipeline stage has a draft."""
+    For a mixture of experts, vLLM's world has all data parallel replicas, because they spread their
+    experts over replicas, by expert or by tensor parallelism. Replicas of other models have
+    separate worlds. Only the last pipeline stage has a draft."""
     from vllm.distributed import parallel_state
     if role == "target":
         return _ranks(parallel_state.get_world_group())
@@ -50,8 +50,9 @@ def _ranks(group: Any) -> Ranks:
 
 
 def place_of(parallel: Any, options: Options, role: str = "target") -> Place:
-    """This worker's rank in its instance, of which each data parallel replica is one; a draft is
-    an instance for each rank. Its generation is None where nobody says which."""
+    """Returns this worker's rank in its instance. Each data parallel replica is an instance, and
+    each rank of a draft is one. The generation is None where neither options nor environment give
+    it."""
     said = said_place(options)
     if not said.instance:
         return said

@@ -1,5 +1,5 @@
-"""vLLM's layerwise reload, looked after: it takes a layer that was given nothing, or a part of its
-weights, for loaded, and what a load that failed has left in it for a part of the next one."""
+"""Checks vLLM's layerwise reload. vLLM takes a layer that got nothing, or a part of its weights,
+for loaded. It counts what a failed load has left in a layer as a part of the next load."""
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -23,8 +23,9 @@ from ..session import Session
 
 def reload(model: torch.nn.Module, options: Options, session: Session,
            apply: Callable[[Pairs], Any], contents: Contents | None = None) -> None:
-    """`apply` gives tensors to the model's `load_weights`, in a reload of vLLM's that it begins or
-    that has begun; then every tensor must have been taken and every parameter written.
+    """Reloads a model. `apply` gives tensors to the model's `load_weights`, in a reload of vLLM
+    that it begins or that has begun. Then checks that all tensors were taken and all parameters
+    written.
 
     InvalidError names what was not: the model then has weights of two versions."""
     pairs = Handed(whole_tensors(session, options.load_timeout))
@@ -50,8 +51,8 @@ def reload(model: torch.nn.Module, options: Options, session: Session,
 
 
 def abandon(model: torch.nn.Module) -> None:
-    """After a reload that failed: layers that were not complete are what they were, and nothing of
-    it stays for the next one to count."""
+    """Cleans up after a reload that failed. Incomplete layers are restored, and the next reload
+    counts nothing of this one."""
     from vllm.model_executor.model_loader.reload import layerwise
     for layer in model.modules():
         info = layerwise.get_layerwise_info(layer)
@@ -65,7 +66,7 @@ def abandon(model: torch.nn.Module) -> None:
 
 
 class _Loads:
-    """Looks at the model before and after its `load_weights`, within vLLM's reload."""
+    """Checks the model before and after its `load_weights`, within vLLM's reload."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -91,7 +92,7 @@ class _Loads:
 
 
 def _loadable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, Any]]]:
-    """Layers with parameters that a checkpoint must have weights for."""
+    """Yields layers with parameters for which a checkpoint must have weights."""
     for name, layer in model.named_modules():
         own = {key: parameter for key, parameter in layer._parameters.items()
                if parameter is not None and parameter.numel() and not has_default(key)}
@@ -100,7 +101,8 @@ def _loadable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, di
 
 
 def _check_begun(model: torch.nn.Module) -> None:
-    """vLLM ignores what comes for a layer that is complete, or that it does not reload."""
+    """Raises InvalidError for a layer that is complete, or that vLLM does not reload: vLLM ignores
+    weights for these."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     for name, layer, _ in _loadable(model):
         info = get_layerwise_info(layer)
@@ -110,10 +112,10 @@ def _check_begun(model: torch.nn.Module) -> None:
 
 
 def _lacking(model: torch.nn.Module) -> dict[str, str]:
-    """Parameters of layers that were given nothing, which vLLM leaves as they were, with a warning,
-    and those of which a part was not written, which it leaves as their memory was."""
+    """Returns parameters that are not written in full. vLLM leaves a layer that got nothing as it
+    was, with a warning. It leaves the unwritten part of a parameter as its memory was."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-    # Maps a name to the parameter that vLLM will restore, and why.
+    # Maps a name to the written amount, and the id of the parameter that vLLM will restore.
     short: dict[str, tuple[str, int]] = {}
     filled: set[int] = set()
     for name, layer, own in _loadable(model):
@@ -129,13 +131,13 @@ def _lacking(model: torch.nn.Module) -> dict[str, str]:
                 short[f"{name}.{key}" if name else key] = amount(count, parameter.numel()), kernel
             else:
                 filled.add(kernel)
-    # Of tied parameters one is given the weights, and they have one memory.
+    # Tied parameters share memory, and only one of them gets the weights.
     return {name: how for name, (how, kernel) in short.items() if kernel not in filled}
 
 
 def _written(own: dict[str, torch.Tensor], loads: list[tuple[str, Any]]) -> dict[str, int]:
-    """How many elements of a layer's parameters are written by the loads that vLLM has put off,
-    with the padding that they fill."""
+    """Returns how many elements of each of a layer's parameters the loads that vLLM has deferred
+    write, with the padding that they fill."""
     from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
     given = {str(index): next(key for key, value in bound.arguments.items()
                               if key != "param" and isinstance(value, torch.Tensor))

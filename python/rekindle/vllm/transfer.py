@@ -1,7 +1,7 @@
 """The weight transfer backend `rekindle`: `--weight-transfer-config '{"backend": "rekindle"}'`.
 
-Trainers use vLLM's own control plane (`/start_weight_update`, `/update_weights`, …); the update
-says which version, and workers attach to it. vLLM 0.23 runs the layerwise reload itself; later ones
+Trainers use vLLM's own control plane (`/start_weight_update`, `/update_weights`, …). The update
+names the version, and workers attach to it. vLLM 0.23 runs the layerwise reload itself; later ones
 leave it to the backend.
 """
 from __future__ import annotations
@@ -28,22 +28,22 @@ BACKEND = "rekindle"
 
 @dataclass
 class RekindleInitInfo(WeightTransferInitInfo):
-    """`options`: as in `--model-loader-extra-config` of the load format; None: those that the model
-    was loaded with."""
+    """`options`: as in `--model-loader-extra-config` of the load format; None: those of the
+    model."""
 
     options: dict[str, Any] | None = None
 
 
 @dataclass
 class RekindleUpdateInfo(WeightTransferUpdateInfo):
-    """What to load: a version of the model in the options, or of another one (a draft)."""
+    """The version to load: of the model in the options, or of another one (a draft)."""
 
     version: str | int = "latest"
     model: str | None = None
 
 
 class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpdateInfo]):
-    """One update is one version, whole, in one call of `update_weights`."""
+    """Each update loads one whole version, in one call of `update_weights`."""
 
     init_info_cls = RekindleInitInfo
     update_info_cls = RekindleUpdateInfo
@@ -71,9 +71,10 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
 
     def receive_weights(self, update_info: RekindleUpdateInfo,
                         load_weights: Callable[[Any], Any] | None = None) -> None:
-        """`load_weights`: of vLLM 0.23, the model's, when the update is of checkpoint tensors.
+        """Loads the version. `load_weights`: the model's, from vLLM 0.23 in an update of checkpoint
+        tensors.
 
-        Raises what `attach` raises, and InvalidError naming what has no weights."""
+        Raises what `attach` raises, and InvalidError naming parameters without weights."""
         model: torch.nn.Module = self.model
         role = "target" if model is getattr(self, "_default_model", model) else "draft"
         now = held(role)
@@ -85,7 +86,7 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
                 raise InvalidError("Rekindle has checkpoint tensors, and this update was started "
                                    "for tensors in vLLM's own format: start it with "
                                    "is_checkpoint_format=true")
-            # Looked up when it is called: `reload` puts its own in the place of load_weights.
+            # The lambda looks load_weights up when it is called, because `reload` replaces it.
             bring(self.parallel_config, model, options, lambda pairs: model.load_weights(pairs),
                   role)
         except BaseException:
@@ -95,11 +96,11 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
         self._updated = True
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Does nothing: the engine holds nothing between updates."""
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """Versions to 0.26 ask for it. A trainer publishes, and needs no engine for that."""
+        """Required by vLLM up to 0.26. A trainer publishes instead, without an engine."""
         raise InvalidError("publish with rekindle.publish(), then POST /update_weights with its "
                            "version")
 

@@ -1,4 +1,4 @@
-"""What `WorkerExtension` does: a version into a vLLM that runs, by its layerwise reload."""
+"""Loads a version into a running vLLM by its layerwise reload, for `WorkerExtension`."""
 from __future__ import annotations
 
 import time
@@ -20,7 +20,7 @@ from .reloading import abandon, reload
 
 
 def status() -> dict[str, Any]:
-    """Of each model of this worker that came through Rekindle."""
+    """Returns the status of each model of this worker that came through Rekindle."""
     found = {}
     for role in ("target", "draft"):
         now = held(role)
@@ -36,7 +36,7 @@ def status() -> dict[str, Any]:
 
 
 def wait_for_update(timeout: float) -> int | None:
-    """InvalidError when nothing has been loaded through Rekindle."""
+    """Returns `newer_version` of the target. InvalidError: it was not loaded through Rekindle."""
     now = held("target")
     if now is None:
         raise InvalidError("this worker's weights have not come through Rekindle: nothing says "
@@ -45,7 +45,7 @@ def wait_for_update(timeout: float) -> int | None:
 
 
 def update(worker: Any, version: str | int, given: dict[str, Any] | None) -> dict[str, Any]:
-    """Attaches, reloads, commits. Returns what it was and how long it took."""
+    """Attaches, reloads and commits. Returns the version, its size and the time that it took."""
     from vllm.config import set_current_vllm_config
     begun = time.perf_counter()
     versions.check()
@@ -61,11 +61,11 @@ def update(worker: Any, version: str | int, given: dict[str, Any] | None) -> dic
 
 def bring(parallel: Any, model: torch.nn.Module, options: Options, apply: Callable[[Pairs], Any],
           role: str = "target") -> Session:
-    """A version into `model` by `apply`, which takes checkpoint tensors. The session is held.
+    """Loads a version into `model` by `apply`, which takes checkpoint tensors. Holds the session.
 
-    All ranks that have a part of the model call it. When it fails on one, it does on all: the model
-    is what it was, or, once the first tensor may have been written, it is held to be torn. Whether
-    the version fits the model is known before that: InvalidError names what does not."""
+    All ranks that have a part of the model call it. When one fails, all raise. The model is
+    unchanged before the first tensor may have been written; after that it counts as torn. A check
+    before any write finds whether the version fits the model: InvalidError names what does not."""
     ranks, now = ranks_of(role), held(role)
     options = one_version(options, ranks)
     place = ranks.together(lambda: place_of(parallel, options, role))

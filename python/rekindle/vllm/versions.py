@@ -1,4 +1,4 @@
-"""Which vLLM versions this works with, and what differs between them."""
+"""The versions of vLLM that this works with."""
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version as installed
@@ -10,9 +10,9 @@ OLDEST, NEWEST = (0, 23), (0, 33)
 
 
 def check() -> str:
-    """The version of the vLLM that is installed.
+    """Returns the installed version of vLLM.
 
-    InvalidError when there is none, or one outside the range: what it would do is not known."""
+    InvalidError: there is none, or it is outside the range, and its behaviour is unknown."""
     try:
         found = installed("vllm")
     except PackageNotFoundError:

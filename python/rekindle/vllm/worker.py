@@ -1,7 +1,8 @@
 """Updates of a running vLLM: `--worker-extension-cls rekindle.vllm.WorkerExtension`.
 
-vLLM mixes the class into its Worker, which must not have any of its names: hence the prefix. Called
-on all ranks by `LLM.collective_rpc("rekindle_update", args=(42,))` or `POST /collective_rpc`.
+vLLM mixes the class into its Worker. The prefix keeps its names apart from those of the Worker.
+`LLM.collective_rpc("rekindle_update", args=(42,))` or `POST /collective_rpc` calls a method on all
+ranks.
 """
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from typing import Any
 
 
 class WorkerExtension:
-    """Methods of every vLLM worker. They return what JSON can say."""
+    """Methods of every vLLM worker. Their results can be written as JSON."""
 
     def rekindle_status(self) -> dict[str, Any]:
-        """What this worker's weights are: {"target": {"model", "version", "rung", …}, …}, and
-        "draft" when it has one that came through Rekindle."""
+        """Returns the state of this worker's weights: {"target": {"model", "version", "rung", …},
+        …}, and "draft" if one came through Rekindle."""
         from .updating import status
         return status()
 
     def rekindle_wait_for_update(self, timeout: float = 0.0) -> int | None:
-        """The version to move to: a newer one, or of an update that has begun for the group; None
-        when there is none in `timeout` seconds. The worker does nothing else meanwhile."""
+        """Returns the version to move to: a newer one, or that of an update that has begun for the
+        group; None when there is none in `timeout` seconds. Blocks the worker meanwhile."""
         from .updating import wait_for_update
         return wait_for_update(timeout)
 
@@ -30,7 +31,7 @@ class WorkerExtension:
 
         `options`: keys of the extra configuration, for an engine that was not started with
         `--load-format rekindle`. A draft model is updated through the weight transfer backend.
-        Returns {"model", "version", "tensors", "bytes", "rung", "seconds"}; InvalidError names the
-        parameters that the version has not all weights of."""
+        Returns {"model", "version", "tensors", "bytes", "rung", "seconds"}. InvalidError names
+        parameters for which the version lacks weights."""
         from .updating import update
         return update(self, version, options)

@@ -20,22 +20,22 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m rekindle.compat.checkpoint_engine", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL[@VERSION]", help="without a version: the newest")
-    parser.add_argument("--url", required=True, help="of the engine")
+    parser.add_argument("--url", required=True, help="the engine's URL")
     parser.add_argument("--engine", choices=ENGINES, default="sglang")
     parser.add_argument("--devices", help="the engine's GPUs: cuda:0,cuda:1 [all]")
-    parser.add_argument("--before", metavar="VERSION", help="that the engine has: one with other "
+    parser.add_argument("--before", metavar="VERSION", help="the engine's version; one with other "
                         "tensors is refused")
     parser.add_argument("--store", help="the agent's store [/dev/shm/rekindle]")
     parser.add_argument("--uds", help="connect to this Unix socket instead of the URL's host")
     parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE",
-                        help="of the request, for example Authorization")
-    parser.add_argument("--socket-directory", help="for sockets; the engine sees it, too")
+                        help="a header of the request, for example Authorization")
+    parser.add_argument("--socket-directory", help="directory for sockets; the engine sees it, too")
     parser.add_argument("--buffer-mib", type=int, default=DEFAULT_BYTES >> 20, metavar="MIB",
-                        help="on each device [%(default)s]")
+                        help="of the buffer on each device [%(default)s]")
     parser.add_argument("--timeout", type=float, default=ANSWER_TIMEOUT, metavar="S",
-                        help="for a worker to connect, and for each answer [%(default)g]")
+                        help="seconds for a worker to connect, and for each answer [%(default)g]")
     parser.add_argument("--request-timeout", type=float, default=REQUEST_TIMEOUT, metavar="S",
-                        help="for all of the update [%(default)g]")
+                        help="seconds for the whole update [%(default)g]")
     parsed = parser.parse_args(arguments)
     for header in parsed.header:
         if ":" not in header:
@@ -44,7 +44,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0; 1 when it failed, with one line on stderr."""
+    """Returns 0, or 1 after a failure, with one line on stderr."""
     options = _arguments(arguments)
     model, _, version = options.model.partition("@")
     headers = dict(header.split(":", 1) for header in options.header)

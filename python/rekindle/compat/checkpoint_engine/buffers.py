@@ -1,8 +1,8 @@
 """The memory through which tensors go to an engine's worker.
 
-torch can share only what it has allocated, and a receiver wants one buffer for all of an update:
-so tensors are copied on the device from Rekindle's buckets to a buffer of torch's, in two halves,
-one of which is filled while the worker reads the other.
+torch can share only memory that it has allocated, and a receiver wants one buffer for a whole
+update. So tensors are copied on the device, from Rekindle's buckets to a buffer of torch. The
+buffer has two halves: one is filled while the worker reads the other.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...errors import ExhaustedError, InvalidError
 
 # The alignment of tensors in the buffer, equal to checkpoint-engine's.
 ALIGNMENT = 256
-DEFAULT_BYTES = 1 << 30  # of a buffer, both halves
+DEFAULT_BYTES = 1 << 30  # of both halves of a buffer
 # A buffer takes at most a fourth of the free memory, unless one tensor needs more.
 _FREE_SHARE = 4
 
@@ -31,7 +31,7 @@ def aligned(nbytes: int) -> int:
 
 
 def device_key(device: str | torch.device) -> str:
-    """What engines know a device by: "GPU-6f2c…"; for a device made of host memory its name."""
+    """Returns the engines' name of a device: "GPU-6f2c…"; for a device double its own name."""
     if not is_cuda(device):
         return str(device)
     return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid!s}"
@@ -49,13 +49,15 @@ class Buffer(Protocol):
     half_bytes: int
 
     def handle(self) -> Handle:
-        """What a worker makes its own tensor of it from: function and arguments, to be pickled."""
+        """Returns a function and its arguments, to be pickled: a worker calls it for its own tensor
+        of this memory.
+        """
 
     def synchronize(self) -> None:
-        """Until everything that was queued on it is there for others to read."""
+        """Waits until everything that was queued on the memory is visible to other processes."""
 
     def release(self) -> None:
-        """Lets the memory go, once the worker has. Again is nothing."""
+        """Frees the memory, after the worker has. A second call does nothing."""
 
 
 class CudaBuffer:
@@ -83,7 +85,7 @@ class CudaBuffer:
 
 
 class HostBuffer:
-    """For devices that are made of host memory; the receiver has to have this package."""
+    """For device doubles. The receiver needs this package."""
 
     def __init__(self, halves: int, half_bytes: int) -> None:
         self.halves, self.half_bytes = halves, half_bytes
@@ -94,7 +96,7 @@ class HostBuffer:
 
     def handle(self) -> Handle:
         path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        # Receivers put their device's index in place of the seventh argument, whatever that is.
+        # Receivers replace the seventh argument by their device's index.
         return open_host_buffer, (path, self.tensor.numel(), None, None, None, None, None)
 
     def synchronize(self) -> None:
@@ -107,17 +109,17 @@ class HostBuffer:
 
 
 def open_host_buffer(path: str, nbytes: int, *_: object) -> torch.Tensor:
-    """In the receiver's process: a uint8 tensor of shape [nbytes] on that memory."""
+    """Returns a uint8 tensor of shape [nbytes] on that memory. Runs in the receiver's process."""
     return torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
 
 
 def make_buffer(device: str | torch.device, largest: int, total: int,
                 wanted: int = DEFAULT_BYTES) -> Buffer:
-    """A buffer for tensors of `total` bytes, of which the largest has `largest`; all aligned sizes.
+    """Returns a buffer for tensors of `total` bytes, the largest of `largest` bytes; aligned sizes.
 
-    It has `wanted` bytes, or less if that is enough or a fourth of the device's free memory is
-    less; but a tensor goes over in one piece, so a half is never smaller than the largest. Where
-    two such halves do not fit there is one, and filling and reading take turns.
+    It has `wanted` bytes, or less if `total` or a fourth of the device's free memory is less. A
+    tensor goes over in one piece, so a half is never smaller than the largest. If two such halves
+    do not fit, there is one, and filling and reading take turns.
     ExhaustedError: not even one fits.
     """
     if wanted < 2 * ALIGNMENT:

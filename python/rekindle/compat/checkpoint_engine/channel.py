@@ -1,9 +1,9 @@
 """The socket to one worker of an engine.
 
 checkpoint-engine's sender is a REQ socket. A DEALER that adds the empty delimiter is the same on
-the wire, and may also send while an answer is outstanding: that is how a worker is told to give
-up when this side fails. A monitor says when a worker comes and goes, so that one that dies is an
-error at once and not at a deadline.
+the wire, and may also send while an answer is outstanding. So it can tell a worker to give up when
+this side fails. A monitor reports when a worker connects and disconnects, so the death of a worker
+is an error at once, not at a deadline.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ...errors import InvalidError, TimeoutError
 
-# How often a wait checks whether its caller still wants it.
+# The time between two calls of `stop` during a wait.
 _SLICE_MS = 200
 _LINGER_MS = 2000
 _ABORT_GRACE = 5.0  # s
@@ -31,7 +31,7 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class ReceiverError(RuntimeError):
-    """An engine's worker has failed. `text` is all that it said, with its traceback."""
+    """An engine's worker has failed. `text` is its whole message, with its traceback."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -39,13 +39,14 @@ class ReceiverError(RuntimeError):
 
 
 class ReceiverLostError(ReceiverError, ConnectionError):
-    """An engine's worker has gone, or has closed its socket, in the middle."""
+    """An engine's worker has died or closed its socket before the end."""
 
 
 class ReceiverEndedError(ReceiverLostError):
-    """A worker has gone after it had taken every tensor, all `nbytes`, and let the buffer go, and
-    has not said that its post-processing is done: it died in it; or it is of checkpoint-engine
-    before 0.4, which says it with the last answer. The engine knows which."""
+    """A worker has gone after it took every tensor, all `nbytes`, and released the buffer, but
+    before it reported the end of its post-processing. Either it died there, or it is of
+    checkpoint-engine before 0.4, which reports that with the last answer. Only the engine knows.
+    """
 
     def __init__(self, message: str, nbytes: int) -> None:
         super().__init__(message)
@@ -54,7 +55,7 @@ class ReceiverEndedError(ReceiverLostError):
 
 def private_directory(parent: str | os.PathLike[str] | None = None
                       ) -> tempfile.TemporaryDirectory[str]:
-    """A directory of mode 0700 for sockets, gone when it is closed.
+    """Makes a directory of mode 0700 for sockets. Closing removes it.
 
     `parent`: a directory that the engine sees under the same path, when it runs in another mount
     namespace; None: the system's directory for temporary files.
@@ -63,10 +64,11 @@ def private_directory(parent: str | os.PathLike[str] | None = None
 
 
 def socket_file(address: str) -> str:
-    """The path in `address` ("ipc:///run/x/0.sock", or a path); its directory is to be ours alone.
+    """Returns the path in `address` ("ipc:///run/x/0.sock", or a path), in a directory of this user
+    only.
 
-    InvalidError: an abstract or network address, or a directory that others can enter. Whoever can
-    bind to the address or connect to it could hand pickles to the engine, or take the weights.
+    InvalidError: an abstract or network address, or a directory that others can enter. A user who
+    can bind to the address or connect to it could send pickles to the engine, or take the weights.
     """
     path = address.removeprefix("ipc://")
     if path.startswith("@") or "://" in path:
@@ -86,9 +88,9 @@ def socket_file(address: str) -> str:
 
 
 class Channel:
-    """One bound socket. Used by one thread at a time; `address` goes to the engine.
+    """One bound socket. One thread at a time uses it. `address` is for the engine.
 
-    `stop` is asked a few times a second during waits: an exception that it returns ends them.
+    Waits call `stop` a few times a second, and raise an exception that it returns.
     """
 
     def __init__(self, address: str, *,
@@ -112,15 +114,17 @@ class Channel:
             raise InvalidError(f"cannot listen at '{self._path}': {error.strerror}") from None
 
     def reopen(self) -> None:
-        """For the next worker, after one that has gone: what that one did not take, and the way to
-        it, are gone as well. A worker that has come meanwhile connects again by itself."""
+        """Opens a new socket for the next worker after one has gone. What the old worker did not
+        take is dropped. A worker that has connected meanwhile reconnects by itself.
+        """
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
         self._open()
 
     def wait_for_receiver(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Until the next worker has connected; False: `until()` became true before.
+        """Waits until the next worker has connected. Returns False if `until()` is true before
+        that.
 
         TimeoutError: none came in `timeout` seconds.
         """
@@ -136,7 +140,7 @@ class Channel:
             self._monitor.poll(_SLICE_MS)
 
     def tell(self, message: object, timeout: float) -> None:
-        """Sends `message`, pickled. TimeoutError: the worker takes nothing."""
+        """Sends `message`, pickled. TimeoutError: the worker does not take it."""
         deadline = time.monotonic() + timeout
         frames = [b"", pickle.dumps(message)]
         # The message is for this worker, not for a later one at the same address.
@@ -153,15 +157,15 @@ class Channel:
     def answer(self, timeout: float) -> None:
         """Waits for the worker's answer.
 
-        ReceiverError: it is an error. ReceiverLostError: the worker is gone. TimeoutError: there
-        is none in `timeout` seconds.
+        ReceiverError: it is an error. ReceiverLostError: the worker is gone. TimeoutError: no
+        answer came in `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
         while not self._socket.poll(0):
-            # Whatever it answered before it went is in the socket when this says that it went.
+            # When the monitor reports that the worker is gone, its last answer is in the socket.
             self._take_events()
             if self._socket.poll(0):
                 break
@@ -173,9 +177,10 @@ class Channel:
             raise _receiver_error(self.address, text.decode("utf-8", "replace"))
 
     def abort(self, reason: BaseException) -> None:
-        """Tells the worker, if one is there, to give up, and gives it 5 s to go: until then it may
-        still open the buffer, or read it. Never fails."""
-        # An exception of a class that every receiver has.
+        """Tells a connected worker to give up, and waits at most 5 s until it is gone: before that
+        it may still open or read the buffer. Never fails.
+        """
+        # Every receiver has the class of this exception.
         frames = [b"", pickle.dumps(RuntimeError(f"the sender failed: {reason}"))]
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -185,7 +190,7 @@ class Channel:
                 self._take_events()
 
     def close(self) -> None:
-        """Takes at most 2 s, for a last message."""
+        """Closes the socket. Takes at most 2 s, to send a last message."""
         if self._context.closed:
             return
         self._socket.disable_monitor()

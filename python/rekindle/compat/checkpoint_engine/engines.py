@@ -1,4 +1,4 @@
-"""How engines are asked, over HTTP, to receive: they answer when they have."""
+"""Asks engines over HTTP to receive weights. An engine answers when it has them."""
 from __future__ import annotations
 
 import http.client
@@ -21,15 +21,15 @@ ENGINES = ("sglang", "lmdeploy", "vllm")
 
 def engine_request(engine: str, url: str, version: str, *, timeout: float = REQUEST_TIMEOUT,
                    headers: Mapping[str, str] | None = None, uds: str | None = None) -> Request:
-    """A function that asks the engine at `url` to receive, and returns when it has.
+    """Returns a function that asks the engine at `url` to receive, and returns when it has.
 
-    engine: "sglang" (POST /update_weights_from_ipc), "lmdeploy" (the same, after a look at its
-        readiness), "vllm" (POST /collective_rpc of a server in dev mode, whose workers have
+    engine: "sglang" (POST /update_weights_from_ipc), "lmdeploy" (the same, after a check that it is
+        ready), "vllm" (POST /collective_rpc of a server in dev mode, whose workers have
         checkpoint-engine's extension).
-    version: told to engines that keep a name of their weights.
+    version: for engines that keep a name of their weights.
     timeout: seconds. uds: a Unix socket to connect to instead of the URL's host.
 
-    The function raises UnavailableError, with what the engine said, when it refuses or fails.
+    The function raises UnavailableError with the engine's message when the engine refuses or fails.
     """
     if engine not in ENGINES:
         raise InvalidError(f"no engine '{engine}': one of {', '.join(ENGINES)}")
@@ -57,14 +57,15 @@ def request_inference_to_update(url: str, socket_paths: Mapping[str, str], timeo
     """checkpoint-engine's function of this name: POSTs a collective RPC to `url` as it is.
 
     socket_paths: device key → address. timeout: seconds. uds: a Unix socket to connect to.
-    UnavailableError: the server does not answer, or with an error.
+    UnavailableError: the server does not answer, or answers with an error.
     """
     _Server(url, timeout, {}, uds).post(
         "", {"method": "update_weights_from_ipc", "args": [dict(socket_paths)], "timeout": timeout})
 
 
 def _check_lmdeploy(server: _Server, handles: Handles) -> None:
-    """Before anything is changed: whether it can receive, and on devices that we feed."""
+    """Checks, before any change, that lmdeploy can receive and runs only on devices that we feed.
+    """
     status = server.get("/update_weights_from_ipc")
     if not status.get("ready"):
         raise UnavailableError(f"lmdeploy is not ready to receive: {status.get('message')}")

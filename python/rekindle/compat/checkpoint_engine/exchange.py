@@ -1,4 +1,4 @@
-"""What ranks of a `ParameterServer` tell each other, through torch.distributed's TCPStore."""
+"""Exchanges values of a `ParameterServer`'s ranks through torch.distributed's TCPStore."""
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +21,7 @@ class Exchange:
     """Every rank calls `gather` equally often with the same `what`, in the same order."""
 
     def __init__(self, rank: int, world: int, master: tuple[str, int] | None) -> None:
-        """`master`: address and port at which rank 0 holds the store; None: it is alone."""
+        """`master`: address and port where rank 0 holds the store; None: there is only one rank."""
         self._rank, self._world = rank, world
         self.store: Any = torch.distributed.HashStore()
         if master is not None:
@@ -30,9 +30,9 @@ class Exchange:
         self._counts: dict[str, int] = {}
 
     def gather(self, what: str, value: Any, timeout: timedelta) -> list[Any]:
-        """Everybody's `value` (JSON), by rank, once all have called.
+        """Returns the `value` (JSON) of every rank, by rank, once all have called.
 
-        TimeoutError: not all have by then, and says who has not. UnavailableError: rank 0, which
+        TimeoutError names the ranks that have not called in time. UnavailableError: rank 0, which
         holds the store, is gone.
         """
         count = self._counts[what] = self._counts.get(what, 0) + 1
@@ -60,7 +60,7 @@ class Exchange:
             self.store.delete_key(key + _LEFT)
 
     def _leave(self, keys: list[str]) -> None:
-        """Rank 0 last: it holds the store, and may end as soon as it has returned."""
+        """Lets rank 0 leave last: it holds the store, and may end as soon as it has returned."""
         with contextlib.suppress(RuntimeError):
             if self._rank:
                 self.store.set(keys[self._rank] + _LEFT, "")
@@ -75,8 +75,9 @@ class Exchange:
 
 
 class SharedUpdate(Update):
-    """An update of several ranks: the failure of one ends all, and it is answered when each rank's
-    request has returned."""
+    """An update of several ranks. The failure of one ends all. The update is answered when each
+    rank's request has returned.
+    """
 
     def __init__(self, exchange: Exchange, rank: int, ranks: list[int], name: str) -> None:
         super().__init__()
@@ -104,7 +105,9 @@ class SharedUpdate(Update):
         return super().answered() and bool(self._try(lambda: self._store.check(self._everyone)))
 
     def _try(self, call: Callable[[], Any]) -> Any:
-        """A store that is gone is for `gather` to report, which every rank calls in the end."""
+        """Calls the store. Ignores that it is gone: `gather`, which every rank calls in the end,
+        reports that.
+        """
         try:
             return call()
         except RuntimeError:

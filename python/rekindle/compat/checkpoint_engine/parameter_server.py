@@ -24,13 +24,13 @@ _GIB = 1 << 30
 
 
 class ParameterServer:
-    """One rank, beside one worker of an inference engine: constructor and methods as those of
-    checkpoint-engine 0.4.2, which is what its users' scripts import under this name.
+    """One rank, beside one worker of an inference engine. Constructor and methods are those of
+    checkpoint-engine 0.4.2, whose users' scripts import them under this name.
 
-    Each rank registers its part of a checkpoint, which its host's agent keeps, under the name
-    "NAME.part-RANK"; an update brings all parts to the worker of each rank that takes part. Hosts
-    that lack a part pull it from those that have it, so `ranks` makes no difference to how bytes
-    travel, and weights stay registered when the process that registered them ends.
+    Each rank registers its part of a checkpoint under the name "NAME.part-RANK", and its host's
+    agent keeps it. An update brings all parts to the worker of each rank that takes part. Hosts
+    that lack a part pull it from hosts that have it, so `ranks` does not change how bytes travel.
+    Weights stay registered when the process that registered them ends.
     """
 
     def __init__(self, *, rank: int | None = None, world_size: int | None = None,
@@ -40,15 +40,15 @@ class ParameterServer:
                  agent: str | os.PathLike[str] | None = None,
                  socket_directory: str | os.PathLike[str] | None = None,
                  buffer_bytes: int | None = None) -> None:
-        """`rank`, `world_size`, `master_addr`: from RANK, WORLD_SIZE, MASTER_ADDR when not given.
+        """rank, world_size, master_addr: default to RANK, WORLD_SIZE, MASTER_ADDR.
 
-        gpu_count: of this host; rank r has GPU r modulo this. mem_fraction: of the device's free
-            memory, no more than which the buffer takes; PS_MEM_FRACTION; 0.9.
-        master_port: of the ranks' store; MASTER_PORT + 1. auto_pg: a process group that
-            `init_process_group` has made is destroyed after an update.
-        What checkpoint-engine's does not have: device ("cuda:1", "double:0"), agent (its store's
-        directory), socket_directory (which the engine sees, too), buffer_bytes (1 GiB; else
-        twice PS_MAX_BUCKET_SIZE_GB).
+        gpu_count: GPUs of this host; rank r has GPU r modulo this. mem_fraction: the largest share
+            of the device's free memory for the buffer; default PS_MEM_FRACTION, else 0.9.
+        master_port: of the ranks' store; default MASTER_PORT + 1. auto_pg: an update destroys the
+            process group that `init_process_group` has made.
+        Not in checkpoint-engine: device ("cuda:1", "double:0"), agent (its store's directory),
+        socket_directory (which the engine sees, too), buffer_bytes (default twice
+        PS_MAX_BUCKET_SIZE_GB, else 1 GiB).
         """
         self._rank = _setting(rank, "RANK")
         self._world_size = _setting(world_size, "WORLD_SIZE")
@@ -76,10 +76,11 @@ class ParameterServer:
                             use_inplace_pin_memory: bool = True) -> None:
         """Publishes this rank's part: whole tensors, of safetensors files and by name.
 
-        They are copied to the agent's memory and stay there until `unregister_checkpoint`, also
-        when this process ends. Files are never removed. The two last arguments have no effect: the
-        store uses the memory of what was unregistered again, and agents pin what they keep.
-        InvalidError: the name is registered here already, or is none of A-Z a-z 0-9 . _ / + -.
+        The agent keeps copies of them in its memory until `unregister_checkpoint`, also when this
+        process ends. Files are never removed. The last two arguments have no effect: the store
+        reuses the memory of unregistered parts, and agents pin what they keep.
+        InvalidError: the name is registered here already, or has characters other than A-Z a-z 0-9
+        . _ / + -.
         """
         if checkpoint_name in self._registered:
             raise InvalidError(f"checkpoint '{checkpoint_name}' is registered already")
@@ -88,35 +89,38 @@ class ParameterServer:
             _PUBLISH_TIMEOUT)
 
     def unregister_checkpoint(self, checkpoint_name: str, force: bool = False) -> None:
-        """Lets this rank's part go, on all hosts; updates that read it end first. A name that is
-        not registered is nothing. `force` has no effect."""
+        """Retires this rank's part on all hosts, after updates that read it. Does nothing for a
+        name that is not registered. `force` has no effect.
+        """
         part = self._registered.pop(checkpoint_name, None)
         if part is not None:
             parts.retire(part["model"], self._agent)
 
     def gather_metas(self, checkpoint_name: str) -> None:
-        """Learns which part each rank has; all ranks call it together, before `update`.
+        """Learns which part each rank has. All ranks call it together, before `update`.
 
-        TimeoutError: a rank did not come in 5 minutes, and says which.
+        TimeoutError names a rank that did not call within 5 minutes.
         """
         everyone = self._exchange.gather("metas", self._registered.get(checkpoint_name),
                                          _EXCHANGE_TIMEOUT)
         self._metas = {rank: part for rank, part in enumerate(everyone) if part is not None}
 
     def get_metas(self) -> dict[int, PartMeta]:
-        """Who has which part. Can be pickled or written as JSON, and given to `load_metas` of other
-        ranks whose agents have the same coordinator. Not the metas of checkpoint-engine."""
+        """Returns the part of each rank. It can be pickled or written as JSON, and given to
+        `load_metas` of other ranks whose agents have the same coordinator. It is not in
+        checkpoint-engine's format.
+        """
         return dict(self._metas)
 
     def load_metas(self, metas: Mapping[int, PartMeta]) -> None:
-        """Uses parts that others have registered: for instances that join."""
+        """Uses parts that other ranks have registered, for instances that join."""
         for rank, part in metas.items():
             if not isinstance(part, dict) or "model" not in part:
                 raise InvalidError(f"metas of rank {rank} are none that get_metas() gave here")
         self._metas = {int(rank): part for rank, part in metas.items()}
 
     def init_process_group(self, *, timeout: timedelta = timedelta(minutes=10)) -> None:
-        """Initializes torch.distributed's default group, for the caller; nothing here needs it."""
+        """Initializes torch.distributed's default group for the caller. Nothing here needs it."""
         self._groups += 1
         store = torch.distributed.PrefixStore(f"group-{self._groups}", self._exchange.store)
         torch.distributed.init_process_group(
@@ -125,20 +129,21 @@ class ParameterServer:
         self._own_group = True
 
     def store_based_barrier(self, timeout: timedelta = timedelta(minutes=5)) -> None:
-        """Until all ranks have come here. TimeoutError."""
+        """Waits until all ranks have called it. TimeoutError: some have not."""
         self._exchange.gather("barrier", None, timeout)
 
     def update(self, checkpoint_name: str, req_func: Callable[[Handles], None], *,
                timeout: timedelta = timedelta(minutes=10), ranks: list[int] | None = None) -> None:
-        """Brings the parts that were gathered or loaded to the engine's workers. All ranks call it.
+        """Brings the gathered or loaded parts to the engine's workers. All ranks call it.
 
-        req_func: called on each rank that takes part with [(device key, address), …] of all ranks,
-            in their order; asks the engine to receive, and returns when it has.
-        ranks: whose workers take part; None or []: all.
-        timeout: for a worker to connect, for each answer of it, and for the others at the end.
+        req_func: asks the engine to receive, and returns when it has. Each rank that takes part
+            calls it with [(device key, address), …] of all ranks, in their order.
+        ranks: those whose workers take part; None or []: all.
+        timeout: for a worker to connect, for each of its answers, and for the other ranks at the
+            end.
 
-        When one rank fails, all that take part tell their workers to give up, and every rank
-        raises: its own error, or UnavailableError with that of the others.
+        When one rank fails, all that take part tell their workers to give up. Every rank raises its
+        own error, or UnavailableError with the errors of the others.
         """
         if not callable(req_func):
             raise InvalidError("req_func is required")
@@ -202,7 +207,7 @@ class ParameterServer:
         return min(self._buffer_bytes, int(free * self._fraction))
 
     def _agree(self, name: str, failure: BaseException | None, timeout: timedelta) -> None:
-        """Nobody returns before all are done, and nobody returns well when one has failed."""
+        """Waits until all ranks are done, and raises on all when one has failed."""
         outcomes = self._exchange.gather("done", None if failure is None else str(failure), timeout)
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(outcomes) if text is not None]
         if failed and failure is None:

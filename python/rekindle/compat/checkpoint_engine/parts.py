@@ -1,4 +1,4 @@
-"""What a rank of a `ParameterServer` registers: a part of a checkpoint, a version of its own."""
+"""A rank's registered part of a checkpoint, which is a separate version in Rekindle."""
 from __future__ import annotations
 
 import contextlib
@@ -26,10 +26,11 @@ class PartMeta(TypedDict):
 
 def register(name: str, rank: int, files: Sequence[str], named: Mapping[str, torch.Tensor],
              agent: str | None, timeout: float) -> PartMeta | None:
-    """Publishes the tensors of `files` and `named`, which wins; None when there are none.
+    """Publishes the tensors of `files` and `named`, which wins. Returns None when there are none.
 
-    A version is the time in µs, so that what is registered again is a new one. Older ones of the
-    name are let go: a process that has registered them died before it could."""
+    The version is the time in µs, so that registering again makes a new one. Older versions of the
+    name are retired: a process that registered them died before it could do so.
+    """
     tensors = {**_of_files(files), **named}
     if not tensors:
         return None
@@ -43,7 +44,8 @@ def register(name: str, rank: int, files: Sequence[str], named: Mapping[str, tor
 
 
 def retire(model: str, agent: str | None) -> None:
-    """Here, and where there is a coordinator on all hosts. What is gone is fine."""
+    """Retires a version on this host, and with a coordinator on all hosts. Ignores that it is gone.
+    """
     store = ["--store", agent] if agent else []
     with contextlib.suppress(NotFoundError):
         # Right after publishing, the coordinator may not know the part yet.
@@ -63,7 +65,7 @@ def _retire_older(model_version: str, agent: str | None) -> None:
 
 
 def _known(agent: str | None) -> list[dict[str, Any]]:
-    """Versions of this host, and of the fleet where there is one."""
+    """Returns the versions of this host, and with a coordinator those of the fleet."""
     here = status(agent=agent)
     coordinator = _coordinator(agent)
     fleet = status(agent=agent, coordinator=coordinator) if coordinator else {}

@@ -1,12 +1,13 @@
-"""Tensors from sessions to one worker, by checkpoint-engine's protocol.
+"""Sends the tensors of sessions to one worker, by checkpoint-engine's protocol.
 
     handle of the buffer              → ""
     [{name, dtype, shape, offset}] …  → "" each time, when the worker has read them
-    None                              → "": it has let the buffer go
-    None                              → "": it has run its post-processing
+    None                              → "": the worker has released the buffer
+    None                              → "": the worker has run its post-processing
 
-Before its 0.4, a worker runs its post-processing at the first None, answers, and is gone. An
-answer that is not empty is an error. An exception instead of a message ends the worker's part.
+Before checkpoint-engine 0.4, a worker runs its post-processing at the first None, answers, and
+ends. An answer that is not empty is an error. An exception instead of a message makes the worker
+give up.
 """
 from __future__ import annotations
 
@@ -26,20 +27,20 @@ ANSWER_TIMEOUT = 300.0
 
 def send(session: Any, zmq_path: str, device: str | torch.device, *,
          buffer_bytes: int = DEFAULT_BYTES, timeout: float = ANSWER_TIMEOUT) -> int:
-    """Feeds one worker with all tensors of `session`; returns how many bytes.
+    """Sends all tensors of `session` to one worker, and returns the number of bytes.
 
     session: of whole tensors, attached with `device`.
-    zmq_path: a socket file, "ipc:///DIRECTORY/NAME" or a path, in a directory of mode 0700 of this
-        user; made here. The engine is told of it by the caller, as `zmq_handles[device_key]`,
-        before this or meanwhile.
+    zmq_path: the socket file to make, "ipc:///DIRECTORY/NAME" or a path, in a directory of mode
+        0700 of this user. The caller tells the engine of it, as `zmq_handles[device_key]`, before
+        this call or during it.
     device: "cuda:1", a torch.device; or "double:0".
     buffer_bytes: of the buffer on the device; see docs/guides/checkpoint-engine.md.
     timeout: seconds for the worker to connect, for each of its answers, and for a bucket to come.
 
-    ReceiverError: the worker reports an error. ReceiverLostError: it died; ReceiverEndedError: or
-    it is an old one, and took everything. TimeoutError: it did not connect or answer. And what the
-    session raises. In each case the worker, where there is one, is told to give up; the engine's
-    weights may be of two versions then.
+    ReceiverError: the worker reports an error. ReceiverLostError: it died. ReceiverEndedError: it
+    took everything, and then died or is an old one. TimeoutError: it did not connect or answer.
+    Also raises what the session raises. In each case, a worker that still exists is told to give
+    up. The engine's weights may then be of two versions.
     """
     with Channel(zmq_path) as channel:
         largest, total = sizes(session)
@@ -49,9 +50,9 @@ def send(session: Any, zmq_path: str, device: str | torch.device, *,
 
 
 def sizes(session: Any) -> tuple[int, int]:
-    """Bytes of the largest tensor, and of all; aligned as in the buffer.
+    """Returns the bytes of the largest tensor and of all tensors, aligned as in the buffer.
 
-    InvalidError: the session has parts of tensors only: engines cut whole ones up by themselves.
+    InvalidError: the session has parts of tensors. Engines cut whole tensors by themselves.
     """
     largest = total = 0
     for info in session.tensors():
@@ -65,9 +66,9 @@ def sizes(session: Any) -> tuple[int, int]:
 
 def transfer(channel: Channel, buffer: Buffer, buckets: Iterable[Sequence[Entry]], *,
              timeout: float = ANSWER_TIMEOUT) -> int:
-    """One whole pass over a connected channel; returns the tensors' bytes. Releases the buffer.
+    """Sends all tensors over a connected channel, and returns their bytes. Releases the buffer.
 
-    Errors as of `send`; the worker has been told then.
+    Errors are those of `send`. The worker has been told of them.
     """
     turn, taken = _Turn(channel, buffer, timeout), False
     try:
@@ -91,7 +92,7 @@ def transfer(channel: Channel, buffer: Buffer, buckets: Iterable[Sequence[Entry]
 
 
 class Run:
-    """Tensors that lie one after the other in one piece of memory: one copy brings all of them."""
+    """Tensors side by side in one piece of memory: one copy moves all of them."""
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.storage = tensor.untyped_storage()
@@ -115,14 +116,14 @@ class Run:
         return self.end - self.begin
 
     def bytes(self) -> torch.Tensor:
-        """uint8 of shape [nbytes], on the tensors' memory."""
+        """Returns a uint8 tensor of shape [nbytes] on the tensors' memory."""
         view = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
         view.set_(self.storage, self.begin - self._base, (self.nbytes,), (1,))
         return view
 
 
 def runs(entries: Iterable[Entry], limit: int) -> Iterator[Run]:
-    """Tensors side by side together, up to `limit` bytes."""
+    """Yields runs of tensors that lie side by side, each up to `limit` bytes."""
     run: Run | None = None
     for name, tensor in entries:
         tensor = tensor.contiguous()
@@ -137,7 +138,7 @@ def runs(entries: Iterable[Entry], limit: int) -> Iterator[Run]:
 
 
 class _Turn:
-    """Fills one half while the worker has the other. At most one message is without an answer."""
+    """Fills one half while the worker reads the other. At most one message has no answer yet."""
 
     def __init__(self, channel: Channel, buffer: Buffer, timeout: float) -> None:
         self.nbytes = 0
@@ -147,7 +148,7 @@ class _Turn:
         self._items: list[dict[str, Any]] = []
 
     def tell(self, message: object) -> None:
-        """Once the message before has been answered."""
+        """Sends a message, after the answer to the message before."""
         self.take_answer()
         self._channel.tell(message, self._timeout)
         self._outstanding = True
@@ -176,7 +177,7 @@ class _Turn:
         self._used += aligned(run.nbytes)
 
     def flush(self) -> None:
-        """Hands over what was filled. The half that is next has been read by then."""
+        """Hands the filled half to the worker. On return, the worker has read the next half."""
         if not self._items:
             return
         self._buffer.synchronize()

@@ -1,4 +1,4 @@
-"""All workers of an engine on this host."""
+"""Feeds all workers of an engine on this host."""
 from __future__ import annotations
 
 import contextlib
@@ -20,15 +20,16 @@ from .sender import ANSWER_TIMEOUT
 from .update import Rank, Source, Update, deliver
 
 
-# What engines were given by this process, by their URL and the name of the model.
+# The contents that this process has given to engines, by URL and name of the model.
 _given: dict[tuple[str, str], Contents] = {}
 ANY = "any"
 
 
 @dataclass(frozen=True)
 class Served:
-    """What an engine was given: `nbytes` to all devices together, in `elapsed` seconds from the
-    request on. `passes`: how often each device took it; more than once with a draft model."""
+    """The result of serve_to: `nbytes` to all devices together, in `elapsed` seconds since the
+    request. `passes`: how often each device took the weights; more than once with a draft model.
+    """
 
     model: str
     version: int
@@ -47,26 +48,25 @@ def serve_to(target: str | Request, model: str, version: str | int = "latest", *
              before: str | int | None = None) -> Served:
     """Gives an engine on this host all weights of a version, by checkpoint-engine's protocol.
 
-    target: the engine's URL; or a function that is given [(device key, address), …], one for each
-        of `devices`, makes the engine's workers receive there, and returns when they have.
+    target: the engine's URL; or a function of [(device key, address), …], one for each of
+        `devices`, that makes the engine's workers receive there, and returns when they have.
     devices: all GPUs of the engine, "cuda:0"…; None: all that this process sees.
-    engine: "sglang", "lmdeploy" or "vllm"; how a URL is asked.
+    engine: "sglang", "lmdeploy" or "vllm", which decides the request to a URL.
     buffer_bytes: of the buffer on each device; see docs/guides/checkpoint-engine.md.
     timeout: seconds for a worker to connect, for each of its answers, and for a bucket to come.
         request_timeout: for the whole request. attach_timeout: until the version and its sources
         are known.
-    directory: where a private directory with the sockets is made; the engine has to see it under
-        the same path. None: the system's for temporary files.
-    headers, uds: of the request; a Unix socket to connect to.
-    before: the version that the engine has, of the same model; None: the one that this process has
-        given to this URL last, if it has; "any": whichever. A version of which names, shapes,
-        dtypes or quantization settings are others is refused, InvalidError: what the engine's
-        loader would make of it, nobody would see.
+    directory: where to make a private directory for the sockets. The engine must see it under the
+        same path. None: the system's directory for temporary files.
+    headers: of the request. uds: a Unix socket to connect to.
+    before: the version of the same model that the engine has. None: the version that this process
+        last gave to this URL, if any. "any": no check. InvalidError: names, shapes, dtypes or
+        quantization settings differ, so the engine's loader could go wrong unnoticed.
 
-    Nothing is asked of the engine before every device has found the version (NotFoundError, …).
-    ReceiverError: a worker reports an error or died; UnavailableError: the engine refuses or fails;
-    TimeoutError: one of the timeouts. All other workers are told to give up then; what the engine
-    holds may be of two versions: do it again before it serves.
+    The engine is asked only when every device has found the version (NotFoundError, …).
+    ReceiverError: a worker reports an error or died. UnavailableError: the engine refuses or fails.
+    TimeoutError: one of the timeouts. All other workers are then told to give up. The engine's
+    weights may be of two versions: repeat the call before the engine serves.
     """
     names = _devices(devices)
     with contextlib.ExitStack() as stack:
@@ -126,7 +126,8 @@ def _devices(devices: Sequence[str | torch.device] | None) -> list[str | torch.d
 def _sources(stack: contextlib.ExitStack, model: str, version: str | int,
              devices: Sequence[str | torch.device], agent: str | os.PathLike[str] | None,
              attach_timeout: float, timeout: float) -> list[Source]:
-    """One for each device, all attached, to the version that the first one has found."""
+    """Returns one source for each device, all attached to the version that the first one has found.
+    """
     sources: list[Source] = []
     for device in devices:
         pinned = f"{model}@{sources[0].version if sources else version}"

@@ -14,17 +14,17 @@ from .buffers import DEFAULT_BYTES, device_key, is_cuda, make_buffer
 from .channel import Channel, ReceiverEndedError
 from .sender import ANSWER_TIMEOUT, Entry, sizes, transfer
 
-# How often an agent may restart during one pass.
+# How often a pass over a model may attach, when agents restart.
 _LIVES = 3
 # Seconds for the engine's request to return after its ranks were aborted.
 _ENGINE_GRACE = 10.0
 
 
 class Source:
-    """What goes to one device: the tensors of one or several models, one after the other.
+    """The tensors of one or several models, one after the other, for one device.
 
-    models: "qwen3@41". agent: its store directory, or None. known: the sizes of it, as
-    `sender.sizes` gives them; needed when there are several models. timeout: seconds for a bucket.
+    models: "qwen3@41". agent: its store directory, or None. known: the sizes of `sender.sizes`,
+    needed for several models. timeout: seconds for a bucket.
     """
 
     def __init__(self, models: Sequence[str], device: str | torch.device, *, agent: str | None,
@@ -39,7 +39,7 @@ class Source:
         self._known = known is not None
 
     def prepare(self) -> None:
-        """Attaches to the first model: what is missing is said before an engine is asked."""
+        """Attaches to the first model, so that its errors come before an engine is asked."""
         session = self._attach(self._models[0])
         self._first, self.model, self.version = session, session.model, session.version
         self._models[0] = f"{self.model}@{self.version}"
@@ -47,9 +47,10 @@ class Source:
             self.largest, self.total = sizes(session)
 
     def buckets(self) -> Generator[Sequence[Entry], None, None]:
-        """Lists of (name, tensor), to be read before the next; again from the start each time.
+        """Yields lists of (name, tensor), each valid until the next. Every call begins anew.
 
-        When the agent or its device process dies, goes on with its next life."""
+        When the agent or its device process dies, continues after its restart.
+        """
         for model in self._models:
             sent: set[str] = set()
             for left in reversed(range(_LIVES)):
@@ -75,13 +76,13 @@ class Source:
     def _attach(self, model: str) -> Any:
         name, _, version = model.partition("@")
         with on_device(self.device):
-            # The default stream, which is that of the ranks' threads: a caller's current one is not.
+            # The ranks' threads use the default stream. The caller's current stream may differ.
             return attach(name, version or "latest", device=self.device, stream=0,
                           agent=self._agent, timeout=self._attach_timeout)
 
 
 class Update:
-    """What those who take part in an update know of each other. Any thread."""
+    """The state that the participants of an update share. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,7 +90,8 @@ class Update:
         self._answered = threading.Event()
 
     def fail(self, error: Exception) -> None:
-        """The first failure is what is reported; it ends everybody's waits."""
+        """Notes a failure, and ends the waits of all participants. The first failure is reported.
+        """
         with self._lock:
             self._failure = self._failure or error
 
@@ -98,7 +100,7 @@ class Update:
             return self._failure
 
     def answer(self) -> None:
-        """The engine has answered the request."""
+        """Notes that the engine has answered the request."""
         self._answered.set()
 
     def answered(self) -> bool:
@@ -106,7 +108,7 @@ class Update:
 
 
 class Rank:
-    """One device: its socket, bound, and what goes through it."""
+    """One device: its bound socket, and the tensors that go through it."""
 
     def __init__(self, source: Source, address: str, update: Update, *,
                  buffer_bytes: int = DEFAULT_BYTES, timeout: float = ANSWER_TIMEOUT) -> None:
@@ -119,7 +121,7 @@ class Rank:
         """Feeds every worker that connects, until the engine has answered.
 
         An engine with a draft model takes the weights once for each of its models, over the same
-        socket. Errors go to the update, too.
+        socket. Errors also go to the update.
         """
         try:
             if not self._channel.wait_for_receiver(self._timeout, until=self._update.answered):
@@ -156,10 +158,10 @@ class Rank:
 
 def deliver(ranks: Sequence[Rank], request: Callable[[], None], update: Update,
             timeout: float) -> None:
-    """Makes the request, and meanwhile runs the ranks, each in a thread; until all is over.
+    """Makes the request, and runs each rank in a thread meanwhile. Returns when all have ended.
 
-    Raises the first failure. Every wait is bounded: a rank's by its timeout, the request's by its
-    own, or by 10 s once a rank has failed.
+    Raises the first failure. Every wait is bounded: a rank's by its timeout, and the engine's
+    answer after that by `timeout`, or by 10 s if a rank has failed.
     """
     asking = threading.Thread(target=_ask, args=(request, update), daemon=True, name="rekindle-ask")
     running = [threading.Thread(target=_quietly, args=(rank.run,), daemon=True,
@@ -198,5 +200,6 @@ def _ask(request: Callable[[], None], update: Update) -> None:
 
 
 def _quietly(run: Callable[[], None]) -> None:
-    with contextlib.suppress(Exception):  # the update has it
+    # The update has the error.
+    with contextlib.suppress(Exception):
         run()
