@@ -84,21 +84,21 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
       served_(registry_),
       engine_(transport::Engine::create({})),
       link_(executor_, identity_, grant_clock_, options.coordinator),
-      serving_(executor_, parts(),
+      sources_(executor_, parts(),
                [this](const ModelVersion& id) {
                  return room_.is_leaving(id) || retirement_.is_retiring(id);
                }),
       retirement_(parts(),
                   {.is_being_filled =
-                       [this](const ModelVersion& id) { return serving_.is_being_filled(id); },
+                       [this](const ModelVersion& id) { return sources_.is_being_filled(id); },
                    .copies_removed = [this] { health_.verifier().let_go_of_unlisted(); }}),
       room_(executor_, parts(),
             {.is_being_filled =
-                 [this](const ModelVersion& id) { return serving_.is_being_filled(id); },
+                 [this](const ModelVersion& id) { return sources_.is_being_filled(id); },
              .retire = [this](ModelVersion id) { return retirement_.retire(std::move(id)); }}),
-      publisher_(executor_, parts(), retirement_, serving_),
+      publisher_(executor_, parts(), retirement_, sources_),
       environment_(make_environment()),
-      pulls_(parts(), retirement_, serving_, environment_),
+      pulls_(parts(), retirement_, sources_, environment_),
       health_(executor_, parts(), options.scrub,
               {.drop =
                    [this](std::shared_ptr<const store::StoredVersion> copy) {
@@ -228,10 +228,10 @@ void AgentCore::serve_through(PeerSessions& sessions) {
   readers_.set_peers(sessions);
   environment_.share = [this](const store::PendingVersion& pending,
                               std::shared_ptr<const swarm::HeldTiles> held, bool for_round) {
-    serving_.begin(pending, std::move(held), for_round);
+    sources_.begin(pending, std::move(held), for_round);
   };
   environment_.unshare = [this](ModelVersion id, Digest root, Digest layout) {
-    return serving_.abandon({std::move(id), root, layout});
+    return sources_.abandon({std::move(id), root, layout});
   };
 }
 
@@ -239,7 +239,7 @@ Task<void> AgentCore::stop() {
   co_await duties_.stop(kDutiesDeadline);
   co_await health_.close(kStopDeadline);
   co_await link_.close(kStopDeadline);
-  co_await serving_.close(kStopDeadline);
+  co_await sources_.close(kStopDeadline);
 }
 
 }  // namespace rekindle::agent

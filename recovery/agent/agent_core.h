@@ -11,11 +11,12 @@
 #include "recovery/agent/agent_parts.h"
 #include "recovery/agent/agent_pulls.h"
 #include "recovery/agent/copy_health.h"
-#include "recovery/agent/copy_serving.h"
 #include "recovery/agent/fleet_duties.h"
+#include "recovery/agent/partial_sources.h"
 #include "recovery/agent/publisher.h"
 #include "recovery/agent/rdma.h"
 #include "recovery/agent/room_maker.h"
+#include "recovery/agent/version_retirement.h"
 #include "recovery/pull/pull_environment.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
@@ -102,7 +103,7 @@ class AgentCore {
   std::unique_ptr<transport::Engine> engine_;
   CoordinatorLink link_;
   VersionReaders readers_;
-  CopyServing serving_;
+  PartialSources sources_;
   VersionRetirement retirement_;
   RoomMaker room_;
   Publisher publisher_;

@@ -225,7 +225,7 @@ Task<Result<AgentPulls::Outcome>> AgentPulls::pull_alone(PullRequest request, On
   }
   pull::PullJob job(environment_, std::move(request), std::move(progress), times, std::move(watch));
   CO_TRY(auto outcome, co_await job.run());
-  CO_TRY_VOID(co_await serving_.commit(outcome.stored, "pulled"));
+  CO_TRY_VOID(co_await sources_.commit(outcome.stored, "pulled"));
   co_return outcome;
 }
 

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "recovery/agent/agent_parts.h"
-#include "recovery/agent/copy_serving.h"
+#include "recovery/agent/partial_sources.h"
+#include "recovery/agent/version_retirement.h"
 #include "recovery/pull/pull_environment.h"
 #include "recovery/pull/pull_job.h"
 #include "recovery/pull/pull_types.h"
@@ -58,9 +59,9 @@ class AgentPulls {
  public:
   using Outcome = pull::PullJob::Outcome;
 
-  AgentPulls(AgentParts parts, const VersionRetirement& retirement, CopyServing& serving,
+  AgentPulls(AgentParts parts, const VersionRetirement& retirement, PartialSources& sources,
              const pull::PullEnvironment& environment)
-      : parts_(parts), retirement_(retirement), serving_(serving), environment_(environment) {}
+      : parts_(parts), retirement_(retirement), sources_(sources), environment_(environment) {}
 
   // Pulls of the same thing that run at the same time become one: see SharedPulls.
   async::Task<Result<Outcome>> pull(pull::PullRequest request, pull::OnProgress progress,
@@ -75,7 +76,7 @@ class AgentPulls {
  private:
   const AgentParts parts_;
   const VersionRetirement& retirement_;
-  CopyServing& serving_;
+  PartialSources& sources_;
   const pull::PullEnvironment& environment_;
   SharedPulls shared_;
 };

@@ -25,8 +25,8 @@
 
 #include "proto/agent.pb.h"
 #include "recovery/agent/agent_core.h"
-#include "recovery/agent/export.h"
 #include "recovery/agent/local_commands.h"
+#include "recovery/agent/pull_export.h"
 #include "recovery/pull/pull_types.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"

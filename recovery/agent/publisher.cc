@@ -53,7 +53,7 @@ Task<Result<TransferSummary>> Publisher::run(Order order) {
   if (!stored) {
     co_return fail(std::move(stored).error().with_context("publish " + order.id.to_string()));
   }
-  CO_TRY_VOID(co_await serving_.commit(*stored, "published"));
+  CO_TRY_VOID(co_await sources_.commit(*stored, "published"));
   const Manifest& manifest = (*stored)->manifest;
   TransferSummary summary;
   summary.id = order.id;

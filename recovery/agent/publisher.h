@@ -7,8 +7,9 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "recovery/agent/agent_parts.h"
-#include "recovery/agent/copy_serving.h"
 #include "recovery/agent/local_agent.h"
+#include "recovery/agent/partial_sources.h"
+#include "recovery/agent/version_retirement.h"
 
 namespace rekindle::agent {
 
@@ -17,8 +18,8 @@ namespace rekindle::agent {
 class Publisher {
  public:
   Publisher(boost::asio::any_io_executor executor, AgentParts parts,
-            const VersionRetirement& retirement, CopyServing& serving)
-      : executor_(std::move(executor)), parts_(parts), retirement_(retirement), serving_(serving) {}
+            const VersionRetirement& retirement, PartialSources& sources)
+      : executor_(std::move(executor)), parts_(parts), retirement_(retirement), sources_(sources) {}
 
   async::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
   // Publishes segments that a worker has filled.
@@ -44,7 +45,7 @@ class Publisher {
   const boost::asio::any_io_executor executor_;
   const AgentParts parts_;
   const VersionRetirement& retirement_;
-  CopyServing& serving_;
+  PartialSources& sources_;
 };
 
 }  // namespace rekindle::agent

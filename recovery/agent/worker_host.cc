@@ -43,21 +43,21 @@ proto::RankState to_proto(worker::RankReport::State state) {
   return proto::RANK_FAILED;
 }
 
-proto::RankReport to_proto(const worker::RankReport& word, const rpc::Identity& self) {
+proto::RankReport to_proto(const worker::RankReport& from, const rpc::Identity& self) {
   proto::RankReport report;
   report.set_node_id(self.node_id);
   report.set_incarnation(self.incarnation.to_bytes());
-  report.set_instance(word.instance);
-  report.set_generation(word.generation);
-  report.set_rank(word.rank);
-  report.set_world(word.world);
-  report.set_model(word.model);
-  report.set_latest(!word.version);
-  if (word.version) report.set_version(*word.version);
-  if (word.has) *report.mutable_has() = rpc::to_proto(*word.has);
-  report.set_state(to_proto(word.state));
-  report.set_sequence(word.sequence);
-  report.set_why(word.why);
+  report.set_instance(from.instance);
+  report.set_generation(from.generation);
+  report.set_rank(from.rank);
+  report.set_world(from.world);
+  report.set_model(from.model);
+  report.set_latest(!from.version);
+  if (from.version) report.set_version(*from.version);
+  if (from.has) *report.mutable_has() = rpc::to_proto(*from.has);
+  report.set_state(to_proto(from.state));
+  report.set_sequence(from.sequence);
+  report.set_why(from.why);
   return report;
 }
 
@@ -237,11 +237,11 @@ Task<Result<Digest>> WorkerHost::publish(ModelVersion id, store::FilledSegments 
   co_return summary.root;
 }
 
-Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport word) {
+Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport from) {
   if (!core_.link().configured()) co_return fail(ErrorCode::kPeerLost, "no coordinator");
   const auto client = core_.link().client();
   if (client == nullptr) co_return fail(ErrorCode::kPeerLost, "the coordinator is not reachable");
-  const auto request = to_proto(word, core_.identity());
+  const auto request = to_proto(from, core_.identity());
   CO_TRY(const auto response,
          co_await rpc::call<proto::COORDINATOR_REPORT_RANK>(client, request, kCallDeadline));
   worker::InstanceVerdict said;

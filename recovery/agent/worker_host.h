@@ -25,7 +25,7 @@ class WorkerHost final : public worker::Host, private Holder {
   async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
   worker::CopyVerifier& verifier() override { return core_.health().verifier(); }
   bool has_fleet() const override { return core_.link().configured(); }
-  async::Task<Result<worker::InstanceVerdict>> report(worker::RankReport word) override;
+  async::Task<Result<worker::InstanceVerdict>> report(worker::RankReport from) override;
   Result<UniqueFd> serve_device(device::DeviceOrder order) override;
   void tell_device(std::uint64_t session, const TileRuns& verified, bool complete) override;
   void end_device(std::uint64_t session, bool gone) override;

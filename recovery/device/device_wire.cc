@@ -9,7 +9,7 @@
 
 #include "proto/worker.pb.h"
 #include "recovery/rpc/convert.h"
-#include "src/bucket/round.h"
+#include "src/bucket/round_plan.h"
 
 namespace rekindle::device {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 
 namespace rekindle::planner {
 

@@ -1,261 +1,231 @@
 #include "recovery/planner/shard_rule.h"
 
 #include <algorithm>
-#include <charconv>
-#include <set>
+#include <string>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include "src/tensor/canonical.h"
 
 namespace rekindle::planner {
 
 namespace {
 
 using nlohmann::json;
+using Rule = ShardSpec::Rule;
+using Kind = Rule::Kind;
 
-constexpr std::size_t kMaxConfigBytes = 16 << 20;
-constexpr int kMaxConfigDepth = 64;
-constexpr std::uint64_t kMaxNumber = std::uint64_t{1} << 40;
+constexpr std::size_t kMaxPatterns = 64;
+constexpr std::uint64_t kMaxFactor = 1 << 20;
 
-Result<std::uint64_t> positive(const json& value, std::string_view key) {
-  if (!value.is_number_unsigned() || value.get<std::uint64_t>() == 0 ||
-      value.get<std::uint64_t>() > kMaxNumber) {
-    return fail(ErrorCode::kInvalid, "config.json: '{}' is no positive integer", key);
-  }
-  return value.get<std::uint64_t>();
-}
+struct KindInfo {
+  const char* name;
+  Kind kind;
+  std::vector<std::string> required;
+  std::vector<std::string> allowed;
+};
 
-}  // namespace
-
-Error one_line(const Error& error) {
-  constexpr std::size_t kMaxMessageBytes = 2000;
-  std::string text = error.message().substr(0, kMaxMessageBytes);
-  while (text.size() < error.message().size() && (text.back() & 0xC0) == 0x80) text.pop_back();
-  const bool utf8 = canonical::is_utf8(text);
-  for (char& c : text) {
-    const auto byte = static_cast<std::uint8_t>(c);
-    if (byte < 0x20 || byte == 0x7F || (byte >= 0x80 && !utf8)) c = '?';
-  }
-  return {error.code(), std::move(text)};
-}
-
-Result<json> parse_json(std::string_view text, std::string_view what, std::size_t max_bytes,
-                        int max_depth) {
-  if (text.size() > max_bytes) {
-    return fail(ErrorCode::kInvalid, "{}: {} bytes, the most accepted is {}", what, text.size(),
-                max_bytes);
-  }
-  std::string wrong;
-  // Of the open objects.
-  std::vector<std::set<std::string>> keys;
-  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > max_depth && wrong.empty()) wrong = fmt::format("nested deeper than {}", max_depth);
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
-    if (event == json::parse_event_t::key && wrong.empty() && !keys.empty() &&
-        !keys.back().insert(parsed.get<std::string>()).second) {
-      wrong = fmt::format("key {} appears twice", parsed.dump());
-    }
-    return wrong.empty();
+const std::vector<KindInfo>& kinds() {
+  static const std::vector<KindInfo> table = {
+      {"replicate", Kind::kReplicate, {}, {}},
+      {"split", Kind::kSplit, {"dim"}, {"parts", "unit", "padded"}},
+      {"heads", Kind::kHeads, {"dim", "heads"}, {}},
+      {"kv_heads", Kind::kKvHeads, {"dim", "heads"}, {}},
+      {"qkv", Kind::kQkv, {"dim", "heads", "kv_heads"}, {}},
+      {"vocab", Kind::kVocab, {"dim"}, {"pad_to"}},
+      {"experts", Kind::kExperts, {"count"}, {"dim", "expert_dim", "parts", "unit", "padded"}},
+      {"scale", Kind::kScale, {"of", "block"}, {}},
   };
-  json parsed;
-  try {
-    parsed = json::parse(text, check);
-  } catch (const json::exception& error) {
-    return fail(ErrorCode::kInvalid, "{}: {}", what, error.what());
+  return table;
+}
+
+// Reads the fields of one rule. The first mistake stays in `error`.
+class Fields {
+ public:
+  explicit Fields(const json& object) : object_(object) {}
+
+  template <typename... Args>
+  void wrong(fmt::format_string<Args...> format, Args&&... args) {
+    if (error.empty()) error = fmt::format(format, std::forward<Args>(args)...);
   }
-  if (!wrong.empty()) return fail(ErrorCode::kInvalid, "{}: {}", what, wrong);
-  return parsed;
-}
-
-Result<ModelConfig> ModelConfig::parse(std::string_view text) {
-  ModelConfig config;
-  TRY(config.json_, parse_json(text, "config.json", kMaxConfigBytes, kMaxConfigDepth));
-  if (!config.json_.is_object()) {
-    return fail(ErrorCode::kInvalid, "config.json: not a JSON object");
+  const json* find(const char* key) const {
+    const auto found = object_.find(key);
+    return found == object_.end() ? nullptr : &*found;
   }
-  return config;
+  void boolean(const char* key, bool& value) {
+    const json* found = find(key);
+    if (found == nullptr) return;
+    if (!found->is_boolean()) return wrong("'{}' must be true or false", key);
+    value = found->get<bool>();
+  }
+  void factor(const char* key, std::uint64_t& value) {
+    const json* found = find(key);
+    if (found == nullptr) return;
+    if (!is_factor(*found)) return wrong("'{}' must be an integer from 1 to {}", key, kMaxFactor);
+    value = found->get<std::uint64_t>();
+  }
+  void dimension(const char* key, std::optional<std::size_t>& value) {
+    const json* found = find(key);
+    if (found == nullptr) return;
+    if (!found->is_number_unsigned() || found->get<std::uint64_t>() >= kMaxRank) {
+      return wrong("'{}' must be a dimension from 0 to {}", key, kMaxRank - 1);
+    }
+    value = found->get<std::size_t>();
+  }
+  void text(const char* key, std::string& value) {
+    const json* found = find(key);
+    if (found == nullptr) return;
+    if (!found->is_string() || found->get_ref<const std::string&>().empty()) {
+      return wrong("'{}' must be a text", key);
+    }
+    value = found->get<std::string>();
+  }
+  void config_value(const char* key, ConfigValue& value) {
+    const json* found = find(key);
+    if (found == nullptr) return;
+    if (is_factor(*found)) {
+      value.literal = found->get<std::uint64_t>();
+      return;
+    }
+    std::string all;
+    text(key, all);
+    for (std::size_t begin = 0; begin <= all.size();) {
+      const std::size_t bar = std::min(all.find('|', begin), all.size());
+      if (bar == begin) return wrong("'{}' must be a number or a key of config.json", key);
+      value.keys.push_back(all.substr(begin, bar - begin));
+      begin = bar + 1;
+    }
+  }
+  void block(Rule& rule) {
+    const json* found = find("block");
+    if (found == nullptr) return;
+    if (found->is_string()) return text("block", rule.block_key);
+    if (!found->is_array() || found->empty() || found->size() > kMaxRank ||
+        !std::all_of(found->begin(), found->end(), is_factor)) {
+      return wrong("'block' must be a list of positive integers or a key of config.json");
+    }
+    for (const json& extent : *found) rule.block.push_back(extent.get<std::uint64_t>());
+  }
+
+  std::string error;
+
+ private:
+  static bool is_factor(const json& value) {
+    return value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
+           value.get<std::uint64_t>() <= kMaxFactor;
+  }
+  const json& object_;
+};
+
+void parse_match(Fields& fields, Rule& rule) {
+  const json* match = fields.find("match");
+  if (match == nullptr) return fields.wrong("'match' is missing");
+  const auto add = [&](const json& one) {
+    if (!one.is_string()) return fields.wrong("'match' must be a text or a list of texts");
+    auto pattern = Pattern::parse(one.get_ref<const std::string&>());
+    if (!pattern) return fields.wrong("{}", pattern.error().message());
+    rule.patterns.push_back(std::move(*pattern));
+  };
+  if (!match->is_array()) return add(*match);
+  if (match->empty() || match->size() > kMaxPatterns) {
+    return fields.wrong("'match' must list 1 to {} patterns", kMaxPatterns);
+  }
+  for (const json& one : *match) add(one);
 }
 
-const json* ModelConfig::find(std::string_view key) const {
-  const json* at = &json_;
-  while (true) {
-    const auto dot = key.find('.');
-    if (!at->is_object()) return nullptr;
-    const auto found = at->find(std::string(key.substr(0, dot)));
-    if (found == at->end() || found->is_null()) return nullptr;
-    at = &*found;
-    if (dot == std::string_view::npos) return at;
-    key.remove_prefix(dot + 1);
+void parse_kind(const json& object, Fields& fields, Rule& rule) {
+  std::string name;
+  fields.text("kind", name);
+  const auto info = std::find_if(kinds().begin(), kinds().end(),
+                                 [&](const KindInfo& one) { return name == one.name; });
+  if (info == kinds().end()) {
+    return fields.wrong(
+        "'kind' must be replicate, split, heads, kv_heads, qkv, vocab, experts or scale");
+  }
+  rule.kind = info->kind;
+  const auto has = [](const std::vector<std::string>& keys, const std::string& key) {
+    return std::find(keys.begin(), keys.end(), key) != keys.end();
+  };
+  static const std::vector<std::string> always = {"match", "kind", "stage", "optional", "comment"};
+  for (const auto& [key, value] : object.items()) {
+    if (has(always, key) || has(info->required, key) || has(info->allowed, key)) continue;
+    return fields.wrong("kind '{}' has no field {}", name, json(key).dump());
+  }
+  for (const std::string& key : info->required) {
+    if (!object.contains(key)) return fields.wrong("kind '{}' needs '{}'", name, key);
   }
 }
 
-Result<std::uint64_t> ModelConfig::number(const ConfigValue& value) const {
-  if (value.keys.empty()) return value.literal;
-  for (const std::string& key : value.keys) {
-    if (const json* found = find(key)) return positive(*found, key);
+void parse_stage(Fields& fields, Rule& rule) {
+  std::string stage;
+  fields.text("stage", stage);
+  if (stage.empty()) return;
+  if (std::any_of(rule.patterns.begin(), rule.patterns.end(),
+                  [](const Pattern& pattern) { return pattern.has_layer(); })) {
+    return fields.wrong("'stage' has no meaning where {{layer}} decides");
   }
-  return fail(ErrorCode::kInvalid, "config.json lacks '{}'", fmt::join(value.keys, "' and '"));
-}
-
-Result<std::vector<std::uint64_t>> ModelConfig::numbers(const std::string& key) const {
-  const json* found = find(key);
-  if (found == nullptr) return fail(ErrorCode::kInvalid, "config.json lacks '{}'", key);
-  if (!found->is_array()) {
-    return fail(ErrorCode::kInvalid, "config.json: '{}' is no list of positive integers", key);
+  if (stage == "all") {
+    rule.stage = Rule::Stage::kAll;
+  } else if (stage == "first") {
+    rule.stage = Rule::Stage::kFirst;
+  } else if (stage == "last") {
+    rule.stage = Rule::Stage::kLast;
+  } else if (stage == "embedding") {
+    rule.stage = Rule::Stage::kEmbedding;
+  } else {
+    fields.wrong("'stage' must be all, first, last or embedding");
   }
-  std::vector<std::uint64_t> values;
-  for (const json& one : *found) {
-    TRY(const std::uint64_t number, positive(one, key));
-    values.push_back(number);
+}
+
+void check_rule(Fields& fields, const Rule& rule) {
+  const bool all_experts = std::all_of(rule.patterns.begin(), rule.patterns.end(),
+                                       [](const Pattern& one) { return one.has_expert(); });
+  const bool no_expert = std::none_of(rule.patterns.begin(), rule.patterns.end(),
+                                      [](const Pattern& one) { return one.has_expert(); });
+  if (rule.kind == Kind::kExperts) {
+    if (rule.expert_dim ? !no_expert : !all_experts) {
+      fields.wrong("kind 'experts' needs either {{expert}} in each pattern or 'expert_dim'");
+    }
+    if (rule.expert_dim && rule.dim == rule.expert_dim) {
+      fields.wrong("'dim' and 'expert_dim' must differ");
+    }
+  } else if (!no_expert && rule.kind != Kind::kScale) {
+    fields.wrong("{{expert}} belongs to kind 'experts'");
   }
-  return values;
 }
-
-bool ModelConfig::flag(const char* key) const {
-  const json* found = find(key);
-  return found != nullptr && found->is_boolean() && found->get<bool>();
-}
-
-std::string ModelConfig::text(const char* key) const {
-  const json* found = find(key);
-  return found != nullptr && found->is_string() ? found->get<std::string>() : std::string();
-}
-
-namespace {
-
-constexpr std::size_t kMaxPatternBytes = 512;
-constexpr std::size_t kMaxParts = 32;
-// Bounds the backtracking.
-constexpr std::ptrdiff_t kMaxWildcards = 3;
-// Per name. A sane pattern takes tens of steps.
-constexpr int kMaxSteps = 20'000;
 
 }  // namespace
 
-Result<Pattern> Pattern::parse(std::string_view text) {
-  if (text.empty() || text.size() > kMaxPatternBytes) {
-    return fail(ErrorCode::kInvalid, "a pattern has 1 to {} characters, this one {}",
-                kMaxPatternBytes, text.size());
+Result<Rule> parse_rule(const json& object, std::size_t number) {
+  Rule rule;
+  rule.label = fmt::format("rule {}", number);
+  if (!object.is_object()) {
+    return fail(ErrorCode::kInvalid, "{}: not a JSON object", rule.label);
   }
-  Pattern pattern;
-  pattern.text_ = text;
-  while (!text.empty()) {
-    if (text.front() == '{') {
-      const auto close = text.find('}');
-      if (close == std::string_view::npos) {
-        return fail(ErrorCode::kInvalid, "pattern '{}' has a '{{' without '}}'", pattern.text_);
-      }
-      TRY_VOID(pattern.parse_braces(text.substr(1, close - 1)));
-      text.remove_prefix(close + 1);
-    } else if (text.starts_with("**")) {
-      pattern.parts_.push_back({Token::kAny, {}});
-      text.remove_prefix(2);
-    } else if (text.front() == '*') {
-      pattern.parts_.push_back({Token::kWord, {}});
-      text.remove_prefix(1);
-    } else {
-      const auto end = std::min(text.find_first_of("*{"), text.size());
-      pattern.parts_.push_back({Token::kText, {std::string(text.substr(0, end))}});
-      text.remove_prefix(end);
-    }
+  Fields fields(object);
+  parse_match(fields, rule);
+  if (!rule.patterns.empty()) {
+    rule.label = fmt::format("rule {} ('{}')", number, rule.patterns.front().text());
   }
-  const auto wildcards = std::count_if(
-      pattern.parts_.begin(), pattern.parts_.end(),
-      [](const Part& part) { return part.token == Token::kWord || part.token == Token::kAny; });
-  if (pattern.parts_.size() > kMaxParts || wildcards > kMaxWildcards) {
-    return fail(ErrorCode::kInvalid, "pattern '{}' is too complex: at most {} parts and {} stars",
-                pattern.text_, kMaxParts, kMaxWildcards);
+  parse_kind(object, fields, rule);
+  parse_stage(fields, rule);
+  std::string comment;
+  fields.text("comment", comment);
+  fields.boolean("optional", rule.optional);
+  fields.dimension("dim", rule.dim);
+  fields.factor("parts", rule.parts);
+  fields.factor("unit", rule.unit);
+  fields.boolean("padded", rule.padded);
+  fields.config_value("heads", rule.heads);
+  fields.config_value("kv_heads", rule.kv_heads);
+  fields.factor("pad_to", rule.pad_to);
+  fields.config_value("count", rule.count);
+  fields.dimension("expert_dim", rule.expert_dim);
+  fields.text("of", rule.of);
+  fields.block(rule);
+  check_rule(fields, rule);
+  if (!fields.error.empty()) {
+    return fail(ErrorCode::kInvalid, "{}: {}", rule.label, fields.error);
   }
-  return pattern;
-}
-
-Result<void> Pattern::parse_braces(std::string_view inside) {
-  if (inside == "layer" || inside == "expert") {
-    bool& seen = inside == "layer" ? has_layer_ : has_expert_;
-    if (seen) {
-      return fail(ErrorCode::kInvalid, "pattern '{}' has {{{}}} twice", text_, inside);
-    }
-    seen = true;
-    parts_.push_back({inside == "layer" ? Token::kLayer : Token::kExpert, {}});
-    return {};
-  }
-  if (inside == "n") {
-    parts_.push_back({Token::kNumber, {}});
-    return {};
-  }
-  if (inside.find('|') == std::string_view::npos || inside.find_first_of("*{") < inside.size()) {
-    return fail(ErrorCode::kInvalid,
-                "pattern '{}': '{{{}}}' is neither {{layer}}, {{expert}}, {{n}} nor {{a|b}}", text_,
-                inside);
-  }
-  Part choice{Token::kChoice, {}};
-  while (true) {
-    const auto bar = inside.find('|');
-    choice.texts.emplace_back(inside.substr(0, bar));
-    if (bar == std::string_view::npos) break;
-    inside.remove_prefix(bar + 1);
-  }
-  parts_.push_back(std::move(choice));
-  return {};
-}
-
-std::optional<Pattern::Match> Pattern::match(std::string_view name) const {
-  // The end of the name mostly decides, and cheaply.
-  if (parts_.back().token == Token::kText && !name.ends_with(parts_.back().texts[0])) {
-    return std::nullopt;
-  }
-  Match found;
-  int budget = kMaxSteps;
-  if (!match_from(0, name, found, budget)) return std::nullopt;
-  return found;
-}
-
-bool Pattern::match_from(std::size_t part, std::string_view rest, Match& found, int& budget) const {
-  if (part == parts_.size()) return rest.empty();
-  if (--budget < 0) return false;
-  const Part& here = parts_[part];
-  switch (here.token) {
-    case Token::kText:
-    case Token::kChoice:
-      return std::any_of(here.texts.begin(), here.texts.end(), [&](const std::string& text) {
-        return rest.starts_with(text) &&
-               match_from(part + 1, rest.substr(text.size()), found, budget);
-      });
-    case Token::kNumber:
-    case Token::kLayer:
-    case Token::kExpert:
-      return match_number(part, rest, found, budget);
-    case Token::kWord:
-    case Token::kAny:
-      return match_wildcard(part, rest, found, budget);
-  }
-  return false;
-}
-
-bool Pattern::match_number(std::size_t part, std::string_view rest, Match& found,
-                           int& budget) const {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-  if (error != std::errc()) return false;
-  const auto digits = static_cast<std::size_t>(end - rest.data());
-  if (digits > 1 && rest.front() == '0') return false;  // "007" is no index
-  if (!match_from(part + 1, rest.substr(digits), found, budget)) return false;
-  if (parts_[part].token == Token::kLayer) found.layer = value;
-  if (parts_[part].token == Token::kExpert) found.expert = value;
-  return true;
-}
-
-bool Pattern::match_wildcard(std::size_t part, std::string_view rest, Match& found,
-                             int& budget) const {
-  std::size_t longest = rest.size();
-  if (parts_[part].token == Token::kWord) longest = std::min(rest.find('.'), longest);
-  for (std::size_t taken = 1; taken <= longest; ++taken) {
-    if (match_from(part + 1, rest.substr(taken), found, budget)) return true;
-  }
-  return false;
+  return rule;
 }
 
 }  // namespace rekindle::planner

@@ -1,11 +1,12 @@
 #include "recovery/planner/shard_spec.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include <fmt/format.h>
 #include <re2/re2.h>
 
-#include "recovery/planner/shard_rule.h"
+#include "recovery/planner/rule_applier.h"
 
 namespace rekindle::planner {
 

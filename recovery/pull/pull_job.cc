@@ -189,7 +189,7 @@ async::Task<Result<void>> PullJob::Driver::transfer_once(
   enter_phase("transfer");
   const VerifiedTiles& verified = *destination_.verified();
   const auto tiles = verified.count();
-  const auto quarantined = sources_.standing().quarantined().size();
+  const auto quarantined = sources_.faults().quarantined().size();
   context_.progress.begin_transfer(sources_.sources());
   Transfer transfer(context_.environment, context_.silence, transfer_options(plan));
   auto done = co_await transfer_and_recruit(transfer);
@@ -202,7 +202,7 @@ async::Task<Result<void>> PullJob::Driver::transfer_once(
   if (co_await async::is_cancelled()) co_return fail(interrupted());
   if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
   const bool gained =
-      verified.count() > tiles || sources_.standing().quarantined().size() > quarantined;
+      verified.count() > tiles || sources_.faults().quarantined().size() > quarantined;
   const auto after = rounds_.after({.gained = gained,
                                     .grants_refused = grants_refused,
                                     .silent = context_.silence.over(steady_now())});
@@ -250,8 +250,8 @@ Transfer::Options PullJob::Driver::transfer_options(std::shared_ptr<const planne
         context_.progress.tick(batch, sources_.sources());
       }};
   if (context_.environment.share) {
-    options.salt = swarm::order_seed(context_.environment.identity.incarnation);
-    options.order = swarm::slice_order(*plan, options.salt);
+    options.order_seed = swarm::order_seed(context_.environment.identity.incarnation);
+    options.order = swarm::slice_order(*plan, options.order_seed);
   }
   return options;
 }
@@ -281,7 +281,7 @@ Error PullJob::Driver::no_source_error(const planner::Plan& plan) {
   const auto unread = held_by_nobody(plan, inputs);
   missing.insert(missing.end(), unread.begin(), unread.end());
   std::string quarantined;
-  for (const auto& [name, why] : sources_.standing().quarantined()) {
+  for (const auto& [name, why] : sources_.faults().quarantined()) {
     quarantined += fmt::format("source {} is {}; ", name, why);
   }
   if (!quarantined.empty()) quarantined += "check its copy with `rekindle verify`; ";

@@ -168,7 +168,7 @@ inline constexpr std::uint32_t kWrongSlicesToQuarantine = 2;
 
 // Counts the faults of each source over all transfers of one pull. A source that is lost
 // repeatedly, or that sent wrong bytes, is not asked again.
-class SourceStanding {
+class SourceFaults {
  public:
   bool banned(const Incarnation& source) const { return banned_.contains(source); }
   void ban(const Incarnation& source) { banned_.insert(source); }

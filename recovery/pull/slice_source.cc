@@ -23,9 +23,9 @@ void PlanSliceSource::set_regions(SourceIndex source, std::vector<transport::Reg
 }
 
 void PlanSliceSource::add_source(SourceIndex source, std::shared_ptr<const Layout> layout,
-                                 std::uint64_t salt) {
+                                 std::uint64_t order_seed) {
   candidates_->add_source(source, std::move(layout));
-  batch_->tell([&](transport::Batch& batch) { batch.add_neighbour(source, salt); });
+  batch_->tell([&](transport::Batch& batch) { batch.add_neighbour(source, order_seed); });
 }
 
 void PlanSliceSource::extend(SourceIndex source, const swarm::TileRuns& held) {

@@ -37,9 +37,9 @@ class PlanSliceSource final : public transport::SliceSource {
 
   // A source that is being filled, or that the plan does not know: once, after bind() and before
   // its paths are added. Then the tiles that it is known to hold; then that it holds them all.
-  // `salt`: swarm::order_seed() the host that fills it. Control thread.
+  // `order_seed`: swarm::order_seed() the host that fills it. Control thread.
   void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout,
-                  std::uint64_t salt);
+                  std::uint64_t order_seed);
   void extend(transport::SourceIndex source, const swarm::TileRuns& held);
   void complete(transport::SourceIndex source);
 

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 #include "recovery/pull/tile_verifier.h"
 #include "recovery/swarm/availability.h"
 #include "src/base/units.h"

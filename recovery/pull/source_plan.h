@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 #include "recovery/pull/pull_context.h"
 #include "recovery/pull/source_table.h"
 #include "src/tensor/checkpoint.h"

@@ -83,7 +83,7 @@ std::vector<proto::Source> SourcePool::to_dial(
   for (const auto& record : context_.finder.sources()) {
     if (table_->size() + records.size() >= transport::kMaxSources) break;
     const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
-    if (!incarnation || standing_.banned(*incarnation)) continue;
+    if (!incarnation || faults_.banned(*incarnation)) continue;
     const bool known = std::ranges::any_of(
         *table_, [&](const ActiveSource& source) { return same_source(source.record, record); });
     if (known || !may_dial({*incarnation, rpc::from_proto(record.layout())})) continue;
@@ -106,7 +106,7 @@ async::Task<void> SourcePool::dial(proto::Source record) {
   if (!peer) {
     log::info("pull.dial", "source", record.node().node_id(), "error", peer.error());
     const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
-    if (incarnation && peer.error().code() == ErrorCode::kStale) standing_.ban(*incarnation);
+    if (incarnation && peer.error().code() == ErrorCode::kStale) faults_.ban(*incarnation);
     context_.progress.show(peer.error().message());
     co_return;
   }
@@ -233,7 +233,7 @@ void SourcePool::add_local() {
     source.name = "store:" + stored->directory.filename().string();
     const bool known = std::ranges::any_of(
         *table_, [&](const ActiveSource& other) { return other.name == source.name; });
-    if (known || standing_.quarantined(source.name) || !has_room()) continue;
+    if (known || faults_.quarantined(source.name) || !has_room()) continue;
     source.layout = std::shared_ptr<const Layout>(stored, &stored->manifest.layout);
     for (const auto& segment : stored->segments) source.local_segments.push_back(segment->bytes());
     source.keep_alive = stored;
@@ -271,22 +271,22 @@ async::Task<Result<void>> SourcePool::add_fallback() {
 
 void SourcePool::lose(ActiveSource& source, const Error& cause) {
   source.state.lose(SourceState::Loss::kFailed, cause.message());
-  standing_.failed(source.peer->incarnation(), cause.code());
+  faults_.failed(source.peer->incarnation(), cause.code());
 }
 
 bool SourcePool::judge() {
   bool grants_refused = false;
   for (auto& source : *table_) {
-    const bool too_many = standing_.add_wrong(source.name, source.wrong.slices);
+    const bool too_many = faults_.add_wrong(source.name, source.wrong.slices);
     if (too_many && !source.state.quarantined()) {
       source.state.lose(SourceState::Loss::kWrongBytes, wrong_bytes_cause(source.wrong.where));
       log::warn("pull.source_lost", "source", source.name, "cause", source.state.cause());
       context_.progress.show(fmt::format("source {} lost: {}", source.name, source.state.cause()));
     }
-    if (source.state.quarantined()) standing_.quarantine(source.name, source.state.cause());
+    if (source.state.quarantined()) faults_.quarantine(source.name, source.state.cause());
     if (source.peer == nullptr || !source.state.lost()) continue;
     const auto loss = source.state.loss();
-    standing_.lost(source.peer->incarnation(), loss, source.bytes > 0);
+    faults_.lost(source.peer->incarnation(), loss, source.bytes > 0);
     if (loss == SourceState::Loss::kGrantRefused) grants_refused = true;
   }
   return grants_refused;

@@ -24,7 +24,7 @@ class SourcePool {
 
   const std::shared_ptr<SourceTable>& table() const { return table_; }
   SourceTable& sources() { return *table_; }
-  const SourceStanding& standing() const { return standing_; }
+  const SourceFaults& faults() const { return faults_; }
 
   // Dials every listed source that is not connected yet, all at once.
   async::Task<void> connect();
@@ -69,7 +69,7 @@ class SourcePool {
 
   PullContext& context_;
   const std::shared_ptr<SourceTable> table_ = std::make_shared<SourceTable>();
-  SourceStanding standing_;
+  SourceFaults faults_;
   std::map<Digest, std::shared_ptr<const Layout>> layouts_;
   // Dialled since the last connect() or look() began.
   std::set<PeerKey> dialled_;

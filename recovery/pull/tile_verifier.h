@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 #include "recovery/swarm/have_feed.h"
 #include "src/base/result.h"
 #include "src/base/worker_pool.h"

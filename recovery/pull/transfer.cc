@@ -57,7 +57,7 @@ async::Task<Result<void>> Transfer::run() {
   last_look_ = steady_now();
   transport::BatchOptions options;
   options.order = options_.order;
-  options.order_seed = options_.salt;
+  options.order_seed = options_.order_seed;
   batch_ = environment_.engine->start(slices_, *this, options);
   slices_.bind(batch_.get());
   for (SourceIndex i = 0; i < sources_.size(); ++i) {

@@ -35,9 +35,10 @@ class Transfer final : private transport::BatchObserver {
   struct Options {
     SliceWork work;
     std::shared_ptr<SourceTable> sources;
-    // The order in which slices are wanted, and the salt behind it. Empty: as they are numbered.
+    // The order in which slices are wanted, and the order_seed behind it. Empty: as they are
+    // numbered.
     std::vector<transport::SliceIndex> order = {};
-    std::uint64_t salt = 0;
+    std::uint64_t order_seed = 0;
     PathOpener::Options paths;
     // Called about every 200 ms.
     std::function<void(const transport::BatchProgress&)> tick;

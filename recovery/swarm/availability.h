@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 #include "recovery/swarm/have_feed.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"

@@ -17,7 +17,7 @@ namespace {
 // copy may not have verified yet, and a wrong config.json would choose wrong boxes.
 std::string config_of(const store::StoredVersion& stored) {
   const Checkpoint& checkpoint = *stored.manifest.checkpoint;
-  const auto tensor = checkpoint.tensors.find(std::string(kFileTensorPrefix) + "config.json");
+  const auto tensor = checkpoint.tensors.find(fmt::format("{}config.json", kFileTensorPrefix));
   if (!tensor) return {};
   auto config =
       pull::read_verified_file(checkpoint, stored.manifest.layout, *tensor,

@@ -30,7 +30,7 @@ RoundDriver::RoundDriver(FleetHost& fleet, DeviceHost& devices, RoundSessions& s
       news_(executor),
       orders_changed_(executor) {}
 
-void RoundDriver::attach(SessionId session, Rounds::Origin origin) {
+void RoundDriver::attach(SessionId session, HostRounds::Origin origin) {
   rounds_.attach(session, std::move(origin));
   changed();
 }

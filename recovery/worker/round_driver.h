@@ -7,7 +7,7 @@
 #include <string>
 
 #include "recovery/worker/agent_host.h"
-#include "recovery/worker/rounds.h"
+#include "recovery/worker/host_rounds.h"
 #include "recovery/worker/version_feed.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
@@ -28,8 +28,8 @@ class RoundSessions {
 
 // Carries out the broadcast rounds of the sessions here (docs/internals/rounds.md): reports members
 // to the coordinator, passes its orders to the device process, keeps feeds from fetching what a
-// round may bring, and lets devices write passing buckets into the copy that waits. Rounds holds
-// the rules. Control thread only.
+// round may bring, and lets devices write passing buckets into the copy that waits. HostRounds
+// holds the rules. Control thread only.
 class RoundDriver final : private RoundEffects {
  public:
   // All references outlive this.
@@ -37,7 +37,7 @@ class RoundDriver final : private RoundEffects {
               async::TaskGroup& tasks, boost::asio::any_io_executor executor);
 
   // --- sessions; those without a group change nothing
-  void attach(SessionId session, Rounds::Origin origin);
+  void attach(SessionId session, HostRounds::Origin origin);
   // The session gets this version from the feed, which is paused if a round may bring the bytes.
   void choose(SessionId session, const ModelVersion& id, const std::shared_ptr<VersionFeed>& feed);
   // Just before the hand-over: whether its device waits for a party.
@@ -56,7 +56,7 @@ class RoundDriver final : private RoundEffects {
   void device_over(const device::DeviceOver& over);
   void meeting_id(std::uint64_t number, const Result<std::string>& id);
 
-  const Rounds& rounds() const { return rounds_; }
+  const HostRounds& rounds() const { return rounds_; }
   // Notified when the coordinator's orders have come.
   async::Notifier& orders_changed() { return orders_changed_; }
 
@@ -86,7 +86,7 @@ class RoundDriver final : private RoundEffects {
   DeviceHost& devices_;
   RoundSessions& sessions_;
   async::TaskGroup& tasks_;
-  Rounds rounds_;
+  HostRounds rounds_;
   std::map<SessionId, Paused> paused_;
   std::map<SessionId, Keeper> keepers_;  // until their spread is over
   bool running_ = false;

@@ -50,8 +50,8 @@ Result<SessionPtr> WorkerSessions::find(const ClientPtr& client,
 
 // A worker without a named instance attaches anew in a round. Its process and device tell who it
 // is.
-Rounds::Origin WorkerSessions::origin_of(const Session& session,
-                                         const LocalInstances::Entry& entry) {
+HostRounds::Origin WorkerSessions::origin_of(const Session& session,
+                                             const LocalInstances::Entry& entry) {
   const AttachOrder& order = session.order;
   std::string instance = session.instance;
   if (!entry.named) {

@@ -59,7 +59,7 @@ class WorkerSessions final : public RankEffects, public RoundSessions, private S
   void bytes_announced(const SessionPtr& session) override;
 
   SessionPtr find(SessionId session) const;
-  static Rounds::Origin origin_of(const Session& session, const LocalInstances::Entry& entry);
+  static HostRounds::Origin origin_of(const Session& session, const LocalInstances::Entry& entry);
   void proceed_loaded(const SessionPtr& session);
   async::Task<void> verify_loaded(SessionPtr session);
   void accept_loaded(Session& session);

@@ -6,7 +6,7 @@
 
 #include "recovery/rpc/convert.h"
 #include "src/base/units.h"
-#include "src/bucket/plan.h"
+#include "src/bucket/bucket_plan.h"
 
 namespace rekindle::worker {
 

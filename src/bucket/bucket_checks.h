@@ -8,7 +8,7 @@
 
 #include "src/base/blake3_core.h"
 #include "src/base/digest.h"
-#include "src/bucket/plan.h"
+#include "src/bucket/bucket_plan.h"
 
 // The comparisons that cover every byte of some parts. Pure.
 namespace rekindle::bucket {

@@ -6,8 +6,8 @@
 #include <variant>
 #include <vector>
 
+#include "src/bucket/bucket_plan.h"
 #include "src/bucket/device.h"
-#include "src/bucket/plan.h"
 
 // proto/bucket.proto as plain structures: the messages between a worker and the process that fills
 // its buckets, in frames of src/ipc. Neither end needs libprotobuf to read or write them.

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/bucket/bucket_checks.h"
-#include "src/bucket/round.h"
+#include "src/bucket/round_stages.h"
 
 // Verifies the buckets in a device's slots, those of a round and those that were uploaded from this
 // host's memory. A tile that lies whole in one part is compared with the checkpoint's leaf. A part

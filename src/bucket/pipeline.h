@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
-#include "src/bucket/plan.h"
+#include "src/bucket/bucket_plan.h"
 #include "src/bucket/slots.h"
 
 // All weights reach a GPU this way: fetch → spread → deliver, bucket by bucket through a few slots

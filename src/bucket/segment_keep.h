@@ -8,7 +8,8 @@
 #include "src/base/clock.h"
 #include "src/bucket/pinned.h"
 #include "src/bucket/pipeline.h"
-#include "src/bucket/round.h"
+#include "src/bucket/round_plan.h"
+#include "src/bucket/segment_fetch.h"
 
 namespace rekindle::bucket {
 

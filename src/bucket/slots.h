@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "src/bucket/bucket_plan.h"
 #include "src/bucket/device.h"
-#include "src/bucket/plan.h"
 
 namespace rekindle::bucket {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/bucket/bucket_plan.h"
 #include "src/bucket/device.h"
-#include "src/bucket/plan.h"
 
 namespace rekindle::client {
 

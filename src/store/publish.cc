@@ -10,8 +10,8 @@
 #include "src/base/worker_pool.h"
 #include "src/store/fault_guard.h"
 #include "src/store/files.h"
-#include "src/store/pending_copy.h"
-#include "src/store/staged_copy.h"
+#include "src/store/publish_copy.h"
+#include "src/store/pull_copy.h"
 
 // Publishing: every byte is read once. A thread copies a range of a file into its segment and
 // digests the tiles in it before it takes the next.
@@ -128,7 +128,7 @@ class Tally {
 
 class Publisher {
  public:
-  Publisher(const PublishSources& sources, const TileMap& tiles, StagedCopy& copy)
+  Publisher(const PublishSources& sources, const TileMap& tiles, PublishCopy& copy)
       : sources_(sources), tiles_(tiles), copy_(copy), digests_(tiles.tile_count()) {}
 
   // Takes over the segments of `filled` that no other process can write to. `sources.weights` has
@@ -228,7 +228,7 @@ class Publisher {
 
   const PublishSources& sources_;
   const TileMap& tiles_;
-  StagedCopy& copy_;
+  PublishCopy& copy_;
   std::vector<Digest> digests_;
   std::vector<char> fill_;  // per segment: to be copied
   std::map<std::uint32_t, std::size_t> file_of_entry_;
@@ -237,7 +237,7 @@ class Publisher {
 // The end of both ways of publishing: writes the copy's manifest, or finds the copy that is here
 // already.
 Result<std::shared_ptr<SegmentStore::Staged>> finish(StoreState& state, const ModelVersion& id,
-                                                     std::unique_ptr<StagedCopy> copy,
+                                                     std::unique_ptr<PublishCopy> copy,
                                                      PublishSources sources, const TileMap& tiles,
                                                      std::vector<Digest> digests) {
   const Digest root = checkpoint_root(id, sources.tensors, tiles, digests);
@@ -259,7 +259,7 @@ Result<std::shared_ptr<SegmentStore::Staged>> finish(StoreState& state, const Mo
 }
 
 // The header of a filled segment lay where its bytes were written.
-Result<void> check_headers(const FilledSegments& filled, StagedCopy& copy) {
+Result<void> check_headers(const FilledSegments& filled, PublishCopy& copy) {
   for (std::uint32_t i = 0; i < filled.segments.size(); ++i) {
     const std::string& header = filled.packed.headers[i];
     const std::string& name = filled.packed.layout.segments()[i].name;
@@ -283,7 +283,7 @@ Result<std::shared_ptr<SegmentStore::Staged>> stage_files(
   TRY_VOID(check_model_name(id.model));
   TRY(PublishSources sources, open_sources(paths));
   TRY(const TileMap tiles, TileMap::create(sources.tensors));
-  TRY(auto copy, StagedCopy::create(state, id, sources.layout.segment_bytes()));
+  TRY(auto copy, PublishCopy::create(state, id, sources.layout.segment_bytes()));
   TRY_VOID(failpoint("store.stage.after_mkdir"));
   TRY(auto digests, Publisher(sources, tiles, *copy).run({}, progress));
   for (const SourceFile& file : sources.weights) TRY_VOID(file.check_unchanged());
@@ -296,7 +296,7 @@ Result<std::shared_ptr<SegmentStore::Staged>> stage_filled(
     const std::function<void(const PublishProgress&)>& progress) {
   TRY_VOID(check_model_name(id.model));
   TRY(const TileMap tiles, TileMap::create(filled.tensors));
-  TRY(auto copy, StagedCopy::create(state, id, filled.packed.layout.segment_bytes()));
+  TRY(auto copy, PublishCopy::create(state, id, filled.packed.layout.segment_bytes()));
   TRY_VOID(failpoint("store.stage.after_mkdir"));
   PublishSources sources{{}, {}, {}, filled.tensors, filled.packed.layout};
   for (std::size_t i = 0; i < filled.segments.size(); ++i) {

@@ -73,8 +73,8 @@ class MappedSegment {
   std::unique_ptr<ReadLease> lease_;  // of fd_; guarded by lease_mutex_
   // Of the file: SegmentPool hands it on to the next segment of the same file. Never null.
   std::shared_ptr<std::atomic<bool>> lent_for_writing_ = std::make_shared<std::atomic<bool>>(false);
-  friend class PendingCopy;  // renames the file and makes the mapping read-only at commit
-  friend class StagedCopy;
+  friend class PullCopy;  // renames the file and makes the mapping read-only at commit
+  friend class PublishCopy;
   friend class SegmentPool;
 };
 

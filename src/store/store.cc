@@ -5,9 +5,9 @@
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/store/files.h"
-#include "src/store/pending_copy.h"
+#include "src/store/publish_copy.h"
+#include "src/store/pull_copy.h"
 #include "src/store/segment_store.h"
-#include "src/store/staged_copy.h"
 #include "src/store/store_directory.h"
 #include "src/store/store_state.h"
 
@@ -40,7 +40,7 @@ class Store final : public SegmentStore {
 
   Result<std::unique_ptr<PendingVersion>> begin(std::shared_ptr<const Checkpoint> checkpoint,
                                                 PackedLayout layout) override {
-    TRY(auto copy, PendingCopy::begin(state_, std::move(checkpoint), std::move(layout)));
+    TRY(auto copy, PullCopy::begin(state_, std::move(checkpoint), std::move(layout)));
     return std::unique_ptr<PendingVersion>(std::move(copy));
   }
   std::uint64_t missing_bytes(const ModelVersion& id, const Layout& layout) const override {
@@ -49,12 +49,12 @@ class Store final : public SegmentStore {
   }
   Result<std::shared_ptr<const StoredVersion>> commit(
       std::unique_ptr<PendingVersion> pending) override {
-    TRY(auto version, static_cast<PendingCopy&>(*pending).commit());
+    TRY(auto version, static_cast<PullCopy&>(*pending).commit());
     drop_unfinished_before(version->manifest.checkpoint->id);
     return version;
   }
   void discard(std::unique_ptr<PendingVersion> pending) override {
-    static_cast<PendingCopy&>(*pending).discard();
+    static_cast<PullCopy&>(*pending).discard();
   }
   Result<std::uint64_t> discard_unfinished_before(const ModelVersion& id) override {
     return discard_unfinished_before(id, Deletion::kNow);

@@ -25,7 +25,7 @@ struct Node {
 // The chunks that a range touches, in a tile of `bytes` bytes.
 struct Cover {
   Cover(TileRange range, std::uint64_t bytes)
-      : root{0, std::max<std::uint64_t>(1, (bytes + kBlake3ChunkBytes - 1) / kBlake3ChunkBytes)},
+      : top{0, std::max<std::uint64_t>(1, (bytes + kBlake3ChunkBytes - 1) / kBlake3ChunkBytes)},
         chunks{range.begin / kBlake3ChunkBytes,
                (range.end + kBlake3ChunkBytes - 1) / kBlake3ChunkBytes},
         begin(chunks.begin * kBlake3ChunkBytes),
@@ -38,7 +38,7 @@ struct Cover {
     return node.begin >= chunks.begin && node.end <= chunks.end;
   }
 
-  Node root;
+  Node top;
   Node chunks;
   std::uint64_t begin;  // bytes, at borders of chunks
   std::uint64_t end;
@@ -67,8 +67,8 @@ class Climber {
       : cover_(cover), covered_(covered), nodes_(nodes) {}
 
   Digest leaf() {
-    if (cover_.within(cover_.root)) return blake3(covered_);
-    return parent_of(cover_.root, true);
+    if (cover_.within(cover_.top)) return blake3(covered_);
+    return parent_of(cover_.top, true);
   }
   // Whether the proof had exactly the nodes that were needed.
   bool used_up() const { return !short_ && nodes_.empty(); }
@@ -89,10 +89,10 @@ class Climber {
     return parent_of(node, false);
   }
   // The left child first: the proof's nodes come in this order.
-  Digest parent_of(const Node& node, bool root) {
+  Digest parent_of(const Node& node, bool top) {
     const Digest left = value(node.left());
     const Digest right = value(node.right());
-    return blake3_parent(left, right, root);
+    return blake3_parent(left, right, top);
   }
 
   const Cover& cover_;
@@ -128,7 +128,7 @@ std::string prove_range(std::span<const std::byte> tile, TileRange range) {
     return std::string(reinterpret_cast<const char*>(tile.data()) + begin, end - begin);
   };
   std::string proof = text(cover.begin, range.begin) + text(range.end, cover.end);
-  add_nodes(cover, tile, cover.root, proof);
+  add_nodes(cover, tile, cover.top, proof);
   return proof;
 }
 

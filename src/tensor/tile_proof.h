@@ -11,9 +11,11 @@
 #include "src/tensor/box.h"
 
 // Proofs that a part of a tile belongs to the tile's leaf, for pullers that read a part without the
-// rest. BLAKE3 is a tree over chunks of 1 KiB: the nodes beside the path from the part's chunks to
-// the root are enough to compute the leaf again, so the puller need not trust the source. A part
-// can be proved if its bytes are one run of the tile's row-major bytes.
+// rest. A leaf is the BLAKE3 digest of its tile, and BLAKE3 is a tree over chunks of 1 KiB: the
+// nodes beside the path from the part's chunks to the top of that tree are enough to compute the
+// leaf again, so the puller need not trust the source. A part can be proved if its bytes are one
+// run of the tile's row-major bytes. The checkpoint's root is computed from all leaves:
+// tile_digest.h.
 namespace rekindle {
 
 // The run of bytes that `part` is in the row-major bytes of `tile`, which contains it.

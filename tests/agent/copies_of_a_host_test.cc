@@ -1,8 +1,9 @@
-// How copies come to be served and how they are removed: CopyServing and VersionRetirement on a
+// How copies come to be served and how they are removed: PartialSources and VersionRetirement on a
 // real store, without a coordinator and without peers.
 #include <gtest/gtest.h>
 
-#include "recovery/agent/copy_serving.h"
+#include "recovery/agent/partial_sources.h"
+#include "recovery/agent/version_retirement.h"
 #include "tests/recovery/rpc_fixture.h"
 #include "tests/store/store_fixture.h"
 
@@ -55,7 +56,7 @@ class CopiesOfAHost : public store::StoreTest {
   CoordinatorLink link_{loop_.executor(), identity_, grant_clock_, ""};
   VersionReaders readers_;
   std::optional<AgentParts> parts_;
-  std::optional<CopyServing> serving_;
+  std::optional<PartialSources> serving_;
   std::optional<VersionRetirement> retirement_;
   std::shared_ptr<swarm::HeldTiles> held_;
   int removals_ = 0;

@@ -29,7 +29,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/units.h"
-#include "src/bucket/round.h"
+#include "src/bucket/round_stages.h"
 #include "src/cuda/device.h"
 #include "src/cuda/nccl.h"
 #include "tests/support/must.h"

@@ -15,8 +15,8 @@
 
 #include <fmt/format.h>
 
-#include "recovery/planner/plan.h"
 #include "recovery/planner/shard_spec.h"
+#include "recovery/planner/slice_plan.h"
 #include "src/base/units.h"
 #include "tests/planner/model_tensors.h"
 

@@ -10,7 +10,7 @@
 
 #include "src/base/clock.h"
 #include "src/bucket/double_device.h"
-#include "src/bucket/round.h"
+#include "src/bucket/round_stages.h"
 #include "tests/bucket/sample.h"
 #include "tests/support/must.h"
 

@@ -17,6 +17,7 @@
 #include "src/base/clock.h"
 #include "src/bucket/double_device.h"
 #include "src/bucket/double_stream.h"
+#include "src/bucket/round_stages.h"
 #include "tests/bucket/sample.h"
 
 namespace rekindle::bucket {

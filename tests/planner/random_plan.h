@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 
 namespace rekindle::planner::testing {
 

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "recovery/planner/shard_rule.h"
+#include "recovery/planner/rule_applier.h"
 
 namespace rekindle::planner {
 namespace {

@@ -51,8 +51,8 @@ class LateEngine final : public transport::Engine {
     void resolve(SliceIndex slice, transport::Verdict verdict) override {
       batch_->resolve(slice, verdict);
     }
-    void add_neighbour(SourceIndex source, std::uint64_t salt) override {
-      batch_->add_neighbour(source, salt);
+    void add_neighbour(SourceIndex source, std::uint64_t order_seed) override {
+      batch_->add_neighbour(source, order_seed);
     }
     void candidates_added(SourceIndex source, std::vector<SliceIndex> slices) override {
       batch_->candidates_added(source, std::move(slices));

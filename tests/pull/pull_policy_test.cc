@@ -119,42 +119,42 @@ TEST(TransferPolicy, ACancelStopsConnectsAndTheBatch) {
 class SourceStandingTest : public ::testing::Test {
  protected:
   const Incarnation source_ = Incarnation::random();
-  SourceStanding standing_;
+  SourceFaults faults_;
 };
 
 TEST_F(SourceStandingTest, APeerThatCannotBeReachedIsAskedThreeTimes) {
-  standing_.failed(source_, ErrorCode::kTimeout);
-  standing_.failed(source_, ErrorCode::kPeerLost);
-  EXPECT_FALSE(standing_.banned(source_));
-  standing_.failed(source_, ErrorCode::kUnavailable);
-  EXPECT_TRUE(standing_.banned(source_));
+  faults_.failed(source_, ErrorCode::kTimeout);
+  faults_.failed(source_, ErrorCode::kPeerLost);
+  EXPECT_FALSE(faults_.banned(source_));
+  faults_.failed(source_, ErrorCode::kUnavailable);
+  EXPECT_TRUE(faults_.banned(source_));
 }
 
 TEST_F(SourceStandingTest, APeerThatAnswersNonsenseIsAskedOnce) {
-  standing_.failed(source_, ErrorCode::kCorrupt);
-  EXPECT_TRUE(standing_.banned(source_));
+  faults_.failed(source_, ErrorCode::kCorrupt);
+  EXPECT_TRUE(faults_.banned(source_));
 }
 
 TEST_F(SourceStandingTest, ASourceThatDeliversMayBeLostOftenOneThatDoesNotThreeTimes) {
-  for (int i = 0; i < 10; ++i) standing_.lost(source_, Loss::kFailed, true);
-  EXPECT_FALSE(standing_.banned(source_));
-  standing_.lost(source_, Loss::kFailed, false);
-  standing_.lost(source_, Loss::kFailed, false);
-  EXPECT_TRUE(standing_.banned(source_)) << "the last loss with bytes counts as the first";
+  for (int i = 0; i < 10; ++i) faults_.lost(source_, Loss::kFailed, true);
+  EXPECT_FALSE(faults_.banned(source_));
+  faults_.lost(source_, Loss::kFailed, false);
+  faults_.lost(source_, Loss::kFailed, false);
+  EXPECT_TRUE(faults_.banned(source_)) << "the last loss with bytes counts as the first";
 }
 
 TEST_F(SourceStandingTest, AGrantThatRanOutIsNotTheSourcesFault) {
-  for (int i = 0; i < 10; ++i) standing_.lost(source_, Loss::kGrantRefused, false);
-  EXPECT_FALSE(standing_.banned(source_));
+  for (int i = 0; i < 10; ++i) faults_.lost(source_, Loss::kGrantRefused, false);
+  EXPECT_FALSE(faults_.banned(source_));
 }
 
 TEST_F(SourceStandingTest, WrongSlicesAddUpOverTransfers) {
-  EXPECT_FALSE(standing_.add_wrong("a", 1));
-  EXPECT_FALSE(standing_.add_wrong("a", 0)) << "nothing new";
-  EXPECT_FALSE(standing_.add_wrong("b", 1)) << "another source";
-  EXPECT_TRUE(standing_.add_wrong("a", 1));
-  standing_.lost(source_, Loss::kWrongBytes, true);
-  EXPECT_TRUE(standing_.banned(source_));
+  EXPECT_FALSE(faults_.add_wrong("a", 1));
+  EXPECT_FALSE(faults_.add_wrong("a", 0)) << "nothing new";
+  EXPECT_FALSE(faults_.add_wrong("b", 1)) << "another source";
+  EXPECT_TRUE(faults_.add_wrong("a", 1));
+  faults_.lost(source_, Loss::kWrongBytes, true);
+  EXPECT_TRUE(faults_.banned(source_));
 }
 
 const TimePoint kStart{1h};

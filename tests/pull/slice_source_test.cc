@@ -25,7 +25,9 @@ class Verdicts final : public transport::Batch {
  public:
   void add_paths(SourceIndex, std::vector<std::unique_ptr<transport::Path>>) override {}
   void remove_source(SourceIndex, Error) override {}
-  void add_neighbour(SourceIndex source, std::uint64_t salt) override { neighbours[source] = salt; }
+  void add_neighbour(SourceIndex source, std::uint64_t order_seed) override {
+    neighbours[source] = order_seed;
+  }
   void candidates_added(SourceIndex, std::vector<SliceIndex>) override {}
   void cancel() override {}
   transport::BatchProgress progress() const override { return {}; }

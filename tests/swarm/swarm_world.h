@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 #include "recovery/swarm/availability.h"
 #include "recovery/swarm/have_feed.h"
 #include "src/tensor/checkpoint.h"

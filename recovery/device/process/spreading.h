@@ -11,7 +11,7 @@
 #include "recovery/device/process/uploading.h"
 #include "recovery/device/process/worker_deliver.h"
 #include "src/bucket/bucket_verify.h"
-#include "src/bucket/round.h"
+#include "src/bucket/round_stages.h"
 #include "src/bucket/segment_keep.h"
 
 namespace rekindle::device {

@@ -7,7 +7,8 @@ namespace rekindle::worker {
 namespace {
 
 constexpr std::size_t kMaxNameBytes = 128;
-constexpr std::uint32_t kMaxWorld = 65536;
+// As the coordinator allows (coordinator::Limits::max_world).
+constexpr std::uint32_t kMaxWorld = 4096;
 
 bool is_name_byte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||

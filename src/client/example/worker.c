@@ -1,6 +1,6 @@
-/* A worker, whole: attaches to what `rekindle run` tells it, takes in every tensor, serves, and
- * moves on to each new version. What a real one does with the bytes (copy them to its GPU, build
- * its model on them) goes into take_in().
+/* A complete worker. It attaches to the model that `rekindle run` names, takes in every tensor,
+ * serves, and moves on to each new version. A real worker uses the bytes in take_in(): it copies
+ * them to its GPU, or builds its model on them.
  *
  *   cc worker.c -lrekindle -o worker
  *   rekindle run --model qwen3 --instance chat -- ./worker
@@ -30,13 +30,13 @@ static uint64_t number(const char* name, const char* otherwise) {
   return strtoull(setting(name, otherwise), NULL, 10);
 }
 
-/* Told on stderr; `rekindle run` starts the worker again. */
+/* Reports the error on stderr and exits. `rekindle run` starts the worker again. */
 static void give_up(const char* what, const rk_error* error) {
   fprintf(stderr, "worker: %s: %s: %s\n", what, rk_code_name(error->code), error->message);
   exit(1);
 }
 
-/* The bytes are mapped already, verified and read-only: a model may point straight at them. */
+/* The bytes are already mapped, verified and read-only. A model may use them in place. */
 static uint64_t take_in(const rk_tensor* tensor) { return tensor->bytes; }
 
 static void load(rk_session* session) {
@@ -52,18 +52,19 @@ static void load(rk_session* session) {
   }
   if (code != RK_OK) give_up("cannot load", &error);
   if (rk_loaded(session, &error) != RK_OK) give_up("cannot say that it has loaded", &error);
-  do { /* another rank that failed is started again: wait for it */
+  /* Another rank that has failed is started again: wait for it. */
+  do {
     code = rk_wait_commit(session, 60000, &error);
   } while (code == RK_UNAVAILABLE || code == RK_TIMEOUT);
   if (code != RK_OK) give_up("is not ready", &error);
   if (rk_info(session, &info, &error) != RK_OK) give_up("cannot say what it has", &error);
-  printf("ready: %s@%" PRIu64 ", %u tensors, %.2f GiB from %s, %.0f ms\n", info.model, info.version,
+  printf("ready: %s@%" PRIu64 ", %u entries, %.2f GiB from %s, %.0f ms\n", info.model, info.version,
          info.tensors, (double)bytes / (1 << 30), info.rung, milliseconds() - started);
   fflush(stdout);
 }
 
-/* Until there is a newer version, unless it was told which to serve; here a real worker answers
- * requests meanwhile. */
+/* Returns when there is a newer version to follow, or when the session has ended. A real worker
+ * answers requests meanwhile. */
 static void serve(rk_session* session, int follows) {
   rk_error error;
   uint64_t version;

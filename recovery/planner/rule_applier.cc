@@ -1,9 +1,9 @@
+#include "recovery/planner/rule_applier.h"
+
 #include <algorithm>
 #include <limits>
 
 #include <fmt/format.h>
-
-#include "recovery/planner/shard_rule.h"
 
 namespace rekindle::planner {
 

@@ -1,5 +1,5 @@
 // An agent's members of broadcast rounds. The coordinator and the sessions are in the test's hands.
-#include "recovery/worker/rounds.h"
+#include "recovery/worker/host_rounds.h"
 
 #include <chrono>
 #include <cstdint>
@@ -124,7 +124,7 @@ class RoundsTest : public ::testing::Test {
 
   TimePoint now_{1000s};
   Effects effects_;
-  Rounds rounds_{effects_};
+  HostRounds rounds_{effects_};
   proto::RoundOrders orders_;
 };
 

@@ -5,59 +5,17 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
-#include "src/base/digest.h"
 #include "src/bucket/device.h"
 #include "src/bucket/pipeline.h"
-#include "src/bucket/plan.h"
+#include "src/bucket/round_plan.h"
 #include "src/bucket/segment_fetch.h"
 
-// A broadcast round (docs/internals/rounds.md). Each owner has a share of the bytes that every rank
-// wants. Bucket k consists of equal parts, one per owner: part s holds bucket k of the plan of
-// share s. So all owners upload at the same time, and one collective in place does the rest.
+// The stages of the pipeline in a broadcast round: a rank uploads its share of each bucket, the
+// owners spread the bucket, and a rank whose round ended early reads the rest from its segments.
 namespace rekindle::bucket {
-
-// A digest of the names, types and boxes of all pieces, in order. Ranks that want the same pieces
-// have the same digest.
-Digest digest_of(const Contents& contents);
-
-// Spreads the pieces over `shares` owners, in their order, so that each has about as many bytes.
-// Returns the share of each piece.
-std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares);
-
-// Room for a seal at the end of a share (bucket_verify.h).
-inline constexpr std::uint64_t kSealRoom = kPartAlignment;
-// The smallest share with room for a seal and for data.
-inline constexpr std::uint64_t kSmallestShare = kSealRoom + kPartAlignment;
-
-class RoundPlan {
- public:
-  // `share_of`: the share of each piece. The plan depends on the pieces only, not on the places of
-  // their bytes. `seal_room`: free bytes at the end of each share, 0 or kSealRoom. kInvalid: a
-  // share is out of range.
-  static Result<RoundPlan> create(const Contents& contents, std::span<const std::uint32_t> share_of,
-                                  std::uint32_t shares, std::uint64_t bucket_bytes,
-                                  std::uint64_t seal_room = 0);
-
-  // Number of buckets.
-  std::size_t size() const { return size_; }
-  std::uint32_t shares() const { return static_cast<std::uint32_t>(plans_.size()); }
-  std::uint64_t share_bytes() const { return share_bytes_; }
-  std::uint64_t bucket_bytes() const { return share_bytes_ * shares(); }
-  // In a share with a seal.
-  std::uint64_t seal_at() const { return share_bytes_ - kSealRoom; }
-  const Plan& plan_of(std::uint32_t share) const { return plans_[share]; }
-  // All parts of bucket `index`; `at` counts from the bucket's start.
-  std::vector<Part> parts(std::size_t index) const;
-
- private:
-  std::vector<Plan> plans_;
-  std::uint64_t share_bytes_ = 0;
-  std::size_t size_ = 0;
-};
 
 // The addition of an owner to each bucket of its share.
 class ShareSeal {

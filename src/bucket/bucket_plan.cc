@@ -1,4 +1,4 @@
-#include "src/bucket/plan.h"
+#include "src/bucket/bucket_plan.h"
 
 #include <algorithm>
 #include <tuple>

@@ -1,4 +1,4 @@
-#include "recovery/worker/rounds.h"
+#include "recovery/worker/host_rounds.h"
 
 #include <algorithm>
 #include <set>
@@ -223,14 +223,14 @@ device::SpreadOrder spread_order(const Members& members, const proto::PartyOrder
 
 }  // namespace
 
-void Rounds::attach(SessionId session, Origin origin) {
+void HostRounds::attach(SessionId session, Origin origin) {
   if (origin.group.empty()) return;
   std::erase_if(members_, [&](const auto& item) { return item.second.is_replaced_by(origin); });
   members_.insert_or_assign(session, RoundMember(std::move(origin)));
   changed_ = true;
 }
 
-bool Rounds::choose(SessionId session, const ModelVersion& id) {
+bool HostRounds::choose(SessionId session, const ModelVersion& id) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr) return false;
   member->choose(id, known_.gathering(id, member->origin().group));
@@ -239,7 +239,7 @@ bool Rounds::choose(SessionId session, const ModelVersion& id) {
 }
 
 // A session that comes late is not waited for.
-bool Rounds::enters(SessionId session) {
+bool HostRounds::enters(SessionId session) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->round() == 0) return false;
   const auto* const round = known_.find(member->round());
@@ -250,7 +250,8 @@ bool Rounds::enters(SessionId session) {
 }
 
 // A session that waits for its party joins when it has its buckets.
-void Rounds::hand_over(SessionId session, const Digest& root, std::optional<std::string> alone) {
+void HostRounds::hand_over(SessionId session, const Digest& root,
+                           std::optional<std::string> alone) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->round() == 0) return;
   member->hand_over(root);
@@ -259,7 +260,7 @@ void Rounds::hand_over(SessionId session, const Digest& root, std::optional<std:
   go_alone(session, *member, *alone);
 }
 
-void Rounds::joined(const device::DeviceJoined& joined, bool owner) {
+void HostRounds::joined(const device::DeviceJoined& joined, bool owner) {
   RoundMember* const member = find_member(members_, joined.session);
   if (member == nullptr || member->ended()) return;
   if (!member->waits_for_buckets()) {
@@ -270,25 +271,25 @@ void Rounds::joined(const device::DeviceJoined& joined, bool owner) {
   leave_ended_rounds("the round was over before it had its buckets");
 }
 
-void Rounds::progress(SessionId session, std::uint64_t bytes) {
+void HostRounds::progress(SessionId session, std::uint64_t bytes) {
   RoundMember* const member = find_member(members_, session);
   if (member != nullptr && member->progress(bytes)) progressed_ = true;
 }
 
-void Rounds::go_alone(SessionId session, RoundMember& member, const std::string& why) {
+void HostRounds::go_alone(SessionId session, RoundMember& member, const std::string& why) {
   member.go_alone(why);
   changed_ = true;
   effects_.left_round(session, false, why);
 }
 
-void Rounds::fill(SessionId session, RoundMember& member) {
+void HostRounds::fill(SessionId session, RoundMember& member) {
   if (!member.is_in_party() && member.state() != proto::ROUND_ALONE) return;
   member.fill();
   changed_ = true;
   effects_.left_round(session, true, "");
 }
 
-void Rounds::spread_over(const device::SpreadOver& over, TimePoint now) {
+void HostRounds::spread_over(const device::SpreadOver& over, TimePoint now) {
   RoundMember* const member = find_member(members_, over.session);
   if (member == nullptr) return;
   member->end_spread(over);
@@ -301,7 +302,7 @@ void Rounds::spread_over(const device::SpreadOver& over, TimePoint now) {
   effects_.left_round(over.session, false, over.worker_lost->message());
 }
 
-void Rounds::device_over(const device::DeviceOver& over, TimePoint now) {
+void HostRounds::device_over(const device::DeviceOver& over, TimePoint now) {
   RoundMember* const member = find_member(members_, over.session);
   if (member == nullptr) return;
   if (member->ended()) return end_discarding(*member, over.error.has_value(), now);
@@ -312,20 +313,20 @@ void Rounds::device_over(const device::DeviceOver& over, TimePoint now) {
   go_alone(over.session, *member, over.error->message());
 }
 
-void Rounds::end_discarding(RoundMember& member, bool device_failed, TimePoint now) {
+void HostRounds::end_discarding(RoundMember& member, bool device_failed, TimePoint now) {
   if (!member.end_discarding(device_failed)) return;
   member.forget_at(now + times_.remember);
   changed_ = true;
 }
 
-void Rounds::commit(SessionId session) {
+void HostRounds::commit(SessionId session) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr) return;
   member->commit();
   changed_ = true;
 }
 
-void Rounds::fail(SessionId session, const std::string& why, TimePoint now) {
+void HostRounds::fail(SessionId session, const std::string& why, TimePoint now) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->ended()) return;
   member->forget_at(now + (member->fail(why) ? times_.discard : times_.remember));
@@ -333,7 +334,7 @@ void Rounds::fail(SessionId session, const std::string& why, TimePoint now) {
 }
 
 // A worker that heard of an update detaches to attach to it. Its place is kept for that moment.
-void Rounds::detach(SessionId session, TimePoint now) {
+void HostRounds::detach(SessionId session, TimePoint now) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->ended()) return;
   if (member->state() == proto::ROUND_SPREADING) return fail(session, "has detached", now);
@@ -347,19 +348,20 @@ void Rounds::detach(SessionId session, TimePoint now) {
   member->forget_at(now + times_.remember);
 }
 
-std::optional<std::uint64_t> Rounds::news_for(SessionId session, const ModelVersion& have) const {
+std::optional<std::uint64_t> HostRounds::news_for(SessionId session,
+                                                  const ModelVersion& have) const {
   const auto member = members_.find(session);
   if (member == members_.end()) return std::nullopt;
   return known_.news_for(member->second.origin().group, have);
 }
 
-std::string_view Rounds::phase_of(SessionId session) const {
+std::string_view HostRounds::phase_of(SessionId session) const {
   const auto member = members_.find(session);
   if (member == members_.end() || !member->second.is_in_party()) return "";
   return member->second.state() == proto::ROUND_JOINED ? "joined" : "spreading";
 }
 
-void Rounds::check(TimePoint now) {
+void HostRounds::check(TimePoint now) {
   if (known_.is_silent(now, times_.coordinator)) {
     forget_orders();
     leave_ended_rounds("the coordinator does not answer");
@@ -369,19 +371,19 @@ void Rounds::check(TimePoint now) {
   if (forgotten > 0) changed_ = true;
 }
 
-void Rounds::forget_orders() {
+void HostRounds::forget_orders() {
   known_.forget();
   meetings_.clear();
 }
 
-std::optional<TimePoint> Rounds::due() const {
+std::optional<TimePoint> HostRounds::due() const {
   if (changed_) return TimePoint::min();
   if (progressed_) return reported_at_ + times_.progress;
   return std::nullopt;
 }
 
-proto::RoundReport Rounds::report(const std::string& device_life, std::chrono::milliseconds wait,
-                                  TimePoint now) {
+proto::RoundReport HostRounds::report(const std::string& device_life,
+                                      std::chrono::milliseconds wait, TimePoint now) {
   known_.asked(now);
   changed_ = progressed_ = false;
   reported_at_ = now;
@@ -407,7 +409,7 @@ proto::RoundReport Rounds::report(const std::string& device_life, std::chrono::m
   return report;
 }
 
-void Rounds::meeting_id(std::uint64_t number, const Result<std::string>& id) {
+void HostRounds::meeting_id(std::uint64_t number, const Result<std::string>& id) {
   for (auto& [key, meeting] : meetings_) {
     if (meeting.number != number || meeting.id) continue;
     if (id) {
@@ -419,7 +421,7 @@ void Rounds::meeting_id(std::uint64_t number, const Result<std::string>& id) {
   }
 }
 
-void Rounds::obey(const proto::RoundOrders& orders, std::uint64_t sequence, TimePoint now) {
+void HostRounds::obey(const proto::RoundOrders& orders, std::uint64_t sequence, TimePoint now) {
   if (!known_.take(orders, sequence)) return;
   std::set<PartyKey> meeting;
   std::set<SessionId> seated;
@@ -442,7 +444,7 @@ void Rounds::obey(const proto::RoundOrders& orders, std::uint64_t sequence, Time
   }
 }
 
-void Rounds::obey_party(std::uint64_t round, const proto::PartyOrder& party, TimePoint now) {
+void HostRounds::obey_party(std::uint64_t round, const proto::PartyOrder& party, TimePoint now) {
   if (party.make_id() && party.state() == proto::PARTY_MEETING) {
     Meeting& meeting = meetings_[{round, party.party()}];
     if (meeting.number == 0) {
@@ -464,7 +466,8 @@ void Rounds::obey_party(std::uint64_t round, const proto::PartyOrder& party, Tim
   }
 }
 
-void Rounds::stop(SessionId session, RoundMember& member, const std::string& why, TimePoint now) {
+void HostRounds::stop(SessionId session, RoundMember& member, const std::string& why,
+                      TimePoint now) {
   if (!member.is_in_party()) return;
   effects_.stop_spread(session, why);
   if (member.ended()) return end_discarding(member, true, now);
@@ -473,7 +476,7 @@ void Rounds::stop(SessionId session, RoundMember& member, const std::string& why
 
 // Releases members whose round is over, or is led by nobody any more. A spread under way goes on to
 // its end.
-void Rounds::leave_ended_rounds(const std::string& why) {
+void HostRounds::leave_ended_rounds(const std::string& why) {
   for (auto& [session, member] : members_) {
     if (member.round() == 0 || member.ended() || known_.find(member.round()) != nullptr) continue;
     if (member.state() == proto::ROUND_SPREADING || member.state() == proto::ROUND_SERVING) {

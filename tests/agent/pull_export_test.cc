@@ -1,5 +1,5 @@
 // `pull --to DIR`: only files whose bytes have verified get a name in DIR.
-#include "recovery/agent/export.h"
+#include "recovery/agent/pull_export.h"
 
 #include <fstream>
 #include <thread>

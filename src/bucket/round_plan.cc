@@ -1,18 +1,13 @@
-#include "src/bucket/round.h"
+#include "src/bucket/round_plan.h"
 
 #include <algorithm>
 #include <string>
-#include <thread>
 
 #include "src/base/blake3.h"
-#include "src/base/units.h"
 
 namespace rekindle::bucket {
 
 namespace {
-
-constexpr std::chrono::microseconds kShortestNap{5};
-constexpr std::chrono::microseconds kLongestNap{1'000};
 
 void add(std::string& out, std::uint64_t number) {
   for (int shift = 0; shift < 64; shift += 8) out.push_back(static_cast<char>(number >> shift));
@@ -125,82 +120,6 @@ std::vector<Part> RoundPlan::parts(std::size_t index) const {
     }
   }
   return all;
-}
-
-std::optional<std::size_t> RoundFetch::next() {
-  if (next_ == plan_.size()) return std::nullopt;
-  const bool uploads = own_ && next_ < plan_.plan_of(own_->share).size();
-  if (uploads && !own_->fetch.take(next_)) return std::nullopt;
-  return next_++;
-}
-
-Result<void> RoundFetch::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
-  if (!own_ || bucket >= plan_.plan_of(own_->share).size()) return {};
-  const DeviceAddress share = to + own_->share * plan_.share_bytes();
-  TRY_VOID(own_->fetch.enqueue(bucket, share, stream));
-  if (own_->seal == nullptr) return {};
-  return own_->seal->enqueue(bucket, share, stream);
-}
-
-RoundSpread::RoundSpread(Collective& collective, std::uint64_t share_bytes,
-                         std::vector<std::uint32_t> owners, Patience patience)
-    : collective_(collective),
-      share_bytes_(share_bytes),
-      owners_(std::move(owners)),
-      patience_(std::move(patience)) {}
-
-Result<void> RoundSpread::enqueue(std::size_t bucket, DeviceAddress at, Stream& stream) {
-  TRY_VOID(collective_.spread(at, share_bytes_, owners_, stream));
-  const TimePoint deadline = SteadyClock().now() + patience_.peers;
-  for (std::chrono::microseconds nap = kShortestNap;; nap = std::min(2 * nap, kLongestNap)) {
-    TRY(const bool settled, collective_.settled());
-    if (settled) return {};
-    if (patience_.stop && patience_.stop()) {
-      return fail(ErrorCode::kStale, "bucket {} of a round was not spread: it is to stop", bucket);
-    }
-    if (SteadyClock().now() >= deadline) {
-      return fail(ErrorCode::kTimeout,
-                  "rank {} of {} waited {} ms for the others to spread bucket {} of a round",
-                  collective_.rank(), collective_.ranks(), patience_.peers.count(), bucket);
-    }
-    std::this_thread::sleep_for(nap);
-  }
-}
-
-Result<void> RoundSpread::check() {
-  TRY(const bool settled, collective_.settled());
-  if (settled) return {};
-  return fail(ErrorCode::kInternal, "rank {} of {} spread a bucket that its peers know nothing of",
-              collective_.rank(), collective_.ranks());
-}
-
-RoundTail::RoundTail(const RoundPlan& plan, Fetches& fetches, std::size_t first)
-    : plan_(plan), fetches_(fetches) {
-  for (std::uint32_t share = 0; share < plan.shares(); ++share) {
-    fetches[share]->skip(first);
-    size_ += plan.plan_of(share).size() - std::min(first, plan.plan_of(share).size());
-  }
-}
-
-std::optional<std::size_t> RoundTail::next() {
-  for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
-    const auto bucket = fetches_[share]->next();
-    if (!bucket) continue;
-    given_.emplace_back(share, *bucket);
-    return given_.size() - 1;
-  }
-  return std::nullopt;
-}
-
-Result<void> RoundTail::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
-  const auto& [share, of_share] = given_[bucket];
-  return fetches_[share]->enqueue(of_share, to, stream);
-}
-
-std::vector<Part> RoundTail::parts(std::size_t index) const {
-  const auto& [share, of_share] = given_[index];
-  const auto parts = plan_.plan_of(share).parts(of_share);
-  return {parts.begin(), parts.end()};
 }
 
 }  // namespace rekindle::bucket

@@ -1,4 +1,4 @@
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 
 #include <algorithm>
 

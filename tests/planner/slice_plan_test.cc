@@ -1,5 +1,5 @@
 // What plans look like for layouts that matter: known answers.
-#include "recovery/planner/plan.h"
+#include "recovery/planner/slice_plan.h"
 
 #include <algorithm>
 

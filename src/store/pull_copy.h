@@ -17,12 +17,12 @@ namespace rekindle::store {
 
 // A pull's copy on its way. Owns the claim on its directory. Without commit or discard the files
 // stay for the next begin().
-class PendingCopy final : public PendingVersion {
+class PullCopy final : public PendingVersion {
  public:
-  static Result<std::unique_ptr<PendingCopy>> begin(std::shared_ptr<StoreState> state,
-                                                    std::shared_ptr<const Checkpoint> checkpoint,
-                                                    PackedLayout packed);
-  ~PendingCopy() override;
+  static Result<std::unique_ptr<PullCopy>> begin(std::shared_ptr<StoreState> state,
+                                                 std::shared_ptr<const Checkpoint> checkpoint,
+                                                 PackedLayout packed);
+  ~PullCopy() override;
 
   const Manifest& manifest() const override { return manifest_; }
   std::span<std::byte> segment(std::uint32_t index) override {
@@ -41,8 +41,7 @@ class PendingCopy final : public PendingVersion {
   void discard();
 
  private:
-  PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest,
-              std::filesystem::path directory);
+  PullCopy(std::shared_ptr<StoreState> state, Manifest manifest, std::filesystem::path directory);
   Result<void> prepare(std::span<const std::string> headers);
   Result<void> reopen();
   Result<void> write_manifest(AfterPowerCut after);

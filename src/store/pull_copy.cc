@@ -1,4 +1,4 @@
-#include "src/store/pending_copy.h"
+#include "src/store/pull_copy.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -15,7 +15,7 @@
 
 namespace rekindle::store {
 
-PendingCopy::PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::path directory)
+PullCopy::PullCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::path directory)
     : state_(std::move(state)),
       manifest_(std::move(manifest)),
       directory_(std::move(directory)),
@@ -25,20 +25,20 @@ PendingCopy::PendingCopy(std::shared_ptr<StoreState> state, Manifest manifest, f
             entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
       }) {}
 
-void PendingCopy::mark_verified(TileIndex tile) {
+void PullCopy::mark_verified(TileIndex tile) {
   if (marks_.mark(tile) && writers() == Writers::kOthers) marks_.distrust_part(tile);
 }
 
-PendingCopy::~PendingCopy() {
+PullCopy::~PullCopy() {
   if (released_) return;
   // A resume must not rely on digests of bytes that another process has written.
   if (marks_.is_open() && writers() == Writers::kOthers) marks_.distrust_all_parts();
   state_->release(directory_, manifest_.checkpoint->id, disk_bytes(directory_));
 }
 
-Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
-    std::shared_ptr<StoreState> state, std::shared_ptr<const Checkpoint> checkpoint,
-    PackedLayout packed) {
+Result<std::unique_ptr<PullCopy>> PullCopy::begin(std::shared_ptr<StoreState> state,
+                                                  std::shared_ptr<const Checkpoint> checkpoint,
+                                                  PackedLayout packed) {
   const ModelVersion& id = checkpoint->id;
   if (packed.layout.tensor_set_digest() != checkpoint->tensors.digest() ||
       packed.headers.size() != packed.layout.segments().size()) {
@@ -47,8 +47,7 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   const fs::path directory = copy_directory(state->directory(), id, packed.layout.digest());
   TRY_VOID(state->claim(directory, id, checkpoint->root, packed.layout.segment_bytes()));
   Manifest manifest{std::move(checkpoint), std::move(packed.layout), state->next_generation(), {}};
-  std::unique_ptr<PendingCopy> copy(
-      new PendingCopy(std::move(state), std::move(manifest), directory));
+  std::unique_ptr<PullCopy> copy(new PullCopy(std::move(state), std::move(manifest), directory));
   if (auto prepared = copy->prepare(packed.headers); !prepared) {
     // Gives the space back at once, unless it has bytes of an earlier attempt.
     if (!copy->resumed_) {
@@ -61,11 +60,11 @@ Result<std::unique_ptr<PendingCopy>> PendingCopy::begin(
   return copy;
 }
 
-fs::path PendingCopy::partial_path(std::uint32_t segment) const {
+fs::path PullCopy::partial_path(std::uint32_t segment) const {
   return directory_ / (manifest_.layout.segments()[segment].name + std::string(kPartialSuffix));
 }
 
-Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
+Result<void> PullCopy::prepare(std::span<const std::string> headers) {
   TRY_VOID(make_directory(directory_.parent_path()));
   TRY_VOID(make_directory(directory_));
   TRY_VOID(failpoint("store.begin.after_mkdir"));
@@ -90,7 +89,7 @@ Result<void> PendingCopy::prepare(std::span<const std::string> headers) {
   return resumed_ ? marks_.verify() : Result<void>();
 }
 
-Result<void> PendingCopy::write_manifest(AfterPowerCut after) {
+Result<void> PullCopy::write_manifest(AfterPowerCut after) {
   const std::string bytes = manifest_.serialize();
   return state_->pool().with_room(bytes.size(), [&] {
     return write_file_atomically(directory_ / kPartialManifestName, bytes, after);
@@ -98,7 +97,7 @@ Result<void> PendingCopy::write_manifest(AfterPowerCut after) {
 }
 
 // Comes before the first new file, which may need the room of the pool's files.
-Result<void> PendingCopy::take_pooled() {
+Result<void> PullCopy::take_pooled() {
   for (std::uint32_t i = 0; i < manifest_.layout.segments().size(); ++i) {
     TRY_VOID(state_->pool().take(partial_path(i), manifest_.layout.segments()[i].size_bytes));
   }
@@ -106,7 +105,7 @@ Result<void> PendingCopy::take_pooled() {
 }
 
 // Takes back the steps of a commit that did not finish.
-Result<void> PendingCopy::reopen() {
+Result<void> PullCopy::reopen() {
   std::error_code ignored;
   if (fs::exists(directory_ / kManifestName, ignored)) {
     TRY_VOID(rename_file(directory_ / kManifestName, directory_ / kPartialManifestName));
@@ -120,7 +119,7 @@ Result<void> PendingCopy::reopen() {
   return {};
 }
 
-Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view header) {
+Result<void> PullCopy::create_segment(std::uint32_t index, std::string_view header) {
   const SegmentSpec& spec = manifest_.layout.segments()[index];
   if (header.size() > spec.size_bytes) {
     return fail(ErrorCode::kInvalid, "segment '{}' has {} bytes, its header {}", spec.name,
@@ -136,7 +135,7 @@ Result<void> PendingCopy::create_segment(std::uint32_t index, std::string_view h
   return failpoint("store.begin.after_segment");
 }
 
-Result<void> PendingCopy::check_sizes() const {
+Result<void> PullCopy::check_sizes() const {
   for (const auto& segment : segments_) {
     if (const auto whole = segment->check_size(); !whole) {
       return fail(ErrorCode::kInternal,
@@ -148,7 +147,7 @@ Result<void> PendingCopy::check_sizes() const {
   return {};
 }
 
-Error PendingCopy::access_error() const {
+Error PullCopy::access_error() const {
   if (const auto whole = check_sizes(); !whole) return whole.error();
   struct statvfs status {};
   if (::statvfs(directory_.c_str(), &status) == 0 && status.f_bavail == 0) {
@@ -165,7 +164,7 @@ Error PendingCopy::access_error() const {
 
 // A process that the files were lent to closes them when it likes. Where stamps alone are the
 // evidence, this process itself may have opened them for writing.
-PendingCopy::Writers PendingCopy::writers() const {
+PullCopy::Writers PullCopy::writers() const {
   const bool maybe_ours = state_->evidence() == Evidence::kStamps;
   const auto seen = state_->write_watch().seen(watched_);
   Writers all = Writers::kNone;
@@ -177,7 +176,7 @@ PendingCopy::Writers PendingCopy::writers() const {
   return all;
 }
 
-void PendingCopy::close_for_writing() {
+void PullCopy::close_for_writing() {
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     if (auto given_up = make_read_only(*segments_[i], *watched_[i]); !given_up) {
       log::warn("store.commit", "file", segments_[i]->path().string(), "error", given_up.error(),
@@ -187,7 +186,7 @@ void PendingCopy::close_for_writing() {
 }
 
 // False: another process has a file open or mapped for writing.
-bool PendingCopy::take_leases() {
+bool PullCopy::take_leases() {
   leases_.assign(segments_.size(), 0);
   if (state_->evidence() == Evidence::kStamps) return true;
   for (std::size_t i = 0; i < segments_.size(); ++i) {
@@ -198,7 +197,7 @@ bool PendingCopy::take_leases() {
   return true;
 }
 
-Result<void> PendingCopy::sync_segments() const {
+Result<void> PullCopy::sync_segments() const {
   TRY_VOID(check_sizes());
   for (const auto& segment : segments_) {
     if (!is_memory_backed(segment->fd()) && ::fdatasync(segment->fd()) != 0) {
@@ -209,7 +208,7 @@ Result<void> PendingCopy::sync_segments() const {
 }
 
 // Up to the rename of the manifest a failure leaves a pull that can be resumed.
-Result<void> PendingCopy::put_in_place() {
+Result<void> PullCopy::put_in_place() {
   TRY_VOID(write_manifest(AfterPowerCut::kWhole));
   TRY_VOID(failpoint("store.commit.after_manifest"));
   for (std::uint32_t i = 0; i < segments_.size(); ++i) {
@@ -223,7 +222,7 @@ Result<void> PendingCopy::put_in_place() {
 
 // First this process gives up its own ways to write. With the leases no other process has one.
 // Their earlier writes are then known, and later ones end a lease.
-Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
+Result<std::shared_ptr<const StoredVersion>> PullCopy::commit() {
   TRY_VOID(marks_.check_complete());
   TRY_VOID(failpoint("store.commit.start"));
   TRY_VOID(sync_segments());
@@ -263,7 +262,7 @@ Result<std::shared_ptr<const StoredVersion>> PendingCopy::commit() {
 
 // Records that the copy is verified, if no process has written to its files since they were
 // digested.
-void PendingCopy::record(Verification& verification) const {
+void PullCopy::record(Verification& verification) const {
   const auto now = verification.stamp();
   if (!now || writers() != Writers::kNone) return;
   for (std::size_t i = 0; i < leases_.size(); ++i) {
@@ -272,7 +271,7 @@ void PendingCopy::record(Verification& verification) const {
   (void)verification.record(*now);
 }
 
-void PendingCopy::discard() {
+void PullCopy::discard() {
   if (writers() == Writers::kOthers) {  // they may write again
     for (const auto& segment : segments_) state_->pool().give_up(*segment);
   }

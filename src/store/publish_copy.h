@@ -14,13 +14,13 @@ namespace rekindle::store {
 
 // The files of a publish in DIR/staging/RANDOM and the bytes that it has reserved. Destroyed
 // without put_in_place(), both go.
-class StagedCopy {
+class PublishCopy {
  public:
-  static Result<std::unique_ptr<StagedCopy>> create(std::shared_ptr<StoreState> state,
-                                                    const ModelVersion& id, std::uint64_t bytes);
-  ~StagedCopy();
-  StagedCopy(const StagedCopy&) = delete;
-  StagedCopy& operator=(const StagedCopy&) = delete;
+  static Result<std::unique_ptr<PublishCopy>> create(std::shared_ptr<StoreState> state,
+                                                     const ModelVersion& id, std::uint64_t bytes);
+  ~PublishCopy();
+  PublishCopy(const PublishCopy&) = delete;
+  PublishCopy& operator=(const PublishCopy&) = delete;
 
   // The next three make the next segment. This one makes a new file of this size, to be filled.
   Result<void> add_segment(const SegmentSpec& spec);
@@ -43,8 +43,8 @@ class StagedCopy {
   Result<void> close_for_writing();
   bool is_watched() const;
 
-  StagedCopy(std::shared_ptr<StoreState> state, std::filesystem::path directory,
-             std::uint64_t reserved_bytes);
+  PublishCopy(std::shared_ptr<StoreState> state, std::filesystem::path directory,
+              std::uint64_t reserved_bytes);
 
   const std::shared_ptr<StoreState> state_;
   const std::filesystem::path directory_;
@@ -66,7 +66,7 @@ class StagedCopy {
 class SegmentStore::Staged {
  public:
   Manifest manifest;
-  std::unique_ptr<StagedCopy> copy;               // null when `existing` already holds it all
+  std::unique_ptr<PublishCopy> copy;              // null when `existing` already holds it all
   std::shared_ptr<const StoredVersion> existing;  // a full copy with the same root
 };
 

@@ -1,4 +1,4 @@
-#include "src/bucket/round.h"
+#include "src/bucket/round_stages.h"
 
 #include <map>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "src/store/staged_copy.h"
+#include "src/store/publish_copy.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -17,23 +17,23 @@
 
 namespace rekindle::store {
 
-StagedCopy::StagedCopy(std::shared_ptr<StoreState> state, fs::path directory,
-                       std::uint64_t reserved_bytes)
+PublishCopy::PublishCopy(std::shared_ptr<StoreState> state, fs::path directory,
+                         std::uint64_t reserved_bytes)
     : state_(std::move(state)), directory_(std::move(directory)), reserved_bytes_(reserved_bytes) {}
 
-Result<std::unique_ptr<StagedCopy>> StagedCopy::create(std::shared_ptr<StoreState> state,
-                                                       const ModelVersion& id,
-                                                       std::uint64_t bytes) {
+Result<std::unique_ptr<PublishCopy>> PublishCopy::create(std::shared_ptr<StoreState> state,
+                                                         const ModelVersion& id,
+                                                         std::uint64_t bytes) {
   std::uint8_t name[8];
   fill_random(name, sizeof name);
   const fs::path directory = state->directory() / kStagingName / to_hex(name, sizeof name);
   TRY_VOID(state->reserve(bytes, id));
-  std::unique_ptr<StagedCopy> copy(new StagedCopy(std::move(state), directory, bytes));
+  std::unique_ptr<PublishCopy> copy(new PublishCopy(std::move(state), directory, bytes));
   TRY_VOID(make_directory(directory));
   return copy;
 }
 
-StagedCopy::~StagedCopy() {
+PublishCopy::~PublishCopy() {
   state_->unreserve(reserved_bytes_);
   if (moved_) return;
   // A file that another process may write to is never used again.
@@ -56,7 +56,7 @@ StagedCopy::~StagedCopy() {
   }
 }
 
-Result<void> StagedCopy::add_segment(const SegmentSpec& spec) {
+Result<void> PublishCopy::add_segment(const SegmentSpec& spec) {
   TRY(auto segment,
       state_->pool().create(directory_ / spec.name, spec.size_bytes, state_->room_bytes()));
   auto watched = state_->write_watch().add(segment->fd(), segment->path());
@@ -64,14 +64,14 @@ Result<void> StagedCopy::add_segment(const SegmentSpec& spec) {
   return failpoint("store.stage.after_create");
 }
 
-void StagedCopy::add_made(std::shared_ptr<MappedSegment> segment,
-                          std::unique_ptr<WatchedFile> watched) {
+void PublishCopy::add_made(std::shared_ptr<MappedSegment> segment,
+                           std::unique_ptr<WatchedFile> watched) {
   watched_.push_back(std::move(watched));
   made_.push_back(segment);
   segments_.push_back(std::move(segment));
 }
 
-Result<bool> StagedCopy::add_clone(const SegmentSpec& spec, const SourceFile& source) {
+Result<bool> PublishCopy::add_clone(const SegmentSpec& spec, const SourceFile& source) {
   const fs::path path = directory_ / spec.name;
   UniqueFd clone(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!clone) return fail_errno(errno, fmt::format("create {}", path.string()));
@@ -92,8 +92,8 @@ Result<bool> StagedCopy::add_clone(const SegmentSpec& spec, const SourceFile& so
 
 // First this process gives up its own ways to write, then the kernel says whether there are others.
 // From then on, a process that opens the file for writing breaks the lease, and waits meanwhile.
-Result<bool> StagedCopy::take_over(const SegmentSpec& spec,
-                                   const std::shared_ptr<MappedSegment>& filled) {
+Result<bool> PublishCopy::take_over(const SegmentSpec& spec,
+                                    const std::shared_ptr<MappedSegment>& filled) {
   TRY_VOID(filled->make_read_only());
   const auto lease = filled->lease();
   if (!lease || *lease == 0) {
@@ -124,7 +124,7 @@ Failure opened_for_writing(const MappedSegment& segment) {
 }  // namespace
 
 // A file of the pool may have been lent for writing: the device process closes it at any time.
-Result<void> StagedCopy::check_unwritten() const {
+Result<void> PublishCopy::check_unwritten() const {
   for (const auto& [segment, before] : leased_) {
     const auto lease = segment->lease();
     if (!lease || *lease != before) return opened_for_writing(*segment);
@@ -137,13 +137,13 @@ Result<void> StagedCopy::check_unwritten() const {
   return {};
 }
 
-bool StagedCopy::is_watched() const {
+bool PublishCopy::is_watched() const {
   const auto seen = state_->write_watch().seen(watched_);
   return std::ranges::all_of(seen, &WriteWatch::Seen::watched);
 }
 
 // As take_over(): first this process, then the kernel says whether there are others.
-Result<void> StagedCopy::close_for_writing() {
+Result<void> PublishCopy::close_for_writing() {
   for (std::size_t i = 0; i < made_.size(); ++i) {
     MappedSegment& segment = *made_[i];
     if (auto given_up = make_read_only(segment, *watched_[i]); !given_up) {
@@ -157,7 +157,7 @@ Result<void> StagedCopy::close_for_writing() {
   return check_unwritten();
 }
 
-Result<void> StagedCopy::write_manifest(const Manifest& manifest) {
+Result<void> PublishCopy::write_manifest(const Manifest& manifest) {
   for (const auto& segment : segments_) {
     if (!is_memory_backed(segment->fd()) && ::fdatasync(segment->fd()) != 0) {
       return fail_errno(errno, fmt::format("sync {}", segment->path().string()));
@@ -172,7 +172,7 @@ Result<void> StagedCopy::write_manifest(const Manifest& manifest) {
   return failpoint("store.stage.after_manifest");
 }
 
-Result<std::shared_ptr<const StoredVersion>> StagedCopy::put_in_place(const Manifest& manifest) {
+Result<std::shared_ptr<const StoredVersion>> PublishCopy::put_in_place(const Manifest& manifest) {
   const Checkpoint& checkpoint = *manifest.checkpoint;
   const fs::path target =
       copy_directory(state_->directory(), checkpoint.id, manifest.layout.digest());

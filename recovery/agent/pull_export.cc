@@ -1,4 +1,4 @@
-#include "recovery/agent/export.h"
+#include "recovery/agent/pull_export.h"
 
 #include <cerrno>
 #include <cstdio>

@@ -185,11 +185,11 @@ struct RoundTimes {
 // The members of broadcast rounds on this host (docs/internals/rounds.md): the sessions with a
 // group. Turns the coordinator's orders, and the events of sessions and of the device process, into
 // effects. Pure. Control thread only.
-class Rounds {
+class HostRounds {
  public:
   using Origin = RoundMember::Origin;
 
-  explicit Rounds(RoundEffects& effects, RoundTimes times = {})
+  explicit HostRounds(RoundEffects& effects, RoundTimes times = {})
       : effects_(effects), times_(times) {}
 
   // --- sessions; those without a group are unknown here, and change nothing
