@@ -116,7 +116,7 @@ void BatchImpl::take_commands(TimePoint now) {
   for (const auto& [source, cause] : removals) scheduler_.remove_source(source, cause);
   for (const auto& [slice, verdict] : verdicts_taken_) {
     if (verdict == Verdict::kLocalFault) scheduler_.fail_batch(source_.local_fault(slice));
-    scheduler_.resolve(slice, verdict);
+    scheduler_.resolve(slice, verdict, now);
   }
   if (cancelled) scheduler_.cancel();
 }

@@ -19,6 +19,7 @@ Scheduler::Scheduler(SliceIndex slice_count, SliceTable::InfoOf info_of,
       reroutes_(slices_, sources_),
       staging_(slices_, options_.starvation_timeout),
       picker_(slices_, sources_, reroutes_, staging_, options_),
+      gate_(2 * options_.window_bytes),
       watch_(sources_, options_),
       stragglers_(slices_, sources_, reroutes_, options_),
       starvation_(slices_, sources_, options_),
@@ -72,6 +73,7 @@ void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoi
     watch_.slice_landed(id, now);
     sources_.count_landed(id, slices_.info(slice).bytes);
     slices_.land(slice);
+    gate_.landed(slice, slices_.info(slice).bytes, all_landed_bytes(), now);
     return;
   }
   sources_.count_failed(id);
@@ -120,17 +122,19 @@ void Scheduler::unpost(PathId path, SliceIndex slice, TimePoint now) {
   reroutes_.put_back(slice);
 }
 
-void Scheduler::resolve(SliceIndex slice, Verdict verdict) {
+void Scheduler::resolve(SliceIndex slice, Verdict verdict, TimePoint now) {
   if (slice >= slices_.count() || slices_.state(slice) != SliceTable::State::kLanded) return;
   const SourceIndex source = slices_.source_of(slice);
   staging_.freed();
   if (verdict == Verdict::kAccept) {
     slices_.accept(slice);
+    gate_.resolved(slice, all_landed_bytes(), now);
     reroutes_.accepted(slice);
     sources_.count_accepted(source, slices_.info(slice).bytes);
     if (slices_.done() == slices_.count()) finish({});
     return;
   }
+  gate_.resolved(slice, all_landed_bytes(), now);
   const bool wrong = verdict == Verdict::kRetry;
   const std::string cause = fmt::format("slice {} from source {} {}", slice, source,
                                         wrong ? "does not verify" : "could not be verified");
@@ -155,10 +159,6 @@ std::optional<Scheduler::Post> Scheduler::post_from(SourceIndex source, TimePoin
   starvation_.slice_posted();
   next_source_ = (source + 1) % kMaxSources;
   return Post{*slice, source, *path};
-}
-
-bool Scheduler::verification_lags() const {
-  return slices_.landed_bytes() > 2 * options_.window_bytes;
 }
 
 // Sources take turns. Neighbours come before sources that alone hold some slices.

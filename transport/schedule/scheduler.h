@@ -14,6 +14,7 @@
 #include "transport/schedule/reroute.h"
 #include "transport/schedule/slice_picker.h"
 #include "transport/schedule/slice_table.h"
+#include "transport/schedule/verdict_gate.h"
 
 // The engine's policy, without threads, sockets or a clock: events in, actions out. One per batch.
 //
@@ -27,6 +28,7 @@
 //   SlicePicker      the slice that a source is asked for
 //   Reroutes         the next try of a failed slice
 //   StagingGate      the slices that may be posted while staging memory is short
+//   VerdictGate      the landed bytes that may wait for verification
 //   ProgressWatch    deadlines
 //   Stragglers       stealing from slow sources
 //   StarvationWatch  slices without a source
@@ -52,7 +54,7 @@ class Scheduler {
   void path_progress(PathId path, std::uint64_t bytes_landed, TimePoint now);
   // A posted slice could not be expanded for want of staging memory: it is open again.
   void unpost(PathId path, SliceIndex slice, TimePoint now);
-  void resolve(SliceIndex slice, Verdict verdict);
+  void resolve(SliceIndex slice, Verdict verdict, TimePoint now);
   // A source that is being filled, and the slices that have it as a new candidate (see Batch).
   void add_neighbour(SourceIndex source, std::uint64_t order_seed);
   void candidates_added(SourceIndex source, std::span<const SliceIndex> slices, TimePoint now);
@@ -83,7 +85,8 @@ class Scheduler {
   void detach(PathId path, SliceIndex slice);
   void reroute(SliceIndex slice, SourceIndex source, const Ruling& ruling,
                const std::string& cause);
-  bool verification_lags() const;
+  std::uint64_t all_landed_bytes() const { return slices_.landed_bytes() + slices_.done_bytes(); }
+  bool verification_lags() const { return slices_.landed_bytes() > gate_.limit_bytes(); }
   void steal(TimePoint now);
   void check_starvation(TimePoint now);
   void forgive_pause(Duration pause);
@@ -95,6 +98,7 @@ class Scheduler {
   Reroutes reroutes_;
   StagingGate staging_;
   SlicePicker picker_;
+  VerdictGate gate_;
   ProgressWatch watch_;
   Stragglers stragglers_;
   StarvationWatch starvation_;

@@ -192,7 +192,7 @@ class Simulation {
       const bool bad = source.lies_first > 0 || lies(random_);
       source.lies_first -= source.lies_first > 0 ? 1 : 0;
       if (!bad) ++accepted_[slice];
-      scheduler_.resolve(slice, bad ? Verdict::kRetry : Verdict::kAccept);
+      scheduler_.resolve(slice, bad ? Verdict::kRetry : Verdict::kAccept, now());
     }
   }
 

@@ -70,7 +70,7 @@ class StagedTiles {
       in_flight_.pop_back();
       scheduler_->slice_done(post.path, post.slice, OpStatus::kOk, now_);
       if (++landed_[post.slice / 2] == 2) staged_.erase(post.slice / 2);
-      scheduler_->resolve(post.slice, Verdict::kAccept);
+      scheduler_->resolve(post.slice, Verdict::kAccept, now_);
     }
     scheduler_->tick(now_ += 10ms);
   }

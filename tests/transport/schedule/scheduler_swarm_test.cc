@@ -53,7 +53,7 @@ class SwarmScheduler : public ::testing::Test {
   }
   void finish(SliceIndex slice) {
     scheduler_->slice_done(path_of_.at(slice), slice, OpStatus::kOk, now_);
-    scheduler_->resolve(slice, Verdict::kAccept);
+    scheduler_->resolve(slice, Verdict::kAccept, now_);
   }
   void pass(Duration time) {
     for (const TimePoint end = now_ + time; now_ < end;) scheduler_->tick(now_ += 10ms);
@@ -119,7 +119,7 @@ std::vector<SliceIndex> asked_by(std::uint64_t seed, std::uint64_t neighbours_se
   while (const auto post = scheduler.next_post(now)) {
     asked.push_back(post->slice);
     scheduler.slice_done(post->path, post->slice, OpStatus::kOk, now);
-    scheduler.resolve(post->slice, Verdict::kAccept);
+    scheduler.resolve(post->slice, Verdict::kAccept, now);
   }
   return asked;
 }
@@ -184,7 +184,7 @@ TEST(FirstWindow, GrowsByWhatHasComeUntilTheSourceIsMeasured) {
   for (std::uint64_t landed = 1; landed <= 3; ++landed) {
     scheduler.path_progress(path, landed * kSwarmSlice, now);
     scheduler.slice_done(path, in_flight.back(), OpStatus::kOk, now);
-    scheduler.resolve(in_flight.back(), Verdict::kAccept);
+    scheduler.resolve(in_flight.back(), Verdict::kAccept, now);
     in_flight.pop_back();
     EXPECT_EQ(ask(), 4u + landed);
   }

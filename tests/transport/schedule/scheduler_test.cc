@@ -28,7 +28,7 @@ TEST(Scheduler, SlicesWithoutBytesAreFetchedToo) {
     const auto post = scheduler.next_post(TimePoint{});
     ASSERT_TRUE(post);
     scheduler.slice_done(path, post->slice, OpStatus::kOk, TimePoint{});
-    scheduler.resolve(post->slice, Verdict::kAccept);
+    scheduler.resolve(post->slice, Verdict::kAccept, TimePoint{});
   }
   scheduler.path_closed(path, "");
   ASSERT_TRUE(scheduler.outcome());
@@ -243,13 +243,13 @@ TEST(Scheduler, ASliceThatNobodyCouldVerifyIsFetchedElsewhereAndCostsNobodyAStri
     const auto post = steps.scheduler.next_post(steps.now);
     ASSERT_TRUE(post);
     steps.scheduler.slice_done(paths[post->source], post->slice, OpStatus::kOk, steps.now);
-    steps.scheduler.resolve(post->slice, Verdict::kUndecided);
+    steps.scheduler.resolve(post->slice, Verdict::kUndecided, steps.now);
     const auto again = steps.scheduler.next_post(steps.now);
     ASSERT_TRUE(again);
     EXPECT_EQ(again->slice, post->slice);
     EXPECT_NE(again->source, post->source);
     steps.scheduler.slice_done(paths[again->source], again->slice, OpStatus::kOk, steps.now);
-    steps.scheduler.resolve(again->slice, Verdict::kAccept);
+    steps.scheduler.resolve(again->slice, Verdict::kAccept, steps.now);
   }
   EXPECT_TRUE(steps.scheduler.take_lost().empty());
   EXPECT_TRUE(steps.scheduler.take_aborts().empty());
@@ -263,7 +263,7 @@ TEST(Scheduler, ASliceThatIsNeverVerifiedFailsTheBatchAfterItsAttempts) {
     const auto post = steps.scheduler.next_post(steps.now);
     ASSERT_TRUE(post) << attempt;
     steps.scheduler.slice_done(path, post->slice, OpStatus::kOk, steps.now);
-    steps.scheduler.resolve(post->slice, Verdict::kUndecided);
+    steps.scheduler.resolve(post->slice, Verdict::kUndecided, steps.now);
   }
   EXPECT_FALSE(steps.scheduler.next_post(steps.now));
   steps.scheduler.path_closed(path, "");
