@@ -44,8 +44,8 @@ Result<std::unique_ptr<store::SegmentStore>> open_store(const CoreOptions& optio
   }
   return store::SegmentStore::open(
       {options.store_directory, options.store_budget_bytes,
-       options.keep_memory ? std::nullopt : std::optional(0ull), options.numa,
-       only_stamps ? store::Evidence::kStamps : store::Evidence::kLeases});
+       options.keep_memory ? std::nullopt : std::optional(0ull), options.reserve_bytes,
+       options.numa, only_stamps ? store::Evidence::kStamps : store::Evidence::kLeases});
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
                  [this](const ModelVersion& id) { return sources_.is_being_filled(id); },
              .retire = [this](ModelVersion id) { return retirement_.retire(std::move(id)); }}),
       publisher_(executor_, parts(), retirement_, sources_),
-      environment_(make_environment()),
+      environment_(make_environment(options.tcp_congestion)),
       pulls_(parts(), retirement_, sources_, environment_),
       health_(executor_, parts(), options.scrub,
               {.drop =
@@ -140,9 +140,9 @@ rpc::Identity AgentCore::make_identity(const CoreOptions& options) {
   return identity;
 }
 
-pull::PullEnvironment AgentCore::make_environment() {
+pull::PullEnvironment AgentCore::make_environment(const std::string& tcp_congestion) {
   connectors_.push_back(transport::shm::make_connector());
-  connectors_.push_back(transport::tcp::make_connector());
+  connectors_.push_back(transport::tcp::make_connector(tcp_congestion));
   pull::PullEnvironment environment;
   environment.executor = executor_;
   environment.identity = identity_;

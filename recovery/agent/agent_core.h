@@ -32,6 +32,8 @@ struct CoreOptions {
   std::uint64_t store_budget_bytes = 0;
   // Keeps the memory of versions that go for the next ones.
   bool keep_memory = false;
+  // Memory that the store holds ready for the next version.
+  std::uint64_t reserve_bytes = 0;
   // Where copies lie.
   store::NumaPolicy numa;
   worker::ScrubOptions scrub;
@@ -40,6 +42,7 @@ struct CoreOptions {
   // ROLE_AGENT for a member of the fleet, ROLE_PULLER for the embedded agent of a command.
   proto::Role role = proto::ROLE_AGENT;
   RdmaOptions rdma;
+  std::string tcp_congestion;
 };
 
 // Makes the units of an agent and connects them: the store, the transfer engine and the pools; the
@@ -84,7 +87,7 @@ class AgentCore {
             std::unique_ptr<Rdma> rdma, std::unique_ptr<store::SegmentStore> store);
   AgentParts parts();
   rpc::Identity make_identity(const CoreOptions& options);
-  pull::PullEnvironment make_environment();
+  pull::PullEnvironment make_environment(const std::string& tcp_congestion);
   CoordinatorLink::Callbacks link_callbacks();
   std::vector<proto::Holding> holdings() const;
   FleetDuties::Hooks duties_hooks();

@@ -27,7 +27,9 @@
 #include "src/async/task_group.h"
 #include "src/base/durable_directory.h"
 #include "src/base/log.h"
+#include "src/base/units.h"
 #include "src/base/version.h"
+#include "src/store/huge_pages.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -38,7 +40,7 @@ namespace {
 using async::Task;
 
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
-constexpr std::chrono::minutes kTrimInterval{1};
+constexpr std::chrono::minutes kTendInterval{1};
 // A cancelled pull drains.
 constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};
 
@@ -94,7 +96,7 @@ class Daemon {
   Result<void> start_workers();
   std::string choose_host(const rpc::HostPort& listen) const;
   void install_status();
-  Task<void> trim_memory();
+  Task<void> tend_memory();
 
   boost::asio::io_context& context_;
   const AgentOptions& options_;
@@ -118,7 +120,22 @@ class Daemon {
   TimePoint started_ = std::chrono::steady_clock::now();
 };
 
+Result<void> provide_huge_pages(const AgentOptions& options) {
+  using HugePages = AgentOptions::HugePages;
+  if (options.huge_pages == HugePages::kAsItIs) return {};
+  auto mounted = store::mount_huge_pages(
+      std::filesystem::absolute(options.store_directory).lexically_normal());
+  if (mounted) return {};
+  if (options.huge_pages == HugePages::kRequired) {
+    return fail(std::move(mounted).error().with_context("--huge-pages mount"));
+  }
+  log::info("store.no_huge_pages", "why", mounted.error(), "effect",
+            "allocating and pinning copies takes longer");
+  return {};
+}
+
 Result<void> Daemon::start() {
+  TRY_VOID(provide_huge_pages(options_));
   TRY(const auto secret, rpc::read_secret(options_.secret_file));
   TRY(const auto listen, rpc::HostPort::parse(options_.listen));
   CoreOptions core_options;
@@ -126,10 +143,12 @@ Result<void> Daemon::start() {
   core_options.store_directory = options_.store_directory;
   core_options.store_budget_bytes = options_.store_budget_bytes;
   core_options.keep_memory = true;
+  core_options.reserve_bytes = options_.reserve_bytes;
   core_options.numa = options_.numa;
   core_options.coordinator = options_.coordinator;
   core_options.secret = secret;
   core_options.rdma = options_.rdma;
+  core_options.tcp_congestion = options_.tcp_congestion;
   core_options.scrub.every = options_.scrub;
   TRY(core_, AgentCore::create(context_.get_executor(), core_options));
   host_ = choose_host(listen);
@@ -144,7 +163,7 @@ Result<void> Daemon::start() {
   core_->connect_coordinator(options_.failure_domain, control_address_);
   TRY_VOID(start_workers());
   core_->health().start();
-  tasks_.spawn("agent.trim", trim_memory());
+  tasks_.spawn("agent.memory", tend_memory());
   log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
             tcp_->endpoint(host_), "store", options_.store_directory.string());
   if (options_.on_ready)
@@ -168,6 +187,7 @@ std::string Daemon::choose_host(const rpc::HostPort& listen) const {
 Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
   transport::tcp::ServerOptions tcp_options;
   tcp_options.listen_host = listen.host;
+  tcp_options.congestion = options_.tcp_congestion;
   if (!options_.data_listen.empty()) {
     TRY(const auto data, rpc::HostPort::parse(options_.data_listen));
     tcp_options.listen_host = data.host;
@@ -283,17 +303,27 @@ void Daemon::install_status() {
   rpc::handle<proto::AGENT_STATUS>(*local_server_, handler);
 }
 
-// Gives the memory of retired versions back when no other version has taken it for a while.
-Task<void> Daemon::trim_memory() {
+// Gives the memory of retired versions back when no other version has taken it for a while, and
+// refills the reserve.
+Task<void> Daemon::tend_memory() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
+  bool told = false;
   while (!co_await async::is_cancelled()) {
-    auto trim = [this] {
+    const TimePoint begun = std::chrono::steady_clock::now();
+    auto work = [this] {
       core_->store().trim_pool(std::chrono::steady_clock::now());
-      return true;
+      return core_->store().top_up_reserve();
     };
-    auto trimmed = async::offload(core_->blocking_pool(), std::move(trim));
-    (void)co_await std::move(trimmed);
-    co_await async::sleep_for(kTrimInterval);
+    auto tended = async::offload(core_->blocking_pool(), std::move(work));
+    const Result<std::uint64_t> added = co_await std::move(tended);
+    if (!added && !std::exchange(told, true)) {
+      log::warn("store.reserve", "error", added.error(), "effect", "pulls allocate their memory");
+    } else if (added && *added != 0) {
+      told = false;
+      log::info("store.reserve", "added", format_bytes(*added), "ms",
+                milliseconds(std::chrono::steady_clock::now() - begun));
+    }
+    co_await async::sleep_for(kTendInterval);
   }
 }
 

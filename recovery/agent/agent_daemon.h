@@ -22,6 +22,13 @@ struct AgentOptions {
   std::string node_id;
   std::filesystem::path store_directory = "/dev/shm/rekindle";
   std::uint64_t store_budget_bytes = 0;
+  // Memory that is held ready for the next version, and at least as much as the largest one so far.
+  // 0: none.
+  std::uint64_t reserve_bytes = 0;
+  // Whether a tmpfs with huge pages is mounted for the store where it has none. kRequired: or the
+  // agent does not start.
+  enum class HugePages { kAsItIs, kIfPossible, kRequired };
+  HugePages huge_pages = HugePages::kAsItIs;
   // Where copies lie.
   store::NumaPolicy numa;
   // How often copies are read again; 0: never.
@@ -30,6 +37,8 @@ struct AgentOptions {
   std::string listen = "0.0.0.0:7400";
   // The data port. "": the address of `listen`, any port.
   std::string data_listen;
+  // The congestion control of the TCP data streams, such as "cubic". "": the host's.
+  std::string tcp_congestion;
   // The host name by which others reach this agent. "": the one in `listen`, or else the address
   // that this host uses towards the coordinator.
   std::string advertise;

@@ -59,6 +59,8 @@ std::shared_ptr<const store::StoredVersion> PullDestination::covering_copy() con
 }
 
 async::Task<Result<void>> PullDestination::begin() {
+  context_.progress.enter_phase("allocate", steady_now());
+  context_.progress.show();
   auto begun = co_await begin_once();
   const auto missing = [this] {
     return environment_.store->missing_bytes(target_.resolved.id, target_.packed->layout);

@@ -64,7 +64,7 @@ struct SourceLine {
 };
 
 struct Progress {
-  std::string phase;  // resolve, plan, connect, transfer, verify, commit, copy
+  std::string phase;  // resolve, plan, allocate, connect, transfer, verify, commit, copy
   ModelVersion id;
   std::uint64_t bytes_done = 0;
   std::uint64_t bytes_total = 0;

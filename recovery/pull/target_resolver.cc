@@ -13,7 +13,6 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::string_view kConfigFile = "config.json";
-constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
 
 // Collects why no copy of config.json could be read. Bytes that are wrong say more than a source
 // that has none.
@@ -117,7 +116,7 @@ async::Task<Result<void>> TargetResolver::find_wanted() {
     }
     CO_TRY(target_.wanted, wanted_boxes(wanted_, *target_.checkpoint, config));
     CO_TRY(target_.packed,
-           pack_layout(target_.checkpoint->tensors, target_.wanted, kMaxSegmentBytes));
+           pack_layout(target_.checkpoint->tensors, target_.wanted, store::kMaxSegmentBytes));
   }
   context_.progress.set_total(target_.packed->layout.payload_bytes());
   co_return Result<void>();

@@ -18,12 +18,6 @@
 
 namespace rekindle::worker {
 
-namespace {
-
-constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
-
-}  // namespace
-
 Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& store,
                                                         const std::filesystem::path& parent,
                                                         ModelVersion id, const TensorSet& tensors) {
@@ -31,7 +25,7 @@ Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& sto
   for (TensorIndex i = 0; i < tensors.size(); ++i) {
     boxes.push_back({i, Box::whole(tensors[i].shape)});
   }
-  TRY(auto packed, pack_layout(tensors, boxes, kMaxSegmentBytes));
+  TRY(auto packed, pack_layout(tensors, boxes, store::kMaxSegmentBytes));
   if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
     return fail_errno(errno, fmt::format("create {}", parent.string()));
   }

@@ -14,11 +14,16 @@
 
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
+#include "src/base/units.h"
 #include "src/store/files.h"
 
 namespace rekindle::store {
 
 namespace {
+
+// Smaller files are not worth their own part of a reserve, and larger files are not cut down to
+// them.
+constexpr std::uint64_t kLeastResized = 64 * kMiB;
 
 std::pair<std::uint64_t, std::uint64_t> inode_of(const struct stat& status) {
   return {std::uint64_t{status.st_dev}, std::uint64_t{status.st_ino}};
@@ -80,9 +85,12 @@ SegmentPool::Doomed::~Doomed() {
   if (auto gone = unlink(); !gone) log::warn("store.pool", "error", gone.error());
 }
 
-SegmentPool::SegmentPool(fs::path directory, std::uint64_t max_bytes,
+SegmentPool::SegmentPool(fs::path directory, std::uint64_t max_bytes, std::uint64_t reserve_bytes,
                          std::unique_ptr<const NumaPlacement> placement)
-    : directory_(std::move(directory)), max_bytes_(max_bytes), placement_(std::move(placement)) {}
+    : directory_(std::move(directory)),
+      max_bytes_(max_bytes),
+      reserve_bytes_(reserve_bytes),
+      placement_(std::move(placement)) {}
 
 SegmentPool::~SegmentPool() {
   stopping_ = true;
@@ -137,21 +145,42 @@ Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
   Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   if (files_.empty() || is_there(path)) return false;
-  // The newest first, so that unused files grow old.
-  for (std::size_t i = files_.size(); i-- > 0;) {
-    const File& file = files_[i];
-    if (file.size_bytes != size_bytes || !available(file)) continue;
-    if (!unchanged(file)) {
-      remove(files_.begin() + static_cast<std::ptrdiff_t>(i), doomed);
+  for (;;) {
+    const auto file = best_fit(size_bytes);
+    if (file == files_.end()) return false;
+    if (!unchanged(*file)) {
+      remove(file, doomed);
       continue;
     }
-    TRY(const bool moved, move_in(path, file));
+    TRY(const bool moved, move_in(path, *file));
     if (!moved) return false;
-    files_.erase(files_.begin() + static_cast<std::ptrdiff_t>(i));
+    files_.erase(file);
     TRY_VOID(failpoint("store.pool.after_take"));
     return true;
   }
-  return false;
+}
+
+// The file of this size, else the smallest larger one, else the largest smaller one:
+// MappedSegment::create() cuts off or adds the rest. Of several of one size the newest, so that
+// unused ones grow old. A file is not cut down to a small part of it, nor made much larger: fresh
+// pages of a new file cost less than that memory.
+SegmentPool::Files::iterator SegmentPool::best_fit(std::uint64_t size_bytes) {
+  const auto fits = [&](const File& file) {
+    if (file.size_bytes == size_bytes) return true;
+    if (size_bytes < kLeastResized) return false;
+    return file.size_bytes > size_bytes || file.size_bytes >= size_bytes / 2;
+  };
+  // Lower is better.
+  const auto rank = [&](const File& file) {
+    const bool larger = file.size_bytes >= size_bytes;
+    return std::pair(!larger, larger ? file.size_bytes - size_bytes : size_bytes - file.size_bytes);
+  };
+  auto best = files_.end();
+  for (auto file = files_.begin(); file != files_.end(); ++file) {
+    if (!fits(*file) || !available(*file)) continue;
+    if (best == files_.end() || rank(*file) <= rank(*best)) best = file;
+  }
+  return best;
 }
 
 // A path on another file system is no error: create() then makes a new file.
@@ -206,13 +235,13 @@ Result<void> SegmentPool::keep(const fs::path& path, Doomed& doomed, Doomed& in_
   }
   const Inode inode = inode_of(status);
   const std::uint64_t size = size_of(status);
-  const bool wanted = own_.contains(inode) && is_whole_file(status) && size <= max_bytes_;
+  const bool wanted = own_.contains(inode) && is_whole_file(status) && size <= max_bytes();
   if (!wanted) own_.erase(inode);
   if (!wanted && doomed.when() == Deletion::kNow) {
     in_place.add(path, size);
     return {};
   }
-  while (wanted && bytes_locked() > max_bytes_ - size) remove(files_.begin(), doomed);
+  while (wanted && bytes_locked() > max_bytes() - size) remove(files_.begin(), doomed);
   fs::path here = directory_ / fmt::format("{}", ++last_number_);
   if (auto moved = rename_file(path, here); !moved) {
     log::warn("store.pool", "file", path.string(), "error", moved.error(), "action", "deleted");
@@ -262,10 +291,48 @@ void SegmentPool::give_up(const MappedSegment& segment) {
 void SegmentPool::trim(TimePoint now) {
   Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
+  std::uint64_t left = available_locked();
   for (auto file = files_.begin(); file != files_.end();) {
     if (!file->seen) file->seen = now;
-    file = now - *file->seen >= kMaxAge ? remove(file, doomed) : std::next(file);
+    const std::uint64_t size = available(*file) ? file->size_bytes : 0;
+    const bool spare = size == 0 || left - size >= reserve_bytes_;
+    if (now - *file->seen < kMaxAge || !spare) {
+      ++file;
+      continue;
+    }
+    left -= size;
+    file = remove(file, doomed);
   }
+}
+
+void SegmentPool::grow_reserve(std::uint64_t copy_bytes) {
+  const std::lock_guard lock(mutex_);
+  if (reserve_bytes_ != 0 && copy_bytes > reserve_bytes_) reserve_bytes_ = copy_bytes;
+}
+
+Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
+  std::uint64_t made_bytes = 0;
+  while (!stopping_) {
+    fs::path path;
+    std::uint64_t size = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      const std::uint64_t there = available_locked() + deleting_bytes_;
+      const std::uint64_t wanted = std::min<std::uint64_t>(reserve_bytes_, room_bytes);
+      size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
+      if (size < kLeastResized) return made_bytes;
+      path = directory_ / fmt::format("{}", ++last_number_);
+    }
+    // Others find it once it is in the list, when it is whole.
+    TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::create(path, size, *placement_));
+    struct stat status {};
+    if (::fstat(segment->fd(), &status) != 0) return fail_errno(errno, path.string());
+    made(segment);
+    const std::lock_guard lock(mutex_);
+    files_.push_back({std::move(path), size, inode_of(status), std::nullopt});
+    made_bytes += size;
+  }
+  return made_bytes;
 }
 
 std::uint64_t SegmentPool::bytes() const {
@@ -304,7 +371,7 @@ void SegmentPool::keep_at_most(std::uint64_t bytes) {
   {
     Doomed doomed(*this);
     const std::lock_guard lock(mutex_);
-    for (const File& file : files_) there += available(file) ? file.size_bytes : 0;
+    there = available_locked();
     while (there > bytes) {
       const auto file = largest_available();
       if (file == files_.end()) break;
@@ -330,6 +397,12 @@ bool SegmentPool::unchanged(const File& file) const {
 std::uint64_t SegmentPool::bytes_locked() const {
   std::uint64_t bytes = 0;
   for (const File& file : files_) bytes += file.size_bytes;
+  return bytes;
+}
+
+std::uint64_t SegmentPool::available_locked() const {
+  std::uint64_t bytes = 0;
+  for (const File& file : files_) bytes += available(file) ? file.size_bytes : 0;
   return bytes;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -31,18 +32,18 @@ enum class Deletion {
 // lacks room waits for the deletions under way.
 class SegmentPool {
  public:
-  // max_bytes 0: keeps nothing.
-  SegmentPool(std::filesystem::path directory, std::uint64_t max_bytes,
+  // max_bytes 0: keeps nothing. `reserve_bytes` of it are held ready for copies to come.
+  SegmentPool(std::filesystem::path directory, std::uint64_t max_bytes, std::uint64_t reserve_bytes,
               std::unique_ptr<const NumaPlacement> placement);
   // Deletes the pooled files. Deletions of kLater that have not begun are left to the next open.
   ~SegmentPool();
   SegmentPool(const SegmentPool&) = delete;
   SegmentPool& operator=(const SegmentPool&) = delete;
 
-  // The segment at `path`, writable: the file that is there, else an available one of exactly this
-  // size, with the bytes of another version, else a new one. For a new one, available files are
-  // deleted, the largest first, until they and the deletions under way have at most `keep_bytes`,
-  // and the file system has room.
+  // The segment at `path`, writable: the file that is there, else an available one of this or a
+  // similar size, with the bytes of another version, else a new one. For a new one, available files
+  // are deleted, the largest first, until they and the deletions under way have at most
+  // `keep_bytes`, and the file system has room.
   Result<std::shared_ptr<MappedSegment>> create(const std::filesystem::path& path,
                                                 std::uint64_t size_bytes, std::uint64_t keep_bytes);
   // Only the second of these; false when something is at `path`, or nothing fits.
@@ -70,7 +71,13 @@ class SegmentPool {
     }
   }
 
-  void trim(TimePoint now);  // deletes files that earlier calls have seen for kMaxAge
+  // Copies of `copy_bytes` are common here: the reserve shall suffice for one.
+  void grow_reserve(std::uint64_t copy_bytes);
+  // Allocates what available files lack of the reserve, at most `room_bytes` in all. Returns the
+  // new bytes.
+  Result<std::uint64_t> top_up(std::uint64_t room_bytes);
+  // Deletes files that earlier calls have seen for kMaxAge, but leaves the reserve.
+  void trim(TimePoint now);
   std::uint64_t bytes() const;
 
   static constexpr std::chrono::minutes kMaxAge{10};
@@ -117,12 +124,16 @@ class SegmentPool {
   Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
   bool unchanged(const File& file) const;
+  Files::iterator best_fit(std::uint64_t size_bytes);
+  std::uint64_t available_locked() const;
+  std::uint64_t max_bytes() const { return std::max(max_bytes_, reserve_bytes_.load()); }
   std::uint64_t bytes_locked() const;
   Files::iterator largest_available();
   Files::iterator remove(Files::iterator file, Doomed& doomed);
 
   const std::filesystem::path directory_;
   const std::uint64_t max_bytes_;
+  std::atomic<std::uint64_t> reserve_bytes_;
   const std::unique_ptr<const NumaPlacement> placement_;
   mutable std::mutex mutex_;  // guards all below, and the names of the files
   std::condition_variable deletions_;

@@ -15,6 +15,7 @@
 #include "src/base/ids.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
+#include "src/base/units.h"
 #include "src/store/numa.h"
 #include "src/store/read_lease.h"
 #include "src/store/verification.h"
@@ -23,6 +24,9 @@
 // The segment store: committed copies of checkpoints as safetensors files under one directory,
 // usually on tmpfs. docs/internals/store.md describes the files and the state after a crash.
 namespace rekindle::store {
+
+// The most bytes of a segment in copies whose layout this host chooses.
+inline constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
 
 // One mapped segment file. The mapping is shared and stays valid after the file was unlinked. When
 // the copy is gone and no MappedSegment of the file lives, the next copy is written into the file.
@@ -125,6 +129,9 @@ struct StoreOptions {
   // budget. 0: nothing; needed by code that lends segments without keeping them (see
   // MappedSegment).
   std::optional<std::uint64_t> pool_bytes = 0;
+  // Memory that the pool holds ready for the next copy, as far as the budget has room, and at least
+  // as much as the largest copy that was here. top_up_reserve() allocates it. 0: none.
+  std::uint64_t reserve_bytes = 0;
   // open() returns kInvalid for a node without memory.
   NumaPolicy numa;
   Evidence evidence = Evidence::kLeases;
@@ -232,7 +239,10 @@ class SegmentStore {
   virtual void never_reuse(const MappedSegment& segment) = 0;
   // Bytes in the pool, also of files that are still mapped.
   virtual std::uint64_t pooled_bytes() const = 0;
-  // Deletes files that calls before `now` - 10 minutes have seen in the pool.
+  // Allocates what the pool lacks of the reserve, and returns its bytes. Call it now and then.
+  virtual Result<std::uint64_t> top_up_reserve() = 0;
+  // Deletes files that calls before `now` - 10 minutes have seen in the pool, but leaves the
+  // reserve.
   virtual void trim_pool(TimePoint now) = 0;
 
   // Without the pool, because its files make room for new ones.

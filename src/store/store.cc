@@ -115,6 +115,9 @@ class Store final : public SegmentStore {
   }
   void never_reuse(const MappedSegment& segment) override { state_->pool().give_up(segment); }
   std::uint64_t pooled_bytes() const override { return state_->pool().bytes(); }
+  Result<std::uint64_t> top_up_reserve() override {
+    return state_->pool().top_up(state_->room_bytes());
+  }
   void trim_pool(TimePoint now) override { state_->pool().trim(now); }
 
   std::uint64_t used_bytes() const override { return state_->used_bytes(); }
@@ -181,9 +184,9 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(const StoreOptions& opt
   if (budget_bytes == 0) {
     TRY(budget_bytes, default_budget(directory));
   }
-  auto state = std::make_shared<StoreState>(directory, std::move(lock), budget_bytes,
-                                            options.pool_bytes.value_or(budget_bytes / 4),
-                                            std::move(placement), options.evidence);
+  auto state = std::make_shared<StoreState>(
+      directory, std::move(lock), budget_bytes, options.pool_bytes.value_or(budget_bytes / 4),
+      options.reserve_bytes, std::move(placement), options.evidence);
   TRY_VOID(scan_store(*state));
   return std::unique_ptr<SegmentStore>(std::make_unique<Store>(std::move(state)));
 }

@@ -8,13 +8,13 @@
 namespace rekindle::store {
 
 StoreState::StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
-                       std::uint64_t pool_bytes, std::unique_ptr<const NumaPlacement> placement,
-                       Evidence evidence)
+                       std::uint64_t pool_bytes, std::uint64_t reserve_bytes,
+                       std::unique_ptr<const NumaPlacement> placement, Evidence evidence)
     : directory_(std::move(directory)),
       lock_(std::move(lock)),
       budget_bytes_(budget_bytes),
       evidence_(evidence),
-      pool_(directory_ / kPoolName, pool_bytes, std::move(placement)) {}
+      pool_(directory_ / kPoolName, pool_bytes, reserve_bytes, std::move(placement)) {}
 
 std::uint64_t StoreState::used_locked() const {
   std::uint64_t used = reserved_;
@@ -137,6 +137,7 @@ void StoreState::commit(std::shared_ptr<const StoredVersion> version) {
   busy_.erase(version->directory);
   generation_ = std::max(generation_, version->manifest.generation);
   committed_.insert_or_assign(version->directory, version);
+  pool_.grow_reserve(version->manifest.layout.segment_bytes());
 }
 
 void StoreState::release(const std::filesystem::path& directory, const ModelVersion& id,

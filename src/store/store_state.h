@@ -23,8 +23,8 @@ namespace rekindle::store {
 class StoreState {
  public:
   StoreState(std::filesystem::path directory, UniqueFd lock, std::uint64_t budget_bytes,
-             std::uint64_t pool_bytes, std::unique_ptr<const NumaPlacement> placement,
-             Evidence evidence);
+             std::uint64_t pool_bytes, std::uint64_t reserve_bytes,
+             std::unique_ptr<const NumaPlacement> placement, Evidence evidence);
 
   const std::filesystem::path& directory() const { return directory_; }
   Evidence evidence() const { return evidence_; }  // of every copy

@@ -62,14 +62,30 @@ TEST_F(Doctor, SwapWarns) {
   EXPECT_EQ(check_memory(kernel_).level, Level::kWarn);
 }
 
-TEST_F(Doctor, HugePagesThatAreOffWarn) {
-  const std::string path = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
-  file(path, "always within_size advise [never] deny force\n");
-  EXPECT_EQ(check_huge_pages(kernel_).level, Level::kWarn);
-  file(path, "always [within_size] advise never deny force\n");
-  EXPECT_EQ(check_huge_pages(kernel_).level, Level::kOk);
-  file(path, "garbage ][");
-  EXPECT_EQ(check_huge_pages(kernel_).level, Level::kWarn);
+TEST_F(Doctor, AStoresMountWithoutHugePagesWarns) {
+  const std::filesystem::path store = "/dev/shm/rekindle-doctor-test";
+  const std::string shm = "25 20 0:22 / /dev/shm rw,nosuid,nodev shared:3 - tmpfs tmpfs rw,inode64";
+  file("proc/self/mountinfo", "20 1 8:1 / / rw - ext4 /dev/sda rw\n" + shm + "\n");
+  EXPECT_EQ(check_huge_pages(kernel_, store).level, Level::kWarn);
+  EXPECT_THAT(check_huge_pages(kernel_, store).advice,
+              HasSubstr("`mount -o remount,huge=within_size /dev/shm`"));
+  file("proc/self/mountinfo", shm + ",huge=within_size\n");
+  EXPECT_EQ(check_huge_pages(kernel_, store).level, Level::kOk);
+  // Its own mount covers the one below.
+  file("proc/self/mountinfo",
+       shm + "\n30 25 0:40 / " + store.string() + " rw - tmpfs rekindle rw,huge=within_size\n");
+  EXPECT_EQ(check_huge_pages(kernel_, store).level, Level::kOk);
+  EXPECT_EQ(check_huge_pages(kernel_, "/dev/shm/rekindle-doctor-tes").level, Level::kWarn);
+  file("proc/self/mountinfo", "20 1 8:1 / / rw - ext4 /dev/sda rw\n");
+  EXPECT_THAT(check_huge_pages(kernel_, store).found, HasSubstr("not on a tmpfs"));
+}
+
+TEST_F(Doctor, TheCongestionControlOfTcpIsNamed) {
+  EXPECT_EQ(check_tcp(kernel_).level, Level::kOk);
+  file("proc/sys/net/ipv4/tcp_congestion_control", "bbr\n");
+  file("proc/sys/net/ipv4/tcp_available_congestion_control", "reno bbr\n");
+  EXPECT_THAT(check_tcp(kernel_).found,
+              HasSubstr("control bbr; --tcp-congestion may choose of: reno bbr"));
 }
 
 TEST_F(Doctor, AStoreOnDiskWarnsAndOneThatIsNotWritableFails) {

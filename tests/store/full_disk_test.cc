@@ -1,10 +1,7 @@
 #include <thread>
 
-#include <sched.h>
-#include <sys/mount.h>
-#include <sys/wait.h>
-
 #include "src/base/failpoint.h"
+#include "tests/store/mount_namespace.h"
 #include "tests/store/store_fixture.h"
 
 // A real full file system: a small tmpfs, mounted in a namespace of a child.
@@ -13,48 +10,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kCannotMount = 77;
-
-bool write_text(const char* path, const std::string& text) {
-  std::ofstream out(path);
-  out << text;
-  out.flush();
-  return out.good();
-}
-
-bool mount_small_tmpfs(const fs::path& at) {
-  const uid_t uid = ::getuid();
-  const gid_t gid = ::getgid();
-  if (::unshare(CLONE_NEWNS) != 0) {
-    if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-    if (!write_text("/proc/self/setgroups", "deny") ||
-        !write_text("/proc/self/uid_map", fmt::format("{} {} 1", uid, uid)) ||
-        !write_text("/proc/self/gid_map", fmt::format("{} {} 1", gid, gid))) {
-      return false;
-    }
-  }
-  return ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-         ::mount("tmpfs", at.c_str(), "tmpfs", 0, "size=20m,mode=0700") == 0;
-}
-
 class FullDiskTest : public StoreTest {
  protected:
-  // Runs in a child that has a tmpfs of 20 MiB at small().
   template <typename Body>
   void on_small_tmpfs(Body body) {
-    fs::create_directory(small());
-    const pid_t child = ::fork();
-    if (child == 0) {
-      if (!mount_small_tmpfs(small())) ::_exit(kCannotMount);
-      body();
-      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
-    if (WEXITSTATUS(status) == kCannotMount)
-      GTEST_SKIP() << "mount namespaces are not allowed here";
-    EXPECT_EQ(WEXITSTATUS(status), 0);
+    store::on_small_tmpfs(small(), body);
   }
   fs::path small() const { return temp_.path() / "small"; }
 };

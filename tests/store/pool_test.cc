@@ -2,6 +2,7 @@
 #include <thread>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
 #include "tests/store/store_fixture.h"
 
@@ -354,6 +355,112 @@ TEST_F(PoolTest, OldFilesGo) {
   store_->trim_pool(now);
   EXPECT_EQ(store_->pooled_bytes(), 0u);
   EXPECT_TRUE(fs::is_empty(pool()));
+}
+
+// One tensor of `bytes`, pulled into the store under test.
+class ReserveTest : public PoolTest {
+ protected:
+  void open_with_reserve(std::uint64_t reserve_bytes, std::uint64_t budget_bytes = kBudget) {
+    store_.reset();
+    fs::remove_all(store_path());
+    auto store = SegmentStore::open({.directory = store_path(),
+                                     .budget_bytes = budget_bytes,
+                                     .pool_bytes = std::nullopt,
+                                     .reserve_bytes = reserve_bytes});
+    ASSERT_TRUE(store) << store.error().message();
+    store_ = std::move(*store);
+  }
+  std::shared_ptr<const StoredVersion> make_source(const ModelVersion& id, std::uint64_t bytes) {
+    const fs::path at = temp_.path() / id.to_string();
+    write_safetensors(at / "a.safetensors", {{"w", DType::kU8, {bytes}}}, 5);
+    auto published = publish(*source_store_, id, at);
+    EXPECT_TRUE(published) << published.error().message();
+    return *published;
+  }
+  std::set<ino_t> pool_inodes() const {
+    std::set<ino_t> inodes;
+    for (const auto& file : fs::directory_iterator(pool())) inodes.insert(inode_of(file.path()));
+    return inodes;
+  }
+};
+
+TEST_F(ReserveTest, AFirstPullTakesAFileOfItOfASimilarSize) {
+  open_with_reserve(128 * kMiB);
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  const auto added = store_->top_up_reserve();
+  ASSERT_TRUE(added) << added.error().message();
+  EXPECT_EQ(*added, 128 * kMiB);
+  EXPECT_EQ(store_->pooled_bytes(), 128 * kMiB);
+  EXPECT_EQ(store_->used_bytes(), 0u);
+  const auto reserve = pool_inodes();
+  ASSERT_EQ(reserve.size(), 1u);
+
+  for (const std::uint64_t bytes : {100 * kMiB, 150 * kMiB}) {
+    const auto source = make_source({"large", bytes}, bytes);
+    auto version = pull_from(*source);
+    EXPECT_EQ(inode_of(version->segments[0]->path()), *reserve.begin());
+    EXPECT_EQ(version->segments[0]->bytes().size(), bytes_of(*version));
+    EXPECT_TRUE(verify_version(*version, 2, nullptr));
+    // The next one takes the file that this one leaves.
+    ASSERT_TRUE(source_store_->retire({"large", bytes}));
+    const auto id = version->manifest.checkpoint->id;
+    version.reset();
+    ASSERT_TRUE(store_->retire(id));
+  }
+}
+
+TEST_F(ReserveTest, ASmallCopyTakesNoLargeFileOfIt) {
+  open_with_reserve(128 * kMiB);
+  ASSERT_TRUE(store_->top_up_reserve());
+  pull_from(*source_);
+  EXPECT_EQ(store_->pooled_bytes(), 128 * kMiB);
+}
+
+TEST_F(ReserveTest, ItGrowsToTheLargestCopyAndOutlivesTheTrim) {
+  open_with_reserve(64 * kMiB);
+  const auto source = make_source({"large", 1}, 100 * kMiB);
+  const std::uint64_t bytes = bytes_of(*pull_from(*source));
+  const auto added = store_->top_up_reserve();
+  ASSERT_TRUE(added) << added.error().message();
+  EXPECT_EQ(*added, bytes);
+  EXPECT_EQ(*store_->top_up_reserve(), 0u);
+  TimePoint now{};
+  store_->trim_pool(now);
+  store_->trim_pool(now + std::chrono::hours(1));
+  EXPECT_EQ(store_->pooled_bytes(), bytes);
+  // Beyond the reserve files go.
+  ASSERT_TRUE(store_->retire({"large", 1}));
+  EXPECT_EQ(store_->pooled_bytes(), 2 * bytes);
+  store_->trim_pool(now + std::chrono::hours(1));
+  store_->trim_pool(now + std::chrono::hours(2));
+  EXPECT_EQ(store_->pooled_bytes(), bytes);
+}
+
+TEST_F(ReserveTest, ItFitsIntoTheBudgetAndMakesRoomForCopies) {
+  open_with_reserve(256 * kMiB, 192 * kMiB);
+  ASSERT_TRUE(store_->top_up_reserve());
+  EXPECT_EQ(store_->pooled_bytes(), 192 * kMiB);
+  const auto source = make_source({"large", 1}, 80 * kMiB);
+  ASSERT_NE(pull_from(*source), nullptr);
+  EXPECT_LE(store_->used_bytes() + store_->pooled_bytes(), store_->budget_bytes());
+  ASSERT_TRUE(store_->top_up_reserve());
+  EXPECT_LE(store_->used_bytes() + store_->pooled_bytes(), store_->budget_bytes());
+  EXPECT_GT(store_->pooled_bytes(), 64 * kMiB);
+}
+
+// Only pages that the kernel must still map cost a fault.
+TEST_F(PoolTest, ASegmentsPagesAreThereBeforeTheFirstWrite) {
+  constexpr std::uint64_t kBytes = 96 * kMiB;
+  auto segment = MappedSegment::create(store_path() / "pool" / "x", kBytes);
+  ASSERT_TRUE(segment) << segment.error().message();
+  rusage before{};
+  ::getrusage(RUSAGE_THREAD, &before);
+  for (std::uint64_t at = 0; at < kBytes; at += kPageBytes) {
+    (*segment)->writable()[at] = std::byte{1};
+  }
+  rusage after{};
+  ::getrusage(RUSAGE_THREAD, &after);
+  EXPECT_LT(after.ru_minflt - before.ru_minflt, 100);
 }
 
 TEST_F(PoolTest, ItGoesWithTheStoreAndWhatACrashLeftGoesAfterTheOpen) {

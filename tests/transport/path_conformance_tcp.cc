@@ -6,7 +6,10 @@ namespace rekindle::transport::testing {
 namespace {
 
 struct TcpSource : TestSource<tcp::TcpServer, tcp::ServerOptions> {
-  TcpSource() : TestSource(tcp::make_connector(), {.listen_host = "127.0.0.1"}) {}
+  // Every kernel has reno, under which files are sent by sendfile().
+  TcpSource()
+      : TestSource(tcp::make_connector("reno"),
+                   {.listen_host = "127.0.0.1", .congestion = "reno"}) {}
 };
 using TcpFixture = SourceFixture<TcpSource>;
 

@@ -23,8 +23,10 @@ constexpr auto kEngineDrainTime = std::chrono::minutes(10);
 // `total` bytes, read from the pool around and around.
 class BenchReads final : public transport::SliceSource, public transport::BatchObserver {
  public:
-  BenchReads(const Setup& setup, bool integrity)
+  // `row_bytes`: 0 reads each slice in one piece.
+  BenchReads(const Setup& setup, bool integrity, std::uint64_t row_bytes)
       : setup_(setup),
+        row_bytes_(row_bytes),
         slices_(static_cast<transport::SliceIndex>(setup.total_bytes / setup.slice_bytes)),
         posted_at_(slices_) {
     seconds_.reserve(slices_);
@@ -45,11 +47,25 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
   Result<void> expand(transport::SliceIndex slice, transport::SourceIndex source,
                       std::vector<transport::ReadOp>& out) override {
     const std::uint64_t at = offset(slice);
+    posted_at_[slice] = std::chrono::steady_clock::now();
+    if (row_bytes_ != 0) {
+      // The same rows of memory in two pieces each would be contiguous, so the stride is twice a
+      // row's size.
+      const std::uint64_t half = setup_.source_pool.bytes().size() / 2;
+      const std::uint64_t first = at % half / setup_.slice_bytes * setup_.slice_bytes * 2;
+      out.push_back({.remote = setup_.sources[source]->region(),
+                     .remote_offset = first + (at < half ? 0 : row_bytes_),
+                     .local = setup_.destination.bytes().data() + at,
+                     .run_bytes = row_bytes_,
+                     .count = static_cast<std::uint32_t>(setup_.slice_bytes / row_bytes_),
+                     .remote_stride = 2 * row_bytes_,
+                     .local_stride = row_bytes_});
+      return {};
+    }
     out.push_back({.remote = setup_.sources[source]->region(),
                    .remote_offset = at,
                    .local = setup_.destination.bytes().data() + at,
                    .run_bytes = setup_.slice_bytes});
-    posted_at_[slice] = std::chrono::steady_clock::now();
     return {};
   }
   void landed(transport::SliceIndex slice, transport::SourceIndex) override {
@@ -91,6 +107,7 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
   }
 
   const Setup& setup_;
+  const std::uint64_t row_bytes_;
   const transport::SliceIndex slices_;
   std::vector<TimePoint> posted_at_;
   std::vector<double> seconds_;
@@ -102,10 +119,10 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
   std::optional<WorkerPool> pool_;  // last: its jobs use the rest
 };
 
-Result<Measured> run_engine(const Setup& setup, bool integrity,
+Result<Measured> run_engine(const Setup& setup, bool integrity, std::uint64_t row_bytes,
                             std::vector<transport::Paths> paths) {
   const auto engine = transport::Engine::create({});
-  BenchReads reads(setup, integrity);
+  BenchReads reads(setup, integrity, row_bytes);
   const double cpu_before = cpu_seconds(setup);
   const TimePoint start = std::chrono::steady_clock::now();
   const auto batch = engine->start(reads, reads, {});
@@ -119,19 +136,18 @@ Result<Measured> run_engine(const Setup& setup, bool integrity,
                   .slice_seconds = reads.take_seconds()};
 }
 
-}  // namespace
-
-Result<Measured> measure_engine(const Setup& setup, bool integrity) {
+Result<Measured> connect_and_run(const Setup& setup, bool integrity, std::uint64_t row_bytes) {
   if (setup.transport == "verbs") {
     std::vector<transport::Paths> made;
     for (const auto& source : setup.sources) {
       TRY(auto links, setup.verbs->connect(*source));
       made.push_back(std::move(links));
     }
-    return run_engine(setup, integrity, std::move(made));
+    return run_engine(setup, integrity, row_bytes, std::move(made));
   }
-  const auto connector = setup.transport == "tcp" ? transport::tcp::make_connector()
-                                                  : transport::shm::make_connector();
+  const auto connector = setup.transport == "tcp"
+                             ? transport::tcp::make_connector(setup.tcp_congestion)
+                             : transport::shm::make_connector();
   std::vector<std::vector<std::unique_ptr<transport::Path>>> paths(setup.sources.size());
   for (std::size_t i = 0; i < setup.sources.size(); ++i) {
     for (std::size_t stream = 0; stream < setup.streams; ++stream) {
@@ -140,7 +156,17 @@ Result<Measured> measure_engine(const Setup& setup, bool integrity) {
       paths[i].push_back(std::move(path));
     }
   }
-  return run_engine(setup, integrity, std::move(paths));
+  return run_engine(setup, integrity, row_bytes, std::move(paths));
+}
+
+}  // namespace
+
+Result<Measured> measure_engine(const Setup& setup, bool integrity) {
+  return connect_and_run(setup, integrity, 0);
+}
+
+Result<Measured> measure_rows(const Setup& setup, bool) {
+  return connect_and_run(setup, false, setup.row_bytes);
 }
 
 }  // namespace rekindle::bench

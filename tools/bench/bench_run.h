@@ -25,6 +25,7 @@ struct SourceOptions {
   std::size_t streams = 1;
   // What it sends at most, 0 for no limit; plain streams share it equally.
   std::uint64_t link_bytes_per_second = 0;
+  std::string tcp_congestion;
   transport::verbs::FabricOptions fabric;
 };
 
@@ -104,6 +105,8 @@ struct Setup {
   std::uint64_t total_bytes = 0;
   std::uint64_t block_bytes = 0;
   std::uint64_t slice_bytes = 0;
+  std::uint64_t row_bytes = 0;
+  std::string tcp_congestion;
   VerbsPuller* verbs = nullptr;  // for that transport
 };
 
@@ -115,6 +118,8 @@ struct Measured {
 
 // Through the engine.
 Result<Measured> measure_engine(const Setup& setup, bool integrity);
+// Through the engine, in rows. There are no digests of rows.
+Result<Measured> measure_rows(const Setup& setup, bool integrity);
 // Blocking sockets, one thread per stream at each end.
 Result<Measured> measure_sockets(const Setup& setup, bool integrity);
 // memcpy, one thread per stream.

@@ -58,12 +58,17 @@ void serve_raw_stream(UniqueFd socket, std::span<const std::byte> pool, std::uin
   }
 }
 
-Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uint64_t pace) {
+Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uint64_t pace,
+                                       const std::string& congestion) {
   UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
+  if (!congestion.empty()) {
+    (void)::setsockopt(listener.get(), IPPROTO_TCP, TCP_CONGESTION, congestion.data(),
+                       static_cast<socklen_t>(congestion.size()));
+  }
   if (!listener ||
       ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener.get(), 128) != 0 ||
@@ -101,9 +106,10 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uin
   std::unique_ptr<transport::Server> server;
   std::unique_ptr<VerbsSource> verbs;
   if (options.transport == "tcp") {
-    auto made = transport::tcp::TcpServer::create(
-        {.listen_host = "127.0.0.1", .max_streams_per_session = options.streams}, registry,
-        target.incarnation);
+    auto made = transport::tcp::TcpServer::create({.listen_host = "127.0.0.1",
+                                                   .congestion = options.tcp_congestion,
+                                                   .max_streams_per_session = options.streams},
+                                                  registry, target.incarnation);
     if (!made) give_up(made.error());
     server = std::move(*made);
   } else if (options.transport == "verbs") {
@@ -115,8 +121,8 @@ Result<std::uint16_t> start_raw_server(std::span<const std::byte> pool, std::uin
     if (!made) give_up(made.error());
     server = std::move(*made);
   }
-  const auto raw_port =
-      start_raw_server(pool.bytes(), options.link_bytes_per_second / options.streams);
+  const auto raw_port = start_raw_server(
+      pool.bytes(), options.link_bytes_per_second / options.streams, options.tcp_congestion);
   if (!raw_port) give_up(raw_port.error());
   ready.raw_port = *raw_port;
   const std::string endpoint = (verbs != nullptr ? verbs->server() : *server).endpoint("127.0.0.1");

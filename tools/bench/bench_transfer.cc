@@ -10,6 +10,7 @@
 #include "tools/bench/bench_memory.h"
 #include "tools/bench/bench_run.h"
 #include "tools/bench/benchmarks.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace rekindle::bench {
 namespace {
@@ -52,6 +53,11 @@ Result<TransferOptions> complete(TransferOptions options) {
     return fail(ErrorCode::kInvalid, "bench transfer: --link limits tcp, not {}",
                 options.transport);
   }
+  if (!options.tcp_congestion.empty() && options.transport != "tcp") {
+    return fail(ErrorCode::kInvalid, "bench transfer: --tcp-congestion is for tcp, not {}",
+                options.transport);
+  }
+  TRY_VOID(transport::tcp::check_congestion_control(options.tcp_congestion));
   const std::size_t cpus = std::max(1u, std::thread::hardware_concurrency());
   if (options.streams == 0) options.streams = std::clamp<std::size_t>(cpus, 1, 8);
   if (options.sources == 0 || options.sources > 16 || options.streams > 64) {
@@ -71,7 +77,8 @@ Result<TransferOptions> complete(TransferOptions options) {
   return options;
 }
 
-std::vector<Series> make_series(const std::string& transport) {
+std::vector<Series> make_series(const TransferOptions& options) {
+  const std::string& transport = options.transport;
   auto raw = measure_memcpy;
   const char* raw_name = "parallel memcpy";
   if (transport == "tcp") {
@@ -81,10 +88,16 @@ std::vector<Series> make_series(const std::string& transport) {
     raw = measure_plain_reads;
     raw_name = "plain reads";
   }
-  return {{.name = raw_name, .integrity = false, .measure = raw},
-          {.name = "rekindle", .integrity = false, .measure = measure_engine},
-          {.name = raw_name, .integrity = true, .measure = raw},
-          {.name = "rekindle", .integrity = true, .measure = measure_engine}};
+  std::vector<Series> all = {{.name = raw_name, .integrity = false, .measure = raw},
+                             {.name = "rekindle", .integrity = false, .measure = measure_engine},
+                             {.name = raw_name, .integrity = true, .measure = raw},
+                             {.name = "rekindle", .integrity = true, .measure = measure_engine}};
+  if (options.row_bytes != 0) {
+    all.push_back({.name = fmt::format("rows of {}", format_bytes(options.row_bytes)),
+                   .integrity = false,
+                   .measure = measure_rows});
+  }
+  return all;
 }
 
 Result<void> measure_once(const Setup& setup, Series& series) {
@@ -112,11 +125,9 @@ TransferRow summarize(const Series& series) {
 }
 
 // The median of the ratios of one round to the next: what disturbed a round disturbed both.
-double paired_ratio(const Series& over, const Series& under) {
+double paired_ratio(const std::vector<double>& over, const std::vector<double>& under) {
   std::vector<double> ratios;
-  for (std::size_t i = 0; i < over.rates.size(); ++i) {
-    ratios.push_back(over.rates[i] / under.rates[i]);
-  }
+  for (std::size_t i = 0; i < over.size(); ++i) ratios.push_back(over[i] / under[i]);
   return quantile(std::move(ratios), 0.5);
 }
 
@@ -130,6 +141,14 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
   // Slices of equal size that fill a block.
   std::uint64_t slice = std::min(kSliceBytes, block);
   while (block % slice != 0) slice -= 64 * kKiB;
+  if (options.row_bytes != 0 && (slice % options.row_bytes != 0 || slice / options.row_bytes < 2 ||
+                                 pool_bytes % (2 * slice) != 0)) {
+    return fail(
+        ErrorCode::kInvalid,
+        "bench transfer: --rows {}: a row divides the slice of {}, and the total is an even "
+        "number of slices",
+        options.row_bytes, format_bytes(slice));
+  }
 
   TRY(const Pool source_pool, Pool::create(pool_bytes));
   TRY(const Pool destination, Pool::create(pool_bytes));
@@ -138,18 +157,29 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
   std::vector<std::unique_ptr<SourceProcess>> sources;
   for (std::size_t i = 0; i < options.sources; ++i) {
     TRY(auto source,
-        SourceProcess::start(source_pool, {options.transport, options.streams,
-                                           options.link_bytes_per_second, options.verbs.source}));
+        SourceProcess::start(source_pool,
+                             {options.transport, options.streams, options.link_bytes_per_second,
+                              options.tcp_congestion, options.verbs.source}));
     sources.push_back(std::move(source));
   }
   std::unique_ptr<VerbsPuller> verbs;
   if (options.transport == "verbs") {
     TRY(verbs, VerbsPuller::create(options.verbs.puller, destination, options.streams));
   }
-  const Setup setup{source_pool,     destination,         digests, sources, options.transport,
-                    options.streams, options.total_bytes, block,   slice,   verbs.get()};
+  const Setup setup{source_pool,
+                    destination,
+                    digests,
+                    sources,
+                    options.transport,
+                    options.streams,
+                    options.total_bytes,
+                    block,
+                    slice,
+                    options.row_bytes,
+                    options.tcp_congestion,
+                    verbs.get()};
 
-  std::vector<Series> all = make_series(options.transport);
+  std::vector<Series> all = make_series(options);
   // One warm-up of each: page tables, caches, socket buffers.
   for (Series& series : all) TRY_VOID(series.measure(setup, series.integrity));
   for (std::size_t round = 0; round < options.rounds; ++round) {
@@ -161,9 +191,15 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
                         .pool_bytes = pool_bytes,
                         .slice_bytes = slice};
   for (const Series& series : all) report.rows.push_back(summarize(series));
-  report.ratio = paired_ratio(all[1], all[0]);
-  report.ratio_with_integrity = paired_ratio(all[3], all[2]);
-  report.integrity_cost = 1.0 / paired_ratio(all[3], all[1]) - 1.0;
+  if (options.transport == "tcp" && report.options.tcp_congestion.empty()) {
+    report.options.tcp_congestion = transport::tcp::host_congestion_control();
+  }
+  report.ratio = paired_ratio(all[1].rates, all[0].rates);
+  report.ratio_with_integrity = paired_ratio(all[3].rates, all[2].rates);
+  report.cpu_ratio = paired_ratio(all[1].cpu_per_byte, all[0].cpu_per_byte);
+  report.cpu_ratio_with_integrity = paired_ratio(all[3].cpu_per_byte, all[2].cpu_per_byte);
+  report.integrity_cost = 1.0 / paired_ratio(all[3].rates, all[1].rates) - 1.0;
+  if (options.row_bytes != 0) report.ratio_of_rows = paired_ratio(all[4].rates, all[1].rates);
   return report;
 }
 
@@ -179,6 +215,9 @@ std::string to_text(const TransferReport& report) {
     text.insert(text.size() - 2, fmt::format(", each source limited to {}/s",
                                              format_bytes(options.link_bytes_per_second)));
   }
+  if (!options.tcp_congestion.empty()) {
+    text.insert(text.size() - 2, fmt::format(", {}", options.tcp_congestion));
+  }
   text += fmt::format("{:<17} {:<10} {:>8} {:>15} {:>11} {:>9} {:>9}\n", "", "integrity", "GB/s",
                       "lowest-highest", "CPU s/GB", "p50 ms", "p99 ms");
   const auto cell = [](const std::optional<double>& value) {
@@ -191,9 +230,14 @@ std::string to_text(const TransferReport& report) {
                         row.cpu_seconds_per_gb, cell(row.p50_ms), cell(row.p99_ms));
   }
   text += fmt::format(
-      "\nrekindle / {}: {:.2f} (with integrity {:.2f}); integrity costs {:+.0f} % time\n",
-      report.rows.front().name, report.ratio, report.ratio_with_integrity,
-      report.integrity_cost * 100);
+      "\nrekindle / {}: {:.2f} (with integrity {:.2f}), CPU per byte {:.2f} ({:.2f}); integrity "
+      "costs "
+      "{:+.0f} % time\n",
+      report.rows.front().name, report.ratio, report.ratio_with_integrity, report.cpu_ratio,
+      report.cpu_ratio_with_integrity, report.integrity_cost * 100);
+  if (options.row_bytes != 0) {
+    text += fmt::format("{} / one piece: {:.2f}\n", report.rows.back().name, report.ratio_of_rows);
+  }
   return text;
 }
 
@@ -210,21 +254,30 @@ std::string to_json(const TransferReport& report) {
     if (row.p99_ms) item["slice_p99_ms"] = *row.p99_ms;
     rows.push_back(std::move(item));
   }
-  const nlohmann::ordered_json json{{"bench", "transfer"},
-                                    {"transport", report.options.transport},
-                                    {"block_bytes", report.options.block_bytes},
-                                    {"total_bytes", report.options.total_bytes},
-                                    {"streams", report.options.streams},
-                                    {"sources", report.options.sources},
-                                    {"rounds", report.options.rounds},
-                                    {"link_bytes_per_second", report.options.link_bytes_per_second},
-                                    {"cpus", report.cpus},
-                                    {"pool_bytes", report.pool_bytes},
-                                    {"slice_bytes", report.slice_bytes},
-                                    {"rows", rows},
-                                    {"ratio", report.ratio},
-                                    {"ratio_with_integrity", report.ratio_with_integrity},
-                                    {"integrity_cost", report.integrity_cost}};
+  nlohmann::ordered_json json{{"bench", "transfer"},
+                              {"transport", report.options.transport},
+                              {"block_bytes", report.options.block_bytes},
+                              {"total_bytes", report.options.total_bytes},
+                              {"streams", report.options.streams},
+                              {"sources", report.options.sources},
+                              {"rounds", report.options.rounds},
+                              {"link_bytes_per_second", report.options.link_bytes_per_second},
+                              {"cpus", report.cpus},
+                              {"pool_bytes", report.pool_bytes},
+                              {"slice_bytes", report.slice_bytes},
+                              {"rows", rows},
+                              {"ratio", report.ratio},
+                              {"ratio_with_integrity", report.ratio_with_integrity},
+                              {"cpu_ratio", report.cpu_ratio},
+                              {"cpu_ratio_with_integrity", report.cpu_ratio_with_integrity},
+                              {"integrity_cost", report.integrity_cost}};
+  if (!report.options.tcp_congestion.empty()) {
+    json["tcp_congestion"] = report.options.tcp_congestion;
+  }
+  if (report.options.row_bytes != 0) {
+    json["row_bytes"] = report.options.row_bytes;
+    json["ratio_of_rows"] = report.ratio_of_rows;
+  }
   return json.dump(2) + "\n";
 }
 

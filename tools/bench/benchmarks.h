@@ -42,6 +42,11 @@ struct TransferOptions {
   std::size_t rounds = 5;
   // The rate of each source, as a link of that speed would have it. 0: no limit. Only for tcp.
   std::uint64_t link_bytes_per_second = 0;
+  // Also measures reads of rows of this size that lie twice as far from each other, as in a column
+  // shard of two ranks. It divides the slice. 0: none.
+  std::uint64_t row_bytes = 0;
+  // Congestion control of both kinds of sockets. "": the host's. Only for tcp.
+  std::string tcp_congestion;
   VerbsOptions verbs;
 };
 
@@ -72,6 +77,11 @@ struct TransferReport {
   // rekindle over the raw limit, without integrity.
   double ratio = 0;
   double ratio_with_integrity = 0;
+  // Rekindle's CPU time for each byte over that of the raw limit, without and with integrity.
+  double cpu_ratio = 0;
+  double cpu_ratio_with_integrity = 0;
+  // Rows over one piece, without integrity; 0 without rows.
+  double ratio_of_rows = 0;
   // The additional time, as a fraction.
   double integrity_cost = 0;
 };

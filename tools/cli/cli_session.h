@@ -23,11 +23,13 @@ inline constexpr int kExitSignal = 128;
 int exit_code(ErrorCode code);
 const char* exit_code_help();
 
+inline constexpr std::string_view kDefaultStore = "/dev/shm/rekindle";
+
 // The options that all commands share, as the command line, the environment and the configuration
 // file (in this order) set them.
 struct Settings {
   std::string coordinator;
-  std::string store = "/dev/shm/rekindle";
+  std::string store{kDefaultStore};
   std::string secret_file;
   // "": info for daemons, error for other commands.
   std::string log_level;

@@ -20,12 +20,14 @@ struct BenchArgs {
   std::string block = "64M";
   std::string total = "4G";
   std::string link = "0";
+  std::string rows = "0";
 };
 
 Result<int> bench_transfer(const Settings& settings, BenchArgs args) {
   TRY(args.options.block_bytes, parse_size("--block", args.block));
   TRY(args.options.total_bytes, parse_size("--total", args.total));
   TRY(args.options.link_bytes_per_second, parse_size("--link", args.link));
+  TRY(args.options.row_bytes, parse_size("--rows", args.rows));
   std::string source_hca = args.options.verbs.source.hca;
   args.options.verbs.source = args.options.verbs.puller;
   if (!source_hca.empty()) args.options.verbs.source.hca = std::move(source_hca);
@@ -160,6 +162,14 @@ void add_bench(Command& app, Session& session) {
       .option("--link", args->link,
               "Most bytes per second of each source, as on a slower link (tcp) [no limit]")
       .type_name("SIZE");
+  transfer
+      .option("--rows", args->rows,
+              "Also read rows of this size, every second one, as column shards are read [none]")
+      .type_name("SIZE");
+  transfer
+      .option("--tcp-congestion", args->options.tcp_congestion,
+              "Congestion control of the sockets, such as cubic or bbr (tcp) [the host's]")
+      .type_name("NAME");
   transfer.runs(session, "bench",
                 [&session, args] { return bench_transfer(session.settings, *args); });
   add_register(sub, session);

@@ -26,6 +26,7 @@
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace rekindle::cli {
 namespace {
@@ -109,6 +110,8 @@ Result<int> run_coordinator_command(const Settings& settings, const CoordinatorA
 struct AgentArgs {
   agent::AgentOptions options;
   std::string budget;
+  std::string reserve = "0";
+  std::string huge_pages = "auto";
   std::string max_rate;
   std::string load_timeout = "10min";
   std::string scrub = "24h";
@@ -153,6 +156,14 @@ Result<store::NumaPolicy> numa_policy(const AgentArgs& args) {
   return *policy;
 }
 
+// A mount would surprise in a directory that the user chose.
+agent::AgentOptions::HugePages huge_pages(const Settings& settings, const AgentArgs& args) {
+  using HugePages = agent::AgentOptions::HugePages;
+  if (args.huge_pages == "mount") return HugePages::kRequired;
+  const bool expected = settings.store == kDefaultStore && ::geteuid() == 0;
+  return args.huge_pages == "auto" && expected ? HugePages::kIfPossible : HugePages::kAsItIs;
+}
+
 // Refuses values that peers would refuse, before anything runs.
 Result<void> check_agent_options(const agent::AgentOptions& options) {
   TRY_VOID(check_address("--listen", options.listen));
@@ -161,6 +172,9 @@ Result<void> check_agent_options(const agent::AgentOptions& options) {
     TRY_VOID(check_address("--data-advertise", options.data_advertise));
   }
   if (!options.health.empty()) TRY_VOID(check_address("--health", options.health));
+  if (auto usable = transport::tcp::check_congestion_control(options.tcp_congestion); !usable) {
+    return fail(std::move(usable).error().with_context("--tcp-congestion"));
+  }
   TRY_VOID(check_max_pullers(options.max_pullers));
   constexpr std::size_t kMaxNodeIdBytes = 255;
   const auto plain = [](char c) { return c > ' ' && c < 0x7f; };
@@ -194,6 +208,8 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
       return fail(ErrorCode::kInvalid, "--budget 0: a store needs some bytes");
     }
   }
+  options.huge_pages = huge_pages(settings, args);
+  TRY(options.reserve_bytes, parse_size("--reserve", args.reserve));
   if (!args.max_rate.empty()) {
     TRY(options.max_bytes_per_second, parse_size("--max-rate", args.max_rate));
   }
@@ -291,9 +307,22 @@ void add_agent(Command& app, Session& session) {
       .type_name("NAME");
   sub.option("--budget", args->budget, "Bytes that the store may use [90 % of its file system]")
       .type_name("SIZE");
+  sub.option(
+         "--huge-pages", args->huge_pages,
+         "Mount a tmpfs with huge pages for the store where it has none: auto (for the default\n"
+         "--store, if root), mount (or fail), off [auto]")
+      .one_of({"auto", "mount", "off"})
+      .type_name("WHICH");
+  sub.option("--reserve", args->reserve,
+             "Memory that is allocated at the start and held for the next version, within the\n"
+             "budget; grows to the size of the largest version. 0: none [0]")
+      .type_name("SIZE");
   sub.option("--max-rate", args->max_rate,
              "Bytes per second that each puller may take from here over the network [no cap]")
       .type_name("SIZE");
+  sub.option("--tcp-congestion", options.tcp_congestion,
+             "Congestion control of the TCP data streams, such as cubic or bbr [the host's]")
+      .type_name("NAME");
   sub.option("--max-pullers", options.max_pullers, "Pullers at the same time [64]").type_name("N");
   sub.option("--health", options.health,
              "Address of an HTTP endpoint for routers: GET /health, /ready, /ready/INSTANCE\n"

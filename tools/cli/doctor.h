@@ -42,7 +42,8 @@ Check check_cpu();
 Check check_memlock(std::uint64_t limit_bytes, bool may_lock_any);
 Check check_open_files(std::uint64_t soft, std::uint64_t hard);
 Check check_memory(const Kernel& kernel);
-Check check_huge_pages(const Kernel& kernel);
+// `store`: the directory whose files count.
+Check check_huge_pages(const Kernel& kernel, const std::filesystem::path& store);
 Check check_store(const std::filesystem::path& directory);
 Check check_leases(const std::filesystem::path& directory);
 Check check_build();
@@ -54,6 +55,7 @@ Check check_secret(const std::string& path);
 // doctor_devices.cc
 Check check_numa(const Kernel& kernel);
 Check check_network(const Kernel& kernel);
+Check check_tcp(const Kernel& kernel);
 Check check_rdma(const Kernel& kernel, bool compiled_in);
 Check check_gpus(const Kernel& kernel, bool compiled_in);
 Checks device_checks(const Kernel& kernel);

@@ -99,6 +99,17 @@ Check check_network(const Kernel& kernel) {
   return {"network", Level::kOk, up, ""};
 }
 
+Check check_tcp(const Kernel& kernel) {
+  const std::string base = "proc/sys/net/ipv4/tcp_";
+  const auto chosen = kernel.read(base + "congestion_control");
+  if (!chosen) return {"tcp", Level::kOk, "the kernel does not tell its congestion control", ""};
+  return {
+      "tcp", Level::kOk,
+      fmt::format("congestion control {}; --tcp-congestion may choose of: {}", printable(*chosen),
+                  printable(kernel.read(base + "available_congestion_control").value_or("?"))),
+      ""};
+}
+
 Check check_rdma(const Kernel& kernel, bool compiled_in) {
   std::string devices;
   bool active = false;
@@ -206,7 +217,8 @@ Checks cuda_checks(bool) { return {}; }
 
 Checks device_checks(const Kernel& kernel) {
   const BuildInfo info = build_info();
-  Checks checks = {check_numa(kernel), check_network(kernel), check_rdma(kernel, info.verbs)};
+  Checks checks = {check_numa(kernel), check_network(kernel), check_tcp(kernel),
+                   check_rdma(kernel, info.verbs)};
   for (Check& check : rdma_checks(kernel)) checks.push_back(std::move(check));
   checks.insert(std::prev(checks.end()),
                 check_gpus(kernel, info.cuda));  // how NICs reach them: last

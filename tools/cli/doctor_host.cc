@@ -20,6 +20,7 @@
 #include "src/base/blake3.h"
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
+#include "src/store/huge_pages.h"
 #include "src/store/read_lease.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/doctor.h"
@@ -174,22 +175,32 @@ Check check_memory(const Kernel& kernel) {
   return check;
 }
 
-Check check_huge_pages(const Kernel& kernel) {
-  const std::string shmem =
-      kernel.read("sys/kernel/mm/transparent_hugepage/shmem_enabled").value_or("");
-  const auto begin = shmem.find('[');
-  const auto end = shmem.find(']');
-  const std::string mode = begin != std::string::npos && end != std::string::npos && end > begin
-                               ? shmem.substr(begin + 1, end - begin - 1)
-                               : "not supported";
-  const std::uint64_t reserved = meminfo(kernel, "HugePages_Total");
-  Check check{"huge pages", Level::kOk,
-              fmt::format("tmpfs: {}; hugetlb: {} reserved", mode, reserved), ""};
-  if (mode == "never" || mode == "deny" || mode == "not supported") {
+Check check_huge_pages(const Kernel& kernel, const std::filesystem::path& store) {
+  const std::string reserved =
+      fmt::format("{} hugetlb pages reserved", meminfo(kernel, "HugePages_Total"));
+  const auto mount = store::find_tmpfs(kernel.read("proc/self/mountinfo").value_or(""),
+                                       std::filesystem::absolute(store).lexically_normal());
+  if (!mount) {
+    return {"huge pages", Level::kOk, fmt::format("the store is not on a tmpfs; {}", reserved), ""};
+  }
+  const store::HugeBytes bytes = store::count_huge_bytes(store);
+  Check check{
+      "huge pages", Level::kOk,
+      fmt::format("tmpfs {}: huge={}; {} of {} in the store are huge; {}", mount->at.string(),
+                  mount->huge, format_bytes(bytes.huge), format_bytes(bytes.all), reserved),
+      ""};
+  if (!mount->gives_huge_pages()) {
+    check.level = Level::kWarn;
+    check.advice = fmt::format(
+        "faulting in and pinning 4 KiB pages takes minutes per TB: `mount -o "
+        "remount,huge=within_size {}` helps new copies; an agent of root with --huge-pages mounts "
+        "its own",
+        mount->at.string());
+  } else if (bytes.huge < bytes.all / 2) {
     check.level = Level::kWarn;
     check.advice =
-        "faulting in and pinning 4 KiB pages takes minutes per TB; echo within_size > "
-        "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        "these copies are older than the mount's option, or memory was too fragmented for huge "
+        "pages; pull or publish them again";
   }
   return check;
 }
@@ -271,7 +282,7 @@ Checks host_checks(const Kernel& kernel, const std::filesystem::path& store) {
           check_memory(kernel),
           check_store(store),
           check_leases(store),
-          check_huge_pages(kernel),
+          check_huge_pages(kernel, store),
           check_memlock(memlock.rlim_cur, may_lock_any()),
           check_open_files(files.rlim_cur, files.rlim_max)};
 }

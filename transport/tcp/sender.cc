@@ -58,7 +58,7 @@ void Sender::start_error(std::uint64_t wr_id, OpStatus status) {
 }
 
 bool Sender::by_file() const {
-  return region_ && region_->fd >= 0 && range_.run_bytes >= kSendfileBytes;
+  return from_ == From::kFile && region_ && region_->fd >= 0 && range_.run_bytes >= kSendfileBytes;
 }
 
 Sender::Sent Sender::send(int socket, std::uint64_t budget, bool more) {

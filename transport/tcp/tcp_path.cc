@@ -224,11 +224,13 @@ namespace {
 constexpr HelloProtocol kProtocol{"data", kWireVersion,
                                   "the session has as many streams as the peer allows"};
 
-Result<UniqueFd> connect_socket(const SocketAddress& address, TimePoint deadline) {
+Result<UniqueFd> connect_socket(const SocketAddress& address, const std::string& congestion,
+                                TimePoint deadline) {
   UniqueFd socket(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) return fail_errno(errno, "socket");
   tune_stream(socket.get());
+  TRY_VOID(set_congestion_control(socket.get(), congestion));
   if (::connect(socket.get(), address.get(), address.length) != 0) {
     if (errno != EINPROGRESS) return fail_errno(errno, "connect");
     TRY_VOID(wait_ready(socket.get(), POLLOUT, deadline, "the peer did not accept"));
@@ -264,8 +266,8 @@ Result<ServerHello> exchange_hello(int fd, const PathTarget& target, TimePoint d
 }
 
 Result<std::unique_ptr<Path>> connect_one(const SocketAddress& address, const PathTarget& target,
-                                          TimePoint deadline) {
-  TRY(UniqueFd socket, connect_socket(address, deadline));
+                                          const std::string& congestion, TimePoint deadline) {
+  TRY(UniqueFd socket, connect_socket(address, congestion, deadline));
   TRY(const ServerHello hello, exchange_hello(socket.get(), target, deadline));
   TRY_VOID(check_hello({hello.status, hello.version, hello.incarnation}, kProtocol, target));
   return std::make_unique<TcpPath>(std::move(socket));
@@ -273,6 +275,7 @@ Result<std::unique_ptr<Path>> connect_one(const SocketAddress& address, const Pa
 
 class TcpConnector final : public Connector {
  public:
+  explicit TcpConnector(std::string congestion) : congestion_(std::move(congestion)) {}
   std::string_view transport() const override { return "tcp"; }
 
   Result<std::unique_ptr<Path>> connect(const PathTarget& target, TimePoint deadline) override {
@@ -283,7 +286,7 @@ class TcpConnector final : public Connector {
       // Each address gets its part of the time, so that a silent one does not use it all up.
       const TimePoint now = std::chrono::steady_clock::now();
       const auto parts = static_cast<std::int64_t>(addresses.size() - i);
-      auto path = connect_one(addresses[i], target, now + (deadline - now) / parts);
+      auto path = connect_one(addresses[i], target, congestion_, now + (deadline - now) / parts);
       if (path) return path;
       last =
           std::move(path).error().with_context(fmt::format("connect {}", addresses[i].to_string()));
@@ -292,10 +295,15 @@ class TcpConnector final : public Connector {
     }
     return fail(std::move(*last));
   }
+
+ private:
+  const std::string congestion_;
 };
 
 }  // namespace
 
-std::unique_ptr<Connector> make_connector() { return std::make_unique<TcpConnector>(); }
+std::unique_ptr<Connector> make_connector(std::string congestion) {
+  return std::make_unique<TcpConnector>(std::move(congestion));
+}
 
 }  // namespace rekindle::transport::tcp

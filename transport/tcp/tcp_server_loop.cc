@@ -365,7 +365,7 @@ class TcpServerImpl final : public TcpServer {
 Result<std::unique_ptr<TcpServer>> TcpServer::create(const ServerOptions& options,
                                                      const SegmentRegistry& registry,
                                                      const Incarnation& incarnation) {
-  TRY(Listener listener, Listener::bind(options.listen_host, options.port));
+  TRY(Listener listener, Listener::bind(options.listen_host, options.port, options.congestion));
   auto server =
       std::make_unique<TcpServerImpl>(options, registry, incarnation, std::move(listener));
   TRY_VOID(server->start());

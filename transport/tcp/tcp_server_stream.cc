@@ -40,7 +40,12 @@ void SessionTable::close_stream(const SessionToken& token) {
 }
 
 ServerStream::ServerStream(UniqueFd socket, ServerContext& context, TimePoint now)
-    : socket_(std::move(socket)), context_(context), opened_at_(now), last_progress_(now) {
+    : socket_(std::move(socket)),
+      context_(context),
+      opened_at_(now),
+      last_progress_(now),
+      sender_(is_paced(congestion_control(socket_.get())) ? Sender::From::kMapping
+                                                          : Sender::From::kFile) {
   context_.connections.fetch_add(1, std::memory_order_relaxed);
 }
 

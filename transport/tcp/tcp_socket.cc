@@ -1,10 +1,12 @@
 #include "transport/tcp/tcp_socket.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -16,6 +18,8 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include "transport/tcp/tcp_transport.h"
+
 namespace rekindle::transport::tcp {
 namespace {
 
@@ -23,6 +27,7 @@ constexpr int kUserTimeoutMs = 30'000;
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveProbes = 3;
+constexpr std::size_t kAlgorithmName = 16;  // the kernel's TCP_CA_NAME_MAX
 
 void set_option(int fd, int level, int name, int value) {
   // Backstops and tuning: a kernel without one of them still works.
@@ -147,6 +152,42 @@ SocketAddress peer_address(int fd) {
   return address;
 }
 
+std::string congestion_control(int fd) {
+  std::array<char, kAlgorithmName> name{};
+  socklen_t length = name.size();
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &length) != 0) return {};
+  return {name.data(), ::strnlen(name.data(), length)};
+}
+
+Result<void> set_congestion_control(int fd, const std::string& name) {
+  if (name.empty()) return {};
+  if (name.size() < kAlgorithmName && ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(),
+                                                   static_cast<socklen_t>(name.size())) == 0) {
+    return {};
+  }
+  std::string allowed;
+  std::ifstream file("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+  std::getline(file, allowed);
+  return fail(
+      ErrorCode::kInvalid,
+      "TCP congestion control '{}' cannot be used here; these can: {}. Others want "
+      "`modprobe tcp_NAME`, and net.ipv4.tcp_allowed_congestion_control for users other than root",
+      name.substr(0, kAlgorithmName), allowed);
+}
+
+Result<void> check_congestion_control(const std::string& name) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket) return fail_errno(errno, "socket");
+  return set_congestion_control(socket.get(), name);
+}
+
+std::string host_congestion_control() {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return socket ? congestion_control(socket.get()) : std::string();
+}
+
+bool is_paced(std::string_view congestion_control) { return congestion_control.starts_with("bbr"); }
+
 void tune_stream(int fd) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
@@ -187,7 +228,7 @@ SocketAddress any_address(int family, std::uint16_t port) {
   return address;
 }
 
-Result<UniqueFd> listen_on(const SocketAddress& address) {
+Result<UniqueFd> listen_on(const SocketAddress& address, const std::string& congestion) {
   const std::string what = fmt::format("listen on {}", address.to_string());
   UniqueFd socket(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -198,6 +239,7 @@ Result<UniqueFd> listen_on(const SocketAddress& address) {
   if (address.storage.ss_family == AF_INET6) {
     (void)::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   }
+  TRY_VOID(set_congestion_control(socket.get(), congestion));
   if (::bind(socket.get(), address.get(), address.length) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {
     if (errno == EADDRINUSE) {
@@ -209,13 +251,13 @@ Result<UniqueFd> listen_on(const SocketAddress& address) {
   return socket;
 }
 
-Result<UniqueFd> listen_anywhere(std::uint16_t port) {
+Result<UniqueFd> listen_anywhere(std::uint16_t port, const std::string& congestion) {
   const UniqueFd probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (probe) {
-    auto socket = listen_on(any_address(AF_INET6, port));
+    auto socket = listen_on(any_address(AF_INET6, port), congestion);
     if (socket || socket.error().code() == ErrorCode::kUnavailable) return socket;
   }
-  return listen_on(any_address(AF_INET, port));
+  return listen_on(any_address(AF_INET, port), congestion);
 }
 
 }  // namespace
@@ -223,15 +265,16 @@ Result<UniqueFd> listen_anywhere(std::uint16_t port) {
 Listener::Listener(UniqueFd socket, std::uint16_t port)
     : socket_(std::move(socket)), port_(port), spare_(open_spare()) {}
 
-Result<Listener> Listener::bind(const std::string& host, std::uint16_t port) {
+Result<Listener> Listener::bind(const std::string& host, std::uint16_t port,
+                                const std::string& congestion) {
   if (host.empty()) {
-    TRY(UniqueFd socket, listen_anywhere(port));
+    TRY(UniqueFd socket, listen_anywhere(port, congestion));
     const std::uint16_t chosen = local_address(socket.get()).port();
     return Listener(std::move(socket), chosen);
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   TRY(const auto addresses, resolve(HostPort{host, port}, deadline));
-  TRY(UniqueFd socket, listen_on(addresses.front()));
+  TRY(UniqueFd socket, listen_on(addresses.front(), congestion));
   const std::uint16_t chosen = local_address(socket.get()).port();
   return Listener(std::move(socket), chosen);
 }

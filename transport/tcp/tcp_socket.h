@@ -41,6 +41,16 @@ Result<std::vector<SocketAddress>> resolve(const HostPort& target, TimePoint dea
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
+// The congestion control of the kernel ("cubic", "bbr", …) on a socket; "" where the kernel has no
+// answer.
+std::string congestion_control(int fd);
+// Chooses it, before connect() or listen(); accepted connections have that of their listener. "":
+// as it is. kInvalid: this kernel does not have `name`, or root alone may use it; the message lists
+// those that may be used.
+Result<void> set_congestion_control(int fd, const std::string& name);
+// bbr spreads its packets by a timer.
+bool is_paced(std::string_view congestion_control);
+
 // Switches Nagle's delay off. Sets keepalive and TCP_USER_TIMEOUT as backstops against peers that
 // vanish.
 void tune_stream(int fd);
@@ -52,8 +62,10 @@ void reset_and_close(UniqueFd& fd);
 // hanging in the backlog.
 class Listener {
  public:
-  // An empty `host` means every address, of both families where the kernel has IPv6.
-  static Result<Listener> bind(const std::string& host, std::uint16_t port);
+  // An empty `host` means every address, of both families where the kernel has IPv6. `congestion`:
+  // the algorithm of its connections, as for set_congestion_control().
+  static Result<Listener> bind(const std::string& host, std::uint16_t port,
+                               const std::string& congestion = {});
 
   int fd() const { return socket_.get(); }
   std::uint16_t port() const { return port_; }

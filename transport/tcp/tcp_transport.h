@@ -19,6 +19,8 @@ struct ServerOptions {
   // The address to listen on. Empty: every address, IPv6 and IPv4. Port 0: the kernel chooses.
   std::string listen_host;
   std::uint16_t port = 0;
+  // The congestion control of its connections, such as "cubic". Empty: the host's.
+  std::string congestion;
   std::size_t threads = 0;  // 0: as many as cores, at most 8
   std::size_t max_connections = 4096;
   // Connections without a hello, over all threads. Beyond that the oldest ones are closed.
@@ -39,7 +41,8 @@ struct ServerStats {
 
 class TcpServer : public Server {
  public:
-  // kUnavailable: the address is in use; the message names it. `registry` outlives the server.
+  // kInvalid: no such congestion control. kUnavailable: the address is in use; the message names
+  // it. `registry` outlives the server.
   static Result<std::unique_ptr<TcpServer>> create(const ServerOptions& options,
                                                    const SegmentRegistry& registry,
                                                    const Incarnation& incarnation);
@@ -48,8 +51,14 @@ class TcpServer : public Server {
   virtual ServerStats stats() const = 0;
 };
 
+// The congestion control that new sockets of this host have; "" where the kernel has no answer.
+std::string host_congestion_control();
+// kInvalid: this host cannot use `name`; the message lists what it can. "" is always good.
+Result<void> check_congestion_control(const std::string& name);
+
 // Endpoints are "HOST:PORT". connect(): kPeerLost (refused, closed), kTimeout, kDenied, kStale,
-// kUnavailable (too many streams), kNotFound (name).
-std::unique_ptr<Connector> make_connector();
+// kUnavailable (too many streams), kNotFound (name), kInvalid (`congestion`, as for ServerOptions,
+// cannot be used).
+std::unique_ptr<Connector> make_connector(std::string congestion = {});
 
 }  // namespace rekindle::transport::tcp
