@@ -145,6 +145,11 @@ Result<void> mount_huge_pages(const fs::path& directory) {
   if (below->gives_huge_pages()) return {};
   const std::string remount = fmt::format(
       "`mount -o remount,huge=within_size {}` gives them to new files", below->at.string());
+  if (below->at == directory) {
+    return fail(ErrorCode::kInvalid,
+                "{} is mounted without huge pages, perhaps from outside of a container; {} there",
+                directory.string(), remount);
+  }
   if (has_entries(directory)) {
     return fail(ErrorCode::kInvalid,
                 "{} has files without huge pages, which a mount would hide; {}", directory.string(),

@@ -66,6 +66,16 @@ TEST_F(HugePagesTest, AStoreThatIsThereIsNotHiddenByAMount) {
   });
 }
 
+// In a container the copies in such a mount outlive it; those in a new mount would not.
+TEST_F(HugePagesTest, AMountThatSomebodyElseMadeIsNotCovered) {
+  on_small_tmpfs(small(), [&] {
+    const auto refused = mount_huge_pages(small());
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid);
+    EXPECT_THAT(refused.error().message(), HasSubstr("is mounted without huge pages"));
+  });
+}
+
 TEST_F(HugePagesTest, ADiskHasNone) {
   const auto refused = mount_huge_pages("/proc/rekindle");
   ASSERT_FALSE(refused);

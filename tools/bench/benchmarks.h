@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/base/result.h"
@@ -156,6 +158,40 @@ Result<RegisterReport> run_bench_register(transport::verbs::Fabric& fabric,
 
 std::string to_text(const RegisterReport& report);
 std::string to_json(const RegisterReport& report);
+
+// --- `bench store`: publishing files, and the memory work of a pull (allocate, fill, commit) into
+// fresh memory and into the reserve, next to parallel copies between memory that is there.
+
+struct StoreBenchOptions {
+  // The scratch directory lies beside it, so on the same file system unless the store has its own
+  // mount.
+  std::filesystem::path store;
+  std::uint64_t bytes = std::uint64_t{2} << 30;
+  std::size_t rounds = 3;
+};
+
+struct StoreReport {
+  struct Row {
+    std::string name;
+    // All medians of the rounds.
+    double milliseconds = 0;
+    double gb_per_second = 0;
+    // CPU time in the kernel, of all threads.
+    double system_seconds_per_gb = 0;
+  };
+  StoreBenchOptions options;
+  std::vector<Row> rows;
+  // The name says what over what; medians of the rounds' ratios.
+  std::vector<std::pair<std::string, double>> ratios;
+  // The part of the copies' bytes that lies in huge pages.
+  double huge_share = 0;
+};
+
+// kInvalid: bad options. kExhausted: no room; it takes four times the bytes.
+Result<StoreReport> run_bench_store(const StoreBenchOptions& options);
+
+std::string to_text(const StoreReport& report);
+std::string to_json(const StoreReport& report);
 
 // --- `bench digest`: BLAKE3-256 of tiles of 1 MiB on one core at each SIMD level, on all cores and
 // on the first GPU, next to memcpy, XXH3, and a copy inside the GPU's memory.

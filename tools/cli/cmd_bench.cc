@@ -131,6 +131,32 @@ void add_digest(Command& bench, Session& session) {
   sub.runs(session, "bench", [&session, args] { return bench_digest(session.settings, *args); });
 }
 
+struct StoreArgs {
+  std::string bytes = "2G";
+  std::size_t rounds = 3;
+};
+
+Result<int> bench_store(const Settings& settings, const StoreArgs& args) {
+  bench::StoreBenchOptions options{.store = settings.store, .bytes = 0, .rounds = args.rounds};
+  TRY(options.bytes, parse_size("--bytes", args.bytes));
+  TRY(const bench::StoreReport report, bench::run_bench_store(options));
+  print_result(settings.json, Json::parse(bench::to_json(report)), bench::to_text(report));
+  return kExitOk;
+}
+
+void add_store(Command& bench, Session& session) {
+  Command sub = bench.command(
+      "store",
+      "Publishing files and the memory work of a pull, into fresh memory and into the reserve, "
+      "and\n"
+      "next to them parallel copies between memory that is there. Works beside --store.");
+  auto args = std::make_shared<StoreArgs>();
+  sub.option("--bytes", args->bytes, "Size of the version; needs four times as much [2G]")
+      .type_name("SIZE");
+  sub.option("--rounds", args->rounds, "Rounds; the figures are their medians [3]").type_name("N");
+  sub.runs(session, "bench", [&session, args] { return bench_store(session.settings, *args); });
+}
+
 }  // namespace
 
 void add_bench(Command& app, Session& session) {
@@ -172,6 +198,7 @@ void add_bench(Command& app, Session& session) {
       .type_name("NAME");
   transfer.runs(session, "bench",
                 [&session, args] { return bench_transfer(session.settings, *args); });
+  add_store(sub, session);
   add_register(sub, session);
   add_digest(sub, session);
 }
