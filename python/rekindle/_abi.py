@@ -52,6 +52,12 @@ class SessionInfo(ctypes.Structure):
                 ("rung", c_char_p), ("device_path", c_char_p)]
 
 
+class SessionVersion(ctypes.Structure):
+    """The first fields of SessionInfo: the library fills no more."""
+
+    _fields_ = [("size", c_uint32), ("model", c_char_p), ("version", c_uint64)]
+
+
 class Tensor(ctypes.Structure):
     _fields_ = [("name", c_void_p), ("dtype", c_void_p), ("dimensions", c_uint32),
                 ("shape", c_void_p), ("offset", c_void_p), ("full_shape", c_void_p),
@@ -109,9 +115,11 @@ _PROTOTYPES = {
     "rk_connect": (c_int32, POINTER(ConnectOptions), _OUT_HANDLE, _ERROR),
     "rk_disconnect": (None, _HANDLE),
     "rk_attach": (c_int32, _HANDLE, POINTER(AttachOptions), _OUT_HANDLE, _ERROR),
-    "rk_info": (c_int32, _HANDLE, POINTER(SessionInfo), _ERROR),
+    # A SessionInfo, or a SessionVersion.
+    "rk_info": (c_int32, _HANDLE, c_void_p, _ERROR),
     "rk_next": (c_int32, _HANDLE, c_int64, _OUT_HANDLE, _COUNT, _ERROR),
     "rk_tensors": (c_int32, _HANDLE, _OUT_HANDLE, _COUNT, _ERROR),
+    "rk_tensor_count": (c_int32, _HANDLE, _COUNT, _ERROR),
     "rk_catalog": (c_int32, _HANDLE, _OUT_HANDLE, _COUNT, _ERROR),
     "rk_next_bucket": (c_int32, _HANDLE, c_int64, _OUT_HANDLE, _COUNT, _ERROR),
     "rk_load_into": (c_int32, _HANDLE, c_void_p, c_size_t, c_int64, _ERROR),

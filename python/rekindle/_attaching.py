@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Union
 
@@ -65,11 +63,13 @@ def spec_json(spec: Spec) -> str | None:
     if spec is None:
         return None
     if isinstance(spec, Mapping):
+        import json
         return json.dumps(spec)
     if isinstance(spec, str) and spec.lstrip().startswith("{"):
         return spec
     try:
-        return pathlib.Path(spec).read_text(encoding="utf-8")
+        with open(spec, encoding="utf-8") as file:
+            return file.read()
     except OSError as why:
         raise InvalidError(f"shard spec {spec}: {why.strerror}") from None
 

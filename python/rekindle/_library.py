@@ -5,15 +5,12 @@ Also tells the version of the package.
 from __future__ import annotations
 
 import os
-import pathlib
-import re
-import shutil
 
 from .errors import UnavailableError
 
 LIBRARY = "librekindle.so.1"
 COMMAND = "rekindle"
-_NATIVE = pathlib.Path(__file__).resolve().parent / "_native"
+_NATIVE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "_native")
 
 
 def shared_object() -> str:
@@ -21,8 +18,8 @@ def shared_object() -> str:
     named = os.environ.get("REKINDLE_LIBRARY")
     if named:
         return named
-    bundled = _NATIVE / "lib" / LIBRARY
-    return str(bundled) if bundled.is_file() else LIBRARY
+    bundled = os.path.join(_NATIVE, "lib", LIBRARY)
+    return bundled if os.path.isfile(bundled) else LIBRARY
 
 
 def command_path() -> str:
@@ -33,9 +30,10 @@ def command_path() -> str:
     named = os.environ.get("REKINDLE_BINARY")
     if named:
         return named
-    bundled = _NATIVE / "bin" / COMMAND
-    if bundled.is_file():
-        return str(bundled)
+    bundled = os.path.join(_NATIVE, "bin", COMMAND)
+    if os.path.isfile(bundled):
+        return bundled
+    import shutil
     for directory in os.get_exec_path():
         found = shutil.which(COMMAND, path=directory)
         if found and not _is_script(found):
@@ -47,13 +45,24 @@ def command_path() -> str:
 
 def version() -> str:
     """Returns CMake's project version: from the wheel's build, or from the source tree."""
-    written = _NATIVE / "version"
-    if written.is_file():
-        return written.read_text(encoding="utf-8").strip()
-    project = _NATIVE.parents[2] / "CMakeLists.txt"
-    found = project.is_file() and re.search(
-        r"^project\(rekindle VERSION ([0-9.]+)", project.read_text(encoding="utf-8"), re.MULTILINE)
+    import re
+    written = _read(os.path.join(_NATIVE, "version"))
+    if written is not None:
+        return written.strip()
+    # _NATIVE is ROOT/python/rekindle/_native in the source tree.
+    root = os.path.dirname(os.path.dirname(os.path.dirname(_NATIVE)))
+    project = _read(os.path.join(root, "CMakeLists.txt")) or ""
+    found = re.search(r"^project\(rekindle VERSION ([0-9.]+)", project, re.MULTILINE)
     return found[1] if found else "0+unknown"
+
+
+def _read(path: str) -> str | None:
+    """Returns the text of a file; None: there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _is_script(path: str) -> bool:

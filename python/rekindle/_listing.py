@@ -32,7 +32,8 @@ class Columns:
     def __init__(self, first: int, count: int, dtypes: dict[int, str]) -> None:
         """`dtypes`: maps addresses to the dtype names known so far. New names are added to it."""
         self.first, self.count = first, count
-        words = array.array("Q", ctypes.string_at(first, count * _abi.TENSOR.size))
+        words = array.array("Q")
+        words.frombytes((ctypes.c_char * (count * _abi.TENSOR.size)).from_address(first))
         self.name_pointers = words[0::_WORDS]
         self._dtype_pointers = words[1::_WORDS]
         self.ranks = array.array("I", words[2::_WORDS].tobytes())[0::2]  # without padding

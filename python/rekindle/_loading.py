@@ -43,7 +43,7 @@ def load_into(session: "Session", target: Any, strict: bool, timeout: float | No
     milliseconds(timeout)
     batches = _unfinished.get(session)
     at_once = session._device if not session._begun or batches is not None else None
-    with Prefetch(session._native, session._info().tensors if at_once else 0):
+    with Prefetch(session._native, session._count() if at_once else 0):
         found = _prepare(session, target, strict, batches, at_once)
     if found.batches is None:
         _load_one_by_one(session, found.listing, found.aims.places, timeout)

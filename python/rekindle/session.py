@@ -80,8 +80,8 @@ class Session:
         self._listing: Listing | None = None
         self._files: dict[str, bytes] | None = None
         self._begun = False
-        info = self._info()
-        self._model, self._version = info.model, info.version
+        # These do not wait for the list of the tensors, so that a load begins to copy before.
+        self._model, self._version = self._named()
 
     def _open(self, request: Request, timeout: float | None) -> Native:
         begun = time.monotonic()
@@ -314,18 +314,27 @@ class Session:
         return (f"<rekindle.Session {self.model}@{self.version} on {self.device or 'the host'}"
                 f"{', closed' if self.closed else ''}>")
 
+    def _named(self) -> tuple[str, int]:
+        found = _abi.SessionVersion(size=ctypes.sizeof(_abi.SessionVersion))
+        with self._native.using():
+            self._native.call("rk_info", ctypes.byref(found))
+            return found.model.decode(), found.version
+
+    def _count(self) -> int:
+        """The number of tensors and boxes, with files."""
+        count = ctypes.c_size_t()
+        self._native.call("rk_tensor_count", ctypes.byref(count))
+        return count.value
+
     def _info(self) -> "_Info":
         info = _abi.SessionInfo(size=ctypes.sizeof(_abi.SessionInfo))
         with self._native.using():
             self._native.call("rk_info", ctypes.byref(info))
-            return _Info(info.model.decode(), info.version, info.tensors, info.bytes_done,
-                         info.bytes_total, info.rung.decode(), info.device_path.decode())
+            return _Info(info.bytes_done, info.bytes_total, info.rung.decode(),
+                         info.device_path.decode())
 
 
 class _Info(NamedTuple):
-    model: str
-    version: int
-    tensors: int  # with files
     bytes_done: int
     bytes_total: int
     rung: str

@@ -56,7 +56,7 @@ class Checker {
     const Piece& piece = contents_.pieces()[part.piece];
     element_ = contents_.element_bytes(piece);
     at_ = part.at;
-    part_ = box_of_run(piece.box, part.offset_bytes / element_, part.bytes / element_);
+    part_ = box_of_run(piece.box(), part.offset_bytes / element_, part.bytes / element_);
     const TileGrid& grid = contents_.tiles().grid(piece.tensor);
     const TileIndex first = contents_.tiles().first_tile(piece.tensor);
     touched_.clear();

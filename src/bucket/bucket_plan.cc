@@ -69,7 +69,7 @@ class PlanBuilder {
       Place place{piece.segment, piece.offset_bytes, i};
       if (!piece.in_place) {
         copies.clear();
-        contents_.gather(piece, piece.box, copies);
+        contents_.gather(piece, piece.box(), copies);
         if (!copies.empty()) {
           place.segment = copies.front().segment;
           place.offset = copies.front().copy.src_offset;
@@ -87,11 +87,11 @@ class PlanBuilder {
   void add(std::uint32_t index) {
     const Piece& piece = contents_.pieces()[index];
     plan_.payload_bytes_ += piece.bytes;
-    if (piece.bytes == 0) return place(index, piece.box, 0, 0);
-    if (piece.bytes <= bucket_bytes_) return place(index, piece.box, 0, piece.bytes);
+    if (piece.bytes == 0) return place(index, piece.box(), 0, 0);
+    if (piece.bytes <= bucket_bytes_) return place(index, piece.box(), 0, piece.bytes);
     std::vector<Box> boxes;
     const Dims& tile = contents_.tiles().grid(piece.tensor).tile_extent();
-    cut(piece.box, tile, contents_.element_bytes(piece), bucket_bytes_, boxes);
+    cut(piece.box(), tile, contents_.element_bytes(piece), bucket_bytes_, boxes);
     std::uint64_t offset = 0;
     for (const Box& box : boxes) {
       const std::uint64_t bytes = box.elements() * contents_.element_bytes(piece);
@@ -148,7 +148,7 @@ class PlanBuilder {
   void add_tiles(const Piece& piece, const Box& box) {
     const TileMap& tiles = contents_.tiles();
     const TileIndex first = tiles.first_tile(piece.tensor);
-    if (box.extent.product() == Dims::from(piece.full_shape)->product()) {
+    if (box.extent.product() == Dims::from(piece.full_shape())->product()) {
       bucket_tiles_.emplace_back(first, tiles.first_tile(piece.tensor + 1));
       return;
     }

@@ -140,7 +140,7 @@ Result<bool> SlotVerify::check(std::uint32_t slot) {
       if (const auto rest = wrong_rest(mine, share, own.subspan(tiles))) box = tiles + *rest;
     }
     if (!box) continue;
-    mine.wrong = subject_.contents.pieces()[checks.piece_of(*box)].name;
+    mine.wrong = subject_.contents.pieces()[checks.piece_of(*box)].name();
     return false;
   }
   return true;

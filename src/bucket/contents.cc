@@ -46,9 +46,7 @@ Result<Contents> Contents::create(std::string_view tensor_set, std::string_view 
   contents.pieces_.reserve(wanted.empty() ? contents.layout_.entries().size() : wanted.size());
   for (const NamedBox& box : wanted) TRY_VOID(contents.add_wanted(box));
   if (wanted.empty()) {
-    for (const LayoutEntry& entry : contents.layout_.entries()) {
-      TRY_VOID(contents.add_piece(entry.tensor, entry.box));
-    }
+    for (const LayoutEntry& entry : contents.layout_.entries()) contents.add_entry(entry);
   }
   contents.finish();
   return contents;
@@ -60,25 +58,16 @@ Result<void> Contents::add_wanted(const NamedBox& wanted) {
     return fail(ErrorCode::kInternal, "the agent names a tensor '{}' that its set does not have",
                 wanted.tensor);
   }
-  auto box = box_of(wanted, tensors_[*tensor]);
-  if (!box) return broken(std::move(box).error().with_context(wanted.tensor));
-  return add_piece(*tensor, *box);
-}
-
-Result<void> Contents::add_piece(TensorIndex tensor, const Box& box) {
-  const TensorInfo& info = tensors_[tensor];
+  const TensorInfo& info = tensors_[*tensor];
+  auto named = box_of(wanted, info);
+  if (!named) return broken(std::move(named).error().with_context(wanted.tensor));
+  const Box& box = wanted_.emplace_back(std::move(*named));
   const std::uint64_t element = dtype_size_bytes(info.dtype);
-  Piece piece{.name = info.name,
-              .dtype = dtype_name(info.dtype),
-              .full_shape = info.shape.span(),
-              .bytes = box.elements() * element,
-              .tensor = tensor,
-              .box = box,
-              .whole = box == Box::whole(info.shape)};
+  Piece piece(info, *tensor, box);
   // Entries of one tensor do not overlap.
   std::uint64_t found = 0;
   std::vector<StridedCopy> copies;
-  for (const LayoutEntry& entry : layout_.entries_of(tensor)) {
+  for (const LayoutEntry& entry : layout_.entries_of(*tensor)) {
     const auto common = intersect(box, entry.box);
     if (!common) continue;
     found += common->elements();
@@ -99,15 +88,28 @@ Result<void> Contents::add_piece(TensorIndex tensor, const Box& box) {
                 "the agent's layout holds {} of the {} elements of '{}' {} that it promised", found,
                 box.elements(), info.name, box.to_string());
   }
+  add(piece);
+  return {};
+}
+
+void Contents::add_entry(const LayoutEntry& entry) {
+  Piece piece(tensors_[entry.tensor], entry.tensor, entry.box);
+  piece.in_place = piece.bytes > 0;
+  piece.segment = entry.segment;
+  piece.offset_bytes = entry.offset_bytes;
+  add(piece);
+}
+
+void Contents::add(Piece piece) {
+  const TileGrid& grid = tiles_.grid(piece.tensor);
   if (piece.whole) {
-    piece.tiles_missing = tiles_.grid(tensor).tile_count();
-  } else if (!box.empty()) {
+    piece.tiles_missing = grid.tile_count();
+  } else if (!piece.box().empty()) {
     std::vector<std::uint64_t> touched;
-    tiles_.grid(tensor).tiles_of(box, touched);
+    grid.tiles_of(piece.box(), touched);
     piece.tiles_missing = touched.size();
   }
-  pieces_.push_back(std::move(piece));
-  return {};
+  pieces_.push_back(piece);
 }
 
 void Contents::finish() {
@@ -142,7 +144,7 @@ void Contents::mark_tile(TileIndex tile, TensorIndex tensor, std::vector<std::si
     Piece& piece = pieces_[i];
     // An empty piece.
     if (piece.tiles_missing == 0) continue;
-    if (!piece.whole && !intersect(tiles_.tile_box(tile), piece.box)) continue;
+    if (!piece.whole && !intersect(tiles_.tile_box(tile), piece.box())) continue;
     if (--piece.tiles_missing == 0) complete_piece(i, complete);
   }
 }
@@ -189,7 +191,7 @@ void Contents::gather(const Piece& piece, const Box& part, std::vector<Gather>& 
 void Contents::gather(const Piece& piece, std::span<const std::byte* const> segments,
                       std::byte* out) const {
   std::vector<Gather> all;
-  gather(piece, piece.box, all);
+  gather(piece, piece.box(), all);
   for (const auto& [segment, copy] : all) {
     const std::byte* const from = segments[segment] + copy.src_offset;
     for (std::uint64_t i = 0; i < copy.count; ++i) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,26 +24,39 @@ struct NamedBox {
 };
 
 // One box as the worker gets it. A box that is contiguous in the agent's copy is used in place. Its
-// texts and lists belong to the Contents, because there may be as many pieces as tensors.
-struct Piece {
+// texts, lists and its box belong to the Contents: there may be as many pieces as tensors, and an
+// attach makes them all.
+class Piece {
+ public:
+  // `info` and `box` outlive it.
+  Piece(const TensorInfo& info, TensorIndex index, const Box& box)
+      : bytes(box.elements() * dtype_size_bytes(info.dtype)),
+        tensor(index),
+        whole(is_whole(box, info.shape)),
+        info_(&info),
+        box_(&box) {}
+
   // Both texts are followed by a zero.
-  std::string_view name;
-  std::string_view dtype;
-  std::span<const std::uint64_t> full_shape;
+  std::string_view name() const { return info_->name; }
+  std::string_view dtype() const { return dtype_name(info_->dtype); }
+  std::span<const std::uint64_t> full_shape() const { return info_->shape.span(); }
+  std::span<const std::uint64_t> shape() const { return box_->extent.span(); }
+  std::span<const std::uint64_t> offset() const { return box_->offset.span(); }
+  const Box& box() const { return *box_; }
+
   std::uint64_t bytes = 0;
-
-  std::span<const std::uint64_t> shape() const { return box.extent.span(); }
-  std::span<const std::uint64_t> offset() const { return box.offset.span(); }
-
   TensorIndex tensor = 0;
-  Box box;
   // The box is the whole tensor.
   bool whole = false;
-  std::uint64_t tiles_missing = 0;
   bool in_place = false;
+  std::uint64_t tiles_missing = 0;
   // If in_place: the place of its first element.
   std::uint32_t segment = 0;
   std::uint64_t offset_bytes = 0;
+
+ private:
+  const TensorInfo* info_;
+  const Box* box_;
 };
 
 class Contents {
@@ -90,7 +104,8 @@ class Contents {
   Contents(TensorSet tensors, Layout layout, TileMap tiles)
       : tensors_(std::move(tensors)), layout_(std::move(layout)), tiles_(std::move(tiles)) {}
   Result<void> add_wanted(const NamedBox& wanted);
-  Result<void> add_piece(TensorIndex tensor, const Box& box);
+  void add_entry(const LayoutEntry& entry);
+  void add(Piece piece);
   void finish();
   void mark_tile(TileIndex tile, TensorIndex tensor, std::vector<std::size_t>& complete);
   void complete_piece(std::size_t index, std::vector<std::size_t>& complete);
@@ -99,6 +114,8 @@ class Contents {
   Layout layout_;
   TileMap tiles_;
   TileSet ready_;
+  // Those that `create` was asked for. They never move.
+  std::deque<Box> wanted_;
   std::vector<Piece> pieces_;
   // Per tensor, plus one past the end.
   std::vector<std::size_t> first_piece_;

@@ -189,6 +189,19 @@ struct Codec<std::string> {
   }
 };
 
+// Points into the bytes that are read.
+template <>
+struct Codec<std::string_view> {
+  static constexpr auto kWire = pbf_wire_type::length_delimited;
+  static void add(pbf_writer& out, pbf_tag_type number, std::string_view text) {
+    if (!text.empty()) out.add_string(number, text.data(), text.size());
+  }
+  static void take(pbf_reader& in, std::string_view& text) {
+    const protozero::data_view view = in.get_view();
+    text = {view.data(), view.size()};
+  }
+};
+
 // Packed.
 template <>
 struct Codec<std::vector<std::uint64_t>> {

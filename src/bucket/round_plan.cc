@@ -33,7 +33,7 @@ Result<std::vector<std::vector<std::uint32_t>>> pieces_of_shares(
   std::vector<std::vector<std::uint32_t>> of_shares(shares);
   for (std::uint32_t i = 0; i < pieces.size(); ++i) {
     if (share_of[i] >= shares) {
-      return fail(ErrorCode::kInvalid, "'{}' is in share {} of a round with {}", pieces[i].name,
+      return fail(ErrorCode::kInvalid, "'{}' is in share {} of a round with {}", pieces[i].name(),
                   share_of[i], shares);
     }
     of_shares[share_of[i]].push_back(i);
@@ -52,11 +52,11 @@ Failure too_many(std::uint64_t bytes, std::uint64_t share_bytes) {
 Digest digest_of(const Contents& contents) {
   std::string all;
   for (const Piece& piece : contents.pieces()) {
-    add(all, piece.name);
-    add(all, piece.dtype);
+    add(all, piece.name());
+    add(all, piece.dtype());
     add(all, piece.offset());
     add(all, piece.shape());
-    add(all, piece.full_shape);
+    add(all, piece.full_shape());
   }
   return blake3(as_bytes(all));
 }

@@ -96,8 +96,9 @@ struct HelloReply {
 };
 struct AttachedReply {
   ModelVersion id;
-  std::string layout;
-  std::string tensor_set;
+  // Megabytes: both point into the frame.
+  std::string_view layout;
+  std::string_view tensor_set;
   std::vector<std::uint64_t> segment_bytes;
   TileRuns ready;
   std::string rung;
@@ -149,7 +150,8 @@ struct AgentMessage {
   std::optional<Error> error;
   Reply reply;
 };
-// kInvalid: the frame is malformed, or has neither an error nor a reply that this library knows.
+// An AttachedReply points into `frame`. kInvalid: the frame is malformed, or has neither an error
+// nor a reply that this library knows.
 Result<AgentMessage> decode(std::string_view frame);
 
 }  // namespace rekindle::client

@@ -255,7 +255,8 @@ RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* err
       return fail(ErrorCode::kInvalid, "`info` is null, or its `size` is not set");
     }
     rk_session_info filled{};
-    object.fill(filled);
+    const bool only_version = info->size <= offsetof(rk_session_info, bytes_done);
+    TRY_VOID(object.fill(filled, only_version));
     fill_known(filled, *info);
     return {};
   });
@@ -273,6 +274,15 @@ RK_API int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t
                           rk_error* error) {
   return list_of(session, tensors, count, "tensors", error,
                  [](Session& object) -> Tensors { return object.tensors(); });
+}
+
+RK_API int32_t rk_tensor_count(rk_session* session, size_t* count, rk_error* error) {
+  if (count != nullptr) *count = 0;
+  return with_object(session, error, [&](const Session& object) -> Result<void> {
+    if (count == nullptr) return fail(ErrorCode::kInvalid, "`count` is null");
+    *count = object.tensor_count();
+    return {};
+  });
 }
 
 RK_API int32_t rk_catalog(rk_session* session, const rk_tensor** tensors, size_t* count,

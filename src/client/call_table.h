@@ -23,6 +23,8 @@ namespace rekindle::client {
 
 struct Message {
   AgentMessage agent;
+  // `agent` may point into it.
+  std::unique_ptr<const std::string> frame;
   std::vector<UniqueFd> descriptors;
 };
 

@@ -216,12 +216,13 @@ Result<void> Connection::read_frames() {
 }
 
 Result<void> Connection::dispatch(ipc::Frame frame) {
-  TRY(AgentMessage agent, decode(frame.body));
+  auto body = std::make_unique<const std::string>(std::move(frame.body));
+  TRY(AgentMessage agent, decode(*body));
   if (agent.descriptors != frame.descriptors.size()) {
     return fail(ErrorCode::kInvalid, "{} descriptors came with a message that names {}",
                 frame.descriptors.size(), agent.descriptors);
   }
-  calls_.deliver({std::move(agent), std::move(frame.descriptors)});
+  calls_.deliver({std::move(agent), std::move(body), std::move(frame.descriptors)});
   return {};
 }
 

@@ -106,19 +106,17 @@ void poll_for(int one, int other, Duration patience, TimePoint deadline) {
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceLoad>> DeviceLoad::create(WorkerDevice device,
-                                                       const bucket::Contents& contents,
+Result<std::unique_ptr<DeviceLoad>> DeviceLoad::create(WorkerDevice device, ReadContents read,
                                                        Source source) {
-  std::unique_ptr<DeviceLoad> load(new DeviceLoad(std::move(device), contents));
+  std::unique_ptr<DeviceLoad> load(new DeviceLoad(std::move(device), std::move(read)));
   TRY_VOID(load->begin(std::move(source)));
   return load;
 }
 
-DeviceLoad::DeviceLoad(WorkerDevice device, const bucket::Contents& contents)
+DeviceLoad::DeviceLoad(WorkerDevice device, ReadContents read)
     : worker_(std::move(device)),
-      contents_(contents),
-      stash_(*worker_.device, *worker_.stream),
-      progress_(contents) {}
+      read_(std::move(read)),
+      stash_(*worker_.device, *worker_.stream) {}
 
 DeviceLoad::~DeviceLoad() {
   if (wait_for_reads()) return;
@@ -164,12 +162,26 @@ Result<void> DeviceLoad::begin(Source source) {
 
 Result<void> DeviceLoad::upload(std::string why) {
   path_ = fmt::format("upload: {}", why);
-  TRY(auto uploads, UploadFeed::create(*worker_.device, *worker_.stream, contents_,
+  TRY(const auto* const contents, read_());
+  TRY(auto uploads, UploadFeed::create(*worker_.device, *worker_.stream, *contents,
                                        source_.segments, source_.bucket_bytes));
   TRY_VOID(uploads->mark_ready(tiles_));
   keep_feed();
   feed_ = std::move(uploads);
   return {};
+}
+
+Result<void> DeviceLoad::begin_progress() {
+  if (progress_) return {};
+  TRY(const auto* const contents, read_());
+  progress_.emplace(*contents);
+  return {};
+}
+
+Result<void> DeviceLoad::aim(std::span<const rk_target> targets) {
+  TRY_VOID(begin_progress());
+  TRY(const auto* const contents, read_());
+  return targets_.aim(contents->pieces(), targets, *progress_);
 }
 
 void DeviceLoad::keep_feed() {
@@ -220,17 +232,18 @@ Result<DeviceLoad::Prefetched> DeviceLoad::stash_one(std::uint64_t limit) {
 }
 
 Result<std::optional<FilledBucket>> DeviceLoad::poll() {
+  TRY_VOID(begin_progress());
   TRY_VOID(give_back());
   TRY(const bool let_go, stash_.let_go());
   TRY(auto bucket, next());
   if (bucket) {
-    TRY_VOID(progress_.account(*bucket));
+    TRY_VOID(progress_->account(*bucket));
     return bucket;
   }
   if (!feed_->ended() || !let_go) return bucket;
-  if (progress_.whole() != progress_.total()) {
+  if (progress_->whole() != progress_->total()) {
     return fail(ErrorCode::kInternal, "the buckets have ended, and {} of {} tensors are not whole",
-                progress_.total() - progress_.whole(), progress_.total());
+                progress_->total() - progress_->whole(), progress_->total());
   }
   ended_ = true;
   return bucket;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,9 +38,11 @@ class DeviceLoad {
     std::string no_channel;
     std::uint64_t bucket_bytes = 0;
   };
-  // `contents` lives longer. kInternal: the agent's parts do not fit together.
-  static Result<std::unique_ptr<DeviceLoad>> create(WorkerDevice device,
-                                                    const bucket::Contents& contents,
+  // Returns the session's tensors, which live longer than the load.
+  using ReadContents = std::function<Result<const bucket::Contents*>()>;
+  // Calls `read` when it first needs the tensors: prefetch() does not. kInternal: the agent's parts
+  // do not fit together.
+  static Result<std::unique_ptr<DeviceLoad>> create(WorkerDevice device, ReadContents read,
                                                     Source source);
   // Waits for the reads of the buckets. If they do not end, the memory is never freed.
   ~DeviceLoad();
@@ -56,7 +59,7 @@ class DeviceLoad {
   Result<std::optional<FilledBucket>> take();
   // Every bucket was handed out and read, and their memory is free again.
   bool ended() const { return ended_; }
-  std::size_t whole_pieces() const { return progress_.whole(); }
+  std::size_t whole_pieces() const { return progress_ ? progress_->whole() : 0; }
   enum class Prefetched { kOne, kNothingYet, kNoMore };
   // Copies a bucket to memory of its own on the device; take() hands it out later. All such copies
   // have at most `limit` bytes, and at most a quarter of the memory that the device had free.
@@ -67,18 +70,17 @@ class DeviceLoad {
   void wait_for_feed(int wake, TimePoint deadline) const;
 
   // As DeviceTargets::aim().
-  Result<void> aim(std::span<const rk_target> targets) {
-    return targets_.aim(contents_.pieces(), targets, progress_);
-  }
+  Result<void> aim(std::span<const rk_target> targets);
   // Queues the copies from the bucket to its targets.
   Result<void> move(const FilledBucket& bucket);
   // Waits for all copies and reads of buckets. False: the device does not finish them.
   bool wait_for_reads();
 
  private:
-  DeviceLoad(WorkerDevice device, const bucket::Contents& contents);
+  DeviceLoad(WorkerDevice device, ReadContents read);
   Result<void> begin(Source source);
   Result<void> upload(std::string why);
+  Result<void> begin_progress();
   void keep_feed();
   Result<std::optional<FilledBucket>> poll();
   Result<std::optional<FilledBucket>> poll_feed();
@@ -87,7 +89,7 @@ class DeviceLoad {
   Result<void> give_back();
 
   WorkerDevice worker_;
-  const bucket::Contents& contents_;
+  const ReadContents read_;
   std::string path_;
   std::unique_ptr<BucketFeed> feed_;
   // The feed, as long as uploads may replace it. They then need `source_` and all `tiles_` so far.
@@ -104,7 +106,8 @@ class DeviceLoad {
   bool has_reads_ = false;
   bool ended_ = false;
   std::optional<Error> failed_;
-  PieceProgress progress_;
+  // Absent until a bucket or its targets are asked for.
+  std::optional<PieceProgress> progress_;
   DeviceTargets targets_;
 };
 

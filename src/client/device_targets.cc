@@ -11,8 +11,8 @@ namespace {
 using Pieces = std::span<const bucket::Piece>;
 
 std::string place_of(const bucket::Piece& piece) {
-  if (piece.whole) return fmt::format("'{}'", piece.name);
-  return fmt::format("'{}' at [{}]", piece.name, fmt::join(piece.offset(), ", "));
+  if (piece.whole) return fmt::format("'{}'", piece.name());
+  return fmt::format("'{}' at [{}]", piece.name(), fmt::join(piece.offset(), ", "));
 }
 
 bool is_at(const bucket::Piece& piece, const std::uint64_t* offset) {
@@ -42,15 +42,15 @@ class Finder {
  private:
   // Pieces are sorted by name, and most callers name targets in that order.
   Pieces named(std::string_view name) {
-    if (next_ == pieces_.size() || pieces_[next_].name != name) {
+    if (next_ == pieces_.size() || pieces_[next_].name() != name) {
       const auto before = [](const bucket::Piece& piece, std::string_view wanted) {
-        return piece.name < wanted;
+        return piece.name() < wanted;
       };
       const auto at = std::lower_bound(pieces_.begin(), pieces_.end(), name, before);
       next_ = static_cast<std::size_t>(at - pieces_.begin());
     }
     const std::size_t first = next_;
-    while (next_ < pieces_.size() && pieces_[next_].name == name) ++next_;
+    while (next_ < pieces_.size() && pieces_[next_].name() == name) ++next_;
     return pieces_.subspan(first, next_ - first);
   }
 

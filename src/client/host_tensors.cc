@@ -66,12 +66,12 @@ Result<std::vector<Mapping>> map_segments(std::span<const UniqueFd> descriptors,
 namespace {
 
 rk_tensor tensor_of(const bucket::Piece& piece) {
-  return {.name = piece.name.data(),
-          .dtype = piece.dtype.data(),
+  return {.name = piece.name().data(),
+          .dtype = piece.dtype().data(),
           .dimensions = static_cast<std::uint32_t>(piece.shape().size()),
           .shape = piece.shape().data(),
           .offset = piece.offset().data(),
-          .full_shape = piece.full_shape.data(),
+          .full_shape = piece.full_shape().data(),
           .data = nullptr,
           .bytes = piece.bytes};
 }
@@ -81,10 +81,21 @@ void share_lists(std::span<rk_tensor> tensors) {
   using List = std::span<const std::uint64_t>;
   const auto less = [](List a, List b) { return std::ranges::lexicographical_compare(a, b); };
   std::set<List, decltype(less)> seen(less);
+  // `likely` is in the set. In most checkpoints the next tensor has a list of the last one.
+  const auto share = [&](List list, List likely) {
+    return std::ranges::equal(list, likely) ? likely : *seen.insert(list).first;
+  };
+  // Of a scalar. In rk_target, an offset of NULL would have another meaning.
+  static constexpr std::uint64_t kNoDimension = 0;
+  List shape = *seen.insert(List(&kNoDimension, 0)).first;
+  List offset = shape;
   for (rk_tensor& tensor : tensors) {
-    for (const std::uint64_t** list : {&tensor.shape, &tensor.offset, &tensor.full_shape}) {
-      *list = seen.insert(List(*list, tensor.dimensions)).first->data();
-    }
+    const std::size_t rank = tensor.dimensions;
+    shape = share(List(tensor.shape, rank), shape);
+    offset = share(List(tensor.offset, rank), offset);
+    tensor.shape = shape.data();
+    tensor.offset = offset.data();
+    tensor.full_shape = share(List(tensor.full_shape, rank), shape).data();
   }
 }
 

@@ -160,7 +160,8 @@ typedef struct rk_session_info {
    * here. Before the first bucket, "ipc" may still change to "upload: WHY". */
   const char* device_path;
 } rk_session_info;
-/* The strings live as long as the session. */
+/* The strings live as long as the session. If `size` ends before `bytes_done`, the call does not
+ * wait for the list of the tensors, which the library reads at its first use. */
 RK_API int32_t rk_info(rk_session* session, rk_session_info* info, rk_error* error);
 
 /* A name that begins with "__rekindle_file__/" is a small file that was published with the weights
@@ -197,8 +198,12 @@ RK_API int32_t rk_next(rk_session* session, int64_t timeout_ms, const rk_tensor*
 
 /* --- weights on a device (rk_attach_options.device): these functions replace rk_next() */
 
+/* The number of tensors and boxes in the session, including files. Does not wait for the list of
+ * the tensors. For sessions without a device, too. */
+RK_API int32_t rk_tensor_count(rk_session* session, size_t* count, rk_error* error);
 /* Every tensor of the session, in a fixed order; `data` is NULL. The array lives as long as the
- * session. */
+ * session. With a device, the first call that needs the list reads it, and a second thread may call
+ * rk_prefetch() meanwhile. RK_INTERNAL: the agent's answer to rk_attach() does not fit together. */
 RK_API int32_t rk_tensors(rk_session* session, const rk_tensor** tensors, size_t* count,
                           rk_error* error);
 /* A run of a tensor's row-major bytes. A tensor larger than a bucket comes in several parts. */

@@ -43,31 +43,39 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
     return fail(ErrorCode::kInternal, "the agent answered an attach with something else");
   }
   const std::uint64_t id = answer.agent.session;
-  auto contents = bucket::Contents::create(attached->tensor_set, attached->layout, attached->wanted,
-                                           attached->segment_bytes);
   // With a device, the segments are mapped where they are uploaded, if this process does that.
   Result<std::vector<Mapping>> segments;
   if (!device) segments = map_segments(answer.descriptors, attached->segment_bytes, false);
-  if (!contents || !segments) {
+  DeviceLoad::Source source = source_of(*attached, answer.descriptors, request.bucket_bytes);
+  Unread unread{std::move(answer.frame), attached->tensor_set, attached->layout,
+                std::move(attached->wanted), std::move(attached->segment_bytes)};
+  const auto count = unread.count();
+  if (!count || !segments) {
     connection->forget_session(id, inbox);
     (void)connection->send(DetachRequest{}, id, kNoDeadline, nullptr);
-    return fail(contents ? std::move(segments).error() : std::move(contents).error());
+    return fail(count ? std::move(segments).error() : count.error());
   }
-  DeviceLoad::Source source = source_of(*attached, answer.descriptors, request.bucket_bytes);
-  SessionState state(std::move(*attached), std::move(*contents), device.has_value());
-  std::shared_ptr<Session> session(
-      new Session(std::move(connection), inbox, id, std::move(state), std::move(*segments)));
-  if (device) TRY_VOID(session->begin_device(std::move(*device), std::move(source)));
+  SessionState state(std::move(*attached), device.has_value());
+  std::shared_ptr<Session> session(new Session(std::move(connection), inbox, id, std::move(state),
+                                               std::move(*segments), std::move(unread), *count));
+  if (device) {
+    TRY_VOID(session->begin_device(std::move(*device), std::move(source)));
+  } else {
+    TRY_VOID(session->contents());
+  }
   const Lock lock(inbox->mutex);
   TRY_VOID(session->state_.check_alive());
   return session;
 }
 
 Session::Session(std::shared_ptr<Connection> connection, std::shared_ptr<Inbox> inbox,
-                 std::uint64_t id, SessionState state, std::vector<Mapping> segments)
+                 std::uint64_t id, SessionState state, std::vector<Mapping> segments, Unread unread,
+                 std::size_t count)
     : connection_(std::move(connection)),
       inbox_(std::move(inbox)),
       id_(id),
+      count_(count),
+      unread_(std::move(unread)),
       host_(std::in_place, std::move(segments)),
       state_(std::move(state)) {}
 
@@ -76,6 +84,37 @@ Session::~Session() {
   device_.reset();
   host_.reset();
   (void)connection_->send(DetachRequest{}, id_, kNoDeadline, nullptr);
+}
+
+Result<std::size_t> Session::Unread::count() const {
+  if (!wanted.empty()) return wanted.size();
+  auto entries = Layout::count_entries(layout);
+  if (entries) return entries;
+  return fail(ErrorCode::kInternal, "the agent's answer does not fit together: {}",
+              entries.error().message());
+}
+
+Result<bucket::Contents> Session::Unread::read() const {
+  return bucket::Contents::create(tensor_set, layout, wanted, segment_bytes);
+}
+
+Result<const bucket::Contents*> Session::contents() {
+  const std::lock_guard once(reading_);
+  if (unread_) {
+    auto read = unread_->read();
+    unread_.reset();
+    const Lock lock(inbox_->mutex);
+    if (read) {
+      state_.describe(std::move(*read));
+    } else {
+      state_.end(std::move(read).error());
+      inbox_->notify();
+    }
+  }
+  const Lock lock(inbox_->mutex);
+  if (state_.is_described()) return &state_.contents();
+  TRY_VOID(state_.check_alive());
+  return fail(ErrorCode::kInternal, "the session has no list of tensors");
 }
 
 void Session::end() {
@@ -118,12 +157,11 @@ Result<std::span<const rk_tensor>> Session::next(TimePoint deadline) {
   Lock lock(inbox_->mutex);
   TRY_VOID(wait_for_turn(lock, deadline));
   const Turns::Turn turn(turns_, *inbox_);
-  const std::size_t total = state_.contents().pieces().size();
   TRY(const bool some,
-      wait(lock, deadline, [&] { return !state_.complete().empty() || handed_out_ == total; }));
+      wait(lock, deadline, [&] { return !state_.complete().empty() || handed_out_ == count_; }));
   if (!some) {
     return fail(ErrorCode::kTimeout, "no further tensor of {} yet: {} of {} are here",
-                state_.version().to_string(), handed_out_, total);
+                state_.version().to_string(), handed_out_, count_);
   }
   if (state_.complete().empty()) return std::span<const rk_tensor>();
   return hand_out(lock);
@@ -145,23 +183,25 @@ Result<std::span<const rk_tensor>> Session::hand_out(Lock& lock) {
   return std::span<const rk_tensor>(batches_.back());
 }
 
-std::span<const rk_tensor> Session::tensors() {
+Result<std::span<const rk_tensor>> Session::tensors() {
+  TRY(const auto* const all, contents());
   const Lock lock(inbox_->mutex);
-  if (tensors_.empty()) tensors_ = describe_pieces(state_.contents());
+  if (tensors_.empty()) tensors_ = describe_pieces(*all);
   return tensors_;
 }
 
-std::span<const rk_tensor> Session::catalog() {
+Result<std::span<const rk_tensor>> Session::catalog() {
+  TRY(const auto* const all, contents());
   const Lock lock(inbox_->mutex);
-  if (catalog_.empty()) catalog_ = describe_version(state_.contents());
+  if (catalog_.empty()) catalog_ = describe_version(*all);
   return catalog_;
 }
 
 // --- buckets on a device
 
 Result<void> Session::begin_device(WorkerDevice device, DeviceLoad::Source source) {
-  TRY(auto load, DeviceLoad::create(std::move(device), state_.contents(), std::move(source)));
-  tensors();
+  TRY(auto load, DeviceLoad::create(
+                     std::move(device), [this] { return contents(); }, std::move(source)));
   const Lock lock(inbox_->mutex);
   device_ = std::move(load);
   device_path_ = state_.intern(device_->path());
@@ -175,6 +215,7 @@ Result<void> Session::check_has_device() const {
 
 Result<std::span<const rk_part>> Session::next_bucket(TimePoint deadline) {
   TRY_VOID(check_has_device());
+  TRY_VOID(tensors());
   Lock lock(inbox_->mutex);
   TRY_VOID(wait_for_turn(lock, deadline));
   const Turns::Turn turn(turns_, *inbox_);
@@ -231,7 +272,7 @@ Result<std::optional<FilledBucket>> Session::take_bucket(Lock& lock, TimePoint d
     if (!bucket || *bucket || device_->ended()) return bucket;
     if (steady_now() >= deadline) {
       return fail(ErrorCode::kTimeout, "no further bucket of {} yet: {} of {} tensors are whole",
-                  state_.version().to_string(), handed_out_, state_.contents().pieces().size());
+                  state_.version().to_string(), handed_out_, count_);
     }
     wait_for_device(lock, deadline, &DeviceLoad::wait);
   }
@@ -277,10 +318,14 @@ Result<void> Session::prefetch(std::uint64_t bytes, TimePoint deadline) {
 Result<void> Session::load_into(std::span<const rk_target> targets,
                                 std::chrono::milliseconds timeout) {
   TRY_VOID(check_has_device());
+  TRY_VOID(contents());
   Lock lock(inbox_->mutex);
   TRY_VOID(wait_for_turn(lock, steady_now() + timeout));
   const Turns::Turn turn(turns_, *inbox_);
-  TRY_VOID(device_->aim(targets));
+  {
+    const Unlocked unlocked(lock);
+    TRY_VOID(device_->aim(targets));
+  }
   auto moved = move_all(lock, timeout);
   if (moved || moved.error().code() == ErrorCode::kTimeout) return moved;
   const Unlocked unlocked(lock);
@@ -310,13 +355,13 @@ Result<void> Session::ask_commit() {
 }
 
 Result<void> Session::loaded() {
+  TRY_VOID(contents());
   const Lock lock(inbox_->mutex);
   apply_messages();
   TRY_VOID(state_.check_alive());
-  const std::size_t total = state_.contents().pieces().size();
-  if (handed_out_ != total) {
+  if (handed_out_ != count_) {
     return fail(ErrorCode::kInvalid, "{} of {} tensors have not been taken with {} yet",
-                total - handed_out_, total, device_ ? "rk_next_bucket" : "rk_next");
+                count_ - handed_out_, count_, device_ ? "rk_next_bucket" : "rk_next");
   }
   if (state_.loaded) return {};
   TRY_VOID(ask_commit());
@@ -359,16 +404,19 @@ Result<std::uint64_t> Session::wait_update(TimePoint deadline) {
   return fail(state_.update.take_refusal());
 }
 
-void Session::fill(rk_session_info& info) {
+Result<void> Session::fill(rk_session_info& info, bool only_version) {
+  if (!only_version) TRY_VOID(contents());
   const Lock lock(inbox_->mutex);
   apply_messages();
   info.model = state_.version().model.c_str();
   info.version = state_.version().version;
+  if (only_version) return {};
   info.bytes_done = state_.contents().ready_bytes();
   info.bytes_total = state_.contents().total_bytes();
-  info.tensors = static_cast<std::uint32_t>(state_.contents().pieces().size());
+  info.tensors = static_cast<std::uint32_t>(count_);
   info.rung = state_.rung();
   info.device_path = device_path_;
+  return {};
 }
 
 }  // namespace rekindle::client

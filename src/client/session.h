@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,10 +35,12 @@ class Session {
   // Each tensor once, in the order of completion. Empty: there are no more. The arrays live as long
   // as the session.
   Result<std::span<const rk_tensor>> next(TimePoint deadline);
+  // The number of pieces. Does not wait for the list of the tensors.
+  std::size_t tensor_count() const { return count_; }
   // All pieces, without data, by index. The arrays live as long as the session.
-  std::span<const rk_tensor> tensors();
+  Result<std::span<const rk_tensor>> tensors();
   // The tensors of the whole version, likewise.
-  std::span<const rk_tensor> catalog();
+  Result<std::span<const rk_tensor>> catalog();
   // With a device, instead of next(). Empty: there are no more. The array lives as long as the
   // session; the next call gives the bucket itself back.
   Result<std::span<const rk_part>> next_bucket(TimePoint deadline);
@@ -48,7 +51,8 @@ class Session {
   Result<void> loaded();
   Result<void> wait_commit(TimePoint deadline);
   Result<std::uint64_t> wait_update(TimePoint deadline);
-  void fill(rk_session_info& info);
+  // `only_version`: fills no field after the version, and does not read the list of the tensors.
+  Result<void> fill(rk_session_info& info, bool only_version);
   // Calls of other threads return kStale from now on.
   void end();
 
@@ -56,8 +60,26 @@ class Session {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  // The part of the agent's answer that describes the tensors. With tens of thousands of them,
+  // reading it takes most of the time of an attach. A session with a device process reads it at the
+  // first use, because the copies of the first buckets do not need it.
+  struct Unread {
+    // `tensor_set` and `layout` are parts of it.
+    std::unique_ptr<const std::string> frame;
+    std::string_view tensor_set;
+    std::string_view layout;
+    std::vector<WantedBox> wanted;
+    std::vector<std::uint64_t> segment_bytes;
+
+    Result<std::size_t> count() const;
+    Result<bucket::Contents> read() const;
+  };
   Session(std::shared_ptr<Connection> connection, std::shared_ptr<Inbox> inbox, std::uint64_t id,
-          SessionState state, std::vector<Mapping> segments);
+          SessionState state, std::vector<Mapping> segments, Unread unread, std::size_t count);
+
+  // Describes the state at the first call; other threads wait for that. kInternal: the agent's
+  // answer does not fit together; the session has then ended. Called without the inbox's mutex.
+  Result<const bucket::Contents*> contents();
 
   // All of these run with the inbox's mutex held; those that take the lock release it meanwhile.
   void apply_messages();
@@ -90,6 +112,12 @@ class Session {
   const std::shared_ptr<Connection> connection_;
   const std::shared_ptr<Inbox> inbox_;
   const std::uint64_t id_;
+  // Number of pieces.
+  const std::size_t count_;
+
+  // Taken before the inbox's mutex. Guards `unread_`, which is empty when it was read.
+  std::mutex reading_;
+  std::optional<Unread> unread_;
 
   // The thread whose turn it is uses these without the mutex. `device_` is null without a device.
   std::optional<HostTensors> host_;

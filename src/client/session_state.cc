@@ -32,13 +32,17 @@ Error OpenCall::take_refusal() {
   return std::move(*refusal_);
 }
 
-SessionState::SessionState(AttachedReply attached, bucket::Contents contents, bool for_device)
+SessionState::SessionState(AttachedReply attached, bool for_device)
     : version_(std::move(attached.id)),
       for_device_(for_device),
-      contents_(std::move(contents)),
       rung_(intern(std::move(attached.rung))) {
-  contents_.take_empty(complete_);
   apply_tiles({std::move(attached.ready), false, {}});
+}
+
+void SessionState::describe(bucket::Contents contents) {
+  contents_ = std::move(contents);
+  contents_->take_empty(complete_);
+  mark(std::exchange(early_, {}));
 }
 
 Result<void> SessionState::check_alive() const {
@@ -67,16 +71,30 @@ void SessionState::apply_event(AgentMessage message) {
   }
 }
 
+namespace {
+
+void add(VerifiedTiles& tiles, const TilesReady& more) {
+  tiles.ready.insert(tiles.ready.end(), more.ready.begin(), more.ready.end());
+  tiles.all = tiles.all || more.complete;
+}
+
+}  // namespace
+
 void SessionState::apply_tiles(TilesReady ready) {
-  if (auto ok = contents_.mark_ready(ready.ready, complete_); !ok && !ended_) {
-    ended_ = std::move(ok).error();
-  }
-  if (ready.complete) contents_.mark_all_ready(complete_);
-  if (for_device_) {
-    verified_.ready.insert(verified_.ready.end(), ready.ready.begin(), ready.ready.end());
-    verified_.all = verified_.all || ready.complete;
+  if (for_device_) add(verified_, ready);
+  if (contents_) {
+    mark({std::move(ready.ready), ready.complete});
+  } else {
+    add(early_, ready);
   }
   if (!ready.rung.empty()) rung_ = intern(std::move(ready.rung));
+}
+
+void SessionState::mark(const VerifiedTiles& tiles) {
+  if (auto ok = contents_->mark_ready(tiles.ready, complete_); !ok && !ended_) {
+    ended_ = std::move(ok).error();
+  }
+  if (tiles.all) contents_->mark_all_ready(complete_);
 }
 
 }  // namespace rekindle::client

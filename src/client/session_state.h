@@ -92,7 +92,10 @@ class Unlocked {
 class SessionState {
  public:
   // `for_device`: verified tiles are also collected for take_verified().
-  SessionState(AttachedReply attached, bucket::Contents contents, bool for_device);
+  SessionState(AttachedReply attached, bool for_device);
+  // The session's tensors. Called once. Tiles that were reported before count now.
+  void describe(bucket::Contents contents);
+  bool is_described() const { return contents_.has_value(); }
 
   void apply(AgentMessage message);
   void end(Error why) { ended_ = std::move(why); }
@@ -100,8 +103,8 @@ class SessionState {
   Result<void> check_alive() const;
 
   const ModelVersion& version() const { return version_; }
-  // The texts and places of its pieces never change.
-  const bucket::Contents& contents() const { return contents_; }
+  // After describe(). The texts and places of its pieces never change.
+  const bucket::Contents& contents() const { return *contents_; }
   // Indexes of pieces that are whole and were not handed out yet, in the order of completion.
   const std::vector<std::size_t>& complete() const { return complete_; }
   // The first `count` of complete() were handed out.
@@ -122,10 +125,13 @@ class SessionState {
  private:
   void apply_event(AgentMessage message);
   void apply_tiles(TilesReady ready);
+  void mark(const VerifiedTiles& tiles);
 
   const ModelVersion version_;
   const bool for_device_;
-  bucket::Contents contents_;
+  std::optional<bucket::Contents> contents_;
+  // Tiles that were reported before describe().
+  VerifiedTiles early_;
   std::set<std::string> texts_;
   const char* rung_;
   std::optional<Error> ended_;

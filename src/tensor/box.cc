@@ -32,12 +32,6 @@ Dims Dims::zeros(std::size_t rank) {
   return dims;
 }
 
-std::uint64_t Dims::product() const {
-  std::uint64_t result = 1;
-  for (const std::uint64_t value : span()) result *= value;
-  return result;
-}
-
 std::string Dims::to_string() const {
   return fmt::format("[{}]", fmt::join(values_.begin(), values_.begin() + rank_, ", "));
 }
@@ -53,11 +47,12 @@ Result<std::uint64_t> checked_size_bytes(const Shape& shape, std::uint64_t eleme
       empty = true;
       continue;
     }
-    if (bytes != 0 && extent >= (kLimit + bytes - 1) / bytes) {
+    std::uint64_t more = 0;
+    if (__builtin_mul_overflow(bytes, extent, &more) || more >= kLimit) {
       return fail(ErrorCode::kInvalid, "shape {} of {}-byte elements does not fit in 63 bits",
                   shape.to_string(), element_bytes);
     }
-    bytes *= extent;
+    bytes = more;
   }
   return empty ? 0 : bytes;
 }
@@ -68,6 +63,14 @@ std::string Box::to_string() const {
     text += fmt::format("{}{}:{}", i == 0 ? "" : ", ", offset[i], offset[i] + extent[i]);
   }
   return text + "]";
+}
+
+bool is_whole(const Box& box, const Shape& shape) {
+  if (box.offset.rank() != shape.rank() || box.extent.rank() != shape.rank()) return false;
+  for (std::size_t i = 0; i < shape.rank(); ++i) {
+    if (box.offset[i] != 0 || box.extent[i] != shape[i]) return false;
+  }
+  return true;
 }
 
 Result<void> check_box(const Box& box, const Shape& shape) {

@@ -31,7 +31,11 @@ class Dims {
   std::uint64_t operator[](std::size_t i) const { return values_[i]; }
   std::uint64_t& operator[](std::size_t i) { return values_[i]; }
   std::span<const std::uint64_t> span() const { return {values_.data(), rank_}; }
-  std::uint64_t product() const;  // 1 for rank 0
+  std::uint64_t product() const {  // 1 for rank 0
+    std::uint64_t result = 1;
+    for (const std::uint64_t value : span()) result *= value;
+    return result;
+  }
   std::string to_string() const;  // "[4096, 128]"
   auto operator<=>(const Dims&) const = default;
 
@@ -57,6 +61,8 @@ struct Box {
   auto operator<=>(const Box&) const = default;
 };
 
+// Whether a box is Box::whole(shape).
+bool is_whole(const Box& box, const Shape& shape);
 // Same rank, inside the shape, overflow-safe. For boxes that come from the wire or a file.
 Result<void> check_box(const Box& box, const Shape& shape);
 bool contains(const Box& outer, const Box& inner);         // an empty inner box is contained

@@ -6,19 +6,27 @@
 
 namespace rekindle::canonical {
 
-Dims Reader::dims(std::size_t rank) {
+void Reader::dims(std::size_t rank, Dims& out) {
   if (rank > kMaxRank) {
     ok_ = false;
-    return {};
+    return;
   }
-  Dims dims = Dims::zeros(rank);
-  for (std::size_t i = 0; i < rank; ++i) dims[i] = u64();
-  return dims;
+  out = Dims::zeros(rank);
+  for (std::size_t i = 0; i < rank; ++i) out[i] = u64();
 }
 
 bool is_utf8(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   for (std::size_t i = 0; i < text.size();) {
+    // Nearly every name is ASCII: eight bytes at a time.
+    std::uint64_t eight = 0;
+    if (text.size() - i >= sizeof eight) {
+      std::memcpy(&eight, text.data() + i, sizeof eight);
+      if ((eight & 0x8080808080808080u) == 0) {
+        i += sizeof eight;
+        continue;
+      }
+    }
     const std::uint8_t first = byte(i);
     if (first < 0x80) {
       ++i;

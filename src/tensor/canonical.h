@@ -60,7 +60,7 @@ class Reader {
   }
   std::string_view text() { return raw(u32()); }
   Digest digest() { return Digest::from_bytes(raw(sizeof(Digest))); }
-  Dims dims(std::size_t rank);  // rank above kMaxRank: not ok
+  void dims(std::size_t rank, Dims& out);  // rank above kMaxRank: not ok
 
   bool ok() const { return ok_; }
   bool at_end() const { return ok_ && bytes_.empty(); }

@@ -98,30 +98,42 @@ Result<void> check_boxes_disjoint(const TensorInfo& tensor, std::span<const Layo
 
 Result<void> check_ranges_disjoint(const TensorSet& tensors, std::span<const SegmentSpec> segments,
                                    std::span<const LayoutEntry> entries) {
-  std::vector<std::uint32_t> order;
+  // Sorted without the entries, which are seven times as large.
+  struct Range {
+    std::uint32_t segment;
+    std::uint32_t entry;
+    std::uint64_t offset_bytes;
+  };
+  std::vector<Range> order;
   order.reserve(entries.size());
   for (std::uint32_t i = 0; i < entries.size(); ++i) {
-    if (!entries[i].box.empty()) order.push_back(i);
+    if (entries[i].box.empty()) continue;
+    order.push_back({entries[i].segment, i, entries[i].offset_bytes});
   }
-  const auto lies_before = [&](std::uint32_t a, std::uint32_t b) {
-    return std::pair(entries[a].segment, entries[a].offset_bytes) <
-           std::pair(entries[b].segment, entries[b].offset_bytes);
+  const auto lies_before = [](const Range& a, const Range& b) {
+    return a.segment != b.segment ? a.segment < b.segment : a.offset_bytes < b.offset_bytes;
   };
   if (!std::is_sorted(order.begin(), order.end(), lies_before)) {
     std::sort(order.begin(), order.end(), lies_before);
   }
   for (std::size_t i = 1; i < order.size(); ++i) {
-    const LayoutEntry& before = entries[order[i - 1]];
-    const LayoutEntry& entry = entries[order[i]];
+    if (order[i - 1].segment != order[i].segment) continue;
+    const LayoutEntry& before = entries[order[i - 1].entry];
     const std::uint64_t bytes =
         before.box.elements() * dtype_size_bytes(tensors[before.tensor].dtype);
-    if (before.segment == entry.segment && before.offset_bytes + bytes > entry.offset_bytes) {
+    if (before.offset_bytes + bytes > order[i].offset_bytes) {
+      const LayoutEntry& entry = entries[order[i].entry];
       return fail(ErrorCode::kInvalid, "tensors '{}' and '{}' overlap in segment '{}' at offset {}",
                   tensors[before.tensor].name, tensors[entry.tensor].name,
                   segments[entry.segment].name, entry.offset_bytes);
     }
   }
   return {};
+}
+
+// The order of a layout's entries.
+bool lies_in_order(const LayoutEntry& a, const LayoutEntry& b) {
+  return a.tensor != b.tensor ? a.tensor < b.tensor : a.box < b.box;
 }
 
 }  // namespace
@@ -138,11 +150,8 @@ Result<Layout> Layout::check(const TensorSet& tensors, std::vector<SegmentSpec> 
                              std::vector<LayoutEntry> entries) {
   TRY_VOID(check_segments(segments));
   for (const LayoutEntry& entry : entries) TRY_VOID(check_entry(tensors, segments, entry));
-  const auto by_box = [](const LayoutEntry& a, const LayoutEntry& b) {
-    return a.tensor != b.tensor ? a.tensor < b.tensor : a.box < b.box;
-  };
-  if (!std::is_sorted(entries.begin(), entries.end(), by_box)) {
-    std::sort(entries.begin(), entries.end(), by_box);
+  if (!std::is_sorted(entries.begin(), entries.end(), lies_in_order)) {
+    std::sort(entries.begin(), entries.end(), lies_in_order);
   }
   Layout layout;
   layout.first_entry_.reserve(tensors.size() + 1);
@@ -152,7 +161,7 @@ Result<Layout> Layout::check(const TensorSet& tensors, std::vector<SegmentSpec> 
     const std::uint32_t first = next;
     layout.first_entry_.push_back(first);
     for (; next < entries.size() && entries[next].tensor == t; ++next) {
-      layout.whole_[next] = entries[next].box == Box::whole(tensors[t].shape);
+      layout.whole_[next] = is_whole(entries[next].box, tensors[t].shape);
       layout.payload_bytes_ += entries[next].box.elements() * dtype_size_bytes(tensors[t].dtype);
     }
     TRY_VOID(check_boxes_disjoint(tensors[t], std::span(entries).subspan(first, next - first)));
@@ -207,43 +216,72 @@ std::string Layout::serialize() const {
   return out.take();
 }
 
-Result<Layout> Layout::parse(const TensorSet& tensors, std::string_view bytes) {
+namespace {
+
+Failure bad(std::string_view why) { return fail(ErrorCode::kInvalid, "layout: {}", why); }
+
+// What comes before the entries.
+struct LayoutHead {
+  Digest tensor_set;
+  std::vector<SegmentSpec> segments;
+  std::uint32_t entry_count = 0;
+};
+
+Result<LayoutHead> read_head(canonical::Reader& in) {
   constexpr std::size_t kMinSegmentBytes = 4 + 8;
   constexpr std::size_t kMinEntryBytes = 4 + 4 + 8 + 1;
-  const auto bad = [](std::string_view why) {
-    return fail(ErrorCode::kInvalid, "layout: {}", why);
-  };
-  canonical::Reader in(bytes);
+  LayoutHead head;
   if (in.raw(kLayoutMagic.size()) != kLayoutMagic) return bad("not a layout of a known format");
-  if (in.digest() != tensors.digest()) return bad("belongs to another tensor set");
+  head.tensor_set = in.digest();
   const std::uint32_t segment_count = in.u32();
   if (!in.ok() || segment_count > in.left() / kMinSegmentBytes) return bad("cut short");
-  std::vector<SegmentSpec> segments(segment_count);
-  for (SegmentSpec& segment : segments) {
+  head.segments.resize(segment_count);
+  for (SegmentSpec& segment : head.segments) {
     segment.name = in.text();
     segment.size_bytes = in.u64();
   }
-  const std::uint32_t entry_count = in.u32();
-  if (!in.ok() || entry_count > in.left() / kMinEntryBytes) return bad("cut short");
-  std::vector<LayoutEntry> entries(entry_count);
-  for (LayoutEntry& entry : entries) {
+  head.entry_count = in.u32();
+  if (!in.ok() || head.entry_count > in.left() / kMinEntryBytes) return bad("cut short");
+  return head;
+}
+
+}  // namespace
+
+Result<std::size_t> Layout::count_entries(std::string_view bytes) {
+  canonical::Reader in(bytes);
+  TRY(const LayoutHead head, read_head(in));
+  return head.entry_count;
+}
+
+Result<Layout> Layout::parse(const TensorSet& tensors, std::string_view bytes) {
+  canonical::Reader in(bytes);
+  TRY(LayoutHead head, read_head(in));
+  if (head.tensor_set != tensors.digest()) return bad("belongs to another tensor set");
+  std::vector<LayoutEntry> entries;
+  entries.reserve(head.entry_count);
+  bool canonical = true;
+  for (std::uint32_t i = 0; i < head.entry_count; ++i) {
+    LayoutEntry& entry = entries.emplace_back();
     entry.tensor = in.u32();
     entry.segment = in.u32();
     entry.offset_bytes = in.u64();
-    const bool whole = in.u8() == 1;
+    const std::uint8_t whole = in.u8();
     if (!in.ok()) return bad("cut short");
     if (entry.tensor >= tensors.size()) return bad("names a tensor that is not there");
     const Shape& shape = tensors[entry.tensor].shape;
-    if (whole) {
-      entry.box = Box::whole(shape);
+    if (whole == 1) {
+      entry.box.offset = Dims::zeros(shape.rank());
+      entry.box.extent = shape;
     } else {
-      entry.box.offset = in.dims(shape.rank());
-      entry.box.extent = in.dims(shape.rank());
+      in.dims(shape.rank(), entry.box.offset);
+      in.dims(shape.rank(), entry.box.extent);
+      canonical = canonical && whole == 0 && !is_whole(entry.box, shape);
     }
+    canonical = canonical && (i == 0 || lies_in_order(entries[i - 1], entry));
   }
   if (!in.at_end()) return bad("cut short, or has a tail");
-  TRY(Layout layout, check(tensors, std::move(segments), std::move(entries)));
-  if (layout.serialize() != bytes) return bad("not in canonical form");
+  TRY(Layout layout, check(tensors, std::move(head.segments), std::move(entries)));
+  if (!canonical) return bad("not in canonical form");
   layout.digest_ = blake3(as_bytes(bytes));
   return layout;
 }

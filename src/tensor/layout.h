@@ -51,6 +51,8 @@ class Layout {
   // Canonical bytes (docs/reference/formats.md) and their BLAKE3.
   std::string serialize() const;
   static Result<Layout> parse(const TensorSet& tensors, std::string_view canonical);
+  // The number of entries that canonical bytes announce, without reading them.
+  static Result<std::size_t> count_entries(std::string_view canonical);
   const Digest& digest() const { return digest_; }
   const Digest& tensor_set_digest() const { return tensor_set_; }
 

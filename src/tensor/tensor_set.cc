@@ -74,7 +74,8 @@ namespace {
 
 constexpr std::string_view kTensorSetMagic = "RKTSET01";
 
-Result<void> check_tensor(const TensorInfo& tensor) {
+// Returns the tensor's bytes.
+Result<std::uint64_t> check_tensor(const TensorInfo& tensor) {
   const auto bad = [&](std::string_view why) {
     return fail(ErrorCode::kInvalid, "tensor '{}' {}", canonical::printable(tensor.name), why);
   };
@@ -92,7 +93,7 @@ Result<void> check_tensor(const TensorInfo& tensor) {
   }
   auto size = checked_size_bytes(tensor.shape, dtype_size_bytes(tensor.dtype));
   if (!size) return bad(size.error().message());
-  return {};
+  return *size;
 }
 
 }  // namespace
@@ -115,12 +116,22 @@ bool is_checkpoint_file(std::string_view path) {
 }
 
 Result<TensorSet> TensorSet::create(std::vector<TensorInfo> tensors) {
+  const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
+  if (!std::is_sorted(tensors.begin(), tensors.end(), by_name)) {
+    std::sort(tensors.begin(), tensors.end(), by_name);
+  }
   TRY(TensorSet set, check(std::move(tensors)));
+  const auto same =
+      std::adjacent_find(set.tensors_.begin(), set.tensors_.end(),
+                         [](const TensorInfo& a, const TensorInfo& b) { return a.name == b.name; });
+  if (same != set.tensors_.end()) {
+    return fail(ErrorCode::kInvalid, "tensor '{}' appears twice", canonical::printable(same->name));
+  }
   set.digest_ = blake3(as_bytes(set.serialize()));
   return set;
 }
 
-// All but the digest.
+// All but the order of the names and the digest.
 Result<TensorSet> TensorSet::check(std::vector<TensorInfo> tensors) {
   if (tensors.size() > kMaxTensors) {
     return fail(ErrorCode::kInvalid, "{} tensors, the most supported is {}", tensors.size(),
@@ -128,21 +139,11 @@ Result<TensorSet> TensorSet::check(std::vector<TensorInfo> tensors) {
   }
   TensorSet set;
   for (const TensorInfo& tensor : tensors) {
-    TRY_VOID(check_tensor(tensor));
-    set.total_bytes_ += tensor.size_bytes();
+    TRY(const std::uint64_t bytes, check_tensor(tensor));
+    set.total_bytes_ += bytes;
     if (set.total_bytes_ >> 63 != 0) {
       return fail(ErrorCode::kInvalid, "the tensors together do not fit in 63 bits");
     }
-  }
-  const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
-  if (!std::is_sorted(tensors.begin(), tensors.end(), by_name)) {
-    std::sort(tensors.begin(), tensors.end(), by_name);
-  }
-  const auto same =
-      std::adjacent_find(tensors.begin(), tensors.end(),
-                         [](const TensorInfo& a, const TensorInfo& b) { return a.name == b.name; });
-  if (same != tensors.end()) {
-    return fail(ErrorCode::kInvalid, "tensor '{}' appears twice", canonical::printable(same->name));
   }
   set.tensors_ = std::move(tensors);
   return set;
@@ -181,15 +182,16 @@ Result<TensorSet> TensorSet::parse(std::string_view bytes) {
   if (!in.ok() || count > in.left() / kMinTensorBytes) return bad("cut short");
   std::vector<TensorInfo> tensors;
   tensors.reserve(count);
+  std::string_view before;
   for (std::uint64_t i = 0; i < count; ++i) {
-    TensorInfo tensor;
-    tensor.name = in.text();
+    const std::string_view name = in.text();
     const std::uint8_t dtype = in.u8();
-    tensor.shape = in.dims(in.u8());
+    TensorInfo& tensor = tensors.emplace_back();
+    in.dims(in.u8(), tensor.shape);
     if (!in.ok()) return bad("cut short, or a rank above 8");
     TRY(tensor.dtype, dtype_from_wire(dtype));
-    if (i > 0 && !(tensors.back().name < tensor.name)) return bad("names are not in order");
-    tensors.push_back(std::move(tensor));
+    if (i > 0 && !(before < name)) return bad("names are not in order");
+    tensor.name = before = name;
   }
   if (!in.at_end()) return bad("has a tail");
   TRY(TensorSet set, check(std::move(tensors)));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <unordered_map>
 
 namespace rekindle {
 
@@ -89,15 +90,44 @@ void TileGrid::tiles_of(const Box& box, std::vector<std::uint64_t>& out) const {
   }
 }
 
+namespace {
+
+// What decides the grid of a tensor. The shape outlives it.
+struct Kind {
+  const Shape* shape;
+  DType dtype;
+
+  bool operator==(const Kind& other) const {
+    return dtype == other.dtype && std::ranges::equal(shape->span(), other.shape->span());
+  }
+};
+
+struct KindHash {
+  std::size_t operator()(const Kind& kind) const {
+    constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15;
+    auto hash = static_cast<std::uint64_t>(kind.dtype);
+    for (const std::uint64_t extent : kind.shape->span()) {
+      hash = (std::rotl(hash, 5) ^ extent) * kPrime;
+    }
+    return hash ^ (hash >> 32);
+  }
+};
+
+}  // namespace
+
 Result<TileMap> TileMap::create(const TensorSet& tensors) {
   TileMap map;
   map.first_.reserve(tensors.size() + 1);
-  map.grids_.reserve(tensors.size());
+  map.grid_of_.reserve(tensors.size());
+  std::unordered_map<Kind, std::uint32_t, KindHash> known;
   std::uint64_t next = 0;
   map.first_.push_back(0);
   for (const TensorInfo& tensor : tensors.tensors()) {
-    map.grids_.emplace_back(tensor.dtype, tensor.shape);
-    next += map.grids_.back().tile_count();
+    const auto [at, is_new] = known.try_emplace({&tensor.shape, tensor.dtype},
+                                                static_cast<std::uint32_t>(map.grids_.size()));
+    if (is_new) map.grids_.emplace_back(tensor.dtype, tensor.shape);
+    map.grid_of_.push_back(at->second);
+    next += map.grids_[at->second].tile_count();
     if (next > std::numeric_limits<TileIndex>::max()) {
       return fail(ErrorCode::kInvalid,
                   "the checkpoint has more than 2^32 - 1 tiles (at tensor '{}')", tensor.name);
@@ -114,7 +144,7 @@ TensorIndex TileMap::tensor_of(TileIndex tile) const {
 
 Box TileMap::tile_box(TileIndex tile) const {
   const TensorIndex tensor = tensor_of(tile);
-  return grids_[tensor].tile_box(tile - first_[tensor]);
+  return grid(tensor).tile_box(tile - first_[tensor]);
 }
 
 void TileSet::set_range(TileIndex begin, TileIndex end) {

@@ -55,12 +55,14 @@ class TileMap {
   TileIndex tile_count() const { return first_.back(); }
   TileIndex first_tile(TensorIndex tensor) const { return first_[tensor]; }
   TensorIndex tensor_of(TileIndex tile) const;
-  const TileGrid& grid(TensorIndex tensor) const { return grids_[tensor]; }
+  const TileGrid& grid(TensorIndex tensor) const { return grids_[grid_of_[tensor]]; }
   Box tile_box(TileIndex tile) const;
 
  private:
   std::vector<TileIndex> first_;
+  // Tensors of equal dtype and shape share a grid: most checkpoints have a few dozen.
   std::vector<TileGrid> grids_;
+  std::vector<std::uint32_t> grid_of_;  // per tensor
 };
 
 // BLAKE3 of the elements of a box in row-major order. `array` holds `held` row-major, and `held`

@@ -79,9 +79,9 @@ Compared compare(const Sample& sample, const Contents& contents, const Plan& pla
       const Box box = is_tile ? contents.tiles().tile_box(checks.tiles[i].tile)
                               : checks.rests[i - checks.tiles.size()].box;
       const std::string expected =
-          bytes_of_box(pieces[checks.piece_of(i)], piece.box, box, contents.element_bytes(piece));
+          bytes_of_box(pieces[checks.piece_of(i)], piece.box(), box, contents.element_bytes(piece));
       EXPECT_LE(expected.size(), kMostDigestedBytes);
-      EXPECT_EQ(read_box(memory, checks.boxes[i], seen), expected) << piece.name;
+      EXPECT_EQ(read_box(memory, checks.boxes[i], seen), expected) << piece.name();
       if (is_tile) continue;
       EXPECT_EQ(digest_of_rest(contents, checks.rests[i - checks.tiles.size()], segments),
                 blake3(as_bytes(expected)));

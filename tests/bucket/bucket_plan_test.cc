@@ -58,10 +58,10 @@ void expect_tiles_cover(const Contents& contents, const Plan& plan, std::size_t 
     const TileGrid& grid = contents.tiles().grid(piece.tensor);
     for (std::uint64_t e = 0; e < part.bytes / element; ++e) {
       std::uint64_t rest = part.offset_bytes / element + e;
-      Dims at = Dims::zeros(piece.box.rank());
+      Dims at = Dims::zeros(piece.box().rank());
       for (std::size_t d = at.rank(); d-- > 0;) {
-        at[d] = piece.box.offset[d] + rest % piece.box.extent[d];
-        rest /= piece.box.extent[d];
+        at[d] = piece.box().offset[d] + rest % piece.box().extent[d];
+        rest /= piece.box().extent[d];
       }
       Dims one = Dims::zeros(at.rank());
       for (std::size_t d = 0; d < one.rank(); ++d) one[d] = 1;
@@ -92,7 +92,7 @@ TEST(Plan, EveryPieceIsCarriedOnceAndInOrderWhateverTheLayoutAndTheBucket) {
     const auto pieces = carry_out(sample, contents, *plan, bucket_bytes);
     for (std::uint32_t i = 0; i < contents.pieces().size(); ++i) {
       ASSERT_EQ(pieces.at(i), sample.bytes_of(contents, contents.pieces()[i]))
-          << contents.pieces()[i].name << contents.pieces()[i].box.to_string();
+          << contents.pieces()[i].name() << contents.pieces()[i].box().to_string();
     }
     if (round < 4) {
       for (std::size_t b = 0; b < plan->size(); ++b) expect_tiles_cover(contents, *plan, b);

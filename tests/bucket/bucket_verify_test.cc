@@ -48,7 +48,7 @@ void expect_pieces(const Sample& sample, const Contents& contents, const PieceCo
   for (const auto& [bucket, why] : consumer.spoiled) ADD_FAILURE() << bucket << why.message();
   for (std::size_t i = 0; i < contents.pieces().size(); ++i) {
     const Piece& piece = contents.pieces()[i];
-    EXPECT_EQ(consumer.pieces[i], sample.bytes_of(contents, piece)) << piece.name;
+    EXPECT_EQ(consumer.pieces[i], sample.bytes_of(contents, piece)) << piece.name();
   }
 }
 
@@ -213,7 +213,7 @@ TEST(UploadVerify, WrongTwiceItIsAnErrorThatNamesDeviceAndTensor) {
     const auto& [bucket, why] = loading.consumer.spoiled.front();
     EXPECT_EQ(bucket, 0u);
     EXPECT_EQ(why.code(), ErrorCode::kCorrupt);
-    const std::string tensor(shape.contents().pieces()[part->piece].name);
+    const std::string tensor(shape.contents().pieces()[part->piece].name());
     EXPECT_NE(why.message().find("double:7"), std::string::npos) << why.message();
     EXPECT_NE(why.message().find("'" + tensor + "'"), std::string::npos) << why.message();
   }
@@ -478,7 +478,7 @@ TEST(RoundVerify, B7WithoutRightBytesTheRankFailsAloneAndNamesDeviceAndTensor) {
       EXPECT_EQ(spoiled.front().second.code(), ErrorCode::kCorrupt);
       const std::string text = spoiled.front().second.message();
       EXPECT_NE(text.find("double:2"), std::string::npos) << text;
-      const std::string tensor(contents.pieces()[first.piece].name);
+      const std::string tensor(contents.pieces()[first.piece].name());
       EXPECT_NE(text.find("'" + tensor + "'"), std::string::npos) << text;
       const char* const then = copy == HostCopy::kWrong ? "upload from host memory" : "no copy";
       EXPECT_NE(text.find(then), std::string::npos) << text;

@@ -79,11 +79,11 @@ TEST(Contents, PiecesAreCompleteExactlyWhenTheirTilesAre) {
       for (std::size_t i = 0; i < contents.pieces().size(); ++i) {
         const Piece& piece = contents.pieces()[i];
         std::vector<std::uint64_t> touched;
-        tiles.grid(piece.tensor).tiles_of(piece.box, touched);
+        tiles.grid(piece.tensor).tiles_of(piece.box(), touched);
         const bool whole = std::all_of(touched.begin(), touched.end(), [&](std::uint64_t local) {
           return here.test(tiles.first_tile(piece.tensor) + static_cast<TileIndex>(local));
         });
-        ASSERT_EQ(said.count(i) == 1, whole) << piece.name << piece.box.to_string();
+        ASSERT_EQ(said.count(i) == 1, whole) << piece.name() << piece.box().to_string();
       }
     }
     EXPECT_EQ(contents.ready_bytes(), contents.total_bytes());

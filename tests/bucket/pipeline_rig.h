@@ -112,7 +112,7 @@ struct Rig {
     ASSERT_TRUE(pipeline.drain(steady_now() + std::chrono::seconds(10)));
     for (std::uint32_t i = 0; i < contents.pieces().size(); ++i) {
       const Piece& piece = contents.pieces()[i];
-      ASSERT_EQ(consumer.pieces[i], sample.bytes_of(contents, piece)) << piece.name;
+      ASSERT_EQ(consumer.pieces[i], sample.bytes_of(contents, piece)) << piece.name();
     }
   }
 

@@ -160,7 +160,7 @@ class Rank {
   void expect_all_arrived() {
     for (std::size_t i = 0; i < contents_.pieces().size(); ++i) {
       const Piece& piece = contents_.pieces()[i];
-      ASSERT_EQ(consumer.pieces[i], party_.sample.bytes_of(contents_, piece)) << piece.name;
+      ASSERT_EQ(consumer.pieces[i], party_.sample.bytes_of(contents_, piece)) << piece.name();
     }
   }
   std::size_t buckets() const { return plan_.size(); }

@@ -191,7 +191,7 @@ TEST(RoundTail, BringsWhatIsLeftAndNothingElse) {
     }
     EXPECT_EQ(given, tail.size());
     for (std::uint32_t i = 0; i < contents.pieces().size(); ++i) {
-      EXPECT_EQ(bytes[i], contents.pieces()[i].bytes) << contents.pieces()[i].name;
+      EXPECT_EQ(bytes[i], contents.pieces()[i].bytes) << contents.pieces()[i].name();
     }
   }
 }

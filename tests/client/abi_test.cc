@@ -39,6 +39,7 @@ TEST(Abi, NullsAreInvalidOrNothing) {
   EXPECT_EQ(rk_next(nullptr, 0, nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_info(nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_tensors(nullptr, nullptr, nullptr, &error), RK_INVALID);
+  EXPECT_EQ(rk_tensor_count(nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_catalog(nullptr, nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_next_bucket(nullptr, 0, nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_load_into(nullptr, nullptr, 0, 0, &error), RK_INVALID);

@@ -116,7 +116,8 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   wanted.add_extent(4);
   attached.set_device_channel(true);
   attached.set_no_device_channel("a MIG slice");
-  auto message = decode(frame.SerializeAsString());
+  const std::string bytes = frame.SerializeAsString();
+  auto message = decode(bytes);
   ASSERT_TRUE(message) << message.error().message();
   EXPECT_EQ(message->call, 11u);
   EXPECT_EQ(message->session, 12u);

@@ -1,4 +1,6 @@
 // Weights on a device, in buckets that another process (here: another thread) fills.
+#include <cstddef>
+#include <optional>
 #include <thread>
 
 #include <sys/socket.h>
@@ -27,6 +29,43 @@ TEST(DeviceIpc, EveryTensorArrivesWhole) {
   const auto outcome = fleet.producer().outcome();
   EXPECT_FALSE(outcome) << outcome->message();
   EXPECT_TRUE(next_bucket(session, 0).parts.empty());
+}
+
+TEST(DeviceIpc, TheListOfTensorsIsReadAtItsFirstUse) {
+  const FakeModel model;
+  std::optional<DeviceProducer> producer;
+  ScriptedAgent server([&](AgentEnd& agent) {
+    proto::AgentFrame frame = attached_for(agent, model, true);
+    frame.mutable_attached()->set_device_channel(true);
+    producer.emplace(model, frame);
+    std::vector<UniqueFd> descriptors = model.segments();
+    descriptors.push_back(producer->take_worker_end());
+    frame.mutable_attached()->set_tensor_set("nonsense");
+    agent.send(frame, std::move(descriptors));
+    agent.until_closed();
+  });
+  const Agent agent = connect_to(server.store());
+  const Session session = attach_device(agent);
+  std::size_t count = 0;
+  EXPECT_EQ(rk_tensor_count(session.handle, &count, nullptr), RK_OK);
+  EXPECT_EQ(count, model.layout().entries().size());
+  rk_session_info info{};
+  info.size = offsetof(rk_session_info, bytes_done);
+  EXPECT_EQ(rk_info(session.handle, &info, nullptr), RK_OK);
+  EXPECT_STREQ(info.model, "qwen3");
+  EXPECT_EQ(info.version, 41u);
+  // Buckets are copied without the list.
+  EXPECT_EQ(rk_prefetch(session.handle, 1ull << 30, kPatienceMs, nullptr), RK_OK);
+  EXPECT_GT(producer->filled(), 30u);
+
+  rk_error error{};
+  info.size = sizeof info;
+  EXPECT_EQ(rk_info(session.handle, &info, &error), RK_INTERNAL);
+  EXPECT_THAT(error.message, HasSubstr("does not fit together"));
+  const rk_tensor* tensors = nullptr;
+  EXPECT_EQ(rk_tensors(session.handle, &tensors, &count, &error), RK_INTERNAL);
+  EXPECT_THAT(error.message, HasSubstr("does not fit together"));
+  EXPECT_EQ(next_bucket(session).code, RK_INTERNAL) << "the session has ended";
 }
 
 TEST(DeviceIpc, OneSlotIsEnough) {

@@ -18,7 +18,9 @@ class SessionStateTest : public ::testing::Test {
     AttachedReply attached;
     attached.id = {"m", 3};
     attached.rung = "peers";
-    return {std::move(attached), sample_.contents(), for_device};
+    SessionState state(std::move(attached), for_device);
+    state.describe(sample_.contents());
+    return state;
   }
   static AgentMessage event(Reply reply) {
     AgentMessage message;
@@ -64,6 +66,18 @@ TEST_F(SessionStateTest, TilesForADeviceAreCollectedUntilTheyAreTaken) {
   EXPECT_THAT(verified.ready, ElementsAre(std::pair(0u, 1u), std::pair(1u, 2u)));
   EXPECT_TRUE(verified.all);
   EXPECT_FALSE(state.take_verified().all);
+}
+
+TEST_F(SessionStateTest, TilesThatAreReportedBeforeTheTensorsCountLater) {
+  AttachedReply attached;
+  attached.ready = {{0, 1}};
+  SessionState state(std::move(attached), true);
+  state.apply(event(TilesReady{{{1, 2}}, false, ""}));
+  EXPECT_FALSE(state.is_described());
+  EXPECT_THAT(state.complete(), IsEmpty());
+  state.describe(sample_.contents());
+  EXPECT_THAT(state.complete(), ElementsAre(0, 1));
+  EXPECT_THAT(state.take_verified().ready, ElementsAre(std::pair(0u, 1u), std::pair(1u, 2u)));
 }
 
 TEST_F(SessionStateTest, TilesThatDoNotExistEndTheSession) {

@@ -255,8 +255,12 @@ TEST(Tensors, AnAnswerThatDoesNotFitTogetherIsRefused) {
   expect_refused([](Frame& frame, Files&) { frame.mutable_attached()->set_tensor_set("nonsense"); },
                  "does not fit together");
   expect_refused([](Frame&, Files& files) { files.pop_back(); }, "descriptors for");
-  expect_refused([](Frame& frame, Files&) { frame.mutable_attached()->clear_segment_bytes(); },
-                 "segments for a layout");
+  expect_refused(
+      [](Frame& frame, Files& files) {
+        frame.mutable_attached()->clear_segment_bytes();
+        files.clear();
+      },
+      "segments for a layout");
   expect_refused([](Frame& frame, Files&) { frame.mutable_attached()->set_segment_bytes(0, 7); },
                  "the agent sent 7");
   expect_refused(

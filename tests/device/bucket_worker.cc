@@ -122,9 +122,9 @@ std::string BucketWorker::compare(const bucket::testing::Sample& sample,
     const auto& piece = contents.pieces()[i];
     const auto found = pieces_.find(static_cast<std::uint32_t>(i));
     if (found == pieces_.end()) {
-      wrong += fmt::format("{} is missing; ", piece.name);
+      wrong += fmt::format("{} is missing; ", piece.name());
     } else if (found->second != sample.bytes_of(contents, piece)) {
-      wrong += fmt::format("{} differs; ", piece.name);
+      wrong += fmt::format("{} differs; ", piece.name());
     }
   }
   return wrong;

@@ -70,7 +70,7 @@ void RoundSessionTest::expect_kept(std::size_t rank, std::uint64_t bytes) const 
                       static_cast<off_t>(piece.offset_bytes)),
               static_cast<ssize_t>(seen.size()));
     for (std::size_t i = 0; i < seen.size(); ++i) {
-      ASSERT_TRUE(seen[i] == expected[i] || seen[i] == '?') << piece.name << " at " << i;
+      ASSERT_TRUE(seen[i] == expected[i] || seen[i] == '?') << piece.name() << " at " << i;
       if (seen[i] == expected[i]) ++right;
     }
   }

@@ -87,6 +87,44 @@ def test_importing_takes_neither_torch_nor_numpy():
     assert loaded.strip() == "set()"
 
 
+def modules_after(code):
+    """The modules that `code` loads beyond those of a bare interpreter."""
+    return set(json.loads(run_python(
+        "import sys\nbefore = set(sys.modules)\n" + code +
+        "\nadded = sorted(set(sys.modules) - before)\nimport json\nprint(json.dumps(added))")))
+
+
+def test_importing_loads_no_other_module():
+    loaded = modules_after("import rekindle")
+    assert loaded <= {"rekindle", "__future__", "importlib", "importlib._bootstrap",
+                      "importlib._bootstrap_external", "warnings"}
+
+
+# Each of these takes a millisecond or more to import, and no attach needs it.
+HEAVY = {"asyncio", "dataclasses", "importlib.metadata", "inspect", "json", "logging", "numpy",
+         "pathlib", "shutil", "socket", "subprocess", "tempfile", "torch", "urllib.parse"}
+
+
+def test_what_attach_needs_is_light():
+    loaded = modules_after("import rekindle; rekindle.attach")
+    assert "rekindle.session" in loaded
+    assert not loaded & HEAVY
+
+
+def test_each_name_is_found_at_its_first_use():
+    code = "import rekindle as r; print(r.{0} is getattr(r, '{0}'), '{0}' in dir(r))"
+    assert rekindle.__all__ == sorted(rekindle._MODULE_OF)
+    for name in [*rekindle.__all__, *rekindle._NAMES, "__version__"]:
+        assert run_python(code.format(name)).split() == ["True", "True"], name
+    # Importing the module of a function does not replace the function.
+    assert run_python("import rekindle.cataloging, rekindle.session\n"
+                      "print(callable(rekindle.catalog), callable(rekindle.attach))").split() == [
+        "True", "True"]
+    assert run_python("from rekindle import *; print(attach.__name__)").strip() == "attach"
+    with pytest.raises(AttributeError, match="'rekindle' has no attribute 'attac'"):
+        rekindle.attac
+
+
 def test_a_library_that_is_not_there_is_named():
     done = run_python("import rekindle; rekindle.attach('m')", check=False,
                       REKINDLE_LIBRARY="/nowhere/librekindle.so.1")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import rekindle
-from rekindle import Box, _loading, _prefetch
+from rekindle import Box, _loading, _native, _prefetch
 from rekindle._views import device_tensor
 
 MIB = 1 << 20
@@ -47,6 +47,32 @@ def test_buckets_bring_everything_once(published, store):
         session.commit(timeout=60)
     assert len(sizes) > 3 and max(sizes) > 1
     same(found, published)
+
+
+def test_a_load_makes_as_many_calls_for_many_tensors_as_for_few(store, monkeypatch):
+    made = []
+    run = _native.Native._run
+
+    def recorded(native, function, *arguments):
+        made.append(function)
+        run(native, function, *arguments)
+
+    monkeypatch.setattr(_native.Native, "_run", recorded)
+    monkeypatch.setattr(_prefetch, "_FEWEST", 1 << 30)
+    calls = {}
+    for count in (10, 1000):
+        known = {f"expert.{i:04}.w": torch.full((4, 4), float(i)) for i in range(count)}
+        rekindle.publish(known, f"many{count}@1", agent=store)
+        made.clear()
+        with rekindle.attach(f"many{count}", device="double:0", agent=store) as session:
+            # The list of the tensors is not read yet.
+            assert made == ["rk_attach", "rk_info"]
+            found = {name: torch.empty(4, 4) for name in known}
+            session.load_into(found)
+        calls[count] = list(made)
+        same(found, known)
+    assert calls[10] == calls[1000]
+    assert calls[10].count("rk_tensors") == calls[10].count("rk_load_into") == 1
 
 
 def test_tensors_come_one_by_one_across_loops(published, store):

@@ -96,6 +96,36 @@ TEST(LayoutTest, SurvivesSerializationAndIsNamedByItsContent) {
   EXPECT_EQ(Layout::parse(set, shard->layout.serialize())->digest(), shard->layout.digest());
 }
 
+TEST(LayoutTest, TheNumberOfEntriesIsReadWithoutThem) {
+  const TensorSet set = small_set();
+  const std::string bytes = pack_layout(set, whole_boxes(set), 1 << 30)->layout.serialize();
+  EXPECT_EQ(*Layout::count_entries(bytes), set.size());
+  EXPECT_FALSE(Layout::count_entries(bytes.substr(0, 40)));
+  EXPECT_FALSE(Layout::count_entries("nonsense"));
+}
+
+TEST(LayoutTest, EntriesInAnotherOrderOrFormAreRefused) {
+  const TensorSet set = small_set();
+  const auto refused = [&](const std::string& bytes) {
+    const auto parsed = Layout::parse(set, bytes);
+    return !parsed && parsed.error().message().find("canonical form") != std::string::npos;
+  };
+  const std::string bytes = pack_layout(set, whole_boxes(set), 1 << 30)->layout.serialize();
+  // The last two are whole: a tensor, a segment, an offset and the byte 1.
+  constexpr std::ptrdiff_t kEntryBytes = 4 + 4 + 8 + 1;
+  std::string swapped = bytes;
+  std::swap_ranges(swapped.end() - kEntryBytes, swapped.end(), swapped.end() - 2 * kEntryBytes);
+  EXPECT_TRUE(refused(swapped));
+  // The last one is a scalar, whose box has no numbers.
+  std::string spelled_out = bytes;
+  spelled_out.back() = 0;
+  EXPECT_TRUE(refused(spelled_out));
+  const auto shard = pack_layout(set, std::vector<TensorBox>{{0, {{0, 0}, {4, 4}}}}, 1 << 30);
+  std::string unknown = shard->layout.serialize();
+  unknown[unknown.size() - 4 * 8 - 1] = 2;
+  EXPECT_TRUE(refused(unknown));
+}
+
 TEST(LayoutTest, DamagedAndNonCanonicalBytesAreRefused) {
   const TensorSet set = small_set();
   const Layout layout = pack_layout(set, whole_boxes(set), 1 << 30)->layout;

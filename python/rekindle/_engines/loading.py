@@ -12,7 +12,7 @@ import torch
 
 from .. import _abi, _attaching, _files
 from ..boxes import Box
-from ..catalog import Catalog, catalog
+from ..cataloging import Catalog, catalog
 from ..errors import Error, InternalError, InvalidError
 from ..recording.cache import cached, fingerprint
 from ..recording.effects import Unrecordable, require_memory

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import session as sessions
-from ..catalog import catalog as rekindle_catalog
+from ..cataloging import catalog as rekindle_catalog
 from ..errors import InvalidError
 from .cache import cached, fingerprint
 from .execute import boxes, catalog_of, execute

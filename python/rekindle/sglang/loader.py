@@ -21,7 +21,7 @@ from .._engines.loading import (
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
 from ..boxes import Box
-from ..catalog import catalog
+from ..cataloging import catalog
 from ..errors import InvalidError
 from . import filling, recovery
 from .ranks import check_backup

@@ -11,7 +11,7 @@ from .. import session as sessions
 from .._engines.fitting import Contents, Fit
 from .._engines.loading import contents_of
 from ..errors import InvalidError, NotFoundError
-from ..catalog import catalog as rekindle_catalog
+from ..cataloging import catalog as rekindle_catalog
 from ..recording.tracer import TensorMeta
 from . import conversion, memory
 

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .. import session as sessions
-from ..catalog import catalog as rekindle_catalog
+from ..cataloging import catalog as rekindle_catalog
 from .._engines.fitting import Fit
 from .._engines.loading import contents_of
 from ..errors import InvalidError, NotFoundError
