@@ -42,6 +42,12 @@ struct TransferOptions {
   std::size_t rounds = 5;
   // The rate of each source, as a link of that speed would have it. 0: no limit. Only for tcp.
   std::uint64_t link_bytes_per_second = 0;
+  // The bytes to move: each measurement moves the whole file once. Empty: noise.
+  std::string file;
+  // Gets the bytes that arrived in the last measurement. Empty: none.
+  std::string save;
+  // Each measurement begins with a destination without pages, so that it also pays for page faults.
+  bool cold = false;
   VerbsOptions verbs;
 };
 

@@ -160,6 +160,16 @@ void add_bench(Command& app, Session& session) {
       .option("--link", args->link,
               "Most bytes per second of each source, as on a slower link (tcp) [no limit]")
       .type_name("SIZE");
+  transfer
+      .option("--file", args->options.file,
+              "Move the bytes of this file; its size is --total, a multiple of --block [noise]")
+      .type_name("FILE");
+  transfer
+      .option("--save", args->options.save,
+              "Write the bytes that arrived last to this file, to compare them [none]")
+      .type_name("FILE");
+  transfer.flag("--cold", args->options.cold,
+                "Free the destination's pages before each measurement (tcp, shm)");
   transfer.runs(session, "bench",
                 [&session, args] { return bench_transfer(session.settings, *args); });
   add_register(sub, session);
