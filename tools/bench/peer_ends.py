@@ -253,44 +253,38 @@ def digest_tensors(tensors):
     return digest.hexdigest()
 
 
-class NeedsGpu(Exception):
-    """The system cannot run here; the text says what is missing."""
-
-
 class CheckpointEngine:
     """ParameterServer.update of checkpoint-engine into one GPU: one rank, and a worker process that copies each weight
     into the tensors of its model. torch and NCCL are those of the Python that runs this."""
 
     class Reader:
         def __init__(self, config, address):
-            try:
-                import torch
-            except ImportError as error:
-                raise NeedsGpu(f"no torch in {sys.executable}") from error
-            if not torch.cuda.is_available():
-                raise NeedsGpu(f"torch {torch.__version__} finds none; ParameterServer needs CUDA and NCCL")
-            # ParameterServer would start a Mooncake engine over RDMA for a way of updating that is not measured.
-            sys.modules["mooncake"] = None
-            from checkpoint_engine.ps import ParameterServer
+            import torch
             from safetensors.torch import load_file
             os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-            # Registering removes files of /dev/shm, so it gets tensors.
-            self.tensors = load_file(config["file"])
-            self.server = ParameterServer(rank=0, world_size=1, gpu_count=1, master_port=free_port())
-            self.server.register_checkpoint("peers", named_tensors=self.tensors, use_inplace_pin_memory=False)
+            # Registering files of /dev/shm removes them, so the server gets tensors.
+            tensors = load_file(config["file"])
+            self.server = self.make_server(config)
+            self.server.register_checkpoint("peers", named_tensors=tensors, use_inplace_pin_memory=False)
             self.server.gather_metas("peers")
             context = torch.multiprocessing.get_context("spawn")
             self.pipe, end = context.Pipe()
-            shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
+            shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
             self.worker = context.Process(target=checkpoint_engine_worker, args=(end, shapes), daemon=True)
             self.worker.start()
             self.pipe.recv()
+            self.pids = [os.getpid(), self.worker.pid, *config["source_pids"]]
+
+        def make_server(self, config):
+            # ParameterServer would start a Mooncake engine over RDMA for a way of updating that is not measured.
+            sys.modules["mooncake"] = None
+            from checkpoint_engine.ps import ParameterServer
+            return ParameterServer(rank=0, world_size=1, gpu_count=1, master_port=free_port())
 
         def measure(self, memory, digest):
-            pids = [os.getpid(), self.worker.pid]
-            cpu, begin = cpu_seconds(pids), time.perf_counter()
+            cpu, begin = cpu_seconds(self.pids), time.perf_counter()
             self.server.update("peers", self.receive)
-            answer = {"seconds": time.perf_counter() - begin, "cpu_seconds": cpu_seconds(pids) - cpu}
+            answer = {"seconds": time.perf_counter() - begin, "cpu_seconds": cpu_seconds(self.pids) - cpu}
             if digest:
                 self.pipe.send(None)
                 answer["tensors"] = self.pipe.recv()
@@ -299,6 +293,16 @@ class CheckpointEngine:
         def receive(self, handles):
             self.pipe.send(handles[0][1])
             self.pipe.recv()
+
+
+class RekindleServer:
+    """Rekindle's class of the same name, with an agent and the same worker."""
+
+    class Reader(CheckpointEngine.Reader):
+        def make_server(self, config):
+            sys.path.insert(0, config["package"])
+            from rekindle.compat.checkpoint_engine import ParameterServer
+            return ParameterServer(rank=0, world_size=1, gpu_count=1, agent=config["store"])
 
 
 def checkpoint_engine_worker(pipe, shapes):
@@ -359,7 +363,7 @@ def move_once(reader, size, pids, memory, digest):
 
 
 SYSTEMS = {"sockets": Sockets, "memcpy": Memcpy, "mooncake": Mooncake, "nixl": Nixl, "safetensors": Safetensors,
-           "checkpoint-engine": CheckpointEngine}
+           "checkpoint-engine": CheckpointEngine, "rekindle-server": RekindleServer}
 
 
 def answer_to(reader, config, command):
@@ -403,8 +407,6 @@ def main():
         say({})
         for command in commands():
             say(answer_to(reader, config, command))
-    except NeedsGpu as error:
-        say({"needs_gpu": str(error)})
     except Exception as error:
         traceback.print_exc()
         say({"error": f"{type(error).__name__}: {error}"})
