@@ -46,6 +46,12 @@ def test_a_row_has_the_median_and_the_spread_of_its_rounds():
     assert " ".join(lines["GPU <system>"]).endswith("needs a GPU: there is none")
 
 
+def test_warm_rows_come_before_cold_ones():
+    keys = [Key("memory", "A", "cold"), Key("tcp", "B", "cold"), Key("tcp", "C", "warm"), Key("memory", "D", "warm")]
+    made = to_json([Row(key, 1) for key in keys], [])["rows"]
+    assert [row["system"] for row in made] == ["C", "B", "D", "A"]
+
+
 def test_the_ratio_is_the_median_of_the_ratios_of_one_round():
     made = rows()
     assert ratio(made[1], made) == 0.5  # of 0.5, 0.25 and 1

@@ -55,9 +55,9 @@ def ratio(row, rows):
 
 
 def ordered(rows):
-    """By medium, and within it in the order in which they were measured."""
+    """By medium, then warm before cold, then in the order in which they were measured."""
     media = list(MEDIA)
-    return sorted(rows, key=lambda row: media.index(row.key.medium))
+    return sorted(rows, key=lambda row: (media.index(row.key.medium), row.key.memory == "cold"))
 
 
 def cells(row, rows):
