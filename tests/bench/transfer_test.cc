@@ -1,4 +1,11 @@
 // `bench transfer` end to end with little data: every row is measured, every byte is verified.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -32,6 +39,31 @@ TEST_P(BenchTransfer, ReportsRekindleAndTheRawLimitWithAndWithoutIntegrity) {
   }
 }
 
+TEST_P(BenchTransfer, TheBytesOfAFileArriveInFreshMemory) {
+  const auto directory = std::filesystem::path(::testing::TempDir());
+  const auto name = [&](const char* end) {
+    return (directory / fmt::format("bench-transfer-{}-{}.{}", GetParam(), ::getpid(), end))
+        .string();
+  };
+  std::string bytes(4 * kMiB, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 31 + i / kMiB);
+  std::ofstream(name("in"), std::ios::binary) << bytes;
+  const auto report = run_bench_transfer({.transport = GetParam(),
+                                          .block_bytes = kMiB,
+                                          .streams = 2,
+                                          .rounds = 1,
+                                          .file = name("in"),
+                                          .save = name("out"),
+                                          .cold = true});
+  ASSERT_TRUE(report) << report.error().message();
+  EXPECT_EQ(report->options.total_bytes, bytes.size());
+  std::ifstream saved(name("out"), std::ios::binary);
+  const std::string arrived{std::istreambuf_iterator<char>(saved), {}};
+  EXPECT_TRUE(arrived == bytes);
+  std::filesystem::remove(name("in"));
+  std::filesystem::remove(name("out"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, BenchTransfer, ::testing::Values("tcp", "shm"),
                          [](const auto& test) { return std::string(test.param); });
 
@@ -44,12 +76,16 @@ TEST(BenchTransferOptions, WrongOnesAreRefused) {
                                  {.sources = 0},
                                  {.sources = 17},
                                  {.rounds = 0},
-                                 {.transport = "shm", .link_bytes_per_second = 1}};
+                                 {.transport = "shm", .link_bytes_per_second = 1},
+                                 {.transport = "verbs", .cold = true}};
   for (const auto& options : bad) {
     const auto report = run_bench_transfer(options);
     ASSERT_FALSE(report);
     EXPECT_EQ(report.error().code(), ErrorCode::kInvalid);
   }
+  const auto report = run_bench_transfer({.file = "/nowhere/file"});
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code(), ErrorCode::kNotFound);
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,6 +35,36 @@ Pool::Pool(Pool&& other) noexcept
 
 Pool::~Pool() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+}
+
+Result<void> Pool::free_pages() const {
+  if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  static_cast<off_t>(bytes_.size())) != 0) {
+    return fail_errno(errno, "free the pages of a memory file");
+  }
+  return {};
+}
+
+Result<void> read_file(const std::string& path, std::span<std::byte> bytes) {
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  if (!file || file.peek() != std::ifstream::traits_type::eof()) {
+    return fail(ErrorCode::kInvalid, "bench: read {} of '{}': no such file, or another size",
+                format_bytes(bytes.size()), path);
+  }
+  return {};
+}
+
+Result<void> write_file(const std::string& path, std::span<const std::byte> bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file.write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  if (!file) {
+    return fail(ErrorCode::kUnavailable, "bench: write {} to '{}' failed",
+                format_bytes(bytes.size()), path);
+  }
+  return {};
 }
 
 void fill_with_noise(std::span<std::byte> bytes) {

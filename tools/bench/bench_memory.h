@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/base/digest.h"
@@ -22,6 +23,8 @@ class Pool {
 
   std::span<std::byte> bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
+  // Frees the pages. The next access to each page allocates it anew, filled with zeros.
+  Result<void> free_pages() const;
 
  private:
   Pool(UniqueFd fd, std::span<std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
@@ -32,6 +35,9 @@ class Pool {
 inline constexpr std::uint64_t kTileBytes = 1 << 20;
 
 void fill_with_noise(std::span<std::byte> bytes);
+// Fails unless the file has exactly as many bytes.
+Result<void> read_file(const std::string& path, std::span<std::byte> bytes);
+Result<void> write_file(const std::string& path, std::span<const std::byte> bytes);
 // BLAKE3 of each tile; tiles do not cross the borders of slices.
 std::vector<Digest> digest_tiles(std::span<const std::byte> bytes, std::uint64_t slice_bytes);
 // Whether the slice at `offset` has the digests that it had there.

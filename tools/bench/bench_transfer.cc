@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <thread>
 
@@ -71,9 +72,27 @@ Result<TransferOptions> complete(TransferOptions options) {
     return fail(ErrorCode::kInvalid,
                 "bench transfer: the block must be a multiple of 64K and at most 512M");
   }
+  if (options.cold && options.transport == "verbs") {
+    return fail(ErrorCode::kInvalid,
+                "bench transfer: --cold is for tcp and shm; verbs registers pages beforehand");
+  }
   // Whole blocks, and the same for every stream's share.
   const std::uint64_t unit = options.block_bytes;
-  options.total_bytes = std::max(options.total_bytes / unit, std::uint64_t{1}) * unit;
+  if (options.file.empty()) {
+    options.total_bytes = std::max(options.total_bytes / unit, std::uint64_t{1}) * unit;
+    return options;
+  }
+  std::error_code error;
+  options.total_bytes = std::filesystem::file_size(options.file, error);
+  if (error) {
+    return fail(ErrorCode::kNotFound, "bench transfer: --file '{}': {}", options.file,
+                error.message());
+  }
+  if (options.total_bytes == 0 || options.total_bytes % unit != 0) {
+    return fail(ErrorCode::kInvalid,
+                "bench transfer: '{}' has {} bytes, which is no multiple of the block of {}",
+                options.file, options.total_bytes, format_bytes(unit));
+  }
   return options;
 }
 
@@ -136,8 +155,12 @@ double paired_ratio(const std::vector<double>& over, const std::vector<double>& 
 Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
   TRY(const TransferOptions options, complete(asked));
   const std::uint64_t block = options.block_bytes;
+  // A second pass over a pool would find the pages of the first one.
+  const bool one_pass = options.cold || !options.file.empty();
   const std::uint64_t pool_bytes =
-      std::min(options.total_bytes, std::max(kPoolBytes / block, std::uint64_t{1}) * block);
+      one_pass
+          ? options.total_bytes
+          : std::min(options.total_bytes, std::max(kPoolBytes / block, std::uint64_t{1}) * block);
   // Slices of equal size that fill a block.
   std::uint64_t slice = std::min(kSliceBytes, block);
   while (block % slice != 0) slice -= 64 * kKiB;
@@ -152,7 +175,11 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
 
   TRY(const Pool source_pool, Pool::create(pool_bytes));
   TRY(const Pool destination, Pool::create(pool_bytes));
-  fill_with_noise(source_pool.bytes());
+  if (options.file.empty()) {
+    fill_with_noise(source_pool.bytes());
+  } else {
+    TRY_VOID(read_file(options.file, source_pool.bytes()));
+  }
   const auto digests = digest_tiles(source_pool.bytes(), slice);
   std::vector<std::unique_ptr<SourceProcess>> sources;
   for (std::size_t i = 0; i < options.sources; ++i) {
@@ -183,8 +210,12 @@ Result<TransferReport> run_bench_transfer(const TransferOptions& asked) {
   // One warm-up of each: page tables, caches, socket buffers.
   for (Series& series : all) TRY_VOID(series.measure(setup, series.integrity));
   for (std::size_t round = 0; round < options.rounds; ++round) {
-    for (Series& series : all) TRY_VOID(measure_once(setup, series));
+    for (Series& series : all) {
+      if (options.cold) TRY_VOID(destination.free_pages());
+      TRY_VOID(measure_once(setup, series));
+    }
   }
+  if (!options.save.empty()) TRY_VOID(write_file(options.save, destination.bytes()));
 
   TransferReport report{.options = options,
                         .cpus = std::thread::hardware_concurrency(),
@@ -261,6 +292,7 @@ std::string to_json(const TransferReport& report) {
                               {"streams", report.options.streams},
                               {"sources", report.options.sources},
                               {"rounds", report.options.rounds},
+                              {"cold", report.options.cold},
                               {"link_bytes_per_second", report.options.link_bytes_per_second},
                               {"cpus", report.cpus},
                               {"pool_bytes", report.pool_bytes},

@@ -49,6 +49,12 @@ struct TransferOptions {
   std::uint64_t row_bytes = 0;
   // Congestion control of both kinds of sockets. "": the host's. Only for tcp.
   std::string tcp_congestion;
+  // The bytes to move: each measurement moves the whole file once. Empty: noise.
+  std::string file;
+  // Gets the bytes that arrived in the last measurement. Empty: none.
+  std::string save;
+  // Each measurement begins with a destination without pages, so that it also pays for page faults.
+  bool cold = false;
   VerbsOptions verbs;
 };
 

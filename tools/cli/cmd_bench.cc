@@ -196,6 +196,16 @@ void add_bench(Command& app, Session& session) {
       .option("--tcp-congestion", args->options.tcp_congestion,
               "Congestion control of the sockets, such as cubic or bbr (tcp) [the host's]")
       .type_name("NAME");
+  transfer
+      .option("--file", args->options.file,
+              "Move the bytes of this file; its size is --total, a multiple of --block [noise]")
+      .type_name("FILE");
+  transfer
+      .option("--save", args->options.save,
+              "Write the bytes that arrived last to this file, to compare them [none]")
+      .type_name("FILE");
+  transfer.flag("--cold", args->options.cold,
+                "Free the destination's pages before each measurement (tcp, shm)");
   transfer.runs(session, "bench",
                 [&session, args] { return bench_transfer(session.settings, *args); });
   add_store(sub, session);
