@@ -71,6 +71,11 @@ const std::vector<bool>& Availability::covered_by(const Layout& layout) {
   return found->second;
 }
 
+void Availability::prepare(const Layout& layout) {
+  index_tiles();
+  (void)covered_by(layout);
+}
+
 SliceIndex Availability::add_source(SourceIndex source, const Layout& layout) {
   index_tiles();
   const auto tiles = static_cast<TileIndex>(slices_of_tile_.first.size() - 1);

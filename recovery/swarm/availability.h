@@ -32,6 +32,8 @@ class Availability {
   // Candidates of the plan count, except those in `growing`: extend() says what they hold.
   Availability(const planner::Plan& plan, SourceMask growing);
 
+  // Does beforehand what takes long when a source with this layout is added.
+  void prepare(const Layout& layout);
   // The plan need not know the source. Returns the number of slices that its layout covers.
   SliceIndex add_source(SourceIndex source, const Layout& layout);
   // The source holds these tiles. Returns the slices that it has become a candidate for.
@@ -101,6 +103,8 @@ class SliceCandidates {
 
   const planner::Plan& plan() const { return *plan_; }
 
+  // See Availability. Before any other thread uses this object.
+  void prepare(const Layout& layout) { availability_.prepare(layout); }
   // A source that the plan may not know. It holds nothing yet.
   void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout);
   // Both return the slices that the source has become a candidate for.

@@ -13,6 +13,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/pull/pull_plans.h"
 #include "recovery/pull/pull_watch.h"
 #include "tests/store/store_fixture.h"
 
@@ -97,6 +98,8 @@ class PullJobTest : public store::StoreTest {
     environment.engine = &engine;
     environment.digest_pool = &digests;
     environment.blocking_pool = &blocking;
+    PullPlans plans(io_.get_executor(), {1, 64 << 20, 16});
+    environment.plans = &plans;
     environment.coordinator = [] { return nullptr; };
     environment.coordinator_problem = [] { return Error(ErrorCode::kUnavailable, "nobody"); };
     PullJob job(environment, std::move(request), {}, {}, std::move(watch));
