@@ -264,7 +264,9 @@ async::Task<Result<Transfer::Options>> PullJob::Driver::transfer_options(PlanRef
     TransferTables tables;
     tables.candidates = std::make_shared<swarm::SliceCandidates>(plan, growing, suspicion);
     for (const PlanSource& source : sources) {
-      if (source.growing) tables.candidates->prepare(*source.layout);
+      if (!source.growing) continue;
+      tables.candidates->prepare(
+          swarm::join_tables(*plan, *source.layout, tables.candidates->slice_tiles()));
     }
     if (serves) tables.order = swarm::slice_order(*plan, seed);
     return Result<TransferTables>(std::move(tables));

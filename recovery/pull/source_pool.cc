@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <iterator>
 
 #include <boost/asio/this_coro.hpp>
@@ -219,6 +220,19 @@ async::Task<void> SourcePool::recruit(Transfer& transfer) {
   }
 }
 
+// With many slices this takes long.
+async::Task<Result<void>> SourcePool::prepare_join(std::shared_ptr<const Layout> layout,
+                                                   Transfer& transfer) {
+  swarm::SliceCandidates& candidates = *transfer.candidates();
+  std::function<Result<swarm::JoinTables>()> make = [plan = candidates.shared_plan(), layout,
+                                                     tiles = candidates.slice_tiles()] {
+    return Result<swarm::JoinTables>(swarm::join_tables(*plan, *layout, tiles));
+  };
+  CO_TRY(auto tables, co_await context_.environment.plans->run(std::move(make)));
+  candidates.prepare(std::move(tables));
+  co_return Result<void>();
+}
+
 // The source enters the table once its layout is known, because the transfer uses all that is
 // there.
 async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& transfer) {
@@ -228,7 +242,8 @@ async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& trans
     co_return;
   }
   ActiveSource source = source_of(std::move(record), std::move(*peer));
-  const auto learned = co_await learn_layout_of(source);
+  auto learned = co_await learn_layout_of(source);
+  if (learned) learned = co_await prepare_join(source.layout, transfer);
   const bool cancelled = co_await async::is_cancelled();
   if (!learned) log::info("pull.recruit", "source", source.name, "error", learned.error());
   if (!learned || cancelled || !has_room()) {
