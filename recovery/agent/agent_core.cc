@@ -80,6 +80,7 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
       digest_pool_(std::make_unique<WorkerPool>("rk-digest", digest_threads(), kDigestQueue)),
       blocking_pool_(
           std::make_unique<WorkerPool>("rk-blocking", blocking_threads(), kBlockingQueue)),
+      plans_(std::make_unique<pull::PullPlans>(executor_, pull::PullPlans::for_this_host())),
       store_(std::move(store)),
       served_(registry_),
       engine_(transport::Engine::create({})),
@@ -119,6 +120,7 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
 // engine ends before the pools, because it gives them work.
 AgentCore::~AgentCore() {
   engine_.reset();
+  plans_.reset();
   blocking_pool_.reset();
   digest_pool_.reset();
 }
@@ -150,6 +152,7 @@ pull::PullEnvironment AgentCore::make_environment(const std::string& tcp_congest
   environment.engine = engine_.get();
   environment.digest_pool = digest_pool_.get();
   environment.blocking_pool = blocking_pool_.get();
+  environment.plans = plans_.get();
   for (const auto& connector : connectors_) environment.connectors.push_back(connector.get());
   if (rdma_ != nullptr) environment.handshakes.push_back(&rdma_->connector());
   environment.coordinator = [this] { return link_.client(); };

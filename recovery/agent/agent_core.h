@@ -18,6 +18,7 @@
 #include "recovery/agent/room_maker.h"
 #include "recovery/agent/version_retirement.h"
 #include "recovery/pull/pull_environment.h"
+#include "recovery/pull/pull_plans.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
@@ -99,6 +100,7 @@ class AgentCore {
   std::unique_ptr<Rdma> rdma_;
   std::unique_ptr<WorkerPool> digest_pool_;
   std::unique_ptr<WorkerPool> blocking_pool_;
+  std::unique_ptr<pull::PullPlans> plans_;
   std::unique_ptr<store::SegmentStore> store_;
   transport::SegmentRegistry registry_;
   ServedVersions served_;

@@ -59,7 +59,9 @@ Task<void> PartialSources::announce_growth() {
 Task<Result<void>> PartialSources::commit(std::shared_ptr<const store::StoredVersion> stored,
                                           std::string_view how) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  if (!serve(stored)) {
+  auto list_tiles = [stored] { return covers_of(stored->manifest); };
+  auto covers = co_await async::offload(parts_.blocking_pool, std::move(list_tiles));
+  if (!serve(stored, std::move(covers))) {
     // The copy was not announced. It goes with the version that is being retired.
     (void)co_await async::offload(parts_.blocking_pool,
                                   [&] { return parts_.store.retire_copy(*stored); });
@@ -70,12 +72,13 @@ Task<Result<void>> PartialSources::commit(std::shared_ptr<const store::StoredVer
   co_return Result<void>();
 }
 
-bool PartialSources::serve(const std::shared_ptr<const store::StoredVersion>& stored) {
+bool PartialSources::serve(const std::shared_ptr<const store::StoredVersion>& stored,
+                           std::shared_ptr<const swarm::TileRuns> covers) {
   const Manifest& manifest = stored->manifest;
   growing_.erase(key_of(manifest));
   const ModelVersion& id = manifest.checkpoint->id;
   if (is_leaving_(id) || parts_.store.find(id, manifest.layout.digest()) != stored) return false;
-  parts_.served.add(stored);
+  parts_.served.add(stored, std::move(covers));
   return true;
 }
 

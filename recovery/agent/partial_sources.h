@@ -38,7 +38,8 @@ class PartialSources {
   async::Task<void> close(std::chrono::milliseconds deadline);
 
  private:
-  bool serve(const std::shared_ptr<const store::StoredVersion>& stored);
+  bool serve(const std::shared_ptr<const store::StoredVersion>& stored,
+             std::shared_ptr<const swarm::TileRuns> covers);
   async::Task<void> announce_growth();
 
   const AgentParts parts_;

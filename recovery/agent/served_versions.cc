@@ -22,6 +22,8 @@ bool has_all_tensors(const Manifest& manifest) {
   return manifest.layout.payload_bytes() == manifest.checkpoint->tensors.total_bytes();
 }
 
+}  // namespace
+
 std::shared_ptr<const swarm::TileRuns> covers_of(const Manifest& manifest) {
   const Checkpoint& checkpoint = *manifest.checkpoint;
   if (has_all_tensors(manifest)) return nullptr;
@@ -29,8 +31,6 @@ std::shared_ptr<const swarm::TileRuns> covers_of(const Manifest& manifest) {
   for (const TileIndex tile : tiles.partial) tiles.held.reset(tile);
   return std::make_shared<swarm::TileRuns>(swarm::summarize(tiles.held.ranges(), kMaxCoverRuns));
 }
-
-}  // namespace
 
 ServedVersions::~ServedVersions() {
   for (const auto& [key, served] : served_) {
@@ -50,7 +50,8 @@ std::span<const std::byte> Served::array(const LayoutEntry& entry) const {
       entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
 }
 
-void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stored) {
+void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stored,
+                         std::shared_ptr<const swarm::TileRuns> covers) {
   const CopyKey key = key_of(stored->manifest);
   const auto found = served_.find(key);
   const auto is_same = [&stored](const Served& served) {
@@ -62,7 +63,7 @@ void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stor
     found->second.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
     found->second.stored = stored;
     found->second.held = nullptr;
-    found->second.covers = covers_of(stored->manifest);
+    found->second.covers = std::move(covers);
     return;
   }
   // The store has replaced the copy that is there.
@@ -70,7 +71,7 @@ void ServedVersions::add(const std::shared_ptr<const store::StoredVersion>& stor
   Served served;
   served.manifest = std::shared_ptr<const Manifest>(stored, &stored->manifest);
   served.stored = stored;
-  served.covers = covers_of(stored->manifest);
+  served.covers = std::move(covers);
   for (const auto& segment : stored->segments) {
     served.segments.push_back(segment);
     served.regions.push_back(

@@ -28,6 +28,9 @@ struct CopyKey {
   auto operator<=>(const CopyKey&) const = default;
 };
 CopyKey key_of(const Manifest& manifest);
+// The tiles that a copy without some tensors holds whole. Null: it has all tensors. Takes long with
+// many tensors; any thread.
+std::shared_ptr<const swarm::TileRuns> covers_of(const Manifest& manifest);
 
 // A copy whose segments are registered with the transports: committed, or still being filled. Of a
 // copy that is being filled only the tiles in `held` are offered; they never change. A commit
@@ -80,8 +83,12 @@ class ServedVersions {
   ServedVersions(const ServedVersions&) = delete;
   ServedVersions& operator=(const ServedVersions&) = delete;
 
-  // Idempotent. Makes a copy that was being filled complete.
-  void add(const std::shared_ptr<const store::StoredVersion>& stored);
+  // Idempotent. Makes a copy that was being filled complete. `covers`: covers_of() it.
+  void add(const std::shared_ptr<const store::StoredVersion>& stored,
+           std::shared_ptr<const swarm::TileRuns> covers);
+  void add(const std::shared_ptr<const store::StoredVersion>& stored) {
+    add(stored, covers_of(stored->manifest));
+  }
   void add_pending(const store::PendingVersion& pending,
                    std::shared_ptr<const swarm::HeldTiles> held, bool for_round = false);
   void remove(const ModelVersion& id);

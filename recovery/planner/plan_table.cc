@@ -205,6 +205,14 @@ void PlanTable::expand_staged(SliceIndex slice, const Layout& source, Expansion&
   merge_scatter(out.scatter);
 }
 
+std::uint64_t PlanTable::memory_bytes() const {
+  std::uint64_t bytes = slices.size() * sizeof(Slice) + groups.size() * sizeof(Group) +
+                        missing_boxes.size() * sizeof(MissingBox);
+  for (const auto& bucket : pieces) bytes += sizeof bucket + bucket.size() * sizeof(Piece);
+  for (const Group& group : groups) bytes += group.blocks.size() * sizeof(Piece);
+  return bytes;
+}
+
 bool PlanTable::covered_by(SliceIndex slice, const Layout& source) const {
   const auto own = pieces_of(slice);
   return std::all_of(own.begin(), own.end(), [&](const Piece& piece) {

@@ -59,6 +59,7 @@ class PlanTable final : public Plan {
   std::uint64_t wire_bytes() const override { return total_wire_bytes; }
   std::uint64_t wanted_bytes() const override { return total_wanted_bytes; }
   std::span<const MissingBox> missing() const override { return missing_boxes; }
+  std::uint64_t memory_bytes() const override;
 
   // Filled by the builder.
   const Checkpoint* checkpoint = nullptr;

@@ -143,6 +143,8 @@ class Plan {
   // The parts of the wanted tiles that no source holds. A wanted part of a tile is verified with
   // the rest of its tile. Empty: the plan covers each wanted element exactly once.
   virtual std::span<const MissingBox> missing() const = 0;
+  // Of the plan itself, nearly.
+  virtual std::uint64_t memory_bytes() const = 0;
 };
 
 Result<std::unique_ptr<Plan>> plan_pull(const PlanRequest& request, const PlanOptions& options);

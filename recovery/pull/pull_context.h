@@ -13,6 +13,7 @@
 #include "recovery/pull/pull_types.h"
 #include "recovery/pull/source_finder.h"
 #include "recovery/pull/source_table.h"
+#include "src/async/task.h"
 #include "src/base/clock.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
@@ -70,8 +71,11 @@ class PullProgress {
 struct PullTarget {
   Resolved resolved;
   std::shared_ptr<const Checkpoint> checkpoint;
-  std::vector<TensorBox> wanted;
-  std::optional<PackedLayout> packed;
+  // The wanted boxes, and their place in the copy.
+  std::shared_ptr<const PackedLayout> wanted;
+
+  const Layout& layout() const { return wanted->layout; }
+  std::shared_ptr<const Layout> shared_layout() const { return {wanted, &wanted->layout}; }
 };
 
 // The state that the parts of one pull share. The job owns it.
@@ -83,6 +87,15 @@ struct PullContext {
   Silence silence;
   PullProgress progress;
   PullTarget target = {};
+
+  // Waits for the threads of the plans. That time is no silence of the sources.
+  template <typename T>
+  async::Task<Result<T>> wait_for(async::Task<Result<T>> table) {
+    const TimePoint began = steady_now();
+    auto outcome = co_await std::move(table);
+    silence.forgive(steady_now() - began);
+    co_return outcome;
+  }
 };
 
 }  // namespace rekindle::pull

@@ -51,7 +51,7 @@ std::shared_ptr<const store::StoredVersion> PullDestination::covering_copy() con
   for (const auto& stored : environment_.store->find(target_.resolved.id)) {
     if (stored->manifest.checkpoint->root == target_.resolved.root &&
         stored->verification->state() != store::CopyState::kQuarantined &&
-        covers(stored->manifest.layout, target_.wanted)) {
+        covers(stored->manifest.layout, target_.layout())) {
       return stored;
     }
   }
@@ -63,7 +63,7 @@ async::Task<Result<void>> PullDestination::begin() {
   context_.progress.show();
   auto begun = co_await begin_once();
   const auto missing = [this] {
-    return environment_.store->missing_bytes(target_.resolved.id, target_.packed->layout);
+    return environment_.store->missing_bytes(target_.resolved.id, target_.layout());
   };
   if (begun || begun.error().code() != ErrorCode::kExhausted || missing() == 0) co_return begun;
   if (!context_.request.make_room || !environment_.make_room) co_return begun;
@@ -78,7 +78,7 @@ async::Task<Result<void>> PullDestination::begin() {
 async::Task<Result<void>> PullDestination::begin_once() {
   using Pending = std::shared_ptr<std::unique_ptr<store::PendingVersion>>;
   auto work = [this]() -> Result<Pending> {
-    TRY(auto pending, environment_.store->begin(target_.checkpoint, *target_.packed));
+    TRY(auto pending, environment_.store->begin(target_.checkpoint, *target_.wanted));
     return std::make_shared<std::unique_ptr<store::PendingVersion>>(std::move(pending));
   };
   auto begun = co_await async::offload(*environment_.blocking_pool, std::move(work));
@@ -91,8 +91,8 @@ async::Task<Result<void>> PullDestination::begin_once() {
   verified_ = std::make_shared<VerifiedTiles>(copy.verified());
   if (environment_.share) environment_.share(copy, verified_, watch_.held && watch_.held());
   if (watch_.on_begun) {
-    Arriving arriving{target_.checkpoint, copy.manifest().layout, verified_, {}, placing_};
-    for (std::uint32_t i = 0; i < arriving.layout.segments().size(); ++i) {
+    Arriving arriving{target_.checkpoint, target_.shared_layout(), verified_, {}, placing_};
+    for (std::uint32_t i = 0; i < target_.layout().segments().size(); ++i) {
       arriving.segments.push_back(copy.mapped(i));
     }
     watch_.on_begun(std::move(arriving));
@@ -183,7 +183,7 @@ async::Task<void> PullDestination::abandon() {
 async::Task<void> PullDestination::unshare() {
   if (!environment_.unshare) co_return;
   co_await environment_.unshare(target_.resolved.id, target_.resolved.root,
-                                target_.packed->layout.digest());
+                                target_.layout().digest());
 }
 
 }  // namespace rekindle::pull

@@ -18,6 +18,8 @@
 
 namespace rekindle::pull {
 
+class PullPlans;
+
 // The parts of the agent that a pull uses. The agent owns them; they outlive every pull.
 struct PullEnvironment {
   boost::asio::any_io_executor executor;  // the control thread
@@ -27,6 +29,7 @@ struct PullEnvironment {
   transport::Engine* engine = nullptr;
   WorkerPool* digest_pool = nullptr;
   WorkerPool* blocking_pool = nullptr;
+  PullPlans* plans = nullptr;
   std::vector<transport::Connector*> connectors;
   std::vector<transport::HandshakeConnector*> handshakes;
   // The live connection to the coordinator, or nullptr while there is none.

@@ -11,6 +11,7 @@
 
 #include "recovery/pull/pull_context.h"
 #include "recovery/pull/pull_destination.h"
+#include "recovery/pull/pull_plans.h"
 #include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_plan.h"
 #include "recovery/pull/source_pool.h"
@@ -46,15 +47,23 @@ class PullJob::Driver {
   async::Task<Result<PlanSummary>> plan_only();
 
  private:
+  using PlanRef = PullPlans::PlanRef;
+  struct TransferTables;
+
   async::Task<Result<Outcome>> run_phases();
   async::Task<Result<void>> transfer_all();
-  async::Task<Result<void>> find_more_sources(const planner::Plan& plan);
-  async::Task<Result<void>> transfer_once(std::shared_ptr<const planner::Plan> plan);
+  async::Task<Result<void>> find_more_sources(PlanRef plan);
+  async::Task<Result<void>> transfer_once(PlanRef plan);
   async::Task<Result<void>> transfer_and_recruit(Transfer& transfer);
-  Transfer::Options transfer_options(std::shared_ptr<const planner::Plan> plan);
-  PlanInputs plan_inputs();
-  PullRounds::Next next(const planner::Plan& plan);
-  Error no_source_error(const planner::Plan& plan);
+  async::Task<Result<Transfer::Options>> transfer_options(PlanRef plan);
+  async::Task<Result<PlanRef>> plan();
+  async::Task<Result<PullRounds::Next>> next(PlanRef plan);
+  async::Task<Error> no_source_error(PlanRef plan);
+  template <typename T>
+  async::Task<Result<T>> compute(std::function<Result<T>()> work) {
+    auto computing = context_.environment.plans->run(std::move(work));
+    co_return co_await context_.wait_for(std::move(computing));
+  }
   TransferSummary summarize(const store::StoredVersion& stored);
   void enter_phase(const std::string& name) { context_.progress.enter_phase(name, steady_now()); }
 
@@ -112,7 +121,7 @@ async::Task<Result<PullJob::Outcome>> PullJob::Driver::run_phases() {
     resumed_bytes_ = stored->manifest.layout.payload_bytes();
   } else {
     CO_TRY_VOID(co_await destination_.begin());
-    sources_.know_layout(context_.target.packed->layout);
+    sources_.know_layout(context_.target.shared_layout());
     auto transferred = co_await transfer_all();
     co_await destination_.release_memory();
     if (!transferred) {
@@ -138,34 +147,49 @@ async::Task<Result<void>> PullJob::Driver::transfer_all() {
     co_await sources_.look();
   }
   for (bool first = true;; first = false) {
-    sources_.add_local();
-    CO_TRY(std::shared_ptr<const planner::Plan> plan, plan_over(plan_inputs()));
+    CO_TRY_VOID(co_await sources_.add_local());
+    CO_TRY(const PlanRef plan, co_await this->plan());
     const std::uint64_t total = context_.progress.bytes_total();
     const std::uint64_t verified = total - std::min(total, plan->wanted_bytes());
     context_.progress.set_verified(verified);
     if (first) resumed_bytes_ = verified;
-    const auto step = next(*plan);
+    CO_TRY(const auto step, co_await next(plan));
     if (step == PullRounds::Next::kDone) co_return Result<void>();
     if (co_await async::is_cancelled()) co_return fail(interrupted());
     if (step == PullRounds::Next::kFindSources) {
-      CO_TRY_VOID(co_await find_more_sources(*plan));
+      CO_TRY_VOID(co_await find_more_sources(plan));
       continue;
     }
-    CO_TRY_VOID(co_await transfer_once(std::move(plan)));
+    CO_TRY_VOID(co_await transfer_once(plan));
   }
 }
 
-PullRounds::Next PullJob::Driver::next(const planner::Plan& plan) {
-  PullRounds::PlanFacts facts{.has_slices = plan.slice_count() > 0,
-                              .has_missing = !plan.missing().empty(),
+async::Task<Result<PullJob::Driver::PlanRef>> PullJob::Driver::plan() {
+  const PullTarget& target = context_.target;
+  PlanInputs inputs;
+  inputs.checkpoint = target.checkpoint;
+  inputs.destination = target.shared_layout();
+  inputs.sources = plan_sources(sources_.sources());
+  if (const auto& verified = destination_.verified()) inputs.verified = verified->snapshot();
+  inputs.trades = static_cast<bool>(context_.environment.share);
+  auto planning = context_.environment.plans->plan(std::move(inputs));
+  co_return co_await context_.wait_for(std::move(planning));
+}
+
+async::Task<Result<PullRounds::Next>> PullJob::Driver::next(PlanRef plan) {
+  PullRounds::PlanFacts facts{.has_slices = plan->slice_count() > 0,
+                              .has_missing = !plan->missing().empty(),
                               .any_growing = any_growing(sources_.sources())};
   if (facts.has_slices && facts.any_growing) {
-    facts.nothing_readable = nothing_readable(plan, sources_.sources());
+    std::function<Result<bool>()> look = [plan, growing = growing_holds(sources_.sources())] {
+      return nothing_readable(*plan, growing);
+    };
+    CO_TRY(facts.nothing_readable, co_await compute(std::move(look)));
   }
-  return PullRounds::next(facts);
+  co_return PullRounds::next(facts);
 }
 
-async::Task<Result<void>> PullJob::Driver::find_more_sources(const planner::Plan& plan) {
+async::Task<Result<void>> PullJob::Driver::find_more_sources(PlanRef plan) {
   const bool worth_waiting =
       any_growing(sources_.sources()) || context_.finder.queued().has_value();
   const auto search = PullRounds::search({.has_fallback = sources_.has_fallback(),
@@ -177,21 +201,21 @@ async::Task<Result<void>> PullJob::Driver::find_more_sources(const planner::Plan
                                        context_.request.fallback.string()));
     co_return Result<void>();
   }
-  if (search == PullRounds::Search::kGiveUp) co_return fail(no_source_error(plan));
+  if (search == PullRounds::Search::kGiveUp) co_return fail(co_await no_source_error(plan));
   co_await sources_.wait_to_ask_again();
   co_await sources_.look();
   co_return Result<void>();
 }
 
 // Runs one transfer and prepares the next one. An error ends the pull.
-async::Task<Result<void>> PullJob::Driver::transfer_once(
-    std::shared_ptr<const planner::Plan> plan) {
+async::Task<Result<void>> PullJob::Driver::transfer_once(PlanRef plan) {
+  CO_TRY(auto options, co_await transfer_options(plan));
   enter_phase("transfer");
   const VerifiedTiles& verified = *destination_.verified();
   const auto tiles = verified.count();
   const auto quarantined = sources_.faults().quarantined().size();
   context_.progress.begin_transfer(sources_.sources());
-  Transfer transfer(context_.environment, context_.silence, transfer_options(plan));
+  Transfer transfer(context_.environment, context_.silence, std::move(options));
   auto done = co_await transfer_and_recruit(transfer);
   if (auto wrong = transfer.wrong_together(); wrong.slices > 0) wrong_together_ = wrong.where;
   const bool grants_refused = sources_.judge();
@@ -224,15 +248,35 @@ async::Task<Result<void>> PullJob::Driver::transfer_once(
   co_return Result<void>();
 }
 
-Transfer::Options PullJob::Driver::transfer_options(std::shared_ptr<const planner::Plan> plan) {
+// The tables of a transfer, from the plan.
+struct PullJob::Driver::TransferTables {
+  std::shared_ptr<swarm::SliceCandidates> candidates;
+  std::vector<transport::SliceIndex> order;
+};
+
+async::Task<Result<Transfer::Options>> PullJob::Driver::transfer_options(PlanRef plan) {
   const PullTarget& target = context_.target;
+  const bool serves = static_cast<bool>(context_.environment.share);
+  const auto seed = serves ? swarm::order_seed(context_.environment.identity.incarnation) : 0;
+  std::function<Result<TransferTables>()> make = [plan, serves, seed, suspicion = suspicion_,
+                                                  growing = growing_sources(sources_.sources()),
+                                                  sources = plan_sources(sources_.sources())] {
+    TransferTables tables;
+    tables.candidates = std::make_shared<swarm::SliceCandidates>(plan, growing, suspicion);
+    for (const PlanSource& source : sources) {
+      if (!source.growing) continue;
+      tables.candidates->prepare(
+          swarm::join_tables(*plan, *source.layout, tables.candidates->slice_tiles()));
+    }
+    if (serves) tables.order = swarm::slice_order(*plan, seed);
+    return Result<TransferTables>(std::move(tables));
+  };
+  CO_TRY(auto tables, co_await compute(std::move(make)));
   Transfer::Options options{
-      .work = {.plan = plan,
+      .work = {.candidates = std::move(tables.candidates),
                .destination = destination_.pending(),
                .verified = destination_.verified(),
-               .counters = counters_,
-               .suspicion = suspicion_,
-               .growing = growing_sources(sources_.sources())},
+               .counters = counters_},
       .sources = sources_.table(),
       .paths = {.id = target.resolved.id,
                 .root = target.resolved.root,
@@ -249,11 +293,9 @@ Transfer::Options PullJob::Driver::transfer_options(std::shared_ptr<const planne
       .tick = [this](const transport::BatchProgress& batch) {
         context_.progress.tick(batch, sources_.sources());
       }};
-  if (context_.environment.share) {
-    options.order_seed = swarm::order_seed(context_.environment.identity.incarnation);
-    options.order = swarm::slice_order(*plan, options.order_seed);
-  }
-  return options;
+  options.order = std::move(tables.order);
+  options.order_seed = seed;
+  co_return options;
 }
 
 async::Task<Result<void>> PullJob::Driver::transfer_and_recruit(Transfer& transfer) {
@@ -267,30 +309,30 @@ async::Task<Result<void>> PullJob::Driver::transfer_and_recruit(Transfer& transf
   co_return done;
 }
 
-PlanInputs PullJob::Driver::plan_inputs() {
-  return {.checkpoint = *context_.target.checkpoint,
-          .destination = context_.target.packed->layout,
-          .sources = sources_.sources(),
-          .verified = destination_.verified().get(),
-          .trades = static_cast<bool>(context_.environment.share)};
-}
-
-Error PullJob::Driver::no_source_error(const planner::Plan& plan) {
-  const PlanInputs inputs = plan_inputs();
-  std::vector<planner::MissingBox> missing(plan.missing().begin(), plan.missing().end());
-  const auto unread = held_by_nobody(plan, inputs);
-  missing.insert(missing.end(), unread.begin(), unread.end());
+async::Task<Error> PullJob::Driver::no_source_error(PlanRef plan) {
+  const auto checkpoint = context_.target.checkpoint;
+  using Boxes = std::vector<planner::MissingBox>;
+  std::function<Result<Boxes>()> look = [plan, checkpoint,
+                                         growing = growing_holds(sources_.sources())] {
+    Boxes missing(plan->missing().begin(), plan->missing().end());
+    const Boxes unread = held_by_nobody(*plan, *checkpoint, growing);
+    missing.insert(missing.end(), unread.begin(), unread.end());
+    return Result<Boxes>(std::move(missing));
+  };
+  const auto looked = co_await compute(std::move(look));
+  if (!looked) co_return looked.error();
+  const Boxes& missing = *looked;
   std::string quarantined;
   for (const auto& [name, why] : sources_.faults().quarantined()) {
     quarantined += fmt::format("source {} is {}; ", name, why);
   }
   if (!quarantined.empty()) quarantined += "check its copy with `rekindle verify`; ";
-  return {ErrorCode::kNotFound,
-          fmt::format(
-              "NO_SOURCE: no living source holds {} part(s) of {}: {}; {}start an agent that "
-              "holds it, or give --fallback DIR",
-              missing.size(), context_.target.resolved.id.to_string(),
-              planner::describe_missing(inputs.checkpoint, missing, kMissingShown), quarantined)};
+  co_return Error(
+      ErrorCode::kNotFound,
+      fmt::format("NO_SOURCE: no living source holds {} part(s) of {}: {}; {}start an "
+                  "agent that holds it, or give --fallback DIR",
+                  missing.size(), context_.target.resolved.id.to_string(),
+                  planner::describe_missing(*checkpoint, missing, kMissingShown), quarantined));
 }
 
 TransferSummary PullJob::Driver::summarize(const store::StoredVersion& stored) {
@@ -314,9 +356,13 @@ async::Task<Result<PlanSummary>> PullJob::Driver::plan_only() {
   CO_TRY_VOID(co_await resolver_.resolve());
   CO_TRY_VOID(co_await resolver_.find_wanted());
   co_await sources_.connect();
-  sources_.add_local();
-  CO_TRY(const auto plan, plan_over(plan_inputs()));
-  auto summary = summarize_plan(*plan, context_.target, sources_.sources());
+  CO_TRY_VOID(co_await sources_.add_local());
+  CO_TRY(const PlanRef plan, co_await this->plan());
+  std::function<Result<PlanSummary>()> summarize = [plan, target = context_.target,
+                                                    named = named_sources(sources_.sources())] {
+    return Result<PlanSummary>(summarize_plan(*plan, target, named));
+  };
+  CO_TRY(auto summary, co_await compute(std::move(summarize)));
   sources_.close();
   co_await context_.finder.close({});
   co_return summary;

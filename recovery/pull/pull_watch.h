@@ -48,7 +48,7 @@ class Placing {
 // Tiles in `verified` do not change any more.
 struct Arriving {
   std::shared_ptr<const Checkpoint> checkpoint;
-  Layout layout;
+  std::shared_ptr<const Layout> layout;
   std::shared_ptr<const VerifiedTiles> verified;
   std::vector<std::shared_ptr<const store::MappedSegment>> segments;  // as in the layout
   std::shared_ptr<Placing> placing = {};

@@ -9,9 +9,8 @@ using transport::SourceIndex;
 
 PlanSliceSource::PlanSliceSource(SliceWork work, WorkerPool& digest_pool, RangeProver prover)
     : destination_(work.destination),
-      candidates_(
-          std::make_shared<swarm::SliceCandidates>(work.plan, work.growing, work.suspicion)),
-      staging_(std::make_shared<SliceStaging>(*work.plan)),
+      candidates_(work.candidates),
+      staging_(std::make_shared<SliceStaging>(candidates_->plan())),
       verifier_(std::make_shared<SliceVerifier>(
           candidates_, staging_, batch_, TileVerifier(work.destination, work.verified),
           SliceVerifier::Options{digest_pool, std::move(prover), work.counters})),

@@ -12,13 +12,11 @@ namespace rekindle::pull {
 
 // What one run of a plan works with.
 struct SliceWork {
-  std::shared_ptr<const planner::Plan> plan;
+  // Of this run alone.
+  std::shared_ptr<swarm::SliceCandidates> candidates;
   std::shared_ptr<store::PendingVersion> destination;
   std::shared_ptr<VerifiedTiles> verified;
   std::shared_ptr<PullCounters> counters;
-  // See swarm::SliceCandidates.
-  std::uint32_t suspicion = 0;
-  transport::SourceMask growing = {};
 };
 
 // A plan as the engine sees it: slices become reads into the destination or into staging, and the

@@ -70,21 +70,12 @@ async::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, D
   co_return bytes;
 }
 
-async::Task<Result<TensorSet>> SourcePeer::fetch_tensor_set(Digest digest, Paging paging) {
-  CO_TRY(const std::string bytes,
-         co_await fetch_pages(proto::PAGE_TENSOR_SET, digest, {}, std::move(paging)));
-  CO_TRY(auto tensors, TensorSet::parse(bytes));
-  if (tensors.digest() != digest) {
-    co_return fail(ErrorCode::kCorrupt, "source {} sent a tensor list with another digest", name());
-  }
-  co_return tensors;
+async::Task<Result<std::string>> SourcePeer::fetch_tensor_set(Digest digest, Paging paging) {
+  co_return co_await fetch_pages(proto::PAGE_TENSOR_SET, digest, {}, std::move(paging));
 }
 
-async::Task<Result<std::vector<Digest>>> SourcePeer::fetch_tile_digests(Digest root,
-                                                                        Paging paging) {
-  CO_TRY(const std::string bytes,
-         co_await fetch_pages(proto::PAGE_TILE_DIGESTS, root, {}, std::move(paging)));
-  co_return parse_digests(bytes);
+async::Task<Result<std::string>> SourcePeer::fetch_tile_digests(Digest root, Paging paging) {
+  co_return co_await fetch_pages(proto::PAGE_TILE_DIGESTS, root, {}, std::move(paging));
 }
 
 async::Task<Result<std::string>> SourcePeer::fetch_layout(Digest digest, Paging paging) {

@@ -52,9 +52,10 @@ class SourcePeer {
     std::chrono::milliseconds page_deadline;
     std::function<void()> on_page;
   };
-  async::Task<Result<TensorSet>> fetch_tensor_set(Digest digest, Paging paging);
-  async::Task<Result<std::vector<Digest>>> fetch_tile_digests(Digest root, Paging paging);
-  async::Task<Result<std::string>> fetch_layout(Digest digest, Paging paging);  // canonical bytes
+  // Canonical bytes. The caller checks them against the digest that names them.
+  async::Task<Result<std::string>> fetch_tensor_set(Digest digest, Paging paging);
+  async::Task<Result<std::string>> fetch_tile_digests(Digest root, Paging paging);
+  async::Task<Result<std::string>> fetch_layout(Digest digest, Paging paging);
   // The content of a file tensor ("config.json"); the caller verifies it against the tile digests.
   async::Task<Result<std::string>> fetch_file(Digest root, std::string name, Paging paging);
 

@@ -21,31 +21,31 @@ constexpr std::uint64_t kLeastSliceBytes = 1 << 20;
 Result<std::unique_ptr<planner::Plan>> plan_with(const PlanInputs& inputs,
                                                  const TileSet* growing_hold) {
   std::vector<planner::SourceView> views;
-  for (const auto& source : inputs.sources) {
-    views.push_back({source.layout.get(), source.held ? growing_hold : nullptr});
+  for (const PlanSource& source : inputs.sources) {
+    views.push_back({source.layout.get(), source.growing ? growing_hold : nullptr});
   }
   planner::PlanRequest request;
-  request.checkpoint = &inputs.checkpoint;
-  request.destination = &inputs.destination;
+  request.checkpoint = inputs.checkpoint.get();
+  request.destination = inputs.destination.get();
   request.sources = views;
-  const TileSet have = inputs.verified != nullptr ? inputs.verified->snapshot() : TileSet();
-  request.have = inputs.verified != nullptr ? &have : nullptr;
+  request.have = inputs.verified ? &*inputs.verified : nullptr;
   planner::PlanOptions options;
   if (inputs.trades) {
-    options.slice_bytes = std::clamp(inputs.destination.payload_bytes() / kSlicesToTrade,
+    options.slice_bytes = std::clamp(inputs.destination->payload_bytes() / kSlicesToTrade,
                                      kLeastSliceBytes, options.slice_bytes);
     options.bucket_bytes = 4 * options.slice_bytes;
   }
   return planner::plan_pull(request, options);
 }
 
-std::vector<SliceIndex> unreadable(const planner::Plan& plan, const SourceTable& sources) {
-  swarm::Availability availability(plan, growing_sources(sources));
-  for (SourceIndex i = 0; i < sources.size(); ++i) {
-    const ActiveSource& source = sources[i];
-    if (!source.held) continue;
-    availability.add_source(i, *source.layout);
-    availability.extend(i, source.held->ranges());
+std::vector<SliceIndex> unreadable(const planner::Plan& plan,
+                                   const std::vector<GrowingHold>& growing) {
+  transport::SourceMask mask;
+  for (const GrowingHold& hold : growing) mask.set(hold.source);
+  swarm::Availability availability(plan, mask);
+  for (const GrowingHold& hold : growing) {
+    availability.add_source(hold.source, *hold.layout);
+    availability.extend(hold.source, hold.held.ranges());
   }
   std::vector<SliceIndex> slices;
   for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
@@ -54,26 +54,59 @@ std::vector<SliceIndex> unreadable(const planner::Plan& plan, const SourceTable&
   return slices;
 }
 
+// A plan, and all that it refers to.
+struct PlanWithTables {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::shared_ptr<const Layout> destination;
+  std::vector<PlanSource> sources;
+  std::unique_ptr<planner::Plan> plan;
+};
+
 }  // namespace
 
-Result<std::unique_ptr<planner::Plan>> plan_over(const PlanInputs& inputs) {
-  const TileSet nothing(inputs.checkpoint.tiles.tile_count());
-  TRY(auto plan, plan_with(inputs, &nothing));
-  const bool complete_sources_do = plan->missing().empty() || plan->slice_count() > 0;
-  if (complete_sources_do || !any_growing(inputs.sources)) return plan;
-  return plan_with(inputs, nullptr);
+std::vector<PlanSource> plan_sources(const SourceTable& sources) {
+  std::vector<PlanSource> list;
+  for (const ActiveSource& source : sources) {
+    list.push_back({source.layout, source.held.has_value()});
+  }
+  return list;
 }
 
-bool nothing_readable(const planner::Plan& plan, const SourceTable& sources) {
-  return unreadable(plan, sources).size() == plan.slice_count();
+Result<std::shared_ptr<const planner::Plan>> plan_over(const PlanInputs& inputs) {
+  const bool any_growing = std::ranges::any_of(inputs.sources, &PlanSource::growing);
+  const TileSet nothing(inputs.checkpoint->tiles.tile_count());
+  TRY(auto plan, plan_with(inputs, &nothing));
+  const bool complete_sources_do = plan->missing().empty() || plan->slice_count() > 0;
+  if (!complete_sources_do && any_growing) {
+    TRY(plan, plan_with(inputs, nullptr));
+  }
+  auto all = std::make_shared<PlanWithTables>();
+  all->checkpoint = inputs.checkpoint;
+  all->destination = inputs.destination;
+  all->sources = inputs.sources;
+  all->plan = std::move(plan);
+  return std::shared_ptr<const planner::Plan>(all, all->plan.get());
+}
+
+std::vector<GrowingHold> growing_holds(const SourceTable& sources) {
+  std::vector<GrowingHold> holds;
+  for (SourceIndex i = 0; i < sources.size(); ++i) {
+    if (sources[i].held) holds.push_back({i, sources[i].layout, *sources[i].held});
+  }
+  return holds;
+}
+
+bool nothing_readable(const planner::Plan& plan, const std::vector<GrowingHold>& growing) {
+  return unreadable(plan, growing).size() == plan.slice_count();
 }
 
 std::vector<planner::MissingBox> held_by_nobody(const planner::Plan& plan,
-                                                const PlanInputs& inputs) {
-  const TileMap& map = inputs.checkpoint.tiles;
+                                                const Checkpoint& checkpoint,
+                                                const std::vector<GrowingHold>& growing) {
+  const TileMap& map = checkpoint.tiles;
   std::vector<planner::MissingBox> missing;
   std::vector<TileIndex> tiles;
-  for (const SliceIndex slice : unreadable(plan, inputs.sources)) {
+  for (const SliceIndex slice : unreadable(plan, growing)) {
     if (missing.size() >= kMissingListed) break;
     plan.tiles_read(slice, tiles);
     for (const TileIndex tile : tiles) missing.push_back({map.tensor_of(tile), map.tile_box(tile)});
@@ -81,31 +114,38 @@ std::vector<planner::MissingBox> held_by_nobody(const planner::Plan& plan,
   return missing;
 }
 
+std::vector<NamedSource> named_sources(const SourceTable& sources) {
+  std::vector<NamedSource> named;
+  for (const ActiveSource& source : sources) {
+    named.push_back({source.name, source.record.node().control_endpoint()});
+  }
+  return named;
+}
+
 PlanSummary summarize_plan(const planner::Plan& plan, const PullTarget& target,
-                           const SourceTable& sources) {
+                           const std::vector<NamedSource>& sources) {
   const Checkpoint& checkpoint = *target.checkpoint;
   PlanSummary summary;
   summary.id = target.resolved.id;
   summary.root = target.resolved.root;
-  summary.wanted_bytes = target.packed->layout.payload_bytes();
+  summary.wanted_bytes = target.layout().payload_bytes();
   summary.wire_bytes = plan.wire_bytes();
   summary.slices = plan.slice_count();
   summary.buckets = plan.bucket_count();
   for (SourceIndex i = 0; i < sources.size(); ++i) {
-    const ActiveSource& source = sources[i];
-    PlanSummary::PerSource line{source.name, source.record.node().control_endpoint(), 0};
+    PlanSummary::PerSource line{sources[i].name, sources[i].endpoint, 0};
     for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
       if (plan.candidates(slice).test(i)) line.bytes_available += plan.slice_bytes(slice);
     }
     summary.sources.push_back(std::move(line));
   }
-  for (const auto& [tensor, box] : target.wanted) {
-    const TensorInfo& info = checkpoint.tensors[tensor];
+  for (const LayoutEntry& entry : target.layout().entries()) {
+    const TensorInfo& info = checkpoint.tensors[entry.tensor];
     summary.wanted.push_back({info.name, std::string(dtype_name(info.dtype)),
-                              info.shape.to_string(), box.to_string(),
-                              box.elements() * dtype_size_bytes(info.dtype)});
+                              info.shape.to_string(), entry.box.to_string(),
+                              entry.box.elements() * dtype_size_bytes(info.dtype)});
   }
-  summary.tensors = count_tensors(checkpoint.tensors, target.packed->layout);
+  summary.tensors = count_tensors(checkpoint.tensors, target.layout());
   for (const auto& missing : plan.missing()) {
     summary.missing.push_back(checkpoint.tensors[missing.tensor].name + missing.box.to_string());
   }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "recovery/planner/slice_plan.h"
@@ -11,11 +13,21 @@
 // Plans a pull over its current sources. Pure.
 namespace rekindle::pull {
 
+// One source as a plan sees it.
+struct PlanSource {
+  std::shared_ptr<const Layout> layout;
+  // It is being filled.
+  bool growing = false;
+};
+std::vector<PlanSource> plan_sources(const SourceTable& sources);
+
+// They own all that a plan needs, so that a plan can be made while the pull goes on or ends.
 struct PlanInputs {
-  const Checkpoint& checkpoint;
-  const Layout& destination;
-  const SourceTable& sources;
-  const VerifiedTiles* verified = nullptr;  // null: nothing is here yet
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::shared_ptr<const Layout> destination;
+  std::vector<PlanSource> sources;
+  // The tiles that are here. nullopt: nothing is here yet.
+  std::optional<TileSet> verified;
   // This host serves the bytes that it has received. Small copies are then cut into small slices,
   // so that pullers have enough of them to trade.
   bool trades = false;
@@ -23,17 +35,31 @@ struct PlanInputs {
 
 // Complete sources decide how the slices are cut, and growing ones join in where they can
 // (swarm::Availability). Only where complete sources have nothing left to give, the slices are cut
-// by the tiles that growing sources are going to hold.
-Result<std::unique_ptr<planner::Plan>> plan_over(const PlanInputs& inputs);
+// by the tiles that growing sources are going to hold. The plan keeps its checkpoint and layouts.
+Result<std::shared_ptr<const planner::Plan>> plan_over(const PlanInputs& inputs);
+
+// What the sources that are being filled hold as of now.
+struct GrowingHold {
+  transport::SourceIndex source = 0;
+  std::shared_ptr<const Layout> layout;
+  TileSet held;
+};
+std::vector<GrowingHold> growing_holds(const SourceTable& sources);
 
 // Whether no slice of the plan can be read from any source as of now.
-bool nothing_readable(const planner::Plan& plan, const SourceTable& sources);
+bool nothing_readable(const planner::Plan& plan, const std::vector<GrowingHold>& growing);
 // Boxes of slices that cannot be read as of now; a long list is cut.
 std::vector<planner::MissingBox> held_by_nobody(const planner::Plan& plan,
-                                                const PlanInputs& inputs);
+                                                const Checkpoint& checkpoint,
+                                                const std::vector<GrowingHold>& growing);
 
 // For pull --dry-run.
+struct NamedSource {
+  std::string name;
+  std::string endpoint;
+};
+std::vector<NamedSource> named_sources(const SourceTable& sources);
 PlanSummary summarize_plan(const planner::Plan& plan, const PullTarget& target,
-                           const SourceTable& sources);
+                           const std::vector<NamedSource>& sources);
 
 }  // namespace rekindle::pull

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <iterator>
 
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/pull/local_source.h"
+#include "recovery/pull/pull_plans.h"
 #include "recovery/rpc/convert.h"
 #include "src/async/offload.h"
 #include "src/async/task_group.h"
@@ -129,14 +131,15 @@ async::Task<void> SourcePool::learn_layouts() {
 async::Task<Result<void>> SourcePool::learn_layout_of(ActiveSource& source) {
   const Checkpoint& checkpoint = *context_.target.checkpoint;
   const Digest digest = rpc::from_proto(source.record.layout());
-  if (!layouts_.contains(digest)) {
-    CO_TRY(const std::string bytes, co_await source.peer->fetch_layout(digest, paging()));
-    CO_TRY(auto layout, Layout::parse(checkpoint.tensors, bytes));
-    if (layout.digest() != digest) {
-      co_return fail(ErrorCode::kCorrupt, "source {} sent a layout with another digest",
-                     source.name);
+  if (!find_layout(digest)) {
+    PullPlans& plans = *context_.environment.plans;
+    const auto turn = co_await plans.turns().take(digest, context_.silence);
+    if (!find_layout(digest)) {
+      CO_TRY(std::string bytes, co_await source.peer->fetch_layout(digest, paging(turn.get())));
+      turn->arrived();
+      auto parsing = plans.parse(context_.target.checkpoint, digest, std::move(bytes));
+      CO_TRY(layouts_[digest], co_await context_.wait_for(std::move(parsing)));
     }
-    know_layout(layout);
   }
   if (!source.record.complete()) {
     const TileIndex tiles = checkpoint.tiles.tile_count();
@@ -148,16 +151,28 @@ async::Task<Result<void>> SourcePool::learn_layout_of(ActiveSource& source) {
   co_return Result<void>();
 }
 
-void SourcePool::know_layout(const Layout& layout) {
-  layouts_[layout.digest()] = std::make_shared<const Layout>(layout);
+// Among those of this pull, or in the tables of other pulls.
+bool SourcePool::find_layout(const Digest& digest) {
+  if (layouts_.contains(digest)) return true;
+  const Digest& tensor_set = context_.target.checkpoint->tensors.digest();
+  auto layout = context_.environment.plans->find_layout(tensor_set, digest);
+  if (layout == nullptr) return false;
+  know_layout(std::move(layout));
+  return true;
 }
 
-SourcePeer::Paging SourcePool::paging() {
+void SourcePool::know_layout(std::shared_ptr<const Layout> layout) {
+  layouts_[layout->digest()] = std::move(layout);
+}
+
+SourcePeer::Paging SourcePool::paging(FetchTurns::Turn* turn) {
   const TimePoint now = steady_now();
   const auto share = context_.silence.left(now) / std::max<std::int64_t>(1, std::ssize(*table_));
   const auto deadline = std::max<std::chrono::milliseconds>(share, kLeastPageTime);
-  return {context_.silence.at_most(deadline, now),
-          [this] { context_.silence.heard(steady_now()); }};
+  return {context_.silence.at_most(deadline, now), [this, turn] {
+            context_.silence.heard(steady_now());
+            if (turn != nullptr) turn->progress(steady_now());
+          }};
 }
 
 // Takes in the coordinator's news of known sources: fresh grants, and gains of sources that are
@@ -205,6 +220,19 @@ async::Task<void> SourcePool::recruit(Transfer& transfer) {
   }
 }
 
+// With many slices this takes long.
+async::Task<Result<void>> SourcePool::prepare_join(std::shared_ptr<const Layout> layout,
+                                                   Transfer& transfer) {
+  swarm::SliceCandidates& candidates = *transfer.candidates();
+  std::function<Result<swarm::JoinTables>()> make = [plan = candidates.shared_plan(), layout,
+                                                     tiles = candidates.slice_tiles()] {
+    return Result<swarm::JoinTables>(swarm::join_tables(*plan, *layout, tiles));
+  };
+  CO_TRY(auto tables, co_await context_.environment.plans->run(std::move(make)));
+  candidates.prepare(std::move(tables));
+  co_return Result<void>();
+}
+
 // The source enters the table once its layout is known, because the transfer uses all that is
 // there.
 async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& transfer) {
@@ -214,7 +242,8 @@ async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& trans
     co_return;
   }
   ActiveSource source = source_of(std::move(record), std::move(*peer));
-  const auto learned = co_await learn_layout_of(source);
+  auto learned = co_await learn_layout_of(source);
+  if (learned) learned = co_await prepare_join(source.layout, transfer);
   const bool cancelled = co_await async::is_cancelled();
   if (!learned) log::info("pull.recruit", "source", source.name, "error", learned.error());
   if (!learned || cancelled || !has_room()) {
@@ -225,7 +254,7 @@ async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& trans
   transfer.admit(static_cast<transport::SourceIndex>(table_->size() - 1));
 }
 
-void SourcePool::add_local() {
+async::Task<Result<void>> SourcePool::add_local() {
   const PullTarget& target = context_.target;
   for (const auto& stored : context_.environment.store->find(target.resolved.id)) {
     if (stored->manifest.checkpoint->root != target.resolved.root) continue;
@@ -234,11 +263,13 @@ void SourcePool::add_local() {
     const bool known = std::ranges::any_of(
         *table_, [&](const ActiveSource& other) { return other.name == source.name; });
     if (known || faults_.quarantined(source.name) || !has_room()) continue;
-    source.layout = std::shared_ptr<const Layout>(stored, &stored->manifest.layout);
+    auto copying = context_.environment.plans->layout_of(stored);
+    CO_TRY(source.layout, co_await context_.wait_for(std::move(copying)));
     for (const auto& segment : stored->segments) source.local_segments.push_back(segment->bytes());
     source.keep_alive = stored;
     table_->push_back(std::move(source));
   }
+  co_return Result<void>();
 }
 
 // The directory may be on a slow file system, and all of it may have to be digested.

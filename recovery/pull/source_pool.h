@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "recovery/pull/fetch_turns.h"
 #include "recovery/pull/pull_context.h"
 #include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_table.h"
@@ -36,13 +37,13 @@ class SourcePool {
   async::Task<void> recruit(Transfer& transfer);
 
   // Copies of this version in the own store under other layouts.
-  void add_local();
+  async::Task<Result<void>> add_local();
   // A fallback directory that was not read yet.
   bool has_fallback() const { return !context_.request.fallback.empty() && !fallback_used_; }
   // Learns the checkpoint from the directory if no source could give it.
   async::Task<Result<void>> add_fallback();
   // From now on no source is asked for this layout.
-  void know_layout(const Layout& layout);
+  void know_layout(std::shared_ptr<const Layout> layout);
 
   // Outside of a transfer.
   void lose(ActiveSource& source, const Error& cause);
@@ -51,8 +52,8 @@ class SourcePool {
   void forget_lost();
   void close();
   // How long a source may take for a page of metadata: one that does not answer leaves time for
-  // the others to be asked.
-  SourcePeer::Paging paging();
+  // the others to be asked. `turn`: of the fetch, to note its progress.
+  SourcePeer::Paging paging(FetchTurns::Turn* turn = nullptr);
 
  private:
   // One life of a node, and one of its layouts.
@@ -64,7 +65,9 @@ class SourcePool {
   async::Task<void> dial(proto::Source record);
   async::Task<void> learn_layouts();
   async::Task<Result<void>> learn_layout_of(ActiveSource& source);
+  bool find_layout(const Digest& digest);
   async::Task<void> recruit_peer(proto::Source record, Transfer& transfer);
+  async::Task<Result<void>> prepare_join(std::shared_ptr<const Layout> layout, Transfer& transfer);
   void take_news(SwarmFollower* follower);
 
   PullContext& context_;

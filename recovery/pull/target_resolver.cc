@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "recovery/pull/pull_plans.h"
 #include "recovery/pull/tile_verifier.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
@@ -114,11 +115,11 @@ async::Task<Result<void>> TargetResolver::find_wanted() {
     if (wanted_.needs_config()) {
       CO_TRY(config, co_await read_config());
     }
-    CO_TRY(target_.wanted, wanted_boxes(wanted_, *target_.checkpoint, config));
-    CO_TRY(target_.packed,
-           pack_layout(target_.checkpoint->tensors, target_.wanted, store::kMaxSegmentBytes));
+    auto making =
+        context_.environment.plans->wanted(target_.checkpoint, wanted_, std::move(config));
+    CO_TRY(target_.wanted, co_await context_.wait_for(std::move(making)));
   }
-  context_.progress.set_total(target_.packed->layout.payload_bytes());
+  context_.progress.set_total(target_.layout().payload_bytes());
   co_return Result<void>();
 }
 
@@ -129,22 +130,27 @@ Result<void> TargetResolver::take_layout(const store::SetAside& copy) {
                 copy.checkpoint->root.hex());
   }
   target_.checkpoint = copy.checkpoint;
-  target_.packed = copy.packed;
-  target_.wanted.clear();
-  for (const LayoutEntry& entry : target_.packed->layout.entries()) {
-    target_.wanted.push_back({entry.tensor, entry.box});
-  }
+  target_.wanted = std::make_shared<const PackedLayout>(copy.packed);
   return {};
 }
 
-// From a copy in the own store, from the first peer that can say, or from the fallback directory.
-async::Task<Result<void>> TargetResolver::learn_checkpoint() {
+// In a copy of the own store, or in the tables of other pulls.
+bool TargetResolver::find_checkpoint() {
   const Resolved& resolved = target_.resolved;
   for (const auto& stored : context_.environment.store->find(resolved.id)) {
     if (stored->manifest.checkpoint->root != resolved.root) continue;
     target_.checkpoint = stored->manifest.checkpoint;
   }
-  if (target_.checkpoint != nullptr) co_return Result<void>();
+  if (target_.checkpoint == nullptr) {
+    target_.checkpoint = context_.environment.plans->find_checkpoint(resolved.root);
+  }
+  return target_.checkpoint != nullptr;
+}
+
+// From this host, from the first peer that can say, or from the fallback directory.
+async::Task<Result<void>> TargetResolver::learn_checkpoint() {
+  const Resolved& resolved = target_.resolved;
+  if (find_checkpoint()) co_return Result<void>();
   std::optional<Error> last_error;
   co_await sources_.connect();
   while (true) {
@@ -177,11 +183,19 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
 
 async::Task<Result<void>> TargetResolver::learn_from(std::shared_ptr<SourcePeer> peer) {
   const Resolved& resolved = target_.resolved;
-  CO_TRY(auto tensors, co_await peer->fetch_tensor_set(resolved.tensor_set, sources_.paging()));
-  CO_TRY(auto digests, co_await peer->fetch_tile_digests(resolved.root, sources_.paging()));
-  // Checks that they hash to the root that was resolved.
-  CO_TRY(target_.checkpoint,
-         Checkpoint::create(resolved.id, std::move(tensors), std::move(digests), resolved.root));
+  PullPlans& plans = *context_.environment.plans;
+  const auto turn = co_await plans.turns().take(resolved.root, context_.silence);
+  // Another pull may have fetched it meanwhile.
+  if (find_checkpoint()) co_return Result<void>();
+  PullPlans::CheckpointBytes bytes;
+  bytes.tensor_set = resolved.tensor_set;
+  CO_TRY(bytes.tensors,
+         co_await peer->fetch_tensor_set(resolved.tensor_set, sources_.paging(turn.get())));
+  CO_TRY(bytes.tile_digests,
+         co_await peer->fetch_tile_digests(resolved.root, sources_.paging(turn.get())));
+  turn->arrived();
+  auto parsing = plans.parse(resolved.id, resolved.root, std::move(bytes));
+  CO_TRY(target_.checkpoint, co_await context_.wait_for(std::move(parsing)));
   co_return Result<void>();
 }
 

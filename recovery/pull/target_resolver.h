@@ -31,6 +31,7 @@ class TargetResolver {
   // Exactly the boxes of a copy that is set aside.
   Result<void> take_layout(const store::SetAside& copy);
   async::Task<Result<void>> learn_checkpoint();
+  bool find_checkpoint();
   async::Task<Result<void>> learn_from(std::shared_ptr<SourcePeer> peer);
   async::Task<Result<std::string>> read_config();
 

@@ -51,6 +51,10 @@ class Transfer final : private transport::BatchObserver {
   // ("cancelled"); it must have been told not to throw (this_coro::throw_if_cancelled(false)).
   async::Task<Result<void>> run();
 
+  // The slices, and the sources that may bring them.
+  const std::shared_ptr<swarm::SliceCandidates>& candidates() const {
+    return options_.work.candidates;
+  }
   // While it runs: the last element of the table is new.
   void admit(transport::SourceIndex index);
   // Where the coordinator's news of sources that are being filled go.

@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "recovery/planner/shard_spec.h"
+#include "src/base/units.h"
+#include "src/store/segment_store.h"
 
 namespace rekindle::pull {
 
@@ -85,11 +87,30 @@ Result<std::vector<TensorBox>> wanted_boxes(const WantedSpec& spec, const Checkp
   return rules.boxes(checkpoint.tensors, config_json, place);
 }
 
+Result<PackedLayout> wanted_layout(const WantedSpec& spec, const Checkpoint& checkpoint,
+                                   const std::string& config_json) {
+  TRY(const auto boxes, wanted_boxes(spec, checkpoint, config_json));
+  return pack_layout(checkpoint.tensors, boxes, store::kMaxSegmentBytes);
+}
+
+namespace {
+
+bool covers_box(const Layout& layout, TensorIndex tensor, const Box& box) {
+  return std::ranges::any_of(layout.entries_of(tensor),
+                             [&](const LayoutEntry& entry) { return contains(entry.box, box); });
+}
+
+}  // namespace
+
 bool covers(const Layout& layout, const std::vector<TensorBox>& boxes) {
-  return std::all_of(boxes.begin(), boxes.end(), [&](const TensorBox& wanted) {
-    const auto entries = layout.entries_of(wanted.tensor);
-    return std::any_of(entries.begin(), entries.end(),
-                       [&](const LayoutEntry& entry) { return contains(entry.box, wanted.box); });
+  return std::ranges::all_of(boxes, [&](const TensorBox& wanted) {
+    return covers_box(layout, wanted.tensor, wanted.box);
+  });
+}
+
+bool covers(const Layout& layout, const Layout& wanted) {
+  return std::ranges::all_of(wanted.entries(), [&](const LayoutEntry& entry) {
+    return covers_box(layout, entry.tensor, entry.box);
   });
 }
 

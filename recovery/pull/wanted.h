@@ -20,6 +20,7 @@ struct WantedSpec {
   // want to know what the version consists of.
   std::vector<NamedBox> boxes = {};
 
+  auto operator<=>(const WantedSpec&) const = default;
   bool needs_config() const { return tensors_regex.empty() && boxes.empty() && !shard.empty(); }
   std::string to_string() const;  // for status: "tp=3/8", "tensors=…", "whole"
 };
@@ -28,8 +29,13 @@ struct WantedSpec {
 Result<std::vector<TensorBox>> wanted_boxes(const WantedSpec& spec, const Checkpoint& checkpoint,
                                             const std::string& config_json);
 
+// Their layout in the files of a new copy.
+Result<PackedLayout> wanted_layout(const WantedSpec& spec, const Checkpoint& checkpoint,
+                                   const std::string& config_json);
+
 // True when `layout` holds every wanted box inside one of its entries.
 bool covers(const Layout& layout, const std::vector<TensorBox>& boxes);
+bool covers(const Layout& layout, const Layout& wanted);
 
 // A layout of the same segments that consists of exactly these boxes. nullopt: a box does not lie
 // in one piece inside an entry of `layout`. kInvalid: boxes overlap.

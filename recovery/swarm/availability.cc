@@ -35,47 +35,52 @@ Availability::Availability(const planner::Plan& plan, SourceMask growing)
   }
 }
 
-void Availability::index_tiles() {
-  if (!tiles_of_slice_.first.empty()) return;
+std::shared_ptr<const SliceTiles> SliceTiles::of(const planner::Plan& plan) {
+  const auto tables = std::make_shared<SliceTiles>();
+  Rows& tiles_of_slice = tables->tiles_of_slice;
   TileIndex tiles = 0;
   std::vector<TileIndex> read;
-  tiles_of_slice_.first.push_back(0);
-  for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
-    plan_.tiles_read(slice, read);
+  tiles_of_slice.first.push_back(0);
+  for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
+    plan.tiles_read(slice, read);
     for (const TileIndex tile : read) tiles = std::max(tiles, tile + 1);
-    tiles_of_slice_.items.insert(tiles_of_slice_.items.end(), read.begin(), read.end());
-    tiles_of_slice_.first.push_back(static_cast<std::uint32_t>(tiles_of_slice_.items.size()));
+    tiles_of_slice.items.insert(tiles_of_slice.items.end(), read.begin(), read.end());
+    tiles_of_slice.first.push_back(static_cast<std::uint32_t>(tiles_of_slice.items.size()));
   }
   // The same the other way round: count, sum up, fill in.
-  auto& first = slices_of_tile_.first;
+  auto& first = tables->slices_of_tile.first;
+  auto& items = tables->slices_of_tile.items;
   first.assign(tiles + 1, 0);
-  for (const std::uint32_t tile : tiles_of_slice_.items) ++first[tile + 1];
+  for (const std::uint32_t tile : tiles_of_slice.items) ++first[tile + 1];
   for (TileIndex tile = 0; tile < tiles; ++tile) first[tile + 1] += first[tile];
-  slices_of_tile_.items.resize(tiles_of_slice_.items.size());
+  items.resize(tiles_of_slice.items.size());
   std::vector<std::uint32_t> next(first.begin(), first.end() - 1);
-  for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
-    for (const std::uint32_t tile : tiles_of_slice_.row(slice)) {
-      slices_of_tile_.items[next[tile]++] = slice;
-    }
+  for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
+    for (const std::uint32_t tile : tiles_of_slice.row(slice)) items[next[tile]++] = slice;
   }
+  return tables;
 }
 
-const std::vector<bool>& Availability::covered_by(const Layout& layout) {
-  const auto [found, is_new] = covered_.try_emplace(layout.digest());
-  if (is_new) {
-    found->second.resize(slice_count_);
-    for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
-      found->second[slice] = plan_.covered_by(slice, layout);
-    }
+JoinTables join_tables(const planner::Plan& plan, const Layout& layout,
+                       std::shared_ptr<const SliceTiles> tiles) {
+  JoinTables tables{layout.digest(), std::vector<bool>(plan.slice_count()), std::move(tiles)};
+  for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
+    tables.covered[slice] = plan.covered_by(slice, layout);
   }
-  return found->second;
+  if (tables.tiles == nullptr) tables.tiles = SliceTiles::of(plan);
+  return tables;
+}
+
+void Availability::prepare(JoinTables tables) {
+  if (tiles_ == nullptr) tiles_ = std::move(tables.tiles);
+  covered_.try_emplace(tables.layout, std::move(tables.covered));
 }
 
 SliceIndex Availability::add_source(SourceIndex source, const Layout& layout) {
-  index_tiles();
-  const auto tiles = static_cast<TileIndex>(slices_of_tile_.first.size() - 1);
+  if (!covered_.contains(layout.digest())) prepare(join_tables(plan_, layout, tiles_));
+  const auto tiles = static_cast<TileIndex>(tiles_->slices_of_tile.first.size() - 1);
   held_.insert_or_assign(source, TileSet(tiles));
-  const std::vector<bool>& covered = covered_by(layout);
+  const std::vector<bool>& covered = covered_[layout.digest()];
   const std::uint64_t bit = std::uint64_t{1} << source;
   SliceIndex count = 0;
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
@@ -87,7 +92,7 @@ SliceIndex Availability::add_source(SourceIndex source, const Layout& layout) {
 }
 
 bool Availability::holds(const TileSet& held, SliceIndex slice) const {
-  const auto tiles = tiles_of_slice_.row(slice);
+  const auto tiles = tiles_->tiles_of_slice.row(slice);
   return std::all_of(tiles.begin(), tiles.end(), [&](TileIndex tile) { return held.test(tile); });
 }
 
@@ -102,7 +107,7 @@ std::vector<SliceIndex> Availability::extend(SourceIndex source, const TileRuns&
     for (TileIndex tile = begin; tile < std::min(end, held.size()); ++tile) {
       if (held.test(tile)) continue;
       held.set(tile);
-      for (const SliceIndex slice : slices_of_tile_.row(tile)) {
+      for (const SliceIndex slice : tiles_->slices_of_tile.row(tile)) {
         if (!prospects(slice).test(source) || candidates(slice).test(source)) continue;
         if (!holds(held, slice)) continue;
         candidates_[slice].fetch_or(bit, std::memory_order_release);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "recovery/planner/slice_plan.h"
@@ -21,6 +22,34 @@ using transport::SliceIndex;
 using transport::SourceIndex;
 using transport::SourceMask;
 
+// Rows of numbers, one after the other.
+struct Rows {
+  // The index of the first item of each row, and one past the last item.
+  std::vector<std::uint32_t> first;
+  std::vector<std::uint32_t> items;
+  std::span<const std::uint32_t> row(std::uint32_t i) const {
+    return std::span(items).subspan(first[i], first[i + 1] - first[i]);
+  }
+};
+
+// The tiles that each slice of a plan reads, and the same the other way round.
+struct SliceTiles {
+  Rows tiles_of_slice;
+  Rows slices_of_tile;
+  static std::shared_ptr<const SliceTiles> of(const planner::Plan& plan);
+};
+
+// What takes long when a source with this layout joins a plan. Any thread may make it.
+struct JoinTables {
+  Digest layout;
+  // By slice: whether the layout covers it.
+  std::vector<bool> covered;
+  std::shared_ptr<const SliceTiles> tiles;
+};
+// `tiles`: of this plan, from earlier tables. Null: they are made, too.
+JoinTables join_tables(const planner::Plan& plan, const Layout& layout,
+                       std::shared_ptr<const SliceTiles> tiles);
+
 // The sources that can serve each slice of a plan, while sources come and their copies grow. A
 // source whose layout covers a slice is a prospect for it; it is a candidate as soon as it holds
 // every tile that the slice reads. The plan itself does not change. A candidate stays one: the
@@ -32,6 +61,10 @@ class Availability {
   // Candidates of the plan count, except those in `growing`: extend() says what they hold.
   Availability(const planner::Plan& plan, SourceMask growing);
 
+  // Before a source with this layout is added. Without it add_source() makes the tables itself.
+  void prepare(JoinTables tables);
+  // Null: no source was added or prepared.
+  const std::shared_ptr<const SliceTiles>& slice_tiles() const { return tiles_; }
   // The plan need not know the source. Returns the number of slices that its layout covers.
   SliceIndex add_source(SourceIndex source, const Layout& layout);
   // The source holds these tiles. Returns the slices that it has become a candidate for.
@@ -51,18 +84,6 @@ class Availability {
 
  private:
   using Bits = std::unique_ptr<std::atomic<std::uint64_t>[]>;
-  // Rows of numbers, one after the other.
-  struct Rows {
-    // The index of the first item of each row, and one past the last item.
-    std::vector<std::uint32_t> first;
-    std::vector<std::uint32_t> items;
-    std::span<const std::uint32_t> row(std::uint32_t i) const {
-      return std::span(items).subspan(first[i], first[i + 1] - first[i]);
-    }
-  };
-
-  void index_tiles();
-  const std::vector<bool>& covered_by(const Layout& layout);
   bool holds(const TileSet& held, SliceIndex slice) const;
 
   const planner::Plan& plan_;
@@ -71,9 +92,7 @@ class Availability {
   Bits prospects_;
   // By slice.
   std::vector<TileIndex> first_tile_;
-  // Both are made when the first source is added.
-  Rows tiles_of_slice_;
-  Rows slices_of_tile_;
+  std::shared_ptr<const SliceTiles> tiles_;
   // By layout.
   std::map<Digest, std::vector<bool>> covered_;
   std::map<SourceIndex, TileSet> held_;
@@ -100,7 +119,13 @@ class SliceCandidates {
                   std::uint32_t suspicion);
 
   const planner::Plan& plan() const { return *plan_; }
+  const std::shared_ptr<const planner::Plan>& shared_plan() const { return plan_; }
 
+  // See Availability. Control thread, or before any other thread uses this object.
+  void prepare(JoinTables tables) { availability_.prepare(std::move(tables)); }
+  const std::shared_ptr<const SliceTiles>& slice_tiles() const {
+    return availability_.slice_tiles();
+  }
   // A source that the plan may not know. It holds nothing yet.
   void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout);
   // Both return the slices that the source has become a candidate for.

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kCheckWait{1000};
 constexpr std::chrono::milliseconds kPlaceRetry{200};
+constexpr std::chrono::seconds kViewWait{10};
 
 // Opens the mapped file itself. Another file may have its name by now.
 Result<UniqueFd> open_segment(const store::MappedSegment& segment) {
@@ -151,17 +152,30 @@ pull::PullRequest VersionFeed::request() const {
 void VersionFeed::on_begun(pull::Arriving arriving) {
   placing_ = arriving.placing;
   if (failed_) return;
-  if (view_) {
+  if (view_ || begun_) {
     // The pull begins again, because another pull had the place. The files are the same, unless
     // the other one left none.
-    if (arriving.segments == view_->files) return;
+    if (arriving.segments == (view_ ? view_->files : *begun_)) return;
     failed_ = Error(ErrorCode::kStale, fmt::format("the pull of {} was begun anew; attach again",
                                                    wanted_.id.to_string()));
     return changed.notify();
   }
+  begun_ = arriving.segments;
+  making_view_ = true;
+  view_making_.spawn("worker.view", make_view(std::move(arriving)));
+}
+
+async::Task<void> VersionFeed::make_view(pull::Arriving arriving) {
+  auto make = [checkpoint = arriving.checkpoint, layout = arriving.layout] {
+    return Portion::make(*checkpoint, *layout, {});
+  };
+  auto portion = co_await async::offload(host_.blocking_pool(), std::move(make));
+  making_view_ = false;
+  view_made_.notify();
+  if (failed_) co_return;
   View view;
   view.checkpoint = arriving.checkpoint;
-  view.portion = Portion::make(*view.checkpoint, std::move(arriving.layout), {});
+  view.portion = std::move(portion);
   view.files = std::move(arriving.segments);
   view.rung = from_fallback_ ? Rung::kFallback : Rung::kPeers;
   verified_ = arriving.verified;
@@ -210,6 +224,8 @@ async::Task<Result<void>> VersionFeed::pull_once() {
     changed.notify();
   };
   auto stored = co_await host_.pull(request(), progress, std::move(watch));
+  // Bounded: it is computed, and waits for nobody.
+  while (making_view_) co_await view_made_.wait_until(steady_now() + kViewWait);
   if (!stored) co_return fail(std::move(stored).error());
   if (view_) {
     view_->stored = std::move(*stored);

@@ -57,6 +57,8 @@ class VersionFeed {
         recent_(recent),
         wanted_(std::move(wanted)),
         pause_changed_(std::make_shared<async::Notifier>(executor)),
+        view_made_(executor),
+        view_making_(executor),
         pauses_([this] { pause_changed_->notify(); }) {}
 
   // Returns when the feed is complete or has failed.
@@ -100,6 +102,7 @@ class VersionFeed {
   Result<void> set_view(View view);
   pull::PullRequest request() const;
   void on_begun(pull::Arriving arriving);
+  async::Task<void> make_view(pull::Arriving arriving);
 
   CopyHost& host_;
   RecentPortions& recent_;
@@ -111,7 +114,13 @@ class VersionFeed {
   std::optional<Error> obstacle_;
   bool place_taken_ = false;  // by another pull, when the last try failed
   LeaseGrantor interests_;
+  // The files of the pull that has begun.
+  std::optional<Files> begun_;
   const std::shared_ptr<async::Notifier> pause_changed_;
+  // The view of the arriving copy is being made. That ends before the pull counts as ended.
+  bool making_view_ = false;
+  async::Notifier view_made_;
+  async::TaskGroup view_making_;
   LeaseGrantor pauses_;
   bool wanted_now_ = false;
   std::shared_ptr<pull::Placing> placing_;

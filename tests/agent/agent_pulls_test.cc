@@ -19,10 +19,10 @@ pull::PullRequest whole(std::uint64_t version) {
   return request;
 }
 
-Layout small_layout() {
+std::shared_ptr<const Layout> small_layout() {
   const auto tensors = *TensorSet::create({{"w", DType::kU8, {4}}});
   const std::vector<TensorBox> boxes{{0, Box::whole({4})}};
-  return pack_layout(tensors, boxes, 1 << 20)->layout;
+  return std::make_shared<const Layout>(pack_layout(tensors, boxes, 1 << 20)->layout);
 }
 
 class SharedPullsTest : public ::testing::Test {

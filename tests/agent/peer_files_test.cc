@@ -7,6 +7,7 @@
 #include "recovery/agent/grant_clock.h"
 #include "recovery/agent/peer_service.h"
 #include "recovery/pull/pull_job.h"
+#include "recovery/pull/pull_plans.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/methods.h"
 #include "tests/recovery/rpc_fixture.h"
@@ -54,6 +55,7 @@ class PeerFilesTest : public store::StoreTest {
     environment.store = store_.get();
     environment.digest_pool = &digests_;
     environment.blocking_pool = &blocking_;
+    environment.plans = &plans_;
     environment.coordinator = [] { return nullptr; };
     environment.coordinator_problem = [] { return Error(ErrorCode::kUnavailable, "nobody"); };
     pull::PullRequest request;
@@ -89,6 +91,7 @@ class PeerFilesTest : public store::StoreTest {
   GrantClock grants_;
   WorkerPool digests_{"t-digest", 2, 16};
   WorkerPool blocking_{"t-blocking", 2, 16};
+  pull::PullPlans plans_{loop_.executor(), {1, 64 << 20, 16}};
   PeerService service_{
       loop_.executor(), {identity_, served_, grants_, registry_, {}, blocking_}, digests_, {}};
   std::unique_ptr<rpc::RpcServer> server_ = rpc::RpcServer::create(loop_.executor(), identity_);

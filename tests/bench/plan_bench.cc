@@ -13,10 +13,14 @@
 #include <string>
 #include <vector>
 
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
 #include <fmt/format.h>
 
 #include "recovery/planner/shard_spec.h"
 #include "recovery/planner/slice_plan.h"
+#include "recovery/pull/pull_plans.h"
 #include "src/base/units.h"
 #include "tests/planner/model_tensors.h"
 
@@ -95,14 +99,53 @@ struct Bench {
   }
 };
 
+// One table of the host's pulls: how long the first pull waits for it, and the next one.
+template <typename Ask>
+void ask_twice(const char* what, boost::asio::io_context& io, Ask ask) {
+  double seconds[2] = {};
+  for (double& elapsed : seconds) {
+    const double begin = wall_seconds();
+    boost::asio::co_spawn(
+        io,
+        [&]() -> async::Task<void> {
+          auto asking = ask();
+          (void)check(co_await std::move(asking));
+        },
+        boost::asio::detached);
+    io.restart();
+    io.run();
+    elapsed = wall_seconds() - begin;
+  }
+  fmt::print("{:12} {:.3f} s elapsed the first time, {:.6f} s when it is kept\n", what, seconds[0],
+             seconds[1]);
+}
+
+void print_kept(const Bench& bench, const std::vector<std::shared_ptr<const Layout>>& layouts) {
+  boost::asio::io_context io;
+  pull::PullPlans plans(io.get_executor(), {1, 2 * kGiB, 256});
+  const pull::WantedSpec spec{"tp=3/16", "", ""};
+  pull::PullPlans::WantedRef wanted;
+  const auto ask_wanted = [&]() -> async::Task<Result<pull::PullPlans::WantedRef>> {
+    CO_TRY(wanted, co_await plans.wanted(bench.checkpoint, spec, bench.config));
+    co_return wanted;
+  };
+  ask_twice("boxes, files", io, ask_wanted);
+  pull::PlanInputs inputs;
+  inputs.checkpoint = bench.checkpoint;
+  inputs.destination = std::shared_ptr<const Layout>(wanted, &wanted->layout);
+  for (const auto& layout : layouts) inputs.sources.push_back({layout, false});
+  ask_twice("plan", io, [&] { return plans.plan(inputs); });
+  fmt::print("kept         {} for this rank\n", format_bytes(plans.kept_bytes()));
+}
+
 void run(bool sharded, int repeat) {
   Bench bench;
   bench.make_checkpoint();
-  std::vector<std::unique_ptr<Layout>> layouts;
+  std::vector<std::shared_ptr<const Layout>> layouts;
   std::vector<SourceView> sources;
   const std::uint32_t distinct = sharded ? 8 : 1;
   for (std::uint32_t i = 0; i < distinct; ++i) {
-    layouts.push_back(std::make_unique<Layout>(
+    layouts.push_back(std::make_shared<const Layout>(
         sharded ? bench.shard(i, 8) : bench.lay_out(whole_boxes(bench.checkpoint->tensors))));
   }
   for (std::uint32_t i = 0; i < 16; ++i) sources.push_back({layouts[i % distinct].get(), nullptr});
@@ -156,6 +199,8 @@ void run(bool sharded, int repeat) {
   fmt::print("expand all   {:.3f} s, {} reads, {} tiles\n", expanding, reads, tile_count);
   fmt::print("memory       peak {} with all inputs, of that the plan {}\n",
              format_bytes(memory("VmHWM")), format_bytes(after > before ? after - before : 0));
+  plan.reset();
+  print_kept(bench, layouts);
   fmt::print("conditions   {}, one thread\n", cpu_model());
 }
 

@@ -2,10 +2,12 @@
 // against a look at each element. REKINDLE_SEED and REKINDLE_CASES repeat or extend a run.
 #include <cstdlib>
 #include <random>
+#include <set>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "recovery/planner/plan_for_sources.h"
 #include "tests/planner/plan_oracle.h"
 #include "tests/support/effort.h"
 
@@ -65,6 +67,38 @@ Coverage run_cases(const Make& make, std::uint64_t cases) {
     count_kinds(**plan, seen);
   }
   return seen;
+}
+
+// The plan is made over one source of each layout and carried out with the scenario's sources.
+TEST(PlanProperty, APlanOfClassesServesTheSourcesOfEachClass) {
+  const std::uint64_t base = from_environment("REKINDLE_SEED", std::random_device{}());
+  fmt::print("seed {}\n", base);
+  std::uint64_t shared = 0;
+  for (std::uint64_t i = 0; i < from_environment("REKINDLE_CASES", 400); ++i) {
+    const std::uint64_t seed = base + i;
+    Random random(seed);
+    Scenario scenario = random_scenario(random, chance(random, 0.5) ? Size::kTiny : Size::kTiled);
+    for (Scenario::Source& source : scenario.sources) source.held.reset();
+    std::vector<SourceView> classes;
+    for (const auto& layout : scenario.layouts) classes.push_back({layout.get(), nullptr});
+    std::vector<SourceIndex> class_of;
+    for (const auto& source : scenario.sources) {
+      class_of.push_back(static_cast<SourceIndex>(source.layout));
+    }
+    // A class without a source would make plans that nobody can carry out.
+    const std::set<SourceIndex> used(class_of.begin(), class_of.end());
+    if (used.size() != classes.size()) continue;
+    shared += class_of.size() > classes.size();
+    auto by_class = plan_pull(
+        {scenario.checkpoint.get(), scenario.destination.get(), classes, scenario.have.get()},
+        scenario.options);
+    ASSERT_TRUE(by_class) << "seed " << seed << ": " << by_class.error().message();
+    const auto plan = plan_for_sources(std::move(*by_class), class_of);
+    for (const std::string& failure : check_plan(scenario, *plan, random)) {
+      FAIL() << "seed " << seed << ": " << failure;
+    }
+  }
+  EXPECT_GT(shared, 0u);
 }
 
 TEST(PlanProperty, SmallTensorsArriveOnceAndRight) {

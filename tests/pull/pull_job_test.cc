@@ -7,13 +7,18 @@
 #include <optional>
 #include <utility>
 
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/pull/pull_plans.h"
 #include "recovery/pull/pull_watch.h"
+#include "src/base/failpoint.h"
 #include "tests/store/store_fixture.h"
 
 namespace rekindle::pull {
@@ -97,6 +102,8 @@ class PullJobTest : public store::StoreTest {
     environment.engine = &engine;
     environment.digest_pool = &digests;
     environment.blocking_pool = &blocking;
+    PullPlans plans(io_.get_executor(), {1, 64 << 20, 16});
+    environment.plans = &plans;
     environment.coordinator = [] { return nullptr; };
     environment.coordinator_problem = [] { return Error(ErrorCode::kUnavailable, "nobody"); };
     PullJob job(environment, std::move(request), {}, {}, std::move(watch));
@@ -153,6 +160,51 @@ TEST_F(PullJobTest, AHeldPullFetchesNothingUntilTheWatchAndTheLastWriterLetGo) {
   ASSERT_TRUE(outcome) << outcome.error().message();
   EXPECT_EQ(verified_while_held, TileIndex{0});
   EXPECT_FALSE(arriving->placing->begin()) << "the pull writes itself by now";
+}
+
+// The job goes while the planning thread still works on its tables.
+TEST_F(PullJobTest, C7ACancelledPullDoesNotWaitForItsPlanAndTheControlThreadServesOthers) {
+  const auto engine = transport::Engine::create({1});
+  WorkerPool digests("digest", 2, 16), blocking("blocking", 2, 16);
+  PullPlans plans(io_.get_executor(), {1, 64 << 20, 16});
+  PullEnvironment environment;
+  environment.executor = io_.get_executor();
+  environment.store = store_.get();
+  environment.engine = engine.get();
+  environment.digest_pool = &digests;
+  environment.blocking_pool = &blocking;
+  environment.plans = &plans;
+  environment.coordinator = [] { return nullptr; };
+  environment.coordinator_problem = [] { return Error(ErrorCode::kUnavailable, "nobody"); };
+  PullRequest request;
+  request.ref = *ModelRef::parse("org/model@1");
+  request.fallback = source_path();
+  std::string phase;
+  OnProgress on_progress = [&](const Progress& progress) { phase = progress.phase; };
+  auto job = std::make_unique<PullJob>(environment, std::move(request), std::move(on_progress));
+  ASSERT_TRUE(arm_failpoints("plan.compute=hold"));
+  boost::asio::cancellation_signal cancel;
+  std::optional<Result<PullJob::Outcome>> outcome;
+  boost::asio::co_spawn(
+      io_, [&]() -> async::Task<void> { outcome = co_await job->run(); },
+      boost::asio::bind_cancellation_slot(cancel.slot(), boost::asio::detached));
+  const auto run_until = [&](const std::function<bool()>& done) {
+    while (!done()) {
+      io_.restart();
+      io_.run_one_for(std::chrono::milliseconds(10));
+    }
+  };
+  run_until([&] { return phase == "plan"; });
+  bool served = false;
+  boost::asio::post(io_, [&] { served = true; });
+  run_until([&] { return served; });
+  EXPECT_FALSE(outcome);
+  cancel.emit(boost::asio::cancellation_type::terminal);
+  run_until([&] { return outcome.has_value(); });
+  ASSERT_FALSE(*outcome);
+  EXPECT_EQ(outcome->error().code(), ErrorCode::kUnavailable);
+  job.reset();
+  ASSERT_TRUE(arm_failpoints(""));
 }
 
 constexpr const char* kReplicate =

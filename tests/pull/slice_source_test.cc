@@ -114,7 +114,10 @@ class SliceSourceTest : public ::testing::Test {
     plan_ = std::move(*plan);
     ASSERT_TRUE(plan_->missing().empty());
     slices_ = std::make_unique<PlanSliceSource>(
-        SliceWork{plan_, pending_, verified_, counters_, suspicion}, pool_,
+        SliceWork{
+            std::make_shared<swarm::SliceCandidates>(plan_, transport::SourceMask(), suspicion),
+            pending_, verified_, counters_},
+        pool_,
         [this](SourceIndex source, const std::vector<planner::TileWork>& items,
                const std::function<void(RangeProofs)>& done) { done(prove(source, items)); });
     for (SourceIndex i = 0; i < sources_.size(); ++i) slices_->set_regions(i, {{0, i}});

@@ -25,9 +25,19 @@ class SourcePlanTest : public store::StoreTest {
     return source;
   }
   PlanInputs inputs() const {
-    return {.checkpoint = *checkpoint(), .destination = *wanted_, .sources = sources_};
+    return {.checkpoint = checkpoint(),
+            .destination = wanted_,
+            .sources = plan_sources(sources_),
+            .verified = std::nullopt,
+            .trades = false};
   }
-  std::unique_ptr<planner::Plan> plan() const { return std::move(*plan_over(inputs())); }
+  std::shared_ptr<const planner::Plan> plan() const { return *plan_over(inputs()); }
+  bool nothing_readable(const planner::Plan& plan) const {
+    return pull::nothing_readable(plan, growing_holds(sources_));
+  }
+  std::vector<planner::MissingBox> held_by_nobody(const planner::Plan& plan) const {
+    return pull::held_by_nobody(plan, *checkpoint(), growing_holds(sources_));
+  }
   std::vector<TensorBox> all() const { return store::all_boxes(*checkpoint()); }
 
   void SetUp() override {
@@ -51,7 +61,7 @@ TEST_F(SourcePlanTest, CompleteSourcesCutTheSlicesAlthoughOthersGrow) {
   const auto plan = this->plan();
   EXPECT_GT(plan->slice_count(), 0u);
   EXPECT_FALSE(plan->missing().empty()) << "no complete source has the rest";
-  EXPECT_FALSE(nothing_readable(*plan, sources_));
+  EXPECT_FALSE(nothing_readable(*plan));
 }
 
 TEST_F(SourcePlanTest, WhereCompleteSourcesHaveNothingGrowingOnesCountAsWhole) {
@@ -59,11 +69,11 @@ TEST_F(SourcePlanTest, WhereCompleteSourcesHaveNothingGrowingOnesCountAsWhole) {
   const auto plan = this->plan();
   ASSERT_GT(plan->slice_count(), 0u);
   EXPECT_TRUE(plan->missing().empty());
-  EXPECT_TRUE(nothing_readable(*plan, sources_));
-  EXPECT_FALSE(held_by_nobody(*plan, inputs()).empty());
+  EXPECT_TRUE(nothing_readable(*plan));
+  EXPECT_FALSE(held_by_nobody(*plan).empty());
   EXPECT_TRUE(source.learn_held({{0, checkpoint()->tiles.tile_count()}}));
-  EXPECT_FALSE(nothing_readable(*plan, sources_));
-  EXPECT_TRUE(held_by_nobody(*plan, inputs()).empty());
+  EXPECT_FALSE(nothing_readable(*plan));
+  EXPECT_TRUE(held_by_nobody(*plan).empty());
 }
 
 TEST_F(SourcePlanTest, TradersCutSmallCopiesIntoMorePieces) {
@@ -78,9 +88,8 @@ TEST_F(SourcePlanTest, TheSummaryNamesWhatIsMissing) {
   PullTarget target;
   target.resolved.id = checkpoint()->id;
   target.checkpoint = checkpoint();
-  target.wanted = all();
-  target.packed = store::pack(*checkpoint(), all());
-  const auto summary = summarize_plan(*plan(), target, sources_);
+  target.wanted = std::make_shared<const PackedLayout>(store::pack(*checkpoint(), all()));
+  const auto summary = summarize_plan(*plan(), target, named_sources(sources_));
   ASSERT_EQ(summary.sources.size(), 1u);
   EXPECT_EQ(summary.sources[0].name, "a");
   EXPECT_GT(summary.sources[0].bytes_available, 0u);

@@ -203,7 +203,7 @@ void Puller::land(PathId id) {
   scheduler_->slice_done(id, slice, OpStatus::kOk, site_.events.now());
   copy_.held.set(slice);
   ++done_;
-  scheduler_->resolve(slice, transport::Verdict::kAccept);
+  scheduler_->resolve(slice, transport::Verdict::kAccept, site_.events.now());
 }
 
 void Puller::step(Duration length) {

@@ -215,7 +215,7 @@ void World::land(Joiner& joiner, Flow& flow) {
     joiner.plan->tiles(first + size - 1, tiles);
     for (const auto& work : tiles) joiner.held.set(work.tile);
   }
-  joiner.scheduler->resolve(slice, Verdict::kAccept);
+  joiner.scheduler->resolve(slice, Verdict::kAccept, now());
 }
 
 void World::advance(Joiner& joiner) {

@@ -74,7 +74,8 @@ class WorkerRoundsTest : public WorkerServiceTest {
       }
       const auto none =
           std::make_shared<pull::VerifiedTiles>(TileSet(manifest.checkpoint->tiles.tile_count()));
-      pull::Arriving arriving{manifest.checkpoint, manifest.layout, none, std::move(segments),
+      auto layout = std::make_shared<const Layout>(manifest.layout);
+      pull::Arriving arriving{manifest.checkpoint, std::move(layout), none, std::move(segments),
                               placing_};
       watch.on_begun(std::move(arriving));
       while ((placing_->busy() || watch.held()) && !co_await async::is_cancelled()) {

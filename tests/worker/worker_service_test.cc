@@ -109,7 +109,7 @@ class ArrivingCopyTest : public WorkerServiceTest {
       TileSet all(manifest.checkpoint->tiles.tile_count());
       all.set_range(0, all.size());
       pull::Arriving arriving{manifest.checkpoint,
-                              manifest.layout,
+                              std::make_shared<const Layout>(manifest.layout),
                               std::make_shared<pull::VerifiedTiles>(all),
                               {stored_->segments.begin(), stored_->segments.end()},
                               {}};
@@ -250,7 +250,8 @@ TEST_F(WorkerServiceTest, SegmentsThatAreMissingAreToldBeforeThePullEnds) {
   host_->on_pull = [this](pull::PullWatch watch) -> LonelyHost::Pulled {
     const auto stored = host_->store().find({"m", 1}).front();
     const auto& manifest = stored->manifest;
-    watch.on_begun({manifest.checkpoint, manifest.layout, nullptr, {}});
+    watch.on_begun(
+        {manifest.checkpoint, std::make_shared<const Layout>(manifest.layout), nullptr, {}});
     co_await async::sleep_for(1h);
     co_return fail(ErrorCode::kTimeout, "ended");
   };

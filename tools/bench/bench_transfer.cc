@@ -54,6 +54,10 @@ Result<TransferOptions> complete(TransferOptions options) {
     return fail(ErrorCode::kInvalid, "bench transfer: --link limits tcp, not {}",
                 options.transport);
   }
+  if (options.row_bytes != 0 && !options.save.empty()) {
+    return fail(ErrorCode::kInvalid,
+                "bench transfer: --save wants the whole pool as it was read, so not with --rows");
+  }
   if (!options.tcp_congestion.empty() && options.transport != "tcp") {
     return fail(ErrorCode::kInvalid, "bench transfer: --tcp-congestion is for tcp, not {}",
                 options.transport);
