@@ -27,11 +27,11 @@
 namespace rekindle::pull {
 
 // The tables of pulls: parsed metadata, the boxes of a shard, plans. With a hundred thousand
-// tensors each takes a tenth of a second or more, so threads of their own compute them, and the
-// control thread waits. Pulls of this host that need the same table share it, also one after the
-// other. Tables never change. Control thread only.
+// tensors each takes tenths of a second, so planning threads compute them while the pull waits.
+// Pulls of this host that need the same table share it, also one after the other. Tables never
+// change. Control thread only.
 //
-// Each call may be cancelled: it ends at once, and the computation goes on with all that it needs.
+// A call that is cancelled ends at once. Its computation goes on, and owns all that it uses.
 class PullPlans {
  public:
   struct Options {

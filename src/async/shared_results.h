@@ -33,8 +33,8 @@ Task<Result<void>> wait_for_end(std::shared_ptr<Computation> computation, TimePo
 // Immutable results that take long to compute, by key. The pool computes a result once for all
 // callers that ask for it meanwhile. Results are kept for later callers; the least recently used
 // ones go first. Failures are not kept. `Value` is a shared pointer, or cheap to copy like one.
-// One executor uses the object; the pool must end before the executor's context,
-// and after this object or with it.
+// One executor uses the object. The pool must outlive the object and end before the executor's
+// context.
 template <typename Key, typename Value>
 class SharedResults {
  public:
