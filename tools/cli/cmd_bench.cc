@@ -147,9 +147,8 @@ Result<int> bench_store(const Settings& settings, const StoreArgs& args) {
 void add_store(Command& bench, Session& session) {
   Command sub = bench.command(
       "store",
-      "Publishing files and the memory work of a pull, into fresh memory and into the reserve, "
-      "and\n"
-      "next to them parallel copies between memory that is there. Works beside --store.");
+      "Publishing files and allocating for pulls, next to parallel copies between warm memory.\n"
+      "Fresh memory and the reserve apart. Works in a directory beside --store.");
   auto args = std::make_shared<StoreArgs>();
   sub.option("--bytes", args->bytes, "Size of the version; needs four times as much [2G]")
       .type_name("SIZE");
