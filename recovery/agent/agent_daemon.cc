@@ -304,24 +304,23 @@ void Daemon::install_status() {
 }
 
 // Gives the memory of retired versions back when no other version has taken it for a while, and
-// refills the reserve.
+// refills the reserve, in parts so that the agent can stop in between.
 Task<void> Daemon::tend_memory() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   bool told = false;
   while (!co_await async::is_cancelled()) {
-    const TimePoint begun = std::chrono::steady_clock::now();
-    auto work = [this] {
+    auto tend = [this] {
       core_->store().trim_pool(std::chrono::steady_clock::now());
       return core_->store().top_up_reserve();
     };
-    auto tended = async::offload(core_->blocking_pool(), std::move(work));
+    auto tended = async::offload(core_->blocking_pool(), std::move(tend));
     const Result<std::uint64_t> added = co_await std::move(tended);
     if (!added && !std::exchange(told, true)) {
       log::warn("store.reserve", "error", added.error(), "effect", "pulls allocate their memory");
-    } else if (added && *added != 0) {
-      told = false;
-      log::info("store.reserve", "added", format_bytes(*added), "ms",
-                milliseconds(std::chrono::steady_clock::now() - begun));
+    }
+    if (added && *added != 0) {
+      log::info("store.reserve", "added", format_bytes(*added));
+      continue;
     }
     co_await async::sleep_for(kTendInterval);
   }

@@ -311,28 +311,24 @@ void SegmentPool::grow_reserve(std::uint64_t copy_bytes) {
 }
 
 Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
-  std::uint64_t made_bytes = 0;
-  while (!stopping_) {
-    fs::path path;
-    std::uint64_t size = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      const std::uint64_t there = available_locked() + deleting_bytes_;
-      const std::uint64_t wanted = std::min<std::uint64_t>(reserve_bytes_, room_bytes);
-      size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
-      if (size < kLeastResized) return made_bytes;
-      path = directory_ / fmt::format("{}", ++last_number_);
-    }
-    // Others find it once it is in the list, when it is whole.
-    TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::create(path, size, *placement_));
-    struct stat status {};
-    if (::fstat(segment->fd(), &status) != 0) return fail_errno(errno, path.string());
-    made(segment);
+  fs::path path;
+  std::uint64_t size = 0;
+  {
     const std::lock_guard lock(mutex_);
-    files_.push_back({std::move(path), size, inode_of(status), std::nullopt});
-    made_bytes += size;
+    const std::uint64_t there = available_locked() + deleting_bytes_;
+    const std::uint64_t wanted = std::min<std::uint64_t>(reserve_bytes_, room_bytes);
+    size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
+    if (size < kLeastResized) return 0;
+    path = directory_ / fmt::format("{}", ++last_number_);
   }
-  return made_bytes;
+  // Nobody else finds it before it is in the list, and then it is whole.
+  TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::create(path, size, *placement_));
+  struct stat status {};
+  if (::fstat(segment->fd(), &status) != 0) return fail_errno(errno, path.string());
+  made(segment);
+  const std::lock_guard lock(mutex_);
+  files_.push_back({std::move(path), size, inode_of(status), std::nullopt});
+  return size;
 }
 
 std::uint64_t SegmentPool::bytes() const {

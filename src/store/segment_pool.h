@@ -73,8 +73,8 @@ class SegmentPool {
 
   // Copies of `copy_bytes` are common here: the reserve shall suffice for one.
   void grow_reserve(std::uint64_t copy_bytes);
-  // Allocates what available files lack of the reserve, at most `room_bytes` in all. Returns the
-  // new bytes.
+  // Adds one file to what is available, if the reserve lacks bytes and all of it has at most
+  // `room_bytes`. Returns the new bytes; 0: nothing is missing.
   Result<std::uint64_t> top_up(std::uint64_t room_bytes);
   // Deletes files that earlier calls have seen for kMaxAge, but leaves the reserve.
   void trim(TimePoint now);

@@ -239,7 +239,8 @@ class SegmentStore {
   virtual void never_reuse(const MappedSegment& segment) = 0;
   // Bytes in the pool, also of files that are still mapped.
   virtual std::uint64_t pooled_bytes() const = 0;
-  // Allocates what the pool lacks of the reserve, and returns its bytes. Call it now and then.
+  // Allocates up to kMaxSegmentBytes of what the pool lacks of the reserve. Returns the new bytes.
+  // Call it until that is 0, and again now and then.
   virtual Result<std::uint64_t> top_up_reserve() = 0;
   // Deletes files that calls before `now` - 10 minutes have seen in the pool, but leaves the
   // reserve.

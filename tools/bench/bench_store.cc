@@ -119,7 +119,9 @@ class StoreBench {
           return {};
         }));
     TRY_VOID(pull_rows(*pulled_, "fresh memory"));
-    TRY_VOID(reserved_->top_up_reserve());
+    for (std::uint64_t added = 1; added != 0;) {
+      TRY(added, reserved_->top_up_reserve());
+    }
     return pull_rows(*reserved_, "the reserve");
   }
 

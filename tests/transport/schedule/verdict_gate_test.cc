@@ -38,8 +38,7 @@ TEST(VerdictGate, AQueueThatGrowsDoesNotOpenItFurther) {
   };
   follow(1, kSlice, 100'000'000, 1ms);
   const std::uint64_t limit = gate.limit_bytes();
-  for (int i = 2; i < 100; ++i)
-    follow(static_cast<SliceIndex>(i), kSlice, 100'000'000u * i, 1ms * i);
+  for (SliceIndex i = 2; i < 100; ++i) follow(i, kSlice, 100'000'000ull * i, 1ms * i);
   EXPECT_EQ(gate.limit_bytes(), limit);
   // Nor does a small slice, which verifies at once, close it.
   follow(100, 4 * kKiB, 4 * kKiB, 1us);
