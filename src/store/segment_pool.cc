@@ -108,7 +108,7 @@ Result<void> SegmentPool::unlink(const fs::path& path, std::uint64_t bytes) {
     deleting_bytes_ -= bytes;
     ++deleted_;
   }
-  deletions_.notify_all();
+  changed_.notify_all();
   return gone;
 }
 
@@ -320,15 +320,27 @@ Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
     size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
     if (size < kLeastResized) return 0;
     path = directory_ / fmt::format("{}", ++last_number_);
+    making_bytes_ = size;
   }
-  // Nobody else finds it before it is in the list, and then it is whole.
-  TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::create(path, size, *placement_));
+  auto done = add_file(path, size);
+  {
+    const std::lock_guard lock(mutex_);
+    making_bytes_ = 0;
+  }
+  changed_.notify_all();
+  TRY_VOID(done);
+  return size;
+}
+
+// Nobody else finds the file before it is in the list, and then it is whole.
+Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_bytes) {
+  TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::create(path, size_bytes, *placement_));
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return fail_errno(errno, path.string());
   made(segment);
   const std::lock_guard lock(mutex_);
-  files_.push_back({std::move(path), size, inode_of(status), std::nullopt});
-  return size;
+  files_.push_back({path, size_bytes, inode_of(status), std::nullopt});
+  return {};
 }
 
 std::uint64_t SegmentPool::bytes() const {
@@ -344,8 +356,8 @@ std::uint64_t SegmentPool::deleted() const {
 bool SegmentPool::make_room(std::uint64_t bytes, std::uint64_t deleted_before) {
   {
     std::unique_lock lock(mutex_);
-    deletions_.wait(lock, [&] {
-      return deleting_ == 0 ||
+    changed_.wait(lock, [&] {
+      return (deleting_ == 0 && making_bytes_ == 0) ||
              (deleted_ != deleted_before && room_on_file_system(directory_) >= bytes);
     });
     if (deleted_ != deleted_before) return true;  // another thread has made some meanwhile
@@ -366,7 +378,10 @@ void SegmentPool::keep_at_most(std::uint64_t bytes) {
   std::uint64_t there = 0;
   {
     Doomed doomed(*this);
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    // A file of the reserve that is being made takes memory, and can be deleted once it is there.
+    changed_.wait(
+        lock, [&] { return making_bytes_ == 0 || available_locked() + making_bytes_ <= bytes; });
     there = available_locked();
     while (there > bytes) {
       const auto file = largest_available();
@@ -376,7 +391,7 @@ void SegmentPool::keep_at_most(std::uint64_t bytes) {
     }
   }
   std::unique_lock lock(mutex_);
-  deletions_.wait(lock, [&] { return deleting_bytes_ == 0 || there + deleting_bytes_ <= bytes; });
+  changed_.wait(lock, [&] { return deleting_bytes_ == 0 || there + deleting_bytes_ <= bytes; });
 }
 
 bool SegmentPool::available(const File& file) const {

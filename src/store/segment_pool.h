@@ -124,6 +124,7 @@ class SegmentPool {
   Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
   bool unchanged(const File& file) const;
+  Result<void> add_file(const std::filesystem::path& path, std::uint64_t size_bytes);
   Files::iterator best_fit(std::uint64_t size_bytes);
   std::uint64_t available_locked() const;
   std::uint64_t max_bytes() const { return std::max(max_bytes_, reserve_bytes_.load()); }
@@ -135,15 +136,16 @@ class SegmentPool {
   const std::uint64_t max_bytes_;
   std::atomic<std::uint64_t> reserve_bytes_;
   const std::unique_ptr<const NumaPlacement> placement_;
-  mutable std::mutex mutex_;  // guards all below, and the names of the files
-  std::condition_variable deletions_;
+  mutable std::mutex mutex_;         // guards all below, and the names of the files
+  std::condition_variable changed_;  // deletions, and files of the reserve
   Files files_;
   // Files that this process has made, as long as they have a name that the store knows.
   std::map<Inode, Own> own_;
   std::uint64_t last_number_ = 0;
   std::size_t deleting_ = 0;  // files, under way
   std::uint64_t deleting_bytes_ = 0;
-  std::uint64_t deleted_ = 0;  // files, in all
+  std::uint64_t making_bytes_ = 0;  // of the file that top_up() makes
+  std::uint64_t deleted_ = 0;       // files, in all
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<WorkerPool> deleter_;  // of one thread, which the first file for it starts
 };

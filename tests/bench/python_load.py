@@ -16,12 +16,10 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
-import json
 import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from bench_fleet import Fleet
 
 import rekindle
 
@@ -38,43 +37,13 @@ SHARD = 4 * GIB  # of a safetensors file
 PATIENCE_S = 600.0
 
 
-class Fleet:
-    """A coordinator, and an agent with a store in `directory`."""
-
-    def __init__(self, directory: pathlib.Path, device: str) -> None:
-        self.store = directory / "store"
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.directory = directory
-        coordinator = self._start("coordinator", "--state", directory / "state")
-        gpu = "double:1" if device.startswith("double:") else "auto"
-        self._start("agent", "--node-id", "bench", "--store", self.store, "--gpu", gpu,
-                    "--coordinator", coordinator)
-
-    def _start(self, role: str, *arguments: object) -> str:
-        with open(self.directory / f"{role}.log", "wb") as log:
-            process = subprocess.Popen(
-                [os.environ["REKINDLE_BINARY"], role, "--json", "--listen", "127.0.0.1:0",
-                 *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=log)
-        self.processes.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            sys.exit(f"the {role} ended: " + (self.directory / f"{role}.log").read_text())
-        return str(json.loads(line)["listen"])
-
-    def wait_until_pinned(self, nbytes: int) -> None:
-        """What a copy costs once, when it appears."""
-        deadline = time.monotonic() + PATIENCE_S
-        while rekindle.status(agent=self.store).get("devices", {}).get("pinned_bytes", 0) < nbytes:
-            if time.monotonic() > deadline:
-                sys.exit("the device process did not pin the model")
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        for process in reversed(self.processes):
-            process.terminate()
-            process.wait()
+def wait_until_pinned(fleet: Fleet, nbytes: int) -> None:
+    """What a copy costs once, when it appears."""
+    deadline = time.monotonic() + PATIENCE_S
+    while rekindle.status(agent=fleet.store).get("devices", {}).get("pinned_bytes", 0) < nbytes:
+        if time.monotonic() > deadline:
+            sys.exit("the device process did not pin the model")
+        time.sleep(0.05)
 
 
 class Model(NamedTuple):
@@ -381,7 +350,7 @@ def compare(options: argparse.Namespace, directory: pathlib.Path) -> bool:
     try:
         small = {path.name: path.read_bytes() for path in files.glob("*.json")}
         rekindle.publish(model.known, "m@1", files=small, agent=fleet.store, timeout=PATIENCE_S)
-        fleet.wait_until_pinned(model.nbytes)
+        wait_until_pinned(fleet, model.nbytes)
         return Benchmark(model, "m", fleet, options.device).report(options.runs)
     finally:
         fleet.close()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import pathlib
 import resource
 import shutil
@@ -29,6 +28,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from bench_fleet import Fleet
 
 import rekindle
 
@@ -86,40 +87,6 @@ def write_model(directory: pathlib.Path, count: int) -> None:
         file.truncate(8 + len(text) + count * ROW)
 
 
-class Agent:
-    """A coordinator, and an agent with a store in `directory`."""
-
-    def __init__(self, directory: pathlib.Path, device: str) -> None:
-        self.store, self.directory = directory / "store", directory
-        self.processes: list[subprocess.Popen[bytes]] = []
-        coordinator = self._start("coordinator", "--state", directory / "state")
-        gpu = "auto" if device.startswith("cuda") else "double:1"
-        self._start("agent", "--node-id", "bench", "--store", self.store, "--gpu", gpu,
-                    "--coordinator", coordinator)
-
-    def _start(self, role: str, *arguments: object) -> str:
-        with open(self.directory / f"{role}.log", "wb") as log:
-            process = subprocess.Popen(
-                [os.environ["REKINDLE_BINARY"], role, "--json", "--listen", "127.0.0.1:0",
-                 *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=log)
-        self.processes.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            sys.exit(f"the {role} ended: " + (self.directory / f"{role}.log").read_text())
-        return str(json.loads(line)["listen"])
-
-    @property
-    def pid(self) -> int:
-        return self.processes[-1].pid
-
-    def close(self) -> None:
-        for process in reversed(self.processes):
-            process.terminate()
-            process.wait()
-
-
 def cpu_of_process(pid: int) -> float:
     """Seconds of all threads of a process so far."""
     tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")
@@ -161,10 +128,10 @@ class Worker:
         return self.samples
 
 
-def worker_process(agent: Agent, options: argparse.Namespace) -> dict[str, Sample]:
+def worker_process(agent: Fleet, options: argparse.Namespace) -> dict[str, Sample]:
     """Runs a Worker in a process of its own."""
     line = [sys.executable, __file__, "--tensors", str(options.tensors), "--device", options.device,
-            "--worker", str(agent.store), str(agent.pid)]
+            "--worker", str(agent.store), str(agent.agent_pid)]
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE)
     return {label: Sample(*values) for label, values in json.loads(done.stdout).items()}
 
@@ -197,7 +164,7 @@ def main() -> None:
     try:
         (directory / "model").mkdir()
         write_model(directory / "model", options.tensors)
-        agent = Agent(directory, options.device)
+        agent = Fleet(directory, options.device)
         try:
             rekindle.publish(directory / "model", "m@1", agent=agent.store)
             attaches(agent, options)
@@ -207,9 +174,9 @@ def main() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def attaches(agent: Agent, options: argparse.Namespace) -> None:
+def attaches(agent: Fleet, options: argparse.Namespace) -> None:
     new, again = Samples(), Samples()
-    here = Worker(str(agent.store), options.device, agent.pid)
+    here = Worker(str(agent.store), options.device, agent.agent_pid)
     # Not counted: the agent describes the version at its first attach.
     here.run(options.tensors, False)
     for _ in range(options.runs):

@@ -49,8 +49,7 @@ class BenchReads final : public transport::SliceSource, public transport::BatchO
     const std::uint64_t at = offset(slice);
     posted_at_[slice] = std::chrono::steady_clock::now();
     if (row_bytes_ != 0) {
-      // The same rows of memory in two pieces each would be contiguous, so the stride is twice a
-      // row's size.
+      // Every second row, because rows without gaps would be one piece.
       const std::uint64_t half = setup_.source_pool.bytes().size() / 2;
       const std::uint64_t first = at % half / setup_.slice_bytes * setup_.slice_bytes * 2;
       out.push_back({.remote = setup_.sources[source]->region(),

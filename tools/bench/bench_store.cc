@@ -102,7 +102,6 @@ class StoreBench {
 
   Result<void> prepare() {
     TRY(published_, open("published", 0));
-    TRY(pulled_, open("pulled", 0));
     TRY(reserved_, open("reserved", bytes_ + kFileBytes));
     TRY_VOID(publish(*published_));
     source_ = published_->find(kSourceId).front();
@@ -118,6 +117,7 @@ class StoreBench {
           touch_pages(memory->bytes());
           return {};
         }));
+    TRY_VOID(open_anew(pulled_, "pulled"));
     TRY_VOID(pull_rows(*pulled_, "fresh memory"));
     for (std::uint64_t added = 1; added != 0;) {
       TRY(added, reserved_->top_up_reserve());
@@ -137,6 +137,15 @@ class StoreBench {
     return store::SegmentStore::open(options);
   }
 
+  // An empty store, without pooled memory.
+  Result<void> open_anew(std::unique_ptr<store::SegmentStore>& store, const char* name) {
+    store.reset();
+    std::error_code ignored;
+    fs::remove_all(scratch_ / name, ignored);
+    TRY(store, open(name, 0));
+    return {};
+  }
+
   Result<void> publish(store::SegmentStore& store) {
     const fs::path paths[] = {scratch_ / "files"};
     TRY(auto staged, store.stage(kSourceId, paths, nullptr));
@@ -146,20 +155,13 @@ class StoreBench {
 
   // Into memory that nobody has touched, then into that of the copy before.
   Result<void> publish_rows() {
-    for (const char* name : {"publish into fresh memory", "publish into the pool"}) {
-      if (name == std::string_view("publish into fresh memory")) {
-        source_.reset();
-        published_.reset();
-        std::error_code ignored;
-        fs::remove_all(scratch_ / "published", ignored);
-        TRY(published_, open("published", 0));
-      } else {
-        source_.reset();
-        TRY_VOID(published_->retire(kSourceId));
-      }
-      TRY(rows_[name].emplace_back(), timed([&] { return publish(*published_); }));
-      source_ = published_->find(kSourceId).front();
-    }
+    source_.reset();
+    TRY_VOID(open_anew(published_, "published"));
+    TRY(rows_["publish into fresh memory"].emplace_back(),
+        timed([&] { return publish(*published_); }));
+    TRY_VOID(published_->retire(kSourceId));
+    TRY(rows_["publish into the pool"].emplace_back(), timed([&] { return publish(*published_); }));
+    source_ = published_->find(kSourceId).front();
     return {};
   }
 
@@ -186,14 +188,6 @@ class StoreBench {
           TRY_VOID(store.commit(std::move(pending)));
           return {};
         }));
-    if (&store == pulled_.get()) {
-      // Its memory must be fresh the next time.
-      pulled_.reset();
-      std::error_code ignored;
-      fs::remove_all(scratch_ / "pulled", ignored);
-      TRY(pulled_, open("pulled", 0));
-      return {};
-    }
     TRY_VOID(store.retire(kSourceId));
     return {};
   }

@@ -1,0 +1,43 @@
+"""A coordinator and an agent, for benchmarks of the Python package."""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+
+class Fleet:
+    """A coordinator, and an agent with a store in `directory`."""
+
+    def __init__(self, directory: pathlib.Path, device: str) -> None:
+        self.store = directory / "store"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.directory = directory
+        coordinator = self._start("coordinator", "--state", directory / "state")
+        gpu = "auto" if device.startswith("cuda") else "double:1"
+        self._start("agent", "--node-id", "bench", "--store", self.store, "--gpu", gpu,
+                    "--coordinator", coordinator)
+
+    def _start(self, role: str, *arguments: object) -> str:
+        with open(self.directory / f"{role}.log", "wb") as log:
+            process = subprocess.Popen(
+                [os.environ["REKINDLE_BINARY"], role, "--json", "--listen", "127.0.0.1:0",
+                 *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=log)
+        self.processes.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            sys.exit(f"the {role} ended: " + (self.directory / f"{role}.log").read_text())
+        return str(json.loads(line)["listen"])
+
+    @property
+    def agent_pid(self) -> int:
+        return self.processes[-1].pid
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.terminate()
+            process.wait()
