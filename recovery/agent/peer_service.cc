@@ -57,6 +57,71 @@ Result<Box> box_from(const proto::ProveRangesRequest::Item& item) {
 
 // Proves a part of a tile that this copy holds whole. The tile is copied out first, because a fault
 // in the mapping leaves by longjmp and the rest of the function owns memory.
+struct ProofRequest {
+  TileIndex tile = 0;
+  Box whole;
+  TileRange range;
+  std::uint64_t element_bytes = 0;
+};
+
+Failure no_longer_right(const Served& served, TileIndex tile) {
+  const Checkpoint& checkpoint = served.checkpoint();
+  return fail(ErrorCode::kCorrupt, "tile {} of tensor {} no longer matches its digest here", tile,
+              checkpoint.tensors[checkpoint.tiles.tensor_of(tile)].name);
+}
+
+// nullopt: the copy does not hold the whole tile.
+Result<std::optional<std::string>> prove_by_tile(const Served& served,
+                                                 const ProofRequest& request) {
+  std::vector<std::byte> tile(request.whole.elements() * request.element_bytes);
+  bool held = false;
+  TRY_VOID(store::guard_mapping_access("a served copy", [&] {
+    held = read_tile(
+        served.checkpoint(), served.manifest->layout, request.tile,
+        [&](const LayoutEntry& entry) { return served.array(entry); }, tile);
+  }));
+  if (!held) return std::nullopt;
+  std::string proof = prove_range(tile, request.range);
+  const auto bytes =
+      std::span(tile).subspan(request.range.begin, request.range.end - request.range.begin);
+  const auto leaf = leaf_by_proof(bytes, request.range, tile.size(), proof);
+  if (!leaf || *leaf != served.checkpoint().tile_digests[request.tile]) {
+    return no_longer_right(served, request.tile);
+  }
+  return proof;
+}
+
+// By the proof that the copy keeps of its part of the tile. nullopt: it keeps none, or not of a
+// part that has the range.
+Result<std::optional<std::string>> prove_by_part(const Served& served,
+                                                 const ProofRequest& request) {
+  const Manifest& manifest = *served.manifest;
+  const auto known =
+      std::ranges::lower_bound(manifest.part_digests, request.tile, {}, &PartDigest::tile);
+  if (manifest.part_proofs.empty() || known == manifest.part_digests.end() ||
+      known->tile != request.tile) {
+    return std::nullopt;
+  }
+  const std::uint64_t tile_bytes = request.whole.elements() * request.element_bytes;
+  for (const KeptProof& kept : kept_proofs(served.checkpoint(), manifest.layout, request.tile)) {
+    if (request.range.begin < kept.range.begin || request.range.end > kept.range.end) continue;
+    std::vector<std::byte> part(kept.range.end - kept.range.begin);
+    TRY_VOID(store::guard_mapping_access("a served copy", [&] {
+      copy_box(kept.part, served.array(*kept.entry), kept.entry->box, part, kept.part,
+               request.element_bytes);
+    }));
+    const auto proof = std::string_view(manifest.part_proofs)
+                           .substr(known->proofs_begin + kept.offset, kept.bytes);
+    const auto leaf = leaf_by_proof(part, kept.range, tile_bytes, proof);
+    if (!leaf || *leaf != served.checkpoint().tile_digests[request.tile]) {
+      return no_longer_right(served, request.tile);
+    }
+    TRY(auto smaller, prove_smaller_range(part, kept.range, tile_bytes, proof, request.range));
+    return smaller;
+  }
+  return std::nullopt;
+}
+
 Result<std::string> prove_part(const Served& served, const proto::ProveRangesRequest::Item& item) {
   const Checkpoint& checkpoint = served.checkpoint();
   if (item.tile() >= checkpoint.tiles.tile_count()) {
@@ -74,26 +139,15 @@ Result<std::string> prove_part(const Served& served, const proto::ProveRangesReq
                 item.tile());
   }
   const std::uint64_t element_bytes = dtype_size_bytes(info.dtype);
-  std::vector<std::byte> tile(whole.elements() * element_bytes);
-  bool held = false;
-  TRY_VOID(store::guard_mapping_access(info.name.c_str(), [&] {
-    held = read_tile(
-        checkpoint, served.manifest->layout, item.tile(),
-        [&](const LayoutEntry& entry) { return served.array(entry); }, tile);
-  }));
-  if (!held) {
-    return fail(ErrorCode::kNotFound, "tile {} of tensor {} is not held whole here", item.tile(),
-                info.name);
-  }
   const TileRange range = range_in_tile(part, whole, element_bytes);
-  std::string proof = prove_range(tile, range);
-  const auto bytes = std::span(tile).subspan(range.begin, range.end - range.begin);
-  const auto leaf = leaf_by_proof(bytes, range, tile.size(), proof);
-  if (!leaf || *leaf != checkpoint.tile_digests[item.tile()]) {
-    return fail(ErrorCode::kCorrupt, "tile {} of tensor {} no longer matches its digest here",
-                item.tile(), info.name);
+  const ProofRequest request{item.tile(), whole, range, element_bytes};
+  TRY(std::optional<std::string> proof, prove_by_tile(served, request));
+  if (!proof) {
+    TRY(proof, prove_by_part(served, request));
   }
-  return proof;
+  if (proof) return std::move(*proof);
+  return fail(ErrorCode::kNotFound, "tile {} of tensor {} is not held whole here, nor a proof",
+              item.tile(), info.name);
 }
 
 }  // namespace
@@ -269,6 +323,7 @@ Task<Result<proto::OpenDirectResponse>> PeerService::open_direct(rpc::Peer peer,
       *source->mutable_held() = rpc::to_proto(copy->held->snapshot().ranges());
     }
     source->set_payload_bytes(copy->manifest->layout.payload_bytes());
+    source->set_proves_parts(copy->proves_parts());
     *source->mutable_grant() = direct_grant(peer, checkpoint.root);
   }
   co_return response;

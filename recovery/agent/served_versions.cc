@@ -196,6 +196,7 @@ proto::Holding make_holding(const Served& served) {
   holding.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
   holding.set_complete(served.complete());
   holding.set_verified(served.verified());
+  holding.set_proves_parts(served.proves_parts());
   if (!served.complete()) {
     *holding.mutable_held() =
         rpc::to_proto(swarm::summarize(served.held->snapshot().ranges(), kMaxHeldRuns));

@@ -58,6 +58,8 @@ struct Served {
   bool whole() const;
   const Checkpoint& checkpoint() const { return *manifest->checkpoint; }
   bool holds(TileIndex tile) const { return complete() || held->test(tile); }
+  // It keeps proofs of the parts of tiles that it holds.
+  bool proves_parts() const { return complete() && !manifest->part_proofs.empty(); }
   // The bytes of one layout entry.
   std::span<const std::byte> array(const LayoutEntry& entry) const;
 };

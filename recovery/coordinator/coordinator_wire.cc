@@ -37,9 +37,10 @@ constexpr rpc::Fields kSourceReport{WIRE_FIELD(node_id),   WIRE_FIELD(incarnatio
                                     WIRE_FIELD(failures),  WIRE_FIELD(lost),
                                     WIRE_FIELD(quarantine)};
 constexpr rpc::Fields kHolding{
-    WIRE_FIELD(id),       WIRE_FIELD(root),          WIRE_FIELD(tensor_set),
-    WIRE_FIELD(layout),   WIRE_FIELD(payload_bytes), WIRE_FIELD(checkpoint_bytes),
-    WIRE_FIELD(complete), WIRE_FIELD(whole),         WIRE_FIELD(verified)};
+    WIRE_FIELD(id),          WIRE_FIELD(root),          WIRE_FIELD(tensor_set),
+    WIRE_FIELD(layout),      WIRE_FIELD(payload_bytes), WIRE_FIELD(checkpoint_bytes),
+    WIRE_FIELD(complete),    WIRE_FIELD(whole),         WIRE_FIELD(verified),
+    WIRE_FIELD(proves_parts)};
 constexpr rpc::Fields kPullProgress{WIRE_FIELD(pull_id), WIRE_FIELD(id), WIRE_FIELD(bytes_done),
                                     WIRE_FIELD(bytes_total)};
 constexpr rpc::Fields kHeartbeat{WIRE_FIELD(epoch), WIRE_FIELD(progress),
@@ -251,6 +252,7 @@ proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer) {
   source.set_complete(offer.complete);
   if (!offer.complete) *source.mutable_held() = rpc::to_proto(offer.held);
   source.set_payload_bytes(offer.payload_bytes);
+  source.set_proves_parts(offer.proves_parts);
   proto::Grant& grant = *source.mutable_grant();
   grant.set_puller_incarnation(offer.grant.puller.to_bytes());
   grant.set_source_incarnation(offer.grant.source.to_bytes());

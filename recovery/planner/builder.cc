@@ -109,7 +109,7 @@ void Builder::plan_tensor(TensorIndex tensor) {
       static_cast<std::uint32_t>(&wanted.front() - request_.destination->entries().data());
   collect_touches(first, first + static_cast<std::uint32_t>(wanted.size()));
   if (touches_.empty()) return;
-  holders_.select(tensor, map.first_tile(tensor), map.first_tile(tensor + 1));
+  holders_.select(tensor, map.first_tile(tensor), map.first_tile(tensor + 1), element_bytes_);
 
   const bool parts_alone = reads_parts_alone();
   const auto end_of_tile = [&](std::size_t at) {
@@ -171,7 +171,17 @@ void Builder::regions_of(const Run& run, std::vector<Piece>& out) const {
 }
 
 SourceMask Builder::sources_of(const Run& run, bool& uniform) {
-  return holders_.covering(run.block, run.first, run.last, uniform);
+  if (run.kind != SliceKind::kRange) {
+    return holders_.covering(run.block, run.first, run.last, uniform);
+  }
+  std::optional<SourceMask> all;
+  for (const Touch& touch : run.touches) {
+    const Box part = *intersect(touch.box, entry_box(touch.entry));
+    const SourceMask sources = holders_.proving(part, {touch.tile, touch.box}, uniform);
+    if (all && sources != *all) uniform = false;
+    all = all ? *all & sources : sources;
+  }
+  return *all;
 }
 
 void Builder::plan_run(const Run& run) {
@@ -245,9 +255,44 @@ void Builder::plan_chunks(const Run& run, SourceMask sources, std::uint64_t chun
   plan_covered(sub_run(run, begin, run.last), sources);
 }
 
-// No source holds all of it. It is put together from several sources, in slices of one group. No
-// source can prove a part then, so the part is staged with the rest of its tile.
+// The wanted parts of one tile, cut by the sources that can prove them. False: nobody can prove
+// some of that.
+bool Builder::find_provable_parts(const Run& tile, std::vector<ProvablePart>& parts) const {
+  parts.clear();
+  std::vector<Holders::Cell> cells;
+  for (const Touch& touch : tile.touches) {
+    const Box part = *intersect(touch.box, entry_box(touch.entry));
+    if (!is_one_run(part, touch.box)) return false;
+    cells.clear();
+    if (!holders_.decompose_provable(part, {touch.tile, touch.box}, cells)) return false;
+    for (const Holders::Cell& cell : cells) parts.push_back({touch.entry, cell});
+  }
+  return true;
+}
+
+// False: nobody can prove the parts of the first tile, and nothing was planned.
+bool Builder::plan_provable_parts(const Run& run) {
+  std::vector<ProvablePart> parts;
+  if (!find_provable_parts(sub_run(run, run.first, run.first + 1), parts)) return false;
+  if (run.last - run.first > 1) {
+    for (std::uint64_t tile = run.first; tile < run.last; ++tile) {
+      plan_assembled(sub_run(run, tile, tile + 1));
+    }
+    return true;
+  }
+  for (const auto& [entry, cell] : parts) {
+    const Piece piece{cell.box, tensor_, entry};
+    assembler_.add(SliceKind::kRange, cell.sources, std::span(&piece, 1),
+                   cell.box.elements() * element_bytes_);
+  }
+  return true;
+}
+
+// No single source will do. Parts that sources can prove are read alone. Otherwise the run is put
+// together from several sources, in slices of one group, and parts are staged with the rest of
+// their tiles.
 void Builder::plan_assembled(const Run& run) {
+  if (run.kind != SliceKind::kDirect && plan_provable_parts(run)) return;
   if (run.kind == SliceKind::kRange) {
     Run staged = run;
     staged.kind = SliceKind::kStaged;

@@ -49,12 +49,19 @@ class Builder {
   void plan_run(const Run& run);
   void plan_covered(const Run& run, SourceMask sources);
   void plan_assembled(const Run& run);
+  struct ProvablePart {
+    std::uint32_t entry = 0;
+    Holders::Cell cell;
+  };
+  bool find_provable_parts(const Run& tile, std::vector<ProvablePart>& parts) const;
+  bool plan_provable_parts(const Run& run);
   void plan_each_tile(const Run& run);
   void plan_chunks(const Run& run, SourceMask sources, std::uint64_t chunk_bytes);
   Run sub_run(const Run& run, std::uint64_t first, std::uint64_t last) const;
   // The bytes that have to arrive for `run`: whole tiles, or for kRange the wanted parts.
   void regions_of(const Run& run, std::vector<Piece>& out) const;
-  // Sources that hold all of it. Clears `uniform` when others hold some of it.
+  // Sources that hold all of it; kRange: that can prove all that is wanted of it. Clears `uniform`
+  // when others hold, or can prove, some of it.
   SourceMask sources_of(const Run& run, bool& uniform);
   void add_missing(const Box& box);
   const Box& entry_box(std::uint32_t entry) const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "src/tensor/held_tile.h"
+
 namespace rekindle::planner {
 
 namespace {
@@ -50,11 +52,13 @@ Holders::Holders(std::span<const SourceView> sources) {
   for (SourceIndex source = 0; source < sources.size(); ++source) {
     const SourceView& view = sources[source];
     auto found = std::find_if(classes_.begin(), classes_.end(), [&](const Class& other) {
-      return other.layout == view.layout || other.layout->digest() == view.layout->digest();
+      return other.proves_parts == view.proves_parts &&
+             (other.layout == view.layout || other.layout->digest() == view.layout->digest());
     });
     if (found == classes_.end()) {
       found = classes_.emplace(classes_.end());
       found->layout = view.layout;
+      found->proves_parts = view.proves_parts;
     }
     if (view.held == nullptr) {
       found->complete.set(source);
@@ -64,8 +68,10 @@ Holders::Holders(std::span<const SourceView> sources) {
   }
 }
 
-void Holders::select(TensorIndex tensor, TileIndex first_tile, TileIndex last_tile) {
+void Holders::select(TensorIndex tensor, TileIndex first_tile, TileIndex last_tile,
+                     std::uint64_t element_bytes) {
   first_tile_ = first_tile;
+  element_bytes_ = element_bytes;
   for (Class& members : classes_) {
     members.entries = members.layout->entries_of(tensor);
     members.members = members.complete;
@@ -121,6 +127,64 @@ SourceMask Holders::covering(const Box& box, std::uint64_t first, std::uint64_t 
     if (cover == Cover::kPart) uniform = false;
   }
   return mask;
+}
+
+// `visit` returns false to end the walk.
+template <typename Visit>
+void Holders::for_each_provable(const Class& members, const Tile& tile, const Visit& visit) const {
+  if (members.entries.empty()) return;
+  if (entries_cover(members.entries, tile.box) == Cover::kAll) {
+    visit(tile.box);
+    return;
+  }
+  if (!members.proves_parts) return;
+  for (const KeptProof& kept : kept_proofs(members.entries, tile.box, element_bytes_)) {
+    if (!visit(kept.part)) return;
+  }
+}
+
+SourceMask Holders::proving(const Box& part, const Tile& tile, bool& uniform) const {
+  SourceMask mask;
+  for (const Class& members : classes_) {
+    if (!std::ranges::any_of(members.entries,
+                             [&](const LayoutEntry& entry) { return overlaps(entry.box, part); })) {
+      continue;
+    }
+    for_each_provable(members, tile, [&](const Box& provable) {
+      if (contains(provable, part)) {
+        mask = mask | holding(members, tile.local, tile.local + 1, uniform);
+        return false;
+      }
+      if (overlaps(provable, part)) uniform = false;
+      return true;
+    });
+  }
+  return mask;
+}
+
+bool Holders::decompose_provable(const Box& part, const Tile& tile,
+                                 std::vector<Cell>& cells) const {
+  // An output of proving() and holding() that is not used here.
+  bool uniform = true;
+  std::vector<Box> open{part};
+  while (!open.empty()) {
+    const Box piece = open.back();
+    open.pop_back();
+    std::optional<Box> best;
+    for (const Class& members : classes_) {
+      if (holding(members, tile.local, tile.local + 1, uniform).empty()) continue;
+      for_each_provable(members, tile, [&](const Box& provable) {
+        const auto shared = intersect(provable, piece);
+        if (shared && (!best || shared->elements() > best->elements())) best = shared;
+        return true;
+      });
+    }
+    if (!best) return false;
+    cells.push_back({*best, proving(*best, tile, uniform)});
+    subtract(piece, *best, open);
+  }
+  std::ranges::sort(cells, {}, [](const Cell& cell) { return cell.box.offset; });
+  return true;
 }
 
 void Holders::decompose(const Box& box, std::uint64_t first, std::uint64_t last,

@@ -24,6 +24,8 @@ using transport::SourceMask;
 struct SourceView {
   const Layout* layout = nullptr;
   const TileSet* held = nullptr;
+  // It keeps the proofs of the parts of tiles that it has (kept_proofs() in held_tile.h).
+  bool proves_parts = false;
 };
 
 struct PlanOptions {
@@ -36,8 +38,8 @@ struct PlanOptions {
   bool source_gathers = true;
   std::uint64_t short_run_bytes = 4096;
   // Wanting a part of a tile means fetching the whole tile, unless that more than doubles the bytes
-  // of the tensor: then a part that is one run of its tile is fetched alone, and a source that
-  // holds the whole tile proves it (kRange).
+  // of the tensor, or no source has the whole tile: then a part that is one run of its tile is
+  // fetched alone, and its source proves it (kRange).
   double max_partial_overhead = 2.0;
   // Tensors whose tiles are at most this are fetched in whole tiles at any overhead: a few KiB cost
   // less than asking a source for proofs.
@@ -60,7 +62,8 @@ enum class SliceKind : std::uint8_t {
   // Partial tiles: read whole into staging and verified there; the wanted parts are copied out.
   kStaged,
   // Parts of tiles, read straight into the destination. A source proves that they belong to their
-  // tiles (src/tensor/tile_proof.h). The candidates hold those tiles whole.
+  // tiles (src/tensor/tile_proof.h). The candidates hold those tiles whole, or keep proofs of parts
+  // that have all that is read.
   kRange,
 };
 
@@ -122,7 +125,7 @@ class Plan {
   // Replaces `out`. Deterministic; `source` must be a candidate.
   virtual void expand(SliceIndex slice, SourceIndex source, Expansion& out) const = 0;
   // For a source that came after the plan was made: true when the boxes of its layout cover the
-  // whole slice. Then expand_from() replaces `out` with its reads.
+  // whole slice (kRange: the whole tiles). Then expand_from() replaces `out` with its reads.
   virtual bool covered_by(SliceIndex slice, const Layout& source) const = 0;
   virtual void expand_from(SliceIndex slice, const Layout& source, Expansion& out) const = 0;
   // Replaces `out`: the tiles of which the slice reads some bytes, ascending. A source can serve
@@ -140,8 +143,8 @@ class Plan {
   virtual std::uint64_t wire_bytes() const = 0;
   // Of the destination, without `have`.
   virtual std::uint64_t wanted_bytes() const = 0;
-  // The parts of the wanted tiles that no source holds. A wanted part of a tile is verified with
-  // the rest of its tile. Empty: the plan covers each wanted element exactly once.
+  // The parts of the wanted tiles that no source holds. A wanted part that no source can prove is
+  // verified with the rest of its tile. Empty: the plan covers each wanted element exactly once.
   virtual std::span<const MissingBox> missing() const = 0;
   // Of the plan itself, nearly.
   virtual std::uint64_t memory_bytes() const = 0;

@@ -51,7 +51,7 @@ std::uint64_t bytes_of(const WantedSpec& spec) {
 
 // A source of each class, and the class of each source.
 struct Classes {
-  std::map<std::pair<Digest, bool>, PlanSource> by_key;
+  std::map<SourceClass, PlanSource> by_key;
   std::vector<planner::SourceIndex> class_of;
 
   explicit Classes(const std::vector<PlanSource>& sources) {
@@ -61,8 +61,8 @@ struct Classes {
       class_of.push_back(static_cast<planner::SourceIndex>(at));
     }
   }
-  static std::pair<Digest, bool> key_of(const PlanSource& source) {
-    return {source.layout->digest(), source.growing};
+  static SourceClass key_of(const PlanSource& source) {
+    return {source.layout->digest(), source.growing, source.proves_parts};
   }
 };
 

@@ -26,6 +26,14 @@
 
 namespace rekindle::pull {
 
+// Sources that are the same to a plan.
+struct SourceClass {
+  Digest layout;
+  bool growing = false;
+  bool proves_parts = false;
+  auto operator<=>(const SourceClass&) const = default;
+};
+
 // The tables of pulls: parsed metadata, the boxes of a shard, plans. With a hundred thousand
 // tensors each takes tenths of a second, so planning threads compute them while the pull waits.
 // Pulls of this host that need the same table share it, also one after the other. Tables never
@@ -107,8 +115,7 @@ class PullPlans {
   struct PlanKey {
     Digest tensor_set;
     Digest destination;
-    // The layout of each class of sources, and whether they are being filled. Ascending.
-    std::vector<std::pair<Digest, bool>> classes;
+    std::vector<SourceClass> classes;  // ascending
     bool trades = false;
     auto operator<=>(const PlanKey&) const = default;
   };

@@ -22,7 +22,8 @@ Result<std::unique_ptr<planner::Plan>> plan_with(const PlanInputs& inputs,
                                                  const TileSet* growing_hold) {
   std::vector<planner::SourceView> views;
   for (const PlanSource& source : inputs.sources) {
-    views.push_back({source.layout.get(), source.growing ? growing_hold : nullptr});
+    views.push_back({source.layout.get(), source.growing ? growing_hold : nullptr,
+                     source.proves_parts && !source.growing});
   }
   planner::PlanRequest request;
   request.checkpoint = inputs.checkpoint.get();
@@ -67,7 +68,7 @@ struct PlanWithTables {
 std::vector<PlanSource> plan_sources(const SourceTable& sources) {
   std::vector<PlanSource> list;
   for (const ActiveSource& source : sources) {
-    list.push_back({source.layout, source.held.has_value()});
+    list.push_back({source.layout, source.held.has_value(), source.record.proves_parts()});
   }
   return list;
 }

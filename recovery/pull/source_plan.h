@@ -18,6 +18,8 @@ struct PlanSource {
   std::shared_ptr<const Layout> layout;
   // It is being filled.
   bool growing = false;
+  // It keeps the proofs of the parts of tiles that it has.
+  bool proves_parts = false;
 };
 std::vector<PlanSource> plan_sources(const SourceTable& sources);
 

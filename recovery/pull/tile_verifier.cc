@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/blake3.h"
 #include "src/store/fault_guard.h"
 #include "src/tensor/held_tile.h"
 #include "src/tensor/tile_proof.h"
@@ -66,13 +67,32 @@ Verdict TileVerifier::verify_tile(const planner::TileWork& work, const std::byte
   const Digest& expected = checkpoint_.tile_digests[work.tile];
   if (staging != nullptr) {
     const std::uint64_t bytes = work.box.elements() * dtype_size_bytes(info.dtype);
-    const std::span array(staging + work.staging_offset, static_cast<std::size_t>(bytes));
-    return compare(expected, [&] { return digest_tile(info, grid, local_tile, array, work.box); });
+    return verify_staged(work, {staging + work.staging_offset, static_cast<std::size_t>(bytes)});
   }
   const LayoutEntry* entry = entry_holding(work.tensor, work.box);
   if (entry == nullptr) return Verdict::kRetry;
   return compare(expected,
                  [&] { return digest_tile(info, grid, local_tile, array_of(*entry), entry->box); });
+}
+
+// A proof has the digests of all that lies beside its part. With the part's own digests that is the
+// leaf, so a tile with one part is hashed only once.
+Verdict TileVerifier::verify_staged(const planner::TileWork& work,
+                                    std::span<const std::byte> tile) const {
+  const std::vector<KeptProof> kept = kept_proofs(checkpoint_, layout_, work.tile);
+  std::vector<std::string> proofs;
+  for (const KeptProof& proof : kept) proofs.push_back(prove_range(tile, proof.range));
+  const auto leaf = [&]() -> Digest {
+    if (kept.empty()) return blake3(tile);
+    const TileRange range = kept.front().range;
+    return *leaf_by_proof(tile.subspan(range.begin, range.end - range.begin), range, tile.size(),
+                          proofs.front());
+  };
+  if (leaf() != checkpoint_.tile_digests[work.tile]) return Verdict::kRetry;
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    copy_->keep_proof(work.tile, kept[i].part, proofs[i]);
+  }
+  return Verdict::kAccept;
 }
 
 Verdict TileVerifier::verify_part(const planner::TileWork& work, std::string_view proof) const {
@@ -88,7 +108,10 @@ Verdict TileVerifier::verify_part(const planner::TileWork& work, std::string_vie
   const Box tile = checkpoint_.tiles.tile_box(work.tile);
   const auto leaf = leaf_by_proof(part, range_in_tile(work.box, tile, element_bytes),
                                   tile.elements() * element_bytes, proof);
-  if (leaf && *leaf == checkpoint_.tile_digests[work.tile]) return Verdict::kAccept;
+  if (leaf && *leaf == checkpoint_.tile_digests[work.tile]) {
+    copy_->keep_proof(work.tile, work.box, proof);
+    return Verdict::kAccept;
+  }
   return copy_->check_sizes() ? Verdict::kRetry : Verdict::kLocalFault;
 }
 

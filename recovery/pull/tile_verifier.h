@@ -34,9 +34,9 @@ class TileVerifier {
 
   // Copies what has landed in staging to its places. False: the copy cannot be written.
   bool scatter(const planner::Expansion& expansion, const std::byte* staging) const;
-  // A whole tile, in `staging` (null: in the copy).
+  // A whole tile, in `staging` (null: in the copy). Keeps the proofs of its parts (kept_proofs()).
   transport::Verdict verify_tile(const planner::TileWork& work, const std::byte* staging) const;
-  // A part of a tile, by a source's proof of the tile's other parts.
+  // A part of a tile, by a source's proof of the tile's other parts. Keeps what the proof tells.
   transport::Verdict verify_part(const planner::TileWork& work, std::string_view proof) const;
   // In the resume bitmap of the copy, and for whoever reads it while it is filled.
   void mark(TileIndex tile) const;
@@ -46,6 +46,8 @@ class TileVerifier {
   std::size_t verify_in_place(std::span<const TileIndex> tiles, WorkerPool& pool) const;
 
  private:
+  transport::Verdict verify_staged(const planner::TileWork& work,
+                                   std::span<const std::byte> tile) const;
   transport::Verdict compare(const Digest& expected, const std::function<Digest()>& digest) const;
   bool whole_tile_is_right(TileIndex tile) const;
   std::span<const std::byte> array_of(const LayoutEntry& entry) const;

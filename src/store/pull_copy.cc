@@ -25,6 +25,10 @@ PullCopy::PullCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::pat
             entry.offset_bytes, entry.box.elements() * dtype_size_bytes(tensor.dtype));
       }) {}
 
+void PullCopy::keep_proof(TileIndex tile, const Box& box, std::string_view proof) {
+  marks_.keep_proof(tile, box, proof);
+}
+
 void PullCopy::mark_verified(TileIndex tile) {
   if (marks_.mark(tile) && writers() == Writers::kOthers) marks_.distrust_part(tile);
 }
@@ -228,7 +232,9 @@ Result<std::shared_ptr<const StoredVersion>> PullCopy::commit() {
   TRY_VOID(sync_segments());
   close_for_writing();
   const Writers before = take_leases() ? writers() : Writers::kOthers;
-  TRY(manifest_.part_digests, marks_.part_digests());
+  TRY(TileMarks::Parts parts, marks_.parts());
+  manifest_.part_digests = std::move(parts.digests);
+  manifest_.part_proofs = std::move(parts.proofs);
   if (before == Writers::kOthers) {
     marks_.distrust_all_parts();
     log::warn("store.commit", "directory", directory_.string(), "error",
@@ -236,6 +242,7 @@ Result<std::shared_ptr<const StoredVersion>> PullCopy::commit() {
               "its tiles are read again before anybody uses them");
     // Without a digest they do not verify, so they are fetched again.
     manifest_.part_digests.clear();
+    manifest_.part_proofs.clear();
   }
   TRY_VOID(put_in_place());
   // Committed: the next open repairs failures from here on.

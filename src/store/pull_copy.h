@@ -32,6 +32,7 @@ class PullCopy final : public PendingVersion {
     return segments_[index];
   }
   const TileSet& verified() const override { return marks_.verified(); }
+  void keep_proof(TileIndex tile, const Box& box, std::string_view proof) override;
   void mark_verified(TileIndex tile) override;
   Result<void> check_sizes() const override;
   Error access_error() const override;

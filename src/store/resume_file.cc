@@ -20,11 +20,12 @@ namespace rekindle::store {
 
 namespace {
 
-// Little-endian: magic, root, layout, tile count, partial count, BLAKE3 of all before.
-constexpr std::string_view kMagic = "RKRESU02";
-constexpr std::size_t kHeaderBytes = 8 + 32 + 32 + 8 + 8 + 32;
+// Little-endian: magic, root, layout, tile count, partial count, bytes of proofs, BLAKE3 of all
+// before.
+constexpr std::string_view kMagic = "RKRESU03";
+constexpr std::size_t kHeaderBytes = 8 + 32 + 32 + 8 + 8 + 8 + 32;
 static_assert(kHeaderBytes % 8 == 0);
-constexpr std::ptrdiff_t kWordsPerDigest = sizeof(Digest) / 8;
+constexpr std::size_t kWordsPerDigest = sizeof(Digest) / 8;
 
 std::string make_header(const ResumeIdentity& identity) {
   canonical::Writer out;
@@ -33,6 +34,7 @@ std::string make_header(const ResumeIdentity& identity) {
   out.digest(identity.layout);
   out.u64(identity.tile_count);
   out.u64(identity.partial.size());
+  out.u64(identity.proofs_begin.back());
   std::string header = out.take();
   header += blake3(as_bytes(header)).to_bytes();
   return header;
@@ -42,7 +44,7 @@ std::size_t bitmap_bytes(TileIndex tiles) { return (std::size_t{tiles} + 63) / 6
 
 std::size_t file_bytes(const ResumeIdentity& identity) {
   return kHeaderBytes + bitmap_bytes(identity.tile_count) +
-         identity.partial.size() * sizeof(Digest);
+         identity.partial.size() * sizeof(Digest) + identity.proofs_begin.back();
 }
 
 }  // namespace
@@ -73,6 +75,8 @@ Result<std::unique_ptr<ResumeFile>> ResumeFile::open(const std::filesystem::path
   file->digests_ = file->words_ + bitmap_bytes(identity.tile_count) / 8;
   file->tile_count_ = identity.tile_count;
   file->partial_.assign(identity.partial.begin(), identity.partial.end());
+  file->proofs_begin_.assign(identity.proofs_begin.begin(), identity.proofs_begin.end());
+  file->proofs_ = reinterpret_cast<char*>(file->digests_) + file->partial_.size() * sizeof(Digest);
   return file;
 }
 
@@ -80,9 +84,18 @@ ResumeFile::~ResumeFile() {
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
-std::uint64_t* ResumeFile::slot(TileIndex tile) const {
+std::size_t ResumeFile::index_of(TileIndex tile) const {
   const auto at = std::lower_bound(partial_.begin(), partial_.end(), tile);
-  return digests_ + (at - partial_.begin()) * kWordsPerDigest;
+  return static_cast<std::size_t>(at - partial_.begin());
+}
+
+std::uint64_t* ResumeFile::slot(TileIndex tile) const {
+  return digests_ + index_of(tile) * kWordsPerDigest;
+}
+
+std::span<char> ResumeFile::proofs(TileIndex tile) const {
+  const std::size_t index = index_of(tile);
+  return {proofs_ + proofs_begin_[index], proofs_begin_[index + 1] - proofs_begin_[index]};
 }
 
 Result<TileSet> ResumeFile::marked() const {
@@ -105,7 +118,7 @@ void ResumeFile::mark(TileIndex tile) {
 
 void ResumeFile::set_partial_digest(TileIndex tile, const Digest& digest) {
   std::uint64_t* const to = slot(tile);
-  for (std::ptrdiff_t i = 0; i < kWordsPerDigest; ++i) {
+  for (std::size_t i = 0; i < kWordsPerDigest; ++i) {
     std::uint64_t word = 0;
     std::memcpy(&word, digest.bytes.data() + i * 8, sizeof word);
     std::atomic_ref(to[i]).store(word, std::memory_order_relaxed);
@@ -127,7 +140,7 @@ void ResumeFile::clear(TileIndex tile) {
 Digest ResumeFile::partial_digest(TileIndex tile) const {
   std::uint64_t* const from = slot(tile);
   Digest digest;
-  for (std::ptrdiff_t i = 0; i < kWordsPerDigest; ++i) {
+  for (std::size_t i = 0; i < kWordsPerDigest; ++i) {
     const std::uint64_t word = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
     std::memcpy(digest.bytes.data() + i * 8, &word, sizeof word);
   }
@@ -154,7 +167,7 @@ bool TileMarks::file_matches() const {
 
 ResumeIdentity TileMarks::identity() const {
   return {manifest_.checkpoint->root, manifest_.layout.digest(),
-          manifest_.checkpoint->tiles.tile_count(), tiles_.partial};
+          manifest_.checkpoint->tiles.tile_count(), tiles_.partial, tiles_.proofs_begin};
 }
 
 bool TileMarks::still_verifies(TileIndex tile) const {
@@ -199,6 +212,32 @@ Result<void> TileMarks::verify() {
   return {};
 }
 
+void TileMarks::keep_proof(TileIndex tile, const Box& box, std::string_view proof) {
+  if (!tiles_.is_partial(tile)) return;
+  const Checkpoint& checkpoint = *manifest_.checkpoint;
+  const std::uint64_t element_bytes =
+      dtype_size_bytes(checkpoint.tensors[checkpoint.tiles.tensor_of(tile)].dtype);
+  const Box whole = checkpoint.tiles.tile_box(tile);
+  for (const KeptProof& kept : kept_proofs(checkpoint, manifest_.layout, tile)) {
+    if (!contains(kept.part, box)) continue;
+    const TileRange range = range_in_tile(box, whole, element_bytes);
+    std::string joined(kept.bytes, '\0');
+    const std::lock_guard lock(proofs_mutex_);
+    const auto read = guard_mapping_access(kResumeName.data(), [&] {
+      const std::span<char> at = resume_->proofs(tile).subspan(kept.offset, kept.bytes);
+      std::memcpy(joined.data(), at.data(), at.size());
+    });
+    if (!read) return;
+    add_to_proof(joined, kept.range, whole.elements() * element_bytes, proof, range);
+    // A failure leaves a tile without a proof. The copy then says that it proves nothing.
+    (void)guard_mapping_access(kResumeName.data(), [&] {
+      const std::span<char> at = resume_->proofs(tile).subspan(kept.offset, kept.bytes);
+      std::memcpy(at.data(), joined.data(), at.size());
+    });
+    return;
+  }
+}
+
 bool TileMarks::mark(TileIndex tile) {
   if (tile >= tiles_.held.size() || !tiles_.held.test(tile)) return false;
   const auto marked = guard_mapping_access("a file of the copy", [&] {
@@ -235,17 +274,29 @@ void TileMarks::forget_digests(std::span<const TileIndex> tiles) {
   }
 }
 
-Result<std::vector<PartDigest>> TileMarks::part_digests() const {
-  std::vector<Digest> digests(tiles_.partial.size());
+Result<TileMarks::Parts> TileMarks::parts() const {
+  Parts parts;
+  parts.digests.resize(tiles_.partial.size());
+  parts.proofs.resize(tiles_.proofs_begin.back());
   const auto read = guard_mapping_access(kResumeName.data(), [&] {
-    for (std::size_t i = 0; i < digests.size(); ++i) {
-      digests[i] = resume_->partial_digest(tiles_.partial[i]);
+    for (std::size_t i = 0; i < parts.digests.size(); ++i) {
+      const TileIndex tile = tiles_.partial[i];
+      const std::uint64_t begin = tiles_.proofs_begin[i];
+      parts.digests[i] = {tile, resume_->partial_digest(tile), begin};
+      const std::span<const char> proofs = resume_->proofs(tile);
+      if (!proofs.empty()) std::memcpy(parts.proofs.data() + begin, proofs.data(), proofs.size());
     }
   });
   if (!read) return fail(cut_short());
-  std::vector<PartDigest> parts;
-  for (std::size_t i = 0; i < digests.size(); ++i) {
-    parts.push_back({tiles_.partial[i], digests[i]});
+  for (std::size_t i = 0; i < parts.digests.size(); ++i) {
+    const std::string_view proofs =
+        std::string_view(parts.proofs)
+            .substr(tiles_.proofs_begin[i], tiles_.proofs_begin[i + 1] - tiles_.proofs_begin[i]);
+    // Never written: a copy that an earlier Rekindle has begun.
+    if (proofs.empty() || proofs.find_first_not_of('\0') != std::string_view::npos) continue;
+    parts.proofs.clear();
+    for (PartDigest& part : parts.digests) part.proofs_begin = 0;
+    break;
   }
   return parts;
 }

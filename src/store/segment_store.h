@@ -113,6 +113,9 @@ class PendingVersion {
   virtual std::shared_ptr<const MappedSegment> mapped(std::uint32_t index) const = 0;
   // Tiles that an earlier attempt has verified and that still verify. Empty on a first attempt.
   virtual const TileSet& verified() const = 0;
+  // Keeps a proof of a part of a tile, so that the copy can prove its part later. Ignored where the
+  // copy keeps none (kept_proofs()). Before mark_verified(). Any thread.
+  virtual void keep_proof(TileIndex tile, const Box& box, std::string_view proof) = 0;
   // Marks a verified tile in the resume bitmap (a shared mapping: survives SIGKILL). Any thread.
   virtual void mark_verified(TileIndex tile) = 0;
   // kInternal: a file was truncated. The message says what to do.

@@ -52,15 +52,22 @@ Result<void> write_resume_file(const StoredVersion& copy, std::span<const TileIn
   const LayoutTiles tiles = tiles_of_layout(checkpoint, manifest.layout);
   const std::filesystem::path path = copy.directory / kResumeName;
   TRY_VOID(unlink_if_present(path));
-  TRY(const auto resume, ResumeFile::open(path, {checkpoint.root, manifest.layout.digest(),
-                                                 checkpoint.tiles.tile_count(), tiles.partial}));
+  TRY(const auto resume,
+      ResumeFile::open(path, {checkpoint.root, manifest.layout.digest(),
+                              checkpoint.tiles.tile_count(), tiles.partial, tiles.proofs_begin}));
   const auto is_bad = [&](TileIndex tile) { return std::ranges::binary_search(bad, tile); };
   return guard_mapping_access(kResumeName.data(), [&] {
     for (const TileIndex tile : tiles.held.tiles()) {
       if (!is_bad(tile) && !tiles.is_partial(tile)) resume->mark(tile);
     }
     for (const PartDigest& part : manifest.part_digests) {
-      if (!is_bad(part.tile)) resume->mark_partial(part.tile, part.digest);
+      if (is_bad(part.tile)) continue;
+      if (!manifest.part_proofs.empty()) {
+        const std::span<char> proofs = resume->proofs(part.tile);
+        std::ranges::copy_n(manifest.part_proofs.data() + part.proofs_begin, std::ssize(proofs),
+                            proofs.data());
+      }
+      resume->mark_partial(part.tile, part.digest);
     }
   });
 }

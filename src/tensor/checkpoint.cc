@@ -6,6 +6,7 @@
 #include "proto/manifest.pb.h"
 #include "src/base/blake3.h"
 #include "src/tensor/canonical.h"
+#include "src/tensor/held_tile.h"
 
 namespace rekindle {
 
@@ -30,14 +31,22 @@ Result<std::string_view> open_envelope(std::string_view bytes) {
   return body;
 }
 
-Result<std::vector<PartDigest>> parse_parts(const proto::Manifest& message, TileIndex tile_count) {
+Result<std::vector<PartDigest>> parse_parts(const proto::Manifest& message,
+                                            const Checkpoint& checkpoint, const Layout& layout) {
+  const TileIndex tile_count = checkpoint.tiles.tile_count();
+  const bool proofs = !message.part_proofs().empty();
+  std::uint64_t proofs_begin = 0;
   std::vector<PartDigest> parts;
   parts.reserve(static_cast<std::size_t>(message.part_digests_size()));
   for (const auto& part : message.part_digests()) {
     if (part.tile() >= tile_count || (!parts.empty() && part.tile() <= parts.back().tile)) {
       return corrupt("its part digests are not in order");
     }
-    parts.push_back({part.tile(), Digest::from_bytes(part.digest())});
+    parts.push_back({part.tile(), Digest::from_bytes(part.digest()), proofs_begin});
+    if (proofs) proofs_begin += total_bytes(kept_proofs(checkpoint, layout, part.tile()));
+  }
+  if (proofs_begin != message.part_proofs().size()) {
+    return corrupt("its proofs of parts do not have the length that its layout needs");
   }
   return parts;
 }
@@ -87,6 +96,7 @@ std::string Manifest::serialize() const {
     added->set_tile(part.tile);
     added->set_digest(part.digest.to_bytes());
   }
+  message.set_part_proofs(part_proofs);
   const std::string body = message.SerializeAsString();
   canonical::Writer out;
   out.raw(kManifestMagic);
@@ -109,8 +119,9 @@ Result<Manifest> Manifest::parse(std::string_view bytes) {
   TRY(auto checkpoint,
       Checkpoint::create({message.id().model(), message.id().version()}, std::move(tensors),
                          std::move(digests), Digest::from_bytes(message.root().value())));
-  TRY(auto parts, parse_parts(message, checkpoint->tiles.tile_count()));
-  return Manifest{std::move(checkpoint), std::move(layout), message.generation(), std::move(parts)};
+  TRY(auto parts, parse_parts(message, *checkpoint, layout));
+  return Manifest{std::move(checkpoint), std::move(layout), message.generation(), std::move(parts),
+                  std::move(*message.mutable_part_proofs())};
 }
 
 }  // namespace rekindle

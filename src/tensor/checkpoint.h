@@ -36,6 +36,8 @@ Result<std::vector<Digest>> parse_digests(std::string_view bytes);
 struct PartDigest {
   TileIndex tile = 0;
   Digest digest;
+  // Where the tile's kept proofs begin in Manifest::part_proofs.
+  std::uint64_t proofs_begin = 0;
   bool operator==(const PartDigest&) const = default;
 };
 
@@ -48,6 +50,8 @@ struct Manifest {
   // For tiles of which the layout holds a part only: part_digest() (held_tile.h) of that part, made
   // when it was verified. Ascending tiles.
   std::vector<PartDigest> part_digests = {};
+  // The kept proofs (held_tile.h) of these tiles, joined. Empty: none are kept.
+  std::string part_proofs = {};
 
   std::string serialize() const;
   static Result<Manifest> parse(std::string_view bytes);

@@ -11,6 +11,9 @@ namespace rekindle {
 
 namespace {
 
+// A proof is worth its memory where it is short beside the part that it proves.
+constexpr std::uint64_t kPartBytesPerProofByte = 64;
+
 // The place of a tile in its tensor, and the part of it that the layout holds.
 struct Place {
   TensorIndex tensor = 0;
@@ -32,12 +35,16 @@ Place place_of(const Checkpoint& checkpoint, const Layout& layout, TileIndex til
   return place;
 }
 
-std::uint64_t held_elements(const Place& place) {
+std::uint64_t held_elements(std::span<const LayoutEntry> entries, const Box& box) {
   std::uint64_t held = 0;
-  for (const LayoutEntry& entry : place.entries) {
-    if (const auto part = intersect(entry.box, place.box)) held += part->elements();
+  for (const LayoutEntry& entry : entries) {
+    if (const auto part = intersect(entry.box, box)) held += part->elements();
   }
   return held;
+}
+
+bool holds_whole(const Place& place) {
+  return held_elements(place.entries, place.box) == place.box.elements();
 }
 
 std::byte* tile_scratch() {
@@ -77,7 +84,7 @@ std::optional<Digest> digest_whole(const Place& place, const ArrayOf& array_of) 
       return digest_box(place.box, place.element_bytes(), array_of(entry), entry.box);
     }
   }
-  if (held_elements(place) != place.box.elements()) return std::nullopt;
+  if (!holds_whole(place)) return std::nullopt;
   return digest_spread_tile(place, array_of);
 }
 
@@ -104,12 +111,43 @@ Failure corrupt_tile(const Manifest& manifest, const Place& place, std::string_v
 
 }  // namespace
 
+std::vector<KeptProof> kept_proofs(std::span<const LayoutEntry> entries, const Box& tile,
+                                   std::uint64_t element_bytes) {
+  std::vector<KeptProof> proofs;
+  const std::uint64_t tile_elements = tile.elements();
+  std::uint64_t held = 0;
+  std::uint64_t bytes = 0;
+  for (const LayoutEntry& entry : entries) {
+    const auto part = intersect(entry.box, tile);
+    if (!part) continue;
+    held += part->elements();
+    if (!is_one_run(*part, tile)) return {};
+    KeptProof proof{&entry, *part, range_in_tile(*part, tile, element_bytes), bytes, 0};
+    proof.bytes = proof_bytes(proof.range, tile_elements * element_bytes);
+    bytes += proof.bytes;
+    proofs.push_back(proof);
+  }
+  const bool worth_it = bytes * kPartBytesPerProofByte <= held * element_bytes;
+  if (held == tile_elements || !worth_it) return {};
+  return proofs;
+}
+
+std::vector<KeptProof> kept_proofs(const Checkpoint& checkpoint, const Layout& layout,
+                                   TileIndex tile) {
+  const Place place = place_of(checkpoint, layout, tile);
+  return kept_proofs(place.entries, place.box, place.element_bytes());
+}
+
+std::uint64_t total_bytes(std::span<const KeptProof> proofs) {
+  return proofs.empty() ? 0 : proofs.back().offset + proofs.back().bytes;
+}
+
 bool LayoutTiles::is_partial(TileIndex tile) const {
   return std::binary_search(partial.begin(), partial.end(), tile);
 }
 
 LayoutTiles tiles_of_layout(const Checkpoint& checkpoint, const Layout& layout) {
-  LayoutTiles tiles{TileSet(checkpoint.tiles.tile_count()), {}};
+  LayoutTiles tiles{TileSet(checkpoint.tiles.tile_count()), {}, {0}};
   std::vector<std::uint64_t> touched;
   for (TensorIndex tensor = 0; tensor < checkpoint.tensors.size(); ++tensor) {
     const auto entries = layout.entries_of(tensor);
@@ -128,7 +166,11 @@ LayoutTiles tiles_of_layout(const Checkpoint& checkpoint, const Layout& layout) 
       const auto tile = static_cast<TileIndex>(first + local);
       tiles.held.set(tile);
       const Place place = place_of(checkpoint, layout, tile);
-      if (held_elements(place) != place.box.elements()) tiles.partial.push_back(tile);
+      if (holds_whole(place)) continue;
+      tiles.partial.push_back(tile);
+      tiles.proofs_begin.push_back(
+          tiles.proofs_begin.back() +
+          total_bytes(kept_proofs(place.entries, place.box, place.element_bytes())));
     }
   }
   return tiles;
@@ -150,7 +192,7 @@ Result<Digest> whole_tile_digest(const Checkpoint& checkpoint, const Layout& lay
 bool read_tile(const Checkpoint& checkpoint, const Layout& layout, TileIndex tile,
                const ArrayOf& array_of, std::span<std::byte> out) {
   const Place place = place_of(checkpoint, layout, tile);
-  if (held_elements(place) != place.box.elements()) return false;
+  if (!holds_whole(place)) return false;
   gather_tile(place, array_of, out.data());
   return true;
 }

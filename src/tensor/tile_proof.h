@@ -32,11 +32,26 @@ TileRange range_in_tile(const Box& part, const Box& tile, std::uint64_t element_
 // chunk that lie outside of the range, then 32 bytes for each node beside the path, in the order of
 // the tree. At most 2 KiB + 640 bytes.
 std::string prove_range(std::span<const std::byte> tile, TileRange range);
+// The length of that proof. It depends on the lengths alone.
+std::uint64_t proof_bytes(TileRange range, std::uint64_t tile_bytes);
 
 // The leaf of the tile that has `part` at `range`, as the proof tells. kCorrupt: the proof does not
 // have the length that the range needs. A leaf that differs from the expected one means that the
 // part, the proof, or both are wrong.
 Result<Digest> leaf_by_proof(std::span<const std::byte> part, TileRange range,
                              std::uint64_t tile_bytes, std::string_view proof);
+
+// The same for a holder that has only a part of the tile, at `held`, and the proof of that part:
+// the proof of a `range` inside of it. kCorrupt: the proof does not have the length that the part
+// needs. kInvalid: the range is not in the part.
+Result<std::string> prove_smaller_range(std::span<const std::byte> part, TileRange held,
+                                        std::uint64_t tile_bytes, std::string_view proof,
+                                        TileRange range);
+
+// Puts into `proof`, which has the length for `range`, all that the proof of a smaller range
+// `within` it tells. It is complete when this was done for ranges that make up `range`. `smaller`
+// has the length for `within`.
+void add_to_proof(std::span<char> proof, TileRange range, std::uint64_t tile_bytes,
+                  std::string_view smaller, TileRange within);
 
 }  // namespace rekindle

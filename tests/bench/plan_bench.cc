@@ -133,7 +133,7 @@ void print_kept(const Bench& bench, const std::vector<std::shared_ptr<const Layo
   pull::PlanInputs inputs;
   inputs.checkpoint = bench.checkpoint;
   inputs.destination = std::shared_ptr<const Layout>(wanted, &wanted->layout);
-  for (const auto& layout : layouts) inputs.sources.push_back({layout, false});
+  for (const auto& layout : layouts) inputs.sources.push_back({layout, false, layouts.size() > 1});
   ask_twice("plan", io, [&] { return plans.plan(inputs); });
   fmt::print("kept         {} for this rank\n", format_bytes(plans.kept_bytes()));
 }
@@ -148,7 +148,10 @@ void run(bool sharded, int repeat) {
     layouts.push_back(std::make_shared<const Layout>(
         sharded ? bench.shard(i, 8) : bench.lay_out(whole_boxes(bench.checkpoint->tensors))));
   }
-  for (std::uint32_t i = 0; i < 16; ++i) sources.push_back({layouts[i % distinct].get(), nullptr});
+  // As shards do that were pulled.
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    sources.push_back({layouts[i % distinct].get(), nullptr, sharded});
+  }
 
   auto begin = cpu_seconds();
   const auto boxes =

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "src/base/blake3.h"
+#include "src/tensor/tile_proof.h"
 
 namespace rekindle::planner::testing {
 
@@ -66,6 +67,7 @@ class Oracle {
     fill_sources();
     fill_destination();
     find_wanted();
+    find_proved();
     execute();
     check_destination();
     check_missing();
@@ -159,7 +161,8 @@ class Oracle {
       const Box whole = Box::whole(tensors_[entry.tensor].shape);
       for_each_tile(entry.tensor, entry.box, [&](TileIndex tile, const Box& part) {
         if (scenario_.have != nullptr && scenario_.have->test(tile)) return;
-        // A part is verified with the rest of its tile, so all of the tile has to be held.
+        // A part without a proof is verified with the rest of its tile, so all of the tile has to
+        // be held.
         const Box tile_box = scenario_.checkpoint->tiles.tile_box(tile);
         mark(entry.tensor, tile_box, whole, Want::kNobody);
         wanted_bytes_ += part.elements() * element_bytes(entry.tensor);
@@ -173,6 +176,62 @@ class Oracle {
         }
       });
     }
+  }
+  // Parts of tiles that nobody holds whole may still be proved.
+  void find_proved() {
+    const TileMap& map = scenario_.checkpoint->tiles;
+    for (TileIndex tile = 0; tile < map.tile_count(); ++tile) {
+      const TensorIndex tensor = map.tensor_of(tile);
+      if (!can_be_proved(tensor, tile)) continue;
+      mark(tensor, map.tile_box(tile), Box::whole(tensors_[tensor].shape), Want::kHeld);
+    }
+  }
+  // Every wanted part is one run, and each of its elements lies in a part that a source proves.
+  bool can_be_proved(TensorIndex tensor, TileIndex tile) const {
+    const Box tile_box = scenario_.checkpoint->tiles.tile_box(tile);
+    bool wanted = scenario_.have == nullptr || !scenario_.have->test(tile);
+    bool any = false;
+    for (const LayoutEntry& entry : scenario_.destination->entries_of(tensor)) {
+      const auto part = intersect(entry.box, tile_box);
+      if (!part) continue;
+      any = true;
+      wanted = wanted && is_one_run_of_elements(*part, tile_box) && *part != tile_box;
+      std::vector<char> proved(part->elements());
+      for (const Scenario::Source& source : scenario_.sources) {
+        if (!held(source, tile)) continue;
+        for (const Box& box : provable_boxes(source, tensor, tile)) {
+          const auto shared = intersect(box, *part);
+          if (!shared) continue;
+          for_each_element(*shared, [&](const Dims& at) { proved[index_in(*part, at)] = 1; });
+        }
+      }
+      wanted = wanted && std::ranges::all_of(proved, [](char one) { return one != 0; });
+    }
+    return any && wanted;
+  }
+  // All of the tile, or the parts of which the source keeps short proofs.
+  std::vector<Box> provable_boxes(const Scenario::Source& source, TensorIndex tensor,
+                                  TileIndex tile) const {
+    const Box whole = scenario_.checkpoint->tiles.tile_box(tile);
+    const std::uint64_t tile_bytes = whole.elements() * element_bytes(tensor);
+    std::vector<Box> boxes;
+    std::uint64_t elements = 0;
+    std::uint64_t proofs = 0;
+    bool runs = true;
+    for (const LayoutEntry& entry : scenario_.layouts[source.layout]->entries_of(tensor)) {
+      const auto part = intersect(entry.box, whole);
+      if (!part) continue;
+      boxes.push_back(*part);
+      elements += part->elements();
+      runs = runs && is_one_run_of_elements(*part, whole);
+      const std::uint64_t begin = index_in(whole, part->offset) * element_bytes(tensor);
+      const std::uint64_t end = begin + part->elements() * element_bytes(tensor);
+      if (runs) proofs += proof_bytes({begin, end}, tile_bytes);
+    }
+    if (elements == whole.elements()) return {whole};
+    const bool kept =
+        source.proves_parts && runs && 64 * proofs <= elements * element_bytes(tensor);
+    return kept ? boxes : std::vector<Box>();
   }
   void mark(TensorIndex tensor, const Box& part, const Box& whole, Want want) {
     for_each_row(part, [&](const Dims& at, std::uint64_t row) {
@@ -293,12 +352,11 @@ class Oracle {
     verified_[work.tile].push_back(work.box);
     if (plan_.kind(slice) == SliceKind::kRange) {
       const auto& source = scenario_.sources[landed_.at(slice).source];
-      std::uint64_t covered = 0;
-      for (const LayoutEntry& e : scenario_.layouts[source.layout]->entries_of(work.tensor)) {
-        if (const auto shared = intersect(e.box, whole)) covered += shared->elements();
-      }
-      if (covered != whole.elements() || !held(source, work.tile) ||
-          !is_one_run_of_elements(work.box, whole) || plan_.group_size(slice) != 1) {
+      const auto boxes = provable_boxes(source, work.tensor, work.tile);
+      const bool provable =
+          std::ranges::any_of(boxes, [&](const Box& box) { return contains(box, work.box); });
+      if (!provable || !held(source, work.tile) || !is_one_run_of_elements(work.box, whole) ||
+          plan_.group_size(slice) != 1) {
         failed("tile {}: its source cannot prove {}", work.tile, work.box.to_string());
       }
       return;

@@ -78,7 +78,10 @@ TEST(PlanProperty, APlanOfClassesServesTheSourcesOfEachClass) {
     const std::uint64_t seed = base + i;
     Random random(seed);
     Scenario scenario = random_scenario(random, chance(random, 0.5) ? Size::kTiny : Size::kTiled);
-    for (Scenario::Source& source : scenario.sources) source.held.reset();
+    for (Scenario::Source& source : scenario.sources) {
+      source.held.reset();
+      source.proves_parts = false;
+    }
     std::vector<SourceView> classes;
     for (const auto& layout : scenario.layouts) classes.push_back({layout.get(), nullptr});
     std::vector<SourceIndex> class_of;
@@ -137,6 +140,13 @@ TEST(PlanProperty, ShardsBecomeShardsOfAnotherDegree) {
   EXPECT_GT(seen.range, 0u);
   EXPECT_GT(seen.grouped, 0u);
   EXPECT_EQ(seen.missing, 0u);
+}
+
+TEST(PlanProperty, ShardsProveThePartsThatTheyHold) {
+  const Coverage seen = run_cases(large_shards_scenario, rekindle::testing::effort(60));
+  EXPECT_GT(seen.direct, 0u);
+  EXPECT_GT(seen.range, 0u);
+  EXPECT_GT(seen.missing, 0u);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ std::shared_ptr<const Checkpoint> make_checkpoint(std::vector<TensorInfo> tensor
 std::vector<SourceView> Scenario::views() const {
   std::vector<SourceView> views;
   for (const Source& source : sources) {
-    views.push_back({layouts[source.layout].get(), source.held.get()});
+    views.push_back({layouts[source.layout].get(), source.held.get(), source.proves_parts});
   }
   return views;
 }
@@ -183,6 +183,7 @@ Scenario random_scenario(Random& random, Size size) {
     for (std::uint64_t copy = 0; copy < copies; ++copy) {
       Scenario::Source& source = scenario.sources.emplace_back();
       source.layout = i;
+      source.proves_parts = chance(random, 0.5);
       if ((has_tile_sets || !all) && chance(random, 0.5)) source.held = random_tiles(random, tiles);
     }
   }
@@ -214,16 +215,40 @@ Scenario sharded_scenario(Random& random) {
   scenario.destination = shard_layout(random, set, pick(random, 0, to - 1), to);
   for (std::uint64_t rank = 0; rank < from; ++rank) {
     scenario.layouts.push_back(shard_layout(random, set, rank, from));
-    scenario.sources.push_back({rank, nullptr});
+    scenario.sources.push_back({rank, nullptr, chance(random, 0.5)});
     if (chance(random, 0.3)) {
       scenario.sources.push_back(
-          {rank, random_tiles(random, scenario.checkpoint->tiles.tile_count())});
+          {rank, random_tiles(random, scenario.checkpoint->tiles.tile_count()), false});
     }
   }
   scenario.options.slice_bytes = pick(random, 1, 32 << 10);
   scenario.options.bucket_bytes = pick(random, 1, 128 << 10);
   scenario.options.source_gathers = chance(random, 0.5);
   if (chance(random, 0.3)) scenario.options.small_tile_bytes = 0;
+  return scenario;
+}
+
+// Tiles of up to 256 KiB whose rows are whole chunks of the tile's tree.
+Scenario large_shards_scenario(Random& random) {
+  Scenario scenario;
+  std::vector<TensorInfo> tensors;
+  const std::uint64_t count = pick(random, 1, 2);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    tensors.push_back({"t" + std::to_string(i), DType::kBF16, {pick(random, 64, 256), 8192}});
+  }
+  scenario.checkpoint = make_checkpoint(std::move(tensors));
+  const TensorSet& set = scenario.checkpoint->tensors;
+  const std::uint64_t from = pick(random, 2, 8);
+  const std::uint64_t to = pick(random, 2, 16);
+  scenario.destination = shard_layout(random, set, pick(random, 0, to - 1), to);
+  for (std::uint64_t rank = 0; rank < from; ++rank) {
+    scenario.layouts.push_back(shard_layout(random, set, rank, from));
+    // Whatever a missing rank alone holds is missing, but a part of its tile may be proved.
+    if (chance(random, 0.1)) continue;
+    scenario.sources.push_back({rank, nullptr, chance(random, 0.8)});
+  }
+  scenario.options.slice_bytes = pick(random, 64 << 10, 512 << 10);
+  scenario.options.bucket_bytes = 2 << 20;
   return scenario;
 }
 

@@ -25,6 +25,7 @@ struct Scenario {
   struct Source {
     std::size_t layout = 0;
     std::unique_ptr<TileSet> held;
+    bool proves_parts = false;
   };
   std::vector<Source> sources;
   std::unique_ptr<TileSet> have;
@@ -37,5 +38,7 @@ enum class Size { kTiny, kTiled, kBanded };
 Scenario random_scenario(Random& random, Size size);
 // Many tensors in shards of one tensor-parallel degree, wanted as a shard of another.
 Scenario sharded_scenario(Random& random);
+// The same with large tiles, which the shards cut and may keep proofs of.
+Scenario large_shards_scenario(Random& random);
 
 }  // namespace rekindle::planner::testing

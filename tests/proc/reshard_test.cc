@@ -52,5 +52,47 @@ TEST_F(Reshard, ThirdsBecomeHalvesEighthsAndTheWhole) {
   }
 }
 
+// Whoever has verified a part of a tile keeps its proof, so that it can give the part, or a smaller
+// one, to others, although nobody has the rest of the tile any more.
+TEST_F(Reshard, PartsOfTilesComeFromWhoeverHoldsThem) {
+  const std::vector<std::string> shards = {"tp=0/2", "tp=1/8", "tp=3/16"};
+  for (const auto& shard : shards) {
+    const auto expected = pull(shard, {"--to", fleet_.dir("expected-" + shard).string()});
+    ASSERT_EQ(expected.exit_code, 0) << expected.err;
+  }
+  const auto pull_to_agent = [&](const std::string& shard, const std::string& name) {
+    fleet_.start_agent(name);
+    const auto answer = pull(shard, {"--store", fleet_.agent(name).store.string()});
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  };
+  pull_to_agent("tp=0/4", "quarter-0");
+  pull_to_agent("tp=1/4", "quarter-1");
+  fleet_.agent("whole").process->kill();
+
+  const auto check = [&](const std::string& shard) {
+    SCOPED_TRACE("shard " + shard);
+    const auto plan = pull(shard, {"--dry-run"});
+    ASSERT_EQ(plan.exit_code, 0) << plan.err;
+    EXPECT_EQ(plan.json.at("wire_bytes"), plan.json.at("wanted_bytes"));
+    const auto answer = pull(shard, {"--to", fleet_.dir("got-" + shard).string()});
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+    EXPECT_EQ(compare_checkpoints(fleet_.dir("expected-" + shard), fleet_.dir("got-" + shard)), "");
+  };
+  check("tp=0/2");  // two quarters
+  check("tp=1/8");  // the half of one
+  // A copy that was put together from parts proves its own.
+  pull_to_agent("tp=0/2", "half");
+  fleet_.agent("quarter-0").process->kill();
+  fleet_.agent("quarter-1").process->kill();
+  check("tp=1/8");
+  pull_to_agent("tp=1/8", "eighth");
+  fleet_.agent("half").process->kill();
+  check("tp=3/16");
+  // The proofs survive a restart of the agent.
+  fleet_.agent("eighth").process->kill();
+  fleet_.start_agent("eighth");
+  check("tp=3/16");
+}
+
 }  // namespace
 }  // namespace rekindle::testing

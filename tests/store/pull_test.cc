@@ -36,6 +36,38 @@ TEST_F(PullTest, AShardVerifiesWithItsPartsAfterRestart) {
   EXPECT_TRUE(verify_version(*again, 2, nullptr));
 }
 
+TEST_F(PullTest, AShardKeepsTheProofsOfItsParts) {
+  const auto version = pull(shard_boxes(*checkpoint()));
+  std::size_t kept = 0;
+  for (const PartDigest& part : version->manifest.part_digests) {
+    for (const KeptProof& proof : kept_proofs(*checkpoint(), version->manifest.layout, part.tile)) {
+      ++kept;
+      EXPECT_EQ(version->manifest.part_proofs.substr(part.proofs_begin + proof.offset, proof.bytes),
+                proof_of(*source_, part.tile, proof.part));
+    }
+  }
+  EXPECT_EQ(kept, 16u) << "tiles of embed.weight";
+  reopen();
+  const Manifest& again = store_->versions().at(0)->manifest;
+  EXPECT_EQ(again.part_proofs, version->manifest.part_proofs);
+  EXPECT_EQ(again.part_digests, version->manifest.part_digests);
+}
+
+// A copy that says it can prove its parts can prove all of them.
+TEST_F(PullTest, AShardThatLacksAProofKeepsNone) {
+  auto pending = begin(shard_boxes(*checkpoint()));
+  fill_all(*pending, *source_);
+  const TileIndex tile =
+      checkpoint()->tiles.first_tile(*checkpoint()->tensors.find("embed.weight"));
+  const auto kept = kept_proofs(*checkpoint(), pending->manifest().layout, tile);
+  ASSERT_EQ(kept.size(), 1u);
+  pending->keep_proof(tile, kept[0].part, std::string(kept[0].bytes, '\0'));
+  const auto version = store_->commit(std::move(pending));
+  ASSERT_TRUE(version) << version.error().message();
+  EXPECT_TRUE((*version)->manifest.part_proofs.empty());
+  EXPECT_TRUE(verify_version(**version, 2, nullptr));
+}
+
 TEST_F(PullTest, TheBytesOfAShardAreThoseOfItsBoxes) {
   const auto version = pull(shard_boxes(*checkpoint()));
   for (const LayoutEntry& entry : version->manifest.layout.entries()) {

@@ -50,6 +50,7 @@ TEST_F(SetAsideTest, TheRestIsKeptAndTheCopyIsMadeWholeInTheSameFiles) {
     ASSERT_TRUE(whole) << whole.error().message();
     EXPECT_TRUE(verify_version(**whole, 2, nullptr));
     EXPECT_EQ((*whole)->manifest.part_digests, manifest.part_digests);
+    EXPECT_EQ((*whole)->manifest.part_proofs, manifest.part_proofs);
     for (std::size_t i = 0; i < inodes.size(); ++i) {
       EXPECT_EQ((*whole)->segments[i]->stamp()->inode, inodes[i]);
     }

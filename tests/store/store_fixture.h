@@ -116,9 +116,10 @@ inline std::vector<TensorBox> all_boxes(const Checkpoint& checkpoint) {
 }
 
 // Boxes whose borders cut through tiles in both dimensions; one tensor in two boxes that share one.
+// Of the parts of embed.weight a copy keeps proofs.
 inline std::vector<TensorBox> shard_boxes(const Checkpoint& checkpoint) {
   const auto index = [&](std::string_view name) { return *checkpoint.tensors.find(name); };
-  return {{index("embed.weight"), {{100, 0}, {300, 512}}},
+  return {{index("embed.weight"), {{96, 0}, {304, 512}}},
           {index("layers.0.down.weight"), {{0, 200}, {256, 1000}}},
           {index("layers.0.norm"), {{1}, {100}}},
           {index("scalar"), {}},
@@ -127,7 +128,20 @@ inline std::vector<TensorBox> shard_boxes(const Checkpoint& checkpoint) {
           {index("lm_head.weight"), {{777, 0}, {1000, 350}}}};
 }
 
-// Copies what `pending` wants of these tiles from a full copy and marks them.
+// What a source that holds all of the tile says of a part of it.
+inline std::string proof_of(const StoredVersion& from, TileIndex tile, const Box& part) {
+  const Checkpoint& checkpoint = *from.manifest.checkpoint;
+  const TensorIndex tensor = checkpoint.tiles.tensor_of(tile);
+  const std::uint64_t element_bytes = dtype_size_bytes(checkpoint.tensors[tensor].dtype);
+  const Box whole = checkpoint.tiles.tile_box(tile);
+  std::vector<std::byte> bytes(whole.elements() * element_bytes);
+  EXPECT_TRUE(read_tile(
+      checkpoint, from.manifest.layout, tile,
+      [&](const LayoutEntry& entry) { return from.array(entry); }, bytes));
+  return prove_range(bytes, range_in_tile(part, whole, element_bytes));
+}
+
+// Copies what `pending` wants of these tiles from a full copy, keeps their proofs and marks them.
 inline void fill_tiles(PendingVersion& pending, const StoredVersion& from, TileIndex begin,
                        TileIndex end) {
   const Checkpoint& checkpoint = *pending.manifest().checkpoint;
@@ -149,6 +163,9 @@ inline void fill_tiles(PendingVersion& pending, const StoredVersion& from, TileI
                       copy.run_bytes);
         }
       }
+    }
+    for (const KeptProof& kept : kept_proofs(checkpoint, layout, tile)) {
+      pending.keep_proof(tile, kept.part, proof_of(from, tile, kept.part));
     }
     pending.mark_verified(tile);
   }

@@ -63,6 +63,18 @@ TEST(ManifestTest, EveryDamagedByteIsNoticed) {
   EXPECT_FALSE(Manifest::parse(""));
 }
 
+// Tile 0 is held from byte 5 on: its proof is the bytes 0 to 4 alone.
+TEST(ManifestTest, ProofsMustHaveTheLengthThatTheLayoutNeeds) {
+  Manifest manifest = make_manifest();
+  manifest.part_proofs = "01234";
+  const auto parsed = Manifest::parse(manifest.serialize());
+  ASSERT_TRUE(parsed) << parsed.error().message();
+  EXPECT_EQ(parsed->part_proofs, "01234");
+  EXPECT_EQ(parsed->part_digests[1].proofs_begin, 5u);
+  manifest.part_proofs = "012345";
+  EXPECT_FALSE(Manifest::parse(manifest.serialize()));
+}
+
 TEST(ManifestTest, PartDigestsMustBeAscendingTilesOfTheCheckpoint) {
   Manifest manifest = make_manifest();
   manifest.part_digests = {{2, {1}}, {0, {1}}};

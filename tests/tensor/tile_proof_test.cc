@@ -1,5 +1,7 @@
 #include "src/tensor/tile_proof.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "src/base/blake3.h"
@@ -25,6 +27,56 @@ TEST(TileProofTest, EveryRangeOfEverySizeLeadsToTheLeaf) {
     const auto leaf = leaf_by_proof(part, range, size, proof);
     ASSERT_TRUE(leaf) << leaf.error().message();
     EXPECT_EQ(*leaf, blake3(tile));
+  }
+}
+
+TEST(TileProofTest, AHolderOfAPartProvesEveryRangeInItAsAHolderOfTheTileDoes) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
+  for (int round = 0; round < 400; ++round) {
+    const std::uint64_t size = 1 + test::below(rng, round % 2 == 0 ? 5000 : 200'000);
+    const auto tile = test::random_bytes(rng, size);
+    const auto random_range = [&](TileRange in) {
+      const std::uint64_t begin = in.begin + test::below(rng, in.end - in.begin);
+      return TileRange{begin, begin + 1 + test::below(rng, in.end - begin)};
+    };
+    const TileRange held = random_range({0, size});
+    const TileRange range = random_range(held);
+    const auto part = std::span(tile).subspan(held.begin, held.end - held.begin);
+    const std::string proof = prove_range(tile, held);
+    EXPECT_EQ(proof.size(), proof_bytes(held, size));
+    const auto smaller = prove_smaller_range(part, held, size, proof, range);
+    ASSERT_TRUE(smaller) << smaller.error().message();
+    EXPECT_EQ(*smaller, prove_range(tile, range));
+    EXPECT_FALSE(prove_smaller_range(part, held, size, proof + "x", range));
+    if (held.begin > 0) {
+      EXPECT_FALSE(prove_smaller_range(part, held, size, proof, {held.begin - 1, held.end}));
+    }
+  }
+}
+
+TEST(TileProofTest, ProofsOfRangesThatMakeUpALargerOneGiveItsProof) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
+  for (int round = 0; round < 400; ++round) {
+    const std::uint64_t size = 2 + test::below(rng, round % 2 == 0 ? 5000 : 200'000);
+    const auto tile = test::random_bytes(rng, size);
+    const std::uint64_t begin = test::below(rng, size - 1);
+    const TileRange whole{begin, begin + 2 + test::below(rng, size - begin - 1)};
+    std::vector<TileRange> ranges;
+    for (std::uint64_t at = whole.begin; at < whole.end;) {
+      const std::uint64_t end = at + 1 + test::below(rng, whole.end - at);
+      ranges.push_back({at, end});
+      at = end;
+    }
+    std::shuffle(ranges.begin(), ranges.end(), rng);
+    std::string proof(proof_bytes(whole, size), '\0');
+    for (const TileRange& range : ranges) {
+      add_to_proof(proof, whole, size, prove_range(tile, range), range);
+    }
+    EXPECT_EQ(proof, prove_range(tile, whole)) << ranges.size() << " ranges";
   }
 }
 

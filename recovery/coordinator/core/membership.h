@@ -32,6 +32,8 @@ struct Holding {
   bool whole = false;
   // The node has compared the bytes with their digests.
   bool verified = false;
+  // The node can prove the parts of tiles that the layout has.
+  bool proves_parts = false;
   // Tiles that the node has, of a holding that is not complete.
   TileRuns held;
   // Tiles that lie in the layout as a whole, of a layout that does not cover every tensor. The node

@@ -172,6 +172,7 @@ SourceOffer SourceSelection::make_offer(const Pull& pull, const Member& member,
   offer.layout = holding.layout;
   offer.complete = holding.complete;
   offer.payload_bytes = holding.payload_bytes;
+  offer.proves_parts = holding.proves_parts;
   if (!holding.complete) {
     const std::size_t runs = std::min(holding.held.size(), kMaxRunsPerOffer);
     offer.held.assign(holding.held.begin(),

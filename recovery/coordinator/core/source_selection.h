@@ -29,6 +29,8 @@ struct SourceOffer {
   bool complete = false;
   TileRuns held;
   std::uint64_t payload_bytes = 0;
+  // See Holding.
+  bool proves_parts = false;
   GrantTerms grant;
 };
 
