@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/methods.h"
+#include "src/async/task_group.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -21,6 +24,7 @@ constexpr std::chrono::hours kWatchDeadline{24};  // the call ends with its sess
 constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
 // Bounds the number of pages. The last page may be smaller.
 constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;
+constexpr std::size_t kPagesAtOnce = 4;
 
 }  // namespace
 
@@ -39,35 +43,77 @@ async::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
   co_return std::make_shared<SourcePeer>(std::move(source), std::move(*client));
 }
 
+// A blob that arrives in pages, several at a time.
+struct SourcePeer::PagedBlob {
+  proto::GetPageRequest request;  // without the offset
+  Paging paging;
+  // The source chooses it with its first page. Only the last page may be smaller.
+  std::uint64_t page_bytes = 0;
+  std::uint64_t total_bytes = 0;
+  // Pages before it were asked for.
+  std::uint64_t next_offset = 0;
+  // As long as the pages that were asked for: a source cannot make this host take memory that it
+  // does not fill.
+  std::string bytes;
+  std::optional<Error> error;
+};
+
+async::Task<Result<proto::GetPageResponse>> SourcePeer::fetch_page(const PagedBlob& blob,
+                                                                   std::uint64_t offset) {
+  proto::GetPageRequest request = blob.request;
+  request.set_offset(offset);
+  auto page = co_await rpc::call<proto::AGENT_GET_PAGE>(client_, std::move(request),
+                                                        blob.paging.page_deadline);
+  if (page) blob.paging.on_page();
+  co_return page;
+}
+
+Error SourcePeer::pages_do_not_fit() const {
+  return {ErrorCode::kCorrupt, fmt::format("source {} sent pages that do not fit together", name())};
+}
+
+async::Task<void> SourcePeer::fetch_rest(PagedBlob& blob) {
+  while (!blob.error && blob.next_offset < blob.total_bytes) {
+    const std::uint64_t offset = blob.next_offset;
+    const std::uint64_t size = std::min(blob.page_bytes, blob.total_bytes - offset);
+    blob.next_offset += size;
+    blob.bytes.resize(blob.next_offset);
+    auto page = co_await fetch_page(blob, offset);
+    if (!page) {
+      blob.error = std::move(page).error();
+    } else if (page->total_bytes() != blob.total_bytes || page->data().size() != size) {
+      blob.error = pages_do_not_fit();
+    } else {
+      page->data().copy(blob.bytes.data() + offset, size);
+    }
+  }
+}
+
 async::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, Digest digest,
                                                          std::string name, Paging paging) {
-  std::string bytes;
-  std::uint64_t total = 0;
-  do {
-    proto::GetPageRequest request;
-    request.set_kind(kind);
-    *request.mutable_digest() = rpc::to_proto(digest);
-    request.set_offset(bytes.size());
-    request.set_name(name);
-    CO_TRY(const auto page, co_await rpc::call<proto::AGENT_GET_PAGE>(client_, std::move(request),
-                                                                      paging.page_deadline));
-    paging.on_page();
-    if (bytes.empty()) {
-      total = page.total_bytes();
-      if (total > kMaxPagedBytes) {
-        co_return fail(ErrorCode::kInvalid, "source {} offers {} of metadata, the limit is {}",
-                       this->name(), format_bytes(total), format_bytes(kMaxPagedBytes));
-      }
-    }
-    const std::uint64_t rest = total - bytes.size();
-    const bool moves_on = page.data().size() >= std::min(rest, kLeastPageBytes);
-    if (page.total_bytes() != total || !moves_on || page.data().size() > rest) {
-      co_return fail(ErrorCode::kCorrupt, "source {} sent pages that do not fit together",
-                     this->name());
-    }
-    bytes += page.data();
-  } while (bytes.size() < total);
-  co_return bytes;
+  PagedBlob blob;
+  blob.request.set_kind(kind);
+  *blob.request.mutable_digest() = rpc::to_proto(digest);
+  blob.request.set_name(std::move(name));
+  blob.paging = std::move(paging);
+  CO_TRY(auto first, co_await fetch_page(blob, 0));
+  blob.total_bytes = first.total_bytes();
+  blob.bytes = std::move(*first.mutable_data());
+  blob.page_bytes = blob.next_offset = blob.bytes.size();
+  if (blob.total_bytes > kMaxPagedBytes) {
+    co_return fail(ErrorCode::kInvalid, "source {} offers {} of metadata, the limit is {}",
+                   this->name(), format_bytes(blob.total_bytes), format_bytes(kMaxPagedBytes));
+  }
+  if (blob.page_bytes > blob.total_bytes ||
+      blob.page_bytes < std::min(blob.total_bytes, kLeastPageBytes)) {
+    co_return fail(pages_do_not_fit());
+  }
+  std::vector<async::Task<void>> lanes;
+  for (std::size_t i = 0; i < kPagesAtOnce; ++i) lanes.push_back(fetch_rest(blob));
+  co_await async::run_all(std::move(lanes));
+  if (blob.error) co_return fail(std::move(*blob.error));
+  if (blob.next_offset < blob.total_bytes) co_return fail(ErrorCode::kUnavailable, "cancelled");
+  co_return std::move(blob.bytes);
 }
 
 async::Task<Result<std::string>> SourcePeer::fetch_tensor_set(Digest digest, Paging paging) {

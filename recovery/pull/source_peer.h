@@ -47,7 +47,7 @@ class SourcePeer {
   Incarnation incarnation() const { return client_->peer().incarnation; }
   void close() { client_->close(); }
 
-  // Metadata comes in pages. Each page has this deadline and is reported.
+  // Metadata comes in pages, some at a time. Each page has this deadline and is reported.
   struct Paging {
     std::chrono::milliseconds page_deadline;
     std::function<void()> on_page;
@@ -86,8 +86,13 @@ class SourcePeer {
   async::Task<Result<std::vector<std::string>>> prove_ranges(proto::ProveRangesRequest request);
 
  private:
+  struct PagedBlob;
+  async::Task<Result<proto::GetPageResponse>> fetch_page(const PagedBlob& blob,
+                                                         std::uint64_t offset);
+  async::Task<void> fetch_rest(PagedBlob& blob);
   async::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest digest,
                                                std::string name, Paging paging);
+  Error pages_do_not_fit() const;
 
   const proto::Source source_;
   const std::shared_ptr<rpc::RpcClient> client_;

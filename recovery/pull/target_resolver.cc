@@ -6,6 +6,7 @@
 
 #include "recovery/pull/pull_plans.h"
 #include "recovery/pull/tile_verifier.h"
+#include "recovery/swarm/availability.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -154,7 +155,13 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
   std::optional<Error> last_error;
   co_await sources_.connect();
   while (true) {
-    for (ActiveSource& source : sources_.sources()) {
+    // Hosts that scale out at the same time do not all ask the same source, and those that are
+    // being filled are sources as well.
+    SourceTable& table = sources_.sources();
+    const std::uint64_t first = swarm::order_seed(context_.environment.identity.incarnation);
+    const std::size_t count = table.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      ActiveSource& source = table[(first + i) % count];
       if (source.peer == nullptr) continue;
       auto learned = co_await learn_from(source.peer);
       if (learned) {
