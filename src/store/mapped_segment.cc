@@ -64,10 +64,10 @@ void for_pieces(std::span<std::byte> mapping,
 // one thread does at a quarter of the memory's speed, and no later write has to fault them in. Only
 // a fault, not fallocate, heeds the mapping's wish for huge pages. False: not all of them are
 // there, or the kernel cannot do it (Linux before 5.14).
-bool populate(std::span<std::byte> mapping) {
+bool populate(std::span<std::byte> mapping, const std::atomic<bool>& stop) {
   std::atomic<bool> whole = true;
   for_pieces(mapping, [&](std::span<std::byte> piece) {
-    while (whole && ::madvise(piece.data(), piece.size(), MADV_POPULATE_WRITE) != 0) {
+    while (whole && !stop && ::madvise(piece.data(), piece.size(), MADV_POPULATE_WRITE) != 0) {
       if (errno != EINTR && errno != EAGAIN) whole = false;
     }
   });
@@ -75,7 +75,7 @@ bool populate(std::span<std::byte> mapping) {
 }
 
 // Allocates every page, in pieces, because tmpfs starts over when a signal interrupts it.
-Result<void> allocate(int fd, const fs::path& path, std::uint64_t size_bytes) {
+Result<void> allocate_file(int fd, const fs::path& path, std::uint64_t size_bytes) {
   constexpr std::uint64_t kPieceBytes = 256 * kMiB;
   for (std::uint64_t offset = 0; offset < size_bytes;) {
     const std::uint64_t piece = std::min(kPieceBytes, size_bytes - offset);
@@ -134,7 +134,8 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::open_read(const fs::path& 
 
 Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& path,
                                                              std::uint64_t size_bytes,
-                                                             const NumaPlacement& placement) {
+                                                             const NumaPlacement& placement,
+                                                             Pages pages) {
   std::unique_ptr<MappedSegment> segment(new MappedSegment);
   segment->path_ = path;
   int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -154,15 +155,20 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
     const bool in_memory = is_memory_backed(fd);
     // Before the allocation, which places the pages.
     if (in_memory && !is_allocated(fd, size_bytes)) placement.apply(segment->writable());
-    if (in_memory && populate(segment->writable())) return {};
-    if (is_allocated(fd, size_bytes)) return {};
-    return allocate(fd, path, size_bytes);  // or says what it lacks
+    if (in_memory && pages == Pages::kLater) return {};
+    return segment->allocate(false);
   };
   if (auto sized = size_file(); !sized) {
     if (is_new) ::unlink(path.c_str());  // gives back what was allocated
     return fail(std::move(sized).error());
   }
   return segment;
+}
+
+Result<void> MappedSegment::allocate(const std::atomic<bool>& stop) {
+  if (is_memory_backed(fd_.get()) && populate(writable(), stop)) return {};
+  if (stop || is_allocated(fd_.get(), size_)) return {};
+  return allocate_file(fd_.get(), path_, size_);  // or says what it lacks
 }
 
 MappedSegment::~MappedSegment() {

@@ -34,6 +34,7 @@ void PullCopy::mark_verified(TileIndex tile) {
 }
 
 PullCopy::~PullCopy() {
+  later_pages_.reset();
   if (released_) return;
   // A resume must not rely on digests of bytes that another process has written.
   if (marks_.is_open() && writers() == Writers::kOthers) marks_.distrust_all_parts();
@@ -86,6 +87,12 @@ Result<void> PullCopy::prepare(std::span<const std::string> headers) {
   TRY_VOID(failpoint("store.begin.after_manifest"));
   TRY_VOID(take_pooled());
   for (std::uint32_t i = 0; i < headers.size(); ++i) TRY_VOID(create_segment(i, headers[i]));
+  if (!resumed_) {
+    std::uint64_t bytes = 0;
+    for (const auto& segment : segments_) bytes += segment->bytes().size();
+    TRY(later_pages_,
+        state_->pool().with_room(bytes, [&] { return LaterPages::begin(segments_); }));
+  }
   TRY_VOID(failpoint("store.begin.after_segments"));
   // Without this file no tile counts as verified, also if a pooled segment has its bytes.
   TRY_VOID(state_->pool().with_room(0, [&] { return marks_.open(); }));
@@ -129,8 +136,9 @@ Result<void> PullCopy::create_segment(std::uint32_t index, std::string_view head
     return fail(ErrorCode::kInvalid, "segment '{}' has {} bytes, its header {}", spec.name,
                 spec.size_bytes, header.size());
   }
+  const auto pages = resumed_ ? MappedSegment::Pages::kNow : MappedSegment::Pages::kLater;
   TRY(auto segment,
-      state_->pool().create(partial_path(index), spec.size_bytes, state_->room_bytes()));
+      state_->pool().create(partial_path(index), spec.size_bytes, state_->room_bytes(), pages));
   watched_.push_back(state_->write_watch().add(segment->fd(), segment->path()));
   const auto bytes = segment->writable();
   TRY_VOID(guard_mapping_access(spec.name.c_str(),
@@ -229,6 +237,7 @@ Result<void> PullCopy::put_in_place() {
 Result<std::shared_ptr<const StoredVersion>> PullCopy::commit() {
   TRY_VOID(marks_.check_complete());
   TRY_VOID(failpoint("store.commit.start"));
+  later_pages_.reset();
   TRY_VOID(sync_segments());
   close_for_writing();
   const Writers before = take_leases() ? writers() : Writers::kOthers;
@@ -279,6 +288,7 @@ void PullCopy::record(Verification& verification) const {
 }
 
 void PullCopy::discard() {
+  later_pages_.reset();
   if (writers() == Writers::kOthers) {  // they may write again
     for (const auto& segment : segments_) state_->pool().give_up(*segment);
   }

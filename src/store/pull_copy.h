@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/store/files.h"
+#include "src/store/later_pages.h"
 #include "src/store/resume_file.h"
 #include "src/store/segment_store.h"
 #include "src/store/store_state.h"
@@ -71,6 +72,7 @@ class PullCopy final : public PendingVersion {
   std::vector<std::uint64_t> leases_;                  // of each segment; taken by commit()
   bool resumed_ = false;                               // an earlier attempt left files of this copy
   bool released_ = false;                              // the claim has ended
+  std::unique_ptr<LaterPages> later_pages_;            // of the segments; null: all are there
 };
 
 }  // namespace rekindle::store

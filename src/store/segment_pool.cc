@@ -127,12 +127,14 @@ void SegmentPool::unlink_later(const fs::path& path, std::uint64_t bytes) {
 
 Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
                                                            std::uint64_t size_bytes,
-                                                           std::uint64_t keep_bytes) {
+                                                           std::uint64_t keep_bytes,
+                                                           MappedSegment::Pages pages) {
   const bool was_there = is_there(path);
   TRY(const bool taken, take(path, size_bytes));
   if (!taken && !was_there) keep_at_most(keep_bytes);
-  TRY(std::shared_ptr<MappedSegment> segment,
-      with_room(size_bytes, [&] { return MappedSegment::create(path, size_bytes, *placement_); }));
+  TRY(std::shared_ptr<MappedSegment> segment, with_room(size_bytes, [&] {
+        return MappedSegment::create(path, size_bytes, *placement_, pages);
+      }));
   if (was_there || taken) {
     reopened(segment);
   } else {

@@ -44,8 +44,9 @@ class SegmentPool {
   // similar size, with the bytes of another version, else a new one. For a new one, available files
   // are deleted, the largest first, until they and the deletions under way have at most
   // `keep_bytes`, and the file system has room.
-  Result<std::shared_ptr<MappedSegment>> create(const std::filesystem::path& path,
-                                                std::uint64_t size_bytes, std::uint64_t keep_bytes);
+  Result<std::shared_ptr<MappedSegment>> create(
+      const std::filesystem::path& path, std::uint64_t size_bytes, std::uint64_t keep_bytes,
+      MappedSegment::Pages pages = MappedSegment::Pages::kNow);
   // Only the second of these; false when something is at `path`, or nothing fits.
   Result<bool> take(const std::filesystem::path& path, std::uint64_t size_bytes);
   // Removes a segment's name. If it was the last name of a file that this process has made, the

@@ -36,11 +36,16 @@ class MappedSegment {
  public:
   static Result<std::unique_ptr<MappedSegment>> open_read(const std::filesystem::path& path,
                                                           std::uint64_t expected_bytes);
-  // Creates (or reopens) the file with all its pages allocated: ENOSPC comes here, not as SIGBUS
-  // later. On tmpfs `placement` chooses the place of new pages.
+  // When the pages of a file in memory are allocated. Those of other files are at once.
+  enum class Pages { kNow, kLater };
+  // Creates (or reopens) the file. With kNow all its pages are allocated: ENOSPC comes here, not as
+  // SIGBUS later. On tmpfs `placement` chooses the place of new pages.
   static Result<std::unique_ptr<MappedSegment>> create(const std::filesystem::path& path,
                                                        std::uint64_t size_bytes,
-                                                       const NumaPlacement& placement = {});
+                                                       const NumaPlacement& placement = {},
+                                                       Pages pages = Pages::kNow);
+  // Allocates and maps the pages that are missing, until `stop`.
+  Result<void> allocate(const std::atomic<bool>& stop);
   ~MappedSegment();
   MappedSegment(const MappedSegment&) = delete;
   MappedSegment& operator=(const MappedSegment&) = delete;

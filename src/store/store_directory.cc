@@ -218,7 +218,8 @@ std::uint64_t disk_bytes(const fs::path& directory) {
   for (const std::string& name : names_in(directory)) {
     struct stat status {};
     if (::lstat((directory / name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
-      total += static_cast<std::uint64_t>(status.st_blocks) * 512;
+      // Pages that are not allocated yet are promised.
+      total += static_cast<std::uint64_t>(std::max(status.st_blocks * 512, status.st_size));
     }
   }
   return total;

@@ -1,3 +1,5 @@
+#include <sys/mount.h>
+
 #include "tests/store/store_fixture.h"
 
 namespace rekindle::store {
@@ -242,6 +244,37 @@ TEST_F(PullTest, BeyondTheBudgetNamesTheBytesMissing) {
               HasSubstr(fmt::format("{} are missing", bytes - 1'000'000)));
   EXPECT_EQ(store_->used_bytes(), 0u);
   EXPECT_EQ(store_->missing_bytes(checkpoint()->id, packed.layout), bytes - 1'000'000);
+}
+
+// The pages of a new copy are allocated while it is filled, and not more than there is room for.
+TEST_F(PullTest, TheRoomOfTheFileSystemIsLookedAtBeforeAnythingIsWritten) {
+  const auto packed = pack(*checkpoint(), all_boxes(*checkpoint()));
+  const fs::path mount = temp_.path() / "small";
+  fs::create_directories(mount);
+  if (::mount("tmpfs", mount.c_str(), "tmpfs", 0, "size=4m") != 0) {
+    GTEST_SKIP() << "only root mounts";
+  }
+  {
+    auto store = open_store(mount / "store", 1 << 30);
+    const auto pending = store->begin(checkpoint(), packed);
+    ASSERT_FALSE(pending);
+    EXPECT_EQ(pending.error().code(), ErrorCode::kExhausted);
+    EXPECT_THAT(pending.error().message(), HasSubstr("their file system has"));
+    EXPECT_EQ(store->used_bytes(), 0u);
+  }
+  EXPECT_EQ(::umount(mount.c_str()), 0);
+}
+
+TEST_F(PullTest, EveryPageOfACopyIsThereInTheEnd) {
+  auto pending = begin(all_boxes(*checkpoint()));
+  const fs::path file = pending->mapped(0)->path();
+  const auto size = fs::file_size(file);
+  const auto allocated = [&] {
+    struct stat status {};
+    EXPECT_EQ(::stat(file.c_str(), &status), 0);
+    return static_cast<std::uintmax_t>(status.st_blocks) * 512;
+  };
+  while (allocated() < size) std::this_thread::yield();
 }
 
 TEST_F(PullTest, PartialBytesCountAgainstTheBudgetAlsoAfterRestart) {
