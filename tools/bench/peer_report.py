@@ -108,6 +108,18 @@ def to_json(rows, conditions):
     return {"bench": "peers", "conditions": dict(conditions), "rows": [item(row) for row in ordered(rows)]}
 
 
+def from_json(report):
+    """Rows and conditions, as table() and svg() take them."""
+    rows = []
+    for item in report["rows"]:
+        key = Key(item["medium"], item["system"], item["memory"], item["digests"])
+        # The report has no size, but the slowest round has the lowest rate.
+        slowest = max((one["seconds"] for one in item["rounds"]), default=0)
+        size = round(item["lowest"] * 1e9 * slowest) if slowest else 0
+        rows.append(Row(key, size, [Sample(**one) for one in item["rounds"]], item["reason"] or "", item["needs_gpu"]))
+    return rows, list(report["conditions"].items())
+
+
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328; }
   .title { font-size: 16px; font-weight: 600; }
