@@ -22,6 +22,11 @@ class SysfsTree {
     write_file(base / "distance", fmt::format("{}\n", distances));
   }
 
+  // The nodes that have memory: "0-1".
+  void memory(std::string_view nodes) {
+    write_file(root_ / "devices/system/node/has_memory", fmt::format("{}\n", nodes));
+  }
+
   // `path`: "pci0000:17/0000:17:01.0/0000:18:00.0". Also in bus/pci/devices.
   std::filesystem::path pci(const std::string& path, int numa, std::string_view vendor,
                             std::string_view kind) {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/base/numa_nodes.h"
 #include "src/base/result.h"
 
 // How near NICs, GPUs and NUMA nodes are to each other, from the PCI paths in sysfs. A topology
@@ -40,12 +41,6 @@ struct GpuPlace {
   std::string bus_id;  // "0000:1b:00.0"
   PciPath pci;
   int numa_node = -1;
-};
-
-struct NumaNode {
-  int id = 0;
-  std::vector<int> cpus;
-  std::map<int, int> distances;  // to other nodes, 10 = itself
 };
 
 // Where the bytes are wanted. Without a GPU and a node: anywhere.
