@@ -134,7 +134,8 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::open_read(const fs::path& 
 
 Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& path,
                                                              std::uint64_t size_bytes,
-                                                             const NumaPlacement& placement) {
+                                                             const NumaPlacement& placement,
+                                                             int preferred_node) {
   std::unique_ptr<MappedSegment> segment(new MappedSegment);
   segment->path_ = path;
   int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -153,8 +154,13 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
     segment->size_ = size_bytes;
     const bool in_memory = is_memory_backed(fd);
     // Before the allocation, which places the pages.
-    if (in_memory && !is_allocated(fd, size_bytes)) placement.apply(segment->writable());
-    if (in_memory && populate(segment->writable())) return {};
+    if (in_memory && !is_allocated(fd, size_bytes)) {
+      placement.apply(segment->writable(), preferred_node);
+    }
+    if (in_memory && populate(segment->writable())) {
+      segment->numa_node_ = node_of_memory(segment->bytes());
+      return {};
+    }
     if (is_allocated(fd, size_bytes)) return {};
     return allocate(fd, path, size_bytes);  // or says what it lacks
   };

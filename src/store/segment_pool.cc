@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <sys/stat.h>
@@ -125,14 +126,35 @@ void SegmentPool::unlink_later(const fs::path& path, std::uint64_t bytes) {
   });
 }
 
+SegmentPool::NodePreference::NodePreference(SegmentPool& pool, fs::path directory, int node)
+    : pool_(pool), directory_(std::move(directory)) {
+  const std::lock_guard lock(pool_.mutex_);
+  counts_ = pool_.preferences_.try_emplace(directory_, node).second;
+}
+
+SegmentPool::NodePreference::~NodePreference() {
+  const std::lock_guard lock(pool_.mutex_);
+  if (counts_) pool_.preferences_.erase(directory_);
+}
+
+int SegmentPool::preferred_node(const fs::path& path) const {
+  const auto found = preferences_.find(path.parent_path());
+  return found == preferences_.end() ? -1 : found->second;
+}
+
 Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
                                                            std::uint64_t size_bytes,
                                                            std::uint64_t keep_bytes) {
   const bool was_there = is_there(path);
   TRY(const bool taken, take(path, size_bytes));
   if (!taken && !was_there) keep_at_most(keep_bytes);
-  TRY(std::shared_ptr<MappedSegment> segment,
-      with_room(size_bytes, [&] { return MappedSegment::create(path, size_bytes, *placement_); }));
+  const int node = [&] {
+    const std::lock_guard lock(mutex_);
+    return preferred_node(path);
+  }();
+  TRY(std::shared_ptr<MappedSegment> segment, with_room(size_bytes, [&] {
+        return MappedSegment::create(path, size_bytes, *placement_, node);
+      }));
   if (was_there || taken) {
     reopened(segment);
   } else {
@@ -146,7 +168,7 @@ Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
   const std::lock_guard lock(mutex_);
   if (files_.empty() || is_there(path)) return false;
   for (;;) {
-    const auto file = best_fit(size_bytes);
+    const auto file = best_fit(size_bytes, placement_->node_for(preferred_node(path)));
     if (file == files_.end()) return false;
     if (!unchanged(*file)) {
       remove(file, doomed);
@@ -161,10 +183,10 @@ Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
 }
 
 // The file of this size, else the smallest larger one, else the largest smaller one:
-// MappedSegment::create() cuts off or adds the rest. Of several of one size the newest, so that
-// unused ones grow old. A file is not cut down to a small part of it, nor made much larger: fresh
-// pages of a new file cost less than that memory.
-SegmentPool::Files::iterator SegmentPool::best_fit(std::uint64_t size_bytes) {
+// MappedSegment::create() cuts off or adds the rest. Of several of one size one on this NUMA node,
+// of those the newest, so that unused ones grow old. A file is not cut down to a small part of it,
+// nor made much larger: fresh pages of a new file cost less than that memory.
+SegmentPool::Files::iterator SegmentPool::best_fit(std::uint64_t size_bytes, int numa_node) {
   const auto fits = [&](const File& file) {
     if (file.size_bytes == size_bytes) return true;
     if (size_bytes < kLeastResized) return false;
@@ -173,7 +195,8 @@ SegmentPool::Files::iterator SegmentPool::best_fit(std::uint64_t size_bytes) {
   // Lower is better.
   const auto rank = [&](const File& file) {
     const bool larger = file.size_bytes >= size_bytes;
-    return std::pair(!larger, larger ? file.size_bytes - size_bytes : size_bytes - file.size_bytes);
+    return std::tuple(!larger, larger ? file.size_bytes - size_bytes : size_bytes - file.size_bytes,
+                      file.numa_node != numa_node);
   };
   auto best = files_.end();
   for (auto file = files_.begin(); file != files_.end(); ++file) {
@@ -196,7 +219,7 @@ void SegmentPool::made(const std::shared_ptr<MappedSegment>& segment) {
   if (::fstat(segment->fd(), &status) != 0) return;
   const std::lock_guard lock(mutex_);
   // The file that had this number before is gone.
-  own_[inode_of(status)] = {{segment}, segment->lent_for_writing_};
+  own_[inode_of(status)] = {{segment}, segment->lent_for_writing_, segment->numa_node()};
 }
 
 void SegmentPool::reopened(const std::shared_ptr<MappedSegment>& segment) {
@@ -206,6 +229,7 @@ void SegmentPool::reopened(const std::shared_ptr<MappedSegment>& segment) {
   const auto own = own_.find(inode_of(status));
   if (own == own_.end()) return;
   segment->lent_for_writing_ = own->second.lent_for_writing;
+  own->second.numa_node = segment->numa_node();
   Mappings& mappings = own->second.mappings;
   std::erase_if(mappings, [](const auto& mapping) { return mapping.expired(); });
   mappings.push_back(segment);
@@ -253,7 +277,7 @@ Result<void> SegmentPool::keep(const fs::path& path, Doomed& doomed, Doomed& in_
     doomed.add(std::move(here), size);
     return {};
   }
-  files_.push_back({std::move(here), size, inode, std::nullopt});
+  files_.push_back({std::move(here), size, inode, own_[inode].numa_node, std::nullopt});
   return failpoint("store.pool.after_put");
 }
 
@@ -313,16 +337,18 @@ void SegmentPool::grow_reserve(std::uint64_t copy_bytes) {
 Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
   fs::path path;
   std::uint64_t size = 0;
+  int node = -1;
   {
     const std::lock_guard lock(mutex_);
     const std::uint64_t there = available_locked() + deleting_bytes_;
     const std::uint64_t wanted = std::min<std::uint64_t>(reserve_bytes_, room_bytes);
     size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
     if (size < kLeastResized) return 0;
-    path = directory_ / fmt::format("{}", ++last_number_);
+    node = placement_->preferred_in_turn(++last_number_);
+    path = directory_ / fmt::format("{}", last_number_);
     making_bytes_ = size;
   }
-  auto done = add_file(path, size);
+  auto done = add_file(path, size, node);
   {
     const std::lock_guard lock(mutex_);
     making_bytes_ = 0;
@@ -333,13 +359,15 @@ Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
 }
 
 // Nobody else finds the file before it is in the list, and then it is whole.
-Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_bytes) {
-  TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::create(path, size_bytes, *placement_));
+Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_bytes,
+                                   int preferred_node) {
+  TRY(std::shared_ptr<MappedSegment> segment,
+      MappedSegment::create(path, size_bytes, *placement_, preferred_node));
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return fail_errno(errno, path.string());
   made(segment);
   const std::lock_guard lock(mutex_);
-  files_.push_back({path, size_bytes, inode_of(status), std::nullopt});
+  files_.push_back({path, size_bytes, inode_of(status), segment->numa_node(), std::nullopt});
   return {};
 }
 

@@ -80,6 +80,21 @@ class SegmentPool {
   void trim(TimePoint now);
   std::uint64_t bytes() const;
 
+  // While it lives, segments in `directory` shall lie on this NUMA node. Of several for one
+  // directory the first counts.
+  class NodePreference {
+   public:
+    NodePreference(SegmentPool& pool, std::filesystem::path directory, int node);
+    ~NodePreference();
+    NodePreference(const NodePreference&) = delete;
+    NodePreference& operator=(const NodePreference&) = delete;
+
+   private:
+    SegmentPool& pool_;
+    const std::filesystem::path directory_;
+    bool counts_ = false;
+  };
+
   static constexpr std::chrono::minutes kMaxAge{10};
 
  private:
@@ -88,11 +103,13 @@ class SegmentPool {
   struct Own {
     Mappings mappings;
     std::shared_ptr<std::atomic<bool>> lent_for_writing;  // of every MappedSegment of the file
+    int numa_node = -1;                                   // MappedSegment::numa_node()
   };
   struct File {
     std::filesystem::path path;
     std::uint64_t size_bytes = 0;
     Inode inode;
+    int numa_node = -1;
     std::optional<TimePoint> seen;
   };
   using Files = std::vector<File>;  // in the order of their coming
@@ -124,8 +141,10 @@ class SegmentPool {
   Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
   bool unchanged(const File& file) const;
-  Result<void> add_file(const std::filesystem::path& path, std::uint64_t size_bytes);
-  Files::iterator best_fit(std::uint64_t size_bytes);
+  Result<void> add_file(const std::filesystem::path& path, std::uint64_t size_bytes,
+                        int preferred_node);
+  Files::iterator best_fit(std::uint64_t size_bytes, int numa_node);
+  int preferred_node(const std::filesystem::path& path) const;  // the caller holds mutex_
   std::uint64_t available_locked() const;
   std::uint64_t max_bytes() const { return std::max(max_bytes_, reserve_bytes_.load()); }
   std::uint64_t bytes_locked() const;
@@ -139,6 +158,7 @@ class SegmentPool {
   mutable std::mutex mutex_;         // guards all below, and the names of the files
   std::condition_variable changed_;  // deletions, and files of the reserve
   Files files_;
+  std::map<std::filesystem::path, int> preferences_;  // by directory
   // Files that this process has made, as long as they have a name that the store knows.
   std::map<Inode, Own> own_;
   std::uint64_t last_number_ = 0;
