@@ -39,6 +39,14 @@ class SysfsTree {
   }
 
   void gpu(const std::string& path, int numa) { pci(path, numa, "0x10de", "0x030200"); }
+  // What NVIDIA's driver says of that GPU, below `proc`.
+  static void gpu_information(const std::filesystem::path& proc, const std::string& bus_id,
+                              std::string_view uuid) {
+    write_file(proc / "driver/nvidia/gpus" / bus_id / "information",
+               fmt::format("Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t {}\n"
+                           "Bus Type: \t PCIe\nBus Location: \t {}\n",
+                           uuid, bus_id));
+  }
 
   void nic(const std::string& name, const std::string& path, int numa) {
     const auto device = pci(path, numa, "0x15b3", "0x020000");
