@@ -24,6 +24,7 @@ BatchImpl::BatchImpl(std::uint64_t id, BatchHost& host, SliceSource& source,
       host_(host),
       source_(source),
       observer_(observer),
+      numa_node_(options.numa_node),
       scheduler_(
           source.slice_count(), [&source](SliceIndex slice) { return source.info(slice); }, options,
           std::chrono::steady_clock::now()) {}
@@ -133,7 +134,7 @@ void BatchImpl::add_path(SourceIndex source, std::unique_ptr<Path> path, TimePoi
   route.handle->batch = id_;
   const PollerHome* home = path->home();
   route.handle->id = scheduler_.add_path(source, path->describe(), now, home ? home->name : "");
-  route.poller = &host_.poller_for(home);
+  route.poller = &host_.poller_for(home, numa_node_);
   route.poller->add_path(route.handle, std::move(path));
   open_.push_back(route.handle->id);
   routes_.push_back(std::move(route));

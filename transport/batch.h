@@ -22,8 +22,8 @@ class BatchHost {
   virtual ~BatchHost() = default;
   // From any thread.
   virtual void wake() = 0;
-  // nullptr: the poller with the fewest paths.
-  virtual Poller& poller_for(const PollerHome* home) = 0;
+  // Without a home: a poller near this NUMA node (-1: anywhere) with few paths.
+  virtual Poller& poller_for(const PollerHome* home, int numa_node) = 0;
   virtual SliceWork* acquire_work() = 0;
   virtual void release_work(SliceWork* work) = 0;
   // From any thread. Returns when the engine has let go of the batch.
@@ -74,6 +74,7 @@ class BatchImpl final {
   BatchHost& host_;
   SliceSource& source_;
   BatchObserver& observer_;
+  const int numa_node_;  // BatchOptions::numa_node
 
   mutable std::mutex command_mutex_;
   std::vector<NewPaths> new_paths_;                                // guarded by command_mutex_

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <stdexcept>
 #include <thread>
 #include <unordered_map>
@@ -42,6 +43,10 @@ class EngineImpl final : public Engine, public BatchHost {
                                                   [this] { wake(); }));
     }
     shared_pollers_ = pollers_.size();
+    for (const NumaNode& node : options.nodes) {
+      if (!node.cpus.empty()) node_pollers_[node.id].cpus = node.cpus;
+    }
+    if (node_pollers_.size() < 2) node_pollers_.clear();
     thread_ = std::thread([this] { run(); });
   }
 
@@ -63,7 +68,12 @@ class EngineImpl final : public Engine, public BatchHost {
   void detach(std::uint64_t batch_id) override;
 
  private:
-  Poller& poller_for(const PollerHome* home) override {
+  struct NodePollers {
+    std::vector<int> cpus;
+    std::vector<Poller*> pollers;  // made when they are first needed
+  };
+
+  Poller& poller_for(const PollerHome* home, int numa_node) override {
     if (home != nullptr) {
       auto& poller = homes_[home->name];
       if (poller == nullptr) {
@@ -73,10 +83,24 @@ class EngineImpl final : public Engine, public BatchHost {
       }
       return *poller;
     }
-    const auto end = pollers_.begin() + static_cast<std::ptrdiff_t>(shared_pollers_);
-    return **std::min_element(pollers_.begin(), end, [](const auto& a, const auto& b) {
+    const auto fewer_paths = [](const auto& a, const auto& b) {
       return a->path_count() < b->path_count();
-    });
+    };
+    if (const auto near = node_pollers_.find(numa_node); near != node_pollers_.end()) {
+      auto& pollers = near->second.pollers;
+      if (pollers.empty()) add_node_pollers(near->first, near->second);
+      return **std::ranges::min_element(pollers, fewer_paths);
+    }
+    const auto end = pollers_.begin() + static_cast<std::ptrdiff_t>(shared_pollers_);
+    return **std::min_element(pollers_.begin(), end, fewer_paths);
+  }
+  void add_node_pollers(int node, NodePollers& near) {
+    const std::size_t count = std::max<std::size_t>(shared_pollers_ / node_pollers_.size(), 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      pollers_.push_back(std::make_unique<Poller>(fmt::format("rk-node{}-{}", node, i), near.cpus,
+                                                  [this] { wake(); }));
+      near.pollers.push_back(pollers_.back().get());
+    }
   }
   SliceWork* acquire_work() override {
     if (free_work_.empty()) {
@@ -101,10 +125,11 @@ class EngineImpl final : public Engine, public BatchHost {
   std::atomic<bool> awake_ = false;
   std::atomic<bool> stopping_ = false;
   // The first pollers are for paths without a home. Only the engine thread uses all of this once it
-  // runs; it makes the pollers of a home when they are first needed.
+  // runs; it makes the pollers of a home and of a NUMA node when they are first needed.
   std::size_t shared_pollers_ = 0;
   std::vector<std::unique_ptr<Poller>> pollers_;
   std::unordered_map<std::string, Poller*> homes_;
+  std::map<int, NodePollers> node_pollers_;  // of nodes with CPUs; empty: there are not several
   std::mutex mutex_;
   std::condition_variable detached_;
   std::vector<std::shared_ptr<BatchImpl>> added_;  // guarded by mutex_

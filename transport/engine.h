@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/numa_nodes.h"
 #include "src/base/result.h"
 #include "transport/path.h"
 #include "transport/read_op.h"
@@ -152,6 +153,8 @@ struct BatchOptions {
   // Spreads the slices over this puller and its neighbours (see Batch::add_neighbour()): pullers
   // with different seeds ask for different slices first.
   std::uint64_t order_seed = 0;
+  // The NUMA node that all of the destination lies on. -1: several, or unknown.
+  int numa_node = -1;
   // While nothing is in flight and nobody holds the open slices, the batch waits this long for the
   // sources that are being filled. Then it fails.
   std::chrono::milliseconds prospect_timeout{2000};
@@ -179,6 +182,8 @@ class Batch {
 
 struct EngineOptions {
   std::size_t poller_threads = 0;  // 0: as many as cores, at most 8
+  // Of this host. If several have CPUs, a batch with a node gets pollers on its CPUs.
+  std::vector<NumaNode> nodes{};
 };
 
 // Owns the pollers and the engine thread. Several batches may run at once. Thread-safe.

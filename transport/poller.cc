@@ -7,11 +7,11 @@
 #include <stdexcept>
 #include <utility>
 
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include "src/base/log.h"
+#include "src/base/numa_nodes.h"
 #include "src/base/worker_pool.h"
 
 namespace rekindle::transport {
@@ -52,20 +52,6 @@ struct Poller::Owned {
   int watched_fd = -1;
 };
 
-namespace {
-
-// Best effort: the machine may not allow it.
-void keep_to(const std::vector<int>& cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) {
-    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(cpu), &set);
-  }
-  if (CPU_COUNT(&set) > 0) (void)::sched_setaffinity(0, sizeof set, &set);
-}
-
-}  // namespace
-
 Poller::Poller(std::string name, std::vector<int> cpus, std::function<void()> wake_engine)
     : wake_engine_(std::move(wake_engine)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -78,7 +64,7 @@ Poller::Poller(std::string name, std::vector<int> cpus, std::function<void()> wa
     throw std::runtime_error("poller: no descriptors left for epoll");
   }
   thread_ = std::thread([this, name = std::move(name), cpus = std::move(cpus)] {
-    keep_to(cpus);
+    keep_thread_to(cpus);
     run(name);
   });
 }

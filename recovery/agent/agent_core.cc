@@ -42,10 +42,22 @@ Result<std::unique_ptr<store::SegmentStore>> open_store(const CoreOptions& optio
               "this kernel lets RDMA devices register only what is mapped for writing", "effect",
               "writes through a mapping to a copy's files may be found by the scrub only");
   }
+  store::NumaPolicy numa = options.numa;
+  if (numa.kind == store::NumaPolicy::Kind::kAuto && rdma != nullptr) numa.node = rdma->numa_node();
   return store::SegmentStore::open(
       {options.store_directory, options.store_budget_bytes,
-       options.keep_memory ? std::nullopt : std::optional(0ull), options.reserve_bytes,
-       options.numa, only_stamps ? store::Evidence::kStamps : store::Evidence::kLeases});
+       options.keep_memory ? std::nullopt : std::optional(0ull), options.reserve_bytes, numa,
+       only_stamps ? store::Evidence::kStamps : store::Evidence::kLeases});
+}
+
+std::unique_ptr<WorkerPool> make_digest_pool() {
+  const auto groups = worker_groups(usable_numa_nodes(), allowed_cpus(), digest_threads());
+  for (const WorkerGroup& group : groups) {
+    if (group.node < 0) continue;
+    log::info("digest.threads", "node", group.node, "threads", group.threads, "cpus",
+              number_list(group.cpus));
+  }
+  return std::make_unique<WorkerPool>("rk-digest", groups, kDigestQueue);
 }
 
 }  // namespace
@@ -65,25 +77,30 @@ std::string default_node_id() {
 
 Result<std::unique_ptr<AgentCore>> AgentCore::create(boost::asio::any_io_executor executor,
                                                      const CoreOptions& options) {
+  const auto& fabric = options.rdma.fabric;
+  TRY(auto topology, transport::verbs::Topology::open(fabric.sysfs, fabric.topology_file));
   TRY(auto rdma, Rdma::open(options.rdma));
   TRY(auto store, open_store(options, rdma.get()));
-  return std::unique_ptr<AgentCore>(
-      new AgentCore(std::move(executor), options, std::move(rdma), std::move(store)));
+  return std::unique_ptr<AgentCore>(new AgentCore(std::move(executor), options,
+                                                  NumaChoice(std::move(topology), "/proc"),
+                                                  std::move(rdma), std::move(store)));
 }
 
 // The hooks refer to units that are made later: they are called only once the agent runs.
 AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& options,
-                     std::unique_ptr<Rdma> rdma, std::unique_ptr<store::SegmentStore> store)
+                     NumaChoice numa, std::unique_ptr<Rdma> rdma,
+                     std::unique_ptr<store::SegmentStore> store)
     : executor_(std::move(executor)),
       identity_(make_identity(options)),
+      numa_(std::move(numa)),
       rdma_(std::move(rdma)),
-      digest_pool_(std::make_unique<WorkerPool>("rk-digest", digest_threads(), kDigestQueue)),
+      digest_pool_(make_digest_pool()),
       blocking_pool_(
           std::make_unique<WorkerPool>("rk-blocking", blocking_threads(), kBlockingQueue)),
       plans_(std::make_unique<pull::PullPlans>(executor_, pull::PullPlans::for_this_host())),
       store_(std::move(store)),
       served_(registry_),
-      engine_(transport::Engine::create({})),
+      engine_(transport::Engine::create({.nodes = usable_numa_nodes()})),
       link_(executor_, identity_, grant_clock_, options.coordinator),
       sources_(executor_, parts(),
                [this](const ModelVersion& id) {
@@ -161,6 +178,9 @@ pull::PullEnvironment AgentCore::make_environment(const std::string& tcp_congest
   environment.self = address();
   environment.require_verified = [this](std::shared_ptr<const store::StoredVersion> stored) {
     return health_.require_settled(std::move(stored));
+  };
+  environment.numa_node = [this](const pull::PullRequest& request) {
+    return numa_.node_for(request);
   };
   environment.make_room = [this](ModelVersion wanted, RoomMaker::MissingBytes missing) {
     return room_.make(std::move(wanted), std::move(missing));

@@ -12,6 +12,7 @@
 #include "recovery/agent/agent_pulls.h"
 #include "recovery/agent/copy_health.h"
 #include "recovery/agent/fleet_duties.h"
+#include "recovery/agent/numa_choice.h"
 #include "recovery/agent/partial_sources.h"
 #include "recovery/agent/publisher.h"
 #include "recovery/agent/rdma.h"
@@ -84,7 +85,7 @@ class AgentCore {
   proto::NodeAddress address() const;
 
  private:
-  AgentCore(boost::asio::any_io_executor executor, const CoreOptions& options,
+  AgentCore(boost::asio::any_io_executor executor, const CoreOptions& options, NumaChoice numa,
             std::unique_ptr<Rdma> rdma, std::unique_ptr<store::SegmentStore> store);
   AgentParts parts();
   rpc::Identity make_identity(const CoreOptions& options);
@@ -97,6 +98,7 @@ class AgentCore {
   GrantClock grant_clock_;
   const rpc::Identity identity_;
   std::string control_endpoint_;
+  const NumaChoice numa_;
   std::unique_ptr<Rdma> rdma_;
   std::unique_ptr<WorkerPool> digest_pool_;
   std::unique_ptr<WorkerPool> blocking_pool_;

@@ -1,8 +1,10 @@
 #include "recovery/agent/rdma.h"
 
 #include <utility>
+#include <vector>
 
 #include "src/base/log.h"
+#include "src/base/numa_nodes.h"
 #include "transport/path.h"
 #include "transport/registry.h"
 #if REKINDLE_WITH_VERBS
@@ -27,6 +29,11 @@ class VerbsRdma final : public Rdma {
         registrar_(MemoryRegistrar::create(*fabric_, {})),
         connector_(transport::verbs::make_connector(*fabric_, *registrar_, {})) {}
 
+  int numa_node() const override {
+    std::vector<int> nodes;
+    for (const auto& rail : fabric_->rails()) nodes.push_back(rail->device().numa_node());
+    return common_node(nodes);
+  }
   bool maps_files_for_writing() const override { return registrar_->maps_files_for_writing(); }
   transport::HandshakeConnector& connector() override { return *connector_; }
   std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,

@@ -28,6 +28,8 @@ class Rdma {
   // nullptr: not in this build, not enabled, or no device here. kInvalid: impossible options.
   static Result<std::unique_ptr<Rdma>> open(const RdmaOptions& options);
 
+  // The NUMA node that all devices in use are on. -1: several, or unknown.
+  virtual int numa_node() const = 0;
   // MemoryRegistrar::maps_files_for_writing().
   virtual bool maps_files_for_writing() const = 0;
   virtual transport::HandshakeConnector& connector() = 0;

@@ -77,8 +77,9 @@ async::Task<Result<void>> PullDestination::begin() {
 
 async::Task<Result<void>> PullDestination::begin_once() {
   using Pending = std::shared_ptr<std::unique_ptr<store::PendingVersion>>;
-  auto work = [this]() -> Result<Pending> {
-    TRY(auto pending, environment_.store->begin(target_.checkpoint, *target_.wanted));
+  const int node = environment_.numa_node ? environment_.numa_node(context_.request) : -1;
+  auto work = [this, node]() -> Result<Pending> {
+    TRY(auto pending, environment_.store->begin(target_.checkpoint, *target_.wanted, node));
     return std::make_shared<std::unique_ptr<store::PendingVersion>>(std::move(pending));
   };
   auto begun = co_await async::offload(*environment_.blocking_pool, std::move(work));

@@ -8,6 +8,7 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "proto/common.pb.h"
+#include "recovery/pull/pull_types.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/swarm/have_feed.h"
 #include "src/async/task.h"
@@ -51,6 +52,8 @@ struct PullEnvironment {
   // nobody works on its files any more. Empty: no copy is checked.
   std::function<async::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>)>
       require_verified;
+  // The NUMA node that will read the copy most; -1: unknown. Empty: always unknown.
+  std::function<int(const PullRequest&)> numa_node;
   // Why coordinator() is nullptr. Names its address.
   std::function<Error()> coordinator_problem;
 };

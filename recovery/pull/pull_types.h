@@ -43,6 +43,8 @@ struct PullRequest {
   bool make_room = true;
   // Completes exactly this copy of the own store. Replaces the shard, the tensors and the boxes.
   std::shared_ptr<const store::SetAside> mend = nullptr;
+  // The GPUs of the workers that wait for it: "GPU-6f2c…"; "": a worker without one.
+  std::vector<std::string> devices = {};
 };
 
 struct PullTimes {

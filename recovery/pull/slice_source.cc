@@ -7,6 +7,18 @@ namespace rekindle::pull {
 using transport::SliceIndex;
 using transport::SourceIndex;
 
+namespace {
+
+std::vector<int> nodes_of(const store::PendingVersion& copy) {
+  std::vector<int> nodes;
+  for (std::uint32_t i = 0; i < copy.manifest().layout.segments().size(); ++i) {
+    nodes.push_back(copy.mapped(i)->numa_node());
+  }
+  return nodes;
+}
+
+}  // namespace
+
 PlanSliceSource::PlanSliceSource(SliceWork work, WorkerPool& digest_pool, RangeProver prover)
     : destination_(work.destination),
       candidates_(work.candidates),
@@ -14,7 +26,9 @@ PlanSliceSource::PlanSliceSource(SliceWork work, WorkerPool& digest_pool, RangeP
       verifier_(std::make_shared<SliceVerifier>(
           candidates_, staging_, batch_, TileVerifier(work.destination, work.verified),
           SliceVerifier::Options{digest_pool, std::move(prover), work.counters})),
-      regions_(transport::kMaxSources) {}
+      regions_(transport::kMaxSources),
+      segment_nodes_(nodes_of(*destination_)),
+      slice_nodes_(slice_count(), -1) {}
 
 void PlanSliceSource::set_regions(SourceIndex source, std::vector<transport::RegionKey> regions) {
   const std::lock_guard lock(mutex_);
@@ -56,6 +70,8 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
   if (scratch_.staging_bytes > 0) {
     TRY(staging, staging_->take(slice, scratch_.staging_bytes));
   }
+  const bool in_place = !scratch_.reads.empty() && !scratch_.reads.front().to_staging;
+  slice_nodes_[slice] = in_place ? segment_nodes_[scratch_.reads.front().local_segment] : -1;
   const std::lock_guard lock(mutex_);
   const auto& regions = regions_[source];
   for (const auto& read : scratch_.reads) {
@@ -77,7 +93,7 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
 }
 
 void PlanSliceSource::landed(SliceIndex slice, SourceIndex source) {
-  verifier_->landed(slice, source);
+  verifier_->landed(slice, source, slice_nodes_[slice]);
 }
 
 void PlanSliceSource::dropped(SliceIndex slice, SourceIndex) { staging_->leave(slice); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "recovery/pull/slice_verifier.h"
+#include "src/base/numa_nodes.h"
 
 namespace rekindle::pull {
 
@@ -42,6 +43,8 @@ class PlanSliceSource final : public transport::SliceSource {
   void complete(transport::SourceIndex source);
 
   SliceVerifier& verifier() const { return *verifier_; }
+  // The NUMA node that all of the destination lies on. -1: several, or unknown.
+  int numa_node() const { return common_node(segment_nodes_); }
 
   transport::SliceIndex slice_count() const override;
   transport::SliceInfo info(transport::SliceIndex slice) const override;
@@ -62,6 +65,9 @@ class PlanSliceSource final : public transport::SliceSource {
   std::mutex mutex_;
   std::vector<std::vector<transport::RegionKey>> regions_;  // guarded by mutex_
   planner::Expansion scratch_;                              // engine thread only
+  const std::vector<int> segment_nodes_;                    // of the destination
+  // Of the last expansion of each slice; engine thread only. -1: in staging, or unknown.
+  std::vector<int> slice_nodes_;
 };
 
 }  // namespace rekindle::pull

@@ -46,14 +46,14 @@ SliceVerifier::SliceVerifier(std::shared_ptr<const swarm::SliceCandidates> candi
   }
 }
 
-void SliceVerifier::submit(std::function<void()> job) {
-  if (!options_.digest_pool.try_submit(job)) job();
+void SliceVerifier::submit(std::function<void()> job, int numa_node) {
+  if (!options_.digest_pool.try_submit(job, numa_node)) job();
 }
 
-void SliceVerifier::landed(SliceIndex slice, SourceIndex source) {
+void SliceVerifier::landed(SliceIndex slice, SourceIndex source, int numa_node) {
   options_.counters->landed_bytes += plan_.slice_bytes(slice);
   under_way_.fetch_add(1, std::memory_order_relaxed);
-  submit([self = shared_from_this(), slice, source] { self->verify(slice, source); });
+  submit([self = shared_from_this(), slice, source] { self->verify(slice, source); }, numa_node);
 }
 
 void SliceVerifier::verify(SliceIndex slice, SourceIndex source) {

@@ -112,7 +112,8 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
                 std::shared_ptr<SliceStaging> staging, std::shared_ptr<BatchLink> batch,
                 TileVerifier tiles, Options options);
 
-  void landed(transport::SliceIndex slice, transport::SourceIndex source);
+  // `numa_node`: where the bytes lie; -1: unknown.
+  void landed(transport::SliceIndex slice, transport::SourceIndex source, int numa_node);
   // A slice that landed has no verdict yet. Once the batch has ended and this is false, nothing
   // here touches the copy, the plan or the sources any more.
   bool busy() const { return under_way_.load(std::memory_order_acquire) > 0; }
@@ -131,7 +132,7 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
   struct ProofQuest;
 
   // Runs on the digest pool, or here where its queue is full: that only slows the caller down.
-  void submit(std::function<void()> job);
+  void submit(std::function<void()> job, int numa_node = -1);
   void verify(transport::SliceIndex slice, transport::SourceIndex source);
   transport::Verdict verify_tiles(transport::SliceIndex slice, transport::SourceIndex source,
                                   std::optional<transport::SourceIndex> sender);

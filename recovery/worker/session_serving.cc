@@ -104,7 +104,7 @@ async::Task<void> SessionServing::serve(SessionPtr session) {
     served = fail(std::move(id).error());
   } else if (served) {
     session->order.wanted.id = *id;
-    const auto feed = parts_.feeds.get(session->order.wanted);
+    const auto feed = parts_.feeds.get(session->order.wanted, session->order.device);
     if (!session->state.ended()) parts_.rounds.choose(session->id(), *id, feed);
     served = co_await follow(session, feed);
   }

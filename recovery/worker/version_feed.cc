@@ -146,6 +146,7 @@ pull::PullRequest VersionFeed::request() const {
   request.boxes = wanted_.boxes;
   request.fallback = wanted_.fallback_dir;
   request.transport = wanted_.transport;
+  request.devices.assign(devices_.begin(), devices_.end());
   return request;
 }
 
@@ -249,10 +250,14 @@ async::Task<void> VersionFeeds::close(std::chrono::milliseconds deadline) {
   (void)co_await tasks_.close(deadline);
 }
 
-std::shared_ptr<VersionFeed> VersionFeeds::get(const Wanted& wanted) {
+std::shared_ptr<VersionFeed> VersionFeeds::get(const Wanted& wanted, const std::string& device) {
   const auto found = running_.find(wanted);
-  if (found != running_.end() && !found->second->failed()) return found->second;
+  if (found != running_.end() && !found->second->failed()) {
+    found->second->read_by(device);
+    return found->second;
+  }
   auto feed = std::make_shared<VersionFeed>(host_, recent_, wanted, executor_);
+  feed->read_by(device);
   running_[wanted] = feed;
   tasks_.spawn("worker.feed", run(feed));
   return feed;

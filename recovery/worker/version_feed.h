@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -72,6 +73,9 @@ class VersionFeed {
   TileSet verified() const { return verified_ ? verified_->snapshot() : TileSet(); }
   Phase phase() const { return phase_; }
   const Wanted& wanted() const { return wanted_; }
+  // The device of a worker that waits for the feed ("": none). The copy of a pull lies near those
+  // that are known when it begins.
+  void read_by(std::string device) { devices_.insert(std::move(device)); }
 
   // Why the feed waits: another pull fills the same files. The feed tries again while somebody
   // holds an interest().
@@ -107,6 +111,7 @@ class VersionFeed {
   CopyHost& host_;
   RecentPortions& recent_;
   const Wanted wanted_;
+  std::set<std::string> devices_;
   std::optional<View> view_;
   std::shared_ptr<const pull::VerifiedTiles> verified_;
   bool complete_ = false;
@@ -134,7 +139,8 @@ class VersionFeeds {
  public:
   VersionFeeds(CopyHost& host, boost::asio::any_io_executor executor);
   async::Task<void> close(std::chrono::milliseconds deadline);
-  std::shared_ptr<VersionFeed> get(const Wanted& wanted);
+  // `device`: of the worker that asks, as in AttachOrder.
+  std::shared_ptr<VersionFeed> get(const Wanted& wanted, const std::string& device);
 
  private:
   async::Task<void> run(std::shared_ptr<VersionFeed> feed);

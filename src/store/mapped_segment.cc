@@ -135,7 +135,7 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::open_read(const fs::path& 
 Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& path,
                                                              std::uint64_t size_bytes,
                                                              const NumaPlacement& placement,
-                                                             Pages pages) {
+                                                             NewPages pages) {
   std::unique_ptr<MappedSegment> segment(new MappedSegment);
   segment->path_ = path;
   int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -154,9 +154,16 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
     segment->size_ = size_bytes;
     const bool in_memory = is_memory_backed(fd);
     // Before the allocation, which places the pages.
-    if (in_memory && !is_allocated(fd, size_bytes)) placement.apply(segment->writable());
-    if (in_memory && pages == Pages::kLater) return {};
-    return segment->allocate(false);
+    const bool to_place = in_memory && !is_allocated(fd, size_bytes);
+    if (to_place) placement.apply(segment->writable(), pages.preferred_node);
+    const bool later = in_memory && pages.later;
+    if (!later) TRY_VOID(segment->allocate(false));
+    if (later && to_place) {
+      segment->numa_node_ = placement.node_for(pages.preferred_node);
+    } else if (in_memory) {
+      segment->numa_node_ = node_of_memory(segment->bytes());
+    }
+    return {};
   };
   if (auto sized = size_file(); !sized) {
     if (is_new) ::unlink(path.c_str());  // gives back what was allocated

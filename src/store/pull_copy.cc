@@ -15,10 +15,12 @@
 
 namespace rekindle::store {
 
-PullCopy::PullCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::path directory)
+PullCopy::PullCopy(std::shared_ptr<StoreState> state, Manifest manifest, fs::path directory,
+                   int preferred_node)
     : state_(std::move(state)),
       manifest_(std::move(manifest)),
       directory_(std::move(directory)),
+      preferred_node_(preferred_node),
       marks_(manifest_, directory_, [this](const LayoutEntry& entry) -> std::span<const std::byte> {
         const TensorInfo& tensor = manifest_.checkpoint->tensors[entry.tensor];
         return segments_[entry.segment]->bytes().subspan(
@@ -43,7 +45,7 @@ PullCopy::~PullCopy() {
 
 Result<std::unique_ptr<PullCopy>> PullCopy::begin(std::shared_ptr<StoreState> state,
                                                   std::shared_ptr<const Checkpoint> checkpoint,
-                                                  PackedLayout packed) {
+                                                  PackedLayout packed, int preferred_node) {
   const ModelVersion& id = checkpoint->id;
   if (packed.layout.tensor_set_digest() != checkpoint->tensors.digest() ||
       packed.headers.size() != packed.layout.segments().size()) {
@@ -52,7 +54,8 @@ Result<std::unique_ptr<PullCopy>> PullCopy::begin(std::shared_ptr<StoreState> st
   const fs::path directory = copy_directory(state->directory(), id, packed.layout.digest());
   TRY_VOID(state->claim(directory, id, checkpoint->root, packed.layout.segment_bytes()));
   Manifest manifest{std::move(checkpoint), std::move(packed.layout), state->next_generation(), {}};
-  std::unique_ptr<PullCopy> copy(new PullCopy(std::move(state), std::move(manifest), directory));
+  std::unique_ptr<PullCopy> copy(
+      new PullCopy(std::move(state), std::move(manifest), directory, preferred_node));
   if (auto prepared = copy->prepare(packed.headers); !prepared) {
     // Gives the space back at once, unless it has bytes of an earlier attempt.
     if (!copy->resumed_) {
@@ -110,7 +113,8 @@ Result<void> PullCopy::write_manifest(AfterPowerCut after) {
 // Comes before the first new file, which may need the room of the pool's files.
 Result<void> PullCopy::take_pooled() {
   for (std::uint32_t i = 0; i < manifest_.layout.segments().size(); ++i) {
-    TRY_VOID(state_->pool().take(partial_path(i), manifest_.layout.segments()[i].size_bytes));
+    TRY_VOID(state_->pool().take(partial_path(i), manifest_.layout.segments()[i].size_bytes,
+                                 preferred_node_));
   }
   return {};
 }
@@ -136,9 +140,9 @@ Result<void> PullCopy::create_segment(std::uint32_t index, std::string_view head
     return fail(ErrorCode::kInvalid, "segment '{}' has {} bytes, its header {}", spec.name,
                 spec.size_bytes, header.size());
   }
-  const auto pages = resumed_ ? MappedSegment::Pages::kNow : MappedSegment::Pages::kLater;
   TRY(auto segment,
-      state_->pool().create(partial_path(index), spec.size_bytes, state_->room_bytes(), pages));
+      state_->pool().create(partial_path(index), spec.size_bytes, state_->room_bytes(),
+                            {.preferred_node = preferred_node_, .later = !resumed_}));
   watched_.push_back(state_->write_watch().add(segment->fd(), segment->path()));
   const auto bytes = segment->writable();
   TRY_VOID(guard_mapping_access(spec.name.c_str(),

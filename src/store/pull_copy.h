@@ -22,7 +22,7 @@ class PullCopy final : public PendingVersion {
  public:
   static Result<std::unique_ptr<PullCopy>> begin(std::shared_ptr<StoreState> state,
                                                  std::shared_ptr<const Checkpoint> checkpoint,
-                                                 PackedLayout packed);
+                                                 PackedLayout packed, int preferred_node);
   ~PullCopy() override;
 
   const Manifest& manifest() const override { return manifest_; }
@@ -43,7 +43,8 @@ class PullCopy final : public PendingVersion {
   void discard();
 
  private:
-  PullCopy(std::shared_ptr<StoreState> state, Manifest manifest, std::filesystem::path directory);
+  PullCopy(std::shared_ptr<StoreState> state, Manifest manifest, std::filesystem::path directory,
+           int preferred_node);
   Result<void> prepare(std::span<const std::string> headers);
   Result<void> reopen();
   Result<void> write_manifest(AfterPowerCut after);
@@ -66,6 +67,7 @@ class PullCopy final : public PendingVersion {
   const std::shared_ptr<StoreState> state_;
   Manifest manifest_;
   const std::filesystem::path directory_;
+  const int preferred_node_;  // of SegmentStore::begin()
   TileMarks marks_;
   std::vector<std::shared_ptr<MappedSegment>> segments_;
   std::vector<std::unique_ptr<WatchedFile>> watched_;  // the file of each segment

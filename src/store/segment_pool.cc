@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <sys/stat.h>
@@ -128,9 +129,9 @@ void SegmentPool::unlink_later(const fs::path& path, std::uint64_t bytes) {
 Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
                                                            std::uint64_t size_bytes,
                                                            std::uint64_t keep_bytes,
-                                                           MappedSegment::Pages pages) {
+                                                           MappedSegment::NewPages pages) {
   const bool was_there = is_there(path);
-  TRY(const bool taken, take(path, size_bytes));
+  TRY(const bool taken, take(path, size_bytes, pages.preferred_node));
   if (!taken && !was_there) keep_at_most(keep_bytes);
   TRY(std::shared_ptr<MappedSegment> segment, with_room(size_bytes, [&] {
         return MappedSegment::create(path, size_bytes, *placement_, pages);
@@ -143,12 +144,12 @@ Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
   return segment;
 }
 
-Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
+Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes, int preferred_node) {
   Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
   if (files_.empty() || is_there(path)) return false;
   for (;;) {
-    const auto file = best_fit(size_bytes);
+    const auto file = best_fit(size_bytes, placement_->node_for(preferred_node));
     if (file == files_.end()) return false;
     if (!unchanged(*file)) {
       remove(file, doomed);
@@ -163,10 +164,10 @@ Result<bool> SegmentPool::take(const fs::path& path, std::uint64_t size_bytes) {
 }
 
 // The file of this size, else the smallest larger one, else the largest smaller one:
-// MappedSegment::create() cuts off or adds the rest. Of several of one size the newest, so that
-// unused ones grow old. A file is not cut down to a small part of it, nor made much larger: fresh
-// pages of a new file cost less than that memory.
-SegmentPool::Files::iterator SegmentPool::best_fit(std::uint64_t size_bytes) {
+// MappedSegment::create() cuts off or adds the rest. Of several of one size one on this NUMA node,
+// of those the newest, so that unused ones grow old. A file is not cut down to a small part of it,
+// nor made much larger: fresh pages of a new file cost less than that memory.
+SegmentPool::Files::iterator SegmentPool::best_fit(std::uint64_t size_bytes, int numa_node) {
   const auto fits = [&](const File& file) {
     if (file.size_bytes == size_bytes) return true;
     if (size_bytes < kLeastResized) return false;
@@ -175,7 +176,8 @@ SegmentPool::Files::iterator SegmentPool::best_fit(std::uint64_t size_bytes) {
   // Lower is better.
   const auto rank = [&](const File& file) {
     const bool larger = file.size_bytes >= size_bytes;
-    return std::pair(!larger, larger ? file.size_bytes - size_bytes : size_bytes - file.size_bytes);
+    return std::tuple(!larger, larger ? file.size_bytes - size_bytes : size_bytes - file.size_bytes,
+                      file.numa_node != numa_node);
   };
   auto best = files_.end();
   for (auto file = files_.begin(); file != files_.end(); ++file) {
@@ -198,7 +200,7 @@ void SegmentPool::made(const std::shared_ptr<MappedSegment>& segment) {
   if (::fstat(segment->fd(), &status) != 0) return;
   const std::lock_guard lock(mutex_);
   // The file that had this number before is gone.
-  own_[inode_of(status)] = {{segment}, segment->lent_for_writing_};
+  own_[inode_of(status)] = {{segment}, segment->lent_for_writing_, segment->numa_node()};
 }
 
 void SegmentPool::reopened(const std::shared_ptr<MappedSegment>& segment) {
@@ -208,6 +210,7 @@ void SegmentPool::reopened(const std::shared_ptr<MappedSegment>& segment) {
   const auto own = own_.find(inode_of(status));
   if (own == own_.end()) return;
   segment->lent_for_writing_ = own->second.lent_for_writing;
+  own->second.numa_node = segment->numa_node();
   Mappings& mappings = own->second.mappings;
   std::erase_if(mappings, [](const auto& mapping) { return mapping.expired(); });
   mappings.push_back(segment);
@@ -255,7 +258,7 @@ Result<void> SegmentPool::keep(const fs::path& path, Doomed& doomed, Doomed& in_
     doomed.add(std::move(here), size);
     return {};
   }
-  files_.push_back({std::move(here), size, inode, std::nullopt});
+  files_.push_back({std::move(here), size, inode, own_[inode].numa_node, std::nullopt});
   return failpoint("store.pool.after_put");
 }
 
@@ -315,16 +318,18 @@ void SegmentPool::grow_reserve(std::uint64_t copy_bytes) {
 Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
   fs::path path;
   std::uint64_t size = 0;
+  int node = -1;
   {
     const std::lock_guard lock(mutex_);
     const std::uint64_t there = available_locked() + deleting_bytes_;
     const std::uint64_t wanted = std::min<std::uint64_t>(reserve_bytes_, room_bytes);
     size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
     if (size < kLeastResized) return 0;
-    path = directory_ / fmt::format("{}", ++last_number_);
+    node = placement_->preferred_in_turn(++last_number_);
+    path = directory_ / fmt::format("{}", last_number_);
     making_bytes_ = size;
   }
-  auto done = add_file(path, size);
+  auto done = add_file(path, size, node);
   {
     const std::lock_guard lock(mutex_);
     making_bytes_ = 0;
@@ -335,13 +340,15 @@ Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
 }
 
 // Nobody else finds the file before it is in the list, and then it is whole.
-Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_bytes) {
-  TRY(std::shared_ptr<MappedSegment> segment, MappedSegment::create(path, size_bytes, *placement_));
+Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_bytes,
+                                   int preferred_node) {
+  TRY(std::shared_ptr<MappedSegment> segment,
+      MappedSegment::create(path, size_bytes, *placement_, {preferred_node, false}));
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return fail_errno(errno, path.string());
   made(segment);
   const std::lock_guard lock(mutex_);
-  files_.push_back({path, size_bytes, inode_of(status), std::nullopt});
+  files_.push_back({path, size_bytes, inode_of(status), segment->numa_node(), std::nullopt});
   return {};
 }
 

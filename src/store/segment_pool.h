@@ -44,11 +44,12 @@ class SegmentPool {
   // similar size, with the bytes of another version, else a new one. For a new one, available files
   // are deleted, the largest first, until they and the deletions under way have at most
   // `keep_bytes`, and the file system has room.
-  Result<std::shared_ptr<MappedSegment>> create(
-      const std::filesystem::path& path, std::uint64_t size_bytes, std::uint64_t keep_bytes,
-      MappedSegment::Pages pages = MappedSegment::Pages::kNow);
+  Result<std::shared_ptr<MappedSegment>> create(const std::filesystem::path& path,
+                                                std::uint64_t size_bytes, std::uint64_t keep_bytes,
+                                                MappedSegment::NewPages pages = {});
   // Only the second of these; false when something is at `path`, or nothing fits.
-  Result<bool> take(const std::filesystem::path& path, std::uint64_t size_bytes);
+  Result<bool> take(const std::filesystem::path& path, std::uint64_t size_bytes,
+                    int preferred_node);
   // Removes a segment's name. If it was the last name of a file that this process has made, the
   // pool keeps the file. Otherwise it is deleted, as are the files that it supersedes.
   Result<void> put(const std::filesystem::path& path, Deletion when);
@@ -89,11 +90,13 @@ class SegmentPool {
   struct Own {
     Mappings mappings;
     std::shared_ptr<std::atomic<bool>> lent_for_writing;  // of every MappedSegment of the file
+    int numa_node = -1;                                   // MappedSegment::numa_node()
   };
   struct File {
     std::filesystem::path path;
     std::uint64_t size_bytes = 0;
     Inode inode;
+    int numa_node = -1;
     std::optional<TimePoint> seen;
   };
   using Files = std::vector<File>;  // in the order of their coming
@@ -125,8 +128,9 @@ class SegmentPool {
   Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
   bool unchanged(const File& file) const;
-  Result<void> add_file(const std::filesystem::path& path, std::uint64_t size_bytes);
-  Files::iterator best_fit(std::uint64_t size_bytes);
+  Result<void> add_file(const std::filesystem::path& path, std::uint64_t size_bytes,
+                        int preferred_node);
+  Files::iterator best_fit(std::uint64_t size_bytes, int numa_node);
   std::uint64_t available_locked() const;
   std::uint64_t max_bytes() const { return std::max(max_bytes_, reserve_bytes_.load()); }
   std::uint64_t bytes_locked() const;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/base/clock.h"
@@ -36,14 +37,25 @@ class MappedSegment {
  public:
   static Result<std::unique_ptr<MappedSegment>> open_read(const std::filesystem::path& path,
                                                           std::uint64_t expected_bytes);
-  // When the pages of a file in memory are allocated. Those of other files are at once.
-  enum class Pages { kNow, kLater };
-  // Creates (or reopens) the file. With kNow all its pages are allocated: ENOSPC comes here, not as
-  // SIGBUS later. On tmpfs `placement` chooses the place of new pages.
+  // The pages that a file lacks when it is made.
+  struct NewPages {
+    // The NUMA node that will read them most; -1: unknown.
+    int preferred_node = -1;
+    // Of a file in memory: allocate() comes later.
+    bool later = false;
+  };
+  // Creates (or reopens) the file. All its pages are allocated, unless that comes later: ENOSPC
+  // comes here, not as SIGBUS later. On tmpfs `placement` chooses the place of new pages, by the
+  // caller's preference.
   static Result<std::unique_ptr<MappedSegment>> create(const std::filesystem::path& path,
                                                        std::uint64_t size_bytes,
-                                                       const NumaPlacement& placement = {},
-                                                       Pages pages = Pages::kNow);
+                                                       const NumaPlacement& placement,
+                                                       NewPages pages);
+  static Result<std::unique_ptr<MappedSegment>> create(const std::filesystem::path& path,
+                                                       std::uint64_t size_bytes,
+                                                       const NumaPlacement& placement = {}) {
+    return create(path, size_bytes, placement, NewPages());
+  }
   // Allocates and maps the pages that are missing, until `stop`.
   Result<void> allocate(const std::atomic<bool>& stop);
   ~MappedSegment();
@@ -54,6 +66,9 @@ class MappedSegment {
   std::span<std::byte> writable() { return {data_, size_}; }  // of create() only
   int fd() const { return fd_.get(); }
   const std::filesystem::path& path() const { return path_; }
+  // The NUMA node that all of a segment of create() lies on, or will. -1: several nodes, unknown,
+  // on a disk.
+  int numa_node() const { return numa_node_; }
   // The file still has all its bytes (kCorrupt "truncated …" when not).
   Result<void> check_size() const;
   Result<FileStamp> stamp() const;
@@ -78,6 +93,7 @@ class MappedSegment {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::filesystem::path path_;
+  int numa_node_ = -1;
   std::mutex lease_mutex_;
   std::unique_ptr<ReadLease> lease_;  // of fd_; guarded by lease_mutex_
   // Of the file: SegmentPool hands it on to the next segment of the same file. Never null.
@@ -182,9 +198,15 @@ class SegmentStore {
 
   // Reserves budget, creates or re-opens the files of a pull. kExhausted: the message names the
   // missing bytes; nothing is retired. kDenied: the version is here with another root.
-  // kUnavailable: this version and layout has a PendingVersion already.
+  // kUnavailable: this version and layout has a PendingVersion already. `preferred_node`: the NUMA
+  // node that reads the copy most. It counts for NumaPolicy::kAuto, and only for new memory.
   virtual Result<std::unique_ptr<PendingVersion>> begin(
-      std::shared_ptr<const Checkpoint> checkpoint, PackedLayout layout) = 0;
+      std::shared_ptr<const Checkpoint> checkpoint, PackedLayout layout, int preferred_node) = 0;
+  // The same without such a node.
+  Result<std::unique_ptr<PendingVersion>> begin(std::shared_ptr<const Checkpoint> checkpoint,
+                                                PackedLayout layout) {
+    return begin(std::move(checkpoint), std::move(layout), -1);
+  }
   // The bytes that the budget lacks for such a begin(). 0: none; if begin() returned kExhausted,
   // the file system was full.
   virtual std::uint64_t missing_bytes(const ModelVersion& id, const Layout& layout) const = 0;

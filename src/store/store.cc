@@ -39,8 +39,9 @@ class Store final : public SegmentStore {
   }
 
   Result<std::unique_ptr<PendingVersion>> begin(std::shared_ptr<const Checkpoint> checkpoint,
-                                                PackedLayout layout) override {
-    TRY(auto copy, PullCopy::begin(state_, std::move(checkpoint), std::move(layout)));
+                                                PackedLayout layout, int preferred_node) override {
+    TRY(auto copy,
+        PullCopy::begin(state_, std::move(checkpoint), std::move(layout), preferred_node));
     return std::unique_ptr<PendingVersion>(std::move(copy));
   }
   std::uint64_t missing_bytes(const ModelVersion& id, const Layout& layout) const override {
@@ -178,7 +179,7 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(const StoreOptions& opt
   std::error_code ignored;
   const fs::path directory = fs::absolute(options.directory, ignored).lexically_normal();
   auto placement = std::make_unique<NumaPlacement>();
-  TRY_VOID(placement->choose(options.numa, usable_memory_nodes()));
+  TRY_VOID(placement->choose(options.numa, usable_numa_nodes()));
   TRY(UniqueFd lock, open_store_directory(directory));
   std::uint64_t budget_bytes = options.budget_bytes;
   if (budget_bytes == 0) {

@@ -157,13 +157,12 @@ TEST_F(Doctor, NumaBalancingWarnsOnSeveralNodes) {
 TEST_F(Doctor, NodesThatCopiesAreSpreadOverAreNamed) {
   file("sys/devices/system/node/node0/cpulist", "0-31\n");
   file("sys/devices/system/node/has_memory", "0\n");
-  file("sys/devices/system/node/has_cpu", "0\n");
   EXPECT_THAT(check_numa(kernel_).found, ::testing::Not(HasSubstr("interleaves")));
   file("sys/devices/system/node/node1/cpulist", "32-63\n");
+  file("sys/devices/system/node/node2/cpulist", "\n");  // memory of a GPU
   file("sys/devices/system/node/has_memory", "0-2\n");
-  file("sys/devices/system/node/has_cpu", "0-1\n");
   EXPECT_THAT(check_numa(kernel_).found,
-              HasSubstr("interleaves copies over the memory of nodes 0-1"));
+              HasSubstr("interleaves other copies over the memory of nodes 0-1"));
 }
 
 TEST_F(Doctor, APortInUseIsFound) {

@@ -230,6 +230,19 @@ TEST_F(SliceSourceTest, TilesThatThreeSourcesHoldInPartsAreStagedTogetherAndVeri
   expect_done();
 }
 
+// On a host with one node, the pages of the destination are there.
+TEST_F(SliceSourceTest, TheNodeOfTheDestinationIsThatOfItsPages) {
+  add_source(0, kRows);
+  want(0, kRows);
+  EXPECT_EQ(slices_->numa_node(), node_of_memory(pending_->segment(0)));
+  const auto nodes = usable_numa_nodes();
+  if (nodes.size() == 1 && node_of_memory(pending_->segment(0)) >= 0) {
+    EXPECT_EQ(slices_->numa_node(), nodes.front().id);
+  }
+  fetch_all();
+  expect_done();
+}
+
 TEST_F(SliceSourceTest, AStagedGroupWithAWrongByteIsNotMarkedAndReadAgain) {
   for (const std::uint64_t i : {0u, 1u, 2u}) add_source(i * 256, (i + 1) * 256);
   want(0, kRows / 2);

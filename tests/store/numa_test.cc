@@ -1,27 +1,33 @@
 #include "src/store/numa.h"
 
+#include <map>
+
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
+#include "src/store/segment_pool.h"
 #include "tests/store/store_fixture.h"
 
 namespace rekindle::store {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 class NumaTest : public ::testing::Test {
  protected:
-  void nodes(const std::string& with_memory, const std::string& with_cpus) {
-    const fs::path base = temp_.path() / "devices/system/node";
-    fs::create_directories(base);
-    write_bytes(base / "has_memory", with_memory + "\n");
-    write_bytes(base / "has_cpu", with_cpus + "\n");
+  // Nodes of a host, and nodes that are memory of GPUs.
+  static std::vector<NumaNode> nodes(const std::vector<int>& with_cpus,
+                                     const std::vector<int>& without = {}) {
+    std::vector<NumaNode> nodes;
+    for (const int id : with_cpus) nodes.push_back({id, {2 * id, 2 * id + 1}, true, {}});
+    for (const int id : without) nodes.push_back({id, {}, true, {}});
+    return nodes;
   }
-  MemoryNodes read() const { return read_memory_nodes(temp_.path()); }
+  static constexpr NumaPolicy kInterleave{NumaPolicy::Kind::kInterleave, -1};
 
   TempDirectory temp_;
 };
@@ -51,8 +57,16 @@ bool may_place() {
   return done == 0 && seen;
 }
 
+bool may_look() {
+  int here = 0;
+  void* page = &here;
+  int node = -1;
+  return ::syscall(SYS_move_pages, 0, 1ul, &page, nullptr, &node, 0) == 0;
+}
+
 TEST_F(NumaTest, PoliciesAreParsed) {
-  EXPECT_EQ(*parse_numa("interleave"), NumaPolicy());
+  EXPECT_EQ(*parse_numa("auto"), NumaPolicy());
+  EXPECT_EQ(*parse_numa("interleave"), kInterleave);
   EXPECT_EQ(parse_numa("local")->kind, NumaPolicy::Kind::kLocal);
   EXPECT_EQ(*parse_numa("3"), (NumaPolicy{NumaPolicy::Kind::kNode, 3}));
   for (const char* text : {"", "near", "-1", "1x", "1,2", "99999999999", "4096"}) {
@@ -62,48 +76,74 @@ TEST_F(NumaTest, PoliciesAreParsed) {
   }
 }
 
-TEST_F(NumaTest, NodesAreThoseOfTheKernel) {
-  EXPECT_THAT(read().all, IsEmpty());
-  nodes("0-1,8-9", "0-1");  // 8 and 9: memory of GPUs
-  EXPECT_THAT(read().all, ElementsAre(0, 1, 8, 9));
-  EXPECT_THAT(read().with_cpus, ElementsAre(0, 1));
-  EXPECT_EQ(node_list(read().all), "0-1, 8-9");
-  nodes("0,2", "0-3");
-  EXPECT_THAT(read().with_cpus, ElementsAre(0, 2));
-  for (const char* text : {"", "x", "1-", "-1", "3-1", "0,", "0-99999", "1,0", "0 1"}) {
-    nodes(text, "0");
-    EXPECT_THAT(read().all, IsEmpty()) << text;
-  }
-}
-
 TEST_F(NumaTest, OnlyNodesWithMemoryAreTaken) {
-  nodes("0-1,8", "0-1");
+  const auto two = nodes({0, 1}, {8});
   NumaPlacement placement;
-  ASSERT_TRUE(placement.choose({}, read()));
+  ASSERT_TRUE(placement.choose(kInterleave, two));
   EXPECT_THAT(placement.nodes(), ElementsAre(0, 1));
-  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kLocal, 0}, read()));
+  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kLocal, -1}, two));
   EXPECT_THAT(placement.nodes(), IsEmpty());
-  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kNode, 8}, read()));
+  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kNode, 8}, two));
   EXPECT_THAT(placement.nodes(), ElementsAre(8));
-  const auto refused = placement.choose({NumaPolicy::Kind::kNode, 2}, read());
+  const auto refused = placement.choose({NumaPolicy::Kind::kNode, 2}, two);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid);
   EXPECT_THAT(refused.error().message(), HasSubstr("NUMA node 2 has no memory"));
   EXPECT_THAT(refused.error().message(), HasSubstr("0-1, 8"));
-
-  nodes("0", "0");
-  ASSERT_TRUE(placement.choose({}, read()));
-  EXPECT_THAT(placement.nodes(), IsEmpty());  // nothing to choose
-  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kNode, 0}, read()));
+  // A cpuset excludes the memory of node 1.
+  auto limited = two;
+  limited[1].has_memory = false;
+  ASSERT_TRUE(placement.choose(kInterleave, limited));
   EXPECT_THAT(placement.nodes(), IsEmpty());
+  EXPECT_FALSE(placement.choose({NumaPolicy::Kind::kNode, 1}, limited));
+
+  for (const auto& policy : {NumaPolicy{}, kInterleave, NumaPolicy{NumaPolicy::Kind::kNode, 0}}) {
+    ASSERT_TRUE(placement.choose(policy, nodes({0})));
+    EXPECT_THAT(placement.nodes(), IsEmpty());  // nothing to choose
+    EXPECT_EQ(placement.node_for(0), -1);
+  }
+}
+
+TEST_F(NumaTest, AutoFollowsThePreferenceElseTheNicsElseInterleaves) {
+  const auto two = nodes({0, 1}, {8});
+  NumaPlacement placement;
+  ASSERT_TRUE(placement.choose({}, two));
+  EXPECT_THAT(placement.nodes(), ElementsAre(0, 1));
+  EXPECT_EQ(placement.node_for(-1), -1);
+  EXPECT_EQ(placement.node_for(0), 0);
+  EXPECT_EQ(placement.node_for(1), 1);
+  EXPECT_EQ(placement.node_for(8), -1) << "memory of a GPU";
+  EXPECT_EQ(placement.node_for(5), -1) << "not here";
+  // All NICs are on node 1.
+  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kAuto, 1}, two));
+  EXPECT_EQ(placement.node_for(-1), 1);
+  EXPECT_EQ(placement.node_for(0), 0);
+  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kAuto, 8}, two));
+  EXPECT_THAT(placement.nodes(), ElementsAre(0, 1));
+  // The other policies say it all.
+  ASSERT_TRUE(placement.choose(kInterleave, two));
+  EXPECT_EQ(placement.node_for(1), -1);
+  ASSERT_TRUE(placement.choose({NumaPolicy::Kind::kNode, 0}, two));
+  EXPECT_EQ(placement.node_for(1), 0);
+}
+
+TEST_F(NumaTest, AReserveTakesTheNodesInTurn) {
+  NumaPlacement placement;
+  ASSERT_TRUE(placement.choose({}, nodes({0, 2}, {8})));
+  std::map<int, int> files;
+  for (std::uint64_t number = 1; number <= 10; ++number) {
+    ++files[placement.preferred_in_turn(number)];
+  }
+  EXPECT_EQ(files, (std::map<int, int>{{0, 5}, {2, 5}}));
+  ASSERT_TRUE(placement.choose(kInterleave, nodes({0, 2})));
+  EXPECT_EQ(placement.preferred_in_turn(1), -1);
 }
 
 // The kernel leaves out nodes that this host lacks: node 0 is the one that is left.
 TEST_F(NumaTest, AFilesPolicyHoldsForEveryMappingOfIt) {
   if (!may_place()) GTEST_SKIP() << "mbind is not allowed here";
-  nodes("0-1", "0-1");
   NumaPlacement placement;
-  ASSERT_TRUE(placement.choose({}, read()));
+  ASSERT_TRUE(placement.choose({}, nodes({0, 1})));
   const fs::path path = temp_.path() / "a.safetensors";
   const auto made = MappedSegment::create(path, 64 << 10, placement);
   ASSERT_TRUE(made) << made.error().message();
@@ -122,10 +162,61 @@ TEST_F(NumaTest, AFilesPolicyHoldsForEveryMappingOfIt) {
   EXPECT_EQ(policy_at((*plain)->bytes().data())->mode, MPOL_DEFAULT);
 }
 
-TEST_F(NumaTest, AFileIsMadeWhereTheKernelRefuses) {
-  nodes("1022-1023", "1022-1023");  // none of them is here
+TEST_F(NumaTest, AFileOfAPreferredNodeHasItsPolicy) {
+  if (!may_place()) GTEST_SKIP() << "mbind is not allowed here";
   NumaPlacement placement;
-  ASSERT_TRUE(placement.choose({}, read()));
+  ASSERT_TRUE(placement.choose({}, nodes({0, 1})));
+  const auto made = MappedSegment::create(temp_.path() / "a.safetensors", 64 << 10, placement, {0, false});
+  ASSERT_TRUE(made) << made.error().message();
+  const auto policy = policy_at((*made)->bytes().data());
+  ASSERT_TRUE(policy);
+  EXPECT_EQ(policy->mode, MPOL_PREFERRED);
+  EXPECT_EQ(policy->nodes[0], 1u);
+}
+
+// On a host with one node every page is there. On others the preferred node has them.
+TEST_F(NumaTest, PagesOfASegmentAreOnItsNode) {
+  if (!may_place() || !may_look()) GTEST_SKIP() << "mbind or move_pages is not allowed here";
+  const auto here = usable_numa_nodes();
+  if (here.empty()) GTEST_SKIP() << "no sysfs";
+  NumaPlacement placement;
+  ASSERT_TRUE(placement.choose({}, here));
+  for (const NumaNode& node : here) {
+    if (node.cpus.empty() || !node.has_memory) continue;
+    const auto made = MappedSegment::create(temp_.path() / fmt::format("{}.safetensors", node.id),
+                                            1 << 20, placement, {node.id, false});
+    ASSERT_TRUE(made) << made.error().message();
+    const auto pages = nodes_of_pages((*made)->bytes(), 4096);
+    ASSERT_EQ(pages.size(), 256u);
+    EXPECT_THAT(pages, Each(node.id));
+    EXPECT_EQ((*made)->numa_node(), node.id);
+  }
+}
+
+TEST_F(NumaTest, APreferenceCountsForItsFileAlsoIfItsPagesComeLater) {
+  if (!may_place()) GTEST_SKIP() << "mbind is not allowed here";
+  auto placement = std::make_unique<NumaPlacement>();
+  ASSERT_TRUE(placement->choose({}, nodes({0, 1})));
+  for (const char* name : {"pool", "a"}) fs::create_directory(temp_.path() / name);
+  SegmentPool pool(temp_.path() / "pool", 0, 0, std::move(placement));
+  const auto made = [&](const fs::path& file, MappedSegment::NewPages pages) {
+    auto segment = pool.create(temp_.path() / file, 64 << 10, 0, pages);
+    EXPECT_TRUE(segment) << segment.error().message();
+    return segment ? *segment : nullptr;
+  };
+  const auto mode_of = [&](const MappedSegment& segment) {
+    return policy_at(segment.bytes().data())->mode;
+  };
+  EXPECT_EQ(mode_of(*made("a/1", {.preferred_node = 0})), MPOL_PREFERRED);
+  EXPECT_EQ(mode_of(*made("a/2", {})), MPOL_INTERLEAVE);
+  const auto later = made("a/3", {.preferred_node = 0, .later = true});
+  EXPECT_EQ(mode_of(*later), MPOL_PREFERRED);
+  EXPECT_EQ(later->numa_node(), 0);
+}
+
+TEST_F(NumaTest, AFileIsMadeWhereTheKernelRefuses) {
+  NumaPlacement placement;
+  ASSERT_TRUE(placement.choose({}, nodes({1022, 1023})));  // none of them is here
   for (const char* name : {"a.safetensors", "b.safetensors"}) {
     const auto made = MappedSegment::create(temp_.path() / name, 64 << 10, placement);
     ASSERT_TRUE(made) << made.error().message();

@@ -5,9 +5,12 @@
 #include <random>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/base/numa_nodes.h"
 #include "src/base/units.h"
+#include "tests/support/thread_cpus.h"
 #include "tests/transport/engine_fixture.h"
 
 namespace rekindle::transport::testing {
@@ -38,6 +41,46 @@ TEST_F(EngineTest, ABatchOverSeveralSourcesLandsEveryByteAndUsesThemAll) {
   EXPECT_EQ(progress.bytes_done, 200 * kSlice);
   EXPECT_EQ(progress.paths.size(), 6u);
   EXPECT_TRUE(run.observer.lost().empty());
+}
+
+TEST(EngineNodesTest, ABatchWithANodeIsPolledOnItsCpus) {
+  const auto allowed = allowed_cpus();
+  ASSERT_FALSE(allowed.empty());
+  const std::vector<int> last = {allowed.back()};
+  EngineOptions options{.poller_threads = 2};
+  options.nodes = {{0, {allowed.front()}, true, {}}, {1, last, true, {}}, {2, {}, true, {}}};
+  const auto engine = Engine::create(options);
+  const auto pollers_of_a_node = [] {
+    auto threads = rekindle::testing::cpus_of_threads();
+    std::erase_if(threads, [](const auto& thread) { return !thread.first.starts_with("rk-node"); });
+    return threads;
+  };
+  for (const int node : {-1, 2, 7}) {  // unknown, without CPUs, not here
+    TestRun run(*engine, 20, kSlice);
+    run.start({.numa_node = node});
+    run.add_source();
+    run.expect_complete();
+    EXPECT_TRUE(pollers_of_a_node().empty()) << node;
+  }
+  TestRun run(*engine, 20, kSlice);
+  run.start({.numa_node = 1});
+  run.add_source();
+  run.expect_complete();
+  EXPECT_THAT(pollers_of_a_node(), ::testing::ElementsAre(::testing::Pair("rk-node1-0", last)));
+}
+
+TEST(EngineNodesTest, OneNodeIsNoReasonForMorePollers) {
+  EngineOptions options{.poller_threads = 2};
+  options.nodes = {{0, allowed_cpus(), true, {}}};
+  const auto engine = Engine::create(options);
+  TestRun run(*engine, 20, kSlice);
+  run.start({.numa_node = 0});
+  run.add_source();
+  run.expect_complete();
+  for (const auto& [name, cpus] : rekindle::testing::cpus_of_threads()) {
+    EXPECT_FALSE(name.starts_with("rk-node")) << name;
+    EXPECT_EQ(cpus, allowed_cpus()) << name;
+  }
 }
 
 TEST_F(EngineTest, PathsThatMustBePolledAndTakeShortPrefixesServeToo) {

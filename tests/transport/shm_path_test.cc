@@ -9,8 +9,10 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/numa_nodes.h"
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
+#include "tests/support/thread_cpus.h"
 #include "tests/transport/test_source.h"
 #include "transport/shm/copier.h"
 #include "transport/shm/shm_protocol.h"
@@ -48,6 +50,23 @@ TEST_F(ShmPathTest, AReadLandsByteForByteAlsoFromTheMiddleOfAFile) {
           {.wr_id = 6, .remote = middle, .local = local.data(), .run_bytes = local.size() - skip}),
       OpStatus::kOk);
   EXPECT_EQ(std::memcmp(local.data(), segment.bytes().data() + skip, local.size() - skip), 0);
+}
+
+TEST_F(ShmPathTest, TheCopyThreadKeepsToTheCpusOfThePoller) {
+  const TestSegment segment(1 * kMiB);
+  const RegionKey key = add(segment);
+  const auto path = connect(admit({key}));
+  std::vector<std::byte> local(4096);
+  const std::vector<int> last = {allowed_cpus().back()};
+  std::thread([&] {
+    keep_thread_to(last);
+    EXPECT_EQ(read_one(*path, {.remote = key, .local = local.data(), .run_bytes = 4096}),
+              OpStatus::kOk);
+  }).join();
+  const auto threads = rekindle::testing::cpus_of_threads();
+  const auto copier = threads.find("rk-shm-copy");
+  ASSERT_NE(copier, threads.end());
+  EXPECT_EQ(copier->second, last);
 }
 
 TEST(ShmCopy, EqualsMemcpyAtEveryAlignmentAndSize) {

@@ -122,16 +122,5 @@ INSTANTIATE_TEST_SUITE_P(All, PageTouchWays,
                            return std::string(test.index == 0 ? "AtOnce" : "OneByOne");
                          });
 
-TEST(PageNodes, AreKnownOncePagesAreThere) {
-  const MappedFile file(4 * kMiB, PROT_READ | PROT_WRITE);
-  ASSERT_EQ(touch_pages(file.bytes, TouchMode::kWrite), 0);
-  const std::vector<int> nodes = numa_nodes(file.bytes, 2 * kMiB);
-  ASSERT_EQ(nodes.size(), 2u);
-  for (const int node : nodes) EXPECT_GE(node, -1);
-  if (!has_several_numa_nodes()) {
-    for (const int node : nodes) EXPECT_LE(node, 0);
-  }
-}
-
 }  // namespace
 }  // namespace rekindle::transport::verbs

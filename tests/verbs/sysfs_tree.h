@@ -22,6 +22,11 @@ class SysfsTree {
     write_file(base / "distance", fmt::format("{}\n", distances));
   }
 
+  // The nodes that have memory: "0-1".
+  void memory(std::string_view nodes) {
+    write_file(root_ / "devices/system/node/has_memory", fmt::format("{}\n", nodes));
+  }
+
   // `path`: "pci0000:17/0000:17:01.0/0000:18:00.0". Also in bus/pci/devices.
   std::filesystem::path pci(const std::string& path, int numa, std::string_view vendor,
                             std::string_view kind) {
@@ -34,6 +39,14 @@ class SysfsTree {
   }
 
   void gpu(const std::string& path, int numa) { pci(path, numa, "0x10de", "0x030200"); }
+  // What NVIDIA's driver says of that GPU, below `proc`.
+  static void gpu_information(const std::filesystem::path& proc, const std::string& bus_id,
+                              std::string_view uuid) {
+    write_file(proc / "driver/nvidia/gpus" / bus_id / "information",
+               fmt::format("Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t {}\n"
+                           "Bus Type: \t PCIe\nBus Location: \t {}\n",
+                           uuid, bus_id));
+  }
 
   void nic(const std::string& name, const std::string& path, int numa) {
     const auto device = pci(path, numa, "0x15b3", "0x020000");

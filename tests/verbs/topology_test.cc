@@ -117,6 +117,23 @@ TEST_F(TopologyTest, ALaptopHasNoNodesNoNicsAndMaybeAGpu) {
   EXPECT_THAT(order.preferred, IsEmpty());
 }
 
+TEST_F(TopologyTest, AGpuIsFoundByItsUuid) {
+  build_big_host();
+  const Topology topology = read();
+  const auto proc = dir_ / "proc";
+  using rekindle::testing::SysfsTree;
+  SysfsTree::gpu_information(proc, "0000:13:00.0", "GPU-0000");
+  SysfsTree::gpu_information(proc, "0000:44:00.0", "GPU-7777");
+  SysfsTree::gpu_information(proc, "0000:23:00.0", "GPU-????????");  // nobody opened it
+  SysfsTree::gpu_information(proc, "0000:ff:00.0", "GPU-ffff");      // not in sysfs
+  EXPECT_EQ(node_of_gpu(topology, proc, "GPU-0000"), 0);
+  EXPECT_EQ(node_of_gpu(topology, proc, "GPU-7777"), 1);
+  for (const char* uuid : {"", "GPU-0", "GPU-00000", "GPU-ffff", "MIG-0000", "double:0"}) {
+    EXPECT_EQ(node_of_gpu(topology, proc, uuid), -1) << uuid;
+  }
+  EXPECT_EQ(node_of_gpu(topology, dir_ / "nothing", "GPU-0000"), -1);
+}
+
 TEST_F(TopologyTest, AMachineWithNothingIsEmpty) {
   const Topology topology = Topology::read(dir_ / "nothing");
   EXPECT_TRUE(topology.nics().empty() && topology.gpus().empty() && topology.nodes().empty());

@@ -48,6 +48,10 @@ class LonelyHost final : public Host {
   }
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress, pull::PullWatch watch) override {
+    {
+      const std::lock_guard lock(mutex_);
+      requested_ = request;
+    }
     if (on_pull) co_return co_await on_pull(std::move(watch));
     co_return fail(ErrorCode::kNotFound, "NO_SOURCE for {}", request.ref.to_string());
   }
@@ -100,6 +104,10 @@ class LonelyHost final : public Host {
   std::atomic<std::uint32_t> refuse_rank = 1000;
   using Pulled = async::Task<Result<std::shared_ptr<const store::StoredVersion>>>;
   std::function<Pulled(pull::PullWatch)> on_pull;  // set before anybody attaches
+  pull::PullRequest last_request() {
+    const std::lock_guard lock(mutex_);
+    return requested_;
+  }
   // Keeps the report and answers with the orders.
   async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override {
     {
@@ -174,6 +182,7 @@ class LonelyHost final : public Host {
   proto::RoundReport report_;                                               // guarded by mutex_
   proto::RoundOrders orders_;                                               // guarded by mutex_
   proto::RoundStatus status_;                                               // guarded by mutex_
+  pull::PullRequest requested_;                                             // guarded by mutex_
   std::vector<RankReport> reports_;                                         // guarded by mutex_
   Result<InstanceVerdict> answer_ = fail(ErrorCode::kUnavailable, "away");  // guarded by mutex_
 };
@@ -216,7 +225,8 @@ class Raw {
     return answer(send(frame));
   }
   proto::AgentFrame attach(const std::string& instance, std::uint32_t rank = 0,
-                           std::uint32_t world = 1, std::uint64_t version = 1) {
+                           std::uint32_t world = 1, std::uint64_t version = 1,
+                           const std::string& device = "") {
     proto::WorkerFrame frame;
     auto& attach = *frame.mutable_attach();
     attach.set_model("m");
@@ -224,6 +234,7 @@ class Raw {
     attach.set_instance(instance);
     attach.set_rank(rank);
     attach.set_world(world);
+    attach.set_device(device);
     return answer(send(frame));
   }
   void wait_complete() {

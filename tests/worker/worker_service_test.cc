@@ -287,6 +287,14 @@ TEST_F(WorkerServiceTest, B8AnotherFailureOfAPullIsToldAtOnce) {
   EXPECT_EQ(refused.error().code(), proto::STATUS_UNAVAILABLE) << refused.ShortDebugString();
 }
 
+TEST_F(WorkerServiceTest, APullKnowsTheDeviceOfTheWorkerThatWaitsForIt) {
+  for (const char* device : {"GPU-6f2c", ""}) {
+    Raw raw = greeted();
+    EXPECT_TRUE(raw.attach("", 0, 1, 2, device).has_error());  // no host has it
+    EXPECT_EQ(host_->last_request().devices, std::vector<std::string>{device});
+  }
+}
+
 TEST_F(WorkerServiceTest, S7WhoKeepsItsDescriptorAfterTheCommitChangesNothing) {
   Raw raw = greeted();
   const auto begun = raw.begin_publish(100'000);

@@ -116,7 +116,7 @@ struct AgentArgs {
   std::string load_timeout = "10min";
   std::string scrub = "24h";
   std::vector<std::string> allow_uids;
-  std::string numa = "interleave";
+  std::string numa = "auto";
   std::string gpu = "auto";
   std::string gpu_bucket;
   std::string gpu_wrapper;
@@ -150,7 +150,7 @@ Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs
 
 Result<store::NumaPolicy> numa_policy(const AgentArgs& args) {
   auto policy = store::parse_numa(args.numa);
-  auto chosen = policy ? store::NumaPlacement().choose(*policy, store::usable_memory_nodes())
+  auto chosen = policy ? store::NumaPlacement().choose(*policy, usable_numa_nodes())
                        : Result<void>(fail(policy.error()));
   if (!chosen) return fail(std::move(chosen).error().with_context("--numa"));
   return *policy;
@@ -340,8 +340,9 @@ void add_agent(Command& app, Session& session) {
              "bytes that went wrong in memory; off: never [24h]")
       .type_name("TIME");
   sub.option("--numa", args->numa,
-             "NUMA nodes that copies lie on: interleave (page by page over all that have\n"
-             "CPUs), local (where they are touched first), or the number of one [interleave]")
+             "NUMA nodes that copies lie on: auto (that of the GPU that reads the copy, else\n"
+             "that of all NICs, else interleave), interleave (page by page over all that have\n"
+             "CPUs), local (where they are touched first), or the number of one [auto]")
       .type_name("WHICH");
   sub.option("--gpu", args->gpu,
              "Fill workers' buckets on GPUs, in a separate process: auto (if there are any),\n"

@@ -55,7 +55,7 @@ std::vector<Target> targets_of(const RdmaView& view) {
                              nic == nullptr ? "?" : to_string(topology.distance(*nic, gpu)));
                        }});
   }
-  for (const verbs::NumaNode& node : topology.nodes()) {
+  for (const NumaNode& node : topology.nodes()) {
     targets.push_back({"node",
                        std::to_string(node.id),
                        node.id,

@@ -64,11 +64,14 @@ Check check_numa(const Kernel& kernel) {
            fmt::format("{} cpus {}", name,
                        kernel.read("sys/devices/system/node/" + name + "/cpulist").value_or("?")));
   }
-  const auto memory = store::read_memory_nodes(kernel.root / "sys");
+  store::NumaPlacement placement;
+  (void)placement.choose({}, read_numa_nodes(kernel.root / "sys"));
   Check check{"numa", Level::kOk, count == 0 ? "one node" : nodes, ""};
-  if (memory.with_cpus.size() > 1) {
-    check.found += fmt::format("; an agent interleaves copies over the memory of nodes {}",
-                               store::node_list(memory.with_cpus));
+  if (!placement.nodes().empty()) {
+    check.found += fmt::format(
+        "; an agent places the part of a worker on the node of its GPU, and "
+        "interleaves other copies over the memory of nodes {}",
+        number_list(placement.nodes()));
   }
   if (count > 1 && kernel.read_number("proc/sys/kernel/numa_balancing").value_or(0) != 0) {
     check.level = Level::kWarn;

@@ -5,8 +5,11 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -59,7 +62,15 @@ Copier::~Copier() {
   thread_.join();
 }
 
+// The poller's thread may keep to the NUMA node of the destination.
+void Copier::run_near_the_owner() {
+  cpu_set_t cpus;
+  if (::pthread_getaffinity_np(::pthread_self(), sizeof cpus, &cpus) != 0) return;
+  (void)::pthread_setaffinity_np(thread_.native_handle(), sizeof cpus, &cpus);
+}
+
 void Copier::push(std::span<const ReadOp> ops) {
+  if (!std::exchange(placed_, true)) run_near_the_owner();
   for (const ReadOp& op : ops) (void)work_.push(op);  // the owner counts: there is room
   if (sleeping_.load()) signal(wake_fd_.get());
 }

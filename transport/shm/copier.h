@@ -79,12 +79,14 @@ class Copier {
   OpStatus copy(const ReadOp& op);
   OpStatus copy_pieces(const ReadOp& op, std::span<const std::byte> source);
   void finish(const Completion& completion);
+  void run_near_the_owner();
   void notify();
   bool stopped() const { return abort_.load(std::memory_order_relaxed); }
 
   RegionClient& regions_;
-  UniqueFd wake_fd_;  // to the thread: work, abort or stop
-  UniqueFd done_fd_;  // to the owner: completions
+  bool placed_ = false;  // owner's thread only
+  UniqueFd wake_fd_;     // to the thread: work, abort or stop
+  UniqueFd done_fd_;     // to the owner: completions
   SpscRing<ReadOp, kMaxInFlight> work_;
   SpscRing<Completion, kMaxInFlight> done_;
   std::atomic<bool> sleeping_ = false;

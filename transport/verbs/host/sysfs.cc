@@ -4,13 +4,9 @@
 #include <charconv>
 #include <fstream>
 
-#include "src/base/units.h"
-
 namespace rekindle::transport::verbs {
 
 namespace {
-
-constexpr int kMaxCpus = 65536;
 
 std::filesystem::path port_directory(const std::filesystem::path& sysfs, std::string_view device,
                                      std::string_view port) {
@@ -103,13 +99,6 @@ std::vector<std::string> list_names(const std::filesystem::path& directory) {
   }
   std::ranges::sort(names, before);
   return names;
-}
-
-std::vector<int> parse_cpu_list(std::string_view text) {
-  std::vector<int> cpus = parse_number_list(text, kMaxCpus);
-  std::ranges::sort(cpus);
-  cpus.erase(std::ranges::unique(cpus).begin(), cpus.end());
-  return cpus;
 }
 
 std::vector<PortView> read_ports(const std::filesystem::path& sysfs) {

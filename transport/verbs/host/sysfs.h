@@ -19,8 +19,6 @@ std::optional<std::string> read_line(const std::filesystem::path& path);
 std::optional<int> read_int(const std::filesystem::path& path);
 // The names in a directory, "mlx5_2" before "mlx5_10".
 std::vector<std::string> list_names(const std::filesystem::path& directory);
-// Parses "0-3,8". Empty: the text is no list of CPUs below 65536.
-std::vector<int> parse_cpu_list(std::string_view text);
 
 // One port of /sys/class/infiniband.
 struct PortView {

@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -213,29 +212,6 @@ std::filesystem::path device_of(const std::filesystem::path& sysfs, const std::s
   return sysfs / "class/net" / netdev / "device";
 }
 
-std::vector<NumaNode> read_nodes(const std::filesystem::path& sysfs) {
-  const auto base = sysfs / "devices/system/node";
-  std::vector<NumaNode> nodes;
-  for (const std::string& name : list_names(base)) {
-    constexpr std::string_view kPrefix = "node";
-    NumaNode node;
-    const char* const last = name.data() + name.size();
-    if (!name.starts_with(kPrefix) || name.size() == kPrefix.size()) continue;
-    if (std::from_chars(name.data() + kPrefix.size(), last, node.id).ptr != last) continue;
-    node.cpus = parse_cpu_list(read_line(base / name / "cpulist").value_or(""));
-    nodes.push_back(std::move(node));
-  }
-  for (NumaNode& node : nodes) {  // "10 21": to every node, in order
-    const auto text = read_line(base / ("node" + std::to_string(node.id)) / "distance");
-    std::istringstream stream(text.value_or(""));
-    int value = 0;
-    for (const NumaNode& other : nodes) {
-      if (stream >> value) node.distances[other.id] = value;
-    }
-  }
-  return nodes;
-}
-
 std::vector<GpuPlace> read_gpus(const std::filesystem::path& sysfs) {
   std::vector<GpuPlace> gpus;
   const auto base = sysfs / "bus/pci/devices";
@@ -290,7 +266,7 @@ std::optional<std::string> normalize_bus_id(std::string_view text) {
 
 Topology Topology::read(const std::filesystem::path& sysfs) {
   Topology topology;
-  topology.nodes_ = read_nodes(sysfs);
+  topology.nodes_ = read_numa_nodes(sysfs);
   topology.gpus_ = read_gpus(sysfs);
   // Virtual machines say -1 even where there is only one node.
   const auto& nodes = topology.nodes_;
@@ -383,6 +359,22 @@ const std::vector<std::string>* Topology::listed_rails(const Place& place) const
   const int node_id = target != nullptr ? target->numa_node : place.numa_node;
   if (const auto it = node_rails_.find(node_id); it != node_rails_.end()) return &it->second;
   return any_rails_.empty() ? nullptr : &any_rails_;
+}
+
+int node_of_gpu(const Topology& topology, const std::filesystem::path& proc,
+                std::string_view uuid) {
+  const auto base = proc / "driver/nvidia/gpus";
+  for (const std::string& bus_id : list_names(base)) {
+    std::ifstream file(base / bus_id / "information");
+    for (std::string line; std::getline(file, line);) {
+      if (!line.starts_with("GPU UUID:")) continue;
+      const auto begin = line.find_first_not_of(" \t", line.find(':') + 1);
+      if (begin == std::string::npos || std::string_view(line).substr(begin) != uuid) break;
+      const GpuPlace* const gpu = topology.gpu(bus_id);
+      return gpu == nullptr ? -1 : gpu->numa_node;
+    }
+  }
+  return -1;
 }
 
 Result<void> Topology::apply(std::string_view json, std::string_view name) {

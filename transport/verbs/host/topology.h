@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/base/numa_nodes.h"
 #include "src/base/result.h"
 
 // How near NICs, GPUs and NUMA nodes are to each other, from the PCI paths in sysfs. A topology
@@ -40,12 +41,6 @@ struct GpuPlace {
   std::string bus_id;  // "0000:1b:00.0"
   PciPath pci;
   int numa_node = -1;
-};
-
-struct NumaNode {
-  int id = 0;
-  std::vector<int> cpus;
-  std::map<int, int> distances;  // to other nodes, 10 = itself
 };
 
 // Where the bytes are wanted. Without a GPU and a node: anywhere.
@@ -88,6 +83,11 @@ class Topology {
   std::map<int, std::vector<std::string>> node_rails_;
   std::vector<std::string> any_rails_;
 };
+
+// The node of the GPU with this UUID ("GPU-6f2c…"), by the files of NVIDIA's driver below `proc`,
+// the directory that stands for /proc. -1: unknown, also for a MIG slice, and for a GPU that no
+// process has opened since the driver was loaded.
+int node_of_gpu(const Topology& topology, const std::filesystem::path& proc, std::string_view uuid);
 
 // "0000:1b:00.0" for "00000000:1B:00.0" or "1b:00.0". Nothing: the text is no bus id.
 std::optional<std::string> normalize_bus_id(std::string_view text);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/base/log.h"
+#include "src/base/numa_nodes.h"
 #include "src/base/units.h"
 #include "transport/verbs/memory/device_share.h"
 #include "transport/verbs/memory/page_touch.h"
@@ -80,7 +81,7 @@ std::size_t toucher_count() {
 
 MemoryRegistrarImpl::MemoryRegistrarImpl(Fabric& fabric, const RegistrarOptions& options)
     : touchers_("rk-touch", fabric.devices().empty() ? 1 : toucher_count(), 1024),
-      plan_{options.max_piece_bytes, has_several_numa_nodes(), &touchers_, &touching_ns_} {
+      plan_{options.max_piece_bytes, usable_numa_nodes().size() > 1, &touchers_, &touching_ns_} {
   for (const auto& device : fabric.devices()) {
     shares_.push_back(std::make_unique<DeviceShare>(*device, options.max_bytes_per_device));
   }

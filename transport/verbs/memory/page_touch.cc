@@ -1,13 +1,9 @@
 #include "transport/verbs/memory/page_touch.h"
 
-#include <algorithm>
 #include <cerrno>
-#include <fstream>
-#include <string>
 
 #include <linux/magic.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -79,27 +75,6 @@ void advise_huge_pages(std::span<const std::byte> memory, int fd) {
   }
   const std::span<std::byte> pages = pages_of(memory);
   (void)::madvise(pages.data(), pages.size(), MADV_HUGEPAGE);  // advice: hugetlb refuses it
-}
-
-bool has_several_numa_nodes() {
-  std::ifstream file("/sys/devices/system/node/online");  // "0" or "0-3" or "0,2"
-  std::string nodes;
-  std::getline(file, nodes);
-  return nodes.find_first_of(",-") != std::string::npos;
-}
-
-std::vector<int> numa_nodes(std::span<const std::byte> memory, std::uint64_t step) {
-  std::vector<void*> addresses;
-  for (std::uint64_t at = 0; at < memory.size(); at += step) {
-    addresses.push_back(const_cast<std::byte*>(memory.data()) + at);  // NOLINT: for the kernel
-  }
-  std::vector<int> nodes(addresses.size(), -1);
-  if (::syscall(SYS_move_pages, 0, addresses.size(), addresses.data(), nullptr, nodes.data(), 0) !=
-      0) {
-    std::fill(nodes.begin(), nodes.end(), -1);
-  }
-  for (int& node : nodes) node = std::max(node, -1);  // negative: errno
-  return nodes;
 }
 
 }  // namespace rekindle::transport::verbs

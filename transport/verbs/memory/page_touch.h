@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 namespace rekindle::transport::verbs {
 
@@ -22,9 +21,5 @@ int touch_pages_one_by_one(std::span<const std::byte> memory, TouchMode mode);
 
 // Asks for huge pages where they exist: for private memory (fd -1) and tmpfs.
 void advise_huge_pages(std::span<const std::byte> memory, int fd);
-
-bool has_several_numa_nodes();
-// The NUMA node of the page at each multiple of `step`. -1: unknown, or not faulted in.
-std::vector<int> numa_nodes(std::span<const std::byte> memory, std::uint64_t step);
 
 }  // namespace rekindle::transport::verbs

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "src/base/numa_nodes.h"
 #include "src/base/units.h"
 #include "transport/verbs/memory/page_touch.h"
 
@@ -116,7 +117,7 @@ int Region::touch(Stride& stride) {
   if (plan_.touching_ns != nullptr) *plan_.touching_ns += (SteadyClock().now() - begin).count();
   std::vector<int> nodes;
   if (error == 0 && plan_.several_nodes) {
-    nodes = numa_nodes({memory_.latest() + stride.offset, stride.bytes}, kAlignment);
+    nodes = nodes_of_pages({memory_.latest() + stride.offset, stride.bytes}, kAlignment);
   }
   lock.lock();
   stride.touch_error = error;
