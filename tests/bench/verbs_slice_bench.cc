@@ -29,6 +29,7 @@ constexpr std::uint64_t kSlice = 4 * kMiB;
 constexpr std::uint64_t kSegment = 32 * kMiB;
 constexpr double kNicBytesPerNanosecond = 50.0;  // 400 Gb/s
 constexpr int kRounds = 5;
+constexpr std::uint64_t kOps = 4;
 
 // From start() on requests are done when they are posted, and nothing is moved.
 class FreeVerbs final : public FakeVerbs {
@@ -85,29 +86,36 @@ void run_slices(Path& path, std::span<const ReadOp> ops, std::size_t slices) {
   }
 }
 
-// A slice in runs of `run` bytes, `gap` bytes apart at the source and together here.
-std::vector<ReadOp> slices_of(RegionKey key, std::byte* local, std::uint64_t run,
-                              std::uint64_t gap) {
+struct Row {
+  std::string_view name;
+  // The gaps between the runs at the source, and here.
+  std::uint64_t run = 0, gap = 0, local_gap = 0;
+};
+constexpr std::array<Row, 9> kRows{
+    {{"in one piece", kSlice},
+     {"rows of 64 KiB, 64 KiB apart", 64 * kKiB, 64 * kKiB},
+     {"rows of 4 KiB, 16 KiB apart", 4 * kKiB, 16 * kKiB},
+     {"rows of 4 KiB, 16 KiB apart at both ends", 4 * kKiB, 16 * kKiB, 16 * kKiB},
+     {"rows of 4 KiB, 4 KiB apart here only", 4 * kKiB, 0, 4 * kKiB},
+     {"rows of 2 KiB, 2 KiB apart", 2 * kKiB, 2 * kKiB},
+     {"rows of 1 KiB, 1 KiB apart", kKiB, kKiB},
+     {"rows of 512 B, 512 B apart (copied)", 512, 512},
+     {"rows of 256 B, 256 B apart (copied)", 256, 256}}};
+
+std::vector<ReadOp> slices_of(RegionKey key, std::span<std::byte> local, const Row& row) {
   std::vector<ReadOp> ops;
-  for (std::uint64_t i = 0; i < 4; ++i) {
-    ReadOp op{.wr_id = i, .remote = key, .local = local + i * kSlice, .run_bytes = run};
-    op.count = kSlice / run;
-    op.remote_stride = run + gap;
-    op.local_stride = run;
+  for (std::uint64_t i = 0; i < kOps; ++i) {
+    ReadOp op{.wr_id = i,
+              .remote = key,
+              .local = local.data() + i * local.size() / kOps,
+              .run_bytes = row.run};
+    op.count = kSlice / row.run;
+    op.remote_stride = row.run + row.gap;
+    op.local_stride = row.run + row.local_gap;
     ops.push_back(op);
   }
   return ops;
 }
-
-struct Row {
-  std::string_view name;
-  std::uint64_t run = 0, gap = 0;
-};
-constexpr std::array<Row, 4> kRows{
-    {{"in one piece", kSlice, 0},
-     {"rows of 64 KiB, 64 KiB apart", 64 * kKiB, 64 * kKiB},
-     {"rows of 4 KiB, 16 KiB apart", 4 * kKiB, 16 * kKiB},
-     {"rows of 2 KiB, 2 KiB apart (read along)", 2 * kKiB, 2 * kKiB}}};
 
 int run(std::size_t slices, std::span<const Row> rows) {
   FakeNetwork network;
@@ -118,7 +126,7 @@ int run(std::size_t slices, std::span<const Row> rows) {
   const testing::TestSegment segment(kSegment);
   VerbsSource source(source_api, {}, {}, {.registration_patience = 10s});
   VerbsPuller puller(puller_api, {});
-  std::vector<std::byte> local(4 * kSlice);
+  std::vector<std::byte> local(kOps * kSegment);
   const auto used = puller.use(local);
   const RegionKey key = source.serve(segment);
   auto paths = puller.connect(source, source.admit({key}));
@@ -132,7 +140,7 @@ int run(std::size_t slices, std::span<const Row> rows) {
   fmt::print("{:<44} {:>9} {:>9} {:>11} {:>10}\n", "slice", "requests", "ns/slice", "ns/request",
              "of a core");
   for (const Row& row : rows) {
-    const auto ops = slices_of(key, local.data(), row.run, row.gap);
+    const auto ops = slices_of(key, local, row);
     std::vector<double> spent;
     std::uint64_t requests = 0;
     run_slices(*paths->front(), ops, 16);

@@ -18,7 +18,10 @@ class Book final : public AddressBook {
   std::vector<std::pair<const std::byte*, std::uint64_t>> registered;
   std::uint64_t window_bytes = ~std::uint64_t{0};
 
+  mutable std::size_t look_ups = 0;
+
   LocalSpan local(const std::byte* address) const override {
+    ++look_ups;
     for (std::uint32_t i = 0; i < registered.size(); ++i) {
       const auto [begin, bytes] = registered[i];
       if (address >= begin && address < begin + bytes) {
@@ -28,6 +31,7 @@ class Book final : public AddressBook {
     return {};
   }
   std::uint64_t remote_span(RegionKey, std::uint64_t offset) const override {
+    ++look_ups;
     return window_bytes - offset % window_bytes;
   }
 };
@@ -42,7 +46,7 @@ struct Counts {
 Counts run(const ReadOp& op, const ExpandLimits& limits, const Book& book,
            const std::vector<std::byte>& remote) {
   Counts counts;
-  OpCursor cursor(op);
+  OpCursor cursor(op, limits);
   std::uint64_t payload = 0;
   while (!cursor.done()) {
     ReadRequest request;
@@ -159,6 +163,47 @@ TEST_F(OpExpander, RemoteRunsFarApartAreReadOneByOne) {
   expect_landed(op);
 }
 
+// The look-ups would cost the CPU more than the rest of such a request.
+TEST_F(OpExpander, ManyShortRunsAreLookedUpOnceForEachWindow) {
+  const ReadOp op{.local = local_.data(),
+                  .run_bytes = 1024,
+                  .count = 400,
+                  .remote_stride = 2048,
+                  .local_stride = 4096};
+  OpCursor cursor(op, limits_);
+  ReadRequest request;
+  for (book_.window_bytes = 256 << 10; !cursor.done();) cursor.next(op, limits_, book_, request);
+  EXPECT_LE(book_.look_ups, 3u * 4) << "of two addresses, one of them twice, in four windows";
+  EXPECT_EQ(run(op, limits_, book_, remote_).requests, 400u);
+  expect_landed(op);
+}
+
+TEST_F(OpExpander, RunsOfAFewKiBAreNotCopiedHoweverCloseTheyAre) {
+  const ReadOp op{.local = local_.data(),
+                  .run_bytes = 2048,
+                  .count = 100,
+                  .remote_stride = 4096,
+                  .local_stride = 2048};
+  const Counts counts = run(op, limits_, book_, remote_);
+  EXPECT_EQ(counts.requests, 100u);
+  EXPECT_EQ(counts.bounced, 0u);
+  expect_landed(op);
+}
+
+// They are copied in any case, so a request for each would be more work.
+TEST_F(OpExpander, RunsForUnregisteredMemoryShareRequests) {
+  book_.registered.clear();
+  const ReadOp op{.local = local_.data(),
+                  .run_bytes = 2048,
+                  .count = 100,
+                  .remote_stride = 4096,
+                  .local_stride = 2048};
+  const Counts counts = run(op, limits_, book_, remote_);
+  EXPECT_EQ(counts.requests, 2u);
+  EXPECT_EQ(counts.bounced, 2u);
+  expect_landed(op);
+}
+
 TEST_F(OpExpander, WhatIsNotRegisteredIsBouncedAndTheRestIsNot) {
   book_.registered = {{local_.data() + 500'000, 500'000}};
   const ReadOp op{.local = local_.data(), .run_bytes = 1'000'000};
@@ -180,7 +225,7 @@ TEST_F(OpExpander, RandomOpsLandAsANaiveCopyWould) {
     limits_.request_bytes = static_cast<std::uint32_t>(pick(1, 300'000));
     limits_.bounce_bytes = static_cast<std::uint32_t>(pick(1, limits_.request_bytes));
     limits_.max_sge = static_cast<std::uint32_t>(pick(1, kMaxSge));
-    limits_.request_cost_bytes = static_cast<std::uint32_t>(pick(0, 5000));
+    limits_.costs.request_ns = static_cast<double>(pick(0, 3000));
     book_.window_bytes = pick(1, 1 << 20);
     book_.registered.clear();
     for (std::uint64_t at = 0; at < local_.size();) {

@@ -115,6 +115,35 @@ TEST(VerbsPathFlow, ReadsAcrossTheEdgesOfRegisteredMemoryLandWhole) {
   EXPECT_EQ(path->bytes_landed(), 5 * kMiB);
 }
 
+TEST(VerbsPathFlow, RunsOfTwoRegionsInTurnsComeFromTheirOwnRegion) {
+  VerbsLab lab;
+  const testing::TestSegment other(8 * kMiB, 99);
+  const RegionKey other_key = lab.source().serve(other);
+  const auto path = lab.path(lab.source().admit({lab.key(), other_key}));
+  ASSERT_NE(path, nullptr);
+  std::vector<std::byte> local(kMiB);
+  const auto used = lab.puller().use(local);
+  std::vector<ReadOp> ops;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    ops.push_back(scattered(lab, i, local.data() + i * 64 * kKiB, 100));
+    if (i % 2 == 1) ops.back().remote = other_key;
+  }
+  // Twice, so that an op takes the slot of one that read the other region.
+  for (int round = 0; round < 2; ++round) {
+    std::fill(local.begin(), local.end(), std::byte{0});
+    EXPECT_THAT(statuses(read_all(*path, ops), ops.size()), Each(OpStatus::kOk));
+    for (const ReadOp& op : ops) {
+      const auto& segment = op.remote == other_key ? other : lab.segment();
+      for (std::uint64_t run = 0; run < op.count; ++run) {
+        const std::byte* const there =
+            segment.bytes().data() + op.remote_offset + run * op.remote_stride;
+        ASSERT_EQ(std::memcmp(op.local + run * op.local_stride, there, op.run_bytes), 0)
+            << op.wr_id;
+      }
+    }
+  }
+}
+
 // The bucket holds 16 KiB at such rates, and nothing is sent for less than a quarter of that.
 constexpr std::uint64_t kSlowRate = 4 * kKiB;
 constexpr std::uint64_t kBucket = 16 * kKiB;

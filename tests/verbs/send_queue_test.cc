@@ -28,8 +28,7 @@ class SendQueueTest : public ::testing::Test {
     request.wire_bytes = request.payload_bytes = kBytes;
     request.sge_count = 1;
     request.sges[0] = pair_->a.sge(op % 1024 * kBytes, kBytes);
-    queue_->add({.op = op, .wire_bytes = kBytes, .payload_bytes = kBytes}, request,
-                pair_->b.address(op % 1024 * kBytes), pair_->b.mr->rkey, last);
+    queue_->add(op, request, {}, pair_->b.address(op % 1024 * kBytes), pair_->b.mr->rkey, last);
   }
   int flush() { return queue_->flush(pair_->host_a, pair_->a.qp.get(), unposted_); }
   // Ops of everything that the completions so far cover, in order; -1 where a completion was for

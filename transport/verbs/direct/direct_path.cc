@@ -25,10 +25,11 @@ void DirectPath::accept(std::uint16_t slot, const ReadOp& op, OpStatus status) {
                        [](const Queue& a, const Queue& b) { return a.open_bytes < b.open_bytes; });
   Op& state = ops_[slot];
   state.read = op;
+  state.window = nullptr;
   state.outstanding = 0;
   state.next = kNone;
   state.status = status;
-  state.cursor = status == OpStatus::kOk ? OpCursor(op) : OpCursor();
+  state.cursor = status == OpStatus::kOk ? OpCursor(op, limits_) : OpCursor();
   state.bytes = state.cursor.payload_left();
   lightest->open_bytes += state.bytes;
   if (state.cursor.done()) {
@@ -67,23 +68,20 @@ bool DirectPath::push_request(Queue& queue, std::size_t index) {
   // An op that has failed ends when its outstanding requests have come back.
   if (op.status != OpStatus::kOk) return false;
   const OpCursor before = op.cursor;
-  ExpandLimits limits = limits_;
   std::uint64_t granted = 0;
-  if (parts_.limiter != nullptr) {
+  if (parts_.limiter == nullptr) {
+    op.cursor.next(op.read, limits_, *this, request_);
+  } else {
+    ExpandLimits limits = limits_;
     granted = take_rate(std::min<std::uint64_t>(before.payload_left(), limits.request_bytes));
     if (granted == 0) return false;
     limits.request_bytes = static_cast<std::uint32_t>(granted);
     limits.bounce_bytes = std::min(limits.bounce_bytes, limits.request_bytes);
+    op.cursor.next(op.read, limits, *this, request_);
   }
-  op.cursor.next(op.read, limits, *this, request_);
-  SentRequest sent{.op = slot,
-                   .bounced = request_.bounced,
-                   .wire_bytes = request_.wire_bytes,
-                   .payload_bytes = request_.payload_bytes,
-                   .payload_offset = request_.payload_offset,
-                   .block = {}};
-  if (sent.bounced) sent.block = acquire_block();
-  const bool waits = sent.bounced && sent.block.data == nullptr;
+  BouncePool::Block block;
+  if (request_.bounced) block = acquire_block();
+  const bool waits = request_.bounced && block.data == nullptr;
   if (parts_.limiter != nullptr)
     parts_.limiter->give_back(waits ? granted : granted - request_.wire_bytes);
   if (waits) {
@@ -91,9 +89,12 @@ bool DirectPath::push_request(Queue& queue, std::size_t index) {
     return false;
   }
   ++op.outstanding;
-  const RemoteWindow& window = parts_.windows.at(op.read.remote, request_.remote_offset);
-  queue.sent.add(sent, request_, window.address + (request_.remote_offset - window.offset),
-                 window.key(index), op.cursor.done());
+  if (op.window == nullptr || request_.remote_offset - op.window->offset >= op.window->bytes) {
+    op.window = &parts_.windows.at(op.read.remote, request_.remote_offset);
+  }
+  queue.sent.add(slot, request_, block,
+                 op.window->address + (request_.remote_offset - op.window->offset),
+                 op.window->key(index), op.cursor.done());
   if (op.cursor.done()) leave_queue(queue);
   return true;
 }
@@ -112,8 +113,8 @@ void DirectPath::complete(const ibv_wc& completion) {
   Queue& queue = queues_[tag];
   bool is_last = false;
   while (!is_last) {
-    const auto request = queue.sent.retire(completion.wr_id, is_last);
-    if (!request) return;
+    const SentRequest* const request = queue.sent.retire(completion.wr_id, is_last);
+    if (request == nullptr) return;
     if (!is_last || completion.status == IBV_WC_SUCCESS) {
       retire(queue, *request, OpStatus::kOk);
       continue;
@@ -126,12 +127,14 @@ void DirectPath::complete(const ibv_wc& completion) {
 
 void DirectPath::retire(Queue& queue, const SentRequest& request, OpStatus status) {
   Op& op = ops_[request.op];
-  if (status == OpStatus::kOk) {
+  if (status == OpStatus::kOk && !request.bounced) {
+    count_landed(request.payload_bytes);
+  } else if (status == OpStatus::kOk) {
     ReadRequest landed;
     landed.wire_bytes = request.wire_bytes;
     landed.payload_bytes = request.payload_bytes;
     landed.payload_offset = request.payload_offset;
-    landed.bounced = request.bounced;
+    landed.bounced = true;
     status = land(op.read, landed, request.block.data);
   }
   if (request.block.data != nullptr) parts_.bounce->release(request.block);
@@ -167,7 +170,7 @@ void DirectPath::end_unsent() {
 
 void DirectPath::end_outstanding() {
   for (auto& queue : queues_) {
-    while (const auto request = queue.sent.drop()) retire(queue, *request, stopped());
+    while (const SentRequest* const request = queue.sent.drop()) retire(queue, *request, stopped());
   }
 }
 

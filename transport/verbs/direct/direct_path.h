@@ -20,6 +20,8 @@ class DirectPath final : public VerbsPath {
   struct Op {
     ReadOp read;
     OpCursor cursor;
+    // The one that its last request read.
+    const RemoteWindow* window = nullptr;
     // Its queue counts these bytes as open.
     std::uint64_t bytes = 0;
     std::uint32_t outstanding = 0;

@@ -4,11 +4,6 @@
 #include <bit>
 
 namespace rekindle::transport::verbs {
-namespace {
-
-constexpr int kTagShift = 32;
-
-}  // namespace
 
 SendQueue::SendQueue(std::uint32_t tag, std::uint32_t depth, std::uint32_t first)
     : tag_(tag),
@@ -18,25 +13,31 @@ SendQueue::SendQueue(std::uint32_t tag, std::uint32_t depth, std::uint32_t first
       head_(first),
       tail_(first) {}
 
-void SendQueue::add(const SentRequest& sent, const ReadRequest& request,
+void SendQueue::add(std::uint16_t op, const ReadRequest& request, BouncePool::Block block,
                     std::uint64_t remote_address, std::uint32_t rkey, bool last) {
-  at(tail_) = sent;
+  SentRequest& sent = at(tail_);
+  sent.op = op;
+  sent.bounced = request.bounced;
+  sent.wire_bytes = request.wire_bytes;
+  sent.payload_bytes = request.payload_bytes;
+  sent.payload_offset = request.payload_offset;
+  sent.block = block;
   auto& sges = sges_[chain_];
   auto& wr = requests_[chain_];
-  wr = {};
-  if (sent.bounced) {
-    sges[0] = {reinterpret_cast<std::uint64_t>(sent.block.data), request.wire_bytes,
-               sent.block.lkey};
-    wr.num_sge = 1;
+  wr.next = nullptr;
+  const std::uint32_t entries = request.bounced ? 1 : request.sge_count;
+  if (request.bounced) {
+    sges[0] = {reinterpret_cast<std::uint64_t>(block.data), request.wire_bytes, block.lkey};
   } else {
-    std::copy_n(request.sges.begin(), request.sge_count, sges.begin());
-    wr.num_sge = static_cast<int>(request.sge_count);
+    for (std::uint32_t i = 0; i < entries; ++i) sges[i] = request.sges[i];
   }
+  wr.num_sge = static_cast<int>(entries);
   wr.sg_list = sges.data();
   wr.wr_id = std::uint64_t{tag_} << kTagShift | tail_;
   wr.opcode = IBV_WR_RDMA_READ;
   wr.wr.rdma.remote_addr = remote_address;
   wr.wr.rdma.rkey = rkey;
+  wr.send_flags = 0;
   unsignalled_bytes_ += request.wire_bytes;
   if (last || unsignalled_bytes_ >= kSignalledBytes) {
     wr.send_flags = IBV_SEND_SIGNALED;
@@ -61,19 +62,6 @@ int SendQueue::flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unp
   }
   chain_ = 0;
   return error;
-}
-
-std::optional<SentRequest> SendQueue::retire(std::uint64_t wr_id, bool& is_last) {
-  const auto position = static_cast<std::uint32_t>(wr_id);
-  // The position is not out: a completion of an earlier queue pair.
-  if (wr_id >> kTagShift != tag_ || position - head_ >= tail_ - head_) return std::nullopt;
-  is_last = position == head_;
-  return at(head_++);
-}
-
-std::optional<SentRequest> SendQueue::drop() {
-  if (head_ == tail_) return std::nullopt;
-  return at(head_++);
 }
 
 }  // namespace rekindle::transport::verbs

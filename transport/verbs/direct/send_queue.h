@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "transport/verbs/direct/op_expander.h"
@@ -36,24 +35,33 @@ class SendQueue {
   std::size_t outstanding() const { return tail_ - head_; }
   bool chain_full() const { return chain_ == kChain; }
 
-  // Adds a request to the chain. Neither full() nor chain_full(). `last`: it is the op's last one.
-  void add(const SentRequest& sent, const ReadRequest& request, std::uint64_t remote_address,
-           std::uint32_t rkey, bool last);
+  // Adds a request of an op to the chain. Neither full() nor chain_full(). `block`: where a bounced
+  // request lands. `last`: it is the op's last one.
+  void add(std::uint16_t op, const ReadRequest& request, BouncePool::Block block,
+           std::uint64_t remote_address, std::uint32_t rkey, bool last);
   // Posts the chain and returns 0 or an errno. After an error, requests that were not posted leave
   // the queue and are handed to `unposted`; the others are out.
   int flush(Api& api, ibv_qp* queue_pair, std::vector<SentRequest>& unposted);
 
   // Takes the oldest request up to the position of a wr_id. Call it until `is_last` is set: that
-  // request is the completion's own. Nothing: the completion belongs to no request.
-  std::optional<SentRequest> retire(std::uint64_t wr_id, bool& is_last);
-  // Takes the oldest request. For use after the queue pair is gone.
-  std::optional<SentRequest> drop();
+  // request is the completion's own. The result is valid until the next add(). nullptr: the
+  // completion belongs to no request.
+  const SentRequest* retire(std::uint64_t wr_id, bool& is_last) {
+    const auto position = static_cast<std::uint32_t>(wr_id);
+    // The position is not out: a completion of an earlier queue pair.
+    if (wr_id >> kTagShift != tag_ || position - head_ >= tail_ - head_) return nullptr;
+    is_last = position == head_;
+    return &at(head_++);
+  }
+  // Takes the oldest request. For use after the queue pair is gone. nullptr: there is none.
+  const SentRequest* drop() { return head_ == tail_ ? nullptr : &at(head_++); }
   // A failed post has taken requests that are not signalled: no completion will come if they go
   // well.
   bool silent() const { return silent_; }
 
  private:
   static constexpr std::size_t kChain = 16;
+  static constexpr int kTagShift = 32;
   // A request is signalled at least every so many bytes.
   static constexpr std::uint32_t kSignalledBytes = 1 << 20;
 

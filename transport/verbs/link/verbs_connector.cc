@@ -196,6 +196,8 @@ Result<std::unique_ptr<Path>> VerbsHandshake::finish_link(
   limits.bounce_bytes =
       std::min<std::uint32_t>(BouncePool::kBlockBytes, shared_->options.request_bytes);
   limits.max_sge = std::min(kMaxSge, parts.connection->max_sge());
+  const std::uint64_t speed = parts.connection->rail().state().bytes_per_second;
+  if (speed > 0) limits.costs.wire_byte_ns = 1e9 / static_cast<double>(speed);
   return std::make_unique<DirectPath>(std::move(parts), limits);
 }
 

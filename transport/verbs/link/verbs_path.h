@@ -109,6 +109,7 @@ class VerbsPath : public Path, protected AddressBook {
 
   // Bytes of a request have arrived: copies them home if they were bounced.
   OpStatus land(const ReadOp& op, const ReadRequest& request, const std::byte* block);
+  void count_landed(std::uint64_t bytes) { bytes_landed_ += bytes; }
   // How many of `wanted` bytes the session's rate lets through now. 0: poll() is due when it does.
   // With parts_.limiter only.
   std::uint64_t take_rate(std::uint64_t wanted);

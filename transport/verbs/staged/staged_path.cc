@@ -165,7 +165,7 @@ void StagedPath::plan_landing(Slot& slot) {
                             parts_.bounce->scratch().lkey};
     return;
   }
-  OpCursor cursor(packed);
+  OpCursor cursor(packed, expand);
   cursor.next(packed, expand, *this, slot.landing);
   if (cursor.done()) return;
   slot.landing.wire_bytes = slot.landing.payload_bytes = total;
