@@ -73,8 +73,8 @@ void merge_reads(std::vector<PlannedRead>& reads) {
   for (std::size_t i = 1; i < reads.size(); ++i) {
     PlannedRead& last = reads[kept];
     const PlannedRead& next = reads[i];
-    if (last.remote_segment == next.remote_segment && last.to_staging == next.to_staging &&
-        last.local_segment == next.local_segment && continues(last.copy, next.copy)) {
+    if (last.remote_segment == next.remote_segment && last.local_segment == next.local_segment &&
+        continues(last.copy, next.copy)) {
       last.copy.run_bytes += next.copy.run_bytes;
     } else {
       reads[++kept] = next;
@@ -95,24 +95,6 @@ void merge_scatter(std::vector<PlannedScatter>& scatter) {
     }
   }
   scatter.resize(kept + 1);
-}
-
-// Replaces short dense strided reads by one read of the range that covers them, into staging, and a
-// scatter from there.
-void cover_short_runs(const PlanOptions& options, Expansion& out) {
-  for (PlannedRead& read : out.reads) {
-    StridedCopy& copy = read.copy;
-    if (copy.count < 2 || copy.run_bytes >= options.short_run_bytes) continue;
-    const std::uint64_t range = copy.src_stride * (copy.count - 1) + copy.run_bytes;
-    if (copy.total_bytes() < range - copy.total_bytes()) continue;
-    StridedCopy back = copy;
-    back.src_offset = out.staging_bytes;
-    out.scatter.push_back({read.local_segment, back});
-    copy = {copy.src_offset, out.staging_bytes, range, 1, 0, 0};
-    read.to_staging = true;
-    read.local_segment = 0;
-    out.staging_bytes = round_up(out.staging_bytes + range, kStagingAlignBytes);
-  }
 }
 
 }  // namespace
@@ -162,12 +144,11 @@ void PlanTable::expand_direct(SliceIndex slice, const Layout& source, Expansion&
       append_copies(*region, remote.box, remote.offset_bytes, local.box, local.offset_bytes,
                     element_bytes, copies);
       for (const StridedCopy& copy : copies) {
-        out.reads.push_back({remote.segment, false, local.segment, copy});
+        out.reads.push_back({remote.segment, local.segment, copy});
       }
     }
   }
   merge_reads(out.reads);
-  if (!options.source_gathers) cover_short_runs(options, out);
 }
 
 void PlanTable::expand_staged(SliceIndex slice, const Layout& source, Expansion& out) const {
@@ -187,7 +168,7 @@ void PlanTable::expand_staged(SliceIndex slice, const Layout& source, Expansion&
         copies.clear();
         append_copies(*region, remote.box, remote.offset_bytes, tile, at, element_bytes, copies);
         for (const StridedCopy& copy : copies) {
-          out.reads.push_back({remote.segment, true, 0, copy});
+          out.reads.push_back({remote.segment, 0, copy});
         }
       }
     }

@@ -33,10 +33,6 @@ struct PlanOptions {
   std::uint64_t slice_bytes = 4 << 20;
   // A bucket is a run of slices. Progress is counted in buckets.
   std::uint64_t bucket_bytes = 16 << 20;
-  // The source gathers strided reads itself (TCP, shm). When false, runs shorter than
-  // `short_run_bytes` that cover at least half of their range are read as one range and scattered.
-  bool source_gathers = true;
-  std::uint64_t short_run_bytes = 4096;
   // Wanting a part of a tile means fetching the whole tile, unless that more than doubles the bytes
   // of the tensor, or no source has the whole tile: then a part that is one run of its tile is
   // fetched alone, and its source proves it (kRange).
@@ -67,13 +63,11 @@ enum class SliceKind : std::uint8_t {
   kRange,
 };
 
-// One read: its source and its destination. Staging offsets count from the start of the staging
-// memory; the slices of one kStaged group share one such memory. In kDirect and kRange slices
-// without covering reads `to_staging` is false and `local_offset` is in destination segment
-// `local_segment`.
+// One read: its source and its destination. Those of kStaged slices land in staging: offsets count
+// from the start of the staging memory, which the slices of a group share.
 struct PlannedRead {
   std::uint32_t remote_segment = 0;
-  bool to_staging = false;
+  // 0 in kStaged slices.
   std::uint32_t local_segment = 0;
   // src: offset in the remote segment file; dst: in the local segment or staging.
   StridedCopy copy;
@@ -88,9 +82,9 @@ struct PlannedScatter {
 
 struct Expansion {
   std::vector<PlannedRead> reads;
-  // kDirect: done before verifying; kStaged: after.
+  // Of the last slice of a kStaged group, once its tiles have verified.
   std::vector<PlannedScatter> scatter;
-  // 0: none needed.
+  // 0: none needed, in kDirect and kRange slices.
   std::uint64_t staging_bytes = 0;
 };
 
@@ -116,7 +110,7 @@ class Plan {
  public:
   virtual ~Plan() = default;
   virtual SliceIndex slice_count() const = 0;
-  // On the wire, without covering.
+  // On the wire.
   virtual std::uint64_t slice_bytes(SliceIndex slice) const = 0;
   virtual SliceKind kind(SliceIndex slice) const = 0;
   virtual SourceMask candidates(SliceIndex slice) const = 0;

@@ -70,7 +70,7 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
   if (scratch_.staging_bytes > 0) {
     TRY(staging, staging_->take(slice, scratch_.staging_bytes));
   }
-  const bool in_place = !scratch_.reads.empty() && !scratch_.reads.front().to_staging;
+  const bool in_place = staging == nullptr && !scratch_.reads.empty();
   slice_nodes_[slice] = in_place ? segment_nodes_[scratch_.reads.front().local_segment] : -1;
   const std::lock_guard lock(mutex_);
   const auto& regions = regions_[source];
@@ -79,7 +79,8 @@ Result<void> PlanSliceSource::expand(SliceIndex slice, SourceIndex source,
       return fail(ErrorCode::kInternal, "slice {} reads segment {} of a source that serves {}",
                   slice, read.remote_segment, regions.size());
     }
-    std::byte* base = read.to_staging ? staging : destination_->segment(read.local_segment).data();
+    std::byte* const base =
+        staging != nullptr ? staging : destination_->segment(read.local_segment).data();
     out.push_back({.wr_id = 0,
                    .remote = regions[read.remote_segment],
                    .remote_offset = read.copy.src_offset,

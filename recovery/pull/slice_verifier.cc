@@ -58,7 +58,7 @@ void SliceVerifier::landed(SliceIndex slice, SourceIndex source, int numa_node) 
 
 void SliceVerifier::verify(SliceIndex slice, SourceIndex source) {
   if (plan_.kind(slice) == SliceKind::kRange) return verify_range(slice, source);
-  if (plan_.group_size(slice) > 1) return verify_group(slice, source);
+  if (plan_.group_size(slice) > 1) return verify_group(slice);
   const Verdict verdict = verify_tiles(slice, source, source);
   staging_->leave(slice);
   finish(slice, verdict);
@@ -69,19 +69,14 @@ void SliceVerifier::verify(SliceIndex slice, SourceIndex source) {
 // wrong: this transfer does not read them again, so nobody writes to a marked tile.
 Verdict SliceVerifier::verify_tiles(SliceIndex slice, SourceIndex source,
                                     std::optional<SourceIndex> sender) {
-  std::byte* staging = staging_->buffer_of(slice);
-  const bool staged = plan_.kind(slice) == SliceKind::kStaged;
-  planner::Expansion expansion;
-  if (staging != nullptr) candidates_->expand(slice, source, expansion);
-  if (staging != nullptr && !staged && !tiles_.scatter(expansion, staging)) {
-    return Verdict::kLocalFault;
-  }
+  // Null: the slice lies in its place.
+  std::byte* const staging = staging_->buffer_of(slice);
   std::vector<TileWork> works;
   plan_.tiles(slice, works);
   std::vector<TileIndex> verified;
   Verdict verdict = Verdict::kAccept;
   for (const auto& work : works) {
-    const Verdict tile = tiles_.verify_tile(work, staged ? staging : nullptr);
+    const Verdict tile = tiles_.verify_tile(work, staging);
     if (tile == Verdict::kLocalFault) return tile;
     if (tile == Verdict::kAccept) {
       verified.push_back(work.tile);
@@ -89,10 +84,12 @@ Verdict SliceVerifier::verify_tiles(SliceIndex slice, SourceIndex source,
     }
     verdict = tile;
     note_wrong(work, sender);
-    if (sender || staged) return verdict;
+    if (sender || staging != nullptr) return verdict;
   }
-  if (staged && staging != nullptr && !tiles_.scatter(expansion, staging)) {
-    return Verdict::kLocalFault;
+  if (staging != nullptr) {
+    planner::Expansion expansion;
+    candidates_->expand(slice, source, expansion);
+    if (!tiles_.scatter(expansion, staging)) return Verdict::kLocalFault;
   }
   for (const TileIndex tile : verified) tiles_.mark(tile);
   return verdict;
@@ -100,12 +97,9 @@ Verdict SliceVerifier::verify_tiles(SliceIndex slice, SourceIndex source,
 
 // When a tile is wrong whose slices came from different sources, nobody can tell whose part was
 // wrong. The tiles stay unmarked, and the next plan of this pull reads them from one source.
-void SliceVerifier::verify_group(SliceIndex slice, SourceIndex source) {
+void SliceVerifier::verify_group(SliceIndex slice) {
   const SliceIndex first = plan_.group_first(slice);
   const SliceIndex last = first + plan_.group_size(slice) - 1;
-  if (plan_.kind(slice) == SliceKind::kDirect && !scatter_own(slice, source)) {
-    return finish(slice, Verdict::kLocalFault);
-  }
   bool complete = false;
   bool spoiled = false;
   {
@@ -159,20 +153,8 @@ WrongBytes SliceVerifier::wrong_bytes(std::optional<SourceIndex> source) const {
   return found == wrong_.end() ? WrongBytes() : found->second;
 }
 
-// For a slice whose covering reads landed in its staging. False: the copy cannot be written.
-bool SliceVerifier::scatter_own(SliceIndex slice, SourceIndex source) {
-  std::byte* staging = staging_->buffer_of(slice);
-  if (staging == nullptr) return true;
-  planner::Expansion expansion;
-  candidates_->expand(slice, source, expansion);
-  const bool written = tiles_.scatter(expansion, staging);
-  staging_->leave(slice);
-  return written;
-}
-
 // A source is asked for the rest of the path from each part to the leaf of its tile.
 void SliceVerifier::verify_range(SliceIndex slice, SourceIndex source) {
-  if (!scatter_own(slice, source)) return finish(slice, Verdict::kLocalFault);
   auto quest = std::make_shared<ProofQuest>();
   quest->slice = slice;
   quest->sender = source;
@@ -245,10 +227,6 @@ void SliceVerifier::when_idle(std::function<void()> call) {
   if (call) call();
 }
 
-SliceIndex SliceStaging::key_of(SliceIndex slice) const {
-  return plan_.kind(slice) == planner::SliceKind::kStaged ? plan_.group_first(slice) : slice;
-}
-
 std::byte* SliceStaging::acquire() {
   if (free_.empty()) {
     if (buffers_.size() == kMaxBuffers) return nullptr;
@@ -266,20 +244,20 @@ Result<std::byte*> SliceStaging::take(SliceIndex slice, std::uint64_t bytes) {
                 format_bytes(bytes), format_bytes(kBufferBytes));
   }
   const std::lock_guard lock(mutex_);
-  const auto found = staged_.find(key_of(slice));
+  const auto found = staged_.find(plan_.group_first(slice));
   if (found != staged_.end()) {
     ++found->second.slices;
     return found->second.buffer;
   }
   std::byte* buffer = acquire();
   if (buffer == nullptr) return fail(ErrorCode::kExhausted, "no staging buffer is free");
-  staged_[key_of(slice)] = {buffer, 1};
+  staged_[plan_.group_first(slice)] = {buffer, 1};
   return buffer;
 }
 
 void SliceStaging::leave(SliceIndex slice) {
   const std::lock_guard lock(mutex_);
-  const auto found = staged_.find(key_of(slice));
+  const auto found = staged_.find(plan_.group_first(slice));
   if (found == staged_.end() || --found->second.slices > 0) return;
   free_.push_back(found->second.buffer);
   staged_.erase(found);
@@ -287,7 +265,7 @@ void SliceStaging::leave(SliceIndex slice) {
 
 std::byte* SliceStaging::buffer_of(SliceIndex slice) const {
   const std::lock_guard lock(mutex_);
-  const auto found = staged_.find(key_of(slice));
+  const auto found = staged_.find(plan_.group_first(slice));
   return found == staged_.end() ? nullptr : found->second.buffer;
 }
 

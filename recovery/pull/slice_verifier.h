@@ -19,9 +19,8 @@
 
 namespace rekindle::pull {
 
-// Memory for slices that cannot land in place: a bounded set of equal buffers. The slices of a
-// staged group share one buffer, which holds the bytes of some slices while others are still to
-// come. Thread-safe.
+// Memory for staged slices: a bounded set of equal buffers. The slices of a group share one buffer,
+// which holds the bytes of some slices while others are still to come. Thread-safe.
 class SliceStaging {
  public:
   explicit SliceStaging(const planner::Plan& plan) : plan_(plan) {}
@@ -34,7 +33,7 @@ class SliceStaging {
   std::byte* buffer_of(transport::SliceIndex slice) const;
 
  private:
-  // A covering read of half density takes twice the bytes of its slice.
+  // The tiles of a slice, and the rounding between them.
   static constexpr std::size_t kBufferBytes = 8 * kMiB;
   static constexpr std::size_t kMaxBuffers = 8;
 
@@ -43,15 +42,15 @@ class SliceStaging {
     // Slices that are read into the buffer, or lie in it.
     std::uint32_t slices = 0;
   };
-  transport::SliceIndex key_of(transport::SliceIndex slice) const;
   // The caller holds mutex_.
   std::byte* acquire();
 
   const planner::Plan& plan_;
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<std::byte[]>> buffers_;         // guarded by mutex_
-  std::vector<std::byte*> free_;                              // guarded by mutex_
-  std::unordered_map<transport::SliceIndex, Staged> staged_;  // guarded by mutex_
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;  // guarded by mutex_
+  std::vector<std::byte*> free_;                       // guarded by mutex_
+  // By the first slice of the group; guarded by mutex_.
+  std::unordered_map<transport::SliceIndex, Staged> staged_;
 };
 
 // Bytes of one pull, for progress and the summary. Thread-safe.
@@ -136,7 +135,7 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
   void verify(transport::SliceIndex slice, transport::SourceIndex source);
   transport::Verdict verify_tiles(transport::SliceIndex slice, transport::SourceIndex source,
                                   std::optional<transport::SourceIndex> sender);
-  void verify_group(transport::SliceIndex slice, transport::SourceIndex source);
+  void verify_group(transport::SliceIndex slice);
   transport::Verdict complete_group(transport::SliceIndex first, transport::SliceIndex last,
                                     std::optional<transport::SourceIndex> sender);
   void verify_range(transport::SliceIndex slice, transport::SourceIndex source);
@@ -144,7 +143,6 @@ class SliceVerifier : public std::enable_shared_from_this<SliceVerifier> {
   void judge(const std::shared_ptr<ProofQuest>& quest, transport::SourceIndex from,
              const RangeProofs& proofs);
   void mark_parts(const std::vector<planner::TileWork>& works);
-  bool scatter_own(transport::SliceIndex slice, transport::SourceIndex source);
   void note_wrong(const planner::TileWork& work, std::optional<transport::SourceIndex> sender);
   void finish(transport::SliceIndex slice, transport::Verdict verdict);
 

@@ -20,7 +20,7 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
 }
 
 struct Coverage {
-  std::uint64_t direct = 0, staged = 0, range = 0, grouped = 0, missing = 0, covering = 0;
+  std::uint64_t direct = 0, staged = 0, range = 0, grouped = 0, missing = 0;
 };
 
 void count_kinds(const Plan& plan, Coverage& seen) {
@@ -30,11 +30,6 @@ void count_kinds(const Plan& plan, Coverage& seen) {
     seen.staged += plan.kind(slice) == SliceKind::kStaged;
     seen.range += plan.kind(slice) == SliceKind::kRange;
     seen.grouped += plan.group_size(slice) > 1;
-    if (plan.kind(slice) == SliceKind::kStaged) continue;
-    Expansion expansion;
-    const auto source = static_cast<SourceIndex>(std::countr_zero(plan.candidates(slice).bits()));
-    plan.expand(slice, source, expansion);
-    seen.covering += expansion.staging_bytes > 0;
   }
 }
 
@@ -123,7 +118,6 @@ TEST(PlanProperty, TiledTensorsArriveOnceAndRight) {
   EXPECT_GT(seen.range, 0u);
   EXPECT_GT(seen.grouped, 0u);
   EXPECT_GT(seen.missing, 0u);
-  EXPECT_GT(seen.covering, 0u);
 }
 
 TEST(PlanProperty, LargeTensorsArriveOnceAndRight) {

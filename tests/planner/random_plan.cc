@@ -193,7 +193,6 @@ Scenario random_scenario(Random& random, Size size) {
   PlanOptions& options = scenario.options;
   options.slice_bytes = pick(random, 1, 256 << 10);
   options.bucket_bytes = pick(random, 1, 2 << 20);
-  options.source_gathers = chance(random, 0.5);
   options.max_partial_overhead = chance(random, 0.2) ? 1.0 : 2.0;
   if (chance(random, 0.5)) options.small_tile_bytes = 0;
   return scenario;
@@ -223,7 +222,6 @@ Scenario sharded_scenario(Random& random) {
   }
   scenario.options.slice_bytes = pick(random, 1, 32 << 10);
   scenario.options.bucket_bytes = pick(random, 1, 128 << 10);
-  scenario.options.source_gathers = chance(random, 0.5);
   if (chance(random, 0.3)) scenario.options.small_tile_bytes = 0;
   return scenario;
 }

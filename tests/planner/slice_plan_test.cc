@@ -229,29 +229,6 @@ TEST(Plan, VerifiedTilesAreNotFetchedAgain) {
   EXPECT_EQ(make_plan(*checkpoint, layout, {{&layout, nullptr}}, {}, &have)->slice_count(), 0u);
 }
 
-TEST(Plan, ShortDenseRunsAreReadAsOneRangeWhenTheSourceDoesNotGather) {
-  const auto checkpoint = make_checkpoint({{"w", DType::kBF16, {1024, 4096}}});
-  const Layout source = make_layout(*checkpoint, whole(*checkpoint));
-  const Layout half = make_layout(*checkpoint, {{0, {{0, 0}, {1024, 2048}}}});
-  PlanOptions options;
-  options.source_gathers = false;
-  options.short_run_bytes = 8192;
-  const auto plan = make_plan(*checkpoint, half, {{&source, nullptr}}, options);
-  const Expansion expansion = expand(*plan, 0);
-  ASSERT_EQ(expansion.reads.size(), 1u);
-  EXPECT_TRUE(expansion.reads[0].to_staging);
-  EXPECT_EQ(expansion.reads[0].copy.count, 1u);
-  EXPECT_EQ(expansion.reads[0].copy.run_bytes, 1023u * 8192 + 4096);
-  ASSERT_EQ(expansion.scatter.size(), 1u);
-  EXPECT_EQ(expansion.scatter[0].copy.count, 1024u);
-  EXPECT_EQ(expansion.staging_bytes, 1023u * 8192 + 4096);
-
-  const Layout quarter = make_layout(*checkpoint, {{0, {{0, 0}, {1024, 1024}}}});
-  const auto sparse = make_plan(*checkpoint, quarter, {{&source, nullptr}}, options);
-  EXPECT_EQ(expand(*sparse, 0).staging_bytes, 0u);
-  EXPECT_EQ(expand(*sparse, 0).reads[0].copy.count, 1024u);
-}
-
 TEST(Plan, SlicesAndBucketsKeepToTheirSizes) {
   std::vector<TensorInfo> tensors;
   for (int i = 0; i < 60; ++i) {
