@@ -174,7 +174,7 @@ class StoreBench {
     }
     TRY(auto packed, pack_layout(checkpoint->tensors, boxes, store::kMaxSegmentBytes));
     std::unique_ptr<store::PendingVersion> pending;
-    TRY(rows_["allocate from " + where].emplace_back(), timed([&]() -> Result<void> {
+    TRY(rows_["begin in " + where].emplace_back(), timed([&]() -> Result<void> {
           TRY(pending, store.begin(checkpoint, packed));
           return {};
         }));
@@ -289,12 +289,12 @@ Result<StoreReport> run_bench_store(const StoreBenchOptions& asked) {
   ratio("publish into fresh memory / copy and digest", {"copy and digest"},
         {"publish into fresh memory"});
   ratio("publish into the pool / copy and digest", {"copy and digest"}, {"publish into the pool"});
-  ratio("allocate from fresh memory / touch it", {"touch fresh memory"},
-        {"allocate from fresh memory"});
-  ratio("pull into fresh memory / copy", {"copy"},
-        {"allocate from fresh memory", "fill fresh memory", "commit in fresh memory"});
+  const std::vector<std::string> fresh = {"begin in fresh memory", "fill fresh memory",
+                                          "commit in fresh memory"};
+  ratio("pull into fresh memory / copy", {"copy"}, fresh);
+  ratio("pull into fresh memory / touch it", {"touch fresh memory"}, fresh);
   ratio("pull into the reserve / copy", {"copy"},
-        {"allocate from the reserve", "fill the reserve", "commit in the reserve"});
+        {"begin in the reserve", "fill the reserve", "commit in the reserve"});
   return report;
 }
 
