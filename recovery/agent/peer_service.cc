@@ -55,8 +55,6 @@ Result<Box> box_from(const proto::ProveRangesRequest::Item& item) {
   return box;
 }
 
-// Proves a part of a tile that this copy holds whole. The tile is copied out first, because a fault
-// in the mapping leaves by longjmp and the rest of the function owns memory.
 struct ProofRequest {
   TileIndex tile = 0;
   Box whole;
@@ -70,7 +68,8 @@ Failure no_longer_right(const Served& served, TileIndex tile) {
               checkpoint.tensors[checkpoint.tiles.tensor_of(tile)].name);
 }
 
-// nullopt: the copy does not hold the whole tile.
+// nullopt: the copy does not hold the whole tile. The tile is copied out first, because a fault in
+// the mapping leaves by longjmp and the rest of the function owns memory.
 Result<std::optional<std::string>> prove_by_tile(const Served& served,
                                                  const ProofRequest& request) {
   std::vector<std::byte> tile(request.whole.elements() * request.element_bytes);
@@ -141,12 +140,13 @@ Result<std::string> prove_part(const Served& served, const proto::ProveRangesReq
   const std::uint64_t element_bytes = dtype_size_bytes(info.dtype);
   const TileRange range = range_in_tile(part, whole, element_bytes);
   const ProofRequest request{item.tile(), whole, range, element_bytes};
-  TRY(std::optional<std::string> proof, prove_by_tile(served, request));
+  TRY(std::optional<std::string> proof, prove_by_part(served, request));
   if (!proof) {
-    TRY(proof, prove_by_part(served, request));
+    TRY(proof, prove_by_tile(served, request));
   }
   if (proof) return std::move(*proof);
-  return fail(ErrorCode::kNotFound, "tile {} of tensor {} is not held whole here, nor a proof",
+  return fail(ErrorCode::kNotFound,
+              "this host neither holds tile {} of tensor {} whole nor keeps a proof of that part",
               item.tile(), info.name);
 }
 

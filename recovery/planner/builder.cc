@@ -85,8 +85,12 @@ bool Builder::reads_parts_alone() const {
         touch.whole ? tile_elements : intersect(touch.box, entry_box(touch.entry))->elements();
   }
   plan_.total_wanted_bytes += wanted * element_bytes_;
-  if (grid_->tile_extent().product() * element_bytes_ <= options_.small_tile_bytes) return false;
+  if (is_small()) return false;
   return static_cast<double>(fetched) > options_.max_partial_overhead * static_cast<double>(wanted);
+}
+
+bool Builder::is_small() const {
+  return grid_->tile_extent().product() * element_bytes_ <= options_.small_tile_bytes;
 }
 
 SliceKind Builder::kind_of(std::span<const Touch> touches_of_one_tile, bool parts_alone) const {
@@ -292,7 +296,8 @@ bool Builder::plan_provable_parts(const Run& run) {
 // together from several sources, in slices of one group, and parts are staged with the rest of
 // their tiles.
 void Builder::plan_assembled(const Run& run) {
-  if (run.kind != SliceKind::kDirect && plan_provable_parts(run)) return;
+  const bool small = is_small();
+  if (run.kind != SliceKind::kDirect && !small && plan_provable_parts(run)) return;
   if (run.kind == SliceKind::kRange) {
     Run staged = run;
     staged.kind = SliceKind::kStaged;
@@ -320,7 +325,7 @@ void Builder::plan_assembled(const Run& run) {
     for (std::uint64_t tile = run.first; tile < run.last; ++tile) {
       plan_assembled(sub_run(run, tile, tile + 1));
     }
-  } else {
+  } else if (run.kind == SliceKind::kDirect || !small || !plan_provable_parts(run)) {
     for (const Box& box : leftover) add_missing(box);
   }
 }

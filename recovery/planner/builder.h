@@ -45,6 +45,7 @@ class Builder {
   void plan_tensor(TensorIndex tensor);
   void collect_touches(std::uint32_t first_entry, std::uint32_t last_entry);
   bool reads_parts_alone() const;
+  bool is_small() const;
   SliceKind kind_of(std::span<const Touch> touches_of_one_tile, bool parts_alone) const;
   void plan_run(const Run& run);
   void plan_covered(const Run& run, SourceMask sources);

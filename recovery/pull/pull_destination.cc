@@ -77,8 +77,8 @@ async::Task<Result<void>> PullDestination::begin() {
 
 async::Task<Result<void>> PullDestination::begin_once() {
   using Pending = std::shared_ptr<std::unique_ptr<store::PendingVersion>>;
-  const int node = environment_.numa_node ? environment_.numa_node(context_.request) : -1;
-  auto work = [this, node]() -> Result<Pending> {
+  auto work = [this]() -> Result<Pending> {
+    const int node = environment_.numa_node ? environment_.numa_node(context_.request) : -1;
     TRY(auto pending, environment_.store->begin(target_.checkpoint, *target_.wanted, node));
     return std::make_shared<std::unique_ptr<store::PendingVersion>>(std::move(pending));
   };
@@ -176,8 +176,15 @@ async::Task<void> PullDestination::abandon() {
   co_await unshare();
   // By verifications that did not end.
   const bool in_use = pending_.use_count() > 1;
-  if (!in_use && verified_->count() == 0) environment_.store->discard(std::move(*pending_));
-  pending_.reset();
+  const bool empty = !in_use && verified_->count() == 0;
+  // It waits for the threads that still allocate its pages.
+  const auto pending = std::make_shared<decltype(pending_)>(std::exchange(pending_, nullptr));
+  auto work = [store = environment_.store, empty, pending] {
+    if (empty) store->discard(std::move(**pending));
+    pending->reset();
+    return true;
+  };
+  co_await async::offload(*environment_.blocking_pool, std::move(work));
 }
 
 // Must end before this pull releases the files: the next pull may write to them.

@@ -69,7 +69,8 @@ async::Task<Result<proto::GetPageResponse>> SourcePeer::fetch_page(const PagedBl
 }
 
 Error SourcePeer::pages_do_not_fit() const {
-  return {ErrorCode::kCorrupt, fmt::format("source {} sent pages that do not fit together", name())};
+  return {ErrorCode::kCorrupt,
+          fmt::format("source {} sent pages that do not fit together", name())};
 }
 
 async::Task<void> SourcePeer::fetch_rest(PagedBlob& blob) {

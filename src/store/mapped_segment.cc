@@ -64,7 +64,7 @@ void for_pieces(std::span<std::byte> mapping,
 // one thread does at a quarter of the memory's speed, and no later write has to fault them in. Only
 // a fault, not fallocate, heeds the mapping's wish for huge pages. False: not all of them are
 // there, or the kernel cannot do it (Linux before 5.14).
-bool populate(std::span<std::byte> mapping, const std::atomic<bool>& stop) {
+bool populate_pages(std::span<std::byte> mapping, const std::atomic<bool>& stop) {
   std::atomic<bool> whole = true;
   for_pieces(mapping, [&](std::span<std::byte> piece) {
     while (whole && !stop && ::madvise(piece.data(), piece.size(), MADV_POPULATE_WRITE) != 0) {
@@ -75,7 +75,7 @@ bool populate(std::span<std::byte> mapping, const std::atomic<bool>& stop) {
 }
 
 // Allocates every page, in pieces, because tmpfs starts over when a signal interrupts it.
-Result<void> allocate_file(int fd, const fs::path& path, std::uint64_t size_bytes) {
+Result<void> allocate(int fd, const fs::path& path, std::uint64_t size_bytes) {
   constexpr std::uint64_t kPieceBytes = 256 * kMiB;
   for (std::uint64_t offset = 0; offset < size_bytes;) {
     const std::uint64_t piece = std::min(kPieceBytes, size_bytes - offset);
@@ -154,15 +154,20 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
     segment->size_ = size_bytes;
     const bool in_memory = is_memory_backed(fd);
     // Before the allocation, which places the pages.
-    const bool to_place = in_memory && !is_allocated(fd, size_bytes);
-    if (to_place) placement.apply(segment->writable(), pages.preferred_node);
-    const bool later = in_memory && pages.later;
-    if (!later) TRY_VOID(segment->allocate(false));
-    if (later && to_place) {
-      segment->numa_node_ = placement.node_for(pages.preferred_node);
-    } else if (in_memory) {
-      segment->numa_node_ = node_of_memory(segment->bytes());
+    const bool placed = in_memory && !is_allocated(fd, size_bytes) &&
+                        placement.apply(segment->writable(), pages.preferred_node);
+    const auto whole = segment->writable();
+    segment->lacks_pages_ =
+        in_memory && pages.later &&
+        populate_pages(whole.first(std::min<std::size_t>(whole.size(), 1)), false);
+    if (segment->lacks_pages_) {
+      // A file that had pages before may have them anywhere.
+      if (placed && is_new) segment->numa_node_ = placement.node_for(pages.preferred_node);
+      return {};
     }
+    const bool populated = in_memory && populate_pages(whole, false);
+    if (!populated && !is_allocated(fd, size_bytes)) TRY_VOID(allocate(fd, path, size_bytes));
+    if (in_memory) segment->numa_node_ = node_of_memory(segment->bytes());
     return {};
   };
   if (auto sized = size_file(); !sized) {
@@ -172,10 +177,8 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
   return segment;
 }
 
-Result<void> MappedSegment::allocate(const std::atomic<bool>& stop) {
-  if (is_memory_backed(fd_.get()) && populate(writable(), stop)) return {};
-  if (stop || is_allocated(fd_.get(), size_)) return {};
-  return allocate_file(fd_.get(), path_, size_);  // or says what it lacks
+bool MappedSegment::populate(const std::atomic<bool>& stop) {
+  return populate_pages(writable(), stop);
 }
 
 MappedSegment::~MappedSegment() {

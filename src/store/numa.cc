@@ -79,8 +79,8 @@ int NumaPlacement::preferred_in_turn(std::uint64_t number) const {
   return possible_.empty() ? -1 : possible_[number % possible_.size()];
 }
 
-void NumaPlacement::apply(std::span<std::byte> mapping, int preferred_node) const {
-  if (nodes_.empty() || mapping.empty()) return;
+bool NumaPlacement::apply(std::span<std::byte> mapping, int preferred_node) const {
+  if (nodes_.empty() || mapping.empty()) return false;
   const int one = node_for(preferred_node);
   const std::vector<int> nodes = one >= 0 ? std::vector{one} : nodes_;
   // A full node must not end the process, so one node is only preferred.
@@ -90,10 +90,12 @@ void NumaPlacement::apply(std::span<std::byte> mapping, int preferred_node) cons
   // The kernel reads one bit less than this number.
   const long done = ::syscall(SYS_mbind, mapping.data(), mapping.size(), mode, mask.data(),
                               static_cast<unsigned long>(kMostNodes) + 1, 0u);
-  if (done == 0 || refused_.exchange(true)) return;
+  if (done == 0) return true;
+  if (refused_.exchange(true)) return false;
   log::warn("store.numa", "nodes", number_list(nodes), "error", errno_error(errno, "mbind"),
             "action", "pages lie where they are touched first", "hint",
             "a container needs the system call mbind (CAP_SYS_NICE in Docker's profile)");
+  return false;
 }
 
 }  // namespace rekindle::store

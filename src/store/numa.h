@@ -47,9 +47,9 @@ class NumaPlacement {
   int preferred_in_turn(std::uint64_t number) const;
 
   // For pages of the file that are not allocated yet, also if another process touches them first.
-  // `mapping` is shared, of the whole file, on tmpfs. If the kernel refuses, this logs one warning,
-  // and the pages come from any node.
-  void apply(std::span<std::byte> mapping, int preferred_node = -1) const;
+  // `mapping` is shared, of the whole file, on tmpfs. False: nothing was chosen, or the kernel
+  // refuses, for which this logs one warning. The pages then come from any node.
+  bool apply(std::span<std::byte> mapping, int preferred_node = -1) const;
 
  private:
   std::vector<int> nodes_;     // empty: first touch

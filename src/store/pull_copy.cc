@@ -57,6 +57,7 @@ Result<std::unique_ptr<PullCopy>> PullCopy::begin(std::shared_ptr<StoreState> st
   std::unique_ptr<PullCopy> copy(
       new PullCopy(std::move(state), std::move(manifest), directory, preferred_node));
   if (auto prepared = copy->prepare(packed.headers); !prepared) {
+    copy->later_pages_.reset();
     // Gives the space back at once, unless it has bytes of an earlier attempt.
     if (!copy->resumed_) {
       if (auto removed = remove_copy(directory, copy->state_->pool(), Deletion::kLater); !removed) {
@@ -93,8 +94,9 @@ Result<void> PullCopy::prepare(std::span<const std::string> headers) {
   if (!resumed_) {
     std::uint64_t bytes = 0;
     for (const auto& segment : segments_) bytes += segment->bytes().size();
-    TRY(later_pages_,
-        state_->pool().with_room(bytes, [&] { return LaterPages::begin(segments_); }));
+    TRY(later_pages_, state_->pool().with_room(bytes, [&] {
+      return LaterPages::begin(segments_, state_->promised_bytes());
+    }));
   }
   TRY_VOID(failpoint("store.begin.after_segments"));
   // Without this file no tile counts as verified, also if a pooled segment has its bytes.
@@ -168,8 +170,8 @@ Error PullCopy::access_error() const {
   struct statvfs status {};
   if (::statvfs(directory_.c_str(), &status) == 0 && status.f_bavail == 0) {
     return {ErrorCode::kExhausted,
-            fmt::format("the files in {} cannot be written: their file system is full, though the "
-                        "space was reserved; free some and start the same command again",
+            fmt::format("the files in {} cannot be written: their file system is full; free some "
+                        "space and start the same command again",
                         directory_.string())};
   }
   return {ErrorCode::kInternal,

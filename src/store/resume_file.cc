@@ -185,6 +185,24 @@ bool TileMarks::still_verifies(TileIndex tile) const {
   return read && good;
 }
 
+bool TileMarks::proofs_are_right(TileIndex tile) const {
+  const Checkpoint& checkpoint = *manifest_.checkpoint;
+  const std::uint64_t element_bytes =
+      dtype_size_bytes(checkpoint.tensors[checkpoint.tiles.tensor_of(tile)].dtype);
+  const std::uint64_t tile_bytes = checkpoint.tiles.tile_box(tile).elements() * element_bytes;
+  for (const KeptProof& kept : kept_proofs(checkpoint, manifest_.layout, tile)) {
+    std::vector<std::byte> part(kept.range.end - kept.range.begin);
+    std::string proof(kept.bytes, '\0');
+    const auto read = guard_mapping_access("a file of the copy", [&] {
+      copy_box(kept.part, array_of_(*kept.entry), kept.entry->box, part, kept.part, element_bytes);
+      std::ranges::copy(resume_->proofs(tile).subspan(kept.offset, kept.bytes), proof.begin());
+    });
+    const auto leaf = leaf_by_proof(part, kept.range, tile_bytes, proof);
+    if (!read || !leaf || *leaf != checkpoint.tile_digests[tile]) return false;
+  }
+  return true;
+}
+
 Result<void> TileMarks::verify() {
   auto found = resume_->marked();
   if (!found) return fail(cut_short());
@@ -196,6 +214,12 @@ Result<void> TileMarks::verify() {
     pool.parallel_for(marked.size(), [&](std::size_t i) {
       good[i] = tiles_.held.test(marked[i]) && still_verifies(marked[i]) ? 1 : 0;
     });
+  }
+  // The file is not synced, so a power cut may have lost any of its pages.
+  for (const TileIndex tile : tiles_.partial) {
+    if (!verified_.test(tile) || proofs_are_right(tile)) continue;
+    (void)guard_mapping_access(kResumeName.data(),
+                               [&] { std::ranges::fill(resume_->proofs(tile), '\0'); });
   }
   std::size_t lost = 0;
   const auto cleared = guard_mapping_access(kResumeName.data(), [&] {
@@ -292,7 +316,7 @@ Result<TileMarks::Parts> TileMarks::parts() const {
     const std::string_view proofs =
         std::string_view(parts.proofs)
             .substr(tiles_.proofs_begin[i], tiles_.proofs_begin[i + 1] - tiles_.proofs_begin[i]);
-    // Never written: a copy that an earlier Rekindle has begun.
+    // Never written: a copy without proofs that was set aside, or they were lost.
     if (proofs.empty() || proofs.find_first_not_of('\0') != std::string_view::npos) continue;
     parts.proofs.clear();
     for (PartDigest& part : parts.digests) part.proofs_begin = 0;

@@ -108,6 +108,7 @@ class TileMarks {
  private:
   ResumeIdentity identity() const;
   bool still_verifies(TileIndex tile) const;
+  bool proofs_are_right(TileIndex tile) const;
   void forget_digests(std::span<const TileIndex> tiles);
   Error cut_short() const;
 

@@ -41,7 +41,7 @@ class MappedSegment {
   struct NewPages {
     // The NUMA node that will read them most; -1: unknown.
     int preferred_node = -1;
-    // Of a file in memory: allocate() comes later.
+    // Of a file in memory: populate() comes later, if the kernel has what it needs (Linux 5.14).
     bool later = false;
   };
   // Creates (or reopens) the file. All its pages are allocated, unless that comes later: ENOSPC
@@ -56,8 +56,10 @@ class MappedSegment {
                                                        const NumaPlacement& placement = {}) {
     return create(path, size_bytes, placement, NewPages());
   }
-  // Allocates and maps the pages that are missing, until `stop`.
-  Result<void> allocate(const std::atomic<bool>& stop);
+  // Whether it still lacks pages. populate() allocates and maps them, until `stop`. False: not all
+  // of them. Only their writers then learn why.
+  bool lacks_pages() const { return lacks_pages_; }
+  bool populate(const std::atomic<bool>& stop);
   ~MappedSegment();
   MappedSegment(const MappedSegment&) = delete;
   MappedSegment& operator=(const MappedSegment&) = delete;
@@ -94,6 +96,7 @@ class MappedSegment {
   std::size_t size_ = 0;
   std::filesystem::path path_;
   int numa_node_ = -1;
+  bool lacks_pages_ = false;  // of create()
   std::mutex lease_mutex_;
   std::unique_ptr<ReadLease> lease_;  // of fd_; guarded by lease_mutex_
   // Of the file: SegmentPool hands it on to the next segment of the same file. Never null.

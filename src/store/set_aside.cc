@@ -56,8 +56,9 @@ Result<void> write_resume_file(const StoredVersion& copy, std::span<const TileIn
       ResumeFile::open(path, {checkpoint.root, manifest.layout.digest(),
                               checkpoint.tiles.tile_count(), tiles.partial, tiles.proofs_begin}));
   const auto is_bad = [&](TileIndex tile) { return std::ranges::binary_search(bad, tile); };
+  const std::vector<TileIndex> held = tiles.held.tiles();
   return guard_mapping_access(kResumeName.data(), [&] {
-    for (const TileIndex tile : tiles.held.tiles()) {
+    for (const TileIndex tile : held) {
       if (!is_bad(tile) && !tiles.is_partial(tile)) resume->mark(tile);
     }
     for (const PartDigest& part : manifest.part_digests) {

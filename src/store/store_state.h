@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -33,6 +34,8 @@ class StoreState {
   // The segment files whose copies are gone. They have to fit into room_bytes().
   SegmentPool& pool() { return pool_; }
   std::uint64_t room_bytes() const;  // of the budget, the pool not counted
+  // Of running pulls: the pages that they have not allocated yet.
+  const std::shared_ptr<std::atomic<std::uint64_t>>& promised_bytes() const { return promised_; }
   // Over the files of copies on their way.
   WriteWatch& write_watch() { return write_watch_; }
   std::uint64_t next_generation();
@@ -105,6 +108,8 @@ class StoreState {
   const UniqueFd lock_;
   const std::uint64_t budget_bytes_;
   const Evidence evidence_;
+  const std::shared_ptr<std::atomic<std::uint64_t>> promised_ =
+      std::make_shared<std::atomic<std::uint64_t>>(0);
   WriteWatch write_watch_;
   mutable std::mutex mutex_;  // guards all below
   Committed committed_;

@@ -166,7 +166,8 @@ TEST_F(NumaTest, AFileOfAPreferredNodeHasItsPolicy) {
   if (!may_place()) GTEST_SKIP() << "mbind is not allowed here";
   NumaPlacement placement;
   ASSERT_TRUE(placement.choose({}, nodes({0, 1})));
-  const auto made = MappedSegment::create(temp_.path() / "a.safetensors", 64 << 10, placement, {0, false});
+  const auto made =
+      MappedSegment::create(temp_.path() / "a.safetensors", 64 << 10, placement, {0, false});
   ASSERT_TRUE(made) << made.error().message();
   const auto policy = policy_at((*made)->bytes().data());
   ASSERT_TRUE(policy);

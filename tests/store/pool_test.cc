@@ -448,6 +448,16 @@ TEST_F(ReserveTest, ItFitsIntoTheBudgetAndMakesRoomForCopies) {
   EXPECT_GT(store_->pooled_bytes(), 64 * kMiB);
 }
 
+TEST_F(PoolTest, AFileThatIsCutShortBeforeItsPagesComeStaysShort) {
+  const fs::path path = store_path() / "pool" / "x";
+  auto segment = MappedSegment::create(path, 8 * kMiB, {}, {.later = true});
+  ASSERT_TRUE(segment) << segment.error().message();
+  fs::resize_file(path, 100);
+  ASSERT_TRUE((*segment)->lacks_pages());
+  EXPECT_FALSE((*segment)->populate(false));
+  EXPECT_EQ(fs::file_size(path), 100u);
+}
+
 // The kernel has entered all of them into the page table, so a write costs no fault.
 TEST_F(PoolTest, ASegmentsPagesAreMappedBeforeTheFirstWrite) {
   constexpr std::uint64_t kBytes = 96 * kMiB;

@@ -274,7 +274,46 @@ TEST_F(PullTest, EveryPageOfACopyIsThereInTheEnd) {
     EXPECT_EQ(::stat(file.c_str(), &status), 0);
     return static_cast<std::uintmax_t>(status.st_blocks) * 512;
   };
-  while (allocated() < size) std::this_thread::yield();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (allocated() < size && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_GE(allocated(), size);
+}
+
+// On a disk all pages come before the files are watched for the writes of others.
+TEST_F(PullTest, ACopyOnADiskIsVerifiedAtItsCommit) {
+  const fs::path disk = fs::temp_directory_path() / fmt::format("rekindle-test-{}", ::getpid());
+  {
+    auto store = open_store(disk / "store");
+    auto pending = store->begin(checkpoint(), pack(*checkpoint(), shard_boxes(*checkpoint())));
+    ASSERT_TRUE(pending) << pending.error().message();
+    fill_all(**pending, *source_);
+    const auto version = store->commit(std::move(*pending));
+    ASSERT_TRUE(version) << version.error().message();
+    EXPECT_EQ((*version)->verification->state(), CopyState::kVerified);
+    EXPECT_FALSE((*version)->manifest.part_proofs.empty());
+  }
+  fs::remove_all(disk);
+}
+
+// The resume file is not synced: a power cut may take any page of it.
+TEST_F(PullTest, AProofThatWasLostWithThePowerIsNotKept) {
+  auto pending = begin(shard_boxes(*checkpoint()));
+  fill_all(*pending, *source_);
+  const fs::path resume = pending->directory() / "rekindle.resume";
+  pending.reset();
+  {
+    std::fstream file(resume, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-40, std::ios::end);
+    file << std::string(20, 'x');
+  }
+  pending = begin(shard_boxes(*checkpoint()));
+  EXPECT_EQ(pending->verified().count(),
+            tiles_of_layout(*checkpoint(), pending->manifest().layout).held.count());
+  const auto version = store_->commit(std::move(pending));
+  ASSERT_TRUE(version) << version.error().message();
+  EXPECT_TRUE((*version)->manifest.part_proofs.empty());
 }
 
 TEST_F(PullTest, PartialBytesCountAgainstTheBudgetAlsoAfterRestart) {

@@ -69,8 +69,8 @@ Check check_numa(const Kernel& kernel) {
   Check check{"numa", Level::kOk, count == 0 ? "one node" : nodes, ""};
   if (!placement.nodes().empty()) {
     check.found += fmt::format(
-        "; an agent places the part of a worker on the node of its GPU, and "
-        "interleaves other copies over the memory of nodes {}",
+        "; an agent places the part of a worker on the node of its GPU, and other copies on the "
+        "node of the RDMA devices, or interleaved over nodes {} if these are on several",
         number_list(placement.nodes()));
   }
   if (count > 1 && kernel.read_number("proc/sys/kernel/numa_balancing").value_or(0) != 0) {
