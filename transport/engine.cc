@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <thread>
@@ -43,8 +44,11 @@ class EngineImpl final : public Engine, public BatchHost {
                                                   [this] { wake(); }));
     }
     shared_pollers_ = pollers_.size();
+    const std::vector<int> allowed = allowed_cpus();
     for (const NumaNode& node : options.nodes) {
-      if (!node.cpus.empty()) node_pollers_[node.id].cpus = node.cpus;
+      std::vector<int> cpus;
+      std::ranges::set_intersection(node.cpus, allowed, std::back_inserter(cpus));
+      if (!cpus.empty()) node_pollers_[node.id].cpus = std::move(cpus);
     }
     if (node_pollers_.size() < 2) node_pollers_.clear();
     thread_ = std::thread([this] { run(); });

@@ -182,7 +182,8 @@ class Batch {
 
 struct EngineOptions {
   std::size_t poller_threads = 0;  // 0: as many as cores, at most 8
-  // Of this host. If several have CPUs, a batch with a node gets pollers on its CPUs.
+  // Of this host. If several have CPUs that this process may use, a batch with a node gets pollers
+  // on them.
   std::vector<NumaNode> nodes{};
 };
 

@@ -69,9 +69,9 @@ TEST(EngineNodesTest, ABatchWithANodeIsPolledOnItsCpus) {
   EXPECT_THAT(pollers_of_a_node(), ::testing::ElementsAre(::testing::Pair("rk-node1-0", last)));
 }
 
-TEST(EngineNodesTest, OneNodeIsNoReasonForMorePollers) {
+TEST(EngineNodesTest, OneNodeThatMayBeUsedIsNoReasonForMorePollers) {
   EngineOptions options{.poller_threads = 2};
-  options.nodes = {{0, allowed_cpus(), true, {}}};
+  options.nodes = {{0, allowed_cpus(), true, {}}, {1, {65'000}, true, {}}};
   const auto engine = Engine::create(options);
   TestRun run(*engine, 20, kSlice);
   run.start({.numa_node = 0});
