@@ -32,8 +32,8 @@ class PlanForSources final : public Plan {
   void expand(SliceIndex slice, SourceIndex source, Expansion& out) const override {
     plan_->expand(slice, class_of_[source], out);
   }
-  bool covered_by(SliceIndex slice, const Layout& source) const override {
-    return plan_->covered_by(slice, source);
+  bool covered_by(SliceIndex slice, const Layout& source, bool proves_parts) const override {
+    return plan_->covered_by(slice, source, proves_parts);
   }
   void expand_from(SliceIndex slice, const Layout& source, Expansion& out) const override {
     plan_->expand_from(slice, source, out);

@@ -5,6 +5,7 @@
 
 #include "recovery/planner/holders.h"
 #include "src/base/units.h"
+#include "src/tensor/held_tile.h"
 
 namespace rekindle::planner {
 
@@ -194,14 +195,31 @@ std::uint64_t PlanTable::memory_bytes() const {
   return bytes;
 }
 
-bool PlanTable::covered_by(SliceIndex slice, const Layout& source) const {
+bool PlanTable::covered_by(SliceIndex slice, const Layout& source, bool proves_parts) const {
   const auto own = pieces_of(slice);
   return std::all_of(own.begin(), own.end(), [&](const Piece& piece) {
-    // A source that proves a part of a tile holds all of the tile.
-    const bool proved = slices[slice].kind == SliceKind::kRange;
-    const Box needed =
-        proved ? checkpoint->tiles.grid(piece.tensor).align_out(piece.region) : piece.region;
-    return entries_cover(source.entries_of(piece.tensor), needed) == Cover::kAll;
+    const auto entries = source.entries_of(piece.tensor);
+    if (slices[slice].kind != SliceKind::kRange) {
+      return entries_cover(entries, piece.region) == Cover::kAll;
+    }
+    const TileGrid& grid = checkpoint->tiles.grid(piece.tensor);
+    if (entries_cover(entries, grid.align_out(piece.region)) == Cover::kAll) return true;
+    return proves_parts && proves(entries, piece);
+  });
+}
+
+// Whether a source with these entries keeps a proof of each part that the piece has of a tile.
+bool PlanTable::proves(std::span<const LayoutEntry> entries, const Piece& piece) const {
+  const TileGrid& grid = checkpoint->tiles.grid(piece.tensor);
+  std::vector<std::uint64_t> locals;
+  grid.tiles_of(piece.region, locals);
+  return std::ranges::all_of(locals, [&](std::uint64_t local) {
+    const Box tile = grid.tile_box(local);
+    const Box part = *intersect(tile, piece.region);
+    const auto kept = kept_proofs(entries, tile, element_bytes_of(*checkpoint, piece.tensor));
+    return entries_cover(entries, tile) == Cover::kAll ||
+           std::ranges::any_of(kept,
+                               [&](const KeptProof& one) { return contains(one.part, part); });
   });
 }
 

@@ -50,7 +50,7 @@ class PlanTable final : public Plan {
   void expand(SliceIndex slice, SourceIndex source, Expansion& out) const override {
     expand_from(slice, *sources[source], out);
   }
-  bool covered_by(SliceIndex slice, const Layout& source) const override;
+  bool covered_by(SliceIndex slice, const Layout& source, bool proves_parts) const override;
   void expand_from(SliceIndex slice, const Layout& source, Expansion& out) const override;
   void tiles_read(SliceIndex slice, std::vector<TileIndex>& out) const override;
   void tiles(SliceIndex slice, std::vector<TileWork>& out) const override;
@@ -79,6 +79,7 @@ class PlanTable final : public Plan {
   std::span<const Piece> pieces_of(SliceIndex slice) const;
   std::span<const Piece> blocks_of(SliceIndex slice) const;
   bool completes_tiles(SliceIndex slice) const;
+  bool proves(std::span<const LayoutEntry> entries, const Piece& piece) const;
   void expand_direct(SliceIndex slice, const Layout& source, Expansion& out) const;
   void expand_staged(SliceIndex slice, const Layout& source, Expansion& out) const;
   void range_tiles(SliceIndex slice, std::vector<TileWork>& out) const;

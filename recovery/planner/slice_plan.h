@@ -118,9 +118,10 @@ class Plan {
   virtual std::uint32_t bucket_count() const = 0;
   // Replaces `out`. Deterministic; `source` must be a candidate.
   virtual void expand(SliceIndex slice, SourceIndex source, Expansion& out) const = 0;
-  // For a source that came after the plan was made: true when the boxes of its layout cover the
-  // whole slice (kRange: the whole tiles). Then expand_from() replaces `out` with its reads.
-  virtual bool covered_by(SliceIndex slice, const Layout& source) const = 0;
+  // For a source that came after the plan was made: true when it can bring the whole slice, once it
+  // holds all of its layout. Then expand_from() replaces `out` with its reads. `proves_parts`: see
+  // SourceView.
+  virtual bool covered_by(SliceIndex slice, const Layout& source, bool proves_parts) const = 0;
   virtual void expand_from(SliceIndex slice, const Layout& source, Expansion& out) const = 0;
   // Replaces `out`: the tiles of which the slice reads some bytes, ascending. A source can serve
   // the slice when it holds its layout's part of all of these.

@@ -266,7 +266,7 @@ async::Task<Result<Transfer::Options>> PullJob::Driver::transfer_options(PlanRef
     for (const PlanSource& source : sources) {
       if (!source.growing) continue;
       tables.candidates->prepare(
-          swarm::join_tables(*plan, *source.layout, tables.candidates->slice_tiles()));
+          swarm::join_tables(*plan, *source.layout, false, tables.candidates->slice_tiles()));
     }
     if (serves) tables.order = swarm::slice_order(*plan, seed);
     return Result<TransferTables>(std::move(tables));

@@ -36,8 +36,8 @@ void PlanSliceSource::set_regions(SourceIndex source, std::vector<transport::Reg
 }
 
 void PlanSliceSource::add_source(SourceIndex source, std::shared_ptr<const Layout> layout,
-                                 std::uint64_t order_seed) {
-  candidates_->add_source(source, std::move(layout));
+                                 bool proves_parts, std::uint64_t order_seed) {
+  candidates_->add_source(source, std::move(layout), proves_parts);
   batch_->tell([&](transport::Batch& batch) { batch.add_neighbour(source, order_seed); });
 }
 

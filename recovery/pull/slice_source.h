@@ -38,7 +38,7 @@ class PlanSliceSource final : public transport::SliceSource {
   // its paths are added. Then the tiles that it is known to hold; then that it holds them all.
   // `order_seed`: swarm::order_seed() the host that fills it. Control thread.
   void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout,
-                  std::uint64_t order_seed);
+                  bool proves_parts, std::uint64_t order_seed);
   void extend(transport::SourceIndex source, const swarm::TileRuns& held);
   void complete(transport::SourceIndex source);
 

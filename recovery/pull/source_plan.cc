@@ -45,7 +45,7 @@ std::vector<SliceIndex> unreadable(const planner::Plan& plan,
   for (const GrowingHold& hold : growing) mask.set(hold.source);
   swarm::Availability availability(plan, mask);
   for (const GrowingHold& hold : growing) {
-    availability.add_source(hold.source, *hold.layout);
+    availability.add_source(hold.source, *hold.layout, false);
     availability.extend(hold.source, hold.held.ranges());
   }
   std::vector<SliceIndex> slices;
@@ -68,7 +68,7 @@ struct PlanWithTables {
 std::vector<PlanSource> plan_sources(const SourceTable& sources) {
   std::vector<PlanSource> list;
   for (const ActiveSource& source : sources) {
-    list.push_back({source.layout, source.held.has_value(), source.record.proves_parts()});
+    list.push_back({source.layout, source.held.has_value(), source.proves_parts()});
   }
   return list;
 }

@@ -222,12 +222,12 @@ async::Task<void> SourcePool::recruit(Transfer& transfer) {
 
 // With many slices this takes long.
 async::Task<Result<void>> SourcePool::prepare_join(std::shared_ptr<const Layout> layout,
-                                                   Transfer& transfer) {
+                                                   bool proves_parts, Transfer& transfer) {
   swarm::SliceCandidates& candidates = *transfer.candidates();
-  std::function<Result<swarm::JoinTables>()> make = [plan = candidates.shared_plan(), layout,
-                                                     tiles = candidates.slice_tiles()] {
-    return Result<swarm::JoinTables>(swarm::join_tables(*plan, *layout, tiles));
-  };
+  std::function<Result<swarm::JoinTables>()> make =
+      [plan = candidates.shared_plan(), layout, proves_parts, tiles = candidates.slice_tiles()] {
+        return Result<swarm::JoinTables>(swarm::join_tables(*plan, *layout, proves_parts, tiles));
+      };
   CO_TRY(auto tables, co_await context_.environment.plans->run(std::move(make)));
   candidates.prepare(std::move(tables));
   co_return Result<void>();
@@ -243,7 +243,7 @@ async::Task<void> SourcePool::recruit_peer(proto::Source record, Transfer& trans
   }
   ActiveSource source = source_of(std::move(record), std::move(*peer));
   auto learned = co_await learn_layout_of(source);
-  if (learned) learned = co_await prepare_join(source.layout, transfer);
+  if (learned) learned = co_await prepare_join(source.layout, source.proves_parts(), transfer);
   const bool cancelled = co_await async::is_cancelled();
   if (!learned) log::info("pull.recruit", "source", source.name, "error", learned.error());
   if (!learned || cancelled || !has_room()) {

@@ -67,7 +67,8 @@ class SourcePool {
   async::Task<Result<void>> learn_layout_of(ActiveSource& source);
   bool find_layout(const Digest& digest);
   async::Task<void> recruit_peer(proto::Source record, Transfer& transfer);
-  async::Task<Result<void>> prepare_join(std::shared_ptr<const Layout> layout, Transfer& transfer);
+  async::Task<Result<void>> prepare_join(std::shared_ptr<const Layout> layout, bool proves_parts,
+                                         Transfer& transfer);
   void take_news(SwarmFollower* follower);
 
   PullContext& context_;

@@ -42,6 +42,9 @@ struct ActiveSource {
   std::uint64_t bytes = 0;
   WrongBytes wrong;
 
+  // It keeps the proofs of the parts of tiles that it has. A copy that is being filled does not say
+  // so before it is complete.
+  bool proves_parts() const { return !held && record.proves_parts(); }
   // True: it holds more than was known.
   bool learn_held(const swarm::TileRuns& runs);
   void learn_complete();

@@ -30,7 +30,8 @@ SwarmFollower::SwarmFollower(boost::asio::any_io_executor executor, SourceTable&
 void SwarmFollower::add(SourceIndex index) {
   const ActiveSource& source = sources_[index];
   const auto incarnation = Incarnation::from_bytes(source.record.node().incarnation());
-  slices_.add_source(index, source.layout, incarnation ? swarm::order_seed(*incarnation) : 0);
+  slices_.add_source(index, source.layout, source.proves_parts(),
+                     incarnation ? swarm::order_seed(*incarnation) : 0);
   if (source.held) {
     slices_.extend(index, source.held->ranges());
   } else {

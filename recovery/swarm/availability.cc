@@ -61,11 +61,12 @@ std::shared_ptr<const SliceTiles> SliceTiles::of(const planner::Plan& plan) {
   return tables;
 }
 
-JoinTables join_tables(const planner::Plan& plan, const Layout& layout,
+JoinTables join_tables(const planner::Plan& plan, const Layout& layout, bool proves_parts,
                        std::shared_ptr<const SliceTiles> tiles) {
-  JoinTables tables{layout.digest(), std::vector<bool>(plan.slice_count()), std::move(tiles)};
+  JoinTables tables{layout.digest(), proves_parts, std::vector<bool>(plan.slice_count()),
+                    std::move(tiles)};
   for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
-    tables.covered[slice] = plan.covered_by(slice, layout);
+    tables.covered[slice] = plan.covered_by(slice, layout, proves_parts);
   }
   if (tables.tiles == nullptr) tables.tiles = SliceTiles::of(plan);
   return tables;
@@ -73,14 +74,15 @@ JoinTables join_tables(const planner::Plan& plan, const Layout& layout,
 
 void Availability::prepare(JoinTables tables) {
   if (tiles_ == nullptr) tiles_ = std::move(tables.tiles);
-  covered_.try_emplace(tables.layout, std::move(tables.covered));
+  covered_.try_emplace({tables.layout, tables.proves_parts}, std::move(tables.covered));
 }
 
-SliceIndex Availability::add_source(SourceIndex source, const Layout& layout) {
-  if (!covered_.contains(layout.digest())) prepare(join_tables(plan_, layout, tiles_));
+SliceIndex Availability::add_source(SourceIndex source, const Layout& layout, bool proves_parts) {
+  const std::pair key(layout.digest(), proves_parts);
+  if (!covered_.contains(key)) prepare(join_tables(plan_, layout, proves_parts, tiles_));
   const auto tiles = static_cast<TileIndex>(tiles_->slices_of_tile.first.size() - 1);
   held_.insert_or_assign(source, TileSet(tiles));
-  const std::vector<bool>& covered = covered_[layout.digest()];
+  const std::vector<bool>& covered = covered_[key];
   const std::uint64_t bit = std::uint64_t{1} << source;
   SliceIndex count = 0;
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
@@ -164,12 +166,13 @@ SliceCandidates::SliceCandidates(std::shared_ptr<const planner::Plan> plan, Sour
       suspicion_(suspicion),
       availability_(*plan_, growing) {}
 
-void SliceCandidates::add_source(SourceIndex source, std::shared_ptr<const Layout> layout) {
+void SliceCandidates::add_source(SourceIndex source, std::shared_ptr<const Layout> layout,
+                                 bool proves_parts) {
   {
     const std::lock_guard lock(mutex_);
     added_[source] = layout;
   }
-  availability_.add_source(source, *layout);
+  availability_.add_source(source, *layout, proves_parts);
 }
 
 std::vector<SliceIndex> SliceCandidates::extend(SourceIndex source, const TileRuns& held) {

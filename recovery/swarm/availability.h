@@ -42,18 +42,19 @@ struct SliceTiles {
 // What takes long when a source with this layout joins a plan. Any thread may make it.
 struct JoinTables {
   Digest layout;
-  // By slice: whether the layout covers it.
+  bool proves_parts = false;
+  // By slice: Plan::covered_by().
   std::vector<bool> covered;
   std::shared_ptr<const SliceTiles> tiles;
 };
 // `tiles`: of this plan, from earlier tables. Null: they are made, too.
-JoinTables join_tables(const planner::Plan& plan, const Layout& layout,
+JoinTables join_tables(const planner::Plan& plan, const Layout& layout, bool proves_parts,
                        std::shared_ptr<const SliceTiles> tiles);
 
 // The sources that can serve each slice of a plan, while sources come and their copies grow. A
-// source whose layout covers a slice is a prospect for it; it is a candidate as soon as it holds
-// every tile that the slice reads. The plan itself does not change. A candidate stays one: the
-// scheduler notices when a source is gone.
+// source that covers a slice (Plan::covered_by) is a prospect for it; it is a candidate as soon as
+// it holds every tile that the slice reads. The plan itself does not change. A candidate stays one:
+// the scheduler notices when a source is gone.
 //
 // One thread makes the changes; any thread may call candidates(), prospects() and key(). Pure.
 class Availability {
@@ -65,8 +66,8 @@ class Availability {
   void prepare(JoinTables tables);
   // Null: no source was added or prepared.
   const std::shared_ptr<const SliceTiles>& slice_tiles() const { return tiles_; }
-  // The plan need not know the source. Returns the number of slices that its layout covers.
-  SliceIndex add_source(SourceIndex source, const Layout& layout);
+  // The plan need not know the source. Returns the number of slices that it covers.
+  SliceIndex add_source(SourceIndex source, const Layout& layout, bool proves_parts);
   // The source holds these tiles. Returns the slices that it has become a candidate for.
   std::vector<SliceIndex> extend(SourceIndex source, const TileRuns& held);
   // The source holds all of its layout from now on.
@@ -93,8 +94,8 @@ class Availability {
   // By slice.
   std::vector<TileIndex> first_tile_;
   std::shared_ptr<const SliceTiles> tiles_;
-  // By layout.
-  std::map<Digest, std::vector<bool>> covered_;
+  // By layout and proves_parts.
+  std::map<std::pair<Digest, bool>, std::vector<bool>> covered_;
   std::map<SourceIndex, TileSet> held_;
 };
 
@@ -127,7 +128,8 @@ class SliceCandidates {
     return availability_.slice_tiles();
   }
   // A source that the plan may not know. It holds nothing yet.
-  void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout);
+  void add_source(transport::SourceIndex source, std::shared_ptr<const Layout> layout,
+                  bool proves_parts);
   // Both return the slices that the source has become a candidate for.
   std::vector<transport::SliceIndex> extend(transport::SourceIndex source, const TileRuns& held);
   std::vector<transport::SliceIndex> complete(transport::SourceIndex source);

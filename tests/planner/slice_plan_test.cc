@@ -117,6 +117,36 @@ TEST(Plan, PartThatWouldMoreThanDoubleTheBytesIsReadAlone) {
   EXPECT_EQ(staged->wire_bytes(), 2048u * 7168);
 }
 
+// Eighths become a sixteenth: its 128 rows lie in the second of them, which has 256 of the 2,048
+// rows of each tile.
+TEST(Plan, AShardProvesThePartsThatAnotherDegreeWants) {
+  const auto checkpoint = make_checkpoint({{"up", DType::kF8E4M3, {2048, 7168}}});
+  std::vector<Layout> eighths;
+  for (std::uint64_t r = 0; r < 8; ++r) {
+    eighths.push_back(make_layout(*checkpoint, {{0, {{256 * r, 0}, {256, 7168}}}}));
+  }
+  const Layout shard = make_layout(*checkpoint, {{0, {{384, 0}, {128, 7168}}}});  // tp=3/16
+  const auto plan_over = [&](bool proves) {
+    std::vector<SourceView> views;
+    for (const Layout& layout : eighths) views.push_back({&layout, nullptr, proves});
+    return make_plan(*checkpoint, shard, views);
+  };
+  const auto plan = plan_over(true);
+  ASSERT_EQ(plan->slice_count(), 1u);
+  EXPECT_EQ(plan->kind(0), SliceKind::kRange);
+  EXPECT_EQ(plan->candidates(0), SourceMask(1 << 1));
+  EXPECT_EQ(plan->wire_bytes(), 128u * 7168);
+  // Of those that come later.
+  EXPECT_TRUE(plan->covered_by(0, eighths[1], true));
+  EXPECT_FALSE(plan->covered_by(0, eighths[1], false));
+  EXPECT_FALSE(plan->covered_by(0, eighths[2], true));
+  EXPECT_TRUE(plan->covered_by(0, make_layout(*checkpoint, whole(*checkpoint)), false));
+
+  const auto without = plan_over(false);
+  EXPECT_THAT(kinds(*without), ::testing::Each(SliceKind::kStaged));
+  EXPECT_EQ(without->wire_bytes(), 2048u * 7168);
+}
+
 TEST(Plan, PartOfATileIsStagedWholeAndScattered) {
   const auto checkpoint = make_checkpoint({{"up", DType::kF8E4M3, {2048, 7168}}});
   const Layout source = make_layout(*checkpoint, whole(*checkpoint));

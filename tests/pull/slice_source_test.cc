@@ -426,7 +426,7 @@ TEST_F(SliceSourceTest, ASourceThatFindsItsOwnCopyCorruptIsBelieved) {
 TEST_F(SliceSourceTest, TheBatchHearsOfASourceThatFillsUpAndOfItsSalt) {
   add_source(0, kRows);
   want(0, kRows);
-  slices_->add_source(5, std::make_shared<const Layout>(sources_[0].packed.layout), 4711);
+  slices_->add_source(5, std::make_shared<const Layout>(sources_[0].packed.layout), false, 4711);
   EXPECT_EQ(verdicts_.neighbours, (std::map<SourceIndex, std::uint64_t>{{5, 4711}}));
 }
 

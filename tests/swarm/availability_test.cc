@@ -33,11 +33,11 @@ planner::PlanRequest request_for(const planner::testing::Scenario& scenario,
 }
 
 // Every element that the slice reads lies in a tile that the source holds.
-bool may_serve(const planner::Plan& plan, SliceIndex slice, const Layout& layout,
+bool may_serve(const planner::Plan& plan, SliceIndex slice, const Layout& layout, bool proves_parts,
                const TileSet& held) {
   std::vector<TileIndex> tiles;
   plan.tiles_read(slice, tiles);
-  return plan.covered_by(slice, layout) &&
+  return plan.covered_by(slice, layout, proves_parts) &&
          std::all_of(tiles.begin(), tiles.end(), [&](TileIndex t) { return held.test(t); });
 }
 
@@ -55,7 +55,8 @@ TEST(Availability, ASourceIsACandidateExactlyWhenItsLayoutCoversTheSliceAndItHol
     planner::Expansion expansion;
     for (SliceIndex slice = 0; slice < (*plan)->slice_count(); ++slice) {
       for (SourceIndex source = 0; source < views.size(); ++source) {
-        const bool covers = (*plan)->covered_by(slice, *views[source].layout);
+        const bool covers =
+            (*plan)->covered_by(slice, *views[source].layout, views[source].proves_parts);
         EXPECT_TRUE(covers || !(*plan)->candidates(slice).test(source));
         if (!covers) continue;
         (*plan)->expand_from(slice, *views[source].layout, expansion);
@@ -70,10 +71,13 @@ TEST(Availability, ASourceIsACandidateExactlyWhenItsLayoutCoversTheSliceAndItHol
       const Layout& layout = *scenario.layouts[i];
       // Tables that were made beforehand change nothing.
       const bool prepared = planner::testing::chance(random, 0.5);
-      if (prepared) availability.prepare(join_tables(**plan, layout, availability.slice_tiles()));
+      const bool proves = planner::testing::chance(random, 0.5);
+      if (prepared) {
+        availability.prepare(join_tables(**plan, layout, proves, availability.slice_tiles()));
+      }
       TileSet held(tile_count);
       std::vector<SliceIndex> gained;
-      availability.add_source(source, layout);
+      availability.add_source(source, layout, proves);
       for (int round = 0; round < 4; ++round) {
         const TileRuns runs = random_runs(random, tile_count);
         for (const auto& [begin, end] : runs) held.set_range(begin, end);
@@ -81,8 +85,9 @@ TEST(Availability, ASourceIsACandidateExactlyWhenItsLayoutCoversTheSliceAndItHol
         gained.insert(gained.end(), more.begin(), more.end());
         for (SliceIndex slice = 0; slice < (*plan)->slice_count(); ++slice) {
           ASSERT_EQ(availability.candidates(slice).test(source),
-                    may_serve(**plan, slice, layout, held));
-          ASSERT_EQ(availability.prospects(slice).test(source), (*plan)->covered_by(slice, layout));
+                    may_serve(**plan, slice, layout, proves, held));
+          ASSERT_EQ(availability.prospects(slice).test(source),
+                    (*plan)->covered_by(slice, layout, proves));
         }
       }
       const auto rest = availability.complete(source);
@@ -90,7 +95,7 @@ TEST(Availability, ASourceIsACandidateExactlyWhenItsLayoutCoversTheSliceAndItHol
       std::sort(gained.begin(), gained.end());
       EXPECT_EQ(std::unique(gained.begin(), gained.end()), gained.end()) << "told twice";
       for (SliceIndex slice = 0; slice < (*plan)->slice_count(); ++slice) {
-        const bool covers = (*plan)->covered_by(slice, layout);
+        const bool covers = (*plan)->covered_by(slice, layout, proves);
         EXPECT_EQ(availability.candidates(slice).test(source), covers);
         EXPECT_EQ(std::binary_search(gained.begin(), gained.end(), slice), covers);
       }
@@ -142,7 +147,7 @@ TEST(Availability, AGrowingSourceOfThePlanIsNoCandidateUntilItIsToldToHoldSometh
   for (SliceIndex slice = 0; slice < (*plan)->slice_count(); ++slice) {
     EXPECT_TRUE(availability.candidates(slice).empty());
   }
-  EXPECT_EQ(availability.add_source(0, *scenario.destination), (*plan)->slice_count());
+  EXPECT_EQ(availability.add_source(0, *scenario.destination, false), (*plan)->slice_count());
   EXPECT_EQ(availability.complete(0).size(), (*plan)->slice_count());
 }
 
@@ -155,7 +160,7 @@ TEST(Availability, WhatASourceOutsideSaysOfTilesBehindTheLastIsIgnored) {
   ASSERT_TRUE(plan);
   Availability availability(**plan, {});
   EXPECT_TRUE(availability.extend(5, {{0, 1}}).empty());  // never added
-  availability.add_source(5, *scenario.destination);
+  availability.add_source(5, *scenario.destination, false);
   EXPECT_EQ(availability.extend(5, {{0, 4'000'000'000u}}).size(), (*plan)->slice_count());
 }
 

@@ -144,7 +144,7 @@ void World::connect(Joiner& joiner, int host) {
   SourceIndex source = 0;
   if (host != 0) {
     source = static_cast<SourceIndex>(host);
-    joiner.availability.add_source(source, *layout_);
+    joiner.availability.add_source(source, *layout_, false);
     joiner.scheduler->add_neighbour(source, seeds_[static_cast<std::size_t>(host)]);
     joiner.feeds.emplace(host, HaveFeed());
   }
