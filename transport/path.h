@@ -12,6 +12,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/ids.h"
+#include "src/base/memory_life.h"
 #include "src/base/result.h"
 #include "transport/read_op.h"
 
@@ -114,9 +115,13 @@ class HandshakeConnector {
   virtual Result<std::unique_ptr<Handshake>> begin(const PathTarget& target,
                                                    std::span<const std::string> in_use) = 0;
   // Announces memory that reads will land in. It stays announced as long as the result lives, which
-  // must outlive every path that reads into it. Returns at once.
-  virtual std::shared_ptr<const void> use_memory(std::span<std::byte> memory, int fd,
-                                                 std::uint64_t fd_offset) = 0;
+  // must outlive every path that reads into it. Returns at once. With a `life`, the transport may
+  // keep what it has prepared until the life ends, for the next use of the same memory.
+  virtual std::shared_ptr<const void> use_memory(std::span<std::byte> memory,
+                                                 std::shared_ptr<MemoryLife> life) = 0;
+  // Prepares memory for later uses. Returns when that is done, or at the deadline.
+  virtual void prepare_memory(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life,
+                              TimePoint deadline) = 0;
 };
 
 }  // namespace rekindle::transport

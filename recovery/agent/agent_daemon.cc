@@ -25,11 +25,13 @@
 #include "src/async/offload.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
+#include "src/base/clock.h"
 #include "src/base/durable_directory.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 #include "src/base/version.h"
 #include "src/store/huge_pages.h"
+#include "transport/path.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -41,6 +43,8 @@ using async::Task;
 
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
 constexpr std::chrono::minutes kTendInterval{1};
+// For one file of the reserve; the rest of it is registered by the pull that takes the file.
+constexpr std::chrono::seconds kPrepareDeadline{60};
 // A cancelled pull drains.
 constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};
 
@@ -304,22 +308,29 @@ void Daemon::install_status() {
 }
 
 // Gives the memory of retired versions back when no other version has taken it for a while, and
-// refills the reserve, in parts so that the agent can stop in between.
+// refills the reserve, in parts so that the agent can stop in between. Each part is registered with
+// the NICs and pinned for the GPUs, as far as that is possible.
 Task<void> Daemon::tend_memory() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   bool told = false;
   while (!co_await async::is_cancelled()) {
     auto tend = [this] {
-      core_->store().trim_pool(std::chrono::steady_clock::now());
-      return core_->store().top_up_reserve();
+      core_->store().trim_pool(steady_now());
+      auto file = core_->store().top_up_reserve();
+      if (file && *file != nullptr && core_->rdma() != nullptr) {
+        core_->rdma()->connector().prepare_memory((*file)->writable(), (*file)->life(),
+                                                  steady_now() + kPrepareDeadline);
+      }
+      return file;
     };
     auto tended = async::offload(core_->blocking_pool(), std::move(tend));
-    const Result<std::uint64_t> added = co_await std::move(tended);
+    const Result<std::shared_ptr<store::MappedSegment>> added = co_await std::move(tended);
     if (!added && !std::exchange(told, true)) {
       log::warn("store.reserve", "error", added.error(), "effect", "pulls allocate their memory");
     }
-    if (added && *added != 0) {
-      log::info("store.reserve", "added", format_bytes(*added));
+    if (added && *added != nullptr) {
+      log::info("store.reserve", "added", format_bytes((*added)->bytes().size()));
+      worker_host_->hold_reserve(**added, context_.get_executor());
       continue;
     }
     co_await async::sleep_for(kTendInterval);

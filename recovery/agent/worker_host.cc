@@ -6,6 +6,8 @@
 
 #include <fcntl.h>
 
+#include <boost/asio/post.hpp>
+
 #include "proto/coordinator.pb.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/methods.h"
@@ -125,6 +127,25 @@ void WorkerHost::hold(const Served& served) {
     bytes.push_back(segment->bytes().size());
   }
   devices_->hold(served.number, std::move(files), std::move(bytes));
+}
+
+void WorkerHost::hold_reserve(const store::MappedSegment& segment,
+                              boost::asio::any_io_executor executor) {
+  if (devices_ == nullptr || !devices_->wants_copies()) return;
+  auto file = reopen(segment.fd(), false);
+  if (!file) {
+    log::warn("device.hold", "file", segment.path().string(), "error", file.error().message());
+    return;
+  }
+  const std::uint64_t number = core_.served().new_number();
+  std::vector<UniqueFd> files;
+  files.push_back(std::move(*file));
+  devices_->hold(number, std::move(files), {segment.bytes().size()});
+  segment.life()->at_end([this, alive = std::weak_ptr(lifetime_), executor, number] {
+    boost::asio::post(executor, [this, alive, number] {
+      if (!alive.expired()) devices_->drop(number);
+    });
+  });
 }
 
 Result<UniqueFd> WorkerHost::serve_device(device::DeviceOrder order) {

@@ -3,6 +3,8 @@
 #include <memory>
 #include <string>
 
+#include <boost/asio/any_io_executor.hpp>
+
 #include "recovery/agent/agent_core.h"
 #include "recovery/device/device_link.h"
 #include "recovery/worker/agent_host.h"
@@ -38,13 +40,19 @@ class WorkerHost final : public worker::Host, private Holder {
                                                   std::chrono::milliseconds gather) override;
   async::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
                                                         std::chrono::milliseconds wait) override;
+  // The device process pins this file of the store's reserve as long as the store keeps the file.
+  void hold_reserve(const store::MappedSegment& segment, boost::asio::any_io_executor executor);
 
  private:
+  // While it lives, posted calls find this object.
+  struct Lifetime {};
+
   void hold(const Served& served) override;
   void drop(std::uint64_t number) override { devices_->drop(number); }
 
   AgentCore& core_;
   device::DeviceLink* const devices_;
+  const std::shared_ptr<Lifetime> lifetime_ = std::make_shared<Lifetime>();
 };
 
 }  // namespace rekindle::agent

@@ -147,11 +147,12 @@ void PullDestination::use_memory(transport::HandshakeConnector& connector) {
   if (!registered_with_.insert(&connector).second) return;
   const std::size_t segments = (*pending_)->manifest().layout.segments().size();
   for (std::uint32_t i = 0; i < segments; ++i) {
-    registrations_.push_back(connector.use_memory((*pending_)->segment(i), -1, 0));
+    registrations_.push_back(
+        connector.use_memory((*pending_)->segment(i), (*pending_)->mapped(i)->life()));
   }
 }
 
-// Letting go of registered memory takes as long as pinning it.
+// Letting go of registered memory takes as long as pinning it, unless the connector keeps it.
 async::Task<void> PullDestination::release_memory() {
   registered_with_.clear();
   const auto released =

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <functional>
 
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include "src/base/log.h"
 #include "src/base/units.h"
 #include "src/base/worker_pool.h"
+#include "src/store/file_memory.h"
 #include "src/store/files.h"
 #include "src/store/segment_store.h"
 
@@ -104,9 +106,12 @@ bool is_allocated(int fd, std::uint64_t size_bytes) {
          static_cast<std::uint64_t>(status.st_blocks) * 512 >= size_bytes;
 }
 
-Result<std::byte*> map(int fd, const fs::path& path, std::uint64_t size_bytes, int protection) {
+// Maps the file at `at`; null: anywhere.
+Result<std::byte*> map(int fd, const fs::path& path, std::uint64_t size_bytes, int protection,
+                       std::byte* at = nullptr) {
   if (size_bytes == 0) return nullptr;
-  void* const data = ::mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
+  void* const data =
+      ::mmap(at, size_bytes, protection, MAP_SHARED | (at != nullptr ? MAP_FIXED : 0), fd, 0);
   if (data == MAP_FAILED) return fail_segment(errno, "map", path);
   // Advice only: without it the copy is slower, and a core dump larger.
   ::madvise(data, size_bytes, MADV_DONTDUMP);
@@ -115,6 +120,22 @@ Result<std::byte*> map(int fd, const fs::path& path, std::uint64_t size_bytes, i
 }
 
 }  // namespace
+
+FileMemory::~FileMemory() {
+  life_.reset();
+  if (data_ != nullptr) ::munmap(data_, size_bytes_);
+}
+
+void FileMemory::vacate() {
+  if (data_ == nullptr) return;
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  if (::mmap(data_, size_bytes_, PROT_NONE, kFlags, -1, 0) == MAP_FAILED) {
+    log::warn("store.unmap", "bytes", size_bytes_, "error", std::strerror(errno), "effect",
+              "this process keeps the file mapped until the pool deletes it");
+    return;
+  }
+  occupied_ = false;
+}
 
 Result<std::unique_ptr<MappedSegment>> MappedSegment::open_read(const fs::path& path,
                                                                 std::uint64_t expected_bytes) {
@@ -129,13 +150,15 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::open_read(const fs::path& 
   }
   TRY(segment->data_, map(segment->fd_.get(), path, expected_bytes, PROT_READ));
   segment->size_ = expected_bytes;
+  segment->memory_ = std::make_shared<FileMemory>(segment->data_, segment->size_);
   return segment;
 }
 
 Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& path,
                                                              std::uint64_t size_bytes,
                                                              const NumaPlacement& placement,
-                                                             NewPages pages) {
+                                                             NewPages pages,
+                                                             std::shared_ptr<FileMemory> memory) {
   std::unique_ptr<MappedSegment> segment(new MappedSegment);
   segment->path_ = path;
   int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -150,8 +173,13 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
       return errno == EFBIG ? Result<void>(no_space(fd, path, size_bytes))
                             : Result<void>(fail_segment(errno, "size", path));
     }
-    TRY(segment->data_, map(fd, path, size_bytes, PROT_READ | PROT_WRITE));
+    const bool same = memory != nullptr && actual == size_bytes &&
+                      memory->size_bytes() == size_bytes && memory->occupy();
+    std::byte* const at = same ? memory->data() : nullptr;
+    TRY(segment->data_, map(fd, path, size_bytes, PROT_READ | PROT_WRITE, at));
     segment->size_ = size_bytes;
+    segment->memory_ =
+        same ? std::move(memory) : std::make_shared<FileMemory>(segment->data_, size_bytes);
     const bool in_memory = is_memory_backed(fd);
     // Before the allocation, which places the pages.
     const bool placed = in_memory && !is_allocated(fd, size_bytes) &&
@@ -183,8 +211,10 @@ bool MappedSegment::populate(const std::atomic<bool>& stop) {
 
 MappedSegment::~MappedSegment() {
   end_lease();
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (memory_ != nullptr) memory_->vacate();
 }
+
+std::shared_ptr<MemoryLife> MappedSegment::life() const { return {memory_, &memory_->life()}; }
 
 Result<void> MappedSegment::check_size() const {
   TRY(const std::uint64_t actual, size_of(fd_.get(), path_));

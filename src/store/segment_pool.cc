@@ -133,8 +133,9 @@ Result<std::shared_ptr<MappedSegment>> SegmentPool::create(const fs::path& path,
   const bool was_there = is_there(path);
   TRY(const bool taken, take(path, size_bytes, pages.preferred_node));
   if (!taken && !was_there) keep_at_most(keep_bytes);
+  const auto memory = was_there || taken ? free_memory_of(path) : nullptr;
   TRY(std::shared_ptr<MappedSegment> segment, with_room(size_bytes, [&] {
-        return MappedSegment::create(path, size_bytes, *placement_, pages);
+        return MappedSegment::create(path, size_bytes, *placement_, pages, memory);
       }));
   if (was_there || taken) {
     reopened(segment);
@@ -194,13 +195,25 @@ Result<bool> SegmentPool::move_in(const fs::path& path, const File& file) {
   return fail_errno(errno, fmt::format("rename {} to {}", file.path.string(), path.string()));
 }
 
+// A process may have taken pages away from the file and given it its size again. Then what is
+// registered of it has lost its pages.
+std::shared_ptr<FileMemory> SegmentPool::free_memory_of(const fs::path& path) const {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || !is_whole_file(status)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const auto own = own_.find(inode_of(status));
+  if (own == own_.end() || !none_lives(own->second.mappings)) return nullptr;
+  return own->second.memory;
+}
+
 void SegmentPool::made(const std::shared_ptr<MappedSegment>& segment) {
   if (max_bytes_ == 0) return;
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return;
   const std::lock_guard lock(mutex_);
   // The file that had this number before is gone.
-  own_[inode_of(status)] = {{segment}, segment->lent_for_writing_, segment->numa_node()};
+  own_[inode_of(status)] = {
+      {segment}, segment->lent_for_writing_, segment->memory_, segment->numa_node()};
 }
 
 void SegmentPool::reopened(const std::shared_ptr<MappedSegment>& segment) {
@@ -210,6 +223,7 @@ void SegmentPool::reopened(const std::shared_ptr<MappedSegment>& segment) {
   const auto own = own_.find(inode_of(status));
   if (own == own_.end()) return;
   segment->lent_for_writing_ = own->second.lent_for_writing;
+  own->second.memory = segment->memory_;
   own->second.numa_node = segment->numa_node();
   Mappings& mappings = own->second.mappings;
   std::erase_if(mappings, [](const auto& mapping) { return mapping.expired(); });
@@ -315,7 +329,7 @@ void SegmentPool::grow_reserve(std::uint64_t copy_bytes) {
   if (reserve_bytes_ != 0 && copy_bytes > reserve_bytes_) reserve_bytes_ = copy_bytes;
 }
 
-Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
+Result<std::shared_ptr<MappedSegment>> SegmentPool::top_up(std::uint64_t room_bytes) {
   fs::path path;
   std::uint64_t size = 0;
   int node = -1;
@@ -324,24 +338,24 @@ Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes) {
     const std::uint64_t there = available_locked() + deleting_bytes_;
     const std::uint64_t wanted = std::min<std::uint64_t>(reserve_bytes_, room_bytes);
     size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
-    if (size < kLeastResized) return 0;
+    if (size < kLeastResized) return nullptr;
     node = placement_->preferred_in_turn(++last_number_);
     path = directory_ / fmt::format("{}", last_number_);
     making_bytes_ = size;
   }
-  auto done = add_file(path, size, node);
+  auto added = add_file(path, size, node);
   {
     const std::lock_guard lock(mutex_);
     making_bytes_ = 0;
   }
   changed_.notify_all();
-  TRY_VOID(done);
-  return size;
+  return added;
 }
 
 // Nobody else finds the file before it is in the list, and then it is whole.
-Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_bytes,
-                                   int preferred_node) {
+Result<std::shared_ptr<MappedSegment>> SegmentPool::add_file(const fs::path& path,
+                                                             std::uint64_t size_bytes,
+                                                             int preferred_node) {
   TRY(std::shared_ptr<MappedSegment> segment,
       MappedSegment::create(path, size_bytes, *placement_, {preferred_node, false}));
   struct stat status {};
@@ -349,7 +363,7 @@ Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_byte
   made(segment);
   const std::lock_guard lock(mutex_);
   files_.push_back({path, size_bytes, inode_of(status), segment->numa_node(), std::nullopt});
-  return {};
+  return segment;
 }
 
 std::uint64_t SegmentPool::bytes() const {

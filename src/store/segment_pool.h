@@ -15,6 +15,7 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "src/base/worker_pool.h"
+#include "src/store/file_memory.h"
 #include "src/store/segment_store.h"
 
 namespace rekindle::store {
@@ -75,9 +76,9 @@ class SegmentPool {
 
   // Copies of `copy_bytes` are common here: the reserve shall suffice for one.
   void grow_reserve(std::uint64_t copy_bytes);
-  // Adds one file to what is available, if the reserve lacks bytes and all of it has at most
-  // `room_bytes`. Returns the new bytes; 0: nothing is missing.
-  Result<std::uint64_t> top_up(std::uint64_t room_bytes);
+  // Adds one file, if the reserve lacks bytes and all of it has at most `room_bytes`. The file is
+  // available once the caller drops it. Null: nothing is missing.
+  Result<std::shared_ptr<MappedSegment>> top_up(std::uint64_t room_bytes);
   // Deletes files that earlier calls have seen for kMaxAge, but leaves the reserve.
   void trim(TimePoint now);
   std::uint64_t bytes() const;
@@ -90,6 +91,7 @@ class SegmentPool {
   struct Own {
     Mappings mappings;
     std::shared_ptr<std::atomic<bool>> lent_for_writing;  // of every MappedSegment of the file
+    std::shared_ptr<FileMemory> memory;                   // of the newest of these
     int numa_node = -1;                                   // MappedSegment::numa_node()
   };
   struct File {
@@ -122,14 +124,16 @@ class SegmentPool {
   void keep_at_most(std::uint64_t bytes);
   Result<void> unlink(const std::filesystem::path& path, std::uint64_t bytes);
   void unlink_later(const std::filesystem::path& path, std::uint64_t bytes);
+  // Of a file that no living MappedSegment maps. Null: this process has not mapped it before.
+  std::shared_ptr<FileMemory> free_memory_of(const std::filesystem::path& path) const;
   void made(const std::shared_ptr<MappedSegment>& segment);
   void reopened(const std::shared_ptr<MappedSegment>& segment);
   Result<bool> move_in(const std::filesystem::path& path, const File& file);
   Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
   bool unchanged(const File& file) const;
-  Result<void> add_file(const std::filesystem::path& path, std::uint64_t size_bytes,
-                        int preferred_node);
+  Result<std::shared_ptr<MappedSegment>> add_file(const std::filesystem::path& path,
+                                                  std::uint64_t size_bytes, int preferred_node);
   Files::iterator best_fit(std::uint64_t size_bytes, int numa_node);
   std::uint64_t available_locked() const;
   std::uint64_t max_bytes() const { return std::max(max_bytes_, reserve_bytes_.load()); }

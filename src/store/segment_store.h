@@ -14,6 +14,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/ids.h"
+#include "src/base/memory_life.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
@@ -28,6 +29,8 @@ namespace rekindle::store {
 
 // The most bytes of a segment in copies whose layout this host chooses.
 inline constexpr std::uint64_t kMaxSegmentBytes = 5 * kGiB;
+
+class FileMemory;
 
 // One mapped segment file. The mapping is shared and stays valid after the file was unlinked. When
 // the copy is gone and no MappedSegment of the file lives, the next copy is written into the file.
@@ -46,11 +49,11 @@ class MappedSegment {
   };
   // Creates (or reopens) the file. All its pages are allocated, unless that comes later: ENOSPC
   // comes here, not as SIGBUS later. On tmpfs `placement` chooses the place of new pages, by the
-  // caller's preference.
-  static Result<std::unique_ptr<MappedSegment>> create(const std::filesystem::path& path,
-                                                       std::uint64_t size_bytes,
-                                                       const NumaPlacement& placement,
-                                                       NewPages pages);
+  // caller's preference. `memory`: where an earlier segment of the same file was mapped, of the
+  // same size; null: nowhere.
+  static Result<std::unique_ptr<MappedSegment>> create(
+      const std::filesystem::path& path, std::uint64_t size_bytes, const NumaPlacement& placement,
+      NewPages pages, std::shared_ptr<FileMemory> memory = nullptr);
   static Result<std::unique_ptr<MappedSegment>> create(const std::filesystem::path& path,
                                                        std::uint64_t size_bytes,
                                                        const NumaPlacement& placement = {}) {
@@ -71,6 +74,9 @@ class MappedSegment {
   // The NUMA node that all of a segment of create() lies on, or will. -1: several nodes, unknown,
   // on a disk.
   int numa_node() const { return numa_node_; }
+  // The life of the file's memory at this address. It goes on while the pool keeps the file, and
+  // the next segment of the file has the same memory at the same address.
+  std::shared_ptr<MemoryLife> life() const;
   // The file still has all its bytes (kCorrupt "truncated …" when not).
   Result<void> check_size() const;
   Result<FileStamp> stamp() const;
@@ -92,7 +98,8 @@ class MappedSegment {
  private:
   MappedSegment() = default;
   UniqueFd fd_;
-  std::byte* data_ = nullptr;
+  std::shared_ptr<FileMemory> memory_;
+  std::byte* data_ = nullptr;  // of memory_
   std::size_t size_ = 0;
   std::filesystem::path path_;
   int numa_node_ = -1;
@@ -272,9 +279,10 @@ class SegmentStore {
   virtual void never_reuse(const MappedSegment& segment) = 0;
   // Bytes in the pool, also of files that are still mapped.
   virtual std::uint64_t pooled_bytes() const = 0;
-  // Allocates up to kMaxSegmentBytes of what the pool lacks of the reserve. Returns the new bytes.
-  // Call it until that is 0, and again now and then.
-  virtual Result<std::uint64_t> top_up_reserve() = 0;
+  // Allocates a file of up to kMaxSegmentBytes of what the pool lacks of the reserve. The pool has
+  // it as soon as the caller drops it. Null: nothing is missing. Call it until then, and again now
+  // and then.
+  virtual Result<std::shared_ptr<MappedSegment>> top_up_reserve() = 0;
   // Deletes files that calls before `now` - 10 minutes have seen in the pool, but leaves the
   // reserve.
   virtual void trim_pool(TimePoint now) = 0;

@@ -116,7 +116,7 @@ class Store final : public SegmentStore {
   }
   void never_reuse(const MappedSegment& segment) override { state_->pool().give_up(segment); }
   std::uint64_t pooled_bytes() const override { return state_->pool().bytes(); }
-  Result<std::uint64_t> top_up_reserve() override {
+  Result<std::shared_ptr<MappedSegment>> top_up_reserve() override {
     return state_->pool().top_up(state_->room_bytes());
   }
   void trim_pool(TimePoint now) override { state_->pool().trim(now); }

@@ -1,6 +1,9 @@
 // An agent with doubles continues to serve after its device process is killed.
 #include <csignal>
 #include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -11,9 +14,10 @@ namespace {
 
 class AgentDevices : public ::testing::Test {
  protected:
-  AgentProcess& start(const std::string& gpu) {
+  AgentProcess& start(const std::string& gpu, std::vector<std::string> more = {}) {
     fleet_.start_coordinator();
-    return fleet_.start_agent("a", {"--gpu", gpu});
+    more.insert(more.end(), {"--gpu", gpu});
+    return fleet_.start_agent("a", std::move(more));
   }
   nlohmann::json devices() {
     const auto answer = fleet_.run_command({"status", "--agent", fleet_.agent("a").control});
@@ -52,6 +56,19 @@ TEST_F(AgentDevices, AreHeldServedAndBackAfterTheirProcessWasKilled) {
   const auto exit = agent.process->wait();
   ASSERT_TRUE(exit);
   EXPECT_EQ(exit->code, 0);
+}
+
+TEST_F(AgentDevices, TheReserveIsPinnedBeforeAVersionComes) {
+  constexpr std::uint64_t kReserve = 64 << 20;
+  start("double:1", {"--reserve", "64M"});
+  const auto reserve_is_pinned = [&] {
+    const auto now = devices();
+    return now["held_bytes"] == kReserve && now["pinned_bytes"] == kReserve;
+  };
+  ASSERT_TRUE(eventually(reserve_is_pinned)) << devices().dump();
+  ASSERT_EQ(::kill(devices()["pid"].get<pid_t>(), SIGKILL), 0);
+  ASSERT_TRUE(eventually_is("serving", 1)) << devices().dump();
+  EXPECT_TRUE(eventually(reserve_is_pinned)) << devices().dump();
 }
 
 TEST_F(AgentDevices, GoWithTheirAgentHoweverItEnds) {

@@ -17,9 +17,11 @@ class StubConnector final : public transport::HandshakeConnector {
                                                       std::span<const std::string>) override {
     return fail(ErrorCode::kUnavailable, "not here");
   }
-  std::shared_ptr<const void> use_memory(std::span<std::byte>, int, std::uint64_t) override {
+  std::shared_ptr<const void> use_memory(std::span<std::byte>,
+                                         std::shared_ptr<MemoryLife>) override {
     return nullptr;
   }
+  void prepare_memory(std::span<std::byte>, std::shared_ptr<MemoryLife>, TimePoint) override {}
 
  private:
   const bool usable_;

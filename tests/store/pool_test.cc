@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <fstream>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -78,6 +81,69 @@ TEST_F(PoolTest, TheNextCopyOfTheLayoutTakesTheFiles) {
   store_ = open_store(store_path(), kBudget, std::nullopt);
   ASSERT_EQ(store_->versions().size(), 1u);
   EXPECT_TRUE(verify_version(*store_->versions()[0], 2, nullptr));
+}
+
+std::map<ino_t, const std::byte*> addresses_of(const StoredVersion& version) {
+  std::map<ino_t, const std::byte*> addresses;
+  for (const auto& segment : version.segments) {
+    addresses[inode_of(segment->path())] = segment->bytes().data();
+  }
+  return addresses;
+}
+
+// Of this process, of files below the directory.
+std::size_t mappings_below(const fs::path& directory) {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find(fs::canonical(directory).string() + "/") != std::string::npos;
+  }
+  return count;
+}
+
+TEST_F(PoolTest, AFileKeepsItsAddressAndItsLifeForTheNextCopy) {
+  auto first = pull_from(*source_);
+  const auto addresses = addresses_of(*first);
+  std::vector<bool> ended(first->segments.size());
+  for (std::size_t i = 0; i < ended.size(); ++i) {
+    first->segments[i]->life()->at_end([&ended, i] { ended[i] = true; });
+  }
+  first.reset();
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_EQ(mappings_below(store_path()), 0u) << "the files in the pool are mapped";
+
+  auto next = pull_from(*second_);
+  EXPECT_EQ(addresses_of(*next), addresses);
+  EXPECT_TRUE(verify_version(*next, 2, nullptr));
+  EXPECT_EQ(std::count(ended.begin(), ended.end(), true), 0);
+  // Files of the pool that are deleted end it, and so does a store that closes.
+  next.reset();
+  ASSERT_TRUE(store_->retire(second_id_));
+  TimePoint now{};
+  store_->trim_pool(now);
+  store_->trim_pool(now + std::chrono::hours(1));
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+  EXPECT_EQ(std::count(ended.begin(), ended.end(), false), 0);
+}
+
+// What a process takes away from a file does not come back with its size.
+TEST_F(PoolTest, AFileThatLostPagesGetsAnotherLife) {
+  auto first = pull_from(*source_);
+  const fs::path file = first->segments[0]->path();
+  const ino_t inode = inode_of(file);
+  bool ended = false;
+  first->segments[0]->life()->at_end([&] { ended = true; });
+  first.reset();
+  ASSERT_TRUE(store_->retire(id_));
+  for (const auto& pooled : fs::directory_iterator(pool())) {
+    if (inode_of(pooled.path()) != inode) continue;
+    const std::uint64_t size = fs::file_size(pooled.path());
+    fs::resize_file(pooled.path(), 4096);
+    fs::resize_file(pooled.path(), size);
+  }
+  const auto next = pull_from(*second_);
+  EXPECT_TRUE(ended);
+  EXPECT_TRUE(verify_version(*next, 2, nullptr));
 }
 
 // Who wrote to it may still have it open.
@@ -382,14 +448,18 @@ class ReserveTest : public PoolTest {
     for (const auto& file : fs::directory_iterator(pool())) inodes.insert(inode_of(file.path()));
     return inodes;
   }
+  // Returns the bytes of the new file.
+  std::uint64_t top_up() {
+    const auto added = store_->top_up_reserve();
+    EXPECT_TRUE(added) << added.error().message();
+    return added && *added != nullptr ? (*added)->bytes().size() : 0;
+  }
 };
 
 TEST_F(ReserveTest, AFirstPullTakesAFileOfItOfASimilarSize) {
   open_with_reserve(128 * kMiB);
   EXPECT_EQ(store_->pooled_bytes(), 0u);
-  const auto added = store_->top_up_reserve();
-  ASSERT_TRUE(added) << added.error().message();
-  EXPECT_EQ(*added, 128 * kMiB);
+  EXPECT_EQ(top_up(), 128 * kMiB);
   EXPECT_EQ(store_->pooled_bytes(), 128 * kMiB);
   EXPECT_EQ(store_->used_bytes(), 0u);
   const auto reserve = pool_inodes();
@@ -409,9 +479,24 @@ TEST_F(ReserveTest, AFirstPullTakesAFileOfItOfASimilarSize) {
   }
 }
 
+TEST_F(ReserveTest, AFileThatIsCutOffGetsAnotherLife) {
+  open_with_reserve(128 * kMiB);
+  bool ended = false;
+  {
+    const auto added = store_->top_up_reserve();
+    ASSERT_TRUE(added) << added.error().message();
+    (*added)->life()->at_end([&] { ended = true; });
+  }
+  EXPECT_FALSE(ended);
+  const auto source = make_source({"large", 1}, 100 * kMiB);
+  const auto version = pull_from(*source);
+  EXPECT_TRUE(ended);
+  EXPECT_TRUE(verify_version(*version, 2, nullptr));
+}
+
 TEST_F(ReserveTest, ASmallCopyTakesNoLargeFileOfIt) {
   open_with_reserve(128 * kMiB);
-  ASSERT_TRUE(store_->top_up_reserve());
+  ASSERT_NE(top_up(), 0u);
   pull_from(*source_);
   EXPECT_EQ(store_->pooled_bytes(), 128 * kMiB);
 }
@@ -420,10 +505,8 @@ TEST_F(ReserveTest, ItGrowsToTheLargestCopyAndOutlivesTheTrim) {
   open_with_reserve(64 * kMiB);
   const auto source = make_source({"large", 1}, 100 * kMiB);
   const std::uint64_t bytes = bytes_of(*pull_from(*source));
-  const auto added = store_->top_up_reserve();
-  ASSERT_TRUE(added) << added.error().message();
-  EXPECT_EQ(*added, bytes);
-  EXPECT_EQ(*store_->top_up_reserve(), 0u);
+  EXPECT_EQ(top_up(), bytes);
+  EXPECT_EQ(top_up(), 0u);
   TimePoint now{};
   store_->trim_pool(now);
   store_->trim_pool(now + std::chrono::hours(1));
@@ -438,12 +521,12 @@ TEST_F(ReserveTest, ItGrowsToTheLargestCopyAndOutlivesTheTrim) {
 
 TEST_F(ReserveTest, ItFitsIntoTheBudgetAndMakesRoomForCopies) {
   open_with_reserve(256 * kMiB, 192 * kMiB);
-  ASSERT_TRUE(store_->top_up_reserve());
+  ASSERT_NE(top_up(), 0u);
   EXPECT_EQ(store_->pooled_bytes(), 192 * kMiB);
   const auto source = make_source({"large", 1}, 80 * kMiB);
   ASSERT_NE(pull_from(*source), nullptr);
   EXPECT_LE(store_->used_bytes() + store_->pooled_bytes(), store_->budget_bytes());
-  ASSERT_TRUE(store_->top_up_reserve());
+  ASSERT_NE(top_up(), 0u);
   EXPECT_LE(store_->used_bytes() + store_->pooled_bytes(), store_->budget_bytes());
   EXPECT_GT(store_->pooled_bytes(), 64 * kMiB);
 }

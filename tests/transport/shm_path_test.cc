@@ -17,6 +17,7 @@
 #include "transport/shm/copier.h"
 #include "transport/shm/shm_protocol.h"
 #include "transport/shm/shm_transport.h"
+#include "transport/shm/source_mappings.h"
 
 namespace rekindle::transport::testing {
 namespace {
@@ -29,6 +30,79 @@ class ShmPathTest : public ::testing::Test, public TestSource<shm::ShmServer, sh
         static_cast<shm::ShmPath*>(TestSource::connect(token).release()));
   }
 };
+
+// A file that has a name, and the region that a peer's reply describes.
+class NamedFile {
+ public:
+  explicit NamedFile(std::size_t size) {
+    std::string name = "/dev/shm/rekindle-test-XXXXXX";
+    fd_ = UniqueFd(::mkstemp(name.data()));
+    path_ = name;
+    EXPECT_EQ(::ftruncate(fd_.get(), static_cast<off_t>(size)), 0);
+  }
+  ~NamedFile() { ::unlink(path_.c_str()); }
+  NamedFile(const NamedFile&) = delete;
+  NamedFile& operator=(const NamedFile&) = delete;
+
+  std::shared_ptr<const shm::Mapping> open(shm::SourceMappings& mappings, std::uint64_t offset,
+                                           std::uint64_t size) const {
+    shm::RegionReply reply;
+    reply.fd_offset = offset;
+    reply.size_bytes = size;
+    return mappings.open(fd_, reply);
+  }
+  void write(char byte) { EXPECT_EQ(::pwrite(fd_.get(), &byte, 1, 0), 1); }
+  void rename_to(const std::string& path) {
+    ASSERT_EQ(::rename(path_.c_str(), path.c_str()), 0);
+    path_ = path;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  UniqueFd fd_;
+  std::string path_;
+};
+
+TEST(ShmSourceMappings, AMappingStaysForTheNextUseAlsoUnderAnotherName) {
+  shm::SourceMappings mappings;
+  NamedFile file(kMiB);
+  const auto* first = file.open(mappings, 0, kMiB)->bytes().data();
+  EXPECT_EQ(mappings.size(), 1u);
+  file.rename_to(file.path() + "-renamed");
+  file.write('n');
+  const auto again = file.open(mappings, 0, kMiB);
+  EXPECT_EQ(again->bytes().data(), first);
+  EXPECT_EQ(again->bytes()[0], std::byte{'n'});
+  // Another region of the file is another mapping.
+  EXPECT_NE(file.open(mappings, kMiB / 2, kMiB / 2), nullptr);
+  EXPECT_EQ(mappings.size(), 2u);
+}
+
+// Or the memory of the file would not be freed.
+TEST(ShmSourceMappings, AFileThatLosesItsNameIsNotKept) {
+  shm::SourceMappings mappings;
+  NamedFile file(kMiB);
+  NamedFile other(kMiB);
+  const auto in_use = file.open(mappings, 0, kMiB);
+  file.open(mappings, 0, kMiB / 2).reset();
+  other.open(mappings, 0, kMiB).reset();
+  ASSERT_EQ(mappings.size(), 3u);
+  ASSERT_EQ(::unlink(file.path().c_str()), 0);
+  EXPECT_TRUE(eventually([&] { return mappings.size() == 1; }));
+  // Its user reads on.
+  file.write('u');
+  EXPECT_EQ(in_use->bytes()[0], std::byte{'u'});
+  EXPECT_NE(file.open(mappings, 0, kMiB), nullptr);
+  EXPECT_EQ(mappings.size(), 1u);
+}
+
+TEST(ShmSourceMappings, ARegionBehindTheEndOfTheFileIsNotMappedThoughItWas) {
+  shm::SourceMappings mappings;
+  NamedFile file(kMiB);
+  ASSERT_NE(file.open(mappings, 0, kMiB), nullptr);
+  ASSERT_EQ(::truncate(file.path().c_str(), kMiB / 2), 0);
+  EXPECT_EQ(file.open(mappings, 0, kMiB), nullptr);
+}
 
 TEST_F(ShmPathTest, AReadLandsByteForByteAlsoFromTheMiddleOfAFile) {
   const TestSegment segment(9 * kMiB + 123);

@@ -201,8 +201,8 @@ TEST(VerbsConnector, MemoryThatCannotBeRegisteredIsReadAllTheSameAndSaidOnce) {
   VerbsLab lab(options);
   std::vector<std::byte> local(4 * kMiB), more(4 * kMiB);
   ::testing::internal::CaptureStderr();
-  auto used = lab.puller().connector().use_memory(local, -1, 0);
-  auto also_used = lab.puller().connector().use_memory(more, -1, 0);
+  auto used = lab.puller().connector().use_memory(local, nullptr);
+  auto also_used = lab.puller().connector().use_memory(more, nullptr);
   EXPECT_TRUE(testing::eventually([&] { return lab.puller().registrar().stats().failures >= 2; }));
   {
     const auto path = lab.path();
@@ -228,7 +228,7 @@ TEST(VerbsConnector, WhatCannotBeRegisteredIsSaidAtTheLatestWhenItIsLetGo) {
   options.puller_devices[0].max_registered_bytes = kMiB;
   VerbsLab lab(options);
   std::vector<std::byte> local(4 * kMiB);
-  auto used = lab.puller().connector().use_memory(local, -1, 0);
+  auto used = lab.puller().connector().use_memory(local, nullptr);
   EXPECT_TRUE(testing::eventually([&] { return lab.puller().registrar().stats().failures >= 1; }));
   ::testing::internal::CaptureStderr();
   used.reset();

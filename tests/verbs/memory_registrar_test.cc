@@ -384,7 +384,7 @@ TEST_F(ManyDevices, FewerThreadsThanDevicesServeAllOfThem) {
 // Readers look things up while pieces come, regions come and go, and calls fail.
 TEST_F(ManyDevices, LookupsRunBesideRegistration) {
   const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   open({.max_piece_bytes = 64 * kKiB});
   const MappedFile file(4 * kMiB, kReadWrite);

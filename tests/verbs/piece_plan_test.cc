@@ -115,13 +115,13 @@ void check(const Problem& problem, bool with_nodes) {
 
 TEST(PiecePlanProperty, CutsAreCompleteOrderedAlignedBoundedAndOnOneNode) {
   const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   for (int round = 0; round < 3000; ++round) {
     const Problem problem = random_problem(random);
     for (const bool with_nodes : {false, true}) {
       check(problem, with_nodes);
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }

@@ -77,7 +77,7 @@ class VerbsPuller {
   }
   // Registered when it returns.
   std::shared_ptr<const void> use(std::span<std::byte> memory) {
-    auto used = connector_->use_memory(memory, -1, 0);
+    auto used = connector_->use_memory(memory, nullptr);
     (void)testing::eventually([&] { return registrar_->stats().bytes >= memory.size(); });
     return used;
   }

@@ -112,7 +112,7 @@ class VerbsPullerImpl final : public VerbsPuller {
 
   Result<void> use(const Pool& destination) {
     memory_ = registrar_->add(destination.bytes(), MemoryUse::kLand, -1, 0, nullptr);
-    used_ = connector_->use_memory(destination.bytes(), -1, 0);
+    used_ = connector_->use_memory(destination.bytes(), nullptr);
     const TimePoint deadline = std::chrono::steady_clock::now() + kRegistrationTime;
     if (!memory_->wait_settled(deadline)) {
       return fail(ErrorCode::kTimeout, "the destination is not registered in time");

@@ -15,27 +15,11 @@
 
 namespace rekindle::transport::shm {
 
-std::shared_ptr<const Mapping> Mapping::create(const UniqueFd& fd, const RegionReply& reply) {
-  struct stat info {};
-  if (!fd || ::fstat(fd.get(), &info) != 0) return nullptr;
-  if (!in_range(reply.fd_offset, reply.size_bytes, static_cast<std::uint64_t>(info.st_size))) {
-    return nullptr;
-  }
-  const std::uint64_t before = reply.fd_offset % kPageBytes;
-  const std::size_t length = reply.size_bytes + before;
-  if (length == 0) return nullptr;
-  void* base = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, fd.get(),
-                      static_cast<off_t>(reply.fd_offset - before));
-  if (base == MAP_FAILED) return nullptr;
-  const auto* first = static_cast<const std::byte*>(base) + before;
-  return std::shared_ptr<const Mapping>(
-      new Mapping(base, length, {first, static_cast<std::size_t>(reply.size_bytes)}));
-}
-
-Mapping::~Mapping() { ::munmap(base_, length_); }
-
-RegionClient::RegionClient(UniqueFd socket, const UniqueFd& counter)
-    : socket_(std::move(socket)), interrupt_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+RegionClient::RegionClient(UniqueFd socket, const UniqueFd& counter,
+                           std::shared_ptr<SourceMappings> mappings)
+    : mappings_(std::move(mappings)),
+      socket_(std::move(socket)),
+      interrupt_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   struct stat info {};
   if (!counter || ::fstat(counter.get(), &info) != 0 ||
       info.st_size < static_cast<off_t>(kPageBytes)) {
@@ -133,7 +117,7 @@ RegionClient::Found RegionClient::ask(RegionKey key, bool want_fd, TimePoint dea
   }
   const auto status = static_cast<OpStatus>(reply.status);
   if (status != OpStatus::kOk || !want_fd) return {status, nullptr};
-  auto mapping = Mapping::create(fd, reply);
+  auto mapping = mappings_->open(fd, reply);
   if (!mapping) return {OpStatus::kFault, nullptr};
   return {OpStatus::kOk, std::move(mapping)};
 }

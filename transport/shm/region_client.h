@@ -14,26 +14,9 @@
 #include "src/base/unique_fd.h"
 #include "transport/read_op.h"
 #include "transport/shm/shm_protocol.h"
+#include "transport/shm/source_mappings.h"
 
 namespace rekindle::transport::shm {
-
-// A read-only mapping of a region and the pages around it.
-class Mapping {
- public:
-  // Null: the file does not hold the range that the reply names.
-  static std::shared_ptr<const Mapping> create(const UniqueFd& fd, const RegionReply& reply);
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  std::span<const std::byte> bytes() const { return bytes_; }
-
- private:
-  Mapping(void* base, std::size_t length, std::span<const std::byte> bytes)
-      : base_(base), length_(length), bytes_(bytes) {}
-  void* const base_;
-  const std::size_t length_;
-  const std::span<const std::byte> bytes_;
-};
 
 // The reader's end of the side channel. It maps regions, and notices when keys go stale or the
 // session ends. The peer's change counter is mapped: it shows without a system call whether earlier
@@ -41,7 +24,7 @@ class Mapping {
 class RegionClient {
  public:
   // `socket` is past its hello. `counter` is the change counter of the peer's registry, or invalid.
-  RegionClient(UniqueFd socket, const UniqueFd& counter);
+  RegionClient(UniqueFd socket, const UniqueFd& counter, std::shared_ptr<SourceMappings> mappings);
   ~RegionClient();
   RegionClient(const RegionClient&) = delete;
   RegionClient& operator=(const RegionClient&) = delete;
@@ -86,6 +69,7 @@ class RegionClient {
   std::uint64_t changes() const;
   bool wait(TimePoint deadline);
 
+  const std::shared_ptr<SourceMappings> mappings_;
   UniqueFd socket_;
   UniqueFd interrupt_;  // eventfd
   void* counter_page_ = nullptr;

@@ -18,8 +18,10 @@ namespace {
 
 class ShmPathImpl final : public ShmPath {
  public:
-  ShmPathImpl(UniqueFd socket, const UniqueFd& counter, std::string description)
-      : description_(std::move(description)), regions_(std::move(socket), counter) {}
+  ShmPathImpl(UniqueFd socket, const UniqueFd& counter, std::shared_ptr<SourceMappings> mappings,
+              std::string description)
+      : description_(std::move(description)),
+        regions_(std::move(socket), counter, std::move(mappings)) {}
   ~ShmPathImpl() override {
     assert(in_flight_ == 0 && "a Path with ops in flight was destroyed: abort() and poll() first");
   }
@@ -144,17 +146,19 @@ class ShmConnector final : public Connector {
   }
 
  private:
-  static Result<std::unique_ptr<Path>> connect_here(const Endpoint& endpoint,
-                                                    const PathTarget& target, TimePoint deadline) {
+  Result<std::unique_ptr<Path>> connect_here(const Endpoint& endpoint, const PathTarget& target,
+                                             TimePoint deadline) const {
     TRY(UniqueFd socket, connect_socket(endpoint));
     UniqueFd counter;
     TRY(const ServerHello hello, exchange_hello(socket.get(), target, counter, deadline));
     TRY_VOID(check_hello({hello.status, hello.version, hello.incarnation}, kProtocol, target));
-    auto path = std::make_unique<ShmPathImpl>(std::move(socket), counter,
+    auto path = std::make_unique<ShmPathImpl>(std::move(socket), counter, mappings_,
                                               fmt::format("shm {}", endpoint.socket_name));
     TRY_VOID(path->start());
     return path;
   }
+
+  const std::shared_ptr<SourceMappings> mappings_ = std::make_shared<SourceMappings>();
 };
 
 }  // namespace

@@ -7,6 +7,9 @@ class SystemApi final : public Api {
  public:
   // Linux 5.12 and later copies pinned pages for a child, so nothing is needed. On older kernels
   // every registration costs an madvise() from here on.
+  bool marks_memory_for_forks() const override {
+    return ibv_is_fork_initialized() == IBV_FORK_ENABLED;
+  }
   int make_fork_safe() override {
     return ibv_is_fork_initialized() == IBV_FORK_DISABLED ? ibv_fork_init() : 0;
   }

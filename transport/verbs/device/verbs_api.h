@@ -18,6 +18,9 @@ class Api {
   // Call this before any device is opened: fork() harms no registration from then on. Returns 0 or
   // a positive errno.
   virtual int make_fork_safe() { return 0; }
+  // Whether registrations mark their memory for that (MADV_DONTFORK). Such a mark belongs to a
+  // mapping, so a registration must not outlive its mapping.
+  virtual bool marks_memory_for_forks() const { return false; }
   virtual ibv_device** get_device_list(int* count) = 0;
   virtual void free_device_list(ibv_device** list) = 0;
   virtual const char* get_device_name(ibv_device* device) = 0;

@@ -268,9 +268,13 @@ class VerbsConnector final : public HandshakeConnector {
     return std::any_of(rails.begin(), rails.end(),
                        [](const auto& rail) { return Rail::is_up(rail->epoch()); });
   }
-  std::shared_ptr<const void> use_memory(std::span<std::byte> memory, int fd,
-                                         std::uint64_t fd_offset) override {
-    return shared_->memory->add(memory, fd, fd_offset);
+  std::shared_ptr<const void> use_memory(std::span<std::byte> memory,
+                                         std::shared_ptr<MemoryLife> life) override {
+    return shared_->memory->add(memory, std::move(life));
+  }
+  void prepare_memory(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life,
+                      TimePoint deadline) override {
+    shared_->memory->prepare(memory, std::move(life), deadline);
   }
   Result<std::unique_ptr<Handshake>> begin(const PathTarget& target,
                                            std::span<const std::string> in_use) override;

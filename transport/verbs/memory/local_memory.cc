@@ -12,9 +12,9 @@
 
 namespace rekindle::transport::verbs {
 
-std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory, int fd,
-                                             std::uint64_t fd_offset) {
-  auto registered = registrar_.add(memory, MemoryUse::kLand, fd, fd_offset, nullptr);
+std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory,
+                                             std::shared_ptr<MemoryLife> life) {
+  Registered registered = take(memory, life != nullptr);
   {
     const std::lock_guard lock(mutex_);
     Entries entries = *entries_;
@@ -27,11 +27,68 @@ std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory, int fd
     publish(std::move(entries));
   }
   const void* const use = registered.get();
-  return {use,
-          [self = shared_from_this(), registered = std::move(registered)](const void*) mutable {
+  return {use, [self = shared_from_this(), registered = std::move(registered),
+                life = std::move(life)](const void*) mutable {
             self->remove(registered.get());
-            registered.reset();
+            self->release(std::move(registered), life);
+            life.reset();
           }};
+}
+
+void LocalMemory::prepare(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life,
+                          TimePoint deadline) {
+  if (!registrar_.keeps_idle_memory()) return;
+  Registered registered = take(memory, true);
+  (void)registered->wait_settled(deadline);
+  release(std::move(registered), life);
+}
+
+LocalMemory::Registered LocalMemory::take(std::span<std::byte> memory, bool has_life) {
+  Registered registered;
+  if (has_life) {
+    const std::lock_guard lock(mutex_);
+    const auto kept = kept_.find(memory.data());
+    if (kept != kept_.end()) {
+      registered = std::move(kept->second);
+      kept_.erase(kept);
+    }
+  }
+  // Another size is no use of the same memory, but its life goes on.
+  if (registered != nullptr && registered->bytes().size() == memory.size()) return registered;
+  return registrar_.add(memory, MemoryUse::kLand, -1, 0, nullptr);
+}
+
+// The life outlives this call, so it cannot end between the look and the keeping.
+void LocalMemory::release(Registered registered, const std::shared_ptr<MemoryLife>& life) {
+  const bool complete = registered->settled() && registered->problems().empty();
+  if (life != nullptr && complete && registrar_.keeps_idle_memory()) {
+    keep(std::move(registered), *life);
+  }
+}
+
+void LocalMemory::keep(Registered registered, MemoryLife& life) {
+  const std::byte* const begin = registered->bytes().data();
+  {
+    const std::lock_guard lock(mutex_);
+    kept_[begin] = std::move(registered);
+    if (!watched_.insert(begin).second) return;
+  }
+  life.at_end([memory = weak_from_this(), begin] {
+    if (const auto self = memory.lock()) self->forget(begin);
+  });
+}
+
+void LocalMemory::forget(const std::byte* begin) {
+  Registered registered;
+  {
+    const std::lock_guard lock(mutex_);
+    watched_.erase(begin);
+    const auto kept = kept_.find(begin);
+    if (kept == kept_.end()) return;
+    registered = std::move(kept->second);
+    kept_.erase(kept);
+  }
+  forgetter_.submit([registered = std::move(registered)]() mutable { registered.reset(); });
 }
 
 void LocalMemory::remove(const RegisteredMemory* registered) {

@@ -3,13 +3,18 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <span>
 #include <vector>
 
+#include "src/base/clock.h"
+#include "src/base/memory_life.h"
 #include "src/base/result.h"
+#include "src/base/worker_pool.h"
 #include "transport/verbs/device/fabric.h"
 #include "transport/verbs/direct/op_expander.h"
 #include "transport/verbs/memory/memory_registrar.h"
@@ -57,8 +62,12 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
  public:
   explicit LocalMemory(MemoryRegistrar& registrar) : registrar_(registrar) {}
 
-  // Registers memory as long as the result lives. Paths that read into it must be gone before.
-  std::shared_ptr<const void> add(std::span<std::byte> memory, int fd, std::uint64_t fd_offset);
+  // Registers memory as long as the result lives. Paths that read into it must be gone before. If
+  // the memory has a `life` and the registrar keeps idle memory, a complete registration stays
+  // until the life ends, and the next add() of this memory uses it.
+  std::shared_ptr<const void> add(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life);
+  // Registers memory for later uses. Returns when it is registered or has failed, or at `deadline`.
+  void prepare(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life, TimePoint deadline);
   // Warns of memory that could not be registered so far, once for each kind of problem.
   void say_problems();
 
@@ -70,6 +79,12 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
     const RegisteredMemory* registered = nullptr;
   };
   using Entries = std::vector<Entry>;  // sorted by address
+  using Registered = std::shared_ptr<RegisteredMemory>;
+  Registered take(std::span<std::byte> memory, bool has_life);
+  void release(Registered registered, const std::shared_ptr<MemoryLife>& life);
+  void keep(Registered registered, MemoryLife& life);
+  // The life of a kept registration has ended.
+  void forget(const std::byte* begin);
   void remove(const RegisteredMemory* registered);
   std::shared_ptr<const Entries> entries() const;
   void publish(Entries entries);  // locked
@@ -78,7 +93,13 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
   mutable std::mutex mutex_;
   std::shared_ptr<const Entries> entries_ = std::make_shared<Entries>();  // guarded by mutex_
   std::set<ErrorCode> said_;                                              // guarded by mutex_
+  // Registrations that nobody uses, by address.
+  std::map<const std::byte*, Registered> kept_;  // guarded by mutex_
+  // The addresses whose lives call forget().
+  std::set<const std::byte*> watched_;  // guarded by mutex_
   std::atomic<std::uint64_t> version_ = 0;
+  // Deregisters, which takes as long as pinning did.
+  WorkerPool forgetter_{"rk-forget", 1, std::numeric_limits<std::size_t>::max()};
 };
 
 // One poller thread's view of LocalMemory, for one device.

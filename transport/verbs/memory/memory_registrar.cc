@@ -54,6 +54,7 @@ class MemoryRegistrarImpl final : public MemoryRegistrar {
                                         std::uint64_t fd_offset,
                                         std::shared_ptr<const void> keep_alive) override;
   bool maps_files_for_writing() const override;
+  bool keeps_idle_memory() const override { return keeps_idle_memory_; }
   RegistrarStats stats() const override;
 
  private:
@@ -68,6 +69,7 @@ class MemoryRegistrarImpl final : public MemoryRegistrar {
   WorkerPool touchers_;
   std::atomic<std::int64_t> touching_ns_ = 0;
   const RegionPlan plan_;
+  const bool keeps_idle_memory_;
   mutable std::mutex mutex_;
   std::condition_variable has_work_;
   std::vector<Queue> queues_;  // guarded by mutex_, by Device::index()
@@ -79,9 +81,18 @@ std::size_t toucher_count() {
   return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, kMaxTouchers);
 }
 
+bool may_keep_idle_memory(const Fabric& fabric) {
+  const LockLimit lock = read_lock_limit();
+  const bool unlimited = lock.may_lock_any || lock.limit_bytes == ~std::uint64_t{0};
+  return unlimited && std::ranges::none_of(fabric.devices(), [](const auto& device) {
+           return device->api().marks_memory_for_forks();
+         });
+}
+
 MemoryRegistrarImpl::MemoryRegistrarImpl(Fabric& fabric, const RegistrarOptions& options)
     : touchers_("rk-touch", fabric.devices().empty() ? 1 : toucher_count(), 1024),
-      plan_{options.max_piece_bytes, usable_numa_nodes().size() > 1, &touchers_, &touching_ns_} {
+      plan_{options.max_piece_bytes, usable_numa_nodes().size() > 1, &touchers_, &touching_ns_},
+      keeps_idle_memory_(options.keeps_idle_memory.value_or(may_keep_idle_memory(fabric))) {
   for (const auto& device : fabric.devices()) {
     shares_.push_back(std::make_unique<DeviceShare>(*device, options.max_bytes_per_device));
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -61,6 +62,8 @@ struct RegistrarOptions {
   // The limit per device, all regions together. 0: as much as the devices and the memlock limit let
   // through. For tests, and for hosts that need their memory elsewhere.
   std::uint64_t max_bytes_per_device = 0;
+  // MemoryRegistrar::keeps_idle_memory(). nullopt: it is found out.
+  std::optional<bool> keeps_idle_memory;
 };
 
 struct RegistrarStats {
@@ -88,6 +91,9 @@ class MemoryRegistrar {
   // The files of served regions are mapped for writing then. Finds out by trying, and blocks
   // meanwhile.
   virtual bool maps_files_for_writing() const = 0;
+  // Whether registrations may stay while nobody uses them: the process may pin any amount, so that
+  // others need not make room, and forks are harmless without a mark on the memory.
+  virtual bool keeps_idle_memory() const = 0;
   virtual RegistrarStats stats() const = 0;
 };
 
