@@ -145,8 +145,9 @@ TEST(PlanProperty, ShardsBecomeShardsOfAnotherDegree) {
   EXPECT_EQ(seen.missing, 0u);
 }
 
+// One case in five lacks something, so 60 cases without any would be a miracle.
 TEST(PlanProperty, ShardsProveThePartsThatTheyHold) {
-  const Coverage seen = run_cases(large_shards_scenario, rekindle::testing::effort(60));
+  const Coverage seen = run_cases(large_shards_scenario, rekindle::testing::effort(300));
   EXPECT_GT(seen.direct, 0u);
   EXPECT_GT(seen.range, 0u);
   EXPECT_GT(seen.missing, 0u);
