@@ -45,14 +45,14 @@ Failure no_space(int fd, const fs::path& path, std::uint64_t size_bytes) {
               format_bytes(available));
 }
 
-// Calls `work` for pieces of the mapping, which begin at multiples of 64 MiB, on several threads.
-void for_pieces(std::span<std::byte> mapping,
+// Calls `work` for pieces of the mapping on several threads. A piece begins at a multiple of
+// `piece_bytes`.
+void for_pieces(std::span<std::byte> mapping, std::uint64_t piece_bytes,
                 const std::function<void(std::span<std::byte>)>& work) {
-  constexpr std::uint64_t kPieceBytes = 64 * kMiB;
-  const std::uint64_t pieces = (mapping.size() + kPieceBytes - 1) / kPieceBytes;
+  const std::uint64_t pieces = (mapping.size() + piece_bytes - 1) / piece_bytes;
   const auto run = [&](std::size_t i) {
-    const std::uint64_t begin = i * kPieceBytes;
-    work(mapping.subspan(begin, std::min(kPieceBytes, mapping.size() - begin)));
+    const std::uint64_t begin = i * piece_bytes;
+    work(mapping.subspan(begin, std::min(piece_bytes, mapping.size() - begin)));
   };
   if (pieces <= 1) {
     if (pieces == 1) run(0);
@@ -67,8 +67,9 @@ void for_pieces(std::span<std::byte> mapping,
 // a fault, not fallocate, heeds the mapping's wish for huge pages. False: not all of them are
 // there, or the kernel cannot do it (Linux before 5.14).
 bool populate_pages(std::span<std::byte> mapping, const std::atomic<bool>& stop) {
+  constexpr std::uint64_t kPieceBytes = 64 * kMiB;
   std::atomic<bool> whole = true;
-  for_pieces(mapping, [&](std::span<std::byte> piece) {
+  for_pieces(mapping, kPieceBytes, [&](std::span<std::byte> piece) {
     while (whole && !stop && ::madvise(piece.data(), piece.size(), MADV_POPULATE_WRITE) != 0) {
       if (errno != EINTR && errno != EAGAIN) whole = false;
     }
@@ -238,8 +239,10 @@ Result<void> MappedSegment::make_read_only() {
   const UniqueFd reader(::open(opened.c_str(), O_RDONLY | O_CLOEXEC));
   if (!reader) return fail_segment(errno, "open for reading", path_);
   if (size_ > 0) {
-    // The kernel would take the pages out of the mapping one by one, on one thread.
-    for_pieces(writable(), [](std::span<std::byte> piece) {
+    // The kernel would take the pages out of the mapping one by one, on one thread. After each
+    // piece it interrupts all CPUs that run this process, so the pieces are large.
+    constexpr std::uint64_t kPieceBytes = 512 * kMiB;
+    for_pieces(writable(), kPieceBytes, [](std::span<std::byte> piece) {
       (void)::madvise(piece.data(), piece.size(), MADV_DONTNEED);
     });
     void* const data = ::mmap(data_, size_, PROT_READ, MAP_SHARED | MAP_FIXED, reader.get(), 0);
