@@ -54,7 +54,7 @@ class VerbsRdma final : public Rdma {
 };
 
 Result<std::vector<std::string>> VerbsRdma::homes_near_gpu(std::string_view uuid) const {
-  if (!gpu_direct_) return fail(ErrorCode::kUnavailable, "--gpu-direct is off");
+  if (!gpu_direct_) return fail(ErrorCode::kNotFound, "--gpu-direct is off");
   const auto* const gpu = transport::verbs::gpu_by_uuid(fabric_->topology(), "/proc", uuid);
   if (gpu == nullptr) {
     return fail(ErrorCode::kUnavailable, "the PCIe place of {} is not known", uuid);

@@ -38,7 +38,7 @@ class Rdma {
   // MemoryRegistrar::maps_files_for_writing().
   virtual bool maps_files_for_writing() const = 0;
   // The homes of the rails that may write to the memory of the GPU with this UUID, by the choice of
-  // choose_gpu_rails(). kUnavailable: there are none, or RdmaOptions::gpu_direct is off.
+  // choose_gpu_rails(). kUnavailable: there are none. kNotFound: RdmaOptions::gpu_direct is off.
   virtual Result<std::vector<std::string>> homes_near_gpu(std::string_view uuid) const = 0;
   virtual transport::HandshakeConnector& connector() = 0;
   virtual std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,

@@ -92,10 +92,10 @@ class DeviceHost {
 
   // --- direct reads, docs/internals/devices.md
 
-  // The homes of the rails that may write to this device's memory. The error says why there are
-  // none.
+  // The homes of the rails that may write to this device's memory. kNotFound: this agent lets no
+  // NIC do so. Other errors say why there are none for this device.
   virtual Result<std::vector<std::string>> homes_near(const std::string& /*device*/) {
-    return fail(ErrorCode::kUnavailable, "this agent lets no NIC write to GPUs");
+    return fail(ErrorCode::kNotFound, "this agent lets no NIC write to GPUs");
   }
   // As HandshakeConnector::use_device_memory(). Any thread; blocks.
   virtual Result<transport::DeviceLanding> land_in_device(int /*fd*/, std::uint64_t /*bytes*/,

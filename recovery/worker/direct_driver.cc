@@ -39,7 +39,9 @@ std::shared_ptr<pull::DirectReads> DirectDriver::begin(SessionId session,
                                                        const std::string& device) {
   auto homes = devices_.homes_near(device);
   if (!homes) {
-    log::info("worker.not_direct", "session", session, "device", device, "why", homes.error());
+    if (homes.error().code() != ErrorCode::kNotFound) {
+      log::info("worker.not_direct", "session", session, "device", device, "why", homes.error());
+    }
     return nullptr;
   }
   Entry& entry = entries_[session];

@@ -83,7 +83,7 @@ Result<void> NicReads::end(bool all, std::uint64_t buckets, std::string why) {
   while (!hear().reads_over) {
     const TimePoint now = steady_now();
     if (now >= give_up) {
-      return fail(ErrorCode::kTimeout,
+      return fail(ErrorCode::kUnavailable,
                   "the agent has not said in {} ms that NICs leave the memory of {} alone",
                   means_.times.direct_end.count(), means_.device.id());
     }
@@ -126,6 +126,7 @@ Result<void> Uploading::start_direct() {
   if (buckets.empty()) {
     return fail(ErrorCode::kUnavailable, "every bucket has parts of tiles");
   }
+  TRY_VOID(means_.device.see_nic_writes());
   // The worker opens its buckets while the kernels are compiled.
   TRY_VOID(means_.worker.send(steady_now()));
   direct_ = std::make_unique<Direct>(means_, std::move(buckets));
@@ -146,8 +147,12 @@ Result<void> Uploading::leave_direct(std::string why) {
   for (const std::size_t bucket : direct_->fetch.first(given)) fetch_->leave_out(bucket);
   TRY_VOID(fetch_->mark_ready(means_.told.ready));
   if (means_.told.complete) fetch_->mark_all_ready();
-  TRY_VOID(pipeline_->go_on_without_spread(plan_->size() - given, *fetch_,
-                                           steady_now() + means_.times.drain));
+  auto alone = pipeline_->go_on_without_spread(plan_->size() - given, *fetch_,
+                                               steady_now() + means_.times.drain);
+  if (!alone) {
+    return fail(ErrorCode::kInternal, "{} does not end what it verifies: {}", means_.device.name(),
+                alone.error().message());
+  }
   refilled_directly_ = direct_->verify->refilled();
   direct_.reset();
   return means_.verify_upload ? start_verifying() : Result<void>();

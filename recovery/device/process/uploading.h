@@ -108,7 +108,7 @@ class NicReads final : public bucket::SlotReader {
                     std::span<const TileIndex> wrong) override;
   // A read has failed.
   bool broken() const { return broken_; }
-  // Waits until no NIC writes any more. kTimeout: they still may.
+  // Waits until no NIC writes any more. kUnavailable: they still may.
   Result<void> end(bool all, std::uint64_t buckets, std::string why);
 
  private:
