@@ -103,6 +103,17 @@ class Connector {
   virtual Result<std::unique_ptr<Path>> connect(const PathTarget& target, TimePoint deadline) = 0;
 };
 
+// Memory of a GPU in which reads can land.
+struct DeviceLanding {
+  // Stands for the memory in ReadOp::local, with ReadOp::in_device. Nothing is mapped there.
+  std::span<std::byte> addresses;
+  // The homes of paths that do not reach the memory, for HandshakeConnector::begin().
+  std::vector<std::string> other_homes;
+  // The memory stays registered as long as this lives, which must outlive every path that reads
+  // into it.
+  std::shared_ptr<const void> registered;
+};
+
 // Makes paths by a Handshake. Thread-safe.
 class HandshakeConnector {
  public:
@@ -122,6 +133,12 @@ class HandshakeConnector {
   // Prepares memory for later uses. Returns when that is done, or at the deadline.
   virtual void prepare_memory(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life,
                               TimePoint deadline) = 0;
+  // Registers the first `bytes` of the dmabuf `fd` with the devices of these homes. Blocks as long
+  // as the devices need. kUnavailable, kExhausted: a device refuses; nothing is registered then.
+  virtual Result<DeviceLanding> use_device_memory(int /*fd*/, std::uint64_t /*bytes*/,
+                                                  std::span<const std::string> /*homes*/) {
+    return fail(ErrorCode::kUnavailable, "{} reads into host memory only", transport());
+  }
 };
 
 }  // namespace rekindle::transport

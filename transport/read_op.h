@@ -35,6 +35,9 @@ struct ReadOp {
   std::uint64_t count = 1;
   std::uint64_t remote_stride = 0;  // bytes; 0 when count == 1
   std::uint64_t local_stride = 0;   // bytes; 0 when count == 1
+  // `local` is an address of DeviceLanding: nothing is mapped there, and only a NIC can write to
+  // it.
+  bool in_device = false;
 
   std::uint64_t total_bytes() const { return run_bytes * count; }
 };

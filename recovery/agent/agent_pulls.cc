@@ -6,6 +6,7 @@
 
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/pull/direct_reads.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/clock.h"
@@ -94,6 +95,12 @@ class SharedPulls::Running {
   bool is_held() const {
     return std::ranges::all_of(holders_, [](const auto& held) { return held && held(); });
   }
+  // The session of the leader that the pull reads for directly; null: none. A follower does not
+  // wait until that session's GPU has all of its bytes.
+  void read_directly(std::shared_ptr<pull::DirectReads> reads) { direct_ = std::move(reads); }
+  void end_direct() const {
+    if (direct_ != nullptr) direct_->end("another pull waits for the same bytes");
+  }
   // Notified when the answer of is_held() may have changed.
   const std::shared_ptr<async::Notifier>& held_changed() const { return held_changed_; }
 
@@ -107,6 +114,7 @@ class SharedPulls::Running {
   std::optional<Outcome> outcome_;
   std::list<std::function<bool()>> holders_;
   const std::shared_ptr<async::Notifier> held_changed_;
+  std::shared_ptr<pull::DirectReads> direct_;
   async::Notifier changed_;
 };
 
@@ -166,6 +174,8 @@ Task<Result<SharedPulls::Outcome>> SharedPulls::lead(Key key, PullRequest reques
   // A caller that cannot notify makes the pull look by itself.
   const bool notifies = !watch.held || watch.held_changed != nullptr;
   if (notifies) watched.held_changed = running->held_changed();
+  watched.direct = watch.direct;
+  running->read_directly(watch.direct);
   auto outcome = co_await run(std::move(request), std::move(noted), std::move(watched));
   if (outcome) entry.outcome = *outcome;
   co_return outcome;
@@ -175,6 +185,8 @@ Task<Result<std::optional<SharedPulls::Outcome>>> SharedPulls::follow(
     std::shared_ptr<Running> running, OnProgress progress, PullWatch watch) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const Running::Holder holder(running, watch);
+  if (watch.direct != nullptr) watch.direct->finish("another pull of the same bytes runs");
+  running->end_direct();
   bool begun = false;
   std::uint64_t seen = 0;
   while (true) {

@@ -8,6 +8,8 @@
 #include "transport/path.h"
 #include "transport/registry.h"
 #if REKINDLE_WITH_VERBS
+#include "transport/verbs/host/gpu_direct.h"
+#include "transport/verbs/memory/device_share.h"
 #include "transport/verbs/verbs_transport.h"
 #endif
 
@@ -23,8 +25,9 @@ using transport::verbs::MemoryRegistrar;
 
 class VerbsRdma final : public Rdma {
  public:
-  VerbsRdma(std::unique_ptr<Api> api, std::unique_ptr<Fabric> fabric)
-      : api_(std::move(api)),
+  VerbsRdma(std::unique_ptr<Api> api, std::unique_ptr<Fabric> fabric, bool gpu_direct)
+      : gpu_direct_(gpu_direct),
+        api_(std::move(api)),
         fabric_(std::move(fabric)),
         registrar_(MemoryRegistrar::create(*fabric_, {})),
         connector_(transport::verbs::make_connector(*fabric_, *registrar_, {})) {}
@@ -35,6 +38,7 @@ class VerbsRdma final : public Rdma {
     return common_node(nodes);
   }
   bool maps_files_for_writing() const override { return registrar_->maps_files_for_writing(); }
+  Result<std::vector<std::string>> homes_near_gpu(std::string_view uuid) const override;
   transport::HandshakeConnector& connector() override { return *connector_; }
   std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,
                                            const Incarnation& incarnation) override {
@@ -42,11 +46,30 @@ class VerbsRdma final : public Rdma {
   }
 
  private:
+  const bool gpu_direct_;
   const std::unique_ptr<Api> api_;
   const std::unique_ptr<Fabric> fabric_;
   const std::unique_ptr<MemoryRegistrar> registrar_;
   const std::unique_ptr<transport::HandshakeConnector> connector_;
 };
+
+Result<std::vector<std::string>> VerbsRdma::homes_near_gpu(std::string_view uuid) const {
+  if (!gpu_direct_) return fail(ErrorCode::kNotFound, "--gpu-direct is off");
+  const auto* const gpu = transport::verbs::gpu_by_uuid(fabric_->topology(), "/proc", uuid);
+  if (gpu == nullptr) {
+    return fail(ErrorCode::kUnavailable, "the PCIe place of {} is not known", uuid);
+  }
+  std::vector<transport::verbs::GpuRail> rails;
+  for (const auto& rail : fabric_->rails()) {
+    const auto& device = rail->device();
+    rails.push_back({{device.name(), rail->port(), rail->state().bytes_per_second},
+                     transport::verbs::takes_dmabuf(device)});
+  }
+  TRY(const auto near, choose_gpu_rails(fabric_->topology(), rails, *gpu));
+  std::vector<std::string> homes;
+  for (const std::size_t rail : near) homes.push_back(fabric_->rails()[rail]->name());
+  return homes;
+}
 
 }  // namespace
 
@@ -58,7 +81,8 @@ Result<std::unique_ptr<Rdma>> Rdma::open(const RdmaOptions& options) {
     log::info("rdma.none", "why", fabric->why_empty());
     return std::unique_ptr<Rdma>();
   }
-  return std::unique_ptr<Rdma>(std::make_unique<VerbsRdma>(std::move(api), std::move(fabric)));
+  return std::unique_ptr<Rdma>(
+      std::make_unique<VerbsRdma>(std::move(api), std::move(fabric), options.gpu_direct));
 }
 
 #else

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "src/base/ids.h"
 #include "src/base/result.h"
@@ -17,6 +20,8 @@ namespace rekindle::agent {
 struct RdmaOptions {
   bool enabled = true;
   transport::verbs::FabricOptions fabric;
+  // NICs may write to GPU memory.
+  bool gpu_direct = false;
 };
 
 // The RDMA devices of this host, their registered memory, and the two ends of the transport over
@@ -32,6 +37,9 @@ class Rdma {
   virtual int numa_node() const = 0;
   // MemoryRegistrar::maps_files_for_writing().
   virtual bool maps_files_for_writing() const = 0;
+  // The homes of the rails that may write to the memory of the GPU with this UUID, by the choice of
+  // choose_gpu_rails(). kUnavailable: there are none. kNotFound: RdmaOptions::gpu_direct is off.
+  virtual Result<std::vector<std::string>> homes_near_gpu(std::string_view uuid) const = 0;
   virtual transport::HandshakeConnector& connector() = 0;
   virtual std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,
                                                    const Incarnation& incarnation) = 0;

@@ -177,6 +177,25 @@ std::string WorkerHost::device_life() const {
   return devices_ != nullptr ? devices_->life() : std::string();
 }
 
+Result<std::vector<std::string>> WorkerHost::homes_near(const std::string& device) {
+  if (core_.rdma() == nullptr) return worker::Host::homes_near(device);
+  return core_.rdma()->homes_near_gpu(device);
+}
+
+Result<transport::DeviceLanding> WorkerHost::land_in_device(int fd, std::uint64_t bytes,
+                                                            std::vector<std::string> homes) {
+  if (core_.rdma() == nullptr) return worker::Host::land_in_device(fd, bytes, std::move(homes));
+  return core_.rdma()->connector().use_device_memory(fd, bytes, homes);
+}
+
+void WorkerHost::bucket_landed(std::uint64_t session, std::size_t bucket) {
+  if (devices_ != nullptr) devices_->bucket_landed(session, bucket);
+}
+
+void WorkerHost::reads_over(std::uint64_t session, const std::string& why) {
+  if (devices_ != nullptr) devices_->reads_over(session, why);
+}
+
 Task<Result<proto::RoundOrders>> WorkerHost::report_rounds(proto::RoundReport report) {
   CO_TRY(const auto client, coordinator_of(core_));
   report.set_node_id(core_.identity().node_id);

@@ -35,6 +35,11 @@ class WorkerHost final : public worker::Host, private Holder {
   void stop_spread(std::uint64_t session, const std::string& why) override;
   void make_meeting_id(std::uint64_t number) override;
   std::string device_life() const override;
+  Result<std::vector<std::string>> homes_near(const std::string& device) override;
+  Result<transport::DeviceLanding> land_in_device(int fd, std::uint64_t bytes,
+                                                  std::vector<std::string> homes) override;
+  void bucket_landed(std::uint64_t session, std::size_t bucket) override;
+  void reads_over(std::uint64_t session, const std::string& why) override;
   async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override;
   async::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
                                                   std::chrono::milliseconds gather) override;

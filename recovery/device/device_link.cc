@@ -22,6 +22,8 @@ namespace asio = boost::asio;
 
 namespace {
 
+// The slots of a session.
+constexpr std::size_t kMostDescriptors = 1;
 constexpr std::chrono::milliseconds kCheckInterval{250};
 // A longer gap between two checks is a stop of this process.
 constexpr std::chrono::milliseconds kStopped{2000};
@@ -103,13 +105,13 @@ async::Task<Error> DeviceLink::run_process() {
   life_.launching(steady_now());
   auto child = Child::start(command());
   if (!child) co_return std::move(child).error();
-  auto channel = ipc::Channel::adopt((*child)->take_socket(), 0);
+  auto channel = ipc::Channel::adopt((*child)->take_socket(), kMostDescriptors);
   if (!channel) co_return std::move(channel).error();
   life_.launched(static_cast<std::uint32_t>((*child)->pid()));
   socket_ = std::make_shared<ipc::FramedSocket>(
       executor_, std::move(*channel), ipc::FramedSocketOptions{.max_queued_bytes = 64u << 20});
-  ipc::FramedSocket::OnFrame on_frame = [this](const ipc::Frame& frame) {
-    return this->on_frame(frame.body);
+  ipc::FramedSocket::OnFrame on_frame = [this](ipc::Frame frame) {
+    return this->on_frame(std::move(frame));
   };
   Error why = co_await socket_->run(std::move(on_frame));
   socket_.reset();
@@ -263,6 +265,7 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
   serve.set_in_round(order.in_round);
   serve.set_leaves_bytes(order.leaves_bytes);
   serve.set_verify_upload(order.verify_upload);
+  serve.set_direct(order.direct);
   TRY_VOID(socket_->send(frame.SerializeAsString(), std::move(order.segments)));
   ledger_.begin(order.session, std::move(order.keep));
   return workers;
@@ -325,6 +328,20 @@ void DeviceLink::make_meeting_id(std::uint64_t number) {
   });
 }
 
+void DeviceLink::bucket_landed(std::uint64_t session, std::size_t bucket) {
+  proto::AgentToDevices frame;
+  frame.mutable_landed()->set_session(session);
+  frame.mutable_landed()->set_bucket(bucket);
+  (void)send(frame);
+}
+
+void DeviceLink::reads_over(std::uint64_t session, const std::string& why) {
+  proto::AgentToDevices frame;
+  frame.mutable_reads_over()->set_session(session);
+  frame.mutable_reads_over()->set_why(why);
+  (void)send(frame);
+}
+
 // The answer is posted: the caller may be in the middle of a change of its own.
 void DeviceLink::answer(std::function<void(DeviceEvents&)> call) {
   asio::post(executor_, [this, lifetime = std::weak_ptr(lifetime_), call = std::move(call)] {
@@ -341,10 +358,10 @@ void DeviceLink::refuse_spread(std::uint64_t session, Error why) {
 
 // --- what the process says
 
-Result<void> DeviceLink::on_frame(const std::string& body) {
+Result<void> DeviceLink::on_frame(ipc::Frame from) {
   proto::DevicesToAgent frame;
-  if (!frame.ParseFromString(body)) {
-    return fail(ErrorCode::kInvalid, "sent a malformed frame of {} bytes", body.size());
+  if (!frame.ParseFromString(from.body)) {
+    return fail(ErrorCode::kInvalid, "sent a malformed frame of {} bytes", from.body.size());
   }
   life_.heard(steady_now());
   switch (frame.kind_case()) {
@@ -385,6 +402,21 @@ Result<void> DeviceLink::on_frame(const std::string& body) {
       }
       return {};
     }
+    case proto::DevicesToAgent::kSlots: {
+      UniqueFd memory;
+      if (!from.descriptors.empty()) memory = std::move(from.descriptors.front());
+      TRY(auto offered, from_proto(frame.slots(), std::move(memory)));
+      if (events_ != nullptr) events_->slots_offered(std::move(offered));
+      return {};
+    }
+    case proto::DevicesToAgent::kWanted: {
+      TRY(const auto wanted, from_proto(frame.wanted()));
+      if (events_ != nullptr) events_->bucket_wanted(wanted);
+      return {};
+    }
+    case proto::DevicesToAgent::kReadsEnded:
+      if (events_ != nullptr) events_->reads_ended(from_proto(frame.reads_ended()));
+      return {};
     case proto::DevicesToAgent::kIdMade: {
       const auto& made = frame.id_made();
       const bool was_asked = ledger_.id_made(made.number());

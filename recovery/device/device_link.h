@@ -77,6 +77,10 @@ class DeviceLink {
   void stop_spread(std::uint64_t session, const std::string& why);
   // DeviceEvents::meeting_id answers, also when there is no process.
   void make_meeting_id(std::uint64_t number);
+
+  // Answers of direct reads.
+  void bucket_landed(std::uint64_t session, std::size_t bucket);
+  void reads_over(std::uint64_t session, const std::string& why);
   // Names the process that serves; no two processes have the same name. "": none serves.
   std::string life() const { return life_.name(); }
 
@@ -98,7 +102,7 @@ class DeviceLink {
   std::vector<std::string> command() const;
   bool send(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors = {});
   void send_hold(std::uint64_t copy, const Held& held);
-  Result<void> on_frame(const std::string& body);
+  Result<void> on_frame(ipc::Frame from);
   Result<void> on_hello(const proto::DevicesHello& hello);
   void on_held(const proto::SegmentsHeld& held);
   void answer(std::function<void(DeviceEvents&)> call);

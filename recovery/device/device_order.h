@@ -34,6 +34,8 @@ struct DeviceOrder {
   bool in_round = false;
   // The session compares its own uploads with the leaves, on the device.
   bool verify_upload = false;
+  // The session may offer its slots to the NICs of this host. Needs the leaves.
+  bool direct = false;
 };
 
 struct DeviceOver {
@@ -94,6 +96,38 @@ struct SpreadOver {
   std::optional<Error> worker_lost = {};
 };
 
+// --- direct reads, docs/internals/devices.md
+
+// A session's slots, for NICs to write to.
+struct SlotsOffered {
+  std::uint64_t session = 0;
+  std::uint64_t bucket_bytes = 0;
+  std::uint32_t slots = 0;
+  // As bucket::digest_of.
+  Digest contents;
+  // A dmabuf of the slots, which lie one after the other.
+  UniqueFd memory;
+};
+// Answered by DeviceLink::bucket_landed() or reads_over().
+struct BucketWanted {
+  std::uint64_t session = 0;
+  std::size_t bucket = 0;
+  std::uint32_t slot = 0;
+  // So many of the buckets that were wanted so far have verified.
+  std::uint64_t verified = 0;
+  // The bucket has landed before. These tiles are wrong.
+  std::vector<TileIndex> wrong = {};
+};
+// Answered by DeviceLink::reads_over().
+struct ReadsEnded {
+  std::uint64_t session = 0;
+  // The worker was handed every byte, all of it verified on the device.
+  bool all = false;
+  std::uint64_t buckets = 0;
+  // Why the rest comes from this host's copy.
+  std::string why;
+};
+
 // The device process reports these by itself.
 class DeviceEvents {
  public:
@@ -104,6 +138,10 @@ class DeviceEvents {
   virtual void spread_progress(std::uint64_t session, std::uint64_t bytes) = 0;
   virtual void spread_over(const SpreadOver& over) = 0;
   virtual void meeting_id(std::uint64_t number, const Result<std::string>& id) = 0;
+  // Also for sessions that the agent has ended: their slots stay until reads_over().
+  virtual void slots_offered(SlotsOffered offered) = 0;
+  virtual void bucket_wanted(const BucketWanted& wanted) = 0;
+  virtual void reads_ended(const ReadsEnded& ended) = 0;
 };
 
 }  // namespace rekindle::device

@@ -21,6 +21,7 @@ constexpr std::size_t kLongestName = 128;
 constexpr std::size_t kLongestId = 4096;
 // Tiles of further runs are fetched instead.
 constexpr std::size_t kMostKeptRuns = 16'384;
+constexpr std::uint32_t kMostSlots = 64;
 
 std::chrono::microseconds from_wire(std::uint64_t elapsed_us) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
@@ -222,6 +223,63 @@ proto::MeetingIdMade to_proto(std::uint64_t number, const Result<std::string>& i
   } else {
     *message.mutable_error() = rpc::to_status(id.error());
   }
+  return message;
+}
+
+Result<SlotsOffered> from_proto(const proto::SlotsOffered& offered, UniqueFd memory) {
+  SlotsOffered parsed;
+  if (!memory || offered.slots() == 0 || offered.slots() > kMostSlots ||
+      offered.bucket_bytes() < bucket::kPartAlignment ||
+      offered.bucket_bytes() > bucket::kLargestBucket) {
+    return fail(ErrorCode::kInvalid, "{} slots of {} bytes, {} a descriptor", offered.slots(),
+                offered.bucket_bytes(), memory ? "with" : "without");
+  }
+  parsed.session = offered.session();
+  parsed.bucket_bytes = offered.bucket_bytes();
+  parsed.slots = offered.slots();
+  parsed.contents = rpc::from_proto(offered.contents());
+  parsed.memory = std::move(memory);
+  return parsed;
+}
+
+Result<BucketWanted> from_proto(const proto::BucketWanted& wanted) {
+  if (wanted.slot() >= kMostSlots) return fail(ErrorCode::kInvalid, "slot {}", wanted.slot());
+  return BucketWanted{wanted.session(),
+                      static_cast<std::size_t>(wanted.bucket()),
+                      wanted.slot(),
+                      wanted.verified(),
+                      {wanted.wrong_tiles().begin(), wanted.wrong_tiles().end()}};
+}
+
+ReadsEnded from_proto(const proto::ReadsEnded& ended) {
+  return {ended.session(), ended.all(), ended.buckets(), ended.why()};
+}
+
+proto::SlotsOffered to_proto(const SlotsOffered& offered) {
+  proto::SlotsOffered message;
+  message.set_session(offered.session);
+  message.set_bucket_bytes(offered.bucket_bytes);
+  message.set_slots(offered.slots);
+  *message.mutable_contents() = rpc::to_proto(offered.contents);
+  return message;
+}
+
+proto::BucketWanted to_proto(const BucketWanted& wanted) {
+  proto::BucketWanted message;
+  message.set_session(wanted.session);
+  message.set_bucket(wanted.bucket);
+  message.set_slot(wanted.slot);
+  message.set_verified(wanted.verified);
+  for (const TileIndex tile : wanted.wrong) message.add_wrong_tiles(tile);
+  return message;
+}
+
+proto::ReadsEnded to_proto(const ReadsEnded& ended) {
+  proto::ReadsEnded message;
+  message.set_session(ended.session);
+  message.set_all(ended.all);
+  message.set_buckets(ended.buckets);
+  message.set_why(ended.why);
   return message;
 }
 

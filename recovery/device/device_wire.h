@@ -35,6 +35,14 @@ SpreadOver from_proto(const proto::SpreadOver& over);
 DeviceOver from_proto(const proto::DeviceServed& served);
 Result<std::string> from_proto(const proto::MeetingIdMade& made);
 
+// kInvalid: no slots, or more bytes than slots may have; a slot or tiles out of all bounds.
+Result<SlotsOffered> from_proto(const proto::SlotsOffered& offered, UniqueFd memory);
+Result<BucketWanted> from_proto(const proto::BucketWanted& wanted);
+ReadsEnded from_proto(const proto::ReadsEnded& ended);
+
+proto::SlotsOffered to_proto(const SlotsOffered& offered);
+proto::BucketWanted to_proto(const BucketWanted& wanted);
+proto::ReadsEnded to_proto(const ReadsEnded& ended);
 proto::BeginSpread to_proto(const SpreadOrder& order);
 proto::DeviceJoined to_proto(const DeviceJoined& joined);
 proto::SpreadOver to_proto(const SpreadOver& over);

@@ -183,6 +183,8 @@ async::Task<Result<transport::Paths>> PathOpener::join_rails(ActiveSource& sourc
                                                              std::vector<std::string> in_use) {
   HandshakeConnector* const connector = handshake_connector(offer.transport);
   if (options_.use_memory) options_.use_memory(*connector);
+  const auto& closed = options_.closed_homes;
+  in_use.insert(in_use.end(), closed.begin(), closed.end());
   const std::shared_ptr<SourcePeer> peer = source.peer;
   const transport::PathTarget target{offer.transport, offer.endpoint, token, peer->incarnation()};
   using Begun = Result<std::shared_ptr<transport::Handshake>>;

@@ -43,6 +43,8 @@ class PathOpener {
     std::function<bool(const std::string&)> first_failure_of;
     // Called before reads by such a connector land in the destination; again it does nothing.
     std::function<void(transport::HandshakeConnector&)> use_memory;
+    // Homes over which no path is made.
+    std::vector<std::string> closed_homes = {};
   };
   struct Opened {
     std::vector<transport::RegionKey> regions;

@@ -29,6 +29,8 @@ class PullDestination {
   // they have written. False: there was nothing to wait for.
   async::Task<bool> wait_while_held();
 
+  // A session's direct reads, which come before this copy is filled; null: none.
+  const std::shared_ptr<DirectReads>& direct() const { return watch_.direct; }
   const std::shared_ptr<VerifiedTiles>& verified() const { return verified_; }
   std::shared_ptr<store::PendingVersion> pending() const { return {pending_, pending_->get()}; }
 

@@ -9,6 +9,7 @@
 
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/pull/direct_transfer.h"
 #include "recovery/pull/pull_context.h"
 #include "recovery/pull/pull_destination.h"
 #include "recovery/pull/pull_plans.h"
@@ -19,6 +20,7 @@
 #include "recovery/pull/transfer.h"
 #include "recovery/swarm/availability.h"
 #include "src/async/task_group.h"
+#include "src/base/log.h"
 
 namespace rekindle::pull {
 
@@ -29,6 +31,9 @@ constexpr std::chrono::milliseconds kGrantDelay{250};
 constexpr std::chrono::seconds kOffersFreshFor{20};
 constexpr std::chrono::seconds kRecruitClose{5};
 constexpr std::size_t kMissingShown = 5;
+// Until a device has its slots. Opening a GPU takes tenths of a second.
+constexpr std::chrono::seconds kSlotsWait{10};
+constexpr std::chrono::seconds kDirectReport{1};
 
 Error interrupted() {
   return {ErrorCode::kUnavailable,
@@ -52,6 +57,8 @@ class PullJob::Driver {
 
   async::Task<Result<Outcome>> run_phases();
   async::Task<Result<void>> transfer_all();
+  async::Task<void> serve_direct_reads();
+  async::Task<std::string> read_directly(DirectReads& reads);
   async::Task<Result<void>> find_more_sources(PlanRef plan);
   async::Task<Result<void>> transfer_once(PlanRef plan);
   async::Task<Result<void>> transfer_and_recruit(Transfer& transfer);
@@ -148,6 +155,8 @@ async::Task<Result<void>> PullJob::Driver::transfer_all() {
   }
   for (bool first = true;; first = false) {
     CO_TRY_VOID(co_await sources_.add_local());
+    const auto& direct = destination_.direct();
+    if (first && direct != nullptr && !direct->is_over()) co_await serve_direct_reads();
     CO_TRY(const PlanRef plan, co_await this->plan());
     const std::uint64_t total = context_.progress.bytes_total();
     const std::uint64_t verified = total - std::min(total, plan->wanted_bytes());
@@ -162,6 +171,66 @@ async::Task<Result<void>> PullJob::Driver::transfer_all() {
     }
     CO_TRY_VOID(co_await transfer_once(plan));
   }
+}
+
+// Whatever happens here, the pull goes on and fetches the bytes into host memory.
+async::Task<void> PullJob::Driver::serve_direct_reads() {
+  const std::shared_ptr<DirectReads> reads = destination_.direct();
+  enter_phase("transfer");
+  context_.silence.heard(steady_now());
+  const std::string why = co_await read_directly(*reads);
+  log::info("pull.direct_over", "version", context_.target.resolved.id.to_string(), "why", why);
+  reads->finish(why);
+  (void)sources_.judge();
+  sources_.forget_lost();
+  context_.silence.heard(steady_now());
+  const bool cancelled = co_await async::is_cancelled();
+  if (!cancelled && context_.finder.age(steady_now()) >= kOffersFreshFor) co_await sources_.look();
+}
+
+// Returns why no more is read.
+async::Task<std::string> PullJob::Driver::read_directly(DirectReads& reads) {
+  const auto chosen = direct_sources(sources_.sources());
+  if (!chosen) co_return chosen.error().message();
+  const TimePoint give_up = steady_now() + kSlotsWait;
+  std::optional<DirectSlots> slots;
+  while (!(slots = reads.take_slots())) {
+    if (reads.ended()) co_return *reads.ended();
+    const bool cancelled = co_await async::is_cancelled();
+    if (cancelled || steady_now() >= give_up) co_return "the device has offered no slots";
+    co_await reads.changed->wait_until(give_up);
+  }
+  SourceTable sources;
+  for (const auto index : *chosen) sources.push_back(sources_.sources()[index]);
+  using Plan = std::shared_ptr<const DirectPlan>;
+  std::function<Result<Plan>()> make = [checkpoint = context_.target.checkpoint,
+                                        views = plan_sources(sources), buckets = slots->buckets,
+                                        bytes = slots->bucket_bytes]() -> Result<Plan> {
+    TRY(const auto wanted, buckets());
+    return plan_direct(checkpoint, views, wanted, bytes);
+  };
+  auto plan = co_await compute(std::move(make));
+  if (!plan) co_return plan.error().message();
+  auto other_homes = slots->landing.other_homes;
+  DirectTransfer transfer(context_.environment, context_.silence, reads,
+                          {.plan = std::move(*plan),
+                           .slots = std::move(*slots),
+                           .sources = std::move(sources),
+                           .paths = {.id = context_.target.resolved.id,
+                                     .root = context_.target.resolved.root,
+                                     .forced_transport = "verbs",
+                                     .closed_homes = std::move(other_homes)},
+                           // The coordinator takes a pull that says nothing for one that has ended.
+                           .tick = [this, told = steady_now()]() mutable {
+                             if (steady_now() - told < kDirectReport) return;
+                             told = steady_now();
+                             context_.finder.report(context_.progress.report(sources_.sources()));
+                           }});
+  std::string why = co_await transfer.run();
+  for (std::size_t i = 0; i < chosen->size(); ++i) {
+    (*sources_.table())[(*chosen)[i]].wrong = transfer.wrong()[i];
+  }
+  co_return why;
 }
 
 async::Task<Result<PullJob::Driver::PlanRef>> PullJob::Driver::plan() {

@@ -54,6 +54,8 @@ struct Arriving {
   std::shared_ptr<Placing> placing = {};
 };
 
+class DirectReads;
+
 // All of it is called on the control thread.
 struct PullWatch {
   std::function<void(Arriving)> on_begun;
@@ -65,6 +67,9 @@ struct PullWatch {
   // The pull is about to fail because another pull fills the same files. It may be tried again when
   // that one has ended.
   std::function<void()> on_place_taken;
+  // A session whose buckets are read straight into GPU memory, before the pull fetches anything.
+  // Null: none.
+  std::shared_ptr<DirectReads> direct = {};
 };
 
 }  // namespace rekindle::pull

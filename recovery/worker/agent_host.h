@@ -14,6 +14,7 @@
 #include "src/base/worker_pool.h"
 #include "src/bucket/contents.h"
 #include "src/store/segment_store.h"
+#include "transport/path.h"
 
 // What the workers' service needs of its agent. Control thread only; all of it outlives the
 // service.
@@ -88,6 +89,21 @@ class DeviceHost {
   virtual void stop_spread(std::uint64_t /*session*/, const std::string& /*why*/) {}
   virtual void make_meeting_id(std::uint64_t /*number*/) {}
   virtual std::string device_life() const { return {}; }
+
+  // --- direct reads, docs/internals/devices.md
+
+  // The homes of the rails that may write to this device's memory. kNotFound: this agent lets no
+  // NIC do so. Other errors say why there are none for this device.
+  virtual Result<std::vector<std::string>> homes_near(const std::string& /*device*/) {
+    return fail(ErrorCode::kNotFound, "this agent lets no NIC write to GPUs");
+  }
+  // As HandshakeConnector::use_device_memory(). Any thread; blocks.
+  virtual Result<transport::DeviceLanding> land_in_device(int /*fd*/, std::uint64_t /*bytes*/,
+                                                          std::vector<std::string> /*homes*/) {
+    return fail(ErrorCode::kUnavailable, "this agent lets no NIC write to GPUs");
+  }
+  virtual void bucket_landed(std::uint64_t /*session*/, std::size_t /*bucket*/) {}
+  virtual void reads_over(std::uint64_t /*session*/, const std::string& /*why*/) {}
 };
 
 class Host : public CopyHost, public FleetHost, public DeviceHost {};

@@ -106,9 +106,22 @@ async::Task<void> SessionServing::serve(SessionPtr session) {
     session->order.wanted.id = *id;
     const auto feed = parts_.feeds.get(session->order.wanted, session->order.device);
     if (!session->state.ended()) parts_.rounds.choose(session->id(), *id, feed);
+    if (!session->state.ended()) choose_direct(*session, *feed);
     served = co_await follow(session, feed);
   }
   if (!served && !session->state.ended()) effects_.serving_failed(session, served.error());
+}
+
+// Before the feed looks for its bytes. If they are here, nothing is read.
+void SessionServing::choose_direct(Session& session, VersionFeed& feed) {
+  if (session.order.device.empty() || !session.order.group.empty()) return;
+  auto reads = parts_.direct.begin(session.id(), session.order.device);
+  if (reads == nullptr) return;
+  if (!feed.read_directly(reads)) {
+    reads->finish("another session waits for the same bytes");
+    return;
+  }
+  session.direct = std::move(reads);
 }
 
 // All ranks of a generation get one version. The first rank names or chooses it.
@@ -218,20 +231,28 @@ Result<void> SessionServing::hand_over(Session& session, VersionFeed& feed) {
   session.lent = view.files;
   session.copy.hand_over(view.stored);
   const bool in_round = parts_.rounds.enters(session.id(), feed);
+  const bool direct = session.direct != nullptr && !session.direct->is_over() && !in_round &&
+                      view.stored == nullptr;
+  const DeviceWay way = in_round ? DeviceWay::kRound
+                        : direct ? DeviceWay::kDirect
+                                 : DeviceWay::kUpload;
   std::optional<std::string> alone;
   if (session.order.device.empty()) {
     alone = "it wants its weights on no device";
   } else if (auto channel =
-                 give_device(session, view, in_round, attached_frame(own, view.portion->encoded))) {
+                 give_device(session, view, way, attached_frame(own, view.portion->encoded))) {
     descriptors.push_back(std::move(*channel));
     own.descriptors = descriptors.size();
     own.device_channel = true;
-    if (in_round) session.state.enter_round();
+    if (way != DeviceWay::kUpload) session.state.enter_round();
   } else {
     own.no_device_channel = channel.error().message();
     log::info("worker.no_device", "session", session.id(), "device", session.order.device, "why",
               channel.error().message());
     alone = channel.error().message();
+  }
+  if (!session.with_device || way != DeviceWay::kDirect) {
+    parts_.direct.end(session.id(), alone.value_or("the session is served another way"));
   }
   session.client->send_encoded(attached_frame(own, view.portion->encoded), std::move(descriptors));
   parts_.rounds.hand_over(session.id(), view.checkpoint->root, std::move(alone));
@@ -240,26 +261,30 @@ Result<void> SessionServing::hand_over(Session& session, VersionFeed& feed) {
 
 // Returns the worker's end of the channel that brings its buckets.
 Result<UniqueFd> SessionServing::give_device(Session& session, const VersionFeed::View& view,
-                                             bool in_round, std::string attached) {
+                                             DeviceWay way, std::string attached) {
   device::DeviceOrder order;
   order.session = session.id();
   order.device = session.order.device;
+  if (way == DeviceWay::kDirect) parts_.direct.hand_over(session.id(), attached);
   order.attached = std::move(attached);
   order.bucket_bytes = session.order.bucket_bytes;
-  order.in_round = in_round;
+  order.in_round = way == DeviceWay::kRound;
+  order.direct = way == DeviceWay::kDirect;
   order.keep = std::make_shared<const VersionFeed::Files>(view.files);
   for (const auto& segment : view.segments) {
     order.segments.emplace_back(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0));
     if (!order.segments.back()) return fail_errno(errno, "share a segment with the device process");
   }
   order.verify_upload = verify_uploads_;
-  if (order.in_round || order.verify_upload) TRY_VOID(add_leaves(*view.checkpoint, order));
+  if (way != DeviceWay::kUpload || order.verify_upload)
+    TRY_VOID(add_leaves(*view.checkpoint, order));
   TRY(auto channel, parts_.devices.serve_device(std::move(order)));
   session.with_device = true;
   return channel;
 }
 
 void SessionServing::leave_device(Session& session) {
+  parts_.direct.end(session.id(), "the session has ended");
   if (!std::exchange(session.with_device, false)) return;
   parts_.devices.end_device(session.id(), session.worker != Session::WorkerLife::kConnected);
 }

@@ -7,6 +7,7 @@
 
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/core/worker_session.h"
+#include "recovery/worker/direct_driver.h"
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
@@ -61,6 +62,8 @@ struct Session {
   std::string instance;           // its key in LocalInstances
   std::uint64_t attach_call = 0;  // 0: it was answered
   bool with_device = false;       // the device process fills its buckets
+  // NICs bring its buckets, if its copy is not here. Null: they do not.
+  std::shared_ptr<pull::DirectReads> direct;
   ReadCopy copy;
   // Files that the worker may have mapped as long as it has not detached.
   VersionFeed::Files lent;
@@ -93,6 +96,7 @@ class SessionServing {
     VersionFeeds& feeds;
     FleetReporter& fleet;
     RoundDriver& rounds;
+    DirectDriver& direct;
     EventLog& events;
   };
   // `verify_uploads`: the device process compares what it uploads with the version's digests.
@@ -111,7 +115,10 @@ class SessionServing {
   async::Task<Result<ModelVersion>> newest_for(SessionPtr session);
   async::Task<Result<void>> follow(SessionPtr session, std::shared_ptr<VersionFeed> feed);
   Result<void> hand_over(Session& session, VersionFeed& feed);
-  Result<UniqueFd> give_device(Session& session, const VersionFeed::View& view, bool in_round,
+  void choose_direct(Session& session, VersionFeed& feed);
+  // How the device process gets the bytes of a session.
+  enum class DeviceWay { kUpload, kRound, kDirect };
+  Result<UniqueFd> give_device(Session& session, const VersionFeed::View& view, DeviceWay way,
                                std::string attached);
   void announce(const SessionPtr& session, const TileRuns& runs);
 

@@ -74,6 +74,18 @@ Result<void> VersionFeed::set_view(View view) {
   return {};
 }
 
+// A session that comes later does not wait until another one's GPU has all of its bytes.
+void VersionFeed::read_by(std::string device) {
+  devices_.insert(std::move(device));
+  if (++readers_ > 1 && direct_ != nullptr) direct_->end("another worker waits for the same bytes");
+}
+
+bool VersionFeed::read_directly(std::shared_ptr<pull::DirectReads> reads) {
+  if (started_ || readers_ > 1 || direct_ != nullptr) return false;
+  direct_ = std::move(reads);
+  return true;
+}
+
 bool VersionFeed::suspect() const {
   return view_ && view_->stored != nullptr &&
          view_->stored->verification->state() != store::CopyState::kVerified;
@@ -88,6 +100,7 @@ async::Task<void> VersionFeed::run() {
   } else if (!*local) {
     outcome = co_await serve_pull();
   }
+  if (direct_ != nullptr) direct_->finish("this host's copy is at its end");
   if (outcome) {
     complete_ = true;
   } else if (!failed_) {
@@ -211,7 +224,9 @@ async::Task<Result<void>> VersionFeed::serve_pull() {
 }
 
 async::Task<Result<void>> VersionFeed::pull_once() {
+  started_ = true;
   pull::PullWatch watch;
+  watch.direct = direct_;
   watch.on_begun = [this](pull::Arriving arriving) { on_begun(std::move(arriving)); };
   watch.on_place_taken = [this] { place_taken_ = true; };
   watch.held = [this] { return !wanted_now_ && pauses_.held(); };

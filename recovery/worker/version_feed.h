@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "recovery/pull/direct_reads.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/core/worker_session.h"
 #include "recovery/worker/portion.h"
@@ -75,7 +76,10 @@ class VersionFeed {
   const Wanted& wanted() const { return wanted_; }
   // The device of a worker that waits for the feed ("": none). The copy of a pull lies near those
   // that are known when it begins.
-  void read_by(std::string device) { devices_.insert(std::move(device)); }
+  void read_by(std::string device);
+  // Its pull reads straight into GPU memory first. False: it has begun, or other sessions wait for
+  // it, too. For several GPUs the bytes come to this host once.
+  bool read_directly(std::shared_ptr<pull::DirectReads> reads);
 
   // Why the feed waits: another pull fills the same files. The feed tries again while somebody
   // holds an interest().
@@ -132,6 +136,10 @@ class VersionFeed {
   std::optional<KeptParts> kept_parts_;
   Phase phase_ = Phase::kPlan;
   bool from_fallback_ = false;
+  std::size_t readers_ = 0;
+  bool started_ = false;
+  // Null: none.
+  std::shared_ptr<pull::DirectReads> direct_;
 };
 
 // The feeds under way. Sessions that want the same share one.

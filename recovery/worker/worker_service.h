@@ -96,6 +96,11 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   void meeting_id(std::uint64_t number, const Result<std::string>& id) override {
     rounds_.meeting_id(number, id);
   }
+  void slots_offered(device::SlotsOffered offered) override {
+    direct_.slots_offered(std::move(offered));
+  }
+  void bucket_wanted(const device::BucketWanted& wanted) override { direct_.bucket_wanted(wanted); }
+  void reads_ended(const device::ReadsEnded& ended) override { direct_.reads_ended(ended); }
 
  private:
   WorkerService(Host& host, boost::asio::any_io_executor executor, ServiceOptions options,
@@ -114,6 +119,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   VersionFeeds feeds_;
   WorkerSessions sessions_;
   RoundDriver rounds_;
+  DirectDriver direct_;
   FleetReporter fleet_;
   VersionWatch watch_;
   PublicationDesk publications_;

@@ -221,6 +221,7 @@ void WorkerSessions::device_over(const device::DeviceOver& over) {
   const SessionPtr session = find(over.session);
   if (session != nullptr) session->with_device = false;
   parts_.rounds.device_over(over);
+  parts_.direct.device_over(over.session);
   if (session == nullptr) return;
   session->state.leave_device(steady_now(), !over.error);
   proceed_loaded(session);
@@ -379,6 +380,19 @@ void WorkerSessions::leave_round(SessionId id, bool all, const std::string& why)
   note_phase(parts_.events, *session);
   log::info("worker.left_round", "session", id, "instance", session->instance, "rank",
             session->rank(), "all", all, "why", why);
+  proceed_loaded(session);
+}
+
+void WorkerSessions::left_direct(SessionId id, bool all, const std::string& why) {
+  const auto session = find(id);
+  if (session == nullptr) return;
+  if (all) {
+    session->state.receive_broadcast(steady_now());
+  } else {
+    session->state.leave_round(steady_now(), false);
+  }
+  note(parts_.events, *session, all ? "direct" : "not_direct", why);
+  note_phase(parts_.events, *session);
   proceed_loaded(session);
 }
 

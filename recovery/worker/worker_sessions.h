@@ -13,7 +13,10 @@ namespace rekindle::worker {
 
 // The sessions of all workers, from their attach to their end: answers their calls, and carries out
 // what instances, rounds and the coordinator decide for them. Control thread only.
-class WorkerSessions final : public RankEffects, public RoundSessions, private ServingEffects {
+class WorkerSessions final : public RankEffects,
+                             public RoundSessions,
+                             public DirectSessions,
+                             private ServingEffects {
  public:
   struct Options {
     SessionTimes times;
@@ -53,6 +56,8 @@ class WorkerSessions final : public RankEffects, public RoundSessions, private S
   void note_round_event(SessionId session, const char* kind) override;
   void receive_broadcast(SessionId session) override;
   void leave_round(SessionId session, bool all, const std::string& why) override;
+  // --- DirectSessions
+  void left_direct(SessionId session, bool all, const std::string& why) override;
 
  private:
   void serving_failed(const SessionPtr& session, const Error& why) override;

@@ -56,7 +56,7 @@ class Checker {
     const Piece& piece = contents_.pieces()[part.piece];
     element_ = contents_.element_bytes(piece);
     at_ = part.at;
-    part_ = box_of_run(piece.box(), part.offset_bytes / element_, part.bytes / element_);
+    part_ = box_of(contents_, part);
     const TileGrid& grid = contents_.tiles().grid(piece.tensor);
     const TileIndex first = contents_.tiles().first_tile(piece.tensor);
     touched_.clear();
@@ -121,6 +121,12 @@ class Checker {
 };
 
 }  // namespace
+
+Box box_of(const Contents& contents, const Part& part) {
+  const Piece& piece = contents.pieces()[part.piece];
+  const std::uint64_t element = contents.element_bytes(piece);
+  return box_of_run(piece.box(), part.offset_bytes / element, part.bytes / element);
+}
 
 BucketChecks checks_of(const Contents& contents, std::span<const Part> parts) {
   Checker checker(contents);

@@ -34,6 +34,8 @@ struct BucketChecks {
   }
 };
 
+// The elements of a part, which has some.
+Box box_of(const Contents& contents, const Part& part);
 // Parts of one Plan: each is a box whose elements follow each other in its piece.
 BucketChecks checks_of(const Contents& contents, std::span<const Part> parts);
 

@@ -142,6 +142,14 @@ class Device {
   virtual Result<std::unique_ptr<Memory>> open_memory(const Handle& handle,
                                                       std::uint64_t bytes) = 0;
   virtual Result<std::unique_ptr<Event>> open_event(const Handle& handle) = 0;
+
+  // A dmabuf of the memory, which NICs can register. It keeps the memory alive. kUnavailable: the
+  // driver makes none.
+  virtual Result<UniqueFd> export_memory(Memory& /*memory*/) {
+    return fail(ErrorCode::kUnavailable, "{} exports no memory to NICs", id());
+  }
+  // Work that is queued from now on sees the writes of NICs that have completed.
+  virtual Result<void> see_nic_writes() { return {}; }
 };
 
 // One device's rank among the devices that spread bytes to each other, modelled on ncclComm_t. One

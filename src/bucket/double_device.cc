@@ -118,6 +118,11 @@ class DoubleDevice final : public Device {
   }
   Result<std::unique_ptr<Memory>> open_memory(const Handle& handle, std::uint64_t bytes) override;
   Result<std::unique_ptr<Event>> open_event(const Handle& handle) override;
+  // The memory file itself.
+  Result<UniqueFd> export_memory(Memory& memory) override {
+    TRY(auto handle, share(memory));
+    return std::move(handle.fd);
+  }
 
  private:
   const std::string id_;

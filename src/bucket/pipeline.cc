@@ -100,12 +100,13 @@ Result<Pipeline::Verdict> Pipeline::verify(std::uint32_t slot, TimePoint now) {
 // For a bucket that the consumer must not see.
 Result<void> Pipeline::pass_over_next(TimePoint now) {
   const std::uint32_t slot = next_hand_over_;
+  TRY_VOID(deliver_.spoil(states_[slot].bucket, verify_->wrong(slot)));
   states_[slot].handed_over = true;
   states_[slot].kept = true;
   states_[slot].release_by = now + options_.release_deadline;
   next_hand_over_ = (next_hand_over_ + 1) % slots_.count();
   ++handed_over_;
-  return deliver_.spoil(states_[slot].bucket, verify_->wrong(slot));
+  return {};
 }
 
 // Buckets that were spread or are verified are checked before the consumer hears of them.

@@ -16,6 +16,7 @@
 //   local      fetch: upload from the segments   spread: none   deliver: to a worker by IPC
 //   pull       the same, as tiles verify         spread: none   deliver: the same
 //   broadcast  fetch: upload of owned shares     spread: NCCL   deliver: the same, after a check
+//   direct     fetch: NICs write into the slot   spread: none   deliver: the same, after a check
 // The first two check each bucket before delivery if the pipeline has a Verify. Stages queue work
 // on streams and order it by events; nothing here waits.
 namespace rekindle::bucket {
@@ -120,7 +121,7 @@ class Pipeline {
   };
   // Does all work that is possible now. kTimeout: the consumer kept a slot beyond its deadline, or
   // a spread made no progress by its deadline. kInternal: the device did not fill a slot in time.
-  // After any error, call only go_on_without_spread(), if there is a spread, or the destructor.
+  // After any error, call only go_on_without_spread() or the destructor.
   Result<State> step(TimePoint now);
   // When step() must be called again at the latest.
   std::optional<TimePoint> deadline() const;
@@ -133,11 +134,11 @@ class Pipeline {
   // Buckets for which hand_over() or spoil() was called. With a spread or a Verify that is after
   // the device has filled and checked them.
   std::size_t handed_over() const { return handed_over_; }
-  // Continues without the spread, after an error of it or on request. Buckets that were queued and
-  // not handed over are forgotten. The consumer keeps its buckets until it releases them. The next
-  // `buckets` buckets have the numbers of `fetch`. The queued work of the device must end, because
-  // the spread was aborted. kTimeout: it does not end by `deadline`; then call only drain() or the
-  // destructor.
+  // Continues without a spread, after an error of it, of a fetch or of a Verify, or on request.
+  // Buckets that were queued and not handed over are forgotten. The consumer keeps its buckets
+  // until it releases them. The next `buckets` buckets have the numbers of `fetch`. The queued work
+  // of the device must end: a spread was aborted. kTimeout: it does not end by `deadline`; then
+  // call only drain() or the destructor.
   Result<void> go_on_without_spread(std::size_t buckets, Fetch& fetch, TimePoint deadline);
   // Waits until the device has done the queued work. Call it before the memory that it reads is
   // freed.

@@ -24,6 +24,8 @@ class SegmentFetch final : public Fetch {
   std::optional<std::size_t> next() override;
   // Takes this bucket. False: it cannot be filled yet.
   bool take(std::size_t bucket);
+  // This bucket is not needed.
+  void leave_out(std::size_t bucket) { std::erase(waiting_, bucket); }
   // The first `count` buckets of the plan are not needed.
   void skip(std::size_t count);
   Result<void> enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) override;

@@ -30,6 +30,15 @@ using BatchCopy = CUresult(CUDAAPI*)(CUdeviceptr* to, CUdeviceptr* from, std::si
                                      std::size_t* attribute_starts, std::size_t attribute_count,
                                      std::size_t* failed, CUstream stream);
 
+// cuMemGetHandleForAddressRange, and CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD. Older toolkits lack both.
+using ExportRange = CUresult(CUDAAPI*)(void* handle, CUdeviceptr address, std::size_t bytes,
+                                       int type, unsigned long long flags);
+inline constexpr int kDmabufHandle = 1;
+// cuFlushGPUDirectRDMAWrites, with its only target and the scope of this device.
+using FlushNicWrites = CUresult(CUDAAPI*)(int target, int scope);
+inline constexpr int kFlushCurrentContext = 0;
+inline constexpr int kFlushToOwner = 100;
+
 #define REKINDLE_CUDA_CALLS(CALL)                          \
   CALL(init, cuInit)                                       \
   CALL(driver_version, cuDriverGetVersion)                 \
@@ -81,6 +90,10 @@ struct Api {
 #undef REKINDLE_CUDA_MEMBER
   // cuDeviceGetUuid as before 11.4: the UUID of the whole GPU, also for a MIG slice. May be null.
   decltype(&::cuDeviceGetUuid) whole_device_uuid = nullptr;
+  // Null: the driver is older than 11.7.
+  ExportRange export_range = nullptr;
+  // Null: the driver is older than 11.3.
+  FlushNicWrites flush_nic_writes = nullptr;
   // Null: the driver is older than 12.8.
   BatchCopy copy_batch = nullptr;
 };

@@ -31,6 +31,8 @@ class CudaDevice final : public bucket::Device {
   Result<std::unique_ptr<bucket::Memory>> open_memory(const bucket::Handle& handle,
                                                       std::uint64_t bytes) override;
   Result<std::unique_ptr<bucket::Event>> open_event(const bucket::Handle& handle) override;
+  Result<UniqueFd> export_memory(bucket::Memory& memory) override;
+  Result<void> see_nic_writes() override;
 
   const std::shared_ptr<const Context>& context() const { return context_; }
   int ordinal() const { return summary_.ordinal; }
@@ -49,6 +51,8 @@ class CudaDevice final : public bucket::Device {
   const DeviceSummary summary_;
   const std::uint64_t longest_pitch_;
   const bool pins_read_only_;
+  // Its work sees completed writes of NICs without a flush.
+  const bool orders_nic_writes_;
   std::mutex kernel_mutex_;
   // Both are guarded by kernel_mutex_.
   bool has_looked_for_kernel_ = false;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "src/base/units.h"
 #include "src/cuda/api.h"
 #include "src/cuda/cuda_device.h"
 #include "src/cuda/digest_kernel.h"
@@ -163,7 +164,9 @@ CudaDevice::CudaDevice(std::shared_ptr<const Context> context, DeviceSummary sum
     : context_(std::move(context)),
       summary_(std::move(summary)),
       longest_pitch_(static_cast<std::uint64_t>(attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH))),
-      pins_read_only_(attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) != 0) {}
+      pins_read_only_(attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) != 0),
+      orders_nic_writes_(attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING) >=
+                         CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) {}
 
 int CudaDevice::attribute(CUdevice_attribute which) const {
   int value = 0;
@@ -334,6 +337,30 @@ Result<std::unique_ptr<bucket::Event>> CudaDevice::open_event(const bucket::Hand
       context_->run([&] { return api().ipc_open_event_handle(&event, native); });
   if (result != CUDA_SUCCESS) return fail(ipc_error(result, "open another process's event"));
   return std::make_unique<CudaEvent>(context_, event);
+}
+
+Result<UniqueFd> CudaDevice::export_memory(bucket::Memory& memory) {
+  if (api().export_range == nullptr || attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) == 0) {
+    return fail(ErrorCode::kUnavailable, "{}: its driver exports no dmabufs", summary_.id);
+  }
+  int fd = -1;
+  const std::uint64_t whole = round_up(memory.bytes(), kPageBytes);
+  const CUresult result = context_->run(
+      [&] { return api().export_range(&fd, memory.address(), whole, kDmabufHandle, 0); });
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "export memory as a dmabuf"));
+  return UniqueFd(fd);
+}
+
+Result<void> CudaDevice::see_nic_writes() {
+  if (orders_nic_writes_) return {};
+  if (api().flush_nic_writes == nullptr) {
+    return fail(ErrorCode::kUnavailable, "{}: its driver cannot wait for writes of NICs",
+                summary_.id);
+  }
+  const CUresult result =
+      context_->run([&] { return api().flush_nic_writes(kFlushCurrentContext, kFlushToOwner); });
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "wait for writes of NICs"));
+  return {};
 }
 
 }  // namespace rekindle::cuda

@@ -73,6 +73,8 @@ Result<std::shared_ptr<const Driver>> Driver::load(const char* library) {
   }
   loader.find("cuDeviceGetUuid", api->whole_device_uuid, kWholeUuidVersion);
   loader.find("cuMemcpyBatchAsync", api->copy_batch, kBatchVersion);
+  loader.find("cuMemGetHandleForAddressRange", api->export_range);
+  loader.find("cuFlushGPUDirectRDMAWrites", api->flush_nic_writes);
 
   if (const CUresult result = api->init(0); result != CUDA_SUCCESS) {
     return fail(error_of(*api, result, "start the CUDA driver (cuInit)"));

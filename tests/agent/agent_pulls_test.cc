@@ -5,6 +5,7 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/pull/direct_reads.h"
 #include "src/async/task.h"
 
 namespace rekindle::agent {
@@ -35,6 +36,7 @@ class SharedPullsTest : public ::testing::Test {
       if (watch.on_begun) watch.on_begun({nullptr, small_layout(), nullptr, {}});
       is_held_ = watch.held;
       held_changed_ = watch.held_changed;
+      direct_ = watch.direct;
       while (!end_) {
         if (progress) progress({});
         co_await async::sleep_for(milliseconds(5));
@@ -52,11 +54,13 @@ class SharedPullsTest : public ::testing::Test {
     std::optional<Result<Outcome>> outcome;
   };
   void start(pull::PullRequest request, Caller& caller, std::function<bool()> held = {},
-             std::shared_ptr<async::Notifier> held_changed = {}) {
+             std::shared_ptr<async::Notifier> held_changed = {},
+             std::shared_ptr<pull::DirectReads> direct = {}) {
     auto task = [](SharedPullsTest* self, pull::PullRequest what, Caller* who,
-                   std::function<bool()> holds,
-                   std::shared_ptr<async::Notifier> changed) -> async::Task<void> {
+                   std::function<bool()> holds, std::shared_ptr<async::Notifier> changed,
+                   std::shared_ptr<pull::DirectReads> reads) -> async::Task<void> {
       pull::PullWatch watch;
+      watch.direct = std::move(reads);
       watch.held = std::move(holds);
       watch.held_changed = std::move(changed);
       watch.on_begun = [who](pull::Arriving) { ++who->begun; };
@@ -64,9 +68,10 @@ class SharedPullsTest : public ::testing::Test {
       who->outcome = co_await self->pulls_.pull(std::move(what), std::move(progress),
                                                 std::move(watch), self->run());
     };
-    boost::asio::co_spawn(
-        context_, task(this, std::move(request), &caller, std::move(held), std::move(held_changed)),
-        boost::asio::detached);
+    boost::asio::co_spawn(context_,
+                          task(this, std::move(request), &caller, std::move(held),
+                               std::move(held_changed), std::move(direct)),
+                          boost::asio::detached);
   }
   // Until `done`, at most for as long as a test may wait.
   void work_until(const std::function<bool()>& done) {
@@ -84,6 +89,7 @@ class SharedPullsTest : public ::testing::Test {
   // Of the pull that runs.
   std::function<bool()> is_held_;
   std::shared_ptr<async::Notifier> held_changed_;
+  std::shared_ptr<pull::DirectReads> direct_;
   // How the pull that runs ends.
   std::optional<std::optional<Error>> end_;
 };
@@ -108,6 +114,29 @@ TEST_F(SharedPullsTest, IsHeldOnlyWhileAllThatWantItSaySo) {
   end_ = std::optional<Error>();
   work_until([&] { return first.outcome && second.outcome && third.outcome; });
   EXPECT_EQ(runs_, 1);
+}
+
+TEST_F(SharedPullsTest, OnlyAPullThatNobodyFollowsReadsDirectly) {
+  std::string over_of_second;
+  const auto reads = [this](std::function<void(const std::string&)> over) {
+    return std::make_shared<pull::DirectReads>(
+        context_.get_executor(),
+        pull::DirectReads::Answers{.landed = [](std::size_t) {}, .over = std::move(over)});
+  };
+  const auto of_first = reads([](const std::string&) {});
+  const auto of_second = reads([&](const std::string& why) { over_of_second = why; });
+  Caller first, second;
+  start(whole(1), first, {}, {}, of_first);
+  work_until([&] { return first.begun == 1; });
+  EXPECT_EQ(direct_, of_first);
+  EXPECT_FALSE(of_first->ended());
+  start(whole(1), second, {}, {}, of_second);
+  work_until([&] { return second.begun == 1; });
+  EXPECT_NE(over_of_second, "") << "its session is served another way";
+  EXPECT_TRUE(of_first->ended()) << "the second does not wait for the first one's GPU";
+  EXPECT_FALSE(of_first->is_over()) << "the pull says when";
+  end_ = std::optional<Error>();
+  work_until([&] { return first.outcome && second.outcome; });
 }
 
 TEST_F(SharedPullsTest, ThePullIsNotifiedWhenAnyCallerChangesItsMind) {

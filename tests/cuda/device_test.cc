@@ -4,6 +4,9 @@
 #include <set>
 #include <thread>
 
+#include <unistd.h>
+
+#include "src/base/units.h"
 #include "src/cuda/api.h"
 #include "src/cuda/move_kernel.h"
 #include "tests/bucket/device_conformance.h"
@@ -37,6 +40,19 @@ TEST_F(CudaDeviceTest, GpusAreNamedAsNvidiaSmiDoes) {
     ids.insert(device.id);
   }
   EXPECT_EQ(ids.size(), devices_.size());
+}
+
+// What a NIC would register. No NIC is here: only the export and the wait for its writes run.
+TEST_F(CudaDeviceTest, MemoryIsExportedAsADmabufOfItsWholePages) {
+  const auto device = must(open_device(driver_, 0));
+  for (const std::uint64_t bytes : {std::uint64_t{3} << 20, (std::uint64_t{64} << 20) + 256}) {
+    const auto memory = must(device->allocate(bytes));
+    const auto exported = device->export_memory(*memory);
+    ASSERT_TRUE(exported) << exported.error().message();
+    EXPECT_EQ(::lseek(exported->get(), 0, SEEK_END), static_cast<off_t>(round_up(bytes, 4096)));
+  }
+  const auto seen = device->see_nic_writes();
+  EXPECT_TRUE(seen) << seen.error().message();
 }
 
 TEST_F(CudaDeviceTest, EachIsFoundByItsId) {

@@ -10,6 +10,7 @@
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
+#include "src/bucket/round_plan.h"
 #include "src/ipc/frame.h"
 #include "tests/device/bucket_worker.h"
 
@@ -61,6 +62,9 @@ class DeviceLinkTest : public ::testing::Test, private DeviceEvents {
   void spread_progress(std::uint64_t, std::uint64_t) override {}
   void spread_over(const SpreadOver&) override {}
   void meeting_id(std::uint64_t, const Result<std::string>&) override {}
+  void slots_offered(SlotsOffered offered) override { offered_ = std::move(offered); }
+  void bucket_wanted(const BucketWanted& wanted) override { wanted_.push_back(wanted); }
+  void reads_ended(const ReadsEnded& ended) override { ended_ = ended; }
   DeviceOrder order(std::uint64_t session) {
     DeviceOrder order;
     order.session = session;
@@ -75,8 +79,46 @@ class DeviceLinkTest : public ::testing::Test, private DeviceEvents {
   std::chrono::milliseconds hello_{20'000};
   boost::asio::io_context context_;
   std::vector<DeviceOver> over_;
+  std::optional<SlotsOffered> offered_;
+  std::vector<BucketWanted> wanted_;
+  std::optional<ReadsEnded> ended_;
   std::unique_ptr<DeviceLink> link_;
 };
+
+// The descriptor of its slots comes over the socket; the answer goes back to its thread.
+TEST_F(DeviceLinkTest, ADirectSessionOffersItsSlotsAndUploadsWhatNoNicBrings) {
+  start();
+  ASSERT_TRUE(serving()) << link_->status().problem;
+  DeviceOrder direct = order(7);
+  const auto leaves = sample_.leaves();
+  const auto bytes = std::as_bytes(std::span(leaves));
+  direct.direct = true;
+  direct.leaves = *ipc::sealed_memfd({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  direct.leaves_bytes = bytes.size();
+  auto socket = link_->serve(std::move(direct));
+  ASSERT_TRUE(socket) << socket.error().message();
+  auto taken = std::async(std::launch::async, [&] {
+    BucketWorker worker(std::move(*socket));
+    worker.open();
+    worker.take_all();
+    return worker.compare(sample_);
+  });
+  link_->tell(7, {}, true);
+  EXPECT_TRUE(until([&] { return !wanted_.empty(); }));
+  EXPECT_TRUE(offered_);
+  if (offered_) {
+    EXPECT_EQ(offered_->session, 7u);
+    EXPECT_TRUE(offered_->memory);
+    EXPECT_EQ(offered_->contents, bucket::digest_of(sample_.contents()));
+  }
+  link_->reads_over(7, "no source is left");
+  EXPECT_TRUE(until([&] { return !over_.empty(); }));
+  EXPECT_EQ(taken.get(), "");
+  EXPECT_FALSE(over_.front().error);
+  ASSERT_TRUE(ended_);
+  EXPECT_FALSE(ended_->all);
+  EXPECT_EQ(ended_->why, "no source is left");
+}
 
 TEST_F(DeviceLinkTest, DeliversWhatItIsTold) {
   start();

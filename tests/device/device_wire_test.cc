@@ -4,6 +4,8 @@
 #include <functional>
 #include <limits>
 
+#include <unistd.h>
+
 #include <gtest/gtest.h>
 
 namespace rekindle::device {
@@ -54,6 +56,21 @@ TEST(DeviceWire, NonsenseIsRefusedInOneLine) {
     EXPECT_EQ(got.error().code(), ErrorCode::kInvalid) << i;
     EXPECT_EQ(got.error().message().find('\n'), std::string::npos) << i;
   }
+}
+
+TEST(DeviceWire, SlotsThatAreOfferedHaveADescriptorAndASize) {
+  const auto offered = [](std::uint32_t slots, std::uint64_t bytes, bool with_memory) {
+    proto::SlotsOffered message;
+    message.set_slots(slots);
+    message.set_bucket_bytes(bytes);
+    return from_proto(message, with_memory ? UniqueFd(::dup(0)) : UniqueFd()).has_value();
+  };
+  EXPECT_TRUE(offered(3, 64 << 20, true));
+  EXPECT_FALSE(offered(3, 64 << 20, false));
+  EXPECT_FALSE(offered(0, 64 << 20, true));
+  EXPECT_FALSE(offered(65, 64 << 20, true));
+  EXPECT_FALSE(offered(3, 1, true));
+  EXPECT_FALSE(offered(3, std::numeric_limits<std::uint64_t>::max(), true));
 }
 
 TEST(DeviceWire, WhatIsKeptIsToldByTiles) {

@@ -40,6 +40,9 @@ class Agent : public DeviceEvents {
   void meeting_id(std::uint64_t number, const Result<std::string>& id) override {
     ids.emplace(number, id);
   }
+  void slots_offered(SlotsOffered) override {}
+  void bucket_wanted(const BucketWanted&) override {}
+  void reads_ended(const ReadsEnded&) override {}
 
   DeviceLink link;
   std::map<std::uint64_t, DeviceOver> over;

@@ -48,7 +48,7 @@ Member RoundSessionTest::join(std::size_t index) {
   order.times = times_;
   order.in_round = true;
   order.verify_upload = verify_upload_;
-  order.say = [heard = member.heard](RoundNews news) { heard->say(std::move(news)); };
+  order.say = [heard = member.heard](SessionNews news) { heard->say(std::move(news)); };
   member.start(std::move(order));
   member.worker->open();
   return member;

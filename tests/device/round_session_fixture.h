@@ -31,7 +31,7 @@ inline constexpr std::uint64_t kBucket = 64 * kKiB;
 // The reports of a session. The test's thread waits for them.
 class Heard {
  public:
-  void say(RoundNews news) {
+  void say(SessionNews news) {
     const std::lock_guard lock(mutex_);
     if (auto* const joined = std::get_if<DeviceJoined>(&news)) joined_ = std::move(*joined);
     if (auto* const over = std::get_if<SpreadOver>(&news)) {

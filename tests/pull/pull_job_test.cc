@@ -16,6 +16,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/pull/direct_reads.h"
 #include "recovery/pull/pull_plans.h"
 #include "recovery/pull/pull_watch.h"
 #include "src/base/failpoint.h"
@@ -125,6 +126,31 @@ TEST_F(PullJobTest, AReportOfStarvationFromBeforeTheLastPathsEndsNoTransfer) {
   ASSERT_TRUE(outcome) << outcome.error().message();
   EXPECT_EQ(outcome->stored->manifest.checkpoint->root, checkpoint()->root);
   EXPECT_EQ(engine.cancels, 0);
+}
+
+TEST_F(PullJobTest, DirectReadsThatCannotBeAreOverBeforeThePullFetchesAndStopNothing) {
+  std::vector<std::string> over;
+  std::optional<Arriving> arriving;
+  std::optional<TileIndex> verified_when_over;
+  PullWatch watch;
+  watch.on_begun = [&](Arriving begun) { arriving = std::move(begun); };
+  watch.direct = std::make_shared<DirectReads>(
+      io_.get_executor(), DirectReads::Answers{.landed = [](std::size_t) {},
+                                               .over =
+                                                   [&](const std::string& why) {
+                                                     over.push_back(why);
+                                                     verified_when_over =
+                                                         arriving->verified->count();
+                                                   }});
+  const auto engine = transport::Engine::create({1});
+  PullRequest request;
+  request.ref = *ModelRef::parse("org/model@1");
+  request.fallback = source_path();
+  const auto outcome = pull(*engine, std::move(request), std::move(watch));
+  ASSERT_TRUE(outcome) << outcome.error().message();
+  ASSERT_EQ(over.size(), 1u);
+  EXPECT_THAT(over[0], ::testing::HasSubstr("this host has some of the bytes"));
+  EXPECT_EQ(verified_when_over, TileIndex{0});
 }
 
 // The watch lets go first, then a device that writes to the copy.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/verbs/sysfs_tree.h"
+#include "transport/verbs/host/gpu_direct.h"
 #include "transport/verbs/host/sysfs.h"
 
 namespace rekindle::transport::verbs {
@@ -71,6 +72,62 @@ TEST_F(TopologyTest, ABigHostIsReadWhole) {
   EXPECT_THAT(topology.nic("mlx5_0")->pci, ElementsAre("pci0000:10", "0000:10:01.0", "0000:11:00.0",
                                                        "0000:12:04.0", "0000:18:00.0"));
   EXPECT_EQ(topology.nic("mlx5_9"), nullptr);
+}
+
+// The choice of each GPU on the big host, as a table: who registers dmabufs, what the file says.
+TEST_F(TopologyTest, AGpuIsWrittenToByTheRailsBehindItsOwnSwitch) {
+  build_big_host();
+  // A GPU with no NIC behind its root.
+  tree_.gpu("pci0000:00/0000:00:05.0/0000:05:00.0", 0);
+  struct Row {
+    const char* what;
+    std::string file;
+    std::vector<std::string> without_dmabuf;
+    std::string gpu;
+    std::vector<std::string> chosen;
+    std::string why;
+  };
+  const std::vector<Row> rows{
+      {"both NICs of the switch", "", {}, "0000:13:00.0", {"mlx5_0", "mlx5_1"}, ""},
+      {"on the other socket", "", {}, "0000:44:00.0", {"mlx5_6", "mlx5_7"}, ""},
+      {"one registers none", "", {"mlx5_0"}, "0000:13:00.0", {"mlx5_1"}, ""},
+      {"none registers any", "", {"mlx5_0", "mlx5_1"}, "0000:13:00.0", {}, "registers no dmabufs"},
+      {"no switch in common", "", {}, "0000:05:00.0", {}, "no rail shares a PCIe switch"},
+      {"the file names a far one",
+       R"({"gpus":{"0000:05:00.0":{"preferred":["mlx5_3"]}}})",
+       {},
+       "0000:05:00.0",
+       {"mlx5_3"},
+       ""},
+      {"the file's rail registers none",
+       R"({"gpus":{"0000:05:00.0":{"preferred":["mlx5_3"]}}})",
+       {"mlx5_3"},
+       "0000:05:00.0",
+       {},
+       "mlx5_3"},
+  };
+  for (const Row& row : rows) {
+    Topology topology = read();
+    if (!row.file.empty()) {
+      const auto applied = topology.apply(row.file, "the test's file");
+      ASSERT_TRUE(applied) << applied.error().message();
+    }
+    std::vector<GpuRail> all;
+    for (const RailPlace& place : rails(topology)) {
+      all.push_back({place, std::ranges::count(row.without_dmabuf, place.device) == 0});
+    }
+    ASSERT_NE(topology.gpu(row.gpu), nullptr) << row.what;
+    const auto chosen = choose_gpu_rails(topology, all, *topology.gpu(row.gpu));
+    std::vector<std::string> names;
+    for (const std::size_t rail : chosen.value_or(std::vector<std::size_t>())) {
+      names.push_back(all[rail].place.device);
+    }
+    EXPECT_EQ(names, row.chosen) << row.what;
+    EXPECT_EQ(chosen.has_value(), row.why.empty()) << row.what;
+    if (!chosen) {
+      EXPECT_THAT(chosen.error().message(), HasSubstr(row.why)) << row.what;
+    }
+  }
 }
 
 TEST_F(TopologyTest, DistancesFollowThePciPaths) {

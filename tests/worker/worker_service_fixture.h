@@ -88,6 +88,31 @@ class LonelyHost final : public Host {
     spreading = order.session;
   }
   void stop_spread(std::uint64_t session, const std::string&) override { stopped = session; }
+  Result<std::vector<std::string>> homes_near(const std::string& device) override {
+    if (homes.empty()) return Host::homes_near(device);
+    return homes;
+  }
+  Result<transport::DeviceLanding> land_in_device(int, std::uint64_t bytes,
+                                                  std::vector<std::string> near) override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_EQ(near, homes);
+    if (refuses_memory) return fail(ErrorCode::kUnavailable, "the NIC refuses");
+    landing_.resize(bytes);
+    return transport::DeviceLanding{landing_, {}, nullptr};
+  }
+  void bucket_landed(std::uint64_t, std::size_t bucket) override {
+    const std::lock_guard lock(mutex_);
+    buckets_landed_.push_back(bucket);
+  }
+  void reads_over(std::uint64_t session, const std::string&) override { reads_over_of = session; }
+  std::vector<std::size_t> buckets_landed() {
+    const std::lock_guard lock(mutex_);
+    return buckets_landed_;
+  }
+  // Set before anybody attaches. Empty: no NIC is near.
+  std::vector<std::string> homes;
+  std::atomic<bool> refuses_memory = false;
+  std::atomic<std::uint64_t> reads_over_of = 0;
   std::atomic<std::uint64_t> spreading = 0;
   std::atomic<std::uint32_t> keeping = 0;  // keep_count of that order
   std::atomic<std::uint64_t> stopped = 0;
@@ -179,6 +204,8 @@ class LonelyHost final : public Host {
   WorkerPool blocking_{"t-blocking", 2, 64};
   WorkerPool digests_{"t-digest", 2, 64};
   std::mutex mutex_;
+  std::vector<std::byte> landing_;                                          // guarded by mutex_
+  std::vector<std::size_t> buckets_landed_;                                 // guarded by mutex_
   proto::RoundReport report_;                                               // guarded by mutex_
   proto::RoundOrders orders_;                                               // guarded by mutex_
   proto::RoundStatus status_;                                               // guarded by mutex_

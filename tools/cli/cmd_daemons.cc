@@ -122,6 +122,7 @@ struct AgentArgs {
   std::string gpu_wrapper;
   std::string keep_rate;
   bool verify_gpu = false;
+  std::string gpu_direct = "off";
 };
 
 Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs& args) {
@@ -223,6 +224,10 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
   }
   TRY(options.numa, numa_policy(args));
   TRY(options.gpu, gpu_options(settings, args));
+  if (args.gpu_direct != "auto" && args.gpu_direct != "off") {
+    return fail(ErrorCode::kInvalid, "--gpu-direct {}: auto or off", args.gpu_direct);
+  }
+  options.rdma.gpu_direct = args.gpu_direct == "auto";
   for (const auto& user : args.allow_uids) {
     TRY(const uid_t uid, parse_user("--allow-uid", user));
     options.allowed_uids.push_back(uid);
@@ -361,6 +366,11 @@ void add_agent(Command& app, Session& session) {
   sub.flag("--verify-gpu", args->verify_gpu,
            "Verify each upload on the GPU before the worker gets it; broadcasts are\n"
            "always verified [off]");
+  sub.option("--gpu-direct", args->gpu_direct,
+             "Let NICs write weights into GPU memory, without a copy in host memory: auto (a\n"
+             "GPU behind one PCIe switch with a NIC that takes dmabufs), or off. This has not\n"
+             "run on hardware yet [off]")
+      .type_name("WHICH");
   add_fabric_options(sub, options.rdma.fabric);
   sub.runs_daemon(session, "agent",
                   [&session, args] { return run_agent_command(session.settings, *args); });

@@ -48,7 +48,7 @@ class Process {
  private:
   Result<std::unique_ptr<bucket::Collectives>> load_collectives();
   Result<void> obey_agent();
-  Result<void> send(const proto::DevicesToAgent& frame);
+  Result<void> send(const proto::DevicesToAgent& frame, std::vector<UniqueFd> descriptors = {});
   Result<void> say_hello();
   Result<bool> receive();
   Result<void> on_frame(const proto::AgentToDevices& frame, std::vector<UniqueFd> descriptors);
@@ -76,8 +76,8 @@ class Process {
   WorkerPool id_maker_{"rk-meet", 1, 64};
 };
 
-Result<void> Process::send(const proto::DevicesToAgent& frame) {
-  TRY_VOID(agent_.push(frame.SerializeAsString()));
+Result<void> Process::send(const proto::DevicesToAgent& frame, std::vector<UniqueFd> descriptors) {
+  TRY_VOID(agent_.push(frame.SerializeAsString(), std::move(descriptors)));
   return agent_.send_some(steady_now());
 }
 
@@ -179,6 +179,12 @@ Result<void> Process::on_frame(const proto::AgentToDevices& frame,
     case proto::AgentToDevices::kStop:
       sessions_.stop(frame.stop().session(), frame.stop().why());
       return {};
+    case proto::AgentToDevices::kLanded:
+      sessions_.landed(frame.landed().session(), frame.landed().bucket());
+      return {};
+    case proto::AgentToDevices::kReadsOver:
+      sessions_.reads_over(frame.reads_over().session(), frame.reads_over().why());
+      return {};
     case proto::AgentToDevices::kMakeId:
       make_id(frame.make_id().number());
       return {};
@@ -265,6 +271,7 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   session.times = options_.times;
   session.in_round = order.in_round();
   session.verify_upload = order.verify_upload();
+  session.direct = order.direct();
   session.communicators = &communicators_;
   return sessions_.begin(std::move(session));
 }
@@ -302,8 +309,8 @@ Result<void> Process::report_end(std::uint64_t session, const SessionEnd& end) {
 
 Result<void> Process::report_sessions() {
   bell_.hear();
-  const auto news = sessions_.take();
-  for (const auto& frame : news.frames) TRY_VOID(send(frame));
+  auto news = sessions_.take();
+  for (auto& [frame, descriptors] : news.frames) TRY_VOID(send(frame, std::move(descriptors)));
   for (const auto& [number, end] : news.ended) {
     TRY_VOID(report_end(number, end));
     if (end.device_lost) {

@@ -33,6 +33,24 @@ proto::DevicesToAgent frame_of(const SpreadProgress& progress) {
   return frame;
 }
 
+proto::DevicesToAgent frame_of(const SlotsOffered& offered) {
+  proto::DevicesToAgent frame;
+  *frame.mutable_slots() = to_proto(offered);
+  return frame;
+}
+
+proto::DevicesToAgent frame_of(const BucketWanted& wanted) {
+  proto::DevicesToAgent frame;
+  *frame.mutable_wanted() = to_proto(wanted);
+  return frame;
+}
+
+proto::DevicesToAgent frame_of(const ReadsEnded& ended) {
+  proto::DevicesToAgent frame;
+  *frame.mutable_reads_ended() = to_proto(ended);
+  return frame;
+}
+
 SpreadOver over_with(std::uint64_t number, Error why) {
   SpreadOver over;
   over.session = number;
@@ -83,20 +101,23 @@ void Session::run(SessionOrder order, const OnOver& on_over) {
 void Sessions::post(proto::DevicesToAgent frame) {
   {
     const std::lock_guard lock(mutex_);
-    frames_.push_back(std::move(frame));
+    frames_.push_back({std::move(frame)});
   }
   bell_.ring();
 }
 
 // Called on a session's thread.
-void Sessions::say(RoundNews news) {
-  auto frame = std::visit([](const auto& item) { return frame_of(item); }, news);
+void Sessions::say(SessionNews news) {
+  Outgoing out{std::visit([](const auto& item) { return frame_of(item); }, news)};
+  if (auto* const offered = std::get_if<SlotsOffered>(&news)) {
+    out.descriptors.push_back(std::move(offered->memory));
+  }
   {
     const std::lock_guard lock(mutex_);
     if (const auto* const over = std::get_if<SpreadOver>(&news)) {
       if (spreading_.erase(over->session) == 0) return;
     }
-    frames_.push_back(std::move(frame));
+    frames_.push_back(std::move(out));
   }
   bell_.ring();
 }
@@ -104,7 +125,7 @@ void Sessions::say(RoundNews news) {
 Result<void> Sessions::begin(SessionOrder order) {
   const std::uint64_t number = order.number;
   const bool in_round = order.in_round;
-  if (in_round) order.say = [this](RoundNews news) { say(std::move(news)); };
+  order.say = [this](SessionNews news) { say(std::move(news)); };
   TRY(auto session, Session::start(std::move(order), [this, number](SessionEnd end) {
         const std::lock_guard lock(mutex_);
         ended_.push_back({number, std::move(end)});
@@ -160,6 +181,16 @@ void Sessions::stop(std::uint64_t number, std::string why) {
   if (found != sessions_.end()) found->second.session->stop(std::move(why));
 }
 
+void Sessions::landed(std::uint64_t number, std::uint64_t bucket) {
+  const auto found = sessions_.find(number);
+  if (found != sessions_.end()) found->second.session->landed(bucket);
+}
+
+void Sessions::reads_over(std::uint64_t number, std::string why) {
+  const auto found = sessions_.find(number);
+  if (found != sessions_.end()) found->second.session->reads_over(std::move(why));
+}
+
 // A session that ended before it read its order to spread is answered for here.
 Sessions::News Sessions::take() {
   News news;
@@ -171,7 +202,7 @@ Sessions::News Sessions::take() {
     if (ended.end.device_lost) continue;
     if (spreading_.erase(ended.number) == 0) continue;
     Error why = ended.end.error.value_or(Error(ErrorCode::kStale, "the session is over"));
-    news.frames.push_back(frame_of(over_with(ended.number, std::move(why))));
+    news.frames.push_back({frame_of(over_with(ended.number, std::move(why)))});
   }
   return news;
 }
@@ -181,6 +212,8 @@ void Sessions::bury(std::uint64_t number) { sessions_.erase(number); }
 std::optional<Error> Sessions::end_all(const Error& why) {
   for (const auto& [number, one] : sessions_) {
     one.session->stop(why.message());
+    // The queue pairs of the agent end with it.
+    one.session->reads_over(why.message());
     one.session->end(why, true);
   }
   sessions_.clear();

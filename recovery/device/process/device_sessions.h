@@ -37,6 +37,8 @@ class Session {
   void end(Error why, bool gone) { mailbox_.end(std::move(why), gone); }
   void spread(SpreadOrder order) { mailbox_.spread(std::move(order)); }
   void stop(std::string why) { mailbox_.stop(std::move(why)); }
+  void landed(std::uint64_t bucket) { mailbox_.landed(bucket); }
+  void reads_over(std::string why) { mailbox_.reads_over(std::move(why)); }
 
  private:
   explicit Session(Bell bell) : mailbox_(std::move(bell)) {}
@@ -62,13 +64,19 @@ class Sessions {
   // SpreadOver always answers it, also when the session does not spread.
   void spread(const proto::BeginSpread& order);
   void stop(std::uint64_t number, std::string why);
+  void landed(std::uint64_t number, std::uint64_t bucket);
+  void reads_over(std::uint64_t number, std::string why);
 
+  struct Outgoing {
+    proto::DevicesToAgent frame;
+    std::vector<UniqueFd> descriptors = {};
+  };
   struct Ended {
     std::uint64_t number = 0;
     SessionEnd end;
   };
   struct News {
-    std::vector<proto::DevicesToAgent> frames;
+    std::vector<Outgoing> frames;
     // Happened after the frames.
     std::vector<Ended> ended;
   };
@@ -82,14 +90,14 @@ class Sessions {
     std::unique_ptr<Session> session;
     enum class Round { kNone, kAwaitsOrder, kOrdered } round = Round::kNone;
   };
-  void say(RoundNews news);
+  void say(SessionNews news);
   void refuse(std::uint64_t number, Error why);
 
   const Bell& bell_;
   std::map<std::uint64_t, One> sessions_;
   std::mutex mutex_;
   // The rest is guarded by mutex_.
-  std::vector<proto::DevicesToAgent> frames_;
+  std::vector<Outgoing> frames_;
   std::vector<Ended> ended_;
   // Sessions whose SpreadOver has not come.
   std::set<std::uint64_t> spreading_;

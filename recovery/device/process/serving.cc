@@ -46,7 +46,7 @@ SessionMeans Serving::means() {
   return {*device_, *order_.pinner, order_.segments, *contents_,
           *slots_,  *deliver_,      mailbox_,        order_.communicators,
           told_,    order_.times,   order_.leaves,   order_.verify_upload,
-          version_, order_.say};
+          version_, order_.say,     order_.number,   order_.direct};
 }
 
 void Serving::say_joined() {

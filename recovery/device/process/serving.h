@@ -27,7 +27,7 @@ struct SessionOrder {
   bucket::SegmentFetch::Segments segments;
   // To the worker.
   UniqueFd socket;
-  // Of all tiles of the version. Needed in a round, and to verify uploads.
+  // Of all tiles of the version. Needed in a round, to verify uploads, and for direct reads.
   std::vector<Digest> leaves;
   bucket::SlotOptions slots;
   SessionTimes times;
@@ -35,8 +35,10 @@ struct SessionOrder {
   bool in_round = false;
   // The session compares its own uploads with the leaves, on the device.
   bool verify_upload = false;
-  // In a round: reports to the agent. The session's thread calls it.
-  std::function<void(RoundNews)> say;
+  // The agent may have NICs write to the session's slots. Needs the leaves.
+  bool direct = false;
+  // Reports to the agent. The session's thread calls it.
+  std::function<void(SessionNews)> say;
 };
 
 struct SessionEnd {

@@ -52,6 +52,10 @@ class Mailbox {
     // Why the session takes no part in a round, or leaves it.
     std::optional<std::string> stop;
     std::optional<Error> ended;
+    // The last bucket that a NIC has brought.
+    std::optional<std::uint64_t> landed;
+    // Why no NIC writes to the session's slots any more.
+    std::optional<std::string> reads_over;
     // The session has ended, and nobody can read its buckets any more.
     bool gone = false;
   };
@@ -68,6 +72,12 @@ class Mailbox {
   void spread(SpreadOrder order) {
     change([&](News& news) { news.spread = std::move(order); });
   }
+  void landed(std::uint64_t bucket) {
+    change([&](News& news) { news.landed = bucket; });
+  }
+  void reads_over(std::string why) {
+    change([&](News& news) { news.reads_over = std::move(why); });
+  }
   void stop(std::string why) {
     change([&](News& news) {
       if (!news.stop) news.stop = std::move(why);
@@ -82,13 +92,14 @@ class Mailbox {
 
   // Readable when there is news.
   int fd() const { return bell_.fd(); }
-  // Returns the news since the last call. `stop`, `ended` and `gone` stay set.
+  // Returns the news since the last call. `stop`, `reads_over`, `ended` and `gone` stay set.
   News take() {
     bell_.hear();
     const std::lock_guard lock(mutex_);
     News news = std::move(news_);
     news_ = {};
     news_.stop = news.stop;
+    news_.reads_over = news.reads_over;
     news_.ended = news.ended;
     news_.gone = news.gone;
     return news;

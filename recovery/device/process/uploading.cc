@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/log.h"
+
 namespace rekindle::device {
 
 namespace {
@@ -31,6 +33,65 @@ bool all_settled(const bucket::Pinner& pinner, const bucket::SegmentFetch::Segme
   });
 }
 
+NicReads::~NicReads() {
+  if (!offered_ || ended_) return;
+  if (auto over = end(false, verified_, "the session has ended"); !over) {
+    log::warn("device.direct_end", "session", means_.session, "why", over.error().message());
+  }
+}
+
+Result<void> NicReads::offer() {
+  TRY(auto memory, means_.device.export_memory(*means_.slots.memory));
+  offered_ = true;
+  means_.say(SlotsOffered{means_.session, means_.slots.bucket_bytes, means_.slots.count(),
+                          bucket::digest_of(means_.contents), std::move(memory)});
+  return {};
+}
+
+Mailbox::News NicReads::hear() {
+  auto news = means_.mailbox.take();
+  means_.told.ready.insert(means_.told.ready.end(), news.ready.begin(), news.ready.end());
+  means_.told.complete = means_.told.complete || news.complete;
+  return news;
+}
+
+Result<void> NicReads::read(std::size_t bucket, std::uint32_t slot,
+                            std::span<const TileIndex> wrong) {
+  means_.say(BucketWanted{means_.session, bucket, slot, verified_, {wrong.begin(), wrong.end()}});
+  broken_ = true;
+  const TimePoint give_up = steady_now() + means_.times.direct_read;
+  for (;;) {
+    const auto news = hear();
+    if (news.reads_over) return fail(ErrorCode::kUnavailable, "{}", *news.reads_over);
+    if (news.landed == bucket) break;
+    if (news.ended) return fail(*news.ended);
+    const TimePoint now = steady_now();
+    if (now >= give_up) {
+      return fail(ErrorCode::kTimeout, "no NIC has brought bucket {} in {} ms", bucket,
+                  means_.times.direct_read.count());
+    }
+    sleep_for(give_up - now, nullptr, means_.mailbox);
+  }
+  broken_ = false;
+  return {};
+}
+
+Result<void> NicReads::end(bool all, std::uint64_t buckets, std::string why) {
+  ended_ = true;
+  means_.say(ReadsEnded{means_.session, all, buckets, std::move(why)});
+  const TimePoint give_up = steady_now() + means_.times.direct_end;
+  while (!hear().reads_over) {
+    const TimePoint now = steady_now();
+    if (now >= give_up) {
+      return fail(ErrorCode::kUnavailable,
+                  "the agent has not said in {} ms that NICs leave the memory of {} alone",
+                  means_.times.direct_end.count(), means_.device.id());
+    }
+    sleep_for(give_up - now, nullptr, means_.mailbox);
+  }
+  return {};
+}
+
 Result<void> Uploading::begin() {
   TRY(plan_, bucket::Plan::create(means_.contents, means_.slots.bucket_bytes));
   fetch_ = std::make_unique<bucket::SegmentFetch>(*plan_, means_.pinner, means_.segments,
@@ -38,11 +99,86 @@ Result<void> Uploading::begin() {
   TRY_VOID(fetch_->mark_ready(means_.told.ready));
   if (means_.told.complete) fetch_->mark_all_ready();
   means_.worker.bring([this](std::size_t index) { return parts_of(index); });
+  if (means_.direct) {
+    if (auto started = start_direct(); !started) {
+      means_.say(ReadsEnded{means_.session, false, 0, started.error().message()});
+      direct_.reset();
+    }
+  }
+  bucket::Fetch* const fetch =
+      direct_ ? static_cast<bucket::Fetch*>(&direct_->fetch) : fetch_.get();
   pipeline_ = std::make_unique<bucket::Pipeline>(
-      means_.device, *plan_, means_.slots, *fetch_, nullptr, means_.worker,
-      bucket::PipelineOptions{means_.times.release, means_.times.drain});
-  if (means_.verify_upload) TRY_VOID(start_verifying());
+      means_.device, direct_ ? direct_->buckets : plan_->size(), means_.slots, *fetch, nullptr,
+      means_.worker, bucket::PipelineOptions{means_.times.release, means_.times.drain});
+  if (direct_) {
+    TRY_VOID(pipeline_->verify_with(*direct_->verify));
+  } else if (means_.verify_upload) {
+    TRY_VOID(start_verifying());
+  }
   return pipeline_->start();
+}
+
+Result<void> Uploading::start_direct() {
+  std::vector<std::size_t> buckets;
+  for (const auto& direct : bucket::direct_buckets(means_.contents, *plan_)) {
+    buckets.push_back(direct.bucket);
+  }
+  if (buckets.empty()) {
+    return fail(ErrorCode::kUnavailable, "every bucket has parts of tiles");
+  }
+  TRY_VOID(means_.device.see_nic_writes());
+  // The worker opens its buckets while the kernels are compiled.
+  TRY_VOID(means_.worker.send(steady_now()));
+  direct_ = std::make_unique<Direct>(means_, std::move(buckets));
+  TRY(direct_->verify,
+      bucket::DirectVerify::create({means_.device, direct_->fetch, means_.contents, means_.leaves},
+                                   means_.slots.count(), plan_->most_tiles(),
+                                   [this](std::size_t index) { return parts_of(index); }));
+  return direct_->reads.offer();
+}
+
+// The worker keeps the buckets that it has. The others are uploads, as their tiles verify in host
+// memory.
+Result<void> Uploading::leave_direct(std::string why) {
+  const std::size_t given = pipeline_->handed_over();
+  const bool all = given == plan_->size();
+  if (why.empty() && !all) why = "the other buckets have parts of tiles";
+  TRY_VOID(direct_->reads.end(all, given, std::move(why)));
+  for (const std::size_t bucket : direct_->fetch.first(given)) fetch_->leave_out(bucket);
+  TRY_VOID(fetch_->mark_ready(means_.told.ready));
+  if (means_.told.complete) fetch_->mark_all_ready();
+  auto alone = pipeline_->go_on_without_spread(plan_->size() - given, *fetch_,
+                                               steady_now() + means_.times.drain);
+  if (!alone) {
+    return fail(ErrorCode::kInternal, "{} does not end what it verifies: {}", means_.device.name(),
+                alone.error().message());
+  }
+  refilled_directly_ = direct_->verify->refilled();
+  direct_.reset();
+  return means_.verify_upload ? start_verifying() : Result<void>();
+}
+
+std::uint64_t Uploading::refilled() const {
+  const std::uint64_t directly = direct_ ? direct_->verify->refilled() : refilled_directly_;
+  return directly + (verify_ != nullptr ? verify_->refilled() : 0);
+}
+
+// A fault of the direct reads, also bytes that are wrong twice, ends only these.
+Result<bucket::Pipeline::State> Uploading::step(TimePoint now) {
+  auto state = pipeline_->step(now);
+  if (!direct_) return state;
+  direct_->reads.note_verified(pipeline_->handed_over());
+  if (!state) {
+    const Error& why = state.error();
+    if (!direct_->reads.broken() && why.code() != ErrorCode::kCorrupt) return state;
+    log::warn("device.direct_left", "session", means_.session, "device", means_.device.id(),
+              "delivered", pipeline_->handed_over(), "why", why.message());
+    TRY_VOID(leave_direct(why.message()));
+    return pipeline_->step(steady_now());
+  }
+  if (pipeline_->handed_over() < direct_->buckets) return state;
+  TRY_VOID(leave_direct(""));
+  return pipeline_->step(steady_now());
 }
 
 // The worker opens its buckets while the kernels are compiled.
@@ -76,7 +212,7 @@ Result<void> Uploading::deliver_all() {
     const TimePoint now = steady_now();
     TRY_VOID(hear());
     TRY_VOID(means_.worker.receive(now));
-    TRY(const auto state, pipeline_->step(now));
+    TRY(const auto state, step(now));
     if (!began_ && (means_.worker.bytes() > 0 || pipeline_->awaits_hand_over())) began_ = now;
     note_change(now);
     TRY_VOID(means_.worker.send(now));

@@ -14,6 +14,7 @@
 #include "recovery/device/process/session_mailbox.h"
 #include "recovery/device/process/worker_deliver.h"
 #include "src/bucket/bucket_verify.h"
+#include "src/bucket/direct_stages.h"
 #include "src/bucket/segment_fetch.h"
 #include "src/bucket/slots.h"
 
@@ -26,6 +27,10 @@ struct SessionTimes {
   std::chrono::milliseconds drain{10'000};
   // Of the opened handles, by a worker that was told that all is delivered.
   std::chrono::milliseconds close{5'000};
+
+  // Of a bucket that NICs bring, and then of the end of their writes.
+  std::chrono::milliseconds direct_read{30'000};
+  std::chrono::milliseconds direct_end{15'000};
 
   // --- in a round
 
@@ -50,8 +55,9 @@ struct SpreadProgress {
   // Delivered by the round.
   std::uint64_t bytes = 0;
 };
-// Reports of a session in a round. SpreadOver answers a SpreadOrder once.
-using RoundNews = std::variant<DeviceJoined, SpreadProgress, SpreadOver>;
+// Reports of a session. SpreadOver answers a SpreadOrder once.
+using SessionNews =
+    std::variant<DeviceJoined, SpreadProgress, SpreadOver, SlotsOffered, BucketWanted, ReadsEnded>;
 SpreadOver refused(const SpreadOrder& order, std::string_view why);
 
 // The tiles that a session was told of so far.
@@ -78,10 +84,46 @@ struct SessionMeans {
   bool verify_upload;
   // For messages.
   const std::string& version;
-  const std::function<void(RoundNews)>& say;
+  const std::function<void(SessionNews)>& say;
+  std::uint64_t session;
+  // NICs may write to the slots.
+  bool direct;
 };
 
-// A session's uploads from the segments of its own host. The session's thread only.
+// Reads of a session's buckets by the NICs of this host. The agent has them do it. The session's
+// thread only.
+class NicReads final : public bucket::SlotReader {
+ public:
+  explicit NicReads(const SessionMeans& means) : means_(means) {}
+  // Ends it, if end() did not.
+  ~NicReads() override;
+  NicReads(const NicReads&) = delete;
+  NicReads& operator=(const NicReads&) = delete;
+
+  // kUnavailable: the device exports no memory.
+  Result<void> offer();
+  // So many buckets have verified, of those that were read.
+  void note_verified(std::size_t count) { verified_ = count; }
+  Result<void> read(std::size_t bucket, std::uint32_t slot,
+                    std::span<const TileIndex> wrong) override;
+  // A read has failed.
+  bool broken() const { return broken_; }
+  // Waits until no NIC writes any more. kUnavailable: they still may.
+  Result<void> end(bool all, std::uint64_t buckets, std::string why);
+
+ private:
+  Mailbox::News hear();
+
+  const SessionMeans means_;
+  std::size_t verified_ = 0;
+  bool offered_ = false;
+  bool broken_ = false;
+  bool ended_ = false;
+};
+
+// A session's buckets from this host: NICs bring those that can be verified on the device alone, if
+// the session may be served directly; all others are uploads from the segments. The session's
+// thread only.
 class Uploading {
  public:
   explicit Uploading(const SessionMeans& means) : means_(means) {}
@@ -96,10 +138,25 @@ class Uploading {
   bucket::Pipeline* pipeline() { return pipeline_.get(); }
   // When the first bucket was queued.
   std::optional<TimePoint> began() const { return began_; }
-  // Buckets that did not match and were uploaded once more.
-  std::uint64_t refilled() const { return verify_ != nullptr ? verify_->refilled() : 0; }
+  // Buckets that did not match and came once more.
+  std::uint64_t refilled() const;
 
  private:
+  // A session's direct reads, from begin() on until they are over.
+  struct Direct {
+    Direct(const SessionMeans& means, std::vector<std::size_t> numbers)
+        : buckets(numbers.size()),
+          reads(means),
+          fetch(means.device, means.slots, reads, std::move(numbers)) {}
+    const std::size_t buckets;
+    NicReads reads;
+    bucket::DirectFetch fetch;
+    // Set by start_direct().
+    std::unique_ptr<bucket::DirectVerify> verify;
+  };
+  Result<void> start_direct();
+  Result<void> leave_direct(std::string why);
+  Result<bucket::Pipeline::State> step(TimePoint now);
   Result<void> start_verifying();
   Result<void> hear();
   std::vector<bucket::Part> parts_of(std::size_t index) const;
@@ -112,6 +169,10 @@ class Uploading {
   std::unique_ptr<bucket::SegmentFetch> fetch_;
   // Null: uploads are not verified.
   std::unique_ptr<bucket::UploadVerify> verify_;
+  // Null: all buckets are uploads, from here on.
+  std::unique_ptr<Direct> direct_;
+  // Set when direct_ is destroyed.
+  std::uint64_t refilled_directly_ = 0;
   std::unique_ptr<bucket::Pipeline> pipeline_;
   std::optional<TimePoint> began_;
   // Of the pipeline, at its last step.

@@ -104,11 +104,16 @@ std::string_view to_string(SessionState state);
 
 // How the bytes reach the worker once it is served.
 enum class Delivery {
-  kHost,       // the worker, or its device, reads this host's copy
-  kRound,      // a broadcast round may bring them; its device waits for the party, or is in it
-  kRest,       // the round ended early: its device process fills the rest from this host's copy
-  kFilled,     // its device process has given the worker every byte, not all of them by a round
-  kBroadcast,  // a round brought every byte, and the device verified all of them
+  // The worker, or its device, reads this host's copy.
+  kHost,
+  // A broadcast round, or NICs, may bring the bytes to its device.
+  kRound,
+  // That ended early: its device process fills the rest from this host's copy.
+  kRest,
+  // Its device process has given the worker every byte, not all of them by a round or by NICs.
+  kFilled,
+  // A round, or NICs, brought every byte, and the device verified all of them.
+  kBroadcast,
 };
 
 struct SessionTimes {

@@ -79,6 +79,14 @@ bool DirectPath::push_request(Queue& queue, std::size_t index) {
     limits.bounce_bytes = std::min(limits.bounce_bytes, limits.request_bytes);
     op.cursor.next(op.read, limits, *this, request_);
   }
+  if (request_.bounced && op.read.in_device) {
+    // The device of this path has not registered the memory.
+    if (parts_.limiter != nullptr) parts_.limiter->give_back(granted);
+    op.cursor = before;
+    op.status = OpStatus::kLocalFault;
+    finish_if_over(queue, slot);
+    return false;
+  }
   BouncePool::Block block;
   if (request_.bounced) block = acquire_block();
   const bool waits = request_.bounced && block.data == nullptr;

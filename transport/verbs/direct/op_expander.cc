@@ -42,7 +42,8 @@ class LocalRuns {
 }  // namespace
 
 OpCursor::OpCursor(const ReadOp& op, const ExpandLimits& limits) : total_(op.total_bytes()) {
-  if (op.count == 1) return;
+  // Bytes of a bounce block cannot be copied to a device.
+  if (op.count == 1 || op.in_device) return;
   to_registered_ = cheaper_reads(op, Landing::kRegistered, limits.max_sge, limits.costs);
   to_unregistered_ = cheaper_reads(op, Landing::kUnregistered, limits.max_sge, limits.costs);
 }

@@ -31,6 +31,34 @@ GpuDirectDecision decide_gpu_direct(const GpuDirectFacts& facts) {
                              "drivers (dmabuf)"};
 }
 
+Result<std::vector<std::size_t>> choose_gpu_rails(const Topology& topology,
+                                                  std::span<const GpuRail> rails,
+                                                  const GpuPlace& gpu) {
+  std::vector<RailPlace> places;
+  for (const GpuRail& rail : rails) places.push_back(rail.place);
+  const Place target{.gpu = gpu.bus_id, .numa_node = gpu.numa_node};
+  const bool listed = topology.listed_rails(target) != nullptr;
+  std::vector<std::size_t> near;
+  for (const std::size_t rail : order_rails(topology, places, target).preferred) {
+    const NicPlace* const nic = topology.nic(places[rail].device);
+    if (listed || (nic != nullptr && topology.distance(*nic, gpu) <= Distance::kPxb)) {
+      near.push_back(rail);
+    }
+  }
+  if (near.empty()) {
+    return fail(ErrorCode::kUnavailable,
+                "no rail shares a PCIe switch with GPU {}; a topology file can name one",
+                gpu.bus_id);
+  }
+  const std::string nearest = places[near.front()].device;
+  std::erase_if(near, [&](std::size_t rail) { return !rails[rail].dmabuf; });
+  if (near.empty()) {
+    return fail(ErrorCode::kUnavailable, "{}, the nearest NIC of GPU {}, registers no dmabufs",
+                nearest, gpu.bus_id);
+  }
+  return near;
+}
+
 bool peermem_loaded(const std::filesystem::path& sysfs) {
   std::error_code error;
   return std::filesystem::exists(sysfs / "module/nvidia_peermem", error) ||

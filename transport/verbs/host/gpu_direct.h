@@ -3,11 +3,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
+#include "transport/verbs/host/topology.h"
 
 // How a NIC reaches GPU memory. This has not run on hardware, as no machine with both was at hand.
 // Only the export has run, on an H200.
@@ -38,6 +41,21 @@ struct GpuDirectDecision {
   std::string advice;
 };
 GpuDirectDecision decide_gpu_direct(const GpuDirectFacts& facts);
+
+// A port of this host, as it may reach GPU memory.
+struct GpuRail {
+  RailPlace place;
+  // takes_dmabuf() of its device.
+  bool dmabuf = false;
+};
+// The rails that may write into this GPU's memory, as indexes into `rails`: those that the topology
+// file lists for the GPU, else those that share a PCIe switch with it (PIX, PXB) and have at least
+// half of the fastest one's speed. The CPU's root complex forwards writes between two devices
+// slowly, or not at all. Every one of them registers dmabufs. kUnavailable: there is none; the
+// error says why. Pure.
+Result<std::vector<std::size_t>> choose_gpu_rails(const Topology& topology,
+                                                  std::span<const GpuRail> rails,
+                                                  const GpuPlace& gpu);
 
 bool peermem_loaded(const std::filesystem::path& sysfs);
 

@@ -361,8 +361,8 @@ const std::vector<std::string>* Topology::listed_rails(const Place& place) const
   return any_rails_.empty() ? nullptr : &any_rails_;
 }
 
-int node_of_gpu(const Topology& topology, const std::filesystem::path& proc,
-                std::string_view uuid) {
+const GpuPlace* gpu_by_uuid(const Topology& topology, const std::filesystem::path& proc,
+                            std::string_view uuid) {
   const auto base = proc / "driver/nvidia/gpus";
   for (const std::string& bus_id : list_names(base)) {
     std::ifstream file(base / bus_id / "information");
@@ -370,11 +370,16 @@ int node_of_gpu(const Topology& topology, const std::filesystem::path& proc,
       if (!line.starts_with("GPU UUID:")) continue;
       const auto begin = line.find_first_not_of(" \t", line.find(':') + 1);
       if (begin == std::string::npos || std::string_view(line).substr(begin) != uuid) break;
-      const GpuPlace* const gpu = topology.gpu(bus_id);
-      return gpu == nullptr ? -1 : gpu->numa_node;
+      return topology.gpu(bus_id);
     }
   }
-  return -1;
+  return nullptr;
+}
+
+int node_of_gpu(const Topology& topology, const std::filesystem::path& proc,
+                std::string_view uuid) {
+  const GpuPlace* const gpu = gpu_by_uuid(topology, proc, uuid);
+  return gpu == nullptr ? -1 : gpu->numa_node;
 }
 
 Result<void> Topology::apply(std::string_view json, std::string_view name) {

@@ -84,9 +84,12 @@ class Topology {
   std::vector<std::string> any_rails_;
 };
 
-// The node of the GPU with this UUID ("GPU-6f2c…"), by the files of NVIDIA's driver below `proc`,
-// the directory that stands for /proc. -1: unknown, also for a MIG slice, and for a GPU that no
-// process has opened since the driver was loaded.
+// The GPU with this UUID ("GPU-6f2c…"), by the files of NVIDIA's driver below `proc`, the directory
+// that stands for /proc. nullptr: unknown, also for a MIG slice, and for a GPU that no process has
+// opened since the driver was loaded.
+const GpuPlace* gpu_by_uuid(const Topology& topology, const std::filesystem::path& proc,
+                            std::string_view uuid);
+// The node of gpu_by_uuid(). -1: unknown.
 int node_of_gpu(const Topology& topology, const std::filesystem::path& proc, std::string_view uuid);
 
 // "0000:1b:00.0" for "00000000:1B:00.0" or "1b:00.0". Nothing: the text is no bus id.

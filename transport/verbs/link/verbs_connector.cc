@@ -13,6 +13,7 @@
 #include "transport/verbs/link/rail_pairs.h"
 #include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/link/verbs_wire.h"
+#include "transport/verbs/memory/gpu_memory.h"
 #include "transport/verbs/staged/staged_path.h"
 #include "transport/verbs/verbs_transport.h"
 
@@ -276,6 +277,8 @@ class VerbsConnector final : public HandshakeConnector {
                       TimePoint deadline) override {
     shared_->memory->prepare(memory, std::move(life), deadline);
   }
+  Result<DeviceLanding> use_device_memory(int fd, std::uint64_t bytes,
+                                          std::span<const std::string> homes) override;
   Result<std::unique_ptr<Handshake>> begin(const PathTarget& target,
                                            std::span<const std::string> in_use) override;
 
@@ -284,6 +287,23 @@ class VerbsConnector final : public HandshakeConnector {
 
   const std::shared_ptr<Shared> shared_;
 };
+
+Result<DeviceLanding> VerbsConnector::use_device_memory(int fd, std::uint64_t bytes,
+                                                        std::span<const std::string> homes) {
+  DeviceLanding landing;
+  std::vector<const Device*> devices;
+  for (const auto& rail : shared_->fabric.rails()) {
+    if (std::find(homes.begin(), homes.end(), rail->name()) == homes.end()) {
+      landing.other_homes.push_back(rail->name());
+    } else if (std::find(devices.begin(), devices.end(), &rail->device()) == devices.end()) {
+      devices.push_back(&rail->device());
+    }
+  }
+  TRY(auto memory, GpuMemory::create(devices, fd, bytes));
+  landing.addresses = memory->addresses();
+  landing.registered = shared_->memory->add(std::move(memory));
+  return landing;
+}
 
 Result<std::unique_ptr<Handshake>> VerbsConnector::begin(const PathTarget& target,
                                                          std::span<const std::string> in_use) {

@@ -15,17 +15,7 @@ namespace rekindle::transport::verbs {
 std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory,
                                              std::shared_ptr<MemoryLife> life) {
   Registered registered = take(memory, life != nullptr);
-  {
-    const std::lock_guard lock(mutex_);
-    Entries entries = *entries_;
-    const Entry entry{memory.data(), memory.size(), registered.get()};
-    entries.insert(std::upper_bound(entries.begin(), entries.end(), entry,
-                                    [](const Entry& a, const Entry& b) {
-                                      return std::less<>()(a.begin, b.begin);
-                                    }),
-                   entry);
-    publish(std::move(entries));
-  }
+  insert(*registered);
   const void* const use = registered.get();
   return {use, [self = shared_from_this(), registered = std::move(registered),
                 life = std::move(life)](const void*) mutable {
@@ -33,6 +23,29 @@ std::shared_ptr<const void> LocalMemory::add(std::span<std::byte> memory,
             self->release(std::move(registered), life);
             life.reset();
           }};
+}
+
+std::shared_ptr<const void> LocalMemory::add(std::shared_ptr<const RegisteredMemory> registered) {
+  insert(*registered);
+  const void* const use = registered.get();
+  return {use,
+          [self = shared_from_this(), registered = std::move(registered)](const void*) mutable {
+            self->remove(registered.get());
+            registered.reset();
+          }};
+}
+
+void LocalMemory::insert(const RegisteredMemory& registered) {
+  const std::lock_guard lock(mutex_);
+  Entries entries = *entries_;
+  const auto memory = registered.bytes();
+  const Entry entry{memory.data(), memory.size(), &registered};
+  entries.insert(std::upper_bound(entries.begin(), entries.end(), entry,
+                                  [](const Entry& a, const Entry& b) {
+                                    return std::less<>()(a.begin, b.begin);
+                                  }),
+                 entry);
+  publish(std::move(entries));
 }
 
 void LocalMemory::prepare(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life,

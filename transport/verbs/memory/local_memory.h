@@ -68,6 +68,8 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
   std::shared_ptr<const void> add(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life);
   // Registers memory for later uses. Returns when it is registered or has failed, or at `deadline`.
   void prepare(std::span<std::byte> memory, std::shared_ptr<MemoryLife> life, TimePoint deadline);
+  // The same for memory that is registered already, and not kept.
+  std::shared_ptr<const void> add(std::shared_ptr<const RegisteredMemory> registered);
   // Warns of memory that could not be registered so far, once for each kind of problem.
   void say_problems();
 
@@ -80,6 +82,7 @@ class LocalMemory : public std::enable_shared_from_this<LocalMemory> {
   };
   using Entries = std::vector<Entry>;  // sorted by address
   using Registered = std::shared_ptr<RegisteredMemory>;
+  void insert(const RegisteredMemory& registered);
   Registered take(std::span<std::byte> memory, bool has_life);
   void release(Registered registered, const std::shared_ptr<MemoryLife>& life);
   void keep(Registered registered, MemoryLife& life);

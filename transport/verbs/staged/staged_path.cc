@@ -98,6 +98,8 @@ Result<void> StagedPath::prove(TimePoint deadline) {
 }
 
 void StagedPath::accept(std::uint16_t slot, const ReadOp& op, OpStatus status) {
+  // Answers may have to be copied to their places, and nobody can copy to a device.
+  if (status == OpStatus::kOk && op.in_device) status = OpStatus::kLocalFault;
   if (status != OpStatus::kOk || op.total_bytes() == 0) {
     op_slots_.report(slot, op.wr_id, status);
   } else {
