@@ -44,7 +44,7 @@ using async::Task;
 constexpr std::chrono::milliseconds kCloseDeadline{2000};
 constexpr std::chrono::minutes kTendInterval{1};
 // For one file of the reserve; the rest of it is registered by the pull that takes the file.
-constexpr std::chrono::seconds kPrepareDeadline{60};
+constexpr std::chrono::seconds kPrepareDeadline{10};
 // A cancelled pull drains.
 constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};
 
@@ -316,21 +316,20 @@ Task<void> Daemon::tend_memory() {
   while (!co_await async::is_cancelled()) {
     auto tend = [this] {
       core_->store().trim_pool(steady_now());
-      auto file = core_->store().top_up_reserve();
-      if (file && *file != nullptr && core_->rdma() != nullptr) {
-        core_->rdma()->connector().prepare_memory((*file)->writable(), (*file)->life(),
+      return core_->store().top_up_reserve([this](store::MappedSegment& file) {
+        worker_host_->hold_reserve(file, context_.get_executor());
+        if (core_->rdma() == nullptr) return;
+        core_->rdma()->connector().prepare_memory(file.writable(), file.life(),
                                                   steady_now() + kPrepareDeadline);
-      }
-      return file;
+      });
     };
     auto tended = async::offload(core_->blocking_pool(), std::move(tend));
-    const Result<std::shared_ptr<store::MappedSegment>> added = co_await std::move(tended);
+    const Result<std::uint64_t> added = co_await std::move(tended);
     if (!added && !std::exchange(told, true)) {
       log::warn("store.reserve", "error", added.error(), "effect", "pulls allocate their memory");
     }
-    if (added && *added != nullptr) {
-      log::info("store.reserve", "added", format_bytes((*added)->bytes().size()));
-      worker_host_->hold_reserve(**added, context_.get_executor());
+    if (added && *added != 0) {
+      log::info("store.reserve", "added", format_bytes(*added));
       continue;
     }
     co_await async::sleep_for(kTendInterval);

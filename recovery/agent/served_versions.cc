@@ -99,7 +99,7 @@ void ServedVersions::add_pending(const store::PendingVersion& pending,
 }
 
 void ServedVersions::emplace(const CopyKey& key, Served served) {
-  served.number = new_number();
+  served.number = ++last_number_;
   const auto at = served_.emplace(key, std::move(served)).first;
   if (holder_ != nullptr) holder_->hold(at->second);
 }

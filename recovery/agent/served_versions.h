@@ -115,8 +115,6 @@ class ServedVersions {
   // The newest version of which a complete copy is here, in any layout.
   std::optional<std::uint64_t> newest_version(const std::string& model) const;
   const std::map<CopyKey, Served>& all() const { return served_; }
-  // Served::number of a copy; no two copies and reserved files have the same one.
-  std::uint64_t new_number() { return ++last_number_; }
 
  private:
   void emplace(const CopyKey& key, Served served);

@@ -131,20 +131,30 @@ void WorkerHost::hold(const Served& served) {
 
 void WorkerHost::hold_reserve(const store::MappedSegment& segment,
                               boost::asio::any_io_executor executor) {
-  if (devices_ == nullptr || !devices_->wants_copies()) return;
+  // Copies have numbers from 1 on.
+  constexpr std::uint64_t kFirstNumber = std::uint64_t{1} << 63;
+  if (devices_ == nullptr) return;
   auto file = reopen(segment.fd(), false);
   if (!file) {
     log::warn("device.hold", "file", segment.path().string(), "error", file.error().message());
     return;
   }
-  const std::uint64_t number = core_.served().new_number();
-  std::vector<UniqueFd> files;
-  files.push_back(std::move(*file));
-  devices_->hold(number, std::move(files), {segment.bytes().size()});
-  segment.life()->at_end([this, alive = std::weak_ptr(lifetime_), executor, number] {
-    boost::asio::post(executor, [this, alive, number] {
-      if (!alive.expired()) devices_->drop(number);
+  const std::uint64_t number = kFirstNumber + reserve_files_.fetch_add(1);
+  const auto on_control_thread = [this, alive = std::weak_ptr(lifetime_),
+                                  executor](std::function<void()> work) {
+    boost::asio::post(executor, [alive, work = std::move(work)] {
+      if (!alive.expired()) work();
     });
+  };
+  const auto shared = std::make_shared<UniqueFd>(std::move(*file));
+  on_control_thread([this, number, shared, bytes = segment.bytes().size()] {
+    if (!devices_->wants_copies()) return;
+    std::vector<UniqueFd> files;
+    files.push_back(std::move(*shared));
+    devices_->hold(number, std::move(files), {bytes});
+  });
+  segment.life()->at_end([this, number, on_control_thread] {
+    on_control_thread([this, number] { devices_->drop(number, device::Pages::kGone); });
   });
 }
 

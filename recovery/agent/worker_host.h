@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -46,6 +48,7 @@ class WorkerHost final : public worker::Host, private Holder {
   async::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
                                                         std::chrono::milliseconds wait) override;
   // The device process pins this file of the store's reserve as long as the store keeps the file.
+  // Any thread. `executor`: the control thread.
   void hold_reserve(const store::MappedSegment& segment, boost::asio::any_io_executor executor);
 
  private:
@@ -57,6 +60,7 @@ class WorkerHost final : public worker::Host, private Holder {
 
   AgentCore& core_;
   device::DeviceLink* const devices_;
+  std::atomic<std::uint64_t> reserve_files_ = 0;
   const std::shared_ptr<Lifetime> lifetime_ = std::make_shared<Lifetime>();
 };
 

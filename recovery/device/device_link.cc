@@ -236,10 +236,11 @@ void DeviceLink::send_hold(std::uint64_t copy, const Held& held) {
   (void)send(frame, std::move(*files));
 }
 
-void DeviceLink::drop(std::uint64_t copy) {
+void DeviceLink::drop(std::uint64_t copy, Pages pages) {
   if (held_.erase(copy) == 0 || !life_.has_greeted()) return;
   proto::AgentToDevices frame;
   frame.mutable_drop()->set_copy(copy);
+  frame.mutable_drop()->set_pages_gone(pages == Pages::kGone);
   (void)send(frame);
 }
 

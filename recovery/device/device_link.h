@@ -62,7 +62,7 @@ class DeviceLink {
   bool wants_copies() const { return life_.state() != DeviceLife::State::kOff; }
   // The process keeps the files pinned until drop(); later processes get them, too.
   void hold(std::uint64_t copy, std::vector<UniqueFd> segments, std::vector<std::uint64_t> bytes);
-  void drop(std::uint64_t copy);
+  void drop(std::uint64_t copy, Pages pages = Pages::kStay);
 
   // Returns the worker's end of the channel. kUnavailable or kNotFound: why there is none.
   Result<UniqueFd> serve(DeviceOrder order);

@@ -38,6 +38,12 @@ struct DeviceOrder {
   bool direct = false;
 };
 
+// What became of the pages of files that are dropped.
+enum class Pages {
+  kStay,  // the next copy may be in the same files
+  kGone,  // the files were deleted, or may have other pages now
+};
+
 struct DeviceOver {
   std::uint64_t session = 0;
   // nullopt: every bucket was delivered.

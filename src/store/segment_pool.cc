@@ -4,8 +4,10 @@
 #include <cerrno>
 #include <charconv>
 #include <limits>
+#include <set>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -203,7 +205,8 @@ std::shared_ptr<FileMemory> SegmentPool::free_memory_of(const fs::path& path) co
   const std::lock_guard lock(mutex_);
   const auto own = own_.find(inode_of(status));
   if (own == own_.end() || !none_lives(own->second.mappings)) return nullptr;
-  return own->second.memory;
+  const auto& memory = own->second.memory;
+  return memory != nullptr && memory->size_bytes() == size_of(status) ? memory : nullptr;
 }
 
 void SegmentPool::made(const std::shared_ptr<MappedSegment>& segment) {
@@ -248,11 +251,12 @@ Result<void> SegmentPool::keep(const fs::path& path, Doomed& doomed, Doomed& in_
     if (errno == ENOENT) return {};
     return fail_errno(errno, fmt::format("stat {}", path.string()));
   }
+  const Inode inode = inode_of(status);
   if (status.st_nlink > 1) {  // another name keeps the bytes
+    own_.erase(inode);
     in_place.add(path, 0);
     return {};
   }
-  const Inode inode = inode_of(status);
   const std::uint64_t size = size_of(status);
   const bool wanted = own_.contains(inode) && is_whole_file(status) && size <= max_bytes();
   if (!wanted) own_.erase(inode);
@@ -310,8 +314,18 @@ void SegmentPool::give_up(const MappedSegment& segment) {
 void SegmentPool::trim(TimePoint now) {
   Doomed doomed(*this);
   const std::lock_guard lock(mutex_);
+  std::set<Inode> here;
+  for (const File& file : files_) here.insert(file.inode);
+  for (auto& [inode, own] : own_) {
+    if (!here.contains(inode) && none_lives(own.mappings)) own.memory.reset();
+  }
   std::uint64_t left = available_locked();
   for (auto file = files_.begin(); file != files_.end();) {
+    if (available(*file) && !unchanged(*file)) {
+      left -= file->size_bytes;
+      file = remove(file, doomed);
+      continue;
+    }
     if (!file->seen) file->seen = now;
     const std::uint64_t size = available(*file) ? file->size_bytes : 0;
     const bool spare = size == 0 || left - size >= reserve_bytes_;
@@ -329,7 +343,8 @@ void SegmentPool::grow_reserve(std::uint64_t copy_bytes) {
   if (reserve_bytes_ != 0 && copy_bytes > reserve_bytes_) reserve_bytes_ = copy_bytes;
 }
 
-Result<std::shared_ptr<MappedSegment>> SegmentPool::top_up(std::uint64_t room_bytes) {
+Result<std::uint64_t> SegmentPool::top_up(std::uint64_t room_bytes,
+                                          const std::function<void(MappedSegment&)>& prepare) {
   fs::path path;
   std::uint64_t size = 0;
   int node = -1;
@@ -338,32 +353,34 @@ Result<std::shared_ptr<MappedSegment>> SegmentPool::top_up(std::uint64_t room_by
     const std::uint64_t there = available_locked() + deleting_bytes_;
     const std::uint64_t wanted = std::min<std::uint64_t>(reserve_bytes_, room_bytes);
     size = std::min(kMaxSegmentBytes, wanted - std::min(wanted, there));
-    if (size < kLeastResized) return nullptr;
+    if (size < kLeastResized) return 0;
     node = placement_->preferred_in_turn(++last_number_);
     path = directory_ / fmt::format("{}", last_number_);
     making_bytes_ = size;
   }
-  auto added = add_file(path, size, node);
+  auto added = add_file(path, size, node, prepare);
   {
     const std::lock_guard lock(mutex_);
     making_bytes_ = 0;
   }
   changed_.notify_all();
-  return added;
+  TRY_VOID(added);
+  return size;
 }
 
 // Nobody else finds the file before it is in the list, and then it is whole.
-Result<std::shared_ptr<MappedSegment>> SegmentPool::add_file(const fs::path& path,
-                                                             std::uint64_t size_bytes,
-                                                             int preferred_node) {
+Result<void> SegmentPool::add_file(const fs::path& path, std::uint64_t size_bytes,
+                                   int preferred_node,
+                                   const std::function<void(MappedSegment&)>& prepare) {
   TRY(std::shared_ptr<MappedSegment> segment,
       MappedSegment::create(path, size_bytes, *placement_, {preferred_node, false}));
   struct stat status {};
   if (::fstat(segment->fd(), &status) != 0) return fail_errno(errno, path.string());
   made(segment);
+  if (prepare) prepare(*segment);
   const std::lock_guard lock(mutex_);
   files_.push_back({path, size_bytes, inode_of(status), segment->numa_node(), std::nullopt});
-  return segment;
+  return {};
 }
 
 std::uint64_t SegmentPool::bytes() const {
@@ -387,14 +404,33 @@ bool SegmentPool::make_room(std::uint64_t bytes, std::uint64_t deleted_before) {
   }
   bool made = false;
   do {
-    Doomed doomed(*this);
-    const std::lock_guard lock(mutex_);
-    const auto file = largest_available();
-    if (file == files_.end()) break;
-    remove(file, doomed);
+    const std::uint64_t room = room_on_file_system(directory_);
+    std::uint64_t size = 0;
+    {
+      Doomed doomed(*this);
+      const std::lock_guard lock(mutex_);
+      const auto file = largest_available();
+      if (file == files_.end()) break;
+      size = file->size_bytes;
+      remove(file, doomed);
+    }
+    await_room(bytes, room + size / 2);
     made = true;
   } while (room_on_file_system(directory_) < bytes);
   return made;
+}
+
+// A device process that pins a file, and a reader on this host, let go of it soon after its last
+// name is gone. The kernel tells nobody when its room is free.
+void SegmentPool::await_room(std::uint64_t wanted, std::uint64_t expected) const {
+  constexpr std::chrono::seconds kPatience{3};
+  constexpr std::chrono::milliseconds kLook{10};
+  const TimePoint give_up = steady_now() + kPatience;
+  while (steady_now() < give_up && !stopping_) {
+    const std::uint64_t room = room_on_file_system(directory_);
+    if (room >= std::min(wanted, expected)) return;
+    std::this_thread::sleep_for(kLook);
+  }
 }
 
 void SegmentPool::keep_at_most(std::uint64_t bytes) {

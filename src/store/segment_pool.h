@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -76,10 +77,12 @@ class SegmentPool {
 
   // Copies of `copy_bytes` are common here: the reserve shall suffice for one.
   void grow_reserve(std::uint64_t copy_bytes);
-  // Adds one file, if the reserve lacks bytes and all of it has at most `room_bytes`. The file is
-  // available once the caller drops it. Null: nothing is missing.
-  Result<std::shared_ptr<MappedSegment>> top_up(std::uint64_t room_bytes);
-  // Deletes files that earlier calls have seen for kMaxAge, but leaves the reserve.
+  // Adds one file to what is available, if the reserve lacks bytes and all of it has at most
+  // `room_bytes`. Calls `prepare`, if any, before. Returns the new bytes; 0: nothing is missing.
+  Result<std::uint64_t> top_up(std::uint64_t room_bytes,
+                               const std::function<void(MappedSegment&)>& prepare);
+  // Deletes files that earlier calls have seen for kMaxAge, but leaves the reserve. Ends the life
+  // of the memory of files that are neither here nor in a copy, because they may be gone.
   void trim(TimePoint now);
   std::uint64_t bytes() const;
 
@@ -121,6 +124,7 @@ class SegmentPool {
 
   std::uint64_t deleted() const;
   bool make_room(std::uint64_t bytes, std::uint64_t deleted_before);
+  void await_room(std::uint64_t wanted, std::uint64_t expected) const;
   void keep_at_most(std::uint64_t bytes);
   Result<void> unlink(const std::filesystem::path& path, std::uint64_t bytes);
   void unlink_later(const std::filesystem::path& path, std::uint64_t bytes);
@@ -132,8 +136,8 @@ class SegmentPool {
   Result<void> keep(const std::filesystem::path& path, Doomed& doomed, Doomed& in_place);
   bool available(const File& file) const;
   bool unchanged(const File& file) const;
-  Result<std::shared_ptr<MappedSegment>> add_file(const std::filesystem::path& path,
-                                                  std::uint64_t size_bytes, int preferred_node);
+  Result<void> add_file(const std::filesystem::path& path, std::uint64_t size_bytes,
+                        int preferred_node, const std::function<void(MappedSegment&)>& prepare);
   Files::iterator best_fit(std::uint64_t size_bytes, int numa_node);
   std::uint64_t available_locked() const;
   std::uint64_t max_bytes() const { return std::max(max_bytes_, reserve_bytes_.load()); }

@@ -279,10 +279,11 @@ class SegmentStore {
   virtual void never_reuse(const MappedSegment& segment) = 0;
   // Bytes in the pool, also of files that are still mapped.
   virtual std::uint64_t pooled_bytes() const = 0;
-  // Allocates a file of up to kMaxSegmentBytes of what the pool lacks of the reserve. The pool has
-  // it as soon as the caller drops it. Null: nothing is missing. Call it until then, and again now
-  // and then.
-  virtual Result<std::shared_ptr<MappedSegment>> top_up_reserve() = 0;
+  // Allocates a file of up to kMaxSegmentBytes of what the pool lacks of the reserve, and calls
+  // `prepare` with it before a copy can take it; copies that need its room wait meanwhile. Returns
+  // the new bytes. Call it until that is 0, and again now and then.
+  virtual Result<std::uint64_t> top_up_reserve(
+      const std::function<void(MappedSegment&)>& prepare = nullptr) = 0;
   // Deletes files that calls before `now` - 10 minutes have seen in the pool, but leaves the
   // reserve.
   virtual void trim_pool(TimePoint now) = 0;

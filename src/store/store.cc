@@ -116,8 +116,9 @@ class Store final : public SegmentStore {
   }
   void never_reuse(const MappedSegment& segment) override { state_->pool().give_up(segment); }
   std::uint64_t pooled_bytes() const override { return state_->pool().bytes(); }
-  Result<std::shared_ptr<MappedSegment>> top_up_reserve() override {
-    return state_->pool().top_up(state_->room_bytes());
+  Result<std::uint64_t> top_up_reserve(
+      const std::function<void(MappedSegment&)>& prepare) override {
+    return state_->pool().top_up(state_->room_bytes(), prepare);
   }
   void trim_pool(TimePoint now) override { state_->pool().trim(now); }
 

@@ -163,8 +163,20 @@ TEST_F(PinnedCopiesTest, ACopySettlesOnce) {
   EXPECT_EQ(copies.pinned_bytes(), sample_.segment_bytes.front());
   EXPECT_TRUE(copies.take_settled(now_).empty());
   EXPECT_FALSE(copies.look(now_));
-  copies.drop(7, now_);
-  copies.drop(7, now_);
+  copies.drop(7, Pages::kStay, now_);
+  copies.drop(7, Pages::kStay, now_);
+}
+
+TEST_F(PinnedCopiesTest, FilesWhosePagesAreGoneAreMappedAnew) {
+  PinnedCopies copies(device_.get(), 1);
+  for (const Pages pages : {Pages::kStay, Pages::kGone}) {
+    ASSERT_TRUE(copies.hold(7, sample_.files(), sample_.segment_bytes, now_));
+    const auto before = copies.map(sample_.files(), sample_.segment_bytes);
+    copies.drop(7, pages, now_);
+    const auto after = copies.map(sample_.files(), sample_.segment_bytes);
+    ASSERT_TRUE(before && after);
+    EXPECT_EQ(before->front() == after->front(), pages == Pages::kStay);
+  }
 }
 
 TEST_F(PinnedCopiesTest, WithoutADeviceNothingIsHeld) {

@@ -231,16 +231,17 @@ TEST_F(SliceSourceTest, TilesThatThreeSourcesHoldInPartsAreStagedTogetherAndVeri
 }
 
 // On a host with one node, the pages of the destination are there.
+// Pages are allocated while the pull runs. So the node is what the store has asked the kernel for,
+// or unknown, and at the end all pages are there.
 TEST_F(SliceSourceTest, TheNodeOfTheDestinationIsThatOfItsPages) {
   add_source(0, kRows);
   want(0, kRows);
-  EXPECT_EQ(slices_->numa_node(), node_of_memory(pending_->segment(0)));
-  const auto nodes = usable_numa_nodes();
-  if (nodes.size() == 1 && node_of_memory(pending_->segment(0)) >= 0) {
-    EXPECT_EQ(slices_->numa_node(), nodes.front().id);
-  }
+  const int node = slices_->numa_node();
+  EXPECT_EQ(node, pending_->mapped(0)->numa_node());
   fetch_all();
   expect_done();
+  const int of_pages = node_of_memory(pending_->segment(0));
+  EXPECT_TRUE(node < 0 || of_pages < 0 || node == of_pages) << node << ", " << of_pages;
 }
 
 TEST_F(SliceSourceTest, AStagedGroupWithAWrongByteIsNotMarkedAndReadAgain) {

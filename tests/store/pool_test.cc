@@ -146,6 +146,26 @@ TEST_F(PoolTest, AFileThatLostPagesGetsAnotherLife) {
   EXPECT_TRUE(verify_version(*next, 2, nullptr));
 }
 
+// Nothing may go on to pin it.
+TEST_F(PoolTest, AFileThatSomebodyDeletedOrLinkedElsewhereEndsItsLife) {
+  auto first = pull_from(*source_);
+  ASSERT_GE(first->segments.size(), 2u);
+  std::vector<bool> ended(first->segments.size());
+  for (std::size_t i = 0; i < ended.size(); ++i) {
+    first->segments[i]->life()->at_end([&ended, i] { ended[i] = true; });
+  }
+  const fs::path linked = first->segments[0]->path();
+  fs::create_hard_link(linked, store_path().parent_path() / "elsewhere");
+  fs::remove(first->segments[1]->path());
+  first.reset();
+  ASSERT_TRUE(store_->retire(id_));
+  EXPECT_TRUE(ended[0]);
+  for (const auto& file : fs::directory_iterator(pool())) fs::remove(file.path());
+  store_->trim_pool(TimePoint());
+  EXPECT_EQ(std::count(ended.begin(), ended.end(), false), 0);
+  EXPECT_EQ(store_->pooled_bytes(), 0u);
+}
+
 // Who wrote to it may still have it open.
 TEST_F(PoolTest, FilesOfACopyThatIsNotVerifiedAreNotTaken) {
   auto first = pull_from(*source_);
@@ -452,7 +472,7 @@ class ReserveTest : public PoolTest {
   std::uint64_t top_up() {
     const auto added = store_->top_up_reserve();
     EXPECT_TRUE(added) << added.error().message();
-    return added && *added != nullptr ? (*added)->bytes().size() : 0;
+    return added.value_or(0);
   }
 };
 
@@ -482,11 +502,11 @@ TEST_F(ReserveTest, AFirstPullTakesAFileOfItOfASimilarSize) {
 TEST_F(ReserveTest, AFileThatIsCutOffGetsAnotherLife) {
   open_with_reserve(128 * kMiB);
   bool ended = false;
-  {
-    const auto added = store_->top_up_reserve();
-    ASSERT_TRUE(added) << added.error().message();
-    (*added)->life()->at_end([&] { ended = true; });
-  }
+  const auto prepare = [&](MappedSegment& file) {
+    file.life()->at_end([&] { ended = true; });
+    EXPECT_EQ(store_->pooled_bytes(), 0u) << "a copy could take it";
+  };
+  ASSERT_TRUE(store_->top_up_reserve(prepare));
   EXPECT_FALSE(ended);
   const auto source = make_source({"large", 1}, 100 * kMiB);
   const auto version = pull_from(*source);

@@ -96,6 +96,16 @@ TEST(ShmSourceMappings, AFileThatLosesItsNameIsNotKept) {
   EXPECT_EQ(mappings.size(), 1u);
 }
 
+TEST(ShmSourceMappings, AMappingThatNobodyUsesGoesAfterAWhile) {
+  shm::SourceMappings mappings(std::chrono::milliseconds(1));
+  NamedFile file(kMiB);
+  NamedFile used(kMiB);
+  const auto in_use = used.open(mappings, 0, kMiB);
+  for (std::uint64_t i = 0; i < 4; ++i) file.open(mappings, i * kPageBytes, kPageBytes).reset();
+  EXPECT_TRUE(eventually([&] { return mappings.size() == 1; }));
+  EXPECT_EQ(used.open(mappings, 0, kMiB), in_use);
+}
+
 TEST(ShmSourceMappings, ARegionBehindTheEndOfTheFileIsNotMappedThoughItWas) {
   shm::SourceMappings mappings;
   NamedFile file(kMiB);

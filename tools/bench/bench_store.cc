@@ -119,9 +119,8 @@ class StoreBench {
         }));
     TRY_VOID(open_anew(pulled_, "pulled"));
     TRY_VOID(pull_rows(*pulled_, "fresh memory"));
-    for (bool complete = false; !complete;) {
-      TRY(const auto added, reserved_->top_up_reserve());
-      complete = added == nullptr;
+    for (std::uint64_t added = 1; added != 0;) {
+      TRY(added, reserved_->top_up_reserve());
     }
     return pull_rows(*reserved_, "the reserve");
   }

@@ -40,6 +40,15 @@ std::shared_ptr<const Mapping> Mapping::create(const UniqueFd& fd, const RegionR
 
 Mapping::~Mapping() { ::munmap(base_, length_); }
 
+namespace {
+
+int milliseconds_until(TimePoint time) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(time - steady_now()).count();
+  return static_cast<int>(std::max<std::int64_t>(left, 0));
+}
+
+}  // namespace
+
 SourceMappings::~SourceMappings() {
   {
     const std::lock_guard lock(mutex_);
@@ -54,9 +63,12 @@ std::shared_ptr<const Mapping> SourceMappings::open(const UniqueFd& fd, const Re
   struct stat info {};
   if (!fd || ::fstat(fd.get(), &info) != 0) return nullptr;
   const Key key{info.st_dev, info.st_ino, reply.fd_offset, reply.size_bytes};
-  const TimePoint until = steady_now() + kKept;
+  const TimePoint until = steady_now() + kept_for_;
   const std::lock_guard lock(mutex_);
-  if (thread_.joinable()) drop_nameless();
+  if (thread_.joinable()) {
+    drop_nameless();
+    if (!doomed_.empty()) wake();
+  }
   const auto known = kept_.find(key);
   if (known != kept_.end() && info.st_nlink > 0 &&
       in_range(reply.fd_offset, reply.size_bytes, static_cast<std::uint64_t>(info.st_size))) {
@@ -102,16 +114,17 @@ void SourceMappings::wake() {
 void SourceMappings::run() {
   set_thread_name("rk-shm-keep");
   while (true) {
-    int wait_ms = -1;
+    std::optional<TimePoint> next;
+    std::vector<std::shared_ptr<const Mapping>> doomed;
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
       drop_nameless();
-      if (const auto next = drop_old(steady_now())) {
-        wait_ms = static_cast<int>(
-            std::chrono::ceil<std::chrono::milliseconds>(*next - steady_now()).count());
-      }
+      next = drop_old(steady_now());
+      doomed.swap(doomed_);
     }
+    doomed.clear();
+    const int wait_ms = next ? milliseconds_until(*next) : -1;
     std::array<pollfd, 2> fds{{{inotify_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}}};
     (void)::poll(fds.data(), fds.size(), wait_ms);
     std::uint64_t count = 0;
@@ -138,7 +151,7 @@ void SourceMappings::drop_nameless() {
 std::optional<TimePoint> SourceMappings::drop_old(TimePoint now) {
   std::optional<TimePoint> next;
   for (auto& [key, kept] : kept_) {
-    if (kept.mapping.use_count() > 1) kept.until = now + kKept;
+    if (kept.mapping.use_count() > 1) kept.until = now + kept_for_;
   }
   drop_if([&](const Kept& kept) { return kept.until <= now; });
   for (const auto& [key, kept] : kept_) next = std::min(next.value_or(kept.until), kept.until);
@@ -150,6 +163,7 @@ void SourceMappings::drop_if(const std::function<bool(const Kept&)>& goes) {
   std::erase_if(kept_, [&](const auto& item) {
     if (!goes(item.second)) return false;
     watches.insert(item.second.watch);
+    doomed_.push_back(item.second.mapping);
     return true;
   });
   for (const int watch : watches) unwatch(watch);

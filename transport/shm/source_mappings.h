@@ -11,6 +11,7 @@
 #include <span>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/unique_fd.h"
@@ -43,9 +44,8 @@ class Mapping {
 // reads through a mapping that is only kept. Thread-safe.
 class SourceMappings {
  public:
-  static constexpr std::chrono::seconds kKept{60};
-
-  SourceMappings() = default;
+  // `kept`: how long a mapping stays after its last use.
+  explicit SourceMappings(Duration kept = std::chrono::seconds(60)) : kept_for_(kept) {}
   ~SourceMappings();
   SourceMappings(const SourceMappings&) = delete;
   SourceMappings& operator=(const SourceMappings&) = delete;
@@ -67,15 +67,19 @@ class SourceMappings {
   bool start();
   void wake();
   void run();
-  // The caller of these holds mutex_.
+  // The caller of these holds mutex_. They leave the unmapping to the thread.
   void drop_nameless();
   std::optional<TimePoint> drop_old(TimePoint now);
   void drop_if(const std::function<bool(const Kept&)>& goes);
   void unwatch(int watch);
 
+  const Duration kept_for_;
   mutable std::mutex mutex_;
   std::map<Key, Kept> kept_;  // guarded by mutex_
-  bool stopping_ = false;     // guarded by mutex_
+  // Taken out of kept_, to be unmapped without the lock: that takes long, and frees the file if it
+  // has no name. Guarded by mutex_.
+  std::vector<std::shared_ptr<const Mapping>> doomed_;
+  bool stopping_ = false;  // guarded by mutex_
   // Set before the thread starts.
   UniqueFd inotify_;
   UniqueFd wake_;       // eventfd

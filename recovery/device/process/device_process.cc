@@ -161,7 +161,8 @@ Result<void> Process::on_frame(const proto::AgentToDevices& frame,
     case proto::AgentToDevices::kHold:
       return hold(frame.hold(), std::move(descriptors));
     case proto::AgentToDevices::kDrop:
-      copies_.drop(frame.drop().copy(), steady_now());
+      copies_.drop(frame.drop().copy(), frame.drop().pages_gone() ? Pages::kGone : Pages::kStay,
+                   steady_now());
       return {};
     case proto::AgentToDevices::kServe:
       return serve(frame.serve(), std::move(descriptors));

@@ -48,6 +48,11 @@ Result<Segment> SegmentCache::get(int fd, std::uint64_t bytes) {
   return segment;
 }
 
+void SegmentCache::forget(int fd) {
+  struct stat file {};
+  if (::fstat(fd, &file) == 0) entries_.erase(Key{file.st_dev, file.st_ino});
+}
+
 std::uint64_t SegmentCache::mapped_bytes() const {
   std::uint64_t bytes = 0;
   for (const auto& [key, entry] : entries_) {
@@ -101,9 +106,13 @@ Result<void> PinnedCopies::hold(std::uint64_t copy, std::vector<UniqueFd> files,
   return {};
 }
 
-void PinnedCopies::drop(std::uint64_t copy, TimePoint now) {
+void PinnedCopies::drop(std::uint64_t copy, Pages pages, TimePoint now) {
   auto node = copies_.extract(copy);
   if (node.empty()) return;
+  if (pages == Pages::kGone) {
+    for (const UniqueFd& file : node.mapped().files) cache_->forget(file.get());
+    return unpin(std::move(node.mapped().segments));
+  }
   lingering_.add(std::move(node.mapped().segments), std::move(node.mapped().files), now);
 }
 

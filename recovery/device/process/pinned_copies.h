@@ -10,6 +10,7 @@
 
 #include <sys/types.h>
 
+#include "recovery/device/device_order.h"
 #include "src/base/clock.h"
 #include "src/base/unique_fd.h"
 #include "src/base/worker_pool.h"
@@ -26,6 +27,8 @@ class SegmentCache {
   explicit SegmentCache(bucket::Pinner& pinner) : pinner_(pinner) {}
 
   Result<Segment> get(int fd, std::uint64_t bytes);
+  // The next get() maps the file anew.
+  void forget(int fd);
   std::uint64_t mapped_bytes() const;
 
  private:
@@ -79,7 +82,7 @@ class PinnedCopies {
                                    const std::vector<std::uint64_t>& bytes);
   Result<void> hold(std::uint64_t copy, std::vector<UniqueFd> files,
                     const std::vector<std::uint64_t>& bytes, TimePoint now);
-  void drop(std::uint64_t copy, TimePoint now);
+  void drop(std::uint64_t copy, Pages pages, TimePoint now);
 
   struct Settled {
     std::uint64_t copy = 0;

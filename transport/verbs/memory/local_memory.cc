@@ -83,7 +83,7 @@ void LocalMemory::keep(Registered registered, MemoryLife& life) {
   const std::byte* const begin = registered->bytes().data();
   {
     const std::lock_guard lock(mutex_);
-    kept_[begin] = std::move(registered);
+    kept_.insert_or_assign(begin, std::move(registered));
     if (!watched_.insert(begin).second) return;
   }
   life.at_end([memory = weak_from_this(), begin] {

@@ -92,7 +92,8 @@ bool may_keep_idle_memory(const Fabric& fabric) {
 MemoryRegistrarImpl::MemoryRegistrarImpl(Fabric& fabric, const RegistrarOptions& options)
     : touchers_("rk-touch", fabric.devices().empty() ? 1 : toucher_count(), 1024),
       plan_{options.max_piece_bytes, usable_numa_nodes().size() > 1, &touchers_, &touching_ns_},
-      keeps_idle_memory_(options.keeps_idle_memory.value_or(may_keep_idle_memory(fabric))) {
+      keeps_idle_memory_(options.keeps_idle_memory.value_or(options.max_bytes_per_device == 0 &&
+                                                            may_keep_idle_memory(fabric))) {
   for (const auto& device : fabric.devices()) {
     shares_.push_back(std::make_unique<DeviceShare>(*device, options.max_bytes_per_device));
   }
