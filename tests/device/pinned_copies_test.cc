@@ -169,11 +169,14 @@ TEST_F(PinnedCopiesTest, ACopySettlesOnce) {
 
 TEST_F(PinnedCopiesTest, FilesWhosePagesAreGoneAreMappedAnew) {
   PinnedCopies copies(device_.get(), 1);
+  const std::vector<UniqueFd> files = sample_.files();
   for (const Pages pages : {Pages::kStay, Pages::kGone}) {
-    ASSERT_TRUE(copies.hold(7, sample_.files(), sample_.segment_bytes, now_));
-    const auto before = copies.map(sample_.files(), sample_.segment_bytes);
+    std::vector<UniqueFd> held;
+    for (const UniqueFd& file : files) held.emplace_back(::dup(file.get()));
+    ASSERT_TRUE(copies.hold(7, std::move(held), sample_.segment_bytes, now_));
+    const auto before = copies.map(files, sample_.segment_bytes);
     copies.drop(7, pages, now_);
-    const auto after = copies.map(sample_.files(), sample_.segment_bytes);
+    const auto after = copies.map(files, sample_.segment_bytes);
     ASSERT_TRUE(before && after);
     EXPECT_EQ(before->front() == after->front(), pages == Pages::kStay);
   }
