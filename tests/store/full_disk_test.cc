@@ -1,4 +1,7 @@
+#include <chrono>
 #include <thread>
+
+#include <fcntl.h>
 
 #include "src/base/failpoint.h"
 #include "tests/store/mount_namespace.h"
@@ -114,6 +117,34 @@ TEST_F(FullDiskTest, WhoLacksRoomWaitsForFilesThatAreBeingDeleted) {
     const auto segment = store_->create_segment(small() / "w.safetensors", 16 << 20);
     EXPECT_TRUE(segment) << segment.error().message();
     deleting.join();
+  });
+}
+
+// A device process has the file pinned, or a reader has it mapped.
+TEST_F(FullDiskTest, AFileThatAProcessStillHasIsWaitedForBeforeTheNextOneGoes) {
+  on_small_tmpfs([&] {
+    store_ = open_store(small() / "s", 1 << 30, 1 << 30);
+    for (const std::uint64_t mib : {std::uint64_t{12}, std::uint64_t{3}}) {
+      const fs::path pooled = small() / "pooled.safetensors";
+      ASSERT_TRUE(store_->create_segment(pooled, mib << 20));
+      ASSERT_TRUE(store_->remove_segment(pooled));
+    }
+    ASSERT_EQ(store_->pooled_bytes(), 15u << 20);
+    UniqueFd held;
+    for (const auto& file : fs::directory_iterator(small() / "s" / "pool")) {
+      if (file.file_size() != 12u << 20) continue;
+      held = UniqueFd(::open(file.path().c_str(), O_RDONLY | O_CLOEXEC));
+    }
+    ASSERT_TRUE(held);
+    std::thread process([&] {
+      while (store_->pooled_bytes() == 15u << 20) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      held.reset();
+    });
+    const auto segment = store_->create_segment(small() / "w.safetensors", 8 << 20);
+    EXPECT_TRUE(segment) << segment.error().message();
+    EXPECT_EQ(store_->pooled_bytes(), 3u << 20) << "both files were deleted";
+    process.join();
   });
 }
 
