@@ -51,11 +51,15 @@ class DirectReads {
 
   // --- the session
   void offer(DirectSlots slots) {
+    if (over_) return;
     slots_ = std::move(slots);
     changed->notify();
   }
   void want(DirectWish wish) {
+    if (over_) return;
     wishes_.push_back(std::move(wish));
+    if (wishes_.size() > kMostWishes)
+      return end("the session wants more buckets than it has slots");
     changed->notify();
   }
   // It wants no more. over() follows.
@@ -85,6 +89,9 @@ class DirectReads {
   const std::shared_ptr<async::Notifier> changed;
 
  private:
+  // A session wants a bucket for each of its slots.
+  static constexpr std::size_t kMostWishes = 64;
+
   const Answers answers_;
   std::optional<DirectSlots> slots_;
   std::deque<DirectWish> wishes_;

@@ -342,8 +342,9 @@ void DirectTransfer::assign(std::size_t bucket, std::uint32_t slot) {
 
 // The slices of a group bring parts of the same tiles. If several sources sent them, nobody can
 // tell whose part was wrong.
-bool DirectTransfer::read_again(std::size_t bucket, const std::vector<TileIndex>& wrong) {
+bool DirectTransfer::read_again(std::size_t bucket, std::vector<TileIndex> wrong) {
   const auto& [number, plan, first] = plan_->buckets[bucket];
+  std::ranges::sort(wrong);
   std::vector<std::pair<SliceIndex, Verdict>> verdicts;
   std::vector<planner::TileWork> works;
   {
@@ -351,7 +352,7 @@ bool DirectTransfer::read_again(std::size_t bucket, const std::vector<TileIndex>
     for (SliceIndex i = 0; i < plan->slice_count(); ++i) {
       plan->tiles(i, works);
       const auto bad = std::ranges::find_if(works, [&wrong](const planner::TileWork& work) {
-        return std::ranges::find(wrong, work.tile) != wrong.end();
+        return std::ranges::binary_search(wrong, work.tile);
       });
       if (bad == works.end()) continue;
       const SliceIndex begin = plan->group_first(i);

@@ -107,7 +107,7 @@ class DirectTransfer final : private transport::SliceSource, private transport::
   std::optional<std::string> take_wishes();
   void accept_before(std::uint64_t count);
   void assign(std::size_t bucket, std::uint32_t slot);
-  bool read_again(std::size_t bucket, const std::vector<TileIndex>& wrong);
+  bool read_again(std::size_t bucket, std::vector<TileIndex> wrong);
 
   const PullEnvironment& environment_;
   DirectReads& reads_;

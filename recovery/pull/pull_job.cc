@@ -181,24 +181,29 @@ async::Task<void> PullJob::Driver::serve_direct_reads() {
   const std::string why = co_await read_directly(*reads);
   log::info("pull.direct_over", "version", context_.target.resolved.id.to_string(), "why", why);
   reads->finish(why);
-  (void)sources_.judge();
-  sources_.forget_lost();
   context_.silence.heard(steady_now());
   const bool cancelled = co_await async::is_cancelled();
   if (!cancelled && context_.finder.age(steady_now()) >= kOffersFreshFor) co_await sources_.look();
 }
 
-// Returns why no more is read.
+// Returns why no more is read. Wrong bytes count against no source of the pull: they may have come
+// about between a NIC and the GPU, and the pull looks at the same bytes in host memory.
 async::Task<std::string> PullJob::Driver::read_directly(DirectReads& reads) {
+  if (destination_.verified()->count() > 0) co_return "this host has some of the bytes";
   const auto chosen = direct_sources(sources_.sources());
   if (!chosen) co_return chosen.error().message();
+  // The coordinator takes a pull that says nothing for one that has ended.
+  const auto report = [this] {
+    context_.finder.report(context_.progress.report(sources_.sources()));
+  };
   const TimePoint give_up = steady_now() + kSlotsWait;
   std::optional<DirectSlots> slots;
   while (!(slots = reads.take_slots())) {
     if (reads.ended()) co_return *reads.ended();
     const bool cancelled = co_await async::is_cancelled();
     if (cancelled || steady_now() >= give_up) co_return "the device has offered no slots";
-    co_await reads.changed->wait_until(give_up);
+    report();
+    co_await reads.changed->wait_until(std::min(give_up, steady_now() + kDirectReport));
   }
   SourceTable sources;
   for (const auto index : *chosen) sources.push_back(sources_.sources()[index]);
@@ -211,6 +216,8 @@ async::Task<std::string> PullJob::Driver::read_directly(DirectReads& reads) {
   };
   auto plan = co_await compute(std::move(make));
   if (!plan) co_return plan.error().message();
+  report();
+  context_.silence.heard(steady_now());
   auto other_homes = slots->landing.other_homes;
   DirectTransfer transfer(context_.environment, context_.silence, reads,
                           {.plan = std::move(*plan),
@@ -220,16 +227,15 @@ async::Task<std::string> PullJob::Driver::read_directly(DirectReads& reads) {
                                      .root = context_.target.resolved.root,
                                      .forced_transport = "verbs",
                                      .closed_homes = std::move(other_homes)},
-                           // The coordinator takes a pull that says nothing for one that has ended.
-                           .tick = [this, told = steady_now()]() mutable {
+                           .tick = [report, told = steady_now()]() mutable {
                              if (steady_now() - told < kDirectReport) return;
                              told = steady_now();
-                             context_.finder.report(context_.progress.report(sources_.sources()));
+                             report();
                            }});
   std::string why = co_await transfer.run();
-  for (std::size_t i = 0; i < chosen->size(); ++i) {
-    (*sources_.table())[(*chosen)[i]].wrong = transfer.wrong()[i];
-  }
+  std::uint32_t wrong = 0;
+  for (const WrongBytes& one : transfer.wrong()) wrong += one.slices;
+  if (wrong > 0) why += fmt::format("; {} slice(s) were wrong on the device", wrong);
   co_return why;
 }
 

@@ -80,8 +80,8 @@ async::Task<void> DirectDriver::land(device::SlotsOffered offered) {
   const auto reads = found->second.reads;
   const std::string attached = std::move(found->second.attached);
   const std::uint64_t bytes = round_up(offered.bucket_bytes * offered.slots, kPageBytes);
-  auto work = [this, fd = offered.memory.get(), bytes, homes = found->second.homes] {
-    return devices_.land_in_device(fd, bytes, homes);
+  auto work = [&devices = devices_, fd = offered.memory.get(), bytes, homes = found->second.homes] {
+    return devices.land_in_device(fd, bytes, homes);
   };
   auto landing = co_await async::offload(copies_.blocking_pool(), std::move(work));
   if (!landing) {

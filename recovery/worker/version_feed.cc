@@ -81,7 +81,7 @@ void VersionFeed::read_by(std::string device) {
 }
 
 bool VersionFeed::read_directly(std::shared_ptr<pull::DirectReads> reads) {
-  if (started_ || readers_ > 1 || direct_ != nullptr) return false;
+  if (started_ || view_ || complete_ || failed_ || readers_ > 1 || direct_ != nullptr) return false;
   direct_ = std::move(reads);
   return true;
 }

@@ -33,7 +33,9 @@ Result<void> DirectFetch::read(std::size_t bucket, DeviceAddress to,
                                std::span<const TileIndex> wrong) {
   const auto slot = static_cast<std::uint32_t>((to - slots_.at(0)) / slots_.bucket_bytes);
   TRY_VOID(reader_.read(bucket, slot, wrong));
-  return device_.see_nic_writes();
+  auto seen = device_.see_nic_writes();
+  if (!seen) reader_.give_up();
+  return seen;
 }
 
 DirectVerify::DirectVerify(const Means& means, PartsOf parts_of)

@@ -31,6 +31,8 @@ class SlotReader {
   // After an error the reader is of no further use.
   virtual Result<void> read(std::size_t bucket, std::uint32_t slot,
                             std::span<const TileIndex> wrong) = 0;
+  // The device cannot see the bytes that have come, so no more are wanted.
+  virtual void give_up() = 0;
 };
 
 // Reads the buckets in their order. Queues nothing, but waits for the bytes: the device verifies

@@ -46,11 +46,16 @@ class Nics {
   // Bytes stop coming, and the end of the writes is not confirmed.
   bool hangs = false;
 
-  void serve(Session& session) { session_ = &session; }
+  void serve(Session& session) {
+    const std::lock_guard lock(mutex_);
+    session_ = &session;
+    changed_.notify_all();
+  }
   void say(SessionNews news) {
     std::unique_lock lock(mutex_);
     // The session's first words may come before the test knows it.
-    changed_.wait(lock, [&] { return session_ != nullptr; });
+    ASSERT_TRUE(
+        changed_.wait_for(lock, std::chrono::seconds(20), [&] { return session_ != nullptr; }));
     if (auto* const offered = std::get_if<SlotsOffered>(&news)) map(*offered);
     if (const auto* const wanted = std::get_if<BucketWanted>(&news)) read(*wanted);
     if (const auto* const ended = std::get_if<ReadsEnded>(&news)) {
@@ -58,7 +63,12 @@ class Nics {
       if (!hangs) session_->reads_over("no more is wanted");
     }
   }
-  void wake() { changed_.notify_all(); }
+
+  // False: the session wants no bucket for 20 s.
+  bool await_wish() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !wanted_.empty(); });
+  }
 
   // For the test, when the session is over.
   const std::optional<ReadsEnded>& ended() const { return ended_; }
@@ -82,6 +92,7 @@ class Nics {
   }
   void read(const BucketWanted& wanted) {
     wanted_.push_back(wanted);
+    changed_.notify_all();
     if (hangs) return;
     const auto place =
         static_cast<std::size_t>(std::ranges::find(direct_, wanted.bucket) - direct_.begin());
@@ -157,7 +168,6 @@ class DirectSessionTest : public ::testing::Test {
     Begun begun;
     begun.start(std::move(order));
     nics_.serve(*begun.session);
-    nics_.wake();
     return begun;
   }
   Begun begin() { return begin(*device_); }
@@ -290,6 +300,24 @@ TEST_F(DirectSessionTest, ADeviceThatCannotSeeWritesOfNicsUploadsAsAlways) {
   EXPECT_THAT(nics_.wanted(), IsEmpty());
   ASSERT_TRUE(nics_.ended());
   EXPECT_THAT(nics_.ended()->why, HasSubstr("cannot wait for writes"));
+}
+
+// The agent may live, and the NIC may write to the slot of the first bucket.
+TEST_F(DirectSessionTest, ASessionThatEndsWhileANicWritesUploadsNothingAnyMore) {
+  nics_.hangs = true;
+  auto begun = begin();
+  begun.session->tell({}, true);
+  begun.worker->open();
+  ASSERT_TRUE(nics_.await_wish());
+  begun.session->end(Error(ErrorCode::kPeerLost, "the agent is gone"), true);
+  begun.session->reads_over("the agent is gone");
+  begun.worker->take_all();
+  EXPECT_FALSE(begun.worker->finished());
+  EXPECT_EQ(begun.worker->buckets(), 0u);
+  begun.worker->close();
+  const auto end = begun.wait();
+  ASSERT_TRUE(end.error);
+  EXPECT_EQ(end.buckets, 0u);
 }
 
 TEST_F(DirectSessionTest, SlotsThatNicsMayStillWriteToAreNotUsedForUploads) {

@@ -212,9 +212,10 @@ void Sessions::bury(std::uint64_t number) { sessions_.erase(number); }
 std::optional<Error> Sessions::end_all(const Error& why) {
   for (const auto& [number, one] : sessions_) {
     one.session->stop(why.message());
-    // The queue pairs of the agent end with it.
-    one.session->reads_over(why.message());
+    // It must know of its end before it may use its slots again: the agent may live, and its queue
+    // pairs with it.
     one.session->end(why, true);
+    one.session->reads_over(why.message());
   }
   sessions_.clear();
   for (auto& [number, end] : take().ended) {

@@ -52,6 +52,7 @@ Mailbox::News NicReads::hear() {
   auto news = means_.mailbox.take();
   means_.told.ready.insert(means_.told.ready.end(), news.ready.begin(), news.ready.end());
   means_.told.complete = means_.told.complete || news.complete;
+  if (news.ended) session_end_ = news.ended;
   return news;
 }
 
@@ -144,6 +145,7 @@ Result<void> Uploading::leave_direct(std::string why) {
   const bool all = given == plan_->size();
   if (why.empty() && !all) why = "the other buckets have parts of tiles";
   TRY_VOID(direct_->reads.end(all, given, std::move(why)));
+  if (direct_->reads.session_end()) return fail(*direct_->reads.session_end());
   for (const std::size_t bucket : direct_->fetch.first(given)) fetch_->leave_out(bucket);
   TRY_VOID(fetch_->mark_ready(means_.told.ready));
   if (means_.told.complete) fetch_->mark_all_ready();

@@ -30,7 +30,7 @@ struct SessionTimes {
 
   // Of a bucket that NICs bring, and then of the end of their writes.
   std::chrono::milliseconds direct_read{30'000};
-  std::chrono::milliseconds direct_end{15'000};
+  std::chrono::milliseconds direct_end{60'000};
 
   // --- in a round
 
@@ -106,10 +106,13 @@ class NicReads final : public bucket::SlotReader {
   void note_verified(std::size_t count) { verified_ = count; }
   Result<void> read(std::size_t bucket, std::uint32_t slot,
                     std::span<const TileIndex> wrong) override;
+  void give_up() override { broken_ = true; }
   // A read has failed.
   bool broken() const { return broken_; }
   // Waits until no NIC writes any more. kUnavailable: they still may.
   Result<void> end(bool all, std::uint64_t buckets, std::string why);
+  // The session has ended meanwhile. Then nobody may fill its slots, even if end() has returned.
+  const std::optional<Error>& session_end() const { return session_end_; }
 
  private:
   Mailbox::News hear();
@@ -119,6 +122,7 @@ class NicReads final : public bucket::SlotReader {
   bool offered_ = false;
   bool broken_ = false;
   bool ended_ = false;
+  std::optional<Error> session_end_;
 };
 
 // A session's buckets from this host: NICs bring those that can be verified on the device alone, if
