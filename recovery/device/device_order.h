@@ -40,8 +40,10 @@ struct DeviceOrder {
 
 // What became of the pages of files that are dropped.
 enum class Pages {
-  kStay,  // the next copy may be in the same files
-  kGone,  // the files were deleted, or may have other pages now
+  // The next copy may be in the same files.
+  kStay,
+  // The files were deleted, or may have other pages now.
+  kGone,
 };
 
 struct DeviceOver {
