@@ -141,8 +141,9 @@ void SourceMappings::drop_nameless() {
       inotify_event event{};
       std::memcpy(&event, events.data() + at, sizeof event);
       at += static_cast<ssize_t>(sizeof event + event.len);
+      const int watch = event.wd;
       const bool lost = (event.mask & IN_Q_OVERFLOW) != 0;
-      drop_if([&](const Kept& kept) { return lost || kept.watch == event.wd; });
+      drop_if([&](const Kept& kept) { return lost || kept.watch == watch; });
     }
   }
 }
