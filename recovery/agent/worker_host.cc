@@ -140,7 +140,7 @@ void WorkerHost::hold_reserve(const store::MappedSegment& segment,
     return;
   }
   const std::uint64_t number = kFirstNumber + reserve_files_.fetch_add(1);
-  const auto on_control_thread = [this, alive = std::weak_ptr(lifetime_),
+  const auto on_control_thread = [alive = std::weak_ptr(lifetime_),
                                   executor](std::function<void()> work) {
     boost::asio::post(executor, [alive, work = std::move(work)] {
       if (!alive.expired()) work();
