@@ -30,6 +30,8 @@ constexpr std::chrono::milliseconds kGrantDelay{250};
 // A grant lives for a minute.
 constexpr std::chrono::seconds kOffersFreshFor{20};
 constexpr std::chrono::seconds kRecruitClose{5};
+// For other sources, after those of a transfer are lost.
+constexpr std::chrono::milliseconds kSearch{1000};
 constexpr std::size_t kMissingShown = 5;
 // Until a device has its slots. Opening a GPU takes tenths of a second.
 constexpr std::chrono::seconds kSlotsWait{10};
@@ -302,6 +304,8 @@ async::Task<Result<void>> PullJob::Driver::transfer_once(PlanRef plan) {
   if (!done && done.error().code() != ErrorCode::kUnavailable) co_return done;
   const bool gained =
       verified.count() > tiles || sources_.faults().quarantined().size() > quarantined;
+  // A NIC may have taken most of the patience to notice that its peer is gone.
+  if (gained) context_.silence.leave(kSearch, steady_now());
   const auto after = rounds_.after({.gained = gained,
                                     .grants_refused = grants_refused,
                                     .silent = context_.silence.over(steady_now())});

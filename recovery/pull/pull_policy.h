@@ -111,6 +111,8 @@ class Silence {
   void heard(TimePoint when) { since_ = std::max(since_, when); }
   // This process was stopped for `pause`. That time does not count as silence.
   void forgive(Duration pause) { since_ += pause; }
+  // What comes next has at least this long.
+  void leave(std::chrono::milliseconds time, TimePoint now) { heard(now + time - patience_); }
 
   bool over(TimePoint now) const { return now - since_ >= patience_; }
   std::chrono::milliseconds left(TimePoint now) const {

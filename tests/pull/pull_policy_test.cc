@@ -189,6 +189,15 @@ TEST(Silence, APauseOfThePullerDoesNotCount) {
   EXPECT_FALSE(silence.over(kStart + 61s));
 }
 
+TEST(Silence, AStepThatComesLateHasAtLeastItsTime) {
+  Silence silence(4000ms, kStart);
+  silence.leave(1000ms, kStart + 1s);
+  EXPECT_EQ(silence.left(kStart + 1s), 3000ms) << "there is more left";
+  silence.leave(1000ms, kStart + 3900ms);
+  EXPECT_EQ(silence.left(kStart + 3900ms), 1000ms);
+  EXPECT_TRUE(silence.over(kStart + 4900ms));
+}
+
 TEST(PullRounds, APlanWithNothingInItIsTheEnd) { EXPECT_EQ(PullRounds::next({}), Next::kDone); }
 
 TEST(PullRounds, MissingBoxesAreLookedForBeforeCompleteSourcesAreRead) {
