@@ -67,7 +67,8 @@ struct RegistrarOptions {
 };
 
 struct RegistrarStats {
-  std::uint64_t bytes = 0;  // registered now, summed over devices
+  // Registered now, or about to be, summed over devices.
+  std::uint64_t bytes = 0;
   std::uint64_t pieces = 0;
   std::uint64_t failures = 0;
   // The wall time that faulting pages in has taken, summed over regions.
