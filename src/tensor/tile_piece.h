@@ -22,8 +22,8 @@
 //   1. the bytes up to the first border of a chunk, if the run begins inside a chunk;
 //   2. 32 bytes for each largest subtree of whole chunks of the run, without the tree's top;
 //   3. the bytes of the chunk that the end of the run cuts.
-// The short last chunk of a tile counts as whole. So a piece is much shorter than a part with long
-// runs, and never longer than the part.
+// The short last chunk of a tile counts as whole. A piece is much shorter than a part with long
+// runs. It is longer than the part at most by 31 bytes, if the last chunk is shorter than a digest.
 namespace rekindle {
 
 // A box inside the box of a tile.
@@ -59,22 +59,25 @@ class TileAssembly {
   // The BLAKE3 digest of the tile. Only of a complete tile.
   Digest leaf() const;
   // Equal to prove_range() of the tile, for a range that is a union of runs of the parts.
-  // kNotFound: the parts so far do not tell all of it, or the range cuts a run.
+  // kNotFound: the pieces do not tell all of it. kInvalid: no range of the tile.
   Result<std::string> proof(TileRange range) const;
 
  private:
   struct Chunk {
     std::string bytes;
     std::uint64_t known = 0;
+
+    bool complete() const { return known == bytes.size(); }
   };
   struct Subtree {
     std::uint64_t end = 0;
     Digest value;
   };
 
+  // Returns the rest of the piece.
   std::string_view add_run(TileRange run, std::string_view piece);
   void add_bytes(TileRange range, std::string_view bytes);
-  bool has_bytes(TileRange range) const;
+  bool append_bytes(TileRange range, std::string& out) const;
   std::optional<Digest> value(const ChunkNode& node) const;
 
   Box tile_;

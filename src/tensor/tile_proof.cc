@@ -1,63 +1,45 @@
 #include "src/tensor/tile_proof.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "src/base/blake3.h"
+#include "src/tensor/chunk_tree.h"
 
 namespace rekindle {
 
 namespace {
 
-// A subtree of the tile's tree: chunks [begin, end).
-struct Node {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-
-  // The left child has the largest power of two of chunks that leaves some for the right one.
-  std::uint64_t middle() const { return begin + std::bit_floor(end - begin - 1); }
-  Node left() const { return {begin, middle()}; }
-  Node right() const { return {middle(), end}; }
-};
-
 // The chunks that a range touches, in a tile of `bytes` bytes.
 struct Cover {
   Cover(TileRange range, std::uint64_t bytes)
-      : top{0, std::max<std::uint64_t>(1, (bytes + kBlake3ChunkBytes - 1) / kBlake3ChunkBytes)},
+      : top(ChunkNode::top(bytes)),
         chunks{range.begin / kBlake3ChunkBytes,
                (range.end + kBlake3ChunkBytes - 1) / kBlake3ChunkBytes},
         begin(chunks.begin * kBlake3ChunkBytes),
         end(std::min(bytes, chunks.end * kBlake3ChunkBytes)) {}
 
-  bool beside(const Node& node) const {
-    return node.end <= chunks.begin || node.begin >= chunks.end;
-  }
-  bool within(const Node& node) const {
-    return node.begin >= chunks.begin && node.end <= chunks.end;
-  }
+  bool beside(const ChunkNode& node) const { return node.beside(chunks); }
+  bool within(const ChunkNode& node) const { return node.within(chunks); }
 
-  Node top;
-  Node chunks;
+  ChunkNode top;
+  ChunkNode chunks;
   std::uint64_t begin;  // bytes, at borders of chunks
   std::uint64_t end;
 };
 
-Digest value_of(std::span<const std::byte> bytes, const Node& node) {
+Digest value_of(std::span<const std::byte> bytes, const ChunkNode& node) {
   return blake3_subtree(bytes, node.begin);
 }
 
 // Calls visit(node) for each node beside the path from the covered chunks to the top, in the order
 // of a proof.
 template <typename Visit>
-void for_each_node_beside(const Cover& cover, const Node& node, const Visit& visit) {
-  if (cover.beside(node)) return visit(node);
-  if (cover.within(node)) return;
-  for_each_node_beside(cover, node.left(), visit);
-  for_each_node_beside(cover, node.right(), visit);
+void for_each_node_beside(const Cover& cover, const Visit& visit) {
+  rekindle::for_each_node_beside(cover.chunks, cover.top, visit);
 }
 
 // All that is known of a tile from a part of it and that part's proof: the bytes of the chunks that
@@ -81,7 +63,7 @@ class KnownTile {
     std::memcpy(known.bytes_.data() + head, part.data(), part.size());
     std::memcpy(known.bytes_.data() + head + part.size(), proof.data() + head, tail);
     proof.remove_prefix(head + tail);
-    for_each_node_beside(cover, cover.top, [&](const Node& node) {
+    for_each_node_beside(cover, [&](const ChunkNode& node) {
       known.begins_.push_back(node.begin);
       known.digests_.push_back(Digest::from_bytes(proof.substr(0, sizeof(Digest))));
       proof.remove_prefix(sizeof(Digest));
@@ -94,7 +76,7 @@ class KnownTile {
     return parent_of(cover_.top, true);
   }
   // Of a node that lies in the covered chunks, beside them, or above such nodes.
-  Digest value(const Node& node) const {
+  Digest value(const ChunkNode& node) const {
     if (cover_.beside(node)) {
       const auto at = std::ranges::lower_bound(begins_, node.begin);
       return digests_[static_cast<std::size_t>(at - begins_.begin())];
@@ -116,7 +98,7 @@ class KnownTile {
         begins_(std::move(begins)),
         digests_(std::move(digests)) {}
 
-  Digest parent_of(const Node& node, bool top) const {
+  Digest parent_of(const ChunkNode& node, bool top) const {
     return blake3_parent(value(node.left()), value(node.right()), top);
   }
 
@@ -161,7 +143,7 @@ TileRange range_in_tile(const Box& part, const Box& tile, std::uint64_t element_
 std::uint64_t proof_bytes(TileRange range, std::uint64_t tile_bytes) {
   const Cover cover(range, tile_bytes);
   std::uint64_t bytes = (range.begin - cover.begin) + (cover.end - range.end);
-  for_each_node_beside(cover, cover.top, [&](const Node&) { bytes += sizeof(Digest); });
+  for_each_node_beside(cover, [&](const ChunkNode&) { bytes += sizeof(Digest); });
   return bytes;
 }
 
@@ -169,7 +151,7 @@ std::string prove_range(std::span<const std::byte> tile, TileRange range) {
   const Cover cover(range, tile.size());
   std::string proof(text_of(tile.subspan(cover.begin, range.begin - cover.begin)));
   proof += text_of(tile.subspan(range.end, cover.end - range.end));
-  for_each_node_beside(cover, cover.top, [&](const Node& node) {
+  for_each_node_beside(cover, [&](const ChunkNode& node) {
     const std::uint64_t begin = node.begin * kBlake3ChunkBytes;
     const std::uint64_t end = std::min<std::uint64_t>(tile.size(), node.end * kBlake3ChunkBytes);
     proof += value_of(tile.subspan(begin, end - begin), node).to_bytes();
@@ -196,8 +178,8 @@ Result<std::string> prove_smaller_range(std::span<const std::byte> part, TileRan
   const Cover cover(range, tile_bytes);
   std::string smaller(text_of(known->bytes(cover.begin, range.begin)));
   smaller += text_of(known->bytes(range.end, cover.end));
-  for_each_node_beside(cover, cover.top,
-                       [&](const Node& node) { smaller += known->value(node).to_bytes(); });
+  for_each_node_beside(cover,
+                       [&](const ChunkNode& node) { smaller += known->value(node).to_bytes(); });
   return smaller;
 }
 
@@ -213,11 +195,11 @@ void add_to_proof(std::span<char> proof, TileRange range, std::uint64_t tile_byt
     std::memcpy(proof.data() + head, smaller.data() + part_head, tail);
   }
   // Both lists ascend.
-  std::vector<Node> wanted;
-  for_each_node_beside(cover, cover.top, [&](const Node& node) { wanted.push_back(node); });
+  std::vector<ChunkNode> wanted;
+  for_each_node_beside(cover, [&](const ChunkNode& node) { wanted.push_back(node); });
   std::size_t next = 0;
   std::size_t from = part_head + (part.end - within.end);
-  for_each_node_beside(part, part.top, [&](const Node& node) {
+  for_each_node_beside(part, [&](const ChunkNode& node) {
     while (next < wanted.size() && wanted[next].begin < node.begin) ++next;
     if (next < wanted.size() && wanted[next].begin == node.begin && wanted[next].end == node.end) {
       std::memcpy(proof.data() + head + tail + next * sizeof(Digest), smaller.data() + from,
