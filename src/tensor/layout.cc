@@ -13,8 +13,6 @@ namespace {
 
 constexpr std::string_view kLayoutMagic = "RKLAYO01";
 constexpr std::size_t kMaxSegments = 1 << 20;
-// Boxes of one tensor are compared pairwise: bounds the work that a hostile layout can cause.
-constexpr std::size_t kMaxBoxesPerTensor = 1024;
 constexpr std::size_t kMaxSegmentNameBytes = 200;
 
 Result<void> check_segment_name(std::string_view name) {

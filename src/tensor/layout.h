@@ -33,6 +33,10 @@ struct LayoutEntry {
   bool operator==(const LayoutEntry&) const = default;
 };
 
+// Boxes of one tensor in a layout are compared pairwise. This bounds the work that a hostile layout
+// can cause.
+inline constexpr std::size_t kMaxBoxesPerTensor = 1024;
+
 // Which boxes lie where: address-free, content-addressed. Entries are sorted by (tensor, box);
 // boxes of one tensor do not overlap; byte ranges of one segment do not overlap.
 class Layout {

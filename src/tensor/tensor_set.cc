@@ -74,7 +74,8 @@ namespace {
 
 constexpr std::string_view kTensorSetMagic = "RKTSET01";
 
-// Returns the tensor's bytes.
+}  // namespace
+
 Result<std::uint64_t> check_tensor(const TensorInfo& tensor) {
   const auto bad = [&](std::string_view why) {
     return fail(ErrorCode::kInvalid, "tensor '{}' {}", canonical::printable(tensor.name), why);
@@ -95,8 +96,6 @@ Result<std::uint64_t> check_tensor(const TensorInfo& tensor) {
   if (!size) return bad(size.error().message());
   return *size;
 }
-
-}  // namespace
 
 bool is_checkpoint_file(std::string_view path) {
   constexpr std::string_view kIndexSuffix = ".safetensors.index.json";

@@ -62,6 +62,9 @@ struct TensorInfo {
   bool operator==(const TensorInfo&) const = default;
 };
 
+// The tensor's bytes. kInvalid: a TensorSet refuses the tensor, whatever the others are.
+Result<std::uint64_t> check_tensor(const TensorInfo& tensor);
+
 using TensorIndex = std::uint32_t;
 
 // The tensors of a checkpoint, sorted by name, unique, immutable: its identity without its bytes.
