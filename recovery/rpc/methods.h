@@ -48,6 +48,7 @@ template <> struct SignatureOf<AGENT_PROVE_RANGES> : Signature<class ProveRanges
 template <> struct SignatureOf<AGENT_STATUS> : Signature<class AgentStatusRequest, class AgentStatusResponse> {};
 template <> struct SignatureOf<AGENT_CONNECT_PATHS> : Signature<class ConnectPathsRequest, class ConnectPathsResponse> {};
 template <> struct SignatureOf<AGENT_WATCH_HAVE> : Signature<class WatchHaveRequest, class WatchHaveResponse> {};
+template <> struct SignatureOf<AGENT_JOINT> : Signature<class JointRequest, class JointResponse> {};
 template <> struct SignatureOf<LOCAL_PUBLISH> : Signature<class LocalPublishRequest, class TransferResult> {};
 template <> struct SignatureOf<LOCAL_PULL> : Signature<class LocalPullRequest, class TransferResult> {};
 template <> struct SignatureOf<LOCAL_RETIRE> : Signature<class LocalRetireRequest, class LocalRetireResponse> {};

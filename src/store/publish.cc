@@ -258,7 +258,8 @@ Result<std::shared_ptr<SegmentStore::Staged>> finish(StoreState& state, const Mo
       SegmentStore::Staged{std::move(manifest), std::move(copy), nullptr});
 }
 
-// The header of a filled segment lay where its bytes were written.
+}  // namespace
+
 Result<void> check_headers(const FilledSegments& filled, PublishCopy& copy) {
   for (std::uint32_t i = 0; i < filled.segments.size(); ++i) {
     const std::string& header = filled.packed.headers[i];
@@ -274,8 +275,6 @@ Result<void> check_headers(const FilledSegments& filled, PublishCopy& copy) {
   }
   return {};
 }
-
-}  // namespace
 
 Result<std::shared_ptr<SegmentStore::Staged>> stage_files(
     std::shared_ptr<StoreState> state, const ModelVersion& id, std::span<const fs::path> paths,

@@ -70,7 +70,19 @@ class SegmentStore::Staged {
   std::shared_ptr<const StoredVersion> existing;  // a full copy with the same root
 };
 
-// SegmentStore::stage and stage_segments.
+// kCorrupt: a writer has overwritten the header of its file. The header lay where the tensors of a
+// filled segment were written.
+Result<void> check_headers(const FilledSegments& filled, PublishCopy& copy);
+
+class SegmentStore::StagedPart {
+ public:
+  ModelVersion id;
+  TensorSet tensors;
+  Layout layout;
+  std::unique_ptr<PublishCopy> copy;
+};
+
+// SegmentStore::stage, stage_segments, stage_part and finish_part.
 Result<std::shared_ptr<SegmentStore::Staged>> stage_files(
     std::shared_ptr<StoreState> state, const ModelVersion& id,
     std::span<const std::filesystem::path> paths,
@@ -78,5 +90,11 @@ Result<std::shared_ptr<SegmentStore::Staged>> stage_files(
 Result<std::shared_ptr<SegmentStore::Staged>> stage_filled(
     std::shared_ptr<StoreState> state, const ModelVersion& id, FilledSegments filled,
     const std::function<void(const PublishProgress&)>& progress);
+Result<std::shared_ptr<SegmentStore::StagedPart>> stage_part(std::shared_ptr<StoreState> state,
+                                                             const ModelVersion& id,
+                                                             FilledSegments filled);
+Result<std::shared_ptr<SegmentStore::Staged>> finish_part(
+    StoreState& state, std::shared_ptr<SegmentStore::StagedPart> part,
+    std::shared_ptr<const Checkpoint> checkpoint, std::vector<PartDigest> part_digests);
 
 }  // namespace rekindle::store

@@ -171,7 +171,7 @@ struct StoreOptions {
   Evidence evidence = Evidence::kLeases;
 };
 
-// Files of create_segment() that hold a whole checkpoint.
+// Files of create_segment() that hold a checkpoint, or the part of it that `packed` describes.
 struct FilledSegments {
   TensorSet tensors;
   // The layout of the files, and the headers that they must still have.
@@ -253,6 +253,22 @@ class SegmentStore {
   virtual Result<std::shared_ptr<const StoredVersion>> commit_staged(
       std::shared_ptr<Staged> staged) = 0;
   virtual void discard_staged(std::shared_ptr<Staged> staged) = 0;
+
+  // Publishing a part of a version (docs/internals/joint-publication.md), in two steps:
+  // stage_part() takes the files over as stage_segments() does, so that from then on no process can
+  // write to them, but digests nothing. finish_part() makes the manifest when the leaves of all
+  // tiles are known. commit_staged() follows. A dropped StagedPart is discarded.
+  class StagedPart;
+  virtual Result<std::shared_ptr<StagedPart>> stage_part(const ModelVersion& id,
+                                                         FilledSegments filled) = 0;
+  // The bytes of one entry of the part's layout. Read them within guard_mapping_access().
+  virtual std::span<const std::byte> staged_array(const StagedPart& part,
+                                                  const LayoutEntry& entry) const = 0;
+  // `part_digests`: as in Manifest. kDenied: the version is here with another root. kCorrupt: a
+  // file was opened for writing meanwhile.
+  virtual Result<std::shared_ptr<Staged>> finish_part(std::shared_ptr<StagedPart> part,
+                                                      std::shared_ptr<const Checkpoint> checkpoint,
+                                                      std::vector<PartDigest> part_digests) = 0;
 
   // Unlinks or pools all layouts of a version. Their memory is freed or reused after the last
   // reader has ended. Returns the freed bytes.

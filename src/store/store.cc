@@ -72,6 +72,22 @@ class Store final : public SegmentStore {
     return stage_filled(state_, id, std::move(filled), progress);
   }
   const Manifest& staged_manifest(const Staged& staged) const override { return staged.manifest; }
+  Result<std::shared_ptr<StagedPart>> stage_part(const ModelVersion& id,
+                                                 FilledSegments filled) override {
+    return store::stage_part(state_, id, std::move(filled));
+  }
+  std::span<const std::byte> staged_array(const StagedPart& part,
+                                          const LayoutEntry& entry) const override {
+    const std::uint64_t bytes =
+        entry.box.elements() * dtype_size_bytes(part.tensors[entry.tensor].dtype);
+    return part.copy->segment(entry.segment).bytes().subspan(entry.offset_bytes, bytes);
+  }
+  Result<std::shared_ptr<Staged>> finish_part(std::shared_ptr<StagedPart> part,
+                                              std::shared_ptr<const Checkpoint> checkpoint,
+                                              std::vector<PartDigest> part_digests) override {
+    return store::finish_part(*state_, std::move(part), std::move(checkpoint),
+                              std::move(part_digests));
+  }
   Result<std::shared_ptr<const StoredVersion>> commit_staged(
       std::shared_ptr<Staged> staged) override {
     const Checkpoint& checkpoint = *staged->manifest.checkpoint;

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/digest.h"
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "src/tensor/joint_plan.h"
+#include "src/tensor/tile.h"
+
+namespace rekindle::joint {
+
+// The phases of a joint publication, as its lead sees them.
+enum class Phase {
+  kDeclaring,   // some agents have yet to send their declarations
+  kWriting,     // leaves are coming
+  kClaiming,    // every leaf is there; the root is being claimed
+  kCommitting,  // the root is claimed; the leaves can be read
+  kComplete,    // every agent has confirmed
+  kEnded,       // why() has the reason
+};
+
+// What the lead of a joint publication collects (docs/internals/joint-publication.md). Sans I/O. A
+// host is its place in the roster.
+class JointLead {
+ public:
+  struct Host {
+    std::string name;
+    std::vector<std::uint32_t> ranks;
+  };
+
+  JointLead(ModelVersion id, std::vector<Host> hosts, TimePoint now);
+
+  Phase phase() const { return phase_; }
+  const std::optional<Error>& why() const { return why_; }
+  std::size_t host_count() const { return hosts_.size(); }
+  const Digest& root() const { return root_; }
+
+  // The host is alive.
+  void heard(std::size_t host, TimePoint now) { hosts_[host].heard = now; }
+  // Ends the publication if a host was silent for too long. A complete one goes on.
+  void advance(TimePoint now);
+  // The lead itself slept.
+  void forgive(Duration pause);
+  void end(Error why);
+
+  // A page of the host's declarations. kInvalid: pages do not fit together, or are too large.
+  Result<void> put_declarations(std::size_t host, std::uint64_t offset, std::uint64_t total_bytes,
+                                std::string_view page);
+  const std::string& declarations(std::size_t host) const { return hosts_[host].declarations; }
+
+  // The plan of the table. Before it is here, leaves are refused (kUnavailable).
+  void set_plan(std::shared_ptr<const JointPlan> plan);
+  // Leaves that the host has computed. Ends the publication if another host has sent another leaf
+  // of the same tile. kInvalid: no tiles of the plan.
+  Result<void> put_leaves(std::size_t host, std::span<const std::pair<TileIndex, TileIndex>> tiles,
+                          std::span<const Digest> leaves);
+  // The host has sent all its leaves. nullopt: its ranks have no elements, so it has no copy.
+  Result<void> put_layout(std::size_t host, std::optional<Digest> layout);
+
+  // In kClaiming: what the lead claims.
+  std::span<const Digest> leaves() const { return leaves_; }
+  std::vector<Digest> layouts() const;
+  void claimed(const Digest& root);
+
+  Result<void> confirm(std::size_t host);
+
+  // "a (ranks 0 and 1), b (rank 2)".
+  std::string name_hosts(const std::vector<std::size_t>& hosts) const;
+
+ private:
+  struct HostState {
+    Host host;
+    TimePoint heard;
+    std::string declarations;
+    std::uint64_t declared_bytes = 0;
+    bool declared = false;
+    bool sent_all = false;
+    std::optional<Digest> layout;
+    bool confirmed = false;
+  };
+  void check_leaves();
+
+  const ModelVersion id_;
+  std::vector<HostState> hosts_;
+  Phase phase_ = Phase::kDeclaring;
+  std::optional<Error> why_;
+  std::shared_ptr<const JointPlan> plan_;
+  std::vector<Digest> leaves_;
+  TileSet have_;
+  // Per tile, the first host that sent its leaf.
+  std::vector<std::uint32_t> leaf_of_;
+  Digest root_;
+};
+
+}  // namespace rekindle::joint

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "proto/agent.pb.h"
+#include "recovery/rpc/rpc.h"
+#include "src/async/task.h"
+#include "src/base/result.h"
+
+namespace rekindle::joint {
+
+// Calls another agent of a roster, or this one. A lost connection, and an agent that is not ready
+// yet, are tried again for 10 s. Control thread only.
+class JointPeer {
+ public:
+  // `identity` outlives it.
+  JointPeer(proto::NodeAddress node, const rpc::Identity& identity)
+      : node_(std::move(node)), identity_(identity) {}
+
+  const std::string& name() const { return node_.node_id(); }
+  // kPeerLost: the agent is gone, or was silent for too long.
+  async::Task<Result<proto::JointResponse>> call(proto::JointRequest request);
+
+ private:
+  async::Task<Result<proto::JointResponse>> try_once(proto::JointRequest request);
+
+  const proto::NodeAddress node_;
+  const rpc::Identity& identity_;
+  std::shared_ptr<rpc::RpcClient> client_;
+};
+
+}  // namespace rekindle::joint

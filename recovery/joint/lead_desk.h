@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/agent.pb.h"
+#include "recovery/joint/joint_agent.h"
+#include "recovery/joint/joint_lead.h"
+#include "src/async/task_group.h"
+
+namespace rekindle::joint {
+
+// The lead of a joint publication: answers the agents of its roster, and claims the version when
+// every leaf is there. Control thread only.
+class LeadDesk {
+ public:
+  LeadDesk(boost::asio::any_io_executor executor, JointAgent& agent, ModelVersion id,
+           std::vector<JointLead::Host> hosts);
+
+  // `from`: the caller's place in the roster.
+  async::Task<Result<proto::JointResponse>> answer(std::size_t from, proto::JointRequest request);
+  void set_plan(std::shared_ptr<const JointPlan> plan);
+  // Time has passed; for `slept` of it this process was stopped.
+  void advance(TimePoint now, Duration slept);
+  void end(Error why);
+  // Complete, or ended.
+  bool over() const;
+  // Waits for what still runs. Afterwards the object may go.
+  async::Task<void> close();
+
+ private:
+  async::Task<Result<void>> watch(proto::JointWatch watch);
+  Result<void> take_leaves(std::size_t from, const proto::JointLeaves& leaves);
+  Result<void> read(const proto::JointRead& read, proto::JointResponse& answer) const;
+  async::Task<void> claim();
+  proto::JointState state() const;
+  // To be called when the lead may have another phase.
+  void look();
+
+  JointAgent& agent_;
+  const ModelVersion id_;
+  JointLead lead_;
+  std::shared_ptr<const JointPlan> plan_;
+  bool claiming_ = false;
+  async::Notifier changed_;
+  async::TaskGroup tasks_;
+};
+
+}  // namespace rekindle::joint

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/ids.h"
+#include "src/base/result.h"
+#include "src/store/segment_store.h"
+#include "src/tensor/joint_plan.h"
+
+namespace rekindle::joint {
+
+// The ranks of a joint publication that are at this agent. A declaration stays when its rank goes,
+// so that a restarted rank can go on.
+class LocalRanks {
+ public:
+  LocalRanks(ModelVersion id, std::uint32_t world) : id_(std::move(id)), world_(world) {}
+
+  std::uint32_t world() const { return world_; }
+  // kInvalid: another world, or no rank of it. kDenied: the rank is here already, or, once the
+  // declarations are sealed, has declared something else.
+  Result<void> declare(std::uint32_t world, Declaration declaration);
+  // Declarations that have been sent to other agents do not change.
+  void seal() { sealed_ = true; }
+  void leave(std::uint32_t rank);
+  Result<void> fill(std::uint32_t rank, store::FilledSegments filled);
+
+  // With a process that writes, or whose commit waits.
+  std::vector<std::uint32_t> present() const;
+  // Those of `ranks` that have not committed.
+  std::vector<std::uint32_t> unfilled(std::span<const std::uint32_t> ranks) const;
+  // No rank has a process.
+  bool deserted() const;
+  // kStale: one of `ranks` is not here.
+  Result<std::vector<Declaration>> declarations(std::span<const std::uint32_t> ranks) const;
+  // Of a rank that has committed.
+  store::FilledSegments take(std::uint32_t rank);
+
+ private:
+  struct Rank {
+    Declaration declaration;
+    bool present = false;
+    std::optional<store::FilledSegments> filled;
+  };
+  const ModelVersion id_;
+  const std::uint32_t world_;
+  bool sealed_ = false;
+  std::map<std::uint32_t, Rank> ranks_;
+};
+
+}  // namespace rekindle::joint

@@ -1,0 +1,103 @@
+#include "recovery/joint/tile_finisher.h"
+
+#include <algorithm>
+
+#include "src/base/units.h"
+
+namespace rekindle::joint {
+
+namespace {
+
+// Of pieces of incomplete tiles.
+constexpr std::uint64_t kMemory = 256 * kMiB;
+
+}  // namespace
+
+TileFinisher::TileFinisher(ModelVersion id, std::shared_ptr<const JointPlan> plan,
+                           std::vector<TileIndex> tiles)
+    : id_(std::move(id)), plan_(std::move(plan)), tiles_(std::move(tiles)) {
+  for (const TileIndex tile : tiles_) open_.emplace_hint(open_.end(), tile, Tile());
+}
+
+bool TileFinisher::has_room_for(TileIndex tile) const {
+  return bytes_ < kMemory || open_.empty() || tile <= open_.begin()->first;
+}
+
+TileFinisher::Tile& TileFinisher::begin(TileIndex tile, Tile& state) const {
+  if (!state.cells.empty()) return state;
+  for (JointPlan::Cell& cell : plan_->cells(tile)) {
+    for (const std::size_t host : cell.hosts) {
+      if (std::ranges::find(state.missing, host) == state.missing.end()) {
+        state.missing.push_back(host);
+      }
+    }
+    state.cells.push_back({std::move(cell.box), std::move(cell.hosts), {}, 0});
+  }
+  return state;
+}
+
+Result<void> TileFinisher::add(std::size_t host, TileIndex tile, std::string_view pieces) {
+  const auto found = open_.find(tile);
+  if (found == open_.end()) {
+    if (std::ranges::binary_search(tiles_, tile)) return {};  // a repeated call
+    return fail(ErrorCode::kInvalid, "{}: a piece of tile {}, which is finished elsewhere",
+                id_.to_string(), tile);
+  }
+  Tile& state = begin(tile, found->second);
+  const auto missing = std::ranges::find(state.missing, host);
+  if (missing == state.missing.end()) return {};
+  const TensorIndex tensor = plan_->tiles().tensor_of(tile);
+  const TensorInfo& info = plan_->tensors()[tensor];
+  const Box whole = plan_->tiles().tile_box(tile);
+  for (Cell& cell : state.cells) {
+    if (!std::ranges::binary_search(cell.hosts, host)) continue;
+    const std::uint64_t bytes = piece_bytes({cell.box, whole, dtype_size_bytes(info.dtype)});
+    if (pieces.size() < bytes) {
+      return fail(ErrorCode::kCorrupt, "{}: the pieces of {} for '{}' {} are too short",
+                  id_.to_string(), plan_->host_name(host), info.name, whole.to_string());
+    }
+    const std::string_view piece = pieces.substr(0, bytes);
+    pieces.remove_prefix(bytes);
+    if (cell.piece.empty()) {
+      cell.piece = piece;
+      cell.from = host;
+      state.bytes += bytes;
+      bytes_ += bytes;
+    } else if (cell.piece != piece) {
+      return fail(ErrorCode::kInvalid,
+                  "{}: '{}' {} differs between {} and {} ({}): ranks that have the same elements "
+                  "must publish the same bytes",
+                  id_.to_string(), info.name, cell.box.to_string(), plan_->host_name(cell.from),
+                  plan_->host_name(host), name_ranks(plan_->ranks_with(tensor, cell.box)));
+    }
+  }
+  if (!pieces.empty()) {
+    return fail(ErrorCode::kCorrupt, "{}: the pieces of {} for '{}' {} are too long",
+                id_.to_string(), plan_->host_name(host), info.name, whole.to_string());
+  }
+  state.missing.erase(missing);
+  if (!state.missing.empty()) return {};
+  TRY(const Digest found_leaf, leaf(tile, state));
+  leaves_.emplace_back(tile, found_leaf);
+  bytes_ -= state.bytes;
+  open_.erase(found);
+  return {};
+}
+
+Result<Digest> TileFinisher::leaf(TileIndex tile, const Tile& state) const {
+  const TensorInfo& info = plan_->tensors()[plan_->tiles().tensor_of(tile)];
+  TileAssembly assembly(plan_->tiles().tile_box(tile), dtype_size_bytes(info.dtype));
+  for (const Cell& cell : state.cells) TRY_VOID(assembly.add(cell.box, cell.piece));
+  if (!assembly.complete()) {
+    return fail(ErrorCode::kInternal, "{}: the cells of tile {} of '{}' leave a hole",
+                id_.to_string(), tile, info.name);
+  }
+  return assembly.leaf();
+}
+
+std::vector<std::pair<TileIndex, Digest>> TileFinisher::take_leaves() {
+  std::ranges::sort(leaves_);
+  return std::exchange(leaves_, {});
+}
+
+}  // namespace rekindle::joint
