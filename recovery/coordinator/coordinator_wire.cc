@@ -17,6 +17,7 @@ constexpr std::size_t kMaxTextBytes = 512;
 constexpr int kMaxCoverRuns = 16'384;
 constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
 constexpr int kMaxVersionsPerHeartbeat = 4096;
+constexpr int kMaxJointRanks = 65'536;
 
 constexpr WireEnum<RankState, proto::RankState, 4> kRankStates{{
     {RankState::kAttached, proto::RANK_ATTACHED},
@@ -55,6 +56,10 @@ constexpr rpc::Fields kRankReport{
     WIRE_FIELD(rank),    WIRE_FIELD(world),       WIRE_FIELD(model),    WIRE_FIELD(sequence)};
 constexpr rpc::Fields kInstanceAnswer{WIRE_FIELD(id), WIRE_FIELD(loaded), WIRE_FIELD(world),
                                       WIRE_FIELD(why)};
+constexpr rpc::Fields kJointReport{WIRE_FIELD(node_id), WIRE_FIELD(incarnation), WIRE_FIELD(id),
+                                   WIRE_FIELD(world), WIRE_FIELD(leave)};
+constexpr rpc::Fields kJointRoster{WIRE_FIELD(number), WIRE_FIELD(missing),
+                                   WIRE_FIELD(missing_total)};
 constexpr rpc::Fields kPullStatus{WIRE_FIELD(id), WIRE_FIELD(shard), WIRE_FIELD(bytes_done),
                                   WIRE_FIELD(bytes_total), WIRE_FIELD(bytes_per_second)};
 
@@ -338,6 +343,30 @@ proto::RankResponse to_proto(const InstanceAnswer& answer) {
   kInstanceAnswer.write(answer, response);
   response.set_state(kInstanceStates.to_wire(answer.state));
   return response;
+}
+
+Result<JointReport> from_proto(const proto::JointReport& message) {
+  TRY_VOID(check_text("a node id", message.node_id()));
+  JointReport report;
+  TRY_VOID(kJointReport.read(message, report));
+  if (message.ranks_size() > kMaxJointRanks) {
+    return fail(ErrorCode::kInvalid,
+                "joint publication of {}: node '{}' reports {} ranks; at most {} are allowed",
+                report.id.to_string(), report.node_id, message.ranks_size(), kMaxJointRanks);
+  }
+  report.ranks.assign(message.ranks().begin(), message.ranks().end());
+  return report;
+}
+
+proto::JointRoster to_proto(const JointRoster& roster) {
+  proto::JointRoster message;
+  kJointRoster.write(roster, message);
+  for (const JointRoster::Host& host : roster.hosts) {
+    auto& entry = *message.add_hosts();
+    *entry.mutable_node() = to_proto(host.node);
+    entry.mutable_ranks()->Add(host.ranks.begin(), host.ranks.end());
+  }
+  return message;
 }
 
 proto::DrainResponse to_proto(const Draining& draining) {

@@ -24,6 +24,8 @@ Result<Heartbeat> from_proto(const proto::HeartbeatRequest& request);
 proto::HeartbeatResponse to_proto(const HeartbeatAnswer& answer);
 Result<RankReport> from_proto(const proto::RankReport& report);
 proto::RankResponse to_proto(const InstanceAnswer& answer);
+Result<JointReport> from_proto(const proto::JointReport& report);
+proto::JointRoster to_proto(const JointRoster& roster);
 proto::DrainResponse to_proto(const Draining& draining);
 
 // The signer of grants.

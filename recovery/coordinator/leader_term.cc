@@ -8,6 +8,7 @@
 #include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/coordinator_service.h"
 #include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/joint_service.h"
 #include "recovery/coordinator/round_service.h"
 #include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/grants.h"
@@ -25,12 +26,30 @@ constexpr std::chrono::milliseconds kCloseDeadline{2000};
 // A wait without a deadline looks again after this long.
 constexpr std::chrono::hours kUnset{24};
 
-async::Task<void> tick_forever(Core& core, Committer& committer, RoundService& rounds) {
+// All calls of the coordinator.
+struct Services {
+  void attach(rpc::RpcServer& server) {
+    calls.attach(server);
+    rounds.attach(server);
+    joint.attach(server);
+  }
+  // Time has passed in the core.
+  void wake_waiters() {
+    rounds.wake_waiters();
+    joint.wake_waiters();
+  }
+
+  CoordinatorService calls;
+  RoundService rounds;
+  JointService joint;
+};
+
+async::Task<void> tick_forever(Core& core, Committer& committer, Services& services) {
   for (;;) {
     co_await async::sleep_for(kTick);
     core.tick(steady_now());
     committer.wake();
-    rounds.wake_waiters();
+    services.wake_waiters();
   }
 }
 
@@ -44,10 +63,10 @@ Limits limits_of(const CoordinatorOptions& options) {
 
 // Serves calls; the epoch is durable.
 async::Task<Result<void>> serve_until(const TermOptions& options, Core& core, Committer& committer,
-                                      RoundService& rounds, rpc::RpcServer& server,
+                                      Services& services, rpc::RpcServer& server,
                                       async::TaskGroup& tasks, Stop& stop) {
   CO_TRY(const std::string address, server.listen(options.options.listen));
-  tasks.spawn("coordinator.tick", tick_forever(core, committer, rounds));
+  tasks.spawn("coordinator.tick", tick_forever(core, committer, services));
   log::info("coordinator.ready", "address", address, "epoch", core.fleet().epoch(), "versions",
             core.fleet().catalog.all().size());
   if (options.options.on_ready) options.options.on_ready(address);
@@ -93,14 +112,14 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   identity.incarnation = Incarnation::random();
   identity.secret = options.secret;
   identity.epoch = [&core] { return core.fleet().epoch(); };
-  CoordinatorService service(
-      core, committer,
-      {{identity.incarnation, options.secret}, options.timing, options.may_answer});
-  RoundService rounds(executor, core, options.may_answer);
+  Services services{{core,
+                     committer,
+                     {{identity.incarnation, options.secret}, options.timing, options.may_answer}},
+                    {executor, core, options.may_answer},
+                    {executor, core, options.may_answer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
-  service.attach(*server);
-  rounds.attach(*server);
-  if (begun) begun = co_await serve_until(options, core, committer, rounds, *server, tasks, stop);
+  services.attach(*server);
+  if (begun) begun = co_await serve_until(options, core, committer, services, *server, tasks, stop);
   co_await server->close(kCloseDeadline);
   // A batch that is being written uses the objects of this frame, however long the store takes.
   while (!co_await tasks.close(kCloseDeadline)) {

@@ -193,6 +193,67 @@ TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
             ErrorCode::kNotFound);
 }
 
+proto::JointReport joint_report(const rpc::Identity& from, std::uint32_t rank) {
+  proto::JointReport report;
+  report.set_node_id(from.node_id);
+  report.set_incarnation(from.incarnation.to_bytes());
+  *report.mutable_id() = rpc::to_proto(kId);
+  report.set_world(2);
+  report.add_ranks(rank);
+  return report;
+}
+
+TEST_F(CoordinatorDaemon, AnAgentWaitsForTheRosterOfAJointPublication) {
+  start();
+  const Agent a = agent("a");
+  const Agent b = agent("b");
+  const auto say = [&](const Agent& from, proto::JointReport report, std::uint32_t wait_ms) {
+    report.set_wait_ms(wait_ms);
+    return rpc::call<proto::COORDINATOR_REPORT_JOINT>(from.client, std::move(report), 20s);
+  };
+  const proto::JointReport of_a = joint_report(a.identity, 0);
+  EXPECT_EQ(loop_.run(say(a, of_a, 5000)).error().code(), ErrorCode::kUnavailable)
+      << "it must register";
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(enroll(b));
+  const auto early = loop_.run(say(a, of_a, 20));
+  ASSERT_TRUE(early) << early.error().message();
+  EXPECT_EQ(early->number(), 0u);
+  EXPECT_THAT(early->missing(), ::testing::ElementsAre(1));
+  EXPECT_EQ(early->missing_total(), 1u);
+
+  std::optional<Result<proto::JointRoster>> heard;
+  boost::asio::co_spawn(loop_.io(), say(a, of_a, 5000),
+                        [&](const std::exception_ptr&, Result<proto::JointRoster> answer) {
+                          heard = std::move(answer);
+                        });
+  // Over the connection of a, so that it arrives after the call that waits.
+  EXPECT_EQ(loop_.run(say(a, joint_report(b.identity, 1), 0)).error().code(), ErrorCode::kDenied)
+      << "a speaks for b";
+  EXPECT_FALSE(heard);
+  EXPECT_EQ(loop_.run(say(b, joint_report(b.identity, 0), 5000)).error().code(), ErrorCode::kDenied)
+      << "an error is not waited for";
+  const auto last = loop_.run(say(b, joint_report(b.identity, 1), 5000));
+  ASSERT_TRUE(last) << last.error().message();
+  loop_.run_until([&] { return heard.has_value(); });
+  ASSERT_TRUE(*heard);
+  EXPECT_EQ((*heard)->SerializeAsString(), last->SerializeAsString());
+  EXPECT_GT(last->number(), 0u);
+  ASSERT_EQ(last->hosts_size(), 2);
+  EXPECT_EQ(last->hosts(0).node().node_id(), "a");
+  EXPECT_EQ(last->hosts(0).node().control_endpoint(), "127.0.0.1:7400");
+  EXPECT_EQ(last->hosts(0).node().incarnation(), a.identity.incarnation.to_bytes());
+  EXPECT_THAT(last->hosts(0).ranks(), ::testing::ElementsAre(0));
+  EXPECT_THAT(last->hosts(1).ranks(), ::testing::ElementsAre(1));
+
+  proto::JointReport leave = of_a;
+  leave.set_leave(true);
+  const auto left = loop_.run(say(a, leave, 5000));
+  ASSERT_TRUE(left) << left.error().message();
+  EXPECT_EQ(left->number(), 0u);
+  EXPECT_EQ(loop_.run(say(b, joint_report(b.identity, 1), 0))->number(), 0u) << "it is dissolved";
+}
+
 TEST_F(CoordinatorDaemon, AnUpdateWaitsForAgentsThatHaveYetToReport) {
   start({"--dead-after", "4000"});  // as long as it waits for b
   const Agent a = agent("a");

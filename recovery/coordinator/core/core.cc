@@ -44,6 +44,7 @@ void Core::tick(TimePoint now) {
     replicas_.shift(slept);
     instances_.shift(slept);
     rounds_.shift(slept);
+    joint_rosters_.shift(slept);
     pulls_.shift(slept);
     retirement_.shift(slept);
     permits_.shift(slept);
@@ -52,6 +53,7 @@ void Core::tick(TimePoint now) {
   pulls_.expire(now);
   instances_.advance(fleet_.members, now);
   rounds_.advance(fleet_.members, now);
+  joint_rosters_.advance(fleet_.members, now);
   // In the grace nothing counts as lost: a node that has yet to report may hold it.
   if (fleet_.grace.active(now)) return;
   readiness_.mark_all(now);
@@ -234,6 +236,12 @@ Result<void> Core::report_round(const RoundReport& report, TimePoint now) {
     return fail(ErrorCode::kUnavailable, "{}", heard.error().message());
   }
   return rounds_.report(report, now);
+}
+
+Result<void> Core::report_joint(const JointReport& report, TimePoint now) {
+  const auto heard = hear(report.node_id, report.incarnation, 0, now);
+  if (!heard) return fail(ErrorCode::kUnavailable, "{}", heard.error().message());
+  return joint_rosters_.report(report, (*heard)->info, fleet_.members, fleet_.epoch(), now);
 }
 
 }  // namespace rekindle::coordinator

@@ -10,6 +10,7 @@
 #include "recovery/coordinator/core/announcements.h"
 #include "recovery/coordinator/core/fleet_state.h"
 #include "recovery/coordinator/core/instances.h"
+#include "recovery/coordinator/core/joint_rosters.h"
 #include "recovery/coordinator/core/pull_leases.h"
 #include "recovery/coordinator/core/replicas.h"
 #include "recovery/coordinator/core/retirement.h"
@@ -127,6 +128,8 @@ class Core {
                                std::optional<Duration> gather, TimePoint now);
   // kUnavailable: the node is not registered (again) yet.
   Result<void> report_round(const RoundReport& report, TimePoint now);
+  // See JointRosters. kUnavailable: the node is not registered (again) yet.
+  Result<void> report_joint(const JointReport& report, TimePoint now);
 
   const FleetState& fleet() const { return fleet_; }
   const VersionReadiness& readiness() const { return readiness_; }
@@ -136,6 +139,7 @@ class Core {
   const Replicas& replicas() const { return replicas_; }
   const Instances& instances() const { return instances_; }
   const Rounds& rounds() const { return rounds_; }
+  const JointRosters& joint_rosters() const { return joint_rosters_; }
 
  private:
   Result<Member*> hear(const std::string& node_id, const Incarnation& incarnation,
@@ -151,6 +155,7 @@ class Core {
   EvictionPermits permits_{fleet_};
   Instances instances_;
   Rounds rounds_;
+  JointRosters joint_rosters_;
 };
 
 }  // namespace rekindle::coordinator
