@@ -115,6 +115,8 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
                  [this](const ModelVersion& id) { return sources_.is_being_filled(id); },
              .retire = [this](ModelVersion id) { return retirement_.retire(std::move(id)); }}),
       publisher_(executor_, parts(), retirement_, sources_),
+      joint_agent_(parts(), publisher_, sources_, retirement_, [this] { return address(); }),
+      joint_(executor_, joint_agent_),
       environment_(make_environment(options.tcp_congestion)),
       pulls_(parts(), retirement_, sources_, environment_),
       health_(executor_, parts(), options.scrub,
@@ -259,6 +261,7 @@ void AgentCore::serve_through(PeerSessions& sessions) {
 }
 
 Task<void> AgentCore::stop() {
+  co_await joint_.close(kStopDeadline);
   co_await duties_.stop(kDutiesDeadline);
   co_await health_.close(kStopDeadline);
   co_await link_.close(kStopDeadline);

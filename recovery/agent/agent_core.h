@@ -8,6 +8,7 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/agent/agent_joint.h"
 #include "recovery/agent/agent_parts.h"
 #include "recovery/agent/agent_pulls.h"
 #include "recovery/agent/copy_health.h"
@@ -18,6 +19,7 @@
 #include "recovery/agent/rdma.h"
 #include "recovery/agent/room_maker.h"
 #include "recovery/agent/version_retirement.h"
+#include "recovery/joint/joint_publications.h"
 #include "recovery/pull/pull_environment.h"
 #include "recovery/pull/pull_plans.h"
 #include "src/base/worker_pool.h"
@@ -67,6 +69,7 @@ class AgentCore {
   async::Task<void> stop();
 
   Publisher& publisher() { return publisher_; }
+  joint::JointPublications& joint() { return joint_; }
   AgentPulls& pulls() { return pulls_; }
   VersionRetirement& retirement() { return retirement_; }
   CopyHealth& health() { return health_; }
@@ -114,6 +117,8 @@ class AgentCore {
   VersionRetirement retirement_;
   RoomMaker room_;
   Publisher publisher_;
+  AgentJoint joint_agent_;
+  joint::JointPublications joint_;
   pull::PullEnvironment environment_;
   AgentPulls pulls_;
   CopyHealth health_;

@@ -231,6 +231,7 @@ Result<void> Daemon::listen_control() {
   local_server_ = rpc::RpcServer::create(executor, core_->identity());
   serve_local_commands(*local_server_, *core_);
   peers_->install(*server_);
+  core_->joint().install(*server_);
   install_status();
   TRY(const auto bound, server_->listen(options_.listen));
   TRY(const auto bound_port, rpc::HostPort::parse(bound));

@@ -96,7 +96,9 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> Publisher::stage_and_c
   // along.
   Result<void> claimed = fail(ErrorCode::kUnavailable, "cancelled; nothing was published");
   if (!co_await async::is_cancelled()) claimed = retirement_.check_not_retiring(order.id);
-  if (claimed) claimed = co_await claim(parts_.store.staged_manifest(*staged), order.replicas);
+  if (claimed) {
+    claimed = co_await claim(parts_.store.staged_manifest(*staged).checkpoint, order.replicas, {});
+  }
   if (!claimed) {
     co_await async::offload(parts_.blocking_pool, [&] {
       parts_.store.discard_staged(staged);
@@ -108,19 +110,20 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> Publisher::stage_and_c
                                     [&] { return parts_.store.commit_staged(staged); });
 }
 
-Task<Result<void>> Publisher::claim(const Manifest& manifest,
-                                    std::optional<std::uint32_t> replicas) {
+Task<Result<void>> Publisher::claim(std::shared_ptr<const Checkpoint> checkpoint,
+                                    std::optional<std::uint32_t> replicas,
+                                    std::vector<Digest> parts) {
   if (!parts_.link.configured()) co_return Result<void>();
   CO_TRY(const auto client, co_await parts_.link.wait_connected(kCoordinatorWait));
-  const Checkpoint& checkpoint = *manifest.checkpoint;
   proto::PublishRequest request;
   request.set_node_id(parts_.identity.node_id);
   request.set_incarnation(parts_.identity.incarnation.to_bytes());
-  *request.mutable_id() = rpc::to_proto(checkpoint.id);
-  *request.mutable_root() = rpc::to_proto(checkpoint.root);
-  *request.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
-  request.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
+  *request.mutable_id() = rpc::to_proto(checkpoint->id);
+  *request.mutable_root() = rpc::to_proto(checkpoint->root);
+  *request.mutable_tensor_set() = rpc::to_proto(checkpoint->tensors.digest());
+  request.set_checkpoint_bytes(checkpoint->tensors.total_bytes());
   if (replicas) request.set_replicas(*replicas);
+  for (const Digest& part : parts) *request.add_parts() = rpc::to_proto(part);
   const auto answer =
       co_await rpc::call<proto::COORDINATOR_PUBLISH>(client, std::move(request), kClaimDeadline);
   if (!answer) co_return fail(answer.error());

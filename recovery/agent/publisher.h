@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
 
@@ -25,6 +26,11 @@ class Publisher {
   // Publishes segments that a worker has filled.
   async::Task<Result<TransferSummary>> publish_filled(ModelVersion id,
                                                       store::FilledSegments filled);
+  // Claims the version of the checkpoint at the coordinator, if there is one. `parts`: the layouts
+  // of the copies that together hold it; none: a copy of this host holds all of it.
+  async::Task<Result<void>> claim(std::shared_ptr<const Checkpoint> checkpoint,
+                                  std::optional<std::uint32_t> replicas,
+                                  std::vector<Digest> parts);
 
  private:
   using Staged = std::shared_ptr<store::SegmentStore::Staged>;
@@ -39,7 +45,6 @@ class Publisher {
   };
   async::Task<Result<TransferSummary>> run(Order order);
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> stage_and_commit(Order& order);
-  async::Task<Result<void>> claim(const Manifest& manifest, std::optional<std::uint32_t> replicas);
   OnBytes report_to(const Order& order) const;
 
   const boost::asio::any_io_executor executor_;

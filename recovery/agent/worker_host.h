@@ -27,6 +27,7 @@ class WorkerHost final : public worker::Host, private Holder {
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) override;
   async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
+  joint::JointPublications* joint() override { return &core_.joint(); }
   worker::CopyVerifier& verifier() override { return core_.health().verifier(); }
   bool has_fleet() const override { return core_.link().configured(); }
   async::Task<Result<worker::InstanceVerdict>> report(worker::RankReport from) override;

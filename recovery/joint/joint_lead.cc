@@ -29,8 +29,8 @@ void JointLead::end(Error why) {
 }
 
 void JointLead::advance(TimePoint now) {
-  std::vector<std::size_t> silent;
-  for (std::size_t i = 0; i < hosts_.size(); ++i) {
+  std::vector<std::uint32_t> silent;
+  for (std::uint32_t i = 0; i < hosts_.size(); ++i) {
     // A host that has confirmed may leave.
     if (!hosts_[i].confirmed && now - hosts_[i].heard > kSilence) silent.push_back(i);
   }
@@ -45,16 +45,16 @@ void JointLead::forgive(Duration pause) {
   for (HostState& host : hosts_) host.heard += pause;
 }
 
-std::string JointLead::name_hosts(const std::vector<std::size_t>& hosts) const {
+std::string JointLead::name_hosts(const std::vector<std::uint32_t>& hosts) const {
   std::vector<std::string> names;
-  for (const std::size_t host : hosts) {
+  for (const std::uint32_t host : hosts) {
     const Host& of = hosts_[host].host;
     names.push_back(fmt::format("{} ({})", of.name, name_ranks(of.ranks)));
   }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-Result<void> JointLead::put_declarations(std::size_t host, std::uint64_t offset,
+Result<void> JointLead::put_declarations(std::uint32_t host, std::uint64_t offset,
                                          std::uint64_t total_bytes, std::string_view page) {
   HostState& state = hosts_[host];
   if (state.declared) return {};  // a repeated call
@@ -85,29 +85,29 @@ void JointLead::set_plan(std::shared_ptr<const JointPlan> plan) {
   have_ = TileSet(tiles);
 }
 
-Result<void> JointLead::put_leaves(std::size_t host,
+Result<void> JointLead::put_leaves(std::uint32_t host,
                                    std::span<const std::pair<TileIndex, TileIndex>> tiles,
                                    std::span<const Digest> leaves) {
   if (plan_ == nullptr) return fail(ErrorCode::kUnavailable, "{} has no plan yet", id_.to_string());
   std::uint64_t count = 0;
-  for (const auto& [begin, end] : tiles) {
-    if (begin >= end || end > have_.size()) {
+  for (const auto& [first, past] : tiles) {
+    if (first >= past || past > have_.size()) {
       return fail(ErrorCode::kInvalid, "{}: {} sent leaves of tiles that are not there",
                   id_.to_string(), hosts_[host].host.name);
     }
-    count += end - begin;
+    count += past - first;
   }
   if (count != leaves.size()) {
     return fail(ErrorCode::kInvalid, "{}: {} sent {} leaves for {} tiles", id_.to_string(),
                 hosts_[host].host.name, leaves.size(), count);
   }
   std::size_t next = 0;
-  for (const auto& [begin, end] : tiles) {
-    for (TileIndex tile = begin; tile < end; ++tile, ++next) {
+  for (const auto& [first, past] : tiles) {
+    for (TileIndex tile = first; tile < past; ++tile, ++next) {
       if (!have_.test(tile)) {
         have_.set(tile);
         leaves_[tile] = leaves[next];
-        leaf_of_[tile] = static_cast<std::uint32_t>(host);
+        leaf_of_[tile] = host;
       } else if (leaves_[tile] != leaves[next]) {
         const TensorIndex tensor = plan_->tiles().tensor_of(tile);
         end({ErrorCode::kInvalid,
@@ -124,7 +124,7 @@ Result<void> JointLead::put_leaves(std::size_t host,
   return {};
 }
 
-Result<void> JointLead::put_layout(std::size_t host, std::optional<Digest> layout) {
+Result<void> JointLead::put_layout(std::uint32_t host, std::optional<Digest> layout) {
   if (plan_ == nullptr) return fail(ErrorCode::kUnavailable, "{} has no plan yet", id_.to_string());
   hosts_[host].sent_all = true;
   hosts_[host].layout = layout;
@@ -155,7 +155,7 @@ void JointLead::claimed(const Digest& root) {
   phase_ = Phase::kCommitting;
 }
 
-Result<void> JointLead::confirm(std::size_t host) {
+Result<void> JointLead::confirm(std::uint32_t host) {
   if (phase_ != Phase::kCommitting && phase_ != Phase::kComplete) {
     return fail(ErrorCode::kInvalid, "{}: {} confirms a copy that has no root yet", id_.to_string(),
                 hosts_[host].host.name);

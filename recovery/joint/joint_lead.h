@@ -44,7 +44,7 @@ class JointLead {
   const Digest& root() const { return root_; }
 
   // The host is alive.
-  void heard(std::size_t host, TimePoint now) { hosts_[host].heard = now; }
+  void heard(std::uint32_t host, TimePoint now) { hosts_[host].heard = now; }
   // Ends the publication if a host was silent for too long. A complete one goes on.
   void advance(TimePoint now);
   // The lead itself slept.
@@ -52,28 +52,29 @@ class JointLead {
   void end(Error why);
 
   // A page of the host's declarations. kInvalid: pages do not fit together, or are too large.
-  Result<void> put_declarations(std::size_t host, std::uint64_t offset, std::uint64_t total_bytes,
+  Result<void> put_declarations(std::uint32_t host, std::uint64_t offset, std::uint64_t total_bytes,
                                 std::string_view page);
-  const std::string& declarations(std::size_t host) const { return hosts_[host].declarations; }
+  const std::string& declarations(std::uint32_t host) const { return hosts_[host].declarations; }
 
   // The plan of the table. Before it is here, leaves are refused (kUnavailable).
   void set_plan(std::shared_ptr<const JointPlan> plan);
   // Leaves that the host has computed. Ends the publication if another host has sent another leaf
   // of the same tile. kInvalid: no tiles of the plan.
-  Result<void> put_leaves(std::size_t host, std::span<const std::pair<TileIndex, TileIndex>> tiles,
+  Result<void> put_leaves(std::uint32_t host,
+                          std::span<const std::pair<TileIndex, TileIndex>> tiles,
                           std::span<const Digest> leaves);
   // The host has sent all its leaves. nullopt: its ranks have no elements, so it has no copy.
-  Result<void> put_layout(std::size_t host, std::optional<Digest> layout);
+  Result<void> put_layout(std::uint32_t host, std::optional<Digest> layout);
 
   // In kClaiming: what the lead claims.
   std::span<const Digest> leaves() const { return leaves_; }
   std::vector<Digest> layouts() const;
   void claimed(const Digest& root);
 
-  Result<void> confirm(std::size_t host);
+  Result<void> confirm(std::uint32_t host);
 
   // "a (ranks 0 and 1), b (rank 2)".
-  std::string name_hosts(const std::vector<std::size_t>& hosts) const;
+  std::string name_hosts(const std::vector<std::uint32_t>& hosts) const;
 
  private:
   struct HostState {

@@ -14,19 +14,6 @@ constexpr std::chrono::milliseconds kConnect{3000};
 constexpr std::chrono::milliseconds kCall{10000};
 constexpr std::chrono::milliseconds kPause{100};
 
-// Answers of an agent that takes part but is not as far as the caller.
-bool passes(const Error& error) {
-  switch (error.code()) {
-    case ErrorCode::kUnavailable:
-    case ErrorCode::kPeerLost:
-    case ErrorCode::kTimeout:
-    case ErrorCode::kNotFound:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
 async::Task<Result<proto::JointResponse>> JointPeer::try_once(proto::JointRequest request) {
@@ -43,7 +30,9 @@ async::Task<Result<proto::JointResponse>> JointPeer::call(proto::JointRequest re
   const TimePoint give_up = steady_now() + kPatience;
   while (true) {
     auto answer = co_await try_once(request);
-    if (answer || !passes(answer.error())) co_return answer;
+    // An agent that has yet to hear of the roster, or has restarted, does not know it.
+    const bool unknown = !answer && answer.error().code() == ErrorCode::kNotFound;
+    if (answer || (!unknown && !may_pass(answer.error()))) co_return answer;
     if (steady_now() >= give_up) {
       co_return fail(ErrorCode::kPeerLost, "{} at {} does not take part any more: {}",
                      node_.node_id(), node_.control_endpoint(), answer.error().message());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -10,6 +11,16 @@
 #include "src/base/result.h"
 
 namespace rekindle::joint {
+
+// Of a page of declarations, leaves or pieces: it arrives within the deadline of a call on a slow
+// link.
+inline constexpr std::uint64_t kPageBytes = std::uint64_t{1} << 20;
+
+// The same call may succeed later.
+inline bool may_pass(const Error& error) {
+  return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kPeerLost ||
+         error.code() == ErrorCode::kTimeout;
+}
 
 // Calls another agent of a roster, or this one. A lost connection, and an agent that is not ready
 // yet, are tried again for 10 s. Control thread only.

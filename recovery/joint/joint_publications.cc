@@ -36,7 +36,7 @@ std::shared_ptr<JointShare> JointPublications::find(const ModelVersion& id) cons
 }
 
 Task<Result<RankPlaces>> JointPublications::declare(ModelVersion id, std::uint32_t world,
-                                                    Declaration declaration, TimePoint give_up) {
+                                                    Declaration declaration, std::uint64_t owner, TimePoint give_up) {
   auto share = find(id);
   if (share == nullptr) {
     if (world == 0) co_return fail(ErrorCode::kInvalid, "{}: 0 ranks", id.to_string());
@@ -48,7 +48,7 @@ Task<Result<RankPlaces>> JointPublications::declare(ModelVersion id, std::uint32
     shares_.push_back(share);
     tasks_.spawn("joint.share", run(share));
   }
-  co_return co_await share->declare(world, std::move(declaration), give_up);
+  co_return co_await share->declare(world, std::move(declaration), owner, give_up);
 }
 
 Task<void> JointPublications::run(std::shared_ptr<JointShare> share) {
@@ -57,18 +57,18 @@ Task<void> JointPublications::run(std::shared_ptr<JointShare> share) {
   shares_.remove(share);
 }
 
-Task<Result<Digest>> JointPublications::commit(ModelVersion id, std::uint32_t rank,
+Task<Result<Digest>> JointPublications::commit(ModelVersion id, std::uint32_t rank, std::uint64_t owner,
                                                store::FilledSegments filled, TimePoint give_up) {
   const auto share = find(id);
   if (share == nullptr) {
     co_return fail(ErrorCode::kStale, "the publication of {} is over; publish it again",
                    id.to_string());
   }
-  co_return co_await share->commit(rank, std::move(filled), give_up);
+  co_return co_await share->commit(rank, owner, std::move(filled), give_up);
 }
 
-void JointPublications::leave(const ModelVersion& id, std::uint32_t rank) {
-  if (const auto share = find(id)) share->leave(rank);
+void JointPublications::leave(const ModelVersion& id, std::uint32_t rank, std::uint64_t owner) {
+  if (const auto share = find(id)) share->leave(rank, owner);
 }
 
 Task<Result<proto::JointResponse>> JointPublications::answer(rpc::Peer peer,

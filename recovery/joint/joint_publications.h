@@ -26,12 +26,12 @@ class JointPublications {
   // kInvalid: the ranks disagree, or leave a hole; the line names tensor and ranks. kDenied: the
   // rank is here already. kTimeout: names the ranks that are missing.
   async::Task<Result<RankPlaces>> declare(ModelVersion id, std::uint32_t world,
-                                          Declaration declaration, TimePoint give_up);
+                                          Declaration declaration, std::uint64_t owner, TimePoint give_up);
   // The rank has written everything. Returns the root when the version is complete everywhere.
-  async::Task<Result<Digest>> commit(ModelVersion id, std::uint32_t rank,
+  async::Task<Result<Digest>> commit(ModelVersion id, std::uint32_t rank, std::uint64_t owner,
                                      store::FilledSegments filled, TimePoint give_up);
   // The rank ends without a commit. It may come back.
-  void leave(const ModelVersion& id, std::uint32_t rank);
+  void leave(const ModelVersion& id, std::uint32_t rank, std::uint64_t owner);
 
   async::Task<void> close(std::chrono::milliseconds deadline);
 

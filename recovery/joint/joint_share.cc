@@ -28,13 +28,7 @@ constexpr std::chrono::seconds kDeserted{30};
 // Other agents may ask how it ended.
 constexpr std::chrono::seconds kLinger{12};
 constexpr std::chrono::milliseconds kPiecesWait{5000};
-constexpr std::uint64_t kPageBytes = kMiB;
 constexpr std::size_t kMostNamed = 16;
-
-bool may_pass(const Error& error) {
-  return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kPeerLost ||
-         error.code() == ErrorCode::kTimeout;
-}
 
 // Several ranks of a host write files of the same layout names, so each gets names of its own.
 Result<PackedLayout> pack_rank(const JointPlan& plan, std::uint32_t rank) {
@@ -42,7 +36,8 @@ Result<PackedLayout> pack_rank(const JointPlan& plan, std::uint32_t rank) {
   TRY(PackedLayout packed, pack_layout(plan.tensors(), writes, store::kMaxSegmentBytes));
   const auto segments = packed.layout.segments();
   std::vector<SegmentSpec> named(segments.begin(), segments.end());
-  for (SegmentSpec& segment : named) segment.name = fmt::format("rank-{:05}-{}", rank, segment.name);
+  for (SegmentSpec& segment : named)
+    segment.name = fmt::format("rank-{:05}-{}", rank, segment.name);
   const auto entries = packed.layout.entries();
   TRY(packed.layout,
       Layout::create(plan.tensors(), std::move(named), {entries.begin(), entries.end()}));
@@ -66,12 +61,11 @@ Result<store::FilledSegments> join(const TensorSet& tensors,
     std::ranges::move(rank.packed.headers, std::back_inserter(headers));
     std::ranges::move(rank.segments, std::back_inserter(segments));
   }
-  std::ranges::sort(entries, {}, [](const LayoutEntry& entry) {
-    return std::pair(entry.tensor, entry.box);
-  });
+  std::ranges::sort(entries, {},
+                    [](const LayoutEntry& entry) { return std::pair(entry.tensor, entry.box); });
   TRY(Layout layout, Layout::create(tensors, std::move(specs), std::move(entries)));
-  return store::FilledSegments{tensors, {std::move(layout), std::move(headers)},
-                               std::move(segments)};
+  return store::FilledSegments{
+      tensors, {std::move(layout), std::move(headers)}, std::move(segments)};
 }
 
 rpc::TileRuns runs_of(std::span<const TileIndex> tiles) {
@@ -96,10 +90,12 @@ std::string digest_bytes(std::span<const Digest> digests) {
 Result<Roster> Roster::from_proto(const proto::JointRoster& from, const rpc::Identity& identity) {
   Roster roster;
   roster.number = from.number();
-  std::optional<std::size_t> self;
+  std::optional<std::uint32_t> self;
   for (const auto& host : from.hosts()) {
-    if (host.node().incarnation() == identity.incarnation.to_bytes()) self = roster.hosts.size();
-    roster.hosts.push_back({host.node(), {host.ranks().begin(), host.ranks().end()},
+    if (host.node().incarnation() == identity.incarnation.to_bytes())
+      self = static_cast<std::uint32_t>(roster.hosts.size());
+    roster.hosts.push_back({host.node(),
+                            {host.ranks().begin(), host.ranks().end()},
                             std::make_unique<JointPeer>(host.node(), identity)});
   }
   if (!self) return fail(ErrorCode::kInvalid, "the roster does not have this agent");
@@ -140,42 +136,47 @@ std::string JointShare::whom_it_lacks() const {
   return fmt::format("{}: other hosts have not committed", id_.to_string());
 }
 
-Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration declaration,
+Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration declaration, std::uint64_t owner,
                                              TimePoint give_up) {
   const std::uint32_t rank = declaration.rank;
-  CO_TRY_VOID(ranks_.declare(world, std::move(declaration)));
+  CO_TRY_VOID(ranks_.declare(world, std::move(declaration), owner));
   changed_.notify();
-  auto planned = co_await wait_for([this] { return plan_ != nullptr && !packed_.empty(); }, give_up);
+  const auto settled = [this, rank, owner] {
+    return plan_ != nullptr || !ranks_.owns(rank, owner);
+  };
+  auto planned = co_await wait_for(settled, give_up);
+  if (planned && !ranks_.owns(rank, owner)) {
+    co_return fail(ErrorCode::kStale, "{}: rank {} has left", id_.to_string(), rank);
+  }
   if (!planned) {
-    leave(rank);
+    leave(rank, owner);
     co_return fail(std::move(planned).error());
   }
   co_return RankPlaces{plan_->tensors(), packed_.at(rank)};
 }
 
-Task<Result<Digest>> JointShare::commit(std::uint32_t rank, store::FilledSegments filled,
+Task<Result<Digest>> JointShare::commit(std::uint32_t rank, std::uint64_t owner, store::FilledSegments filled,
                                         TimePoint give_up) {
-  CO_TRY_VOID(ranks_.fill(rank, std::move(filled)));
+  CO_TRY_VOID(ranks_.fill(rank, owner, std::move(filled)));
   changed_.notify();
   auto complete = co_await wait_for([this] { return root_.has_value(); }, give_up);
   if (!complete) {
-    leave(rank);
+    leave(rank, owner);
     co_return fail(std::move(complete).error());
   }
   co_return *root_;
 }
 
-void JointShare::leave(std::uint32_t rank) {
-  ranks_.leave(rank);
+void JointShare::leave(std::uint32_t rank, std::uint64_t owner) {
+  ranks_.leave(rank, owner);
   changed_.notify();
 }
 
 // --- other agents
 
-Task<Result<proto::JointResponse>> JointShare::answer(rpc::Peer peer,
-                                                      proto::JointRequest request) {
+Task<Result<proto::JointResponse>> JointShare::answer(rpc::Peer peer, proto::JointRequest request) {
   const auto self = shared_from_this();
-  const std::size_t from = request.host();
+  const std::uint32_t from = request.host();
   if (from >= roster_.hosts.size() ||
       roster_.hosts[from].node.incarnation() != peer.incarnation.to_bytes()) {
     co_return fail(ErrorCode::kDenied, "{} is not the host {} of the publication of {}",
@@ -192,7 +193,7 @@ Task<Result<proto::JointResponse>> JointShare::answer(rpc::Peer peer,
   co_return co_await lead_->answer(from, std::move(request));
 }
 
-Task<Result<void>> JointShare::take_pieces(std::size_t from, proto::JointPieces pieces) {
+Task<Result<void>> JointShare::take_pieces(std::uint32_t from, proto::JointPieces pieces) {
   const TimePoint until = steady_now() + kPiecesWait;
   for (const auto& piece : pieces.pieces()) {
     while (finisher_ == nullptr || !finisher_->has_room_for(piece.tile())) {
@@ -237,9 +238,11 @@ Task<void> JointShare::run() {
   }
   co_await say_goodbye();
   const TimePoint until = steady_now() + kLinger;
-  while (steady_now() < until && !co_await async::is_cancelled()) co_await async::sleep_until(until);
+  while (steady_now() < until && !co_await async::is_cancelled())
+    co_await async::sleep_until(until);
   if (lead_ != nullptr) co_await lead_->close();
-  while (!co_await tasks_.close(std::chrono::seconds(5))) log::warn("joint.close", "version", id_.to_string());
+  while (!co_await tasks_.close(std::chrono::seconds(5)))
+    log::warn("joint.close", "version", id_.to_string());
 }
 
 Task<void> JointShare::say_goodbye() {
@@ -264,15 +267,12 @@ Task<Result<void>> JointShare::take_steps() {
   CO_TRY_VOID(co_await wait_for([this] { return ranks_.unfilled(roster_.ranks()).empty(); }));
   CO_TRY_VOID(co_await stage());
   CO_TRY_VOID(co_await send_leaves());
-  CO_TRY_VOID(co_await wait_for([this] {
-    return lead_state_.phase() == proto::JOINT_COMMITTING;
-  }));
+  CO_TRY_VOID(co_await wait_for([this] { return lead_state_.phase() == proto::JOINT_COMMITTING; }));
   CO_TRY_VOID(co_await commit_copy());
   proto::JointRequest confirm = request();
   confirm.mutable_confirm();
   CO_TRY_VOID(co_await roster_.lead().call(std::move(confirm)));
-  CO_TRY_VOID(
-      co_await wait_for([this] { return lead_state_.phase() == proto::JOINT_COMPLETE; }));
+  CO_TRY_VOID(co_await wait_for([this] { return lead_state_.phase() == proto::JOINT_COMPLETE; }));
   root_ = rpc::from_proto(lead_state_.root());
   changed_.notify();
   co_return Result<void>();
@@ -323,7 +323,7 @@ proto::JointRequest JointShare::request() const {
   proto::JointRequest request;
   *request.mutable_id() = rpc::to_proto(id_);
   request.set_roster(roster_.number);
-  request.set_host(static_cast<std::uint32_t>(roster_.self));
+  request.set_host(roster_.self);
   return request;
 }
 
@@ -362,17 +362,16 @@ Task<void> JointShare::keep_time() {
     if (over()) continue;
     if (!ranks_.deserted()) inhabited = now;
     if (now - inhabited > kDeserted) {
-      end({ErrorCode::kPeerLost,
-           fmt::format("{}: all ranks at {} have left", id_.to_string(),
-                       agent_.identity().node_id)});
+      end({ErrorCode::kPeerLost, fmt::format("{}: all ranks at {} have left", id_.to_string(),
+                                             agent_.identity().node_id)});
     }
   }
 }
 
 Task<Result<void>> JointShare::exchange_declarations() {
   CO_TRY(auto declarations, ranks_.declarations(roster_.ranks()));
-  const std::string own = serialize_declarations(
-      {agent_.identity().node_id, std::move(declarations)});
+  const std::string own =
+      serialize_declarations({agent_.identity().node_id, std::move(declarations)});
   for (std::uint64_t offset = 0; offset < own.size(); offset += kPageBytes) {
     proto::JointRequest request = this->request();
     auto& page = *request.mutable_declare();
@@ -476,8 +475,8 @@ Task<Result<void>> JointShare::put_leaves(std::span<const TileIndex> tiles,
 Task<Result<void>> JointShare::send_leaves() {
   constexpr std::size_t kLeaves = kPageBytes / sizeof(Digest);
   if (part_ != nullptr) {
-    CO_TRY(leaves_, co_await async::offload(agent_.blocking_pool(),
-                                            [this] { return part_->leaves(); }));
+    CO_TRY(leaves_,
+           co_await async::offload(agent_.blocking_pool(), [this] { return part_->leaves(); }));
     const std::span<const TileIndex> tiles = part_->tiles().whole;
     for (std::size_t i = 0; i < tiles.size(); i += kLeaves) {
       const std::size_t count = std::min(kLeaves, tiles.size() - i);
@@ -495,18 +494,17 @@ Task<Result<void>> JointShare::send_pieces() {
   const std::span<const TileIndex> shared = part_->tiles().shared;
   for (std::size_t i = 0; i < shared.size(); i += kBatch) {
     const auto tiles = shared.subspan(i, std::min(kBatch, shared.size() - i));
-    CO_TRY(auto pieces, co_await async::offload(agent_.blocking_pool(), [this, tiles] {
-             return part_->pieces(tiles);
-           }));
-    std::map<std::size_t, proto::JointRequest> calls;
-    const auto send = [this, &calls](std::size_t to) -> Task<Result<void>> {
+    CO_TRY(auto pieces, co_await async::offload(agent_.blocking_pool(),
+                                                [this, tiles] { return part_->pieces(tiles); }));
+    std::map<std::uint32_t, proto::JointRequest> calls;
+    const auto send = [this, &calls](std::uint32_t to) -> Task<Result<void>> {
       const auto call = calls.extract(to);
       auto sent = co_await roster_.hosts[to].peer->call(std::move(call.mapped()));
       if (!sent) co_return fail(std::move(sent).error());
       co_return Result<void>();
     };
     for (std::size_t k = 0; k < tiles.size(); ++k) {
-      const std::size_t to = plan_->finisher(tiles[k]);
+      const std::uint32_t to = plan_->finisher(tiles[k]);
       const auto [call, fresh] = calls.try_emplace(to, request());
       auto& piece = *call->second.mutable_pieces()->add_pieces();
       piece.set_tile(tiles[k]);

@@ -32,7 +32,7 @@ struct Roster {
   };
   std::uint64_t number = 0;
   std::vector<Host> hosts;  // the first one is the lead
-  std::size_t self = 0;
+  std::uint32_t self = 0;
 
   // kInvalid: the roster does not have `identity`, or is empty.
   static Result<Roster> from_proto(const proto::JointRoster& roster, const rpc::Identity& identity);
@@ -61,13 +61,13 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   bool over() const { return root_ || error_; }
 
   // The calls of ranks. kTimeout names what is missing.
-  async::Task<Result<RankPlaces>> declare(std::uint32_t world, Declaration declaration,
+  async::Task<Result<RankPlaces>> declare(std::uint32_t world, Declaration declaration, std::uint64_t owner,
                                           TimePoint give_up);
   // Returns the root when every agent has confirmed. A failed call leaves the committed bytes
   // where they are, for the other ranks.
-  async::Task<Result<Digest>> commit(std::uint32_t rank, store::FilledSegments filled,
+  async::Task<Result<Digest>> commit(std::uint32_t rank, std::uint64_t owner, store::FilledSegments filled,
                                      TimePoint give_up);
-  void leave(std::uint32_t rank);
+  void leave(std::uint32_t rank, std::uint64_t owner);
 
   // A call of another agent of the roster.
   async::Task<Result<proto::JointResponse>> answer(rpc::Peer peer, proto::JointRequest request);
@@ -97,7 +97,7 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   proto::JointRequest request() const;
   async::Task<Result<void>> put_leaves(std::span<const TileIndex> tiles,
                                        std::span<const Digest> leaves, bool last);
-  async::Task<Result<void>> take_pieces(std::size_t from, proto::JointPieces pieces);
+  async::Task<Result<void>> take_pieces(std::uint32_t from, proto::JointPieces pieces);
   Result<void> check_own_leaves(const Checkpoint& checkpoint) const;
   std::string whom_it_lacks() const;
 

@@ -6,6 +6,7 @@
 
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/joint/joint_peer.h"
 #include "recovery/rpc/convert.h"
 #include "src/async/offload.h"
 #include "src/base/log.h"
@@ -16,7 +17,6 @@ namespace rekindle::joint {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestWait{5000};
-constexpr std::uint64_t kPageBytes = kMiB;
 // The coordinator may be away for this long when the root is claimed.
 constexpr std::chrono::seconds kClaimPatience{60};
 constexpr std::chrono::milliseconds kClaimAgain{250};
@@ -36,11 +36,6 @@ proto::JointPhase to_proto(Phase phase) {
       return proto::JOINT_ENDED;
   }
   return proto::JOINT_UNKNOWN;
-}
-
-bool may_pass(const Error& error) {
-  return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kPeerLost ||
-         error.code() == ErrorCode::kTimeout;
 }
 
 Result<void> cut_page(std::span<const std::byte> blob, std::uint64_t offset,
@@ -94,7 +89,8 @@ bool LeadDesk::over() const {
 }
 
 async::Task<void> LeadDesk::close() {
-  while (!co_await tasks_.close(std::chrono::seconds(5))) log::warn("joint.close", "version", id_.to_string());
+  while (!co_await tasks_.close(std::chrono::seconds(5)))
+    log::warn("joint.close", "version", id_.to_string());
 }
 
 proto::JointState LeadDesk::state() const {
@@ -107,7 +103,7 @@ proto::JointState LeadDesk::state() const {
   return state;
 }
 
-async::Task<Result<proto::JointResponse>> LeadDesk::answer(std::size_t from,
+async::Task<Result<proto::JointResponse>> LeadDesk::answer(std::uint32_t from,
                                                            proto::JointRequest request) {
   lead_.heard(from, steady_now());
   proto::JointResponse answer;
@@ -147,14 +143,14 @@ async::Task<Result<proto::JointResponse>> LeadDesk::answer(std::size_t from,
 async::Task<Result<void>> LeadDesk::watch(proto::JointWatch watch) {
   const TimePoint until =
       steady_now() + std::min(kLongestWait, std::chrono::milliseconds(watch.wait_ms()));
-  while (to_proto(lead_.phase()) == watch.seen() && steady_now() < until &&
-         !co_await async::is_cancelled()) {
+  while (static_cast<std::uint32_t>(to_proto(lead_.phase())) == watch.seen() &&
+         steady_now() < until && !co_await async::is_cancelled()) {
     co_await changed_.wait_until(until);
   }
   co_return Result<void>();
 }
 
-Result<void> LeadDesk::take_leaves(std::size_t from, const proto::JointLeaves& leaves) {
+Result<void> LeadDesk::take_leaves(std::uint32_t from, const proto::JointLeaves& leaves) {
   if (plan_ == nullptr) return fail(ErrorCode::kUnavailable, "{} has no plan yet", id_.to_string());
   TRY(const auto tiles, rpc::from_proto(leaves.tiles(), plan_->tiles().tile_count()));
   TRY(const auto digests, parse_digests(leaves.digests()));

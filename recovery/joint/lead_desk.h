@@ -21,7 +21,7 @@ class LeadDesk {
            std::vector<JointLead::Host> hosts);
 
   // `from`: the caller's place in the roster.
-  async::Task<Result<proto::JointResponse>> answer(std::size_t from, proto::JointRequest request);
+  async::Task<Result<proto::JointResponse>> answer(std::uint32_t from, proto::JointRequest request);
   void set_plan(std::shared_ptr<const JointPlan> plan);
   // Time has passed; for `slept` of it this process was stopped.
   void advance(TimePoint now, Duration slept);
@@ -33,7 +33,7 @@ class LeadDesk {
 
  private:
   async::Task<Result<void>> watch(proto::JointWatch watch);
-  Result<void> take_leaves(std::size_t from, const proto::JointLeaves& leaves);
+  Result<void> take_leaves(std::uint32_t from, const proto::JointLeaves& leaves);
   Result<void> read(const proto::JointRead& read, proto::JointResponse& answer) const;
   async::Task<void> claim();
   proto::JointState state() const;

@@ -5,7 +5,8 @@
 
 namespace rekindle::joint {
 
-Result<void> LocalRanks::declare(std::uint32_t world, Declaration declaration) {
+Result<void> LocalRanks::declare(std::uint32_t world, Declaration declaration,
+                                 std::uint64_t owner) {
   const std::uint32_t rank = declaration.rank;
   if (world != world_) {
     return fail(ErrorCode::kInvalid, "{}: rank {} says that there are {} ranks, others say {}",
@@ -22,11 +23,11 @@ Result<void> LocalRanks::declare(std::uint32_t world, Declaration declaration) {
                   "another one",
                   id_.to_string(), rank);
     }
-    ranks_[rank] = {std::move(declaration), true, std::nullopt};
+    ranks_[rank] = {std::move(declaration), owner, std::nullopt};
     return {};
   }
   Rank& state = found->second;
-  if (state.present || state.filled) {
+  if (state.owner || state.filled) {
     return fail(ErrorCode::kDenied, "{}: another process publishes rank {} on this host",
                 id_.to_string(), rank);
   }
@@ -36,28 +37,32 @@ Result<void> LocalRanks::declare(std::uint32_t world, Declaration declaration) {
                 id_.to_string(), rank);
   }
   state.declaration = std::move(declaration);
-  state.present = true;
+  state.owner = owner;
   return {};
 }
 
-void LocalRanks::leave(std::uint32_t rank) {
+bool LocalRanks::owns(std::uint32_t rank, std::uint64_t owner) const {
   const auto found = ranks_.find(rank);
-  if (found != ranks_.end()) found->second.present = false;
+  return found != ranks_.end() && found->second.owner == owner;
 }
 
-Result<void> LocalRanks::fill(std::uint32_t rank, store::FilledSegments filled) {
-  const auto found = ranks_.find(rank);
-  if (found == ranks_.end() || !found->second.present || found->second.filled) {
+void LocalRanks::leave(std::uint32_t rank, std::uint64_t owner) {
+  if (owns(rank, owner)) ranks_.at(rank).owner.reset();
+}
+
+Result<void> LocalRanks::fill(std::uint32_t rank, std::uint64_t owner,
+                              store::FilledSegments filled) {
+  if (!owns(rank, owner) || ranks_.at(rank).filled) {
     return fail(ErrorCode::kStale, "{}: rank {} has nothing to commit", id_.to_string(), rank);
   }
-  found->second.filled = std::move(filled);
+  ranks_.at(rank).filled = std::move(filled);
   return {};
 }
 
 std::vector<std::uint32_t> LocalRanks::present() const {
   std::vector<std::uint32_t> ranks;
   for (const auto& [rank, state] : ranks_) {
-    if (state.present) ranks.push_back(rank);
+    if (state.owner) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -72,7 +77,7 @@ std::vector<std::uint32_t> LocalRanks::unfilled(std::span<const std::uint32_t> r
 }
 
 bool LocalRanks::deserted() const {
-  return std::ranges::none_of(ranks_, [](const auto& entry) { return entry.second.present; });
+  return std::ranges::none_of(ranks_, [](const auto& entry) { return entry.second.owner.has_value(); });
 }
 
 Result<std::vector<Declaration>> LocalRanks::declarations(

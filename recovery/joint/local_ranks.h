@@ -23,11 +23,15 @@ class LocalRanks {
   std::uint32_t world() const { return world_; }
   // kInvalid: another world, or no rank of it. kDenied: the rank is here already, or, once the
   // declarations are sealed, has declared something else.
-  Result<void> declare(std::uint32_t world, Declaration declaration);
+  // `owner`: names the process that publishes the rank; never used before.
+  Result<void> declare(std::uint32_t world, Declaration declaration, std::uint64_t owner);
   // Declarations that have been sent to other agents do not change.
   void seal() { sealed_ = true; }
-  void leave(std::uint32_t rank);
-  Result<void> fill(std::uint32_t rank, store::FilledSegments filled);
+  // Nothing if the rank has another owner by now.
+  void leave(std::uint32_t rank, std::uint64_t owner);
+  bool owns(std::uint32_t rank, std::uint64_t owner) const;
+  // kStale: the rank has another owner, or none.
+  Result<void> fill(std::uint32_t rank, std::uint64_t owner, store::FilledSegments filled);
 
   // With a process that writes, or whose commit waits.
   std::vector<std::uint32_t> present() const;
@@ -43,7 +47,7 @@ class LocalRanks {
  private:
   struct Rank {
     Declaration declaration;
-    bool present = false;
+    std::optional<std::uint64_t> owner;
     std::optional<store::FilledSegments> filled;
   };
   const ModelVersion id_;

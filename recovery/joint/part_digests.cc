@@ -21,7 +21,7 @@ constexpr std::size_t kBatch = 16;
 
 PartReader::PartReader(const store::SegmentStore& store, WorkerPool& digest_pool,
                        const ModelVersion& id, std::shared_ptr<const JointPlan> plan,
-                       std::size_t host, std::shared_ptr<store::SegmentStore::StagedPart> part,
+                       std::uint32_t host, std::shared_ptr<store::SegmentStore::StagedPart> part,
                        Layout layout)
     : store_(store),
       digest_pool_(digest_pool),

@@ -22,7 +22,7 @@ class PartReader {
  public:
   // Both outlive it. `host`: its place in the plan.
   PartReader(const store::SegmentStore& store, WorkerPool& digest_pool, const ModelVersion& id,
-             std::shared_ptr<const JointPlan> plan, std::size_t host,
+             std::shared_ptr<const JointPlan> plan, std::uint32_t host,
              std::shared_ptr<store::SegmentStore::StagedPart> part, Layout layout);
 
   const JointPlan::HostTiles& tiles() const { return tiles_; }
@@ -44,7 +44,7 @@ class PartReader {
   const store::SegmentStore& store_;
   WorkerPool& digest_pool_;
   const std::shared_ptr<const JointPlan> plan_;
-  const std::size_t host_;
+  const std::uint32_t host_;
   const std::shared_ptr<store::SegmentStore::StagedPart> part_;
   const Layout layout_;
   const JointPlan::HostTiles tiles_;

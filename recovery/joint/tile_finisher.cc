@@ -26,7 +26,7 @@ bool TileFinisher::has_room_for(TileIndex tile) const {
 TileFinisher::Tile& TileFinisher::begin(TileIndex tile, Tile& state) const {
   if (!state.cells.empty()) return state;
   for (JointPlan::Cell& cell : plan_->cells(tile)) {
-    for (const std::size_t host : cell.hosts) {
+    for (const std::uint32_t host : cell.hosts) {
       if (std::ranges::find(state.missing, host) == state.missing.end()) {
         state.missing.push_back(host);
       }
@@ -36,7 +36,7 @@ TileFinisher::Tile& TileFinisher::begin(TileIndex tile, Tile& state) const {
   return state;
 }
 
-Result<void> TileFinisher::add(std::size_t host, TileIndex tile, std::string_view pieces) {
+Result<void> TileFinisher::add(std::uint32_t host, TileIndex tile, std::string_view pieces) {
   const auto found = open_.find(tile);
   if (found == open_.end()) {
     if (std::ranges::binary_search(tiles_, tile)) return {};  // a repeated call

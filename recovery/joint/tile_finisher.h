@@ -21,12 +21,13 @@ namespace rekindle::joint {
 class TileFinisher {
  public:
   // `tiles`: the shared tiles of this host, ascending.
-  TileFinisher(ModelVersion id, std::shared_ptr<const JointPlan> plan, std::vector<TileIndex> tiles);
+  TileFinisher(ModelVersion id, std::shared_ptr<const JointPlan> plan,
+               std::vector<TileIndex> tiles);
 
   // The pieces of all of the host's cells of a tile, joined in the order of the plan. Repeated
   // pieces are ignored. kInvalid: the host has no part in such a tile, or, with a line that names
   // tensor and ranks, its bytes differ from those of another host. kCorrupt: a wrong length.
-  Result<void> add(std::size_t host, TileIndex tile, std::string_view pieces);
+  Result<void> add(std::uint32_t host, TileIndex tile, std::string_view pieces);
 
   // Leaves that became known since the last call, ascending within one call.
   std::vector<std::pair<TileIndex, Digest>> take_leaves();
@@ -39,13 +40,13 @@ class TileFinisher {
  private:
   struct Cell {
     Box box;
-    std::vector<std::size_t> hosts;
+    std::vector<std::uint32_t> hosts;
     std::string piece;  // empty until the first host has sent it
-    std::size_t from = 0;
+    std::uint32_t from = 0;
   };
   struct Tile {
     std::vector<Cell> cells;
-    std::vector<std::size_t> missing;  // hosts
+    std::vector<std::uint32_t> missing;  // hosts
     std::uint64_t bytes = 0;
   };
   Tile& begin(TileIndex tile, Tile& state) const;

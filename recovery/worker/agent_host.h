@@ -6,6 +6,7 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/device/device_order.h"
+#include "recovery/joint/joint_publications.h"
 #include "recovery/pull/pull_types.h"
 #include "recovery/pull/pull_watch.h"
 #include "recovery/rpc/rpc.h"
@@ -38,6 +39,8 @@ class CopyHost {
   virtual async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) = 0;
   virtual async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) = 0;
+  // nullptr: this host takes no part in joint publications.
+  virtual joint::JointPublications* joint() { return nullptr; }
   // Asked before each use of a copy in the store.
   virtual CopyVerifier& verifier() = 0;
 };

@@ -26,6 +26,13 @@ Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& sto
     boxes.push_back({i, Box::whole(tensors[i].shape)});
   }
   TRY(auto packed, pack_layout(tensors, boxes, store::kMaxSegmentBytes));
+  return begin(store, parent, std::move(id), tensors, std::move(packed));
+}
+
+Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& store,
+                                                        const std::filesystem::path& parent,
+                                                        ModelVersion id, const TensorSet& tensors,
+                                                        PackedLayout packed) {
   if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
     return fail_errno(errno, fmt::format("create {}", parent.string()));
   }
@@ -71,6 +78,17 @@ namespace {
 
 // Of one client. The memory of a publication is allocated when it begins.
 constexpr std::size_t kMostPublications = 4;
+// For an answer to arrive.
+constexpr std::chrono::milliseconds kAnswerTime{500};
+// Of a call of a rank that names no deadline.
+constexpr std::chrono::minutes kPatience{10};
+
+// A rank waits for the others. Its call ends before the rank gives up, so that it hears the reason.
+TimePoint give_up(const proto::WorkerFrame& frame) {
+  const std::chrono::milliseconds asked(frame.deadline_ms());
+  if (asked.count() == 0) return steady_now() + kPatience;
+  return steady_now() + asked - std::min<std::chrono::milliseconds>(asked / 10, kAnswerTime);
+}
 
 }  // namespace
 
@@ -95,40 +113,52 @@ Result<void> PublicationDesk::begin(const std::shared_ptr<Client>& client,
 
 Result<void> PublicationDesk::commit(const std::shared_ptr<Client>& client,
                                      const proto::WorkerFrame& frame) {
-  TRY(auto publication, take(client->id(), frame.session()));
-  tasks_.spawn("worker.publish", run_commit(client, frame, std::move(publication)));
+  TRY(Entry entry, take(client->id(), frame.session()));
+  tasks_.spawn("worker.publish", run_commit(client, frame, std::move(entry)));
   return {};
 }
 
 Result<void> PublicationDesk::abandon(const std::shared_ptr<Client>& client,
                                       const proto::WorkerFrame& frame) {
-  TRY(auto publication, take(client->id(), frame.session()));
-  tasks_.spawn("worker.publish", run_abandon(client, frame, std::move(publication)));
+  TRY(Entry entry, take(client->id(), frame.session()));
+  leave(frame.session(), entry);
+  tasks_.spawn("worker.publish", run_abandon(client, frame, std::move(entry.publication)));
   return {};
+}
+
+void PublicationDesk::leave(SessionId number, const Entry& entry) {
+  if (entry.rank) host_.joint()->leave(entry.rank->id, entry.rank->rank, number);
 }
 
 void PublicationDesk::drop(ClientId client) {
   for (auto it = open_.begin(); it != open_.end();) {
-    if (it->second.client != client) {
+    Entry& entry = it->second;
+    if (entry.client != client) {
+      ++it;
+      continue;
+    }
+    leave(it->first, entry);
+    if (entry.publication == nullptr) {  // run_begin() ends it
       ++it;
       continue;
     }
     // A dead trainer's device may write to the files for a while.
-    it->second.publication->left_mapped();
-    tasks_.spawn("worker.discard", discard(std::move(it->second.publication)));
+    entry.publication->left_mapped();
+    tasks_.spawn("worker.discard", discard(std::move(entry.publication)));
     close_one(client);
     it = open_.erase(it);
   }
 }
 
-Result<PublicationDesk::PublicationPtr> PublicationDesk::take(ClientId client, SessionId number) {
+Result<PublicationDesk::Entry> PublicationDesk::take(ClientId client, SessionId number) {
   const auto found = open_.find(number);
-  if (found == open_.end() || found->second.client != client) {
+  if (found == open_.end() || found->second.client != client ||
+      found->second.publication == nullptr) {
     return fail(ErrorCode::kStale, "publication {} is over; begin anew", number);
   }
-  auto publication = std::move(found->second.publication);
+  Entry entry = std::move(found->second);
   open_.erase(found);
-  return publication;
+  return entry;
 }
 
 void PublicationDesk::close_one(ClientId client) {
@@ -136,31 +166,75 @@ void PublicationDesk::close_one(ClientId client) {
   if (--count->second == 0) counts_.erase(count);
 }
 
+Result<PublicationDesk::PublicationPtr> PublicationDesk::begin_whole(
+    const proto::PublishBegin& request) {
+  TRY(auto id, rpc::from_proto(request.id()));
+  TRY(const auto tensors, tensors_from(request));
+  return Publication::begin(host_.store(), directory_, std::move(id), tensors);
+}
+
+// Waits for all ranks, and then makes the files.
+async::Task<Result<PublicationDesk::PublicationPtr>> PublicationDesk::begin_rank(
+    const proto::WorkerFrame& frame, SessionId number) {
+  const proto::PublishBegin& request = frame.publish_begin();
+  if (host_.joint() == nullptr) {
+    co_return fail(ErrorCode::kUnavailable, "this agent takes no part in joint publications");
+  }
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  open_.at(number).rank = Rank{id, request.rank()};
+  CO_TRY(auto declaration, co_await async::offload(host_.blocking_pool(), [&request] {
+           return declaration_from(request);
+         }));
+  CO_TRY(auto places,
+         co_await host_.joint()->declare(id, request.world(), std::move(declaration), number,
+                                         give_up(frame)));
+  const auto work = [this, &id, &places]() -> Result<std::shared_ptr<PublicationPtr>> {
+    TRY(auto publication, Publication::begin(host_.store(), directory_, id, places.tensors,
+                                             std::move(places.packed)));
+    return std::make_shared<PublicationPtr>(std::move(publication));
+  };
+  CO_TRY(const auto begun, co_await async::offload(host_.blocking_pool(), work));
+  co_return std::move(*begun);
+}
+
 async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
                                              proto::WorkerFrame frame, SessionId number) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  using Begun = Result<std::shared_ptr<PublicationPtr>>;
-  const auto work = [this, &frame]() -> Begun {
-    TRY(auto id, rpc::from_proto(frame.publish_begin().id()));
-    TRY(const auto tensors, tensors_from(frame.publish_begin()));
-    TRY(auto publication, Publication::begin(host_.store(), directory_, std::move(id), tensors));
-    return std::make_shared<PublicationPtr>(std::move(publication));
-  };
-  auto begun = co_await async::offload(host_.blocking_pool(), work);
-  if (!begun) {
-    close_one(client->id());
-    co_return client->send(
-        error_frame(frame.call(), 0, std::move(begun).error().with_context("publish")));
+  const bool joint = frame.publish_begin().world() > 0;
+  open_[number].client = client->id();
+  Result<PublicationPtr> begun = fail(ErrorCode::kInternal, "not begun");
+  if (joint) {
+    begun = co_await begin_rank(frame, number);
+  } else {
+    const auto work = [this, &frame]() -> Result<std::shared_ptr<PublicationPtr>> {
+      TRY(auto publication, begin_whole(frame.publish_begin()));
+      return std::make_shared<PublicationPtr>(std::move(publication));
+    };
+    auto made = co_await async::offload(host_.blocking_pool(), work);
+    if (made) {
+      begun = std::move(**made);
+    } else {
+      begun = fail(std::move(made).error());
+    }
   }
-  PublicationPtr publication = std::move(**begun);
-  auto segments = publication->open_segments();
-  if (!segments || client->closed()) {
-    auto over = discard(std::move(publication));
-    co_await std::move(over);
+  Result<std::vector<UniqueFd>> segments = std::vector<UniqueFd>();
+  if (begun) segments = (*begun)->open_segments();
+  if (!begun || !segments || client->closed()) {
+    leave(number, open_.at(number));
+    open_.erase(number);
+    if (begun) {
+      auto over = discard(*std::move(begun));
+      co_await std::move(over);
+    }
     close_one(client->id());
-    if (!segments) client->send(error_frame(frame.call(), 0, segments.error()));
+    if (!begun) {
+      client->send(error_frame(frame.call(), 0, std::move(begun).error().with_context("publish")));
+    } else if (!segments) {
+      client->send(error_frame(frame.call(), 0, segments.error()));
+    }
     co_return;
   }
+  const PublicationPtr& publication = open_.at(number).publication = *std::move(begun);
   proto::AgentFrame answer;
   answer.set_call(frame.call());
   answer.set_session(number);
@@ -170,18 +244,25 @@ async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
   for (const auto& segment : publication->layout().segments()) {
     body.add_segment_bytes(segment.size_bytes);
   }
-  open_[number] = {client->id(), std::move(publication)};
+  if (joint) body.set_tensor_set(publication->tensors().serialize());
   client->send(answer, std::move(*segments));
 }
 
+async::Task<Result<Digest>> PublicationDesk::publish(const proto::WorkerFrame& frame,
+                                                     const Entry& entry) {
+  auto filled = entry.publication->filled();
+  const ModelVersion id = entry.publication->id();
+  if (!entry.rank) co_return co_await host_.publish(id, std::move(filled));
+  co_return co_await host_.joint()->commit(id, entry.rank->rank, frame.session(),
+                                           std::move(filled), give_up(frame));
+}
+
 async::Task<void> PublicationDesk::run_commit(std::shared_ptr<Client> client,
-                                              proto::WorkerFrame frame,
-                                              PublicationPtr publication) {
+                                              proto::WorkerFrame frame, Entry entry) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  const ModelVersion id = publication->id();
-  auto filled = publication->filled();
-  auto root = co_await host_.publish(id, std::move(filled));
-  auto over = discard(std::move(publication));
+  const ModelVersion id = entry.publication->id();
+  auto root = co_await publish(frame, entry);
+  auto over = discard(std::move(entry.publication));
   co_await std::move(over);
   close_one(client->id());
   if (!root) co_return client->send(error_frame(frame.call(), frame.session(), root.error()));

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "proto/worker.pb.h"
@@ -30,12 +31,18 @@ class Publication {
   static Result<std::unique_ptr<Publication>> begin(store::SegmentStore& store,
                                                     const std::filesystem::path& parent,
                                                     ModelVersion id, const TensorSet& tensors);
+  // The same for the part of a version that `packed` describes.
+  static Result<std::unique_ptr<Publication>> begin(store::SegmentStore& store,
+                                                    const std::filesystem::path& parent,
+                                                    ModelVersion id, const TensorSet& tensors,
+                                                    PackedLayout packed);
   // Removes the files that the store has not taken over.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
   const ModelVersion& id() const { return id_; }
+  const TensorSet& tensors() const { return tensors_; }
   const Layout& layout() const { return packed_.layout; }
   Result<std::vector<UniqueFd>> open_segments() const;  // for writing
   store::FilledSegments filled() const { return {tensors_, packed_, segments_}; }
@@ -78,18 +85,29 @@ class PublicationDesk {
 
  private:
   using PublicationPtr = std::unique_ptr<Publication>;
+  // A rank of a joint publication. Its owner is the number of its publication.
+  struct Rank {
+    ModelVersion id;
+    std::uint32_t rank = 0;
+  };
   struct Entry {
     ClientId client = 0;
-    PublicationPtr publication;
+    PublicationPtr publication;  // null while a joint publication gathers
+    std::optional<Rank> rank = std::nullopt;
   };
   async::Task<void> run_begin(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                               SessionId number);
+  Result<PublicationPtr> begin_whole(const proto::PublishBegin& request);
+  async::Task<Result<PublicationPtr>> begin_rank(const proto::WorkerFrame& frame,
+                                                 SessionId number);
   async::Task<void> run_commit(std::shared_ptr<Client> client, proto::WorkerFrame frame,
-                               PublicationPtr publication);
+                               Entry entry);
+  async::Task<Result<Digest>> publish(const proto::WorkerFrame& frame, const Entry& entry);
   async::Task<void> run_abandon(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                                 PublicationPtr publication);
   async::Task<void> discard(PublicationPtr publication);
-  Result<PublicationPtr> take(ClientId client, SessionId number);
+  Result<Entry> take(ClientId client, SessionId number);
+  void leave(SessionId number, const Entry& entry);
   void close_one(ClientId client);
 
   CopyHost& host_;

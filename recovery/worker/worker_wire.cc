@@ -1,6 +1,8 @@
 #include "recovery/worker/worker_wire.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -136,17 +138,59 @@ Result<UpdateOrder> from_proto(const proto::UpdateRequest& request) {
   return order;
 }
 
+namespace {
+
+Result<Dims> dims_from(const google::protobuf::RepeatedField<std::uint64_t>& values) {
+  return Dims::from({values.data(), static_cast<std::size_t>(values.size())});
+}
+
+Result<TensorInfo> tensor_from(const proto::PublishTensor& tensor) {
+  TensorInfo info;
+  info.name = tensor.name();
+  TRY(info.dtype, parse_dtype(tensor.dtype()));
+  TRY(info.shape, dims_from(tensor.shape()));
+  return info;
+}
+
+}  // namespace
+
 Result<TensorSet> tensors_from(const proto::PublishBegin& request) {
   std::vector<TensorInfo> tensors;
   for (const auto& tensor : request.tensors()) {
-    TensorInfo info;
-    info.name = tensor.name();
-    TRY(info.dtype, parse_dtype(tensor.dtype()));
-    const std::vector<std::uint64_t> shape(tensor.shape().begin(), tensor.shape().end());
-    TRY(info.shape, Dims::from(shape));
+    TRY(TensorInfo info, tensor_from(tensor));
     tensors.push_back(std::move(info));
   }
   return TensorSet::create(std::move(tensors));
+}
+
+Result<Declaration> declaration_from(const proto::PublishBegin& request) {
+  std::map<std::string, DeclaredTensor> tensors;
+  for (const auto& tensor : request.tensors()) {
+    TRY(TensorInfo info, tensor_from(tensor));
+    TRY_VOID(TensorSet::create({info}));
+    Box box = Box::whole(info.shape);
+    if (tensor.extent_size() > 0 || tensor.offset_size() > 0) {
+      TRY(box.offset, dims_from(tensor.offset()));
+      TRY(box.extent, dims_from(tensor.extent()));
+      if (auto fits = check_box(box, info.shape); !fits) {
+        return fail(ErrorCode::kInvalid, "rank {}: a box of '{}': {}", request.rank(), info.name,
+                    fits.error().message());
+      }
+    }
+    const auto [declared, fresh] =
+        tensors.try_emplace(info.name, DeclaredTensor{info, std::vector<Box>()});
+    if (!fresh && declared->second.info != info) {
+      return fail(ErrorCode::kInvalid, "rank {} declares '{}' with two dtypes or shapes",
+                  request.rank(), info.name);
+    }
+    declared->second.boxes.push_back(std::move(box));
+  }
+  Declaration declaration{request.rank(), {}};
+  for (auto& [name, tensor] : tensors) {
+    std::ranges::sort(tensor.boxes);
+    declaration.tensors.push_back(std::move(tensor));
+  }
+  return declaration;
 }
 
 std::string encode_portion(const Checkpoint& checkpoint, const Layout& layout,

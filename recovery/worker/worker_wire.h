@@ -15,6 +15,7 @@
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/portion.h"
 #include "src/tensor/checkpoint.h"
+#include "src/tensor/joint_plan.h"
 #include "src/tensor/layout.h"
 
 // Conversions between the worker's frames and our own types. Input from a worker is validated here.
@@ -39,6 +40,8 @@ struct UpdateOrder {
 Result<AttachOrder> from_proto(const proto::AttachRequest& request);
 Result<UpdateOrder> from_proto(const proto::UpdateRequest& request);
 Result<TensorSet> tensors_from(const proto::PublishBegin& request);
+// Of a joint publication.
+Result<Declaration> declaration_from(const proto::PublishBegin& request);
 
 // Encodes the fields of Attached that are the same for every worker with this portion. The frame of
 // one session adds its own fields.

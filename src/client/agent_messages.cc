@@ -80,10 +80,12 @@ constexpr auto fields_of(const WatchRequest*) { return fields(field(1, &WatchReq
 constexpr auto fields_of(const PingRequest*) { return fields(); }
 constexpr auto fields_of(const PublishTensor*) {
   return fields(field(1, &PublishTensor::name), field(2, &PublishTensor::dtype),
-                field(3, &PublishTensor::shape));
+                field(3, &PublishTensor::shape), field(4, &PublishTensor::offset),
+                field(5, &PublishTensor::extent));
 }
 constexpr auto fields_of(const PublishBeginRequest*) {
-  return fields(field(1, &PublishBeginRequest::id), field(2, &PublishBeginRequest::tensors));
+  return fields(field(1, &PublishBeginRequest::id), field(2, &PublishBeginRequest::tensors),
+                field(3, &PublishBeginRequest::world), field(4, &PublishBeginRequest::rank));
 }
 constexpr auto fields_of(const PublishCommitRequest*) { return fields(); }
 constexpr auto fields_of(const PublishAbandonRequest*) { return fields(); }
@@ -113,7 +115,8 @@ constexpr auto fields_of(const CommittedReply*) { return fields(field(1, &Commit
 constexpr auto fields_of(const NewVersion*) { return fields(field(1, &NewVersion::id)); }
 constexpr auto fields_of(const PongReply*) { return fields(); }
 constexpr auto fields_of(const PublishBegunReply*) {
-  return fields(field(1, &PublishBegunReply::layout), field(2, &PublishBegunReply::segment_bytes));
+  return fields(field(1, &PublishBegunReply::layout), field(2, &PublishBegunReply::segment_bytes),
+                field(3, &PublishBegunReply::tensor_set));
 }
 constexpr auto fields_of(const PublishedReply*) { return fields(field(1, &PublishedReply::id)); }
 constexpr auto fields_of(const DoneReply*) { return fields(); }

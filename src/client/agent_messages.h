@@ -59,10 +59,16 @@ struct PublishTensor {
   std::string name;
   std::string dtype;
   std::vector<std::uint64_t> shape;
+  // Of a joint publication: the rank's box. Empty: the whole tensor.
+  std::vector<std::uint64_t> offset;
+  std::vector<std::uint64_t> extent;
 };
 struct PublishBeginRequest {
   ModelVersion id;
   std::vector<PublishTensor> tensors;
+  // Above 0: a joint publication by so many ranks.
+  std::uint32_t world = 0;
+  std::uint32_t rank = 0;
 };
 struct PublishCommitRequest {};
 struct PublishAbandonRequest {};
@@ -122,6 +128,8 @@ struct PongReply {};
 struct PublishBegunReply {
   std::string layout;
   std::vector<std::uint64_t> segment_bytes;
+  // Of the whole version; empty unless the publication is joint.
+  std::string tensor_set;
 };
 struct PublishedReply {
   ModelVersion id;
