@@ -286,7 +286,9 @@ void expect_writes_match(const JointPlan& plan, const std::vector<JointHost>& ho
   const auto host_of = host_of_rank(hosts);
   const Box whole = Box::whole(plan.tensors()[tensor].shape);
   std::vector<std::map<std::uint32_t, int>> written(grid.size());  // per element and host
-  for (const auto& [rank, host] : host_of) {
+  for (const auto& entry : host_of) {
+    const std::uint32_t rank = entry.first;
+    const std::uint32_t host = entry.second;
     EXPECT_TRUE(std::ranges::is_sorted(plan.writes(rank)));
     for (const TensorBox& write : plan.writes(rank)) {
       if (write.tensor != tensor) continue;
