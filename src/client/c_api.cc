@@ -398,6 +398,60 @@ RK_API void rk_publish_abandon(rk_publication* publication) {
   end_handle(publication, [](Publication& object) { object.abandon(); });
 }
 
+RK_API int32_t rk_publish_begin_joint(rk_agent* agent, const rk_joint_options* options,
+                                      const rk_part* parts, size_t count,
+                                      rk_publication** publication, rk_error* error) {
+  if (publication != nullptr) *publication = nullptr;
+  return guarded(error, [&]() -> Result<void> {
+    TRY(auto connection, object_of(agent));
+    if (publication == nullptr || options == nullptr || (parts == nullptr && count > 0)) {
+      return fail(ErrorCode::kInvalid, "publish without options, or without a place for the result");
+    }
+    const rk_joint_options with = read_struct(*options);
+    if (with.model_version == nullptr) return fail(ErrorCode::kInvalid, "publish without a version");
+    TRY(const ModelVersion id, exact_version("publish", with.model_version));
+    TRY(auto timeout, checked_timeout(with.timeout_ms));
+    if (timeout.count() == 0) timeout = kJointTimeout;
+    std::vector<PublishedPart> wanted;
+    wanted.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      PublishedPart part;
+      TRY(part.tensor, tensor_info_of(parts[i].tensor));
+      const std::size_t rank = parts[i].tensor.dimensions;
+      if (rank > 0 && (parts[i].offset == nullptr || parts[i].extent == nullptr)) {
+        return fail(ErrorCode::kInvalid, "'{}' has no offset or extent", part.tensor.name);
+      }
+      TRY(part.box.offset, Dims::from({parts[i].offset, rank}));
+      TRY(part.box.extent, Dims::from({parts[i].extent, rank}));
+      wanted.push_back(std::move(part));
+    }
+    auto handle = std::make_unique<rk_publication>();
+    auto begun = Publication::begin_joint(std::move(connection), id, {with.rank, with.world},
+                                          std::move(wanted), timeout);
+    if (!begun) {
+      return fail(
+          std::move(begun).error().with_context(fmt::format("publish {}", with.model_version)));
+    }
+    handle->object = std::move(*begun);
+    *publication = handle.release();
+    return {};
+  });
+}
+
+RK_API int32_t rk_publish_pieces(rk_publication* publication, size_t index, rk_piece* pieces,
+                                 size_t capacity, size_t* count, rk_error* error) {
+  return with_object(publication, error, [&](Publication& object) -> Result<void> {
+    TRY(const auto found, object.pieces(index));
+    if (count != nullptr) *count = found.size();
+    if (pieces == nullptr) return {};
+    for (std::size_t i = 0; i < std::min(capacity, found.size()); ++i) {
+      const auto& [box, bytes] = found[i];
+      pieces[i] = {box.offset.span().data(), box.extent.span().data(), bytes.data(), bytes.size()};
+    }
+    return {};
+  });
+}
+
 }  // extern "C"
 
 }  // namespace rekindle::client

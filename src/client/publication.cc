@@ -7,46 +7,27 @@ namespace rekindle::client {
 
 namespace {
 
-PublishBeginRequest request_of(const ModelVersion& id, std::span<const TensorInfo> tensors) {
-  PublishBeginRequest request{id, {}};
-  request.tensors.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) {
-    const auto shape = tensor.shape.span();
-    request.tensors.push_back(
-        {tensor.name, std::string(dtype_name(tensor.dtype)), {shape.begin(), shape.end()}});
+PublishBeginRequest request_of(const ModelVersion& id, std::span<const PublishedPart> parts,
+                               bool joint) {
+  PublishBeginRequest request;
+  request.id = id;
+  request.tensors.reserve(parts.size());
+  const auto list = [](const Dims& dims) {
+    return std::vector<std::uint64_t>(dims.span().begin(), dims.span().end());
+  };
+  for (const auto& [tensor, box] : parts) {
+    PublishTensor one{tensor.name, std::string(dtype_name(tensor.dtype)), list(tensor.shape), {}, {}};
+    if (joint) {
+      one.offset = list(box.offset);
+      one.extent = list(box.extent);
+    }
+    request.tensors.push_back(std::move(one));
   }
   return request;
 }
 
-}  // namespace
-
-Result<std::shared_ptr<Publication>> Publication::begin(std::shared_ptr<Connection> connection,
-                                                        const ModelVersion& id,
-                                                        std::vector<TensorInfo> tensors,
-                                                        std::chrono::milliseconds timeout) {
-  // Finds errors of the caller without asking the agent.
-  TRY_VOID(TensorSet::create(tensors));
-  const auto inbox = std::make_shared<Inbox>();
-  TRY(Message answer, connection->call(request_of(id, tensors), 0, timeout, inbox));
-  const auto* const begun = std::get_if<PublishBegunReply>(&answer.agent.reply);
-  if (begun == nullptr) {
-    return fail(ErrorCode::kInternal, "the agent answered a publish with something else");
-  }
-  std::shared_ptr<Publication> publication(
-      new Publication(std::move(connection), inbox, answer.agent.session));
-  TRY_VOID(publication->place(std::move(tensors), *begun));
-  TRY(publication->segments_, map_segments(answer.descriptors, begun->segment_bytes, true));
-  return publication;
-}
-
-Publication::~Publication() { abandon(); }
-
-Result<void> Publication::place(std::vector<TensorInfo> tensors, const PublishBegunReply& begun) {
-  std::vector<std::string> names;
-  names.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) names.push_back(tensor.name);
-  TRY(const TensorSet set, TensorSet::create(std::move(tensors)));
-  auto layout = Layout::parse(set, begun.layout);
+Result<Layout> read_layout(const TensorSet& tensors, const PublishBegunReply& begun) {
+  auto layout = Layout::parse(tensors, begun.layout);
   if (!layout) {
     return fail(ErrorCode::kInternal, "the agent's layout does not fit: {}",
                 layout.error().message());
@@ -58,30 +39,103 @@ Result<void> Publication::place(std::vector<TensorInfo> tensors, const PublishBe
     return fail(ErrorCode::kInternal, "segment {} of the agent's layout did not come whole",
                 segments[i].name);
   }
-  for (const std::string& name : names) {
-    const TensorIndex index = *set.find(name);
-    const auto entries = layout->entries_of(index);
-    const std::uint64_t bytes = set[index].size_bytes();
-    if (entries.empty() && bytes == 0) {
-      places_.push_back({});
-    } else if (entries.size() == 1 && entries[0].box == Box::whole(set[index].shape)) {
-      places_.push_back({entries[0].segment, entries[0].offset_bytes, bytes});
-    } else {
-      return fail(ErrorCode::kInternal, "the agent's layout does not hold '{}' as a whole", name);
+  return layout;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Publication>> Publication::begin(std::shared_ptr<Connection> connection,
+                                                        const ModelVersion& id,
+                                                        std::vector<TensorInfo> tensors,
+                                                        std::chrono::milliseconds timeout) {
+  // Finds errors of the caller without asking the agent.
+  TRY_VOID(TensorSet::create(tensors));
+  std::vector<PublishedPart> parts;
+  parts.reserve(tensors.size());
+  for (TensorInfo& tensor : tensors) {
+    Box whole = Box::whole(tensor.shape);
+    parts.push_back({std::move(tensor), whole});
+  }
+  TRY(auto publication, start(std::move(connection), request_of(id, parts, false), parts, timeout));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& pieces = publication->pieces_[i];
+    if (pieces.size() == 1 ? pieces[0].box == parts[i].box : parts[i].box.empty()) continue;
+    return fail(ErrorCode::kInternal, "the agent's layout does not hold '{}' as a whole",
+                parts[i].tensor.name);
+  }
+  return publication;
+}
+
+Result<std::shared_ptr<Publication>> Publication::begin_joint(
+    std::shared_ptr<Connection> connection, const ModelVersion& id, JointRank rank,
+    std::vector<PublishedPart> parts, std::chrono::milliseconds timeout) {
+  for (const auto& [tensor, box] : parts) {
+    TRY_VOID(TensorSet::create({tensor}));
+    if (auto fits = check_box(box, tensor.shape); !fits) {
+      return fail(ErrorCode::kInvalid, "'{}' {}: {}", tensor.name, tensor.shape.to_string(),
+                  fits.error().message());
+    }
+  }
+  PublishBeginRequest request = request_of(id, parts, true);
+  request.rank = rank.rank;
+  request.world = rank.world;
+  return start(std::move(connection), request, parts, timeout);
+}
+
+Result<std::shared_ptr<Publication>> Publication::start(std::shared_ptr<Connection> connection,
+                                                        const PublishBeginRequest& request,
+                                                        std::span<const PublishedPart> parts,
+                                                        std::chrono::milliseconds timeout) {
+  const auto inbox = std::make_shared<Inbox>();
+  TRY(Message answer, connection->call(request, 0, timeout, inbox));
+  const auto* const begun = std::get_if<PublishBegunReply>(&answer.agent.reply);
+  if (begun == nullptr) {
+    return fail(ErrorCode::kInternal, "the agent answered a publish with something else");
+  }
+  std::shared_ptr<Publication> publication(
+      new Publication(std::move(connection), inbox, answer.agent.session));
+  TRY(publication->segments_, map_segments(answer.descriptors, begun->segment_bytes, true));
+  std::vector<TensorInfo> own;
+  for (const PublishedPart& part : parts) own.push_back(part.tensor);
+  TRY(const TensorSet tensors, begun->tensor_set.empty() ? TensorSet::create(std::move(own))
+                                                         : TensorSet::parse(begun->tensor_set));
+  TRY(const Layout layout, read_layout(tensors, *begun));
+  TRY_VOID(publication->place(parts, tensors, layout));
+  return publication;
+}
+
+Publication::~Publication() { abandon(); }
+
+Result<void> Publication::place(std::span<const PublishedPart> parts, const TensorSet& tensors,
+                                const Layout& layout) {
+  pieces_.reserve(parts.size());
+  for (const auto& [tensor, box] : parts) {
+    const auto index = tensors.find(tensor.name);
+    if (!index) {
+      return fail(ErrorCode::kInternal, "the agent's tensors do not have '{}'", tensor.name);
+    }
+    std::vector<Piece>& pieces = pieces_.emplace_back();
+    for (const LayoutEntry& entry : layout.entries_of(*index)) {
+      if (entry.box.empty() || !contains(box, entry.box)) continue;
+      const std::uint64_t bytes = entry.box.elements() * dtype_size_bytes(tensor.dtype);
+      pieces.push_back({entry.box, std::span(segments_[entry.segment].data() + entry.offset_bytes, bytes)});
     }
   }
   return {};
 }
 
-Result<std::span<std::byte>> Publication::data(std::size_t index) const {
-  if (index >= places_.size()) {
-    return fail(ErrorCode::kInvalid, "tensor {} of {}", index, places_.size());
+Result<std::span<const Publication::Piece>> Publication::pieces(std::size_t index) const {
+  if (index >= pieces_.size()) {
+    return fail(ErrorCode::kInvalid, "tensor {} of {}", index, pieces_.size());
   }
   const std::lock_guard lock(mutex_);
   if (ended_) return fail(ErrorCode::kStale, "the publication is over");
-  const Place& place = places_[index];
-  if (place.bytes == 0) return std::span<std::byte>();
-  return std::span(segments_[place.segment].data() + place.offset_bytes, place.bytes);
+  return std::span(pieces_[index]);
+}
+
+Result<std::span<std::byte>> Publication::data(std::size_t index) const {
+  TRY(const auto pieces, this->pieces(index));
+  return pieces.empty() ? std::span<std::byte>() : pieces[0].bytes;
 }
 
 bool Publication::end() {

@@ -11,11 +11,23 @@
 #include "src/base/clock.h"
 #include "src/client/connection.h"
 #include "src/client/host_tensors.h"
+#include "src/tensor/layout.h"
 #include "src/tensor/tensor_set.h"
 
 namespace rekindle::client {
 
-// A version that a trainer fills in memory of the agent's store. Any thread.
+// A box of a tensor that a rank of a joint publication has.
+struct PublishedPart {
+  TensorInfo tensor;
+  Box box;
+};
+struct JointRank {
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+};
+
+// A version, or this rank's part of it, that a trainer fills in memory of the agent's store. Any
+// thread.
 class Publication {
  public:
   // data() numbers the tensors in this order.
@@ -23,6 +35,12 @@ class Publication {
                                                     const ModelVersion& id,
                                                     std::vector<TensorInfo> tensors,
                                                     std::chrono::milliseconds timeout);
+  // Waits for the other ranks. pieces() numbers the parts in this order. kTimeout: the message
+  // names the ranks that are missing.
+  static Result<std::shared_ptr<Publication>> begin_joint(std::shared_ptr<Connection> connection,
+                                                          const ModelVersion& id, JointRank rank,
+                                                          std::vector<PublishedPart> parts,
+                                                          std::chrono::milliseconds timeout);
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
   // Abandons a publication that was not committed.
@@ -30,21 +48,28 @@ class Publication {
 
   // Writable memory, until commit() or abandon() unmap it. Afterwards kStale.
   Result<std::span<std::byte>> data(std::size_t index) const;
+  // What this rank writes of a part: all of it, or less if other ranks of this host have the same
+  // elements. Row-major; valid as long as data().
+  struct Piece {
+    Box box;
+    std::span<std::byte> bytes;
+  };
+  Result<std::span<const Piece>> pieces(std::size_t index) const;
   Result<void> commit(std::chrono::milliseconds timeout);
   void abandon();
 
   const Connection& connection() const { return *connection_; }
 
  private:
-  struct Place {
-    std::uint32_t segment = 0;
-    std::uint64_t offset_bytes = 0;
-    std::uint64_t bytes = 0;
-  };
   Publication(std::shared_ptr<Connection> connection, std::shared_ptr<Inbox> inbox,
               std::uint64_t id)
       : connection_(std::move(connection)), inbox_(std::move(inbox)), id_(id) {}
-  Result<void> place(std::vector<TensorInfo> tensors, const PublishBegunReply& begun);
+  static Result<std::shared_ptr<Publication>> start(std::shared_ptr<Connection> connection,
+                                                    const PublishBeginRequest& request,
+                                                    std::span<const PublishedPart> parts,
+                                                    std::chrono::milliseconds timeout);
+  Result<void> place(std::span<const PublishedPart> parts, const TensorSet& tensors,
+                     const Layout& layout);
   // True for the one caller that ends it. Unmaps the memory, which the agent then digests.
   bool end();
 
@@ -52,7 +77,7 @@ class Publication {
   const std::shared_ptr<Inbox> inbox_;
   const std::uint64_t id_;
   // By the caller's index.
-  std::vector<Place> places_;
+  std::vector<std::vector<Piece>> pieces_;
   mutable std::mutex mutex_;
   // Both are guarded by mutex_.
   bool ended_ = false;

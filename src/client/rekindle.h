@@ -293,6 +293,44 @@ RK_API int32_t rk_publish_data(rk_publication* publication, size_t index, void**
 RK_API int32_t rk_publish_commit(rk_publication* publication, int64_t timeout_ms, rk_error* error);
 RK_API void rk_publish_abandon(rk_publication* publication);
 
+/* Many ranks, on any hosts, publish one version together. Each has its own boxes of the tensors,
+ * and no host holds more than the boxes of its ranks. */
+typedef struct rk_joint_options {
+  uint32_t size;
+  const char* model_version;
+  /* Of this process, and how many there are. */
+  uint32_t rank;
+  uint32_t world;
+  /* How long to wait for the other ranks. 0: 600000. */
+  int64_t timeout_ms;
+} rk_joint_options;
+/* A box of a tensor: offset and extent in elements, one per dimension. */
+typedef struct rk_part {
+  rk_tensor_spec tensor;
+  const uint64_t* offset;
+  const uint64_t* extent;
+} rk_part;
+/* Declares what this rank will write, and waits until all ranks have declared. rk_publish_commit()
+ * then waits until all ranks have committed. RK_INVALID: the ranks disagree about a tensor, or leave
+ * elements out; the message names tensor and ranks. RK_DENIED: another process publishes this rank.
+ * RK_TIMEOUT: the message names the ranks that are missing. A rank that died may begin again, with
+ * the same parts, while the others wait. */
+RK_API int32_t rk_publish_begin_joint(rk_agent* agent, const rk_joint_options* options,
+                                      const rk_part* parts, size_t count,
+                                      rk_publication** publication, rk_error* error);
+/* A box of a part that this rank writes, and its memory: row-major, until commit or abandon. */
+typedef struct rk_piece {
+  const uint64_t* offset;
+  const uint64_t* extent;
+  void* data;
+  uint64_t bytes;
+} rk_piece;
+/* Fills `pieces` with those of part `index`, at most `capacity`, and sets `count` to their number.
+ * Together they are the part, or less: elements that another rank of this host also has are written
+ * by one of them. `offset` and `extent` live as long as the publication. */
+RK_API int32_t rk_publish_pieces(rk_publication* publication, size_t index, rk_piece* pieces,
+                                 size_t capacity, size_t* count, rk_error* error);
+
 /* --- one version to all workers of a group, by broadcast where possible */
 
 typedef struct rk_update_options {
