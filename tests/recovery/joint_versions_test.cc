@@ -220,6 +220,163 @@ TEST(JointVersions, ThePartsAreRecorded) {
   EXPECT_THAT(StateRecords::parse(records)->state().versions.at(kV1).parts, ElementsAre(part(3)));
 }
 
+// The sources of pulls.
+
+TEST(JointPulls, APullGetsEveryPartAlsoOfMoreThan16Nodes) {
+  for (const std::uint64_t parts : {2u, 16u, 17u, 32u, 64u, 80u}) {
+    JointWorld world(parts);
+    world.holders(parts);
+    const auto pull = world.open(world.node("p"), "qwen3");
+    ASSERT_TRUE(pull) << pull.error().message();
+    EXPECT_THAT(pull->sources, SizeIs(parts));
+    EXPECT_THAT(JointWorld::layouts(pull->sources), SizeIs(parts));
+  }
+}
+
+TEST(JointPulls, APullGetsOneHolderOfEachPartBeforeASecondOfAny) {
+  JointWorld world(12);
+  const auto first = world.holders(12);
+  for (std::uint64_t i = 1; i <= 12; ++i) world.holder_of(fmt::format("z{}", i), i);
+  for (int i = 0; i < 10; ++i) {
+    const auto pull = world.open(world.node(fmt::format("p{}", i)), "qwen3");
+    ASSERT_TRUE(pull);
+    EXPECT_EQ(JointWorld::layouts({pull->sources.begin(), pull->sources.begin() + 12}).size(), 12u);
+  }
+}
+
+TEST(JointPulls, APullKeepsAllPartsWithItsProgress) {
+  JointWorld world(20);
+  const auto holders = world.holders(20);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_TRUE(pull);
+  std::vector<SourceReport> reports;
+  for (const NodeInfo& holder : holders) reports.push_back(report(holder));
+  const auto answer = world.progress(p, *pull, reports, 10);
+  ASSERT_TRUE(answer);
+  EXPECT_THAT(JointWorld::layouts(answer->sources), SizeIs(20));
+}
+
+TEST(JointPulls, AfterARestartThePullHasItsSharesAgain) {
+  JointWorld world(20);
+  const auto holders = world.holders(20);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_TRUE(pull);
+  world.restart();
+  std::vector<SourceReport> reports;
+  for (std::uint64_t i = 0; i < holders.size(); ++i) {
+    ASSERT_TRUE(world.enroll(holders[i]));
+    ASSERT_TRUE(world.announce(holders[i], {part_of(kV1, i + 1)}));
+    reports.push_back(report(holders[i]));
+  }
+  const auto answer = world.progress(p, *pull, reports);
+  ASSERT_TRUE(answer);
+  EXPECT_THAT(JointWorld::layouts(answer->sources), SizeIs(20));
+  for (const NodeInfo& holder : holders) {
+    EXPECT_EQ(world.core->pulls().table().pullers_of(holder.incarnation), 1u);
+  }
+}
+
+TEST(JointPulls, NodesThatFillUpAreOfferedBesideTheParts) {
+  JointWorld world(20);
+  world.holders(20);
+  for (int i = 0; i < 50; ++i) world.filling(fmt::format("f{}", i));
+  const auto pull = world.open(world.node("p"), "qwen3");
+  ASSERT_TRUE(pull);
+  EXPECT_THAT(pull->sources, SizeIs(36)) << "20 parts and 16 others";
+  std::vector<std::string> first = CoreWorld::names(pull->sources);
+  first.resize(20);
+  for (const std::string& name : first) EXPECT_EQ(name[0], 'h');
+}
+
+TEST(JointPulls, WithAWholeCopyThePartsAreSourcesLikeOthers) {
+  JointWorld world(20);
+  world.holders(20);
+  world.holder("w", kV1);
+  const auto pull = world.open(world.node("p"), "qwen3");
+  ASSERT_TRUE(pull);
+  EXPECT_THAT(pull->sources, SizeIs(16));
+}
+
+TEST(JointPulls, AHolderServesMorePullersThanOneOfAWholeCopyBecauseEachTakesAFraction) {
+  JointWorld world(3, {.max_pullers_per_source = 2});
+  world.holders(3);
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_THAT(world.open(world.node(fmt::format("p{}", i)), "qwen3")->sources, SizeIs(3));
+  }
+  const auto waits = world.open(world.node("q"), "qwen3");
+  ASSERT_TRUE(waits);
+  EXPECT_THAT(waits->sources, IsEmpty());
+  EXPECT_GT(waits->retry_after, 0ms);
+}
+
+// Two pulls that had some parts each would wait for each other.
+TEST(JointPulls, APullGetsAllPartsOrNone) {
+  JointWorld world(2, {.max_pullers_per_source = 1});
+  const auto holders = world.holders(2);
+  // Another version keeps the first holder busy.
+  ASSERT_TRUE(world.announce(holders[0], {CoreWorld::holding({"other", 1}, 4)}));
+  const auto other = world.open(world.node("o"), "other");
+  const auto other2 = world.open(world.node("o2"), "other");
+  ASSERT_TRUE(other && other2);
+  const auto first = world.open(world.node("p"), "qwen3");
+  EXPECT_THAT(first->sources, SizeIs(2)) << "the holder of a part serves two";
+  const NodeInfo q = world.node("q");
+  const auto second = world.open(q, "qwen3");
+  ASSERT_TRUE(second);
+  EXPECT_THAT(second->sources, IsEmpty()) << "only the second part has a free share";
+  world.filling("f");
+  const auto filled = world.open(q, "qwen3");
+  EXPECT_THAT(CoreWorld::names(filled->sources), ElementsAre("f"));
+  world.close(first->pull_id);
+  world.close(other->pull_id);
+  const auto answer = world.progress(q, *filled);
+  ASSERT_TRUE(answer);
+  EXPECT_THAT(CoreWorld::names(answer->sources), UnorderedElementsAre("h1", "h2", "f"));
+}
+
+TEST(JointPulls, APullThatLostAPartGetsAnotherHolderOfItEvenABusyOne) {
+  JointWorld world(2, {.max_pullers_per_source = 1});
+  const auto holders = world.holders(2);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_THAT(pull->sources, SizeIs(2));
+  const NodeInfo z = world.holder_of("z", 2);
+  ASSERT_TRUE(world.announce(z, {CoreWorld::holding({"other", 1}, 4)}));
+  ASSERT_THAT(world.open(world.node("o"), "other")->sources, SizeIs(1));
+  ASSERT_TRUE(world.core->drain("h2", true, world.now));  // so that others take z
+  ASSERT_THAT(world.open(world.node("q"), "qwen3")->sources, SizeIs(2));
+  ASSERT_EQ(world.core->pulls().table().pullers_of(z.incarnation), 2u) << "it is busy";
+  world.disconnect(holders[1]);
+  world.pass(3s, {holders[0], z});  // h2 is dead
+  const auto answer = world.progress(p, *pull);
+  ASSERT_TRUE(answer);
+  EXPECT_THAT(CoreWorld::names(answer->sources), UnorderedElementsAre("h1", "z"));
+}
+
+TEST(JointPulls, APartThatOnlyDrainedNodesHoldKeepsPullersOutButTheOneThatCopiesIt) {
+  JointWorld world(2, {.replicas = 1});
+  auto alive = world.holders(2);
+  ASSERT_TRUE(world.core->drain("h2", true, world.now));
+  const NodeInfo c = world.node("c");
+  ASSERT_TRUE(world.enroll(c));
+  const auto refused = world.open(c, "qwen3");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(refused.error().message(), HasSubstr("only drained nodes hold a part of it: h2;"));
+  EXPECT_TRUE(world.open(alive[1], "qwen3")) << "the drained node itself has it";
+  alive.push_back(c);
+  world.free_bytes["c"] = 5000;
+  world.pass(15s, alive);
+  EXPECT_THAT(CoreWorld::names(world.open(c, "qwen3")->sources), UnorderedElementsAre("h1", "h2"));
+  alive.push_back(world.holder_of("z", 2));
+  EXPECT_THAT(world.sources("p"), UnorderedElementsAre("h1", "z"));
+  ASSERT_TRUE(world.core->drain("z", true, world.now));
+  world.holder("w", kV1);
+  EXPECT_TRUE(world.open(world.node("q"), "qwen3")) << "w has all of it";
+}
+
 // Copies that must not go.
 
 class JointLetGo : public ::testing::Test {
