@@ -156,17 +156,15 @@ async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(
 async::Task<Result<proto::PublishResponse>> CoordinatorService::publish(
     rpc::Peer peer, proto::PublishRequest request) {
   CO_TRY_VOID(check_speaker(peer, request.incarnation()));
-  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  CO_TRY(const Publication publication, from_proto(request));
   // A command that publishes into a store without an agent is no member. Its claim counts, too.
   const bool member = peer.role == proto::ROLE_AGENT;
-  Publication publication{id, rpc::from_proto(request.root()),
-                          rpc::from_proto(request.tensor_set()), request.checkpoint_bytes()};
-  if (request.has_replicas()) publication.replicas = request.replicas();
   auto claimed =
       core_.publish(member ? request.node_id() : "", peer.incarnation, publication, steady_now());
   CO_TRY_VOID(co_await committer_.wait(claimed.commit));
   CO_TRY(const std::uint64_t epoch, std::move(claimed.answer));
-  log::info("version.claimed", "version", id.to_string(), "by", request.node_id());
+  log::info("version.claimed", "version", publication.id.to_string(), "by", request.node_id(),
+            "parts", publication.parts.size());
   proto::PublishResponse response;
   response.set_epoch(epoch);
   co_return response;

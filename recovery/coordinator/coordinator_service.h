@@ -43,8 +43,9 @@ class AnswerGate {
   const std::function<Result<void>()> may_answer_;
 };
 
-// The coordinator's calls, but those of broadcast rounds (RoundService), served from a Core. On the
-// executor's one thread; must outlive the server's close().
+// The coordinator's calls, but those of broadcast rounds (RoundService) and joint publications
+// (JointService), served from a Core. On the executor's one thread; must outlive the server's
+// close().
 class CoordinatorService {
  public:
   struct Options {

@@ -18,6 +18,7 @@ constexpr int kMaxCoverRuns = 16'384;
 constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
 constexpr int kMaxVersionsPerHeartbeat = 4096;
 constexpr int kMaxJointRanks = 65'536;
+constexpr int kMaxParts = 4096;
 
 constexpr WireEnum<RankState, proto::RankState, 4> kRankStates{{
     {RankState::kAttached, proto::RANK_ATTACHED},
@@ -56,6 +57,8 @@ constexpr rpc::Fields kRankReport{
     WIRE_FIELD(rank),    WIRE_FIELD(world),       WIRE_FIELD(model),    WIRE_FIELD(sequence)};
 constexpr rpc::Fields kInstanceAnswer{WIRE_FIELD(id), WIRE_FIELD(loaded), WIRE_FIELD(world),
                                       WIRE_FIELD(why)};
+constexpr rpc::Fields kPublication{WIRE_FIELD(id), WIRE_FIELD(root), WIRE_FIELD(tensor_set),
+                                   WIRE_FIELD(checkpoint_bytes)};
 constexpr rpc::Fields kJointReport{WIRE_FIELD(node_id), WIRE_FIELD(incarnation), WIRE_FIELD(id),
                                    WIRE_FIELD(world), WIRE_FIELD(leave)};
 constexpr rpc::Fields kJointRoster{WIRE_FIELD(number), WIRE_FIELD(missing),
@@ -316,6 +319,24 @@ proto::HeartbeatResponse to_proto(const HeartbeatAnswer& answer) {
   kHeartbeatAnswer.write(answer, response);
   for (const auto& fetch : answer.fetch) kFetch.write(fetch, *response.add_fetch());
   return response;
+}
+
+Result<Publication> from_proto(const proto::PublishRequest& message) {
+  Publication publication;
+  TRY_VOID(kPublication.read(message, publication));
+  if (message.has_replicas()) publication.replicas = message.replicas();
+  if (message.parts_size() > kMaxParts) {
+    return fail(ErrorCode::kInvalid, "publish {}: {} parts; at most {} are allowed",
+                publication.id.to_string(), message.parts_size(), kMaxParts);
+  }
+  for (const auto& part : message.parts()) {
+    publication.parts.push_back(rpc::from_proto(part));
+    if (publication.parts.back().is_nil()) {
+      return fail(ErrorCode::kInvalid, "publish {}: a part without a layout",
+                  publication.id.to_string());
+    }
+  }
+  return publication;
 }
 
 Result<RankReport> from_proto(const proto::RankReport& message) {

@@ -22,6 +22,7 @@ Result<OpenPullRequest> from_proto(const proto::OpenPullRequest& request);
 Result<PullProgress> from_proto(const proto::PullProgressRequest& request);
 Result<Heartbeat> from_proto(const proto::HeartbeatRequest& request);
 proto::HeartbeatResponse to_proto(const HeartbeatAnswer& answer);
+Result<Publication> from_proto(const proto::PublishRequest& request);
 Result<RankReport> from_proto(const proto::RankReport& report);
 proto::RankResponse to_proto(const InstanceAnswer& answer);
 Result<JointReport> from_proto(const proto::JointReport& report);

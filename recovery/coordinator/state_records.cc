@@ -1,5 +1,7 @@
 #include "recovery/coordinator/state_records.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "proto/state.pb.h"
@@ -42,6 +44,17 @@ void set_digest(proto::Digest& field, const Digest& digest) {
   if (rpc::from_proto(field) != digest) field = rpc::to_proto(digest);
 }
 
+// Equal lists stay as they were stored.
+void set_digests(google::protobuf::RepeatedPtrField<proto::Digest>& field,
+                 const std::vector<Digest>& digests) {
+  const auto same = [](const proto::Digest& stored, const Digest& digest) {
+    return rpc::from_proto(stored) == digest;
+  };
+  if (std::ranges::equal(field, digests, same)) return;
+  field.Clear();
+  for (const Digest& digest : digests) *field.Add() = rpc::to_proto(digest);
+}
+
 std::string encode_version(std::string_view stored, const ModelVersion& id,
                            const DurableVersion& version) {
   auto record = begin<proto::VersionRecord>(stored);
@@ -54,6 +67,7 @@ std::string encode_version(std::string_view stored, const ModelVersion& id,
   record.clear_replicas();
   if (version.replicas) record.set_replicas(*version.replicas);
   record.set_ready(version.ready);
+  set_digests(*record.mutable_parts(), version.parts);
   return record.SerializeAsString();
 }
 
@@ -68,13 +82,23 @@ Result<void> take_version(const std::string& key, std::string_view bytes, Durabl
     return fail(ErrorCode::kCorrupt, "the record '{}' has a root of {} bytes, not of {}", key,
                 record.root().value().size(), root.bytes.size());
   }
+  std::set<Digest> parts;
+  for (const auto& part : record.parts()) {
+    const Digest layout = rpc::from_proto(part);
+    if (layout.is_nil()) {
+      return fail(ErrorCode::kCorrupt, "the record '{}' has a part of {} bytes, not of {}", key,
+                  part.value().size(), layout.bytes.size());
+    }
+    parts.insert(layout);
+  }
   state.versions[std::move(*id)] = {
       root,
       rpc::from_proto(record.tensor_set()),
       record.checkpoint_bytes(),
       record.retiring(),
       record.has_replicas() ? std::optional(record.replicas()) : std::nullopt,
-      record.ready()};
+      record.ready(),
+      {parts.begin(), parts.end()}};
   return {};
 }
 

@@ -193,6 +193,53 @@ TEST_F(CoordinatorDaemon, AnAgentThatWaitsHearsOfARoundAndACommandOfItsEnd) {
             ErrorCode::kNotFound);
 }
 
+TEST_F(CoordinatorDaemon, ThePartsOfAJointPublicationMakeItReadyAlsoAfterAKill) {
+  start();
+  Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  proto::PublishRequest claim;
+  claim.set_node_id("a");
+  claim.set_incarnation(a.identity.incarnation.to_bytes());
+  *claim.mutable_id() = rpc::to_proto(kId);
+  *claim.mutable_root() = rpc::to_proto(kRoot);
+  for (std::uint8_t i = 0; i < 2; ++i) *claim.add_parts() = rpc::to_proto(Digest{7, i});
+  const auto publish_parts = [&](const proto::PublishRequest& request) {
+    return loop_.run(rpc::call<proto::COORDINATOR_PUBLISH>(a.client, request, 5s));
+  };
+  ASSERT_TRUE(publish_parts(claim));
+  proto::PublishRequest bad = claim;
+  bad.mutable_parts(1)->set_value("short");
+  EXPECT_EQ(publish_parts(bad).error().code(), ErrorCode::kInvalid);
+  bad = claim;
+  while (bad.parts_size() <= 4096) *bad.add_parts() = rpc::to_proto(Digest{7, 1});
+  EXPECT_THAT(publish_parts(bad).error().message(), HasSubstr("4097 parts; at most 4096"));
+
+  process_->kill();
+  start();
+  a = agent("a");
+  const Agent b = agent("b");
+  const auto hold = [&](const Agent& holder, std::uint8_t part) {
+    ASSERT_TRUE(enroll(holder));
+    proto::AnnounceRequest request;
+    request.set_node_id(holder.identity.node_id);
+    request.set_incarnation(holder.identity.incarnation.to_bytes());
+    auto& holding = *request.add_add();
+    *holding.mutable_id() = rpc::to_proto(kId);
+    *holding.mutable_root() = rpc::to_proto(kRoot);
+    *holding.mutable_layout() = rpc::to_proto(Digest{7, part});
+    holding.set_complete(true);
+    holding.set_verified(true);
+    ASSERT_TRUE(loop_.run(rpc::call<proto::COORDINATOR_ANNOUNCE>(holder.client, request, 5s)));
+  };
+  hold(a, 0);
+  const Agent p = agent("p");
+  EXPECT_FALSE(open(p, "qwen3"));
+  hold(b, 1);
+  const auto opened = open(p, "qwen3");
+  ASSERT_TRUE(opened) << opened.error().message();
+  EXPECT_EQ(opened->sources_size(), 2);
+}
+
 proto::JointReport joint_report(const rpc::Identity& from, std::uint32_t rank) {
   proto::JointReport report;
   report.set_node_id(from.node_id);

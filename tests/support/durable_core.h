@@ -47,10 +47,12 @@ class DurableCore : public coordinator::Core {
   Result<std::uint64_t> publish(const std::string& node_id, const Incarnation& incarnation,
                                 const ModelVersion& id, const Digest& root,
                                 const Digest& tensor_set, std::uint64_t checkpoint_bytes,
-                                TimePoint now, std::optional<std::uint32_t> replicas = {}) {
-    return settle(Core::publish(node_id, incarnation,
-                                {id, root, tensor_set, checkpoint_bytes, replicas}, now),
-                  now);
+                                TimePoint now, std::optional<std::uint32_t> replicas = {},
+                                std::vector<Digest> parts = {}) {
+    return settle(
+        Core::publish(node_id, incarnation,
+                      {id, root, tensor_set, checkpoint_bytes, replicas, std::move(parts)}, now),
+        now);
   }
   Result<std::uint32_t> retire(const ModelVersion& id, TimePoint now,
                                std::optional<Duration> deadline = {}) {

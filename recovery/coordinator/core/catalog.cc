@@ -38,8 +38,12 @@ Durably<void> Catalog::claim(const Claim& claim) {
   const bool revives = known && claim.revive && known->retiring;
   DurableVersion next{claim.root, claim.tensor_set, claim.checkpoint_bytes};
   if (known && !revives) next = *known;
-  if (known) next.replicas = known->replicas;
+  if (known) {
+    next.replicas = known->replicas;
+    next.parts = known->parts;
+  }
   if (claim.replicas) next.replicas = claim.replicas;
+  if (!claim.parts.empty()) next.parts = claim.parts;
   if (claim.ready && !next.retiring) next.ready = true;
   if (!known || next != *known) return {{}, table_.set_version(id, next)};
   // An agent that announces durable versions does not wait for the disk.

@@ -27,6 +27,8 @@ class Catalog {
     // The claimant holds a whole copy.
     bool ready = false;
     std::optional<std::uint32_t> replicas = {};
+    // See DurableVersion. Empty: those of an earlier claim stay.
+    std::vector<Digest> parts = {};
   };
   // The same claim again succeeds. kDenied: the version has another root, or lies below the
   // watermark.

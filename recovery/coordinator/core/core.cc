@@ -1,6 +1,7 @@
 #include "recovery/coordinator/core/core.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace rekindle::coordinator {
@@ -155,9 +156,16 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
   if (publication.root.is_nil()) {
     return {fail(ErrorCode::kInvalid, "publish {}: no root", publication.id.to_string())};
   }
-  Durably<void> claimed = fleet_.catalog.claim(
-      {publication.id, publication.root, publication.tensor_set, publication.checkpoint_bytes,
-       /*revive=*/true, /*ready=*/false, publication.replicas});
+  // Agents whose ranks have the same boxes have the same layout.
+  std::set<Digest> parts(publication.parts.begin(), publication.parts.end());
+  Durably<void> claimed = fleet_.catalog.claim({publication.id,
+                                                publication.root,
+                                                publication.tensor_set,
+                                                publication.checkpoint_bytes,
+                                                /*revive=*/true,
+                                                /*ready=*/false,
+                                                publication.replicas,
+                                                {parts.begin(), parts.end()}});
   if (!claimed.answer) return {fail(std::move(claimed.answer).error()), claimed.commit};
   return {fleet_.epoch(), claimed.commit};
 }

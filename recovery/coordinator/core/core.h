@@ -62,6 +62,8 @@ struct Publication {
   Digest tensor_set;
   std::uint64_t checkpoint_bytes = 0;
   std::optional<std::uint32_t> replicas = {};
+  // The layouts of a joint publication, in any order.
+  std::vector<Digest> parts = {};
 };
 
 // The coordinator as a deterministic state machine: every call takes the time and returns its

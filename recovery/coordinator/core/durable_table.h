@@ -22,6 +22,9 @@ struct DurableVersion {
   std::optional<std::uint32_t> replicas = std::nullopt;
   // It has been READY since it was published. Only retirement moves `latest` behind it.
   bool ready = false;
+  // The layouts of a joint publication, ascending: their union is the version. Empty: it was
+  // published as a whole.
+  std::vector<Digest> parts = {};
   bool operator==(const DurableVersion&) const = default;
 };
 struct DurableState {

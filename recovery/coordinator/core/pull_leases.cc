@@ -30,6 +30,8 @@ PullLeases::PullLeases(FleetState& fleet, const VersionResolver& resolver, Repli
 Result<OpenedPull> PullLeases::open(const OpenPullRequest& request, TimePoint now) {
   const Incarnation& puller = request.puller.incarnation;
   TRY(const ModelVersion id, resolver_.resolve(request, now));
+  // A node that copies the version elsewhere may read from drained nodes.
+  if (!replicas_.is_task(id, puller)) TRY_VOID(resolver_.check_drained_parts(id, puller));
   table_.drop_like(puller, id, request.shard);
   if (table_.full()) {
     return fail(ErrorCode::kExhausted, "the coordinator has its {} open pulls; retry later",
@@ -108,7 +110,7 @@ void PullLeases::adopt_shares(Pull& pull, const std::vector<SourceReport>& repor
     if (table_.pullers_of(report.incarnation) >= selection_.puller_limit(*member, pull.id)) {
       continue;
     }
-    if (pull.sources.size() < fleet_.limits.max_sources_per_pull) {
+    if (pull.sources.size() < selection_.source_limit(pull.id)) {
       table_.take_share(pull, report.incarnation);
     }
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "recovery/coordinator/core/part_holders.h"
+
 namespace rekindle::coordinator {
 
 namespace {
@@ -34,14 +36,22 @@ Recopy* Replicas::find_task(const ModelVersion& id, const Incarnation& puller) {
 std::vector<ModelVersion> Replicas::sole_copies(const Member& member) const {
   std::vector<ModelVersion> sole;
   for (const ModelVersion& id : fleet_.catalog.live()) {
-    const Digest& root = fleet_.catalog.find(id)->root;
-    if (!member.holdings.holds_whole(id, root)) continue;
-    const bool elsewhere = std::ranges::any_of(fleet_.members.all(), [&](const auto& entry) {
-      const auto& [other_id, other] = entry;
-      return other_id != member.info.node_id && !other.is_dead() && !fleet_.drained(other_id) &&
-             other.holdings.holds_whole(id, root);
+    const DurableVersion& version = *fleet_.catalog.find(id);
+    const bool whole = member.holdings.holds_whole(id, version.root);
+    const std::set<Digest> parts = parts_of(member, id, version);
+    if (!whole && parts.empty()) continue;
+    const auto other = [&](const Member& candidate) {
+      return candidate.info.node_id != member.info.node_id && !candidate.is_dead() &&
+             !fleet_.drained(candidate.info.node_id);
+    };
+    const bool whole_elsewhere = std::ranges::any_of(fleet_.members.all(), [&](const auto& entry) {
+      return other(entry.second) && entry.second.holdings.holds_whole(id, version.root);
     });
-    if (!elsewhere) sole.push_back(id);
+    if (whole_elsewhere) continue;
+    const std::set<Digest> parts_elsewhere = parts_held(fleet_.members, id, version, other);
+    const bool parts_suffice = whole ? parts_elsewhere.size() == version.parts.size()
+                                     : std::ranges::includes(parts_elsewhere, parts);
+    if (version.parts.empty() || !parts_suffice) sole.push_back(id);
   }
   return sole;
 }
@@ -102,9 +112,13 @@ bool Replicas::keep_task(const Recopy& task, TimePoint now) {
 
 Replicas::Copies Replicas::count(const ModelVersion& id, const DurableVersion& version,
                                  TimePoint now) const {
+  const auto readable = [&](const Member& member) {
+    return !member.is_dead() && !member.standing.quarantined(now);
+  };
   Copies copies;
+  copies.readable = all_parts_held(fleet_.members, id, version, readable);
   for (const auto& [node_id, member] : fleet_.members.all()) {
-    if (member.is_dead() || member.standing.quarantined(now)) continue;
+    if (!readable(member)) continue;
     if (!member.holdings.holds_whole(id, version.root)) continue;
     copies.readable = true;
     if (!fleet_.drained(node_id)) copies.domains.insert(member.domain());

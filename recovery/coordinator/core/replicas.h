@@ -52,7 +52,8 @@ class Replicas {
   std::uint32_t wanted(const DurableVersion& version) const;
   const Recopy* task_of(const Incarnation& node) const;
   bool is_task(const ModelVersion& id, const Incarnation& node) const;
-  // The versions of which this node holds a whole copy and no live node that is not drained does.
+  // The versions of which this node holds a whole copy, or a part of a joint publication, and no
+  // other live node that is not drained does.
   std::vector<ModelVersion> sole_copies(const Member& member) const;
   const std::map<ModelVersion, Recopy>& tasks() const { return tasks_; }
   const std::map<ModelVersion, Shortage>& shortages() const { return shortages_; }
@@ -62,7 +63,7 @@ class Replicas {
   struct Copies {
     // The domains of the copies that count.
     std::set<std::string> domains;
-    // A live node has all of it, whether its copy counts or not.
+    // Live nodes have all of it, whether their copies count or not.
     bool readable = false;
   };
   // One version with too few copies.

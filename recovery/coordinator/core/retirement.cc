@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "recovery/coordinator/core/part_holders.h"
+
 namespace rekindle::coordinator {
 
 namespace {
@@ -81,20 +83,44 @@ Result<void> EvictionPermits::grant(const Member& member, const ModelVersion& id
                 "{} must stay on {}: it is not announced to the coordinator; try again later",
                 id.to_string(), node_id);
   }
+  std::set<Digest> needed = parts_to_keep(member, id, *version);
+  const bool has_parts = !needed.empty();
+  bool may_go = false;
   std::string others;
   for (const auto& [other_id, other] : fleet_.members.all()) {
-    if (other_id == node_id || !other.holdings.holds_whole(id, version->root)) continue;
+    if (other_id == node_id) continue;
+    const bool whole = other.holdings.holds_whole(id, version->root);
+    const std::set<Digest> parts = parts_of(other, id, *version);
+    if (!whole && parts.empty()) continue;
     const std::string why = why_not_reliable(other, id, now);
     if (why.empty()) {
-      valid_until_[{member.info.incarnation, id}] = now + fleet_.timing.eviction_permit;
-      return {};
+      for (const Digest& part : parts) needed.erase(part);
+      may_go = whole || (has_parts && needed.empty());
+      if (may_go) break;
     }
-    others += fmt::format("{}{} ({})", others.empty() ? "" : ", ", other_id, why);
+    others += fmt::format("{}{} ({})", others.empty() ? "" : ", ", other_id,
+                          why.empty() ? "a part of it" : why);
+  }
+  if (may_go) {
+    valid_until_[{member.info.incarnation, id}] = now + fleet_.timing.eviction_permit;
+    return {};
   }
   if (others.empty()) others = "none";
   return fail(ErrorCode::kDenied,
               "{} must stay on {}: it is the last copy to rely on; other holders: {}",
               id.to_string(), node_id, others);
+}
+
+std::set<Digest> EvictionPermits::parts_to_keep(const Member& member, const ModelVersion& id,
+                                                const DurableVersion& version) {
+  std::set<Digest> kept;
+  for (const auto& [key, holding] : member.holdings.of(id)) {
+    if (!std::ranges::binary_search(version.parts, key.layout)) {
+      return {version.parts.begin(), version.parts.end()};
+    }
+    kept.insert(key.layout);
+  }
+  return kept;
 }
 
 void EvictionPermits::registered(const Incarnation& node) {

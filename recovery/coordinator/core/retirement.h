@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,10 +46,11 @@ class Retirement {
   TimePoint retired_before_{};
 };
 
-// Permits for nodes that drop a copy to make room. A node gets one while another node has a whole
-// copy to rely on: it is alive, neither drained nor quarantined, and has no such permit itself. So
-// of two holders that ask together one is refused. A permit lasts a minute; it ends earlier when
-// the node registers or announces without the version.
+// Permits for nodes that drop their copies of a version to make room. A node gets one while another
+// node has a whole copy to rely on: it is alive, neither drained nor quarantined, and has no such
+// permit itself. So of two holders that ask together one is refused. Of a joint publication, such
+// nodes must have the parts that the node has; all parts, if it has anything else of the version. A
+// permit lasts a minute; it ends earlier when the node registers or announces without the version.
 class EvictionPermits {
  public:
   explicit EvictionPermits(const FleetState& fleet) : fleet_(fleet) {}
@@ -62,6 +64,9 @@ class EvictionPermits {
 
  private:
   bool has_permit(const Member& member, const ModelVersion& id, TimePoint now) const;
+  // What the node has of the version that others must have before it may go.
+  static std::set<Digest> parts_to_keep(const Member& member, const ModelVersion& id,
+                                        const DurableVersion& version);
   // "" when another node may rely on this holder.
   std::string why_not_reliable(const Member& holder, const ModelVersion& id, TimePoint now) const;
 

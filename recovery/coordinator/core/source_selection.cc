@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
+#include <set>
 #include <tuple>
 #include <utility>
+
+#include "recovery/coordinator/core/part_holders.h"
 
 namespace rekindle::coordinator {
 
@@ -12,6 +16,8 @@ namespace {
 // A subset of the runs is still true, and a frame stays within its cap.
 constexpr std::size_t kMaxRunsPerOffer = 65536;
 constexpr std::uint64_t kMinRecopyRate = std::uint64_t{1} << 20;
+// A holder of one of more parts than this serves no more pullers: each costs it a connection.
+constexpr std::size_t kMaxPartsToShareLoad = 32;
 
 // The order in which such nodes are offered, while no better node has the whole version. A puller
 // with bad memory may quarantine a node that serves right bytes. Digests catch wrong bytes anyway,
@@ -33,6 +39,8 @@ struct SourceSelection::Candidate {
   // New pulls are refused from this number of active ones on.
   std::size_t limit = 0;
   std::uint64_t rotation = 0;
+  // It has a part that no candidate before it has, and no usable node has all parts.
+  bool needed = false;
 
   bool full() const { return active >= limit; }
   auto rank() const {
@@ -43,15 +51,33 @@ struct SourceSelection::Candidate {
 
 struct SourceSelection::Candidates {
   std::vector<Candidate> usable;
-  bool any_busy = false;
+  // Without a free share for this pull.
+  std::vector<Candidate> busy;
 };
 
 // The limit protects hosts that serve. A puller that fills up gives as much as it takes: otherwise
 // a growing fleet would share out too little of its joiners' bandwidth, and unevenly.
 std::size_t SourceSelection::puller_limit(const Member& source, const ModelVersion& id) const {
   const Limits& limits = fleet_.limits;
-  if (source.holdings.holds_a_complete_layout(id)) return limits.max_pullers_per_source;
-  return std::max(limits.max_pullers_per_source, limits.max_sources_per_pull);
+  if (!source.holdings.holds_a_complete_layout(id)) {
+    return std::max(limits.max_pullers_per_source, limits.max_sources_per_pull);
+  }
+  const DurableVersion* version = fleet_.catalog.find(id);
+  if (version == nullptr || source.holdings.holds_whole(id, version->root) ||
+      parts_of(source, id, *version).empty()) {
+    return limits.max_pullers_per_source;
+  }
+  // Each puller reads from the holders of all parts, so it takes a fraction from each.
+  return limits.max_pullers_per_source * std::min(version->parts.size(), kMaxPartsToShareLoad);
+}
+
+std::size_t SourceSelection::source_limit(const ModelVersion& id) const {
+  const Limits& limits = fleet_.limits;
+  const DurableVersion* version = fleet_.catalog.find(id);
+  const std::size_t parts = version == nullptr ? 0 : version->parts.size();
+  if (parts == 0) return limits.max_sources_per_pull;
+  return std::max(parts,
+                  std::min(parts + limits.max_sources_per_pull, limits.max_sources_with_parts));
 }
 
 // Nothing: the node holds none of it, or must not serve it to this puller.
@@ -109,13 +135,46 @@ SourceSelection::Candidates SourceSelection::candidates(const Pull& pull, TimePo
   Candidates result;
   for (const Candidate& candidate : found) {
     if (candidate.last_resort > allowed) continue;
-    if (!candidate.has_share && candidate.full()) {
-      result.any_busy = true;
-    } else {
-      result.usable.push_back(candidate);
-    }
+    const bool busy = !candidate.has_share && candidate.full();
+    (busy ? result.busy : result.usable).push_back(candidate);
   }
   return result;
+}
+
+// A pull of a joint publication without a whole copy needs a holder of each part. It gets all of
+// them together or none: two pulls that had some of them each would wait for each other. For the
+// same reason, a pull that has parts and has lost one gets another holder even if that one is busy.
+void SourceSelection::gather_parts(const Pull& pull, Candidates& found) const {
+  const DurableVersion* version = fleet_.catalog.find(pull.id);
+  if (version == nullptr || version->parts.empty()) return;
+  const auto parts_at = [&](const Candidate& candidate) {
+    return parts_of(*candidate.member, pull.id, *version);
+  };
+  std::vector<Candidate>& usable = found.usable;
+  if (std::ranges::any_of(usable, [&](const Candidate& candidate) {
+        return candidate.member->holdings.holds_whole(pull.id, pull.root);
+      })) {
+    return;
+  }
+  std::set<Digest> covered;
+  const auto need_new_parts = [&](Candidate& candidate) {
+    for (const Digest& part : parts_at(candidate)) {
+      if (covered.insert(part).second) candidate.needed = true;
+    }
+  };
+  std::ranges::for_each(usable, need_new_parts);
+  std::ranges::sort(found.busy, std::less());
+  std::ranges::for_each(found.busy, need_new_parts);
+  const bool waits = std::ranges::any_of(found.busy, &Candidate::needed);
+  const bool has_parts = std::ranges::any_of(usable, [&](const Candidate& candidate) {
+    return candidate.has_share && !parts_at(candidate).empty();
+  });
+  if (waits && !has_parts) {
+    std::erase_if(usable, [&](const Candidate& candidate) { return !parts_at(candidate).empty(); });
+  } else if (waits) {
+    std::ranges::copy_if(found.busy, std::back_inserter(usable), &Candidate::needed);
+  }
+  std::ranges::stable_partition(usable, &Candidate::needed);
 }
 
 // A pull that reads from no complete source gets one first, even a flapping one: nodes that fill up
@@ -124,6 +183,8 @@ SourceSelection::Candidates SourceSelection::ranked(const Pull& pull, TimePoint 
   Candidates result = candidates(pull, now);
   std::vector<Candidate>& usable = result.usable;
   std::ranges::sort(usable, std::less());
+  gather_parts(pull, result);
+  if (!usable.empty() && usable.front().needed) return result;
   const auto reads_from = [](const Candidate& candidate) {
     return candidate.has_share && candidate.complete;
   };
@@ -137,32 +198,51 @@ SourceSelection::Offers SourceSelection::offer(Pull& pull, std::size_t max_new, 
   const Candidates found = ranked(pull, now);
   ++rotation_;
   Offers offers;
-  const std::size_t max_sources = fleet_.limits.max_sources_per_pull;
+  const bool by_parts = !found.usable.empty() && found.usable.front().needed;
+  const std::size_t max_sources =
+      by_parts ? source_limit(pull.id) : fleet_.limits.max_sources_per_pull;
+  // A pull that has parts gets the others even while other pulls wait.
+  const auto has_part = [](const Candidate& candidate) {
+    return candidate.needed && candidate.has_share;
+  };
+  const bool gets_parts = max_new > 0 || std::ranges::any_of(found.usable, has_part);
   std::size_t taken = 0;
   for (const Candidate& candidate : found.usable) {
     const Incarnation& source = candidate.member->info.incarnation;
-    if (offers.sources.size() >= max_sources) {
+    const bool needed = candidate.needed && gets_parts;
+    if (!needed && offers.sources.size() >= max_sources) {
       pulls_.drop_share(pull, source);
       continue;
     }
-    if (!candidate.has_share && taken == max_new) continue;
-    if (!candidate.has_share) ++taken;
-    // A whole copy makes the other layouts of its node needless.
-    const Holding* whole = nullptr;
-    const auto holdings = candidate.member->holdings.of(pull.id);
-    for (const auto& [key, holding] : holdings) {
-      if (holding.root == pull.root && holding.whole && holding.counts()) whole = &holding;
-    }
-    for (const auto& [key, holding] : holdings) {
-      if (!holding.readable(pull.root) || (whole != nullptr && whole != &holding)) continue;
-      if (offers.sources.size() >= max_sources) break;
-      offers.sources.push_back(make_offer(pull, *candidate.member, holding, now));
+    if (!needed && !candidate.has_share && taken == max_new) continue;
+    if (!needed && !candidate.has_share) ++taken;
+    for (const Holding* holding : layouts_to_offer(pull, candidate)) {
+      if (!needed && offers.sources.size() >= max_sources) break;
+      offers.sources.push_back(make_offer(pull, *candidate.member, *holding, now));
     }
     pulls_.take_share(pull, source);
   }
-  offers.all_busy = offers.sources.empty() && (found.any_busy || !found.usable.empty());
+  offers.all_busy = offers.sources.empty() && (!found.busy.empty() || !found.usable.empty());
   cap_rates(pull, offers.sources);
   return offers;
+}
+
+// A whole copy makes the other layouts of its node needless. A node that is needed for its parts is
+// read only for them.
+std::vector<const Holding*> SourceSelection::layouts_to_offer(const Pull& pull,
+                                                              const Candidate& candidate) const {
+  const DurableVersion* version = fleet_.catalog.find(pull.id);
+  std::vector<const Holding*> layouts;
+  for (const auto& [key, holding] : candidate.member->holdings.of(pull.id)) {
+    if (!holding.readable(pull.root)) continue;
+    if (holding.whole && holding.counts()) return {&holding};
+    if (candidate.needed && version != nullptr &&
+        !(holding.counts() && std::ranges::binary_search(version->parts, holding.layout))) {
+      continue;
+    }
+    layouts.push_back(&holding);
+  }
+  return layouts;
 }
 
 SourceOffer SourceSelection::make_offer(const Pull& pull, const Member& member,
@@ -198,10 +278,13 @@ void SourceSelection::cap_rates(const Pull& pull, std::vector<SourceOffer>& offe
 
 std::size_t SourceSelection::free_shares(const Pull& pull, TimePoint now) const {
   std::size_t free = 0;
-  for (const Candidate& candidate : candidates(pull, now).usable) {
-    if (!candidate.full()) free += candidate.limit - candidate.active;
+  std::optional<std::size_t> scarcest;
+  for (const Candidate& candidate : ranked(pull, now).usable) {
+    const std::size_t left = candidate.full() ? 0 : candidate.limit - candidate.active;
+    if (candidate.needed) scarcest = std::min(scarcest.value_or(left), left);
+    free += left;
   }
-  return free;
+  return scarcest.value_or(free);
 }
 
 }  // namespace rekindle::coordinator

@@ -37,7 +37,8 @@ struct SourceOffer {
 // Chooses the sources of a pull, the best first, and counts their shares. Every live node that has
 // announced readable tiles of the version is a candidate: complete holders, and pullers that are
 // still filling up (a puller becomes a source with its first announcement of verified tiles).
-// Flapping, quarantined and drained nodes are a last resort.
+// Flapping, quarantined and drained nodes are a last resort. Where no node has all of a joint
+// publication, a pull gets a holder of each part.
 class SourceSelection {
  public:
   SourceSelection(const FleetState& fleet, const Replicas& replicas, PullTable& pulls)
@@ -48,12 +49,16 @@ class SourceSelection {
     // Nobody is offered because no candidate has a free share.
     bool all_busy = false;
   };
-  // Gives the pull shares of at most `max_new` sources that it does not read from yet.
+  // Gives the pull shares of at most `max_new` sources that it does not read from yet. All parts
+  // that it needs count as one.
   Offers offer(Pull& pull, std::size_t max_new, TimePoint now);
-  // Shares that the candidates for this pull have left, all together.
+  // Shares that the candidates for this pull have left, all together. If it needs several parts:
+  // how often all of them can be given.
   std::size_t free_shares(const Pull& pull, TimePoint now) const;
   // How many pulls may read this version there at a time.
   std::size_t puller_limit(const Member& source, const ModelVersion& id) const;
+  // How many sources a pull without a whole copy may have.
+  std::size_t source_limit(const ModelVersion& id) const;
 
  private:
   struct Candidate;
@@ -62,6 +67,8 @@ class SourceSelection {
   std::optional<Candidate> consider(const Pull& pull, const Member& member, TimePoint now) const;
   Candidates candidates(const Pull& pull, TimePoint now) const;
   Candidates ranked(const Pull& pull, TimePoint now) const;
+  void gather_parts(const Pull& pull, Candidates& found) const;
+  std::vector<const Holding*> layouts_to_offer(const Pull& pull, const Candidate& candidate) const;
   SourceOffer make_offer(const Pull& pull, const Member& member, const Holding& holding,
                          TimePoint now);
   void cap_rates(const Pull& pull, std::vector<SourceOffer>& offers) const;

@@ -1,9 +1,12 @@
 #include "recovery/coordinator/core/version_readiness.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <fmt/ranges.h>
+
+#include "recovery/coordinator/core/part_holders.h"
 
 namespace rekindle::coordinator {
 
@@ -11,6 +14,14 @@ namespace {
 
 constexpr std::size_t kMaxNamedVersions = 8;
 constexpr Duration kMarkEvery = std::chrono::seconds(1);
+
+Failure only_drained(const ModelVersion& id, const std::string& what,
+                     const std::vector<std::string>& nodes) {
+  return fail(ErrorCode::kUnavailable,
+              "{}: only drained nodes hold {}: {}; end that with `rekindle drain NODE --undo`, or "
+              "keep more copies (`rekindle publish --replicas`)",
+              id.to_string(), what, fmt::join(nodes, ", "));
+}
 
 std::string_view describe(VersionState state) {
   switch (state) {
@@ -34,17 +45,24 @@ std::uint32_t VersionReadiness::whole_copies(const ModelVersion& id) const {
       [&](const auto& entry) { return entry.second.holdings.holds_whole(id, version->root); }));
 }
 
-// Nodes may list fewer tiles than they have, never more. So a version that seems covered is.
+// Nodes may list fewer tiles than they have, never more. So a version that seems covered is. That
+// the union of the parts is the version is the word of the node that claimed it.
 bool VersionReadiness::is_covered(const ModelVersion& id) const {
   const DurableVersion* version = fleet_.catalog.find(id);
   if (version == nullptr) return false;
+  // A dead member has no holdings.
+  const auto any = [](const Member&) { return true; };
+  return tiles_cover(id, *version) || all_parts_held(fleet_.members, id, *version, any);
+}
+
+bool VersionReadiness::tiles_cover(const ModelVersion& id, const DurableVersion& version) const {
   TileRuns runs;
   std::uint32_t tiles = 0;
   for (const auto& [node_id, member] : fleet_.members.all()) {
     for (const auto& [key, holding] : member.holdings.of(id)) {
-      if (holding.root != version->root) continue;
+      if (holding.root != version.root) continue;
       if (holding.whole && holding.counts()) return true;
-      if (!holding.readable(version->root)) continue;
+      if (!holding.readable(version.root)) continue;
       const TileRuns& listed = holding.complete ? holding.covers : holding.held;
       runs.insert(runs.end(), listed.begin(), listed.end());
       tiles = std::max(tiles, holding.checkpoint_tiles);
@@ -149,6 +167,23 @@ bool VersionResolver::holds_all_itself(const ModelVersion& id, const Digest& roo
   });
 }
 
+Result<void> VersionResolver::check_drained_parts(const ModelVersion& id,
+                                                  const Incarnation& puller) const {
+  const DurableVersion* version = fleet_.catalog.find(id);
+  if (version == nullptr || version->parts.empty()) return {};
+  const auto usable = [&](const Member& member) {
+    return member.info.incarnation == puller || !fleet_.drained(member.info.node_id);
+  };
+  const std::set<Digest> parts = parts_held(fleet_.members, id, *version, usable);
+  std::vector<std::string> drained;
+  for (const auto& [node_id, member] : fleet_.members.all()) {
+    if (usable(member) && member.holdings.holds_whole(id, version->root)) return {};
+    if (!std::ranges::includes(parts, parts_of(member, id, *version))) drained.push_back(node_id);
+  }
+  if (drained.empty()) return {};
+  return only_drained(id, "a part of it", drained);
+}
+
 Failure VersionResolver::nobody_usable(const ModelVersion& id, const Incarnation& puller,
                                        TimePoint now) const {
   if (auto unverified = waits_for_verification(id, puller)) return fail(*std::move(unverified));
@@ -164,13 +199,7 @@ Failure VersionResolver::nobody_usable(const ModelVersion& id, const Incarnation
       drained.push_back(node_id);
     }
   }
-  if (!drained.empty()) {
-    return fail(
-        ErrorCode::kUnavailable,
-        "{}: only drained nodes hold it: {}; end that with `rekindle drain NODE --undo`, or "
-        "keep more copies (`rekindle publish --replicas`)",
-        id.to_string(), fmt::join(drained, ", "));
-  }
+  if (!drained.empty()) return only_drained(id, "it", drained);
   if (quarantined.empty()) return no_source(id.to_string(), id.model, now);
   return fail(ErrorCode::kUnavailable,
               "{}: all that hold it have served wrong bytes and are quarantined for {} ms: {}; "

@@ -9,13 +9,14 @@
 
 namespace rekindle::coordinator {
 
-// kStaging: claimed, but the live nodes do not hold all of it. kReady: the verified tiles of the
-// live nodes are all tiles of the checkpoint. kRetiring: retired.
+// kStaging: claimed, but the live nodes do not hold all of it. kReady: the live nodes hold all of
+// it, verified. kRetiring: retired.
 enum class VersionState { kStaging, kReady, kRetiring };
 
-// Decides when a version is READY: as soon as the verified tiles of the live nodes cover it, be it
-// by one whole copy or by shards of several nodes. READY is marked in the catalog, durably, before
-// the announcement that made it so is answered.
+// Decides when a version is READY: as soon as the live nodes hold all of it, verified. Either their
+// tiles cover it, be it by one whole copy or by shards of several nodes; or each layout of its
+// joint publication has a complete copy. A tile may then be whole on no node. READY is marked in
+// the catalog, durably, before the announcement that made it so is answered.
 class VersionReadiness {
  public:
   explicit VersionReadiness(FleetState& fleet) : fleet_(fleet) {}
@@ -34,6 +35,8 @@ class VersionReadiness {
   void mark_all(TimePoint now);
 
  private:
+  bool tiles_cover(const ModelVersion& id, const DurableVersion& version) const;
+
   FleetState& fleet_;
   TimePoint next_marks_{};
 };
@@ -66,6 +69,9 @@ class VersionResolver {
 
   // The error when no live node holds anything of `what`.
   Failure no_source(const std::string& what, const std::string& model, TimePoint now) const;
+  // kUnavailable: only drained nodes hold a part of this joint publication. The puller would wait
+  // for it in vain.
+  Result<void> check_drained_parts(const ModelVersion& id, const Incarnation& puller) const;
   // The error when no source was offered and none is busy: its holders are kept away, or there are
   // none.
   Failure nobody_usable(const ModelVersion& id, const Incarnation& puller, TimePoint now) const;
