@@ -29,8 +29,7 @@ class Publisher {
   // Claims the version of the checkpoint at the coordinator, if there is one. `parts`: the layouts
   // of the copies that together hold it; none: a copy of this host holds all of it.
   async::Task<Result<void>> claim(std::shared_ptr<const Checkpoint> checkpoint,
-                                  std::optional<std::uint32_t> replicas,
-                                  std::vector<Digest> parts);
+                                  std::optional<std::uint32_t> replicas, std::vector<Digest> parts);
 
  private:
   using Staged = std::shared_ptr<store::SegmentStore::Staged>;

@@ -36,7 +36,8 @@ std::shared_ptr<JointShare> JointPublications::find(const ModelVersion& id) cons
 }
 
 Task<Result<RankPlaces>> JointPublications::declare(ModelVersion id, std::uint32_t world,
-                                                    Declaration declaration, std::uint64_t owner, TimePoint give_up) {
+                                                    Declaration declaration, std::uint64_t owner,
+                                                    TimePoint give_up) {
   auto share = find(id);
   if (share == nullptr) {
     if (world == 0) co_return fail(ErrorCode::kInvalid, "{}: 0 ranks", id.to_string());
@@ -57,8 +58,9 @@ Task<void> JointPublications::run(std::shared_ptr<JointShare> share) {
   shares_.remove(share);
 }
 
-Task<Result<Digest>> JointPublications::commit(ModelVersion id, std::uint32_t rank, std::uint64_t owner,
-                                               store::FilledSegments filled, TimePoint give_up) {
+Task<Result<Digest>> JointPublications::commit(ModelVersion id, std::uint32_t rank,
+                                               std::uint64_t owner, store::FilledSegments filled,
+                                               TimePoint give_up) {
   const auto share = find(id);
   if (share == nullptr) {
     co_return fail(ErrorCode::kStale, "the publication of {} is over; publish it again",

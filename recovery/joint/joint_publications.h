@@ -26,7 +26,8 @@ class JointPublications {
   // kInvalid: the ranks disagree, or leave a hole; the line names tensor and ranks. kDenied: the
   // rank is here already. kTimeout: names the ranks that are missing.
   async::Task<Result<RankPlaces>> declare(ModelVersion id, std::uint32_t world,
-                                          Declaration declaration, std::uint64_t owner, TimePoint give_up);
+                                          Declaration declaration, std::uint64_t owner,
+                                          TimePoint give_up);
   // The rank has written everything. Returns the root when the version is complete everywhere.
   async::Task<Result<Digest>> commit(ModelVersion id, std::uint32_t rank, std::uint64_t owner,
                                      store::FilledSegments filled, TimePoint give_up);

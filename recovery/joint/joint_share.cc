@@ -136,8 +136,8 @@ std::string JointShare::whom_it_lacks() const {
   return fmt::format("{}: other hosts have not committed", id_.to_string());
 }
 
-Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration declaration, std::uint64_t owner,
-                                             TimePoint give_up) {
+Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration declaration,
+                                             std::uint64_t owner, TimePoint give_up) {
   const std::uint32_t rank = declaration.rank;
   CO_TRY_VOID(ranks_.declare(world, std::move(declaration), owner));
   changed_.notify();
@@ -155,8 +155,8 @@ Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration de
   co_return RankPlaces{plan_->tensors(), packed_.at(rank)};
 }
 
-Task<Result<Digest>> JointShare::commit(std::uint32_t rank, std::uint64_t owner, store::FilledSegments filled,
-                                        TimePoint give_up) {
+Task<Result<Digest>> JointShare::commit(std::uint32_t rank, std::uint64_t owner,
+                                        store::FilledSegments filled, TimePoint give_up) {
   CO_TRY_VOID(ranks_.fill(rank, owner, std::move(filled)));
   changed_.notify();
   auto complete = co_await wait_for([this] { return root_.has_value(); }, give_up);

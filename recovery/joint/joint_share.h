@@ -61,12 +61,12 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   bool over() const { return root_ || error_; }
 
   // The calls of ranks. kTimeout names what is missing.
-  async::Task<Result<RankPlaces>> declare(std::uint32_t world, Declaration declaration, std::uint64_t owner,
-                                          TimePoint give_up);
+  async::Task<Result<RankPlaces>> declare(std::uint32_t world, Declaration declaration,
+                                          std::uint64_t owner, TimePoint give_up);
   // Returns the root when every agent has confirmed. A failed call leaves the committed bytes
   // where they are, for the other ranks.
-  async::Task<Result<Digest>> commit(std::uint32_t rank, std::uint64_t owner, store::FilledSegments filled,
-                                     TimePoint give_up);
+  async::Task<Result<Digest>> commit(std::uint32_t rank, std::uint64_t owner,
+                                     store::FilledSegments filled, TimePoint give_up);
   void leave(std::uint32_t rank, std::uint64_t owner);
 
   // A call of another agent of the roster.

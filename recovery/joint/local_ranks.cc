@@ -77,7 +77,8 @@ std::vector<std::uint32_t> LocalRanks::unfilled(std::span<const std::uint32_t> r
 }
 
 bool LocalRanks::deserted() const {
-  return std::ranges::none_of(ranks_, [](const auto& entry) { return entry.second.owner.has_value(); });
+  return std::ranges::none_of(ranks_,
+                              [](const auto& entry) { return entry.second.owner.has_value(); });
 }
 
 Result<std::vector<Declaration>> LocalRanks::declarations(

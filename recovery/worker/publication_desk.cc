@@ -185,9 +185,8 @@ async::Task<Result<PublicationDesk::PublicationPtr>> PublicationDesk::begin_rank
   CO_TRY(auto declaration, co_await async::offload(host_.blocking_pool(), [&request] {
            return declaration_from(request);
          }));
-  CO_TRY(auto places,
-         co_await host_.joint()->declare(id, request.world(), std::move(declaration), number,
-                                         give_up(frame)));
+  CO_TRY(auto places, co_await host_.joint()->declare(id, request.world(), std::move(declaration),
+                                                      number, give_up(frame)));
   const auto work = [this, &id, &places]() -> Result<std::shared_ptr<PublicationPtr>> {
     TRY(auto publication, Publication::begin(host_.store(), directory_, id, places.tensors,
                                              std::move(places.packed)));
@@ -253,8 +252,8 @@ async::Task<Result<Digest>> PublicationDesk::publish(const proto::WorkerFrame& f
   auto filled = entry.publication->filled();
   const ModelVersion id = entry.publication->id();
   if (!entry.rank) co_return co_await host_.publish(id, std::move(filled));
-  co_return co_await host_.joint()->commit(id, entry.rank->rank, frame.session(),
-                                           std::move(filled), give_up(frame));
+  co_return co_await host_.joint()->commit(id, entry.rank->rank, frame.session(), std::move(filled),
+                                           give_up(frame));
 }
 
 async::Task<void> PublicationDesk::run_commit(std::shared_ptr<Client> client,

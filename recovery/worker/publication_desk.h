@@ -98,8 +98,7 @@ class PublicationDesk {
   async::Task<void> run_begin(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                               SessionId number);
   Result<PublicationPtr> begin_whole(const proto::PublishBegin& request);
-  async::Task<Result<PublicationPtr>> begin_rank(const proto::WorkerFrame& frame,
-                                                 SessionId number);
+  async::Task<Result<PublicationPtr>> begin_rank(const proto::WorkerFrame& frame, SessionId number);
   async::Task<void> run_commit(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                                Entry entry);
   async::Task<Result<Digest>> publish(const proto::WorkerFrame& frame, const Entry& entry);

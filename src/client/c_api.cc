@@ -28,6 +28,7 @@ constexpr std::int64_t kAttachTimeoutMs = 10000;
 constexpr std::int64_t kUpdateTimeoutMs = 600'000;
 // The store may have to make room.
 constexpr std::chrono::milliseconds kBeginTimeout{30'000};
+constexpr std::int64_t kJointTimeoutMs = 600'000;
 
 const char* text(const char* given) { return given == nullptr ? "" : given; }
 
@@ -404,14 +405,15 @@ RK_API int32_t rk_publish_begin_joint(rk_agent* agent, const rk_joint_options* o
   if (publication != nullptr) *publication = nullptr;
   return guarded(error, [&]() -> Result<void> {
     TRY(auto connection, object_of(agent));
-    if (publication == nullptr || options == nullptr || (parts == nullptr && count > 0)) {
-      return fail(ErrorCode::kInvalid, "publish without options, or without a place for the result");
+    if (publication == nullptr || (parts == nullptr && count > 0)) {
+      return fail(ErrorCode::kInvalid,
+                  "publish without options, or without a place for the result");
     }
-    const rk_joint_options with = read_struct(*options);
-    if (with.model_version == nullptr) return fail(ErrorCode::kInvalid, "publish without a version");
+    TRY(const rk_joint_options with, read_options(options));
+    if (with.model_version == nullptr)
+      return fail(ErrorCode::kInvalid, "publish without a version");
     TRY(const ModelVersion id, exact_version("publish", with.model_version));
-    TRY(auto timeout, checked_timeout(with.timeout_ms));
-    if (timeout.count() == 0) timeout = kJointTimeout;
+    TRY(const auto timeout, checked_timeout(with.timeout_ms, kJointTimeoutMs));
     std::vector<PublishedPart> wanted;
     wanted.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {

@@ -16,7 +16,8 @@ PublishBeginRequest request_of(const ModelVersion& id, std::span<const Published
     return std::vector<std::uint64_t>(dims.span().begin(), dims.span().end());
   };
   for (const auto& [tensor, box] : parts) {
-    PublishTensor one{tensor.name, std::string(dtype_name(tensor.dtype)), list(tensor.shape), {}, {}};
+    PublishTensor one{
+        tensor.name, std::string(dtype_name(tensor.dtype)), list(tensor.shape), {}, {}};
     if (joint) {
       one.offset = list(box.offset);
       one.extent = list(box.extent);
@@ -118,7 +119,8 @@ Result<void> Publication::place(std::span<const PublishedPart> parts, const Tens
     for (const LayoutEntry& entry : layout.entries_of(*index)) {
       if (entry.box.empty() || !contains(box, entry.box)) continue;
       const std::uint64_t bytes = entry.box.elements() * dtype_size_bytes(tensor.dtype);
-      pieces.push_back({entry.box, std::span(segments_[entry.segment].data() + entry.offset_bytes, bytes)});
+      pieces.push_back(
+          {entry.box, std::span(segments_[entry.segment].data() + entry.offset_bytes, bytes)});
     }
   }
   return {};
