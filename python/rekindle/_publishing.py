@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from . import _abi
@@ -45,6 +46,11 @@ class Publication:
         address, nbytes = ctypes.c_void_p(), ctypes.c_uint64()
         self._native.call("rk_publish_data", index, ctypes.byref(address), ctypes.byref(nbytes))
         return memory(address.value or 0, nbytes.value)
+
+    def using(self) -> AbstractContextManager[None]:
+        """Returns a context in which places stay mapped: end() takes effect only after it.
+        StaleError: the publication is over."""
+        return self._native.using()
 
     def commit(self, timeout: float | None) -> None:
         """Makes the version ready.

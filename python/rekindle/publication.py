@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Union
 
 from . import _abi, command, dtypes
 from ._attaching import environment
+from ._host_copies import HostCopies
 from ._native import milliseconds
 from ._optional import module
+from ._pinned_copies import release_pinned as release_pinned
 from ._publishing import Announced, Publication
 from ._targets import has_no_memory
 from .errors import InvalidError
@@ -106,31 +108,18 @@ class _Source:
             raise InvalidError(f"'{self.name}' is a {type(self.tensor).__name__}, which has no "
                                "memory of its own: publish its full_tensor() or what it wraps")
 
-    def copy_to(self, place: "ctypes.Array[ctypes.c_char]") -> None:
-        assert len(place) == self.nbytes, self.name
-        if not self.nbytes:
-            return
-        if isinstance(self.tensor, memoryview):
-            ctypes.memmove(place, bytes(self.tensor), self.nbytes)
-        elif hasattr(self.tensor, "__array_interface__") and not hasattr(self.tensor, "data_ptr"):
-            import numpy
-            # The byte order is normalised because the dtype's name does not show it: ">f4" becomes
-            # "<f4".
-            native = self.tensor.dtype.newbyteorder("=")
-            numpy.frombuffer(memoryview(place), native).reshape(self.shape)[...] = self.tensor
-        else:
-            import torch
-            flat = torch.frombuffer(place, dtype=self.tensor.dtype)
-            flat.view(self.shape).copy_(self.tensor.detach())
-
 
 def _publish_tensors(sources: Sequence[_Source], model_version: str, agent: PathLike | None,
                      timeout: float | None) -> None:
     announced = [Announced(one.name, one.dtype, one.shape) for one in sources]
     publication = Publication(model_version, announced, agent, CONNECT_S)
     try:
-        for index, source in enumerate(sources):
-            source.copy_to(publication.place(index))
+        places = [publication.place(index) for index in range(len(sources))]
+        with HostCopies(publication.using, streaming=False) as copies:
+            # In the order of the segments, so that neighbours are copied together.
+            for index in sorted(range(len(sources)), key=lambda i: ctypes.addressof(places[i])):
+                copies.add(sources[index].tensor, places[index])
+            copies.finish()
         publication.commit(timeout)
     finally:
         publication.end()
