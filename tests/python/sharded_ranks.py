@@ -3,7 +3,9 @@
 Each rank writes, for each case, its parts with their elements, and what torch says the whole
 tensors are. It forks its ranks, because importing torch takes longer than all cases.
 """
+import ctypes
 import os
+import signal
 import sys
 import traceback
 
@@ -22,6 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from rekindle.torch import parts_of
 
+PR_SET_PDEATHSIG = 1
 SHAPES = [(8, 16), (7, 5), (5, 3, 2), (1, 9), (13,)]
 MESHES = {4: [(2, 2)], 8: [(4, 2), (2, 4)]}
 
@@ -118,8 +121,8 @@ def fsdp2(mesh):
         torch.manual_seed(1)
         model, before = tensor_parallel(wide, device_mesh)
         fully_shard(model, mesh=device_mesh["dp"])
-        # full_tensor() is wrong in torch for some of the uneven shards. The weights before sharding
-        # are the oracle.
+        # In torch 2.15, full_tensor() fails or hangs for some of the uneven shards. The weights
+        # before sharding are the oracle.
         yield f"fsdp2 tp {wide}", read(model), before
         if wide == mesh[0] * mesh[1] * 2:
             train(model, torch.ones(2, 8))
@@ -197,21 +200,34 @@ def rank_main(rank, world, directory):
 
 
 def main(world, directory):
-    ranks = []
-    for rank in range(world):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                rank_main(rank, world, directory)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        ranks.append(child)
-    return sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in ranks)
+    """Returns 1 as soon as a rank has failed. The others would wait for it."""
+    ranks = {fork(rank, world, directory) for rank in range(world)}
+    failed = False
+    while ranks:
+        done, status = os.wait()
+        ranks.remove(done)
+        if status and not failed:
+            failed = True
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
+    return int(failed)
+
+
+def fork(rank, world, directory):
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        # Ends with its parent, which the test kills after its deadline.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        rank_main(rank, world, directory)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
