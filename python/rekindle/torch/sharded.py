@@ -38,13 +38,20 @@ def named_parts(source: Source, layout: Layout | None = None) -> list[Part]:
     else:
         raise InvalidError(f"publish a {type(source).__name__}? Give a module, or a mapping of "
                            "names to tensors")
-    place = layout.get if isinstance(layout, Mapping) else layout
+    place = _by_name(layout, tensors) if isinstance(layout, Mapping) else layout
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise InvalidError(f"'{name}' is a {type(tensor).__name__}, not a torch tensor: remove "
                                "it from the mapping")
-        parts += _tensor_parts(name, tensor, place)  # type: ignore[arg-type]
+        parts += _tensor_parts(name, tensor, place)
     return parts
+
+
+def _by_name(layout: Mapping[str, Place],
+             tensors: Mapping[str, Any]) -> Callable[[str, torch.Tensor], Place]:
+    for name in layout.keys() - tensors.keys():
+        raise InvalidError(f"layout has '{name}', which the model has not")
+    return lambda name, _: layout.get(name)
 
 
 def _tensor_parts(name: str, tensor: torch.Tensor,
