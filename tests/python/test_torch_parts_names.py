@@ -52,8 +52,9 @@ def test_pairs_rename_in_order_and_none_drops():
 def test_a_function_renames_and_drops():
     def names(name):
         return None if name == "b" else name + ".weight"
-    assert_same(published([({"a": numbers(2), "b": numbers(3)}, None)], names),
-                {"a.weight": numbers(2)})
+    state = {"a": numbers(2), "b": numbers(3)}
+    for one in (names, [names], [("a", "c"), names, ("c", "a")]):
+        assert_same(published([(state, None)], one), {"a.weight": numbers(2)})
 
 
 def test_split_gives_each_piece_its_rows():
@@ -69,6 +70,14 @@ def test_split_along_columns():
     fused = numbers(6, 5)
     check({"w": fused}, [Split("w", {"a": 3, "b": 2}, dim=-1)],
           {"a": fused[:, :3].contiguous(), "b": fused[:, 3:].contiguous()})
+
+
+def test_the_padding_of_a_vocabulary_is_not_published():
+    padded = numbers(10, 4)
+    check({"embed": padded}, [Split("embed", {"embed.weight": 7, None: 3})],
+          {"embed.weight": padded[:7]})
+    check({"embed": padded}, [Rows("embed", [Block(0, 2, None), Block(2, 10, "e", 0)])],
+          {"e": padded[2:]})
 
 
 def test_groups_of_megatrons_qkv_are_taken_apart():
@@ -178,3 +187,48 @@ def test_two_sources_that_overlap_in_one_row_are_refused():
     with pytest.raises(rekindle.InvalidError, match=r"'a' and 'b' both give 't' \[2:4\]"):
         parts_of({"a": numbers(3), "b": numbers(2)}, names=lambda name: "t",
                  layout={"a": ((4,), (0,)), "b": ((4,), (2,))})
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_megatrons_parameters_by_the_layout_and_rules_of_the_guide(tp_size):
+    """Two K/V heads of 4 rows with two query heads each, on each rank of tensor parallelism."""
+    q, k, v = numbers(16, 6), numbers(8, 6, start=100), numbers(8, 6, start=200)
+    gate, up, down = numbers(8, 6, start=300), numbers(8, 6, start=400), numbers(6, 8, start=500)
+    embed, norm = numbers(12, 6, start=600), numbers(6, start=700)
+    qkv = torch.cat([torch.cat([q[8 * g:8 * g + 8], k[4 * g:4 * g + 4], v[4 * g:4 * g + 4]])
+                     for g in range(2)])
+    names = [
+        (r"^module\.", ""), Rename(r"_extra_state$", None), (r"^decoder\.", "model."),
+        Split(r"(.*)\.linear_qkv\.weight", {r"\1.q.weight": 16, r"\1.k.weight": 8,
+                                            r"\1.v.weight": 8}, groups=2),
+        Split(r"(.*)\.linear_fc1\.weight", {r"\1.gate.weight": 8, r"\1.up.weight": 8},
+              groups=tp_size),
+        Split("embed.weight", {"model.embed.weight": 10, None: 2})]
+    parts = []
+    for tp_rank in range(tp_size):
+        def mine(tensor, dim):
+            made = torch.nn.Parameter(tensor.chunk(tp_size, dim)[tp_rank], requires_grad=False)
+            made.tensor_model_parallel, made.partition_dim = True, dim
+            return made
+
+        def layout(name, parameter):
+            if not getattr(parameter, "tensor_model_parallel", False):
+                return None
+            shape, offset = list(parameter.shape), [0] * parameter.dim()
+            dim = parameter.partition_dim
+            offset[dim] = tp_rank * shape[dim]
+            shape[dim] *= tp_size
+            return tuple(shape), tuple(offset)
+        fc1 = torch.cat([torch.cat([gate.chunk(tp_size)[rank], up.chunk(tp_size)[rank]])
+                         for rank in range(tp_size)])
+        state = {"module.decoder.0.linear_qkv.weight": mine(qkv, 0),
+                 "module.decoder.0.linear_fc1.weight": mine(fc1, 0),
+                 "module.decoder.0.linear_fc2.weight": mine(down, 1),
+                 "module.decoder.0.norm.weight": norm, "module.embed.weight": mine(embed, 0),
+                 "module.decoder.0.linear_fc1._extra_state": torch.zeros(3, dtype=torch.uint8)}
+        parts += read(parts_of(state, names=names, layout=layout))
+    assert_same(assembled(parts), {
+        "model.0.q.weight": q, "model.0.k.weight": k, "model.0.v.weight": v,
+        "model.0.gate.weight": gate, "model.0.up.weight": up,
+        "model.0.linear_fc2.weight": down, "model.0.norm.weight": norm,
+        "model.embed.weight": embed[:10]})

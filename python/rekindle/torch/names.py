@@ -29,14 +29,15 @@ class Rename(NamedTuple):
 
 class Split(NamedTuple):
     """Splits tensors whose whole name matches the regex. `pieces`: target names, which may refer
-    to groups of the regex (`\\1`), and the rows of each whole target.
+    to groups of the regex (`\\1`), and the rows of each whole target. The rows of the piece None
+    are not published: for example the padding of a vocabulary.
 
     `groups`: the source repeats the pieces so many times, each time with 1/groups of the rows.
     Megatron's linear_qkv has one group for each K/V head; a gate and up projection that tensor
     parallelism has cut has one group for each rank."""
 
     pattern: str
-    pieces: Mapping[str, int]
+    pieces: Mapping[str | None, int] | Mapping[str, int]
     dim: int = 0
     groups: int = 1
     optional: bool = False
@@ -54,12 +55,13 @@ class Fuse(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows [start, stop) of the source are the rows of the target from `at`."""
+    """Rows [start, stop) of the source are the rows of the target from `at`. Without a target,
+    they are not published."""
 
     start: int
     stop: int
-    target: str
-    at: int
+    target: str | None
+    at: int = 0
 
 
 class Rows(NamedTuple):
@@ -81,23 +83,21 @@ class Unstack(NamedTuple):
     optional: bool = False
 
 
-Rule = Union[Rename, Split, Fuse, Rows, Unstack, "tuple[str, str | None]"]
-Names = Union[Callable[[str], "str | None"], Sequence[Rule]]
+# Returns the other name. None: the tensor is not published.
+Function = Callable[[str], "str | None"]
+Rule = Union[Rename, Split, Fuse, Rows, Unstack, "tuple[str, str | None]", Function]
+Names = Union[Function, Sequence[Rule]]
 
 
 def renamed(parts: Iterable[Part], names: Names | None) -> list[Part]:
     """Returns the parts under the checkpoint's names, without empty ones.
 
     `names`: a list of rules, or a function of a name that returns the other name (None: do not
-    publish). InvalidError, naming the tensor or rule: a rule that matches nothing, sizes that do
-    not add up, or two tensors that give the same elements."""
+    publish), which may also be a rule of a list. InvalidError, naming the tensor or rule: a rule
+    that matches nothing, sizes that do not add up, or two tensors that give the same elements."""
     items = [Item(part.name, part) for part in parts]
-    if callable(names):
-        named = [(item, names(item.part.name)) for item in items]
-        items = [_under(item, name) for item, name in named if name is not None]
-    else:
-        for rule in names or ():
-            items = _apply(rule, items)
+    for rule in (names,) if callable(names) else names or ():
+        items = _apply(rule, items)
     return joined(items)
 
 
@@ -110,11 +110,14 @@ def _apply(rule: Rule, items: list[Item]) -> list[Item]:
         return _cut(rule, items, lambda item, match: _split_blocks(rule, item.part, match))
     if isinstance(rule, Rows):
         return _cut(rule, items, lambda item, match: [
-            block._replace(target=match.expand(block.target)) for block in rule.blocks])
+            block._replace(target=_expanded(match, block.target)) for block in rule.blocks])
     if isinstance(rule, Unstack):
         return _unstack(rule, items)
     if isinstance(rule, tuple) and len(rule) == 2:
         return _rename(Rename(*rule), items)
+    if callable(rule):
+        named = [(item, rule(item.part.name)) for item in items]
+        return [_under(item, name) for item, name in named if name is not None]
     raise InvalidError(f"{rule!r} is no rule for names: give a pair (regex, replacement), Rename, "
                        "Split, Fuse, Rows or Unstack")
 
@@ -165,6 +168,10 @@ def _cut(rule: Split | Rows, items: list[Item],
     return found
 
 
+def _expanded(match: re.Match[str], name: str | None) -> str | None:
+    return None if name is None else match.expand(name)
+
+
 def _dimension(part: Part, dim: int) -> int:
     if not -len(part.shape) <= dim < len(part.shape):
         raise InvalidError(f"'{part.name}', of shape {list(part.shape)}, has no dimension {dim}")
@@ -172,7 +179,7 @@ def _dimension(part: Part, dim: int) -> int:
 
 
 def _split_blocks(rule: Split, part: Part, match: re.Match[str]) -> list[Block]:
-    pieces = {match.expand(name): size for name, size in rule.pieces.items()}
+    pieces = {_expanded(match, name): size for name, size in rule.pieces.items()}
     size = part.shape[_dimension(part, rule.dim)]
     if sum(pieces.values()) != size:
         raise InvalidError(f"'{part.name}' has {size} rows in dimension {rule.dim}, its pieces "
@@ -187,7 +194,7 @@ def _split_blocks(rule: Split, part: Part, match: re.Match[str]) -> list[Block]:
     return blocks
 
 
-def _check_groups(name: str, pieces: Mapping[str, int], groups: int) -> None:
+def _check_groups(name: str, pieces: Mapping[Any, int], groups: int) -> None:
     for piece, rows in pieces.items():
         if groups < 1 or rows % groups:
             raise InvalidError(f"'{name}' has {groups} groups, which {rows} rows of '{piece}' do "
@@ -198,7 +205,9 @@ def _sizes(part: Part, dim: int, blocks: Sequence[Block]) -> dict[str, int]:
     """Returns the rows of each target. InvalidError: blocks overlap or leave a gap."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for block in blocks:
-        ranges.setdefault(block.target, []).append((block.at, block.at + block.stop - block.start))
+        if block.target is not None:
+            ranges.setdefault(block.target, []).append(
+                (block.at, block.at + block.stop - block.start))
     source = [(block.start, block.stop) for block in blocks]
     _check_cover(part.name, source, part.shape[dim], part.name)
     for target, taken in ranges.items():
@@ -225,7 +234,7 @@ def _moved(item: Item, dim: int, blocks: Iterable[Block], sizes: Mapping[str, in
     first = part.offset[dim]
     for block in blocks:
         start, stop = max(block.start, first), min(block.stop, first + part.extent[dim])
-        if start >= stop or part.is_empty:
+        if block.target is None or start >= stop or part.is_empty:
             continue
         missing.pop(block.target, None)
         found.append(Item(item.source, Part(
@@ -253,6 +262,7 @@ def _fuse(rule: Fuse, items: list[Item]) -> list[Item]:
         raise InvalidError(f"{rule} has no source")
     whole = {item.part.name: item.part for item in reversed(items)}
     plans: dict[str, tuple[int, list[Block], int]] = {}
+    targets: dict[str, str] = {}
     for name, match in _matches(rule, rule.sources[0], items).items():
         sources = [name, *map(match.expand, rule.sources[1:])]
         target = match.expand(rule.target)
@@ -267,12 +277,13 @@ def _fuse(rule: Fuse, items: list[Item]) -> list[Item]:
             plans[source] = (dim, [Block(
                 group * count, (group + 1) * count, target,
                 group * (total // rule.groups) + before) for group in range(rule.groups)], total)
+            targets[source] = target
             before += count
     found: list[Item] = []
     for item in items:
         if item.part.name in plans:
             dim, blocks, total = plans[item.part.name]
-            found += _moved(item, dim, blocks, {blocks[0].target: total})
+            found += _moved(item, dim, blocks, {targets[item.part.name]: total})
         else:
             found.append(item)
     return found
