@@ -14,10 +14,10 @@ import torch
 import torch._dynamo  # noqa: F401
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy,
                                     ShardingStrategy, StateDictType, fully_shard)
-from torch.distributed.tensor import (DTensor, Replicate, Shard, distribute_tensor)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
                                                parallelize_module)
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -108,6 +108,14 @@ def placed(name, mesh):
     yield name, read(state), gathered
 
 
+def subset():
+    """Some ranks are not in the mesh of the tensor."""
+    mesh = DeviceMesh("cpu", [1, 2])
+    tensor = torch.arange(10.0).view(5, 2)
+    state = {"w": distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None)}
+    yield "placed on a subset", read(state), {"w": tensor}
+
+
 def tensor_parallel(wide, mesh):
     model = Mlp(wide)
     before = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -156,7 +164,7 @@ def hybrid():
     yield "hybrid", read(model), before
 
 
-def fsdp1(world):
+def fsdp1():
     tokens = torch.arange(5)[None]
     for original in (False, True):
         for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD):
@@ -184,7 +192,8 @@ def cases(world):
             yield f"{name} {mesh}", parts, expected
     yield from fsdp2_alone(world)
     if world == 4:
-        yield from fsdp1(world)
+        yield from subset()
+        yield from fsdp1()
     else:
         yield from hybrid()
 

@@ -6,7 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rekindle  # noqa: E402
-from rekindle.torch import Block, Fuse, Rename, Rows, Split, Unstack, fp8_blocks, parts_of  # noqa: E402,E501
+from rekindle.torch import (Block, Fuse, Rename, Rows, Split, Unstack,  # noqa: E402
+                            fp8_blocks, parts_of)
 from torch_parts import assembled, assert_same, read  # noqa: E402
 
 

@@ -19,7 +19,7 @@ from .casting import Convert, Select, selection
 BLOCK = 128
 _LARGEST = 448.0  # of E4M3
 _LEAST_AMAX = 1e-10
-# FP32 elements in memory at a time.
+# Elements that are converted at a time: a few FP32 copies of them exist meanwhile.
 _STRIP_ELEMENTS = 1 << 24
 
 # The projections that DeepSeek-V3 and Kimi K2 keep in FP8. Embeddings, norms, routers and the

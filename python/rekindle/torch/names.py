@@ -237,10 +237,11 @@ def _moved(item: Item, dim: int, blocks: Iterable[Block], sizes: Mapping[str, in
         if block.target is None or start >= stop or part.is_empty:
             continue
         missing.pop(block.target, None)
+        count = stop - start
         found.append(Item(item.source, Part(
             block.target, part.dtype, _with(part.shape, dim, sizes[block.target]),
             _with(part.offset, dim, block.at + start - block.start),
-            _with(part.extent, dim, stop - start), _Narrow(part, dim, start - first, stop - start))))
+            _with(part.extent, dim, count), _Narrow(part, dim, start - first, count))))
     return found + [Item(item.source, nothing_of(target, part.dtype, _with(part.shape, dim, size)))
                     for target, size in missing.items()]
 

@@ -86,7 +86,8 @@ def _orders(cuts: list[_Cut]) -> list[list[_Cut]]:
     By definition, placements cut from left to right, and a strided shard cuts each of
     `split_factor` pieces. FSDP2 with tensor parallelism (TP) uses a strided shard, but cuts in
     another way: TP's shards first, then the local tensor of each TP rank. Both are the same for
-    even shards. For uneven shards, FSDP2's local tensor may differ from the definition."""
+    even shards. For uneven shards they may differ, and the size of the local tensor decides. If
+    both sizes fit, FSDP2's order is taken: hardly anything else makes such placements."""
     for at, cut in enumerate(cuts):
         later = cuts[at + 1:]
         if cut.split_factor > 1 and cut.split_factor == math.prod(one.ranks for one in later):
