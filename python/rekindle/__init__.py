@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import (
         CorruptError, DeniedError, Error, ExhaustedError, InternalError, InvalidError,
         NotFoundError, PeerLostError, StaleError, TimeoutError, UnavailableError)
+    from .joint import Publisher, publisher
     from .publication import Published, publish
     from .session import Session, attach
     from .updating import UpdateResult, update
@@ -47,9 +48,9 @@ else:
 
 __all__ = [
     "Box", "Catalog", "CorruptError", "DeniedError", "Error", "ExhaustedError", "InternalError",
-    "InvalidError", "NotFoundError", "PeerLostError", "Published", "Session", "StaleError",
+    "InvalidError", "NotFoundError", "PeerLostError", "Published", "Publisher", "Session", "StaleError",
     "TensorInfo", "TimeoutError", "UnavailableError", "UpdateResult", "attach", "catalog",
-    "publish", "pull", "status", "update"]
+    "publish", "publisher", "pull", "status", "update"]
 
 # The names that each module defines. No name equals that of a module: importing a module binds its
 # name in this package.
@@ -60,6 +61,7 @@ _NAMES = {
     "errors": (
         "CorruptError", "DeniedError", "Error", "ExhaustedError", "InternalError", "InvalidError",
         "NotFoundError", "PeerLostError", "StaleError", "TimeoutError", "UnavailableError"),
+    "joint": ("Publisher", "publisher"),
     "publication": ("Published", "publish"),
     "session": ("Session", "attach"),
     "updating": ("UpdateResult", "update"),

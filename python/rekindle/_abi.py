@@ -79,6 +79,21 @@ class TensorSpec(ctypes.Structure):
                 ("shape", POINTER(c_uint64))]
 
 
+class JointOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("model_version", c_char_p), ("rank", c_uint32),
+                ("world", c_uint32), ("timeout_ms", c_int64)]
+
+
+class PublishedPart(ctypes.Structure):
+    _fields_ = [("tensor", TensorSpec), ("offset", POINTER(c_uint64)),
+                ("extent", POINTER(c_uint64))]
+
+
+class Piece(ctypes.Structure):
+    _fields_ = [("offset", POINTER(c_uint64)), ("extent", POINTER(c_uint64)), ("data", c_void_p),
+                ("bytes", c_uint64)]
+
+
 class UpdateOptions(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("model_version", c_char_p), ("group", c_char_p),
                 ("gather_ms", c_int64), ("timeout_ms", c_int64)]
@@ -133,6 +148,9 @@ _PROTOTYPES = {
     "rk_publish_data": (c_int32, _HANDLE, c_size_t, POINTER(c_void_p), POINTER(c_uint64), _ERROR),
     "rk_publish_commit": (c_int32, _HANDLE, c_int64, _ERROR),
     "rk_publish_abandon": (None, _HANDLE),
+    "rk_publish_begin_joint": (c_int32, _HANDLE, POINTER(JointOptions), POINTER(PublishedPart),
+                               c_size_t, _OUT_HANDLE, _ERROR),
+    "rk_publish_pieces": (c_int32, _HANDLE, c_size_t, POINTER(Piece), c_size_t, _COUNT, _ERROR),
     "rk_update": (c_int32, _HANDLE, POINTER(UpdateOptions), POINTER(UpdateResult), _ERROR),
 }
 # These functions call Python's API, so load_for_python() loads them.

@@ -4,17 +4,16 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
-from . import _abi, command, dtypes
+from . import _abi, _dense, command, dtypes
 from ._attaching import environment
 from ._host_copies import HostCopies
 from ._native import milliseconds
 from ._optional import module
 from ._pinned_copies import release_pinned as release_pinned
 from ._publishing import Announced, Publication
-from ._targets import has_no_memory
 from .errors import InvalidError
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -77,10 +76,10 @@ class _Source:
         self.name, self.tensor = name, tensor
         torch = module("torch")
         if torch is not None and isinstance(tensor, torch.Tensor):
-            self._check_torch(torch)
-            self.dtype = self._named(dtypes.dtype_name)
+            _dense.check(name, tensor)
+            self.dtype = _dense.dtype_name(name, tensor.dtype)
         elif hasattr(tensor, "__array_interface__"):
-            self.dtype = self._named(dtypes.numpy_dtype_name)
+            self.dtype = self._numpy_dtype()
         elif isinstance(tensor, memoryview):
             self.dtype = "U8"
         else:
@@ -88,25 +87,11 @@ class _Source:
         self.shape = tuple(int(extent) for extent in tensor.shape)
         self.nbytes = dtypes.itemsize(self.dtype) * math.prod(self.shape)
 
-    def _named(self, name_of: Callable[[Any], str]) -> str:
+    def _numpy_dtype(self) -> str:
         try:
-            found = name_of(self.tensor.dtype)
-            dtypes.itemsize(found)
-            return found
+            return dtypes.numpy_dtype_name(self.tensor.dtype)
         except InvalidError as why:
             raise InvalidError(f"'{self.name}': {why}") from None
-
-    def _check_torch(self, torch: Any) -> None:
-        if self.tensor.is_meta:
-            raise InvalidError(f"'{self.name}' is on the meta device: it has no bytes to publish")
-        if self.tensor.is_quantized:
-            raise InvalidError(f"'{self.name}' is quantized by torch ({self.tensor.dtype}): "
-                               "publish its int_repr() and its scales, or dequantize() it")
-        if self.tensor.layout is not torch.strided:
-            raise InvalidError(f"'{self.name}' is not a dense tensor ({self.tensor.layout})")
-        if has_no_memory(self.tensor):
-            raise InvalidError(f"'{self.name}' is a {type(self.tensor).__name__}, which has no "
-                               "memory of its own: publish its full_tensor() or what it wraps")
 
 
 def _publish_tensors(sources: Sequence[_Source], model_version: str, agent: PathLike | None,
