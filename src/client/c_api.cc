@@ -400,7 +400,7 @@ RK_API void rk_publish_abandon(rk_publication* publication) {
 }
 
 RK_API int32_t rk_publish_begin_joint(rk_agent* agent, const rk_joint_options* options,
-                                      const rk_part* parts, size_t count,
+                                      const rk_joint_part* parts, size_t count,
                                       rk_publication** publication, rk_error* error) {
   if (publication != nullptr) *publication = nullptr;
   return guarded(error, [&]() -> Result<void> {

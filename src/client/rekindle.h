@@ -305,18 +305,18 @@ typedef struct rk_joint_options {
   int64_t timeout_ms;
 } rk_joint_options;
 /* A box of a tensor: offset and extent in elements, one per dimension. */
-typedef struct rk_part {
+typedef struct rk_joint_part {
   rk_tensor_spec tensor;
   const uint64_t* offset;
   const uint64_t* extent;
-} rk_part;
+} rk_joint_part;
 /* Declares what this rank will write, and waits until all ranks have declared. rk_publish_commit()
- * then waits until all ranks have committed. RK_INVALID: the ranks disagree about a tensor, or leave
- * elements out; the message names tensor and ranks. RK_DENIED: another process publishes this rank.
- * RK_TIMEOUT: the message names the ranks that are missing. A rank that died may begin again, with
- * the same parts, while the others wait. */
+ * then waits until all ranks have committed. RK_INVALID: the ranks disagree about a tensor, or
+ * leave elements out; the message names tensor and ranks. RK_DENIED: another process publishes this
+ * rank. RK_TIMEOUT: the message names the ranks that are missing. A rank that died may begin again,
+ * with the same parts, while the others wait. */
 RK_API int32_t rk_publish_begin_joint(rk_agent* agent, const rk_joint_options* options,
-                                      const rk_part* parts, size_t count,
+                                      const rk_joint_part* parts, size_t count,
                                       rk_publication** publication, rk_error* error);
 /* A box of a part that this rank writes, and its memory: row-major, until commit or abandon. */
 typedef struct rk_piece {
