@@ -62,6 +62,11 @@ def fsdp2_cuts_otherwise(placements, mesh, shape):
     return False
 
 
+def test_runs_that_are_neighbours_are_one_box():
+    placements = [_StridedShard(0, split_factor=3)]
+    assert local_boxes("w", (6,), (6,), (1,), (0,), placements) == [((0,), (6,), (0,))]
+
+
 def test_even_shards_of_fsdp2_are_the_same_in_both_orders():
     whole = torch.arange(24)
     placements = [_StridedShard(0, split_factor=2), Shard(0)]
