@@ -62,6 +62,11 @@ def fsdp2_cuts_otherwise(placements, mesh, shape):
     return False
 
 
+def test_runs_that_are_neighbours_are_one_box():
+    placements = [_StridedShard(0, split_factor=3)]
+    assert local_boxes("w", (6,), (6,), (1,), (0,), placements) == [((0,), (6,), (0,))]
+
+
 def test_even_shards_of_fsdp2_are_the_same_in_both_orders():
     whole = torch.arange(24)
     placements = [_StridedShard(0, split_factor=2), Shard(0)]
@@ -117,7 +122,7 @@ def test_parts_of_flat_ranges_make_up_the_tensor():
     whole = torch.arange(60.0).view(3, 4, 5)
     parts = [part for start, stop in [(0, 7), (7, 7), (7, 33), (33, 60)]
              for part in flat_parts("w", (3, 4, 5), whole.flatten()[start:stop], start)]
-    assert_same(assembled(read(part for part in parts if not part.is_empty)), {"w": whole})
+    assert_same(assembled(read(parts_of(parts, names=[("w", "v")]))), {"v": whole})
 
 
 def test_plain_tensors_are_whole_or_where_the_layout_says():

@@ -70,6 +70,16 @@ def test_codes_and_scales_are_those_of_the_recipe_bit_for_bit(shape, dtype):
     assert_same(found, {"a.o_proj.weight": codes, "a.o_proj.weight_scale_inv": scales})
 
 
+def test_values_are_divided_by_the_scale_and_not_multiplied_by_its_reciprocal():
+    weight = weights((512, 512), seed=3)
+    codes, scales = reference(weight)
+    spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    multiplied = (weight.float() * (1 / spread)).to(torch.float8_e4m3fn)
+    assert (multiplied.view(torch.uint8) != codes.view(torch.uint8)).any(), "the test shows nothing"
+    found = assembled(read(parts_of({"a.o_proj.weight": weight}, convert=fp8_blocks())))
+    assert_same(found, {"a.o_proj.weight": codes, "a.o_proj.weight_scale_inv": scales})
+
+
 def test_a_block_of_zeros_stays_zero():
     weight = torch.zeros(128, 256, dtype=torch.bfloat16)
     weight[3, 200] = -2.0

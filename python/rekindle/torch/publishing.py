@@ -28,9 +28,10 @@ def publish(model: Source, model_version: str, *, rank: int | None = None, world
     """Publishes "k2@42" together with the other ranks of a trainer. Every rank calls it, and the
     calls return when the whole version is published.
 
-    `model`: a module or a mapping of names to tensors, as this rank has it. Of DTensors (FSDP2,
-    tensor parallelism) and of modules in FSDP1, the rank publishes its own shards, and nothing is
-    gathered. Plain tensors are whole, on each rank the same, unless `layout` says otherwise.
+    `model`: a module or a mapping of names to tensors, as this rank has it, or a list of parts
+    (from `parts_of` or `flat_parts`). Of DTensors (FSDP2, tensor parallelism) and of modules in
+    FSDP1, the rank publishes its own shards, and nothing is gathered. Plain tensors are whole, on
+    each rank the same, unless `layout` says otherwise.
     `rank`, `world`: default to those of `group`, or of torch.distributed's default group, or to a
     single rank. `names`: rules, or a function, from the trainer's names to the checkpoint's.
     `convert`: called with each part under its new name, and returns the parts to publish instead:

@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -18,7 +18,7 @@ from ..errors import InvalidError
 from . import flat
 from .placements import local_boxes
 
-Source = Union[torch.nn.Module, Mapping[str, Any]]
+Source = Union[torch.nn.Module, Mapping[str, Any], Sequence[Part]]
 # The shape of the whole tensor, and the offset of the rank's tensor in it. None: it is whole.
 Place = Optional["tuple[tuple[int, ...], tuple[int, ...]]"]
 Layout = Union[Callable[[str, torch.Tensor], Place], Mapping[str, Place]]
@@ -26,18 +26,13 @@ Layout = Union[Callable[[str, torch.Tensor], Place], Mapping[str, Place]]
 
 def named_parts(source: Source, layout: Layout | None = None) -> list[Part]:
     """Returns this rank's parts of a module's parameters and persistent buffers, or of a mapping
-    of names to tensors. A tensor of which the rank has nothing gives one empty part.
+    of names to tensors, or parts as they are. A tensor of which the rank has nothing gives one
+    empty part.
 
     `layout`: for plain tensors, a function of name and tensor, or a mapping of names: returns the
     shape of the whole tensor and the offset of the rank's tensor in it; None: the tensor is whole.
     InvalidError names the tensor that cannot be published and says what to do."""
-    if flat.has_flat_shards(source):
-        parts, tensors = flat.module_parts(source)  # type: ignore[arg-type]
-    elif isinstance(source, (Mapping, torch.nn.Module)):
-        parts, tensors = [], items_of(source) if not isinstance(source, Mapping) else dict(source)
-    else:
-        raise InvalidError(f"publish a {type(source).__name__}? Give a module, or a mapping of "
-                           "names to tensors")
+    parts, tensors = _contents(source)
     place = _by_name(layout, tensors) if isinstance(layout, Mapping) else layout
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
@@ -45,6 +40,20 @@ def named_parts(source: Source, layout: Layout | None = None) -> list[Part]:
                                "it from the mapping")
         parts += _tensor_parts(name, tensor, place)
     return parts
+
+
+def _contents(source: Any) -> tuple[list[Part], dict[str, Any]]:
+    """Returns parts that are known, and tensors by name."""
+    if flat.has_flat_shards(source):
+        return flat.module_parts(source)
+    if isinstance(source, Mapping):
+        return [], dict(source)
+    if isinstance(source, torch.nn.Module):
+        return [], items_of(source)
+    if isinstance(source, Sequence) and all(isinstance(one, Part) for one in source):
+        return list(source), {}
+    raise InvalidError(f"publish a {type(source).__name__}? Give a module, a mapping of names to "
+                       "tensors, or parts")
 
 
 def _by_name(layout: Mapping[str, Place],
