@@ -11,8 +11,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-MOST_THREADS = 14  # more do not raise the rate of memory
-SMALL = 1 << 20  # bytes; page tables of smaller places are filled by faults
+# On 16 CPUs, 16 threads were slower (docs/reference/performance.md).
+MOST_THREADS = 14
+# Bytes. Page faults fill the page tables of smaller pieces.
+SMALL = 1 << 20
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
@@ -45,7 +47,8 @@ class CopyThreads:
         if self._failed is not None:
             raise self._failed
 
-    def put(self, pieces: list[Piece], keep: object, done: Callable[[], None] | None = None) -> None:
+    def put(self, pieces: list[Piece], keep: object,
+            done: Callable[[], None] | None = None) -> None:
         """Begins to copy `pieces`. `keep` owns the sources. `done` is called afterwards by a
         thread, also if the copy fails or is dropped."""
         self._tasks.put(_Task(pieces, keep, done))

@@ -186,9 +186,6 @@ class _Stream:
 
 
 class _Event:
-    def __init__(self, blocking):
-        assert blocking
-
     def record(self):
         pass
 
