@@ -11,8 +11,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-MOST_THREADS = 14  # more do not raise the rate of memory
-SMALL = 1 << 20  # bytes; page tables of smaller places are filled by faults
+# On 16 CPUs, 16 threads were slower (docs/reference/performance.md).
+MOST_THREADS = 14
+# Bytes. Page faults fill the page tables of smaller pieces.
+SMALL = 1 << 20
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
@@ -35,7 +37,7 @@ class CopyThreads:
         fails if it raises."""
         self._hold = hold
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Thread] = []
         self._most = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) - 2))
         self._stopped = False
         self._failed: BaseException | None = None
@@ -45,12 +47,13 @@ class CopyThreads:
         if self._failed is not None:
             raise self._failed
 
-    def put(self, pieces: list[Piece], keep: object, done: Callable[[], None] | None = None) -> None:
+    def put(self, pieces: list[Piece], keep: object,
+            done: Callable[[], None] | None = None) -> None:
         """Begins to copy `pieces`. `keep` owns the sources. `done` is called afterwards by a
         thread, also if the copy fails or is dropped."""
         self._tasks.put(_Task(pieces, keep, done))
         if len(self._threads) < self._most:
-            thread = threading.Thread(target=self._run, name="rekindle-copy", daemon=True)
+            thread = _Thread(self._run)
             self._threads.append(thread)
             thread.start()
 
@@ -60,18 +63,19 @@ class CopyThreads:
         self._end_threads()
 
     def finish(self) -> None:
-        """Returns when all tasks are done and all threads have ended. An interrupt is raised after
-        that."""
+        """Returns when all tasks are done and all threads have ended. An interrupt drops the tasks
+        that no thread has begun, and is raised when all threads have ended."""
         interrupt: BaseException | None = None
         while self._threads:
             try:
                 self._end_threads()
                 for thread in self._threads:
                     if thread.ident is not None:  # It was started.
-                        thread.join()
+                        thread.ended.wait()
                 self._threads.clear()
             except KeyboardInterrupt as why:
                 interrupt = why
+                self._stopped = True
         if interrupt is not None:
             raise interrupt
 
@@ -95,6 +99,22 @@ class CopyThreads:
             finally:
                 if task.done is not None:
                     task.done()
+
+
+class _Thread(threading.Thread):
+    """Before Python 3.13, an interrupt of join() makes later calls return at once, while the thread
+    still runs. Therefore this has an event."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="rekindle-copy", daemon=True)
+        self._work = work
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self.ended.set()
 
 
 class _Task(NamedTuple):

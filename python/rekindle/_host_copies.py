@@ -18,8 +18,10 @@ from .errors import InvalidError
 if TYPE_CHECKING:
     Place = ctypes.Array[ctypes.c_char]
 
-AT_ONCE = 1 << 20  # bytes of host memory that the caller's thread copies itself
-PART = 8 << 20  # bytes of host memory that one thread copies
+# Bytes of host memory that the caller's thread copies itself.
+AT_ONCE = 1 << 20
+# Bytes of host memory that a thread copies at a time.
+PART = 8 << 20
 
 
 class HostCopies:

@@ -5,8 +5,9 @@ of pinned blocks: side streams copy into the blocks, and threads copy from the b
 places. Many small tensors share a block.
 
 The other way is to pin the places (cudaHostRegister). A trainer maps the segments of every
-publication anew, so it would have to pin all of them each time. That is slower than the copy, with
-4 KiB pages and with huge ones (docs/reference/performance.md has the figures).
+publication anew, so it would have to pin all of them each time. With 4 KiB pages that takes several
+times as long as the copy, with huge pages longer than the copy, too. docs/reference/performance.md
+has the figures, also for the constants below.
 """
 from __future__ import annotations
 
@@ -18,13 +19,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ._copy_threads import CopyThreads, Piece
+from ._copy_threads import MOST_THREADS, CopyThreads, Piece
 from ._optional import module
 
-BLOCK = 8 << 20  # bytes; with smaller blocks Python's time counts
-BLOCKS = 32  # of a ring: 256 MiB
-IN_FLIGHT = 8  # blocks in the queues of the devices
-STREAMS = 2  # of a device
+# Bytes. The time that Python spends on each block shows with smaller ones.
+BLOCK = 8 << 20
+# Of a ring (136 MiB). Threads read a block from the CPU's last cache, which a larger ring exceeds.
+BLOCKS = MOST_THREADS + 3
+# Blocks in the queues of the devices.
+IN_FLIGHT = 2
+# Of each device.
+STREAMS = 2
 
 
 class PinnedCopies:
@@ -76,20 +81,20 @@ class PinnedCopies:
         while at < size:
             batch = self._batch(flat.device)
             part = min(size - at, BLOCK - batch.used)
-            batch.add(flat[at:at + part], target + at, part)
+            batch.add(flat if part == size else flat[at:at + part], target + at, part)
             at += part
 
     def _batch(self, device: Any, room: int = 1) -> "_Batch":
         """Returns the open batch, with at least `room` bytes left."""
-        stream = self._torch.cuda.current_stream(device)
         batch = self._open
-        if batch is not None and (
-                batch.device != device or batch.used + room > BLOCK
-                or (batch.stream != stream and self._streaming)):
+        if batch is not None:
+            if batch.used + room <= BLOCK and batch.device == device and (
+                    not self._streaming
+                    or batch.stream == self._torch.cuda.current_stream(device)):
+                return batch
             self._queue_batch()
-            batch = None
-        if batch is None:
-            batch = self._open = _Batch(self._block(), device, stream)
+        batch = _Batch(self._block(), device, self._torch.cuda.current_stream(device))
+        self._open = batch
         return batch
 
     def _block(self) -> "_Block":
@@ -105,12 +110,13 @@ class PinnedCopies:
             return
         # First, so that its tensors live until close() has waited for the copies.
         self._queued.append(batch)
-        torch, memory = self._torch, batch.block.memory
+        torch = self._torch
         with torch.cuda.stream(self._side_stream(batch)):
-            for source, at, size in batch.sources:
-                if source.dtype != torch.uint8 or source.dim() != 1 or not source.is_contiguous():
+            places = batch.block.memory[:batch.used].split(batch.sizes)
+            for place, source in zip(places, batch.sources):
+                if source.dtype != torch.uint8 or source.dim() != 1:
                     source = source.contiguous().reshape(-1).view(torch.uint8)
-                memory[at:at + size].copy_(source, non_blocking=True)
+                place.copy_(source, non_blocking=True)
             batch.landed = batch.block.record(torch, batch.device)
 
     def _side_stream(self, batch: "_Batch") -> Any:
@@ -142,15 +148,17 @@ class _Batch:
     def __init__(self, block: "_Block", device: Any, stream: Any) -> None:
         self.block, self.device, self.stream = block, device, stream
         self.used = 0
-        # (tensor, offset, bytes). The tensors live until their copies have ended.
-        self.sources: list[tuple[Any, int, int]] = []
+        # One after the other. They live until their copies have ended.
+        self.sources: list[Any] = []
+        self.sizes: list[int] = []  # bytes
         # (target, offset, bytes). Neighbours are one.
         self.pieces: list[tuple[int, int, int]] = []
         # The event after the copies.
         self.landed: Any = None
 
     def add(self, source: Any, target: int, nbytes: int) -> None:
-        self.sources.append((source, self.used, nbytes))
+        self.sources.append(source)
+        self.sizes.append(nbytes)
         last, at, size = self.pieces[-1] if self.pieces else (0, 0, 0)
         if last + size == target:
             self.pieces[-1] = (last, at, size + nbytes)
@@ -168,9 +176,10 @@ class _Block:
         self._event: Any = None
 
     def record(self, torch: Any, device: Any) -> Any:
-        """Records the event on the current stream. Waiting for it sleeps instead of spinning."""
+        """Records the event on the current stream. Waiting for it spins, which takes at most the
+        time of a few blocks. Sleeping is slower by the time of each wake-up."""
         if self._device != device:
-            self._device, self._event = device, torch.cuda.Event(blocking=True)
+            self._device, self._event = device, torch.cuda.Event()
         self._event.record()
         return self._event
 
@@ -180,8 +189,9 @@ class _Ring:
     stays for the next."""
 
     def __init__(self, torch: Any) -> None:
-        whole = torch.empty(BLOCK * BLOCKS, dtype=torch.uint8, device="cpu", pin_memory=True)
-        self.blocks = [_Block(memory) for memory in whole.split(BLOCK)]
+        # One by one, because torch rounds an allocation up to a power of two.
+        self.blocks = [_Block(torch.empty(BLOCK, dtype=torch.uint8, device="cpu", pin_memory=True))
+                       for _ in range(BLOCKS)]
         self._torch = torch
         self._streams: dict[Any, list[Any]] = {}
 
@@ -217,7 +227,7 @@ _of_parent: list[_Ring] = []
 
 
 def release_pinned() -> None:
-    """Frees the pinned memory that is kept for the next publication (256 MiB)."""
+    """Frees the pinned memory that is kept for the next publication (136 MiB)."""
     with _lock:
         _kept.clear()
     torch = module("torch")

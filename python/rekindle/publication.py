@@ -37,6 +37,10 @@ def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | Non
     names end in .json .txt .model .jinja .tiktoken or .py, and have at most one folder.
     `timeout`: seconds for the agent to digest the tensors. A version is published in full or not at
     all.
+    A GPU's tensors are copied after the work that the current stream of their device has at the
+    call. No stream of the caller waits. All tensors are copied when the call returns; until then,
+    nothing may write to them. 136 MiB of pinned memory stay for the next call, until
+    `publication.release_pinned()`.
     Raises DeniedError (the version exists with other bytes), InvalidError (naming a tensor without
     a dtype in safetensors, without memory, or not dense), ExhaustedError, UnavailableError."""
     if isinstance(source, str | os.PathLike) or (

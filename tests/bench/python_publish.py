@@ -36,12 +36,13 @@ import torch
 
 import rekindle
 from rekindle import publication
+from rekindle._host_copies import HostCopies
 
 GIB = 1 << 30
 PATIENCE_S = 600.0
 SEGMENT = 5 * GIB  # at most, as in a store
 KERNELS = 1000  # on the trainer's stream
-POPULATE_WRITE = 23  # madvise
+POPULATE_WRITE = 23  # of madvise
 
 
 class Files:
@@ -104,7 +105,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 class Parts:
-    """Wraps the class of publications, and times its steps."""
+    """Wraps the classes of publications and copies, and times their steps."""
 
     def __init__(self, kind: Any) -> None:
         parts = self
@@ -113,15 +114,22 @@ class Parts:
             def __init__(self, *arguments: Any) -> None:
                 begun = time.perf_counter()
                 super().__init__(*arguments)
-                parts.begin = time.perf_counter() - begun
+                parts.begun = time.perf_counter()
+                parts.begin = parts.begun - begun
 
             def commit(self, timeout: float | None) -> None:
                 begun = time.perf_counter()
                 super().commit(timeout)
                 parts.commit = time.perf_counter() - begun
 
-        self.begin = self.commit = 0.0
+        class TimedCopies(HostCopies):
+            def finish(self) -> None:
+                super().finish()
+                parts.copy = time.perf_counter() - parts.begun
+
+        self.begun = self.begin = self.copy = self.commit = 0.0
         publication.Publication = Timed  # type: ignore[misc]
+        publication.HostCopies = TimedCopies  # type: ignore[misc]
 
 
 class Benchmark:
@@ -159,8 +167,7 @@ class Benchmark:
         agent = None if self.copies_only else self.fleet.store
         rekindle.publish(self.model, f"m@{self.version}", agent=agent, timeout=PATIENCE_S)
         whole = time.perf_counter() - begun
-        begin, commit = self.parts.begin, self.parts.commit
-        return whole, begin, whole - begin - commit, commit
+        return whole, self.parts.begin, self.parts.copy, self.parts.commit
 
     def start(self) -> None:
         """With an empty store."""
