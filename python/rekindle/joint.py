@@ -110,7 +110,7 @@ class Publisher:
         for place in places:
             box = tuple(slice(at - start, at - start + count) for at, start, count
                         in zip(place.offset, part.offset, place.extent))
-            copies.add(tensor[box] if box else tensor, place.memory)
+            copies.add(tensor if place.extent == part.extent else tensor[box], place.memory)
 
     def _nbytes(self) -> int:
         from math import prod

@@ -278,35 +278,40 @@ Task<Result<void>> JointShare::take_steps() {
   co_return Result<void>();
 }
 
+void JointShare::note_undeclared(const Result<proto::JointRoster>& roster) {
+  if (!roster) {
+    undeclared_ = "unknown, " + roster.error().message();
+    return;
+  }
+  const std::vector<std::uint32_t> missing(roster->missing().begin(), roster->missing().end());
+  undeclared_ = missing.empty() ? "" : name_ranks(missing);
+  if (roster->missing_total() > missing.size()) {
+    undeclared_ += fmt::format(" and {} more", roster->missing_total() - missing.size());
+  }
+}
+
 Task<Result<void>> JointShare::gather() {
   while (true) {
+    if (error_) co_return fail(*error_);
+    if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "this agent stops");
+    const auto present = ranks_.present();
     proto::JointReport report;
     *report.mutable_id() = rpc::to_proto(id_);
     report.set_world(ranks_.world());
-    const auto present = ranks_.present();
     for (const std::uint32_t rank : present) report.add_ranks(rank);
+    report.set_leave(present.empty());
     report.set_wait_ms(kReportWait.count());
-    // A rank that comes now is in the next report.
+    const TimePoint asked = steady_now();
     auto roster = co_await agent_.report_ranks(std::move(report));
-    if (error_) co_return fail(*error_);
-    if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "this agent stops");
     if (!roster && !may_pass(roster.error())) co_return fail(std::move(roster).error());
     if (roster && roster->number() != 0) {
       CO_TRY(roster_, Roster::from_proto(*roster, agent_.identity()));
       break;
     }
-    if (roster) {
-      const std::vector<std::uint32_t> missing(roster->missing().begin(), roster->missing().end());
-      undeclared_ = missing.empty() ? "" : name_ranks(missing);
-      if (roster->missing_total() > missing.size()) {
-        undeclared_ += fmt::format(" and {} more", roster->missing_total() - missing.size());
-      }
-    } else {
-      undeclared_ = "the coordinator: " + roster.error().message();
-      co_await async::sleep_for(kReportAgain);
-    }
+    note_undeclared(roster);
+    // A rank that came meanwhile is reported at once.
     if (present != ranks_.present()) continue;
-    if (roster) co_await changed_.wait_until(steady_now() + kReportAgain);
+    co_await changed_.wait_until(asked + kReportAgain);
   }
   ranks_.seal();
   if (roster_.leads()) {

@@ -79,6 +79,7 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
  private:
   async::Task<Result<void>> take_steps();
   async::Task<Result<void>> gather();
+  void note_undeclared(const Result<proto::JointRoster>& roster);
   async::Task<Result<void>> exchange_declarations();
   async::Task<Result<std::string>> read_from_lead(proto::JointRead read);
   async::Task<Result<void>> make_plan(std::vector<std::string> declarations);
