@@ -27,6 +27,7 @@ constexpr std::chrono::milliseconds kTick{500};
 constexpr std::chrono::seconds kDeserted{30};
 // Other agents may ask how it ended.
 constexpr std::chrono::seconds kLinger{12};
+constexpr std::chrono::seconds kCloseDeadline{5};
 constexpr std::chrono::milliseconds kPiecesWait{5000};
 constexpr std::size_t kMostNamed = 16;
 
@@ -241,8 +242,8 @@ Task<void> JointShare::run() {
   while (steady_now() < until && !co_await async::is_cancelled())
     co_await async::sleep_until(until);
   if (lead_ != nullptr) co_await lead_->close();
-  while (!co_await tasks_.close(std::chrono::seconds(5)))
-    log::warn("joint.close", "version", id_.to_string());
+  bool closed = false;
+  while (!closed) closed = co_await tasks_.close(kCloseDeadline);
 }
 
 Task<void> JointShare::say_goodbye() {
@@ -291,6 +292,8 @@ void JointShare::note_undeclared(const Result<proto::JointRoster>& roster) {
 }
 
 Task<Result<void>> JointShare::gather() {
+  // The first answer comes at once, so that a rank that gives up soon hears who is missing.
+  auto wait = std::chrono::milliseconds(0);
   while (true) {
     if (error_) co_return fail(*error_);
     if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "this agent stops");
@@ -300,7 +303,7 @@ Task<Result<void>> JointShare::gather() {
     report.set_world(ranks_.world());
     for (const std::uint32_t rank : present) report.add_ranks(rank);
     report.set_leave(present.empty());
-    report.set_wait_ms(kReportWait.count());
+    report.set_wait_ms(static_cast<std::uint32_t>(std::exchange(wait, kReportWait).count()));
     const TimePoint asked = steady_now();
     auto roster = co_await agent_.report_ranks(std::move(report));
     if (!roster && !may_pass(roster.error())) co_return fail(std::move(roster).error());

@@ -20,6 +20,7 @@ constexpr std::chrono::milliseconds kLongestWait{5000};
 // The coordinator may be away for this long when the root is claimed.
 constexpr std::chrono::seconds kClaimPatience{60};
 constexpr std::chrono::milliseconds kClaimAgain{250};
+constexpr std::chrono::seconds kClaimClose{5};
 
 proto::JointPhase to_proto(Phase phase) {
   switch (phase) {
@@ -89,8 +90,8 @@ bool LeadDesk::over() const {
 }
 
 async::Task<void> LeadDesk::close() {
-  while (!co_await tasks_.close(std::chrono::seconds(5)))
-    log::warn("joint.close", "version", id_.to_string());
+  bool closed = false;
+  while (!closed) closed = co_await tasks_.close(kClaimClose);
 }
 
 proto::JointState LeadDesk::state() const {

@@ -213,7 +213,7 @@ async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
     if (made) {
       begun = std::move(**made);
     } else {
-      begun = fail(std::move(made).error());
+      begun = fail(std::move(made).error().with_context("publish"));
     }
   }
   Result<std::vector<UniqueFd>> segments = std::vector<UniqueFd>();
@@ -227,7 +227,7 @@ async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
     }
     close_one(client->id());
     if (!begun) {
-      client->send(error_frame(frame.call(), 0, std::move(begun).error().with_context("publish")));
+      client->send(error_frame(frame.call(), 0, begun.error()));
     } else if (!segments) {
       client->send(error_frame(frame.call(), 0, segments.error()));
     }

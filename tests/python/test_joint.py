@@ -139,7 +139,7 @@ def test_workers_attach_to_a_version_in_parts(fleet):
     assert all(isinstance(one, rekindle.Published) for one in outcomes), outcomes
     for name in "ab":
         with rekindle.attach("attached", agent=fleet.store(name)) as session:
-            found = {key: numpy.array(value) for key, value in session}
+            found = {key: value.numpy(force=True).copy() for key, value in session}
         for key, tensor in tensors.items():
             assert numpy.array_equal(found[key], tensor), key
 
@@ -284,7 +284,7 @@ def test_without_a_coordinator_one_agent_has_all_ranks(tmp_path, memory_director
         outcomes = publish_all(alone, "alone@1", tensors)
         assert all(isinstance(one, rekindle.Published) for one in outcomes), outcomes
         with rekindle.attach("alone", agent=alone.store("a")) as session:
-            found = {key: numpy.array(value) for key, value in session}
+            found = {key: value.numpy(force=True).copy() for key, value in session}
         for key, tensor in tensors.items():
             assert numpy.array_equal(found[key], tensor), key
     finally:
