@@ -303,7 +303,9 @@ Task<Result<void>> JointShare::gather() {
     report.set_world(ranks_.world());
     for (const std::uint32_t rank : present) report.add_ranks(rank);
     report.set_leave(present.empty());
-    report.set_wait_ms(static_cast<std::uint32_t>(std::exchange(wait, kReportWait).count()));
+    if (!present.empty()) {
+      report.set_wait_ms(static_cast<std::uint32_t>(std::exchange(wait, kReportWait).count()));
+    }
     const TimePoint asked = steady_now();
     auto roster = co_await agent_.report_ranks(std::move(report));
     if (!roster && !may_pass(roster.error())) co_return fail(std::move(roster).error());
