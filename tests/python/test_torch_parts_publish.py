@@ -28,7 +28,7 @@ class Recorder:
     def __exit__(self, kind, value, traceback):
         self.ended = kind
 
-    def add(self, part):
+    def add_part(self, part):
         self.added.append((part.name, part.offset, part.read()))
 
     def file(self, name, data):
@@ -88,7 +88,7 @@ def test_conversions_run_one_by_one_as_parts_are_added(recorder):
 
     def convert(part):
         return [part._replace(read=lambda: order.append(part.name) or part.read())]
-    recorder.add = lambda part: (order.append(f"add {part.name}"), part.read())
+    recorder.add_part = lambda part: (order.append(f"add {part.name}"), part.read())
     rekindle.torch.publish({"a": torch.zeros(1), "b": torch.zeros(1)}, "m@4", convert=convert)
     assert order == ["add a", "a", "add b", "b"]
 
