@@ -1,9 +1,6 @@
 """Joint publications: several ranks on two hosts publish one version together."""
 import concurrent.futures
 import os
-import signal
-import subprocess
-import sys
 import time
 
 import numpy
@@ -221,54 +218,6 @@ def test_a_rank_twice_is_refused(fleet):
             publish_rank(fleet, "twice@1", 1, whole_tensors(), timeout=3, shards=SHARDS[:2])
         with pytest.raises(rekindle.TimeoutError):
             first.result()
-
-
-VICTIM = """
-import sys, numpy, rekindle
-import test_joint
-from test_joint import SHARDS, whole_tensors, add_box
-store, version, rank = sys.argv[1:]
-tensors = whole_tensors(5)
-with rekindle.publisher(version, rank=int(rank), world=4, agent=store) as publication:
-    for name, box in SHARDS[int(rank)].boxes:
-        add_box(publication, name, tensors[name], box)
-    part = publication._parts[0]
-    def halt():
-        print("writing", flush=True)
-        import time
-        time.sleep(600)
-    publication._parts[0] = part._replace(read=halt)
-    publication.commit(600)
-"""
-
-
-def test_a_rank_that_died_comes_back_and_the_others_finish(fleet):
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        others = [pool.submit(publish_rank, fleet, "revived@1", rank, whole_tensors(5))
-                  for rank in (0, 2, 3)]
-        victim = subprocess.Popen(
-            [sys.executable, "-c", VICTIM, str(fleet.store("a")), "revived@1", "1"],
-            stdout=subprocess.PIPE, cwd=os.path.dirname(__file__))
-        try:
-            assert victim.stdout.readline() == b"writing\n"
-        finally:
-            victim.send_signal(signal.SIGKILL)
-            victim.wait()
-            victim.stdout.close()
-        assert not any(other.done() for other in others)
-        back = eventually(lambda: revived(fleet))
-        assert isinstance(back, rekindle.Published)
-        for other in others:
-            assert isinstance(other.result(), rekindle.Published)
-    assert state_of(fleet, "revived@1")["state"] == "ready"
-    assert nothing_is_left(fleet)
-
-
-def revived(fleet):
-    try:
-        return publish_rank(fleet, "revived@1", 1, whole_tensors(5))
-    except rekindle.DeniedError:  # its agent has yet to notice the death
-        return None
 
 
 def test_without_a_coordinator_one_agent_has_all_ranks(tmp_path, memory_directory):
