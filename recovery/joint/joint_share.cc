@@ -29,7 +29,11 @@ constexpr std::chrono::seconds kDeserted{30};
 constexpr std::chrono::seconds kLinger{12};
 constexpr std::chrono::seconds kCloseDeadline{5};
 constexpr std::chrono::milliseconds kPiecesWait{5000};
-constexpr std::size_t kMostNamed = 16;
+// Of shared tiles whose pieces are sent at once. The pieces of a tile have at most its bytes, and
+// usually a hundredth.
+constexpr std::size_t kLeastRound = 8;
+constexpr std::size_t kMostRound = 4096;
+constexpr std::uint64_t kRoundBytes = 4 * kMiB;
 
 // Several ranks of a host write files of the same layout names, so each gets names of its own.
 Result<PackedLayout> pack_rank(const JointPlan& plan, std::uint32_t rank) {
@@ -184,8 +188,11 @@ Task<Result<proto::JointResponse>> JointShare::answer(rpc::Peer peer, proto::Joi
                    peer.node_id, from, id_.to_string());
   }
   if (request.step_case() == proto::JointRequest::kPieces) {
-    CO_TRY_VOID(co_await take_pieces(from, std::move(*request.mutable_pieces())));
-    co_return proto::JointResponse();
+    proto::JointResponse answer;
+    CO_TRY(const std::uint32_t taken,
+           co_await take_pieces(from, std::move(*request.mutable_pieces())));
+    answer.set_taken(taken);
+    co_return answer;
   }
   if (lead_ == nullptr) {
     co_return fail(ErrorCode::kInvalid, "this agent does not lead the publication of {}",
@@ -194,23 +201,24 @@ Task<Result<proto::JointResponse>> JointShare::answer(rpc::Peer peer, proto::Joi
   co_return co_await lead_->answer(from, std::move(request));
 }
 
-Task<Result<void>> JointShare::take_pieces(std::uint32_t from, proto::JointPieces pieces) {
+// Returns how many of them were taken.
+Task<Result<std::uint32_t>> JointShare::take_pieces(std::uint32_t from, proto::JointPieces pieces) {
   const TimePoint until = steady_now() + kPiecesWait;
+  std::uint32_t taken = 0;
   for (const auto& piece : pieces.pieces()) {
-    while (finisher_ == nullptr || !finisher_->has_room_for(piece.tile())) {
-      if (error_) co_return fail(*error_);
-      if (steady_now() >= until) {
-        co_return fail(ErrorCode::kUnavailable, "{}: no room for more pieces yet", id_.to_string());
-      }
+    while (!error_ && (finisher_ == nullptr || !finisher_->has_room_for(piece.tile()))) {
+      if (taken > 0 || steady_now() >= until) co_return taken;
       co_await changed_.wait_until(until);
     }
+    if (error_) co_return fail(*error_);
     if (auto added = finisher_->add(from, piece.tile(), piece.data()); !added) {
       end(added.error());
-      co_return added;
+      co_return fail(std::move(added).error());
     }
+    ++taken;
+    changed_.notify();
   }
-  changed_.notify();
-  co_return Result<void>();
+  co_return taken;
 }
 
 void JointShare::end(Error why) {
@@ -498,32 +506,55 @@ Task<Result<void>> JointShare::send_leaves() {
   co_return co_await finish_tiles();
 }
 
-// In ascending order, a few at a time: no finisher needs more memory than it has.
+// Sends tiles in ascending order, and those of one round to all finishers at once. So a finisher
+// always gets the pieces of its lowest incomplete tile, for which it has room, and no host waits
+// for a host that waits for it.
 Task<Result<void>> JointShare::send_pieces() {
-  constexpr std::size_t kBatch = 256;
   const std::span<const TileIndex> shared = part_->tiles().shared;
-  for (std::size_t i = 0; i < shared.size(); i += kBatch) {
-    const auto tiles = shared.subspan(i, std::min(kBatch, shared.size() - i));
+  std::size_t round = kLeastRound;
+  for (std::size_t i = 0; i < shared.size();) {
+    const auto tiles = shared.subspan(i, std::min(round, shared.size() - i));
     CO_TRY(auto pieces, co_await async::offload(agent_.blocking_pool(),
                                                 [this, tiles] { return part_->pieces(tiles); }));
-    std::map<std::uint32_t, proto::JointRequest> calls;
-    const auto send = [this, &calls](std::uint32_t to) -> Task<Result<void>> {
-      const auto call = calls.extract(to);
-      auto sent = co_await roster_.hosts[to].peer->call(std::move(call.mapped()));
-      if (!sent) co_return fail(std::move(sent).error());
-      co_return Result<void>();
-    };
+    i += tiles.size();
+    std::uint64_t bytes = 1;
+    for (const std::string& piece : pieces) bytes += piece.size();
+    round = std::clamp<std::size_t>(tiles.size() * kRoundBytes / bytes, kLeastRound,
+                                    std::min(kMostRound, 2 * round));
+    std::map<std::uint32_t, proto::JointPieces> by_finisher;
     for (std::size_t k = 0; k < tiles.size(); ++k) {
-      const std::uint32_t to = plan_->finisher(tiles[k]);
-      const auto [call, fresh] = calls.try_emplace(to, request());
-      auto& piece = *call->second.mutable_pieces()->add_pieces();
+      auto& piece = *by_finisher[plan_->finisher(tiles[k])].add_pieces();
       piece.set_tile(tiles[k]);
       piece.set_data(std::move(pieces[k]));
-      if (call->second.pieces().ByteSizeLong() >= kPageBytes) CO_TRY_VOID(co_await send(to));
     }
-    while (!calls.empty()) CO_TRY_VOID(co_await send(calls.begin()->first));
+    std::vector<Task<void>> sending;
+    std::optional<Error> failed;
+    for (auto& [to, its_pieces] : by_finisher) {
+      sending.push_back(send_round(to, std::move(its_pieces), failed));
+    }
+    co_await async::run_all(std::move(sending));
+    if (failed) co_return fail(*std::move(failed));
   }
   co_return Result<void>();
+}
+
+// Until the finisher has taken all of them. It may wait for other hosts, whose ranks still write,
+// for as long as the publication goes on.
+Task<void> JointShare::send_round(std::uint32_t to, proto::JointPieces pieces,
+                                  std::optional<Error>& failed) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  while (pieces.pieces_size() > 0 && !failed) {
+    proto::JointRequest request = this->request();
+    *request.mutable_pieces() = pieces;
+    auto answer = co_await roster_.hosts[to].peer->call(std::move(request));
+    if (answer && error_) answer = fail(*error_);
+    if (!answer) {
+      failed = std::move(answer).error();
+      co_return;
+    }
+    const int taken = std::min(static_cast<int>(answer->taken()), pieces.pieces_size());
+    pieces.mutable_pieces()->DeleteSubrange(0, taken);
+  }
 }
 
 Task<Result<void>> JointShare::finish_tiles() {

@@ -86,6 +86,8 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   async::Task<Result<void>> stage();
   async::Task<Result<void>> send_leaves();
   async::Task<Result<void>> send_pieces();
+  async::Task<void> send_round(std::uint32_t to, proto::JointPieces pieces,
+                               std::optional<Error>& failed);
   async::Task<Result<void>> finish_tiles();
   async::Task<Result<void>> commit_copy();
   async::Task<void> watch_lead();
@@ -98,7 +100,7 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   proto::JointRequest request() const;
   async::Task<Result<void>> put_leaves(std::span<const TileIndex> tiles,
                                        std::span<const Digest> leaves, bool last);
-  async::Task<Result<void>> take_pieces(std::uint32_t from, proto::JointPieces pieces);
+  async::Task<Result<std::uint32_t>> take_pieces(std::uint32_t from, proto::JointPieces pieces);
   Result<void> check_own_leaves(const Checkpoint& checkpoint) const;
   std::string whom_it_lacks() const;
 
