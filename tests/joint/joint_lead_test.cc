@@ -157,6 +157,30 @@ TEST_F(JointLeadTest, DeclarationsThatAreTooLongAreRefused) {
   EXPECT_EQ(lead_.declarations(0), "abc");
 }
 
+// A caller whose connection breaks before the answer makes the same call again.
+TEST_F(JointLeadTest, EveryPageMayComeTwice) {
+  for (const std::uint64_t offset : {0u, 3u, 6u, 9u}) {
+    const std::string page = std::string("0123456789").substr(offset, 3);
+    for (int i = 0; i < 2; ++i) {
+      const auto put = lead_.put_declarations(0, offset, 10, page);
+      ASSERT_TRUE(put) << offset << ": " << put.error().message();
+    }
+  }
+  EXPECT_EQ(lead_.declarations(0), "0123456789");
+  declare(1);
+  declare(2);
+  EXPECT_EQ(lead_.phase(), Phase::kWriting);
+}
+
+TEST_F(JointLeadTest, ALatePageOfTheSameBytesIsHarmless) {
+  ASSERT_TRUE(lead_.put_declarations(0, 0, 9, "012"));
+  ASSERT_TRUE(lead_.put_declarations(0, 3, 9, "345"));
+  ASSERT_TRUE(lead_.put_declarations(0, 0, 9, "012"));
+  EXPECT_EQ(code_of(lead_.put_declarations(0, 3, 9, "3x5")), ErrorCode::kInvalid) << "other bytes";
+  ASSERT_TRUE(lead_.put_declarations(0, 6, 9, "678"));
+  EXPECT_EQ(lead_.declarations(0), "012345678");
+}
+
 TEST_F(JointLeadTest, SilenceEndsItWhileItDeclares) {
   declare(1);
   expect_that_silence_of_b_ends_it();
