@@ -31,7 +31,7 @@ class LocalRanksTest : public ::testing::Test {
     ASSERT_TRUE(ranks_.declare(8, declaration(1), 100));
     ASSERT_TRUE(ranks_.declare(8, declaration(2), 200));
   }
-  void seal() { ranks_.seal(); }
+  void seal() { ranks_.seal(here_); }
 
   const Ranks here_{1, 2};
   LocalRanks ranks_{kId, 8};
@@ -143,6 +143,26 @@ TEST_F(LocalRanksTest, ANewRankAfterTheSealIsDenied) {
   declare_both();
   seal();
   EXPECT_EQ(code_of(ranks_.declare(8, declaration(3), 300)), ErrorCode::kDenied);
+  EXPECT_EQ(ranks_.present(), here_);
+}
+
+// Rank 3 began here, and a scheduler moved it to another host before the roster was complete.
+TEST_F(LocalRanksTest, ARankThatMovedAwayBeforeTheSealIsDeniedAfterwards) {
+  declare_both();
+  ASSERT_TRUE(ranks_.declare(8, declaration(3), 300));
+  ranks_.leave(3, 300);
+  seal();
+  EXPECT_EQ(code_of(ranks_.declare(8, declaration(3), 301)), ErrorCode::kDenied);
+  EXPECT_EQ(ranks_.present(), here_);
+}
+
+// The roster became complete with rank 3 at another host while a second process declared it here.
+TEST_F(LocalRanksTest, TheSealTurnsAwayRanksOfOtherHosts) {
+  declare_both();
+  ASSERT_TRUE(ranks_.declare(8, declaration(3), 300));
+  seal();
+  EXPECT_FALSE(ranks_.owns(3, 300));
+  EXPECT_EQ(code_of(ranks_.fill(3, 300, filled())), ErrorCode::kStale);
   EXPECT_EQ(ranks_.present(), here_);
 }
 
