@@ -180,6 +180,15 @@ TEST_F(TileFinisherTest, ATileOfAnotherFinisherIsRefused) {
   EXPECT_FALSE(finisher.complete());
 }
 
+TEST_F(TileFinisherTest, AHostWithoutAPartOfTheTileIsRefused) {
+  const auto plan =
+      plan_of(tensor_.info, {{rows(0, 40, 1024)}, {rows(40, 90, 1024)}, {columns(0, 64, 90)}});
+  TileFinisher finisher(kId, plan, {0, 1});
+  EXPECT_EQ(code_of(finisher.add(2, 1, pieces_of(*plan, 0, 1, tensor_))), ErrorCode::kInvalid);
+  EXPECT_EQ(code_of(finisher.add(7, 1, "")), ErrorCode::kInvalid) << "no host of the roster";
+  ASSERT_TRUE(finisher.add(2, 0, pieces_of(*plan, 2, 0, tensor_)));
+}
+
 TEST_F(TileFinisherTest, AFinisherOfNothingIsComplete) {
   const auto plan = plan_of(small_.info, {{rows(0, 21, 128)}, {rows(21, 64, 128)}});
   TileFinisher finisher(kId, plan, {});
