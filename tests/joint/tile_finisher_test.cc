@@ -78,8 +78,6 @@ void expect_leaves_of_the_bytes(Rng& rng, const WholeTensor& tensor,
 
 class TileFinisherTest : public ::testing::Test {
  protected:
-  void SetUp() override { RecordProperty("seed", std::to_string(seed_)); }
-
   const std::uint64_t seed_ = std::random_device{}();
   const ::testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
   Rng rng_{seed_};
