@@ -58,6 +58,11 @@ Result<void> JointLead::put_declarations(std::uint32_t host, std::uint64_t offse
                                          std::uint64_t total_bytes, std::string_view page) {
   HostState& state = hosts_[host];
   if (state.declared) return {};  // a repeated call
+  // So is a page that is here already: its first answer was lost.
+  if (!page.empty() && total_bytes == state.declared_bytes && offset <= state.declarations.size() &&
+      std::string_view(state.declarations).substr(offset, page.size()) == page) {
+    return {};
+  }
   if (offset == 0) {
     state.declarations.clear();
     state.declared_bytes = total_bytes;

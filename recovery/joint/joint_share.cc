@@ -326,7 +326,7 @@ Task<Result<void>> JointShare::gather() {
     if (present != ranks_.present()) continue;
     co_await changed_.wait_until(asked + kReportAgain);
   }
-  ranks_.seal();
+  ranks_.seal(roster_.ranks());
   if (roster_.leads()) {
     std::vector<JointLead::Host> hosts;
     for (const auto& host : roster_.hosts) hosts.push_back({host.node.node_id(), host.ranks});

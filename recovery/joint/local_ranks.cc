@@ -41,6 +41,13 @@ Result<void> LocalRanks::declare(std::uint32_t world, Declaration declaration,
   return {};
 }
 
+void LocalRanks::seal(std::span<const std::uint32_t> ranks) {
+  sealed_ = true;
+  std::erase_if(ranks_, [&](const auto& entry) {
+    return std::ranges::find(ranks, entry.first) == ranks.end();
+  });
+}
+
 bool LocalRanks::owns(std::uint32_t rank, std::uint64_t owner) const {
   const auto found = ranks_.find(rank);
   return found != ranks_.end() && found->second.owner == owner;

@@ -22,11 +22,13 @@ class LocalRanks {
 
   std::uint32_t world() const { return world_; }
   // kInvalid: another world, or no rank of it. kDenied: the rank is here already, or, once the
-  // declarations are sealed, has declared something else.
+  // declarations are sealed, has declared something else or at another agent.
   // `owner`: names the process that publishes the rank; never used before.
   Result<void> declare(std::uint32_t world, Declaration declaration, std::uint64_t owner);
-  // Declarations that have been sent to other agents do not change.
-  void seal() { sealed_ = true; }
+  // The roster is complete, and `ranks` are those of this agent. Their declarations go to other
+  // agents, so they do not change. Other ranks that declared here are at another agent: they are
+  // forgotten, and have no owner.
+  void seal(std::span<const std::uint32_t> ranks);
   // Nothing if the rank has another owner by now.
   void leave(std::uint32_t rank, std::uint64_t owner);
   bool owns(std::uint32_t rank, std::uint64_t owner) const;

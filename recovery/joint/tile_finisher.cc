@@ -45,7 +45,12 @@ Result<void> TileFinisher::add(std::uint32_t host, TileIndex tile, std::string_v
   }
   Tile& state = begin(tile, found->second);
   const auto missing = std::ranges::find(state.missing, host);
-  if (missing == state.missing.end()) return {};
+  if (missing == state.missing.end()) {
+    const auto has = [&](const Cell& cell) { return std::ranges::binary_search(cell.hosts, host); };
+    if (std::ranges::any_of(state.cells, has)) return {};  // a repeated call
+    return fail(ErrorCode::kInvalid, "{}: a piece of tile {} from host {}, which has no part of it",
+                id_.to_string(), tile, host);
+  }
   const TensorIndex tensor = plan_->tiles().tensor_of(tile);
   const TensorInfo& info = plan_->tensors()[tensor];
   const Box whole = plan_->tiles().tile_box(tile);

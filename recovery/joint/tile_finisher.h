@@ -25,8 +25,9 @@ class TileFinisher {
                std::vector<TileIndex> tiles);
 
   // The pieces of all of the host's cells of a tile, joined in the order of the plan. Repeated
-  // pieces are ignored. kInvalid: the host has no part in such a tile, or, with a line that names
-  // tensor and ranks, its bytes differ from those of another host. kCorrupt: a wrong length.
+  // pieces, and all pieces of a finished tile, are ignored. kInvalid: the host has no part in such
+  // a tile, or, with a line that names tensor and ranks, its bytes differ from those of another
+  // host. kCorrupt: a wrong length.
   Result<void> add(std::uint32_t host, TileIndex tile, std::string_view pieces);
 
   // Leaves that became known since the last call, ascending within one call.
