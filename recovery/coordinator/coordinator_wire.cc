@@ -59,8 +59,9 @@ constexpr rpc::Fields kInstanceAnswer{WIRE_FIELD(id), WIRE_FIELD(loaded), WIRE_F
                                       WIRE_FIELD(why)};
 constexpr rpc::Fields kPublication{WIRE_FIELD(id), WIRE_FIELD(root), WIRE_FIELD(tensor_set),
                                    WIRE_FIELD(checkpoint_bytes)};
-constexpr rpc::Fields kJointReport{WIRE_FIELD(node_id), WIRE_FIELD(incarnation), WIRE_FIELD(id),
-                                   WIRE_FIELD(world), WIRE_FIELD(leave)};
+constexpr rpc::Fields kJointReport{WIRE_FIELD(node_id), WIRE_FIELD(incarnation),
+                                   WIRE_FIELD(id),      WIRE_FIELD(world),
+                                   WIRE_FIELD(leave),   WIRE_FIELD(attempt)};
 constexpr rpc::Fields kJointRoster{WIRE_FIELD(number), WIRE_FIELD(missing),
                                    WIRE_FIELD(missing_total)};
 constexpr rpc::Fields kPullStatus{WIRE_FIELD(id), WIRE_FIELD(shard), WIRE_FIELD(bytes_done),

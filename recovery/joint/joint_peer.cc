@@ -33,6 +33,7 @@ async::Task<Result<proto::JointResponse>> JointPeer::call(proto::JointRequest re
     // An agent that has yet to hear of the roster, or has restarted, does not know it.
     const bool unknown = !answer && answer.error().code() == ErrorCode::kNotFound;
     if (answer || (!unknown && !may_pass(answer.error()))) co_return answer;
+    if (over_() || co_await async::is_cancelled()) co_return answer;
     if (steady_now() >= give_up) {
       co_return fail(ErrorCode::kPeerLost, "{} at {} does not take part any more: {}",
                      node_.node_id(), node_.control_endpoint(), answer.error().message());

@@ -2,8 +2,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "proto/agent.pb.h"
 #include "recovery/rpc/rpc.h"
@@ -26,19 +28,19 @@ inline bool may_pass(const Error& error) {
 // yet, are tried again for 10 s. Control thread only.
 class JointPeer {
  public:
-  // `identity` outlives it.
-  JointPeer(proto::NodeAddress node, const rpc::Identity& identity)
-      : node_(std::move(node)), identity_(identity) {}
+  // `identity` outlives it. `over`: calls are not tried again.
+  JointPeer(proto::NodeAddress node, const rpc::Identity& identity, std::function<bool()> over)
+      : node_(std::move(node)), identity_(identity), over_(std::move(over)) {}
 
   const std::string& name() const { return node_.node_id(); }
   // kPeerLost: the agent is gone, or was silent for too long.
   async::Task<Result<proto::JointResponse>> call(proto::JointRequest request);
-
- private:
   async::Task<Result<proto::JointResponse>> try_once(proto::JointRequest request);
 
+ private:
   const proto::NodeAddress node_;
   const rpc::Identity& identity_;
+  const std::function<bool()> over_;
   std::shared_ptr<rpc::RpcClient> client_;
 };
 

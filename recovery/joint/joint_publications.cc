@@ -16,6 +16,7 @@ namespace {
 
 // Bounds what ranks, or other agents, can make this agent keep.
 constexpr std::size_t kMostShares = 64;
+constexpr std::uint32_t kMostRanks = 65'536;
 
 }  // namespace
 
@@ -40,7 +41,10 @@ Task<Result<RankPlaces>> JointPublications::declare(ModelVersion id, std::uint32
                                                     TimePoint give_up) {
   auto share = find(id);
   if (share == nullptr) {
-    if (world == 0) co_return fail(ErrorCode::kInvalid, "{}: 0 ranks", id.to_string());
+    if (world == 0 || world > kMostRanks) {
+      co_return fail(ErrorCode::kInvalid, "{}: a world of {} ranks; 1 to {} are allowed",
+                     id.to_string(), world, kMostRanks);
+    }
     if (shares_.size() >= kMostShares) {
       co_return fail(ErrorCode::kExhausted, "{} joint publications are under way on this host",
                      shares_.size());
@@ -60,13 +64,13 @@ Task<void> JointPublications::run(std::shared_ptr<JointShare> share) {
 
 Task<Result<Digest>> JointPublications::commit(ModelVersion id, std::uint32_t rank,
                                                std::uint64_t owner, store::FilledSegments filled,
-                                               TimePoint give_up) {
+                                               std::shared_ptr<void> files, TimePoint give_up) {
   const auto share = find(id);
   if (share == nullptr) {
     co_return fail(ErrorCode::kStale, "the publication of {} is over; publish it again",
                    id.to_string());
   }
-  co_return co_await share->commit(rank, owner, std::move(filled), give_up);
+  co_return co_await share->commit(rank, owner, std::move(filled), std::move(files), give_up);
 }
 
 void JointPublications::leave(const ModelVersion& id, std::uint32_t rank, std::uint64_t owner) {

@@ -28,9 +28,12 @@ class JointPublications {
   async::Task<Result<RankPlaces>> declare(ModelVersion id, std::uint32_t world,
                                           Declaration declaration, std::uint64_t owner,
                                           TimePoint give_up);
-  // The rank has written everything. Returns the root when the version is complete everywhere.
+  // The rank has written everything. `files` keeps the files of `filled` under their names; the
+  // publication needs them also after a call that timed out. Returns the root when the version is
+  // complete everywhere.
   async::Task<Result<Digest>> commit(ModelVersion id, std::uint32_t rank, std::uint64_t owner,
-                                     store::FilledSegments filled, TimePoint give_up);
+                                     store::FilledSegments filled, std::shared_ptr<void> files,
+                                     TimePoint give_up);
   // The rank ends without a commit. It may come back.
   void leave(const ModelVersion& id, std::uint32_t rank, std::uint64_t owner);
 

@@ -21,6 +21,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kReportWait{2000};
 constexpr std::chrono::milliseconds kReportAgain{250};
+// The coordinator drops reports after 15 s.
+constexpr std::chrono::seconds kReportEvery{5};
 constexpr std::chrono::milliseconds kWatchWait{2000};
 constexpr std::chrono::milliseconds kTick{500};
 // How long a publication waits for a rank to come back when it has none at this agent.
@@ -73,6 +75,13 @@ Result<store::FilledSegments> join(const TensorSet& tensors,
       tensors, {std::move(layout), std::move(headers)}, std::move(segments)};
 }
 
+// Never 0, which stands for a report without one.
+std::uint64_t new_attempt() {
+  std::uint64_t attempt = 0;
+  fill_random(&attempt, sizeof attempt);
+  return attempt | 1;
+}
+
 rpc::TileRuns runs_of(std::span<const TileIndex> tiles) {
   rpc::TileRuns runs;
   for (const TileIndex tile : tiles) {
@@ -92,7 +101,8 @@ std::string digest_bytes(std::span<const Digest> digests) {
 
 }  // namespace
 
-Result<Roster> Roster::from_proto(const proto::JointRoster& from, const rpc::Identity& identity) {
+Result<Roster> Roster::from_proto(const proto::JointRoster& from, const rpc::Identity& identity,
+                                  std::function<bool()> over) {
   Roster roster;
   roster.number = from.number();
   std::optional<std::uint32_t> self;
@@ -101,7 +111,7 @@ Result<Roster> Roster::from_proto(const proto::JointRoster& from, const rpc::Ide
       self = static_cast<std::uint32_t>(roster.hosts.size());
     roster.hosts.push_back({host.node(),
                             {host.ranks().begin(), host.ranks().end()},
-                            std::make_unique<JointPeer>(host.node(), identity)});
+                            std::make_unique<JointPeer>(host.node(), identity, over)});
   }
   if (!self) return fail(ErrorCode::kInvalid, "the roster does not have this agent");
   roster.self = *self;
@@ -110,7 +120,12 @@ Result<Roster> Roster::from_proto(const proto::JointRoster& from, const rpc::Ide
 
 JointShare::JointShare(boost::asio::any_io_executor executor, JointAgent& agent, ModelVersion id,
                        std::uint32_t world)
-    : agent_(agent), id_(id), ranks_(std::move(id), world), changed_(executor), tasks_(executor) {}
+    : agent_(agent),
+      id_(id),
+      attempt_(new_attempt()),
+      ranks_(std::move(id), world),
+      changed_(executor),
+      tasks_(executor) {}
 
 template <typename Condition>
 Task<Result<void>> JointShare::wait_for(Condition holds, TimePoint give_up) {
@@ -157,12 +172,19 @@ Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration de
     leave(rank, owner);
     co_return fail(std::move(planned).error());
   }
-  co_return RankPlaces{plan_->tensors(), packed_.at(rank)};
+  const auto packed = packed_.find(rank);
+  if (packed == packed_.end()) {
+    co_return fail(ErrorCode::kDenied, "{}: rank {} takes part on another host", id_.to_string(),
+                   rank);
+  }
+  co_return RankPlaces{plan_->tensors(), packed->second};
 }
 
 Task<Result<Digest>> JointShare::commit(std::uint32_t rank, std::uint64_t owner,
-                                        store::FilledSegments filled, TimePoint give_up) {
+                                        store::FilledSegments filled, std::shared_ptr<void> files,
+                                        TimePoint give_up) {
   CO_TRY_VOID(ranks_.fill(rank, owner, std::move(filled)));
+  files_.push_back(std::move(files));
   changed_.notify();
   auto complete = co_await wait_for([this] { return root_.has_value(); }, give_up);
   if (!complete) {
@@ -235,35 +257,70 @@ Task<void> JointShare::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const auto self = shared_from_this();
   tasks_.spawn("joint.time", keep_time());
-  if (auto done = co_await take_steps(); !done) end(std::move(done).error());
-  part_.reset();
-  if (staged_ != nullptr) {
-    // Frees the files. That may take seconds.
-    auto drop = [staged = std::move(staged_)]() mutable {
-      staged.reset();
-      return true;
-    };
-    co_await async::offload(agent_.blocking_pool(), std::move(drop));
+  Result<void> done;
+  try {
+    done = co_await take_steps();
+  } catch (const std::exception& thrown) {
+    done = fail(ErrorCode::kInternal, "{}: {}", id_.to_string(), thrown.what());
   }
+  if (!done) end(std::move(done).error());
+  // Before the files go, which takes seconds: the ranks may begin anew at once.
   co_await say_goodbye();
-  const TimePoint until = steady_now() + kLinger;
-  while (steady_now() < until && !co_await async::is_cancelled())
-    co_await async::sleep_until(until);
+  co_await drop_files();
+  co_await async::sleep_for(kLinger);
   if (lead_ != nullptr) co_await lead_->close();
   bool closed = false;
   while (!closed) closed = co_await tasks_.close(kCloseDeadline);
 }
 
-Task<void> JointShare::say_goodbye() {
+// Frees what the version did not get, on the pool.
+Task<void> JointShare::drop_files() {
+  auto drop =
+      [part = std::shared_ptr<PartReader>(std::move(part_)), staged = std::move(staged_),
+       files = std::move(files_),
+       rest = std::make_shared<std::vector<store::FilledSegments>>(ranks_.take_rest())]() mutable {
+        part.reset();
+        staged.reset();
+        rest.reset();
+        files.clear();
+        return true;
+      };
+  auto dropped = async::offload(agent_.blocking_pool(), std::move(drop));
+  co_await std::move(dropped);
+}
+
+proto::JointReport JointShare::report_on(std::span<const std::uint32_t> ranks) const {
   proto::JointReport report;
   *report.mutable_id() = rpc::to_proto(id_);
   report.set_world(ranks_.world());
-  report.set_leave(true);
-  (void)co_await agent_.report_ranks(std::move(report));
+  report.set_attempt(attempt_);
+  report.mutable_ranks()->Add(ranks.begin(), ranks.end());
+  report.set_leave(ranks.empty());
+  return report;
+}
+
+Task<void> JointShare::say_goodbye() {
+  proto::JointReport report = report_on({});
+  auto said = agent_.report_ranks(std::move(report));
+  (void)co_await std::move(said);
   if (!error_ || roster_.number == 0 || roster_.leads()) co_return;
   proto::JointRequest request = this->request();
   *request.mutable_give_up()->mutable_why() = rpc::to_status(*error_);
-  (void)co_await roster_.lead().call(std::move(request));
+  (void)co_await roster_.lead().try_once(std::move(request));
+}
+
+// The coordinator forgets a roster that nobody reports. While it knows the roster, it refuses the
+// same ranks at other agents.
+Task<void> JointShare::keep_roster() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  bool cancelled = false;
+  while (!over() && !cancelled) {
+    proto::JointReport report = report_on(roster_.ranks());
+    auto asked = agent_.report_ranks(std::move(report));
+    (void)co_await std::move(asked);
+    co_await async::sleep_for(kReportEvery);
+    cancelled = co_await async::is_cancelled();
+  }
 }
 
 Task<Result<void>> JointShare::take_steps() {
@@ -272,6 +329,7 @@ Task<Result<void>> JointShare::take_steps() {
   log::info("joint.roster", "version", id_.to_string(), "hosts", roster_.hosts.size(), "ranks",
             ranks_.world(), "lead", roster_.lead().name());
   tasks_.spawn("joint.watch", watch_lead());
+  tasks_.spawn("joint.roster", keep_roster());
   CO_TRY_VOID(co_await exchange_declarations());
   CO_TRY_VOID(co_await wait_for([this] { return ranks_.unfilled(roster_.ranks()).empty(); }));
   CO_TRY_VOID(co_await stage());
@@ -306,11 +364,7 @@ Task<Result<void>> JointShare::gather() {
     if (error_) co_return fail(*error_);
     if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "this agent stops");
     const auto present = ranks_.present();
-    proto::JointReport report;
-    *report.mutable_id() = rpc::to_proto(id_);
-    report.set_world(ranks_.world());
-    for (const std::uint32_t rank : present) report.add_ranks(rank);
-    report.set_leave(present.empty());
+    proto::JointReport report = report_on(present);
     if (!present.empty()) {
       report.set_wait_ms(static_cast<std::uint32_t>(std::exchange(wait, kReportWait).count()));
     }
@@ -318,7 +372,8 @@ Task<Result<void>> JointShare::gather() {
     auto roster = co_await agent_.report_ranks(std::move(report));
     if (!roster && !may_pass(roster.error())) co_return fail(std::move(roster).error());
     if (roster && roster->number() != 0) {
-      CO_TRY(roster_, Roster::from_proto(*roster, agent_.identity()));
+      CO_TRY(roster_,
+             Roster::from_proto(*roster, agent_.identity(), [this] { return error_.has_value(); }));
       break;
     }
     note_undeclared(roster);
@@ -349,7 +404,7 @@ Task<void> JointShare::watch_lead() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   while (!over() && !co_await async::is_cancelled()) {
     proto::JointRequest request = this->request();
-    request.mutable_watch()->set_seen(lead_state_.phase());
+    request.mutable_watch()->set_seen(static_cast<std::uint32_t>(lead_state_.phase()));
     request.mutable_watch()->set_wait_ms(kWatchWait.count());
     auto answer = co_await roster_.lead().call(std::move(request));
     if (over()) co_return;
@@ -379,7 +434,8 @@ Task<void> JointShare::keep_time() {
     if (lead_ != nullptr) lead_->advance(now, slept);
     if (over()) continue;
     if (!ranks_.deserted()) inhabited = now;
-    if (now - inhabited > kDeserted) {
+    // Before the roster is complete, nobody waits for this host's ranks of an earlier start.
+    if (now - inhabited > (roster_.number == 0 ? Duration(2 * kTick) : Duration(kDeserted))) {
       end({ErrorCode::kPeerLost, fmt::format("{}: all ranks at {} have left", id_.to_string(),
                                              agent_.identity().node_id)});
     }
@@ -490,17 +546,27 @@ Task<Result<void>> JointShare::put_leaves(std::span<const TileIndex> tiles,
   co_return Result<void>();
 }
 
-Task<Result<void>> JointShare::send_leaves() {
+// In pages. `last`: of this host.
+Task<Result<void>> JointShare::put_all_leaves(std::span<const TileIndex> tiles,
+                                              std::span<const Digest> leaves, bool last) {
   constexpr std::size_t kLeaves = kPageBytes / sizeof(Digest);
+  do {
+    const std::size_t count = std::min(kLeaves, tiles.size());
+    CO_TRY_VOID(co_await put_leaves(tiles.first(count), leaves.first(count),
+                                    last && count == tiles.size()));
+    if (error_) co_return fail(*error_);
+    tiles = tiles.subspan(count);
+    leaves = leaves.subspan(count);
+  } while (!tiles.empty());
+  co_return Result<void>();
+}
+
+Task<Result<void>> JointShare::send_leaves() {
   if (part_ != nullptr) {
     CO_TRY(leaves_,
            co_await async::offload(agent_.blocking_pool(), [this] { return part_->leaves(); }));
-    const std::span<const TileIndex> tiles = part_->tiles().whole;
-    for (std::size_t i = 0; i < tiles.size(); i += kLeaves) {
-      const std::size_t count = std::min(kLeaves, tiles.size() - i);
-      CO_TRY_VOID(co_await put_leaves(tiles.subspan(i, count),
-                                      std::span(std::as_const(leaves_)).subspan(i, count), false));
-    }
+    if (!leaves_.empty())
+      CO_TRY_VOID(co_await put_all_leaves(part_->tiles().whole, leaves_, false));
     CO_TRY_VOID(co_await send_pieces());
   }
   co_return co_await finish_tiles();
@@ -566,7 +632,7 @@ Task<Result<void>> JointShare::finish_tiles() {
       tiles.push_back(tile);
       leaves.push_back(leaf);
     }
-    if (last || !tiles.empty()) CO_TRY_VOID(co_await put_leaves(tiles, leaves, last));
+    if (last || !tiles.empty()) CO_TRY_VOID(co_await put_all_leaves(tiles, leaves, last));
     if (last) co_return Result<void>();
     if (error_) co_return fail(*error_);
     if (co_await async::is_cancelled()) co_return fail(ErrorCode::kUnavailable, "this agent stops");
@@ -588,10 +654,12 @@ Result<void> JointShare::check_own_leaves(const Checkpoint& checkpoint) const {
 }
 
 Task<Result<void>> JointShare::commit_copy() {
+  if (error_) co_return fail(*error_);
   if (part_ == nullptr) co_return Result<void>();
   proto::JointRead read;
   read.set_kind(proto::JointRead::LEAVES);
   CO_TRY(const std::string bytes, co_await read_from_lead(std::move(read)));
+  if (error_) co_return fail(*error_);
   const Digest root = rpc::from_proto(lead_state_.root());
   const auto commit = [this, &bytes,
                        &root]() -> Result<std::shared_ptr<const store::StoredVersion>> {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,7 +36,9 @@ struct Roster {
   std::uint32_t self = 0;
 
   // kInvalid: the roster does not have `identity`, or is empty.
-  static Result<Roster> from_proto(const proto::JointRoster& roster, const rpc::Identity& identity);
+  // `over`: as for JointPeer.
+  static Result<Roster> from_proto(const proto::JointRoster& roster, const rpc::Identity& identity,
+                                   std::function<bool()> over);
   JointPeer& lead() const { return *hosts.front().peer; }
   bool leads() const { return self == 0; }
   std::span<const std::uint32_t> ranks() const { return hosts[self].ranks; }
@@ -64,9 +67,10 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   async::Task<Result<RankPlaces>> declare(std::uint32_t world, Declaration declaration,
                                           std::uint64_t owner, TimePoint give_up);
   // Returns the root when every agent has confirmed. A failed call leaves the committed bytes
-  // where they are, for the other ranks.
+  // where they are, for the other ranks: `files` is kept as long as they are needed.
   async::Task<Result<Digest>> commit(std::uint32_t rank, std::uint64_t owner,
-                                     store::FilledSegments filled, TimePoint give_up);
+                                     store::FilledSegments filled, std::shared_ptr<void> files,
+                                     TimePoint give_up);
   void leave(std::uint32_t rank, std::uint64_t owner);
 
   // A call of another agent of the roster.
@@ -92,12 +96,17 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   async::Task<Result<void>> commit_copy();
   async::Task<void> watch_lead();
   async::Task<void> keep_time();
+  async::Task<void> keep_roster();
   async::Task<void> say_goodbye();
+  async::Task<void> drop_files();
+  proto::JointReport report_on(std::span<const std::uint32_t> ranks) const;
 
   // Waits until `holds()`. The error of the publication if it ends, kTimeout at `give_up`.
   template <typename Condition>
   async::Task<Result<void>> wait_for(Condition holds, TimePoint give_up = TimePoint::max());
   proto::JointRequest request() const;
+  async::Task<Result<void>> put_all_leaves(std::span<const TileIndex> tiles,
+                                           std::span<const Digest> leaves, bool last);
   async::Task<Result<void>> put_leaves(std::span<const TileIndex> tiles,
                                        std::span<const Digest> leaves, bool last);
   async::Task<Result<std::uint32_t>> take_pieces(std::uint32_t from, proto::JointPieces pieces);
@@ -106,6 +115,8 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
 
   JointAgent& agent_;
   const ModelVersion id_;
+  // Tells the coordinator this share from an earlier one of the same version.
+  const std::uint64_t attempt_;
   LocalRanks ranks_;
   // The ranks that have declared nowhere, as the coordinator knows.
   std::string undeclared_;
@@ -116,6 +127,7 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
 
   std::shared_ptr<const JointPlan> plan_;
   std::map<std::uint32_t, PackedLayout> packed_;  // of each rank here
+  std::vector<std::shared_ptr<void>> files_;      // of the ranks that have committed
   std::shared_ptr<store::SegmentStore::StagedPart> staged_;
   std::unique_ptr<PartReader> part_;
   std::vector<Digest> leaves_;  // of part_->tiles().whole

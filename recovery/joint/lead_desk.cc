@@ -107,6 +107,10 @@ proto::JointState LeadDesk::state() const {
 async::Task<Result<proto::JointResponse>> LeadDesk::answer(std::uint32_t from,
                                                            proto::JointRequest request) {
   lead_.heard(from, steady_now());
+  const auto step = request.step_case();
+  if (lead_.why() && step != proto::JointRequest::kWatch && step != proto::JointRequest::kGiveUp) {
+    co_return fail(*lead_.why());
+  }
   proto::JointResponse answer;
   Result<void> done;
   switch (request.step_case()) {
@@ -187,18 +191,23 @@ async::Task<void> LeadDesk::claim() {
     return Checkpoint::create(id_, plan_->tensors(), {leaves.begin(), leaves.end()}, root);
   };
   const auto checkpoint = co_await async::offload(agent_.blocking_pool(), make);
-  Result<void> claimed;
-  if (!checkpoint) {
+  Result<void> claimed = agent_.check_not_retiring(id_);
+  if (!claimed) {
+    // The version is on its way out of this host.
+  } else if (!checkpoint) {
     claimed = fail(checkpoint.error());
   } else {
     const TimePoint give_up = steady_now() + kClaimPatience;
-    while (true) {
-      claimed = co_await agent_.claim(*checkpoint, lead_.layouts());
+    while (lead_.phase() == Phase::kClaiming) {
+      auto layouts = lead_.layouts();
+      auto asked = agent_.claim(*checkpoint, std::move(layouts));
+      claimed = co_await std::move(asked);
       if (claimed || !may_pass(claimed.error()) || steady_now() >= give_up) break;
       if (co_await async::is_cancelled()) co_return;
       co_await async::sleep_for(kClaimAgain);
     }
   }
+  if (lead_.phase() != Phase::kClaiming) co_return;
   if (claimed) {
     lead_.claimed((*checkpoint)->root);
     log::info("joint.claimed", "version", id_.to_string(), "root", (*checkpoint)->root.hex(),

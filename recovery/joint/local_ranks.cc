@@ -27,7 +27,11 @@ Result<void> LocalRanks::declare(std::uint32_t world, Declaration declaration,
     return {};
   }
   Rank& state = found->second;
-  if (state.owner || state.filled) {
+  if (state.filled) {
+    return fail(ErrorCode::kDenied, "{}: rank {} has committed already; wait for the other ranks",
+                id_.to_string(), rank);
+  }
+  if (state.owner) {
     return fail(ErrorCode::kDenied, "{}: another process publishes rank {} on this host",
                 id_.to_string(), rank);
   }
@@ -103,7 +107,17 @@ Result<std::vector<Declaration>> LocalRanks::declarations(
 }
 
 store::FilledSegments LocalRanks::take(std::uint32_t rank) {
-  return *std::move(ranks_.at(rank).filled);
+  Rank& state = ranks_.at(rank);
+  state.taken = true;
+  return *std::move(state.filled);
+}
+
+std::vector<store::FilledSegments> LocalRanks::take_rest() {
+  std::vector<store::FilledSegments> rest;
+  for (auto& [rank, state] : ranks_) {
+    if (state.filled && !std::exchange(state.taken, true)) rest.push_back(*std::move(state.filled));
+  }
+  return rest;
 }
 
 }  // namespace rekindle::joint

@@ -45,12 +45,15 @@ class LocalRanks {
   Result<std::vector<Declaration>> declarations(std::span<const std::uint32_t> ranks) const;
   // Of a rank that has committed.
   store::FilledSegments take(std::uint32_t rank);
+  // The files of all ranks that were not taken.
+  std::vector<store::FilledSegments> take_rest();
 
  private:
   struct Rank {
     Declaration declaration;
     std::optional<std::uint64_t> owner;
     std::optional<store::FilledSegments> filled;
+    bool taken = false;  // of `filled`, which then is empty
   };
   const ModelVersion id_;
   const std::uint32_t world_;

@@ -175,7 +175,7 @@ Result<PublicationDesk::PublicationPtr> PublicationDesk::begin_whole(
 
 // Waits for all ranks, and then makes the files.
 async::Task<Result<PublicationDesk::PublicationPtr>> PublicationDesk::begin_rank(
-    const proto::WorkerFrame& frame, SessionId number) {
+    std::shared_ptr<Client> client, const proto::WorkerFrame& frame, SessionId number) {
   const proto::PublishBegin& request = frame.publish_begin();
   if (host_.joint() == nullptr) {
     co_return fail(ErrorCode::kUnavailable, "this agent takes no part in joint publications");
@@ -185,6 +185,8 @@ async::Task<Result<PublicationDesk::PublicationPtr>> PublicationDesk::begin_rank
   CO_TRY(auto declaration, co_await async::offload(host_.blocking_pool(), [&request] {
            return declaration_from(request);
          }));
+  // From here on drop() ends the wait of a rank that is gone.
+  if (client->closed()) co_return fail(ErrorCode::kPeerLost, "the rank is gone");
   CO_TRY(auto places, co_await host_.joint()->declare(id, request.world(), std::move(declaration),
                                                       number, give_up(frame)));
   const auto work = [this, &id, &places]() -> Result<std::shared_ptr<PublicationPtr>> {
@@ -203,7 +205,7 @@ async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
   open_[number].client = client->id();
   Result<PublicationPtr> begun = fail(ErrorCode::kInternal, "not begun");
   if (joint) {
-    begun = co_await begin_rank(frame, number);
+    begun = co_await begin_rank(client, frame, number);
   } else {
     const auto work = [this, &frame]() -> Result<std::shared_ptr<PublicationPtr>> {
       TRY(auto publication, begin_whole(frame.publish_begin()));
@@ -253,7 +255,7 @@ async::Task<Result<Digest>> PublicationDesk::publish(const proto::WorkerFrame& f
   const ModelVersion id = entry.publication->id();
   if (!entry.rank) co_return co_await host_.publish(id, std::move(filled));
   co_return co_await host_.joint()->commit(id, entry.rank->rank, frame.session(), std::move(filled),
-                                           give_up(frame));
+                                           entry.publication, give_up(frame));
 }
 
 async::Task<void> PublicationDesk::run_commit(std::shared_ptr<Client> client,

@@ -84,7 +84,7 @@ class PublicationDesk {
   void drop(ClientId client);
 
  private:
-  using PublicationPtr = std::unique_ptr<Publication>;
+  using PublicationPtr = std::shared_ptr<Publication>;
   // A rank of a joint publication. Its owner is the number of its publication.
   struct Rank {
     ModelVersion id;
@@ -98,7 +98,8 @@ class PublicationDesk {
   async::Task<void> run_begin(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                               SessionId number);
   Result<PublicationPtr> begin_whole(const proto::PublishBegin& request);
-  async::Task<Result<PublicationPtr>> begin_rank(const proto::WorkerFrame& frame, SessionId number);
+  async::Task<Result<PublicationPtr>> begin_rank(std::shared_ptr<Client> client,
+                                                 const proto::WorkerFrame& frame, SessionId number);
   async::Task<void> run_commit(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                                Entry entry);
   async::Task<Result<Digest>> publish(const proto::WorkerFrame& frame, const Entry& entry);

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import numpy
 import pytest
 from conftest import eventually
 from test_joint import (SHARDS, add_box, nothing_is_left, publish_all, publish_rank, state_of,
@@ -18,8 +19,9 @@ import rekindle
 class Writing:
     """Four ranks that have declared and write. Rank 3 waits for release() in the middle."""
 
-    def __init__(self, fleet, version, tensors):
+    def __init__(self, fleet, version, tensors, timeouts=(60, 60, 60)):
         self.fleet, self.version, self.tensors = fleet, version, tensors
+        self.timeouts = timeouts
         self.started, self.go = threading.Event(), threading.Event()
         self.pool = concurrent.futures.ThreadPoolExecutor(4)
         self.ranks = [self.pool.submit(self.publish, rank) for rank in range(4)]
@@ -28,7 +30,8 @@ class Writing:
     def publish(self, rank):
         try:
             if rank != 3:
-                return publish_rank(self.fleet, self.version, rank, self.tensors)
+                return publish_rank(self.fleet, self.version, rank, self.tensors,
+                                    timeout=self.timeouts[rank])
             with rekindle.publisher(self.version, rank=3, world=4,
                                     agent=self.fleet.store("b")) as publication:
                 for name, box in SHARDS[3].boxes:
@@ -52,8 +55,8 @@ class Writing:
 
 
 @contextlib.contextmanager
-def writing(fleet, version, tensors):
-    running = Writing(fleet, version, tensors)
+def writing(fleet, version, tensors, **options):
+    running = Writing(fleet, version, tensors, **options)
     try:
         yield running
     finally:
@@ -86,6 +89,22 @@ def test_an_agent_that_dies_ends_the_publication_and_the_next_one_works(fleet, n
     assert nothing_is_left(fleet)
     expect_published(publish_all(fleet, version, tensors))
     assert state_of(fleet, version)["state"] == "ready"
+
+
+def test_the_bytes_of_a_rank_that_waits_no_longer_are_published(fleet):
+    tensors = whole_tensors(13)
+    with writing(fleet, "impatient@1", tensors, timeouts=(5, 60, 60)) as running:
+        error = running.ranks[0].result()
+        assert isinstance(error, rekindle.TimeoutError), error
+        # Its memory would be reused for this.
+        rekindle.publish(whole_tensors(14), "other@1", agent=fleet.store("a"))
+        running.release()
+        expect_published(running.outcomes()[1:])
+    with rekindle.attach("impatient", agent=fleet.store("b")) as session:
+        found = {key: value.numpy(force=True).copy() for key, value in session}
+    for key, tensor in tensors.items():
+        assert numpy.array_equal(found[key], tensor), key
+    assert nothing_is_left(fleet)
 
 
 def test_an_agent_that_freezes_ends_the_publication(fleet):

@@ -106,7 +106,7 @@ Result<void> JointRosters::report(const JointReport& report, const NodeInfo& nod
   const auto found = gatherings_.find(report.id);
   if (found != gatherings_.end()) lose_dead(found->second, members);
   if (report.leave) {
-    if (found != gatherings_.end()) lose(found->second, report.node_id);
+    if (stands(report)) lose(found->second, report.node_id);
     return {};
   }
   std::vector<std::uint32_t> ranks = report.ranks;
@@ -123,7 +123,8 @@ Result<void> JointRosters::report(const JointReport& report, const NodeInfo& nod
   gathering.last_heard = now;
   const auto earlier = gathering.reports.find(report.node_id);
   if (earlier != gathering.reports.end()) {
-    if (earlier->second.ranks == ranks && gathering.world == report.world) {
+    if (earlier->second.ranks == ranks && gathering.world == report.world &&
+        earlier->second.attempt == report.attempt) {
       earlier->second.node = node;
       earlier->second.last_heard = now;
       return {};
@@ -135,7 +136,7 @@ Result<void> JointRosters::report(const JointReport& report, const NodeInfo& nod
     gathering.declared.assign(report.world, false);
   }
   mark(gathering, ranks, true);
-  gathering.reports[report.node_id] = {node, std::move(ranks), now};
+  gathering.reports[report.node_id] = {node, std::move(ranks), now, report.attempt};
   if (gathering.declared_count == gathering.world) {
     last_number_ = std::max(last_number_, epoch << kNumberBitsOfATerm) + 1;
     gathering.number = last_number_;
@@ -175,7 +176,8 @@ bool JointRosters::stands(const JointReport& report) const {
   if (found == gatherings_.end()) return false;
   const auto theirs = found->second.reports.find(report.node_id);
   return theirs != found->second.reports.end() &&
-         theirs->second.node.incarnation == report.incarnation;
+         theirs->second.node.incarnation == report.incarnation &&
+         theirs->second.attempt == report.attempt;
 }
 
 bool JointRosters::is_complete(const ModelVersion& id) const {

@@ -20,6 +20,9 @@ struct JointReport {
   std::vector<std::uint32_t> ranks;
   // The agent takes no part any more.
   bool leave = false;
+  // Names the agent's attempt. A report of another attempt replaces those of the earlier one, and a
+  // leave of an earlier one is ignored.
+  std::uint64_t attempt = 0;
 };
 struct JointRoster {
   struct Host {
@@ -70,6 +73,7 @@ class JointRosters {
     // Ascending.
     std::vector<std::uint32_t> ranks;
     TimePoint last_heard;
+    std::uint64_t attempt = 0;
   };
   struct Gathering {
     std::uint32_t world = 0;
