@@ -79,7 +79,7 @@ def has(rekindle, version):
     try:
         with rk.attach("policy", version, agent=rekindle.store("a"), timeout=1.0) as session:
             return session.version == version
-    except (rk.NotFoundError, rk.UnavailableError, TimeoutError):
+    except (rk.NotFoundError, rk.StaleError, rk.UnavailableError, TimeoutError):
         return False
 
 
