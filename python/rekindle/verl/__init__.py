@@ -9,5 +9,6 @@ Importing this module registers it, so it needs verl. See docs/guides/engines.md
 from __future__ import annotations
 
 from .engine import RekindleCheckpointEngine
+from .sharded import ShardedWeights, fsdp_parts
 
-__all__ = ["RekindleCheckpointEngine"]
+__all__ = ["RekindleCheckpointEngine", "ShardedWeights", "fsdp_parts"]

@@ -1,13 +1,16 @@
 """verl's CheckpointEngine over Rekindle: trainers publish, rollout workers attach.
 
-There is no process group. The trainer's first rank publishes a version. Rollout workers attach to
-it on the agents of their hosts, which pull it from each other. So a replica that is added, lost or
-restarted affects no other replica, and a restarted one has its weights in its host's memory.
+There is no process group. If the training engine gives shards (`training`), every trainer rank
+publishes its own; if it gives gathered tensors, the first rank publishes them. Rollout workers
+attach to the version on the agents of their hosts, which pull it from each other. So a replica that
+is added, lost or restarted affects no other replica, and a restarted one has its weights in its
+host's memory.
 """
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -18,15 +21,23 @@ import torch
 from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
 
 import rekindle
-from rekindle import command
+from rekindle import command, dtypes
 from rekindle._engines.writer import Spec, Writer
+from rekindle._parts import Part
+from rekindle.torch import cast, parts_of
 
+from .sharded import ShardedWeights, is_distributed
+
+logger = logging.getLogger("rekindle")
 
 @CheckpointEngineRegistry.register("rekindle")
 class RekindleCheckpointEngine(CheckpointEngineWithCache):
     """`model`: its name in Rekindle. `agent`: the store of this host's agent. `device`: the device
     of the rollout workers' tensors: "cuda", "cpu" or a double; None: "cuda" where there is one.
     `rollout_dtype`: the dtype in which floating point weights are published; None: unchanged.
+    `in_parts`: "auto": every trainer rank publishes its shards if the training engine gives them
+    (`rekindle.verl.training`, or DTensors), otherwise the first rank publishes all; "on": an error
+    in the second case; "off": always the second case.
     `keep`: how many of this trainer's versions the fleet keeps; 0: all. `coordinator` (HOST:PORT,
     or REKINDLE_COORDINATOR) retires the others.
     `bucket_size` is verl's, in bytes; Rekindle's buckets are at most 256 MiB. Times are seconds."""
@@ -37,7 +48,7 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
                  agent: str | None = None, coordinator: str | None = None,
                  device: str | None = None,
                  rollout_dtype: str | torch.dtype | None = torch.bfloat16, keep: int = 2,
-                 timeout: float = 600.0, **unknown: Any) -> None:
+                 in_parts: str | bool = "auto", timeout: float = 600.0, **unknown: Any) -> None:
         if unknown:
             raise rekindle.InvalidError(
                 f"unknown key '{min(unknown)}' in engine_kwargs of the checkpoint engine rekindle")
@@ -45,6 +56,10 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
         if is_master and keep and not self._coordinator:
             raise rekindle.InvalidError("old versions leave the fleet through its coordinator: say "
                                         "coordinator, or keep=0 to keep them all")
+        # YAML reads a bare on and off as booleans.
+        self._in_parts = {True: "on", False: "off"}.get(in_parts, in_parts)
+        if self._in_parts not in ("auto", "on", "off"):
+            raise rekindle.InvalidError(f"in_parts is {in_parts!r}: give auto, on or off")
         self._model, self._agent, self._timeout, self._keep = model, agent, timeout, keep
         self._bucket_bytes = min(bucket_size, 256 << 20)
         self._device = device if device is not None else (
@@ -54,6 +69,8 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
         self._is_master = is_master
         self._version = 0
         self._sender = False
+        self._rank, self._world = 0, 1  # among the trainers
+        self._said_why = False
         self._specs: list[Spec] = []  # of the last version
         self._published: list[int] = []
 
@@ -69,17 +86,22 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int,
                        metadata: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Tells every worker the version, and the trainer's first rank that it sends."""
+        """Tells every worker the version, every trainer its rank among the trainers, and the
+        trainer's first rank that it sends what is gathered."""
         version = next((said["version"] for said in metadata[:actor_wg_world_size] if said), None)
         if version is None:
             raise rekindle.InvalidError("no trainer rank was made with is_master=True")
         senders = [bool(said) for said in metadata[:actor_wg_world_size]]
-        return ({"version": [version] * actor_wg_world_size, "sender": senders},
+        return ({"version": [version] * actor_wg_world_size, "sender": senders,
+                 "rank": list(range(actor_wg_world_size)),
+                 "world": [actor_wg_world_size] * actor_wg_world_size},
                 {"version": [version] * rollout_world_size,
                  "sender": [False] * rollout_world_size})
 
-    def init_process_group(self, version: int, sender: bool) -> None:
+    def init_process_group(self, version: int, sender: bool, rank: int = 0,
+                           world: int = 1) -> None:
         self._version, self._sender = version, sender
+        self._rank, self._world = rank, world
 
     def finalize(self) -> None:
         """Retires all but the newest `keep` versions that the trainer's first rank has
@@ -95,22 +117,62 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]],
                            global_steps: int | None = None) -> dict[str, float]:
-        """Publishes the tensors of the generator. Ranks other than the first only run through it,
-        for its collectives.
+        """Publishes the weights that `get_per_tensor_param()` of the training engine gives. Every
+        trainer rank calls it.
 
-        Laying out segments needs names and shapes of all tensors, but the generator gives them one
-        by one. So the first call gathers them in host memory (the size of the model, besides the
-        segments). Later calls write them into segments as they come, if names, shapes and dtypes
-        are the same."""
-        if not self._sender:
-            for _ in weights:
-                pass
-            return {}
+        If these are shards, every rank publishes its own, and the call returns when the version is
+        ready. Otherwise the first rank publishes, and the others only run through the generator,
+        for its collectives. Laying out segments needs names and shapes of all tensors, but the
+        generator gives them one by one. So the first call gathers them in host memory (the size of
+        the model, besides the segments). Later calls write them into segments as they come, if
+        names, shapes and dtypes are the same."""
         begun = time.perf_counter()
-        # The generator may use collectives, so it must run in this thread.
-        self._publish(self._converted(weights))
+        parts, whole = self._split(weights)
+        if parts is not None:
+            self._publish_parts(parts)
+        elif self._sender:
+            # The generator may use collectives, so it must run in this thread.
+            self._publish(self._converted(whole))
+        else:
+            for _ in whole:
+                pass
+        if not self._sender:
+            return {}
+        self._published.append(self._version)
         return {"rekindle/publish_s": time.perf_counter() - begun,
-                "rekindle/version": float(self._version)}
+                "rekindle/version": float(self._version),
+                "rekindle/publishing_ranks": float(1 if parts is None else self._world)}
+
+    def _split(self, weights: Iterable[tuple[str, torch.Tensor]]
+               ) -> tuple[list[Part] | None, Iterator[tuple[str, torch.Tensor]]]:
+        """Returns the parts of this rank, or None and whole tensors. All ranks get the same kind
+        of weights, so they decide alike."""
+        if self._in_parts == "off":
+            return None, _whole(weights)
+        if isinstance(weights, ShardedWeights):
+            return weights.parts(), iter(())
+        tensors = iter(weights)
+        # A generator of DTensors gathers nothing. One of whole tensors gathers the first one here.
+        first = next(tensors, None)
+        if first is not None and is_distributed(first[1]):
+            return parts_of(dict(chain([first], tensors))), iter(())
+        why = ("the training engine gives gathered tensors. To publish shards, set "
+               "model.external_lib=rekindle.verl.training and VERL_ENGINE_VENDOR=rekindle")
+        if self._in_parts == "on":
+            raise rekindle.InvalidError(f"in_parts=on, but {why}")
+        if self._sender and not self._said_why:
+            self._said_why = True
+            logger.warning("rekindle: the first rank publishes all weights: %s", why)
+        return None, chain([] if first is None else [first], _whole(tensors))
+
+    def _publish_parts(self, parts: list[Part]) -> None:
+        if self._dtype is not None:
+            parts = parts_of(parts, convert=cast(dtypes.dtype_name(self._dtype)))
+        with rekindle.publisher(f"{self._model}@{self._version}", rank=self._rank,
+                                world=self._world, agent=self._agent) as publication:
+            for part in parts:
+                publication.add_part(part)
+            publication.commit(self._timeout)
 
     def _converted(self, weights: Iterable[tuple[str, torch.Tensor]]
                    ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -122,12 +184,10 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
         model_version = f"{self._model}@{self._version}"
         rest: list[tuple[str, torch.Tensor]] = []
         if self._specs and self._stream(model_version, weights, rest):
-            self._published.append(self._version)
             return
         held = {name: tensor.to("cpu", copy=True) for name, tensor in chain(rest, weights)}
         self._specs = [_spec(name, tensor) for name, tensor in held.items()]
         rekindle.publish(held, model_version, agent=self._agent, timeout=self._timeout)
-        self._published.append(self._version)
 
     def _stream(self, model_version: str, weights: Iterator[tuple[str, torch.Tensor]],
                 rest: list[tuple[str, torch.Tensor]]) -> bool:
@@ -204,3 +264,9 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
 
 def _spec(name: str, tensor: torch.Tensor) -> Spec:
     return Spec(name, tensor.dtype, tuple(tensor.shape))
+
+
+def _whole(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gathers DTensors as they come."""
+    for name, tensor in weights:
+        yield name, tensor.full_tensor() if is_distributed(tensor) else tensor
