@@ -137,7 +137,8 @@ def cases(kind):
     yield "fsdp1", fsdp1, lambda training: training.get_per_tensor_param()[0], {}
     yield ("dtensors", fsdp2,
            lambda training: iter(sorted(training.module.state_dict().items(), key=is_plain)), {})
-    yield "gathered", fsdp2, lambda training: iter(kind.gathered(training).items()), {}
+    for name, options in (("gathered", {}), ("spread", {"in_parts": "spread"})):
+        yield name, fsdp2, lambda training: iter(kind.gathered(training).items()), options
 
 
 def send(engine, weights):

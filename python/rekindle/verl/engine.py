@@ -26,7 +26,7 @@ from rekindle._engines.writer import Spec, Writer
 from rekindle._parts import Part
 from rekindle.torch import cast, parts_of
 
-from .sharded import ShardedWeights, is_distributed
+from .sharded import ShardedWeights, is_distributed, share_of
 
 logger = logging.getLogger("rekindle")
 
@@ -37,7 +37,8 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
     `rollout_dtype`: the dtype in which floating point weights are published; None: unchanged.
     `in_parts`: "auto": every trainer rank publishes its shards if the training engine gives them
     (`rekindle.verl.training`, or DTensors), otherwise the first rank publishes all; "on": an error
-    in the second case; "off": always the second case.
+    in the second case; "spread": in the second case, every rank publishes some of the gathered
+    tensors; "off": the first rank publishes all.
     `keep`: how many of this trainer's versions the fleet keeps; 0: all. `coordinator` (HOST:PORT,
     or REKINDLE_COORDINATOR) retires the others.
     `bucket_size` is verl's, in bytes; Rekindle's buckets are at most 256 MiB. Times are seconds."""
@@ -58,8 +59,8 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
                                         "coordinator, or keep=0 to keep them all")
         # YAML reads a bare on and off as booleans.
         self._in_parts = {True: "on", False: "off"}.get(in_parts, in_parts)
-        if self._in_parts not in ("auto", "on", "off"):
-            raise rekindle.InvalidError(f"in_parts is {in_parts!r}: give auto, on or off")
+        if self._in_parts not in ("auto", "on", "spread", "off"):
+            raise rekindle.InvalidError(f"in_parts is {in_parts!r}: give auto, on, spread or off")
         self._model, self._agent, self._timeout, self._keep = model, agent, timeout, keep
         self._bucket_bytes = min(bucket_size, 256 << 20)
         self._device = device if device is not None else (
@@ -160,10 +161,13 @@ class RekindleCheckpointEngine(CheckpointEngineWithCache):
                "model.external_lib=rekindle.verl.training and VERL_ENGINE_VENDOR=rekindle")
         if self._in_parts == "on":
             raise rekindle.InvalidError(f"in_parts=on, but {why}")
+        whole = chain([] if first is None else [first], _whole(tensors))
+        if self._in_parts == "spread":
+            return share_of(self._rank, self._world, self._converted(whole)), iter(())
         if self._sender and not self._said_why:
             self._said_why = True
             logger.warning("rekindle: the first rank publishes all weights: %s", why)
-        return None, chain([] if first is None else [first], _whole(tensors))
+        return None, whole
 
     def _publish_parts(self, parts: list[Part]) -> None:
         if self._dtype is not None:

@@ -79,6 +79,19 @@ def _any(names: Iterable[str]) -> str:
     return "(" + "|".join(map(re.escape, names)) + ")"
 
 
+def share_of(rank: int, world: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Part]:
+    """Returns this rank's share of tensors that come whole on every rank: each tensor is that of
+    the rank with the fewest bytes so far. Copies the share to host memory."""
+    taken = [0] * world
+    found = []
+    for name, tensor in weights:
+        owner = taken.index(min(taken))
+        taken[owner] += tensor.nbytes
+        if owner == rank:
+            found += parts_of({name: tensor.detach().to("cpu", copy=True)})
+    return found
+
+
 def is_distributed(tensor: Any) -> bool:
     """Whether it is a DTensor."""
     return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")

@@ -10,13 +10,13 @@ def ran(rekindle, tmp_path_factory):
     return published(rekindle, "verl", tmp_path_factory.mktemp("verl"))[0]
 
 
-@pytest.mark.parametrize("case", ["fsdp2", "fsdp1", "dtensors", "off", "gathered"])
+@pytest.mark.parametrize("case", ["fsdp2", "fsdp1", "dtensors", "off", "gathered", "spread"])
 def test_each_step_is_what_verl_gathers(ran, case):
     for step in range(2):
         said, _, expected, tensors = ran[f"{case} {step}"]
         assert_same(tensors, expected)
-        in_parts = case in ("fsdp2", "fsdp1", "dtensors")
-        assert said["rekindle/publishing_ranks"] == (WORLD if in_parts else 1)
+        first_only = case in ("off", "gathered")
+        assert said["rekindle/publishing_ranks"] == (1 if first_only else WORLD)
 
 
 def test_packed_experts_become_the_tensors_that_verl_makes_of_them(ran):
