@@ -1,12 +1,10 @@
 """Trainers of verl whose ranks publish their shards, with a small stand-in for verl, three real
 ranks with gloo, and agents of two hosts."""
-import pathlib
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import run_python  # noqa: E402
+from rekindle._engines.sharded_weights import share_of  # noqa: E402
 from torch_parts import assert_same  # noqa: E402
 from verl_parts import WORLD, published  # noqa: E402
 
@@ -41,19 +39,11 @@ def test_gathered_tensors_are_spread_over_the_ranks_on_request(ran):
 
 
 def test_a_share_is_about_as_large_as_the_others():
-    # In a process of its own, because the stand-in replaces verl in its process.
-    run_python("""
-import sys
-sys.path.insert(0, sys.argv[1])
-import torch, verl_stand_in
-verl_stand_in.install()
-from rekindle.verl.sharded import share_of
-tensors = {f"t{index}": torch.zeros(index % 7 + 1) for index in range(40)}
-shares = [share_of(rank, 4, tensors.items()) for rank in range(4)]
-assert sorted(part.name for share in shares for part in share) == sorted(tensors)
-sizes = [sum(part.extent[0] for part in share) for share in shares]
-assert max(sizes) - min(sizes) <= 7, sizes
-""", pathlib.Path(__file__).parent)
+    tensors = {f"t{index}": torch.zeros(index % 7 + 1) for index in range(40)}
+    shares = [share_of(rank, 4, tensors.items()) for rank in range(4)]
+    assert sorted(part.name for share in shares for part in share) == sorted(tensors)
+    sizes = [sum(part.extent[0] for part in share) for share in shares]
+    assert max(sizes) - min(sizes) <= 7
 
 
 def test_gathered_tensors_are_published_by_the_first_rank_which_says_why_once(ran):

@@ -172,7 +172,7 @@ def rank_main(rank, kind, directory, coordinator, store):
             expected = (module.state_dict() if name == "dtensors" else kind.gathered(training))
             expected = {key: one.full_tensor() if hasattr(one, "full_tensor") else one.clone()
                         for key, one in expected.items()}
-            found[f"{name} {step}"] = (engine._version, said, gathered, bf16(expected))
+            found[f"{name} {step}"] = (engine._turn.version, said, gathered, bf16(expected))
     if rank == 0:
         torch.save(found, f"{directory}/found.pt")
 

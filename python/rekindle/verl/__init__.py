@@ -8,7 +8,9 @@ Importing this module registers it, so it needs verl. See docs/guides/engines.md
 """
 from __future__ import annotations
 
+from rekindle._engines.sharded_weights import ShardedWeights
+
 from .engine import RekindleCheckpointEngine
-from .sharded import ShardedWeights, fsdp_parts
+from .sharded import fsdp_parts
 
 __all__ = ["RekindleCheckpointEngine", "ShardedWeights", "fsdp_parts"]

@@ -1,37 +1,14 @@
-"""The shards of one of verl's trainer ranks, without communication, and how they reach the
-checkpoint engine. Does not import verl."""
+"""The shards of one of verl's trainer ranks, without communication. Does not import verl."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from rekindle._parts import Part
 from rekindle.torch import Split, Unstack, parts_of
 from rekindle.torch.names import Rule
-
-
-class ShardedWeights(Iterator["tuple[str, torch.Tensor]"]):
-    """What the `get_per_tensor_param()` of a training engine returns, if the ranks can publish
-    their shards.
-
-    As an iterator, it is verl's own generator: every tensor is gathered when it comes. Rekindle
-    calls `parts()` instead, and then nothing is gathered. `parts`: returns what this rank
-    publishes, for example by `rekindle.torch.parts_of`. `gathered`: returns verl's iterator. Both
-    are called on every rank or on none."""
-
-    def __init__(self, parts: Callable[[], list[Part]],
-                 gathered: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
-        self.parts = parts
-        self._gathered = gathered
-        self._iterator: Iterator[tuple[str, torch.Tensor]] | None = None
-
-    def __next__(self) -> tuple[str, torch.Tensor]:
-        if self._iterator is None:
-            self._iterator = iter(self._gathered())
-        return next(self._iterator)
 
 
 def fsdp_parts(module: torch.nn.Module, checkpoint_names: Mapping[str, str] | None = None,
@@ -77,21 +54,3 @@ def _expert_rules(shapes: Mapping[str, tuple[int, ...]]) -> list[Rule]:
 
 def _any(names: Iterable[str]) -> str:
     return "(" + "|".join(map(re.escape, names)) + ")"
-
-
-def share_of(rank: int, world: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Part]:
-    """Returns this rank's share of tensors that come whole on every rank: each tensor is that of
-    the rank with the fewest bytes so far. Copies the share to host memory."""
-    taken = [0] * world
-    found = []
-    for name, tensor in weights:
-        owner = taken.index(min(taken))
-        taken[owner] += tensor.nbytes
-        if owner == rank:
-            found += parts_of({name: tensor.detach().to("cpu", copy=True)})
-    return found
-
-
-def is_distributed(tensor: Any) -> bool:
-    """Whether it is a DTensor."""
-    return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")

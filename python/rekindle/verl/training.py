@@ -17,10 +17,11 @@ from typing import Any
 from verl.utils.model import convert_weight_keys
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
+from rekindle._engines.sharded_weights import ShardedWeights
 from rekindle._parts import Part
 from rekindle.torch import parts_of
 
-from .sharded import ShardedWeights, fsdp_parts
+from .sharded import fsdp_parts
 
 logger = logging.getLogger("rekindle")
 
