@@ -1,18 +1,11 @@
 """Ranks of a trainer with gloo, for test_torch_parts.py: python sharded_ranks.py WORLD DIRECTORY.
 
 Each rank writes, for each case, its parts with their elements, and what torch says the whole
-tensors are. It forks its ranks, because importing torch takes longer than all cases.
+tensors are.
 """
-import ctypes
-import os
-import signal
 import sys
-import traceback
 
 import torch
-# Imported before the fork: each rank would import it at its first DTensor.
-import torch._dynamo  # noqa: F401
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy,
@@ -22,9 +15,9 @@ from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
                                                parallelize_module)
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import forked_ranks
 from rekindle.torch import parts_of
 
-PR_SET_PDEATHSIG = 1
 SHAPES = [(8, 16), (7, 5), (5, 3, 2), (1, 9), (13,)]
 MESHES = {4: [(2, 2)], 8: [(4, 2), (2, 4)]}
 
@@ -198,45 +191,11 @@ def cases(world):
         yield from hybrid()
 
 
-def rank_main(rank, world, directory):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", world), rank=rank,
-                            world_size=world)
-    found = {name: (parts, expected) for name, parts, expected in cases(world)}
-    torch.save(found, f"{directory}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def main(world, directory):
-    """Returns 1 as soon as a rank has failed. The others would wait for it."""
-    ranks = {fork(rank, world, directory) for rank in range(world)}
-    failed = False
-    while ranks:
-        done, status = os.wait()
-        ranks.remove(done)
-        if status and not failed:
-            failed = True
-            for rank in ranks:
-                os.kill(rank, signal.SIGKILL)
-    return int(failed)
-
-
-def fork(rank, world, directory):
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        # Ends with its parent, which the test kills after its deadline.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        rank_main(rank, world, directory)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+    def rank_main(rank):
+        found = {name: (parts, expected) for name, parts, expected in cases(world)}
+        torch.save(found, f"{directory}/{rank}.pt")
+    return forked_ranks.run(world, directory, rank_main)
 
 
 if __name__ == "__main__":

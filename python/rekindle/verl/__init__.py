@@ -8,6 +8,9 @@ Importing this module registers it, so it needs verl. See docs/guides/engines.md
 """
 from __future__ import annotations
 
-from .engine import RekindleCheckpointEngine
+from rekindle._engines.sharded_weights import ShardedWeights
 
-__all__ = ["RekindleCheckpointEngine"]
+from .engine import RekindleCheckpointEngine
+from .sharded import fsdp_parts
+
+__all__ = ["RekindleCheckpointEngine", "ShardedWeights", "fsdp_parts"]

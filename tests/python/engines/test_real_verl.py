@@ -79,7 +79,7 @@ def has(rekindle, version):
     try:
         with rk.attach("policy", version, agent=rekindle.store("a"), timeout=1.0) as session:
             return session.version == version
-    except (rk.NotFoundError, rk.UnavailableError, TimeoutError):
+    except (rk.NotFoundError, rk.StaleError, rk.UnavailableError, TimeoutError):
         return False
 
 
@@ -111,18 +111,18 @@ def test_a_worker_that_comes_back_has_the_newest_weights_without_the_trainer(rek
 def test_versions_that_are_too_old_leave_the_fleet(rekindle):
     trainer = engine(rekindle, is_master=True, keep=1)
     update([trainer], [], weights(5))
-    first = trainer._version
+    first = trainer._turn.version
     update([trainer], [], weights(6))
     deadline = time.monotonic() + TIMEOUT
     while has(rekindle, first):  # the coordinator's word takes a while to get to the agents
         assert time.monotonic() < deadline, "it has not left"
-    with rk.attach("policy", trainer._version, agent=rekindle.store("a")) as session:
-        assert session.version == trainer._version
+    with rk.attach("policy", trainer._turn.version, agent=rekindle.store("a")) as session:
+        assert session.version == trainer._turn.version
 
 
 def test_what_does_not_come_is_an_error_in_time_and_a_failed_step_leaves_nothing(rekindle):
     trainer, rollout = engine(rekindle, is_master=True), engine(rekindle, device="cpu")
-    rollout._timeout = 0.5
+    rollout._receiver._timeout = 0.5
     update([trainer], [], weights(7))
 
     def broken():
@@ -132,7 +132,7 @@ def test_what_does_not_come_is_an_error_in_time_and_a_failed_step_leaves_nothing
     meet([trainer], [rollout])
     with pytest.raises(RuntimeError, match="a rank is gone"):
         asyncio.run(trainer.send_weights(broken()))
-    with pytest.raises(TimeoutError, match=f"policy@{trainer._version} has not come"):
+    with pytest.raises(TimeoutError, match=f"policy@{trainer._turn.version} has not come"):
         asyncio.run(collect(rollout.receive_weights()))
 
 

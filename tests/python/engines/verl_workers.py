@@ -36,6 +36,37 @@ class Trainer(Worker):
         return getattr(self.engine, method)(*args, **kwargs)
 
 
+class ShardedTrainer(Trainer):
+    """Several ranks with FSDP2, whose training engine gives shards."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        torch.distributed.init_process_group("gloo")
+        self.module = sharded(2)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def update_weights(self, global_steps=None, mode="auto"):
+        from rekindle.verl import ShardedWeights, fsdp_parts
+        with torch.no_grad():
+            self.module.weight.add_(1)
+
+        def gathered():
+            raise AssertionError("somebody gathers")
+        return await self.engine.send_weights(
+            ShardedWeights(lambda: fsdp_parts(self.module), gathered), global_steps=global_steps)
+
+
+def linear():
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 31, bias=False)
+
+
+def sharded(world):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    return fully_shard(linear(), mesh=init_device_mesh("cpu", (world,)))
+
+
 class Keeps(BaseRollout):
     """In the place of an engine's adapter."""
 
