@@ -1,16 +1,19 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <ostream>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <poll.h>
 
 #include <gtest/gtest.h>
 
+#include "src/base/clock.h"
 #include "src/base/units.h"
 #include "tests/transport/test_source.h"
 #include "tests/transport/transport_fixture.h"
@@ -93,6 +96,12 @@ class PathConformance : public ::testing::TestWithParam<PathBackend> {
   std::unique_ptr<Path> connect() { return connect(token_); }
   std::unique_ptr<Path> connect(const SessionToken& token) {
     auto path = fixture_->connect(token);
+    // The source may still register its memory with its NICs, in the background.
+    const TimePoint give_up = steady_now() + std::chrono::seconds(30);
+    while (!path && path.error().code() == ErrorCode::kUnavailable && steady_now() < give_up) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      path = fixture_->connect(token);
+    }
     if (path) return std::move(*path);
     ADD_FAILURE() << path.error().message();
     return nullptr;
