@@ -19,6 +19,8 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kDialDeadline{1500};
+// For an agent that has restarted to announce its copies. Once for each of its lives.
+constexpr std::chrono::milliseconds kRestart{2500};
 constexpr std::chrono::milliseconds kDialAgain{5000};
 constexpr std::chrono::milliseconds kRefreshDeadline{1000};
 constexpr std::chrono::milliseconds kAskDelay{250};
@@ -108,7 +110,11 @@ async::Task<void> SourcePool::dial(proto::Source record) {
   if (!peer) {
     log::info("pull.dial", "source", record.node().node_id(), "error", peer.error());
     const auto incarnation = Incarnation::from_bytes(record.node().incarnation());
-    if (incarnation && peer.error().code() == ErrorCode::kStale) faults_.ban(*incarnation);
+    if (incarnation && peer.error().code() == ErrorCode::kStale && !faults_.banned(*incarnation)) {
+      faults_.ban(*incarnation);
+      // Its host is alive, and its next life is about to announce the same copies.
+      context_.silence.leave(kRestart, steady_now());
+    }
     context_.progress.show(peer.error().message());
     co_return;
   }
