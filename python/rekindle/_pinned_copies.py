@@ -44,7 +44,8 @@ class PinnedCopies:
             self._free.put(block)
         self._open: _Batch | None = None
         self._queued: collections.deque[_Batch] = collections.deque()
-        self._ordered: set[Any] = set()  # devices whose streams wait for the caller's
+        # Devices whose side streams wait for the caller's stream.
+        self._ordered: set[Any] = set()
         self._turn = 0
 
     def add(self, tensor: Any, target: int) -> None:

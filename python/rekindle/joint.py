@@ -1,7 +1,6 @@
 """Publishes one version from many ranks, on any hosts: each rank gives its boxes of the tensors."""
 from __future__ import annotations
 
-import os
 from types import TracebackType
 from typing import Any
 

@@ -31,7 +31,7 @@ void JointLead::end(Error why) {
 void JointLead::advance(TimePoint now) {
   std::vector<std::uint32_t> silent;
   for (std::uint32_t i = 0; i < hosts_.size(); ++i) {
-    // A host that has confirmed may leave.
+    // After its confirmation a host may leave.
     if (!hosts_[i].confirmed && now - hosts_[i].heard > kSilence) silent.push_back(i);
   }
   if (silent.empty()) return;

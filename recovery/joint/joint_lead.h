@@ -19,12 +19,18 @@ namespace rekindle::joint {
 
 // The phases of a joint publication, as its lead sees them.
 enum class Phase {
-  kDeclaring,   // some agents have yet to send their declarations
-  kWriting,     // leaves are coming
-  kClaiming,    // every leaf is there; the root is being claimed
-  kCommitting,  // the root is claimed; the leaves can be read
-  kComplete,    // every agent has confirmed
-  kEnded,       // why() has the reason
+  // Some agents have yet to send their declarations.
+  kDeclaring,
+  // The table can be read. Leaves come.
+  kWriting,
+  // Every leaf is there. The lead claims the root at the coordinator.
+  kClaiming,
+  // The root is claimed. The leaves can be read.
+  kCommitting,
+  // Every agent has confirmed.
+  kComplete,
+  // why() has the reason.
+  kEnded,
 };
 
 // What the lead of a joint publication collects (docs/internals/joint-publication.md). Sans I/O. A

@@ -30,7 +30,7 @@ async::Task<Result<proto::JointResponse>> JointPeer::call(proto::JointRequest re
   const TimePoint give_up = steady_now() + kPatience;
   while (true) {
     auto answer = co_await try_once(request);
-    // An agent that has yet to hear of the roster, or has restarted, does not know it.
+    // The agent may hear of the roster later than this one.
     const bool unknown = !answer && answer.error().code() == ErrorCode::kNotFound;
     if (answer || (!unknown && !may_pass(answer.error()))) co_return answer;
     if (over_() || co_await async::is_cancelled()) co_return answer;

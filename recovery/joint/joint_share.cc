@@ -37,7 +37,8 @@ constexpr std::size_t kLeastRound = 8;
 constexpr std::size_t kMostRound = 4096;
 constexpr std::uint64_t kRoundBytes = 4 * kMiB;
 
-// Several ranks of a host write files of the same layout names, so each gets names of its own.
+// pack_layout() gives the files of every rank the same names. In the copy of their host they need
+// different ones.
 Result<PackedLayout> pack_rank(const JointPlan& plan, std::uint32_t rank) {
   const auto writes = plan.writes(rank);
   TRY(PackedLayout packed, pack_layout(plan.tensors(), writes, store::kMaxSegmentBytes));
@@ -434,7 +435,7 @@ Task<void> JointShare::keep_time() {
     if (lead_ != nullptr) lead_->advance(now, slept);
     if (over()) continue;
     if (!ranks_.deserted()) inhabited = now;
-    // Before the roster is complete, nobody waits for this host's ranks of an earlier start.
+    // Before the roster is complete, no other agent relies on the ranks of this one.
     if (now - inhabited > (roster_.number == 0 ? Duration(2 * kTick) : Duration(kDeserted))) {
       end({ErrorCode::kPeerLost, fmt::format("{}: all ranks at {} have left", id_.to_string(),
                                              agent_.identity().node_id)});
@@ -604,8 +605,8 @@ Task<Result<void>> JointShare::send_pieces() {
   co_return Result<void>();
 }
 
-// Until the finisher has taken all of them. It may wait for other hosts, whose ranks still write,
-// for as long as the publication goes on.
+// Sends until the finisher has taken all pieces, or the publication ends. The finisher may have to
+// wait for hosts whose ranks still write.
 Task<void> JointShare::send_round(std::uint32_t to, proto::JointPieces pieces,
                                   std::optional<Error>& failed) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
@@ -640,7 +641,7 @@ Task<Result<void>> JointShare::finish_tiles() {
   }
 }
 
-// The lead is believed in nothing that this agent can check.
+// This agent has digested these tiles itself, so it need not believe the lead.
 Result<void> JointShare::check_own_leaves(const Checkpoint& checkpoint) const {
   const std::span<const TileIndex> whole = part_->tiles().whole;
   for (std::size_t i = 0; i < whole.size(); ++i) {

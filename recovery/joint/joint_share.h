@@ -35,8 +35,7 @@ struct Roster {
   std::vector<Host> hosts;  // the first one is the lead
   std::uint32_t self = 0;
 
-  // kInvalid: the roster does not have `identity`, or is empty.
-  // `over`: as for JointPeer.
+  // `over`: as for JointPeer. kInvalid: the roster does not have `identity`.
   static Result<Roster> from_proto(const proto::JointRoster& roster, const rpc::Identity& identity,
                                    std::function<bool()> over);
   JointPeer& lead() const { return *hosts.front().peer; }

@@ -85,10 +85,6 @@ void LeadDesk::end(Error why) {
   look();
 }
 
-bool LeadDesk::over() const {
-  return lead_.phase() == Phase::kComplete || lead_.phase() == Phase::kEnded;
-}
-
 async::Task<void> LeadDesk::close() {
   bool closed = false;
   while (!closed) closed = co_await tasks_.close(kClaimClose);
@@ -113,7 +109,7 @@ async::Task<Result<proto::JointResponse>> LeadDesk::answer(std::uint32_t from,
   }
   proto::JointResponse answer;
   Result<void> done;
-  switch (request.step_case()) {
+  switch (step) {
     case proto::JointRequest::kWatch:
       done = co_await watch(request.watch());
       break;
@@ -139,7 +135,7 @@ async::Task<Result<proto::JointResponse>> LeadDesk::answer(std::uint32_t from,
     default:
       done = fail(ErrorCode::kInvalid, "a step that the lead does not know");
   }
-  if (request.step_case() != proto::JointRequest::kWatch) look();
+  if (step != proto::JointRequest::kWatch) look();
   if (!done) co_return fail(std::move(done).error());
   *answer.mutable_state() = state();
   co_return answer;

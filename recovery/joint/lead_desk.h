@@ -26,8 +26,6 @@ class LeadDesk {
   // Time has passed; for `slept` of it this process was stopped.
   void advance(TimePoint now, Duration slept);
   void end(Error why);
-  // Complete, or ended.
-  bool over() const;
   // Waits for what still runs. Afterwards the object may go.
   async::Task<void> close();
 

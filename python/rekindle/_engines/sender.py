@@ -44,7 +44,8 @@ class Turn(NamedTuple):
     version: int
     rank: int  # among the trainers
     world: int
-    is_first: bool  # publishes what is gathered, and retires old versions
+    # The first rank publishes gathered tensors, and retires old versions.
+    is_first: bool
 
 
 class Sender:

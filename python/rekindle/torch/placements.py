@@ -77,7 +77,8 @@ class _Cut(NamedTuple):
 
     ranks: int
     rank: int
-    split_factor: int  # more than 1: a strided shard
+    # More than 1 for a strided shard.
+    split_factor: int
 
 
 def _orders(cuts: list[_Cut]) -> list[list[_Cut]]:

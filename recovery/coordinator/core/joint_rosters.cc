@@ -151,8 +151,8 @@ void JointRosters::advance(const Membership& members, TimePoint now) {
   for (auto it = gatherings_.begin(); it != gatherings_.end();) {
     Gathering& gathering = it->second;
     lose_dead(gathering, members);
-    // The nodes of a complete roster do not repeat their reports. One that is not complete counts
-    // only ranks whose agents still wait.
+    // A complete roster stays as long as one of its nodes repeats its report. An incomplete one
+    // counts only nodes that repeat theirs.
     std::vector<std::string> silent;
     for (const auto& [node_id, report] : gathering.reports) {
       const TimePoint last = gathering.number == 0 ? report.last_heard : gathering.last_heard;
