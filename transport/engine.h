@@ -153,6 +153,9 @@ struct BatchOptions {
   // Spreads the slices over this puller and its neighbours (see Batch::add_neighbour()): pullers
   // with different seeds ask for different slices first.
   std::uint64_t order_seed = 0;
+  // The order holds although sources are being filled: nothing is left for later because they want
+  // it, too.
+  bool keeps_order = false;
   // The NUMA node that all of the destination lies on. -1: several, or unknown.
   int numa_node = -1;
   // While nothing is in flight and nobody holds the open slices, the batch waits this long for the

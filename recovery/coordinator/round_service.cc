@@ -74,6 +74,8 @@ void RoundService::attach(rpc::RpcServer& server) {
   });
   gate_.serve(server, proto::COORDINATOR_BEGIN_UPDATE,
               [this](const rpc::Peer&, std::string body) { return begin_update(std::move(body)); });
+  gate_.serve(server, proto::COORDINATOR_PLAN_UPDATE,
+              [this](const rpc::Peer&, std::string body) { return plan_update(std::move(body)); });
   gate_.serve(server, proto::COORDINATOR_UPDATE_STATUS, [this](const rpc::Peer&, std::string body) {
     return update_status(std::move(body));
   });
@@ -135,6 +137,18 @@ async::Task<Result<std::string>> RoundService::begin_update(std::string body) {
   proto::BeginUpdateResponse response;
   response.set_round(round);
   co_return response.SerializeAsString();
+}
+
+async::Task<Result<std::string>> RoundService::plan_update(std::string body) {
+  CO_TRY(const auto request, rpc::parse_body<proto::PlanUpdateRequest>(body));
+  CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
+  CO_TRY_VOID(check_text("a group", request.group()));
+  const TimePoint until = steady_now() + kGraceWait;
+  while (core_.fleet().grace.active(steady_now()) && steady_now() < until) {
+    co_await changed_.wait_until(std::min(until, core_.fleet().grace.until()));
+  }
+  CO_TRY(const UpdatePlan plan, core_.plan_update(id, request.group(), steady_now()));
+  co_return to_proto(plan).SerializeAsString();
 }
 
 async::Task<Result<std::string>> RoundService::update_status(std::string body) {

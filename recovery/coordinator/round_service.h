@@ -45,6 +45,7 @@ class RoundService {
 
  private:
   async::Task<Result<std::string>> begin_update(std::string body);
+  async::Task<Result<std::string>> plan_update(std::string body);
   async::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
   async::Task<Result<std::string>> update_status(std::string body);
   proto::RoundOrders orders_of(const std::string& node_id) const;

@@ -33,24 +33,35 @@ constexpr WireEnum<PartyState, proto::PartyState, 3> kPartyStates{{
     {PartyState::kStopped, proto::PARTY_STOPPED},
 }};
 
-constexpr rpc::Fields kMember{
-    WIRE_FIELD(session),       WIRE_FIELD(group),        WIRE_FIELD(instance),
-    WIRE_FIELD(rank),          WIRE_FIELD(id),           WIRE_FIELD(device),
-    WIRE_FIELD(round),         WIRE_FIELD(root),         WIRE_FIELD(contents),
-    WIRE_FIELD(payload_bytes), WIRE_FIELD(bucket_bytes), WIRE_FIELD(owner),
-    WIRE_FIELD(communicators), WIRE_FIELD(spread_bytes), WIRE_FIELD(kept_bytes),
-    WIRE_FIELD(worker_lost)};
+constexpr rpc::Fields kMember{WIRE_FIELD(session),      WIRE_FIELD(group),
+                              WIRE_FIELD(instance),     WIRE_FIELD(rank),
+                              WIRE_FIELD(id),           WIRE_FIELD(device),
+                              WIRE_FIELD(round),        WIRE_FIELD(root),
+                              WIRE_FIELD(contents),     WIRE_FIELD(payload_bytes),
+                              WIRE_FIELD(bucket_bytes), WIRE_FIELD(owner),
+                              WIRE_FIELD(fetches),      WIRE_FIELD(communicators),
+                              WIRE_FIELD(spread_bytes), WIRE_FIELD(kept_bytes),
+                              WIRE_FIELD(worker_lost)};
 constexpr rpc::Fields kReport{WIRE_FIELD(node_id), WIRE_FIELD(incarnation), WIRE_FIELD(device_life),
                               WIRE_FIELD(sequence)};
 constexpr rpc::Fields kOrder{WIRE_FIELD(round), WIRE_FIELD(id), WIRE_FIELD(group),
                              WIRE_FIELD(gathering)};
 constexpr rpc::Fields kPartyOrder{
-    WIRE_FIELD(party),        WIRE_FIELD(make_id), WIRE_FIELD(communicator), WIRE_FIELD(id),
-    WIRE_FIELD(bucket_bytes), WIRE_FIELD(ranks),   WIRE_FIELD(owners),       WIRE_FIELD(why)};
+    WIRE_FIELD(party),  WIRE_FIELD(make_id),      WIRE_FIELD(communicator),
+    WIRE_FIELD(id),     WIRE_FIELD(bucket_bytes), WIRE_FIELD(ranks),
+    WIRE_FIELD(owners), WIRE_FIELD(owners_fetch), WIRE_FIELD(why)};
 constexpr rpc::Fields kPartyPlace{WIRE_FIELD(session), WIRE_FIELD(rank)};
 constexpr rpc::Fields kPlaceStatus{WIRE_FIELD(node_id), WIRE_FIELD(instance), WIRE_FIELD(rank),
                                    WIRE_FIELD(device), WIRE_FIELD(party)};
 constexpr rpc::Fields kSpreadStatus{WIRE_FIELD(spread_bytes), WIRE_FIELD(kept_bytes)};
+
+constexpr rpc::Fields kPlan{WIRE_FIELD(ready), WIRE_FIELD(unknown)};
+constexpr rpc::Fields kPlannedParty{WIRE_FIELD(bytes), WIRE_FIELD(owners_fetch)};
+constexpr rpc::Fields kPlannedRank{WIRE_FIELD(node_id), WIRE_FIELD(instance), WIRE_FIELD(rank),
+                                   WIRE_FIELD(device),  WIRE_FIELD(owner),    WIRE_FIELD(uploads)};
+constexpr rpc::Fields kPlannedHost{WIRE_FIELD(node_id),  WIRE_FIELD(fetches),
+                                   WIRE_FIELD(receives), WIRE_FIELD(sends),
+                                   WIRE_FIELD(gives),    WIRE_FIELD(busiest_upload)};
 
 Result<RoundMember> from_proto(const proto::RoundMember& message) {
   TRY_VOID(check_text("a group", message.group()));
@@ -160,6 +171,18 @@ proto::RoundStatus to_proto(const Round& round, TimePoint now) {
     kSpreadStatus.write(*place.last, member);
   }
   return status;
+}
+
+proto::UpdatePlan to_proto(const UpdatePlan& plan) {
+  proto::UpdatePlan message;
+  kPlan.write(plan, message);
+  for (const auto& party : plan.parties) {
+    auto& out = *message.add_parties();
+    kPlannedParty.write(party, out);
+    for (const auto& rank : party.ranks) kPlannedRank.write(rank, *out.add_ranks());
+  }
+  for (const auto& host : plan.hosts) kPlannedHost.write(host, *message.add_hosts());
+  return message;
 }
 
 std::vector<const Round*> rounds_to_show(const Rounds& rounds) {

@@ -12,6 +12,7 @@ namespace rekindle::coordinator {
 Result<RoundReport> from_proto(const proto::RoundReport& report);
 proto::RoundOrders to_proto(const std::vector<RoundOrder>& orders);
 proto::RoundStatus to_proto(const Round& round, TimePoint now);
+proto::UpdatePlan to_proto(const UpdatePlan& plan);
 // The rounds that run, and the last one of each model and group.
 std::vector<const Round*> rounds_to_show(const Rounds& rounds);
 

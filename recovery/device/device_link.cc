@@ -388,6 +388,12 @@ Result<void> DeviceLink::on_frame(ipc::Frame from) {
       if (is_open && events_ != nullptr) events_->device_joined(joined);
       return {};
     }
+    case proto::DevicesToAgent::kShareWanted: {
+      TRY(const auto wanted, from_proto(frame.share_wanted()));
+      const bool spreads = ledger_.is_spreading(wanted.session);
+      if (spreads && events_ != nullptr) events_->share_wanted(wanted);
+      return {};
+    }
     case proto::DevicesToAgent::kProgress: {
       const auto& progress = frame.progress();
       const bool spreads = ledger_.is_spreading(progress.session());

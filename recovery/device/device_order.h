@@ -85,6 +85,16 @@ struct SpreadOrder {
   // order until SpreadOver nobody else writes there. keep_count 0: none.
   std::uint32_t keep_index = 0;
   std::uint32_t keep_count = 0;
+  // Owners fetch their shares from other hosts meanwhile, so a bucket may take longer.
+  bool owners_fetch = false;
+  // Shares that this host fetches, for all of its ranks. No rank keeps them.
+  std::vector<std::uint32_t> fetched = {};
+};
+// The tiles of the session's own share that this host has yet to fetch, in the order of its
+// buckets.
+struct ShareWanted {
+  std::uint64_t session = 0;
+  TileRuns tiles;
 };
 struct SpreadOver {
   std::uint64_t session = 0;
@@ -143,6 +153,7 @@ class DeviceEvents {
   // Only for sessions that the agent has not ended.
   virtual void device_over(const DeviceOver& over) = 0;
   virtual void device_joined(const DeviceJoined& joined) = 0;
+  virtual void share_wanted(const ShareWanted& wanted) = 0;
   virtual void spread_progress(std::uint64_t session, std::uint64_t bytes) = 0;
   virtual void spread_over(const SpreadOver& over) = 0;
   virtual void meeting_id(std::uint64_t number, const Result<std::string>& id) = 0;

@@ -111,6 +111,10 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
                 order.keep_count());
   }
   const auto shares = static_cast<std::uint64_t>(order.owners_size());
+  for (const std::uint32_t share : order.fetched()) {
+    if (share < shares) continue;
+    return fail(ErrorCode::kInvalid, "fetches share {} of {}", share, shares);
+  }
   if (order.bucket_bytes() > bucket::kLargestBucket ||
       order.bucket_bytes() / shares < bucket::kSmallestShare) {
     return fail(ErrorCode::kInvalid, "buckets of {} bytes for {} owners", order.bucket_bytes(),
@@ -124,7 +128,9 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
                      order.bucket_bytes(),
                      {order.owners().begin(), order.owners().end()},
                      order.keep_index(),
-                     order.keep_count()};
+                     order.keep_count(),
+                     order.owners_fetch(),
+                     {order.fetched().begin(), order.fetched().end()}};
 }
 
 proto::BeginSpread to_proto(const SpreadOrder& order) {
@@ -138,6 +144,20 @@ proto::BeginSpread to_proto(const SpreadOrder& order) {
   for (const std::uint32_t owner : order.owners) message.add_owners(owner);
   message.set_keep_index(order.keep_index);
   message.set_keep_count(order.keep_count);
+  message.set_owners_fetch(order.owners_fetch);
+  for (const std::uint32_t share : order.fetched) message.add_fetched(share);
+  return message;
+}
+
+Result<ShareWanted> from_proto(const proto::ShareWanted& wanted) {
+  TRY(auto tiles, rpc::from_proto(wanted.tiles(), std::numeric_limits<TileIndex>::max()));
+  return ShareWanted{wanted.session(), std::move(tiles)};
+}
+
+proto::ShareWanted to_proto(const ShareWanted& wanted) {
+  proto::ShareWanted message;
+  message.set_session(wanted.session);
+  *message.mutable_tiles() = rpc::to_proto(wanted.tiles);
   return message;
 }
 

@@ -31,6 +31,8 @@ std::uint64_t microseconds(Duration duration);
 // name or id that is too long.
 Result<SpreadOrder> from_proto(const proto::BeginSpread& order);
 Result<DeviceJoined> from_proto(const proto::DeviceJoined& joined);
+// kInvalid: runs that are empty or out of order.
+Result<ShareWanted> from_proto(const proto::ShareWanted& wanted);
 SpreadOver from_proto(const proto::SpreadOver& over);
 DeviceOver from_proto(const proto::DeviceServed& served);
 Result<std::string> from_proto(const proto::MeetingIdMade& made);
@@ -45,6 +47,7 @@ proto::BucketWanted to_proto(const BucketWanted& wanted);
 proto::ReadsEnded to_proto(const ReadsEnded& ended);
 proto::BeginSpread to_proto(const SpreadOrder& order);
 proto::DeviceJoined to_proto(const DeviceJoined& joined);
+proto::ShareWanted to_proto(const ShareWanted& wanted);
 proto::SpreadOver to_proto(const SpreadOver& over);
 proto::MeetingIdMade to_proto(std::uint64_t number, const Result<std::string>& id);
 

@@ -109,12 +109,19 @@ async::Task<bool> PullDestination::wait_while_held() {
   const bool waits = held();
   if (waits) co_await context_.finder.pause();
   const bool must_look = watch_.held && watch_.held_changed == nullptr;
-  while (held() && !co_await async::is_cancelled()) {
+  while (held() && !placing_->wants_now() && !co_await async::is_cancelled()) {
     co_await released_->wait_until(steady_now() + (must_look ? kLookWhileHeld : kLongestHeldWait));
   }
+  if (held()) co_return waits;
   auto landed = placing_->close();
   if (!landed.empty()) co_await take_placed(std::move(landed));
   co_return waits;
+}
+
+std::optional<FirstTiles> PullDestination::first_tiles() {
+  auto lists = placing_->take_wanted_now();
+  if (lists.empty() || !held()) return std::nullopt;
+  return FirstTiles(target_.checkpoint->tiles.tile_count(), lists);
 }
 
 // Tiles that others have written count once they have verified; the rest is fetched.

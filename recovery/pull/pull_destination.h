@@ -1,9 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
+#include "recovery/pull/first_tiles.h"
 #include "recovery/pull/pull_context.h"
 #include "recovery/pull/pull_watch.h"
 #include "src/async/task.h"
@@ -26,8 +28,11 @@ class PullDestination {
   // small, room is made once.
   async::Task<Result<void>> begin();
   // Waits while the watch holds the pull, or somebody else writes to the copy; then takes in what
-  // they have written. False: there was nothing to wait for.
+  // they have written. False: there was nothing to wait for. Returns earlier if tiles are wanted
+  // now.
   async::Task<bool> wait_while_held();
+  // The tiles that are wanted while the rest is held. nullopt: everything may be fetched.
+  std::optional<FirstTiles> first_tiles();
 
   // A session's direct reads, which come before this copy is filled; null: none.
   const std::shared_ptr<DirectReads>& direct() const { return watch_.direct; }

@@ -59,6 +59,7 @@ class PullJob::Driver {
 
   async::Task<Result<Outcome>> run_phases();
   async::Task<Result<void>> transfer_all();
+  async::Task<Result<void>> fetch(bool waited);
   async::Task<void> serve_direct_reads();
   async::Task<std::string> read_directly(DirectReads& reads);
   async::Task<Result<void>> find_more_sources(PlanRef plan);
@@ -89,6 +90,8 @@ class PullJob::Driver {
   std::string wrong_together_;
   std::uint32_t suspicion_ = 0;  // see swarm::SliceCandidates
   std::uint64_t resumed_bytes_ = 0;
+  // While the rest is held.
+  std::shared_ptr<const FirstTiles> first_tiles_;
 };
 
 PullJob::Driver::Driver(const PullEnvironment& environment, PullRequest request,
@@ -143,9 +146,31 @@ async::Task<Result<PullJob::Outcome>> PullJob::Driver::run_phases() {
   co_return Outcome{summarize(*stored), std::move(stored)};
 }
 
+// Tiles that are wanted while the rest is held come first. If they do not come, they are fetched
+// with the rest.
 async::Task<Result<void>> PullJob::Driver::transfer_all() {
-  const bool waited = co_await destination_.wait_while_held();
-  if (co_await async::is_cancelled()) co_return fail(interrupted());
+  bool waited = false;
+  for (;;) {
+    const bool waits = co_await destination_.wait_while_held();
+    waited = waited || waits;
+    if (co_await async::is_cancelled()) co_return fail(interrupted());
+    auto first = destination_.first_tiles();
+    if (!first) break;
+    first_tiles_ = std::make_shared<const FirstTiles>(std::move(*first));
+    auto fetched = co_await fetch(waited);
+    first_tiles_ = nullptr;
+    if (co_await async::is_cancelled()) co_return fail(interrupted());
+    if (!fetched) {
+      log::warn("pull.first_tiles", "version", context_.target.resolved.id.to_string(), "error",
+                fetched.error());
+    }
+    waited = true;
+  }
+  co_return co_await fetch(waited);
+}
+
+// `waited`: the offers of the sources have become old.
+async::Task<Result<void>> PullJob::Driver::fetch(bool waited) {
   enter_phase("connect");
   context_.silence.heard(steady_now());
   // The offers may have expired: making room takes long, and so does a hold.
@@ -160,10 +185,13 @@ async::Task<Result<void>> PullJob::Driver::transfer_all() {
     const auto& direct = destination_.direct();
     if (first && direct != nullptr && !direct->is_over()) co_await serve_direct_reads();
     CO_TRY(const PlanRef plan, co_await this->plan());
-    const std::uint64_t total = context_.progress.bytes_total();
-    const std::uint64_t verified = total - std::min(total, plan->wanted_bytes());
-    context_.progress.set_verified(verified);
-    if (first) resumed_bytes_ = verified;
+    if (first_tiles_ == nullptr) {
+      const std::uint64_t total = context_.progress.bytes_total();
+      const std::uint64_t verified = total - std::min(total, plan->wanted_bytes());
+      context_.progress.set_verified(verified);
+      const std::uint64_t landed = counters_->landed_bytes;
+      if (first) resumed_bytes_ = verified - std::min(verified, landed);
+    }
     CO_TRY(const auto step, co_await next(plan));
     if (step == PullRounds::Next::kDone) co_return Result<void>();
     if (co_await async::is_cancelled()) co_return fail(interrupted());
@@ -248,6 +276,7 @@ async::Task<Result<PullJob::Driver::PlanRef>> PullJob::Driver::plan() {
   inputs.destination = target.shared_layout();
   inputs.sources = plan_sources(sources_.sources());
   if (const auto& verified = destination_.verified()) inputs.verified = verified->snapshot();
+  if (first_tiles_ != nullptr) inputs.verified = first_tiles_->all_but(inputs.verified);
   inputs.trades = static_cast<bool>(context_.environment.share);
   auto planning = context_.environment.plans->plan(std::move(inputs));
   co_return co_await context_.wait_for(std::move(planning));
@@ -337,19 +366,23 @@ async::Task<Result<Transfer::Options>> PullJob::Driver::transfer_options(PlanRef
   const PullTarget& target = context_.target;
   const bool serves = static_cast<bool>(context_.environment.share);
   const auto seed = serves ? swarm::order_seed(context_.environment.identity.incarnation) : 0;
-  std::function<Result<TransferTables>()> make = [plan, serves, seed, suspicion = suspicion_,
-                                                  growing = growing_sources(sources_.sources()),
-                                                  sources = plan_sources(sources_.sources())] {
-    TransferTables tables;
-    tables.candidates = std::make_shared<swarm::SliceCandidates>(plan, growing, suspicion);
-    for (const PlanSource& source : sources) {
-      if (!source.growing) continue;
-      tables.candidates->prepare(
-          swarm::join_tables(*plan, *source.layout, false, tables.candidates->slice_tiles()));
-    }
-    if (serves) tables.order = swarm::slice_order(*plan, seed);
-    return Result<TransferTables>(std::move(tables));
-  };
+  std::function<Result<TransferTables>()> make =
+      [plan, serves, seed, suspicion = suspicion_, first = first_tiles_,
+       growing = growing_sources(sources_.sources()), sources = plan_sources(sources_.sources())] {
+        TransferTables tables;
+        tables.candidates = std::make_shared<swarm::SliceCandidates>(plan, growing, suspicion);
+        for (const PlanSource& source : sources) {
+          if (!source.growing) continue;
+          tables.candidates->prepare(
+              swarm::join_tables(*plan, *source.layout, false, tables.candidates->slice_tiles()));
+        }
+        if (first != nullptr) {
+          tables.order = first->order(*plan);
+        } else if (serves) {
+          tables.order = swarm::slice_order(*plan, seed);
+        }
+        return Result<TransferTables>(std::move(tables));
+      };
   CO_TRY(auto tables, co_await compute(std::move(make)));
   Transfer::Options options{
       .work = {.candidates = std::move(tables.candidates),
@@ -374,6 +407,7 @@ async::Task<Result<Transfer::Options>> PullJob::Driver::transfer_options(PlanRef
       }};
   options.order = std::move(tables.order);
   options.order_seed = seed;
+  options.keeps_order = first_tiles_ != nullptr;
   co_return options;
 }
 

@@ -16,14 +16,15 @@
 // pull does.
 namespace rekindle::pull {
 
-// Tiles of a copy that another writer places before the pull fetches anything: a device keeps them
+// Tiles of a copy that another writer places before the pull fetches the rest: a device keeps them
 // when a broadcast brings them. Control thread only.
 class Placing {
  public:
   using TileRuns = std::vector<std::pair<TileIndex, TileIndex>>;
 
-  // `on_free` runs when nobody writes any more.
-  explicit Placing(std::function<void()> on_free = {}) : writers_(std::move(on_free)) {}
+  // `on_change` runs when nobody writes any more, and when the pull has tiles to fetch at once.
+  explicit Placing(std::function<void()> on_change = {})
+      : on_change_(std::move(on_change)), writers_([this] { changed(); }) {}
 
   // The pull fetches nothing while the lease is held. The lease is empty if the pull has begun to
   // fetch.
@@ -31,7 +32,17 @@ class Placing {
   // Whole tiles that nobody writes again. Called before their writer lets go.
   void landed(const TileRuns& runs) { landed_.insert(landed_.end(), runs.begin(), runs.end()); }
 
+  // The pull fetches these tiles at once, in this order, although it is held: their bytes are sent
+  // from here. Nobody else writes them. Several lists come side by side.
+  void fetch_now(TileRuns runs) {
+    if (closed_ || runs.empty()) return;
+    wanted_now_.push_back(std::move(runs));
+    changed();
+  }
+
   bool busy() const { return writers_.held(); }
+  bool wants_now() const { return !wanted_now_.empty(); }
+  std::vector<TileRuns> take_wanted_now() { return std::exchange(wanted_now_, {}); }
   // From here on the pull writes itself. Returns the tiles that have landed, right or wrong.
   TileRuns close() {
     closed_ = true;
@@ -39,9 +50,15 @@ class Placing {
   }
 
  private:
+  void changed() const {
+    if (on_change_) on_change_();
+  }
+
+  const std::function<void()> on_change_;
   LeaseGrantor writers_;
   bool closed_ = false;
   TileRuns landed_;
+  std::vector<TileRuns> wanted_now_;
 };
 
 // A pull's copy once it has its place. A commit renames its files and changes nothing in them.

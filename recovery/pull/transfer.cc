@@ -58,6 +58,7 @@ async::Task<Result<void>> Transfer::run() {
   transport::BatchOptions options;
   options.order = options_.order;
   options.order_seed = options_.order_seed;
+  options.keeps_order = options_.keeps_order;
   options.numa_node = slices_.numa_node();
   batch_ = environment_.engine->start(slices_, *this, options);
   slices_.bind(batch_.get());

@@ -39,6 +39,8 @@ class Transfer final : private transport::BatchObserver {
     // numbered.
     std::vector<transport::SliceIndex> order = {};
     std::uint64_t order_seed = 0;
+    // As in transport::BatchOptions.
+    bool keeps_order = false;
     PathOpener::Options paths;
     // Called about every 200 ms.
     std::function<void(const transport::BatchProgress&)> tick;

@@ -41,6 +41,7 @@ template <> struct SignatureOf<COORDINATOR_ROUND> : Signature<class RoundReport,
 template <> struct SignatureOf<COORDINATOR_BEGIN_UPDATE> : Signature<class BeginUpdateRequest, class BeginUpdateResponse> {};
 template <> struct SignatureOf<COORDINATOR_UPDATE_STATUS> : Signature<class UpdateStatusRequest, class RoundStatus> {};
 template <> struct SignatureOf<COORDINATOR_REPORT_JOINT> : Signature<class JointReport, class JointRoster> {};
+template <> struct SignatureOf<COORDINATOR_PLAN_UPDATE> : Signature<class PlanUpdateRequest, class UpdatePlan> {};
 template <> struct SignatureOf<AGENT_OPEN_DIRECT> : Signature<class OpenDirectRequest, class OpenDirectResponse> {};
 template <> struct SignatureOf<AGENT_GET_PAGE> : Signature<class GetPageRequest, class GetPageResponse> {};
 template <> struct SignatureOf<AGENT_OPEN_SESSION> : Signature<class OpenSessionRequest, class OpenSessionResponse> {};

@@ -83,11 +83,11 @@ void RoundMember::choose(const ModelVersion& id, std::uint64_t round) {
   if (round != 0) round_ = round;
 }
 
-void RoundMember::join(const device::DeviceJoined& joined, bool owner) {
+void RoundMember::join(const device::DeviceJoined& joined, Bytes here) {
   id_ = chosen_;
   state_ = proto::ROUND_JOINED;
   joined_ = joined;
-  owner_ = owner;
+  here_ = here;
 }
 
 bool RoundMember::progress(std::uint64_t bytes) {
@@ -178,7 +178,8 @@ proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence
   *out.mutable_contents() = rpc::to_proto(joined_.contents);
   out.set_payload_bytes(joined_.payload_bytes);
   out.set_bucket_bytes(joined_.bucket_bytes);
-  out.set_owner(owner_);
+  out.set_owner(owner());
+  out.set_fetches(here_ == Bytes::kFetchable);
   for (const auto& name : joined_.communicators) out.add_communicators(name);
   out.set_spread_bytes(spread_bytes_);
   out.set_kept_bytes(kept_bytes_);
@@ -206,6 +207,7 @@ device::SpreadOrder spread_order(const Members& members, const proto::PartyOrder
   order.ranks = party.ranks();
   order.bucket_bytes = party.bucket_bytes();
   order.owners.assign(party.owners().begin(), party.owners().end());
+  order.owners_fetch = party.owners_fetch();
   // The ranks here whose host lacks the version. They want the same tiles and share one copy.
   std::vector<std::uint32_t> keepers;
   for (const auto& place : party.members()) {
@@ -214,6 +216,9 @@ device::SpreadOrder spread_order(const Members& members, const proto::PartyOrder
     keepers.push_back(place.rank());
   }
   std::ranges::sort(keepers);
+  for (std::uint32_t share = 0; share < order.owners.size(); ++share) {
+    if (std::ranges::binary_search(keepers, order.owners[share])) order.fetched.push_back(share);
+  }
   if (const auto own = std::ranges::find(keepers, rank); own != keepers.end()) {
     order.keep_index = static_cast<std::uint32_t>(own - keepers.begin());
     order.keep_count = static_cast<std::uint32_t>(keepers.size());
@@ -249,6 +254,11 @@ bool HostRounds::enters(SessionId session) {
   return false;
 }
 
+void HostRounds::want(SessionId session, const Digest& contents, std::uint64_t payload_bytes) {
+  RoundMember* const member = find_member(members_, session);
+  if (member != nullptr) member->want(contents, payload_bytes);
+}
+
 // A session that waits for its party joins when it has its buckets.
 void HostRounds::hand_over(SessionId session, const Digest& root,
                            std::optional<std::string> alone) {
@@ -260,13 +270,13 @@ void HostRounds::hand_over(SessionId session, const Digest& root,
   go_alone(session, *member, *alone);
 }
 
-void HostRounds::joined(const device::DeviceJoined& joined, bool owner) {
+void HostRounds::joined(const device::DeviceJoined& joined, RoundMember::Bytes here) {
   RoundMember* const member = find_member(members_, joined.session);
   if (member == nullptr || member->ended()) return;
   if (!member->waits_for_buckets()) {
     return effects_.stop_spread(joined.session, "its round is over");
   }
-  member->join(joined, owner);
+  member->join(joined, here);
   changed_ = true;
   leave_ended_rounds("the round was over before it had its buckets");
 }

@@ -86,16 +86,24 @@ class RoundMember {
     std::string device;  // "": none
   };
   using State = proto::RoundMemberState;
+  // The bytes that the session wants: its host has all of them; or can fetch some of them at once,
+  // while the others are to come by the round; or neither.
+  enum class Bytes { kNone, kFetchable, kAll };
 
   explicit RoundMember(Origin origin);
 
   // The version that the session gets; `round`: the one that may bring it, or 0.
   void choose(const ModelVersion& id, std::uint64_t round);
   void hand_over(const Digest& root) { root_ = root; }
+  // The contents that it has or is getting.
+  void want(const Digest& contents, std::uint64_t payload_bytes) {
+    joined_.contents = contents;
+    joined_.payload_bytes = payload_bytes;
+  }
   // The version arrives by another way than a join.
   void take_chosen() { id_ = chosen_; }
-  // It has its buckets and waits for its party. `owner`: its host has the whole version in memory.
-  void join(const device::DeviceJoined& joined, bool owner);
+  // It has its buckets and waits for its party.
+  void join(const device::DeviceJoined& joined, Bytes here);
   void spread() { state_ = proto::ROUND_SPREADING; }
   // True if there is progress.
   bool progress(std::uint64_t bytes);
@@ -126,7 +134,7 @@ class RoundMember {
   std::uint64_t round() const { return round_; }
   const ModelVersion& id() const { return id_; }
   bool ended() const { return ended_; }
-  bool owner() const { return owner_; }
+  bool owner() const { return here_ == Bytes::kAll; }
   // It waits for its buckets, and then for its party.
   bool waits_for_buckets() const { return round_ != 0 && state_ == proto::ROUND_SERVING; }
   // It waits for its party, or is in it.
@@ -150,7 +158,7 @@ class RoundMember {
   std::uint64_t round_ = 0;
   Digest root_;
   device::DeviceJoined joined_;
-  bool owner_ = false;
+  Bytes here_ = Bytes::kNone;
   std::uint64_t spread_bytes_ = 0;
   std::uint64_t kept_bytes_ = 0;
   std::string why_;
@@ -200,12 +208,14 @@ class HostRounds {
   bool enters(SessionId session);
   // After the hand-over. `alone`: why it gets no buckets of a round.
   void hand_over(SessionId session, const Digest& root, std::optional<std::string> alone);
+  // Its contents, as DeviceJoined has them.
+  void want(SessionId session, const Digest& contents, std::uint64_t payload_bytes);
   void commit(SessionId session);
   void fail(SessionId session, const std::string& why, TimePoint now);
   void detach(SessionId session, TimePoint now);
 
-  // --- the device process. `owner`: this host has the whole version in memory.
-  void joined(const device::DeviceJoined& joined, bool owner);
+  // --- the device process
+  void joined(const device::DeviceJoined& joined, RoundMember::Bytes here);
   void progress(SessionId session, std::uint64_t bytes);
   void spread_over(const device::SpreadOver& over, TimePoint now);
   void device_over(const device::DeviceOver& over, TimePoint now);

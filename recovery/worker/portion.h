@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "recovery/pull/pull_types.h"
+#include "src/base/digest.h"
 #include "src/store/segment_store.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
@@ -33,6 +34,7 @@ struct Portion {
   std::vector<TensorBox> wanted;    // parts of the layout's boxes; empty: the whole layout
   TileSet held;                     // the tiles of the wanted boxes
   std::uint64_t payload_bytes = 0;  // of the wanted boxes
+  Digest contents;                  // as bucket::digest_of
   std::string encoded;              // encode_portion()
 
   static std::shared_ptr<const Portion> make(const Checkpoint& checkpoint, Layout layout,

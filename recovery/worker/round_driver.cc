@@ -49,9 +49,10 @@ bool RoundDriver::enters(SessionId session, VersionFeed& feed) {
   return false;
 }
 
-void RoundDriver::hand_over(SessionId session, const Digest& root,
+void RoundDriver::hand_over(SessionId session, const VersionFeed::View& view,
                             std::optional<std::string> alone) {
-  rounds_.hand_over(session, root, std::move(alone));
+  rounds_.want(session, view.portion->contents, view.portion->payload_bytes);
+  rounds_.hand_over(session, view.checkpoint->root, std::move(alone));
   changed();
 }
 
@@ -74,10 +75,21 @@ void RoundDriver::detach(SessionId session) {
 
 void RoundDriver::device_joined(const device::DeviceJoined& joined) {
   const auto paused = paused_.find(joined.session);
-  const bool suspect = paused != paused_.end() && paused->second.feed->suspect();
-  rounds_.joined(joined, sessions_.has_complete_copy(joined.session) && !suspect);
+  const bool waits = paused != paused_.end();
+  const bool suspect = waits && paused->second.feed->suspect();
+  auto here = RoundMember::Bytes::kNone;
+  if (sessions_.has_complete_copy(joined.session) && !suspect) {
+    here = RoundMember::Bytes::kAll;
+  } else if (waits && paused->second.feed->can_fetch_now()) {
+    here = RoundMember::Bytes::kFetchable;
+  }
+  rounds_.joined(joined, here);
   sessions_.note_round_event(joined.session, "joined");
   changed();
+}
+
+void RoundDriver::share_wanted(const device::ShareWanted& wanted) {
+  take_share(wanted.session, wanted.tiles);
 }
 
 void RoundDriver::spread_progress(SessionId session, std::uint64_t bytes) {
@@ -98,6 +110,7 @@ void RoundDriver::spread_over(const device::SpreadOver& over) {
               over.kept_bytes);
     sessions_.receive_broadcast(over.session);
   }
+  take_share(over.session, {});
   end_keeping(over);
   rounds_.spread_over(over, steady_now());
   changed();
@@ -118,6 +131,33 @@ void RoundDriver::spread(const device::SpreadOrder& order) {
   device::SpreadOrder ordered = order;
   if (!begin_keeping(order)) ordered.keep_index = ordered.keep_count = 0;
   devices_.spread_device(ordered);
+  await_share(order);
+}
+
+// Orders of a party come together, before any device answers.
+void RoundDriver::await_share(const device::SpreadOrder& order) {
+  const auto is_own = [&](std::uint32_t share) { return order.owners[share] == order.rank; };
+  if (std::ranges::none_of(order.fetched, is_own)) return;
+  const auto paused = paused_.find(order.session);
+  if (paused == paused_.end()) {
+    return devices_.stop_spread(order.session, "this host does not fetch its share any more");
+  }
+  Shares& shares = shares_[order.communicator];
+  shares.feed = paused->second.feed;
+  shares.awaited.insert(order.session);
+}
+
+// Also of a rank that names no tiles, because its spread has ended.
+void RoundDriver::take_share(SessionId session, TileRuns tiles) {
+  const auto party = std::ranges::find_if(
+      shares_, [&](const auto& item) { return item.second.awaited.contains(session); });
+  if (party == shares_.end()) return;
+  Shares& shares = party->second;
+  shares.awaited.erase(session);
+  if (!tiles.empty()) shares.lists.push_back(std::move(tiles));
+  if (!shares.awaited.empty()) return;
+  shares.feed->fetch_now(std::move(shares.lists));
+  shares_.erase(party);
 }
 
 // The device writes passing buckets to the copy that waits here, unless the feed fetches.

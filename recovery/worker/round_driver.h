@@ -4,7 +4,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/host_rounds.h"
@@ -43,7 +45,8 @@ class RoundDriver final : private RoundEffects {
   // Just before the hand-over: whether its device waits for a party.
   bool enters(SessionId session, VersionFeed& feed);
   // `alone`: why it gets no buckets of a round.
-  void hand_over(SessionId session, const Digest& root, std::optional<std::string> alone);
+  void hand_over(SessionId session, const VersionFeed::View& view,
+                 std::optional<std::string> alone);
   void commit(SessionId session);
   void fail(SessionId session, const std::string& why);
   void detach(SessionId session);
@@ -51,6 +54,7 @@ class RoundDriver final : private RoundEffects {
 
   // --- the device process
   void device_joined(const device::DeviceJoined& joined);
+  void share_wanted(const device::ShareWanted& wanted);
   void spread_progress(SessionId session, std::uint64_t bytes);
   void spread_over(const device::SpreadOver& over);
   void device_over(const device::DeviceOver& over);
@@ -72,10 +76,19 @@ class RoundDriver final : private RoundEffects {
     Lease writing;
     std::string party;
   };
+  // The shares of one party that this host fetches. They come side by side, so all of its ranks
+  // must have named their tiles.
+  struct Shares {
+    std::shared_ptr<VersionFeed> feed;
+    std::set<SessionId> awaited;
+    std::vector<TileRuns> lists;
+  };
   void spread(const device::SpreadOrder& order) override;
   void stop_spread(SessionId session, const std::string& why) override;
   void make_meeting_id(std::uint64_t number) override;
   void left_round(SessionId session, bool all, const std::string& why) override;
+  void await_share(const device::SpreadOrder& order);
+  void take_share(SessionId session, TileRuns tiles);
   bool begin_keeping(const device::SpreadOrder& order);
   void end_keeping(const device::SpreadOver& over);
   void changed();
@@ -88,7 +101,8 @@ class RoundDriver final : private RoundEffects {
   async::TaskGroup& tasks_;
   HostRounds rounds_;
   std::map<SessionId, Paused> paused_;
-  std::map<SessionId, Keeper> keepers_;  // until their spread is over
+  std::map<SessionId, Keeper> keepers_;   // until their spread is over
+  std::map<std::string, Shares> shares_;  // by communicator, until all tiles are named
   bool running_ = false;
   // Two questions to the coordinator may be under way: one is answered when there are orders, the
   // other at once.

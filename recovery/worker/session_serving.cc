@@ -255,7 +255,7 @@ Result<void> SessionServing::hand_over(Session& session, VersionFeed& feed) {
     parts_.direct.end(session.id(), alone.value_or("the session is served another way"));
   }
   session.client->send_encoded(attached_frame(own, view.portion->encoded), std::move(descriptors));
-  parts_.rounds.hand_over(session.id(), view.checkpoint->root, std::move(alone));
+  parts_.rounds.hand_over(session.id(), view, std::move(alone));
   return {};
 }
 

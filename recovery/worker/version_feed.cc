@@ -204,6 +204,15 @@ Lease VersionFeed::write() {
   return fetches || placing_ == nullptr ? Lease() : placing_->begin();
 }
 
+bool VersionFeed::can_fetch_now() const {
+  return placing_ != nullptr && view_ && !complete_ && !failed_;
+}
+
+void VersionFeed::fetch_now(std::vector<TileRuns> lists) {
+  if (placing_ == nullptr) return;
+  for (TileRuns& runs : lists) placing_->fetch_now(std::move(runs));
+}
+
 void VersionFeed::landed(const std::string& party, std::span<const bucket::KeptTiles> kept) {
   if (placing_ == nullptr || !view_) return;
   if (!kept_parts_) kept_parts_.emplace(view_->checkpoint->tiles.tile_count());

@@ -89,6 +89,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   // --- DeviceEvents
   void device_over(const device::DeviceOver& over) override { sessions_.device_over(over); }
   void device_joined(const device::DeviceJoined& joined) override { rounds_.device_joined(joined); }
+  void share_wanted(const device::ShareWanted& wanted) override { rounds_.share_wanted(wanted); }
   void spread_progress(std::uint64_t session, std::uint64_t bytes) override {
     rounds_.spread_progress(session, bytes);
   }

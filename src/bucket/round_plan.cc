@@ -23,6 +23,22 @@ void add(std::string& out, std::span<const std::uint64_t> numbers) {
   for (const std::uint64_t number : numbers) add(out, number);
 }
 
+// In the order of the pieces of Contents.
+class ContentsDigest {
+ public:
+  void add(const TensorInfo& info, const Box& box) {
+    bucket::add(all_, info.name);
+    bucket::add(all_, dtype_name(info.dtype));
+    bucket::add(all_, box.offset.span());
+    bucket::add(all_, box.extent.span());
+    bucket::add(all_, info.shape.span());
+  }
+  Digest value() const { return blake3(as_bytes(all_)); }
+
+ private:
+  std::string all_;
+};
+
 // The pieces of each share, in order.
 Result<std::vector<std::vector<std::uint32_t>>> pieces_of_shares(
     std::span<const Piece> pieces, std::span<const std::uint32_t> share_of, std::uint32_t shares) {
@@ -50,15 +66,20 @@ Failure too_many(std::uint64_t bytes, std::uint64_t share_bytes) {
 }  // namespace
 
 Digest digest_of(const Contents& contents) {
-  std::string all;
+  ContentsDigest digest;
   for (const Piece& piece : contents.pieces()) {
-    add(all, piece.name());
-    add(all, piece.dtype());
-    add(all, piece.offset());
-    add(all, piece.shape());
-    add(all, piece.full_shape());
+    digest.add(contents.tensors()[piece.tensor], piece.box());
   }
-  return blake3(as_bytes(all));
+  return digest.value();
+}
+
+Digest digest_of(const TensorSet& tensors, std::span<const TensorBox> boxes) {
+  std::vector<const TensorBox*> sorted;
+  for (const TensorBox& each : boxes) sorted.push_back(&each);
+  std::ranges::stable_sort(sorted, {}, &TensorBox::tensor);
+  ContentsDigest digest;
+  for (const TensorBox* each : sorted) digest.add(tensors[each->tensor], each->box);
+  return digest.value();
 }
 
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares) {

@@ -16,6 +16,8 @@ namespace rekindle::bucket {
 // A digest of the names, types and boxes of all pieces, in order. Ranks that want the same pieces
 // have the same digest.
 Digest digest_of(const Contents& contents);
+// Of contents that are to have these boxes, in this order for each tensor.
+Digest digest_of(const TensorSet& tensors, std::span<const TensorBox> boxes);
 
 // Spreads the pieces over `shares` owners, in their order, so that each has about as many bytes.
 // Returns the share of each piece.

@@ -46,35 +46,47 @@ Result<void> SegmentKeep::start() {
 }
 
 // Memory that is not pinned would block the thread that queues the copy.
-bool SegmentKeep::fits(std::size_t bucket, std::uint64_t& bytes) const {
-  bytes = 0;
-  for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
-    const Plan& plan = plan_.plan_of(share);
-    if (bucket >= plan.size()) continue;
-    for (const auto& [begin, end] : plan.tiles(bucket)) {
-      for (TileIndex tile = begin; tile < end; ++tile) {
-        if (tile >= final_tiles_.size() || final_tiles_.test(tile)) return false;
-      }
-    }
-    for (const SegmentCopy& copy : plan.copies(bucket)) {
-      const PinnedSegment& segment = *segments_[copy.segment];
-      if (segment.writable() == nullptr) return false;
-      if (!pinner_.pinned(segment, copy.from, reach_of(copy))) return false;
-      bytes += copy.rows * copy.run_bytes;
+bool SegmentKeep::fits(std::uint32_t share, std::size_t bucket, std::uint64_t& bytes) const {
+  const Plan& plan = plan_.plan_of(share);
+  if (bucket >= plan.size()) return false;
+  for (const auto& [begin, end] : plan.tiles(bucket)) {
+    for (TileIndex tile = begin; tile < end; ++tile) {
+      if (tile >= final_tiles_.size() || final_tiles_.test(tile)) return false;
     }
   }
+  bytes = 0;
+  for (const SegmentCopy& copy : plan.copies(bucket)) {
+    const PinnedSegment& segment = *segments_[copy.segment];
+    if (segment.writable() == nullptr) return false;
+    if (!pinner_.pinned(segment, copy.from, reach_of(copy))) return false;
+    bytes += copy.rows * copy.run_bytes;
+  }
   return bytes > 0;
+}
+
+// Shares that do not fit are left out.
+std::vector<std::uint32_t> SegmentKeep::shares_to_keep(std::size_t bucket,
+                                                       std::uint64_t& bytes) const {
+  bytes = 0;
+  std::vector<std::uint32_t> shares;
+  for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
+    std::uint64_t more = 0;
+    if (!fits(share, bucket, more)) continue;
+    shares.push_back(share);
+    bytes += more;
+  }
+  return shares;
 }
 
 Result<void> SegmentKeep::offer(std::size_t bucket, std::uint32_t slot, DeviceAddress at,
                                 TimePoint now) {
   if (failed_ || which_.count == 0 || bucket % which_.count != which_.index) return {};
   std::uint64_t bytes = 0;
-  if (!fits(bucket, bytes) || !allowance_.take(bytes, now)) return {};
+  auto shares = shares_to_keep(bucket, bytes);
+  if (shares.empty() || !allowance_.take(bytes, now)) return {};
   downloads_.clear();
-  for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
+  for (const std::uint32_t share : shares) {
     const Plan& plan = plan_.plan_of(share);
-    if (bucket >= plan.size()) continue;
     const DeviceAddress from = at + share * plan_.share_bytes();
     for (const SegmentCopy& copy : plan.copies(bucket)) {
       downloads_.push_back({from + copy.at, segments_[copy.segment]->writable() + copy.from,
@@ -89,19 +101,19 @@ Result<void> SegmentKeep::offer(std::size_t bucket, std::uint32_t slot, DeviceAd
     log::warn("device.keep", "device", device_.id(), "error", queued.error());
     return {};
   }
-  slots_[slot].bucket = bucket;
+  slots_[slot].kept = Kept{bucket, std::move(shares)};
   slots_[slot].bytes = bytes;
   return {};
 }
 
 void SegmentKeep::land(std::uint32_t slot) {
   Slot& done = slots_[slot];
-  landed_.push_back(*std::exchange(done.bucket, std::nullopt));
+  landed_.push_back(*std::exchange(done.kept, std::nullopt));
   kept_bytes_ += done.bytes;
 }
 
 Result<bool> SegmentKeep::done(std::uint32_t slot) {
-  if (!slots_[slot].bucket) return true;
+  if (!slots_[slot].kept) return true;
   TRY(const bool copied, device_.is_done(*slots_[slot].copied));
   if (copied) land(slot);
   return copied;
@@ -119,16 +131,18 @@ Result<void> SegmentKeep::drain(TimePoint deadline) {
 std::vector<KeptTiles> SegmentKeep::kept() const {
   if (landed_.empty()) return {};
   std::vector<KeptTiles> of_tile(final_tiles_.size());
-  const auto count = [&](std::size_t bucket, std::uint32_t KeptTiles::*which) {
-    for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
-      if (bucket >= plan_.plan_of(share).size()) continue;
-      for (const auto& [begin, end] : plan_.plan_of(share).tiles(bucket)) {
-        for (TileIndex tile = begin; tile < end; ++tile) ++(of_tile[tile].*which);
-      }
+  const auto count = [&](std::uint32_t share, std::size_t bucket, std::uint32_t KeptTiles::*which) {
+    for (const auto& [begin, end] : plan_.plan_of(share).tiles(bucket)) {
+      for (TileIndex tile = begin; tile < end; ++tile) ++(of_tile[tile].*which);
     }
   };
-  for (std::size_t bucket = 0; bucket < plan_.size(); ++bucket) count(bucket, &KeptTiles::of);
-  for (const std::size_t bucket : landed_) count(bucket, &KeptTiles::parts);
+  for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
+    const std::size_t buckets = plan_.plan_of(share).size();
+    for (std::size_t bucket = 0; bucket < buckets; ++bucket) count(share, bucket, &KeptTiles::of);
+  }
+  for (const auto& [bucket, shares] : landed_) {
+    for (const std::uint32_t share : shares) count(share, bucket, &KeptTiles::parts);
+  }
   std::vector<KeptTiles> runs;
   for (TileIndex tile = 0; tile < of_tile.size(); ++tile) {
     const KeptTiles& one = of_tile[tile];

@@ -40,8 +40,8 @@ struct KeptTiles {
 };
 
 // Copies a round's buckets into the segments of a copy that lacks them: every `count`th bucket that
-// fits the allowance, that goes to pinned, writable memory, and that touches no final tile. No
-// other code writes there meanwhile.
+// fits the allowance; of it, the shares that go to pinned, writable memory and touch no final tile.
+// No other code writes there meanwhile.
 class SegmentKeep final : public Keep {
  public:
   struct Which {
@@ -65,7 +65,13 @@ class SegmentKeep final : public Keep {
   std::uint64_t kept_bytes() const { return kept_bytes_; }
 
  private:
-  bool fits(std::size_t bucket, std::uint64_t& bytes) const;
+  // The shares of a bucket that are copied.
+  struct Kept {
+    std::size_t bucket = 0;
+    std::vector<std::uint32_t> shares;
+  };
+  bool fits(std::uint32_t share, std::size_t bucket, std::uint64_t& bytes) const;
+  std::vector<std::uint32_t> shares_to_keep(std::size_t bucket, std::uint64_t& bytes) const;
   void land(std::uint32_t slot);
 
   Device& device_;
@@ -78,14 +84,14 @@ class SegmentKeep final : public Keep {
   std::unique_ptr<Stream> stream_;
   struct Slot {
     std::unique_ptr<Event> copied;
-    // The bucket that is being copied.
-    std::optional<std::size_t> bucket;
+    // What is being copied.
+    std::optional<Kept> kept;
     std::uint64_t bytes = 0;
   };
   std::vector<Slot> slots_;
   bool failed_ = false;
-  // Buckets that have arrived.
-  std::vector<std::size_t> landed_;
+  // What has arrived.
+  std::vector<Kept> landed_;
   std::uint64_t kept_bytes_ = 0;
   // Of the bucket that is being queued.
   std::vector<Download> downloads_;

@@ -163,10 +163,11 @@ struct Host {
   }
 
   // The segments, as far as the buckets that `is_kept` says have been written to them.
-  void expect_segments(const std::function<bool(std::size_t)>& is_kept) const {
+  void expect_segments(const std::function<bool(std::size_t)>& is_kept,
+                       std::uint32_t first_share = 0) const {
     std::vector<std::string> expected;
     for (const auto bytes : sample.segment_bytes) expected.emplace_back(bytes, '?');
-    for (std::uint32_t share = 0; share < plan.shares(); ++share) {
+    for (std::uint32_t share = first_share; share < plan.shares(); ++share) {
       for (std::size_t bucket = 0; bucket < plan.plan_of(share).size(); ++bucket) {
         if (!is_kept(bucket)) continue;
         for (const SegmentCopy& copy : plan.plan_of(share).copies(bucket)) {
@@ -282,6 +283,25 @@ TEST(SegmentKeep, TilesThatAreFinalAreNotWritten) {
     return false;
   };
   host.expect_segments([&](std::size_t bucket) { return !touches_b(bucket); });
+}
+
+// This host fetches the first share.
+TEST(SegmentKeep, AShareOfFinalTilesDoesNotKeepTheOthersOut) {
+  Host host(sample_of({{"a", DType::kU8, {100'000}}, {"b", DType::kU8, {100'000}}}, 1), {}, 2,
+            20'480);
+  for (std::size_t bucket = 0; bucket < host.plan.plan_of(0).size(); ++bucket) {
+    for (const auto& [begin, end] : host.plan.plan_of(0).tiles(bucket)) {
+      host.final_tiles.set_range(begin, end);
+    }
+  }
+  const auto outcome = host.run({});
+  EXPECT_FALSE(outcome.error);
+  EXPECT_EQ(outcome.bytes, 100'000u);
+  for (const KeptTiles& run : outcome.kept) {
+    EXPECT_GE(run.begin, host.contents.tiles().first_tile(1));
+    EXPECT_EQ(run.parts, run.of);
+  }
+  host.expect_segments([](std::size_t) { return true; }, 1);
 }
 
 TEST(SegmentKeep, FilesThatMayOnlyBeReadAreLeft) {

@@ -59,6 +59,7 @@ class DeviceLinkTest : public ::testing::Test, private DeviceEvents {
   }
   void device_over(const DeviceOver& over) override { over_.push_back(over); }
   void device_joined(const DeviceJoined&) override {}
+  void share_wanted(const ShareWanted&) override {}
   void spread_progress(std::uint64_t, std::uint64_t) override {}
   void spread_over(const SpreadOver&) override {}
   void meeting_id(std::uint64_t, const Result<std::string>&) override {}

@@ -31,6 +31,7 @@ class Agent : public DeviceEvents {
   }
   void device_over(const DeviceOver& o) override { over.emplace(o.session, o); }
   void device_joined(const DeviceJoined& j) override { joined.emplace(j.session, j); }
+  void share_wanted(const ShareWanted& s) override { wanted.emplace(s.session, s.tiles); }
   void spread_progress(std::uint64_t session, std::uint64_t bytes) override {
     progress[session] = bytes;
   }
@@ -47,6 +48,7 @@ class Agent : public DeviceEvents {
   DeviceLink link;
   std::map<std::uint64_t, DeviceOver> over;
   std::map<std::uint64_t, DeviceJoined> joined;
+  std::map<std::uint64_t, TileRuns> wanted;
   std::map<std::uint64_t, std::uint64_t> progress;
   std::map<std::uint64_t, SpreadOver> spread;
   std::map<std::uint64_t, Result<std::string>> ids;

@@ -115,6 +115,34 @@ TEST_F(Updates, KeepWhatPassesOnAHostThatLacksTheVersion) {
   expect_loads(*later, "attach m@2 bucket=1048576", new_.sums());
 }
 
+// The only host with the version has no member. Each member's host fetches a share of it, and the
+// devices keep what passes.
+TEST_F(Updates, LeaveAHostWithoutAMemberOnce) {
+  for (const char* name : {"a", "b", "s"}) {
+    start_agent(name, {"--gpu", agent_gpus(2), "--keep-rate", "1000TB"});
+  }
+  publish("m@1", old_);
+  begin(add_member("a", 0));
+  begin(add_member("b", 1));
+  publish("m@2", new_, "s");
+  const auto update = move_all(2);
+  EXPECT_EQ(update.exit_code, 0) << update.err << update.json;
+  EXPECT_EQ(ready_in(update.json), 2) << update.json;
+  EXPECT_EQ(broadcast_in(update.json), 2) << update.json;
+  for (auto& member : members_) EXPECT_EQ(sums_of(*member->client), new_.sums());
+  const auto bytes = update.json["members"][0]["bytes"].get<std::uint64_t>();
+  std::uint64_t together = 0;
+  for (const char* name : {"a", "b"}) {
+    const auto fetched = fetched_by(name, "m@2");
+    ASSERT_TRUE(fetched) << fleet_.agent(name).process->err();
+    EXPECT_GT(*fetched, bytes / 4) << name;
+    together += *fetched;
+  }
+  EXPECT_LT(together, bytes + bytes / 4) << "one of them fetched what the other one brought";
+  const auto later = worker("b", {{"REKINDLE_DEVICE", worker_device(1)}});
+  expect_loads(*later, "attach m@2 bucket=1048576", new_.sums());
+}
+
 TEST_F(Updates, OfWhatNobodyElseWantsAreUploads) {
   start_agents({"a"});
   publish("m@1", old_);

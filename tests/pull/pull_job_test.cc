@@ -188,6 +188,44 @@ TEST_F(PullJobTest, AHeldPullFetchesNothingUntilTheWatchAndTheLastWriterLetGo) {
   EXPECT_FALSE(arriving->placing->begin()) << "the pull writes itself by now";
 }
 
+// A broadcast waits for them.
+TEST_F(PullJobTest, TilesThatAreWantedNowComeAlthoughTheRestIsHeld) {
+  bool held = true;
+  std::optional<Arriving> arriving;
+  Lease writing;
+  TileSet here;
+  PullWatch watch;
+  watch.held = [&] { return held; };
+  watch.held_changed = std::make_shared<async::Notifier>(io_.get_executor());
+  watch.on_begun = [&, changed = watch.held_changed](Arriving begun) {
+    arriving = std::move(begun);
+    ASSERT_GT(arriving->verified->snapshot().size(), 4u);
+    writing = arriving->placing->begin();
+    arriving->placing->fetch_now({{2, 3}});
+    arriving->placing->fetch_now({{0, 1}});
+    boost::asio::co_spawn(
+        io_,
+        [&, changed]() -> async::Task<void> {
+          while (arriving->verified->count() < 2)
+            co_await async::sleep_for(std::chrono::milliseconds(5));
+          co_await async::sleep_for(std::chrono::milliseconds(50));
+          here = arriving->verified->snapshot();
+          held = false;
+          writing.reset();
+          changed->notify();
+        },
+        boost::asio::detached);
+  };
+  const auto engine = transport::Engine::create({1});
+  PullRequest request;
+  request.ref = *ModelRef::parse("org/model@1");
+  request.fallback = source_path();
+  const auto outcome = pull(*engine, std::move(request), std::move(watch));
+  ASSERT_TRUE(outcome) << outcome.error().message();
+  EXPECT_EQ(here.ranges(), (Placing::TileRuns{{0, 1}, {2, 3}})) << "the rest is others' to write";
+  EXPECT_EQ(outcome->summary.resumed_bytes, 0u);
+}
+
 // The job goes while the planning thread still works on its tables.
 TEST_F(PullJobTest, C7ACancelledPullDoesNotWaitForItsPlanAndTheControlThreadServesOthers) {
   const auto engine = transport::Engine::create({1});
@@ -287,6 +325,21 @@ TEST_F(PullWithBadConfig, B4AWrongConfigInTheFallbackFailsThePull) {
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.error().code(), ErrorCode::kNotFound);
   EXPECT_THAT(plan.error().message(), ::testing::HasSubstr("does not match its digest"));
+}
+
+TEST(Placing, WantsTilesNowUntilThePullHasEverythingToFetch) {
+  int changes = 0;
+  Placing placing([&] { ++changes; });
+  placing.fetch_now({});
+  EXPECT_FALSE(placing.wants_now());
+  placing.fetch_now({{3, 5}});
+  placing.fetch_now({{7, 8}});
+  EXPECT_EQ(changes, 2);
+  EXPECT_EQ(placing.take_wanted_now(), (std::vector<Placing::TileRuns>{{{3, 5}}, {{7, 8}}}));
+  EXPECT_FALSE(placing.wants_now());
+  (void)placing.close();
+  placing.fetch_now({{1, 2}});
+  EXPECT_FALSE(placing.wants_now());
 }
 
 TEST(Placing, ThePullWaitsForWritersAndThenAdmitsNone) {

@@ -54,6 +54,36 @@ TEST_F(ThreeWorkers, AreBroughtAVersionByBroadcast) {
   for (const RoundPlace& each : done.places()) EXPECT_EQ(each.state_name(), "ready");
 }
 
+TEST_F(ThreeWorkers, WithoutAWholeCopyTheOwnersAreThoseWhoseHostsFetch) {
+  const RoundId number = begin();
+  for (const char* name : {"a", "b", "c"}) join(name, number, false);
+  for (const char* name : {"a", "c"}) member(name).fetches = true;
+  say_all();
+  const PartyOrder told = order("b", number);
+  EXPECT_TRUE(told.owners_fetch);
+  EXPECT_EQ(told.ranks, 3u);
+  EXPECT_THAT(told.owners, ElementsAre(0u, 2u));
+}
+
+TEST_F(ThreeWorkers, NobodyFetchesWhereAHostHasTheWholeCopy) {
+  const RoundId number = begin();
+  for (const char* name : {"a", "b", "c"}) {
+    join(name, number, std::string_view(name) == "b");
+    member(name).fetches = !member(name).owner;
+  }
+  say_all();
+  EXPECT_FALSE(order("a", number).owners_fetch);
+  EXPECT_THAT(order("a", number).owners, ElementsAre(1u));
+}
+
+TEST_F(ThreeWorkers, WithoutACopyAndWithoutWhoFetchesTheyGoAlone) {
+  const RoundId number = begin();
+  for (const char* name : {"a", "b", "c"}) join(name, number, false);
+  say_all();
+  EXPECT_EQ(order("a", number).state, PartyState::kStopped);
+  EXPECT_THAT(order("a", number).why, HasSubstr("fetches a share"));
+}
+
 TEST_F(ThreeWorkers, KeepTheirCommunicatorWhileTheSameDevicesMeet) {
   const RoundId first = spread();
   everybody(RoundMemberState::kFilled);

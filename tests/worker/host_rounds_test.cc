@@ -96,10 +96,10 @@ class RoundsTest : public ::testing::Test {
     rounds_.attach(session, {"g", "i" + std::to_string(session), 0, "m", device});
     (void)rounds_.choose(session, {"m", version});
   }
-  void joined(SessionId session = 1, bool owner = false) {
+  void joined(SessionId session = 1, RoundMember::Bytes here = RoundMember::Bytes::kNone) {
     EXPECT_TRUE(rounds_.enters(session));
     rounds_.hand_over(session, {1, 2}, std::nullopt);
-    rounds_.joined({session, 64, {3, 4}, 5000, {"0-7"}}, owner);
+    rounds_.joined({session, 64, {3, 4}, 5000, {"0-7"}}, here);
   }
   // A round gathers, and session 1 has joined it; the coordinator knows.
   void gathered() {
@@ -202,7 +202,7 @@ TEST_F(RoundsTest, ASessionJoinsWhenItHasItsBucketsAndNoSooner) {
   EXPECT_TRUE(rounds_.choose(1, {"m", 2}));
   EXPECT_EQ(member().round(), 0u);
   EXPECT_EQ(member().id().version(), 0u) << "it has not arrived";
-  joined(1, true);
+  joined(1, RoundMember::Bytes::kAll);
   const auto said = member();
   EXPECT_EQ(said.state(), proto::ROUND_JOINED);
   EXPECT_EQ(said.round(), kRound);
@@ -449,7 +449,7 @@ TEST_F(RoundsTest, OneThatJoinsARoundThatIsOverIsReleasedAtOnce) {
   rounds_.hand_over(1, {1, 2}, std::nullopt);
   orders_.clear_rounds();
   obey();
-  rounds_.joined({1, 64, {3, 4}, 5000, {}}, false);
+  rounds_.joined({1, 64, {3, 4}, 5000, {}}, RoundMember::Bytes::kNone);
   EXPECT_THAT(effects_.stops, ElementsAre(::testing::Key(1)));
   EXPECT_EQ(member().state(), proto::ROUND_SERVING);
 }
@@ -570,7 +570,7 @@ TEST_F(RoundsTest, RanksHereWithoutACopyShareOutWhatTheyKeepInTheOrderOfRanks) {
   obey();
   for (const SessionId session : {1u, 2u, 3u}) {
     attach(session);
-    joined(session, session == 2);
+    joined(session, session == 2 ? RoundMember::Bytes::kAll : RoundMember::Bytes::kNone);
   }
   obey();
   auto& spread = party(proto::PARTY_SPREADING, 1);
@@ -589,6 +589,36 @@ TEST_F(RoundsTest, RanksHereWithoutACopyShareOutWhatTheyKeepInTheOrderOfRanks) {
     }
     EXPECT_EQ(ordered.keep_count, 2u);
     EXPECT_EQ(ordered.keep_index, ordered.session == 3 ? 0u : 1u);
+  }
+}
+
+// Ranks 0 and 2 are here, rank 1 is elsewhere.
+TEST_F(RoundsTest, OwnersThatLackTheVersionFetchTheSharesOfAllRanksHere) {
+  order();
+  obey();
+  for (const SessionId session : {1u, 2u}) {
+    attach(session);
+    joined(session, RoundMember::Bytes::kFetchable);
+  }
+  obey();
+  for (const SessionId session : {1u, 2u}) {
+    EXPECT_TRUE(member(session).fetches());
+    EXPECT_FALSE(member(session).owner());
+  }
+  auto& spread = party(proto::PARTY_SPREADING, 1);
+  spread.set_ranks(3);
+  spread.set_owners_fetch(true);
+  spread.clear_owners();
+  for (const std::uint32_t owner : {1u, 2u, 0u}) spread.add_owners(owner);
+  auto& place = *spread.add_members();
+  place.set_session(2);
+  place.set_rank(2);
+  spread.mutable_members(0)->set_rank(0);
+  obey();
+  ASSERT_EQ(effects_.spreads.size(), 2u);
+  for (const auto& ordered : effects_.spreads) {
+    EXPECT_TRUE(ordered.owners_fetch);
+    EXPECT_THAT(ordered.fetched, ElementsAre(1u, 2u));
   }
 }
 

@@ -50,13 +50,16 @@ class WorkerRoundsTest : public WorkerServiceTest {
     order.set_gathering(gathering);
     return order;
   }
-  void order_party(std::uint64_t session, proto::PartyState state) {
+  void order_party(std::uint64_t session, proto::PartyState state, bool fetch = false) {
     proto::RoundOrder order = round(false);
     auto& party = *order.add_parties();
     party.set_party(1);
     party.set_state(state);
     party.set_why("rank 0 of i on b: died");
     party.add_members()->set_session(session);
+    party.set_ranks(1);
+    party.set_owners_fetch(fetch);
+    if (fetch) party.add_owners(0);
     host_->order(order);
   }
   // Pulls of m@2 have their place and fetch nothing.
@@ -257,6 +260,38 @@ TEST_F(WorkerRoundsTest, Row40WhatADeviceWritesIsNotFetchedBesideUntilItHasEnded
   ASSERT_TRUE(eventually([&] { return released_.load(); }));
   EXPECT_EQ(landed_, (pull::Placing::TileRuns{{0, 1}}));
   EXPECT_TRUE(eventually([&] { return member(session).kept_bytes() == 77; }));
+}
+
+TEST_F(WorkerRoundsTest, AnOwnersShareIsFetchedAlthoughTheRestWaits) {
+  Raw raw = greeted();
+  const auto session = join(raw);
+  EXPECT_TRUE(member(session).fetches());
+  order_party(session, proto::PARTY_SPREADING, true);
+  EXPECT_TRUE(eventually([&] { return host_->spreading == session; }));
+  EXPECT_EQ(host_->fetching, 1u);
+  EXPECT_EQ(host_->keeping, 1u) << "the shares of others";
+  std::vector<pull::Placing::TileRuns> wanted;
+  say([&](device::DeviceEvents& events) {
+    EXPECT_FALSE(placing_->wants_now());
+    events.share_wanted({session, {{0, 1}, {2, 3}}});
+    wanted = placing_->take_wanted_now();
+  });
+  EXPECT_EQ(wanted, (std::vector<pull::Placing::TileRuns>{{{0, 1}, {2, 3}}}));
+  EXPECT_FALSE(released_) << "the rest is to come by the round";
+  say_spread(session);
+  EXPECT_TRUE(eventually([&] { return released_.load(); }));
+}
+
+TEST_F(WorkerRoundsTest, Row40AnOwnerWhoseHostFetchesEverythingAlreadyLeavesTheParty) {
+  Raw raw = greeted();
+  const auto session = join(raw);
+  Raw other = greeted();
+  EXPECT_TRUE(other.attach("k", 0, 1, 2).has_attached());
+  EXPECT_TRUE(eventually([&] { return released_.load(); }));
+  order_party(session, proto::PARTY_SPREADING, true);
+  EXPECT_TRUE(eventually([&] { return host_->spreading == session; }));
+  say([&](device::DeviceEvents& events) { events.share_wanted({session, {{0, 1}}}); });
+  EXPECT_FALSE(placing_->wants_now()) << "all of it comes anyway";
 }
 
 TEST_F(WorkerRoundsTest, WhatIsBeingFetchedIsNotWrittenByADeviceBeside) {

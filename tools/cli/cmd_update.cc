@@ -13,6 +13,7 @@
 #include "tools/cli/progress_view.h"
 #include "tools/cli/remote.h"
 #include "tools/cli/status_view.h"
+#include "tools/cli/update_plan_view.h"
 
 namespace rekindle::cli {
 namespace {
@@ -30,6 +31,9 @@ struct UpdateArgs {
   std::string group;
   std::string gather = "5s";
   std::string timeout = "10min";
+  bool dry_run = false;
+  std::string host_rate = "50GB";
+  std::string gpu_rate = "50GB";
 };
 
 struct Round {
@@ -115,6 +119,28 @@ Result<proto::RoundStatus> wait_for(Remote& coordinator, const Round& round, Pro
               round.id.to_string(), round.number, round.timeout, counts.ready, counts.members);
 }
 
+// The answer to --dry-run: nothing is begun.
+Result<int> show_plan(const Settings& settings, const ModelVersion& id, const UpdateArgs& args) {
+  LinkRates rates;
+  TRY(rates.host, parse_size("--host-rate", args.host_rate));
+  TRY(rates.gpu, parse_size("--gpu-rate", args.gpu_rate));
+  if (rates.host == 0 || rates.gpu == 0) {
+    return fail(ErrorCode::kInvalid, "--host-rate and --gpu-rate: 0 bytes a second bring nothing");
+  }
+  TRY(const auto coordinator, Remote::create(settings, settings.coordinator));
+  proto::PlanUpdateRequest request;
+  request.mutable_id()->set_model(id.model);
+  request.mutable_id()->set_version(id.version);
+  request.set_group(args.group);
+  TRY(const auto plan, (coordinator->call<proto::COORDINATOR_PLAN_UPDATE>(request)));
+  if (settings.json) {
+    print_json(to_json(plan, rates));
+  } else {
+    print(plan_text(id, plan, rates));
+  }
+  return kExitOk;
+}
+
 Result<int> update(const Settings& settings, const UpdateArgs& args) {
   TRY(const ModelVersion id, parse_model_version(args.id));
   TRY(const std::chrono::milliseconds gather, parse_gather(args.gather));
@@ -125,6 +151,7 @@ Result<int> update(const Settings& settings, const UpdateArgs& args) {
   if (settings.coordinator.empty()) {
     return fail(ErrorCode::kInvalid, "give the fleet's --coordinator HOST:PORT");
   }
+  if (args.dry_run) return show_plan(settings, id, args);
   TRY(const auto coordinator, Remote::create(settings, settings.coordinator));
   Round round{id, 0, SteadyClock().now() + timeout, args.timeout};
   TRY(round.number, begin(*coordinator, id, args.group, gather, timeout));
@@ -157,6 +184,14 @@ void add_update(Command& app, Session& session) {
              "How long workers may take to attach to it; the late ones are left out [5s]")
       .type_name("TIME");
   sub.option("--timeout", args->timeout, "How long to wait for the end [10min]").type_name("TIME");
+  sub.flag("--dry-run", args->dry_run,
+           "Begin nothing; print who would upload and fetch, and the bytes of each link");
+  sub.option("--host-rate", args->host_rate,
+             "With --dry-run: bytes a second of each host's network, each way [50GB]")
+      .type_name("SIZE");
+  sub.option("--gpu-rate", args->gpu_rate,
+             "With --dry-run: bytes a second of each GPU's PCIe link [50GB]")
+      .type_name("SIZE");
   sub.runs(session, "update", [&session, args] { return update(session.settings, *args); });
 }
 

@@ -74,7 +74,7 @@ std::optional<SliceIndex> SlicePicker::pick(SourceIndex source) {
   if (begun || staging_.is_short()) return begun;
   if (auto slice = reroutes_.next(source)) return slice;
   if (filling_.test(source)) return pick_offered(source);
-  if (neighbours().empty()) return pick_in_order(source);
+  if (options_.keeps_order || neighbours().empty()) return pick_in_order(source);
   return pick_rare(source);
 }
 

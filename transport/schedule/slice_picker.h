@@ -65,14 +65,14 @@ class StagingGate {
 
 // Which open slice a source is asked for next.
 //
-// Without sources that are being filled, slices are taken in the batch's order. With them
-// (neighbours: pullers of the same data) the pullers trade. A neighbour is asked for the slices it
-// has gained, those that the fewest neighbours hold first. A source that holds everything is asked
-// for slices that no neighbour holds. So it sends each byte about once, and the pullers have
-// something to give each other. Two pullers would still ask it for the same slice, as neither sees
-// the other's slices in flight. Therefore each begins with its own part. The slice's key and the
-// pullers' order seeds alone decide whose part a slice is in (rendezvous hashing: Thaler and
-// Ravishankar, 1998).
+// Without sources that are being filled, or with keeps_order, slices are taken in the batch's
+// order. With them (neighbours: pullers of the same data) the pullers trade. A neighbour is asked
+// for the slices it has gained, those that the fewest neighbours hold first. A source that holds
+// everything is asked for slices that no neighbour holds. So it sends each byte about once, and the
+// pullers have something to give each other. Two pullers would still ask it for the same slice, as
+// neither sees the other's slices in flight. Therefore each begins with its own part. The slice's
+// key and the pullers' order seeds alone decide whose part a slice is in (rendezvous hashing:
+// Thaler and Ravishankar, 1998).
 class SlicePicker {
  public:
   SlicePicker(const SliceTable& slices, const BatchSources& sources, Reroutes& reroutes,

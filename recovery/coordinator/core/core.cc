@@ -238,6 +238,21 @@ Result<RoundId> Core::begin_update(const ModelVersion& id, const std::string& gr
   return rounds_.begin(id, version.root, group, gather, fleet_.epoch(), now);
 }
 
+Result<UpdatePlan> Core::plan_update(const ModelVersion& id, const std::string& group,
+                                     TimePoint now) {
+  tick(now);
+  TRY(const DurableVersion version, resolver_.resolve_update(id, now));
+  auto members = rounds_.members_of(id.model, group);
+  std::erase_if(members, [&](const UpdateMember& each) {
+    const auto node = fleet_.members.all().find(each.node_id);
+    return node == fleet_.members.all().end() || node->second.is_dead();
+  });
+  if (members.empty()) {
+    return fail(no_member(id, group));
+  }
+  return coordinator::plan_update(id, version, members, fleet_.members);
+}
+
 Result<void> Core::report_round(const RoundReport& report, TimePoint now) {
   // As with ranks, the agent will register again and repeat the report.
   if (auto heard = hear(report.node_id, report.incarnation, 0, now); !heard) {

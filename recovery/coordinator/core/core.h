@@ -126,6 +126,8 @@ class Core {
   // Brings a READY version to the workers of a group ("" = of every group). kNotFound: no such
   // version, or no such worker. kUnavailable: no live node holds all of it, it is being retired, a
   // round of the group runs, or agents have yet to report their workers.
+  // Begins nothing. Errors as begin_update().
+  Result<UpdatePlan> plan_update(const ModelVersion& id, const std::string& group, TimePoint now);
   Result<RoundId> begin_update(const ModelVersion& id, const std::string& group,
                                std::optional<Duration> gather, TimePoint now);
   // kUnavailable: the node is not registered (again) yet.

@@ -16,7 +16,7 @@ bool takes_part(const RoundMember& member, RoundId round) {
 
 std::string why_alone(std::size_t members, std::size_t owners) {
   if (members < 2) return "needs no broadcast: nobody else wants the same";
-  return owners == 0 ? "no host of the party has all of it in memory" : "";
+  return owners == 0 ? "no host of the party has all of it in memory, or fetches a share" : "";
 }
 
 }  // namespace
@@ -201,6 +201,7 @@ void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& bus
       same, {}, [&](std::size_t i) { return std::tie(places_[i].node_id, places_[i].device); });
   std::map<std::string, const RoundPlace*> taken;  // by device
   Party party;
+  std::vector<std::uint32_t> fetching;
   std::vector<const RoundPlace*> members;
   for (const std::size_t i : same) {
     RoundPlace& place = places_[i];
@@ -217,10 +218,13 @@ void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& bus
     const std::uint64_t bucket_bytes = place.last->bucket_bytes;
     party.bucket_bytes = rank == 0 ? bucket_bytes : std::min(party.bucket_bytes, bucket_bytes);
     if (place.last->owner) party.owners.push_back(rank);
+    if (place.last->fetches) fetching.push_back(rank);
     party.lives.push_back(place.device_life);
     party.ranks.push_back(i);
     members.push_back(&place);
   }
+  party.owners_fetch = party.owners.empty();
+  if (party.owners_fetch) party.owners = std::move(fetching);
   const std::string alone = why_alone(party.ranks.size(), party.owners.size());
   if (!alone.empty()) {
     for (const std::size_t i : party.ranks) places_[i].aside = alone;

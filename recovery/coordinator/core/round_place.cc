@@ -225,6 +225,7 @@ PartyOrder Party::order_for(const std::vector<RoundPlace>& places,
   order.bucket_bytes = bucket_bytes;
   order.ranks = static_cast<std::uint32_t>(ranks.size());
   order.owners = owners;
+  order.owners_fetch = owners_fetch;
   order.why = why;
   return order;
 }

@@ -37,6 +37,7 @@ struct RoundMember {
   std::uint64_t payload_bytes = 0;
   std::uint64_t bucket_bytes = 0;
   bool owner = false;
+  bool fetches = false;
   std::vector<std::string> communicators;
   std::uint64_t spread_bytes = 0;
   std::uint64_t kept_bytes = 0;
@@ -69,6 +70,7 @@ struct PartyOrder {
   std::uint64_t bucket_bytes = 0;
   std::uint32_t ranks = 0;
   std::vector<std::uint32_t> owners;
+  bool owners_fetch = false;
   struct Place {
     std::uint64_t session = 0;
     std::uint32_t rank = 0;
@@ -185,8 +187,9 @@ struct Party {
   std::uint64_t bucket_bytes = 0;
   // Indices into the places of the round, in the order of ranks.
   std::vector<std::size_t> ranks;
-  // Ranks whose hosts own all of it.
+  // Ranks whose hosts own all of it; if there are none, those whose hosts fetch their shares.
   std::vector<std::uint32_t> owners;
+  bool owners_fetch = false;
   // The device process of each rank when it joined.
   std::vector<std::string> lives;
   std::string why;

@@ -39,8 +39,7 @@ Result<RoundId> Rounds::begin(const ModelVersion& id, const Digest& root, const 
   Round round({number, id, root, group, gather.value_or(timing_.gather), epoch}, now);
   for (const auto& [node_id, node] : nodes_) round.expect(node_id, node);
   if (round.places().empty()) {
-    return fail(ErrorCode::kNotFound, "update {}: no worker of {} is attached with {}",
-                id.to_string(), id.model, group.empty() ? "a group" : "group " + group);
+    return fail(no_member(id, group));
   }
   last_round_ = number;
   Round& begun = rounds_.emplace(number, std::move(round)).first->second;
@@ -128,6 +127,25 @@ void Rounds::move_on(Round& round, TimePoint now) {
   }
   round.move_on(timing_, communicators_, now);
   revision_ += round.take_changes();
+}
+
+Error no_member(const ModelVersion& id, const std::string& group) {
+  return {ErrorCode::kNotFound,
+          fmt::format("update {}: no worker of {} is attached with {}", id.to_string(), id.model,
+                      group.empty() ? "a group" : "group " + group)};
+}
+
+std::vector<UpdateMember> Rounds::members_of(const std::string& model,
+                                             const std::string& group) const {
+  std::vector<UpdateMember> members;
+  for (const auto& [node_id, node] : nodes_) {
+    for (const RoundMember& member : node.members) {
+      const bool in_group = !member.group.empty() && (group.empty() || member.group == group);
+      if (member.id.model != model || !in_group || member.worker_lost) continue;
+      members.push_back({node_id, &member});
+    }
+  }
+  return members;
 }
 
 std::vector<RoundOrder> Rounds::orders_for(const std::string& node_id) const {

@@ -8,8 +8,12 @@
 
 #include "recovery/coordinator/core/membership.h"
 #include "recovery/coordinator/core/round.h"
+#include "recovery/coordinator/core/update_plan.h"
 
 namespace rekindle::coordinator {
+
+// An update that has nobody to update.
+Error no_member(const ModelVersion& id, const std::string& group);
 
 // All broadcast rounds (docs/internals/rounds.md), running and remembered, and the last reports of
 // the nodes that have members. Routes reports and time to the rounds, and tells each node its
@@ -30,6 +34,8 @@ class Rounds {
   void shift(Duration by);
 
   std::vector<RoundOrder> orders_for(const std::string& node_id) const;
+  // The workers of the model in this group ("": in any), as last reported.
+  std::vector<UpdateMember> members_of(const std::string& model, const std::string& group) const;
   // Grows whenever the orders of any node may have changed, or a round has ended.
   std::uint64_t revision() const { return revision_; }
   // nullptr: it is not known, or not any more.

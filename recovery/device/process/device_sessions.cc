@@ -26,6 +26,12 @@ proto::DevicesToAgent frame_of(const DeviceJoined& joined) {
   return frame;
 }
 
+proto::DevicesToAgent frame_of(const ShareWanted& wanted) {
+  proto::DevicesToAgent frame;
+  *frame.mutable_share_wanted() = to_proto(wanted);
+  return frame;
+}
+
 proto::DevicesToAgent frame_of(const SpreadProgress& progress) {
   proto::DevicesToAgent frame;
   frame.mutable_progress()->set_session(progress.session);

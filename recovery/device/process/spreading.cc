@@ -32,6 +32,7 @@ Spreading::~Spreading() {
 
 Result<bool> Spreading::begin() {
   auto begun = plan();
+  if (begun) begun = want_share();
   if (begun) begun = meet();
   if (begun) begun = start();
   if (begun) return true;
@@ -51,6 +52,25 @@ Result<void> Spreading::plan() {
   const auto share_of = bucket::share_out(means_.contents.pieces(), shares);
   TRY(plan_, bucket::RoundPlan::create(means_.contents, share_of, shares, order_.bucket_bytes,
                                        bucket::kSealRoom));
+  return {};
+}
+
+bool Spreading::fetched_here(std::uint32_t share) const {
+  return std::ranges::find(order_.fetched, share) != order_.fetched.end();
+}
+
+// Has this host fetch the bytes of the own share. They come while the ranks meet.
+Result<void> Spreading::want_share() {
+  const auto own = std::ranges::find(order_.owners, order_.rank);
+  if (own == order_.owners.end()) return {};
+  const auto share = static_cast<std::uint32_t>(own - order_.owners.begin());
+  if (!fetched_here(share)) return {};
+  TileSet wanted(means_.contents.tiles().tile_count());
+  const bucket::Plan& plan = plan_->plan_of(share);
+  for (std::size_t index = 0; index < plan.size(); ++index) {
+    for (const auto& [begin, end] : plan.tiles(index)) wanted.set_range(begin, end);
+  }
+  means_.say(ShareWanted{order_.session, wanted.ranges()});
   return {};
 }
 
@@ -96,13 +116,14 @@ Result<void> Spreading::start() {
     own.emplace(bucket::RoundFetch::Own{share, *fetches_.back(), seal_.get()});
   }
   fetch_.emplace(*plan_, own);
-  spread_.emplace(*collective_, plan_->share_bytes(), order_.owners,
-                  bucket::RoundSpread::Patience{means_.times.round_fill,
-                                                [this] { return means_.mailbox.told_to_stop(); }});
+  const auto fill = order_.owners_fetch ? means_.times.round_fetch : means_.times.round_fill;
+  spread_.emplace(
+      *collective_, plan_->share_bytes(), order_.owners,
+      bucket::RoundSpread::Patience{fill, [this] { return means_.mailbox.told_to_stop(); }});
   means_.worker.bring([this](std::size_t index) { return plan_->parts(index); });
   pipeline_ = std::make_unique<bucket::Pipeline>(
       means_.device, plan_->size(), means_.slots, *fetch_, &*spread_, deliver_,
-      bucket::PipelineOptions{means_.times.release, means_.times.round_fill});
+      bucket::PipelineOptions{means_.times.release, fill});
   TRY_VOID(start_verifying());
   TRY_VOID(pipeline_->start());
   return start_keeping();
@@ -132,6 +153,13 @@ Result<void> Spreading::start_keeping() {
   for (const auto& [begin, end] : means_.told.ready) {
     if (begin >= end || end > final_tiles.size()) return {};
     final_tiles.set_range(begin, end);
+  }
+  // This host fetches these, and writes them meanwhile.
+  for (const std::uint32_t share : order_.fetched) {
+    const bucket::Plan& plan = plan_->plan_of(share);
+    for (std::size_t index = 0; index < plan.size(); ++index) {
+      for (const auto& [begin, end] : plan.tiles(index)) final_tiles.set_range(begin, end);
+    }
   }
   keep_.emplace(means_.device, *plan_, means_.pinner, means_.segments, std::move(final_tiles),
                 bucket::SegmentKeep::Which{order_.keep_index, order_.keep_count},

@@ -42,6 +42,8 @@ struct SessionTimes {
   // Of a bucket, by the device and the other ranks. Longer than round_release: until then a rank
   // whose worker hangs queues nothing more.
   std::chrono::milliseconds round_fill{8'000};
+  // The same, where owners fetch their shares from other hosts meanwhile.
+  std::chrono::milliseconds round_fetch{20'000};
   // A communicator whose abort takes longer is left to itself.
   std::chrono::milliseconds abort{2'000};
   // Between two reports of progress.
@@ -56,8 +58,8 @@ struct SpreadProgress {
   std::uint64_t bytes = 0;
 };
 // Reports of a session. SpreadOver answers a SpreadOrder once.
-using SessionNews =
-    std::variant<DeviceJoined, SpreadProgress, SpreadOver, SlotsOffered, BucketWanted, ReadsEnded>;
+using SessionNews = std::variant<DeviceJoined, ShareWanted, SpreadProgress, SpreadOver,
+                                 SlotsOffered, BucketWanted, ReadsEnded>;
 SpreadOver refused(const SpreadOrder& order, std::string_view why);
 
 // The tiles that a session was told of so far.

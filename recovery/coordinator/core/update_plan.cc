@@ -1,0 +1,163 @@
+#include "recovery/coordinator/core/update_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "recovery/coordinator/core/part_holders.h"
+
+namespace rekindle::coordinator {
+
+namespace {
+
+using Hosts = std::map<std::string, UpdatePlan::Host>;
+
+// The share of item i of n.
+std::uint64_t share_of(std::uint64_t bytes, std::size_t i, std::size_t n) {
+  return bytes * (i + 1) / n - bytes * i / n;
+}
+
+class Planner {
+ public:
+  Planner(const ModelVersion& id, const DurableVersion& version, const Membership& nodes)
+      : id_(id), version_(version), nodes_(nodes) {}
+
+  UpdatePlan plan(const std::vector<UpdateMember>& members) {
+    std::map<Digest, std::vector<const UpdateMember*>> wanted;
+    for (const UpdateMember& each : members) {
+      if (each.member->id == id_) {
+        ++plan_.ready;
+      } else if (each.member->payload_bytes == 0) {
+        ++plan_.unknown;
+      } else {
+        wanted[each.member->contents].push_back(&each);
+      }
+    }
+    for (auto& [contents, same] : wanted) add(std::move(same));
+    for (const auto& [node_id, bytes] : fetched_) hosts_[node_id].fetches = bytes;
+    add_givers();
+    for (auto& [node_id, host] : hosts_) {
+      host.node_id = node_id;
+      plan_.hosts.push_back(host);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  bool has_all(const std::string& node_id) const {
+    const auto member = nodes_.all().find(node_id);
+    return member != nodes_.all().end() && member->second.holdings.holds_whole(id_, version_.root);
+  }
+
+  // Ranks that want the same, on the same device, come one after the other: only the first of them
+  // is in the party.
+  void add(std::vector<const UpdateMember*> same) {
+    std::ranges::stable_sort(same, {}, [](const UpdateMember* each) {
+      return std::pair(each->node_id, each->member->device);
+    });
+    std::set<std::pair<std::string, std::string>> devices;
+    UpdatePlan::Party party;
+    party.bytes = same.front()->member->payload_bytes;
+    for (const UpdateMember* each : same) {
+      UpdatePlan::Rank rank{each->node_id, each->member->instance, each->member->rank,
+                            each->member->device};
+      const bool on_device = !rank.device.empty();
+      if (on_device && devices.emplace(rank.node_id, rank.device).second) {
+        party.ranks.push_back(std::move(rank));
+      } else {
+        add_alone(std::move(rank), party.bytes);
+      }
+    }
+    if (party.ranks.size() < 2) {
+      for (auto& rank : party.ranks) add_alone(std::move(rank), party.bytes);
+      return;
+    }
+    share(party);
+    plan_.parties.push_back(std::move(party));
+  }
+
+  void add_alone(UpdatePlan::Rank rank, std::uint64_t bytes) {
+    rank.owner = true;
+    rank.uploads = rank.device.empty() ? 0 : bytes;
+    auto& host = hosts_[rank.node_id];
+    host.busiest_upload = std::max(host.busiest_upload, rank.uploads);
+    const bool fetches = !has_all(rank.node_id);
+    if (fetches) fetched_[rank.node_id] += bytes;
+    plan_.parties.push_back({bytes, fetches, {std::move(rank)}});
+  }
+
+  void share(UpdatePlan::Party& party) {
+    for (auto& rank : party.ranks) rank.owner = has_all(rank.node_id);
+    const auto owns = [](const UpdatePlan::Rank& rank) { return rank.owner; };
+    party.owners_fetch = std::ranges::none_of(party.ranks, owns);
+    if (party.owners_fetch) {
+      for (auto& rank : party.ranks) rank.owner = true;
+    }
+    const auto owners = static_cast<std::size_t>(std::ranges::count_if(party.ranks, owns));
+    std::size_t next = 0;
+    std::map<std::string, std::uint64_t> uploads;  // by node
+    for (auto& rank : party.ranks) {
+      auto& of_node = uploads[rank.node_id];
+      if (!rank.owner) continue;
+      rank.uploads = share_of(party.bytes, next++, owners);
+      of_node += rank.uploads;
+      auto& host = hosts_[rank.node_id];
+      host.busiest_upload = std::max(host.busiest_upload, rank.uploads);
+    }
+    if (party.owners_fetch) {
+      for (const auto& [node_id, bytes] : uploads) fetched_[node_id] += bytes;
+    }
+    if (uploads.size() < 2) return;
+    // A ring: each host sends to the next one all but what that one has uploaded.
+    for (auto node = uploads.begin(); node != uploads.end(); ++node) {
+      const auto next_node = std::next(node) == uploads.end() ? uploads.begin() : std::next(node);
+      hosts_[node->first].receives += party.bytes - node->second;
+      hosts_[node->first].sends += party.bytes - next_node->second;
+    }
+  }
+
+  // Nobody fetches from itself.
+  void add_givers() {
+    std::map<std::string, std::uint64_t> weights;
+    for (const auto& [node_id, member] : nodes_.all()) {
+      if (member.is_dead()) continue;
+      if (member.holdings.holds_whole(id_, version_.root))
+        weights[node_id] = version_.checkpoint_bytes;
+    }
+    if (weights.empty()) {
+      for (const auto& [node_id, member] : nodes_.all()) {
+        if (member.is_dead() || parts_of(member, id_, version_).empty()) continue;
+        for (const auto& [key, holding] : member.holdings.of(id_)) {
+          weights[node_id] += holding.payload_bytes;
+        }
+      }
+    }
+    for (const auto& [fetcher, bytes] : fetched_) {
+      std::uint64_t together = 0;
+      for (const auto& [node_id, weight] : weights) together += node_id == fetcher ? 0 : weight;
+      for (const auto& [node_id, weight] : weights) {
+        if (node_id == fetcher || together == 0) continue;
+        const double part = static_cast<double>(weight) / static_cast<double>(together);
+        hosts_[node_id].gives += static_cast<std::uint64_t>(part * static_cast<double>(bytes));
+      }
+    }
+  }
+
+  const ModelVersion& id_;
+  const DurableVersion& version_;
+  const Membership& nodes_;
+  UpdatePlan plan_;
+  Hosts hosts_;
+  std::map<std::string, std::uint64_t> fetched_;
+};
+
+}  // namespace
+
+UpdatePlan plan_update(const ModelVersion& id, const DurableVersion& version,
+                       const std::vector<UpdateMember>& members, const Membership& nodes) {
+  return Planner(id, version, nodes).plan(members);
+}
+
+}  // namespace rekindle::coordinator
