@@ -33,6 +33,8 @@ class PullDestination {
   async::Task<bool> wait_while_held();
   // The tiles that are wanted while the rest is held. nullopt: everything may be fetched.
   std::optional<FirstTiles> first_tiles();
+  // They cannot be had now.
+  void fail_first_tiles(const Error& why) { placing_->fail_wanted(why); }
 
   // A session's direct reads, which come before this copy is filled; null: none.
   const std::shared_ptr<DirectReads>& direct() const { return watch_.direct; }

@@ -163,6 +163,7 @@ async::Task<Result<void>> PullJob::Driver::transfer_all() {
     if (!fetched) {
       log::warn("pull.first_tiles", "version", context_.target.resolved.id.to_string(), "error",
                 fetched.error());
+      destination_.fail_first_tiles(fetched.error());
     }
     waited = true;
   }

@@ -32,17 +32,24 @@ class Placing {
   // Whole tiles that nobody writes again. Called before their writer lets go.
   void landed(const TileRuns& runs) { landed_.insert(landed_.end(), runs.begin(), runs.end()); }
 
-  // The pull fetches these tiles at once, in this order, although it is held: their bytes are sent
-  // from here. Nobody else writes them. Several lists come side by side.
-  void fetch_now(TileRuns runs) {
-    if (closed_ || runs.empty()) return;
-    wanted_now_.push_back(std::move(runs));
+  using OnFailure = std::function<void(const Error&)>;
+  // The pull fetches these tiles at once, although it is held: others wait for them. Nobody else
+  // writes them. Each list is in the order in which they are wanted; lists come side by side.
+  // `on_failure`: the pull cannot get them now. They come with the rest.
+  void fetch_now(std::vector<TileRuns> lists, OnFailure on_failure) {
+    std::erase_if(lists, [](const TileRuns& runs) { return runs.empty(); });
+    if (closed_ || lists.empty()) return;
+    wanted_now_.insert(wanted_now_.end(), lists.begin(), lists.end());
+    on_failure_ = std::move(on_failure);
     changed();
   }
 
   bool busy() const { return writers_.held(); }
   bool wants_now() const { return !wanted_now_.empty(); }
   std::vector<TileRuns> take_wanted_now() { return std::exchange(wanted_now_, {}); }
+  void fail_wanted(const Error& why) {
+    if (const auto on_failure = std::exchange(on_failure_, nullptr)) on_failure(why);
+  }
   // From here on the pull writes itself. Returns the tiles that have landed, right or wrong.
   TileRuns close() {
     closed_ = true;
@@ -59,6 +66,7 @@ class Placing {
   bool closed_ = false;
   TileRuns landed_;
   std::vector<TileRuns> wanted_now_;
+  OnFailure on_failure_;
 };
 
 // A pull's copy once it has its place. A commit renames its files and changes nothing in them.

@@ -144,6 +144,7 @@ void RoundDriver::await_share(const device::SpreadOrder& order) {
   }
   Shares& shares = shares_[order.communicator];
   shares.feed = paused->second.feed;
+  shares.sessions.push_back(order.session);
   shares.awaited.insert(order.session);
 }
 
@@ -156,7 +157,13 @@ void RoundDriver::take_share(SessionId session, TileRuns tiles) {
   shares.awaited.erase(session);
   if (!tiles.empty()) shares.lists.push_back(std::move(tiles));
   if (!shares.awaited.empty()) return;
-  shares.feed->fetch_now(std::move(shares.lists));
+  // Nobody else has these shares, so the party ends. Then the copy here fetches everything.
+  const auto stop = [this, sessions = std::move(shares.sessions)](const Error& why) {
+    for (const SessionId each : sessions) {
+      devices_.stop_spread(each, "this host cannot fetch its share: " + why.message());
+    }
+  };
+  shares.feed->fetch_now(std::move(shares.lists), stop);
   shares_.erase(party);
 }
 

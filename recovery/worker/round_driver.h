@@ -80,6 +80,7 @@ class RoundDriver final : private RoundEffects {
   // must have named their tiles.
   struct Shares {
     std::shared_ptr<VersionFeed> feed;
+    std::vector<SessionId> sessions;
     std::set<SessionId> awaited;
     std::vector<TileRuns> lists;
   };

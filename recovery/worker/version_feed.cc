@@ -208,9 +208,8 @@ bool VersionFeed::can_fetch_now() const {
   return placing_ != nullptr && view_ && !complete_ && !failed_;
 }
 
-void VersionFeed::fetch_now(std::vector<TileRuns> lists) {
-  if (placing_ == nullptr) return;
-  for (TileRuns& runs : lists) placing_->fetch_now(std::move(runs));
+void VersionFeed::fetch_now(std::vector<TileRuns> lists, pull::Placing::OnFailure on_failure) {
+  if (placing_ != nullptr) placing_->fetch_now(std::move(lists), std::move(on_failure));
 }
 
 void VersionFeed::landed(const std::string& party, std::span<const bucket::KeptTiles> kept) {

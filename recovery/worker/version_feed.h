@@ -100,9 +100,8 @@ class VersionFeed {
   Lease write();
   // It waits with its fetching, and can fetch some tiles at once.
   bool can_fetch_now() const;
-  // Fetches these tiles at once, although it is paused or written to: several lists side by side.
-  // Nobody else writes them.
-  void fetch_now(std::vector<TileRuns> lists);
+  // As Placing::fetch_now().
+  void fetch_now(std::vector<TileRuns> lists, pull::Placing::OnFailure on_failure);
   // What the device has kept of a party's buckets. Comes before it lets go.
   void landed(const std::string& party, std::span<const bucket::KeptTiles> kept);
 

@@ -110,7 +110,8 @@ int RoundWorkers::broadcast_in(const nlohmann::json& update) {
   return all;
 }
 
-void FaultyRounds::into_the_middle(const std::vector<std::string>& agents) {
+void FaultyRounds::into_the_middle(const std::vector<std::string>& agents,
+                                   const std::vector<std::string>& holders) {
   std::vector<std::string> names = agents;  // those of an agent lie side by side
   names.erase(std::unique(names.begin(), names.end()), names.end());
   start_agents(names);
@@ -121,7 +122,12 @@ void FaultyRounds::into_the_middle(const std::vector<std::string>& agents) {
     ASSERT_TRUE(is_ok(member.client->ask("take all")));
     ASSERT_TRUE(is_ok(member.client->ask("loaded")));
   }
-  publish("m@2", new_, names[0]);
+  publish("m@2", new_, holders.empty() ? names[0] : holders[0]);
+  for (std::size_t i = 1; i < holders.size(); ++i) {
+    const auto files = fleet_.dir("again-" + holders[i]);
+    new_.write(files);
+    fleet_.publish(holders[i], "m@2", files);
+  }
   for (auto& member : members_) wait(*member);
   update_ = start_update("m@2");
   for (auto& member : members_) {

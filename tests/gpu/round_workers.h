@@ -52,8 +52,10 @@ class FaultyRounds : public RoundWorkers {
  protected:
   explicit FaultyRounds(int devices = 2) : RoundWorkers(devices) {}
   // A member of the group on each device, of these agents: each is at its second bucket of the
-  // update, so what fails, fails amid it. The first agent has the copy.
-  void into_the_middle(const std::vector<std::string>& agents);
+  // update, so what fails, fails amid it. The first agent has the copy, or else the holders, which
+  // run already.
+  void into_the_middle(const std::vector<std::string>& agents,
+                       const std::vector<std::string>& holders = {});
   void expect_finish(const std::vector<std::size_t>& members);
 
   const Checkpoint old_ = plain_checkpoint(32, 31);

@@ -201,8 +201,7 @@ TEST_F(PullJobTest, TilesThatAreWantedNowComeAlthoughTheRestIsHeld) {
     arriving = std::move(begun);
     ASSERT_GT(arriving->verified->snapshot().size(), 4u);
     writing = arriving->placing->begin();
-    arriving->placing->fetch_now({{2, 3}});
-    arriving->placing->fetch_now({{0, 1}});
+    arriving->placing->fetch_now({{{2, 3}}, {{0, 1}}}, {});
     boost::asio::co_spawn(
         io_,
         [&, changed]() -> async::Task<void> {
@@ -330,15 +329,19 @@ TEST_F(PullWithBadConfig, B4AWrongConfigInTheFallbackFailsThePull) {
 TEST(Placing, WantsTilesNowUntilThePullHasEverythingToFetch) {
   int changes = 0;
   Placing placing([&] { ++changes; });
-  placing.fetch_now({});
+  std::vector<std::string> failures;
+  const auto on_failure = [&](const Error& why) { failures.push_back(why.message()); };
+  placing.fetch_now({{}}, on_failure);
   EXPECT_FALSE(placing.wants_now());
-  placing.fetch_now({{3, 5}});
-  placing.fetch_now({{7, 8}});
-  EXPECT_EQ(changes, 2);
+  placing.fetch_now({{{3, 5}}, {{7, 8}}}, on_failure);
+  EXPECT_EQ(changes, 1);
   EXPECT_EQ(placing.take_wanted_now(), (std::vector<Placing::TileRuns>{{{3, 5}}, {{7, 8}}}));
   EXPECT_FALSE(placing.wants_now());
+  placing.fail_wanted(Error(ErrorCode::kNotFound, "nobody has them"));
+  placing.fail_wanted(Error(ErrorCode::kNotFound, "again"));
+  EXPECT_EQ(failures, std::vector<std::string>{"nobody has them"});
   (void)placing.close();
-  placing.fetch_now({{1, 2}});
+  placing.fetch_now({{{1, 2}}}, on_failure);
   EXPECT_FALSE(placing.wants_now());
 }
 
