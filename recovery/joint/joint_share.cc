@@ -95,11 +95,6 @@ rpc::TileRuns runs_of(std::span<const TileIndex> tiles) {
   return runs;
 }
 
-std::string digest_bytes(std::span<const Digest> digests) {
-  const auto bytes = std::as_bytes(digests);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 }  // namespace
 
 Result<Roster> Roster::from_proto(const proto::JointRoster& from, const rpc::Identity& identity,
@@ -540,7 +535,7 @@ Task<Result<void>> JointShare::put_leaves(std::span<const TileIndex> tiles,
   proto::JointRequest request = this->request();
   auto& body = *request.mutable_leaves();
   *body.mutable_tiles() = rpc::to_proto(runs_of(tiles));
-  body.set_digests(digest_bytes(leaves));
+  body.set_digests(std::string(digest_bytes(leaves)));
   body.set_last(last);
   if (last && part_ != nullptr) *body.mutable_layout() = rpc::to_proto(part_->layout().digest());
   CO_TRY_VOID(co_await roster_.lead().call(std::move(request)));

@@ -39,8 +39,7 @@ proto::JointPhase to_proto(Phase phase) {
   return proto::JOINT_UNKNOWN;
 }
 
-Result<void> cut_page(std::span<const std::byte> blob, std::uint64_t offset,
-                      proto::JointResponse& answer) {
+Result<void> cut_page(std::string_view blob, std::uint64_t offset, proto::JointResponse& answer) {
   if (offset > blob.size()) {
     return fail(ErrorCode::kInvalid, "offset {} of {} bytes", offset, blob.size());
   }
@@ -168,12 +167,11 @@ Result<void> LeadDesk::read(const proto::JointRead& read, proto::JointResponse& 
   const Phase phase = lead_.phase();
   if (read.kind() == proto::JointRead::LEAVES &&
       (phase == Phase::kCommitting || phase == Phase::kComplete)) {
-    return cut_page(std::as_bytes(lead_.leaves()), read.offset(), answer);
+    return cut_page(digest_bytes(lead_.leaves()), read.offset(), answer);
   }
   if (read.kind() == proto::JointRead::DECLARATIONS && phase != Phase::kDeclaring &&
       read.of_host() < lead_.host_count()) {
-    const std::string& blob = lead_.declarations(read.of_host());
-    return cut_page(std::as_bytes(std::span(blob)), read.offset(), answer);
+    return cut_page(lead_.declarations(read.of_host()), read.offset(), answer);
   }
   return fail(ErrorCode::kInvalid, "{}: nothing to read in this phase", id_.to_string());
 }

@@ -71,6 +71,11 @@ Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(ModelVersion id, Te
       std::move(id), std::move(tensors), std::move(tiles), std::move(tile_digests), root});
 }
 
+std::string_view digest_bytes(std::span<const Digest> digests) {
+  const auto bytes = std::as_bytes(digests);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 Result<std::vector<Digest>> parse_digests(std::string_view bytes) {
   if (bytes.size() % sizeof(Digest) != 0) {
     return fail(ErrorCode::kCorrupt, "tile digests: {} bytes are not a multiple of {}",
@@ -87,8 +92,7 @@ std::string Manifest::serialize() const {
   message.mutable_id()->set_version(checkpoint->id.version);
   message.set_tensor_set(checkpoint->tensors.serialize());
   message.set_layout(layout.serialize());
-  const auto leaves = std::as_bytes(std::span(checkpoint->tile_digests));
-  message.set_tile_digests(leaves.data(), leaves.size());
+  message.set_tile_digests(std::string(digest_bytes(checkpoint->tile_digests)));
   message.mutable_root()->set_value(checkpoint->root.to_bytes());
   message.set_generation(generation);
   for (const PartDigest& part : part_digests) {

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/digest.h"
@@ -29,8 +31,10 @@ struct Checkpoint {
                                                           const Digest& root);
 };
 
-// Leaves as they travel and lie on disk: one after the other, 32 bytes each. kCorrupt: not a whole
-// number of them.
+// Leaves as they travel and lie on disk: one after the other, 32 bytes each. The view is valid as
+// long as the digests.
+std::string_view digest_bytes(std::span<const Digest> digests);
+// kCorrupt: not a whole number of digests.
 Result<std::vector<Digest>> parse_digests(std::string_view bytes);
 
 struct PartDigest {

@@ -37,6 +37,17 @@ TEST(CheckpointTest, DigestsMustMatchTheRoot) {
   EXPECT_FALSE(Checkpoint::create({"n", 1}, set, digests, root));
 }
 
+TEST(CheckpointTest, DigestBytesAreReadBackAsTheSameDigests) {
+  const std::vector<Digest> digests = {{1}, {2}};
+  const std::string bytes(digest_bytes(digests));
+  EXPECT_EQ(bytes, digests[0].to_bytes() + digests[1].to_bytes());
+  auto read = parse_digests(bytes);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(*read, digests);
+  EXPECT_TRUE(digest_bytes({}).empty());
+  EXPECT_FALSE(parse_digests(std::string_view(bytes).substr(1)));
+}
+
 TEST(ManifestTest, SurvivesSerialization) {
   const Manifest manifest = make_manifest();
   const auto parsed = Manifest::parse(manifest.serialize());
