@@ -182,8 +182,7 @@ void run(bool sharded, int repeat) {
   std::uint64_t tile_count = 0;
   std::uint64_t by_kind[3] = {};
   for (SliceIndex slice = 0; slice < plan->slice_count(); ++slice) {
-    plan->expand(slice, static_cast<SourceIndex>(std::countr_zero(plan->candidates(slice).bits())),
-                 expansion);
+    plan->expand(slice, plan->candidates(slice).next(), expansion);
     plan->tiles(slice, tiles);
     reads += expansion.reads.size();
     tile_count += tiles.size();
