@@ -116,13 +116,20 @@ Result<void> HostCopy::check_own_leaves(const Checkpoint& checkpoint) const {
   return {};
 }
 
-Task<Result<void>> HostCopy::commit(std::vector<Digest> leaves, Digest root) {
-  const auto work = [this, &leaves,
+Task<Result<void>> HostCopy::commit(std::vector<Digest> leaves, std::vector<Digest> layouts,
+                                    Digest root) {
+  if (!lists_layout(layouts, part_->layout().digest())) {
+    co_return fail(ErrorCode::kCorrupt,
+                   "{}: the lead has other layouts than that of this host; publish it again",
+                   id_.to_string());
+  }
+  const auto work = [this, &leaves, &layouts,
                      &root]() -> Result<std::shared_ptr<const store::StoredVersion>> {
     TRY(auto checkpoint, Checkpoint::create(id_, plan_->tensors(), std::move(leaves), root));
     TRY_VOID(check_own_leaves(*checkpoint));
     TRY(auto parts, part_->part_digests());
-    TRY(auto staged, agent_.store().finish_part(staged_, std::move(checkpoint), std::move(parts)));
+    TRY(auto staged, agent_.store().finish_part(staged_, std::move(checkpoint), std::move(parts),
+                                                std::move(layouts)));
     return agent_.store().commit_staged(std::move(staged));
   };
   CO_TRY(auto stored, co_await async::offload(agent_.blocking_pool(), work));

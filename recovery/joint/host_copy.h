@@ -44,9 +44,10 @@ class HostCopy {
   async::Task<Result<void>> digest();
   // One for each of part()->tiles().whole.
   std::span<const Digest> leaves() const { return leaves_; }
-  // Makes the copy durable and serves it. `leaves`: of the whole version, as the lead has them.
-  // kCorrupt: they are not those of this host.
-  async::Task<Result<void>> commit(std::vector<Digest> leaves, Digest root);
+  // Makes the copy durable and serves it. `leaves`: of the whole version; `layouts`: of all copies;
+  // both as the lead has them. kCorrupt: they are not those of this host.
+  async::Task<Result<void>> commit(std::vector<Digest> leaves, std::vector<Digest> layouts,
+                                   Digest root);
 
   // Keeps the files of a rank that has committed, until drop().
   void keep(std::shared_ptr<void> files) { files_.push_back(std::move(files)); }

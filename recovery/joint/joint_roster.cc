@@ -85,7 +85,7 @@ std::string RankReports::missing() const {
 }
 
 Task<Result<Roster>> RankReports::gather() {
-  // The first answer comes at once, so that a rank that gives up soon hears who is missing.
+  // The first answer comes at once, for ranks that give up soon: it names the missing ones.
   auto wait = std::chrono::milliseconds(0);
   while (true) {
     CO_TRY_VOID(course_.check());

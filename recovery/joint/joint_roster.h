@@ -26,7 +26,8 @@ struct Roster {
   };
   ModelVersion id;
   std::uint64_t number = 0;
-  std::vector<Host> hosts;  // the first one is the lead
+  // The first one is the lead.
+  std::vector<Host> hosts;
   std::uint32_t self = 0;
 
   // `over`: as for JointPeer. kInvalid: the roster does not have `identity`.

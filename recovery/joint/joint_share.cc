@@ -158,18 +158,21 @@ Task<void> JointShare::run() {
   if (!done) end(std::move(done).error());
   // Before the files go, which takes seconds: the ranks may begin anew at once.
   co_await say_goodbye();
-  if (copy_ != nullptr) co_await copy_->drop(ranks_.take_rest());
+  if (copy_ != nullptr) {
+    auto dropped = copy_->drop(ranks_.take_rest());
+    co_await std::move(dropped);
+  }
   co_await async::sleep_for(kLinger);
   if (desk_ != nullptr) co_await desk_->close();
-  if (!co_await tasks_.close(kCloseDeadline)) {
-    log::error("joint.task_hangs", "version", id_.to_string());
-  }
+  const bool closed = co_await tasks_.close(kCloseDeadline);
+  if (!closed) log::error("joint.task_hangs", "version", id_.to_string());
 }
 
 Task<void> JointShare::say_goodbye() {
   co_await reports_.leave();
   if (!course_.error() || roster_.number == 0 || roster_.leads()) co_return;
-  co_await lead_.give_up(*course_.error());
+  auto said = lead_.give_up(*course_.error());
+  co_await std::move(said);
 }
 
 Task<void> JointShare::keep_time() {
@@ -203,8 +206,8 @@ Task<Result<void>> JointShare::take_steps() {
   spawn("joint.watch", lead_.watch());
   spawn("joint.roster", reports_.keep(roster_.ranks()));
   CO_TRY(auto declarations, ranks_.declarations(roster_.ranks()));
-  CO_TRY_VOID(co_await lead_.declare(
-      serialize_declarations({agent_.identity().node_id, std::move(declarations)})));
+  std::string own = serialize_declarations({agent_.identity().node_id, std::move(declarations)});
+  CO_TRY_VOID(co_await lead_.declare(std::move(own)));
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_WRITING));
   CO_TRY_VOID(co_await make_plan());
   const auto filled = [this] { return ranks_.unfilled(roster_.ranks()).empty(); };
@@ -307,7 +310,8 @@ Task<Result<void>> JointShare::send_leaves() {
 Task<Result<void>> JointShare::commit_copy() {
   if (copy_->part() == nullptr) co_return Result<void>();
   CO_TRY(auto leaves, co_await lead_.read_leaves(plan_->tiles().tile_count()));
-  co_return co_await copy_->commit(std::move(leaves), lead_.root());
+  CO_TRY(auto layouts, co_await lead_.read_layouts());
+  co_return co_await copy_->commit(std::move(leaves), std::move(layouts), lead_.root());
 }
 
 }  // namespace rekindle::joint

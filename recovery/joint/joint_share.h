@@ -82,7 +82,8 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   RankReports reports_;
   Roster roster_;
   LeadLink lead_;
-  std::shared_ptr<LeadDesk> desk_;  // null at other agents than the lead
+  // Null at other agents than the lead.
+  std::shared_ptr<LeadDesk> desk_;
   // From here on null until there is a plan.
   std::shared_ptr<const JointPlan> plan_;
   std::unique_ptr<HostCopy> copy_;

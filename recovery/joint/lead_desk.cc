@@ -86,9 +86,8 @@ void LeadDesk::end(Error why) {
 }
 
 async::Task<void> LeadDesk::close() {
-  if (!co_await tasks_.close(kClaimClose)) {
-    log::error("joint.claim_hangs", "version", id_.to_string());
-  }
+  const bool closed = co_await tasks_.close(kClaimClose);
+  if (!closed) log::error("joint.claim_hangs", "version", id_.to_string());
 }
 
 proto::JointState LeadDesk::state() const {
@@ -167,9 +166,13 @@ Result<void> LeadDesk::take_leaves(std::uint32_t from, const proto::JointLeaves&
 
 Result<void> LeadDesk::read(const proto::JointRead& read, proto::JointResponse& answer) const {
   const Phase phase = lead_.phase();
-  if (read.kind() == proto::JointRead::LEAVES &&
-      (phase == Phase::kCommitting || phase == Phase::kComplete)) {
+  const bool has_root = phase == Phase::kCommitting || phase == Phase::kComplete;
+  if (read.kind() == proto::JointRead::LEAVES && has_root) {
     return cut_page(digest_bytes(lead_.leaves()), read.offset(), answer);
+  }
+  if (read.kind() == proto::JointRead::LAYOUTS && has_root) {
+    const std::vector<Digest> layouts = lead_.layouts();
+    return cut_page(digest_bytes(layouts), read.offset(), answer);
   }
   if (read.kind() == proto::JointRead::DECLARATIONS && phase != Phase::kDeclaring &&
       read.of_host() < lead_.host_count()) {

@@ -91,10 +91,19 @@ Task<Result<std::vector<std::string>>> LeadLink::read_table() {
   co_return table;
 }
 
-Task<Result<std::vector<Digest>>> LeadLink::read_leaves(std::uint64_t count) {
+Task<Result<std::vector<Digest>>> LeadLink::read_leaves(std::uint64_t most) {
+  return read_digests(proto::JointRead::LEAVES, most);
+}
+
+Task<Result<std::vector<Digest>>> LeadLink::read_layouts() {
+  return read_digests(proto::JointRead::LAYOUTS, roster_.hosts.size());
+}
+
+Task<Result<std::vector<Digest>>> LeadLink::read_digests(proto::JointRead::Kind kind,
+                                                         std::uint64_t most) {
   proto::JointRead read;
-  read.set_kind(proto::JointRead::LEAVES);
-  CO_TRY(const std::string bytes, co_await this->read(std::move(read), count * sizeof(Digest)));
+  read.set_kind(kind);
+  CO_TRY(const std::string bytes, co_await this->read(std::move(read), most * sizeof(Digest)));
   co_return parse_digests(bytes);
 }
 

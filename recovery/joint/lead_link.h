@@ -24,7 +24,7 @@ class LeadLink {
   LeadLink(const Roster& roster, Course& course) : roster_(roster), course_(course) {}
 
   // Follows the lead's phase until the publication is complete or ended, and ends the course with
-  // it: a lead that is silent for the patience of JointPeer has ended the publication.
+  // it. A silent lead ends it, too, after the patience of JointPeer.
   async::Task<void> watch();
   // The lead has come as far.
   async::Task<Result<void>> reach(proto::JointPhase phase);
@@ -39,14 +39,18 @@ class LeadLink {
                                        std::span<const Digest> leaves);
   // All leaves are sent. nullopt: this host has no copy.
   async::Task<Result<void>> put_layout(std::optional<Digest> layout);
-  // kCorrupt: not `count` of them.
-  async::Task<Result<std::vector<Digest>>> read_leaves(std::uint64_t count);
+  // kCorrupt: more than `most`.
+  async::Task<Result<std::vector<Digest>>> read_leaves(std::uint64_t most);
+  // The layouts of all copies, ascending.
+  async::Task<Result<std::vector<Digest>>> read_layouts();
   async::Task<Result<void>> confirm();
   // Tried once: a lead that does not hear it misses this agent.
   async::Task<void> give_up(Error why);
 
  private:
   async::Task<Result<void>> call(proto::JointRequest request);
+  async::Task<Result<std::vector<Digest>>> read_digests(proto::JointRead::Kind kind,
+                                                        std::uint64_t most);
   // kCorrupt: more than `most_bytes`.
   async::Task<Result<std::string>> read(proto::JointRead read, std::uint64_t most_bytes);
 

@@ -69,8 +69,10 @@ class TileFinisher {
   std::map<TileIndex, Tile> open_;
   const std::vector<TileIndex> tiles_;
   std::vector<Gathered> gathered_;
-  std::size_t undigested_ = 0;  // gathered, also those that were taken
-  std::uint64_t bytes_ = 0;     // of the pieces of all tiles without a leaf
+  // Gathered tiles without a leaf, also those that were taken.
+  std::size_t undigested_ = 0;
+  // Of the pieces of all tiles without a leaf.
+  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace rekindle::joint

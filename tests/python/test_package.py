@@ -252,7 +252,8 @@ def test_an_interrupt_before_the_thread_starts_makes_no_call(monkeypatch):
     called = []
     with pytest.raises(KeyboardInterrupt):
         _native.run_interruptibly(lambda: called.append(1), lambda: called.append(2))
-    start(started[0])  # as if it had been about to start
+    # As if the thread had been about to start.
+    start(started[0])
     started[0].join(60)
     assert not called
 

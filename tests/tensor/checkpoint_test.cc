@@ -60,6 +60,23 @@ TEST(ManifestTest, SurvivesSerialization) {
   EXPECT_EQ(parsed->part_digests, manifest.part_digests);
 }
 
+TEST(ManifestTest, TheLayoutsOfAJointPublicationAscendAndHaveItsOwn) {
+  Manifest manifest = make_manifest();
+  const Digest own = manifest.layout.digest();
+  const Digest before{0}, after = Digest::from_bytes(std::string(32, '\xff'));
+  manifest.part_layouts = {before, own, after};
+  auto read = Manifest::parse(manifest.serialize());
+  ASSERT_TRUE(read) << read.error().message();
+  EXPECT_EQ(read->part_layouts, manifest.part_layouts);
+  for (const auto& wrong :
+       std::vector<std::vector<Digest>>{{before, after}, {after, own}, {own, own}, {own, before}}) {
+    manifest.part_layouts = wrong;
+    const auto refused = Manifest::parse(manifest.serialize());
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kCorrupt);
+  }
+}
+
 TEST(ManifestTest, EveryDamagedByteIsNoticed) {
   const std::string bytes = make_manifest().serialize();
   for (std::size_t i = 0; i < bytes.size(); ++i) {
