@@ -3,7 +3,6 @@
 //   plan_bench [--repeat N] [whole|sharded]
 // One source mix per process, so that the peak resident size is that mix's own.
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
