@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <bit>
 #include <compare>
 #include <cstddef>
@@ -101,26 +102,70 @@ struct Completion {
 // Indices into the engine's tables for one batch.
 using SourceIndex = std::uint32_t;
 using SliceIndex = std::uint32_t;
-inline constexpr SourceIndex kMaxSources = 64;
+// Of one batch. The parts of a version may lie on as many hosts.
+inline constexpr SourceIndex kMaxSources = 256;
 
 // A set of sources.
 class SourceMask {
  public:
+  static constexpr std::size_t kWords = kMaxSources / 64;
+
   constexpr SourceMask() = default;
-  constexpr explicit SourceMask(std::uint64_t bits) : bits_(bits) {}
-  constexpr bool test(SourceIndex source) const { return bits_ >> source & 1; }
-  constexpr void set(SourceIndex source) { bits_ |= std::uint64_t{1} << source; }
-  constexpr void reset(SourceIndex source) { bits_ &= ~(std::uint64_t{1} << source); }
-  constexpr bool empty() const { return bits_ == 0; }
-  constexpr int count() const { return std::popcount(bits_); }
-  constexpr std::uint64_t bits() const { return bits_; }
-  constexpr SourceMask operator&(SourceMask other) const { return SourceMask(bits_ & other.bits_); }
-  constexpr SourceMask operator|(SourceMask other) const { return SourceMask(bits_ | other.bits_); }
-  constexpr SourceMask operator~() const { return SourceMask(~bits_); }
-  bool operator==(const SourceMask&) const = default;
+  // Sources 0 to 63, by bit.
+  constexpr explicit SourceMask(std::uint64_t first_word) { words_[0] = first_word; }
+  static constexpr SourceMask of(SourceIndex source) {
+    SourceMask mask;
+    mask.set(source);
+    return mask;
+  }
+  // The sources 0 to `count` - 1.
+  static constexpr SourceMask first(SourceIndex count) {
+    SourceMask mask;
+    for (SourceIndex source = 0; source < count; ++source) mask.set(source);
+    return mask;
+  }
+  constexpr bool test(SourceIndex source) const { return words_[source / 64] >> source % 64 & 1; }
+  constexpr void set(SourceIndex source) { words_[source / 64] |= std::uint64_t{1} << source % 64; }
+  constexpr void reset(SourceIndex source) {
+    words_[source / 64] &= ~(std::uint64_t{1} << source % 64);
+  }
+  constexpr bool empty() const { return *this == SourceMask(); }
+  constexpr int count() const {
+    int count = 0;
+    for (const std::uint64_t word : words_) count += std::popcount(word);
+    return count;
+  }
+  // The lowest one at or above `from`. kMaxSources: there is none.
+  constexpr SourceIndex next(SourceIndex from = 0) const {
+    for (std::size_t i = from / 64; i < kWords; ++i) {
+      const std::uint64_t skipped = i == from / 64 ? from % 64 : 0;
+      const std::uint64_t left = words_[i] >> skipped << skipped;
+      if (left != 0) return static_cast<SourceIndex>(i * 64) + std::countr_zero(left);
+    }
+    return kMaxSources;
+  }
+  // Bit b of word w stands for source 64 w + b.
+  constexpr std::uint64_t word(std::size_t i) const { return words_[i]; }
+  constexpr void set_word(std::size_t i, std::uint64_t word) { words_[i] = word; }
+  constexpr SourceMask operator&(const SourceMask& other) const {
+    SourceMask both;
+    for (std::size_t i = 0; i < kWords; ++i) both.words_[i] = words_[i] & other.words_[i];
+    return both;
+  }
+  constexpr SourceMask operator|(const SourceMask& other) const {
+    SourceMask either;
+    for (std::size_t i = 0; i < kWords; ++i) either.words_[i] = words_[i] | other.words_[i];
+    return either;
+  }
+  constexpr SourceMask operator~() const {
+    SourceMask others;
+    for (std::size_t i = 0; i < kWords; ++i) others.words_[i] = ~words_[i];
+    return others;
+  }
+  constexpr auto operator<=>(const SourceMask&) const = default;
 
  private:
-  std::uint64_t bits_ = 0;
+  std::array<std::uint64_t, kWords> words_{};
 };
 
 }  // namespace rekindle::transport

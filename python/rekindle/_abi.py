@@ -128,6 +128,7 @@ _PROTOTYPES = {
     "rk_library_version": (c_char_p,),
     "rk_code_name": (c_char_p, c_int32),
     "rk_connect": (c_int32, POINTER(ConnectOptions), _OUT_HANDLE, _ERROR),
+    "rk_interrupt": (None, _HANDLE),
     "rk_disconnect": (None, _HANDLE),
     "rk_attach": (c_int32, _HANDLE, POINTER(AttachOptions), _OUT_HANDLE, _ERROR),
     # A SessionInfo, or a SessionVersion.

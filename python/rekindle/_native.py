@@ -19,6 +19,8 @@ from . import _abi, errors
 
 # The longest call into C, in seconds. Ctrl-C and close() in another thread take effect after it.
 SLICE_S = 1.0
+# How long an interrupted call may take to end.
+STOP_S = 30.0
 _T = TypeVar("_T")
 
 # Counts the forks between the import of this module and this process.
@@ -145,8 +147,13 @@ class Native:
 
     def call_last(self, function: str, *arguments: Any) -> None:
         """Calls a function that frees the object even if it fails: rk_publish_commit."""
-        opened, self._handles.object = self._handles.object, ctypes.c_void_p()
-        self._run(function, opened, *arguments)
+        error = _abi.Error()
+        with self.using():
+            with self._lock:
+                opened, self._handles.object = self._handles.object, ctypes.c_void_p()
+            code = getattr(self._abi, function)(opened, *arguments, ctypes.byref(error))
+        if code != _abi.OK:
+            raise _exception(code, error)
 
     def check(self) -> None:
         """Raises StaleError when the connection was closed or belongs to a parent process."""
@@ -192,11 +199,11 @@ class Native:
             self._handles.free()
 
     def cut(self) -> None:
-        """Disconnects, so that a call in another thread returns. The caller then calls end()."""
+        """Ends the connection, so that a call in another thread returns. The handles stay valid
+        for that call. The caller then calls end()."""
         with self._lock:
-            agent, self._handles.agent = self._handles.agent, ctypes.c_void_p()
-        if agent and self._handles.forks == _forks:
-            self._abi.rk_disconnect(agent)
+            if self._handles.agent and self._handles.forks == _forks:
+                self._abi.rk_interrupt(self._handles.agent)
 
     def _leave_to_parent(self) -> None:
         agent, self._handles.agent = self._handles.agent, ctypes.c_void_p()
@@ -227,25 +234,37 @@ def _exception(code: int, error: _abi.Error) -> errors.Error:
 
 def run_interruptibly(call: Callable[[], _T], stop: Callable[[], None]) -> _T:
     """Runs a long call of the C library in a thread, so that Ctrl-C in the main thread has an
-    effect: it calls `stop`, waits for the end of the call, and then raises KeyboardInterrupt."""
+    effect: it calls `stop`, which may be called several times, waits up to 30 s for the end of the
+    call, and then raises KeyboardInterrupt. More Ctrl-C do not shorten that wait, because the call
+    may still write to the caller's memory."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     outcome: list[tuple[_T | None, BaseException | None]] = []
+    ended = threading.Event()
+    # Whoever takes it first decides whether the call is made: its thread, or an interrupt.
+    turn = threading.Lock()
 
     def run() -> None:
+        if not turn.acquire(blocking=False):
+            return
         try:
             outcome.append((call(), None))
         except BaseException as why:  # raised below
             outcome.append((None, why))
+        ended.set()
 
     thread = threading.Thread(target=run, name="rekindle-call", daemon=True)
-    thread.start()
     try:
-        while thread.is_alive():
-            thread.join(SLICE_S)
+        thread.start()
+        while not ended.wait(SLICE_S):
+            pass
     except BaseException:
-        stop()
-        thread.join()
+        deadline = time.monotonic() + STOP_S
+        called = not turn.acquire(blocking=False)
+        while called and not ended.is_set() and time.monotonic() < deadline:
+            with contextlib.suppress(KeyboardInterrupt):
+                stop()
+                ended.wait(max(0.0, deadline - time.monotonic()))
         raise
     result, failed = outcome[0]
     if failed is not None:

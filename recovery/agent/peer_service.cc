@@ -196,8 +196,7 @@ Result<std::string> MetadataPages::serialize(const proto::GetPageRequest& reques
   if (request.kind() == proto::PAGE_LAYOUT) blob = served_.layout_bytes(digest);
   if (request.kind() == proto::PAGE_TILE_DIGESTS) {
     if (const auto checkpoint = served_.checkpoint(digest)) {
-      const auto leaves = std::as_bytes(std::span(checkpoint->tile_digests));
-      blob.emplace(reinterpret_cast<const char*>(leaves.data()), leaves.size());
+      blob = digest_bytes(checkpoint->tile_digests);
     }
   }
   if (!blob) return fail(not_held(request));

@@ -206,6 +206,11 @@ proto::Holding make_holding(const Served& served) {
     *holding.mutable_covers() = rpc::to_proto(*served.covers);
   }
   holding.set_checkpoint_tiles(checkpoint.tiles.tile_count());
+  // One layout of a joint publication is enough: without it the version is incomplete anyway.
+  const std::vector<Digest>& parts = served.manifest->part_layouts;
+  if (!parts.empty() && parts.front() == layout.digest()) {
+    holding.set_part_layouts(std::string(digest_bytes(parts)));
+  }
   return holding;
 }
 

@@ -8,6 +8,7 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/rpc/message_fields.h"
+#include "src/tensor/checkpoint.h"
 
 namespace rekindle::coordinator {
 
@@ -18,7 +19,7 @@ constexpr int kMaxCoverRuns = 16'384;
 constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
 constexpr int kMaxVersionsPerHeartbeat = 4096;
 constexpr int kMaxJointRanks = 65'536;
-constexpr int kMaxParts = 4096;
+constexpr std::size_t kMaxParts = 4096;
 
 constexpr WireEnum<RankState, proto::RankState, 4> kRankStates{{
     {RankState::kAttached, proto::RANK_ATTACHED},
@@ -223,6 +224,12 @@ Result<Holding> from_proto(const proto::Holding& message) {
     TRY(holding.covers, rpc::from_proto(message.covers(), kMaxTiles));
   }
   holding.checkpoint_tiles = message.checkpoint_tiles();
+  TRY(holding.part_layouts, parse_digests(message.part_layouts()));
+  const auto& parts = holding.part_layouts;
+  if (parts.size() > kMaxParts || (!parts.empty() && !lists_layout(parts, holding.layout))) {
+    return fail(ErrorCode::kInvalid, "a holding of {} whose layout is not among its {} parts",
+                holding.id.to_string(), parts.size());
+  }
   return holding;
 }
 
@@ -326,7 +333,7 @@ Result<Publication> from_proto(const proto::PublishRequest& message) {
   Publication publication;
   TRY_VOID(kPublication.read(message, publication));
   if (message.has_replicas()) publication.replicas = message.replicas();
-  if (message.parts_size() > kMaxParts) {
+  if (static_cast<std::size_t>(message.parts_size()) > kMaxParts) {
     return fail(ErrorCode::kInvalid, "publish {}: {} parts; at most {} are allowed",
                 publication.id.to_string(), message.parts_size(), kMaxParts);
   }

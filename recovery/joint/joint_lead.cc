@@ -12,7 +12,6 @@ namespace rekindle::joint {
 namespace {
 
 constexpr Duration kSilence = std::chrono::seconds(10);
-constexpr std::uint64_t kMaxDeclarations = kGiB;
 
 }  // namespace
 
@@ -64,12 +63,20 @@ Result<void> JointLead::put_declarations(std::uint32_t host, std::uint64_t offse
     return {};
   }
   if (offset == 0) {
+    const std::uint64_t others = declared_bytes_ - state.declared_bytes;
+    if (total_bytes > kMaxJointDeclarationBytes - others) {
+      return fail(ErrorCode::kExhausted,
+                  "{}: the declarations of {} have {}, those of other hosts {}; {} are allowed for "
+                  "all together, so declare fewer boxes",
+                  id_.to_string(), state.host.name, format_bytes(total_bytes), format_bytes(others),
+                  format_bytes(kMaxJointDeclarationBytes));
+    }
+    declared_bytes_ = others + total_bytes;
     state.declarations.clear();
     state.declared_bytes = total_bytes;
   }
   const std::uint64_t have = state.declarations.size();
-  if (total_bytes > kMaxDeclarations || total_bytes != state.declared_bytes || offset != have ||
-      page.size() > total_bytes - have) {
+  if (total_bytes != state.declared_bytes || offset != have || page.size() > total_bytes - have) {
     return fail(ErrorCode::kInvalid, "{}: the declarations of {} do not fit together",
                 id_.to_string(), state.host.name);
   }
@@ -82,7 +89,9 @@ Result<void> JointLead::put_declarations(std::uint32_t host, std::uint64_t offse
   return {};
 }
 
-void JointLead::set_plan(std::shared_ptr<const JointPlan> plan) {
+void JointLead::set_plan(std::shared_ptr<const JointPlan> plan,
+                         std::vector<std::optional<Digest>> layouts) {
+  for (std::size_t i = 0; i < hosts_.size(); ++i) hosts_[i].layout = layouts[i];
   plan_ = std::move(plan);
   const TileIndex tiles = plan_->tiles().tile_count();
   leaves_.resize(tiles);
@@ -131,8 +140,16 @@ Result<void> JointLead::put_leaves(std::uint32_t host,
 
 Result<void> JointLead::put_layout(std::uint32_t host, std::optional<Digest> layout) {
   if (plan_ == nullptr) return fail(ErrorCode::kUnavailable, "{} has no plan yet", id_.to_string());
-  hosts_[host].sent_all = true;
-  hosts_[host].layout = layout;
+  HostState& state = hosts_[host];
+  if (layout != state.layout) {
+    const auto name = [](const std::optional<Digest>& one) { return one ? one->hex() : "none"; };
+    end({ErrorCode::kInvalid,
+         fmt::format("{}: {} has a copy of layout {}, but its declarations make it {}; all agents "
+                     "need the same release of Rekindle",
+                     id_.to_string(), name_hosts({host}), name(layout), name(state.layout))});
+    return {};
+  }
+  state.sent_all = true;
   check_leaves();
   return {};
 }

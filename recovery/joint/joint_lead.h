@@ -57,19 +57,22 @@ class JointLead {
   void forgive(Duration pause);
   void end(Error why);
 
-  // A page of the host's declarations. kInvalid: pages do not fit together, or are too large.
+  // A page of the host's declarations. kInvalid: pages do not fit together. kExhausted: those of
+  // all hosts together are too large.
   Result<void> put_declarations(std::uint32_t host, std::uint64_t offset, std::uint64_t total_bytes,
                                 std::string_view page);
   const std::string& declarations(std::uint32_t host) const { return hosts_[host].declarations; }
 
-  // The plan of the table. Before it is here, leaves are refused (kUnavailable).
-  void set_plan(std::shared_ptr<const JointPlan> plan);
+  // The plan of the table, and the layout of each host's copy that follows from it. Before it is
+  // here, leaves are refused (kUnavailable).
+  void set_plan(std::shared_ptr<const JointPlan> plan, std::vector<std::optional<Digest>> layouts);
   // Leaves that the host has computed. Ends the publication if another host has sent another leaf
   // of the same tile. kInvalid: no tiles of the plan.
   Result<void> put_leaves(std::uint32_t host,
                           std::span<const std::pair<TileIndex, TileIndex>> tiles,
                           std::span<const Digest> leaves);
-  // The host has sent all its leaves. nullopt: its ranks have no elements, so it has no copy.
+  // The host has sent all its leaves. nullopt: its ranks have no elements, so it has no copy. Ends
+  // the publication if the layout is not the one that follows from the plan.
   Result<void> put_layout(std::uint32_t host, std::optional<Digest> layout);
 
   // In kClaiming: what the lead claims.
@@ -90,13 +93,14 @@ class JointLead {
     std::uint64_t declared_bytes = 0;
     bool declared = false;
     bool sent_all = false;
-    std::optional<Digest> layout;
+    std::optional<Digest> layout;  // with the plan
     bool confirmed = false;
   };
   void check_leaves();
 
   const ModelVersion id_;
   std::vector<HostState> hosts_;
+  std::uint64_t declared_bytes_ = 0;  // of all hosts, announced
   Phase phase_ = Phase::kDeclaring;
   std::optional<Error> why_;
   std::shared_ptr<const JointPlan> plan_;

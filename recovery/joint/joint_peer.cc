@@ -1,5 +1,7 @@
 #include "recovery/joint/joint_peer.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "recovery/rpc/methods.h"
@@ -9,27 +11,33 @@ namespace rekindle::joint {
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{10};
 constexpr std::chrono::milliseconds kConnect{3000};
-constexpr std::chrono::milliseconds kCall{10000};
 constexpr std::chrono::milliseconds kPause{100};
+
+// Never 0, which would mean no deadline.
+std::chrono::milliseconds left_until(TimePoint give_up) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - steady_now());
+  return std::max(left, std::chrono::milliseconds(1));
+}
 
 }  // namespace
 
-async::Task<Result<proto::JointResponse>> JointPeer::try_once(proto::JointRequest request) {
+async::Task<Result<proto::JointResponse>> JointPeer::try_until(proto::JointRequest request,
+                                                               TimePoint give_up) {
   if (client_ == nullptr || !client_->connected()) {
     CO_TRY(const Incarnation expected, Incarnation::from_bytes(node_.incarnation()));
-    CO_TRY(client_, co_await rpc::RpcClient::connect(node_.control_endpoint(), identity_, kConnect,
-                                                     expected));
+    CO_TRY(client_,
+           co_await rpc::RpcClient::connect(node_.control_endpoint(), identity_,
+                                            std::min(kConnect, left_until(give_up)), expected));
   }
   const auto client = client_;
-  co_return co_await rpc::call<proto::AGENT_JOINT>(client, std::move(request), kCall);
+  co_return co_await rpc::call<proto::AGENT_JOINT>(client, std::move(request), left_until(give_up));
 }
 
 async::Task<Result<proto::JointResponse>> JointPeer::call(proto::JointRequest request) {
-  const TimePoint give_up = steady_now() + kPatience;
+  const TimePoint give_up = steady_now() + patience_;
   while (true) {
-    auto answer = co_await try_once(request);
+    auto answer = co_await try_until(request, give_up);
     // The agent may hear of the roster later than this one.
     const bool unknown = !answer && answer.error().code() == ErrorCode::kNotFound;
     if (answer || (!unknown && !may_pass(answer.error()))) co_return answer;

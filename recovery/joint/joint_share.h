@@ -1,47 +1,26 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include <boost/asio/any_io_executor.hpp>
 
 #include "proto/agent.pb.h"
+#include "recovery/joint/course.h"
+#include "recovery/joint/host_copy.h"
 #include "recovery/joint/joint_agent.h"
-#include "recovery/joint/joint_peer.h"
+#include "recovery/joint/joint_roster.h"
 #include "recovery/joint/lead_desk.h"
+#include "recovery/joint/lead_link.h"
 #include "recovery/joint/local_ranks.h"
-#include "recovery/joint/part_digests.h"
-#include "recovery/joint/tile_finisher.h"
+#include "recovery/joint/shared_tiles.h"
 #include "src/async/task_group.h"
 #include "src/store/segment_store.h"
 #include "src/tensor/joint_plan.h"
 
 namespace rekindle::joint {
-
-// The agents of a complete roster, as one of them sees them.
-struct Roster {
-  struct Host {
-    proto::NodeAddress node;
-    std::vector<std::uint32_t> ranks;
-    std::unique_ptr<JointPeer> peer;
-  };
-  std::uint64_t number = 0;
-  std::vector<Host> hosts;  // the first one is the lead
-  std::uint32_t self = 0;
-
-  // `over`: as for JointPeer. kInvalid: the roster does not have `identity`.
-  static Result<Roster> from_proto(const proto::JointRoster& roster, const rpc::Identity& identity,
-                                   std::function<bool()> over);
-  JointPeer& lead() const { return *hosts.front().peer; }
-  bool leads() const { return self == 0; }
-  std::span<const std::uint32_t> ranks() const { return hosts[self].ranks; }
-};
 
 // Where a rank writes: the places of its boxes in files that its agent makes.
 struct RankPlaces {
@@ -49,8 +28,9 @@ struct RankPlaces {
   PackedLayout packed;
 };
 
-// One agent's share in one joint publication: its ranks and its copy, and, at the agent of rank 0,
-// the lead. docs/internals/joint-publication.md has the steps. Control thread only.
+// One agent's share in one joint publication: takes the steps of
+// docs/internals/joint-publication.md in order, and answers its ranks and the other agents. Control
+// thread only.
 class JointShare : public std::enable_shared_from_this<JointShare> {
  public:
   JointShare(boost::asio::any_io_executor executor, JointAgent& agent, ModelVersion id,
@@ -60,7 +40,7 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   // 0: the roster is not complete.
   std::uint64_t roster() const { return roster_.number; }
   // Complete or ended: new ranks begin another share.
-  bool over() const { return root_ || error_; }
+  bool over() const { return course_.over(); }
 
   // The calls of ranks. kTimeout names what is missing.
   async::Task<Result<RankPlaces>> declare(std::uint32_t world, Declaration declaration,
@@ -81,60 +61,34 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
 
  private:
   async::Task<Result<void>> take_steps();
+  // Waits for the roster. The agent of rank 0 becomes the lead.
   async::Task<Result<void>> gather();
-  void note_undeclared(const Result<proto::JointRoster>& roster);
-  async::Task<Result<void>> exchange_declarations();
-  async::Task<Result<std::string>> read_from_lead(proto::JointRead read);
-  async::Task<Result<void>> make_plan(std::vector<std::string> declarations);
-  async::Task<Result<void>> stage();
+  async::Task<Result<void>> make_plan();
+  // Until the lead has the leaves of all tiles that this agent finishes.
+  async::Task<void> finish_shared();
   async::Task<Result<void>> send_leaves();
-  async::Task<Result<void>> send_pieces();
-  async::Task<void> send_round(std::uint32_t to, proto::JointPieces pieces,
-                               std::optional<Error>& failed);
-  async::Task<Result<void>> finish_tiles();
   async::Task<Result<void>> commit_copy();
-  async::Task<void> watch_lead();
+  // Until run() closes it: the lead misses silent agents, and a share without ranks ends.
   async::Task<void> keep_time();
-  async::Task<void> keep_roster();
   async::Task<void> say_goodbye();
-  async::Task<void> drop_files();
-  proto::JointReport report_on(std::span<const std::uint32_t> ranks) const;
-
-  // Waits until `holds()`. The error of the publication if it ends, kTimeout at `give_up`.
-  template <typename Condition>
-  async::Task<Result<void>> wait_for(Condition holds, TimePoint give_up = TimePoint::max());
-  proto::JointRequest request() const;
-  async::Task<Result<void>> put_all_leaves(std::span<const TileIndex> tiles,
-                                           std::span<const Digest> leaves, bool last);
-  async::Task<Result<void>> put_leaves(std::span<const TileIndex> tiles,
-                                       std::span<const Digest> leaves, bool last);
-  async::Task<Result<std::uint32_t>> take_pieces(std::uint32_t from, proto::JointPieces pieces);
-  Result<void> check_own_leaves(const Checkpoint& checkpoint) const;
+  // The task keeps this object.
+  void spawn(std::string_view name, async::Task<void> task);
   std::string whom_it_lacks() const;
 
   JointAgent& agent_;
   const ModelVersion id_;
-  // Tells the coordinator this share from an earlier one of the same version.
-  const std::uint64_t attempt_;
+  Course course_;
   LocalRanks ranks_;
-  // The ranks that have declared nowhere, as the coordinator knows.
-  std::string undeclared_;
+  RankReports reports_;
   Roster roster_;
-  std::unique_ptr<LeadDesk> lead_;  // null at other agents than the lead
-  // As the lead has said last.
-  proto::JointState lead_state_;
-
+  LeadLink lead_;
+  // Null at other agents than the lead.
+  std::shared_ptr<LeadDesk> desk_;
+  // From here on null until there is a plan.
   std::shared_ptr<const JointPlan> plan_;
-  std::map<std::uint32_t, PackedLayout> packed_;  // of each rank here
-  std::vector<std::shared_ptr<void>> files_;      // of the ranks that have committed
-  std::shared_ptr<store::SegmentStore::StagedPart> staged_;
-  std::unique_ptr<PartReader> part_;
-  std::vector<Digest> leaves_;  // of part_->tiles().whole
-  std::unique_ptr<TileFinisher> finisher_;
-
-  std::optional<Digest> root_;  // of the complete version
-  std::optional<Error> error_;
-  async::Notifier changed_;
+  std::unique_ptr<HostCopy> copy_;
+  std::unique_ptr<SharedTiles> shared_;
+  bool shared_finished_ = false;
   async::TaskGroup tasks_;
 };
 

@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kLongestWait{5000};
 // The coordinator may be away for this long when the root is claimed.
 constexpr std::chrono::seconds kClaimPatience{60};
 constexpr std::chrono::milliseconds kClaimAgain{250};
-constexpr std::chrono::seconds kClaimClose{5};
+constexpr std::chrono::seconds kClaimClose{60};
 
 proto::JointPhase to_proto(Phase phase) {
   switch (phase) {
@@ -39,8 +39,7 @@ proto::JointPhase to_proto(Phase phase) {
   return proto::JOINT_UNKNOWN;
 }
 
-Result<void> cut_page(std::span<const std::byte> blob, std::uint64_t offset,
-                      proto::JointResponse& answer) {
+Result<void> cut_page(std::string_view blob, std::uint64_t offset, proto::JointResponse& answer) {
   if (offset > blob.size()) {
     return fail(ErrorCode::kInvalid, "offset {} of {} bytes", offset, blob.size());
   }
@@ -68,9 +67,10 @@ void LeadDesk::look() {
   changed_.notify();
 }
 
-void LeadDesk::set_plan(std::shared_ptr<const JointPlan> plan) {
+void LeadDesk::set_plan(std::shared_ptr<const JointPlan> plan,
+                        std::vector<std::optional<Digest>> layouts) {
   plan_ = plan;
-  lead_.set_plan(std::move(plan));
+  lead_.set_plan(std::move(plan), std::move(layouts));
 }
 
 void LeadDesk::advance(TimePoint now, Duration slept) {
@@ -86,8 +86,8 @@ void LeadDesk::end(Error why) {
 }
 
 async::Task<void> LeadDesk::close() {
-  bool closed = false;
-  while (!closed) closed = co_await tasks_.close(kClaimClose);
+  const bool closed = co_await tasks_.close(kClaimClose);
+  if (!closed) log::error("joint.claim_hangs", "version", id_.to_string());
 }
 
 proto::JointState LeadDesk::state() const {
@@ -166,14 +166,17 @@ Result<void> LeadDesk::take_leaves(std::uint32_t from, const proto::JointLeaves&
 
 Result<void> LeadDesk::read(const proto::JointRead& read, proto::JointResponse& answer) const {
   const Phase phase = lead_.phase();
-  if (read.kind() == proto::JointRead::LEAVES &&
-      (phase == Phase::kCommitting || phase == Phase::kComplete)) {
-    return cut_page(std::as_bytes(lead_.leaves()), read.offset(), answer);
+  const bool has_root = phase == Phase::kCommitting || phase == Phase::kComplete;
+  if (read.kind() == proto::JointRead::LEAVES && has_root) {
+    return cut_page(digest_bytes(lead_.leaves()), read.offset(), answer);
+  }
+  if (read.kind() == proto::JointRead::LAYOUTS && has_root) {
+    const std::vector<Digest> layouts = lead_.layouts();
+    return cut_page(digest_bytes(layouts), read.offset(), answer);
   }
   if (read.kind() == proto::JointRead::DECLARATIONS && phase != Phase::kDeclaring &&
       read.of_host() < lead_.host_count()) {
-    const std::string& blob = lead_.declarations(read.of_host());
-    return cut_page(std::as_bytes(std::span(blob)), read.offset(), answer);
+    return cut_page(lead_.declarations(read.of_host()), read.offset(), answer);
   }
   return fail(ErrorCode::kInvalid, "{}: nothing to read in this phase", id_.to_string());
 }
@@ -181,27 +184,18 @@ Result<void> LeadDesk::read(const proto::JointRead& read, proto::JointResponse& 
 // The root is that of a publication of whole tensors, so the pool computes it from all leaves.
 async::Task<void> LeadDesk::claim() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
+  const auto self = shared_from_this();
   const auto leaves = lead_.leaves();
   const auto make = [this, leaves]() -> Result<std::shared_ptr<const Checkpoint>> {
     const Digest root = checkpoint_root(id_, plan_->tensors(), plan_->tiles(), leaves);
     return Checkpoint::create(id_, plan_->tensors(), {leaves.begin(), leaves.end()}, root);
   };
   const auto checkpoint = co_await async::offload(agent_.blocking_pool(), make);
-  Result<void> claimed = agent_.check_not_retiring(id_);
-  if (!claimed) {
-    // The version is on its way out of this host.
-  } else if (!checkpoint) {
-    claimed = fail(checkpoint.error());
+  Result<void> claimed;
+  if (checkpoint) {
+    claimed = co_await ask_coordinator(*checkpoint);
   } else {
-    const TimePoint give_up = steady_now() + kClaimPatience;
-    while (lead_.phase() == Phase::kClaiming) {
-      auto layouts = lead_.layouts();
-      auto asked = agent_.claim(*checkpoint, std::move(layouts));
-      claimed = co_await std::move(asked);
-      if (claimed || !may_pass(claimed.error()) || steady_now() >= give_up) break;
-      if (co_await async::is_cancelled()) co_return;
-      co_await async::sleep_for(kClaimAgain);
-    }
+    claimed = fail(checkpoint.error());
   }
   if (lead_.phase() != Phase::kClaiming) co_return;
   if (claimed) {
@@ -212,6 +206,20 @@ async::Task<void> LeadDesk::claim() {
     lead_.end(std::move(claimed).error().with_context("publish " + id_.to_string()));
   }
   look();
+}
+
+// Asks again for a minute, since another coordinator may take over.
+async::Task<Result<void>> LeadDesk::ask_coordinator(std::shared_ptr<const Checkpoint> checkpoint) {
+  CO_TRY_VOID(agent_.check_not_retiring(id_));
+  const TimePoint give_up = steady_now() + kClaimPatience;
+  while (true) {
+    auto layouts = lead_.layouts();
+    auto asked = agent_.claim(checkpoint, std::move(layouts));
+    auto claimed = co_await std::move(asked);
+    if (claimed || !may_pass(claimed.error()) || steady_now() >= give_up) co_return claimed;
+    if (lead_.phase() != Phase::kClaiming || co_await async::is_cancelled()) co_return claimed;
+    co_await async::sleep_for(kClaimAgain);
+  }
 }
 
 }  // namespace rekindle::joint

@@ -20,6 +20,7 @@ class LocalRanks {
  public:
   LocalRanks(ModelVersion id, std::uint32_t world) : id_(std::move(id)), world_(world) {}
 
+  const ModelVersion& id() const { return id_; }
   std::uint32_t world() const { return world_; }
   // kInvalid: another world, or no rank of it. kDenied: the rank is here already, or, once the
   // declarations are sealed, has declared something else or at another agent.

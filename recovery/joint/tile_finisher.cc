@@ -8,7 +8,7 @@ namespace rekindle::joint {
 
 namespace {
 
-// Of pieces of incomplete tiles.
+// Of pieces of tiles without a leaf.
 constexpr std::uint64_t kMemory = 256 * kMiB;
 
 }  // namespace
@@ -82,27 +82,33 @@ Result<void> TileFinisher::add(std::uint32_t host, TileIndex tile, std::string_v
   }
   state.missing.erase(missing);
   if (!state.missing.empty()) return {};
-  TRY(const Digest found_leaf, leaf(tile, state));
-  leaves_.emplace_back(tile, found_leaf);
-  bytes_ -= state.bytes;
+  Gathered& gathered = gathered_.emplace_back(Gathered{tile, {}, state.bytes});
+  for (Cell& cell : state.cells) {
+    gathered.cells.emplace_back(std::move(cell.box), std::move(cell.piece));
+  }
+  ++undigested_;
   open_.erase(found);
   return {};
 }
 
-Result<Digest> TileFinisher::leaf(TileIndex tile, const Tile& state) const {
-  const TensorInfo& info = plan_->tensors()[plan_->tiles().tensor_of(tile)];
-  TileAssembly assembly(plan_->tiles().tile_box(tile), dtype_size_bytes(info.dtype));
-  for (const Cell& cell : state.cells) TRY_VOID(assembly.add(cell.box, cell.piece));
+std::vector<TileFinisher::Gathered> TileFinisher::take_gathered() {
+  return std::exchange(gathered_, {});
+}
+
+Result<Digest> TileFinisher::leaf(const Gathered& gathered) const {
+  const TensorInfo& info = plan_->tensors()[plan_->tiles().tensor_of(gathered.tile)];
+  TileAssembly assembly(plan_->tiles().tile_box(gathered.tile), dtype_size_bytes(info.dtype));
+  for (const auto& [box, piece] : gathered.cells) TRY_VOID(assembly.add(box, piece));
   if (!assembly.complete()) {
     return fail(ErrorCode::kInternal, "{}: the cells of tile {} of '{}' leave a hole",
-                id_.to_string(), tile, info.name);
+                id_.to_string(), gathered.tile, info.name);
   }
   return assembly.leaf();
 }
 
-std::vector<std::pair<TileIndex, Digest>> TileFinisher::take_leaves() {
-  std::ranges::sort(leaves_);
-  return std::exchange(leaves_, {});
+void TileFinisher::digested(const Gathered& gathered) {
+  --undigested_;
+  bytes_ -= gathered.bytes;
 }
 
 }  // namespace rekindle::joint

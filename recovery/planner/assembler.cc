@@ -93,16 +93,15 @@ void Assembler::add_group(SliceKind kind, std::span<const Part> parts, std::vect
   if (total > slice_bytes_) {
     return add_large_group(kind, parts, std::move(blocks), element_bytes);
   }
-  std::vector<std::uint64_t> masks;
-  for (const Part& part : parts) masks.push_back(part.sources.bits());
+  std::vector<SourceMask> masks;
+  for (const Part& part : parts) masks.push_back(part.sources);
   std::sort(masks.begin(), masks.end());
   masks.erase(std::unique(masks.begin(), masks.end()), masks.end());
 
   OpenGroup& group = open_group(kind, std::move(masks), total);
   group.bytes += total;
   for (const Part& part : parts) {
-    const auto at =
-        std::lower_bound(group.sources.begin(), group.sources.end(), part.sources.bits());
+    const auto at = std::lower_bound(group.sources.begin(), group.sources.end(), part.sources);
     Open& slice = slices_[group.first_slice + static_cast<std::size_t>(at - group.sources.begin())];
     slice.bytes += part.piece.region.elements() * element_bytes;
     slice.pieces.push_back(part.piece);
@@ -112,7 +111,7 @@ void Assembler::add_group(SliceKind kind, std::span<const Part> parts, std::vect
 }
 
 // An open slice with room for `bytes` more, or a new one.
-Assembler::OpenGroup& Assembler::open_group(SliceKind kind, std::vector<std::uint64_t> sources,
+Assembler::OpenGroup& Assembler::open_group(SliceKind kind, std::vector<SourceMask> sources,
                                             std::uint64_t bytes) {
   const std::size_t oldest =
       open_groups_.size() > kMaxOpenSlices ? open_groups_.size() - kMaxOpenSlices : 0;
@@ -125,8 +124,8 @@ Assembler::OpenGroup& Assembler::open_group(SliceKind kind, std::vector<std::uin
   const auto number = static_cast<std::int64_t>(groups_.size());
   OpenGroup group{kind, std::move(sources), 0, groups_.size(), slices_.size()};
   groups_.emplace_back();
-  for (const std::uint64_t mask : group.sources) {
-    slices_.push_back(Open{kind, SourceMask(mask), 0, {}, number, true});
+  for (const SourceMask& mask : group.sources) {
+    slices_.push_back(Open{kind, mask, 0, {}, number, true});
   }
   return open_groups_.emplace_back(std::move(group));
 }

@@ -45,7 +45,7 @@ class Assembler {
   struct OpenGroup {
     SliceKind kind;
     // The distinct masks of its slices, ascending.
-    std::vector<std::uint64_t> sources;
+    std::vector<SourceMask> sources;
     std::uint64_t bytes = 0;
     // Index into groups_.
     std::size_t group = 0;
@@ -56,7 +56,7 @@ class Assembler {
   void make_room(std::uint64_t bytes);
   void add_large_group(SliceKind kind, std::span<const Part> parts, std::vector<Piece> blocks,
                        std::uint64_t element_bytes);
-  OpenGroup& open_group(SliceKind kind, std::vector<std::uint64_t> sources, std::uint64_t bytes);
+  OpenGroup& open_group(SliceKind kind, std::vector<SourceMask> sources, std::uint64_t bytes);
   void close_bucket();
 
   PlanTable& plan_;

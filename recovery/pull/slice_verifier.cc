@@ -190,9 +190,8 @@ void SliceVerifier::judge(const std::shared_ptr<ProofQuest>& quest, SourceIndex 
     if (!quest->works.empty()) note_wrong(quest->works.front(), from);
     return finish(quest->slice, Verdict::kRetry);
   }
-  for (SourceIndex next = 0; quest->asks < kProofAsks && next < transport::kMaxSources; ++next) {
-    if (quest->open.test(next)) return ask_for_proofs(quest, next);
-  }
+  const SourceIndex next = quest->open.next();
+  if (quest->asks < kProofAsks && next < transport::kMaxSources) return ask_for_proofs(quest, next);
   finish(quest->slice, Verdict::kUndecided);
 }
 

@@ -1,7 +1,6 @@
 #include "recovery/swarm/availability.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -23,13 +22,12 @@ std::uint64_t next_random(std::uint64_t& state) {
 Availability::Availability(const planner::Plan& plan, SourceMask growing)
     : plan_(plan),
       slice_count_(plan.slice_count()),
-      candidates_(new std::atomic<std::uint64_t>[slice_count_]),
-      prospects_(new std::atomic<std::uint64_t>[slice_count_]) {
+      candidates_(new GrowingMask[slice_count_]),
+      prospects_(new GrowingMask[slice_count_]) {
   std::vector<TileIndex> read;
   first_tile_.reserve(slice_count_);
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
-    candidates_[slice].store((plan.candidates(slice) & ~growing).bits());
-    prospects_[slice].store(0);
+    candidates_[slice].add(plan.candidates(slice) & ~growing);
     plan.tiles_read(plan.group_first(slice), read);
     first_tile_.push_back(read.empty() ? 0 : read.front());
   }
@@ -83,11 +81,11 @@ SliceIndex Availability::add_source(SourceIndex source, const Layout& layout, bo
   const auto tiles = static_cast<TileIndex>(tiles_->slices_of_tile.first.size() - 1);
   held_.insert_or_assign(source, TileSet(tiles));
   const std::vector<bool>& covered = covered_[key];
-  const std::uint64_t bit = std::uint64_t{1} << source;
+  const SourceMask mask = SourceMask::of(source);
   SliceIndex count = 0;
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
     if (!covered[slice]) continue;
-    prospects_[slice].fetch_or(bit, std::memory_order_release);
+    prospects_[slice].add(mask);
     ++count;
   }
   return count;
@@ -103,7 +101,7 @@ std::vector<SliceIndex> Availability::extend(SourceIndex source, const TileRuns&
   const auto known = held_.find(source);
   if (known == held_.end()) return gained;
   TileSet& held = known->second;
-  const std::uint64_t bit = std::uint64_t{1} << source;
+  const SourceMask mask = SourceMask::of(source);
   for (const auto& [begin, end] : runs) {
     // Tiles behind the last that any slice reads are of no interest.
     for (TileIndex tile = begin; tile < std::min(end, held.size()); ++tile) {
@@ -112,7 +110,7 @@ std::vector<SliceIndex> Availability::extend(SourceIndex source, const TileRuns&
       for (const SliceIndex slice : tiles_->slices_of_tile.row(tile)) {
         if (!prospects(slice).test(source) || candidates(slice).test(source)) continue;
         if (!holds(held, slice)) continue;
-        candidates_[slice].fetch_or(bit, std::memory_order_release);
+        candidates_[slice].add(mask);
         gained.push_back(slice);
       }
     }
@@ -125,10 +123,10 @@ std::vector<SliceIndex> Availability::complete(SourceIndex source) {
   if (known == held_.end()) return {};
   std::vector<SliceIndex> gained;
   known->second.set_range(0, known->second.size());
-  const std::uint64_t bit = std::uint64_t{1} << source;
+  const SourceMask mask = SourceMask::of(source);
   for (SliceIndex slice = 0; slice < slice_count_; ++slice) {
     if (!prospects(slice).test(source) || candidates(slice).test(source)) continue;
-    candidates_[slice].fetch_or(bit, std::memory_order_release);
+    candidates_[slice].add(mask);
     gained.push_back(slice);
   }
   return gained;
@@ -211,11 +209,9 @@ SourceMask SliceCandidates::chosen_for_group(SliceIndex slice) const {
   }
   if (common.empty()) return candidates;
   auto skip = (first + suspicion_) % static_cast<std::uint32_t>(common.count());
-  for (SourceIndex source = 0; source < transport::kMaxSources; ++source) {
-    if (!common.test(source) || skip-- > 0) continue;
-    SourceMask chosen;
-    chosen.set(source);
-    return chosen;
+  for (SourceIndex source = common.next(); source < transport::kMaxSources;
+       source = common.next(source + 1)) {
+    if (skip-- == 0) return SourceMask::of(source);
   }
   return candidates;
 }
@@ -234,7 +230,7 @@ std::optional<SourceIndex> SliceCandidates::only_source(SliceIndex first, SliceI
   SourceMask all;
   for (SliceIndex i = first; i <= last; ++i) all = all | info(i).candidates;
   if (all.count() != 1) return std::nullopt;
-  return static_cast<SourceIndex>(std::countr_zero(all.bits()));
+  return all.next();
 }
 
 }  // namespace rekindle::swarm

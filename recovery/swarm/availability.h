@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -73,24 +74,39 @@ class Availability {
   // The source holds all of its layout from now on.
   std::vector<SliceIndex> complete(SourceIndex source);
 
-  SourceMask candidates(SliceIndex slice) const {
-    return SourceMask(candidates_[slice].load(std::memory_order_acquire));
-  }
+  SourceMask candidates(SliceIndex slice) const { return candidates_[slice].load(); }
   // The name of the slice among pullers with different plans (SliceInfo::key): the first tile that
   // it reads.
   std::uint64_t key(SliceIndex slice) const { return first_tile_[slice]; }
-  SourceMask prospects(SliceIndex slice) const {
-    return SourceMask(prospects_[slice].load(std::memory_order_acquire));
-  }
+  SourceMask prospects(SliceIndex slice) const { return prospects_[slice].load(); }
 
  private:
-  using Bits = std::unique_ptr<std::atomic<std::uint64_t>[]>;
+  // A mask that one thread adds sources to while others read it.
+  class GrowingMask {
+   public:
+    SourceMask load() const {
+      SourceMask mask;
+      for (std::size_t i = 0; i < SourceMask::kWords; ++i) {
+        mask.set_word(i, words_[i].load(std::memory_order_acquire));
+      }
+      return mask;
+    }
+    void add(const SourceMask& more) {
+      for (std::size_t i = 0; i < SourceMask::kWords; ++i) {
+        if (more.word(i) != 0) words_[i].fetch_or(more.word(i), std::memory_order_release);
+      }
+    }
+
+   private:
+    std::array<std::atomic<std::uint64_t>, SourceMask::kWords> words_{};
+  };
+  using Masks = std::unique_ptr<GrowingMask[]>;
   bool holds(const TileSet& held, SliceIndex slice) const;
 
   const planner::Plan& plan_;
   const SliceIndex slice_count_;
-  Bits candidates_;
-  Bits prospects_;
+  Masks candidates_;
+  Masks prospects_;
   // By slice.
   std::vector<TileIndex> first_tile_;
   std::shared_ptr<const SliceTiles> tiles_;

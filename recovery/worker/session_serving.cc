@@ -68,9 +68,9 @@ constexpr std::chrono::milliseconds kTilesInterval{20};
 
 // The digests that the device process compares a device's bytes with.
 Result<void> add_leaves(const Checkpoint& checkpoint, device::DeviceOrder& order) {
-  const auto bytes = std::as_bytes(std::span(checkpoint.tile_digests));
+  const std::string_view bytes = digest_bytes(checkpoint.tile_digests);
   if (bytes.empty()) return {};
-  TRY(order.leaves, ipc::sealed_memfd({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+  TRY(order.leaves, ipc::sealed_memfd(bytes));
   order.leaves_bytes = bytes.size();
   return {};
 }

@@ -185,6 +185,14 @@ RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, r
   });
 }
 
+RK_API void rk_interrupt(rk_agent* agent) {
+  if (agent == nullptr) return;
+  with_object(agent, nullptr, [](Connection& connection) -> Result<void> {
+    connection.close(Error(ErrorCode::kStale, "the connection was interrupted"));
+    return {};
+  });
+}
+
 RK_API void rk_disconnect(rk_agent* agent) {
   // In a child after fork(), all but the descriptor belongs to the parent's threads and stays.
   if (agent != nullptr && !agent->is_owner()) return agent->object->abandon();

@@ -36,7 +36,8 @@ class Connection {
     calls_.forget_session(session, inbox);
   }
 
-  // Ends the connection. Open calls and later calls return `why`. Called once.
+  // Ends the connection. Open calls and later calls return `why`. A second
+  // call does nothing; not for two threads at once.
   void close(const Error& why);
 
   // False in a child after fork(). There only abandon() may be called.

@@ -92,7 +92,11 @@ typedef struct rk_connect_options {
  * RK_UNAVAILABLE: no agent serves that store within the timeout. RK_DENIED: the agent belongs to
  * another user. */
 RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error);
-/* Also ends the sessions of the connection. NULL does nothing. */
+/* Ends the connection and keeps the handle. The calls of other threads return RK_STALE, and so do
+ * later calls. Not while another thread calls rk_interrupt() or rk_disconnect(). NULL does nothing. */
+RK_API void rk_interrupt(rk_agent* agent);
+/* Ends the connection with its sessions, and frees the handle. A call that another thread has begun
+ * returns RK_STALE; one that begins later is an error of the caller. NULL does nothing. */
 RK_API void rk_disconnect(rk_agent* agent);
 
 /* --- weights for a worker */

@@ -95,6 +95,7 @@ Result<std::shared_ptr<SegmentStore::StagedPart>> stage_part(std::shared_ptr<Sto
                                                              FilledSegments filled);
 Result<std::shared_ptr<SegmentStore::Staged>> finish_part(
     StoreState& state, std::shared_ptr<SegmentStore::StagedPart> part,
-    std::shared_ptr<const Checkpoint> checkpoint, std::vector<PartDigest> part_digests);
+    std::shared_ptr<const Checkpoint> checkpoint, std::vector<PartDigest> part_digests,
+    std::vector<Digest> part_layouts);
 
 }  // namespace rekindle::store

@@ -54,10 +54,11 @@ Result<std::shared_ptr<SegmentStore::StagedPart>> stage_part(std::shared_ptr<Sto
 
 Result<std::shared_ptr<SegmentStore::Staged>> finish_part(
     StoreState& state, std::shared_ptr<SegmentStore::StagedPart> part,
-    std::shared_ptr<const Checkpoint> checkpoint, std::vector<PartDigest> part_digests) {
+    std::shared_ptr<const Checkpoint> checkpoint, std::vector<PartDigest> part_digests,
+    std::vector<Digest> part_layouts) {
   TRY_VOID(state.check_root(part->id, checkpoint->root));
-  Manifest manifest{std::move(checkpoint), part->layout, state.next_generation(),
-                    std::move(part_digests)};
+  Manifest manifest{std::move(checkpoint),   part->layout, state.next_generation(),
+                    std::move(part_digests), {},           std::move(part_layouts)};
   auto same = state.find(part->id, part->layout.digest());
   if (same != nullptr && same->verification->state() == CopyState::kVerified) {
     return std::make_shared<SegmentStore::Staged>(

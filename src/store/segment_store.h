@@ -264,11 +264,12 @@ class SegmentStore {
   // The bytes of one entry of the part's layout. Read them within guard_mapping_access().
   virtual std::span<const std::byte> staged_array(const StagedPart& part,
                                                   const LayoutEntry& entry) const = 0;
-  // `part_digests`: as in Manifest. kDenied: the version is here with another root. kCorrupt: a
-  // file was opened for writing meanwhile.
+  // `part_digests`, `part_layouts`: as in Manifest. kDenied: the version is here with another root.
+  // kCorrupt: a file was opened for writing meanwhile.
   virtual Result<std::shared_ptr<Staged>> finish_part(std::shared_ptr<StagedPart> part,
                                                       std::shared_ptr<const Checkpoint> checkpoint,
-                                                      std::vector<PartDigest> part_digests) = 0;
+                                                      std::vector<PartDigest> part_digests,
+                                                      std::vector<Digest> part_layouts) = 0;
 
   // Unlinks or pools all layouts of a version. Their memory is freed or reused after the last
   // reader has ended. Returns the freed bytes.

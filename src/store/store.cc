@@ -84,9 +84,10 @@ class Store final : public SegmentStore {
   }
   Result<std::shared_ptr<Staged>> finish_part(std::shared_ptr<StagedPart> part,
                                               std::shared_ptr<const Checkpoint> checkpoint,
-                                              std::vector<PartDigest> part_digests) override {
+                                              std::vector<PartDigest> part_digests,
+                                              std::vector<Digest> part_layouts) override {
     return store::finish_part(*state_, std::move(part), std::move(checkpoint),
-                              std::move(part_digests));
+                              std::move(part_digests), std::move(part_layouts));
   }
   Result<std::shared_ptr<const StoredVersion>> commit_staged(
       std::shared_ptr<Staged> staged) override {

@@ -71,6 +71,16 @@ Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(ModelVersion id, Te
       std::move(id), std::move(tensors), std::move(tiles), std::move(tile_digests), root});
 }
 
+bool lists_layout(std::span<const Digest> ascending, const Digest& layout) {
+  return std::ranges::adjacent_find(ascending, std::ranges::greater_equal()) == ascending.end() &&
+         std::ranges::binary_search(ascending, layout);
+}
+
+std::string_view digest_bytes(std::span<const Digest> digests) {
+  const auto bytes = std::as_bytes(digests);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 Result<std::vector<Digest>> parse_digests(std::string_view bytes) {
   if (bytes.size() % sizeof(Digest) != 0) {
     return fail(ErrorCode::kCorrupt, "tile digests: {} bytes are not a multiple of {}",
@@ -87,8 +97,7 @@ std::string Manifest::serialize() const {
   message.mutable_id()->set_version(checkpoint->id.version);
   message.set_tensor_set(checkpoint->tensors.serialize());
   message.set_layout(layout.serialize());
-  const auto leaves = std::as_bytes(std::span(checkpoint->tile_digests));
-  message.set_tile_digests(leaves.data(), leaves.size());
+  message.set_tile_digests(std::string(digest_bytes(checkpoint->tile_digests)));
   message.mutable_root()->set_value(checkpoint->root.to_bytes());
   message.set_generation(generation);
   for (const PartDigest& part : part_digests) {
@@ -97,6 +106,7 @@ std::string Manifest::serialize() const {
     added->set_digest(part.digest.to_bytes());
   }
   message.set_part_proofs(part_proofs);
+  message.set_part_layouts(std::string(digest_bytes(part_layouts)));
   const std::string body = message.SerializeAsString();
   canonical::Writer out;
   out.raw(kManifestMagic);
@@ -120,8 +130,16 @@ Result<Manifest> Manifest::parse(std::string_view bytes) {
       Checkpoint::create({message.id().model(), message.id().version()}, std::move(tensors),
                          std::move(digests), Digest::from_bytes(message.root().value())));
   TRY(auto parts, parse_parts(message, *checkpoint, layout));
-  return Manifest{std::move(checkpoint), std::move(layout), message.generation(), std::move(parts),
-                  std::move(*message.mutable_part_proofs())};
+  TRY(auto part_layouts, parse_digests(message.part_layouts()));
+  if (!part_layouts.empty() && !lists_layout(part_layouts, layout.digest())) {
+    return corrupt("its layout is not one of its joint publication");
+  }
+  return Manifest{std::move(checkpoint),
+                  std::move(layout),
+                  message.generation(),
+                  std::move(parts),
+                  std::move(*message.mutable_part_proofs()),
+                  std::move(part_layouts)};
 }
 
 }  // namespace rekindle

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/digest.h"
@@ -29,9 +31,14 @@ struct Checkpoint {
                                                           const Digest& root);
 };
 
-// Leaves as they travel and lie on disk: one after the other, 32 bytes each. kCorrupt: not a whole
-// number of them.
+// Leaves as they travel and lie on disk: one after the other, 32 bytes each. The view is valid as
+// long as the digests.
+std::string_view digest_bytes(std::span<const Digest> digests);
+// kCorrupt: not a whole number of digests.
 Result<std::vector<Digest>> parse_digests(std::string_view bytes);
+
+// Whether the layouts of a joint publication ascend, each once, and `layout` is one of them.
+bool lists_layout(std::span<const Digest> ascending, const Digest& layout);
 
 struct PartDigest {
   TileIndex tile = 0;
@@ -52,6 +59,9 @@ struct Manifest {
   std::vector<PartDigest> part_digests = {};
   // The kept proofs (held_tile.h) of these tiles, joined. Empty: none are kept.
   std::string part_proofs = {};
+  // Of a joint publication: the layouts whose union is the version, ascending. This one is one of
+  // them.
+  std::vector<Digest> part_layouts = {};
 
   std::string serialize() const;
   static Result<Manifest> parse(std::string_view bytes);

@@ -36,6 +36,8 @@ struct JointHost {
 
 // Of all hosts together. A tensor without boxes counts as one box.
 inline constexpr std::size_t kMaxJointBoxes = 4'000'000;
+// The canonical bytes of all hosts together: the lead keeps them, and every agent reads them.
+inline constexpr std::uint64_t kMaxJointDeclarationBytes = std::uint64_t{1} << 30;
 inline constexpr std::size_t kMaxHostNameBytes = 255;
 
 // Canonical bytes of a host's declarations. Ranks ascend, the tensors of a rank by name, and the

@@ -3,7 +3,6 @@
 //   plan_bench [--repeat N] [whole|sharded]
 // One source mix per process, so that the peak resident size is that mix's own.
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -182,8 +181,7 @@ void run(bool sharded, int repeat) {
   std::uint64_t tile_count = 0;
   std::uint64_t by_kind[3] = {};
   for (SliceIndex slice = 0; slice < plan->slice_count(); ++slice) {
-    plan->expand(slice, static_cast<SourceIndex>(std::countr_zero(plan->candidates(slice).bits())),
-                 expansion);
+    plan->expand(slice, plan->candidates(slice).next(), expansion);
     plan->tiles(slice, tiles);
     reads += expansion.reads.size();
     tile_count += tiles.size();

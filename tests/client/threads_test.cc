@@ -123,6 +123,29 @@ TEST(Threads, WhoWaitsOnAnAgentThatIsDisconnectedIsTold) {
   EXPECT_EQ(next(session, 0).code, RK_STALE);
 }
 
+TEST(Threads, AnInterruptEndsCallsAndKeepsTheHandle) {
+  const FakeModel model(many_tensors(1), {}, 1 << 20);
+  Gate watched;
+  ScriptedAgent server([&](AgentEnd& agent) {
+    agent.attach(model, false);
+    agent.expect(Kind::kWatch);
+    watched.open();
+    agent.until_closed();
+  });
+  const Agent agent = connect_to(server.store());
+  const Session session = attach_to(agent);
+  std::thread waiter(
+      [&] { EXPECT_EQ(rk_wait_update(session.handle, kPatienceMs, nullptr, nullptr), RK_STALE); });
+  watched.wait();
+  rk_interrupt(agent.handle);
+  waiter.join();
+  rk_interrupt(agent.handle);
+  EXPECT_EQ(next(session, 0).code, RK_STALE);
+  const rk_update_options options{.size = sizeof options, .model_version = "m@1"};
+  EXPECT_EQ(rk_update(agent.handle, &options, nullptr, nullptr), RK_STALE) << "a later call";
+  rk_interrupt(nullptr);
+}
+
 TEST(Threads, SessionsOfOneConnectionDoNotMix) {
   const FakeModel first(many_tensors(3), {}, 1 << 20);
   const FakeModel second(many_tensors(5), {}, 1 << 20);

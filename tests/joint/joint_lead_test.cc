@@ -52,13 +52,13 @@ class JointLeadTest : public ::testing::Test {
   void reach_writing() {
     for (std::uint32_t host = 0; host < 3; ++host) declare(host);
     ASSERT_EQ(lead_.phase(), Phase::kWriting);
-    lead_.set_plan(four_tiles());
+    lead_.set_plan(four_tiles(), layouts_);
   }
   void reach_claiming() {
     reach_writing();
     ASSERT_TRUE(lead_.put_leaves(0, Runs{{0, 4}}, digests({10, 11, 12, 13})));
     for (std::uint32_t host = 0; host < 3; ++host) {
-      ASSERT_TRUE(lead_.put_layout(host, numbered_digest(50 + host)));
+      ASSERT_TRUE(lead_.put_layout(host, layouts_[host]));
     }
     ASSERT_EQ(lead_.phase(), Phase::kClaiming);
   }
@@ -90,6 +90,9 @@ class JointLeadTest : public ::testing::Test {
   }
 
   const Digest root_ = numbered_digest(99);
+  // b has no copy.
+  const std::vector<std::optional<Digest>> layouts_{numbered_digest(50), std::nullopt,
+                                                    numbered_digest(40)};
   JointLead lead_{kId, three_hosts(), kStart};
 };
 
@@ -101,13 +104,13 @@ TEST_F(JointLeadTest, PhasesComeInOrder) {
   EXPECT_EQ(lead_.phase(), Phase::kDeclaring);
   declare(1);
   EXPECT_EQ(lead_.phase(), Phase::kWriting);
-  lead_.set_plan(four_tiles());
+  lead_.set_plan(four_tiles(), layouts_);
   ASSERT_TRUE(lead_.put_leaves(1, Runs{{1, 2}, {3, 4}}, digests({11, 13})));
   ASSERT_TRUE(lead_.put_leaves(2, Runs{{0, 1}}, digests({10})));
   ASSERT_TRUE(lead_.put_leaves(0, Runs{{2, 3}}, digests({12})));
   for (std::uint32_t host = 0; host < 3; ++host) {
     EXPECT_EQ(lead_.phase(), Phase::kWriting);
-    ASSERT_TRUE(lead_.put_layout(host, std::nullopt));
+    ASSERT_TRUE(lead_.put_layout(host, layouts_[host]));
   }
   EXPECT_EQ(lead_.phase(), Phase::kClaiming);
   EXPECT_TRUE(std::ranges::equal(lead_.leaves(), digests({10, 11, 12, 13})));
@@ -151,10 +154,25 @@ TEST_F(JointLeadTest, PagesThatDoNotFitTogetherAreRefused) {
 
 TEST_F(JointLeadTest, DeclarationsThatAreTooLongAreRefused) {
   EXPECT_EQ(code_of(lead_.put_declarations(0, 0, std::uint64_t{1} << 40, "0123")),
-            ErrorCode::kInvalid);
+            ErrorCode::kExhausted);
   EXPECT_EQ(code_of(lead_.put_declarations(0, 0, 3, "0123")), ErrorCode::kInvalid);
   declare(0);
   EXPECT_EQ(lead_.declarations(0), "abc");
+}
+
+TEST_F(JointLeadTest, TheDeclarationsOfAllHostsTogetherAreBounded) {
+  constexpr std::uint64_t kHalf = kMaxJointDeclarationBytes / 2;
+  ASSERT_TRUE(lead_.put_declarations(0, 0, kHalf, "a"));
+  ASSERT_TRUE(lead_.put_declarations(1, 0, kHalf - 3, "b"));
+  const auto refused = lead_.put_declarations(2, 0, 4, "c");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kExhausted);
+  EXPECT_NE(refused.error().message().find("m@7: the declarations of c have 4 B"),
+            std::string::npos)
+      << refused.error().message();
+  ASSERT_TRUE(lead_.put_declarations(2, 0, 3, "c"));
+  ASSERT_TRUE(lead_.put_declarations(0, 0, 3, "abc")) << "a host that begins again counts once";
+  ASSERT_TRUE(lead_.put_declarations(2, 0, kHalf, "c"));
 }
 
 // A caller whose connection breaks before the answer makes the same call again.
@@ -286,7 +304,7 @@ TEST_F(JointLeadTest, DifferentLeavesOfATileNameTensorHostsAndRanks) {
 TEST_F(JointLeadTest, ItClaimsOnlyWithAllLeavesAndAllLayouts) {
   reach_writing();
   for (std::uint32_t host = 0; host < 3; ++host) {
-    ASSERT_TRUE(lead_.put_layout(host, numbered_digest(host + 1)));
+    ASSERT_TRUE(lead_.put_layout(host, layouts_[host]));
   }
   ASSERT_TRUE(lead_.put_leaves(0, Runs{{0, 3}}, digests({10, 11, 12})));
   EXPECT_EQ(lead_.phase(), Phase::kWriting) << "a leaf is missing";
@@ -300,26 +318,45 @@ TEST_F(JointLeadTest, ARepeatedLayoutDoesNotStandForAnotherHost) {
   reach_writing();
   ASSERT_TRUE(lead_.put_leaves(0, Runs{{0, 4}}, digests({10, 11, 12, 13})));
   for (const std::uint32_t host : {0u, 0u, 0u, 2u, 2u}) {
-    ASSERT_TRUE(lead_.put_layout(host, numbered_digest(host + 1)));
-    EXPECT_EQ(lead_.phase(), Phase::kWriting) << "the layout of b is missing";
+    ASSERT_TRUE(lead_.put_layout(host, layouts_[host]));
+    EXPECT_EQ(lead_.phase(), Phase::kWriting) << "b has not sent everything";
   }
   ASSERT_TRUE(lead_.put_layout(1, std::nullopt));
   EXPECT_EQ(lead_.phase(), Phase::kClaiming);
-  EXPECT_EQ(lead_.layouts(), digests({1, 3})) << "b has no copy";
+  EXPECT_EQ(lead_.layouts(), digests({40, 50})) << "b has no copy";
 }
 
 TEST_F(JointLeadTest, LayoutsAreSortedAndNotRepeated) {
-  reach_writing();
-  ASSERT_TRUE(lead_.put_layout(0, numbered_digest(9)));
-  ASSERT_TRUE(lead_.put_layout(1, numbered_digest(4)));
-  ASSERT_TRUE(lead_.put_layout(2, numbered_digest(9)));
+  for (std::uint32_t host = 0; host < 3; ++host) declare(host);
+  lead_.set_plan(four_tiles(), {numbered_digest(9), numbered_digest(4), numbered_digest(9)});
   EXPECT_EQ(lead_.layouts(), digests({4, 9}));
+}
+
+// Its copy would not be the part that the others rely on.
+TEST_F(JointLeadTest, ALayoutThatDoesNotFollowFromTheTableNamesItsHost) {
+  const std::optional<Digest> wrong[] = {numbered_digest(51), layouts_[2], std::nullopt};
+  for (const std::optional<Digest>& layout : wrong) {
+    JointLead lead(kId, three_hosts(), kStart);
+    for (std::uint32_t host = 0; host < 3; ++host) {
+      ASSERT_TRUE(lead.put_declarations(host, 0, 3, "abc"));
+    }
+    lead.set_plan(four_tiles(), layouts_);
+    (void)lead.put_layout(0, layout);
+    EXPECT_EQ(lead.phase(), Phase::kEnded);
+    ASSERT_TRUE(lead.why());
+    EXPECT_EQ(lead.why()->code(), ErrorCode::kInvalid);
+    EXPECT_TRUE(says(
+        lead, "m@7: a (ranks 0 and 1) has a copy of layout " + (layout ? layout->hex() : "none")))
+        << lead.why()->message();
+    EXPECT_TRUE(says(lead, layouts_[0]->hex())) << lead.why()->message();
+  }
 }
 
 TEST_F(JointLeadTest, APlanWithoutTilesNeedsLayoutsOnly) {
   for (std::uint32_t host = 0; host < 3; ++host) declare(host);
   const TensorInfo empty{"e", DType::kF32, {0, 4}};
-  lead_.set_plan(plan_of(empty, {{Box::whole({0, 4})}}));
+  lead_.set_plan(plan_of(empty, {{Box::whole({0, 4})}}),
+                 {std::nullopt, std::nullopt, std::nullopt});
   for (std::uint32_t host = 0; host < 3; ++host) {
     EXPECT_EQ(lead_.phase(), Phase::kWriting);
     ASSERT_TRUE(lead_.put_layout(host, std::nullopt));

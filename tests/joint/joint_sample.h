@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "recovery/joint/tile_finisher.h"
 #include "src/base/blake3.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
@@ -65,6 +66,17 @@ inline std::string pieces_of(const JointPlan& plan, std::uint32_t host, TileInde
     pieces += tensor.piece(cell.box, plan.tiles().tile_box(tile));
   }
   return pieces;
+}
+
+// The leaves of the tiles that were gathered since the last call, ascending.
+inline std::vector<std::pair<TileIndex, Digest>> take_leaves(TileFinisher& finisher) {
+  std::vector<std::pair<TileIndex, Digest>> leaves;
+  for (const TileFinisher::Gathered& gathered : finisher.take_gathered()) {
+    leaves.emplace_back(gathered.tile, must(finisher.leaf(gathered)));
+    finisher.digested(gathered);
+  }
+  std::ranges::sort(leaves);
+  return leaves;
 }
 
 // Host i has the boxes `boxes[i]` of one tensor, all at its rank 10 i. The hosts are a, b, …

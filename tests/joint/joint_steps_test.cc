@@ -342,7 +342,7 @@ class JointWorld {
         table.push_back(must(parse_declarations(lead_->declarations(i))));
       }
       plan_ = std::make_shared<const JointPlan>(must(JointPlan::create(std::move(table))));
-      lead_->set_plan(plan_);
+      lead_->set_plan(plan_, layouts());
     }
     JointPlan::HostTiles tiles = plan_->tiles_of(index);
     host.finisher = std::make_unique<TileFinisher>(kId, plan_, std::move(tiles.finished));
@@ -351,6 +351,14 @@ class JointWorld {
     host.shared = std::move(tiles.shared);
     std::ranges::reverse(host.shared);
     host.has_plan = true;
+  }
+
+  std::vector<std::optional<Digest>> layouts() const {
+    std::vector<std::optional<Digest>> layouts(hosts_.size());
+    for (std::uint32_t i = 0; i < hosts_.size(); ++i) {
+      if (!plan_->boxes(i).empty()) layouts[i] = rekindle::test::numbered_digest(i + 1);
+    }
+    return layouts;
   }
 
   std::vector<Box> boxes_at(std::uint32_t index, const std::string& name) const {
@@ -436,18 +444,16 @@ class JointWorld {
 
   void finish(std::uint32_t index) {
     Host& host = *hosts_[index];
-    const bool last = host.finisher->complete();
     std::vector<std::pair<TileIndex, TileIndex>> runs;
     std::vector<Digest> leaves;
-    for (const auto& [tile, leaf] : host.finisher->take_leaves()) {
+    for (const auto& [tile, leaf] : test::take_leaves(*host.finisher)) {
       runs.emplace_back(tile, tile + 1);
       leaves.push_back(leaf);
     }
     put_leaves(index, runs, leaves);
-    if (!last || !host.whole.empty() || lead_->phase() == Phase::kEnded) return;
-    std::optional<Digest> layout;
-    if (!plan_->boxes(index).empty()) layout = rekindle::test::numbered_digest(index + 1);
-    EXPECT_EQ(code_of(lead_->put_layout(index, layout)), std::nullopt);
+    if (!host.finisher->complete() || !host.whole.empty() || lead_->phase() == Phase::kEnded)
+      return;
+    EXPECT_EQ(code_of(lead_->put_layout(index, layouts()[index])), std::nullopt);
     host.sent_layout = true;
   }
 

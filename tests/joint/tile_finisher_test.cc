@@ -60,14 +60,14 @@ void expect_leaves_of_the_bytes(Rng& rng, const WholeTensor& tensor,
       ASSERT_TRUE(added) << added.error().message();
     }
     if (below(rng, 2) == 0) continue;
-    const Leaves some = finisher.take_leaves();
+    const Leaves some = test::take_leaves(finisher);
     EXPECT_TRUE(std::ranges::is_sorted(some));
     found.insert(found.end(), some.begin(), some.end());
   }
+  const Leaves some = test::take_leaves(finisher);
   EXPECT_TRUE(finisher.complete());
-  const Leaves some = finisher.take_leaves();
   found.insert(found.end(), some.begin(), some.end());
-  EXPECT_TRUE(finisher.take_leaves().empty());
+  EXPECT_TRUE(test::take_leaves(finisher).empty());
   std::ranges::sort(found);
   ASSERT_EQ(found.size(), plan->tiles().tile_count()) << "each leaf comes once";
   for (TileIndex tile = 0; tile < found.size(); ++tile) {
@@ -120,14 +120,15 @@ TEST_F(TileFinisherTest, OnlyTheLastPieceCompletesATile) {
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(finisher.add(0, 0, first));
     EXPECT_FALSE(finisher.complete());
-    EXPECT_TRUE(finisher.take_leaves().empty());
+    EXPECT_TRUE(test::take_leaves(finisher).empty());
   }
   ASSERT_TRUE(finisher.add(1, 0, pieces_of(*plan, 1, 0, small_)));
+  EXPECT_FALSE(finisher.complete()) << "it is not digested";
+  EXPECT_EQ(test::take_leaves(finisher), (Leaves{{0, blake3(small_.bytes)}}));
   EXPECT_TRUE(finisher.complete());
-  EXPECT_EQ(finisher.take_leaves(), (Leaves{{0, blake3(small_.bytes)}}));
   ASSERT_TRUE(finisher.add(1, 0, pieces_of(*plan, 1, 0, small_))) << "a repeated call";
   ASSERT_TRUE(finisher.add(0, 0, first));
-  EXPECT_TRUE(finisher.take_leaves().empty()) << "a leaf comes once";
+  EXPECT_TRUE(test::take_leaves(finisher).empty()) << "a leaf comes once";
 }
 
 TEST_F(TileFinisherTest, PiecesOfAWrongLengthAreCorrupt) {
@@ -141,7 +142,7 @@ TEST_F(TileFinisherTest, PiecesOfAWrongLengthAreCorrupt) {
     EXPECT_NE(added.error().message().find("'w'"), std::string::npos) << added.error().message();
   }
   EXPECT_FALSE(finisher.complete());
-  EXPECT_TRUE(finisher.take_leaves().empty());
+  EXPECT_TRUE(test::take_leaves(finisher).empty());
 }
 
 TEST_F(TileFinisherTest, OtherBytesOfAReplicaNameTensorAndRanks) {
@@ -166,7 +167,7 @@ TEST_F(TileFinisherTest, OtherBytesOutsideOfAReplicaGiveAnotherLeaf) {
   TileFinisher finisher(kId, plan, {0});
   ASSERT_TRUE(finisher.add(0, 0, pieces_of(*plan, 0, 0, small_)));
   ASSERT_TRUE(finisher.add(1, 0, pieces_of(*plan, 1, 0, other)));
-  EXPECT_EQ(finisher.take_leaves(), (Leaves{{0, blake3(other.bytes)}}));
+  EXPECT_EQ(test::take_leaves(finisher), (Leaves{{0, blake3(other.bytes)}}));
 }
 
 TEST_F(TileFinisherTest, ATileOfAnotherFinisherIsRefused) {
@@ -191,7 +192,7 @@ TEST_F(TileFinisherTest, AFinisherOfNothingIsComplete) {
   const auto plan = plan_of(small_.info, {{rows(0, 21, 128)}, {rows(21, 64, 128)}});
   TileFinisher finisher(kId, plan, {});
   EXPECT_TRUE(finisher.complete());
-  EXPECT_TRUE(finisher.take_leaves().empty());
+  EXPECT_TRUE(test::take_leaves(finisher).empty());
   EXPECT_EQ(code_of(finisher.add(0, 0, pieces_of(*plan, 0, 0, small_))), ErrorCode::kInvalid);
 }
 
@@ -222,7 +223,8 @@ TEST_F(TileFinisherTest, AHostThatIsAheadWaitsForRoom) {
     EXPECT_FALSE(finisher.has_room_for(lowest + 1)) << "b is ahead, too";
     ASSERT_TRUE(finisher.has_room_for(lowest)) << "it makes room";
     ASSERT_TRUE(finisher.add(1, lowest, of_b));
-    EXPECT_EQ(finisher.take_leaves(), (Leaves{{lowest, leaf}}));
+    EXPECT_FALSE(finisher.has_room_for(next)) << "it is not digested";
+    EXPECT_EQ(test::take_leaves(finisher), (Leaves{{lowest, leaf}}));
     EXPECT_TRUE(finisher.has_room_for(lowest)) << "a repeated call needs no room";
     EXPECT_TRUE(finisher.has_room_for(next));
     fill();

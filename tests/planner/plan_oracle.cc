@@ -496,7 +496,7 @@ Digest digest_plan(const Plan& plan) {
   std::vector<TileWork> tiles;
   for (SliceIndex slice = 0; slice < plan.slice_count(); ++slice) {
     add(fmt::format("slice {} {} {} {} {} {}\n", plan.slice_bytes(slice),
-                    static_cast<int>(plan.kind(slice)), plan.candidates(slice).bits(),
+                    static_cast<int>(plan.kind(slice)), plan.candidates(slice).word(0),
                     plan.bucket(slice), plan.group_first(slice), plan.group_size(slice)));
     plan.tiles(slice, tiles);
     for (const TileWork& work : tiles) {

@@ -198,6 +198,33 @@ TEST(Plan, TilesCutByTheBordersOfAllSourcesArePutTogetherInAGroup) {
   }
 }
 
+// Each source has a row of every tensor, as the hosts of a joint publication may.
+TEST(Plan, AVersionInPartsOnEverySourceThatAPlanMayHaveIsCovered) {
+  constexpr SourceIndex kParts = transport::kMaxSources;
+  const auto checkpoint = make_checkpoint(
+      {{"large", DType::kBF16, {kParts, 65536}}, {"small", DType::kF32, {kParts, 16}}});
+  std::vector<Layout> parts;
+  for (std::uint64_t r = 0; r < kParts; ++r) {
+    parts.push_back(make_layout(*checkpoint, {{0, {{r, 0}, {1, 65536}}}, {1, {{r, 0}, {1, 16}}}}));
+  }
+  std::vector<SourceView> sources;
+  for (const Layout& layout : parts) sources.push_back({&layout, nullptr});
+  const Layout layout = make_layout(*checkpoint, whole(*checkpoint));
+  const auto plan = make_plan(*checkpoint, layout, sources);
+  EXPECT_TRUE(plan->missing().empty());
+  EXPECT_EQ(plan->wire_bytes(), checkpoint->tensors.total_bytes());
+  SourceMask needed;
+  for (SliceIndex slice = 0; slice < plan->slice_count(); ++slice) {
+    ASSERT_EQ(plan->candidates(slice).count(), 1);
+    const SourceIndex source = plan->candidates(slice).next();
+    EXPECT_FALSE(expand(*plan, slice, source).reads.empty());
+    needed.set(source);
+  }
+  EXPECT_EQ(needed.count(), static_cast<int>(kParts));
+  sources.push_back(sources.front());
+  EXPECT_FALSE(plan_pull({checkpoint.get(), &layout, sources, nullptr}, {})) << "one too many";
+}
+
 TEST(Plan, SmallTensorsHeldInPartsByManySourcesShareOneGroup) {
   std::vector<TensorInfo> tensors;
   for (int i = 0; i < 1000; ++i) {
@@ -315,7 +342,7 @@ TEST(Plan, RefusesWhatBelongsToAnotherCheckpoint) {
   const TileSet wrong(7);
   EXPECT_EQ(plan_pull({one.get(), &of_one, {}, &wrong}, {}).error().code(), ErrorCode::kInvalid);
   EXPECT_EQ(plan_pull({nullptr, &of_one, {}, nullptr}, {}).error().code(), ErrorCode::kInvalid);
-  const std::vector<SourceView> many(65, SourceView{&of_one, nullptr});
+  const std::vector<SourceView> many(transport::kMaxSources + 1, SourceView{&of_one, nullptr});
   EXPECT_EQ(plan_pull({one.get(), &of_one, many, nullptr}, {}).error().code(), ErrorCode::kInvalid);
   PlanOptions zero;
   zero.slice_bytes = 0;

@@ -1,8 +1,10 @@
 """What holds without an agent: errors, dtypes, names, and a package without torch and numpy."""
 import builtins
-import itertools
 import json
 import re
+import signal
+import threading
+import time
 
 import numpy
 import pytest
@@ -186,23 +188,139 @@ def test_waiting_goes_on_in_slices_until_the_deadline():
             _native.wait_until(wrong, never)
 
 
-def test_an_interrupt_stops_a_long_call_and_waits_for_its_end(monkeypatch):
-    import threading
-    stopped, ended = threading.Event(), threading.Event()
+class LongCall:
+    """A call of the library that runs until it is stopped."""
 
-    def long_call():
-        stopped.wait()
+    def __init__(self, then=lambda: None):
+        self.stopped, self.ended = threading.Event(), threading.Event()
+        self._then = then
+
+    def __call__(self):
+        # The main thread may be waiting for this one already, or about to.
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert self.stopped.wait(60)
+        self._then()
+        self.ended.set()
+
+
+def test_an_interrupt_stops_a_long_call_and_waits_for_its_end():
+    call = LongCall()
+    with pytest.raises(KeyboardInterrupt):
+        _native.run_interruptibly(call, call.stopped.set)
+    assert call.ended.is_set()
+
+
+def test_a_second_interrupt_waits_for_the_end_too():
+    def interrupt_again():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.2)
+
+    call = LongCall(interrupt_again)
+    with pytest.raises(KeyboardInterrupt):
+        _native.run_interruptibly(call, call.stopped.set)
+    assert call.ended.is_set()
+
+
+def test_an_interrupt_while_the_thread_starts_stops_the_call(monkeypatch):
+    stopped, ended, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def call():
+        assert stopped.wait(60)
         ended.set()
 
-    joins = itertools.count()
-    join = threading.Thread.join
+    def interrupted(thread):
+        start(thread)
+        while not thread.is_alive():
+            pass
+        time.sleep(0.1)  # the call has begun
+        raise KeyboardInterrupt
 
-    def interrupted(thread, timeout=None):
-        if next(joins) == 0:
-            raise KeyboardInterrupt
-        join(thread, timeout)
-
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _native.run_interruptibly(long_call, stopped.set)
+        _native.run_interruptibly(call, stopped.set)
     assert ended.is_set()
+
+
+def test_an_interrupt_before_the_thread_starts_makes_no_call(monkeypatch):
+    started, start = [], threading.Thread.start
+
+    def interrupted(thread):
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    called = []
+    with pytest.raises(KeyboardInterrupt):
+        _native.run_interruptibly(lambda: called.append(1), lambda: called.append(2))
+    # As if the thread had been about to start.
+    start(started[0])
+    started[0].join(60)
+    assert not called
+
+
+def test_a_call_that_cannot_be_stopped_does_not_hang_its_caller(monkeypatch):
+    monkeypatch.setattr(_native, "STOP_S", 0.1)
+    call = LongCall()
+    with pytest.raises(KeyboardInterrupt):
+        _native.run_interruptibly(call, lambda: None)
+    assert not call.ended.is_set()
+    call.stopped.set()
+
+
+class FakeLibrary:
+    """Records the calls of one Native, whose calls block until they are interrupted."""
+
+    def __init__(self):
+        self.calls, self.began, self.interrupted = [], threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            if name == "rk_connect":
+                arguments[1]._obj.value = 1
+            if name == "rk_interrupt":
+                self.interrupted.set()
+            if name == "rk_update":
+                self.began.set()
+                assert self.interrupted.wait(60)
+                self.calls.append("rk_update returns")
+                return 8
+            return 0
+        return call
+
+
+@pytest.fixture
+def fake_native(monkeypatch):
+    library = FakeLibrary()
+    monkeypatch.setattr(_native._abi, "load", lambda: library)
+    return library, _native.Native(None, 1.0)
+
+
+def test_a_cut_connection_is_freed_after_its_call(fake_native):
+    library, native = fake_native
+
+    def cut():
+        assert library.began.wait(60)
+        native.cut()
+        native.end()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    with pytest.raises(rekindle.Error):
+        native.call_agent("rk_update")
+    cutter.join()
+    assert library.calls == ["rk_connect", "rk_update", "rk_interrupt", "rk_update returns",
+                             "rk_disconnect"]
+    native.cut()
+    assert library.calls[-1] == "rk_disconnect", "nothing is left to interrupt"
+
+
+def test_a_last_call_that_is_never_made_leaks_nothing(fake_native):
+    library, native = fake_native
+    native.open("rk_publish_begin", "rk_publish_abandon")
+    native._handles.object.value = 2
+    with native.using():
+        native.end()
+        with pytest.raises(rekindle.StaleError):
+            native.call_last("rk_publish_commit")
+    assert library.calls[2:] == ["rk_publish_abandon", "rk_disconnect"]

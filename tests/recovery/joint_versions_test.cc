@@ -103,6 +103,61 @@ TEST(JointVersions, OneWhosePartsAreAnnouncedBeforeTheClaimIsReadyWithTheClaim) 
   EXPECT_TRUE(world.disk.versions.at(kV1).ready) << "durably";
 }
 
+// The coordinator has lost its state, and nobody claims the version again.
+TEST(JointVersions, AHolderThatKnowsThePartsMakesALostOneReadyAgain) {
+  for (const bool first_of_all : {true, false}) {
+    CoreWorld world;
+    std::vector<Digest> parts{part(1), part(2), part(3)};
+    std::ranges::sort(parts);
+    std::vector<NodeInfo> nodes;
+    for (std::uint64_t number = 1; number <= 3; ++number) {
+      nodes.push_back(world.node(fmt::format("h{}", number)));
+      ASSERT_TRUE(world.enroll(nodes.back()));
+    }
+    const auto announce = [&](std::uint64_t number, bool knows) {
+      Holding holding = part_of(kV1, number);
+      if (knows) holding.part_layouts = parts;
+      const auto conflicts = world.announce(nodes[number - 1], {holding});
+      ASSERT_TRUE(conflicts);
+      EXPECT_THAT(*conflicts, IsEmpty());
+    };
+    if (first_of_all) announce(1, true);
+    announce(2, false);
+    announce(3, false);
+    if (!first_of_all) {
+      EXPECT_TRUE(world.disk.versions.at(kV1).parts.empty());
+      announce(1, true);
+    }
+    world.pass(2s, nodes);
+    EXPECT_EQ(world.core->readiness().state_of(kV1), VersionState::kReady);
+    EXPECT_EQ(world.disk.versions.at(kV1).parts, parts);
+    EXPECT_TRUE(world.disk.versions.at(kV1).ready) << "durably";
+    EXPECT_EQ(*world.core->latest("qwen3", world.now), kV1);
+  }
+}
+
+TEST(JointVersions, PartsThatAreKnownAreNotReplacedByAnAnnouncement) {
+  JointWorld world(2);
+  const NodeInfo a = world.node("a");
+  ASSERT_TRUE(world.enroll(a));
+  Holding holding = part_of(kV1, 1);
+  holding.part_layouts = {holding.layout};
+  ASSERT_TRUE(world.announce(a, {holding}));
+  EXPECT_FALSE(world.ready()) << "part 2 is missing";
+  EXPECT_THAT(world.disk.versions.at(kV1).parts, SizeIs(2));
+}
+
+TEST(JointVersions, AnUnverifiedCopyDoesNotTellTheParts) {
+  CoreWorld world;
+  const NodeInfo a = world.node("a");
+  ASSERT_TRUE(world.enroll(a));
+  Holding holding = part_of(kV1, 1, /*verified=*/false);
+  holding.part_layouts = {holding.layout};
+  ASSERT_TRUE(world.announce(a, {holding}));
+  EXPECT_EQ(world.core->readiness().state_of(kV1), VersionState::kStaging);
+  EXPECT_FALSE(world.disk.versions.contains(kV1));
+}
+
 TEST(JointVersions, AWholeCopyOrTilesMakeOneReadyAsAlways) {
   JointWorld world(2);
   const NodeInfo w = world.holder("w", kV1);
@@ -201,6 +256,24 @@ TEST(JointVersions, OneThatWasRetiredComesBackWithItsParts) {
   EXPECT_FALSE(world.latest());
   ASSERT_TRUE(world.claim(0));
   EXPECT_EQ(*world.latest(), kV1) << "its holders have not let go yet";
+}
+
+// An agent died between the claim and its commit. An operator ends what nobody will complete.
+TEST(JointVersions, OneThatWasNeverReadyIsRetiredAndItsNumberStaysTaken) {
+  JointWorld world(2);
+  const NodeInfo a = world.holder_of("a", 1);
+  EXPECT_FALSE(world.ready());
+  ASSERT_TRUE(world.core->retire(kV1, world.now));
+  const auto beat = world.beat_with_readers(a, kV1, 0);
+  ASSERT_TRUE(beat);
+  EXPECT_THAT(beat->retire, ElementsAre(kV1)) << "its holder lets go";
+  const Digest other = test::numbered_digest(9, 9);
+  const auto refused =
+      world.core->publish("", {}, kV1, other, part_of(kV1, 1).tensor_set, 1000, world.now, {}, {});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
+  EXPECT_THAT(refused.error().message(), HasSubstr("publish under a new version"));
+  ASSERT_TRUE(world.claim(2)) << "the same bytes may complete it";
 }
 
 TEST(JointVersions, ThePartsAreRecorded) {

@@ -85,7 +85,7 @@ void Puller::begin() {
       site_.chunks.count,
       [this](SliceIndex slice) {
         return transport::SliceInfo{
-            site_.chunks.bytes, SourceMask(candidates_[slice]) | whole_, growing_, slice, 1, slice};
+            site_.chunks.bytes, candidates_[slice] | whole_, growing_, slice, 1, slice};
       },
       options, site_.events.now());
   next_hear_ = next_tick_ = site_.events.now();
@@ -150,7 +150,7 @@ void Puller::gain(SourceIndex index, const swarm::TileRuns& runs) {
     for (SliceIndex slice = begin; slice < end; ++slice) {
       if (source.told.test(slice)) continue;
       source.told.set(slice);
-      candidates_[slice] |= std::uint64_t{1} << index;
+      candidates_[slice].set(index);
       gained.push_back(slice);
     }
   }

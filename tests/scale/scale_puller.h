@@ -123,7 +123,7 @@ class Puller {
   std::vector<std::unique_ptr<Source>> sources_;
   std::map<Incarnation, SourceIndex> index_of_;
   // Growing sources, by slice.
-  std::vector<std::uint64_t> candidates_;
+  std::vector<SourceMask> candidates_;
   // Sources that hold everything.
   SourceMask whole_;
   SourceMask growing_;

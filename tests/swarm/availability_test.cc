@@ -151,6 +151,23 @@ TEST(Availability, AGrowingSourceOfThePlanIsNoCandidateUntilItIsToldToHoldSometh
   EXPECT_EQ(availability.complete(0).size(), (*plan)->slice_count());
 }
 
+TEST(Availability, TheLastSourceThatAPullMayHaveBecomesACandidateLikeTheFirst) {
+  Random random(8);
+  const auto scenario = planner::testing::random_scenario(random, planner::testing::Size::kTiny);
+  const planner::SourceView view{scenario.destination.get(), nullptr};
+  const auto request = request_for(scenario, std::span(&view, 1));
+  const auto plan = planner::plan_pull(request, {});
+  ASSERT_TRUE(plan);
+  Availability availability(**plan, {});
+  constexpr SourceIndex kLast = transport::kMaxSources - 1;
+  availability.add_source(kLast, *scenario.destination, false);
+  EXPECT_TRUE(availability.prospects(0).test(kLast));
+  EXPECT_FALSE(availability.candidates(0).test(kLast));
+  EXPECT_EQ(availability.complete(kLast).size(), (*plan)->slice_count());
+  EXPECT_TRUE(availability.candidates(0).test(kLast));
+  EXPECT_TRUE(availability.candidates(0).test(0)) << "that of the plan stays";
+}
+
 TEST(Availability, WhatASourceOutsideSaysOfTilesBehindTheLastIsIgnored) {
   Random random(9);
   const auto scenario = planner::testing::random_scenario(random, planner::testing::Size::kTiny);

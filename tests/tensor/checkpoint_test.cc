@@ -37,6 +37,17 @@ TEST(CheckpointTest, DigestsMustMatchTheRoot) {
   EXPECT_FALSE(Checkpoint::create({"n", 1}, set, digests, root));
 }
 
+TEST(CheckpointTest, DigestBytesAreReadBackAsTheSameDigests) {
+  const std::vector<Digest> digests = {{1}, {2}};
+  const std::string bytes(digest_bytes(digests));
+  EXPECT_EQ(bytes, digests[0].to_bytes() + digests[1].to_bytes());
+  auto read = parse_digests(bytes);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(*read, digests);
+  EXPECT_TRUE(digest_bytes({}).empty());
+  EXPECT_FALSE(parse_digests(std::string_view(bytes).substr(1)));
+}
+
 TEST(ManifestTest, SurvivesSerialization) {
   const Manifest manifest = make_manifest();
   const auto parsed = Manifest::parse(manifest.serialize());
@@ -47,6 +58,23 @@ TEST(ManifestTest, SurvivesSerialization) {
   EXPECT_EQ(parsed->layout.digest(), manifest.layout.digest());
   EXPECT_EQ(parsed->generation, 7u);
   EXPECT_EQ(parsed->part_digests, manifest.part_digests);
+}
+
+TEST(ManifestTest, TheLayoutsOfAJointPublicationAscendAndHaveItsOwn) {
+  Manifest manifest = make_manifest();
+  const Digest own = manifest.layout.digest();
+  const Digest before{0}, after = Digest::from_bytes(std::string(32, '\xff'));
+  manifest.part_layouts = {before, own, after};
+  auto read = Manifest::parse(manifest.serialize());
+  ASSERT_TRUE(read) << read.error().message();
+  EXPECT_EQ(read->part_layouts, manifest.part_layouts);
+  for (const auto& wrong :
+       std::vector<std::vector<Digest>>{{before, after}, {after, own}, {own, own}, {own, before}}) {
+    manifest.part_layouts = wrong;
+    const auto refused = Manifest::parse(manifest.serialize());
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kCorrupt);
+  }
 }
 
 TEST(ManifestTest, EveryDamagedByteIsNoticed) {

@@ -69,8 +69,9 @@ bool Stragglers::others_finish_sooner(SourceIndex index, SliceIndex slice,
   double others = 0;
   // The fastest source never waits, or all would wait for each other.
   double best = 0;
-  for (SourceIndex i = 0; i < kMaxSources; ++i) {
-    if (i == index || !sources_.living().test(i) || !reroutes_.may_serve(i, slice, info)) continue;
+  const SourceMask holders = sources_.living() & info.candidates;
+  for (SourceIndex i = holders.next(); i < kMaxSources; i = holders.next(i + 1)) {
+    if (i == index || !reroutes_.may_serve(i, slice, info)) continue;
     const double rate = sources_.source(i).goodput.bytes_per_second();
     others += rate;
     best = std::max(best, rate);

@@ -168,10 +168,11 @@ std::optional<Scheduler::Post> Scheduler::next_post(TimePoint now) {
   }
   const SourceMask neighbours = picker_.neighbours();
   for (const SourceMask group : {neighbours, sources_.living() & ~neighbours}) {
-    for (SourceIndex step = 0; step < kMaxSources && !group.empty(); ++step) {
-      const SourceIndex source = (next_source_ + step) % kMaxSources;
-      if (!group.test(source)) continue;
-      if (auto post = post_from(source, now)) return post;
+    const SourceMask before = group & SourceMask::first(next_source_);
+    for (const SourceMask part : {group & ~before, before}) {
+      for (SourceIndex source = part.next(); source < kMaxSources; source = part.next(source + 1)) {
+        if (auto post = post_from(source, now)) return post;
+      }
     }
   }
   return std::nullopt;

@@ -1,7 +1,6 @@
 #include "transport/schedule/slice_picker.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 namespace rekindle::transport {
@@ -60,8 +59,8 @@ bool SlicePicker::in_our_part(const SliceInfo& info) const {
   const std::uint64_t key = mixed(info.key + 1);
   const std::uint64_t ours = mixed(key ^ options_.order_seed);
   const SourceMask wanting = (info.candidates | info.prospects) & neighbours();
-  for (std::uint64_t left = wanting.bits(); left != 0; left &= left - 1) {
-    const auto source = static_cast<std::size_t>(std::countr_zero(left));
+  for (SourceIndex source = wanting.next(); source < kMaxSources;
+       source = wanting.next(source + 1)) {
     if (mixed(key ^ places_[source].order_seed) > ours) return false;
   }
   return true;

@@ -53,15 +53,19 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
         false);
   }
   // A verified copy claims its version where the table does not know it: state was lost, or it was
-  // published while no coordinator ran. A version below the watermark counts as retired instead,
-  // and its holder is told so.
-  if (known != nullptr || !holding.counts() || fleet_.catalog.is_retired(holding.id)) {
+  // published while no coordinator ran. So does one that knows the parts of a version, of which the
+  // table has none. A version below the watermark counts as retired instead, and its holder is told
+  // so.
+  const bool tells_parts =
+      !holding.part_layouts.empty() && known != nullptr && known->parts.empty();
+  if ((known != nullptr && !tells_parts) || !holding.counts() ||
+      fleet_.catalog.is_retired(holding.id)) {
     holdings.put(std::move(holding));
     return;
   }
-  const Durably<void> claimed =
-      fleet_.catalog.claim({holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
-                            /*revive=*/false, /*ready=*/holding.whole});
+  const Durably<void> claimed = fleet_.catalog.claim(
+      {holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
+       /*revive=*/false, /*ready=*/holding.whole, /*replicas=*/{}, holding.part_layouts});
   if (!claimed.answer && claimed.commit == 0) {
     return leave_out(claimed.answer.error().message(), true);
   }

@@ -41,6 +41,8 @@ struct Holding {
   TileRuns covers;
   // Tiles of the checkpoint; 0 when the node does not say.
   std::uint32_t checkpoint_tiles = 0;
+  // Of a joint publication: see DurableVersion::parts. Empty: the node does not say.
+  std::vector<Digest> part_layouts = {};
 
   // Readers may be sent to it, and others may rely on it.
   bool counts() const { return complete && verified; }

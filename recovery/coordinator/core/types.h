@@ -51,7 +51,7 @@ struct Limits {
   std::size_t max_sources_per_pull = 16;
   // A pull of a joint publication gets all of its parts, and with them up to so many sources. A
   // puller reads from no more than these (transport::kMaxSources).
-  std::size_t max_sources_with_parts = 64;
+  std::size_t max_sources_with_parts = 256;
   std::size_t max_members = 20000;
   std::size_t max_holdings_per_member = 4096;
   std::size_t max_pulls = 20000;

@@ -52,6 +52,45 @@ TEST(Scheduler, APauseOfOurOwnProcessIsNotHeldAgainstThePeers) {
   EXPECT_EQ(scheduler.take_aborts().size(), 1u);
 }
 
+TEST(Scheduler, EverySourceServesTheSliceThatItAloneHolds) {
+  const TimePoint now{1s};
+  Scheduler scheduler(
+      kMaxSources,
+      [](SliceIndex slice) {
+        return SliceInfo{kSlice, SourceMask::of(slice)};
+      },
+      {}, now);
+  for (SourceIndex source = 0; source < kMaxSources; ++source) {
+    scheduler.add_path(source, "path", now);
+  }
+  SourceMask asked;
+  while (const auto post = scheduler.next_post(now)) {
+    EXPECT_EQ(post->source, post->slice);
+    asked.set(post->source);
+    scheduler.slice_done(post->path, post->slice, OpStatus::kOk, now);
+    scheduler.resolve(post->slice, Verdict::kAccept, now);
+  }
+  EXPECT_EQ(asked.count(), static_cast<int>(kMaxSources));
+  EXPECT_EQ(scheduler.progress().slices_done, kMaxSources);
+}
+
+TEST(SourceMask, HasItsSourcesInOrder) {
+  SourceMask mask;
+  EXPECT_TRUE(mask.empty());
+  EXPECT_EQ(mask.next(), kMaxSources);
+  for (const SourceIndex source : {3u, 63u, 64u, 200u, kMaxSources - 1}) mask.set(source);
+  std::vector<SourceIndex> found;
+  for (SourceIndex source = mask.next(); source < kMaxSources; source = mask.next(source + 1)) {
+    found.push_back(source);
+  }
+  EXPECT_EQ(found, (std::vector<SourceIndex>{3, 63, 64, 200, kMaxSources - 1}));
+  EXPECT_EQ(mask.count(), 5);
+  EXPECT_EQ((mask & SourceMask::first(64)), SourceMask((1ull << 63) | 8));
+  EXPECT_EQ((mask & ~SourceMask::of(200)).next(65), kMaxSources - 1);
+  mask.reset(kMaxSources - 1);
+  EXPECT_EQ(mask.next(201), kMaxSources);
+}
+
 // Bytes in flight at one source over eight paths that never land anything.
 std::uint64_t bytes_in_flight(bool over_nics) {
   const TimePoint now{1s};
