@@ -96,7 +96,7 @@ class Piece(ctypes.Structure):
 
 class UpdateOptions(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("model_version", c_char_p), ("group", c_char_p),
-                ("gather_ms", c_int64), ("timeout_ms", c_int64)]
+                ("gather_ms", c_int64), ("timeout_ms", c_int64), ("members", c_uint32)]
 
 
 class UpdateResult(ctypes.Structure):

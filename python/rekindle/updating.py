@@ -8,7 +8,7 @@ from typing import NamedTuple
 from . import _abi
 from ._attaching import environment
 from ._native import Native, milliseconds, run_interruptibly, text
-from .errors import Error
+from .errors import Error, InvalidError
 
 UNTIL_DONE_S = 600.0
 
@@ -24,24 +24,28 @@ class UpdateResult(NamedTuple):
 
 
 def update(model_version: str, *, group: str | None = None, gather: float | None = None,
-           timeout: float | None = UNTIL_DONE_S,
+           members: int = 0, timeout: float | None = UNTIL_DONE_S,
            agent: str | os.PathLike[str] | None = None) -> UpdateResult:
     """Brings "qwen3@42", published before, to the workers of `group` (None: all groups with workers
     of the model). Returns when the round is over.
 
     `gather`: seconds for the workers to attach; the round then begins without the rest. None: 5.
+    `members`: within that time, the round also waits for this many workers. Workers that have just
+    attached may not be known to the coordinator yet.
     `timeout`: seconds for the whole update; None: a month.
     Raises NotFoundError (no such version, or no worker in the group), TimeoutError (the round goes
     on), or UnavailableError: another round runs, there is no coordinator, or some members are not
     ready. In the last case the message names one member and the reason, and the exception's
     `result` has the counts."""
+    if members < 0:
+        raise InvalidError(f"an update that waits for {members} members")
     native = Native(agent if agent is not None else environment("STORE"), 5.0, "connection")
     options = _abi.UpdateOptions(
         size=ctypes.sizeof(_abi.UpdateOptions), model_version=text(model_version),
         group=text(group),
         # 0 stands for the default in C.
         gather_ms=0 if gather is None else max(1, milliseconds(gather)),
-        timeout_ms=max(1, milliseconds(timeout, 30 * 24 * 3600 * 1000)))
+        timeout_ms=max(1, milliseconds(timeout, 30 * 24 * 3600 * 1000)), members=members)
     result = _abi.UpdateResult(size=ctypes.sizeof(_abi.UpdateResult))
     try:
         run_interruptibly(

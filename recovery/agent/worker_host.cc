@@ -215,9 +215,11 @@ Task<Result<proto::RoundOrders>> WorkerHost::report_rounds(proto::RoundReport re
 }
 
 Task<Result<std::uint64_t>> WorkerHost::begin_update(ModelVersion id, std::string group,
-                                                     std::chrono::milliseconds gather) {
+                                                     std::chrono::milliseconds gather,
+                                                     std::uint32_t members) {
   CO_TRY(const auto client, coordinator_of(core_));
   proto::BeginUpdateRequest request;
+  request.set_members(members);
   *request.mutable_id() = rpc::to_proto(id);
   request.set_group(std::move(group));
   request.set_gather_ms(static_cast<std::uint32_t>(gather.count()));

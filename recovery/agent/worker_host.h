@@ -45,7 +45,8 @@ class WorkerHost final : public worker::Host, private Holder {
   void reads_over(std::uint64_t session, const std::string& why) override;
   async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override;
   async::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
-                                                  std::chrono::milliseconds gather) override;
+                                                  std::chrono::milliseconds gather,
+                                                  std::uint32_t members) override;
   async::Task<Result<proto::RoundStatus>> update_status(std::uint64_t round,
                                                         std::chrono::milliseconds wait) override;
   // The device process pins this file of the store's reserve as long as the store keeps the file.

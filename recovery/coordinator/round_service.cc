@@ -131,7 +131,8 @@ async::Task<Result<std::string>> RoundService::begin_update(std::string body) {
   }
   CO_TRY(const RoundId round,
          core_.begin_update(id, request.group(),
-                            gather.count() == 0 ? std::nullopt : std::optional<Duration>(gather),
+                            {gather.count() == 0 ? std::nullopt : std::optional<Duration>(gather),
+                             request.members()},
                             steady_now()));
   wake_waiters();
   proto::BeginUpdateResponse response;

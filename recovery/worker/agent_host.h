@@ -63,7 +63,8 @@ class FleetHost {
   }
   virtual async::Task<Result<std::uint64_t>> begin_update(ModelVersion /*id*/,
                                                           std::string /*group*/,
-                                                          std::chrono::milliseconds /*gather*/) {
+                                                          std::chrono::milliseconds /*gather*/,
+                                                          std::uint32_t /*members*/) {
     co_return fail(ErrorCode::kUnavailable, "an update needs a coordinator");
   }
   // Returns after `wait` at the latest, whether the round is over or not.

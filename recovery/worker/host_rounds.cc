@@ -362,7 +362,12 @@ std::optional<std::uint64_t> HostRounds::news_for(SessionId session,
                                                   const ModelVersion& have) const {
   const auto member = members_.find(session);
   if (member == members_.end()) return std::nullopt;
-  return known_.news_for(member->second.origin().group, have);
+  const std::string& group = member->second.origin().group;
+  // The round brings what it has not loaded yet.
+  if (member->second.prepares(have) && known_.gathers(have.model, group) == have.version) {
+    return have.version;
+  }
+  return known_.news_for(group, have);
 }
 
 std::string_view HostRounds::phase_of(SessionId session) const {

@@ -133,6 +133,10 @@ class RoundMember {
   State state() const { return state_; }
   std::uint64_t round() const { return round_; }
   const ModelVersion& id() const { return id_; }
+  // It has attached to this version, and serves nothing yet.
+  bool prepares(const ModelVersion& version) const {
+    return id_.version == 0 && round_ == 0 && chosen_ == version;
+  }
   bool ended() const { return ended_; }
   bool owner() const { return here_ == Bytes::kAll; }
   // It waits for its buckets, and then for its party.

@@ -201,7 +201,7 @@ async::Task<void> UpdateCalls::run(std::shared_ptr<Client> client, proto::Worker
 async::Task<Result<proto::Updated>> UpdateCalls::update(std::shared_ptr<Client> client,
                                                         UpdateOrder order, TimePoint give_up) {
   CO_TRY(const std::uint64_t round,
-         co_await fleet_.begin_update(order.id, order.group, order.gather));
+         co_await fleet_.begin_update(order.id, order.group, order.gather, order.members));
   while (!client->closed() && !co_await async::is_cancelled()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - steady_now());
     if (left.count() <= 0) {

@@ -131,6 +131,7 @@ Result<UpdateOrder> from_proto(const proto::UpdateRequest& request) {
   TRY_VOID(check_group(request.group()));
   order.group = request.group();
   order.gather = std::chrono::milliseconds(request.gather_ms());
+  order.members = request.members();
   if (order.gather > kLongestGather) {
     return fail(ErrorCode::kInvalid, "an update that waits {} ms for its workers: {} are the most",
                 request.gather_ms(), kLongestGather.count());

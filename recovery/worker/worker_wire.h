@@ -36,6 +36,7 @@ struct UpdateOrder {
   ModelVersion id;
   std::string group;  // "": all
   std::chrono::milliseconds gather{};
+  std::uint32_t members = 0;  // to wait for at least
 };
 Result<AttachOrder> from_proto(const proto::AttachRequest& request);
 Result<UpdateOrder> from_proto(const proto::UpdateRequest& request);

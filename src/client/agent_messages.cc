@@ -91,7 +91,7 @@ constexpr auto fields_of(const PublishCommitRequest*) { return fields(); }
 constexpr auto fields_of(const PublishAbandonRequest*) { return fields(); }
 constexpr auto fields_of(const UpdateRequest*) {
   return fields(field(1, &UpdateRequest::id), field(2, &UpdateRequest::group),
-                field(3, &UpdateRequest::gather_ms));
+                field(3, &UpdateRequest::gather_ms), field(4, &UpdateRequest::members));
 }
 
 // --- agent -> worker

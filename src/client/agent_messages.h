@@ -77,6 +77,7 @@ struct UpdateRequest {
   // "": all groups.
   std::string group;
   std::uint32_t gather_ms = 0;
+  std::uint32_t members = 0;
 };
 
 // In the order of the numbers of WorkerFrame.kind.

@@ -57,6 +57,7 @@ Result<UpdateRequest> update_request_of(const rk_update_options& options) {
   TRY(const auto gather, checked_timeout(options.gather_ms));
   request.group = text(options.group);
   request.gather_ms = static_cast<std::uint32_t>(gather.count());
+  request.members = options.members;
   return request;
 }
 

@@ -348,6 +348,9 @@ typedef struct rk_update_options {
   int64_t gather_ms;
   /* For the whole update. 0: 600000. */
   int64_t timeout_ms;
+  /* The update also waits, within `gather_ms`, until this many workers have attached: for workers
+   * that attach just before it, and may not be known to the coordinator yet. */
+  uint32_t members;
 } rk_update_options;
 typedef struct rk_update_result {
   /* Set by the caller. */

@@ -9,14 +9,15 @@ import sys
 
 
 class Fleet:
-    """A coordinator, and an agent with a store in `directory`."""
+    """A coordinator, and an agent with a store in `directory`: with the GPUs of this host, or with
+    `doubles` of them."""
 
-    def __init__(self, directory: pathlib.Path, device: str) -> None:
+    def __init__(self, directory: pathlib.Path, device: str, doubles: int = 1) -> None:
         self.store = directory / "store"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.directory = directory
         coordinator = self._start("coordinator", "--state", directory / "state")
-        gpu = "auto" if device.startswith("cuda") else "double:1"
+        gpu = "auto" if device.startswith("cuda") else f"double:{doubles}"
         self._start("agent", "--node-id", "bench", "--store", self.store, "--gpu", gpu,
                     "--coordinator", coordinator)
 

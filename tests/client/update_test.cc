@@ -18,6 +18,7 @@ rk_update_options update_options(const char* model_version = "qwen3@42") {
   options.model_version = model_version;
   options.group = "chat";
   options.gather_ms = 1500;
+  options.members = 8;
   options.timeout_ms = kPatienceMs;
   return options;
 }
@@ -47,6 +48,7 @@ TEST(Update, SaysWhatBecameOfTheGroup) {
     EXPECT_EQ(call.update().id().version(), 42u);
     EXPECT_EQ(call.update().group(), "chat");
     EXPECT_EQ(call.update().gather_ms(), 1500u);
+    EXPECT_EQ(call.update().members(), 8u);
     EXPECT_EQ(call.deadline_ms(), static_cast<std::uint32_t>(kPatienceMs));
     agent.answer(call, updated(8, ""));
     agent.until_closed();

@@ -1,7 +1,7 @@
 """A worker of an engine, as far as weights go: checkpoint-engine's own receiver.
 
-    python checkpoint_engine_receiver.py ADDRESS [--device N] [--fault KIND] [--at N] [--passes N]
-        [--old]
+    python checkpoint_engine_receiver.py ADDRESS [--device N] [--fault KIND] [--at N] [--seconds S]
+        [--passes N] [--old]
 
 Without a GPU the module of the device (torch.cuda) is a stand-in whose calls do nothing; the
 protocol and the rebuilding of the buffer are checkpoint-engine's. Says one line of JSON: for each
@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import types
 
 import torch
@@ -47,6 +48,8 @@ class Worker:
             self.got[name] = [str(tensor.dtype), list(tensor.shape), digest(tensor)]
 
     def fail(self):
+        if self.options.fault == "sleep":
+            time.sleep(self.options.seconds)
         if self.options.fault == "error":
             raise ValueError("no parameter of this name: the model is another")
         signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -89,7 +92,8 @@ def receive(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("--device", type=int, default=0)
-    parser.add_argument("--fault", choices=["error", "kill", "stop", "hook", "handle"])
+    parser.add_argument("--fault", choices=["error", "kill", "stop", "hook", "handle", "sleep"])
+    parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--at", type=int, default=0)
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--old", action="store_true")

@@ -138,7 +138,7 @@ def test_a_receiver_that_hangs_is_told_when_it_wakes(attached, sockets):
         with channel.Channel(address) as open_channel:
             open_channel.wait_for_receiver(PATIENCE_S)
             from rekindle.compat.checkpoint_engine import buffers, sender
-            buffer = buffers.make_buffer("double:0", *sender.sizes(attached), 1 << 18)
+            buffer = buffers.make_buffer("double:0", *sender.sizes(attached.tensors()), 1 << 18)
             with pytest.raises(rk.TimeoutError, match="does not answer"):
                 sender.transfer(open_channel, buffer, attached.buckets(), timeout=5)
     finally:

@@ -17,11 +17,13 @@ import torch
 from checkpoint_engine_receiver import Receiver
 from conftest import PATIENCE_S, eventually
 from test_checkpoint_engine import expected, make_tensors
+from test_checkpoint_engine_serve import last_round
 
 import rekindle as rk
 from rekindle.compat.checkpoint_engine import ParameterServer, ReceiverError
 
 RANK_SCRIPT = pathlib.Path(__file__).with_name("checkpoint_engine_rank.py")
+UPDATE_SCRIPT = RANK_SCRIPT.with_name("checkpoint_engine_update_rank.py")
 
 
 def free_port():
@@ -49,6 +51,22 @@ def run_ranks(options, steps):
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * len(ranks)
     return [[json.loads(line) for line in lines.splitlines()] for lines in said]
+
+
+def update_ranks(options):
+    """Runs checkpoint-engine's test on one process for each rank."""
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port() - 1),
+                                "WORLD_SIZE": str(len(options))}
+    ranks = [subprocess.Popen([sys.executable, UPDATE_SCRIPT, json.dumps(given)],
+                              env=environment | {"RANK": str(rank)}, stdin=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True)
+             for rank, given in enumerate(options)]
+    try:
+        said = [rank.communicate(timeout=2 * PATIENCE_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), "\n".join(said)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +119,8 @@ def test_two_ranks_on_two_hosts(rekindle, options, whole, halves):
     metas = said[0][3]
     assert metas == said[1][3] and sorted(metas) == ["0", "1"]
     assert metas["0"]["tensors"] + metas["1"]["tensors"] == len(whole)
-    assert metas["1"]["model"].startswith("iteration-0.part-1@")
+    assert metas["0"]["model"] == metas["1"]["model"]
+    assert metas["1"]["model"].startswith("iteration-0.checkpoint@")
     assert [one[2] for one in said] == [True, True] and [one[5] for one in said] == [False, False]
     everyone, nobody = said[0][4], said[1][4]
     assert [report[0]["tensors"] for report in everyone] == [expected(whole)] * 2 and nobody == []
@@ -180,6 +199,82 @@ def test_a_draft_model_on_every_rank(pair, whole, halves):
         assert [one["tensors"] for one in report] == [expected(whole)] * 2
 
 
+@pytest.fixture
+def neighbours(rekindle):
+    """Two ranks of one host."""
+    port, agent = free_port(), str(rekindle.store("a"))
+    return together([None] * 2, lambda rank, _: ParameterServer(
+        rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port, agent=agent,
+        device=f"double:{rank}"))
+
+
+def test_ranks_share_the_uploads(rekindle, neighbours, whole, halves):
+    register(neighbours, halves, "shared")
+    assert together(neighbours, lambda rank, server: server.gather_metas("shared")) == [None] * 2
+    for _ in range(2):
+        engine = Engine()
+        assert together(neighbours, lambda rank, server: server.update(
+            "shared", engine.of(rank))) == [None] * 2
+        assert [report[0]["tensors"] for report in engine.reports] == [expected(whole)] * 2
+    done = last_round(rekindle, "shared.checkpoint")
+    assert (len(done["members"]), done["ready"], done["by_broadcast"]) == (2, 2, 2), done
+
+
+def test_a_part_that_is_registered_anew_is_published_with_the_others(rekindle, neighbours):
+    def register_and_gather(values):
+        for rank, value in values.items():
+            neighbours[rank].unregister_checkpoint("anew")
+            neighbours[rank].register_checkpoint(
+                "anew", named_tensors={f"w{rank}": torch.full((300,), value)})
+        assert together(neighbours, lambda rank, server: server.gather_metas("anew")) == [None] * 2
+        return neighbours[0].get_metas()
+
+    first = register_and_gather({0: 1.0, 1: 2.0})
+    assert neighbours[1].get_metas() == first
+    together(neighbours, lambda rank, server: server.gather_metas("anew"))
+    assert neighbours[0].get_metas() == first, "nothing was registered since"
+    second = register_and_gather({1: 3.0})
+    assert second[0]["model"] != first[0]["model"]
+    with rk.attach(second[0]["model"], None, agent=rekindle.store("a")) as session:
+        assert {name: set(tensor.tolist()) for name, tensor in session} == {
+            "w0": {1.0}, "w1": {3.0}}
+    for server in neighbours:
+        server.unregister_checkpoint("anew")
+    eventually(lambda: "anew.checkpoint" not in versions(rekindle))
+
+
+def test_tensors_are_copied_when_they_are_registered(rekindle, server):
+    tensor = torch.ones(1000)
+    server.register_checkpoint("copied", named_tensors={"w": tensor})
+    tensor.zero_()
+    server.gather_metas("copied")
+    with rk.attach("copied.checkpoint", agent=rekindle.store("a")) as session:
+        assert dict(session)["w"].sum() == 1000
+
+
+def test_ranks_that_disagree_about_a_tensor_all_fail(neighbours):
+    for rank, rows in ((0, 3), (1, 4)):
+        neighbours[rank].register_checkpoint("torn", named_tensors={"w": torch.ones(rows)})
+    failed = together(neighbours, lambda rank, server: server.gather_metas("torn"))
+    assert all(isinstance(error, rk.Error) and "'w'" in str(error) for error in failed), failed
+    assert [server.get_metas() for server in neighbours] == [{}, {}]
+
+
+UPDATES = {
+    "from files, to some and to all": {"lists": [[0], [1], [], [0, 1], [1]], "from_files": True},
+    "a worker that fails": {"lists": [[]], "fails": True},
+}
+
+
+@pytest.mark.parametrize("case", UPDATES)
+@pytest.mark.parametrize("stores", ["aa", "ab"])
+def test_checkpoint_engines_own_test_of_updates(rekindle, tmp_path, case, stores):
+    """Its logic, with this class in the place of its, on one host and on two."""
+    update_ranks([UPDATES[case] | {"device": f"double:{rank}", "agent": str(rekindle.store(store)),
+                                   "seed": 7, "directory": str(tmp_path)}
+                  for rank, store in enumerate(stores)])
+
+
 def test_instances_that_join_use_what_others_have_registered(pair, options, whole, halves):
     register(pair, halves, "kept")
     together(pair, lambda rank, server: server.gather_metas("kept"))
@@ -195,15 +290,16 @@ def test_instances_that_join_use_what_others_have_registered(pair, options, whol
 
 def test_what_a_dead_process_has_registered_is_replaced(rekindle, options):
     for value in range(2):  # the first one ends without unregistering
-        ParameterServer(rank=0, world_size=1, **options[0]).register_checkpoint(
-            "again", named_tensors={"w": torch.full((3,), value)})
+        server = ParameterServer(rank=0, world_size=1, **options[0])
+        server.register_checkpoint("again", named_tensors={"w": torch.full((3,), value)})
+        server.gather_metas("again")
 
     def held():
         return [entry["model"] for entry in rk.status(agent=rekindle.store("a"))["holdings"]
-                if entry["model"] == "again.part-0"]
+                if entry["model"] == "again.checkpoint"]
 
     eventually(lambda: len(held()) == 1)
-    with rk.attach("again.part-0", agent=rekindle.store("a")) as session:
+    with rk.attach("again.checkpoint", agent=rekindle.store("a")) as session:
         assert dict(session)["w"].tolist() == [1, 1, 1]
 
 

@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 from checkpoint_engine_receiver import Receiver
-from conftest import PATIENCE_S
+from conftest import PATIENCE_S, eventually
 from test_checkpoint_engine import expected, make_tensors
 
 import rekindle as rk
@@ -97,6 +97,47 @@ def test_sglang_gets_the_newest_version_on_every_device(store, published, tmp_pa
     for report in engine.reports.values():
         assert report[0]["tensors"] == expected(published) and report[0]["twice"] == []
     assert os.listdir(tmp_path) == []
+
+
+def last_round(rekindle, model):
+    """The newest round of the model, when it is over."""
+    def over():
+        rounds = [one for one in rk.status(coordinator=rekindle.coordinator)["rounds"]
+                  if one["model"] == model]
+        newest = max(rounds, key=lambda one: one["round"], default={"phase": "none"})
+        return newest if newest["phase"] == "over" else None
+
+    return eventually(over)
+
+
+def test_the_devices_share_the_uploads(rekindle, store, published):
+    rk.publish(published, "shared@1", agent=store)
+    with Engine(lambda engine, path, body: engine.receive(body["zmq_handles"])) as engine:
+        ce.serve_to(engine.url, "shared", devices=DEVICES, agent=store)
+    for report in engine.reports.values():
+        assert report[0]["tensors"] == expected(published) and report[0]["twice"] == []
+    done = last_round(rekindle, "shared")
+    assert (len(done["members"]), done["ready"], done["by_broadcast"]) == (2, 2, 2), done
+
+
+def test_one_device_has_no_round(rekindle, store, published):
+    rk.publish(published, "alone@1", agent=store)
+    with Engine(lambda engine, path, body: engine.receive(body["zmq_handles"])) as engine:
+        ce.serve_to(engine.url, "alone", devices=DEVICES[:1], agent=store)
+    assert engine.reports["double:0"][0]["tensors"] == expected(published)
+    assert "alone" not in {one["model"]
+                           for one in rk.status(coordinator=rekindle.coordinator)["rounds"]}
+
+
+def test_without_a_coordinator_every_device_uploads_all(rekindle, published, memory_directory):
+    lonely = memory_directory / "lonely"
+    rekindle._daemon("agent", "--listen", "127.0.0.1:0", "--node-id", "lonely", "--store", lonely,
+                     "--gpu", "double:2")
+    rk.publish(published, "lonely@1", agent=lonely)
+    with Engine(lambda engine, path, body: engine.receive(body["zmq_handles"])) as engine:
+        ce.serve_to(engine.url, "lonely", devices=DEVICES, agent=lonely)
+    for report in engine.reports.values():
+        assert report[0]["tensors"] == expected(published)
 
 
 def test_a_draft_model_takes_the_weights_over_the_same_socket(store, published):
@@ -251,8 +292,8 @@ def test_what_dies_in_the_middle_is_taken_up_again(rekindle, store, published, f
         return attached[-1]
 
     monkeypatch.setattr(update, "attach", attach)
-    source = update.Source([f"restarted@{1 + len(fault)}"], "double:0", agent=str(store),
-                           attach_timeout=PATIENCE_S, timeout=PATIENCE_S)
+    source = update.Source(f"restarted@{1 + len(fault)}", "double:0", (1 << 22, 24 << 22),
+                           agent=str(store), attach_timeout=PATIENCE_S, timeout=PATIENCE_S)
     source.prepare()
     got = []
     for bucket in source.buckets():
@@ -263,6 +304,62 @@ def test_what_dies_in_the_middle_is_taken_up_again(rekindle, store, published, f
             assert torch.equal(tensor, tensors[name])
     assert sorted(got) == sorted(tensors)
     assert len(attached) == 2
+
+
+@pytest.fixture
+def many(store):
+    tensors = {f"layer.{index}": torch.full((1 << 20,), index, dtype=torch.int32)
+               for index in range(24)}
+    with contextlib.suppress(rk.DeniedError):
+        rk.publish(tensors, "many@1", agent=store)
+    return tensors
+
+
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Of one tensor each. The sessions that were attached."""
+    attached = []
+
+    def attach(*given, **more):
+        attached.append(rk.attach(*given, bucket_bytes=4 << 20, **more))
+        return attached[-1]
+
+    monkeypatch.setattr(update, "attach", attach)
+    return attached
+
+
+def test_a_worker_that_is_slow_in_a_round_gets_the_rest_without_it(
+        rekindle, store, many, small_buckets):
+    """It keeps a bucket for longer than the 5 s of a round."""
+    def answer(engine, path, body):
+        return engine.receive(body["zmq_handles"],
+                              double1=["--fault", "sleep", "--at", 1, "--seconds", 7])
+
+    with Engine(answer) as engine:
+        ce.serve_to(engine.url, "many", devices=DEVICES, agent=store, buffer_bytes=8 << 20)
+    for report in engine.reports.values():
+        assert report[0]["tensors"] == expected(many) and report[0]["twice"] == []
+    assert last_round(rekindle, "many")["by_broadcast"] == 1
+    assert len(small_buckets) == 3
+
+
+def test_a_device_process_that_dies_in_a_round(rekindle, store, many, small_buckets, monkeypatch):
+    killed = threading.Event()
+    arriving = update.Source._arriving
+
+    def kill_first(source, session):
+        for bucket in arriving(source, session):
+            if not killed.is_set():
+                killed.set()
+                kill(rekindle, "device process")
+            yield bucket
+
+    monkeypatch.setattr(update.Source, "_arriving", kill_first)
+    with Engine(lambda engine, path, body: engine.receive(body["zmq_handles"])) as engine:
+        ce.serve_to(engine.url, "many", devices=DEVICES, agent=store, buffer_bytes=8 << 20)
+    for report in engine.reports.values():
+        assert report[0]["tensors"] == expected(many) and report[0]["twice"] == []
+    assert killed.is_set() and len(small_buckets) > 2
 
 
 def kill(rekindle, fault):

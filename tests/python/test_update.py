@@ -80,6 +80,8 @@ def test_an_update_without_version_or_workers_says_so(fleet, store, published):
     assert "m@77" in eventually(knows)
     with pytest.raises(rekindle.NotFoundError, match="nobody-here"):
         rekindle.update("m@2", group="nobody-here", agent=store)
+    with pytest.raises(rekindle.InvalidError, match="-1 members"):
+        rekindle.update("m@2", members=-1, agent=store)
     with pytest.raises(rekindle.InvalidError, match="which version"):
         rekindle.update("m", agent=store)
 

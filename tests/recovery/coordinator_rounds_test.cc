@@ -164,6 +164,29 @@ TEST_F(ThreeWorkers, WhoIsLateIsLeftOut) {
   EXPECT_EQ(order("c", number).members.at(0).session, member("c").session);
 }
 
+TEST_F(ThreeWorkers, AreWaitedForByTheirNumberAsWell) {
+  const auto begun = rounds.begin(kRoundV2, kRoot, "g", {std::nullopt, 4}, 3, now);
+  ASSERT_TRUE(begun);
+  for (const char* node : {"a", "b", "c"}) join(node, *begun);
+  say_all();
+  EXPECT_EQ(round(*begun).phase(), RoundPhase::kGathering) << "the fourth is not known yet";
+  add_node("d");
+  add_worker("d", "i");
+  join("d", *begun);
+  ASSERT_TRUE(say("d"));
+  EXPECT_EQ(round(*begun).phase(), RoundPhase::kMeeting);
+  EXPECT_EQ(order("d", *begun).ranks, 4u);
+}
+
+TEST_F(ThreeWorkers, NeedNotBeThereYetIfTheirNumberIsKnown) {
+  const auto begun = rounds.begin(kRoundV2, kRoot, "later", {2s, 1}, 3, now);
+  ASSERT_TRUE(begun);
+  pass(1900ms);
+  EXPECT_EQ(round(*begun).phase(), RoundPhase::kGathering);
+  pass(200ms);
+  EXPECT_TRUE(round(*begun).over()) << "nobody came";
+}
+
 TEST_F(ThreeWorkers, WhoHasTheVersionStaysAsItIs) {
   member("c").id = kRoundV2;
   ASSERT_TRUE(say("c"));

@@ -289,6 +289,18 @@ TEST_F(RoundsTest, WhoDetachesToAttachToTheRoundIsStillExpected) {
   EXPECT_EQ(said.members(0).session(), 2u);
 }
 
+TEST_F(RoundsTest, AMemberThatServesNothingYetHearsOfTheVersionThatItHas) {
+  attach(1);
+  order();
+  obey();
+  EXPECT_EQ(rounds_.news_for(1, {"m", 2}), 2u);
+  rounds_.detach(1, now_);
+  rounds_.attach(2, {"g", "i1", 0, "m", "double:0"});
+  EXPECT_TRUE(rounds_.choose(2, {"m", 2}));
+  ASSERT_EQ(report().members_size(), 1) << "its new session takes its place";
+  EXPECT_FALSE(rounds_.news_for(2, {"m", 2})) << "it takes part";
+}
+
 // --- from the meeting of the parties on
 
 TEST_F(RoundsTest, AMeetingIdIsMadeOnceAndToldUntilTheyMeet) {

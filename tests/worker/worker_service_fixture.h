@@ -156,8 +156,9 @@ class LonelyHost final : public Host {
     if (round.round() != 0) *orders_.add_rounds() = round;
   }
   async::Task<Result<std::uint64_t>> begin_update(ModelVersion id, std::string group,
-                                                  std::chrono::milliseconds gather) override {
-    if (!fleet) co_return co_await Host::begin_update(id, group, gather);
+                                                  std::chrono::milliseconds gather,
+                                                  std::uint32_t members) override {
+    if (!fleet) co_return co_await Host::begin_update(id, group, gather, members);
     if (id.version != 2) co_return fail(ErrorCode::kNotFound, "no {}", id.to_string());
     co_return 7;
   }

@@ -232,10 +232,10 @@ Result<InstanceAnswer> Core::report_rank(const RankReport& report, TimePoint now
 }
 
 Result<RoundId> Core::begin_update(const ModelVersion& id, const std::string& group,
-                                   std::optional<Duration> gather, TimePoint now) {
+                                   const Gathering& gathering, TimePoint now) {
   tick(now);
   TRY(const DurableVersion version, resolver_.resolve_update(id, now));
-  return rounds_.begin(id, version.root, group, gather, fleet_.epoch(), now);
+  return rounds_.begin(id, version.root, group, gathering, fleet_.epoch(), now);
 }
 
 Result<UpdatePlan> Core::plan_update(const ModelVersion& id, const std::string& group,

@@ -129,7 +129,7 @@ class Core {
   // Begins nothing. Errors as begin_update().
   Result<UpdatePlan> plan_update(const ModelVersion& id, const std::string& group, TimePoint now);
   Result<RoundId> begin_update(const ModelVersion& id, const std::string& group,
-                               std::optional<Duration> gather, TimePoint now);
+                               const Gathering& gathering, TimePoint now);
   // kUnavailable: the node is not registered (again) yet.
   Result<void> report_round(const RoundReport& report, TimePoint now);
   // See JointRosters. kUnavailable: the node is not registered (again) yet.

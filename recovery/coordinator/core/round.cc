@@ -170,7 +170,7 @@ bool Round::take_id(const RoundReport& report, const MeetingId& meeting, TimePoi
 bool Round::gathering_is_over(TimePoint now) const {
   const bool all = std::ranges::all_of(
       places_, [](const RoundPlace& place) { return place.state != PlaceState::kExpected; });
-  return all || now - phase_began_ >= begin_.gather;
+  return (all && places_.size() >= begin_.members) || now - phase_began_ >= begin_.gather;
 }
 
 void Round::end_gathering(std::set<std::string> busy, Communicators& communicators, TimePoint now) {

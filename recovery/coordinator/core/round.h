@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -29,6 +30,13 @@ struct RoundTiming {
   Duration remember = std::chrono::minutes(10);
 };
 
+// How a round gathers its workers: those that are known at its start, and as many as `members`.
+struct Gathering {
+  // nullopt: as RoundTiming says.
+  std::optional<Duration> longest;
+  std::uint32_t members = 0;
+};
+
 // The last report of a node with members.
 struct RoundNode {
   Incarnation incarnation;
@@ -50,6 +58,7 @@ class Round {
     // "": every group.
     std::string group;
     Duration gather{};
+    std::uint32_t members = 0;
     std::uint64_t epoch = 0;
   };
   Round(Begin begin, TimePoint now);

@@ -21,7 +21,7 @@ bool overlap(const std::string& a, const std::string& b) {
 }  // namespace
 
 Result<RoundId> Rounds::begin(const ModelVersion& id, const Digest& root, const std::string& group,
-                              std::optional<Duration> gather, std::uint64_t epoch, TimePoint now) {
+                              const Gathering& gathering, std::uint64_t epoch, TimePoint now) {
   std::size_t running = 0;
   for (const auto& [number, other] : rounds_) {
     if (other.over()) continue;
@@ -36,9 +36,11 @@ Result<RoundId> Rounds::begin(const ModelVersion& id, const Digest& root, const 
                 id.to_string(), running);
   }
   const RoundId number = std::max(last_round_, (epoch & kEpochMask) << kRoundBitsOfATerm) + 1;
-  Round round({number, id, root, group, gather.value_or(timing_.gather), epoch}, now);
+  Round round({number, id, root, group, gathering.longest.value_or(timing_.gather),
+               gathering.members, epoch},
+              now);
   for (const auto& [node_id, node] : nodes_) round.expect(node_id, node);
-  if (round.places().empty()) {
+  if (round.places().empty() && gathering.members == 0) {
     return fail(no_member(id, group));
   }
   last_round_ = number;

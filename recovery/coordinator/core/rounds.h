@@ -22,10 +22,10 @@ class Rounds {
  public:
   explicit Rounds(RoundTiming timing = {}) : timing_(timing) {}
 
-  // The caller sees that the version is READY. kNotFound: no member of the group. kUnavailable: a
-  // round of this model and group (or of all groups) runs.
+  // The caller sees that the version is READY. kNotFound: no member of the group, and none is
+  // awaited. kUnavailable: a round of this model and group (or of all groups) runs.
   Result<RoundId> begin(const ModelVersion& id, const Digest& root, const std::string& group,
-                        std::optional<Duration> gather, std::uint64_t epoch, TimePoint now);
+                        const Gathering& gathering, std::uint64_t epoch, TimePoint now);
   // kStale: older than the last report of this incarnation.
   Result<void> report(const RoundReport& report, TimePoint now);
   // Deadlines, and members whose node is no longer alive or is another incarnation.

@@ -11,6 +11,8 @@ import pytest
 import torch
 from checkpoint_engine_receiver import Receiver, digest
 from conftest import PATIENCE_S, gpu_fleet
+from test_checkpoint_engine_parameter_server import UPDATES, update_ranks
+from test_checkpoint_engine_serve import last_round
 
 import rekindle as rk
 from rekindle.compat import checkpoint_engine as ce
@@ -81,6 +83,31 @@ def test_all_gpus_and_a_draft_model(fleet, published, devices):
     assert (served.passes, served.devices) == (2, len(devices))
     for report in reports:
         assert [one["tensors"] for one in report] == [published, published]
+
+
+def two_gpus(devices):
+    if len(devices) < 2:
+        pytest.skip(f"needs 2 GPUs, there are {len(devices)}")
+
+
+def test_gpus_share_the_uploads(fleet, published, devices):
+    two_gpus(devices)
+    reports = []
+    # The second update uses the communicator of the first.
+    for _ in range(2):
+        ce.serve_to(lambda handles: reports.extend(receive(handles)), "gpu", devices=devices,
+                    agent=fleet.store("a"), attach_timeout=PATIENCE_LONG_S)
+    assert [one["tensors"] for report in reports for one in report] == [published] * len(reports)
+    done = last_round(fleet, "gpu")
+    assert done["ready"] == done["by_broadcast"] == len(devices), done
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_checkpoint_engines_own_test_of_updates(fleet, tmp_path, devices, case):
+    """On all GPUs, with this class in the place of its."""
+    two_gpus(devices)
+    update_ranks([UPDATES[case] | {"large": True, "agent": str(fleet.store("a")), "seed": 7,
+                                   "directory": str(tmp_path)}] * len(devices))
 
 
 def test_the_buffers_memory_is_given_back(fleet, published):

@@ -12,9 +12,10 @@ Needs torch and pyzmq (`pip install pyzmq`). `ParameterServer` also needs safete
 """
 from .channel import ReceiverEndedError, ReceiverError, ReceiverLostError
 from .engines import request_inference_to_update
+from .exchange import RankError
 from .parameter_server import ParameterServer
 from .sender import send
 from .serve import Served, serve_to
 
-__all__ = ["ParameterServer", "ReceiverEndedError", "ReceiverError", "ReceiverLostError", "Served",
-           "request_inference_to_update", "send", "serve_to"]
+__all__ = ["ParameterServer", "RankError", "ReceiverEndedError", "ReceiverError",
+           "ReceiverLostError", "Served", "request_inference_to_update", "send", "serve_to"]

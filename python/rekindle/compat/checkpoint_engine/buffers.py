@@ -7,7 +7,6 @@ buffer has two halves: one is filled while the worker reads the other.
 from __future__ import annotations
 
 import functools
-import gc
 import mmap
 import os
 from collections.abc import Callable
@@ -77,8 +76,8 @@ class CudaBuffer:
     def release(self) -> None:
         if self.tensor.numel() == 0:
             return
+        # No cycle of objects has the memory, so Python's collector is not needed.
         self.tensor = self.tensor.new_empty(0)
-        gc.collect()
         with torch.cuda.device(self._device):
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()

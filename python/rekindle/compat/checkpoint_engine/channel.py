@@ -90,14 +90,15 @@ def socket_file(address: str) -> str:
 class Channel:
     """One bound socket. One thread at a time uses it. `address` is for the engine.
 
-    Waits call `stop` a few times a second, and raise an exception that it returns.
+    Waits call `stop` a few times a second, and raise an exception that it returns. The descriptor
+    `woken` is readable when no further worker may come.
     """
 
-    def __init__(self, address: str, *,
-                 stop: Callable[[], Exception | None] = lambda: None) -> None:
+    def __init__(self, address: str, *, stop: Callable[[], Exception | None] = lambda: None,
+                 woken: int | None = None) -> None:
         path = self._path = socket_file(address)
         self.address = f"ipc://{path}"
-        self._stop = stop
+        self._stop, self._woken = stop, woken
         self._context = zmq.Context()
         self._open()
 
@@ -122,22 +123,26 @@ class Channel:
         self._socket.close(0)
         self._open()
 
-    def wait_for_receiver(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
+    def wait_for_receiver(self, timeout: float, until: Callable[[], bool] | None = None) -> bool:
         """Waits until the next worker has connected. Returns False if `until()` is true before
-        that.
+        that; `woken` tells when to call it.
 
         TimeoutError: none came in `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
+        poller = zmq.Poller()
+        poller.register(self._monitor, zmq.POLLIN)
+        if self._woken is not None and until is not None:
+            poller.register(self._woken, zmq.POLLIN)
         while True:
             self._take_events()
             if self.accepted > self._served:
                 self._served += 1
                 return True
-            if until():
+            if until is not None and until():
                 return False
             self._look(deadline, f"no receiver connected to {self.address}")
-            self._monitor.poll(_SLICE_MS)
+            poller.poll(_SLICE_MS)
 
     def tell(self, message: object, timeout: float) -> None:
         """Sends `message`, pickled. TimeoutError: the worker does not take it."""

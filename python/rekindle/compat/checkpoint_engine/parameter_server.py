@@ -9,13 +9,13 @@ from datetime import timedelta
 import torch
 import torch.distributed
 
-from ...errors import Error, InvalidError, NotFoundError, UnavailableError
-from . import parts
+from ...errors import Error, InvalidError, NotFoundError
+from .broadcast import Broadcast
 from .buffers import DEFAULT_BYTES, device_key, is_cuda
 from .channel import private_directory
 from .engines import Handles
-from .exchange import Exchange, SharedUpdate
-from .parts import PartMeta
+from .exchange import Exchange, RankError, SharedUpdate
+from .registration import PartMeta, Registration, agreed, retire, retire_older
 from .update import Rank, Source, deliver
 
 _EXCHANGE_TIMEOUT = timedelta(minutes=5)
@@ -27,10 +27,10 @@ class ParameterServer:
     """One rank, beside one worker of an inference engine. Constructor and methods are those of
     checkpoint-engine 0.4.2, whose users' scripts import them under this name.
 
-    Each rank registers its part of a checkpoint under the name "NAME.part-RANK", and its host's
-    agent keeps it. An update brings all parts to the worker of each rank that takes part. Hosts
-    that lack a part pull it from hosts that have it, so `ranks` does not change how bytes travel.
-    Weights stay registered when the process that registered them ends.
+    Each rank registers its part of a checkpoint. In gather_metas(), all ranks publish their parts
+    as one version, "NAME.checkpoint", and the agent of each rank's host keeps the part. An update
+    brings the version to the worker of each rank that takes part: each device uploads a share, and
+    the devices give it to each other. Weights stay when the processes that registered them end.
     """
 
     def __init__(self, *, rank: int | None = None, world_size: int | None = None,
@@ -64,7 +64,7 @@ class ParameterServer:
         self._agent = None if agent is None else os.fspath(agent)
         self._buffer_bytes = buffer_bytes or _environment_buffer()
         self._sockets = private_directory(socket_directory)
-        self._registered: dict[str, PartMeta | None] = {}
+        self._registered: dict[str, Registration | None] = {}
         self._metas: dict[int, PartMeta] = {}
         self._updates = self._groups = 0
         self._exchange = Exchange(self._rank, self._world_size, _master(
@@ -74,36 +74,66 @@ class ParameterServer:
                             named_tensors: Mapping[str, torch.Tensor] | None = None,
                             use_shared_memory_pool: bool = False,
                             use_inplace_pin_memory: bool = True) -> None:
-        """Publishes this rank's part: whole tensors, of safetensors files and by name.
+        """Takes this rank's part: whole tensors, of safetensors files and by name.
 
-        The agent keeps copies of them in its memory until `unregister_checkpoint`, also when this
-        process ends. Files are never removed. The last two arguments have no effect: the store
-        reuses the memory of unregistered parts, and agents pin what they keep.
+        Tensors by name are copied to host memory; files are mapped, and must not change before
+        `gather_metas`, which publishes the part. Files are never removed. The last two arguments
+        have no effect: the store reuses the memory of retired versions, and agents pin what they
+        keep.
         InvalidError: the name is registered here already, or has characters other than A-Z a-z 0-9
         . _ / + -.
         """
         if checkpoint_name in self._registered:
             raise InvalidError(f"checkpoint '{checkpoint_name}' is registered already")
-        self._registered[checkpoint_name] = parts.register(
-            checkpoint_name, self._rank, files or [], named_tensors or {}, self._agent,
-            _PUBLISH_TIMEOUT)
+        part = Registration(checkpoint_name, files or [], named_tensors or {})
+        self._registered[checkpoint_name] = part if part.part["tensors"] else None
 
     def unregister_checkpoint(self, checkpoint_name: str, force: bool = False) -> None:
-        """Retires this rank's part on all hosts, after updates that read it. Does nothing for a
-        name that is not registered. `force` has no effect.
+        """Gives up this rank's part. The last rank to do so retires the version on all hosts, after
+        updates that read it. Does nothing for a name that is not registered. `force` has no effect.
         """
         part = self._registered.pop(checkpoint_name, None)
-        if part is not None:
-            parts.retire(part["model"], self._agent)
+        model = part.part["model"] if part is not None else ""
+        if part is not None and model and self._exchange.count(f"unregistered/{model}") >= len(
+                part.ranks):
+            retire(model, self._agent)
 
     def gather_metas(self, checkpoint_name: str) -> None:
-        """Learns which part each rank has. All ranks call it together, before `update`.
+        """Publishes what the ranks have registered, unless they have done so before, and learns
+        which part each rank has. All ranks call it together, before `update`.
 
-        TimeoutError names a rank that did not call within 5 minutes.
+        TimeoutError names a rank that did not call within 5 minutes. InvalidError: two ranks have
+        tensors of one name that differ. When one rank fails, every rank raises an error.
         """
-        everyone = self._exchange.gather("metas", self._registered.get(checkpoint_name),
-                                         _EXCHANGE_TIMEOUT)
-        self._metas = {rank: part for rank, part in enumerate(everyone) if part is not None}
+        mine = self._registered.get(checkpoint_name)
+        everyone = self._exchange.gather("metas", mine and mine.said(), _EXCHANGE_TIMEOUT)
+        self._metas = {}
+        if not any(everyone):
+            return
+        model, ranks, is_new = agreed(checkpoint_name, everyone)
+        if is_new:
+            self._publish(mine, model, ranks)
+        for rank in ranks:
+            part: PartMeta = everyone[rank]["part"]
+            part["model"] = model
+            self._metas[rank] = part
+
+    def _publish(self, mine: Registration | None, model: str, ranks: list[int]) -> None:
+        failure: Exception | None = None
+        if mine is not None:
+            try:
+                mine.publish(model, self._rank, ranks, self._agent, _PUBLISH_TIMEOUT)
+            except (Error, OSError, RuntimeError) as error:
+                failure = error
+        outcomes = self._exchange.gather("published", failure and str(failure),
+                                         timedelta(seconds=2 * _PUBLISH_TIMEOUT))
+        if failure is not None:
+            raise failure
+        failed = [f"rank {rank}: {text}" for rank, text in enumerate(outcomes) if text is not None]
+        if failed:
+            raise RankError(f"{model} is not published: {'; '.join(failed)}")
+        if self._rank == ranks[0]:
+            retire_older(model, self._agent)
 
     def get_metas(self) -> dict[int, PartMeta]:
         """Returns the part of each rank. It can be pickled or written as JSON, and given to
@@ -143,7 +173,7 @@ class ParameterServer:
             end.
 
         When one rank fails, all that take part tell their workers to give up. Every rank raises its
-        own error, or UnavailableError with the errors of the others.
+        own error, or RankError with the errors of the others.
         """
         if not callable(req_func):
             raise InvalidError("req_func is required")
@@ -168,7 +198,7 @@ class ParameterServer:
             problem: Exception | None = None
             try:
                 if self._rank in taking:
-                    rank = self._open(stack, name, shared, timeout.total_seconds())
+                    rank = self._open(stack, name, taking, shared, timeout.total_seconds())
             except (Error, OSError, RuntimeError) as error:
                 # The other ranks must learn of the failure at once.
                 problem = error
@@ -178,23 +208,26 @@ class ParameterServer:
                 raise problem
             failed = [f"rank {other}: {said[2]}" for other, said in enumerate(everyone) if said[2]]
             if failed:
-                raise UnavailableError(f"update of '{name}' has not begun: {'; '.join(failed)}")
+                raise RankError(f"update of '{name}' has not begun: {'; '.join(failed)}")
             if rank is not None:
                 handles = [(key, address) for key, address, _ in everyone]
                 deliver([rank], lambda: req_func(handles), shared, timeout.total_seconds())
 
-    def _open(self, stack: contextlib.ExitStack, name: str, shared: SharedUpdate,
-              timeout: float) -> Rank:
+    def _open(self, stack: contextlib.ExitStack, name: str, taking: list[int],
+              shared: SharedUpdate, timeout: float) -> Rank:
         if not self._metas:
             raise NotFoundError(f"no rank has registered '{name}', or gather_metas() was not "
                                 f"called")
         metas = list(self._metas.values())
-        source = Source([part["model"] for part in metas], self._device, agent=self._agent,
-                        attach_timeout=timeout, timeout=timeout,
-                        known=(max(part["largest"] for part in metas),
-                               sum(part["total"] for part in metas)))
+        model = metas[0]["model"]
+        sizes = max(part["largest"] for part in metas), sum(part["total"] for part in metas)
+        source = Source(model, self._device, sizes, agent=self._agent, attach_timeout=timeout,
+                        timeout=timeout, stop=shared.failure)
         stack.callback(source.close)
-        source.prepare()
+        # One device alone needs none.
+        broadcast = None if len(taking) == 1 else Broadcast(
+            model, shared.group(), len(taking), shared, agent=self._agent, timeout=timeout)
+        source.prepare(broadcast, self._rank)
         address = f"{self._sockets.name}/{self._updates}.sock"
         rank = Rank(source, address, shared, buffer_bytes=self._limit(), timeout=timeout)
         stack.callback(rank.close)
@@ -211,7 +244,7 @@ class ParameterServer:
         outcomes = self._exchange.gather("done", None if failure is None else str(failure), timeout)
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(outcomes) if text is not None]
         if failed and failure is None:
-            raise UnavailableError(f"update of '{name}' failed on {'; '.join(failed)}")
+            raise RankError(f"update of '{name}' failed on {'; '.join(failed)}")
 
     def _end_group(self) -> None:
         if self._auto_pg and self._own_group and torch.distributed.is_initialized():

@@ -11,11 +11,12 @@ give up.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ...boxes import TensorInfo
 from ...errors import InvalidError
 from .buffers import ALIGNMENT, DEFAULT_BYTES, Buffer, aligned, make_buffer
 from .channel import Channel, ReceiverEndedError, ReceiverLostError
@@ -43,19 +44,18 @@ def send(session: Any, zmq_path: str, device: str | torch.device, *,
     up. The engine's weights may then be of two versions.
     """
     with Channel(zmq_path) as channel:
-        largest, total = sizes(session)
-        buffer = make_buffer(device, largest, total, buffer_bytes)
+        buffer = make_buffer(device, *sizes(session.tensors()), buffer_bytes)
         channel.wait_for_receiver(timeout)
         return transfer(channel, buffer, session.buckets(timeout), timeout=timeout)
 
 
-def sizes(session: Any) -> tuple[int, int]:
+def sizes(tensors: Iterable[TensorInfo]) -> tuple[int, int]:
     """Returns the bytes of the largest tensor and of all tensors, aligned as in the buffer.
 
-    InvalidError: the session has parts of tensors. Engines cut whole tensors by themselves.
+    InvalidError: some are parts of tensors. Engines cut whole tensors by themselves.
     """
     largest = total = 0
-    for info in session.tensors():
+    for info in tensors:
         if tuple(info.shape) != tuple(info.full_shape):
             raise InvalidError(f"the session has a part of '{info.name}' only: attach without a "
                                f"shard, engines cut tensors up by themselves")
@@ -65,15 +65,18 @@ def sizes(session: Any) -> tuple[int, int]:
 
 
 def transfer(channel: Channel, buffer: Buffer, buckets: Iterable[Sequence[Entry]], *,
-             timeout: float = ANSWER_TIMEOUT) -> int:
+             timeout: float = ANSWER_TIMEOUT, copied: Callable[[], None] = lambda: None) -> int:
     """Sends all tensors over a connected channel, and returns their bytes. Releases the buffer.
 
+    copied: called when the worker has read all tensors. If it raises, the worker can still be told.
     Errors are those of `send`. The worker has been told of them.
     """
     turn, taken = _Turn(channel, buffer, timeout), False
     try:
         turn.tell(buffer.handle())
         turn.fill(buckets)
+        turn.take_answer()
+        copied()
         turn.tell(None)
         turn.take_answer()
         buffer.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,11 @@ from ... import catalog
 from ..._engines.fitting import Contents, difference
 from ..._engines.loading import contents_of
 from ...errors import InvalidError
+from .broadcast import Broadcast
 from .buffers import DEFAULT_BYTES, is_cuda
 from .channel import private_directory
 from .engines import REQUEST_TIMEOUT, Request, engine_request
-from .sender import ANSWER_TIMEOUT
+from .sender import ANSWER_TIMEOUT, sizes
 from .update import Rank, Source, Update, deliver
 
 
@@ -69,39 +71,41 @@ def serve_to(target: str | Request, model: str, version: str | int = "latest", *
     weights may be of two versions: repeat the call before the engine serves.
     """
     names = _devices(devices)
+    store = None if agent is None else os.fspath(agent)
+    found = catalog(model, version, agent=agent, timeout=attach_timeout)
+    contents, key = contents_of(found), (str(target), found.model)
+    _check_same(contents, before, _given.get(key), agent, attach_timeout)
+    pinned, update = f"{found.model}@{found.version}", Update()
+    # One device alone needs none.
+    broadcast = None if len(names) == 1 else Broadcast(
+        pinned, uuid.uuid4().hex, len(names), update, agent=store, timeout=attach_timeout)
     with contextlib.ExitStack() as stack:
-        sources = _sources(stack, model, version, names, agent, attach_timeout, timeout)
-        key = (str(target), sources[0].model)
-        contents = _contents(sources[0].model, sources[0].version, agent, attach_timeout)
-        _check_same(contents, before, _given.get(key), agent, attach_timeout)
         sockets = stack.enter_context(private_directory(directory))
-        update = Update()
         ranks = []
-        for index, source in enumerate(sources):
+        for index, device in enumerate(names):
+            source = Source(pinned, device, sizes(found.tensors), agent=store,
+                            attach_timeout=attach_timeout, timeout=timeout, stop=update.failure)
+            stack.callback(source.close)
+            source.prepare(broadcast, index)
             ranks.append(Rank(source, f"{sockets}/{index}.sock", update, buffer_bytes=buffer_bytes,
                               timeout=timeout))
             stack.callback(ranks[-1].close)
         request = target if callable(target) else engine_request(
-            engine, target, str(sources[0].version), timeout=request_timeout, headers=headers,
-            uds=uds)
-        begin = time.monotonic()
+            engine, target, str(found.version), timeout=request_timeout, headers=headers, uds=uds)
+        started = time.monotonic()
         deliver(ranks, lambda: request([rank.handle for rank in ranks]), update, timeout)
         if not callable(target):
             _given[key] = contents
-        return Served(sources[0].model, sources[0].version, len(ranks), ranks[0].passes,
-                      sum(rank.nbytes for rank in ranks), time.monotonic() - begin)
-
-
-def _contents(model: str, version: str | int, agent: str | os.PathLike[str] | None,
-              timeout: float) -> Contents:
-    return contents_of(catalog(model, version, agent=agent, timeout=timeout))
+        return Served(found.model, found.version, len(ranks), ranks[0].passes,
+                      sum(rank.nbytes for rank in ranks), time.monotonic() - started)
 
 
 def _check_same(new: Contents, before: str | int | None, given: Contents | None,
                 agent: str | os.PathLike[str] | None, timeout: float) -> None:
     if before == ANY:
         return
-    has = given if before is None else _contents(new.model, before, agent, timeout)
+    has = given if before is None else contents_of(
+        catalog(new.model, before, agent=agent, timeout=timeout))
     found = difference(has, new) if has is not None else ""
     if found:
         raise InvalidError(f"{new} does not fit the engine, which has {has}: {found}; publish the "
@@ -121,19 +125,3 @@ def _devices(devices: Sequence[str | torch.device] | None) -> list[str | torch.d
     if any(not is_cuda(name) and not str(name).startswith("double:") for name in names):
         raise InvalidError(f"devices are \"cuda:N\", not {', '.join(map(str, names))}")
     return names
-
-
-def _sources(stack: contextlib.ExitStack, model: str, version: str | int,
-             devices: Sequence[str | torch.device], agent: str | os.PathLike[str] | None,
-             attach_timeout: float, timeout: float) -> list[Source]:
-    """Returns one source for each device, all attached to the version that the first one has found.
-    """
-    sources: list[Source] = []
-    for device in devices:
-        pinned = f"{model}@{sources[0].version if sources else version}"
-        source = Source([pinned], device, agent=None if agent is None else os.fspath(agent),
-                        attach_timeout=attach_timeout, timeout=timeout)
-        stack.callback(source.close)
-        source.prepare()
-        sources.append(source)
-    return sources
