@@ -41,7 +41,12 @@ constexpr std::uint64_t kRoundBytes = 4 * kMiB;
 // different ones.
 Result<PackedLayout> pack_rank(const JointPlan& plan, std::uint32_t rank) {
   const auto writes = plan.writes(rank);
-  TRY(PackedLayout packed, pack_layout(plan.tensors(), writes, store::kMaxSegmentBytes));
+  std::uint64_t bytes = 0;
+  for (const TensorBox& one : writes) {
+    bytes += one.box.elements() * dtype_size_bytes(plan.tensors()[one.tensor].dtype);
+  }
+  TRY(PackedLayout packed,
+      pack_layout(plan.tensors(), writes, store::published_segment_bytes(bytes)));
   const auto segments = packed.layout.segments();
   std::vector<SegmentSpec> named(segments.begin(), segments.end());
   for (SegmentSpec& segment : named)
@@ -59,6 +64,7 @@ Result<store::FilledSegments> join(const TensorSet& tensors,
   std::vector<LayoutEntry> entries;
   std::vector<std::string> headers;
   std::vector<std::shared_ptr<store::MappedSegment>> segments;
+  std::vector<std::shared_ptr<const store::SealedSegment>> sealed;
   for (store::FilledSegments& rank : ranks) {
     const auto first = static_cast<std::uint32_t>(specs.size());
     for (const SegmentSpec& spec : rank.packed.layout.segments()) specs.push_back(spec);
@@ -67,13 +73,15 @@ Result<store::FilledSegments> join(const TensorSet& tensors,
       entries.push_back(entry);
     }
     std::ranges::move(rank.packed.headers, std::back_inserter(headers));
+    rank.sealed.resize(rank.segments.size());
+    std::ranges::move(rank.sealed, std::back_inserter(sealed));
     std::ranges::move(rank.segments, std::back_inserter(segments));
   }
   std::ranges::sort(entries, {},
                     [](const LayoutEntry& entry) { return std::pair(entry.tensor, entry.box); });
   TRY(Layout layout, Layout::create(tensors, std::move(specs), std::move(entries)));
   return store::FilledSegments{
-      tensors, {std::move(layout), std::move(headers)}, std::move(segments)};
+      tensors, {std::move(layout), std::move(headers)}, std::move(segments), std::move(sealed)};
 }
 
 // Never 0, which stands for a report without one.
