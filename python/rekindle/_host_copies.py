@@ -53,8 +53,7 @@ class HostCopies:
         """Begins to copy the elements of `tensor`, row-major, to `place`. InvalidError: `place` has
         another size."""
         if self._torch is not None and isinstance(tensor, self._torch.Tensor):
-            if tensor.requires_grad:
-                tensor = tensor.detach()
+            tensor = tensor.detach()
             _check_size(tensor, place)
             if len(place):
                 self._add_torch(tensor, place)
