@@ -94,6 +94,10 @@ class Piece(ctypes.Structure):
                 ("bytes", c_uint64)]
 
 
+class Copy(ctypes.Structure):
+    _fields_ = [("target", c_void_p), ("source", c_void_p), ("bytes", c_uint64)]
+
+
 class UpdateOptions(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("model_version", c_char_p), ("group", c_char_p),
                 ("gather_ms", c_int64), ("timeout_ms", c_int64), ("members", c_uint32)]
@@ -116,6 +120,7 @@ BOX = struct.Struct("@PI4xPP")
 TENSOR = struct.Struct("@PPI4xPPPPQ")
 PART = struct.Struct("@PQQP16x")
 TARGET = struct.Struct("@PPPQ16x")
+COPY = struct.Struct("@PPQ")
 TENSOR_LAYOUT = struct.Struct("@QiiBBHIQII")
 
 _Library = TypeVar("_Library", bound=ctypes.CDLL)  # or a PyDLL
@@ -152,6 +157,10 @@ _PROTOTYPES = {
     "rk_publish_begin_joint": (c_int32, _HANDLE, POINTER(JointOptions), POINTER(PublishedPart),
                                c_size_t, _OUT_HANDLE, _ERROR),
     "rk_publish_pieces": (c_int32, _HANDLE, c_size_t, POINTER(Piece), c_size_t, _COUNT, _ERROR),
+    "rk_copies_open": (c_int32, _HANDLE, c_uint32, _OUT_HANDLE, _ERROR),
+    "rk_copies_put": (c_int32, _HANDLE, c_void_p, c_size_t, POINTER(c_uint64), _ERROR),
+    "rk_copies_wait": (c_int32, _HANDLE, c_uint64, c_int64, _ERROR),
+    "rk_copies_close": (None, _HANDLE),
     "rk_update": (c_int32, _HANDLE, POINTER(UpdateOptions), POINTER(UpdateResult), _ERROR),
 }
 # These functions call Python's API, so load_for_python() loads them.
@@ -165,7 +174,7 @@ _PYTHON_PROTOTYPES = {
 def load() -> ctypes.CDLL:
     """Returns librekindle, loaded once. UnavailableError: it is missing or has another API
     version."""
-    for layout, kind in ((BOX, Box), (TENSOR, Tensor), (PART, Part), (TARGET, Target),
+    for layout, kind in ((BOX, Box), (TENSOR, Tensor), (PART, Part), (TARGET, Target), (COPY, Copy),
                          (TENSOR_LAYOUT, TensorLayout)):
         assert layout.size == ctypes.sizeof(kind), kind
     loaded = _load(ctypes.CDLL, _PROTOTYPES)

@@ -1,28 +1,23 @@
-"""Threads that copy between places of host memory, outside of Python's global lock."""
+"""Threads of librekindle that copy host memory, outside of Python's global lock."""
 from __future__ import annotations
 
+import collections
 import ctypes
-import functools
-import mmap
-import os
-import queue
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-# On 16 CPUs, 16 threads were slower (docs/reference/performance.md).
-MOST_THREADS = 14
-# Bytes. Page faults fill the page tables of smaller pieces.
-SMALL = 1 << 20
+from . import _abi
+from ._native import SLICE_S, raise_error
 
-_MADV_POPULATE_WRITE = 23  # Linux 5.14
+# Bytes of sources that put() keeps alive. It waits for the oldest ones beyond that.
+MOST_KEPT = 256 << 20
 
-Hold = Callable[[], "AbstractContextManager[None]"]
+# Calls rk_copies_open(publication, …) with these further arguments.
+Open = Callable[..., None]
 
 
-class Piece(NamedTuple):
-    """Bytes to copy, by addresses."""
+class Copy(NamedTuple):
+    """Bytes to copy, by addresses. Source 0: they are at their target already."""
 
     target: int
     source: int
@@ -30,109 +25,61 @@ class Piece(NamedTuple):
 
 
 class CopyThreads:
-    """Copies pieces in the background. One thread calls the methods. finish() ends the threads."""
+    """Copies in the background, in the order of the calls. For one thread."""
 
-    def __init__(self, hold: Hold) -> None:
-        """`hold`: a context in which the targets stay mapped. A thread enters it for each task, and
-        fails if it raises."""
-        self._hold = hold
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._threads: list[_Thread] = []
-        self._most = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) - 2))
-        self._stopped = False
-        self._failed: BaseException | None = None
+    def __init__(self, open_copies: Open | None = None) -> None:
+        """`open_copies`: of the publication that has the targets; None: any memory."""
+        self._abi = _abi.load()
+        self._handle = ctypes.c_void_p()
+        if open_copies is None:
+            self._call("rk_copies_open", None, 0, ctypes.byref(self._handle))
+        else:
+            open_copies("rk_copies_open", 0, ctypes.byref(self._handle))
+        self._last = ctypes.c_uint64()
+        self._kept: collections.deque[tuple[int, int, object]] = collections.deque()
+        self._kept_bytes = 0
 
-    def check(self) -> None:
-        """Raises the first error of a thread."""
-        if self._failed is not None:
-            raise self._failed
+    def put(self, copies: list[Copy], keep: object = None) -> int:
+        """Begins to copy, and returns a number for wait(). `keep` owns the sources."""
+        array = bytearray(_abi.COPY.size * len(copies))
+        for index, copy in enumerate(copies):
+            _abi.COPY.pack_into(array, index * _abi.COPY.size, *copy)
+        pointer = (ctypes.c_char * len(array)).from_buffer(array)
+        self._call("rk_copies_put", self._handle, pointer, len(copies), ctypes.byref(self._last))
+        if keep is not None:
+            nbytes = sum(copy.nbytes for copy in copies)
+            self._kept.append((self._last.value, nbytes, keep))
+            self._kept_bytes += nbytes
+            while self._kept_bytes > MOST_KEPT:
+                self.wait(self._kept[0][0])
+        return self._last.value
 
-    def put(self, pieces: list[Piece], keep: object,
-            done: Callable[[], None] | None = None) -> None:
-        """Begins to copy `pieces`. `keep` owns the sources. `done` is called afterwards by a
-        thread, also if the copy fails or is dropped."""
-        self._tasks.put(_Task(pieces, keep, done))
-        if len(self._threads) < self._most:
-            thread = _Thread(self._run)
-            self._threads.append(thread)
-            thread.start()
-
-    def stop(self) -> None:
-        """Drops the tasks that no thread has begun. For any thread."""
-        self._stopped = True
-        self._end_threads()
+    def wait(self, number: int) -> None:
+        """Returns when all copies up to `number` are done."""
+        error = _abi.Error()
+        code = _abi.TIMEOUT
+        while code == _abi.TIMEOUT:  # So that Ctrl-C has an effect.
+            code = self._abi.rk_copies_wait(self._handle, number, int(SLICE_S * 1000),
+                                            ctypes.byref(error))
+        raise_error(code, error)
+        while self._kept and self._kept[0][0] <= number:
+            self._kept_bytes -= self._kept.popleft()[1]
 
     def finish(self) -> None:
-        """Returns when all tasks are done and all threads have ended. An interrupt drops the tasks
-        that no thread has begun, and is raised when all threads have ended."""
-        interrupt: BaseException | None = None
-        while self._threads:
-            try:
-                self._end_threads()
-                for thread in self._threads:
-                    if thread.ident is not None:  # It was started.
-                        thread.ended.wait()
-                self._threads.clear()
-            except KeyboardInterrupt as why:
-                interrupt = why
-                self._stopped = True
-        if interrupt is not None:
-            raise interrupt
+        """Returns when all copies are done."""
+        if self._last.value:
+            self.wait(self._last.value)
 
-    def _end_threads(self) -> None:
-        for _ in self._threads:
-            self._tasks.put(None)
+    def close(self) -> None:
+        """Drops copies that have not begun. Afterwards nothing writes to any target."""
+        handle, self._handle = self._handle, ctypes.c_void_p()
+        self._abi.rk_copies_close(handle)
+        self._kept.clear()
 
-    def _run(self) -> None:
-        while True:
-            task = self._tasks.get()
-            if task is None:
-                return
-            try:
-                if not self._stopped and self._failed is None:
-                    with self._hold():
-                        for piece in task.pieces:
-                            _populate(piece)
-                            ctypes.memmove(*piece)
-            except BaseException as why:  # check() raises it.
-                self._failed = why
-            finally:
-                if task.done is not None:
-                    task.done()
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self.close()
 
-
-class _Thread(threading.Thread):
-    """Before Python 3.13, an interrupt of join() makes later calls return at once, while the thread
-    still runs. Therefore this has an event."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(name="rekindle-copy", daemon=True)
-        self._work = work
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        try:
-            self._work()
-        finally:
-            self.ended.set()
-
-
-class _Task(NamedTuple):
-    pieces: list[Piece]
-    keep: object
-    done: Callable[[], None] | None
-
-
-@functools.lru_cache(maxsize=None)
-def _madvise() -> Any:
-    function = ctypes.CDLL(None).madvise
-    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    return function
-
-
-def _populate(piece: Piece) -> None:
-    """Fills page tables with one call instead of a fault for each page. Where the kernel refuses,
-    the copy faults the pages in."""
-    if piece.nbytes >= SMALL:
-        begin = piece.target & -mmap.PAGESIZE
-        _madvise()(begin, piece.target + piece.nbytes - begin, _MADV_POPULATE_WRITE)
+    def _call(self, function: str, *arguments: Any) -> None:
+        error = _abi.Error()
+        raise_error(getattr(self._abi, function)(*arguments, ctypes.byref(error)), error)

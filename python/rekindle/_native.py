@@ -183,8 +183,7 @@ class Native:
         error = _abi.Error()
         with self.using():
             code = getattr(self._abi, function)(*arguments, ctypes.byref(error))
-        if code != _abi.OK:
-            raise _exception(code, error)
+        raise_error(code, error)
 
     def end(self) -> None:
         """Ends now, or when the calls of other threads return. A second call does nothing."""
@@ -226,6 +225,12 @@ class Ended(Native):
 
     def end(self) -> None:
         pass
+
+
+def raise_error(code: int, error: _abi.Error) -> None:
+    """Raises the error of a call of the C library, if `code` is one."""
+    if code != _abi.OK:
+        raise _exception(code, error)
 
 
 def _exception(code: int, error: _abi.Error) -> errors.Error:

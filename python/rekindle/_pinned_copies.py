@@ -2,30 +2,29 @@
 
 A GPU copies to such memory at a fraction of its link's rate. Therefore the bytes go through a ring
 of pinned blocks: side streams copy into the blocks, and threads copy from the blocks to their
-places. Many small tensors share a block.
+places. Many small tensors share a block. They are joined on the GPU first, so that it copies the
+block at once.
 
-The other way is to pin the places (cudaHostRegister). A trainer maps the segments of every
-publication anew, so it would have to pin all of them each time. With 4 KiB pages that takes several
-times as long as the copy, with huge pages longer than the copy, too. docs/reference/performance.md
-has the figures, also for the constants below.
+The other way is to pin the places (cudaHostRegister). The agent takes a segment over only when no
+process can write to it, so a trainer would have to pin and unpin the segments of every publication.
+With 4 KiB pages that takes several times as long as the copy, with huge pages longer than the copy,
+too. docs/reference/performance.md has the figures, also for the constants below.
 """
 from __future__ import annotations
 
 import collections
 import os
-import queue
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from ._copy_threads import MOST_THREADS, CopyThreads, Piece
+from ._copy_threads import Copy, CopyThreads
 from ._optional import module
 
 # Bytes. The time that Python spends on each block shows with smaller ones.
-BLOCK = 8 << 20
-# Of a ring (136 MiB). Threads read a block from the CPU's last cache, which a larger ring exceeds.
-BLOCKS = MOST_THREADS + 3
+BLOCK = 16 << 20
+# Of a ring (128 MiB). Threads read a block from the CPU's last cache, which a larger ring exceeds.
+BLOCKS = 8
 # Blocks in the queues of the devices.
 IN_FLIGHT = 2
 # Of each device.
@@ -38,12 +37,15 @@ class PinnedCopies:
     def __init__(self, torch: Any, threads: CopyThreads, streaming: bool) -> None:
         """Like HostCopies. RuntimeError: the host cannot pin the ring."""
         self._torch, self._threads, self._streaming = torch, threads, streaming
+        # torch joins bytes one by one, these faster.
+        self._joinable = {torch.bfloat16, torch.float16, torch.float32}
         self._ring = _Ring.take(torch)
-        self._free: queue.SimpleQueue[_Block] = queue.SimpleQueue()
-        for block in self._ring.blocks:
-            self._free.put(block)
+        # The one that was used the longest time ago is the first.
+        self._free = collections.deque(self._ring.blocks)
         self._open: _Batch | None = None
         self._queued: collections.deque[_Batch] = collections.deque()
+        # The caller's streams, of each device.
+        self._callers: dict[Any, Any] = {}
         # Devices whose side streams wait for the caller's stream.
         self._ordered: set[Any] = set()
         self._turn = 0
@@ -52,7 +54,12 @@ class PinnedCopies:
         """Begins to copy a tensor that has elements. It is cut into parts that fit into a block. A
         part that is not contiguous becomes so on the GPU, which needs memory of its size."""
         if tensor.is_contiguous():
-            self._add_flat(tensor.reshape(-1).view(self._torch.uint8), target)
+            batch, nbytes = self._open, tensor.nbytes
+            if (batch is not None and not self._streaming and batch.used + nbytes <= BLOCK
+                    and batch.device == tensor.device):
+                batch.add(tensor.view(-1), target, nbytes)
+            else:
+                self._add_flat(tensor.view(-1), target)
             return
         rows = tensor.shape[0]
         row = tensor.nbytes // rows
@@ -78,14 +85,15 @@ class PinnedCopies:
         self._ring.give_back()
 
     def _add_flat(self, flat: Any, target: int) -> None:
-        at, size = 0, flat.numel()
-        while at < size:
-            batch = self._batch(flat.device)
-            part = min(size - at, BLOCK - batch.used)
-            batch.add(flat if part == size else flat[at:at + part], target + at, part)
+        at, count, itemsize = 0, flat.numel(), flat.itemsize
+        while at < count:
+            batch = self._batch(flat.device, itemsize)
+            part = min(count - at, (BLOCK - batch.used) // itemsize)
+            batch.add(flat if part == count else flat[at:at + part], target + at * itemsize,
+                      part * itemsize)
             at += part
 
-    def _batch(self, device: Any, room: int = 1) -> "_Batch":
+    def _batch(self, device: Any, room: int) -> "_Batch":
         """Returns the open batch, with at least `room` bytes left."""
         batch = self._open
         if batch is not None:
@@ -94,15 +102,19 @@ class PinnedCopies:
                     or batch.stream == self._torch.cuda.current_stream(device)):
                 return batch
             self._queue_batch()
-        batch = _Batch(self._block(), device, self._torch.cuda.current_stream(device))
+        stream = self._callers.get(device) if not self._streaming else None
+        if stream is None:
+            stream = self._callers[device] = self._torch.cuda.current_stream(device)
+        batch = _Batch(self._block(), device, stream)
         self._open = batch
         return batch
 
     def _block(self) -> "_Block":
-        while self._queued and (len(self._queued) >= IN_FLIGHT or self._free.empty()):
+        while self._queued and (len(self._queued) >= IN_FLIGHT or not self._free):
             self._hand_over()
-        self._threads.check()
-        return self._free.get()
+        block = self._free.popleft()
+        self._threads.wait(block.number)
+        return block
 
     def _queue_batch(self) -> None:
         """Queues the copies of the open batch on a side stream."""
@@ -111,13 +123,20 @@ class PinnedCopies:
             return
         # First, so that its tensors live until close() has waited for the copies.
         self._queued.append(batch)
-        torch = self._torch
+        torch, memory = self._torch, batch.block.memory[:batch.used]
         with torch.cuda.stream(self._side_stream(batch)):
-            places = batch.block.memory[:batch.used].split(batch.sizes)
-            for place, source in zip(places, batch.sources):
-                if source.dtype != torch.uint8 or source.dim() != 1:
-                    source = source.contiguous().reshape(-1).view(torch.uint8)
-                place.copy_(source, non_blocking=True)
+            flat = [one if one.dim() == 1 and one.is_contiguous() else one.contiguous().reshape(-1)
+                    for one in batch.sources]
+            joined = self._ring.staging(batch.device, self._turn) if len(flat) > 1 else None
+            if joined is not None:
+                joined = joined[:batch.used]
+                dtype = flat[0].dtype
+                if dtype not in self._joinable or any(one.dtype != dtype for one in flat):
+                    dtype, flat = torch.uint8, [one.view(torch.uint8) for one in flat]
+                torch.cat(flat, out=joined.view(dtype))
+                flat = [joined]
+            for place, source in zip(memory.split([one.nbytes for one in flat]), flat):
+                place.copy_(source.view(torch.uint8), non_blocking=True)
             batch.landed = batch.block.record(torch, batch.device)
 
     def _side_stream(self, batch: "_Batch") -> Any:
@@ -138,9 +157,10 @@ class PinnedCopies:
         batch = self._queued[0]
         batch.landed.synchronize()
         self._queued.popleft()
-        base = batch.block.address
-        pieces = [Piece(target, base + at, size) for target, at, size in batch.pieces]
-        self._threads.put(pieces, batch.block, partial(self._free.put, batch.block))
+        block = batch.block
+        block.number = self._threads.put([Copy(target, block.address + at, size)
+                                          for target, at, size in batch.pieces])
+        self._free.append(block)
 
 
 class _Batch:
@@ -151,7 +171,6 @@ class _Batch:
         self.used = 0
         # One after the other. They live until their copies have ended.
         self.sources: list[Any] = []
-        self.sizes: list[int] = []  # bytes
         # (target, offset, bytes). Neighbours are one.
         self.pieces: list[tuple[int, int, int]] = []
         # The event after the copies.
@@ -159,7 +178,6 @@ class _Batch:
 
     def add(self, source: Any, target: int, nbytes: int) -> None:
         self.sources.append(source)
-        self.sizes.append(nbytes)
         last, at, size = self.pieces[-1] if self.pieces else (0, 0, 0)
         if last + size == target:
             self.pieces[-1] = (last, at, size + nbytes)
@@ -173,6 +191,8 @@ class _Block:
 
     def __init__(self, memory: Any) -> None:
         self.memory, self.address = memory, memory.data_ptr()
+        # Of the last copy from it, in the PinnedCopies that has the ring.
+        self.number = 0
         self._device: Any = None
         self._event: Any = None
 
@@ -195,6 +215,7 @@ class _Ring:
                        for _ in range(BLOCKS)]
         self._torch = torch
         self._streams: dict[Any, list[Any]] = {}
+        self._staging: dict[tuple[Any, int], Any] = {}
 
     @classmethod
     def take(cls, torch: Any) -> "_Ring":
@@ -211,6 +232,8 @@ class _Ring:
                     stream.synchronize()
         except RuntimeError:
             return  # The device failed. Its next use says so.
+        for block in self.blocks:
+            block.number = 0
         with _lock:
             if not _kept:
                 _kept.append(self)
@@ -220,6 +243,17 @@ class _Ring:
             self._streams[device] = [self._torch.cuda.Stream(device) for _ in range(STREAMS)]
         return self._streams[device]
 
+    def staging(self, device: Any, stream: int) -> Any:
+        """Returns a block on the device, for the current stream, which is this one of streams().
+        None: the device has no memory left."""
+        if (device, stream) not in self._staging:
+            try:
+                self._staging[device, stream] = self._torch.empty(
+                    BLOCK, dtype=self._torch.uint8, device=device)
+            except RuntimeError:
+                return None
+        return self._staging[device, stream]
+
 
 _lock = threading.Lock()
 _kept: list[_Ring] = []
@@ -228,7 +262,8 @@ _of_parent: list[_Ring] = []
 
 
 def release_pinned() -> None:
-    """Frees the pinned memory that is kept for the next publication (136 MiB)."""
+    """Frees the memory that is kept for the next publication: 128 MiB that are pinned, and 32 MiB on
+    each GPU."""
     with _lock:
         _kept.clear()
     torch = module("torch")

@@ -4,8 +4,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import _abi
 from ._attaching import environment
@@ -42,10 +41,10 @@ class _Open:
         self._native = Native(agent if agent is not None else environment("STORE"), timeout,
                               "publication")
 
-    def using(self) -> AbstractContextManager[None]:
-        """Returns a context in which places stay mapped: end() takes effect only after it.
-        StaleError: the publication is over."""
-        return self._native.using()
+    def open_copies(self, function: str, *arguments: Any) -> None:
+        """Calls rk_copies_open. Copies of its threads end before commit() and end() unmap their
+        places. StaleError: the publication is over."""
+        self._native.call(function, *arguments)
 
     def commit(self, timeout: float | None) -> None:
         """Makes the version ready.

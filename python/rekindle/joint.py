@@ -1,6 +1,7 @@
 """Publishes one version from many ranks, on any hosts: each rank gives its boxes of the tensors."""
 from __future__ import annotations
 
+import ctypes
 from types import TracebackType
 from typing import Any
 
@@ -8,7 +9,7 @@ from . import _abi
 from ._host_copies import HostCopies
 from ._native import milliseconds
 from ._parts import Part
-from ._publishing import JointPublication
+from ._publishing import JointPublication, Place
 from .errors import InvalidError, StaleError
 from .publication import CONNECT_S, PathLike, Published, _Source
 
@@ -87,9 +88,11 @@ class Publisher:
         publication = JointPublication(self.model_version, self.rank, self.world, self._parts,
                                        self._agent, CONNECT_S, timeout)
         try:
-            with HostCopies(publication.using) as copies:
-                for index, part in enumerate(self._parts):
-                    self._write(publication, index, part, copies)
+            places = [publication.places(index) for index in range(len(self._parts))]
+            with HostCopies(publication.open_copies) as copies:
+                # In the order of the segments, so that the agent gets one after the other.
+                for index in sorted(range(len(places)), key=lambda i: _first_address(places[i])):
+                    _write(self._parts[index], places[index], copies)
                 copies.finish()
             publication.commit(timeout)
         finally:
@@ -97,19 +100,6 @@ class Publisher:
         model, _, version = self.model_version.rpartition("@")
         tensors = {part.name for part in self._parts if not part.name.startswith(_abi.FILE_PREFIX)}
         return Published(model, int(version), len(tensors), self._nbytes())
-
-    def _write(self, publication: JointPublication, index: int, part: Part,
-               copies: HostCopies) -> None:
-        places = publication.places(index)
-        if not places:
-            return
-        tensor = part.read()
-        if tuple(tensor.shape) != part.extent:
-            raise InvalidError(f"{part.described()} came with shape {tuple(tensor.shape)}")
-        for place in places:
-            box = tuple(slice(at - start, at - start + count) for at, start, count
-                        in zip(place.offset, part.offset, place.extent))
-            copies.add(tensor if place.extent == part.extent else tensor[box], place.memory)
 
     def _nbytes(self) -> int:
         from math import prod
@@ -128,3 +118,19 @@ class Publisher:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._over = True
+
+
+def _first_address(places: list[Place]) -> int:
+    return min((ctypes.addressof(place.memory) for place in places), default=0)
+
+
+def _write(part: Part, places: list[Place], copies: HostCopies) -> None:
+    if not places:
+        return
+    tensor = part.read()
+    if tuple(tensor.shape) != part.extent:
+        raise InvalidError(f"{part.described()} came with shape {tuple(tensor.shape)}")
+    for place in places:
+        box = tuple(slice(at - start, at - start + count) for at, start, count
+                    in zip(place.offset, part.offset, place.extent))
+        copies.add(tensor if place.extent == part.extent else tensor[box], place.memory)

@@ -39,8 +39,8 @@ def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | Non
     all.
     A GPU's tensors are copied after the work that the current stream of their device has at the
     call. No stream of the caller waits. All tensors are copied when the call returns; until then,
-    nothing may write to them. 136 MiB of pinned memory stay for the next call, until
-    `publication.release_pinned()`.
+    nothing may write to them. 128 MiB of pinned memory, and 32 MiB on each GPU, stay for the next
+    call, until `publication.release_pinned()`.
     Raises DeniedError (the version exists with other bytes), InvalidError (naming a tensor without
     a dtype in safetensors, without memory, or not dense), ExhaustedError, UnavailableError."""
     if isinstance(source, str | os.PathLike) or (
@@ -104,8 +104,9 @@ def _publish_tensors(sources: Sequence[_Source], model_version: str, agent: Path
     publication = Publication(model_version, announced, agent, CONNECT_S)
     try:
         places = [publication.place(index) for index in range(len(sources))]
-        with HostCopies(publication.using, streaming=False) as copies:
-            # In the order of the segments, so that neighbours are copied together.
+        with HostCopies(publication.open_copies, streaming=False) as copies:
+            # In the order of the segments, so that neighbours are copied together, and the agent
+            # gets one segment after the other.
             for index in sorted(range(len(sources)), key=lambda i: ctypes.addressof(places[i])):
                 copies.add(sources[index].tensor, places[index])
             copies.finish()

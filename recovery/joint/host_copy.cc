@@ -37,7 +37,12 @@ Result<PackedLayout> join(const TensorSet& tensors, std::vector<PackedLayout> ra
 // pack_layout() gives the files of every rank the same names.
 Result<PackedLayout> pack_rank(const JointPlan& plan, std::uint32_t rank) {
   const auto writes = plan.writes(rank);
-  TRY(PackedLayout packed, pack_layout(plan.tensors(), writes, store::kMaxSegmentBytes));
+  std::uint64_t bytes = 0;
+  for (const auto& [tensor, box] : writes) {
+    bytes += box.elements() * dtype_size_bytes(plan.tensors()[tensor].dtype);
+  }
+  TRY(PackedLayout packed,
+      pack_layout(plan.tensors(), writes, store::published_segment_bytes(bytes)));
   const auto segments = packed.layout.segments();
   std::vector<SegmentSpec> named(segments.begin(), segments.end());
   for (SegmentSpec& segment : named)
@@ -79,14 +84,18 @@ Task<Result<void>> HostCopy::stage(std::vector<store::FilledSegments> ranks) {
   const auto work = [this, &ranks]() -> Result<void> {
     std::vector<PackedLayout> packed;
     std::vector<std::shared_ptr<store::MappedSegment>> segments;
+    std::vector<std::shared_ptr<const store::SealedSegment>> sealed;
     for (store::FilledSegments& rank : ranks) {
       packed.push_back(std::move(rank.packed));
+      rank.sealed.resize(rank.segments.size());
+      std::ranges::move(rank.sealed, std::back_inserter(sealed));
       std::ranges::move(rank.segments, std::back_inserter(segments));
     }
     TRY(PackedLayout joined, join(plan_->tensors(), std::move(packed)));
     if (joined.layout.entries().empty()) return {};
     const Layout layout = joined.layout;
-    store::FilledSegments filled{plan_->tensors(), std::move(joined), std::move(segments)};
+    store::FilledSegments filled{plan_->tensors(), std::move(joined), std::move(segments),
+                                 std::move(sealed)};
     TRY(staged_, agent_.store().stage_part(id_, std::move(filled)));
     part_ = std::make_unique<PartReader>(agent_.store(), agent_.digest_pool(), id_, plan_, host_,
                                          staged_, layout);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -57,8 +58,13 @@ Result<void> PartReader::for_each(std::size_t count, const Body& body) const {
 
 Result<std::vector<Digest>> PartReader::leaves() const {
   std::vector<Digest> leaves(tiles_.whole.size());
+  const std::map<TileIndex, Digest>& known = store_.staged_leaves(*part_);
   const ArrayOf array_of = [this](const LayoutEntry& entry) { return array(entry); };
   TRY_VOID(for_each(leaves.size(), [&](std::size_t i) -> Result<void> {
+    if (const auto found = known.find(tiles_.whole[i]); found != known.end()) {
+      leaves[i] = found->second;
+      return {};
+    }
     std::optional<Result<Digest>> leaf;
     TRY_VOID(store::guard_mapping_access("a published segment", [&] {
       leaf = whole_tile_digest(checkpoint_, layout_, tiles_.whole[i], array_of);

@@ -14,6 +14,7 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/async/offload.h"
+#include "src/base/log.h"
 #include "src/base/units.h"
 
 namespace rekindle::worker {
@@ -22,10 +23,11 @@ Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& sto
                                                         const std::filesystem::path& parent,
                                                         ModelVersion id, const TensorSet& tensors) {
   std::vector<TensorBox> boxes;
+  const std::uint64_t most = store::published_segment_bytes(tensors.total_bytes());
   for (TensorIndex i = 0; i < tensors.size(); ++i) {
     boxes.push_back({i, Box::whole(tensors[i].shape)});
   }
-  TRY(auto packed, pack_layout(tensors, boxes, store::kMaxSegmentBytes));
+  TRY(auto packed, pack_layout(tensors, boxes, most));
   return begin(store, parent, std::move(id), tensors, std::move(packed));
 }
 
@@ -54,6 +56,7 @@ Result<std::unique_ptr<Publication>> Publication::begin(store::SegmentStore& sto
 Publication::~Publication() {
   for (const auto& segment : segments_) {
     if (segment->path().parent_path() != directory_) continue;  // taken over
+    segment->end_lease();
     if (left_mapped_) store_.never_reuse(*segment);
     (void)store_.remove_segment(segment->path());
   }
@@ -70,6 +73,21 @@ Result<std::vector<UniqueFd>> Publication::open_segments() const {
     out.push_back(std::move(fd));
   }
   return out;
+}
+
+void Publication::seal(std::uint32_t segment) {
+  sealed_.resize(segments_.size());
+  if (!tiles_) {
+    auto tiles = TileMap::create(tensors_);
+    if (!tiles) return;  // the commit says why
+    tiles_ = *std::move(tiles);
+  }
+  auto sealed = store::seal_segment(filled(), *tiles_, segment, stop_seals_);
+  if (!sealed) {
+    log::info("worker.seal", "file", segments_[segment]->path().string(), "why", sealed.error());
+    return;
+  }
+  sealed_[segment] = *std::move(sealed);
 }
 
 namespace asio = boost::asio;
@@ -92,9 +110,9 @@ TimePoint give_up(const proto::WorkerFrame& frame) {
 
 }  // namespace
 
-PublicationDesk::PublicationDesk(CopyHost& host, async::TaskGroup& tasks,
-                                 std::filesystem::path directory)
-    : host_(host), tasks_(tasks), directory_(std::move(directory)) {
+PublicationDesk::PublicationDesk(CopyHost& host, asio::any_io_executor executor,
+                                 async::TaskGroup& tasks, std::filesystem::path directory)
+    : host_(host), executor_(std::move(executor)), tasks_(tasks), directory_(std::move(directory)) {
   std::error_code ignored;
   std::filesystem::remove_all(directory_, ignored);
 }
@@ -109,6 +127,56 @@ Result<void> PublicationDesk::begin(const std::shared_ptr<Client>& client,
   ++counts_[client->id()];
   tasks_.spawn("worker.publish", run_begin(client, frame, number));
   return {};
+}
+
+Result<void> PublicationDesk::written(const std::shared_ptr<Client>& client,
+                                      const proto::WorkerFrame& frame) {
+  TRY(Entry* const entry, find(client->id(), frame.session()));
+  const std::uint32_t segment = frame.publish_written().segment();
+  if (segment >= entry->publication->layout().segments().size()) {
+    return fail(ErrorCode::kInvalid, "publication {} has no segment {}", frame.session(), segment);
+  }
+  if (entry->seals == nullptr) entry->seals = std::make_shared<Seals>(executor_);
+  if (!entry->seals->written.insert(segment).second) {
+    return fail(ErrorCode::kInvalid, "segment {} of publication {} was written already", segment,
+                frame.session());
+  }
+  entry->seals->waiting.push_back(segment);
+  if (!std::exchange(entry->seals->running, true)) {
+    tasks_.spawn("worker.seal", run_seals(entry->publication, entry->seals));
+  }
+  client->send(done_frame(frame.call(), frame.session()));
+  return {};
+}
+
+async::Task<void> PublicationDesk::run_seals(PublicationPtr publication,
+                                             std::shared_ptr<Seals> seals) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  while (!seals->waiting.empty()) {
+    const std::uint32_t segment = seals->waiting.front();
+    seals->waiting.pop_front();
+    auto work = [publication, segment] {
+      publication->seal(segment);
+      return true;
+    };
+    auto sealed = async::offload(host_.blocking_pool(), std::move(work));
+    (void)co_await std::move(sealed);
+  }
+  seals->running = false;
+  seals->ended.notify();
+}
+
+// The rest is digested with the publication, at the usual priority.
+async::Task<bool> PublicationDesk::end_seals(PublicationPtr publication,
+                                             std::shared_ptr<Seals> seals, TimePoint deadline) {
+  seals->waiting.clear();
+  publication->stop_seals();
+  bool cancelled = false;
+  while (seals->running && !cancelled && steady_now() < deadline) {
+    co_await seals->ended.wait_until(deadline);
+    cancelled = co_await async::is_cancelled();
+  }
+  co_return !seals->running;
 }
 
 Result<void> PublicationDesk::commit(const std::shared_ptr<Client>& client,
@@ -150,14 +218,19 @@ void PublicationDesk::drop(ClientId client) {
   }
 }
 
-Result<PublicationDesk::Entry> PublicationDesk::take(ClientId client, SessionId number) {
+Result<PublicationDesk::Entry*> PublicationDesk::find(ClientId client, SessionId number) {
   const auto found = open_.find(number);
   if (found == open_.end() || found->second.client != client ||
       found->second.publication == nullptr) {
     return fail(ErrorCode::kStale, "publication {} is over; begin anew", number);
   }
-  Entry entry = std::move(found->second);
-  open_.erase(found);
+  return &found->second;
+}
+
+Result<PublicationDesk::Entry> PublicationDesk::take(ClientId client, SessionId number) {
+  TRY(Entry* const found, find(client, number));
+  Entry entry = std::move(*found);
+  open_.erase(number);
   return entry;
 }
 
@@ -251,6 +324,13 @@ async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
 
 async::Task<Result<Digest>> PublicationDesk::publish(const proto::WorkerFrame& frame,
                                                      const Entry& entry) {
+  bool sealed = true;
+  if (entry.seals != nullptr)
+    sealed = co_await end_seals(entry.publication, entry.seals, give_up(frame));
+  if (!sealed) {
+    co_return fail(ErrorCode::kTimeout, "publish {}: its segments were not digested in time",
+                   entry.publication->id().to_string());
+  }
   auto filled = entry.publication->filled();
   const ModelVersion id = entry.publication->id();
   if (!entry.rank) co_return co_await host_.publish(id, std::move(filled));

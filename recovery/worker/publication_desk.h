@@ -1,17 +1,26 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
 
 #include "proto/worker.pb.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/core/worker_session.h"
 #include "recovery/worker/worker_connections.h"
+#include "src/async/task.h"
 #include "src/async/task_group.h"
+#include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
@@ -45,7 +54,11 @@ class Publication {
   const TensorSet& tensors() const { return tensors_; }
   const Layout& layout() const { return packed_.layout; }
   Result<std::vector<UniqueFd>> open_segments() const;  // for writing
-  store::FilledSegments filled() const { return {tensors_, packed_, segments_}; }
+  store::FilledSegments filled() const { return {tensors_, packed_, segments_, sealed_}; }
+  // The trainer has written a segment and let go of it: digests it now, where nothing speaks
+  // against that, until stop_seals(). One call at a time, and none together with filled().
+  void seal(std::uint32_t segment);
+  void stop_seals() { stop_seals_ = true; }  // any thread
   // The trainer did not say that it is done, so the store must not reuse the files.
   void left_mapped() { left_mapped_ = true; }
 
@@ -59,6 +72,9 @@ class Publication {
         directory_(std::move(directory)) {}
   store::SegmentStore& store_;
   std::vector<std::shared_ptr<store::MappedSegment>> segments_;
+  std::vector<std::shared_ptr<const store::SealedSegment>> sealed_;  // as in FilledSegments
+  std::optional<TileMap> tiles_;                                     // of the first seal()
+  std::atomic<bool> stop_seals_ = false;
   bool left_mapped_ = false;
   const ModelVersion id_;
   const TensorSet tensors_;
@@ -72,12 +88,14 @@ class PublicationDesk {
  public:
   // Both references outlive this. `directory` is where trainers write; what an earlier life of the
   // agent left there is removed.
-  PublicationDesk(CopyHost& host, async::TaskGroup& tasks, std::filesystem::path directory);
+  PublicationDesk(CopyHost& host, boost::asio::any_io_executor executor, async::TaskGroup& tasks,
+                  std::filesystem::path directory);
 
   // `number`: of the publication, never used before. kExhausted: the trainer has too many.
   Result<void> begin(const std::shared_ptr<Client>& client, const proto::WorkerFrame& frame,
                      SessionId number);
-  // Both: kStale if the publication is over, or another client's.
+  // All: kStale if the publication is over, or another client's. kInvalid: it has no such segment.
+  Result<void> written(const std::shared_ptr<Client>& client, const proto::WorkerFrame& frame);
   Result<void> commit(const std::shared_ptr<Client>& client, const proto::WorkerFrame& frame);
   Result<void> abandon(const std::shared_ptr<Client>& client, const proto::WorkerFrame& frame);
   // The trainer is gone: its publications are abandoned.
@@ -90,11 +108,26 @@ class PublicationDesk {
     ModelVersion id;
     std::uint32_t rank = 0;
   };
+  // Segments that the trainer has written. They are digested one after the other.
+  struct Seals {
+    explicit Seals(boost::asio::any_io_executor executor) : ended(std::move(executor)) {}
+    std::set<std::uint32_t> written;
+    std::deque<std::uint32_t> waiting;
+    bool running = false;
+    async::Notifier ended;
+  };
   struct Entry {
     ClientId client = 0;
     PublicationPtr publication;  // null while a joint publication gathers
     std::optional<Rank> rank = std::nullopt;
+    // Null: no segment was written before the commit.
+    std::shared_ptr<Seals> seals = nullptr;
   };
+  Result<Entry*> find(ClientId client, SessionId number);
+  async::Task<void> run_seals(PublicationPtr publication, std::shared_ptr<Seals> seals);
+  // False: a segment is still being digested at the deadline.
+  async::Task<bool> end_seals(PublicationPtr publication, std::shared_ptr<Seals> seals,
+                              TimePoint deadline);
   async::Task<void> run_begin(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                               SessionId number);
   Result<PublicationPtr> begin_whole(const proto::PublishBegin& request);
@@ -111,6 +144,7 @@ class PublicationDesk {
   void close_one(ClientId client);
 
   CopyHost& host_;
+  const boost::asio::any_io_executor executor_;
   async::TaskGroup& tasks_;
   const std::filesystem::path directory_;
   std::map<SessionId, Entry> open_;

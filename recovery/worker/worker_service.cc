@@ -64,7 +64,7 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
       direct_(host, host, sessions_, tasks_, executor_),
       fleet_(host, instances_, sessions_, tasks_, executor_, options_.hear_ranks),
       watch_(host, rounds_, tasks_),
-      publications_(host, tasks_, options_.directory / "publish"),
+      publications_(host, executor_, tasks_, options_.directory / "publish"),
       updates_(host, tasks_) {}
 
 async::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {
@@ -101,6 +101,8 @@ Result<void> WorkerService::route(const ClientPtr& client, const proto::WorkerFr
       return watch_.watch(client, frame);
     case proto::WorkerFrame::kPublishBegin:
       return publications_.begin(client, frame, ++last_number_);
+    case proto::WorkerFrame::kPublishWritten:
+      return publications_.written(client, frame);
     case proto::WorkerFrame::kPublishCommit:
       return publications_.commit(client, frame);
     case proto::WorkerFrame::kPublishAbandon:

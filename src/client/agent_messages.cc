@@ -87,6 +87,9 @@ constexpr auto fields_of(const PublishBeginRequest*) {
   return fields(field(1, &PublishBeginRequest::id), field(2, &PublishBeginRequest::tensors),
                 field(3, &PublishBeginRequest::world), field(4, &PublishBeginRequest::rank));
 }
+constexpr auto fields_of(const PublishWrittenRequest*) {
+  return fields(field(1, &PublishWrittenRequest::segment));
+}
 constexpr auto fields_of(const PublishCommitRequest*) { return fields(); }
 constexpr auto fields_of(const PublishAbandonRequest*) { return fields(); }
 constexpr auto fields_of(const UpdateRequest*) {

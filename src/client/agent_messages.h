@@ -70,6 +70,9 @@ struct PublishBeginRequest {
   std::uint32_t world = 0;
   std::uint32_t rank = 0;
 };
+struct PublishWrittenRequest {
+  std::uint32_t segment = 0;
+};
 struct PublishCommitRequest {};
 struct PublishAbandonRequest {};
 struct UpdateRequest {
@@ -83,7 +86,7 @@ struct UpdateRequest {
 // In the order of the numbers of WorkerFrame.kind.
 using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
                              WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
-                             PublishAbandonRequest, UpdateRequest>;
+                             PublishAbandonRequest, UpdateRequest, PublishWrittenRequest>;
 
 struct RequestHeader {
   std::uint64_t call = 0;

@@ -463,6 +463,55 @@ RK_API int32_t rk_publish_pieces(rk_publication* publication, size_t index, rk_p
   });
 }
 
+// --- copies
+
+RK_API int32_t rk_copies_open(rk_publication* publication, uint32_t threads, rk_copies** copies,
+                              rk_error* error) {
+  if (copies != nullptr) *copies = nullptr;
+  return guarded(error, [&]() -> Result<void> {
+    if (copies == nullptr) return fail(ErrorCode::kInvalid, "no place for the copies");
+    auto handle = std::make_unique<rk_copies>();
+    if (publication == nullptr) {
+      handle->object = std::make_shared<CopyThreads>(threads, nullptr);
+    } else {
+      TRY(handle->publication, object_of(publication));
+      TRY(handle->object, handle->publication->open_copies(threads));
+    }
+    *copies = handle.release();
+    return {};
+  });
+}
+
+RK_API int32_t rk_copies_put(rk_copies* copies, const rk_copy* list, size_t count, uint64_t* number,
+                             rk_error* error) {
+  return with_object(copies, error, [&](CopyThreads& object) -> Result<void> {
+    if (number == nullptr || (list == nullptr && count > 0)) {
+      return fail(ErrorCode::kInvalid, "copies without a list, or without a place for the number");
+    }
+    std::vector<Copy> some;
+    some.reserve(count);
+    for (const rk_copy& one : std::span(list, count)) {
+      some.push_back({static_cast<std::byte*>(one.target),
+                      static_cast<const std::byte*>(one.source), one.bytes});
+    }
+    if (copies->publication) TRY_VOID(copies->publication->expect(some));
+    TRY(*number, object.put(some));
+    return {};
+  });
+}
+
+RK_API int32_t rk_copies_wait(rk_copies* copies, uint64_t number, int64_t timeout_ms,
+                              rk_error* error) {
+  return with_object(copies, error, [&](CopyThreads& object) -> Result<void> {
+    TRY(const TimePoint deadline, deadline_in(timeout_ms));
+    return object.wait(number, deadline);
+  });
+}
+
+RK_API void rk_copies_close(rk_copies* copies) {
+  end_handle(copies, [](CopyThreads& object) { object.close(); });
+}
+
 }  // extern "C"
 
 }  // namespace rekindle::client

@@ -9,6 +9,8 @@
 #include <new>
 #include <string_view>
 
+#include <unistd.h>
+
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "src/client/connection.h"
@@ -34,6 +36,15 @@ struct rk_publication {
   static constexpr const char* kName = "publication";
   std::shared_ptr<rekindle::client::Publication> object;
   bool is_owner() const { return object->connection().is_owner(); }
+};
+
+struct rk_copies {
+  static constexpr const char* kName = "copies";
+  std::shared_ptr<rekindle::client::CopyThreads> object;
+  // Null: copies into any memory.
+  std::shared_ptr<rekindle::client::Publication> publication;
+  pid_t owner = ::getpid();
+  bool is_owner() const { return owner == ::getpid(); }
 };
 
 // The edges of every function of the C ABI: errors, options, time-outs, handles.

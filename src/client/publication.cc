@@ -1,5 +1,9 @@
 #include "src/client/publication.h"
 
+#include <algorithm>
+#include <functional>
+#include <utility>
+
 #include "src/tensor/layout.h"
 #include "src/tensor/tensor_set.h"
 
@@ -95,7 +99,8 @@ Result<std::shared_ptr<Publication>> Publication::start(std::shared_ptr<Connecti
   }
   std::shared_ptr<Publication> publication(
       new Publication(std::move(connection), inbox, answer.agent.session));
-  TRY(publication->segments_, map_segments(answer.descriptors, begun->segment_bytes, true));
+  TRY(auto mappings, map_segments(answer.descriptors, begun->segment_bytes, true));
+  for (Mapping& mapping : mappings) publication->segments_.push_back({std::move(mapping), 0, 0});
   std::vector<TensorInfo> own;
   for (const PublishedPart& part : parts) own.push_back(part.tensor);
   TRY(const TensorSet tensors, begun->tensor_set.empty() ? TensorSet::create(std::move(own))
@@ -119,8 +124,10 @@ Result<void> Publication::place(std::span<const PublishedPart> parts, const Tens
     for (const LayoutEntry& entry : layout.entries_of(*index)) {
       if (entry.box.empty() || !contains(box, entry.box)) continue;
       const std::uint64_t bytes = entry.box.elements() * dtype_size_bytes(tensor.dtype);
-      pieces.push_back(
-          {entry.box, std::span(segments_[entry.segment].data() + entry.offset_bytes, bytes)});
+      Segment& segment = segments_[entry.segment];
+      pieces.push_back({entry.box, std::span(segment.memory.data() + entry.offset_bytes, bytes)});
+      segment.unexpected_bytes += bytes;
+      segment.missing_bytes += bytes;
     }
   }
   return {};
@@ -140,10 +147,77 @@ Result<std::span<std::byte>> Publication::data(std::size_t index) const {
   return pieces.empty() ? std::span<std::byte>() : pieces[0].bytes;
 }
 
-bool Publication::end() {
+Result<std::shared_ptr<CopyThreads>> Publication::open_copies(std::size_t threads) {
   const std::lock_guard lock(mutex_);
-  if (ended_) return false;
-  ended_ = true;
+  if (ended_) return fail(ErrorCode::kStale, "the publication is over");
+  if (copies_) return fail(ErrorCode::kInvalid, "the publication has copy threads already");
+  copies_ = std::make_shared<CopyThreads>(threads, [this](const Copy& copy) { arrived(copy); });
+  return copies_;
+}
+
+Publication::Segment* Publication::segment_of(const std::byte* target) {
+  const auto holds = [&](const Segment& segment) {
+    const std::byte* const begin = segment.memory.data();
+    return begin != nullptr && !std::less<>()(target, begin) &&
+           std::less<>()(target, begin + segment.memory.size());
+  };
+  const auto found = std::ranges::find_if(segments_, holds);
+  return found == segments_.end() ? nullptr : &*found;
+}
+
+Result<void> Publication::expect(std::span<const Copy> copies) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return fail(ErrorCode::kStale, "the publication is over");
+  // None is taken if one is refused.
+  std::vector<std::uint64_t> left;
+  for (const Segment& segment : segments_) left.push_back(segment.unexpected_bytes);
+  for (const Copy& copy : copies) {
+    if (copy.bytes == 0) continue;
+    const Segment* const segment = segment_of(copy.target);
+    if (segment == nullptr ||
+        copy.bytes > segment->memory.size() -
+                         static_cast<std::uint64_t>(copy.target - segment->memory.data())) {
+      return fail(ErrorCode::kInvalid,
+                  "{} bytes to copy do not lie in the publication's memory: give addresses that "
+                  "rk_publish_data or rk_publish_pieces has returned, and each byte once",
+                  copy.bytes);
+    }
+    std::uint64_t& its = left[static_cast<std::size_t>(segment - segments_.data())];
+    if (copy.bytes > its) {
+      return fail(ErrorCode::kInvalid, "some bytes are copied twice: give each byte once");
+    }
+    its -= copy.bytes;
+  }
+  for (std::size_t i = 0; i < left.size(); ++i) segments_[i].unexpected_bytes = left[i];
+  return {};
+}
+
+// In a thread of the copies. Nothing else writes to a segment whose bytes have all arrived.
+void Publication::arrived(const Copy& copy) {
+  PublishWrittenRequest written;
+  Mapping whole;
+  {
+    const std::lock_guard lock(mutex_);
+    Segment* const segment = segment_of(copy.target);
+    segment->missing_bytes -= copy.bytes;
+    if (segment->missing_bytes > 0) return;
+    whole = std::move(segment->memory);
+    written.segment = static_cast<std::uint32_t>(segment - segments_.data());
+  }
+  whole = Mapping();
+  // If it is not sent, the agent digests the segment at the commit.
+  (void)connection_->send(written, id_, kNoDeadline, nullptr);
+}
+
+bool Publication::end() {
+  std::shared_ptr<CopyThreads> copies;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(ended_, true)) return false;
+    copies = copies_;
+  }
+  if (copies) copies->close();
+  const std::lock_guard lock(mutex_);
   segments_.clear();
   return true;
 }

@@ -10,6 +10,7 @@
 
 #include "src/base/clock.h"
 #include "src/client/connection.h"
+#include "src/client/copy_threads.h"
 #include "src/client/host_tensors.h"
 #include "src/tensor/layout.h"
 #include "src/tensor/tensor_set.h"
@@ -55,6 +56,13 @@ class Publication {
     std::span<std::byte> bytes;
   };
   Result<std::span<const Piece>> pieces(std::size_t index) const;
+  // Threads that copy into this memory, until commit() or abandon(). When all bytes of a segment
+  // have arrived through them, it is unmapped, and the agent begins to digest it. `threads`: as for
+  // CopyThreads. kInvalid: there are some already.
+  Result<std::shared_ptr<CopyThreads>> open_copies(std::size_t threads);
+  // Before CopyThreads::put(). kInvalid: the targets are no memory of this publication, or its
+  // bytes are given twice. kStale: it is over.
+  Result<void> expect(std::span<const Copy> copies);
   Result<void> commit(std::chrono::milliseconds timeout);
   void abandon();
 
@@ -70,8 +78,16 @@ class Publication {
                                                     std::chrono::milliseconds timeout);
   Result<void> place(std::span<const PublishedPart> parts, const TensorSet& tensors,
                      const Layout& layout);
+  void arrived(const Copy& copy);
   // True for the one caller that ends it. Unmaps the memory, which the agent then digests.
   bool end();
+  struct Segment {
+    Mapping memory;  // empty: handed over
+    // Of tensors: to be expected, and to arrive.
+    std::uint64_t unexpected_bytes = 0;
+    std::uint64_t missing_bytes = 0;
+  };
+  Segment* segment_of(const std::byte* target);
 
   const std::shared_ptr<Connection> connection_;
   const std::shared_ptr<Inbox> inbox_;
@@ -79,9 +95,10 @@ class Publication {
   // By the caller's index.
   std::vector<std::vector<Piece>> pieces_;
   mutable std::mutex mutex_;
-  // Both are guarded by mutex_.
+  // All are guarded by mutex_.
   bool ended_ = false;
-  std::vector<Mapping> segments_;
+  std::vector<Segment> segments_;
+  std::shared_ptr<CopyThreads> copies_;
 };
 
 }  // namespace rekindle::client

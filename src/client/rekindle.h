@@ -335,6 +335,32 @@ typedef struct rk_piece {
 RK_API int32_t rk_publish_pieces(rk_publication* publication, size_t index, rk_piece* pieces,
                                  size_t capacity, size_t* count, rk_error* error);
 
+/* --- copies into the memory of a publication, by several threads */
+
+typedef struct rk_copies rk_copies;
+typedef struct rk_copy {
+  void* target;
+  /* NULL: the caller has written the bytes itself. */
+  const void* source;
+  uint64_t bytes;
+} rk_copy;
+/* Starts threads that copy into memory of `publication`, until its commit or abandon. When every
+ * byte of a file of the agent has been given once, it is unmapped, and the agent digests it while
+ * the other copies run. Then nothing may touch its memory. Therefore give all bytes of a tensor,
+ * and tensors in the order of their addresses, file by file. NULL: copies between any memory.
+ * `threads`: 0: two less than the process has CPUs, at most 12. */
+RK_API int32_t rk_copies_open(rk_publication* publication, uint32_t threads, rk_copies** copies,
+                              rk_error* error);
+/* Begins copies, and sets `number` for rk_copies_wait. The sources must stay until then.
+ * RK_INVALID: a target is no memory of the publication, or was given before. */
+RK_API int32_t rk_copies_put(rk_copies* copies, const rk_copy* list, size_t count, uint64_t* number,
+                             rk_error* error);
+/* Waits until all copies up to `number` are done. RK_TIMEOUT: some are not. */
+RK_API int32_t rk_copies_wait(rk_copies* copies, uint64_t number, int64_t timeout_ms,
+                              rk_error* error);
+/* Drops the copies that have not begun, and waits until nothing writes. NULL does nothing. */
+RK_API void rk_copies_close(rk_copies* copies);
+
 /* --- one version to all workers of a group, by broadcast where possible */
 
 typedef struct rk_update_options {

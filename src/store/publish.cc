@@ -129,21 +129,32 @@ class Tally {
 class Publisher {
  public:
   Publisher(const PublishSources& sources, const TileMap& tiles, PublishCopy& copy)
-      : sources_(sources), tiles_(tiles), copy_(copy), digests_(tiles.tile_count()) {}
+      : sources_(sources),
+        tiles_(tiles),
+        copy_(copy),
+        digests_(tiles.tile_count()),
+        digested_(tiles.tile_count()) {}
 
   // Takes over the segments of `filled` that no other process can write to. `sources.weights` has
-  // all of them for reading.
-  Result<std::vector<Digest>> run(std::span<const std::shared_ptr<MappedSegment>> filled,
+  // all of them for reading. Null: publishes files.
+  Result<std::vector<Digest>> run(const FilledSegments* filled,
                                   const std::function<void(const PublishProgress&)>& progress) {
     const auto specs = sources_.layout.segments();
     for (std::uint32_t i = 0; i < specs.size(); ++i) {
       bool there = false;
-      if (i < filled.size()) {
-        TRY(there, copy_.take_over(specs[i], filled[i]));
+      const SealedSegment* const sealed = filled == nullptr ? nullptr : filled->seal_of(i);
+      if (filled != nullptr) {
+        TRY(there, copy_.take_over(specs[i], filled->segments[i], sealed));
       } else if (is_weights(i)) {
         TRY(there, copy_.add_clone(specs[i], sources_.weights[i]));
       }
       fill_.push_back(there ? 0 : 1);
+      if (sealed != nullptr) {
+        for (const auto& [tile, leaf] : sealed->leaves) {
+          digests_[tile] = leaf;
+          digested_[tile] = 1;
+        }
+      }
       if (there) continue;
       TRY_VOID(copy_.add_segment(specs[i]));
       TRY_VOID(fill_header(i));
@@ -221,6 +232,7 @@ class Publisher {
     const auto array = segment.subspan(entry.offset_bytes, tensor.size_bytes());
     const TileIndex first = tiles_.first_tile(entry.tensor);
     for (std::uint64_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
+      if (digested_[first + tile]) continue;
       digests_[first + tile] =
           digest_tile(tensor, tiles_.grid(entry.tensor), tile, array, entry.box);
     }
@@ -230,7 +242,9 @@ class Publisher {
   const TileMap& tiles_;
   PublishCopy& copy_;
   std::vector<Digest> digests_;
-  std::vector<char> fill_;  // per segment: to be copied
+  // Per tile: its leaf came with a sealed segment.
+  std::vector<char> digested_;
+  std::vector<char> fill_;      // per segment: to be copied
   std::map<std::uint32_t, std::size_t> file_of_entry_;
 };
 
@@ -284,7 +298,7 @@ Result<std::shared_ptr<SegmentStore::Staged>> stage_files(
   TRY(const TileMap tiles, TileMap::create(sources.tensors));
   TRY(auto copy, PublishCopy::create(state, id, sources.layout.segment_bytes()));
   TRY_VOID(failpoint("store.stage.after_mkdir"));
-  TRY(auto digests, Publisher(sources, tiles, *copy).run({}, progress));
+  TRY(auto digests, Publisher(sources, tiles, *copy).run(nullptr, progress));
   for (const SourceFile& file : sources.weights) TRY_VOID(file.check_unchanged());
   for (const SourceFile& file : sources.files) TRY_VOID(file.check_unchanged());
   return finish(*state, id, std::move(copy), std::move(sources), tiles, std::move(digests));
@@ -303,7 +317,7 @@ Result<std::shared_ptr<SegmentStore::Staged>> stage_filled(
     file.data_offset_bytes = filled.packed.headers[i].size();
     sources.weights.push_back(std::move(file));
   }
-  TRY(auto digests, Publisher(sources, tiles, *copy).run(filled.segments, progress));
+  TRY(auto digests, Publisher(sources, tiles, *copy).run(&filled, progress));
   TRY_VOID(check_headers(filled, *copy));
   return finish(*state, id, std::move(copy), std::move(sources), tiles, std::move(digests));
 }

@@ -90,12 +90,25 @@ Result<bool> PublishCopy::add_clone(const SegmentSpec& spec, const SourceFile& s
   return true;
 }
 
+namespace {
+
+Failure opened_for_writing(const MappedSegment& segment) {
+  return fail(ErrorCode::kCorrupt,
+              "segment {} was opened for writing while it was published: publish it again when "
+              "its writer is done",
+              segment.path().filename().string());
+}
+
+}  // namespace
+
 // First this process gives up its own ways to write, then the kernel says whether there are others.
 // From then on, a process that opens the file for writing breaks the lease, and waits meanwhile.
 Result<bool> PublishCopy::take_over(const SegmentSpec& spec,
-                                    const std::shared_ptr<MappedSegment>& filled) {
+                                    const std::shared_ptr<MappedSegment>& filled,
+                                    const SealedSegment* sealed) {
   TRY_VOID(filled->make_read_only());
   const auto lease = filled->lease();
+  if (sealed != nullptr && (!lease || *lease != sealed->lease)) return opened_for_writing(*filled);
   if (!lease || *lease == 0) {
     log::info("store.copy_instead_of_take_over", "file", filled->path().string(), "why",
               lease ? "nobody can tell whether another process may write to it"
@@ -111,17 +124,6 @@ Result<bool> PublishCopy::take_over(const SegmentSpec& spec,
   TRY_VOID(failpoint("store.stage.after_take_over"));
   return true;
 }
-
-namespace {
-
-Failure opened_for_writing(const MappedSegment& segment) {
-  return fail(ErrorCode::kCorrupt,
-              "segment {} was opened for writing while it was published: publish it again when "
-              "its writer is done",
-              segment.path().filename().string());
-}
-
-}  // namespace
 
 // A file of the pool may have been lent for writing: the device process closes it at any time.
 Result<void> PublishCopy::check_unwritten() const {

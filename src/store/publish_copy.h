@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -28,8 +29,10 @@ class PublishCopy {
   // cannot, and nothing was made.
   Result<bool> add_clone(const SegmentSpec& spec, const SourceFile& source);
   // The file of `filled` itself, under a new name. False: another process can still write to it, so
-  // nothing was made.
-  Result<bool> take_over(const SegmentSpec& spec, const std::shared_ptr<MappedSegment>& filled);
+  // nothing was made. kCorrupt: it is `sealed`, and was opened for writing since. `sealed` may be
+  // null.
+  Result<bool> take_over(const SegmentSpec& spec, const std::shared_ptr<MappedSegment>& filled,
+                         const SealedSegment* sealed);
   MappedSegment& segment(std::uint32_t index) { return *segments_[index]; }
 
   // kCorrupt: a process has opened a file for writing since it was taken over or made here.
@@ -80,6 +83,7 @@ class SegmentStore::StagedPart {
   TensorSet tensors;
   Layout layout;
   std::unique_ptr<PublishCopy> copy;
+  std::map<TileIndex, Digest> leaves;  // of the sealed segments
 };
 
 // SegmentStore::stage, stage_segments, stage_part and finish_part.

@@ -41,15 +41,20 @@ Result<std::shared_ptr<SegmentStore::StagedPart>> stage_part(std::shared_ptr<Sto
   const auto specs = filled.packed.layout.segments();
   for (std::uint32_t i = 0; i < specs.size(); ++i) {
     TRY(const SourceFile source, open_segment_as_source(*filled.segments[i]));
-    TRY(const bool taken, copy->take_over(specs[i], filled.segments[i]));
+    TRY(const bool taken, copy->take_over(specs[i], filled.segments[i], filled.seal_of(i)));
     if (!taken) {
       TRY_VOID(copy->add_segment(specs[i]));
       TRY_VOID(copy_file(source, copy->segment(i)));
     }
   }
   TRY_VOID(check_headers(filled, *copy));
-  return std::make_shared<SegmentStore::StagedPart>(SegmentStore::StagedPart{
-      id, std::move(filled.tensors), std::move(filled.packed.layout), std::move(copy)});
+  std::map<TileIndex, Digest> leaves;
+  for (const auto& sealed : filled.sealed) {
+    if (sealed != nullptr) leaves.insert(sealed->leaves.begin(), sealed->leaves.end());
+  }
+  return std::make_shared<SegmentStore::StagedPart>(
+      SegmentStore::StagedPart{id, std::move(filled.tensors), std::move(filled.packed.layout),
+                               std::move(copy), std::move(leaves)});
 }
 
 Result<std::shared_ptr<SegmentStore::Staged>> finish_part(

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -171,13 +172,37 @@ struct StoreOptions {
   Evidence evidence = Evidence::kLeases;
 };
 
+// A filled segment to which no process has been able to write since before its tiles were digested.
+struct SealedSegment {
+  // As MappedSegment::lease() has returned before that.
+  std::uint64_t lease = 0;
+  // Of tiles that lie whole in one of its entries: all, or those digested before a stop.
+  std::map<TileIndex, Digest> leaves;
+};
+
 // Files of create_segment() that hold a checkpoint, or the part of it that `packed` describes.
 struct FilledSegments {
   TensorSet tensors;
   // The layout of the files, and the headers that they must still have.
   PackedLayout packed;
   std::vector<std::shared_ptr<MappedSegment>> segments;
+  // One for each segment, or empty. Null: not sealed.
+  std::vector<std::shared_ptr<const SealedSegment>> sealed = {};
+
+  const SealedSegment* seal_of(std::size_t segment) const {
+    return segment < sealed.size() ? sealed[segment].get() : nullptr;
+  }
 };
+// Digests a segment of `filled` whose writer is done, before the others are filled, at a lower
+// priority, until `stop`. The other tiles are digested when it is staged, and all of them after
+// kUnavailable: a process may still write to the segment, or nobody can tell.
+Result<std::shared_ptr<const SealedSegment>> seal_segment(const FilledSegments& filled,
+                                                          const TileMap& tiles,
+                                                          std::uint32_t segment,
+                                                          const std::atomic<bool>& stop);
+// The most bytes of a segment of a publication of so many bytes. The agent digests one while the
+// trainer writes the next.
+std::uint64_t published_segment_bytes(std::uint64_t total_bytes);
 
 // The arguments for begin() that continue a copy which lacks tiles and is off the list.
 struct SetAside {
@@ -245,7 +270,7 @@ class SegmentStore {
   // The same for segments that the caller has filled. A file that no process can write to is taken
   // over under another name. A file that a process still has open or mapped for writing is copied,
   // and never used again. kCorrupt: a header was changed, or a file was opened for writing
-  // meanwhile.
+  // meanwhile, or since it was sealed.
   virtual Result<std::shared_ptr<Staged>> stage_segments(
       const ModelVersion& id, FilledSegments filled,
       const std::function<void(const PublishProgress&)>& progress) = 0;
@@ -256,11 +281,13 @@ class SegmentStore {
 
   // Publishing a part of a version (docs/internals/joint-publication.md), in two steps:
   // stage_part() takes the files over as stage_segments() does, so that from then on no process can
-  // write to them, but digests nothing. finish_part() makes the manifest when the leaves of all
-  // tiles are known. commit_staged() follows. A dropped StagedPart is discarded.
+  // write to them, but digests nothing. staged_leaves() are those of sealed segments. finish_part()
+  // makes the manifest when the leaves of all tiles are known. commit_staged() follows. A dropped
+  // StagedPart is discarded.
   class StagedPart;
   virtual Result<std::shared_ptr<StagedPart>> stage_part(const ModelVersion& id,
                                                          FilledSegments filled) = 0;
+  virtual const std::map<TileIndex, Digest>& staged_leaves(const StagedPart& part) const = 0;
   // The bytes of one entry of the part's layout. Read them within guard_mapping_access().
   virtual std::span<const std::byte> staged_array(const StagedPart& part,
                                                   const LayoutEntry& entry) const = 0;

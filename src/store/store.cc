@@ -76,6 +76,9 @@ class Store final : public SegmentStore {
                                                  FilledSegments filled) override {
     return store::stage_part(state_, id, std::move(filled));
   }
+  const std::map<TileIndex, Digest>& staged_leaves(const StagedPart& part) const override {
+    return part.leaves;
+  }
   std::span<const std::byte> staged_array(const StagedPart& part,
                                           const LayoutEntry& entry) const override {
     const std::uint64_t bytes =

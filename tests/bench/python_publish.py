@@ -11,13 +11,12 @@ memory; copy; commit, in which it digests). Then how much later the kernels ende
 byte is right.
 
 The pool holds a quarter of the store's budget, so DIR needs room for 4.5 times the model.
---copies-only: into files that are made here, without an agent. So nothing is digested, and neither
-REKINDLE_BINARY nor REKINDLE_LIBRARY is needed.
+--copies-only: into files that are made here, without an agent. So nothing is digested, and
+REKINDLE_BINARY is not needed.
 """
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import mmap
 import os
@@ -49,6 +48,7 @@ class Files:
     """What `rekindle.publish` writes to with --copies-only: as a Publication, without an agent."""
 
     directory = pathlib.Path()
+    open_copies = None  # Its places are memory like any other.
 
     def __init__(self, model_version: str, announced: Sequence[Any], agent: object,
                  timeout: float) -> None:
@@ -74,9 +74,6 @@ class Files:
     def place(self, index: int) -> "ctypes.Array[ctypes.c_char]":
         number, offset, size = self._places[index]
         return (ctypes.c_char * size).from_buffer(self._maps[number], offset)
-
-    def using(self) -> "contextlib.AbstractContextManager[None]":
-        return contextlib.nullcontext()
 
     def commit(self, timeout: float | None) -> None:
         pass

@@ -106,6 +106,56 @@ TEST(Publish, WhatWasWrittenIsThereWhenTheAgentCommits) {
   EXPECT_EQ(rk_publish_commit(publication, kPatienceMs, &error), RK_OK) << error.message;
 }
 
+TEST(Publish, ASegmentIsHandedOverWhenAllItsBytesHaveBeenCopied) {
+  ScriptedAgent server([](AgentEnd& agent) {
+    const Room room = make_room(agent);
+    const auto written = agent.expect(Kind::kPublishWritten);
+    EXPECT_EQ(written.session(), kSession);
+    EXPECT_EQ(written.publish_written().segment(), 0u);
+    const LayoutEntry& z = room.layout.entries().back();
+    std::string found(16 * 32 * 4, '\0');
+    ASSERT_EQ(
+        ::pread(room.file.get(), found.data(), found.size(), static_cast<off_t>(z.offset_bytes)),
+        static_cast<ssize_t>(found.size()));
+    EXPECT_EQ(found, std::string(found.size(), 'z'));
+    const auto commit = agent.expect(Kind::kPublishCommit);
+    proto::AgentFrame frame;
+    frame.mutable_published()->mutable_id()->set_model("qwen3");
+    agent.answer(commit, frame);
+    agent.until_closed();
+  });
+  const Agent agent = connect_to(server.store());
+  rk_publication* const publication = begin(agent);
+  ASSERT_NE(publication, nullptr);
+  rk_copies* copies = nullptr;
+  rk_error error{};
+  ASSERT_EQ(rk_copies_open(publication, 2, &copies, &error), RK_OK) << error.message;
+  rk_copies* second = nullptr;
+  EXPECT_EQ(rk_copies_open(publication, 2, &second, &error), RK_INVALID);
+  const std::string source(16 * 32 * 4, 'z');
+  rk_copy list[kCount] = {};
+  for (std::size_t i = 0; i < kCount; ++i) {
+    ASSERT_EQ(rk_publish_data(publication, i, &list[i].target, &list[i].bytes, nullptr), RK_OK);
+  }
+  list[0].source = source.data();
+  // The others are written in place.
+  std::memset(list[1].target, 'a', list[1].bytes);
+  std::uint64_t number = 0;
+  ASSERT_EQ(rk_copies_put(copies, list, 1, &number, &error), RK_OK) << error.message;
+  // Not a second time, and no other memory.
+  const rk_copy twice[] = {list[0], list[1]};
+  EXPECT_EQ(rk_copies_put(copies, twice, 2, &number, &error), RK_INVALID);
+  EXPECT_THAT(error.message, HasSubstr("each byte once"));
+  std::string elsewhere(8, ' ');
+  const rk_copy foreign{elsewhere.data(), source.data(), 8};
+  EXPECT_EQ(rk_copies_put(copies, &foreign, 1, &number, &error), RK_INVALID);
+  ASSERT_EQ(rk_copies_put(copies, list + 1, kCount - 1, &number, &error), RK_OK) << error.message;
+  EXPECT_EQ(rk_copies_wait(copies, number, kPatienceMs, &error), RK_OK) << error.message;
+  EXPECT_EQ(rk_publish_commit(publication, kPatienceMs, &error), RK_OK) << error.message;
+  EXPECT_EQ(rk_copies_put(copies, list, 1, &number, &error), RK_STALE);
+  rk_copies_close(copies);
+}
+
 TEST(Publish, ARefusedCommitSaysWhy) {
   ScriptedAgent server([](AgentEnd& agent) {
     const Room room = make_room(agent);

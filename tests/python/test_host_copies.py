@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 import types
 
 import numpy
@@ -15,11 +16,11 @@ import pytest
 import torch
 from copy_places import DTYPES, expected, layouts, patterns, places_for
 
-from rekindle import _host_copies, _pinned_copies
-from rekindle._copy_threads import CopyThreads, Piece
+from rekindle import _copy_threads, _host_copies, _pinned_copies
+from rekindle._copy_threads import Copy, CopyThreads
 from rekindle._host_copies import HostCopies
 from rekindle._pinned_copies import PinnedCopies
-from rekindle.errors import InvalidError, StaleError
+from rekindle.errors import InvalidError
 
 MIB = 1 << 20
 
@@ -35,9 +36,13 @@ def copy(tensors, gap=3):
 
 
 def threads():
-    """Those that copy. One that has copied its last byte may still be on its way out."""
-    return [one for one in threading.enumerate()
-            if one.name == "rekindle-copy" and not one.ended.is_set()]
+    """The number of threads that copy."""
+    count = 0
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
+                count += file.read().strip() == "rk-copy"
+    return count
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +56,8 @@ def test_every_layout_of_every_dtype_arrives(name):
     copy(list(layouts(name)))
 
 
-def test_large_memory_is_copied_by_several_threads(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
+def test_large_memory_arrives():
     large = torch.randint(0, 255, (20 * MIB + 5,), dtype=torch.uint8)
-    started = []
-    start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start",
-                        lambda thread: (started.append(thread), start(thread)))
     memory, places = places_for([large, large[1:]])
     with HostCopies() as copies:
         copies.add(large, places[0])
@@ -65,7 +65,17 @@ def test_large_memory_is_copied_by_several_threads(monkeypatch):
         copies.finish()
     assert numpy.array_equal(numpy.frombuffer(places[0], "uint8"), large.numpy())
     assert numpy.array_equal(numpy.frombuffer(places[1], "uint8"), large.numpy()[1:])
-    assert len(started) == 6
+
+
+def test_sources_live_until_they_are_copied(monkeypatch):
+    monkeypatch.setattr(_copy_threads, "MOST_KEPT", 9 * MIB)
+    memory, places = places_for([torch.empty(3 * MIB, dtype=torch.uint8)] * 20)
+    with HostCopies() as copies:
+        for value, place in enumerate(places):
+            copies.add(torch.full((3 * MIB,), value, dtype=torch.uint8), place)
+        copies.finish()
+    for value, place in enumerate(places):
+        assert bytes(place) == bytes([value]) * (3 * MIB)
 
 
 def test_arrays_and_buffers_arrive():
@@ -99,68 +109,49 @@ def test_another_size_is_refused():
         copies.add(torch.zeros(3), (ctypes.c_char * 8)())
 
 
-def test_an_interrupted_copy_leaves_no_writer(monkeypatch):
-    entered, leave, inside = threading.Event(), threading.Event(), []
-
-    @contextlib.contextmanager
-    def hold():
-        inside.append(1)
-        entered.set()
-        leave.wait()
-        yield
-        inside.pop()
-
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
-    source = torch.ones(64 * MIB, dtype=torch.uint8)
+def test_an_interrupted_copy_leaves_no_writer():
+    source = torch.ones(256 * MIB, dtype=torch.uint8)
     place = (ctypes.c_char * source.nbytes)()
     with pytest.raises(KeyboardInterrupt):
-        with HostCopies(hold) as copies:
+        with HostCopies() as copies:
             copies.add(source, place)
-            entered.wait()
-            threading.Timer(0.1, leave.set).start()
             raise KeyboardInterrupt
-    assert not threads() and not inside
+    assert not threads()
     assert place[source.nbytes - 1] == b"\0"
 
 
-@pytest.mark.parametrize("step", ["finish", "close"])
-def test_a_real_interrupt_waits_for_the_writers(step, monkeypatch):
-    """Before Python 3.13, an interrupted join() takes a running thread for ended."""
-    leave, inside = threading.Event(), []
-
-    @contextlib.contextmanager
-    def hold():
-        inside.append(1)
-        leave.wait()
-        yield
-        inside.pop()
-
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
-    source = torch.ones(64 * MIB, dtype=torch.uint8)
-    place = (ctypes.c_char * source.nbytes)()
+def test_a_real_interrupt_ends_a_wait(monkeypatch):
+    threads = CopyThreads()
+    monkeypatch.setattr(_copy_threads, "SLICE_S", 0.01)
     interrupt = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    release = threading.Timer(0.3, leave.set)
+    interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        with HostCopies(hold) as copies:
-            copies.add(source, place)
-            interrupt.start()
-            release.start()
-            getattr(copies, step)()
-    assert leave.is_set() and not inside
-    assert place[source.nbytes - 1] == b"\0"
+        threads.wait(1)  # No copy has this number.
+    threads.close()
 
 
-def test_an_error_of_a_thread_is_raised():
-    @contextlib.contextmanager
-    def hold():
-        raise StaleError("the publication was closed")
-        yield
-
-    source = torch.ones(40 * MIB, dtype=torch.uint8)
-    with HostCopies(hold) as copies:
-        copies.add(source, (ctypes.c_char * source.nbytes)())
-        with pytest.raises(StaleError, match="was closed"):
-            copies.finish()
+def test_a_child_of_fork_leaves_the_copies_to_its_parent():
+    copies = CopyThreads()
+    source, place = (ctypes.c_char * MIB)(), (ctypes.c_char * MIB)()
+    copies.wait(copies.put([Copy(ctypes.addressof(place), ctypes.addressof(source), MIB)]))
+    child = os.fork()
+    if child == 0:
+        try:
+            copies.put([])
+        except InvalidError:
+            copies.close()
+            os._exit(0)
+        os._exit(1)
+    deadline = time.monotonic() + 60
+    status = (0, 0)
+    while status == (0, 0) and time.monotonic() < deadline:
+        status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    if status == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert status == (child, 0)
+    copies.close()
 
 
 def test_copies_without_close_end_with_their_last_reference():
@@ -168,12 +159,10 @@ def test_copies_without_close_end_with_their_last_reference():
     source = torch.ones(16 * MIB, dtype=torch.uint8)
     place = (ctypes.c_char * source.nbytes)()
     copies.add(source, place)
-    running = threads()
-    assert running
+    while place[0] == b"\0":  # A thread has begun.
+        time.sleep(0.001)
     del copies
-    for thread in running:
-        thread.join(60)
-        assert not thread.is_alive()
+    assert not threads()
 
 
 class _Stream:
@@ -210,13 +199,14 @@ def on_cpu(monkeypatch):
         Stream=_Stream, Event=_Event, stream=lambda stream: contextlib.nullcontext(),
         current_stream=lambda device: current)
     yield types.SimpleNamespace(
-        uint8=torch.uint8, cuda=cuda,
-        empty=lambda size, pin_memory, **more: torch.empty(size, **more))
+        uint8=torch.uint8, bfloat16=torch.bfloat16, float16=torch.float16, float32=torch.float32,
+        cuda=cuda, cat=torch.cat,
+        empty=lambda size, pin_memory=False, **more: torch.empty(size, **more))
 
 
 def through_the_ring(stand_in, tensors, streaming, gap):
     memory, places = places_for(tensors, gap)
-    copier = CopyThreads(contextlib.nullcontext)
+    copier = CopyThreads()
     copies = PinnedCopies(stand_in, copier, streaming)
     try:
         for tensor, place in zip(tensors, places):
@@ -224,10 +214,8 @@ def through_the_ring(stand_in, tensors, streaming, gap):
                 copies.add(tensor, ctypes.addressof(place))
         copies.flush()
         copier.finish()
-        copier.check()
     finally:
-        copier.stop()
-        copier.finish()
+        copier.close()
         copies.close()
     assert memory.raw == expected(tensors, gap)
 
@@ -263,11 +251,30 @@ def test_streams_wait_for_the_caller_once_or_each_time(on_cpu):
 
 
 def test_neighbours_are_copied_together(on_cpu, monkeypatch):
-    put, pieces = CopyThreads.put, []
+    put, copies = CopyThreads.put, []
     monkeypatch.setattr(CopyThreads, "put", lambda self, some, *more: (
-        pieces.extend(some), put(self, some, *more)))
+        copies.extend(some), put(self, some, *more))[1])
     through_the_ring(on_cpu, [patterns("F32", 4) for _ in range(16)], False, 0)
-    assert len(pieces) == 1 and isinstance(pieces[0], Piece) and pieces[0].nbytes == 256
+    assert len(copies) == 1 and copies[0].nbytes == 256
+
+
+def test_small_tensors_are_joined_before_they_leave_the_device(on_cpu):
+    joined = []
+    on_cpu.cat = lambda parts, out: (joined.append(len(parts)), torch.cat(parts, out=out))[1]
+    through_the_ring(on_cpu, [patterns("F32", 4) for _ in range(40)], False, 3)
+    assert joined == [16, 16, 8]
+
+
+def test_a_device_without_memory_joins_nothing(on_cpu):
+    empty = on_cpu.empty
+
+    def refuse(size, **more):
+        if "pin_memory" not in more:
+            raise RuntimeError("out of memory")
+        return empty(size, **more)
+
+    on_cpu.empty = refuse
+    through_the_ring(on_cpu, [patterns("F32", 4) for _ in range(40)], False, 3)
 
 
 def test_a_host_that_cannot_pin_copies_without_a_ring(monkeypatch):

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -290,6 +291,16 @@ class FilledTest : public ::testing::Test {
     }
     return filled;
   }
+  void seal(FilledSegments& filled, bool stopped = false) {
+    const std::atomic<bool> stop = stopped;
+    const auto tiles = TileMap::create(filled.tensors);
+    ASSERT_TRUE(tiles);
+    for (std::uint32_t i = 0; i < filled.segments.size(); ++i) {
+      auto sealed = seal_segment(filled, *tiles, i, stop);
+      ASSERT_TRUE(sealed) << sealed.error().message();
+      filled.sealed.push_back(*std::move(sealed));
+    }
+  }
   Result<std::shared_ptr<const StoredVersion>> publish_filled(FilledSegments filled) {
     TRY(auto staged, store_->stage_segments({"t", 1}, std::move(filled), nullptr));
     return store_->commit_staged(std::move(staged));
@@ -379,6 +390,65 @@ TEST_F(FilledTest, B1WhoOpensTheFileForWritingMeanwhileEndsThePublish) {
   EXPECT_EQ(staged.error().code(), ErrorCode::kCorrupt);
   EXPECT_THAT(staged.error().message(), HasSubstr("was opened for writing while it was published"));
   EXPECT_TRUE(fs::is_empty(temp_.path() / "store" / "staging"));
+}
+
+TEST_F(FilledTest, ASealedSegmentGivesTheSameRootAndIsNotDigestedAgain) {
+  const auto known = publish_filled(fill());
+  ASSERT_TRUE(known) << known.error().message();
+  const Digest root = (*known)->manifest.checkpoint->root;
+  ASSERT_TRUE(store_->retire({"t", 1}));
+  auto filled = fill();
+  seal(filled);
+  const auto version = publish_filled(filled);
+  ASSERT_TRUE(version) << version.error().message();
+  EXPECT_EQ((*version)->manifest.checkpoint->root, root);
+  expect_published_bytes(**version);
+  ASSERT_TRUE(store_->retire({"t", 1}));
+  // A leaf that no byte has shows whose leaves count.
+  filled = fill();
+  seal(filled);
+  auto other = std::make_shared<SealedSegment>(*filled.sealed[0]);
+  ASSERT_FALSE(other->leaves.empty());
+  other->leaves.begin()->second = Digest();
+  filled.sealed[0] = std::move(other);
+  const auto wrong = publish_filled(std::move(filled));
+  ASSERT_TRUE(wrong) << wrong.error().message();
+  EXPECT_NE((*wrong)->manifest.checkpoint->root, root);
+}
+
+TEST_F(FilledTest, TilesThatAStoppedSealLacksAreDigestedWhenTheSegmentIsStaged) {
+  auto filled = fill();
+  seal(filled, true);
+  EXPECT_TRUE(filled.sealed[0]->leaves.empty());
+  const auto version = publish_filled(std::move(filled));
+  ASSERT_TRUE(version) << version.error().message();
+  expect_published_bytes(**version);
+}
+
+TEST_F(FilledTest, B1WhoOpensASealedSegmentForWritingEndsThePublish) {
+  auto filled = fill();
+  seal(filled);
+  const int fd = ::open(filled.segments[0]->path().c_str(), O_WRONLY);
+  ASSERT_NE(fd, -1);  // when the lease has ended
+  EXPECT_EQ(::pwrite(fd, "w", 1, 1'000'000), 1);
+  ::close(fd);
+  const auto version = publish_filled(std::move(filled));
+  ASSERT_FALSE(version);
+  EXPECT_EQ(version.error().code(), ErrorCode::kCorrupt);
+  EXPECT_THAT(version.error().message(),
+              HasSubstr("was opened for writing while it was published"));
+  EXPECT_TRUE(fs::is_empty(temp_.path() / "store" / "staging"));
+}
+
+TEST_F(FilledTest, S7ASegmentThatSomebodyMayWriteToIsNotSealed) {
+  auto filled = fill();
+  const int kept = ::open(filled.segments[0]->path().c_str(), O_RDWR);
+  const auto tiles = TileMap::create(tensors_);
+  const std::atomic<bool> stop = false;
+  const auto sealed = seal_segment(filled, *tiles, 0, stop);
+  ASSERT_FALSE(sealed);
+  EXPECT_EQ(sealed.error().code(), ErrorCode::kUnavailable);
+  ::close(kept);
 }
 
 TEST_F(FilledTest, AHeaderThatWasOverwrittenIsRefused) {

@@ -9,12 +9,12 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/copy_bytes.h"
 #include "src/base/numa_nodes.h"
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
 #include "tests/support/thread_cpus.h"
 #include "tests/transport/test_source.h"
-#include "transport/shm/copier.h"
 #include "transport/shm/shm_protocol.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/shm/source_mappings.h"
@@ -166,7 +166,7 @@ TEST(ShmCopy, EqualsMemcpyAtEveryAlignmentAndSize) {
     std::vector<std::byte> to(to_at + size + 64, std::byte{0x5a});
     auto expected = to;
     std::memcpy(expected.data() + to_at, from.data() + at, size);
-    shm::copy_bytes(to.data() + to_at, from.data() + at, size);
+    copy_bytes(to.data() + to_at, from.data() + at, size);
     ASSERT_EQ(to, expected) << "size " << size << " from " << at << " to " << to_at;
   }
 }

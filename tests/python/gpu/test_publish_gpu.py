@@ -6,7 +6,6 @@ Without a GPU these are skipped, and fail when REKINDLE_REQUIRE_GPU is set.
 """
 import ctypes
 import os
-import threading
 
 import pytest
 import torch
@@ -109,8 +108,6 @@ def test_an_error_leaves_no_writer_and_a_ring_that_works():
     with pytest.raises(KeyboardInterrupt), HostCopies() as copies:
         copies.add(source, place)
         raise KeyboardInterrupt
-    assert not [one for one in threading.enumerate()
-                if one.name == "rekindle-copy" and not one.ended.is_set()]
     with HostCopies() as copies:
         copies.add(source, place)
         copies.finish()
