@@ -43,7 +43,7 @@ class AttachOptions(ctypes.Structure):
                 ("instance", c_char_p), ("generation", c_uint64), ("rank", c_uint32),
                 ("world", c_uint32), ("fallback_dir", c_char_p), ("timeout_ms", c_int64),
                 ("device", c_char_p), ("stream", c_void_p), ("bucket_bytes", c_uint64),
-                ("group", c_char_p)]
+                ("group", c_char_p), ("staged", c_uint32)]
 
 
 class SessionInfo(ctypes.Structure):
@@ -103,9 +103,19 @@ class UpdateOptions(ctypes.Structure):
                 ("gather_ms", c_int64), ("timeout_ms", c_int64), ("members", c_uint32)]
 
 
+class Phase(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("elapsed_us", c_uint64)]
+
+
+class PhaseSummary(ctypes.Structure):
+    _fields_ = [("name", c_char * 16), ("median_us", c_uint64), ("p95_us", c_uint64),
+                ("slowest_us", c_uint64), ("slowest", c_char * 232)]
+
+
 class UpdateResult(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("members", c_uint32), ("ready", c_uint32),
-                ("by_broadcast", c_uint32), ("elapsed_ms", c_uint64)]
+                ("by_broadcast", c_uint32), ("elapsed_ms", c_uint64), ("phase_count", c_uint32),
+                ("phases", PhaseSummary * 6)]
 
 
 class TensorLayout(ctypes.Structure):
@@ -145,6 +155,9 @@ _PROTOTYPES = {
     "rk_next_bucket": (c_int32, _HANDLE, c_int64, _OUT_HANDLE, _COUNT, _ERROR),
     "rk_load_into": (c_int32, _HANDLE, c_void_p, c_size_t, c_int64, _ERROR),
     "rk_prefetch": (c_int32, _HANDLE, c_uint64, c_int64, _ERROR),
+    "rk_stage": (c_int32, _HANDLE, c_uint64, c_int64, _ERROR),
+    "rk_begin_switch": (c_int32, _HANDLE, c_int64, _ERROR),
+    "rk_report_phases": (c_int32, _HANDLE, POINTER(Phase), c_size_t, _ERROR),
     "rk_loaded": (c_int32, _HANDLE, _ERROR),
     "rk_wait_commit": (c_int32, _HANDLE, c_int64, _ERROR),
     "rk_wait_update": (c_int32, _HANDLE, c_int64, POINTER(c_uint64), _ERROR),

@@ -33,6 +33,7 @@ class Request(NamedTuple):
     fallback_dir: str | os.PathLike[str] | None = None
     device: Device | None = None
     bucket_bytes: int = 0
+    staged: bool = False
 
 
 def model_version(model: str, version: str | int | None = "latest") -> str:
@@ -133,6 +134,6 @@ def attach_native(native: Native, request: Request, timeout: float | None) -> No
         generation=request.generation, rank=request.rank, world=request.world,
         fallback_dir=text(request.fallback_dir), group=text(request.group),
         device=text(device.name) if device else None, stream=device.stream if device else None,
-        bucket_bytes=request.bucket_bytes,
+        bucket_bytes=request.bucket_bytes, staged=request.staged,
         timeout_ms=max(1, milliseconds(timeout, milliseconds(ATTACH_PATIENCE_S))))
     native.open("rk_attach", "rk_detach", ctypes.byref(options))

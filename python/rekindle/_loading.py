@@ -225,7 +225,7 @@ class _Batches:
         session._begun = True
         _unfinished.pop(session, None)
         try:
-            _go_on(session, timeout, lambda ms: session._native.call(
+            go_on(session, timeout, lambda ms: session._native.call(
                 "rk_load_into", self._targets.buffer_info()[0], self._count, ms))
         except TimeoutError:
             _unfinished[session] = self
@@ -253,7 +253,7 @@ def _targets(listing: Listing, indices: list[int], addresses: list[int]) -> "arr
     return targets
 
 
-def _go_on(session: "Session", timeout: float | None, call: Callable[[int], None]) -> None:
+def go_on(session: "Session", timeout: float | None, call: Callable[[int], None]) -> None:
     """Repeats `call(ms)` until it succeeds, or until `timeout` seconds pass without a bucket."""
     idle = 0.0
 

@@ -14,7 +14,7 @@ from . import _abi, _attaching, _files, _loading, errors
 from ._attaching import Request, Shard, Spec
 from ._device import DeviceLike, resolve
 from ._listing import Listing
-from ._native import Ended, Native, wait_until
+from ._native import Ended, Native, milliseconds, wait_until
 from ._optional import no_collections
 from ._views import BucketViews, HostViews, InfoReader
 from .boxes import TensorInfo
@@ -28,7 +28,7 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
            rank: int | None = None, world: int | None = None, group: str | None = None,
            device: DeviceLike = None, stream: "torch.cuda.Stream | int | None" = None,
            bucket_bytes: int = 0, fallback_dir: str | os.PathLike[str] | None = None,
-           agent: str | os.PathLike[str] | None = None,
+           staged: bool = False, agent: str | os.PathLike[str] | None = None,
            timeout: float | None = 10.0) -> "Session":
     """Attaches this process to a model's weights on the agent of this host.
 
@@ -40,7 +40,8 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
     `device`: None is host memory; "cuda", "cuda:1", a `torch.device`, a GPU's UUID, "double:0".
     `stream`: the stream whose work reads the buckets; None: torch's current one. `bucket_bytes`: 0:
     the agent chooses. `fallback_dir`: safetensors files for the case that no live host holds the
-    version.
+    version. `staged`: the session has no rank of the instance before `begin_switch`, so that the
+    instance stays ready with the version that it serves.
     `agent`: the agent's store directory. `timeout`: seconds until the version and its sources are
     known; None: without end. Missing arguments come from the environment that `rekindle run` sets.
 
@@ -58,7 +59,7 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
         _attaching.model_version(model, version), text, boxes, _attaching.spec_json(spec),
         instance if instance is not None else _attaching.environment("INSTANCE"),
         _attaching.number(generation, "GENERATION", 0), _attaching.number(rank, "RANK", 0), world,
-        group, fallback_dir, resolve(device, stream), bucket_bytes)
+        group, fallback_dir, resolve(device, stream), bucket_bytes, staged)
     store = agent if agent is not None else _attaching.environment("STORE")
     return Session(request, store, timeout)
 
@@ -264,7 +265,42 @@ class Session:
         with self._turn:
             yield
 
+    def stage(self, reserve: int = 1 << 30, timeout: float | None = 60.0) -> None:
+        """Takes every tensor into memory of its own on the session's device, and returns when all
+        are there. Taking or loading them then waits for nothing but copies on the device, and frees
+        this memory. Without a device, returns when all are in this host's memory.
+
+        `reserve`: bytes of the device that stay free. ExhaustedError, with the numbers: there is no
+        room. Then load at once, or close the session. `timeout`: seconds without a new bucket.
+        TimeoutError: call again to continue. Free memory is what the device's driver reports:
+        memory that torch keeps for later is not free."""
+        if self._device is None:
+            arrived = list(self.entries(timeout))
+            self._pending = iter(arrived)
+            return
+        _loading.go_on(self, timeout,
+                       lambda ms: self._native.call("rk_stage", reserve, max(1, ms)))
+
+    def check_stage(self, reserve: int = 1 << 30) -> None:
+        """Raises ExhaustedError where `stage` would have no room now. Takes nothing."""
+        if self._device is not None:
+            with contextlib.suppress(errors.TimeoutError):
+                self._native.call("rk_stage", reserve, 0)
+
     # --- instances and versions
+
+    def begin_switch(self, timeout: float = 10.0) -> None:
+        """For a session that was attached with `staged`: it has its rank of the instance from now
+        on, in place of the session that served. Call it before the first write to what serves.
+        InvalidError: other ranks switch to another version; nothing has changed."""
+        self._native.call("rk_begin_switch", milliseconds(timeout))
+
+    def report_phases(self, seconds: Mapping[str, float]) -> None:
+        """Tells `rekindle update` how long the phases of an update took here: "declare", "copy",
+        "spread", "verify", "apply", "resume". Each call replaces the last one."""
+        phases = (_abi.Phase * len(seconds))(*(
+            _abi.Phase(name.encode(), round(took * 1e6)) for name, took in seconds.items()))
+        self._native.call("rk_report_phases", phases, len(seconds))
 
     def loaded(self) -> None:
         """Reports that this rank has loaded every tensor. Does not wait. InvalidError: not all

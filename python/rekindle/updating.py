@@ -13,6 +13,15 @@ from .errors import Error, InvalidError
 UNTIL_DONE_S = 600.0
 
 
+class Phase(NamedTuple):
+    """One phase of an update over the workers that have reported it. Times are seconds."""
+    median: float
+    p95: float
+    # The slowest worker, "rank 1 of i on b", and its time.
+    slowest: str
+    slowest_time: float
+
+
 class UpdateResult(NamedTuple):
     # Workers that were present at the start of the round.
     members: int
@@ -21,6 +30,9 @@ class UpdateResult(NamedTuple):
     # Ready members that received every byte by broadcast.
     by_broadcast: int
     elapsed: float  # seconds
+    # By "declare", "copy", "spread", "verify", "apply", "resume". Phases that no worker has reported
+    # are absent.
+    phases: dict[str, Phase]
 
 
 def update(model_version: str, *, group: str | None = None, gather: float | None = None,
@@ -60,4 +72,8 @@ def update(model_version: str, *, group: str | None = None, gather: float | None
 
 
 def _result_of(result: _abi.UpdateResult) -> UpdateResult:
-    return UpdateResult(result.members, result.ready, result.by_broadcast, result.elapsed_ms / 1e3)
+    phases = {phase.name.decode(): Phase(
+        phase.median_us / 1e6, phase.p95_us / 1e6, phase.slowest.decode("utf-8", "replace"),
+        phase.slowest_us / 1e6) for phase in result.phases[:result.phase_count]}
+    return UpdateResult(result.members, result.ready, result.by_broadcast, result.elapsed_ms / 1e3,
+                        phases)

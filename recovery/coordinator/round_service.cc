@@ -7,6 +7,7 @@
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/coordinator/round_wire.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/update_phases.h"
 #include "src/base/log.h"
 
 namespace rekindle::coordinator {
@@ -16,6 +17,19 @@ namespace {
 bool by_broadcast(const RoundPlace& place) {
   return place.ready() && place.last && place.last->payload_bytes > 0 &&
          place.last->spread_bytes >= place.last->payload_bytes;
+}
+
+// A worker's last phase ends just after its instance is ready.
+constexpr Duration kPhasesWait = std::chrono::seconds(1);
+
+// The round is over, and its ready members that report phases have reported the last one.
+bool is_told(const Round& round, TimePoint now) {
+  if (!round.over() || now - round.phase_began() >= kPhasesWait) return round.over();
+  return std::ranges::all_of(round.places(), [](const RoundPlace& place) {
+    const bool reports = place.ready() && place.last && !place.last->phases.empty();
+    return !reports || std::ranges::find(place.last->phases, rpc::kUpdatePhases.back(),
+                                         &PhaseTime::name) != place.last->phases.end();
+  });
 }
 
 constexpr std::chrono::milliseconds kLongestWait{5000};
@@ -164,8 +178,9 @@ async::Task<Result<std::string>> RoundService::update_status(std::string body) {
                      request.round());
     }
     const TimePoint at = steady_now();
-    if (round->over() || at >= until) co_return to_proto(*round, at).SerializeAsString();
-    co_await changed_.wait_until(until);
+    if (is_told(*round, at) || at >= until) co_return to_proto(*round, at).SerializeAsString();
+    const TimePoint next = round->over() ? round->phase_began() + kPhasesWait : until;
+    co_await changed_.wait_until(std::min(until, next));
   }
 }
 

@@ -7,6 +7,7 @@
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/message_fields.h"
+#include "recovery/rpc/update_phases.h"
 
 namespace rekindle::coordinator {
 
@@ -82,6 +83,10 @@ Result<RoundMember> from_proto(const proto::RoundMember& message) {
                 static_cast<int>(message.state()));
   }
   member.state = *state;
+  TRY_VOID(rpc::check_phases(message.phases()));
+  for (const auto& phase : message.phases()) {
+    member.phases.push_back({phase.name(), phase.elapsed_us()});
+  }
   member.why = message.why().substr(0, kMaxReasonBytes);
   return member;
 }
@@ -169,6 +174,11 @@ proto::RoundStatus to_proto(const Round& round, TimePoint now) {
     if (!place.last || place.last->round != round.number()) continue;
     member.set_bytes(place.last->payload_bytes);
     kSpreadStatus.write(*place.last, member);
+    for (const PhaseTime& phase : place.last->phases) {
+      auto& time = *member.add_phases();
+      time.set_name(phase.name);
+      time.set_elapsed_us(phase.elapsed_us);
+    }
   }
   return status;
 }

@@ -112,6 +112,8 @@ struct SpreadOver {
   std::uint64_t kept_bytes = 0;
   // Why the worker was not given every byte, although all were spread.
   std::optional<Error> worker_lost = {};
+  // From the arrival of a bucket on the device until it had verified, of all buckets together.
+  std::chrono::microseconds verify{};
 };
 
 // --- direct reads, docs/internals/devices.md

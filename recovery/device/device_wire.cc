@@ -197,7 +197,8 @@ SpreadOver from_proto(const proto::SpreadOver& over) {
           from_wire(over.meet_us()),
           kept_of(over),
           over.kept_bytes(),
-          error_of(over.worker_lost())};
+          error_of(over.worker_lost()),
+          from_wire(over.verify_us())};
 }
 
 proto::SpreadOver to_proto(const SpreadOver& over) {
@@ -209,6 +210,7 @@ proto::SpreadOver to_proto(const SpreadOver& over) {
   message.set_elapsed_us(to_wire(over.elapsed));
   message.set_meet_us(to_wire(over.meet));
   message.set_kept_bytes(over.kept_bytes);
+  message.set_verify_us(to_wire(over.verify));
   if (over.worker_lost) *message.mutable_worker_lost() = rpc::to_status(*over.worker_lost);
   const std::size_t told = std::min(over.kept.size(), kMostKeptRuns);
   for (const auto& run : std::span(over.kept).first(told)) {

@@ -8,6 +8,16 @@
 
 namespace rekindle::worker {
 
+namespace {
+
+void add_phase(proto::RoundMember& member, const char* name, std::chrono::microseconds took) {
+  auto& phase = *member.add_phases();
+  phase.set_name(name);
+  phase.set_elapsed_us(static_cast<std::uint64_t>(took.count()));
+}
+
+}  // namespace
+
 bool KnownRounds::take(const proto::RoundOrders& orders, std::uint64_t sequence) {
   // Of two questions under way the older one may be answered last. Another coordinator counts its
   // revisions anew.
@@ -98,6 +108,8 @@ bool RoundMember::progress(std::uint64_t bytes) {
 
 void RoundMember::end_spread(const device::SpreadOver& over) {
   kept_bytes_ = over.kept_bytes;
+  spread_took_ = over.meet + over.elapsed;
+  verify_took_ = over.verify;
   const bool given_all = !over.error && !over.worker_lost;
   spread_bytes_ = given_all ? joined_.payload_bytes : std::max(spread_bytes_, over.bytes);
 }
@@ -185,6 +197,11 @@ proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence
   out.set_kept_bytes(kept_bytes_);
   out.set_why(why_);
   out.set_worker_lost(worker_lost_);
+  *out.mutable_phases() = phases_;
+  if (spread_took_.count() > 0) {
+    add_phase(out, "spread", spread_took_);
+    add_phase(out, "verify", verify_took_);
+  }
   return out;
 }
 
@@ -333,6 +350,13 @@ void HostRounds::commit(SessionId session) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr) return;
   member->commit();
+  changed_ = true;
+}
+
+void HostRounds::report_phases(SessionId session, const rpc::PhaseTimes& phases) {
+  RoundMember* const member = find_member(members_, session);
+  if (member == nullptr) return;
+  member->take_phases(phases);
   changed_ = true;
 }
 

@@ -11,6 +11,7 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/device/device_order.h"
+#include "recovery/rpc/update_phases.h"
 #include "recovery/worker/core/worker_session.h"
 #include "src/base/clock.h"
 #include "src/base/digest.h"
@@ -116,6 +117,8 @@ class RoundMember {
   // Its device has been through the round without the worker. The party is well.
   void lose_worker(const std::string& why);
   void commit();
+  // As its worker measured them.
+  void take_phases(const rpc::PhaseTimes& phases) { phases_ = phases; }
   // The round is over, or the session does not take part in it.
   void leave_round();
 
@@ -170,6 +173,10 @@ class RoundMember {
   bool ended_ = false;        // its session has
   bool worker_lost_ = false;  // its device goes on, or has been through, without the worker
   std::uint64_t joined_report_ = 0;
+  rpc::PhaseTimes phases_;
+  // As its device process measured them. Zero: it took part in no spread.
+  std::chrono::microseconds spread_took_{};
+  std::chrono::microseconds verify_took_{};
   TimePoint forget_at_ = TimePoint::max();
 };
 
@@ -215,6 +222,7 @@ class HostRounds {
   // Its contents, as DeviceJoined has them.
   void want(SessionId session, const Digest& contents, std::uint64_t payload_bytes);
   void commit(SessionId session);
+  void report_phases(SessionId session, const rpc::PhaseTimes& phases);
   void fail(SessionId session, const std::string& why, TimePoint now);
   void detach(SessionId session, TimePoint now);
 

@@ -61,6 +61,11 @@ void RoundDriver::commit(SessionId session) {
   changed();
 }
 
+void RoundDriver::report_phases(SessionId session, const rpc::PhaseTimes& phases) {
+  rounds_.report_phases(session, phases);
+  changed();
+}
+
 void RoundDriver::fail(SessionId session, const std::string& why) {
   paused_.erase(session);
   rounds_.fail(session, why, steady_now());

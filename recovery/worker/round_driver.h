@@ -48,6 +48,7 @@ class RoundDriver final : private RoundEffects {
   void hand_over(SessionId session, const VersionFeed::View& view,
                  std::optional<std::string> alone);
   void commit(SessionId session);
+  void report_phases(SessionId session, const rpc::PhaseTimes& phases);
   void fail(SessionId session, const std::string& why);
   void detach(SessionId session);
   void retired(const ModelVersion& id) { rounds_.retired(id); }

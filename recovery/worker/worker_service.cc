@@ -94,6 +94,10 @@ Result<void> WorkerService::route(const ClientPtr& client, const proto::WorkerFr
       return sessions_.attach(client, frame, ++last_number_);
     case proto::WorkerFrame::kLoaded:
       return sessions_.loaded(client, frame);
+    case proto::WorkerFrame::kBeginSwitch:
+      return sessions_.begin_switch(client, frame);
+    case proto::WorkerFrame::kPhases:
+      return sessions_.report_phases(client, frame);
     case proto::WorkerFrame::kDetach:
       return sessions_.detach(client, frame);
     case proto::WorkerFrame::kWatch:

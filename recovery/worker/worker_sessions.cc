@@ -6,6 +6,7 @@
 
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/rpc/update_phases.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -49,12 +50,11 @@ Result<SessionPtr> WorkerSessions::find(const ClientPtr& client,
 }
 
 // A worker without a named instance attaches anew in a round. Its process and device tell who it
-// is.
-HostRounds::Origin WorkerSessions::origin_of(const Session& session,
-                                             const LocalInstances::Entry& entry) {
+// is. A staged session is that rank in a round, although it has not taken its place yet.
+HostRounds::Origin WorkerSessions::origin_of(const Session& session) {
   const AttachOrder& order = session.order;
-  std::string instance = session.instance;
-  if (!entry.named) {
+  std::string instance = order.instance;
+  if (instance.empty()) {
     instance = fmt::format("pid-{}-{}", session.client->pid(), order.device);
     std::ranges::replace(instance, ':', '-');
   }
@@ -69,8 +69,10 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
     return fail(ErrorCode::kExhausted, "this worker has {} sessions", others);
   }
   TRY(auto order, from_proto(frame.attach()));
-  TRY(auto* const entry, parts_.instances.get(order.instance, id));
-  auto joined = entry->state.attach(order.rank, id);
+  // A staged session is an instance by itself, until it takes its rank.
+  TRY(auto* const entry, parts_.instances.get(order.staged ? "" : order.instance, id));
+  const Instance::Rank alone{0, 1, 0, order.rank.model};
+  auto joined = entry->state.attach(order.staged ? alone : order.rank, id);
   if (!joined) {
     Error why = std::move(joined).error();
     parts_.instances.settle(*entry);
@@ -91,7 +93,7 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   if (!entry->state.version()) entry->fleet.ask_for(std::nullopt);
   note(parts_.events, *session, "attach");
   parts_.fleet.ranks_changed(*entry);
-  auto origin = origin_of(*session, *entry);
+  auto origin = origin_of(*session);
   apply(*entry, *joined);
   // After the end of the session that this one replaces.
   parts_.rounds.attach(id, std::move(origin));
@@ -99,9 +101,73 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   return {};
 }
 
+Result<void> WorkerSessions::begin_switch(const ClientPtr& client,
+                                          const proto::WorkerFrame& frame) {
+  TRY(const auto session, find(client, frame));
+  if (session->order.staged) TRY_VOID(take_rank(session));
+  client->send(done_frame(frame.call(), frame.session()));
+  return {};
+}
+
+Result<void> WorkerSessions::take_rank(const SessionPtr& session) {
+  const AttachOrder& order = session->order;
+  if (session->state.state() != SessionState::kServing) {
+    return fail(ErrorCode::kInvalid, "session {} does not know its version yet", session->id());
+  }
+  const std::string before = session->instance;
+  if (order.instance.empty()) {
+    session->order.staged = false;
+    return {};
+  }
+  TRY(auto* const entry, parts_.instances.get(order.instance, session->id()));
+  const auto& others = entry->state.version();
+  if (entry->state.generation() == order.rank.generation && others &&
+      *others != session->wanted()) {
+    return fail(ErrorCode::kInvalid,
+                "instance {} generation {} is at {}, rank {} switches to {}: give all ranks the "
+                "same, or a new generation",
+                order.instance, order.rank.generation, others->to_string(), session->rank(),
+                session->wanted().to_string());
+  }
+  auto joined = entry->state.attach(order.rank, session->id());
+  if (!joined) {
+    Error why = std::move(joined).error();
+    parts_.instances.settle(*entry);
+    return fail(std::move(why));
+  }
+  TRY_VOID(entry->state.choose(session->id(), session->wanted().version));
+  session->order.staged = false;
+  session->instance = order.instance;
+  if (auto* const own = parts_.instances.find(before)) {
+    (void)own->state.left(session->id());
+    parts_.instances.settle(*own);
+  }
+  log::info("worker.switch", "session", session->id(), "pid", session->client->pid(), "instance",
+            session->instance, "rank", session->rank(), "version", session->wanted().to_string());
+  note(parts_.events, *session, "switch");
+  entry->fleet.ask_for(session->wanted().version);
+  parts_.fleet.ranks_changed(*entry);
+  apply(*entry, *joined);
+  return {};
+}
+
+Result<void> WorkerSessions::report_phases(const ClientPtr& client,
+                                           const proto::WorkerFrame& frame) {
+  TRY(const auto session, find(client, frame));
+  TRY_VOID(rpc::check_phases(frame.phases().phases()));
+  parts_.rounds.report_phases(session->id(), frame.phases().phases());
+  client->send(done_frame(frame.call(), frame.session()));
+  return {};
+}
+
 Result<void> WorkerSessions::loaded(const ClientPtr& client, const proto::WorkerFrame& frame) {
   using Stage = Session::LoadedCall::Stage;
   TRY(const auto session, find(client, frame));
+  if (session->order.staged) {
+    return fail(ErrorCode::kInvalid,
+                "a staged session has not begun to switch: call rk_begin_switch before its "
+                "version is written over what serves");
+  }
   const bool verifying =
       session->loaded_call && session->loaded_call->stage == Stage::kVerification;
   refuse_loaded(*session, Error(ErrorCode::kStale, "was asked again"));

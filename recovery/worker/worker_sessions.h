@@ -30,6 +30,9 @@ class WorkerSessions final : public RankEffects,
   // --- calls of workers
   // `id`: of the new session, never used before.
   Result<void> attach(const ClientPtr& client, const proto::WorkerFrame& frame, SessionId id);
+  // A staged session takes its rank of the instance. Of another one it changes nothing.
+  Result<void> begin_switch(const ClientPtr& client, const proto::WorkerFrame& frame);
+  Result<void> report_phases(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
   // kStale: the client has no such session.
@@ -64,7 +67,8 @@ class WorkerSessions final : public RankEffects,
   void bytes_announced(const SessionPtr& session) override;
 
   SessionPtr find(SessionId session) const;
-  static HostRounds::Origin origin_of(const Session& session, const LocalInstances::Entry& entry);
+  Result<void> take_rank(const SessionPtr& session);
+  static HostRounds::Origin origin_of(const Session& session);
   void proceed_loaded(const SessionPtr& session);
   async::Task<void> verify_loaded(SessionPtr session);
   void accept_loaded(Session& session);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/update_phases.h"
 #include "src/base/units.h"
 #include "src/bucket/bucket_plan.h"
 
@@ -117,6 +118,7 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   order.wanted.transport = request.transport();
   order.device = request.device();
   order.group = request.group();
+  order.staged = request.staged();
   order.bucket_bytes = request.bucket_bytes();
   if (order.bucket_bytes > bucket::kLargestBucket) {
     return fail(ErrorCode::kInvalid, "buckets of {}: {} are the most",
@@ -305,13 +307,13 @@ proto::Updated updated_from(const proto::RoundStatus& round) {
       ++ready;
       if (member.bytes() > 0 && member.spread_bytes() >= member.bytes()) ++by_broadcast;
     } else if (updated.why().empty()) {
-      updated.set_why(fmt::format("rank {} of {} on {}: {}", member.rank(), member.instance(),
-                                  member.node_id(),
+      updated.set_why(fmt::format("{}: {}", rpc::name_of(member),
                                   member.why().empty() ? member.state() : member.why()));
     }
   }
   updated.set_ready(ready);
   updated.set_by_broadcast(by_broadcast);
+  for (auto& phase : rpc::summarize_phases(round)) *updated.add_phases() = std::move(phase);
   return updated;
 }
 

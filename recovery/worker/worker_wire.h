@@ -31,6 +31,8 @@ struct AttachOrder {
   std::string device;                    // where it wants buckets; "": nowhere
   std::uint64_t bucket_bytes = 0;        // 0: the agent's choice
   std::string group;                     // whose rounds it takes part in; "": none
+  // It takes its rank when it begins to switch.
+  bool staged = false;
 };
 struct UpdateOrder {
   ModelVersion id;

@@ -66,6 +66,7 @@ Result<bool> Pipeline::fill(std::uint32_t slot, TimePoint now) {
                    .kept = keep_ == nullptr,
                    .released = false,
                    .bucket = *bucket,
+                   .brought_at = {},
                    .fill_by = latest(now) + options_.fill_deadline,
                    .release_by = {},
                    .keep_by = {}};
@@ -93,6 +94,7 @@ Result<Pipeline::Verdict> Pipeline::verify(std::uint32_t slot, TimePoint now) {
   if (!again) return Verdict::kWrong;
   TRY_VOID(verify_stream_->record(*slots_.filled[slot]));
   states_[slot].filled = false;
+  states_[slot].brought_at = {};
   states_[slot].fill_by = latest(now) + options_.fill_deadline;
   return Verdict::kAgain;
 }
@@ -131,9 +133,15 @@ Result<bool> Pipeline::hand_over_filled(TimePoint now) {
 
 // A device that hangs shows only by copies that do not end.
 Result<void> Pipeline::check_filled(std::uint32_t slot, TimePoint now) {
-  if (states_[slot].filled) return {};
-  TRY(states_[slot].filled, device_.is_done(*slots_.filled[slot]));
-  if (states_[slot].filled || now < states_[slot].fill_by) return {};
+  Slot& state = states_[slot];
+  if (state.filled) return {};
+  if (verify_ != nullptr && state.brought_at == TimePoint{}) {
+    TRY(const bool brought, device_.is_done(*brought_[slot]));
+    if (brought) state.brought_at = now;
+  }
+  TRY(state.filled, device_.is_done(*slots_.filled[slot]));
+  if (state.filled && state.brought_at != TimePoint{}) verifying_ += now - state.brought_at;
+  if (state.filled || now < state.fill_by) return {};
   if (spread_ != nullptr && !states_[slot].handed_over) {
     return fail(ErrorCode::kTimeout,
                 "no progress for {} ms in the round on {}: a peer, or the device, is stopped",

@@ -134,6 +134,9 @@ class Pipeline {
   // Buckets for which hand_over() or spoil() was called. With a spread or a Verify that is after
   // the device has filled and checked them.
   std::size_t handed_over() const { return handed_over_; }
+  // From the arrival of a bucket on the device until it has been verified there, of all buckets
+  // together.
+  Duration verifying() const { return verifying_; }
   // Continues without a spread, after an error of it, of a fetch or of a Verify, or on request.
   // Buckets that were queued and not handed over are forgotten. The consumer keeps its buckets
   // until it releases them. The next `buckets` buckets have the numbers of `fetch`. The queued work
@@ -171,6 +174,8 @@ class Pipeline {
     // By the consumer.
     bool released = false;
     std::size_t bucket = 0;
+    // With verify_: when its bytes were seen on the device. Zero: not yet.
+    TimePoint brought_at{};
     TimePoint fill_by{};
     // Both are set when the bucket is handed over.
     TimePoint release_by{};
@@ -200,6 +205,7 @@ class Pipeline {
   std::size_t queued_ = 0;
   std::size_t handed_over_ = 0;
   std::size_t delivered_ = 0;
+  Duration verifying_{};
 };
 
 }  // namespace rekindle::bucket

@@ -72,7 +72,10 @@ constexpr auto fields_of(const AttachRequest*) {
                 field(7, &Attach::instance), field(8, &Attach::generation), field(9, &Attach::rank),
                 field(10, &Attach::world), field(11, &Attach::fallback_dir),
                 field(13, &Attach::device), field(14, &Attach::bucket_bytes),
-                field(15, &Attach::group));
+                field(15, &Attach::group), field(16, &Attach::staged));
+}
+constexpr auto fields_of(const PhaseTime*) {
+  return fields(field(1, &PhaseTime::name), field(2, &PhaseTime::elapsed_us));
 }
 constexpr auto fields_of(const LoadedRequest*) { return fields(field(1, &LoadedRequest::bytes)); }
 constexpr auto fields_of(const DetachRequest*) { return fields(); }
@@ -96,6 +99,8 @@ constexpr auto fields_of(const UpdateRequest*) {
   return fields(field(1, &UpdateRequest::id), field(2, &UpdateRequest::group),
                 field(3, &UpdateRequest::gather_ms), field(4, &UpdateRequest::members));
 }
+constexpr auto fields_of(const BeginSwitchRequest*) { return fields(); }
+constexpr auto fields_of(const PhasesReport*) { return fields(field(1, &PhasesReport::phases)); }
 
 // --- agent -> worker
 
@@ -123,11 +128,16 @@ constexpr auto fields_of(const PublishBegunReply*) {
 }
 constexpr auto fields_of(const PublishedReply*) { return fields(field(1, &PublishedReply::id)); }
 constexpr auto fields_of(const DoneReply*) { return fields(); }
+constexpr auto fields_of(const PhaseSummary*) {
+  return fields(field(1, &PhaseSummary::name), field(2, &PhaseSummary::median_us),
+                field(3, &PhaseSummary::p95_us), field(4, &PhaseSummary::slowest_us),
+                field(5, &PhaseSummary::slowest));
+}
 constexpr auto fields_of(const UpdatedReply*) {
   using Updated = UpdatedReply;
   return fields(field(1, &Updated::members), field(2, &Updated::ready),
                 field(3, &Updated::by_broadcast), field(4, &Updated::elapsed_ms),
-                field(5, &Updated::why));
+                field(5, &Updated::why), field(6, &Updated::phases));
 }
 constexpr auto fields_of(const AgentMessage*) {
   return fields(field(1, &AgentMessage::call), field(2, &AgentMessage::session),

@@ -46,6 +46,13 @@ struct AttachRequest {
   std::uint64_t bucket_bytes = 0;
   // The worker takes part in the rounds of this group; "": in none.
   std::string group;
+  // It takes its rank of the instance with a BeginSwitchRequest.
+  bool staged = false;
+};
+// A phase of an update, and how long it took.
+struct PhaseTime {
+  std::string name;
+  std::uint64_t elapsed_us = 0;
 };
 struct LoadedRequest {
   std::uint64_t bytes = 0;
@@ -83,10 +90,16 @@ struct UpdateRequest {
   std::uint32_t members = 0;
 };
 
+struct BeginSwitchRequest {};
+struct PhasesReport {
+  std::vector<PhaseTime> phases;
+};
+
 // In the order of the numbers of WorkerFrame.kind.
-using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
-                             WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
-                             PublishAbandonRequest, UpdateRequest, PublishWrittenRequest>;
+using Request =
+    std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
+                 PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest,
+                 UpdateRequest, PublishWrittenRequest, BeginSwitchRequest, PhasesReport>;
 
 struct RequestHeader {
   std::uint64_t call = 0;
@@ -139,6 +152,13 @@ struct PublishedReply {
   ModelVersion id;
 };
 struct DoneReply {};
+struct PhaseSummary {
+  std::string name;
+  std::uint64_t median_us = 0;
+  std::uint64_t p95_us = 0;
+  std::uint64_t slowest_us = 0;
+  std::string slowest;
+};
 struct UpdatedReply {
   std::uint32_t members = 0;
   std::uint32_t ready = 0;
@@ -146,6 +166,7 @@ struct UpdatedReply {
   std::uint64_t elapsed_ms = 0;
   // Names the first worker that is not ready, and the reason.
   std::string why;
+  std::vector<PhaseSummary> phases;
 };
 
 // In the order of the numbers of AgentFrame.kind.

@@ -8,15 +8,24 @@
 // The calls of rekindle.h, but for rk_describe_tensors (c_dlpack.cc).
 namespace rekindle::client {
 
+namespace {
+
+// Cuts between characters: steps back over continuation bytes of UTF-8.
+template <std::size_t kSize>
+void copy_text(std::string_view text, char (&out)[kSize]) noexcept {
+  std::size_t size = std::min(text.size(), kSize - 1);
+  while (size < text.size() && size > 0 && (text[size] & 0xc0) == 0x80) --size;
+  std::memcpy(out, text.data(), size);
+  out[size] = '\0';
+}
+
+}  // namespace
+
 std::int32_t report(std::int32_t code, std::string_view message, rk_error* error) noexcept {
   if (error == nullptr) return code;
-  std::size_t size = std::min(message.size(), sizeof error->message - 1);
-  // Cuts between characters: steps back over continuation bytes of UTF-8.
-  while (size < message.size() && size > 0 && (message[size] & 0xc0) == 0x80) --size;
   error->code = code;
-  std::memcpy(error->message, message.data(), size);
-  error->message[size] = '\0';
-  std::replace(error->message, error->message + size, '\n', ' ');
+  copy_text(message, error->message);
+  std::replace(error->message, error->message + std::strlen(error->message), '\n', ' ');
   return code;
 }
 
@@ -61,6 +70,24 @@ Result<UpdateRequest> update_request_of(const rk_update_options& options) {
   return request;
 }
 
+rk_update_result result_of(const UpdatedReply& updated) {
+  rk_update_result result{};
+  result.members = updated.members;
+  result.ready = updated.ready;
+  result.by_broadcast = updated.by_broadcast;
+  result.elapsed_ms = updated.elapsed_ms;
+  for (const PhaseSummary& phase : updated.phases) {
+    if (result.phase_count == std::size(result.phases)) break;
+    rk_phase_summary& out = result.phases[result.phase_count++];
+    copy_text(phase.name, out.name);
+    out.median_us = phase.median_us;
+    out.p95_us = phase.p95_us;
+    out.slowest_us = phase.slowest_us;
+    copy_text(phase.slowest, out.slowest);
+  }
+  return result;
+}
+
 Result<WantedBox> box_of(const rk_box& box) {
   if (box.tensor == nullptr) return fail(ErrorCode::kInvalid, "a box without a tensor's name");
   WantedBox out{box.tensor, {}, {}};
@@ -92,6 +119,7 @@ Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
   request.world = std::max<std::uint32_t>(options.world, 1);
   request.fallback_dir = text(options.fallback_dir);
   request.group = text(options.group);
+  request.staged = options.staged != 0;
   if (request.rank >= request.world) {
     return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
                 request.world);
@@ -221,14 +249,7 @@ RK_API int32_t rk_update(rk_agent* agent, const rk_update_options* options,
     if (updated == nullptr) {
       return fail(ErrorCode::kInternal, "the agent answered an update with something else");
     }
-    if (result != nullptr) {
-      fill_known({.size = 0,
-                  .members = updated->members,
-                  .ready = updated->ready,
-                  .by_broadcast = updated->by_broadcast,
-                  .elapsed_ms = updated->elapsed_ms},
-                 *result);
-    }
+    if (result != nullptr) fill_known(result_of(*updated), *result);
     if (updated->ready >= updated->members) return {};
     return fail(ErrorCode::kUnavailable, "update {}: {} of {} workers are ready; {}",
                 given.model_version, updated->ready, updated->members, updated->why);
@@ -326,6 +347,35 @@ RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_
   return with_object(session, error, [&](Session& object) -> Result<void> {
     TRY(const auto deadline, deadline_in(timeout_ms));
     return object.prefetch(bytes, deadline);
+  });
+}
+
+RK_API int32_t rk_stage(rk_session* session, uint64_t reserve_bytes, int64_t timeout_ms,
+                        rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object.stage(reserve_bytes, timeout);
+  });
+}
+
+RK_API int32_t rk_begin_switch(rk_session* session, int64_t timeout_ms, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object.begin_switch(timeout);
+  });
+}
+
+RK_API int32_t rk_report_phases(rk_session* session, const rk_phase* phases, size_t count,
+                                rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    if (phases == nullptr && count > 0) {
+      return fail(ErrorCode::kInvalid, "{} phases at a null pointer", count);
+    }
+    PhasesReport report;
+    for (const rk_phase& phase : std::span(phases, count)) {
+      report.phases.push_back({text(phase.name), phase.elapsed_us});
+    }
+    return object.report_phases(std::move(report));
   });
 }
 

@@ -204,31 +204,43 @@ Result<std::optional<FilledBucket>> DeviceLoad::take() {
   return taken;
 }
 
-Result<DeviceLoad::Prefetched> DeviceLoad::prefetch(std::uint64_t limit) {
+Result<DeviceLoad::Stashed> DeviceLoad::prefetch(std::uint64_t limit) {
+  if (stash_.bytes() >= limit) return Stashed::kNoMore;
+  return stash([limit](std::uint64_t free) { return std::min(limit, free / 4); });
+}
+
+Result<DeviceLoad::Stashed> DeviceLoad::stage(std::uint64_t reserve) {
+  return stash([reserve](std::uint64_t free) { return free > reserve ? free - reserve : 0; });
+}
+
+Result<std::uint64_t> DeviceLoad::free_bytes() const {
+  TRY(const auto memory, worker_.device->memory());
+  return memory.free_bytes;
+}
+
+Result<DeviceLoad::Stashed> DeviceLoad::stash(const Room& room) {
   if (failed_) return fail(*failed_);
-  auto taken = or_out_of_memory([this, limit] { return stash_one(limit); });
+  auto taken = or_out_of_memory([&] { return stash_one(room); });
   if (!taken) failed_ = taken.error();
   return taken;
 }
 
-Result<DeviceLoad::Prefetched> DeviceLoad::stash_one(std::uint64_t limit) {
-  if (holder_ != Holder::kNone || kept_ || feed_->ended() || stash_.bytes() >= limit) {
-    return Prefetched::kNoMore;
-  }
+Result<DeviceLoad::Stashed> DeviceLoad::stash_one(const Room& room) {
+  if (kept_) return Stashed::kNoRoom;
+  if (holder_ != Holder::kNone || feed_->ended()) return Stashed::kNoMore;
   TRY(auto bucket, poll_feed());
-  if (!bucket) return feed_->ended() ? Prefetched::kNoMore : Prefetched::kNothingYet;
-  TRY(const auto memory, worker_.device->memory());
-  const std::uint64_t most = std::min(limit, (memory.free_bytes + stash_.bytes()) / 4);
+  if (!bucket) return feed_->ended() ? Stashed::kNoMore : Stashed::kNothingYet;
+  TRY(const std::uint64_t free, free_bytes());
   bool put = false;
-  if (stash_.bytes() + bucket->bytes <= most) {
+  if (stash_.bytes() + bucket->bytes <= room(free + stash_.bytes())) {
     TRY(put, stash_.put(*bucket));
   }
   if (!put) {
     kept_ = std::move(bucket);
-    return Prefetched::kNoMore;
+    return Stashed::kNoRoom;
   }
   TRY_VOID(feed_->give_back());
-  return Prefetched::kOne;
+  return Stashed::kOne;
 }
 
 Result<std::optional<FilledBucket>> DeviceLoad::poll() {

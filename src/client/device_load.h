@@ -60,10 +60,16 @@ class DeviceLoad {
   // Every bucket was handed out and read, and their memory is free again.
   bool ended() const { return ended_; }
   std::size_t whole_pieces() const { return progress_ ? progress_->whole() : 0; }
-  enum class Prefetched { kOne, kNothingYet, kNoMore };
+  enum class Stashed { kOne, kNothingYet, kNoMore, kNoRoom };
   // Copies a bucket to memory of its own on the device; take() hands it out later. All such copies
   // have at most `limit` bytes, and at most a quarter of the memory that the device had free.
-  Result<Prefetched> prefetch(std::uint64_t limit);
+  Result<Stashed> prefetch(std::uint64_t limit);
+  // The same without these limits: `reserve` bytes of the device stay free. kNoMore: every bucket
+  // is there, and the producer has its memory back.
+  Result<Stashed> stage(std::uint64_t reserve);
+  // Of the device, now.
+  Result<std::uint64_t> free_bytes() const;
+  std::uint64_t staged_bytes() const { return stash_.bytes(); }
   // Both return when `wake` is readable, at the deadline, or when take() may return a bucket;
   // wait_for_feed() when prefetch() may.
   void wait(int wake, TimePoint deadline) const;
@@ -85,7 +91,10 @@ class DeviceLoad {
   Result<std::optional<FilledBucket>> poll();
   Result<std::optional<FilledBucket>> poll_feed();
   Result<std::optional<FilledBucket>> next();
-  Result<Prefetched> stash_one(std::uint64_t limit);
+  // The most that all copies may have, of the bytes that the device has free without them.
+  using Room = std::function<std::uint64_t(std::uint64_t)>;
+  Result<Stashed> stash(const Room& room);
+  Result<Stashed> stash_one(const Room& room);
   Result<void> give_back();
 
   WorkerDevice worker_;

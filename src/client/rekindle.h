@@ -145,6 +145,9 @@ typedef struct rk_attach_options {
    * `rekindle update`). rk_wait_update() then returns, and attaching to the version takes part in
    * the update. NULL: no group; the worker moves as soon as a version is ready. */
   const char* group;
+  /* 1: the version is taken beside the one that serves. The session has no rank of the instance
+   * before rk_begin_switch(), so the instance stays ready with the version that it has. */
+  uint32_t staged;
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
@@ -259,6 +262,30 @@ RK_API int32_t rk_load_into(rk_session* session, const rk_target* targets, size_
  * all the time. Other errors are those of rk_next_bucket(). */
 RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_ms,
                            rk_error* error);
+
+/* Takes every bucket into memory of its own on the device, beside what serves, and returns when all
+ * are there. rk_load_into() and rk_next_bucket() then wait for nothing but copies on the device,
+ * and free this memory after use. RK_EXHAUSTED: the device would have less than `reserve_bytes`
+ * free; the message has the numbers. Then load at once, or detach: nobody may fill further buckets.
+ * Free memory is what the device's driver reports. RK_TIMEOUT: no bucket came for `timeout_ms`;
+ * call again to continue. With a timeout of 0 the call only looks for room: RK_TIMEOUT: there is.
+ * Other errors are those of rk_next_bucket(). */
+RK_API int32_t rk_stage(rk_session* session, uint64_t reserve_bytes, int64_t timeout_ms,
+                        rk_error* error);
+/* For a session that was attached with `staged`: from now on it has its rank of the instance, in
+ * place of the session that served, and the instance is ready when all ranks have loaded. Call it
+ * before the first write to what serves. RK_INVALID: other ranks of the generation have another
+ * version; nothing has changed. */
+RK_API int32_t rk_begin_switch(rk_session* session, int64_t timeout_ms, rk_error* error);
+/* How long the phases of an update took in this process, for `rekindle update` and rk_update().
+ * `name` is declare, copy, spread, verify, apply or resume. Each call replaces the last one.
+ * RK_INVALID: another name, or one twice. */
+typedef struct rk_phase {
+  const char* name;
+  uint64_t elapsed_us;
+} rk_phase;
+RK_API int32_t rk_report_phases(rk_session* session, const rk_phase* phases, size_t count,
+                                rk_error* error);
 
 /* Reports that this rank has loaded every tensor. Does not wait. RK_INVALID: rk_next() or
  * rk_next_bucket() has not handed out all tensors yet. */
@@ -378,6 +405,13 @@ typedef struct rk_update_options {
    * that attach just before it, and may not be known to the coordinator yet. */
   uint32_t members;
 } rk_update_options;
+/* One phase of an update over the ranks that have reported it. */
+typedef struct rk_phase_summary {
+  char name[16];
+  uint64_t median_us, p95_us, slowest_us;
+  /* "rank 1 of i on b", cut at the end if it is longer. */
+  char slowest[232];
+} rk_phase_summary;
 typedef struct rk_update_result {
   /* Set by the caller. */
   uint32_t size;
@@ -388,6 +422,9 @@ typedef struct rk_update_result {
   /* Ready members that got every byte by broadcast. The others got bytes by uploads or pulls. */
   uint32_t by_broadcast;
   uint64_t elapsed_ms;
+  /* In the order declare, copy, spread, verify, apply, resume. */
+  uint32_t phase_count;
+  rk_phase_summary phases[6];
 } rk_update_result;
 /* Brings the version to the group and waits for the end. RK_NOT_FOUND: there is no such version, or
  * no worker in the group. RK_UNAVAILABLE: another update of the group runs, there is no

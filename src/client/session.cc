@@ -8,6 +8,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "src/base/units.h"
+
 namespace rekindle::client {
 
 namespace {
@@ -300,19 +302,66 @@ void Session::ask_agent(Lock& lock, const Error& device_error) {
 }
 
 Result<void> Session::prefetch(std::uint64_t bytes, TimePoint deadline) {
-  using Prefetched = DeviceLoad::Prefetched;
+  using Stashed = DeviceLoad::Stashed;
   TRY_VOID(check_has_device());
   Lock lock(inbox_->mutex);
   TRY_VOID(wait_for_turn(lock, deadline));
   const Turns::Turn turn(turns_, *inbox_);
   while (!turns_.somebody_waits()) {
     TRY(const auto taken, on_device(lock, [&] { return device_->prefetch(bytes); }));
-    if (taken == Prefetched::kNoMore || steady_now() >= deadline) break;
-    if (taken == Prefetched::kNothingYet) {
+    const bool ends = taken == Stashed::kNoMore || taken == Stashed::kNoRoom;
+    if (ends || steady_now() >= deadline) break;
+    if (taken == Stashed::kNothingYet) {
       wait_for_device(lock, deadline, &DeviceLoad::wait_for_feed);
     }
   }
   return {};
+}
+
+// The whole session must fit before the first bucket is taken. The rest of the process may take
+// memory meanwhile, so the device looks again at each bucket.
+Result<void> Session::check_room(Lock& lock, std::uint64_t reserve) {
+  TRY(const std::uint64_t free, on_device(lock, [this] { return device_->free_bytes(); }));
+  const std::uint64_t total = state_.contents().total_bytes();
+  const std::uint64_t left = total - std::min(total, device_->staged_bytes());
+  if (left == 0 || (left <= free && free - left >= reserve)) return {};
+  return fail(ErrorCode::kExhausted,
+              "no room to stage {} beside what serves: it needs {} more on {}, {} are free there "
+              "and {} of them stay free; load it without staging, or lower the reserve",
+              state_.version().to_string(), format_bytes(left), device_->id(), format_bytes(free),
+              format_bytes(reserve));
+}
+
+Result<void> Session::stage(std::uint64_t reserve, std::chrono::milliseconds timeout) {
+  using Stashed = DeviceLoad::Stashed;
+  TRY_VOID(check_has_device());
+  TRY_VOID(contents());
+  Lock lock(inbox_->mutex);
+  TimePoint deadline = steady_now() + timeout;
+  TRY_VOID(wait_for_turn(lock, deadline));
+  const Turns::Turn turn(turns_, *inbox_);
+  while (true) {
+    TRY_VOID(check_room(lock, reserve));
+    if (steady_now() >= deadline) {
+      return fail(ErrorCode::kTimeout, "no further bucket of {} yet: {} are staged",
+                  state_.version().to_string(), format_bytes(device_->staged_bytes()));
+    }
+    TRY(const auto taken, on_device(lock, [&] { return device_->stage(reserve); }));
+    if (taken == Stashed::kNoMore) return {};
+    if (taken == Stashed::kNoRoom) {
+      return fail(
+          ErrorCode::kExhausted,
+          "no room to stage {} beside what serves: with {} of it there, {} has less than {} "
+          "free; load it without staging, or lower the reserve",
+          state_.version().to_string(), format_bytes(device_->staged_bytes()), device_->id(),
+          format_bytes(reserve));
+    }
+    if (taken == Stashed::kOne) {
+      deadline = steady_now() + timeout;
+    } else {
+      wait_for_device(lock, deadline, &DeviceLoad::wait_for_feed);
+    }
+  }
 }
 
 Result<void> Session::load_into(std::span<const rk_target> targets,
@@ -346,6 +395,25 @@ Result<void> Session::move_all(Lock& lock, std::chrono::milliseconds timeout) {
 }
 
 // --- the versions
+
+Result<void> Session::tell(const Request& request, std::chrono::milliseconds timeout) {
+  {
+    const Lock lock(inbox_->mutex);
+    apply_messages();
+    TRY_VOID(state_.check_alive());
+  }
+  TRY(const Message answer, connection_->call(request, id_, timeout, std::make_shared<Inbox>()));
+  if (std::holds_alternative<DoneReply>(answer.agent.reply)) return {};
+  return fail(ErrorCode::kInternal, "the agent answered with something else than done");
+}
+
+Result<void> Session::begin_switch(std::chrono::milliseconds timeout) {
+  return tell(BeginSwitchRequest{}, timeout);
+}
+
+Result<void> Session::report_phases(PhasesReport report) {
+  return tell(std::move(report), kAgentPatience);
+}
 
 Result<void> Session::ask_commit() {
   TRY(const std::uint64_t call,

@@ -48,6 +48,10 @@ class Session {
   // Copies buckets to memory of their own, up to `bytes`. Ends early when there are no more, when
   // another call wants buckets, and at the deadline.
   Result<void> prefetch(std::uint64_t bytes, TimePoint deadline);
+  // Copies every bucket to separate memory on the device, and leaves `reserve` bytes free there.
+  Result<void> stage(std::uint64_t reserve, std::chrono::milliseconds timeout);
+  Result<void> begin_switch(std::chrono::milliseconds timeout);
+  Result<void> report_phases(PhasesReport report);
   Result<void> loaded();
   Result<void> wait_commit(TimePoint deadline);
   Result<std::uint64_t> wait_update(TimePoint deadline);
@@ -95,6 +99,8 @@ class Session {
     }
   }
   Result<void> wait_for_turn(Lock& lock, TimePoint deadline);
+  Result<void> check_room(Lock& lock, std::uint64_t reserve);
+  Result<void> tell(const Request& request, std::chrono::milliseconds timeout);
   Result<void> ask_commit();
   Result<std::span<const rk_tensor>> hand_out(Lock& lock);
   std::span<const rk_part> hand_out(const FilledBucket& bucket);

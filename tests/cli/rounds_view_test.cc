@@ -64,6 +64,35 @@ TEST(RoundsView, WhoIsNotReadyOrCameByOtherMeansHasALineWithWhy) {
   EXPECT_THAT(text, Not(HasSubstr("\x1b")));
 }
 
+void add_phase(proto::RoundStatus::Member& member, const std::string& name, std::uint64_t us) {
+  auto& phase = *member.add_phases();
+  phase.set_name(name);
+  phase.set_elapsed_us(us);
+}
+
+TEST(RoundsView, PhasesHaveMedianPercentileAndTheSlowestRank) {
+  proto::RoundStatus round = two_ready();
+  for (int i = 0; i < 18; ++i) add_member(round, "a", "ready", std::uint64_t{32} << 30);
+  for (int i = 0; i < 20; ++i) {
+    auto& member = *round.mutable_members(i);
+    member.set_rank(static_cast<std::uint32_t>(i));
+    add_phase(member, "apply", 1000 * static_cast<std::uint64_t>(i + 1));
+  }
+  add_phase(*round.mutable_members(3), "declare", 1'500'000);
+  const std::string text = update_text(round);
+  EXPECT_THAT(text, ::testing::ContainsRegex("PHASE +MEDIAN s +P95 s +SLOWEST s +RANK"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("declare +1.500 +1.500 +1.500 +rank 3 of i on a\n"
+                                             ".*apply +0.010 +0.019 +0.020 +rank 19 of i on a"));
+  const Json json = to_json(round);
+  ASSERT_EQ(json["phases"].size(), 2u);
+  EXPECT_EQ(json["phases"][1]["phase"], "apply");
+  EXPECT_EQ(json["phases"][1]["median_us"], 10'000);
+  EXPECT_EQ(json["phases"][1]["p95_us"], 19'000);
+  EXPECT_EQ(json["phases"][1]["slowest_us"], 20'000);
+  EXPECT_EQ(json["phases"][1]["slowest"], "rank 19 of i on a");
+  EXPECT_EQ(json["members"][3]["phases_us"]["declare"], 1'500'000);
+}
+
 TEST(RoundsView, JsonHasAllOfIt) {
   auto round = two_ready();
   round.mutable_members(1)->set_kept_bytes(99);

@@ -43,6 +43,9 @@ TEST(Abi, NullsAreInvalidOrNothing) {
   EXPECT_EQ(rk_catalog(nullptr, nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_next_bucket(nullptr, 0, nullptr, nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_load_into(nullptr, nullptr, 0, 0, &error), RK_INVALID);
+  EXPECT_EQ(rk_stage(nullptr, 0, 0, &error), RK_INVALID);
+  EXPECT_EQ(rk_begin_switch(nullptr, 0, &error), RK_INVALID);
+  EXPECT_EQ(rk_report_phases(nullptr, nullptr, 0, &error), RK_INVALID);
   EXPECT_EQ(rk_loaded(nullptr, &error), RK_INVALID);
   EXPECT_EQ(rk_wait_commit(nullptr, 0, &error), RK_INVALID);
   EXPECT_EQ(rk_wait_update(nullptr, 0, nullptr, &error), RK_INVALID);

@@ -177,6 +177,19 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   EXPECT_EQ(updated.by_broadcast, 6u);
   EXPECT_EQ(updated.elapsed_ms, std::uint64_t{1} << 40);
   EXPECT_EQ(updated.why, "rank 1 of i on b: died");
+  auto& phase = *frame.mutable_updated()->add_phases();
+  phase.set_name("copy");
+  phase.set_median_us(1);
+  phase.set_p95_us(2);
+  phase.set_slowest_us(3);
+  phase.set_slowest("rank 1 of i on b");
+  const auto timed = decoded<UpdatedReply>(frame);
+  ASSERT_EQ(timed.phases.size(), 1u);
+  EXPECT_EQ(timed.phases[0].name, "copy");
+  EXPECT_EQ(timed.phases[0].median_us, 1u);
+  EXPECT_EQ(timed.phases[0].p95_us, 2u);
+  EXPECT_EQ(timed.phases[0].slowest_us, 3u);
+  EXPECT_EQ(timed.phases[0].slowest, "rank 1 of i on b");
 }
 
 TEST(AgentMessages, ErrorsKeepTheirCode) {

@@ -37,6 +37,14 @@ proto::AgentFrame updated(std::uint32_t ready, const std::string& why) {
   frame.mutable_updated()->set_by_broadcast(6);
   frame.mutable_updated()->set_elapsed_ms(510);
   frame.mutable_updated()->set_why(why);
+  auto& phase = *frame.mutable_updated()->add_phases();
+  phase.set_name("apply");
+  phase.set_median_us(10);
+  phase.set_p95_us(20);
+  phase.set_slowest_us(30);
+  std::string name(231, 'x');
+  name += "\xc3\xa4";
+  phase.set_slowest(name);
   return frame;
 }
 
@@ -63,6 +71,12 @@ TEST(Update, SaysWhatBecameOfTheGroup) {
   EXPECT_EQ(result.ready, 8u);
   EXPECT_EQ(result.by_broadcast, 6u);
   EXPECT_EQ(result.elapsed_ms, 510u);
+  ASSERT_EQ(result.phase_count, 1u);
+  EXPECT_STREQ(result.phases[0].name, "apply");
+  EXPECT_EQ(result.phases[0].median_us, 10u);
+  EXPECT_EQ(result.phases[0].p95_us, 20u);
+  EXPECT_EQ(result.phases[0].slowest_us, 30u);
+  EXPECT_EQ(result.phases[0].slowest, std::string(231, 'x')) << "cut before the whole character";
 }
 
 TEST(Update, NotAllReadyIsUnavailableAndTheResultIsThere) {

@@ -84,9 +84,11 @@ TEST(DeviceWire, WhatIsKeptIsToldByTiles) {
   SpreadOver over;
   over.kept = {{0, 7, 1, 1}, {7, 8, 1, 2}, {100, 200, 3, 3}};
   over.kept_bytes = 123;
+  over.verify = std::chrono::microseconds(17);
   const auto said = from_proto(to_proto(over));
   EXPECT_EQ(said.kept, over.kept);
   EXPECT_EQ(said.kept_bytes, 123u);
+  EXPECT_EQ(said.verify, std::chrono::microseconds(17));
   using Runs = std::vector<bucket::KeptTiles>;
   for (const Runs& wrong :
        {Runs{{3, 3, 1, 1}}, Runs{{0, 5, 1, 1}, {4, 6, 1, 1}}, Runs{{0, 1, 2, 1}}}) {

@@ -1,6 +1,10 @@
 """An update obeys the rules of a first load: what does not fit is refused before anything of a model
 that serves is written. Engines are stand-ins here; the real ones: engines/."""
+import contextlib
+import importlib
 import json
+import sys
+import types
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from torch import nn
 import rekindle as rk
 from rekindle._engines.loading import ALONE, again, fill, held
 from rekindle._engines.options import Options
+from rekindle._engines.ranks import ONE
 from rekindle._engines.reading import whole_tensors
 from rekindle.vllm import WorkerExtension
 from sglang_stand_in import DefaultModelLoader, load, sglang  # noqa: F401
@@ -66,6 +71,7 @@ class Computing(Strict):
 def own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("rekindle._engines.loading._held", {})
+    monkeypatch.setattr("rekindle._engines.staging._next", {})
 
 
 def without(*names):
@@ -238,6 +244,104 @@ def test_e4_a_newer_version_that_is_there_is_returned_by_the_first_call(rekindle
         {"model": name, "agent": str(store), "group": group, "version": 1}), ALONE, None)
     # A group moves when an update has begun, not when a version has been published.
     assert worker.rekindle_wait_for_update(0) == (None if group else 2)
+
+
+# --- vLLM
+
+
+@pytest.fixture
+def vllm_worker(options, monkeypatch):
+    """A worker of vLLM that serves the first version, with a stand-in for vLLM and its reload."""
+    for name, contents in {"config": {"set_current_vllm_config": contextlib.nullcontext},
+                           "distributed.parallel_state": {}}.items():
+        module = types.ModuleType(f"vllm.{name}")
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    updating = importlib.import_module("rekindle.vllm.updating")
+    monkeypatch.setattr(updating.versions, "check", lambda: "0.33.0")
+    monkeypatch.setattr(updating, "ranks_of", lambda role: ONE)
+    monkeypatch.setattr(updating, "place_of", lambda *_: ALONE)
+    monkeypatch.setattr(updating, "load_layout", lambda model: contextlib.nullcontext())
+    monkeypatch.setattr(updating, "abandon", lambda model: None)
+
+    def reload(model, given, session, apply, contents):
+        apply(whole_tensors(session, 10.0))
+        session.loaded()
+
+    monkeypatch.setattr(updating, "reload", reload)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model, _ = served(options, device="double:0", staging_reserve_bytes=0)
+
+    class Worker(WorkerExtension):
+        vllm_config = types.SimpleNamespace(parallel_config=None, load_config=None)
+        model_runner = types.SimpleNamespace(get_model=lambda: model)
+
+        def reload_weights(self, weights_iterator):
+            with torch.no_grad():
+                model.load_weights(weights_iterator)
+
+    return Worker(), model
+
+
+def test_a_staged_version_leaves_vllms_model_alone_until_the_switch(vllm_worker, versions):
+    worker, model = vllm_worker
+    with pytest.raises(rk.NotFoundError, match="rekindle_stage"):
+        worker.rekindle_switch()
+    worker.rekindle_stage(versions["same"])
+    said = worker.rekindle_staged(30.0)
+    assert said["staged"] and said["why_not"] is None and said["version"] == versions["same"]
+    assert torch.equal(model.norm, BASE["norm"]) and held("target").session.version == 1
+    done = worker.rekindle_switch()
+    assert done["version"] == versions["same"] and torch.equal(model.norm, BASE["norm"] + 1)
+    assert {"declare", "copy", "apply", "resume"} == done["phases"].keys()
+    worker.rekindle_stage(versions["base"])
+    worker.rekindle_unstage()
+    with pytest.raises(rk.NotFoundError):
+        worker.rekindle_staged()
+    worker.rekindle_stage(versions["base"])
+    worker.rekindle_update(versions["base"])  # takes what is staged
+    assert torch.equal(model.norm, BASE["norm"])
+
+
+def test_vllm_says_why_a_version_is_not_staged_and_loads_it_in_the_pause(vllm_worker, versions,
+                                                                         options):
+    worker, model = vllm_worker
+    large = {"model": "m", "agent": options("base").agent, "device": "double:0",
+             "staging_reserve_bytes": 8 << 30}
+    said = worker.rekindle_stage(versions["same"], large)
+    assert not said["staged"] and "no room to stage m@" in said["why_not"]
+    assert torch.equal(model.norm, BASE["norm"])
+    assert "no room" in worker.rekindle_switch()["why_not"]
+    assert torch.equal(model.norm, BASE["norm"] + 1)
+    with pytest.raises(rk.ExhaustedError, match="no room to stage"):
+        worker.rekindle_stage(versions["base"], {**large, "staging": "require"})
+    with pytest.raises(rk.InvalidError, match="staging is one of auto, require, off"):
+        worker.rekindle_stage(versions["base"], {**large, "staging": "gpu"})
+
+
+def test_a_switch_that_fails_before_the_first_write_leaves_the_model_whole(vllm_worker, versions,
+                                                                           monkeypatch):
+    worker, model = vllm_worker
+    worker.rekindle_stage(versions["same"])
+    monkeypatch.setattr(rk.Session, "begin_switch", _refuse)
+    with pytest.raises(rk.InvalidError, match="another version"):
+        worker.rekindle_switch()
+    assert torch.equal(model.norm, BASE["norm"])
+    now = held("target")
+    assert now.torn is None and now.session.version == 1 and not now.session.closed
+
+
+def test_a_switch_that_fails_in_a_write_leaves_the_model_torn(vllm_worker, versions, monkeypatch):
+    worker, model = vllm_worker
+    worker.rekindle_stage(versions["same"])
+    monkeypatch.setattr(Strict, "load_weights", _refuse)
+    with pytest.raises(rk.InvalidError, match="another version"):
+        worker.rekindle_switch()
+    assert "another version" in held("target").torn
+
+
+def _refuse(*_, **__):
+    raise rk.InvalidError("another version")
 
 
 # --- SGLang

@@ -67,6 +67,45 @@ def test_an_update_by_name_holds_the_new_session_and_lets_go_of_the_old_one(reki
     assert torch.equal(model.part, torch.zeros(2, 2))
 
 
+def test_a_staged_version_is_taken_while_the_model_serves(rekindle, published):
+    from rekindle import sglang as ours
+    from rekindle._engines.loading import held
+    from rekindle._engines.staging import staged_status
+    publish(rekindle, "stg@1", 1)
+    _, model = load(rekindle, model="stg", instance="sg-staged", device="double:0",
+                    staging_reserve_bytes=0)
+    served = model.part.clone()
+    second, third = (publish(rekindle, f"stg@{n}", n) for n in (12, 13))
+    ours.load(model, ours.stage("stg", 12))
+    assert staged_status("target", 30.0)["staged"]
+    assert torch.equal(model.part, served) and held("target").session.version != 12
+    # Another version: the staged one is given up.
+    ours.load(model, ours.version("stg", 13))
+    assert torch.equal(model.part, third)
+    with pytest.raises(rk.NotFoundError, match="stage one before"):
+        staged_status("target")
+    ours.load(model, ours.stage("stg", 12))
+    assert staged_status("target", 30.0)["staged"]
+    ours.load(model, ours.version("stg", 12))
+    assert torch.equal(model.part, second) and held("target").session.version == 12
+
+
+def test_a_version_that_does_not_fit_is_not_staged(rekindle, published):
+    from rekindle import sglang as ours
+    from rekindle._engines.loading import held
+    publish(rekindle, "fits@1", 1)
+    _, model = load(rekindle, model="fits", device="double:0", staging="require",
+                    staging_reserve_bytes=8 << 30)
+    served = model.part.clone()
+    publish(rekindle, "fits@14", 14)
+    with pytest.raises(rk.ExhaustedError, match="no room to stage fits@14"):
+        ours.load(model, ours.stage("fits", 14))
+    rk.publish({"w": torch.zeros(3, 2)}, "fits@15", agent=rekindle.store("a"))
+    with pytest.raises(rk.InvalidError, match="w is float32"):
+        ours.load(model, ours.stage("fits", 15))
+    assert torch.equal(model.part, served) and held("target").torn is None
+
+
 def test_an_update_from_disks_place_takes_the_newest_and_goes_back_when_it_fails(rekindle, sglang):
     from rekindle._engines.loading import held
     first = publish(rekindle, "disk@1", 1)

@@ -43,7 +43,7 @@ def recorded_only(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("not recorded")
     monkeypatch.setattr("rekindle.torch.pretrained._from_real", refuse)
-    monkeypatch.setattr("rekindle.torch.conversion._load_real", refuse)
+    monkeypatch.setattr("rekindle.torch.conversion._fill_real", refuse)
 
 
 @pytest.mark.parametrize("device", [None, "double:0"])

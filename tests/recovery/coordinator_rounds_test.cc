@@ -84,6 +84,30 @@ TEST_F(ThreeWorkers, WithoutACopyAndWithoutWhoFetchesTheyGoAlone) {
   EXPECT_THAT(order("a", number).why, HasSubstr("fetches a share"));
 }
 
+TEST_F(ThreeWorkers, TellTheirPhasesAlsoAfterTheEnd) {
+  const RoundId number = spread();
+  everybody(RoundMemberState::kFilled);
+  for (const char* name : {"a", "b", "c"}) member(name).phases = {{"copy", 5}, {"apply", 7}};
+  everybody(RoundMemberState::kReady);
+  ASSERT_TRUE(round(number).over());
+  EXPECT_EQ(place(number, "b").last->phases.size(), 2u);
+  const std::uint64_t before = rounds.revision();
+  member("b").phases.push_back({"resume", 9});
+  // The agent has left the round by then.
+  member("b").round = 0;
+  set("b", RoundMemberState::kServing);
+  ASSERT_TRUE(say("b"));
+  EXPECT_GT(rounds.revision(), before) << "a caller that waits for them is woken";
+  ASSERT_EQ(place(number, "b").last->phases.size(), 3u);
+  EXPECT_EQ(place(number, "b").last->phases[2].name, "resume");
+  EXPECT_EQ(place(number, "b").state_name(), "ready");
+  const std::uint64_t after = rounds.revision();
+  member("b").phases.clear();
+  ASSERT_TRUE(say("b"));
+  EXPECT_EQ(rounds.revision(), after) << "a later session of the rank says nothing on this round";
+  EXPECT_EQ(place(number, "b").last->phases.size(), 3u);
+}
+
 TEST_F(ThreeWorkers, KeepTheirCommunicatorWhileTheSameDevicesMeet) {
   const RoundId first = spread();
   everybody(RoundMemberState::kFilled);

@@ -164,6 +164,9 @@ proto::RoundReport wire_report() {
   member.add_communicators("1-1");
   member.set_spread_bytes(100);
   member.set_worker_lost(true);
+  auto& phase = *member.add_phases();
+  phase.set_name("copy");
+  phase.set_elapsed_us(1234);
   auto& id = *report.add_ids();
   id.set_round(9);
   id.set_party(1);
@@ -188,6 +191,9 @@ TEST(RoundWire, AReportIsReadAsItWasWritten) {
   EXPECT_TRUE(member.owner);
   EXPECT_THAT(member.communicators, ::testing::ElementsAre("1-1"));
   EXPECT_TRUE(member.worker_lost);
+  ASSERT_EQ(member.phases.size(), 1u);
+  EXPECT_EQ(member.phases[0].name, "copy");
+  EXPECT_EQ(member.phases[0].elapsed_us, 1234u);
   EXPECT_EQ(report->ids.at(0).id, "id");
 }
 
@@ -232,6 +238,10 @@ INSTANTIATE_TEST_SUITE_P(
                 [](auto& r) {
                   r.mutable_members(0)->set_state(static_cast<proto::RoundMemberState>(99));
                 }},
+        Garbage{"Phase",
+                [](auto& r) { r.mutable_members(0)->add_phases()->set_name("lunch\nbreak"); }},
+        Garbage{"PhaseTwice",
+                [](auto& r) { r.mutable_members(0)->add_phases()->set_name("copy"); }},
         Garbage{"Communicator", [](auto& r) { r.mutable_members(0)->add_communicators(kLong); }},
         Garbage{"Communicators",
                 [](auto& r) {

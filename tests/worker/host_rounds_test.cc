@@ -195,6 +195,27 @@ TEST_F(RoundsTest, WhoWasAwayHearsOfTheGroupsLastRoundAfterwards) {
   EXPECT_EQ(rounds_.news_for(1, {"m", 1}), 4u) << "the newest round counts";
 }
 
+TEST_F(RoundsTest, PhasesOfTheWorkerAndTheSpreadOfItsDeviceAreReported) {
+  spreading();
+  rpc::PhaseTimes phases;
+  phases.Add()->set_name("copy");
+  rounds_.report_phases(1, phases);
+  rounds_.report_phases(99, phases);  // of nobody
+  auto done = over();
+  done.meet = 2ms;
+  done.elapsed = 5ms;
+  done.verify = 1ms;
+  rounds_.spread_over(done, now_);
+  ASSERT_TRUE(rounds_.due());
+  const auto said = member();
+  ASSERT_EQ(said.phases_size(), 3);
+  EXPECT_EQ(said.phases(0).name(), "copy");
+  EXPECT_EQ(said.phases(1).name(), "spread");
+  EXPECT_EQ(said.phases(1).elapsed_us(), 7000u);
+  EXPECT_EQ(said.phases(2).name(), "verify");
+  EXPECT_EQ(said.phases(2).elapsed_us(), 1000u);
+}
+
 TEST_F(RoundsTest, ASessionJoinsWhenItHasItsBucketsAndNoSooner) {
   order();
   obey();

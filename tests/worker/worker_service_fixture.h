@@ -267,6 +267,23 @@ class Raw {
     attach.set_device(device);
     return answer(send(frame));
   }
+  proto::AgentFrame attach_staged(const std::string& instance, std::uint64_t generation) {
+    proto::WorkerFrame frame;
+    auto& attach = *frame.mutable_attach();
+    attach.set_model("m");
+    attach.set_version(1);
+    attach.set_instance(instance);
+    attach.set_generation(generation);
+    attach.set_world(1);
+    attach.set_staged(true);
+    return answer(send(frame));
+  }
+  proto::AgentFrame begin_switch(std::uint64_t session) {
+    proto::WorkerFrame frame;
+    frame.set_session(session);
+    frame.mutable_begin_switch();
+    return answer(send(frame));
+  }
   void wait_complete() {
     wait_ready([](const proto::TilesReady& ready) { return ready.complete(); });
   }

@@ -233,6 +233,62 @@ TEST_F(WorkerServiceTest, ARankThatIsLostIsToldToThoseThatWaitAndMayComeBack) {
   EXPECT_TRUE(eventually([&] { return ready("/ready").status == 200; }));
 }
 
+TEST_F(WorkerServiceTest, AStagedSessionLeavesTheRankToTheOneThatServesUntilItSwitches) {
+  const auto file = agent_ / "ready" / "i";
+  Raw serving = greeted();
+  const auto first = serving.attach("i").session();
+  serving.wait_complete();
+  ASSERT_TRUE(serving.answer(serving.say_loaded(first, kPayload)).has_committed());
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
+  Raw next = greeted();
+  const auto staged = next.attach_staged("i", 1);
+  ASSERT_TRUE(staged.has_attached()) << staged.ShortDebugString();
+  next.wait_complete();
+  EXPECT_TRUE(std::filesystem::exists(file)) << "the first one serves on";
+  const auto early = next.answer(next.say_loaded(staged.session(), kPayload));
+  EXPECT_EQ(early.error().code(), proto::STATUS_INVALID);
+  EXPECT_NE(early.error().message().find("rk_begin_switch"), std::string::npos);
+  EXPECT_TRUE(next.begin_switch(staged.session()).has_done());
+  EXPECT_FALSE(std::filesystem::exists(file)) << "nothing serves while it is written";
+  EXPECT_TRUE(next.begin_switch(staged.session()).has_done()) << "again is fine";
+  const auto ended = serving.next();
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(ended->error().code(), proto::STATUS_STALE);
+  EXPECT_TRUE(next.answer(next.say_loaded(staged.session(), kPayload)).has_committed());
+  EXPECT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
+}
+
+TEST_F(WorkerServiceTest, AStagedSessionThatEndsChangesNothing) {
+  const auto file = agent_ / "ready" / "i";
+  Raw serving = greeted();
+  const auto first = serving.attach("i").session();
+  serving.wait_complete();
+  ASSERT_TRUE(serving.answer(serving.say_loaded(first, kPayload)).has_committed());
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
+  {
+    Raw next = greeted();
+    ASSERT_TRUE(next.attach_staged("i", 1).has_attached());
+  }
+  Raw later = greeted();
+  const auto staged = later.attach_staged("i", 1).session();
+  EXPECT_TRUE(later.detach(staged).has_done());
+  EXPECT_TRUE(std::filesystem::exists(file));
+  EXPECT_TRUE(serving.ping().has_pong());
+}
+
+TEST_F(WorkerServiceTest, PhasesHaveKnownNames) {
+  Raw raw = greeted();
+  const auto session = raw.attach("").session();
+  proto::WorkerFrame frame;
+  frame.set_session(session);
+  frame.mutable_phases()->add_phases()->set_name("apply");
+  EXPECT_TRUE(raw.answer(raw.send(frame)).has_done());
+  frame.mutable_phases()->add_phases()->set_name("lunch");
+  const auto refused = raw.answer(raw.send(frame));
+  EXPECT_EQ(refused.error().code(), proto::STATUS_INVALID);
+  EXPECT_NE(refused.error().message().find("declare, copy"), std::string::npos);
+}
+
 TEST_F(WorkerServiceTest, AReplacedSessionHearsThatItIsStale) {
   Raw first = greeted();
   const auto one = first.attach("i").session();

@@ -36,7 +36,8 @@ struct RoundCounts {
 RoundCounts count(const proto::RoundStatus& round);
 
 // "update m@2: 8 of 8 workers ready, 8 by broadcast, 64 GiB in 0.51 s (gather 0.12, …)", and a line
-// for each worker that is not ready or came by other means.
+// for each worker that is not ready or came by other means; then a table of the phases, if any rank
+// has reported them.
 std::string update_text(const proto::RoundStatus& round);
 std::string rounds_table(const proto::ClusterStatusResponse& status);
 Json to_json(const proto::RoundStatus& round);

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "recovery/rpc/update_phases.h"
 #include "src/base/units.h"
 #include "tools/cli/status_view.h"
 
@@ -158,13 +159,40 @@ std::string name_of(const proto::RoundStatus& round) {
   return printable(fmt::format("{}@{}", round.id().model(), round.id().version()));
 }
 
-// A worker without an instance is named by its process, without a rank.
-std::string name_of(const Member& member) {
-  if (member.instance().starts_with("pid-")) {
-    return printable(fmt::format("{} on {}", member.instance(), member.node_id()));
+std::string name_of(const Member& member) { return printable(rpc::name_of(member)); }
+
+std::string seconds(std::uint64_t us) {
+  return fmt::format("{:.3f}", static_cast<double>(us) / 1e6);
+}
+
+// Seconds of each phase over the ranks that have reported it.
+std::string phases_table(const proto::RoundStatus& round) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& phase : rpc::summarize_phases(round)) {
+    rows.push_back({printable(phase.name()), seconds(phase.median_us()), seconds(phase.p95_us()),
+                    seconds(phase.slowest_us()), printable(phase.slowest())});
   }
-  return printable(
-      fmt::format("rank {} of {} on {}", member.rank(), member.instance(), member.node_id()));
+  if (rows.empty()) return {};
+  return table({{"PHASE"}, {"MEDIAN s", true}, {"P95 s", true}, {"SLOWEST s", true}, {"RANK"}},
+               rows);
+}
+
+Json phases_json(const proto::RoundStatus& round) {
+  Json phases = Json::array();
+  for (const auto& phase : rpc::summarize_phases(round)) {
+    phases.push_back({{"phase", phase.name()},
+                      {"median_us", phase.median_us()},
+                      {"p95_us", phase.p95_us()},
+                      {"slowest_us", phase.slowest_us()},
+                      {"slowest", phase.slowest()}});
+  }
+  return phases;
+}
+
+Json phases_json(const Member& member) {
+  Json phases = Json::object();
+  for (const auto& phase : member.phases()) phases[phase.name()] = phase.elapsed_us();
+  return phases;
 }
 
 std::string line_of(const Member& member) {
@@ -206,7 +234,7 @@ std::string update_text(const proto::RoundStatus& round) {
   for (const auto& member : round.members()) {
     if (!by_broadcast(member)) text += line_of(member);
   }
-  return text;
+  return text + phases_table(round);
 }
 
 std::string rounds_table(const proto::ClusterStatusResponse& status) {
@@ -248,7 +276,8 @@ Json to_json(const proto::RoundStatus& round) {
                        {"bytes", member.bytes()},
                        {"spread_bytes", member.spread_bytes()},
                        {"kept_bytes", member.kept_bytes()},
-                       {"party", member.party()}});
+                       {"party", member.party()},
+                       {"phases_us", phases_json(member)}});
   }
   const RoundCounts counts = count(round);
   return {{"round", round.round()},
@@ -263,6 +292,7 @@ Json to_json(const proto::RoundStatus& round) {
           {"meet_ms", round.meet_ms()},
           {"spread_ms", round.spread_ms()},
           {"load_ms", round.load_ms()},
+          {"phases", phases_json(round)},
           {"members", members}};
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _abi, _attaching, _files
+from .._staging import Phases, Staged, Staging, applying, side_stream
 from ..boxes import Box
 from ..cataloging import Catalog, catalog
 from ..errors import Error, InternalError, InvalidError
@@ -68,22 +69,57 @@ def said_place(options: Options) -> Place:
     return Place(instance, generation)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a model gets of a version."""
+
+    options: Options
+    place: Place
+    device: str | None
+    boxes: list[Box] | None  # None: whole tensors
+    # The names of the tensors that are read.
+    names: frozenset[str]
+    # The contents of the version. A plan fits every version with equal contents.
+    contents: Contents
+
+    def attach(self, staged: bool = False) -> Session:
+        """Raises what `rekindle.attach` raises."""
+        return attached(self.options, self.place, self.device, self.boxes, staged)
+
+
 @dataclass
 class Held:
     """The version that fills a model of this process. The session stays attached, so that the fleet
     knows of the worker and an update can find it."""
 
-    options: Options
-    place: Place
-    device: str | None
+    wanted: Wanted
     session: Session
-    boxes: list[Box] | None  # None: whole tensors
-    # The names of the tensors that were read.
-    names: frozenset[str]
-    # The contents of the version. A plan fits every version with equal contents.
-    contents: Contents
     # Why the model has weights of two versions, after a failed update.
     torn: str | None = None
+
+    @property
+    def options(self) -> Options:
+        return self.wanted.options
+
+    @property
+    def place(self) -> Place:
+        return self.wanted.place
+
+    @property
+    def device(self) -> str | None:
+        return self.wanted.device
+
+    @property
+    def boxes(self) -> list[Box] | None:
+        return self.wanted.boxes
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.wanted.names
+
+    @property
+    def contents(self) -> Contents:
+        return self.wanted.contents
 
 
 # The key is the role: "target", "draft", or "draft.1" if there are several drafts.
@@ -133,13 +169,14 @@ def let_go(role: str) -> None:
 
 
 def attached(options: Options, place: Place, device: str | None,
-             boxes: list[Box] | None = None) -> Session:
+             boxes: list[Box] | None = None, staged: bool = False) -> Session:
     """Returns a session with these options. Raises what `attach` raises."""
+    stream = side_stream(device) if staged else {}
     return attach(options.name, options.version, shard=boxes, instance=place.instance,
                   generation=place.generation, rank=place.rank, world=place.world,
                   group=options.group, device=device, bucket_bytes=options.bucket_bytes,
                   fallback_dir=options.fallback_dir, agent=options.agent,
-                  timeout=options.attach_timeout)
+                  staged=staged, timeout=options.attach_timeout, **stream)
 
 
 def fill(model: torch.nn.Module, load: Load, options: Options, place: Place,
@@ -152,20 +189,19 @@ def fill(model: torch.nn.Module, load: Load, options: Options, place: Place,
     model. When one fails, all raise, and none is committed. `update`: the model serves already.
     InvalidError names parameters that are not written, or tensors that do not fit. Also raises what
     `attach` raises."""
-    prepared = ranks.together(
-        lambda: _prepared(model, load, options, place, loaders, update),
-        lambda made: made.found.session.close())
-    found = prepared.found
-    try:
-        if update is not None:
-            update.begun = True
-        ranks.together(lambda: _write(model, load, prepared))
-        ranks.together(lambda: found.session.commit(options.commit_timeout))
-    except BaseException:
-        found.session.close()
-        raise
-    hold(role, found)
-    return found
+    return finish(declare(model, load, options, place, loaders, ranks, update), role, ranks, update)
+
+
+def declare(model: torch.nn.Module, load: Load, options: Options, place: Place,
+            loaders: list[Any] | None, ranks: Ranks, update: "Update | None",
+            staging: Staging = Staging("off")) -> Next:
+    """The first part of `fill`, with its arguments: checks everything, and writes nothing. With
+    `staging`, the bytes come from now on; `finish` then loads them."""
+    def prepare() -> Ready:
+        prepared = _prepared(model, load, options, place, loaders, update)
+        return Ready(prepared.wanted,
+                     lambda session: _write(model, load, prepared, session))
+    return begin(prepare, ranks, staging)
 
 
 @dataclass
@@ -179,11 +215,72 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """What a model gets next, and how it is written."""
+
+    wanted: Wanted
+    write: Callable[[Session], Any]
+
+
+@dataclass(frozen=True)
+class Next:
+    """The version that a model gets next: it fits, and its bytes may be on their way."""
+
+    ready: Ready
+    staged: Staged
+    phases: Phases
+
+    @property
+    def wanted(self) -> Wanted:
+        return self.ready.wanted
+
+
+def begin(prepare: Callable[[], Ready], ranks: Ranks, staging: Staging) -> Next:
+    """Declares the next version on all ranks, or on none. What serves is not touched."""
+    def step() -> Next:
+        phases = Phases()
+        with phases.measure("declare"):
+            ready = prepare()
+            staged = Staged(ready.wanted.attach, staging, ready.wanted.options.load_timeout, phases)
+        return Next(ready, staged, phases)
+    return ranks.together(step, lambda made: made.staged.close())
+
+
+def finish(following: Next, role: str, ranks: Ranks, update: Update | None = None) -> Held:
+    """Writes the next version over what serves, on all ranks, and commits. The engine is paused.
+
+    If bytes are still on their way, it waits for them before the first write."""
+    wanted, phases = following.wanted, following.phases
+    try:
+        ranks.together(lambda: following.staged.wait(None))
+        with phases.measure("apply"):
+            session = ranks.together(following.staged.take, lambda made: made.close())
+    except BaseException:
+        following.staged.close()
+        raise
+    try:
+        if update is not None:
+            update.begun = True
+        with phases.measure("apply"), applying(session):
+            ranks.together(lambda: following.ready.write(session))
+        phases.report(session)
+        with phases.measure("resume"):
+            ranks.together(lambda: session.commit(wanted.options.commit_timeout))
+            found = Held(wanted, session)
+            hold(role, found)
+    except BaseException:
+        session.close()
+        raise
+    phases.report(session)
+    return found
+
+
+@dataclass(frozen=True)
 class _Prepared:
-    """What to read, and the session for it."""
+    """What to read."""
 
     plan: Plan | None  # None: whole tensors
-    found: Held
+    wanted: Wanted
     fit: Fit
     # Records again, and writes what the dry recording of a model that serves did not write.
     again: Callable[[], Plan | None] | None = None
@@ -201,12 +298,11 @@ def _prepared(model: torch.nn.Module, load: Load, options: Options, place: Place
     if boxes == []:
         raise InvalidError(f"{contents} has no tensor that this model's loader reads")
     names = contents.tensors.keys() if plan is None else [entry.name for entry in plan.entries]
-    session = attached(options, place, device, boxes)
-    found = Held(options, place, device, session, boxes, frozenset(names), contents)
+    wanted = Wanted(options, place, device, boxes, frozenset(names), contents)
     again = None
     if update is not None and plan is not None and not plan.replayable:
         again = lambda: _recorded(load, fit, place, loaders, {}, dry=False)  # noqa: E731
-    return _Prepared(plan, found, fit, again)
+    return _Prepared(plan, wanted, fit, again)
 
 
 def again(model: torch.nn.Module, load: Load, options: Options, place: Place, now: Held | None,
@@ -216,6 +312,13 @@ def again(model: torch.nn.Module, load: Load, options: Options, place: Place, no
     `load`. `layout`: a context in which the model is as `load` finds it.
 
     InvalidError names a tensor of the version that does not fit the model, or what is missing."""
+    wanted = wanted_again(model, load, options, place, now, layout)
+    return Held(wanted, wanted.attach())
+
+
+def wanted_again(model: torch.nn.Module, load: Load, options: Options, place: Place,
+                 now: Held | None, layout: AbstractContextManager[Any] | None = None) -> Wanted:
+    """Returns what `again` attaches to."""
     if now is not None and now.options.name != options.name:
         now = None
     device = now.device if now is not None else device_of(model, options)
@@ -234,8 +337,7 @@ def again(model: torch.nn.Module, load: Load, options: Options, place: Place, no
         boxes = boxes_of(plan) if plan is not None else None
         names = frozenset(contents.tensors if plan is None else (
             entry.name for entry in plan.entries))
-    return Held(options, place, device, attached(options, place, device, boxes), boxes, names,
-                contents)
+    return Wanted(options, place, device, boxes, names, contents)
 
 
 def _fit(model: torch.nn.Module, contents: Contents, options: Options, serving: bool,
@@ -258,8 +360,8 @@ def _fitted(load: Load, fit: Fit, place: Place, loaders: list[Any] | None, recor
     return plan
 
 
-def _write(model: torch.nn.Module, load: Load, prepared: _Prepared) -> None:
-    plan, options, session = prepared.plan, prepared.found.options, prepared.found.session
+def _write(model: torch.nn.Module, load: Load, prepared: _Prepared, session: Session) -> None:
+    plan, options = prepared.plan, prepared.wanted.options
     if plan is not None and prepared.again is not None:
         plan = prepared.again()
     if plan is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from .._staging import MODES, RESERVE, Staging
 from ..errors import InvalidError
 
 _SECONDS = ("attach_timeout", "load_timeout", "commit_timeout")
@@ -37,6 +38,10 @@ class Options:
     record: bool = True
     # "default": the engine's own loader takes over when the weights are not available.
     fallback: str | None = None
+    # Whether an update is taken into memory beside what serves: "auto", "require" or "off", and the
+    # bytes of the device that stay free.
+    staging: str = "auto"
+    staging_reserve_bytes: int = RESERVE
     # Regular expressions of parameters that may stay without weights.
     allow_unwritten: tuple[str, ...] = ()
     # Regular expressions of tensors that an update may bring although no parameter reads them.
@@ -71,6 +76,10 @@ class Options:
                                "set REKINDLE_MODEL")
         return name
 
+    @property
+    def staged(self) -> Staging:
+        return Staging(self.staging, self.staging_reserve_bytes)
+
     def of_draft(self, same_checkpoint: bool) -> "Options":
         """Returns the options for the draft model of a speculative decoder, which attaches by
         itself.
@@ -94,7 +103,9 @@ def _checked(key: str, value: Any) -> Any:
         kind = "a positive number of seconds"
     elif key == "record":
         valid, kind = isinstance(value, bool), "true or false"
-    elif key in ("bucket_bytes", "generation"):
+    elif key == "staging":
+        valid, kind = value in MODES, f"one of {', '.join(MODES)}"
+    elif key in ("bucket_bytes", "generation", "staging_reserve_bytes"):
         valid = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         kind = "a whole number"
     elif key in ("version", "draft_version"):

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["load", "plugin", "version"]
+__all__ = ["load", "plugin", "stage", "version"]
 
 _SCHEME = "rekindle://"
+_STAGE_SCHEME = "rekindle-stage://"
 
 
 def plugin() -> None:
@@ -37,6 +38,15 @@ def version(model: str, version: str | int = "latest") -> "list[tuple[str, torch
     return [(f"{_SCHEME}{model}@{version}", torch.zeros(1))]
 
 
+def stage(model: str, version: str | int = "latest") -> "list[tuple[str, torch.Tensor]]":
+    """Returns the argument for `Engine.update_weights_from_tensor` with which `load` begins to take
+    this version into memory beside the one that serves. Send it while the engine serves, with
+    `flush_cache=False` and outside of an update. A later `version()` of the same version loads it
+    from there."""
+    import torch
+    return [(f"{_STAGE_SCHEME}{model}@{version}", torch.zeros(1))]
+
+
 def load(model: "torch.nn.Module", named_tensors: "list[tuple[str, torch.Tensor]]") -> None:
     """Loads a version that `version()` names, and gives other tensors to the model's own loader.
 
@@ -48,7 +58,10 @@ def load(model: "torch.nn.Module", named_tensors: "list[tuple[str, torch.Tensor]
     must not serve then."""
     others: list[tuple[str, Any]] = []
     for name, tensor in named_tensors:
-        if name.startswith(_SCHEME):
+        if name.startswith(_STAGE_SCHEME):
+            from .updating import stage_to
+            stage_to(model, *_split(name[len(_STAGE_SCHEME):]))
+        elif name.startswith(_SCHEME):
             from .updating import update_to
             update_to(model, *_split(name[len(_SCHEME):]))
         else:

@@ -1,6 +1,7 @@
 """Fills a model of SGLang with a version, by the model's own loader: at the start, and later."""
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,13 +13,18 @@ from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.runtime_context import get_model, get_spec
 
 from .._engines.coverage import Region
-from .._engines.loading import ALONE, Load, Pairs, Place, Update, fill, held, one_version
+from .._engines.loading import (
+    ALONE, Load, Next, Pairs, Place, Update, declare, finish, held, one_version)
 from .._engines.options import Options
 from .._engines.ranks import ONE, Ranks
+from .._engines.staging import keep, take_staged
 from .._engines.writes import WriteWatch
+from .._staging import Staging
 from ..errors import Error, InternalError, InvalidError, of_name
 from .ranks import check_update, joins, place_of, ranks_of
 from .versions import KEEPING
+
+logger = logging.getLogger("rekindle")
 
 # Algorithms whose draft model shares weights with the target.
 _SHARING = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP")
@@ -126,7 +132,9 @@ def start(model: torch.nn.Module, part: Part, options: Options, load: Load) -> N
                            "configuration")
     ranks = ONE if alone else ranks_of(part.role)
     place = place_of(options, ranks) if part.is_target and not alone else ALONE
-    _fill(model, one_version(options, ranks), load, place, part, ranks)
+    options = one_version(options, ranks)
+    finish(_declare(model, options, load, place, part, ranks, None, Staging("off")), part.role,
+           ranks)
 
 
 def update(model: torch.nn.Module, options: Options, load: Load) -> None:
@@ -135,17 +143,13 @@ def update(model: torch.nn.Module, options: Options, load: Load) -> None:
 
     InvalidError names what does not fit the model, before anything is written. A later error says
     that the model may have weights of two versions, and must not serve."""
-    check_update()
-    part = part_of(model)
-    _parts[model] = part
-    ranks, now = ranks_of(part.role), held(part.role)
-    options = one_version(options, ranks)
-    _check_same(options, ranks)
-    place = place_of(options, ranks, now) if part.is_target else ALONE
-    same = now is not None and now.options.name == options.name
-    begun = Update(now.contents if now is not None and same else None)
+    part, ranks, options = _part_to_update(model, options)
+    now, begun = held(part.role), _update_of(part, options)
     try:
-        _fill(model, options, load, place, part, ranks, begun)
+        following = take_staged(part.role, options)
+        if following is None:
+            following = _declare_update(model, options, load, part, ranks, begun, Staging("off"))
+        finish(following, part.role, ranks, begun)
     except Exception as why:
         text = f"the update to {options.name}@{options.version} has failed: {why}"
         code = why.name if isinstance(why, Error) else "INTERNAL"
@@ -157,8 +161,44 @@ def update(model: torch.nn.Module, options: Options, load: Load) -> None:
                             "serve before an update has succeeded") from why
 
 
-def _fill(model: torch.nn.Module, options: Options, load: Load, place: Place, part: Part,
-          ranks: Ranks, begun: Update | None = None) -> None:
+def stage(model: torch.nn.Module, options: Options, load: Load) -> None:
+    """Checks that a version fits a model that serves, on all ranks, and begins to take it into
+    memory beside the one that serves. An `update` to the same version then loads it from there.
+
+    InvalidError names what does not fit; ExhaustedError: there is no room, and the options require
+    it."""
+    part, ranks, options = _part_to_update(model, options)
+    state = keep(part.role, lambda: _declare_update(
+        model, options, load, part, ranks, _update_of(part, options), options.staged))
+    if state["why_not"] is not None:
+        logger.warning("rekindle: %s@%s is not staged: %s", options.name, options.version,
+                       state["why_not"])
+
+
+def _part_to_update(model: torch.nn.Module, options: Options) -> tuple[Part, Ranks, Options]:
+    check_update()
+    part = part_of(model)
+    _parts[model] = part
+    ranks = ranks_of(part.role)
+    options = one_version(options, ranks)
+    _check_same(options, ranks)
+    return part, ranks, options
+
+
+def _update_of(part: Part, options: Options) -> Update:
+    now = held(part.role)
+    same = now is not None and now.options.name == options.name
+    return Update(now.contents if now is not None and same else None)
+
+
+def _declare_update(model: torch.nn.Module, options: Options, load: Load, part: Part, ranks: Ranks,
+                    begun: Update, staging: Staging) -> Next:
+    place = place_of(options, ranks, held(part.role)) if part.is_target else ALONE
+    return _declare(model, options, load, place, part, ranks, begun, staging)
+
+
+def _declare(model: torch.nn.Module, options: Options, load: Load, place: Place, part: Part,
+             ranks: Ranks, begun: Update | None, staging: Staging) -> Next:
     if not part.is_target:
         of_target = _of_target(model)
         load = _without(of_target, load)
@@ -166,7 +206,7 @@ def _fill(model: torch.nn.Module, options: Options, load: Load, place: Place, pa
         options = replace(options, allow_unwritten=tuple(allowed))
     if part.layer is not None:
         load = _of_layer(part.layer, load)
-    fill(model, _watched(model, load), options, place, None, part.role, ranks, begun)
+    return declare(model, _watched(model, load), options, place, None, ranks, begun, staging)
 
 
 def _shared(model: torch.nn.Module) -> tuple[str, ...]:

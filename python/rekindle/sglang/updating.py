@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
-from .._engines.loading import held
+from .._engines.loading import Load, held
 from .._engines.options import Options
 from . import filling
 
@@ -14,11 +14,23 @@ from . import filling
 def update_to(model: torch.nn.Module, name: str, version: str) -> None:
     """Loads a version into the target, or into a draft. A draft with another checkpoint than the
     target keeps the model that its options name."""
+    filling.update(model, _options(model, name, version), _load(model))
+
+
+def stage_to(model: torch.nn.Module, name: str, version: str) -> None:
+    """Begins to take a version for a later `update_to`."""
+    filling.stage(model, _options(model, name, version), _load(model))
+
+
+def _options(model: torch.nn.Module, name: str, version: str) -> Options:
     part = filling.part_of(model)
     now = held(part.role) or held("target")
     options = replace(now.options if now is not None else Options(), model=name, version=version)
     if not part.is_target and now is not None:
         options = filling.as_draft(options, now.options.draft_model is None, part)
+    return options
+
+
+def _load(model: torch.nn.Module) -> Load:
     device = next(model.parameters()).device
-    filling.update(model, options, lambda pairs: DefaultModelLoader.load_weights_only(
-        model, pairs, device))
+    return lambda pairs: DefaultModelLoader.load_weights_only(model, pairs, device)

@@ -5,7 +5,7 @@ stand-ins, too, and tell of which elements of which tensors they are made.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -111,9 +111,15 @@ def _never(tensors: Any) -> None:
     raise AssertionError("nothing is opaque here")
 
 
-def load(model: Any, name: str, version: int, fit: Fit, strict: bool, convert: bool,
-         timeout: float | None, options: dict[str, Any]) -> sessions.Session:
-    """Fills an existing model of transformers, by the plan of a twin."""
+class Planned(NamedTuple):
+    """What to attach with, and how to fill a model from the session."""
+    options: dict[str, Any]  # of rekindle.attach
+    fill: Callable[[sessions.Session], Any]
+
+
+def plan(model: Any, name: str, version: int, fit: Fit, strict: bool, convert: bool,
+         timeout: float | None, options: dict[str, Any]) -> Planned:
+    """Plans to fill an existing model of transformers, by the plan of a twin."""
     kind, arguments = type(model), {"dtype": model.dtype, "device_map": "cpu"}
     catalog = fit.new.tensors
     try:
@@ -123,7 +129,8 @@ def load(model: Any, name: str, version: int, fit: Fit, strict: bool, convert: b
     except Exception as why:
         raise fit.failed(why) from why
     if twin is None:
-        return _load_real(model, name, version, fit, strict, timeout, options)
+        return Planned({**options, "device": None}, lambda session: _fill_real(
+            session, model, fit, strict, timeout, options.get("device")))
     if strict and twin.missing:
         raise NotFoundError(f"{name}@{version} has nothing for {memory.some(twin.missing)} of the "
                             "model; strict=False leaves them as they are")
@@ -135,7 +142,8 @@ def load(model: Any, name: str, version: int, fit: Fit, strict: bool, convert: b
     own = named_targets(model)
     targets = {key: own[key] for key in twin.targets}
     options.setdefault("device", memory.common_device(targets.values()))
-    return attach(twin, name, version, catalog, options, targets, timeout)
+    return Planned({**options, "shard": shard_of(twin.plan, catalog)}, lambda session: execute(
+        twin.plan, _never, targets, session, timeout=timeout))
 
 
 def _take_buffers(model: nn.Module, twin: nn.Module, device: Any) -> None:
@@ -148,26 +156,21 @@ def _take_buffers(model: nn.Module, twin: nn.Module, device: Any) -> None:
                    lambda b: values[names[id(b)]].to(to))
 
 
-def _load_real(model: Any, name: str, version: int, fit: Fit, strict: bool,
-               timeout: float | None, options: dict[str, Any]) -> sessions.Session:
-    session = sessions.attach(name, version, **{**options, "device": None})
-    try:
-        state = {info.name: tensor.clone() for info, tensor in session.entries(timeout)}
-        twin, info = type(model).from_pretrained(
-            None, config=model.config, state_dict=state, output_loading_info=True,
-            **spelled({"dtype": model.dtype}))
-        missing = sorted(info["missing_keys"])
-        if strict and missing:
-            raise NotFoundError(f"{name}@{version} has nothing for {memory.some(missing)} of the "
-                                "model; strict=False leaves them as they are")
-        fit.check_unread(state.keys() - set(info["unexpected_keys"]))
-        _take_buffers(model, twin, options.get("device"))
-        memory.materialize(model, options.get("device"))
-        model.load_state_dict(twin.state_dict())
-    except BaseException:
-        session.close()
-        raise
-    return session
+def _fill_real(session: sessions.Session, model: Any, fit: Fit, strict: bool,
+               timeout: float | None, device: Any) -> None:
+    state = {info.name: tensor.clone() for info, tensor in session.entries(timeout)}
+    twin, info = type(model).from_pretrained(
+        None, config=model.config, state_dict=state, output_loading_info=True,
+        **spelled({"dtype": model.dtype}))
+    missing = sorted(info["missing_keys"])
+    if strict and missing:
+        raise NotFoundError(f"{session.model}@{session.version} has nothing for "
+                            f"{memory.some(missing)} of the model; strict=False leaves them as "
+                            "they are")
+    fit.check_unread(state.keys() - set(info["unexpected_keys"]))
+    _take_buffers(model, twin, device)
+    memory.materialize(model, device)
+    model.load_state_dict(twin.state_dict())
 
 
 def spelled(arguments: dict[str, Any]) -> dict[str, Any]:

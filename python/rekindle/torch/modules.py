@@ -1,8 +1,9 @@
 """Fills an existing module."""
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from .. import session as sessions
 from .._engines.fitting import Contents, Fit
 from .._engines.loading import contents_of
+from .._staging import RESERVE, Mode, Phases, Staged, Staging, applying, side_stream
 from ..errors import InvalidError, NotFoundError
 from ..cataloging import catalog as rekindle_catalog
 from ..recording.tracer import TensorMeta
@@ -46,6 +48,103 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     Returns the session with everything loaded; the caller commits it. Raises what `rekindle.attach`
     and `Session.load_into` raise.
     """
+    declared = _declare(model, name, version, strict, convert, load_timeout, options)
+    session = declared.attach(False)
+    try:
+        declared.fill(session)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def stage(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
+          staging: Mode = "auto", reserve_bytes: int = RESERVE, strict: bool = True,
+          convert: bool = False, load_timeout: float | None = 60.0,
+          **options: Any) -> "StagedVersion":
+    """Checks that a version fits a module that serves, and begins to take it into memory beside it.
+    The module goes on to serve; `StagedVersion.switch` then loads the version.
+
+    `staging`: "auto": if the device has no room, the version is loaded by `switch` alone, and
+    `reason` says why; "require": ExhaustedError instead; "off": never staged. `reserve_bytes` of
+    the device stay free. Other arguments are those of `load`, with which it shares the rules. With
+    an instance of several ranks, give the next generation.
+    """
+    phases = Phases()
+    with phases.measure("declare"):
+        declared = _declare(model, name, version, strict, convert, load_timeout, options)
+        staged = Staged(declared.attach, Staging(staging, reserve_bytes), load_timeout, phases)
+    return StagedVersion(declared, staged, phases)
+
+
+class StagedVersion:
+    """A version beside a module that serves. For one thread."""
+
+    def __init__(self, declared: "_Declared", staged: Staged, phases: Phases) -> None:
+        """Called by `stage`."""
+        self._declared, self._staged, self._phases = declared, staged, phases
+
+    @property
+    def reason(self) -> str | None:
+        """Why `switch` loads everything by itself; None: the version is staged, or still may be."""
+        return self._staged.reason
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase so far: "declare", "copy", "apply", "resume"."""
+        return self._staged.phases
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until every byte is staged, or until `reason` says why none will be. False: it took
+        longer than `timeout` seconds."""
+        return self._staged.wait(timeout)
+
+    def switch(self, resume: Callable[[], Any] | None = None,
+               commit_timeout: float | None = 60.0) -> sessions.Session:
+        """Loads the version into the module, commits, and calls `resume`. Nothing may use the
+        module meanwhile. If bytes are still on their way, it waits for them before the first write.
+
+        Returns the session; close that of the earlier version. Raises what `load` and
+        `Session.commit` raise. After a failed `load_into` the module may have weights of two
+        versions; the instance is not ready then.
+        """
+        self._staged.wait(None)
+        with self._phases.measure("apply"):
+            session = self._staged.take()
+        try:
+            with self._phases.measure("apply"), applying(session):
+                self._declared.fill(session)
+            self._phases.report(session)
+            with self._phases.measure("resume"):
+                session.commit(commit_timeout)
+                if resume is not None:
+                    resume()
+        except BaseException:
+            session.close()
+            raise
+        self._phases.report(session)
+        return session
+
+    def close(self) -> None:
+        """Gives the version up. The module keeps its weights."""
+        self._staged.close()
+
+    def __enter__(self) -> "StagedVersion":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Declared(NamedTuple):
+    """A version that fits a module. `attach`: its argument says whether the session is staged."""
+    attach: Callable[[bool], sessions.Session]
+    fill: Callable[[sessions.Session], None]
+
+
+def _declare(model: nn.Module, name: str | None, version: str | int | None, strict: bool,
+             convert: bool, load_timeout: float | None, options: dict[str, Any]) -> _Declared:
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
     whole = rekindle_catalog(name, version, **where)
     contents, name, number = contents_of(whole), whole.model, whole.version
@@ -55,17 +154,25 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     fit = Fit(model, contents, serving=before is not None and strict, before=before,
               pass_over="ask for strict=False")
     fit.check_quantization()
-    session = _load(model, name, number, fit, strict, convert, load_timeout, options)
-    _filled[model] = contents
-    return session
+    plan = _planned(model, name, number, fit, strict, convert, load_timeout, options)
+
+    def attach(staged: bool) -> sessions.Session:
+        stream = {} if not staged else side_stream(plan.options.get("device"))
+        return sessions.attach(name, number, staged=staged, **{**plan.options, **stream})
+
+    def fill(session: sessions.Session) -> None:
+        plan.fill(session)
+        _filled[model] = contents
+
+    return _Declared(attach, fill)
 
 
-def _load(model: nn.Module, name: str, number: int, fit: Fit, strict: bool, convert: bool,
-          load_timeout: float | None, options: dict[str, Any]) -> sessions.Session:
+def _planned(model: nn.Module, name: str, number: int, fit: Fit, strict: bool, convert: bool,
+             load_timeout: float | None, options: dict[str, Any]) -> conversion.Planned:
     catalog = fit.new.tensors
     targets, missing = _by_name(model, catalog)
     if conversion.is_pretrained(model) and (missing or _meta_buffers(model)):
-        return conversion.load(model, name, number, fit, strict, convert, load_timeout, options)
+        return conversion.plan(model, name, number, fit, strict, convert, load_timeout, options)
     if strict and missing:
         raise NotFoundError(f"{name}@{number} has nothing for {memory.some(missing)} of the model; "
                             "strict=False leaves them as they are")
@@ -78,13 +185,8 @@ def _load(model: nn.Module, name: str, number: int, fit: Fit, strict: bool, conv
         memory.materialize(model, options.get("device"))
         targets, _ = _by_name(model, catalog)
     options.setdefault("device", memory.common_device(targets.values()))
-    session = sessions.attach(name, number, **options)
-    try:
-        session.load_into(targets, strict=False, timeout=load_timeout)
-    except BaseException:
-        session.close()
-        raise
-    return session
+    return conversion.Planned(options, lambda session: session.load_into(
+        targets, strict=False, timeout=load_timeout))
 
 
 def _by_name(model: nn.Module, catalog: Catalog) -> tuple[dict[str, torch.Tensor], list[str]]:

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from .._engines.loading import (
-    Held, Pairs, again, held, hold, newer_version, of_one_generation, one_version)
+    Held, Next, Pairs, Ready, Update, Wanted, begin, finish, held, newer_version,
+    of_one_generation, one_version, wanted_again)
 from .._engines.options import Options
-from ..errors import InvalidError
+from .._engines.staging import keep, take_staged
+from .._staging import Staging
+from ..errors import InvalidError, NotFoundError
 from ..session import Session
 from . import versions
 from .layout import load_layout
@@ -52,46 +55,99 @@ def update(worker: Any, version: str | int, given: dict[str, Any] | None) -> dic
     config = worker.vllm_config
     options = replace(_options(config, held("target"), given), version=version)
     with set_current_vllm_config(config):
-        session = bring(config.parallel_config, worker.model_runner.get_model(), options,
-                        lambda pairs: worker.reload_weights(weights_iterator=pairs))
+        found = bring(config.parallel_config, worker.model_runner.get_model(), options,
+                      _reloading(worker))
+    return _said(found.session, begun)
+
+
+def stage(worker: Any, version: str | int, given: dict[str, Any] | None) -> dict[str, Any]:
+    """Begins to take a version beside the one that serves."""
+    from vllm.config import set_current_vllm_config
+    versions.check()
+    config = worker.vllm_config
+    options = replace(_options(config, held("target"), given), version=version)
+    with set_current_vllm_config(config):
+        return keep("target", lambda: declare(
+            config.parallel_config, worker.model_runner.get_model(), options, _reloading(worker),
+            "target", options.staged))
+
+
+def switch(worker: Any) -> dict[str, Any]:
+    """Loads the version that `stage` has begun to take."""
+    from vllm.config import set_current_vllm_config
+    begun = time.perf_counter()
+    following = take_staged("target")
+    if following is None:
+        raise NotFoundError("no version is staged: call rekindle_stage before the pause")
+    with set_current_vllm_config(worker.vllm_config):
+        found = complete(following, "target")
+    return {**_said(found.session, begun), "phases": following.staged.phases,
+            "why_not": following.staged.reason}
+
+
+def _reloading(worker: Any) -> Callable[[Pairs], Any]:
+    return lambda pairs: worker.reload_weights(weights_iterator=pairs)
+
+
+def _said(session: Session, begun: float) -> dict[str, Any]:
     return {"model": session.model, "version": session.version, "tensors": session.tensor_count,
             "bytes": session.bytes_total, "rung": session.rung,
             "seconds": time.perf_counter() - begun}
 
 
 def bring(parallel: Any, model: torch.nn.Module, options: Options, apply: Callable[[Pairs], Any],
-          role: str = "target") -> Session:
+          role: str = "target") -> Held:
     """Loads a version into `model` by `apply`, which takes checkpoint tensors. Holds the session.
 
     All ranks that have a part of the model call it. When one fails, all raise. The model is
     unchanged before the first tensor may have been written; after that it counts as torn. A check
-    before any write finds whether the version fits the model: InvalidError names what does not."""
+    before any write finds whether the version fits the model: InvalidError names what does not. A
+    version that was staged before, and is asked for now, is there already."""
+    options = one_version(options, ranks_of(role))
+    following = take_staged(role, options)
+    if following is None:
+        following = declare(parallel, model, options, apply, role, Staging("off"))
+    else:
+        wanted = following.wanted
+        following = replace(following, ready=Ready(
+            wanted, lambda session: _apply(model, wanted, session, apply)))
+    return complete(following, role)
+
+
+def declare(parallel: Any, model: torch.nn.Module, options: Options,
+            apply: Callable[[Pairs], Any], role: str, staging: Staging) -> Next:
+    """The part of `bring` that does not touch the model."""
     ranks, now = ranks_of(role), held(role)
     options = one_version(options, ranks)
     place = ranks.together(lambda: place_of(parallel, options, role))
     place = of_one_generation(place, ranks, now)
-    found = ranks.together(
-        lambda: again(model, lambda pairs: model.load_weights(pairs), options, place, now,
-                      load_layout(model)), lambda made: made.session.close())
+
+    def prepare() -> Ready:
+        wanted = wanted_again(model, lambda pairs: model.load_weights(pairs), options, place, now,
+                              load_layout(model))
+        return Ready(wanted, lambda session: _apply(model, wanted, session, apply))
+    return begin(prepare, ranks, staging)
+
+
+def complete(following: Next, role: str) -> Held:
+    """The part of `bring` that writes."""
+    now, update = held(role), Update(None)
     try:
-        ranks.together(lambda: _apply(model, found, apply))
-        ranks.together(lambda: found.session.commit(options.commit_timeout))
+        return finish(following, role, ranks_of(role), update)
     except BaseException as why:
-        found.session.close()
-        if now is not None:
+        if now is not None and update.begun:
             now.torn = str(why) or type(why).__name__
         raise
-    hold(role, found)
-    return found.session
 
 
-def _apply(model: torch.nn.Module, found: Held, apply: Callable[[Pairs], Any]) -> None:
+def _apply(model: torch.nn.Module, wanted: Wanted, session: Session,
+           apply: Callable[[Pairs], Any]) -> None:
     try:
-        reload(model, found.options, found.session, apply, found.contents)
+        reload(model, wanted.options, session, apply, wanted.contents)
     except BaseException:
         abandon(model)
         raise
-    if found.device is not None and torch.cuda.is_available():
+    if wanted.device is not None and torch.cuda.is_available():
         # All copies must be complete before anyone learns that this rank may serve.
         torch.cuda.synchronize()
 

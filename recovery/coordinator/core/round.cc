@@ -140,6 +140,18 @@ bool Round::follow(const std::string& node_id, const RoundNode& node, TimePoint 
   return changed;
 }
 
+bool Round::take_phases(const std::string& node_id, const RoundNode& node) {
+  bool changed = false;
+  for (RoundPlace& place : places_of(node_id)) {
+    if (!place.last || place.incarnation != node.incarnation) continue;
+    const auto found = std::ranges::find(node.members, place.last->session, &RoundMember::session);
+    if (found == node.members.end() || found->phases.size() <= place.last->phases.size()) continue;
+    place.last->phases = found->phases;
+    changed = true;
+  }
+  return changed;
+}
+
 bool Round::lose(const std::string& node_id, const Incarnation& incarnation,
                  const std::string& why) {
   bool changed = false;

@@ -67,6 +67,8 @@ class Round {
   void expect(const std::string& node_id, const RoundNode& node);
   // Takes a report. Returns whether the round may have to move on because of it.
   bool follow(const std::string& node_id, const RoundNode& node, TimePoint now);
+  // Takes the phases that its members report after its end. Returns whether there are any new ones.
+  bool take_phases(const std::string& node_id, const RoundNode& node);
   // The node is lost. Returns whether that concerns the round.
   bool lose(const std::string& node_id, const Incarnation& incarnation, const std::string& why);
   // The first rank of a party reports the communicator's id, or the reason why there is none.

@@ -23,6 +23,10 @@ enum class RoundMemberState { kServing, kJoined, kSpreading, kAlone, kFilled, kR
 enum class PartyState { kMeeting, kSpreading, kStopped };
 
 // One worker of an agent.
+struct PhaseTime {
+  std::string name;
+  std::uint64_t elapsed_us = 0;
+};
 struct RoundMember {
   std::uint64_t session = 0;
   std::string group;
@@ -43,6 +47,7 @@ struct RoundMember {
   std::uint64_t kept_bytes = 0;
   std::string why;
   bool worker_lost = false;
+  std::vector<PhaseTime> phases;
 };
 struct MeetingId {
   RoundId round = 0;

@@ -66,7 +66,11 @@ Result<void> Rounds::report(const RoundReport& report, TimePoint now) {
   const RoundNode& node = nodes_[report.node_id] = {
       report.incarnation, report.sequence, report.device_life, report.members, now + report.wait};
   for (auto& [number, round] : rounds_) {
-    if (!round.over() && round.follow(report.node_id, node, now)) move_on(round, now);
+    if (round.over()) {
+      if (round.take_phases(report.node_id, node)) ++revision_;
+    } else if (round.follow(report.node_id, node, now)) {
+      move_on(round, now);
+    }
   }
   for (const MeetingId& meeting : report.ids) {
     const auto round = rounds_.find(meeting.round);

@@ -286,7 +286,10 @@ void Spreading::say_over(std::optional<Error> error) {
   SpreadOver over;
   over.session = order_.session;
   over.error = std::move(error);
-  if (pipeline_ != nullptr) over.buckets = pipeline_->handed_over();
+  if (pipeline_ != nullptr) {
+    over.buckets = pipeline_->handed_over();
+    over.verify = std::chrono::duration_cast<std::chrono::microseconds>(pipeline_->verifying());
+  }
   over.bytes = means_.worker.bytes();
   over.worker_lost = deliver_.lost();
   const TimePoint now = steady_now();

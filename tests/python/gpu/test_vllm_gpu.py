@@ -229,6 +229,15 @@ def test_it_generates_the_same_is_updated_and_comes_back(fleet, checkpoints, env
     refused = engine.ask("rekindle_update", 7)
     assert "llama@7" in refused["error"][1], refused
     assert engine.ask("generate")["outputs"] == outputs[2]
+    for version, before in ((1, 2), (2, 1)):
+        assert "error" not in engine.ask("rekindle_stage", version)
+        staged = engine.ask("rekindle_staged", 60.0)["rekindle_staged"]
+        assert all(one["staged"] for one in staged), staged
+        assert engine.ask("generate")["outputs"] == outputs[before], "the old version serves on"
+        switched = engine.ask("rekindle_switch")["rekindle_switch"]
+        print(f"staged update to llama@{version}: {[one['phases'] for one in switched]}")
+        assert engine.ask("forget") == {"forgotten": True}
+        assert engine.ask("generate")["outputs"] == outputs[version]
     engine.kill()
 
     Engine(environment, **job).kill()  # while it makes its model, or loads
