@@ -69,7 +69,7 @@ done
 # update VERSION: all workers attach to it; `amid` is run once it is under way.
 update() {
   local host
-  "$rekindle" update "m@$1" --group g --coordinator "$coordinator" --json --quiet \
+  on 0 "$rekindle" update "m@$1" --group g --coordinator "$coordinator" --json --quiet \
     >"$work/update.json" 2>"$work/update.log" &
   local updating=$!
   for host in 2 3; do
