@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Broadcast rounds between hosts: two hosts with the version and no worker, two with a worker each, on shaped links.
 # Each byte leaves the hosts that have it once, not once for each worker. Then again, and one of the two is cut off
-# amid the round: the workers' hosts take its bytes from the other one. The devices are doubles, so what NCCL would
-# bring crosses no link here.
+# amid the round: the workers' hosts take its bytes from the other one. Then both are cut off: the round ends, and
+# the workers get the version when the hosts are back. The devices are doubles, so what NCCL would bring crosses no
+# link here.
 #   rounds.sh REKINDLE-BINARY DEVICE-CLIENT [MEGABITS-PER-SECOND]
 set -euo pipefail
 # shellcheck source=tests/net/hosts.sh
@@ -15,9 +16,9 @@ tensors=24
 bytes=$((tensors * 2 * 1024 * 1024))
 
 begin_work
-make_hosts 4 "$mbit"
-coordinator=10.78.0.1:7300
-on 0 "$rekindle" coordinator --listen "$coordinator" --state "$work/state" >"$work/coordinator.log" 2>&1 &
+make_hosts 5 "$mbit"
+coordinator=10.78.0.5:7300
+on 4 "$rekindle" coordinator --listen "$coordinator" --state "$work/state" >"$work/coordinator.log" 2>&1 &
 for host in 0 1; do start_agent "$host" --gpu none; done
 for host in 2 3; do start_agent "$host" --gpu double:1 --keep-rate 1000TB; done
 
@@ -38,21 +39,25 @@ start_worker() {
   answered[$1]=0
 }
 tell() { echo "$2" >&"$((10 + $1))"; }
-# The next answer of worker $1 must be OK; it is $answer.
-answer_of() {
+# The next answer of worker $1 is $answer.
+next_answer() {
   answered[$1]=$((answered[$1] + 1))
   for _ in $(seq 1200); do
     answer=$(sed -n "${answered[$1]}p" "$work/answers$1.log")
     [ -n "$answer" ] && break
     sleep 0.05
   done
-  case $answer in *'"code":"OK"'*) ;; *) fail "the worker of host $1: '$answer'" ;; esac
+}
+is_ok() { [[ $answer = *'"code":"OK"'* ]]; }
+answer_of() {
+  next_answer "$1"
+  is_ok || fail "the worker of host $1: '$answer'"
 }
 ask() {
   tell "$1" "$2"
   answer_of "$1"
 }
-sum_of_tensors() { ask "$1" sums && echo "$answer" | python3 -c 'import json, sys; print(json.load(sys.stdin)["sums"])'; }
+attach_words() { echo "attach m@$2 group=g instance=i$1 bucket=1048576 generation=$3"; }
 
 publish 1
 declare -A answered
@@ -60,24 +65,28 @@ for host in 2 3; do
   start_worker "$host"
   eval "exec $((10 + host))>\"\$work/orders$host\""
   ask "$host" connect
-  ask "$host" "attach m@1 group=g instance=i$host bucket=1048576"
+  ask "$host" "$(attach_words "$host" 1 1)"
   ask "$host" "take all"
   ask "$host" loaded
   tell "$host" wait
 done
 
 # update VERSION: all workers attach to it; `amid` is run once it is under way.
-update() {
+begin_update() {
   local host
-  on 0 "$rekindle" update "m@$1" --group g --coordinator "$coordinator" --json --quiet \
+  on 4 "$rekindle" update "m@$1" --group g --coordinator "$coordinator" --json --quiet \
     >"$work/update.json" 2>"$work/update.log" &
-  local updating=$!
+  updating=$!
   for host in 2 3; do
     answer_of "$host"
-    tell "$host" "attach m@$1 group=g instance=i$host bucket=1048576 generation=$1"
+    tell "$host" "$(attach_words "$host" "$1" "$1")"
   done
   for host in 2 3; do answer_of "$host"; done
   for host in 2 3; do tell "$host" "take all"; done
+}
+update() {
+  local host
+  begin_update "$1"
   amid
   for host in 2 3; do answer_of "$host"; done
   for host in 2 3; do tell "$host" loaded; done
@@ -125,3 +134,42 @@ amid() {
 update 3
 right_bytes 3
 echo "one of two sources was cut off amid the round, and both workers came by broadcast"
+
+publish 4
+for host in 2 3; do tell "$host" wait; done
+begin_update 4
+sleep 1
+for host in 2 3; do
+  for source in 0 1; do
+    lose "$source" "$host"
+    lose "$host" "$source"
+  done
+done
+for _ in $(seq 400); do
+  grep -q "cannot fetch its share" "$work/coordinator.log" && break
+  sleep 0.05
+done
+grep -q "cannot fetch its share" "$work/coordinator.log" || fail "the round did not end without a source"
+for host in 2 3; do
+  for source in 0 1; do
+    heal "$source" "$host"
+    heal "$host" "$source"
+  done
+done
+generation=4
+for host in 2 3; do
+  for _ in $(seq 60); do
+    next_answer "$host"
+    is_ok && break
+    # Its pull had given up before the hosts were back.
+    generation=$((generation + 1))
+    tell "$host" "$(attach_words "$host" 4 $generation)"
+    next_answer "$host"
+    sleep 0.5
+    tell "$host" "take all"
+  done
+  is_ok || fail "the worker of host $host: '$answer'"
+done
+wait "$updating" || true
+right_bytes 4
+echo "both sources were cut off amid a round, which ended; the workers got the version when they were back"

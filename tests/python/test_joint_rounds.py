@@ -19,8 +19,9 @@ def workers_hosts(fleet):
 
 def tensors_of(seed):
     """Several buckets of a share, besides the odd shapes."""
-    more = torch.arange(24 * 256 * 1024, dtype=torch.int32).reshape(24, 256, 1024) * seed
-    return {**whole_tensors(seed), "layers": more.numpy()}
+    layer = torch.arange(1024 * 1024, dtype=torch.int32).reshape(1024, 1024)
+    layers = {f"layers.{number:02}": (layer * seed + number).numpy() for number in range(16)}
+    return {**whole_tensors(seed), **layers}
 
 
 class Worker(threading.Thread):
@@ -33,6 +34,7 @@ class Worker(threading.Thread):
                         "bucket_bytes": 1 << 20}
         self.model = model
         self.serving = threading.Event()
+        self.may_end = threading.Event()
         self.got = None
         self.failure = None
 
@@ -44,6 +46,7 @@ class Worker(threading.Thread):
                 version = session.wait_for_update(PATIENCE_S)
             with self.attach(version, 1) as session:
                 session.commit(PATIENCE_S)
+                assert self.may_end.wait(PATIENCE_S)
         except BaseException as failure:  # noqa: BLE001 - the test raises it
             self.failure = failure
             self.serving.set()
@@ -59,7 +62,8 @@ def test_an_update_takes_its_bytes_from_trainers_that_have_parts(fleet, workers_
     has a worker."""
     model = "fed"
     old, new = tensors_of(3), tensors_of(4)
-    shards = [Shard(*shard.boxes, ("layers", slice(rank * 6, rank * 6 + 6)))
+    rows = [slice(rank * 256, rank * 256 + 256) for rank in range(4)]
+    shards = [Shard(*shard.boxes, *((name, rows[rank]) for name in new if "layers" in name))
               for rank, shard in enumerate(SHARDS)]
     assert all(isinstance(one, rekindle.Published)
                for one in publish_all(fleet, f"{model}@1", old, shards=shards))
@@ -78,6 +82,7 @@ def test_an_update_takes_its_bytes_from_trainers_that_have_parts(fleet, workers_
                            agent=fleet.store("c"))
     assert (done.members, done.ready, done.by_broadcast) == (4, 4, 4), done
     for worker in workers:
+        worker.may_end.set()
         worker.join(PATIENCE_S)
         assert worker.failure is None, worker.failure
         for name, tensor in new.items():
