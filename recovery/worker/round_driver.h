@@ -103,8 +103,9 @@ class RoundDriver final : private RoundEffects {
   async::TaskGroup& tasks_;
   HostRounds rounds_;
   std::map<SessionId, Paused> paused_;
-  std::map<SessionId, Keeper> keepers_;   // until their spread is over
-  std::map<std::string, Shares> shares_;  // by communicator, until all tiles are named
+  std::map<SessionId, Keeper> keepers_;  // until their spread is over
+  // By communicator, until all tiles are named.
+  std::map<std::string, Shares> shares_;
   bool running_ = false;
   // Two questions to the coordinator may be under way: one is answered when there are orders, the
   // other at once.

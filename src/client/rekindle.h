@@ -93,7 +93,8 @@ typedef struct rk_connect_options {
  * another user. */
 RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error);
 /* Ends the connection and keeps the handle. The calls of other threads return RK_STALE, and so do
- * later calls. Not while another thread calls rk_interrupt() or rk_disconnect(). NULL does nothing. */
+ * later calls. Not while another thread calls rk_interrupt() or rk_disconnect(). NULL does nothing.
+ */
 RK_API void rk_interrupt(rk_agent* agent);
 /* Ends the connection with its sessions, and frees the handle. A call that another thread has begun
  * returns RK_STALE; one that begins later is an error of the caller. NULL does nothing. */

@@ -244,7 +244,7 @@ class Publisher {
   std::vector<Digest> digests_;
   // Per tile: its leaf came with a sealed segment.
   std::vector<char> digested_;
-  std::vector<char> fill_;      // per segment: to be copied
+  std::vector<char> fill_;  // per segment: to be copied
   std::map<std::uint32_t, std::size_t> file_of_entry_;
 };
 

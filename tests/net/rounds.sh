@@ -170,6 +170,7 @@ for host in 2 3; do
   done
   is_ok || fail "the worker of host $host: '$answer'"
 done
-wait "$updating" || true
+for host in 2 3; do ask "$host" loaded; done
+wait "$updating" || fail "update m@4: $(cat "$work/update.log")"
 right_bytes 4
 echo "both sources were cut off amid a round, which ended; the workers got the version when they were back"

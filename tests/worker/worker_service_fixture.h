@@ -115,7 +115,7 @@ class LonelyHost final : public Host {
   std::atomic<bool> refuses_memory = false;
   std::atomic<std::uint64_t> reads_over_of = 0;
   std::atomic<std::uint64_t> spreading = 0;
-  std::atomic<std::size_t> fetching = 0;  // shares, in that order
+  std::atomic<std::size_t> fetching = 0;   // shares, in that order
   std::atomic<std::uint32_t> keeping = 0;  // keep_count of that order
   std::atomic<std::uint64_t> stopped = 0;
   std::atomic<bool> has_device = false;

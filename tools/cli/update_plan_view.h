@@ -11,8 +11,10 @@ namespace rekindle::cli {
 
 // Bytes a second.
 struct LinkRates {
-  std::uint64_t host = 0;  // of a host's network, each way
-  std::uint64_t gpu = 0;   // of a GPU's PCIe link
+  // Of the network of a host, each way.
+  std::uint64_t host = 0;
+  // Of the PCIe link of a GPU.
+  std::uint64_t gpu = 0;
 };
 
 // The link that takes longest if all links work at the same time, at these rates.
