@@ -163,7 +163,9 @@ void RoundDriver::take_share(SessionId session, TileRuns tiles) {
   if (!tiles.empty()) shares.lists.push_back(std::move(tiles));
   if (!shares.awaited.empty()) return;
   // Nobody else has these shares, so the party ends. Then the copy here fetches everything.
-  const auto stop = [this, sessions = std::move(shares.sessions)](const Error& why) {
+  const auto stop = [this, alive = std::weak_ptr(alive_),
+                     sessions = std::move(shares.sessions)](const Error& why) {
+    if (alive.expired()) return;
     for (const SessionId each : sessions) {
       devices_.stop_spread(each, "this host cannot fetch its share: " + why.message());
     }

@@ -106,6 +106,8 @@ class RoundDriver final : private RoundEffects {
   std::map<SessionId, Keeper> keepers_;  // until their spread is over
   // By communicator, until all tiles are named.
   std::map<std::string, Shares> shares_;
+  // A pull may outlive this object and then report that it could not fetch a share.
+  const std::shared_ptr<const char> alive_ = std::make_shared<const char>();
   bool running_ = false;
   // Two questions to the coordinator may be under way: one is answered when there are orders, the
   // other at once.
