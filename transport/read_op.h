@@ -140,7 +140,8 @@ class SourceMask {
     for (std::size_t i = from / 64; i < kWords; ++i) {
       const std::uint64_t skipped = i == from / 64 ? from % 64 : 0;
       const std::uint64_t left = words_[i] >> skipped << skipped;
-      if (left != 0) return static_cast<SourceIndex>(i * 64) + std::countr_zero(left);
+      if (left != 0)
+        return static_cast<SourceIndex>(i * 64 + static_cast<std::size_t>(std::countr_zero(left)));
     }
     return kMaxSources;
   }

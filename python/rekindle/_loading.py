@@ -276,7 +276,12 @@ def go_on(session: "Session", timeout: float | None, call: Callable[[int], None]
         while not step():
             pass
 
-    run_interruptibly(all_steps, session._native.end)
+    def stop() -> None:
+        # The call writes to the caller's memory, so it must have ended when this function raises.
+        session._native.cut()
+        session._native.end()
+
+    run_interruptibly(all_steps, stop)
 
 
 def _load_one_by_one(session: "Session", listing: Listing,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .errors import Error, ExhaustedError, InvalidError, StaleError
+from .errors import Error, ExhaustedError, InvalidError, PeerLostError, StaleError, TimeoutError
 
 if TYPE_CHECKING:
     from .session import Session
@@ -105,9 +105,11 @@ class Staged:
         session, self._session = self._session, None
         self._closed = True
         if session is not None:
+            if self._thread is not None:
+                # Otherwise its call goes on as long as bytes come.
+                session._native.cut()
             session.close()
         if self._thread is not None:
-            # Its call ends within a second after close().
             self._thread.join()
             self._thread = None
         self._failed = None
@@ -123,6 +125,11 @@ class Staged:
             return self._attach(False)
         try:
             session.begin_switch()
+        except (StaleError, PeerLostError, TimeoutError) as why:
+            # The session has ended meanwhile. Nothing was written yet.
+            session.close()
+            self._give_up(why)
+            return self._attach(False)
         except BaseException:
             session.close()
             raise

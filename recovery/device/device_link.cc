@@ -273,7 +273,9 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
 }
 
 void DeviceLink::tell(std::uint64_t session, const TileRuns& runs, bool complete) {
-  if (!ledger_.is_open(session) || socket_ == nullptr) return;
+  // A session whose worker is gone goes on spreading, and may still lack tiles of its share.
+  const bool listens = ledger_.is_open(session) || ledger_.is_spreading(session);
+  if (!listens || socket_ == nullptr) return;
   proto::AgentToDevices frame;
   auto& tiles = *frame.mutable_tiles();
   tiles.set_session(session);

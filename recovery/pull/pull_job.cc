@@ -327,7 +327,7 @@ async::Task<Result<void>> PullJob::Driver::transfer_once(PlanRef plan) {
   if (auto wrong = transfer.wrong_together(); wrong.slices > 0) wrong_together_ = wrong.where;
   const bool grants_refused = sources_.judge();
   PullReport report = context_.progress.report(sources_.sources());
-  if (done) report.bytes_done = report.bytes_total;
+  if (done && first_tiles_ == nullptr) report.bytes_done = report.bytes_total;
   context_.finder.report(std::move(report));
 
   if (co_await async::is_cancelled()) co_return fail(interrupted());

@@ -45,6 +45,8 @@ class Placing {
   }
 
   bool busy() const { return writers_.held(); }
+  // The pull fetches everything.
+  bool closed() const { return closed_; }
   bool wants_now() const { return !wanted_now_.empty(); }
   std::vector<TileRuns> take_wanted_now() { return std::exchange(wanted_now_, {}); }
   void fail_wanted(const Error& why) {

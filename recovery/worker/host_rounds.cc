@@ -197,8 +197,13 @@ proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence
   out.set_kept_bytes(kept_bytes_);
   out.set_why(why_);
   out.set_worker_lost(worker_lost_);
-  *out.mutable_phases() = phases_;
-  if (spread_took_.count() > 0) {
+  const bool measured = spread_took_.count() > 0;
+  for (const auto& phase : phases_) {
+    // The device has measured these.
+    if (measured && (phase.name() == "spread" || phase.name() == "verify")) continue;
+    *out.add_phases() = phase;
+  }
+  if (measured) {
     add_phase(out, "spread", spread_took_);
     add_phase(out, "verify", verify_took_);
   }

@@ -152,7 +152,8 @@ Result<void> PublicationDesk::written(const std::shared_ptr<Client>& client,
 async::Task<void> PublicationDesk::run_seals(PublicationPtr publication,
                                              std::shared_ptr<Seals> seals) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  while (!seals->waiting.empty()) {
+  bool cancelled = false;
+  while (!seals->waiting.empty() && !cancelled) {
     const std::uint32_t segment = seals->waiting.front();
     seals->waiting.pop_front();
     auto work = [publication, segment] {
@@ -161,16 +162,22 @@ async::Task<void> PublicationDesk::run_seals(PublicationPtr publication,
     };
     auto sealed = async::offload(host_.blocking_pool(), std::move(work));
     (void)co_await std::move(sealed);
+    cancelled = co_await async::is_cancelled();
   }
   seals->running = false;
   seals->ended.notify();
+  // If the trainer is gone, this may be the last reference to its files.
+  auto over = discard(std::move(publication));
+  co_await std::move(over);
 }
 
-// The rest is digested with the publication, at the usual priority.
-async::Task<bool> PublicationDesk::end_seals(PublicationPtr publication,
-                                             std::shared_ptr<Seals> seals, TimePoint deadline) {
-  seals->waiting.clear();
-  publication->stop_seals();
+void PublicationDesk::stop_seals(const Entry& entry) {
+  if (entry.seals == nullptr) return;
+  entry.seals->waiting.clear();
+  entry.publication->stop_seals();
+}
+
+async::Task<bool> PublicationDesk::end_seals(std::shared_ptr<Seals> seals, TimePoint deadline) {
   bool cancelled = false;
   while (seals->running && !cancelled && steady_now() < deadline) {
     co_await seals->ended.wait_until(deadline);
@@ -190,7 +197,8 @@ Result<void> PublicationDesk::abandon(const std::shared_ptr<Client>& client,
                                       const proto::WorkerFrame& frame) {
   TRY(Entry entry, take(client->id(), frame.session()));
   leave(frame.session(), entry);
-  tasks_.spawn("worker.publish", run_abandon(client, frame, std::move(entry.publication)));
+  stop_seals(entry);
+  tasks_.spawn("worker.publish", run_abandon(client, frame, std::move(entry)));
   return {};
 }
 
@@ -210,6 +218,7 @@ void PublicationDesk::drop(ClientId client) {
       ++it;
       continue;
     }
+    stop_seals(entry);
     // A dead trainer's device may write to the files for a while.
     entry.publication->left_mapped();
     tasks_.spawn("worker.discard", discard(std::move(entry.publication)));
@@ -324,10 +333,15 @@ async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
 
 async::Task<Result<Digest>> PublicationDesk::publish(const proto::WorkerFrame& frame,
                                                      const Entry& entry) {
+  // The rest is digested with the publication, at the usual priority.
+  stop_seals(entry);
   bool sealed = true;
-  if (entry.seals != nullptr)
-    sealed = co_await end_seals(entry.publication, entry.seals, give_up(frame));
+  if (entry.seals != nullptr) {
+    auto end = end_seals(entry.seals, give_up(frame));
+    sealed = co_await std::move(end);
+  }
   if (!sealed) {
+    leave(frame.session(), entry);
     co_return fail(ErrorCode::kTimeout, "publish {}: its segments were not digested in time",
                    entry.publication->id().to_string());
   }
@@ -357,10 +371,13 @@ async::Task<void> PublicationDesk::run_commit(std::shared_ptr<Client> client,
 
 // Answers when the files are removed.
 async::Task<void> PublicationDesk::run_abandon(std::shared_ptr<Client> client,
-                                               proto::WorkerFrame frame,
-                                               PublicationPtr publication) {
+                                               proto::WorkerFrame frame, Entry entry) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  auto over = discard(std::move(publication));
+  if (entry.seals != nullptr) {
+    auto end = end_seals(entry.seals, give_up(frame));
+    (void)co_await std::move(end);
+  }
+  auto over = discard(std::move(entry.publication));
   co_await std::move(over);
   close_one(client->id());
   client->send(done_frame(frame.call(), 0));

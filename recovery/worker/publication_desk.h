@@ -125,9 +125,9 @@ class PublicationDesk {
   };
   Result<Entry*> find(ClientId client, SessionId number);
   async::Task<void> run_seals(PublicationPtr publication, std::shared_ptr<Seals> seals);
+  static void stop_seals(const Entry& entry);
   // False: a segment is still being digested at the deadline.
-  async::Task<bool> end_seals(PublicationPtr publication, std::shared_ptr<Seals> seals,
-                              TimePoint deadline);
+  static async::Task<bool> end_seals(std::shared_ptr<Seals> seals, TimePoint deadline);
   async::Task<void> run_begin(std::shared_ptr<Client> client, proto::WorkerFrame frame,
                               SessionId number);
   Result<PublicationPtr> begin_whole(const proto::PublishBegin& request);
@@ -137,7 +137,7 @@ class PublicationDesk {
                                Entry entry);
   async::Task<Result<Digest>> publish(const proto::WorkerFrame& frame, const Entry& entry);
   async::Task<void> run_abandon(std::shared_ptr<Client> client, proto::WorkerFrame frame,
-                                PublicationPtr publication);
+                                Entry entry);
   async::Task<void> discard(PublicationPtr publication);
   Result<Entry> take(ClientId client, SessionId number);
   void leave(SessionId number, const Entry& entry);

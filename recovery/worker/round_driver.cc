@@ -17,6 +17,7 @@ namespace {
 constexpr std::chrono::milliseconds kOrdersWait{1000};
 constexpr std::chrono::milliseconds kOrdersRetry{250};
 constexpr std::chrono::milliseconds kDeadlineCheck{250};
+constexpr std::chrono::milliseconds kShareInterval{20};
 
 }  // namespace
 
@@ -116,6 +117,7 @@ void RoundDriver::spread_over(const device::SpreadOver& over) {
     sessions_.receive_broadcast(over.session);
   }
   take_share(over.session, {});
+  fetching_.erase(over.session);
   end_keeping(over);
   rounds_.spread_over(over, steady_now());
   changed();
@@ -147,8 +149,19 @@ void RoundDriver::await_share(const device::SpreadOrder& order) {
   if (paused == paused_.end()) {
     return devices_.stop_spread(order.session, "this host does not fetch its share any more");
   }
+  const auto& feed = paused->second.feed;
+  // The shares of two parties would come one after the other, and one would keep what the other
+  // fetches.
+  const bool busy = std::ranges::any_of(fetching_, [&](const auto& item) {
+    return item.second.feed == feed && item.second.party != order.communicator;
+  });
+  if (busy) {
+    return devices_.stop_spread(order.session,
+                                "this host fetches the share of another party in the same copy");
+  }
+  fetching_[order.session] = {feed, order.communicator};
+  tasks_.spawn("worker.share", tell_share(order.session, feed));
   Shares& shares = shares_[order.communicator];
-  shares.feed = paused->second.feed;
   shares.sessions.push_back(order.session);
   shares.awaited.insert(order.session);
 }
@@ -170,8 +183,29 @@ void RoundDriver::take_share(SessionId session, TileRuns tiles) {
       devices_.stop_spread(each, "this host cannot fetch its share: " + why.message());
     }
   };
-  shares.feed->fetch_now(std::move(shares.lists), stop);
+  auto lists = std::move(shares.lists);
+  const auto fetching = fetching_.find(session);
   shares_.erase(party);
+  if (fetching != fetching_.end()) fetching->second.feed->fetch_now(std::move(lists), stop);
+}
+
+// Tells the device of tiles that have verified, also when its worker is gone: others wait for them.
+async::Task<void> RoundDriver::tell_share(SessionId session, std::shared_ptr<VersionFeed> feed) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  TileSet told;
+  bool cancelled = false;
+  while (fetching_.contains(session) && !cancelled) {
+    const TileSet verified = feed->verified();
+    if (told.size() != verified.size()) told = TileSet(verified.size());
+    TileSet fresh = verified;
+    for (std::size_t i = 0; i < fresh.words().size(); ++i) fresh.words()[i] &= ~told.words()[i];
+    const bool complete = feed->complete();
+    if (fresh.count() > 0 || complete) devices_.tell_device(session, fresh.ranges(), complete);
+    if (complete || feed->failed()) break;
+    told = verified;
+    co_await feed->changed.wait_until(steady_now() + kShareInterval);
+    cancelled = co_await async::is_cancelled();
+  }
 }
 
 // The device writes passing buckets to the copy that waits here, unless the feed fetches.

@@ -80,7 +80,6 @@ class RoundDriver final : private RoundEffects {
   // The shares of one party that this host fetches. They come side by side, so all of its ranks
   // must have named their tiles.
   struct Shares {
-    std::shared_ptr<VersionFeed> feed;
     std::vector<SessionId> sessions;
     std::set<SessionId> awaited;
     std::vector<TileRuns> lists;
@@ -89,8 +88,14 @@ class RoundDriver final : private RoundEffects {
   void stop_spread(SessionId session, const std::string& why) override;
   void make_meeting_id(std::uint64_t number) override;
   void left_round(SessionId session, bool all, const std::string& why) override;
+  // A session whose device sends a share that this host fetches.
+  struct Fetching {
+    std::shared_ptr<VersionFeed> feed;
+    std::string party;
+  };
   void await_share(const device::SpreadOrder& order);
   void take_share(SessionId session, TileRuns tiles);
+  async::Task<void> tell_share(SessionId session, std::shared_ptr<VersionFeed> feed);
   bool begin_keeping(const device::SpreadOrder& order);
   void end_keeping(const device::SpreadOver& over);
   void changed();
@@ -106,6 +111,8 @@ class RoundDriver final : private RoundEffects {
   std::map<SessionId, Keeper> keepers_;  // until their spread is over
   // By communicator, until all tiles are named.
   std::map<std::string, Shares> shares_;
+  // Until their spread is over.
+  std::map<SessionId, Fetching> fetching_;
   // A pull may outlive this object and then report that it could not fetch a share.
   const std::shared_ptr<const char> alive_ = std::make_shared<const char>();
   bool running_ = false;

@@ -205,7 +205,7 @@ Lease VersionFeed::write() {
 }
 
 bool VersionFeed::can_fetch_now() const {
-  return placing_ != nullptr && view_ && !complete_ && !failed_;
+  return placing_ != nullptr && !placing_->closed() && view_ && !complete_ && !failed_;
 }
 
 void VersionFeed::fetch_now(std::vector<TileRuns> lists, pull::Placing::OnFailure on_failure) {

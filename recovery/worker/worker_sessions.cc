@@ -122,7 +122,7 @@ Result<void> WorkerSessions::take_rank(const SessionPtr& session) {
   TRY(auto* const entry, parts_.instances.get(order.instance, session->id()));
   const auto& others = entry->state.version();
   if (entry->state.generation() == order.rank.generation && others &&
-      *others != session->wanted()) {
+      *others != session->wanted() && entry->state.others_live(order.rank.rank)) {
     return fail(ErrorCode::kInvalid,
                 "instance {} generation {} is at {}, rank {} switches to {}: give all ranks the "
                 "same, or a new generation",

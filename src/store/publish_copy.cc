@@ -108,7 +108,10 @@ Result<bool> PublishCopy::take_over(const SegmentSpec& spec,
                                     const SealedSegment* sealed) {
   TRY_VOID(filled->make_read_only());
   const auto lease = filled->lease();
-  if (sealed != nullptr && (!lease || *lease != sealed->lease)) return opened_for_writing(*filled);
+  if (sealed != nullptr && (!lease || *lease != sealed->lease)) {
+    state_->pool().give_up(*filled);
+    return opened_for_writing(*filled);
+  }
   if (!lease || *lease == 0) {
     log::info("store.copy_instead_of_take_over", "file", filled->path().string(), "why",
               lease ? "nobody can tell whether another process may write to it"

@@ -141,6 +141,16 @@ TEST_F(FetchingFaults, Row43ASourceThatIsKilledEndsNoRoundIfThereIsAnother) {
   EXPECT_EQ(broadcast_in(update.json), 2) << update.json;
 }
 
+TEST_F(FetchingFaults, Row39AnOwnersWorkerThatIsKilledDoesNotDisturbTheRound) {
+  into_the_middle_of({"s"});
+  other().client->process().kill();
+  expect_finishes(one());
+  const auto update = finish(*update_);
+  EXPECT_NE(update.exit_code, 0);
+  EXPECT_EQ(ready_in(update.json), 1) << update.json;
+  EXPECT_EQ(broadcast_in(update.json), 1) << update.json;
+}
+
 TEST_F(FetchingFaults, Row43AnOwnersAgentThatIsKilledEndsTheRoundAndTheOthersFetchItsShare) {
   into_the_middle_of({"s", "t"});
   fleet_.agent("b").process->kill();

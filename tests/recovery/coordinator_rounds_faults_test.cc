@@ -231,6 +231,7 @@ class RandomRounds : protected RoundsWorld {
     settle();
   }
   std::size_t spread() const { return spread_; }
+  std::size_t fetched() const { return fetched_; }
 
  private:
   std::uint64_t pick(std::uint64_t below) { return random_() % below; }
@@ -293,7 +294,10 @@ class RandomRounds : protected RoundsWorld {
         const bool wanted = list[i].id.model == order.id.model &&
                             (order.group.empty() || order.group == list[i].group);
         if (!order.gathering || !wanted || list[i].round == order.round || pick(3) == 0) continue;
-        join(node, order.round, pick(2) == 0, i);
+        // In a third of the rounds no host has all of it, and most hosts fetch.
+        const bool nobody_has_it = order.round % 3 == 0;
+        join(node, order.round, !nobody_has_it && pick(2) == 0, i);
+        member(node, i).fetches = !member(node, i).owner && pick(4) != 0;
         list[i].contents = test::numbered_digest(1 + pick(2), 1);
         if (pick(20) == 0) list[i].root = {8, 8};
       }
@@ -361,6 +365,9 @@ class RandomRounds : protected RoundsWorld {
         EXPECT_NE(place.state, PlaceState::kLeftOut);
       }
       for (const std::uint32_t owner : party.owners) EXPECT_LT(owner, party.ranks.size());
+      if (!party.owners_fetch) continue;
+      fetched_ += party.ranks.size();
+      EXPECT_EQ(party.owners.size(), party.ranks.size()) << "each of them fetches a share";
     }
     const bool sorted = std::ranges::is_sorted(round.places(), {}, &RoundPlace::node_id);
     EXPECT_TRUE(sorted);
@@ -392,19 +399,23 @@ class RandomRounds : protected RoundsWorld {
   std::mt19937_64 random_;
   std::map<std::string, std::vector<RoundMember>> heard_;
   std::size_t spread_ = 0;
+  std::size_t fetched_ = 0;
 };
 
 TEST(CoordinatorRoundsRandom, EachRoundEndsAndNobodyIsLeftWaiting) {
   std::size_t spread = 0;
+  std::size_t fetched = 0;
   const std::uint64_t runs = rekindle::testing::effort(120);
   for (std::uint64_t seed = 1; seed <= runs; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     RandomRounds world(seed);
     world.run(400);
     spread += world.spread();
+    fetched += world.fetched();
     if (::testing::Test::HasFailure()) return;
   }
   EXPECT_GT(spread, runs) << "the runs must get as far as to spread";
+  EXPECT_GT(fetched, 0u) << "some rounds must have owners that fetch";
 }
 
 }  // namespace

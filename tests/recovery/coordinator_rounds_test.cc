@@ -59,10 +59,11 @@ TEST_F(ThreeWorkers, WithoutAWholeCopyTheOwnersAreThoseWhoseHostsFetch) {
   for (const char* name : {"a", "b", "c"}) join(name, number, false);
   for (const char* name : {"a", "c"}) member(name).fetches = true;
   say_all();
-  const PartyOrder told = order("b", number);
+  const PartyOrder told = order("a", number);
   EXPECT_TRUE(told.owners_fetch);
-  EXPECT_EQ(told.ranks, 3u);
-  EXPECT_THAT(told.owners, ElementsAre(0u, 2u));
+  EXPECT_EQ(told.ranks, 2u);
+  EXPECT_THAT(told.owners, ElementsAre(0u, 1u));
+  EXPECT_EQ(order("b", number).state, PartyState::kStopped) << "its host fetches no share";
 }
 
 TEST_F(ThreeWorkers, NobodyFetchesWhereAHostHasTheWholeCopy) {
@@ -81,7 +82,7 @@ TEST_F(ThreeWorkers, WithoutACopyAndWithoutWhoFetchesTheyGoAlone) {
   for (const char* name : {"a", "b", "c"}) join(name, number, false);
   say_all();
   EXPECT_EQ(order("a", number).state, PartyState::kStopped);
-  EXPECT_THAT(order("a", number).why, HasSubstr("fetches a share"));
+  EXPECT_THAT(order("a", number).why, HasSubstr("fetches no share"));
 }
 
 TEST_F(ThreeWorkers, TellTheirPhasesAlsoAfterTheEnd) {

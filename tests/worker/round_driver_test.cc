@@ -282,7 +282,7 @@ TEST_F(WorkerRoundsTest, AnOwnersShareIsFetchedAlthoughTheRestWaits) {
   EXPECT_TRUE(eventually([&] { return released_.load(); }));
 }
 
-TEST_F(WorkerRoundsTest, Row40AnOwnerWhoseHostFetchesEverythingAlreadyLeavesTheParty) {
+TEST_F(WorkerRoundsTest, Row40AShareOfACopyThatIsFetchedWhollyIsNotAskedForAgain) {
   Raw raw = greeted();
   const auto session = join(raw);
   Raw other = greeted();

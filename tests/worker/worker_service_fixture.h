@@ -267,11 +267,12 @@ class Raw {
     attach.set_device(device);
     return answer(send(frame));
   }
-  proto::AgentFrame attach_staged(const std::string& instance, std::uint64_t generation) {
+  proto::AgentFrame attach_staged(const std::string& instance, std::uint64_t generation,
+                                  std::uint64_t version = 1) {
     proto::WorkerFrame frame;
     auto& attach = *frame.mutable_attach();
     attach.set_model("m");
-    attach.set_version(1);
+    attach.set_version(version);
     attach.set_instance(instance);
     attach.set_generation(generation);
     attach.set_world(1);

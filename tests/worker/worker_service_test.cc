@@ -258,6 +258,21 @@ TEST_F(WorkerServiceTest, AStagedSessionLeavesTheRankToTheOneThatServesUntilItSw
   EXPECT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
 }
 
+TEST_F(WorkerServiceTest, AnInstanceOfOneRankSwitchesWithoutANewGeneration) {
+  publish(2);
+  Raw serving = greeted();
+  const auto first = serving.attach("i").session();
+  serving.wait_complete();
+  ASSERT_TRUE(serving.answer(serving.say_loaded(first, kPayload)).has_committed());
+  Raw next = greeted();
+  const auto staged = next.attach_staged("i", 0, 2);
+  ASSERT_TRUE(staged.has_attached()) << staged.ShortDebugString();
+  next.wait_complete();
+  const auto switched = next.begin_switch(staged.session());
+  EXPECT_TRUE(switched.has_done()) << switched.ShortDebugString();
+  EXPECT_TRUE(next.answer(next.say_loaded(staged.session(), kPayload)).has_committed());
+}
+
 TEST_F(WorkerServiceTest, AStagedSessionThatEndsChangesNothing) {
   const auto file = agent_ / "ready" / "i";
   Raw serving = greeted();

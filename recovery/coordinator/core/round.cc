@@ -10,13 +10,14 @@ namespace {
 
 constexpr std::size_t kMaxPlaces = 65536;
 
-bool takes_part(const RoundMember& member, RoundId round) {
-  return member.round == round && member.state >= RoundMemberState::kJoined;
-}
-
+// Without owners: those that have all of it are in another party, or on a device that is.
 std::string why_alone(std::size_t members, std::size_t owners) {
   if (members < 2) return "needs no broadcast: nobody else wants the same";
-  return owners == 0 ? "no host of the party has all of it in memory, or fetches a share" : "";
+  return owners == 0 ? "no host of the party has all of it in memory" : "";
+}
+
+bool takes_part(const RoundMember& member, RoundId round) {
+  return member.round == round && member.state >= RoundMemberState::kJoined;
 }
 
 }  // namespace
@@ -213,10 +214,16 @@ void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& bus
       same, {}, [&](std::size_t i) { return std::tie(places_[i].node_id, places_[i].device); });
   std::map<std::string, const RoundPlace*> taken;  // by device
   Party party;
-  std::vector<std::uint32_t> fetching;
+  // Then agents that do not fetch, such as those of an older build, have too little patience.
+  party.owners_fetch =
+      std::ranges::none_of(same, [&](std::size_t i) { return places_[i].last->owner; });
   std::vector<const RoundPlace*> members;
   for (const std::size_t i : same) {
     RoundPlace& place = places_[i];
+    if (party.owners_fetch && !place.last->fetches) {
+      place.aside = "no host has all of it in memory, and its own fetches no share";
+      continue;
+    }
     const std::string device = device_of(place);
     if (busy.contains(device)) {
       place.aside = "its device is in another party";
@@ -229,14 +236,11 @@ void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& bus
     const auto rank = static_cast<std::uint32_t>(party.ranks.size());
     const std::uint64_t bucket_bytes = place.last->bucket_bytes;
     party.bucket_bytes = rank == 0 ? bucket_bytes : std::min(party.bucket_bytes, bucket_bytes);
-    if (place.last->owner) party.owners.push_back(rank);
-    if (place.last->fetches) fetching.push_back(rank);
+    if (place.last->owner || party.owners_fetch) party.owners.push_back(rank);
     party.lives.push_back(place.device_life);
     party.ranks.push_back(i);
     members.push_back(&place);
   }
-  party.owners_fetch = party.owners.empty();
-  if (party.owners_fetch) party.owners = std::move(fetching);
   const std::string alone = why_alone(party.ranks.size(), party.owners.size());
   if (!alone.empty()) {
     for (const std::size_t i : party.ranks) places_[i].aside = alone;

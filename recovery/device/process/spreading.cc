@@ -218,6 +218,7 @@ Result<void> Spreading::deliver_all() {
 Result<bucket::Pipeline::State> Spreading::advance(TimePoint now) {
   TRY_VOID(hear(now));
   TRY(const auto state, pipeline_->step(now));
+  TRY_VOID(check_share(state, now));
   if (spreading_) {
     // `now` is older than the worker's messages that were just read.
     deliver_.check(now);
@@ -225,6 +226,18 @@ Result<bucket::Pipeline::State> Spreading::advance(TimePoint now) {
   }
   deliver_.send(now);
   return state;
+}
+
+// Without a bucket on its way no other deadline runs.
+Result<void> Spreading::check_share(bucket::Pipeline::State state, TimePoint now) {
+  const bool lacks = spreading_ && !order_.fetched.empty() &&
+                     state == bucket::Pipeline::State::kFetching &&
+                     pipeline_->handed_over() < plan_->size();
+  if (!lacks || lacking_since_ == TimePoint{}) lacking_since_ = lacks ? now : TimePoint{};
+  if (!lacks || now - lacking_since_ < means_.times.round_fetch) return {};
+  return fail(ErrorCode::kTimeout,
+              "this host has not fetched the next bucket of its share in {} ms",
+              means_.times.round_fetch.count());
 }
 
 // The communicator is kept before the agent hears of the end: the next round may need it at once.
@@ -318,6 +331,7 @@ void Spreading::wait(bucket::Pipeline::State state, TimePoint now) const {
   };
   at_most(pipeline_->deadline());
   if (spreading_) at_most(deliver_.deadline());
+  if (lacking_since_ != TimePoint{}) at_most(lacking_since_ + means_.times.round_fetch);
   if (deliver_.worker() != nullptr) at_most(means_.worker.channel().receive_deadline());
   if (deliver_.awaits_device() || pipeline_->awaits_hand_over() || pipeline_->awaits_keep()) {
     const auto asked = pause_before_asking(now - deliver_.last_change());

@@ -53,6 +53,7 @@ class Spreading {
   Result<bucket::Pipeline::State> advance(TimePoint now);
   Result<void> leave(Error why);
   Result<void> start_verifying_tail();
+  Result<void> check_share(bucket::Pipeline::State state, TimePoint now);
   void finish();
   void say_over(std::optional<Error> error);
   void tell_progress(TimePoint now);
@@ -67,6 +68,8 @@ class Spreading {
   TimePoint met_{};
   TimePoint told_at_{};
   std::uint64_t told_bytes_ = 0;
+  // Since when no bucket of a share that is being fetched was there. Zero: one was.
+  TimePoint lacking_since_{};
   std::optional<bucket::RoundPlan> plan_;
   // In the round: of the rank's own share, if it has one. After the round: of all shares.
   bucket::RoundTail::Fetches fetches_;

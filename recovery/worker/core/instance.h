@@ -86,6 +86,8 @@ class Instance {
   // Why it is not committed: "rank 1: died (SIGKILL)", "rank 2 has not attached"; "" when it is.
   std::string why() const;
   std::optional<std::uint32_t> unfit_rank() const;
+  // Whether another rank than this one is attached, here or elsewhere.
+  bool others_live(std::uint32_t rank) const;
   bool is_current(SessionId session) const { return rank_of(session).has_value(); }
 
  private:
@@ -99,7 +101,6 @@ class Instance {
   };
   std::optional<std::uint32_t> rank_of(SessionId session) const;
   bool all_loaded() const;
-  bool others_live(std::uint32_t rank) const;
   void start_anew(const Rank& rank, Change& change);
   Change fail_rank(std::uint32_t rank, std::string why);
   Change commit_if_all_loaded();

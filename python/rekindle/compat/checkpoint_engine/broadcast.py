@@ -43,11 +43,13 @@ class Broadcast:
             threading.Thread(target=self._run, daemon=True, name="rekindle-round").start()
 
     def _run(self) -> None:
-        with contextlib.suppress(Error):
-            begin_round(self.model, group=self.group, members=self._members, gather=_GATHER_S,
-                        timeout=_LONGEST_ROUND_S, agent=self.agent)
-        # There is no round, or no longer one.
-        self.update.go_alone()
+        try:
+            with contextlib.suppress(Error):
+                begin_round(self.model, group=self.group, members=self._members, gather=_GATHER_S,
+                            timeout=_LONGEST_ROUND_S, agent=self.agent)
+        finally:
+            # There is no round, or no longer one.
+            self.update.go_alone()
 
 
 class Seat:
