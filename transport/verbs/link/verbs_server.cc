@@ -377,7 +377,8 @@ std::vector<Error> VerbsServerImpl::registration_problems() const {
 
 std::size_t VerbsServerImpl::link_count() const {
   const std::lock_guard lock(mutex_);
-  std::size_t count = 0;
+  // A link that is being revoked may still read.
+  std::size_t count = ending_.size();
   for (const auto& [token, links] : sessions_) count += links.size();
   return count;
 }
