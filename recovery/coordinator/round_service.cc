@@ -127,8 +127,14 @@ async::Task<Result<std::string>> RoundService::report_round(rpc::Peer peer, std:
   co_return orders.SerializeAsString();
 }
 
-// Waits for the end of the grace: a round that began earlier would miss members that have yet to
-// report.
+// Before the end of the grace, members have yet to report.
+async::Task<void> RoundService::await_members(Duration wait) {
+  const TimePoint until = steady_now() + wait;
+  while (core_.fleet().grace.active(steady_now()) && steady_now() < until) {
+    co_await changed_.wait_until(std::min(until, core_.fleet().grace.until()));
+  }
+}
+
 async::Task<Result<std::string>> RoundService::begin_update(std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::BeginUpdateRequest>(body));
   CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
@@ -138,11 +144,7 @@ async::Task<Result<std::string>> RoundService::begin_update(std::string body) {
     co_return fail(ErrorCode::kInvalid, "update {}: gathering for {} ms; at most {} ms are allowed",
                    id.to_string(), gather.count(), kLongestGather.count());
   }
-  const Duration wait = request.wait_ms() == 0 ? kGraceWait : wait_of(request.wait_ms());
-  const TimePoint until = steady_now() + wait;
-  while (core_.fleet().grace.active(steady_now()) && steady_now() < until) {
-    co_await changed_.wait_until(std::min(until, core_.fleet().grace.until()));
-  }
+  co_await await_members(request.wait_ms() == 0 ? kGraceWait : wait_of(request.wait_ms()));
   CO_TRY(const RoundId round,
          core_.begin_update(id, request.group(),
                             {gather.count() == 0 ? std::nullopt : std::optional<Duration>(gather),
@@ -158,10 +160,7 @@ async::Task<Result<std::string>> RoundService::plan_update(std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::PlanUpdateRequest>(body));
   CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
   CO_TRY_VOID(check_text("a group", request.group()));
-  const TimePoint until = steady_now() + kGraceWait;
-  while (core_.fleet().grace.active(steady_now()) && steady_now() < until) {
-    co_await changed_.wait_until(std::min(until, core_.fleet().grace.until()));
-  }
+  co_await await_members(kGraceWait);
   CO_TRY(const UpdatePlan plan, core_.plan_update(id, request.group(), steady_now()));
   co_return to_proto(plan).SerializeAsString();
 }

@@ -44,6 +44,7 @@ class RoundService {
   void wake_waiters();
 
  private:
+  async::Task<void> await_members(Duration wait);
   async::Task<Result<std::string>> begin_update(std::string body);
   async::Task<Result<std::string>> plan_update(std::string body);
   async::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);

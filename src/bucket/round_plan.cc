@@ -23,21 +23,13 @@ void add(std::string& out, std::span<const std::uint64_t> numbers) {
   for (const std::uint64_t number : numbers) add(out, number);
 }
 
-// In the order of the pieces of Contents.
-class ContentsDigest {
- public:
-  void add(const TensorInfo& info, const Box& box) {
-    bucket::add(all_, info.name);
-    bucket::add(all_, dtype_name(info.dtype));
-    bucket::add(all_, box.offset.span());
-    bucket::add(all_, box.extent.span());
-    bucket::add(all_, info.shape.span());
-  }
-  Digest value() const { return blake3(as_bytes(all_)); }
-
- private:
-  std::string all_;
-};
+void add(std::string& out, const TensorInfo& info, const Box& box) {
+  add(out, info.name);
+  add(out, dtype_name(info.dtype));
+  add(out, box.offset.span());
+  add(out, box.extent.span());
+  add(out, info.shape.span());
+}
 
 // The pieces of each share, in order.
 Result<std::vector<std::vector<std::uint32_t>>> pieces_of_shares(
@@ -66,20 +58,20 @@ Failure too_many(std::uint64_t bytes, std::uint64_t share_bytes) {
 }  // namespace
 
 Digest digest_of(const Contents& contents) {
-  ContentsDigest digest;
+  std::string all;
   for (const Piece& piece : contents.pieces()) {
-    digest.add(contents.tensors()[piece.tensor], piece.box());
+    add(all, contents.tensors()[piece.tensor], piece.box());
   }
-  return digest.value();
+  return blake3(as_bytes(all));
 }
 
 Digest digest_of(const TensorSet& tensors, std::span<const TensorBox> boxes) {
   std::vector<const TensorBox*> sorted;
   for (const TensorBox& each : boxes) sorted.push_back(&each);
   std::ranges::stable_sort(sorted, {}, &TensorBox::tensor);
-  ContentsDigest digest;
-  for (const TensorBox* each : sorted) digest.add(tensors[each->tensor], each->box);
-  return digest.value();
+  std::string all;
+  for (const TensorBox* each : sorted) add(all, tensors[each->tensor], each->box);
+  return blake3(as_bytes(all));
 }
 
 std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares) {

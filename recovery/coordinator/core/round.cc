@@ -214,7 +214,8 @@ void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& bus
       same, {}, [&](std::size_t i) { return std::tie(places_[i].node_id, places_[i].device); });
   std::map<std::string, const RoundPlace*> taken;  // by device
   Party party;
-  // Then agents that do not fetch, such as those of an older build, have too little patience.
+  // If nobody has all of it, agents that do not fetch stay out. Those of an older build would give
+  // a bucket less time than a fetch may take.
   party.owners_fetch =
       std::ranges::none_of(same, [&](std::size_t i) { return places_[i].last->owner; });
   std::vector<const RoundPlace*> members;

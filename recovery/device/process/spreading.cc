@@ -55,8 +55,11 @@ Result<void> Spreading::plan() {
   return {};
 }
 
-bool Spreading::fetched_here(std::uint32_t share) const {
-  return std::ranges::find(order_.fetched, share) != order_.fetched.end();
+void Spreading::add_tiles(std::uint32_t share, TileSet& tiles) const {
+  const bucket::Plan& plan = plan_->plan_of(share);
+  for (std::size_t index = 0; index < plan.size(); ++index) {
+    for (const auto& [begin, end] : plan.tiles(index)) tiles.set_range(begin, end);
+  }
 }
 
 // Has this host fetch the bytes of the own share. They come while the ranks meet.
@@ -64,12 +67,9 @@ Result<void> Spreading::want_share() {
   const auto own = std::ranges::find(order_.owners, order_.rank);
   if (own == order_.owners.end()) return {};
   const auto share = static_cast<std::uint32_t>(own - order_.owners.begin());
-  if (!fetched_here(share)) return {};
+  if (std::ranges::find(order_.fetched, share) == order_.fetched.end()) return {};
   TileSet wanted(means_.contents.tiles().tile_count());
-  const bucket::Plan& plan = plan_->plan_of(share);
-  for (std::size_t index = 0; index < plan.size(); ++index) {
-    for (const auto& [begin, end] : plan.tiles(index)) wanted.set_range(begin, end);
-  }
+  add_tiles(share, wanted);
   means_.say(ShareWanted{order_.session, wanted.ranges()});
   return {};
 }
@@ -155,12 +155,7 @@ Result<void> Spreading::start_keeping() {
     final_tiles.set_range(begin, end);
   }
   // This host fetches these, and writes them meanwhile.
-  for (const std::uint32_t share : order_.fetched) {
-    const bucket::Plan& plan = plan_->plan_of(share);
-    for (std::size_t index = 0; index < plan.size(); ++index) {
-      for (const auto& [begin, end] : plan.tiles(index)) final_tiles.set_range(begin, end);
-    }
-  }
+  for (const std::uint32_t share : order_.fetched) add_tiles(share, final_tiles);
   keep_.emplace(means_.device, *plan_, means_.pinner, means_.segments, std::move(final_tiles),
                 bucket::SegmentKeep::Which{order_.keep_index, order_.keep_count},
                 bucket::Allowance(rate, met_), means_.slots.count());

@@ -41,7 +41,7 @@ class Spreading {
  private:
   Result<void> plan();
   Result<void> want_share();
-  bool fetched_here(std::uint32_t share) const;
+  void add_tiles(std::uint32_t share, TileSet& tiles) const;
   Result<std::unique_ptr<bucket::SegmentFetch>> fetch_of(std::uint32_t share) const;
   Result<void> meet();
   Result<void> start();

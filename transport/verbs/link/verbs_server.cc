@@ -377,7 +377,7 @@ std::vector<Error> VerbsServerImpl::registration_problems() const {
 
 std::size_t VerbsServerImpl::link_count() const {
   const std::lock_guard lock(mutex_);
-  // A link that is being revoked may still read.
+  // Links under revocation may still read.
   std::size_t count = ending_.size();
   for (const auto& [token, links] : sessions_) count += links.size();
   return count;
