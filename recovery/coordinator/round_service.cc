@@ -58,11 +58,9 @@ void RoundLog::look(const Rounds& rounds) {
 void RoundLog::look(const Round& round, Said& said) {
   for (; said.parties < round.parties().size(); ++said.parties) {
     const Party& party = round.parties()[said.parties];
-    const RoundPlace& first = round.places()[party.ranks.front()];
     log::info("round.party", "round", round.number(), "party", party.number, "members",
-              party.ranks.size(), "owners", party.owners.size(), "bytes",
-              first.last ? first.last->payload_bytes : 0, "bucket", party.bucket_bytes,
-              "communicator", party.communicator, "reused", party.reuses);
+              party.ranks.size(), "owners", party.owners.size(), "bytes", party.bytes, "bucket",
+              party.bucket_bytes, "communicator", party.communicator, "reused", party.reuses);
   }
   for (const Party& party : round.parties()) {
     if (party.state != PartyState::kStopped || !said.stopped.insert(party.number).second) continue;
@@ -103,7 +101,11 @@ void RoundService::wake_waiters() {
 }
 
 proto::RoundOrders RoundService::orders_of(const std::string& node_id) const {
-  return to_proto(core_.rounds().orders_for(node_id));
+  proto::RoundOrders orders = to_proto(core_.rounds().orders_for(node_id));
+  for (const Digest& contents : core_.rounds().undescribed_of(node_id)) {
+    *orders.add_describe() = rpc::to_proto(contents);
+  }
+  return orders;
 }
 
 async::Task<Result<std::string>> RoundService::report_round(rpc::Peer peer, std::string body) {

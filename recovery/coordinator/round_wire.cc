@@ -18,6 +18,8 @@ constexpr int kMaxCommunicatorsPerMember = 64;
 constexpr int kMaxIdsPerReport = 4096;
 constexpr std::size_t kMaxIdBytes = 4096;
 constexpr std::size_t kMaxReasonBytes = 512;
+// So that a sum over all members of a round is still a number of 64 bits.
+constexpr std::uint64_t kMaxContentsBytes = std::uint64_t{1} << 46;
 
 constexpr WireEnum<RoundMemberState, proto::RoundMemberState, 7> kMemberStates{{
     {RoundMemberState::kServing, proto::ROUND_SERVING},
@@ -59,7 +61,8 @@ constexpr rpc::Fields kSpreadStatus{WIRE_FIELD(spread_bytes), WIRE_FIELD(kept_by
 constexpr rpc::Fields kPlan{WIRE_FIELD(ready), WIRE_FIELD(unknown)};
 constexpr rpc::Fields kPlannedParty{WIRE_FIELD(bytes), WIRE_FIELD(owners_fetch)};
 constexpr rpc::Fields kPlannedRank{WIRE_FIELD(node_id), WIRE_FIELD(instance), WIRE_FIELD(rank),
-                                   WIRE_FIELD(device),  WIRE_FIELD(owner),    WIRE_FIELD(uploads)};
+                                   WIRE_FIELD(device),  WIRE_FIELD(owner),    WIRE_FIELD(uploads),
+                                   WIRE_FIELD(rest)};
 constexpr rpc::Fields kPlannedHost{WIRE_FIELD(node_id),  WIRE_FIELD(fetches),
                                    WIRE_FIELD(receives), WIRE_FIELD(sends),
                                    WIRE_FIELD(gives),    WIRE_FIELD(busiest_upload)};
@@ -93,11 +96,33 @@ Result<RoundMember> from_proto(const proto::RoundMember& message) {
   return member;
 }
 
+Result<DescribedContents> from_proto(const proto::DescribedContents& message) {
+  if (message.keys_size() != message.bytes_size()) {
+    return fail(ErrorCode::kInvalid, "contents of {} pieces with {} sizes", message.keys_size(),
+                message.bytes_size());
+  }
+  DescribedContents described{rpc::from_proto(message.contents()), {}};
+  described.pieces.reserve(static_cast<std::size_t>(message.keys_size()));
+  std::uint64_t together = 0;
+  for (int i = 0; i < message.keys_size(); ++i) {
+    if (message.bytes(i) > kMaxContentsBytes - together) {
+      return fail(ErrorCode::kInvalid, "contents of more than {} bytes", kMaxContentsBytes);
+    }
+    together += message.bytes(i);
+    described.pieces.push_back({message.keys(i), message.bytes(i)});
+  }
+  return described;
+}
+
 proto::PartyOrder to_proto(const PartyOrder& party) {
   proto::PartyOrder message;
   kPartyOrder.write(party, message);
   message.set_state(kPartyStates.to_wire(party.state));
-  for (const auto& place : party.members) kPartyPlace.write(place, *message.add_members());
+  for (const auto& place : party.members) {
+    auto& out = *message.add_members();
+    kPartyPlace.write(place, out);
+    if (!place.pieces.empty()) *out.mutable_pieces() = rpc::to_proto(place.pieces);
+  }
   return message;
 }
 
@@ -139,6 +164,10 @@ Result<RoundReport> from_proto(const proto::RoundReport& message) {
     }
     report.ids.push_back(
         {entry.round(), entry.party(), entry.id(), entry.problem().substr(0, kMaxReasonBytes)});
+  }
+  for (const auto& entry : message.described()) {
+    TRY(DescribedContents described, from_proto(entry));
+    report.described.push_back(std::move(described));
   }
   return report;
 }

@@ -10,6 +10,7 @@
 #include "src/base/digest.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
+#include "src/bucket/round_plan.h"
 #include "src/bucket/segment_keep.h"
 
 // The agent's orders to the device process, and its answers, session by session.
@@ -87,8 +88,11 @@ struct SpreadOrder {
   std::uint32_t keep_count = 0;
   // Owners fetch their shares from other hosts meanwhile, so a bucket may take longer.
   bool owners_fetch = false;
-  // Shares that this host fetches, for all of its ranks. No rank keeps them.
+  // Shares that this host fetches into the session's segments. No rank keeps them there.
   std::vector<std::uint32_t> fetched = {};
+  // The session's pieces that the round brings; empty: all of them. The others come after it, from
+  // the segments.
+  bucket::PieceRuns pieces = {};
 };
 // The tiles of the session's own share that this host has yet to fetch, in the order of its
 // buckets.
@@ -114,6 +118,8 @@ struct SpreadOver {
   std::optional<Error> worker_lost = {};
   // From the arrival of a bucket on the device until it had verified, of all buckets together.
   std::chrono::microseconds verify{};
+  // Every bucket of the round was delivered, and the session's other pieces have yet to come.
+  bool more = false;
 };
 
 // --- direct reads, docs/internals/devices.md

@@ -120,6 +120,7 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
     return fail(ErrorCode::kInvalid, "buckets of {} bytes for {} owners", order.bucket_bytes(),
                 shares);
   }
+  TRY(auto pieces, rpc::from_proto(order.pieces(), std::numeric_limits<std::uint32_t>::max()));
   return SpreadOrder{order.session(),
                      order.communicator(),
                      order.id(),
@@ -130,7 +131,8 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
                      order.keep_index(),
                      order.keep_count(),
                      order.owners_fetch(),
-                     {order.fetched().begin(), order.fetched().end()}};
+                     {order.fetched().begin(), order.fetched().end()},
+                     std::move(pieces)};
 }
 
 proto::BeginSpread to_proto(const SpreadOrder& order) {
@@ -146,6 +148,7 @@ proto::BeginSpread to_proto(const SpreadOrder& order) {
   message.set_keep_count(order.keep_count);
   message.set_owners_fetch(order.owners_fetch);
   for (const std::uint32_t share : order.fetched) message.add_fetched(share);
+  if (!order.pieces.empty()) *message.mutable_pieces() = rpc::to_proto(order.pieces);
   return message;
 }
 
@@ -198,7 +201,8 @@ SpreadOver from_proto(const proto::SpreadOver& over) {
           kept_of(over),
           over.kept_bytes(),
           error_of(over.worker_lost()),
-          from_wire(over.verify_us())};
+          from_wire(over.verify_us()),
+          over.more()};
 }
 
 proto::SpreadOver to_proto(const SpreadOver& over) {
@@ -211,6 +215,7 @@ proto::SpreadOver to_proto(const SpreadOver& over) {
   message.set_meet_us(to_wire(over.meet));
   message.set_kept_bytes(over.kept_bytes);
   message.set_verify_us(to_wire(over.verify));
+  message.set_more(over.more);
   if (over.worker_lost) *message.mutable_worker_lost() = rpc::to_status(*over.worker_lost);
   const std::size_t told = std::min(over.kept.size(), kMostKeptRuns);
   for (const auto& run : std::span(over.kept).first(told)) {

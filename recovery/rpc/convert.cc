@@ -105,8 +105,8 @@ Result<void> from_status(const proto::Status& status) {
   }
 }
 
-proto::TileRanges to_proto(std::span<const std::pair<std::uint32_t, std::uint32_t>> runs) {
-  proto::TileRanges ranges;
+proto::IndexRanges to_proto(std::span<const std::pair<std::uint32_t, std::uint32_t>> runs) {
+  proto::IndexRanges ranges;
   ranges.mutable_begin()->Reserve(static_cast<int>(runs.size()));
   ranges.mutable_end()->Reserve(static_cast<int>(runs.size()));
   for (const auto& [begin, end] : runs) {
@@ -116,9 +116,9 @@ proto::TileRanges to_proto(std::span<const std::pair<std::uint32_t, std::uint32_
   return ranges;
 }
 
-Result<TileRuns> from_proto(const proto::TileRanges& ranges, std::uint64_t tile_limit) {
+Result<TileRuns> from_proto(const proto::IndexRanges& ranges, std::uint64_t limit) {
   if (ranges.begin_size() != ranges.end_size()) {
-    return fail(ErrorCode::kInvalid, "tile ranges have {} begins and {} ends", ranges.begin_size(),
+    return fail(ErrorCode::kInvalid, "index ranges have {} begins and {} ends", ranges.begin_size(),
                 ranges.end_size());
   }
   TileRuns runs;
@@ -126,9 +126,9 @@ Result<TileRuns> from_proto(const proto::TileRanges& ranges, std::uint64_t tile_
   for (int i = 0; i < ranges.begin_size(); ++i) {
     const std::uint32_t begin = ranges.begin(i);
     const std::uint32_t end = ranges.end(i);
-    if (begin >= end || end > tile_limit || (!runs.empty() && begin < runs.back().second)) {
-      return fail(ErrorCode::kInvalid, "tile range [{}, {}) is empty, out of order or past {}",
-                  begin, end, tile_limit);
+    if (begin >= end || end > limit || (!runs.empty() && begin < runs.back().second)) {
+      return fail(ErrorCode::kInvalid, "index range [{}, {}) is empty, out of order or past {}",
+                  begin, end, limit);
     }
     runs.emplace_back(begin, end);
   }

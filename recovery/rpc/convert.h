@@ -27,8 +27,8 @@ Result<void> from_status(const proto::Status& status);
 
 // Ascending disjoint runs [begin, end), as TileSet::ranges() returns them.
 using TileRuns = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
-proto::TileRanges to_proto(std::span<const std::pair<std::uint32_t, std::uint32_t>> runs);
-// kInvalid unless every run is non-empty, ascending, disjoint and ends by `tile_limit`.
-Result<TileRuns> from_proto(const proto::TileRanges& ranges, std::uint64_t tile_limit);
+proto::IndexRanges to_proto(std::span<const std::pair<std::uint32_t, std::uint32_t>> runs);
+// kInvalid unless every run is non-empty, ascending, disjoint and ends by `limit`.
+Result<TileRuns> from_proto(const proto::IndexRanges& ranges, std::uint64_t limit);
 
 }  // namespace rekindle::rpc

@@ -1,6 +1,7 @@
 #include "recovery/worker/host_rounds.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -9,6 +10,9 @@
 namespace rekindle::worker {
 
 namespace {
+
+// In one report. Larger contents are not described.
+constexpr std::size_t kMostPiecesDescribed = 200'000;
 
 void add_phase(proto::RoundMember& member, const char* name, std::chrono::microseconds took) {
   auto& phase = *member.add_phases();
@@ -111,11 +115,12 @@ void RoundMember::end_spread(const device::SpreadOver& over) {
   spread_took_ = over.meet + over.elapsed;
   verify_took_ = over.verify;
   const bool given_all = !over.error && !over.worker_lost;
-  spread_bytes_ = given_all ? joined_.payload_bytes : std::max(spread_bytes_, over.bytes);
+  spread_bytes_ =
+      given_all && !over.more ? joined_.payload_bytes : std::max(spread_bytes_, over.bytes);
 }
 
-void RoundMember::fill() {
-  if (state_ == proto::ROUND_SPREADING) spread_bytes_ = joined_.payload_bytes;
+void RoundMember::fill(bool more) {
+  if (state_ == proto::ROUND_SPREADING && !more) spread_bytes_ = joined_.payload_bytes;
   state_ = proto::ROUND_FILLED;
   become_ready();
 }
@@ -219,9 +224,12 @@ RoundMember* find_member(Members& members, SessionId session) {
   return found == members.end() ? nullptr : &found->second;
 }
 
-device::SpreadOrder spread_order(const Members& members, const proto::PartyOrder& party,
-                                 SessionId session, std::uint32_t rank) {
+Result<device::SpreadOrder> spread_order(const Members& members, const proto::PartyOrder& party,
+                                         const proto::PartyOrder::Place& own_place) {
+  const SessionId session = own_place.session();
+  const std::uint32_t rank = own_place.rank();
   device::SpreadOrder order;
+  TRY(order.pieces, rpc::from_proto(own_place.pieces(), std::numeric_limits<std::uint32_t>::max()));
   order.session = session;
   order.communicator = party.communicator();
   order.id = party.id();
@@ -230,11 +238,13 @@ device::SpreadOrder spread_order(const Members& members, const proto::PartyOrder
   order.bucket_bytes = party.bucket_bytes();
   order.owners.assign(party.owners().begin(), party.owners().end());
   order.owners_fetch = party.owners_fetch();
-  // The ranks here whose host lacks the version. They want the same tiles and share one copy.
+  const Digest& contents = members.at(session).contents();
+  // The ranks here whose host lacks the version, and that want the same: they share one copy.
   std::vector<std::uint32_t> keepers;
   for (const auto& place : party.members()) {
     const auto keeper = members.find(place.session());
     if (keeper == members.end() || keeper->second.owner() || keeper->second.ended()) continue;
+    if (keeper->second.contents() != contents) continue;
     keepers.push_back(place.rank());
   }
   std::ranges::sort(keepers);
@@ -276,9 +286,12 @@ bool HostRounds::enters(SessionId session) {
   return false;
 }
 
-void HostRounds::want(SessionId session, const Digest& contents, std::uint64_t payload_bytes) {
+void HostRounds::want(SessionId session, const Digest& contents, std::uint64_t payload_bytes,
+                      WantedPieces pieces) {
   RoundMember* const member = find_member(members_, session);
-  if (member != nullptr) member->want(contents, payload_bytes);
+  if (member == nullptr) return;
+  if (member->contents() != contents) undescribed_.try_emplace(contents);
+  member->want(contents, payload_bytes, std::move(pieces));
 }
 
 // A session that waits for its party joins when it has its buckets.
@@ -314,11 +327,11 @@ void HostRounds::go_alone(SessionId session, RoundMember& member, const std::str
   effects_.left_round(session, false, why);
 }
 
-void HostRounds::fill(SessionId session, RoundMember& member) {
+void HostRounds::fill(SessionId session, RoundMember& member, bool more) {
   if (!member.is_in_party() && member.state() != proto::ROUND_ALONE) return;
-  member.fill();
+  member.fill(more);
   changed_ = true;
-  effects_.left_round(session, true, "");
+  effects_.left_round(session, !more, more ? "the round has brought what others want, too" : "");
 }
 
 void HostRounds::spread_over(const device::SpreadOver& over, TimePoint now) {
@@ -327,7 +340,7 @@ void HostRounds::spread_over(const device::SpreadOver& over, TimePoint now) {
   member->end_spread(over);
   changed_ = true;
   if (member->ended()) return end_discarding(*member, over.error.has_value(), now);
-  if (!over.error && !over.worker_lost) return fill(over.session, *member);
+  if (!over.error && !over.worker_lost) return fill(over.session, *member, over.more);
   if (!member->is_in_party()) return;
   if (over.error) return go_alone(over.session, *member, over.error->message());
   member->lose_worker(over.worker_lost->message());
@@ -339,7 +352,7 @@ void HostRounds::device_over(const device::DeviceOver& over, TimePoint now) {
   if (member == nullptr) return;
   if (member->ended()) return end_discarding(*member, over.error.has_value(), now);
   if (member->round() == 0) return;
-  if (!over.error) return fill(over.session, *member);
+  if (!over.error) return fill(over.session, *member, false);
   if (!member->waits_for_buckets() && !member->is_in_party()) return;
   member->take_chosen();
   go_alone(over.session, *member, over.error->message());
@@ -450,7 +463,36 @@ proto::RoundReport HostRounds::report(const std::string& device_life,
       id.set_problem(meeting.id->error().message());
     }
   }
+  describe(report);
   return report;
+}
+
+// Once, and again if a report was not answered: the coordinator may not have heard it.
+void HostRounds::describe(proto::RoundReport& report) {
+  std::erase_if(undescribed_, [&](const auto& item) {
+    return std::ranges::none_of(
+        members_, [&](const auto& each) { return each.second.contents() == item.first; });
+  });
+  std::size_t pieces = 0;
+  for (const auto& [session, member] : members_) {
+    const auto entry = undescribed_.find(member.contents());
+    if (entry == undescribed_.end() || entry->second != 0 || member.pieces() == nullptr) continue;
+    const auto& keys = *member.pieces();
+    if (pieces + keys.size() > kMostPiecesDescribed) continue;
+    pieces += keys.size();
+    entry->second = sequence_;
+    auto& contents = *report.add_described();
+    *contents.mutable_contents() = rpc::to_proto(entry->first);
+    for (const bucket::PieceKey& piece : keys) {
+      contents.add_keys(piece.key);
+      contents.add_bytes(piece.bytes);
+    }
+  }
+}
+
+void HostRounds::unanswered() {
+  known_.unanswered();
+  for (auto& [contents, report] : undescribed_) report = 0;
 }
 
 void HostRounds::meeting_id(std::uint64_t number, const Result<std::string>& id) {
@@ -467,6 +509,13 @@ void HostRounds::meeting_id(std::uint64_t number, const Result<std::string>& id)
 
 void HostRounds::obey(const proto::RoundOrders& orders, std::uint64_t sequence, TimePoint now) {
   if (!known_.take(orders, sequence)) return;
+  std::erase_if(undescribed_, [&](const auto& item) {
+    return item.second != 0 && known_.has_answered(item.second);
+  });
+  for (const auto& contents : orders.describe()) {
+    const bool is_new = undescribed_.try_emplace(rpc::from_proto(contents)).second;
+    changed_ = changed_ || is_new;
+  }
   std::set<PartyKey> meeting;
   std::set<SessionId> seated;
   for (const auto& order : orders.rounds()) {
@@ -500,10 +549,14 @@ void HostRounds::obey_party(std::uint64_t round, const proto::PartyOrder& party,
     RoundMember* const member = find_member(members_, place.session());
     if (member == nullptr || member->round() != round) continue;
     if (party.state() == proto::PARTY_SPREADING && member->state() == proto::ROUND_JOINED) {
-      const auto order = spread_order(members_, party, place.session(), place.rank());
+      const auto order = spread_order(members_, party, place);
+      if (!order) {
+        stop(place.session(), *member, order.error().message(), now);
+        continue;
+      }
       member->spread();
       changed_ = true;
-      effects_.spread(order);
+      effects_.spread(*order);
     } else if (party.state() == proto::PARTY_STOPPED) {
       stop(place.session(), *member, party.why(), now);
     }

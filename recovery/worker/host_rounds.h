@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
+#include "src/bucket/round_plan.h"
 
 namespace rekindle::worker {
 
@@ -71,6 +73,9 @@ class KnownRounds {
   std::optional<TimePoint> silent_since_;
 };
 
+// Of a session's contents, in order. There may be tens of thousands.
+using WantedPieces = std::shared_ptr<const std::vector<bucket::PieceKey>>;
+
 // One session's part in broadcast rounds. Pure. A session of a group is a member from its attach
 // on:
 //
@@ -97,9 +102,10 @@ class RoundMember {
   void choose(const ModelVersion& id, std::uint64_t round);
   void hand_over(const Digest& root) { root_ = root; }
   // The contents that it has or is getting.
-  void want(const Digest& contents, std::uint64_t payload_bytes) {
+  void want(const Digest& contents, std::uint64_t payload_bytes, WantedPieces pieces) {
     joined_.contents = contents;
     joined_.payload_bytes = payload_bytes;
+    pieces_ = std::move(pieces);
   }
   // The version arrives by another way than a join.
   void take_chosen() { id_ = chosen_; }
@@ -110,8 +116,8 @@ class RoundMember {
   bool progress(std::uint64_t bytes);
   // What its device says at the end of the spread.
   void end_spread(const device::SpreadOver& over);
-  // Its device was given every byte.
-  void fill();
+  // Its device was given every byte of the round. `more`: others come from its host.
+  void fill(bool more);
   // It gets the rest of its bytes without the round.
   void go_alone(const std::string& why);
   // Its device has been through the round without the worker. The party is well.
@@ -142,6 +148,9 @@ class RoundMember {
   }
   bool ended() const { return ended_; }
   bool owner() const { return here_ == Bytes::kAll; }
+  const Digest& contents() const { return joined_.contents; }
+  // Null: not known yet.
+  const WantedPieces& pieces() const { return pieces_; }
   // It waits for its buckets, and then for its party.
   bool waits_for_buckets() const { return round_ != 0 && state_ == proto::ROUND_SERVING; }
   // It waits for its party, or is in it.
@@ -165,6 +174,7 @@ class RoundMember {
   std::uint64_t round_ = 0;
   Digest root_;
   device::DeviceJoined joined_;
+  WantedPieces pieces_;
   Bytes here_ = Bytes::kNone;
   std::uint64_t spread_bytes_ = 0;
   std::uint64_t kept_bytes_ = 0;
@@ -220,7 +230,8 @@ class HostRounds {
   // After the hand-over. `alone`: why it gets no buckets of a round.
   void hand_over(SessionId session, const Digest& root, std::optional<std::string> alone);
   // Its contents, as DeviceJoined has them.
-  void want(SessionId session, const Digest& contents, std::uint64_t payload_bytes);
+  void want(SessionId session, const Digest& contents, std::uint64_t payload_bytes,
+            WantedPieces pieces);
   void commit(SessionId session);
   void report_phases(SessionId session, const rpc::PhaseTimes& phases);
   void fail(SessionId session, const std::string& why, TimePoint now);
@@ -238,7 +249,7 @@ class HostRounds {
                             TimePoint now);
   // The answer to report number `sequence`.
   void obey(const proto::RoundOrders& orders, std::uint64_t sequence, TimePoint now);
-  void unanswered() { known_.unanswered(); }
+  void unanswered();
   void forget_orders();
   // Members do not hear of this version any more.
   void retired(const ModelVersion& id) { known_.retired(id); }
@@ -264,18 +275,22 @@ class HostRounds {
   };
 
   void go_alone(SessionId session, RoundMember& member, const std::string& why);
-  void fill(SessionId session, RoundMember& member);
+  // `more`: some of its bytes have yet to come from its host.
+  void fill(SessionId session, RoundMember& member, bool more);
   void end_discarding(RoundMember& member, bool device_failed, TimePoint now);
   void obey_party(std::uint64_t round, const proto::PartyOrder& party, TimePoint now);
   void stop(SessionId session, RoundMember& member, const std::string& why, TimePoint now);
   void leave_ended_rounds(const std::string& why);
+  void describe(proto::RoundReport& report);
 
   RoundEffects& effects_;
   const RoundTimes times_;
   KnownRounds known_;
   std::map<SessionId, RoundMember> members_;
   std::map<PartyKey, Meeting> meetings_;  // ids that were asked for
-  std::uint64_t sequence_ = 0;            // of the last report
+  // Contents that the coordinator may not know, with the report that describes them; 0: none.
+  std::map<Digest, std::uint64_t> undescribed_;
+  std::uint64_t sequence_ = 0;  // of the last report
   std::uint64_t last_meeting_ = 0;
   bool changed_ = false;
   bool progressed_ = false;

@@ -8,7 +8,6 @@
 #include "recovery/pull/tile_verifier.h"
 #include "recovery/pull/wanted.h"
 #include "recovery/worker/worker_wire.h"
-#include "src/bucket/round_plan.h"
 
 namespace rekindle::worker {
 
@@ -56,10 +55,11 @@ std::shared_ptr<const Portion> Portion::make(const Checkpoint& checkpoint, Layou
   const auto boxes = wanted.empty() ? layout.boxes() : wanted;
   auto [held, payload_bytes] = measure(checkpoint, boxes);
   const Digest contents = bucket::digest_of(checkpoint.tensors, boxes);
+  auto pieces = bucket::keys_of(checkpoint.tensors, boxes);
   std::string encoded = encode_portion(checkpoint, layout, wanted);
   return std::make_shared<const Portion>(Portion{std::move(layout), std::move(wanted),
                                                  std::move(held), payload_bytes, contents,
-                                                 std::move(encoded)});
+                                                 std::move(pieces), std::move(encoded)});
 }
 
 Result<Found> find_portion(const Copies& copies, const Wanted& wanted) {

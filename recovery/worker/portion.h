@@ -9,6 +9,7 @@
 
 #include "recovery/pull/pull_types.h"
 #include "src/base/digest.h"
+#include "src/bucket/round_plan.h"
 #include "src/store/segment_store.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/layout.h"
@@ -35,7 +36,8 @@ struct Portion {
   TileSet held;                     // the tiles of the wanted boxes
   std::uint64_t payload_bytes = 0;  // of the wanted boxes
   Digest contents;                  // as bucket::digest_of
-  std::string encoded;              // encode_portion()
+  std::vector<bucket::PieceKey> pieces;
+  std::string encoded;  // encode_portion()
 
   static std::shared_ptr<const Portion> make(const Checkpoint& checkpoint, Layout layout,
                                              std::vector<TensorBox> wanted);

@@ -52,7 +52,8 @@ bool RoundDriver::enters(SessionId session, VersionFeed& feed) {
 
 void RoundDriver::hand_over(SessionId session, const VersionFeed::View& view,
                             std::optional<std::string> alone) {
-  rounds_.want(session, view.portion->contents, view.portion->payload_bytes);
+  rounds_.want(session, view.portion->contents, view.portion->payload_bytes,
+               WantedPieces(view.portion, &view.portion->pieces));
   rounds_.hand_over(session, view.checkpoint->root, std::move(alone));
   changed();
 }
@@ -114,7 +115,7 @@ void RoundDriver::spread_over(const device::SpreadOver& over) {
     log::info("worker.spread", "session", over.session, "buckets", over.buckets, "bytes",
               over.bytes, "us", over.elapsed.count(), "meet_us", over.meet.count(), "kept_bytes",
               over.kept_bytes);
-    sessions_.receive_broadcast(over.session);
+    if (!over.more) sessions_.receive_broadcast(over.session);
   }
   take_share(over.session, {});
   fetching_.erase(over.session);
@@ -161,7 +162,7 @@ void RoundDriver::await_share(const device::SpreadOrder& order) {
   }
   fetching_[order.session] = {feed, order.communicator};
   tasks_.spawn("worker.share", tell_share(order.session, feed));
-  Shares& shares = shares_[order.communicator];
+  Shares& shares = shares_[{order.communicator, feed.get()}];
   shares.sessions.push_back(order.session);
   shares.awaited.insert(order.session);
 }

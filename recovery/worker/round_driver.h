@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recovery/worker/agent_host.h"
@@ -77,8 +78,8 @@ class RoundDriver final : private RoundEffects {
     Lease writing;
     std::string party;
   };
-  // The shares of one party that this host fetches. They come side by side, so all of its ranks
-  // must have named their tiles.
+  // The shares of one party that this host fetches into one copy. They come side by side, so all of
+  // its ranks must have named their tiles.
   struct Shares {
     std::vector<SessionId> sessions;
     std::set<SessionId> awaited;
@@ -109,8 +110,8 @@ class RoundDriver final : private RoundEffects {
   HostRounds rounds_;
   std::map<SessionId, Paused> paused_;
   std::map<SessionId, Keeper> keepers_;  // until their spread is over
-  // By communicator, until all tiles are named.
-  std::map<std::string, Shares> shares_;
+  // By communicator and feed, until all tiles are named.
+  std::map<std::pair<std::string, const VersionFeed*>, Shares> shares_;
   // Until their spread is over.
   std::map<SessionId, Fetching> fetching_;
   // A pull may outlive this object and then report that it could not fetch a share.

@@ -1,6 +1,7 @@
 #include "src/bucket/round_plan.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "src/base/blake3.h"
@@ -31,15 +32,27 @@ void add(std::string& out, const TensorInfo& info, const Box& box) {
   add(out, info.shape.span());
 }
 
-// The pieces of each share, in order.
+// The boxes in the order of pieces.
+std::vector<const TensorBox*> sorted_by_tensor(std::span<const TensorBox> boxes) {
+  std::vector<const TensorBox*> sorted;
+  for (const TensorBox& each : boxes) sorted.push_back(&each);
+  std::ranges::stable_sort(sorted, {}, &TensorBox::tensor);
+  return sorted;
+}
+
+// The pieces of each share, in order, and then those without a share.
 Result<std::vector<std::vector<std::uint32_t>>> pieces_of_shares(
     std::span<const Piece> pieces, std::span<const std::uint32_t> share_of, std::uint32_t shares) {
   if (share_of.size() != pieces.size()) {
     return fail(ErrorCode::kInvalid, "a round shares out {} pieces of {}", share_of.size(),
                 pieces.size());
   }
-  std::vector<std::vector<std::uint32_t>> of_shares(shares);
+  std::vector<std::vector<std::uint32_t>> of_shares(shares + std::size_t{1});
   for (std::uint32_t i = 0; i < pieces.size(); ++i) {
+    if (share_of[i] == kNoShare) {
+      of_shares[shares].push_back(i);
+      continue;
+    }
     if (share_of[i] >= shares) {
       return fail(ErrorCode::kInvalid, "'{}' is in share {} of a round with {}", pieces[i].name(),
                   share_of[i], shares);
@@ -49,10 +62,20 @@ Result<std::vector<std::vector<std::uint32_t>>> pieces_of_shares(
   return of_shares;
 }
 
-Failure too_many(std::uint64_t bytes, std::uint64_t share_bytes) {
-  return fail(ErrorCode::kInvalid,
-              "a share of {} bytes takes more than {} buckets of {} each: ask for larger buckets",
-              bytes, kMostBuckets, share_bytes);
+Result<Plan> plan_in_order(const Contents& contents, std::span<const std::uint32_t> pieces,
+                           std::uint64_t room) {
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t piece : pieces) bytes += contents.pieces()[piece].bytes;
+  const auto too_many = [&] {
+    return fail(ErrorCode::kInvalid,
+                "a share of {} bytes takes more than {} buckets of {} each: ask for larger buckets",
+                bytes, kMostBuckets, room);
+  };
+  // Checked before a plan is made that would not fit memory, and again when it is known.
+  if (bytes / room > kMostBuckets) return too_many();
+  TRY(Plan plan, Plan::in_order(contents, pieces, room));
+  if (plan.size() > kMostBuckets) return too_many();
+  return plan;
 }
 
 }  // namespace
@@ -66,23 +89,43 @@ Digest digest_of(const Contents& contents) {
 }
 
 Digest digest_of(const TensorSet& tensors, std::span<const TensorBox> boxes) {
-  std::vector<const TensorBox*> sorted;
-  for (const TensorBox& each : boxes) sorted.push_back(&each);
-  std::ranges::stable_sort(sorted, {}, &TensorBox::tensor);
   std::string all;
-  for (const TensorBox* each : sorted) add(all, tensors[each->tensor], each->box);
+  for (const TensorBox* each : sorted_by_tensor(boxes)) {
+    add(all, tensors[each->tensor], each->box);
+  }
   return blake3(as_bytes(all));
 }
 
-std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares) {
+std::vector<PieceKey> keys_of(const TensorSet& tensors, std::span<const TensorBox> boxes) {
+  std::vector<PieceKey> keys;
+  keys.reserve(boxes.size());
+  std::string text;
+  for (const TensorBox* each : sorted_by_tensor(boxes)) {
+    const TensorInfo& info = tensors[each->tensor];
+    text.clear();
+    add(text, info, each->box);
+    PieceKey& piece = keys.emplace_back();
+    const Digest digest = blake3(as_bytes(text));
+    std::memcpy(&piece.key, digest.bytes.data(), sizeof piece.key);
+    piece.bytes = each->box.elements() * dtype_size_bytes(info.dtype);
+  }
+  return keys;
+}
+
+std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_t shares,
+                                     const PieceRuns& brought) {
   // A plan without shares is refused later.
   shares = std::max(shares, 1u);
+  std::vector<std::uint32_t> share_of(pieces.size(), brought.empty() ? 0 : kNoShare);
+  for (const auto& [begin, end] : brought) {
+    for (std::size_t i = begin; i < std::min<std::size_t>(end, pieces.size()); ++i) share_of[i] = 0;
+  }
   std::uint64_t left = 0;
-  for (const Piece& piece : pieces) left += piece.bytes;
-  std::vector<std::uint32_t> share_of(pieces.size());
+  for (std::size_t i = 0; i < pieces.size(); ++i) left += share_of[i] == 0 ? pieces[i].bytes : 0;
   std::uint32_t share = 0;
   std::uint64_t taken = 0;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (share_of[i] == kNoShare) continue;
     const std::uint64_t bytes = pieces[i].bytes;
     const std::uint64_t fair = left / (shares - share);
     // The piece goes to the owner that it brings closer to a fair share of the rest.
@@ -109,16 +152,16 @@ Result<RoundPlan> RoundPlan::create(const Contents& contents,
                 shares, shares * (seal_room + kPartAlignment));
   }
   const std::uint64_t room = round.share_bytes_ - seal_room;
-  TRY(const auto pieces, pieces_of_shares(contents.pieces(), share_of, shares));
+  TRY(auto pieces, pieces_of_shares(contents.pieces(), share_of, shares));
+  const auto rest = std::move(pieces.back());
+  pieces.pop_back();
   for (const auto& own : pieces) {
-    std::uint64_t bytes = 0;
-    for (const std::uint32_t piece : own) bytes += contents.pieces()[piece].bytes;
-    // Checked before a plan is made that would not fit memory, and again when it is known.
-    if (bytes / room > kMostBuckets) return too_many(bytes, room);
-    TRY(Plan plan, Plan::in_order(contents, own, room));
-    if (plan.size() > kMostBuckets) return too_many(bytes, room);
+    TRY(Plan plan, plan_in_order(contents, own, room));
     round.size_ = std::max(round.size_, plan.size());
     round.plans_.push_back(std::move(plan));
+  }
+  if (!rest.empty()) {
+    TRY(round.rest_, plan_in_order(contents, rest, round.bucket_bytes()));
   }
   return round;
 }

@@ -67,26 +67,27 @@ RoundTail::RoundTail(const RoundPlan& plan, Fetches& fetches, std::size_t first)
     fetches[share]->skip(first);
     size_ += plan.plan_of(share).size() - std::min(first, plan.plan_of(share).size());
   }
+  if (plan.rest() != nullptr) size_ += plan.rest()->size();
 }
 
 std::optional<std::size_t> RoundTail::next() {
-  for (std::uint32_t share = 0; share < plan_.shares(); ++share) {
-    const auto bucket = fetches_[share]->next();
+  for (std::uint32_t fetch = 0; fetch < fetches_.size(); ++fetch) {
+    const auto bucket = fetches_[fetch]->next();
     if (!bucket) continue;
-    given_.emplace_back(share, *bucket);
+    given_.emplace_back(fetch, *bucket);
     return given_.size() - 1;
   }
   return std::nullopt;
 }
 
 Result<void> RoundTail::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
-  const auto& [share, of_share] = given_[bucket];
-  return fetches_[share]->enqueue(of_share, to, stream);
+  const auto& [fetch, of_fetch] = given_[bucket];
+  return fetches_[fetch]->enqueue(of_fetch, to, stream);
 }
 
 std::vector<Part> RoundTail::parts(std::size_t index) const {
-  const auto& [share, of_share] = given_[index];
-  const auto parts = plan_.plan_of(share).parts(of_share);
+  const auto& [fetch, of_fetch] = given_[index];
+  const auto parts = plan_of(fetch).parts(of_fetch);
   return {parts.begin(), parts.end()};
 }
 

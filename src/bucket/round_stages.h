@@ -68,11 +68,11 @@ class RoundSpread final : public Spread {
   const Patience patience_;
 };
 
-// The remaining buckets of a round that has ended early, from the segments alone, share by share as
-// they arrive.
+// What a round has not brought, from the segments alone, in the order in which it arrives: the
+// remaining buckets of each share, if the round has ended early, and the pieces without a share.
 class RoundTail final : public Fetch {
  public:
-  // Of each share's plan.
+  // Of each share's plan, then of RoundPlan::rest(), if there is one.
   using Fetches = std::vector<std::unique_ptr<SegmentFetch>>;
   // Buckets of the round before `first` were delivered. Both outlive this.
   RoundTail(const RoundPlan& plan, Fetches& fetches, std::size_t first);
@@ -84,10 +84,14 @@ class RoundTail final : public Fetch {
   std::vector<Part> parts(std::size_t index) const;
 
  private:
+  const Plan& plan_of(std::uint32_t fetch) const {
+    return fetch < plan_.shares() ? plan_.plan_of(fetch) : *plan_.rest();
+  }
+
   const RoundPlan& plan_;
   Fetches& fetches_;
   std::size_t size_ = 0;
-  // Share and its bucket.
+  // The fetch and its bucket.
   std::vector<std::pair<std::uint32_t, std::size_t>> given_;
 };
 

@@ -17,29 +17,29 @@ constexpr auto fields_of(const NamedBox*) {
 
 }  // namespace bucket
 
-// TileRanges has the begins in one list and the ends in another.
-struct TileRanges {
+// IndexRanges has the begins in one list and the ends in another.
+struct IndexRanges {
   std::vector<std::uint64_t> begin;
   std::vector<std::uint64_t> end;
 };
-constexpr auto fields_of(const TileRanges*) {
-  return pbf::fields(pbf::field(1, &TileRanges::begin), pbf::field(2, &TileRanges::end));
+constexpr auto fields_of(const IndexRanges*) {
+  return pbf::fields(pbf::field(1, &IndexRanges::begin), pbf::field(2, &IndexRanges::end));
 }
 
 template <>
 struct pbf::Codec<TileRuns> {
   static constexpr auto kWire = pbf_wire_type::length_delimited;
   static void add(pbf_writer& out, pbf_tag_type number, const TileRuns& runs) {
-    TileRanges ranges;
+    IndexRanges ranges;
     for (const auto& [begin, end] : runs) {
       ranges.begin.push_back(begin);
       ranges.end.push_back(end);
     }
-    Codec<TileRanges>::add(out, number, ranges);
+    Codec<IndexRanges>::add(out, number, ranges);
   }
   static void take(pbf_reader& in, TileRuns& runs) {
-    TileRanges ranges;
-    Codec<TileRanges>::take(in, ranges);
+    IndexRanges ranges;
+    Codec<IndexRanges>::take(in, ranges);
     if (ranges.begin.size() != ranges.end.size()) throw Refused("ranges of tiles without an end");
     for (std::size_t i = 0; i < ranges.begin.size(); ++i) {
       runs.emplace_back(static_cast<TileIndex>(ranges.begin[i]),

@@ -57,6 +57,54 @@ TEST(RoundPlan, OwnersHaveAboutAsManyBytes) {
   }
 }
 
+// The plan of the shares must not depend on what only some ranks want: all ranks need the same one.
+TEST(RoundPlan, PiecesWithoutAShareChangeNoShare) {
+  std::vector<TensorInfo> common;
+  std::vector<TensorInfo> all;
+  PieceRuns brought;
+  for (std::uint32_t i = 0; i < 40; ++i) {
+    const TensorInfo info{fmt::format("t{:02}", i), DType::kU8, {1000 + 700 * std::uint64_t{i}}};
+    all.push_back(info);
+    if (i % 5 == 0) continue;
+    common.push_back(info);
+    if (!brought.empty() && brought.back().second == i) {
+      ++brought.back().second;
+    } else {
+      brought.emplace_back(i, i + 1);
+    }
+  }
+  const Contents only = sample_of(std::move(common), 1).contents();
+  const Contents with_more = sample_of(std::move(all), 1).contents();
+  constexpr std::uint64_t kBytes = 48'000;
+  const auto small = *RoundPlan::create(only, share_out(only.pieces(), 3), 3, kBytes, kSealRoom);
+  const auto large = *RoundPlan::create(with_more, share_out(with_more.pieces(), 3, brought), 3,
+                                        kBytes, kSealRoom);
+  EXPECT_EQ(small.rest(), nullptr);
+  ASSERT_NE(large.rest(), nullptr);
+  ASSERT_EQ(small.size(), large.size());
+  std::set<std::string_view> in_round;
+  for (std::size_t bucket = 0; bucket < small.size(); ++bucket) {
+    const auto parts = small.parts(bucket);
+    const auto its_parts = large.parts(bucket);
+    ASSERT_EQ(parts.size(), its_parts.size()) << bucket;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const Piece& piece = with_more.pieces()[its_parts[i].piece];
+      EXPECT_EQ(only.pieces()[parts[i].piece].name(), piece.name());
+      EXPECT_EQ(parts[i].at, its_parts[i].at);
+      EXPECT_EQ(parts[i].offset_bytes, its_parts[i].offset_bytes);
+      EXPECT_EQ(parts[i].bytes, its_parts[i].bytes);
+      in_round.insert(piece.name());
+    }
+  }
+  EXPECT_EQ(in_round.size(), 32u);
+  std::uint64_t rest_bytes = 0;
+  for (std::uint32_t i = 0; i < 40; i += 5) rest_bytes += 1000 + 700 * std::uint64_t{i};
+  EXPECT_EQ(large.rest()->payload_bytes(), rest_bytes);
+  for (std::size_t bucket = 0; bucket < large.rest()->size(); ++bucket) {
+    EXPECT_LE(large.rest()->bytes(bucket), large.bucket_bytes());
+  }
+}
+
 TEST(RoundPlan, MoreOwnersThanTensorsIsFine) {
   const Sample sample = sample_of({{"a", DType::kU8, {10}}, {"b", DType::kU8, {10}}}, 1);
   const Contents contents = sample.contents();
@@ -150,6 +198,25 @@ TEST(RoundDigest, DiffersWithWhatIsWanted) {
   EXPECT_TRUE(is_new(sample_of({{"a", DType::kF32, {64}}}, 1), {}));
 }
 
+TEST(PieceKeys, AreEqualForTheSamePiecesInTheOrderOfASession) {
+  const Sample sample = sample_of({{"a", DType::kF32, {8, 8}}, {"b", DType::kF32, {4}}}, 1);
+  const Box whole = Box::whole(sample.tensors[0].shape);
+  const Box upper{*Dims::from(std::vector<std::uint64_t>{0, 0}),
+                  *Dims::from(std::vector<std::uint64_t>{4, 8})};
+  const Box b = Box::whole(sample.tensors[1].shape);
+  const auto keys = keys_of(sample.tensors, std::vector<TensorBox>{{1, b}, {0, whole}});
+  ASSERT_EQ(keys.size(), 2u);
+  EXPECT_EQ(keys[0].bytes, 256u);
+  EXPECT_EQ(keys[1].bytes, 16u);
+  EXPECT_NE(keys[0].key, keys[1].key);
+  const auto others = keys_of(sample.tensors, std::vector<TensorBox>{{0, upper}, {1, b}});
+  EXPECT_EQ(others[1], keys[1]);
+  EXPECT_NE(others[0].key, keys[0].key) << "another box of the same tensor";
+  const Sample wider = sample_of({{"b", DType::kI32, {4}}}, 1);
+  EXPECT_NE(keys_of(wider.tensors, std::vector<TensorBox>{{0, b}})[0].key, keys[1].key)
+      << "another type";
+}
+
 // What a tail gives out is what the round had left, each byte once.
 TEST(RoundTail, BringsWhatIsLeftAndNothingElse) {
   const std::uint64_t seed = std::random_device{}();
@@ -160,8 +227,11 @@ TEST(RoundTail, BringsWhatIsLeftAndNothingElse) {
     const Sample sample = random_sample(random);
     const Contents contents = sample.contents();
     const auto shares = static_cast<std::uint32_t>(1 + random() % 4);
-    const auto plan = *RoundPlan::create(contents, shares_of(contents, shares), shares,
-                                         shares * (kPartAlignment + random() % 50'000));
+    const auto pieces = static_cast<std::uint32_t>(contents.pieces().size());
+    PieceRuns brought;
+    if (turn % 2 == 1) brought.emplace_back(random() % pieces, pieces);
+    const auto plan = *RoundPlan::create(contents, share_out(contents.pieces(), shares, brought),
+                                         shares, shares * (kPartAlignment + random() % 50'000));
     Pinner pinner(*device, 1);
     SegmentFetch::Segments segments;
     const auto files = sample.files();
@@ -172,6 +242,10 @@ TEST(RoundTail, BringsWhatIsLeftAndNothingElse) {
     RoundTail::Fetches fetches;
     for (std::uint32_t share = 0; share < shares; ++share) {
       fetches.push_back(std::make_unique<SegmentFetch>(plan.plan_of(share), pinner, segments,
+                                                       contents.tiles().tile_count()));
+    }
+    if (plan.rest() != nullptr) {
+      fetches.push_back(std::make_unique<SegmentFetch>(*plan.rest(), pinner, segments,
                                                        contents.tiles().tile_count()));
     }
     const std::size_t first = random() % (plan.size() + 1);
@@ -186,7 +260,7 @@ TEST(RoundTail, BringsWhatIsLeftAndNothingElse) {
       EXPECT_EQ(*bucket, given++);
       for (const Part& part : tail.parts(*bucket)) {
         bytes[part.piece] += part.bytes;
-        EXPECT_LE(part.at + part.bytes, plan.share_bytes());
+        EXPECT_LE(part.at + part.bytes, plan.bucket_bytes());
       }
     }
     EXPECT_EQ(given, tail.size());

@@ -53,6 +53,17 @@ TEST(UpdatePlanView, ShowsOwnersAndLinksAsPrintableText) {
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
 
+TEST(UpdatePlanView, ShowsWhatRanksWantBeyondTheirParty) {
+  proto::UpdatePlan plan = two_hosts();
+  for (auto& rank : *plan.mutable_parties(0)->mutable_ranks()) {
+    rank.set_rest(kGiB);
+    rank.set_uploads(3 * kGiB);
+  }
+  EXPECT_THAT(plan_text({"m", 2}, plan, {kGiB, kGiB}),
+              HasSubstr("2 rank(s) of 4.00 GiB in common, and 2.00 GiB of their own together; "));
+  EXPECT_EQ(to_json(plan, {kGiB, kGiB})["parties"][0]["ranks"][1]["rest"], kGiB);
+}
+
 TEST(UpdatePlanView, TheJsonHasEveryRankAndHost) {
   const Json json = to_json(two_hosts(), {kGiB, kGiB});
   EXPECT_EQ(json["parties"][0]["ranks"].size(), 2u);

@@ -1,6 +1,9 @@
 // Updates of a group of workers by broadcast, as processes: an agent or two, their device
 // processes, workers that compare every byte.
+#include <numeric>
 #include <optional>
+
+#include <fmt/format.h>
 
 #include "tests/gpu/round_workers.h"
 
@@ -156,6 +159,110 @@ TEST_F(Updates, OfWhatNobodyElseWantsAreUploads) {
   EXPECT_EQ(update.exit_code, 0) << update.err << update.json;
   EXPECT_EQ(ready_in(update.json), 2) << update.json;
   EXPECT_EQ(broadcast_in(update.json), 0) << update.json;
+}
+
+// Ranks of an expert-parallel instance: the same attention, different experts.
+class CommonPieces : public Updates {
+ protected:
+  // Tensors 0 to 7 for all members, and two more for each.
+  std::string wants(std::size_t member) const {
+    std::string words;
+    for (const std::size_t i : tensors_of(member)) words += fmt::format("box=plain.{:03}:: ", i);
+    return words;
+  }
+  static std::vector<std::size_t> tensors_of(std::size_t member) {
+    std::vector<std::size_t> tensors(8);
+    std::iota(tensors.begin(), tensors.end(), 0u);
+    tensors.insert(tensors.end(), {8 + 2 * member, 9 + 2 * member});
+    return tensors;
+  }
+  static Sums some(const Sums& sums, std::size_t member) {
+    Sums mine;
+    for (const std::size_t i : tensors_of(member)) {
+      const auto name = fmt::format("plain.{:03}", i);
+      mine.emplace(name, sums.at(name));
+    }
+    return mine;
+  }
+  void begin_on(const std::vector<std::string>& agents) {
+    for (std::size_t i = 0; i < agents.size(); ++i) {
+      Member& member = add_member(agents[i], static_cast<int>(i), wants(i));
+      attach(member, 1);
+      expect_takes(member, some(old_.sums(), i));
+      ASSERT_TRUE(is_ok(member.client->ask("loaded")));
+    }
+  }
+  void expect_new() {
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      EXPECT_EQ(sums_of(*members_[i]->client), some(new_.sums(), i)) << "member " << i;
+    }
+  }
+  // Each member's bytes by broadcast are those of the tensors 0 to 7: four fifths.
+  void expect_common_by_broadcast(const nlohmann::json& update) {
+    for (const auto& member : update["members"]) {
+      EXPECT_EQ(member["spread_bytes"].get<std::uint64_t>() * 5,
+                member["bytes"].get<std::uint64_t>() * 4)
+          << update;
+    }
+  }
+};
+
+TEST_F(CommonPieces, AreUploadedOnceAndTheRestByEachMembersHost) {
+  start_agents({"a"});
+  publish("m@1", old_);
+  begin_on({"a", "a"});
+  publish("m@2", new_);
+  const auto update = move_all(2);
+  EXPECT_EQ(update.exit_code, 0) << update.err << update.json;
+  EXPECT_EQ(ready_in(update.json), 2) << update.json;
+  expect_common_by_broadcast(update.json);
+  expect_new();
+}
+
+// No host of a member has the version.
+TEST_F(CommonPieces, AreFetchedOnceByTheHostsOfAllMembers) {
+  for (const char* name : {"a", "b", "s"}) {
+    start_agent(name, {"--gpu", agent_gpus(2), "--keep-rate", "1000TB"});
+  }
+  publish("m@1", old_);
+  begin_on({"a", "b"});
+  publish("m@2", new_, "s");
+  const auto update = move_all(2);
+  EXPECT_EQ(update.exit_code, 0) << update.err << update.json;
+  EXPECT_EQ(ready_in(update.json), 2) << update.json;
+  expect_common_by_broadcast(update.json);
+  expect_new();
+  const auto bytes = update.json["members"][0]["bytes"].get<std::uint64_t>();
+  std::uint64_t together = 0;
+  for (const char* name : {"a", "b"}) {
+    const auto fetched = fetched_by(name, "m@2");
+    ASSERT_TRUE(fetched) << fleet_.agent(name).process->err();
+    together += *fetched;
+  }
+  EXPECT_LT(together, bytes * 7 / 5) << "of eight common tenths and twice two others";
+}
+
+// What the round has left comes with the rest.
+TEST_F(CommonPieces, ComeFromTheMembersHostIfTheRoundEndsEarly) {
+  start_agents({"a", "b"});
+  publish("m@1", old_);
+  begin_on({"a", "b"});
+  publish("m@2", new_);
+  for (auto& member : members_) wait(*member);
+  const auto update = start_update("m@2");
+  for (auto& member : members_) {
+    expect_hears_of(*member, 2);
+    tell_attach(*member, 2);
+  }
+  for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
+  for (auto& member : members_) member->client->tell("take 2");
+  for (auto& member : members_) ASSERT_EQ(member->client->answer().value("more", false), true);
+  fleet_.agent("b").process->kill();
+  EXPECT_TRUE(is_ok(members_[0]->client->ask("take all")));
+  EXPECT_EQ(sums_of(*members_[0]->client), some(new_.sums(), 0));
+  EXPECT_TRUE(is_ok(members_[0]->client->ask("loaded")));
+  const auto answer = finish(*update);
+  EXPECT_EQ(ready_in(answer.json), 1) << answer.json;
 }
 
 TEST_F(Updates, MayBeAskedForByATrainer) {

@@ -85,6 +85,70 @@ TEST_F(ThreeWorkers, WithoutACopyAndWithoutWhoFetchesTheyGoAlone) {
   EXPECT_THAT(order("a", number).why, HasSubstr("fetches no share"));
 }
 
+// Contents of their own, as ranks of one expert-parallel instance have them.
+class Lonely : public ThreeWorkers {
+ protected:
+  // a and c want the pieces 1 and 2, and each wants a third one. b wants one piece that nobody else
+  // wants.
+  static DescribedContents contents_of(char name) {
+    const auto own = static_cast<std::uint64_t>(name);
+    const Digest contents = test::numbered_digest(static_cast<std::uint8_t>(name));
+    if (name == 'b') return {contents, {{own, kPayload}}};
+    if (name == 'a') return {contents, {{1, 400}, {2, 400}, {own, 200}}};
+    return {contents, {{own, 200}, {1, 400}, {2, 400}}};
+  }
+  void describe(const char* name) { reports.at(name).described = {contents_of(name[0])}; }
+  RoundId join_lonely() {
+    const RoundId number = begin();
+    for (const char* name : {"a", "b", "c"}) {
+      join(name, number);
+      member(name).contents = contents_of(name[0]).contents;
+    }
+    return number;
+  }
+};
+
+TEST_F(Lonely, MembersShareThePiecesThatAllOfThemWant) {
+  const RoundId number = join_lonely();
+  for (const char* name : {"a", "b", "c"}) describe(name);
+  say_all();
+  EXPECT_EQ(round(number).phase(), RoundPhase::kMeeting);
+  ASSERT_EQ(round(number).parties().size(), 1u);
+  EXPECT_EQ(round(number).parties()[0].bytes, 800u);
+  EXPECT_EQ(order("a", number).ranks, 2u);
+  EXPECT_THAT(order("a", number).members.at(0).pieces, ElementsAre(std::pair(0u, 2u)));
+  EXPECT_THAT(order("c", number).members.at(0).pieces, ElementsAre(std::pair(1u, 3u)));
+  EXPECT_EQ(order("b", number).state, PartyState::kStopped);
+  EXPECT_THAT(order("b", number).why, HasSubstr("nobody else wants the same"));
+}
+
+TEST_F(Lonely, MembersAreAskedForTheirPiecesAndAreAloneWithout) {
+  const RoundId number = join_lonely();
+  describe("a");
+  say_all();
+  EXPECT_TRUE(rounds.undescribed_of("a").empty());
+  EXPECT_THAT(rounds.undescribed_of("c"), ElementsAre(contents_of('c').contents));
+  EXPECT_TRUE(round(number).parties().empty());
+  EXPECT_THAT(order("a", number).why, HasSubstr("nobody else wants the same"));
+  describe("c");
+  ASSERT_TRUE(say("c"));
+  EXPECT_TRUE(rounds.undescribed_of("c").empty());
+  EXPECT_TRUE(round(number).parties().empty()) << "the gathering is over";
+}
+
+TEST_F(Lonely, AMemberOnABusyDeviceHasNoPartyAndOthersHaveTheirPieces) {
+  const RoundId number = join_lonely();
+  add_worker("a", "ia2", 0, "double:0");
+  for (const char* name : {"a", "b", "c"}) describe(name);
+  join("a", number, true, 1);
+  member("a", 1).contents = test::numbered_digest(77);
+  reports.at("a").described.push_back({test::numbered_digest(77), {{1, 400}, {2, 400}}});
+  say_all();
+  ASSERT_EQ(round(number).parties().size(), 1u);
+  EXPECT_EQ(round(number).parties()[0].ranks.size(), 2u) << "one of the two on the same device";
+  EXPECT_EQ(round(number).parties()[0].bytes, 800u);
+}
+
 TEST_F(ThreeWorkers, TellTheirPhasesAlsoAfterTheEnd) {
   const RoundId number = spread();
   everybody(RoundMemberState::kFilled);

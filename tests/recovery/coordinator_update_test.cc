@@ -171,6 +171,10 @@ proto::RoundReport wire_report() {
   id.set_round(9);
   id.set_party(1);
   id.set_id("id");
+  auto& described = *report.add_described();
+  *described.mutable_contents() = rpc::to_proto(Digest{3, 4});
+  described.add_keys(11);
+  described.add_bytes(100);
   return report;
 }
 
@@ -195,6 +199,9 @@ TEST(RoundWire, AReportIsReadAsItWasWritten) {
   EXPECT_EQ(member.phases[0].name, "copy");
   EXPECT_EQ(member.phases[0].elapsed_us, 1234u);
   EXPECT_EQ(report->ids.at(0).id, "id");
+  ASSERT_EQ(report->described.size(), 1u);
+  EXPECT_EQ(report->described[0].contents, (Digest{3, 4}));
+  EXPECT_THAT(report->described[0].pieces, ::testing::ElementsAre(WantedPiece{11, 100}));
 }
 
 struct Garbage {
@@ -218,6 +225,13 @@ const std::string kLong(513, 'x');
 INSTANTIATE_TEST_SUITE_P(
     All, RoundWireGarbage,
     ::testing::Values(
+        Garbage{"PiecesWithoutSizes",
+                [](proto::RoundReport& report) { report.mutable_described(0)->add_keys(12); }},
+        Garbage{"MoreBytesThanANumberHas",
+                [](proto::RoundReport& report) {
+                  report.mutable_described(0)->add_keys(12);
+                  report.mutable_described(0)->add_bytes(~std::uint64_t{0});
+                }},
         Garbage{"Incarnation", [](auto& r) { r.set_incarnation("short"); }},
         Garbage{"NodeId", [](auto& r) { r.set_node_id(kLong); }},
         Garbage{"Life", [](auto& r) { r.set_device_life(kLong); }},

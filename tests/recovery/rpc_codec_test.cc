@@ -153,7 +153,7 @@ TEST(Convert, TileRangesAreChecked) {
   EXPECT_FALSE(from_proto(to_proto(TileRuns{{3, 3}}), 12)) << "empty";
   EXPECT_FALSE(from_proto(to_proto(TileRuns{{3, 5}, {4, 6}}), 12)) << "overlap";
   EXPECT_FALSE(from_proto(to_proto(TileRuns{{5, 6}, {0, 1}}), 12)) << "descending";
-  proto::TileRanges odd = to_proto(runs);
+  proto::IndexRanges odd = to_proto(runs);
   odd.add_begin(20);
   EXPECT_FALSE(from_proto(odd, 100)) << "a begin without an end";
 }

@@ -40,6 +40,7 @@ class UpdatePlans : public ::testing::Test {
       report.incarnation = info.incarnation;
       report.sequence = 1;
       report.members = reports_[name];
+      report.described = described_[name];
       ASSERT_TRUE(world_.core->report_round(report, world_.now));
     }
   }
@@ -62,6 +63,7 @@ class UpdatePlans : public ::testing::Test {
   CoreWorld world_;
   std::map<std::string, NodeInfo> nodes_;
   std::map<std::string, std::vector<RoundMember>> reports_;
+  std::map<std::string, std::vector<DescribedContents>> described_;
   std::uint64_t session_ = 0;
 };
 
@@ -120,6 +122,33 @@ TEST_F(UpdatePlans, RanksThatWantSomethingElseOrAreOnTheSameDeviceAreAlone) {
     ASSERT_EQ(party.ranks.size(), 1u);
     EXPECT_EQ(party.ranks[0].uploads, kWanted);
   }
+}
+
+// Two of three ranks have 800 of their 1,200 bytes in common.
+TEST_F(UpdatePlans, RanksWithPiecesInCommonShareThemAndUploadTheRest) {
+  add_node("a", true);
+  add_node("b");
+  add_rank("a", "i", "GPU-0", 5);
+  add_rank("b", "i", "GPU-1", 6);
+  add_rank("a", "j", "GPU-2", 7);
+  described_["a"] = {{test::numbered_digest(5, 5), {{1, 800}, {10, 400}}},
+                     {test::numbered_digest(7, 5), {{30, 1200}}}};
+  described_["b"] = {{test::numbered_digest(6, 5), {{20, 400}, {1, 800}}}};
+  say_all();
+  const auto made = plan();
+  ASSERT_TRUE(made);
+  ASSERT_EQ(made->parties.size(), 2u);
+  const auto& party = made->parties[0];
+  EXPECT_EQ(party.bytes, 800u);
+  ASSERT_EQ(party.ranks.size(), 2u);
+  EXPECT_TRUE(party.ranks[0].owner);
+  EXPECT_EQ(party.ranks[0].uploads, 1200u);
+  EXPECT_EQ(party.ranks[1].uploads, 400u) << "the common part comes by NCCL";
+  for (const auto& rank : party.ranks) EXPECT_EQ(rank.rest, 400u);
+  EXPECT_EQ(host(*made, "b").receives, 800u);
+  EXPECT_EQ(host(*made, "b").fetches, 400u);
+  EXPECT_EQ(host(*made, "a").fetches, 0u);
+  EXPECT_EQ(host(*made, "a").gives, 400u);
 }
 
 TEST_F(UpdatePlans, CountRanksThatAreReadyAndThoseOfSilentAgents) {

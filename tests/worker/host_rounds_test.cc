@@ -101,6 +101,12 @@ class RoundsTest : public ::testing::Test {
     rounds_.hand_over(session, {1, 2}, std::nullopt);
     rounds_.joined({session, 64, {3, 4}, 5000, {"0-7"}}, here);
   }
+  // What the session wants: two pieces.
+  void want(const Digest& contents = {3, 4}, SessionId session = 1) {
+    rounds_.want(session, contents, 5000,
+                 std::make_shared<std::vector<bucket::PieceKey>>(
+                     std::vector<bucket::PieceKey>{{11, 4000}, {12, 1000}}));
+  }
   // A round gathers, and session 1 has joined it; the coordinator knows.
   void gathered() {
     order();
@@ -193,6 +199,98 @@ TEST_F(RoundsTest, WhoWasAwayHearsOfTheGroupsLastRoundAfterwards) {
   later.set_gathering(false);
   obey();
   EXPECT_EQ(rounds_.news_for(1, {"m", 1}), 4u) << "the newest round counts";
+}
+
+TEST_F(RoundsTest, ContentsAreDescribedOnceAndAgainIfAReportIsNotAnswered) {
+  attach();
+  want();
+  const auto lost = report();
+  ASSERT_EQ(lost.described_size(), 1);
+  EXPECT_EQ(rpc::from_proto(lost.described(0).contents()), (Digest{3, 4}));
+  EXPECT_THAT(lost.described(0).keys(), ElementsAre(11u, 12u));
+  EXPECT_THAT(lost.described(0).bytes(), ElementsAre(4000u, 1000u));
+  EXPECT_EQ(report().described_size(), 0) << "that report is still under way";
+  rounds_.unanswered();
+  const auto heard = report();
+  EXPECT_EQ(heard.described_size(), 1);
+  obey(heard.sequence());
+  EXPECT_EQ(report().described_size(), 0);
+  want();
+  EXPECT_EQ(report().described_size(), 0) << "the same again";
+}
+
+// For example one that has started anew.
+TEST_F(RoundsTest, ContentsAreDescribedToACoordinatorThatAsks) {
+  attach();
+  want();
+  obey();
+  *orders_.add_describe() = rpc::to_proto(Digest{3, 4});
+  *orders_.add_describe() = rpc::to_proto(Digest{9, 9});
+  obey();
+  EXPECT_TRUE(rounds_.due()) << "at once";
+  const auto said = report();
+  ASSERT_EQ(said.described_size(), 1) << "nobody here has the others";
+  EXPECT_EQ(rpc::from_proto(said.described(0).contents()), (Digest{3, 4}));
+  orders_.clear_describe();
+  obey(said.sequence());
+  EXPECT_EQ(report().described_size(), 0);
+}
+
+TEST_F(RoundsTest, ARoundOfSomePiecesLeavesTheRestToTheHost) {
+  gathered();
+  party(proto::PARTY_SPREADING)
+      .mutable_members(0)
+      ->mutable_pieces()
+      ->CopyFrom(rpc::to_proto(TileRuns{{1, 2}}));
+  obey();
+  ASSERT_EQ(effects_.spreads.size(), 1u);
+  EXPECT_THAT(effects_.spreads[0].pieces, ElementsAre(std::pair(1u, 2u)));
+  auto done = over();
+  done.bytes = 1000;
+  done.more = true;
+  rounds_.spread_over(done, now_);
+  EXPECT_EQ(member().state(), proto::ROUND_FILLED);
+  EXPECT_EQ(member().spread_bytes(), 1000u);
+  ASSERT_EQ(effects_.left.size(), 1u);
+  EXPECT_FALSE(effects_.left[0].all) << "its host brings the rest";
+  rounds_.device_over({.session = 1}, now_);
+  EXPECT_EQ(effects_.left.size(), 1u);
+  EXPECT_EQ(member().spread_bytes(), 1000u);
+  rounds_.commit(1);
+  EXPECT_EQ(member().state(), proto::ROUND_READY);
+}
+
+TEST_F(RoundsTest, AnOrderWithPiecesOutOfOrderIsNotCarriedOut) {
+  gathered();
+  party(proto::PARTY_SPREADING)
+      .mutable_members(0)
+      ->mutable_pieces()
+      ->CopyFrom(rpc::to_proto(TileRuns{{4, 5}, {1, 2}}));
+  obey();
+  EXPECT_TRUE(effects_.spreads.empty());
+  ASSERT_EQ(effects_.left.size(), 1u);
+  EXPECT_THAT(effects_.left[0].why, HasSubstr("out of order"));
+}
+
+// Each rank fetches into its own copy, and keeps there.
+TEST_F(RoundsTest, RanksHereWithDifferentContentsShareNoCopy) {
+  gathered();
+  attach(2);
+  EXPECT_TRUE(rounds_.enters(2));
+  rounds_.hand_over(2, {1, 2}, std::nullopt);
+  rounds_.joined({2, 64, {5, 6}, 5000, {}}, RoundMember::Bytes::kFetchable);
+  auto& spread = party(proto::PARTY_SPREADING);
+  spread.set_owners_fetch(true);
+  spread.set_owners(0, 1);
+  auto& place = *spread.add_members();
+  place.set_session(2);
+  place.set_rank(2);
+  obey();
+  ASSERT_EQ(effects_.spreads.size(), 2u);
+  for (const auto& order : effects_.spreads) {
+    EXPECT_EQ(order.keep_count, 1u);
+    EXPECT_THAT(order.fetched, ElementsAre(order.rank == 1 ? 0u : 1u));
+  }
 }
 
 TEST_F(RoundsTest, PhasesOfTheWorkerAndTheSpreadOfItsDeviceAreReported) {

@@ -29,7 +29,7 @@ std::string percent(std::uint64_t done, std::uint64_t total) {
                      std::floor(100.0 * static_cast<double>(done) / static_cast<double>(total)));
 }
 
-std::uint64_t held_tiles(const proto::TileRanges& ranges) {
+std::uint64_t held_tiles(const proto::IndexRanges& ranges) {
   std::uint64_t tiles = 0;
   for (int i = 0; i < std::min(ranges.begin_size(), ranges.end_size()); ++i) {
     if (ranges.end(i) > ranges.begin(i)) tiles += ranges.end(i) - ranges.begin(i);

@@ -23,8 +23,12 @@ std::string line_of(std::size_t number, const proto::UpdatePlan::Party& party) {
   for (const auto& rank : party.ranks()) {
     if (rank.owner()) owners.push_back(&rank);
   }
-  std::string line = fmt::format("  party {}: {} rank(s) of {}; ", number, party.ranks_size(),
+  std::uint64_t rest = 0;
+  for (const auto& rank : party.ranks()) rest += rank.rest();
+  std::string line = fmt::format("  party {}: {} rank(s) of {}", number, party.ranks_size(),
                                  format_bytes(party.bytes()));
+  if (rest > 0) line += fmt::format(" in common, and {} of their own together", format_bytes(rest));
+  line += "; ";
   line += party.owners_fetch() ? "uploaded, once fetched, by " : "uploaded by ";
   for (std::size_t i = 0; i < std::min(owners.size(), kOwnersShown); ++i) {
     line += fmt::format("{}{} ({})", i == 0 ? "" : ", ", name_of(*owners[i]),
@@ -63,7 +67,8 @@ Json to_json(const proto::UpdatePlan& plan, const LinkRates& rates) {
                        {"rank", rank.rank()},
                        {"device", rank.device()},
                        {"owner", rank.owner()},
-                       {"uploads", rank.uploads()}});
+                       {"uploads", rank.uploads()},
+                       {"rest", rank.rest()}});
     }
     parties.push_back(
         {{"bytes", party.bytes()}, {"owners_fetch", party.owners_fetch()}, {"ranks", ranks}});

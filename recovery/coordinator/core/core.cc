@@ -250,7 +250,7 @@ Result<UpdatePlan> Core::plan_update(const ModelVersion& id, const std::string& 
   if (members.empty()) {
     return fail(no_member(id, group));
   }
-  return coordinator::plan_update(id, version, members, fleet_.members);
+  return coordinator::plan_update(id, version, members, rounds_.pieces(), fleet_.members);
 }
 
 Result<void> Core::report_round(const RoundReport& report, TimePoint now) {

@@ -186,7 +186,8 @@ bool Round::gathering_is_over(TimePoint now) const {
   return (all && places_.size() >= begin_.members) || now - phase_began_ >= begin_.gather;
 }
 
-void Round::end_gathering(std::set<std::string> busy, Communicators& communicators, TimePoint now) {
+void Round::end_gathering(std::set<std::string> busy, const KnownPieces& known,
+                          Communicators& communicators, TimePoint now) {
   std::map<Digest, std::vector<std::size_t>> wanted;
   for (std::size_t i = 0; i < places_.size(); ++i) {
     RoundPlace& place = places_[i];
@@ -198,7 +199,18 @@ void Round::end_gathering(std::set<std::string> busy, Communicators& communicato
     }
     wanted[place.last->contents].push_back(i);
   }
-  for (auto& [contents, same] : wanted) form_party(std::move(same), busy, communicators, now);
+  Forming forming{std::move(busy), communicators, now};
+  std::vector<std::size_t> lonely;
+  for (const auto& [contents, same] : wanted) {
+    if (same.size() == 1) {
+      lonely.push_back(same.front());
+      continue;
+    }
+    std::vector<Seat> seats;
+    for (const std::size_t i : same) seats.push_back({i});
+    form_party(std::move(seats), places_[same.front()].last->payload_bytes, forming);
+  }
+  form_common_parties(std::move(lonely), known, forming);
   const bool meets = std::ranges::any_of(
       parties_, [](const Party& party) { return party.state == PartyState::kMeeting; });
   enter(meets              ? RoundPhase::kMeeting
@@ -207,26 +219,50 @@ void Round::end_gathering(std::set<std::string> busy, Communicators& communicato
         now);
 }
 
+// Of places that want different contents.
+void Round::form_common_parties(std::vector<std::size_t> lonely, const KnownPieces& known,
+                                Forming& forming) {
+  std::vector<std::size_t> described;
+  std::vector<const Pieces*> wanted;
+  for (const std::size_t i : lonely) {
+    places_[i].aside = why_alone(1, 0);
+    const Pieces* const pieces = known.find(places_[i].last->contents);
+    if (pieces == nullptr) continue;
+    described.push_back(i);
+    wanted.push_back(pieces);
+  }
+  for (CommonPieces& common : find_common_pieces(wanted)) {
+    std::vector<Seat> seats;
+    for (std::size_t i = 0; i < common.members.size(); ++i) {
+      const std::size_t place = described[common.members[i]];
+      places_[place].aside.clear();
+      seats.push_back({place, std::move(common.runs[i])});
+    }
+    form_party(std::move(seats), common.bytes, forming);
+  }
+}
+
 // A device keeps one communicator: two parties at once could each take it for their own.
-void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& busy,
-                       Communicators& communicators, TimePoint now) {
-  std::ranges::stable_sort(
-      same, {}, [&](std::size_t i) { return std::tie(places_[i].node_id, places_[i].device); });
+void Round::form_party(std::vector<Seat> seats, std::uint64_t bytes, Forming& forming) {
+  std::ranges::stable_sort(seats, {}, [&](const Seat& seat) {
+    return std::tie(places_[seat.place].node_id, places_[seat.place].device);
+  });
   std::map<std::string, const RoundPlace*> taken;  // by device
   Party party;
+  party.bytes = bytes;
   // If nobody has all of it, agents that do not fetch stay out. Those of an older build would give
   // a bucket less time than a fetch may take.
-  party.owners_fetch =
-      std::ranges::none_of(same, [&](std::size_t i) { return places_[i].last->owner; });
+  party.owners_fetch = std::ranges::none_of(
+      seats, [&](const Seat& seat) { return places_[seat.place].last->owner; });
   std::vector<const RoundPlace*> members;
-  for (const std::size_t i : same) {
-    RoundPlace& place = places_[i];
+  for (Seat& seat : seats) {
+    RoundPlace& place = places_[seat.place];
     if (party.owners_fetch && !place.last->fetches) {
       place.aside = "no host has all of it in memory, and its own fetches no share";
       continue;
     }
     const std::string device = device_of(place);
-    if (busy.contains(device)) {
+    if (forming.busy.contains(device)) {
       place.aside = "its device is in another party";
       continue;
     }
@@ -239,7 +275,8 @@ void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& bus
     party.bucket_bytes = rank == 0 ? bucket_bytes : std::min(party.bucket_bytes, bucket_bytes);
     if (place.last->owner || party.owners_fetch) party.owners.push_back(rank);
     party.lives.push_back(place.device_life);
-    party.ranks.push_back(i);
+    party.ranks.push_back(seat.place);
+    place.pieces = std::move(seat.pieces);
     members.push_back(&place);
   }
   const std::string alone = why_alone(party.ranks.size(), party.owners.size());
@@ -248,14 +285,15 @@ void Round::form_party(std::vector<std::size_t> same, std::set<std::string>& bus
     return;
   }
   party.number = static_cast<std::uint32_t>(parties_.size() + 1);
-  party.began = party.last_progress = now;
+  party.began = party.last_progress = forming.now;
   for (std::size_t rank = 0; rank < party.ranks.size(); ++rank) {
     RoundPlace& place = places_[party.ranks[rank]];
     place.party = party.number;
     place.party_rank = static_cast<std::uint32_t>(rank);
-    busy.insert(device_of(place));
+    forming.busy.insert(device_of(place));
   }
-  std::tie(party.communicator, party.reuses) = communicators.name_for(members, begin_.epoch);
+  std::tie(party.communicator, party.reuses) =
+      forming.communicators.name_for(members, begin_.epoch);
   party.state = party.reuses ? PartyState::kSpreading : PartyState::kMeeting;
   parties_.push_back(std::move(party));
 }
@@ -358,7 +396,7 @@ bool Round::order_for(const std::string& node_id, const RoundNode& node, RoundOr
     if (place.party == 0 || place.incarnation != node.incarnation) continue;
     const auto [party, is_new] = parties.try_emplace(place.party);
     if (is_new) party->second = parties_[place.party - 1].order_for(places_, node_id);
-    party->second.members.push_back({place.last->session, place.party_rank});
+    party->second.members.push_back({place.last->session, place.party_rank, place.pieces});
   }
   for (auto& [number, party] : parties) order.parties.push_back(std::move(party));
   if (!order.gathering) add_asides(node_id, node, order);

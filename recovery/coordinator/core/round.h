@@ -76,7 +76,8 @@ class Round {
   bool take_id(const RoundReport& report, const MeetingId& meeting, TimePoint now);
   bool gathering_is_over(TimePoint now) const;
   // Forms the parties. A device in `busy` is in a party of another round.
-  void end_gathering(std::set<std::string> busy, Communicators& communicators, TimePoint now);
+  void end_gathering(std::set<std::string> busy, const KnownPieces& known,
+                     Communicators& communicators, TimePoint now);
   // Goes from phase to phase, as far as the reports and the deadlines allow.
   void move_on(const RoundTiming& timing, Communicators& communicators, TimePoint now);
   // Excuses the time for which the coordinator slept.
@@ -109,8 +110,20 @@ class Round {
   const RoundMember* find_member(const RoundPlace& place, const RoundNode& node) const;
   bool admit(const std::string& node_id, const RoundNode& node);
   bool watch(RoundPlace& place, const RoundNode& node, TimePoint now);
-  void form_party(std::vector<std::size_t> same, std::set<std::string>& busy,
-                  Communicators& communicators, TimePoint now);
+  // A place that may be in a party, which brings it these pieces; empty: all.
+  struct Seat {
+    std::size_t place = 0;
+    PieceRuns pieces = {};
+  };
+  // What the parties that are being formed have to know.
+  struct Forming {
+    std::set<std::string> busy;
+    Communicators& communicators;
+    TimePoint now;
+  };
+  void form_party(std::vector<Seat> seats, std::uint64_t bytes, Forming& forming);
+  void form_common_parties(std::vector<std::size_t> lonely, const KnownPieces& known,
+                           Forming& forming);
   void give_up_mates();
   void enter(RoundPhase phase, TimePoint now);
   void add_asides(const std::string& node_id, const RoundNode& node, RoundOrder& order) const;

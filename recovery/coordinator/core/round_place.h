@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "recovery/coordinator/core/common_pieces.h"
 #include "recovery/coordinator/core/types.h"
 
 // Reports of agents on their members of broadcast rounds (docs/internals/rounds.md), and the orders
@@ -55,12 +56,17 @@ struct MeetingId {
   std::string id;
   std::string problem;
 };
+struct DescribedContents {
+  Digest contents;
+  Pieces pieces;
+};
 struct RoundReport {
   std::string node_id;
   Incarnation incarnation;
   std::string device_life;
   std::vector<RoundMember> members;
   std::vector<MeetingId> ids;
+  std::vector<DescribedContents> described;
   std::uint64_t sequence = 0;
   // The agent waits this long for the answer. It does not count as silent meanwhile.
   Duration wait{};
@@ -79,6 +85,7 @@ struct PartyOrder {
   struct Place {
     std::uint64_t session = 0;
     std::uint32_t rank = 0;
+    PieceRuns pieces = {};
   };
   // Those of the node that gets the order.
   std::vector<Place> members;
@@ -158,6 +165,8 @@ struct RoundPlace {
   // From 1; 0: none.
   std::uint32_t party = 0;
   std::uint32_t party_rank = 0;
+  // Of its contents, those that the party brings; empty: all.
+  PieceRuns pieces;
 };
 
 // The names of communicators, with the devices that met in each. Devices that meet again in the
@@ -175,9 +184,9 @@ class Communicators {
   std::uint64_t last_number_ = 0;
 };
 
-// The places of a round that want the same bytes and receive them by one broadcast: first their
-// devices meet in a communicator, then the owners spread. A party ends when every rank that still
-// can has every byte, or when it is stopped.
+// The places of a round that want the same bytes, or have some in common, and receive them by one
+// broadcast: first their devices meet in a communicator, then the owners spread. A party ends when
+// every rank that still can has every byte of it, or when it is stopped.
 struct Party {
   // From 1.
   std::uint32_t number = 0;
@@ -189,6 +198,8 @@ struct Party {
   bool reuses = false;
   // Every rank that still can has every byte.
   bool through = false;
+  // Of what it brings to each rank.
+  std::uint64_t bytes = 0;
   std::uint64_t bucket_bytes = 0;
   // Indices into the places of the round, in the order of ranks.
   std::vector<std::size_t> ranks;

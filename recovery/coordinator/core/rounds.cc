@@ -65,6 +65,7 @@ Result<void> Rounds::report(const RoundReport& report, TimePoint now) {
   if (report.members.empty() && !nodes_.contains(report.node_id)) return {};
   const RoundNode& node = nodes_[report.node_id] = {
       report.incarnation, report.sequence, report.device_life, report.members, now + report.wait};
+  take(report.described);
   for (auto& [number, round] : rounds_) {
     if (round.over()) {
       if (round.take_phases(report.node_id, node)) ++revision_;
@@ -79,6 +80,16 @@ Result<void> Rounds::report(const RoundReport& report, TimePoint now) {
     }
   }
   return {};
+}
+
+void Rounds::take(const std::vector<DescribedContents>& described) {
+  const auto is_wanted = [this](const Digest& contents) {
+    return std::ranges::any_of(nodes_, [&](const auto& node) {
+      return std::ranges::find(node.second.members, contents, &RoundMember::contents) !=
+             node.second.members.end();
+    });
+  };
+  for (const auto& [contents, pieces] : described) pieces_.add(contents, pieces, is_wanted);
 }
 
 void Rounds::advance(const Membership& members, TimePoint now) {
@@ -129,7 +140,7 @@ void Rounds::move_on(Round& round, TimePoint now) {
     if (!round.gathering_is_over(now)) return;
     std::set<std::string> busy;
     for (const auto& [number, other] : rounds_) other.add_busy_devices(busy);
-    round.end_gathering(std::move(busy), communicators_, now);
+    round.end_gathering(std::move(busy), pieces_, communicators_, now);
   }
   round.move_on(timing_, communicators_, now);
   revision_ += round.take_changes();
@@ -163,6 +174,17 @@ std::vector<RoundOrder> Rounds::orders_for(const std::string& node_id) const {
     if (round.order_for(node_id, found->second, order)) orders.push_back(std::move(order));
   }
   return orders;
+}
+
+std::vector<Digest> Rounds::undescribed_of(const std::string& node_id) const {
+  std::set<Digest> contents;
+  const auto node = nodes_.find(node_id);
+  if (node == nodes_.end()) return {};
+  for (const RoundMember& member : node->second.members) {
+    if (member.contents.is_nil() || pieces_.knows(member.contents)) continue;
+    contents.insert(member.contents);
+  }
+  return {contents.begin(), contents.end()};
 }
 
 void Rounds::forget(TimePoint now) {

@@ -34,6 +34,9 @@ class Rounds {
   void shift(Duration by);
 
   std::vector<RoundOrder> orders_for(const std::string& node_id) const;
+  // Contents of the node's members that nobody has described yet.
+  std::vector<Digest> undescribed_of(const std::string& node_id) const;
+  const KnownPieces& pieces() const { return pieces_; }
   // The workers of the model in this group ("": in any), as last reported.
   std::vector<UpdateMember> members_of(const std::string& model, const std::string& group) const;
   // Grows whenever the orders of any node may have changed, or a round has ended.
@@ -46,12 +49,14 @@ class Rounds {
   void lose(const std::string& node_id, const std::string& why, TimePoint now);
   void move_on(Round& round, TimePoint now);
   void forget(TimePoint now);
+  void take(const std::vector<DescribedContents>& described);
 
   const RoundTiming timing_;
   // By id; the nodes with members.
   std::map<std::string, RoundNode> nodes_;
   std::map<RoundId, Round> rounds_;
   Communicators communicators_;
+  KnownPieces pieces_;
   TimePoint next_look_{};
   RoundId last_round_ = 0;
   std::uint64_t revision_ = 1;

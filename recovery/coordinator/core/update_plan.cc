@@ -20,8 +20,9 @@ std::uint64_t share_of(std::uint64_t bytes, std::size_t i, std::size_t n) {
 
 class Planner {
  public:
-  Planner(const ModelVersion& id, const DurableVersion& version, const Membership& nodes)
-      : id_(id), version_(version), nodes_(nodes) {}
+  Planner(const ModelVersion& id, const DurableVersion& version, const KnownPieces& pieces,
+          const Membership& nodes)
+      : id_(id), version_(version), pieces_(pieces), nodes_(nodes) {}
 
   UpdatePlan plan(const std::vector<UpdateMember>& members) {
     std::map<Digest, std::vector<const UpdateMember*>> wanted;
@@ -34,7 +35,16 @@ class Planner {
         wanted[each.member->contents].push_back(&each);
       }
     }
-    for (auto& [contents, same] : wanted) add(std::move(same));
+    std::vector<const UpdateMember*> lonely;
+    for (auto& [contents, same] : wanted) {
+      if (same.size() > 1) {
+        const std::uint64_t bytes = same.front()->member->payload_bytes;
+        add(std::move(same), bytes);
+      } else {
+        lonely.push_back(same.front());
+      }
+    }
+    add_lonely(std::move(lonely));
     for (const auto& [node_id, bytes] : fetched_) hosts_[node_id].fetches = bytes;
     add_givers();
     for (auto& [node_id, host] : hosts_) {
@@ -50,34 +60,60 @@ class Planner {
     return member != nodes_.all().end() && member->second.holdings.holds_whole(id_, version_.root);
   }
 
-  // Ranks that want the same, on the same device, come one after the other: only the first of them
-  // is in the party.
-  void add(std::vector<const UpdateMember*> same) {
+  // Ranks that want different contents.
+  void add_lonely(std::vector<const UpdateMember*> lonely) {
+    const auto unknown = std::ranges::stable_partition(lonely, [&](const UpdateMember* each) {
+      return !each->member->device.empty() && pieces_.find(each->member->contents) != nullptr;
+    });
+    for (const UpdateMember* each : unknown) add({each}, each->member->payload_bytes);
+    lonely.erase(unknown.begin(), unknown.end());
+    std::vector<const Pieces*> wanted;
+    for (const UpdateMember* each : lonely) wanted.push_back(pieces_.find(each->member->contents));
+    std::vector<bool> alone(lonely.size(), true);
+    for (const CommonPieces& common : find_common_pieces(wanted)) {
+      std::vector<const UpdateMember*> members;
+      for (const std::size_t i : common.members) {
+        members.push_back(lonely[i]);
+        alone[i] = false;
+      }
+      add(std::move(members), common.bytes);
+    }
+    for (std::size_t i = 0; i < lonely.size(); ++i) {
+      if (alone[i]) add({lonely[i]}, lonely[i]->member->payload_bytes);
+    }
+  }
+
+  // Ranks that want `bytes` of the same. Of those on the same device only the first one is in the
+  // party.
+  void add(std::vector<const UpdateMember*> same, std::uint64_t bytes) {
     std::ranges::stable_sort(same, {}, [](const UpdateMember* each) {
       return std::pair(each->node_id, each->member->device);
     });
     std::set<std::pair<std::string, std::string>> devices;
     UpdatePlan::Party party;
-    party.bytes = same.front()->member->payload_bytes;
+    party.bytes = bytes;
     for (const UpdateMember* each : same) {
       UpdatePlan::Rank rank{each->node_id, each->member->instance, each->member->rank,
                             each->member->device};
+      rank.rest = each->member->payload_bytes - bytes;
       const bool on_device = !rank.device.empty();
       if (on_device && devices.emplace(rank.node_id, rank.device).second) {
         party.ranks.push_back(std::move(rank));
       } else {
-        add_alone(std::move(rank), party.bytes);
+        add_alone(std::move(rank), bytes);
       }
     }
     if (party.ranks.size() < 2) {
-      for (auto& rank : party.ranks) add_alone(std::move(rank), party.bytes);
+      for (auto& rank : party.ranks) add_alone(std::move(rank), bytes);
       return;
     }
     share(party);
     plan_.parties.push_back(std::move(party));
   }
 
+  // With what it wants beyond `bytes`.
   void add_alone(UpdatePlan::Rank rank, std::uint64_t bytes) {
+    bytes += std::exchange(rank.rest, 0);
     rank.owner = true;
     rank.uploads = rank.device.empty() ? 0 : bytes;
     auto& host = hosts_[rank.node_id];
@@ -98,12 +134,12 @@ class Planner {
     std::size_t next = 0;
     std::map<std::string, std::uint64_t> uploads;  // by node
     for (auto& rank : party.ranks) {
-      auto& of_node = uploads[rank.node_id];
-      if (!rank.owner) continue;
-      rank.uploads = share_of(party.bytes, next++, owners);
-      of_node += rank.uploads;
+      const std::uint64_t share = rank.owner ? share_of(party.bytes, next++, owners) : 0;
+      uploads[rank.node_id] += share;
+      rank.uploads = share + rank.rest;
       auto& host = hosts_[rank.node_id];
       host.busiest_upload = std::max(host.busiest_upload, rank.uploads);
+      if (!has_all(rank.node_id) && rank.rest > 0) fetched_[rank.node_id] += rank.rest;
     }
     if (party.owners_fetch) {
       for (const auto& [node_id, bytes] : uploads) fetched_[node_id] += bytes;
@@ -146,6 +182,7 @@ class Planner {
 
   const ModelVersion& id_;
   const DurableVersion& version_;
+  const KnownPieces& pieces_;
   const Membership& nodes_;
   UpdatePlan plan_;
   Hosts hosts_;
@@ -155,8 +192,9 @@ class Planner {
 }  // namespace
 
 UpdatePlan plan_update(const ModelVersion& id, const DurableVersion& version,
-                       const std::vector<UpdateMember>& members, const Membership& nodes) {
-  return Planner(id, version, nodes).plan(members);
+                       const std::vector<UpdateMember>& members, const KnownPieces& pieces,
+                       const Membership& nodes) {
+  return Planner(id, version, pieces, nodes).plan(members);
 }
 
 }  // namespace rekindle::coordinator

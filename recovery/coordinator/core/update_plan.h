@@ -19,10 +19,12 @@ struct UpdatePlan {
     std::uint32_t rank = 0;
     std::string device;
     bool owner = false;
-    // Over its own PCIe link.
+    // Over its own PCIe link, with `rest`.
     std::uint64_t uploads = 0;
+    // What it wants beyond the bytes of its party.
+    std::uint64_t rest = 0;
   };
-  // Ranks that want the same. One rank alone uploads everything.
+  // Ranks that want the same, or have these bytes in common. One rank alone uploads everything.
   struct Party {
     std::uint64_t bytes = 0;
     bool owners_fetch = false;
@@ -59,6 +61,7 @@ struct UpdateMember {
 // whole version fetches nothing; any other one is taken to have nothing of it. Holders give equal
 // shares, or, of a version in parts, shares as large as their parts.
 UpdatePlan plan_update(const ModelVersion& id, const DurableVersion& version,
-                       const std::vector<UpdateMember>& members, const Membership& nodes);
+                       const std::vector<UpdateMember>& members, const KnownPieces& pieces,
+                       const Membership& nodes);
 
 }  // namespace rekindle::coordinator

@@ -49,7 +49,12 @@ Result<void> Spreading::plan() {
                 order_.bucket_bytes, means_.slots.bucket_bytes);
   }
   const auto shares = static_cast<std::uint32_t>(order_.owners.size());
-  const auto share_of = bucket::share_out(means_.contents.pieces(), shares);
+  const auto pieces = means_.contents.pieces();
+  if (!order_.pieces.empty() && order_.pieces.back().second > pieces.size()) {
+    return fail(ErrorCode::kInvalid, "piece {} is ordered, the session has {}",
+                order_.pieces.back().second - 1, pieces.size());
+  }
+  const auto share_of = bucket::share_out(pieces, shares, order_.pieces);
   TRY(plan_, bucket::RoundPlan::create(means_.contents, share_of, shares, order_.bucket_bytes,
                                        bucket::kSealRoom));
   return {};
@@ -74,10 +79,10 @@ Result<void> Spreading::want_share() {
   return {};
 }
 
-// Fetches a share from this host's copy, as far as its tiles have verified.
-Result<std::unique_ptr<bucket::SegmentFetch>> Spreading::fetch_of(std::uint32_t share) const {
-  auto fetch = std::make_unique<bucket::SegmentFetch>(
-      plan_->plan_of(share), means_.pinner, means_.segments, means_.contents.tiles().tile_count());
+// Fetches from this host's copy, as far as its tiles have verified.
+Result<std::unique_ptr<bucket::SegmentFetch>> Spreading::fetch_of(const bucket::Plan& plan) const {
+  auto fetch = std::make_unique<bucket::SegmentFetch>(plan, means_.pinner, means_.segments,
+                                                      means_.contents.tiles().tile_count());
   TRY_VOID(fetch->mark_ready(means_.told.ready));
   if (means_.told.complete) fetch->mark_all_ready();
   return fetch;
@@ -108,7 +113,7 @@ Result<void> Spreading::start() {
   std::optional<bucket::RoundFetch::Own> own;
   for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
     if (order_.owners[share] != order_.rank) continue;
-    TRY(auto fetch, fetch_of(share));
+    TRY(auto fetch, fetch_of(plan_->plan_of(share)));
     fetch->wait_for_no_pins();
     fetches_.push_back(std::move(fetch));
     TRY(seal_,
@@ -135,11 +140,15 @@ Result<void> Spreading::start_verifying() {
   return pipeline_->verify_with(*verify_);
 }
 
-// Fetches each share from this host's copy.
+// Fetches each share from this host's copy, and the pieces without a share.
 Result<bucket::RoundTail::Fetches> Spreading::own_copy() const {
   bucket::RoundTail::Fetches fetches;
   for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
-    TRY(auto fetch, fetch_of(share));
+    TRY(auto fetch, fetch_of(plan_->plan_of(share)));
+    fetches.push_back(std::move(fetch));
+  }
+  if (plan_->rest() != nullptr) {
+    TRY(auto fetch, fetch_of(*plan_->rest()));
     fetches.push_back(std::move(fetch));
   }
   return fetches;
@@ -202,6 +211,10 @@ Result<void> Spreading::deliver_all() {
       continue;
     }
     if (deliver_.lost() && !spreading_) return fail(*deliver_.lost());
+    if (!spreading_ && !tail_ && plan_->rest() != nullptr) {
+      TRY_VOID(start_tail());
+      continue;
+    }
     if (*state == bucket::Pipeline::State::kDone) return {};
     tell_progress(now);
     // The buckets of a lost worker are free now.
@@ -252,6 +265,11 @@ Result<void> Spreading::leave(Error why) {
   TRY_VOID(end_keeping());
   say_over(std::move(why));
   if (deliver_.lost()) return fail(*deliver_.lost());
+  return start_tail();
+}
+
+// Goes on with what the round has not brought.
+Result<void> Spreading::start_tail() {
   // Lost buckets of the own share are fetched again.
   const auto own = std::exchange(fetches_, {});
   TRY(fetches_, own_copy());
@@ -277,6 +295,7 @@ Result<void> Spreading::start_verifying_tail() {
   for (std::uint32_t share = 0; share < plan_->shares(); ++share) {
     tiles = std::max(tiles, plan_->plan_of(share).most_tiles());
   }
+  if (plan_->rest() != nullptr) tiles = std::max(tiles, plan_->rest()->most_tiles());
   auto verify = bucket::UploadVerify::create(
       {means_.device, *tail_, means_.contents, means_.leaves, means_.segments},
       means_.slots.count(), tiles, [this](std::size_t index) { return tail_->parts(index); });
@@ -300,6 +319,7 @@ void Spreading::say_over(std::optional<Error> error) {
   }
   over.bytes = means_.worker.bytes();
   over.worker_lost = deliver_.lost();
+  over.more = !over.error && plan_ && plan_->rest() != nullptr;
   const TimePoint now = steady_now();
   const bool met = met_ != TimePoint{};
   if (met) over.elapsed = between(met_, now);

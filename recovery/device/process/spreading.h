@@ -17,8 +17,8 @@
 namespace rekindle::device {
 
 // A session's part in a round (docs/internals/rounds.md): it meets the other ranks, spreads, and
-// uploads the buckets that the round has left out from the segments. The loss of its worker does
-// not end it. The session's thread only.
+// then uploads from the segments what the round has not brought. The loss of its worker does not
+// end it. The session's thread only.
 class Spreading {
  public:
   Spreading(const SessionMeans& means, SpreadOrder order);
@@ -42,7 +42,7 @@ class Spreading {
   Result<void> plan();
   Result<void> want_share();
   void add_tiles(std::uint32_t share, TileSet& tiles) const;
-  Result<std::unique_ptr<bucket::SegmentFetch>> fetch_of(std::uint32_t share) const;
+  Result<std::unique_ptr<bucket::SegmentFetch>> fetch_of(const bucket::Plan& plan) const;
   Result<void> meet();
   Result<void> start();
   Result<void> start_verifying();
@@ -52,6 +52,7 @@ class Spreading {
   Result<void> hear(TimePoint now);
   Result<bucket::Pipeline::State> advance(TimePoint now);
   Result<void> leave(Error why);
+  Result<void> start_tail();
   Result<void> start_verifying_tail();
   Result<void> check_share(bucket::Pipeline::State state, TimePoint now);
   void finish();
@@ -71,7 +72,7 @@ class Spreading {
   // Since when no bucket of a share that is being fetched was there. Zero: one was.
   TimePoint lacking_since_{};
   std::optional<bucket::RoundPlan> plan_;
-  // In the round: of the rank's own share, if it has one. After the round: of all shares.
+  // In the round: of the rank's own share, if it has one. After the round: as the tail has them.
   bucket::RoundTail::Fetches fetches_;
   // Null before the ranks meet, and after the round.
   std::unique_ptr<bucket::Collective> collective_;
