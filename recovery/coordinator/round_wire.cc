@@ -36,15 +36,13 @@ constexpr WireEnum<PartyState, proto::PartyState, 3> kPartyStates{{
     {PartyState::kStopped, proto::PARTY_STOPPED},
 }};
 
-constexpr rpc::Fields kMember{WIRE_FIELD(session),      WIRE_FIELD(group),
-                              WIRE_FIELD(instance),     WIRE_FIELD(rank),
-                              WIRE_FIELD(id),           WIRE_FIELD(device),
-                              WIRE_FIELD(round),        WIRE_FIELD(root),
-                              WIRE_FIELD(contents),     WIRE_FIELD(payload_bytes),
-                              WIRE_FIELD(bucket_bytes), WIRE_FIELD(owner),
-                              WIRE_FIELD(fetches),      WIRE_FIELD(communicators),
-                              WIRE_FIELD(spread_bytes), WIRE_FIELD(kept_bytes),
-                              WIRE_FIELD(worker_lost)};
+constexpr rpc::Fields kMember{
+    WIRE_FIELD(session),       WIRE_FIELD(group),        WIRE_FIELD(instance),
+    WIRE_FIELD(rank),          WIRE_FIELD(id),           WIRE_FIELD(device),
+    WIRE_FIELD(round),         WIRE_FIELD(root),         WIRE_FIELD(contents),
+    WIRE_FIELD(payload_bytes), WIRE_FIELD(bucket_bytes), WIRE_FIELD(owner),
+    WIRE_FIELD(fetches),       WIRE_FIELD(takes_pieces), WIRE_FIELD(communicators),
+    WIRE_FIELD(spread_bytes),  WIRE_FIELD(kept_bytes),   WIRE_FIELD(worker_lost)};
 constexpr rpc::Fields kReport{WIRE_FIELD(node_id), WIRE_FIELD(incarnation), WIRE_FIELD(device_life),
                               WIRE_FIELD(sequence)};
 constexpr rpc::Fields kOrder{WIRE_FIELD(round), WIRE_FIELD(id), WIRE_FIELD(group),
@@ -134,7 +132,8 @@ std::string why_of(const Round& round, const RoundPlace& place) {
   if (!place.last->why.empty()) return place.last->why;
   if (place.party == 0) return place.aside;
   const Party& party = round.parties()[place.party - 1];
-  return party.state == PartyState::kStopped && !place.filled() ? party.why : "";
+  if (party.state == PartyState::kStopped && !place.filled()) return party.why;
+  return place.pieces.empty() ? "" : "the other pieces came from its host";
 }
 
 std::uint64_t clamped_ms(Duration duration) {

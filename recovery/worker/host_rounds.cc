@@ -13,6 +13,8 @@ namespace {
 
 // In one report. Larger contents are not described.
 constexpr std::size_t kMostPiecesDescribed = 200'000;
+// Contents that are remembered as described. More are described again.
+constexpr std::size_t kMostDescribed = 1024;
 
 void add_phase(proto::RoundMember& member, const char* name, std::chrono::microseconds took) {
   auto& phase = *member.add_phases();
@@ -149,6 +151,8 @@ void RoundMember::become_ready() {
 }
 
 void RoundMember::leave_round() {
+  // Bytes may still come from its host, and may fail to come.
+  if (!committed_) id_.version = 0;
   round_ = 0;
   state_ = proto::ROUND_SERVING;
   worker_lost_ = false;
@@ -197,6 +201,7 @@ proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence
   out.set_bucket_bytes(joined_.bucket_bytes);
   out.set_owner(owner());
   out.set_fetches(here_ == Bytes::kFetchable);
+  out.set_takes_pieces(true);
   for (const auto& name : joined_.communicators) out.add_communicators(name);
   out.set_spread_bytes(spread_bytes_);
   out.set_kept_bytes(kept_bytes_);
@@ -290,7 +295,7 @@ void HostRounds::want(SessionId session, const Digest& contents, std::uint64_t p
                       WantedPieces pieces) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr) return;
-  if (member->contents() != contents) undescribed_.try_emplace(contents);
+  if (!described_.contains(contents)) undescribed_.try_emplace(contents);
   member->want(contents, payload_bytes, std::move(pieces));
 }
 
@@ -478,7 +483,11 @@ void HostRounds::describe(proto::RoundReport& report) {
     const auto entry = undescribed_.find(member.contents());
     if (entry == undescribed_.end() || entry->second != 0 || member.pieces() == nullptr) continue;
     const auto& keys = *member.pieces();
-    if (pieces + keys.size() > kMostPiecesDescribed) continue;
+    if (pieces + keys.size() > kMostPiecesDescribed) {
+      // The next report has room for it, unless no report has.
+      changed_ = changed_ || keys.size() <= kMostPiecesDescribed;
+      continue;
+    }
     pieces += keys.size();
     entry->second = sequence_;
     auto& contents = *report.add_described();
@@ -509,12 +518,16 @@ void HostRounds::meeting_id(std::uint64_t number, const Result<std::string>& id)
 
 void HostRounds::obey(const proto::RoundOrders& orders, std::uint64_t sequence, TimePoint now) {
   if (!known_.take(orders, sequence)) return;
+  if (described_.size() > kMostDescribed) described_.clear();
   std::erase_if(undescribed_, [&](const auto& item) {
-    return item.second != 0 && known_.has_answered(item.second);
+    const bool answered = item.second != 0 && known_.has_answered(item.second);
+    if (answered) described_.insert(item.first);
+    return answered;
   });
-  for (const auto& contents : orders.describe()) {
-    const bool is_new = undescribed_.try_emplace(rpc::from_proto(contents)).second;
-    changed_ = changed_ || is_new;
+  for (const auto& asked : orders.describe()) {
+    const Digest contents = rpc::from_proto(asked);
+    described_.erase(contents);
+    changed_ = undescribed_.try_emplace(contents).second || changed_;
   }
   std::set<PartyKey> meeting;
   std::set<SessionId> seated;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -290,6 +291,8 @@ class HostRounds {
   std::map<PartyKey, Meeting> meetings_;  // ids that were asked for
   // Contents that the coordinator may not know, with the report that describes them; 0: none.
   std::map<Digest, std::uint64_t> undescribed_;
+  // Contents that an answered report has described.
+  std::set<Digest> described_;
   std::uint64_t sequence_ = 0;  // of the last report
   std::uint64_t last_meeting_ = 0;
   bool changed_ = false;

@@ -68,8 +68,8 @@ Result<Plan> plan_in_order(const Contents& contents, std::span<const std::uint32
   for (const std::uint32_t piece : pieces) bytes += contents.pieces()[piece].bytes;
   const auto too_many = [&] {
     return fail(ErrorCode::kInvalid,
-                "a share of {} bytes takes more than {} buckets of {} each: ask for larger buckets",
-                bytes, kMostBuckets, room);
+                "{} bytes take more than {} buckets of {} each: ask for larger buckets", bytes,
+                kMostBuckets, room);
   };
   // Checked before a plan is made that would not fit memory, and again when it is known.
   if (bytes / room > kMostBuckets) return too_many();
@@ -142,7 +142,8 @@ std::vector<std::uint32_t> share_out(std::span<const Piece> pieces, std::uint32_
 
 Result<RoundPlan> RoundPlan::create(const Contents& contents,
                                     std::span<const std::uint32_t> share_of, std::uint32_t shares,
-                                    std::uint64_t bucket_bytes, std::uint64_t seal_room) {
+                                    std::uint64_t bucket_bytes, std::uint64_t seal_room,
+                                    std::uint64_t rest_bytes) {
   if (shares == 0) return fail(ErrorCode::kInvalid, "a round without owners brings nothing");
   RoundPlan round;
   round.share_bytes_ = bucket_bytes / shares / kPartAlignment * kPartAlignment;
@@ -161,7 +162,8 @@ Result<RoundPlan> RoundPlan::create(const Contents& contents,
     round.plans_.push_back(std::move(plan));
   }
   if (!rest.empty()) {
-    TRY(round.rest_, plan_in_order(contents, rest, round.bucket_bytes()));
+    if (rest_bytes == 0) rest_bytes = round.bucket_bytes();
+    TRY(round.rest_, plan_in_order(contents, rest, rest_bytes));
   }
   return round;
 }

@@ -51,10 +51,11 @@ class RoundPlan {
  public:
   // `share_of`: the share of each piece, or kNoShare. The plan of the shares depends on their
   // pieces only, not on the places of their bytes. `seal_room`: free bytes at the end of each
-  // share, 0 or kSealRoom. kInvalid: a share is out of range.
+  // share, 0 or kSealRoom. `rest_bytes`: of a bucket of pieces without a share; 0: bucket_bytes.
+  // kInvalid: a share is out of range, or takes too many buckets.
   static Result<RoundPlan> create(const Contents& contents, std::span<const std::uint32_t> share_of,
                                   std::uint32_t shares, std::uint64_t bucket_bytes,
-                                  std::uint64_t seal_room = 0);
+                                  std::uint64_t seal_room = 0, std::uint64_t rest_bytes = 0);
 
   // Number of buckets of the round.
   std::size_t size() const { return size_; }
@@ -64,7 +65,7 @@ class RoundPlan {
   // In a share with a seal.
   std::uint64_t seal_at() const { return share_bytes_ - kSealRoom; }
   const Plan& plan_of(std::uint32_t share) const { return plans_[share]; }
-  // Of the pieces without a share, in buckets of up to bucket_bytes(). nullptr: there are none.
+  // Of the pieces without a share. nullptr: there are none.
   const Plan* rest() const { return rest_ ? &*rest_ : nullptr; }
   // All parts of bucket `index`; `at` counts from the bucket's start.
   std::vector<Part> parts(std::size_t index) const;

@@ -59,8 +59,9 @@ TEST(UpdatePlanView, ShowsWhatRanksWantBeyondTheirParty) {
     rank.set_rest(kGiB);
     rank.set_uploads(3 * kGiB);
   }
-  EXPECT_THAT(plan_text({"m", 2}, plan, {kGiB, kGiB}),
-              HasSubstr("2 rank(s) of 4.00 GiB in common, and 2.00 GiB of their own together; "));
+  EXPECT_THAT(
+      plan_text({"m", 2}, plan, {kGiB, kGiB}),
+      HasSubstr("2 rank(s) of 4.00 GiB in common, and 2.00 GiB that not all of them want; "));
   EXPECT_EQ(to_json(plan, {kGiB, kGiB})["parties"][0]["ranks"][1]["rest"], kGiB);
 }
 

@@ -132,6 +132,10 @@ TEST(KnownPieces, ForgetsContentsThatNobodyWantsForNewOnes) {
   ASSERT_NE(known.find(c), nullptr);
   known.add(c, {}, everybody);
   EXPECT_THAT(*known.find(c), SizeIs(2)) << "the first description stays";
+  known.add(a, {{1, 1}, {2, 2}, {3, 3}}, everybody);
+  EXPECT_EQ(known.find(a), nullptr) << "no room";
+  known.add(b, {{1, 1}, {2, 2}, {3, 3}, {4, 4}}, everybody);
+  EXPECT_FALSE(known.knows(a)) << "there may be room by now";
 }
 
 }  // namespace

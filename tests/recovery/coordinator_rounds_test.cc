@@ -122,6 +122,15 @@ TEST_F(Lonely, MembersShareThePiecesThatAllOfThemWant) {
   EXPECT_THAT(order("b", number).why, HasSubstr("nobody else wants the same"));
 }
 
+// Its device would spread everything that it wants.
+TEST_F(Lonely, AMemberOfAnOlderAgentHasNoPartyAlsoIfItsContentsAreKnown) {
+  const RoundId number = join_lonely();
+  for (const char* name : {"a", "b", "c"}) describe(name);
+  member("a").takes_pieces = false;
+  say_all();
+  EXPECT_TRUE(round(number).parties().empty());
+}
+
 TEST_F(Lonely, MembersAreAskedForTheirPiecesAndAreAloneWithout) {
   const RoundId number = join_lonely();
   describe("a");

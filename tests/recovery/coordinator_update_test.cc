@@ -52,6 +52,37 @@ TEST_F(Update, NeedsAVersionThatSomebodyHolds) {
   EXPECT_TRUE(begin(kV2));
 }
 
+// Each host of a member reads a share, all of them together one copy.
+TEST_F(Update, OfManyHostsReadsSharesFromTheOneHostThatHasTheVersion) {
+  constexpr std::size_t kHosts = 12;
+  const NodeInfo holder = world_.holder("s", kV2, 2);
+  std::vector<NodeInfo> hosts;
+  for (std::size_t i = 0; i < kHosts; ++i) {
+    hosts.push_back(world_.node(fmt::format("h{}", i)));
+    ASSERT_TRUE(world_.enroll(hosts.back()));
+    RoundReport serving = report();
+    serving.node_id = hosts.back().node_id;
+    serving.incarnation = hosts.back().incarnation;
+    serving.members[0].instance = hosts.back().node_id;
+    ASSERT_TRUE(world_.core->report_round(serving, world_.now));
+  }
+  const auto open_all = [&] {
+    std::size_t served = 0;
+    std::vector<PullId> opened;
+    for (const NodeInfo& host : hosts) {
+      const auto pull = world_.open(host, "qwen3", 2);
+      if (!pull || pull->sources.empty()) continue;
+      ++served;
+      opened.push_back(pull->pull_id);
+    }
+    for (const PullId& pull : opened) world_.close(pull);
+    return served;
+  };
+  EXPECT_EQ(open_all(), 8u) << "without a round";
+  ASSERT_TRUE(begin(kV2));
+  EXPECT_EQ(open_all(), kHosts);
+}
+
 TEST_F(Update, IsRefusedForARetiringVersion) {
   ASSERT_TRUE(world_.core->report_round(report(), world_.now));
   ASSERT_TRUE(world_.announce(a_, {CoreWorld::holding(kV2, 2)}));

@@ -67,6 +67,7 @@ class RoundsWorld {
     who.payload_bytes = kPayload;
     who.bucket_bytes = 64;
     who.owner = owner;
+    who.takes_pieces = true;
     who.spread_bytes = 0;
   }
   void set(const std::string& node, RoundMemberState state, std::size_t index = 0) {

@@ -27,6 +27,7 @@ class UpdatePlans : public ::testing::Test {
     member.device = device;
     member.contents = test::numbered_digest(contents, 5);
     member.payload_bytes = kWanted;
+    member.takes_pieces = true;
     reports_[node].push_back(member);
   }
   // Beyond the grace of a coordinator that has just started.

@@ -215,8 +215,35 @@ TEST_F(RoundsTest, ContentsAreDescribedOnceAndAgainIfAReportIsNotAnswered) {
   EXPECT_EQ(heard.described_size(), 1);
   obey(heard.sequence());
   EXPECT_EQ(report().described_size(), 0);
-  want();
-  EXPECT_EQ(report().described_size(), 0) << "the same again";
+  attach(2);
+  want({3, 4}, 2);
+  EXPECT_EQ(report().described_size(), 0) << "the same again, by another session";
+}
+
+TEST_F(RoundsTest, AReportDescribesOnlySoManyPiecesAndTheNextOneTheRest) {
+  const auto large = std::make_shared<std::vector<bucket::PieceKey>>(150'000);
+  attach(1);
+  attach(2);
+  rounds_.want(1, Digest{1}, 1, large);
+  rounds_.want(2, Digest{2}, 1, large);
+  EXPECT_EQ(report().described_size(), 1);
+  EXPECT_TRUE(rounds_.due()) << "at once";
+  EXPECT_EQ(report().described_size(), 1);
+  EXPECT_FALSE(rounds_.due());
+}
+
+// Its worker has not committed: the next update must not take it for ready.
+TEST_F(RoundsTest, AMemberWhoseRoundIsOverServesTheVersionOnlyAfterItsCommit) {
+  spreading();
+  auto done = over();
+  done.more = true;
+  rounds_.spread_over(done, now_);
+  orders_.clear_rounds();
+  obey();
+  EXPECT_EQ(member().state(), proto::ROUND_SERVING);
+  EXPECT_EQ(member().id().version(), 0u);
+  rounds_.commit(1);
+  EXPECT_EQ(member().id().version(), 2u);
 }
 
 // For example one that has started anew.

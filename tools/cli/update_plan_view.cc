@@ -27,7 +27,8 @@ std::string line_of(std::size_t number, const proto::UpdatePlan::Party& party) {
   for (const auto& rank : party.ranks()) rest += rank.rest();
   std::string line = fmt::format("  party {}: {} rank(s) of {}", number, party.ranks_size(),
                                  format_bytes(party.bytes()));
-  if (rest > 0) line += fmt::format(" in common, and {} of their own together", format_bytes(rest));
+  if (rest > 0)
+    line += fmt::format(" in common, and {} that not all of them want", format_bytes(rest));
   line += "; ";
   line += party.owners_fetch() ? "uploaded, once fetched, by " : "uploaded by ";
   for (std::size_t i = 0; i < std::min(owners.size(), kOwnersShown); ++i) {

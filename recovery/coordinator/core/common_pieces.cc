@@ -8,8 +8,9 @@ namespace rekindle::coordinator {
 
 namespace {
 
-// More of them are left out, those that save the least first.
+// Classes that save less than so many others are left out.
 constexpr std::size_t kMostClasses = 1024;
+// Of the best classes, those whose members are tried as a set.
 constexpr std::size_t kMostSets = 64;
 // A communicator costs more than it saves for a smaller part of what a member wants.
 constexpr std::uint64_t kLeastPart = 8;
@@ -76,11 +77,15 @@ class Finder {
     for (auto it = all.begin(); it != all.end();) {
       const auto end =
           std::find_if(it, all.end(), [&](const Occurrence& each) { return each.key != it->key; });
+      if (end - it < 2) {
+        it = end;
+        continue;
+      }
       Members members;
       for (auto each = it; each != end; ++each) members.push_back(each->member);
       // A member that has a piece twice would have no place for the second one.
       const bool once = std::ranges::adjacent_find(members) == members.end();
-      if (members.size() > 1 && once) {
+      if (once) {
         Class& same = classes[members];
         same.bytes += it->bytes;
         same.keys.push_back(it->key);
@@ -176,7 +181,8 @@ void KnownPieces::add(const Digest& contents, Pieces pieces,
   if (knows(contents)) return;
   if (count_ + pieces.size() > most_) {
     std::erase_if(known_, [&](const auto& item) {
-      if (is_wanted(item.first)) return false;
+      // Contents that found no room may be asked for again, now that there may be some.
+      if (item.second != nullptr && is_wanted(item.first)) return false;
       count_ -= item.second == nullptr ? 0 : item.second->size();
       return true;
     });

@@ -19,7 +19,7 @@ constexpr std::uint64_t kMaxEpochStep = std::uint64_t{1} << 32;
 Core::Core(const Timing& timing, const Limits& limits, DurableState durable,
            std::function<PullId()> new_pull_id)
     : fleet_(timing, limits, std::move(durable)),
-      pulls_(fleet_, resolver_, replicas_, std::move(new_pull_id)),
+      pulls_(fleet_, resolver_, replicas_, rounds_, std::move(new_pull_id)),
       instances_(timing, limits) {}
 
 CommitNumber Core::start(TimePoint now) {

@@ -18,14 +18,14 @@ constexpr Duration kFirstPieces = std::chrono::seconds(2);
 }  // namespace
 
 PullLeases::PullLeases(FleetState& fleet, const VersionResolver& resolver, Replicas& replicas,
-                       std::function<PullId()> new_pull_id)
+                       const Rounds& rounds, std::function<PullId()> new_pull_id)
     : fleet_(fleet),
       resolver_(resolver),
       replicas_(replicas),
       new_pull_id_(std::move(new_pull_id)),
       table_(fleet.timing.pull_lease, fleet.limits.max_pulls),
       queue_(fleet.limits.max_waiting),
-      selection_(fleet, replicas, table_) {}
+      selection_(fleet, replicas, rounds, table_) {}
 
 Result<OpenedPull> PullLeases::open(const OpenPullRequest& request, TimePoint now) {
   const Incarnation& puller = request.puller.incarnation;

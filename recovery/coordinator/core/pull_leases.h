@@ -42,7 +42,7 @@ struct PullProgressAnswer {
 class PullLeases {
  public:
   PullLeases(FleetState& fleet, const VersionResolver& resolver, Replicas& replicas,
-             std::function<PullId()> new_pull_id);
+             const Rounds& rounds, std::function<PullId()> new_pull_id);
 
   Result<OpenedPull> open(const OpenPullRequest& request, TimePoint now);
   Result<PullProgressAnswer> progress(const PullProgress& progress, TimePoint now);

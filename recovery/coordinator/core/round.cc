@@ -227,7 +227,7 @@ void Round::form_common_parties(std::vector<std::size_t> lonely, const KnownPiec
   for (const std::size_t i : lonely) {
     places_[i].aside = why_alone(1, 0);
     const Pieces* const pieces = known.find(places_[i].last->contents);
-    if (pieces == nullptr) continue;
+    if (pieces == nullptr || !places_[i].last->takes_pieces) continue;
     described.push_back(i);
     wanted.push_back(pieces);
   }

@@ -43,6 +43,7 @@ struct RoundMember {
   std::uint64_t bucket_bytes = 0;
   bool owner = false;
   bool fetches = false;
+  bool takes_pieces = false;
   std::vector<std::string> communicators;
   std::uint64_t spread_bytes = 0;
   std::uint64_t kept_bytes = 0;

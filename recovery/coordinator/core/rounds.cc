@@ -89,7 +89,9 @@ void Rounds::take(const std::vector<DescribedContents>& described) {
              node.second.members.end();
     });
   };
-  for (const auto& [contents, pieces] : described) pieces_.add(contents, pieces, is_wanted);
+  for (const auto& [contents, pieces] : described) {
+    if (!pieces_.knows(contents)) pieces_.add(contents, pieces, is_wanted);
+  }
 }
 
 void Rounds::advance(const Membership& members, TimePoint now) {
@@ -174,6 +176,22 @@ std::vector<RoundOrder> Rounds::orders_for(const std::string& node_id) const {
     if (round.order_for(node_id, found->second, order)) orders.push_back(std::move(order));
   }
   return orders;
+}
+
+std::size_t Rounds::copies_that_share(const ModelVersion& id) const {
+  std::size_t most = 0;
+  for (const auto& [number, round] : rounds_) {
+    const bool owns = std::ranges::any_of(
+        round.places(), [](const RoundPlace& place) { return place.last && place.last->owner; });
+    if (round.id() != id || round.phase() > RoundPhase::kSpreading || owns) continue;
+    // Members of a host that want the same share a copy.
+    std::set<std::pair<std::string, Digest>> copies;
+    for (const RoundPlace& place : round.places()) {
+      copies.emplace(place.node_id, place.last ? place.last->contents : Digest());
+    }
+    most = std::max(most, copies.size());
+  }
+  return most;
 }
 
 std::vector<Digest> Rounds::undescribed_of(const std::string& node_id) const {

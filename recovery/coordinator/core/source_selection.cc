@@ -65,7 +65,8 @@ std::size_t SourceSelection::puller_limit(const Member& source, const ModelVersi
   const DurableVersion* version = fleet_.catalog.find(id);
   if (version == nullptr || source.holdings.holds_whole(id, version->root) ||
       parts_of(source, id, *version).empty()) {
-    return limits.max_pullers_per_source;
+    // The pulls of a round read a share each, all of them together about one copy.
+    return std::max(limits.max_pullers_per_source, rounds_.copies_that_share(id));
   }
   // Each puller reads from the holders of all parts, so it takes a fraction from each.
   return limits.max_pullers_per_source * std::min(version->parts.size(), kMaxPartsToShareLoad);

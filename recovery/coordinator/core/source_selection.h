@@ -7,6 +7,7 @@
 #include "recovery/coordinator/core/fleet_state.h"
 #include "recovery/coordinator/core/pull_table.h"
 #include "recovery/coordinator/core/replicas.h"
+#include "recovery/coordinator/core/rounds.h"
 
 namespace rekindle::coordinator {
 
@@ -41,8 +42,9 @@ struct SourceOffer {
 // publication, a pull gets a holder of each part.
 class SourceSelection {
  public:
-  SourceSelection(const FleetState& fleet, const Replicas& replicas, PullTable& pulls)
-      : fleet_(fleet), replicas_(replicas), pulls_(pulls) {}
+  SourceSelection(const FleetState& fleet, const Replicas& replicas, const Rounds& rounds,
+                  PullTable& pulls)
+      : fleet_(fleet), replicas_(replicas), rounds_(rounds), pulls_(pulls) {}
 
   struct Offers {
     std::vector<SourceOffer> sources;
@@ -75,6 +77,7 @@ class SourceSelection {
 
   const FleetState& fleet_;
   const Replicas& replicas_;
+  const Rounds& rounds_;
   PullTable& pulls_;
   std::uint64_t next_serial_ = 1;
   // Candidates of equal standing take turns.

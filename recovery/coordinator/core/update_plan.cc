@@ -63,7 +63,8 @@ class Planner {
   // Ranks that want different contents.
   void add_lonely(std::vector<const UpdateMember*> lonely) {
     const auto unknown = std::ranges::stable_partition(lonely, [&](const UpdateMember* each) {
-      return !each->member->device.empty() && pieces_.find(each->member->contents) != nullptr;
+      return !each->member->device.empty() && each->member->takes_pieces &&
+             pieces_.find(each->member->contents) != nullptr;
     });
     for (const UpdateMember* each : unknown) add({each}, each->member->payload_bytes);
     lonely.erase(unknown.begin(), unknown.end());

@@ -13,6 +13,12 @@ namespace {
 constexpr std::chrono::milliseconds kPinTick{1};
 constexpr std::chrono::hours kIdle{1};
 
+void add_tiles(const bucket::Plan& plan, TileSet& tiles) {
+  for (std::size_t index = 0; index < plan.size(); ++index) {
+    for (const auto& [begin, end] : plan.tiles(index)) tiles.set_range(begin, end);
+  }
+}
+
 std::chrono::microseconds between(TimePoint from, TimePoint to) {
   return std::chrono::duration_cast<std::chrono::microseconds>(to - from);
 }
@@ -56,15 +62,8 @@ Result<void> Spreading::plan() {
   }
   const auto share_of = bucket::share_out(pieces, shares, order_.pieces);
   TRY(plan_, bucket::RoundPlan::create(means_.contents, share_of, shares, order_.bucket_bytes,
-                                       bucket::kSealRoom));
+                                       bucket::kSealRoom, means_.slots.bucket_bytes));
   return {};
-}
-
-void Spreading::add_tiles(std::uint32_t share, TileSet& tiles) const {
-  const bucket::Plan& plan = plan_->plan_of(share);
-  for (std::size_t index = 0; index < plan.size(); ++index) {
-    for (const auto& [begin, end] : plan.tiles(index)) tiles.set_range(begin, end);
-  }
 }
 
 // Has this host fetch the bytes of the own share. They come while the ranks meet.
@@ -74,7 +73,7 @@ Result<void> Spreading::want_share() {
   const auto share = static_cast<std::uint32_t>(own - order_.owners.begin());
   if (std::ranges::find(order_.fetched, share) == order_.fetched.end()) return {};
   TileSet wanted(means_.contents.tiles().tile_count());
-  add_tiles(share, wanted);
+  add_tiles(plan_->plan_of(share), wanted);
   means_.say(ShareWanted{order_.session, wanted.ranges()});
   return {};
 }
@@ -164,7 +163,9 @@ Result<void> Spreading::start_keeping() {
     final_tiles.set_range(begin, end);
   }
   // This host fetches these, and writes them meanwhile.
-  for (const std::uint32_t share : order_.fetched) add_tiles(share, final_tiles);
+  for (const std::uint32_t share : order_.fetched) add_tiles(plan_->plan_of(share), final_tiles);
+  // The round brings only a part of these.
+  if (plan_->rest() != nullptr) add_tiles(*plan_->rest(), final_tiles);
   keep_.emplace(means_.device, *plan_, means_.pinner, means_.segments, std::move(final_tiles),
                 bucket::SegmentKeep::Which{order_.keep_index, order_.keep_count},
                 bucket::Allowance(rate, met_), means_.slots.count());

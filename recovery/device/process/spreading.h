@@ -41,7 +41,6 @@ class Spreading {
  private:
   Result<void> plan();
   Result<void> want_share();
-  void add_tiles(std::uint32_t share, TileSet& tiles) const;
   Result<std::unique_ptr<bucket::SegmentFetch>> fetch_of(const bucket::Plan& plan) const;
   Result<void> meet();
   Result<void> start();

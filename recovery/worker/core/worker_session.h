@@ -108,7 +108,7 @@ enum class Delivery {
   kHost,
   // A broadcast round, or NICs, may bring the bytes to its device.
   kRound,
-  // That ended early: its device process fills the rest from this host's copy.
+  // It brings no more: its device process fills the rest from this host's copy.
   kRest,
   // Its device process has given the worker every byte, not all of them by a round or by NICs.
   kFilled,
