@@ -73,6 +73,25 @@ TEST(Stage, AZeroTimeoutOnlyLooksForRoom) {
   EXPECT_THAT(there_is.message, HasSubstr("0 B are staged"));
 }
 
+TEST(Stage, ABucketThatIsStillReadRefusesItAndNothingChanges) {
+  const FakeModel model;
+  Fleet fleet(model, {.slots = 2});
+  const Session session = attach_device(fleet.agent());
+  Collected all(session);
+  const Parts first = next_bucket(session);
+  for (const std::int64_t timeout_ms : {std::int64_t{0}, std::int64_t{kPatienceMs}}) {
+    const Outcome refused = stage(session, 0, timeout_ms);
+    EXPECT_EQ(refused.code, RK_INVALID);
+    EXPECT_THAT(refused.message, HasSubstr("cannot stage qwen3@41: a bucket of it is still read"));
+    EXPECT_THAT(refused.message, Not(HasSubstr("\n")));
+  }
+  // The bytes are still there.
+  all.add(first.parts);
+  all.add_all();
+  all.expect_whole(model);
+  EXPECT_EQ(stage(session, 0).code, RK_OK) << "the last bucket was given back, and no more come";
+}
+
 TEST(Stage, NeedsADevice) {
   const FakeModel model;
   ScriptedAgent server([&](AgentEnd& agent) {
