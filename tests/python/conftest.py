@@ -72,11 +72,11 @@ class Rekindle:
             "agent", "--listen", "127.0.0.1:0", "--node-id", name, "--store", self.store(name),
             "--coordinator", self.coordinator, "--gpu", self.gpu)
 
-    def kill_agent(self, name):
-        """kill -9, and its device process goes with it."""
+    def kill_agent(self, name, how=signal.SIGKILL):
+        """Ends it by this signal, and its device process goes with it."""
         process = self.agents.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(how)
+        process.wait(PATIENCE_S)
 
     def _daemon(self, role, *arguments):
         log = open(self.directory / f"{role}-{len(self.processes)}.log", "wb")
