@@ -3,8 +3,10 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
 for _name in ("STORE", "MODEL", "SHARD", "INSTANCE", "RANK", "WORLD", "GENERATION", "COORDINATOR"):
     os.environ.pop(f"REKINDLE_{_name}", None)
+
+# A shell that runs the tests in the background lets SIGINT be ignored, also in the processes that
+# tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def free_port():
+    """Of those that the system gives to nobody who has not asked for it by number."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
 
 
 def eventually(fact, patience_s=PATIENCE_S):
