@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .errors import Error, ExhaustedError, InvalidError, PeerLostError, StaleError, TimeoutError
+from .errors import Error, ExhaustedError, InvalidError, StaleError
 
 if TYPE_CHECKING:
     from .session import Session
@@ -116,23 +116,26 @@ class Staged:
 
     def take(self) -> "Session":
         """For the engine's pause: returns the session, which has its rank of the instance from now
-        on. The caller loads it, commits, and closes it. Raises what `rekindle.attach` raises."""
+        on. The caller loads it, commits, and closes it. Raises what `rekindle.attach` raises.
+        InvalidError: other ranks switch to another version. If the staged session has ended, it
+        attaches again, or raises that error if staging is required."""
         if self._closed:
-            raise StaleError("this staged version was given up: stage it again")
+            why = f" ({self._reason})" if self._reason else ""
+            raise StaleError(f"this staged version was given up{why}: stage it again")
         self.wait(None)
         session, self._session = self._session, None
         if session is None:
             return self._attach(False)
         try:
             session.begin_switch()
-        except (StaleError, PeerLostError, TimeoutError) as why:
-            # The session has ended meanwhile. Nothing was written yet.
+        except BaseException as why:
             session.close()
+            # Other ranks switch to another version.
+            if isinstance(why, InvalidError):
+                raise
+            # The session has ended meanwhile, with its own error. Nothing was written yet.
             self._give_up(why)
             return self._attach(False)
-        except BaseException:
-            session.close()
-            raise
         return session
 
     def _begin(self) -> None:
@@ -164,6 +167,7 @@ class Staged:
             session.close()
         self._reason = str(why) or type(why).__name__
         if self._staging.mode == "require" or not isinstance(why, Error):
+            self._closed = True
             raise why
         logger.warning("rekindle: the version is loaded in the engine's pause: %s", self._reason)
 

@@ -272,8 +272,9 @@ class Session:
 
         `reserve`: bytes of the device that stay free. ExhaustedError, with the numbers: there is no
         room. Then load at once, or close the session. `timeout`: seconds without a new bucket.
-        TimeoutError: call again to continue. Free memory is what the device's driver reports:
-        memory that torch keeps for later is not free."""
+        TimeoutError: call again to continue. InvalidError: the caller has taken a bucket, and still
+        reads it. Free memory is what the device's driver reports: memory that torch keeps for later
+        is not free."""
         if self._device is None:
             arrived = list(self.entries(timeout))
             self._pending = iter(arrived)

@@ -179,12 +179,15 @@ bool RoundMember::end_discarding(bool device_failed) {
 }
 
 bool RoundMember::is_replaced_by(const Origin& newcomer) const {
-  return ended_ && !worker_lost_ && origin_.instance == newcomer.instance &&
+  return ended_ && !worker_lost_ && !leaves_result() && origin_.instance == newcomer.instance &&
          origin_.rank == newcomer.rank;
 }
 
 proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence) {
-  if (state_ == proto::ROUND_JOINED && joined_report_ == 0) joined_report_ = sequence;
+  if (state_report_ == 0 || reported_state_ != state_) {
+    reported_state_ = state_;
+    state_report_ = sequence;
+  }
   proto::RoundMember out;
   out.set_session(session);
   out.set_group(origin_.group);
@@ -390,18 +393,23 @@ void HostRounds::fail(SessionId session, const std::string& why, TimePoint now) 
   changed_ = true;
 }
 
-// A worker that heard of an update detaches to attach to it. Its place is kept for that moment.
+// A worker that heard of an update detaches to attach to it. Its place is kept for that moment. The
+// result of a round is kept until the coordinator has heard of it. Without it, the coordinator
+// would count a committed worker as failed. It would also end the party of a device that is
+// through.
 void HostRounds::detach(SessionId session, TimePoint now) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->ended()) return;
   if (member->state() == proto::ROUND_SPREADING) return fail(session, "has detached", now);
   changed_ = true;
   const auto awaited = known_.gathers(member->id().model, member->origin().group);
-  if (!awaited || member->round() != 0 || *awaited == member->id().version) {
+  const bool returns = awaited && member->round() == 0 && *awaited != member->id().version;
+  const bool has_news = member->is_through() && !is_heard(*member);
+  if (!returns && !has_news) {
     members_.erase(session);
     return;
   }
-  member->expect_return();
+  member->detach();
   member->forget_at(now + times_.remember);
 }
 
@@ -543,11 +551,18 @@ void HostRounds::obey(const proto::RoundOrders& orders, std::uint64_t sequence, 
   for (auto& [session, member] : members_) {
     if (member.state() != proto::ROUND_JOINED || seated.contains(session)) continue;
     const auto* const round = known_.find(member.round());
-    const auto joined_report = member.joined_report();
-    const bool heard = joined_report != 0 && known_.has_answered(joined_report);
-    if (round == nullptr || round->gathering || !heard) continue;
+    if (round == nullptr || round->gathering || !is_heard(member)) continue;
     stop(session, member, "the round has begun without it", now);
   }
+  const auto told = std::erase_if(members_, [&](const auto& item) {
+    return item.second.leaves_result() && is_heard(item.second);
+  });
+  if (told > 0) changed_ = true;
+}
+
+bool HostRounds::is_heard(const RoundMember& member) const {
+  const std::uint64_t report = member.state_report();
+  return report != 0 && known_.has_answered(report);
 }
 
 void HostRounds::obey_party(std::uint64_t round, const proto::PartyOrder& party, TimePoint now) {

@@ -135,8 +135,8 @@ class RoundMember {
   // The device of an ended session is done. A party that has lost only a worker has not failed.
   // False: the device was not in a round.
   bool end_discarding(bool device_failed);
-  // It detached to attach to a version that a round gathers for.
-  void expect_return() { ended_ = true; }
+  // It detached: to attach to a version that a round gathers for, or with a result.
+  void detach() { ended_ = true; }
   void forget_at(TimePoint when) { forget_at_ = when; }
 
   const Origin& origin() const { return origin_; }
@@ -158,11 +158,17 @@ class RoundMember {
   bool is_in_party() const {
     return state_ == proto::ROUND_JOINED || state_ == proto::ROUND_SPREADING;
   }
+  // Its device was given every byte of its round.
+  bool is_through() const {
+    return round_ != 0 && (state_ == proto::ROUND_FILLED || state_ == proto::ROUND_READY);
+  }
+  // Its worker detached then. The coordinator does not know the result yet.
+  bool leaves_result() const { return ended_ && is_through(); }
   // The new session of the same rank takes its place.
   bool is_replaced_by(const Origin& newcomer) const;
   bool is_forgotten(TimePoint now) const { return now >= forget_at_; }
-  // The first report that says that it has joined; 0: none yet.
-  std::uint64_t joined_report() const { return joined_report_; }
+  // The first report that says its present state; 0: none yet.
+  std::uint64_t state_report() const { return reported_state_ == state_ ? state_report_ : 0; }
   proto::RoundMember report(SessionId session, std::uint64_t sequence);
 
  private:
@@ -183,7 +189,8 @@ class RoundMember {
   bool committed_ = false;
   bool ended_ = false;        // its session has
   bool worker_lost_ = false;  // its device goes on, or has been through, without the worker
-  std::uint64_t joined_report_ = 0;
+  State reported_state_ = proto::ROUND_SERVING;
+  std::uint64_t state_report_ = 0;
   rpc::PhaseTimes phases_;
   // As its device process measured them. Zero: it took part in no spread.
   std::chrono::microseconds spread_took_{};
@@ -283,6 +290,8 @@ class HostRounds {
   void stop(SessionId session, RoundMember& member, const std::string& why, TimePoint now);
   void leave_ended_rounds(const std::string& why);
   void describe(proto::RoundReport& report);
+  // The coordinator has answered a report that says the member's state.
+  bool is_heard(const RoundMember& member) const;
 
   RoundEffects& effects_;
   const RoundTimes times_;

@@ -141,40 +141,43 @@ Result<void> PublicationDesk::written(const std::shared_ptr<Client>& client,
     return fail(ErrorCode::kInvalid, "segment {} of publication {} was written already", segment,
                 frame.session());
   }
-  entry->seals->waiting.push_back(segment);
-  if (!std::exchange(entry->seals->running, true)) {
-    tasks_.spawn("worker.seal", run_seals(entry->publication, entry->seals));
-  }
+  to_seal_.emplace_back(frame.session(), segment);
+  if (!std::exchange(seals_run_, true)) tasks_.spawn("worker.seal", run_seals());
   client->send(done_frame(frame.call(), frame.session()));
   return {};
 }
 
-async::Task<void> PublicationDesk::run_seals(PublicationPtr publication,
-                                             std::shared_ptr<Seals> seals) {
+async::Task<void> PublicationDesk::run_seals() {
   co_await asio::this_coro::throw_if_cancelled(false);
   bool cancelled = false;
-  while (!seals->waiting.empty() && !cancelled) {
-    const std::uint32_t segment = seals->waiting.front();
-    seals->waiting.pop_front();
-    auto work = [publication, segment] {
-      publication->seal(segment);
-      return true;
-    };
-    auto sealed = async::offload(host_.blocking_pool(), std::move(work));
-    (void)co_await std::move(sealed);
+  while (!to_seal_.empty() && !cancelled) {
+    const auto [number, segment] = to_seal_.front();
+    to_seal_.pop_front();
+    const auto entry = open_.find(number);
+    if (entry == open_.end()) continue;
+    auto sealed = seal(number, entry->second.publication, entry->second.seals, segment);
+    co_await std::move(sealed);
     cancelled = co_await async::is_cancelled();
   }
+  seals_run_ = false;
+}
+
+async::Task<void> PublicationDesk::seal(SessionId number, PublicationPtr publication,
+                                        std::shared_ptr<Seals> seals, std::uint32_t segment) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  seals->running = true;
+  auto work = [publication, segment] {
+    publication->seal(segment);
+    return true;
+  };
+  auto sealed = async::offload(host_.blocking_pool(), std::move(work));
+  (void)co_await std::move(sealed);
   seals->running = false;
   seals->ended.notify();
   // If the trainer is gone, this may be the last reference to its files.
+  if (open_.contains(number)) co_return;
   auto over = discard(std::move(publication));
   co_await std::move(over);
-}
-
-void PublicationDesk::stop_seals(const Entry& entry) {
-  if (entry.seals == nullptr) return;
-  entry.seals->waiting.clear();
-  entry.publication->stop_seals();
 }
 
 async::Task<bool> PublicationDesk::end_seals(std::shared_ptr<Seals> seals, TimePoint deadline) {
@@ -197,7 +200,7 @@ Result<void> PublicationDesk::abandon(const std::shared_ptr<Client>& client,
                                       const proto::WorkerFrame& frame) {
   TRY(Entry entry, take(client->id(), frame.session()));
   leave(frame.session(), entry);
-  stop_seals(entry);
+  entry.publication->stop_seals();
   tasks_.spawn("worker.publish", run_abandon(client, frame, std::move(entry)));
   return {};
 }
@@ -218,7 +221,7 @@ void PublicationDesk::drop(ClientId client) {
       ++it;
       continue;
     }
-    stop_seals(entry);
+    entry.publication->stop_seals();
     // A dead trainer's device may write to the files for a while.
     entry.publication->left_mapped();
     tasks_.spawn("worker.discard", discard(std::move(entry.publication)));
@@ -334,7 +337,7 @@ async::Task<void> PublicationDesk::run_begin(std::shared_ptr<Client> client,
 async::Task<Result<Digest>> PublicationDesk::publish(const proto::WorkerFrame& frame,
                                                      const Entry& entry) {
   // The rest is digested with the publication, at the usual priority.
-  stop_seals(entry);
+  entry.publication->stop_seals();
   bool sealed = true;
   if (entry.seals != nullptr) {
     auto end = end_seals(entry.seals, give_up(frame));

@@ -108,11 +108,11 @@ class PublicationDesk {
     ModelVersion id;
     std::uint32_t rank = 0;
   };
-  // Segments that the trainer has written. They are digested one after the other.
+  // Segments that the trainer has written.
   struct Seals {
     explicit Seals(boost::asio::any_io_executor executor) : ended(std::move(executor)) {}
     std::set<std::uint32_t> written;
-    std::deque<std::uint32_t> waiting;
+    // One of them is being digested.
     bool running = false;
     async::Notifier ended;
   };
@@ -124,8 +124,9 @@ class PublicationDesk {
     std::shared_ptr<Seals> seals = nullptr;
   };
   Result<Entry*> find(ClientId client, SessionId number);
-  async::Task<void> run_seals(PublicationPtr publication, std::shared_ptr<Seals> seals);
-  static void stop_seals(const Entry& entry);
+  async::Task<void> run_seals();
+  async::Task<void> seal(SessionId number, PublicationPtr publication, std::shared_ptr<Seals> seals,
+                         std::uint32_t segment);
   // False: a segment is still being digested at the deadline.
   static async::Task<bool> end_seals(std::shared_ptr<Seals> seals, TimePoint deadline);
   async::Task<void> run_begin(std::shared_ptr<Client> client, proto::WorkerFrame frame,
@@ -148,6 +149,10 @@ class PublicationDesk {
   async::TaskGroup& tasks_;
   const std::filesystem::path directory_;
   std::map<SessionId, Entry> open_;
+  // Segments that were written, in that order. One of them is digested at a time, on all cores and
+  // one thread of the pool. Those of publications that are not open any more are passed over.
+  std::deque<std::pair<SessionId, std::uint32_t>> to_seal_;
+  bool seals_run_ = false;
   std::map<ClientId, std::size_t> counts_;  // of each client, with those that begin or end
 };
 

@@ -85,6 +85,7 @@ Result<void> CopyThreads::wait(std::uint64_t number, TimePoint deadline) {
 }
 
 void CopyThreads::close() {
+  const std::lock_guard joining(joining_);
   std::vector<std::thread> threads;
   {
     const std::lock_guard lock(mutex_);

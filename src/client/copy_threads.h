@@ -38,7 +38,8 @@ class CopyThreads {
   // Waits for all copies up to `number`. kTimeout: some are not done yet. kStale: it was closed
   // before they were.
   Result<void> wait(std::uint64_t number, TimePoint deadline);
-  // Drops what no thread has begun. Afterwards nothing reads a source or writes to a target.
+  // Drops what no thread has begun. Afterwards nothing reads a source or writes to a target, also
+  // when another thread has closed it first.
   void close();
 
   static constexpr std::size_t kMostThreads = 12;
@@ -54,6 +55,8 @@ class CopyThreads {
 
   const std::size_t most_threads_;
   const std::function<void(const Copy&)> arrived_;
+  // Held while close() joins the threads. Locked before mutex_.
+  std::mutex joining_;
   std::mutex mutex_;  // guards all below
   std::condition_variable has_unit_;
   std::condition_variable done_;

@@ -57,6 +57,8 @@ class DeviceLoad {
   Result<void> mark_ready(const VerifiedTiles& tiles);
   // Gives the last bucket back first. nullopt: none yet, or ended(). An error stays.
   Result<std::optional<FilledBucket>> take();
+  // The caller has the last bucket of take().
+  bool is_read() const { return holder_ != Holder::kNone; }
   // Every bucket was handed out and read, and their memory is free again.
   bool ended() const { return ended_; }
   std::size_t whole_pieces() const { return progress_ ? progress_->whole() : 0; }

@@ -211,12 +211,14 @@ void Publication::arrived(const Copy& copy) {
 
 bool Publication::end() {
   std::shared_ptr<CopyThreads> copies;
+  bool first = false;
   {
     const std::lock_guard lock(mutex_);
-    if (std::exchange(ended_, true)) return false;
+    first = !std::exchange(ended_, true);
     copies = copies_;
   }
   if (copies) copies->close();
+  if (!first) return false;
   const std::lock_guard lock(mutex_);
   segments_.clear();
   return true;

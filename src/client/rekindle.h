@@ -270,7 +270,8 @@ RK_API int32_t rk_prefetch(rk_session* session, uint64_t bytes, int64_t timeout_
  * free; the message has the numbers. Then load at once, or detach: nobody may fill further buckets.
  * Free memory is what the device's driver reports. RK_TIMEOUT: no bucket came for `timeout_ms`;
  * call again to continue. With a timeout of 0 the call only looks for room: RK_TIMEOUT: there is.
- * Other errors are those of rk_next_bucket(). */
+ * RK_INVALID: the caller still reads a bucket of rk_next_bucket(); nothing has changed. Other
+ * errors are those of rk_next_bucket(). */
 RK_API int32_t rk_stage(rk_session* session, uint64_t reserve_bytes, int64_t timeout_ms,
                         rk_error* error);
 /* For a session that was attached with `staged`: from now on it has its rank of the instance, in

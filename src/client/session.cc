@@ -340,6 +340,12 @@ Result<void> Session::stage(std::uint64_t reserve, std::chrono::milliseconds tim
   TimePoint deadline = steady_now() + timeout;
   TRY_VOID(wait_for_turn(lock, deadline));
   const Turns::Turn turn(turns_, *inbox_);
+  if (device_->is_read()) {
+    return fail(ErrorCode::kInvalid,
+                "cannot stage {}: a bucket of it is still read; stage it before its first bucket "
+                "is taken, or take the other buckets as they come",
+                state_.version().to_string());
+  }
   while (true) {
     TRY_VOID(check_room(lock, reserve));
     if (steady_now() >= deadline) {

@@ -37,6 +37,17 @@ class Fleet {
   const Agent agent_;
 };
 
+// A worker that has attached to such an agent.
+struct DeviceWorker {
+  explicit DeviceWorker(ProducerScript script)
+      : fleet(model, script), session(attach_device(fleet.agent())) {}
+  DeviceProducer& producer() { return fleet.producer(); }
+
+  const FakeModel model;
+  Fleet fleet;
+  Session session;
+};
+
 // The worker's own parameters in device memory, which is host memory on a double.
 struct Parameters {
   explicit Parameters(const Session& session) : tensors(tensors_of(session)) {
@@ -66,12 +77,24 @@ struct Outcome {
   std::int32_t code = RK_OK;
   std::string message;
 };
+// Of a function of the library, which gets the place of its error.
+template <typename Call>
+Outcome outcome_of(Call call) {
+  rk_error error{};
+  const std::int32_t code = call(&error);
+  return {code, error.message};
+}
 inline Outcome load_into(const Session& session, const std::vector<rk_target>& targets,
                          std::int64_t timeout_ms = kPatienceMs) {
-  rk_error error{};
-  const std::int32_t code =
-      rk_load_into(session.handle, targets.data(), targets.size(), timeout_ms, &error);
-  return {code, error.message};
+  return outcome_of([&](rk_error* error) {
+    return rk_load_into(session.handle, targets.data(), targets.size(), timeout_ms, error);
+  });
+}
+// Loads everything that has not been taken yet.
+inline void expect_loads(const Session& session, const FakeModel& model) {
+  Parameters own(session);
+  EXPECT_EQ(load_into(session, own.targets()).message, "");
+  own.expect_loaded(model);
 }
 
 }  // namespace rekindle::client::testing

@@ -18,17 +18,15 @@ using ::testing::StartsWith;
 using Kind = proto::WorkerFrame;
 
 TEST(DeviceIpc, EveryTensorArrivesWhole) {
-  const FakeModel model;
-  Fleet fleet(model, {});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(device_path(session), "ipc");
-  Collected all(session);
+  DeviceWorker worker({});
+  EXPECT_EQ(device_path(worker.session), "ipc");
+  Collected all(worker.session);
   EXPECT_GT(all.add_all(), 30u);
-  all.expect_whole(model);
-  EXPECT_EQ(device_path(session), "ipc");
-  const auto outcome = fleet.producer().outcome();
+  all.expect_whole(worker.model);
+  EXPECT_EQ(device_path(worker.session), "ipc");
+  const auto outcome = worker.producer().outcome();
   EXPECT_FALSE(outcome) << outcome->message();
-  EXPECT_TRUE(next_bucket(session, 0).parts.empty());
+  EXPECT_TRUE(next_bucket(worker.session, 0).parts.empty());
 }
 
 TEST(DeviceIpc, TheListOfTensorsIsReadAtItsFirstUse) {
@@ -80,17 +78,15 @@ TEST(DeviceIpc, OneSlotIsEnough) {
 }
 
 TEST(DeviceIpc, ADeviceProcessThatDiesMidwayIsUnavailable) {
-  const FakeModel model;
-  Fleet fleet(model, {.dies_after = 7});
-  const Session session = attach_device(fleet.agent());
+  DeviceWorker worker({.dies_after = 7});
   Parts last;
-  do last = next_bucket(session);
+  do last = next_bucket(worker.session);
   while (last.code == RK_OK && !last.parts.empty());
   EXPECT_EQ(last.code, RK_UNAVAILABLE);
   EXPECT_THAT(last.message, HasSubstr("the device process"));
   EXPECT_THAT(last.message, HasSubstr("detach and attach again"));
-  EXPECT_EQ(next_bucket(session).code, RK_UNAVAILABLE) << "and stays so";
-  EXPECT_EQ(rk_loaded(session.handle, nullptr), RK_INVALID);
+  EXPECT_EQ(next_bucket(worker.session).code, RK_UNAVAILABLE) << "and stays so";
+  EXPECT_EQ(rk_loaded(worker.session.handle, nullptr), RK_INVALID);
 }
 
 TEST(DeviceIpc, AnAgentThatDiesWithItsDeviceProcessIsLost) {
@@ -116,13 +112,11 @@ TEST(DeviceIpc, AnAgentThatDiesWithItsDeviceProcessIsLost) {
 }
 
 TEST(DeviceIpc, WhatTheDeviceProcessRefusesIsUploaded) {
-  const FakeModel model;
-  Fleet fleet(model, {.refuses = Error(ErrorCode::kUnavailable, "a MIG slice")});
-  const Session session = attach_device(fleet.agent());
-  Collected all(session);
+  DeviceWorker worker({.refuses = Error(ErrorCode::kUnavailable, "a MIG slice")});
+  Collected all(worker.session);
   all.add_all();
-  all.expect_whole(model);
-  EXPECT_EQ(device_path(session), "upload: the device process: a MIG slice");
+  all.expect_whole(worker.model);
+  EXPECT_EQ(device_path(worker.session), "upload: the device process: a MIG slice");
 }
 
 // An agent that verifies uploads. If bytes are wrong or cannot be verified, the worker does not
@@ -140,14 +134,12 @@ TEST(DeviceIpc, WhatTheDeviceProcessCannotVerifyIsNotUploaded) {
 }
 
 TEST(DeviceIpc, WhatThisProcessCannotOpenIsUploadedAndTheOtherIsTold) {
-  const FakeModel model;
-  Fleet fleet(model, {.spoils_handles = true});
-  const Session session = attach_device(fleet.agent());
-  Collected all(session);
+  DeviceWorker worker({.spoils_handles = true});
+  Collected all(worker.session);
   all.add_all();
-  all.expect_whole(model);
-  EXPECT_THAT(device_path(session), StartsWith("upload: "));
-  const auto outcome = fleet.producer().outcome();
+  all.expect_whole(worker.model);
+  EXPECT_THAT(device_path(worker.session), StartsWith("upload: "));
+  const auto outcome = worker.producer().outcome();
   ASSERT_TRUE(outcome);
   EXPECT_THAT(outcome->message(), HasSubstr("no handle"));
 }
@@ -174,24 +166,20 @@ TEST(DeviceIpc, ADeviceProcessThatDiesBeforeTheFirstBucketIsReplacedByUploads) {
 }
 
 TEST(DeviceIpc, PartsThatDoNotFitAreRefused) {
-  const FakeModel model;
-  Fleet fleet(model, {.spoils_parts = true});
-  const Session session = attach_device(fleet.agent());
+  DeviceWorker worker({.spoils_parts = true});
   Parts last;
-  do last = next_bucket(session);
+  do last = next_bucket(worker.session);
   while (last.code == RK_OK && !last.parts.empty());
   EXPECT_EQ(last.code, RK_INTERNAL);
   EXPECT_THAT(last.message, HasSubstr("do not fit"));
 }
 
 TEST(DeviceIpc, DetachingAmidTheBucketsEndsTheOtherSide) {
-  const FakeModel model;
-  Fleet fleet(model, {});
-  Session session = attach_device(fleet.agent());
-  EXPECT_EQ(next_bucket(session).code, RK_OK);
-  EXPECT_EQ(next_bucket(session).code, RK_OK);
-  rk_detach(std::exchange(session.handle, nullptr));
-  const auto outcome = fleet.producer().outcome();
+  DeviceWorker worker({});
+  EXPECT_EQ(next_bucket(worker.session).code, RK_OK);
+  EXPECT_EQ(next_bucket(worker.session).code, RK_OK);
+  rk_detach(std::exchange(worker.session.handle, nullptr));
+  const auto outcome = worker.producer().outcome();
   ASSERT_TRUE(outcome);
   EXPECT_EQ(outcome->code(), ErrorCode::kPeerLost);
 }

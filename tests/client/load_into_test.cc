@@ -30,14 +30,10 @@ TEST(LoadInto, EveryTargetGetsItsTensor) {
 }
 
 TEST(LoadInto, BucketsOfTheDeviceProcessServeAsWell) {
-  const FakeModel model;
-  Fleet fleet(model, {});
-  const Session session = attach_device(fleet.agent());
-  Parameters own(session);
-  EXPECT_EQ(load_into(session, own.targets()).message, "");
-  own.expect_loaded(model);
-  EXPECT_EQ(device_path(session), "ipc");
-  EXPECT_FALSE(fleet.producer().outcome());
+  DeviceWorker worker({});
+  expect_loads(worker.session, worker.model);
+  EXPECT_EQ(device_path(worker.session), "ipc");
+  EXPECT_FALSE(worker.producer().outcome());
 }
 
 TEST(LoadInto, BoxesAreToldApartByTheirOffset) {

@@ -15,59 +15,47 @@ constexpr std::uint64_t kAll = 1ull << 30;
 
 Outcome prefetch(const Session& session, std::uint64_t bytes,
                  std::int64_t timeout_ms = kPatienceMs) {
-  rk_error error{};
-  const std::int32_t code = rk_prefetch(session.handle, bytes, timeout_ms, &error);
-  return {code, error.message};
+  return outcome_of(
+      [&](rk_error* error) { return rk_prefetch(session.handle, bytes, timeout_ms, error); });
 }
 
 TEST(Prefetch, FillingGoesOnBeforeAnyTargetIsKnown) {
-  const FakeModel model;
-  Fleet fleet(model, {.slots = 2});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(prefetch(session, kAll).message, "");
-  EXPECT_GT(fleet.producer().filled(), 30u) << "two of them fit its slots";
-  EXPECT_FALSE(fleet.producer().outcome()) << "it has been given everything back";
-  EXPECT_EQ(rk_loaded(session.handle, nullptr), RK_INVALID) << "nobody has them";
-  Parameters own(session);
-  EXPECT_EQ(load_into(session, own.targets()).message, "");
-  own.expect_loaded(model);
-  EXPECT_EQ(rk_loaded(session.handle, nullptr), RK_OK);
-  EXPECT_EQ(prefetch(session, kAll).code, RK_OK) << "there are no more";
+  DeviceWorker worker({.slots = 2});
+  EXPECT_EQ(prefetch(worker.session, kAll).message, "");
+  EXPECT_GT(worker.producer().filled(), 30u) << "two of them fit its slots";
+  EXPECT_FALSE(worker.producer().outcome()) << "it has been given everything back";
+  EXPECT_EQ(rk_loaded(worker.session.handle, nullptr), RK_INVALID) << "nobody has them";
+  expect_loads(worker.session, worker.model);
+  EXPECT_EQ(rk_loaded(worker.session.handle, nullptr), RK_OK);
+  EXPECT_EQ(prefetch(worker.session, kAll).code, RK_OK) << "there are no more";
 }
 
 TEST(Prefetch, ItIsHandedOutFirstAndOnce) {
-  const FakeModel model;
-  Fleet fleet(model, {});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(prefetch(session, 10 * kBucket).message, "");
-  EXPECT_EQ(prefetch(session, 20 * kBucket).message, "");
-  Collected all(session);
+  DeviceWorker worker({});
+  EXPECT_EQ(prefetch(worker.session, 10 * kBucket).message, "");
+  EXPECT_EQ(prefetch(worker.session, 20 * kBucket).message, "");
+  Collected all(worker.session);
   EXPECT_GT(all.add_all(), 30u);
-  all.expect_whole(model);
-  EXPECT_FALSE(fleet.producer().outcome());
+  all.expect_whole(worker.model);
+  EXPECT_FALSE(worker.producer().outcome());
 }
 
 TEST(Prefetch, NoMoreThanItMay) {
-  const FakeModel model;
-  Fleet fleet(model, {.slots = 2});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(prefetch(session, 5 * kBucket).message, "");
-  EXPECT_LE(fleet.producer().filled(), 5u + 1 + 2) << "one more is looked at, two are in its slots";
-  EXPECT_EQ(prefetch(session, 0).message, "");
-  Parameters own(session);
-  EXPECT_EQ(load_into(session, own.targets()).message, "");
-  own.expect_loaded(model);
+  DeviceWorker worker({.slots = 2});
+  EXPECT_EQ(prefetch(worker.session, 5 * kBucket).message, "");
+  EXPECT_LE(worker.producer().filled(), 5u + 1 + 2)
+      << "one more is looked at, two are in its slots";
+  EXPECT_EQ(prefetch(worker.session, 0).message, "");
+  expect_loads(worker.session, worker.model);
 }
 
 TEST(Prefetch, LessThanABucketIsNone) {
-  const FakeModel model;
-  Fleet fleet(model, {.slots = 1});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(prefetch(session, 1).message, "");
-  EXPECT_EQ(fleet.producer().filled(), 1u);
-  Collected all(session);
+  DeviceWorker worker({.slots = 1});
+  EXPECT_EQ(prefetch(worker.session, 1).message, "");
+  EXPECT_EQ(worker.producer().filled(), 1u);
+  Collected all(worker.session);
   all.add_all();
-  all.expect_whole(model);
+  all.expect_whole(worker.model);
 }
 
 TEST(Prefetch, OfUploadsAsWell) {
@@ -80,9 +68,7 @@ TEST(Prefetch, OfUploadsAsWell) {
   const Agent agent = connect_to(server.store());
   const Session session = attach_device(agent);
   EXPECT_EQ(prefetch(session, kAll).message, "");
-  Parameters own(session);
-  EXPECT_EQ(load_into(session, own.targets()).message, "");
-  own.expect_loaded(model);
+  expect_loads(session, model);
 }
 
 TEST(Prefetch, ItGivesWayToWhoWantsBuckets) {
@@ -114,47 +100,39 @@ TEST(Prefetch, ItGivesWayToWhoWantsBuckets) {
 }
 
 TEST(Prefetch, ABucketThatIsStillReadKeepsItOut) {
-  const FakeModel model;
-  Fleet fleet(model, {.slots = 2});
-  const Session session = attach_device(fleet.agent());
-  Collected all(session);
-  const Parts first = next_bucket(session);
-  EXPECT_EQ(prefetch(session, kAll).message, "");
+  DeviceWorker worker({.slots = 2});
+  Collected all(worker.session);
+  const Parts first = next_bucket(worker.session);
+  EXPECT_EQ(prefetch(worker.session, kAll).message, "");
   // The bytes are still there.
   all.add(first.parts);
   all.add_all();
-  all.expect_whole(model);
+  all.expect_whole(worker.model);
 }
 
 TEST(Prefetch, ADeviceProcessThatDiesIsTold) {
-  const FakeModel model;
-  Fleet fleet(model, {.dies_after = 7});
-  const Session session = attach_device(fleet.agent());
-  const Outcome outcome = prefetch(session, kAll);
+  DeviceWorker worker({.dies_after = 7});
+  const Outcome outcome = prefetch(worker.session, kAll);
   EXPECT_EQ(outcome.code, RK_UNAVAILABLE);
   EXPECT_THAT(outcome.message, HasSubstr("the device process"));
-  Parameters own(session);
-  EXPECT_EQ(load_into(session, own.targets()).code, RK_UNAVAILABLE);
+  Parameters own(worker.session);
+  EXPECT_EQ(load_into(worker.session, own.targets()).code, RK_UNAVAILABLE);
 }
 
 TEST(Prefetch, PartsThatDoNotFitAreStillRefused) {
-  const FakeModel model;
-  Fleet fleet(model, {.spoils_parts = true});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(prefetch(session, kAll).message, "") << "nobody has looked at them";
-  Parameters own(session);
-  const Outcome outcome = load_into(session, own.targets());
+  DeviceWorker worker({.spoils_parts = true});
+  EXPECT_EQ(prefetch(worker.session, kAll).message, "") << "nobody has looked at them";
+  Parameters own(worker.session);
+  const Outcome outcome = load_into(worker.session, own.targets());
   EXPECT_EQ(outcome.code, RK_INTERNAL);
   EXPECT_THAT(outcome.message, HasSubstr("do not fit"));
 }
 
 TEST(Prefetch, ASessionMayEndWithWhatNobodyTook) {
-  const FakeModel model;
-  Fleet fleet(model, {});
-  Session session = attach_device(fleet.agent());
-  EXPECT_EQ(prefetch(session, 10 * kBucket).message, "");
-  rk_detach(std::exchange(session.handle, nullptr));
-  EXPECT_TRUE(fleet.producer().outcome()) << "the other side has ended, too";
+  DeviceWorker worker({});
+  EXPECT_EQ(prefetch(worker.session, 10 * kBucket).message, "");
+  rk_detach(std::exchange(worker.session.handle, nullptr));
+  EXPECT_TRUE(worker.producer().outcome()) << "the other side has ended, too";
 }
 
 TEST(Prefetch, OnlyOnADevice) {

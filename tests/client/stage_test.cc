@@ -20,57 +20,62 @@ constexpr std::uint64_t kAllOfIt = 8ull << 30;
 
 Outcome stage(const Session& session, std::uint64_t reserve_bytes,
               std::int64_t timeout_ms = kPatienceMs) {
-  rk_error error{};
-  const std::int32_t code = rk_stage(session.handle, reserve_bytes, timeout_ms, &error);
-  return {code, error.message};
+  return outcome_of(
+      [&](rk_error* error) { return rk_stage(session.handle, reserve_bytes, timeout_ms, error); });
 }
 
 TEST(Stage, TakesEveryBucketAndTheProducerHasItsMemoryBack) {
-  const FakeModel model;
-  Fleet fleet(model, {.slots = 2});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(stage(session, 0).message, "");
-  EXPECT_FALSE(fleet.producer().outcome()) << "it has been given everything back";
-  EXPECT_EQ(rk_loaded(session.handle, nullptr), RK_INVALID) << "nobody has them";
-  EXPECT_EQ(stage(session, 0).code, RK_OK) << "all are there";
-  Parameters own(session);
-  EXPECT_EQ(load_into(session, own.targets()).message, "");
-  own.expect_loaded(model);
-  EXPECT_EQ(rk_loaded(session.handle, nullptr), RK_OK);
+  DeviceWorker worker({.slots = 2});
+  EXPECT_EQ(stage(worker.session, 0).message, "");
+  EXPECT_FALSE(worker.producer().outcome()) << "it has been given everything back";
+  EXPECT_EQ(rk_loaded(worker.session.handle, nullptr), RK_INVALID) << "nobody has them";
+  EXPECT_EQ(stage(worker.session, 0).code, RK_OK) << "all are there";
+  expect_loads(worker.session, worker.model);
+  EXPECT_EQ(rk_loaded(worker.session.handle, nullptr), RK_OK);
 }
 
 TEST(Stage, IsHandedOutByBucketsToo) {
-  const FakeModel model;
-  Fleet fleet(model, {});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(stage(session, 0).message, "");
-  Collected all(session);
+  DeviceWorker worker({});
+  EXPECT_EQ(stage(worker.session, 0).message, "");
+  Collected all(worker.session);
   EXPECT_GT(all.add_all(), 30u);
-  all.expect_whole(model);
+  all.expect_whole(worker.model);
 }
 
 TEST(Stage, WithoutRoomNothingIsTakenAndTheSessionCanBeLoaded) {
-  const FakeModel model;
-  Fleet fleet(model, {.slots = 2});
-  const Session session = attach_device(fleet.agent());
-  const Outcome refused = stage(session, kAllOfIt);
+  DeviceWorker worker({.slots = 2});
+  const Outcome refused = stage(worker.session, kAllOfIt);
   EXPECT_EQ(refused.code, RK_EXHAUSTED);
   EXPECT_THAT(refused.message, HasSubstr("no room to stage qwen3@41 beside what serves"));
   EXPECT_THAT(refused.message, HasSubstr("8.00 GiB"));
   EXPECT_THAT(refused.message, Not(HasSubstr("\n")));
-  Parameters own(session);
-  EXPECT_EQ(load_into(session, own.targets()).message, "");
-  own.expect_loaded(model);
+  expect_loads(worker.session, worker.model);
 }
 
 TEST(Stage, AZeroTimeoutOnlyLooksForRoom) {
-  const FakeModel model;
-  Fleet fleet(model, {.slots = 2});
-  const Session session = attach_device(fleet.agent());
-  EXPECT_EQ(stage(session, kAllOfIt, 0).code, RK_EXHAUSTED);
-  const Outcome there_is = stage(session, 0, 0);
+  DeviceWorker worker({.slots = 2});
+  EXPECT_EQ(stage(worker.session, kAllOfIt, 0).code, RK_EXHAUSTED);
+  const Outcome there_is = stage(worker.session, 0, 0);
   EXPECT_EQ(there_is.code, RK_TIMEOUT);
   EXPECT_THAT(there_is.message, HasSubstr("0 B are staged"));
+}
+
+TEST(Stage, ABucketThatIsStillReadRefusesItAndNothingChanges) {
+  DeviceWorker worker({.slots = 2});
+  Collected all(worker.session);
+  const Parts first = next_bucket(worker.session);
+  for (const std::int64_t timeout_ms : {std::int64_t{0}, std::int64_t{kPatienceMs}}) {
+    const Outcome refused = stage(worker.session, 0, timeout_ms);
+    EXPECT_EQ(refused.code, RK_INVALID);
+    EXPECT_THAT(refused.message, HasSubstr("cannot stage qwen3@41: a bucket of it is still read"));
+    EXPECT_THAT(refused.message, Not(HasSubstr("\n")));
+  }
+  // The bytes are still there.
+  all.add(first.parts);
+  all.add_all();
+  all.expect_whole(worker.model);
+  EXPECT_EQ(stage(worker.session, 0).code, RK_OK)
+      << "the last bucket was given back, and no more come";
 }
 
 TEST(Stage, NeedsADevice) {

@@ -3,8 +3,10 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
 for _name in ("STORE", "MODEL", "SHARD", "INSTANCE", "RANK", "WORLD", "GENERATION", "COORDINATOR"):
     os.environ.pop(f"REKINDLE_{_name}", None)
+
+# A shell that runs the tests in the background lets SIGINT be ignored, also in the processes that
+# tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def free_port():
+    """Of those that the system gives to nobody who has not asked for it by number."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
 
 
 def eventually(fact, patience_s=PATIENCE_S):
@@ -72,11 +88,11 @@ class Rekindle:
             "agent", "--listen", "127.0.0.1:0", "--node-id", name, "--store", self.store(name),
             "--coordinator", self.coordinator, "--gpu", self.gpu)
 
-    def kill_agent(self, name):
-        """kill -9, and its device process goes with it."""
+    def kill_agent(self, name, how=signal.SIGKILL):
+        """Ends it by this signal, and its device process goes with it."""
         process = self.agents.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(how)
+        process.wait(PATIENCE_S)
 
     def _daemon(self, role, *arguments):
         log = open(self.directory / f"{role}-{len(self.processes)}.log", "wb")

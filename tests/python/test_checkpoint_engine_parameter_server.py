@@ -1,13 +1,10 @@
 """ParameterServer, each rank beside checkpoint-engine's own receiver."""
 import concurrent.futures
-import contextlib
 import inspect
 import json
 import os
 import pathlib
 import pickle
-import random
-import socket
 import subprocess
 import sys
 
@@ -15,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from checkpoint_engine_receiver import Receiver
-from conftest import PATIENCE_S, eventually
+from conftest import PATIENCE_S, eventually, free_port
 from test_checkpoint_engine import expected, make_tensors
 from test_checkpoint_engine_serve import last_round
 
@@ -24,16 +21,6 @@ from rekindle.compat.checkpoint_engine import ParameterServer, ReceiverError
 
 RANK_SCRIPT = pathlib.Path(__file__).with_name("checkpoint_engine_rank.py")
 UPDATE_SCRIPT = RANK_SCRIPT.with_name("checkpoint_engine_update_rank.py")
-
-
-def free_port():
-    """Of those that the system gives to nobody who has not asked for it by number."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe:
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
 
 
 def run_ranks(options, steps):

@@ -112,12 +112,15 @@ def test_another_size_is_refused():
 def test_an_interrupted_copy_leaves_no_writer():
     source = torch.ones(256 * MIB, dtype=torch.uint8)
     place = (ctypes.c_char * source.nbytes)()
+    last = (ctypes.c_char * (16 * MIB))()
     with pytest.raises(KeyboardInterrupt):
         with HostCopies() as copies:
-            copies.add(source, place)
+            for _ in range(40):  # More than the threads can do before the interrupt.
+                copies.add(source, place)
+            copies.add(source[:len(last)], last)
             raise KeyboardInterrupt
     assert not threads()
-    assert place[source.nbytes - 1] == b"\0"
+    assert last[len(last) - 1] == b"\0"
 
 
 def test_a_real_interrupt_ends_a_wait(monkeypatch):

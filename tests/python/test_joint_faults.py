@@ -9,7 +9,7 @@ import threading
 
 import numpy
 import pytest
-from conftest import eventually
+from conftest import PATIENCE_S, eventually
 from test_joint import (SHARDS, add_box, nothing_is_left, publish_all, publish_rank, state_of,
                         whole_tensors)
 
@@ -165,7 +165,7 @@ def test_a_rank_that_died_comes_back_and_the_others_finish(fleet, how):
             assert victim.stdout.readline() == b"writing\n"
         finally:
             victim.send_signal(how)
-            victim.wait()
+            victim.wait(PATIENCE_S)
             victim.stdout.close()
         assert not any(other.done() for other in others)
         assert isinstance(eventually(lambda: revived(fleet, version)), rekindle.Published)

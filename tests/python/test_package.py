@@ -222,17 +222,17 @@ def test_a_second_interrupt_waits_for_the_end_too():
 
 
 def test_an_interrupt_while_the_thread_starts_stops_the_call(monkeypatch):
-    stopped, ended, start = threading.Event(), threading.Event(), threading.Thread.start
+    begun, stopped, ended = threading.Event(), threading.Event(), threading.Event()
+    start = threading.Thread.start
 
     def call():
+        begun.set()
         assert stopped.wait(60)
         ended.set()
 
     def interrupted(thread):
         start(thread)
-        while not thread.is_alive():
-            pass
-        time.sleep(0.1)  # the call has begun
+        assert begun.wait(60)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)

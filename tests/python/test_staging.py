@@ -14,6 +14,7 @@ from torch import nn
 
 import rekindle as rk
 from rekindle import torch as rekindle_torch
+from rekindle._staging import Phases, Staged, Staging
 
 GIB = 1 << 30
 
@@ -177,6 +178,81 @@ def test_ranks_that_switch_to_other_versions_are_refused(fleet, store, published
         ranks[1].begin_switch()
     for session in ranks:
         session.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_a_staged_session_that_has_ended_is_loaded_in_the_pause(fleet, published, how):
+    store = fleet.store("b")
+    model, first = serving(store, rank=7)
+    staged = rekindle_torch.stage(model, "staged", 2, reserve_bytes=0,
+                                  **options(store, 7, generation=1))
+    assert staged.wait(PATIENCE_S) and staged.reason is None
+    fleet.kill_agent("b", how)
+    fleet.start_agent("b")
+    assert has(model, 1)
+    second = staged.switch()
+    assert has(model, 2) and ready(fleet, store, "st-7")
+    assert "agent" in staged.reason
+    first.close()
+    second.close()
+
+
+class Gone:
+    """A session of which every byte is here, and whose end is known at the switch."""
+
+    def __init__(self, why):
+        self.why, self.closed = why, False
+
+    def check_stage(self, reserve):
+        pass
+
+    def stage(self, reserve, timeout):
+        pass
+
+    def begin_switch(self):
+        raise self.why
+
+    def close(self):
+        self.closed = True
+
+
+def staged_of(session, mode):
+    """A staged version whose staged session is this one, and the attaches that it has made."""
+    attached = []
+
+    def attach(staged):
+        attached.append(staged)
+        return session if staged else "loads in the pause"
+
+    return Staged(attach, Staging(mode), PATIENCE_S, Phases()), attached
+
+
+@pytest.mark.parametrize("error", [rk.StaleError, rk.PeerLostError, rk.TimeoutError,
+                                   rk.UnavailableError, rk.CorruptError])
+def test_whatever_ended_the_staged_session_auto_attaches_again(error):
+    session = Gone(error("it is over"))
+    staged, attached = staged_of(session, "auto")
+    assert staged.take() == "loads in the pause"
+    assert attached == [True, False] and session.closed
+    assert staged.reason == "it is over"
+
+
+def test_a_refused_switch_is_an_error_and_not_a_load():
+    session = Gone(rk.InvalidError("other ranks switch to another version"))
+    staged, attached = staged_of(session, "auto")
+    with pytest.raises(rk.InvalidError, match="other ranks"):
+        staged.take()
+    assert attached == [True] and session.closed
+
+
+def test_what_must_be_staged_is_never_loaded_in_the_pause():
+    session = Gone(rk.StaleError("it is over"))
+    staged, attached = staged_of(session, "require")
+    with pytest.raises(rk.StaleError, match="it is over"):
+        staged.take()
+    with pytest.raises(rk.StaleError, match="given up"):
+        staged.take()
+    assert attached == [True] and session.closed
 
 
 CHILD = """

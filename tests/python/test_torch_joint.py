@@ -1,24 +1,17 @@
 """rekindle.torch.publish from real ranks with FSDP2, on two hosts."""
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
-from conftest import PATIENCE_S, ROOT
+from conftest import PATIENCE_S, ROOT, free_port
 from safetensors.torch import load_file
 
 torch = pytest.importorskip("torch")
 
 EXAMPLE = ROOT / "python/examples/sharded_trainer.py"
 WORLD = 3  # divides none of the layers evenly
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start_rank(fleet, rank, port, *arguments):

@@ -435,6 +435,52 @@ TEST_F(RoundsTest, WhoDetachesToAttachToTheRoundIsStillExpected) {
   EXPECT_EQ(said.members(0).session(), 2u);
 }
 
+TEST_F(RoundsTest, WhoCommitsAndDetachesAtOnceIsReadyForTheCoordinator) {
+  spreading();
+  rounds_.spread_over(over(), now_);
+  rounds_.commit(1);
+  rounds_.detach(1, now_);
+  rounds_.attach(2, {"g", "i1", 0, "m", "double:0"});  // the same rank again
+  EXPECT_EQ(member(1).state(), proto::ROUND_READY);
+  EXPECT_EQ(member(1).round(), kRound);
+  obey();
+  EXPECT_TRUE(rounds_.due()) << "the coordinator has not heard that it has gone";
+  const auto said = report();
+  ASSERT_EQ(said.members_size(), 1) << "the coordinator has heard of it";
+  EXPECT_EQ(said.members(0).session(), 2u);
+}
+
+TEST_F(RoundsTest, WhoDetachesWithEveryByteAndNoCommitIsFilledForTheCoordinator) {
+  spreading();
+  rounds_.spread_over(over(), now_);
+  rounds_.detach(1, now_);
+  EXPECT_EQ(member().state(), proto::ROUND_FILLED) << "its party has lost nothing";
+  obey();
+  EXPECT_FALSE(rounds_.has_members());
+}
+
+TEST_F(RoundsTest, AResultThatTheCoordinatorKnowsEndsWithItsSession) {
+  spreading();
+  rounds_.spread_over(over(), now_);
+  rounds_.commit(1);
+  obey();
+  rounds_.detach(1, now_);
+  EXPECT_FALSE(rounds_.has_members());
+}
+
+TEST_F(RoundsTest, AResultIsForgottenWhenTheCoordinatorStaysSilent) {
+  spreading();
+  rounds_.spread_over(over(), now_);
+  rounds_.commit(1);
+  rounds_.detach(1, now_);
+  now_ += RoundTimes{}.remember - 1ms;
+  rounds_.check(now_);
+  EXPECT_TRUE(rounds_.has_members());
+  now_ += 1ms;
+  rounds_.check(now_);
+  EXPECT_FALSE(rounds_.has_members());
+}
+
 TEST_F(RoundsTest, AMemberThatServesNothingYetHearsOfTheVersionThatItHas) {
   attach(1);
   order();

@@ -55,7 +55,9 @@ class LonelyHost final : public Host {
     if (on_pull) co_return co_await on_pull(std::move(watch));
     co_return fail(ErrorCode::kNotFound, "NO_SOURCE for {}", request.ref.to_string());
   }
+  std::function<void(const store::FilledSegments&)> on_publish;  // set before anybody publishes
   async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override {
+    if (on_publish) on_publish(filled);
     co_return publish_now(id, std::move(filled));
   }
   CopyVerifier& verifier() override { return *verifier_; }
@@ -332,11 +334,20 @@ class Raw {
     tensor.add_shape(floats);
     return answer(send(frame));
   }
-  proto::AgentFrame commit_publish(std::uint64_t publication) {
+  proto::AgentFrame say_written(std::uint64_t publication, std::uint32_t segment) {
+    proto::WorkerFrame frame;
+    frame.set_session(publication);
+    frame.mutable_publish_written()->set_segment(segment);
+    return answer(send(frame));
+  }
+  std::uint64_t ask_commit_publish(std::uint64_t publication) {
     proto::WorkerFrame frame;
     frame.set_session(publication);
     frame.mutable_publish_commit();
-    return answer(send(frame));
+    return send(frame);
+  }
+  proto::AgentFrame commit_publish(std::uint64_t publication) {
+    return answer(ask_commit_publish(publication));
   }
   proto::AgentFrame abandon_publish(std::uint64_t publication) {
     proto::WorkerFrame frame;

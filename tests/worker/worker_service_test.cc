@@ -395,6 +395,69 @@ TEST_F(WorkerServiceTest, OnlySoManyPublicationsOfOneWorkerAreUnderWay) {
   EXPECT_TRUE(raw.begin_publish().has_publish_begun());
 }
 
+// Holds a thread of a pool from its turn until it is let go.
+class Held {
+ public:
+  explicit Held(WorkerPool& pool) {
+    pool.submit([this] {
+      held_.set_value();
+      (void)over_.get_future().wait_for(20s);
+      left_.set_value();
+    });
+  }
+  ~Held() {
+    let_go();
+    left_.get_future().wait();
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  bool wait() { return held_.get_future().wait_for(20s) == std::future_status::ready; }
+  void let_go() {
+    if (!std::exchange(gone_, true)) over_.set_value();
+  }
+
+ private:
+  bool gone_ = false;
+  std::promise<void> held_;
+  std::promise<void> over_;
+  std::promise<void> left_;
+};
+
+TEST_F(WorkerServiceTest, EarlyDigestsOfManyPublicationsLetOtherWorkThrough) {
+  std::promise<bool> last_is_sealed;
+  std::promise<bool> first_is_sealed;
+  std::deque<std::promise<bool>*> asked{&last_is_sealed, &first_is_sealed};
+  host_->on_publish = [&](const store::FilledSegments& filled) {
+    asked.front()->set_value(filled.seal_of(0) != nullptr);
+    asked.pop_front();
+  };
+  Raw raw = greeted();
+  std::vector<std::uint64_t> publications;
+  for (int i = 0; i < 3; ++i) publications.push_back(raw.begin_publish().session());
+  raw.descriptors.clear();
+  // All threads of the pool are busy when the trainers have written.
+  auto one = std::make_unique<Held>(host_->blocking_pool());
+  auto two = std::make_unique<Held>(host_->blocking_pool());
+  ASSERT_TRUE(one->wait() && two->wait());
+  for (const auto publication : publications) {
+    ASSERT_TRUE(raw.say_written(publication, 0).has_done());
+  }
+  (void)raw.ping();
+  auto other_work = std::make_unique<Held>(host_->blocking_pool());
+  one->let_go();
+  ASSERT_TRUE(other_work->wait());
+  // It runs, and has not waited for the digests of all publications.
+  const auto commit = raw.ask_commit_publish(publications.back());
+  auto is_sealed = last_is_sealed.get_future();
+  ASSERT_EQ(is_sealed.wait_for(20s), std::future_status::ready);
+  EXPECT_FALSE(is_sealed.get());
+  other_work.reset();
+  two.reset();
+  EXPECT_TRUE(raw.answer(commit).has_published());
+  (void)raw.commit_publish(publications.front());
+  EXPECT_TRUE(first_is_sealed.get_future().get()) << "its turn came before the other work";
+}
+
 TEST_F(WorkerServiceTest, OnlyOwnSessionsAreWatchedAndSpecsHaveASize) {
   Raw raw = greeted();
   EXPECT_EQ(raw.watch(4711, 1).error().code(), proto::STATUS_STALE);

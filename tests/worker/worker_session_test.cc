@@ -195,6 +195,17 @@ TEST_F(WorkerSessionTest, LoadedWaitsForADeviceProcessThatIsInARound) {
       << "a part of the bytes came from the copy";
 }
 
+TEST_F(WorkerSessionTest, LoadedWaitsForTheRoundAlsoWhereTheHostHasEveryByte) {
+  session_.enter_round();
+  serve();
+  (void)session_.complete(now_);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kUnchanged), Step::kWait)
+      << "the round would take a rank that detaches now for lost";
+  EXPECT_EQ(session_.next_for_loaded(Copy::kChanged), Step::kWait);
+  session_.leave_round(now_, true);
+  EXPECT_EQ(session_.next_for_loaded(Copy::kUnchanged), Step::kAccept);
+}
+
 TEST_F(WorkerSessionTest, ABroadcastNeedsNoCopyOfThisHost) {
   serve();
   session_.enter_round();

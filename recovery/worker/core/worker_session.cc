@@ -147,9 +147,11 @@ bool WorkerSession::has_all() const {
 // A device that got the first part of the bytes by a round does not wait for the commit of this
 // host's copy: that copy may lack tiles that the worker needs no more.
 WorkerSession::LoadedStep WorkerSession::next_for_loaded(CopyKnown copy) const {
+  // Also where all bytes are here: the worker may detach after the answer, and a device that is
+  // still in the round would count as one that has lost its worker.
+  if (delivery_ == Delivery::kRound) return LoadedStep::kWait;
   if (!has_all()) {
-    const bool device_may_give_all = delivery_ == Delivery::kRound || delivery_ == Delivery::kRest;
-    return device_may_give_all ? LoadedStep::kWait : LoadedStep::kAccept;
+    return delivery_ == Delivery::kRest ? LoadedStep::kWait : LoadedStep::kAccept;
   }
   if (delivery_ == Delivery::kBroadcast) return LoadedStep::kAccept;
   if (copy == CopyKnown::kChanged) return LoadedStep::kVerify;
