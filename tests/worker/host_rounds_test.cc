@@ -618,7 +618,7 @@ TEST_F(RoundsTest, ARoundThatIsGoneReleasesWhoWaitsAndNotWhoSpreads) {
   EXPECT_THAT(effects_.stops, ElementsAre(::testing::Key(1)));
   ASSERT_EQ(effects_.left.size(), 1u);
   EXPECT_EQ(member().state(), proto::ROUND_SERVING);
-  EXPECT_EQ(member().id().version(), 2u);
+  EXPECT_EQ(member().id().version(), 0u) << "until its commit";
 }
 
 TEST_F(RoundsTest, WhatSpreadsEndsWithoutACoordinator) {
