@@ -140,6 +140,24 @@ TEST_F(ThreeWorkers, Row43ADeadNodeStopsTheOthersAndEndsTheRound) {
   EXPECT_EQ(place(number, "b").why, "the node died");
 }
 
+TEST_F(ThreeWorkers, Row43ANodeThatComesBackAfterTheRoundHearsThatItsPartyHasStopped) {
+  const RoundId number = spread();
+  dead.insert("b");
+  silent.insert("b");
+  pass(2200ms);
+  for (const char* name : {"a", "c"}) set(name, RoundMemberState::kReady);
+  pass(100ms);
+  ASSERT_TRUE(round(number).over());
+  EXPECT_TRUE(rounds.orders_for("a").empty());
+  silent.clear();
+  ASSERT_TRUE(say("b"));
+  EXPECT_EQ(order("b", number).state, PartyState::kStopped);
+  EXPECT_EQ(order("b", number).members.at(0).session, member("b").session);
+  set("b", RoundMemberState::kAlone);
+  ASSERT_TRUE(say("b"));
+  EXPECT_TRUE(rounds.orders_for("b").empty()) << "it has heard it";
+}
+
 TEST_F(ThreeWorkers, Row43AnAgentThatStartsAnewStopsTheOthers) {
   const RoundId number = spread();
   add_node("b");

@@ -383,10 +383,22 @@ void Round::add_asides(const std::string& node_id, const RoundNode& node, RoundO
   }
 }
 
+// Its device still spreads in a party that has stopped. Its node was away when the round ended.
+bool Round::is_left_behind(const RoundPlace& place, const RoundNode& node) const {
+  if (place.party == 0 || place.incarnation != node.incarnation) return false;
+  if (parties_[place.party - 1].state != PartyState::kStopped) return false;
+  const auto found = std::ranges::find(node.members, place.last->session, &RoundMember::session);
+  return found != node.members.end() && found->round == begin_.number &&
+         found->state == RoundMemberState::kSpreading;
+}
+
 bool Round::order_for(const std::string& node_id, const RoundNode& node, RoundOrder& order) const {
   const auto places = places_of(node_id);
   const auto is_concerned = [this](const RoundMember& member) { return concerns(member); };
-  if (over() || (places.empty() && std::ranges::none_of(node.members, is_concerned))) return false;
+  const auto is_behind = [&](const RoundPlace& place) { return is_left_behind(place, node); };
+  const bool has_part = over() ? std::ranges::any_of(places, is_behind)
+                               : !places.empty() || std::ranges::any_of(node.members, is_concerned);
+  if (!has_part) return false;
   order.round = begin_.number;
   order.id = begin_.id;
   order.group = begin_.group;

@@ -126,6 +126,7 @@ class Round {
                            Forming& forming);
   void give_up_mates();
   void enter(RoundPhase phase, TimePoint now);
+  bool is_left_behind(const RoundPlace& place, const RoundNode& node) const;
   void add_asides(const std::string& node_id, const RoundNode& node, RoundOrder& order) const;
 
   const Begin begin_;
