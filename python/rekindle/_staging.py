@@ -132,6 +132,7 @@ class Staged:
             session.close()
             # Other ranks switch to another version.
             if isinstance(why, InvalidError):
+                self._reason, self._closed = str(why), True
                 raise
             # The session has ended meanwhile, with its own error. Nothing was written yet.
             self._give_up(why)

@@ -133,7 +133,8 @@ std::string why_of(const Round& round, const RoundPlace& place) {
   if (place.party == 0) return place.aside;
   const Party& party = round.parties()[place.party - 1];
   if (party.state == PartyState::kStopped && !place.filled()) return party.why;
-  return place.pieces.empty() ? "" : "the other pieces came from its host";
+  const bool lacks = place.filled() && place.last->spread_bytes < place.last->payload_bytes;
+  return lacks && !place.pieces.empty() ? "its host brings the pieces that its party does not" : "";
 }
 
 std::uint64_t clamped_ms(Duration duration) {

@@ -125,7 +125,10 @@ class RoundMember {
   void lose_worker(const std::string& why);
   void commit();
   // As its worker measured them.
-  void take_phases(const rpc::PhaseTimes& phases) { phases_ = phases; }
+  void take_phases(const rpc::PhaseTimes& phases) {
+    phases_ = phases;
+    state_report_ = 0;
+  }
   // The round is over, or the session does not take part in it.
   void leave_round();
 
@@ -158,16 +161,18 @@ class RoundMember {
   bool is_in_party() const {
     return state_ == proto::ROUND_JOINED || state_ == proto::ROUND_SPREADING;
   }
-  // Its device was given every byte of its round.
+  // Its device was given every byte of its round, or has been through it without the worker.
   bool is_through() const {
-    return round_ != 0 && (state_ == proto::ROUND_FILLED || state_ == proto::ROUND_READY);
+    const bool discarded = worker_lost_ && state_ == proto::ROUND_FAILED;
+    return round_ != 0 &&
+           (state_ == proto::ROUND_FILLED || state_ == proto::ROUND_READY || discarded);
   }
   // Its worker detached then. The coordinator does not know the result yet.
   bool leaves_result() const { return ended_ && is_through(); }
   // The new session of the same rank takes its place.
   bool is_replaced_by(const Origin& newcomer) const;
   bool is_forgotten(TimePoint now) const { return now >= forget_at_; }
-  // The first report that says its present state; 0: none yet.
+  // The first report that says its present state and phases; 0: none yet.
   std::uint64_t state_report() const { return reported_state_ == state_ ? state_report_ : 0; }
   proto::RoundMember report(SessionId session, std::uint64_t sequence);
 

@@ -194,7 +194,8 @@ Result<std::unique_ptr<MappedSegment>> MappedSegment::create(const fs::path& pat
       if (placed && is_new) segment->numa_node_ = placement.node_for(pages.preferred_node);
       return {};
     }
-    const bool populated = in_memory && populate_pages(whole, false);
+    const bool maps = in_memory && !(pages.written_elsewhere && is_allocated(fd, size_bytes));
+    const bool populated = maps && populate_pages(whole, false);
     if (!populated && !is_allocated(fd, size_bytes)) TRY_VOID(allocate(fd, path, size_bytes));
     if (in_memory) segment->numa_node_ = node_of_memory(segment->bytes());
     return {};

@@ -47,6 +47,9 @@ class MappedSegment {
     int preferred_node = -1;
     // Of a file in memory: populate() comes later, if the kernel has what it needs (Linux 5.14).
     bool later = false;
+    // Another process writes the file. Then pages that it has stay unmapped here, because readers
+    // map many at a time.
+    bool written_elsewhere = false;
   };
   // Creates (or reopens) the file. All its pages are allocated, unless that comes later: ENOSPC
   // comes here, not as SIGBUS later. On tmpfs `placement` chooses the place of new pages, by the

@@ -129,7 +129,8 @@ class Store final : public SegmentStore {
   Result<std::shared_ptr<MappedSegment>> create_segment(const fs::path& path,
                                                         std::uint64_t size_bytes) override {
     const std::uint64_t room = state_->room_bytes();
-    return state_->pool().create(path, size_bytes, room - std::min(room, size_bytes));
+    return state_->pool().create(path, size_bytes, room - std::min(room, size_bytes),
+                                 {.written_elsewhere = true});
   }
   Result<void> remove_segment(const fs::path& path) override {
     return state_->pool().put(path, Deletion::kNow);

@@ -108,7 +108,7 @@ class OwnerFaults : public RoundWorkers, public ::testing::WithParamInterface<Fa
   }
   void offer(int version) {
     const std::string id = "m@" + std::to_string(version);
-    checkpoints_[version - 1].write(fleet_.dir(id));
+    checkpoints_.at(static_cast<std::size_t>(version) - 1).write(fleet_.dir(id));
     fleet_.publish("s", id, fleet_.dir(id));
   }
 

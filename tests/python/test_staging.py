@@ -237,10 +237,13 @@ def test_whatever_ended_the_staged_session_auto_attaches_again(error):
     assert staged.reason == "it is over"
 
 
-def test_a_refused_switch_is_an_error_and_not_a_load():
+@pytest.mark.parametrize("staging", ["auto", "require"])
+def test_a_refused_switch_is_an_error_and_not_a_load(staging):
     session = Gone(rk.InvalidError("other ranks switch to another version"))
-    staged, attached = staged_of(session, "auto")
+    staged, attached = staged_of(session, staging)
     with pytest.raises(rk.InvalidError, match="other ranks"):
+        staged.take()
+    with pytest.raises(rk.StaleError, match="given up .other ranks"):
         staged.take()
     assert attached == [True] and session.closed
 

@@ -132,10 +132,26 @@ TEST(KnownPieces, ForgetsContentsThatNobodyWantsForNewOnes) {
   ASSERT_NE(known.find(c), nullptr);
   known.add(c, {}, everybody);
   EXPECT_THAT(*known.find(c), SizeIs(2)) << "the first description stays";
+}
+
+// Otherwise their agents would describe them for ever, one after the other.
+TEST(KnownPieces, ContentsWithoutRoomAreAskedForAgainOnlyWhenThereIsRoom) {
+  KnownPieces known(4);
+  const Digest a = test::numbered_digest(1);
+  const auto everybody = [](const Digest&) { return true; };
   known.add(a, {{1, 1}, {2, 2}, {3, 3}}, everybody);
-  EXPECT_EQ(known.find(a), nullptr) << "no room";
-  known.add(b, {{1, 1}, {2, 2}, {3, 3}, {4, 4}}, everybody);
-  EXPECT_FALSE(known.knows(a)) << "there may be room by now";
+  const Digest b = test::numbered_digest(2);
+  const Digest c = test::numbered_digest(3);
+  known.add(b, {{4, 4}, {5, 5}}, everybody);
+  known.add(c, {{6, 6}, {7, 7}, {8, 8}}, everybody);
+  EXPECT_TRUE(known.knows(b));
+  EXPECT_TRUE(known.knows(c));
+  const Digest d = test::numbered_digest(4);
+  known.add(d, {{9, 9}, {10, 10}}, [&](const Digest& contents) { return contents != a; });
+  EXPECT_NE(known.find(d), nullptr);
+  EXPECT_FALSE(known.knows(a));
+  EXPECT_FALSE(known.knows(b)) << "there is room for it now";
+  EXPECT_TRUE(known.knows(c)) << "there is none for it";
 }
 
 }  // namespace

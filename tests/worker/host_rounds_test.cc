@@ -232,6 +232,20 @@ TEST_F(RoundsTest, AReportDescribesOnlySoManyPiecesAndTheNextOneTheRest) {
   EXPECT_FALSE(rounds_.due());
 }
 
+// Its worker loads by itself, commits and detaches. The party must not end because of that.
+TEST_F(RoundsTest, AMemberWhoseDeviceWentThroughWithoutItsWorkerStaysUntilThatIsHeard) {
+  spreading();
+  (void)report();
+  auto done = over();
+  done.worker_lost = Error(ErrorCode::kPeerLost, "its worker cannot read the buckets");
+  rounds_.spread_over(done, now_);
+  rounds_.detach(1, now_);
+  EXPECT_EQ(member().state(), proto::ROUND_FAILED);
+  EXPECT_TRUE(member().worker_lost());
+  obey();
+  EXPECT_FALSE(rounds_.has_members());
+}
+
 // Its worker has not committed: the next update must not take it for ready.
 TEST_F(RoundsTest, AMemberWhoseRoundIsOverServesTheVersionOnlyAfterItsCommit) {
   spreading();

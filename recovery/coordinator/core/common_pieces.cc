@@ -179,23 +179,29 @@ std::vector<CommonPieces> find_common_pieces(std::span<const Pieces* const> want
 void KnownPieces::add(const Digest& contents, Pieces pieces,
                       const std::function<bool(const Digest&)>& is_wanted) {
   if (knows(contents)) return;
-  if (count_ + pieces.size() > most_) {
+  const std::size_t count = pieces.size();
+  if (count_ + count > most_) {
     std::erase_if(known_, [&](const auto& item) {
-      // Contents that found no room may be asked for again, now that there may be some.
-      if (item.second != nullptr && is_wanted(item.first)) return false;
-      count_ -= item.second == nullptr ? 0 : item.second->size();
+      if (is_wanted(item.first)) return false;
+      count_ -= item.second.pieces == nullptr ? 0 : item.second.count;
       return true;
     });
   }
-  auto& known = known_[contents];
-  if (count_ + pieces.size() > most_) return;
-  count_ += pieces.size();
-  known = std::make_unique<const Pieces>(std::move(pieces));
+  Known& known = known_[contents];
+  known.count = count;
+  if (count_ + count <= most_) {
+    known.pieces = std::make_unique<const Pieces>(std::move(pieces));
+    count_ += count;
+  }
+  // Their agents are asked again.
+  std::erase_if(known_, [&](const auto& item) {
+    return item.second.pieces == nullptr && count_ + item.second.count <= most_;
+  });
 }
 
 const Pieces* KnownPieces::find(const Digest& contents) const {
   const auto found = known_.find(contents);
-  return found == known_.end() ? nullptr : found->second.get();
+  return found == known_.end() ? nullptr : found->second.pieces.get();
 }
 
 }  // namespace rekindle::coordinator

@@ -47,7 +47,8 @@ class KnownPieces {
   explicit KnownPieces(std::size_t most = std::size_t{4} << 20) : most_(most) {}
 
   // Known contents stay as they are. `is_wanted`: whether any member has such contents. Others are
-  // forgotten if there is no room. Contents without room count as known, and have no pieces.
+  // forgotten if there is no room. Contents without room count as known, and have no pieces, until
+  // there is room for them.
   void add(const Digest& contents, Pieces pieces,
            const std::function<bool(const Digest&)>& is_wanted);
   bool knows(const Digest& contents) const { return known_.contains(contents); }
@@ -57,8 +58,12 @@ class KnownPieces {
  private:
   const std::size_t most_;
   std::size_t count_ = 0;
-  // Null: no room.
-  std::map<Digest, std::unique_ptr<const Pieces>> known_;
+  struct Known {
+    std::size_t count = 0;
+    // Null: no room.
+    std::unique_ptr<const Pieces> pieces;
+  };
+  std::map<Digest, Known> known_;
 };
 
 }  // namespace rekindle::coordinator

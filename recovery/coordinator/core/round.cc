@@ -383,6 +383,19 @@ void Round::add_asides(const std::string& node_id, const RoundNode& node, RoundO
   }
 }
 
+std::size_t Round::copies_that_share() const {
+  // Members of a host that want the same share a copy.
+  std::set<std::pair<std::string, Digest>> copies;
+  for (const RoundPlace& place : places_) {
+    const bool may_fetch = phase_ == RoundPhase::kGathering
+                               ? !place.last || !place.last->owner
+                               : place.party != 0 && parties_[place.party - 1].owners_fetch;
+    if (!may_fetch || phase_ > RoundPhase::kSpreading) continue;
+    copies.emplace(place.node_id, place.last ? place.last->contents : Digest());
+  }
+  return copies.size();
+}
+
 // Its device still spreads in a party that has stopped. Its node was away when the round ended.
 bool Round::is_left_behind(const RoundPlace& place, const RoundNode& node) const {
   if (place.party == 0 || place.incarnation != node.incarnation) return false;

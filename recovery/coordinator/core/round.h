@@ -86,6 +86,8 @@ class Round {
   // Returns whether the node takes part in the round, and fills `order` if it does.
   bool order_for(const std::string& node_id, const RoundNode& node, RoundOrder& order) const;
   bool concerns(const RoundMember& member) const;
+  // Copies that hosts fill with their shares, or may have to, until the spread is over.
+  std::size_t copies_that_share() const;
   // Devices that are in a running party.
   void add_busy_devices(std::set<std::string>& busy) const;
   // The number of changes since the last call: the orders of a node may have changed, or the round

@@ -181,15 +181,7 @@ std::vector<RoundOrder> Rounds::orders_for(const std::string& node_id) const {
 std::size_t Rounds::copies_that_share(const ModelVersion& id) const {
   std::size_t most = 0;
   for (const auto& [number, round] : rounds_) {
-    const bool owns = std::ranges::any_of(
-        round.places(), [](const RoundPlace& place) { return place.last && place.last->owner; });
-    if (round.id() != id || round.phase() > RoundPhase::kSpreading || owns) continue;
-    // Members of a host that want the same share a copy.
-    std::set<std::pair<std::string, Digest>> copies;
-    for (const RoundPlace& place : round.places()) {
-      copies.emplace(place.node_id, place.last ? place.last->contents : Digest());
-    }
-    most = std::max(most, copies.size());
+    if (round.id() == id) most = std::max(most, round.copies_that_share());
   }
   return most;
 }

@@ -37,8 +37,7 @@ class Rounds {
   // Contents of the node's members that nobody has described yet.
   std::vector<Digest> undescribed_of(const std::string& node_id) const;
   const KnownPieces& pieces() const { return pieces_; }
-  // Copies of this version that the hosts of a running round fill, each with a share: no member's
-  // host has everything, and the spread is not over.
+  // As Round::copies_that_share(), of the rounds that bring this version.
   std::size_t copies_that_share(const ModelVersion& id) const;
   // The workers of the model in this group ("": in any), as last reported.
   std::vector<UpdateMember> members_of(const std::string& model, const std::string& group) const;
