@@ -91,6 +91,19 @@ Fleet::Answer RoundWorkers::move_all(int version, std::vector<std::string> more)
   return finish(*update);
 }
 
+std::unique_ptr<Process> RoundWorkers::update_to_the_middle(int version) {
+  for (auto& member : members_) wait(*member);
+  auto update = start_update("m@" + std::to_string(version));
+  for (auto& member : members_) {
+    expect_hears_of(*member, version);
+    tell_attach(*member, version);
+  }
+  for (auto& member : members_) EXPECT_TRUE(is_ok(member->client->answer()));
+  for (auto& member : members_) member->client->tell("take 2");
+  for (auto& member : members_) EXPECT_EQ(member->client->answer().value("more", false), true);
+  return update;
+}
+
 int RoundWorkers::ready_in(const nlohmann::json& update) {
   int ready = 0;
   for (const auto& member : update.value("members", nlohmann::json::array())) {
@@ -128,15 +141,7 @@ void FaultyRounds::into_the_middle(const std::vector<std::string>& agents,
     new_.write(files);
     fleet_.publish(holders[i], "m@2", files);
   }
-  for (auto& member : members_) wait(*member);
-  update_ = start_update("m@2");
-  for (auto& member : members_) {
-    expect_hears_of(*member, 2);
-    tell_attach(*member, 2);
-  }
-  for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
-  for (auto& member : members_) member->client->tell("take 2");
-  for (auto& member : members_) ASSERT_EQ(member->client->answer().value("more", false), true);
+  update_ = update_to_the_middle(2);
 }
 
 // At once: one that waits for another's turn would keep a bucket for too long.

@@ -37,6 +37,8 @@ class RoundWorkers : public GpuWorkers {
   Fleet::Answer finish(Process& update);
   // All of them, to a version, without faults: the update's answer.
   Fleet::Answer move_all(int version, std::vector<std::string> more = {});
+  // The same as far as each member's second bucket.
+  std::unique_ptr<Process> update_to_the_middle(int version);
   // Takes all, compares, is ready.
   void expect_takes(Member& member, const Sums& sums);
   // How many members the update says are ready, and how many of them by broadcast.

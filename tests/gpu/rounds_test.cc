@@ -248,15 +248,7 @@ TEST_F(CommonPieces, ComeFromTheMembersHostIfTheRoundEndsEarly) {
   publish("m@1", old_);
   begin_on({"a", "b"});
   publish("m@2", new_);
-  for (auto& member : members_) wait(*member);
-  const auto update = start_update("m@2");
-  for (auto& member : members_) {
-    expect_hears_of(*member, 2);
-    tell_attach(*member, 2);
-  }
-  for (auto& member : members_) ASSERT_TRUE(is_ok(member->client->answer()));
-  for (auto& member : members_) member->client->tell("take 2");
-  for (auto& member : members_) ASSERT_EQ(member->client->answer().value("more", false), true);
+  const auto update = update_to_the_middle(2);
   fleet_.agent("b").process->kill();
   EXPECT_TRUE(is_ok(members_[0]->client->ask("take all")));
   EXPECT_EQ(sums_of(*members_[0]->client), some(new_.sums(), 0));

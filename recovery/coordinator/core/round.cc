@@ -226,8 +226,8 @@ void Round::form_common_parties(std::vector<std::size_t> lonely, const KnownPiec
   std::vector<const Pieces*> wanted;
   for (const std::size_t i : lonely) {
     places_[i].aside = why_alone(1, 0);
-    const Pieces* const pieces = known.find(places_[i].last->contents);
-    if (pieces == nullptr || !places_[i].last->takes_pieces) continue;
+    const Pieces* const pieces = pieces_to_share(*places_[i].last, known);
+    if (pieces == nullptr) continue;
     described.push_back(i);
     wanted.push_back(pieces);
   }

@@ -51,6 +51,11 @@ struct RoundMember {
   bool worker_lost = false;
   std::vector<PhaseTime> phases;
 };
+// The pieces that a member may share with others. nullptr: they are not known, or its agent would
+// not carry out an order with pieces.
+inline const Pieces* pieces_to_share(const RoundMember& member, const KnownPieces& known) {
+  return member.takes_pieces ? known.find(member.contents) : nullptr;
+}
 struct MeetingId {
   RoundId round = 0;
   std::uint32_t party = 0;

@@ -63,13 +63,13 @@ class Planner {
   // Ranks that want different contents.
   void add_lonely(std::vector<const UpdateMember*> lonely) {
     const auto unknown = std::ranges::stable_partition(lonely, [&](const UpdateMember* each) {
-      return !each->member->device.empty() && each->member->takes_pieces &&
-             pieces_.find(each->member->contents) != nullptr;
+      return !each->member->device.empty() && pieces_to_share(*each->member, pieces_) != nullptr;
     });
     for (const UpdateMember* each : unknown) add({each}, each->member->payload_bytes);
     lonely.erase(unknown.begin(), unknown.end());
     std::vector<const Pieces*> wanted;
-    for (const UpdateMember* each : lonely) wanted.push_back(pieces_.find(each->member->contents));
+    for (const UpdateMember* each : lonely)
+      wanted.push_back(pieces_to_share(*each->member, pieces_));
     std::vector<bool> alone(lonely.size(), true);
     for (const CommonPieces& common : find_common_pieces(wanted)) {
       std::vector<const UpdateMember*> members;
