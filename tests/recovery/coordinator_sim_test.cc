@@ -234,7 +234,11 @@ class Simulation {
       const auto answer =
           core_->publish(agent.info.node_id, agent.info.incarnation, id, root,
                          test::numbered_digest(test::first_number(root), 2), 100, now_);
-      if (!answer) return;
+      if (!answer) {
+        // The write may have been done before its error. A restart then finds the version revived.
+        if (answer.error().code() == ErrorCode::kUnavailable) retired_.erase(id);
+        return;
+      }
       heard(agent);
       told_root(id, root);
       ASSERT_EQ(disk_.versions.at(id).root, root) << "told before it was durable";
