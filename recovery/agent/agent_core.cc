@@ -25,9 +25,9 @@ constexpr std::chrono::milliseconds kDutiesDeadline{10000};
 constexpr std::size_t kDigestQueue = 8192;
 constexpr std::size_t kBlockingQueue = 256;
 
-// 400 GB/s of NICs want 80 (docs/internals/scale.md); without work they sleep.
+// 400 GB/s of NICs want 80 (docs/internals/scale.md); without work they sleep. Two CPUs have two.
 std::size_t digest_threads() {
-  return std::clamp(std::thread::hardware_concurrency() * 3 / 4, 1u, 96u);
+  return std::clamp((std::thread::hardware_concurrency() * 3 + 3) / 4, 1u, 96u);
 }
 
 std::size_t blocking_threads() { return std::clamp(std::thread::hardware_concurrency(), 4u, 16u); }

@@ -522,7 +522,7 @@ RK_API int32_t rk_copies_open(rk_publication* publication, uint32_t threads, rk_
     if (copies == nullptr) return fail(ErrorCode::kInvalid, "no place for the copies");
     auto handle = std::make_unique<rk_copies>();
     if (publication == nullptr) {
-      handle->object = std::make_shared<CopyThreads>(threads, nullptr);
+      handle->object = std::make_shared<CopyThreads>(threads, copy_to_memory);
     } else {
       TRY(handle->publication, object_of(publication));
       TRY(handle->object, handle->publication->open_copies(threads));

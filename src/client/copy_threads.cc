@@ -38,8 +38,14 @@ void populate(const Copy& copy) {
 
 }  // namespace
 
-CopyThreads::CopyThreads(std::size_t threads, std::function<void(const Copy&)> arrived)
-    : most_threads_(thread_count(threads)), arrived_(std::move(arrived)) {}
+void copy_to_memory(const Copy& copy) {
+  if (copy.source == nullptr) return;
+  if (copy.bytes == kUnitBytes) populate(copy);
+  copy_bytes(copy.target, copy.source, copy.bytes);
+}
+
+CopyThreads::CopyThreads(std::size_t threads, std::function<void(const Copy&)> write)
+    : most_threads_(thread_count(threads)), write_(std::move(write)) {}
 
 Result<std::uint64_t> CopyThreads::put(std::span<const Copy> copies) {
   std::vector<Unit> units;
@@ -109,13 +115,7 @@ void CopyThreads::run() {
     const Unit unit = std::move(units_.front());
     units_.pop_front();
     lock.unlock();
-    for (const Copy& copy : unit.copies) {
-      if (copy.source != nullptr) {
-        if (copy.bytes == kUnitBytes) populate(copy);
-        copy_bytes(copy.target, copy.source, copy.bytes);
-      }
-      if (arrived_) arrived_(copy);
-    }
+    for (const Copy& copy : unit.copies) write_(copy);
     lock.lock();
     finish(unit.number);
   }

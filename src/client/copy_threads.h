@@ -22,12 +22,16 @@ struct Copy {
   std::uint64_t bytes = 0;
 };
 
-// Copies host memory in the background, by stores that bypass the cache. Thread-safe.
+// Copies by stores that bypass the cache. Without a source it does nothing.
+void copy_to_memory(const Copy& copy);
+
+// Copies host memory in the background. Thread-safe.
 class CopyThreads {
  public:
   // `threads`: 0: two less than the process has CPUs, at least 1 and at most kMostThreads.
-  // `arrived`: called by a thread of this object for bytes that are at their target.
-  CopyThreads(std::size_t threads, std::function<void(const Copy&)> arrived);
+  // `write`: called by a thread of this object to bring bytes to their target; also for bytes
+  // without a source.
+  CopyThreads(std::size_t threads, std::function<void(const Copy&)> write);
   ~CopyThreads() { close(); }
   CopyThreads(const CopyThreads&) = delete;
   CopyThreads& operator=(const CopyThreads&) = delete;
@@ -54,7 +58,7 @@ class CopyThreads {
   void finish(std::uint64_t number);
 
   const std::size_t most_threads_;
-  const std::function<void(const Copy&)> arrived_;
+  const std::function<void(const Copy&)> write_;
   // Held while close() joins the threads. Locked before mutex_.
   std::mutex joining_;
   std::mutex mutex_;  // guards all below

@@ -1,8 +1,13 @@
 #include "src/client/publication.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <functional>
 #include <utility>
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "src/tensor/layout.h"
 #include "src/tensor/tensor_set.h"
@@ -45,6 +50,15 @@ Result<Layout> read_layout(const TensorSet& tensors, const PublishBegunReply& be
                 segments[i].name);
   }
   return layout;
+}
+
+// Small pages cost more to map than to copy, and a write into a file maps none. Huge pages do not.
+// A process whose files have a limit would get a signal for a write behind it.
+bool is_written_faster(int file, std::uint64_t bytes) {
+  struct stat status {};
+  struct rlimit limit {};
+  return ::fstat(file, &status) == 0 && status.st_blksize <= ::sysconf(_SC_PAGESIZE) &&
+         ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes <= limit.rlim_cur;
 }
 
 }  // namespace
@@ -100,7 +114,10 @@ Result<std::shared_ptr<Publication>> Publication::start(std::shared_ptr<Connecti
   std::shared_ptr<Publication> publication(
       new Publication(std::move(connection), inbox, answer.agent.session));
   TRY(auto mappings, map_segments(answer.descriptors, begun->segment_bytes, true));
-  for (Mapping& mapping : mappings) publication->segments_.push_back({std::move(mapping), 0, 0});
+  for (std::size_t i = 0; i < mappings.size(); ++i) {
+    publication->segments_.push_back(
+        {std::move(mappings[i]), std::move(answer.descriptors[i]), 0, 0});
+  }
   std::vector<TensorInfo> own;
   for (const PublishedPart& part : parts) own.push_back(part.tensor);
   TRY(const TensorSet tensors, begun->tensor_set.empty() ? TensorSet::create(std::move(own))
@@ -151,7 +168,10 @@ Result<std::shared_ptr<CopyThreads>> Publication::open_copies(std::size_t thread
   const std::lock_guard lock(mutex_);
   if (ended_) return fail(ErrorCode::kStale, "the publication is over");
   if (copies_) return fail(ErrorCode::kInvalid, "the publication has copy threads already");
-  copies_ = std::make_shared<CopyThreads>(threads, [this](const Copy& copy) { arrived(copy); });
+  for (Segment& segment : segments_) {
+    if (!is_written_faster(segment.file.get(), segment.memory.size())) segment.file.reset();
+  }
+  copies_ = std::make_shared<CopyThreads>(threads, [this](const Copy& copy) { write(copy); });
   return copies_;
 }
 
@@ -192,19 +212,52 @@ Result<void> Publication::expect(std::span<const Copy> copies) {
   return {};
 }
 
-// In a thread of the copies. Nothing else writes to a segment whose bytes have all arrived.
+void Publication::write(const Copy& copy) {
+  if (!write_to_file(copy)) copy_to_memory(copy);
+  arrived(copy);
+}
+
+// False: some bytes are not there. The file stays open until the last byte has arrived, or until
+// no thread copies.
+bool Publication::write_to_file(const Copy& copy) {
+  if (copy.source == nullptr) return false;
+  int file = -1;
+  std::uint64_t offset = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const Segment* const segment = segment_of(copy.target);
+    if (!segment->file) return false;
+    file = segment->file.get();
+    offset = static_cast<std::uint64_t>(copy.target - segment->memory.data());
+  }
+  for (std::uint64_t done = 0; done < copy.bytes;) {
+    const ssize_t written =
+        ::pwrite(file, copy.source + done, copy.bytes - done, static_cast<off_t>(offset + done));
+    if (written > 0) {
+      done += static_cast<std::uint64_t>(written);
+    } else if (written == 0 || errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Nothing else writes to a segment whose bytes have all arrived.
 void Publication::arrived(const Copy& copy) {
   PublishWrittenRequest written;
   Mapping whole;
+  UniqueFd file;
   {
     const std::lock_guard lock(mutex_);
     Segment* const segment = segment_of(copy.target);
     segment->missing_bytes -= copy.bytes;
     if (segment->missing_bytes > 0) return;
     whole = std::move(segment->memory);
+    file = std::move(segment->file);
     written.segment = static_cast<std::uint32_t>(segment - segments_.data());
   }
   whole = Mapping();
+  file.reset();
   // If it is not sent, the agent digests the segment at the commit.
   (void)connection_->send(written, id_, kNoDeadline, nullptr);
 }

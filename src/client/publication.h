@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/unique_fd.h"
 #include "src/client/connection.h"
 #include "src/client/copy_threads.h"
 #include "src/client/host_tensors.h"
@@ -78,11 +79,16 @@ class Publication {
                                                     std::chrono::milliseconds timeout);
   Result<void> place(std::span<const PublishedPart> parts, const TensorSet& tensors,
                      const Layout& layout);
+  // In a thread of the copies.
+  void write(const Copy& copy);
+  bool write_to_file(const Copy& copy);
   void arrived(const Copy& copy);
   // True for the one caller that ends it. Unmaps the memory, which the agent then digests.
   bool end();
   struct Segment {
     Mapping memory;  // empty: handed over
+    // Empty: stores to its memory are quicker, or the only way.
+    UniqueFd file;
     // Of tensors: to be expected, and to arrive.
     std::uint64_t unexpected_bytes = 0;
     std::uint64_t missing_bytes = 0;

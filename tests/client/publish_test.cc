@@ -1,8 +1,10 @@
 // A trainer's side: memory of the agent, filled and committed.
 #include <cstring>
+#include <functional>
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -106,7 +108,8 @@ TEST(Publish, WhatWasWrittenIsThereWhenTheAgentCommits) {
   EXPECT_EQ(rk_publish_commit(publication, kPatienceMs, &error), RK_OK) << error.message;
 }
 
-TEST(Publish, ASegmentIsHandedOverWhenAllItsBytesHaveBeenCopied) {
+// A publication whose bytes come through the threads of the library.
+void copy_all_and_commit(std::function<void()> before_copies = [] {}) {
   ScriptedAgent server([](AgentEnd& agent) {
     const Room room = make_room(agent);
     const auto written = agent.expect(Kind::kPublishWritten);
@@ -127,6 +130,7 @@ TEST(Publish, ASegmentIsHandedOverWhenAllItsBytesHaveBeenCopied) {
   const Agent agent = connect_to(server.store());
   rk_publication* const publication = begin(agent);
   ASSERT_NE(publication, nullptr);
+  before_copies();
   rk_copies* copies = nullptr;
   rk_error error{};
   ASSERT_EQ(rk_copies_open(publication, 2, &copies, &error), RK_OK) << error.message;
@@ -154,6 +158,18 @@ TEST(Publish, ASegmentIsHandedOverWhenAllItsBytesHaveBeenCopied) {
   EXPECT_EQ(rk_publish_commit(publication, kPatienceMs, &error), RK_OK) << error.message;
   EXPECT_EQ(rk_copies_put(copies, list, 1, &number, &error), RK_STALE);
   rk_copies_close(copies);
+}
+
+TEST(Publish, ASegmentIsHandedOverWhenAllItsBytesHaveBeenCopied) { copy_all_and_commit(); }
+
+TEST(Publish, ATrainerWhoseFilesHaveALimitMayPublishMore) {
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  copy_all_and_commit([&] {
+    const struct rlimit small { 1024, before.rlim_max };
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  });
+  EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
 }
 
 TEST(Publish, ARefusedCommitSaysWhy) {
