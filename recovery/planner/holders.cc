@@ -40,9 +40,7 @@ Cover entries_cover(std::span<const LayoutEntry> entries, const Box& box) {
   const std::uint64_t wanted = box.elements();
   for (const LayoutEntry& entry : entries) {
     if (starts_behind(entry, box)) break;
-    if (!overlaps(entry.box, box)) continue;
-    if (contains(entry.box, box)) return Cover::kAll;
-    if (const auto shared = intersect(entry.box, box)) covered += shared->elements();
+    covered += shared_elements(entry.box, box);
     if (covered == wanted) return Cover::kAll;
   }
   return covered > 0 ? Cover::kPart : Cover::kNone;
@@ -200,21 +198,25 @@ void Holders::decompose(const Box& box, std::uint64_t first, std::uint64_t last,
       cells.push_back({piece, sources});
       continue;
     }
-    std::optional<Box> best;
+    const LayoutEntry* best = nullptr;
+    std::uint64_t most = 0;
     for (const Class& members : classes_) {
       if (members.entries.empty() || holding(members, first, last, uniform).empty()) continue;
       for (const LayoutEntry& entry : members.entries) {
         if (starts_behind(entry, piece)) break;
-        const auto shared = intersect(entry.box, piece);
-        if (shared && (!best || shared->elements() > best->elements())) best = shared;
+        const std::uint64_t shared = shared_elements(entry.box, piece);
+        if (shared <= most) continue;
+        most = shared;
+        best = &entry;
       }
     }
-    if (!best) {
+    if (best == nullptr) {
       leftover.push_back(piece);
       continue;
     }
-    cells.push_back({*best, covering(*best, first, last, uniform)});
-    subtract(piece, *best, open);
+    const Box cell = *intersect(best->box, piece);
+    cells.push_back({cell, covering(cell, first, last, uniform)});
+    subtract(piece, cell, open);
   }
   std::sort(cells.begin(), cells.end(),
             [](const Cell& a, const Cell& b) { return a.box.offset < b.box.offset; });

@@ -1,6 +1,7 @@
 #include "src/bucket/round_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 
@@ -11,7 +12,8 @@ namespace rekindle::bucket {
 namespace {
 
 void add(std::string& out, std::uint64_t number) {
-  for (int shift = 0; shift < 64; shift += 8) out.push_back(static_cast<char>(number >> shift));
+  static_assert(std::endian::native == std::endian::little);
+  out.append(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
 void add(std::string& out, std::string_view text) {

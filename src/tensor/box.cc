@@ -101,16 +101,26 @@ bool contains(const Box& outer, const Box& inner) {
 }
 
 std::optional<Box> intersect(const Box& a, const Box& b) {
-  if (a.rank() != b.rank()) return std::nullopt;
+  if (a.rank() != b.rank() || shared_elements(a, b) == 0) return std::nullopt;
   Box shared = Box::whole(a.extent);
+  for (std::size_t i = 0; i < a.rank(); ++i) {
+    shared.offset[i] = std::max(a.offset[i], b.offset[i]);
+    shared.extent[i] =
+        std::min(a.offset[i] + a.extent[i], b.offset[i] + b.extent[i]) - shared.offset[i];
+  }
+  return shared;
+}
+
+std::uint64_t shared_elements(const Box& a, const Box& b) {
+  if (a.rank() != b.rank()) return 0;
+  std::uint64_t elements = 1;
   for (std::size_t i = 0; i < a.rank(); ++i) {
     const std::uint64_t begin = std::max(a.offset[i], b.offset[i]);
     const std::uint64_t end = std::min(a.offset[i] + a.extent[i], b.offset[i] + b.extent[i]);
-    if (begin >= end) return std::nullopt;
-    shared.offset[i] = begin;
-    shared.extent[i] = end - begin;
+    if (begin >= end) return 0;
+    elements *= end - begin;
   }
-  return shared;
+  return elements;
 }
 
 void subtract(const Box& minuend, const Box& subtrahend, std::vector<Box>& out) {

@@ -155,10 +155,13 @@ Digest checkpoint_root(const ModelVersion& id, const TensorSet& tensors, const T
   out.u64(id.version);
   out.digest(tensors.digest());
   out.u64(tensors.size());
+  Blake3 node(kTensorContext);
   for (TensorIndex tensor = 0; tensor < tensors.size(); ++tensor) {
     const TileIndex first = tiles.first_tile(tensor);
     const auto own = leaves.subspan(first, tiles.first_tile(tensor + 1) - first);
-    out.digest(blake3_derive(kTensorContext, std::as_bytes(own)));
+    node.reset();
+    node.update(std::as_bytes(own));
+    out.digest(node.finish());
   }
   return blake3_derive(kRootContext, as_bytes(out.take()));
 }
