@@ -93,6 +93,8 @@ struct SpreadOrder {
   // The session's pieces that the round brings; empty: all of them. The others come after it, from
   // the segments.
   bucket::PieceRuns pieces = {};
+  // Some ranks are on other hosts. The device sends them buckets over its link to its host.
+  bool leaves_host = false;
 };
 // The tiles of the session's own share that this host has yet to fetch, in the order of its
 // buckets.

@@ -132,7 +132,8 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
                      order.keep_count(),
                      order.owners_fetch(),
                      {order.fetched().begin(), order.fetched().end()},
-                     std::move(pieces)};
+                     std::move(pieces),
+                     order.leaves_host()};
 }
 
 proto::BeginSpread to_proto(const SpreadOrder& order) {
@@ -149,6 +150,7 @@ proto::BeginSpread to_proto(const SpreadOrder& order) {
   message.set_owners_fetch(order.owners_fetch);
   for (const std::uint32_t share : order.fetched) message.add_fetched(share);
   if (!order.pieces.empty()) *message.mutable_pieces() = rpc::to_proto(order.pieces);
+  message.set_leaves_host(order.leaves_host);
   return message;
 }
 

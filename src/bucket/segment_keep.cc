@@ -16,25 +16,29 @@ std::uint64_t reach_of(const SegmentCopy& copy) {
 
 }  // namespace
 
-bool Allowance::take(std::uint64_t bytes, TimePoint now) {
+bool Allowance::has_room(std::uint64_t bytes, TimePoint now) const {
   if (bytes_per_second_ == 0 || now < begin_) return false;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
   const double allowed = elapsed * static_cast<double>(bytes_per_second_);
-  if (static_cast<double>(taken_) + static_cast<double>(bytes) > allowed) return false;
+  return static_cast<double>(taken_) + static_cast<double>(bytes) <= allowed;
+}
+
+bool Allowance::take(std::uint64_t bytes, TimePoint now) {
+  if (!has_room(bytes, now)) return false;
   taken_ += bytes;
   return true;
 }
 
 SegmentKeep::SegmentKeep(Device& device, const RoundPlan& plan, const Pinner& pinner,
                          SegmentFetch::Segments segments, TileSet final_tiles, Which which,
-                         Allowance allowance, std::uint32_t slots)
+                         Limits limits, std::uint32_t slots)
     : device_(device),
       plan_(plan),
       pinner_(pinner),
       segments_(std::move(segments)),
       final_tiles_(std::move(final_tiles)),
       which_(which),
-      allowance_(allowance),
+      limits_(limits),
       slots_(slots) {}
 
 Result<void> SegmentKeep::start() {
@@ -80,10 +84,11 @@ std::vector<std::uint32_t> SegmentKeep::shares_to_keep(std::size_t bucket,
 
 Result<void> SegmentKeep::offer(std::size_t bucket, std::uint32_t slot, DeviceAddress at,
                                 TimePoint now) {
+  if (limits_.link) limits_.link->use(plan_.shares() * plan_.share_bytes());
   if (failed_ || which_.count == 0 || bucket % which_.count != which_.index) return {};
   std::uint64_t bytes = 0;
   auto shares = shares_to_keep(bucket, bytes);
-  if (shares.empty() || !allowance_.take(bytes, now)) return {};
+  if (shares.empty() || !take(bytes, now)) return {};
   downloads_.clear();
   for (const std::uint32_t share : shares) {
     const Plan& plan = plan_.plan_of(share);
@@ -104,6 +109,13 @@ Result<void> SegmentKeep::offer(std::size_t bucket, std::uint32_t slot, DeviceAd
   slots_[slot].kept = Kept{bucket, std::move(shares)};
   slots_[slot].bytes = bytes;
   return {};
+}
+
+bool SegmentKeep::take(std::uint64_t bytes, TimePoint now) {
+  if (limits_.link && !limits_.link->has_room(bytes, now)) return false;
+  if (!limits_.kept.take(bytes, now)) return false;
+  if (limits_.link) limits_.link->use(bytes);
+  return true;
 }
 
 void SegmentKeep::land(std::uint32_t slot) {

@@ -20,8 +20,11 @@ class Allowance {
   Allowance(std::uint64_t bytes_per_second, TimePoint begin)
       : bytes_per_second_(bytes_per_second), begin_(begin) {}
 
+  bool has_room(std::uint64_t bytes, TimePoint now) const;
   // False: they are too many so far, and none were taken.
   bool take(std::uint64_t bytes, TimePoint now);
+  // Bytes that nothing holds back. Afterwards there may be room for none for a while.
+  void use(std::uint64_t bytes) { taken_ += bytes; }
   std::uint64_t taken() const { return taken_; }
 
  private:
@@ -40,7 +43,7 @@ struct KeptTiles {
 };
 
 // Copies a round's buckets into the segments of a copy that lacks them: every `count`th bucket that
-// fits the allowance; of it, the shares that go to pinned, writable memory and touch no final tile.
+// fits the limits; of it, the shares that go to pinned, writable memory and touch no final tile.
 // No other code writes there meanwhile.
 class SegmentKeep final : public Keep {
  public:
@@ -48,10 +51,16 @@ class SegmentKeep final : public Keep {
     std::uint32_t index = 0;
     std::uint32_t count = 1;
   };
+  struct Limits {
+    Allowance kept;
+    // Of the device's link to its host, if the round sends the buckets that pass over it, too: kept
+    // and passing bytes together.
+    std::optional<Allowance> link = std::nullopt;
+  };
   // All arguments outlive this object. `final_tiles` covers all tiles of the contents.
   SegmentKeep(Device& device, const RoundPlan& plan, const Pinner& pinner,
-              SegmentFetch::Segments segments, TileSet final_tiles, Which which,
-              Allowance allowance, std::uint32_t slots);
+              SegmentFetch::Segments segments, TileSet final_tiles, Which which, Limits limits,
+              std::uint32_t slots);
   // Makes the stream.
   Result<void> start();
 
@@ -72,6 +81,7 @@ class SegmentKeep final : public Keep {
   };
   bool fits(std::uint32_t share, std::size_t bucket, std::uint64_t& bytes) const;
   std::vector<std::uint32_t> shares_to_keep(std::size_t bucket, std::uint64_t& bytes) const;
+  bool take(std::uint64_t bytes, TimePoint now);
   void land(std::uint32_t slot);
 
   Device& device_;
@@ -80,7 +90,7 @@ class SegmentKeep final : public Keep {
   const SegmentFetch::Segments segments_;
   const TileSet final_tiles_;
   const Which which_;
-  Allowance allowance_;
+  Limits limits_;
   std::unique_ptr<Stream> stream_;
   struct Slot {
     std::unique_ptr<Event> copied;

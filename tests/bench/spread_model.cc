@@ -170,7 +170,11 @@ void SpreadModel::spread_over(std::size_t index, std::size_t bucket) {
   at(verified, [this, index, passing, release] {
     Rank& rank = ranks_[index];
     ended_ = std::max(ended_, now_ + rates_.release);
-    if (rank.kept + passing > now_ * rates_.keep) return at(now_ + rates_.release, release);
+    rank.passed += passing;
+    if (rank.kept + passing > now_ * rates_.keep ||
+        rank.passed + rank.kept + passing > now_ * rates_.keep_and_pass) {
+      return at(now_ + rates_.release, release);
+    }
     rank.kept += passing;
     kept_bytes_ += passing;
     flow({rank.out}, passing, [this, release] { at(now_ + rates_.release, release); });

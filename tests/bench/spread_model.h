@@ -23,6 +23,8 @@ struct SpreadRates {
   double verify = 1e12;
   // Passing bytes that each device copies to host memory.
   double keep = 8e9;
+  // Kept and passing bytes together.
+  double keep_and_pass = 32e9;
   // A collective: its launch and its hops.
   double spread_start = 100e-6;
   // From a verified bucket to its release by the worker.
@@ -77,6 +79,7 @@ class SpreadModel {
     bool waits_for_fetch = false;
     std::vector<bool> released;
     double kept = 0;
+    double passed = 0;
   };
   struct Party {
     double share_bytes = 0;

@@ -49,6 +49,15 @@ TEST(Allowance, NothingIsAllowedBeforeItBeginsOrWithoutARate) {
   EXPECT_FALSE(Allowance(0, begin).take(1, begin + 24h));
 }
 
+TEST(Allowance, WhatIsUsedAnywayTakesRoom) {
+  const TimePoint begin = steady_now();
+  Allowance allowance(1000, begin);
+  allowance.use(1500);
+  EXPECT_FALSE(allowance.has_room(1, begin + 1s));
+  EXPECT_TRUE(allowance.has_room(500, begin + 2s));
+  EXPECT_FALSE(allowance.take(501, begin + 2s));
+}
+
 TEST(Allowance, LargeNumbersDoNotWrapAround) {
   const TimePoint begin = steady_now();
   Allowance allowance(kNoLimit, begin);
@@ -131,7 +140,7 @@ struct Host {
     std::size_t handed_over = 0;
   };
   Outcome run(SegmentKeep::Which which, std::size_t good = ~std::size_t{0},
-              std::uint64_t rate = kNoLimit) {
+              std::uint64_t rate = kNoLimit, std::optional<Allowance> link = std::nullopt) {
     Slots slots = *allocate_slots(
         *device, {.bucket_bytes = plan.bucket_bytes(), .slots = 3, .free_fraction = 1.0},
         4 * plan.bucket_bytes());
@@ -140,7 +149,7 @@ struct Host {
     spread.good = good;
     GivesBack deliver;
     SegmentKeep keep(*device, plan, pinner, segments, final_tiles, which,
-                     Allowance(rate, steady_now() - 1s), slots.count());
+                     {Allowance(rate, steady_now() - 1s), link}, slots.count());
     EXPECT_TRUE(keep.start());
     Pipeline pipeline(*device, plan.size(), slots, fetch, &spread, deliver, {60s, 60s});
     EXPECT_TRUE(pipeline.start());
@@ -256,6 +265,17 @@ TEST(SegmentKeep, WhatTheAllowanceHasNoRoomForIsLeft) {
   EXPECT_TRUE(outcome.kept.empty());
   EXPECT_EQ(outcome.bytes, 0u);
   host.expect_segments([](std::size_t) { return false; });
+}
+
+TEST(SegmentKeep, BucketsThatPassOverTheSameLinkTakeItsRoom) {
+  Host host(sample_of({{"a", DType::kU8, {100'000}}}, 1), {}, 1, 10'240);
+  const std::uint64_t passing = host.plan.shares() * host.plan.share_bytes();
+  ASSERT_GE(host.plan.size(), 4u);
+  // Room for the first bucket and its copy. At one byte a second, no more comes.
+  const Allowance link(1, steady_now() - std::chrono::seconds(2 * passing));
+  const auto outcome = host.run({}, ~std::size_t{0}, kNoLimit, link);
+  EXPECT_FALSE(outcome.error);
+  host.expect_segments([](std::size_t bucket) { return bucket == 0; });
 }
 
 TEST(SegmentKeep, Row43WhatComesAfterASpreadHasFailedIsNotKept) {

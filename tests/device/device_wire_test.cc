@@ -77,10 +77,12 @@ TEST(DeviceWire, WhatIsKeptIsToldByTiles) {
   auto order = good_order();
   order.keep_index = 1;
   order.keep_count = 2;
+  order.leaves_host = true;
   const auto got = from_proto(to_proto(order));
   ASSERT_TRUE(got) << got.error().message();
   EXPECT_EQ(got->keep_index, 1u);
   EXPECT_EQ(got->keep_count, 2u);
+  EXPECT_TRUE(got->leaves_host);
   SpreadOver over;
   over.kept = {{0, 7, 1, 1}, {7, 8, 1, 2}, {100, 200, 3, 3}};
   over.kept_bytes = 123;
