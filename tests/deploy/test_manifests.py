@@ -1,0 +1,192 @@
+"""The manifests in tools/deploy/kubernetes, rendered by kubectl: Kubernetes' schemas and what the parts say of each
+other. A list of mistakes shows that each is found."""
+import copy
+import json
+import os
+import pathlib
+import re
+
+import pytest
+from manifests import (BINARY, MANIFESTS, complaints, containers, named, pod_of, render)
+from pods import run
+
+COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
+DIRECTORIES = ["base", "overlays/production", "examples/vllm"]
+
+
+def with_components(directory, *components):
+    """The base with some components, as a user's own directory has it."""
+    lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", "resources:",
+             f"  - {os.path.relpath(MANIFESTS / 'base', directory)}", "components:"]
+    lines += [f"  - {os.path.relpath(MANIFESTS / 'components' / name, directory)}" for name in components]
+    (directory / "kustomization.yaml").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES)
+def test_the_manifests_fit_the_schemas_and_each_other(directory):
+    assert complaints(render(MANIFESTS / directory)) == []
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_each_component_works_alone(component, tmp_path):
+    assert complaints(render(with_components(tmp_path, component))) == []
+
+
+def test_a_changed_value_in_the_file_renames_the_configuration_so_that_pods_restart(tmp_path):
+    (tmp_path / "rekindle.toml").write_text('[coordinator]\n[agent]\nbudget = "4GiB"\nreserve = "0"\n')
+    directory = with_components(tmp_path)
+    with (directory / "kustomization.yaml").open("a") as file:
+        file.write("configMapGenerator:\n  - name: rekindle\n    behavior: merge\n    files: [rekindle.toml]\n")
+    text = (directory / "kustomization.yaml").read_text()
+    (directory / "kustomization.yaml").write_text(text.replace("components:\nconfig", "config"))
+    changed, plain = render(directory), render(MANIFESTS / "base")
+    assert complaints(changed) == []
+    names = [named(objects, "ConfigMap")[0]["metadata"]["name"] for objects in (changed, plain)]
+    assert names[0] != names[1]
+    assert names[0] in json.dumps(pod_of(named(changed, "DaemonSet")[0]))
+
+
+def agent(objects):
+    return pod_of(named(objects, "DaemonSet", "rekindle-agent"))
+
+
+def coordinator(objects):
+    return pod_of(named(objects, "StatefulSet", "rekindle-coordinator"))
+
+
+def replace(words, old, new):
+    words[:] = [word.replace(old, new) for word in words]
+
+
+# Each: what it breaks, and words of the complaint.
+MISTAKES = {
+    "a field that Kubernetes does not know": (
+        lambda o: agent(o)["containers"][0].update(volumeMount=[]), "volumeMount"),
+    "a number as a label": (lambda o: agent(o)["nodeSelector"].update({"rekindle/agent": True}), "schema"),
+    "no such option": (
+        lambda o: agent(o)["containers"][0]["args"].append("--gpus=all"), "rekindle agent has no option --gpus"),
+    "no such option in a probe": (
+        lambda o: replace(agent(o)["containers"][0]["readinessProbe"]["exec"]["command"], "--agent", "--agents"),
+        "rekindle status has no option --agents"),
+    "no such command": (
+        lambda o: replace(agent(o)["containers"][0]["livenessProbe"]["exec"]["command"], "status", "ping"),
+        "no command rekindle ping"),
+    "a variable that is not set": (
+        lambda o: agent(o)["containers"][0]["env"].pop(0), "POD_IP is not set"),
+    "a variable in a probe without a shell": (
+        lambda o: agent(o)["containers"][0]["startupProbe"]["exec"]["command"].append("$(NODE_NAME)"),
+        "a probe without a shell"),
+    "a misspelled variable": (
+        lambda o: coordinator(o)["containers"][0]["env"][1].update(name="REKINDLE_SECRET"), "nothing reads"),
+    "another port in the policy": (
+        lambda o: named(o, "NetworkPolicy", "rekindle-agent")["spec"]["ingress"][0]["ports"].pop(),
+        "admits [7400], its ports are [7400, 7401]"),
+    "another port of the daemon": (
+        lambda o: replace(coordinator(o)["containers"][0]["args"], "7300", "7301"), "it listens on [7301]"),
+    "a Service with another target": (
+        lambda o: named(o, "Service", "rekindle-coordinator")["spec"]["ports"][0].update(targetPort="http"),
+        "no container port http"),
+    "a Service that finds nothing": (
+        lambda o: named(o, "Service", "rekindle-coordinator")["spec"]["selector"].update(extra="x"),
+        "finds 0 workloads"),
+    "a StatefulSet with another Service": (
+        lambda o: named(o, "StatefulSet")[0]["spec"].update(serviceName="rekindle-coordinator"), "no headless Service"),
+    "a selector that is not the template's": (
+        lambda o: named(o, "DaemonSet")[0]["spec"]["selector"]["matchLabels"].update(a="b"), "its own Pods"),
+    "a budget for no Pods": (
+        lambda o: named(o, "PodDisruptionBudget")[0]["spec"]["selector"]["matchLabels"].update(a="b"),
+        "finds no workload"),
+    "another address of the coordinator": (
+        lambda o: named(o, "ConfigMap")[0]["data"].update(coordinator="rekindle-coordinater:7300"),
+        "no Service has this name"),
+    "a secret that the group may read": (
+        lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "secret")["secret"].update(defaultMode=0o440),
+        "rekindle refuses"),
+    "a secret whose group fsGroup changes": (
+        lambda o: agent(o)["securityContext"].update(fsGroup=1), "rekindle refuses"),
+    "a secret that may be missing": (
+        lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "secret")["secret"].update(optional=True),
+        "does not require the Secret"),
+    "no copy of the secret": (lambda o: coordinator(o).update(initContainers=[
+        {**coordinator(o)["initContainers"][0], "command": ["cp", "a", "b"]}]), "nothing makes /run/rekindle/secret"),
+    "a volume that is not there": (
+        lambda o: agent(o)["containers"][0]["volumeMounts"][0].update(name="conf"), "no volume conf"),
+    "less memory than the budget": (
+        lambda o: agent(o)["containers"][0]["resources"]["requests"].update(memory="8Gi"),
+        "it requests 8 GiB of memory for a budget of 8GiB"),
+    "no memory at all": (
+        lambda o: agent(o)["containers"][0]["resources"]["requests"].pop("memory"), "requests no CPU or no memory"),
+    "a limit of memory": (
+        lambda o: agent(o)["containers"][0]["resources"].update(limits={"memory": "10Gi"}), "limit of memory"),
+    "another store": (
+        lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "store")["hostPath"].update(path="/dev/shm/r"),
+        "several paths of the store"),
+    "an image without a tag": (lambda o: containers(agent(o))[0].update(image="rekindle"), "no fixed tag"),
+    "an image of another version": (lambda o: containers(agent(o))[0].update(image="rekindle:0.0.9"), "this is"),
+    "more rights": (
+        lambda o: agent(o)["containers"][0]["securityContext"].update(privileged=True), "agent is privileged"),
+    "rights that are not dropped": (
+        lambda o: agent(o)["containers"][0]["securityContext"].pop("capabilities"), "keeps rights"),
+    "a token": (lambda o: coordinator(o).pop("automountServiceAccountToken"), "token"),
+    "another namespace": (lambda o: named(o, "DaemonSet")[0]["metadata"].update(namespace="default"), "namespace"),
+    "agents on other nodes": (lambda o: agent(o).update(nodeSelector={"a": "b"}), "same nodes"),
+}
+MISTAKES_OF_COMPONENTS = {
+    "a third coordinator that nobody names": (
+        "etcd", lambda o: named(o, "StatefulSet", "rekindle-coordinator")["spec"].update(replicas=4), "the addresses"),
+    "one address for several coordinators": (
+        "etcd", lambda o: named(o, "ConfigMap")[0]["data"].update(coordinator="rekindle-coordinator-pods:7300"),
+        "not the address of one Pod"),
+    "another port of etcd": (
+        "etcd", lambda o: replace(coordinator(o)["containers"][0]["args"], "2379", "2378"), "no Service has this name"),
+    "agents that the policy keeps out": (
+        "rdma", lambda o: named(o, "NetworkPolicy")[0]["spec"]["ingress"][0].update(
+            {"from": [{"podSelector": {"matchLabels": {"a": "b"}}}]}), "keeps out agents"),
+    "huge pages elsewhere": (
+        "huge-pages", lambda o: replace(agent(o)["initContainers"][0]["command"], "/rekindle\n", "/other\n"),
+        "huge pages are mounted elsewhere"),
+}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return render(MANIFESTS / "base")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake, base):
+    objects = copy.deepcopy(base)
+    break_it, words = MISTAKES[mistake]
+    break_it(objects)
+    assert words in "\n".join(complaints(objects))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_OF_COMPONENTS)
+def test_a_mistake_in_a_component_is_found(mistake, tmp_path):
+    component, break_it, words = MISTAKES_OF_COMPONENTS[mistake]
+    objects = render(with_components(tmp_path, component))
+    break_it(objects)
+    assert words in "\n".join(complaints(objects))
+
+
+def test_the_example_asks_for_the_model_and_the_instance_that_its_probe_waits_for():
+    container, = pod_of(named(render(MANIFESTS / "examples/vllm"), "Deployment", "qwen3"))["containers"]
+    prefix = "--model-loader-extra-config="
+    config, = [json.loads(word.removeprefix(prefix)) for word in container["args"] if word.startswith(prefix)]
+    assert config == {"model": "qwen3", "instance": "$(POD_NAME)"}
+    assert 'rekindle wait-ready "$POD_NAME" ' in container["startupProbe"]["exec"]["command"][-1]
+
+
+# The packages of the image are those of Debian 12, where the binary is built.
+if 'VERSION_ID="12"' in pathlib.Path("/etc/os-release").read_text():
+    def test_the_image_has_every_library_that_the_command_needs():
+        dockerfile = (MANIFESTS.parent / "container/Dockerfile").read_text()
+        installed = set(re.findall(r"^ +([a-z0-9.+-]+) \\$", dockerfile, re.MULTILINE))
+        linked = [pathlib.Path(path).resolve() for path in re.findall(r"=> (/\S+)", run("ldd", BINARY))]
+        # A pattern, because packages name files in /lib, and the linker in /usr/lib.
+        owners = {run("dpkg", "-S", f"*/{path.parent.name}/{path.name}").split(":")[0] for path in linked}
+        in_every_image = {"libc6", "libgcc-s1", "libstdc++6", "zlib1g"}
+        with_libibverbs = {"libnl-3-200", "libnl-route-3-200"}
+        assert "libprotobuf32" in owners
+        assert owners - in_every_image - with_libibverbs <= installed
