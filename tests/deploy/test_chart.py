@@ -1,0 +1,68 @@
+"""The Helm chart makes the objects of the manifests, so that what is tested of those holds for it."""
+import json
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from manifests import MANIFESTS, TOOLS, named, pod_of, render
+from test_manifests import COMPONENTS, with_components
+
+CHART = MANIFESTS.parent / "helm"
+VALUES = {"huge-pages": "hugePages"}
+
+
+def chart(*options):
+    rendered = subprocess.run([TOOLS / "helm", "template", "rekindle", str(CHART), *options], capture_output=True,
+                              text=True, timeout=60)
+    assert rendered.returncode == 0, rendered.stderr
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+def comparable(objects):
+    """By kind and name, without what the two tools do in their own ways: the namespace, and how a change of the
+    configuration restarts Pods (another name, another annotation), and the order of volumes. The file is compared by
+    its meaning."""
+    config, = named(objects, "ConfigMap")
+    objects = json.loads(json.dumps(objects).replace(f'"{config["metadata"]["name"]}"', '"rekindle"'))
+    found = {}
+    for o in objects:
+        if o["kind"] == "Namespace":
+            continue
+        o["metadata"].pop("namespace", None)
+        if o["kind"] == "ConfigMap":
+            o["data"]["rekindle.toml"] = tomllib.loads(o["data"]["rekindle.toml"])
+        if "template" in o.get("spec", {}):
+            o["spec"]["template"]["metadata"].pop("annotations", None)
+            pod_of(o)["volumes"] = sorted(pod_of(o).get("volumes", []), key=lambda volume: volume["name"])
+        found[o["kind"], o["metadata"]["name"]] = o
+    return found
+
+
+@pytest.mark.parametrize("components", [(), *((name,) for name in COMPONENTS), tuple(COMPONENTS)],
+                         ids=lambda names: "+".join(names) or "base")
+def test_the_chart_makes_the_objects_of_the_manifests(components, tmp_path):
+    enabled = [word for name in components for word in ("--set", f"{VALUES.get(name, name)}.enabled=true")]
+    of_chart, of_manifests = comparable(chart(*enabled)), comparable(render(with_components(tmp_path, *components)))
+    assert of_chart.keys() == of_manifests.keys()
+    for key, o in of_manifests.items():
+        assert of_chart[key] == o, key
+
+
+def test_a_changed_configuration_restarts_the_pods_of_the_chart():
+    def checksums(*options):
+        return [o["spec"]["template"]["metadata"]["annotations"]["checksum/config"] for o in chart(*options)
+                if "annotations" in o.get("spec", {}).get("template", {}).get("metadata", {})]
+    before, after = checksums(), checksums("--set", "config=[agent]")
+    assert len(before) == 2
+    assert not set(before) & set(after)
+
+
+def test_values_reach_the_objects():
+    objects = chart("--set", "image.repository=registry.example/rekindle,image.tag=9,secretName=other",
+                    "--set", "agent.resources.requests.memory=910Gi,rdma.enabled=true,rdma.resource=rdma/own")
+    agent = pod_of(named(objects, "DaemonSet", "rekindle-agent"))
+    assert agent["containers"][0]["image"] == "registry.example/rekindle:9"
+    assert agent["containers"][0]["resources"] == {
+        "requests": {"cpu": "1", "memory": "910Gi"}, "limits": {"rdma/own": "1"}}
+    assert [v["secret"]["secretName"] for v in agent["volumes"] if "secret" in v] == ["other"]
