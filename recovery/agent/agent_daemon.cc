@@ -179,8 +179,9 @@ Result<void> Daemon::start() {
 std::string Daemon::choose_host(const rpc::HostPort& listen) const {
   if (!options_.advertise.empty()) return options_.advertise;
   if (!is_wildcard(listen.host)) return listen.host;
-  if (!options_.coordinator.empty()) {
-    if (const auto coordinator = rpc::HostPort::parse(options_.coordinator)) {
+  const auto coordinators = rpc::parse_addresses(options_.coordinator);
+  for (const std::string& address : coordinators.value_or(std::vector<std::string>())) {
+    if (const auto coordinator = rpc::HostPort::parse(address)) {
       auto host = local_host_towards(*coordinator);
       if (!host.empty()) return host;
     }

@@ -196,6 +196,15 @@ TEST(Addresses, Ipv6WorksFromEndToEnd) {
   EXPECT_EQ(compare_checkpoints(dir / "model", dir / "out"), "");
 }
 
+// The coordinators are not there: only the routing table is asked.
+TEST(Addresses, AnAgentWithSeveralCoordinatorsTellsTheAddressThatItUsesTowardsThem) {
+  if (!fs::exists("/proc/net/if_inet6")) GTEST_SKIP() << "no IPv6 here";
+  const TempDir dir(true);
+  Process agent({.argv = {REKINDLE_BINARY, "agent", "--listen", "[::]:0", "--store", dir / "a",
+                          "--coordinator", "[::1]:1,[::1]:2"}});
+  EXPECT_THAT(agent.value_after("agent listening on "), HasSubstr("[::1]:"));
+}
+
 // Row 51: who asks for a host that nobody knows is told which.
 TEST(Addresses, Row51UnknownHostsAreNamed) {
   const TempDir dir;
