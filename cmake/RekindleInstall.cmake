@@ -61,17 +61,25 @@ function(rekindle_install)
   install(FILES ${CMAKE_BINARY_DIR}/rekindle.pc ${CMAKE_BINARY_DIR}/librekindle.pc
           DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-  set(completion ${CMAKE_BINARY_DIR}/completion/rekindle)
-  add_custom_command(OUTPUT ${completion}
-                     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/completion
-                     COMMAND rekindle completion bash > ${completion}
+  # Completion scripts and manual pages, which the command makes of itself.
+  set(made ${CMAKE_BINARY_DIR}/made)
+  add_custom_command(OUTPUT ${made}/man/rekindle.1
+                     COMMAND ${CMAKE_COMMAND} -E rm -rf ${made}
+                     COMMAND ${CMAKE_COMMAND} -E make_directory ${made}/man
+                     COMMAND rekindle completion bash > ${made}/rekindle
+                     COMMAND rekindle completion zsh > ${made}/_rekindle
+                     COMMAND rekindle completion fish > ${made}/rekindle.fish
+                     COMMAND rekindle man --to ${made}/man
                      DEPENDS rekindle VERBATIM)
   # What `cmake --install` needs, without the tests: of the component `runtime`, and of all.
-  add_custom_target(rekindle_runtime ALL DEPENDS ${completion})
+  add_custom_target(rekindle_runtime ALL DEPENDS ${made}/man/rekindle.1)
   add_dependencies(rekindle_runtime rekindle rekindle_client example_worker)
   add_custom_target(rekindle_installed ALL)
   add_dependencies(rekindle_installed rekindle_runtime ${targets})
-  install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT runtime)
+  install(FILES ${made}/rekindle DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT runtime)
+  install(FILES ${made}/_rekindle DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions COMPONENT runtime)
+  install(FILES ${made}/rekindle.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT runtime)
+  install(DIRECTORY ${made}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT runtime)
   install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md
           DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
 endfunction()

@@ -97,6 +97,20 @@ TEST(CliOptions, CompletionKnowsEachOptionOfEachHelp) {
   }
 }
 
+// A hyphen is an escape in roff.
+TEST(CliOptions, ManualPagesKnowEachOptionOfEachHelp) {
+  std::size_t options = 0;
+  for (const auto& command : kCommands) {
+    std::string page = rekindle({"man", "--command", command.front()}).out;
+    std::erase(page, '\\');
+    for (const std::string& option : options_in(help_of(command))) {
+      EXPECT_THAT(page, HasSubstr("fB" + option + "fR")) << command.front();
+      ++options;
+    }
+  }
+  EXPECT_GT(options, 100u);
+}
+
 struct BadOption {
   const char* name;
   std::vector<std::string> arguments;

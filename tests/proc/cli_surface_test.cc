@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <ostream>
 #include <string>
 
@@ -14,9 +15,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr const char* kCommands[] = {
-    "coordinator", "agent", "publish", "pull",  "status",     "inspect", "verify", "retire",
-    "bench",       "topo",  "doctor",  "drain", "completion", "version", "update", "demo"};
+constexpr const char* kCommands[] = {"coordinator", "agent",  "publish",    "pull",    "status",
+                                     "inspect",     "verify", "retire",     "bench",   "topo",
+                                     "doctor",      "drain",  "completion", "version", "update",
+                                     "demo",        "man"};
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;
@@ -212,6 +214,68 @@ TEST(CliSurface, CompletionCompletesCommandsOptionsAndValues) {
   const Finished done = run({"bash", "-c", script, "bash", rekindle_binary()});
   EXPECT_EQ(done.exit.code, 0) << done.err;
   EXPECT_EQ(done.out, "publish pull\n--shard\ntcp shm verbs\nerror\ntransfer\n--coordinator\n");
+}
+
+TEST(CliSurface, CompletionWorksInFish) {
+  const std::string script = R"(
+    $argv[1] completion fish | source
+    for line in 'rekindle pu' 'rekindle pull --sh' 'rekindle pull --transport ' \
+        'rekindle --log-level e' 'rekindle bench tr' 'rekindle pull --coor'
+      string join -- ' ' (complete -C $line | string replace -r '\t.*' '')
+    end
+    true
+  )";
+  const Finished done = run({"fish", "--no-config", "-c", script, rekindle_binary()});
+  EXPECT_EQ(done.exit.code, 0) << done.err;
+  EXPECT_EQ(done.out, "publish pull\n--shard\nshm tcp verbs\nerror\ntransfer\n--coordinator\n");
+}
+
+// In a shell on a terminal, which gets each line and a tab.
+TEST(CliSurface, CompletionWorksInZsh) {
+  const std::string script = R"zsh(
+    zmodload zsh/zpty || exit 9
+    zpty -b shell zsh -f -i
+    zpty -w shell "PROMPT= RPROMPT=; autoload -U compinit; compinit -u -D"
+    zpty -w shell "source <($1 completion zsh)"
+    try() {
+      zpty -w -n shell "$1"$'\t'
+      local said= more=
+      until [[ $said == *"$2"* ]]; do zpty -r shell more && said+=$more || sleep 0.02; done
+      print -r -- "$2"
+      zpty -w -n shell $'\x15'
+    }
+    try 'rekindle pub' 'rekindle publish'
+    try 'rekindle pull --sh' 'pull --shard'
+    try 'rekindle pull --transport ve' '--transport verbs'
+    try 'rekindle --log-level e' 'level error'
+    try 'rekindle bench tr' 'bench transfer'
+    try 'rekindle bench transfer --blo' 'transfer --block'
+    try 'rekindle pull --coor' 'pull --coordinator'
+  )zsh";
+  const Finished done = run({"zsh", "-f", "-c", script, "zsh", rekindle_binary()});
+  EXPECT_EQ(done.exit.code, 0) << done.err;
+  EXPECT_EQ(done.out,
+            "rekindle publish\npull --shard\n--transport verbs\nlevel error\nbench transfer\n"
+            "transfer --block\npull --coordinator\n");
+}
+
+TEST(CliSurface, EachCommandHasAManualPage) {
+  const TempDir dir;
+  EXPECT_EQ(rekindle({"man", "--to", dir.path()}).exit.code, 0);
+  for (const char* command : kCommands) {
+    const std::filesystem::path page = dir / (std::string("rekindle-") + command + ".1");
+    ASSERT_TRUE(std::filesystem::exists(page)) << command;
+    const Finished done = run({"groff", "-man", "-ww", "-z", "-K", "utf8", page});
+    EXPECT_EQ(done.exit.code, 0);
+    EXPECT_EQ(done.err, "") << command;
+  }
+  EXPECT_TRUE(std::filesystem::exists(dir / "rekindle.1"));
+  const Finished one = rekindle({"man", "--command", "pull"});
+  EXPECT_THAT(one.out, AllOf(HasSubstr("MODEL[@VERSION]"), HasSubstr("tcp|shm|verbs"),
+                             HasSubstr("REKINDLE_COORDINATOR"), HasSubstr("EXIT STATUS")));
+  const Finished none = rekindle({"man", "--command", "pul"});
+  EXPECT_EQ(none.exit.code, 2);
+  EXPECT_THAT(none.err, AllOf(IsOneLine(), HasSubstr("'pul'")));
 }
 
 }  // namespace

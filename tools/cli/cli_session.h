@@ -78,6 +78,7 @@ void add_bench(Command& app, Session& session);
 void add_topo(Command& app, Session& session);
 void add_doctor(Command& app, Session& session);
 void add_completion(Command& app, Session& session);
+void add_man(Command& app, Session& session);
 void add_version(Command& app, Session& session);
 void add_device_process(Command& app, Session& session);
 

@@ -1,128 +1,83 @@
-#include <set>
+#include <filesystem>
+#include <fstream>
+#include <memory>
 #include <string>
-#include <vector>
-
-#include <CLI/CLI.hpp>
 
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
+#include "tools/cli/command_texts.h"
 #include "tools/cli/output.h"
 
-// The completion script is made from the parser itself, so that it cannot lag behind it.
 namespace rekindle::cli {
+
 namespace {
 
-std::string join(const std::set<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
+Result<void> write_page(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.flush();
+  if (!file) return fail(ErrorCode::kInternal, "{} cannot be written", path.string());
+  return {};
 }
 
-std::set<std::string> option_names(const CLI::App& app) {
-  std::set<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.insert("--" + name);
+Result<void> write_pages(const CommandText& root, const std::filesystem::path& directory) {
+  TRY_VOID(write_page(directory / "rekindle.1", man_page(root, nullptr)));
+  for (const CommandText& command : root.commands) {
+    TRY_VOID(write_page(directory / ("rekindle-" + command.name + ".1"), man_page(root, &command)));
   }
-  return names;
+  return {};
 }
 
-struct Completion {
-  // Options that take a path.
-  std::set<std::string> directories, files;
-  // An option and its values.
-  std::vector<std::pair<std::string, std::string>> words;
+struct ManArguments {
+  std::string command;
+  std::filesystem::path to;
 };
 
-void collect(const CLI::App& app, Completion& completion) {
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) {
-      const std::string type = option->get_type_name();
-      if (type.starts_with("DIR")) completion.directories.insert("--" + name);
-      if (type.starts_with("FILE")) completion.files.insert("--" + name);
-      if (name == "transport") completion.words.emplace_back("--transport", "tcp shm verbs");
-      if (name == "log-format") completion.words.emplace_back("--log-format", "text json");
-      if (name == "log-level") {
-        completion.words.emplace_back("--log-level", "trace debug info warn error off");
-      }
-    }
+Result<int> run_man(const Command& app, const ManArguments& args) {
+  const CommandText root = describe(app);
+  if (!args.to.empty()) {
+    TRY_VOID(write_pages(root, args.to));
+    return kExitOk;
   }
-}
-
-std::string pattern(const std::set<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : "|") + name;
-  return text;
-}
-
-std::string bash_script(const CLI::App& app) {
-  Completion completion;
-  collect(app, completion);
-  std::set<std::string> commands;
-  std::string per_command;
-  for (const CLI::App* sub : app.get_subcommands({})) {
-    // Not a command for people.
-    if (sub->get_group().empty()) continue;
-    commands.insert(sub->get_name());
-    collect(*sub, completion);
-    std::set<std::string> names = option_names(*sub);
-    std::set<std::string> inner_commands;
-    for (const CLI::App* inner : sub->get_subcommands({})) {
-      inner_commands.insert(inner->get_name());
-      names.merge(option_names(*inner));
-    }
-    per_command += fmt::format("    {}) words=\"{}\" inner=\"{}\" ;;\n", sub->get_name(),
-                               join(names), join(inner_commands));
+  if (args.command.empty()) {
+    print(man_page(root, nullptr));
+    return kExitOk;
   }
-  std::string values;
-  std::set<std::string> seen;
-  for (const auto& [name, words] : completion.words) {
-    if (!seen.insert(name).second) continue;
-    values +=
-        fmt::format("    {}) mapfile -t COMPREPLY < <(compgen -W \"{}\" -- \"$cur\"); return ;;\n",
-                    name, words);
+  for (const CommandText& command : root.commands) {
+    if (command.name != args.command) continue;
+    print(man_page(root, &command));
+    return kExitOk;
   }
-  return fmt::format(
-      R"(# bash completion for rekindle: source <(rekindle completion bash)
-_rekindle() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= word words= inner=
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-    case " {0} " in *" $word "*) command=$word; break ;; esac
-  done
-  COMPREPLY=()
-  case $prev in
-    {1}) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$cur"); return ;;
-    {2}) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
-{3}  esac
-  case $command in
-    '') words="{0}" ;;
-{4}  esac
-  words+=" {5}"
-  if [[ $cur == -* || -z $command ]]; then
-    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
-  elif [[ -n $inner ]]; then
-    mapfile -t COMPREPLY < <(compgen -W "$inner" -- "$cur")
-  else
-    compopt -o filenames 2>/dev/null
-    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-  fi
-}}
-complete -F _rekindle rekindle
-)",
-      join(commands), pattern(completion.directories), pattern(completion.files), values,
-      per_command, join(option_names(app)));
+  return fail(ErrorCode::kInvalid, "there is no command '{}'; `rekindle --help` lists them",
+              printable(args.command));
 }
 
 }  // namespace
 
 void add_completion(Command& app, Session& session) {
-  Command sub =
-      app.command("completion", "Print a completion script: source <(rekindle completion bash)");
+  Command sub = app.command("completion", "Print a completion script for a shell");
   sub.require_command();
-  Command bash = sub.command("bash", "For bash");
-  bash.runs(session, "completion", [app]() -> Result<int> {
-    print(bash_script(app.parser()));
-    return kExitOk;
-  });
+  const auto shell = [&](const char* name, const char* about,
+                         std::string (*script)(const CommandText&)) {
+    sub.command(name, about).runs(session, "completion", [app, script]() -> Result<int> {
+      print(script(describe(app)));
+      return kExitOk;
+    });
+  };
+  shell("bash", "For bash: source <(rekindle completion bash)", bash_completion);
+  shell("zsh", "For zsh: source <(rekindle completion zsh)", zsh_completion);
+  shell("fish", "For fish: rekindle completion fish | source", fish_completion);
+}
+
+void add_man(Command& app, Session& session) {
+  const auto args = std::make_shared<ManArguments>();
+  Command sub = app.command("man", "Print a manual page: rekindle man --command pull | man -l -");
+  auto command = sub.option("--command", args->command, "Its page [that of rekindle]");
+  command.type_name("COMMAND");
+  sub.option("--to", args->to, "Write all pages into this directory instead")
+      .type_name("DIR")
+      .excludes(command);
+  sub.runs(session, "man", [app, args] { return run_man(app, *args); });
 }
 
 }  // namespace rekindle::cli

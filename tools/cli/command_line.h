@@ -64,7 +64,7 @@ class Command {
   // The same for a daemon, which logs at info and reads the configuration file.
   void runs_daemon(Session& session, const std::string& name, std::function<Result<int>()> body);
 
-  // For the completion script, which is made from the parser itself.
+  // For command_texts.h.
   CLI::App& parser() const { return *app_; }
 
  private:

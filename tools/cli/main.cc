@@ -89,6 +89,7 @@ void add_global_options(CLI::App& app, Settings& settings) {
       ->type_name("FILE");
   add("--log-level", settings.log_level,
       "trace, debug, info, warn, error or off [info for daemons, else error]", "REKINDLE_LOG")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->type_name("LEVEL");
   add("--log-format", settings.log_format, "text or json, on stderr [text]", nullptr)
       ->check(CLI::IsMember({"text", "json"}))
@@ -191,10 +192,10 @@ int run_main(int argc, char** argv) {
   add_global_options(app, session.settings);
   Command root(app);
   for (const auto add :
-       {add_demo,    add_coordinator, add_agent,      add_publish, add_pull,
-        add_update,  add_run,         add_wait_ready, add_status,  add_events,
-        add_inspect, add_verify,      add_retire,     add_drain,   add_bench,
-        add_topo,    add_doctor,      add_completion, add_version, add_device_process}) {
+       {add_demo,   add_coordinator, add_agent,         add_publish, add_pull,    add_update,
+        add_run,    add_wait_ready,  add_status,        add_events,  add_inspect, add_verify,
+        add_retire, add_drain,       add_bench,         add_topo,    add_doctor,  add_completion,
+        add_man,    add_version,     add_device_process}) {
     add(root, session);
   }
   // After the subcommands, which would inherit it.
