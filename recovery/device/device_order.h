@@ -93,8 +93,9 @@ struct SpreadOrder {
   // The session's pieces that the round brings; empty: all of them. The others come after it, from
   // the segments.
   bucket::PieceRuns pieces = {};
-  // Some ranks are on other hosts. The device sends them buckets over its link to its host.
-  bool leaves_host = false;
+  // How many of the ranks are on this host. If not all are, these share the sending of each bucket,
+  // over their links to the host.
+  std::uint32_t ranks_here = 1;
 };
 // The tiles of the session's own share that this host has yet to fetch, in the order of its
 // buckets.

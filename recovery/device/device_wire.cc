@@ -105,6 +105,9 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
     return fail(ErrorCode::kInvalid, "rank {} of {}", order.rank(), order.ranks());
   }
   TRY_VOID(check_owners(order));
+  if (order.ranks_here() == 0 || order.ranks_here() > order.ranks()) {
+    return fail(ErrorCode::kInvalid, "{} of {} ranks are here", order.ranks_here(), order.ranks());
+  }
   if (order.keep_count() > order.ranks() ||
       (order.keep_count() > 0 && order.keep_index() >= order.keep_count())) {
     return fail(ErrorCode::kInvalid, "keeps bucket {} of each {}", order.keep_index(),
@@ -133,7 +136,7 @@ Result<SpreadOrder> from_proto(const proto::BeginSpread& order) {
                      order.owners_fetch(),
                      {order.fetched().begin(), order.fetched().end()},
                      std::move(pieces),
-                     order.leaves_host()};
+                     order.ranks_here()};
 }
 
 proto::BeginSpread to_proto(const SpreadOrder& order) {
@@ -150,7 +153,7 @@ proto::BeginSpread to_proto(const SpreadOrder& order) {
   message.set_owners_fetch(order.owners_fetch);
   for (const std::uint32_t share : order.fetched) message.add_fetched(share);
   if (!order.pieces.empty()) *message.mutable_pieces() = rpc::to_proto(order.pieces);
-  message.set_leaves_host(order.leaves_host);
+  message.set_ranks_here(order.ranks_here);
   return message;
 }
 

@@ -41,7 +41,7 @@ Cover entries_cover(std::span<const LayoutEntry> entries, const Box& box) {
   for (const LayoutEntry& entry : entries) {
     if (starts_behind(entry, box)) break;
     covered += shared_elements(entry.box, box);
-    if (covered == wanted) return Cover::kAll;
+    if (covered >= wanted) return Cover::kAll;
   }
   return covered > 0 ? Cover::kPart : Cover::kNone;
 }

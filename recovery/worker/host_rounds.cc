@@ -246,7 +246,7 @@ Result<device::SpreadOrder> spread_order(const Members& members, const proto::Pa
   order.bucket_bytes = party.bucket_bytes();
   order.owners.assign(party.owners().begin(), party.owners().end());
   order.owners_fetch = party.owners_fetch();
-  order.leaves_host = static_cast<std::uint32_t>(party.members_size()) < party.ranks();
+  order.ranks_here = static_cast<std::uint32_t>(party.members_size());
   const Digest& contents = members.at(session).contents();
   // The ranks here whose host lacks the version, and that want the same: they share one copy.
   std::vector<std::uint32_t> keepers;

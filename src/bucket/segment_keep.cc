@@ -84,7 +84,7 @@ std::vector<std::uint32_t> SegmentKeep::shares_to_keep(std::size_t bucket,
 
 Result<void> SegmentKeep::offer(std::size_t bucket, std::uint32_t slot, DeviceAddress at,
                                 TimePoint now) {
-  if (limits_.link) limits_.link->use(plan_.shares() * plan_.share_bytes());
+  if (limits_.link) limits_.link->allowance.use(limits_.link->passing_bytes);
   if (failed_ || which_.count == 0 || bucket % which_.count != which_.index) return {};
   std::uint64_t bytes = 0;
   auto shares = shares_to_keep(bucket, bytes);
@@ -112,9 +112,9 @@ Result<void> SegmentKeep::offer(std::size_t bucket, std::uint32_t slot, DeviceAd
 }
 
 bool SegmentKeep::take(std::uint64_t bytes, TimePoint now) {
-  if (limits_.link && !limits_.link->has_room(bytes, now)) return false;
+  if (limits_.link && !limits_.link->allowance.has_room(bytes, now)) return false;
   if (!limits_.kept.take(bytes, now)) return false;
-  if (limits_.link) limits_.link->use(bytes);
+  if (limits_.link) limits_.link->allowance.use(bytes);
   return true;
 }
 

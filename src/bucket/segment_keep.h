@@ -51,11 +51,15 @@ class SegmentKeep final : public Keep {
     std::uint32_t index = 0;
     std::uint32_t count = 1;
   };
+  // The device's link to its host, if the round sends bytes of each bucket over it to other hosts.
+  struct Link {
+    // For kept and passing bytes together.
+    Allowance allowance;
+    std::uint64_t passing_bytes = 0;
+  };
   struct Limits {
     Allowance kept;
-    // Of the device's link to its host, if the round sends the buckets that pass over it, too: kept
-    // and passing bytes together.
-    std::optional<Allowance> link = std::nullopt;
+    std::optional<Link> link = std::nullopt;
   };
   // All arguments outlive this object. `final_tiles` covers all tiles of the contents.
   SegmentKeep(Device& device, const RoundPlan& plan, const Pinner& pinner,

@@ -5,7 +5,6 @@
 #include <functional>
 #include <utility>
 
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -52,13 +51,25 @@ Result<Layout> read_layout(const TensorSet& tensors, const PublishBegunReply& be
   return layout;
 }
 
-// Small pages cost more to map than to copy, and a write into a file maps none. Huge pages do not.
-// A process whose files have a limit would get a signal for a write behind it.
-bool is_written_faster(int file, std::uint64_t bytes) {
+// To map a small page takes longer than to copy it, and a write into the file maps none.
+bool has_small_pages(int file) {
   struct stat status {};
-  struct rlimit limit {};
-  return ::fstat(file, &status) == 0 && status.st_blksize <= ::sysconf(_SC_PAGESIZE) &&
-         ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes <= limit.rlim_cur;
+  return ::fstat(file, &status) == 0 && status.st_blksize <= ::sysconf(_SC_PAGESIZE);
+}
+
+// False: not all bytes were written. Copy threads block all signals, so a limit of file sizes is
+// only an error here.
+bool write_at(int file, std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written > 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(written));
+      offset += static_cast<std::uint64_t>(written);
+    } else if (written == 0 || errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -116,7 +127,7 @@ Result<std::shared_ptr<Publication>> Publication::start(std::shared_ptr<Connecti
   TRY(auto mappings, map_segments(answer.descriptors, begun->segment_bytes, true));
   for (std::size_t i = 0; i < mappings.size(); ++i) {
     publication->segments_.push_back(
-        {std::move(mappings[i]), std::move(answer.descriptors[i]), 0, 0});
+        {std::move(mappings[i]), std::move(answer.descriptors[i]), false, 0, 0});
   }
   std::vector<TensorInfo> own;
   for (const PublishedPart& part : parts) own.push_back(part.tensor);
@@ -169,7 +180,7 @@ Result<std::shared_ptr<CopyThreads>> Publication::open_copies(std::size_t thread
   if (ended_) return fail(ErrorCode::kStale, "the publication is over");
   if (copies_) return fail(ErrorCode::kInvalid, "the publication has copy threads already");
   for (Segment& segment : segments_) {
-    if (!is_written_faster(segment.file.get(), segment.memory.size())) segment.file.reset();
+    if (!has_small_pages(segment.file.get())) segment.file.reset();
   }
   copies_ = std::make_shared<CopyThreads>(threads, [this](const Copy& copy) { write(copy); });
   return copies_;
@@ -217,29 +228,22 @@ void Publication::write(const Copy& copy) {
   arrived(copy);
 }
 
-// False: some bytes are not there. The file stays open until the last byte has arrived, or until
-// no thread copies.
+// False: copy all bytes to the mapping. The segment stays as it is until its last byte has arrived,
+// or until no thread copies.
 bool Publication::write_to_file(const Copy& copy) {
   if (copy.source == nullptr) return false;
-  int file = -1;
-  std::uint64_t offset = 0;
+  Segment* segment = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    const Segment* const segment = segment_of(copy.target);
-    if (!segment->file) return false;
-    file = segment->file.get();
-    offset = static_cast<std::uint64_t>(copy.target - segment->memory.data());
+    segment = segment_of(copy.target);
+    if (!segment->file || segment->writing) return false;
+    segment->writing = true;
   }
-  for (std::uint64_t done = 0; done < copy.bytes;) {
-    const ssize_t written =
-        ::pwrite(file, copy.source + done, copy.bytes - done, static_cast<off_t>(offset + done));
-    if (written > 0) {
-      done += static_cast<std::uint64_t>(written);
-    } else if (written == 0 || errno != EINTR) {
-      return false;
-    }
-  }
-  return true;
+  const auto offset = static_cast<std::uint64_t>(copy.target - segment->memory.data());
+  const bool written = write_at(segment->file.get(), offset, {copy.source, copy.bytes});
+  const std::lock_guard lock(mutex_);
+  segment->writing = false;
+  return written;
 }
 
 // Nothing else writes to a segment whose bytes have all arrived.

@@ -87,8 +87,10 @@ class Publication {
   bool end();
   struct Segment {
     Mapping memory;  // empty: handed over
-    // Empty: stores to its memory are quicker, or the only way.
+    // Empty: stores to the mapping are quicker, or the only way.
     UniqueFd file;
+    // A thread writes into the file. The kernel lets in one at a time, so the others store.
+    bool writing = false;
     // Of tensors: to be expected, and to arrive.
     std::uint64_t unexpected_bytes = 0;
     std::uint64_t missing_bytes = 0;

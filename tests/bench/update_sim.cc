@@ -628,7 +628,6 @@ SpreadRates rates_of(const Options& options) {
   rates.verify = options["verify-gb"] * 1e9;
   rates.fetch = options["fetch-gb"] * 1e9;
   rates.keep = options["keep-gb"] * 1e9;
-  rates.keep_and_pass = 4 * rates.keep;
   rates.spread_start = options["spread-us"] * 1e-6;
   rates.release = options["release-us"] * 1e-6;
   rates.fetched = options["fetched-us"] * 1e-6;

@@ -140,7 +140,7 @@ struct Host {
     std::size_t handed_over = 0;
   };
   Outcome run(SegmentKeep::Which which, std::size_t good = ~std::size_t{0},
-              std::uint64_t rate = kNoLimit, std::optional<Allowance> link = std::nullopt) {
+              std::uint64_t rate = kNoLimit, std::optional<SegmentKeep::Link> link = std::nullopt) {
     Slots slots = *allocate_slots(
         *device, {.bucket_bytes = plan.bucket_bytes(), .slots = 3, .free_fraction = 1.0},
         4 * plan.bucket_bytes());
@@ -269,10 +269,11 @@ TEST(SegmentKeep, WhatTheAllowanceHasNoRoomForIsLeft) {
 
 TEST(SegmentKeep, BucketsThatPassOverTheSameLinkTakeItsRoom) {
   Host host(sample_of({{"a", DType::kU8, {100'000}}}, 1), {}, 1, 10'240);
-  const std::uint64_t passing = host.plan.shares() * host.plan.share_bytes();
+  const std::uint64_t passing = host.plan.bucket_bytes();
   ASSERT_GE(host.plan.size(), 4u);
   // Room for the first bucket and its copy. At one byte a second, no more comes.
-  const Allowance link(1, steady_now() - std::chrono::seconds(2 * passing));
+  const SegmentKeep::Link link{Allowance(1, steady_now() - std::chrono::seconds(2 * passing)),
+                               passing};
   const auto outcome = host.run({}, ~std::size_t{0}, kNoLimit, link);
   EXPECT_FALSE(outcome.error);
   host.expect_segments([](std::size_t bucket) { return bucket == 0; });

@@ -18,7 +18,9 @@ namespace {
 using ::testing::HasSubstr;
 using Kind = proto::WorkerFrame;
 
-const std::uint64_t kMatrix[] = {16, 32};
+// Copied in several units.
+const std::uint64_t kMatrix[] = {512, 1024};
+constexpr std::uint64_t kMatrixBytes = 512 * 1024 * 4;
 const std::uint64_t kNone[] = {0};
 const rk_tensor_spec kSpecs[] = {{"z", "F32", 2, kMatrix},
                                  {"a", "U8", 1, kMatrix},
@@ -77,7 +79,7 @@ TEST(Publish, WhatWasWrittenIsThereWhenTheAgentCommits) {
     EXPECT_EQ(commit.deadline_ms(), static_cast<std::uint32_t>(kPatienceMs));
     for (const LayoutEntry& entry : room.layout.entries()) {
       // a, empty, scalar, z.
-      const std::uint64_t sizes[] = {16, 0, 8, 16 * 32 * 4};
+      const std::uint64_t sizes[] = {512, 0, 8, kMatrixBytes};
       const std::uint64_t size = sizes[entry.tensor];
       std::string found(size, '\0');
       ASSERT_EQ(
@@ -95,7 +97,7 @@ TEST(Publish, WhatWasWrittenIsThereWhenTheAgentCommits) {
   ASSERT_NE(publication, nullptr);
   // In the caller's order: z, a, scalar, empty.
   const char fill[] = {'D', 'A', 'C', 'B'};
-  const std::uint64_t sizes[] = {16 * 32 * 4, 16, 8, 0};
+  const std::uint64_t sizes[] = {kMatrixBytes, 512, 8, 0};
   for (std::size_t i = 0; i < kCount; ++i) {
     void* data = nullptr;
     std::uint64_t bytes = 77;
@@ -108,6 +110,14 @@ TEST(Publish, WhatWasWrittenIsThereWhenTheAgentCommits) {
   EXPECT_EQ(rk_publish_commit(publication, kPatienceMs, &error), RK_OK) << error.message;
 }
 
+// No two parts of it are equal.
+std::string numbered(std::uint64_t bytes) {
+  std::string text;
+  while (text.size() < bytes) text += fmt::format("{:016}", text.size());
+  text.resize(bytes);
+  return text;
+}
+
 // A publication whose bytes come through the threads of the library.
 void copy_all_and_commit(std::function<void()> before_copies = [] {}) {
   ScriptedAgent server([](AgentEnd& agent) {
@@ -116,11 +126,11 @@ void copy_all_and_commit(std::function<void()> before_copies = [] {}) {
     EXPECT_EQ(written.session(), kSession);
     EXPECT_EQ(written.publish_written().segment(), 0u);
     const LayoutEntry& z = room.layout.entries().back();
-    std::string found(16 * 32 * 4, '\0');
+    std::string found(kMatrixBytes, '\0');
     ASSERT_EQ(
         ::pread(room.file.get(), found.data(), found.size(), static_cast<off_t>(z.offset_bytes)),
         static_cast<ssize_t>(found.size()));
-    EXPECT_EQ(found, std::string(found.size(), 'z'));
+    EXPECT_TRUE(found == numbered(kMatrixBytes));
     const auto commit = agent.expect(Kind::kPublishCommit);
     proto::AgentFrame frame;
     frame.mutable_published()->mutable_id()->set_model("qwen3");
@@ -133,10 +143,10 @@ void copy_all_and_commit(std::function<void()> before_copies = [] {}) {
   before_copies();
   rk_copies* copies = nullptr;
   rk_error error{};
-  ASSERT_EQ(rk_copies_open(publication, 2, &copies, &error), RK_OK) << error.message;
+  ASSERT_EQ(rk_copies_open(publication, 4, &copies, &error), RK_OK) << error.message;
   rk_copies* second = nullptr;
   EXPECT_EQ(rk_copies_open(publication, 2, &second, &error), RK_INVALID);
-  const std::string source(16 * 32 * 4, 'z');
+  const std::string source = numbered(kMatrixBytes);
   rk_copy list[kCount] = {};
   for (std::size_t i = 0; i < kCount; ++i) {
     ASSERT_EQ(rk_publish_data(publication, i, &list[i].target, &list[i].bytes, nullptr), RK_OK);
@@ -162,11 +172,12 @@ void copy_all_and_commit(std::function<void()> before_copies = [] {}) {
 
 TEST(Publish, ASegmentIsHandedOverWhenAllItsBytesHaveBeenCopied) { copy_all_and_commit(); }
 
+// A write into the file ends in the middle of a tensor.
 TEST(Publish, ATrainerWhoseFilesHaveALimitMayPublishMore) {
   struct rlimit before {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   copy_all_and_commit([&] {
-    const struct rlimit small { 1024, before.rlim_max };
+    const struct rlimit small { kMatrixBytes / 2, before.rlim_max };
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
   });
   EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);

@@ -46,6 +46,8 @@ TEST(DeviceWire, NonsenseIsRefusedInOneLine) {
       [](SpreadOrder& o) { o.bucket_bytes = 511; },
       [](SpreadOrder& o) { o.bucket_bytes = (256 << 20) + 1; },
       [](SpreadOrder& o) { o.keep_count = 4; },
+      [](SpreadOrder& o) { o.ranks_here = 0; },
+      [](SpreadOrder& o) { o.ranks_here = o.ranks + 1; },
       [](SpreadOrder& o) { o.keep_count = o.keep_index = 2; },
   };
   for (std::size_t i = 0; i < wrong.size(); ++i) {
@@ -77,12 +79,12 @@ TEST(DeviceWire, WhatIsKeptIsToldByTiles) {
   auto order = good_order();
   order.keep_index = 1;
   order.keep_count = 2;
-  order.leaves_host = true;
+  order.ranks_here = 2;
   const auto got = from_proto(to_proto(order));
   ASSERT_TRUE(got) << got.error().message();
   EXPECT_EQ(got->keep_index, 1u);
   EXPECT_EQ(got->keep_count, 2u);
-  EXPECT_TRUE(got->leaves_host);
+  EXPECT_EQ(got->ranks_here, 2u);
   SpreadOver over;
   over.kept = {{0, 7, 1, 1}, {7, 8, 1, 2}, {100, 200, 3, 3}};
   over.kept_bytes = 123;

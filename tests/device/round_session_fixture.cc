@@ -87,7 +87,7 @@ SpreadOrder RoundSessionTest::order_for(std::size_t rank, std::size_t ranks,
   order.communicator = "c-1";
   order.id = id;
   order.rank = static_cast<std::uint32_t>(rank);
-  order.ranks = static_cast<std::uint32_t>(ranks);
+  order.ranks = order.ranks_here = static_cast<std::uint32_t>(ranks);
   order.bucket_bytes = kBucket;
   order.owners.resize(owners_);
   std::iota(order.owners.begin(), order.owners.end(), 0u);

@@ -92,6 +92,29 @@ TEST_F(RoundSessionTest, NothingIsKeptWithoutARateOrAnOrder) {
   }
 }
 
+// The rate allows everything, the link nothing: only bytes for other hosts take it.
+TEST_F(RoundSessionTest, NothingIsKeptWhereBytesForOtherHostsFillTheLink) {
+  owners_ = 1;
+  lacks_ = true;
+  times_.keep_bytes_per_second = std::uint64_t{1} << 60;
+  times_.link_bytes_per_second = 1;
+  for (const std::uint32_t here : {1u, 2u}) {
+    auto members = join_all();
+    const auto id = *communicators_[0]->make_id();
+    members[0].session->tell({}, true);
+    for (std::size_t i = 0; i < 2; ++i) {
+      auto order = order_for(i, 2, id);
+      order.keep_count = static_cast<std::uint32_t>(i);
+      order.ranks_here = here;
+      members[i].session->spread(order);
+    }
+    for (auto& member : members) member.take_all();
+    for (auto& member : members) expect_all_by_round(member);
+    const auto kept = members[1].heard->over().kept_bytes;
+    EXPECT_EQ(kept, here == 1 ? 0 : sample_.contents().total_bytes());
+  }
+}
+
 TEST_F(RoundSessionTest, Row43StoppedMidwayWhatWasKeptIsSaidAndRight) {
   owners_ = 1;
   lacks_ = true;

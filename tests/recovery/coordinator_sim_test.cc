@@ -236,7 +236,8 @@ class Simulation {
                          test::numbered_digest(test::first_number(root), 2), 100, now_);
       if (!answer) {
         // The write may have been done before its error. A restart then finds the version revived.
-        if (answer.error().code() == ErrorCode::kUnavailable) retired_.erase(id);
+        const auto written = disk_.versions.find(id);
+        if (written != disk_.versions.end() && !written->second.retiring) retired_.erase(id);
         return;
       }
       heard(agent);

@@ -313,18 +313,6 @@ TEST_F(RoundsTest, AnOrderWithPiecesOutOfOrderIsNotCarriedOut) {
   EXPECT_THAT(effects_.left[0].why, HasSubstr("out of order"));
 }
 
-TEST_F(RoundsTest, ARoundWhoseRanksAreAllHereDoesNotLeaveTheHost) {
-  gathered();
-  auto& spread = party(proto::PARTY_SPREADING);
-  spread.set_ranks(1);
-  spread.mutable_members(0)->set_rank(0);
-  spread.clear_owners();
-  spread.add_owners(0);
-  obey();
-  ASSERT_EQ(effects_.spreads.size(), 1u);
-  EXPECT_FALSE(effects_.spreads[0].leaves_host);
-}
-
 // Each rank fetches into its own copy, and keeps there.
 TEST_F(RoundsTest, RanksHereWithDifferentContentsShareNoCopy) {
   gathered();
@@ -848,7 +836,7 @@ TEST_F(RoundsTest, OwnersThatLackTheVersionFetchTheSharesOfAllRanksHere) {
   ASSERT_EQ(effects_.spreads.size(), 2u);
   for (const auto& ordered : effects_.spreads) {
     EXPECT_TRUE(ordered.owners_fetch);
-    EXPECT_TRUE(ordered.leaves_host) << "the third rank is on another one";
+    EXPECT_EQ(ordered.ranks_here, 2u) << "the third rank is on another one";
     EXPECT_THAT(ordered.fetched, ElementsAre(1u, 2u));
   }
 }

@@ -4,7 +4,9 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include <sys/socket.h>
 
@@ -141,6 +143,9 @@ class LonelyHost final : public Host {
   async::Task<Result<proto::RoundOrders>> report_rounds(proto::RoundReport report) override {
     {
       const std::lock_guard lock(mutex_);
+      for (const auto& member : report.members()) {
+        reported_.emplace(member.session(), member.state());
+      }
       report_ = std::move(report);
     }
     co_await async::sleep_for(5ms);
@@ -150,6 +155,11 @@ class LonelyHost final : public Host {
   proto::RoundReport last_report() {
     const std::lock_guard lock(mutex_);
     return report_;
+  }
+  // In any report so far: the last one of a member is soon followed by one without it.
+  bool has_reported(std::uint64_t session, proto::RoundMemberState state) {
+    const std::lock_guard lock(mutex_);
+    return reported_.contains({session, state});
   }
   void order(const proto::RoundOrder& round) {
     const std::lock_guard lock(mutex_);
@@ -211,6 +221,7 @@ class LonelyHost final : public Host {
   std::mutex mutex_;
   std::vector<std::byte> landing_;                                          // guarded by mutex_
   std::vector<std::size_t> buckets_landed_;                                 // guarded by mutex_
+  std::set<std::pair<std::uint64_t, proto::RoundMemberState>> reported_;    // guarded by mutex_
   proto::RoundReport report_;                                               // guarded by mutex_
   proto::RoundOrders orders_;                                               // guarded by mutex_
   proto::RoundStatus status_;                                               // guarded by mutex_

@@ -1,7 +1,6 @@
 #include "recovery/device/process/spreading.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "src/base/clock.h"
@@ -13,9 +12,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kPinTick{1};
 constexpr std::chrono::hours kIdle{1};
-// Of --keep-rate, for kept and passing bytes together. 32 GB/s by default, of the 50 GB/s and more
-// of a link of PCIe 5: a faster ring would be slowed by all that is kept.
-constexpr std::uint64_t kLinkRates = 4;
 
 void add_tiles(const bucket::Plan& plan, TileSet& tiles) {
   for (std::size_t index = 0; index < plan.size(); ++index) {
@@ -171,9 +167,11 @@ Result<void> Spreading::start_keeping() {
   // The round brings only a part of these.
   if (plan_->rest() != nullptr) add_tiles(*plan_->rest(), final_tiles);
   bucket::SegmentKeep::Limits limits{bucket::Allowance(rate, met_)};
-  if (order_.leaves_host) {
-    const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() / kLinkRates;
-    limits.link.emplace(std::min(rate, most) * kLinkRates, met_);
+  if (order_.ranks_here < order_.ranks) {
+    // A ring of n ranks sends n - 1 of n bytes from host to host. The devices here share that.
+    const std::uint64_t sent = plan_->bucket_bytes() / order_.ranks * (order_.ranks - 1);
+    limits.link.emplace(bucket::SegmentKeep::Link{
+        bucket::Allowance(means_.times.link_bytes_per_second, met_), sent / order_.ranks_here});
   }
   keep_.emplace(means_.device, *plan_, means_.pinner, means_.segments, std::move(final_tiles),
                 bucket::SegmentKeep::Which{order_.keep_index, order_.keep_count}, limits,
