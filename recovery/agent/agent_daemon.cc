@@ -5,6 +5,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/udp.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -48,19 +49,33 @@ constexpr std::chrono::seconds kPrepareDeadline{10};
 // A cancelled pull drains.
 constexpr std::chrono::milliseconds kLocalCloseDeadline{10000};
 
-// The address that this host uses towards `remote`. Connecting a UDP socket asks the routing table
-// and sends nothing.
-std::string local_host_towards(const rpc::HostPort& remote) {
+bool is_loopback(const std::string& host) {
+  boost::system::error_code not_numeric;
+  const auto address = boost::asio::ip::make_address(host, not_numeric);
+  return host == "localhost" || (!not_numeric && address.is_loopback());
+}
+
+// The address that this host uses towards one of `remotes`. Connecting a UDP socket asks the
+// routing table and sends nothing. A remote on this host may give a loopback address, which no
+// other host reaches. It is the answer only if every remote gives one.
+std::string local_host_towards(const std::vector<std::string>& remotes) {
   boost::asio::io_context context;
   boost::asio::ip::udp::resolver resolver(context);
-  boost::system::error_code error;
-  for (const auto& entry : resolver.resolve(remote.host, std::to_string(remote.port), error)) {
-    boost::asio::ip::udp::socket socket(context);
-    if (socket.connect(entry.endpoint(), error)) continue;
-    const auto local = socket.local_endpoint(error);
-    if (!error) return local.address().to_string();
+  std::string loopback;
+  for (const std::string& address : remotes) {
+    const auto remote = rpc::HostPort::parse(address);
+    if (!remote) continue;
+    boost::system::error_code error;
+    for (const auto& entry : resolver.resolve(remote->host, std::to_string(remote->port), error)) {
+      boost::asio::ip::udp::socket socket(context);
+      if (socket.connect(entry.endpoint(), error)) continue;
+      const auto local = socket.local_endpoint(error);
+      if (error) continue;
+      if (!local.address().is_loopback()) return local.address().to_string();
+      if (loopback.empty()) loopback = local.address().to_string();
+    }
   }
-  return {};
+  return loopback.empty() ? "127.0.0.1" : loopback;
 }
 
 bool is_wildcard(const std::string& host) {
@@ -158,8 +173,7 @@ Result<void> Daemon::start() {
   host_ = choose_host(listen);
   TRY_VOID(start_servers(listen));
   TRY_VOID(listen_control());
-  if (secret.empty() && !is_wildcard(host_) && host_ != "127.0.0.1" && host_ != "::1" &&
-      host_ != "localhost") {
+  if (secret.empty() && !is_wildcard(host_) && !is_loopback(host_)) {
     log::warn(
         "agent.unauthenticated", "address", control_address_, "hint",
         "anyone who reaches this port can read the weights; give --secret-file to all members");
@@ -180,13 +194,12 @@ std::string Daemon::choose_host(const rpc::HostPort& listen) const {
   if (!options_.advertise.empty()) return options_.advertise;
   if (!is_wildcard(listen.host)) return listen.host;
   const auto coordinators = rpc::parse_addresses(options_.coordinator);
-  for (const std::string& address : coordinators.value_or(std::vector<std::string>())) {
-    if (const auto coordinator = rpc::HostPort::parse(address)) {
-      auto host = local_host_towards(*coordinator);
-      if (!host.empty()) return host;
-    }
+  auto host = local_host_towards(coordinators.value_or(std::vector<std::string>()));
+  if (is_loopback(host)) {
+    log::warn("agent.loopback", "advertised", host, "coordinator", options_.coordinator, "hint",
+              "other hosts cannot reach this agent; on several hosts, give --advertise ADDRESS");
   }
-  return "127.0.0.1";
+  return host;
 }
 
 Result<void> Daemon::start_servers(const rpc::HostPort& listen) {

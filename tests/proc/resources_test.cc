@@ -16,6 +16,8 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;
@@ -196,13 +198,44 @@ TEST(Addresses, Ipv6WorksFromEndToEnd) {
   EXPECT_EQ(compare_checkpoints(dir / "model", dir / "out"), "");
 }
 
-// The coordinators are not there: only the routing table is asked.
-TEST(Addresses, AnAgentWithSeveralCoordinatorsTellsTheAddressThatItUsesTowardsThem) {
-  if (!fs::exists("/proc/net/if_inet6")) GTEST_SKIP() << "no IPv6 here";
-  const TempDir dir(true);
-  Process agent({.argv = {REKINDLE_BINARY, "agent", "--listen", "[::]:0", "--store", dir / "a",
-                          "--coordinator", "[::1]:1,[::1]:2"}});
-  EXPECT_THAT(agent.value_after("agent listening on "), HasSubstr("[::1]:"));
+// An agent of a host that has 10.78.9.1 beside its loopback addresses. The coordinators are not
+// there: only the routing table is asked.
+class AdvertisedAddress : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto tried = run({"unshare", kFlags, "sh", "-c", kAddresses});
+    if (tried.exit.code != 0) GTEST_SKIP() << "no namespaces here: " << tried.err;
+  }
+  // What the agent tells. Its log is in `log_` afterwards.
+  std::string advertised(const std::string& listen, const std::string& coordinators) {
+    const std::string command =
+        std::string(kAddresses) + " && exec " REKINDLE_BINARY " agent --listen " + listen +
+        " --store " + (dir_ / "a").string() + " --coordinator " + coordinators;
+    Process agent({.argv = {"unshare", kFlags, "sh", "-c", command}});
+    const std::string address = agent.value_after("agent listening on ");
+    log_ = agent.err();
+    return address;
+  }
+
+  static constexpr const char* kFlags = "-rn";
+  static constexpr const char* kAddresses = "ip link set lo up && ip addr add 10.78.9.1/32 dev lo";
+  const TempDir dir_{true};
+  std::string log_;
+};
+
+TEST_F(AdvertisedAddress, IsTheOneThatOtherHostsReachAlsoIfTheFirstCoordinatorIsOnThisHost) {
+  EXPECT_THAT(advertised("0.0.0.0:0", "127.0.1.1:1,10.78.9.1:1"), StartsWith("10.78.9.1:"));
+  EXPECT_THAT(log_, Not(HasSubstr("agent.loopback")));
+}
+
+TEST_F(AdvertisedAddress, IsLoopbackOnlyWithAWarningThatSaysWhatToDo) {
+  EXPECT_THAT(advertised("0.0.0.0:0", "127.0.1.1:1"), StartsWith("127.0.0.1:"));
+  EXPECT_THAT(log_, AllOf(HasSubstr("agent.loopback"), HasSubstr("give --advertise ADDRESS")));
+}
+
+TEST_F(AdvertisedAddress, GivesNoWarningWhereTheUserChoseLoopback) {
+  EXPECT_THAT(advertised("127.0.0.1:0", "127.0.1.1:1"), StartsWith("127.0.0.1:"));
+  EXPECT_THAT(log_, Not(HasSubstr("agent.loopback")));
 }
 
 // Row 51: who asks for a host that nobody knows is told which.
