@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 
 import pytest
 from manifests import (BINARY, MANIFESTS, complaints, containers, named, pod_of, render)
@@ -178,15 +179,39 @@ def test_the_example_asks_for_the_model_and_the_instance_that_its_probe_waits_fo
     assert 'rekindle wait-ready "$POD_NAME" ' in container["startupProbe"]["exec"]["command"][-1]
 
 
-# The packages of the image are those of Debian 12, where the binary is built.
-if 'VERSION_ID="12"' in pathlib.Path("/etc/os-release").read_text():
-    def test_the_image_has_every_library_that_the_command_needs():
-        dockerfile = (MANIFESTS.parent / "container/Dockerfile").read_text()
-        installed = set(re.findall(r"^ +([a-z0-9.+-]+) \\$", dockerfile, re.MULTILINE))
-        linked = [pathlib.Path(path).resolve() for path in re.findall(r"=> (/\S+)", run("ldd", BINARY))]
-        # A pattern, because packages name files in /lib, and the linker in /usr/lib.
-        owners = {run("dpkg", "-S", f"*/{path.parent.name}/{path.name}").split(":")[0] for path in linked}
-        in_every_image = {"libc6", "libgcc-s1", "libstdc++6", "zlib1g"}
-        with_libibverbs = {"libnl-3-200", "libnl-route-3-200"}
-        assert "libprotobuf32" in owners
-        assert owners - in_every_image - with_libibverbs <= installed
+@pytest.mark.skipif('VERSION_ID="12"' not in pathlib.Path("/etc/os-release").read_text(),
+                    reason="the packages of the image are those of Debian 12, where its binary is built")
+def test_the_image_has_every_library_that_the_command_needs():
+    dockerfile = (MANIFESTS.parent / "container/Dockerfile").read_text()
+    installed = set(re.findall(r"^ +([a-z0-9.+-]+) \\$", dockerfile, re.MULTILINE))
+    linked = [pathlib.Path(path).resolve() for path in re.findall(r"=> (/\S+)", run("ldd", BINARY))]
+    # A pattern, because packages name files in /lib, and the linker in /usr/lib.
+    owners = {run("dpkg", "-S", f"*/{path.parent.name}/{path.name}").split(":")[0] for path in linked}
+    in_every_image = {"libc6", "libgcc-s1", "libstdc++6", "zlib1g"}
+    with_libibverbs = {"libnl-3-200", "libnl-route-3-200"}
+    assert "libprotobuf32" in owners
+    assert owners - in_every_image - with_libibverbs <= installed
+
+
+def last_command_of_the_image():
+    text, = re.findall(r"^RUN (ldconfig .*?)\nENTRYPOINT", (MANIFESTS.parent / "container/Dockerfile").read_text(),
+                       re.MULTILINE | re.DOTALL)
+    return text
+
+
+@pytest.mark.parametrize("gpu, features, libraries, words", [
+    ("no", "CUDA off, NCCL off", "", None),
+    ("yes", "CUDA on, NCCL on", "libnccl.so.2 (libc6,x86-64) => /usr/local/lib/libnccl.so.2", None),
+    ("yes", "CUDA off, NCCL off", "", "no CUDA or no NCCL"),
+    ("yes", "CUDA on, NCCL off", "", "no CUDA or no NCCL"),
+    ("yes", "CUDA on, NCCL on", "", "no libnccl.so.2"),
+], ids=["plain", "with both", "no toolkit", "no header of NCCL", "no library"])
+def test_an_image_for_gpus_is_not_built_without_their_libraries(gpu, features, libraries, words, tmp_path):
+    assert re.search(r"CUDA o(n|ff), NCCL o(n|ff)", run(BINARY, "version"))
+    for name, line in (("rekindle", f"  g++, Release; verbs on, {features}; digests"), ("ldconfig", libraries)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{line}'\n")
+        (tmp_path / name).chmod(0o755)
+    built = subprocess.run(["sh", "-c", last_command_of_the_image()], capture_output=True, text=True,
+                           env={"PATH": f"{tmp_path}:/usr/bin:/bin", "GPU": gpu})
+    assert (built.returncode == 0) == (words is None)
+    assert (words or "") in built.stderr
