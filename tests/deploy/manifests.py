@@ -1,5 +1,6 @@
 """Renders the manifests, and finds what Kubernetes would accept but what could not work."""
 import functools
+import ipaddress
 import os
 import pathlib
 import re
@@ -107,8 +108,12 @@ def wrong_references(objects):
             if not service or service[0]["spec"].get("clusterIP") != "None" or \
                     not selects(service[0]["spec"]["selector"], o):
                 yield f"{o['metadata']['name']}: {o['spec']['serviceName']} is no headless Service of its Pods"
-        if o["kind"] != "Namespace" and o["metadata"].get("namespace") != "rekindle":
+        # Whoever may use the namespace of the agents can read the secret, so engines have another.
+        namespace = "vllm" if any(w["kind"] == "Deployment" for w in workloads) else "rekindle"
+        if o["metadata"].get("namespace") != namespace:
             yield f"{o['metadata']['name']}: namespace {o['metadata'].get('namespace')}"
+        if o["kind"] == "Namespace":
+            yield f"{o['metadata']['name']}: `kubectl delete -k` would delete all that a user keeps in it"
 
 
 def wrong_hosts(objects):
@@ -224,13 +229,29 @@ def wrong_ports(workload, objects):
             yield "a NetworkPolicy does nothing for a Pod on the network of its node"
     elif admitted != declared:
         yield f"a NetworkPolicy admits {sorted(admitted)}, its ports are {sorted(declared)}"
-    if "rekindle-agent" in on_node and "coordinator" in workload["metadata"]["name"] and \
-            any("from" in rule for policy in policies for rule in policy["ingress"]):
+    rules = [rule for policy in policies for rule in policy["ingress"]]
+    if any("from" not in rule for rule in rules):
+        yield "a NetworkPolicy admits every address"
+    if "rekindle-agent" in on_node and "coordinator" in workload["metadata"]["name"]:
+        yield from wrong_nodes([peer["ipBlock"]["cidr"] for rule in rules for peer in rule.get("from", [])
+                                if "ipBlock" in peer])
+
+
+def wrong_nodes(ranges):
+    if not ranges:
         yield "a NetworkPolicy by labels keeps out agents on the network of their nodes"
+    for range_ in ranges:
+        try:
+            ipaddress.ip_network(range_)
+        except ValueError:
+            yield f"its NetworkPolicy needs the address range of your nodes, not {range_}"
 
 
 def loose_rights(workload, objects):
     pod = pod_of(workload)
+    if workload["kind"] != "Deployment" and pod.get("priorityClassName") not in (
+            "system-node-critical", "system-cluster-critical"):
+        yield "engines may take its place on a node"
     if pod.get("automountServiceAccountToken") is not False or pod.get("enableServiceLinks") is not False:
         yield "it gets a token of the API, or variables of Services"
     if pod.get("securityContext", {}).get("seccompProfile", {}).get("type") != "RuntimeDefault":

@@ -10,6 +10,7 @@ from test_manifests import COMPONENTS, with_components
 
 CHART = MANIFESTS.parent / "helm"
 VALUES = {"huge-pages": "hugePages"}
+NODES = ("--set", "rdma.nodes={10.0.0.0/16}")
 
 
 def chart(*options):
@@ -27,8 +28,6 @@ def comparable(objects):
     objects = json.loads(json.dumps(objects).replace(f'"{config["metadata"]["name"]}"', '"rekindle"'))
     found = {}
     for o in objects:
-        if o["kind"] == "Namespace":
-            continue
         o["metadata"].pop("namespace", None)
         if o["kind"] == "ConfigMap":
             o["data"]["rekindle.toml"] = tomllib.loads(o["data"]["rekindle.toml"])
@@ -43,7 +42,8 @@ def comparable(objects):
                          ids=lambda names: "+".join(names) or "base")
 def test_the_chart_makes_the_objects_of_the_manifests(components, tmp_path):
     enabled = [word for name in components for word in ("--set", f"{VALUES.get(name, name)}.enabled=true")]
-    of_chart, of_manifests = comparable(chart(*enabled)), comparable(render(with_components(tmp_path, *components)))
+    of_chart = comparable(chart(*NODES, *enabled))
+    of_manifests = comparable(render(with_components(tmp_path, *components)))
     assert of_chart.keys() == of_manifests.keys()
     for key, o in of_manifests.items():
         assert of_chart[key] == o, key
@@ -58,9 +58,14 @@ def test_a_changed_configuration_restarts_the_pods_of_the_chart():
     assert not set(before) & set(after)
 
 
+def test_rdma_without_the_addresses_of_the_nodes_does_not_render():
+    with pytest.raises(AssertionError, match=r"rdma.enabled needs rdma.nodes, the address ranges of your nodes"):
+        chart("--set", "rdma.enabled=true")
+
+
 def test_values_reach_the_objects():
     objects = chart("--set", "image.repository=registry.example/rekindle,image.tag=9,secretName=other",
-                    "--set", "agent.resources.requests.memory=910Gi,rdma.enabled=true,rdma.resource=rdma/own")
+                    "--set", "agent.resources.requests.memory=910Gi,rdma.enabled=true,rdma.resource=rdma/own", *NODES)
     agent = pod_of(named(objects, "DaemonSet", "rekindle-agent"))
     assert agent["containers"][0]["image"] == "registry.example/rekindle:9"
     assert agent["containers"][0]["resources"] == {

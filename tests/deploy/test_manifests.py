@@ -8,25 +8,72 @@ import re
 import subprocess
 
 import pytest
-from manifests import (BINARY, MANIFESTS, complaints, containers, named, pod_of, render)
+import yaml
+from manifests import (BINARY, MANIFESTS, ROOT, complaints, containers, help_of, named, pod_of, render, schema_errors)
 from pods import run
 
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
-DIRECTORIES = ["base", "overlays/production", "examples/vllm"]
+EXAMPLE = MANIFESTS / "examples/vllm"
+# What a user must write into a directory that has the component rdma.
+NODES = """patches:
+  - target: {kind: NetworkPolicy, name: rekindle-coordinator}
+    patch: |-
+      - {op: replace, path: /spec/ingress/0/from/0/ipBlock/cidr, value: 10.0.0.0/16}
+"""
 
 
-def with_components(directory, *components):
-    """The base with some components, as a user's own directory has it."""
+def directory_of(directory, base, *components):
+    """A user's own directory: a base with some components."""
     lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", "resources:",
-             f"  - {os.path.relpath(MANIFESTS / 'base', directory)}", "components:"]
-    lines += [f"  - {os.path.relpath(MANIFESTS / 'components' / name, directory)}" for name in components]
+             f"  - {os.path.relpath(base, directory)}", "components:"]
+    lines += [f"  - {os.path.relpath(component, directory)}" for component in components]
     (directory / "kustomization.yaml").write_text("\n".join(lines) + "\n")
     return directory
 
 
-@pytest.mark.parametrize("directory", DIRECTORIES)
+def with_components(directory, *components):
+    directory_of(directory, MANIFESTS / "base", *(MANIFESTS / "components" / name for name in components))
+    if "rdma" in components:
+        with (directory / "kustomization.yaml").open("a") as file:
+            file.write(NODES)
+    return directory
+
+
+@pytest.mark.parametrize("directory", ["base", "examples/vllm"])
 def test_the_manifests_fit_the_schemas_and_each_other(directory):
     assert complaints(render(MANIFESTS / directory)) == []
+
+
+def test_all_components_together_lack_only_the_addresses_of_the_nodes(tmp_path):
+    production = MANIFESTS / "overlays/production"
+    wrong, = complaints(render(production))
+    assert wrong.endswith("its NetworkPolicy needs the address range of your nodes, not ADDRESS-RANGE-OF-YOUR-NODES")
+    assert NODES in (ROOT / "docs/guides/kubernetes.md").read_text()
+    text = directory_of(tmp_path, production) / "kustomization.yaml"
+    text.write_text(text.read_text().replace("components:\n", NODES))
+    assert complaints(render(tmp_path)) == []
+
+
+def test_the_example_shares_namespaces_of_the_node_only_with_its_component(tmp_path):
+    plain = render(EXAMPLE)
+    shared = render(directory_of(tmp_path, EXAMPLE, EXAMPLE / "cuda-ipc"))
+    assert complaints(shared) == []
+    for objects, there in ((plain, False), (shared, True)):
+        pod = pod_of(named(objects, "Deployment", "qwen3"))
+        assert [pod.get(name, False) for name in ("hostIPC", "hostPID", "hostNetwork")] == [there, there, False]
+
+
+@pytest.mark.parametrize("directory", ["base", "examples/vllm"])
+def test_the_namespace_that_a_user_applies_first_is_that_of_the_objects(directory):
+    namespace, = yaml.safe_load_all((MANIFESTS / directory / "namespace.yaml").read_text())
+    assert list(schema_errors([namespace])) == []
+    assert {o["metadata"]["namespace"] for o in render(MANIFESTS / directory)} == {namespace["metadata"]["name"]}
+
+
+def test_an_upgrade_of_several_coordinators_waits_for_each(tmp_path):
+    coordinators = named(render(with_components(tmp_path, "etcd")), "StatefulSet", "rekindle-coordinator")
+    lease_s = int(re.search(r"--etcd-ttl.*?\[(\d+)s\]", help_of("coordinator"), re.DOTALL)[1])
+    assert coordinators["spec"]["minReadySeconds"] > 2 * lease_s
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
@@ -130,6 +177,12 @@ MISTAKES = {
     "rights that are not dropped": (
         lambda o: agent(o)["containers"][0]["securityContext"].pop("capabilities"), "keeps rights"),
     "a token": (lambda o: coordinator(o).pop("automountServiceAccountToken"), "token"),
+    "the namespace among the objects": (
+        lambda o: o.append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "rekindle"}}), "delete -k"),
+    "a policy for every address": (
+        lambda o: named(o, "NetworkPolicy", "rekindle-agent")["spec"]["ingress"][0].pop("from"),
+        "admits every address"),
+    "no priority": (lambda o: agent(o).pop("priorityClassName"), "engines may take its place"),
     "another namespace": (lambda o: named(o, "DaemonSet")[0]["metadata"].update(namespace="default"), "namespace"),
     "agents on other nodes": (lambda o: agent(o).update(nodeSelector={"a": "b"}), "same nodes"),
 }
@@ -172,7 +225,7 @@ def test_a_mistake_in_a_component_is_found(mistake, tmp_path):
 
 
 def test_the_example_asks_for_the_model_and_the_instance_that_its_probe_waits_for():
-    container, = pod_of(named(render(MANIFESTS / "examples/vllm"), "Deployment", "qwen3"))["containers"]
+    container, = pod_of(named(render(EXAMPLE), "Deployment", "qwen3"))["containers"]
     prefix = "--model-loader-extra-config="
     config, = [json.loads(word.removeprefix(prefix)) for word in container["args"] if word.startswith(prefix)]
     assert config == {"model": "qwen3", "instance": "$(POD_NAME)"}
