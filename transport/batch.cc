@@ -133,7 +133,8 @@ void BatchImpl::add_path(SourceIndex source, std::unique_ptr<Path> path, TimePoi
   route.handle = std::make_shared<PathHandle>();
   route.handle->batch = id_;
   const PollerHome* home = path->home();
-  route.handle->id = scheduler_.add_path(source, path->describe(), now, home ? home->name : "");
+  route.handle->id = scheduler_.add_path(source, path->describe(), now, home ? home->name : "",
+                                         std::string(path->transport()));
   route.poller = &host_.poller_for(home, numa_node_);
   route.poller->add_path(route.handle, std::move(path));
   open_.push_back(route.handle->id);

@@ -83,6 +83,7 @@ struct SourceStats {
 
 struct PathStats {
   std::string description;
+  std::string transport;
   std::string home;    // of PollerHome: the NIC, ""
   bool alive = false;  // takes slices
   SourceIndex source = 0;

@@ -133,6 +133,11 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
                }}),
       duties_(executor_, served_, duties_hooks()) {
   for (const auto& stored : store_->versions()) served_.add(stored);
+  if (options.metrics == nullptr) return;
+  publish_metrics_ = std::make_unique<PublishMetrics>(*options.metrics);
+  pull_metrics_ = std::make_unique<pull::PullMetrics>(*options.metrics);
+  publisher_.count_in(publish_metrics_.get());
+  environment_.metrics = pull_metrics_.get();
 }
 
 // The pools' work uses the store, the servers' tables and the verifier, so it ends first. The

@@ -20,7 +20,9 @@
 #include "recovery/agent/room_maker.h"
 #include "recovery/agent/version_retirement.h"
 #include "recovery/joint/joint_publications.h"
+#include "recovery/metrics/metrics.h"
 #include "recovery/pull/pull_environment.h"
+#include "recovery/pull/pull_metrics.h"
 #include "recovery/pull/pull_plans.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
@@ -47,6 +49,8 @@ struct CoreOptions {
   proto::Role role = proto::ROLE_AGENT;
   RdmaOptions rdma;
   std::string tcp_congestion;
+  // Outlives the agent. nullptr: nobody asks for metrics.
+  metrics::Metrics* metrics = nullptr;
 };
 
 // Makes the units of an agent and connects them: the store, the transfer engine and the pools; the
@@ -119,6 +123,9 @@ class AgentCore {
   Publisher publisher_;
   AgentJoint joint_agent_;
   joint::JointPublications joint_;
+  // nullptr: nobody asks for metrics.
+  std::unique_ptr<PublishMetrics> publish_metrics_;
+  std::unique_ptr<pull::PullMetrics> pull_metrics_;
   pull::PullEnvironment environment_;
   AgentPulls pulls_;
   CopyHealth health_;

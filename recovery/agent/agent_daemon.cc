@@ -13,6 +13,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "recovery/agent/agent_core.h"
+#include "recovery/agent/agent_metrics.h"
 #include "recovery/agent/local_agent.h"
 #include "recovery/agent/local_commands.h"
 #include "recovery/agent/peer_service.h"
@@ -20,8 +21,9 @@
 #include "recovery/device/device_link.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/http_server.h"
 #include "recovery/rpc/methods.h"
-#include "recovery/worker/health_server.h"
+#include "recovery/rpc/rpc_metrics.h"
 #include "recovery/worker/worker_service.h"
 #include "src/async/offload.h"
 #include "src/async/task.h"
@@ -114,12 +116,19 @@ class Daemon {
   Result<void> listen_control();
   Result<void> start_workers();
   std::string choose_host(const rpc::HostPort& listen) const;
+  Result<void> listen_http();
   void install_status();
+  proto::AgentStatusResponse status() const;
+  void read_metrics(metrics::Readings& readings) const;
   Task<void> tend_memory();
 
   boost::asio::io_context& context_;
   const AgentOptions& options_;
   boost::asio::signal_set signals_;
+  // nullptr: nobody asks for metrics.
+  std::unique_ptr<metrics::Metrics> metrics_;
+  std::unique_ptr<rpc::RpcMetrics> call_metrics_;
+  std::shared_ptr<const metrics::Metrics::Read> readings_;
   std::unique_ptr<AgentCore> core_;
   std::unique_ptr<transport::tcp::TcpServer> tcp_;
   std::unique_ptr<transport::shm::ShmServer> shm_;
@@ -132,7 +141,8 @@ class Daemon {
   std::unique_ptr<WorkerHost> worker_host_;
   std::unique_ptr<worker::WorkerService> workers_;
   // Null: not configured.
-  std::unique_ptr<worker::HealthServer> health_;
+  std::unique_ptr<rpc::HttpServer> health_;
+  std::unique_ptr<rpc::HttpServer> scraped_;
   std::string host_;
   std::string control_address_;
   async::TaskGroup tasks_{context_.get_executor()};
@@ -169,6 +179,11 @@ Result<void> Daemon::start() {
   core_options.rdma = options_.rdma;
   core_options.tcp_congestion = options_.tcp_congestion;
   core_options.scrub.every = options_.scrub;
+  if (!options_.metrics.empty()) {
+    metrics_ = std::make_unique<metrics::Metrics>();
+    call_metrics_ = std::make_unique<rpc::RpcMetrics>(*metrics_);
+    core_options.metrics = metrics_.get();
+  }
   TRY(core_, AgentCore::create(context_.get_executor(), core_options));
   host_ = choose_host(listen);
   TRY_VOID(start_servers(listen));
@@ -180,13 +195,16 @@ Result<void> Daemon::start() {
   }
   core_->connect_coordinator(options_.failure_domain, control_address_);
   TRY_VOID(start_workers());
+  TRY_VOID(listen_http());
   core_->health().start();
   tasks_.spawn("agent.memory", tend_memory());
   log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
             tcp_->endpoint(host_), "store", options_.store_directory.string());
-  if (options_.on_ready)
-    options_.on_ready(control_address_, tcp_->endpoint(host_),
-                      health_ != nullptr ? health_->address() : "");
+  if (options_.on_ready) {
+    options_.on_ready({control_address_, tcp_->endpoint(host_),
+                       health_ != nullptr ? health_->address() : "",
+                       scraped_ != nullptr ? scraped_->address() : ""});
+  }
   return {};
 }
 
@@ -243,6 +261,13 @@ Result<void> Daemon::listen_control() {
   const auto executor = context_.get_executor();
   server_ = rpc::RpcServer::create(executor, core_->identity());
   local_server_ = rpc::RpcServer::create(executor, core_->identity());
+  if (call_metrics_ != nullptr) {
+    for (rpc::RpcServer* server : {server_.get(), local_server_.get()}) {
+      server->on_call_ended([this](proto::Method method, bool failed, Duration took) {
+        call_metrics_->count(method, failed, took);
+      });
+    }
+  }
   serve_local_commands(*local_server_, *core_);
   peers_->install(*server_);
   core_->joint().install(*server_);
@@ -271,6 +296,7 @@ Result<void> Daemon::start_workers() {
   service.session_times.load = options_.load_timeout;
   service.allowed_uids = options_.allowed_uids;
   service.verify_uploads = options_.gpu.verify_uploads;
+  service.metrics = metrics_.get();
   TRY(workers_,
       worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
   devices_->tell_events(workers_.get());
@@ -284,42 +310,67 @@ Result<void> Daemon::start_workers() {
     event.why = std::move(why);
     workers_->note(std::move(event));
   });
-  if (options_.health.empty()) return {};
-  TRY(health_, worker::HealthServer::listen(
-                   context_.get_executor(), options_.health,
-                   [this](std::string_view target) { return workers_->board().get(target); }));
   return {};
+}
+
+Result<void> Daemon::listen_http() {
+  const auto executor = context_.get_executor();
+  if (!options_.health.empty()) {
+    TRY(health_, rpc::HttpServer::listen(
+                     executor, "--health", options_.health, [this](std::string_view target) {
+                       auto answer = workers_->board().get(target);
+                       return rpc::HttpAnswer{answer.status, std::move(answer.body)};
+                     }));
+  }
+  if (metrics_ == nullptr) return {};
+  readings_ = metrics_->add([this](metrics::Readings& readings) { read_metrics(readings); });
+  TRY(scraped_, rpc::serve_metrics(executor, options_.metrics, *metrics_));
+  return {};
+}
+
+void Daemon::read_metrics(metrics::Readings& readings) const {
+  AgentFigures figures;
+  figures.epoch = core_->link().epoch();
+  figures.pooled_bytes = core_->store().pooled_bytes();
+  figures.tcp_connections = tcp_->stats().connections;
+  figures.scrub = core_->health().scrubbed();
+  read_agent(status(), figures, readings);
 }
 
 void Daemon::install_status() {
   const auto handler = [this](rpc::Peer, proto::AgentStatusRequest request,
                               rpc::Events) -> Task<Result<proto::AgentStatusResponse>> {
-    proto::AgentStatusResponse response;
     if (request.has_events() && workers_ != nullptr) {
+      proto::AgentStatusResponse response;
       *response.mutable_events() = co_await workers_->events_after(request.events());
       co_return response;
     }
-    *response.mutable_node() = core_->address();
-    response.set_software(std::string(software_version()));
-    response.set_uptime_ms(
-        static_cast<std::uint64_t>(milliseconds(std::chrono::steady_clock::now() - started_)));
-    response.set_store(options_.store_directory.string());
-    response.set_store_bytes(core_->store().used_bytes());
-    response.set_store_budget_bytes(core_->store().budget_bytes());
-    for (const auto& [key, served] : core_->served().all()) {
-      *response.add_holdings() = make_holding(served);
-    }
-    for (auto& copy : core_->health().statuses()) *response.add_copies() = std::move(copy);
-    response.set_sessions(static_cast<std::uint32_t>(peers_->sessions().count()));
-    response.set_bytes_served(tcp_->stats().bytes_sent);
-    response.set_coordinator(options_.coordinator);
-    response.set_coordinator_connected(core_->link().client() != nullptr);
-    if (workers_ != nullptr) workers_->add_status(response);
-    if (devices_ != nullptr) *response.mutable_devices() = to_proto(devices_->status());
-    co_return response;
+    co_return status();
   };
   rpc::handle<proto::AGENT_STATUS>(*server_, handler);
   rpc::handle<proto::AGENT_STATUS>(*local_server_, handler);
+}
+
+proto::AgentStatusResponse Daemon::status() const {
+  proto::AgentStatusResponse response;
+  *response.mutable_node() = core_->address();
+  response.set_software(std::string(software_version()));
+  response.set_uptime_ms(
+      static_cast<std::uint64_t>(milliseconds(std::chrono::steady_clock::now() - started_)));
+  response.set_store(options_.store_directory.string());
+  response.set_store_bytes(core_->store().used_bytes());
+  response.set_store_budget_bytes(core_->store().budget_bytes());
+  for (const auto& [key, served] : core_->served().all()) {
+    *response.add_holdings() = make_holding(served);
+  }
+  for (auto& copy : core_->health().statuses()) *response.add_copies() = std::move(copy);
+  response.set_sessions(static_cast<std::uint32_t>(peers_->sessions().count()));
+  response.set_bytes_served(tcp_->stats().bytes_sent);
+  response.set_coordinator(options_.coordinator);
+  response.set_coordinator_connected(core_->link().client() != nullptr);
+  if (workers_ != nullptr) workers_->add_status(response);
+  if (devices_ != nullptr) *response.mutable_devices() = to_proto(devices_->status());
+  return response;
 }
 
 // Gives the memory of retired versions back when no other version has taken it for a while, and
@@ -360,6 +411,7 @@ Task<void> Daemon::wait_and_stop() {
   log::info("agent.stopping", "signal", signal);
   co_await local_server_->close(kLocalCloseDeadline);
   if (health_ != nullptr) co_await health_->close(kCloseDeadline);
+  if (scraped_ != nullptr) co_await scraped_->close(kCloseDeadline);
   co_await workers_->close(kLocalCloseDeadline);
   co_await devices_->close(kCloseDeadline);
   devices_->tell_events(nullptr);

@@ -53,16 +53,23 @@ struct AgentOptions {
   RdmaOptions rdma;
   // "host:port" of the HTTP endpoint. "": none.
   std::string health;
+  // "host:port" where Prometheus scrapes. "": nowhere.
+  std::string metrics;
   // Users whose workers may attach, beside our own.
   std::vector<uid_t> allowed_uids;
   // For a worker to load, from the arrival of its last byte.
   std::chrono::milliseconds load_timeout{600'000};
   // The GPUs on which workers get their weights.
   device::GpuOptions gpu;
-  // Called once when everything listens, with the addresses in use ("10.0.0.3:7400").
-  std::function<void(const std::string& control, const std::string& data,
-                     const std::string& health)>
-      on_ready;
+  // The addresses in use ("10.0.0.3:7400"); "" for an endpoint that there is not.
+  struct Listening {
+    std::string control;
+    std::string data;
+    std::string health;
+    std::string metrics;
+  };
+  // Called once when everything listens.
+  std::function<void(const Listening&)> on_ready;
 };
 
 // The `rekindle agent` daemon. Runs until SIGTERM or SIGINT, or until a fatal error. After a signal

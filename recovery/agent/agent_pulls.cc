@@ -7,6 +7,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/pull/direct_reads.h"
+#include "recovery/pull/pull_metrics.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/clock.h"
@@ -219,6 +220,18 @@ Task<Result<AgentPulls::Outcome>> AgentPulls::pull(PullRequest request, OnProgre
 
 Task<Result<AgentPulls::Outcome>> AgentPulls::pull_alone(PullRequest request, OnProgress progress,
                                                          PullWatch watch) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  pull::PullMetrics* const metrics = environment_.metrics;
+  if (metrics != nullptr) metrics->began();
+  auto running = run_alone(std::move(request), std::move(progress), std::move(watch));
+  auto outcome = co_await std::move(running);
+  if (metrics != nullptr && outcome) metrics->succeeded(outcome->summary);
+  if (metrics != nullptr && !outcome) metrics->failed(outcome.error());
+  co_return outcome;
+}
+
+Task<Result<AgentPulls::Outcome>> AgentPulls::run_alone(PullRequest request, OnProgress progress,
+                                                        PullWatch watch) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   pull::PullTimes times;
   if (parts_.link.configured() && request.from.empty()) {

@@ -74,6 +74,9 @@ class AgentPulls {
   async::Task<Result<pull::PlanSummary>> plan(pull::PullRequest request);
 
  private:
+  async::Task<Result<Outcome>> run_alone(pull::PullRequest request, pull::OnProgress progress,
+                                         pull::PullWatch watch);
+
   const AgentParts parts_;
   const VersionRetirement& retirement_;
   PartialSources& sources_;

@@ -50,6 +50,7 @@ class CopyHealth {
   async::Task<Result<std::vector<proto::CopyStatus>>> verify(ModelVersion id);
   // Whole copies here, and those that are set aside.
   std::vector<proto::CopyStatus> statuses() const;
+  const worker::ScrubTotals& scrubbed() const { return scrubber_.totals(); }
 
  private:
   worker::CopyVerifier::Hooks verifier_hooks();

@@ -23,6 +23,23 @@ constexpr std::chrono::milliseconds kClaimDeadline{3000};
 
 }  // namespace
 
+PublishMetrics::PublishMetrics(metrics::Metrics& metrics)
+    : outcomes_(metrics.counters("rekindle_publishes_total",
+                                 "Publications of whole versions that have ended, by result.")),
+      took_(metrics::add_seconds(metrics.histograms("rekindle_publish_seconds",
+                                                    "How long publications took that succeeded."))),
+      bytes_(metrics
+                 .counters("rekindle_published_bytes_total",
+                           "Payload bytes of publications that succeeded.")
+                 .Add({})) {}
+
+void PublishMetrics::count(const Result<TransferSummary>& published, Duration took) {
+  if (!published) return outcomes_.count(fail(published.error()));
+  outcomes_.count({});
+  metrics::observe(took_, took);
+  bytes_.Increment(static_cast<double>(published->bytes));
+}
+
 Task<Result<TransferSummary>> Publisher::publish(PublishRequest request, OnProgress progress) {
   Order order;
   order.id = request.id;
@@ -49,6 +66,14 @@ Task<Result<TransferSummary>> Publisher::publish_filled(ModelVersion id,
 Task<Result<TransferSummary>> Publisher::run(Order order) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const TimePoint started = steady_now();
+  auto running = run_once(std::move(order), started);
+  auto published = co_await std::move(running);
+  if (metrics_ != nullptr) metrics_->count(published, steady_now() - started);
+  co_return published;
+}
+
+Task<Result<TransferSummary>> Publisher::run_once(Order order, TimePoint started) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
   auto stored = co_await stage_and_commit(order);
   if (!stored) {
     co_return fail(std::move(stored).error().with_context("publish " + order.id.to_string()));

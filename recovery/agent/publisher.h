@@ -11,8 +11,21 @@
 #include "recovery/agent/local_agent.h"
 #include "recovery/agent/partial_sources.h"
 #include "recovery/agent/version_retirement.h"
+#include "recovery/metrics/metrics.h"
 
 namespace rekindle::agent {
+
+// The metrics of publications of this host that hold a whole version. Control thread only.
+class PublishMetrics {
+ public:
+  explicit PublishMetrics(metrics::Metrics& metrics);
+  void count(const Result<TransferSummary>& published, Duration took);
+
+ private:
+  metrics::OutcomeCounters outcomes_;
+  prometheus::Histogram& took_;
+  prometheus::Counter& bytes_;
+};
 
 // Publishes versions from this host: stages a copy in the store, claims the version at the
 // coordinator, commits the copy and serves it. Control thread only.
@@ -22,6 +35,8 @@ class Publisher {
             const VersionRetirement& retirement, PartialSources& sources)
       : executor_(std::move(executor)), parts_(parts), retirement_(retirement), sources_(sources) {}
 
+  // It outlives this.
+  void count_in(PublishMetrics* metrics) { metrics_ = metrics; }
   async::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
   // Publishes segments that a worker has filled.
   async::Task<Result<TransferSummary>> publish_filled(ModelVersion id,
@@ -43,6 +58,7 @@ class Publisher {
     OnProgress progress;
   };
   async::Task<Result<TransferSummary>> run(Order order);
+  async::Task<Result<TransferSummary>> run_once(Order order, TimePoint started);
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> stage_and_commit(Order& order);
   OnBytes report_to(const Order& order) const;
 
@@ -50,6 +66,7 @@ class Publisher {
   const AgentParts parts_;
   const VersionRetirement& retirement_;
   PartialSources& sources_;
+  PublishMetrics* metrics_ = nullptr;
 };
 
 }  // namespace rekindle::agent

@@ -1,6 +1,8 @@
 #include "recovery/coordinator/coordinator.h"
 
 #include <csignal>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include <boost/asio/as_tuple.hpp>
@@ -21,6 +23,8 @@ namespace rekindle::coordinator {
 namespace asio = boost::asio;
 
 namespace {
+
+constexpr std::chrono::milliseconds kCloseDeadline{2000};
 
 Result<Timing> make_timing(const CoordinatorOptions& options) {
   Timing timing;
@@ -50,20 +54,58 @@ async::Task<Result<void>> lead(const TermOptions& options, Stop& told) {
   co_return co_await lead_term(options, directory, told);
 }
 
+// Where Prometheus scrapes this process, whether it leads or stands by.
+class Scraped {
+ public:
+  // "": nowhere.
+  Result<void> listen(const asio::any_io_executor& executor, const std::string& address) {
+    if (address.empty()) return {};
+    counted_.emplace(metrics_);
+    readings_ = metrics_.add([this](metrics::Readings& readings) {
+      readings.gauge("rekindle_coordinator_leading",
+                     "1 while this coordinator leads, 0 while it stands by.",
+                     counted_->leading ? 1 : 0);
+    });
+    TRY(server_, rpc::serve_metrics(executor, address, metrics_));
+    counted_->address = server_->address();
+    return {};
+  }
+  async::Task<void> close() {
+    if (server_ != nullptr) co_await server_->close(kCloseDeadline);
+  }
+  // nullptr: nobody asks for metrics.
+  TermMetrics* counted() { return counted_ ? &*counted_ : nullptr; }
+
+ private:
+  metrics::Metrics metrics_;
+  std::optional<TermMetrics> counted_;
+  std::shared_ptr<const metrics::Metrics::Read> readings_;
+  std::unique_ptr<rpc::HttpServer> server_;
+};
+
+async::Task<Result<void>> lead_scraped(const TermOptions& options, Stop& told, Scraped& scraped) {
+  auto leading = lead(options, told);
+  auto outcome = co_await std::move(leading);
+  co_await scraped.close();
+  co_return outcome;
+}
+
 }  // namespace
 
 Result<void> run_coordinator(const CoordinatorOptions& options) {
   TRY(const Timing timing, make_timing(options));
   TRY(const std::string secret, rpc::read_secret(options.secret_file.string()));
-  const TermOptions term{options, timing, secret};
-
   asio::io_context io(1);
+  Scraped scraped;
+  TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
+  const TermOptions term{options, timing, secret, {}, scraped.counted()};
+
   asio::signal_set signals(io, SIGTERM, SIGINT);
   Stop told(io.get_executor());
   asio::co_spawn(io, stop_at_signal(signals, told), asio::detached);
   Result<void> outcome;
   std::exception_ptr failed;
-  asio::co_spawn(io, lead(term, told),
+  asio::co_spawn(io, lead_scraped(term, told, scraped),
                  [&](const std::exception_ptr& exception, Result<void> result) {
                    failed = exception;
                    outcome = std::move(result);

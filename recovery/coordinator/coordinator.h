@@ -38,7 +38,10 @@ struct CoordinatorOptions {
   std::uint32_t replicas = 0;
   // For each copy that the coordinator orders; 0 is no cap.
   std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;
-  std::function<void(const std::string& address)> on_ready;
+  // "host:port" where Prometheus scrapes. "": nowhere. Coordinators that stand by answer, too.
+  std::string metrics;
+  // Called at the start of a term. `metrics`: the address in use.
+  std::function<void(const std::string& address, const std::string& metrics)> on_ready;
 };
 
 // The `rekindle coordinator` daemon: runs until SIGTERM or SIGINT, or a fatal error.

@@ -76,38 +76,6 @@ Result<SourceReport> from_proto(const proto::SourceReport& message) {
   return report;
 }
 
-std::string_view state_name(const Member& member, TimePoint now) {
-  if (member.is_dead()) return "dead";
-  if (member.standing.quarantined(now)) return "quarantined";
-  if (member.flapping.left_out(now)) return "flapping";
-  if (member.state == NodeState::kSuspect || member.connection.empty()) return "suspect";
-  return "alive";
-}
-
-std::string_view state_name(VersionState state) {
-  switch (state) {
-    case VersionState::kStaging:
-      return "staging";
-    case VersionState::kReady:
-      return "ready";
-    case VersionState::kRetiring:
-      return "retiring";
-  }
-  return "unknown";
-}
-
-std::string_view state_name(InstanceState state) {
-  switch (state) {
-    case InstanceState::kLoading:
-      return "loading";
-    case InstanceState::kCommitted:
-      return "committed";
-    case InstanceState::kUnfit:
-      return "unfit";
-  }
-  return "unknown";
-}
-
 void fill_node(proto::NodeStatus& node, const Core& core, const Member& member, TimePoint now) {
   *node.mutable_node() = to_proto(member.info);
   node.set_state(std::string(state_name(member, now)));
@@ -177,6 +145,38 @@ void fill_instance(proto::InstanceStatus& entry, const std::string& name,
 }
 
 }  // namespace
+
+std::string_view state_name(const Member& member, TimePoint now) {
+  if (member.is_dead()) return "dead";
+  if (member.standing.quarantined(now)) return "quarantined";
+  if (member.flapping.left_out(now)) return "flapping";
+  if (member.state == NodeState::kSuspect || member.connection.empty()) return "suspect";
+  return "alive";
+}
+
+std::string_view state_name(VersionState state) {
+  switch (state) {
+    case VersionState::kStaging:
+      return "staging";
+    case VersionState::kReady:
+      return "ready";
+    case VersionState::kRetiring:
+      return "retiring";
+  }
+  return "unknown";
+}
+
+std::string_view state_name(InstanceState state) {
+  switch (state) {
+    case InstanceState::kLoading:
+      return "loading";
+    case InstanceState::kCommitted:
+      return "committed";
+    case InstanceState::kUnfit:
+      return "unfit";
+  }
+  return "unknown";
+}
 
 Result<void> check_text(std::string_view what, std::string_view text) {
   if (text.size() <= kMaxTextBytes) return {};

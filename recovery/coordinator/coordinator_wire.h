@@ -62,6 +62,11 @@ Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation
 // The host part of "10.0.0.3:51234"; "" when it is malformed.
 std::string host_of(const std::string& address);
 
+// Names as in the answer for `rekindle status`.
+std::string_view state_name(const Member& member, TimePoint now);
+std::string_view state_name(VersionState state);
+std::string_view state_name(InstanceState state);
+
 // The answer for `rekindle status`.
 proto::ClusterStatusResponse make_status(const Core& core, TimePoint now);
 

@@ -6,6 +6,7 @@
 #include <boost/asio/thread_pool.hpp>
 
 #include "recovery/coordinator/committer.h"
+#include "recovery/coordinator/coordinator_metrics.h"
 #include "recovery/coordinator/coordinator_service.h"
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/joint_service.h"
@@ -53,6 +54,30 @@ async::Task<void> tick_forever(Core& core, Committer& committer, Services& servi
   }
 }
 
+// Counts the calls of a term, and lets its fleet be read, until it goes.
+class CountedTerm {
+ public:
+  CountedTerm(TermMetrics* metrics, const Core& core, rpc::RpcServer& server) : metrics_(metrics) {
+    if (metrics_ == nullptr) return;
+    metrics_->terms.Increment();
+    metrics_->leading = true;
+    readings_ = metrics_->metrics.add(
+        [&core](metrics::Readings& readings) { read_fleet(core, steady_now(), readings); });
+    server.on_call_ended([metrics](proto::Method method, bool failed, Duration took) {
+      metrics->calls.count(method, failed, took);
+    });
+  }
+  ~CountedTerm() {
+    if (metrics_ != nullptr) metrics_->leading = false;
+  }
+  CountedTerm(const CountedTerm&) = delete;
+  CountedTerm& operator=(const CountedTerm&) = delete;
+
+ private:
+  TermMetrics* const metrics_;
+  std::shared_ptr<const metrics::Metrics::Read> readings_;
+};
+
 Limits limits_of(const CoordinatorOptions& options) {
   Limits limits;
   limits.max_pullers_per_source = options.max_pullers_per_source;
@@ -69,7 +94,9 @@ async::Task<Result<void>> serve_until(const TermOptions& options, Core& core, Co
   tasks.spawn("coordinator.tick", tick_forever(core, committer, services));
   log::info("coordinator.ready", "address", address, "epoch", core.fleet().epoch(), "versions",
             core.fleet().catalog.all().size());
-  if (options.options.on_ready) options.options.on_ready(address);
+  if (options.options.on_ready) {
+    options.options.on_ready(address, options.metrics != nullptr ? options.metrics->address : "");
+  }
   co_await stop.wait();
   log::info("coordinator.stopping", "why", stop.why());
   co_return Result<void>();
@@ -119,6 +146,7 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
                     {executor, core, options.may_answer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   services.attach(*server);
+  const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);
   if (begun) begun = co_await serve_until(options, core, committer, services, *server, tasks, stop);
   co_await server->close(kCloseDeadline);
   // A batch that is being written uses the objects of this frame, however long the store takes.

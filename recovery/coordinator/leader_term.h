@@ -10,6 +10,7 @@
 #include "recovery/coordinator/core/types.h"
 #include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/rpc.h"
+#include "recovery/rpc/rpc_metrics.h"
 #include "src/async/task.h"
 
 namespace rekindle::coordinator {
@@ -31,12 +32,32 @@ class Stop {
   std::optional<std::string> why_;
 };
 
+// What the terms of one process count.
+struct TermMetrics {
+  explicit TermMetrics(metrics::Metrics& its_metrics)
+      : metrics(its_metrics),
+        calls(metrics),
+        terms(metrics
+                  .counters("rekindle_coordinator_terms_total",
+                            "Terms that this coordinator has begun.")
+                  .Add({})) {}
+
+  metrics::Metrics& metrics;
+  rpc::RpcMetrics calls;
+  prometheus::Counter& terms;
+  // Where Prometheus scrapes.
+  std::string address;
+  bool leading = false;
+};
+
 struct TermOptions {
   const CoordinatorOptions& options;
   Timing timing;
   std::string secret;
   // Called before each answer; an error is the answer instead. Empty: nobody else can lead.
   std::function<Result<void>()> may_answer = {};
+  // nullptr: nobody asks for metrics.
+  TermMetrics* metrics = nullptr;
 };
 
 // Leads one term: from the state in `store`, in its epoch + 1, until `stop` is set. Sets `stop`

@@ -19,6 +19,7 @@
 
 namespace rekindle::pull {
 
+class PullMetrics;
 class PullPlans;
 
 // The parts of the agent that a pull uses. The agent owns them; they outlive every pull.
@@ -31,6 +32,8 @@ struct PullEnvironment {
   WorkerPool* digest_pool = nullptr;
   WorkerPool* blocking_pool = nullptr;
   PullPlans* plans = nullptr;
+  // nullptr: nobody asks for metrics.
+  PullMetrics* metrics = nullptr;
   std::vector<transport::Connector*> connectors;
   std::vector<transport::HandshakeConnector*> handshakes;
   // The live connection to the coordinator, or nullptr while there is none.

@@ -44,6 +44,7 @@ Transfer::Transfer(const PullEnvironment& environment, Silence& silence, Options
               }),
       opener_(environment, silence, options_.paths),
       follower_(environment.executor, sources_, slices_, silence),
+      moved_(environment.metrics),
       changed_(std::make_shared<async::Notifier>(environment.executor)),
       connects_(environment.executor) {}
 
@@ -104,6 +105,7 @@ void Transfer::take_progress() {
   const Duration gap = now - std::exchange(last_look_, now);
   if (gap > kTick + kPause) silence_.forgive(gap);
   silence_.heard(progress.last_byte);
+  moved_.look(progress);
   for (const auto& [source, rail] : rails_.update(progress)) {
     log::info("pull.rail_lost", "source", sources_[source].name, "rail", rail);
   }
@@ -318,6 +320,7 @@ void Transfer::add_paths(SourceIndex index, transport::Paths paths) {
 void Transfer::lose(SourceIndex index, SourceState::Loss loss, const std::string& cause) {
   ActiveSource& source = sources_[index];
   source.state.lose(loss, cause);
+  if (environment_.metrics != nullptr) environment_.metrics->lost_source(loss);
   const bool others =
       std::ranges::any_of(sources_, [](const ActiveSource& other) { return !other.state.lost(); });
   log::warn("pull.source_lost", "source", source.name, "cause", cause);

@@ -13,6 +13,7 @@
 #include "recovery/pull/path_opener.h"
 #include "recovery/pull/proof_calls.h"
 #include "recovery/pull/pull_environment.h"
+#include "recovery/pull/pull_metrics.h"
 #include "recovery/pull/pull_policy.h"
 #include "recovery/pull/slice_source.h"
 #include "recovery/pull/source_table.h"
@@ -105,6 +106,7 @@ class Transfer final : private transport::BatchObserver {
   SwarmFollower follower_;
   RailKeeper rails_;
   TransferPolicy policy_;
+  MovedBytes moved_;
   std::unique_ptr<transport::Batch> batch_;
   const std::shared_ptr<async::Notifier> changed_;
   // Connects and joins. They refer to this object: run() ends after them.

@@ -91,6 +91,10 @@ class RpcServer {
   virtual Result<void> listen_unix(const std::string& path) = 0;
   // Before listen(). Called when a connection whose hello was accepted has ended.
   virtual void on_peer_closed(std::function<void(const Peer& peer)> callback) = 0;
+  // Before listen(). Called when a call was answered. A call that its caller has cancelled counts,
+  // too; calls of unknown methods do not.
+  virtual void on_call_ended(
+      std::function<void(proto::Method method, bool failed, Duration took)> callback) = 0;
   virtual std::size_t connection_count() const = 0;
   // Stops accepting, cancels handlers and waits until all have ended, at most until the deadline.
   virtual async::Task<void> close(std::chrono::milliseconds deadline) = 0;

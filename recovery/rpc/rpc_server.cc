@@ -24,6 +24,7 @@ class Server final : public RpcServer {
     core_->stop();
     // Connections may end after the objects that the callback captured.
     core_->shared->on_peer_closed = {};
+    core_->shared->on_call_ended = {};
   }
 
   void handle(proto::Method method, Handler handler, bool local_only) override {
@@ -35,6 +36,9 @@ class Server final : public RpcServer {
   }
   void on_peer_closed(std::function<void(const Peer&)> callback) override {
     core_->shared->on_peer_closed = std::move(callback);
+  }
+  void on_call_ended(std::function<void(proto::Method, bool, Duration)> callback) override {
+    core_->shared->on_call_ended = std::move(callback);
   }
   Result<std::string> listen(const std::string& address) override {
     std::string bound;

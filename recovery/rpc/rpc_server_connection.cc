@@ -31,6 +31,8 @@ struct ServerConnection::Call {
     signal.emit(asio::cancellation_type::terminal);
   }
   std::uint64_t id;
+  std::uint32_t method = 0;
+  TimePoint began = steady_clock::now();
   std::string what;
   // Of the handler.
   asio::cancellation_signal signal;
@@ -204,12 +206,18 @@ void ServerConnection::on_request(proto::Request request) {
   if (request.deadline_ms() == 0) {
     return respond(id, fail(ErrorCode::kInvalid, "a call needs a deadline"));
   }
-  if (found->second.at_once) return respond(id, answer_at_once(found->second, request));
+  if (found->second.at_once) {
+    const TimePoint began = steady_clock::now();
+    auto answer = answer_at_once(found->second, request);
+    count(request.method(), !answer, began);
+    return respond(id, std::move(answer));
+  }
   if (calls_.size() >= shared_->limits.max_calls_per_connection) {
     return respond(id, fail(ErrorCode::kExhausted, "{} calls are open on this connection; wait",
                             calls_.size()));
   }
   const auto call = std::make_shared<Call>(connection_->executor(), id);
+  call->method = request.method();
   call->what = proto::Method_Name(static_cast<proto::Method>(request.method()));
   calls_.emplace(id, call);
   call->timer.expires_after(std::chrono::milliseconds(request.deadline_ms()));
@@ -267,7 +275,13 @@ async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> s
     }
     result = handler_failed(call->what, why, /*quiet=*/call->cancelled);
   }
+  self->count(call->method, !result, call->began);
   self->respond_once(*call, std::move(result));
+}
+
+void ServerConnection::count(std::uint32_t method, bool failed, TimePoint began) const {
+  if (!shared_->on_call_ended) return;
+  shared_->on_call_ended(static_cast<proto::Method>(method), failed, steady_clock::now() - began);
 }
 
 void ServerConnection::respond_once(Call& call, Result<std::string> result) {

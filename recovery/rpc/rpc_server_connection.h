@@ -30,6 +30,7 @@ struct ServerShared {
   // Fixed once the server listens.
   std::unordered_map<std::uint32_t, Method> methods;
   std::function<void(const Peer&)> on_peer_closed;
+  std::function<void(proto::Method, bool failed, Duration took)> on_call_ended;
   // Strangers must not fill the log.
   TimePoint next_refusal_log{};
   std::uint64_t unlogged_refusals = 0;
@@ -60,6 +61,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void on_request(proto::Request request);
   Result<std::string> answer_at_once(const ServerShared::Method& method,
                                      const proto::Request& request) const;
+  void count(std::uint32_t method, bool failed, TimePoint began) const;
   void on_call_deadline(const std::shared_ptr<Call>& call);
   static async::Task<void> run_call(std::shared_ptr<ServerConnection> self,
                                     std::shared_ptr<Call> call, const ServerShared::Method& method,

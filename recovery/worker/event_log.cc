@@ -11,6 +11,7 @@ void EventLog::add(Event event) {
   event.number = ++last_;
   event.at = std::chrono::system_clock::now();
   if (events_.size() == kMost) events_.pop_front();
+  if (watcher_) watcher_(event);
   events_.push_back(std::move(event));
   changed_.notify();
 }

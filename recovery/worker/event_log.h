@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -44,6 +46,8 @@ class EventLog {
 
   explicit EventLog(boost::asio::any_io_executor executor) : changed_(std::move(executor)) {}
 
+  // Sees each event when it is added.
+  void tell(std::function<void(const Event&)> watcher) { watcher_ = std::move(watcher); }
   // Sets the event's number and time.
   void add(Event event);
   // The events after `number` that are still kept, oldest first, at most `most`.
@@ -59,6 +63,7 @@ class EventLog {
   std::deque<Event> events_;
   std::uint64_t last_ = 0;
   bool closed_ = false;
+  std::function<void(const Event&)> watcher_;
   async::Notifier changed_;
 };
 

@@ -101,7 +101,11 @@ async::Task<std::optional<Duration>> Scrubber::read(std::weak_ptr<const store::S
     return OneTile{std::move(verified), looked + (steady_now() - digesting)};
   };
   const OneTile one = co_await async::offload(pool_, work);
-  if (one.verified) co_return one.busy;
+  if (one.verified) {
+    ++totals_.right;
+    co_return one.busy;
+  }
+  ++totals_.wrong;
   log::error("copy.rotten", "version", stored->manifest.checkpoint->id.to_string(), "directory",
              stored->directory.string(), "error", one.verified.error().message());
   stored->verification->doubt();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -17,6 +18,12 @@ namespace rekindle::worker {
 struct ScrubOptions {
   std::chrono::milliseconds every{std::chrono::hours(24)};  // each copy; 0: never
   double core_share = 0.01;                                 // of one core; above 0, at most 1
+};
+
+// Since the agent started.
+struct ScrubTotals {
+  std::uint64_t right = 0;  // tiles
+  std::uint64_t wrong = 0;
 };
 
 // Computes how long a task that may use a share of one core rests after it was busy. Timers take
@@ -44,6 +51,7 @@ class Scrubber {
 
   void start();
   async::Task<bool> close(std::chrono::milliseconds deadline);
+  const ScrubTotals& totals() const { return totals_; }
 
  private:
   using Copy = std::shared_ptr<const store::StoredVersion>;
@@ -61,6 +69,7 @@ class Scrubber {
   WorkerPool& pool_;
   const ScrubOptions options_;
   CoreShare share_;
+  ScrubTotals totals_;
   async::TaskGroup tasks_;
 };
 

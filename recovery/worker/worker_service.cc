@@ -65,7 +65,11 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
       fleet_(host, instances_, sessions_, tasks_, executor_, options_.hear_ranks),
       watch_(host, rounds_, tasks_),
       publications_(host, executor_, tasks_, options_.directory / "publish"),
-      updates_(host, tasks_) {}
+      updates_(host, tasks_) {
+  if (options_.metrics == nullptr) return;
+  metrics_ = std::make_unique<WorkerMetrics>(*options_.metrics);
+  events_.tell([this](const Event& event) { metrics_->count(event); });
+}
 
 async::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {
   connections_->close();
@@ -97,7 +101,9 @@ Result<void> WorkerService::route(const ClientPtr& client, const proto::WorkerFr
     case proto::WorkerFrame::kBeginSwitch:
       return sessions_.begin_switch(client, frame);
     case proto::WorkerFrame::kPhases:
-      return sessions_.report_phases(client, frame);
+      TRY_VOID(sessions_.report_phases(client, frame));
+      if (metrics_ != nullptr) metrics_->count(frame.phases().phases());
+      return {};
     case proto::WorkerFrame::kDetach:
       return sessions_.detach(client, frame);
     case proto::WorkerFrame::kWatch:

@@ -23,6 +23,7 @@
 #include "recovery/worker/version_feed.h"
 #include "recovery/worker/version_watch.h"
 #include "recovery/worker/worker_connections.h"
+#include "recovery/worker/worker_metrics.h"
 #include "recovery/worker/worker_sessions.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/async/task_group.h"
@@ -60,6 +61,8 @@ struct ServiceOptions {
   std::chrono::milliseconds hear_ranks{5000};         // a new coordinator, of all ranks
   std::chrono::milliseconds forget_after{3'600'000};  // unfit instances without a rank
   bool verify_uploads = false;                        // on the device, by the device process
+  // Outlives the service. nullptr: nobody asks for metrics.
+  metrics::Metrics* metrics = nullptr;
 };
 
 // The agent's side of the workers' channel. It owns the parts, and routes calls of workers, events
@@ -115,6 +118,8 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   const boost::asio::any_io_executor executor_;
   const ServiceOptions options_;
   async::TaskGroup tasks_;
+  // nullptr: nobody asks for metrics.
+  std::unique_ptr<WorkerMetrics> metrics_;
   EventLog events_;
   LocalInstances instances_;
   VersionFeeds feeds_;

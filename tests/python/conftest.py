@@ -72,6 +72,8 @@ class Rekindle:
         self.directory = directory
         self.gpu = gpu
         self.processes = []
+        # The line that each of them printed when it was ready.
+        self.ready = []
         self.agents = {}
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")}
         self.coordinator, _ = self._daemon(
@@ -107,7 +109,8 @@ class Rekindle:
             assert time.monotonic() < deadline, f"{role} did not come up: {log.name}"
             line += process.stdout.read() or b""
             time.sleep(0.005)
-        return json.loads(line)["listen"], process
+        self.ready.append(json.loads(line))
+        return self.ready[-1]["listen"], process
 
     def run(self, *arguments, code=0):
         done = subprocess.run([BINARY, *map(str, arguments), "--json", "--quiet"],

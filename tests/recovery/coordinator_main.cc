@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
       if (!rekindle::arm_failpoints(argv[i + 1])) return 2;
     }
   }
-  options.on_ready = [](const std::string& address) {
+  options.on_ready = [](const std::string& address, const std::string&) {
     fmt::print("ready {}\n", address);
     std::fflush(stdout);
   };

@@ -32,18 +32,27 @@ namespace rekindle::cli {
 namespace {
 
 // The first lines that a daemon prints, for people and for scripts that wait for them.
-void announce(const Settings& settings, const char* what, const std::string& control,
-              const std::string& data, const std::string& health = "") {
-  if (settings.json) {
-    Json line = {{"event", "ready"}, {"role", what}, {"listen", control}};
-    if (!data.empty()) line["data"] = data;
-    if (!health.empty()) line["health"] = health;
-    print_line(line.dump());
-  } else {
-    print_line(fmt::format("{} listening on {}", what, control));
-    if (!data.empty()) print_line(fmt::format("{} serving data on {}", what, data));
-    if (!health.empty()) print_line(fmt::format("{} answering health on {}", what, health));
+void announce(const Settings& settings, const char* what,
+              const agent::AgentOptions::Listening& at) {
+  struct Line {
+    const char* key;
+    const char* does;
+    const std::string& address;
+  };
+  const Line lines[] = {{"listen", "listening", at.control},
+                        {"data", "serving data", at.data},
+                        {"health", "answering health", at.health},
+                        {"metrics", "answering metrics", at.metrics}};
+  Json json = {{"event", "ready"}, {"role", what}};
+  for (const Line& line : lines) {
+    if (line.address.empty()) continue;
+    if (settings.json) {
+      json[line.key] = line.address;
+    } else {
+      print_line(fmt::format("{} {} on {}", what, line.does, line.address));
+    }
   }
+  if (settings.json) print_line(json.dump());
   (void)flush_output();
 }
 
@@ -58,6 +67,7 @@ struct CoordinatorArgs {
   std::size_t max_pullers = 8;
   std::uint32_t replicas = 0;
   std::string recopy_rate = "256MiB";
+  std::string metrics;
 };
 
 constexpr std::size_t kMostPullers = 65536;
@@ -83,6 +93,7 @@ Result<coordinator::etcd::EtcdOptions> etcd_options(const CoordinatorArgs& args)
 Result<int> run_coordinator_command(const Settings& settings, const CoordinatorArgs& args) {
   coordinator::CoordinatorOptions options;
   TRY_VOID(check_address("--listen", args.listen));
+  if (!args.metrics.empty()) TRY_VOID(check_address("--metrics", args.metrics));
   TRY_VOID(check_max_pullers(args.max_pullers));
   options.listen = args.listen;
   options.state_directory =
@@ -100,8 +111,9 @@ Result<int> run_coordinator_command(const Settings& settings, const CoordinatorA
   options.max_pullers_per_source = args.max_pullers;
   options.replicas = args.replicas;
   TRY(options.recopy_bytes_per_second, parse_size("--recopy-rate", args.recopy_rate));
-  options.on_ready = [settings](const std::string& address) {
-    announce(settings, "coordinator", address, "");
+  options.metrics = args.metrics;
+  options.on_ready = [settings](const std::string& address, const std::string& metrics) {
+    announce(settings, "coordinator", {address, "", "", metrics});
   };
   TRY_VOID(coordinator::run_coordinator(options));
   return kExitOk;
@@ -173,6 +185,7 @@ Result<void> check_agent_options(const agent::AgentOptions& options) {
     TRY_VOID(check_address("--data-advertise", options.data_advertise));
   }
   if (!options.health.empty()) TRY_VOID(check_address("--health", options.health));
+  if (!options.metrics.empty()) TRY_VOID(check_address("--metrics", options.metrics));
   if (auto usable = transport::tcp::check_congestion_control(options.tcp_congestion); !usable) {
     return fail(std::move(usable).error().with_context("--tcp-congestion"));
   }
@@ -232,9 +245,8 @@ Result<int> run_agent_command(const Settings& settings, AgentArgs args) {
     TRY(const uid_t uid, parse_user("--allow-uid", user));
     options.allowed_uids.push_back(uid);
   }
-  options.on_ready = [settings](const std::string& control, const std::string& data,
-                                const std::string& health) {
-    announce(settings, "agent", control, data, health);
+  options.on_ready = [settings](const agent::AgentOptions::Listening& at) {
+    announce(settings, "agent", at);
   };
   TRY_VOID(agent::run_agent(options));
   return kExitOk;
@@ -281,6 +293,10 @@ void add_coordinator(Command& app, Session& session) {
   sub.option("--recopy-rate", args->recopy_rate,
              "Bytes per second that a copy made for --replicas may take; 0 = no cap [256MiB]")
       .type_name("SIZE");
+  sub.option("--metrics", args->metrics,
+             "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
+             "by; anyone who reaches it may read [none]")
+      .type_name("HOST:PORT");
   sub.runs_daemon(session, "coordinator",
                   [&session, args] { return run_coordinator_command(session.settings, *args); });
 }
@@ -331,6 +347,10 @@ void add_agent(Command& app, Session& session) {
   sub.option("--max-pullers", options.max_pullers, "Pullers at the same time [64]").type_name("N");
   sub.option("--health", options.health,
              "Address of an HTTP endpoint for routers: GET /health, /ready, /ready/INSTANCE\n"
+             "[none]")
+      .type_name("HOST:PORT");
+  sub.option("--metrics", options.metrics,
+             "Address at which Prometheus scrapes GET /metrics; anyone who reaches it may read\n"
              "[none]")
       .type_name("HOST:PORT");
   sub.option("--load-timeout", args->load_timeout,

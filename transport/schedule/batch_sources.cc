@@ -38,11 +38,13 @@ SourceMask BatchSources::draining() const {
   return mask;
 }
 
-PathId BatchSources::add_path(SourceIndex index, std::string description, std::string home) {
+PathId BatchSources::add_path(SourceIndex index, std::string description, std::string home,
+                              std::string transport) {
   const auto id = static_cast<PathId>(paths_.size());
   Path& path = paths_.emplace_back();
   path.stats.description = std::move(description);
   path.stats.home = std::move(home);
+  path.stats.transport = std::move(transport);
   path.stats.source = index;
   Source& source = sources_[index];
   source.presence = Presence::kPresent;

@@ -106,7 +106,8 @@ class BatchSources {
   // Sources with a path that was aborted and is not closed yet.
   SourceMask draining() const;
 
-  PathId add_path(SourceIndex source, std::string description, std::string home);
+  PathId add_path(SourceIndex source, std::string description, std::string home,
+                  std::string transport);
   // The path takes no slices any more. take_aborts() names it, and path_closed() follows.
   void abort_path(PathId path, ErrorCode code, const std::string& why);
   // The same for a path that was too slow for its slices.

@@ -30,8 +30,9 @@ Scheduler::Scheduler(SliceIndex slice_count, SliceTable::InfoOf info_of,
 // --- sources and paths
 
 PathId Scheduler::add_path(SourceIndex source, std::string description, TimePoint now,
-                           std::string home) {
-  const PathId id = sources_.add_path(source, std::move(description), std::move(home));
+                           std::string home, std::string transport) {
+  const PathId id =
+      sources_.add_path(source, std::move(description), std::move(home), std::move(transport));
   watch_.path_added(source, now);
   picker_.look_again(source);
   starvation_.path_added(now);

@@ -42,8 +42,8 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   // --- events
-  PathId add_path(SourceIndex source, std::string description, TimePoint now,
-                  std::string home = {});
+  PathId add_path(SourceIndex source, std::string description, TimePoint now, std::string home = {},
+                  std::string transport = {});
   void remove_source(SourceIndex source, const Error& cause);
   // All ops of a slice on this path have been reported: kOk, or the worst status. A local fault,
   // here or as a verdict, comes after fail_batch(). `why`: the cause that a broken path gave.

@@ -25,7 +25,7 @@ class ScheduleFixture : public ::testing::Test {
     for (auto& info : infos) info.candidates = SourceMask((std::uint64_t{1} << source_count) - 1);
   }
   PathId connect(SourceIndex source, std::string home = {}) {
-    return sources.add_path(source, "path", std::move(home));
+    return sources.add_path(source, "path", std::move(home), "fake");
   }
   void post(PathId path, SliceIndex slice) {
     sources.post(path, slice, kSliceBytes);

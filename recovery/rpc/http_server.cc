@@ -1,4 +1,4 @@
-#include "recovery/worker/health_server.h"
+#include "recovery/rpc/http_server.h"
 
 #include <utility>
 
@@ -11,7 +11,7 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 
-namespace rekindle::worker {
+namespace rekindle::rpc {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
@@ -26,9 +26,9 @@ constexpr int kRequestsPerConnection = 10'000;
 using Request = http::request<http::empty_body>;
 using Response = http::response<http::string_body>;
 
-Response make_response(const Request& request, HealthAnswer answer) {
+Response make_response(const Request& request, HttpAnswer answer) {
   Response response{static_cast<http::status>(answer.status), request.version()};
-  response.set(http::field::content_type, "application/json");
+  response.set(http::field::content_type, answer.content_type);
   response.set(http::field::cache_control, "no-store");
   response.keep_alive(request.keep_alive());
   if (request.method() == http::verb::head) {
@@ -42,39 +42,38 @@ Response make_response(const Request& request, HealthAnswer answer) {
 
 }  // namespace
 
-Result<std::unique_ptr<HealthServer>> HealthServer::listen(asio::any_io_executor executor,
-                                                           const std::string& address,
-                                                           Answer answer, HealthOptions options) {
-  std::unique_ptr<HealthServer> server(
-      new HealthServer(std::move(executor), std::move(answer), options));
-  auto fd = rpc::listen_tcp(address, server->address_);
-  if (!fd) return fail(std::move(fd).error().with_context("--health"));
-  server->listener_ = std::make_shared<rpc::Listener>(
+Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::any_io_executor executor,
+                                                       std::string_view option,
+                                                       const std::string& address, Answer answer,
+                                                       HttpOptions options) {
+  std::unique_ptr<HttpServer> server(
+      new HttpServer(std::move(executor), std::move(answer), options));
+  auto fd = listen_tcp(address, server->address_);
+  if (!fd) return fail(std::move(fd).error().with_context(option));
+  server->listener_ = std::make_shared<Listener>(
       server->executor_, std::move(*fd), "",
-      [raw = server.get()](rpc::Socket socket, const std::string&) {
-        raw->accept(std::move(socket));
-      },
+      [raw = server.get()](Socket socket, const std::string&) { raw->accept(std::move(socket)); },
       [] {});
   server->listener_->start();
   return server;
 }
 
-HealthServer::HealthServer(asio::any_io_executor executor, Answer answer, HealthOptions options)
+HttpServer::HttpServer(asio::any_io_executor executor, Answer answer, HttpOptions options)
     : executor_(std::move(executor)),
       answer_(std::move(answer)),
       options_(options),
       tasks_(executor_) {}
 
-HealthServer::~HealthServer() {
+HttpServer::~HttpServer() {
   if (listener_ != nullptr) listener_->close();
 }
 
-async::Task<void> HealthServer::close(std::chrono::milliseconds deadline) {
+async::Task<void> HttpServer::close(std::chrono::milliseconds deadline) {
   listener_->close();
   (void)co_await tasks_.close(deadline);
 }
 
-void HealthServer::accept(rpc::Socket socket) {
+void HttpServer::accept(Socket socket) {
   if (tasks_.size() >= options_.max_connections) return;  // the connection closes at once
   boost::system::error_code error;
   const auto family = socket.local_endpoint(error).protocol().family();
@@ -88,10 +87,10 @@ void HealthServer::accept(rpc::Socket socket) {
     ::close(fd);
     return;
   }
-  tasks_.spawn("health", serve(std::move(tcp)));
+  tasks_.spawn("http", serve(std::move(tcp)));
 }
 
-async::Task<void> HealthServer::serve(asio::ip::tcp::socket socket) {
+async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket) {
   beast::tcp_stream stream(std::move(socket));
   beast::flat_buffer buffer(kMaxRequestBytes);
   boost::system::error_code error;
@@ -107,7 +106,7 @@ async::Task<void> HealthServer::serve(asio::ip::tcp::socket socket) {
     const auto target = request.target();
     Response response =
         make_response(request, known ? answer_({target.data(), target.size()})
-                                     : HealthAnswer{405, "{\"error\":\"GET or HEAD\"}\n"});
+                                     : HttpAnswer{405, "{\"error\":\"GET or HEAD\"}\n"});
     http::response_serializer<http::string_body> serializer(response);
     serializer.split(request.method() == http::verb::head);
     stream.expires_after(options_.request_deadline);
@@ -123,4 +122,4 @@ async::Task<void> HealthServer::serve(asio::ip::tcp::socket socket) {
   stream.socket().shutdown(asio::ip::tcp::socket::shutdown_both, error);
 }
 
-}  // namespace rekindle::worker
+}  // namespace rekindle::rpc

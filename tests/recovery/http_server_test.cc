@@ -1,4 +1,4 @@
-#include "recovery/worker/health_server.h"
+#include "recovery/rpc/http_server.h"
 
 #include <atomic>
 #include <thread>
@@ -11,21 +11,21 @@
 #include <boost/asio/write.hpp>
 #include <gtest/gtest.h>
 
-namespace rekindle::worker {
+namespace rekindle::rpc {
 namespace {
 
 using namespace std::chrono_literals;
 using boost::asio::ip::tcp;
 
-class HealthServerTest : public ::testing::Test {
+class HttpServerTest : public ::testing::Test {
  protected:
   void SetUp() override { start({.max_connections = 4, .request_deadline = 300ms}); }
-  void start(HealthOptions options) {
-    auto server = HealthServer::listen(
-        context_.get_executor(), "127.0.0.1:0",
+  void start(HttpOptions options) {
+    auto server = HttpServer::listen(
+        context_.get_executor(), "--health", "127.0.0.1:0",
         [](std::string_view target) {
-          return target == "/ready/i" ? HealthAnswer{200, "{\"ready\":true}\n"}
-                                      : HealthAnswer{503, "{\"ready\":false}\n"};
+          return target == "/ready/i" ? HttpAnswer{200, "{\"ready\":true}\n"}
+                                      : HttpAnswer{503, "{\"ready\":false}\n"};
         },
         options);
     ASSERT_TRUE(server) << server.error().message();
@@ -62,29 +62,29 @@ class HealthServerTest : public ::testing::Test {
 
   boost::asio::io_context context_{1};
   boost::asio::io_context own_;
-  std::unique_ptr<HealthServer> server_;
+  std::unique_ptr<HttpServer> server_;
   std::thread thread_;
 };
 
-TEST_F(HealthServerTest, AnswersWithTheStatusAndOneLine) {
+TEST_F(HttpServerTest, AnswersWithTheStatusAndOneLine) {
   const std::string ready = ask(get("/ready/i"));
   EXPECT_TRUE(ready.starts_with("HTTP/1.1 200 ")) << ready;
   EXPECT_TRUE(ready.ends_with("\r\n\r\n{\"ready\":true}\n")) << ready;
   EXPECT_TRUE(ask(get("/ready/j")).starts_with("HTTP/1.1 503 "));
 }
 
-TEST_F(HealthServerTest, HeadHasTheHeaderOnly) {
+TEST_F(HttpServerTest, HeadHasTheHeaderOnly) {
   const std::string head = ask(get("/ready/i", "HEAD"));
   EXPECT_TRUE(head.starts_with("HTTP/1.1 200 ")) << head;
   EXPECT_TRUE(head.ends_with("\r\n\r\n")) << head;
   EXPECT_NE(head.find("Content-Length: 15"), std::string::npos) << head;
 }
 
-TEST_F(HealthServerTest, OtherMethodsAreRefused) {
+TEST_F(HttpServerTest, OtherMethodsAreRefused) {
   EXPECT_TRUE(ask(get("/ready/i", "DELETE")).starts_with("HTTP/1.1 405 "));
 }
 
-TEST_F(HealthServerTest, AConnectionMayAskAgain) {
+TEST_F(HttpServerTest, AConnectionMayAskAgain) {
   auto socket = connect();
   const std::string first = "GET /ready/i HTTP/1.1\r\nHost: x\r\n\r\n";
   boost::asio::write(socket, boost::asio::buffer(first + first + get("/ready/i")));
@@ -97,12 +97,12 @@ TEST_F(HealthServerTest, AConnectionMayAskAgain) {
   EXPECT_EQ(count, 3u);
 }
 
-TEST_F(HealthServerTest, NonsenseAndEndlessHeadersEndTheConnection) {
+TEST_F(HttpServerTest, NonsenseAndEndlessHeadersEndTheConnection) {
   EXPECT_EQ(ask("nonsense\r\n\r\n"), "");
   EXPECT_EQ(ask("GET / HTTP/1.1\r\nX: " + std::string(20'000, 'x') + "\r\n\r\n"), "");
 }
 
-TEST_F(HealthServerTest, WhoSaysNothingIsClosedAndKeepsNobodyOut) {
+TEST_F(HttpServerTest, WhoSaysNothingIsClosedAndKeepsNobodyOut) {
   std::vector<tcp::socket> idle;
   for (int i = 0; i < 4; ++i) idle.push_back(connect());
   for (auto& socket : idle) EXPECT_EQ(read_all(socket), "");  // ends at the deadline
@@ -112,4 +112,4 @@ TEST_F(HealthServerTest, WhoSaysNothingIsClosedAndKeepsNobodyOut) {
 }
 
 }  // namespace
-}  // namespace rekindle::worker
+}  // namespace rekindle::rpc

@@ -1,0 +1,79 @@
+#include "recovery/pull/pull_metrics.h"
+
+#include <algorithm>
+
+namespace rekindle::pull {
+
+namespace {
+
+prometheus::Counter& only(metrics::Metrics& metrics, const std::string& name,
+                          const std::string& help) {
+  return metrics.counters(name, help).Add({});
+}
+
+}  // namespace
+
+PullMetrics::PullMetrics(metrics::Metrics& metrics)
+    : started_(only(metrics, "rekindle_pulls_started_total", "Pulls that have begun.")),
+      outcomes_(metrics.counters("rekindle_pulls_total", "Pulls that have ended, by result.")),
+      took_(metrics::add_seconds(metrics.histograms(
+          "rekindle_pull_seconds", "How long pulls took that brought their copy."))),
+      moved_(metrics.counters("rekindle_pull_moved_bytes_total",
+                              "Payload bytes that pulls have received, right or wrong.")),
+      resumed_bytes_(only(metrics, "rekindle_pull_resumed_bytes_total",
+                          "Bytes that pulls did not fetch, because they were here already.")),
+      refetched_bytes_(only(metrics, "rekindle_pull_refetched_bytes_total",
+                            "Bytes that were fetched again, because they were wrong.")),
+      retried_(only(metrics, "rekindle_pull_retried_slices_total",
+                    "Slices that were asked for again after a failure.")),
+      stolen_(only(metrics, "rekindle_pull_stolen_slices_total",
+                   "Slices that were taken from a slow source.")),
+      lost_(only(metrics, "rekindle_pull_lost_sources_total",
+                 "Sources that a pull has lost, also those with wrong bytes.")),
+      quarantined_(only(metrics, "rekindle_pull_quarantined_sources_total",
+                        "Sources that a pull has quarantined because they sent wrong bytes.")) {
+  auto& phases = metrics.histograms("rekindle_pull_phase_seconds",
+                                    "How long the phases of pulls took that brought their copy.");
+  for (const std::string_view phase : kPullPhases) {
+    phases_[phase] = &metrics::add_seconds(phases, {{"phase", std::string(phase)}});
+  }
+  for (const char* transport : {"tcp", "shm", "verbs"}) moved(transport, "");
+}
+
+prometheus::Counter& PullMetrics::moved(const std::string& transport, const std::string& rail) {
+  return moved_.Add({{"transport", transport}, {"rail", rail}});
+}
+
+void PullMetrics::succeeded(const TransferSummary& summary) {
+  outcomes_.count({});
+  metrics::observe(took_, summary.elapsed);
+  for (const Phase& phase : summary.phases) {
+    const auto found = phases_.find(phase.name);
+    if (found != phases_.end()) metrics::observe(*found->second, phase.elapsed);
+  }
+  resumed_bytes_.Increment(static_cast<double>(summary.resumed_bytes));
+  refetched_bytes_.Increment(static_cast<double>(summary.refetched_bytes));
+}
+
+void PullMetrics::lost_source(SourceState::Loss loss) {
+  lost_.Increment();
+  if (loss == SourceState::Loss::kWrongBytes) quarantined_.Increment();
+}
+
+void MovedBytes::look(const transport::BatchProgress& progress) {
+  if (metrics_ == nullptr) return;
+  paths_.resize(std::max(paths_.size(), progress.paths.size()));
+  for (std::size_t i = 0; i < progress.paths.size(); ++i) {
+    const transport::PathStats& stats = progress.paths[i];
+    Path& path = paths_[i];
+    if (path.counter == nullptr) path.counter = &metrics_->moved(stats.transport, stats.home);
+    path.counter->Increment(static_cast<double>(stats.bytes - path.bytes));
+    path.bytes = stats.bytes;
+  }
+  metrics_->retried_.Increment(static_cast<double>(progress.retried_slices - retried_));
+  metrics_->stolen_.Increment(static_cast<double>(progress.stolen_slices - stolen_));
+  retried_ = progress.retried_slices;
+  stolen_ = progress.stolen_slices;
+}
+
+}  // namespace rekindle::pull

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#include "recovery/rpc/rpc_listener.h"
+#include "src/async/task_group.h"
+
+namespace rekindle::rpc {
+
+struct HttpAnswer {
+  int status = 200;
+  std::string body;
+  std::string content_type = "application/json";
+};
+
+struct HttpOptions {
+  std::size_t max_connections = 64;
+  // To receive a request, and to send an answer.
+  std::chrono::milliseconds request_deadline{5000};
+};
+
+// An HTTP server for routers, probes and scrapers: GET and HEAD of what `answer` knows. A
+// connection may send many requests. An idle or slow one is closed. Control thread only.
+class HttpServer {
+ public:
+  using Answer = std::function<HttpAnswer(std::string_view target)>;
+
+  // `option`: gave the address, and is named in errors.
+  static Result<std::unique_ptr<HttpServer>> listen(boost::asio::any_io_executor executor,
+                                                    std::string_view option,
+                                                    const std::string& address, Answer answer,
+                                                    HttpOptions options = {});
+  ~HttpServer();
+  const std::string& address() const { return address_; }  // with the port in use
+  async::Task<void> close(std::chrono::milliseconds deadline);
+
+ private:
+  HttpServer(boost::asio::any_io_executor executor, Answer answer, HttpOptions options);
+  void accept(Socket socket);
+  async::Task<void> serve(boost::asio::ip::tcp::socket socket);
+
+  const boost::asio::any_io_executor executor_;
+  const Answer answer_;
+  const HttpOptions options_;
+  std::string address_;
+  std::shared_ptr<Listener> listener_;
+  async::TaskGroup tasks_;
+};
+
+}  // namespace rekindle::rpc
