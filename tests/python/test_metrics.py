@@ -1,4 +1,5 @@
 """What Prometheus scrapes from real daemons, against the page that lists it and bytes that are known."""
+import json
 import os
 import re
 import shutil
@@ -175,3 +176,34 @@ def test_promtool_finds_nothing_wrong(scraped):
     _, _, after, *_ = scraped
     for scrape in after.values():
         promtool("check", "metrics", input=scrape.text)
+
+
+def expressions():
+    """(where, expression) of each panel and each alert."""
+    board = json.loads((ROOT / "tools/deploy/grafana/rekindle.json").read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+    rules = (ROOT / "tools/deploy/prometheus/alerts.yml").read_text()
+    for block in rules.split("- alert: ")[1:]:
+        yield block.splitlines()[0], block[block.index("expr:"):block.index("labels:")]
+
+
+def test_dashboard_and_alerts_name_metrics_and_labels_that_are_exported(scraped):
+    known = page()
+    seen = list(expressions())
+    assert len(seen) > 30
+    for where, expression in seen:
+        names = re.findall(r"rekindle_\w+", expression)
+        assert names, where
+        for name in names:
+            base = name if name in known else re.sub(r"_(bucket|count|sum)$", "", name)
+            assert base in known, f"{where}: {name}"
+        labels = set(re.findall(r'(\w+)(?:=~|!=|=)"', expression))
+        labels |= {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
+        allowed = {"instance", "le"}.union(*(known[n][1] for n in known if n in expression))
+        assert labels <= allowed, f"{where}: {labels - allowed}"
+
+
+def test_alert_rules_are_valid():
+    promtool("check", "rules", ROOT / "tools/deploy/prometheus/alerts.yml")
