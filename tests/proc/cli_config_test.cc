@@ -56,6 +56,14 @@ TEST_F(CliConfig, TheEnvironmentNamesAFile) {
   EXPECT_THAT(coordinator.value_after("coordinator listening on "), HasSubstr("127.0.0.1:"));
 }
 
+TEST_F(CliConfig, AUnitsStateDirectoryIsTheDefaultOfACoordinator) {
+  Spawn spawn = rekindle_spawn({"coordinator", "--listen", "127.0.0.1:0"});
+  spawn.env = {{"STATE_DIRECTORY", dir_ / "unit"}};
+  Process coordinator(std::move(spawn));
+  EXPECT_FALSE(coordinator.value_after("coordinator listening on ").empty());
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "unit"));
+}
+
 TEST_F(CliConfig, WhatIsUnknownOrWrongIsRefused) {
   struct Case {
     const char* text;

@@ -35,15 +35,25 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-const std::vector<std::vector<std::string>> kCommands = {{"coordinator"}, {"agent"},
-                                                         {"publish"},     {"pull"},
-                                                         {"status"},      {"inspect"},
-                                                         {"verify"},      {"retire"},
-                                                         {"bench"},       {"bench", "transfer"},
-                                                         {"topo"},        {"doctor"},
-                                                         {"drain"},       {"run"},
-                                                         {"wait-ready"},  {"events"},
-                                                         {"version"},     {"completion", "bash"},
+const std::vector<std::vector<std::string>> kCommands = {{"coordinator"},
+                                                         {"agent"},
+                                                         {"publish"},
+                                                         {"pull"},
+                                                         {"status"},
+                                                         {"inspect"},
+                                                         {"verify"},
+                                                         {"retire"},
+                                                         {"bench"},
+                                                         {"bench", "transfer"},
+                                                         {"topo"},
+                                                         {"doctor"},
+                                                         {"drain"},
+                                                         {"run"},
+                                                         {"wait-ready"},
+                                                         {"events"},
+                                                         {"version"},
+                                                         {"completion", "bash"},
+                                                         {"config", "example"},
                                                          {"update"}};
 
 std::string help_of(std::vector<std::string> command) {
@@ -61,6 +71,28 @@ std::set<std::string> options_in(const std::string& help) {
     names.insert(line.substr(at, line.find_first_of(" :[", at) - at));
   }
   return names;
+}
+
+TEST(CliOptions, TheExampleOfAConfigurationFileExplainsEveryKeyAndSetsNone) {
+  const std::string example = rekindle({"config", "example"}).out;
+  const auto agent = example.find("\n[agent]\n");
+  const auto coordinator = example.find("\n[coordinator]\n");
+  ASSERT_LT(coordinator, agent);
+  EXPECT_THAT(example.substr(0, coordinator), HasSubstr("\n#coordinator = \"HOST:PORT\"\n"));
+  EXPECT_THAT(example.substr(coordinator, agent - coordinator), HasSubstr("\n#recopy-rate = "));
+  for (const char* daemon : {"agent", "coordinator"}) {
+    for (const std::string& option : options_in(help_of({daemon}))) {
+      if (option == "--config" || option == "--help" || option == "--version") continue;
+      EXPECT_THAT(example, HasSubstr("\n#" + option.substr(2) + " = ")) << daemon;
+    }
+  }
+  for (const std::string& line : lines_of(example)) {
+    EXPECT_TRUE(line.empty() || line.front() == '#' || line.front() == '[') << line;
+  }
+  const TempDir dir;
+  write_file(dir / "rekindle.toml", example);
+  const Daemon started("coordinator", {"--config", dir / "rekindle.toml", "--listen", "127.0.0.1:0",
+                                       "--state", dir / "state"});
 }
 
 TEST(CliOptions, TheHelpOfEachCommandIsComplete) {

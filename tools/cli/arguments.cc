@@ -91,13 +91,17 @@ Result<ModelVersion> parse_model_version(std::string_view text) {
 }
 
 std::filesystem::path default_state_directory() {
+  const auto given = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr ? std::string_view(value) : std::string_view();
+  };
+  if (const auto unit = given("STATE_DIRECTORY"); !unit.empty()) return unit;
   if (::geteuid() == 0) return "/var/lib/rekindle/coordinator";
-  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0') {
+  if (const auto state = given("XDG_STATE_HOME"); !state.empty()) {
     return std::filesystem::path(state) / "rekindle/coordinator";
   }
-  const char* home = std::getenv("HOME");
-  return std::filesystem::path(home != nullptr ? home : "/tmp") /
-         ".local/state/rekindle/coordinator";
+  const auto home = given("HOME");
+  return std::filesystem::path(home.empty() ? "/tmp" : home) / ".local/state/rekindle/coordinator";
 }
 
 agent::LocalAgentOptions local_agent_options(const Settings& settings) {

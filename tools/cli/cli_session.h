@@ -77,6 +77,7 @@ void add_update(Command& app, Session& session);
 void add_bench(Command& app, Session& session);
 void add_topo(Command& app, Session& session);
 void add_doctor(Command& app, Session& session);
+void add_config(Command& app, Session& session);
 void add_completion(Command& app, Session& session);
 void add_man(Command& app, Session& session);
 void add_version(Command& app, Session& session);

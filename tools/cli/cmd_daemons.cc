@@ -264,7 +264,8 @@ void add_coordinator(Command& app, Session& session) {
       .type_name("HOST:PORT");
   sub.option("--state", args->state,
              "Directory of the durable state (epoch, version table)\n"
-             "[/var/lib/rekindle/coordinator, or below ~/.local/state when not root]")
+             "[StateDirectory= of its systemd unit, else /var/lib/rekindle/coordinator,\n"
+             "or below ~/.local/state when not root]")
       .type_name("DIR");
   sub.option("--etcd", args->etcd.urls,
              "Keep the state in this etcd instead, so that several coordinators can stand by for\n"

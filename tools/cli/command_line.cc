@@ -32,7 +32,7 @@ Result<void> apply_item(CLI::App& app, CLI::App& chosen, const CLI::ConfigItem& 
   }
   const std::string section = item.parents.empty() ? "" : item.parents.front();
   bool ours = section.empty() || section == chosen.get_name();
-  if (!ours && std::ranges::find(kDaemons, section) == kDaemons.end()) {
+  if (!ours && !is_daemon(section)) {
     return fail(ErrorCode::kInvalid, "unknown section [{}]; use [agent] and [coordinator]",
                 printable(section));
   }
@@ -41,7 +41,7 @@ Result<void> apply_item(CLI::App& app, CLI::App& chosen, const CLI::ConfigItem& 
   CLI::Option* option = owner.get_option_no_throw(flag);
   if (option == nullptr) option = app.get_option_no_throw(flag);
   if (option == nullptr && section.empty() && known_to_a_daemon(app, flag)) return {};
-  if (option == nullptr || item.name == "config" || item.name == "help") {
+  if (option == nullptr || !is_setting(item.name)) {
     return fail(ErrorCode::kInvalid, "unknown setting '{}'; `rekindle {} --help` lists them",
                 printable(item.fullname()), chosen.get_name());
   }
@@ -182,6 +182,14 @@ void add_fabric_options(Command& command, transport::verbs::FabricOptions& optio
               "JSON file that overrides NUMA nodes and preferred ports (docs/reference/config.md)")
       .type_name("FILE")
       .group(kGroup);
+}
+
+bool is_daemon(std::string_view command) {
+  return std::ranges::find(kDaemons, command) != kDaemons.end();
+}
+
+bool is_setting(std::string_view option) {
+  return option != "config" && option != "help" && option != "version";
 }
 
 Result<void> apply_config_file(CLI::App& app, CLI::App& chosen, const std::string& path) {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/result.h"
@@ -75,6 +76,11 @@ class Command {
 // parse with a line that says why. Builds without libibverbs have them too, so that one
 // configuration file fits all.
 void add_fabric_options(Command& command, transport::verbs::FabricOptions& options);
+
+bool is_daemon(std::string_view command);
+
+// Whether the configuration file may set the option of this long name, without dashes.
+bool is_setting(std::string_view option);
 
 // Fills options of `app` and its chosen subcommand that neither the command line nor the
 // environment has set, from a TOML file: top-level keys are for every daemon, [agent] and
