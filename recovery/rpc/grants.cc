@@ -72,7 +72,10 @@ Result<std::string> read_secret(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     return fail(ErrorCode::kInvalid, "the secret file {} is not a regular file", path);
   }
-  if ((info.st_mode & 077) != 0) {
+  // Only root can give a file of root to a group. systemd and Kubernetes hand secrets over like
+  // that.
+  const mode_t forbidden = info.st_uid == 0 ? 037 : 077;
+  if ((info.st_mode & forbidden) != 0) {
     return fail(ErrorCode::kDenied,
                 "the secret file {} is open to other users (mode {:o}); run: chmod 600 {}", path,
                 info.st_mode & 07777, path);

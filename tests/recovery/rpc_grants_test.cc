@@ -99,12 +99,26 @@ TEST_F(SecretFile, WhiteSpaceAroundItIsCut) {
 
 TEST_F(SecretFile, OneThatOthersCanReadIsRefused) {
   write("0123456789abcdef");
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chown(path_.c_str(), 65534, 65534), 0);
+  }
   ::chmod(path_.c_str(), 0640);
   const auto secret = read_secret(path_);
   ASSERT_FALSE(secret);
   EXPECT_EQ(secret.error().code(), ErrorCode::kDenied);
   EXPECT_NE(secret.error().message().find("chmod 600"), std::string::npos);
   EXPECT_EQ(secret.error().message().find("0123456789abcdef"), std::string::npos);
+}
+
+TEST_F(SecretFile, OneOfRootMayBeReadableByAGroup) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root makes files of root";
+  write("0123456789abcdef");
+  ::chmod(path_.c_str(), 0440);
+  EXPECT_TRUE(read_secret(path_));
+  for (const mode_t mode : {0444u, 0460u, 0441u}) {
+    ::chmod(path_.c_str(), mode);
+    EXPECT_FALSE(read_secret(path_)) << std::oct << mode;
+  }
 }
 
 TEST_F(SecretFile, TooShortTooLongAndMissingAreRefused) {
