@@ -1,4 +1,4 @@
-"""The units and the script of docs/guides/slurm-and-systemd.md, with the real daemons."""
+"""The script of docs/guides/slurm-and-systemd.md, with the real daemons."""
 import json
 import os
 import pathlib
@@ -13,60 +13,7 @@ from manifests import BINARY, ROOT
 from pods import PATIENCE_S, ROOT_FILES, can_run_pods, eventually, run
 
 PAGE = (ROOT / "docs/guides/slurm-and-systemd.md").read_text()
-USER = 65532
 needs_pods = pytest.mark.skipif(not can_run_pods(), reason="no root, no namespaces or no bubblewrap here")
-
-
-def unit(name):
-    """The settings of a unit, each with its values."""
-    text, = re.findall(rf"```ini\n# /etc/systemd/system/{name}\n(.*?)```", PAGE, re.DOTALL)
-    settings = {}
-    for key, value in re.findall(r"^(\w+)=(.*)$", text.replace("\\\n", ""), re.MULTILINE):
-        settings.setdefault(key, []).append(value)
-    return text, settings
-
-
-@needs_pods
-@pytest.mark.parametrize("owner, mode", [(USER, 0o400), (0, 0o440)], ids=["systemd 252", "systemd 254"])
-def test_the_coordinator_reads_the_credential_that_systemd_makes(owner, mode, tmp_path):
-    _, settings = unit("rekindle-coordinator.service")
-    for name, mode_of_directory in [(f"run/{settings['RuntimeDirectory'][0]}", settings["RuntimeDirectoryMode"][0]),
-                                    (f"var/lib/{settings['StateDirectory'][0]}", "0755"), ("run/credentials", "0755")]:
-        path = tmp_path / name
-        path.mkdir(parents=True)
-        path.chmod(int(mode_of_directory, 8))
-        os.chown(path, USER, USER)
-    secret = tmp_path / "run/credentials/secret"
-    secret.write_text("a secret of more than 16 bytes")
-    os.chown(secret, owner, USER)
-    secret.chmod(mode)
-    commands = [command.replace("%d", "/run/credentials").replace("%t", "/run")
-                for key in ("ExecStartPre", "ExecStart") for command in settings[key]]
-    process = subprocess.Popen(
-        ["bwrap", "--die-with-parent", "--unshare-net", "--unshare-pid", *ROOT_FILES, "--ro-bind", BINARY,
-         "/usr/local/bin/rekindle", "--bind", tmp_path / "run", "/run", "--perms", "0755", "--dir", "/var", "--bind",
-         tmp_path / "var/lib", "/var/lib", "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups",
-         "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "sh", "-euc", "\n".join(commands)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if "coordinator listening on" in line:
-                break
-        assert "coordinator listening on 0.0.0.0:7300" in "".join(lines)
-    finally:
-        process.kill()
-        process.wait(PATIENCE_S)
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
-@pytest.mark.parametrize("name", ["rekindle-coordinator.service", "rekindle-agent.service"])
-def test_systemd_accepts_each_unit(name, tmp_path):
-    (tmp_path / name).write_text(unit(name)[0].replace("/usr/local/bin/rekindle", "/bin/true"))
-    verified = subprocess.run(["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True,
-                              timeout=PATIENCE_S)
-    assert [line for line in verified.stderr.splitlines() if name in line] == []
 
 
 class SlurmJob:
