@@ -85,8 +85,9 @@ def installed(layout):
         run("tar", "-C", root, "--numeric-owner", "-xzpf", blob(layout, descriptor), timeout=BUILD_S)
         for gone in root.rglob(".wh.*"):
             run("rm", "-rf", gone, gone.with_name(gone.name[4:]))
+    # The store is in /dev/shm, and the agent mounts huge pages there.
     run("mount", "-t", "proc", "proc", root / "proc")
-    run("mount", "-t", "tmpfs", "tmpfs", root / "dev/shm")  # the store, where the agent mounts huge pages
+    run("mount", "-t", "tmpfs", "tmpfs", root / "dev/shm")
     yield root
     run("umount", "--recursive", root / "dev/shm", root / "proc")
     shutil.rmtree(root)
