@@ -1,5 +1,6 @@
 """The packages of tools/package, made from the installation in $REKINDLE_PREFIX: read, installed in a clean root, used
 there by the command lines of the units, removed."""
+import contextlib
 import gzip
 import hashlib
 import json
@@ -9,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -39,7 +41,7 @@ def run(*command, **more):
 
 def package(which, out):
     printed = run(ROOT / "tools/package", "--only", which, "--prefix", os.environ["REKINDLE_PREFIX"], "--out", out,
-                  timeout=BUILD_S)
+                  timeout=BUILD_S, env={**os.environ, "PYTHON": sys.executable})
     return [pathlib.Path(line) for line in printed.split("\n")[:-1]]
 
 
@@ -76,12 +78,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0 or subprocess.run(["unshare", 
                                 reason="no root or no mounts here")
 
 
-@pytest.fixture(scope="module")
-def installed(layout):
-    """A root directory with the Debian packages, as a runtime unpacks the image: later layers win."""
+@contextlib.contextmanager
+def unpacked(layout, layers):
+    """A root directory, as a runtime unpacks layers of the image: later layers win."""
     root = pathlib.Path(tempfile.mkdtemp(prefix="rekindle-root."))
     root.chmod(0o755)
-    for descriptor in parts_of(layout)[1]["layers"]:
+    for descriptor in layers:
         run("tar", "-C", root, "--numeric-owner", "-xzpf", blob(layout, descriptor), timeout=BUILD_S)
         for gone in root.rglob(".wh.*"):
             run("rm", "-rf", gone, gone.with_name(gone.name[4:]))
@@ -91,6 +93,12 @@ def installed(layout):
     yield root
     run("umount", "--recursive", root / "dev/shm", root / "proc")
     shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def installed(layout):
+    with unpacked(layout, parts_of(layout)[1]["layers"]) as root:
+        yield root
 
 
 def lines_of_unit(name, key):
@@ -164,6 +172,14 @@ def test_the_second_layer_has_the_packages_and_not_the_base(layout):
     assert not [name for name in own if re.match("root/|var/lib/apt/lists/.*_", name)]
 
 
+@needs_root
+def test_the_tarball_needs_nothing_but_the_base(layout, tmp_path):
+    (tarball,) = package("tarball", tmp_path)
+    with unpacked(layout, parts_of(layout)[1]["layers"][:1]) as root:
+        run("tar", "-C", root / "opt", "--strip-components=1", "-xzf", tarball)
+        assert "All of it worked" in run("chroot", root, "/opt/bin/rekindle", "demo", "--gib", "0.02")
+
+
 class Service:
     """A daemon of a unit in `root`: its ExecStart, its user, its capabilities and what systemd tells it."""
 
@@ -180,7 +196,8 @@ class Service:
         command += [word.replace("${CREDENTIALS_DIRECTORY}", "/run/credentials") for word in shlex.split(line)]
         self.log = root / f"{name}.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(["chroot", root, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(["chroot", root, *command], stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=log)
 
     def address(self):
         deadline = time.monotonic() + PATIENCE_S
