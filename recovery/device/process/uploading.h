@@ -51,8 +51,8 @@ struct SessionTimes {
   // Rate at which a device keeps passing buckets, if it is ordered to; 0: it keeps nothing.
   std::uint64_t keep_bytes_per_second = 8'000'000'000;
   // It keeps nothing while kept and passing bytes together take more of its link to the host than
-  // this. A link of PCIe 5 has about 50 GB/s each way. Close to that, a round would wait for what is
-  // kept.
+  // this. A link of PCIe 5 has about 50 GB/s each way. Close to that, a round would wait for what
+  // is kept.
   std::uint64_t link_bytes_per_second = 32'000'000'000;
 };
 
