@@ -270,7 +270,7 @@ def loose_rights(workload, objects):
 
 
 def wrong_secrets(workload, objects):
-    """--secret-file is a file that only its user may read, and the user is that of the container."""
+    """--secret-file is a file of root that at most one group may read, and the container's user may read it."""
     pod = pod_of(workload)
     container = pod["containers"][0]
     rights = pod.get("securityContext", {})
@@ -280,15 +280,10 @@ def wrong_secrets(workload, objects):
     mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
     directory = os.path.dirname(path or "")
     volume = next((v for v in pod["volumes"] if v["name"] == mounts.get(directory)), {})
-    if "emptyDir" in volume:
-        copies = [c["command"] for c in pod.get("initContainers", []) if c["command"][0] == "install"]
-        if not any(copy[1:3] in (["-m", "0400"], ["-m", "0600"]) and copy[4] == path for copy in copies):
-            yield f"nothing makes {path} with mode 0400"
-        source = {m["mountPath"]: m["name"] for c in pod["initContainers"] for m in c["volumeMounts"]}.get(
-            os.path.dirname(copies[0][3]) if copies else "")
-        volume = next((v for v in pod["volumes"] if v["name"] == source), {})
-    elif volume.get("secret", {}).get("defaultMode", 0o644) & 0o077 or "fsGroup" in rights or \
-            rights.get("runAsUser") != 0:
+    mode = volume.get("secret", {}).get("defaultMode", 0o644)
+    # The kubelet lets the group of fsGroup read what root may.
+    group = "fsGroup" in rights and rights["fsGroup"] != 0
+    if mode & 0o037 or not (rights.get("runAsUser") == 0 or (group and mode & 0o040)):
         yield f"rekindle refuses {path}, or its user cannot read it"
     secret = volume.get("secret", {})
     if secret.get("secretName") != "rekindle" or secret.get("optional"):

@@ -148,16 +148,17 @@ MISTAKES = {
     "another address of the coordinator": (
         lambda o: named(o, "ConfigMap")[0]["data"].update(coordinator="rekindle-coordinater:7300"),
         "no Service has this name"),
-    "a secret that the group may read": (
-        lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "secret")["secret"].update(defaultMode=0o440),
+    "a secret that everybody may read": (
+        lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "secret")["secret"].update(defaultMode=0o444),
         "rekindle refuses"),
-    "a secret whose group fsGroup changes": (
-        lambda o: agent(o)["securityContext"].update(fsGroup=1), "rekindle refuses"),
+    "a secret that a group may write": (
+        lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "secret")["secret"].update(defaultMode=0o460),
+        "rekindle refuses"),
+    "a secret of root for another user": (
+        lambda o: coordinator(o)["securityContext"].pop("fsGroup"), "its user cannot read it"),
     "a secret that may be missing": (
         lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "secret")["secret"].update(optional=True),
         "does not require the Secret"),
-    "no copy of the secret": (lambda o: coordinator(o).update(initContainers=[
-        {**coordinator(o)["initContainers"][0], "command": ["cp", "a", "b"]}]), "nothing makes /run/rekindle/secret"),
     "a volume that is not there": (
         lambda o: agent(o)["containers"][0]["volumeMounts"][0].update(name="conf"), "no volume conf"),
     "less memory than the budget": (
