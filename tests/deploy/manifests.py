@@ -214,7 +214,7 @@ def wrong_ports(workload, objects):
     container, = pod["containers"]
     declared = {port["containerPort"] for port in container.get("ports", [])}
     listening = {int(port) for word in container["args"]
-                 for port in re.findall(r"^--(?:[a-z]+-)*listen\S*?[=:]\S*?:(\d+)$|^--port=(\d+)$", word)
+                 for port in re.findall(r"^--(?:(?:[a-z]+-)*listen|metrics)\S*?[=:]\S*?:(\d+)$|^--port=(\d+)$", word)
                  for port in port if port}
     if listening != declared:
         yield f"it listens on {sorted(listening)}, its ports are {sorted(declared)}"

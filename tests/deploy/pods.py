@@ -299,6 +299,11 @@ class Pod:
         addresses = [line.split()[3].rsplit(":", 1) for line in lines]
         return {int(port) for host, port in addresses if not host.startswith("127.")}
 
+    def fetch(self, url):
+        """What a process on the network of this Pod gets."""
+        program = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
+        return run("ip", "netns", "exec", self.namespace, sys.executable, "-c", program, url)
+
     def tail(self):
         return "\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-15:]) if self.log.exists() else ""
 

@@ -91,6 +91,20 @@ def test_a_version_goes_from_a_volume_to_the_memory_of_every_node(cluster):
     assert coordinator.terminate() == 0
 
 
+@components("metrics")
+def test_every_daemon_is_scraped_at_the_port_of_its_annotation(cluster):
+    coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
+    coordinator.wait_until("readinessProbe")
+    agent, = start_agents(cluster, "node-a")
+    for pod, other, metric in ((coordinator, agent, "rekindle_coordinator_leading 1"),
+                               (agent, coordinator, "rekindle_coordinator_connected 1")):
+        assert pod.listening() == ports_of(pod)
+        annotations = pod.template["metadata"]["annotations"]
+        assert annotations["prometheus.io/scrape"] == "true"
+        url = f"http://{pod.ip}:{annotations['prometheus.io/port']}/metrics"
+        eventually(lambda: metric in other.fetch(url), f"{metric} is not in {url}")
+
+
 @components()
 def test_the_coordinator_keeps_its_state_on_its_volume(cluster):
     first = cluster.start("StatefulSet", "rekindle-coordinator")

@@ -50,3 +50,20 @@ seccompProfile:
     matchLabels:
       app.kubernetes.io/name: {{ . }}
 {{- end }}
+
+{{- /* A dict with `root` and `port`. */}}
+{{- define "rekindle.scraped" -}}
+{{- if .root.Values.metrics.enabled }}
+prometheus.io/scrape: "true"
+prometheus.io/port: {{ .port | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "rekindle.scraper" -}}
+- from:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ .root.Values.metrics.namespace }}
+  ports:
+    - {protocol: TCP, port: {{ .port }}}
+{{- end }}
