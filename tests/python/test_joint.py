@@ -223,7 +223,7 @@ def test_a_rank_twice_is_refused(fleet):
 def test_without_a_coordinator_one_agent_has_all_ranks(tmp_path, memory_directory):
     from conftest import Rekindle
     alone = Rekindle.__new__(Rekindle)
-    alone.directory, alone.gpu, alone.processes, alone.agents = tmp_path, "off", [], {}
+    alone.directory, alone.gpu, alone.processes, alone.ready, alone.agents = tmp_path, "off", [], [], {}
     alone.environment = {k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")}
     alone.store = lambda name: memory_directory / "joint-alone"
     try:
